@@ -1,0 +1,34 @@
+// What a compiled GEMM kernel is, as data: selection ranks these, instances/*.cu compiles them,
+// registry.h joins the two.
+#pragma once
+
+#include "cutlass/gemm.h"
+
+namespace fusedops {
+
+enum class Family : int8_t { kSm80, kSm90 };  // mma.sync + cp.async; TMA + WGMMA
+inline constexpr int kNumFamilies = 2;
+enum class Schedule : int8_t { kMultistage, kPingpong, kCooperative };
+
+struct GemmConfig {
+  int tile_m, tile_n, tile_k;
+  int cluster_m, cluster_n;
+  Schedule schedule;
+  unsigned variants;  // bit set of variant_bit() for which kernels are compiled
+};
+
+// One bit per (epilogue, a major, b major): which forms of a config exist. Forward TN is (kK, kK).
+constexpr unsigned variant_bit(Epilogue epilogue, Major a, Major b) {
+  return 1u << (static_cast<int>(epilogue) * 4 + static_cast<int>(a) * 2 + static_cast<int>(b));
+}
+
+struct KernelKey {
+  Family family;
+  int config;  // index into the family's config table
+  DType dtype;
+  MathMode math;
+  Major a, b;
+  Epilogue epilogue;
+};
+
+}  // namespace fusedops
