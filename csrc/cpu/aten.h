@@ -1,0 +1,53 @@
+// The few ATen ops the CPU side stands on, called through the stable dispatcher.
+#pragma once
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <array>
+#include <optional>
+
+namespace fusedops::cpu {
+
+using torch::stable::Tensor;
+
+// Grad mode off for the scope: our ops are silent about autograd, so the ATen ops inside them must
+// not record either.
+class NoGradGuard {
+ public:
+  NoGradGuard() : previous_(aoti_torch_grad_mode_is_enabled()) {
+    aoti_torch_grad_mode_set_enabled(false);
+  }
+  ~NoGradGuard() { aoti_torch_grad_mode_set_enabled(previous_); }
+  NoGradGuard(const NoGradGuard&) = delete;
+  NoGradGuard& operator=(const NoGradGuard&) = delete;
+
+ private:
+  bool previous_;
+};
+
+template <typename... Args>
+Tensor call(const char* op, const char* overload, const Args&... args) {
+  std::array<StableIValue, sizeof...(Args)> stack{torch::stable::detail::from(args)...};
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(op, overload, stack.data(), TORCH_ABI_VERSION));
+  return torch::stable::detail::to<Tensor>(stack[0]);
+}
+
+// x @ weight.T + bias
+inline Tensor aten_linear(const Tensor& x, const Tensor& weight,
+                          const std::optional<Tensor>& bias) {
+  return call("aten::linear", "", x, weight, bias);
+}
+
+inline Tensor aten_mm(const Tensor& a, const Tensor& b) { return call("aten::mm", "", a, b); }
+
+inline Tensor transposed(const Tensor& matrix) { return torch::stable::transpose(matrix, 0, 1); }
+
+// (..., C) -> (rows, C); a view where possible.
+inline Tensor as_matrix(const Tensor& tensor, int64_t rows) {
+  const int64_t columns = tensor.size(tensor.dim() - 1);
+  return torch::stable::reshape(tensor, {rows, columns});
+}
+
+}  // namespace fusedops::cpu

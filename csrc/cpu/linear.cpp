@@ -1,0 +1,95 @@
+// linear and matmul on the CPU: ATen's GEMM, then one pass for the activation.
+#include <tuple>
+
+#include "common/dispatch.h"
+#include "common/linear_check.h"
+#include "cpu/activation.h"
+#include "cpu/aten.h"
+#include "cpu/host_types.h"
+#include "cpu/pointwise.h"
+
+namespace fusedops::cpu {
+namespace {
+
+// out = act(z); both contiguous, may be the same tensor.
+void apply_activation(const Tensor& z, const Tensor& out, const LinearShape& shape) {
+  if (shape.activation == Activation::kNone) return;
+  dispatch_dtype(shape.dtype, [&]<DType D>(Tag<D>) {
+    dispatch_activation(shape.activation, [&]<Activation A>(Tag<A>) {
+      map<Compute<D>>(static_cast<const Storage<D>*>(z.const_data_ptr()),
+                      static_cast<Storage<D>*>(out.mutable_data_ptr()), z.numel(),
+                      activate<A, Compute<D>>);
+    });
+  });
+}
+
+Tensor preact(const Tensor& x,                     // (M, K)
+              const Tensor& weight,                // (N, K)
+              const std::optional<Tensor>& bias) {  // (N,)
+  return torch::stable::contiguous(aten_linear(x, weight, bias));
+}
+
+// The shape of x with its last dimension replaced.
+Tensor with_leading_dims(const Tensor& y, const Tensor& x, int64_t n) {
+  const auto sizes = x.sizes();
+  std::vector<int64_t> shape(sizes.begin(), sizes.end());
+  shape.back() = n;
+  return torch::stable::view(y, shape);
+}
+
+Tensor linear(const Tensor& x,                    // (..., K)
+              const Tensor& weight,               // (N, K)
+              const std::optional<Tensor>& bias,  // (N,)
+              int64_t activation, bool /*allow_tf32*/) {
+  const LinearShape shape = check_linear("linear", x, weight, bias, activation);
+  const NoGradGuard no_grad;
+  const Tensor y = preact(as_matrix(x, shape.m), weight, bias);
+  apply_activation(y, y, shape);
+  return with_leading_dims(y, x, shape.n);
+}
+
+std::tuple<Tensor, Tensor> linear_preact(const Tensor& x,                    // (..., K)
+                                         const Tensor& weight,               // (N, K)
+                                         const std::optional<Tensor>& bias,  // (N,)
+                                         int64_t activation, bool /*allow_tf32*/) {
+  const LinearShape shape = check_linear("linear", x, weight, bias, activation);
+  const NoGradGuard no_grad;
+  const Tensor z = preact(as_matrix(x, shape.m), weight, bias);
+  const Tensor y = torch::stable::clone(z);
+  apply_activation(z, y, shape);
+  return {with_leading_dims(y, x, shape.n), with_leading_dims(z, x, shape.n)};
+}
+
+Tensor matmul(const Tensor& a,                    // (M, K)
+              const Tensor& b,                    // (K, N)
+              const std::optional<Tensor>& bias,  // (N,)
+              int64_t activation, bool /*allow_tf32*/) {
+  const LinearShape shape = check_matmul("matmul", a, b, bias, activation);
+  const NoGradGuard no_grad;
+  const Tensor y = preact(a, transposed(b), bias);
+  apply_activation(y, y, shape);
+  return y;
+}
+
+std::tuple<Tensor, Tensor> matmul_preact(const Tensor& a,                    // (M, K)
+                                         const Tensor& b,                    // (K, N)
+                                         const std::optional<Tensor>& bias,  // (N,)
+                                         int64_t activation, bool /*allow_tf32*/) {
+  const LinearShape shape = check_matmul("matmul", a, b, bias, activation);
+  const NoGradGuard no_grad;
+  const Tensor z = preact(a, transposed(b), bias);
+  const Tensor y = torch::stable::clone(z);
+  apply_activation(z, y, shape);
+  return {y, z};
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(fusedops, CPU, m) {
+  m.impl("linear", TORCH_BOX(&linear));
+  m.impl("linear_preact", TORCH_BOX(&linear_preact));
+  m.impl("matmul", TORCH_BOX(&matmul));
+  m.impl("matmul_preact", TORCH_BOX(&matmul_preact));
+}
+
+}  // namespace fusedops::cpu

@@ -1,0 +1,58 @@
+// Gradients of linear on the CPU: one pass for dz and dbias, ATen's GEMM for dx and dweight.
+#include <tuple>
+
+#include "cpu/act_backward.h"
+#include "cpu/aten.h"
+
+namespace fusedops::cpu {
+namespace {
+
+std::tuple<Tensor, Tensor, Tensor> linear_backward(const Tensor& dy,      // (..., N)
+                                                   const Tensor& x,       // (..., K)
+                                                   const Tensor& weight,  // (N, K)
+                                                   const std::optional<Tensor>& saved,  // (..., N)
+                                                   int64_t activation, bool need_dx,
+                                                   bool need_dweight, bool need_dbias,
+                                                   bool dweight_fp32, bool /*allow_tf32*/) {
+  const LinearShape shape =
+      check_linear_backward("linear_backward", dy, x, weight, saved, activation);
+  const NoGradGuard no_grad;
+  const ScalarType dtype = x.scalar_type();
+  const ScalarType weight_dtype = dweight_fp32 ? ScalarType::Float : dtype;
+  Tensor dx = torch::stable::empty({0}, dtype);
+  Tensor dweight = torch::stable::empty({0}, weight_dtype);
+  Tensor dbias = torch::stable::empty({need_dbias ? shape.n : 0}, weight_dtype);
+
+  // dz and dbias
+  const bool linear_only = shape.activation == Activation::kNone;
+  const bool need_dz = (need_dx || need_dweight) && !linear_only;
+  Tensor dz = need_dz ? torch::stable::empty(dy.sizes(), dtype) : dy;
+  if (need_dz || need_dbias) {
+    act_backward(dy, saved, shape, need_dz ? &dz : nullptr, need_dbias ? &dbias : nullptr);
+  }
+  dz = as_matrix(dz, shape.m);
+
+  // dx = dz @ weight
+  if (need_dx) {
+    dx = torch::stable::view(torch::stable::contiguous(aten_mm(dz, weight)), x.sizes());
+  }
+
+  // dweight = dz.T @ x
+  if (need_dweight) {
+    Tensor x_matrix = as_matrix(x, shape.m);
+    if (dweight_fp32) {
+      dz = torch::stable::to(dz, weight_dtype);
+      x_matrix = torch::stable::to(x_matrix, weight_dtype);
+    }
+    dweight = torch::stable::contiguous(aten_mm(transposed(dz), x_matrix));
+  }
+  return {dx, dweight, dbias};
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(fusedops, CPU, m) {
+  m.impl("linear_backward", TORCH_BOX(&linear_backward));
+}
+
+}  // namespace fusedops::cpu

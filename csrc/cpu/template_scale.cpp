@@ -1,0 +1,37 @@
+// The template op on the CPU: what csrc/cuda/template_scale.cu does, without a device.
+#include "common/dispatch.h"
+#include "common/tensor_check.h"
+#include "cpu/aten.h"
+#include "cpu/host_types.h"
+#include "cpu/pointwise.h"
+
+namespace fusedops::cpu {
+namespace {
+
+Tensor template_scale(const Tensor& x,  // any shape
+                      double scale) {
+  // Checks
+  const DType dtype = check_floating("template_scale", "x", x);
+
+  // Allocate
+  const NoGradGuard no_grad;
+  const Tensor input = torch::stable::contiguous(x);
+  Tensor out = torch::stable::empty(x.sizes(), x.scalar_type());
+
+  // Launch
+  dispatch_dtype(dtype, [&]<DType D>(Tag<D>) {
+    using T = Compute<D>;
+    map<T>(static_cast<const Storage<D>*>(input.const_data_ptr()),
+           static_cast<Storage<D>*>(out.mutable_data_ptr()), x.numel(),
+           [scale = static_cast<T>(scale)](T value) { return value * scale; });
+  });
+  return out;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(fusedops, CPU, m) {
+  m.impl("template_scale", TORCH_BOX(&template_scale));
+}
+
+}  // namespace fusedops::cpu
