@@ -10,7 +10,6 @@ if(PROBE_TORCH_VERSION VERSION_LESS 2.11)
 endif()
 
 add_library(torch_stable INTERFACE)
-target_include_directories(torch_stable INTERFACE ${CMAKE_CURRENT_SOURCE_DIR}/csrc)
 target_include_directories(torch_stable SYSTEM INTERFACE ${PROBE_TORCH_DIR}/include)
 target_compile_definitions(torch_stable INTERFACE TORCH_TARGET_VERSION=0x020b000000000000)
 if(FUSEDOPS_CUDA)

@@ -1,0 +1,78 @@
+#include "common/launch.h"
+
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+
+#include <array>
+#include <mutex>
+
+// NOTE: this shim lives in libtorch_cuda.so only. Weak, so that the module also loads and runs its
+// CPU ops on a torch without CUDA, where nobody can reach the code that calls it.
+#pragma weak aoti_torch_get_current_cuda_stream
+
+namespace fusedops {
+namespace {
+
+constexpr int kMaxDevices = 64;
+constexpr int kOldestCapability = 80;
+
+void check_cuda(const char* what, cudaError_t error) {
+  FUSEDOPS_CHECK(error == cudaSuccess, what, ": CUDA error: ", cudaGetErrorString(error));
+}
+
+DeviceFacts query(int device) {
+  const auto attribute = [device](cudaDeviceAttr name) {
+    int value = 0;
+    check_cuda("device_facts", cudaDeviceGetAttribute(&value, name, device));
+    return value;
+  };
+  return {.capability = 10 * attribute(cudaDevAttrComputeCapabilityMajor) +
+                        attribute(cudaDevAttrComputeCapabilityMinor),
+          .sm_count = attribute(cudaDevAttrMultiProcessorCount),
+          .shared_memory_per_block = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin),
+          .l2_bytes = attribute(cudaDevAttrL2CacheSize)};
+}
+
+const DeviceFacts& supported_facts(const char* op, int device) {
+  const DeviceFacts& facts = device_facts(device);
+  FUSEDOPS_CHECK(facts.capability >= kOldestCapability, op, ": cuda:", device,
+                 " has compute capability ", facts.capability / 10, ".", facts.capability % 10,
+                 "; fusedops needs 8.0 (Ampere) or newer");
+  return facts;
+}
+
+}  // namespace
+
+const DeviceFacts& device_facts(int device) {
+  static std::array<std::once_flag, kMaxDevices> once;
+  static std::array<DeviceFacts, kMaxDevices> facts;
+  FUSEDOPS_CHECK(device >= 0 && device < kMaxDevices, "device_facts: device must be from 0 to ",
+                 kMaxDevices - 1, "; got ", device);
+  std::call_once(once[device], [device] { facts[device] = query(device); });
+  return facts[device];
+}
+
+cudaStream_t current_stream(int device) {
+  void* stream = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &stream));
+  return static_cast<cudaStream_t>(stream);
+}
+
+void check_launch(const char* op) {
+  const cudaError_t error = cudaGetLastError();
+  FUSEDOPS_CHECK(error != cudaErrorNoKernelImageForDevice, op,
+                 ": this build of fusedops has no code for this GPU; rebuild with "
+                 "TORCH_CUDA_ARCH_LIST naming it (python -m fusedops info shows both)");
+  check_cuda(op, error);
+}
+
+LaunchScope::LaunchScope(const char* op, const Tensor& tensor)
+    : device_(tensor.get_device_index()),
+      guard_(device_),
+      facts_(supported_facts(op, device_)),
+      stream_(current_stream(device_)) {
+  // NOTE: the runtime is linked statically, so torch's guard has set the device of torch's copy;
+  // ours follows the driver's current context, and this makes it the right one in every thread.
+  check_cuda(op, cudaSetDevice(device_));
+}
+
+}  // namespace fusedops
