@@ -1,0 +1,8 @@
+"""`python perf/run.py SUITE ...` does what `python -m fusedops bench SUITE ...` does."""
+
+import sys
+
+from fusedops.bench.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

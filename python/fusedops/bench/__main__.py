@@ -1,0 +1,5 @@
+import sys
+
+from fusedops.bench.cli import main
+
+sys.exit(main())

@@ -1,0 +1,258 @@
+"""`python -m fusedops bench`: runs suites, prints and draws what the CSV holds."""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from fusedops.bench import machine, results
+from fusedops.bench.progress import Progress
+from fusedops.bench.runner import OURS, Measurement, measure, rows
+from fusedops.bench.suite import SUITES, Case, Selection, Suite, load_suite
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+RESULTS = Path("perf/results")
+DEFAULT_ROUNDS = 9
+CPU_FLOPS_LIMIT = 3e9  # of a case that runs on a CPU without being asked for
+CASE_SECONDS, PEER_SECONDS, COMPILE_SECONDS = 0.3, 0.1, 5.0  # the estimate before a run
+
+
+@dataclass(frozen=True)
+class Job:
+    suite: Suite
+    case: Case
+    dtype: str
+    pass_: str
+    peers: tuple[str, ...]
+
+    @property
+    def seconds(self) -> float:
+        compiles = sum(peer.startswith("compile") for peer in self.peers)
+        return CASE_SECONDS + PEER_SECONDS * (1 + len(self.peers)) + COMPILE_SECONDS * compiles
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(argv)
+    if options.list:
+        return _list_cases(options)
+    failures = 0
+    outputs: list[Path] = []
+    if options.merge:
+        outputs = results.merge_into(RESULTS, options.merge, machine.folder_name)
+        print("merged into " + ", ".join(str(path) for path in outputs))
+    if options.suite:
+        failures, outputs = _run(options)
+    _read_out(options, [options.out] if options.out and not outputs else outputs)
+    return 1 if failures else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m fusedops bench", description=__doc__)
+    add = parser.add_argument
+    add("suite", nargs="*", help=f"{', '.join(SUITES)} or all")
+    add("--case", metavar="GLOB", help="only cases whose name matches, e.g. '8192x*/relu'")
+    add("--shapes", type=_shapes, default=(), metavar="MxNxK,...", help="instead of the suite's")
+    add("--peers", type=_peers, metavar="NAME,...", help="`none`: ours alone; default: the suite's")
+    add("--dtype", type=_names, metavar="NAME,...")
+    add("--activation", type=_names, default=(), metavar="NAME,...")
+    add("--pass", dest="pass_", type=_names, metavar="fwd,step")
+    add("--rounds", type=int, default=DEFAULT_ROUNDS)
+    add("--device", type=torch.device, help="default: the GPU, else the CPU")
+    add("--out", type=Path, metavar="FILE.csv", help=f"or a folder; default {RESULTS}/<gpu>/")
+    add("--missing", action="store_true", help="skip what the CSV holds for this commit")
+    add("--budget", type=float, metavar="SECONDS", help="start no case after this long")
+    add("--list", action="store_true", help="print the cases and stop")
+    add("--merge", type=Path, metavar="PATH", help=f"merge a CSV or folder of them into {RESULTS}")
+    add("--summary", type=Path, nargs="?", const=Path(), metavar="PATH", help="geomeans and bars")
+    add("--plot", action="store_true", help="draw heat map and roofline beside the CSV")
+    add("--compare", type=Path, metavar="OLD.csv", help="print regressions against OLD.csv")
+    return parser
+
+
+def _run(options: argparse.Namespace) -> tuple[int, list[Path]]:
+    device = options.device or machine.default_device()
+    jobs = _jobs(options, device)
+    if not jobs:
+        raise SystemExit("bench: no case matches; --list prints the cases")
+    outputs = {name: _out_path(options.out, name, device) for name in {j.suite.name for j in jobs}}
+    if options.missing:
+        jobs = _unmeasured(jobs, outputs)
+    estimate = sum(job.seconds for job in jobs)
+    print(
+        f"{len(jobs)} cases on {machine.gpu_name(device)}, about {estimate:.0f} s; "
+        f"torch {torch.__version__}, commit {machine.commit()}",
+        flush=True,
+    )
+    for label in sorted({job.dtype for job in jobs if job.suite.clock == "device"}):
+        found = machine.ceilings(device, label)
+        print(f"{label} ceilings: copy {found.bytes_per_s * 1e-12:.2f} TB/s, ", end="")
+        print(f"matmul {found.flops_per_s * 1e-12:.1f} TFLOP/s", flush=True)
+    failures: list[str] = []
+    stop = time.perf_counter() + options.budget if options.budget else float("inf")
+    with Progress(len(jobs), "bench") as progress:
+        for index, job in enumerate(jobs):
+            if time.perf_counter() > stop:
+                progress.line(f"budget spent: {len(jobs) - index} cases left (see --missing)")
+                break
+            name = f"{job.suite.name} {job.case.name} {job.dtype} {job.pass_}"
+            try:
+                result = measure(
+                    job.suite, job.case, job.dtype, job.pass_, job.peers, device, options.rounds
+                )
+                _store(outputs[job.suite.name], job.suite, result, device)
+            except Exception as error:  # one bad case must not cost the others
+                failures.append(name)
+                progress.step(f"{name}: FAILED {type(error).__name__}: {error}")
+            else:
+                progress.step(f"{name}: {_line(result)}")
+    for name in failures:
+        print(f"FAILED {name}")
+    return len(failures), sorted(set(outputs.values()))
+
+
+def _jobs(options: argparse.Namespace, device: torch.device) -> list[Job]:
+    jobs: list[Job] = []
+    for name in SUITES if "all" in options.suite else options.suite:
+        suite = load_suite(name)
+        for pass_ in suite.passes:
+            if pass_ in (options.pass_ or suite.passes):
+                jobs += _suite_jobs(options, suite, pass_, device)
+    known = {peer for job in jobs for peer in job.suite.peers(job.case, job.pass_)}
+    unknown = sorted(set(options.peers or ()) - known)
+    if jobs and unknown:
+        raise SystemExit(f"bench: no peer {', '.join(unknown)}; these cases know {sorted(known)}")
+    return jobs
+
+
+def _suite_jobs(
+    options: argparse.Namespace, suite: Suite, pass_: str, device: torch.device
+) -> list[Job]:
+    cases = [
+        case
+        for case in suite.cases(Selection(pass_, options.activation, options.shapes))
+        if not options.case or fnmatch.fnmatchcase(case.name, options.case)
+    ]
+    if device.type == "cpu" and not options.case and not options.shapes:
+        cases = _small_cases(suite, cases, pass_)
+    dtypes = [d for d in suite.dtypes if d in (options.dtype or suite.default_dtypes_of(pass_))]
+    peers = suite.default_peers(pass_) if options.peers is None else options.peers
+    return [
+        Job(suite, case, dtype, pass_, tuple(p for p in peers if p in suite.peers(case, pass_)))
+        for dtype in dtypes
+        for case in cases
+    ]
+
+
+def _small_cases(suite: Suite, cases: list[Case], pass_: str) -> list[Case]:
+    def flops(case: Case) -> float:
+        work = suite.work(case, torch.float32, pass_)
+        return work.flops if work else 0.0
+
+    small = [case for case in cases if flops(case) <= CPU_FLOPS_LIMIT]
+    if len(small) < len(cases):
+        print(f"{suite.name} {pass_}: {len(cases) - len(small)} large cases need a GPU or --case")
+    return small
+
+
+def _unmeasured(jobs: list[Job], outputs: dict[str, Path]) -> list[Job]:
+    found = [row for path in outputs.values() if path.exists() for row in results.read_rows(path)]
+    done = results.measured(row for row in found if row["commit"] == machine.commit())
+
+    def is_done(job: Job) -> bool:
+        peers = job.peers or (results.NO_PEER,)
+        key = (job.suite.name, job.case.name, job.dtype, job.pass_)
+        return all((*key, peer) in done for peer in peers)
+
+    return [job for job in jobs if not is_done(job)]
+
+
+def _store(path: Path, suite: Suite, result: Measurement, device: torch.device) -> None:
+    new = rows(suite, result, device)
+    results.merge_rows(path, new)
+    if result.errors:
+        common = {name: new[0][name] for name in ("case", "gpu", "torch", "cuda", "commit", "date")}
+        sidecar = [
+            common | {"dtype": result.dtype, "contender": name, "rel_error": f"{error:.3e}"}
+            for name, error in result.errors.items()
+        ]
+        results.merge_rows(
+            path.with_name(f"{suite.name}_error.csv"),
+            sidecar,
+            results.ERROR_COLUMNS,
+            results.ERROR_KEY,
+        )
+
+
+def _line(result: Measurement) -> str:
+    ours = result.timings[OURS]
+    parts = [f"ours {results.number(ours.us)} us"]
+    for name, timing in result.timings.items():
+        if name != OURS:
+            parts.append(f"{name} {results.number(timing.us)} ({timing.us / ours.us:.2f}x)")
+    spread = max(timing.spread for timing in result.timings.values())
+    error = f"error {result.error:.1e}, spread {spread:.0%}, {result.seconds:.1f} s"
+    exact = [f"{name} {value:.2e}" for name, value in result.errors.items()]
+    if exact:
+        error += "; against float64: " + ", ".join(exact)
+    return "; ".join([", ".join(parts), error, *result.notes])
+
+
+def _read_out(options: argparse.Namespace, outputs: list[Path]) -> None:
+    given = options.summary is not None and options.summary != Path()
+    paths = [path for path in ([options.summary] if given else outputs) if path.exists()]
+    if not paths and (options.summary is not None or options.plot or options.compare):
+        paths = [_out_path(None, "", options.device or machine.default_device()).parent]
+    if options.summary is not None:
+        from fusedops.bench.report import summary
+
+        print(summary(paths))
+    if options.compare:
+        from fusedops.bench.report import compare
+
+        print(compare(options.compare, paths))
+    if options.plot:
+        from fusedops.bench.plot import plot
+
+        for file in plot(paths):
+            print(f"wrote {file}")
+
+
+def _out_path(out: Path | None, suite: str, device: torch.device) -> Path:
+    folder = RESULTS / machine.folder_name(machine.gpu_name(device))
+    if out is not None:
+        if out.suffix == ".csv":
+            return out
+        folder = out
+    return folder / f"{suite}.csv"
+
+
+def _list_cases(options: argparse.Namespace) -> int:
+    options.suite = options.suite or ["all"]
+    for job in _jobs(options, torch.device("meta")):
+        print(job.suite.name, job.case.name, job.dtype, job.pass_, ",".join(job.peers))
+    return 0
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name for name in text.split(",") if name)
+
+
+def _peers(text: str) -> tuple[str, ...]:
+    return () if text == "none" else _names(text)
+
+
+def _shapes(text: str) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(int(size) for size in shape.split("x")) for shape in text.split(","))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,191 @@
+"""What the CSVs say: geomeans, worst cases, the issue's bars, regressions."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from fusedops.bench.results import NO_PEER, Row, read_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
+
+WORST = 6
+REGRESSION = 0.97  # a new speed-up under this share of the old one; less is noise
+LARGE_M = 2048
+
+
+def summary(paths: Sequence[Path]) -> str:
+    rows = [row for path in paths for row in read_rows(path) if row["peer"] != NO_PEER]
+    lines = [_geomeans(rows), "", _worst(rows), "", "Bars", *bars(rows, read_errors(paths))]
+    return "\n".join(lines)
+
+
+def geomean(values: Iterable[float]) -> float:
+    logs = [math.log(value) for value in values]
+    return math.exp(sum(logs) / len(logs)) if logs else math.nan
+
+
+def activation(row: Row) -> str:
+    return row["case"].split("/")[-1] if row["suite"] != "host" else row["case"].split("/")[-2]
+
+
+def first_size(row: Row) -> int:
+    return shape(row)[0] if shape(row) else 0
+
+
+def shape(row: Row) -> tuple[int, ...]:
+    """M, N, K of a GEMM case, () of any other."""
+    for part in row["case"].split("/"):
+        sizes = part.split("x")
+        if len(sizes) == 3 and all(size.isdigit() for size in sizes):
+            return tuple(int(size) for size in sizes)
+    return ()
+
+
+def speedup(row: Row) -> float:
+    return float(row["speedup"])
+
+
+def _geomeans(rows: Sequence[Row]) -> str:
+    groups: dict[tuple[str, ...], list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[row["suite"], row["pass"], row["dtype"], activation(row), row["peer"]].append(row)
+    lines = [
+        f"{'suite pass dtype activation peer':46} {'cases':>5} {'geomean':>8} {'worst':>6} "
+        f"{'best':>6} {f'M>={LARGE_M}':>8} {'worst':>6}"
+    ]
+    for key, members in groups.items():
+        values = [speedup(row) for row in members]
+        large = [speedup(row) for row in members if first_size(row) >= LARGE_M]
+        text = f"{' '.join(key):46} {len(values):5} {geomean(values):8.3f} {min(values):6.2f} "
+        text += f"{max(values):6.2f}"
+        lines.append(text + (f" {geomean(large):8.3f} {min(large):6.2f}" if large else ""))
+    return "\n".join(lines)
+
+
+def _worst(rows: Sequence[Row]) -> str:
+    lines = ["Worst cases"]
+    for row in sorted(rows, key=speedup)[:WORST]:
+        name = f"{row['suite']} {row['case']} {row['dtype']} {row['pass']}"
+        lines.append(
+            f"  {speedup(row):6.3f}  {name}: ours {row['ours_us']} us, "
+            f"{row['peer']} {row['peer_us']} us, floor {row['floor_us'] or '-'} us"
+        )
+    return "\n".join(lines)
+
+
+def bars(rows: Sequence[Row], errors: Sequence[Row]) -> list[str]:
+    """The bars of the issue, each `pass`, `FAIL` or `no data`."""
+    return [
+        *_linear_bars(_select(rows, suite="linear")),
+        *_fp32_bars(_select(rows, suite="fp32"), errors),
+        *_host_bars(_select(rows, suite="host")),
+    ]
+
+
+def _select(rows: Sequence[Row], **wanted: str) -> list[Row]:
+    return [row for row in rows if all(row[key] == value for key, value in wanted.items())]
+
+
+def _bar(name: str, values: Sequence[float], of: Callable[..., float], least: float) -> str:
+    if not values:
+        return f"  no data  {name} >= {least:.2f}"
+    value = of(values)
+    verdict = "pass" if value >= least else "FAIL"
+    return f"  {verdict:7}  {name} >= {least:.2f}: {value:.3f} over {len(values)}"
+
+
+def _linear_bars(rows: Sequence[Row]) -> list[str]:
+    forward = _select(rows, dtype="bf16", **{"pass": "fwd"})
+    relu = [row for row in forward if activation(row) == "relu"]
+    lt = [speedup(r) for r in _select(relu, peer="cublaslt") if first_size(r) >= LARGE_M]
+    eager = [speedup(row) for row in _select(relu, peer="eager")]
+    # gelu_tanh over relu: measured side by side by the peer ours_relu.
+    gelu = [
+        speedup(row)
+        for row in _select(forward, peer="ours_relu")
+        if activation(row) == "gelu_tanh" and shape(row)[2] >= 512
+    ]
+    best: dict[str, float] = {}
+    for row in _select(rows, dtype="bf16", **{"pass": "step"}):
+        if row["peer"] in ("eager", "compile"):
+            best[row["case"]] = min(speedup(row), best.get(row["case"], math.inf))
+    return [
+        _bar(f"fwd relu bf16 over cublaslt, M >= {LARGE_M}, geomean", lt, geomean, 1.06),
+        _bar(f"fwd relu bf16 over cublaslt, M >= {LARGE_M}, every case", lt, min, 0.90),
+        _bar("fwd relu bf16 over eager, all cases, geomean", eager, geomean, 1.25),
+        _bar("fwd bf16 relu time / gelu_tanh time, K >= 512, every case", gelu, min, 1 / 1.05),
+        _bar(
+            "step bf16 over the better of eager and compile, geomean",
+            [*best.values()],
+            geomean,
+            1.1,
+        ),
+    ]
+
+
+def _fp32_bars(rows: Sequence[Row], errors: Sequence[Row]) -> list[str]:
+    lines = []
+    for dtype, least in (("fp32_highest", 1.5), ("fp32_high", 0.95)):
+        found = _select(rows, dtype=dtype, peer="eager", case="4096x4096x4096/relu")
+        lines.append(
+            _bar(f"{dtype} over cuBLAS at 4096^3", [speedup(r) for r in found], min, least)
+        )
+    by_case: dict[str, dict[str, float]] = defaultdict(dict)
+    for row in _select(errors, dtype="fp32_highest"):
+        by_case[row["case"]][row["contender"]] = float(row["rel_error"])
+    ratios = [e["eager"] / e["ours"] for e in by_case.values() if e.keys() >= {"eager", "ours"}]
+    lines.append(_bar("fp32_highest cuBLAS error / our error, every case", ratios, min, 1.0))
+    return lines
+
+
+def _host_bars(rows: Sequence[Row]) -> list[str]:
+    def spare(case: str) -> list[float]:  # us left under the peer
+        found = [r for r in rows if r["case"].startswith("linear/") and r["case"].endswith(case)]
+        return [float(row["peer_us"]) - float(row["ours_us"]) for row in found]
+
+    return [
+        _bar("host eager us - our us, with grad", spare("/grad"), min, -5.0),
+        _bar("host eager us - our us, without grad", spare("/nograd"), min, 0.0),
+    ]
+
+
+def read_errors(paths: Sequence[Path]) -> list[Row]:
+    """The fp32 sidecars that lie beside the given CSVs."""
+    rows: list[Row] = []
+    for folder in {path if path.is_dir() else path.parent for path in paths}:
+        for file in sorted(folder.glob("*_error.csv")):
+            with file.open(newline="") as handle:
+                rows += csv.DictReader(handle)
+    return rows
+
+
+def compare(old_path: Path, new_paths: Sequence[Path]) -> str:
+    """Regressions of the speed-up: ratios hold while the card's clocks drift, times do not."""
+
+    def keyed(paths: Sequence[Path]) -> dict[tuple[str, ...], Row]:
+        key = ("suite", "case", "dtype", "pass", "peer")
+        rows = [row for path in paths for row in read_rows(path) if row["peer"] != NO_PEER]
+        return {tuple(row[k] for k in key): row for row in rows}
+
+    old, new = keyed([old_path]), keyed(new_paths)
+    shared = [key for key in old if key in new]
+    if not shared:
+        return f"compare: no case in common with {old_path}"
+    ratios = {key: speedup(new[key]) / speedup(old[key]) for key in shared}
+    worse = sorted((key for key in shared if ratios[key] < REGRESSION), key=ratios.__getitem__)
+    better = sum(ratio > 1 / REGRESSION for ratio in ratios.values())
+    lines = [
+        f"compare: {len(shared)} rows, speed-up now / then {geomean(ratios.values()):.3f}; "
+        f"{better} better, {len(worse)} worse"
+    ]
+    lines += [
+        f"  {ratios[key]:.3f}  {' '.join(key)}: speed-up {old[key]['speedup']} -> "
+        f"{new[key]['speedup']}, ours {old[key]['ours_us']} -> {new[key]['ours_us']} us"
+        for key in worse
+    ]
+    return "\n".join(lines)

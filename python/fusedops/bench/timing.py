@@ -1,0 +1,214 @@
+"""The clock: interleaved rounds of CUDA-graph replays over rotated buffers, wall time on a CPU."""
+
+from __future__ import annotations
+
+import gc
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+Inputs = Sequence[Tensor]
+
+COLD_FACTOR = 2.5  # the rotation covers this many L2 caches
+MAX_SETS = 128
+MEMORY_SHARE = 0.3  # of the free memory, for the rotated buffers
+REPLAY_US = 3000.0  # a replay lasts at least about this long: launch and event costs vanish
+MAX_REPLAY_US = 30000.0
+MAX_CALLS = 2048  # graph nodes cost capture time
+WARMUP_CALLS = 3
+HEAD_START_CYCLES = 2_000_000  # about 1 ms: the queue fills before the first timed replay starts
+
+
+@dataclass(frozen=True)
+class Timing:
+    us: float  # median over the rounds, per call
+    best: float
+    spread: float  # (largest - smallest) / median
+    calls: int  # per replay
+
+
+class Replay(Protocol):
+    calls: int
+
+    def run(self) -> None: ...
+
+
+def num_sets(set_bytes: int, device: torch.device) -> int:
+    """How many copies of a case's buffers a rotation needs so that no call finds its data in L2."""
+    if device.type != "cuda":
+        return 2
+    l2: int = torch.cuda.get_device_properties(device).L2_cache_size
+    free, _ = torch.cuda.mem_get_info(device)
+    wanted = math.ceil(COLD_FACTOR * l2 / max(set_bytes, 1))
+    affordable = int(MEMORY_SHARE * free / max(set_bytes, 1))
+    return max(2, min(wanted, affordable, MAX_SETS))
+
+
+def num_calls(us_per_call: float, sets: int) -> int:
+    """Calls per replay: about REPLAY_US in all, whole rotations where that stays under the cap."""
+    calls = max(1, min(math.ceil(REPLAY_US / max(us_per_call, 0.1)), MAX_CALLS))
+    rotations = math.ceil(calls / sets) * sets
+    return rotations if rotations * us_per_call <= MAX_REPLAY_US else calls
+
+
+class GraphReplay:
+    """`calls` calls captured into one CUDA graph."""
+
+    def __init__(self, fn: Callable[..., Any], sets: Sequence[Inputs], stream: Any) -> None:
+        self._fn, self._sets, self._stream = fn, sets, stream
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for i in range(WARMUP_CALLS):
+                fn(*sets[i % len(sets)])
+        torch.cuda.synchronize()
+        self.calls = min(len(sets), 16)
+        self._capture()
+        pilot_us = self._replay_us() / self.calls
+        calls = num_calls(pilot_us, len(sets))
+        if calls != self.calls:
+            self.calls = calls
+            self._capture()
+
+    def run(self) -> None:
+        self._graph.replay()
+
+    def _capture(self) -> None:
+        self._graph = torch.cuda.CUDAGraph()
+        # NOTE: results live for one rotation, so outputs rotate through memory as inputs do.
+        ring: list[Any] = [None] * len(self._sets)
+        with torch.cuda.graph(self._graph, stream=self._stream):
+            for i in range(self.calls):
+                slot = i % len(self._sets)
+                ring[slot] = None
+                ring[slot] = self._fn(*self._sets[slot])
+        del ring
+        self._graph.replay()
+        torch.cuda.synchronize()
+
+    def _replay_us(self) -> float:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(HEAD_START_CYCLES // 8)
+        start.record()
+        self._graph.replay()
+        end.record()
+        end.synchronize()
+        return float(start.elapsed_time(end)) * 1e3
+
+
+class LoopReplay:
+    """`calls` plain calls: the CPU's twin of GraphReplay."""
+
+    def __init__(self, fn: Callable[..., Any], sets: Sequence[Inputs]) -> None:
+        self._fn, self._sets = fn, sets
+        for i in range(WARMUP_CALLS):
+            fn(*sets[i % len(sets)])
+        self.calls = len(sets)
+        start = time.perf_counter()
+        self.run()
+        self.calls = num_calls((time.perf_counter() - start) * 1e6 / self.calls, len(sets))
+
+    def run(self) -> None:
+        fn, sets = self._fn, self._sets
+        for i in range(self.calls):
+            fn(*sets[i % len(sets)])
+
+
+def prepare(fn: Callable[..., Any], sets: Sequence[Inputs], device: torch.device) -> Replay:
+    """Warm-up and capture; raises what `fn` raises."""
+    if device.type == "cuda":
+        return GraphReplay(fn, sets, _side_stream(device))
+    return LoopReplay(fn, sets)
+
+
+def interleave(
+    replays: Mapping[str, Replay], rounds: int, device: torch.device
+) -> dict[str, Timing]:
+    """Medians over `rounds` rounds ours/peer/peer/..., the order rotated from round to round."""
+    names = list(replays)
+    orders = [names[i % len(names) :] + names[: i % len(names)] for i in range(rounds)]
+    samples = (_device_rounds if device.type == "cuda" else _wall_rounds)(replays, orders)
+    return {name: _summarise(samples[name], replays[name].calls) for name in names}
+
+
+def host_us(
+    calls: Mapping[str, Callable[[], Any]], repeats: int, loops: int, device: torch.device
+) -> dict[str, Timing]:
+    """CPU time per call: `loops` calls are queued, then one synchronisation; interleaved."""
+    names = list(calls)
+    samples: dict[str, list[float]] = {name: [] for name in names}
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        for round_ in range(-1, repeats):  # the first is warm-up
+            shift = round_ % len(names)
+            for name in names[shift:] + names[:shift]:
+                call = calls[name]
+                synchronize(device)
+                start = time.perf_counter()
+                for _ in range(loops):
+                    call()
+                synchronize(device)
+                if round_ >= 0:
+                    samples[name].append((time.perf_counter() - start) * 1e6)
+    finally:
+        if collecting:
+            gc.enable()
+    return {name: _summarise(samples[name], loops) for name in names}
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _device_rounds(
+    replays: Mapping[str, Replay], orders: Sequence[Sequence[str]]
+) -> dict[str, list[float]]:
+    # Everything is queued at once, so that the GPU never waits for the host between two events.
+    events: dict[str, list[tuple[Any, Any]]] = {name: [] for name in replays}
+    for name in orders[0]:
+        replays[name].run()
+    torch.cuda._sleep(HEAD_START_CYCLES)
+    for order in orders:
+        for name in order:
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            replays[name].run()
+            end.record()
+            events[name].append((start, end))
+    torch.cuda.synchronize()
+    return {name: [s.elapsed_time(e) * 1e3 for s, e in pairs] for name, pairs in events.items()}
+
+
+def _wall_rounds(
+    replays: Mapping[str, Replay], orders: Sequence[Sequence[str]]
+) -> dict[str, list[float]]:
+    samples: dict[str, list[float]] = {name: [] for name in replays}
+    for order in orders:
+        for name in order:
+            start = time.perf_counter()
+            replays[name].run()
+            samples[name].append((time.perf_counter() - start) * 1e6)
+    return samples
+
+
+def _summarise(replay_us: Sequence[float], calls: int) -> Timing:
+    median = statistics.median(replay_us)
+    spread = (max(replay_us) - min(replay_us)) / median if median > 0 else 0.0
+    return Timing(median / calls, min(replay_us) / calls, spread, calls)
+
+
+_STREAMS: dict[int, Any] = {}
+
+
+def _side_stream(device: torch.device) -> Any:
+    index = device.index if device.index is not None else torch.cuda.current_device()
+    if index not in _STREAMS:
+        _STREAMS[index] = torch.cuda.Stream(index)
+    return _STREAMS[index]
