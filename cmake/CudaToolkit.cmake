@@ -36,15 +36,12 @@ add_library(cuda_build INTERFACE)
 target_include_directories(cuda_build SYSTEM INTERFACE $<$<COMPILE_LANGUAGE:CXX>:${CUDART_INCLUDE}>)
 target_compile_definitions(cuda_build INTERFACE $<$<NOT:$<IN_LIST:90a,${FUSEDOPS_ARCHS}>>:FUSEDOPS_NO_SM90>)
 target_compile_options(cuda_build INTERFACE
-  "$<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr;--expt-extended-lambda;-Xcompiler=-fPIC,-fvisibility=hidden>"
+  "$<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr;--expt-extended-lambda>"
   # CUTLASS: unused variables, host functions called from device code that never are
   "$<$<COMPILE_LANGUAGE:CUDA>:-diag-suppress=177,20012,20013,20015;-Xptxas=-w>"
   $<$<AND:$<COMPILE_LANGUAGE:CUDA>,$<CONFIG:Debug>>:-lineinfo>)
 target_link_libraries(cuda_build INTERFACE ${CUDART_STATIC} Threads::Threads rt dl)
 target_link_options(cuda_build INTERFACE LINKER:--exclude-libs,libcudart_static.a)
-set(CMAKE_CUDA_STANDARD 20)
-set(CMAKE_CUDA_STANDARD_REQUIRED ON)
-set(CMAKE_CUDA_EXTENSIONS OFF)
 set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
 set(CMAKE_CUDA_RUNTIME_LIBRARY None)
 
