@@ -38,6 +38,7 @@ class LaunchScope {
     LaunchContext context;
     context.device = device_;
     context.sm_count = facts_.sm_count;
+    context.overlap = facts_.capability >= 90;
     context.stream = stream_;
     return context;
   }

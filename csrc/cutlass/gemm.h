@@ -18,6 +18,8 @@ enum class MathMode : int8_t { kNative, kTf32, kFp32 };
 
 enum class Major : int8_t { kK, kMN };  // the index of an operand that is contiguous in memory
 
+enum class Raster : int8_t { kAuto, kAlongM, kAlongN };
+
 // kFused: d = act(a b + bias). kPreact: the same and preact = a b + bias. kAccumulator: d = a b in
 // fp32.
 enum class Epilogue : int8_t { kFused, kPreact, kAccumulator };
@@ -46,12 +48,19 @@ struct GemmProblem {
   Epilogue epilogue = Epilogue::kFused;
   DType dtype = DType::kBFloat16;  // of a, b, bias, d, preact; kAccumulator writes d in fp32
   MathMode math = MathMode::kNative;
+  bool split_parts =
+      false;  // kFp32 only: a and b hold bf16 parts (cuda/split_fp32.h), k counts part columns
+  // Order of output tiles: bands of `swizzle` tiles, along M or N (Raster::kAuto lets the scheduler
+  // decide).
+  int swizzle = 1;
+  Raster raster = Raster::kAuto;
 };
 
 // Where a launch happens.
 struct LaunchContext {
   int device = 0;
   int sm_count = 0;
+  bool overlap = false;    // programmatic dependent launch (sm_90 and later)
   void* stream = nullptr;  // cudaStream_t
 };
 
@@ -60,6 +69,10 @@ using GemmRunFn = const char* (*)(const GemmProblem&, const LaunchContext&);
 
 constexpr int64_t dtype_bytes(DType dtype) {
   return dtype == DType::kFloat64 ? 8 : dtype == DType::kFloat32 ? 4 : 2;
+}
+
+constexpr int64_t operand_bytes(const GemmProblem& problem) {
+  return problem.split_parts ? 2 : dtype_bytes(problem.dtype);
 }
 
 }  // namespace fusedops

@@ -1,0 +1,78 @@
+#include "cuda/act_backward.cuh"
+#include "cuda/act_backward.h"
+
+namespace fusedops {
+namespace {
+
+// 16-byte accesses where every row allows them.
+bool vectorizable(const ActBackward& p) {
+  const int64_t vec = 16 / dtype_bytes(p.dtype);
+  const auto aligned = [](const void* pointer) {
+    return reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
+  };
+  return p.cols % vec == 0 && p.dy_stride % vec == 0 && p.saved_stride % vec == 0 &&
+         aligned(p.dy) && aligned(p.saved) && aligned(p.dz);
+}
+
+ActBackwardGrid grid_of(const ActBackward& p, int sm_count) {
+  const int vec = vectorizable(p) ? static_cast<int>(16 / dtype_bytes(p.dtype)) : 1;
+  return act_backward_grid(p.rows, p.cols, vec, sm_count);
+}
+
+template <class T, int kVec, bool kWriteDz>
+cudaError_t launch_main(const ActBackward& p, const ActBackwardGrid& grid,
+                        const LaunchContext& context) {
+  return launch_kernel(
+      act_backward_kernel<T, kVec, kWriteDz>, dim3(grid.col_blocks, grid.row_blocks),
+      dim3(kActBackwardThreads), 0, static_cast<cudaStream_t>(context.stream), context.overlap,
+      static_cast<const T*>(p.dy), static_cast<const T*>(p.saved), static_cast<T*>(p.dz),
+      static_cast<Compute<T>*>(p.dbias ? p.partial : nullptr),
+      ActBackwardShape{p.rows, p.cols, p.dy_stride, p.saved_stride}, grid.rows_per_block,
+      grid.threads_x, p.activation);
+}
+
+template <class T, class Out>
+cudaError_t launch_sum(const ActBackward& p, const ActBackwardGrid& grid,
+                       const LaunchContext& context) {
+  return launch_kernel(column_sum_kernel<Compute<T>, Out>, dim3(ceil_div(p.cols, kColumnSumX)),
+                       dim3(kColumnSumX, kColumnSumY), 0, static_cast<cudaStream_t>(context.stream),
+                       context.overlap, static_cast<const Compute<T>*>(p.partial),
+                       static_cast<Out*>(p.dbias), grid.row_blocks, p.cols);
+}
+
+template <class T>
+cudaError_t launch(const ActBackward& p, const LaunchContext& context) {
+  constexpr int kVec = 16 / sizeof(T);
+  const ActBackwardGrid grid = grid_of(p, context.sm_count);
+  const bool vector = vectorizable(p);
+  cudaError_t status;
+  if (p.dz != nullptr) {
+    status = vector ? launch_main<T, kVec, true>(p, grid, context)
+                    : launch_main<T, 1, true>(p, grid, context);
+  } else {
+    status = vector ? launch_main<T, kVec, false>(p, grid, context)
+                    : launch_main<T, 1, false>(p, grid, context);
+  }
+  if (status != cudaSuccess || p.dbias == nullptr) return status;
+  return p.dbias_fp32 ? launch_sum<T, float>(p, grid, context) : launch_sum<T, T>(p, grid, context);
+}
+
+}  // namespace
+
+int64_t act_backward_workspace(const ActBackward& p, int sm_count) {
+  const int64_t bytes = p.dtype == DType::kFloat64 ? 8 : 4;
+  return grid_of(p, sm_count).row_blocks * p.cols * bytes;
+}
+
+const char* act_backward(const ActBackward& p, const LaunchContext& context) {
+  cudaError_t status;
+  switch (p.dtype) {
+    case DType::kFloat16: status = launch<__half>(p, context); break;
+    case DType::kBFloat16: status = launch<__nv_bfloat16>(p, context); break;
+    case DType::kFloat32: status = launch<float>(p, context); break;
+    default: status = launch<double>(p, context); break;
+  }
+  return status == cudaSuccess ? nullptr : cudaGetErrorString(status);
+}
+
+}  // namespace fusedops

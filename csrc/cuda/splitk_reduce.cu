@@ -1,0 +1,44 @@
+#include "cuda/splitk_reduce.cuh"
+#include "cuda/splitk_reduce.h"
+
+namespace fusedops {
+namespace {
+
+template <class T, class Out, int kVec>
+cudaError_t launch(const SplitKReduce& p, const LaunchContext& context) {
+  const int64_t blocks = ceil_div(p.elements, int64_t{kSplitKReduceThreads} * kVec);
+  return launch_kernel(splitk_reduce_kernel<T, Out, kVec>, dim3(blocks), dim3(kSplitKReduceThreads),
+                       0, static_cast<cudaStream_t>(context.stream), context.overlap, p);
+}
+
+template <class T>
+cudaError_t launch(const SplitKReduce& p, bool fp32_out, const LaunchContext& context) {
+  const bool vector =
+      p.cols % 4 == 0 && (reinterpret_cast<uintptr_t>(p.d) | reinterpret_cast<uintptr_t>(p.preact) |
+                          reinterpret_cast<uintptr_t>(p.partial)) %
+                                 16 ==
+                             0;
+  if (fp32_out) {
+    return vector ? launch<T, float, 4>(p, context) : launch<T, float, 1>(p, context);
+  }
+  return vector ? launch<T, T, 4>(p, context) : launch<T, T, 1>(p, context);
+}
+
+}  // namespace
+
+const char* splitk_reduce(const GemmProblem& problem, const float* partial, int64_t slices,
+                          const LaunchContext& context) {
+  const SplitKReduce p{partial,      slices,    problem.m * problem.n, problem.n,
+                       problem.bias, problem.d, problem.preact,        problem.activation};
+  const bool fp32_out = problem.epilogue == Epilogue::kAccumulator;
+  cudaError_t status;
+  switch (problem.dtype) {
+    case DType::kFloat16: status = launch<__half>(p, fp32_out, context); break;
+    case DType::kBFloat16: status = launch<__nv_bfloat16>(p, fp32_out, context); break;
+    case DType::kFloat32: status = launch<float>(p, fp32_out, context); break;
+    default: status = launch<double>(p, fp32_out, context); break;
+  }
+  return status == cudaSuccess ? nullptr : cudaGetErrorString(status);
+}
+
+}  // namespace fusedops

@@ -1,0 +1,285 @@
+#include "cutlass/gemm_launch.h"
+
+#include <torch/csrc/stable/ops.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "cuda/pack.h"
+#include "cuda/split_fp32.h"
+#include "cuda/splitk_reduce.h"
+#include "cutlass/registry.h"
+#include "cutlass/sm80_configs.h"
+
+namespace fusedops {
+namespace {
+
+int64_t round_up(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
+
+Tensor workspace(int64_t bytes, const LaunchScope& scope) {
+  return torch::stable::empty(
+      {bytes}, ScalarType::Byte, std::nullopt,
+      torch::stable::Device(torch::headeronly::DeviceType::CUDA, scope.device()));
+}
+
+void check_launched(const char* op, const char* failure) {
+  FUSEDOPS_CHECK(failure == nullptr, op, ": the launch failed: ", failure);
+}
+
+const void* offset(const void* data, int64_t elements, int64_t element_bytes) {
+  return static_cast<const char*>(data) + elements * element_bytes;
+}
+
+// ---- operands ----
+
+// (rows, k) as the kernels take it: one index is contiguous. False when neither is.
+bool natural_operand(const MatrixView& view, GemmOperand& operand) {
+  const auto [data, rows, k, row_stride, k_stride] = view;
+  // NOTE: a stride over an extent of 1 is never used; any legal value will do.
+  if (k_stride == 1 && (row_stride >= k || rows == 1)) {
+    operand = {data, rows == 1 ? round_up(k, 16) : row_stride, 0, Major::kK};
+    return true;
+  }
+  if (row_stride == 1 && (k_stride >= rows || k == 1)) {
+    operand = {data, k == 1 ? round_up(rows, 16) : k_stride, 0, Major::kMN};
+    return true;
+  }
+  return false;
+}
+
+// Copies (rows, k) into a K-contiguous buffer whose rows are padded with zeros to whole 16-byte
+// accesses.
+GemmOperand packed_operand(const GemmCall& call, const MatrixView& view, Tensor& holder,
+                           const LaunchScope& scope) {
+  const int64_t bytes = dtype_bytes(call.dtype);
+  const int64_t ld = round_up(view.cols, 16 / bytes);
+  holder = workspace(view.rows * ld * bytes, scope);
+  check_launched(call.op, pack_operand({view.data, view.rows, view.cols, view.row_stride,
+                                        view.col_stride, bytes},
+                                       holder.mutable_data_ptr(), ld, scope.context()));
+  return {holder.const_data_ptr(), ld, 0, Major::kK};
+}
+
+GemmProblem problem_of(const GemmCall& call, const Tensor& d, const Tensor* preact) {
+  GemmProblem p;
+  p.m = call.a.rows;
+  p.n = call.b.cols;
+  p.k = call.a.cols;
+  p.d = d.mutable_data_ptr();
+  p.ldd = p.n;
+  p.preact = preact ? preact->mutable_data_ptr() : nullptr;
+  p.bias = call.bias ? call.bias->const_data_ptr() : nullptr;
+  p.activation = call.activation;
+  p.epilogue = call.epilogue;
+  p.dtype = call.dtype;
+  if (call.dtype == DType::kFloat32) p.math = call.allow_tf32 ? MathMode::kTf32 : MathMode::kFp32;
+  return p;
+}
+
+// ---- launching a plan ----
+
+void launch_kernel_of(const char* op, const GemmPlan& plan, const GemmProblem& p,
+                      const LaunchScope& scope) {
+  const GemmRunFn run =
+      find_kernel({plan.family, plan.config, p.dtype, p.math, p.a.major, p.b.major, p.epilogue});
+  FUSEDOPS_CHECK(run != nullptr, op, ": this build has no kernel '",
+                 config_name(plan.family, plan.config),
+                 "' for this problem; rebuild with "
+                 "TORCH_CUDA_ARCH_LIST naming this GPU");
+  const char* failure = run(p, scope.context());
+  FUSEDOPS_CHECK(failure == nullptr, op, ": kernel '", config_name(plan.family, plan.config),
+                 "' did not run: ", failure);
+}
+
+// K in slices of equal length and a remainder; each slice writes fp32 partial sums that are added
+// in order.
+void launch_split(const char* op, const GemmPlan& plan, const GemmProblem& p,
+                  const LaunchScope& scope) {
+  const int64_t bytes = dtype_bytes(p.dtype);
+  const int64_t slice_k = round_up((p.k + plan.splits - 1) / plan.splits, 64);
+  const int64_t full = p.k / slice_k, rest = p.k % slice_k;
+  const int64_t slices = full + (rest > 0);
+  const Tensor partial = workspace(slices * p.m * p.n * 4, scope);
+
+  GemmProblem slice = p;
+  slice.epilogue = Epilogue::kAccumulator;
+  slice.bias = nullptr;
+  slice.preact = nullptr;
+  slice.activation = Activation::kNone;
+  slice.d = partial.mutable_data_ptr();
+  slice.d_batch_stride = p.m * p.n;
+  slice.k = slice_k;
+  slice.batch = full;
+  const auto step = [slice_k](const GemmOperand& o) {
+    return o.major == Major::kK ? slice_k : slice_k * o.ld;
+  };
+  slice.a.batch_stride = step(p.a);
+  slice.b.batch_stride = step(p.b);
+  if (full > 0) launch_kernel_of(op, plan, slice, scope);
+  if (rest > 0) {
+    GemmProblem last = slice;
+    last.k = rest;
+    last.batch = 1;
+    last.a.data = offset(p.a.data, full * slice.a.batch_stride, bytes);
+    last.b.data = offset(p.b.data, full * slice.b.batch_stride, bytes);
+    last.d = const_cast<void*>(offset(slice.d, full * slice.d_batch_stride, 4));
+    launch_kernel_of(op, plan, last, scope);
+  }
+  check_launched(op, splitk_reduce(p, static_cast<const float*>(partial.const_data_ptr()), slices,
+                                   scope.context()));
+}
+
+void launch_plan(const char* op, const GemmPlan& plan, GemmProblem p, const LaunchScope& scope) {
+  p.swizzle = plan.swizzle;
+  p.raster = plan.raster;
+  if (plan.splits > 1) {
+    launch_split(op, plan, p, scope);
+  } else {
+    launch_kernel_of(op, plan, p, scope);
+  }
+}
+
+DeviceModel device_model(const LaunchScope& scope) {
+  return {scope.facts().capability, scope.facts().sm_count};
+}
+
+// ---- fp32-accurate products over bf16 parts ----
+
+// Below this many multiply-adds the splitting costs more than it saves over 3xTF32.
+constexpr double kExactMinWork = 1 << 27;
+constexpr int64_t kExactWorkspace = int64_t{1} << 30;  // bytes for the parts of A at a time
+
+bool wants_exact_parts(const GemmProblem& p, const LaunchScope& scope) {
+  return p.math == MathMode::kFp32 && scope.facts().capability / 10 == 9 && p.n % 4 == 0 &&
+         double(p.m) * p.n * p.k >= kExactMinWork;
+}
+
+void run_exact(const GemmCall& call, GemmProblem p, const LaunchScope& scope) {
+  const int64_t columns = split_columns(p.k);
+  const MatrixView b = call.b.transposed();
+  const SplitSource source_b{static_cast<const float*>(b.data), b.rows, b.cols, b.row_stride,
+                             b.col_stride};
+  const int64_t rows_at_once =
+      std::min(p.m, std::max<int64_t>(128, kExactWorkspace / (columns * 2) / 128 * 128));
+  const Tensor parts_a = workspace(rows_at_once * columns * 2, scope);
+  const Tensor parts_b = workspace(p.n * columns * 2, scope);
+  const Tensor flag = workspace(16, scope);
+  int* nonfinite = static_cast<int*>(flag.mutable_data_ptr());
+  FUSEDOPS_CHECK(cudaMemsetAsync(nonfinite, 0, sizeof(int), scope.stream()) == cudaSuccess, call.op,
+                 ": could not clear the workspace");
+
+  const LaunchContext context = scope.context();
+  check_launched(
+      call.op, split_fp32(SplitSide::kB, source_b, parts_b.mutable_data_ptr(), nonfinite, context));
+  p.split_parts = true;
+  p.b = {parts_b.const_data_ptr(), columns, 0, Major::kK};
+  for (int64_t row = 0; row < call.a.rows; row += rows_at_once) {
+    GemmProblem chunk = p;
+    chunk.m = std::min(rows_at_once, call.a.rows - row);
+    const SplitSource source_a{static_cast<const float*>(call.a.data) + row * call.a.row_stride,
+                               chunk.m, p.k, call.a.row_stride, call.a.col_stride};
+    check_launched(call.op, split_fp32(SplitSide::kA, source_a, parts_a.mutable_data_ptr(),
+                                       nonfinite, context));
+    chunk.a = {parts_a.const_data_ptr(), columns, 0, Major::kK};
+    chunk.k = columns;
+    chunk.d = const_cast<void*>(offset(p.d, row * p.ldd, 4));
+    if (p.preact) chunk.preact = const_cast<void*>(offset(p.preact, row * p.ldd, 4));
+    launch_plan(call.op, select_gemm(chunk, device_model(scope)), chunk, scope);
+    check_launched(call.op, repair_nonfinite(source_a, source_b, chunk, nonfinite, context));
+  }
+}
+
+// ---- preparing operands ----
+
+struct Prepared {
+  GemmProblem problem;
+  Tensor a, b;  // packed copies, where they were needed
+};
+
+// TF32 WGMMA reads K-major operands only: above this much work a transposing copy pays.
+constexpr double kPackMinWork = 1 << 28;
+
+// Kernels read operands in 16-byte accesses. One of the sm_80 kernels reads 4- and 8-byte elements
+// singly: enough for a small product.
+constexpr double kWordReadsMaxWork = 1 << 24;
+
+bool operand_fits(const GemmProblem& p, const GemmOperand& operand, int64_t rows) {
+  const int64_t across = operand.major == Major::kK ? rows : p.k;
+  return sm80_readable(p, operand, across, 16) ||
+         (dtype_bytes(p.dtype) >= 4 && double(p.m) * p.n * p.k <= kWordReadsMaxWork);
+}
+
+Prepared prepare(const GemmCall& call, GemmProblem p, const LaunchScope& scope) {
+  Prepared prepared;
+  const MatrixView b = call.b.transposed();
+  const bool transpose = p.math == MathMode::kTf32 && scope.facts().capability / 10 == 9 &&
+                         double(p.m) * p.n * p.k >= kPackMinWork;
+  const auto readable = [&](const MatrixView& view, GemmOperand& operand) {
+    return natural_operand(view, operand) && operand_fits(p, operand, view.rows) &&
+           !(transpose && operand.major == Major::kMN);
+  };
+  bool pack_a = !readable(call.a, p.a);
+  bool pack_b = !readable(b, p.b);
+  // NOTE: zero padding of a packed K is harmless only when both sides have it, so a ragged K packs
+  // both.
+  if (p.k % (16 / dtype_bytes(p.dtype)) != 0 && (pack_a || pack_b)) pack_a = pack_b = true;
+  if (pack_a) p.a = packed_operand(call, call.a, prepared.a, scope);
+  if (pack_b) p.b = packed_operand(call, b, prepared.b, scope);
+  if (pack_a && pack_b) p.k = round_up(p.k, 16 / dtype_bytes(p.dtype));
+  prepared.problem = p;
+  return prepared;
+}
+
+// True when the result does not need a product: d is empty or act(bias).
+bool finished_early(const GemmCall& call, const GemmProblem& p, const LaunchScope& scope) {
+  if (p.m == 0 || p.n == 0) return true;
+  if (p.k > 0) return false;
+  check_launched(call.op, splitk_reduce(p, nullptr, 0, scope.context()));
+  return true;
+}
+
+}  // namespace
+
+MatrixView rows_view(const Tensor& tensor, Tensor& holder) {
+  holder = tensor;
+  const int64_t dims = tensor.dim();
+  const int64_t rows = leading_numel(tensor), cols = tensor.size(dims - 1);
+  const auto collapses = [&] {
+    int64_t expected = -1;  // the stride that dimension i must have, once one is known
+    for (int64_t i = dims - 2; i >= 0; --i) {
+      if (tensor.size(i) == 1) continue;
+      if (expected >= 0 && tensor.stride(i) != expected) return int64_t{-1};
+      expected = tensor.stride(i) * tensor.size(i);
+    }
+    return int64_t{0};
+  };
+  if (rows > 0 && cols > 0 && collapses() < 0) holder = torch::stable::contiguous(tensor);
+  int64_t row_stride = cols;
+  for (int64_t i = dims - 2; i >= 0; --i) {
+    if (holder.size(i) == 1) continue;
+    row_stride = holder.stride(i);
+    break;
+  }
+  return {holder.const_data_ptr(), rows, cols, row_stride, cols == 1 ? 1 : holder.stride(dims - 1)};
+}
+
+void run_gemm(const GemmCall& call, const Tensor& d, const Tensor* preact,
+              const LaunchScope& scope) {
+  const GemmProblem p = problem_of(call, d, preact);
+  if (finished_early(call, p, scope)) return;
+  if (wants_exact_parts(p, scope)) return run_exact(call, p, scope);
+  const Prepared prepared = prepare(call, p, scope);
+  const GemmPlan plan = select_gemm(prepared.problem, device_model(scope));
+  FUSEDOPS_CHECK(plan.config >= 0, call.op, ": no kernel takes this problem: M = ", p.m,
+                 ", N = ", p.n, ", K = ", p.k);
+  launch_plan(call.op, plan, prepared.problem, scope);
+}
+
+void run_gemm_with_plan(const GemmCall& call, const GemmPlan& plan, const Tensor& d,
+                        const Tensor* preact, const LaunchScope& scope) {
+  const GemmProblem p = problem_of(call, d, preact);
+  if (finished_early(call, p, scope)) return;
+  launch_plan(call.op, plan, prepare(call, p, scope).problem, scope);
+}
+
+}  // namespace fusedops

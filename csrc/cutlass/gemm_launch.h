@@ -1,0 +1,46 @@
+// From strided matrices to launched kernels: selection, packing of what the hardware cannot read,
+// split-K, the fp32-accurate path. The ops in linear.cpp stand on this.
+#pragma once
+
+#include <optional>
+
+#include "common/launch.h"
+#include "cutlass/select.h"
+
+namespace fusedops {
+
+// A strided (rows, cols) matrix over memory that its owner keeps alive.
+struct MatrixView {
+  const void* data;
+  int64_t rows, cols;
+  int64_t row_stride, col_stride;  // elements
+
+  MatrixView transposed() const { return {data, cols, rows, col_stride, row_stride}; }
+};
+
+// The matrix (rows, C) of a (..., C) tensor; `holder` keeps the copy that is made when its leading
+// dimensions do not collapse to one stride.
+MatrixView rows_view(const Tensor& tensor, Tensor& holder);
+
+// What to compute: d = act(a @ b + bias).
+struct GemmCall {
+  const char* op;
+  MatrixView a;  // (M, K)
+  MatrixView b;  // (K, N)
+  DType dtype;
+  bool allow_tf32 = false;
+  const Tensor* bias = nullptr;  // (N,)
+  Activation activation = Activation::kNone;
+  Epilogue epilogue = Epilogue::kFused;
+};
+
+// d and preact: contiguous (M, N) of the call's dtype; fp32 d for kAccumulator. Throws with the
+// op's name on failure.
+void run_gemm(const GemmCall& call, const Tensor& d, const Tensor* preact,
+              const LaunchScope& scope);
+
+// The same through a given plan: tuning and tests.
+void run_gemm_with_plan(const GemmCall& call, const GemmPlan& plan, const Tensor& d,
+                        const Tensor* preact, const LaunchScope& scope);
+
+}  // namespace fusedops

@@ -1,0 +1,15 @@
+#include "cutlass/sm90_gemm.cuh"
+
+namespace fusedops::sm90 {
+
+static const bool registered_0 =
+    register_range<DType::kFloat16, MathMode::kNative, Major::kK, Major::kK, Epilogue::kAccumulator,
+                   0, kNumSm90Configs>();
+static const bool registered_1 =
+    register_range<DType::kFloat16, MathMode::kNative, Major::kK, Major::kMN,
+                   Epilogue::kAccumulator, 0, kNumSm90Configs>();
+static const bool registered_2 =
+    register_range<DType::kFloat16, MathMode::kNative, Major::kMN, Major::kMN,
+                   Epilogue::kAccumulator, 0, kNumSm90Configs>();
+
+}  // namespace fusedops::sm90

@@ -1,0 +1,176 @@
+#include "cutlass/select.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <limits>
+
+#include "cutlass/sm80_configs.h"
+#include "cutlass/sm90_configs.h"
+
+namespace fusedops {
+namespace {
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// ---- legality ----
+
+bool aligned16(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
+
+const char* operand_refusal(const GemmOperand& operand, int64_t rows, int64_t k, int64_t bytes) {
+  if (!aligned16(operand.data)) return "an operand is not 16-byte aligned";
+  if (operand.ld * bytes % 16 != 0) return "a leading dimension is not a multiple of 16 bytes";
+  const int64_t contiguous = operand.major == Major::kK ? k : rows;
+  if (contiguous * bytes % 16 != 0) return "a contiguous extent is not a multiple of 16 bytes";
+  return nullptr;
+}
+
+// ---- the time model ----
+
+// Fitted to a sweep on one H200 (perf/results/h200/gemm_sweep.csv); see perf/fit_gemm_model.py.
+constexpr double kClockGhz = 1.60;       // sustained under load: the card is power limited
+constexpr double kMmaPerCycle = 2048;    // 16-bit multiply-adds per cycle and SM at the WGMMA peak
+constexpr double kL2BytesPerCycle = 52;  // into shared memory, per SM
+constexpr double kDramBytesPerUs = 3.9e6;  // read or written
+constexpr double kLaunchUs = 2.2;          // launch, prologue and drain of a kernel
+constexpr double kFillCycles = 900;        // first bytes of a tile until its first MMA
+constexpr double kReduceUs = 1.6;          // launch of the split-K reduction
+
+struct TileCost {
+  double mainloop;  // cycles per tile
+  double epilogue;
+};
+
+TileCost tile_cost(const GemmProblem& p, const GemmConfig& c, int64_t k) {
+  const double bytes = static_cast<double>(dtype_bytes(p.dtype));
+  const double iterations = static_cast<double>(ceil_div(k, 128 / operand_bytes(p)));
+  const double mma = double(c.tile_m) * c.tile_n * 64 / kMmaPerCycle;
+  // Operands of a WGMMA come from shared memory: narrow tiles re-read A too often.
+  const double shared = (64.0 + c.tile_n) * c.tile_m / 64 * 128 / 128;
+  const double l2 =
+      128.0 * (c.tile_m / double(c.cluster_n) + c.tile_n / double(c.cluster_m)) / kL2BytesPerCycle;
+  const double out_bytes = p.epilogue == Epilogue::kAccumulator ? 4 : bytes;
+  const double stores = p.epilogue == Epilogue::kPreact ? 2 : 1;
+  const double epilogue = 250 + double(c.tile_m) * c.tile_n * (0.022 * out_bytes * stores + 0.035);
+  return {iterations * std::max({mma, shared, l2}), epilogue};
+}
+
+double sm90_us(const GemmProblem& p, const GemmConfig& c, int splits, const DeviceModel& device) {
+  const int64_t slice_k = ceil_div(p.k, splits);
+  const TileCost cost = tile_cost(p, c, slice_k);
+  const int64_t clusters_m = ceil_div(ceil_div(p.m, c.tile_m), c.cluster_m);
+  const int64_t clusters_n = ceil_div(ceil_div(p.n, c.tile_n), c.cluster_n);
+  const int64_t clusters = clusters_m * clusters_n * splits;
+  const int64_t slots = device.sm_count / (c.cluster_m * c.cluster_n);
+  const double waves = static_cast<double>(ceil_div(clusters, slots));
+  // Pingpong hides every epilogue but the last, or the mainloop when that is the shorter one.
+  const double cycles =
+      c.schedule == Schedule::kPingpong
+          ? (waves - 1) * std::max(cost.mainloop, cost.epilogue / 2) + cost.mainloop + cost.epilogue
+          : waves * (cost.mainloop + cost.epilogue);
+  const double bytes = static_cast<double>(dtype_bytes(p.dtype));
+  const double out = double(p.m) * p.n * (p.epilogue == Epilogue::kPreact ? 2 : 1);
+  const double dram = (double(p.m) * p.k + double(p.k) * p.n + out) * bytes / kDramBytesPerUs;
+  double us = kLaunchUs + std::max((kFillCycles + cycles) / (kClockGhz * 1e3), dram);
+  if (splits > 1) us += kReduceUs + double(p.m) * p.n * splits * 4 / (2 * kDramBytesPerUs);
+  return us;
+}
+
+// The mma.sync family: one block per SM at a time, about 60 % of the WGMMA rate.
+double sm80_us(const GemmProblem& p, const GemmConfig& c, int splits, const DeviceModel& device) {
+  const double tiles = double(ceil_div(p.m, c.tile_m)) * ceil_div(p.n, c.tile_n) * splits;
+  const double waves = std::max(1.0, std::ceil(tiles / device.sm_count));
+  const double mma = double(c.tile_m) * c.tile_n * ceil_div(p.k, splits) / (kMmaPerCycle * 0.5);
+  return kLaunchUs + waves * (2000 + mma) / (kClockGhz * 1e3) + (splits > 1 ? kReduceUs : 0);
+}
+
+// ---- enumeration ----
+
+constexpr int kSplitChoices[] = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128};
+
+// K slices are whole mainloop steps, and a slice shorter than this is all prologue.
+constexpr int64_t kMinSliceK = 256;
+
+bool splits_allowed(const GemmProblem& p, int splits) {
+  if (splits == 1) return true;
+  const bool half = p.dtype == DType::kFloat16 || p.dtype == DType::kBFloat16;
+  return half && p.batch == 1 && p.k / splits >= kMinSliceK;
+}
+
+void choose_raster(const GemmProblem& p, const GemmConfig& c, GemmPlan& plan) {
+  // Bands keep the smaller operand's tiles in L2 while the other streams.
+  const int64_t tiles_m = ceil_div(p.m, c.tile_m), tiles_n = ceil_div(p.n, c.tile_n);
+  plan.swizzle = std::min(tiles_m, tiles_n) >= 16 ? 4 : 1;
+  plan.raster = Raster::kAuto;
+}
+
+}  // namespace
+
+const char* tma_refusal(const GemmProblem& p) {
+  const int64_t bytes = operand_bytes(p);
+  const int64_t limit = std::numeric_limits<int32_t>::max();
+  if (p.dtype == DType::kFloat64) return "fp64 has no WGMMA";
+  if (p.m > limit || p.n > limit || p.k > limit) return "an extent exceeds 2^31 - 1";
+  if (const char* reason = operand_refusal(p.a, p.m, p.k, bytes)) return reason;
+  if (const char* reason = operand_refusal(p.b, p.n, p.k, bytes)) return reason;
+  const int64_t out_bytes = p.epilogue == Epilogue::kAccumulator ? 4 : dtype_bytes(p.dtype);
+  if (!aligned16(p.d) || !aligned16(p.preact) || !aligned16(p.bias) ||
+      p.ldd * out_bytes % 16 != 0 || p.n * out_bytes % 16 != 0) {
+    return "the output or the bias is not 16-byte aligned";
+  }
+  return nullptr;
+}
+
+std::vector<Candidate> enumerate_candidates(const GemmProblem& problem, const DeviceModel& device) {
+  std::vector<Candidate> candidates;
+  const char* refusal = device.capability / 10 != 9 ? "not a Hopper GPU" : tma_refusal(problem);
+  for (int splits : kSplitChoices) {
+    if (!splits_allowed(problem, splits)) continue;
+    GemmProblem slice = problem;
+    if (splits > 1) slice.epilogue = Epilogue::kAccumulator;
+    for (int i = 0; i < kNumSm90Configs; ++i) {
+      if (!sm90_compiled(i, slice.dtype, slice.math, slice.epilogue, slice.a.major,
+                         slice.b.major)) {
+        continue;
+      }
+      Candidate candidate{{Family::kSm90, i, splits}, refusal};
+      const GemmConfig& config = kSm90Configs[i];
+      choose_raster(slice, config, candidate.plan);
+      if (!refusal) candidate.plan.expected_us = sm90_us(slice, config, splits, device);
+      candidates.push_back(candidate);
+    }
+    if (problem.split_parts) continue;
+    for (int i = 0; i < kNumSm80Configs; ++i) {
+      Candidate candidate{{Family::kSm80, i, splits}, sm80_refusal(i, slice)};
+      candidate.plan.expected_us = sm80_us(slice, kSm80Configs[i], splits, device);
+      candidates.push_back(candidate);
+    }
+  }
+  return candidates;
+}
+
+GemmPlan select_gemm(const GemmProblem& problem, const DeviceModel& device) {
+  GemmPlan best;
+  for (const Candidate& candidate : enumerate_candidates(problem, device)) {
+    if (candidate.rejected) continue;
+    if (best.config < 0 || candidate.plan.expected_us < best.expected_us) best = candidate.plan;
+  }
+  return best;
+}
+
+const GemmConfig& config_of(Family family, int config) {
+  return family == Family::kSm90 ? kSm90Configs[config] : kSm80Configs[config];
+}
+
+std::string config_name(Family family, int config) {
+  const GemmConfig& c = config_of(family, config);
+  const char* schedule = c.schedule == Schedule::kPingpong      ? "pingpong"
+                         : c.schedule == Schedule::kCooperative ? "cooperative"
+                                                                : "multistage";
+  char name[80];
+  std::snprintf(name, sizeof name, "%s %dx%d %s %dx%d", family == Family::kSm90 ? "sm90" : "sm80",
+                c.tile_m, c.tile_n, schedule, c.cluster_m, c.cluster_n);
+  return name;
+}
+
+}  // namespace fusedops

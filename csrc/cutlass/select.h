@@ -1,0 +1,46 @@
+// Which kernel serves a product: enumerate the configs, reject with a reason, rank by a time model.
+// Host only.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "cutlass/config.h"
+
+namespace fusedops {
+
+// What the ranking may use: the device and, for tests without one, made-up figures.
+struct DeviceModel {
+  int capability = 90;  // 10 * major + minor
+  int sm_count = 132;
+};
+
+struct GemmPlan {
+  Family family = Family::kSm80;
+  int config = -1;  // index into the family's table; -1: nothing fits
+  int splits = 1;   // > 1: kAccumulator slices over K, then splitk_reduce
+  int swizzle = 1;
+  Raster raster = Raster::kAuto;
+  double expected_us = 0;
+};
+
+struct Candidate {
+  GemmPlan plan;
+  const char* rejected = nullptr;  // the reason, or null when ranked
+};
+
+// Every (config, splits) considered, in table order: what explain and the tests read.
+std::vector<Candidate> enumerate_candidates(const GemmProblem& problem, const DeviceModel& device);
+
+// The fastest by the model; config == -1 when every candidate is rejected.
+GemmPlan select_gemm(const GemmProblem& problem, const DeviceModel& device);
+
+// Why TMA cannot address this problem (null: it can). The sm_80 family serves what this refuses.
+const char* tma_refusal(const GemmProblem& problem);
+
+const GemmConfig& config_of(Family family, int config);
+
+// "sm90 128x192 pingpong 2x1"
+std::string config_name(Family family, int config);
+
+}  // namespace fusedops

@@ -1,0 +1,75 @@
+// The TMA + WGMMA kernels that are compiled: data for selection (host) and for instances/sm90_*.cu
+// (device). tile_k counts 2-byte elements: every kernel stages 128 bytes of K.
+#pragma once
+
+#include "cutlass/config.h"
+
+namespace fusedops {
+
+namespace sm90 {
+
+// A letter pair per operand layout: T = K contiguous in A / N = K contiguous in B, as BLAS names
+// them.
+inline constexpr unsigned kForward = variant_bit(Epilogue::kFused, Major::kK, Major::kK);
+inline constexpr unsigned kPreact = variant_bit(Epilogue::kPreact, Major::kK, Major::kK);
+inline constexpr unsigned kDgrad = variant_bit(Epilogue::kFused, Major::kK, Major::kMN);
+inline constexpr unsigned kWgrad = variant_bit(Epilogue::kFused, Major::kMN, Major::kMN);
+inline constexpr unsigned kBothTransposed = variant_bit(Epilogue::kFused, Major::kMN, Major::kK);
+inline constexpr unsigned kForwardSplit = variant_bit(Epilogue::kAccumulator, Major::kK, Major::kK);
+inline constexpr unsigned kDgradSplit = variant_bit(Epilogue::kAccumulator, Major::kK, Major::kMN);
+inline constexpr unsigned kWgradSplit = variant_bit(Epilogue::kAccumulator, Major::kMN, Major::kMN);
+
+inline constexpr unsigned kTf32 = 1u << 30;       // the kK, kK forms exist in TF32 too
+inline constexpr unsigned kExactFp32 = 1u << 31;  // fp32-accurate only
+
+}  // namespace sm90
+
+inline constexpr GemmConfig kSm90Configs[] = {
+    {128, 128, 64, 1, 1, Schedule::kPingpong,
+     sm90::kForward | sm90::kPreact | sm90::kDgrad | sm90::kWgrad | sm90::kBothTransposed |
+         sm90::kWgradSplit | sm90::kTf32},
+    {128, 128, 64, 2, 1, Schedule::kPingpong,
+     sm90::kForward | sm90::kPreact | sm90::kDgrad | sm90::kWgrad | sm90::kWgradSplit},
+    {128, 128, 64, 1, 2, Schedule::kPingpong, sm90::kForward},
+    {128, 192, 64, 1, 1, Schedule::kPingpong, sm90::kForward | sm90::kPreact | sm90::kDgrad},
+    {128, 192, 64, 2, 1, Schedule::kPingpong,
+     sm90::kForward | sm90::kPreact | sm90::kDgrad | sm90::kWgrad},
+    {128, 256, 64, 2, 1, Schedule::kCooperative,
+     sm90::kTf32 | sm90::kForward | sm90::kPreact | sm90::kDgrad | sm90::kWgrad |
+         sm90::kWgradSplit},
+    {256, 128, 64, 1, 1, Schedule::kCooperative, sm90::kForward | sm90::kDgrad},
+    {256, 128, 64, 1, 2, Schedule::kCooperative,
+     sm90::kTf32 | sm90::kForward | sm90::kPreact | sm90::kDgrad | sm90::kWgrad},
+    {256, 192, 64, 2, 1, Schedule::kCooperative, sm90::kForward},
+    {64, 128, 64, 1, 1, Schedule::kPingpong,
+     sm90::kForward | sm90::kPreact | sm90::kDgrad | sm90::kWgrad | sm90::kForwardSplit},
+    {64, 64, 64, 1, 1, Schedule::kPingpong,
+     sm90::kTf32 | sm90::kForward | sm90::kPreact | sm90::kDgrad | sm90::kWgrad |
+         sm90::kForwardSplit | sm90::kDgradSplit | sm90::kWgradSplit},
+    {64, 32, 64, 1, 1, Schedule::kPingpong, sm90::kForward | sm90::kForwardSplit},
+    {128, 64, 64, 1, 1, Schedule::kPingpong,
+     sm90::kForward | sm90::kPreact | sm90::kDgrad | sm90::kWgrad},
+    {64, 192, 64, 1, 1, Schedule::kPingpong, sm90::kForward | sm90::kForwardSplit},
+    {64, 256, 64, 1, 1, Schedule::kPingpong, sm90::kForward | sm90::kDgradSplit},
+    {128, 128, 64, 1, 1, Schedule::kCooperative, sm90::kExactFp32},
+    {128, 192, 64, 2, 1, Schedule::kCooperative, sm90::kExactFp32},
+};
+inline constexpr int kNumSm90Configs = sizeof(kSm90Configs) / sizeof(kSm90Configs[0]);
+
+// Which kernels exist. WGMMA takes 16-bit operands in any layout, TF32 operands K-major only;
+// fp32-accurate products run over bf16 parts (see cuda/split_fp32.cuh), K-major as well, in the
+// tiles that kExactFp32 marks.
+constexpr bool sm90_compiled(int config, DType dtype, MathMode math, Epilogue epilogue, Major a,
+                             Major b) {
+  const GemmConfig& tile = kSm90Configs[config];
+  const bool exact_tile = (tile.variants & sm90::kExactFp32) != 0;
+  if (dtype == DType::kFloat64 || exact_tile != (math == MathMode::kFp32)) return false;
+  if (dtype == DType::kFloat32) {
+    if (a != Major::kK || b != Major::kK || epilogue == Epilogue::kAccumulator) return false;
+    if (math == MathMode::kFp32) return true;
+    if (!(tile.variants & sm90::kTf32)) return false;
+  }
+  return (tile.variants & variant_bit(epilogue, a, b)) != 0;
+}
+
+}  // namespace fusedops

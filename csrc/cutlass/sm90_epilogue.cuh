@@ -1,0 +1,99 @@
+// Epilogue visitor trees of the sm_90a family: D = act(acc + bias), optionally storing the
+// pre-activation.
+#pragma once
+
+#include "cutlass/activation.cuh"
+#include "cutlass/epilogue/collective/collective_builder.hpp"
+#include "cutlass/epilogue/fusion/sm90_callbacks_tma_warpspecialized.hpp"
+#include "cutlass/gemm.h"
+
+namespace fusedops::sm90 {
+
+namespace fusion = cutlass::epilogue::fusion;
+
+// Compute node: the run-time activation of a fragment of pre-activations.
+template <class T>
+struct ActivationNode {
+  struct Arguments {
+    Activation activation = Activation::kNone;
+  };
+};
+
+template <class T, int N>
+struct ActivationNode<cutlass::Array<T, N>> {
+  template <class Arguments>
+  CUTLASS_DEVICE cutlass::Array<T, N> operator()(cutlass::Array<T, N> z,
+                                                 const Arguments& arguments) const {
+    activate_array<false>(arguments.activation, z);
+    return z;
+  }
+};
+
+template <class T>
+struct PreciseActivationNode : ActivationNode<T> {};
+
+template <class T, int N>
+struct PreciseActivationNode<cutlass::Array<T, N>> {
+  template <class Arguments>
+  CUTLASS_DEVICE cutlass::Array<T, N> operator()(cutlass::Array<T, N> z,
+                                                 const Arguments& arguments) const {
+    activate_array<true>(arguments.activation, z);
+    return z;
+  }
+};
+
+// CtaTile: the tile shape of one CTA. Element: of bias, D and the stored pre-activation.
+template <Epilogue kEpilogue, class CtaTile, class Schedule, class Element>
+struct FusionTree {
+  static constexpr auto kRound = cutlass::FloatRoundStyle::round_to_nearest;
+  static constexpr bool kPrecise = cutlass::sizeof_bits<Element>::value > 16;
+
+  using BiasStride = cute::Stride<cute::_0, cute::_1, int64_t>;
+  using Preact = fusion::Sm90EVT<fusion::Sm90Compute<cutlass::plus, float, float, kRound>,
+                                 fusion::Sm90RowBroadcast<0, CtaTile, Element, float, BiasStride>,
+                                 fusion::Sm90AccFetch>;
+
+  using Descriptor = cutlass::epilogue::collective::detail::EpilogueDescriptor<
+      CtaTile, cutlass::epilogue::collective::EpilogueTileAuto, void, Element, Schedule>;
+  using AuxDescriptor =
+      cutlass::epilogue::collective::detail::AuxStoreDescriptor<Descriptor,
+                                                                cutlass::layout::RowMajor, Element>;
+  using StoredPreact =
+      fusion::Sm90EVT<fusion::Sm90AuxStore<AuxDescriptor::Stages, typename Descriptor::EpilogueTile,
+                                           Element, kRound, typename AuxDescriptor::Stride,
+                                           typename AuxDescriptor::SmemLayoutAtom,
+                                           typename AuxDescriptor::CopyOpR2S>,
+                      Preact>;
+
+  template <class Child>
+  using Activate = cute::conditional_t<
+      kPrecise,
+      fusion::Sm90EVT<fusion::Sm90Compute<PreciseActivationNode, Element, float, kRound>, Child>,
+      fusion::Sm90EVT<fusion::Sm90Compute<ActivationNode, Element, float, kRound>, Child>>;
+
+  using type =
+      cute::conditional_t<kEpilogue == Epilogue::kFused, Activate<Preact>, Activate<StoredPreact>>;
+
+  static typename type::Arguments arguments(const GemmProblem& problem) {
+    typename Preact::Arguments preact{
+        {static_cast<const Element*>(problem.bias), Element(0), {}}, {}, {}};
+    if constexpr (kEpilogue == Epilogue::kFused) {
+      return {preact, {problem.activation}};
+    } else {
+      return {{preact, {static_cast<Element*>(problem.preact), {problem.ldd, cute::_1{}, 0}}},
+              {problem.activation}};
+    }
+  }
+};
+
+// fp32 partial products of a split-K slice.
+template <class CtaTile, class Schedule, class Element>
+struct FusionTree<Epilogue::kAccumulator, CtaTile, Schedule, Element> {
+  using type =
+      fusion::Sm90EVT<fusion::Sm90Compute<cutlass::epilogue::thread::Identity, float, float,
+                                          cutlass::FloatRoundStyle::round_to_nearest>,
+                      fusion::Sm90AccFetch>;
+  static typename type::Arguments arguments(const GemmProblem&) { return {}; }
+};
+
+}  // namespace fusedops::sm90
