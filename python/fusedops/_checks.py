@@ -1,0 +1,30 @@
+"""The checks that C++ cannot make: what an op never gets to see."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+
+def raise_not_tensor(op: str, **arguments: object) -> NoReturn:
+    """Raise the TypeError for the first argument that is no tensor; bias may be None."""
+    for name, value in arguments.items():
+        if not isinstance(value, Tensor) and not (name == "bias" and value is None):
+            kind = "a Tensor or None" if name == "bias" else "a Tensor"
+            raise TypeError(f"{op}: {name} must be {kind}; got {type(value).__name__}")
+    raise AssertionError(f"{op}: every argument is a tensor")
+
+
+def refuse_grad(op: str, **tensors: Tensor) -> None:
+    """Raise where a forward-only op would cut a tensor out of the graph."""
+    # NOTE: a raw op returns a tensor with requires_grad=True whose backward leaves grad None.
+    if not torch.is_grad_enabled():
+        return
+    for name, tensor in tensors.items():
+        if tensor.requires_grad:
+            raise RuntimeError(
+                f"{op}: {name} must not require grad, since {op} has no backward (detach it or use "
+                f"torch.no_grad()); got a tensor that requires grad"
+            )

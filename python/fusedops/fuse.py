@@ -1,0 +1,284 @@
+"""fuse: replace nn.Linear, and nn.Linear + activation, in an existing model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn as torch_nn
+
+from .nn import Linear
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+__all__ = ["FuseReport", "FusedLayer", "SkippedLayer", "fuse"]
+
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_state_dict_hooks",
+    "_state_dict_pre_hooks",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+)
+
+
+@dataclass(frozen=True)
+class FusedLayer:
+    """One layer that runs fused now."""
+
+    name: str  # its path in the model; every path, joined by ", ", when it is shared
+    shape: str  # "in -> out"
+    activation: str | None
+    absorbed: tuple[str, ...]  # the paths of the activation modules that became nn.Identity
+    note: str = ""  # why a following activation was not absorbed
+
+
+@dataclass(frozen=True)
+class SkippedLayer:
+    """One linear layer that was left alone."""
+
+    name: str
+    kind: str
+    reason: str
+
+
+@dataclass
+class FuseReport:
+    """What `fuse` did: print it for a table.
+
+    Attributes:
+        fused: The layers that run fused now.
+        skipped: The linear layers that were left alone, with the reason.
+        unchanged: How many fused layers were there before.
+    """
+
+    fused: list[FusedLayer] = field(default_factory=list)
+    skipped: list[SkippedLayer] = field(default_factory=list)
+    unchanged: int = 0
+
+    @property
+    def num_fused(self) -> int:
+        """How many layers were replaced."""
+        return len(self.fused)
+
+    @property
+    def num_absorbed(self) -> int:
+        """How many activation modules became part of a linear layer."""
+        return sum(len(layer.absorbed) for layer in self.fused)
+
+    @property
+    def num_skipped(self) -> int:
+        """How many linear layers were left alone."""
+        return len(self.skipped)
+
+    def __str__(self) -> str:
+        lines = [
+            f"fused {self.num_fused} linear layer(s), absorbed {self.num_absorbed} activation(s), "
+            f"skipped {self.num_skipped}, fused before {self.unchanged}"
+        ]
+        rows = [
+            (
+                layer.name or "(model)",
+                layer.shape,
+                layer.activation or "none",
+                _absorbed_text(layer),
+            )
+            for layer in self.fused
+        ]
+        if rows:
+            lines += ["", *_table(("fused layer", "shape", "activation", "notes"), rows)]
+        left = [(s.name or "(model)", s.kind, s.reason) for s in self.skipped]
+        if left:
+            lines += ["", *_table(("skipped layer", "type", "reason"), left)]
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def _absorbed_text(layer: FusedLayer) -> str:
+    absorbed = f"absorbed {', '.join(layer.absorbed)}" if layer.absorbed else ""
+    return "; ".join(text for text in (absorbed, layer.note) if text)
+
+
+def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
+    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+    rule = tuple("-" * width for width in widths)
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in [header, rule, *rows]
+    ]
+
+
+def _activation_name(module: torch_nn.Module) -> str | None:
+    """The activation that a torch module computes, None for any other module."""
+    # NOTE: exact types; a subclass may compute anything.
+    kind = type(module)
+    if "forward" in vars(module):
+        return None
+    if kind is torch_nn.GELU:
+        return {"none": "gelu", "tanh": "gelu_tanh"}.get(str(module.approximate))
+    return {
+        torch_nn.ReLU: "relu",
+        torch_nn.SiLU: "silu",
+        torch_nn.Sigmoid: "sigmoid",
+        torch_nn.Tanh: "tanh",
+    }.get(kind)
+
+
+def _hooked(module: torch_nn.Module) -> bool:
+    return any(getattr(module, name, None) for name in _HOOKS)
+
+
+def _reason_to_skip(module: torch_nn.Linear) -> str | None:
+    """Why a linear layer must stay what it is, None where it may be replaced."""
+    if type(module) not in (torch_nn.Linear, Linear):
+        # NOTE: parametrize and weight_norm make subclasses too.
+        if hasattr(module, "parametrizations"):
+            return "has parametrizations"
+        return "a subclass of nn.Linear may compute something else"
+    if _hooked(module):
+        return "has hooks (weight_norm, spectral_norm and pruning are hooks too)"
+    if "forward" in vars(module):
+        return "its forward was replaced on the instance"
+    extra = [*module._modules, *module._buffers, *(set(module._parameters) - {"weight", "bias"})]
+    if extra:
+        return f"has more than weight and bias: {', '.join(sorted(extra))}"
+    for name in ("weight", "bias"):
+        tensor = module._parameters.get(name)
+        if tensor is None:
+            if name == "weight":
+                return "weight is not a parameter"
+            continue
+        if type(tensor) is not torch_nn.Parameter:
+            return f"{name} is a {type(tensor).__name__}"
+        if tensor.dtype not in _DTYPES:
+            return f"{name} has dtype {str(tensor.dtype).removeprefix('torch.')}"
+        if tensor.layout is not torch.strided:
+            return f"{name} has layout {str(tensor.layout).removeprefix('torch.')}"
+    return None
+
+
+@dataclass
+class _Site:
+    """One place in the tree where a linear layer sits, and the activation that follows it there."""
+
+    path: str
+    parent: torch_nn.Module | None = None
+    follower_key: str = ""
+    follower: torch_nn.Module | None = None
+
+
+def _sites(model: torch_nn.Module) -> dict[torch_nn.Linear, list[_Site]]:
+    """Every linear layer with the places it sits in."""
+    found: dict[torch_nn.Linear, list[_Site]] = {}
+    if isinstance(model, torch_nn.Linear):
+        found[model] = [_Site("")]
+    for prefix, parent in model.named_modules():
+        # A plain Sequential runs its children in order and nothing else
+        in_order = (
+            isinstance(parent, torch_nn.Sequential)
+            and type(parent).forward is torch_nn.Sequential.forward
+            and "forward" not in vars(parent)
+        )
+        children = list(parent._modules.items())
+        for i, (key, child) in enumerate(children):
+            if not isinstance(child, torch_nn.Linear):
+                continue
+            site = _Site(f"{prefix}.{key}" if prefix else key, parent)
+            if in_order and i + 1 < len(children):
+                site.follower_key, follower = children[i + 1]
+                site.follower = follower
+            found.setdefault(child, []).append(site)
+    return found
+
+
+def _follower_path(site: _Site) -> str:
+    return ".".join([*site.path.split(".")[:-1], site.follower_key])
+
+
+def _common_activation(module: torch_nn.Linear, sites: list[_Site]) -> tuple[str | None, str]:
+    """(activation to absorb, note): the one that follows at every place, or None and why not."""
+    names = [None if s.follower is None else _activation_name(s.follower) for s in sites]
+    if not any(names):
+        return None, ""
+    if isinstance(module, Linear) and module.activation not in (None, "none"):
+        return None, f"has activation {module.activation!r}; {_follower_path(sites[0])} stays"
+    if len(set(names)) != 1:
+        return None, "shared, and not followed by the same activation everywhere"
+    hooked = [s for s in sites if s.follower is not None and _hooked(s.follower)]
+    if hooked:
+        return None, f"{_follower_path(hooked[0])} has hooks and stays"
+    return names[0], ""
+
+
+def _absorb(sites: list[_Site]) -> Iterator[str]:
+    for site in sites:
+        assert site.parent is not None
+        assert site.follower is not None
+        identity = torch_nn.Identity()
+        identity.train(site.follower.training)
+        site.parent._modules[site.follower_key] = identity
+        yield _follower_path(site)
+
+
+def fuse(model: torch_nn.Module) -> FuseReport:
+    """Replace the linear layers of a model by fused ones, in place.
+
+    Every ``torch.nn.Linear`` becomes a `fusedops.nn.Linear`. Where a plain ``nn.Sequential`` runs
+    an activation module next (ReLU, GELU of either form, SiLU, Sigmoid, Tanh), the activation is
+    absorbed and an ``nn.Identity`` keeps its place, so that indices stay.
+
+    A layer changes its class and stays the same object. So its parameters (what the optimizer
+    holds, tied weights), state dict keys, device, training flag and everything that refers to it
+    stay valid, and a model which is itself one ``nn.Linear`` is replaced as well. A second call
+    changes nothing.
+
+    Left alone, and reported with the reason: subclasses of nn.Linear (LoRA layers,
+    parametrizations, the output projection of nn.MultiheadAttention), layers with hooks
+    (weight_norm, pruning), with an own forward, with further parameters, or with a dtype that the
+    kernels do not have.
+
+    Args:
+        model: Any module. Code that calls a layer inside an nn.Sequential directly, past the
+            Sequential, gets the absorbed activation with it.
+
+    Returns:
+        The report; print it for a table.
+
+    Raises:
+        TypeError: model is not an nn.Module.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
+        >>> print(fusedops.fuse(model))
+    """
+    if not isinstance(model, torch_nn.Module):
+        raise TypeError(f"fuse: model must be a torch.nn.Module; got {type(model).__name__}")
+    report = FuseReport()
+    for module, sites in _sites(model).items():
+        name = ", ".join(site.path for site in sites)
+        reason = _reason_to_skip(module)
+        if reason is not None:
+            report.skipped.append(SkippedLayer(name, type(module).__name__, reason))
+            continue
+        activation, note = _common_activation(module, sites)
+        if isinstance(module, Linear):
+            if activation is None:
+                report.unchanged += 1
+                continue
+        else:
+            module.__class__ = Linear
+            module.activation = None
+        absorbed: tuple[str, ...] = ()
+        if activation is not None:
+            absorbed = tuple(_absorb(sites))
+            module.activation = activation
+        shape = f"{module.in_features} -> {module.out_features}"
+        report.fused.append(FusedLayer(name, shape, activation, absorbed, note))
+    return report

@@ -1,0 +1,18 @@
+"""Pure-torch definitions of every op: the specification, slow and plain.
+
+Feed float64 tensors to get the values that the tests measure errors against.
+"""
+
+from .activation import activate, activate_grad
+from .gemm import linear, linear_backward, linear_preact, matmul, matmul_backward, matmul_preact
+
+__all__ = [
+    "activate",
+    "activate_grad",
+    "linear",
+    "linear_backward",
+    "linear_preact",
+    "matmul",
+    "matmul_backward",
+    "matmul_preact",
+]
