@@ -227,8 +227,9 @@ Tensor gemm_with_config(const Tensor& a,                    // (M, K)
                         int64_t swizzle, int64_t raster, bool with_preact) {
   const char* op = "gemm_with_config";
   const LinearShape shape = check_matmul(op, a, b, bias, activation);
-  FUSEDOPS_CHECK(family >= 0 && family < kNumFamilies && config >= 0 && config < kMaxConfigs &&
-                     splits >= 1 && raster >= 0 && raster <= 2,
+  FUSEDOPS_CHECK(family >= 0 && family < kNumFamilies && config >= 0 &&
+                     config < num_configs(static_cast<Family>(family)) && splits >= 1 &&
+                     raster >= 0 && raster <= 2,
                  op, ": family, config, splits or raster is out of range");
   const LaunchScope scope(op, a);
   GemmCall call = matmul_call(a, b, shape, /*allow_tf32=*/true);

@@ -158,6 +158,10 @@ GemmPlan select_gemm(const GemmProblem& problem, const DeviceModel& device) {
   return best;
 }
 
+int num_configs(Family family) {
+  return family == Family::kSm90 ? kNumSm90Configs : kNumSm80Configs;
+}
+
 const GemmConfig& config_of(Family family, int config) {
   return family == Family::kSm90 ? kSm90Configs[config] : kSm80Configs[config];
 }
