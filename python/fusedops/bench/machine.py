@@ -27,7 +27,9 @@ CEILING_REPEATS = 7
 
 
 def default_device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
 
 
 def gpu_name(device: torch.device) -> str:

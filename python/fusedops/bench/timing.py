@@ -82,11 +82,15 @@ class GraphReplay:
         self._graph = torch.cuda.CUDAGraph()
         # NOTE: results live for one rotation, so outputs rotate through memory as inputs do.
         ring: list[Any] = [None] * len(self._sets)
-        with torch.cuda.graph(self._graph, stream=self._stream):
-            for i in range(self.calls):
-                slot = i % len(self._sets)
-                ring[slot] = None
-                ring[slot] = self._fn(*self._sets[slot])
+        current = torch.cuda.current_stream()
+        try:
+            with torch.cuda.graph(self._graph, stream=self._stream):
+                for i in range(self.calls):
+                    slot = i % len(self._sets)
+                    ring[slot] = None
+                    ring[slot] = self._fn(*self._sets[slot])
+        finally:
+            torch.cuda.set_stream(current)  # a failed capture leaves its own stream behind
         del ring
         self._graph.replay()
         torch.cuda.synchronize()
