@@ -8,6 +8,7 @@
 #include "cuda/pack.h"
 #include "cuda/split_fp32.h"
 #include "cuda/splitk_reduce.h"
+#include "cutlass/plan_cache.h"
 #include "cutlass/registry.h"
 #include "cutlass/sm80_configs.h"
 
@@ -184,7 +185,7 @@ void run_exact(const GemmCall& call, GemmProblem p, const LaunchScope& scope) {
     chunk.k = columns;
     chunk.d = const_cast<void*>(offset(p.d, row * p.ldd, 4));
     if (p.preact) chunk.preact = const_cast<void*>(offset(p.preact, row * p.ldd, 4));
-    launch_plan(call.op, select_gemm(chunk, device_model(scope)), chunk, scope);
+    launch_plan(call.op, select_gemm_cached(chunk, device_model(scope)), chunk, scope);
     check_launched(call.op, repair_nonfinite(source_a, source_b, chunk, nonfinite, context));
   }
 }
@@ -205,7 +206,7 @@ constexpr double kWordReadsMaxWork = 1 << 24;
 
 bool operand_fits(const GemmProblem& p, const GemmOperand& operand, int64_t rows) {
   const int64_t across = operand.major == Major::kK ? rows : p.k;
-  return sm80_readable(p, operand, across, 16) ||
+  return sm80_operand_readable(p, operand, across, 16) ||
          (dtype_bytes(p.dtype) >= 4 && double(p.m) * p.n * p.k <= kWordReadsMaxWork);
 }
 
@@ -269,7 +270,7 @@ void run_gemm(const GemmCall& call, const Tensor& d, const Tensor* preact,
   if (finished_early(call, p, scope)) return;
   if (wants_exact_parts(p, scope)) return run_exact(call, p, scope);
   const Prepared prepared = prepare(call, p, scope);
-  const GemmPlan plan = select_gemm(prepared.problem, device_model(scope));
+  const GemmPlan plan = select_gemm_cached(prepared.problem, device_model(scope));
   FUSEDOPS_CHECK(plan.config >= 0, call.op, ": no kernel takes this problem: M = ", p.m,
                  ", N = ", p.n, ", K = ", p.k);
   launch_plan(call.op, plan, prepared.problem, scope);
