@@ -38,11 +38,15 @@ def parse_archs(text: str) -> list[str]:
             match = ARCH_PATTERN.fullmatch(item)
             if match is None:
                 known = ", ".join(ARCH_NAMES)
-                raise ValueError(f"unknown GPU architecture {item!r}: expected like 9.0a or {known}")
+                raise ValueError(
+                    f"unknown GPU architecture {item!r}: expected like 9.0a or {known}"
+                )
             _, major, minor, suffix, kind, ptx = match.groups()
             arch = major + minor + ("a" if major + minor == "90" else suffix)
             if int(major) < 8:
-                raise ValueError(f"GPU architecture {item!r} is too old: fusedops needs 8.0 or newer")
+                raise ValueError(
+                    f"GPU architecture {item!r} is too old: fusedops needs 8.0 or newer"
+                )
             names = [f"{arch}-virtual"] if kind == "-virtual" else [arch]
             if ptx:
                 names.append(f"{arch}-virtual")
@@ -67,9 +71,7 @@ def visible_gpu_archs() -> list[str]:
             cuda.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
             capability.append(value.value)
         if capability[0] >= 8:
-            archs += [
-                a for a in parse_archs("{}.{}".format(*capability)) if a not in archs
-            ]
+            archs += [a for a in parse_archs("{}.{}".format(*capability)) if a not in archs]
     return archs
 
 
@@ -98,7 +100,7 @@ def cutlass_version(include: Path) -> str:
 
 
 def find_nvcc() -> Path | None:
-    """nvcc from CUDAToolkit_ROOT, CUDA_HOME, PATH, /usr/local/cuda or the nvidia-cuda-nvcc wheel."""
+    """nvcc from CUDAToolkit_ROOT, CUDA_HOME, PATH, /usr/local/cuda or the PyPI wheels."""
     candidates = [
         Path(root) / "bin" / "nvcc"
         for root in (os.environ.get(n) for n in ("CUDAToolkit_ROOT", "CUDA_HOME", "CUDA_PATH"))

@@ -28,11 +28,10 @@ struct Tag {
 template <auto First, auto... Rest>
 struct Choices {};
 
-using FloatingDTypes =
-    Choices<DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFloat64>;
-using Activations = Choices<Activation::kNone, Activation::kRelu, Activation::kGelu,
-                            Activation::kGeluTanh, Activation::kSilu, Activation::kSigmoid,
-                            Activation::kTanh, Activation::kRelu2>;
+using FloatingDTypes = Choices<DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFloat64>;
+using Activations =
+    Choices<Activation::kNone, Activation::kRelu, Activation::kGelu, Activation::kGeluTanh,
+            Activation::kSilu, Activation::kSigmoid, Activation::kTanh, Activation::kRelu2>;
 using Booleans = Choices<false, true>;
 
 template <auto First, auto... Rest, typename Fn>

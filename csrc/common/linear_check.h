@@ -39,8 +39,8 @@ inline LinearShape check_linear(const char* op,
   check_min_dim(op, "x", x, 1);
   check_dim(op, "weight", weight, 2, "(N, K)");
   const int64_t k = x.size(x.dim() - 1);
-  FUSEDOPS_CHECK(weight.size(1) == k, op, ": weight must have shape (N, ", k,
-                 ") to match x (..., ", k, "); got ", shape_string(weight));
+  FUSEDOPS_CHECK(weight.size(1) == k, op, ": weight must have shape (N, ", k, ") to match x (..., ",
+                 k, "); got ", shape_string(weight));
   if (bias) check_bias(op, *bias, weight.size(0), "weight", weight);
   return {leading_numel(x), weight.size(0), k, dtype, code};
 }
@@ -56,8 +56,8 @@ inline LinearShape check_matmul(const char* op,
   if (bias) check_like(op, "bias", *bias, "a", a);
   check_dim(op, "a", a, 2, "(M, K)");
   check_dim(op, "b", b, 2, "(K, N)");
-  FUSEDOPS_CHECK(b.size(0) == a.size(1), op, ": b must have shape (", a.size(1),
-                 ", N) to match a ", shape_string(a), "; got ", shape_string(b));
+  FUSEDOPS_CHECK(b.size(0) == a.size(1), op, ": b must have shape (", a.size(1), ", N) to match a ",
+                 shape_string(a), "; got ", shape_string(b));
   if (bias) check_bias(op, *bias, b.size(1), "b", b);
   return {a.size(0), b.size(1), a.size(1), dtype, code};
 }
@@ -67,9 +67,8 @@ inline void check_saved(const char* op, const Tensor& dy,
                         const std::optional<Tensor>& saved,  // (..., N)
                         Activation activation) {
   if (saved_for_backward(activation) == Saved::kNothing) return;
-  const char* what = saved_for_backward(activation) == Saved::kOutput
-                         ? "the forward output y"
-                         : "the pre-activation z";
+  const char* what = saved_for_backward(activation) == Saved::kOutput ? "the forward output y"
+                                                                      : "the pre-activation z";
   FUSEDOPS_CHECK(saved.has_value(), op, ": saved must be ", what, " for activation code ",
                  static_cast<int64_t>(activation), "; got None");
   check_like(op, "saved", *saved, "dy", dy);

@@ -13,8 +13,8 @@
 
 namespace fusedops {
 
-using torch::stable::Tensor;
 using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
 
 template <typename... Parts>
 [[noreturn]] void fail(const Parts&... parts) {
@@ -25,10 +25,10 @@ template <typename... Parts>
 
 // NOTE: STD_TORCH_CHECK without its "function, file:line" prefix, so that a user reads the error
 // only.
-#define FUSEDOPS_CHECK(condition, ...)                       \
-  do {                                                       \
-    if (!(condition)) [[unlikely]]                           \
-      ::fusedops::fail(__VA_ARGS__);                         \
+#define FUSEDOPS_CHECK(condition, ...) \
+  do {                                 \
+    if (!(condition)) [[unlikely]]     \
+      ::fusedops::fail(__VA_ARGS__);   \
   } while (false)
 
 // "(2, 3)"
@@ -128,8 +128,8 @@ inline bool same_shape(const Tensor& a, const Tensor& b) {
 
 inline void check_same_shape(const char* op, const char* name, const Tensor& tensor,
                              const char* like_name, const Tensor& like) {
-  FUSEDOPS_CHECK(same_shape(tensor, like), op, ": ", name, " must have shape ",
-                 shape_string(like), " like ", like_name, "; got ", shape_string(tensor));
+  FUSEDOPS_CHECK(same_shape(tensor, like), op, ": ", name, " must have shape ", shape_string(like),
+                 " like ", like_name, "; got ", shape_string(tensor));
 }
 
 // The product of all sizes but the last.

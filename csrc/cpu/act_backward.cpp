@@ -63,8 +63,8 @@ std::tuple<Tensor, Tensor> act_backward_bias_grad(const Tensor& dy,             
   const LinearShape shape = check_act_backward("act_backward_bias_grad", dy, saved, activation);
   const NoGradGuard no_grad;
   const Tensor dz = torch::stable::empty(dy.sizes(), dy.scalar_type());
-  const Tensor dbias = torch::stable::empty(
-      {need_dbias ? shape.n : 0}, dbias_fp32 ? ScalarType::Float : dy.scalar_type());
+  const Tensor dbias = torch::stable::empty({need_dbias ? shape.n : 0},
+                                            dbias_fp32 ? ScalarType::Float : dy.scalar_type());
   act_backward(dy, saved, shape, &dz, need_dbias ? &dbias : nullptr);
   return {dz, dbias};
 }

@@ -50,8 +50,8 @@ T derivative(T saved) {
   if constexpr (A == Activation::kRelu) {
     return saved <= T(0) ? T(0) : T(1);
   } else if constexpr (A == Activation::kGelu) {
-    const T pdf = T(0.5 * std::numbers::sqrt2 * std::numbers::inv_sqrtpi) *
-                  std::exp(T(-0.5) * saved * saved);
+    const T pdf =
+        T(0.5 * std::numbers::sqrt2 * std::numbers::inv_sqrtpi) * std::exp(T(-0.5) * saved * saved);
     return T(0.5) * std::erfc(-saved * T(std::numbers::sqrt2 / 2)) + saved * pdf;
   } else if constexpr (A == Activation::kGeluTanh) {
     // NOTE: 0 or 1 to the last bit beyond 30 (fp64: s(1 - s) underflows); keeps z^3 finite.

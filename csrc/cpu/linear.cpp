@@ -23,8 +23,8 @@ void apply_activation(const Tensor& z, const Tensor& out, const LinearShape& sha
   });
 }
 
-Tensor preact(const Tensor& x,                     // (M, K)
-              const Tensor& weight,                // (N, K)
+Tensor preact(const Tensor& x,                      // (M, K)
+              const Tensor& weight,                 // (N, K)
               const std::optional<Tensor>& bias) {  // (N,)
   return torch::stable::contiguous(aten_linear(x, weight, bias));
 }

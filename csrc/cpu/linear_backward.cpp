@@ -7,9 +7,9 @@
 namespace fusedops::cpu {
 namespace {
 
-std::tuple<Tensor, Tensor, Tensor> linear_backward(const Tensor& dy,      // (..., N)
-                                                   const Tensor& x,       // (..., K)
-                                                   const Tensor& weight,  // (N, K)
+std::tuple<Tensor, Tensor, Tensor> linear_backward(const Tensor& dy,                    // (..., N)
+                                                   const Tensor& x,                     // (..., K)
+                                                   const Tensor& weight,                // (N, K)
                                                    const std::optional<Tensor>& saved,  // (..., N)
                                                    int64_t activation, bool need_dx,
                                                    bool need_dweight, bool need_dbias,

@@ -5,7 +5,8 @@
 
 namespace fusedops::cpu {
 
-inline constexpr int64_t kGrain = 16384;  // elements a thread takes at least; at::internal's is 32768
+inline constexpr int64_t kGrain =
+    16384;  // elements a thread takes at least; at::internal's is 32768
 
 // out[i] = fn(in[i]), computed in Compute; out may be in.
 template <typename Compute, typename T, typename Fn>

@@ -4,8 +4,7 @@
 
 STABLE_TORCH_LIBRARY_FRAGMENT(fusedops, m) {
   // y = act(x @ weight.T + bias); x (..., K), weight (N, K), bias (N,), y (..., N).
-  m.def(
-      "linear(Tensor x, Tensor weight, Tensor? bias, int activation, bool allow_tf32) -> Tensor");
+  m.def("linear(Tensor x, Tensor weight, Tensor? bias, int activation, bool allow_tf32) -> Tensor");
 
   // (y, z) with z = x @ weight.T + bias.
   m.def(

@@ -1,12 +1,11 @@
 // The template op on CUDA. Every op's host entry is this ladder, with these words as comments.
-#include "cuda/template_scale.cuh"
-
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
 #include "common/device_types.cuh"
 #include "common/dispatch.h"
 #include "common/launch.h"
+#include "cuda/template_scale.cuh"
 
 namespace fusedops::cuda {
 namespace {

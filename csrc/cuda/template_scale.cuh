@@ -33,8 +33,8 @@ inline int template_scale_blocks(int64_t count, int sm_count) {
 template <class T>
 void launch_template_scale(const T* x, T* y, int64_t count, double scale, int blocks,
                            cudaStream_t stream) {
-  template_scale_kernel<T><<<blocks, kScaleThreads, 0, stream>>>(
-      x, y, count, static_cast<Compute<T>>(scale));
+  template_scale_kernel<T>
+      <<<blocks, kScaleThreads, 0, stream>>>(x, y, count, static_cast<Compute<T>>(scale));
 }
 
 }  // namespace fusedops
