@@ -3,7 +3,6 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <map>
 #include <string>
 
 #include "build_facts.h"
@@ -11,100 +10,95 @@
 #include "cutlass/select.h"
 
 namespace py = pybind11;
+using namespace py::literals;
 
+namespace fusedops {
 namespace {
 
 py::dict build_info() {
-  py::dict info;
-  info["version"] = FUSEDOPS_VERSION;
-  info["build_type"] = FUSEDOPS_BUILD_TYPE;
-  info["cuda"] = std::string(FUSEDOPS_CUDA) == "ON";
-  info["archs"] = FUSEDOPS_ARCHS;
-  info["nvcc"] = FUSEDOPS_NVCC;
-  info["cutlass"] = FUSEDOPS_CUTLASS;
-  info["compiler"] = FUSEDOPS_CXX;
-  info["torch_headers"] = FUSEDOPS_TORCH_HEADERS;
-  info["torch_target"] = FUSEDOPS_TORCH_TARGET;
-  info["kernels"] = fusedops::num_registered_kernels();
-  return info;
-}
-
-py::dict describe(fusedops::Family family, int index) {
-  const fusedops::GemmConfig& config = fusedops::config_of(family, index);
-  py::dict d;
-  d["family"] = family == fusedops::Family::kSm90 ? "sm90" : "sm80";
-  d["index"] = index;
-  d["name"] = fusedops::config_name(family, index);
-  d["tile"] = py::make_tuple(config.tile_m, config.tile_n);
-  d["cluster"] = py::make_tuple(config.cluster_m, config.cluster_n);
-  return d;
+  return py::dict("version"_a = FUSEDOPS_VERSION, "build_type"_a = FUSEDOPS_BUILD_TYPE,
+                  "cuda"_a = std::string(FUSEDOPS_CUDA) == "ON", "archs"_a = FUSEDOPS_ARCHS,
+                  "nvcc"_a = FUSEDOPS_NVCC, "cutlass"_a = FUSEDOPS_CUTLASS,
+                  "compiler"_a = FUSEDOPS_CXX, "torch_headers"_a = FUSEDOPS_TORCH_HEADERS,
+                  "torch_target"_a = FUSEDOPS_TORCH_TARGET, "kernels"_a = num_registered_kernels());
 }
 
 py::list gemm_configs() {
   py::list configs;
-  for (const auto family : {fusedops::Family::kSm80, fusedops::Family::kSm90}) {
-    for (int i = 0; i < fusedops::num_configs(family); ++i) configs.append(describe(family, i));
+  for (Family family : {Family::kSm90, Family::kSm80}) {
+    for (int i = 0; i < num_configs(family); ++i) {
+      const GemmConfig& config = config_of(family, i);
+      configs.append(py::dict(
+          "name"_a = config_name(family, i), "family"_a = family == Family::kSm90 ? "sm90" : "sm80",
+          "index"_a = i, "tile"_a = py::make_tuple(config.tile_m, config.tile_n, config.tile_k),
+          "cluster"_a = py::make_tuple(config.cluster_m, config.cluster_n)));
+    }
   }
   return configs;
 }
 
-// A problem over made-up, aligned, dense memory.
-fusedops::GemmProblem problem_from(int64_t m, int64_t n, int64_t k, const std::string& dtype,
-                                   const std::string& layout, const std::string& epilogue,
-                                   bool allow_tf32) {
-  using namespace fusedops;
-  const std::map<std::string, DType> dtypes{{"float16", DType::kFloat16},
-                                            {"bfloat16", DType::kBFloat16},
-                                            {"float32", DType::kFloat32},
-                                            {"float64", DType::kFloat64}};
-  const std::map<std::string, Epilogue> epilogues{{"fused", Epilogue::kFused},
-                                                  {"preact", Epilogue::kPreact},
-                                                  {"accumulator", Epilogue::kAccumulator}};
-  if (layout != "TN" && layout != "NN" && layout != "NT" && layout != "TT") {
-    throw py::value_error("select_config: layout must be TN, NN, NT or TT; got " + layout);
+// One of `names`, as its position.
+template <typename Enum>
+Enum parse(const char* argument, const std::string& value, const std::vector<std::string>& names) {
+  std::string expected;
+  for (size_t i = 0; i < names.size(); ++i) {
+    if (value == names[i]) return static_cast<Enum>(i);
+    expected += (i ? ", " : "") + names[i];
   }
-  if (!dtypes.count(dtype)) throw py::value_error("select_config: unknown dtype " + dtype);
-  if (!epilogues.count(epilogue))
-    throw py::value_error("select_config: unknown epilogue " + epilogue);
-  GemmProblem p;
-  p.m = m;
-  p.n = n;
-  p.k = k;
-  p.dtype = dtypes.at(dtype);
-  p.epilogue = epilogues.at(epilogue);
-  if (p.dtype == DType::kFloat32) p.math = allow_tf32 ? MathMode::kTf32 : MathMode::kFp32;
-  p.a.major = layout == "NT" || layout == "TT" ? Major::kMN : Major::kK;
-  p.b.major = layout == "TN" || layout == "TT" ? Major::kK : Major::kMN;
-  p.a.ld = p.a.major == Major::kK ? k : m;
-  p.b.ld = p.b.major == Major::kK ? k : n;
-  p.ldd = n;
-  static char anywhere[16] __attribute__((aligned(16)));
-  p.d = p.preact = anywhere;
-  return p;
+  throw py::value_error(std::string(argument) + " must be one of " + expected + "; got " + value);
 }
 
-py::dict select_config(int64_t m, int64_t n, int64_t k, const std::string& dtype,
-                       const std::string& layout, const std::string& epilogue, bool allow_tf32,
-                       int capability, int sm_count) {
-  const auto problem = problem_from(m, n, k, dtype, layout, epilogue, allow_tf32);
-  const auto plan = fusedops::select_gemm(problem, {capability, sm_count});
-  if (plan.config < 0) return {};
-  py::dict d = describe(plan.family, plan.config);
-  d["splits"] = plan.splits;
-  d["swizzle"] = plan.swizzle;
-  d["expected_us"] = plan.expected_us;
-  return d;
+py::dict describe(const Candidate& candidate) {
+  const GemmPlan& plan = candidate.plan;
+  return py::dict("name"_a = config_name(plan.family, plan.config),
+                  "family"_a = plan.family == Family::kSm90 ? "sm90" : "sm80",
+                  "index"_a = plan.config, "splits"_a = plan.splits, "swizzle"_a = plan.swizzle,
+                  "expected_us"_a = plan.expected_us, "rejected"_a = candidate.rejected);
+}
+
+// The pointers of a problem that only exists on paper: aligned, never read.
+void* paper_pointer(bool aligned) { return reinterpret_cast<void*>(aligned ? 256 : 257); }
+
+py::tuple select_config(int64_t m, int64_t n, int64_t k, const std::string& dtype,
+                        const std::string& epilogue, const std::string& a_major,
+                        const std::string& b_major, const std::string& math, bool aligned,
+                        int capability, int sm_count) {
+  GemmProblem problem;
+  problem.m = m;
+  problem.n = n;
+  problem.k = k;
+  problem.dtype = parse<DType>("dtype", dtype, {"float16", "bfloat16", "float32", "float64"});
+  problem.epilogue = parse<Epilogue>("epilogue", epilogue, {"fused", "preact", "accumulator"});
+  problem.math = parse<MathMode>("math", math, {"native", "tf32", "fp32"});
+  problem.a.major = parse<Major>("a_major", a_major, {"k", "mn"});
+  problem.b.major = parse<Major>("b_major", b_major, {"k", "mn"});
+  problem.a.ld = problem.a.major == Major::kK ? k : m;
+  problem.b.ld = problem.b.major == Major::kK ? k : n;
+  problem.ldd = n;
+  problem.a.data = problem.b.data = problem.d = paper_pointer(aligned);
+
+  const DeviceModel device{capability, sm_count};
+  py::list candidates;
+  for (const Candidate& candidate : enumerate_candidates(problem, device)) {
+    candidates.append(describe(candidate));
+  }
+  const GemmPlan best = select_gemm(problem, device);
+  py::object chosen = py::none();
+  if (best.config >= 0) chosen = describe({best, nullptr});
+  return py::make_tuple(chosen, candidates);
 }
 
 }  // namespace
+}  // namespace fusedops
 
 PYBIND11_MODULE(_C, m) {
-  m.def("gemm_configs", &gemm_configs, "Every compiled GEMM tile configuration.");
-  m.def(
-      "select_config", &select_config, py::arg("m"), py::arg("n"), py::arg("k"),
-      py::arg("dtype") = "bfloat16", py::arg("layout") = "TN", py::arg("epilogue") = "fused",
-      py::arg("allow_tf32") = false, py::arg("capability") = 90, py::arg("sm_count") = 132,
-      "The configuration chosen for dense, aligned operands (TN = x @ weight.T, NN = dz @ weight, "
-      "NT = dz.T @ x); needs no GPU.");
+  using namespace fusedops;
   m.def("build_info", &build_info, "What this build was made from and for.");
+  m.def("gemm_configs", &gemm_configs, "Every GEMM tile configuration that selection knows.");
+  m.def(
+      "select_config", &select_config, "m"_a, "n"_a, "k"_a, "dtype"_a = "bfloat16", py::kw_only(),
+      "epilogue"_a = "fused", "a_major"_a = "k", "b_major"_a = "k", "math"_a = "native",
+      "aligned"_a = true, "capability"_a = 90, "sm_count"_a = 132,
+      "(chosen or None, candidates) for act(a (m, k) @ b (k, n)) with dense operands; a candidate "
+      "that cannot run says why under 'rejected'.");
 }
