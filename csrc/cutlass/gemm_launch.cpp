@@ -53,11 +53,11 @@ bool natural_operand(const MatrixView& view, GemmOperand& operand) {
 GemmOperand packed_operand(const GemmCall& call, const MatrixView& view, Tensor& holder,
                            const LaunchScope& scope) {
   const int64_t bytes = dtype_bytes(call.dtype);
-  const int64_t ld = round_up(view.cols, 16 / bytes);
+  const int64_t ld = packed_ld(view.cols, bytes);
   holder = workspace(view.rows * ld * bytes, scope);
-  check_launched(call.op, pack_operand({view.data, view.rows, view.cols, view.row_stride,
-                                        view.col_stride, bytes},
-                                       holder.mutable_data_ptr(), ld, scope.context()));
+  const PackSource source{view.data, view.rows, view.cols, view.row_stride, view.col_stride};
+  check_launched(call.op, pack_operand(source, bytes, holder.mutable_data_ptr(), view.rows, ld,
+                                       scope.context()));
   return {holder.const_data_ptr(), ld, 0, Major::kK};
 }
 
@@ -226,7 +226,7 @@ Prepared prepare(const GemmCall& call, GemmProblem p, const LaunchScope& scope) 
   if (p.k % (16 / dtype_bytes(p.dtype)) != 0 && (pack_a || pack_b)) pack_a = pack_b = true;
   if (pack_a) p.a = packed_operand(call, call.a, prepared.a, scope);
   if (pack_b) p.b = packed_operand(call, b, prepared.b, scope);
-  if (pack_a && pack_b) p.k = round_up(p.k, 16 / dtype_bytes(p.dtype));
+  if (pack_a && pack_b) p.k = packed_ld(p.k, dtype_bytes(p.dtype));
   prepared.problem = p;
   return prepared;
 }
