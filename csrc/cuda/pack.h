@@ -1,0 +1,30 @@
+// Host face of pack.cuh.
+#pragma once
+
+#include "cutlass/gemm.h"
+
+namespace fusedops {
+
+// A strided matrix: element (r, c) lies at r * row_stride + c * col_stride (elements, any sign).
+struct PackSource {
+  const void* data = nullptr;
+  int64_t rows = 0, cols = 0;
+  int64_t row_stride = 0, col_stride = 0;
+};
+
+// Leading dimension of a packed matrix: cols rounded up to 16 bytes.
+constexpr int64_t packed_ld(int64_t cols, int64_t element_bytes) {
+  const int64_t vector = 16 / element_bytes;
+  return (cols + vector - 1) / vector * vector;
+}
+
+// Copies source into out (out_rows >= rows, ld >= cols), row-major, zero where source has no
+// element. out is 16-byte aligned, ld a multiple of 16 bytes; elements have 2, 4 or 8 bytes.
+// A packed A or B is K-contiguous with rows = M or N and cols = K: ld then serves as K too,
+// provided that the other operand is zero-padded (or K-major and packed) up to the same K. An
+// operand that stays MN-major can be padded along K with out_rows. Returns null or the reason why
+// nothing was launched.
+const char* pack_operand(const PackSource& source, int64_t element_bytes, void* out,
+                         int64_t out_rows, int64_t ld, const LaunchContext& context);
+
+}  // namespace fusedops

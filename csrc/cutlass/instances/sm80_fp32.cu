@@ -1,0 +1,11 @@
+#include "cutlass/sm80_gemm.cuh"
+
+namespace fusedops::sm80 {
+namespace {
+
+const bool registered_128x128 = register_config<kFp32_128x128, DType::kFloat32, MathMode::kFp32>();
+const bool registered_128x64 = register_config<kFp32_128x64, DType::kFloat32, MathMode::kFp32>();
+const bool registered_64x64 = register_config<kWord64x64, DType::kFloat32, MathMode::kFp32>();
+
+}  // namespace
+}  // namespace fusedops::sm80

@@ -1,0 +1,276 @@
+// The mma.sync + cp.async GEMM: CUTLASS's multistage mainloop under a kernel of our own,
+// instantiated by instances/sm80_*.cu. Serves sm_80 and, on every GPU, what TMA refuses. NOTE: the
+// kernel moves pointers to its tile in 64 bits, so that CUTLASS's 32-bit coordinates only span one
+// tile (and K). Tiles are one grid dimension, so neither M nor N meets a grid limit.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <type_traits>
+
+#include "common/pdl.cuh"
+#include "cutlass/arch/mma.h"
+#include "cutlass/gemm/threadblock/default_mma.h"
+#include "cutlass/registry.h"
+#include "cutlass/sm80_configs.h"
+#include "cutlass/sm80_epilogue.cuh"
+
+namespace fusedops::sm80 {
+
+// ---- compile-time description ----
+
+struct Pipeline {
+  int warp_m, warp_n, stages;
+};
+
+// NOTE: at most 99 KB of shared memory per block, the limit of 8.6 and 8.9.
+inline constexpr Pipeline kPipelines[kNumSm80Configs] = {
+    {64, 64, 4},  // kHalf128x256: 96 KB, 8 warps
+    {64, 64, 4},  // kHalf256x128: 96 KB, 8 warps
+    {64, 64, 4},  // kHalf128x128: 64 KB, 4 warps
+    {64, 32, 4},  // kHalf128x64: 48 KB, 4 warps
+    {32, 64, 4},  // kHalf64x128: 48 KB, 4 warps
+    {32, 32, 4},  // kHalf64x64: 64 KB, 4 warps
+    {64, 64, 4},  // kTf32_128x256: 96 KB, 8 warps
+    {64, 32, 4},  // kTf32_128x128: 64 KB, 8 warps; 4 would spill
+    {64, 32, 4},  // kFp32_128x128: 64 KB, 8 warps; two sets of accumulators
+    {64, 32, 4},  // kFp32_128x64: 48 KB, 4 warps
+    {32, 32, 3},  // kFp64_128x64: 72 KB, 8 warps
+    {32, 32, 4},  // kWord64x64: 32 KB (64 KB in fp64), 4 warps
+};
+
+template <DType kDType>
+struct ElementOf;
+template <>
+struct ElementOf<DType::kFloat16> {
+  using type = cutlass::half_t;
+  using Instruction = cutlass::gemm::GemmShape<16, 8, 16>;
+};
+template <>
+struct ElementOf<DType::kBFloat16> {
+  using type = cutlass::bfloat16_t;
+  using Instruction = cutlass::gemm::GemmShape<16, 8, 16>;
+};
+template <>
+struct ElementOf<DType::kFloat32> {
+  using type = float;  // rounded to TF32 between shared memory and the tensor cores
+  using Instruction = cutlass::gemm::GemmShape<16, 8, 8>;
+};
+template <>
+struct ElementOf<DType::kFloat64> {
+  using type = double;
+  using Instruction = cutlass::gemm::GemmShape<8, 8, 4>;
+};
+
+// kAlignment: elements per global access of A and B.
+template <int kConfig, DType kDType, MathMode kMath, Major kA, Major kB, int kAlignment>
+struct Gemm {
+  static constexpr GemmConfig kTile = kSm80Configs[kConfig];
+  static constexpr Pipeline kPipeline = kPipelines[kConfig];
+  static constexpr Major kMajorA = kA, kMajorB = kB;
+
+  using Element = typename ElementOf<kDType>::type;
+  using Compute = std::conditional_t<kDType == DType::kFloat64, double, float>;
+  using RowMajor = cutlass::layout::RowMajor;
+  using ColumnMajor = cutlass::layout::ColumnMajor;
+  using LayoutA = std::conditional_t<kA == Major::kK, RowMajor, ColumnMajor>;
+  using LayoutB = std::conditional_t<kB == Major::kK, ColumnMajor, RowMajor>;
+  using Operator = std::conditional_t<kMath == MathMode::kFp32, cutlass::arch::OpMultiplyAddFastF32,
+                                      cutlass::arch::OpMultiplyAdd>;
+  using Mma = typename cutlass::gemm::threadblock::DefaultMma<
+      Element, LayoutA, kAlignment, Element, LayoutB, kAlignment, Compute, RowMajor,
+      cutlass::arch::OpClassTensorOp, cutlass::arch::Sm80,
+      cutlass::gemm::GemmShape<kTile.tile_m, kTile.tile_n, kTile.tile_k>,
+      cutlass::gemm::GemmShape<kPipeline.warp_m, kPipeline.warp_n, kTile.tile_k>,
+      typename ElementOf<kDType>::Instruction, kPipeline.stages, Operator>::ThreadblockMma;
+  using TileEpilogue = sm80::TileEpilogue<Mma, Element>;
+  static constexpr int kThreads = Mma::WarpCount::kCount * 32;
+  // NOTE: 3xTF32 must add each K tile's partial sums in fp32, outside the tensor cores.
+  static_assert(Mma::Detail::kStagedAccumulation == (kMath == MathMode::kFp32));
+
+  union SharedStorage {
+    typename Mma::SharedStorage mainloop;
+    typename EpilogueBase<Mma>::SharedStorage epilogue;
+  };
+  static_assert(sizeof(SharedStorage) <= 99 * 1024);
+
+  struct Params {
+    typename Mma::IteratorA::Params layout_a;
+    typename Mma::IteratorB::Params layout_b;
+    const Element *a, *b;
+    int64_t lda, ldb, batch_stride_a, batch_stride_b;
+    int64_t m, n;
+    int k;
+    int tiles_m, tiles_n, band;
+    Output output;
+  };
+};
+
+// ---- kernel ----
+
+// Tile of a block: bands of `band` rows of tiles are walked column by column, which keeps both
+// operands of concurrent blocks in L2.
+__device__ __forceinline__ int2 tile_of(int block, int tiles_m, int tiles_n, int band) {
+  const int blocks_per_band = band * tiles_n;
+  const int first = block / blocks_per_band * band;
+  const int rows = min(band, tiles_m - first);
+  const int inside = block % blocks_per_band;
+  return {first + inside % rows, inside / rows};
+}
+
+template <class G>
+__global__ void __launch_bounds__(G::kThreads)
+    gemm_kernel(const __grid_constant__ typename G::Params params) {
+  using Mma = typename G::Mma;
+  using Element = typename G::Element;
+  extern __shared__ __align__(128) unsigned char shared_bytes[];
+  auto& shared = *reinterpret_cast<typename G::SharedStorage*>(shared_bytes);
+  const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
+  const int lane = threadIdx.x % 32;
+
+  // Tile of this block
+  const int2 tile = tile_of(blockIdx.x, params.tiles_m, params.tiles_n, params.band);
+  const int64_t m = int64_t{tile.x} * Mma::Shape::kM, n = int64_t{tile.y} * Mma::Shape::kN;
+  const int64_t batch = blockIdx.y;
+  const int rows = static_cast<int>(min(params.m - m, int64_t{Mma::Shape::kM}));
+  const int cols = static_cast<int>(min(params.n - n, int64_t{Mma::Shape::kN}));
+  wait_for_predecessor();
+
+  // Mainloop
+  // NOTE: CUTLASS reads out of bounds when there is no K tile at all.
+  typename Mma::FragmentC accumulators;
+  accumulators.clear();
+  if (params.k > 0) {
+    const int64_t offset_a = m * (G::kMajorA == Major::kK ? params.lda : 1);
+    const int64_t offset_b = n * (G::kMajorB == Major::kK ? params.ldb : 1);
+    Element* a = const_cast<Element*>(params.a) + batch * params.batch_stride_a + offset_a;
+    Element* b = const_cast<Element*>(params.b) + batch * params.batch_stride_b + offset_b;
+    typename Mma::IteratorA iterator_a(params.layout_a, a, {rows, params.k}, threadIdx.x, {0, 0});
+    typename Mma::IteratorB iterator_b(params.layout_b, b, {params.k, cols}, threadIdx.x, {0, 0});
+    Mma mma(shared.mainloop, threadIdx.x, warp, lane);
+    const int k_tiles = (params.k - 1) / Mma::Shape::kK + 1;
+    mma(k_tiles, accumulators, iterator_a, iterator_b, accumulators);
+  }
+
+  // Epilogue
+  const Output& output = params.output;
+  const int64_t first = m * output.ldd + n;
+  const int64_t first_d = first + batch * output.d_batch_stride;
+  const OutputTile out = {
+      output.as_float ? static_cast<void*>(static_cast<float*>(output.d) + first_d)
+                      : static_cast<void*>(static_cast<Element*>(output.d) + first_d),
+      output.preact ? static_cast<Element*>(output.preact) + first : nullptr,
+      output.bias ? static_cast<const Element*>(output.bias) + n : nullptr, rows, cols};
+  typename G::TileEpilogue epilogue(shared.epilogue, output, out, warp, lane);
+  epilogue(accumulators);
+}
+
+// ---- host side ----
+
+template <class G>
+typename G::Params make_params(const GemmProblem& problem) {
+  constexpr int kDefaultBand = 8;
+  const bool accumulate = problem.epilogue == Epilogue::kAccumulator;
+  const bool preact = problem.epilogue == Epilogue::kPreact;
+  const bool as_float = accumulate || problem.dtype == DType::kFloat32;
+
+  // Vectors are 16 bytes of accumulator: 4 elements, 2 in fp64.
+  const int64_t vector = 16 / int64_t{sizeof(typename G::Compute)};
+  const auto aligned = [&](const void* data, int64_t bytes) {
+    return reinterpret_cast<uintptr_t>(data) % (vector * bytes) == 0;
+  };
+  const bool vectors = (problem.m == 1 || problem.ldd % vector == 0) &&
+                       (problem.batch == 1 || problem.d_batch_stride % vector == 0) &&
+                       aligned(problem.d, as_float ? 4 : dtype_bytes(problem.dtype)) &&
+                       (!preact || aligned(problem.preact, dtype_bytes(problem.dtype)));
+
+  typename G::Params params{};
+  params.layout_a = {typename G::LayoutA(problem.a.ld)};
+  params.layout_b = {typename G::LayoutB(problem.b.ld)};
+  params.a = static_cast<const typename G::Element*>(problem.a.data);
+  params.b = static_cast<const typename G::Element*>(problem.b.data);
+  params.lda = problem.a.ld;
+  params.ldb = problem.b.ld;
+  params.batch_stride_a = problem.batch > 1 ? problem.a.batch_stride : 0;
+  params.batch_stride_b = problem.batch > 1 ? problem.b.batch_stride : 0;
+  params.m = problem.m;
+  params.n = problem.n;
+  params.k = static_cast<int>(problem.k);
+  params.tiles_m = static_cast<int>((problem.m - 1) / G::kTile.tile_m + 1);
+  params.tiles_n = static_cast<int>((problem.n - 1) / G::kTile.tile_n + 1);
+  params.band = std::min(problem.swizzle > 1 ? problem.swizzle : kDefaultBand, params.tiles_m);
+  params.output = {.d = problem.d,
+                   .preact = preact ? problem.preact : nullptr,
+                   .bias = accumulate ? nullptr : problem.bias,
+                   .ldd = problem.ldd,
+                   .d_batch_stride = problem.batch > 1 ? problem.d_batch_stride : 0,
+                   .activation = accumulate ? Activation::kNone : problem.activation,
+                   .as_float = as_float,
+                   .vectors = vectors};
+  return params;
+}
+
+// The dynamic shared memory limit belongs to a (kernel, device) pair: raised once for each.
+template <class G>
+cudaError_t allow_shared_memory(int device) {
+  static std::atomic<uint64_t> done{0};
+  const uint64_t bit = device < 64 ? uint64_t{1} << device : 0;
+  if (done.load(std::memory_order_relaxed) & bit) return cudaSuccess;
+  const cudaError_t status =
+      cudaFuncSetAttribute(gemm_kernel<G>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                           int(sizeof(typename G::SharedStorage)));
+  if (status == cudaSuccess) done.fetch_or(bit, std::memory_order_relaxed);
+  return status;
+}
+
+template <class G>
+const char* launch(const GemmProblem& problem, const LaunchContext& context) {
+  cudaError_t status = allow_shared_memory<G>(context.device);
+  if (status == cudaSuccess) {
+    const auto params = make_params<G>(problem);
+    const dim3 grid(unsigned(params.tiles_m) * unsigned(params.tiles_n), unsigned(problem.batch));
+    status =
+        launch_kernel(gemm_kernel<G>, grid, dim3(G::kThreads), sizeof(typename G::SharedStorage),
+                      static_cast<cudaStream_t>(context.stream), context.overlap, params);
+  }
+  if (status == cudaSuccess) return nullptr;
+  cudaGetLastError();  // reported here, so not left for the next caller
+  return cudaGetErrorString(status);
+}
+
+template <int kConfig, DType kDType, MathMode kMath, Major kA, Major kB>
+const char* run(const GemmProblem& problem, const LaunchContext& context) {
+  if (const char* reason = sm80_refusal(kConfig, problem)) return reason;
+  constexpr int kBytes = int(dtype_bytes(kDType));
+  constexpr int kNarrow = int(sm80_access_bytes(kConfig, kDType)) / kBytes;
+  // NOTE: CUTLASS's fp64 tiles are read element by element whatever the alignment.
+  constexpr int kWide = kDType == DType::kFloat64 ? 1 : 16 / kBytes;
+  if constexpr (kNarrow != kWide) {
+    if (!sm80_readable(problem, 16)) {
+      return launch<Gemm<kConfig, kDType, kMath, kA, kB, kNarrow>>(problem, context);
+    }
+  }
+  return launch<Gemm<kConfig, kDType, kMath, kA, kB, kWide>>(problem, context);
+}
+
+// Registers the kernels of one config, dtype and layout; each serves every epilogue.
+template <int kConfig, DType kDType, MathMode kMath, Major kA, Major kB>
+void register_layout() {
+  static_assert(sm80_compiled(kConfig, kDType, kMath));
+  for (Epilogue epilogue : {Epilogue::kFused, Epilogue::kPreact, Epilogue::kAccumulator}) {
+    register_kernel({Family::kSm80, kConfig, kDType, kMath, kA, kB, epilogue},
+                    &run<kConfig, kDType, kMath, kA, kB>);
+  }
+}
+
+// All four layouts.
+template <int kConfig, DType kDType, MathMode kMath>
+bool register_config() {
+  register_layout<kConfig, kDType, kMath, Major::kK, Major::kK>();
+  register_layout<kConfig, kDType, kMath, Major::kK, Major::kMN>();
+  register_layout<kConfig, kDType, kMath, Major::kMN, Major::kK>();
+  register_layout<kConfig, kDType, kMath, Major::kMN, Major::kMN>();
+  return true;
+}
+
+}  // namespace fusedops::sm80
