@@ -7,6 +7,7 @@
 
 #include <array>
 #include <optional>
+#include <string>
 
 namespace fusedops::cpu {
 
@@ -45,9 +46,15 @@ inline Tensor aten_mm(const Tensor& a, const Tensor& b) { return call("aten::mm"
 inline Tensor transposed(const Tensor& matrix) { return torch::stable::transpose(matrix, 0, 1); }
 
 // (..., C) -> (rows, C); a view where possible.
-inline Tensor as_matrix(const Tensor& tensor, int64_t rows) {
-  const int64_t columns = tensor.size(tensor.dim() - 1);
+inline Tensor as_matrix(const Tensor& tensor, int64_t rows, int64_t columns) {
   return torch::stable::reshape(tensor, {rows, columns});
+}
+
+// (M, N) -> (N,): sums in fp32 or fp64, rounded once to dtype.
+inline Tensor sum_rows(const Tensor& matrix, torch::headeronly::ScalarType dtype) {
+  const int64_t rows = 0;
+  return torch::stable::sum(matrix, torch::headeronly::IntHeaderOnlyArrayRef(&rows, 1), false,
+                            dtype);
 }
 
 }  // namespace fusedops::cpu

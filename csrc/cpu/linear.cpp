@@ -1,27 +1,11 @@
-// linear and matmul on the CPU: ATen's GEMM, then one pass for the activation.
+// linear and matmul on the CPU: ATen's GEMM, then the activation in place.
 #include <tuple>
 
-#include "common/dispatch.h"
-#include "common/linear_check.h"
 #include "cpu/activation.h"
 #include "cpu/aten.h"
-#include "cpu/host_types.h"
-#include "cpu/pointwise.h"
 
 namespace fusedops::cpu {
 namespace {
-
-// out = act(z); both contiguous, may be the same tensor.
-void apply_activation(const Tensor& z, const Tensor& out, const LinearShape& shape) {
-  if (shape.activation == Activation::kNone) return;
-  dispatch_dtype(shape.dtype, [&]<DType D>(Tag<D>) {
-    dispatch_activation(shape.activation, [&]<Activation A>(Tag<A>) {
-      map<Compute<D>>(static_cast<const Storage<D>*>(z.const_data_ptr()),
-                      static_cast<Storage<D>*>(out.mutable_data_ptr()), z.numel(),
-                      activate<A, Compute<D>>);
-    });
-  });
-}
 
 Tensor preact(const Tensor& x,                      // (M, K)
               const Tensor& weight,                 // (N, K)
@@ -43,8 +27,8 @@ Tensor linear(const Tensor& x,                    // (..., K)
               int64_t activation, bool /*allow_tf32*/) {
   const LinearShape shape = check_linear("linear", x, weight, bias, activation);
   const NoGradGuard no_grad;
-  const Tensor y = preact(as_matrix(x, shape.m), weight, bias);
-  apply_activation(y, y, shape);
+  const Tensor y = preact(as_matrix(x, shape.m, shape.k), weight, bias);
+  activate(y, shape);
   return with_leading_dims(y, x, shape.n);
 }
 
@@ -54,9 +38,9 @@ std::tuple<Tensor, Tensor> linear_preact(const Tensor& x,                    // 
                                          int64_t activation, bool /*allow_tf32*/) {
   const LinearShape shape = check_linear("linear", x, weight, bias, activation);
   const NoGradGuard no_grad;
-  const Tensor z = preact(as_matrix(x, shape.m), weight, bias);
+  const Tensor z = preact(as_matrix(x, shape.m, shape.k), weight, bias);
   const Tensor y = torch::stable::clone(z);
-  apply_activation(z, y, shape);
+  activate(y, shape);
   return {with_leading_dims(y, x, shape.n), with_leading_dims(z, x, shape.n)};
 }
 
@@ -67,7 +51,7 @@ Tensor matmul(const Tensor& a,                    // (M, K)
   const LinearShape shape = check_matmul("matmul", a, b, bias, activation);
   const NoGradGuard no_grad;
   const Tensor y = preact(a, transposed(b), bias);
-  apply_activation(y, y, shape);
+  activate(y, shape);
   return y;
 }
 
@@ -79,7 +63,7 @@ std::tuple<Tensor, Tensor> matmul_preact(const Tensor& a,                    // 
   const NoGradGuard no_grad;
   const Tensor z = preact(a, transposed(b), bias);
   const Tensor y = torch::stable::clone(z);
-  apply_activation(z, y, shape);
+  activate(y, shape);
   return {y, z};
 }
 

@@ -1,7 +1,7 @@
-// Gradients of linear on the CPU: one pass for dz and dbias, ATen's GEMM for dx and dweight.
+// Gradients of linear on the CPU: dz and dbias, then ATen's GEMM for dx and dweight.
 #include <tuple>
 
-#include "cpu/act_backward.h"
+#include "cpu/activation.h"
 #include "cpu/aten.h"
 
 namespace fusedops::cpu {
@@ -21,16 +21,11 @@ std::tuple<Tensor, Tensor, Tensor> linear_backward(const Tensor& dy,            
   const ScalarType weight_dtype = dweight_fp32 ? ScalarType::Float : dtype;
   Tensor dx = torch::stable::empty({0}, dtype);
   Tensor dweight = torch::stable::empty({0}, weight_dtype);
-  Tensor dbias = torch::stable::empty({need_dbias ? shape.n : 0}, weight_dtype);
+  Tensor dbias = torch::stable::empty({0}, weight_dtype);
 
-  // dz and dbias
-  const bool linear_only = shape.activation == Activation::kNone;
-  const bool need_dz = (need_dx || need_dweight) && !linear_only;
-  Tensor dz = need_dz ? torch::stable::empty(dy.sizes(), dtype) : dy;
-  if (need_dz || need_dbias) {
-    act_backward(dy, saved, shape, need_dz ? &dz : nullptr, need_dbias ? &dbias : nullptr);
-  }
-  dz = as_matrix(dz, shape.m);
+  // dz, dbias
+  Tensor dz = as_matrix(activation_backward(dy, saved, shape), shape.m, shape.n);
+  if (need_dbias) dbias = sum_rows(dz, weight_dtype);
 
   // dx = dz @ weight
   if (need_dx) {
@@ -39,8 +34,8 @@ std::tuple<Tensor, Tensor, Tensor> linear_backward(const Tensor& dy,            
 
   // dweight = dz.T @ x
   if (need_dweight) {
-    Tensor x_matrix = as_matrix(x, shape.m);
-    if (dweight_fp32) {
+    Tensor x_matrix = as_matrix(x, shape.m, shape.k);
+    if (weight_dtype != dtype) {
       dz = torch::stable::to(dz, weight_dtype);
       x_matrix = torch::stable::to(x_matrix, weight_dtype);
     }

@@ -2,7 +2,6 @@
 #include "common/dispatch.h"
 #include "common/tensor_check.h"
 #include "cpu/aten.h"
-#include "cpu/host_types.h"
 #include "cpu/pointwise.h"
 
 namespace fusedops::cpu {
@@ -21,8 +20,7 @@ Tensor template_scale(const Tensor& x,  // any shape
   // Launch
   dispatch_dtype(dtype, [&]<DType D>(Tag<D>) {
     using T = Compute<D>;
-    map<T>(static_cast<const Storage<D>*>(input.const_data_ptr()),
-           static_cast<Storage<D>*>(out.mutable_data_ptr()), x.numel(),
+    map<T>(data<D>(input), mutable_data<D>(out), x.numel(),
            [scale = static_cast<T>(scale)](T value) { return value * scale; });
   });
   return out;
