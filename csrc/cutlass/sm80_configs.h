@@ -3,6 +3,8 @@
 // epilogues differ at run time only.
 #pragma once
 
+#include <algorithm>
+
 #include "cutlass/config.h"
 
 namespace fusedops {
@@ -70,7 +72,7 @@ constexpr int64_t sm80_access_bytes(int config, DType dtype) {
 // masked outputs.
 inline bool sm80_operand_readable(const GemmProblem& problem, const GemmOperand& operand,
                                   int64_t extent, int64_t bytes) {
-  const int64_t elements = bytes / dtype_bytes(problem.dtype);
+  const int64_t elements = std::max<int64_t>(1, bytes / dtype_bytes(problem.dtype));
   const bool k_major = operand.major == Major::kK;
   const int64_t contiguous = k_major ? problem.k : extent;
   const bool many = (k_major ? extent : problem.k) > 1;
