@@ -1,0 +1,324 @@
+"""fusedops.linear: values and gradients for every dtype, activation, shape and layout."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+
+import fusedops
+from fusedops import reference
+from util import (
+    ACTIVATIONS,
+    DTYPES,
+    HALVES,
+    LAYOUTS,
+    SMOOTH,
+    assert_accurate,
+    linear_inputs,
+    make,
+    name,
+    poisoned,
+    torch_linear,
+)
+
+# (M, N, K): scalars, odd sizes, a row, a column, a size where every tile is full.
+SHAPES = [(1, 1, 1), (5, 3, 17), (33, 129, 65), (64, 64, 64), (17, 1001, 3), (2, 129, 1001)]
+# One per kernel family and regime: TMA and partial tiles, skinny M, skinny N, split-K wgrad, odd
+# sizes that TMA refuses.
+GPU_SHAPES = [
+    (512, 256, 256),
+    (300, 520, 1024),
+    (2048, 2048, 1024),
+    (16, 4096, 1024),
+    (1, 1024, 4096),
+    (8192, 8, 512),
+    (65536, 64, 64),
+    (16384, 48, 72),
+    (1000, 1001, 1003),
+]
+
+
+def check(x, weight, bias, dy, activation, what=""):
+    """Value and all gradients against the accuracy rule."""
+    ours = [t.detach().requires_grad_() for t in (x, weight, bias)]
+    with poisoned():
+        y = fusedops.linear(*ours, activation)
+        y.backward(dy)
+    with torch.no_grad(), poisoned():
+        assert torch.equal(y, fusedops.linear(x, weight, bias, activation))
+    torchs = [t.detach().requires_grad_() for t in (x, weight, bias)]
+    torch_y = torch_linear(*torchs, activation)
+    torch_y.backward(dy)
+    x64, w64, b64, dy64 = (t.double() for t in (x, weight, bias, dy))
+    exact_y = reference.linear(x64, w64, b64, activation)
+    exact = reference.linear_backward(dy64, x64, w64, b64, activation)
+    assert y.dtype is x.dtype
+    assert y.is_contiguous()
+    assert_accurate(y.detach(), torch_y.detach(), exact_y, f"{what}y")
+    for label, mine, theirs, truth in zip(("dx", "dw", "db"), ours, torchs, exact, strict=True):
+        assert mine.grad.dtype is mine.dtype
+        assert_accurate(mine.grad, theirs.grad, truth, what + label)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=name)
+def test_accuracy(device, dtype, activation):
+    for m, n, k in SHAPES:
+        check(*linear_inputs(m, n, k, dtype, device), activation, f"{m}x{n}x{k} ")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("activation", ["relu", "gelu_tanh"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=name)
+def test_accuracy_of_every_kernel_family(dtype, activation):
+    for m, n, k in GPU_SHAPES:
+        check(*linear_inputs(m, n, k, dtype, "cuda"), activation, f"{m}x{n}x{k} ")
+
+
+@pytest.mark.parametrize("scale", [1e-3, 30.0, 1000.0])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=name)
+def test_accuracy_of_tiny_and_large_inputs(device, dtype, activation, scale):
+    if dtype is torch.float16 and activation == "relu2" and scale > 30:
+        pytest.skip("the square of 1000 is no float16")
+    check(*linear_inputs(24, 40, 72, dtype, device, scale=scale), activation)
+
+
+@pytest.mark.parametrize("precision", ["highest", "high"])
+def test_fp32_precision_setting(device, precision):
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        check(*linear_inputs(256, 128, 512, torch.float32, device), "relu")
+        check(*linear_inputs(63, 65, 67, torch.float32, device), "gelu")
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("operand", ["x", "weight", "dy"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=name)
+def test_layouts(device, dtype, operand, layout):
+    for m, n, k in [(33, 40, 24), (64, 128, 64)]:
+        x, weight, bias, dy = linear_inputs(m, n, k, dtype, device)
+        inputs = {"x": x, "weight": weight, "bias": bias, "dy": dy}
+        inputs[operand] = LAYOUTS[layout](inputs[operand])
+        for activation in ("gelu", "relu"):
+            check(*inputs.values(), activation, f"{m}x{n}x{k} ")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=name)
+def test_strided_bias(device, dtype):
+    x, weight, bias, dy = linear_inputs(9, 16, 8, dtype, device)
+    check(x, weight, torch.stack([bias, bias * math.nan], 1)[:, 0], dy, "silu")
+    check(x, weight, bias[:1].expand(16), dy, "silu")
+
+
+@pytest.mark.parametrize("activation", ["none", "relu", "gelu"])
+def test_gradient_of_a_sum_is_an_expanded_dy(device, activation):
+    x, weight, bias, _ = linear_inputs(33, 48, 16, torch.float32, device)
+    leaves = [t.requires_grad_() for t in (x, weight, bias)]
+    grads = torch.autograd.grad(fusedops.linear(*leaves, activation).sum(), leaves)
+    ones = torch.ones(33, 48, device=device)
+    expected = torch.autograd.grad(fusedops.linear(*leaves, activation), leaves, ones)
+    for got, want in zip(grads, expected, strict=True):
+        assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("leading", [(), (1,), (0,), (5,), (2, 3), (4, 0), (2, 1, 3), (2, 3, 1, 2)])
+def test_leading_dimensions(device, leading, activation):
+    x = make(*leading, 12, dtype=torch.float32, device=device)
+    _, weight, bias, _ = linear_inputs(1, 20, 12, torch.float32, device)
+    dy = make(*leading, 20, dtype=torch.float32, device=device, seed=9)
+    check(x, weight, bias, dy, activation)
+
+
+def test_leading_dimensions_of_a_strided_x(device):
+    _, weight, bias, _ = linear_inputs(1, 20, 12, torch.float32, device)
+    x = make(3, 5, 12, dtype=torch.float32, device=device)
+    dy = make(5, 3, 20, dtype=torch.float32, device=device, seed=9)
+    check(x.transpose(0, 1), weight, bias, dy, "tanh")
+    x = make(12, 5, 3, dtype=torch.float32, device=device)
+    check(x.permute(1, 2, 0), weight, bias, dy, "silu")
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=name)
+def test_empty(device, dtype, activation):
+    for m, n, k in [(0, 5, 7), (5, 0, 7), (5, 7, 0), (0, 0, 0), (0, 16, 0)]:
+        check(*linear_inputs(m, n, k, dtype, device), activation, f"{m}x{n}x{k} ")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=name)
+def test_without_k_is_the_activated_bias(device, dtype):
+    x, weight, bias, _ = linear_inputs(4, 6, 0, dtype, device)
+    with poisoned():
+        y = fusedops.linear(x, weight, bias, "sigmoid")
+        zero = fusedops.linear(x, weight, None, "none")
+    assert_accurate(y, torch.sigmoid(bias).expand(4, 6), bias.double().sigmoid().expand(4, 6))
+    assert torch.equal(zero, torch.zeros(4, 6, dtype=dtype, device=device))
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("dtype", [*HALVES, torch.float32], ids=name)
+def test_nan_stays_in_its_row_and_column(device, dtype, activation):
+    x, weight, bias, dy = linear_inputs(12, 16, 32, dtype, device)
+    x[3, 5] = math.nan
+    y = fusedops.linear(x, weight, bias, activation)
+    expected = torch.zeros(12, 16, dtype=torch.bool, device=device)
+    expected[3] = True
+    assert torch.equal(y.isnan(), expected)
+
+    # Backward: as torch's
+    leaves = [t.requires_grad_() for t in (x, weight, bias)]
+    ours = torch.autograd.grad(fusedops.linear(*leaves, activation), leaves, dy)
+    theirs = torch.autograd.grad(torch_linear(*leaves, activation), leaves, dy)
+    for got, want in zip(ours, theirs, strict=True):
+        assert torch.equal(got.isnan(), want.isnan())
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("dtype", [*HALVES, torch.float32], ids=name)
+def test_infinity(device, dtype, activation):
+    x, weight, bias, _ = linear_inputs(12, 16, 32, dtype, device)
+    x[3, 5] = math.inf
+    y = fusedops.linear(x, weight, bias, activation)
+    theirs = torch_linear(x, weight, bias, activation)
+    assert torch.equal(y.isposinf(), theirs.isposinf())
+    assert torch.equal(y.isneginf(), theirs.isneginf())
+    rows = [i for i in range(12) if i != 3]
+    assert torch.isfinite(y[rows]).all()
+    # act(-inf) of gelu and silu is 0 in the limit and NaN by the formula; either is right.
+    either = (weight[:, 5] < 0) & (activation in ("gelu", "gelu_tanh", "silu"))
+    assert torch.equal(y[3].isnan() & ~either, theirs[3].isnan() & ~either)
+
+
+@pytest.mark.parametrize("needs", list(itertools.product([False, True], repeat=3)))
+@pytest.mark.parametrize("activation", ["none", "relu", "gelu"])
+def test_requires_grad_combinations(device, activation, needs):
+    tensors = linear_inputs(17, 24, 40, torch.float32, device)
+    dy = tensors[3]
+    leaves = [t.clone().requires_grad_(need) for t, need in zip(tensors[:3], needs, strict=True)]
+    full = [t.clone().requires_grad_() for t in tensors[:3]]
+    with poisoned():
+        y = fusedops.linear(*leaves, activation)
+        assert y.requires_grad == any(needs)
+        if any(needs):
+            y.backward(dy)
+    fusedops.linear(*full, activation).backward(dy)
+    for leaf, whole, need in zip(leaves, full, needs, strict=True):
+        assert (leaf.grad is not None) == need
+        if need:
+            torch.testing.assert_close(leaf.grad, whole.grad)
+
+
+def saved_shapes(y):
+    """The shapes that the graph node of y keeps alive."""
+    node = y.grad_fn
+    return sorted(tuple(t.shape) for t in node.saved_tensors if t is not None)
+
+
+@pytest.mark.parametrize(
+    ("activation", "needs", "saved"),
+    [
+        ("none", (True, False, False), [(3, 4)]),
+        ("none", (False, True, False), [(2, 4)]),
+        ("none", (False, False, True), []),
+        ("relu", (False, False, True), [(2, 3)]),
+        ("relu", (True, False, False), [(2, 3), (3, 4)]),
+        ("gelu", (False, True, True), [(2, 3), (2, 4)]),
+        ("gelu", (True, True, True), [(2, 3), (2, 4), (3, 4)]),
+    ],
+)
+def test_saves_only_what_backward_reads(device, activation, needs, saved):
+    tensors = linear_inputs(2, 3, 4, torch.float32, device)[:3]
+    leaves = [t.requires_grad_(need) for t, need in zip(tensors, needs, strict=True)]
+    assert saved_shapes(fusedops.linear(*leaves, activation)) == saved
+
+
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no_bias"])
+@pytest.mark.parametrize("activation", [*SMOOTH, "relu2"])
+def test_gradcheck(device, activation, bias):
+    x, weight, b, _ = linear_inputs(6, 5, 4, torch.float64, device)
+    leaves = [x.view(2, 3, 4).requires_grad_(), weight.requires_grad_()]
+    if bias:
+        leaves.append(b.requires_grad_())
+
+    def run(x, weight, bias=None):
+        return fusedops.linear(x, weight, bias, activation)
+
+    assert torch.autograd.gradcheck(run, leaves)
+    assert torch.autograd.gradgradcheck(run, leaves)
+
+
+def test_third_derivative(device):
+    x, weight, bias, _ = linear_inputs(3, 2, 4, torch.float64, device)
+    leaves = [t.requires_grad_() for t in (x, weight, bias)]
+
+    def second(function):
+        first = torch.autograd.grad(function(*leaves, "silu").sum(), leaves, create_graph=True)
+        return torch.autograd.grad(sum(g.square().sum() for g in first), leaves, create_graph=True)
+
+    ours = torch.autograd.grad(sum(g.sum() for g in second(fusedops.linear)), leaves)
+    theirs = torch.autograd.grad(sum(g.sum() for g in second(torch_linear)), leaves)
+    for got, want in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("needs", list(itertools.product([False, True], repeat=3))[1:])
+@pytest.mark.parametrize("activation", ["relu", "gelu", "tanh"])
+def test_second_derivatives_of_requires_grad_combinations(device, activation, needs):
+    tensors = linear_inputs(5, 3, 4, torch.float64, device)
+    leaves = [t.requires_grad_(need) for t, need in zip(tensors[:3], needs, strict=True)]
+    wanted = [t for t in leaves if t.requires_grad]
+    dy = tensors[3].requires_grad_()
+
+    def second(function):
+        y = function(*leaves, activation)
+        first = torch.autograd.grad(y, wanted, dy, create_graph=True)
+        return torch.autograd.grad(
+            sum(g.square().sum() for g in first), [*wanted, dy], allow_unused=True
+        )
+
+    for got, want in zip(second(fusedops.linear), second(torch_linear), strict=True):
+        if got is None or want is None:
+            assert all(t is None or not t.any() for t in (got, want))
+        else:
+            torch.testing.assert_close(got, want)
+
+
+def test_weight_changed_before_backward_is_an_error(device):
+    x, weight, bias, _ = linear_inputs(2, 3, 4, torch.float32, device)
+    x.requires_grad_()
+    y = fusedops.linear(x, weight, bias, "relu")
+    weight.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_more_than_2_to_the_31_elements(activation):
+    # x and y both have 2^31 + 2^17 elements; rows at both ends and across 2^31 are compared.
+    m, n, k = 2**16 + 4, 2**15, 2**15
+    x = torch.empty(m, k, dtype=torch.bfloat16, device="cuda").normal_()
+    weight = make(n, k, dtype=torch.bfloat16, device="cuda", scale=1 / math.sqrt(k))
+    bias = make(n, dtype=torch.bfloat16, device="cuda", seed=3)
+    with torch.no_grad():
+        y = fusedops.linear(x, weight, bias, activation)
+        for rows in (slice(0, 2), slice(2**16 - 2, 2**16 + 2), slice(m - 2, m)):
+            part = x[rows].contiguous()
+            exact = reference.linear(part.double(), weight.double(), bias.double(), activation)
+            assert_accurate(y[rows], torch_linear(part, weight, bias, activation), exact)
+    x.requires_grad_()
+    (dx,) = torch.autograd.grad(fusedops.linear(x, weight, bias, activation), x, y)
+    last = x[-2:].detach().requires_grad_()
+    last_y = fusedops.linear(last, weight, bias, activation)
+    (expected,) = torch.autograd.grad(last_y, last, y[-2:])
+    torch.testing.assert_close(dx[-2:], expected)
+    assert torch.isfinite(dx.abs().max())

@@ -1,0 +1,158 @@
+"""What the test files share: inputs, torch's own answer, the accuracy rule, poisoned memory."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+HALVES = (torch.float16, torch.bfloat16)
+ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "relu2")
+SMOOTH = ("none", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh")
+
+# What a user writes without us.
+TORCH_ACTIVATION: dict[str, Callable[[Tensor], Tensor]] = {
+    "none": lambda z: z,
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda z: F.gelu(z, approximate="tanh"),
+    "silu": F.silu,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "relu2": lambda z: F.relu(z).square(),
+}
+
+# The accuracy rule: our error against float64 is at most RATIO times torch's own on the same input,
+# norm-wise and max-wise, plus a floor for inputs on which torch happens to be exact. The floor is
+# one ulp of the output dtype at the largest value (max-wise) and a quarter ulp norm-wise (rounding
+# alone costs about 0.3 ulp there).
+RATIO = 1.1
+NORM_FLOOR_ULP = 0.25
+# float64 has nothing better to be measured against: torch's error against the reference is that of
+# two summation orders.
+FLOAT64_FLOOR_ULP = 32
+
+
+def name(dtype: torch.dtype) -> str:
+    """'float16', for test ids."""
+    return str(dtype).removeprefix("torch.")
+
+
+def generator(device: str, seed: int = 0) -> torch.Generator:
+    """A seeded generator on the device."""
+    return torch.Generator(device=device).manual_seed(seed)
+
+
+def make(*shape: int, dtype: torch.dtype, device: str, scale: float = 1.0, seed: int = 0) -> Tensor:
+    """Normal random values of the dtype."""
+    values = torch.randn(shape, generator=generator(device, seed), device=device)
+    return (values * scale).to(dtype)
+
+
+def linear_inputs(
+    m: int, n: int, k: int, dtype: torch.dtype, device: str, scale: float = 1.0
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """x (M, K), weight (N, K), bias (N,), dy (M, N); pre-activations are about scale large."""
+    return (
+        make(m, k, dtype=dtype, device=device, scale=scale, seed=1),
+        make(n, k, dtype=dtype, device=device, scale=1 / math.sqrt(max(k, 1)), seed=2),
+        make(n, dtype=dtype, device=device, scale=0.5 * scale, seed=3),
+        make(m, n, dtype=dtype, device=device, seed=4),
+    )
+
+
+def torch_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
+    """The two or three kernels that fusedops.linear replaces."""
+    return TORCH_ACTIVATION[activation](F.linear(x, weight, bias))
+
+
+def assert_accurate(ours: Tensor, torchs: Tensor, exact: Tensor, what: str = "") -> None:
+    """Hold our result to the accuracy rule (see RATIO)."""
+    assert ours.shape == exact.shape, f"{what}: shape {ours.shape}, expected {exact.shape}"
+    if exact.numel() == 0:
+        return
+    assert exact.dtype is torch.float64
+    assert torch.isfinite(exact).all(), "choose inputs with a finite answer"
+    info = torch.finfo(ours.dtype)
+    floor_ulp = FLOAT64_FLOOR_ULP if ours.dtype is torch.float64 else 1.0
+    error, torch_error = (ours.double() - exact).abs(), (torchs.double() - exact).abs()
+    ulp = max(info.eps * exact.abs().max().item(), info.smallest_normal * info.eps)
+    if torch.isfinite(torch_error).all():
+        worst, allowed = error.max().item(), RATIO * torch_error.max().item() + floor_ulp * ulp
+        assert worst <= allowed, f"{what}: max error {worst:.3e}, allowed {allowed:.3e}"
+        norm_ulp = max(
+            info.eps * exact.norm().item(),
+            info.smallest_normal * info.eps * math.sqrt(exact.numel()),
+        )
+        total = error.norm().item()
+        allowed = RATIO * torch_error.norm().item() + NORM_FLOOR_ULP * floor_ulp * norm_ulp
+        assert total <= allowed, f"{what}: error norm {total:.3e}, allowed {allowed:.3e}"
+    else:  # torch overflowed between its kernels; we only have to be right
+        assert (error <= ulp + info.eps * exact.abs()).all(), f"{what}: torch is not finite"
+
+
+@contextlib.contextmanager
+def poisoned() -> Iterator[None]:
+    """Fill whatever at::empty hands out with NaN: an element that nobody writes shows."""
+    before = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    fill = torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=warn_only)
+        torch.utils.deterministic.fill_uninitialized_memory = fill
+
+
+# Every way a (rows, columns) matrix may lie in memory. Each builds the values it is given.
+def _transposed(matrix: Tensor) -> Tensor:
+    return matrix.t().contiguous().t()
+
+
+def _sliced(matrix: Tensor) -> Tensor:
+    rows, columns = matrix.shape
+    wide = matrix.new_full((rows + 2, columns + 3), math.nan)
+    wide[1 : rows + 1, 1 : columns + 1] = matrix
+    return wide[1 : rows + 1, 1 : columns + 1]
+
+
+def _strided(matrix: Tensor) -> Tensor:
+    rows, columns = matrix.shape
+    wide = matrix.new_full((2 * rows, 3 * columns), math.nan)
+    wide[::2, ::3] = matrix
+    return wide[::2, ::3]
+
+
+def _offset(matrix: Tensor) -> Tensor:
+    flat = matrix.new_full((matrix.numel() + 1,), math.nan)
+    flat[1:] = matrix.reshape(-1)
+    return flat[1:].view(matrix.shape)
+
+
+def _sliced_transposed(matrix: Tensor) -> Tensor:
+    return _sliced(matrix.t()).t()
+
+
+def _expanded(matrix: Tensor) -> Tensor:
+    return matrix[:1].expand(matrix.shape)
+
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "contiguous": lambda matrix: matrix.contiguous(),
+    "transposed": _transposed,
+    "sliced": _sliced,
+    "sliced_transposed": _sliced_transposed,
+    "strided": _strided,
+    "offset": _offset,
+    "expanded": _expanded,
+}
