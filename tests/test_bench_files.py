@@ -1,0 +1,231 @@
+"""What the measuring tools store and say: the CSV, the reports, the scripts of perf/."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import fusedops
+from fusedops.bench import cli, machine, plot, report, results
+
+if TYPE_CHECKING:
+    import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def row(case: str = "8192x4096x1024/relu", **changes: str) -> results.Row:
+    values = dict.fromkeys(results.COLUMNS, "1")
+    values |= {"suite": "linear", "case": case, "dtype": "bf16", "pass": "fwd", "peer": "eager"}
+    return values | {"gpu": "NVIDIA H200", "speedup": "1.5"} | changes
+
+
+def load_script(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "perf" / f"{name}.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+# ---- the CSV ----
+
+
+def test_merge_replaces_by_key_and_keeps_the_rest() -> None:
+    path = Path("x/linear.csv")
+    results.merge_rows(path, [row(speedup="1.1"), row(peer="compile")])
+    results.merge_rows(path, [row(speedup="1.7"), row(case="1x2x3/relu")])
+    rows = results.read_rows(path)
+    assert [(r["case"], r["peer"], r["speedup"]) for r in rows] == [
+        ("8192x4096x1024/relu", "eager", "1.7"),
+        ("8192x4096x1024/relu", "compile", "1.5"),
+        ("1x2x3/relu", "eager", "1.5"),
+    ]
+    assert [p.name for p in path.parent.iterdir()] == ["linear.csv"]
+
+
+def test_a_peer_replaces_the_row_without_one() -> None:
+    path = Path("linear.csv")
+    results.merge_rows(path, [row(peer=results.NO_PEER)])
+    results.merge_rows(path, [row()])
+    assert [r["peer"] for r in results.read_rows(path)] == ["eager"]
+
+
+def test_merge_of_results_from_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
+    results.merge_rows(Path("back/anything.csv"), [row(), row(suite="host", case="linear/a")])
+    Path("back/tune.csv").write_text("m,n\n1,2\n")
+    assert cli.main(["--merge", "back"]) == 0
+    assert len(results.read_rows(Path("perf/results/h200/linear.csv"))) == 1
+    assert Path("perf/results/h200/host.csv").exists()
+
+
+def test_read_rows_names_the_wrong_columns() -> None:
+    Path("bad.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(ValueError, match=r"bad\.csv: expected the columns suite,case"):
+        results.read_rows(Path("bad.csv"))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(12345.6, "12346"), (12.3456, "12.35"), (0.00001234, "0.000012"), (None, ""), (1000, "1000")],
+)
+def test_numbers_have_no_exponent(value: float | None, text: str) -> None:
+    assert results.number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [("NVIDIA H200", "h200"), ("NVIDIA GeForce RTX 4090", "rtx-4090"), ("cpu", "cpu")],
+)
+def test_folder_name(name: str, folder: str) -> None:
+    assert machine.folder_name(name) == folder
+
+
+def test_commit_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSEDOPS_COMMIT", "abc123")
+    assert machine.commit.__wrapped__() == "abc123"
+
+
+# ---- what is read out of it ----
+
+
+def test_summary_bars() -> None:
+    lt = [
+        row(peer="cublaslt", speedup=s, case=f"{m}x64x64/relu")
+        for s, m in (("1.2", 4096), ("0.8", 64))
+    ]
+    step = [
+        row(**{"pass": "step"}, peer=p, speedup=s)
+        for p, s in (("eager", "1.3"), ("compile", "1.05"))
+    ]
+    gelu = [row(peer="ours_relu", case="64x64x1024/gelu_tanh", speedup="0.9")]
+    text = "\n".join(report.bars([*lt, *step, *gelu], []))
+    assert "pass     fwd relu bf16 over cublaslt, M >= 2048, geomean >= 1.06: 1.200 over 1" in text
+    assert "FAIL     step bf16 over the better of eager and compile, geomean >= 1.10: 1.050" in text
+    assert "FAIL     fwd bf16 relu time / gelu_tanh time, K >= 512" in text
+    assert "no data  fp32_high over cuBLAS" in text
+
+
+def test_summary_command(capsys: pytest.CaptureFixture[str]) -> None:
+    results.merge_rows(Path("linear.csv"), [row(), row(case="64x64x64/relu", speedup="0.6")])
+    assert cli.main(["--summary", "linear.csv"]) == 0
+    out = capsys.readouterr().out
+    assert "0.949" in out  # the geomean
+    assert "0.600  linear 64x64x64/relu bf16 fwd" in out
+
+
+def test_compare_lists_regressions(capsys: pytest.CaptureFixture[str]) -> None:
+    results.merge_rows(Path("old.csv"), [row(speedup="1.5"), row(peer="compile")])
+    results.merge_rows(Path("new.csv"), [row(speedup="1.2"), row(peer="compile")])
+    assert cli.main(["--compare", "old.csv", "--out", "new.csv"]) == 0
+    out = capsys.readouterr().out
+    assert "0 better, 1 worse" in out
+    assert "speed-up 1.5 -> 1.2" in out
+
+
+def test_plots() -> None:
+    pytest.importorskip("matplotlib")
+    rows = [
+        row(),
+        row(case="64x64x64/relu", tflops="2", floor_us="0.5"),
+        row(peer="-", case="1x1x1/relu"),
+    ]
+    results.merge_rows(Path("r/linear.csv"), rows)
+    names = {p.name for p in plot.plot([Path("r/linear.csv")])}
+    assert names == {f"linear_fwd_{k}.{s}" for k in ("speedup", "roofline") for s in plot.FORMATS}
+
+
+# ---- scripts ----
+
+
+def test_run_script_is_the_same_command() -> None:
+    script = [
+        sys.executable,
+        str(ROOT / "perf/run.py"),
+        "linear",
+        "--list",
+        "--case",
+        "1x4096x*/relu",
+    ]
+    done = subprocess.run(script, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[0] == "linear 1x4096x4096/relu bf16 fwd eager,cublaslt"
+
+
+def test_tune_gemm(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    tune = load_script("tune_gemm")
+    configs = [
+        {
+            "family": family,
+            "index": i,
+            "name": name,
+            "tile": tile,
+            "cluster": (1, 1),
+            "schedule": "pp",
+        }
+        for family, i, name, tile in (
+            ("sm90", 0, "good", (64, 64, 64)),
+            ("sm90", 1, "refuses", "128x128x64"),
+            ("sm80", 0, "wrong", (64, 64, 32)),
+        )
+    ]
+    monkeypatch.setattr(fusedops._C, "gemm_configs", lambda: configs, raising=False)
+
+    def our_call(candidate: Any, problem: Any) -> Any:
+        def call(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+            if candidate.name == "refuses":
+                raise RuntimeError("cannot implement")
+            y = tune.expected(problem, a, b, bias)
+            return y * 2 if candidate.name == "wrong" else y
+
+        return call
+
+    monkeypatch.setattr(tune, "our_call", our_call)
+    args = ["--shapes", "32x16x512", "--layouts", "TN,NN,NT", "--splits", "1,4", "--rounds", "1"]
+    args += ["--swizzles", "1,2", "--rasters", "0", "--device", "cpu", "--out", "t.csv"]
+    assert tune.main(args) == 0
+    with Path("t.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {r["layout"] for r in rows} == {"TN", "NN", "NT"}
+    assert {r["name"] for r in rows} == {"good", "mm", "addmm_activation"}
+    assert {(r["splits"], r["swizzle"]) for r in rows if r["name"] == "good"} == {
+        (s, w) for s in "14" for w in "12"
+    }
+    out = capsys.readouterr().out
+    assert "WRONG 32x16x512 TN" in out
+    assert "cannot run" in out
+
+
+def test_readme_table_renders_from_the_csv() -> None:
+    script = load_script("readme_table")
+    results.merge_rows(Path("h200/linear.csv"), [row(), row(peer="cublaslt", speedup="1.19")])
+    table = script.render(Path("h200"))
+    assert "8192 x 4096 x 1024" in table
+    text = f"a\n{script.BEGIN}\nold\n{script.END}\nb\n"
+    updated = script.replace(text, table)
+    assert "old" not in updated
+    assert updated.startswith("a\n")
+    assert updated.endswith("b\n")
+    with pytest.raises(ValueError, match="markers"):
+        script.replace("nothing", table)
+
+
+def test_committed_readme_is_up_to_date() -> None:
+    script = load_script("readme_table")
+    folder = ROOT / "perf/results/h200"
+    if not (folder / "linear.csv").exists():
+        pytest.skip("no committed results yet")
+    readme = (ROOT / "README.md").read_text()
+    assert script.replace(readme, script.render(folder)) == readme
