@@ -85,6 +85,8 @@ struct Gemm {
       typename ElementOf<kDType>::Instruction, kPipeline.stages, Operator>::ThreadblockMma;
   using TileEpilogue = sm80::TileEpilogue<Mma, Element>;
   static constexpr int kThreads = Mma::WarpCount::kCount * 32;
+  // NOTE: 8 warps per SM, so up to 255 registers: left alone, ptxas spills to reach 128.
+  static constexpr int kMinBlocks = 256 / kThreads;
   // NOTE: 3xTF32 must add each K tile's partial sums in fp32, outside the tensor cores.
   static_assert(Mma::Detail::kStagedAccumulation == (kMath == MathMode::kFp32));
 
@@ -119,7 +121,7 @@ __device__ __forceinline__ int2 tile_of(int block, int tiles_m, int tiles_n, int
 }
 
 template <class G>
-__global__ void __launch_bounds__(G::kThreads)
+__global__ void __launch_bounds__(G::kThreads, G::kMinBlocks)
     gemm_kernel(const __grid_constant__ typename G::Params params) {
   using Mma = typename G::Mma;
   using Element = typename G::Element;
