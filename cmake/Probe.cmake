@@ -1,8 +1,9 @@
-# Asks Python once where things are (cmake/probe.py) and decides whether this is a CUDA build.
+# Asks Python once where things are and whether this is a CUDA build (cmake/probe.py).
 # Sets PROBE_*, FUSEDOPS_CUDA and FUSEDOPS_ARCHS.
 
 execute_process(
-  COMMAND ${CMAKE_COMMAND} -E env "FUSEDOPS_ARCH_LIST=${option_CMAKE_CUDA_ARCHITECTURES}"
+  COMMAND ${CMAKE_COMMAND} -E env "USE_CUDA=${option_USE_CUDA}"
+          "CMAKE_CUDA_ARCHITECTURES=${option_CMAKE_CUDA_ARCHITECTURES}"
           "CUTLASS_DIR=${option_CUTLASS_DIR}" "CUDAToolkit_ROOT=${option_CUDAToolkit_ROOT}"
           ${Python_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/probe.py
   OUTPUT_VARIABLE probe_output ERROR_VARIABLE probe_error RESULT_VARIABLE probe_failed)
@@ -14,27 +15,6 @@ cmake_language(EVAL CODE "${probe_output}")
 if(NOT PROBE_PYBIND11_INCLUDE)
   message(FATAL_ERROR "fusedops: pybind11 is not installed for ${Python_EXECUTABLE}; run: pip install 'pybind11>=2.13'")
 endif()
-
+set(FUSEDOPS_CUDA ${PROBE_CUDA})
 set(FUSEDOPS_ARCHS ${PROBE_ARCHS})
-if(option_USE_CUDA STREQUAL "auto" OR option_USE_CUDA STREQUAL "")
-  if(PROBE_ARCHS OR PROBE_GPU_ARCHS)
-    set(FUSEDOPS_CUDA ON)
-  else()
-    set(FUSEDOPS_CUDA OFF)
-  endif()
-elseif(option_USE_CUDA)
-  set(FUSEDOPS_CUDA ON)
-else()
-  set(FUSEDOPS_CUDA OFF)
-endif()
-
-if(FUSEDOPS_CUDA AND NOT FUSEDOPS_ARCHS)
-  set(FUSEDOPS_ARCHS ${PROBE_GPU_ARCHS})
-  if(NOT FUSEDOPS_ARCHS)
-    set(FUSEDOPS_ARCHS 80 90a)
-  endif()
-endif()
-if(NOT FUSEDOPS_CUDA)
-  set(FUSEDOPS_ARCHS "")
-endif()
-message(STATUS "fusedops: USE_CUDA=${option_USE_CUDA} -> ${FUSEDOPS_CUDA}; architectures: ${FUSEDOPS_ARCHS}")
+message(STATUS "fusedops: USE_CUDA=${option_USE_CUDA} -> ${FUSEDOPS_CUDA}, architectures: ${FUSEDOPS_ARCHS}")

@@ -21,6 +21,7 @@ ARCH_NAMES = {
     "hopper": ["90a"],
     "blackwell": ["100a", "120a"],
 }
+DEFAULT_ARCHS = ["80", "90a"]  # of USE_CUDA=1 where no GPU is visible
 ARCH_PATTERN = re.compile(r"(sm_?|compute_?)?(\d+)\.?(\d)([af]?)(-real|-virtual)?(\+ptx)?")
 
 
@@ -115,13 +116,24 @@ def find_nvcc() -> Path | None:
     return next((nvcc for nvcc in candidates if nvcc.is_file()), None)
 
 
+def cuda_archs(use_cuda: str, requested: list[str], visible: list[str]) -> list[str]:
+    """What to compile for; empty means a CPU build. `use_cuda` is auto, 1 or 0 (on, off, ...)."""
+    choice = use_cuda.strip().lower() or "auto"
+    if choice in ("0", "off", "false", "no"):
+        return []
+    if choice == "auto":
+        return requested or visible
+    if choice in ("1", "on", "true", "yes"):
+        return requested or visible or DEFAULT_ARCHS
+    raise ValueError(f"USE_CUDA must be auto, 1 or 0; got {use_cuda!r}")
+
+
 def facts() -> dict[str, str]:
     found: dict[str, str] = {}
     if torch := package_dir("torch"):
         version = runpy.run_path(str(torch / "version.py"))
         found["TORCH_DIR"] = str(torch)
         found["TORCH_VERSION"] = str(version["__version__"])
-        found["TORCH_CUDA_VERSION"] = str(version.get("cuda") or "")
     if pybind11 := package_dir("pybind11"):
         found["PYBIND11_INCLUDE"] = str(pybind11 / "include")
     if cutlass := find_cutlass(os.environ.get("CUTLASS_DIR")):
@@ -129,8 +141,12 @@ def facts() -> dict[str, str]:
         found["CUTLASS_VERSION"] = cutlass_version(cutlass)
     if nvcc := find_nvcc():
         found["NVCC"] = str(nvcc)
-    found["GPU_ARCHS"] = ";".join(visible_gpu_archs())
-    found["ARCHS"] = ";".join(parse_archs(os.environ.get("FUSEDOPS_ARCH_LIST", "")))
+    requested = os.environ.get("CMAKE_CUDA_ARCHITECTURES") or os.environ.get("TORCH_CUDA_ARCH_LIST")
+    archs = cuda_archs(
+        os.environ.get("USE_CUDA", "auto"), parse_archs(requested or ""), visible_gpu_archs()
+    )
+    found["ARCHS"] = ";".join(archs)
+    found["CUDA"] = "ON" if archs else "OFF"
     return found
 
 

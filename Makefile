@@ -1,0 +1,63 @@
+# Every target makes what it needs: .venv, packages, the build. Variables: USE_CUDA=auto|1|0,
+# TORCH_CUDA_ARCH_LIST, DEBUG=1, VENV, PYTEST_ARGS, WHEEL.
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+PY := $(BIN)/python
+PYTEST_ARGS ?=
+PYTEST := -m pytest -n 2
+JOBS ?= 2
+WHEEL ?= $(lastword $(sort $(wildcard wheels/*.whl)))
+GPU_PYTHON ?= $(if $(wildcard $(PY)),$(PY),python3)
+CXX_SOURCES = $(shell git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cuh' 'csrc/*.cu')
+
+export VENV
+export USE_CUDA ?= auto
+export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
+
+.PHONY: help venv build demo test gpu-test bench lint format wheel clean
+help:  ## show the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+venv:  ## make .venv and install what is needed
+	@scripts/bootstrap
+
+build: venv  ## compile and install into .venv, editable
+	@$(PY) -m pip --disable-pip-version-check install -q --no-build-isolation --no-deps -e .
+
+demo: build  ## train an MLP on real images, torch.nn against fusedops
+	@$(PY) examples/train_digits.py
+
+test: build  ## build, then all tests this machine can run
+	@$(PY) $(PYTEST) $(PYTEST_ARGS)
+
+gpu-test:  ## the GPU tests against a wheel that is already built: no build, no network
+	@test -n "$(WHEEL)" || { echo "gpu-test: no wheel in wheels/; run: make wheel"; exit 1; }
+	@rm -rf build/gpu-test && $(GPU_PYTHON) -m pip --disable-pip-version-check install -q \
+	  --no-index --no-deps --target build/gpu-test $(WHEEL)
+	@PYTHONPATH=build/gpu-test $(GPU_PYTHON) -m fusedops info
+	@PYTHONPATH=build/gpu-test $(GPU_PYTHON) -m pytest -m gpu $(PYTEST_ARGS)
+
+bench: build  ## measure every suite against every installed peer
+	@$(PY) -m fusedops bench all
+
+lint: venv  ## ruff, clang-format and mypy
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/clang-format --dry-run -Werror $(CXX_SOURCES)
+	@$(BIN)/mypy
+
+format: venv  ## rewrite sources as lint wants them
+	@$(BIN)/ruff check -q --fix . && $(BIN)/ruff format -q .
+	@$(BIN)/clang-format -i $(CXX_SOURCES)
+
+wheel: export USE_CUDA = 1
+wheel: export TORCH_CUDA_ARCH_LIST ?= 8.0;9.0a
+wheel:  ## a CUDA wheel for Ampere to Hopper in wheels/
+	@scripts/bootstrap
+	@mkdir -p wheels
+	$(PY) -m pip --disable-pip-version-check wheel --no-build-isolation --no-deps -w wheels \
+	  -C build-dir=build/wheel . -v
+
+clean:  ## remove builds and caches, keep .venv
+	@rm -rf build wheels .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,223 @@
+"""The build itself: option parsing, what the binary needs, introspection, `python -m fusedops`."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from fusedops import _C
+from fusedops.info import build_info, kernels_for, table
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+ROOT = Path(__file__).parent.parent
+OPS = [
+    "linear",
+    "linear_preact",
+    "matmul",
+    "matmul_preact",
+    "linear_backward",
+    "act_backward_bias_grad",
+    "template_scale",
+]
+
+
+def load_probe() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("probe", ROOT / "cmake" / "probe.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+probe = load_probe()
+
+
+# ---- options ----
+
+
+@pytest.mark.parametrize(
+    ("text", "archs"),
+    [
+        ("", []),
+        ("Ampere;Hopper", ["80", "90a"]),
+        ("8.0;9.0a", ["80", "90a"]),
+        ("8.0 9.0", ["80", "90a"]),
+        ("80,90-real", ["80", "90a"]),
+        ("sm_90a", ["90a"]),
+        ("8.0+PTX", ["80", "80-virtual"]),
+        ("8.6;8.6;8.9", ["86", "89"]),
+        ("120a-real", ["120a"]),
+    ],
+)
+def test_parse_archs(text: str, archs: list[str]) -> None:
+    assert probe.parse_archs(text) == archs
+
+
+@pytest.mark.parametrize("text", ["Hooper", "9", "9.0b", "7.0", "Volta"])
+def test_parse_archs_names_the_culprit(text: str) -> None:
+    with pytest.raises(ValueError, match=text.lower()):
+        probe.parse_archs(text)
+
+
+@pytest.mark.parametrize(
+    ("use_cuda", "requested", "visible", "archs"),
+    [
+        ("auto", [], [], []),
+        ("", [], [], []),
+        ("auto", ["80"], [], ["80"]),
+        ("auto", [], ["90a"], ["90a"]),
+        ("1", [], [], ["80", "90a"]),
+        ("ON", [], ["89"], ["89"]),
+        ("1", ["80"], ["90a"], ["80"]),
+        ("0", ["80"], ["90a"], []),
+    ],
+)
+def test_cuda_archs(
+    use_cuda: str, requested: list[str], visible: list[str], archs: list[str]
+) -> None:
+    assert probe.cuda_archs(use_cuda, requested, visible) == archs
+
+
+def test_cuda_archs_refuses_other_words() -> None:
+    with pytest.raises(ValueError, match="USE_CUDA must be auto, 1 or 0; got 'maybe'"):
+        probe.cuda_archs("maybe", [], [])
+
+
+def test_find_cutlass(tmp_path: Path) -> None:
+    header = tmp_path / "include" / "cutlass" / "cutlass.h"
+    header.parent.mkdir(parents=True)
+    header.touch()
+    assert probe.find_cutlass(str(tmp_path)) == tmp_path / "include"
+    assert probe.find_cutlass(str(tmp_path / "include")) == tmp_path / "include"
+    assert probe.find_cutlass(str(tmp_path / "nowhere")) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["-DUSE_CUDA=1", "-DCUTLASS_DIR=/nowhere"], "pip install --no-deps nvidia-cutlass"),
+        (["-DTORCH_CUDA_ARCH_LIST=Hooper"], "unknown GPU architecture 'hooper'"),
+        (["-DUSE_CUDA=maybe"], "USE_CUDA must be auto, 1 or 0"),
+    ],
+)
+def test_configure_fails_early(tmp_path: Path, options: list[str], message: str) -> None:
+    cmake = shutil.which("cmake") or shutil.which("cmake", path=Path(sys.executable).parent)
+    if cmake is None or probe.package_dir("pybind11") is None:
+        pytest.skip("cmake or pybind11 is not installed")
+    if "-DUSE_CUDA=1" in options and probe.find_nvcc() is None:
+        pytest.skip("nvcc is not installed")
+    command = [cmake, "-S", str(ROOT), "-B", str(tmp_path), f"-DPython_EXECUTABLE={sys.executable}"]
+    result = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
+    assert result.returncode != 0
+    assert message in " ".join(result.stderr.split())
+
+
+# ---- the binary ----
+
+
+def test_build_info() -> None:
+    info = build_info()
+    assert info["torch_target"] == "2.11"
+    assert info["version"]
+    if info["cuda"]:
+        assert info["archs"]
+        assert info["nvcc"]
+        assert str(info["cutlass"]).startswith("4.")
+        assert int(str(info["kernels"])) > 0
+    else:
+        assert info["archs"] == ""
+        assert info["kernels"] == 0
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("key", ["CPU", "CUDA"])
+def test_every_op_is_implemented(op: str, key: str) -> None:
+    assert torch._C._dispatch_has_kernel_for_dispatch_key(f"fusedops::{op}", key)
+
+
+def test_binary_needs_no_cuda_library() -> None:
+    """One file serves torch with any CUDA and without: only libtorch.so and the C++ runtime."""
+    readelf = shutil.which("readelf")
+    if readelf is None:
+        pytest.skip("readelf is not installed")
+    dynamic = subprocess.run(
+        [readelf, "-d", "-W", _C.__file__], capture_output=True, text=True, check=True
+    ).stdout
+    needed = {line.split("[")[1].split("]")[0] for line in dynamic.splitlines() if "NEEDED" in line}
+    assert "libtorch.so" in needed
+    assert not {name for name in needed if "cuda" in name or "python" in name}
+    symbols = subprocess.run(
+        [readelf, "--dyn-syms", "-W", _C.__file__], capture_output=True, text=True, check=True
+    ).stdout
+    cuda_only = "aoti_torch_get_current_cuda_stream"
+    binding = [line.split()[4] for line in symbols.splitlines() if line.endswith(cuda_only)]
+    assert binding == (["WEAK"] if build_info()["cuda"] else [])
+
+
+def test_import_is_light() -> None:
+    code = (
+        "import sys, torch; before = set(sys.modules); import fusedops;"
+        "heavy = {'matplotlib', 'sklearn', 'numpy', 'triton', 'fusedops.bench'};"
+        "print(sorted(heavy & (set(sys.modules) - before)))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.strip() == "[]"
+
+
+# ---- introspection ----
+
+
+def test_gemm_configs() -> None:
+    configs = _C.gemm_configs()
+    names = [(config["family"], config["name"]) for config in configs]
+    assert {family for family, _ in names} == {"sm80", "sm90"}
+    assert all(config["tile"][0] % 16 == 0 for config in configs)
+
+
+def test_select_config_explains() -> None:
+    chosen, candidates = _C.select_config(4096, 4096, 4096)
+    assert chosen is not None
+    assert chosen["family"] == "sm90"
+    ranked = [c["expected_us"] for c in candidates if c["rejected"] is None]
+    assert chosen["expected_us"] == min(ranked)
+    _, candidates = _C.select_config(64, 63, 64)
+    assert all(c["rejected"] for c in candidates if c["family"] == "sm90")
+    chosen, _ = _C.select_config(4096, 4096, 4096, capability=80, sm_count=108)
+    assert chosen is not None
+    assert chosen["family"] == "sm80"
+
+
+def test_select_config_refuses_unknown_words() -> None:
+    with pytest.raises(ValueError, match=r"dtype must be one of float16.*; got int8"):
+        _C.select_config(1, 1, 1, "int8")
+
+
+def test_kernels_for() -> None:
+    archs = ["80", "90a"]
+    assert kernels_for((9, 0), archs).startswith("sm_90a")
+    assert kernels_for((8, 0), archs) == "sm_80 family (mma.sync)"
+    assert kernels_for((8, 9), archs) == "sm_80 family (mma.sync)"
+    assert kernels_for((7, 5), archs).startswith("none")
+    assert "TORCH_CUDA_ARCH_LIST=10.0" in kernels_for((10, 0), archs)
+    assert "PTX" in kernels_for((10, 0), ["80", "80-virtual"])
+    assert kernels_for((9, 0), ["80"]).startswith("none")
+
+
+def test_info_command() -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "fusedops", "info"], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.strip() == table()
+    assert torch.__version__ in result.stdout
