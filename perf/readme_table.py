@@ -43,7 +43,7 @@ PASSES = {"fwd": "forward", "step": "forward + backward"}
 
 
 def render(folder: Path) -> str:
-    rows = read_rows(folder)
+    rows = read_rows(folder) if folder.exists() else []
     if not rows:
         return "*No results yet.*"
     lines = [

@@ -114,6 +114,17 @@ def test_compile_peer() -> None:
     assert {r["pass"] for r in results.read_rows(Path("a.csv"))} == {"fwd", "step"}
 
 
+@pytest.mark.gpu
+def test_gpu_run_fills_every_column() -> None:
+    args = ("--shapes", "256x128x64", "--activation", "relu", "--dtype", "bf16", "--rounds", "3")
+    assert cli.main(["linear", *args, "--peers", "eager,cublaslt", "--out", "a.csv"]) == 0
+    rows = results.read_rows(Path("a.csv"))
+    keys = {(r["pass"], r["peer"]) for r in rows}
+    assert keys == {("fwd", "eager"), ("fwd", "cublaslt"), ("step", "eager")}
+    assert all(value for r in rows for value in r.values())
+    assert cli.main(["host", "--out", "b.csv"]) == 0
+
+
 # ---- failures ----
 
 

@@ -199,13 +199,26 @@ def test_tune_gemm(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
     with Path("t.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert {r["layout"] for r in rows} == {"TN", "NN", "NT"}
-    assert {r["name"] for r in rows} == {"good", "mm", "addmm_activation"}
+    assert {r["name"] for r in rows} == {"good", "mm", "addmm", "addmm_activation"}
     assert {(r["splits"], r["swizzle"]) for r in rows if r["name"] == "good"} == {
         (s, w) for s in "14" for w in "12"
     }
     out = capsys.readouterr().out
     assert "WRONG 32x16x512 TN" in out
     assert "cannot run" in out
+
+
+@pytest.mark.gpu
+def test_tune_gemm_on_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    tune = load_script("tune_gemm")
+    args = ["--shapes", "256x128x512", "--layouts", "TN,NN,NT", "--swizzles", "1", "--rasters", "0"]
+    assert tune.main([*args, "--rounds", "1", "--out", "t.csv"]) == 0
+    with Path("t.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    for layout in ("TN", "NN", "NT"):
+        families = {r["family"] for r in rows if r["layout"] == layout}
+        assert families > {"cublas"}
+    assert "WRONG" not in capsys.readouterr().out
 
 
 def test_readme_table_renders_from_the_csv() -> None:

@@ -16,6 +16,7 @@ from fusedops.bench import machine, results
 from fusedops.bench.progress import Progress
 from fusedops.bench.runner import OURS, Measurement, measure, rows
 from fusedops.bench.suite import SUITES, Case, Selection, Suite, load_suite
+from fusedops.bench.timing import synchronize
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -112,11 +113,22 @@ def _run(options: argparse.Namespace) -> tuple[int, list[Path]]:
             except Exception as error:  # one bad case must not cost the others
                 failures.append(name)
                 progress.step(f"{name}: FAILED {type(error).__name__}: {error}")
+                if not _alive(device):
+                    progress.line("the CUDA context is lost: what was stored is kept, start again")
+                    break
             else:
                 progress.step(f"{name}: {_line(result)}")
     for name in failures:
         print(f"FAILED {name}")
     return len(failures), sorted(set(outputs.values()))
+
+
+def _alive(device: torch.device) -> bool:
+    try:
+        synchronize(device)
+    except RuntimeError:
+        return False
+    return True
 
 
 def _jobs(options: argparse.Namespace, device: torch.device) -> list[Job]:
@@ -208,6 +220,9 @@ def _line(result: Measurement) -> str:
 
 def _read_out(options: argparse.Namespace, outputs: list[Path]) -> None:
     given = options.summary is not None and options.summary != Path()
+    for path in (options.summary if given else None, options.compare):
+        if path is not None and not path.exists():
+            raise SystemExit(f"bench: {path} does not exist")
     paths = [path for path in ([options.summary] if given else outputs) if path.exists()]
     if not paths and (options.summary is not None or options.plot or options.compare):
         paths = [_out_path(None, "", options.device or machine.default_device()).parent]
