@@ -35,13 +35,22 @@ Tensor call(const char* op, const char* overload, const Args&... args) {
   return torch::stable::detail::to<Tensor>(stack[0]);
 }
 
+// NOTE: the out variants, because autocast leaves them alone: a backward that runs inside an
+// autocast region keeps its dtypes.
+
 // x @ weight.T + bias
-inline Tensor aten_linear(const Tensor& x, const Tensor& weight,
-                          const std::optional<Tensor>& bias) {
-  return call("aten::linear", "", x, weight, bias);
+inline Tensor aten_linear(const Tensor& x,                      // (M, K)
+                          const Tensor& weight,                 // (N, K)
+                          const std::optional<Tensor>& bias) {  // (N,)
+  const Tensor out = torch::stable::empty({x.size(0), weight.size(0)}, x.scalar_type());
+  return call("aten::linear", "out", x, weight, bias, out);
 }
 
-inline Tensor aten_mm(const Tensor& a, const Tensor& b) { return call("aten::mm", "", a, b); }
+inline Tensor aten_mm(const Tensor& a,    // (M, K)
+                      const Tensor& b) {  // (K, N)
+  const Tensor out = torch::stable::empty({a.size(0), b.size(1)}, a.scalar_type());
+  return call("aten::mm", "out", a, b, out);
+}
 
 inline Tensor transposed(const Tensor& matrix) { return torch::stable::transpose(matrix, 0, 1); }
 
