@@ -102,7 +102,8 @@ def test_fp32_precision_setting(device, precision):
 @pytest.mark.parametrize("operand", ["x", "weight", "dy"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=name)
 def test_layouts(device, dtype, operand, layout):
-    for m, n, k in [(33, 40, 24), (64, 128, 64)]:
+    # On a GPU also a shape whose packed form TMA takes
+    for m, n, k in [(33, 40, 24), (64, 128, 64)][: 2 if device == "cuda" else 1]:
         x, weight, bias, dy = linear_inputs(m, n, k, dtype, device)
         inputs = {"x": x, "weight": weight, "bias": bias, "dy": dy}
         inputs[operand] = LAYOUTS[layout](inputs[operand])

@@ -73,7 +73,7 @@ def test_accuracy_of_every_kernel_family(dtype):
 )
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=name)
 def test_layouts(device, dtype, layout_a, layout_b):
-    for m, n, k in [(64, 128, 64), (24, 40, 33)]:
+    for m, n, k in [(24, 40, 33), (64, 128, 64)][: 2 if device == "cuda" else 1]:
         a, b, bias, dy = matmul_inputs(m, n, k, dtype, device)
         check(LAYOUTS[layout_a](a), LAYOUTS[layout_b](b), bias, dy, "silu", f"{m}x{n}x{k} ")
 
