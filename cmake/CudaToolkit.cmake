@@ -2,7 +2,7 @@
 # Target cuda_build: headers, flags and the static runtime, for every target with CUDA in it.
 # fusedops_set_archs(LIST): gives each .cu in LIST its architectures, drops what is not asked for.
 
-set(CUDA_WHEELS "pip install 'nvidia-cuda-nvcc==13.0.*' 'nvidia-cuda-runtime==13.0.*' 'nvidia-cuda-cccl==13.0.*'")
+set(CUDA_WHEELS "pip install -r cmake/nvcc-requirements.txt")
 if(NOT PROBE_NVCC)
   message(FATAL_ERROR "fusedops: no nvcc in CUDAToolkit_ROOT, CUDA_HOME, PATH or the wheels; run: ${CUDA_WHEELS} (or build with USE_CUDA=0)")
 endif()

@@ -1,0 +1,69 @@
+"""Checks the machine code of the installed extension: WGMMA and TMA for sm_90a, mma.sync for sm_80.
+
+Needs cuobjdump and nvdisasm: from PATH, the CUDA toolkit, or Triton's package, which torch brings.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from fusedops import _C
+
+# Per architecture, the instructions that at least one kernel must use.
+EXPECTED = {"sm_90a": ("HGMMA", "UTMALDG", "HMMA"), "sm_80": ("HMMA", "LDGSTS")}
+
+
+def find_tools() -> str | None:
+    """The folder that holds cuobjdump and nvdisasm."""
+    folders = [os.environ.get("PATH", ""), "/usr/local/cuda/bin"]
+    triton = importlib.util.find_spec("triton")
+    locations = (triton.submodule_search_locations or []) if triton else []
+    folders += [str(Path(location) / "backends" / "nvidia" / "bin") for location in locations]
+    for folder in folders:
+        tool = shutil.which("cuobjdump", path=folder)
+        if tool and shutil.which("nvdisasm", path=folder):
+            return str(Path(tool).parent)
+    return None
+
+
+def missing(arch: str, instructions: tuple[str, ...], tools: str) -> set[str]:
+    """Which of `instructions` no kernel for `arch` uses."""
+    environment = {**os.environ, "PATH": f"{tools}:{os.environ.get('PATH', '')}"}
+    command = [f"{tools}/cuobjdump", "--dump-sass", "--gpu-architecture", arch, _C.__file__]
+    wanted = set(instructions)
+    # NOTE: the whole listing is gigabytes; reading stops once everything has been seen.
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as dump:
+        assert dump.stdout is not None
+        for line in dump.stdout:
+            wanted -= {name for name in wanted if f" {name}" in line}
+            if not wanted:
+                break
+        dump.kill()
+    return wanted
+
+
+def main() -> int:
+    built_for = {f"sm_{arch}" for arch in str(_C.build_info()["archs"]).split(";")}
+    tools = find_tools()
+    if tools is None:
+        print("check_sass: no cuobjdump found; run: pip install triton", file=sys.stderr)
+        return 1
+    failed = False
+    for arch, instructions in EXPECTED.items():
+        if arch not in built_for:
+            print(f"{arch}: not built")
+            continue
+        absent = missing(arch, instructions, tools)
+        failed |= bool(absent)
+        state = f"missing {', '.join(sorted(absent))}" if absent else "ok"
+        print(f"{arch}: {', '.join(instructions)}: {state}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
