@@ -1,5 +1,5 @@
 # Every target makes what it needs: .venv, packages, the build. Variables: USE_CUDA=auto|1|0,
-# TORCH_CUDA_ARCH_LIST, DEBUG=1, VENV, PYTEST_ARGS, WHEEL.
+# TORCH_CUDA_ARCH_LIST, DEBUG=1, VENV, PYTEST_ARGS, WHEEL, TORCH.
 
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -8,6 +8,7 @@ PYTEST_ARGS ?=
 PYTEST := -m pytest -n 2
 JOBS ?= 2
 WHEEL ?= $(lastword $(sort $(wildcard wheels/*.whl)))
+TORCH ?= 2.13.0
 GPU_PYTHON ?= $(if $(wildcard $(PY)),$(PY),python3)
 CXX_SOURCES = $(shell git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cuh' 'csrc/*.cu')
 
@@ -15,7 +16,7 @@ export VENV
 export USE_CUDA ?= auto
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
 
-.PHONY: help venv build demo test gpu-test bench lint format wheel clean
+.PHONY: help venv build demo test gpu-test compat bench lint format wheel clean
 help:  ## show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -37,6 +38,13 @@ gpu-test:  ## the GPU tests against a wheel that is already built: no build, no 
 	  --no-index --no-deps --target build/gpu-test $(WHEEL)
 	@PYTHONPATH=build/gpu-test $(GPU_PYTHON) -m fusedops info
 	@PYTHONPATH=build/gpu-test $(GPU_PYTHON) -m pytest -m gpu $(PYTEST_ARGS)
+
+compat: venv  ## the tests against the newest wheel under another torch (TORCH=2.13.0)
+	@$(PY) -m venv build/compat-$(TORCH)
+	@build/compat-$(TORCH)/bin/python -m pip --disable-pip-version-check install -q \
+	  torch==$(TORCH) pytest pytest-xdist numpy $(WHEEL)
+	@build/compat-$(TORCH)/bin/python -m fusedops info
+	@build/compat-$(TORCH)/bin/python $(PYTEST) $(PYTEST_ARGS)
 
 bench: build  ## measure every suite against every installed peer
 	@$(PY) -m fusedops bench all

@@ -19,15 +19,11 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 ROOT = Path(__file__).parent.parent
-OPS = [
-    "linear",
-    "linear_preact",
-    "matmul",
-    "matmul_preact",
-    "linear_backward",
-    "act_backward_bias_grad",
-    "template_scale",
-]
+OPS = sorted(
+    name.removeprefix("fusedops::")
+    for name in torch._C._dispatch_get_all_op_names()
+    if name.startswith("fusedops::")
+)
 
 
 def load_probe() -> ModuleType:
