@@ -185,6 +185,7 @@ def test_numpy_array_is_no_tensor():
         fusedops.linear(T(2, 4), numpy.ones((3, 4), "float32"))
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
 @pytest.mark.parametrize("layout", ["sparse", "sparse_csr"])
 def test_sparse_tensors_are_refused(layout):
     dense = torch.eye(4)

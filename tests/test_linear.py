@@ -292,6 +292,37 @@ def test_second_derivatives_of_requires_grad_combinations(device, activation, ne
             torch.testing.assert_close(got, want)
 
 
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_torch_func_transforms(device, activation):
+    x, weight, bias, _ = linear_inputs(4, 3, 5, torch.float64, device)
+    func = torch.func
+
+    def answers(function):
+        def loss(weight, x):
+            return function(x, weight, bias, activation).square().sum()
+
+        return (
+            func.grad(loss)(weight, x),
+            func.vmap(func.grad(loss), (None, 0))(weight, x),
+            func.jacrev(lambda x: function(x, weight, None, activation))(x),
+            func.hessian(loss)(weight, x),
+            *func.jvp(lambda x: function(x, weight, bias, activation), (x,), (x + 1,)),
+        )
+
+    for got, want in zip(answers(fusedops.linear), answers(torch_linear), strict=True):
+        torch.testing.assert_close(got, want)
+
+
+def test_forward_mode_derivatives_are_not_lost(device):
+    x, weight, bias, _ = linear_inputs(4, 3, 5, torch.float64, device)
+    forward_ad = torch.autograd.forward_ad
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, x + 1)
+        for y in (fusedops.linear(dual, weight, bias), fusedops.matmul(dual, weight.t(), bias)):
+            tangent = forward_ad.unpack_dual(y).tangent
+            torch.testing.assert_close(tangent, (x + 1) @ weight.t())
+
+
 def test_weight_changed_before_backward_is_an_error(device):
     x, weight, bias, _ = linear_inputs(2, 3, 4, torch.float32, device)
     x.requires_grad_()

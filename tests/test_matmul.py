@@ -129,6 +129,20 @@ def test_gradcheck(device, activation, bias):
     assert torch.autograd.gradgradcheck(run, leaves)
 
 
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no_bias"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_torch_func_transforms(device, activation, bias):
+    a, b, c, _ = matmul_inputs(4, 3, 5, torch.float64, device)
+
+    def answer(function):
+        def loss(b):
+            return function(a, b, c if bias else None, activation).square().sum()
+
+        return torch.func.grad(loss)(b)
+
+    torch.testing.assert_close(answer(fusedops.matmul), answer(torch_matmul))
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=name)
 def test_autocast(device, dtype):
     a, b, bias, _ = matmul_inputs(8, 16, 24, torch.float32, device)

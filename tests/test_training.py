@@ -12,7 +12,16 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import fusedops
-from util import ACTIVATIONS, HALVES, assert_accurate, linear_inputs, make, name, torch_linear
+from util import (
+    ACTIVATIONS,
+    HALVES,
+    assert_accurate,
+    linear_inputs,
+    make,
+    name,
+    poisoned,
+    torch_linear,
+)
 
 
 def mlp(device, activation="gelu"):
@@ -89,6 +98,20 @@ def test_master_weight_gradient_is_not_rounded_to_half(device, dtype):
     exact = dy.to(dtype).double().t() @ x.detach().to(dtype).double()
     assert (weight.grad.double() - exact).norm() < 1e-5 * exact.norm()
     assert (bias.grad.double() - dy.to(dtype).double().sum(0)).norm() < 1e-5 * bias.grad.norm()
+
+
+@pytest.mark.parametrize("shape", [(0, 8, 16), (4, 0, 16), (4, 8, 0)])
+def test_autocast_with_empty_sizes(device, shape):
+    leaves = [t.requires_grad_() for t in linear_inputs(*shape, torch.float32, device)[:3]]
+    with torch.autocast(device, dtype=torch.bfloat16):
+        y = fusedops.linear(*leaves, "gelu")
+    with poisoned():
+        y.float().sum().backward()
+    for leaf in leaves:
+        assert leaf.grad.dtype is torch.float32
+        assert torch.isfinite(leaf.grad).all()
+    if shape[0] == 0:
+        assert not any(leaf.grad.any() for leaf in leaves)
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=name)
@@ -205,11 +228,12 @@ def test_compiled_backward_is_the_fused_op(device):
     graphs = []
 
     def backend(graph, inputs):
+        from functorch.compile import make_boxed_func
         from torch._dynamo.backends.common import aot_autograd
 
         def keep(graph, _):
             graphs.append({str(node.target) for node in graph.graph.nodes})
-            return graph.forward
+            return make_boxed_func(graph.forward)
 
         return aot_autograd(fw_compiler=keep, bw_compiler=keep)(graph, inputs)
 

@@ -16,11 +16,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from . import _C  # noqa: F401  (registers torch.ops.fusedops)
-from .activation import ACTIVATIONS, SAVES_OUTPUT, SAVES_PREACT
+from ._compose import compose_dz, compose_linear_backward
+from .activation import SAVES_OUTPUT, SAVES_PREACT
 
 _ops = torch.ops.fusedops
+_functorch_active = torch._C._are_functorch_transforms_active
 _linear = _ops.linear.default
 _linear_preact = _ops.linear_preact.default
 _linear_backward = _ops.linear_backward.default
@@ -29,41 +32,15 @@ _matmul_preact = _ops.matmul_preact.default
 _act_backward_bias_grad = _ops.act_backward_bias_grad.default
 
 
+def sees_torch_functions_only() -> bool:
+    """Whether a torch.func transform or forward-mode AD is active, which our ops are opaque to."""
+    return bool(_functorch_active() or forward_ad._current_level >= 0)
+
+
 def _composing() -> bool:
     """Whether this backward has to build a graph (create_graph=True)."""
     # NOTE: Dynamo traces backward with grad mode on, but what it compiles is differentiated once.
     return torch.is_grad_enabled() and not torch.compiler.is_compiling()
-
-
-def _act_grad(dy: Tensor, saved: Tensor | None, code: int) -> Tensor:
-    """dy * act'(.) in torch functions that are differentiable in dy and in saved."""
-    if saved is None:
-        return dy
-    match ACTIVATIONS[code]:
-        case "relu":
-            return torch.ops.aten.threshold_backward(dy, saved, 0)
-        case "sigmoid":
-            return torch.ops.aten.sigmoid_backward(dy, saved)
-        case "tanh":
-            return torch.ops.aten.tanh_backward(dy, saved)
-        case "gelu":
-            return torch.ops.aten.gelu_backward(dy, saved)
-        case "gelu_tanh":
-            return torch.ops.aten.gelu_backward(dy, saved, approximate="tanh")
-        case "silu":
-            s = torch.sigmoid(saved)
-            return dy * s * (1 + saved * (1 - s))
-        case _:  # relu2
-            return 2 * dy * torch.relu(saved)
-
-
-def _compose_dz(dy: Tensor | None, dz: Tensor | None, saved: Tensor | None, code: int) -> Tensor:
-    """The whole gradient of z: through y, and what arrives at z itself in a second backward."""
-    if dy is None:
-        assert dz is not None
-        return dz
-    through_y = _act_grad(dy, saved, code)
-    return through_y if dz is None else through_y + dz
 
 
 def _placeholder(like: Tensor, shape: torch.Size) -> Tensor:
@@ -96,6 +73,7 @@ class LinearFunction(torch.autograd.Function):
         if SAVES_PREACT[code]:
             y, z = _linear_preact(x, w, bias, code, allow_tf32)
             saved = z
+            ctx.set_materialize_grads(False)  # either output may go without a gradient
         else:
             y = _linear(x, w, bias, code, allow_tf32)
             if SAVES_OUTPUT[code]:
@@ -105,7 +83,6 @@ class LinearFunction(torch.autograd.Function):
         # parameter, alive anyway.
         master = weight if need_x and w is not weight else None
         ctx.save_for_backward(x if need_w else None, w if need_x else None, saved, master)
-        ctx.set_materialize_grads(False)
         ctx.options = (code, allow_tf32, w is not weight and weight.dtype is torch.float32)
         if not need_w:
             ctx.x_shape = x.shape
@@ -124,8 +101,8 @@ class LinearFunction(torch.autograd.Function):
                 return None, None, None, None, None, None
             w = weight if master is None else master
             with torch.autocast(grad.device.type, enabled=False):
-                grads = _compose_linear_backward(
-                    _compose_dz(dy, dz, saved, code), x, w, need_x, need_w, need_b
+                grads = compose_linear_backward(
+                    compose_dz(dy, dz, saved, code), x, w, need_x, need_w, need_b
                 )
             return (*grads, None, None, None)
         if x is None:
@@ -145,23 +122,6 @@ class LinearFunction(torch.autograd.Function):
         )
 
 
-def _compose_linear_backward(
-    dz: Tensor, x: Tensor | None, weight: Tensor | None, need_x: bool, need_w: bool, need_b: bool
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """(dx, dweight, dbias) from dz (..., N) in differentiable torch functions."""
-    dx = dw = db = None
-    if need_x:
-        assert weight is not None
-        dx = dz @ weight.to(dz.dtype)
-    if need_w:
-        assert x is not None
-        rows = x.shape[:-1].numel()
-        dw = dz.reshape(rows, dz.shape[-1]).t() @ x.reshape(rows, x.shape[-1])
-    if need_b:
-        db = dz.sum(tuple(range(dz.ndim - 1))) if dz.ndim > 1 else dz
-    return dx, dw, db
-
-
 class MatmulFunction(torch.autograd.Function):
     """(a, b, bias, code, allow_tf32) -> y, or (y, z) when backward reads z."""
 
@@ -173,13 +133,13 @@ class MatmulFunction(torch.autograd.Function):
         if SAVES_PREACT[code]:
             y, z = _matmul_preact(a, b, bias, code, allow_tf32)
             saved = z
+            ctx.set_materialize_grads(False)  # either output may go without a gradient
         else:
             y = _matmul(a, b, bias, code, allow_tf32)
             if SAVES_OUTPUT[code]:
                 saved = y
         need_a, need_b = ctx.needs_input_grad[:2]
         ctx.save_for_backward(a if need_b else None, b if need_a else None, saved)
-        ctx.set_materialize_grads(False)
         ctx.options = (code, allow_tf32)
         return y if z is None or torch.compiler.is_compiling() else (y, z)
 
@@ -194,7 +154,7 @@ class MatmulFunction(torch.autograd.Function):
             if grad is None:
                 return None, None, None, None, None
             with torch.autocast(grad.device.type, enabled=False):
-                dz = _compose_dz(dy, dz, saved, code)
+                dz = compose_dz(dy, dz, saved, code)
                 da = dz @ b.t() if need_a else None
                 db = a.t() @ dz if need_b else None
                 dbias = dz.sum(0) if need_bias else None
@@ -214,8 +174,7 @@ def _eager_apply(function: type[torch.autograd.Function]) -> Any:
     return super(torch.autograd.Function, function).apply
 
 
-# NOTE: not under Dynamo, which knows Functions by Function.apply, nor under functorch transforms,
-# for which the wrapper has a readable error.
+# NOTE: not for Dynamo, which knows Functions by Function.apply.
 linear_eager = _eager_apply(LinearFunction)
 matmul_eager = _eager_apply(MatmulFunction)
 

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from . import _fakes  # noqa: F401  (registers the fakes)
-from ._autograd import LinearFunction, MatmulFunction, cast, linear_eager, matmul_eager
+from ._autograd import (
+    LinearFunction,
+    MatmulFunction,
+    cast,
+    linear_eager,
+    matmul_eager,
+    sees_torch_functions_only,
+)
 from ._checks import raise_not_tensor
+from ._compose import activate
 from .activation import CODES, raise_unknown
 
 __all__ = ["linear", "matmul"]
@@ -17,7 +26,6 @@ _matmul = torch.ops.fusedops.matmul.default
 _is_grad_enabled = torch.is_grad_enabled
 _any_autocast = torch._C._is_any_autocast_enabled
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
-_functorch_active = torch._C._are_functorch_transforms_active
 _float32 = torch.float32
 
 
@@ -68,7 +76,8 @@ def linear(
     the older ``allow_tf32`` and ``set_float32_matmul_precision``) allows it, fp32 accuracy
     otherwise. Under autocast the floating tensors except float64 are cast to the autocast dtype,
     as ``F.linear`` does; the gradient of a float32 weight is then accumulated and returned in
-    float32. Gradients of any order are supported; an empty M, N or K is too.
+    float32. Gradients of any order are supported; so are torch.func transforms and forward-mode AD
+    (by torch's own kernels) and an empty M, N or K.
 
     Example:
         >>> y = fusedops.linear(x, weight, bias, activation="gelu")
@@ -83,6 +92,9 @@ def linear(
         and (bias is None or isinstance(bias, Tensor))
     ):
         raise_not_tensor("linear", x=x, weight=weight, bias=bias)
+    traced = _is_dynamo_compiling()
+    if not traced and sees_torch_functions_only():
+        return activate(F.linear(x, weight, bias), code)
     compute = None
     if _any_autocast():
         compute = _autocast_dtype(x)
@@ -92,7 +104,6 @@ def linear(
     if _is_grad_enabled() and (
         x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
     ):
-        traced = _is_dynamo_compiling() or _functorch_active()
         apply = LinearFunction.apply if traced else linear_eager
         y = apply(x, weight, bias, code, allow_tf32, compute)
         return y[0] if type(y) is tuple else y
@@ -140,6 +151,9 @@ def matmul(
         and (bias is None or isinstance(bias, Tensor))
     ):
         raise_not_tensor("matmul", a=a, b=b, bias=bias)
+    traced = _is_dynamo_compiling()
+    if not traced and sees_torch_functions_only():
+        return activate(a @ b if bias is None else torch.addmm(bias, a, b), code)
     if _any_autocast():
         compute = _autocast_dtype(a)
         if compute is not None:
@@ -150,7 +164,6 @@ def matmul(
     if _is_grad_enabled() and (
         a.requires_grad or b.requires_grad or (bias is not None and bias.requires_grad)
     ):
-        traced = _is_dynamo_compiling() or _functorch_active()
         apply = MatmulFunction.apply if traced else matmul_eager
         y = apply(a, b, bias, code, allow_tf32)
         return y[0] if type(y) is tuple else y
