@@ -157,7 +157,8 @@ def test_fake_agrees_with_real_on_strided_and_empty_inputs(device, op):
         fake = flat(overload(op)(*(a.to("meta") if hasattr(a, "to") else a for a in strided)))
         for got, want, dense in zip(fake, real, flat(overload(op)(*arguments)), strict=True):
             assert (got.shape, got.stride(), got.dtype) == (want.shape, want.stride(), want.dtype)
-            torch.testing.assert_close(want, dense)
+            # Another kernel may read the strided form, with another rounding to TF32
+            torch.testing.assert_close(want, dense, rtol=5e-3, atol=5e-3)
 
 
 @every_op
