@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+
+import fusedops
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -156,3 +158,45 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "offset": _offset,
     "expanded": _expanded,
 }
+
+
+# ---- a small model ----
+
+
+def mlp(device, activation="gelu"):
+    """Three of our layers."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        fusedops.nn.Linear(16, 32, device=device, activation=activation),
+        fusedops.nn.Linear(32, 32, device=device, activation="relu"),
+        fusedops.nn.Linear(32, 4, device=device),
+    )
+
+
+class TorchMLP(nn.Module):
+    """What `mlp` computes, by torch."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(f.in_features, f.out_features) for f in model)
+        self.activations = [f.activation or "none" for f in model]
+        self.load_state_dict({f"layers.{k}": v for k, v in model.state_dict().items()})
+
+    def forward(self, x):
+        for layer, activation in zip(self.layers, self.activations, strict=True):
+            x = torch_linear(x, layer.weight, layer.bias, activation)
+        return x
+
+
+def batch(device, n=24):
+    """Inputs and labels."""
+    x = make(n, 16, dtype=torch.float32, device=device)
+    return x, torch.arange(n, device=device) % 4
+
+
+def gradients(model, x, labels):
+    """Loss and gradients of one step."""
+    model.zero_grad(set_to_none=True)
+    loss = F.cross_entropy(model(x).float(), labels)
+    loss.backward()
+    return loss.detach(), [p.grad.clone() for p in model.parameters()]

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from . import _C  # noqa: F401  (registers torch.ops.fusedops)
-from ._compose import compose_dz, compose_linear_backward
+from ._compose import compose_dz, compose_linear_backward, no_autocast
 from .activation import SAVES_OUTPUT, SAVES_PREACT
 
 _ops = torch.ops.fusedops
@@ -35,12 +35,6 @@ _act_backward_bias_grad = _ops.act_backward_bias_grad.default
 def sees_torch_functions_only() -> bool:
     """Whether a torch.func transform or forward-mode AD is active, which our ops are opaque to."""
     return bool(_functorch_active() or forward_ad._current_level >= 0)
-
-
-def _composing() -> bool:
-    """Whether this backward has to build a graph (create_graph=True)."""
-    # NOTE: Dynamo traces backward with grad mode on, but what it compiles is differentiated once.
-    return torch.is_grad_enabled() and not torch.compiler.is_compiling()
 
 
 def _placeholder(like: Tensor, shape: torch.Size) -> Tensor:
@@ -95,12 +89,12 @@ class LinearFunction(torch.autograd.Function):
         x, weight, saved, master = ctx.saved_tensors
         code, allow_tf32, dweight_fp32 = ctx.options
         need_x, need_w, need_b, _, _, _ = ctx.needs_input_grad
-        if dy is None or dz is not None or _composing():
+        if torch.is_grad_enabled() or dz is not None or dy is None:
             grad = dz if dy is None else dy
             if grad is None:
                 return None, None, None, None, None, None
             w = weight if master is None else master
-            with torch.autocast(grad.device.type, enabled=False):
+            with no_autocast(grad):
                 grads = compose_linear_backward(
                     compose_dz(dy, dz, saved, code), x, w, need_x, need_w, need_b
                 )
@@ -149,11 +143,11 @@ class MatmulFunction(torch.autograd.Function):
         code, allow_tf32 = ctx.options
         need_a, need_b, need_bias, _, _ = ctx.needs_input_grad
         da = db = dbias = None
-        if dy is None or dz is not None or _composing():
+        if torch.is_grad_enabled() or dz is not None or dy is None:
             grad = dz if dy is None else dy
             if grad is None:
                 return None, None, None, None, None
-            with torch.autocast(grad.device.type, enabled=False):
+            with no_autocast(grad):
                 dz = compose_dz(dy, dz, saved, code)
                 da = dz @ b.t() if need_a else None
                 db = a.t() @ dz if need_b else None

@@ -4,6 +4,9 @@ transforms and forward-mode AD, to which our ops are opaque.
 
 from __future__ import annotations
 
+import contextlib
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -30,6 +33,14 @@ def activate(z: Tensor, code: int) -> Tensor:
             return torch.tanh(z)
         case _:  # relu2
             return torch.relu(z).square()
+
+
+def no_autocast(tensor: Tensor) -> Any:
+    """Autocast off on the tensor's device."""
+    device_type = tensor.device.type
+    if device_type == "meta":  # has no autocast
+        return contextlib.nullcontext()
+    return torch.autocast(device_type, enabled=False)
 
 
 def act_grad(dy: Tensor, saved: Tensor | None, code: int) -> Tensor:

@@ -43,7 +43,9 @@ _tf32_allowed._dynamo_marked_constant = True  # type: ignore[attr-defined]
 def _autocast_dtype(tensor: Tensor) -> torch.dtype | None:
     """The dtype autocast asks for on the tensor's device, None where it is off."""
     device_type = tensor.device.type
-    return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
+    if device_type == "meta" or not torch.is_autocast_enabled(device_type):  # meta has no autocast
+        return None
+    return torch.get_autocast_dtype(device_type)
 
 
 def linear(

@@ -1,0 +1,144 @@
+"""torch.compile and torch.export take the ops as they are: one graph, the fused backward."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+import fusedops
+from util import (
+    batch,
+    gradients,
+    linear_inputs,
+    mlp,
+)
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("activation", ["none", "relu", "gelu"])  # one of each kind of saved tensor
+def test_compiles_in_one_graph(device, activation, dynamic):
+    torch.compiler.reset()
+    compiled = torch.compile(fusedops.linear, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    for rows in (6, 9):
+        x, weight, bias, dy = linear_inputs(rows, 12, 16, torch.float32, device)
+        for needs in [(False, False, False), (True, True, True)]:
+            leaves = [
+                t.clone().requires_grad_(n) for t, n in zip((x, weight, bias), needs, strict=True)
+            ]
+            wanted = [t for t in leaves if t.requires_grad]
+            y, eager = compiled(*leaves, activation), fusedops.linear(*leaves, activation)
+            assert torch.equal(y, eager)
+            if wanted:
+                ours = torch.autograd.grad(y, wanted, dy)
+                for got, want in zip(ours, torch.autograd.grad(eager, wanted, dy), strict=True):
+                    assert torch.equal(got, want)
+
+
+def test_compiled_backward_is_the_fused_op(device):
+    torch.compiler.reset()
+    graphs = []
+
+    def backend(graph, inputs):
+        from functorch.compile import make_boxed_func
+        from torch._dynamo.backends.common import aot_autograd
+
+        def keep(graph, _):
+            graphs.append({str(node.target) for node in graph.graph.nodes})
+            return make_boxed_func(graph.forward)
+
+        return aot_autograd(fw_compiler=keep, bw_compiler=keep)(graph, inputs)
+
+    model = mlp(device)
+    x, labels = batch(device)
+    gradients(torch.compile(model, fullgraph=True, backend=backend), x, labels)
+    forward, backward = graphs
+    assert "fusedops.linear_preact.default" in forward
+    assert "fusedops.linear_backward.default" in backward
+    assert not any("gelu" in target or "mm" in target for target in forward | backward)
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_compiled_model_trains_as_eager(device, dtype):
+    torch.compiler.reset()
+    model = mlp(device)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    x, labels = batch(device)
+    with torch.autocast(device, dtype=dtype, enabled=dtype is not None):
+        loss, grads = gradients(model, x, labels)
+        compiled_loss, compiled_grads = gradients(compiled, x, labels)
+    torch.testing.assert_close(compiled_loss, loss)
+    for got, want in zip(compiled_grads, grads, strict=True):
+        torch.testing.assert_close(got, want)
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_inductor(mode):
+    torch.compiler.reset()
+    model = mlp("cuda")
+    x, labels = batch("cuda")
+    _, grads = gradients(model, x, labels)
+    compiled = torch.compile(model, fullgraph=True, mode=mode)
+    for _ in range(3):
+        torch.compiler.cudagraph_mark_step_begin()
+        _, compiled_grads = gradients(compiled, x, labels)
+        for got, want in zip(compiled_grads, grads, strict=True):
+            torch.testing.assert_close(got, want)
+
+
+def test_compile_follows_the_precision_setting():
+    from fusedops.linear import _tf32_allowed
+
+    torch.compiler.reset()
+    before = torch.get_float32_matmul_precision()
+
+    @torch.compile(fullgraph=True, backend="eager")
+    def scaled(x):
+        return x * 2 if _tf32_allowed() else x * 3
+
+    one = torch.ones(1)
+    try:
+        for precision, factor in [("highest", 3), ("high", 2), ("highest", 3)]:
+            torch.set_float32_matmul_precision(precision)
+            assert scaled(one).item() == factor
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def test_every_precision_api_is_read():
+    from fusedops.linear import _tf32_allowed
+
+    matmul = torch.backends.cuda.matmul
+    before = torch.get_float32_matmul_precision()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        try:
+            for value in ("high", "medium", "highest"):
+                torch.set_float32_matmul_precision(value)
+                assert _tf32_allowed() == (value != "highest")
+            for allowed in (True, False):
+                matmul.allow_tf32 = allowed
+                assert _tf32_allowed() == allowed
+            for value in ("tf32", "ieee"):
+                matmul.fp32_precision = value
+                assert _tf32_allowed() == (value == "tf32")
+        finally:
+            torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize("strict", [True, False], ids=["strict", "non_strict"])
+@pytest.mark.parametrize("grad", [True, False], ids=["grad", "no_grad"])
+def test_export(device, strict, grad):
+    model = mlp(device).eval()
+    x, _ = batch(device)
+    rows = torch.export.Dim("rows", min=2, max=512)
+    with torch.set_grad_enabled(grad):
+        program = torch.export.export(model, (x,), dynamic_shapes=({0: rows},), strict=strict)
+    torch.testing.assert_close(program.module()(x), model(x))
+    torch.testing.assert_close(program.module()(x[:5]), model(x[:5]))
+    program = program.run_decompositions()
+    torch.testing.assert_close(program.module()(x), model(x))
+    assert any("fusedops" in str(node.target) for node in program.graph.nodes)
