@@ -149,8 +149,8 @@ struct Gemm {
     }
     // NOTE: programmatic dependent launch; the kernel waits for its predecessor before its first
     // load.
-    const auto status = Adapter::run(params, static_cast<cudaStream_t>(context.stream), nullptr,
-                                     context.overlap);
+    const auto status =
+        Adapter::run(params, static_cast<cudaStream_t>(context.stream), nullptr, context.overlap);
     if (status == cutlass::Status::kSuccess) return nullptr;
     return cudaGetErrorString(cudaGetLastError());
   }
