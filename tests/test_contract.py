@@ -277,6 +277,14 @@ def test_dy_is_checked(device):
                 )
 
 
+def test_dy_has_the_dtype_of_x(device):
+    x, weight, _, dy = linear_inputs(3, 4, 5, torch.float32, device)
+    flags = (None, 0, True, True, True, False, False)
+    for to in (device, "meta"):
+        with pytest.raises(RuntimeError, match="dy must have dtype float32 like x; got float64"):
+            OPS.linear_backward(dy.double().to(to), x.to(to), weight.to(to), *flags)
+
+
 @pytest.mark.gpu
 @every_op
 def test_runs_on_the_current_stream(op):
