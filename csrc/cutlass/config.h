@@ -6,7 +6,7 @@
 
 namespace fusedops {
 
-enum class Family : int8_t { kSm80, kSm90 };  // mma.sync + cp.async; TMA + WGMMA
+enum class Family : int8_t { kSm80, kSm90 };  // cp.async + mma.sync or FMA; TMA + WGMMA
 inline constexpr int kNumFamilies = 2;
 enum class Schedule : int8_t { kMultistage, kPingpong, kCooperative };
 

@@ -146,7 +146,7 @@ DeviceModel device_model(const LaunchScope& scope) {
 
 // ---- fp32-accurate products over bf16 parts ----
 
-// Below this many multiply-adds the splitting costs more than it saves over 3xTF32.
+// Below this many multiply-adds the splitting costs more than it saves over FP32 FMA.
 constexpr double kExactMinWork = 1 << 27;
 constexpr int64_t kExactWorkspace = int64_t{1} << 30;  // bytes for the parts of A at a time
 

@@ -86,8 +86,25 @@ double sm90_us(const GemmProblem& p, const GemmConfig& c, int splits, const Devi
   return us;
 }
 
+// The FP32 FMA kernels: bound by instruction issue (smaller register tiles spend more of it on
+// other things than FMAs) or by memory. Not fitted.
+double simt_us(const GemmProblem& p, const GemmConfig& c, int splits, const DeviceModel& device) {
+  const double fma_per_cycle = device.capability == 80 ? 64 : 128;
+  const int outputs = c.tile_m * c.tile_n;
+  const double efficiency = outputs >= 128 * 128 ? 0.78 : outputs >= 64 * 64 ? 0.7 : 0.5;
+  const double tiles = double(ceil_div(p.m, c.tile_m)) * ceil_div(p.n, c.tile_n) * splits;
+  const double waves = std::ceil(tiles / device.sm_count);
+  const double fma = double(outputs) * ceil_div(p.k, splits) / (fma_per_cycle * efficiency);
+  const double bytes = (double(p.m) * p.k + double(p.k) * p.n + double(p.m) * p.n) * 4;
+  double us =
+      kLaunchUs + std::max(waves * (2000 + fma) / (kClockGhz * 1e3), bytes / kDramBytesPerUs);
+  if (splits > 1) us += kReduceUs + double(p.m) * p.n * splits * 4 / (2 * kDramBytesPerUs);
+  return us;
+}
+
 // The mma.sync family: one block per SM at a time, about 60 % of the WGMMA rate.
 double sm80_us(const GemmProblem& p, const GemmConfig& c, int splits, const DeviceModel& device) {
+  if (p.math == MathMode::kFp32) return simt_us(p, c, splits, device);
   const double tiles = double(ceil_div(p.m, c.tile_m)) * ceil_div(p.n, c.tile_n) * splits;
   const double waves = std::max(1.0, std::ceil(tiles / device.sm_count));
   const double mma = double(c.tile_m) * c.tile_n * ceil_div(p.k, splits) / (kMmaPerCycle * 0.5);
@@ -103,8 +120,9 @@ constexpr int64_t kMinSliceK = 256;
 
 bool splits_allowed(const GemmProblem& p, int splits) {
   if (splits == 1) return true;
-  const bool half = p.dtype == DType::kFloat16 || p.dtype == DType::kBFloat16;
-  return half && p.batch == 1 && p.k / splits >= kMinSliceK;
+  // NOTE: fp64 partial sums would be rounded to fp32, bf16 parts of fp32 be cut apart.
+  if (p.dtype == DType::kFloat64 || p.split_parts) return false;
+  return p.batch == 1 && p.k / splits >= kMinSliceK;
 }
 
 void choose_raster(const GemmProblem& p, const GemmConfig& c, GemmPlan& plan) {
@@ -120,6 +138,7 @@ const char* tma_refusal(const GemmProblem& p) {
   const int64_t bytes = operand_bytes(p);
   const int64_t limit = std::numeric_limits<int32_t>::max();
   if (p.dtype == DType::kFloat64) return "fp64 has no WGMMA";
+  if (p.math == MathMode::kFp32 && !p.split_parts) return "fp32 has no WGMMA but over bf16 parts";
   if (p.m > limit || p.n > limit || p.k > limit) return "an extent exceeds 2^31 - 1";
   if (const char* reason = operand_refusal(p.a, p.m, p.k, bytes)) return reason;
   if (const char* reason = operand_refusal(p.b, p.n, p.k, bytes)) return reason;

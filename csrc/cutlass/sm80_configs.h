@@ -1,6 +1,6 @@
-// The mma.sync + cp.async kernels that are compiled, and what each accepts: data for selection
-// (host) and for instances/sm80_*.cu (device). Every variant of a config is one kernel: the
-// epilogues differ at run time only.
+// The kernels of the sm_80 family, mma.sync or FP32 FMA under cp.async copies, and what each
+// accepts: data for selection (host) and for instances/{sm80,simt}_*.cu (device). Every variant of
+// a config is one kernel: the epilogues differ at run time only.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,8 @@ namespace sm80 {
 
 inline constexpr unsigned kEveryVariant = (1u << (4 * kNumEpilogues)) - 1;
 
-// Index into kSm80Configs, named after what it serves. Word: fp32 in both math modes and fp64.
+// Index into kSm80Configs, named after what it serves. Word: TF32 and fp64. Fp32: FP32 FMA
+// (simt_gemm.cuh), the last two for matrix-vector products.
 enum Config : int {
   kHalf128x256,
   kHalf256x128,
@@ -23,10 +24,12 @@ enum Config : int {
   kHalf64x64,
   kTf32_128x256,
   kTf32_128x128,
-  kFp32_128x128,
-  kFp32_128x64,
   kFp64_128x64,
   kWord64x64,
+  kFp32_128x128,
+  kFp32_64x64,
+  kFp32_8x64,
+  kFp32_64x8,
 };
 
 }  // namespace sm80
@@ -40,22 +43,24 @@ inline constexpr GemmConfig kSm80Configs[] = {
     {64, 64, 64, 1, 1, Schedule::kMultistage, sm80::kEveryVariant},
     {128, 256, 16, 1, 1, Schedule::kMultistage, sm80::kEveryVariant},
     {128, 128, 16, 1, 1, Schedule::kMultistage, sm80::kEveryVariant},
-    {128, 128, 16, 1, 1, Schedule::kMultistage, sm80::kEveryVariant},
-    {128, 64, 16, 1, 1, Schedule::kMultistage, sm80::kEveryVariant},
     {128, 64, 16, 1, 1, Schedule::kMultistage, sm80::kEveryVariant},
     {64, 64, 16, 1, 1, Schedule::kMultistage, sm80::kEveryVariant},
+    {128, 128, 32, 1, 1, Schedule::kMultistage, sm80::kEveryVariant},
+    {64, 64, 64, 1, 1, Schedule::kMultistage, sm80::kEveryVariant},
+    {8, 64, 64, 1, 1, Schedule::kMultistage, sm80::kEveryVariant},
+    {64, 8, 64, 1, 1, Schedule::kMultistage, sm80::kEveryVariant},
 };
 inline constexpr int kNumSm80Configs = sizeof(kSm80Configs) / sizeof(kSm80Configs[0]);
 
 // Which kernels exist, in all layouts and epilogues.
 constexpr bool sm80_compiled(int config, DType dtype, MathMode math) {
   const bool tf32 = config == sm80::kTf32_128x256 || config == sm80::kTf32_128x128;
-  const bool fp32 = config == sm80::kFp32_128x128 || config == sm80::kFp32_128x64;
+  const bool fp32 = config >= sm80::kFp32_128x128;
   const bool fp64 = config == sm80::kFp64_128x64;
   const bool word = config == sm80::kWord64x64;
   if (dtype == DType::kFloat64) return math == MathMode::kNative && (fp64 || word);
   if (dtype != DType::kFloat32) return math == MathMode::kNative && config <= sm80::kHalf64x64;
-  return (math == MathMode::kTf32 && (tf32 || word)) || (math == MathMode::kFp32 && (fp32 || word));
+  return (math == MathMode::kTf32 && (tf32 || word)) || (math == MathMode::kFp32 && fp32);
 }
 
 // The narrowest global access a config can fall back to, in bytes: every pointer, leading
@@ -63,7 +68,7 @@ constexpr bool sm80_compiled(int config, DType dtype, MathMode math) {
 // where they can.
 constexpr int64_t sm80_access_bytes(int config, DType dtype) {
   if (dtype == DType::kFloat64) return 8;
-  return config == sm80::kHalf64x64 || config == sm80::kWord64x64 ? 4 : 16;
+  return config == sm80::kHalf64x64 || config >= sm80::kWord64x64 ? 4 : 16;
 }
 
 // Whether an operand can be read in accesses of `bytes`; `extent` is M of A, N of B.
@@ -87,8 +92,8 @@ inline bool sm80_readable(const GemmProblem& problem, int64_t bytes) {
          sm80_operand_readable(problem, problem.b, problem.n, bytes);
 }
 
-// Why a config's kernel cannot run this problem, or null. kWord64x64 takes every fp32 and fp64
-// operand that has a unit stride.
+// Why a config's kernel cannot run this problem, or null. kWord64x64 and kFp32* take every operand
+// that has a unit stride.
 inline const char* sm80_refusal(int config, const GemmProblem& problem) {
   constexpr int64_t kIntMax = 0x7fffffff;
   constexpr int64_t kMaxBatch = 65535;  // grid.y

@@ -10,30 +10,10 @@
 #include "cutlass/epilogue/threadblock/epilogue_base.h"
 #include "cutlass/epilogue/warp/fragment_iterator_tensor_op.h"
 #include "cutlass/epilogue/warp/tile_iterator_tensor_op.h"
-#include "cutlass/gemm.h"
 #include "cutlass/numeric_conversion.h"
+#include "cutlass/sm80_tile.cuh"
 
 namespace fusedops::sm80 {
-
-// Where a problem's results go; d and preact are (m, n) with row stride ldd.
-struct Output {
-  void* d;
-  void* preact;      // or null
-  const void* bias;  // (n,) or null
-  int64_t ldd;
-  int64_t d_batch_stride;
-  Activation activation;
-  bool as_float;  // d is fp32 whatever the element type
-  bool vectors;   // every row of d and preact starts on a vector boundary
-};
-
-// The part of it that one tile writes: pointers to its first element, rows and columns inside D.
-struct OutputTile {
-  void* d;
-  void* preact;
-  const void* bias;
-  int rows, cols;
-};
 
 template <class Mma>
 using WarpOperator = typename Mma::Operator::Policy::Operator;

@@ -1,14 +1,12 @@
 // The mma.sync + cp.async GEMM: CUTLASS's multistage mainloop under a kernel of our own,
-// instantiated by instances/sm80_*.cu. Serves sm_80 and, on every GPU, what TMA refuses. NOTE: the
-// kernel moves pointers to its tile in 64 bits, so that CUTLASS's 32-bit coordinates only span one
-// tile (and K). Tiles are one grid dimension, so neither M nor N meets a grid limit.
+// instantiated by instances/sm80_*.cu. Serves sm_80 and, on every GPU, what TMA refuses; fp32
+// products that may not use TF32 have kernels of their own (simt_gemm.cuh). NOTE: the kernel moves
+// pointers to its tile in 64 bits, so that CUTLASS's 32-bit coordinates only span one tile (and K).
+// Tiles are one grid dimension, so neither M nor N meets a grid limit.
 #pragma once
 
-#include <algorithm>
-#include <atomic>
 #include <type_traits>
 
-#include "common/pdl.cuh"
 #include "cutlass/arch/mma.h"
 #include "cutlass/gemm/threadblock/default_mma.h"
 #include "cutlass/registry.h"
@@ -24,7 +22,7 @@ struct Pipeline {
 };
 
 // NOTE: at most 99 KB of shared memory per block, the limit of 8.6 and 8.9.
-inline constexpr Pipeline kPipelines[kNumSm80Configs] = {
+inline constexpr Pipeline kPipelines[] = {
     {64, 64, 4},  // kHalf128x256: 96 KB, 8 warps
     {64, 64, 4},  // kHalf256x128: 96 KB, 8 warps
     {64, 64, 4},  // kHalf128x128: 64 KB, 4 warps
@@ -33,8 +31,6 @@ inline constexpr Pipeline kPipelines[kNumSm80Configs] = {
     {32, 32, 4},  // kHalf64x64: 64 KB, 4 warps
     {64, 64, 4},  // kTf32_128x256: 96 KB, 8 warps
     {64, 32, 4},  // kTf32_128x128: 64 KB, 8 warps; 4 would spill
-    {64, 32, 4},  // kFp32_128x128: 64 KB, 8 warps; two sets of accumulators
-    {64, 32, 4},  // kFp32_128x64: 48 KB, 4 warps
     {32, 32, 3},  // kFp64_128x64: 72 KB, 8 warps
     {32, 32, 4},  // kWord64x64: 32 KB (64 KB in fp64), 4 warps
 };
@@ -75,20 +71,17 @@ struct Gemm {
   using ColumnMajor = cutlass::layout::ColumnMajor;
   using LayoutA = std::conditional_t<kA == Major::kK, RowMajor, ColumnMajor>;
   using LayoutB = std::conditional_t<kB == Major::kK, ColumnMajor, RowMajor>;
-  using Operator = std::conditional_t<kMath == MathMode::kFp32, cutlass::arch::OpMultiplyAddFastF32,
-                                      cutlass::arch::OpMultiplyAdd>;
   using Mma = typename cutlass::gemm::threadblock::DefaultMma<
       Element, LayoutA, kAlignment, Element, LayoutB, kAlignment, Compute, RowMajor,
       cutlass::arch::OpClassTensorOp, cutlass::arch::Sm80,
       cutlass::gemm::GemmShape<kTile.tile_m, kTile.tile_n, kTile.tile_k>,
       cutlass::gemm::GemmShape<kPipeline.warp_m, kPipeline.warp_n, kTile.tile_k>,
-      typename ElementOf<kDType>::Instruction, kPipeline.stages, Operator>::ThreadblockMma;
+      typename ElementOf<kDType>::Instruction, kPipeline.stages,
+      cutlass::arch::OpMultiplyAdd>::ThreadblockMma;
   using TileEpilogue = sm80::TileEpilogue<Mma, Element>;
   static constexpr int kThreads = Mma::WarpCount::kCount * 32;
   // NOTE: 8 warps per SM, so up to 255 registers: left alone, ptxas spills to reach 128.
   static constexpr int kMinBlocks = 256 / kThreads;
-  // NOTE: 3xTF32 must add each K tile's partial sums in fp32, outside the tensor cores.
-  static_assert(Mma::Detail::kStagedAccumulation == (kMath == MathMode::kFp32));
 
   union SharedStorage {
     typename Mma::SharedStorage mainloop;
@@ -103,22 +96,12 @@ struct Gemm {
     int64_t lda, ldb, batch_stride_a, batch_stride_b;
     int64_t m, n;
     int k;
-    int tiles_m, tiles_n, band;
+    TileOrder order;
     Output output;
   };
 };
 
 // ---- kernel ----
-
-// Tile of a block: bands of `band` rows of tiles are walked column by column, which keeps both
-// operands of concurrent blocks in L2.
-__device__ __forceinline__ int2 tile_of(int block, int tiles_m, int tiles_n, int band) {
-  const int blocks_per_band = band * tiles_n;
-  const int first = block / blocks_per_band * band;
-  const int rows = min(band, tiles_m - first);
-  const int inside = block % blocks_per_band;
-  return {first + inside % rows, inside / rows};
-}
 
 template <class G>
 __global__ void __launch_bounds__(G::kThreads, G::kMinBlocks)
@@ -131,7 +114,7 @@ __global__ void __launch_bounds__(G::kThreads, G::kMinBlocks)
   const int lane = threadIdx.x % 32;
 
   // Tile of this block
-  const int2 tile = tile_of(blockIdx.x, params.tiles_m, params.tiles_n, params.band);
+  const int2 tile = params.order(blockIdx.x);
   const int64_t m = int64_t{tile.x} * Mma::Shape::kM, n = int64_t{tile.y} * Mma::Shape::kN;
   const int64_t batch = blockIdx.y;
   const int rows = static_cast<int>(min(params.m - m, int64_t{Mma::Shape::kM}));
@@ -171,21 +154,6 @@ __global__ void __launch_bounds__(G::kThreads, G::kMinBlocks)
 
 template <class G>
 typename G::Params make_params(const GemmProblem& problem) {
-  constexpr int kDefaultBand = 8;
-  const bool accumulate = problem.epilogue == Epilogue::kAccumulator;
-  const bool preact = problem.epilogue == Epilogue::kPreact;
-  const bool as_float = accumulate || problem.dtype == DType::kFloat32;
-
-  // Vectors are 16 bytes of accumulator: 4 elements, 2 in fp64.
-  const int64_t vector = 16 / int64_t{sizeof(typename G::Compute)};
-  const auto aligned = [&](const void* data, int64_t bytes) {
-    return reinterpret_cast<uintptr_t>(data) % (vector * bytes) == 0;
-  };
-  const bool vectors = (problem.m == 1 || problem.ldd % vector == 0) &&
-                       (problem.batch == 1 || problem.d_batch_stride % vector == 0) &&
-                       aligned(problem.d, as_float ? 4 : dtype_bytes(problem.dtype)) &&
-                       (!preact || aligned(problem.preact, dtype_bytes(problem.dtype)));
-
   typename G::Params params{};
   params.layout_a = {typename G::LayoutA(problem.a.ld)};
   params.layout_b = {typename G::LayoutB(problem.b.ld)};
@@ -198,46 +166,17 @@ typename G::Params make_params(const GemmProblem& problem) {
   params.m = problem.m;
   params.n = problem.n;
   params.k = static_cast<int>(problem.k);
-  params.tiles_m = static_cast<int>((problem.m - 1) / G::kTile.tile_m + 1);
-  params.tiles_n = static_cast<int>((problem.n - 1) / G::kTile.tile_n + 1);
-  params.band = std::min(problem.swizzle > 1 ? problem.swizzle : kDefaultBand, params.tiles_m);
-  params.output = {.d = problem.d,
-                   .preact = preact ? problem.preact : nullptr,
-                   .bias = accumulate ? nullptr : problem.bias,
-                   .ldd = problem.ldd,
-                   .d_batch_stride = problem.batch > 1 ? problem.d_batch_stride : 0,
-                   .activation = accumulate ? Activation::kNone : problem.activation,
-                   .as_float = as_float,
-                   .vectors = vectors};
+  params.order = make_tile_order(problem, G::kTile.tile_m, G::kTile.tile_n);
+  // Vectors are 16 bytes of accumulator: 4 elements, 2 in fp64.
+  params.output = make_output(problem, 16 / int64_t{sizeof(typename G::Compute)});
   return params;
-}
-
-// The dynamic shared memory limit belongs to a (kernel, device) pair: raised once for each.
-template <class G>
-cudaError_t allow_shared_memory(int device) {
-  static std::atomic<uint64_t> done{0};
-  const uint64_t bit = device < 64 ? uint64_t{1} << device : 0;
-  if (done.load(std::memory_order_relaxed) & bit) return cudaSuccess;
-  const cudaError_t status =
-      cudaFuncSetAttribute(gemm_kernel<G>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                           int(sizeof(typename G::SharedStorage)));
-  if (status == cudaSuccess) done.fetch_or(bit, std::memory_order_relaxed);
-  return status;
 }
 
 template <class G>
 const char* launch(const GemmProblem& problem, const LaunchContext& context) {
-  cudaError_t status = allow_shared_memory<G>(context.device);
-  if (status == cudaSuccess) {
-    const auto params = make_params<G>(problem);
-    const dim3 grid(unsigned(params.tiles_m) * unsigned(params.tiles_n), unsigned(problem.batch));
-    status =
-        launch_kernel(gemm_kernel<G>, grid, dim3(G::kThreads), sizeof(typename G::SharedStorage),
-                      static_cast<cudaStream_t>(context.stream), context.overlap, params);
-  }
-  if (status == cudaSuccess) return nullptr;
-  cudaGetLastError();  // reported here, so not left for the next caller
-  return cudaGetErrorString(status);
+  return launch_tiles<&gemm_kernel<G>>(problem, context, G::kThreads,
+                                       int(sizeof(typename G::SharedStorage)),
+                                       make_params<G>(problem));
 }
 
 template <int kConfig, DType kDType, MathMode kMath, Major kA, Major kB>
