@@ -36,7 +36,7 @@ template <class G>
 __device__ __forceinline__ void multiply_tile(const float* tile, const Place<G>& place,
                                               Sums<G>& block) {
   constexpr int kSteps = G::kK / 4 / G::kShape.slices;
-#pragma unroll 2
+#pragma unroll 4
   for (int step = 0; step < kSteps; ++step) {
     const int k = (step * G::kShape.slices + place.slice) * 4;
     float a[Sums<G>::kM][4], b[Sums<G>::kN][4];

@@ -12,7 +12,8 @@
 
 namespace fusedops::simt {
 
-// Copies `elements` <= kWidth floats and zeros the rest of kWidth.
+// Copies `elements` <= kWidth floats and zeros the rest of kWidth. With none, `source` may point
+// anywhere.
 template <int kWidth>
 __device__ __forceinline__ void copy_async(float* shared, const float* source, int elements) {
   const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
@@ -72,11 +73,12 @@ __device__ __forceinline__ void load_tile_as(const TileSource& source, float* ti
   const int elements = max(0, min(kWidth, inner_left));
   const float* data = source.data + first * source.ld + inner;
   if (Tile::kOuter < kOuterStep && first >= Tile::kOuter) return;
-#pragma unroll
+  // NOTE: single elements are rare, and too many to unroll.
+  constexpr int kUnroll = kWidth == 4 ? 8 : 4;
+#pragma unroll kUnroll
   for (int outer = 0; outer < Tile::kOuter; outer += kOuterStep) {
     const int count = first + outer < outer_left ? elements : 0;
-    copy_async<kWidth>(tile + Tile::offset(first + outer, inner),
-                       count > 0 ? data + outer * source.ld : source.data, count);
+    copy_async<kWidth>(tile + Tile::offset(first + outer, inner), data + outer * source.ld, count);
   }
 }
 
