@@ -6,7 +6,7 @@
 
 #include "common/pdl.cuh"
 #include "common/vec.cuh"
-#include "cutlass/activation.cuh"
+#include "cuda/activation_gradient.cuh"
 
 namespace fusedops {
 
@@ -82,7 +82,7 @@ __device__ __forceinline__ void act_backward_body(const T* dy, const T* saved, T
           for (int i = 0; i < kVec; ++i) {
             C z = to_compute(g[u].value[i]);
             if constexpr (kReadSaved) {
-              z = activation_gradient_as<kActivation, sizeof(T) != 2>(z, to_compute(s[u].value[i]));
+              z = activation_gradient_as<kActivation, kAccuracyOf<T>>(z, to_compute(s[u].value[i]));
             }
             sum[i] += z;
             out.value[i] = from_compute<T>(z);

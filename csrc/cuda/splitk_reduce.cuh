@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kSplitKReduceThreads) splitk_reduce_kernel(Spl
   with_activation(p.activation, [&]<Activation kActivation>() {
 #pragma unroll
     for (int i = 0; i < kVec; ++i) {
-      out.value[i] = from_compute<Out>(activate_as<kActivation, sizeof(Out) != 2>(z[i]));
+      out.value[i] = from_compute<Out>(activate_as<kActivation, kAccuracyOf<Out>>(z[i]));
     }
   });
   *reinterpret_cast<Vec<Out, kVec>*>(static_cast<Out*>(p.d) + first) = out;

@@ -1,12 +1,43 @@
-// Activations and their derivatives, shared by GEMM epilogues and elementwise kernels.
-// kPrecise = false serves half precision outputs: base-2 exponentials and approximate division with
-// a relative error of about 2^-21, far below one rounding of fp16. kPrecise = true uses the
-// accurate functions and serves fp32 outputs.
+// Activations, shared by GEMM epilogues and elementwise kernels (their derivatives:
+// cuda/activation_gradient.cuh). An epilogue shares its registers' bandwidth with the tensor cores,
+// so each output type gets the cheapest formula whose error stays under one rounding of that type.
 #pragma once
+
+#include <cuda_bf16.h>
 
 #include "common/activation.h"
 
 namespace fusedops {
+
+// What the result is rounded to. kFloat32 also stands for fp64 arithmetic.
+// kBFloat16: tanh.approx.f32, relative error 2^-11; gelu_tanh and silu are then within |z| 2^-12 of
+// the exact value. kFloat16: ex2.approx and rcp.approx, relative error about 2^-22.
+enum class Accuracy { kBFloat16, kFloat16, kFloat32 };
+
+template <class T>
+inline constexpr Accuracy kAccuracyOf = sizeof(T) > 2 ? Accuracy::kFloat32 : Accuracy::kFloat16;
+template <>
+inline constexpr Accuracy kAccuracyOf<__nv_bfloat16> = Accuracy::kBFloat16;
+
+// ---- hardware approximations ----
+
+__device__ __forceinline__ float ex2_approx(float x) {
+  float r;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+  return r;
+}
+__device__ __forceinline__ float rcp_approx(float x) {
+  float r;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+  return r;
+}
+__device__ __forceinline__ float tanh_approx(float x) {
+  float r;
+  asm("tanh.approx.f32 %0, %1;" : "=f"(r) : "f"(x));
+  return r;
+}
+
+inline constexpr float kLog2E = 1.4426950408889634f;
 
 // ---- scalar pieces ----
 
@@ -18,30 +49,6 @@ __device__ __forceinline__ float relu(float z) {
 }
 __device__ __forceinline__ double relu(double z) { return z < 0.0 ? 0.0 : z; }
 
-// numerator / (1 + exp(-z)): sigmoid for numerator 1, silu for numerator z.
-template <bool kPrecise>
-__device__ __forceinline__ float over_one_plus_exp(float numerator, float z) {
-  if constexpr (kPrecise) {
-    return numerator / (1.0f + expf(-z));
-  } else {
-    float e;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(z * -1.4426950408889634f));
-    return __fdividef(numerator, 1.0f + e);
-  }
-}
-template <bool kPrecise>
-__device__ __forceinline__ double over_one_plus_exp(double numerator, double z) {
-  return numerator / (1.0 + exp(-z));
-}
-
-// The argument of the logistic form of tanh-GELU: 0.5 (1 + tanh(u)) = sigmoid(2 u), u = sqrt(2/pi)
-// (z + 0.044715 z^3).
-template <class T>
-__device__ __forceinline__ T gelu_tanh_twice_u(T z) {
-  constexpr T kTwoSqrt2OverPi = T(1.5957691216057308);
-  return kTwoSqrt2OverPi * z * (T(1) + T(0.044715) * z * z);
-}
-
 __device__ __forceinline__ float standard_erf(float z) { return erff(z); }
 __device__ __forceinline__ double standard_erf(double z) { return erf(z); }
 __device__ __forceinline__ float standard_tanh(float z) { return tanhf(z); }
@@ -49,55 +56,85 @@ __device__ __forceinline__ double standard_tanh(double z) { return tanh(z); }
 __device__ __forceinline__ float standard_exp(float z) { return expf(z); }
 __device__ __forceinline__ double standard_exp(double z) { return exp(z); }
 
-// ---- act(z) ----
-
-template <Activation kActivation, bool kPrecise, class T>
-__device__ __forceinline__ T activate_as(T z) {
-  if constexpr (kActivation == Activation::kRelu) {
-    return relu(z);
-  } else if constexpr (kActivation == Activation::kGelu) {
-    return T(0.5) * z * (T(1) + standard_erf(z * T(0.7071067811865476)));
-  } else if constexpr (kActivation == Activation::kGeluTanh) {
-    return over_one_plus_exp<kPrecise>(z, gelu_tanh_twice_u(z));
-  } else if constexpr (kActivation == Activation::kSilu) {
-    return over_one_plus_exp<kPrecise>(z, z);
-  } else if constexpr (kActivation == Activation::kSigmoid) {
-    return over_one_plus_exp<kPrecise>(T(1), z);
-  } else if constexpr (kActivation == Activation::kTanh) {
-    return standard_tanh(z);
-  } else if constexpr (kActivation == Activation::kRelu2) {
-    T r = relu(z);
-    return r * r;
+// numerator / (1 + exp(-z)): sigmoid for numerator 1, silu for numerator z.
+template <Accuracy kAccuracy, class T>
+__device__ __forceinline__ T over_one_plus_exp(T numerator, T z) {
+  if constexpr (kAccuracy == Accuracy::kFloat32) {
+    return numerator / (T(1) + standard_exp(-z));
   } else {
-    return z;
+    return numerator * rcp_approx(1.0f + ex2_approx(-kLog2E * z));
   }
 }
 
-// ---- dy * act'(.), from what forward saved (see saved_for_backward) ----
+// The logistic form of tanh-GELU: 0.5 (1 + tanh(u)) = sigmoid(2 u) with u = sqrt(2/pi) (z +
+// 0.044715 z^3).
+inline constexpr double kSqrt2OverPi = 0.7978845608028654;
+template <class T>
+__device__ __forceinline__ T gelu_tanh_u(T z, double scale = 1.0) {
+  return z * (T(scale * kSqrt2OverPi) + T(scale * kSqrt2OverPi * 0.044715) * (z * z));
+}
 
-template <Activation kActivation, bool kPrecise, class T>
-__device__ __forceinline__ T activation_gradient_as(T dy, T saved) {
+// exp(-z^2 / 2) and the lower tail of the normal distribution at -|z|, absolute error 1e-7.
+// Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26.
+struct NormalTail {
+  float gauss, tail;
+};
+__device__ __forceinline__ NormalTail normal_tail(float z) {
+  const float x = fabsf(z) * 0.7071067811865476f;
+  const float t = rcp_approx(1.0f + 0.3275911f * x);
+  const float gauss = ex2_approx(-kLog2E * x * x);
+  float poly = 0.5f * 1.061405429f;
+  poly = poly * t - 0.5f * 1.453152027f;
+  poly = poly * t + 0.5f * 1.421413741f;
+  poly = poly * t - 0.5f * 0.284496736f;
+  poly = poly * t + 0.5f * 0.254829592f;
+  return {gauss, poly * t * gauss};
+}
+
+// tanh in fp32 arithmetic for an fp16 result; a series where the exponential form would cancel.
+__device__ __forceinline__ float tanh_half(float z) {
+  const float x = fabsf(z);
+  const float e = ex2_approx(-2.0f * kLog2E * x);
+  const float large = (1.0f - e) * rcp_approx(1.0f + e);
+  const float small = x * (1.0f - x * x * (1.0f / 3.0f));
+  return copysignf(x < 0.05f ? small : large, z);
+}
+
+// ---- act(z) ----
+
+template <Activation kActivation, Accuracy kAccuracy, class T>
+__device__ __forceinline__ T activate_as(T z) {
+  constexpr bool kExact = kAccuracy == Accuracy::kFloat32;
   if constexpr (kActivation == Activation::kRelu) {
-    return saved <= T(0) ? T(0) : dy;  // NaN lets the gradient pass, as torch does
+    return relu(z);
+  } else if constexpr (kActivation == Activation::kGelu && kExact) {
+    return T(0.5) * z * (T(1) + standard_erf(z * T(0.7071067811865476)));
   } else if constexpr (kActivation == Activation::kGelu) {
-    T cdf = T(0.5) * (T(1) + standard_erf(saved * T(0.7071067811865476)));
-    T pdf = T(0.3989422804014327) * standard_exp(T(-0.5) * saved * saved);
-    return dy * (cdf + saved * pdf);
+    const float tail = normal_tail(z).tail;
+    return z * (z >= 0.0f ? 1.0f - tail : tail);
+  } else if constexpr (kActivation == Activation::kGeluTanh && kExact) {
+    return over_one_plus_exp<kAccuracy>(z, gelu_tanh_u(z, 2.0));
+  } else if constexpr (kActivation == Activation::kGeluTanh && kAccuracy == Accuracy::kFloat16) {
+    return z * rcp_approx(1.0f + ex2_approx(gelu_tanh_u(z, -2.0 * 1.4426950408889634)));
   } else if constexpr (kActivation == Activation::kGeluTanh) {
-    T s = over_one_plus_exp<kPrecise>(T(1), gelu_tanh_twice_u(saved));
-    T slope = T(1.5957691216057308) * (T(1) + T(3 * 0.044715) * saved * saved);
-    return dy * (s + saved * s * (T(1) - s) * slope);
+    const float half = 0.5f * z;
+    return half * tanh_approx(gelu_tanh_u(z)) + half;
+  } else if constexpr (kActivation == Activation::kSilu && kAccuracy == Accuracy::kBFloat16) {
+    const float half = 0.5f * z;
+    return half * tanh_approx(half) + half;
   } else if constexpr (kActivation == Activation::kSilu) {
-    T s = over_one_plus_exp<kPrecise>(T(1), saved);
-    return dy * s * (T(1) + saved * (T(1) - s));
+    return over_one_plus_exp<kAccuracy>(z, z);
   } else if constexpr (kActivation == Activation::kSigmoid) {
-    return dy * (T(1) - saved) * saved;
+    return over_one_plus_exp<kAccuracy>(T(1), z);
+  } else if constexpr (kActivation == Activation::kTanh && kExact) {
+    return standard_tanh(z);
   } else if constexpr (kActivation == Activation::kTanh) {
-    return dy * (T(1) - saved * saved);
+    return kAccuracy == Accuracy::kFloat16 ? tanh_half(z) : tanh_approx(z);
   } else if constexpr (kActivation == Activation::kRelu2) {
-    return dy * T(2) * relu(saved);
+    const T r = relu(z);
+    return r * r;
   } else {
-    return dy;
+    return z;
   }
 }
 
@@ -119,12 +156,12 @@ __device__ __forceinline__ void with_activation(Activation activation, Body&& bo
 }
 
 // Array: anything with kElements and operator[] over float or double (cutlass::Array).
-template <bool kPrecise = false, class Array>
+template <Accuracy kAccuracy, class Array>
 __device__ __forceinline__ void activate_array(Activation activation, Array& z) {
   with_activation(activation, [&]<Activation kActivation>() {
 #pragma unroll
     for (int i = 0; i < int(Array::kElements); ++i) {
-      z[i] = activate_as<kActivation, kPrecise>(z[i]);
+      z[i] = activate_as<kActivation, kAccuracy>(z[i]);
     }
   });
 }

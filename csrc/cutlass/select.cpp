@@ -175,6 +175,17 @@ std::vector<Candidate> enumerate_candidates(const GemmProblem& problem, const De
       candidates.push_back(candidate);
     }
   }
+  // WGMMA has the higher rate and, when it is an option, the better latency: the families never
+  // compete.
+  const auto runs_on_sm90 = [](const Candidate& c) {
+    return c.plan.family == Family::kSm90 && !c.rejected;
+  };
+  if (std::any_of(candidates.begin(), candidates.end(), runs_on_sm90)) {
+    for (Candidate& c : candidates) {
+      if (c.plan.family == Family::kSm80 && !c.rejected)
+        c.rejected = "WGMMA kernels take this problem";
+    }
+  }
   return candidates;
 }
 

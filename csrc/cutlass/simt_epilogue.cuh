@@ -47,7 +47,8 @@ __device__ __forceinline__ void store_group(const sm80::Output& output,
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
 #pragma unroll
-      for (int j = 0; j < 4; ++j) z.value[i][j] = activate_as<kActivation, true>(z.value[i][j]);
+      for (int j = 0; j < 4; ++j)
+        z.value[i][j] = activate_as<kActivation, Accuracy::kFloat32>(z.value[i][j]);
     }
   });
   store(tile.d);

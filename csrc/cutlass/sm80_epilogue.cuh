@@ -50,7 +50,8 @@ class TileEpilogue : public EpilogueBase<Mma> {
   static constexpr int kStagedStride = Staging::StorageShape::kColumn;
   static constexpr int kVector = 16 / int(sizeof(Compute));
   static constexpr int kPerThread = kStagedRows * kTileN / kThreads;
-  static constexpr bool kPrecise = sizeof(Element) != 2;
+  static constexpr Accuracy kAccuracy =
+      std::is_same_v<Element, cutlass::bfloat16_t> ? Accuracy::kBFloat16 : kAccuracyOf<Element>;
   static_assert(AccumulatorIterator<Mma>::kIterations == kSteps);
   static_assert(kStagedRows == kRowsPerWarp * Mma::Shape::kM / Warp::kM);
 
@@ -87,7 +88,7 @@ class TileEpilogue : public EpilogueBase<Mma> {
       Values values;
       output_.vectors ? load<kVector>(values) : load<1>(values);
       if (tile_.preact != nullptr) store_as<Element>(tile_.preact, values, step);
-      activate_array<kPrecise>(output_.activation, values);
+      activate_array<kAccuracy>(output_.activation, values);
       if constexpr (sizeof(Element) == sizeof(float)) {
         store_as<float>(tile_.d, values, step);
       } else if (output_.as_float) {

@@ -30,27 +30,27 @@ inline constexpr GemmConfig kSm90Configs[] = {
          sm90::kWgradSplit | sm90::kTf32},
     {128, 128, 64, 2, 1, Schedule::kPingpong,
      sm90::kForward | sm90::kPreact | sm90::kDgrad | sm90::kWgrad | sm90::kWgradSplit},
-    {128, 128, 64, 1, 2, Schedule::kPingpong, sm90::kForward},
+    {128, 160, 64, 2, 1, Schedule::kPingpong, sm90::kForward | sm90::kDgrad | sm90::kWgrad},
     {128, 192, 64, 1, 1, Schedule::kPingpong, sm90::kForward | sm90::kPreact | sm90::kDgrad},
     {128, 192, 64, 2, 1, Schedule::kPingpong,
      sm90::kForward | sm90::kPreact | sm90::kDgrad | sm90::kWgrad},
+    {192, 128, 64, 2, 1, Schedule::kPingpong, sm90::kForward | sm90::kDgrad | sm90::kWgrad},
     {128, 256, 64, 2, 1, Schedule::kCooperative,
-     sm90::kTf32 | sm90::kForward | sm90::kPreact | sm90::kDgrad | sm90::kWgrad |
-         sm90::kWgradSplit},
+     sm90::kForward | sm90::kPreact | sm90::kDgrad | sm90::kWgrad | sm90::kWgradSplit |
+         sm90::kTf32},
     {256, 128, 64, 1, 1, Schedule::kCooperative, sm90::kForward | sm90::kDgrad},
     {256, 128, 64, 1, 2, Schedule::kCooperative,
-     sm90::kTf32 | sm90::kForward | sm90::kPreact | sm90::kDgrad | sm90::kWgrad},
-    {256, 192, 64, 2, 1, Schedule::kCooperative, sm90::kForward},
+     sm90::kForward | sm90::kPreact | sm90::kDgrad | sm90::kWgrad | sm90::kTf32},
     {64, 128, 64, 1, 1, Schedule::kPingpong,
-     sm90::kForward | sm90::kPreact | sm90::kDgrad | sm90::kWgrad | sm90::kForwardSplit},
+     sm90::kForward | sm90::kPreact | sm90::kDgrad | sm90::kWgrad | sm90::kForwardSplit |
+         sm90::kDgradSplit},
     {64, 64, 64, 1, 1, Schedule::kPingpong,
-     sm90::kTf32 | sm90::kForward | sm90::kPreact | sm90::kDgrad | sm90::kWgrad |
-         sm90::kForwardSplit | sm90::kDgradSplit | sm90::kWgradSplit},
+     sm90::kForward | sm90::kPreact | sm90::kDgrad | sm90::kWgrad | sm90::kForwardSplit |
+         sm90::kDgradSplit | sm90::kWgradSplit | sm90::kTf32},
     {64, 32, 64, 1, 1, Schedule::kPingpong, sm90::kForward | sm90::kForwardSplit},
     {128, 64, 64, 1, 1, Schedule::kPingpong,
      sm90::kForward | sm90::kPreact | sm90::kDgrad | sm90::kWgrad},
     {64, 192, 64, 1, 1, Schedule::kPingpong, sm90::kForward | sm90::kForwardSplit},
-    {64, 256, 64, 1, 1, Schedule::kPingpong, sm90::kForward | sm90::kDgradSplit},
     {128, 128, 64, 1, 1, Schedule::kCooperative, sm90::kExactFp32},
     {128, 192, 64, 2, 1, Schedule::kCooperative, sm90::kExactFp32},
 };

@@ -12,49 +12,42 @@ namespace fusedops::sm90 {
 namespace fusion = cutlass::epilogue::fusion;
 
 // Compute node: the run-time activation of a fragment of pre-activations.
-template <class T>
+template <Accuracy kAccuracy>
 struct ActivationNode {
-  struct Arguments {
-    Activation activation = Activation::kNone;
+  template <class T>
+  struct Fn {
+    struct Arguments {
+      Activation activation = Activation::kNone;
+    };
+  };
+
+  template <class T, int N>
+  struct Fn<cutlass::Array<T, N>> {
+    template <class Arguments>
+    CUTLASS_DEVICE cutlass::Array<T, N> operator()(cutlass::Array<T, N> z,
+                                                   const Arguments& arguments) const {
+      activate_array<kAccuracy>(arguments.activation, z);
+      return z;
+    }
   };
 };
 
-template <class T, int N>
-struct ActivationNode<cutlass::Array<T, N>> {
-  template <class Arguments>
-  CUTLASS_DEVICE cutlass::Array<T, N> operator()(cutlass::Array<T, N> z,
-                                                 const Arguments& arguments) const {
-    activate_array<false>(arguments.activation, z);
-    return z;
-  }
-};
-
-template <class T>
-struct PreciseActivationNode : ActivationNode<T> {};
-
-template <class T, int N>
-struct PreciseActivationNode<cutlass::Array<T, N>> {
-  template <class Arguments>
-  CUTLASS_DEVICE cutlass::Array<T, N> operator()(cutlass::Array<T, N> z,
-                                                 const Arguments& arguments) const {
-    activate_array<true>(arguments.activation, z);
-    return z;
-  }
-};
-
-// CtaTile: the tile shape of one CTA. Element: of bias, D and the stored pre-activation.
-template <Epilogue kEpilogue, class CtaTile, class Schedule, class Element>
+// CtaTile: the tile of one CTA, stored in subtiles of EpilogueTile. Element: of bias, D and the
+// stored pre-activation.
+template <Epilogue kEpilogue, class CtaTile, class EpilogueTile, class Schedule, class Element>
 struct FusionTree {
   static constexpr auto kRound = cutlass::FloatRoundStyle::round_to_nearest;
-  static constexpr bool kPrecise = cutlass::sizeof_bits<Element>::value > 16;
+  static constexpr Accuracy kAccuracy =
+      cute::is_same_v<Element, cutlass::bfloat16_t> ? Accuracy::kBFloat16 : kAccuracyOf<Element>;
 
   using BiasStride = cute::Stride<cute::_0, cute::_1, int64_t>;
   using Preact = fusion::Sm90EVT<fusion::Sm90Compute<cutlass::plus, float, float, kRound>,
                                  fusion::Sm90RowBroadcast<0, CtaTile, Element, float, BiasStride>,
                                  fusion::Sm90AccFetch>;
 
-  using Descriptor = cutlass::epilogue::collective::detail::EpilogueDescriptor<
-      CtaTile, cutlass::epilogue::collective::EpilogueTileAuto, void, Element, Schedule>;
+  using Descriptor =
+      cutlass::epilogue::collective::detail::EpilogueDescriptor<CtaTile, EpilogueTile, void,
+                                                                Element, Schedule>;
   using AuxDescriptor =
       cutlass::epilogue::collective::detail::AuxStoreDescriptor<Descriptor,
                                                                 cutlass::layout::RowMajor, Element>;
@@ -66,10 +59,8 @@ struct FusionTree {
                       Preact>;
 
   template <class Child>
-  using Activate = cute::conditional_t<
-      kPrecise,
-      fusion::Sm90EVT<fusion::Sm90Compute<PreciseActivationNode, Element, float, kRound>, Child>,
-      fusion::Sm90EVT<fusion::Sm90Compute<ActivationNode, Element, float, kRound>, Child>>;
+  using Activate = fusion::Sm90EVT<
+      fusion::Sm90Compute<ActivationNode<kAccuracy>::template Fn, Element, float, kRound>, Child>;
 
   using type =
       cute::conditional_t<kEpilogue == Epilogue::kFused, Activate<Preact>, Activate<StoredPreact>>;
@@ -87,8 +78,8 @@ struct FusionTree {
 };
 
 // fp32 partial products of a split-K slice.
-template <class CtaTile, class Schedule, class Element>
-struct FusionTree<Epilogue::kAccumulator, CtaTile, Schedule, Element> {
+template <class CtaTile, class EpilogueTile, class Schedule, class Element>
+struct FusionTree<Epilogue::kAccumulator, CtaTile, EpilogueTile, Schedule, Element> {
   using type =
       fusion::Sm90EVT<fusion::Sm90Compute<cutlass::epilogue::thread::Identity, float, float,
                                           cutlass::FloatRoundStyle::round_to_nearest>,
