@@ -75,7 +75,7 @@ py::tuple select_config(int64_t m, int64_t n, int64_t k, const std::string& dtyp
   problem.a.ld = problem.a.major == Major::kK ? k : m;
   problem.b.ld = problem.b.major == Major::kK ? k : n;
   problem.ldd = n;
-  problem.a.data = problem.b.data = problem.d = paper_pointer(aligned);
+  problem.a.data = problem.b.data = problem.d = problem.preact = paper_pointer(aligned);
 
   const DeviceModel device{capability, sm_count};
   py::list candidates;

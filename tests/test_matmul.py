@@ -151,7 +151,9 @@ def test_autocast(device, dtype):
         y = fusedops.matmul(*leaves, "gelu")
         theirs = torch_matmul(*leaves, "gelu")
     assert y.dtype is dtype
-    torch.testing.assert_close(y, theirs)
+    # Theirs rounds z before the activation
+    ulp = torch.finfo(dtype).eps
+    torch.testing.assert_close(y, theirs, rtol=4 * ulp, atol=ulp)
     y.float().sum().backward()
     assert all(leaf.grad.dtype is torch.float32 for leaf in leaves)
 

@@ -1,3 +1,4 @@
+#include "common/dispatch.h"
 #include "cuda/act_backward.cuh"
 #include "cuda/act_backward.h"
 
@@ -19,16 +20,29 @@ ActBackwardGrid grid_of(const ActBackward& p, int sm_count) {
   return act_backward_grid(p.rows, p.cols, vec, sm_count);
 }
 
-template <class T, int kVec, bool kWriteDz>
+template <class T, int kVec, bool kWriteDz, Activation kActivation>
 cudaError_t launch_main(const ActBackward& p, const ActBackwardGrid& grid,
                         const LaunchContext& context) {
   return launch_kernel(
-      act_backward_kernel<T, kVec, kWriteDz>, dim3(grid.col_blocks, grid.row_blocks),
+      act_backward_kernel<T, kVec, kWriteDz, kActivation>, dim3(grid.col_blocks, grid.row_blocks),
       dim3(kActBackwardThreads), 0, static_cast<cudaStream_t>(context.stream), context.overlap,
       static_cast<const T*>(p.dy), static_cast<const T*>(p.saved), static_cast<T*>(p.dz),
       static_cast<Compute<T>*>(p.dbias ? p.partial : nullptr),
       ActBackwardShape{p.rows, p.cols, p.dy_stride, p.saved_stride}, grid.rows_per_block,
-      grid.threads_x, p.activation);
+      grid.threads_x);
+}
+
+template <class T, int kVec>
+cudaError_t launch_main(const ActBackward& p, const ActBackwardGrid& grid,
+                        const LaunchContext& context) {
+  if (p.dz == nullptr) {
+    return launch_main<T, kVec, false, Activation::kNone>(p, grid, context);
+  }
+  cudaError_t status = cudaErrorInvalidValue;
+  dispatch_activation(p.activation, [&]<Activation A>(Tag<A>) {
+    status = launch_main<T, kVec, true, A>(p, grid, context);
+  });
+  return status;
 }
 
 template <class T, class Out>
@@ -45,14 +59,8 @@ cudaError_t launch(const ActBackward& p, const LaunchContext& context) {
   constexpr int kVec = 16 / sizeof(T);
   const ActBackwardGrid grid = grid_of(p, context.sm_count);
   const bool vector = vectorizable(p);
-  cudaError_t status;
-  if (p.dz != nullptr) {
-    status = vector ? launch_main<T, kVec, true>(p, grid, context)
-                    : launch_main<T, 1, true>(p, grid, context);
-  } else {
-    status = vector ? launch_main<T, kVec, false>(p, grid, context)
-                    : launch_main<T, 1, false>(p, grid, context);
-  }
+  const cudaError_t status =
+      vector ? launch_main<T, kVec>(p, grid, context) : launch_main<T, 1>(p, grid, context);
   if (status != cudaSuccess || p.dbias == nullptr) return status;
   return p.dbias_fp32 ? launch_sum<T, float>(p, grid, context) : launch_sum<T, T>(p, grid, context);
 }

@@ -41,16 +41,43 @@ inline ActBackwardGrid act_backward_grid(int64_t rows, int64_t cols, int vec, in
   return grid;
 }
 
+// The rows that one thread has in flight, and what becomes of them.
+template <class T, int kVec, bool kWriteDz, Activation kActivation>
+struct ActBackwardRows {
+  using C = Compute<T>;
+  using V = Vec<T, kVec>;
+  static constexpr bool kReadSaved = saved_for_backward(kActivation) != Saved::kNothing;
+  V dy[kActBackwardUnroll], saved[kActBackwardUnroll];
+
+  __device__ __forceinline__ void load(int u, const T* dy_row, const T* saved_row) {
+    dy[u] = *reinterpret_cast<const V*>(dy_row);
+    if constexpr (kReadSaved) saved[u] = *reinterpret_cast<const V*>(saved_row);
+  }
+
+  __device__ __forceinline__ void finish(int u, T* dz_row, C (&sum)[kVec]) const {
+    V out;
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) {
+      C z = to_compute(dy[u].value[i]);
+      if constexpr (kReadSaved) {
+        z = activation_gradient_as<kActivation, kAccuracyOf<T>>(z, to_compute(saved[u].value[i]));
+      }
+      sum[i] += z;
+      out.value[i] = from_compute<T>(z);
+    }
+    if constexpr (kWriteDz) *reinterpret_cast<V*>(dz_row) = out;
+  }
+};
+
 // kWriteDz = false: only the column sums (activation none). partial: (row_blocks, cols) or null
 // when no bias gradient.
 template <class T, int kVec, bool kWriteDz, Activation kActivation>
-__device__ __forceinline__ void act_backward_body(const T* dy, const T* saved, T* dz,
-                                                  Compute<T>* partial, ActBackwardShape shape,
-                                                  int64_t rows_per_block, int threads_x,
-                                                  Compute<T>* shared) {
+__global__ void __launch_bounds__(kActBackwardThreads)
+    act_backward_kernel(const T* dy, const T* saved, T* dz, Compute<T>* partial,
+                        ActBackwardShape shape, int64_t rows_per_block, int threads_x) {
   using C = Compute<T>;
-  using V = Vec<T, kVec>;
-  constexpr bool kReadSaved = saved_for_backward(kActivation) != Saved::kNothing;
+  __shared__ C shared[kActBackwardThreads * kVec];
+  wait_for_predecessor();
   const int tx = threadIdx.x % threads_x;
   const int ty = threadIdx.x / threads_x;
   const int threads_y = kActBackwardThreads / threads_x;
@@ -61,35 +88,23 @@ __device__ __forceinline__ void act_backward_body(const T* dy, const T* saved, T
 
   C sum[kVec] = {};
   if (col < shape.cols) {
-    for (int64_t row = row_begin + ty; row < row_end; row += threads_y * kActBackwardUnroll) {
-      V g[kActBackwardUnroll], s[kActBackwardUnroll];
+    const int64_t step = int64_t{threads_y} * kActBackwardUnroll;
+    ActBackwardRows<T, kVec, kWriteDz, kActivation> rows;
+    int64_t row = row_begin + ty;
+    for (; row + step - threads_y < row_end; row += step) {
 #pragma unroll
       for (int u = 0; u < kActBackwardUnroll; ++u) {
         const int64_t r = row + int64_t{u} * threads_y;
-        if (r < row_end) {
-          g[u] = *reinterpret_cast<const V*>(dy + r * shape.dy_stride + col);
-          if constexpr (kReadSaved) {
-            s[u] = *reinterpret_cast<const V*>(saved + r * shape.saved_stride + col);
-          }
-        }
+        rows.load(u, dy + r * shape.dy_stride + col, saved + r * shape.saved_stride + col);
       }
 #pragma unroll
       for (int u = 0; u < kActBackwardUnroll; ++u) {
-        const int64_t r = row + int64_t{u} * threads_y;
-        if (r < row_end) {
-          V out;
-#pragma unroll
-          for (int i = 0; i < kVec; ++i) {
-            C z = to_compute(g[u].value[i]);
-            if constexpr (kReadSaved) {
-              z = activation_gradient_as<kActivation, kAccuracyOf<T>>(z, to_compute(s[u].value[i]));
-            }
-            sum[i] += z;
-            out.value[i] = from_compute<T>(z);
-          }
-          if constexpr (kWriteDz) *reinterpret_cast<V*>(dz + r * shape.cols + col) = out;
-        }
+        rows.finish(u, dz + (row + int64_t{u} * threads_y) * shape.cols + col, sum);
       }
+    }
+    for (; row < row_end; row += threads_y) {
+      rows.load(0, dy + row * shape.dy_stride + col, saved + row * shape.saved_stride + col);
+      rows.finish(0, dz + row * shape.cols + col, sum);
     }
   }
   if (partial == nullptr) return;
@@ -105,24 +120,6 @@ __device__ __forceinline__ void act_backward_body(const T* dy, const T* saved, T
     C total = 0;
     for (int y = 0; y < threads_y; ++y) total += shared[y * width + c];
     partial[blockIdx.y * shape.cols + column] = total;
-  }
-}
-
-template <class T, int kVec, bool kWriteDz>
-__global__ void __launch_bounds__(kActBackwardThreads)
-    act_backward_kernel(const T* dy, const T* saved, T* dz, Compute<T>* partial,
-                        ActBackwardShape shape, int64_t rows_per_block, int threads_x,
-                        Activation activation) {
-  __shared__ Compute<T> shared[kActBackwardThreads * kVec];
-  wait_for_predecessor();
-  if constexpr (kWriteDz) {
-    with_activation(activation, [&]<Activation kActivation>() {
-      act_backward_body<T, kVec, true, kActivation>(dy, saved, dz, partial, shape, rows_per_block,
-                                                    threads_x, shared);
-    });
-  } else {
-    act_backward_body<T, kVec, false, Activation::kNone>(dy, saved, dz, partial, shape,
-                                                         rows_per_block, threads_x, shared);
   }
 }
 

@@ -30,7 +30,6 @@ inline constexpr GemmConfig kSm90Configs[] = {
          sm90::kWgradSplit | sm90::kTf32},
     {128, 128, 64, 2, 1, Schedule::kPingpong,
      sm90::kForward | sm90::kPreact | sm90::kDgrad | sm90::kWgrad | sm90::kWgradSplit},
-    {128, 160, 64, 2, 1, Schedule::kPingpong, sm90::kForward | sm90::kDgrad | sm90::kWgrad},
     {128, 192, 64, 1, 1, Schedule::kPingpong, sm90::kForward | sm90::kPreact | sm90::kDgrad},
     {128, 192, 64, 2, 1, Schedule::kPingpong,
      sm90::kForward | sm90::kPreact | sm90::kDgrad | sm90::kWgrad},

@@ -1,0 +1,96 @@
+"""Writes csrc/cutlass/sm90_measured.h: the products that the time model of select.cpp gets wrong.
+
+    python perf/make_gemm_table.py perf/results/h200/gemm_sweep.csv
+
+The sweep comes from perf/tune_gemm.py on a GPU. A product enters the table when the model's choice
+costs more than TOLERANCE times the best measured one.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import fusedops
+
+TOLERANCE = 1.01
+HEADER = Path(__file__).parents[1] / "csrc/cutlass/sm90_measured.h"
+MAJORS = {"TN": ("kK", "kK"), "NN": ("kK", "kMN"), "NT": ("kMN", "kMN")}
+DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
+
+Problem = tuple[int, int, int, str, str]  # m, n, k, layout, epilogue
+Choice = tuple[str, int]  # name, splits
+
+TEMPLATE = """// Written by perf/make_gemm_table.py from {source}: do not edit.
+// Products for which the choice of select.cpp's time model is over {percent:.0f} % slower than the best.
+#pragma once
+
+#include "cutlass/config.h"
+
+namespace fusedops {{
+
+struct MeasuredGemm {{
+  int64_t m, n, k;
+  Major a, b;
+  Epilogue epilogue;
+  int tile_m, tile_n, cluster_m, cluster_n, splits;
+}};
+
+inline constexpr MeasuredGemm kSm90Measured[] = {{
+{rows}
+}};
+
+}}  // namespace fusedops
+"""
+
+
+def read(path: Path) -> dict[Problem, dict[Choice, float]]:
+    """The fastest time of every (kernel, splits) over swizzles, with a cheap activation."""
+    times: dict[Problem, dict[Choice, float]] = defaultdict(dict)
+    known = {c["name"] for c in fusedops._C.gemm_configs()}
+    for row in csv.DictReader(path.open()):
+        epilogue = "preact" if row["epilogue"].endswith("+preact") else "fused"
+        skipped = epilogue == "fused" and row["epilogue"] not in ("relu", "none")
+        if row["family"] != "sm90" or row["name"] not in known or skipped:
+            continue
+        problem = (int(row["m"]), int(row["n"]), int(row["k"]), row["layout"], epilogue)
+        choice = (row["name"], int(row["splits"]))
+        us = float(row["us"])
+        times[problem][choice] = min(us, times[problem].get(choice, us))
+    return times
+
+
+def model_choice(problem: Problem) -> Choice:
+    m, n, k, layout, epilogue = problem
+    a, b = (major[1:].lower() for major in MAJORS[layout])
+    _, candidates = fusedops._C.select_config(m, n, k, epilogue=epilogue, a_major=a, b_major=b)
+    ranked = [c for c in candidates if c["rejected"] is None]
+    best = min(ranked, key=lambda c: c["expected_us"])
+    return (best["name"], best["splits"])
+
+
+def main(source: str) -> None:
+    rows = []
+    for problem, times in sorted(read(Path(source)).items()):
+        best = min(times, key=times.__getitem__)
+        chosen = model_choice(problem)
+        if times.get(chosen, float("inf")) <= TOLERANCE * times[best]:
+            continue
+        m, n, k, layout, epilogue = problem
+        a, b = MAJORS[layout]
+        tile = re.findall(r"\d+", best[0].removeprefix("sm90"))
+        kind = "kPreact" if epilogue == "preact" else "kFused"
+        rows.append(
+            f"    {{{m}, {n}, {k}, Major::{a}, Major::{b}, Epilogue::{kind}, "
+            f"{', '.join(tile)}, {best[1]}}},"
+        )
+    text = TEMPLATE.format(source=source, percent=100 * (TOLERANCE - 1), rows="\n".join(rows))
+    HEADER.write_text(text)
+    print(f"{HEADER}: {len(rows)} products")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,120 @@
+"""Kernel selection: a host function, so its choices are pinned here without a GPU."""
+
+from __future__ import annotations
+
+import pytest
+
+from fusedops import _C
+
+TN = {"a_major": "k", "b_major": "k"}  # x @ weight.T
+NN = {"a_major": "k", "b_major": "mn"}  # dz @ weight
+NT = {"a_major": "mn", "b_major": "mn"}  # dz.T @ x
+
+
+def choose(m, n, k, **options):
+    return _C.select_config(m, n, k, **options)[0]
+
+
+# The benchmark's shapes on H200: (name, splits). A change here wants a new sweep.
+PINNED = {
+    (4096, 4096, 4096, "TN"): ("sm90 256x128 cooperative 1x1", 1),
+    (8192, 8192, 8192, "TN"): ("sm90 128x192 pingpong 2x1", 1),
+    (8192, 4096, 1024, "TN"): ("sm90 128x128 pingpong 2x1", 1),
+    (8192, 1024, 4096, "TN"): ("sm90 128x128 pingpong 1x1", 1),
+    (16384, 3072, 768, "TN"): ("sm90 128x192 pingpong 1x1", 1),
+    (16384, 768, 3072, "TN"): ("sm90 128x192 pingpong 1x1", 1),
+    (2048, 2048, 2048, "TN"): ("sm90 128x128 pingpong 2x1", 1),
+    (1024, 1024, 1024, "TN"): ("sm90 64x128 pingpong 1x1", 1),
+    (512, 512, 512, "TN"): ("sm90 64x32 pingpong 1x1", 1),
+    (65536, 256, 256, "TN"): ("sm90 128x128 pingpong 1x1", 1),
+    (131072, 128, 128, "TN"): ("sm90 128x128 pingpong 1x1", 1),
+    (1048576, 64, 64, "TN"): ("sm90 128x64 pingpong 1x1", 1),
+    (32768, 512, 512, "TN"): ("sm90 128x128 pingpong 1x1", 1),
+    (8192, 11008, 4096, "TN"): ("sm90 128x192 pingpong 2x1", 1),
+    (8192, 4096, 11008, "TN"): ("sm90 128x128 pingpong 2x1", 1),
+    (4096, 28672, 4096, "TN"): ("sm90 128x192 pingpong 1x1", 1),
+    (3000, 1000, 520, "TN"): ("sm90 192x128 pingpong 2x1", 1),
+    (6144, 4608, 1536, "TN"): ("sm90 128x192 pingpong 1x1", 1),
+    (2048, 5120, 1280, "TN"): ("sm90 128x128 pingpong 1x1", 1),
+    (12544, 768, 768, "TN"): ("sm90 128x192 pingpong 1x1", 1),
+    (12544, 3072, 768, "TN"): ("sm90 128x192 pingpong 1x1", 1),
+    (1024, 4096, 4096, "TN"): ("sm90 128x128 pingpong 1x1", 1),
+    (512, 4096, 4096, "TN"): ("sm90 128x128 pingpong 1x1", 1),
+    (256, 4096, 4096, "TN"): ("sm90 64x128 pingpong 1x1", 1),
+    (128, 4096, 4096, "TN"): ("sm90 64x64 pingpong 1x1", 1),
+    (64, 4096, 4096, "TN"): ("sm90 64x32 pingpong 1x1", 1),
+    (32, 4096, 4096, "TN"): ("sm90 64x128 pingpong 1x1", 4),
+    (16, 4096, 4096, "TN"): ("sm90 64x128 pingpong 1x1", 4),
+    (8, 4096, 4096, "TN"): ("sm90 64x128 pingpong 1x1", 4),
+    (1, 4096, 4096, "TN"): ("sm90 64x128 pingpong 1x1", 4),
+    (16, 11008, 4096, "TN"): ("sm90 64x192 pingpong 1x1", 2),
+    (64, 8192, 1024, "TN"): ("sm90 64x64 pingpong 1x1", 1),
+    (8192, 1024, 4096, "NN"): ("sm90 128x128 pingpong 1x1", 1),
+    (4096, 1024, 8192, "NT"): ("sm90 256x128 cooperative 1x2", 1),
+    (8192, 4096, 1024, "NN"): ("sm90 128x128 pingpong 1x1", 1),
+    (1024, 4096, 8192, "NT"): ("sm90 128x256 cooperative 2x1", 1),
+    (8192, 4096, 4096, "NN"): ("sm90 256x128 cooperative 1x1", 1),
+    (4096, 4096, 8192, "NT"): ("sm90 128x256 cooperative 2x1", 1),
+    (16384, 768, 3072, "NN"): ("sm90 128x192 pingpong 1x1", 1),
+    (3072, 768, 16384, "NT"): ("sm90 128x192 pingpong 2x1", 1),
+    (65536, 256, 256, "NN"): ("sm90 128x128 pingpong 1x1", 1),
+    (256, 256, 65536, "NT"): ("sm90 128x128 pingpong 1x1", 32),
+    (2048, 2048, 2048, "NN"): ("sm90 128x128 pingpong 1x1", 1),
+    (2048, 2048, 2048, "NT"): ("sm90 128x128 pingpong 1x1", 1),
+    (1048576, 64, 64, "NN"): ("sm90 128x64 pingpong 1x1", 1),
+    (64, 64, 1048576, "NT"): ("sm90 64x64 pingpong 1x1", 64),
+}
+
+
+@pytest.mark.parametrize(("m", "n", "k", "layout"), list(PINNED))
+def test_choice_on_h200_is_pinned(m, n, k, layout):
+    chosen = choose(m, n, k, **{"TN": TN, "NN": NN, "NT": NT}[layout])
+    assert (chosen["name"], chosen["splits"]) == PINNED[m, n, k, layout]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precisions_choose_alike(dtype):
+    assert choose(8192, 4096, 1024, dtype=dtype)["family"] == "sm90"
+
+
+def test_what_tma_refuses_goes_to_the_mma_sync_family():
+    for m, n, k, options in [
+        (1000, 1001, 512, {}),  # rows of the output are not 16-byte multiples
+        (1000, 1024, 512, {"capability": 80, "sm_count": 108}),
+        (1000, 1024, 512, {"dtype": "float64"}),
+    ]:
+        chosen, candidates = _C.select_config(m, n, k, **options)
+        assert chosen["family"] == "sm80"
+        refused = [c for c in candidates if c["family"] == "sm90"]
+        assert all(c["rejected"] for c in refused)
+
+
+def test_families_never_compete():
+    _, candidates = _C.select_config(4096, 4096, 4096)
+    assert all(c["rejected"] for c in candidates if c["family"] == "sm80")
+
+
+def test_few_output_tiles_split_k():
+    assert choose(64, 64, 1 << 20, **NT)["splits"] >= 32
+    assert choose(8192, 8192, 512)["splits"] == 1
+
+
+def test_fp64_and_preactivations_never_round_partial_sums():
+    assert choose(64, 64, 1 << 20, dtype="float64", **NT)["splits"] == 1
+
+
+def test_tf32_and_fp32_take_different_kernels():
+    assert choose(4096, 4096, 4096, dtype="float32", math="tf32")["family"] == "sm90"
+    assert choose(512, 512, 512, dtype="float32", math="fp32")["family"] == "sm80"
+
+
+def test_every_large_shape_finds_a_kernel():
+    for dtype, math in [("bfloat16", "native"), ("float32", "tf32"), ("float32", "fp32")]:
+        for layout in (TN, NN, NT, {"a_major": "mn", "b_major": "k"}):
+            for m, n, k in [(8, 8, 8), (1 << 20, 8, 8), (8, 1 << 20, 8), (8, 8, 1 << 20)]:
+                assert choose(m, n, k, dtype=dtype, math=math, **layout) is not None
+
+
+def test_an_unknown_dtype_is_refused():
+    with pytest.raises(ValueError, match="dtype must be one of"):
+        choose(8, 8, 8, dtype="int8")
