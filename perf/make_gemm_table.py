@@ -25,7 +25,7 @@ Problem = tuple[int, int, int, str, str]  # m, n, k, layout, epilogue
 Choice = tuple[str, int]  # name, splits
 
 TEMPLATE = """// Written by perf/make_gemm_table.py from {source}: do not edit.
-// Products for which the choice of select.cpp's time model is over {percent:.0f} % slower than the best.
+// Products for which select.cpp's time model chooses over {percent:.0f} % more time than the best.
 #pragma once
 
 #include "cutlass/config.h"

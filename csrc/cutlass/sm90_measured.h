@@ -1,5 +1,5 @@
 // Written by perf/make_gemm_table.py from perf/results/h200/gemm_sweep.csv: do not edit.
-// Products for which the choice of select.cpp's time model is over 1 % slower than the best.
+// Products for which select.cpp's time model chooses over 1 % more time than the best.
 #pragma once
 
 #include "cutlass/config.h"
