@@ -12,6 +12,7 @@ namespace fusedops {
 
 struct DeviceFacts {
   int capability;  // 10 * major + minor
+  int code_version;  // what its code was written for (PTX of 8.0: 80); 0: no code for it
   int sm_count;
   int shared_memory_per_block;  // bytes, with the opt-in
   int l2_bytes;
@@ -38,7 +39,7 @@ class LaunchScope {
     LaunchContext context;
     context.device = device_;
     context.sm_count = facts_.sm_count;
-    context.overlap = facts_.capability >= 90;
+    context.overlap = facts_.code_version >= 90;
     context.stream = stream_;
     return context;
   }

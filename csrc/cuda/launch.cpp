@@ -5,6 +5,8 @@
 #include <array>
 #include <mutex>
 
+#include "cuda/splitk_reduce.h"
+
 // NOTE: this shim lives in libtorch_cuda.so only. Weak, so that the module also loads and runs its
 // CPU ops on a torch without CUDA, where nobody can reach the code that calls it.
 #pragma weak aoti_torch_get_current_cuda_stream
@@ -25,8 +27,10 @@ DeviceFacts query(int device) {
     check_cuda("device_facts", cudaDeviceGetAttribute(&value, name, device));
     return value;
   };
+  check_cuda("device_facts", cudaSetDevice(device));
   return {.capability = 10 * attribute(cudaDevAttrComputeCapabilityMajor) +
                         attribute(cudaDevAttrComputeCapabilityMinor),
+          .code_version = generic_code_version(),
           .sm_count = attribute(cudaDevAttrMultiProcessorCount),
           .shared_memory_per_block = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin),
           .l2_bytes = attribute(cudaDevAttrL2CacheSize)};
@@ -37,6 +41,10 @@ const DeviceFacts& supported_facts(const char* op, int device) {
   FUSEDOPS_CHECK(facts.capability >= kOldestCapability, op, ": cuda:", device,
                  " has compute capability ", facts.capability / 10, ".", facts.capability % 10,
                  "; fusedops needs 8.0 (Ampere) or newer");
+  FUSEDOPS_CHECK(facts.code_version > 0, op, ": this build of fusedops has no code for cuda:",
+                 device, " (compute capability ", facts.capability / 10, ".",
+                 facts.capability % 10,
+                 "); rebuild with TORCH_CUDA_ARCH_LIST naming it (python -m fusedops info)");
   return facts;
 }
 
@@ -73,6 +81,7 @@ LaunchScope::LaunchScope(const char* op, const Tensor& tensor)
   // NOTE: the runtime is linked statically, so torch's guard has set the device of torch's copy;
   // ours follows the driver's current context, and this makes it the right one in every thread.
   check_cuda(op, cudaSetDevice(device_));
+  cudaGetLastError();  // what an earlier, failed launch left is not this op's
 }
 
 }  // namespace fusedops

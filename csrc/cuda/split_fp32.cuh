@@ -108,9 +108,13 @@ inline __global__ void __launch_bounds__(256)
     const float seen = p.preact != nullptr ? p.preact[offset] : p.d[offset];
     if (!isnan(seen)) continue;
     float z = 0;
-    for (int64_t k = lane; k < p.a.k; k += 32) {
-      z = fmaf(p.a.data[m * p.a.row_stride + k * p.a.k_stride],
-               p.b.data[n * p.b.row_stride + k * p.b.k_stride], z);
+    for (int64_t k0 = 0; k0 < p.a.k; k0 += 32) {
+      const int64_t k = k0 + lane;
+      if (k < p.a.k) {
+        z = fmaf(p.a.data[m * p.a.row_stride + k * p.a.k_stride],
+                 p.b.data[n * p.b.row_stride + k * p.b.k_stride], z);
+      }
+      if (__any_sync(0xffffffffu, isnan(z))) break;  // and NaN it stays
     }
     for (int step = 16; step > 0; step /= 2) z += __shfl_xor_sync(0xffffffffu, z, step);
     if (p.bias != nullptr) z += p.bias[n];

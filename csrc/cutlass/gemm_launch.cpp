@@ -3,6 +3,7 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
+#include <limits>
 #include <vector>
 
 #include "cuda/pack.h"
@@ -97,7 +98,9 @@ void launch_kernel_of(const char* op, const GemmPlan& plan, const GemmProblem& p
 void launch_split(const char* op, const GemmPlan& plan, const GemmProblem& p,
                   const LaunchScope& scope) {
   const int64_t bytes = dtype_bytes(p.dtype);
-  const int64_t slice_k = round_up((p.k + plan.splits - 1) / plan.splits, 64);
+  int64_t slice_k = round_up((p.k + plan.splits - 1) / plan.splits, 64);
+  // NOTE: a slice of one row could not be read in whole accesses where M or N is ragged.
+  while (p.k % slice_k == 1) slice_k += 64;
   const int64_t full = p.k / slice_k, rest = p.k % slice_k;
   const int64_t slices = full + (rest > 0);
   const Tensor partial = workspace(slices * p.m * p.n * 4, scope);
@@ -147,46 +150,67 @@ DeviceModel device_model(const LaunchScope& scope) {
 // ---- fp32-accurate products over bf16 parts ----
 
 // Below this many multiply-adds the splitting costs more than it saves over FP32 FMA.
-constexpr double kExactMinWork = 1 << 27;
-constexpr int64_t kExactWorkspace = int64_t{1} << 30;  // bytes for the parts of A at a time
+constexpr double kExactMinWork = 1 << 29;
+// Splitting moves 28 bytes per element: it pays where each one meets many others.
+constexpr double kExactMinReuse = 256;
+constexpr int64_t kExactWorkspace = int64_t{1} << 30;  // bytes for the parts of an operand
 
 bool wants_exact_parts(const GemmProblem& p, const LaunchScope& scope) {
+  const int64_t extent = std::max(p.n, split_columns(p.k));
   return p.math == MathMode::kFp32 && scope.facts().capability / 10 == 9 && p.n % 4 == 0 &&
-         double(p.m) * p.n * p.k >= kExactMinWork;
+         extent <= std::numeric_limits<int32_t>::max() &&
+         double(p.m) * p.n * p.k >= kExactMinWork &&
+         double(p.m) * p.n >= kExactMinReuse * (double(p.m) + p.n);
 }
 
-void run_exact(const GemmCall& call, GemmProblem p, const LaunchScope& scope) {
+// Rows of parts that fit the workspace, in whole tiles.
+int64_t rows_at_once(int64_t rows, int64_t columns) {
+  return std::min(rows, std::max<int64_t>(128, kExactWorkspace / (columns * 2) / 128 * 128));
+}
+
+// Rows [first, first + count) of a matrix of contraction rows.
+SplitSource split_source(const MatrixView& view, int64_t first, int64_t count) {
+  return {static_cast<const float*>(view.data) + first * view.row_stride, count, view.cols,
+          view.row_stride, view.col_stride};
+}
+
+void run_exact(const GemmCall& call, const GemmProblem& p, const LaunchScope& scope) {
   const int64_t columns = split_columns(p.k);
-  const MatrixView b = call.b.transposed();
-  const SplitSource source_b{static_cast<const float*>(b.data), b.rows, b.cols, b.row_stride,
-                             b.col_stride};
-  const int64_t rows_at_once =
-      std::min(p.m, std::max<int64_t>(128, kExactWorkspace / (columns * 2) / 128 * 128));
-  const Tensor parts_a = workspace(rows_at_once * columns * 2, scope);
-  const Tensor parts_b = workspace(p.n * columns * 2, scope);
+  const MatrixView a = call.a, b = call.b.transposed();
+  const int64_t step_m = rows_at_once(p.m, columns), step_n = rows_at_once(p.n, columns);
+  const Tensor parts_a = workspace(step_m * columns * 2, scope);
+  const Tensor parts_b = workspace(step_n * columns * 2, scope);
   const Tensor flag = workspace(16, scope);
   int* nonfinite = static_cast<int*>(flag.mutable_data_ptr());
   FUSEDOPS_CHECK(cudaMemsetAsync(nonfinite, 0, sizeof(int), scope.stream()) == cudaSuccess, call.op,
                  ": could not clear the workspace");
 
   const LaunchContext context = scope.context();
-  check_launched(
-      call.op, split_fp32(SplitSide::kB, source_b, parts_b.mutable_data_ptr(), nonfinite, context));
-  p.split_parts = true;
-  p.b = {parts_b.const_data_ptr(), columns, 0, Major::kK};
-  for (int64_t row = 0; row < call.a.rows; row += rows_at_once) {
-    GemmProblem chunk = p;
-    chunk.m = std::min(rows_at_once, call.a.rows - row);
-    const SplitSource source_a{static_cast<const float*>(call.a.data) + row * call.a.row_stride,
-                               chunk.m, p.k, call.a.row_stride, call.a.col_stride};
-    check_launched(call.op, split_fp32(SplitSide::kA, source_a, parts_a.mutable_data_ptr(),
-                                       nonfinite, context));
-    chunk.a = {parts_a.const_data_ptr(), columns, 0, Major::kK};
-    chunk.k = columns;
-    chunk.d = const_cast<void*>(offset(p.d, row * p.ldd, 4));
-    if (p.preact) chunk.preact = const_cast<void*>(offset(p.preact, row * p.ldd, 4));
-    launch_plan(call.op, select_gemm_cached(chunk, device_model(scope)), chunk, scope);
-    check_launched(call.op, repair_nonfinite(source_a, source_b, chunk, nonfinite, context));
+  const auto split = [&](SplitSide side, const SplitSource& source, const Tensor& parts) {
+    check_launched(call.op, split_fp32(side, source, parts.mutable_data_ptr(), nonfinite, context));
+  };
+  const auto at = [](const void* data, int64_t elements) {
+    return data ? const_cast<void*>(offset(data, elements, 4)) : nullptr;
+  };
+  for (int64_t col = 0; col < p.n; col += step_n) {
+    const SplitSource source_b = split_source(b, col, std::min(step_n, p.n - col));
+    split(SplitSide::kB, source_b, parts_b);
+    for (int64_t row = 0; row < p.m; row += step_m) {
+      const SplitSource source_a = split_source(a, row, std::min(step_m, p.m - row));
+      split(SplitSide::kA, source_a, parts_a);
+      GemmProblem tile = p;
+      tile.split_parts = true;
+      tile.m = source_a.rows;
+      tile.n = source_b.rows;
+      tile.k = columns;
+      tile.a = {parts_a.const_data_ptr(), columns, 0, Major::kK};
+      tile.b = {parts_b.const_data_ptr(), columns, 0, Major::kK};
+      tile.d = at(p.d, row * p.ldd + col);
+      tile.preact = at(p.preact, row * p.ldd + col);
+      tile.bias = at(p.bias, col);
+      launch_plan(call.op, select_gemm_cached(tile, device_model(scope)), tile, scope);
+      check_launched(call.op, repair_nonfinite(source_a, source_b, tile, nonfinite, context));
+    }
   }
 }
 
@@ -205,8 +229,7 @@ constexpr double kPackMinWork = 1 << 28;
 constexpr double kWordReadsMaxWork = 1 << 24;
 
 bool operand_fits(const GemmProblem& p, const GemmOperand& operand, int64_t rows) {
-  const int64_t across = operand.major == Major::kK ? rows : p.k;
-  return sm80_operand_readable(p, operand, across, 16) ||
+  return sm80_operand_readable(p, operand, rows, 16) ||
          (dtype_bytes(p.dtype) >= 4 && double(p.m) * p.n * p.k <= kWordReadsMaxWork);
 }
 

@@ -186,7 +186,7 @@ std::tuple<Tensor, Tensor, Tensor> linear_backward(const Tensor& dy,            
   const LaunchScope scope(op, dy);
   const ScalarType weight_type = dweight_fp32 ? ScalarType::Float : x.scalar_type();
   const Tensor dx = need_dx ? empty_like_rows(x, shape.k) : new_empty(x, {0});
-  const Tensor dweight =
+  Tensor dweight =
       need_dweight ? new_empty(x, {shape.n, shape.k}, weight_type) : new_empty(x, {0}, weight_type);
   const Tensor dbias = new_empty(x, {need_dbias ? shape.n : 0}, weight_type);
 
@@ -213,7 +213,11 @@ std::tuple<Tensor, Tensor, Tensor> linear_backward(const Tensor& dy,            
     call.b = rows_view(x, x_holder);
     const bool half = shape.dtype == DType::kFloat16 || shape.dtype == DType::kBFloat16;
     call.epilogue = dweight_fp32 && half ? Epilogue::kAccumulator : Epilogue::kFused;
-    run_gemm(call, dweight, nullptr, scope);
+    // NOTE: the fp64 kernels write fp64 only.
+    const bool narrow = dweight_fp32 && shape.dtype == DType::kFloat64;
+    const Tensor out = narrow ? new_empty(x, {shape.n, shape.k}) : dweight;
+    run_gemm(call, out, nullptr, scope);
+    if (narrow) torch::stable::copy_(dweight, out);
   }
   return {dx, dweight, dbias};
 }

@@ -23,6 +23,7 @@ Key key_of(const GemmProblem& p, const DeviceModel& device) {
   append(static_cast<uint64_t>(p.a.major));
   append(static_cast<uint64_t>(p.b.major));
   append(p.split_parts);
+  append(static_cast<uint64_t>(p.activation));
   append(tma_refusal(p) == nullptr);
   append(sm80_readable(p, 16) ? 2 : sm80_readable(p, 4));
   return {p.m, p.n, p.k, traits, device.capability, device.sm_count};

@@ -190,7 +190,10 @@ std::vector<Candidate> enumerate_candidates(const GemmProblem& problem, const De
   for (int splits : kSplitChoices) {
     if (!splits_allowed(problem, splits)) continue;
     GemmProblem slice = problem;
-    if (splits > 1) slice.epilogue = Epilogue::kAccumulator;
+    if (splits > 1) {
+      slice.epilogue = Epilogue::kAccumulator;
+      slice.activation = Activation::kNone;  // splitk_reduce applies it
+    }
     for (int i = 0; i < kNumSm90Configs; ++i) {
       if (!sm90_compiled(i, slice.dtype, slice.math, slice.epilogue, slice.a.major,
                          slice.b.major)) {

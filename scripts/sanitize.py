@@ -1,0 +1,75 @@
+"""Runs every compiled kernel once on small operands: the program to put under compute-sanitizer.
+
+    compute-sanitizer --tool memcheck --error-exitcode 1 python scripts/sanitize.py
+    compute-sanitizer --tool racecheck --error-exitcode 1 python scripts/sanitize.py
+
+Sizes are odd multiples of the alignment, so that tiles are ragged on every side.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+
+import torch
+
+import fusedops
+
+FAMILIES = {"sm80": 0, "sm90": 1}
+DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "relu2")
+
+
+def matrix(rows: int, cols: int, dtype: torch.dtype, transposed: bool = False) -> torch.Tensor:
+    if transposed:
+        return torch.randn(cols, rows, device="cuda", dtype=dtype).t()
+    return torch.randn(rows, cols, device="cuda", dtype=dtype)
+
+
+def every_config(count: Counter[str]) -> None:
+    """Each GEMM kernel in each layout and epilogue it was compiled for."""
+    op = torch.ops.fusedops_tuning.gemm_with_config
+    m, n, k = 200, 264, 136
+    for config, dtype in itertools.product(fusedops._C.gemm_configs(), DTYPES):
+        family = FAMILIES[config["family"]]
+        for a_t, b_t, preact, splits in itertools.product(
+            (False, True), (False, True), (False, True), (1, 2)
+        ):
+            a, b = matrix(m, k, dtype, a_t), matrix(k, n, dtype, b_t)
+            bias = torch.randn(n, device="cuda", dtype=dtype)
+            try:
+                y = op(a, b, bias, 3, family, config["index"], splits, 1, 0, preact)
+            except RuntimeError as error:
+                if "no kernel" not in str(error) and "did not run" not in str(error):
+                    raise
+                continue
+            torch.cuda.synchronize()
+            assert not torch.isnan(y).any(), (config["name"], dtype)
+            count[config["name"]] += 1
+
+
+def every_op(count: Counter[str]) -> None:
+    """The public ops as a user calls them, on shapes that reach every helper kernel."""
+    shapes = [(136, 72, 264), (33, 17, 65), (1, 40, 24), (5000, 8, 16), (40, 8, 0)]
+    for dtype, activation, (m, n, k) in itertools.product(DTYPES, ACTIVATIONS, shapes):
+        x, w = (t.requires_grad_() for t in (matrix(m, k, dtype), matrix(n, k, dtype)))
+        b = torch.randn(n, device="cuda", dtype=dtype, requires_grad=True)
+        fusedops.linear(x, w, b, activation).backward(torch.randn(m, n, device="cuda", dtype=dtype))
+        fusedops.matmul(x[:, ::2], w.t()[::2], b, activation).sum().backward()
+        count[f"linear {activation}"] += 1
+    for precision in ("highest", "high"):
+        torch.set_float32_matmul_precision(precision)
+        a, b = matrix(1000, 520, torch.float32), matrix(520, 1032, torch.float32)
+        a[3, 5] = torch.inf
+        fusedops.matmul(a, b, None, "relu")
+        fusedops.matmul(a.t().contiguous().t(), b.t().contiguous().t())
+        count[f"fp32 {precision}"] += 2
+    fusedops.template_scale(torch.randn(1001, device="cuda"), 2.0)
+    torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    ran: Counter[str] = Counter()
+    every_op(ran)
+    every_config(ran)
+    print(f"{sum(ran.values())} calls, {len(ran)} kinds, no error")
