@@ -117,9 +117,9 @@ __global__ void __launch_bounds__(kActBackwardThreads)
   for (int c = threadIdx.x; c < width; c += kActBackwardThreads) {
     const int64_t column = int64_t{blockIdx.x} * width + c;
     if (column >= shape.cols) break;
-    C total = 0;
+    double total = 0;  // NOTE: a chain of fp32 sums would be less exact than torch's tree
     for (int y = 0; y < threads_y; ++y) total += shared[y * width + c];
-    partial[blockIdx.y * shape.cols + column] = total;
+    partial[blockIdx.y * shape.cols + column] = static_cast<C>(total);
   }
 }
 
@@ -129,10 +129,10 @@ inline constexpr int kColumnSumX = 32, kColumnSumY = 16;
 template <class C, class Out>
 __global__ void __launch_bounds__(kColumnSumX* kColumnSumY)
     column_sum_kernel(const C* partial, Out* out, int64_t rows, int64_t cols) {
-  __shared__ C shared[kColumnSumY][kColumnSumX];
+  __shared__ double shared[kColumnSumY][kColumnSumX];
   wait_for_predecessor();
   const int64_t col = int64_t{blockIdx.x} * kColumnSumX + threadIdx.x;
-  C sum = 0;
+  double sum = 0;
   if (col < cols) {
 #pragma unroll 8
     for (int64_t row = threadIdx.y; row < rows; row += kColumnSumY)
@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(kColumnSumX* kColumnSumY)
   __syncthreads();
   if (threadIdx.y == 0 && col < cols) {
     for (int y = 1; y < kColumnSumY; ++y) sum += shared[y][threadIdx.x];
-    out[col] = from_compute<Out>(sum);
+    out[col] = from_compute<Out>(static_cast<C>(sum));
   }
 }
 
