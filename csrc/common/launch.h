@@ -11,7 +11,7 @@
 namespace fusedops {
 
 struct DeviceFacts {
-  int capability;  // 10 * major + minor
+  int capability;    // 10 * major + minor
   int code_version;  // what its code was written for (PTX of 8.0: 80); 0: no code for it
   int sm_count;
   int shared_memory_per_block;  // bytes, with the opt-in

@@ -41,9 +41,9 @@ const DeviceFacts& supported_facts(const char* op, int device) {
   FUSEDOPS_CHECK(facts.capability >= kOldestCapability, op, ": cuda:", device,
                  " has compute capability ", facts.capability / 10, ".", facts.capability % 10,
                  "; fusedops needs 8.0 (Ampere) or newer");
-  FUSEDOPS_CHECK(facts.code_version > 0, op, ": this build of fusedops has no code for cuda:",
-                 device, " (compute capability ", facts.capability / 10, ".",
-                 facts.capability % 10,
+  FUSEDOPS_CHECK(facts.code_version > 0, op,
+                 ": this build of fusedops has no code for cuda:", device, " (compute capability ",
+                 facts.capability / 10, ".", facts.capability % 10,
                  "); rebuild with TORCH_CUDA_ARCH_LIST naming it (python -m fusedops info)");
   return facts;
 }
