@@ -1,7 +1,11 @@
 """Runs every compiled kernel once on small operands: the program to put under compute-sanitizer.
 
     compute-sanitizer --tool memcheck --error-exitcode 1 python scripts/sanitize.py
-    compute-sanitizer --tool racecheck --error-exitcode 1 python scripts/sanitize.py
+    compute-sanitizer --tool racecheck --error-exitcode 1 python scripts/sanitize.py ops
+    compute-sanitizer --tool racecheck --error-exitcode 1 python scripts/sanitize.py "sm90 64x64"
+
+An argument limits the run to the public ops or to the kernels whose name matches it as a regular
+expression: racecheck is slow.
 
 Sizes are odd multiples of the alignment, so that tiles are ragged on every side.
 """
@@ -9,6 +13,8 @@ Sizes are odd multiples of the alignment, so that tiles are ragged on every side
 from __future__ import annotations
 
 import itertools
+import re
+import sys
 from collections import Counter
 
 import torch
@@ -27,11 +33,13 @@ def matrix(rows: int, cols: int, dtype: torch.dtype, transposed: bool = False) -
     return torch.randn(rows, cols, device="cuda", dtype=dtype)
 
 
-def every_config(count: Counter[str]) -> None:
+def every_config(pattern: str, count: Counter[str]) -> None:
     """Each GEMM kernel in each layout and epilogue it was compiled for."""
     op = torch.ops.fusedops_tuning.gemm_with_config
     m, n, k = 200, 264, 136
     for config, dtype in itertools.product(fusedops._C.gemm_configs(), DTYPES):
+        if not re.search(pattern, config["name"]):
+            continue
         family = FAMILIES[config["family"]]
         for a_t, b_t, preact, splits in itertools.product(
             (False, True), (False, True), (False, True), (1, 2)
@@ -71,6 +79,9 @@ def every_op(count: Counter[str]) -> None:
 
 if __name__ == "__main__":
     ran: Counter[str] = Counter()
-    every_op(ran)
-    every_config(ran)
+    wanted = sys.argv[1] if len(sys.argv) > 1 else ""
+    if wanted in ("", "ops"):
+        every_op(ran)
+    if wanted != "ops":
+        every_config(wanted, ran)
     print(f"{sum(ran.values())} calls, {len(ran)} kinds, no error")
