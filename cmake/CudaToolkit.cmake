@@ -34,7 +34,6 @@ find_package(Threads REQUIRED)
 
 add_library(cuda_build INTERFACE)
 target_include_directories(cuda_build SYSTEM INTERFACE $<$<COMPILE_LANGUAGE:CXX>:${CUDART_INCLUDE}>)
-target_compile_definitions(cuda_build INTERFACE $<$<NOT:$<IN_LIST:90a,${FUSEDOPS_ARCHS}>>:FUSEDOPS_NO_SM90>)
 target_compile_options(cuda_build INTERFACE
   "$<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr;--expt-extended-lambda>"
   # CUTLASS: unused variables, host functions called from device code that never are

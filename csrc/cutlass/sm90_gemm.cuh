@@ -157,7 +157,7 @@ struct Gemm {
     const auto status =
         Adapter::run(params, static_cast<cudaStream_t>(context.stream), nullptr, context.overlap);
     if (status == cutlass::Status::kSuccess) return nullptr;
-    return cudaGetErrorString(cudaGetLastError());
+    return cutlass::cutlassGetStatusString(status);
   }
 };
 
