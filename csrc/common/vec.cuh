@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "common/int_math.h"
+
 namespace fusedops {
 
 template <class T, int N>
@@ -42,8 +44,5 @@ __device__ __forceinline__ T from_compute(C x) {
     return static_cast<T>(x);
   }
 }
-
-constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
 }  // namespace fusedops

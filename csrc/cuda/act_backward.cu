@@ -1,3 +1,4 @@
+#include "common/device_types.cuh"
 #include "common/dispatch.h"
 #include "cuda/act_backward.cuh"
 #include "cuda/act_backward.h"
@@ -38,11 +39,9 @@ cudaError_t launch_main(const ActBackward& p, const ActBackwardGrid& grid,
   if (p.dz == nullptr) {
     return launch_main<T, kVec, false, Activation::kNone>(p, grid, context);
   }
-  cudaError_t status = cudaErrorInvalidValue;
-  dispatch_activation(p.activation, [&]<Activation A>(Tag<A>) {
-    status = launch_main<T, kVec, true, A>(p, grid, context);
+  return dispatch_activation(p.activation, [&]<Activation A>(Tag<A>) {
+    return launch_main<T, kVec, true, A>(p, grid, context);
   });
-  return status;
 }
 
 template <class T, class Out>
@@ -73,13 +72,8 @@ int64_t act_backward_workspace(const ActBackward& p, int sm_count) {
 }
 
 const char* act_backward(const ActBackward& p, const LaunchContext& context) {
-  cudaError_t status;
-  switch (p.dtype) {
-    case DType::kFloat16: status = launch<__half>(p, context); break;
-    case DType::kBFloat16: status = launch<__nv_bfloat16>(p, context); break;
-    case DType::kFloat32: status = launch<float>(p, context); break;
-    default: status = launch<double>(p, context); break;
-  }
+  const cudaError_t status =
+      dispatch_dtype(p.dtype, [&]<DType D>(Tag<D>) { return launch<DeviceType<D>>(p, context); });
   return status == cudaSuccess ? nullptr : cudaGetErrorString(status);
 }
 

@@ -1,3 +1,5 @@
+#include "common/device_types.cuh"
+#include "common/dispatch.h"
 #include "cuda/splitk_reduce.cuh"
 #include "cuda/splitk_reduce.h"
 
@@ -31,13 +33,8 @@ const char* splitk_reduce(const GemmProblem& problem, const float* partial, int6
   const SplitKReduce p{partial,      slices,    problem.m * problem.n, problem.n,
                        problem.bias, problem.d, problem.preact,        problem.activation};
   const bool fp32_out = problem.epilogue == Epilogue::kAccumulator;
-  cudaError_t status;
-  switch (problem.dtype) {
-    case DType::kFloat16: status = launch<__half>(p, fp32_out, context); break;
-    case DType::kBFloat16: status = launch<__nv_bfloat16>(p, fp32_out, context); break;
-    case DType::kFloat32: status = launch<float>(p, fp32_out, context); break;
-    default: status = launch<double>(p, fp32_out, context); break;
-  }
+  const cudaError_t status = dispatch_dtype(
+      problem.dtype, [&]<DType D>(Tag<D>) { return launch<DeviceType<D>>(p, fp32_out, context); });
   return status == cudaSuccess ? nullptr : cudaGetErrorString(status);
 }
 

@@ -6,6 +6,7 @@
 #include <limits>
 #include <vector>
 
+#include "common/int_math.h"
 #include "cuda/pack.h"
 #include "cuda/split_fp32.h"
 #include "cuda/splitk_reduce.h"
@@ -15,8 +16,6 @@
 
 namespace fusedops {
 namespace {
-
-int64_t round_up(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
 
 Tensor workspace(int64_t bytes, const LaunchScope& scope) {
   return torch::stable::empty(

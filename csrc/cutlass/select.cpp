@@ -5,14 +5,13 @@
 #include <cstdio>
 #include <limits>
 
+#include "common/int_math.h"
 #include "cutlass/sm80_configs.h"
 #include "cutlass/sm90_configs.h"
 #include "cutlass/sm90_measured.h"
 
 namespace fusedops {
 namespace {
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // ---- legality ----
 
