@@ -11,7 +11,8 @@ import torch
 
 import fusedops  # noqa: F401  (registers the ops)
 from fusedops.activation import ACTIVATIONS, CODES, SAVES_OUTPUT, SAVES_PREACT
-from util import DTYPES, linear_inputs, make, name, poisoned
+from samples import SAMPLES
+from util import DTYPES, linear_inputs, name, poisoned
 
 OPS = torch.ops.fusedops
 ALL_CODES = range(len(ACTIVATIONS))
@@ -24,59 +25,6 @@ def registered():
     return sorted(n.removeprefix("fusedops::") for n in names if n.startswith("fusedops::"))
 
 
-def saved(code, y, z):
-    """What the backward ops read."""
-    return y if SAVES_OUTPUT[code] else z if SAVES_PREACT[code] else None
-
-
-def forward_samples(device, dtype, codes, transposed):
-    for m, n, k in [(6, 8, 16), (5, 3, 7)]:
-        x, weight, bias, _ = linear_inputs(m, n, k, dtype, device)
-        second = weight.t() if transposed else weight
-        for code in codes:
-            yield x, second, bias, code, False
-            yield x, second, None, code, True
-
-
-def linear_backward_samples(device, dtype, codes):
-    for m, n, k in [(6, 8, 16), (5, 3, 7)]:
-        x, weight, bias, dy = linear_inputs(m, n, k, dtype, device)
-        for code in codes:
-            y, z = OPS.linear_preact(x, weight, bias, code, False)
-            keep = saved(code, y, z)
-            master = dtype in (torch.float16, torch.bfloat16)
-            yield dy, x, weight, keep, code, True, True, True, master, False
-            yield dy, x, weight, keep, code, False, True, False, False, False
-            yield dy, x, weight, keep, code, True, False, True, False, True
-            yield dy, x, weight, keep, code, False, False, False, False, False
-
-
-def act_backward_samples(device, dtype, codes):
-    for shape in [(6, 8), (2, 3, 7)]:
-        dy = make(*shape, dtype=dtype, device=device)
-        z = make(*shape, dtype=dtype, device=device, seed=5)
-        for code in codes:
-            keep = saved(code, torch.sigmoid(z), z)
-            yield dy, keep, code, True, False
-            yield dy, keep, code, True, True
-            yield dy, keep, code, False, False
-
-
-def template_samples(device, dtype, codes):
-    for shape in [(7,), (3, 5), ()]:
-        yield make(*shape, dtype=dtype, device=device), 1.5
-
-
-# A new op needs an entry here, or test_every_op_has_samples fails.
-SAMPLES = {
-    "linear": lambda *a: forward_samples(*a, transposed=False),
-    "linear_preact": lambda *a: forward_samples(*a, transposed=False),
-    "matmul": lambda *a: forward_samples(*a, transposed=True),
-    "matmul_preact": lambda *a: forward_samples(*a, transposed=True),
-    "linear_backward": linear_backward_samples,
-    "act_backward_bias_grad": act_backward_samples,
-    "template_scale": template_samples,
-}
 every_op = pytest.mark.parametrize("op", SAMPLES)
 
 

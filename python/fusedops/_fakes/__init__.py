@@ -1,0 +1,5 @@
+"""Fake (shape-only) implementations of every op: what torch.compile, torch.export and meta tensors
+run. One file per family; importing the package registers them all.
+"""
+
+from . import gemm, template  # noqa: F401

@@ -1,0 +1,8 @@
+"""Argument tuples of every op, for tests/test_contract.py: `SAMPLES[op](device, dtype, codes)`.
+
+One file per family; `codes` are the activation codes to cover, where an op takes one.
+"""
+
+from . import gemm, template
+
+SAMPLES = {**gemm.SAMPLES, **template.SAMPLES}
