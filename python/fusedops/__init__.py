@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch  # noqa: F401  (loads libtorch, which _C is linked against)
 
-from . import _C, nn, reference
+from . import _C, nn, points, reference
 from .fuse import FuseReport, fuse
 from .linear import linear, matmul
 
-__all__ = ["_C", "FuseReport", "fuse", "linear", "matmul", "nn", "reference"]
+__all__ = ["_C", "FuseReport", "fuse", "linear", "matmul", "nn", "points", "reference"]

@@ -1,0 +1,26 @@
+// Device-side access to Clouds.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "common/cloud.h"
+#include "common/vec.cuh"
+#include "cutlass/gemm.h"
+
+namespace fusedops {
+
+// Value i of an array of `dtype`, a run-time argument: for loads that are not worth an instance per
+// dtype. C is the type arithmetic runs in, float for half inputs and float32, double for float64.
+template <class C>
+__device__ __forceinline__ C load_as(const void* array, DType dtype, int64_t i) {
+  switch (dtype) {
+    case DType::kFloat16: return static_cast<C>(to_compute(static_cast<const __half*>(array)[i]));
+    case DType::kBFloat16:
+      return static_cast<C>(to_compute(static_cast<const __nv_bfloat16*>(array)[i]));
+    case DType::kFloat32: return static_cast<C>(static_cast<const float*>(array)[i]);
+    default: return static_cast<C>(static_cast<const double*>(array)[i]);
+  }
+}
+
+}  // namespace fusedops

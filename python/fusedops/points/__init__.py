@@ -1,0 +1,8 @@
+"""Point clouds.
+
+A batch of clouds is *padded*, points (B, N, D) with optional int64 lengths (B,), or *packed*,
+points (P, D) with int64 offsets (B + 1,): rows offsets[b] to offsets[b + 1] are cloud b. Padded
+indices count from the start of their cloud, packed ones from the start of the tensor; -1 is "none".
+lengths and offsets stay on the device and are never read by the host: values outside the tensor are
+clamped to it.
+"""

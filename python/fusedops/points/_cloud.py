@@ -1,0 +1,36 @@
+"""What every point op does with its clouds before the op itself."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def check_cloud_arguments(
+    op: str, points: object, lengths: object, offsets: object, prefix: str = ""
+) -> None:
+    """Raise the TypeError for an argument that is no tensor (None is fine for the last two)."""
+    if not isinstance(points, Tensor):
+        name = prefix.rstrip("_") + "s" if prefix else "points"
+        raise TypeError(f"{op}: {name} must be a Tensor; got {type(points).__name__}")
+    for name, value in (("lengths", lengths), ("offsets", offsets)):
+        if value is not None and not isinstance(value, Tensor):
+            raise TypeError(
+                f"{op}: {prefix}{name} must be a Tensor or None; got {type(value).__name__}"
+            )
+
+
+def num_clouds(points: Tensor, offsets: Tensor | None) -> int:
+    """B."""
+    return int(points.shape[0] if offsets is None else offsets.shape[0] - 1)
+
+
+def cloud_lengths(points: Tensor, lengths: Tensor | None, offsets: Tensor | None) -> Tensor:
+    """The number of points of each cloud, (B,) int64, clamped to the tensor as the ops do."""
+    if offsets is not None:
+        edges = offsets.clamp(0, points.shape[0])
+        return (edges[1:] - edges[:-1]).clamp_min(0)
+    count, capacity = points.shape[:2]
+    if lengths is None:
+        return torch.full((count,), capacity, dtype=torch.int64, device=points.device)
+    return lengths.clamp(0, capacity)
