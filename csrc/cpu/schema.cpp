@@ -8,6 +8,7 @@
 
 #include "common/tensor_check.h"
 #include "cpu/schema/gemm.h"
+#include "cpu/schema/points.h"
 #include "cpu/schema/template.h"
 
 namespace fusedops {
@@ -15,6 +16,7 @@ namespace {
 
 constexpr std::span<const char* const> kFamilies[] = {
     kGemmSchemas,
+    kPointsSchemas,
     kTemplateSchemas,
 };
 

@@ -3,6 +3,6 @@
 One file per family; `codes` are the activation codes to cover, where an op takes one.
 """
 
-from . import gemm, template
+from . import gemm, points, template
 
-SAMPLES = {**gemm.SAMPLES, **template.SAMPLES}
+SAMPLES = {**gemm.SAMPLES, **points.SAMPLES, **template.SAMPLES}

@@ -6,3 +6,7 @@ indices count from the start of their cloud, packed ones from the start of the t
 lengths and offsets stay on the device and are never read by the host: values outside the tensor are
 clamped to it.
 """
+
+from .sampling import farthest_point_sample
+
+__all__ = ["farthest_point_sample"]

@@ -5,10 +5,12 @@ Feed float64 tensors to get the values that the tests measure errors against.
 
 from .activation import activate, activate_grad
 from .gemm import linear, linear_backward, linear_preact, matmul, matmul_backward, matmul_preact
+from .points import farthest_point_sample
 
 __all__ = [
     "activate",
     "activate_grad",
+    "farthest_point_sample",
     "linear",
     "linear_backward",
     "linear_preact",
