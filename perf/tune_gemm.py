@@ -87,7 +87,7 @@ def our_call(candidate: Candidate, problem: Problem) -> Callable[..., Any]:
     family = FAMILIES[candidate.family]
     activation = ACTIVATIONS[problem.activation]
     with_bias = problem.layout == "TN"
-    tail = (candidate.splits, candidate.swizzle, candidate.raster, problem.preact)
+    tail = (candidate.splits, candidate.swizzle, candidate.raster, int(problem.preact))
 
     def call(a: Tensor, b: Tensor, bias: Tensor) -> Any:
         return op(a, b, bias if with_bias else None, activation, family, candidate.config, *tail)

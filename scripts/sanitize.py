@@ -41,13 +41,13 @@ def every_config(pattern: str, count: Counter[str]) -> None:
         if not re.search(pattern, config["name"]):
             continue
         family = FAMILIES[config["family"]]
-        for a_t, b_t, preact, splits in itertools.product(
-            (False, True), (False, True), (False, True), (1, 2)
+        for a_t, b_t, epilogue, splits in itertools.product(
+            (False, True), (False, True), range(3), (1, 2)
         ):
             a, b = matrix(m, k, dtype, a_t), matrix(k, n, dtype, b_t)
             bias = torch.randn(n, device="cuda", dtype=dtype)
             try:
-                y = op(a, b, bias, 3, family, config["index"], splits, 1, 0, preact)
+                y = op(a, b, bias, 3, family, config["index"], splits, 1, 0, epilogue)
             except RuntimeError as error:
                 if "no kernel" not in str(error) and "did not run" not in str(error):
                     raise

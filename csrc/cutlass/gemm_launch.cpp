@@ -3,7 +3,6 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
-#include <limits>
 #include <vector>
 
 #include "common/int_math.h"
@@ -12,7 +11,6 @@
 #include "cuda/splitk_reduce.h"
 #include "cutlass/plan_cache.h"
 #include "cutlass/registry.h"
-#include "cutlass/sm80_configs.h"
 
 namespace fusedops {
 namespace {
@@ -32,21 +30,6 @@ const void* offset(const void* data, int64_t elements, int64_t element_bytes) {
 }
 
 // ---- operands ----
-
-// (rows, k) as the kernels take it: one index is contiguous. False when neither is.
-bool natural_operand(const MatrixView& view, GemmOperand& operand) {
-  const auto [data, rows, k, row_stride, k_stride] = view;
-  // NOTE: a stride over an extent of 1 is never used; any legal value will do.
-  if (k_stride == 1 && (row_stride >= k || rows == 1)) {
-    operand = {data, rows == 1 ? round_up(k, 16) : row_stride, 0, Major::kK};
-    return true;
-  }
-  if (row_stride == 1 && (k_stride >= rows || k == 1)) {
-    operand = {data, k == 1 ? round_up(rows, 16) : k_stride, 0, Major::kMN};
-    return true;
-  }
-  return false;
-}
 
 // Copies (rows, k) into a K-contiguous buffer whose rows are padded with zeros to whole 16-byte
 // accesses.
@@ -148,25 +131,6 @@ DeviceModel device_model(const LaunchScope& scope) {
 
 // ---- fp32-accurate products over bf16 parts ----
 
-// Below this many multiply-adds the splitting costs more than it saves over FP32 FMA.
-constexpr double kExactMinWork = 1 << 29;
-// Splitting moves 28 bytes per element: it pays where each one meets many others.
-constexpr double kExactMinReuse = 256;
-constexpr int64_t kExactWorkspace = int64_t{1} << 30;  // bytes for the parts of an operand
-
-bool wants_exact_parts(const GemmProblem& p, const LaunchScope& scope) {
-  const int64_t extent = std::max(p.n, split_columns(p.k));
-  return p.math == MathMode::kFp32 && scope.facts().capability / 10 == 9 && p.n % 4 == 0 &&
-         extent <= std::numeric_limits<int32_t>::max() &&
-         double(p.m) * p.n * p.k >= kExactMinWork &&
-         double(p.m) * p.n >= kExactMinReuse * (double(p.m) + p.n);
-}
-
-// Rows of parts that fit the workspace, in whole tiles.
-int64_t rows_at_once(int64_t rows, int64_t columns) {
-  return std::min(rows, std::max<int64_t>(128, kExactWorkspace / (columns * 2) / 128 * 128));
-}
-
 // Rows [first, first + count) of a matrix of contraction rows.
 SplitSource split_source(const MatrixView& view, int64_t first, int64_t count) {
   return {static_cast<const float*>(view.data) + first * view.row_stride, count, view.cols,
@@ -174,9 +138,9 @@ SplitSource split_source(const MatrixView& view, int64_t first, int64_t count) {
 }
 
 void run_exact(const GemmCall& call, const GemmProblem& p, const LaunchScope& scope) {
-  const int64_t columns = split_columns(p.k);
+  const GemmProblem largest = exact_tile(p);
+  const int64_t step_m = largest.m, step_n = largest.n, columns = largest.k;
   const MatrixView a = call.a, b = call.b.transposed();
-  const int64_t step_m = rows_at_once(p.m, columns), step_n = rows_at_once(p.n, columns);
   const Tensor parts_a = workspace(step_m * columns * 2, scope);
   const Tensor parts_b = workspace(step_n * columns * 2, scope);
   const Tensor flag = workspace(16, scope);
@@ -197,13 +161,11 @@ void run_exact(const GemmCall& call, const GemmProblem& p, const LaunchScope& sc
     for (int64_t row = 0; row < p.m; row += step_m) {
       const SplitSource source_a = split_source(a, row, std::min(step_m, p.m - row));
       split(SplitSide::kA, source_a, parts_a);
-      GemmProblem tile = p;
-      tile.split_parts = true;
+      GemmProblem tile = largest;
       tile.m = source_a.rows;
       tile.n = source_b.rows;
-      tile.k = columns;
-      tile.a = {parts_a.const_data_ptr(), columns, 0, Major::kK};
-      tile.b = {parts_b.const_data_ptr(), columns, 0, Major::kK};
+      tile.a.data = parts_a.const_data_ptr();
+      tile.b.data = parts_b.const_data_ptr();
       tile.d = at(p.d, row * p.ldd + col);
       tile.preact = at(p.preact, row * p.ldd + col);
       tile.bias = at(p.bias, col);
@@ -220,36 +182,13 @@ struct Prepared {
   Tensor a, b;  // packed copies, where they were needed
 };
 
-// TF32 WGMMA reads K-major operands only: above this much work a transposing copy pays.
-constexpr double kPackMinWork = 1 << 28;
-
-// Kernels read operands in 16-byte accesses. One of the sm_80 kernels reads 4- and 8-byte elements
-// singly: enough for a small product.
-constexpr double kWordReadsMaxWork = 1 << 24;
-
-bool operand_fits(const GemmProblem& p, const GemmOperand& operand, int64_t rows) {
-  return sm80_operand_readable(p, operand, rows, 16) ||
-         (dtype_bytes(p.dtype) >= 4 && double(p.m) * p.n * p.k <= kWordReadsMaxWork);
-}
-
-Prepared prepare(const GemmCall& call, GemmProblem p, const LaunchScope& scope) {
-  Prepared prepared;
-  const MatrixView b = call.b.transposed();
-  const bool transpose = p.math == MathMode::kTf32 && scope.facts().capability / 10 == 9 &&
-                         double(p.m) * p.n * p.k >= kPackMinWork;
-  const auto readable = [&](const MatrixView& view, GemmOperand& operand) {
-    return natural_operand(view, operand) && operand_fits(p, operand, view.rows) &&
-           !(transpose && operand.major == Major::kMN);
-  };
-  bool pack_a = !readable(call.a, p.a);
-  bool pack_b = !readable(b, p.b);
-  // NOTE: zero padding of a packed K is harmless only when both sides have it, so a ragged K packs
-  // both.
-  if (p.k % (16 / dtype_bytes(p.dtype)) != 0 && (pack_a || pack_b)) pack_a = pack_b = true;
-  if (pack_a) p.a = packed_operand(call, call.a, prepared.a, scope);
-  if (pack_b) p.b = packed_operand(call, b, prepared.b, scope);
-  if (pack_a && pack_b) p.k = packed_ld(p.k, dtype_bytes(p.dtype));
-  prepared.problem = p;
+Prepared prepare(const GemmCall& call, const GemmProblem& p, const LaunchScope& scope) {
+  const OperandPlan plan = plan_operands(call.a, call.b, p, device_model(scope));
+  Prepared prepared{plan.problem, {}, {}};
+  if (plan.pack_a) prepared.problem.a = packed_operand(call, call.a, prepared.a, scope);
+  if (plan.pack_b) {
+    prepared.problem.b = packed_operand(call, call.b.transposed(), prepared.b, scope);
+  }
   return prepared;
 }
 
@@ -290,7 +229,7 @@ void run_gemm(const GemmCall& call, const Tensor& d, const Tensor* preact,
               const LaunchScope& scope) {
   const GemmProblem p = problem_of(call, d, preact);
   if (finished_early(call, p, scope)) return;
-  if (wants_exact_parts(p, scope)) return run_exact(call, p, scope);
+  if (wants_exact_parts(p, device_model(scope))) return run_exact(call, p, scope);
   const Prepared prepared = prepare(call, p, scope);
   const GemmPlan plan = select_gemm_cached(prepared.problem, device_model(scope));
   FUSEDOPS_CHECK(plan.config >= 0, call.op, ": no kernel takes this problem: M = ", p.m,

@@ -5,18 +5,9 @@
 #include <optional>
 
 #include "common/launch.h"
-#include "cutlass/select.h"
+#include "cutlass/operands.h"
 
 namespace fusedops {
-
-// A strided (rows, cols) matrix over memory that its owner keeps alive.
-struct MatrixView {
-  const void* data;
-  int64_t rows, cols;
-  int64_t row_stride, col_stride;  // elements
-
-  MatrixView transposed() const { return {data, cols, rows, col_stride, row_stride}; }
-};
 
 // The matrix (rows, C) of a (..., C) tensor; `holder` keeps the copy that is made when its leading
 // dimensions do not collapse to one stride.

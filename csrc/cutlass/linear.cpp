@@ -228,24 +228,25 @@ Tensor gemm_with_config(const Tensor& a,                    // (M, K)
                         const Tensor& b,                    // (K, N)
                         const std::optional<Tensor>& bias,  // (N,)
                         int64_t activation, int64_t family, int64_t config, int64_t splits,
-                        int64_t swizzle, int64_t raster, bool with_preact) {
+                        int64_t swizzle, int64_t raster, int64_t epilogue) {
   const char* op = "gemm_with_config";
   const LinearShape shape = check_matmul(op, a, b, bias, activation);
   FUSEDOPS_CHECK(family >= 0 && family < kNumFamilies && config >= 0 &&
                      config < num_configs(static_cast<Family>(family)) && splits >= 1 &&
-                     raster >= 0 && raster <= 2,
-                 op, ": family, config, splits or raster is out of range");
+                     raster >= 0 && raster <= 2 && epilogue >= 0 && epilogue < kNumEpilogues,
+                 op, ": family, config, splits, raster or epilogue is out of range");
   const LaunchScope scope(op, a);
   GemmCall call = matmul_call(a, b, shape, /*allow_tf32=*/true);
-  const Tensor y = empty_like_rows(a, shape.n);
-  const Tensor z = with_preact ? empty_like_rows(a, shape.n) : Tensor();
+  call.epilogue = static_cast<Epilogue>(epilogue);
+  const bool fp32 = call.epilogue == Epilogue::kAccumulator;
+  const Tensor y = new_empty(a, {shape.m, shape.n}, fp32 ? ScalarType::Float : a.scalar_type());
+  const Tensor z = call.epilogue == Epilogue::kPreact ? empty_like_rows(a, shape.n) : Tensor();
   Tensor bias_holder;
   call.bias = readable_bias(bias, bias_holder);
-  call.epilogue = with_preact ? Epilogue::kPreact : Epilogue::kFused;
   const GemmPlan plan{static_cast<Family>(family), static_cast<int>(config),
                       static_cast<int>(splits), static_cast<int>(swizzle),
                       static_cast<Raster>(raster)};
-  run_gemm_with_plan(call, plan, y, with_preact ? &z : nullptr, scope);
+  run_gemm_with_plan(call, plan, y, z.defined() ? &z : nullptr, scope);
   return y;
 }
 
@@ -254,7 +255,7 @@ Tensor gemm_with_config(const Tensor& a,                    // (M, K)
 STABLE_TORCH_LIBRARY_FRAGMENT(fusedops_tuning, m) {
   m.def(
       "gemm_with_config(Tensor a, Tensor b, Tensor? bias, int activation, int family, int config, "
-      "int splits, int swizzle, int raster, bool with_preact) -> Tensor");
+      "int splits, int swizzle, int raster, int epilogue) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(fusedops_tuning, CUDA, m) {

@@ -3,6 +3,7 @@
 #include <array>
 
 #include "cutlass/sm80_configs.h"
+#include "cutlass/tuned_plans.h"
 
 namespace fusedops {
 namespace {
@@ -46,9 +47,14 @@ GemmPlan select_gemm_cached(const GemmProblem& problem, const DeviceModel& devic
     GemmPlan plan;
   };
   static thread_local std::array<Entry, 256> cache;
+  static thread_local uint64_t generation = 0;
+  if (const uint64_t current = tuned_generation(); generation != current) {
+    cache.fill({});
+    generation = current;
+  }
   const Key key = key_of(problem, device);
   Entry& entry = cache[slot_of(key, cache.size())];
-  if (!(entry.key == key)) entry = {key, select_gemm(problem, device)};
+  if (!(entry.key == key)) entry = {key, choose_gemm(problem, device)};
   return entry.plan;
 }
 

@@ -6,8 +6,8 @@
 
 namespace fusedops {
 
-// select_gemm, answered from a small direct-mapped cache when this thread has seen the problem
-// before.
+// choose_gemm (tuned_plans.h), answered from a small direct-mapped cache when this thread has seen
+// the problem before.
 GemmPlan select_gemm_cached(const GemmProblem& problem, const DeviceModel& device);
 
 }  // namespace fusedops

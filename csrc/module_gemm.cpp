@@ -1,0 +1,249 @@
+#include "module_gemm.h"
+
+#include <pybind11/stl.h>
+
+#include <string>
+#include <vector>
+
+#include "cutlass/operands.h"
+#include "cutlass/tuned_plans.h"
+
+namespace py = pybind11;
+using namespace py::literals;
+
+namespace fusedops {
+namespace {
+
+// ---- names of enumerators, in their order ----
+
+using Names = std::vector<std::string>;
+
+const Names kDTypes = {"float16", "bfloat16", "float32", "float64"};
+const Names kEpilogues = {"fused", "preact", "accumulator"};
+const Names kMathModes = {"native", "tf32", "fp32"};
+const Names kMajors = {"k", "mn"};
+const Names kFamilies = {"sm80", "sm90"};
+const Names kRasters = {"auto", "m", "n"};
+
+// One of `names`, as its position.
+template <typename Enum>
+Enum parse(const char* argument, const std::string& value, const Names& names) {
+  std::string expected;
+  for (size_t i = 0; i < names.size(); ++i) {
+    if (value == names[i]) return static_cast<Enum>(i);
+    expected += (i ? ", " : "") + names[i];
+  }
+  throw py::value_error(std::string(argument) + " must be one of " + expected + "; got " + value);
+}
+
+template <typename Enum>
+const std::string& name_of(Enum value, const Names& names) {
+  return names.at(static_cast<size_t>(value));
+}
+
+// ---- problems and plans as dicts ----
+
+// An address that is never read: only its alignment counts.
+void* paper_pointer(int64_t offset) { return reinterpret_cast<void*>(256 + offset % 16); }
+
+py::dict describe(const GemmPlan& plan, const char* rejected = nullptr) {
+  return py::dict("name"_a = config_name(plan.family, plan.config),
+                  "family"_a = name_of(plan.family, kFamilies), "index"_a = plan.config,
+                  "splits"_a = plan.splits, "swizzle"_a = plan.swizzle,
+                  "raster"_a = name_of(plan.raster, kRasters), "expected_us"_a = plan.expected_us,
+                  "rejected"_a = rejected);
+}
+
+py::object describe_found(const GemmPlan& plan) {
+  if (plan.config < 0) return py::none();
+  return describe(plan);
+}
+
+py::dict describe(const GemmProblem& p) {
+  const auto offset = [](const void* data) { return reinterpret_cast<uintptr_t>(data) % 16; };
+  return py::dict(
+      "m"_a = p.m, "n"_a = p.n, "k"_a = p.k, "dtype"_a = name_of(p.dtype, kDTypes),
+      "math"_a = name_of(p.math, kMathModes), "epilogue"_a = name_of(p.epilogue, kEpilogues),
+      "a_major"_a = name_of(p.a.major, kMajors), "b_major"_a = name_of(p.b.major, kMajors),
+      "activation"_a = static_cast<int64_t>(p.activation), "split_parts"_a = p.split_parts,
+      "lda"_a = p.a.ld, "ldb"_a = p.b.ld, "a_offset"_a = offset(p.a.data),
+      "b_offset"_a = offset(p.b.data));
+}
+
+GemmProblem parse_problem(const py::dict& fields) {
+  const auto text = [&](const char* name) { return fields[name].cast<std::string>(); };
+  const auto number = [&](const char* name) { return fields[name].cast<int64_t>(); };
+  GemmProblem p;
+  p.m = number("m");
+  p.n = number("n");
+  p.k = number("k");
+  p.dtype = parse<DType>("dtype", text("dtype"), kDTypes);
+  p.math = parse<MathMode>("math", text("math"), kMathModes);
+  p.epilogue = parse<Epilogue>("epilogue", text("epilogue"), kEpilogues);
+  p.activation = static_cast<Activation>(number("activation"));
+  p.split_parts = fields["split_parts"].cast<bool>();
+  p.a.major = parse<Major>("a_major", text("a_major"), kMajors);
+  p.b.major = parse<Major>("b_major", text("b_major"), kMajors);
+  const auto given = [&](const char* name, int64_t otherwise) {
+    return fields.contains(name) ? number(name) : otherwise;
+  };
+  p.a.ld = given("lda", p.a.major == Major::kK ? p.k : p.m);
+  p.b.ld = given("ldb", p.b.major == Major::kK ? p.k : p.n);
+  p.a.data = paper_pointer(given("a_offset", 0));
+  p.b.data = paper_pointer(given("b_offset", 0));
+  p.ldd = p.n;
+  p.d = p.preact = paper_pointer(0);
+  return p;
+}
+
+py::list describe_candidates(const GemmProblem& problem, const DeviceModel& device) {
+  py::list candidates;
+  for (const Candidate& candidate : enumerate_candidates(problem, device)) {
+    candidates.append(describe(candidate.plan, candidate.rejected));
+  }
+  return candidates;
+}
+
+// ---- introspection ----
+
+py::list gemm_configs() {
+  py::list configs;
+  for (Family family : {Family::kSm90, Family::kSm80}) {
+    for (int i = 0; i < num_configs(family); ++i) {
+      const GemmConfig& config = config_of(family, i);
+      configs.append(py::dict(
+          "name"_a = config_name(family, i), "family"_a = name_of(family, kFamilies), "index"_a = i,
+          "tile"_a = py::make_tuple(config.tile_m, config.tile_n, config.tile_k),
+          "cluster"_a = py::make_tuple(config.cluster_m, config.cluster_n)));
+    }
+  }
+  return configs;
+}
+
+py::tuple select_config(int64_t m, int64_t n, int64_t k, const std::string& dtype,
+                        const std::string& epilogue, const std::string& a_major,
+                        const std::string& b_major, const std::string& math, bool aligned,
+                        int capability, int sm_count) {
+  const int64_t offset = aligned ? 0 : 1;
+  GemmProblem problem = parse_problem(py::dict(
+      "m"_a = m, "n"_a = n, "k"_a = k, "dtype"_a = dtype, "math"_a = math, "epilogue"_a = epilogue,
+      "activation"_a = 0, "split_parts"_a = false, "a_major"_a = a_major, "b_major"_a = b_major,
+      "a_offset"_a = offset, "b_offset"_a = offset));
+  problem.d = problem.preact = paper_pointer(offset);
+  const DeviceModel device{capability, sm_count};
+  return py::make_tuple(describe_found(select_gemm(problem, device)),
+                        describe_candidates(problem, device));
+}
+
+// (row stride, column stride, address) of a (rows, cols) operand.
+using Strides = std::tuple<int64_t, int64_t, int64_t>;
+
+py::dict prepare_gemm(int64_t m, int64_t n, int64_t k, const Strides& a, const Strides& b,
+                      const std::string& dtype, const std::string& epilogue, int64_t activation,
+                      bool allow_tf32, int capability, int sm_count) {
+  const auto view = [](const Strides& s, int64_t rows, int64_t cols) {
+    return MatrixView{paper_pointer(std::get<2>(s)), rows, cols, std::get<0>(s), std::get<1>(s)};
+  };
+  GemmProblem problem;
+  problem.m = m;
+  problem.n = problem.ldd = n;
+  problem.k = k;
+  problem.d = problem.preact = paper_pointer(0);
+  problem.activation = static_cast<Activation>(activation);
+  problem.dtype = parse<DType>("dtype", dtype, kDTypes);
+  problem.epilogue = parse<Epilogue>("epilogue", epilogue, kEpilogues);
+  if (problem.dtype == DType::kFloat32) {
+    problem.math = allow_tf32 ? MathMode::kTf32 : MathMode::kFp32;
+  }
+  const DeviceModel device{capability, sm_count};
+  if (wants_exact_parts(problem, device)) {
+    return py::dict("problem"_a = describe(exact_tile(problem)), "pack_a"_a = py::none(),
+                    "pack_b"_a = py::none());
+  }
+  const OperandPlan plan = plan_operands(view(a, m, k), view(b, k, n), problem, device);
+  return py::dict("problem"_a = describe(plan.problem), "pack_a"_a = plan.pack_a,
+                  "pack_b"_a = plan.pack_b);
+}
+
+py::dict plan_gemm(const py::dict& fields, int capability, int sm_count) {
+  const GemmProblem problem = parse_problem(fields);
+  const DeviceModel device{capability, sm_count};
+  return py::dict("tuned"_a = describe_found(tuned_plan(problem, device)),
+                  "selected"_a = describe_found(select_gemm(problem, device)),
+                  "candidates"_a = describe_candidates(problem, device));
+}
+
+// ---- the tuned table ----
+
+int index_of(Family family, const std::string& name, int index) {
+  if (index >= 0 && index < num_configs(family) && config_name(family, index) == name) return index;
+  return -1;
+}
+
+bool add_tuned_plan(const py::dict& fields, const py::dict& chosen, int capability, int sm_count) {
+  GemmPlan plan;
+  plan.family = parse<Family>("family", chosen["family"].cast<std::string>(), kFamilies);
+  plan.config =
+      index_of(plan.family, chosen["name"].cast<std::string>(), chosen["index"].cast<int>());
+  plan.splits = chosen["splits"].cast<int>();
+  plan.swizzle = chosen["swizzle"].cast<int>();
+  plan.raster = parse<Raster>("raster", chosen["raster"].cast<std::string>(), kRasters);
+  plan.expected_us = chosen["us"].cast<double>();
+  if (plan.config < 0) return false;
+  set_tuned_plan(tuned_key(parse_problem(fields), {capability, sm_count}), plan);
+  return true;
+}
+
+// NOTE: never released; the interpreter may be gone before this library is.
+py::object* g_loader = nullptr;
+
+void call_loader() {
+  if (!Py_IsInitialized()) return;
+  const py::gil_scoped_acquire gil;
+  try {
+    (*g_loader)();
+  } catch (py::error_already_set& error) {
+    error.discard_as_unraisable("fusedops: loading the tuned plans");
+  }
+}
+
+void set_loader(const py::object& loader) {
+  delete std::exchange(g_loader, new py::object(loader));
+  set_tuned_loader(&call_loader);
+}
+
+py::list recorded_gemms() {
+  py::list found;
+  for (const RecordedGemm& gemm : stop_recording()) {
+    found.append(
+        py::make_tuple(describe(gemm.problem), gemm.device.capability, gemm.device.sm_count));
+  }
+  return found;
+}
+
+}  // namespace
+
+void bind_gemm(py::module_& m) {
+  m.def("gemm_configs", &gemm_configs, "Every GEMM tile configuration that selection knows.");
+  m.def(
+      "select_config", &select_config, "m"_a, "n"_a, "k"_a, "dtype"_a = "bfloat16", py::kw_only(),
+      "epilogue"_a = "fused", "a_major"_a = "k", "b_major"_a = "k", "math"_a = "native",
+      "aligned"_a = true, "capability"_a = 90, "sm_count"_a = 132,
+      "(chosen or None, candidates) for act(a (m, k) @ b (k, n)) with dense operands; a candidate "
+      "that cannot run says why under 'rejected'.");
+  m.def("prepare_gemm", &prepare_gemm, "m"_a, "n"_a, "k"_a, py::kw_only(), "a"_a, "b"_a, "dtype"_a,
+        "epilogue"_a, "activation"_a, "allow_tf32"_a, "capability"_a, "sm_count"_a,
+        "The problem that the kernels see for strided operands a and b, given as (row stride, "
+        "column stride, address), and why one of them is packed.");
+  m.def("plan_gemm", &plan_gemm, "problem"_a, "capability"_a, "sm_count"_a,
+        "What tuning and selection choose for a problem, and every candidate.");
+  m.def("add_tuned_plan", &add_tuned_plan, "problem"_a, "plan"_a, "capability"_a, "sm_count"_a,
+        "Prefer a measured plan; False when this build has no such kernel.");
+  m.def("clear_tuned_plans", &clear_tuned_plans, "Forget every measured plan.");
+  m.def("set_tuned_loader", &set_loader, "loader"_a,
+        "Call loader() once, when a product first needs the measured plans.");
+  m.def("start_recording", &start_recording, "Note every problem that selection is asked for.");
+  m.def("stop_recording", &recorded_gemms, "[(problem, capability, sm_count)] noted since start.");
+}
+
+}  // namespace fusedops
