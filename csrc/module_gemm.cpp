@@ -168,7 +168,8 @@ py::dict prepare_gemm(int64_t m, int64_t n, int64_t k, const Strides& a, const S
 py::dict plan_gemm(const py::dict& fields, int capability, int sm_count) {
   const GemmProblem problem = parse_problem(fields);
   const DeviceModel device{capability, sm_count};
-  return py::dict("tuned"_a = describe_found(tuned_plan(problem, device)),
+  return py::dict("chosen"_a = describe_found(choose_gemm(problem, device)),
+                  "tuned"_a = describe_found(tuned_plan(problem, device)),
                   "selected"_a = describe_found(select_gemm(problem, device)),
                   "candidates"_a = describe_candidates(problem, device));
 }
@@ -235,8 +236,10 @@ void bind_gemm(py::module_& m) {
         "epilogue"_a, "activation"_a, "allow_tf32"_a, "capability"_a, "sm_count"_a,
         "The problem that the kernels see for strided operands a and b, given as (row stride, "
         "column stride, address), and why one of them is packed.");
-  m.def("plan_gemm", &plan_gemm, "problem"_a, "capability"_a, "sm_count"_a,
-        "What tuning and selection choose for a problem, and every candidate.");
+  m.def(
+      "plan_gemm", &plan_gemm, "problem"_a, "capability"_a, "sm_count"_a,
+      "The plan that a call takes ('chosen'), the one from tuning and the one from selection, and "
+      "every candidate.");
   m.def("add_tuned_plan", &add_tuned_plan, "problem"_a, "plan"_a, "capability"_a, "sm_count"_a,
         "Prefer a measured plan; False when this build has no such kernel.");
   m.def("clear_tuned_plans", &clear_tuned_plans, "Forget every measured plan.");

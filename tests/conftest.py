@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 
 import pytest
 import torch
@@ -34,6 +35,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # xdist: workers share the cores instead of each taking them all.
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     torch.set_num_threads(max(1, torch.get_num_threads() // workers))
+    # No plans that this machine was tuned with.
+    os.environ["FUSEDOPS_CACHE_DIR"] = tempfile.mkdtemp(prefix="fusedops-tests-")
 
 
 def pytest_report_header(config: pytest.Config) -> str:

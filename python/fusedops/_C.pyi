@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from typing import Any
 
 def build_info() -> dict[str, Any]: ...
@@ -16,3 +17,25 @@ def select_config(
     capability: int = 90,
     sm_count: int = 132,
 ) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]: ...
+def prepare_gemm(
+    m: int,
+    n: int,
+    k: int,
+    *,
+    a: tuple[int, int, int],
+    b: tuple[int, int, int],
+    dtype: str,
+    epilogue: str,
+    activation: int,
+    allow_tf32: bool,
+    capability: int,
+    sm_count: int,
+) -> dict[str, Any]: ...
+def plan_gemm(problem: dict[str, Any], capability: int, sm_count: int) -> dict[str, Any]: ...
+def add_tuned_plan(
+    problem: dict[str, Any], plan: dict[str, Any], capability: int, sm_count: int
+) -> bool: ...
+def clear_tuned_plans() -> None: ...
+def set_tuned_loader(loader: Callable[[], object]) -> None: ...
+def start_recording() -> None: ...
+def stop_recording() -> list[tuple[dict[str, Any], int, int]]: ...

@@ -5,7 +5,20 @@ from __future__ import annotations
 import torch  # noqa: F401  (loads libtorch, which _C is linked against)
 
 from . import _C, nn, points, reference
+from .explain import explain
 from .fuse import FuseReport, fuse
 from .linear import linear, matmul
+from .tune import tune
 
-__all__ = ["_C", "FuseReport", "fuse", "linear", "matmul", "nn", "points", "reference"]
+__all__ = [
+    "_C",
+    "FuseReport",
+    "explain",
+    "fuse",
+    "linear",
+    "matmul",
+    "nn",
+    "points",
+    "reference",
+    "tune",
+]

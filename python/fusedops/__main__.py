@@ -28,8 +28,65 @@ def _bench(argv: Sequence[str]) -> int:
     return cli.main(argv)
 
 
+def _shapes(text: str) -> list[tuple[int, int, int]]:
+    sizes = [tuple(int(size) for size in word.split("x")) for word in text.split(",")]
+    if any(len(shape) != 3 for shape in sizes):
+        raise argparse.ArgumentTypeError(f"expected MxNxK,...; got {text}")
+    return [(m, n, k) for m, n, k in sizes]
+
+
+def _gemm_parser(command: str, description: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=f"python -m fusedops {command}", description=description)
+    parser.add_argument("shapes", type=_shapes, metavar="MxNxK,...")
+    parser.add_argument("--activation", default="none")
+    parser.add_argument("--dtype", default="bfloat16", help="a torch dtype")
+    parser.add_argument("--forward", action="store_true", help="without the products of backward")
+    return parser
+
+
+def _tune(argv: Sequence[str]) -> int:
+    parser = _gemm_parser("tune", "Measure the kernels that fit linear at these shapes.")
+    parser.add_argument("--force", action="store_true", help="measure again what the table holds")
+    options = parser.parse_args(argv)
+    import torch
+
+    import fusedops
+
+    report = fusedops.tune(
+        options.shapes,
+        dtype=getattr(torch, options.dtype),
+        activation=options.activation,
+        backward=not options.forward,
+        force=options.force,
+    )
+    print(report)
+    return 0
+
+
+def _explain(argv: Sequence[str]) -> int:
+    parser = _gemm_parser("explain", "Say which kernels linear takes at these shapes, and why.")
+    options = parser.parse_args(argv)
+    import torch
+
+    import fusedops
+
+    for m, n, k in options.shapes:
+        report = fusedops.explain(
+            (m, k),
+            (n, k),
+            (n,),
+            options.activation,
+            dtype=getattr(torch, options.dtype),
+            backward=not options.forward,
+        )
+        print(report, end="\n\n")
+    return 0
+
+
 COMMANDS = {
     "info": (_info, "what this build is, which GPUs it sees and which kernels serve them"),
+    "explain": (_explain, "say which kernels serve a shape, and why"),
+    "tune": (_tune, "measure the kernels that fit a shape and remember the fastest"),
     "bench": (_bench, "measure ours against every installed peer (bench --help)"),
 }
 

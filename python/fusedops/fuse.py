@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn as torch_nn
 
+from ._text import table
 from .nn import Linear
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
 __all__ = ["FuseReport", "FusedLayer", "SkippedLayer", "fuse"]
 
@@ -92,10 +93,10 @@ class FuseReport:
             for layer in self.fused
         ]
         if rows:
-            lines += ["", *_table(("fused layer", "shape", "activation", "notes"), rows)]
+            lines += ["", *table(("fused layer", "shape", "activation", "notes"), rows)]
         left = [(s.name or "(model)", s.kind, s.reason) for s in self.skipped]
         if left:
-            lines += ["", *_table(("skipped layer", "type", "reason"), left)]
+            lines += ["", *table(("skipped layer", "type", "reason"), left)]
         return "\n".join(lines)
 
     __repr__ = __str__
@@ -104,15 +105,6 @@ class FuseReport:
 def _absorbed_text(layer: FusedLayer) -> str:
     absorbed = f"absorbed {', '.join(layer.absorbed)}" if layer.absorbed else ""
     return "; ".join(text for text in (absorbed, layer.note) if text)
-
-
-def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
-    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
-    rule = tuple("-" * width for width in widths)
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in [header, rule, *rows]
-    ]
 
 
 def _activation_name(module: torch_nn.Module) -> str | None:

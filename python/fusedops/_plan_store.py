@@ -1,0 +1,191 @@
+"""Measured GEMM plans on disk: one JSON file per GPU model, driver and build of fusedops.
+
+Any number of processes may read and merge at once: a writer holds a lock file, merges with what is
+there and renames its new file over the old one, so a reader sees one or the other, whole. What
+cannot be read is ignored with a warning: selection then works as if nothing had been tuned.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import json
+import os
+import re
+import sys
+import tempfile
+import warnings
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from . import _C
+from .info import build_info
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+Plan = dict[str, Any]  # one entry of the file: PROBLEM and CHOICE fields
+
+FORMAT = 1
+PROBLEM = (
+    *("m", "n", "k", "dtype", "math", "epilogue"),
+    *("a_major", "b_major", "activation", "split_parts"),
+)
+CHOICE = ("family", "name", "index", "splits", "swizzle", "raster", "us", "default_us")
+
+
+@dataclass(frozen=True)
+class GpuKey:
+    """What a measurement depends on besides the problem."""
+
+    gpu: str
+    capability: int  # 10 * major + minor
+    sm_count: int
+    driver: int  # CUDA version of the driver
+    build: str  # of fusedops: its version and kernels
+
+    @property
+    def path(self) -> Path:
+        """The file of this key in the cache directory."""
+        digest = hashlib.sha256(repr(self).encode()).hexdigest()[:10]
+        words = re.sub(r"[^a-z0-9]+", "-", self.gpu.lower()).strip("-")
+        return cache_dir() / f"gemm-{words}-{digest}.json"
+
+
+def cache_dir() -> Path:
+    """$FUSEDOPS_CACHE_DIR, else the user's cache directory of this platform."""
+    if given := os.environ.get("FUSEDOPS_CACHE_DIR"):
+        return Path(given).expanduser()
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData/Local")) / "fusedops"
+    if sys.platform == "darwin":
+        return Path.home() / "Library/Caches/fusedops"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fusedops"
+
+
+def gpu_key(device: torch.device) -> GpuKey:
+    """The key of a CUDA device."""
+    properties = torch.cuda.get_device_properties(device)
+    return GpuKey(
+        gpu=properties.name,
+        capability=10 * properties.major + properties.minor,
+        sm_count=properties.multi_processor_count,
+        driver=_driver_version(),
+        build=_build(),
+    )
+
+
+@functools.cache
+def _driver_version() -> int:
+    """The newest CUDA version that the driver serves (13000 is 13.0), 0 where it does not say."""
+    version = ctypes.c_int(0)
+    with contextlib.suppress(OSError):
+        driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+        driver.cuDriverGetVersion(ctypes.byref(version))
+    return version.value
+
+
+@functools.cache
+def _build() -> str:
+    facts = (build_info()["version"], _C.gemm_configs())
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:10]
+
+
+# ---- the file ----
+
+
+def read_plans(path: Path) -> list[Plan]:
+    """The plans of a file, none where there is no file; a warning where it makes no sense."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["format"] != FORMAT:
+            raise ValueError(f"format {content['format']!r}, this version reads {FORMAT}")
+        plans: list[Plan] = content["plans"]
+        for plan in plans:
+            if not plan.keys() >= {*PROBLEM, *CHOICE}:
+                raise ValueError("a plan lacks fields")
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        warnings.warn(
+            f"fusedops: ignoring the tuned plans in {path}: {type(error).__name__}: {error}; "
+            "fusedops.tune writes the file anew",
+            stacklevel=2,
+        )
+        return []
+    return plans
+
+
+def merge_plans(key: GpuKey, plans: Iterable[Plan]) -> Path:
+    """Adds plans to the key's file, replacing those of the same problem; returns the file."""
+    path = key.path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _lock(path):
+        merged = {problem_of(plan): plan for plan in [*read_plans(path), *plans]}
+        content = {"format": FORMAT, **asdict(key), "plans": list(merged.values())}
+        _replace(path, json.dumps(content, indent=1))
+    return path
+
+
+def problem_of(plan: Plan) -> tuple[Any, ...]:
+    """What a plan is for, as a key."""
+    return tuple(plan[name] for name in PROBLEM)
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Excludes other processes; released by the system when a process dies."""
+    with path.with_suffix(".lock").open("a") as handle:
+        try:
+            import fcntl
+        except ImportError:  # a platform without it: the rename alone keeps the file whole
+            yield
+            return
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def _replace(path: Path, text: str) -> None:
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+# ---- the table in this process ----
+
+
+def install(key: GpuKey, plans: Iterable[Plan]) -> int:
+    """Makes selection use plans; returns how many this build has the kernels for."""
+    return sum(
+        _C.add_tuned_plan(plan, plan, key.capability, key.sm_count)  # problem and choice in one
+        for plan in plans
+    )
+
+
+def load() -> None:
+    """Installs the stored plans of every visible GPU; selection calls this once, when it first has
+    to choose a kernel."""
+    if not torch.cuda.is_available():
+        return
+    keys = dict.fromkeys(gpu_key(torch.device("cuda", i)) for i in range(torch.cuda.device_count()))
+    for key in keys:
+        plans = read_plans(key.path)
+        try:
+            install(key, plans)
+        except (ValueError, TypeError, RuntimeError) as error:
+            warnings.warn(f"fusedops: ignoring tuned plans in {key.path}: {error}", stacklevel=2)
+
+
+_C.set_tuned_loader(load)

@@ -1,0 +1,322 @@
+"""explain: which kernel a call takes, how long it should take, and why."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from . import _C, _plan_store  # noqa: F401  (the tuned plans)
+from ._checks import raise_not_tensor
+from ._gemm_text import DTYPES, plan_text, problem_text, us_text
+from .activation import ACTIVATIONS, SAVES_PREACT, activation_code
+from .linear import _autocast_dtype, _tf32_allowed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["ExplainedGemm", "Explanation", "explain"]
+
+Shape = tuple[int, ...]
+H200 = ("NVIDIA H200 (assumed: no GPU is visible)", 90, 132)
+RUNNERS_UP = 4
+
+
+@dataclass(frozen=True)
+class ExplainedGemm:
+    """One product of a call.
+
+    Attributes:
+        role: "forward", "dx" or "dweight".
+        problem: What the kernels see, after packing.
+        plan: The kernel, its splits and tile order; None where no product is computed.
+        why: Where the choice comes from, or why there is nothing to choose.
+        expected_us: By the time model.
+        measured_us: By `fusedops.tune` on this machine, None where it was not asked.
+        runners_up: (kernel, expected us) of the next best.
+        refused: (kernels, reason) of those that cannot run it.
+        notes: Copies and other work around the kernel.
+    """
+
+    role: str
+    problem: dict[str, Any]
+    plan: dict[str, Any] | None
+    why: str
+    expected_us: float = math.nan
+    measured_us: float | None = None
+    runners_up: tuple[tuple[str, float], ...] = ()
+    refused: tuple[tuple[str, str], ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        lines = [f"{self.role}: {problem_text(self.problem)}"]
+        if self.plan is None:
+            return "\n".join([*lines, f"  {self.why}"])
+        config = config_of(self.plan)
+        tiles = math.prod(
+            -(-self.problem[extent] // size)
+            for extent, size in zip("mn", config["tile"], strict=False)
+        )
+        lines += [
+            f"  kernel    {plan_text(self.plan)}",
+            f"  grid      {tiles * self.plan['splits']} tiles of "
+            f"{config['tile'][0]} x {config['tile'][1]}",
+            f"  time      {us_text(self.expected_us)} expected"
+            + (f", {us_text(self.measured_us)} measured by tune" if self.measured_us else ""),
+            f"  why       {self.why}",
+        ]
+        lines += [f"  next      {name}: {us_text(us)} expected" for name, us in self.runners_up]
+        lines += [f"  refused   {kernels}: {reason}" for kernels, reason in self.refused]
+        return "\n".join([*lines, *(f"  note      {note}" for note in self.notes)])
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What a call of `fusedops.linear` runs: print it for a report."""
+
+    call: str
+    gpu: str
+    products: list[ExplainedGemm] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        head = [f"{self.call} on {self.gpu}", *self.notes]
+        return "\n\n".join(["\n".join(head), *(str(product) for product in self.products)])
+
+    __repr__ = __str__
+
+
+def explain(
+    x: Tensor | Sequence[int],
+    weight: Tensor | Sequence[int],
+    bias: Tensor | Sequence[int] | None = None,
+    activation: str | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+    backward: bool | None = None,
+) -> Explanation:
+    """Say which kernel ``fusedops.linear(x, weight, bias, activation)`` takes, and why.
+
+    Nothing is computed. The report names the kernel, its tile, schedule, cluster, splits and tile
+    order, the expected time and, after `fusedops.tune`, the measured one, the runners-up, why the
+    other kernels were refused, and which operand is copied first. Precision, autocast and
+    ``requires_grad`` count as they would in the call.
+
+    Args:
+        x: Input (..., K): a tensor on any device, a fake or meta tensor, or a shape.
+        weight: Weight (N, K), likewise.
+        bias: Bias (N,), likewise, or None.
+        activation: As in `fusedops.linear`.
+        dtype: Of shapes; bfloat16 by default.
+        backward: Whether to include the products of backward; None: where a tensor requires grad.
+
+    Returns:
+        The report; ``print`` it. Its fields hold the same facts.
+
+    Raises:
+        ValueError: The activation is unknown.
+        TypeError: An argument is neither a tensor nor a shape.
+        RuntimeError: What the call itself would raise for these shapes and dtypes.
+
+    The GPU is that of x, else the current one, else an H200 is assumed.
+
+    Example:
+        >>> print(fusedops.explain(x, weight, bias, "gelu"))
+        >>> print(fusedops.explain((8192, 1024), (4096, 1024), backward=True))
+    """
+    code = activation_code(activation, op="explain")
+    tensors = [_as_tensor(name, t, dtype) for name, t in (("x", x), ("weight", weight))]
+    bias_tensor = None if bias is None else _as_tensor("bias", bias, dtype)
+    real_x, real_weight = tensors
+    compute = _compute_dtype(real_x)
+    paper = [_paper(t, compute) for t in (real_x, real_weight, bias_tensor) if t is not None]
+    torch.ops.fusedops.linear.default(*paper, *([None] * (3 - len(paper))), code, False)  # checks
+    gpu, capability, sm_count = _gpu(real_x)
+    wants = [torch.is_grad_enabled() and t.requires_grad for t in tensors]
+    if backward is not None:
+        wants = [backward, backward]
+    training = any(wants) or (
+        backward is None
+        and torch.is_grad_enabled()
+        and bias_tensor is not None
+        and bias_tensor.requires_grad
+    )
+    x_rows, note = _rows(paper[0])
+    view_x = _operand(x_rows, real_x)
+    view_weight = _operand(paper[1], real_weight)
+    where = {"capability": capability, "sm_count": sm_count}
+    m, k = x_rows.shape
+    n = paper[1].shape[0]
+    tf32 = paper[0].dtype is torch.float32 and _tf32_allowed()
+    same = {"dtype": DTYPES[paper[0].dtype], "allow_tf32": tf32, **where}
+    epilogue = "preact" if training and SAVES_PREACT[code] else "fused"
+    products = [
+        _explain_gemm(
+            *("forward", m, n, k, view_x, _transposed(view_weight), ("x", "weight")),
+            {"epilogue": epilogue, "activation": code, **same},
+        )
+    ]
+    plain = {"epilogue": "fused", "activation": 0, **same}
+    dz = (n, 1, 0)
+    if wants[0]:
+        names = ("dz", "weight")
+        products.append(_explain_gemm("dx", m, k, n, dz, view_weight, names, plain))
+    if wants[1]:
+        names = ("dz", "x")
+        products.append(_explain_gemm("dweight", n, k, m, _transposed(dz), view_x, names, plain))
+    notes = [note] if note else []
+    if isinstance(x, Tensor) and x.device.type == "cpu":
+        notes.append("x is on the CPU, where plain C++ runs; this is for the same call on the GPU")
+    shapes = f"x {tuple(paper[0].shape)}, weight {tuple(paper[1].shape)}, {same['dtype']}"
+    return Explanation(f"linear of {shapes}, {ACTIVATIONS[code]}", gpu, products, notes)
+
+
+# ---- the arguments ----
+
+View = tuple[int, int, int]  # row stride, column stride, address modulo 16
+
+
+def _as_tensor(name: str, value: Tensor | Sequence[int], dtype: torch.dtype | None) -> Tensor:
+    if isinstance(value, Tensor):
+        return value
+    try:
+        return torch.empty(*(int(s) for s in value), dtype=dtype or torch.bfloat16, device="meta")
+    except (TypeError, ValueError):
+        raise_not_tensor("explain", **{name: value})
+
+
+def _compute_dtype(x: Tensor) -> torch.dtype | None:
+    """What autocast makes of x."""
+    compute = _autocast_dtype(x)
+    return compute if compute is not None and x.dtype is not torch.float64 else None
+
+
+def _paper(tensor: Tensor, compute: torch.dtype | None) -> Tensor:
+    """A meta tensor of the same sizes and strides, in the dtype that the kernel sees."""
+    sizes = [int(s) for s in tensor.shape]
+    strides = [int(s) for s in tensor.stride()]
+    return torch.empty_strided(sizes, strides, dtype=compute or tensor.dtype, device="meta")
+
+
+def _rows(x: Tensor) -> tuple[Tensor, str]:
+    """x as (M, K), and a note when that takes a copy."""
+    rows = math.prod(x.shape[:-1])
+    try:
+        return x.view(rows, x.shape[-1]), ""
+    except RuntimeError:
+        note = "x is copied first: its leading dimensions do not collapse to one stride"
+        return x.contiguous().view(rows, x.shape[-1]), note
+
+
+def _operand(paper: Tensor, tensor: Tensor) -> View:
+    return paper.stride(0), paper.stride(1), _address(tensor)
+
+
+def _transposed(view: View) -> View:
+    return view[1], view[0], view[2]
+
+
+def _address(tensor: Tensor) -> int:
+    """The address modulo 16 as far as it is known: allocations are aligned, slices may not be."""
+    offset = int(tensor.storage_offset()) * tensor.element_size()
+    return offset % 16 if tensor.device.type == "meta" or _is_fake(tensor) else _data_ptr(tensor)
+
+
+def _is_fake(tensor: Tensor) -> bool:
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return isinstance(tensor, FakeTensor)
+
+
+def _data_ptr(tensor: Tensor) -> int:
+    return int(tensor.data_ptr()) % 16
+
+
+def _gpu(x: Tensor) -> tuple[str, int, int]:
+    """(name, 10 * major + minor, SMs) of the GPU that is meant."""
+    if not torch.cuda.is_available():
+        return H200
+    own = x.device.type == "cuda" and x.device.index is not None
+    index = x.device.index if own else torch.cuda.current_device()
+    facts = torch.cuda.get_device_properties(index)
+    return facts.name, 10 * facts.major + facts.minor, facts.multi_processor_count
+
+
+# ---- one product ----
+
+
+def _explain_gemm(
+    role: str,
+    m: int,
+    n: int,
+    k: int,
+    a: View,
+    b: View,
+    names: tuple[str, str],
+    options: dict[str, Any],
+) -> ExplainedGemm:
+    prepared = _C.prepare_gemm(m, n, k, a=a, b=b, **options)
+    problem = prepared["problem"]
+    if m == 0 or n == 0:
+        return ExplainedGemm(role, problem, None, "nothing is computed: the output is empty")
+    if k == 0:
+        return ExplainedGemm(role, problem, None, "K is 0: the output is act(bias), no product")
+    answer = _C.plan_gemm(problem, options["capability"], options["sm_count"])
+    chosen, tuned = answer["chosen"], answer["tuned"]
+    refused = _refused(answer["candidates"])
+    if chosen is None:
+        return ExplainedGemm(role, problem, None, "no kernel takes it", refused=refused)
+    ranked = sorted(
+        (c for c in answer["candidates"] if c["rejected"] is None), key=lambda c: c["expected_us"]
+    )
+    others = [c for c in ranked if not _same(c, chosen)]
+    packs = zip(names, (prepared["pack_a"], prepared["pack_b"]), strict=True)
+    notes = [f"{name} is packed first: {reason}" for name, reason in packs if reason]
+    if problem["split_parts"]:
+        notes.append("fp32 operands are split into three bf16 parts each: the kernel multiplies")
+        notes[-1] += f" those, {problem['m']} x {problem['n']} outputs at a time"
+    return ExplainedGemm(
+        role=role,
+        problem=problem,
+        plan=chosen,
+        why=_why(chosen, tuned, ranked),
+        expected_us=next(c["expected_us"] for c in ranked if _same(c, chosen)),
+        measured_us=tuned["expected_us"] if tuned else None,
+        runners_up=tuple((plan_text(c), c["expected_us"]) for c in others[:RUNNERS_UP]),
+        refused=refused,
+        notes=tuple(notes),
+    )
+
+
+def _why(
+    chosen: dict[str, Any], tuned: dict[str, Any] | None, ranked: Sequence[dict[str, Any]]
+) -> str:
+    if tuned is not None:
+        return f"measured on this machine by fusedops.tune, of {len(ranked)} candidates"
+    if _same(chosen, ranked[0]):
+        return f"the fastest of {len(ranked)} candidates by the time model"
+    return "measured on an H200 for exactly this product (the table that is compiled in)"
+
+
+def _same(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    return all(a[name] == b[name] for name in ("family", "index", "splits"))
+
+
+def _refused(candidates: Sequence[dict[str, Any]]) -> tuple[tuple[str, str], ...]:
+    """("sm80, 6 kernels", reason) for every reason of a family."""
+    kernels = {(c["family"], c["index"], c["rejected"]) for c in candidates if c["rejected"]}
+    count = Counter((family, reason) for family, _, reason in kernels)
+    return tuple(
+        (f"{family}, {number} kernel{'s' if number > 1 else ''}", reason)
+        for (family, reason), number in sorted(count.items())
+    )
+
+
+def config_of(plan: dict[str, Any]) -> dict[str, Any]:
+    """The compiled configuration that a plan names."""
+    configs = _C.gemm_configs()
+    return next(c for c in configs if (c["family"], c["index"]) == (plan["family"], plan["index"]))
