@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import fusedops
 from fusedops.bench import backlog, cli, machine, results, runner, timing
 from fusedops.bench.suite import SUITES, PeerUnavailableError, Selection, load_suite
 from fusedops.bench.suites import linear as linear_suite
+from fusedops.bench.suites import quack_peer
 
 ROOT = Path(__file__).resolve().parents[1]
 CPU = torch.device("cpu")
@@ -114,6 +116,61 @@ def test_compile_peer() -> None:
     assert {r["pass"] for r in results.read_rows(Path("a.csv"))} == {"fwd", "step"}
 
 
+def test_the_linear_suite_covers_real_models() -> None:
+    suite = load_suite("linear")
+    cases = suite.cases(Selection("fwd", ("relu",)))
+    shapes = [case["shape"] for case in cases]
+    assert len(shapes) == len(set(shapes)) >= len(linear_suite.FORWARD_SHAPES) + 40
+    assert len({case.name for case in suite.cases(Selection("fwd"))}) == 2 * len(shapes)
+
+
+def test_the_skinny_suite_is_the_issue_s_table() -> None:
+    suite = load_suite("skinny")
+    names = [case.name for case in suite.cases(Selection("fwd"))]
+    assert len(names) == 40
+    assert {"1x4096x4096/relu", "96x11008x4096/relu", "256x4096x11008/relu"} <= set(names)
+    assert suite.default_peers("fwd") == ("eager", "cublaslt")
+
+
+def test_quack_is_skipped_where_it_is_not_installed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "quack", None)
+    quack_peer._modules.cache_clear()
+    args = ("--shapes", "8x8x8", "--pass", "fwd", "--dtype", "bf16", "--activation", "relu")
+    assert bench("linear", *args, "--peers", "eager,quack", "--out", "a.csv") == 0
+    assert "QuACK is not installed" in capsys.readouterr().out
+    assert {r["peer"] for r in results.read_rows(Path("a.csv"))} == {"eager"}
+
+
+def test_the_best_configuration_of_a_peer_serves() -> None:
+    calls: list[str] = []
+
+    def candidate(name: str, loops: int) -> Any:
+        def call(x: torch.Tensor, *_: Any) -> torch.Tensor:
+            calls.append(name)
+            if name == "refuses":
+                raise RuntimeError("no such tile")
+            for _ in range(loops):
+                x = x + 0
+            return x
+
+        return lambda: call
+
+    swapped = quack_peer.SWAPPED[0]
+    makers = {(1,): candidate("slow", 300), (2,): candidate("fast", 1)}
+    makers |= {(3,): candidate("refuses", 1), swapped: candidate("swapped", 0)}
+    best = quack_peer.BestOf(makers)
+    best(torch.ones(1000, 8))
+    calls.clear()
+    best(torch.ones(1000, 8))
+    assert calls == ["fast"]
+    narrow = quack_peer.BestOf({swapped: candidate("swapped", 0)})
+    narrow(torch.ones(8, 8))
+    with pytest.raises(PeerUnavailableError, match="refuses this case: RuntimeError: no such tile"):
+        quack_peer.BestOf({(3,): candidate("refuses", 1)})(torch.ones(8, 8))
+
+
 @pytest.mark.gpu
 def test_gpu_run_fills_every_column() -> None:
     args = ("--shapes", "256x128x64", "--activation", "relu", "--dtype", "bf16", "--rounds", "3")
@@ -190,7 +247,7 @@ def test_linear_cases_cover_the_baselines() -> None:
     suite = load_suite("linear")
     forward = {case.name for case in suite.cases(Selection("fwd"))}
     assert {"8192x4096x1024/relu", "1x4096x4096/gelu_tanh", "3000x1000x520/relu"} <= forward
-    assert len(forward) == 2 * len(linear_suite.FORWARD_SHAPES)
+    assert len(forward) == 2 * len(linear_suite.forward_shapes())
     assert len(suite.cases(Selection("step"))) == 9
 
 

@@ -119,6 +119,51 @@ def test_summary_bars() -> None:
     assert "no data  fp32_high over cuBLAS" in text
 
 
+def gemm_row(case: str, peer: str, speedup: str, suite: str = "linear", **more: str) -> Any:
+    return row(f"{case}", suite=suite, peer=peer, speedup=speedup, **more)
+
+
+def test_gemm_bars_sort_the_shapes() -> None:
+    rows = [
+        gemm_row("8192x4096x1024/relu", "cublaslt", "1.30"),
+        gemm_row("8192x4096x1024/gelu_tanh", "cublaslt", "1.25"),
+        gemm_row("8192x4096x4096/relu", "cublaslt", "0.97"),
+        gemm_row("512x512x512/relu", "cublaslt", "1.10"),
+        gemm_row("512x512x512/silu", "cublaslt", "0.10"),  # not of the bar
+        gemm_row("8192x4096x1024/relu", "quack", "1.02"),
+        gemm_row("16x4096x4096/relu", "cublaslt", "1.30", "skinny"),
+        gemm_row("256x4096x4096/relu", "cublaslt", "0.50", "skinny"),  # not of the bar
+    ]
+    text = "\n".join(report.bars(rows, []))
+    for line in (
+        "pass     fwd relu, gelu_tanh over cublaslt, M >= 2048, K <= 1536, geomean >= 1.25: 1.275 ",
+        "pass     fwd relu, gelu_tanh over cublaslt, M >= 2048, K <= 1536, every case >= 1.00: 1.2",
+        "FAIL     fwd relu, gelu_tanh over cublaslt, M >= 2048, K > 1536, geomean >= 1.04: 0.970",
+        "pass     fwd relu, gelu_tanh over cublaslt, M < 2048, geomean >= 1.05: 1.100 over 1",
+        "FAIL     fwd relu, gelu_tanh over QuACK, geomean >= 1.03: 1.020 over 1",
+        "pass     skinny M <= 128 over cublaslt, geomean >= 1.20: 1.300 over 1",
+        "no data  mlp step over the better of eager and compile, geomean >= 1.13",
+    ):
+        assert line in text
+
+
+def test_step_bars_take_the_better_peer_and_the_memory() -> None:
+    def step(peer: str, speedup: str, case: str) -> Any:
+        memory = {"ours_extra_mb": "70", "peer_extra_mb": "100"}
+        return gemm_row(case, peer, speedup, "mlp", **{"pass": "step"}, **memory)
+
+    rows = [
+        step("eager", "1.30", "T16384_d1024_h4096/gelu_tanh"),
+        step("compile", "1.10", "T16384_d1024_h4096/gelu_tanh"),
+        step("eager", "1.20", "T8192_d4096_h16384/gelu_tanh"),
+    ]
+    text = "\n".join(report.bars(rows, []))
+    better = "mlp step over the better of eager and compile"
+    assert f"pass     {better}, geomean >= 1.13: 1.149 over 2" in text
+    assert f"pass     {better}, every case >= 1.03: 1.100 over 2" in text
+    assert "pass     mlp step eager's memory / ours, every case >= 1.33: 1.429 over 2" in text
+
+
 def test_summary_command(capsys: pytest.CaptureFixture[str]) -> None:
     results.merge_rows(Path("linear.csv"), [row(), row(case="64x64x64/relu", speedup="0.6")])
     assert cli.main(["--summary", "linear.csv"]) == 0

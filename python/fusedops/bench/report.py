@@ -80,19 +80,22 @@ def _worst(rows: Sequence[Row]) -> str:
 
 
 def bars(rows: Sequence[Row], errors: Sequence[Row]) -> list[str]:
-    """The bars of the issue, each `pass`, `FAIL` or `no data`."""
+    """The bars of the issues, each `pass`, `FAIL` or `no data`."""
+    from fusedops.bench.bars import gemm_bars
+
     return [
-        *_linear_bars(_select(rows, suite="linear")),
-        *_fp32_bars(_select(rows, suite="fp32"), errors),
-        *_host_bars(_select(rows, suite="host")),
+        *_linear_bars(select(rows, suite="linear")),
+        *_fp32_bars(select(rows, suite="fp32"), errors),
+        *_host_bars(select(rows, suite="host")),
+        *gemm_bars(rows),
     ]
 
 
-def _select(rows: Sequence[Row], **wanted: str) -> list[Row]:
+def select(rows: Sequence[Row], **wanted: str) -> list[Row]:
     return [row for row in rows if all(row[key] == value for key, value in wanted.items())]
 
 
-def _bar(name: str, values: Sequence[float], of: Callable[..., float], least: float) -> str:
+def bar(name: str, values: Sequence[float], of: Callable[..., float], least: float) -> str:
     if not values:
         return f"  no data  {name} >= {least:.2f}"
     value = of(values)
@@ -101,26 +104,26 @@ def _bar(name: str, values: Sequence[float], of: Callable[..., float], least: fl
 
 
 def _linear_bars(rows: Sequence[Row]) -> list[str]:
-    forward = _select(rows, dtype="bf16", **{"pass": "fwd"})
+    forward = select(rows, dtype="bf16", **{"pass": "fwd"})
     relu = [row for row in forward if activation(row) == "relu"]
-    lt = [speedup(r) for r in _select(relu, peer="cublaslt") if first_size(r) >= LARGE_M]
-    eager = [speedup(row) for row in _select(relu, peer="eager")]
+    lt = [speedup(r) for r in select(relu, peer="cublaslt") if first_size(r) >= LARGE_M]
+    eager = [speedup(row) for row in select(relu, peer="eager")]
     # gelu_tanh over relu: measured side by side by the peer ours_relu.
     gelu = [
         speedup(row)
-        for row in _select(forward, peer="ours_relu")
+        for row in select(forward, peer="ours_relu")
         if activation(row) == "gelu_tanh" and shape(row)[2] >= 512
     ]
     best: dict[str, float] = {}
-    for row in _select(rows, dtype="bf16", **{"pass": "step"}):
+    for row in select(rows, dtype="bf16", **{"pass": "step"}):
         if row["peer"] in ("eager", "compile"):
             best[row["case"]] = min(speedup(row), best.get(row["case"], math.inf))
     return [
-        _bar(f"fwd relu bf16 over cublaslt, M >= {LARGE_M}, geomean", lt, geomean, 1.06),
-        _bar(f"fwd relu bf16 over cublaslt, M >= {LARGE_M}, every case", lt, min, 0.90),
-        _bar("fwd relu bf16 over eager, all cases, geomean", eager, geomean, 1.25),
-        _bar("fwd bf16 relu time / gelu_tanh time, K >= 512, every case", gelu, min, 1 / 1.05),
-        _bar(
+        bar(f"fwd relu bf16 over cublaslt, M >= {LARGE_M}, geomean", lt, geomean, 1.06),
+        bar(f"fwd relu bf16 over cublaslt, M >= {LARGE_M}, every case", lt, min, 0.90),
+        bar("fwd relu bf16 over eager, all cases, geomean", eager, geomean, 1.25),
+        bar("fwd bf16 relu time / gelu_tanh time, K >= 512, every case", gelu, min, 1 / 1.05),
+        bar(
             "step bf16 over the better of eager and compile, geomean",
             [*best.values()],
             geomean,
@@ -132,15 +135,13 @@ def _linear_bars(rows: Sequence[Row]) -> list[str]:
 def _fp32_bars(rows: Sequence[Row], errors: Sequence[Row]) -> list[str]:
     lines = []
     for dtype, least in (("fp32_highest", 1.5), ("fp32_high", 0.95)):
-        found = _select(rows, dtype=dtype, peer="eager", case="4096x4096x4096/relu")
-        lines.append(
-            _bar(f"{dtype} over cuBLAS at 4096^3", [speedup(r) for r in found], min, least)
-        )
+        found = select(rows, dtype=dtype, peer="eager", case="4096x4096x4096/relu")
+        lines.append(bar(f"{dtype} over cuBLAS at 4096^3", [speedup(r) for r in found], min, least))
     by_case: dict[str, dict[str, float]] = defaultdict(dict)
-    for row in _select(errors, dtype="fp32_highest"):
+    for row in select(errors, dtype="fp32_highest"):
         by_case[row["case"]][row["contender"]] = float(row["rel_error"])
     ratios = [e["eager"] / e["ours"] for e in by_case.values() if e.keys() >= {"eager", "ours"}]
-    lines.append(_bar("fp32_highest cuBLAS error / our error, every case", ratios, min, 1.0))
+    lines.append(bar("fp32_highest cuBLAS error / our error, every case", ratios, min, 1.0))
     return lines
 
 
@@ -150,8 +151,8 @@ def _host_bars(rows: Sequence[Row]) -> list[str]:
         return [float(row["peer_us"]) - float(row["ours_us"]) for row in found]
 
     return [
-        _bar("host eager us - our us, with grad", spare("/grad"), min, -5.0),
-        _bar("host eager us - our us, without grad", spare("/nograd"), min, 0.0),
+        bar("host eager us - our us, with grad", spare("/grad"), min, -5.0),
+        bar("host eager us - our us, without grad", spare("/nograd"), min, 0.0),
     ]
 
 

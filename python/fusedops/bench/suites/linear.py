@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fusedops.bench.suite import Call, Case, PeerUnavailableError, Selection, Suite, Work
+from fusedops.bench.suites.quack_peer import QUACK_ACTIVATIONS, quack_linear
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,6 +49,46 @@ FORWARD_SHAPES = (
     (16, 11008, 4096),
     (64, 8192, 1024),
 )
+# M, N, K of layers of real models: tokens, pixels, points or samples, times weights.
+MODEL_SHAPES = {
+    # batch x sequence 32 x 512, 8 x 512, 2 x 512
+    "BERT base": ((16384, 2304, 768), (16384, 768, 768), (4096, 3072, 768), (1024, 768, 3072)),
+    "BERT large": (
+        (16384, 4096, 1024),
+        (16384, 1024, 4096),
+        (8192, 3072, 1024),
+        (1024, 1024, 1024),
+    ),
+    "GPT-2": ((8192, 2304, 768), (8192, 768, 3072), (4096, 50304, 768)),
+    "GPT-2 medium, large, XL": (
+        *((8192, 3072, 1024), (8192, 5120, 1280), (8192, 1280, 5120)),
+        *((8192, 6400, 1600), (8192, 1600, 6400), (1024, 4800, 1600)),
+    ),
+    "GPT-3 2.7B, 6.7B, 13B": (
+        *((2048, 10240, 2560), (4096, 16384, 4096), (4096, 4096, 16384)),
+        *((2048, 20480, 5120), (2048, 15360, 5120)),
+    ),
+    "Llama 1B, 8B, 70B over 8": (
+        *((8192, 8192, 2048), (8192, 2048, 8192), (8192, 6144, 4096), (8192, 14336, 4096)),
+        *((8192, 4096, 14336), (512, 14336, 4096), (4096, 3584, 8192), (4096, 8192, 3584)),
+    ),
+    # 64 images, 14 x 14 patches and a class token where the model has one
+    "ViT-S, B, L, H": (
+        *((12608, 1152, 384), (12608, 1536, 384), (12608, 384, 1536), (12544, 2304, 768)),
+        *((12544, 768, 3072), (12608, 4096, 1024), (12608, 1024, 4096)),
+        *((16448, 5120, 1280), (16448, 1280, 5120), (197, 3072, 768)),
+    ),
+    "Swin-T": ((200704, 384, 96), (200704, 96, 384), (50176, 768, 192), (12544, 384, 1536)),
+    # 32 clouds: groups x neighbours, points
+    "PointNet++": (
+        *((524288, 64, 64), (524288, 128, 64), (262144, 128, 128), (262144, 256, 128)),
+        *((4096, 512, 256), (4096, 1024, 512), (65536, 128, 128), (32, 512, 1024)),
+    ),
+    "DLRM, DCN": (
+        *((32768, 256, 512), (32768, 64, 256), (32768, 1024, 480), (32768, 1024, 1024)),
+        *((32768, 512, 1024), (8192, 1024, 2048), (2048, 512, 1024), (2048, 256, 512)),
+    ),
+}
 STEP_CASES = (
     ((8192, 4096, 1024), "relu"),
     ((8192, 1024, 4096), "relu"),
@@ -83,7 +124,7 @@ class LinearSuite(Suite):
     def cases(self, selection: Selection) -> list[Case]:
         if selection.shapes or selection.pass_ == "fwd":
             activations = selection.activations or ("relu", "gelu_tanh")
-            pairs = [(s, a) for s in selection.shapes or FORWARD_SHAPES for a in activations]
+            pairs = [(s, a) for s in selection.shapes or forward_shapes() for a in activations]
         else:
             wanted = selection.activations or ACTIVATIONS
             pairs = [(shape, a) for shape, a in STEP_CASES if a in wanted]
@@ -107,7 +148,8 @@ class LinearSuite(Suite):
     def peers(self, case: Case, pass_: str) -> tuple[str, ...]:
         if pass_ != "fwd":
             return ("eager", *COMPILE_MODES)
-        fused = ("cublaslt",) if case["activation"] in ("relu", "gelu_tanh") else ()
+        fused = ["cublaslt"] if case["activation"] in ("relu", "gelu_tanh") else []
+        fused += ["quack"] if case["activation"] in QUACK_ACTIVATIONS else []
         # Ours with relu beside ours with another activation: what the activation costs.
         relu = ("ours_relu",) if case["activation"] not in ("relu", "none") else ()
         return ("eager", *fused, *relu, *COMPILE_MODES)
@@ -125,6 +167,8 @@ class LinearSuite(Suite):
             if device.type != "cuda":
                 raise PeerUnavailableError("needs a GPU")
             return cublaslt_linear(case["activation"])
+        if name == "quack":
+            return quack_linear(case["activation"])
         if name == "ours_relu":
             return fused_linear("relu")
         raise PeerUnavailableError(f"the suite has no peer {name!r}")
@@ -139,6 +183,12 @@ class LinearSuite(Suite):
         backward = (m * n + 2 * (m * k + n * k) + n) * size
         saved = m * n * size if case["activation"] != "none" else 0
         return Work(forward + backward + saved, 6 * m * n * k)
+
+
+def forward_shapes() -> list[tuple[int, int, int]]:
+    """The baselines' shapes, then the models', each once."""
+    models = [shape for shapes in MODEL_SHAPES.values() for shape in shapes]
+    return list(dict.fromkeys([*FORWARD_SHAPES, *models]))
 
 
 def linear_case(shape: tuple[int, ...], activation: str) -> Case:

@@ -1,0 +1,75 @@
+"""The bars of the GEMM half against the fastest peers: linear, mlp, gated_mlp, skinny."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from fusedops.bench.report import LARGE_M, activation, bar, geomean, select, shape, speedup
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fusedops.bench.results import Row
+
+SMALL_K = 1536  # up to here the epilogue decides, above it the power limit
+SKINNY_M = 128
+MEMORY_SHARE = 0.75  # of eager's extra memory
+# suite, geomean, every case: a training step over the better of eager and torch.compile
+STEP_BARS = (("linear", 1.20, 1.00), ("mlp", 1.13, 1.03), ("gated_mlp", 1.10, 1.02))
+
+
+def gemm_bars(rows: Sequence[Row]) -> list[str]:
+    """Lines as report.bars has them; bf16."""
+    half = select(rows, dtype="bf16")
+    lines = _forward_bars(select(half, suite="linear", **{"pass": "fwd"}))
+    for suite, mean, least in STEP_BARS:
+        step = select(half, suite=suite, **{"pass": "step"})
+        lines += _pair(
+            f"{suite} step over the better of eager and compile", best(step), mean, least
+        )
+    memory = [
+        float(row["peer_extra_mb"]) / float(row["ours_extra_mb"])
+        for row in select(half, suite="mlp", peer="eager", **{"pass": "step"})
+        if float(row["ours_extra_mb"] or 0) > 0 and row["peer_extra_mb"]
+    ]
+    lines.append(bar("mlp step eager's memory / ours, every case", memory, min, 1 / MEMORY_SHARE))
+    skinny = [
+        speedup(row)
+        for row in select(half, suite="skinny", peer="cublaslt")
+        if shape(row)[0] <= SKINNY_M
+    ]
+    return lines + _pair(f"skinny M <= {SKINNY_M} over cublaslt", skinny, 1.20, 1.00)
+
+
+def best(rows: Sequence[Row]) -> list[float]:
+    """The speed-up over the better of eager and torch.compile, per case."""
+    cases: dict[str, float] = {}
+    for row in rows:
+        if row["peer"] in ("eager", "compile"):
+            cases[row["case"]] = min(speedup(row), cases.get(row["case"], math.inf))
+    return [*cases.values()]
+
+
+def _forward_bars(rows: Sequence[Row]) -> list[str]:
+    fused = [row for row in rows if activation(row) in ("relu", "gelu_tanh") and shape(row)]
+    lt = select(fused, peer="cublaslt")
+    large = [row for row in lt if shape(row)[0] >= LARGE_M]
+    groups = (
+        (f"M >= {LARGE_M}, K <= {SMALL_K}", [r for r in large if shape(r)[2] <= SMALL_K], 1.25, 1),
+        (f"M >= {LARGE_M}, K > {SMALL_K}", [r for r in large if shape(r)[2] > SMALL_K], 1.04, 0.98),
+        (f"M < {LARGE_M}", [r for r in lt if shape(r)[0] < LARGE_M], 1.05, 0.97),
+    )
+    lines: list[str] = []
+    for name, members, mean, least in groups:
+        values = [speedup(row) for row in members]
+        lines += _pair(f"fwd relu, gelu_tanh over cublaslt, {name}", values, mean, least)
+    quack = [speedup(row) for row in select(fused, peer="quack")]
+    return [*lines, bar("fwd relu, gelu_tanh over QuACK, geomean", quack, geomean, 1.03)]
+
+
+def _pair(name: str, values: Sequence[float], mean: float, least: float) -> list[str]:
+    return [
+        bar(f"{name}, geomean", values, geomean, mean),
+        bar(f"{name}, every case", values, min, least),
+    ]
