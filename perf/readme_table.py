@@ -39,6 +39,8 @@ ROWS = (
     ("host", "linear/64x64x64/relu/nograd", "bf16", "fwd"),
     ("host", "linear/64x64x64/relu/grad", "bf16", "fwd"),
 )
+# Of `python -m fusedops bench --plot`.
+PLOTS = ("linear_fwd_speedup", "linear_fwd_roofline", "linear_step_speedup", "skinny_fwd_speedup")
 PASSES = {"fwd": "forward", "step": "forward + backward"}
 
 
@@ -56,8 +58,19 @@ def render(folder: Path) -> str:
         found = [r for r in rows if (r["suite"], r["case"], r["dtype"], r["pass"]) == key]
         if found:
             lines.append(_line(found))
-    lines += [*_geomeans(rows), "", _links(folder)]
+    lines += [*_geomeans(rows), "", *_images(folder), _links(folder)]
     return "\n".join(lines)
+
+
+def _images(folder: Path) -> list[str]:
+    """The committed plots, two in a line."""
+    files = [folder / "plots" / f"{name}.svg" for name in PLOTS]
+    images = [
+        f'<img src="{_relative(file)}" width="49%" alt="{file.stem.replace("_", " ")}">'
+        for file in files
+        if file.exists()
+    ]
+    return ["<p>", *images, "</p>", ""] if images else []
 
 
 def _stamp(rows: Sequence[Row]) -> str:
@@ -111,9 +124,13 @@ def _geomeans(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
+def _relative(path: Path) -> Path:
+    where = path.resolve()
+    return where.relative_to(ROOT) if where.is_relative_to(ROOT) else path
+
+
 def _links(folder: Path) -> str:
-    where = folder.resolve()
-    relative = where.relative_to(ROOT) if where.is_relative_to(ROOT) else folder
+    relative = _relative(folder)
     return f"All cases: [`{relative}`]({relative})."
 
 

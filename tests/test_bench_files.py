@@ -174,10 +174,11 @@ def test_summary_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_compare_lists_regressions(capsys: pytest.CaptureFixture[str]) -> None:
     results.merge_rows(Path("old.csv"), [row(speedup="1.5"), row(peer="compile")])
-    results.merge_rows(Path("new.csv"), [row(speedup="1.2"), row(peer="compile")])
+    new = [row(speedup="1.2"), row(peer="compile"), row(peer="quack")]
+    results.merge_rows(Path("new.csv"), new)
     assert cli.main(["--compare", "old.csv", "--out", "new.csv"]) == 0
     out = capsys.readouterr().out
-    assert "0 better, 1 worse" in out
+    assert "0 better, 1 worse; 0 rows only then, 1 only now" in out
     assert "speed-up 1.5 -> 1.2" in out
 
 
@@ -191,6 +192,31 @@ def test_plots() -> None:
     results.merge_rows(Path("r/linear.csv"), rows)
     names = {p.name for p in plot.plot([Path("r/linear.csv")])}
     assert names == {f"linear_fwd_{k}.{s}" for k in ("speedup", "roofline") for s in plot.FORMATS}
+
+
+def test_a_heat_map_has_a_line_per_shape_and_a_panel_per_screenful(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(plot, "PANEL_LINES", 2)
+    rows = [
+        row(f"{m}x64x64/{act}", peer=peer)
+        for m in (1, 2, 3)
+        for act in ("relu", "gelu_tanh")
+        for peer in ("eager", "cublaslt", "ours_relu")
+    ]
+    panels = plot._heat_map(rows).axes
+    lines = [[tick.get_text() for tick in axes.get_yticklabels()] for axes in panels]
+    assert lines == [["1x64x64", "2x64x64"], ["3x64x64"]]
+    columns = [tick.get_text() for tick in panels[0].get_xticklabels()]
+    assert columns == [
+        "gelu_tanh bf16 cublaslt",
+        "gelu_tanh bf16 eager",
+        "relu bf16 cublaslt",
+        "relu bf16 eager",
+    ]
+    assert plot._cell(row("linear/64x64x64/relu/grad", suite="host"))[1] == "bf16 eager"
+    assert plot._cell(row("knn/B8_N1024", suite="points"))[0] == "knn/B8_N1024"
 
 
 # ---- scripts ----
@@ -278,6 +304,17 @@ def test_readme_table_renders_from_the_csv() -> None:
     assert updated.endswith("b\n")
     with pytest.raises(ValueError, match="markers"):
         script.replace("nothing", table)
+
+
+def test_readme_shows_the_plots_that_are_there() -> None:
+    script = load_script("readme_table")
+    results.merge_rows(Path("h200/linear.csv"), [row()])
+    assert "<img" not in script.render(Path("h200"))
+    Path("h200/plots").mkdir()
+    Path("h200/plots/linear_fwd_speedup.svg").write_text("<svg/>")
+    table = script.render(Path("h200"))
+    assert table.count("<img") == 1
+    assert 'src="h200/plots/linear_fwd_speedup.svg"' in table
 
 
 def test_committed_readme_is_up_to_date() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import random
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -424,7 +425,11 @@ def _time(
     rounds: int,
     device: torch.device,
 ) -> list[float]:
-    """Median us of each plan over interleaved rounds, the order rotated from round to round."""
+    """Median us of each plan over interleaved rounds, in another order each round.
+
+    NOTE: shuffled, not rotated: a plan that always follows the same one inherits its cache and
+    clocks, which was worth 2 % between two runs of one kernel.
+    """
     from .bench.backlog import sample
 
     calls = [
@@ -433,8 +438,7 @@ def _time(
     ]
     samples: list[list[float]] = [[] for _ in calls]
     for round_ in range(rounds):
-        shift = round_ * len(calls) // rounds
-        order = [*range(shift, len(calls)), *range(shift)]
+        order = random.Random(round_).sample(range(len(calls)), len(calls))
         for i, us in zip(order, sample([calls[i] for i in order], sets, device), strict=True):
             samples[i].append(us)
     return [statistics.median(values) for values in samples]

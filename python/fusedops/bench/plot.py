@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from fusedops.bench.report import speedup
+from fusedops.bench.report import shape, speedup
 from fusedops.bench.results import NO_PEER, Row, read_rows
 
 if TYPE_CHECKING:
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FORMATS = ("svg", "png")
+PANEL_LINES = 48
 
 
 def plot(paths: Sequence[Path]) -> list[Path]:
@@ -21,6 +22,7 @@ def plot(paths: Sequence[Path]) -> list[Path]:
 
     matplotlib.use("Agg")
     matplotlib.rcParams["svg.hashsalt"] = "fusedops"  # the same CSV gives the same file
+    matplotlib.rcParams["svg.fonttype"] = "none"  # text as text: a fifth of the size
     written: list[Path] = []
     for path in paths:
         groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
@@ -50,32 +52,50 @@ def _save(figure: Any, folder: Path, stem: str) -> list[Path]:
     return files
 
 
+def _cell(row: Row) -> tuple[str, str]:
+    """Where a row stands: (line, column). A GEMM's activation goes across, beside its peers."""
+    name, _, last = row["case"].rpartition("/")
+    if row["suite"] != "host" and shape(row) and name:
+        return name, f"{last} {row['dtype']} {row['peer']}"
+    return row["case"], f"{row['dtype']} {row['peer']}"
+
+
 def _heat_map(rows: Sequence[Row]) -> Any:
-    """Cases down, dtype and peer across, the speed-up in each cell."""
+    """Cases down, in as many panels as it takes; the speed-up in each cell."""
+    rows = [row for row in rows if not row["peer"].startswith("ours")]
     if not rows:
         return None
-    import numpy as np
-    from matplotlib import colors, pyplot
+    from matplotlib import pyplot
 
-    cases = list(dict.fromkeys(row["case"] for row in rows))
-    columns = sorted({f"{row['dtype']} {row['peer']}" for row in rows})
-    values = np.full((len(cases), len(columns)), np.nan)
-    for row in rows:
-        values[cases.index(row["case"]), columns.index(f"{row['dtype']} {row['peer']}")] = speedup(
-            row
-        )
-    figure, axes = pyplot.subplots(figsize=(2.5 + 0.9 * len(columns), 1.5 + 0.26 * len(cases)))
-    norm = colors.TwoSlopeNorm(1.0, vmin=0.5, vmax=2.0)
-    axes.imshow(values, cmap="RdYlGn", norm=norm, aspect="auto")
-    axes.set_xticks(range(len(columns)), columns, rotation=40, ha="right")
-    axes.set_yticks(range(len(cases)), cases, fontsize=8)
-    for (i, j), value in np.ndenumerate(values):
-        if not np.isnan(value):
-            axes.text(j, i, f"{value:.2f}", ha="center", va="center", fontsize=7)
-    axes.set_title(
-        f"{rows[0]['suite']} {rows[0]['pass']} on {rows[0]['gpu']}: speed-up over", fontsize=10
-    )
+    cells = {_cell(row): speedup(row) for row in rows}
+    lines = list(dict.fromkeys(line for line, _ in cells))
+    columns = sorted({column for _, column in cells})
+    count = -(-len(lines) // PANEL_LINES)
+    per_panel = -(-len(lines) // count)
+    size = (count * (1.6 + 0.55 * len(columns)), 1.6 + 0.2 * per_panel)
+    figure, panels = pyplot.subplots(1, count, figsize=size, squeeze=False, layout="constrained")
+    for panel, axes in enumerate(panels[0]):
+        part = lines[panel * per_panel : (panel + 1) * per_panel]
+        _panel(axes, [[cells.get((line, column)) for column in columns] for line in part])
+        axes.set_xticks(range(len(columns)), columns, rotation=60, ha="right", fontsize=8)
+        axes.set_yticks(range(len(part)), part, fontsize=7)
+        axes.set_ylim(per_panel - 0.5, -0.5)  # lines of the same height in every panel
+    title = f"{rows[0]['suite']} {rows[0]['pass']} on {rows[0]['gpu']}: speed-up over"
+    figure.suptitle(title, fontsize=10)
     return figure
+
+
+def _panel(axes: Any, values: Sequence[Sequence[float | None]]) -> None:
+    from matplotlib import colors
+
+    filled = [[float("nan") if v is None else v for v in line] for line in values]
+    norm = colors.TwoSlopeNorm(1.0, vmin=0.5, vmax=2.0)
+    axes.imshow(filled, cmap="RdYlGn", norm=norm, aspect="auto")
+    for i, line in enumerate(values):
+        for j, value in enumerate(line):
+            if value is not None:
+                axes.text(j, i, f"{value:.2f}", ha="center", va="center", fontsize=7)
+    axes.spines[:].set_visible(False)
 
 
 def _roofline(rows: Sequence[Row]) -> Any:

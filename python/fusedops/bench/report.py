@@ -183,7 +183,8 @@ def compare(old_path: Path, new_paths: Sequence[Path]) -> str:
     better = sum(ratio > 1 / REGRESSION for ratio in ratios.values())
     lines = [
         f"compare: {len(shared)} rows, speed-up now / then {geomean(ratios.values()):.3f}; "
-        f"{better} better, {len(worse)} worse"
+        f"{better} better, {len(worse)} worse; {len(old) - len(shared)} rows only then, "
+        f"{len(new) - len(shared)} only now"
     ]
     lines += [
         f"  {ratios[key]:.3f}  {' '.join(key)}: speed-up {old[key]['speedup']} -> "
