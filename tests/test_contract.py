@@ -186,7 +186,7 @@ def test_a_wrong_dtype_names_op_and_argument(device, op):
     schema = overload(op)._schema
     arguments = list(samples(op, device, codes=[1])[0])
     first = schema.arguments[1 if op == "linear_backward" else 0].name
-    public = op.removesuffix("_preact")
+    public = op.removesuffix("_preact").removesuffix("_forward")
     ints = [a.to(torch.int32) if isinstance(a, torch.Tensor) else a for a in arguments]
     text = rf"^{public}: {first} must be float16, bfloat16, float32 or float64; got int32$"
     for to in (device, "meta"):

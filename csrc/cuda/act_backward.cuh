@@ -69,6 +69,28 @@ struct ActBackwardRows {
   }
 };
 
+// Adds the sums of the block's threads over its rows of threads, in order, into one row of partial
+// sums. shared: kActBackwardThreads * kVec elements.
+template <int kVec, class C>
+__device__ __forceinline__ void block_column_sums(const C (&sum)[kVec], C* shared,
+                                                  C* partial_row,  // (cols,)
+                                                  int64_t cols, int threads_x) {
+  const int tx = threadIdx.x % threads_x;
+  const int ty = threadIdx.x / threads_x;
+  const int threads_y = kActBackwardThreads / threads_x;
+  const int width = threads_x * kVec;
+#pragma unroll
+  for (int i = 0; i < kVec; ++i) shared[ty * width + tx * kVec + i] = sum[i];
+  __syncthreads();
+  for (int c = threadIdx.x; c < width; c += kActBackwardThreads) {
+    const int64_t column = int64_t{blockIdx.x} * width + c;
+    if (column >= cols) break;
+    double total = 0;  // NOTE: a chain of fp32 sums would be less exact than torch's tree
+    for (int y = 0; y < threads_y; ++y) total += shared[y * width + c];
+    partial_row[column] = static_cast<C>(total);
+  }
+}
+
 // kWriteDz = false: only the column sums (activation none). partial: (row_blocks, cols) or null
 // when no bias gradient.
 template <class T, int kVec, bool kWriteDz, Activation kActivation>
@@ -109,18 +131,7 @@ __global__ void __launch_bounds__(kActBackwardThreads)
   }
   if (partial == nullptr) return;
 
-  // Column sums of the block: rows of threads in order.
-  const int width = threads_x * kVec;
-#pragma unroll
-  for (int i = 0; i < kVec; ++i) shared[ty * width + tx * kVec + i] = sum[i];
-  __syncthreads();
-  for (int c = threadIdx.x; c < width; c += kActBackwardThreads) {
-    const int64_t column = int64_t{blockIdx.x} * width + c;
-    if (column >= shape.cols) break;
-    double total = 0;  // NOTE: a chain of fp32 sums would be less exact than torch's tree
-    for (int y = 0; y < threads_y; ++y) total += shared[y * width + c];
-    partial[blockIdx.y * shape.cols + column] = static_cast<C>(total);
-  }
+  block_column_sums(sum, shared, partial + blockIdx.y * shape.cols, shape.cols, threads_x);
 }
 
 inline constexpr int kColumnSumX = 32, kColumnSumY = 16;

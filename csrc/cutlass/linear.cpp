@@ -3,49 +3,15 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <tuple>
-#include <vector>
 
-#include "common/linear_check.h"
-#include "cuda/act_backward.h"
-#include "cutlass/gemm_launch.h"
+#include "cutlass/linear_parts.h"
 
 namespace fusedops {
 namespace {
 
 using torch::stable::new_empty;
 
-Tensor empty_like_rows(const Tensor& x,  // (..., K)
-                       int64_t n) {      // -> (..., n)
-  const auto sizes = x.sizes();
-  std::vector<int64_t> shape(sizes.begin(), sizes.end());
-  shape.back() = n;
-  return new_empty(x, shape);
-}
-
-MatrixView matrix_view(const Tensor& t) {
-  return {t.const_data_ptr(), t.size(0), t.size(1), t.stride(0), t.stride(1)};
-}
-
-// A bias that kernels can read in 16-byte accesses.
-const Tensor* readable_bias(const std::optional<Tensor>& bias, Tensor& holder) {
-  if (!bias) return nullptr;
-  const bool contiguous = bias->size(0) <= 1 || bias->stride(0) == 1;
-  const bool aligned = reinterpret_cast<uintptr_t>(bias->const_data_ptr()) % 16 == 0;
-  holder = contiguous && aligned ? *bias : torch::stable::clone(torch::stable::contiguous(*bias));
-  return &holder;
-}
-
 // ---- forward ----
-
-Tensor forward(const GemmCall& shape_and_math, const std::optional<Tensor>& bias, const Tensor& y,
-               const Tensor* z, const LaunchScope& scope) {
-  GemmCall call = shape_and_math;
-  Tensor bias_holder;
-  call.bias = readable_bias(bias, bias_holder);
-  call.epilogue = z ? Epilogue::kPreact : Epilogue::kFused;
-  run_gemm(call, y, z, scope);
-  return y;
-}
 
 GemmCall linear_call(const Tensor& x, const Tensor& weight, const LinearShape& shape,
                      bool allow_tf32, Tensor& holder) {
@@ -63,9 +29,10 @@ Tensor linear(const Tensor& x,                    // (..., K)
               int64_t activation, bool allow_tf32) {
   const LinearShape shape = check_linear("linear", x, weight, bias, activation);
   const LaunchScope scope("linear", x);
+  const Tensor y = empty_like_rows(x, shape.n);
   Tensor holder;
-  return forward(linear_call(x, weight, shape, allow_tf32, holder), bias,
-                 empty_like_rows(x, shape.n), nullptr, scope);
+  run_linear(linear_call(x, weight, shape, allow_tf32, holder), bias, y, nullptr, scope);
+  return y;
 }
 
 std::tuple<Tensor, Tensor> linear_preact(const Tensor& x,                    // (..., K)
@@ -76,7 +43,7 @@ std::tuple<Tensor, Tensor> linear_preact(const Tensor& x,                    // 
   const LaunchScope scope("linear", x);
   Tensor holder;
   const Tensor y = empty_like_rows(x, shape.n), z = empty_like_rows(x, shape.n);
-  forward(linear_call(x, weight, shape, allow_tf32, holder), bias, y, &z, scope);
+  run_linear(linear_call(x, weight, shape, allow_tf32, holder), bias, y, &z, scope);
   return {y, z};
 }
 
@@ -95,8 +62,9 @@ Tensor matmul(const Tensor& a,                    // (M, K)
               int64_t activation, bool allow_tf32) {
   const LinearShape shape = check_matmul("matmul", a, b, bias, activation);
   const LaunchScope scope("matmul", a);
-  return forward(matmul_call(a, b, shape, allow_tf32), bias, empty_like_rows(a, shape.n), nullptr,
-                 scope);
+  const Tensor y = empty_like_rows(a, shape.n);
+  run_linear(matmul_call(a, b, shape, allow_tf32), bias, y, nullptr, scope);
+  return y;
 }
 
 std::tuple<Tensor, Tensor> matmul_preact(const Tensor& a,                    // (M, K)
@@ -106,57 +74,11 @@ std::tuple<Tensor, Tensor> matmul_preact(const Tensor& a,                    // 
   const LinearShape shape = check_matmul("matmul", a, b, bias, activation);
   const LaunchScope scope("matmul", a);
   const Tensor y = empty_like_rows(a, shape.n), z = empty_like_rows(a, shape.n);
-  forward(matmul_call(a, b, shape, allow_tf32), bias, y, &z, scope);
+  run_linear(matmul_call(a, b, shape, allow_tf32), bias, y, &z, scope);
   return {y, z};
 }
 
 // ---- backward ----
-
-// Rows whose elements are contiguous, copied when they are not.
-MatrixView dense_rows(const Tensor& tensor, Tensor& holder) {
-  MatrixView view = rows_view(tensor, holder);
-  if (view.col_stride == 1 && (view.row_stride >= view.cols || view.rows <= 1)) return view;
-  holder = torch::stable::contiguous(tensor);
-  return {holder.const_data_ptr(), view.rows, view.cols, view.cols, 1};
-}
-
-// dz (null: not wanted) and dbias (null: not wanted) from dy and what forward saved.
-void run_act_backward(const char* op, const MatrixView& dy, const std::optional<Tensor>& saved,
-                      const LinearShape& shape, const Tensor* dz, const Tensor* dbias,
-                      const LaunchScope& scope) {
-  if (dbias && shape.n > 0 && shape.m == 0) torch::stable::zero_(const_cast<Tensor&>(*dbias));
-  if (shape.m == 0 || shape.n == 0 || (!dz && !dbias)) return;
-  ActBackward p{.dtype = shape.dtype,
-                .activation = shape.activation,
-                .rows = shape.m,
-                .cols = shape.n,
-                .dy = dy.data,
-                .dy_stride = dy.rows == 1 ? dy.cols : dy.row_stride};
-  Tensor holder;
-  if (saved_for_backward(shape.activation) != Saved::kNothing) {
-    const MatrixView view = dense_rows(*saved, holder);
-    p.saved = view.data;
-    p.saved_stride = view.rows == 1 ? view.cols : view.row_stride;
-  }
-  Tensor scratch, partial;
-  if (dz) {
-    p.dz = dz->mutable_data_ptr();
-  } else if (shape.activation != Activation::kNone) {
-    // NOTE: the bias gradient alone still needs act'; the one kernel that has it also writes dz.
-    scratch = torch::stable::empty({shape.m, shape.n}, scalar_type_of(shape.dtype), std::nullopt,
-                                   dbias->device());
-    p.dz = scratch.mutable_data_ptr();
-  }
-  if (dbias) {
-    p.dbias = dbias->mutable_data_ptr();
-    p.dbias_fp32 = dbias->scalar_type() == ScalarType::Float;
-    partial =
-        new_empty(*dbias, {act_backward_workspace(p, scope.facts().sm_count)}, ScalarType::Byte);
-    p.partial = partial.mutable_data_ptr();
-  }
-  const char* failure = act_backward(p, scope.context());
-  FUSEDOPS_CHECK(failure == nullptr, op, ": the launch failed: ", failure);
-}
 
 std::tuple<Tensor, Tensor> act_backward_bias_grad(const Tensor& dy,                    // (..., N)
                                                   const std::optional<Tensor>& saved,  // (..., N)
@@ -208,17 +130,7 @@ std::tuple<Tensor, Tensor, Tensor> linear_backward(const Tensor& dy,            
   if (need_dx) run_gemm(call, dx, nullptr, scope);
 
   // dweight = dz.T @ x
-  if (need_dweight) {
-    call.a = dz_view.transposed();
-    call.b = rows_view(x, x_holder);
-    const bool half = shape.dtype == DType::kFloat16 || shape.dtype == DType::kBFloat16;
-    call.epilogue = dweight_fp32 && half ? Epilogue::kAccumulator : Epilogue::kFused;
-    // NOTE: the fp64 kernels write fp64 only.
-    const bool narrow = dweight_fp32 && shape.dtype == DType::kFloat64;
-    const Tensor out = narrow ? new_empty(x, {shape.n, shape.k}) : dweight;
-    run_gemm(call, out, nullptr, scope);
-    if (narrow) torch::stable::copy_(dweight, out);
-  }
+  if (need_dweight) run_wgrad(call, dz_view, rows_view(x, x_holder), dweight, scope);
   return {dx, dweight, dbias};
 }
 

@@ -8,6 +8,7 @@ from . import _C, nn, points, reference
 from .explain import explain
 from .fuse import FuseReport, fuse
 from .linear import linear, matmul
+from .mlp import gated_mlp, mlp
 from .tune import tune
 
 __all__ = [
@@ -15,8 +16,10 @@ __all__ = [
     "FuseReport",
     "explain",
     "fuse",
+    "gated_mlp",
     "linear",
     "matmul",
+    "mlp",
     "nn",
     "points",
     "reference",

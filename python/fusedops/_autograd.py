@@ -20,6 +20,7 @@ from torch.autograd import forward_ad
 
 from . import _C  # noqa: F401  (registers torch.ops.fusedops)
 from ._compose import compose_dz, compose_linear_backward, no_autocast
+from ._main_grad import deliver, main_grad_owner
 from .activation import SAVES_OUTPUT, SAVES_PREACT
 
 _ops = torch.ops.fusedops
@@ -77,7 +78,9 @@ class LinearFunction(torch.autograd.Function):
         # parameter, alive anyway.
         master = weight if need_x and w is not weight else None
         ctx.save_for_backward(x if need_w else None, w if need_x else None, saved, master)
-        ctx.options = (code, allow_tf32, w is not weight and weight.dtype is torch.float32)
+        owner = main_grad_owner("linear", weight) if need_w else None
+        master_fp32 = w is not weight and weight.dtype is torch.float32
+        ctx.options = (code, allow_tf32, owner, owner is not None or master_fp32)
         if not need_w:
             ctx.x_shape = x.shape
         if not need_x:
@@ -87,7 +90,7 @@ class LinearFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None, dz: Tensor | None = None) -> Any:
         x, weight, saved, master = ctx.saved_tensors
-        code, allow_tf32, dweight_fp32 = ctx.options
+        code, allow_tf32, owner, dweight_fp32 = ctx.options
         need_x, need_w, need_b, _, _, _ = ctx.needs_input_grad
         if torch.is_grad_enabled() or dz is not None or dy is None:
             grad = dz if dy is None else dy
@@ -106,6 +109,8 @@ class LinearFunction(torch.autograd.Function):
         dx, dw, db = _linear_backward(
             dy, x, weight, saved, code, need_x, need_w, need_b, dweight_fp32, allow_tf32
         )
+        if owner is not None:
+            dw = deliver("linear", owner, dw)
         return (
             dx if need_x else None,
             dw if need_w else None,

@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 
 
-def raise_not_tensor(op: str, **arguments: object) -> NoReturn:
-    """Raise the TypeError for the first argument that is no tensor; bias may be None."""
+def raise_not_tensor(
+    op: str, *, optional: tuple[str, ...] = ("bias",), **arguments: object
+) -> NoReturn:
+    """Raise the TypeError for the first argument that is no tensor; the optional may be None."""
     for name, value in arguments.items():
-        if not isinstance(value, Tensor) and not (name == "bias" and value is None):
-            kind = "a Tensor or None" if name == "bias" else "a Tensor"
+        if not isinstance(value, Tensor) and not (name in optional and value is None):
+            kind = "a Tensor or None" if name in optional else "a Tensor"
             raise TypeError(f"{op}: {name} must be {kind}; got {type(value).__name__}")
     raise AssertionError(f"{op}: every argument is a tensor")
 

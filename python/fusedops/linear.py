@@ -78,8 +78,10 @@ def linear(
     the older ``allow_tf32`` and ``set_float32_matmul_precision``) allows it, fp32 accuracy
     otherwise. Under autocast the floating tensors except float64 are cast to the autocast dtype,
     as ``F.linear`` does; the gradient of a float32 weight is then accumulated and returned in
-    float32. Gradients of any order are supported; so are torch.func transforms and forward-mode AD
-    (by torch's own kernels) and an empty M, N or K.
+    float32. The gradient of a weight with an fp32 ``main_grad`` is added there instead
+    (``overwrite_main_grad``, ``grad_added_to_main_grad``: Transformer Engine's contract); not under
+    torch.compile or create_graph. Gradients of any order are supported; so are torch.func
+    transforms and forward-mode AD (by torch's own kernels) and an empty M, N or K.
 
     Example:
         >>> y = fusedops.linear(x, weight, bias, activation="gelu")

@@ -3,6 +3,6 @@
 One file per family; `codes` are the activation codes to cover, where an op takes one.
 """
 
-from . import gemm, points, template
+from . import gemm, mlp, points, template
 
-SAMPLES = {**gemm.SAMPLES, **points.SAMPLES, **template.SAMPLES}
+SAMPLES = {**gemm.SAMPLES, **mlp.SAMPLES, **points.SAMPLES, **template.SAMPLES}

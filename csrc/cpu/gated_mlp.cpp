@@ -1,0 +1,162 @@
+// gated_mlp and its backward on the CPU.
+#include <tuple>
+
+#include "cpu/mlp_parts.h"
+
+namespace fusedops::cpu {
+namespace {
+
+using torch::stable::contiguous;
+using torch::stable::narrow;
+using torch::stable::select;
+
+Tensor mul(const Tensor& a, const Tensor& b) { return call("aten::mul", "Tensor", a, b); }
+
+// (2, ..., H) or (..., 2, H) from the matrices of its halves.
+Tensor stack(const Tensor& gate, const Tensor& up,  // (M, H)
+             const Tensor& like,                    // (..., C)
+             bool packed) {
+  const int64_t m = gate.size(0), hidden = gate.size(1);
+  Tensor both = packed ? torch::stable::empty({m, 2, hidden}, gate.scalar_type())
+                       : torch::stable::empty({2, m, hidden}, gate.scalar_type());
+  Tensor first = select(both, packed ? 1 : 0, 0), second = select(both, packed ? 1 : 0, 1);
+  torch::stable::copy_(first, gate);
+  torch::stable::copy_(second, up);
+  const auto sizes = like.sizes();
+  std::vector<int64_t> shape(sizes.begin(), sizes.end());
+  shape.back() = hidden;
+  shape.insert(packed ? shape.end() - 1 : shape.begin(), 2);
+  return torch::stable::view(both, shape);
+}
+
+// Half `index` of (2, ..., H) or (..., 2, H) as a contiguous matrix.
+Tensor half(const Tensor& stacked, const MlpShape& shape, bool packed, int64_t index) {
+  return contiguous(torch::stable::reshape(select(stacked, packed ? stacked.dim() - 2 : 0, index),
+                                           {shape.m, shape.hidden}));
+}
+
+Tensor activated(const Tensor& z, const MlpShape& shape) {
+  const Tensor h = torch::stable::clone(z);
+  activate(h, shape.first());
+  return h;
+}
+
+struct GateAndUp {
+  Tensor gate, up;  // (M, H) contiguous
+};
+
+GateAndUp products(const Tensor& x, const Tensor& w_gate, const std::optional<Tensor>& w_up,
+                   const std::optional<Tensor>& b_gate, const std::optional<Tensor>& b_up,
+                   const MlpShape& shape) {
+  const Tensor rows = as_matrix(x, shape.m, shape.k);
+  Tensor gate = aten_linear(rows, w_gate, b_gate);
+  if (w_up) return {contiguous(gate), contiguous(aten_linear(rows, *w_up, b_up))};
+  return {contiguous(narrow(gate, 1, 0, shape.hidden)),
+          contiguous(narrow(gate, 1, shape.hidden, shape.hidden))};
+}
+
+Tensor gated_linear(const Tensor& x,                      // (..., K)
+                    const Tensor& w_gate,                 // (H or 2H, K)
+                    const std::optional<Tensor>& w_up,    // (H, K)
+                    const std::optional<Tensor>& b_gate,  // (H or 2H,)
+                    const std::optional<Tensor>& b_up,    // (H,)
+                    bool /*allow_tf32*/) {
+  const MlpShape shape = check_gated_linear("gated_linear", x, w_gate, w_up, b_gate, b_up);
+  const NoGradGuard no_grad;
+  const auto [gate, up] = products(x, w_gate, w_up, b_gate, b_up, shape);
+  return stack(gate, up, x, !w_up);
+}
+
+std::tuple<Tensor, Tensor> gated_mlp_forward(const Tensor& x,                        // (..., K)
+                                             const Tensor& w_gate,                   // (H or 2H, K)
+                                             const std::optional<Tensor>& w_up,      // (H, K)
+                                             const std::optional<Tensor>& b_gate,    // (H or 2H,)
+                                             const std::optional<Tensor>& b_up,      // (H,)
+                                             const Tensor& w_down,                   // (N, H)
+                                             const std::optional<Tensor>& b_down,    // (N,)
+                                             const std::optional<Tensor>& residual,  // (..., N)
+                                             int64_t activation, bool save, bool /*allow_tf32*/) {
+  const MlpShape shape = check_gated_mlp("gated_mlp", x, w_gate, w_up, b_gate, b_up, w_down, b_down,
+                                         residual, activation);
+  const NoGradGuard no_grad;
+  const auto [gate, up] = products(x, w_gate, w_up, b_gate, b_up, shape);
+  const Tensor y = down(mul(activated(gate, shape), up), w_down, b_down, residual, x);
+  return {y, save ? stack(gate, up, x, !w_up) : torch::stable::empty({0}, x.scalar_type())};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> gated_mlp_backward(
+    const Tensor& dy,      // (..., N)
+    const Tensor& saved,   // (2, ..., H) or (..., 2, H)
+    const Tensor& w_down,  // (N, H)
+    int64_t activation, bool packed, bool need_dz, bool need_dbias, bool need_dw_down,
+    bool need_db_down, bool parameters_fp32, bool /*allow_tf32*/) {
+  const MlpShape shape =
+      check_gated_mlp_backward("gated_mlp_backward", dy, saved, w_down, activation, packed);
+  const NoGradGuard no_grad;
+  const ScalarType dtype = dy.scalar_type();
+  const ScalarType parameter = parameters_fp32 ? ScalarType::Float : dtype;
+  const auto none = [&] { return torch::stable::empty({0}, parameter); };
+  const Tensor grad = as_matrix(dy, shape.m, shape.n);
+  const Tensor gate = half(saved, shape, packed, 0), up = half(saved, shape, packed, 1);
+  const Tensor act = activated(gate, shape);
+  const Tensor dw_down = need_dw_down ? weight_gradient(grad, mul(act, up), parameter) : none();
+  const Tensor db_down = need_db_down ? sum_rows(grad, parameter) : none();
+  Tensor dz = torch::stable::empty({0}, dtype), dbias = none();
+  if (need_dz || need_dbias) {
+    const Tensor dh = contiguous(aten_mm(grad, w_down));
+    const bool from_output = saved_for_backward(shape.activation) == Saved::kOutput;
+    const Tensor dgate = activation_backward(mul(dh, up), from_output ? act : gate, shape.first());
+    const Tensor dup = mul(dh, act);
+    if (need_dz) dz = stack(dgate, dup, dy, false);
+    if (need_dbias) {
+      dbias = torch::stable::empty({2, shape.hidden}, parameter);
+      Tensor first = select(dbias, 0, 0), second = select(dbias, 0, 1);
+      torch::stable::copy_(first, sum_rows(dgate, parameter));
+      torch::stable::copy_(second, sum_rows(dup, parameter));
+    }
+  }
+  return {dz, dbias, dw_down, db_down};
+}
+
+std::tuple<Tensor, Tensor, Tensor> gated_input_backward(
+    const Tensor& dz,                   // (2, ..., H)
+    const Tensor& x,                    // (..., K)
+    const Tensor& w_gate,               // (H or 2H, K)
+    const std::optional<Tensor>& w_up,  // (H, K)
+    bool need_dx, bool need_dw_gate, bool need_dw_up, bool dweight_fp32, bool /*allow_tf32*/) {
+  const MlpShape shape = check_gated_input_backward("gated_input_backward", dz, x, w_gate, w_up);
+  const NoGradGuard no_grad;
+  const ScalarType dtype = x.scalar_type();
+  const ScalarType weight_dtype = dweight_fp32 ? ScalarType::Float : dtype;
+  const Tensor dgate = half(dz, shape, false, 0), dup = half(dz, shape, false, 1);
+  Tensor weight = w_gate;
+  const Tensor first = w_up ? w_gate : narrow(weight, 0, 0, shape.hidden);
+  const Tensor second = w_up ? *w_up : narrow(weight, 0, shape.hidden, shape.hidden);
+  Tensor dx = torch::stable::empty({0}, dtype);
+  if (need_dx) dx = like_rows(contiguous(add(aten_mm(dgate, first), aten_mm(dup, second))), x);
+
+  const Tensor rows = as_matrix(x, shape.m, shape.k);
+  Tensor dw_gate = torch::stable::empty({0}, weight_dtype);
+  Tensor dw_up = torch::stable::empty({0}, weight_dtype);
+  if (need_dw_gate && w_up) dw_gate = weight_gradient(dgate, rows, weight_dtype);
+  if (need_dw_up && w_up) dw_up = weight_gradient(dup, rows, weight_dtype);
+  if (need_dw_gate && !w_up) {
+    dw_gate = torch::stable::empty({2 * shape.hidden, shape.k}, weight_dtype);
+    Tensor top = narrow(dw_gate, 0, 0, shape.hidden);
+    Tensor bottom = narrow(dw_gate, 0, shape.hidden, shape.hidden);
+    torch::stable::copy_(top, weight_gradient(dgate, rows, weight_dtype));
+    torch::stable::copy_(bottom, weight_gradient(dup, rows, weight_dtype));
+  }
+  return {dx, dw_gate, dw_up};
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(fusedops, CPU, m) {
+  m.impl("gated_linear", TORCH_BOX(&gated_linear));
+  m.impl("gated_mlp_forward", TORCH_BOX(&gated_mlp_forward));
+  m.impl("gated_mlp_backward", TORCH_BOX(&gated_mlp_backward));
+  m.impl("gated_input_backward", TORCH_BOX(&gated_input_backward));
+}
+
+}  // namespace fusedops::cpu

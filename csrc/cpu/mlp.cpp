@@ -1,0 +1,70 @@
+// mlp and the backward of its second product on the CPU.
+#include <tuple>
+
+#include "cpu/mlp_parts.h"
+
+namespace fusedops::cpu {
+namespace {
+
+std::tuple<Tensor, Tensor> mlp_forward(const Tensor& x,                        // (..., K)
+                                       const Tensor& w1,                       // (H, K)
+                                       const std::optional<Tensor>& b1,        // (H,)
+                                       const Tensor& w2,                       // (N, H)
+                                       const std::optional<Tensor>& b2,        // (N,)
+                                       const std::optional<Tensor>& residual,  // (..., N)
+                                       int64_t activation, bool save, bool /*allow_tf32*/) {
+  const MlpShape shape = check_mlp("mlp", x, w1, b1, w2, b2, residual, activation);
+  const NoGradGuard no_grad;
+  const Tensor h = torch::stable::contiguous(aten_linear(as_matrix(x, shape.m, shape.k), w1, b1));
+  const bool keep_z = save && saved_for_backward(shape.activation) == Saved::kPreact;
+  const Tensor z = keep_z ? torch::stable::clone(h) : h;
+  activate(h, shape.first());
+  const Tensor y = down(h, w2, b2, residual, x);
+  return {y, save ? like_rows(z, x) : torch::stable::empty({0}, x.scalar_type())};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> mlp_backward(const Tensor& dy,     // (..., N)
+                                                        const Tensor& saved,  // (..., H)
+                                                        const Tensor& w2,     // (N, H)
+                                                        int64_t activation, bool need_dz,
+                                                        bool need_db1, bool need_dw2, bool need_db2,
+                                                        bool parameters_fp32, bool /*allow_tf32*/) {
+  const MlpShape shape = check_mlp_backward("mlp_backward", dy, saved, w2, activation);
+  const NoGradGuard no_grad;
+  const ScalarType dtype = dy.scalar_type();
+  const ScalarType parameter = parameters_fp32 ? ScalarType::Float : dtype;
+  const auto none = [&] { return torch::stable::empty({0}, parameter); };
+  const Tensor grad = as_matrix(dy, shape.m, shape.n);
+  const Tensor kept = as_matrix(saved, shape.m, shape.hidden);
+
+  // dw2 = dy.T @ h, db2 = sum of dy
+  Tensor dw2 = none();
+  if (need_dw2) {
+    Tensor h = kept;
+    if (saved_for_backward(shape.activation) == Saved::kPreact) {
+      h = torch::stable::contiguous(torch::stable::clone(kept));
+      activate(h, shape.first());
+    }
+    dw2 = weight_gradient(grad, h, parameter);
+  }
+  const Tensor db2 = need_db2 ? sum_rows(grad, parameter) : none();
+
+  // dz = (dy @ w2) * act', db1 = its sum
+  Tensor dz = torch::stable::empty({0}, dtype), db1 = none();
+  if (need_dz || need_db1) {
+    const Tensor dh = torch::stable::contiguous(aten_mm(grad, w2));
+    const Tensor hidden = activation_backward(dh, kept, shape.first());
+    if (need_db1) db1 = sum_rows(hidden, parameter);
+    if (need_dz) dz = like_rows(hidden, dy);
+  }
+  return {dz, db1, dw2, db2};
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(fusedops, CPU, m) {
+  m.impl("mlp_forward", TORCH_BOX(&mlp_forward));
+  m.impl("mlp_backward", TORCH_BOX(&mlp_backward));
+}
+
+}  // namespace fusedops::cpu

@@ -1,0 +1,42 @@
+// What mlp and gated_mlp share on the CPU.
+#pragma once
+
+#include <vector>
+
+#include "common/mlp_check.h"
+#include "cpu/activation.h"
+#include "cpu/aten.h"
+
+namespace fusedops::cpu {
+
+// (rows, C) -> (..., C) with the leading dimensions of x.
+inline Tensor like_rows(const Tensor& matrix, const Tensor& x) {
+  const auto sizes = x.sizes();
+  std::vector<int64_t> shape(sizes.begin(), sizes.end());
+  shape.back() = matrix.size(1);
+  return torch::stable::view(matrix, shape);
+}
+
+inline Tensor add(const Tensor& a, const Tensor& b) {
+  return torch::stable::subtract(a, b, -1.0);  // the stable ABI has no add
+}
+
+// h @ weight.T + bias + residual with the leading dimensions of x.
+inline Tensor down(const Tensor& h,                        // (M, H)
+                   const Tensor& weight,                   // (N, H)
+                   const std::optional<Tensor>& bias,      // (N,)
+                   const std::optional<Tensor>& residual,  // (..., N)
+                   const Tensor& x) {                      // (..., K)
+  const Tensor y = like_rows(torch::stable::contiguous(aten_linear(h, weight, bias)), x);
+  return residual ? torch::stable::contiguous(add(y, *residual)) : y;
+}
+
+// dz.T @ x, formed in dtype.
+inline Tensor weight_gradient(const Tensor& dz,  // (M, N)
+                              const Tensor& x,   // (M, K)
+                              ScalarType dtype) {
+  return torch::stable::contiguous(
+      aten_mm(transposed(torch::stable::to(dz, dtype)), torch::stable::to(x, dtype)));
+}
+
+}  // namespace fusedops::cpu

@@ -1,0 +1,23 @@
+// What mlp and gated_mlp share: the product with the residual, and the elementwise kernels on
+// views.
+#pragma once
+
+#include "common/mlp_check.h"
+#include "cuda/gated_act.h"
+#include "cutlass/linear_parts.h"
+
+namespace fusedops {
+
+// y = h @ weight.T + bias + residual; `like` gives dtype, precision and the op's name.
+Tensor run_down(const GemmCall& like, const Tensor& h, const Tensor& weight,
+                const std::optional<Tensor>& bias, const std::optional<Tensor>& residual,
+                const Tensor& y, const LaunchScope& scope);
+
+// h = act(gate) * up, or act(gate) without up; both with contiguous elements in each row.
+void run_gated_act(const char* op, const MlpShape& shape, const MatrixView& gate,
+                   const MatrixView* up, const Tensor& h, const LaunchScope& scope);
+
+// a + b in a new tensor.
+Tensor sum(const Tensor& a, const Tensor& b);
+
+}  // namespace fusedops

@@ -1,0 +1,44 @@
+"""Weight gradients that accumulate into an fp32 ``weight.main_grad``.
+
+Transformer Engine's contract, which Megatron-LM and others build on. A weight with a ``main_grad``
+gets its gradient added there (written there while ``weight.overwrite_main_grad`` is true: the first
+micro-batch), and none in ``weight.grad``. Where the weight also has ``grad_added_to_main_grad``,
+it is set to True, and autograd gets zeros, so that hooks on the gradient still fire.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def main_grad_owner(op: str, weight: Tensor) -> Tensor | None:
+    """The weight, where its gradient goes to its main_grad; None where it goes to autograd."""
+    if getattr(weight, "main_grad", None) is None or not weight.requires_grad:
+        return None
+    if torch.compiler.is_compiling():
+        raise RuntimeError(f"{op}: main_grad must not be used under torch.compile(fullgraph=True)")
+    return weight
+
+
+def deliver(op: str, owner: Tensor, dweight: Tensor) -> Tensor | None:
+    """Put a fresh fp32 gradient into owner.main_grad; returns what autograd gets instead."""
+    main_grad = owner.main_grad
+    if main_grad.dtype is not torch.float32 or main_grad.shape != owner.shape:
+        raise RuntimeError(
+            f"{op}: main_grad must be a float32 tensor of shape {tuple(owner.shape)}; got "
+            f"{str(main_grad.dtype).removeprefix('torch.')} {tuple(main_grad.shape)}"
+        )
+    # NOTE: place for a product that accumulates into fp32 by itself; until then, one more pass.
+    if getattr(owner, "overwrite_main_grad", False):
+        main_grad.copy_(dweight)
+    else:
+        main_grad.add_(dweight)
+    if not hasattr(owner, "grad_added_to_main_grad"):
+        return None
+    owner.grad_added_to_main_grad = True
+    return owner.new_zeros(()).expand(owner.shape)
