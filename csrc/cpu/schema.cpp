@@ -8,8 +8,8 @@
 
 #include "common/tensor_check.h"
 #include "cpu/schema/gemm.h"
-#include "cpu/schema/points.h"
 #include "cpu/schema/mlp.h"
+#include "cpu/schema/points.h"
 #include "cpu/schema/template.h"
 
 namespace fusedops {

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def raise_not_tensor(
-    op: str, *, optional: tuple[str, ...] = ("bias",), **arguments: object
+    op: str, optional: tuple[str, ...] = ("bias",), /, **arguments: object
 ) -> NoReturn:
     """Raise the TypeError for the first argument that is no tensor; the optional may be None."""
     for name, value in arguments.items():

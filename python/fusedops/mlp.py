@@ -42,7 +42,7 @@ def _check_tensors(op: str, needed: dict[str, Any], optional: dict[str, Any]) ->
             raise_not_tensor(op, **needed)
     for value in optional.values():
         if value is not None and not isinstance(value, Tensor):
-            raise_not_tensor(op, optional=tuple(optional), **optional)
+            raise_not_tensor(op, tuple(optional), **optional)
 
 
 def _plus(y: Tensor, *terms: Tensor | None) -> Tensor:
