@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ._nn_mlp import MLP, GatedMLP
 from .activation import activation_code
 from .linear import linear
 
-__all__ = ["Linear"]
+__all__ = ["MLP", "GatedMLP", "Linear"]
 
 
 class Linear(torch.nn.Linear):
