@@ -81,7 +81,7 @@ def test_large_clouds_on_the_gpu_equal_those_on_the_cpu(n_points):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", DTYPES, ids=name)
-@pytest.mark.parametrize(("n_points", "dim"), [(3000, 16), (50000, 6), (500, 1500)])
+@pytest.mark.parametrize(("n_points", "dim"), [(3000, 16), (50000, 6), (500, 1500), (60, 5000)])
 def test_many_dimensions_on_the_gpu_equal_those_on_the_cpu(dtype, n_points, dim):
     points = torch.stack([cloud(n_points, dim, dtype=dtype, seed=seed) for seed in range(2)])
     got = farthest_point_sample(points.cuda(), 60)

@@ -21,7 +21,7 @@ Tensor workspace(const Tensor& like, size_t bytes) {
 template <class T>
 void sample_stream(const Problem& problem, const Plan& plan, GridRecord* records,
                    const Tensor& points, cudaStream_t stream) {
-  const int64_t values = problem.clouds.num_rows() * (problem.clouds.dim + 1);
+  const int64_t values = fps::workspace_values(problem, plan);
   const Tensor laid_out = workspace(points, sizeof(T) * static_cast<size_t>(values));
   fps::launch_stream(problem, plan, records, static_cast<T*>(laid_out.mutable_data_ptr()), stream);
 }

@@ -1,6 +1,8 @@
 // Launches of furthest point sampling.
 #pragma once
 
+#include <algorithm>
+
 #include "common/dispatch.h"
 #include "cuda/farthest_point_sample.cuh"
 #include "cuda/fps_stream.cuh"
@@ -77,10 +79,18 @@ inline cudaError_t launch_resident(const Problem& problem, const Plan& plan, Gri
   });
 }
 
+// Values of a streamed plan's workspace.
+inline int64_t workspace_values(const Problem& problem, const Plan& plan) {
+  const int64_t dim = problem.clouds.dim;
+  const int64_t chosen = dim > kStagedDims ? dim * plan.team * plan.teams : 0;
+  return problem.clouds.num_rows() * (dim + 1) + chosen;
+}
+
 template <class T>
 cudaError_t launch_stream(const Problem& problem, const Plan& plan, GridRecord* records,
                           T* workspace, cudaStream_t stream) {
-  const LaunchConfig launch(plan, problem.clouds.count, stream);
+  LaunchConfig launch(plan, problem.clouds.count, stream);
+  launch.config.dynamicSmemBytes = sizeof(T) * std::min(problem.clouds.dim, kStagedDims);
   return cudaLaunchKernelEx(&launch.config, &fps_stream_kernel<T>, problem,
                             static_cast<uint32_t>(plan.team), records, workspace);
 }

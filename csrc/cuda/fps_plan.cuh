@@ -69,9 +69,9 @@ inline Residency query_residency(int sm_count, bool has_clusters) {
   cudaGetLastError();  // a team that this device refuses
   int wide = 0;
   cudaOccupancyMaxActiveBlocksPerMultiprocessor(&found, &fps_stream_kernel<float>, kStreamThreads,
-                                                0);
+                                                kStagedDims * sizeof(float));
   cudaOccupancyMaxActiveBlocksPerMultiprocessor(&wide, &fps_stream_kernel<double>, kStreamThreads,
-                                                0);
+                                                kStagedDims * sizeof(double));
   result.streaming = int64_t{std::min(found, wide)} * sm_count;
   return result;
 }

@@ -23,4 +23,56 @@ def farthest_point_sample_samples(device, dtype, codes):
     yield packed, None, offsets, start, out_offsets, 10, 20
 
 
-SAMPLES = {"farthest_point_sample": farthest_point_sample_samples}
+def neighbours(device, clouds, rows, groups, k):
+    """Indices with repeats, -1 and one beyond the cloud."""
+    generator = torch.Generator().manual_seed(7)
+    idx = torch.randint(-1, rows + 1, (clouds, groups, k), generator=generator)
+    return idx.to(device)
+
+
+def group_samples(device, dtype, codes):
+    idx = neighbours(device, 2, 9, 5, 4)
+    features = make(2, 9, 16, dtype=dtype, device=device)
+    points = make(2, 9, 3, dtype=dtype, device=device, seed=1)
+    centers = make(2, 5, 3, dtype=dtype, device=device, seed=2)
+    yield features, idx, None, None
+    yield features[..., :5], idx, points, None
+    yield features, idx, points, centers
+    yield None, idx, points, centers
+    if dtype.itemsize == 2:
+        yield features, idx, points.float(), centers.float()
+
+
+def group_backward_samples(device, dtype, codes):
+    idx = neighbours(device, 2, 9, 5, 4)
+    dout = make(2, 5, 4, 19, dtype=dtype, device=device)
+    yield dout, idx, 9, 3, 16, False
+    yield dout, idx, 9, 0, 3, True
+    yield dout[..., :16], idx, 9, 0, 16, False
+
+
+def interpolate_samples(device, dtype, codes):
+    idx = neighbours(device, 2, 9, 5, 3)
+    weights = make(2, 5, 3, dtype=dtype, device=device)
+    for channels in (5, 16):
+        features = make(2, 9, channels, dtype=dtype, device=device, seed=1)
+        yield features, idx, weights
+        if dtype.itemsize == 2:
+            yield features, idx, weights.float()
+
+
+def interpolate_backward_samples(device, dtype, codes):
+    for features, idx, weights in interpolate_samples(device, dtype, codes):
+        dout = make(2, 5, features.shape[2], dtype=dtype, device=device, seed=2)
+        yield dout, features, idx, weights, True, True
+        yield dout, features, idx, weights, False, True
+        yield dout, features, idx, weights, True, False
+
+
+SAMPLES = {
+    "farthest_point_sample": farthest_point_sample_samples,
+    "group": group_samples,
+    "group_backward": group_backward_samples,
+    "interpolate": interpolate_samples,
+    "interpolate_backward": interpolate_backward_samples,
+}

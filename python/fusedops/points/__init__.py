@@ -7,6 +7,15 @@ lengths and offsets stay on the device and are never read by the host: values ou
 clamped to it.
 """
 
+from .grouping import gather, group
+from .interpolation import interpolate, interpolation_weights, three_interpolate
 from .sampling import farthest_point_sample
 
-__all__ = ["farthest_point_sample"]
+__all__ = [
+    "farthest_point_sample",
+    "gather",
+    "group",
+    "interpolate",
+    "interpolation_weights",
+    "three_interpolate",
+]

@@ -23,3 +23,35 @@ def farthest_point_sample(points: Tensor, n: int, start: int = 0) -> Tensor:
         distance = torch.where(squared < distance, squared, distance)
         index = int((distance == distance.max()).nonzero()[0])
     return torch.tensor(chosen, dtype=torch.int64, device=points.device)
+
+
+def _rows(table: Tensor, idx: Tensor) -> Tensor:
+    """table (B, N, C) at idx (B, M, K); zeros where idx is no row."""
+    count = table.shape[1]
+    valid = (idx >= 0) & (idx < count)
+    if count == 0:
+        return table.new_zeros((*idx.shape, table.shape[2]))
+    cloud = torch.arange(idx.shape[0], device=idx.device)[:, None, None]
+    return torch.where(valid[..., None], table[cloud, torch.where(valid, idx, 0)], 0)
+
+
+def group(
+    features: Tensor | None,
+    idx: Tensor,
+    points: Tensor | None = None,
+    centers: Tensor | None = None,
+) -> Tensor:
+    """[points[idx] - centers, features[idx]] for idx (B, M, K); zeros where idx is no row."""
+    parts = [] if features is None else [_rows(features, idx)]
+    if points is not None:
+        coordinates = _rows(points, idx)
+        if centers is not None:
+            valid = (idx >= 0) & (idx < points.shape[1])
+            coordinates = torch.where(valid[..., None], coordinates - centers[:, :, None], 0)
+        parts.insert(0, coordinates)
+    return torch.cat(parts, -1)
+
+
+def interpolate(features: Tensor, idx: Tensor, weights: Tensor) -> Tensor:
+    """Sum over k of weights (B, M, K) * features (B, N, C)[idx]."""
+    return (weights[..., None] * _rows(features, idx)).sum(2)

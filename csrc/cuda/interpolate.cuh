@@ -1,0 +1,107 @@
+// out[b, m] = sum over k of weights[b, m, k] * features[b, idx[b, m, k]], and the gradient of the
+// weights; that of the features is a sum by destination (scatter_rows.cuh).
+#pragma once
+
+#include <algorithm>
+
+#include "common/cloud.cuh"
+#include "common/int_math.h"
+
+namespace fusedops {
+
+inline constexpr int kInterpolateThreads = 256;
+
+template <class T>
+struct Interpolate {
+  const T* features;    // [B][n][channels]
+  const int64_t* idx;   // [B][queries][neighbours]
+  const void* weights;  // [B][queries][neighbours]
+  DType weight_dtype;
+  int64_t clouds, n, queries, neighbours, channels;
+};
+
+// `lanes` threads per query, V channels each at a time.
+template <class T, int V>
+__global__ void __launch_bounds__(kInterpolateThreads)
+    interpolate_kernel(Interpolate<T> a, T* __restrict__ out, int lanes) {
+  const int lane = threadIdx.x % lanes;
+  const int64_t m = int64_t{blockIdx.x} * (kInterpolateThreads / lanes) + threadIdx.x / lanes;
+  if (m >= a.queries) return;
+  for (int64_t b = blockIdx.y; b < a.clouds; b += gridDim.y) {
+    const int64_t query = b * a.queries + m;
+    for (int64_t channel = lane * V; channel < a.channels; channel += int64_t{lanes} * V) {
+      Compute<T> sum[V] = {};
+      for (int64_t k = 0; k < a.neighbours; ++k) {
+        const int64_t row = a.idx[query * a.neighbours + k];
+        if (row < 0 || row >= a.n) continue;
+        const auto weight =
+            load_as<Compute<T>>(a.weights, a.weight_dtype, query * a.neighbours + k);
+        const auto value = *reinterpret_cast<const Vec<T, V>*>(
+            a.features + (b * a.n + row) * a.channels + channel);
+#pragma unroll
+        for (int v = 0; v < V; ++v) sum[v] += weight * to_compute(value.value[v]);
+      }
+      Vec<T, V> result;
+#pragma unroll
+      for (int v = 0; v < V; ++v) result.value[v] = from_compute<T>(sum[v]);
+      *reinterpret_cast<Vec<T, V>*>(out + query * a.channels + channel) = result;
+    }
+  }
+}
+
+// dweights[b, m, k] = dot(dout[b, m], features[b, idx]); one warp per query.
+template <class T, int V>
+__global__ void __launch_bounds__(kInterpolateThreads)
+    interpolate_dweights_kernel(Interpolate<T> a, const T* __restrict__ dout,
+                                void* __restrict__ dweights) {
+  const int lane = threadIdx.x % 32;
+  const int64_t m = int64_t{blockIdx.x} * (kInterpolateThreads / 32) + threadIdx.x / 32;
+  if (m >= a.queries) return;
+  for (int64_t b = blockIdx.y; b < a.clouds; b += gridDim.y) {
+    const int64_t query = b * a.queries + m;
+    for (int64_t k = 0; k < a.neighbours; ++k) {
+      const int64_t row = a.idx[query * a.neighbours + k];
+      Compute<T> sum = 0;
+      if (row >= 0 && row < a.n) {
+        for (int64_t channel = lane * V; channel < a.channels; channel += 32 * V) {
+          const auto x = *reinterpret_cast<const Vec<T, V>*>(
+              a.features + (b * a.n + row) * a.channels + channel);
+          const auto dy = *reinterpret_cast<const Vec<T, V>*>(dout + query * a.channels + channel);
+#pragma unroll
+          for (int v = 0; v < V; ++v) sum += to_compute(x.value[v]) * to_compute(dy.value[v]);
+        }
+      }
+      for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+      if (lane != 0) continue;
+      if (sizeof(T) == 2 && a.weight_dtype == DType::kFloat32) {
+        static_cast<float*>(dweights)[query * a.neighbours + k] = static_cast<float>(sum);
+      } else {
+        static_cast<T*>(dweights)[query * a.neighbours + k] = from_compute<T>(sum);
+      }
+    }
+  }
+}
+
+inline dim3 interpolate_grid(int64_t queries, int64_t clouds, int lanes) {
+  return dim3(static_cast<unsigned>(ceil_div(queries, kInterpolateThreads / lanes)),
+              static_cast<unsigned>(std::min<int64_t>(clouds, 65535)));
+}
+
+template <class T, int V>
+void launch_interpolate(const Interpolate<T>& a, T* out, cudaStream_t stream) {
+  int lanes = 1;
+  while (lanes < 32 && int64_t{lanes} * V < a.channels) lanes *= 2;
+  interpolate_kernel<T, V>
+      <<<interpolate_grid(a.queries, a.clouds, lanes), kInterpolateThreads, 0, stream>>>(a, out,
+                                                                                         lanes);
+}
+
+template <class T, int V>
+void launch_interpolate_dweights(const Interpolate<T>& a, const T* dout, void* dweights,
+                                 cudaStream_t stream) {
+  interpolate_dweights_kernel<T, V>
+      <<<interpolate_grid(a.queries, a.clouds, 32), kInterpolateThreads, 0, stream>>>(a, dout,
+                                                                                      dweights);
+}
+
+}  // namespace fusedops

@@ -1,0 +1,23 @@
+// Host side of the sum by destination.
+#pragma once
+
+#include <optional>
+
+#include "common/launch.h"
+
+namespace fusedops::cuda {
+
+// A sum over entries of idx (B, M, K) with idx[b, m, k] = i into out[b, i] of (B, n, count).
+struct ScatterRequest {
+  Tensor rows;  // contiguous; row `entry / per_row` belongs to an entry
+  int64_t pitch, first, count;
+  int64_t per_row;
+  Tensor idx;                     // contiguous
+  std::optional<Tensor> weights;  // contiguous, one per entry
+  int64_t n;
+  bool fp32;  // the result is float32 for any but float64
+};
+
+Tensor scatter_rows(const LaunchScope& scope, const ScatterRequest& request);
+
+}  // namespace fusedops::cuda

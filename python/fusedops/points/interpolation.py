@@ -1,0 +1,85 @@
+"""Features at query points from those of their neighbours."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from .._checks import raise_not_tensor
+from ._autograd import Interpolate, needs_grad
+
+__all__ = ["interpolate", "interpolation_weights", "three_interpolate"]
+
+_interpolate = torch.ops.fusedops.interpolate.default
+
+Weights = Literal["inverse_distance", "inverse_square", "uniform"]
+
+
+def interpolate(features: Tensor, idx: Tensor, weights: Tensor) -> Tensor:
+    """Weighted sum of neighbours' features: ``out[b, m] = sum_k weights[b, m, k] * features[b, i]``
+    with ``i = idx[b, m, k]``; an index outside the cloud, -1 above all, adds nothing.
+
+    Sums run in float32 (float64 for float64). Differentiable in features and weights, to any
+    order, deterministic. Qi et al., "PointNet++", 2017, for K = 3.
+
+    Args:
+        features: (B, N, C), or (P, C) with packed indices; float16, bfloat16, float32 or float64.
+        idx: (B, M, K) int64, or (Q, K).
+        weights: like idx; of the dtype of features, or float32 beside half features.
+
+    Returns:
+        (B, M, C) or (Q, C), contiguous, of the dtype of features.
+
+    Raises:
+        TypeError: an argument is no tensor.
+        RuntimeError: shapes, dtypes or devices do not fit.
+    """
+    arguments = (features, idx, weights)
+    if not all(isinstance(argument, Tensor) for argument in arguments):
+        raise_not_tensor("interpolate", features=features, idx=idx, weights=weights)
+    packed = idx.dim() == 2
+    if packed:
+        features, idx, weights = (argument.unsqueeze(0) for argument in arguments)
+    if needs_grad(features, weights):
+        out: Tensor = Interpolate.apply(features, idx, weights)
+    else:
+        out = _interpolate(features, idx, weights)
+    return out.squeeze(0) if packed else out
+
+
+def three_interpolate(features: Tensor, idx: Tensor, weights: Tensor) -> Tensor:
+    """`interpolate` by the name under which PointNet++ knows it (K = 3 there, any K here)."""
+    return interpolate(features, idx, weights)
+
+
+def interpolation_weights(
+    dist2: Tensor, idx: Tensor, weights: Weights = "inverse_distance", eps: float = 1e-8
+) -> Tensor:
+    """Weights (..., K) that sum to 1 from squared distances (..., K).
+
+    ``inverse_distance``: 1 / (sqrt(dist2) + eps), as PointNet++ does. ``inverse_square``:
+    1 / (dist2 + eps). ``uniform``: 1. A neighbour with idx -1 weighs nothing; a query without
+    neighbours gets zeros. Differentiable in dist2 for the first two, with gradient 0 at distance 0
+    for inverse_distance.
+
+    Raises:
+        ValueError: weights is another word.
+    """
+    if weights == "inverse_distance":
+        zero = dist2 == 0  # sqrt has no derivative there
+        distance = torch.where(zero, 0, torch.where(zero, 1, dist2).sqrt())
+        inverse = 1 / (distance + eps)
+    elif weights == "inverse_square":
+        inverse = 1 / (dist2 + eps)
+    elif weights == "uniform":
+        inverse = torch.ones_like(dist2)
+    else:
+        raise ValueError(
+            'interpolation_weights: weights must be "inverse_distance", "inverse_square" or '
+            f'"uniform"; got {weights!r}'
+        )
+    inverse = torch.where(idx >= 0, inverse, 0)
+    total = inverse.sum(-1, keepdim=True)
+    return inverse / torch.where(total > 0, total, 1)
