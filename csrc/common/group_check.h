@@ -53,9 +53,9 @@ inline void check_rows(const char* op, const char* name, const Tensor& tensor, i
 
 // What group reads: contiguous tensors and sizes.
 struct GroupArguments {
-  Tensor idx;                                // (B, M, K)
-  std::optional<Tensor> features = std::nullopt;            // (B, N, C)
-  std::optional<Tensor> points = std::nullopt, centers = std::nullopt;     // (B, N, D), (B, M, D)
+  Tensor idx;                                                           // (B, M, K)
+  std::optional<Tensor> features = std::nullopt;                        // (B, N, C)
+  std::optional<Tensor> points = std::nullopt, centers = std::nullopt;  // (B, N, D), (B, M, D)
   DType dtype, point_dtype;                  // of the result, of points and centers
   int64_t clouds, rows, groups, neighbours;  // B, N, M, K
   int64_t channels = 0, dim = 0;             // C, D

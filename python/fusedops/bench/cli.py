@@ -161,6 +161,7 @@ def _suite_jobs(
         Job(suite, case, dtype, pass_, tuple(p for p in peers if p in suite.peers(case, pass_)))
         for dtype in dtypes
         for case in cases
+        if suite.runs(case, dtype)
     ]
 
 

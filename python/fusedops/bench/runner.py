@@ -228,8 +228,10 @@ def relative_error(got: Tensor, expected: Tensor) -> float:
 
 
 def poison(like: Any) -> None:
-    """Leaves NaN in freed blocks of the sizes of `like`: an output that is not written shows."""
-    garbage = [torch.full_like(t, float("nan")) for t in tensors(like)]
+    """Leaves NaN, or 77, in freed blocks of the sizes of `like`: what is not written shows."""
+    garbage = [
+        torch.full_like(t, float("nan") if t.is_floating_point() else 77) for t in tensors(like)
+    ]
     del garbage
 
 

@@ -17,7 +17,7 @@ Call = Callable[
 ]  # called with the tensors of make_inputs; returns a tensor or a tuple of tensors
 
 # Registered suites, in the order of `bench all`. A suite `x` is the class SUITE of suites/x.py.
-SUITES = ("linear", "mlp", "skinny", "fp32", "host")
+SUITES = ("linear", "mlp", "skinny", "fp32", "points", "host")
 
 DTYPES = {
     "bf16": torch.bfloat16,
@@ -95,6 +95,10 @@ class Suite(ABC):
 
     def default_peers(self, pass_: str) -> tuple[str, ...]:
         return ("eager",)
+
+    def runs(self, case: Case, dtype: str) -> bool:
+        """Whether a case is of interest in a dtype."""
+        return True
 
     def default_dtypes_of(self, pass_: str) -> tuple[str, ...]:
         return self.default_dtypes

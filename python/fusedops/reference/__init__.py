@@ -6,7 +6,6 @@ Feed float64 tensors to get the values that the tests measure errors against.
 from .activation import activate, activate_grad
 from .gemm import linear, linear_backward, linear_preact, matmul, matmul_backward, matmul_preact
 from .mlp import gated_mlp, mlp
-from .points import farthest_point_sample
 from .points import farthest_point_sample, group, interpolate
 
 __all__ = [
