@@ -149,6 +149,7 @@ def test_a_cache_that_cannot_be_written_serves_this_process(on_paper, monkeypatc
         ({"dtype": "float64"}, "float64"),
         ({"dtype": "float32", "math": "fp32"}, "fp32-accurate"),
         ({"k": 0}, "nothing to compute"),
+        ({"epilogue": "grad"}, "the grad epilogue"),
     ],
 )
 def test_what_is_not_tunable_is_skipped_with_a_reason(on_paper, changes, reason):

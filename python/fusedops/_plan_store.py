@@ -92,7 +92,8 @@ def _driver_version() -> int:
 
 @functools.cache
 def _build() -> str:
-    facts = (build_info()["version"], _C.gemm_configs())
+    # NOTE: the size of the binary stands for its kernels: a rebuild of changed ones starts anew.
+    facts = (build_info()["version"], _C.gemm_configs(), os.path.getsize(str(_C.__file__)))
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:10]
 
 
@@ -157,6 +158,7 @@ def _replace(path: Path, text: str) -> None:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except BaseException:
         os.unlink(temporary)

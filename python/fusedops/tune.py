@@ -276,6 +276,8 @@ def skip_reason(problem: Problem) -> str | None:
         return "float64 kernels are few: selection knows them"
     if problem["math"] == "fp32":
         return "fp32-accurate products are not tunable; TF32 ones are"
+    if problem["epilogue"] not in EPILOGUES:
+        return f"the {problem['epilogue']} epilogue cannot be measured on its own"
     if min(problem["m"], problem["n"], problem["k"]) < 1:
         return "nothing to compute"
     return None
