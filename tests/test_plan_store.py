@@ -125,6 +125,7 @@ def _write_some(writer):
 _TEMPLATE = plan(problem())
 
 
+@pytest.mark.slow
 def test_many_processes_at_once_lose_nothing():
     context = multiprocessing.get_context("spawn")
     writers = [context.Process(target=_write_some, args=(i,)) for i in range(WRITERS)]
