@@ -9,6 +9,7 @@
 #include "common/tensor_check.h"
 #include "cpu/schema/gemm.h"
 #include "cpu/schema/mlp.h"
+#include "cpu/schema/neighbours.h"
 #include "cpu/schema/points.h"
 #include "cpu/schema/template.h"
 
@@ -17,6 +18,7 @@ namespace {
 
 constexpr std::span<const char* const> kFamilies[] = {
     kGemmSchemas,
+    kNeighbourSchemas,
     kPointsSchemas,
     kMlpSchemas,
     kTemplateSchemas,

@@ -3,6 +3,12 @@
 One file per family; `codes` are the activation codes to cover, where an op takes one.
 """
 
-from . import gemm, mlp, points, template
+from . import gemm, mlp, neighbours, points, template
 
-SAMPLES = {**gemm.SAMPLES, **mlp.SAMPLES, **points.SAMPLES, **template.SAMPLES}
+SAMPLES = {
+    **gemm.SAMPLES,
+    **mlp.SAMPLES,
+    **neighbours.SAMPLES,
+    **points.SAMPLES,
+    **template.SAMPLES,
+}

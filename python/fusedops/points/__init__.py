@@ -7,15 +7,24 @@ lengths and offsets stay on the device and are never read by the host: values ou
 clamped to it.
 """
 
+from .grid import GridIndex
 from .grouping import gather, group
 from .interpolation import interpolate, interpolation_weights, three_interpolate
+from .neighbours import BallQuery, Neighbours, RadiusSearch, ball_query, knn, radius_search
 from .sampling import farthest_point_sample
 
 __all__ = [
+    "BallQuery",
+    "GridIndex",
+    "Neighbours",
+    "RadiusSearch",
+    "ball_query",
     "farthest_point_sample",
     "gather",
     "group",
     "interpolate",
     "interpolation_weights",
+    "knn",
+    "radius_search",
     "three_interpolate",
 ]

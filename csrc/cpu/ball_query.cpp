@@ -1,0 +1,136 @@
+// ball_query, radius_count and radius_fill on the CPU.
+#include <tuple>
+
+#include "cpu/neighbours.h"
+
+namespace fusedops::cpu {
+namespace {
+
+std::tuple<Tensor, Tensor, Tensor> ball_query(const Tensor& points,   // (B, N, D) or (P, D)
+                                              const Tensor& queries,  // (B, M, D) or (Q, D)
+                                              const std::optional<Tensor>& lengths,
+                                              const std::optional<Tensor>& query_lengths,
+                                              const std::optional<Tensor>& offsets,
+                                              const std::optional<Tensor>& query_offsets,
+                                              const std::optional<Tensor>& grid, double radius,
+                                              int64_t k, bool nearest, bool pad_first, bool closed,
+                                              int64_t algorithm) {
+  // Contract, checks
+  const NoGradGuard no_grad;
+  const NeighbourTensors in = check_ball_query(points, queries, lengths, query_lengths, offsets,
+                                               query_offsets, grid, radius, k, algorithm);
+
+  // Allocate
+  Tensor index = torch::stable::empty(rows_by(in.queries, k), ScalarType::Long);
+  Tensor distance = torch::stable::empty(rows_by(in.queries, k), distance_type(in.points.dtype));
+  Tensor counts = torch::stable::empty(rows_of(in.queries), ScalarType::Long);
+
+  // Empty early return
+  if (counts.numel() == 0) return {index, counts, distance};
+
+  // Launch
+  with_compute(in.points.dtype, [&]<class T>() {
+    search<T>(SearchData<T>(in, 2),
+              {.k = k,
+               .select = nearest ? Select::kNearest : Select::kFirst,
+               .bound = squared_radius(radius, in.points.dtype),
+               .closed = closed},
+              {static_cast<int64_t*>(index.mutable_data_ptr()),
+               static_cast<T*>(distance.mutable_data_ptr()),
+               static_cast<int64_t*>(counts.mutable_data_ptr()), pad_first});
+  });
+  return {index, counts, distance};
+}
+
+// Calls found(row, d, index) for every neighbour within the radius.
+template <class T, class Found>
+void for_each_within(const SearchData<T>& data, double radius, bool closed, Found found) {
+  const BestList<T> test({.closed = closed},
+                         static_cast<T>(squared_radius(radius, data.in.points.dtype)));
+  for_each_query(data.in, [&](int64_t b, int64_t row) {
+    if (b < 0) return;
+    const int64_t base = data.in.points.view.index_base(b);
+    data.run(
+        b, row, [&](T d, uint32_t) { return test.within(d); },
+        [&](T d, uint32_t index) {
+          if (test.within(d)) found(row, d, base + index);
+        },
+        [] { return false; });
+  });
+}
+
+Tensor radius_count(const Tensor& points,   // (B, N, D) or (P, D)
+                    const Tensor& queries,  // (B, M, D) or (Q, D)
+                    const std::optional<Tensor>& lengths,
+                    const std::optional<Tensor>& query_lengths,
+                    const std::optional<Tensor>& offsets,
+                    const std::optional<Tensor>& query_offsets, const std::optional<Tensor>& grid,
+                    double radius, bool closed, int64_t algorithm) {
+  // Contract, checks
+  const NoGradGuard no_grad;
+  const NeighbourTensors in =
+      check_radius_search("radius_count", points, queries, lengths, query_lengths, offsets,
+                          query_offsets, grid, radius, algorithm);
+
+  // Allocate
+  Tensor counts = torch::stable::empty(rows_of(in.queries), ScalarType::Long);
+  torch::stable::zero_(counts);
+
+  // Launch
+  auto* count = static_cast<int64_t*>(counts.mutable_data_ptr());
+  with_compute(in.points.dtype, [&]<class T>() {
+    for_each_within<T>(SearchData<T>(in, 2), radius, closed,
+                       [&](int64_t row, T, int64_t) { ++count[row]; });
+  });
+  return counts;
+}
+
+std::tuple<Tensor, Tensor> radius_fill(
+    const Tensor& points,   // (B, N, D) or (P, D)
+    const Tensor& queries,  // (B, M, D) or (Q, D)
+    const std::optional<Tensor>& lengths, const std::optional<Tensor>& query_lengths,
+    const std::optional<Tensor>& offsets, const std::optional<Tensor>& query_offsets,
+    const std::optional<Tensor>& grid, const Tensor& starts,  // (rows + 1,)
+    double radius, bool closed, int64_t algorithm, int64_t total) {
+  // Contract, checks
+  const NoGradGuard no_grad;
+  const NeighbourTensors in =
+      check_radius_search("radius_fill", points, queries, lengths, query_lengths, offsets,
+                          query_offsets, grid, radius, algorithm);
+  check_radius_fill(in, starts, total);
+  const Tensor dense = torch::stable::contiguous(starts);
+  const auto* first = static_cast<const int64_t*>(dense.const_data_ptr());
+
+  // Allocate
+  Tensor index = torch::stable::empty({total}, ScalarType::Long);
+  Tensor distance = torch::stable::empty({total}, distance_type(in.points.dtype));
+
+  // Launch
+  auto* indices = static_cast<int64_t*>(index.mutable_data_ptr());
+  const int64_t rows = in.queries.view.num_rows();
+  with_compute(in.points.dtype, [&]<class T>() {
+    auto* distances = static_cast<T*>(distance.mutable_data_ptr());
+    std::vector<std::vector<std::pair<int64_t, T>>> found(rows);
+    for_each_within<T>(SearchData<T>(in, 2), radius, closed,
+                       [&](int64_t row, T d, int64_t i) { found[row].push_back({i, d}); });
+    for (int64_t row = 0; row < rows; ++row) {
+      std::sort(found[row].begin(), found[row].end());
+      int64_t at = std::max<int64_t>(first[row], 0);
+      const int64_t end = std::min(first[row + 1], total);
+      for (size_t j = 0; j < found[row].size() && at < end; ++j, ++at) {
+        std::tie(indices[at], distances[at]) = found[row][j];
+      }
+    }
+  });
+  return {index, distance};
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(fusedops, CPU, m) {
+  m.impl("ball_query", TORCH_BOX(&ball_query));
+  m.impl("radius_count", TORCH_BOX(&radius_count));
+  m.impl("radius_fill", TORCH_BOX(&radius_fill));
+}
+
+}  // namespace fusedops::cpu

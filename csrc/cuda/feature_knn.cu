@@ -1,0 +1,89 @@
+// Launches of feature_knn.cuh.
+#include "common/device_types.cuh"
+#include "common/dispatch.h"
+#include "cuda/feature_knn.cuh"
+#include "cuda/neighbour_output.cuh"
+
+namespace fusedops::cuda {
+namespace {
+
+FeatureLayout feature_layout(const NeighbourTensors& in, int64_t k, int stages) {
+  FeatureLayout layout;
+  layout.width = feature_width(static_cast<int>(in.points.view.dim));
+  layout.stride = layout.width + kFeaturePad;
+  layout.splits = in.points.dtype == DType::kBFloat16 ? 1 : 2;
+  layout.stages = stages;
+  layout.list = k <= 32 ? 32 : 128;
+  return layout;
+}
+
+struct PreparedRows {
+  Tensor bytes;
+  FeatureRows rows;
+};
+
+template <class S>
+PreparedRows prepare(const LaunchScope& scope, const CloudTensors& clouds, bool split) {
+  const int64_t count = clouds.view.num_rows();
+  const int dim = static_cast<int>(clouds.view.dim);
+  const int64_t part = count * feature_width(dim) * 2;
+  const Tensor bytes = empty_bytes(clouds.points, part * (split ? 2 : 1) + count * 4);
+  char* base = static_cast<char*>(bytes.mutable_data_ptr());
+  const FeatureRows rows{reinterpret_cast<__nv_bfloat16*>(base),
+                         split ? reinterpret_cast<__nv_bfloat16*>(base + part) : nullptr,
+                         reinterpret_cast<float*>(base + part * (split ? 2 : 1))};
+  if (count > 0) {
+    feature_prepare_kernel<S>
+        <<<static_cast<unsigned>(ceil_div(count, 8)), 256, 0, scope.stream()>>>(
+            static_cast<const S*>(clouds.view.points), count, dim, feature_slack(dim, split), rows);
+  }
+  return {bytes, rows};
+}
+
+template <class S, bool Split>
+void launch_features(const LaunchScope& scope, const NeighbourTensors& in,
+                     const NeighbourOutput<float>& out, const FeatureLayout& layout) {
+  const PreparedRows points = prepare<S>(scope, in.points, Split);
+  const bool self = in.queries.view.points == in.points.view.points &&
+                    in.queries.view.num_rows() == in.points.view.num_rows();
+  const PreparedRows queries = self ? points : prepare<S>(scope, in.queries, Split);
+  const auto aligned = [&](const void* data) {
+    return reinterpret_cast<uintptr_t>(data) % (4 * sizeof(S)) == 0;
+  };
+  const bool vectors = in.points.view.dim % 4 == 0 && aligned(in.points.view.points) &&
+                       aligned(in.queries.view.points);
+  const auto kernel = feature_knn_kernel<S, Split>;
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, layout.bytes());
+  const int64_t groups = num_row_groups(in.queries.view, kFeatureGroupBits);
+  kernel<<<static_cast<unsigned>(groups), kFeatureWarps * 32, layout.bytes(), scope.stream()>>>(
+      in.points.view, in.queries.view, points.rows, queries.rows, out, layout, vectors);
+}
+
+int feature_stages(const LaunchScope& scope, const NeighbourTensors& in, int64_t k) {
+  for (int stages : {2, 1}) {
+    if (feature_layout(in, k, stages).bytes() <= scope.facts().shared_memory_per_block) {
+      return stages;
+    }
+  }
+  return 0;
+}
+
+}  // namespace
+
+bool can_search_features(const LaunchScope& scope, const NeighbourTensors& in, int64_t k,
+                         int64_t norm) {
+  return suits_tensor_cores(in.points, k, norm) && feature_stages(scope, in, k) > 0;
+}
+
+void search_features(const LaunchScope& scope, const NeighbourTensors& in,
+                     const NeighbourQuery& query, const Neighbours& neighbours) {
+  const NeighbourOutput<float> out = output_view<float>(neighbours, query.k);
+  fill_unused_rows(scope, in, out);
+  const FeatureLayout layout = feature_layout(in, query.k, feature_stages(scope, in, query.k));
+  dispatch(Choices<DType::kFloat16, DType::kBFloat16, DType::kFloat32>{}, in.points.dtype,
+           [&]<DType D>(Tag<D>) {
+             launch_features<DeviceType<D>, D != DType::kBFloat16>(scope, in, out, layout);
+           });
+}
+
+}  // namespace fusedops::cuda

@@ -1,0 +1,40 @@
+// From host tensors and options to what the search kernels take.
+#pragma once
+
+#include <cmath>
+#include <cstring>
+
+#include "cuda/neighbour_search.h"
+#include "cuda/neighbours.cuh"
+
+namespace fusedops::cuda {
+
+template <class T>
+NeighbourOutput<T> output_view(const Neighbours& out, int64_t k) {
+  return {static_cast<int64_t*>(out.index.mutable_data_ptr()),
+          static_cast<T*>(out.distance.mutable_data_ptr()),
+          out.counts ? static_cast<int64_t*>(out.counts->mutable_data_ptr()) : nullptr, k,
+          out.pad_first};
+}
+
+// The bits of the first distance that is too far. Without a bound that is the one above infinity.
+template <class T>
+KeyBits<T> limit_bits(double bound, bool closed) {
+  const T value = static_cast<T>(bound);
+  KeyBits<T> bits;
+  std::memcpy(&bits, &value, sizeof(T));
+  return bits + (closed || std::isinf(value) ? 1 : 0);
+}
+
+// Rows beyond a cloud's length are no query's; kernels that skip them start from this.
+template <class T>
+void fill_unused_rows(const LaunchScope& scope, const NeighbourTensors& in,
+                      const NeighbourOutput<T>& out) {
+  const Clouds& queries = in.queries.view;
+  if (!queries.lengths && !queries.offsets) return;
+  const int64_t rows = queries.num_rows();
+  const int64_t blocks = std::min<int64_t>(ceil_div(rows * out.k, 256), 8 * 132);
+  fill_neighbours_kernel<T><<<static_cast<int>(blocks), 256, 0, scope.stream()>>>(out, rows);
+}
+
+}  // namespace fusedops::cuda

@@ -1,0 +1,34 @@
+// Host side of the searches that k-NN and ball query share. Each fills every row of the output.
+#pragma once
+
+#include "common/neighbours_check.h"
+#include "cuda/point_grid.h"
+
+namespace fusedops::cuda {
+
+// The tensors of an answer; counts and distance may stay undefined.
+struct Neighbours {
+  Tensor index;                  // (rows..., k)
+  Tensor distance;               // (rows..., k), float32 or float64
+  std::optional<Tensor> counts;  // (rows...)
+  bool pad_first = false;
+};
+
+// The nearest k within the query's bound, by comparing every pair.
+void search_brute(const LaunchScope& scope, const NeighbourTensors& in, const NeighbourQuery& query,
+                  const Neighbours& out);
+
+// Any selection, through the index: in.grid or one that is built here.
+void search_grid(const LaunchScope& scope, const NeighbourTensors& in, const NeighbourQuery& query,
+                 const Neighbours& out);
+
+// k-NN by Tensor Cores; whether they can serve this search.
+bool can_search_features(const LaunchScope& scope, const NeighbourTensors& in, int64_t k,
+                         int64_t norm);
+void search_features(const LaunchScope& scope, const NeighbourTensors& in,
+                     const NeighbourQuery& query, const Neighbours& out);
+
+// The choice for NeighbourAlgorithm::kAuto in low dimensions, from sizes alone.
+bool prefers_grid(const NeighbourTensors& in, int64_t k);
+
+}  // namespace fusedops::cuda
