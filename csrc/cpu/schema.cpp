@@ -17,11 +17,7 @@ namespace fusedops {
 namespace {
 
 constexpr std::span<const char* const> kFamilies[] = {
-    kGemmSchemas,
-    kNeighbourSchemas,
-    kPointsSchemas,
-    kMlpSchemas,
-    kTemplateSchemas,
+    kGemmSchemas, kNeighbourSchemas, kPointsSchemas, kMlpSchemas, kTemplateSchemas,
 };
 
 #ifndef USE_CUDA
