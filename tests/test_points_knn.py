@@ -78,6 +78,8 @@ def test_tensor_cores(dim, dtype):
     lengths = torch.tensor([700, 19], device="cuda")
     query_lengths = torch.tensor([70, 150], device="cuda")
     for k in (1, 20, 32, 33, 128):
+        if k == 128 and dim == 256 and dtype is not torch.bfloat16:
+            continue  # more shared memory than there is
         for clouds in ({}, {"lengths": lengths, "query_lengths": query_lengths}):
             got = P.knn(points, queries, k, algorithm="tensor", **clouds)
             want = P.knn(points, queries, k, algorithm="brute", **clouds)

@@ -13,7 +13,7 @@ FeatureLayout feature_layout(const NeighbourTensors& in, int64_t k, int stages) 
   layout.stride = layout.width + kFeaturePad;
   layout.splits = in.points.dtype == DType::kBFloat16 ? 1 : 2;
   layout.stages = stages;
-  layout.list = k <= 32 ? 32 : 128;
+  layout.list = k <= 32 ? 32 : k <= 64 ? 64 : 128;
   return layout;
 }
 
@@ -40,7 +40,7 @@ PreparedRows prepare(const LaunchScope& scope, const CloudTensors& clouds, bool 
   return {bytes, rows};
 }
 
-template <class S, bool Split>
+template <class S, bool Split, int Sets>
 void launch_features(const LaunchScope& scope, const NeighbourTensors& in,
                      const NeighbourOutput<float>& out, const FeatureLayout& layout) {
   const PreparedRows points = prepare<S>(scope, in.points, Split);
@@ -52,11 +52,12 @@ void launch_features(const LaunchScope& scope, const NeighbourTensors& in,
   };
   const bool vectors = in.points.view.dim % 4 == 0 && aligned(in.points.view.points) &&
                        aligned(in.queries.view.points);
-  const auto kernel = feature_knn_kernel<S, Split>;
+  const auto kernel = feature_knn_kernel<S, Split, Sets>;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, layout.bytes());
   const int64_t groups = num_row_groups(in.queries.view, kFeatureGroupBits);
   kernel<<<static_cast<unsigned>(groups), kFeatureWarps * 32, layout.bytes(), scope.stream()>>>(
-      in.points.view, in.queries.view, points.rows, queries.rows, out, layout, vectors);
+      in.points.view, in.queries.view, points.rows, queries.rows, out, layout,
+      feature_slack(static_cast<int>(in.points.view.dim), Split), vectors);
 }
 
 int feature_stages(const LaunchScope& scope, const NeighbourTensors& in, int64_t k) {
@@ -82,7 +83,10 @@ void search_features(const LaunchScope& scope, const NeighbourTensors& in,
   const FeatureLayout layout = feature_layout(in, query.k, feature_stages(scope, in, query.k));
   dispatch(Choices<DType::kFloat16, DType::kBFloat16, DType::kFloat32>{}, in.points.dtype,
            [&]<DType D>(Tag<D>) {
-             launch_features<DeviceType<D>, D != DType::kBFloat16>(scope, in, out, layout);
+             // Bins: at least twice k
+             dispatch(Choices<1, 2, 4>{}, layout.list / 32, [&]<int Sets>(Tag<Sets>) {
+               launch_features<DeviceType<D>, D != DType::kBFloat16, Sets>(scope, in, out, layout);
+             });
            });
 }
 

@@ -2,11 +2,11 @@
 //
 // |q|^2 + |p|^2 - 2 q.p with bf16 products and fp32 sums is wrong by at most `slack` times
 // (|q|^2 + |p|^2): exact inputs (bf16) need one product a pair, others three (value = high + low,
-// low x low left out). A point whose lower bound is not above the k-th best distance so far goes to
-// its query's buffer; when that fills up, the buffered points' distances are computed as sums of
-// squared differences in fp32, exactly as the other algorithms compute them, and merged into the
-// query's k best. So results do not depend on the products' precision, only the number of
-// candidates does: about k (1 + ln(N / k)). Nothing of size M x N exists.
+// low x low left out). Two passes over the points: the first keeps the least upper bound in each of
+// 64 or more bins a query, whose k-th smallest bounds the k-th neighbour; points with a lower bound
+// under that, about 1.2 k of them, are the candidates of the second. Their distances are computed
+// as sums of squared differences in fp32, exactly as the other algorithms compute them, so results
+// do not depend on the products' precision. Nothing of size M x N exists.
 //
 // One block serves 64 queries, a warp 16; tiles of 64 points stream through shared memory.
 #pragma once
@@ -18,9 +18,11 @@
 namespace fusedops {
 
 inline constexpr int kFeatureWarps = 4;
-inline constexpr int kFeatureRows = 16;   // queries of a warp
-inline constexpr int kFeatureTile = 64;   // points
-inline constexpr int kFeatureRoom = 128;  // candidates of a query before they are ranked
+inline constexpr int kFeatureRows = 16;      // queries of a warp
+inline constexpr int kFeatureTile = 64;      // points
+inline constexpr int kFeatureRoom = 96;      // candidates of a query before they are ranked
+inline constexpr int kFeatureScratch = 256;  // keys: 128 and kFeatureRoom, a power of two
+inline constexpr int kFeatureBins = 64;      // of a query and a set; a set is one tile in `Sets`
 inline constexpr int kFeatureGroupBits = 6;
 inline constexpr int kFeaturePad = 8;  // of a row in shared memory, against bank conflicts
 
@@ -68,7 +70,7 @@ struct FeatureLayout {
     return lists_at() + kFeatureWarps * kFeatureRows * list * 8;
   }
   __host__ __device__ int buffers_at() const {
-    return scratch_at() + (list > 32 ? kFeatureWarps * (list + kFeatureRoom) * 8 : 0);
+    return scratch_at() + (list > 32 ? kFeatureWarps * kFeatureScratch * 8 : 0);
   }
   __host__ __device__ int norms_at() const {
     return buffers_at() + kFeatureWarps * kFeatureRows * kFeatureRoom * 4;
@@ -125,6 +127,7 @@ __device__ __forceinline__ float exact_distance(const S* __restrict__ query,
                                                 bool vectors) {
   float d = 0.0f;
   if (vectors) {
+#pragma unroll 4
     for (int c = 0; c < dim; c += 4) {
       const auto q = *reinterpret_cast<const Vec<S, 4>*>(query + c);
       const auto p = *reinterpret_cast<const Vec<S, 4>*>(point + c);
@@ -146,7 +149,7 @@ __device__ __forceinline__ float exact_distance(const S* __restrict__ query,
 // What a warp keeps of one query.
 struct FeatureQuery {
   uint64_t* best;      // [list] ascending
-  uint64_t* scratch;   // [list + room], where list > 32
+  uint64_t* scratch;   // [kFeatureScratch], where list > 32
   uint32_t* buffered;  // [room] positions in the cloud
 };
 
@@ -172,22 +175,77 @@ __device__ __noinline__ uint64_t rank_candidates(FeatureQuery query, int count, 
   }
   if (list > 32) {
     for (int i = lane; i < list; i += 32) query.scratch[i] = query.best[i];
-    for (int i = list + (count + 31) / 32 * 32 + lane; i < list + kFeatureRoom; i += 32) {
+    for (int i = list + (count + 31) / 32 * 32 + lane; i < kFeatureScratch; i += 32) {
       query.scratch[i] = empty;
     }
     __syncwarp();
-    warp_sort_shared(query.scratch, list + kFeatureRoom, lane);
+    warp_sort_shared(query.scratch, kFeatureScratch, lane);
     for (int i = lane; i < list; i += 32) query.best[i] = query.scratch[i];
   }
   __syncwarp();
   return query.best[k - 1];
 }
 
-template <class S, bool Split>
-__global__ void __launch_bounds__(kFeatureWarps * 32)
+// Products of the warp's 16 queries with 64 points, both in shared memory.
+template <bool Split>
+__device__ __forceinline__ void tile_products(const __nv_bfloat16* query_tile,
+                                              const __nv_bfloat16* point_tile,
+                                              const FeatureLayout& layout, int lane, int warp,
+                                              float (&product)[kFeatureTile / 8][4]) {
+  const int part = kFeatureTile * layout.stride;  // elements of one part of 64 rows
+  const __nv_bfloat16* a_row =
+      query_tile + (warp * kFeatureRows + lane % 16) * layout.stride + lane / 16 * 8;
+  const __nv_bfloat16* b_row =
+      point_tile + (lane % 8 + lane / 16 * 8) * layout.stride + lane / 8 % 2 * 8;
+  for (int at = 0; at < layout.width; at += 16) {
+    uint32_t a_high[4];
+    uint32_t a_low[4];
+    load_matrices(a_high, a_row + at);
+    if constexpr (Split) load_matrices(a_low, a_row + part + at);
+#pragma unroll
+    for (int n = 0; n < kFeatureTile / 16; ++n) {
+      uint32_t b[4];
+      load_matrices(b, b_row + n * 16 * layout.stride + at);
+      multiply_add(product[2 * n], a_high, b[0], b[1]);
+      multiply_add(product[2 * n + 1], a_high, b[2], b[3]);
+      if constexpr (Split) {
+        multiply_add(product[2 * n], a_low, b[0], b[1]);
+        multiply_add(product[2 * n + 1], a_low, b[2], b[3]);
+        load_matrices(b, b_row + part + n * 16 * layout.stride + at);
+        multiply_add(product[2 * n], a_high, b[0], b[1]);
+        multiply_add(product[2 * n + 1], a_high, b[2], b[3]);
+      }
+    }
+  }
+}
+
+// The k-th smallest of 32 Count values, `Count` a lane at stride 32, none of them NaN: the largest
+// value with fewer than k below it, bit by bit.
+template <int Count>
+__device__ __noinline__ float kth_smallest(const float* values, int k) {
+  const int lane = threadIdx.x % 32;
+  uint32_t ordered[Count];
+#pragma unroll
+  for (int i = 0; i < Count; ++i) {
+    const uint32_t bits = __float_as_uint(values[i * 32 + lane]);
+    ordered[i] = bits >> 31 ? ~bits : bits | 0x80000000u;
+  }
+  uint32_t result = 0;
+  for (int bit = 31; bit >= 0; --bit) {
+    const uint32_t trial = result | 1u << bit;
+    int below = 0;
+#pragma unroll
+    for (int i = 0; i < Count; ++i) below += __popc(__ballot_sync(kFullWarp, ordered[i] < trial));
+    if (below < k) result = trial;
+  }
+  return __uint_as_float(result >> 31 ? result & 0x7fffffffu : ~result);
+}
+
+template <class S, bool Split, int Sets>
+__global__ void __launch_bounds__(kFeatureWarps * 32, Sets > 2 ? 2 : 3)
     feature_knn_kernel(Clouds points, Clouds queries, FeatureRows point_rows,
                        FeatureRows query_rows, NeighbourOutput<float> out, FeatureLayout layout,
-                       bool vectors) {
+                       float slack, bool vectors) {
   extern __shared__ __align__(16) char storage[];
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
@@ -213,8 +271,8 @@ __global__ void __launch_bounds__(kFeatureWarps * 32)
     FeatureQuery state;
     state.best = reinterpret_cast<uint64_t*>(storage + layout.lists_at()) +
                  (warp * kFeatureRows + row) * layout.list;
-    state.scratch = reinterpret_cast<uint64_t*>(storage + layout.scratch_at()) +
-                    warp * (layout.list + kFeatureRoom);
+    state.scratch =
+        reinterpret_cast<uint64_t*>(storage + layout.scratch_at()) + warp * kFeatureScratch;
     state.buffered = buffers + (warp * kFeatureRows + row) * kFeatureRoom;
     return state;
   };
@@ -227,22 +285,25 @@ __global__ void __launch_bounds__(kFeatureWarps * 32)
     __syncwarp();
     if (lane == 0) {
       counts[slot] = 0;
-      limits[slot] = last < empty ? key_distance<Select::kNearest, float>(last) - query_norms[slot]
-                                  : (query_norms[slot] == query_norms[slot] ? INFINITY : NAN);
+      // NOTE: what comes later has a larger index: as far as the k-th is too far. A NaN limit,
+      // which lets everything through, must stay.
+      const float limit =
+          nextafterf(key_distance<Select::kNearest, float>(last) - query_norms[slot], -INFINITY);
+      if (last < empty && limit < limits[slot]) limits[slot] = limit;
     }
     __syncwarp();
   };
 
   // Queries, the first tile, empty lists
   copy_rows(query_rows, first_query, num_queries, layout, query_tile);
-  const auto load_points = [&](int64_t start, int stage) {
+  const auto load_points = [&](int64_t start, int stage, float scale) {
     copy_rows(point_rows, first_point + start, length - start, layout,
               point_tiles + stage * part * layout.splits);
     if (threadIdx.x < kFeatureTile) {
       const int64_t i = start + threadIdx.x;
       // NOTE: infinity keeps what is beyond the end out, whatever the limit
       tile_norms[stage * kFeatureTile + threadIdx.x] =
-          i < length ? point_rows.norm[first_point + i] : INFINITY;
+          i < length ? point_rows.norm[first_point + i] * scale : INFINITY;
     }
     commit_copies();
   };
@@ -256,57 +317,90 @@ __global__ void __launch_bounds__(kFeatureWarps * 32)
     query_norms[threadIdx.x] = norm;
     limits[threadIdx.x] = exists ? (norm == norm ? INFINITY : NAN) : -INFINITY;
   }
-  if (length > 0) load_points(0, 0);
 
   const int quad_row = lane / 4;
   const int quad_column = lane % 4 * 2;
-  const int slots[2] = {warp * kFeatureRows + quad_row, warp * kFeatureRows + quad_row + 8};
-  for (int64_t start = 0; start < length; start += kFeatureTile) {
-    const int stage = layout.stages == 2 ? static_cast<int>(start / kFeatureTile % 2) : 0;
+  // Calls use(start, product, norms) for every tile; norms are scaled
+  const auto stream = [&](float scale, auto use) {
+    if (length > 0) load_points(0, 0, scale);
+    for (int64_t start = 0; start < length; start += kFeatureTile) {
+      const int stage = layout.stages == 2 ? static_cast<int>(start / kFeatureTile % 2) : 0;
+      wait_copies();
+      __syncthreads();
+      if (layout.stages == 2 && start + kFeatureTile < length) {
+        load_points(start + kFeatureTile, 1 - stage, scale);
+      }
+      float product[kFeatureTile / 8][4] = {};
+      tile_products<Split>(query_tile, point_tiles + stage * part * layout.splits, layout, lane,
+                           warp, product);
+      use(start, product, tile_norms + stage * kFeatureTile + quad_column);
+      if (layout.stages == 1) {
+        __syncthreads();
+        if (start + kFeatureTile < length) load_points(start + kFeatureTile, 0, scale);
+      }
+    }
     wait_copies();
     __syncthreads();
-    if (layout.stages == 2 && start + kFeatureTile < length) {
-      load_points(start + kFeatureTile, 1 - stage);
-    }
+  };
 
-    // Products of 16 queries and 64 points
-    const __nv_bfloat16* tile = point_tiles + stage * part * layout.splits;
-    float product[kFeatureTile / 8][4] = {};
-    const __nv_bfloat16* a_row =
-        query_tile + (warp * kFeatureRows + lane % 16) * layout.stride + lane / 16 * 8;
-    const __nv_bfloat16* b_row =
-        tile + (lane % 8 + lane / 16 * 8) * layout.stride + lane / 8 % 2 * 8;
-    for (int at = 0; at < layout.width; at += 16) {
-      uint32_t a_high[4];
-      uint32_t a_low[4];
-      load_matrices(a_high, a_row + at);
-      if constexpr (Split) load_matrices(a_low, a_row + part + at);
+  // First pass: the least upper bound of every bin
+  float bins[Sets][kFeatureTile / 8][4];
 #pragma unroll
-      for (int n = 0; n < kFeatureTile / 16; ++n) {
-        uint32_t b[4];
-        load_matrices(b, b_row + n * 16 * layout.stride + at);
-        multiply_add(product[2 * n], a_high, b[0], b[1]);
-        multiply_add(product[2 * n + 1], a_high, b[2], b[3]);
-        if constexpr (Split) {
-          multiply_add(product[2 * n], a_low, b[0], b[1]);
-          multiply_add(product[2 * n + 1], a_low, b[2], b[3]);
-          load_matrices(b, b_row + part + n * 16 * layout.stride + at);
-          multiply_add(product[2 * n], a_high, b[0], b[1]);
-          multiply_add(product[2 * n + 1], a_high, b[2], b[3]);
+  for (int i = 0; i < Sets * kFeatureTile / 2; ++i) (&bins[0][0][0])[i] = INFINITY;
+  stream((1.0f + slack) / (1.0f - slack),
+         [&](int64_t start, const auto& product, const float* norms) {
+           const int set = static_cast<int>(start / kFeatureTile % Sets);
+#pragma unroll
+           for (int b = 0; b < Sets; ++b) {
+             if (b != set) continue;
+#pragma unroll
+             for (int n = 0; n < kFeatureTile / 8; ++n) {
+#pragma unroll
+               for (int i = 0; i < 4; ++i) {
+                 const float bound = fmaf(-2.0f, product[n][i], norms[n * 8 + i % 2]);
+                 bins[b][n][i] = fminf(bins[b][n][i], bound);
+               }
+             }
+           }
+         });
+
+  // The k-th smallest bin of each query bounds its k-th neighbour. Bins pass through the buffers.
+  constexpr int kBatch = kFeatureRows / Sets;  // queries at a time
+  float* passing = reinterpret_cast<float*>(buffers) + warp * kFeatureRows * kFeatureRoom;
+  for (int first = 0; first < kFeatureRows; first += kBatch) {
+#pragma unroll
+    for (int b = 0; b < Sets; ++b) {
+#pragma unroll
+      for (int n = 0; n < kFeatureTile / 8; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int row = quad_row + i / 2 * 8 - first;
+          if (row < 0 || row >= kBatch) continue;
+          passing[(row * Sets + b) * kFeatureBins + n * 8 + quad_column + i % 2] = bins[b][n][i];
         }
       }
     }
+    __syncwarp();
+    for (int row = 0; row < kBatch; ++row) {
+      const int slot = warp * kFeatureRows + first + row;
+      const float bound = kth_smallest<2 * Sets>(passing + row * Sets * kFeatureBins, k);
+      // In terms of lower bounds, which leave slack |q|^2 out: the same twice
+      if (lane == 0 && slot < num_queries) limits[slot] = bound + 2.1f * slack * query_norms[slot];
+    }
+    __syncwarp();
+  }
 
-    // Candidates
+  // Second pass: candidates
+  const int slots[2] = {warp * kFeatureRows + quad_row, warp * kFeatureRows + quad_row + 8};
+  stream(1.0f, [&](int64_t start, const auto& product, const float* norms) {
     const float limit[2] = {limits[slots[0]], limits[slots[1]]};
-    const float* norms = tile_norms + stage * kFeatureTile + quad_column;
 #pragma unroll
     for (int n = 0; n < kFeatureTile / 8; ++n) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float bound = fmaf(-2.0f, product[n][i], norms[n * 8 + i % 2]);
         // NOTE: written so that NaN is let through: the exact distance decides
-        if (!(bound >= limit[i / 2])) {
+        if (!(bound > limit[i / 2])) {
           const int slot = slots[i / 2];
           const int64_t position = start + n * 8 + quad_column + i % 2;
           if (position >= length || slot >= num_queries) continue;
@@ -319,13 +413,7 @@ __global__ void __launch_bounds__(kFeatureWarps * 32)
     for (int row = 0; row < kFeatureRows; ++row) {
       if (counts[warp * kFeatureRows + row] > kFeatureRoom - kFeatureTile) rank(row);
     }
-    if (layout.stages == 1) {
-      __syncthreads();
-      if (start + kFeatureTile < length) load_points(start + kFeatureTile, 0);
-    }
-  }
-  wait_copies();
-  __syncthreads();
+  });
 
   // Rank what is left and write
   const int64_t base = points.index_base(group.cloud);

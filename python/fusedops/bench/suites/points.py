@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fusedops.bench.suite import Call, Case, Selection, Suite, Work
-from fusedops.bench.suites import points_grouping, points_sampling
+from fusedops.bench.suites import points_grouping, points_neighbours, points_sampling
 
 if TYPE_CHECKING:
     import torch
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 FAMILIES: dict[str, Suite] = {
     "fps": points_sampling.SUITE(),
     "group": points_grouping.SUITE(),
+    "neighbours": points_neighbours.SUITE(),
+    "features": points_neighbours.FeaturesSuite(),
 }
 
 
