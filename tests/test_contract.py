@@ -11,7 +11,7 @@ import torch
 
 import fusedops  # noqa: F401  (registers the ops)
 from fusedops.activation import ACTIVATIONS, CODES, SAVES_OUTPUT, SAVES_PREACT
-from samples import SAMPLES
+from samples import INTEGER_OPS, SAMPLES
 from util import DTYPES, linear_inputs, name, poisoned
 
 OPS = torch.ops.fusedops
@@ -44,6 +44,19 @@ def overload(op):
     return getattr(OPS, op).default
 
 
+def written(op):
+    """The positions of the arguments that an op writes; none but for an `_out` op."""
+    arguments = overload(op)._schema.arguments
+    return [i for i, a in enumerate(arguments) if a.alias_info is not None]
+
+
+def outcome(op, arguments):
+    """What an op returns, or what it writes into new memory like its `out`."""
+    arguments = [torch.empty_like(a) if i in written(op) else a for i, a in enumerate(arguments)]
+    returned = overload(op)(*arguments)
+    return [arguments[i] for i in written(op)] or flat(returned)
+
+
 def test_every_op_has_samples():
     assert registered() == sorted(SAMPLES)
 
@@ -72,7 +85,12 @@ def test_schema(op):
     for argument in schema.arguments:
         # NOTE: the stable ABI truncates every other scalar type without a word.
         assert str(argument.type) in {"Tensor", "Optional[Tensor]", "int", "float", "bool"}
-        assert argument.alias_info is None, "ops do not write to or alias their arguments"
+        if argument.alias_info is not None:
+            assert op.endswith("_out"), "ops do not write to or alias their arguments"
+            assert (argument.name, str(argument.type)) == ("out", "Tensor")
+            assert argument.alias_info.is_write
+            assert argument.name == schema.arguments[-1].name
+            assert not schema.returns
         assert not argument.has_default_value(), "Python passes every argument"
     assert all(str(r.type) == "Tensor" and r.alias_info is None for r in schema.returns)
 
@@ -81,10 +99,10 @@ def test_schema(op):
 @every_op
 def test_fake_agrees_with_real(device, op, dtype):
     for arguments in samples(op, device, dtype):
-        real = flat(overload(op)(*arguments))
+        real = outcome(op, arguments)
         with torch._subclasses.FakeTensorMode() as mode:
             fake = [mode.from_tensor(a) if isinstance(a, torch.Tensor) else a for a in arguments]
-            result = flat(overload(op)(*fake))
+            result = outcome(op, fake)
         assert len(real) == len(result)
         for got, want in zip(result, real, strict=True):
             assert (got.shape, got.dtype, got.device) == (want.shape, want.dtype, want.device)
@@ -101,9 +119,9 @@ def test_fake_agrees_with_real_on_strided_and_empty_inputs(device, op):
 
     for arguments in samples(op, device, codes=[0, 1, 2]):
         strided = [variants(a) for a in arguments]
-        real = flat(overload(op)(*strided))
-        fake = flat(overload(op)(*(a.to("meta") if hasattr(a, "to") else a for a in strided)))
-        for got, want, dense in zip(fake, real, flat(overload(op)(*arguments)), strict=True):
+        real = outcome(op, strided)
+        fake = outcome(op, [a.to("meta") if hasattr(a, "to") else a for a in strided])
+        for got, want, dense in zip(fake, real, outcome(op, arguments), strict=True):
             assert (got.shape, got.stride(), got.dtype) == (want.shape, want.stride(), want.dtype)
             # Another kernel may read the strided form, with another rounding to TF32
             torch.testing.assert_close(want, dense, rtol=5e-3, atol=5e-3)
@@ -120,7 +138,7 @@ def test_opcheck(device, op):
 def test_results_are_new_and_inputs_stay(device, op):
     for arguments in samples(op, device):
         before = [a.clone() if isinstance(a, torch.Tensor) else a for a in arguments]
-        results = flat(overload(op)(*arguments))
+        results = outcome(op, arguments)
         memory = {a.data_ptr() for a in arguments if isinstance(a, torch.Tensor) and a.numel()}
         filled = [r.data_ptr() for r in results if r.numel()]
         assert not memory & set(filled)
@@ -135,10 +153,10 @@ def test_results_are_new_and_inputs_stay(device, op):
 def test_writes_every_element_and_repeats_bitwise(device, op, dtype):
     for arguments in samples(op, device, dtype):
         with poisoned():
-            first = flat(overload(op)(*arguments))
+            first = outcome(op, arguments)
         assert all(torch.isfinite(t).all() for t in first)
         for _ in range(3):
-            for a, b in zip(flat(overload(op)(*arguments)), first, strict=True):
+            for a, b in zip(outcome(op, arguments), first, strict=True):
                 assert torch.equal(a, b)
 
 
@@ -186,9 +204,13 @@ def test_a_wrong_dtype_names_op_and_argument(device, op):
     schema = overload(op)._schema
     arguments = list(samples(op, device, codes=[1])[0])
     first = schema.arguments[1 if op == "linear_backward" else 0].name
-    public = op.removesuffix("_preact").removesuffix("_forward")
-    ints = [a.to(torch.int32) if isinstance(a, torch.Tensor) else a for a in arguments]
-    text = rf"^{public}: {first} must be float16, bfloat16, float32 or float64; got int32$"
+    public = op.removesuffix("_preact").removesuffix("_forward").removesuffix("_out")
+    bad = torch.bool if op in INTEGER_OPS else torch.int32
+    wanted = "float16, bfloat16, float32 or float64"
+    if op in INTEGER_OPS:
+        wanted = r"floating \(16 to 64 bits\) or an integer \(8 to 64 bits\)"
+    ints = [a.to(bad) if isinstance(a, torch.Tensor) else a for a in arguments]
+    text = rf"^{public}: {first} must be {wanted}; got {name(bad)}$"
     for to in (device, "meta"):
         moved = [a.to(to) if isinstance(a, torch.Tensor) else a for a in ints]
         with pytest.raises(RuntimeError, match=text):
@@ -238,7 +260,7 @@ def test_dy_has_the_dtype_of_x(device):
 def test_runs_on_the_current_stream(op):
     # The inputs are written late, on a side stream: an op on another stream reads the old ones.
     for arguments in samples(op, "cuda", codes=[1, 2]):
-        expected = flat(overload(op)(*arguments))
+        expected = outcome(op, arguments)
         torch.cuda.synchronize()
         stream = torch.cuda.Stream()
         late = [torch.zeros_like(a) if isinstance(a, torch.Tensor) else a for a in arguments]
@@ -248,7 +270,7 @@ def test_runs_on_the_current_stream(op):
             for a, b in zip(late, arguments, strict=True):
                 if isinstance(a, torch.Tensor):
                     a.copy_(b)
-            results = flat(overload(op)(*late))
+            results = outcome(op, late)
         stream.synchronize()
         for got, want in zip(results, expected, strict=True):
             assert torch.equal(got, want)
@@ -259,11 +281,11 @@ def test_runs_on_the_current_stream(op):
 @every_op
 def test_is_captured_in_a_cuda_graph(op, dtype):
     for arguments in samples(op, "cuda", dtype, codes=[1, 2]):
-        expected = flat(overload(op)(*arguments))
+        expected = outcome(op, arguments)
         static = [torch.zeros_like(a) if isinstance(a, torch.Tensor) else a for a in arguments]
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            results = flat(overload(op)(*static))
+            results = outcome(op, static)
         for a, b in zip(static, arguments, strict=True):
             if isinstance(a, torch.Tensor):
                 a.copy_(b)
@@ -278,7 +300,7 @@ def test_is_captured_in_a_cuda_graph(op, dtype):
 def test_runs_on_the_device_of_its_inputs(op):
     for arguments in samples(op, "cuda:1", codes=[1]):
         with torch.cuda.device(0):
-            results = flat(overload(op)(*arguments))
+            results = outcome(op, arguments)
             assert torch.cuda.current_device() == 0
         assert all(r.device == torch.device("cuda", 1) for r in results)
         assert all(torch.isfinite(r).all() for r in results)

@@ -7,17 +7,20 @@
 #include <string>
 
 #include "common/tensor_check.h"
+#include "cpu/schema/elementwise.h"
 #include "cpu/schema/gemm.h"
 #include "cpu/schema/mlp.h"
 #include "cpu/schema/neighbours.h"
 #include "cpu/schema/points.h"
+#include "cpu/schema/stencil.h"
 #include "cpu/schema/template.h"
 
 namespace fusedops {
 namespace {
 
 constexpr std::span<const char* const> kFamilies[] = {
-    kGemmSchemas, kNeighbourSchemas, kPointsSchemas, kMlpSchemas, kTemplateSchemas,
+    kElementwiseSchemas, kGemmSchemas,    kNeighbourSchemas, kPointsSchemas,
+    kMlpSchemas,         kStencilSchemas, kTemplateSchemas,
 };
 
 #ifndef USE_CUDA

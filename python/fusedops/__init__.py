@@ -5,16 +5,51 @@ from __future__ import annotations
 import torch  # noqa: F401  (loads libtorch, which _C is linked against)
 
 from . import _C, nn, points, reference
+from .elementwise import (
+    add,
+    add_,
+    bias_act,
+    bias_act_,
+    bias_dropout_residual,
+    bias_dropout_residual_,
+    fma,
+    fma_,
+    relu,
+    relu_,
+    scale_bias_act,
+    scale_bias_act_,
+    square,
+    square_,
+)
 from .explain import explain
 from .fuse import FuseReport, fuse
 from .linear import linear, matmul
 from .mlp import gated_mlp, mlp
+from .stencil import (
+    box_filter1d,
+    box_filter2d,
+    box_filter3d,
+    stencil1d,
+    stencil2d,
+    stencil3d,
+)
 from .tune import tune
 
 __all__ = [
     "_C",
     "FuseReport",
+    "add",
+    "add_",
+    "bias_act",
+    "bias_act_",
+    "bias_dropout_residual",
+    "bias_dropout_residual_",
+    "box_filter1d",
+    "box_filter2d",
+    "box_filter3d",
     "explain",
+    "fma",
+    "fma_",
     "fuse",
     "gated_mlp",
     "linear",
@@ -23,5 +58,14 @@ __all__ = [
     "nn",
     "points",
     "reference",
+    "relu",
+    "relu_",
+    "scale_bias_act",
+    "scale_bias_act_",
+    "square",
+    "square_",
+    "stencil1d",
+    "stencil2d",
+    "stencil3d",
     "tune",
 ]

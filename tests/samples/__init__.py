@@ -3,12 +3,17 @@
 One file per family; `codes` are the activation codes to cover, where an op takes one.
 """
 
-from . import gemm, mlp, neighbours, points, template
+from . import elementwise, gemm, mlp, neighbours, points, stencil, template
 
 SAMPLES = {
+    **elementwise.SAMPLES,
     **gemm.SAMPLES,
     **mlp.SAMPLES,
     **neighbours.SAMPLES,
     **points.SAMPLES,
+    **stencil.SAMPLES,
     **template.SAMPLES,
 }
+
+# Ops that take integers too: their wrong dtype is bool.
+INTEGER_OPS = elementwise.INTEGER_OPS

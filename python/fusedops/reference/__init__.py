@@ -4,14 +4,19 @@ Feed float64 tensors to get the values that the tests measure errors against.
 """
 
 from .activation import activate, activate_grad
+from .elementwise import bias_dropout_residual, dropout_mask, fma, scale_bias_act
 from .gemm import linear, linear_backward, linear_preact, matmul, matmul_backward, matmul_preact
 from .mlp import gated_mlp, mlp
 from .points import farthest_point_sample, group, interpolate
+from .stencil import stencil
 
 __all__ = [
     "activate",
     "activate_grad",
+    "bias_dropout_residual",
+    "dropout_mask",
     "farthest_point_sample",
+    "fma",
     "gated_mlp",
     "group",
     "interpolate",
@@ -22,4 +27,6 @@ __all__ = [
     "matmul_backward",
     "matmul_preact",
     "mlp",
+    "scale_bias_act",
+    "stencil",
 ]

@@ -1,0 +1,146 @@
+// add, fma, square, relu and their out variants on the CPU. Integers wrap around.
+#include "cpu/elementwise.h"
+
+namespace fusedops::cpu {
+namespace {
+
+template <ScalarType>
+struct ElementTypes;
+template <>
+struct ElementTypes<ScalarType::Half> {
+  using type = c10::Half;
+};
+template <>
+struct ElementTypes<ScalarType::BFloat16> {
+  using type = c10::BFloat16;
+};
+template <>
+struct ElementTypes<ScalarType::Float> {
+  using type = float;
+};
+template <>
+struct ElementTypes<ScalarType::Double> {
+  using type = double;
+};
+template <>
+struct ElementTypes<ScalarType::Byte> {
+  using type = uint8_t;
+};
+template <>
+struct ElementTypes<ScalarType::Char> {
+  using type = int8_t;
+};
+template <>
+struct ElementTypes<ScalarType::Short> {
+  using type = int16_t;
+};
+template <>
+struct ElementTypes<ScalarType::Int> {
+  using type = int32_t;
+};
+template <>
+struct ElementTypes<ScalarType::Long> {
+  using type = int64_t;
+};
+
+// What a value computes in: unsigned for integers, whose sums and products then wrap around.
+template <typename T>
+using Wide = std::conditional_t<
+    std::is_same_v<T, double>, double,
+    std::conditional_t<std::is_same_v<T, int64_t>, uint64_t,
+                       std::conditional_t<std::is_integral_v<T>, uint32_t, float>>>;
+
+struct AddFn {
+  template <typename T, typename V>
+  static T apply(const V& v) {
+    return static_cast<T>(Wide<T>(v[0]) + Wide<T>(v[1]));
+  }
+};
+struct FmaFn {  // a, x, b
+  template <typename T, typename V>
+  static T apply(const V& v) {
+    return static_cast<T>(Wide<T>(v[0]) * Wide<T>(v[1]) + Wide<T>(v[2]));
+  }
+};
+struct SquareFn {
+  template <typename T, typename V>
+  static T apply(const V& v) {
+    return static_cast<T>(Wide<T>(v[0]) * Wide<T>(v[0]));
+  }
+};
+struct SquareBackwardFn {  // dy, x
+  template <typename T, typename V>
+  static T apply(const V& v) {
+    return static_cast<T>(2 * Wide<T>(v[1]) * Wide<T>(v[0]));
+  }
+};
+struct ReluFn {  // keeps NaN
+  template <typename T, typename V>
+  static T apply(const V& v) {
+    return v[0] < T(0) ? T(0) : v[0];
+  }
+};
+
+template <typename Fn, int kInputs>
+void launch(const char* op, const Tensor& out, const NamedTensor (&inputs)[kInputs]) {
+  const IterationSpace space = iteration_space(op, out, inputs);
+  dispatch(NumericTypes{}, out.scalar_type(), [&]<ScalarType S>(Tag<S>) {
+    using T = typename ElementTypes<S>::type;
+    for_each_element(space, pointers<T, kInputs>(inputs, {}),
+                     static_cast<T*>(out.mutable_data_ptr()),
+                     [](const auto& v, int64_t) { return Fn::template apply<T>(v); });
+  });
+}
+
+template <typename Fn, int kInputs>
+Tensor run(const char* op, const NamedTensor (&inputs)[kInputs]) {
+  const Tensor out = torch::stable::new_empty(*inputs[0].tensor, check_broadcast(op, inputs));
+  launch<Fn>(op, out, inputs);
+  return out;
+}
+
+template <typename Fn, int kInputs>
+void run_out(const char* op, const NamedTensor (&inputs)[kInputs], const Tensor& out) {
+  check_out(op, out, check_broadcast(op, inputs), inputs);
+  launch<Fn>(op, out, inputs);
+}
+
+Tensor add(const Tensor& x, const Tensor& y) { return run<AddFn>("add", {{"x", &x}, {"y", &y}}); }
+void add_out(const Tensor& x, const Tensor& y, const Tensor& out) {
+  run_out<AddFn>("add", {{"x", &x}, {"y", &y}}, out);
+}
+
+Tensor fma(const Tensor& a, const Tensor& x, const Tensor& b) {
+  return run<FmaFn>("fma", {{"a", &a}, {"x", &x}, {"b", &b}});
+}
+void fma_out(const Tensor& a, const Tensor& x, const Tensor& b, const Tensor& out) {
+  run_out<FmaFn>("fma", {{"a", &a}, {"x", &x}, {"b", &b}}, out);
+}
+
+Tensor square(const Tensor& x) { return run<SquareFn>("square", {{"x", &x}}); }
+void square_out(const Tensor& x, const Tensor& out) {
+  run_out<SquareFn>("square", {{"x", &x}}, out);
+}
+Tensor square_backward(const Tensor& dy, const Tensor& x) {
+  check_square_backward(dy, x);
+  return run<SquareBackwardFn>("square_backward", {{"dy", &dy}, {"x", &x}});
+}
+
+Tensor relu(const Tensor& x) { return run<ReluFn>("relu", {{"x", &x}}); }
+void relu_out(const Tensor& x, const Tensor& out) { run_out<ReluFn>("relu", {{"x", &x}}, out); }
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(fusedops, CPU, m) {
+  m.impl("add", TORCH_BOX(&add));
+  m.impl("add_out", TORCH_BOX(&add_out));
+  m.impl("fma", TORCH_BOX(&fma));
+  m.impl("fma_out", TORCH_BOX(&fma_out));
+  m.impl("square", TORCH_BOX(&square));
+  m.impl("square_out", TORCH_BOX(&square_out));
+  m.impl("square_backward", TORCH_BOX(&square_backward));
+  m.impl("relu", TORCH_BOX(&relu));
+  m.impl("relu_out", TORCH_BOX(&relu_out));
+}
+
+}  // namespace fusedops::cpu

@@ -1,0 +1,145 @@
+// add, fma, square, relu and their out variants on CUDA.
+#include "cuda/arithmetic.cuh"
+#include "cuda/elementwise_host.h"
+
+namespace fusedops::cuda {
+namespace {
+
+template <ScalarType>
+struct ElementTypes;
+template <>
+struct ElementTypes<ScalarType::Half> {
+  using Wrapping = __half;
+  using Ordered = __half;
+};
+template <>
+struct ElementTypes<ScalarType::BFloat16> {
+  using Wrapping = __nv_bfloat16;
+  using Ordered = __nv_bfloat16;
+};
+template <>
+struct ElementTypes<ScalarType::Float> {
+  using Wrapping = float;
+  using Ordered = float;
+};
+template <>
+struct ElementTypes<ScalarType::Double> {
+  using Wrapping = double;
+  using Ordered = double;
+};
+template <>
+struct ElementTypes<ScalarType::Byte> {
+  using Wrapping = uint8_t;
+  using Ordered = uint8_t;
+};
+template <>
+struct ElementTypes<ScalarType::Char> {
+  using Wrapping = uint8_t;
+  using Ordered = int8_t;
+};
+template <>
+struct ElementTypes<ScalarType::Short> {
+  using Wrapping = uint16_t;
+  using Ordered = int16_t;
+};
+template <>
+struct ElementTypes<ScalarType::Int> {
+  using Wrapping = uint32_t;
+  using Ordered = int32_t;
+};
+template <>
+struct ElementTypes<ScalarType::Long> {
+  using Wrapping = uint64_t;
+  using Ordered = int64_t;
+};
+
+// Sums and products of integers have the same bits, signed or not; relu has not.
+template <class Fn, ScalarType S>
+using ElementType =
+    std::conditional_t<std::is_same_v<Fn, ReluFn>, typename ElementTypes<S>::Ordered,
+                       typename ElementTypes<S>::Wrapping>;
+
+template <class Fn, int kInputs>
+void launch(const char* op, const LaunchScope& scope, const Tensor& out,
+            const NamedTensor (&inputs)[kInputs]) {
+  // Empty early return
+  if (out.numel() == 0) return;
+
+  // Config
+  const auto problem = problem_of<kInputs>(op, out, inputs, {});
+
+  // Launch
+  const bool overlap = scope.facts().code_version >= 90;
+  dispatch(NumericTypes{}, out.scalar_type(), [&]<ScalarType S>(Tag<S>) {
+    using T = ElementType<Fn, S>;
+    launch_elementwise<T>(problem, Pointwise<T, kInputs, Fn>{}, scope.stream(), overlap);
+  });
+
+  // Launch check
+  check_launch(op);
+}
+
+template <class Fn, int kInputs>
+Tensor run(const char* op, const NamedTensor (&inputs)[kInputs]) {
+  // Guard
+  const LaunchScope scope(op, *inputs[0].tensor);
+
+  // Checks
+  const std::vector<int64_t> shape = check_broadcast(op, inputs);
+
+  // Allocate
+  const Tensor out = torch::stable::new_empty(*inputs[0].tensor, shape);
+  launch<Fn>(op, scope, out, inputs);
+  return out;
+}
+
+template <class Fn, int kInputs>
+void run_out(const char* op, const NamedTensor (&inputs)[kInputs], const Tensor& out) {
+  // Guard
+  const LaunchScope scope(op, *inputs[0].tensor);
+
+  // Checks
+  check_out(op, out, check_broadcast(op, inputs), inputs);
+  launch<Fn>(op, scope, out, inputs);
+}
+
+Tensor add(const Tensor& x, const Tensor& y) { return run<AddFn>("add", {{"x", &x}, {"y", &y}}); }
+void add_out(const Tensor& x, const Tensor& y, const Tensor& out) {
+  run_out<AddFn>("add", {{"x", &x}, {"y", &y}}, out);
+}
+
+Tensor fma(const Tensor& a, const Tensor& x, const Tensor& b) {
+  return run<FmaFn>("fma", {{"a", &a}, {"x", &x}, {"b", &b}});
+}
+void fma_out(const Tensor& a, const Tensor& x, const Tensor& b, const Tensor& out) {
+  run_out<FmaFn>("fma", {{"a", &a}, {"x", &x}, {"b", &b}}, out);
+}
+
+Tensor square(const Tensor& x) { return run<SquareFn>("square", {{"x", &x}}); }
+void square_out(const Tensor& x, const Tensor& out) {
+  run_out<SquareFn>("square", {{"x", &x}}, out);
+}
+
+Tensor square_backward(const Tensor& dy, const Tensor& x) {
+  check_square_backward(dy, x);
+  return run<SquareBackwardFn>("square_backward", {{"dy", &dy}, {"x", &x}});
+}
+
+Tensor relu(const Tensor& x) { return run<ReluFn>("relu", {{"x", &x}}); }
+void relu_out(const Tensor& x, const Tensor& out) { run_out<ReluFn>("relu", {{"x", &x}}, out); }
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(fusedops, CUDA, m) {
+  m.impl("add", TORCH_BOX(&add));
+  m.impl("add_out", TORCH_BOX(&add_out));
+  m.impl("fma", TORCH_BOX(&fma));
+  m.impl("fma_out", TORCH_BOX(&fma_out));
+  m.impl("square", TORCH_BOX(&square));
+  m.impl("square_out", TORCH_BOX(&square_out));
+  m.impl("square_backward", TORCH_BOX(&square_backward));
+  m.impl("relu", TORCH_BOX(&relu));
+  m.impl("relu_out", TORCH_BOX(&relu_out));
+}
+
+}  // namespace fusedops::cuda

@@ -1,0 +1,26 @@
+// Host side of the stencil's forward and input gradient on CUDA.
+#pragma once
+
+#include <torch/csrc/stable/ops.h>
+
+#include "common/device_types.cuh"
+#include "common/launch.h"
+#include "common/stencil_check.h"
+
+namespace fusedops::cuda {
+
+// Rows of all tensors start at multiples of four elements.
+template <class... Tensors>
+bool rows_allow_vectors(const StencilShape& s, const Tensors&... tensors) {
+  const auto aligned = [](const Tensor& t) {
+    return reinterpret_cast<uintptr_t>(t.const_data_ptr()) % (4 * t.element_size()) == 0;
+  };
+  return s.w % 4 == 0 && (aligned(tensors) && ...);
+}
+
+// y = stencil(x), or its adjoint; all contiguous. Launches.
+void launch_stencil_forward(const LaunchScope& scope, DType dtype, const StencilShape& shape,
+                            const Tensor& x, const Tensor& weight, const Tensor& y, double scale,
+                            bool adjoint);
+
+}  // namespace fusedops::cuda
