@@ -7,6 +7,7 @@
 #include "build_facts.h"
 #include "cutlass/registry.h"
 #include "module_gemm.h"
+#include "module_reduce.h"
 
 namespace py = pybind11;
 using namespace py::literals;
@@ -29,4 +30,5 @@ PYBIND11_MODULE(_C, m) {
   using namespace fusedops;
   m.def("build_info", &build_info, "What this build was made from and for.");
   bind_gemm(m);
+  bind_reduce(m);
 }

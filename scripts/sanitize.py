@@ -4,8 +4,8 @@
     compute-sanitizer --tool racecheck --error-exitcode 1 python scripts/sanitize.py ops
     compute-sanitizer --tool racecheck --error-exitcode 1 python scripts/sanitize.py "sm90 64x64"
 
-An argument limits the run to the public ops or to the kernels whose name matches it as a regular
-expression: racecheck is slow.
+An argument limits the run to the public GEMM ops, to the reductions (`reduce`) or to the kernels
+whose name matches it as a regular expression: racecheck is slow.
 
 Sizes are odd multiples of the alignment, so that tiles are ragged on every side.
 """
@@ -20,6 +20,7 @@ from collections import Counter
 import torch
 
 import fusedops
+from fusedops.reduction import FLOATING_ONLY, REDUCTIONS
 from fusedops.template import template_scale
 
 FAMILIES = {"sm80": 0, "sm90": 1}
@@ -77,11 +78,31 @@ def every_op(count: Counter[str]) -> None:
     torch.cuda.synchronize()
 
 
+def every_reduction(count: Counter[str]) -> None:
+    """Every reduction on shapes that reach every kernel of the planner, and every gradient."""
+    shapes = [(300, 8), (129, 64), (45, 192), (301, 4), (301, 2), (100, 17), (33, 1023), (50, 4104)]
+    shapes += [(2, 70001), (1000, 64), (5000, 4), (3001, 3), (3, 4096), (20000, 8), (9, 50, 7)]
+    for dtype, shape in itertools.product((*DTYPES, torch.int8, torch.int64), shapes):
+        x = torch.ones(shape, device="cuda", dtype=dtype)
+        floating = dtype.is_floating_point
+        for code, dim in itertools.product(range(len(REDUCTIONS)), range(x.dim() + 1)):
+            if floating or code not in FLOATING_ONLY:
+                mask = 1 << dim if dim < x.dim() else (1 << x.dim()) - 1
+                torch.ops.fusedops.reduce(x, code, mask, False, False)
+                count[REDUCTIONS[code]] += 1
+        for name in ("prod", "amax", "norm", "logsumexp", "std") if floating else ():
+            getattr(fusedops, name)(x.requires_grad_(), dim=1).sum().backward()
+            count[f"{name} backward"] += 1
+    torch.cuda.synchronize()
+
+
 if __name__ == "__main__":
     ran: Counter[str] = Counter()
     wanted = sys.argv[1] if len(sys.argv) > 1 else ""
     if wanted in ("", "ops"):
         every_op(ran)
-    if wanted != "ops":
+    if wanted in ("", "reduce"):
+        every_reduction(ran)
+    if wanted not in ("ops", "reduce"):
         every_config(wanted, ran)
     print(f"{sum(ran.values())} calls, {len(ran)} kinds, no error")

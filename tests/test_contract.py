@@ -11,7 +11,7 @@ import torch
 
 import fusedops  # noqa: F401  (registers the ops)
 from fusedops.activation import ACTIVATIONS, CODES, SAVES_OUTPUT, SAVES_PREACT
-from samples import INTEGER_OPS, SAMPLES
+from samples import INTEGER_OPS, REFUSED, SAMPLES
 from util import DTYPES, linear_inputs, name, poisoned
 
 OPS = torch.ops.fusedops
@@ -209,8 +209,9 @@ def test_a_wrong_dtype_names_op_and_argument(device, op):
     wanted = "float16, bfloat16, float32 or float64"
     if op in INTEGER_OPS:
         wanted = r"floating \(16 to 64 bits\) or an integer \(8 to 64 bits\)"
-    ints = [a.to(bad) if isinstance(a, torch.Tensor) else a for a in arguments]
     text = rf"^{public}: {first} must be {wanted}; got {name(bad)}$"
+    bad, text = REFUSED.get(op, (bad, text))
+    ints = [a.to(bad) if isinstance(a, torch.Tensor) else a for a in arguments]
     for to in (device, "meta"):
         moved = [a.to(to) if isinstance(a, torch.Tensor) else a for a in ints]
         with pytest.raises(RuntimeError, match=text):

@@ -12,6 +12,7 @@
 #include "cpu/schema/mlp.h"
 #include "cpu/schema/neighbours.h"
 #include "cpu/schema/points.h"
+#include "cpu/schema/reduce.h"
 #include "cpu/schema/stencil.h"
 #include "cpu/schema/template.h"
 
@@ -20,7 +21,7 @@ namespace {
 
 constexpr std::span<const char* const> kFamilies[] = {
     kElementwiseSchemas, kGemmSchemas,    kNeighbourSchemas, kPointsSchemas,
-    kMlpSchemas,         kStencilSchemas, kTemplateSchemas,
+    kMlpSchemas,         kStencilSchemas, kReduceSchemas,    kTemplateSchemas,
 };
 
 #ifndef USE_CUDA

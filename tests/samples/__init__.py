@@ -3,7 +3,7 @@
 One file per family; `codes` are the activation codes to cover, where an op takes one.
 """
 
-from . import elementwise, gemm, mlp, neighbours, points, stencil, template
+from . import elementwise, gemm, mlp, neighbours, points, reduce, stencil, template
 
 SAMPLES = {
     **elementwise.SAMPLES,
@@ -11,9 +11,13 @@ SAMPLES = {
     **mlp.SAMPLES,
     **neighbours.SAMPLES,
     **points.SAMPLES,
+    **reduce.SAMPLES,
     **stencil.SAMPLES,
     **template.SAMPLES,
 }
 
 # Ops that take integers too: their wrong dtype is bool.
 INTEGER_OPS = elementwise.INTEGER_OPS
+
+# Ops whose wrong dtype is another one: (it, the message).
+REFUSED = reduce.REFUSED

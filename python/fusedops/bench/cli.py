@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 RESULTS = Path("perf/results")
 DEFAULT_ROUNDS = 9
 CPU_FLOPS_LIMIT = 3e9  # of a case that runs on a CPU without being asked for
+CPU_BYTES_LIMIT = 1 << 28
 CASE_SECONDS, PEER_SECONDS, COMPILE_SECONDS = 0.3, 0.1, 5.0  # the estimate before a run
 
 
@@ -166,11 +167,11 @@ def _suite_jobs(
 
 
 def _small_cases(suite: Suite, cases: list[Case], pass_: str) -> list[Case]:
-    def flops(case: Case) -> float:
+    def is_small(case: Case) -> bool:
         work = suite.work(case, torch.float32, pass_)
-        return work.flops if work else 0.0
+        return not work or (work.flops <= CPU_FLOPS_LIMIT and work.bytes <= CPU_BYTES_LIMIT)
 
-    small = [case for case in cases if flops(case) <= CPU_FLOPS_LIMIT]
+    small = [case for case in cases if is_small(case)]
     if len(small) < len(cases):
         print(f"{suite.name} {pass_}: {len(cases) - len(small)} large cases need a GPU or --case")
     return small

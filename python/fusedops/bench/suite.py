@@ -17,7 +17,7 @@ Call = Callable[
 ]  # called with the tensors of make_inputs; returns a tensor or a tuple of tensors
 
 # Registered suites, in the order of `bench all`. A suite `x` is the class SUITE of suites/x.py.
-SUITES = ("linear", "mlp", "skinny", "fp32", "points", "elementwise", "stencil", "host")
+SUITES = ("linear", "mlp", "skinny", "fp32", "points", "reduce", "elementwise", "stencil", "host")
 
 DTYPES = {
     "bf16": torch.bfloat16,

@@ -3,6 +3,7 @@
 Feed float64 tensors to get the values that the tests measure errors against.
 """
 
+from . import reduce
 from .activation import activate, activate_grad
 from .elementwise import bias_dropout_residual, dropout_mask, fma, scale_bias_act
 from .gemm import linear, linear_backward, linear_preact, matmul, matmul_backward, matmul_preact
@@ -27,6 +28,7 @@ __all__ = [
     "matmul_backward",
     "matmul_preact",
     "mlp",
+    "reduce",
     "scale_bias_act",
     "stencil",
 ]

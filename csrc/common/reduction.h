@@ -1,0 +1,78 @@
+// The vocabulary of the reductions: what is reduced how, and what an element is. No torch, no CUDA.
+#pragma once
+
+#include <cstdint>
+
+namespace fusedops {
+
+// NOTE: python/fusedops/reduction.py holds the same table; tests/test_reduce.py compares them.
+enum class Reduction : int8_t {
+  kSum = 0,
+  kMean = 1,
+  kProd = 2,
+  kProdNonzero = 3,  // zeros count as ones: what the gradient of prod needs
+  kAmax = 4,
+  kAmin = 5,
+  kNorm1 = 6,
+  kNorm2 = 7,
+  kNormInf = 8,
+  kNormMinusInf = 9,
+  kLogsumexp = 10,
+  kCountNonzero = 11,
+  kAny = 12,
+  kAll = 13,
+  kArgmax = 14,
+  kArgmin = 15,
+};
+inline constexpr int kNumReductions = 16;
+
+inline constexpr const char* kReductionNames[kNumReductions] = {
+    "sum",  "mean", "prod",      "prod_nonzero",  "amax", "amin", "norm",   "norm",
+    "norm", "norm", "logsumexp", "count_nonzero", "any",  "all",  "argmax", "argmin"};
+
+// NOTE: the floating ones as DType (cutlass/gemm.h) numbers them.
+enum class Element : int8_t {
+  kFloat16,
+  kBFloat16,
+  kFloat32,
+  kFloat64,
+  kUint8,
+  kInt8,
+  kInt16,
+  kInt32,
+  kInt64,
+  kBool,
+};
+
+constexpr bool is_floating(Element e) { return e <= Element::kFloat64; }
+
+constexpr int element_bytes(Element e) {
+  switch (e) {
+    case Element::kUint8:
+    case Element::kInt8:
+    case Element::kBool: return 1;
+    case Element::kFloat16:
+    case Element::kBFloat16:
+    case Element::kInt16: return 2;
+    case Element::kFloat64:
+    case Element::kInt64: return 8;
+    default: return 4;
+  }
+}
+
+// Whether the result is an index of the reduced dimensions.
+constexpr bool is_arg(Reduction r) { return r == Reduction::kArgmax || r == Reduction::kArgmin; }
+
+// The reductions that choose an element: nothing to choose from is an error.
+constexpr bool needs_elements(Reduction r) {
+  return r == Reduction::kAmax || r == Reduction::kAmin || r == Reduction::kNormInf ||
+         r == Reduction::kNormMinusInf || is_arg(r);
+}
+
+// Defined for floating elements only.
+constexpr bool is_floating_only(Reduction r) {
+  return r == Reduction::kMean || r == Reduction::kProdNonzero || r == Reduction::kLogsumexp ||
+         (r >= Reduction::kNorm1 && r <= Reduction::kNormMinusInf);
+}
+
+}  // namespace fusedops

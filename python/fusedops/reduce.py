@@ -1,0 +1,266 @@
+"""Reductions over one, several or all dimensions, and the bias gradient.
+
+Common to all of them:
+
+* x has any shape and strides; strided input is read where it lies, without a copy. `dim` is an int,
+  a sequence of ints, or None (also an empty sequence) for all dimensions, as in torch.
+* float16, bfloat16 and float32 are accumulated in float32, float64 in float64, integers and bool in
+  int64, in a fixed order: two runs give the same bits. One rounding at the end.
+* NaN propagates; `argmax` and `argmin` return the first index of the extremum, and the first NaN
+  wins over everything. Over an empty dimension the result is torch's (sum 0, prod 1, mean NaN);
+  reductions that choose an element raise.
+* Gradients of any order; torch.func transforms and forward-mode AD run by torch's own kernels.
+* A tensor is a new, contiguous one. Errors are RuntimeError from the op (naming op, argument, what
+  was expected and what came), TypeError for what is not a tensor, IndexError for a bad `dim`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from . import _fakes  # noqa: F401  (registers the fakes)
+from ._autograd import sees_torch_functions_only
+from ._checks import raise_not_tensor
+from ._reduce_autograd import (
+    BiasGradFunction,
+    ReduceFunction,
+    SumFunction,
+    VarFunction,
+    dims_of,
+)
+from .reduction import CODE, wide_dtype
+from .reference import reduce as reference
+
+__all__ = [
+    "all",
+    "amax",
+    "amin",
+    "any",
+    "argmax",
+    "argmin",
+    "bias_grad",
+    "count_nonzero",
+    "logsumexp",
+    "mean",
+    "norm",
+    "prod",
+    "std",
+    "sum",
+    "var",
+]
+
+Dim = int | Sequence[int] | None
+
+_reduce = torch.ops.fusedops.reduce.default
+_var_mean = torch.ops.fusedops.var_mean.default
+_bias_grad = torch.ops.fusedops.bias_grad.default
+_NORMS = {1.0: "norm_1", 2.0: "norm_2", math.inf: "norm_inf", -math.inf: "norm_minus_inf"}
+
+
+def _mask(op: str, x: Tensor, dim: Dim) -> int:
+    """The bit mask that stands for dim at the op boundary."""
+    if not isinstance(x, Tensor):
+        raise_not_tensor(op, x=x)
+    ndim: int = x.dim()
+    if dim is None:
+        return (1 << ndim) - 1
+    given = (dim,) if isinstance(dim, int) else tuple(dim)
+    if not given:
+        return (1 << ndim) - 1
+    mask = 0
+    for d in given:
+        if not -max(ndim, 1) <= d < max(ndim, 1):
+            raise IndexError(
+                f"{op}: dim must be from {-max(ndim, 1)} to {max(ndim, 1) - 1} for x with {ndim} "
+                f"dimension(s); got {d}"
+            )
+        bit = 1 << (d % ndim) if ndim else 0
+        if mask & bit:
+            raise RuntimeError(f"{op}: dim must not name a dimension twice; got {given}")
+        mask |= bit
+    return mask
+
+
+def _needs_grad(x: Tensor) -> bool:
+    return bool(torch.is_grad_enabled() and x.requires_grad)
+
+
+def _differentiable(
+    name: str, x: Tensor, dim: Dim, keepdim: bool, dtype: torch.dtype | None = None
+) -> Tensor:
+    mask = _mask(name, x, dim)
+    if dtype is not None and x.dtype is not dtype:
+        # NOTE: a float64 result of narrower elements wants float64 sums, as in torch; integers
+        # are summed exactly whatever the result is.
+        floating = x.dtype.is_floating_point
+        exact = name == "sum" if not floating else dtype.is_floating_point
+        if not exact or (floating and dtype is torch.float64):
+            x = x.to(dtype)
+    if not torch.compiler.is_dynamo_compiling() and sees_torch_functions_only():
+        y = reference.reduce(x, name, dims_of(mask), keepdim)
+        return y if dtype is None else y.to(dtype)
+    wide = dtype is not None and dtype is not x.dtype
+    if _needs_grad(x):
+        function = SumFunction if name in ("sum", "mean") else ReduceFunction
+        y = function.apply(x, CODE[name], mask, keepdim, wide)
+    else:
+        y = _reduce(x, CODE[name], mask, keepdim, wide)
+    return y if dtype is None else y.to(dtype)
+
+
+def _forward_only(name: str, x: Tensor, dim: Dim, keepdim: bool) -> Tensor:
+    mask = _mask(name, x, dim)
+    if not torch.compiler.is_dynamo_compiling() and sees_torch_functions_only():
+        return reference.reduce(x, name, dims_of(mask), keepdim)
+    return _reduce(x.detach(), CODE[name], mask, keepdim, False)
+
+
+def _autocast_dtype(x: Tensor, dtype: torch.dtype | None) -> torch.dtype | None:
+    """torch's autocast rule on CUDA: sums, products and norms of half precision are float32."""
+    if dtype is not None or not x.is_cuda or not torch.is_autocast_enabled("cuda"):
+        return dtype
+    return torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else None
+
+
+def sum(
+    x: Tensor, dim: Dim = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Sum of x over dim; integers and bool give int64 unless dtype says otherwise."""
+    if not isinstance(x, Tensor):
+        raise_not_tensor("sum", x=x)
+    return _differentiable("sum", x, dim, keepdim, _autocast_dtype(x, dtype))
+
+
+def mean(
+    x: Tensor, dim: Dim = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Mean of a floating x over dim; of integers with a floating dtype, from an exact sum."""
+    mask = _mask("mean", x, dim)
+    if dtype is not None and dtype.is_floating_point and not x.dtype.is_floating_point:
+        count = math.prod(x.shape[i] for i in dims_of(mask))
+        total = sum(x, dim, keepdim).double()
+        return (total / count if count else total * math.nan).to(dtype)
+    return _differentiable("mean", x, dim, keepdim, dtype)
+
+
+def prod(
+    x: Tensor, dim: Dim = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Product of x over dim; integers and bool give int64 unless dtype says otherwise."""
+    if not isinstance(x, Tensor):
+        raise_not_tensor("prod", x=x)
+    return _differentiable("prod", x, dim, keepdim, _autocast_dtype(x, dtype))
+
+
+def amax(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
+    """Largest element over dim; ties share the gradient evenly."""
+    return _differentiable("amax", x, dim, keepdim)
+
+
+def amin(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
+    """Smallest element over dim; ties share the gradient evenly."""
+    return _differentiable("amin", x, dim, keepdim)
+
+
+def norm(
+    x: Tensor,
+    p: float = 2,
+    dim: Dim = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Vector norm of a floating x over dim, for p = 1, 2, inf or -inf.
+
+    Raises:
+        ValueError: p is another one.
+    """
+    if not isinstance(x, Tensor):
+        raise_not_tensor("norm", x=x)
+    name = _NORMS.get(float(p))
+    if name is None:
+        raise ValueError(f"norm: p must be 1, 2, inf or -inf; got {p}")
+    return _differentiable(name, x, dim, keepdim, _autocast_dtype(x, dtype))
+
+
+def logsumexp(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
+    """log(sum(exp(x))) of a floating x over dim, without overflow."""
+    return _differentiable("logsumexp", x, dim, keepdim)
+
+
+def var(x: Tensor, dim: Dim = None, *, correction: float = 1, keepdim: bool = False) -> Tensor:
+    """Variance over dim by Welford's method: squared deviations over max(0, count - correction)."""
+    return _variance(x, dim, correction, keepdim, root=False)
+
+
+def std(x: Tensor, dim: Dim = None, *, correction: float = 1, keepdim: bool = False) -> Tensor:
+    """Standard deviation over dim: the square root of `var`; gradient 0 where it is 0."""
+    return _variance(x, dim, correction, keepdim, root=True)
+
+
+def _variance(x: Tensor, dim: Dim, correction: float, keepdim: bool, root: bool) -> Tensor:
+    mask = _mask("std" if root else "var", x, dim)
+    if not torch.compiler.is_dynamo_compiling() and sees_torch_functions_only():
+        y = reference.var(x, dims_of(mask), correction, keepdim)
+        return y.sqrt() if root else y
+    if _needs_grad(x):
+        result: Tensor = VarFunction.apply(x, mask, float(correction), root, keepdim)
+        return result
+    return _var_mean(x, mask, float(correction), root, keepdim, False)[0]
+
+
+def argmax(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
+    """First index of the largest element, int64; of several dims, into them flattened."""
+    return _forward_only("argmax", x, dim, keepdim)
+
+
+def argmin(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
+    """First index of the smallest element, int64; of several dims, into them flattened."""
+    return _forward_only("argmin", x, dim, keepdim)
+
+
+def any(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
+    """Whether some element is not zero, bool; NaN counts as not zero."""
+    return _forward_only("any", x, dim, keepdim)
+
+
+def all(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
+    """Whether no element is zero, bool; NaN counts as not zero."""
+    return _forward_only("all", x, dim, keepdim)
+
+
+def count_nonzero(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
+    """How many elements are not zero, int64; NaN counts as not zero."""
+    return _forward_only("count_nonzero", x, dim, keepdim)
+
+
+def bias_grad(dy: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
+    """Sum the rows of dy: the gradient of a bias.
+
+    Args:
+        dy: Shape (..., N); float16, bfloat16, float32 or float64.
+        dtype: None for dy's dtype, or the compute type (float32, float64 for float64).
+
+    Returns:
+        A tensor of shape (N,), accumulated in the compute type and rounded once.
+
+    Raises:
+        TypeError: dy is not a tensor.
+        ValueError: dtype is another one.
+        RuntimeError: dy has no dimension or another dtype.
+    """
+    if not isinstance(dy, Tensor):
+        raise_not_tensor("bias_grad", dy=dy)
+    wide = dtype is not None and dtype is not dy.dtype
+    if wide and dtype is not wide_dtype(dy.dtype):
+        raise ValueError(f"bias_grad: dtype must be None or {wide_dtype(dy.dtype)}; got {dtype}")
+    if not torch.compiler.is_dynamo_compiling() and sees_torch_functions_only():
+        return reference.bias_grad(dy if dtype is None else dy.to(dtype))
+    if _needs_grad(dy):
+        result: Tensor = BiasGradFunction.apply(dy, wide)
+        return result
+    return _bias_grad(dy, wide)
