@@ -10,7 +10,7 @@ namespace fusedops {
 
 inline constexpr int64_t kMaxNeighbours = 1024;
 
-// NOTE: python/fusedops/points/_options.py holds the same codes.
+// NOTE: python/fusedops/points/_search.py holds the same codes.
 enum class NeighbourAlgorithm : int64_t { kAuto = 0, kBrute = 1, kGrid = 2, kTensor = 3 };
 inline constexpr int64_t kNumNeighbourAlgorithms = 4;
 

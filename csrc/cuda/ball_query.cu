@@ -14,7 +14,9 @@ namespace {
 
 constexpr int kAnyWarps = 4;
 constexpr int kThreads = 256;
-constexpr int64_t kOrderMinRows = 8192;  // queries that are worth sorting along the curve
+// Queries that are worth sorting along the curve, and that one sort takes
+constexpr int64_t kOrderMinRows = 8192;
+constexpr int64_t kOrderMaxRows = int64_t{1} << 31;
 
 bool uses_grid(const NeighbourTensors& in) {
   if (in.points.view.num_rows() == 0) return false;
@@ -53,7 +55,8 @@ void launch_grid_radius(const LaunchScope& scope, const NeighbourTensors& in,
   const PointGrid<T> grid = in.grid ? view_point_grid<T>(*in.grid, in.points.view)
                                     : build_point_grid<T>(scope, in.points);
   std::optional<Tensor> order;
-  if (in.queries.view.num_rows() >= kOrderMinRows) order = order_queries(scope, in.queries, grid);
+  const int64_t rows = in.queries.view.num_rows();
+  if (rows >= kOrderMinRows && rows < kOrderMaxRows) order = order_queries(scope, in.queries, grid);
   grid_radius_kernel<T><<<static_cast<unsigned>(num_row_groups(in.queries.view, 2)),
                           kGridWarps * 32, 0, scope.stream()>>>(
       in.points.view, grid.view, in.queries.view, in.points.dtype,

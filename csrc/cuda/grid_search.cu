@@ -1,4 +1,6 @@
 // Launches of grid_search.cuh.
+#include <algorithm>
+
 #include "common/dispatch.h"
 #include "cuda/grid_search.cuh"
 #include "cuda/neighbour_output.cuh"
@@ -6,6 +8,7 @@
 namespace fusedops::cuda {
 namespace {
 
+constexpr int64_t kOrderMaxRows = int64_t{1} << 31;  // of one sort
 constexpr int kPacketMaxK = 32;
 constexpr int64_t kPacketMinRows = 8192;  // below, packets leave most of the GPU idle
 
@@ -73,7 +76,7 @@ void search_typed(const LaunchScope& scope, const NeighbourTensors& in, const Ne
                     in.queries.view.offsets == in.points.view.offsets;
   if (self) {
     search.order = grid.view.order;
-  } else if (rows >= kPacketMinRows) {
+  } else if (rows >= kPacketMinRows && rows < kOrderMaxRows) {
     order = order_queries(scope, in.queries, grid);
     search.order = static_cast<const uint32_t*>(order->const_data_ptr());
   }
@@ -96,18 +99,21 @@ void search_grid(const LaunchScope& scope, const NeighbourTensors& in, const Nei
   }
 }
 
-// A model of both in microseconds, fitted on H200 (perf/results/h200/neighbours.csv).
+// A model of both in microseconds, from times on H200: brute force 0.95 ps a pair for k <= 32 and
+// (1 + 0.11 k) ps beyond, but no faster than one warp walks a cloud; the index 0.25 ms for the
+// latency of its kernels, 0.3 ns a point, 2.2 ns a query for k <= 16 and 0.22 k ns beyond.
 bool prefers_grid(const NeighbourTensors& in, int64_t k) {
   const Clouds& points = in.points.view;
   const Clouds& queries = in.queries.view;
   if (points.dim < 1 || points.dim > kMaxGridDim) return false;
-  const double clouds = static_cast<double>(std::max<int64_t>(points.count, 1));
-  const double rows = static_cast<double>(queries.num_rows());
-  const double pairs =
-      rows * static_cast<double>(points.num_rows()) / clouds * (k <= 32 ? 1.0 : 4.0);
-  const double brute = 6 + pairs * 0.7e-6;
-  const double grid = 90 + 1e-3 * (0.5 * static_cast<double>(points.num_rows()) + 2 * rows);
-  return grid < brute;
+  const auto rows = static_cast<double>(queries.num_rows());
+  const auto all = static_cast<double>(points.num_rows());
+  const double cloud = all / static_cast<double>(std::max<int64_t>(points.count, 1));
+  const auto neighbours = static_cast<double>(k);
+  const double pair = k <= 32 ? 0.95e-6 : 1e-6 + 0.11e-6 * neighbours;
+  const double query = k <= 16 ? 2.2e-3 : 0.22e-3 * neighbours;
+  const double brute = 6 + std::max(pair * rows * cloud, 3.6e-3 * cloud);
+  return 250 + 0.3e-3 * all + query * rows < brute;
 }
 
 }  // namespace fusedops::cuda

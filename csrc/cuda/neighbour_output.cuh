@@ -33,7 +33,7 @@ void fill_unused_rows(const LaunchScope& scope, const NeighbourTensors& in,
   const Clouds& queries = in.queries.view;
   if (!queries.lengths && !queries.offsets) return;
   const int64_t rows = queries.num_rows();
-  const int64_t blocks = std::min<int64_t>(ceil_div(rows * out.k, 256), 8 * 132);
+  const int64_t blocks = std::min<int64_t>(ceil_div(rows * out.k, 256), 8 * scope.facts().sm_count);
   fill_neighbours_kernel<T><<<static_cast<int>(blocks), 256, 0, scope.stream()>>>(out, rows);
 }
 

@@ -27,13 +27,6 @@ def pair_distances(queries: Tensor, points: Tensor, norm: int = 2) -> Tensor:
     return delta.abs().sum(-1) if norm == 1 else delta.square().sum(-1)
 
 
-def ranked(dist: Tensor) -> tuple[Tensor, Tensor]:
-    """Each row ascending, ties in the order of their index, NaN last as infinity."""
-    dist = dist.masked_fill(dist.isnan(), float("inf"))
-    values, order = torch.sort(dist, dim=1, stable=True)
-    return values, order
-
-
 def search(
     points: Tensor,
     queries: Tensor,
