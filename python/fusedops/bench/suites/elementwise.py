@@ -64,6 +64,21 @@ def eager(op: str, activation: str) -> Call:
     return calls[op]
 
 
+def same_dropout(x: Tensor, bias: Tensor, residual: Tensor, seed: Tensor) -> Tensor:
+    """With the mask of our own kernel."""
+    return reference.bias_dropout_residual(x, bias, residual, seed, DROP)
+
+
+def in_float64(call: Call) -> Call:
+    """The call in float64, its result in the inputs' dtype: one rounding, as ours."""
+
+    def wide(*inputs: Tensor) -> Tensor:
+        y: Tensor = call(*(t.double() if t.is_floating_point() else t for t in inputs))
+        return y.to(inputs[0].dtype)
+
+    return wide
+
+
 def as_pass(forward: Call, operands: str, pass_: str) -> Call:
     """`step` takes dy behind the operands and returns y and all gradients."""
     if pass_ == "fwd":
@@ -82,7 +97,7 @@ class ElementwiseSuite(Suite):
     name = "elementwise"
     passes: tuple[str, ...] = ("fwd", "step")
     dtypes: tuple[str, ...] = ("bf16", "fp16", "fp32", "fp64")
-    reference_peer = "reference"  # with our own dropout mask
+    reference_peer = "reference"
 
     def cases(self, selection: Selection) -> list[Case]:
         wanted = selection.activations or ("relu", "gelu_tanh")
@@ -133,13 +148,11 @@ class ElementwiseSuite(Suite):
     def peer(self, name: str, case: Case, pass_: str, device: torch.device) -> Call:
         op = case["op"]
         call = eager(op, case["activation"])
-        if name == "reference" and op == "bias_dropout_residual":
-            call = lambda x, b, r, seed: (  # noqa: E731
-                reference.bias_dropout_residual(x.double(), b, r, seed, DROP).to(x.dtype)
-            )
+        if name == "reference":
+            call = in_float64(call if op != "bias_dropout_residual" else same_dropout)
         elif name in COMPILE_MODES:
             call = compiled(call, COMPILE_MODES[name])
-        elif name not in ("eager", "reference"):
+        elif name != "eager":
             raise PeerUnavailableError(f"the suite has no peer {name!r}")
         return as_pass(call, OPERANDS[op], pass_)
 

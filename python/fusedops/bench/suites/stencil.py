@@ -13,6 +13,7 @@ from fusedops.bench.suites.linear import COMPILE_MODES, compiled
 from fusedops.reference import stencil as torch_stencil
 
 if TYPE_CHECKING:
+    import contextlib
     from collections.abc import Callable
 
 OURS: dict[int, Callable[..., Tensor]] = {
@@ -44,6 +45,11 @@ class StencilSuite(Suite):
     name = "stencil"
     passes: tuple[str, ...] = ("fwd", "step")
     dtypes: tuple[str, ...] = ("bf16", "fp16", "fp32", "fp64")
+
+    def context(self, dtype_label: str) -> contextlib.AbstractContextManager[None]:
+        # NOTE: cuDNN would compute fp32 convolutions in TF32, which ours do not.
+        flags: Any = torch.backends.cudnn.flags(enabled=True, allow_tf32=False)
+        return flags  # type: ignore[no-any-return]
 
     def default_dtypes_of(self, pass_: str) -> tuple[str, ...]:
         return ("bf16", "fp32") if pass_ == "fwd" else ("bf16",)
