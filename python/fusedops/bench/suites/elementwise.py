@@ -162,7 +162,7 @@ class ElementwiseSuite(Suite):
         rows = count // case["shape"][-1]
         numbers = operands.count("m") * count + operands.count("n") * (count // rows) + count
         if pass_ == "step":
-            # Backward reads dy and, where it recomputes, x; it writes the row gradients and dx, which
+            # Backward reads dy and, where it recomputes, x; it writes row gradients and dx, which
             # is dy itself for a sum.
             numbers += count if case["op"] == "add_row" else 2 * count
             numbers += operands.count("n") * (count // rows)
