@@ -363,3 +363,21 @@ def test_more_than_2_31_elements():
     for b in range(2):
         for row in range(5):
             assert (counts[b, row] == (idx[b] == row).sum()).all()
+
+
+@pytest.mark.parametrize("channels", [8, 9])
+@pytest.mark.parametrize(
+    ("clouds", "rows", "groups", "k"),
+    [(3, 7, 2000, 32), (1, 40_000, 2000, 16), (2, 200, 3000, 100), (1, 5, 600_000, 2)],
+)
+def test_every_way_to_list_the_entries(device, clouds, rows, groups, k, channels):
+    """Lists of every length, many destinations, and more entries than are counted at a time."""
+    idx = indices(clouds, rows, groups, k, device)
+    idx[:, :, 0] = 0  # long lists beside short ones
+    dout = torch.randint(-8, 9, (clouds, groups, k, channels), generator=generator("cpu"))
+    dout = dout.to(device=device, dtype=torch.float32)  # sums are exact
+    got = torch.ops.fusedops.group_backward(dout, idx, rows, 0, channels, False)
+    expected = torch.zeros(clouds, rows + 1, channels, device=device)
+    where = torch.where((idx < 0) | (idx >= rows), rows, idx).reshape(clouds, -1, 1)
+    expected.scatter_add_(1, where.expand(-1, -1, channels), dout.reshape(clouds, -1, channels))
+    assert torch.equal(got, expected[:, :rows])

@@ -23,4 +23,11 @@ __device__ __forceinline__ C load_as(const void* array, DType dtype, int64_t i) 
   }
 }
 
+// The same for an array whose dtype is T, or float where `wide`: one uniform branch.
+template <class T>
+__device__ __forceinline__ Compute<T> load_side(const void* array, bool wide, int64_t i) {
+  return wide ? static_cast<Compute<T>>(__ldg(static_cast<const float*>(array) + i))
+              : to_compute(__ldg(static_cast<const T*>(array) + i));
+}
+
 }  // namespace fusedops

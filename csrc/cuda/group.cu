@@ -50,7 +50,7 @@ void group_with_coordinates(const GroupArguments& a, const Tensor& out, cudaStre
     launch_group_rows<T>({.features = static_cast<const T*>(pointer_or_null(a.features)),
                           .points = pointer_or_null(a.points),
                           .centers = pointer_or_null(a.centers),
-                          .point_dtype = a.point_dtype,
+                          .wide_points = a.point_dtype != a.dtype,
                           .idx = index_pointer(a.idx),
                           .out = static_cast<T*>(out.mutable_data_ptr()),
                           .clouds = a.clouds,

@@ -62,73 +62,156 @@ void launch_group_copy(const CopyRows<Access>& a, cudaStream_t stream) {
   group_copy_kernel<Access><<<grid, kGroupThreads, 0, stream>>>(a, lanes);
 }
 
-// ---- with coordinates: element by element, since rows of D + C values have no alignment ----
+// ---- with coordinates: rows of D + C values, which have no alignment ----
 
 template <class T>
 struct GroupRows {
   const T* features;    // [B][n][channels] or null
   const void* points;   // [B][n][dim]
   const void* centers;  // [B][groups][dim] or null
-  DType point_dtype;
-  const int64_t* idx;  // [B][groups][neighbours]
-  T* out;              // [B][groups][neighbours][dim + channels]
+  bool wide_points;     // they are float32 beside halves
+  const int64_t* idx;   // [B][groups][neighbours]
+  T* out;               // [B][groups][neighbours][dim + channels]
   int64_t clouds, n, groups, neighbours, channels, dim;
 };
 
-inline constexpr int kGroupTile = 8192;     // values a CTA writes, about
-inline constexpr int kGroupTileRows = 256;  // at most
+// a / b; 64-bit division takes a hundred instructions.
+__device__ __forceinline__ int64_t divide(int64_t a, int64_t b) {
+  if (((a | b) >> 32) == 0) return static_cast<uint32_t>(a) / static_cast<uint32_t>(b);
+  return a / b;
+}
 
-// i / width, for a tile of one row or of less than 2^13 values.
-__device__ __forceinline__ int tile_row(int64_t i, int rows, int64_t width, uint32_t magic) {
-  if (rows == 1) return 0;
-  return static_cast<int>(width == 1 ? i : __umulhi(static_cast<uint32_t>(i), magic));
+// 16 bytes of (low, high) from `bytes` on.
+__device__ __forceinline__ uint4 shifted(uint4 low, uint4 high, uint32_t bytes) {
+  if (bytes & 8) low = {low.z, low.w, high.x, high.y}, high = {high.z, high.w, 0, 0};
+  if (bytes & 4) low = {low.y, low.z, low.w, high.x}, high.x = high.y;
+  if (bytes & 2) {
+    low = {__funnelshift_r(low.x, low.y, 16), __funnelshift_r(low.y, low.z, 16),
+           __funnelshift_r(low.z, low.w, 16), __funnelshift_r(low.w, high.x, 16)};
+  }
+  return low;
+}
+
+// Features of 16-byte aligned rows into rows of any place, by 16 bytes: each access takes its bytes
+// from two neighbouring ones of the source; what is left at both ends goes value by value.
+template <class T>
+__device__ __forceinline__ void copy_features_shifted(const GroupRows<T>& a,
+                                                      const int64_t (&source)[kGroupUnroll],
+                                                      T* const (&out)[kGroupUnroll], int lane,
+                                                      int lanes) {
+  constexpr int V = 16 / sizeof(T);
+  const int64_t vectors = a.channels / V;
+  int head[kGroupUnroll];
+#pragma unroll
+  for (int u = 0; u < kGroupUnroll; ++u) {
+    const auto place = reinterpret_cast<uintptr_t>(out[u] + a.dim) / sizeof(T);
+    head[u] = static_cast<int>((V - place % V) % V);
+  }
+  for (int64_t k = lane; k < vectors; k += lanes) {
+    uint4 value[kGroupUnroll];
+#pragma unroll
+    for (int u = 0; u < kGroupUnroll; ++u) {
+      value[u] = {};
+      if (source[u] >= 0) {
+        const auto* from = reinterpret_cast<const uint4*>(a.features + source[u] * a.channels) + k;
+        const bool next = head[u] > 0 && k + 1 < vectors;
+        value[u] = shifted(__ldg(from), next ? __ldg(from + 1) : uint4{}, head[u] * sizeof(T));
+      }
+    }
+#pragma unroll
+    for (int u = 0; u < kGroupUnroll; ++u) {
+      if (out[u] && (head[u] == 0 || k + 1 < vectors)) {
+        *reinterpret_cast<uint4*>(out[u] + a.dim + head[u] + k * V) = value[u];
+      }
+    }
+  }
+#pragma unroll
+  for (int u = 0; u < kGroupUnroll; ++u) {
+    if (!out[u] || head[u] == 0) continue;
+    for (int i = lane; i < V; i += lanes) {
+      const int64_t c = i < head[u] ? i : (vectors - 1) * V + i;
+      out[u][a.dim + c] = source[u] < 0 ? from_compute<T>(Compute<T>(0))
+                                        : __ldg(a.features + source[u] * a.channels + c);
+    }
+  }
 }
 
 template <class T>
-__global__ void __launch_bounds__(kGroupThreads)
-    group_rows_kernel(GroupRows<T> a, int tile_rows, uint32_t magic) {  // magic: 2^32 / width + 1
-  __shared__ int64_t source[kGroupTileRows];
-  __shared__ int64_t center[kGroupTileRows];
-  const int64_t entries = a.groups * a.neighbours, width = a.dim + a.channels;
-  const int64_t first = int64_t{blockIdx.x} * tile_rows;
-  const int rows = static_cast<int>(min(int64_t{tile_rows}, entries - first));
-  for (int64_t b = blockIdx.y; b < a.clouds; b += gridDim.y) {
-    __syncthreads();  // the previous cloud's rows are done
-    for (int r = threadIdx.x; r < rows; r += kGroupThreads) {
-      const int64_t row = a.idx[b * entries + first + r];
-      source[r] = row >= 0 && row < a.n ? b * a.n + row : -1;
-      center[r] = b * a.groups + (first + r) / a.neighbours;
+__device__ __forceinline__ void copy_features(const GroupRows<T>& a,
+                                              const int64_t (&source)[kGroupUnroll],
+                                              T* const (&out)[kGroupUnroll], int lane, int lanes) {
+#pragma unroll 2
+  for (int64_t c = lane; c < a.channels; c += lanes) {
+    T value[kGroupUnroll];
+#pragma unroll
+    for (int u = 0; u < kGroupUnroll; ++u) {
+      value[u] = source[u] < 0 ? from_compute<T>(Compute<T>(0))
+                               : __ldg(a.features + source[u] * a.channels + c);
     }
-    __syncthreads();
-    T* out = a.out + (b * entries + first) * width;
-    for (int64_t i = threadIdx.x; i < rows * width; i += kGroupThreads) {
-      const int r = tile_row(i, rows, width, magic);
-      const int64_t column = i - r * width;
-      T value = from_compute<T>(Compute<T>(0));
-      if (source[r] >= 0 && column >= a.dim) {
-        value = a.features[source[r] * a.channels + column - a.dim];
-      } else if (source[r] >= 0) {
-        Compute<T> x = load_as<Compute<T>>(a.points, a.point_dtype, source[r] * a.dim + column);
-        if (a.centers) {
-          x -= load_as<Compute<T>>(a.centers, a.point_dtype, center[r] * a.dim + column);
-        }
-        value = from_compute<T>(x);
+#pragma unroll
+    for (int u = 0; u < kGroupUnroll; ++u) {
+      if (out[u]) out[u][a.dim + c] = value[u];
+    }
+  }
+}
+
+template <class T, bool kVector>
+__global__ void __launch_bounds__(kGroupThreads) group_rows_kernel(GroupRows<T> a, int lanes) {
+  const int lane = threadIdx.x % lanes, group = threadIdx.x / lanes;
+  const int groups = kGroupThreads / lanes;
+  const int64_t entries = a.groups * a.neighbours, width = a.dim + a.channels;
+  const int64_t first = int64_t{blockIdx.x} * groups * kGroupUnroll + group;
+  for (int64_t b = blockIdx.y; b < a.clouds; b += gridDim.y) {
+    // Rows first, first + groups, ...: their loads in flight together
+    int64_t source[kGroupUnroll];
+    T* out[kGroupUnroll];
+#pragma unroll
+    for (int u = 0; u < kGroupUnroll; ++u) {
+      const int64_t e = first + int64_t{u} * groups;
+      const int64_t row = e < entries ? __ldg(a.idx + b * entries + e) : -1;
+      source[u] = row >= 0 && row < a.n ? b * a.n + row : -1;
+      out[u] = e < entries ? a.out + (b * entries + e) * width : nullptr;
+    }
+    for (int64_t d = lane; d < a.dim; d += lanes) {
+      Compute<T> x[kGroupUnroll];
+#pragma unroll
+      for (int u = 0; u < kGroupUnroll; ++u) {
+        x[u] = source[u] < 0 ? Compute<T>(0)
+                             : load_side<T>(a.points, a.wide_points, source[u] * a.dim + d);
       }
-      out[i] = value;
+#pragma unroll
+      for (int u = 0; u < kGroupUnroll; ++u) {
+        if (a.centers && source[u] >= 0) {
+          const int64_t m = b * a.groups + divide(first + int64_t{u} * groups, a.neighbours);
+          x[u] -= load_side<T>(a.centers, a.wide_points, m * a.dim + d);
+        }
+        if (out[u]) out[u][d] = from_compute<T>(x[u]);
+      }
+    }
+    if constexpr (kVector) {
+      copy_features_shifted(a, source, out, lane, lanes);
+    } else {
+      copy_features(a, source, out, lane, lanes);
     }
   }
 }
 
 template <class T>
 void launch_group_rows(const GroupRows<T>& a, cudaStream_t stream) {
-  const int64_t width = a.dim + a.channels;
-  const int tile_rows =
-      static_cast<int>(std::clamp<int64_t>(kGroupTile / width, 1, kGroupTileRows));
-  // i / width = umulhi(i, magic) for i < 2^13, width <= 2^13: the excess i * width stays under 2^32
-  const auto magic = static_cast<uint32_t>((uint64_t{1} << 32) / static_cast<uint64_t>(width) + 1);
-  const dim3 grid(static_cast<unsigned>(ceil_div(a.groups * a.neighbours, tile_rows)),
+  constexpr int V = 16 / sizeof(T);
+  const bool vector =
+      a.channels > 0 && a.channels % V == 0 && reinterpret_cast<uintptr_t>(a.features) % 16 == 0;
+  const int64_t items = std::max(a.dim, vector ? a.channels / V : a.channels);
+  int lanes = 1;
+  while (lanes < 32 && lanes < items) lanes *= 2;
+  const int64_t rows = int64_t{kGroupThreads / lanes} * kGroupUnroll;
+  const dim3 grid(static_cast<unsigned>(ceil_div(a.groups * a.neighbours, rows)),
                   static_cast<unsigned>(std::min(a.clouds, kMaxGridY)));
-  group_rows_kernel<T><<<grid, kGroupThreads, 0, stream>>>(a, tile_rows, magic);
+  if (vector) {
+    group_rows_kernel<T, true><<<grid, kGroupThreads, 0, stream>>>(a, lanes);
+  } else {
+    group_rows_kernel<T, false><<<grid, kGroupThreads, 0, stream>>>(a, lanes);
+  }
 }
 
 }  // namespace fusedops

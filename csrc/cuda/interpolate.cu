@@ -20,7 +20,7 @@ Interpolate<T> kernel_arguments(const InterpolateArguments& a) {
   return {.features = static_cast<const T*>(a.features.const_data_ptr()),
           .idx = static_cast<const int64_t*>(a.idx.const_data_ptr()),
           .weights = a.weights.const_data_ptr(),
-          .weight_dtype = a.weight_dtype,
+          .wide_weights = a.weight_dtype != a.dtype,
           .clouds = a.clouds,
           .n = a.rows,
           .queries = a.queries,

@@ -10,15 +10,47 @@
 namespace fusedops {
 
 inline constexpr int kInterpolateThreads = 256;
+inline constexpr int kInterpolateUnroll = 4;  // neighbours
 
 template <class T>
 struct Interpolate {
   const T* features;    // [B][n][channels]
   const int64_t* idx;   // [B][queries][neighbours]
   const void* weights;  // [B][queries][neighbours]
-  DType weight_dtype;
+  bool wide_weights;    // they are float32 beside halves
   int64_t clouds, n, queries, neighbours, channels;
 };
+
+// Adds neighbours k .. k + kInterpolateUnroll, their rows in flight together.
+template <class T, int V>
+__device__ __forceinline__ void add_neighbours(const Interpolate<T>& a, int64_t b, int64_t query,
+                                               int64_t k, int64_t channel, Compute<T> (&sum)[V]) {
+  int64_t row[kInterpolateUnroll];
+  Compute<T> weight[kInterpolateUnroll];
+  Vec<T, V> value[kInterpolateUnroll];
+#pragma unroll
+  for (int u = 0; u < kInterpolateUnroll; ++u) {
+    const int64_t at = query * a.neighbours + min(k + u, a.neighbours - 1);
+    row[u] = k + u < a.neighbours ? __ldg(a.idx + at) : -1;
+    weight[u] = load_side<T>(a.weights, a.wide_weights, at);
+  }
+#pragma unroll
+  for (int u = 0; u < kInterpolateUnroll; ++u) {
+    const bool valid = row[u] >= 0 && row[u] < a.n;
+    value[u] = {};
+    if (valid) {
+      const int64_t from = (b * a.n + row[u]) * a.channels + channel;
+      value[u] = *reinterpret_cast<const Vec<T, V>*>(a.features + from);
+    } else {
+      weight[u] = 0;  // also where it is not finite
+    }
+  }
+#pragma unroll
+  for (int u = 0; u < kInterpolateUnroll; ++u) {
+#pragma unroll
+    for (int v = 0; v < V; ++v) sum[v] += weight[u] * to_compute(value[u].value[v]);
+  }
+}
 
 // `lanes` threads per query, V channels each at a time.
 template <class T, int V>
@@ -31,15 +63,8 @@ __global__ void __launch_bounds__(kInterpolateThreads)
     const int64_t query = b * a.queries + m;
     for (int64_t channel = lane * V; channel < a.channels; channel += int64_t{lanes} * V) {
       Compute<T> sum[V] = {};
-      for (int64_t k = 0; k < a.neighbours; ++k) {
-        const int64_t row = a.idx[query * a.neighbours + k];
-        if (row < 0 || row >= a.n) continue;
-        const auto weight =
-            load_as<Compute<T>>(a.weights, a.weight_dtype, query * a.neighbours + k);
-        const auto value = *reinterpret_cast<const Vec<T, V>*>(
-            a.features + (b * a.n + row) * a.channels + channel);
-#pragma unroll
-        for (int v = 0; v < V; ++v) sum[v] += weight * to_compute(value.value[v]);
+      for (int64_t k = 0; k < a.neighbours; k += kInterpolateUnroll) {
+        add_neighbours<T, V>(a, b, query, k, channel, sum);
       }
       Vec<T, V> result;
 #pragma unroll
@@ -73,7 +98,7 @@ __global__ void __launch_bounds__(kInterpolateThreads)
       }
       for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
       if (lane != 0) continue;
-      if (sizeof(T) == 2 && a.weight_dtype == DType::kFloat32) {
+      if (a.wide_weights) {
         static_cast<float*>(dweights)[query * a.neighbours + k] = static_cast<float>(sum);
       } else {
         static_cast<T*>(dweights)[query * a.neighbours + k] = from_compute<T>(sum);

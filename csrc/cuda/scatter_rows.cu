@@ -4,6 +4,7 @@
 
 #include "common/device_types.cuh"
 #include "common/dispatch.h"
+#include "cuda/invert_index.cuh"
 #include "cuda/scatter_rows.cuh"
 #include "cuda/scatter_rows.h"
 
@@ -11,6 +12,7 @@ namespace fusedops::cuda {
 namespace {
 
 constexpr int kWideBytes = 16;
+constexpr int kNarrow = 4;  // values per lane where rows have no alignment
 
 // Entries of idx by destination.
 struct SortedEntries {
@@ -19,18 +21,47 @@ struct SortedEntries {
   const uint2* ranges;
 };
 
+// Bytes of the lists, each a multiple of 256.
+struct Layout {
+  int64_t ranges, list;
+
+  Layout(int64_t destinations, int64_t count)
+      : ranges(round_up(destinations * int64_t{sizeof(uint2)}, 256)),
+        list(round_up(count * int64_t{sizeof(uint32_t)}, 256)) {}
+};
+
+Tensor bytes_like(const Tensor& like, int64_t bytes) {
+  return torch::stable::new_empty(like, {bytes}, ScalarType::Byte);
+}
+
+SortedEntries count_entries(const LaunchScope& scope, const Tensor& idx, int64_t n) {
+  const int64_t clouds = idx.size(0), count = idx.numel();
+  const Layout layout(clouds * n, count);
+  const Tensor memory = bytes_like(idx, layout.ranges + 3 * layout.list);
+  auto* base = static_cast<char*>(memory.mutable_data_ptr());
+  InvertIndex a{};
+  a.idx = static_cast<const int64_t*>(idx.const_data_ptr());
+  a.clouds = clouds;
+  a.n = n;
+  a.entries = count / clouds;
+  a.ranges = reinterpret_cast<uint2*>(base);
+  a.result = reinterpret_cast<uint32_t*>(base + layout.ranges);
+  a.placed = reinterpret_cast<uint2*>(base + layout.ranges + layout.list);
+  launch_invert_index(a, scope.facts().sm_count, scope.stream());
+  return {memory, a.result, a.ranges};
+}
+
 SortedEntries sort_entries(const LaunchScope& scope, const Tensor& idx, int64_t n) {
   const int64_t clouds = idx.size(0), count = idx.numel(), destinations = clouds * n;
   const int bits = std::bit_width(static_cast<uint64_t>(destinations));
   const size_t sort_bytes = sort_by_key_bytes(count, bits);
-  const int64_t list = round_up(count * int64_t{sizeof(uint32_t)}, 256);
-  const int64_t ranges_bytes = round_up(destinations * int64_t{sizeof(uint2)}, 256);
-  const Tensor memory = torch::stable::new_empty(
-      idx, {ranges_bytes + 4 * list + static_cast<int64_t>(sort_bytes)}, ScalarType::Byte);
+  const Layout layout(destinations, count);
+  const int64_t lists = layout.ranges + 4 * layout.list;
+  const Tensor memory = bytes_like(idx, lists + static_cast<int64_t>(sort_bytes));
   auto* base = static_cast<char*>(memory.mutable_data_ptr());
   auto* ranges = reinterpret_cast<uint2*>(base);
   const auto part = [&](int i) {
-    return reinterpret_cast<uint32_t*>(base + ranges_bytes + i * list);
+    return reinterpret_cast<uint32_t*>(base + layout.ranges + i * layout.list);
   };
   SortBuffers buffers{part(0), part(1), part(2), part(3)};
 
@@ -41,7 +72,7 @@ SortedEntries sort_entries(const LaunchScope& scope, const Tensor& idx, int64_t 
   scatter_keys_kernel<<<grid, kScatterThreads, 0, scope.stream()>>>(
       static_cast<const int64_t*>(idx.const_data_ptr()), clouds, n, entries, buffers.keys,
       buffers.values);
-  sort_by_key(base + ranges_bytes + 4 * list, sort_bytes, buffers, count, bits, scope.stream());
+  sort_by_key(base + lists, sort_bytes, buffers, count, bits, scope.stream());
   scatter_ranges_kernel<<<static_cast<unsigned>(ceil_div(count, kScatterThreads)), kScatterThreads,
                           0, scope.stream()>>>(buffers.keys, count, destinations, ranges);
   return {memory, buffers.values, ranges};
@@ -55,7 +86,7 @@ void launch(const LaunchScope& scope, const ScatterRequest& request, const Sorte
   a.rows = static_cast<const T*>(request.rows.const_data_ptr());
   if (request.weights) {
     a.weights = request.weights->const_data_ptr();
-    a.weight_dtype = check_floating("scatter_rows", "weights", *request.weights);
+    a.wide_weights = request.weights->scalar_type() != request.rows.scalar_type();
   }
   a.entries = sorted.entries;
   a.ranges = sorted.ranges;
@@ -71,7 +102,7 @@ void launch(const LaunchScope& scope, const ScatterRequest& request, const Sorte
   const bool wide = aligned(a.pitch) && aligned(a.first) && aligned(a.count) &&
                     reinterpret_cast<uintptr_t>(a.rows) % kWideBytes == 0;
   dispatch_bool(wide, [&]<bool kIsWide>(Tag<kIsWide>) {
-    launch_scatter_rows<T, kIsWide ? kWide : 1>(a, scope.stream());
+    launch_scatter_rows<Access<T, kIsWide ? kWide : kNarrow, kIsWide>>(a, scope.stream());
   });
 }
 
@@ -90,7 +121,10 @@ Tensor scatter_rows(const LaunchScope& scope, const ScatterRequest& request) {
                     static_cast<size_t>(out.numel()) * out.element_size(), scope.stream());
     return out;
   }
-  const SortedEntries sorted = sort_entries(scope, request.idx, request.n);
+  const bool counts = can_invert(clouds, request.n, request.idx.numel() / clouds,
+                                 scope.facts().sm_count, scope.facts().shared_memory_per_block);
+  const SortedEntries sorted = counts ? count_entries(scope, request.idx, request.n)
+                                      : sort_entries(scope, request.idx, request.n);
   dispatch_dtype(dtype, [&]<DType D>(Tag<D>) { launch<D>(scope, request, sorted, out); });
   return out;
 }
