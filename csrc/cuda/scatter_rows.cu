@@ -102,7 +102,10 @@ void launch(const LaunchScope& scope, const ScatterRequest& request, const Sorte
   const bool wide = aligned(a.pitch) && aligned(a.first) && aligned(a.count) &&
                     reinterpret_cast<uintptr_t>(a.rows) % kWideBytes == 0;
   dispatch_bool(wide, [&]<bool kIsWide>(Tag<kIsWide>) {
-    launch_scatter_rows<Access<T, kIsWide ? kWide : kNarrow, kIsWide>>(a, scope.stream());
+    dispatch_bool(a.weights != nullptr, [&]<bool kWeighted>(Tag<kWeighted>) {
+      launch_scatter_rows<Access<T, kIsWide ? kWide : kNarrow, kIsWide, kWeighted>>(a,
+                                                                                    scope.stream());
+    });
   });
 }
 

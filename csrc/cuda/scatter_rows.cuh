@@ -12,9 +12,8 @@
 namespace fusedops {
 
 inline constexpr int kScatterThreads = 256;
-inline constexpr int kScatterUnroll = 4;  // rows a lane has in flight
-inline constexpr int kScatterWarps = kScatterThreads / 32;
-inline constexpr unsigned kLongSegment = 1024;  // entries that are worth a whole CTA
+inline constexpr int kScatterUnroll = 4;    // rows a lane has in flight
+inline constexpr unsigned kLongList = 128;  // entries that are worth a whole CTA
 
 // Keys: the destination row, or `clouds * n` where idx is no row. Values: the entry.
 __global__ void __launch_bounds__(kScatterThreads)
@@ -57,133 +56,137 @@ struct ScatterRows {
 
 // How a lane of a thread group of `lanes` reads a row: kCount values side by side in one access, or
 // one by one, `lanes` apart, so that the group's reads join up.
-template <class T_, int kCount_, bool kVector_>
+template <class T_, int kCount_, bool kVector_, bool kWeighted_>
 struct Access {
   using T = T_;
   static constexpr int kCount = kCount_;
   static constexpr bool kVector = kVector_;
+  static constexpr bool kWeighted = kWeighted_;
+  using Values = Vec<T, kCount>;
 
-  static __device__ __forceinline__ int64_t channel(int lane, int lanes, int v) {
+  static __device__ __forceinline__ int channel(int lane, int lanes, int v) {
     return kVector ? lane * kCount + v : lane + v * lanes;
   }
-};
 
-// Channels chunk + A::channel(lane, lanes, v) of the entry's row.
-template <class A>
-__device__ __forceinline__ Vec<typename A::T, A::kCount> load_row(
-    const ScatterRows<typename A::T>& a, uint32_t entry, int64_t chunk, int lane, int lanes) {
-  using T = typename A::T;
-  const uint32_t row = a.per_row == 1 ? entry : entry / a.per_row;
-  const T* source = a.rows + row * a.pitch + a.first + chunk;
-  if constexpr (A::kVector) {
-    return *reinterpret_cast<const Vec<T, A::kCount>*>(source + lane * A::kCount);
-  } else {
-    Vec<T, A::kCount> result;
+  // Channels chunk + channel(lane, lanes, v) of the entry's row.
+  static __device__ __forceinline__ Values load(const ScatterRows<T>& a, uint32_t entry,
+                                                int64_t chunk, int lane, int lanes) {
+    const uint32_t row = kWeighted ? entry / a.per_row : entry;
+    const T* source = a.rows + row * a.pitch + a.first + chunk;
+    if constexpr (kVector) {
+      return *reinterpret_cast<const Values*>(source + lane * kCount);
+    } else {
+      Values result;
 #pragma unroll
-    for (int v = 0; v < A::kCount; ++v) {
-      const int64_t at = A::channel(lane, lanes, v);
-      result.value[v] = chunk + at < a.count ? __ldg(source + at) : from_compute<T>(Compute<T>(0));
+      for (int v = 0; v < kCount; ++v) {
+        const int at = channel(lane, lanes, v);
+        result.value[v] =
+            chunk + at < a.count ? __ldg(source + at) : from_compute<T>(Compute<T>(0));
+      }
+      return result;
     }
-    return result;
   }
-}
+};
 
 template <class A>
 struct Accumulator {
   using T = typename A::T;
   Compute<T> sum[A::kCount];
 
-  // Adds weight * values.
-  __device__ __forceinline__ void add(Compute<T> weight, const Vec<T, A::kCount>& values) {
-#pragma unroll
-    for (int v = 0; v < A::kCount; ++v) sum[v] += weight * to_compute(values.value[v]);
-  }
-
   __device__ __forceinline__ void store(const ScatterRows<T>& a, int64_t row, int64_t chunk,
-                                        int lane, int lanes) {
+                                        int lane, int lanes) const {
+    const int64_t at = row * a.count + chunk;
+    if (A::kVector && !a.out_fp32) {
+      typename A::Values values;
+#pragma unroll
+      for (int v = 0; v < A::kCount; ++v) values.value[v] = from_compute<T>(sum[v]);
+      *reinterpret_cast<typename A::Values*>(static_cast<T*>(a.out) + at + lane * A::kCount) =
+          values;
+      return;
+    }
 #pragma unroll
     for (int v = 0; v < A::kCount; ++v) {
-      const int64_t channel = chunk + A::channel(lane, lanes, v);
-      if (channel >= a.count) continue;
-      const int64_t at = row * a.count + channel;
+      const int channel = A::channel(lane, lanes, v);
+      if (chunk + channel >= a.count) continue;
       if (a.out_fp32) {
-        static_cast<float*>(a.out)[at] = static_cast<float>(sum[v]);
+        static_cast<float*>(a.out)[at + channel] = static_cast<float>(sum[v]);
       } else {
-        static_cast<T*>(a.out)[at] = from_compute<T>(sum[v]);
+        static_cast<T*>(a.out)[at + channel] = from_compute<T>(sum[v]);
       }
     }
   }
 };
 
-// The warp's sum of entries begin, begin + 32 * stride, ... (32 from each) over one chunk of
-// channels: thread groups of `lanes` take turns and are added up at the end.
+// The lane's part of the sum over entries begin, begin + stride, ..., several rows in flight and
+// the next entries on their way.
 template <class A>
-__device__ __forceinline__ Accumulator<A> sum_segment(const ScatterRows<typename A::T>& a,
-                                                      uint2 range, int64_t chunk, int lanes,
-                                                      int stride) {
+__device__ __forceinline__ Accumulator<A> sum_list(const ScatterRows<typename A::T>& a,
+                                                   unsigned begin, unsigned end, unsigned stride,
+                                                   int64_t chunk, int lane, int lanes) {
   using T = typename A::T;
   Accumulator<A> result{};
-  const int lane = threadIdx.x % 32, groups = 32 / lanes, group = lane / lanes;
-  const bool active = chunk + A::channel(lane % lanes, lanes, 0) < a.count;
-  for (unsigned base = range.x; base < range.y; base += 32 * stride) {
-    const unsigned count = min(range.y - base, 32u);
-    const uint32_t mine = lane < count ? a.entries[base + lane] : 0;
-    for (unsigned turn = 0; turn < count; turn += groups * kScatterUnroll) {
-      Vec<T, A::kCount> values[kScatterUnroll];
-      Compute<T> weights[kScatterUnroll];
+  if (chunk + A::channel(lane, lanes, 0) >= a.count) return result;
+  uint32_t next[kScatterUnroll];
 #pragma unroll
-      for (int u = 0; u < kScatterUnroll; ++u) {
-        const unsigned from = turn + u * groups + group;
-        const uint32_t entry = __shfl_sync(0xffffffffu, mine, from & 31);
-        weights[u] = 0;
-        values[u] = {};
-        if (from < count && active) {
-          weights[u] = a.weights ? load_side<T>(a.weights, a.wide_weights, entry) : Compute<T>(1);
-          values[u] = load_row<A>(a, entry, chunk, lane % lanes, lanes);
-        }
-      }
-#pragma unroll
-      for (int u = 0; u < kScatterUnroll; ++u) result.add(weights[u], values[u]);
-    }
+  for (int u = 0; u < kScatterUnroll; ++u) {
+    next[u] = begin + u * stride < end ? __ldg(a.entries + begin + u * stride) : 0;
   }
-  for (int step = lanes; step < 32; step *= 2) {
+  for (unsigned p = begin; p < end; p += kScatterUnroll * stride) {
+    typename A::Values values[kScatterUnroll];
+    Compute<T> weights[kScatterUnroll];
 #pragma unroll
-    for (int v = 0; v < A::kCount; ++v) {
-      result.sum[v] += __shfl_xor_sync(0xffffffffu, result.sum[v], step);
+    for (int u = 0; u < kScatterUnroll; ++u) {
+      const bool exists = p + u * stride < end;
+      values[u] = {};
+      weights[u] = 0;
+      if (exists) values[u] = A::load(a, next[u], chunk, lane, lanes);
+      if (A::kWeighted && exists) weights[u] = load_side<T>(a.weights, a.wide_weights, next[u]);
+      const unsigned ahead = p + (u + kScatterUnroll) * stride;
+      next[u] = ahead < end ? __ldg(a.entries + ahead) : 0;
+    }
+#pragma unroll
+    for (int u = 0; u < kScatterUnroll; ++u) {
+#pragma unroll
+      for (int v = 0; v < A::kCount; ++v) {
+        const Compute<T> value = to_compute(values[u].value[v]);
+        result.sum[v] += A::kWeighted ? weights[u] * value : value;
+      }
     }
   }
   return result;
 }
 
-// One warp per destination; a long segment takes the CTA's warps together, after their own.
+// A thread group of `lanes` per destination; a long list takes the CTA's groups together, after
+// their own.
 template <class A>
 __global__ void __launch_bounds__(kScatterThreads)
     scatter_rows_kernel(ScatterRows<typename A::T> a, int lanes) {
-  __shared__ Accumulator<A> partial[kScatterWarps][32];
-  __shared__ uint2 ranges[kScatterWarps];
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int64_t first = int64_t{blockIdx.x} * kScatterWarps, row = first + warp;
+  __shared__ Accumulator<A> partial[kScatterThreads];
+  __shared__ uint2 ranges[kScatterThreads];
+  const int lane = threadIdx.x % lanes, group = threadIdx.x / lanes;
+  const int groups = kScatterThreads / lanes;
+  const int64_t first = int64_t{blockIdx.x} * groups, row = first + group;
   const uint2 range = row < a.destinations ? a.ranges[row] : uint2{0, 0};
-  if (lane == 0) ranges[warp] = range;
-  const int64_t step = int64_t{lanes} * A::kCount;
-  if (row < a.destinations && range.y - range.x <= kLongSegment) {
+  if (lane == 0) ranges[group] = range;
+  const int step = lanes * A::kCount;
+  const bool is_long = range.y - range.x > kLongList;
+  if (row < a.destinations && !is_long) {
     for (int64_t chunk = 0; chunk < a.count; chunk += step) {
-      Accumulator<A> sum = sum_segment<A>(a, range, chunk, lanes, 1);
-      if (lane < lanes) sum.store(a, row, chunk, lane, lanes);
+      const auto sum = sum_list<A>(a, range.x, range.y, 1, chunk, lane, lanes);
+      if (chunk + A::channel(lane, lanes, 0) < a.count) sum.store(a, row, chunk, lane, lanes);
     }
   }
-  __syncthreads();
-  for (int r = 0; r < kScatterWarps; ++r) {
+  if (!__syncthreads_or(is_long)) return;
+  for (int r = 0; r < groups; ++r) {
     const uint2 whole = ranges[r];
-    if (whole.y - whole.x <= kLongSegment) continue;
+    if (whole.y - whole.x <= kLongList) continue;
     for (int64_t chunk = 0; chunk < a.count; chunk += step) {
-      const uint2 part{min(whole.x + 32 * warp, whole.y), whole.y};
-      partial[warp][lane] = sum_segment<A>(a, part, chunk, lanes, kScatterWarps);
+      partial[threadIdx.x] = sum_list<A>(a, whole.x + group, whole.y, groups, chunk, lane, lanes);
       __syncthreads();
-      if (warp == 0 && lane < lanes) {
-        Accumulator<A> sum = partial[0][lane];
-        for (int w = 1; w < kScatterWarps; ++w) {
-          for (int v = 0; v < A::kCount; ++v) sum.sum[v] += partial[w][lane].sum[v];
+      if (group == 0 && chunk + A::channel(lane, lanes, 0) < a.count) {
+        Accumulator<A> sum = partial[lane];
+        for (int g = 1; g < groups; ++g) {
+          for (int v = 0; v < A::kCount; ++v) sum.sum[v] += partial[g * lanes + lane].sum[v];
         }
         sum.store(a, first + r, chunk, lane, lanes);
       }
@@ -196,7 +199,7 @@ template <class A>
 void launch_scatter_rows(const ScatterRows<typename A::T>& a, cudaStream_t stream) {
   int lanes = 1;
   while (lanes < 32 && int64_t{lanes} * A::kCount < a.count) lanes *= 2;
-  scatter_rows_kernel<A><<<static_cast<unsigned>(ceil_div(a.destinations, kScatterWarps)),
+  scatter_rows_kernel<A><<<static_cast<unsigned>(ceil_div(a.destinations, kScatterThreads / lanes)),
                            kScatterThreads, 0, stream>>>(a, lanes);
 }
 
