@@ -6,7 +6,15 @@ import pytest
 import torch
 
 import fusedops
-from fusedops.points import gather, group, interpolate, interpolation_weights, three_interpolate
+from fusedops.points import (
+    gather,
+    group,
+    interpolate,
+    interpolation_weights,
+    knn_interpolate,
+    three_interpolate,
+    three_nn,
+)
 from util import DTYPES, HALVES, generator, make, name
 
 reference = fusedops.reference
@@ -381,3 +389,55 @@ def test_every_way_to_list_the_entries(device, clouds, rows, groups, k, channels
     where = torch.where((idx < 0) | (idx >= rows), rows, idx).reshape(clouds, -1, 1)
     expected.scatter_add_(1, where.expand(-1, -1, channels), dout.reshape(clouds, -1, channels))
     assert torch.equal(got, expected[:, :rows])
+
+
+@pytest.mark.parametrize("kind", ["inverse_distance", "inverse_square", "uniform"])
+@pytest.mark.parametrize("k", [1, 3, 7])
+def test_knn_interpolate(device, k, kind):
+    points = make(2, 40, 3, dtype=torch.float64, device=device)
+    queries = make(2, 15, 3, dtype=torch.float64, device=device, seed=1)
+    features = make(2, 40, 6, dtype=torch.float64, device=device, seed=2)
+    got = knn_interpolate(features, points, queries, k, kind)
+    dist2, idx = (queries[:, :, None] - points[:, None]).square().sum(-1).topk(k, largest=False)
+    raw = {
+        "inverse_distance": 1 / (dist2.sqrt() + 1e-8),
+        "inverse_square": 1 / (dist2 + 1e-8),
+        "uniform": torch.ones_like(dist2),
+    }[kind]
+    expected = reference.interpolate(features, idx, raw / raw.sum(-1, keepdim=True))
+    torch.testing.assert_close(got, expected)
+    halves = knn_interpolate(features.half(), points, queries, k, kind)
+    assert halves.dtype == torch.float16
+    torch.testing.assert_close(halves.double(), expected, rtol=2e-3, atol=2e-3)
+    at_points = knn_interpolate(features, points, points, k, "inverse_distance")
+    torch.testing.assert_close(at_points, features, rtol=1e-4, atol=1e-4)
+
+
+def test_knn_interpolate_gradients(device):
+    inputs = [
+        make(1, n, c, dtype=torch.float64, device=device, seed=c).requires_grad_()
+        for n, c in [(8, 2), (8, 3), (4, 3)]
+    ]
+    assert torch.autograd.gradcheck(lambda f, p, q: knn_interpolate(f, p, q), inputs)
+
+
+def test_three_nn_and_interpolation_of_clouds_of_different_sizes(device):
+    points = make(3, 20, 3, dtype=torch.float32, device=device)
+    queries = make(3, 9, 3, dtype=torch.float32, device=device, seed=1)
+    features = make(3, 20, 4, dtype=torch.float32, device=device, seed=2)
+    lengths = torch.tensor([20, 2, 0], device=device)
+    idx, dist2 = three_nn(points, queries, lengths=lengths)
+    assert idx.shape == dist2.shape == (3, 9, 3)
+    assert (idx[1, :, 2] == -1).all()
+    got = knn_interpolate(features, points, queries, lengths=lengths)
+    assert torch.isfinite(got).all()
+    torch.testing.assert_close(got[0], knn_interpolate(features[:1], points[:1], queries[:1])[0])
+    assert (got[2] == 0).all()
+    packed = knn_interpolate(
+        torch.cat([features[0], features[1, :2]]),
+        torch.cat([points[0], points[1, :2]]),
+        torch.cat([queries[0], queries[1]]),
+        offsets=torch.tensor([0, 20, 22], device=device),
+        query_offsets=torch.tensor([0, 9, 18], device=device),
+    )
+    torch.testing.assert_close(packed, torch.cat([got[0], got[1]]))

@@ -9,7 +9,13 @@ clamped to it.
 
 from .grid import GridIndex
 from .grouping import gather, group
-from .interpolation import interpolate, interpolation_weights, three_interpolate
+from .interpolation import (
+    interpolate,
+    interpolation_weights,
+    knn_interpolate,
+    three_interpolate,
+    three_nn,
+)
 from .neighbours import BallQuery, Neighbours, RadiusSearch, ball_query, knn, radius_search
 from .sampling import farthest_point_sample
 
@@ -25,6 +31,8 @@ __all__ = [
     "interpolate",
     "interpolation_weights",
     "knn",
+    "knn_interpolate",
     "radius_search",
     "three_interpolate",
+    "three_nn",
 ]

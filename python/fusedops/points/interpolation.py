@@ -9,8 +9,15 @@ from torch import Tensor
 
 from .._checks import raise_not_tensor
 from ._autograd import Interpolate, needs_grad
+from .neighbours import Neighbours, knn
 
-__all__ = ["interpolate", "interpolation_weights", "three_interpolate"]
+__all__ = [
+    "interpolate",
+    "interpolation_weights",
+    "knn_interpolate",
+    "three_interpolate",
+    "three_nn",
+]
 
 _interpolate = torch.ops.fusedops.interpolate.default
 
@@ -83,3 +90,81 @@ def interpolation_weights(
     inverse = torch.where(idx >= 0, inverse, 0)
     total = inverse.sum(-1, keepdim=True)
     return inverse / torch.where(total > 0, total, 1)
+
+
+def three_nn(
+    points: Tensor,
+    queries: Tensor,
+    *,
+    lengths: Tensor | None = None,
+    query_lengths: Tensor | None = None,
+    offsets: Tensor | None = None,
+    query_offsets: Tensor | None = None,
+) -> Neighbours:
+    """Find the three nearest points of every query: `knn` with k = 3.
+
+    Returns idx and dist2, (B, M, 3) or (Q, 3): squared distances (PointNet++'s function of this
+    name returns their roots), -1 and infinity where a cloud has fewer points.
+    """
+    return knn(
+        points,
+        queries,
+        3,
+        lengths=lengths,
+        query_lengths=query_lengths,
+        offsets=offsets,
+        query_offsets=query_offsets,
+    )
+
+
+def knn_interpolate(
+    features: Tensor,
+    points: Tensor,
+    queries: Tensor,
+    k: int = 3,
+    weights: Weights = "inverse_distance",
+    *,
+    lengths: Tensor | None = None,
+    query_lengths: Tensor | None = None,
+    offsets: Tensor | None = None,
+    query_offsets: Tensor | None = None,
+    eps: float = 1e-8,
+) -> Tensor:
+    """Features at the queries from those of their k nearest points, by weights that sum to 1.
+
+    `knn`, `interpolation_weights` and `interpolate` in a row; differentiable in features, and
+    through the weights in points and queries.
+
+    Args:
+        features: (B, N, C), or (P, C) with offsets; float16, bfloat16, float32 or float64.
+        points: (B, N, D) or (P, D), where the features are.
+        queries: (B, M, D) or (Q, D), where they are wanted.
+        k: Neighbours; with fewer points in a cloud, those.
+        weights: see `interpolation_weights`.
+        lengths: (B,) int64, points of each padded cloud.
+        query_lengths: (B,) int64, queries of each padded cloud; rows beyond are zeros.
+        offsets: (B + 1,) int64: points are packed.
+        query_offsets: (B + 1,) int64: queries are packed.
+        eps: Added to the distances.
+
+    Returns:
+        (B, M, C) or (Q, C) of the dtype of features; zeros for a query without neighbours.
+
+    Raises:
+        TypeError: an argument is no tensor.
+        ValueError: weights is an unknown word.
+        RuntimeError: shapes, dtypes, devices or k do not fit.
+    """
+    idx, dist2 = knn(
+        points,
+        queries,
+        k,
+        lengths=lengths,
+        query_lengths=query_lengths,
+        offsets=offsets,
+        query_offsets=query_offsets,
+    )
+    assert dist2 is not None
+    blend = interpolation_weights(dist2, idx, weights, eps)
+    dtype = torch.float32 if features.dtype.itemsize == 2 else features.dtype
+    return interpolate(features, idx, blend.to(dtype))
