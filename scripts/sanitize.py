@@ -4,8 +4,9 @@
     compute-sanitizer --tool racecheck --error-exitcode 1 python scripts/sanitize.py ops
     compute-sanitizer --tool racecheck --error-exitcode 1 python scripts/sanitize.py "sm90 64x64"
 
-An argument limits the run to the public GEMM ops, to the reductions (`reduce`) or to the kernels
-whose name matches it as a regular expression: racecheck is slow.
+An argument limits the run to the public GEMM ops, to the reductions (`reduce`), to sampling and
+grouping (`points`; racecheck cannot take its clusters) or to the kernels whose name matches it as a
+regular expression: racecheck is slow.
 
 Sizes are odd multiples of the alignment, so that tiles are ragged on every side.
 """
@@ -96,6 +97,32 @@ def every_reduction(count: Counter[str]) -> None:
     torch.cuda.synchronize()
 
 
+def every_point_op(count: Counter[str], device: str = "cuda", large: bool = True) -> None:
+    """Sampling in each of its regimes, grouping and interpolation with their backward."""
+    ops = fusedops.points
+    sizes = [(100, 3), (1000, 3), (4000, 3), (10_000, 3), (500, 6)]
+    if large:  # clusters and grids of thread blocks
+        sizes += [(20_000, 3), (70_000, 3), (150_000, 3), (300_000, 3), (300, 5000)]
+    for (n, dim), dtype in itertools.product(sizes, (torch.float32, torch.float64)):
+        ops.farthest_point_sample(torch.rand(2, n, dim, device=device, dtype=dtype), 9)
+        count["fps"] += 1
+    for dtype, channels in itertools.product(DTYPES, (5, 16, 40)):
+        like = {"device": device, "dtype": dtype}
+        features = torch.randn(2, 40, channels, **like, requires_grad=True)
+        points = torch.rand(2, 40, 3, **like, requires_grad=True)
+        centers = torch.rand(2, 60, 3, **like)
+        weights = torch.rand(2, 60, 7, **like, requires_grad=True)
+        idx = torch.randint(-1, 41, (2, 60, 7), device=device)
+        idx[1] = 3  # a long list
+        ops.group(features, idx, points=points, centers=centers).sum().backward()
+        ops.group(features, idx).sum().backward()
+        ops.interpolate(features, idx, weights).sum().backward()
+        count["group"] += 3
+    features = torch.randn(1, 40, 8, device=device, requires_grad=True)
+    many = torch.randint(0, 40, (1, 300_000, 1), device=device)  # sorted, not counted
+    ops.group(features, many).sum().backward()
+
+
 if __name__ == "__main__":
     ran: Counter[str] = Counter()
     wanted = sys.argv[1] if len(sys.argv) > 1 else ""
@@ -103,6 +130,9 @@ if __name__ == "__main__":
         every_op(ran)
     if wanted in ("", "reduce"):
         every_reduction(ran)
-    if wanted not in ("ops", "reduce"):
+    if wanted in ("", "points"):
+        every_point_op(ran)
+        torch.cuda.synchronize()
+    if wanted not in ("ops", "reduce", "points"):
         every_config(wanted, ran)
     print(f"{sum(ran.values())} calls, {len(ran)} kinds, no error")
