@@ -59,6 +59,21 @@ def every_config(pattern: str, count: Counter[str]) -> None:
             count[config["name"]] += 1
 
 
+def every_mlp(dtype: torch.dtype, activation: str, m: int, n: int, k: int) -> None:
+    """mlp and gated_mlp forward and backward, once owning what forward saved and once not."""
+    x, w1, w2 = matrix(m, k, dtype), matrix(n, k, dtype), matrix(k, n, dtype)
+    b1, b2 = (torch.randn(size, device="cuda", dtype=dtype) for size in (n, k))
+    leaves = [t.requires_grad_() for t in (x, w1, b1, w2, b2)]
+    y = fusedops.mlp(*leaves, activation, residual=x.detach())
+    y.sum().backward(retain_graph=True)
+    y.sum().backward()
+    y = fusedops.gated_mlp(x, w1, w1.detach(), w2, b1, b1.detach(), b2, activation)
+    y.sum().backward(retain_graph=True)
+    y.sum().backward()
+    both = torch.cat([w1, w1]).detach().requires_grad_()
+    fusedops.gated_mlp(x, both, None, w2, activation=activation).sum().backward()
+
+
 def every_op(count: Counter[str]) -> None:
     """The public ops as a user calls them, on shapes that reach every helper kernel."""
     shapes = [(136, 72, 264), (33, 17, 65), (1, 40, 24), (5000, 8, 16), (40, 8, 0)]
@@ -68,6 +83,9 @@ def every_op(count: Counter[str]) -> None:
         fusedops.linear(x, w, b, activation).backward(torch.randn(m, n, device="cuda", dtype=dtype))
         fusedops.matmul(x[:, ::2], w.t()[::2], b, activation).sum().backward()
         count[f"linear {activation}"] += 1
+    for dtype, activation, (m, n, k) in itertools.product(DTYPES, ACTIVATIONS, shapes):
+        every_mlp(dtype, activation, m, n, k)
+        count[f"mlp {activation}"] += 1
     for precision in ("highest", "high"):
         torch.set_float32_matmul_precision(precision)
         a, b = matrix(1000, 520, torch.float32), matrix(520, 1032, torch.float32)

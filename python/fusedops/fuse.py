@@ -8,25 +8,23 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn as torch_nn
 
+from ._blocks import (
+    FusedSequential,
+    activation_name,
+    find_block,
+    fuse_block,
+    hooked,
+    pair_end,
+)
 from ._text import table
 from .nn import Linear
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["FuseReport", "FusedLayer", "SkippedLayer", "fuse"]
+__all__ = ["FuseReport", "FusedLayer", "FusedMLP", "SkippedLayer", "fuse"]
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_HOOKS = (
-    "_forward_hooks",
-    "_forward_pre_hooks",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-    "_state_dict_hooks",
-    "_state_dict_pre_hooks",
-    "_load_state_dict_pre_hooks",
-    "_load_state_dict_post_hooks",
-)
 
 
 @dataclass(frozen=True)
@@ -38,6 +36,17 @@ class FusedLayer:
     activation: str | None
     absorbed: tuple[str, ...]  # the paths of the activation modules that became nn.Identity
     note: str = ""  # why a following activation was not absorbed
+
+
+@dataclass(frozen=True)
+class FusedMLP:
+    """One block of linear layers that runs as one op now; its layers are listed as well."""
+
+    name: str  # its path in the model
+    kind: str  # "mlp" or "gated_mlp"
+    layers: tuple[str, ...]  # the names of its layers in it
+    activation: str
+    note: str = ""  # when the module's own forward runs instead
 
 
 @dataclass(frozen=True)
@@ -57,11 +66,13 @@ class FuseReport:
         fused: The layers that run fused now.
         skipped: The linear layers that were left alone, with the reason.
         unchanged: How many fused layers were there before.
+        blocks: The MLP blocks that run as one op now.
     """
 
     fused: list[FusedLayer] = field(default_factory=list)
     skipped: list[SkippedLayer] = field(default_factory=list)
     unchanged: int = 0
+    blocks: list[FusedMLP] = field(default_factory=list)
 
     @property
     def num_fused(self) -> int:
@@ -94,6 +105,11 @@ class FuseReport:
         ]
         if rows:
             lines += ["", *table(("fused layer", "shape", "activation", "notes"), rows)]
+        blocks = [(b.name or "(model)", b.kind, ", ".join(b.layers), b.activation, b.note)
+                  for b in self.blocks]  # fmt: skip
+        if blocks:
+            header = ("fused block", "op", "layers", "activation", "notes")
+            lines += ["", *table(header, blocks)]
         left = [(s.name or "(model)", s.kind, s.reason) for s in self.skipped]
         if left:
             lines += ["", *table(("skipped layer", "type", "reason"), left)]
@@ -107,26 +123,6 @@ def _absorbed_text(layer: FusedLayer) -> str:
     return "; ".join(text for text in (absorbed, layer.note) if text)
 
 
-def _activation_name(module: torch_nn.Module) -> str | None:
-    """The activation that a torch module computes, None for any other module."""
-    # NOTE: exact types; a subclass may compute anything.
-    kind = type(module)
-    if "forward" in vars(module):
-        return None
-    if kind is torch_nn.GELU:
-        return {"none": "gelu", "tanh": "gelu_tanh"}.get(str(module.approximate))
-    return {
-        torch_nn.ReLU: "relu",
-        torch_nn.SiLU: "silu",
-        torch_nn.Sigmoid: "sigmoid",
-        torch_nn.Tanh: "tanh",
-    }.get(kind)
-
-
-def _hooked(module: torch_nn.Module) -> bool:
-    return any(getattr(module, name, None) for name in _HOOKS)
-
-
 def _reason_to_skip(module: torch_nn.Linear) -> str | None:
     """Why a linear layer must stay what it is, None where it may be replaced."""
     if type(module) not in (torch_nn.Linear, Linear):
@@ -134,7 +130,7 @@ def _reason_to_skip(module: torch_nn.Linear) -> str | None:
         if hasattr(module, "parametrizations"):
             return "has parametrizations"
         return "a subclass of nn.Linear may compute something else"
-    if _hooked(module):
+    if hooked(module):
         return "has hooks (weight_norm, spectral_norm and pruning are hooks too)"
     if "forward" in vars(module):
         return "its forward was replaced on the instance"
@@ -196,16 +192,16 @@ def _follower_path(site: _Site) -> str:
 
 def _common_activation(module: torch_nn.Linear, sites: list[_Site]) -> tuple[str | None, str]:
     """(activation to absorb, note): the one that follows at every place, or None and why not."""
-    names = [None if s.follower is None else _activation_name(s.follower) for s in sites]
+    names = [None if s.follower is None else activation_name(s.follower) for s in sites]
     if not any(names):
         return None, ""
     if isinstance(module, Linear) and module.activation not in (None, "none"):
         return None, f"has activation {module.activation!r}; {_follower_path(sites[0])} stays"
     if len(set(names)) != 1:
         return None, "shared, and not followed by the same activation everywhere"
-    hooked = [s for s in sites if s.follower is not None and _hooked(s.follower)]
-    if hooked:
-        return None, f"{_follower_path(hooked[0])} has hooks and stays"
+    with_hooks = [s for s in sites if s.follower is not None and hooked(s.follower)]
+    if with_hooks:
+        return None, f"{_follower_path(with_hooks[0])} has hooks and stays"
     return names[0], ""
 
 
@@ -219,12 +215,48 @@ def _absorb(sites: list[_Site]) -> Iterator[str]:
         yield _follower_path(site)
 
 
+def _fuse_blocks(model: torch_nn.Module, report: FuseReport) -> None:
+    """Turn MLP blocks into one op; their layers are fused layers already."""
+    for name, module in model.named_modules():
+        if type(module) in (torch_nn.Sequential, FusedSequential):
+            _fuse_sequential(name, module, report)
+            continue
+        block = find_block(module)
+        if block is None:
+            continue
+        fuse_block(module, block)
+        note = f"unfused while {', '.join(block.dropouts)} drops" if block.dropouts else ""
+        layers = (*block.first, block.down)
+        report.blocks.append(FusedMLP(name, block.kind, layers, block.activation, note))
+
+
+def _fuse_sequential(name: str, module: torch_nn.Module, report: FuseReport) -> None:
+    if "forward" in vars(module):
+        return
+    keys, layers = list(module._modules), list(module._modules.values())
+    ends = ((i, pair_end(layers, i)) for i in range(len(layers)))
+    pairs = [(i, end) for i, end in ends if end is not None]
+    if not pairs or type(module) is FusedSequential:
+        return
+    module.__class__ = FusedSequential
+    for i, end in pairs:
+        activation = str(layers[i].activation)
+        report.blocks.append(FusedMLP(name, "mlp", (keys[i], keys[end]), activation))
+
+
 def fuse(model: torch_nn.Module) -> FuseReport:
     """Replace the linear layers of a model by fused ones, in place.
 
     Every ``torch.nn.Linear`` becomes a `fusedops.nn.Linear`. Where a plain ``nn.Sequential`` runs
     an activation module next (ReLU, GELU of either form, SiLU, Sigmoid, Tanh), the activation is
     absorbed and an ``nn.Identity`` keeps its place, so that indices stay.
+
+    Whole MLP blocks become one op each way, `fusedops.mlp` or `fusedops.gated_mlp`: pairs of linear
+    layers with an absorbed activation between them in an ``nn.Sequential``, and modules whose
+    forward, as torch.fx traces it, is ``down(act(up(x)))`` or ``down(act(gate(x)) * up(x))`` of
+    their linear layers, whatever the names (Llama's, Hugging Face's, torchtune's; gate and up
+    packed in one layer too). Such a module's own forward still runs while its dropout is active and
+    after one of its layers was replaced or got hooks.
 
     A layer changes its class and stays the same object. So its parameters (what the optimizer
     holds, tied weights), state dict keys, device, training flag and everything that refers to it
@@ -273,4 +305,5 @@ def fuse(model: torch_nn.Module) -> FuseReport:
             module.activation = activation
         shape = f"{module.in_features} -> {module.out_features}"
         report.fused.append(FusedLayer(name, shape, activation, absorbed, note))
+    _fuse_blocks(model, report)
     return report

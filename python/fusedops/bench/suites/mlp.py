@@ -33,6 +33,8 @@ GATED_CASES = (
     (4096, 3072, 8192, "swiglu"),
     (8192, 2304, 9216, "geglu_tanh"),
     (16384, 1024, 2816, "reglu"),
+    (8192, 2048, 5632, "swiglu_packed"),
+    (8192, 4096, 14336, "swiglu_packed"),
 )
 GATES = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh", "reglu": "relu",
          "glu": "sigmoid"}  # fmt: skip
@@ -59,7 +61,9 @@ class MLPSuite(Suite):
             return torch.randn(rows, columns, dtype=dtype, device=device).mul_(columns**-0.5)
 
         x = torch.randn(t, d, dtype=dtype, device=device)
-        if case["gated"]:
+        if case["packed"]:
+            tensors = [x, weight(2 * h, d), weight(d, h)]
+        elif case["gated"]:
             tensors = [x, weight(h, d), weight(h, d), weight(d, h)]
         else:
             bias1, bias2 = (torch.randn(n, dtype=dtype, device=device) for n in (h, d))
@@ -101,9 +105,13 @@ class MLPSuite(Suite):
 
 
 def mlp_case(t: int, d: int, h: int, name: str) -> Case:
-    gated = name in GATES
-    activation = GATES.get(name, name)
-    args = {"shape": (t, d, h), "activation": activation, "gated": gated}
+    gate = name.removesuffix("_packed")  # gate and up in one weight
+    args = {
+        "shape": (t, d, h),
+        "activation": GATES.get(gate, gate),
+        "gated": gate in GATES,
+        "packed": gate != name,
+    }
     return Case(f"T{t}_d{d}_h{h}/{name}", args)
 
 
@@ -111,6 +119,10 @@ def fused(case: Case) -> Call:
     import fusedops
 
     activation = case["activation"]
+    if case["packed"]:
+        return lambda x, both, down, *_: fusedops.gated_mlp(
+            x, both, None, down, activation=activation
+        )
     if case["gated"]:
         return lambda x, gate, up, down, *_: fusedops.gated_mlp(
             x, gate, up, down, activation=activation
@@ -120,11 +132,18 @@ def fused(case: Case) -> Call:
 
 def eager(case: Case) -> Call:
     act = ACTIVATIONS[case["activation"]]
+    if case["packed"]:
+        return lambda x, both, down, *_: eager_packed(act, x, both, down)
     if case["gated"]:
         return lambda x, gate, up, down, *_: F.linear(
             act(F.linear(x, gate)) * F.linear(x, up), down
         )
     return lambda x, w1, b1, w2, b2, *_: F.linear(act(F.linear(x, w1, b1)), w2, b2)
+
+
+def eager_packed(act: Call, x: Tensor, both: Tensor, down: Tensor) -> Tensor:
+    gate, up = F.linear(x, both).chunk(2, dim=-1)
+    return F.linear(act(gate) * up, down)
 
 
 def as_pass(forward: Call, pass_: str) -> Call:
