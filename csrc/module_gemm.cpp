@@ -19,11 +19,10 @@ namespace {
 using Names = std::vector<std::string>;
 
 const Names kDTypes = {"float16", "bfloat16", "float32", "float64"};
-const Names kEpilogues = {"fused", "preact", "accumulator"};
+const Names kEpilogues = {"fused", "preact", "accumulator", "grad", "residual"};
 const Names kMathModes = {"native", "tf32", "fp32"};
 const Names kMajors = {"k", "mn"};
 const Names kFamilies = {"sm80", "sm90"};
-const Names kRasters = {"auto", "m", "n"};
 
 // One of `names`, as its position.
 template <typename Enum>
@@ -50,8 +49,7 @@ py::dict describe(const GemmPlan& plan, const char* rejected = nullptr) {
   return py::dict("name"_a = config_name(plan.family, plan.config),
                   "family"_a = name_of(plan.family, kFamilies), "index"_a = plan.config,
                   "splits"_a = plan.splits, "swizzle"_a = plan.swizzle,
-                  "raster"_a = name_of(plan.raster, kRasters), "expected_us"_a = plan.expected_us,
-                  "rejected"_a = rejected);
+                  "expected_us"_a = plan.expected_us, "rejected"_a = rejected);
 }
 
 py::object describe_found(const GemmPlan& plan) {
@@ -188,7 +186,6 @@ bool add_tuned_plan(const py::dict& fields, const py::dict& chosen, int capabili
       index_of(plan.family, chosen["name"].cast<std::string>(), chosen["index"].cast<int>());
   plan.splits = chosen["splits"].cast<int>();
   plan.swizzle = chosen["swizzle"].cast<int>();
-  plan.raster = parse<Raster>("raster", chosen["raster"].cast<std::string>(), kRasters);
   plan.expected_us = chosen["us"].cast<double>();
   if (plan.config < 0) return false;
   set_tuned_plan(tuned_key(parse_problem(fields), {capability, sm_count}), plan);

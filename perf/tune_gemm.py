@@ -4,8 +4,7 @@
     python perf/tune_gemm.py --shapes 8192x4096x1024,64x4096x4096 --layouts TN,NT --splits 1,2,4,8
 
 Layouts name what is contiguous: TN = x @ w.T (both along K), NN = dz @ w, NT = dz.T @ x. A first
-round drops what is far behind, three more time the rest, then the best few try every swizzle and
-raster.
+round drops what is far behind, three more time the rest, then the best few try every swizzle.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
 FAMILIES = {"sm80": 0, "sm90": 1}  # config.h
 ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}  # activation.h
 KEEP_WITHIN = 2.0  # of the best time of the first round
-FINALISTS = 6  # configurations that try every swizzle and raster
+FINALISTS = 6  # configurations that try every swizzle
 SAMPLE_US = 150.0  # device time of one sample: that many calls in a row
 GUESS_RATE = 5e14  # FLOP/s for the number of calls of the first round
 
@@ -52,8 +51,7 @@ class Candidate:
     config: int
     name: str
     splits: int = 1
-    swizzle: int = 1
-    raster: int = 0
+    swizzle: int = 8
 
 
 @dataclass(frozen=True)
@@ -87,7 +85,7 @@ def our_call(candidate: Candidate, problem: Problem) -> Callable[..., Any]:
     family = FAMILIES[candidate.family]
     activation = ACTIVATIONS[problem.activation]
     with_bias = problem.layout == "TN"
-    tail = (candidate.splits, candidate.swizzle, candidate.raster, int(problem.preact))
+    tail = (candidate.splits, candidate.swizzle, int(problem.preact))
 
     def call(a: Tensor, b: Tensor, bias: Tensor) -> Any:
         return op(a, b, bias if with_bias else None, activation, family, candidate.config, *tail)
@@ -175,9 +173,9 @@ def tune(
     results |= _rounds(alive, sets, device, options.rounds)
     finalists = sorted((c for c in results if c.family != "cublas"), key=results.__getitem__)
     variants = [
-        Candidate(c.family, c.config, c.name, c.splits, swizzle, raster)
+        Candidate(c.family, c.config, c.name, c.splits, swizzle)
         for c in finalists[:FINALISTS]
-        for swizzle, raster in itertools.product(options.swizzles, options.rasters)
+        for swizzle in options.swizzles
     ]
     fresh = [(c, our_call(c, problem)) for c in variants if c not in results]
     fresh = _runnable(fresh, problem, first, reference, note)
@@ -296,9 +294,7 @@ def describe(problem: Problem, rows: Sequence[dict[str, Any]]) -> str:
     if not ours:
         return f"{problem}: no candidate runs"
     fused = next((r for r in library if r["name"] == "addmm_activation"), library[0])
-    best = ", ".join(
-        f"{r['name']} s{r['splits']} w{r['swizzle']} r{r['raster']} {r['us']}" for r in ours[:3]
-    )
+    best = ", ".join(f"{r['name']} s{r['splits']} w{r['swizzle']} {r['us']}" for r in ours[:3])
     ratio = float(fused["us"]) / float(ours[0]["us"])
     return f"{problem}: {best}; cublas {fused['name']} {fused['us']} ({ratio:.2f}x)"
 
@@ -317,8 +313,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--dtype", type=words, default=["bf16"])
     add("--activation", type=words, default=["relu"], help="of TN problems")
     add("--splits", type=integers, default=[1, 2, 4, 8, 16, 32])
-    add("--swizzles", type=integers, default=[1, 2, 4])
-    add("--rasters", type=integers, default=[0, 1, 2])
+    add("--swizzles", type=integers, default=[4, 8, 16])
     add("--configs", default="", metavar="REGEX", help="of `family:name`, e.g. ^sm90")
     add("--rounds", type=int, default=3)
     add("--device", type=torch.device)

@@ -49,7 +49,7 @@ def every_config(pattern: str, count: Counter[str]) -> None:
             a, b = matrix(m, k, dtype, a_t), matrix(k, n, dtype, b_t)
             bias = torch.randn(n, device="cuda", dtype=dtype)
             try:
-                y = op(a, b, bias, 3, family, config["index"], splits, 1, 0, epilogue)
+                y = op(a, b, bias, 3, family, config["index"], splits, 8, epilogue)
             except RuntimeError as error:
                 if "no kernel" not in str(error) and "did not run" not in str(error):
                     raise

@@ -266,14 +266,14 @@ def test_tune_gemm(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
 
     monkeypatch.setattr(tune, "our_call", our_call)
     args = ["--shapes", "32x16x512", "--layouts", "TN,NN,NT", "--splits", "1,4", "--rounds", "1"]
-    args += ["--swizzles", "1,2", "--rasters", "0", "--device", "cpu", "--out", "t.csv"]
+    args += ["--swizzles", "4,8", "--device", "cpu", "--out", "t.csv"]
     assert tune.main(args) == 0
     with Path("t.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert {r["layout"] for r in rows} == {"TN", "NN", "NT"}
     assert {r["name"] for r in rows} == {"good", "mm", "addmm", "addmm_activation"}
     assert {(r["splits"], r["swizzle"]) for r in rows if r["name"] == "good"} == {
-        (s, w) for s in "14" for w in "12"
+        (s, w) for s in "14" for w in "48"
     }
     out = capsys.readouterr().out
     assert "WRONG 32x16x512 TN" in out
@@ -283,7 +283,7 @@ def test_tune_gemm(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
 @pytest.mark.gpu
 def test_tune_gemm_on_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     tune = load_script("tune_gemm")
-    args = ["--shapes", "256x128x512", "--layouts", "TN,NN,NT", "--swizzles", "1", "--rasters", "0"]
+    args = ["--shapes", "256x128x512", "--layouts", "TN,NN,NT", "--swizzles", "1"]
     assert tune.main([*args, "--rounds", "1", "--out", "t.csv"]) == 0
     with Path("t.csv").open() as file:
         rows = list(csv.DictReader(file))

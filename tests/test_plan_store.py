@@ -47,7 +47,7 @@ def plans_of(fields, key=KEY):
 def plan(fields, pick=-1, us=50.0, **changes):
     """A stored plan: the `pick`th of the candidates that can run."""
     usable = [c for c in plans_of(fields)["candidates"] if c["rejected"] is None]
-    choice = usable[pick] | {"us": us, "default_us": 60.0, "swizzle": 2, "raster": "m"}
+    choice = usable[pick] | {"us": us, "default_us": 60.0, "swizzle": 2}
     return fields | {name: choice[name] for name in CHOICE} | changes
 
 
@@ -162,7 +162,7 @@ def test_a_tuned_plan_is_chosen_before_the_compiled_table():
     assert install(KEY, [stored]) == 1
     after = plans_of(fields)
     assert after["selected"] == before["selected"]
-    for name in ("family", "name", "index", "splits", "swizzle", "raster"):
+    for name in ("family", "name", "index", "splits", "swizzle"):
         assert after["chosen"][name] == after["tuned"][name] == stored[name]
     assert after["tuned"]["expected_us"] == stored["us"]
     _C.clear_tuned_plans()

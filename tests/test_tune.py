@@ -62,7 +62,7 @@ def _call(problem, plan):
 
 def _times(problem, plans, sets, rounds, device):
     """What only measuring finds: one kernel, in bands of two tiles."""
-    return [10.0 if (p["name"], p["swizzle"]) == (FAST, 2) else 12.0 for p in plans]
+    return [10.0 if (p["name"], p["swizzle"]) == (FAST, 16) else 12.0 for p in plans]
 
 
 def run(problems, **options):
@@ -75,13 +75,13 @@ def run(problems, **options):
 def test_the_fastest_is_kept_stored_and_used(on_paper):
     report = run([problem()])
     (tuned,) = report.tuned
-    assert tuned.kernel == f"{FAST}, swizzle 2"
+    assert tuned.kernel == f"{FAST}, swizzle 16"
     assert tuned.us == 10.0
     assert tuned.gain == pytest.approx(1.2)
     assert report.path == KEY.path
     (stored,) = read_plans(KEY.path)
     assert problem_of(stored) == problem_of(problem())
-    assert (stored["swizzle"], stored["us"], stored["default_us"]) == (2, 10.0, 12.0)
+    assert (stored["swizzle"], stored["us"], stored["default_us"]) == (16, 10.0, 12.0)
     assert _C.plan_gemm(problem(), 90, 101)["chosen"]["name"] == FAST
     text = str(report)
     assert "tuned 1 product(s) on NVIDIA H200, 0 known before, skipped 0" in text
@@ -93,7 +93,7 @@ def test_a_gain_in_the_noise_keeps_the_present_choice(on_paper, monkeypatch):
     monkeypatch.setattr(
         tuning,
         "_time",
-        lambda problem, plans, *_: [99.5 if p["swizzle"] == 2 else 100.0 for p in plans],
+        lambda problem, plans, *_: [99.5 if p["swizzle"] == 16 else 100.0 for p in plans],
     )
     (tuned,) = run([problem()]).tuned
     assert tuned.kernel == tuned.before

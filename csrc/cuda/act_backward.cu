@@ -44,13 +44,12 @@ cudaError_t launch_main(const ActBackward& p, const ActBackwardGrid& grid,
   });
 }
 
-template <class T, class Out>
-cudaError_t launch_sum(const ActBackward& p, const ActBackwardGrid& grid,
+template <class C, class Out>
+cudaError_t launch_sum(const C* partial, int64_t rows, int64_t cols, Out* out,
                        const LaunchContext& context) {
-  return launch_kernel(column_sum_kernel<Compute<T>, Out>, dim3(ceil_div(p.cols, kColumnSumX)),
+  return launch_kernel(column_sum_kernel<C, Out>, dim3(ceil_div(cols, kColumnSumX)),
                        dim3(kColumnSumX, kColumnSumY), 0, static_cast<cudaStream_t>(context.stream),
-                       context.overlap, static_cast<const Compute<T>*>(p.partial),
-                       static_cast<Out*>(p.dbias), grid.row_blocks, p.cols);
+                       context.overlap, partial, out, rows, cols);
 }
 
 template <class T>
@@ -61,7 +60,11 @@ cudaError_t launch(const ActBackward& p, const LaunchContext& context) {
   const cudaError_t status =
       vector ? launch_main<T, kVec>(p, grid, context) : launch_main<T, 1>(p, grid, context);
   if (status != cudaSuccess || p.dbias == nullptr) return status;
-  return p.dbias_fp32 ? launch_sum<T, float>(p, grid, context) : launch_sum<T, T>(p, grid, context);
+  const auto* partial = static_cast<const Compute<T>*>(p.partial);
+  if (p.dbias_fp32) {
+    return launch_sum(partial, grid.row_blocks, p.cols, static_cast<float*>(p.dbias), context);
+  }
+  return launch_sum(partial, grid.row_blocks, p.cols, static_cast<T*>(p.dbias), context);
 }
 
 }  // namespace
@@ -69,6 +72,15 @@ cudaError_t launch(const ActBackward& p, const LaunchContext& context) {
 int64_t act_backward_workspace(const ActBackward& p, int sm_count) {
   const int64_t bytes = p.dtype == DType::kFloat64 ? 8 : 4;
   return grid_of(p, sm_count).row_blocks * p.cols * bytes;
+}
+
+const char* column_sum(const float* partial, int64_t rows, int64_t cols, void* out, DType dtype,
+                       const LaunchContext& context) {
+  using Sums = Choices<DType::kFloat16, DType::kBFloat16, DType::kFloat32>;
+  const cudaError_t status = dispatch(Sums{}, dtype, [&]<DType D>(Tag<D>) {
+    return launch_sum(partial, rows, cols, static_cast<DeviceType<D>*>(out), context);
+  });
+  return status == cudaSuccess ? nullptr : cudaGetErrorString(status);
 }
 
 const char* act_backward(const ActBackward& p, const LaunchContext& context) {

@@ -21,6 +21,10 @@ struct ActBackward {
 
 int64_t act_backward_workspace(const ActBackward& problem, int sm_count);
 
+// out (cols,) of dtype = the sums over rows of partial (rows, cols), in a fixed order.
+const char* column_sum(const float* partial, int64_t rows, int64_t cols, void* out, DType dtype,
+                       const LaunchContext& context);
+
 // Launches; returns null or the reason of the failure.
 const char* act_backward(const ActBackward& problem, const LaunchContext& context);
 

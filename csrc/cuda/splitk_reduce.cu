@@ -30,8 +30,9 @@ cudaError_t launch(const SplitKReduce& p, bool fp32_out, const LaunchContext& co
 
 const char* splitk_reduce(const GemmProblem& problem, const float* partial, int64_t slices,
                           const LaunchContext& context) {
-  const SplitKReduce p{partial,      slices,    problem.m * problem.n, problem.n,
-                       problem.bias, problem.d, problem.preact,        problem.activation};
+  const SplitKReduce p{partial,           slices,    problem.m * problem.n, problem.n,
+                       problem.bias,      problem.d, problem.preact,        problem.activation,
+                       problem.accumulate};
   const bool fp32_out = problem.epilogue == Epilogue::kAccumulator;
   const cudaError_t status = dispatch_dtype(
       problem.dtype, [&]<DType D>(Tag<D>) { return launch<DeviceType<D>>(p, fp32_out, context); });

@@ -17,6 +17,7 @@ struct SplitKReduce {
   void* d;
   void* preact;  // or null
   Activation activation;
+  bool accumulate;  // add to fp32 d
 };
 
 inline constexpr int kSplitKReduceThreads = 256;
@@ -34,6 +35,11 @@ __global__ void __launch_bounds__(kSplitKReduceThreads) splitk_reduce_kernel(Spl
         *reinterpret_cast<const Vec<float, kVec>*>(p.partial + s * p.elements + first);
 #pragma unroll
     for (int i = 0; i < kVec; ++i) z[i] += part.value[i];
+  }
+  if (p.accumulate) {
+    const auto before = *reinterpret_cast<const Vec<Out, kVec>*>(static_cast<Out*>(p.d) + first);
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) z[i] += to_compute(before.value[i]);
   }
   if (p.bias != nullptr) {
 #pragma unroll

@@ -102,10 +102,28 @@ __device__ __forceinline__ float tanh_half(float z) {
 
 // ---- act(z) ----
 
+// Whether bf16 results come from z / 2: an epilogue then gets the factor with the bias, for free.
+template <Activation kActivation, Accuracy kAccuracy>
+inline constexpr bool kFromHalf =
+    kAccuracy == Accuracy::kBFloat16 &&
+    (kActivation == Activation::kGeluTanh || kActivation == Activation::kSilu);
+
+template <Activation kActivation>
+__device__ __forceinline__ float activate_half(float half) {
+  if constexpr (kActivation == Activation::kGeluTanh) {
+    constexpr float kLinear = float(2 * kSqrt2OverPi), kCubic = float(8 * kSqrt2OverPi * 0.044715);
+    return half * tanh_approx(half * (kLinear + kCubic * (half * half))) + half;
+  } else {
+    return half * tanh_approx(half) + half;
+  }
+}
+
 template <Activation kActivation, Accuracy kAccuracy, class T>
 __device__ __forceinline__ T activate_as(T z) {
   constexpr bool kExact = kAccuracy == Accuracy::kFloat32;
-  if constexpr (kActivation == Activation::kRelu) {
+  if constexpr (kFromHalf<kActivation, kAccuracy>) {
+    return activate_half<kActivation>(0.5f * z);
+  } else if constexpr (kActivation == Activation::kRelu) {
     return relu(z);
   } else if constexpr (kActivation == Activation::kGelu && kExact) {
     return T(0.5) * z * (T(1) + standard_erf(z * T(0.7071067811865476)));
@@ -116,12 +134,6 @@ __device__ __forceinline__ T activate_as(T z) {
     return over_one_plus_exp<kAccuracy>(z, gelu_tanh_u(z, 2.0));
   } else if constexpr (kActivation == Activation::kGeluTanh && kAccuracy == Accuracy::kFloat16) {
     return z * rcp_approx(1.0f + ex2_approx(gelu_tanh_u(z, -2.0 * 1.4426950408889634)));
-  } else if constexpr (kActivation == Activation::kGeluTanh) {
-    const float half = 0.5f * z;
-    return half * tanh_approx(gelu_tanh_u(z)) + half;
-  } else if constexpr (kActivation == Activation::kSilu && kAccuracy == Accuracy::kBFloat16) {
-    const float half = 0.5f * z;
-    return half * tanh_approx(half) + half;
   } else if constexpr (kActivation == Activation::kSilu) {
     return over_one_plus_exp<kAccuracy>(z, z);
   } else if constexpr (kActivation == Activation::kSigmoid) {

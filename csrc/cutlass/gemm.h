@@ -18,42 +18,43 @@ enum class MathMode : int8_t { kNative, kTf32, kFp32 };
 
 enum class Major : int8_t { kK, kMN };  // the index of an operand that is contiguous in memory
 
-enum class Raster : int8_t { kAuto, kAlongM, kAlongN };
-
 // kFused: d = act(a b + bias). kPreact: the same and preact = a b + bias. kAccumulator: d = a b in
-// fp32.
-enum class Epilogue : int8_t { kFused, kPreact, kAccumulator };
-inline constexpr int kNumEpilogues = 3;
+// fp32, or d += a b. kGrad: d = (a b) * act'(aux), and the sums of its columns. kResidual:
+// d = act(a b + bias) + aux.
+enum class Epilogue : int8_t { kFused, kPreact, kAccumulator, kGrad, kResidual };
+inline constexpr int kNumEpilogues = 5;
 
 // A (M, K) or B (K, N) operand. Element (i, k) lies at i * ld + k when K is contiguous, at k * ld +
 // i otherwise.
 struct GemmOperand {
   const void* data = nullptr;
   int64_t ld = 0;
-  int64_t batch_stride = 0;  // elements; only with batch > 1
   Major major = Major::kK;
 };
 
 // d (M, N) = act(a (M, K) @ b (K, N) + bias (N)); d and preact are row-major with leading dimension
-// ldd. batch > 1 runs independent products (split-K slices), kAccumulator only.
+// ldd. slices > 1 (kAccumulator only): slice s sums over k in [s * slice_k, (s + 1) * slice_k) and
+// writes to d + s * slice_stride.
 struct GemmProblem {
-  int64_t m = 0, n = 0, k = 0, batch = 1;
+  int64_t m = 0, n = 0, k = 0;
+  int64_t slices = 1, slice_k = 0;  // slice_k: a multiple of 64
   GemmOperand a, b;
   void* d = nullptr;
   int64_t ldd = 0;
-  int64_t d_batch_stride = 0;
-  void* preact = nullptr;      // kPreact only
-  const void* bias = nullptr;  // (N,) of dtype, or null
+  int64_t slice_stride = 0;      // elements of d
+  void* preact = nullptr;        // kPreact only
+  const void* aux = nullptr;     // kGrad: what forward saved, or null; kResidual: (M, N) like d
+  void* hidden = nullptr;        // kGrad: act(aux) out, or null
+  float* column_sums = nullptr;  // kGrad: partial sums (column_sum_rows(m), N), or null
+  bool accumulate = false;       // kAccumulator: add to d
+  const void* bias = nullptr;    // (N,) of dtype, or null
   Activation activation = Activation::kNone;
   Epilogue epilogue = Epilogue::kFused;
   DType dtype = DType::kBFloat16;  // of a, b, bias, d, preact; kAccumulator writes d in fp32
   MathMode math = MathMode::kNative;
   bool split_parts =
       false;  // kFp32 only: a and b hold bf16 parts (cuda/split_fp32.h), k counts part columns
-  // Order of output tiles: bands of `swizzle` tiles, along M or N (Raster::kAuto lets the scheduler
-  // decide).
-  int swizzle = 1;
-  Raster raster = Raster::kAuto;
+  int swizzle = 8;  // output tiles are walked in bands of this width
 };
 
 // Where a launch happens.

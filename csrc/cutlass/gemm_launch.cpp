@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "common/int_math.h"
+#include "cuda/act_backward.h"
 #include "cuda/pack.h"
 #include "cuda/split_fp32.h"
 #include "cuda/splitk_reduce.h"
@@ -41,7 +42,7 @@ GemmOperand packed_operand(const GemmCall& call, const MatrixView& view, Tensor&
   const PackSource source{view.data, view.rows, view.cols, view.row_stride, view.col_stride};
   check_launched(call.op, pack_operand(source, bytes, holder.mutable_data_ptr(), view.rows, ld,
                                        scope.context()));
-  return {holder.const_data_ptr(), ld, 0, Major::kK};
+  return {holder.const_data_ptr(), ld, Major::kK};
 }
 
 GemmProblem problem_of(const GemmCall& call, const Tensor& d, const Tensor* preact) {
@@ -55,6 +56,8 @@ GemmProblem problem_of(const GemmCall& call, const Tensor& d, const Tensor* prea
   p.bias = call.bias ? call.bias->const_data_ptr() : nullptr;
   p.activation = call.activation;
   p.epilogue = call.epilogue;
+  p.accumulate = call.accumulate;
+  p.aux = call.residual ? call.residual->const_data_ptr() : nullptr;
   p.dtype = call.dtype;
   if (call.dtype == DType::kFloat32) p.math = call.allow_tf32 ? MathMode::kTf32 : MathMode::kFp32;
   return p;
@@ -75,50 +78,29 @@ void launch_kernel_of(const char* op, const GemmPlan& plan, const GemmProblem& p
                  "' did not run: ", failure);
 }
 
-// K in slices of equal length and a remainder; each slice writes fp32 partial sums that are added
-// in order.
+// K in slices; each writes fp32 partial sums that are added in order.
 void launch_split(const char* op, const GemmPlan& plan, const GemmProblem& p,
                   const LaunchScope& scope) {
-  const int64_t bytes = dtype_bytes(p.dtype);
-  int64_t slice_k = round_up((p.k + plan.splits - 1) / plan.splits, 64);
-  // NOTE: a slice of one row could not be read in whole accesses where M or N is ragged.
-  while (p.k % slice_k == 1) slice_k += 64;
-  const int64_t full = p.k / slice_k, rest = p.k % slice_k;
-  const int64_t slices = full + (rest > 0);
-  const Tensor partial = workspace(slices * p.m * p.n * 4, scope);
-
-  GemmProblem slice = p;
-  slice.epilogue = Epilogue::kAccumulator;
-  slice.bias = nullptr;
-  slice.preact = nullptr;
-  slice.activation = Activation::kNone;
-  slice.d = partial.mutable_data_ptr();
-  slice.d_batch_stride = p.m * p.n;
-  slice.k = slice_k;
-  slice.batch = full;
-  const auto step = [slice_k](const GemmOperand& o) {
-    return o.major == Major::kK ? slice_k : slice_k * o.ld;
-  };
-  slice.a.batch_stride = step(p.a);
-  slice.b.batch_stride = step(p.b);
-  if (full > 0) launch_kernel_of(op, plan, slice, scope);
-  if (rest > 0) {
-    GemmProblem last = slice;
-    last.k = rest;
-    last.batch = 1;
-    last.a.data = offset(p.a.data, full * slice.a.batch_stride, bytes);
-    last.b.data = offset(p.b.data, full * slice.b.batch_stride, bytes);
-    last.d = const_cast<void*>(offset(slice.d, full * slice.d_batch_stride, 4));
-    launch_kernel_of(op, plan, last, scope);
-  }
-  check_launched(op, splitk_reduce(p, static_cast<const float*>(partial.const_data_ptr()), slices,
-                                   scope.context()));
+  GemmProblem slices = p;
+  slices.slice_k = round_up(ceil_div(p.k, plan.splits), 64);
+  slices.slices = ceil_div(p.k, slices.slice_k);
+  slices.slice_stride = p.m * p.n;
+  const Tensor partial = workspace(slices.slices * p.m * p.n * 4, scope);
+  slices.epilogue = Epilogue::kAccumulator;
+  slices.accumulate = false;
+  slices.bias = nullptr;
+  slices.preact = nullptr;
+  slices.activation = Activation::kNone;
+  slices.d = partial.mutable_data_ptr();
+  launch_kernel_of(op, plan, slices, scope);
+  check_launched(op, splitk_reduce(p, static_cast<const float*>(partial.const_data_ptr()),
+                                   slices.slices, scope.context()));
 }
 
 void launch_plan(const char* op, const GemmPlan& plan, GemmProblem p, const LaunchScope& scope) {
   p.swizzle = plan.swizzle;
-  p.raster = plan.raster;
-  if (plan.splits > 1) {
+  // NOTE: only WGMMA kernels add to d themselves.
+  if (plan.splits > 1 || (p.accumulate && plan.family != Family::kSm90)) {
     launch_split(op, plan, p, scope);
   } else {
     launch_kernel_of(op, plan, p, scope);
@@ -235,6 +217,32 @@ void run_gemm(const GemmCall& call, const Tensor& d, const Tensor* preact,
   FUSEDOPS_CHECK(plan.config >= 0, call.op, ": no kernel takes this problem: M = ", p.m,
                  ", N = ", p.n, ", K = ", p.k);
   launch_plan(call.op, plan, prepared.problem, scope);
+}
+
+bool run_gemm_gradient(const GemmCall& call, const GradientOutputs& outputs,
+                       const LaunchScope& scope) {
+  GemmProblem p = problem_of(call, *outputs.dz, nullptr);
+  p.epilogue = Epilogue::kGrad;
+  p.aux = outputs.saved ? outputs.saved->const_data_ptr() : nullptr;
+  p.hidden = outputs.hidden ? outputs.hidden->mutable_data_ptr() : nullptr;
+  if (p.m == 0 || p.n == 0 || p.k == 0) return false;
+  const Prepared prepared = prepare(call, p, scope);
+  const GemmPlan plan = select_gemm_cached(prepared.problem, device_model(scope));
+  if (plan.config < 0) return false;
+  p = prepared.problem;
+  Tensor sums;
+  const int64_t rows = column_sum_rows(plan, p.m);
+  if (outputs.dbias) {
+    sums = workspace(rows * p.n * 4, scope);
+    p.column_sums = static_cast<float*>(sums.mutable_data_ptr());
+  }
+  launch_plan(call.op, plan, p, scope);
+  if (outputs.dbias) {
+    const bool fp32 = outputs.dbias->scalar_type() == ScalarType::Float;
+    check_launched(call.op, column_sum(p.column_sums, rows, p.n, outputs.dbias->mutable_data_ptr(),
+                                       fp32 ? DType::kFloat32 : p.dtype, scope.context()));
+  }
+  return true;
 }
 
 void run_gemm_with_plan(const GemmCall& call, const GemmPlan& plan, const Tensor& d,

@@ -23,6 +23,8 @@ struct GemmCall {
   const Tensor* bias = nullptr;  // (N,)
   Activation activation = Activation::kNone;
   Epilogue epilogue = Epilogue::kFused;
+  bool accumulate = false;           // kAccumulator of 16-bit operands: d += a @ b
+  const Tensor* residual = nullptr;  // kResidual: contiguous (M, N)
 };
 
 // d and preact: contiguous (M, N) of the call's dtype; fp32 d for kAccumulator. Throws with the
@@ -30,7 +32,21 @@ struct GemmCall {
 void run_gemm(const GemmCall& call, const Tensor& d, const Tensor* preact,
               const LaunchScope& scope);
 
-// The same through a given plan: tuning and tests.
+// dz (M, N) = (a @ b) * act'(saved) in one kernel, with what else is wanted of: hidden (M, N) =
+// act(saved), dbias (N,) = the column sums of dz in its dtype or fp32. All but a and b contiguous.
+struct GradientOutputs {
+  const Tensor* saved = nullptr;  // null: the activation needs none (saved_for_backward)
+  const Tensor* dz = nullptr;
+  const Tensor* hidden = nullptr;
+  const Tensor* dbias = nullptr;
+};
+
+// False where no kernel has this epilogue for the problem: nothing was launched, and the caller
+// takes the product and cuda/act_backward.h.
+bool run_gemm_gradient(const GemmCall& call, const GradientOutputs& outputs,
+                       const LaunchScope& scope);
+
+// The same as run_gemm through a given plan: tuning and tests.
 void run_gemm_with_plan(const GemmCall& call, const GemmPlan& plan, const Tensor& d,
                         const Tensor* preact, const LaunchScope& scope);
 

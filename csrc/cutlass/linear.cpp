@@ -140,13 +140,13 @@ Tensor gemm_with_config(const Tensor& a,                    // (M, K)
                         const Tensor& b,                    // (K, N)
                         const std::optional<Tensor>& bias,  // (N,)
                         int64_t activation, int64_t family, int64_t config, int64_t splits,
-                        int64_t swizzle, int64_t raster, int64_t epilogue) {
+                        int64_t swizzle, int64_t epilogue) {
   const char* op = "gemm_with_config";
   const LinearShape shape = check_matmul(op, a, b, bias, activation);
   FUSEDOPS_CHECK(family >= 0 && family < kNumFamilies && config >= 0 &&
                      config < num_configs(static_cast<Family>(family)) && splits >= 1 &&
-                     raster >= 0 && raster <= 2 && epilogue >= 0 && epilogue < kNumEpilogues,
-                 op, ": family, config, splits, raster or epilogue is out of range");
+                     swizzle >= 1 && epilogue >= 0 && epilogue < kNumEpilogues,
+                 op, ": family, config, splits, swizzle or epilogue is out of range");
   const LaunchScope scope(op, a);
   GemmCall call = matmul_call(a, b, shape, /*allow_tf32=*/true);
   call.epilogue = static_cast<Epilogue>(epilogue);
@@ -156,8 +156,7 @@ Tensor gemm_with_config(const Tensor& a,                    // (M, K)
   Tensor bias_holder;
   call.bias = readable_bias(bias, bias_holder);
   const GemmPlan plan{static_cast<Family>(family), static_cast<int>(config),
-                      static_cast<int>(splits), static_cast<int>(swizzle),
-                      static_cast<Raster>(raster)};
+                      static_cast<int>(splits), static_cast<int>(swizzle)};
   run_gemm_with_plan(call, plan, y, z.defined() ? &z : nullptr, scope);
   return y;
 }
@@ -167,7 +166,7 @@ Tensor gemm_with_config(const Tensor& a,                    // (M, K)
 STABLE_TORCH_LIBRARY_FRAGMENT(fusedops_tuning, m) {
   m.def(
       "gemm_with_config(Tensor a, Tensor b, Tensor? bias, int activation, int family, int config, "
-      "int splits, int swizzle, int raster, int epilogue) -> Tensor");
+      "int splits, int swizzle, int epilogue) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(fusedops_tuning, CUDA, m) {

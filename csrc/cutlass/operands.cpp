@@ -30,11 +30,11 @@ bool natural_operand(const MatrixView& view, GemmOperand& operand) {
   const auto [data, rows, k, row_stride, k_stride] = view;
   // NOTE: a stride over an extent of 1 is never used; any legal value will do.
   if (k_stride == 1 && (row_stride >= k || rows == 1)) {
-    operand = {data, rows == 1 ? round_up(k, 16) : row_stride, 0, Major::kK};
+    operand = {data, rows == 1 ? round_up(k, 16) : row_stride, Major::kK};
     return true;
   }
   if (row_stride == 1 && (k_stride >= rows || k == 1)) {
-    operand = {data, k == 1 ? round_up(rows, 16) : k_stride, 0, Major::kMN};
+    operand = {data, k == 1 ? round_up(rows, 16) : k_stride, Major::kMN};
     return true;
   }
   return false;
@@ -70,7 +70,7 @@ OperandPlan plan_operands(const MatrixView& a, const MatrixView& b, const GemmPr
     if (!plan.pack_a) plan.pack_a = kPadding;
     if (!plan.pack_b) plan.pack_b = kPadding;
   }
-  const GemmOperand packed{nullptr, packed_ld(p.k, bytes), 0, Major::kK};
+  const GemmOperand packed{nullptr, packed_ld(p.k, bytes), Major::kK};
   if (plan.pack_a) p.a = packed;
   if (plan.pack_b) p.b = packed;
   if (plan.pack_a && plan.pack_b) p.k = packed.ld;
@@ -93,7 +93,7 @@ GemmProblem exact_tile(const GemmProblem& problem) {
   tile.m = std::min(problem.m, rows);
   tile.n = std::min(problem.n, rows);
   tile.k = columns;
-  tile.a = tile.b = {nullptr, columns, 0, Major::kK};
+  tile.a = tile.b = {nullptr, columns, Major::kK};
   return tile;
 }
 

@@ -19,10 +19,12 @@ struct GemmPlan {
   Family family = Family::kSm80;
   int config = -1;  // index into the family's table; -1: nothing fits
   int splits = 1;   // > 1: kAccumulator slices over K, then splitk_reduce
-  int swizzle = 1;
-  Raster raster = Raster::kAuto;
+  int swizzle = 8;  // tiles that a band of output tiles is wide
   double expected_us = 0;
 };
+
+// kGrad: rows of partial column sums, one for each warpgroup's rows of a tile.
+int64_t column_sum_rows(const GemmPlan& plan, int64_t m);
 
 struct Candidate {
   GemmPlan plan;

@@ -17,14 +17,14 @@ namespace fusedops::simt {
 
 struct Operand {
   const float* data;
-  int64_t ld, batch_stride;
+  int64_t ld;
   bool wide;
 };
 
 struct Params {
   Operand a, b;
   int64_t m, n;
-  int k;
+  sm80::KRange range;
   sm80::TileOrder order;
   sm80::Output output;
 };
@@ -105,25 +105,26 @@ __global__ void __launch_bounds__(G::kThreads, G::kMinBlocks)
   // Tile of this block
   const int2 tile = params.order(blockIdx.x);
   const int64_t m = int64_t{tile.x} * G::kTile.tile_m, n = int64_t{tile.y} * G::kTile.tile_n;
-  const int64_t batch = blockIdx.y;
+  const int slice = blockIdx.y;
+  const int64_t begin = params.range.begin(slice);
   const int rows = static_cast<int>(min(params.m - m, int64_t{G::kTile.tile_m}));
   const int cols = static_cast<int>(min(params.n - n, int64_t{G::kTile.tile_n}));
   wait_for_predecessor();
 
   // Mainloop
   const auto source_of = [&](const Operand& o, Major major, int64_t first, int inside) {
-    const int64_t offset = batch * o.batch_stride + first * (major == Major::kK ? o.ld : 1);
+    const int64_t offset = major == Major::kK ? first * o.ld + begin : first + begin * o.ld;
     return TileSource{o.data + offset, o.ld, inside, o.wide};
   };
   Sums<G> sums;
   mainloop<G>(shared_floats, place, source_of(params.a, G::kMajorA, m, rows),
-              source_of(params.b, G::kMajorB, n, cols), params.k, sums);
+              source_of(params.b, G::kMajorB, n, cols), params.range.count(slice), sums);
 
   // Epilogue
   const sm80::Output& output = params.output;
   const int64_t first = m * output.ldd + n;
   const sm80::OutputTile out = {
-      static_cast<float*>(output.d) + first + batch * output.d_batch_stride,
+      static_cast<float*>(output.d) + first + slice * output.slice_stride,
       output.preact ? static_cast<float*>(output.preact) + first : nullptr,
       output.bias ? static_cast<const float*>(output.bias) + n : nullptr, rows, cols};
   const auto store = [&](const Group& z, int group) {
@@ -152,10 +153,9 @@ __global__ void __launch_bounds__(G::kThreads, G::kMinBlocks)
 inline Operand make_operand(const GemmProblem& problem, const GemmOperand& operand,
                             int64_t extent) {
   const bool many = (operand.major == Major::kK ? extent : problem.k) > 1;
-  const int64_t batch_stride = problem.batch > 1 ? operand.batch_stride : 0;
-  const bool wide = reinterpret_cast<uintptr_t>(operand.data) % 16 == 0 &&
-                    (!many || operand.ld % 4 == 0) && batch_stride % 4 == 0;
-  return {static_cast<const float*>(operand.data), operand.ld, batch_stride, wide};
+  const bool wide =
+      reinterpret_cast<uintptr_t>(operand.data) % 16 == 0 && (!many || operand.ld % 4 == 0);
+  return {static_cast<const float*>(operand.data), operand.ld, wide};
 }
 
 template <int kConfig, Major kA, Major kB>
@@ -166,7 +166,7 @@ const char* run(const GemmProblem& problem, const LaunchContext& context) {
                          .b = make_operand(problem, problem.b, problem.n),
                          .m = problem.m,
                          .n = problem.n,
-                         .k = static_cast<int>(problem.k),
+                         .range = sm80::make_k_range(problem),
                          .order = sm80::make_tile_order(problem, G::kTile.tile_m, G::kTile.tile_n),
                          .output = sm80::make_output(problem, 4)};
   return sm80::launch_tiles<&gemm_kernel<G>>(problem, context, G::kThreads, G::kSharedBytes,

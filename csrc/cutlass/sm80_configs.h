@@ -64,7 +64,7 @@ constexpr bool sm80_compiled(int config, DType dtype, MathMode math) {
 }
 
 // The narrowest global access a config can fall back to, in bytes: every pointer, leading
-// dimension, batch stride and contiguous K must be a multiple of it. 16-byte accesses are used
+// dimension and contiguous K must be a multiple of it. 16-byte accesses are used
 // where they can.
 constexpr int64_t sm80_access_bytes(int config, DType dtype) {
   if (dtype == DType::kFloat64) return 8;
@@ -83,7 +83,6 @@ inline bool sm80_operand_readable(const GemmProblem& problem, const GemmOperand&
   const bool many = (k_major ? extent : problem.k) > 1;
   return reinterpret_cast<uintptr_t>(operand.data) % bytes == 0 &&
          (!many || operand.ld % elements == 0) &&
-         (problem.batch == 1 || operand.batch_stride % elements == 0) &&
          (contiguous % elements == 0 || (!k_major && many));
 }
 
@@ -96,28 +95,31 @@ inline bool sm80_readable(const GemmProblem& problem, int64_t bytes) {
 // that has a unit stride.
 inline const char* sm80_refusal(int config, const GemmProblem& problem) {
   constexpr int64_t kIntMax = 0x7fffffff;
-  constexpr int64_t kMaxBatch = 65535;  // grid.y
+  constexpr int64_t kMaxSlices = 65535;  // grid.y
   if (!sm80_compiled(config, problem.dtype, problem.math)) {
     return "no kernel of this tile for this dtype and math mode";
   }
   const GemmConfig& tile = kSm80Configs[config];
-  if (problem.m < 1 || problem.n < 1 || problem.k < 0 || problem.batch < 1) {
-    return "M, N and batch must be positive";
+  if (problem.m < 1 || problem.n < 1 || problem.k < 0 || problem.slices < 1) {
+    return "M, N and slices must be positive";
   }
   if (problem.k > kIntMax) return "K is above 2^31 - 1";
   const int64_t tiles_m = (problem.m - 1) / tile.tile_m + 1;
   const int64_t tiles_n = (problem.n - 1) / tile.tile_n + 1;
   if (tiles_m > kIntMax / tiles_n) return "more than 2^31 - 1 output tiles";
-  if (problem.batch > kMaxBatch) return "batch is above 65535";
-  if (problem.batch > 1 && problem.epilogue != Epilogue::kAccumulator) {
-    return "batch > 1 needs the accumulator epilogue";
+  if (problem.slices > kMaxSlices) return "slices of K are above 65535";
+  if (problem.slices > 1 && problem.epilogue != Epilogue::kAccumulator) {
+    return "slices of K need the accumulator epilogue";
   }
   if (problem.epilogue == Epilogue::kPreact && problem.preact == nullptr) {
     return "the preact epilogue needs a preact buffer";
   }
+  if (problem.epilogue > Epilogue::kAccumulator || problem.accumulate) {
+    return "the epilogue exists for WGMMA only";
+  }
   if (!sm80_readable(problem, sm80_access_bytes(config, problem.dtype))) {
-    return "an operand's pointer, leading dimension, batch stride or contiguous K is not a "
-           "multiple of the kernel's access width";
+    return "an operand's pointer, leading dimension or contiguous K is not a multiple "
+           "of the kernel's access width";
   }
   return nullptr;
 }

@@ -93,9 +93,9 @@ struct Gemm {
     typename Mma::IteratorA::Params layout_a;
     typename Mma::IteratorB::Params layout_b;
     const Element *a, *b;
-    int64_t lda, ldb, batch_stride_a, batch_stride_b;
+    int64_t lda, ldb;
     int64_t m, n;
-    int k;
+    KRange range;
     TileOrder order;
     Output output;
   };
@@ -116,7 +116,8 @@ __global__ void __launch_bounds__(G::kThreads, G::kMinBlocks)
   // Tile of this block
   const int2 tile = params.order(blockIdx.x);
   const int64_t m = int64_t{tile.x} * Mma::Shape::kM, n = int64_t{tile.y} * Mma::Shape::kN;
-  const int64_t batch = blockIdx.y;
+  const int slice = blockIdx.y;
+  const int k = params.range.count(slice);
   const int rows = static_cast<int>(min(params.m - m, int64_t{Mma::Shape::kM}));
   const int cols = static_cast<int>(min(params.n - n, int64_t{Mma::Shape::kN}));
   wait_for_predecessor();
@@ -125,22 +126,25 @@ __global__ void __launch_bounds__(G::kThreads, G::kMinBlocks)
   // NOTE: CUTLASS reads out of bounds when there is no K tile at all.
   typename Mma::FragmentC accumulators;
   accumulators.clear();
-  if (params.k > 0) {
-    const int64_t offset_a = m * (G::kMajorA == Major::kK ? params.lda : 1);
-    const int64_t offset_b = n * (G::kMajorB == Major::kK ? params.ldb : 1);
-    Element* a = const_cast<Element*>(params.a) + batch * params.batch_stride_a + offset_a;
-    Element* b = const_cast<Element*>(params.b) + batch * params.batch_stride_b + offset_b;
-    typename Mma::IteratorA iterator_a(params.layout_a, a, {rows, params.k}, threadIdx.x, {0, 0});
-    typename Mma::IteratorB iterator_b(params.layout_b, b, {params.k, cols}, threadIdx.x, {0, 0});
+  if (k > 0) {
+    const int64_t begin = params.range.begin(slice);
+    const int64_t offset_a =
+        G::kMajorA == Major::kK ? m * params.lda + begin : m + begin * params.lda;
+    const int64_t offset_b =
+        G::kMajorB == Major::kK ? n * params.ldb + begin : n + begin * params.ldb;
+    Element* a = const_cast<Element*>(params.a) + offset_a;
+    Element* b = const_cast<Element*>(params.b) + offset_b;
+    typename Mma::IteratorA iterator_a(params.layout_a, a, {rows, k}, threadIdx.x, {0, 0});
+    typename Mma::IteratorB iterator_b(params.layout_b, b, {k, cols}, threadIdx.x, {0, 0});
     Mma mma(shared.mainloop, threadIdx.x, warp, lane);
-    const int k_tiles = (params.k - 1) / Mma::Shape::kK + 1;
+    const int k_tiles = (k - 1) / Mma::Shape::kK + 1;
     mma(k_tiles, accumulators, iterator_a, iterator_b, accumulators);
   }
 
   // Epilogue
   const Output& output = params.output;
   const int64_t first = m * output.ldd + n;
-  const int64_t first_d = first + batch * output.d_batch_stride;
+  const int64_t first_d = first + slice * output.slice_stride;
   const OutputTile out = {
       output.as_float ? static_cast<void*>(static_cast<float*>(output.d) + first_d)
                       : static_cast<void*>(static_cast<Element*>(output.d) + first_d),
@@ -161,11 +165,9 @@ typename G::Params make_params(const GemmProblem& problem) {
   params.b = static_cast<const typename G::Element*>(problem.b.data);
   params.lda = problem.a.ld;
   params.ldb = problem.b.ld;
-  params.batch_stride_a = problem.batch > 1 ? problem.a.batch_stride : 0;
-  params.batch_stride_b = problem.batch > 1 ? problem.b.batch_stride : 0;
   params.m = problem.m;
   params.n = problem.n;
-  params.k = static_cast<int>(problem.k);
+  params.range = make_k_range(problem);
   params.order = make_tile_order(problem, G::kTile.tile_m, G::kTile.tile_n);
   // Vectors are 16 bytes of accumulator: 4 elements, 2 in fp64.
   params.output = make_output(problem, 16 / int64_t{sizeof(typename G::Compute)});

@@ -17,7 +17,7 @@ struct Output {
   void* preact;      // or null
   const void* bias;  // (n,) or null
   int64_t ldd;
-  int64_t d_batch_stride;
+  int64_t slice_stride;  // of d
   Activation activation;
   bool as_float;  // d is fp32 whatever the element type
   bool vectors;   // every row of d and preact starts on a vector boundary
@@ -40,14 +40,14 @@ inline Output make_output(const GemmProblem& problem, int64_t vector) {
     return reinterpret_cast<uintptr_t>(data) % (vector * bytes) == 0;
   };
   const bool vectors = (problem.m == 1 || problem.ldd % vector == 0) &&
-                       (problem.batch == 1 || problem.d_batch_stride % vector == 0) &&
+                       (problem.slices == 1 || problem.slice_stride % vector == 0) &&
                        aligned(problem.d, as_float ? 4 : dtype_bytes(problem.dtype)) &&
                        (!preact || aligned(problem.preact, dtype_bytes(problem.dtype)));
   return {.d = problem.d,
           .preact = preact ? problem.preact : nullptr,
           .bias = accumulate ? nullptr : problem.bias,
           .ldd = problem.ldd,
-          .d_batch_stride = problem.batch > 1 ? problem.d_batch_stride : 0,
+          .slice_stride = problem.slices > 1 ? problem.slice_stride : 0,
           .activation = accumulate ? Activation::kNone : problem.activation,
           .as_float = as_float,
           .vectors = vectors};
@@ -75,6 +75,18 @@ inline TileOrder make_tile_order(const GemmProblem& problem, int tile_m, int til
           std::min(problem.swizzle > 1 ? problem.swizzle : kDefaultBand, tiles_m)};
 }
 
+// The part of K that a slice sums over: the first and how many.
+struct KRange {
+  int k, slice_k;
+
+  __device__ __forceinline__ int begin(int slice) const { return slice * slice_k; }
+  __device__ __forceinline__ int count(int slice) const { return min(slice_k, k - begin(slice)); }
+};
+
+inline KRange make_k_range(const GemmProblem& problem) {
+  return {int(problem.k), int(problem.slices > 1 ? problem.slice_k : problem.k)};
+}
+
 // The dynamic shared memory limit belongs to a (kernel, device) pair: raised once for each.
 template <auto kKernel>
 cudaError_t allow_shared_memory(int device, int bytes) {
@@ -87,14 +99,14 @@ cudaError_t allow_shared_memory(int device, int bytes) {
   return status;
 }
 
-// One block per output tile and batch index. Returns the reason of a failure, or null.
+// One block per output tile and slice of K. Returns the reason of a failure, or null.
 template <auto kKernel, class Params>
 const char* launch_tiles(const GemmProblem& problem, const LaunchContext& context, int threads,
                          int shared_bytes, const Params& params) {
   cudaError_t status = allow_shared_memory<kKernel>(context.device, shared_bytes);
   if (status == cudaSuccess) {
     const TileOrder& order = params.order;
-    const dim3 grid(unsigned(order.tiles_m) * unsigned(order.tiles_n), unsigned(problem.batch));
+    const dim3 grid(unsigned(order.tiles_m) * unsigned(order.tiles_n), unsigned(problem.slices));
     status = launch_kernel(kKernel, grid, dim3(threads), size_t(shared_bytes),
                            static_cast<cudaStream_t>(context.stream), context.overlap, params);
   }

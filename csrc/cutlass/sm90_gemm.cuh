@@ -1,134 +1,75 @@
-// TMA + WGMMA warp-specialised GEMM with a fused epilogue: one template, instantiated by
+// Launching the sm_90a kernels of 16-bit matrices (sm90_kernel.cuh): one template, instantiated by
 // instances/sm90_*.cu.
 #pragma once
 
 #include <atomic>
 
-#include "cuda/split_fp32.h"
-#include "cutlass/cutlass.h"
-#include "cutlass/gemm/collective/collective_builder.hpp"
-#include "cutlass/gemm/device/gemm_universal_adapter.h"
-#include "cutlass/gemm/kernel/gemm_universal.hpp"
 #include "cutlass/registry.h"
 #include "cutlass/sm90_configs.h"
-#include "cutlass/sm90_epilogue.cuh"
+#include "cutlass/sm90_kernel.cuh"
 
 namespace fusedops::sm90 {
-
-// MMAs (16 deep in K) between promotions: the 6 part products of 64 source columns
-// (cuda/split_fp32.cuh).
-inline constexpr uint32_t kExactPromotion = kSplitProducts * kSplitChunk / 16;
-
-// Operand: what A and B hold in memory. Element: bias, D and the stored pre-activation.
-template <DType kDType, MathMode kMath>
-struct Elements {
-  using Element = cute::conditional_t<
-      kDType == DType::kFloat16, cutlass::half_t,
-      cute::conditional_t<kDType == DType::kBFloat16, cutlass::bfloat16_t, float>>;
-  // NOTE: with float operands the collective rounds to TF32 in the TMA load.
-  using Operand = cute::conditional_t<kMath == MathMode::kFp32, cutlass::bfloat16_t, Element>;
-};
-
-// The same mainloop, but sums of `mma_promotion_interval` MMAs are added to fp32 registers: tensor
-// cores truncate, so a long chain of them drifts. CUTLASS has this for FP8 operands; it holds for
-// any.
-template <class Mainloop>
-struct WithPromotion;
-template <int kStages, class Cluster, class Schedule, class... Rest>
-struct WithPromotion<cutlass::gemm::collective::CollectiveMma<
-    cutlass::gemm::MainloopSm90TmaGmmaWarpSpecialized<kStages, Cluster, Schedule>, Rest...>> {
-  using type = cutlass::gemm::collective::CollectiveMma<
-      cutlass::gemm::MainloopSm90TmaGmmaWarpSpecializedFP8<kStages, Cluster, Schedule>, Rest...>;
-};
-template <bool kPromote, class Mainloop>
-struct MaybePromoted {
-  using type = Mainloop;
-};
-template <class Mainloop>
-struct MaybePromoted<true, Mainloop> : WithPromotion<Mainloop> {};
 
 template <DType kDType, MathMode kMath, Major kA, Major kB, Epilogue kEpilogue, int kConfig>
 struct Gemm {
   static constexpr GemmConfig kTile = kSm90Configs[kConfig];
-  static constexpr bool kPingpong = kTile.schedule == Schedule::kPingpong;
-  static constexpr bool kExact = kMath == MathMode::kFp32;
+  using Element =
+      cute::conditional_t<kDType == DType::kFloat16, cutlass::half_t, cutlass::bfloat16_t>;
+  using Traits = KernelTraits<Element, kTile.tile_m, kTile.tile_n, kTile.cluster_m, kTile.cluster_n,
+                              kTile.schedule, kA, kB, kEpilogue>;
+  using Out = typename Traits::Store::Out;
 
-  using Element = typename Elements<kDType, kMath>::Element;
-  using Operand = typename Elements<kDType, kMath>::Operand;
-  using ElementD = cute::conditional_t<kEpilogue == Epilogue::kAccumulator, float, Element>;
-  using LayoutA =
-      cute::conditional_t<kA == Major::kK, cutlass::layout::RowMajor, cutlass::layout::ColumnMajor>;
-  using LayoutB =
-      cute::conditional_t<kB == Major::kK, cutlass::layout::ColumnMajor, cutlass::layout::RowMajor>;
-  using LayoutD = cutlass::layout::RowMajor;
-  static constexpr int kAlignment = 16 / sizeof(Operand);
-  static constexpr int kAlignmentD = 16 / sizeof(ElementD);
+  template <class T>
+  static constexpr CUtensorMapDataType kTmaType =
+      cute::is_same_v<T, cutlass::half_t>       ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+      : cute::is_same_v<T, cutlass::bfloat16_t> ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                                : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
 
-  using TileShape = cute::Shape<cute::Int<kTile.tile_m>, cute::Int<kTile.tile_n>,
-                                cute::Int<kTile.tile_k * 2 / int(sizeof(Operand))>>;
-  using ClusterShape =
-      cute::Shape<cute::Int<kTile.cluster_m>, cute::Int<kTile.cluster_n>, cute::_1>;
-  using MainloopSchedule =
-      cute::conditional_t<kPingpong, cutlass::gemm::KernelTmaWarpSpecializedPingpong,
-                          cutlass::gemm::KernelTmaWarpSpecializedCooperative>;
-  using EpilogueSchedule = cute::conditional_t<kPingpong, cutlass::epilogue::TmaWarpSpecialized,
-                                               cutlass::epilogue::TmaWarpSpecializedCooperative>;
+  // rows: of output. A pair of CTAs that shares the tile loads halves (Kernel::load_operand).
+  template <Major kMajor, int kTileRows, bool kPair>
+  static const char* encode_operand(const GemmOperand& operand, int64_t rows, int64_t k,
+                                    CUtensorMap* map) {
+    constexpr bool kContiguousK = kMajor == Major::kK;
+    TmaTensor t;
+    t.data = operand.data;
+    t.type = kTmaType<Element>;
+    t.element_bytes = sizeof(Element);
+    t.columns = kContiguousK ? k : rows;
+    t.rows = kContiguousK ? rows : k;
+    t.row_stride = operand.ld;
+    return encode_tensor_map(t, (kContiguousK ? kTileRows : Traits::kTileK) / (kPair ? 2 : 1), map);
+  }
 
-  // Rows of 128 bytes are stored at a time, fewer where the tile's width does not allow it. NOTE:
-  // CUTLASS's own choice, 32 columns, costs 2 to 5 % on H200: twice the barriers and TMA stores.
-  static constexpr int kWide = 128 / int(sizeof(ElementD));
-  static constexpr int kEpilogueN = kTile.tile_n % kWide == 0 ? kWide : 32;
-  using EpilogueTile = cute::Shape<cute::Int<kPingpong ? 64 : 128>, cute::Int<kEpilogueN>>;
-  using Tree = FusionTree<kEpilogue, TileShape, EpilogueTile, EpilogueSchedule, Element>;
-  using CollectiveEpilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
-      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, TileShape, ClusterShape, EpilogueTile,
-      float, float, void, LayoutD, kAlignmentD, ElementD, LayoutD, kAlignmentD, EpilogueSchedule,
-      typename Tree::type>::CollectiveOp;
-  using BuiltMainloop = typename cutlass::gemm::collective::CollectiveBuilder<
-      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Operand, LayoutA, kAlignment, Operand,
-      LayoutB, kAlignment, float, TileShape, ClusterShape,
-      cutlass::gemm::collective::StageCountAutoCarveout<static_cast<int>(
-          sizeof(typename CollectiveEpilogue::SharedStorage))>,
-      MainloopSchedule>::CollectiveOp;
-  using CollectiveMainloop = typename MaybePromoted<kExact, BuiltMainloop>::type;
-  using Kernel =
-      cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, CollectiveMainloop,
-                                           CollectiveEpilogue, cutlass::gemm::PersistentScheduler>;
-  using Adapter = cutlass::gemm::device::GemmUniversalAdapter<Kernel>;
+  static const char* encode_output(const GemmProblem& p, const void* data, bool element,
+                                   CUtensorMap* map) {
+    TmaTensor t;
+    t.data = data;
+    t.type = element ? kTmaType<Element> : kTmaType<Out>;
+    t.element_bytes = element ? sizeof(Element) : sizeof(Out);
+    t.columns = p.n;
+    t.rows = p.m;
+    t.outer = p.slices;
+    t.row_stride = p.ldd;
+    t.outer_stride = p.slices > 1 ? p.slice_stride : p.m * p.ldd;
+    return encode_tensor_map(t, Traits::kWarpgroupM, map);
+  }
 
-  static typename Kernel::Arguments arguments(const GemmProblem& problem,
-                                              const LaunchContext& context) {
-    using cute::_1;
-    const auto stride_of = [](const GemmOperand& operand, auto stride) {
-      if constexpr (cute::is_static<cute::remove_cvref_t<decltype(cute::get<0>(stride))>>::value) {
-        cute::get<1>(stride) = operand.ld;
-      } else {
-        cute::get<0>(stride) = operand.ld;
-      }
-      cute::get<2>(stride) = operand.batch_stride;
-      return stride;
-    };
-    typename Kernel::Arguments arguments{
-        cutlass::gemm::GemmUniversalMode::kGemm,
-        {int(problem.m), int(problem.n), int(problem.k), int(problem.batch)},
-        {static_cast<const Operand*>(problem.a.data),
-         stride_of(problem.a, typename Kernel::StrideA{}),
-         static_cast<const Operand*>(problem.b.data),
-         stride_of(problem.b, typename Kernel::StrideB{})},
-        {Tree::arguments(problem),
-         nullptr,
-         {},
-         static_cast<ElementD*>(problem.d),
-         {problem.ldd, _1{}, problem.d_batch_stride}}};
-    if constexpr (kExact) arguments.mainloop.mma_promotion_interval = kExactPromotion;
-    arguments.hw_info.device_id = context.device;
-    arguments.hw_info.sm_count = context.sm_count;
-    arguments.scheduler.max_swizzle_size = problem.swizzle;
-    using RasterOrder = decltype(arguments.scheduler.raster_order);
-    arguments.scheduler.raster_order = problem.raster == Raster::kAuto     ? RasterOrder::Heuristic
-                                       : problem.raster == Raster::kAlongM ? RasterOrder::AlongM
-                                                                           : RasterOrder::AlongN;
-    return arguments;
+  static const char* encode(const GemmProblem& p, KernelParams& params) {
+    constexpr bool kPairA = Traits::kClusterN == 2, kPairB = Traits::kClusterM == 2;
+    if (const char* refusal =
+            encode_operand<kA, Traits::kTileM, kPairA>(p.a, p.m, p.k, &params.a)) {
+      return refusal;
+    }
+    if (const char* refusal =
+            encode_operand<kB, Traits::kTileN, kPairB>(p.b, p.n, p.k, &params.b)) {
+      return refusal;
+    }
+    if (const char* refusal = encode_output(p, p.d, false, &params.store.d)) return refusal;
+    const void* aux = kEpilogue == Epilogue::kPreact ? p.preact : p.aux;
+    if (aux != nullptr) {
+      if (const char* refusal = encode_output(p, aux, true, &params.store.aux)) return refusal;
+    }
+    return p.hidden ? encode_output(p, p.hidden, true, &params.store.hidden) : nullptr;
   }
 
   // The dynamic shared memory limit belongs to a (kernel, device) pair: raised once for each.
@@ -136,28 +77,39 @@ struct Gemm {
     static std::atomic<uint64_t> done{0};
     const uint64_t bit = uint64_t{1} << (device & 63);
     if (done.load(std::memory_order_relaxed) & bit) return cudaSuccess;
-    cudaError_t status = cudaFuncSetAttribute(cutlass::device_kernel<Kernel>,
-                                              cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                              Kernel::SharedStorageSize);
+    cudaError_t status =
+        cudaFuncSetAttribute(gemm_kernel<Traits>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             Kernel<Traits>::kSharedBytes);
     if (status == cudaSuccess) done.fetch_or(bit, std::memory_order_relaxed);
     return status;
   }
 
-  static const char* run(const GemmProblem& problem, const LaunchContext& context) {
-    const auto args = arguments(problem, context);
-    if (Adapter::can_implement(args) != cutlass::Status::kSuccess) {
-      return "CUTLASS refuses the shape or alignment";
-    }
-    auto params = Kernel::to_underlying_arguments(args, nullptr);
+  static const char* run(const GemmProblem& p, const LaunchContext& context) {
+    KernelParams params;
+    if (const char* refusal = encode(p, params)) return refusal;
+    const int64_t clusters_m = ceil_div(ceil_div(p.m, Traits::kTileM), Traits::kClusterM);
+    const int64_t clusters_n = ceil_div(ceil_div(p.n, Traits::kTileN), Traits::kClusterN);
+    const int64_t clusters = clusters_m * clusters_n * p.slices;
+    if (clusters > INT32_MAX / 4) return "too many output tiles";
+    params.order = make_tile_order(int(clusters_m), int(clusters_n), int(p.slices), p.swizzle);
+    params.k_steps = int(ceil_div(p.slices > 1 ? p.slice_k : p.k, Traits::kTileK));
+    params.store.bias = p.bias;
+    params.store.column_sums = p.column_sums;
+    params.store.columns = int(p.n);
+    params.store.sum_rows = int(ceil_div(p.m, Traits::kWarpgroupM));
+    params.store.activation = p.activation;
+    params.store.load_aux = p.aux != nullptr;
+    params.store.store_hidden = p.hidden != nullptr;
+    params.store.accumulate = p.accumulate;
     if (cudaError_t status = allow_shared_memory(context.device); status != cudaSuccess) {
       return cudaGetErrorString(status);
     }
-    // NOTE: programmatic dependent launch; the kernel waits for its predecessor before its first
-    // load.
-    const auto status =
-        Adapter::run(params, static_cast<cudaStream_t>(context.stream), nullptr, context.overlap);
-    if (status == cutlass::Status::kSuccess) return nullptr;
-    return cutlass::cutlassGetStatusString(status);
+    constexpr int kCtas = Traits::kCtas;
+    const int grid = int(std::min<int64_t>(clusters, context.sm_count / kCtas)) * kCtas;
+    const cudaError_t status = launch_cluster_kernel(
+        gemm_kernel<Traits>, grid, kKernelThreads, kCtas, Kernel<Traits>::kSharedBytes,
+        static_cast<cudaStream_t>(context.stream), context.overlap, params);
+    return status == cudaSuccess ? nullptr : cudaGetErrorString(status);
   }
 };
 

@@ -17,6 +17,9 @@ DTYPES = {
 LAYOUTS = {("k", "k"): "TN", ("k", "mn"): "NN", ("mn", "mn"): "NT", ("mn", "k"): "TT"}
 
 
+DEFAULT_SWIZZLE = 8  # select.cpp
+
+
 def problem_text(problem: dict[str, Any]) -> str:
     """`8192x4096x1024 bfloat16 TN gelu_tanh`; the layout as BLAS names it."""
     words = [
@@ -31,14 +34,12 @@ def problem_text(problem: dict[str, Any]) -> str:
 
 
 def plan_text(plan: dict[str, Any]) -> str:
-    """`sm90 128x128 pingpong 2x1, 4 splits, swizzle 4, raster m`; defaults are left out."""
+    """`sm90 128x128 pingpong 2x1, 4 splits, swizzle 4`; defaults are left out."""
     words = [plan["name"]]
     if plan["splits"] > 1:
         words.append(f"{plan['splits']} splits")
-    if plan["swizzle"] > 1:
+    if plan["swizzle"] != DEFAULT_SWIZZLE:
         words.append(f"swizzle {plan['swizzle']}")
-    if plan["raster"] != "auto":
-        words.append(f"raster along {plan['raster'].upper()}")
     return ", ".join(words)
 
 

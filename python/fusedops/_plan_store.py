@@ -36,7 +36,7 @@ PROBLEM = (
     *("m", "n", "k", "dtype", "math", "epilogue"),
     *("a_major", "b_major", "activation", "split_parts"),
 )
-CHOICE = ("family", "name", "index", "splits", "swizzle", "raster", "us", "default_us")
+CHOICE = ("family", "name", "index", "splits", "swizzle", "us", "default_us")
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import random
 import statistics
 from collections.abc import Callable
@@ -43,13 +42,12 @@ Call = Callable[..., Tensor]
 
 FAMILIES = {"sm80": 0, "sm90": 1}  # csrc/cutlass/config.h
 EPILOGUES = {"fused": 0, "preact": 1, "accumulator": 2}  # csrc/cutlass/gemm.h
-RASTERS = {"auto": 0, "m": 1, "n": 2}
-SWIZZLES = (1, 2, 4, 8)
+SWIZZLES = (4, 8, 16)
 
 MODEL_SLACK = 2.5  # a candidate whose expected time is further from the best is not tried
 MAX_CANDIDATES = 40
 KEEP_WITHIN = 1.4  # of the best time of the first round
-FINALISTS = 4  # that try every swizzle and raster
+FINALISTS = 4  # that try every swizzle
 ROUNDS = 5
 SAMPLE_US = 150.0  # device time of one sample: that many calls in a row
 LEAST_GAIN = 0.01  # a plan that gains less is noise: the present choice stays
@@ -351,23 +349,18 @@ def contenders(candidates: Sequence[Candidate], before: Candidate) -> list[Candi
 
 
 def _plan(candidate: Candidate, us: float) -> Plan:
-    names = ("family", "name", "index", "splits", "swizzle", "raster")
+    names = ("family", "name", "index", "splits", "swizzle")
     return {name: candidate[name] for name in names} | {"us": round(us, 3)}
 
 
 def _same(a: Candidate, b: Candidate) -> bool:
-    """The same kernel and splits; swizzle and raster are tried later."""
+    """The same kernel and splits; the swizzle is tried later."""
     return all(a[name] == b[name] for name in ("family", "index", "splits"))
 
 
 def _orders(plans: Sequence[Candidate]) -> list[Candidate]:
-    """Every swizzle and raster of the plans; sm80 kernels have no raster."""
-    return [
-        plan | {"swizzle": swizzle, "raster": raster}
-        for plan in plans
-        for swizzle, raster in itertools.product(SWIZZLES, RASTERS)
-        if plan["family"] == "sm90" or raster == "auto"
-    ]
+    """Every swizzle of the plans."""
+    return [plan | {"swizzle": swizzle} for plan in plans for swizzle in SWIZZLES]
 
 
 def make_inputs(problem: Problem, device: torch.device) -> Inputs:
@@ -400,7 +393,7 @@ def our_call(problem: Problem, plan: Candidate) -> Call:
     """The product through a plan."""
     op = torch.ops.fusedops_tuning.gemm_with_config.default
     fixed = (problem["activation"], FAMILIES[plan["family"]], plan["index"], plan["splits"])
-    order = (plan["swizzle"], RASTERS[plan["raster"]], EPILOGUES[problem["epilogue"]])
+    order = (plan["swizzle"], EPILOGUES[problem["epilogue"]])
     return lambda a, b, bias: cast("Tensor", op(a, b, bias, *fixed, *order))
 
 

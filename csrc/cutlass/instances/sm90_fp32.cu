@@ -1,10 +1,8 @@
-#include "cutlass/sm90_gemm.cuh"
+#include "cutlass/sm90_fp32_gemm.cuh"
 
 namespace fusedops::sm90 {
 
-static const bool registered_0 = register_range<DType::kFloat32, MathMode::kFp32, Major::kK,
-                                                Major::kK, Epilogue::kFused, 0, kNumSm90Configs>();
-static const bool registered_1 = register_range<DType::kFloat32, MathMode::kFp32, Major::kK,
-                                                Major::kK, Epilogue::kPreact, 0, kNumSm90Configs>();
+static const bool registered_0 = register_fp32<MathMode::kFp32, Epilogue::kFused>();
+static const bool registered_1 = register_fp32<MathMode::kFp32, Epilogue::kPreact>();
 
 }  // namespace fusedops::sm90

@@ -3,6 +3,6 @@
 namespace fusedops::sm90 {
 
 static const bool registered_0 = register_range<DType::kFloat16, MathMode::kNative, Major::kK,
-                                                Major::kK, Epilogue::kFused, 0, 7>();
+                                                Major::kMN, Epilogue::kGrad, 0, kNumSm90Configs>();
 
 }  // namespace fusedops::sm90

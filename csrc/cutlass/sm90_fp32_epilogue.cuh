@@ -1,5 +1,5 @@
-// Epilogue visitor trees of the sm_90a family: D = act(acc + bias), optionally storing the
-// pre-activation.
+// Epilogue visitor trees of the fp32 kernels (sm90_fp32_gemm.cuh): D = act(acc + bias), optionally
+// storing the pre-activation.
 #pragma once
 
 #include "cutlass/activation.cuh"
@@ -37,8 +37,7 @@ struct ActivationNode {
 template <Epilogue kEpilogue, class CtaTile, class EpilogueTile, class Schedule, class Element>
 struct FusionTree {
   static constexpr auto kRound = cutlass::FloatRoundStyle::round_to_nearest;
-  static constexpr Accuracy kAccuracy =
-      cute::is_same_v<Element, cutlass::bfloat16_t> ? Accuracy::kBFloat16 : kAccuracyOf<Element>;
+  static constexpr Accuracy kAccuracy = kAccuracyOf<Element>;
 
   using BiasStride = cute::Stride<cute::_0, cute::_1, int64_t>;
   using Preact = fusion::Sm90EVT<fusion::Sm90Compute<cutlass::plus, float, float, kRound>,
@@ -75,16 +74,6 @@ struct FusionTree {
               {problem.activation}};
     }
   }
-};
-
-// fp32 partial products of a split-K slice.
-template <class CtaTile, class EpilogueTile, class Schedule, class Element>
-struct FusionTree<Epilogue::kAccumulator, CtaTile, EpilogueTile, Schedule, Element> {
-  using type =
-      fusion::Sm90EVT<fusion::Sm90Compute<cutlass::epilogue::thread::Identity, float, float,
-                                          cutlass::FloatRoundStyle::round_to_nearest>,
-                      fusion::Sm90AccFetch>;
-  static typename type::Arguments arguments(const GemmProblem&) { return {}; }
 };
 
 }  // namespace fusedops::sm90

@@ -1,0 +1,418 @@
+// What the sm_90a kernels do with a tile of accumulators: bias, activation or its gradient, and the
+// way out through shared memory and TMA.
+//
+// The accumulators of a warpgroup are rows of 64 by 8 columns: thread t of warp w holds, of rows
+// 16 w + t / 4 and 8 further on, the columns 2 (t % 4) and one further on. They leave in panels of
+// all rows by 128 bytes. A warpgroup stages panels in memory of its own and waits only for its own
+// earlier stores. While the other warpgroup multiplies, tensor cores and the epilogue share the
+// bandwidth of registers and shared memory: what counts is the number of instructions.
+#pragma once
+
+#include "cuda/activation_gradient.cuh"
+#include "cute/arch/copy_sm75.hpp"
+#include "cute/arch/copy_sm90.hpp"
+#include "cutlass/arch/barrier.h"
+#include "cutlass/gemm.h"
+#include "cutlass/numeric_types.h"
+#include "cutlass/sm90_tile_order.h"
+#include "cutlass/sm90_tma.cuh"
+
+namespace fusedops::sm90 {
+
+struct StoreParams {
+  CUtensorMap d;       // 3-dimensional: slice, row, column
+  CUtensorMap aux;     // pre-activation out, or saved tensor or residual in
+  CUtensorMap hidden;  // kGrad: act(saved tensor) out
+  const void* bias;    // (N,) or null
+  float* column_sums;  // kGrad: (sum_rows, N), or null
+  int columns;         // N
+  int sum_rows;        // warpgroups that a column of D has
+  Activation activation;
+  bool load_aux;      // kGrad: whether the activation's gradient needs the saved tensor
+  bool store_hidden;  // kGrad, with load_aux
+  bool accumulate;    // fp32 D: add to what is there
+};
+
+// Two values of an output type in one register; kRelu: their maxima with zero, NaN stays.
+template <class Element, bool kRelu>
+__device__ __forceinline__ uint32_t pack(float low, float high) {
+  uint32_t packed;
+  if constexpr (cute::is_same_v<Element, cutlass::bfloat16_t>) {
+    if constexpr (kRelu) {
+      asm("cvt.rn.relu.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+    } else {
+      asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+    }
+  } else if constexpr (kRelu) {
+    asm("cvt.rn.relu.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  } else {
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  }
+  return packed;
+}
+template <class Element>
+__device__ __forceinline__ float2 unpack(uint32_t packed) {
+  if constexpr (cute::is_same_v<Element, cutlass::bfloat16_t>) {
+    return {__uint_as_float(packed << 16), __uint_as_float(packed & 0xffff0000u)};
+  } else {
+    __half2 pair;
+    memcpy(&pair, &packed, sizeof pair);
+    return __half22float2(pair);
+  }
+}
+
+// Sizes of what one warpgroup (rows by columns) stores.
+template <class Element, int kRows_, int kColumns_, Epilogue kEpilogue>
+struct StoreTraits {
+  using Out = cute::conditional_t<kEpilogue == Epilogue::kAccumulator, float, Element>;
+  static constexpr bool kReadsAux =
+      kEpilogue == Epilogue::kGrad || kEpilogue == Epilogue::kResidual;
+  static constexpr int kRows = kRows_, kColumns = kColumns_;
+  static constexpr int kPanelColumns = kBoxRowBytes / int(sizeof(Out));
+  static constexpr int kPanelBytes = kRows * kBoxRowBytes;
+  static constexpr int kPanels = kColumns / kPanelColumns;
+  static_assert(kColumns % kPanelColumns == 0 && kRows % 64 == 0);
+
+  // Panels in staging memory: a few, or all where they are read before they are written.
+  static constexpr int kFew = kPanelBytes > 8192 ? 1 : 2;
+  static constexpr int kRing = kReadsAux || kPanels < kFew ? kPanels : kFew;
+
+  static constexpr bool kSums = kEpilogue == Epilogue::kGrad;
+  struct Shared {
+    alignas(1024) uint8_t staging[kRing][kPanelBytes];
+    alignas(16) Element bias[kColumns];
+    float sums[kSums ? 4 : 1][kSums ? kColumns : 1];
+    uint64_t aux_full;
+  };
+};
+
+template <class T>
+class TileStore {
+  using Element = typename T::Element;
+  using S = typename T::Store;
+  using Shared = typename S::Shared;
+  using Out = typename S::Out;
+  using AuxFull = cutlass::arch::ClusterTransactionBarrier;
+  static constexpr int kRowBlocks = S::kRows / 64;
+  static constexpr int kPerRowBlock = S::kColumns / 2;  // accumulators
+  static constexpr bool kHasBias =
+      T::kEpilogue != Epilogue::kAccumulator && T::kEpilogue != Epilogue::kGrad;
+  static constexpr Accuracy kAccuracy =
+      cute::is_same_v<Element, cutlass::bfloat16_t> ? Accuracy::kBFloat16 : kAccuracyOf<Element>;
+
+ public:
+  // By one thread, before the barrier that all threads wait for.
+  __device__ static void init(Shared& shared) { AuxFull::init(&shared.aux_full, 1); }
+
+  __device__ TileStore(const StoreParams& params, Shared& shared, int warpgroup)
+      : p_(params), shared_(shared), warpgroup_(warpgroup), thread_(threadIdx.x % 128) {
+    // A missing bias is a row of zeros.
+    if (kHasBias && p_.bias == nullptr) {
+      for (int i = thread_; i < S::kColumns; i += 128) shared_.bias[i] = Element(0);
+    }
+  }
+
+  // Before the mainloop of a tile: what its epilogue needs is on the way meanwhile.
+  __device__ void prepare(const Tile& tile, int row) {
+    if constexpr (S::kReadsAux) {
+      if (thread_ == 0 && p_.load_aux) load_aux(tile, row);
+    }
+    if constexpr (kHasBias) load_bias(tile);
+  }
+
+  __device__ void run(float* acc, const Tile& tile, int row) {
+    if constexpr (kHasBias) {
+      asm volatile("cp.async.wait_all;" ::: "memory");
+      barrier();
+    }
+    if constexpr (S::kReadsAux) {
+      if (p_.load_aux) {
+        AuxFull::wait(&shared_.aux_full, aux_phase_);
+        aux_phase_ ^= 1;
+      }
+    }
+    if constexpr (T::kEpilogue == Epilogue::kGrad) {
+      multiply_gradient(acc, tile, row);
+      if (p_.column_sums != nullptr) sum_columns(acc, tile, row);
+    }
+    if constexpr (T::kEpilogue == Epilogue::kPreact) {
+      for_each_panel([&](auto panel) {
+        add_bias(acc, panel);
+        store_panel<false>(acc, panel, p_.aux, tile, row);
+      });
+    }
+    if constexpr (kHasBias) {
+      with_activation(p_.activation, [&]<Activation kActivation>() {
+        for_each_panel([&](auto panel) { finish_panel<kActivation>(acc, panel, tile, row); });
+      });
+    } else {
+      for_each_panel([&](auto panel) { store_panel<false>(acc, panel, p_.d, tile, row); });
+    }
+  }
+
+  // Staging memory must outlive the copies out of it.
+  __device__ void finish() {
+    if (thread_ == 0) cute::tma_store_wait<0>();
+  }
+
+ private:
+  __device__ void barrier() const {
+    asm volatile("bar.sync %0, 128;" ::"r"(8 + warpgroup_) : "memory");
+  }
+
+  template <class Fn>
+  __device__ __forceinline__ void for_each_panel(Fn&& fn) {
+    cute::for_each(cute::make_int_sequence<S::kPanels>{}, fn);
+  }
+
+  // The four accumulators of row block m and columns 8 j.. of a panel.
+  __device__ static float* values_of(float* acc, int panel, int m, int j) {
+    return acc + m * kPerRowBlock + (panel * S::kPanelColumns / 8 + j) * 4;
+  }
+
+  // ---- bias and activation ----
+
+  __device__ void load_bias(const Tile& tile) {
+    constexpr int kPer = 16 / int(sizeof(Element));
+    if (p_.bias == nullptr || thread_ >= S::kColumns / kPer) return;
+    const int column = tile.n * S::kColumns + thread_ * kPer;
+    const int bytes = column < p_.columns ? 16 : 0;  // the rest is zeros
+    const auto* from = static_cast<const Element*>(p_.bias) + (bytes ? column : 0);
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(
+                     cute::cast_smem_ptr_to_uint(&shared_.bias[thread_ * kPer])),
+                 "l"(from), "r"(bytes));
+  }
+
+  // Of the two columns that this thread has among columns 8 j.. of a panel.
+  __device__ float2 bias_of(int panel, int j) const {
+    const Element* at = &shared_.bias[panel * S::kPanelColumns + j * 8 + thread_ % 4 * 2];
+    return unpack<Element>(*reinterpret_cast<const uint32_t*>(at));
+  }
+
+  // fn(accumulator, bias of its column) over a panel.
+  template <class Fn>
+  __device__ __forceinline__ void with_bias(float* acc, int panel, Fn&& fn) const {
+#pragma unroll
+    for (int j = 0; j < S::kPanelColumns / 8; ++j) {
+      const float2 bias = bias_of(panel, j);
+#pragma unroll
+      for (int m = 0; m < kRowBlocks; ++m) {
+        float* v = values_of(acc, panel, m, j);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) fn(v[i], i % 2 ? bias.y : bias.x);
+      }
+    }
+  }
+
+  __device__ void add_bias(float* acc, int panel) const {
+    with_bias(acc, panel, [](float& value, float bias) { value += bias; });
+  }
+
+  template <Activation kActivation>
+  __device__ __forceinline__ void finish_panel(float* acc, int panel, const Tile& tile, int row) {
+    // ReLU of 16-bit results comes free with their rounding.
+    constexpr bool kPacked = kActivation == Activation::kRelu && !S::kReadsAux;
+    constexpr Activation kNow = kPacked ? Activation::kNone : kActivation;
+    if constexpr (T::kEpilogue == Epilogue::kPreact) {
+      with_bias(acc, panel,
+                [](float& value, float) { value = activate_as<kNow, kAccuracy>(value); });
+    } else if constexpr (kFromHalf<kNow, kAccuracy>) {
+      with_bias(acc, panel, [](float& value, float bias) {
+        value = activate_half<kNow>(fmaf(value, 0.5f, 0.5f * bias));
+      });
+    } else {
+      with_bias(acc, panel, [](float& value, float bias) {
+        value = activate_as<kNow, kAccuracy>(value + bias);
+      });
+    }
+    if constexpr (T::kEpilogue == Epilogue::kResidual) {
+      with_aux(acc, panel, [](float& value, float residual) { value += residual; });
+    }
+    store_panel<kPacked>(acc, panel, p_.d, tile, row);
+  }
+
+  // ---- the auxiliary input ----
+
+  // By one thread: into the staging memory, where the results will replace it.
+  __device__ void load_aux(const Tile& tile, int row) {
+    cute::tma_store_wait<0>();
+    AuxFull::arrive_and_expect_tx(&shared_.aux_full, S::kPanels * S::kPanelBytes);
+#pragma unroll 1
+    for (int panel = 0; panel < S::kPanels; ++panel) {
+      constexpr auto kHint = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);
+      cute::SM90_TMA_LOAD_3D::copy(&p_.aux, &shared_.aux_full, kHint, shared_.staging[panel],
+                                   tile.n * S::kColumns + panel * S::kPanelColumns,
+                                   tile.m * T::kTileM + row, 0);
+    }
+  }
+
+  // fn(accumulator, auxiliary value) over a panel.
+  template <class Fn>
+  __device__ __forceinline__ void with_aux(float* acc, int panel, Fn&& fn) const {
+#pragma unroll
+    for (int m = 0; m < kRowBlocks; ++m) {
+#pragma unroll
+      for (int j = 0; j < 8; j += 2) {
+        uint32_t r[4];
+        const uint8_t* from = matrix_unit(shared_.staging[panel], m, j);
+        cute::SM75_U32x4_LDSM_N::copy(*reinterpret_cast<const cute::uint128_t*>(from), r[0], r[1],
+                                      r[2], r[3]);
+        float* v = values_of(acc, panel, m, j);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float2 pair = unpack<Element>(r[i]);
+          fn(v[i * 2], pair.x);
+          fn(v[i * 2 + 1], pair.y);
+        }
+      }
+    }
+  }
+
+  // acc = acc * act'(saved); act(saved) replaces what was saved in the staging memory and leaves.
+  __device__ void multiply_gradient(float* acc, const Tile& tile, int row) {
+    if (!p_.load_aux) return;
+    with_activation(p_.activation, [&]<Activation kActivation>() {
+      for_each_panel([&](auto panel) {
+        if (!p_.store_hidden) return gradient_panel<kActivation, false>(acc, panel);
+        gradient_panel<kActivation, true>(acc, panel);
+        publish(p_.hidden, panel, tile, row);
+      });
+    });
+  }
+
+  template <Activation kActivation, bool kHidden>
+  __device__ __forceinline__ void gradient_panel(float* acc, int panel) {
+#pragma unroll
+    for (int m = 0; m < kRowBlocks; ++m) {
+#pragma unroll
+      for (int j = 0; j < 8; j += 2) {
+        auto& unit = *reinterpret_cast<cute::uint128_t*>(matrix_unit(shared_.staging[panel], m, j));
+        uint32_t r[4];
+        cute::SM75_U32x4_LDSM_N::copy(unit, r[0], r[1], r[2], r[3]);
+        float* v = values_of(acc, panel, m, j);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float2 saved = unpack<Element>(r[i]);
+          v[i * 2] = activation_gradient_as<kActivation, kAccuracy>(v[i * 2], saved.x);
+          v[i * 2 + 1] = activation_gradient_as<kActivation, kAccuracy>(v[i * 2 + 1], saved.y);
+          if constexpr (kHidden) {
+            r[i] = pack<Element, false>(activate_as<kActivation, kAccuracy>(saved.x),
+                                        activate_as<kActivation, kAccuracy>(saved.y));
+          }
+        }
+        if constexpr (kHidden) cute::SM90_U32x4_STSM_N::copy(r[0], r[1], r[2], r[3], unit);
+      }
+    }
+  }
+
+  // ---- column sums ----
+
+  // Each warp sums its rows by shuffles; then the four warps are added in order.
+  __device__ void sum_columns(const float* acc, const Tile& tile, int row) {
+    const int lane = thread_ % 32, warp = thread_ / 32;
+#pragma unroll
+    for (int j = 0; j < S::kColumns / 8; ++j) {
+      float2 sum{0.0f, 0.0f};
+#pragma unroll
+      for (int m = 0; m < kRowBlocks; ++m) {
+        const float* v = acc + m * kPerRowBlock + j * 4;
+        sum.x += v[0] + v[2];
+        sum.y += v[1] + v[3];
+      }
+#pragma unroll
+      for (int step = 4; step < 32; step *= 2) {
+        sum.x += __shfl_xor_sync(~0u, sum.x, step);
+        sum.y += __shfl_xor_sync(~0u, sum.y, step);
+      }
+      if (lane < 4) *reinterpret_cast<float2*>(&shared_.sums[warp][j * 8 + lane * 2]) = sum;
+    }
+    barrier();
+    const int out_row = (tile.m * T::kTileM + row) / S::kRows;
+    for (int i = thread_; i < S::kColumns; i += 128) {
+      const int column = tile.n * S::kColumns + i;
+      if (column >= p_.columns || out_row >= p_.sum_rows) continue;
+      p_.column_sums[int64_t{out_row} * p_.columns + column] =
+          (shared_.sums[0][i] + shared_.sums[1][i]) + (shared_.sums[2][i] + shared_.sums[3][i]);
+    }
+  }
+
+  // ---- the way out ----
+
+  // Where this lane's row of an 8x8 matrix of 2-byte values lies in a panel, for matrices 0..3 =
+  // (upper, lower rows) x (columns 8 j.., the next 8) of the warp's 16 rows.
+  template <class Byte>
+  __device__ Byte* matrix_unit(Byte* panel, int row_block, int j) const {
+    const int lane = thread_ % 32;
+    const int r = row_block * 64 + thread_ / 32 * 16 + (lane / 8 % 2) * 8 + lane % 8;
+    return panel + r * kBoxRowBytes + (((j + lane / 16) ^ (lane % 8)) * 16);
+  }
+
+  template <bool kRelu>
+  __device__ __forceinline__ void store_panel(float* acc, int panel, const CUtensorMap& map,
+                                              const Tile& tile, int row) {
+    // NOTE: over an auxiliary tile each warp writes where it alone has read.
+    if (!S::kReadsAux || !p_.load_aux || p_.store_hidden) {
+      if (thread_ == 0) cute::tma_store_wait<S::kRing - 1>();
+      barrier();
+    }
+    stage_panel<kRelu>(acc, panel, shared_.staging[panel % S::kRing]);
+    publish(map, panel, tile, row);
+  }
+
+  // The staged panel leaves.
+  __device__ __forceinline__ void publish(const CUtensorMap& map, int panel, const Tile& tile,
+                                          int row) {
+    cute::tma_store_fence();
+    barrier();
+    if (thread_ == 0) {
+      copy_out(map, shared_.staging[panel % S::kRing],
+               tile.n * S::kColumns + panel * S::kPanelColumns, tile.m * T::kTileM + row,
+               tile.slice);
+      cute::tma_store_arrive();
+    }
+  }
+
+  __device__ void copy_out(const CUtensorMap& map, const uint8_t* from, int column, int row,
+                           int slice) const {
+    if constexpr (T::kEpilogue == Epilogue::kAccumulator) {
+      if (p_.accumulate) return cute::SM90_TMA_REDUCE_ADD_3D::copy(&map, from, column, row, slice);
+    }
+    cute::SM90_TMA_STORE_3D::copy(&map, from, column, row, slice);
+  }
+
+  // With the swizzle that TMA expects.
+  template <bool kRelu>
+  __device__ __forceinline__ void stage_panel(float* acc, int panel, uint8_t* staging) const {
+#pragma unroll
+    for (int m = 0; m < kRowBlocks; ++m) {
+      if constexpr (sizeof(Out) == 2) {
+#pragma unroll
+        for (int j = 0; j < 8; j += 2) {
+          const float* v = values_of(acc, panel, m, j);
+          cute::SM90_U32x4_STSM_N::copy(
+              pack<Out, kRelu>(v[0], v[1]), pack<Out, kRelu>(v[2], v[3]),
+              pack<Out, kRelu>(v[4], v[5]), pack<Out, kRelu>(v[6], v[7]),
+              *reinterpret_cast<cute::uint128_t*>(matrix_unit(staging, m, j)));
+        }
+      } else {
+        const int lane = thread_ % 32;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const float* v = values_of(acc, panel, m, j);
+          const int r = m * 64 + thread_ / 32 * 16 + lane / 4;  // and 8 further on
+          const int unit = (j * 2 + lane % 4 / 2) ^ (r % 8);
+          uint8_t* at = staging + r * kBoxRowBytes + unit * 16 + lane % 2 * 8;
+          *reinterpret_cast<float2*>(at) = {v[0], v[1]};
+          *reinterpret_cast<float2*>(at + 8 * kBoxRowBytes) = {v[2], v[3]};
+        }
+      }
+    }
+  }
+
+  const StoreParams& p_;
+  Shared& shared_;
+  int warpgroup_, thread_;
+  uint32_t aux_phase_ = 0;
+};
+
+}  // namespace fusedops::sm90
