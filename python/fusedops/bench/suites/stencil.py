@@ -55,14 +55,15 @@ class StencilSuite(Suite):
         return ("bf16", "fp32") if pass_ == "fwd" else ("bf16",)
 
     def cases(self, selection: Selection) -> list[Case]:
+        chosen = CASES if selection.pass_ == "fwd" else STEP_CASES
+        if selection.shapes:  # (..., C, H, W)
+            chosen = tuple((shape, 2, 3, "zeros", True) for shape in selection.shapes)
         return [
             Case(
                 f"{dims}d/{'x'.join(map(str, shape))}_k{taps}_{padding}",
                 {"shape": shape, "dims": dims, "taps": taps, "padding": padding, "own": own},
             )
-            for shape, dims, taps, padding, own in (
-                CASES if selection.pass_ == "fwd" else STEP_CASES
-            )
+            for shape, dims, taps, padding, own in chosen
         ]
 
     def make_inputs(
