@@ -67,5 +67,7 @@ def device(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(autouse=True)
-def _seed() -> None:
+def _defaults() -> None:
+    """Every test starts from the same seed and fp32 precision, whatever ran before it."""
     torch.manual_seed(0)
+    torch.set_float32_matmul_precision("highest")
