@@ -46,8 +46,8 @@ def knn_points(
 
     Returns:
         dists (N, P1, K), squared for norm 2, differentiable in p1 and p2; idx (N, P1, K) int64;
-        knn (N, P1, K, D) or None. All 0 where a cloud of p2 has fewer than K points and beyond
-        lengths1.
+        both 0 where a cloud of p2 has fewer than K points and beyond lengths1. knn (N, P1, K, D),
+        ``knn_gather(p2, idx, lengths2)``, or None.
 
     Raises:
         ValueError: Batch or point dimensions differ, or another norm.
@@ -60,8 +60,8 @@ def knn_points(
     idx, dists = points.knn(p2, p1, k, lengths=lengths2, query_lengths=lengths1, norm=norm)
     assert dists is not None
     none = idx < 0
-    nn = points.group(p2, _widen(idx, K, -1)) if return_nn else None
-    return KNN(_widen(dists.masked_fill(none, 0), K, 0), _widen(idx.masked_fill(none, 0), K, 0), nn)
+    idx, dists = _widen(idx.masked_fill(none, 0), K, 0), _widen(dists.masked_fill(none, 0), K, 0)
+    return KNN(dists, idx, knn_gather(p2, idx, lengths2) if return_nn else None)
 
 
 def knn_gather(x: Tensor, idx: Tensor, lengths: Tensor | None = None) -> Tensor:
