@@ -2,8 +2,10 @@
 // 16-bit matrices have a kernel of their own (sm90_gemm.cuh).
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 
+#include "common/int_math.h"
 #include "cuda/split_fp32.h"
 #include "cutlass/cutlass.h"
 #include "cutlass/gemm/collective/collective_builder.hpp"
@@ -106,7 +108,10 @@ struct Fp32Gemm {
     if constexpr (kExact) arguments.mainloop.mma_promotion_interval = kExactPromotion;
     arguments.hw_info.device_id = context.device;
     arguments.hw_info.sm_count = context.sm_count;
-    arguments.scheduler.max_swizzle_size = problem.swizzle;
+    // NOTE: CUTLASS pads the grid to whole bands, which only many tiles are worth.
+    const int64_t tiles =
+        std::min(ceil_div(problem.m, kTile.tile_m), ceil_div(problem.n, kTile.tile_n));
+    arguments.scheduler.max_swizzle_size = tiles >= 16 ? 4 : 1;
     return arguments;
   }
 
