@@ -17,6 +17,10 @@
 
 namespace fusedops {
 
+FUSEDOPS_HOST_DEVICE int64_t clamp(int64_t value, int64_t low, int64_t high) {
+  return value < low ? low : value > high ? high : value;
+}
+
 struct Clouds {
   const void* points = nullptr;      // row-major, D values a row
   const int64_t* lengths = nullptr;  // (B,) or null
@@ -42,11 +46,6 @@ struct Clouds {
   FUSEDOPS_HOST_DEVICE int64_t index_base(int64_t b) const { return offsets ? first_row(b) : 0; }
 
   FUSEDOPS_HOST_DEVICE int64_t num_rows() const { return offsets ? capacity : count * capacity; }
-
- private:
-  static FUSEDOPS_HOST_DEVICE int64_t clamp(int64_t value, int64_t low, int64_t high) {
-    return value < low ? low : value > high ? high : value;
-  }
 };
 
 }  // namespace fusedops

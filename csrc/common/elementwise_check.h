@@ -6,6 +6,7 @@
 #include <numeric>
 #include <optional>
 #include <span>
+#include <type_traits>
 #include <vector>
 
 #include "common/dispatch.h"
@@ -17,6 +18,22 @@ namespace fusedops {
 using NumericTypes = Choices<ScalarType::Half, ScalarType::BFloat16, ScalarType::Float,
                              ScalarType::Double, ScalarType::Byte, ScalarType::Char,
                              ScalarType::Short, ScalarType::Int, ScalarType::Long>;
+
+// The C++ type of one of them; the half types differ between host and device.
+template <ScalarType S, class Half, class BFloat16>
+constexpr auto element_of() {
+  if constexpr (S == ScalarType::Half) return std::type_identity<Half>{};
+  if constexpr (S == ScalarType::BFloat16) return std::type_identity<BFloat16>{};
+  if constexpr (S == ScalarType::Float) return std::type_identity<float>{};
+  if constexpr (S == ScalarType::Double) return std::type_identity<double>{};
+  if constexpr (S == ScalarType::Byte) return std::type_identity<uint8_t>{};
+  if constexpr (S == ScalarType::Char) return std::type_identity<int8_t>{};
+  if constexpr (S == ScalarType::Short) return std::type_identity<int16_t>{};
+  if constexpr (S == ScalarType::Int) return std::type_identity<int32_t>{};
+  if constexpr (S == ScalarType::Long) return std::type_identity<int64_t>{};
+}
+template <ScalarType S, class Half, class BFloat16>
+using ElementOf = typename decltype(element_of<S, Half, BFloat16>())::type;
 
 struct NamedTensor {
   const char* name;

@@ -27,10 +27,6 @@ struct Task {
   uint32_t start;
 };
 
-FUSEDOPS_HOST_DEVICE int64_t clamp(int64_t value, int64_t low, int64_t high) {
-  return value < low ? low : value > high ? high : value;
-}
-
 FUSEDOPS_HOST_DEVICE Task task_of(const Problem& p, int64_t b) {
   const int64_t length = clamp(p.clouds.length(b), 0, p.max_length);
   const int64_t begin = p.out_offsets ? clamp(p.out_offsets[b], 0, p.n) : b * p.n;

@@ -4,45 +4,6 @@
 namespace fusedops::cpu {
 namespace {
 
-template <ScalarType>
-struct ElementTypes;
-template <>
-struct ElementTypes<ScalarType::Half> {
-  using type = c10::Half;
-};
-template <>
-struct ElementTypes<ScalarType::BFloat16> {
-  using type = c10::BFloat16;
-};
-template <>
-struct ElementTypes<ScalarType::Float> {
-  using type = float;
-};
-template <>
-struct ElementTypes<ScalarType::Double> {
-  using type = double;
-};
-template <>
-struct ElementTypes<ScalarType::Byte> {
-  using type = uint8_t;
-};
-template <>
-struct ElementTypes<ScalarType::Char> {
-  using type = int8_t;
-};
-template <>
-struct ElementTypes<ScalarType::Short> {
-  using type = int16_t;
-};
-template <>
-struct ElementTypes<ScalarType::Int> {
-  using type = int32_t;
-};
-template <>
-struct ElementTypes<ScalarType::Long> {
-  using type = int64_t;
-};
-
 // What a value computes in: unsigned for integers, whose sums and products then wrap around.
 template <typename T>
 using Wide = std::conditional_t<
@@ -85,7 +46,7 @@ template <typename Fn, int kInputs>
 void launch(const char* op, const Tensor& out, const NamedTensor (&inputs)[kInputs]) {
   const IterationSpace space = iteration_space(op, out, inputs);
   dispatch(NumericTypes{}, out.scalar_type(), [&]<ScalarType S>(Tag<S>) {
-    using T = typename ElementTypes<S>::type;
+    using T = ElementOf<S, c10::Half, c10::BFloat16>;
     for_each_element(space, pointers<T, kInputs>(inputs, {}),
                      static_cast<T*>(out.mutable_data_ptr()),
                      [](const auto& v, int64_t) { return Fn::template apply<T>(v); });

@@ -1,63 +1,24 @@
 // add, fma, square, relu and their out variants on CUDA.
+#include <concepts>
+
 #include "cuda/arithmetic.cuh"
 #include "cuda/elementwise_host.h"
 
 namespace fusedops::cuda {
 namespace {
 
-template <ScalarType>
-struct ElementTypes;
-template <>
-struct ElementTypes<ScalarType::Half> {
-  using Wrapping = __half;
-  using Ordered = __half;
+// Sums and products of integers have the same bits, signed or not; relu has not.
+template <class T>
+struct Wrapping {
+  using type = T;
 };
-template <>
-struct ElementTypes<ScalarType::BFloat16> {
-  using Wrapping = __nv_bfloat16;
-  using Ordered = __nv_bfloat16;
-};
-template <>
-struct ElementTypes<ScalarType::Float> {
-  using Wrapping = float;
-  using Ordered = float;
-};
-template <>
-struct ElementTypes<ScalarType::Double> {
-  using Wrapping = double;
-  using Ordered = double;
-};
-template <>
-struct ElementTypes<ScalarType::Byte> {
-  using Wrapping = uint8_t;
-  using Ordered = uint8_t;
-};
-template <>
-struct ElementTypes<ScalarType::Char> {
-  using Wrapping = uint8_t;
-  using Ordered = int8_t;
-};
-template <>
-struct ElementTypes<ScalarType::Short> {
-  using Wrapping = uint16_t;
-  using Ordered = int16_t;
-};
-template <>
-struct ElementTypes<ScalarType::Int> {
-  using Wrapping = uint32_t;
-  using Ordered = int32_t;
-};
-template <>
-struct ElementTypes<ScalarType::Long> {
-  using Wrapping = uint64_t;
-  using Ordered = int64_t;
+template <std::signed_integral T>
+struct Wrapping<T> {
+  using type = std::make_unsigned_t<T>;
 };
 
-// Sums and products of integers have the same bits, signed or not; relu has not.
-template <class Fn, ScalarType S>
-using ElementType =
-    std::conditional_t<std::is_same_v<Fn, ReluFn>, typename ElementTypes<S>::Ordered,
-                       typename ElementTypes<S>::Wrapping>;
+template <class Fn, ScalarType S, class T = ElementOf<S, __half, __nv_bfloat16>>
+using ElementType = std::conditional_t<std::is_same_v<Fn, ReluFn>, T, typename Wrapping<T>::type>;
 
 template <class Fn, int kInputs>
 void launch(const char* op, const LaunchScope& scope, const Tensor& out,

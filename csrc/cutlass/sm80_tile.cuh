@@ -3,10 +3,10 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
 
 #include "common/pdl.cuh"
+#include "common/shared_memory.cuh"
 #include "cutlass/gemm.h"
 
 namespace fusedops::sm80 {
@@ -85,18 +85,6 @@ struct KRange {
 
 inline KRange make_k_range(const GemmProblem& problem) {
   return {int(problem.k), int(problem.slices > 1 ? problem.slice_k : problem.k)};
-}
-
-// The dynamic shared memory limit belongs to a (kernel, device) pair: raised once for each.
-template <auto kKernel>
-cudaError_t allow_shared_memory(int device, int bytes) {
-  static std::atomic<uint64_t> done{0};
-  const uint64_t bit = device < 64 ? uint64_t{1} << device : 0;
-  if (done.load(std::memory_order_relaxed) & bit) return cudaSuccess;
-  const cudaError_t status =
-      cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-  if (status == cudaSuccess) done.fetch_or(bit, std::memory_order_relaxed);
-  return status;
 }
 
 // One block per output tile and slice of K. Returns the reason of a failure, or null.

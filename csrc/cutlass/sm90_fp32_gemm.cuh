@@ -3,9 +3,9 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 
 #include "common/int_math.h"
+#include "common/shared_memory.cuh"
 #include "cuda/split_fp32.h"
 #include "cutlass/cutlass.h"
 #include "cutlass/gemm/collective/collective_builder.hpp"
@@ -115,27 +115,15 @@ struct Fp32Gemm {
     return arguments;
   }
 
-  // The dynamic shared memory limit belongs to a (kernel, device) pair: raised once for each.
-  static cudaError_t allow_shared_memory(int device) {
-    static std::atomic<uint64_t> done{0};
-    const uint64_t bit = uint64_t{1} << (device & 63);
-    if (done.load(std::memory_order_relaxed) & bit) return cudaSuccess;
-    cudaError_t status = cudaFuncSetAttribute(cutlass::device_kernel<Kernel>,
-                                              cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                              Kernel::SharedStorageSize);
-    if (status == cudaSuccess) done.fetch_or(bit, std::memory_order_relaxed);
-    return status;
-  }
-
   static const char* run(const GemmProblem& problem, const LaunchContext& context) {
     const auto args = arguments(problem, context);
     if (Adapter::can_implement(args) != cutlass::Status::kSuccess) {
       return "CUTLASS refuses the shape or alignment";
     }
     auto params = Kernel::to_underlying_arguments(args, nullptr);
-    if (cudaError_t status = allow_shared_memory(context.device); status != cudaSuccess) {
-      return cudaGetErrorString(status);
-    }
+    const cudaError_t limit = allow_shared_memory<&cutlass::device_kernel<Kernel>>(
+        context.device, Kernel::SharedStorageSize);
+    if (limit != cudaSuccess) return cudaGetErrorString(limit);
     // NOTE: programmatic dependent launch; the kernel waits for its predecessor before its first
     // load.
     const auto status =

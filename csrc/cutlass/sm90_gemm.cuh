@@ -2,8 +2,9 @@
 // instances/sm90_*.cu.
 #pragma once
 
-#include <atomic>
+#include <algorithm>
 
+#include "common/shared_memory.cuh"
 #include "cutlass/registry.h"
 #include "cutlass/sm90_configs.h"
 #include "cutlass/sm90_kernel.cuh"
@@ -72,18 +73,6 @@ struct Gemm {
     return p.hidden ? encode_output(p, p.hidden, true, &params.store.hidden) : nullptr;
   }
 
-  // The dynamic shared memory limit belongs to a (kernel, device) pair: raised once for each.
-  static cudaError_t allow_shared_memory(int device) {
-    static std::atomic<uint64_t> done{0};
-    const uint64_t bit = uint64_t{1} << (device & 63);
-    if (done.load(std::memory_order_relaxed) & bit) return cudaSuccess;
-    cudaError_t status =
-        cudaFuncSetAttribute(gemm_kernel<Traits>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             Kernel<Traits>::kSharedBytes);
-    if (status == cudaSuccess) done.fetch_or(bit, std::memory_order_relaxed);
-    return status;
-  }
-
   static const char* run(const GemmProblem& p, const LaunchContext& context) {
     KernelParams params;
     if (const char* refusal = encode(p, params)) return refusal;
@@ -101,14 +90,14 @@ struct Gemm {
     params.store.load_aux = p.aux != nullptr;
     params.store.store_hidden = p.hidden != nullptr;
     params.store.accumulate = p.accumulate;
-    if (cudaError_t status = allow_shared_memory(context.device); status != cudaSuccess) {
-      return cudaGetErrorString(status);
-    }
+    constexpr int kSharedBytes = Kernel<Traits>::kSharedBytes;
+    cudaError_t status = allow_shared_memory<&gemm_kernel<Traits>>(context.device, kSharedBytes);
+    if (status != cudaSuccess) return cudaGetErrorString(status);
     constexpr int kCtas = Traits::kCtas;
     const int grid = int(std::min<int64_t>(clusters, context.sm_count / kCtas)) * kCtas;
-    const cudaError_t status = launch_cluster_kernel(
-        gemm_kernel<Traits>, grid, kKernelThreads, kCtas, Kernel<Traits>::kSharedBytes,
-        static_cast<cudaStream_t>(context.stream), context.overlap, params);
+    status =
+        launch_cluster_kernel(gemm_kernel<Traits>, grid, kKernelThreads, kCtas, kSharedBytes,
+                              static_cast<cudaStream_t>(context.stream), context.overlap, params);
     return status == cudaSuccess ? nullptr : cudaGetErrorString(status);
   }
 };

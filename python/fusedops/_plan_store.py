@@ -15,7 +15,6 @@ import json
 import os
 import re
 import sys
-import tempfile
 import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from . import _C
+from ._files import replace_file
 from .info import build_info
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def merge_plans(key: GpuKey, plans: Iterable[Plan]) -> Path:
     with _lock(path):
         merged = {problem_of(plan): plan for plan in [*read_plans(path), *plans]}
         content = {"format": FORMAT, **asdict(key), "plans": list(merged.values())}
-        _replace(path, json.dumps(content, indent=1))
+        replace_file(path, json.dumps(content, indent=1))
     return path
 
 
@@ -149,20 +149,6 @@ def _lock(path: Path) -> Iterator[None]:
             return
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
-
-
-def _replace(path: Path, text: str) -> None:
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
 
 
 # ---- the table in this process ----

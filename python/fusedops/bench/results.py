@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import csv
-import os
-import tempfile
+import io
 from typing import TYPE_CHECKING
+
+from fusedops._files import replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -66,17 +67,11 @@ def merge_rows(
             rows.pop(tuple(NO_PEER if k == "peer" else row[k] for k in key), None)
         rows[tuple(row[k] for k in key)] = dict(row)
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", newline="") as file:
-            writer = csv.DictWriter(file, columns, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows.values())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows.values())
+    replace_file(path, text.getvalue())
 
 
 def measured(rows: Iterable[Row]) -> set[tuple[str, ...]]:
