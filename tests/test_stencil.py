@@ -86,8 +86,7 @@ def test_gradcheck(device, x_shape, weight_shape, dims, padding):
     leaves = [x.requires_grad_(), weight.requires_grad_()]
     call = partial(FUNCTIONS[dims], padding_mode=padding)
     torch.autograd.gradcheck(call, leaves)
-    # torch's padding, of which second derivatives are made, adds with atomics.
-    torch.autograd.gradgradcheck(call, leaves, nondet_tol=1e-12)
+    torch.autograd.gradgradcheck(call, leaves)
 
 
 @every_dtype
@@ -186,6 +185,5 @@ def test_more_than_2_32_bytes():
     dx, dw = OPS.stencil_backward(x, x, weight, 1.0, 1, 3, True, True)
     assert torch.all(dx == 3)
     assert torch.all(dw == 2147483655)
-    del x, dx
-    image = torch.ones(2, 32769, 32768, dtype=torch.bfloat16, device="cuda")
+    image = x.view(-1)[: 2 * 32769 * 32768].view(2, 32769, 32768)
     assert torch.all(fusedops.box_filter2d(image, 3, "circular") == 1)

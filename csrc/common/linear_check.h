@@ -91,6 +91,34 @@ inline LinearShape check_linear_backward(const char* op,
   return shape;
 }
 
+// main_grad (N, K) is fp32 and on the device of `like`.
+inline void check_main_grad(const char* op, const Tensor& main_grad, int64_t n, int64_t k,
+                            const Tensor& like) {
+  FUSEDOPS_CHECK(same_device(main_grad, like), op, ": main_grad must be on ", device_string(like),
+                 "; got ", device_string(main_grad));
+  FUSEDOPS_CHECK(main_grad.scalar_type() == ScalarType::Float && main_grad.dim() == 2 &&
+                     main_grad.size(0) == n && main_grad.size(1) == k,
+                 op, ": main_grad must be a float32 tensor of shape (", n, ", ", k, "); got ",
+                 dtype_name(main_grad.scalar_type()), " ", shape_string(main_grad));
+}
+
+// k: columns of x.
+inline LinearShape check_linear_wgrad(const char* op,
+                                      const Tensor& dz,           // (..., N)
+                                      const Tensor& x,            // (..., K)
+                                      const Tensor& main_grad) {  // (N, K)
+  const DType dtype = check_floating(op, "dz", dz);
+  check_min_dim(op, "dz", dz, 1);
+  check_like(op, "x", x, "dz", dz);
+  bool matches = dz.dim() == x.dim();
+  for (int64_t i = 0; matches && i + 1 < x.dim(); ++i) matches = dz.size(i) == x.size(i);
+  FUSEDOPS_CHECK(matches, op, ": x must have the leading dimensions of dz ", shape_string(dz),
+                 "; got ", shape_string(x));
+  const int64_t n = dz.size(dz.dim() - 1), k = x.size(x.dim() - 1);
+  check_main_grad(op, main_grad, n, k, dz);
+  return {leading_numel(dz), n, k, dtype, Activation::kNone};
+}
+
 // m = rows of dy, n = columns; k is 0.
 inline LinearShape check_act_backward(const char* op,
                                       const Tensor& dy,                    // (..., N)

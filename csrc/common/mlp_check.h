@@ -154,14 +154,14 @@ inline MlpShape check_gated_mlp_backward(const char* op,
 
 // n is 0: backward of the first products does not see y.
 inline MlpShape check_gated_input_backward(const char* op,
-                                           const Tensor& dz,                     // (2, ..., H)
-                                           const Tensor& x,                      // (..., K)
-                                           const Tensor& w_gate,                 // (H, K)
+                                           const Tensor& dz,      // (2, ..., H), (..., 2, H)
+                                           const Tensor& x,       // (..., K)
+                                           const Tensor& w_gate,  // (H or 2H, K)
                                            const std::optional<Tensor>& w_up) {  // (H, K)
   check_floating(op, "dz", dz);
   check_like(op, "x", x, "dz", dz);
   const MlpShape shape = check_gated_linear(op, x, w_gate, w_up, std::nullopt, std::nullopt);
-  check_stacked(op, "dz", dz, false, "x", x, shape.hidden);
+  check_stacked(op, "dz", dz, !w_up, "x", x, shape.hidden);
   return shape;
 }
 

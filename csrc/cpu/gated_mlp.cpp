@@ -107,7 +107,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gated_mlp_backward(
     const bool from_output = saved_for_backward(shape.activation) == Saved::kOutput;
     const Tensor dgate = activation_backward(mul(dh, up), from_output ? act : gate, shape.first());
     const Tensor dup = mul(dh, act);
-    if (need_dz) dz = stack(dgate, dup, dy, false);
+    if (need_dz) dz = stack(dgate, dup, dy, packed);
     if (need_dbias) {
       dbias = torch::stable::empty({2, shape.hidden}, parameter);
       Tensor first = select(dbias, 0, 0), second = select(dbias, 0, 1);
@@ -118,8 +118,32 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gated_mlp_backward(
   return {dz, dbias, dw_down, db_down};
 }
 
+std::tuple<Tensor, Tensor, Tensor> gated_mlp_backward_(const Tensor& dy,      // (..., N)
+                                                       const Tensor& saved,   // becomes dz
+                                                       const Tensor& w_down,  // (N, H)
+                                                       const std::optional<Tensor>& main_grad,
+                                                       bool accumulate, int64_t activation,
+                                                       bool packed, bool need_dbias,
+                                                       bool need_dw_down, bool need_db_down,
+                                                       bool parameters_fp32, bool allow_tf32) {
+  const char* op = "gated_mlp_backward_";
+  const MlpShape shape = check_gated_mlp_backward(op, dy, saved, w_down, activation, packed);
+  if (main_grad) check_main_grad(op, *main_grad, shape.n, shape.hidden, dy);
+  const auto [dz, dbias, dw_down, db_down] =
+      gated_mlp_backward(dy, saved, w_down, activation, packed, true, need_dbias, need_dw_down,
+                         need_db_down, parameters_fp32 || main_grad, allow_tf32);
+  const NoGradGuard no_grad;
+  Tensor target = saved;
+  torch::stable::copy_(target, dz);
+  if (!main_grad || !need_dw_down) return {dbias, dw_down, db_down};
+  deliver(dw_down, *main_grad, accumulate);
+  const ScalarType dtype = parameters_fp32 ? ScalarType::Float : dy.scalar_type();
+  return {torch::stable::to(dbias, dtype), torch::stable::empty({0}, dtype),
+          torch::stable::to(db_down, dtype)};
+}
+
 std::tuple<Tensor, Tensor, Tensor> gated_input_backward(
-    const Tensor& dz,                   // (2, ..., H)
+    const Tensor& dz,                   // (2, ..., H) or (..., 2, H)
     const Tensor& x,                    // (..., K)
     const Tensor& w_gate,               // (H or 2H, K)
     const std::optional<Tensor>& w_up,  // (H, K)
@@ -128,7 +152,7 @@ std::tuple<Tensor, Tensor, Tensor> gated_input_backward(
   const NoGradGuard no_grad;
   const ScalarType dtype = x.scalar_type();
   const ScalarType weight_dtype = dweight_fp32 ? ScalarType::Float : dtype;
-  const Tensor dgate = half(dz, shape, false, 0), dup = half(dz, shape, false, 1);
+  const Tensor dgate = half(dz, shape, !w_up, 0), dup = half(dz, shape, !w_up, 1);
   Tensor weight = w_gate;
   const Tensor first = w_up ? w_gate : narrow(weight, 0, 0, shape.hidden);
   const Tensor second = w_up ? *w_up : narrow(weight, 0, shape.hidden, shape.hidden);
@@ -156,6 +180,7 @@ STABLE_TORCH_LIBRARY_IMPL(fusedops, CPU, m) {
   m.impl("gated_linear", TORCH_BOX(&gated_linear));
   m.impl("gated_mlp_forward", TORCH_BOX(&gated_mlp_forward));
   m.impl("gated_mlp_backward", TORCH_BOX(&gated_mlp_backward));
+  m.impl("gated_mlp_backward_", TORCH_BOX(&gated_mlp_backward_));
   m.impl("gated_input_backward", TORCH_BOX(&gated_input_backward));
 }
 

@@ -3,6 +3,7 @@
 
 #include "cpu/activation.h"
 #include "cpu/aten.h"
+#include "cpu/mlp_parts.h"
 
 namespace fusedops::cpu {
 namespace {
@@ -44,9 +45,21 @@ std::tuple<Tensor, Tensor, Tensor> linear_backward(const Tensor& dy,            
   return {dx, dweight, dbias};
 }
 
+void linear_wgrad_(const Tensor& dz,         // (..., N)
+                   const Tensor& x,          // (..., K)
+                   const Tensor& main_grad,  // (N, K) fp32
+                   bool accumulate, bool /*allow_tf32*/) {
+  const LinearShape shape = check_linear_wgrad("linear_wgrad_", dz, x, main_grad);
+  const NoGradGuard no_grad;
+  deliver(weight_gradient(as_matrix(dz, shape.m, shape.n), as_matrix(x, shape.m, shape.k),
+                          ScalarType::Float),
+          main_grad, accumulate);
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusedops, CPU, m) {
+  m.impl("linear_wgrad_", TORCH_BOX(&linear_wgrad_));
   m.impl("linear_backward", TORCH_BOX(&linear_backward));
 }
 

@@ -23,13 +23,12 @@ std::tuple<Tensor, Tensor> mlp_forward(const Tensor& x,                        /
   return {y, save ? like_rows(z, x) : torch::stable::empty({0}, x.scalar_type())};
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> mlp_backward(const Tensor& dy,     // (..., N)
-                                                        const Tensor& saved,  // (..., H)
-                                                        const Tensor& w2,     // (N, H)
-                                                        int64_t activation, bool need_dz,
-                                                        bool need_db1, bool need_dw2, bool need_db2,
-                                                        bool parameters_fp32, bool /*allow_tf32*/) {
-  const MlpShape shape = check_mlp_backward("mlp_backward", dy, saved, w2, activation);
+std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const char* op, const Tensor& dy,
+                                                    const Tensor& saved, const Tensor& w2,
+                                                    int64_t activation, bool need_dz, bool need_db1,
+                                                    bool need_dw2, bool need_db2,
+                                                    bool parameters_fp32) {
+  const MlpShape shape = check_mlp_backward(op, dy, saved, w2, activation);
   const NoGradGuard no_grad;
   const ScalarType dtype = dy.scalar_type();
   const ScalarType parameter = parameters_fp32 ? ScalarType::Float : dtype;
@@ -60,11 +59,40 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> mlp_backward(const Tensor& dy,     //
   return {dz, db1, dw2, db2};
 }
 
+std::tuple<Tensor, Tensor, Tensor, Tensor> mlp_backward(const Tensor& dy,     // (..., N)
+                                                        const Tensor& saved,  // (..., H)
+                                                        const Tensor& w2,     // (N, H)
+                                                        int64_t activation, bool need_dz,
+                                                        bool need_db1, bool need_dw2, bool need_db2,
+                                                        bool parameters_fp32, bool /*allow_tf32*/) {
+  return backward("mlp_backward", dy, saved, w2, activation, need_dz, need_db1, need_dw2, need_db2,
+                  parameters_fp32);
+}
+
+// NOTE: overwriting `saved` would gain nothing here.
+std::tuple<Tensor, Tensor, Tensor, Tensor> mlp_backward_(
+    const Tensor& dy, const Tensor& saved, const Tensor& w2, const std::optional<Tensor>& main_grad,
+    bool accumulate, int64_t activation, bool need_dz, bool need_db1, bool need_dw2, bool need_db2,
+    bool parameters_fp32, bool /*allow_tf32*/) {
+  const char* op = "mlp_backward_";
+  const MlpShape shape = check_mlp_backward(op, dy, saved, w2, activation);
+  if (main_grad) check_main_grad(op, *main_grad, shape.n, shape.hidden, dy);
+  auto results = backward(op, dy, saved, w2, activation, need_dz, need_db1, need_dw2, need_db2,
+                          parameters_fp32 || main_grad);
+  if (!main_grad || !need_dw2) return results;
+  const NoGradGuard no_grad;
+  deliver(std::get<2>(results), *main_grad, accumulate);
+  const ScalarType dtype = parameters_fp32 ? ScalarType::Float : dy.scalar_type();
+  return {std::get<0>(results), torch::stable::to(std::get<1>(results), dtype),
+          torch::stable::empty({0}, dtype), torch::stable::to(std::get<3>(results), dtype)};
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusedops, CPU, m) {
   m.impl("mlp_forward", TORCH_BOX(&mlp_forward));
   m.impl("mlp_backward", TORCH_BOX(&mlp_backward));
+  m.impl("mlp_backward_", TORCH_BOX(&mlp_backward_));
 }
 
 }  // namespace fusedops::cpu

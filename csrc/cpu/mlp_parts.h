@@ -39,4 +39,10 @@ inline Tensor weight_gradient(const Tensor& dz,  // (M, N)
       aten_mm(transposed(torch::stable::to(dz, dtype)), torch::stable::to(x, dtype)));
 }
 
+// dweight into main_grad.
+inline void deliver(const Tensor& dweight, const Tensor& main_grad, bool accumulate) {
+  Tensor target = main_grad;
+  torch::stable::copy_(target, accumulate ? add(main_grad, dweight) : dweight);
+}
+
 }  // namespace fusedops::cpu

@@ -25,8 +25,8 @@ bool vectorizable(const GatedAct& p) {
 }
 
 bool vectorizable(const GatedActBackward& p) {
-  return vectorizable(p.dtype, {p.cols, p.gate_stride, p.up_stride},
-                      {p.dh, p.gate, p.up, p.dgate, p.dup});
+  return vectorizable(p.dtype, {p.cols, p.gate_stride, p.up_stride, p.dgate_stride, p.dup_stride},
+                      {p.dh, p.gate, p.up, p.dgate, p.dup, p.h});
 }
 
 template <class Problem>
@@ -53,9 +53,10 @@ cudaError_t launch_main(const GatedActBackward& p, const ActBackwardGrid& grid,
                        dim3(kActBackwardThreads), 0, static_cast<cudaStream_t>(context.stream),
                        context.overlap, static_cast<const T*>(p.dh), static_cast<const T*>(p.gate),
                        static_cast<const T*>(p.up), static_cast<T*>(p.dgate),
-                       static_cast<T*>(p.dup),
+                       static_cast<T*>(p.dup), static_cast<T*>(p.h),
                        static_cast<Compute<T>*>(p.dbias ? p.partial : nullptr),
-                       GatedActShape{p.rows, p.cols, p.gate_stride, p.up_stride}, p.activation,
+                       GatedActShape{p.rows, p.cols, p.gate_stride, p.up_stride},
+                       GatedActShape{p.rows, p.cols, p.dgate_stride, p.dup_stride}, p.activation,
                        grid.rows_per_block, grid.threads_x);
 }
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cuda/act_backward.cuh"
+#include "cuda/value_and_slope.cuh"
 
 namespace fusedops {
 
@@ -71,26 +72,14 @@ __global__ void __launch_bounds__(kActBackwardThreads)
   });
 }
 
-// act(z), and dy * act'(z).
-template <class C>
-struct ActAndGradient {
-  C value, gradient;
-};
-template <Activation kActivation, Accuracy kAccuracy, class C>
-__device__ __forceinline__ ActAndGradient<C> act_and_gradient(C dy, C z) {
-  // NOTE: tanh.approx is too coarse for derivatives that subtract its square from 1.
-  constexpr Accuracy kFine = kAccuracy == Accuracy::kBFloat16 ? Accuracy::kFloat16 : kAccuracy;
-  const C value = activate_as<kActivation, kFine>(z);
-  constexpr bool kFromOutput = saved_for_backward(kActivation) == Saved::kOutput;
-  return {value, activation_gradient_as<kActivation, kAccuracy>(dy, kFromOutput ? value : z)};
-}
-
+// dh and h (or null: not wanted) are contiguous; dgate and dup have the strides of out_shape. An
+// output may be an input of the same strides.
 // partial: (row_blocks, 2 * cols), sums of dgate then of dup, or null when no bias gradient.
 template <class T, int kVec>
 __global__ void __launch_bounds__(kActBackwardThreads)
-    gated_act_backward_kernel(const T* dh, const T* gate, const T* up, T* dgate, T* dup,
-                              Compute<T>* partial, GatedActShape shape, Activation activation,
-                              int64_t rows_per_block, int threads_x) {
+    gated_act_backward_kernel(const T* dh, const T* gate, const T* up, T* dgate, T* dup, T* h,
+                              Compute<T>* partial, GatedActShape shape, GatedActShape out_shape,
+                              Activation activation, int64_t rows_per_block, int threads_x) {
   using C = Compute<T>;
   using V = Vec<T, kVec>;
   __shared__ C shared[kActBackwardThreads * kVec];
@@ -110,21 +99,23 @@ __global__ void __launch_bounds__(kActBackwardThreads)
         }
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {
-          V out_gate, out_up;
+          V out_gate, out_up, out_h;
 #pragma unroll
           for (int i = 0; i < kVec; ++i) {
-            const C dy = to_compute(grad[r].value[i]);
-            const auto act = act_and_gradient<kActivation, kAccuracyOf<T>>(
-                dy * to_compute(u[r].value[i]), to_compute(g[r].value[i]));
-            const C d_up = dy * act.value;
-            sum_gate[i] += act.gradient;
+            const C dy = to_compute(grad[r].value[i]), up_value = to_compute(u[r].value[i]);
+            const auto act =
+                value_and_slope<kActivation, kAccuracyOf<T>>(to_compute(g[r].value[i]));
+            const C d_gate = dy * up_value * act.slope, d_up = dy * act.value;
+            sum_gate[i] += d_gate;
             sum_up[i] += d_up;
-            out_gate.value[i] = from_compute<T>(act.gradient);
+            out_gate.value[i] = from_compute<T>(d_gate);
             out_up.value[i] = from_compute<T>(d_up);
+            out_h.value[i] = from_compute<T>(act.value * up_value);
           }
-          const int64_t at = (row + r * rows.step) * shape.cols + rows.col;
-          *reinterpret_cast<V*>(dgate + at) = out_gate;
-          *reinterpret_cast<V*>(dup + at) = out_up;
+          const int64_t at = row + r * rows.step;
+          *reinterpret_cast<V*>(dgate + at * out_shape.gate_stride + rows.col) = out_gate;
+          *reinterpret_cast<V*>(dup + at * out_shape.up_stride + rows.col) = out_up;
+          if (h != nullptr) *reinterpret_cast<V*>(h + at * shape.cols + rows.col) = out_h;
         }
       });
     });

@@ -20,7 +20,8 @@ struct GatedAct {
 // Launches; returns null or the reason of the failure.
 const char* gated_act(const GatedAct& problem, const LaunchContext& context);
 
-// dgate = dh * up * act'(gate), dup = dh * act(gate), dbias = their sums over rows.
+// dgate = dh * up * act'(gate), dup = dh * act(gate), h = act(gate) * up, dbias = the sums of dgate
+// and dup over rows. An output may be an input of the same strides.
 struct GatedActBackward {
   DType dtype;
   Activation activation;
@@ -30,8 +31,11 @@ struct GatedActBackward {
   int64_t gate_stride;
   const void* up;  // (rows, cols)
   int64_t up_stride;
-  void* dgate;              // (rows, cols) contiguous; may be dh
-  void* dup;                // (rows, cols) contiguous; may be dh
+  void* dgate;  // (rows, cols)
+  int64_t dgate_stride;
+  void* dup;  // (rows, cols)
+  int64_t dup_stride;
+  void* h = nullptr;        // (rows, cols) contiguous, or null
   void* dbias = nullptr;    // (2, cols), or null
   bool dbias_fp32 = false;  // dbias in fp32 instead of dtype
   void* partial = nullptr;  // workspace of gated_act_workspace() bytes, when dbias is wanted

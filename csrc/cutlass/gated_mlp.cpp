@@ -32,15 +32,6 @@ MatrixView half_view(const Tensor& stacked, const MlpShape& shape, bool packed, 
           packed ? 2 * shape.hidden : shape.hidden, 1};
 }
 
-// Rows [first, first + count) of a matrix.
-MatrixView rows_of(const MatrixView& matrix, int64_t first, int64_t count, DType dtype) {
-  MatrixView part = matrix;
-  part.data =
-      static_cast<const char*>(matrix.data) + first * matrix.row_stride * dtype_bytes(dtype);
-  part.rows = count;
-  return part;
-}
-
 // x @ w.T + b for both weights: two products, or one of the packed weight.
 Tensor run_gated_linear(const char* op, const Tensor& x, const Tensor& w_gate,
                         const std::optional<Tensor>& w_up, const std::optional<Tensor>& b_gate,
@@ -103,32 +94,108 @@ std::tuple<Tensor, Tensor> gated_mlp_forward(const Tensor& x,                   
   return {y, save ? saved : new_empty(x, {0})};
 }
 
-// dz holds dh in its first half and ends as the gradients of gate and up; dbias (null: not wanted).
-void run_gated_act_backward(const char* op, const MlpShape& shape, const MatrixView& gate,
-                            const MatrixView& up, const Tensor& dz, const Tensor* dbias,
+// dgate and dup from dh (M, H), the products gate and up, and h and dbias where not null. Outputs
+// may overwrite inputs of the same strides.
+struct GatedGradients {
+  const Tensor& dh;
+  MatrixView gate, up, dgate, dup;
+  const Tensor* h = nullptr;      // (M, H) contiguous
+  const Tensor* dbias = nullptr;  // (2, H)
+};
+
+void run_gated_act_backward(const char* op, const MlpShape& shape, const GatedGradients& g,
                             const LaunchScope& scope) {
-  if (dbias && shape.m == 0) torch::stable::zero_(const_cast<Tensor&>(*dbias));
+  if (g.dbias && shape.m == 0) torch::stable::zero_(const_cast<Tensor&>(*g.dbias));
   if (shape.m == 0 || shape.hidden == 0) return;
   GatedActBackward p{.dtype = shape.dtype,
                      .activation = shape.activation,
                      .rows = shape.m,
                      .cols = shape.hidden,
-                     .dh = dz.const_data_ptr(),
-                     .gate = gate.data,
-                     .gate_stride = gate.row_stride,
-                     .up = up.data,
-                     .up_stride = up.row_stride,
-                     .dgate = dz.mutable_data_ptr(),
-                     .dup = const_cast<void*>(half_view(dz, shape, false, 1).data)};
+                     .dh = g.dh.const_data_ptr(),
+                     .gate = g.gate.data,
+                     .gate_stride = g.gate.row_stride,
+                     .up = g.up.data,
+                     .up_stride = g.up.row_stride,
+                     .dgate = const_cast<void*>(g.dgate.data),
+                     .dgate_stride = g.dgate.row_stride,
+                     .dup = const_cast<void*>(g.dup.data),
+                     .dup_stride = g.dup.row_stride,
+                     .h = g.h ? g.h->mutable_data_ptr() : nullptr};
   Tensor partial;
-  if (dbias) {
-    p.dbias = dbias->mutable_data_ptr();
-    p.dbias_fp32 = dbias->scalar_type() == ScalarType::Float;
-    partial = new_empty(dz, {gated_act_workspace(p, scope.facts().sm_count)}, ScalarType::Byte);
+  if (g.dbias) {
+    p.dbias = g.dbias->mutable_data_ptr();
+    p.dbias_fp32 = g.dbias->scalar_type() == ScalarType::Float;
+    partial = new_empty(g.dh, {gated_act_workspace(p, scope.facts().sm_count)}, ScalarType::Byte);
     p.partial = partial.mutable_data_ptr();
   }
   const char* failure = gated_act_backward(p, scope.context());
   FUSEDOPS_CHECK(failure == nullptr, op, ": the launch failed: ", failure);
+}
+
+// The backward of the second product with the gate's.
+struct GatedBackward {
+  const char* op;
+  const Tensor &dy, &saved, &w_down;  // (..., N), (2, ..., H) or (..., 2, H), (N, H)
+  int64_t activation;
+  bool packed, need_dz, need_dbias, need_dw_down, need_db_down, parameters_fp32, allow_tf32;
+  bool owned = false;                 // saved becomes dz
+  const Tensor* main_grad = nullptr;  // where dw_down goes instead
+  bool accumulate = false;            // it is added there
+};
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> run(const GatedBackward& b) {
+  const MlpShape shape =
+      check_gated_mlp_backward(b.op, b.dy, b.saved, b.w_down, b.activation, b.packed);
+  if (b.main_grad) check_main_grad(b.op, *b.main_grad, shape.n, shape.hidden, b.dy);
+  const LaunchScope scope(b.op, b.dy);
+  const auto gradient = [&](bool needed, std::initializer_list<int64_t> sizes) {
+    return parameter_gradient(b.dy, needed, sizes, b.parameters_fp32);
+  };
+  const Tensor dbias = gradient(b.need_dbias, {2, shape.hidden});
+  const Tensor dw_down = gradient(b.need_dw_down && !b.main_grad, {shape.n, shape.hidden});
+  const Tensor db_down = gradient(b.need_db_down, {shape.n});
+  const bool any_dz = b.need_dz || b.need_dbias;
+  const Tensor saved = torch::stable::contiguous(b.saved);
+  const Tensor dz = b.owned  ? saved
+                    : any_dz ? empty_stacked(b.dy, shape.hidden, b.packed)
+                             : new_empty(b.dy, {0});
+  const auto half = [&](const Tensor& both, int64_t index) {
+    return half_view(both, shape, b.packed, index);
+  };
+  Tensor dy_holder, holder;
+  const MatrixView dy = dense_rows(b.dy, dy_holder), up = half(saved, 1);
+  GemmCall call{.op = b.op,
+                .a = dy,
+                .b = matrix_view(b.w_down),
+                .dtype = shape.dtype,
+                .allow_tf32 = b.allow_tf32};
+
+  // dgate, dup, dbias from dh = dy @ w_down, which h replaces
+  const Tensor hidden =
+      any_dz || b.need_dw_down ? empty_like_rows(b.dy, shape.hidden) : new_empty(b.dy, {0});
+  if (any_dz) {
+    run_gemm(call, hidden, nullptr, scope);
+    run_gated_act_backward(b.op, shape,
+                           {.dh = hidden,
+                            .gate = half(saved, 0),
+                            .up = up,
+                            .dgate = half(dz, 0),
+                            .dup = half(dz, 1),
+                            .h = b.need_dw_down ? &hidden : nullptr,
+                            .dbias = b.need_dbias ? &dbias : nullptr},
+                           scope);
+  } else if (b.need_dw_down) {
+    run_gated_act(b.op, shape, half(saved, 0), &up, hidden, scope);
+  }
+
+  // dw_down = dy.T @ h, db_down = sum of dy
+  call.accumulate = b.accumulate && b.main_grad;
+  const Tensor& target = b.main_grad ? *b.main_grad : dw_down;
+  if (b.need_dw_down) run_wgrad(call, dy, rows_view(hidden, holder), target, scope);
+  if (b.need_db_down) {
+    run_act_backward(b.op, dy, std::nullopt, shape.second(), nullptr, &db_down, scope);
+  }
+  return {dz, dbias, dw_down, db_down};
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> gated_mlp_backward(
@@ -137,97 +204,77 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gated_mlp_backward(
     const Tensor& w_down,  // (N, H)
     int64_t activation, bool packed, bool need_dz, bool need_dbias, bool need_dw_down,
     bool need_db_down, bool parameters_fp32, bool allow_tf32) {
-  const char* op = "gated_mlp_backward";
-  const MlpShape shape = check_gated_mlp_backward(op, dy, saved, w_down, activation, packed);
-  const LaunchScope scope(op, dy);
-  const ScalarType parameter = parameters_fp32 ? ScalarType::Float : dy.scalar_type();
-  const auto parameter_or_empty = [&](bool needed, std::initializer_list<int64_t> sizes) {
-    return needed ? new_empty(dy, sizes, parameter) : new_empty(dy, {0}, parameter);
+  auto results = run({"gated_mlp_backward", dy, saved, w_down, activation, packed, need_dz,
+                      need_dbias, need_dw_down, need_db_down, parameters_fp32, allow_tf32});
+  if (!need_dz) std::get<0>(results) = new_empty(dy, {0});
+  return results;
+}
+
+std::tuple<Tensor, Tensor, Tensor> gated_mlp_backward_(const Tensor& dy,      // (..., N)
+                                                       const Tensor& saved,   // becomes dz
+                                                       const Tensor& w_down,  // (N, H)
+                                                       const std::optional<Tensor>& main_grad,
+                                                       bool accumulate, int64_t activation,
+                                                       bool packed, bool need_dbias,
+                                                       bool need_dw_down, bool need_db_down,
+                                                       bool parameters_fp32, bool allow_tf32) {
+  const auto [dz, dbias, dw_down, db_down] =
+      run({"gated_mlp_backward_", dy, saved, w_down, activation, packed, true, need_dbias,
+           need_dw_down, need_db_down, parameters_fp32, allow_tf32, true,
+           main_grad ? &*main_grad : nullptr, accumulate});
+  if (dz.const_data_ptr() != saved.const_data_ptr()) {  // saved has strides of its own
+    Tensor target = saved;
+    torch::stable::copy_(target, dz);
+  }
+  return {dbias, dw_down, db_down};
+}
+
+// dx = dgate @ w_gate + dup @ w_up; one product where both pairs are packed.
+Tensor input_gradient(GemmCall call, const MlpShape& shape, const Tensor& dz, const Tensor& x,
+                      const Tensor& w_gate, const std::optional<Tensor>& w_up,
+                      const LaunchScope& scope) {
+  const auto product = [&](const MatrixView& a, const MatrixView& b) {
+    const Tensor out = empty_like_rows(x, shape.k);
+    call.a = a;
+    call.b = b;
+    run_gemm(call, out, nullptr, scope);
+    return out;
   };
-  const Tensor dbias = parameter_or_empty(need_dbias, {2, shape.hidden});
-  const Tensor dw_down = parameter_or_empty(need_dw_down, {shape.n, shape.hidden});
-  const Tensor db_down = parameter_or_empty(need_db_down, {shape.n});
-  const bool any_dz = need_dz || need_dbias;
-  const Tensor dz =
-      any_dz || need_dw_down ? empty_stacked(dy, shape.hidden, false) : new_empty(dy, {0});
-  const Tensor kept = torch::stable::contiguous(saved);
-  const MatrixView gate = half_view(kept, shape, packed, 0), up = half_view(kept, shape, packed, 1);
-  Tensor dy_holder, holder;
-  const MatrixView dy_view = dense_rows(dy, dy_holder);
-  const GemmCall call{.op = op,
-                      .a = dy_view,
-                      .b = matrix_view(w_down),
-                      .dtype = shape.dtype,
-                      .allow_tf32 = allow_tf32};
-
-  // dw_down = dy.T @ h; h lies in the second half of dz until dup overwrites it
-  if (need_dw_down) {
-    const Tensor h = select(dz, 0, 1);
-    run_gated_act(op, shape, gate, &up, h, scope);
-    run_wgrad(call, dy_view, rows_view(h, holder), dw_down, scope);
-  }
-
-  // db_down = sum of dy
-  if (need_db_down) {
-    run_act_backward(op, dy_view, std::nullopt, shape.second(), nullptr, &db_down, scope);
-  }
-
-  // dgate, dup, dbias. The pair: dh = dy @ w_down into the first half of dz, then act' in place.
-  if (any_dz) {
-    run_gemm(call, select(dz, 0, 0), nullptr, scope);
-    run_gated_act_backward(op, shape, gate, up, dz, need_dbias ? &dbias : nullptr, scope);
-  }
-  return {need_dz ? dz : new_empty(dy, {0}), dbias, dw_down, db_down};
+  if (!w_up) return product(call.a, matrix_view(w_gate));
+  const Tensor from_gate = product(half_view(dz, shape, false, 0), matrix_view(w_gate));
+  return sum(from_gate, product(half_view(dz, shape, false, 1), matrix_view(*w_up)));
 }
 
 std::tuple<Tensor, Tensor, Tensor> gated_input_backward(
-    const Tensor& dz,                   // (2, ..., H)
+    const Tensor& dz_given,             // (2, ..., H) or (..., 2, H)
     const Tensor& x,                    // (..., K)
     const Tensor& w_gate,               // (H or 2H, K)
     const std::optional<Tensor>& w_up,  // (H, K)
     bool need_dx, bool need_dw_gate, bool need_dw_up, bool dweight_fp32, bool allow_tf32) {
   const char* op = "gated_input_backward";
-  const MlpShape shape = check_gated_input_backward(op, dz, x, w_gate, w_up);
-  const LaunchScope scope(op, dz);
-  const ScalarType weight_type = dweight_fp32 ? ScalarType::Float : x.scalar_type();
-  const bool packed = !w_up;
-  const auto dweight_or_empty = [&](bool needed, int64_t rows) {
-    return needed ? new_empty(x, {rows, shape.k}, weight_type) : new_empty(x, {0}, weight_type);
-  };
-  const Tensor dw_gate = dweight_or_empty(need_dw_gate, packed ? 2 * shape.hidden : shape.hidden);
-  const Tensor dw_up = dweight_or_empty(need_dw_up && !packed, shape.hidden);
-  const Tensor both = torch::stable::contiguous(dz);
-  const MatrixView dgate = half_view(both, shape, false, 0), dup = half_view(both, shape, false, 1);
-  const MatrixView gate_rows = matrix_view(w_gate);
-  GemmCall call{
-      .op = op, .a = dgate, .b = gate_rows, .dtype = shape.dtype, .allow_tf32 = allow_tf32};
-
-  // dx = dgate @ w_gate + dup @ w_up
-  Tensor dx = new_empty(x, {0});
-  if (need_dx) {
-    const auto product = [&](const MatrixView& a, const MatrixView& b) {
-      const Tensor out = empty_like_rows(x, shape.k);
-      call.a = a;
-      call.b = b;
-      run_gemm(call, out, nullptr, scope);
-      return out;
-    };
-    // The pair: two products, then their sum.
-    dx = product(dgate, rows_of(gate_rows, 0, shape.hidden, shape.dtype));
-    dx = sum(dx, product(dup, packed ? rows_of(gate_rows, shape.hidden, shape.hidden, shape.dtype)
-                                     : matrix_view(*w_up)));
-  }
+  const MlpShape shape = check_gated_input_backward(op, dz_given, x, w_gate, w_up);
+  const LaunchScope scope(op, dz_given);
+  const Tensor dw_gate =
+      parameter_gradient(x, need_dw_gate, {w_gate.size(0), shape.k}, dweight_fp32);
+  const Tensor dw_up =
+      parameter_gradient(x, need_dw_up && w_up, {shape.hidden, shape.k}, dweight_fp32);
+  const Tensor dz = torch::stable::contiguous(dz_given);
+  const MatrixView both{dz.const_data_ptr(), shape.m, 2 * shape.hidden, 2 * shape.hidden, 1};
+  const GemmCall call{.op = op,
+                      .a = both,
+                      .b = matrix_view(w_gate),
+                      .dtype = shape.dtype,
+                      .allow_tf32 = allow_tf32};
+  const Tensor dx =
+      need_dx ? input_gradient(call, shape, dz, x, w_gate, w_up, scope) : new_empty(x, {0});
 
   // dw_gate = dgate.T @ x, dw_up = dup.T @ x
   Tensor x_holder;
-  const MatrixView x_rows = rows_view(x, x_holder);
-  const auto part = [&](int64_t first) {
-    return torch::stable::narrow(const_cast<Tensor&>(dw_gate), 0, first, shape.hidden);
-  };
-  if (need_dw_gate) run_wgrad(call, dgate, x_rows, packed ? part(0) : dw_gate, scope);
-  if (packed ? need_dw_gate : need_dw_up) {
-    run_wgrad(call, dup, x_rows, packed ? part(shape.hidden) : dw_up, scope);
+  const MatrixView rows = rows_view(x, x_holder);
+  if (need_dw_gate) {
+    run_wgrad(call, w_up ? half_view(dz, shape, false, 0) : both, rows, dw_gate, scope);
   }
+  if (need_dw_up && w_up) run_wgrad(call, half_view(dz, shape, false, 1), rows, dw_up, scope);
   return {dx, dw_gate, dw_up};
 }
 
@@ -237,6 +284,7 @@ STABLE_TORCH_LIBRARY_IMPL(fusedops, CUDA, m) {
   m.impl("gated_linear", TORCH_BOX(&gated_linear));
   m.impl("gated_mlp_forward", TORCH_BOX(&gated_mlp_forward));
   m.impl("gated_mlp_backward", TORCH_BOX(&gated_mlp_backward));
+  m.impl("gated_mlp_backward_", TORCH_BOX(&gated_mlp_backward_));
   m.impl("gated_input_backward", TORCH_BOX(&gated_input_backward));
 }
 

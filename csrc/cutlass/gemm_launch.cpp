@@ -245,6 +245,17 @@ bool run_gemm_gradient(const GemmCall& call, const GradientOutputs& outputs,
   return true;
 }
 
+bool run_gemm_residual(const GemmCall& call, const Tensor& d, const LaunchScope& scope) {
+  GemmProblem p = problem_of(call, d, nullptr);
+  p.epilogue = Epilogue::kResidual;
+  if (p.m == 0 || p.n == 0 || p.k == 0 || dtype_bytes(p.dtype) != 2) return false;
+  const Prepared prepared = prepare(call, p, scope);
+  const GemmPlan plan = select_gemm_cached(prepared.problem, device_model(scope));
+  if (plan.config < 0) return false;
+  launch_plan(call.op, plan, prepared.problem, scope);
+  return true;
+}
+
 void run_gemm_with_plan(const GemmCall& call, const GemmPlan& plan, const Tensor& d,
                         const Tensor* preact, const LaunchScope& scope) {
   const GemmProblem p = problem_of(call, d, preact);

@@ -37,7 +37,7 @@ void run_gemm(const GemmCall& call, const Tensor& d, const Tensor* preact,
 struct GradientOutputs {
   const Tensor* saved = nullptr;  // null: the activation needs none (saved_for_backward)
   const Tensor* dz = nullptr;
-  const Tensor* hidden = nullptr;
+  const Tensor* hidden = nullptr;  // may be saved: each tile is read before it is written
   const Tensor* dbias = nullptr;
 };
 
@@ -45,6 +45,10 @@ struct GradientOutputs {
 // takes the product and cuda/act_backward.h.
 bool run_gemm_gradient(const GemmCall& call, const GradientOutputs& outputs,
                        const LaunchScope& scope);
+
+// run_gemm with Epilogue::kResidual. False where no kernel has it for the problem: nothing was
+// launched.
+bool run_gemm_residual(const GemmCall& call, const Tensor& d, const LaunchScope& scope);
 
 // The same as run_gemm through a given plan: tuning and tests.
 void run_gemm_with_plan(const GemmCall& call, const GemmPlan& plan, const Tensor& d,

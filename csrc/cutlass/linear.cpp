@@ -134,6 +134,24 @@ std::tuple<Tensor, Tensor, Tensor> linear_backward(const Tensor& dy,            
   return {dx, dweight, dbias};
 }
 
+void linear_wgrad_(const Tensor& dz,         // (..., N)
+                   const Tensor& x,          // (..., K)
+                   const Tensor& main_grad,  // (N, K) fp32
+                   bool accumulate, bool allow_tf32) {
+  const char* op = "linear_wgrad_";
+  const LinearShape shape = check_linear_wgrad(op, dz, x, main_grad);
+  const LaunchScope scope(op, dz);
+  Tensor dz_holder, x_holder;
+  const MatrixView dz_view = rows_view(dz, dz_holder), x_view = rows_view(x, x_holder);
+  const GemmCall call{.op = op,
+                      .a = dz_view,
+                      .b = x_view,
+                      .dtype = shape.dtype,
+                      .allow_tf32 = allow_tf32,
+                      .accumulate = accumulate};
+  run_wgrad(call, dz_view, x_view, main_grad, scope);
+}
+
 // ---- tuning: a product through a kernel of the caller's choice ----
 
 Tensor gemm_with_config(const Tensor& a,                    // (M, K)
@@ -178,6 +196,7 @@ STABLE_TORCH_LIBRARY_IMPL(fusedops, CUDA, m) {
   m.impl("linear_preact", TORCH_BOX(&linear_preact));
   m.impl("matmul", TORCH_BOX(&matmul));
   m.impl("matmul_preact", TORCH_BOX(&matmul_preact));
+  m.impl("linear_wgrad_", TORCH_BOX(&linear_wgrad_));
   m.impl("linear_backward", TORCH_BOX(&linear_backward));
   m.impl("act_backward_bias_grad", TORCH_BOX(&act_backward_bias_grad));
 }

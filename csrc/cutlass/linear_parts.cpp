@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "cpu/aten.h"
 #include "cuda/act_backward.h"
 
 namespace fusedops {
@@ -88,15 +89,26 @@ void run_wgrad(const GemmCall& shape_and_math, const MatrixView& dz, const Matri
   GemmCall call = shape_and_math;
   call.a = dz.transposed();
   call.b = x;
+  call.activation = Activation::kNone;
   const bool half = call.dtype == DType::kFloat16 || call.dtype == DType::kBFloat16;
   const bool fp32 = dweight.scalar_type() == ScalarType::Float;
   call.epilogue = fp32 && half ? Epilogue::kAccumulator : Epilogue::kFused;
-  // NOTE: the fp64 kernels write fp64 only.
+  // NOTE: the fp64 kernels write fp64 only, 16-bit operands alone accumulate, outputs are dense.
   const bool narrow = fp32 && call.dtype == DType::kFloat64;
-  Tensor out = narrow ? new_empty(dweight, dweight.sizes(), ScalarType::Double) : dweight;
+  const bool direct =
+      !narrow && dweight.is_contiguous() && (half || !call.accumulate) && dz.rows > 0;
+  if (direct) return run_gemm(call, dweight, nullptr, scope);
+  call.accumulate = false;
+  const Tensor out =
+      new_empty(dweight, dweight.sizes(), narrow ? ScalarType::Double : dweight.scalar_type());
   run_gemm(call, out, nullptr, scope);
   Tensor target = dweight;
-  if (narrow) torch::stable::copy_(target, out);
+  torch::stable::copy_(target, shape_and_math.accumulate ? sum(dweight, out) : out);
+}
+
+Tensor sum(const Tensor& a, const Tensor& b) {
+  const cpu::NoGradGuard no_grad;
+  return torch::stable::subtract(a, b, -1.0);  // the stable ABI has no add
 }
 
 }  // namespace fusedops

@@ -29,9 +29,12 @@ void run_act_backward(const char* op, const MatrixView& dy, const std::optional<
                       const LinearShape& shape, const Tensor* dz, const Tensor* dbias,
                       const LaunchScope& scope);
 
-// dweight (N, K) = dz.T @ x for dz (M, N) and x (M, K), in the call's dtype or in fp32; the call
-// says the rest.
+// dweight (N, K) = dz.T @ x for dz (M, N) and x (M, K), in the call's dtype or in fp32; added to
+// what an fp32 dweight holds where the call accumulates. The call says the rest.
 void run_wgrad(const GemmCall& call, const MatrixView& dz, const MatrixView& x,
                const Tensor& dweight, const LaunchScope& scope);
+
+// a + b in a new tensor.
+Tensor sum(const Tensor& a, const Tensor& b);
 
 }  // namespace fusedops

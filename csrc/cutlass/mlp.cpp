@@ -1,6 +1,6 @@
 // mlp on CUDA: both products of y = act(x @ w1.T + b1) @ w2.T + b2 + residual, and the backward of
-// the second product with the activation. Composed of GEMM launches and one-pass kernels; where a
-// pair of them is one fused kernel later, only the lines named "pair" change.
+// the second product with the activation: one kernel where run_gemm_gradient has it for the
+// problem, else a product and a pass.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
@@ -42,52 +42,100 @@ std::tuple<Tensor, Tensor> mlp_forward(const Tensor& x,                        /
   return {y, keep_z ? z : save ? h : new_empty(x, {0})};
 }
 
+// The second product's backward with the activation's.
+struct MlpBackward {
+  const char* op;
+  const Tensor &dy, &saved, &w2;  // (..., N), (..., H), (N, H)
+  int64_t activation;
+  bool need_dz, need_db1, need_dw2, need_db2, parameters_fp32, allow_tf32;
+  bool owned = false;                 // saved may be overwritten
+  const Tensor* main_grad = nullptr;  // where dw2 goes instead
+  bool accumulate = false;            // it is added there
+};
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> run(const MlpBackward& b) {
+  const MlpShape shape = check_mlp_backward(b.op, b.dy, b.saved, b.w2, b.activation);
+  if (b.main_grad) check_main_grad(b.op, *b.main_grad, shape.n, shape.hidden, b.dy);
+  const LaunchScope scope(b.op, b.dy);
+  const auto gradient = [&](bool needed, std::initializer_list<int64_t> sizes) {
+    return parameter_gradient(b.dy, needed, sizes, b.parameters_fp32);
+  };
+  const Tensor db1 = gradient(b.need_db1, {shape.hidden}), db2 = gradient(b.need_db2, {shape.n});
+  const Tensor dw2 = gradient(b.need_dw2 && !b.main_grad, {shape.n, shape.hidden});
+  const bool from_z = saved_for_backward(shape.activation) == Saved::kPreact;
+  const bool any_dz = b.need_dz || b.need_db1;
+  Tensor dy_holder, holder;
+  const Tensor saved = torch::stable::contiguous(b.saved);
+  const MatrixView dy = dense_rows(b.dy, dy_holder);
+  const GemmCall call{.op = b.op,
+                      .a = dy,
+                      .b = matrix_view(b.w2),
+                      .dtype = shape.dtype,
+                      .allow_tf32 = b.allow_tf32,
+                      .activation = shape.activation};
+  Tensor dz;  // first h, where dw2 needs it and it has no other place
+
+  // dz = (dy @ w2) * act', its sums, and h over z: one kernel
+  GradientOutputs fused;
+  if (saved_for_backward(shape.activation) != Saved::kNothing) fused.saved = &saved;
+  if (b.need_db1) fused.dbias = &db1;
+  const auto run_fused = [&](const Tensor* hidden) {
+    if (!dz.defined()) dz = empty_like_rows(b.dy, shape.hidden);
+    fused.dz = &dz;
+    fused.hidden = hidden;
+    return dtype_bytes(shape.dtype) == 2 && run_gemm_gradient(call, fused, scope);
+  };
+  const bool h_in_place = b.owned && from_z && b.need_dw2 && any_dz;
+  const bool done = h_in_place && run_fused(&saved);
+
+  // dw2 = dy.T @ h, db2 = sum of dy
+  const auto wgrad = [&](const Tensor& h) {
+    GemmCall product = call;
+    product.accumulate = b.accumulate && b.main_grad;
+    run_wgrad(product, dy, rows_view(h, holder), b.main_grad ? *b.main_grad : dw2, scope);
+  };
+  if (b.need_dw2 && from_z && !done) {
+    if (!dz.defined()) dz = empty_like_rows(b.dy, shape.hidden);
+    const MatrixView z = rows_view(saved, holder);
+    run_gated_act(b.op, shape, z, nullptr, dz, scope);
+    wgrad(dz);
+  } else if (b.need_dw2) {
+    wgrad(saved);
+  }
+  if (b.need_db2) {
+    run_act_backward(b.op, dy, std::nullopt, shape.second(), nullptr, &db2, scope);
+  }
+
+  if (any_dz && !done && !run_fused(nullptr)) {
+    GemmCall product = call;
+    product.activation = Activation::kNone;
+    run_gemm(product, dz, nullptr, scope);
+    const bool acts = shape.activation != Activation::kNone;
+    run_act_backward(b.op, rows_view(dz, holder), saved, shape.first(), acts ? &dz : nullptr,
+                     b.need_db1 ? &db1 : nullptr, scope);
+  }
+  return {b.need_dz ? dz : new_empty(b.dy, {0}), db1, dw2, db2};
+}
+
 std::tuple<Tensor, Tensor, Tensor, Tensor> mlp_backward(const Tensor& dy,     // (..., N)
                                                         const Tensor& saved,  // (..., H)
                                                         const Tensor& w2,     // (N, H)
                                                         int64_t activation, bool need_dz,
                                                         bool need_db1, bool need_dw2, bool need_db2,
                                                         bool parameters_fp32, bool allow_tf32) {
-  const char* op = "mlp_backward";
-  const MlpShape shape = check_mlp_backward(op, dy, saved, w2, activation);
-  const LaunchScope scope(op, dy);
-  const ScalarType parameter = parameters_fp32 ? ScalarType::Float : dy.scalar_type();
-  const auto parameter_or_empty = [&](bool needed, std::initializer_list<int64_t> sizes) {
-    return needed ? new_empty(dy, sizes, parameter) : new_empty(dy, {0}, parameter);
-  };
-  const Tensor db1 = parameter_or_empty(need_db1, {shape.hidden});
-  const Tensor dw2 = parameter_or_empty(need_dw2, {shape.n, shape.hidden});
-  const Tensor db2 = parameter_or_empty(need_db2, {shape.n});
-  const bool from_z = saved_for_backward(shape.activation) == Saved::kPreact;
-  Tensor dy_holder, saved_holder, hidden_holder;
-  const MatrixView dy_view = dense_rows(dy, dy_holder);
-  const MatrixView saved_view = dense_rows(saved, saved_holder);
-  Tensor hidden;  // h until dw2 has read it, then dz: one buffer, and none before it is needed
-  const GemmCall call{
-      .op = op, .a = dy_view, .b = matrix_view(w2), .dtype = shape.dtype, .allow_tf32 = allow_tf32};
+  return run({"mlp_backward", dy, saved, w2, activation, need_dz, need_db1, need_dw2, need_db2,
+              parameters_fp32, allow_tf32});
+}
 
-  // dw2 = dy.T @ h
-  if (need_dw2 && from_z) {
-    hidden = empty_like_rows(dy, shape.hidden);
-    run_gated_act(op, shape, saved_view, nullptr, hidden, scope);
-    run_wgrad(call, dy_view, rows_view(hidden, hidden_holder), dw2, scope);
-  } else if (need_dw2) {
-    run_wgrad(call, dy_view, saved_view, dw2, scope);
-  }
-
-  // db2 = sum of dy
-  if (need_db2) run_act_backward(op, dy_view, std::nullopt, shape.second(), nullptr, &db2, scope);
-
-  // dz = (dy @ w2) * act', db1. The pair: dgrad, then act' in place with the column sums.
-  const bool any_dz = need_dz || need_db1;
-  if (any_dz) {
-    if (!hidden.defined()) hidden = empty_like_rows(dy, shape.hidden);
-    run_gemm(call, hidden, nullptr, scope);
-    const bool acts = shape.activation != Activation::kNone;
-    run_act_backward(op, rows_view(hidden, hidden_holder), saved_holder, shape.first(),
-                     acts ? &hidden : nullptr, need_db1 ? &db1 : nullptr, scope);
-  }
-  return {need_dz ? hidden : new_empty(dy, {0}), db1, dw2, db2};
+std::tuple<Tensor, Tensor, Tensor, Tensor> mlp_backward_(
+    const Tensor& dy,                        // (..., N)
+    const Tensor& saved,                     // (..., H)
+    const Tensor& w2,                        // (N, H)
+    const std::optional<Tensor>& main_grad,  // (N, H)
+    bool accumulate, int64_t activation, bool need_dz, bool need_db1, bool need_dw2, bool need_db2,
+    bool parameters_fp32, bool allow_tf32) {
+  return run({"mlp_backward_", dy, saved, w2, activation, need_dz, need_db1, need_dw2, need_db2,
+              parameters_fp32, allow_tf32, true, main_grad ? &*main_grad : nullptr, accumulate});
 }
 
 }  // namespace
@@ -95,6 +143,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> mlp_backward(const Tensor& dy,     //
 STABLE_TORCH_LIBRARY_IMPL(fusedops, CUDA, m) {
   m.impl("mlp_forward", TORCH_BOX(&mlp_forward));
   m.impl("mlp_backward", TORCH_BOX(&mlp_backward));
+  m.impl("mlp_backward_", TORCH_BOX(&mlp_backward_));
 }
 
 }  // namespace fusedops

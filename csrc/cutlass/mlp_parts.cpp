@@ -2,25 +2,32 @@
 
 #include <torch/csrc/stable/ops.h>
 
-#include "cpu/aten.h"
-
 namespace fusedops {
 
-Tensor sum(const Tensor& a, const Tensor& b) {
-  const cpu::NoGradGuard no_grad;
-  return torch::stable::subtract(a, b, -1.0);  // the stable ABI has no add
+Tensor parameter_gradient(const Tensor& like, bool needed, std::initializer_list<int64_t> sizes,
+                          bool fp32) {
+  const ScalarType dtype = fp32 ? ScalarType::Float : like.scalar_type();
+  return needed ? torch::stable::new_empty(like, sizes, dtype)
+                : torch::stable::new_empty(like, {0}, dtype);
 }
 
 Tensor run_down(const GemmCall& like, const Tensor& h, const Tensor& weight,
                 const std::optional<Tensor>& bias, const std::optional<Tensor>& residual,
                 const Tensor& y, const LaunchScope& scope) {
   Tensor holder;
-  GemmCall call{.op = like.op,
-                .a = rows_view(h, holder),
-                .b = matrix_view(weight).transposed(),
-                .dtype = like.dtype,
-                .allow_tf32 = like.allow_tf32};
-  // The pair: product, then residual.
+  const GemmCall call{.op = like.op,
+                      .a = rows_view(h, holder),
+                      .b = matrix_view(weight).transposed(),
+                      .dtype = like.dtype,
+                      .allow_tf32 = like.allow_tf32};
+  if (residual) {
+    Tensor bias_holder;
+    GemmCall fused = call;
+    fused.bias = readable_bias(bias, bias_holder);
+    const Tensor added = torch::stable::contiguous(*residual);
+    fused.residual = &added;
+    if (run_gemm_residual(fused, y, scope)) return y;
+  }
   run_linear(call, bias, y, nullptr, scope);
   return residual ? sum(y, *residual) : y;
 }

@@ -2,6 +2,8 @@
 // views.
 #pragma once
 
+#include <initializer_list>
+
 #include "common/mlp_check.h"
 #include "cuda/gated_act.h"
 #include "cutlass/linear_parts.h"
@@ -17,7 +19,8 @@ Tensor run_down(const GemmCall& like, const Tensor& h, const Tensor& weight,
 void run_gated_act(const char* op, const MlpShape& shape, const MatrixView& gate,
                    const MatrixView* up, const Tensor& h, const LaunchScope& scope);
 
-// a + b in a new tensor.
-Tensor sum(const Tensor& a, const Tensor& b);
+// An empty gradient of a parameter, or shape (0,) where it is not needed.
+Tensor parameter_gradient(const Tensor& like, bool needed, std::initializer_list<int64_t> sizes,
+                          bool fp32);
 
 }  // namespace fusedops

@@ -186,6 +186,7 @@ std::vector<Candidate> enumerate_candidates(const GemmProblem& problem, const De
   for (int splits : kSplitChoices) {
     if (!splits_allowed(problem, splits)) continue;
     GemmProblem slice = problem;
+    slice.accumulate = false;  // launch_plan's matter
     if (splits > 1) {
       slice.epilogue = Epilogue::kAccumulator;
       slice.activation = Activation::kNone;  // splitk_reduce applies it

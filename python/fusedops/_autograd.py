@@ -20,7 +20,7 @@ from torch.autograd import forward_ad
 
 from . import _C  # noqa: F401  (registers torch.ops.fusedops)
 from ._compose import compose_dz, compose_linear_backward, no_autocast
-from ._main_grad import deliver, main_grad_owner
+from ._main_grad import accumulate, main_grad_owner
 from .activation import SAVES_OUTPUT, SAVES_PREACT
 
 _ops = torch.ops.fusedops
@@ -80,7 +80,7 @@ class LinearFunction(torch.autograd.Function):
         ctx.save_for_backward(x if need_w else None, w if need_x else None, saved, master)
         owner = main_grad_owner("linear", weight) if need_w else None
         master_fp32 = w is not weight and weight.dtype is torch.float32
-        ctx.options = (code, allow_tf32, owner, owner is not None or master_fp32)
+        ctx.options = (code, allow_tf32, owner, master_fp32)
         if not need_w:
             ctx.x_shape = x.shape
         if not need_x:
@@ -106,11 +106,18 @@ class LinearFunction(torch.autograd.Function):
             x = _placeholder(dy, ctx.x_shape)
         if weight is None:
             weight = _placeholder(dy, ctx.weight_shape)
-        dx, dw, db = _linear_backward(
-            dy, x, weight, saved, code, need_x, need_w, need_b, dweight_fp32, allow_tf32
-        )
-        if owner is not None:
-            dw = deliver("linear", owner, dw)
+        if owner is None:
+            dx, dw, db = _linear_backward(
+                dy, x, weight, saved, code, need_x, need_w, need_b, dweight_fp32, allow_tf32
+            )
+        else:
+            dz, db = dy, None
+            if code != 0 or need_b:
+                dz, db = _act_backward_bias_grad(dy, saved, code, need_b, dweight_fp32)
+            dx, _, _ = _linear_backward(
+                dz, x, weight, None, 0, need_x, False, False, False, allow_tf32
+            )
+            dw = accumulate(owner, dz, x, allow_tf32)
         return (
             dx if need_x else None,
             dw if need_w else None,

@@ -12,8 +12,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from . import _C  # noqa: F401  (registers torch.ops.fusedops)
+
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+_linear_wgrad = torch.ops.fusedops.linear_wgrad_.default
 
 
 def main_grad_owner(op: str, weight: Tensor) -> Tensor | None:
@@ -25,20 +30,36 @@ def main_grad_owner(op: str, weight: Tensor) -> Tensor | None:
     return weight
 
 
+def target(owner: Tensor) -> tuple[Tensor, bool]:
+    """(main_grad, whether the gradient is added to what it holds)."""
+    return owner.main_grad, not getattr(owner, "overwrite_main_grad", False)
+
+
+def delivered(owner: Tensor) -> Tensor | None:
+    """What autograd gets for a gradient that is in main_grad now."""
+    if not hasattr(owner, "grad_added_to_main_grad"):
+        return None
+    owner.grad_added_to_main_grad = True
+    return owner.new_zeros(()).expand(owner.shape)
+
+
+def accumulate(owner: Tensor, dz: Tensor, x: Tensor, allow_tf32: bool) -> Tensor | None:
+    """Form dz.T @ x in owner.main_grad; returns what autograd gets instead."""
+    main_grad, add = target(owner)
+    _linear_wgrad(dz, x, main_grad, add, allow_tf32)
+    return delivered(owner)
+
+
 def deliver(op: str, owner: Tensor, dweight: Tensor) -> Tensor | None:
-    """Put a fresh fp32 gradient into owner.main_grad; returns what autograd gets instead."""
-    main_grad = owner.main_grad
+    """Put an fp32 gradient that is there already into owner.main_grad, in one more pass."""
+    main_grad, add = target(owner)
     if main_grad.dtype is not torch.float32 or main_grad.shape != owner.shape:
         raise RuntimeError(
             f"{op}: main_grad must be a float32 tensor of shape {tuple(owner.shape)}; got "
             f"{str(main_grad.dtype).removeprefix('torch.')} {tuple(main_grad.shape)}"
         )
-    # NOTE: place for a product that accumulates into fp32 by itself; until then, one more pass.
-    if getattr(owner, "overwrite_main_grad", False):
-        main_grad.copy_(dweight)
-    else:
+    if add:
         main_grad.add_(dweight)
-    if not hasattr(owner, "grad_added_to_main_grad"):
-        return None
-    owner.grad_added_to_main_grad = True
-    return owner.new_zeros(()).expand(owner.shape)
+    else:
+        main_grad.copy_(dweight)
+    return delivered(owner)

@@ -20,7 +20,7 @@ from torch import Tensor
 from . import _C  # noqa: F401  (registers torch.ops.fusedops)
 from ._autograd import _eager_apply, cast
 from ._compose import activate, no_autocast
-from ._main_grad import deliver, main_grad_owner
+from ._main_grad import accumulate, deliver, delivered, main_grad_owner, target
 from .activation import SAVES_PREACT
 
 if TYPE_CHECKING:
@@ -31,9 +31,11 @@ _linear = _ops.linear.default
 _linear_backward = _ops.linear_backward.default
 _mlp_forward = _ops.mlp_forward.default
 _mlp_backward = _ops.mlp_backward.default
+_mlp_backward_in_place = _ops.mlp_backward_.default
 _gated_linear = _ops.gated_linear.default
 _gated_mlp_forward = _ops.gated_mlp_forward.default
 _gated_mlp_backward = _ops.gated_mlp_backward.default
+_gated_mlp_backward_in_place = _ops.gated_mlp_backward_.default
 _gated_input_backward = _ops.gated_input_backward.default
 
 
@@ -98,6 +100,23 @@ def _release(ctx: Any) -> None:
         ctx.maybe_clear_saved_tensors()
 
 
+# NOTE: torch's own compiled backward decides alike whether it may reuse a saved buffer.
+_keep_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
+_saved_tensors_hooks = getattr(
+    torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: (None, None)
+)
+
+
+def _saves_for_itself() -> bool:
+    """Whether what forward saves is seen by nobody else: no hook takes it."""
+    return not torch.compiler.is_compiling() and _saved_tensors_hooks(True) is None
+
+
+def _graph_is_freed() -> bool:
+    """Whether the running backward is the last one."""
+    return not torch.compiler.is_compiling() and not _keep_graph()
+
+
 # ---- mlp ----
 
 
@@ -130,13 +149,13 @@ class MLPFunction(torch.autograd.Function):
         masters = _master(w1, first), _master(w2, second)
         ctx.save_for_backward(x, first, b1, second, None if recompute else saved, *masters)
         ctx.owners = main_grad_owner("mlp", w1), main_grad_owner("mlp", w2)
-        ctx.options = code, allow_tf32
+        ctx.options = code, allow_tf32, not recompute and _saves_for_itself()
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Any:
         x, w1, b1, w2, saved, master1, master2 = ctx.saved_tensors
-        code, allow_tf32 = ctx.options
+        code, allow_tf32, ours_alone = ctx.options
         need_x, need_w1, need_b1, need_w2, need_b2, need_residual = ctx.needs_input_grad[:6]
         dresidual = dy if need_residual else None
         if torch.is_grad_enabled():
@@ -149,27 +168,37 @@ class MLPFunction(torch.autograd.Function):
             )
             db2 = _sum_rows(dy) if need_b2 else None
             return dx, dw1, db1, dw2, db2, dresidual, None, None, None, None
-        owner1, owner2 = ctx.owners
-        fp32_1 = owner1 is not None or (master1 is not None and master1.dtype is torch.float32)
-        fp32_2 = owner2 is not None or (master2 is not None and master2.dtype is torch.float32)
+        owner1, owner2 = (
+            o if need else None for o, need in zip(ctx.owners, (need_w1, need_w2), strict=True)
+        )
+        fp32_1, fp32_2 = (m is not None and m.dtype is torch.float32 for m in (master1, master2))
         _release(ctx)
+        owned = saved is None or (ours_alone and _graph_is_freed())
         if saved is None:
             bias = None if b1 is None else b1.to(x.dtype)
             saved = _linear(x, w1, bias, 0 if SAVES_PREACT[code] else code, allow_tf32)
         need_dz = need_x or need_w1
-        dz, db1, dw2, db2 = _mlp_backward(
-            dy, saved, w2, code, need_dz, need_b1, need_w2, need_b2, fp32_2, allow_tf32
-        )
+        flags = (code, need_dz, need_b1, need_w2, need_b2)
+        if owned and not torch.compiler.is_compiling():
+            into = (None, False) if owner2 is None else target(owner2)
+            dz, db1, dw2, db2 = _mlp_backward_in_place(
+                dy, saved, w2, *into, *flags, fp32_2, allow_tf32
+            )
+            if owner2 is not None:
+                dw2 = delivered(owner2)
+        else:
+            fp32 = fp32_2 or owner2 is not None
+            dz, db1, dw2, db2 = _mlp_backward(dy, saved, w2, *flags, fp32, allow_tf32)
+            if owner2 is not None:
+                dw2 = deliver("mlp", owner2, dw2)
         del saved
-        if owner2 is not None and need_w2:
-            dw2 = deliver("mlp", owner2, dw2)
         dx = dw1 = None
         if need_dz:
             dx, dw1, _ = _linear_backward(
-                dz, x, w1, None, 0, need_x, need_w1, False, fp32_1, allow_tf32
+                dz, x, w1, None, 0, need_x, need_w1 and owner1 is None, False, fp32_1, allow_tf32
             )
-            if owner1 is not None and need_w1:
-                dw1 = deliver("mlp", owner1, dw1)
+            if owner1 is not None:
+                dw1 = accumulate(owner1, dz, x, allow_tf32)
         return (
             dx if need_x else None,
             dw1 if need_w1 else None,
@@ -226,13 +255,13 @@ class GatedMLPFunction(torch.autograd.Function):
         ctx.owners = [
             None if w is None else main_grad_owner("gated_mlp", w) for w in (w_gate, w_up, w_down)
         ]
-        ctx.options = code, allow_tf32
+        ctx.options = code, allow_tf32, not recompute and _saves_for_itself()
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Any:
         x, gate, up, down, b_gate, b_up, saved, *masters = ctx.saved_tensors
-        code, allow_tf32 = ctx.options
+        code, allow_tf32, ours_alone = ctx.options
         needs = ctx.needs_input_grad[:8]
         need_x, need_gate, need_up, need_bg, need_bu, need_down, need_bd, need_residual = needs
         dresidual = dy if need_residual else None
@@ -246,33 +275,49 @@ class GatedMLPFunction(torch.autograd.Function):
             )  # fmt: skip
             db_down = _sum_rows(dy) if need_bd else None
             return dx, dgate, dup, dbg, dbu, ddown, db_down, dresidual, None, None, None, None
-        owners = ctx.owners
-        fp32 = [
-            owner is not None or (m is not None and m.dtype is torch.float32)
-            for owner, m in zip(owners, masters, strict=True)
-        ]
+        owner_gate, owner_up, owner_down = (
+            o if need else None
+            for o, need in zip(ctx.owners, (need_gate, need_up, need_down), strict=True)
+        )
+        fp32 = [m is not None and m.dtype is torch.float32 for m in masters]
         _release(ctx)
         packed = up is None
+        owned = saved is None or (ours_alone and _graph_is_freed())
         if saved is None:
             biases = [None if b is None else b.to(x.dtype) for b in (b_gate, b_up)]
             saved = _gated_linear(x, gate, up, *biases, allow_tf32)
         need_dz = need_x or need_gate or need_up
-        dz, dbias, ddown, db_down = _gated_mlp_backward(
-            dy, saved, down, code, packed, need_dz, need_bg or need_bu, need_down, need_bd,
-            fp32[2], allow_tf32,
-        )  # fmt: skip
+        need_dbias = need_bg or need_bu
+        if owned and (need_dz or need_dbias) and not torch.compiler.is_compiling():
+            into = (None, False) if owner_down is None else target(owner_down)
+            dbias, ddown, db_down = _gated_mlp_backward_in_place(
+                dy, saved, down, *into, code, packed, need_dbias, need_down, need_bd, fp32[2],
+                allow_tf32,
+            )  # fmt: skip
+            if owner_down is not None:
+                ddown = delivered(owner_down)
+            dz = saved
+        else:
+            down_fp32 = fp32[2] or owner_down is not None
+            dz, dbias, ddown, db_down = _gated_mlp_backward(
+                dy, saved, down, code, packed, need_dz, need_dbias, need_down, need_bd, down_fp32,
+                allow_tf32,
+            )  # fmt: skip
+            if owner_down is not None:
+                ddown = deliver("gated_mlp", owner_down, ddown)
         del saved
-        if owners[2] is not None and need_down:
-            ddown = deliver("gated_mlp", owners[2], ddown)
         dx = dgate = dup = None
         if need_dz:
             dx, dgate, dup = _gated_input_backward(
-                dz, x, gate, up, need_x, need_gate, need_up, fp32[0] or fp32[1], allow_tf32
-            )
-            if owners[0] is not None and need_gate:
-                dgate = deliver("gated_mlp", owners[0], dgate)
-            if owners[1] is not None and need_up:
-                dup = deliver("gated_mlp", owners[1], dup)
+                dz, x, gate, up, need_x, need_gate and owner_gate is None,
+                need_up and owner_up is None, fp32[0] or fp32[1], allow_tf32,
+            )  # fmt: skip
+            if owner_gate is not None and packed:
+                dgate = accumulate(owner_gate, dz.flatten(-2), x, allow_tf32)
+            elif owner_gate is not None:
+                dgate = accumulate(owner_gate, dz[0], x, allow_tf32)
+            if owner_up is not None:
+                dup = accumulate(owner_up, dz[1], x, allow_tf32)
         dbg = dbu = None
         if need_bg:
             dbg = dbias.view(-1) if packed else dbias[0]

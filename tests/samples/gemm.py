@@ -48,11 +48,20 @@ def act_backward_samples(device, dtype, codes):
             yield dy, keep, code, False, False
 
 
+def linear_wgrad_samples(device, dtype, codes):
+    for m, n, k in [(6, 8, 16), (5, 3, 7)]:
+        x, _, _, dz = linear_inputs(m, n, k, dtype, device)
+        for accumulate in (True, False):
+            yield dz, x, torch.ones(n, k, device=device), accumulate, False
+            yield dz, x, torch.ones(k, n, device=device).t(), accumulate, True
+
+
 SAMPLES = {
     "linear": lambda *a: forward_samples(*a, transposed=False),
     "linear_preact": lambda *a: forward_samples(*a, transposed=False),
     "matmul": lambda *a: forward_samples(*a, transposed=True),
     "matmul_preact": lambda *a: forward_samples(*a, transposed=True),
     "linear_backward": linear_backward_samples,
+    "linear_wgrad_": linear_wgrad_samples,
     "act_backward_bias_grad": act_backward_samples,
 }

@@ -53,6 +53,19 @@ def mlp_backward_samples(device, dtype, codes):
             yield dy, saved, w2, code, False, True, False, True, False, False
 
 
+def main_grads(weight):
+    """(main_grad, accumulate) for the ops that take them."""
+    whole = torch.ones(weight.shape, device=weight.device)
+    wide = torch.ones(weight.shape[0], weight.shape[1] + 3, device=weight.device)
+    return [(None, False), (whole, True), (whole, False), (wide[:, 1:-2], True)]
+
+
+def mlp_backward_in_place_samples(device, dtype, codes):
+    for dy, saved, w2, *rest in mlp_backward_samples(device, dtype, codes):
+        for into in main_grads(w2) if rest[3] else [(None, False)]:
+            yield dy, saved, w2, *into, *rest
+
+
 def gated_forward_samples(device, dtype, codes):
     for shape in SHAPES:
         x, w_gate, w_up, b_gate, b_up, w_down, b_down, residual, _ = gated_inputs(
@@ -87,23 +100,32 @@ def gated_backward_samples(device, dtype, codes):
             yield dy, packed, w_down, code, True, False, True, False, True, False, False
 
 
+def gated_backward_in_place_samples(device, dtype, codes):
+    for dy, saved, w_down, code, packed, _, *rest in gated_backward_samples(device, dtype, codes):
+        for into in main_grads(w_down) if rest[1] else [(None, False)]:
+            yield dy, saved, w_down, *into, code, packed, *rest
+
+
 def gated_input_samples(device, dtype, codes):
     for shape in SHAPES:
         x, w_gate, w_up, *_ = gated_inputs(*shape, dtype, device)
         lead, _, hidden, _ = shape
         dz = make(2, *lead, hidden, dtype=dtype, device=device, seed=12)
         weight = torch.cat([w_gate, w_up])
-        yield dz, x, w_gate, w_up, True, True, True, dtype in HALVES, False
+        half = dtype in HALVES
+        yield dz, x, w_gate, w_up, True, True, True, half, False
         yield dz, x, w_gate, w_up, False, False, True, False, False
-        yield dz, x, weight, None, True, True, True, False, True
-        yield dz, x, weight, None, False, True, False, dtype in HALVES, False
+        packed = dz.movedim(0, -2).contiguous()
+        yield packed, x, weight, None, True, True, False, half, True
 
 
 SAMPLES = {
     "mlp_forward": mlp_forward_samples,
     "mlp_backward": mlp_backward_samples,
+    "mlp_backward_": mlp_backward_in_place_samples,
     "gated_linear": gated_linear_samples,
     "gated_mlp_forward": gated_forward_samples,
     "gated_mlp_backward": gated_backward_samples,
+    "gated_mlp_backward_": gated_backward_in_place_samples,
     "gated_input_backward": gated_input_samples,
 }

@@ -21,6 +21,10 @@ inline constexpr const char* kGemmSchemas[] = {
     "bool need_dx, bool need_dweight, bool need_dbias, bool dweight_fp32, bool allow_tf32) "
     "-> (Tensor, Tensor, Tensor)",
 
+    // main_grad (N, K), fp32: dz.T @ x, added to what it holds where `accumulate`.
+    "linear_wgrad_(Tensor dz, Tensor x, Tensor(a!) main_grad, bool accumulate, bool allow_tf32) "
+    "-> ()",
+
     // dz = dy * act'(.), dbias = dz summed over rows.
     "act_backward_bias_grad(Tensor dy, Tensor? saved, int activation, bool need_dbias, "
     "bool dbias_fp32) -> (Tensor, Tensor)",

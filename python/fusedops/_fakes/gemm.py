@@ -13,6 +13,7 @@ from .checks import (
     check_matrix,
     check_min_dim,
     check_same_shape,
+    dtype_of,
     fake,
     shape_of,
 )
@@ -140,6 +141,36 @@ def _linear_backward(
         x.new_empty(weight.shape if need_dweight else (0,), dtype=parameter_dtype),
         x.new_empty((n if need_dbias else 0,), dtype=parameter_dtype),
     )
+
+
+def check_main_grad(op: str, main_grad: Tensor, n: int, k: int, like: Tensor) -> None:
+    def text() -> str:
+        return (
+            f"{op}: main_grad must be a float32 tensor of shape {(n, k)}; got "
+            f"{dtype_of(main_grad.dtype)} {shape_of(main_grad)}"
+        )
+
+    torch._check(
+        main_grad.device == like.device,
+        lambda: f"{op}: main_grad must be on {like.device}; got {main_grad.device}",
+    )
+    torch._check(main_grad.dtype is torch.float32, text)
+    torch._check(main_grad.dim() == 2, text)
+    for size, want in zip(main_grad.shape, (n, k), strict=True):
+        torch._check(size == want, text)
+
+
+@fake("linear_wgrad_")
+def _linear_wgrad(
+    dz: Tensor, x: Tensor, main_grad: Tensor, accumulate: bool, allow_tf32: bool
+) -> None:
+    op = "linear_wgrad_"
+    check_floating(op, "dz", dz)
+    check_min_dim(op, "dz", dz, 1)
+    check_like(op, "x", x, "dz", dz)
+    expected = f"the leading dimensions of dz {shape_of(dz)}"
+    check_same_shape(op, "x", x, (*dz.shape[:-1], x.shape[-1]), expected)
+    check_main_grad(op, main_grad, dz.shape[-1], x.shape[-1], dz)
 
 
 @fake("act_backward_bias_grad")

@@ -14,6 +14,7 @@ from .checks import (
     fake,
     shape_of,
 )
+from .gemm import check_main_grad
 
 
 def _check_projection(
@@ -89,8 +90,8 @@ def _mlp_forward(
     )
 
 
-@fake("mlp_backward")
-def _mlp_backward(
+def _check_mlp_backward(
+    op: str,
     dy: Tensor,
     saved: Tensor,
     w2: Tensor,
@@ -100,9 +101,7 @@ def _mlp_backward(
     need_dw2: bool,
     need_db2: bool,
     parameters_fp32: bool,
-    allow_tf32: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    op = "mlp_backward"
     check_activation(op, activation)
     check_floating(op, "dy", dy)
     check_min_dim(op, "dy", dy, 1)
@@ -116,6 +115,31 @@ def _mlp_backward(
         _parameter(dy, need_dw2, (n, hidden), dtype),
         _parameter(dy, need_db2, (n,), dtype),
     )
+
+
+@fake("mlp_backward")
+def _mlp_backward(
+    dy: Tensor, saved: Tensor, w2: Tensor, activation: int, *flags: bool
+) -> tuple[Tensor, ...]:
+    return _check_mlp_backward("mlp_backward", dy, saved, w2, activation, *flags[:-1])
+
+
+@fake("mlp_backward_")
+def _mlp_backward_in_place(
+    dy: Tensor,
+    saved: Tensor,
+    w2: Tensor,
+    main_grad: Tensor | None,
+    accumulate: bool,
+    activation: int,
+    *flags: bool,
+) -> tuple[Tensor, ...]:
+    op = "mlp_backward_"
+    dz, db1, dw2, db2 = _check_mlp_backward(op, dy, saved, w2, activation, *flags[:-1])
+    if main_grad is not None:
+        check_main_grad(op, main_grad, w2.shape[0], w2.shape[1], dy)
+        dw2 = dw2.new_empty((0,))
+    return dz, db1, dw2, db2
 
 
 # ---- gated ----
@@ -206,6 +230,33 @@ def _gated_mlp_forward(
     )
 
 
+def _check_gated_backward(
+    op: str,
+    dy: Tensor,
+    saved: Tensor,
+    w_down: Tensor,
+    activation: int,
+    packed: bool,
+    need_dbias: bool,
+    need_dw_down: bool,
+    need_db_down: bool,
+    parameters_fp32: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of the parameters."""
+    check_activation(op, activation)
+    check_floating(op, "dy", dy)
+    check_min_dim(op, "dy", dy, 1)
+    _check_rows(op, "w_down", w_down, dy)
+    n, hidden = w_down.shape
+    _check_stacked(op, "saved", saved, packed, "dy", dy, hidden)
+    dtype = torch.float32 if parameters_fp32 else dy.dtype
+    return (
+        _parameter(dy, need_dbias, (2, hidden), dtype),
+        _parameter(dy, need_dw_down, (n, hidden), dtype),
+        _parameter(dy, need_db_down, (n,), dtype),
+    )
+
+
 @fake("gated_mlp_backward")
 def _gated_mlp_backward(
     dy: Tensor,
@@ -220,20 +271,37 @@ def _gated_mlp_backward(
     parameters_fp32: bool,
     allow_tf32: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    op = "gated_mlp_backward"
-    check_activation(op, activation)
-    check_floating(op, "dy", dy)
-    check_min_dim(op, "dy", dy, 1)
-    _check_rows(op, "w_down", w_down, dy)
-    n, hidden = w_down.shape
-    _check_stacked(op, "saved", saved, packed, "dy", dy, hidden)
-    dtype = torch.float32 if parameters_fp32 else dy.dtype
-    return (
-        dy.new_empty(_stacked(dy, hidden, False) if need_dz else (0,)),
-        _parameter(dy, need_dbias, (2, hidden), dtype),
-        _parameter(dy, need_dw_down, (n, hidden), dtype),
-        _parameter(dy, need_db_down, (n,), dtype),
-    )
+    parameters = _check_gated_backward(
+        "gated_mlp_backward", dy, saved, w_down, activation, packed,
+        need_dbias, need_dw_down, need_db_down, parameters_fp32,
+    )  # fmt: skip
+    hidden = w_down.shape[1]
+    return dy.new_empty(_stacked(dy, hidden, packed) if need_dz else (0,)), *parameters
+
+
+@fake("gated_mlp_backward_")
+def _gated_mlp_backward_in_place(
+    dy: Tensor,
+    saved: Tensor,
+    w_down: Tensor,
+    main_grad: Tensor | None,
+    accumulate: bool,
+    activation: int,
+    packed: bool,
+    need_dbias: bool,
+    need_dw_down: bool,
+    need_db_down: bool,
+    parameters_fp32: bool,
+    allow_tf32: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    op = "gated_mlp_backward_"
+    if main_grad is not None:
+        check_main_grad(op, main_grad, w_down.shape[0], w_down.shape[1], dy)
+        need_dw_down = False
+    return _check_gated_backward(
+        op, dy, saved, w_down, activation, packed,
+        need_dbias, need_dw_down, need_db_down, parameters_fp32,
+    )  # fmt: skip
 
 
 @fake("gated_input_backward")
@@ -252,7 +320,7 @@ def _gated_input_backward(
     check_floating(op, "dz", dz)
     check_like(op, "x", x, "dz", dz)
     hidden = _check_gated_linear(op, x, w_gate, w_up, None, None)
-    _check_stacked(op, "dz", dz, False, "x", x, hidden)
+    _check_stacked(op, "dz", dz, w_up is None, "x", x, hidden)
     dtype = torch.float32 if dweight_fp32 else x.dtype
     return (
         x.new_empty(x.shape if need_dx else (0,)),
