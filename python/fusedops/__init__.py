@@ -23,6 +23,7 @@ from .elementwise import (
 )
 from .explain import explain
 from .fuse import FuseReport, fuse
+from .histogram import bincount, histogram
 from .linear import linear, matmul
 from .mlp import gated_mlp, mlp
 from .reduce import (
@@ -42,6 +43,8 @@ from .reduce import (
     sum,
     var,
 )
+from .scan import cummax, cummin, cumprod, cumsum
+from .segment import segment_reduce
 from .stencil import (
     box_filter1d,
     box_filter2d,
@@ -50,6 +53,7 @@ from .stencil import (
     stencil2d,
     stencil3d,
 )
+from .topk import topk
 from .tune import tune
 
 __all__ = [
@@ -68,15 +72,21 @@ __all__ = [
     "bias_dropout_residual",
     "bias_dropout_residual_",
     "bias_grad",
+    "bincount",
     "box_filter1d",
     "box_filter2d",
     "box_filter3d",
     "count_nonzero",
+    "cummax",
+    "cummin",
+    "cumprod",
+    "cumsum",
     "explain",
     "fma",
     "fma_",
     "fuse",
     "gated_mlp",
+    "histogram",
     "linear",
     "logsumexp",
     "matmul",
@@ -91,6 +101,7 @@ __all__ = [
     "relu_",
     "scale_bias_act",
     "scale_bias_act_",
+    "segment_reduce",
     "square",
     "square_",
     "std",
@@ -98,6 +109,7 @@ __all__ = [
     "stencil2d",
     "stencil3d",
     "sum",
+    "topk",
     "tune",
     "var",
 ]

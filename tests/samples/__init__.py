@@ -3,7 +3,7 @@
 One file per family; `codes` are the activation codes to cover, where an op takes one.
 """
 
-from . import elementwise, gemm, mlp, neighbours, points, reduce, stencil, template
+from . import elementwise, gemm, mlp, neighbours, points, reduce, scan, stencil, template
 
 SAMPLES = {
     **elementwise.SAMPLES,
@@ -12,6 +12,7 @@ SAMPLES = {
     **neighbours.SAMPLES,
     **points.SAMPLES,
     **reduce.SAMPLES,
+    **scan.SAMPLES,
     **stencil.SAMPLES,
     **template.SAMPLES,
 }
@@ -20,4 +21,4 @@ SAMPLES = {
 INTEGER_OPS = elementwise.INTEGER_OPS
 
 # Ops whose wrong dtype is another one: (it, the message).
-REFUSED = reduce.REFUSED
+REFUSED = {**reduce.REFUSED, **scan.REFUSED}

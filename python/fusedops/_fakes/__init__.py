@@ -2,4 +2,4 @@
 run. One file per family; importing the package registers them all.
 """
 
-from . import elementwise, gemm, mlp, neighbours, points, reduce, stencil, template  # noqa: F401
+from . import elementwise, gemm, mlp, neighbours, points, reduce, scan, stencil, template  # noqa: F401

@@ -98,8 +98,8 @@ def _copy_rate(device: torch.device) -> float:
 
 @functools.cache
 def _matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
-    if dtype == torch.float16:
-        dtype = torch.bfloat16  # the same unit and rate
+    if dtype == torch.float16 or not dtype.is_floating_point:
+        dtype = torch.bfloat16  # the same unit and rate; integers are not multiplied
     size = GPU_MATMUL_SIZE if device.type == "cuda" else CPU_MATMUL_SIZE
     if dtype == torch.float64:
         size //= 2

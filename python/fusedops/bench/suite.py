@@ -17,13 +17,25 @@ Call = Callable[
 ]  # called with the tensors of make_inputs; returns a tensor or a tuple of tensors
 
 # Registered suites, in the order of `bench all`. A suite `x` is the class SUITE of suites/x.py.
-SUITES = ("linear", "mlp", "skinny", "fp32", "points", "reduce", "elementwise", "stencil", "host")
+SUITES = (
+    "linear",
+    "mlp",
+    "skinny",
+    "fp32",
+    "points",
+    "reduce",
+    "elementwise",
+    "stencil",
+    "scan",
+    "host",
+)
 
 DTYPES = {
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
     "fp32": torch.float32,
     "fp64": torch.float64,
+    "u8": torch.uint8,
 }
 # Largest relative norm of (ours - eager peer): both round to dtype once, in another order.
 TOLERANCES = {
@@ -33,6 +45,7 @@ TOLERANCES = {
     "fp32_highest": 1e-5,
     "fp32_high": 2e-3,  # two TF32 products, each about 3e-4 from the truth
     "fp64": 1e-13,
+    "u8": 0.0,  # counts
 }
 
 

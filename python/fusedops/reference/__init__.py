@@ -9,17 +9,33 @@ from .elementwise import bias_dropout_residual, dropout_mask, fma, scale_bias_ac
 from .gemm import linear, linear_backward, linear_preact, matmul, matmul_backward, matmul_preact
 from .mlp import gated_mlp, mlp
 from .points import farthest_point_sample, group, interpolate
+from .scan import (
+    bincount,
+    cummax,
+    cummin,
+    cumprod,
+    cumsum,
+    histogram,
+    segment_reduce,
+    topk,
+)
 from .stencil import stencil
 
 __all__ = [
     "activate",
     "activate_grad",
     "bias_dropout_residual",
+    "bincount",
+    "cummax",
+    "cummin",
+    "cumprod",
+    "cumsum",
     "dropout_mask",
     "farthest_point_sample",
     "fma",
     "gated_mlp",
     "group",
+    "histogram",
     "interpolate",
     "linear",
     "linear_backward",
@@ -30,5 +46,7 @@ __all__ = [
     "mlp",
     "reduce",
     "scale_bias_act",
+    "segment_reduce",
     "stencil",
+    "topk",
 ]

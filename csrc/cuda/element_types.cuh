@@ -1,0 +1,20 @@
+// What a NumberType is on the device.
+#pragma once
+
+#include "common/device_types.cuh"
+#include "common/element.h"
+
+namespace fusedops {
+
+template <NumberType E>
+constexpr auto element_tag() {
+  if constexpr (is_floating(E)) {
+    return std::type_identity<DeviceType<dtype_of(E)>>{};
+  } else {
+    return std::type_identity<IntegerType<E>>{};
+  }
+}
+template <NumberType E>
+using ElementType = typename decltype(element_tag<E>())::type;
+
+}  // namespace fusedops

@@ -1,0 +1,39 @@
+// Host face of the scan kernels: raw pointers, sizes and a stream.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "common/scan_check.h"
+
+namespace fusedops {
+
+struct Scan {
+  NumberType element;
+  ScanKind kind;
+  ScanShape shape;
+  const void* x;
+  void* y;         // (outer, n, inner) contiguous
+  int64_t* index;  // the same, kMax and kMin only
+  bool exclusive = false, reverse = false;
+  int sm_count;
+  bool clusters;              // the code that runs knows thread block clusters
+  void* workspace = nullptr;  // of scan_workspace() bytes
+};
+
+// The launch leaves its errors to cudaGetLastError.
+int64_t scan_workspace(const Scan& scan);
+void launch_scan(const Scan& scan, cudaStream_t stream);
+
+// One file per kind (scan_sum.cu, ...): asks for the workspace's size or launches.
+struct ScanCall {
+  const Scan& scan;
+  bool size_only;
+  cudaStream_t stream = nullptr;
+  int64_t workspace = 0;
+};
+void scan_sum(ScanCall& call);
+void scan_prod(ScanCall& call);
+void scan_max(ScanCall& call);
+void scan_min(ScanCall& call);
+
+}  // namespace fusedops

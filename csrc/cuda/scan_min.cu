@@ -1,0 +1,12 @@
+#include "cuda/scan_launch.cuh"
+
+namespace fusedops {
+
+void scan_min(ScanCall& call) {
+  dispatch(AllElements{}, call.scan.element, [&]<NumberType E>(Tag<E>) {
+    using T = ElementType<E>;
+    scan_with<ExtremeScan<T, false>>(call);
+  });
+}
+
+}  // namespace fusedops
