@@ -148,6 +148,8 @@ def test_errors(device):
         for to in (device, "meta"):
             with pytest.raises(RuntimeError, match=text):
                 OPS.stencil(x.to(to), weight.to(to), 1.0, dims, padding)
+    with pytest.raises(RuntimeError, match=r"must have spatial extents of at most 2\^30; got"):
+        OPS.stencil(torch.ones(2**30 + 1, device="meta"), torch.ones(3, device="meta"), 1.0, 1, 0)
     assert OPS.stencil(x, torch.ones(11, 1, device=device), 1.0, 2, 3).shape == x.shape
     with pytest.raises(ValueError, match="stencil2d: padding_mode must be one of 'zeros'"):
         fusedops.stencil2d(x, x[0, 0, :3, :3], "same")

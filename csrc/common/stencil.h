@@ -10,6 +10,7 @@ namespace fusedops {
 enum class Padding : int64_t { kZeros = 0, kReflect = 1, kReplicate = 2, kCircular = 3 };
 inline constexpr int64_t kNumPaddings = 4;
 inline constexpr int kMaxTaps = 15;  // taps along one dimension; odd
+inline constexpr int64_t kMaxExtent = 1 << 30;
 
 // x as (planes, d, h, w); 1-D and 2-D stencils have d = 1, 1-D ones h = 1. weight is
 // (groups, kd, kh, kw), plane p uses group p % groups.
@@ -35,5 +36,22 @@ constexpr int64_t source_index(int64_t i, int64_t n, int64_t r, Padding padding)
     default: return -1;
   }
 }
+
+// The same without a switch, for kernels: beyond each border the source is a line in i. What is
+// further out than the border gets -1 or some element.
+struct BorderMap {
+  int n = 0, low = -1, high = -1, low_slope = 0, high_slope = 0;
+
+  BorderMap() = default;
+  BorderMap(int64_t size, Padding padding) : n(static_cast<int>(size)) {
+    if (padding == Padding::kReflect) low = 0, low_slope = -1, high = 2 * (n - 1), high_slope = -1;
+    if (padding == Padding::kReplicate) low = 0, high = n - 1;
+    if (padding == Padding::kCircular) low = n, low_slope = 1, high = -n, high_slope = 1;
+  }
+  constexpr int source(int i) const {
+    const int source = i < 0 ? low + low_slope * i : i < n ? i : high + high_slope * i;
+    return source < n ? source : -1;  // NOTE: every negative result stands for a zero
+  }
+};
 
 }  // namespace fusedops

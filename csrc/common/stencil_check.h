@@ -39,6 +39,8 @@ inline StencilShape check_stencil(const char* op, const char* name,
                       k / 2 < n + (shape.padding == Padding::kCircular);
     FUSEDOPS_CHECK(fits, op, ": ", name, " ", shape_string(x), " must be larger than half of ",
                    "weight ", shape_string(weight), " for this padding; got an extent of ", n);
+    FUSEDOPS_CHECK(n <= kMaxExtent, op, ": ", name, " ", shape_string(x),
+                   " must have spatial extents of at most 2^30; got ", n);
     *sizes[3 - i] = n;
     *taps[3 - i] = static_cast<int>(k);
   }

@@ -16,7 +16,10 @@ class Mask {
                  : 0) {}
 
   bool keeps(int64_t position) const {
-    return !rule_.drops || rule_.keeps(philox(key_, position / 4).word[position % 4]);
+    if (!rule_.drops) return true;
+    Random4 random[1];
+    philox(key_, position / 4, random);
+    return rule_.keeps(random->word[position % 4]);
   }
   double scale() const { return rule_.scale; }
 

@@ -15,20 +15,20 @@ using IntegerCompute = std::conditional_t<std::is_unsigned_v<T> && sizeof(T) < 4
 template <class T, int kInputCount, class Fn>
 struct Pointwise {
   static constexpr int kInputs = kInputCount;
+  static constexpr unsigned kPerColumn = 0;
   using V = Vec<T, kChunk<T>>;
 
-  __device__ __forceinline__ V operator()(const V (&in)[kInputs], int64_t /*first*/) const {
-    V out;
+  __device__ __forceinline__ V operator()(const V (&in)[kInputs], ChunkAt) const {
+    std::conditional_t<std::is_integral_v<T>, T, Compute<T>> out[kChunk<T>];
 #pragma unroll
     for (int i = 0; i < kChunk<T>; ++i) {
-      const auto value = Fn::apply(pick(in, 0, i), pick(in, 1, i), pick(in, 2, i));
-      if constexpr (std::is_integral_v<T>) {
-        out.value[i] = static_cast<T>(value);
-      } else {
-        out.value[i] = from_compute<T>(value);
-      }
+      out[i] = Fn::apply(pick(in, 0, i), pick(in, 1, i), pick(in, 2, i));
     }
-    return out;
+    return rounded<T>(out);
+  }
+  template <class Use>
+  __device__ __forceinline__ void resolve(Use&& use) const {
+    use(*this);
   }
 
  private:

@@ -19,7 +19,8 @@ void launch(const char* op, const LaunchScope& scope, const Tensor& out,
   if (out.numel() == 0) return;
 
   // Config
-  const auto problem = problem_of<3>(op, out, inputs, {0, -0.0, -0.0}, /*keep_order=*/true);
+  const auto problem = problem_of<3>(op, out, inputs, {0, -0.0, -0.0}, /*keep_order=*/true,
+                                     BiasDropoutResidual<float>::kPerColumn);
 
   // Launch
   const bool overlap = scope.facts().code_version >= 90;

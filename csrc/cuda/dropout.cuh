@@ -12,36 +12,43 @@ struct Dropout {
   const int64_t* seed = nullptr;  // on the device; read where the rule drops something
   DropoutRule rule;
 
-  // keep[i]: element first + i is kept.
+  // keep[i]: element first + i is kept. aligned: first is a multiple of kVec, a power of two.
   template <int kVec>
-  __device__ __forceinline__ void mask(int64_t first, bool (&keep)[kVec]) const {
-    if (!rule.drops) {
+  __device__ __forceinline__ void mask(int64_t first, bool aligned, bool (&keep)[kVec]) const {
+    unsigned bits = ~0u;
+    if (rule.drops) {
+      const uint64_t key = *seed;
+      if (aligned || first % 4 == 0) {
+        Random4 random[(kVec + 3) / 4];
+        philox(key, first >> 2, random);
 #pragma unroll
-      for (int i = 0; i < kVec; ++i) keep[i] = true;
-      return;
-    }
-    const uint64_t key = *seed;
-    if (first % 4 == 0) {
-#pragma unroll
-      for (int i = 0; i < kVec; i += 4) {
-        const Random4 random = philox(key, first / 4 + i / 4);
-#pragma unroll
-        for (int j = 0; j < 4 && i + j < kVec; ++j) keep[i + j] = rule.keeps(random.word[j]);
-      }
-      return;
-    }
-#pragma unroll 1
-    for (int64_t counter = first >> 2; counter * 4 < first + kVec; ++counter) {
-      const Random4 random = philox(key, counter);
-#pragma unroll
-      for (int i = 0; i < kVec; ++i) {
-        const int64_t lane = first + i - counter * 4;
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          if (lane == j) keep[i] = rule.keeps(random.word[j]);
+        for (int i = 0; i < kVec; ++i) {
+          uint32_t word = random[i / 4].word[i % 4];
+          if (kVec == 2 && (first & 2)) word = random[0].word[(i + 2) % 4];
+          keep[i] = rule.keeps(word);
         }
+        return;
       }
+      bits = kept_bits(key, first, kVec);
     }
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) keep[i] = bits >> i & 1;
+  }
+
+ private:
+  // One counter per element. NOTE: not inlined; only chunks of an unaligned out, and columns one by
+  // one, get here.
+  __device__ __noinline__ unsigned kept_bits(uint64_t key, int64_t first, int count) const {
+    unsigned bits = 0;
+    for (int i = 0; i < count; ++i) {
+      Random4 random[1];
+      philox(key, (first + i) >> 2, random);
+      const int lane = (first + i) & 3;
+      const uint32_t low = lane & 1 ? random->word[1] : random->word[0];
+      const uint32_t high = lane & 1 ? random->word[3] : random->word[2];
+      bits |= unsigned{rule.keeps(lane & 2 ? high : low)} << i;
+    }
+    return bits;
   }
 };
 
@@ -49,22 +56,27 @@ struct Dropout {
 template <class T>
 struct BiasDropoutResidual {
   static constexpr int kInputs = 3;
+  static constexpr unsigned kPerColumn = 0b010;
   using V = Vec<T, kChunk<T>>;
   Dropout dropout;
 
-  __device__ __forceinline__ V operator()(const V (&in)[kInputs], int64_t first) const {
+  __device__ __forceinline__ V operator()(const V (&in)[kInputs], ChunkAt at) const {
     using C = Compute<T>;
     bool keep[kChunk<T>];
-    dropout.mask(first, keep);
+    dropout.mask(at.first, at.aligned, keep);
     const C scale = static_cast<C>(dropout.rule.scale);
-    V out;
+    C out[kChunk<T>];
 #pragma unroll
     for (int i = 0; i < kChunk<T>; ++i) {
       const C z = to_compute(in[0].value[i]) + to_compute(in[1].value[i]);
       const C kept = keep[i] ? z * scale : C(0);
-      out.value[i] = from_compute<T>(kept + to_compute(in[2].value[i]));
+      out[i] = kept + to_compute(in[2].value[i]);
     }
-    return out;
+    return rounded<T>(out);
+  }
+  template <class Use>
+  __device__ __forceinline__ void resolve(Use&& use) const {
+    use(*this);
   }
 };
 
@@ -88,7 +100,7 @@ struct DropoutBackward {
                                                 const Vec<T, kVec> (&in)[kInputs], int64_t row,
                                                 int64_t col, C (&sums)[kSums][kVec]) const {
     bool keep[kVec];
-    dropout.mask(row * cols + col, keep);
+    dropout.mask(row * cols + col, false, keep);
     const C scale = static_cast<C>(dropout.rule.scale);
     Vec<T, kVec> dx;
 #pragma unroll

@@ -1,19 +1,22 @@
 // The elementwise engine: out[i] = op(in0[i], ..., i) with broadcasting and any strides, in
 // accesses of 16 bytes wherever the memory allows one.
 //
-// Three kernels, one chunk of 16 bytes per thread (on H200 more per thread is slower: 0.98 to 0.95
-// of the copy bandwidth instead of 1.01):
-//   flat_kernel     every operand is contiguous and 16-byte aligned;
-//   rows_kernel     so is every row of every operand, which may broadcast along rows or columns;
-//   strided_kernel  everything else. It cuts out into chunks at out's own alignment; an input that
-//                   lies at another offset from 16 bytes is read as two aligned vectors that a
-//                   funnel shift joins. Only chunks at an end of a row or of the tensor are read
-//                   element by element.
+// Three kernels (on H200 more than a chunk per thread is slower where nothing is shared: 0.98 to
+// 0.95 of the copy bandwidth instead of 1.01):
+// - flat_kernel: every operand is contiguous and 16-byte aligned; 16 bytes per thread;
+// - lines_kernel: out is contiguous and aligned, operands are so too or the same in every row. Rows
+//   that do not begin at multiples of 16 bytes are taken several at a time, as lines that do;
+// - strided_kernel: everything else. It cuts out into chunks at out's own alignment; an input that
+//   lies at another offset from 16 bytes is read as two aligned vectors that a funnel shift joins.
+//   Only chunks at an end of a row or of the tensor are read element by element.
 //
-// An op is a functor: kInputs, and operator()(const Vec (&in)[kInputs], int64_t first) -> Vec for
-// the elements from position `first` on. Inputs and out may be the same memory.
+// An op is a functor: kInputs; kPerColumn, a bit for each input that is the same in every row;
+// operator()(const Vec (&in)[kInputs], ChunkAt) -> Vec; and resolve(use), which calls use(op) with
+// an op that has no run-time choices left.
+// Inputs and out may be the same memory.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <type_traits>
 
@@ -41,7 +44,23 @@ struct Divider {
   }
 };
 
+// The same in one product, for 0 <= n < 2^31 and 0 < divisor < 2^31.
+struct SmallDivider {
+  uint32_t divisor = 1, magic = 1u << 31;
+  int shift = 31;
+
+  SmallDivider() = default;
+  explicit SmallDivider(int64_t d) : divisor(static_cast<uint32_t>(d)) {
+    while ((int64_t{1} << (shift - 31)) < d) ++shift;
+    magic = static_cast<uint32_t>(ceil_div(int64_t{1} << shift, d));
+  }
+  __device__ __forceinline__ uint32_t divide(uint32_t n) const {
+    return static_cast<uint32_t>(uint64_t{n} * magic >> shift);
+  }
+};
+
 inline constexpr int kElementwiseThreads = 256;
+inline constexpr int kLines = 4;  // of a thread of lines_kernel
 template <class T>
 inline constexpr int kChunk = 16 / sizeof(T);  // elements of one access
 
@@ -55,9 +74,12 @@ enum class Access : int {
 struct ElementwiseOperand {
   const void* data = nullptr;
   Access access = Access::kConstant;
-  double constant = 0;
+  float constant = 0;
   int64_t inner = 0;  // kRows: stride of the column
   int64_t strides[kMaxDims] = {};
+  // For lines_kernel
+  int64_t line_stride = 0;
+  bool wraps = false;  // a row of `cols` elements, read one by one, repeats along the line
 };
 
 template <int kInputs>
@@ -69,8 +91,42 @@ struct ElementwiseProblem {
   int64_t sizes[kMaxDims] = {};
   bool by_row = false;  // some operand is kRows
   bool flat = false;    // flat_kernel may run
-  bool rows = false;    // rows_kernel may run
+  bool lines = false;   // lines_kernel may run
+  // For lines_kernel: elements and chunks of a line, and the innermost dimension.
+  int64_t line = 0;
+  SmallDivider chunks, line_cols;
   ElementwiseOperand out, in[kInputs];
+};
+
+// Rounds kN computed values; pairs share an instruction.
+template <class T, class C, int kN>
+__device__ __forceinline__ Vec<T, kN> rounded(const C (&values)[kN]) {
+  Vec<T, kN> v;
+  if constexpr (std::is_same_v<T, C>) {
+#pragma unroll
+    for (int i = 0; i < kN; ++i) v.value[i] = values[i];
+  } else if constexpr (kN % 2 == 0) {
+#pragma unroll
+    for (int i = 0; i < kN; i += 2) {
+      if constexpr (std::is_same_v<T, __half>) {
+        const __half2 pair = __floats2half2_rn(values[i], values[i + 1]);
+        v.value[i] = pair.x, v.value[i + 1] = pair.y;
+      } else {
+        const __nv_bfloat162 pair = __floats2bfloat162_rn(values[i], values[i + 1]);
+        v.value[i] = pair.x, v.value[i + 1] = pair.y;
+      }
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kN; ++i) v.value[i] = from_compute<T>(values[i]);
+  }
+  return v;
+}
+
+// Where an op's elements begin. aligned: at a multiple of a chunk; true only as a literal.
+struct ChunkAt {
+  int64_t first;
+  bool aligned;
 };
 
 // Where a chunk begins: its first element (negative in the first chunk of an unaligned out), and
@@ -148,22 +204,30 @@ __device__ __forceinline__ Vec<T, kChunk<T>> load_chunk(const ElementwiseProblem
   return v;
 }
 
-// Calls fn(i, offset in elements) for each element i of a chunk that exists.
+template <int kInputs>
+__device__ __noinline__ int64_t outer_offset(const ElementwiseProblem<kInputs>& p,
+                                             const ElementwiseOperand& operand, int64_t row) {
+  return row_offset(p, operand, row);
+}
+
+// Calls fn(i, offset in elements) for each element i of a chunk that exists. NOTE: unrolled, so
+// that loads of a chunk are in flight together.
 template <class T, int kInputs, class Fn>
 __device__ __forceinline__ void walk(const ElementwiseProblem<kInputs>& p,
                                      const ElementwiseOperand& operand, const ChunkPosition& at,
                                      Fn&& fn) {
   const bool rows = operand.access == Access::kRows;
   int64_t row = at.row, col = at.col;
-  int64_t base = rows ? row_offset(p, operand, row) : 0;
-#pragma unroll 1
+  int64_t base = rows ? outer_offset(p, operand, row) : 0;
+#pragma unroll
   for (int i = 0; i < kChunk<T>; ++i) {
     const int64_t e = at.first + i;
     if (e < 0 || e >= p.count) continue;
     fn(i, rows ? base + col * operand.inner : e);
     if (rows && ++col == p.cols.divisor) {
       col = 0;
-      base = row_offset(p, operand, ++row);
+      ++row;
+      base = p.outer > 1 ? outer_offset(p, operand, row) : base + operand.strides[0];
     }
   }
 }
@@ -211,7 +275,7 @@ __global__ void __launch_bounds__(kElementwiseThreads, 4)  // NOTE: calls would 
 #pragma unroll
     for (int k = 0; k < Op::kInputs; ++k) in[k] = load_elements<T>(p, p.in[k], at);
   }
-  const V v = op(in, at.first);
+  const V v = op(in, ChunkAt{at.first, false});
   if (whole && p.out.access == Access::kFlat) {
     T* out = const_cast<T*>(static_cast<const T*>(p.out.data));
     *reinterpret_cast<V*>(out + at.first) = v;
@@ -237,7 +301,7 @@ __global__ void __launch_bounds__(kElementwiseThreads)
   if (first + kChunk<T> <= count) {
 #pragma unroll
     for (int k = 0; k < Op::kInputs; ++k) in[k] = *reinterpret_cast<const V*>(p.in[k] + first);
-    *reinterpret_cast<V*>(p.out + first) = op(in, first);
+    *reinterpret_cast<V*>(p.out + first) = op(in, ChunkAt{first, true});
   } else if (first < count) {
 #pragma unroll
     for (int i = 0; i < kChunk<T>; ++i) {
@@ -246,7 +310,7 @@ __global__ void __launch_bounds__(kElementwiseThreads)
         in[k].value[i] = first + i < count ? p.in[k][first + i] : T(0);
       }
     }
-    const V v = op(in, first);
+    const V v = op(in, ChunkAt{first, true});
 #pragma unroll
     for (int i = 0; i < kChunk<T>; ++i) {
       if (first + i < count) p.out[first + i] = v.value[i];
@@ -254,37 +318,120 @@ __global__ void __launch_bounds__(kElementwiseThreads)
   }
 }
 
-template <class T, class Op>
-__global__ void __launch_bounds__(kElementwiseThreads)
-    rows_kernel(const __grid_constant__ ElementwiseProblem<Op::kInputs> p, const Op op) {
+// 16 bytes in registers, whatever they hold. NOTE: the empty asm keeps them whole words where
+// several loads could have made them; else each 16-bit half becomes a register of its own.
+struct alignas(16) Words {
+  uint32_t word[4];
+};
+template <class V>
+__device__ __forceinline__ Words words_of(const V& v) {
+  Words w = __builtin_bit_cast(Words, v);
+#pragma unroll
+  for (uint32_t& word : w.word) asm("" : "+r"(word));
+  return w;
+}
+
+// What an operand holds at column `col` of every line.
+template <class T, int kInputs>
+__device__ __forceinline__ Words load_column(const ElementwiseProblem<kInputs>& p,
+                                             const ElementwiseOperand& operand, uint32_t col) {
   using V = Vec<T, kChunk<T>>;
-  wait_for_predecessor();
-  const int64_t first =
-      (int64_t{blockIdx.x} * kElementwiseThreads + threadIdx.x) * int64_t{kChunk<T>};
-  if (first >= p.count) return;
-  const int64_t row = p.cols.divide(first), col = first - row * p.cols.divisor;
+  if (operand.access == Access::kConstant) {
+    return words_of(filled(static_cast<T>(operand.constant)));
+  }
+  const T* row = static_cast<const T*>(operand.data);
+  if (operand.inner == 0) return words_of(filled(*row));
+  if (!operand.wraps) return words_of(*reinterpret_cast<const V*>(row + col));
+  const auto cols = static_cast<uint32_t>(p.cols.divisor);
+  uint32_t at = col - p.line_cols.divide(col) * cols;
+  V v;
+#pragma unroll
+  for (int i = 0; i < kChunk<T>; ++i) {
+    v.value[i] = row[at];
+    at = at + 1 < cols ? at + 1 : 0;
+  }
+  return words_of(v);
+}
+
+// The chunk at the tensor's end where it is not whole: `count` elements.
+template <class T, class Op>
+__device__ __forceinline__ void run_partial(const ElementwiseProblem<Op::kInputs>& p, const Op& op,
+                                            const Words (&columns)[Op::kInputs], int64_t line,
+                                            uint32_t col, int64_t first, int count) {
+  using V = Vec<T, kChunk<T>>;
   V in[Op::kInputs];
 #pragma unroll
   for (int k = 0; k < Op::kInputs; ++k) {
-    const ElementwiseOperand& operand = p.in[k];
-    const T* at = static_cast<const T*>(operand.data) + row * operand.strides[0];
-    if (operand.access == Access::kConstant) {
-      in[k] = filled(static_cast<T>(operand.constant));
-    } else if (operand.inner == 0) {
-      in[k] = filled(*at);
-    } else {
-      in[k] = *reinterpret_cast<const V*>(at + col);
+    in[k] = __builtin_bit_cast(V, columns[k]);
+    if (p.in[k].line_stride == 0) continue;
+    const T* from = static_cast<const T*>(p.in[k].data) + line * p.in[k].line_stride + col;
+#pragma unroll
+    for (int i = 0; i < kChunk<T>; ++i) {
+      if (i < count) in[k].value[i] = from[i];
     }
   }
-  T* out = const_cast<T*>(static_cast<const T*>(p.out.data));
-  *reinterpret_cast<V*>(out + first) = op(in, first);
+  const V v = op(in, ChunkAt{first, true});
+  T* out = const_cast<T*>(static_cast<const T*>(p.out.data)) + first;
+#pragma unroll
+  for (int i = 0; i < kChunk<T>; ++i) {
+    if (i < count) out[i] = v.value[i];
+  }
+}
+
+// A thread takes one chunk in each of kLines neighbouring lines; operands that are the same in
+// every line are read, and converted, once. Their loads come last: they branch, which others must
+// not wait for.
+template <class T, class Op>
+__global__ void __launch_bounds__(kElementwiseThreads)
+    lines_kernel(const __grid_constant__ ElementwiseProblem<Op::kInputs> p, const Op op) {
+  using V = Vec<T, kChunk<T>>;
+  wait_for_predecessor();
+  const uint32_t thread = blockIdx.x * kElementwiseThreads + threadIdx.x;
+  const uint32_t group = p.chunks.divide(thread);
+  const uint32_t col = (thread - group * p.chunks.divisor) * kChunk<T>;
+  const int64_t line = int64_t{group} * kLines;
+  const int64_t first = line * p.line + col, left = p.count - first;
+  if (left <= 0) return;
+  Words in[kLines][Op::kInputs];
+#pragma unroll
+  for (int k = 0; k < Op::kInputs; ++k) {
+    if ((Op::kPerColumn >> k & 1) || p.in[k].line_stride == 0) continue;
+    const T* from = static_cast<const T*>(p.in[k].data) + line * p.in[k].line_stride + col;
+#pragma unroll
+    for (int r = 0; r < kLines; ++r, from += p.in[k].line_stride) {
+      if (left - r * p.line >= kChunk<T>) in[r][k] = *reinterpret_cast<const Words*>(from);
+    }
+  }
+  Words columns[Op::kInputs];
+#pragma unroll
+  for (int k = 0; k < Op::kInputs; ++k) {
+    if (!(Op::kPerColumn >> k & 1) && p.in[k].line_stride != 0) continue;
+    columns[k] = load_column<T>(p, p.in[k], col);
+#pragma unroll
+    for (int r = 0; r < kLines; ++r) in[r][k] = columns[k];
+  }
+  op.resolve([&](const auto& resolved) {
+#pragma unroll
+    for (int r = 0; r < kLines; ++r) {
+      const int64_t e = first + r * p.line, here = p.count - e;
+      if (here >= kChunk<T>) {
+        V chunk[Op::kInputs];
+#pragma unroll
+        for (int k = 0; k < Op::kInputs; ++k) chunk[k] = __builtin_bit_cast(V, in[r][k]);
+        T* out = const_cast<T*>(static_cast<const T*>(p.out.data)) + e;
+        *reinterpret_cast<V*>(out) = resolved(chunk, ChunkAt{e, true});
+      } else if (here > 0) {
+        run_partial<T>(p, resolved, columns, line + r, col, e, static_cast<int>(here));
+      }
+    }
+  });
 }
 
 // ---- launch ----
 
 // How an operand of the loop nest is read.
 inline ElementwiseOperand make_operand(const IterationSpace& space, int index, const void* data,
-                                       double constant) {
+                                       float constant) {
   ElementwiseOperand operand;
   operand.data = data;
   operand.constant = constant;
@@ -303,35 +450,58 @@ inline ElementwiseOperand make_operand(const IterationSpace& space, int index, c
   return operand;
 }
 
+// Lines: rows where those begin at multiples of 16 bytes, else as many rows as do so together. A
+// tensor that is one row is cut anywhere, unless an operand that an op takes for one per column (a
+// bit of `per_column`) runs along it.
+template <int kInputs, class Misaligned>
+void plan_lines(ElementwiseProblem<kInputs>& p, Misaligned&& misaligned, int64_t vec,
+                unsigned per_column) {
+  constexpr int64_t kCut = 4096;
+  const int64_t cols = p.cols.divisor;
+  bool cut = p.outer == 0;
+  for (int k = 0; k < kInputs; ++k) cut = cut && !(per_column >> k & 1 && p.in[k].inner == 1);
+  const bool whole = cols % vec == 0;
+  p.line = cut ? kCut : p.outer == 0 || whole ? cols : cols * vec;
+  const int64_t chunks = ceil_div(p.line, vec), threads = ceil_div(p.count, p.line) * chunks;
+  p.lines = p.out.access == Access::kFlat && misaligned(p.out.data) == 0 && p.outer <= 1 &&
+            p.line <= INT32_MAX && threads <= INT32_MAX - kElementwiseThreads;
+  if (!p.lines) return;
+  p.chunks = SmallDivider(chunks);
+  p.line_cols = SmallDivider(std::min<int64_t>(cols, INT32_MAX));
+  for (ElementwiseOperand& in : p.in) {
+    const bool flat = in.access == Access::kFlat;
+    const int64_t row = p.outer == 0 ? 0 : in.strides[0];
+    in.line_stride = flat && (cut || p.outer > 0) ? p.line : row;
+    const bool vectors = in.inner == 1 && misaligned(in.data) == 0 &&
+                         (flat && in.line_stride > 0 ? true : whole && row % vec == 0);
+    in.wraps = in.inner == 1 && in.line_stride == 0 && !vectors;
+    const bool same = in.access == Access::kConstant || (in.inner == 0 && in.line_stride == 0);
+    p.lines = p.lines && (same || vectors || in.wraps);
+  }
+}
+
 // pointers: out, then inputs; a null input is the constant beside it.
 template <int kInputs>
 ElementwiseProblem<kInputs> make_problem(const IterationSpace& space,
                                          const void* const (&pointers)[kInputs + 1],
-                                         const std::array<double, kInputs>& constants,
-                                         int64_t element_bytes) {
+                                         const std::array<float, kInputs>& constants,
+                                         int64_t element_bytes, unsigned per_column) {
   ElementwiseProblem<kInputs> p;
-  const auto misalignment = [](const void* data) { return reinterpret_cast<uintptr_t>(data) % 16; };
+  const auto misaligned = [](const void* data) { return reinterpret_cast<uintptr_t>(data) % 16; };
   p.count = space.count;
   p.outer = space.dims > 0 ? space.dims - 1 : 0;
   p.cols = Divider(space.dims > 0 ? space.sizes[space.dims - 1] : 1);
   for (int d = 0; d < space.dims; ++d) p.sizes[d] = space.sizes[d];
   p.out = make_operand(space, 0, pointers[0], 0);
-  p.flat = p.out.access == Access::kFlat && misalignment(pointers[0]) == 0;
+  p.flat = p.out.access == Access::kFlat && misaligned(pointers[0]) == 0;
   p.by_row = p.out.access == Access::kRows;
   for (int k = 0; k < kInputs; ++k) {
     p.in[k] = make_operand(space, k + 1, pointers[k + 1], constants[k]);
     p.by_row = p.by_row || p.in[k].access == Access::kRows;
-    p.flat = p.flat && p.in[k].access == Access::kFlat && misalignment(pointers[k + 1]) == 0;
+    p.flat = p.flat && p.in[k].access == Access::kFlat && misaligned(pointers[k + 1]) == 0;
   }
-  const int64_t vec = 16 / element_bytes;
-  p.rows = p.out.access == Access::kFlat && misalignment(pointers[0]) == 0 && p.outer <= 1 &&
-           p.cols.divisor % vec == 0;
-  for (const ElementwiseOperand& in : p.in) {
-    const bool vectors =
-        in.inner == 1 && misalignment(in.data) == 0 && (p.outer == 0 || in.strides[0] % vec == 0);
-    p.rows = p.rows && (in.access == Access::kConstant || in.inner == 0 || vectors);
-  }
-  if (p.out.access == Access::kFlat) p.head = misalignment(pointers[0]) / element_bytes;
+  plan_lines(p, misaligned, 16 / element_bytes, per_column);
+  if (p.out.access == Access::kFlat) p.head = misaligned(pointers[0]) / element_bytes;
   return p;
 }
 
@@ -339,9 +509,13 @@ ElementwiseProblem<kInputs> make_problem(const IterationSpace& space,
 template <class T, class Op>
 cudaError_t launch_rows(const ElementwiseProblem<Op::kInputs>& p, const Op& op, cudaStream_t stream,
                         bool overlap) {
-  const dim3 grid(ceil_div(p.count + p.head, int64_t{kElementwiseThreads} * kChunk<T>));
-  return launch_kernel(p.rows ? rows_kernel<T, Op> : strided_kernel<T, Op>, grid,
-                       dim3(kElementwiseThreads), 0, stream, overlap, p, op);
+  const auto launch = [&](auto kernel, int64_t threads) {
+    return launch_kernel(kernel, dim3(ceil_div(threads, kElementwiseThreads)),
+                         dim3(kElementwiseThreads), 0, stream, overlap, p, op);
+  };
+  if (!p.lines) return launch(strided_kernel<T, Op>, ceil_div(p.count + p.head, kChunk<T>));
+  return launch(lines_kernel<T, Op>,
+                ceil_div(ceil_div(p.count, p.line), int64_t{kLines}) * p.chunks.divisor);
 }
 
 template <class T, class Op>

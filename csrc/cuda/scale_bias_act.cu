@@ -15,7 +15,8 @@ void launch(const LaunchScope& scope, const Tensor& out, const NamedTensor (&inp
   if (out.numel() == 0) return;
 
   // Config
-  const auto problem = problem_of<3>("scale_bias_act", out, inputs, {0, 1, -0.0});
+  const auto problem = problem_of<3>("scale_bias_act", out, inputs, {0, 1, -0.0},
+                                     /*keep_order=*/false, ScaleBiasAct<float>::kPerColumn);
 
   // Launch
   const bool overlap = scope.facts().code_version >= 90;

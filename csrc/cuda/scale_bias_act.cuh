@@ -7,32 +7,43 @@
 
 namespace fusedops {
 
-template <class T, int kVec>
-struct ComputeArray {
-  static constexpr int kElements = kVec;
-  Compute<T> value[kVec];
-  __device__ __forceinline__ Compute<T>& operator[](int i) { return value[i]; }
-};
-
 // Inputs x, scale, bias. NOTE: an absent scale reads as 1 and an absent bias as -0, which keeps
 // every x, zeros of both signs too.
+template <class T, Activation kActivation>
+struct ScaleBiasActAs {
+  static constexpr int kInputs = 3;
+  using V = Vec<T, kChunk<T>>;
+
+  __device__ __forceinline__ V operator()(const V (&in)[kInputs], ChunkAt) const {
+    Compute<T> y[kChunk<T>];
+#pragma unroll
+    for (int i = 0; i < kChunk<T>; ++i) {
+      const Compute<T> z =
+          to_compute(in[0].value[i]) * to_compute(in[1].value[i]) + to_compute(in[2].value[i]);
+      y[i] = activate_as<kActivation, kAccuracyOf<T>>(z);
+    }
+    return rounded<T>(y);
+  }
+};
+
+// The same with the activation chosen at run time.
 template <class T>
 struct ScaleBiasAct {
   static constexpr int kInputs = 3;
+  static constexpr unsigned kPerColumn = 0b110;
   using V = Vec<T, kChunk<T>>;
   Activation activation;
 
-  __device__ __forceinline__ V operator()(const V (&in)[kInputs], int64_t /*first*/) const {
-    ComputeArray<T, kChunk<T>> z;
-#pragma unroll
-    for (int i = 0; i < kChunk<T>; ++i) {
-      z[i] = to_compute(in[0].value[i]) * to_compute(in[1].value[i]) + to_compute(in[2].value[i]);
-    }
-    activate_array<kAccuracyOf<T>>(activation, z);
-    V out;
-#pragma unroll
-    for (int i = 0; i < kChunk<T>; ++i) out.value[i] = from_compute<T>(z[i]);
-    return out;
+  __device__ __forceinline__ V operator()(const V (&in)[kInputs], ChunkAt at) const {
+    V y;
+    resolve([&](const auto& op) { y = op(in, at); });
+    return y;
+  }
+  // One switch for all chunks of a thread.
+  template <class Use>
+  __device__ __forceinline__ void resolve(Use&& use) const {
+    with_activation(activation,
+                    [&]<Activation kActivation>() { use(ScaleBiasActAs<T, kActivation>{}); });
   }
 };
 

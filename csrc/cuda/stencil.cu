@@ -14,7 +14,6 @@ void launch_stencil_forward(const LaunchScope& scope, DType dtype, const Stencil
     using T = DeviceType<D>;
     StencilProblem<T> p{};
     p.shape = shape;
-    p.grid = stencil_grid(shape, shape.planes, sizeof(Compute<T>));
     p.x = static_cast<const T*>(x.const_data_ptr());
     p.weight = static_cast<const T*>(weight.const_data_ptr());
     p.y = static_cast<T*>(y.mutable_data_ptr());
@@ -23,6 +22,7 @@ void launch_stencil_forward(const LaunchScope& scope, DType dtype, const Stencil
     p.adjoint = adjoint;
     p.fold = shape.padding;
     if (adjoint) p.shape.padding = Padding::kZeros;
+    p.grid = stencil_grid(p.shape, shape.planes, sizeof(Compute<T>));
     dispatch(StencilInstances{}, stencil_instance(shape), [&]<int kTaps>(Tag<kTaps>) {
       launch_stencil<T, kTaps / 16, kTaps % 16>(p, scope.stream(), overlap);
     });

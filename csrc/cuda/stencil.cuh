@@ -7,11 +7,6 @@
 
 namespace fusedops {
 
-// 64-bit division where it has to be one.
-__device__ __forceinline__ int64_t divide(int64_t a, int64_t b) {
-  return (a | b) >> 32 ? a / b : static_cast<uint32_t>(a) / static_cast<uint32_t>(b);
-}
-
 template <class T>
 struct StencilProblem {
   StencilShape shape;
@@ -113,39 +108,46 @@ __device__ __forceinline__ void store_outputs(const StencilProblem<T>& p, const 
                                               int64_t plane, int64_t z, const T* weight,
                                               Compute<T> (&sums)[kRows][kStencilCols]) {
   const StencilShape& s = p.shape;
-  const int64_t x = place.tile_x + place.x * kStencilCols;
+  const int x = place.tile_x + place.x * kStencilCols;
+  const int w = p.grid.map_x.n, h = p.grid.map_y.n;
+  if (x >= w) return;
+  T* to = p.y + plane * s.plane_size() + (z * h + place.tile_y + place.y * kRows) * w + x;
 #pragma unroll
   for (int o = 0; o < kRows; ++o) {
-    const int64_t y = place.tile_y + place.y * kRows + o;
-    if (y >= s.h) return;
+    const int y = place.tile_y + place.y * kRows + o;
+    if (y >= h) return;
     const bool edge = near_border(z, s.d, s.kd / 2) || near_border(y, s.h, s.kh / 2);
     Vec<T, kStencilCols> v;
 #pragma unroll
     for (int i = 0; i < kStencilCols; ++i) {
       Compute<T> sum = sums[o][i];
       if constexpr (kFold) {
-        if (x + i < s.w && (edge || near_border(x + i, s.w, s.kw / 2))) {
+        if (x + i < w && (edge || near_border(x + i, s.w, s.kw / 2))) {
           sum += folded_terms(p, p.x + plane * s.plane_size(), weight, z, y, x + i);
         }
       }
       v.value[i] = from_compute<T>(sum * static_cast<Compute<T>>(p.scale));
     }
-    T* to = p.y + plane * s.plane_size() + (z * s.h + y) * s.w + x;
-    if (p.aligned && x + kStencilCols <= s.w) {
+    if (p.aligned) {
       *reinterpret_cast<Vec<T, kStencilCols>*>(to) = v;
     } else {
 #pragma unroll
       for (int i = 0; i < kStencilCols; ++i) {
-        if (x + i < s.w) to[i] = v.value[i];
+        if (x + i < w) to[i] = v.value[i];
       }
     }
+    to += w;
   }
 }
+
+// Blocks per SM that hide the latency of the loads, where the taps leave registers for them.
+template <class T, int kTaps>
+inline constexpr int kStencilBlocksPerSm = sizeof(T) == 8 || kTaps > 25 ? 2 : 3;
 
 // One block: one depth of a tile in each of threads_z planes. kFold: an adjoint whose padding
 // folds.
 template <class T, int kH, int kW, bool kFold>
-__global__ void __launch_bounds__(kStencilThreads)
+__global__ void __launch_bounds__(kStencilThreads, kStencilBlocksPerSm<T, kH * kW>)
     stencil_kernel(const __grid_constant__ StencilProblem<T> p) {
   using C = Compute<T>;
   constexpr int kRows = stencil_rows(kH);
@@ -163,14 +165,17 @@ __global__ void __launch_bounds__(kStencilThreads)
   const T* weight = p.weight;
   if (exists && s.groups > 1) weight += (plane - divide(plane, s.groups) * s.groups) * s.taps();
 
+  const T* from = p.x + first * s.plane_size();
+  const int planes =
+      s.planes - first < g.threads_z ? static_cast<int>(s.planes - first) : g.threads_z;
+
   C sums[kRows][kStencilCols] = {};
   for (int a = 0; a < s.kd; ++a) {
-    const int64_t slice = source_index(z + a - s.kd / 2, s.d, s.kd / 2, s.padding);
+    const int slice = static_cast<int>(source_index(z + a - s.kd / 2, s.d, s.kd / 2, s.padding));
     if (slice < 0) continue;
     __syncthreads();
-    load_tile<T>(tile, s, g, place, slice, p.aligned, [&](int member) {
-      return first + member < s.planes ? p.x + (first + member) * s.plane_size() : nullptr;
-    });
+    TileLoader<T, kW>{
+        s, g, place, {from + slice * s.h * s.w, s.plane_size(), planes}, p.aligned}(tile);
     __syncthreads();
     if (!exists) continue;
     const int area = s.kh * s.kw;

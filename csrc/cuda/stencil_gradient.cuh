@@ -72,29 +72,37 @@ __global__ void __launch_bounds__(kStencilThreads)
   C sums[kSums] = {};
   for (int64_t item = slice; item < g.plane_blocks * s.d * tiles; item += p.slices) {
     const int64_t slab = divide(item, tiles), block = divide(slab, s.d), z = slab - block * s.d;
-    const int64_t source = source_index(z + depth - s.kd / 2, s.d, s.kd / 2, s.padding);
+    const int source =
+        static_cast<int>(source_index(z + depth - s.kd / 2, s.d, s.kd / 2, s.padding));
     if (source < 0) continue;
     const StencilPlace place = stencil_place(g, item - slab * tiles);
     const int64_t member = block * g.threads_z + place.z;
-    const bool exists = threadIdx.x < g.threads() && member < members;
-    const int64_t column = place.tile_x + place.x * kStencilCols;
+    const int column = place.tile_x + place.x * kStencilCols;
+    const bool exists = threadIdx.x < g.threads() && member < members && column < g.map_x.n;
     C grad[kRows][kStencilCols];
 #pragma unroll
     for (int o = 0; o < kRows; ++o) {
-      const int64_t y = place.tile_y + place.y * kRows + o;
+      const int y = place.tile_y + place.y * kRows + o;
       Vec<T, kStencilCols> v{T(0), T(0), T(0), T(0)};
       if (exists && y < s.h) {
         const T* row = p.dy + (member * s.groups + group) * s.plane_size() + (z * s.h + y) * s.w;
-        v = load_four(row, column, s.w, 0, Padding::kZeros, p.aligned);
+        const int end = g.map_x.n - column;
+        if (p.aligned && end >= kStencilCols) {
+          v = *reinterpret_cast<const Vec<T, kStencilCols>*>(row + column);
+        } else {
+#pragma unroll
+          for (int i = 0; i < kStencilCols; ++i) v.value[i] = i < end ? row[column + i] : T(0);
+        }
       }
 #pragma unroll
       for (int i = 0; i < kStencilCols; ++i) grad[o][i] = to_compute(v.value[i]);
     }
     __syncthreads();
-    load_tile<T>(tile, s, g, place, source, p.aligned, [&](int z) {
-      const int64_t m = block * g.threads_z + z;
-      return m < members ? p.x + (m * s.groups + group) * s.plane_size() : nullptr;
-    });
+    const int64_t first = block * g.threads_z;
+    const int planes =
+        members - first < g.threads_z ? static_cast<int>(members - first) : g.threads_z;
+    const T* from = p.x + (first * s.groups + group) * s.plane_size() + source * s.h * s.w;
+    TileLoader<T, kW>{s, g, place, {from, s.groups * s.plane_size(), planes}, p.aligned}(tile);
     __syncthreads();
     if (!exists) continue;
     const C* at =

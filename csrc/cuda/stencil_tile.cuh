@@ -31,17 +31,24 @@ constexpr int stencil_instance(const StencilShape& s) {
 // rows * threads_y rows in each of threads_z planes. Powers of two.
 struct StencilGrid {
   int threads_x, threads_y, threads_z;
+  int log_x, log_y;      // of threads_x and threads_y
   int rows;              // of a thread
   int pad;               // columns of halo on each side, a multiple of 4
   int pitch, tile_rows;  // of a plane in shared memory, in elements
   int64_t tiles_x, tiles_y;
   int64_t plane_blocks;
+  unsigned row_magic;  // r / tile_rows = r * row_magic >> kRowMagicShift
+  BorderMap map_x, map_y;
 
   constexpr int threads() const { return threads_x * threads_y * threads_z; }
   constexpr int tile_cols() const { return threads_x * kStencilCols; }
   constexpr int block_rows() const { return threads_y * rows; }
   constexpr int64_t shared_elements() const { return int64_t{threads_z} * tile_rows * pitch; }
 };
+
+// NOTE: exact while (rows of a block) * tile_rows < 2^20; 48 KB hold fewer than 2560 rows, and more
+// than 400 rows only where tile_rows < 200.
+inline constexpr int kRowMagicShift = 20;
 
 // `members`: planes that a block may put side by side.
 inline StencilGrid stencil_grid(const StencilShape& s, int64_t members, int compute_bytes) {
@@ -61,10 +68,20 @@ inline StencilGrid stencil_grid(const StencilShape& s, int64_t members, int comp
     int& largest = z > 1 ? z : y > 1 ? y : x;
     largest /= 2;
   }
+  while (1 << g.log_x < x) ++g.log_x;
+  while (1 << g.log_y < y) ++g.log_y;
   g.tiles_x = ceil_div(s.w, g.tile_cols());
   g.tiles_y = ceil_div(s.h, g.block_rows());
   g.plane_blocks = ceil_div(members, z);
+  g.row_magic = (1u << kRowMagicShift) / g.tile_rows + 1;
+  g.map_x = BorderMap(s.w, s.padding);
+  g.map_y = BorderMap(s.h, s.padding);
   return g;
+}
+
+// 64-bit division where it has to be one.
+__device__ __forceinline__ int64_t divide(int64_t a, int64_t b) {
+  return (a | b) >> 32 ? a / b : static_cast<uint32_t>(a) / static_cast<uint32_t>(b);
 }
 
 // The thread's place in its block, and the block's place.
@@ -76,86 +93,139 @@ struct StencilPlace {
 __device__ __forceinline__ StencilPlace stencil_place(const StencilGrid& g, int64_t tile) {
   StencilPlace p;
   const int t = threadIdx.x;
-  p.x = t % g.threads_x;
-  p.y = t / g.threads_x % g.threads_y;
-  p.z = t / (g.threads_x * g.threads_y);
-  const int64_t row = tile / g.tiles_x;
-  p.tile_x = (tile - row * g.tiles_x) * g.tile_cols();
-  p.tile_y = row * g.block_rows();
+  p.x = t & (g.threads_x - 1);
+  p.y = t >> g.log_x & (g.threads_y - 1);
+  p.z = t >> (g.log_x + g.log_y);
+  const int64_t row = divide(tile, g.tiles_x);
+  p.tile_x = static_cast<int>(tile - row * g.tiles_x) * g.tile_cols();
+  p.tile_y = static_cast<int>(row) * g.block_rows();
   return p;
 }
 
-// Four neighbouring elements of a row from column c on, beyond the border by the padding's rule.
+// The planes that a tile is loaded from, at one depth.
 template <class T>
-__device__ __forceinline__ Vec<T, kStencilCols> load_four(const T* row, int64_t c, int64_t w,
-                                                          int reach, Padding padding,
-                                                          bool aligned) {
-  if (aligned && c >= 0 && c + kStencilCols <= w) {
-    return *reinterpret_cast<const Vec<T, kStencilCols>*>(row + c);
-  }
-  Vec<T, kStencilCols> v;
-#pragma unroll
-  for (int i = 0; i < kStencilCols; ++i) {
-    const int64_t source = source_index(c + i, w, reach, padding);
-    v.value[i] = source < 0 ? T(0) : row[source];
-  }
-  return v;
-}
+struct TileSource {
+  const T* first;  // of the first plane
+  int64_t stride;  // between planes
+  int planes;      // at most threads_z; zeros stand for the rest
+};
 
-// Fills the tile from depth slice `slice` (negative: zeros) of the planes plane_of(0..threads_z-1)
-// (null: zeros). Rows are shared out among groups of threads_x threads.
-template <class T, class PlaneOf>
-__device__ __forceinline__ void load_tile(Compute<T>* tile, const StencilShape& s,
-                                          const StencilGrid& g, const StencilPlace& place,
-                                          int64_t slice, bool aligned, PlaneOf&& plane_of) {
+// Fills the tile. Rows are shared out among groups of threads_x threads; all loads are issued
+// before the first is used. NOTE: columns more than kw / 2 beyond the last one are left as they
+// are; no output reads them.
+template <class T, int kW>
+struct TileLoader {
   using C = Compute<T>;
-  constexpr int kBatch = 4;  // loads in flight per thread
-  const int reach_y = s.kh / 2, reach_x = s.kw / 2;
-  const int groups = blockDim.x / g.threads_x, group = threadIdx.x / g.threads_x;
-  const int rows = g.threads_z * g.tile_rows;
-  // The row's first element, or null for zeros
-  const auto row_of = [&](int r) -> const T* {
-    const int z = r / g.tile_rows;
-    const int64_t y = place.tile_y + (r - z * g.tile_rows) - reach_y;
-    const int64_t source = source_index(y, s.h, reach_y, s.padding);
-    const T* plane = plane_of(z);
-    if (plane == nullptr || source < 0 || slice < 0) return nullptr;
-    return plane + (slice * s.h + source) * s.w;
-  };
+  using Four = Vec<T, kStencilCols>;
+  // Rows of a thread in flight: 4 and the halo's share, one round for a tile of 8 * 4 rows.
+  static constexpr int kBatch = 5;
+  const StencilShape& s;
+  const StencilGrid& g;
+  const StencilPlace& place;
+  TileSource<T> from;
+  bool aligned;
 
-  // The body of the rows
-  const int64_t column = place.tile_x + place.x * kStencilCols;
-  for (int first = group; first < rows; first += kBatch * groups) {
-    Vec<T, kStencilCols> v[kBatch];
-#pragma unroll
-    for (int b = 0; b < kBatch; ++b) {
-      const int r = first + b * groups;
-      const T* row = r < rows ? row_of(r) : nullptr;
-      v[b] = row ? load_four(row, column, s.w, reach_x, s.padding, aligned)
-                 : Vec<T, kStencilCols>{T(0), T(0), T(0), T(0)};
+  __device__ __forceinline__ void operator()(C* tile) const {
+    const int halo = g.threads_z * g.tile_rows * 2 * reach();
+    const C edge = threadIdx.x < halo ? halo_value(threadIdx.x) : C(0);
+    if (aligned) {
+      load_vectors(tile);
+    } else {
+      load_scalars(tile);
     }
-#pragma unroll
-    for (int b = 0; b < kBatch; ++b) {
-      const int r = first + b * groups;
-      if (r >= rows) break;
-      Vec<C, kStencilCols> wide;
-#pragma unroll
-      for (int i = 0; i < kStencilCols; ++i) wide.value[i] = to_compute(v[b].value[i]);
-      C* to = tile + r * g.pitch + g.pad + place.x * kStencilCols;
-      *reinterpret_cast<Vec<C, kStencilCols>*>(to) = wide;
+    if (threadIdx.x < halo) tile[halo_place(threadIdx.x)] = edge;
+    for (int i = threadIdx.x + blockDim.x; i < halo; i += blockDim.x) {
+      tile[halo_place(i)] = halo_value(i);
     }
   }
 
-  // The halo: reach_x columns on either side
-  for (int i = threadIdx.x; i < rows * 2 * reach_x; i += blockDim.x) {
-    const int r = i / (2 * reach_x);
-    const int side = i - r * 2 * reach_x;
-    const int offset = side < reach_x ? side - reach_x : g.tile_cols() + side - reach_x;
-    const T* row = row_of(r);
-    const int64_t source = source_index(place.tile_x + offset, s.w, reach_x, s.padding);
-    tile[r * g.pitch + g.pad + offset] = row && source >= 0 ? to_compute(row[source]) : C(0);
+ private:
+  __device__ __forceinline__ int reach() const { return (kW ? kW : s.kw) / 2; }
+  __device__ __forceinline__ int rows() const { return g.threads_z * g.tile_rows; }
+
+  // The first element of tile row r in memory, or null for zeros.
+  __device__ __forceinline__ const T* row_of(int r) const {
+    const int z = g.threads_z == 1 ? 0 : static_cast<int>(r * g.row_magic >> kRowMagicShift);
+    const int source = g.map_y.source(place.tile_y + (r - z * g.tile_rows) - s.kh / 2);
+    if (source < 0 || z >= from.planes) return nullptr;
+    return from.first + z * from.stride + int64_t{source} * g.map_x.n;
   }
-}
+
+  // Calls load(u, row) for kBatch rows of the thread, then store(u, r); until all are done.
+  template <class Load, class Store>
+  __device__ __forceinline__ void for_each_row(Load&& load, Store&& store) const {
+    const int groups = blockDim.x >> g.log_x;
+    for (int first = threadIdx.x >> g.log_x; first < rows(); first += kBatch * groups) {
+#pragma unroll
+      for (int u = 0; u < kBatch; ++u) {
+        const int r = first + u * groups;
+        load(u, r < rows() ? row_of(r) : nullptr);
+      }
+#pragma unroll
+      for (int u = 0; u < kBatch; ++u) {
+        if (first + u * groups < rows()) store(u, tile_row(first + u * groups));
+      }
+    }
+  }
+  __device__ __forceinline__ int tile_row(int r) const { return r * g.pitch + g.pad; }
+
+  // Rows that allow vectors: a thread's four columns are all there or all beyond the border.
+  __device__ __forceinline__ void load_vectors(C* tile) const {
+    const int column = place.tile_x + place.x * kStencilCols;
+    if (column >= g.map_x.n) return;
+    Four v[kBatch];
+    for_each_row(
+        [&](int u, const T* row) {
+          v[u] = row ? *reinterpret_cast<const Four*>(row + column) : Four{T(0), T(0), T(0), T(0)};
+        },
+        [&](int u, int at) {
+          Vec<C, kStencilCols> wide;
+#pragma unroll
+          for (int i = 0; i < kStencilCols; ++i) wide.value[i] = to_compute(v[u].value[i]);
+          *reinterpret_cast<Vec<C, kStencilCols>*>(tile + at + place.x * kStencilCols) = wide;
+        });
+  }
+
+  // Any rows: neighbouring threads read neighbouring columns.
+  __device__ __forceinline__ void load_scalars(C* tile) const {
+    int source[kStencilCols];
+#pragma unroll
+    for (int i = 0; i < kStencilCols; ++i) {
+      source[i] = g.map_x.source(place.tile_x + place.x + i * g.threads_x);
+    }
+    T v[kBatch][kStencilCols];
+    for_each_row(
+        [&](int u, const T* row) {
+#pragma unroll
+          for (int i = 0; i < kStencilCols; ++i) {
+            v[u][i] = row && source[i] >= 0 ? row[source[i]] : T(0);
+          }
+        },
+        [&](int u, int at) {
+#pragma unroll
+          for (int i = 0; i < kStencilCols; ++i) {
+            tile[at + place.x + i * g.threads_x] = to_compute(v[u][i]);
+          }
+        });
+  }
+
+  // Element i of the halo: columns on either side of row i / (2 reach). On the right they begin
+  // after the last column that the body holds.
+  __device__ __forceinline__ int halo_offset(int i) const {
+    const int side = i % (2 * reach());
+    if (side < reach()) return side - reach();
+    const int left = g.map_x.n - place.tile_x;
+    return (aligned && left < g.tile_cols() ? left : g.tile_cols()) + side - reach();
+  }
+  __device__ __forceinline__ int halo_place(int i) const {
+    return tile_row(i / (2 * reach())) + halo_offset(i);
+  }
+  __device__ __forceinline__ C halo_value(int i) const {
+    const T* row = row_of(i / (2 * reach()));
+    const int source = g.map_x.source(place.tile_x + halo_offset(i));
+    return row && source >= 0 ? to_compute(row[source]) : C(0);
+  }
+};
 
 // One row of a thread's inputs: its four columns and kReach more on each side.
 template <int kReach, class C>

@@ -260,7 +260,7 @@ def bias_dropout_residual(
 ) -> Tensor:
     """Compute ``dropout(x + bias, p) + residual`` in one pass; no mask is stored.
 
-    The mask is a function of the seed and of an element's position (Philox4x32-10, Salmon et al.,
+    The mask is a function of the seed and of an element's position (Philox4x32-7, Salmon et al.,
     SC 2011), the same on CPU and GPU; backward computes it again, with the bias gradient in the
     same pass. What is kept is divided by 1 - p.
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from .checks import check_floating, check_like, check_min_dim, check_same_shape, fake, shape_of
 
 _MAX_TAPS = 15
+_MAX_EXTENT = 1 << 30
 _REFLECT, _CIRCULAR = 1, 3
 
 
@@ -42,6 +43,12 @@ def _check_stencil(op: str, name: str, x: Tensor, weight: Tensor, dims: int, pad
             lambda: (
                 f"{op}: weight must have odd extents from 1 to {_MAX_TAPS}; got shape "
                 f"{shape_of(weight)}"
+            ),
+        )
+        torch._check(
+            n <= _MAX_EXTENT,
+            lambda n=n: (
+                f"{op}: {name} {shape_of(x)} must have spatial extents of at most 2^30; got {n}"
             ),
         )
         if padding in (_REFLECT, _CIRCULAR):

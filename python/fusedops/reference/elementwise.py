@@ -26,12 +26,12 @@ def scale_bias_act(
 
 
 def _philox(key: int, counter: Tensor) -> Tensor:
-    """Philox4x32-10 of int64 counters (K,): four 32-bit words each, (K, 4) in int64."""
+    """Philox4x32-7 of int64 counters (K,): four 32-bit words each, (K, 4) in int64."""
     # NOTE: products of two words wrap around in int64; masks after the shift make them unsigned.
     c0, c1 = counter & _WORD, (counter >> 32) & _WORD
     c2 = c3 = torch.zeros_like(counter)
     k0, k1 = key & _WORD, (key >> 32) & _WORD
-    for _ in range(10):
+    for _ in range(7):
         a, b = _MULTIPLIERS[0] * c0, _MULTIPLIERS[1] * c2
         c0, c1, c2, c3 = (
             ((b >> 32) & _WORD) ^ c1 ^ k0,
