@@ -42,13 +42,15 @@ template <class T, Select S, bool Manhattan>
 void launch_warps(const GridSearch<T>& search) {
   const Clouds& queries = search.in.queries.view;
   const int capacity = collector_capacity(search.query.k);
-  const int bytes = kGridWarps * capacity * static_cast<int>(sizeof(KeyOf<T>));
+  const int bits =
+      collector_group_bits(search.scope, capacity * static_cast<int>(sizeof(KeyOf<T>)));
+  const int bytes = capacity * static_cast<int>(sizeof(KeyOf<T>)) << bits;
   const auto kernel = grid_warp_kernel<T, S, Manhattan>;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-  kernel<<<static_cast<unsigned>(num_row_groups(queries, 2)), kGridWarps * 32, bytes,
+  kernel<<<static_cast<unsigned>(num_row_groups(queries, bits)), 32 << bits, bytes,
            search.scope.stream()>>>(search.in.points.view, search.grid.view, queries,
                                     search.in.points.dtype, search.order, search.out, search.limit,
-                                    capacity, 2);
+                                    capacity, bits);
 }
 
 template <class T>

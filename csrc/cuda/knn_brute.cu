@@ -9,8 +9,6 @@
 namespace fusedops::cuda {
 namespace {
 
-constexpr int kAnyWarps = 4;
-
 template <int D, int Q, int U>
 void launch_binned(const LaunchScope& scope, const NeighbourTensors& in,
                    const NeighbourOutput<float>& out, uint32_t limit) {
@@ -46,13 +44,14 @@ void search_any(const LaunchScope& scope, const NeighbourTensors& in, const Neig
   using T = Compute<S>;
   const NeighbourOutput<T> out = output_view<T>(neighbours, query.k);
   const int capacity = collector_capacity(query.k);
-  const int bytes = kAnyWarps * capacity * static_cast<int>(sizeof(KeyOf<T>));
+  const int bits = collector_group_bits(scope, capacity * static_cast<int>(sizeof(KeyOf<T>)));
+  const int bytes = capacity * static_cast<int>(sizeof(KeyOf<T>)) << bits;
   const auto kernel = knn_brute_any_kernel<S, T>;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-  kernel<<<static_cast<unsigned>(num_row_groups(in.queries.view, 2)), kAnyWarps * 32, bytes,
+  kernel<<<static_cast<unsigned>(num_row_groups(in.queries.view, bits)), 32 << bits, bytes,
            scope.stream()>>>(in.points.view, in.queries.view, out,
                              limit_bits<T>(query.bound, query.closed), query.norm == 1, capacity,
-                             2);
+                             bits);
 }
 
 }  // namespace

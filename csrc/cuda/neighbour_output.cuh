@@ -26,6 +26,12 @@ KeyBits<T> limit_bits(double bound, bool closed) {
   return bits + (closed || std::isinf(value) ? 1 : 0);
 }
 
+// log2 of the warps of a block that keeps a list of `bytes` a warp: four where they fit.
+inline int collector_group_bits(const LaunchScope& scope, int bytes) {
+  const int room = scope.facts().shared_memory_per_block - (8 << 10);  // beside static arrays
+  return 4 * bytes <= room ? 2 : 2 * bytes <= room ? 1 : 0;
+}
+
 // Rows beyond a cloud's length are no query's; kernels that skip them start from this.
 template <class T>
 void fill_unused_rows(const LaunchScope& scope, const NeighbourTensors& in,
