@@ -1,4 +1,6 @@
 // Launches of feature_knn.cuh.
+#include <algorithm>
+
 #include "common/device_types.cuh"
 #include "common/dispatch.h"
 #include "cuda/feature_knn.cuh"
@@ -7,14 +9,29 @@
 namespace fusedops::cuda {
 namespace {
 
-FeatureLayout feature_layout(const NeighbourTensors& in, int64_t k, int stages) {
+constexpr int kSharedPerSm = 227 * 1024;
+
+FeatureLayout layout_with(const NeighbourTensors& in, int64_t k, int stages) {
   FeatureLayout layout;
   layout.width = feature_width(static_cast<int>(in.points.view.dim));
   layout.stride = layout.width + kFeaturePad;
   layout.splits = in.points.dtype == DType::kBFloat16 ? 1 : 2;
   layout.stages = stages;
   layout.list = k <= 32 ? 32 : k <= 64 ? 64 : 128;
+  // 1.2 to 1.4 k candidates are expected, and up to 64 come at once
+  layout.room = k <= 32 ? 96 : k <= 64 ? 160 : 224;
+  layout.scratch = k <= 32 ? 0 : k <= 64 ? 256 : 512;
   return layout;
+}
+
+// Two stages, unless one lets more blocks share an SM. Its bytes may exceed what a block can have.
+FeatureLayout feature_layout(const NeighbourTensors& in, int64_t k) {
+  const FeatureLayout one = layout_with(in, k, 1);
+  const FeatureLayout two = layout_with(in, k, 2);
+  const auto blocks = [](const FeatureLayout& layout) {
+    return std::min(kSharedPerSm / (layout.bytes() + 1024), 3);
+  };
+  return blocks(one) > blocks(two) ? one : two;
 }
 
 struct PreparedRows {
@@ -60,27 +77,19 @@ void launch_features(const LaunchScope& scope, const NeighbourTensors& in,
       feature_slack(static_cast<int>(in.points.view.dim), Split), vectors);
 }
 
-int feature_stages(const LaunchScope& scope, const NeighbourTensors& in, int64_t k) {
-  for (int stages : {2, 1}) {
-    if (feature_layout(in, k, stages).bytes() <= scope.facts().shared_memory_per_block) {
-      return stages;
-    }
-  }
-  return 0;
-}
-
 }  // namespace
 
 bool can_search_features(const LaunchScope& scope, const NeighbourTensors& in, int64_t k,
                          int64_t norm) {
-  return suits_tensor_cores(in.points, k, norm) && feature_stages(scope, in, k) > 0;
+  return suits_tensor_cores(in.points, k, norm) &&
+         feature_layout(in, k).bytes() <= scope.facts().shared_memory_per_block;
 }
 
 void search_features(const LaunchScope& scope, const NeighbourTensors& in,
                      const NeighbourQuery& query, const Neighbours& neighbours) {
   const NeighbourOutput<float> out = output_view<float>(neighbours, query.k);
   fill_unused_rows(scope, in, out);
-  const FeatureLayout layout = feature_layout(in, query.k, feature_stages(scope, in, query.k));
+  const FeatureLayout layout = feature_layout(in, query.k);
   dispatch(Choices<DType::kFloat16, DType::kBFloat16, DType::kFloat32>{}, in.points.dtype,
            [&]<DType D>(Tag<D>) {
              // Bins: at least twice k

@@ -11,145 +11,16 @@
 // One block serves 64 queries, a warp 16; tiles of 64 points stream through shared memory.
 #pragma once
 
-#include <cuda_bf16.h>
-
-#include "cuda/neighbours.cuh"
+#include "cuda/feature_rows.cuh"
 
 namespace fusedops {
 
-inline constexpr int kFeatureWarps = 4;
-inline constexpr int kFeatureRows = 16;      // queries of a warp
-inline constexpr int kFeatureTile = 64;      // points
-inline constexpr int kFeatureRoom = 96;      // candidates of a query before they are ranked
-inline constexpr int kFeatureScratch = 256;  // keys: 128 and kFeatureRoom, a power of two
-inline constexpr int kFeatureBins = 64;      // of a query and a set; a set is one tile in `Sets`
-inline constexpr int kFeatureGroupBits = 6;
-inline constexpr int kFeaturePad = 8;  // of a row in shared memory, against bank conflicts
-
-// Rows as the Tensor Cores read them.
-struct FeatureRows {
-  __nv_bfloat16* high;  // (rows, width)
-  __nv_bfloat16* low;   // the rest of the value, or null where there is none
-  float* norm;          // (rows,) lower bound of |row|^2, NaN where it is not finite
-};
-
-__host__ __device__ constexpr int feature_width(int dim) { return (dim + 15) / 16 * 16; }
-
-inline float feature_slack(int dim, bool split) {
-  return static_cast<float>(dim + 64) * 0x1p-21f + (split ? 0x1p-14f : 0.0f);
-}
-
-// One warp a row. S: how the row is stored.
-template <class S>
-__global__ void feature_prepare_kernel(const S* __restrict__ rows, int64_t count, int dim,
-                                       float slack, FeatureRows out) {
-  const int lane = threadIdx.x % 32;
-  const int64_t row = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / 32;
-  if (row >= count) return;
-  const int width = feature_width(dim);
-  float norm = 0.0f;
-  for (int d = lane; d < width; d += 32) {
-    const float value = d < dim ? to_compute(rows[row * dim + d]) : 0.0f;
-    const __nv_bfloat16 high = __float2bfloat16_rn(value);
-    out.high[row * width + d] = high;
-    if (out.low) out.low[row * width + d] = __float2bfloat16_rn(value - __bfloat162float(high));
-    norm = fmaf(value, value, norm);
-  }
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) norm += __shfl_xor_sync(kFullWarp, norm, step);
-  if (lane == 0) out.norm[row] = norm < INFINITY ? norm * (1.0f - slack) : NAN;
-}
-
-struct FeatureLayout {
-  int width, stride, splits, stages, list;
-  __host__ __device__ int matrix_bytes() const {
-    return kFeatureTile * stride * 2;  // of one part of 64 rows
-  }
-  __host__ __device__ int lists_at() const { return matrix_bytes() * splits * (1 + stages); }
-  __host__ __device__ int scratch_at() const {
-    return lists_at() + kFeatureWarps * kFeatureRows * list * 8;
-  }
-  __host__ __device__ int buffers_at() const {
-    return scratch_at() + (list > 32 ? kFeatureWarps * kFeatureScratch * 8 : 0);
-  }
-  __host__ __device__ int norms_at() const {
-    return buffers_at() + kFeatureWarps * kFeatureRows * kFeatureRoom * 4;
-  }
-  __host__ __device__ int bytes() const {
-    // norms of the tiles; counts, limits and norms of the queries
-    return norms_at() + (stages * kFeatureTile + 3 * kFeatureWarps * kFeatureRows) * 4;
-  }
-};
-
-__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
-}
-__device__ __forceinline__ void load_matrices(uint32_t (&r)[4], const __nv_bfloat16* row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(shared_address(row)));
-}
-__device__ __forceinline__ void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
-                                             uint32_t b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-      "{%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-// 16 bytes; zeros where `valid` is false.
-__device__ __forceinline__ void copy_async(void* to, const void* from, bool valid) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
-               "r"(valid ? 16 : 0));
-}
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;"); }
-__device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_group 0;"); }
-
-// Starts copying 64 rows, both parts; rows from `count` on become zeros.
-__device__ __forceinline__ void copy_rows(const FeatureRows& rows, int64_t first, int64_t count,
-                                          const FeatureLayout& layout, __nv_bfloat16* to) {
-  const int chunks = layout.width / 8;
-  for (int i = threadIdx.x; i < kFeatureTile * chunks * layout.splits; i += blockDim.x) {
-    const int part = i / (kFeatureTile * chunks);
-    const int row = i / chunks % kFeatureTile;
-    const int at = i % chunks * 8;
-    const bool valid = row < count;
-    const __nv_bfloat16* from = part ? rows.low : rows.high;
-    copy_async(to + (part * kFeatureTile + row) * layout.stride + at,
-               from + (valid ? (first + row) * layout.width + at : 0), valid);
-  }
-}
-
-// The exact distance of a pair, summed like in every other algorithm.
-template <class S>
-__device__ __forceinline__ float exact_distance(const S* __restrict__ query,
-                                                const S* __restrict__ point, int dim,
-                                                bool vectors) {
-  float d = 0.0f;
-  if (vectors) {
-#pragma unroll 4
-    for (int c = 0; c < dim; c += 4) {
-      const auto q = *reinterpret_cast<const Vec<S, 4>*>(query + c);
-      const auto p = *reinterpret_cast<const Vec<S, 4>*>(point + c);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float delta = to_compute(q.value[i]) - to_compute(p.value[i]);
-        d = fmaf(delta, delta, d);
-      }
-    }
-  } else {
-    for (int c = 0; c < dim; ++c) {
-      const float delta = to_compute(query[c]) - to_compute(point[c]);
-      d = fmaf(delta, delta, d);
-    }
-  }
-  return d;
-}
+inline constexpr int kFeatureBins = 64;  // of a query and a set; tile i belongs to set i % Sets
 
 // What a warp keeps of one query.
 struct FeatureQuery {
   uint64_t* best;      // [list] ascending
-  uint64_t* scratch;   // [kFeatureScratch], where list > 32
+  uint64_t* scratch;   // [scratch], where list > 32
   uint32_t* buffered;  // [room] positions in the cloud
 };
 
@@ -160,6 +31,7 @@ __device__ __noinline__ uint64_t rank_candidates(FeatureQuery query, int count, 
                                                  bool vectors) {
   const int lane = threadIdx.x % 32;
   const uint64_t empty = empty_key<Select::kNearest, float>(0x7f800001u);
+  const int before = query.best[0] < empty ? list : 0;
   for (int start = 0; start < count; start += 32) {
     uint64_t key = empty;
     if (start + lane < count) {
@@ -170,59 +42,28 @@ __device__ __noinline__ uint64_t rank_candidates(FeatureQuery query, int count, 
     if (list == 32) {
       query.best[lane] = warp_merge(query.best[lane], warp_sort(key, lane), lane);
     } else {
-      query.scratch[list + start + lane] = key;
+      query.scratch[before + start + lane] = key;
     }
   }
-  if (list > 32) {
-    for (int i = lane; i < list; i += 32) query.scratch[i] = query.best[i];
-    for (int i = list + (count + 31) / 32 * 32 + lane; i < kFeatureScratch; i += 32) {
-      query.scratch[i] = empty;
-    }
+  if (list > 32 && count > 0) {
+    const int used = before + (count + 31) / 32 * 32;
+    int n = list;
+    while (n < used) n *= 2;
+    for (int i = lane; i < before; i += 32) query.scratch[i] = query.best[i];
+    for (int i = used + lane; i < n; i += 32) query.scratch[i] = empty;
     __syncwarp();
-    warp_sort_shared(query.scratch, kFeatureScratch, lane);
+    warp_sort_shared(query.scratch, n, lane);
     for (int i = lane; i < list; i += 32) query.best[i] = query.scratch[i];
   }
   __syncwarp();
   return query.best[k - 1];
 }
 
-// Products of the warp's 16 queries with 64 points, both in shared memory.
-template <bool Split>
-__device__ __forceinline__ void tile_products(const __nv_bfloat16* query_tile,
-                                              const __nv_bfloat16* point_tile,
-                                              const FeatureLayout& layout, int lane, int warp,
-                                              float (&product)[kFeatureTile / 8][4]) {
-  const int part = kFeatureTile * layout.stride;  // elements of one part of 64 rows
-  const __nv_bfloat16* a_row =
-      query_tile + (warp * kFeatureRows + lane % 16) * layout.stride + lane / 16 * 8;
-  const __nv_bfloat16* b_row =
-      point_tile + (lane % 8 + lane / 16 * 8) * layout.stride + lane / 8 % 2 * 8;
-  for (int at = 0; at < layout.width; at += 16) {
-    uint32_t a_high[4];
-    uint32_t a_low[4];
-    load_matrices(a_high, a_row + at);
-    if constexpr (Split) load_matrices(a_low, a_row + part + at);
-#pragma unroll
-    for (int n = 0; n < kFeatureTile / 16; ++n) {
-      uint32_t b[4];
-      load_matrices(b, b_row + n * 16 * layout.stride + at);
-      multiply_add(product[2 * n], a_high, b[0], b[1]);
-      multiply_add(product[2 * n + 1], a_high, b[2], b[3]);
-      if constexpr (Split) {
-        multiply_add(product[2 * n], a_low, b[0], b[1]);
-        multiply_add(product[2 * n + 1], a_low, b[2], b[3]);
-        load_matrices(b, b_row + part + n * 16 * layout.stride + at);
-        multiply_add(product[2 * n], a_high, b[0], b[1]);
-        multiply_add(product[2 * n + 1], a_high, b[2], b[3]);
-      }
-    }
-  }
-}
-
-// The k-th smallest of 32 Count values, `Count` a lane at stride 32, none of them NaN: the largest
-// value with fewer than k below it, bit by bit.
+// At or above the k-th smallest of 32 Count values, none of them NaN: the largest value with fewer
+// than k below it, bit by bit; the last bits of a bound are not worth the time.
 template <int Count>
 __device__ __noinline__ float kth_smallest(const float* values, int k) {
+  constexpr int kBoundBits = 14;
   const int lane = threadIdx.x % 32;
   uint32_t ordered[Count];
 #pragma unroll
@@ -231,14 +72,16 @@ __device__ __noinline__ float kth_smallest(const float* values, int k) {
     ordered[i] = bits >> 31 ? ~bits : bits | 0x80000000u;
   }
   uint32_t result = 0;
-  for (int bit = 31; bit >= 0; --bit) {
+  for (int bit = 31; bit >= kBoundBits; --bit) {
     const uint32_t trial = result | 1u << bit;
     int below = 0;
 #pragma unroll
     for (int i = 0; i < Count; ++i) below += __popc(__ballot_sync(kFullWarp, ordered[i] < trial));
     if (below < k) result = trial;
   }
-  return __uint_as_float(result >> 31 ? result & 0x7fffffffu : ~result);
+  result |= (1u << kBoundBits) - 1;
+  // NOTE: infinity with low bits is NaN, which the minimum drops
+  return fminf(__uint_as_float(result >> 31 ? result & 0x7fffffffu : ~result), INFINITY);
 }
 
 template <class S, bool Split, int Sets>
@@ -259,8 +102,8 @@ __global__ void __launch_bounds__(kFeatureWarps * 32, Sets > 2 ? 2 : 3)
   const int64_t num_queries = min(group.length - group.first, int64_t{kFeatureTile});
 
   auto* query_tile = reinterpret_cast<__nv_bfloat16*>(storage);
-  const int part = kFeatureTile * layout.stride;  // elements of one part of 64 rows
-  __nv_bfloat16* point_tiles = query_tile + part * layout.splits;
+  const int tile_elements = kFeatureTile * layout.stride;
+  __nv_bfloat16* point_stages = query_tile + tile_elements * layout.splits;
   auto* buffers = reinterpret_cast<uint32_t*>(storage + layout.buffers_at());
   auto* tile_norms = reinterpret_cast<float*>(storage + layout.norms_at());
   int* counts = reinterpret_cast<int*>(tile_norms + layout.stages * kFeatureTile);
@@ -272,8 +115,8 @@ __global__ void __launch_bounds__(kFeatureWarps * 32, Sets > 2 ? 2 : 3)
     state.best = reinterpret_cast<uint64_t*>(storage + layout.lists_at()) +
                  (warp * kFeatureRows + row) * layout.list;
     state.scratch =
-        reinterpret_cast<uint64_t*>(storage + layout.scratch_at()) + warp * kFeatureScratch;
-    state.buffered = buffers + (warp * kFeatureRows + row) * kFeatureRoom;
+        reinterpret_cast<uint64_t*>(storage + layout.scratch_at()) + warp * layout.scratch;
+    state.buffered = buffers + (warp * kFeatureRows + row) * layout.room;
     return state;
   };
   const S* cloud = static_cast<const S*>(points.points) + first_point * dim;
@@ -298,7 +141,7 @@ __global__ void __launch_bounds__(kFeatureWarps * 32, Sets > 2 ? 2 : 3)
   copy_rows(query_rows, first_query, num_queries, layout, query_tile);
   const auto load_points = [&](int64_t start, int stage, float scale) {
     copy_rows(point_rows, first_point + start, length - start, layout,
-              point_tiles + stage * part * layout.splits);
+              point_stages + stage * tile_elements * layout.splits);
     if (threadIdx.x < kFeatureTile) {
       const int64_t i = start + threadIdx.x;
       // NOTE: infinity keeps what is beyond the end out, whatever the limit
@@ -330,9 +173,10 @@ __global__ void __launch_bounds__(kFeatureWarps * 32, Sets > 2 ? 2 : 3)
       if (layout.stages == 2 && start + kFeatureTile < length) {
         load_points(start + kFeatureTile, 1 - stage, scale);
       }
+      const __nv_bfloat16* points_here = point_stages + stage * tile_elements * layout.splits;
       float product[kFeatureTile / 8][4] = {};
-      tile_products<Split>(query_tile, point_tiles + stage * part * layout.splits, layout, lane,
-                           warp, product);
+      tile_products<Split>(query_tile, points_here, layout.width, layout.stride, lane, warp,
+                           product);
       use(start, product, tile_norms + stage * kFeatureTile + quad_column);
       if (layout.stages == 1) {
         __syncthreads();
@@ -366,7 +210,7 @@ __global__ void __launch_bounds__(kFeatureWarps * 32, Sets > 2 ? 2 : 3)
 
   // The k-th smallest bin of each query bounds its k-th neighbour. Bins pass through the buffers.
   constexpr int kBatch = kFeatureRows / Sets;  // queries at a time
-  float* passing = reinterpret_cast<float*>(buffers) + warp * kFeatureRows * kFeatureRoom;
+  float* passing = reinterpret_cast<float*>(buffers) + warp * kFeatureRows * layout.room;
   for (int first = 0; first < kFeatureRows; first += kBatch) {
 #pragma unroll
     for (int b = 0; b < Sets; ++b) {
@@ -405,14 +249,15 @@ __global__ void __launch_bounds__(kFeatureWarps * 32, Sets > 2 ? 2 : 3)
           const int64_t position = start + n * 8 + quad_column + i % 2;
           if (position >= length || slot >= num_queries) continue;
           const int place = atomicAdd(&counts[slot], 1);
-          buffers[slot * kFeatureRoom + place] = static_cast<uint32_t>(position);
+          buffers[slot * layout.room + place] = static_cast<uint32_t>(position);
         }
       }
     }
     __syncwarp();
-    for (int row = 0; row < kFeatureRows; ++row) {
-      if (counts[warp * kFeatureRows + row] > kFeatureRoom - kFeatureTile) rank(row);
-    }
+    unsigned full = __ballot_sync(
+        kFullWarp, lane < kFeatureRows && counts[warp * kFeatureRows + lane % kFeatureRows] >
+                                              layout.room - kFeatureTile);
+    for (; full != 0; full &= full - 1) rank(__ffs(full) - 1);
   });
 
   // Rank what is left and write
