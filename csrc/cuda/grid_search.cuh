@@ -132,7 +132,7 @@ struct Packet {
     if constexpr (S == Select::kNearest) {
       return __reduce_max_sync(kFullWarp, high_bits<float>(keys[K - 1]));
     } else {
-      return limit;
+      return __reduce_max_sync(kFullWarp, limit);  // 0 in lanes that do not walk
     }
   }
 };
