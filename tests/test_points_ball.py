@@ -170,6 +170,25 @@ def test_hard_clouds(device):
         assert torch.equal(a.counts, b.counts), what
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [50, 7_000, 13_000, 26_000])  # 1 to 8 queries a warp
+def test_brute_force_bounds_lose_nothing(rows):
+    """Only pairs that pass a rounded bound are measured, whatever the scale and the place."""
+    for what, points in hard_clouds(2500, "cuda"):
+        size = (points.amax(0) - points.amin(0)).max().item()
+        queries = points[torch.arange(rows, device="cuda") % 2500]
+        queries[7], queries[9, 1], queries[11] = math.nan, math.inf, queries[11] * 1e20
+        for radius, closed in [(0.0, True), (0.05 * size, False), (math.inf, True)]:
+            a, b = (
+                P.ball_query(
+                    points[None], queries[None], radius, 20, closed=closed, algorithm=algorithm
+                )
+                for algorithm in ALGORITHMS
+            )
+            assert torch.equal(a.idx, b.idx), (what, radius)
+            assert torch.equal(a.counts, b.counts), (what, radius)
+
+
 def test_more_coordinates_and_empty(device):
     points = cloud(2, 200, 7, device=device)
     for select in ("first", "nearest"):

@@ -6,6 +6,7 @@
 
 #include "common/device_types.cuh"
 #include "common/dispatch.h"
+#include "cuda/ball_brute.cuh"
 #include "cuda/ball_query.cuh"
 #include "cuda/neighbour_output.cuh"
 
@@ -14,6 +15,7 @@ namespace {
 
 constexpr int kAnyWarps = 4;
 constexpr int kThreads = 256;
+constexpr int kBallBusyWarps = 24;  // of an SM, before a warp takes more queries
 // Queries that are worth sorting along the curve, and that one sort takes
 constexpr int64_t kOrderMinRows = 8192;
 constexpr int64_t kOrderMaxRows = int64_t{1} << 31;
@@ -31,12 +33,17 @@ void launch_brute(const LaunchScope& scope, const NeighbourTensors& in, const Ba
   const Clouds& queries = in.queries.view;
   if constexpr (sizeof(T) == 4) {
     if (in.points.view.dim == 3) {
-      const bool many = queries.num_rows() >= int64_t{scope.facts().sm_count} * 48;
-      const int bits = many ? 5 : 3;
-      static_assert(kBallWarps * kBallQueries == 32);
-      ball_brute_kernel<<<static_cast<unsigned>(num_row_groups(queries, bits)), kBallWarps * 32, 0,
-                          scope.stream()>>>(in.points.view, queries, in.points.dtype, out, limit,
-                                            bits);
+      const auto fits = [&](int64_t per_warp) {
+        return queries.num_rows() >= scope.facts().sm_count * kBallBusyWarps * per_warp;
+      };
+      const int bits = fits(4) ? 2 : fits(2) ? 1 : 0;
+      dispatch(Choices<0, 1, 2>{}, bits, [&]<int Bits>(Tag<Bits>) {
+        constexpr int kGroupBits = Bits + 4;
+        static_assert(kBallWarps << Bits == 1 << kGroupBits);
+        ball_brute_kernel<1 << Bits>
+            <<<static_cast<unsigned>(num_row_groups(queries, kGroupBits)), kBallWarps * 32, 0,
+               scope.stream()>>>(in.points.view, queries, in.points.dtype, out, limit, kGroupBits);
+      });
       return;
     }
   }

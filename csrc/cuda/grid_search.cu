@@ -101,9 +101,10 @@ void search_grid(const LaunchScope& scope, const NeighbourTensors& in, const Nei
   }
 }
 
-// A model of both in microseconds, from times on H200: brute force 0.95 ps a pair for k <= 32 and
-// (1 + 0.11 k) ps beyond, but no faster than one warp walks a cloud; the index 0.25 ms for the
-// latency of its kernels, 0.3 ns a point, 2.2 ns a query for k <= 16 and 0.22 k ns beyond.
+// A model of both in microseconds, from times on H200: brute force (0.4 + 0.006 k) ps a pair for
+// k <= 32 (0.95 unless in three coordinates) and (1 + 0.11 k) ps beyond, but no faster than one
+// warp walks a cloud; the index 0.25 ms for the latency of its kernels, 0.3 ns a point, 2.2 ns a
+// query for k <= 16 and 0.22 k ns beyond.
 bool prefers_grid(const NeighbourTensors& in, int64_t k) {
   const Clouds& points = in.points.view;
   const Clouds& queries = in.queries.view;
@@ -112,7 +113,9 @@ bool prefers_grid(const NeighbourTensors& in, int64_t k) {
   const auto all = static_cast<double>(points.num_rows());
   const double cloud = all / static_cast<double>(std::max<int64_t>(points.count, 1));
   const auto neighbours = static_cast<double>(k);
-  const double pair = k <= 32 ? 0.95e-6 : 1e-6 + 0.11e-6 * neighbours;
+  const bool bounded = points.dim == 3 && in.points.dtype != DType::kFloat64;
+  const double few = bounded ? 0.4e-6 + 0.006e-6 * neighbours : 0.95e-6;
+  const double pair = k <= 32 ? few : 1e-6 + 0.11e-6 * neighbours;
   const double query = k <= 16 ? 2.2e-3 : 0.22e-3 * neighbours;
   const double brute = 6 + std::max(pair * rows * cloud, 3.6e-3 * cloud);
   return 250 + 0.3e-3 * all + query * rows < brute;

@@ -3,23 +3,24 @@
 
 #include "common/device_types.cuh"
 #include "common/dispatch.h"
+#include "cuda/knn_bounded.cuh"
 #include "cuda/knn_brute.cuh"
 #include "cuda/neighbour_output.cuh"
 
 namespace fusedops::cuda {
 namespace {
 
-template <int D, int Q, int U>
+template <int Q, int U>
 void launch_binned(const LaunchScope& scope, const NeighbourTensors& in,
                    const NeighbourOutput<float>& out, uint32_t limit) {
   const int dim = static_cast<int>(in.points.view.dim);
   const int64_t length = round_up(std::max<int64_t>(in.points.view.capacity, 1), 64);
   const int room = static_cast<int>(std::min<int64_t>(kBruteTileFloats / dim / 64 * 64, length));
-  const int bytes = (dim * room + (D == 3 ? 0 : kBruteWarps * Q * dim)) * 4;
+  const int bytes = (dim * room + kBruteWarps * Q * dim) * 4;
   constexpr int kGroupBits = Q == 4 ? 5 : 3;
   static_assert(1 << kGroupBits == kBruteWarps * Q);
   const int64_t groups = num_row_groups(in.queries.view, kGroupBits);
-  const auto kernel = knn_brute_kernel<D, Q, U>;
+  const auto kernel = knn_brute_kernel<Q, U>;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   kernel<<<static_cast<unsigned>(groups), kBruteWarps * 32, bytes, scope.stream()>>>(
       in.points.view, in.queries.view, in.points.dtype, out, limit, room, kGroupBits);
@@ -29,11 +30,28 @@ void launch_binned(const LaunchScope& scope, const NeighbourTensors& in,
 void search_binned(const LaunchScope& scope, const NeighbourTensors& in,
                    const NeighbourOutput<float>& out, uint32_t limit) {
   const bool many = in.queries.view.num_rows() >= int64_t{scope.facts().sm_count} * 48;
-  dispatch(Choices<0, 3>{}, in.points.view.dim == 3 ? 3 : 0, [&]<int D>(Tag<D>) {
-    dispatch(Choices<1, 4>{}, many ? 4 : 1, [&]<int Q>(Tag<Q>) {
-      dispatch(Choices<1, 2>{}, out.k > 12 ? 2 : 1,
-               [&]<int U>(Tag<U>) { launch_binned<D, Q, U>(scope, in, out, limit); });
-    });
+  dispatch(Choices<1, 4>{}, many ? 4 : 1, [&]<int Q>(Tag<Q>) {
+    dispatch(Choices<1, 2>{}, out.k > 12 ? 2 : 1,
+             [&]<int U>(Tag<U>) { launch_binned<Q, U>(scope, in, out, limit); });
+  });
+}
+
+// Three coordinates.
+void search_bounded(const LaunchScope& scope, const NeighbourTensors& in,
+                    const NeighbourOutput<float>& out, uint32_t limit) {
+  const Clouds& queries = in.queries.view;
+  const int64_t length = round_up(std::max<int64_t>(in.points.view.capacity, 1), kBins);
+  const int room = static_cast<int>(std::min<int64_t>(length, kBoundedTile));
+  const int bytes = room / kBins * kBinRowBytes;
+  const bool many = queries.num_rows() >= int64_t{scope.facts().sm_count} * 48;
+  dispatch(Choices<0, 2>{}, many ? 2 : 0, [&]<int Bits>(Tag<Bits>) {
+    constexpr int kGroupBits = Bits + 4;
+    static_assert(kBoundedWarps << Bits == 1 << kGroupBits);
+    const auto kernel = knn_bounded_kernel<1 << Bits>;
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    kernel<<<static_cast<unsigned>(num_row_groups(queries, kGroupBits)), kBoundedWarps * 32, bytes,
+             scope.stream()>>>(in.points.view, queries, in.points.dtype, out, limit, room,
+                               kGroupBits);
   });
 }
 
@@ -66,8 +84,9 @@ void search_brute(const LaunchScope& scope, const NeighbourTensors& in, const Ne
     fill_unused_rows(scope, in, output_view<float>(neighbours, query.k));
   }
   if (!is_double && query.norm == 2 && query.k <= kBruteMaxK && dim >= 1 && dim <= kBruteMaxDim) {
-    return search_binned(scope, in, output_view<float>(neighbours, query.k),
-                         limit_bits<float>(query.bound, query.closed));
+    const auto search = dim == 3 ? search_bounded : search_binned;
+    return search(scope, in, output_view<float>(neighbours, query.k),
+                  limit_bits<float>(query.bound, query.closed));
   }
   dispatch_dtype(in.points.dtype,
                  [&]<DType D>(Tag<D>) { search_any<D>(scope, in, query, neighbours); });

@@ -1,4 +1,5 @@
 // k-NN (and the nearest k within a radius) by comparing every pair, for clouds of any shape.
+// knn_bounded.cuh is faster in three dimensions.
 //
 // Up to 32 neighbours (knn_brute_kernel): a warp serves Q queries at once, so that a point read
 // from shared memory is used Q times. Two passes over the cloud: the first keeps nothing but the
@@ -18,31 +19,17 @@ inline constexpr int kBruteMaxDim = 32;         // of knn_brute_kernel
 inline constexpr int kBruteTileFloats = 12288;  // 48 KB of coordinates
 
 // Squared distances of point j of the tile to Q queries, summed in the order of the coordinates.
-template <int D, int Q>
+template <int Q>
 __device__ __forceinline__ void tile_distances(const float* tile, int room, int j, int dim,
-                                               const float (&query)[Q][3], const float* wide,
-                                               float (&out)[Q]) {
-  if constexpr (D == 3) {
-    const float x = tile[j];
-    const float y = tile[room + j];
-    const float z = tile[2 * room + j];
+                                               const float* query, float (&out)[Q]) {
+#pragma unroll
+  for (int q = 0; q < Q; ++q) out[q] = 0.0f;
+  for (int d = 0; d < dim; ++d) {
+    const float x = tile[d * room + j];
 #pragma unroll
     for (int q = 0; q < Q; ++q) {
-      const float dx = query[q][0] - x;
-      const float dy = query[q][1] - y;
-      const float dz = query[q][2] - z;
-      out[q] = fmaf(dz, dz, fmaf(dy, dy, dx * dx));
-    }
-  } else {
-#pragma unroll
-    for (int q = 0; q < Q; ++q) out[q] = 0.0f;
-    for (int d = 0; d < dim; ++d) {
-      const float x = tile[d * room + j];
-#pragma unroll
-      for (int q = 0; q < Q; ++q) {
-        const float delta = wide[q * dim + d] - x;
-        out[q] = fmaf(delta, delta, out[q]);
-      }
+      const float delta = query[q * dim + d] - x;
+      out[q] = fmaf(delta, delta, out[q]);
     }
   }
 }
@@ -81,13 +68,13 @@ __device__ __noinline__ uint32_t bin_limit(float a, float b, int k) {
   return __float_as_uint(__shfl_sync(kFullWarp, sorted, k - 1)) + 1;
 }
 
-template <int D, int Q, int U>
+template <int Q, int U>
 __global__ void __launch_bounds__(kBruteWarps * 32)
     knn_brute_kernel(Clouds points, Clouds queries, DType dtype, NeighbourOutput<float> out,
                      uint32_t limit, int room, int group_bits) {
-  extern __shared__ float tile[];  // [dim][room], then the queries [warps][Q][dim] where D = 0
+  extern __shared__ float tile[];  // [dim][room], then the queries [warps][Q][dim]
   __shared__ uint64_t candidates[kBruteWarps][Q][kBruteRoom];
-  const int dim = D == 3 ? 3 : static_cast<int>(points.dim);
+  const int dim = static_cast<int>(points.dim);
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
   const int k = static_cast<int>(out.k);
@@ -99,21 +86,13 @@ __global__ void __launch_bounds__(kBruteWarps * 32)
   const int64_t length = points.length(group.cloud);
 
   // Queries; one beyond the end finds nothing, since it is NaN
-  float query[Q][3];
-  float* wide = tile + dim * room + warp * Q * dim;
+  float* query = tile + dim * room + warp * Q * dim;
 #pragma unroll
   for (int q = 0; q < Q; ++q) {
     const bool valid = first_query + q < group.length;
-    if constexpr (D == 3) {
-#pragma unroll
-      for (int d = 0; d < 3; ++d) {
-        query[q][d] = valid ? load_as<float>(queries.points, dtype, (query_row + q) * 3 + d) : NAN;
-      }
-    } else {
-      for (int d = lane; d < dim; d += 32) {
-        wide[q * dim + d] =
-            valid ? load_as<float>(queries.points, dtype, (query_row + q) * dim + d) : NAN;
-      }
+    for (int d = lane; d < dim; d += 32) {
+      query[q * dim + d] =
+          valid ? load_as<float>(queries.points, dtype, (query_row + q) * dim + d) : NAN;
     }
   }
 
@@ -126,7 +105,7 @@ __global__ void __launch_bounds__(kBruteWarps * 32)
   }
   for (int64_t start = 0; start < length; start += room) {
     __syncthreads();
-    load_tile<kBruteWarps * 32, D>(points, dtype, point_row + start, length - start, room, tile);
+    load_tile<kBruteWarps * 32>(points, dtype, point_row + start, length - start, room, tile);
     __syncthreads();
     const int count = static_cast<int>(min(length - start, int64_t{room}));
 #pragma unroll 2
@@ -134,7 +113,7 @@ __global__ void __launch_bounds__(kBruteWarps * 32)
 #pragma unroll
       for (int u = 0; u < U; ++u) {
         float d[Q];
-        tile_distances<D, Q>(tile, room, j + 32 * u, dim, query, wide, d);
+        tile_distances<Q>(tile, room, j + 32 * u, dim, query, d);
 #pragma unroll
         for (int q = 0; q < Q; ++q) bins[q][u] = fminf(bins[q][u], d[q]);
       }
@@ -153,14 +132,14 @@ __global__ void __launch_bounds__(kBruteWarps * 32)
   for (int64_t start = 0; start < length; start += room) {
     if (reload) {
       __syncthreads();
-      load_tile<kBruteWarps * 32, D>(points, dtype, point_row + start, length - start, room, tile);
+      load_tile<kBruteWarps * 32>(points, dtype, point_row + start, length - start, room, tile);
       __syncthreads();
     }
     const int count = static_cast<int>(min(length - start, int64_t{room}));
     const int rounded = (count + 31) / 32 * 32;
     for (int j = lane; j < rounded; j += 32) {
       float d[Q];
-      tile_distances<D, Q>(tile, room, j, dim, query, wide, d);
+      tile_distances<Q>(tile, room, j, dim, query, d);
       bool some = false;
 #pragma unroll
       for (int q = 0; q < Q; ++q) some |= __float_as_uint(d[q]) < bound[q];

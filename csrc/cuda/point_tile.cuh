@@ -7,11 +7,10 @@ namespace fusedops {
 
 inline constexpr int kTileUnroll = 8;  // loads that a thread has in flight
 
-// tile[d][point] of `count` rows; NaN up to `padded`. D = 0: the dimension is known at run time.
-template <int Threads, int D, class S>
+// tile[d][point] of `count` rows; NaN up to `padded`.
+template <int Threads, class S>
 __device__ __forceinline__ void load_tile_as(const S* __restrict__ rows, int count, int padded,
-                                             int room, int run_time_dim, float* tile) {
-  const int dim = D > 0 ? D : run_time_dim;
+                                             int room, int dim, float* tile) {
   const int total = padded * dim;
   for (int first = threadIdx.x; first < total; first += Threads * kTileUnroll) {
     float value[kTileUnroll];
@@ -30,7 +29,7 @@ __device__ __forceinline__ void load_tile_as(const S* __restrict__ rows, int cou
 }
 
 // Up to `room` rows from `first` on, rounded up to 64 with NaN; `rows` are left in the cloud.
-template <int Threads, int D>
+template <int Threads>
 __device__ __forceinline__ void load_tile(const Clouds& clouds, DType dtype, int64_t first,
                                           int64_t rows, int room, float* tile) {
   const int count = static_cast<int>(min(rows, int64_t{room}));
@@ -38,7 +37,7 @@ __device__ __forceinline__ void load_tile(const Clouds& clouds, DType dtype, int
   const int dim = static_cast<int>(clouds.dim);
   const int64_t at = first * dim;
   const auto load = [&]<class S>(const S* points) {
-    load_tile_as<Threads, D>(points + at, count, padded, room, dim, tile);
+    load_tile_as<Threads>(points + at, count, padded, room, dim, tile);
   };
   switch (dtype) {
     case DType::kFloat16: return load(static_cast<const __half*>(clouds.points));
