@@ -4,9 +4,9 @@
     compute-sanitizer --tool racecheck --error-exitcode 1 python scripts/sanitize.py ops
     compute-sanitizer --tool racecheck --error-exitcode 1 python scripts/sanitize.py "sm90 64x64"
 
-An argument limits the run to the public GEMM ops, to the reductions (`reduce`), to sampling and
-grouping (`points`; racecheck cannot take its clusters) or to the kernels whose name matches it as a
-regular expression: racecheck is slow.
+An argument limits the run to the public GEMM ops, to the reductions (`reduce`), to the point ops
+(`points`; racecheck cannot take clusters of thread blocks: `sampling` and `neighbours` have none)
+or to the kernels whose name matches it as a regular expression: racecheck is slow.
 
 Sizes are odd multiples of the alignment, so that tiles are ragged on every side.
 """
@@ -141,6 +141,51 @@ def every_point_op(count: Counter[str], device: str = "cuda", large: bool = True
     ops.group(features, many).sum().backward()
 
 
+def every_neighbour_search(count: Counter[str], device: str = "cuda") -> None:
+    """k-NN, ball query and radius search by every algorithm, with their backward and the index."""
+    ops = fusedops.points
+    like = {"device": device}
+    # Queries, neighbours: few and many of each
+    sizes = ((45, 5), (45, 40), (9000, 16), (9000, 33), (30_000, 8))
+    cases = [*itertools.product(sizes, (2, 3), DTYPES)]
+    cases += [*itertools.product(sizes[:4:2], (5, 40), DTYPES)]
+    for (m, k), dim, dtype in cases:
+        points = torch.rand(2, 333, dim, **like, dtype=dtype)
+        queries = torch.rand(2, m // 2, dim, **like, dtype=dtype)
+        clouds = {
+            "lengths": torch.tensor([333, 20], **like),
+            "query_lengths": torch.tensor([m // 2, 3], **like),
+        }
+        algorithms = ["brute"] + ["grid"] * (dim <= 3)
+        for algorithm, norm in itertools.product(algorithms, (2, 1)):
+            ops.knn(points, queries, k, norm=norm, algorithm=algorithm, **clouds)
+            count[f"knn {algorithm}"] += 1
+        if dtype is not torch.float64 and dim >= 16:
+            ops.knn(points, queries, k, algorithm="tensor", **clouds)
+            count["knn tensor"] += 1
+        for algorithm, select in itertools.product(algorithms, ("first", "nearest")):
+            ops.ball_query(points, queries, 0.2, k, select=select, algorithm=algorithm, **clouds)
+            count[f"ball_query {algorithm}"] += 1
+        for algorithm in algorithms:
+            ops.radius_search(points, queries, 0.1, algorithm=algorithm, **clouds)
+            count[f"radius_search {algorithm}"] += 1
+    for dtype in DTYPES:
+        features = torch.rand(1, 300, 64, **like, dtype=dtype, requires_grad=True)
+        for k in (20, 50, 100):
+            found = ops.knn(features, None, k)
+            assert found.dist2 is not None
+            found.dist2.sum().backward()
+            count["knn backward"] += 1
+        edges = torch.tensor([0, 0, 170, 300], **like)
+        index = ops.GridIndex(torch.rand(300, 3, **like, dtype=dtype), offsets=edges)
+        at = torch.rand(50, 3, **like, dtype=dtype)
+        query_edges = torch.tensor([0, 10, 40, 50], **like)
+        index.knn(at, 9, query_offsets=query_edges)
+        index.ball_query(at, 0.1, 9, query_offsets=query_edges)
+        index.radius_search(at, 0.1, query_offsets=query_edges)
+        count["index"] += 3
+
+
 if __name__ == "__main__":
     ran: Counter[str] = Counter()
     wanted = sys.argv[1] if len(sys.argv) > 1 else ""
@@ -150,7 +195,11 @@ if __name__ == "__main__":
         every_reduction(ran)
     if wanted in ("", "points"):
         every_point_op(ran)
-        torch.cuda.synchronize()
-    if wanted not in ("ops", "reduce", "points"):
+    if wanted in ("", "points", "neighbours"):
+        every_neighbour_search(ran)
+    if wanted == "sampling":
+        every_point_op(ran, large=False)
+    torch.cuda.synchronize()
+    if wanted not in ("ops", "reduce", "points", "neighbours", "sampling"):
         every_config(wanted, ran)
     print(f"{sum(ran.values())} calls, {len(ran)} kinds, no error")
