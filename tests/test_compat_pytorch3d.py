@@ -49,6 +49,21 @@ def gradients(loss, *inputs):
     return torch.autograd.grad(loss, inputs)
 
 
+@pytest.mark.parametrize("K", [1, 3, 20])
+def test_knn_points_not_sorted(device, K):
+    """The same neighbours, farthest first: PyTorch3D's own test asks that the order differs."""
+    p1, p2 = clouds(device)
+    lengths = sizes(device)
+    near = knn_points(p1, p2, *lengths, K=K)
+    far = knn_points(p1, p2, *lengths, K=K, return_nn=True, return_sorted=False)
+    for n in range(N):
+        count = min(K, int(lengths[1][n]))
+        for a, b in ((near.dists, far.dists), (near.idx, far.idx)):
+            assert torch.equal(a[n, :, :count].flip(-1), b[n, :, :count])
+            assert torch.equal(a[n, :, count:], b[n, :, count:])
+    assert torch.equal(far.knn, knn_gather(p2, far.idx, lengths[1]))
+
+
 @pytest.mark.parametrize("norm", [1, 2])
 @pytest.mark.parametrize("K", [1, 3, 14, 20])
 def test_knn_points(device, K, norm):

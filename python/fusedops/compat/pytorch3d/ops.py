@@ -41,8 +41,9 @@ def knn_points(
         lengths2: (N,) int64, points of each cloud of p2. Default: P2.
         norm: 1 or 2.
         K: At least 1; at most 1024 unless P2 is smaller.
-        version, return_sorted: Ignored: the method is chosen, results are always sorted.
+        version: Ignored: the method is chosen.
         return_nn: Also return the neighbours.
+        return_sorted: Nearest first; otherwise farthest first, which costs more.
 
     Returns:
         dists (N, P1, K), squared for norm 2, differentiable in p1 and p2; idx (N, P1, K) int64;
@@ -59,6 +60,8 @@ def knn_points(
     k = _columns(K, p2)
     idx, dists = points.knn(p2, p1, k, lengths=lengths2, query_lengths=lengths1, norm=norm)
     assert dists is not None
+    if not return_sorted and k > 1:
+        idx, dists = _farthest_first(idx, dists)
     none = idx < 0
     idx, dists = _widen(idx.masked_fill(none, 0), K, 0), _widen(dists.masked_fill(none, 0), K, 0)
     return KNN(dists, idx, knn_gather(p2, idx, lengths2) if return_nn else None)
@@ -181,6 +184,14 @@ def _check_pair(p1: Tensor, p2: Tensor) -> None:
 def _columns(K: int, p2: Tensor) -> int:
     """K without the columns that no cloud of p2 can fill."""
     return min(K, max(int(p2.shape[1]), 1))
+
+
+def _farthest_first(idx: Tensor, dists: Tensor) -> tuple[Tensor, Tensor]:
+    """Turns the neighbours of each row around; unused places (-1) stay behind them."""
+    found = (idx >= 0).sum(-1, keepdim=True)
+    place = torch.arange(idx.shape[-1], device=idx.device)
+    place = torch.where(place < found, found - 1 - place, place)
+    return idx.gather(-1, place), dists.gather(-1, place)
 
 
 def _widen(values: Tensor, K: int, pad: int) -> Tensor:
