@@ -70,6 +70,7 @@ def every_mlp(dtype: torch.dtype, activation: str, m: int, n: int, k: int) -> No
     y = fusedops.gated_mlp(x, w1, w1.detach(), w2, b1, b1.detach(), b2, activation)
     y.sum().backward(retain_graph=True)
     y.sum().backward()
+    fusedops.gated_mlp(x, w1, w1.detach(), w2, activation=activation).sum().backward()
     both = torch.cat([w1, w1]).detach().requires_grad_()
     fusedops.gated_mlp(x, both, None, w2, activation=activation).sum().backward()
 

@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "common/mlp_check.h"
+#include "cuda/act_backward.h"
+#include "cutlass/gated_gemm.h"
 #include "cutlass/mlp_parts.h"
 
 namespace fusedops {
@@ -32,24 +34,73 @@ MatrixView half_view(const Tensor& stacked, const MlpShape& shape, bool packed, 
           packed ? 2 * shape.hidden : shape.hidden, 1};
 }
 
-// x @ w.T + b for both weights: two products, or one of the packed weight.
-Tensor run_gated_linear(const char* op, const Tensor& x, const Tensor& w_gate,
-                        const std::optional<Tensor>& w_up, const std::optional<Tensor>& b_gate,
-                        const std::optional<Tensor>& b_up, const MlpShape& shape, bool allow_tf32,
-                        const LaunchScope& scope) {
-  const Tensor both = empty_stacked(x, shape.hidden, !w_up);
+// Rows [first, first + count) of a matrix.
+MatrixView rows_of(const MatrixView& matrix, int64_t first, int64_t count, DType dtype) {
+  MatrixView part = matrix;
+  part.data =
+      static_cast<const char*>(matrix.data) + first * matrix.row_stride * dtype_bytes(dtype);
+  part.rows = count;
+  return part;
+}
+
+GatedGemm gated_gemm(const MlpShape& shape, int64_t n, int64_t k, const Tensor& d) {
+  GatedGemm p;
+  p.m = shape.m;
+  p.n = p.ldd = n;
+  p.k = k;
+  p.d = d.numel() > 0 ? d.mutable_data_ptr() : nullptr;
+  p.dtype = shape.dtype;
+  return p;
+}
+
+void place_gate_and_up(GatedGemm& p, const MatrixView& gate, const MatrixView& up) {
+  p.gate = const_cast<void*>(gate.data);
+  p.up = const_cast<void*>(up.data);
+  p.gate_ld = gate.row_stride;
+}
+
+// What the products of x with both weights have in common; w_up is empty where w_gate holds both.
+struct GatedInputs {
+  const char* op;
+  const Tensor &x, &w_gate;  // (..., K), (H or 2H, K)
+  const std::optional<Tensor>&w_up, &b_gate, &b_up;
+  bool allow_tf32;
+};
+
+// both = x @ w.T + b for both weights: two products, or one of the packed weight.
+void run_gated_linear(const GatedInputs& in, const MlpShape& shape, const Tensor& both,
+                      const LaunchScope& scope) {
   Tensor holder;
-  GemmCall call{.op = op,
-                .a = rows_view(x, holder),
-                .b = matrix_view(w_gate).transposed(),
+  GemmCall call{.op = in.op,
+                .a = rows_view(in.x, holder),
+                .b = matrix_view(in.w_gate).transposed(),
                 .dtype = shape.dtype,
-                .allow_tf32 = allow_tf32};
-  run_linear(call, b_gate, w_up ? select(both, 0, 0) : both, nullptr, scope);
-  if (w_up) {
-    call.b = matrix_view(*w_up).transposed();
-    run_linear(call, b_up, select(both, 0, 1), nullptr, scope);
+                .allow_tf32 = in.allow_tf32};
+  run_linear(call, in.b_gate, in.w_up ? select(both, 0, 0) : both, nullptr, scope);
+  if (in.w_up) {
+    call.b = matrix_view(*in.w_up).transposed();
+    run_linear(call, in.b_up, select(both, 0, 1), nullptr, scope);
   }
-  return both;
+}
+
+// h = act(gate) * up in one kernel, and gate and up where `both` is not empty. False where there is
+// none.
+bool run_gated_forward(const GatedInputs& in, const MlpShape& shape, const Tensor& both,
+                       const Tensor& h, const LaunchScope& scope) {
+  if (in.b_gate || in.b_up) return false;
+  const bool packed = !in.w_up;
+  GatedGemm p = gated_gemm(shape, shape.hidden, shape.k, h);
+  p.activation = shape.activation;
+  if (both.numel() > 0) {
+    place_gate_and_up(p, half_view(both, shape, packed, 0), half_view(both, shape, packed, 1));
+  }
+  const auto weight = [&](const Tensor& w, int64_t first) {
+    return rows_of(matrix_view(w), first, shape.hidden, shape.dtype).transposed();
+  };
+  Tensor holder;
+  const GatedOperands operands{rows_view(in.x, holder), weight(in.w_gate, 0), std::nullopt,
+                               packed ? weight(in.w_gate, shape.hidden) : weight(*in.w_up, 0)};
+  return run_gated_gemm(in.op, GatedProduct::kForward, p, operands, scope);
 }
 
 Tensor gated_linear(const Tensor& x,                      // (..., K)
@@ -61,7 +112,9 @@ Tensor gated_linear(const Tensor& x,                      // (..., K)
   const char* op = "gated_linear";
   const MlpShape shape = check_gated_linear(op, x, w_gate, w_up, b_gate, b_up);
   const LaunchScope scope(op, x);
-  return run_gated_linear(op, x, w_gate, w_up, b_gate, b_up, shape, allow_tf32, scope);
+  const Tensor both = empty_stacked(x, shape.hidden, !w_up);
+  run_gated_linear({op, x, w_gate, w_up, b_gate, b_up, allow_tf32}, shape, both, scope);
+  return both;
 }
 
 std::tuple<Tensor, Tensor> gated_mlp_forward(const Tensor& x,                        // (..., K)
@@ -78,14 +131,17 @@ std::tuple<Tensor, Tensor> gated_mlp_forward(const Tensor& x,                   
   const LaunchScope scope("gated_mlp", x);
   const bool packed = !w_up;
 
-  // gate and up
-  const Tensor saved =
-      run_gated_linear("gated_mlp", x, w_gate, w_up, b_gate, b_up, shape, allow_tf32, scope);
-
-  // h = act(gate) * up
+  // gate, up and h = act(gate) * up: one kernel, or a product each and a pass
+  const GatedInputs in{"gated_mlp", x, w_gate, w_up, b_gate, b_up, allow_tf32};
   const Tensor h = empty_like_rows(x, shape.hidden);
-  const MatrixView up = half_view(saved, shape, packed, 1);
-  run_gated_act("gated_mlp", shape, half_view(saved, shape, packed, 0), &up, h, scope);
+  const auto both = [&] { return empty_stacked(x, shape.hidden, packed); };
+  Tensor saved = save ? both() : new_empty(x, {0});
+  if (!run_gated_forward(in, shape, saved, h, scope)) {
+    if (!save) saved = both();
+    run_gated_linear(in, shape, saved, scope);
+    const MatrixView up = half_view(saved, shape, packed, 1);
+    run_gated_act(in.op, shape, half_view(saved, shape, packed, 0), &up, h, scope);
+  }
 
   // y = h @ w_down.T + b_down + residual
   const GemmCall call{
@@ -143,6 +199,31 @@ struct GatedBackward {
   bool accumulate = false;            // it is added there
 };
 
+// The gradients over gate and up, h and dbias in one kernel. False where there is none.
+bool run_gated_gradient(const GatedBackward& b, const MlpShape& shape, const MatrixView& dy,
+                        const Tensor& saved, const Tensor& hidden, const Tensor& dbias,
+                        const LaunchScope& scope) {
+  GatedGemm p = gated_gemm(shape, shape.hidden, shape.n, hidden);
+  p.activation = shape.activation;
+  if (!b.need_dw_down) p.d = nullptr;
+  place_gate_and_up(p, half_view(saved, shape, b.packed, 0), half_view(saved, shape, b.packed, 1));
+  const int64_t rows = gated_sum_rows(shape.m), columns = 2 * shape.hidden;
+  Tensor sums;
+  if (b.need_dbias) {
+    sums = new_empty(b.dy, {rows, columns}, ScalarType::Float);
+    p.column_sums = static_cast<float*>(sums.mutable_data_ptr());
+  }
+  const GatedOperands operands{dy, matrix_view(b.w_down)};
+  if (!run_gated_gemm(b.op, GatedProduct::kGradient, p, operands, scope)) return false;
+  if (b.need_dbias) {
+    const char* failure =
+        column_sum(p.column_sums, rows, columns, dbias.mutable_data_ptr(),
+                   b.parameters_fp32 ? DType::kFloat32 : shape.dtype, scope.context());
+    FUSEDOPS_CHECK(failure == nullptr, b.op, ": the launch failed: ", failure);
+  }
+  return true;
+}
+
 std::tuple<Tensor, Tensor, Tensor, Tensor> run(const GatedBackward& b) {
   const MlpShape shape =
       check_gated_mlp_backward(b.op, b.dy, b.saved, b.w_down, b.activation, b.packed);
@@ -164,27 +245,20 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> run(const GatedBackward& b) {
   };
   Tensor dy_holder, holder;
   const MatrixView dy = dense_rows(b.dy, dy_holder), up = half(saved, 1);
-  GemmCall call{.op = b.op,
-                .a = dy,
-                .b = matrix_view(b.w_down),
-                .dtype = shape.dtype,
-                .allow_tf32 = b.allow_tf32};
+  GemmCall call{b.op, dy, matrix_view(b.w_down), shape.dtype, b.allow_tf32};
 
-  // dgate, dup, dbias from dh = dy @ w_down, which h replaces
+  // dgate, dup, dbias and h from dh = dy @ w_down: one kernel over what is owned, or the product,
+  // which h replaces, and a pass
   const Tensor hidden =
       any_dz || b.need_dw_down ? empty_like_rows(b.dy, shape.hidden) : new_empty(b.dy, {0});
-  if (any_dz) {
+  const bool fused = b.owned && run_gated_gradient(b, shape, dy, saved, hidden, dbias, scope);
+  if (any_dz && !fused) {
     run_gemm(call, hidden, nullptr, scope);
+    const Tensor* h = b.need_dw_down ? &hidden : nullptr;
+    const Tensor* sums = b.need_dbias ? &dbias : nullptr;
     run_gated_act_backward(b.op, shape,
-                           {.dh = hidden,
-                            .gate = half(saved, 0),
-                            .up = up,
-                            .dgate = half(dz, 0),
-                            .dup = half(dz, 1),
-                            .h = b.need_dw_down ? &hidden : nullptr,
-                            .dbias = b.need_dbias ? &dbias : nullptr},
-                           scope);
-  } else if (b.need_dw_down) {
+                           {hidden, half(saved, 0), up, half(dz, 0), half(dz, 1), h, sums}, scope);
+  } else if (b.need_dw_down && !fused) {
     run_gated_act(b.op, shape, half(saved, 0), &up, hidden, scope);
   }
 
@@ -229,20 +303,24 @@ std::tuple<Tensor, Tensor, Tensor> gated_mlp_backward_(const Tensor& dy,      //
   return {dbias, dw_down, db_down};
 }
 
-// dx = dgate @ w_gate + dup @ w_up; one product where both pairs are packed.
+// dx = dgate @ w_gate + dup @ w_up: one product where both pairs are packed or a kernel takes both.
 Tensor input_gradient(GemmCall call, const MlpShape& shape, const Tensor& dz, const Tensor& x,
                       const Tensor& w_gate, const std::optional<Tensor>& w_up,
                       const LaunchScope& scope) {
-  const auto product = [&](const MatrixView& a, const MatrixView& b) {
-    const Tensor out = empty_like_rows(x, shape.k);
+  const Tensor dx = empty_like_rows(x, shape.k);
+  const auto product = [&](const MatrixView& a, const MatrixView& b, const Tensor& out) {
     call.a = a;
     call.b = b;
     run_gemm(call, out, nullptr, scope);
     return out;
   };
-  if (!w_up) return product(call.a, matrix_view(w_gate));
-  const Tensor from_gate = product(half_view(dz, shape, false, 0), matrix_view(w_gate));
-  return sum(from_gate, product(half_view(dz, shape, false, 1), matrix_view(*w_up)));
+  if (!w_up) return product(call.a, matrix_view(w_gate), dx);
+  const MatrixView dgate = half_view(dz, shape, false, 0), dup = half_view(dz, shape, false, 1);
+  const MatrixView gate_rows = matrix_view(w_gate), up_rows = matrix_view(*w_up);
+  const GatedOperands operands{dgate, gate_rows, dup, up_rows};
+  const GatedGemm both = gated_gemm(shape, shape.k, shape.hidden, dx);
+  if (run_gated_gemm(call.op, GatedProduct::kInput, both, operands, scope)) return dx;
+  return sum(product(dgate, gate_rows, dx), product(dup, up_rows, empty_like_rows(x, shape.k)));
 }
 
 std::tuple<Tensor, Tensor, Tensor> gated_input_backward(

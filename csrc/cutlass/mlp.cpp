@@ -67,12 +67,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> run(const MlpBackward& b) {
   Tensor dy_holder, holder;
   const Tensor saved = torch::stable::contiguous(b.saved);
   const MatrixView dy = dense_rows(b.dy, dy_holder);
-  const GemmCall call{.op = b.op,
-                      .a = dy,
-                      .b = matrix_view(b.w2),
-                      .dtype = shape.dtype,
-                      .allow_tf32 = b.allow_tf32,
-                      .activation = shape.activation};
+  const GemmCall call{b.op,         dy,      matrix_view(b.w2), shape.dtype,
+                      b.allow_tf32, nullptr, shape.activation};
   Tensor dz;  // first h, where dw2 needs it and it has no other place
 
   // dz = (dy @ w2) * act', its sums, and h over z: one kernel
@@ -85,8 +81,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> run(const MlpBackward& b) {
     fused.hidden = hidden;
     return dtype_bytes(shape.dtype) == 2 && run_gemm_gradient(call, fused, scope);
   };
-  const bool h_in_place = b.owned && from_z && b.need_dw2 && any_dz;
-  const bool done = h_in_place && run_fused(&saved);
+  const bool done = b.owned && from_z && b.need_dw2 && any_dz && run_fused(&saved);
 
   // dw2 = dy.T @ h, db2 = sum of dy
   const auto wgrad = [&](const Tensor& h) {
@@ -96,8 +91,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> run(const MlpBackward& b) {
   };
   if (b.need_dw2 && from_z && !done) {
     if (!dz.defined()) dz = empty_like_rows(b.dy, shape.hidden);
-    const MatrixView z = rows_view(saved, holder);
-    run_gated_act(b.op, shape, z, nullptr, dz, scope);
+    run_gated_act(b.op, shape, rows_view(saved, holder), nullptr, dz, scope);
     wgrad(dz);
   } else if (b.need_dw2) {
     wgrad(saved);

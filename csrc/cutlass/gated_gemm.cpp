@@ -1,0 +1,65 @@
+#include "cutlass/gated_gemm.h"
+
+#include "common/int_math.h"
+
+namespace fusedops {
+namespace {
+
+// NOTE: zero-initialised before any dynamic initialiser runs.
+GatedRunFn g_kernels[kNumGatedProducts][kNumDTypes];
+
+bool aligned16(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
+
+// Less than a wave of tiles is better served by smaller ones and slices of K, and a short mainloop
+// hides too little of kGradient's epilogue.
+constexpr int64_t kMinGradientK = 1024;
+
+bool pays(GatedProduct product, const GatedGemm& p, const DeviceModel& device) {
+  if (product == GatedProduct::kGradient && p.k < kMinGradientK) return false;
+  return ceil_div(p.m, 128) * ceil_div(p.n, gated_tile_columns(product)) >= device.sm_count;
+}
+
+// Fills in one pair of operands, as the kernels of this product read them. False when they cannot.
+bool place(const MatrixView& a, const MatrixView& b, Major b_major, GemmProblem& p,
+           const DeviceModel& device) {
+  const OperandPlan plan = plan_operands(a, b, p, device);
+  if (plan.pack_a || plan.pack_b) return false;
+  p.a = plan.problem.a;
+  p.b = plan.problem.b;
+  return p.a.major == Major::kK && p.b.major == b_major && tma_refusal(p) == nullptr;
+}
+
+}  // namespace
+
+bool register_gated(GatedProduct product, DType dtype, GatedRunFn run) {
+  g_kernels[static_cast<int>(product)][static_cast<int>(dtype)] = run;
+  return true;
+}
+
+GatedRunFn find_gated(GatedProduct product, DType dtype) {
+  return g_kernels[static_cast<int>(product)][static_cast<int>(dtype)];
+}
+
+bool run_gated_gemm(const char* op, GatedProduct product, GatedGemm p,
+                    const GatedOperands& operands, const LaunchScope& scope) {
+  const GatedRunFn run = find_gated(product, p.dtype);
+  const DeviceModel device{scope.facts().capability, scope.facts().sm_count};
+  if (run == nullptr || device.capability / 10 != 9) return false;
+  if (p.k == 0 || !pays(product, p, device)) return false;
+  if (!aligned16(p.gate) || !aligned16(p.up) || p.gate_ld % 8 != 0) return false;
+  const Major b_major = product == GatedProduct::kForward ? Major::kK : Major::kMN;
+  GemmProblem second = p;
+  if (!place(operands.a, operands.b, b_major, p, device)) return false;
+  if (operands.b2) {
+    if (!place(operands.a2.value_or(operands.a), *operands.b2, b_major, second, device)) {
+      return false;
+    }
+    p.a2 = second.a;
+    p.b2 = second.b;
+  }
+  const char* failure = run(p, scope.context());
+  FUSEDOPS_CHECK(failure == nullptr, op, ": a kernel of the gated MLP did not run: ", failure);
+  return true;
+}
+
+}  // namespace fusedops

@@ -1,0 +1,21 @@
+// Launching the kernels of gated_kernels.h.
+#pragma once
+
+#include <optional>
+
+#include "common/launch.h"
+#include "cutlass/gated_kernels.h"
+#include "cutlass/operands.h"
+
+namespace fusedops {
+
+struct GatedOperands {
+  MatrixView a, b;                   // (m, k), (k, n)
+  std::optional<MatrixView> a2, b2;  // the same for the second product, where it has its own
+};
+
+// False where no kernel takes the problem, which holds all but its operands: nothing was launched.
+bool run_gated_gemm(const char* op, GatedProduct product, GatedGemm problem,
+                    const GatedOperands& operands, const LaunchScope& scope);
+
+}  // namespace fusedops

@@ -1,0 +1,200 @@
+// The kernels of gated_kernels.h: sm90_kernel.cuh with two matrices where it has one.
+#pragma once
+
+#include "common/shared_memory.cuh"
+#include "cutlass/gated_kernels.h"
+#include "cutlass/sm90_gated_store.cuh"
+#include "cutlass/sm90_kernel.cuh"
+
+namespace fusedops::sm90 {
+
+struct GatedParams : KernelParams {
+  CUtensorMap a2, b2;
+  int first_steps;  // kInput: of k_steps, those of the first product
+};
+
+template <class T>
+struct GatedKernel : Kernel<T> {
+  using Base = Kernel<T>;
+  using Shared = typename Base::Shared;
+  using Full = typename Base::Full;
+  using Empty = typename Base::Empty;
+  static constexpr GatedProduct kProduct = T::kProduct;
+
+  // One stage. A tile of kForward has as many columns of gate as of up.
+  __device__ static void load_stage(const GatedParams& p, Shared& shared, uint64_t* full, int stage,
+                                    const Tile& tile, int step, int rank) {
+    constexpr bool kPair = T::kClusterM == 2;
+    static_assert(T::kClusterN == 1);
+    uint8_t *to_a = shared.a[stage], *to_b = shared.b[stage];
+    const bool second = kProduct == GatedProduct::kInput && step >= p.first_steps;
+    const int k = (second ? step - p.first_steps : step) * T::kTileK;
+    Base::template load_operand<T::kA, T::kTileM, false>(second ? p.a2 : p.a, full, to_a,
+                                                         tile.m * T::kTileM, k, rank);
+    if constexpr (kProduct == GatedProduct::kForward) {
+      constexpr int kHalf = T::kTileN / 2;
+      Base::template load_operand<T::kB, kHalf, kPair>(p.b, full, to_b, tile.n * kHalf, k, rank);
+      Base::template load_operand<T::kB, kHalf, kPair>(p.b2, full, to_b + kHalf * kBoxRowBytes,
+                                                       tile.n * kHalf, k, rank);
+    } else {
+      Base::template load_operand<T::kB, T::kTileN, kPair>(second ? p.b2 : p.b, full, to_b,
+                                                           tile.n * T::kTileN, k, rank);
+    }
+  }
+
+  __device__ static void produce(const GatedParams& p, Shared& shared, int rank) {
+    typename Base::Place place;
+    for (TileWalk walk(p.order, T::kClusterM, T::kClusterN); walk.valid(); walk.next(1)) {
+      const Tile tile = walk.tile();
+      for (int step = 0; step < p.k_steps; ++step) {
+        uint64_t* full = &shared.full[place.stage];
+        Empty::wait(&shared.empty[place.stage], place.phase ^ 1);
+        Full::arrive_and_expect_tx(full, T::kStageBytes);
+        load_stage(p, shared, full, place.stage, tile, step, rank);
+        place.next();
+      }
+    }
+  }
+
+  // kGradient: gate and up of tile after tile, into the one place that both warpgroups use in turn.
+  __device__ static void load_gate_and_up(const GatedParams& p, Shared& shared) {
+    int count = 0;
+    for (TileWalk walk(p.order, T::kClusterM, T::kClusterN); walk.valid(); walk.next(1)) {
+      if (count > 0) TileStore<T>::wait_until_free(shared.store[0], (count - 1) % 2);
+      TileStore<T>::load(p.store, shared.store, count % 2, walk.tile());
+      ++count;
+    }
+  }
+
+  __device__ static void run(const GatedParams& p, uint8_t* raw) {
+    Shared& shared = *reinterpret_cast<Shared*>(raw);
+    const int rank = T::kCtas == 1 ? 0 : int(cute::block_rank_in_cluster());
+    const int warpgroup = cutlass::canonical_warp_group_idx();
+    if (threadIdx.x == 0) {
+      constexpr int kReaders = (T::kPingpong ? 1 : 2) * T::kCtas;
+      for (int i = 0; i < T::kStages; ++i) {
+        Full::init(&shared.full[i], 1);
+        Empty::init(&shared.empty[i], kReaders);
+      }
+      for (auto& store : shared.store) TileStore<T>::init(store);
+      cutlass::arch::fence_barrier_init();
+    }
+    cute::cluster_arrive_relaxed();
+    cute::cluster_wait();
+    wait_for_predecessor();
+    if (warpgroup == 0) {
+      cutlass::arch::warpgroup_reg_dealloc<24>();
+      if (threadIdx.x == 0) produce(p, shared, rank);
+      if constexpr (kProduct == GatedProduct::kGradient) {
+        if (threadIdx.x == 32) load_gate_and_up(p, shared);
+      }
+    } else {
+      cutlass::arch::warpgroup_reg_alloc<240>();
+      Base::consume(p, shared, warpgroup - 1);
+    }
+    // A CTA stays until its partner has no more copies and arrivals for it.
+    cute::cluster_arrive();
+    cute::cluster_wait();
+  }
+};
+
+template <class Traits>
+__global__ void __launch_bounds__(kKernelThreads, 1)
+    gated_gemm_kernel(const __grid_constant__ GatedParams params) {
+  extern __shared__ __align__(1024) uint8_t raw[];
+  GatedKernel<Traits>::run(params, raw);
+}
+
+// ---- launching ----
+
+template <DType kDType, GatedProduct kProduct>
+struct GatedLaunch {
+  using Element =
+      cute::conditional_t<kDType == DType::kFloat16, cutlass::half_t, cutlass::bfloat16_t>;
+  using Traits = GatedTraits<Element, kProduct>;
+  static constexpr bool kForward = kProduct == GatedProduct::kForward;
+
+  static TmaTensor tensor(const void* data, int64_t rows, int64_t columns, int64_t row_stride) {
+    TmaTensor t;
+    t.data = data;
+    t.type = kDType == DType::kFloat16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                       : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+    t.columns = columns;
+    t.rows = rows;
+    t.row_stride = row_stride;
+    return t;
+  }
+
+  static const char* encode_a(const GatedGemm& p, const GemmOperand& a, CUtensorMap* map) {
+    return encode_tensor_map(tensor(a.data, p.m, p.k, a.ld), Traits::kTileM, map);
+  }
+
+  // The CTAs of a pair load halves.
+  static const char* encode_b(const GatedGemm& p, const GemmOperand& b, CUtensorMap* map) {
+    if constexpr (kForward) {
+      return encode_tensor_map(tensor(b.data, p.n, p.k, b.ld), Traits::kTileN / 4, map);
+    } else {
+      return encode_tensor_map(tensor(b.data, p.k, p.n, b.ld), Traits::kTileK / 2, map);
+    }
+  }
+
+  static const char* encode_output(const GatedGemm& p, const void* data, int64_t ld,
+                                   CUtensorMap* map) {
+    if (data == nullptr) return nullptr;
+    TmaTensor t = tensor(data, p.m, p.n, ld);
+    t.outer = 1;
+    t.outer_stride = p.m * ld;
+    return encode_tensor_map(t, Traits::kWarpgroupM, map);
+  }
+
+  static const char* encode(const GatedGemm& p, GatedParams& params) {
+    const char* refusal = encode_a(p, p.a, &params.a);
+    if (!refusal) refusal = encode_b(p, p.b, &params.b);
+    if (!refusal && p.a2.data) refusal = encode_a(p, p.a2, &params.a2);
+    if (!refusal && p.b2.data) refusal = encode_b(p, p.b2, &params.b2);
+    if (!refusal) refusal = encode_output(p, p.d, p.ldd, &params.store.d);
+    if (!refusal) refusal = encode_output(p, p.gate, p.gate_ld, &params.store.aux);
+    if (!refusal) refusal = encode_output(p, p.up, p.gate_ld, &params.store.hidden);
+    return refusal;
+  }
+
+  static const char* run(const GatedGemm& p, const LaunchContext& context) {
+    GatedParams params{};
+    if (const char* refusal = encode(p, params)) return refusal;
+    constexpr int kColumns = kForward ? Traits::kTileN / 2 : Traits::kTileN;
+    static_assert(Traits::kTileM == 128 && kColumns == gated_tile_columns(kProduct));
+    const int64_t clusters_m = ceil_div(ceil_div(p.m, Traits::kTileM), Traits::kClusterM);
+    const int64_t clusters_n = ceil_div(p.n, kColumns);
+    if (clusters_m * clusters_n > INT32_MAX / 4) return "too many output tiles";
+    params.order = make_tile_order(int(clusters_m), int(clusters_n), 1, p.swizzle);
+    params.first_steps = int(ceil_div(p.k, Traits::kTileK));
+    params.k_steps = params.first_steps * (kProduct == GatedProduct::kInput ? 2 : 1);
+    params.store.column_sums = p.column_sums;
+    params.store.columns = int(p.n);
+    params.store.sum_rows = int(gated_sum_rows(p.m));
+    params.store.activation = p.activation;
+    params.store.load_aux = p.gate != nullptr;
+    params.store.store_hidden = p.d != nullptr;
+    constexpr int kBytes = GatedKernel<Traits>::kSharedBytes, kCtas = Traits::kCtas;
+    static_assert(kBytes <= Traits::kSharedLimit);
+    cudaError_t status = allow_shared_memory<&gated_gemm_kernel<Traits>>(context.device, kBytes);
+    if (status != cudaSuccess) return cudaGetErrorString(status);
+    const int64_t clusters = clusters_m * clusters_n;
+    const int grid = int(std::min<int64_t>(clusters, context.sm_count / kCtas)) * kCtas;
+    status =
+        launch_cluster_kernel(gated_gemm_kernel<Traits>, grid, kKernelThreads, kCtas, kBytes,
+                              static_cast<cudaStream_t>(context.stream), context.overlap, params);
+    return status == cudaSuccess ? nullptr : cudaGetErrorString(status);
+  }
+};
+
+template <DType kDType>
+bool register_gated_products() {
+  constexpr auto kForward = GatedProduct::kForward, kInput = GatedProduct::kInput;
+  constexpr auto kGradient = GatedProduct::kGradient;
+  return register_gated(kForward, kDType, &GatedLaunch<kDType, kForward>::run) &&
+         register_gated(kGradient, kDType, &GatedLaunch<kDType, kGradient>::run) &&
+         register_gated(kInput, kDType, &GatedLaunch<kDType, kInput>::run);
+}
+
+}  // namespace fusedops::sm90
