@@ -2,10 +2,12 @@
 
     compute-sanitizer --tool memcheck --error-exitcode 1 python scripts/sanitize.py
     compute-sanitizer --tool racecheck --error-exitcode 1 python scripts/sanitize.py ops
+    compute-sanitizer --tool memcheck --error-exitcode 1 python scripts/sanitize.py clusters
     compute-sanitizer --tool racecheck --error-exitcode 1 python scripts/sanitize.py "sm90 64x64"
 
-An argument limits the run to the public GEMM ops, to the reductions (`reduce`), to the point ops
-(`points`; racecheck cannot take clusters of thread blocks: `sampling` and `neighbours` have none)
+An argument limits the run to the public GEMM ops, to the reductions (`reduce`), to softmax and
+norms (`rows`; `clusters` for those of long rows), to the point ops (`points`; racecheck cannot take
+clusters of thread blocks: `sampling`, `neighbours` and `rows` have none)
 or to the kernels whose name matches it as a regular expression: racecheck is slow.
 
 Sizes are odd multiples of the alignment, so that tiles are ragged on every side.
@@ -187,6 +189,27 @@ def every_neighbour_search(count: Counter[str], device: str = "cuda") -> None:
         count["index"] += 3
 
 
+def row_ops(count: Counter[str], lengths: tuple[int, ...]) -> None:
+    """softmax, norms and cross entropy, forward and backward."""
+    for dtype, n in itertools.product(DTYPES, lengths):
+        x, r = (matrix(37, n, dtype).requires_grad_() for _ in range(2))
+        w, b = (torch.randn(n, device="cuda", dtype=dtype, requires_grad=True) for _ in range(2))
+        target = torch.arange(37, device="cuda") % n
+        outputs = [
+            fusedops.softmax(x, 1),
+            fusedops.log_softmax(x, 0),
+            *fusedops.layer_norm(x, n, w, b, residual=r),
+            fusedops.rms_norm(x, n, w),
+            fusedops.cross_entropy(x, target, label_smoothing=0.1),
+        ]
+        for y in outputs:
+            y.backward(torch.ones_like(y), retain_graph=True)
+        count[f"rows of {n}"] += len(outputs)
+
+
+ROWS = (1, 40, 255, 1023, 4097)
+CLUSTER_ROWS = (20001, 140001)  # NOTE: not for racecheck, which cannot handle clusters
+
 if __name__ == "__main__":
     ran: Counter[str] = Counter()
     wanted = sys.argv[1] if len(sys.argv) > 1 else ""
@@ -200,7 +223,19 @@ if __name__ == "__main__":
         every_neighbour_search(ran)
     if wanted == "sampling":
         every_point_op(ran, large=False)
+    if wanted in ("", "rows"):
+        row_ops(ran, ROWS)
+    if wanted in ("", "clusters"):
+        row_ops(ran, CLUSTER_ROWS)
     torch.cuda.synchronize()
-    if wanted not in ("ops", "reduce", "points", "neighbours", "sampling"):
+    if wanted not in (
+        "ops",
+        "reduce",
+        "points",
+        "neighbours",
+        "sampling",
+        "rows",
+        "clusters",
+    ):
         every_config(wanted, ran)
     print(f"{sum(ran.values())} calls, {len(ran)} kinds, no error")

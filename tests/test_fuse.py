@@ -114,6 +114,7 @@ def test_containers(device):
         "items.0": (None, ()),  # a ModuleList says nothing about the order of calls
         "named.a": (None, ()),
         "deep.0.0": ("tanh", ("deep.0.1",)),
+        "norm": (None, ()),
     }
     assert type(model.items[1]) is nn.ReLU
     assert type(model.deep[1]) is nn.SiLU
@@ -176,7 +177,7 @@ def test_a_shared_activation_and_a_shared_sequential(device):
     model = nn.Sequential(block, act, nn.Linear(6, 6), act, block, nn.LayerNorm(6), act).to(device)
     original = copy.deepcopy(model)
     report = fusedops.fuse(model)
-    assert (report.num_fused, report.num_absorbed) == (2, 2)
+    assert (report.num_fused, report.num_absorbed) == (3, 2)  # with the norm
     assert model[1] is act
     assert model[6] is act
     assert_same(original, model, make(5, 6, dtype=torch.float32, device=device))
@@ -297,7 +298,7 @@ def test_an_activation_subclass_is_not_absorbed():
 def test_report_reads_as_a_table():
     model = nn.Sequential(nn.Linear(6, 8), nn.GELU(), LoRA(8, 3))
     assert str(fusedops.fuse(model)).splitlines() == [
-        "fused 1 linear layer(s), absorbed 1 activation(s), skipped 1, fused before 0",
+        "fused 1 layer(s), absorbed 1 activation(s), skipped 1, fused before 0",
         "",
         "fused layer  shape   activation  notes",
         "-----------  ------  ----------  ----------",

@@ -13,6 +13,7 @@
 #include "cpu/schema/neighbours.h"
 #include "cpu/schema/points.h"
 #include "cpu/schema/reduce.h"
+#include "cpu/schema/rows.h"
 #include "cpu/schema/scan.h"
 #include "cpu/schema/stencil.h"
 #include "cpu/schema/template.h"
@@ -21,8 +22,8 @@ namespace fusedops {
 namespace {
 
 constexpr std::span<const char* const> kFamilies[] = {
-    kElementwiseSchemas, kGemmSchemas,   kNeighbourSchemas, kPointsSchemas,   kMlpSchemas,
-    kStencilSchemas,     kReduceSchemas, kScanSchemas,      kTemplateSchemas,
+    kElementwiseSchemas, kGemmSchemas,   kNeighbourSchemas, kPointsSchemas, kMlpSchemas,
+    kStencilSchemas,     kReduceSchemas, kRowSchemas,       kScanSchemas,   kTemplateSchemas,
 };
 
 #ifndef USE_CUDA

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch  # noqa: F401  (loads libtorch, which _C is linked against)
 
 from . import _C, nn, points, reference
+from .cross_entropy import cross_entropy
 from .elementwise import (
     add,
     add_,
@@ -26,6 +27,7 @@ from .fuse import FuseReport, fuse
 from .histogram import bincount, histogram
 from .linear import linear, matmul
 from .mlp import gated_mlp, mlp
+from .normalization import layer_norm, rms_norm
 from .reduce import (
     all,
     amax,
@@ -45,6 +47,7 @@ from .reduce import (
 )
 from .scan import cummax, cummin, cumprod, cumsum
 from .segment import segment_reduce
+from .softmax import log_softmax, softmax
 from .stencil import (
     box_filter1d,
     box_filter2d,
@@ -77,6 +80,7 @@ __all__ = [
     "box_filter2d",
     "box_filter3d",
     "count_nonzero",
+    "cross_entropy",
     "cummax",
     "cummin",
     "cumprod",
@@ -87,7 +91,9 @@ __all__ = [
     "fuse",
     "gated_mlp",
     "histogram",
+    "layer_norm",
     "linear",
+    "log_softmax",
     "logsumexp",
     "matmul",
     "mean",
@@ -99,9 +105,11 @@ __all__ = [
     "reference",
     "relu",
     "relu_",
+    "rms_norm",
     "scale_bias_act",
     "scale_bias_act_",
     "segment_reduce",
+    "softmax",
     "square",
     "square_",
     "std",

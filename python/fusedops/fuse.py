@@ -16,6 +16,7 @@ from ._blocks import (
     hooked,
     pair_end,
 )
+from ._norm_modules import fuse_norms
 from ._text import table
 from .nn import Linear
 
@@ -91,7 +92,7 @@ class FuseReport:
 
     def __str__(self) -> str:
         lines = [
-            f"fused {self.num_fused} linear layer(s), absorbed {self.num_absorbed} activation(s), "
+            f"fused {self.num_fused} layer(s), absorbed {self.num_absorbed} activation(s), "
             f"skipped {self.num_skipped}, fused before {self.unchanged}"
         ]
         rows = [
@@ -245,11 +246,12 @@ def _fuse_sequential(name: str, module: torch_nn.Module, report: FuseReport) -> 
 
 
 def fuse(model: torch_nn.Module) -> FuseReport:
-    """Replace the linear layers of a model by fused ones, in place.
+    """Replace the linear layers and norms of a model by fused ones, in place.
 
-    Every ``torch.nn.Linear`` becomes a `fusedops.nn.Linear`. Where a plain ``nn.Sequential`` runs
-    an activation module next (ReLU, GELU of either form, SiLU, Sigmoid, Tanh), the activation is
-    absorbed and an ``nn.Identity`` keeps its place, so that indices stay.
+    Every ``torch.nn.LayerNorm``, ``RMSNorm`` and ``Linear`` becomes that of `fusedops.nn`. Where a
+    plain ``nn.Sequential`` runs an activation module behind a linear layer (ReLU, GELU of either
+    form, SiLU, Sigmoid, Tanh), the activation is absorbed and an ``nn.Identity`` keeps its place,
+    so that indices stay.
 
     Whole MLP blocks become one op each way, `fusedops.mlp` or `fusedops.gated_mlp`: pairs of linear
     layers with an absorbed activation between them in an ``nn.Sequential``, and modules whose
@@ -306,4 +308,11 @@ def fuse(model: torch_nn.Module) -> FuseReport:
         shape = f"{module.in_features} -> {module.out_features}"
         report.fused.append(FusedLayer(name, shape, activation, absorbed, note))
     _fuse_blocks(model, report)
+    for norm in fuse_norms(model, hooked):
+        if norm.reason:
+            report.skipped.append(SkippedLayer(norm.name, norm.kind, norm.reason))
+        elif norm.replaced:
+            report.fused.append(FusedLayer(norm.name, norm.shape, None, ()))
+        else:
+            report.unchanged += 1
     return report

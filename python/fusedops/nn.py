@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from ._nn_mlp import MLP, GatedMLP
+from ._norm_modules import LayerNorm, RMSNorm
 from .activation import activation_code
 from .linear import linear
 
-__all__ = ["MLP", "GatedMLP", "Linear"]
+__all__ = ["MLP", "GatedMLP", "LayerNorm", "Linear", "RMSNorm"]
 
 
 class Linear(torch.nn.Linear):

@@ -3,7 +3,7 @@
 One file per family; `codes` are the activation codes to cover, where an op takes one.
 """
 
-from . import elementwise, gemm, mlp, neighbours, points, reduce, scan, stencil, template
+from . import elementwise, gemm, mlp, neighbours, points, reduce, rows, scan, stencil, template
 
 SAMPLES = {
     **elementwise.SAMPLES,
@@ -13,6 +13,7 @@ SAMPLES = {
     **points.SAMPLES,
     **reduce.SAMPLES,
     **scan.SAMPLES,
+    **rows.SAMPLES,
     **stencil.SAMPLES,
     **template.SAMPLES,
 }

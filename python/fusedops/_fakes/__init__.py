@@ -2,4 +2,15 @@
 run. One file per family; importing the package registers them all.
 """
 
-from . import elementwise, gemm, mlp, neighbours, points, reduce, scan, stencil, template  # noqa: F401
+from . import (  # noqa: F401
+    elementwise,
+    gemm,
+    mlp,
+    neighbours,
+    points,
+    reduce,
+    rows,
+    scan,
+    stencil,
+    template,
+)

@@ -27,6 +27,7 @@ SUITES = (
     "elementwise",
     "stencil",
     "scan",
+    "norm",
     "host",
 )
 

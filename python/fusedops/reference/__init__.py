@@ -9,6 +9,7 @@ from .elementwise import bias_dropout_residual, dropout_mask, fma, scale_bias_ac
 from .gemm import linear, linear_backward, linear_preact, matmul, matmul_backward, matmul_preact
 from .mlp import gated_mlp, mlp
 from .points import farthest_point_sample, group, interpolate
+from .rows import cross_entropy, layer_norm, log_softmax, rms_norm, softmax
 from .scan import (
     bincount,
     cummax,
@@ -26,6 +27,7 @@ __all__ = [
     "activate_grad",
     "bias_dropout_residual",
     "bincount",
+    "cross_entropy",
     "cummax",
     "cummin",
     "cumprod",
@@ -37,16 +39,20 @@ __all__ = [
     "group",
     "histogram",
     "interpolate",
+    "layer_norm",
     "linear",
     "linear_backward",
     "linear_preact",
+    "log_softmax",
     "matmul",
     "matmul_backward",
     "matmul_preact",
     "mlp",
     "reduce",
+    "rms_norm",
     "scale_bias_act",
     "segment_reduce",
+    "softmax",
     "stencil",
     "topk",
 ]

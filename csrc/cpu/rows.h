@@ -1,0 +1,45 @@
+// Rows on the CPU: sums in double, so that the order of a row does not show.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "common/dispatch.h"
+#include "common/row_check.h"
+#include "cpu/aten.h"
+#include "cpu/pointwise.h"
+
+namespace fusedops::cpu {
+
+// Rows that are worth a thread.
+inline int64_t row_grain(int64_t n) {
+  return std::max<int64_t>(1, kGrain / std::max<int64_t>(n, 1));
+}
+
+template <typename Fn>
+void for_rows(int64_t rows, int64_t n, Fn fn) {
+  torch::stable::parallel_for(0, rows, row_grain(n), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) fn(row);
+  });
+}
+
+// log(sum(exp(x))) = top + log(sum); top is finite unless a value is +inf or NaN.
+template <typename C>
+struct Normaliser {
+  C top;
+  double sum;
+};
+
+// Of n values that lie `stride` apart.
+template <typename C, typename T>
+Normaliser<C> normaliser(const T* x, int64_t n, int64_t stride) {
+  C top = -std::numeric_limits<C>::infinity();
+  for (int64_t i = 0; i < n; ++i) top = std::max(top, static_cast<C>(x[i * stride]));
+  if (top == -std::numeric_limits<C>::infinity()) top = 0;
+  double sum = 0;
+  for (int64_t i = 0; i < n; ++i) sum += std::exp(static_cast<C>(x[i * stride]) - top);
+  return {top, sum};
+}
+
+}  // namespace fusedops::cpu

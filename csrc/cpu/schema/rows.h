@@ -1,0 +1,36 @@
+// Schemas: softmax, cross entropy and norms over rows.
+#pragma once
+
+namespace fusedops {
+
+inline constexpr const char* kRowSchemas[] = {
+    // softmax or log_softmax over one dim; y like x, in float32 where fp32_out.
+    "softmax(Tensor x, int dim, bool log, bool fp32_out) -> Tensor",
+    // dx_dtype: 0 that of y, 1 float16, 2 bfloat16.
+    "softmax_backward(Tensor dy, Tensor y, int dim, bool log, int dx_dtype) -> Tensor",
+
+    // (loss, lse, scale): logits (M, V), target (M,) int64; reduction 0 none, 1 mean, 2 sum; loss
+    // (M,) or (), lse (M,) in the compute dtype, scale (1,) = 1 / rows that count, (0,) if not
+    // mean.
+    "cross_entropy(Tensor logits, Tensor target, int ignore_index, float label_smoothing, "
+    "int reduction, bool fp32_out) -> (Tensor, Tensor, Tensor)",
+    "cross_entropy_backward(Tensor dloss, Tensor logits, Tensor target, Tensor lse, Tensor scale, "
+    "int ignore_index, float label_smoothing, int reduction) -> Tensor",
+
+    // (y, sum, mean, rstd): the last norm_dims dims of sum = x + residual normalised; sum is (0,)
+    // without a residual; mean, rstd (rows,) in the compute dtype.
+    "layer_norm(Tensor x, Tensor? residual, Tensor? weight, Tensor? bias, int norm_dims, "
+    "float eps, bool fp32_out) -> (Tensor, Tensor, Tensor, Tensor)",
+    // (dx, dweight, dbias); dresidual is added to dx; what is not needed has shape (0,).
+    "layer_norm_backward(Tensor dy, Tensor? dresidual, Tensor x, Tensor? weight, Tensor mean, "
+    "Tensor rstd, int norm_dims, bool need_dx, bool need_dweight, bool need_dbias) "
+    "-> (Tensor, Tensor, Tensor)",
+
+    // (y, sum, rstd) and (dx, dweight), the same without mean and bias.
+    "rms_norm(Tensor x, Tensor? residual, Tensor? weight, int norm_dims, float eps, bool fp32_out) "
+    "-> (Tensor, Tensor, Tensor)",
+    "rms_norm_backward(Tensor dy, Tensor? dresidual, Tensor x, Tensor? weight, Tensor rstd, "
+    "int norm_dims, bool need_dx, bool need_dweight) -> (Tensor, Tensor)",
+};
+
+}  // namespace fusedops

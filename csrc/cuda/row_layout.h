@@ -1,0 +1,39 @@
+// What the host and the kernels of row_team.cuh agree on.
+#pragma once
+
+#include <cstdint>
+
+namespace fusedops {
+
+inline constexpr int kRowThreads = 512;  // the largest block
+inline constexpr int kRowChunks = 4;     // the most chunks of a row that a thread holds
+inline constexpr int kRowStages = 3;     // rows in shared memory: one in work, two on the way
+inline constexpr int kRowCluster = 8;    // blocks of a cluster that every Hopper GPU takes
+
+// Of kernels that read a row in a loop.
+inline constexpr int kStreamThreads = 256, kStreamBlocks = 4;  // blocks on a multiprocessor
+
+template <class T>
+inline constexpr int kChunkOf = 16 / sizeof(T);  // elements of a chunk
+
+// Which threads hold a row: made by plan_rows (cuda/row_plan.h).
+struct RowLayout {
+  int64_t rows;
+  int n;        // elements of a row
+  int lanes;    // threads of a row in a warp, a power of two
+  int cluster;  // blocks of a row; 0: the row is held by lanes of one warp
+  int chunks;   // of a thread
+};
+
+// What a warp tells the other warps of its row.
+template <class C>
+struct alignas(4 * sizeof(C)) RowSlot {
+  C a, b, c;
+};
+
+template <class C>
+constexpr int64_t row_slot_bytes(int cluster, int threads) {
+  return int64_t{2} * cluster * (threads / 32) * static_cast<int64_t>(sizeof(RowSlot<C>));
+}
+
+}  // namespace fusedops

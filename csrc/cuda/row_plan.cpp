@@ -1,0 +1,176 @@
+#include "cuda/row_plan.h"
+
+#include <torch/csrc/stable/ops.h>
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <numeric>
+#include <optional>
+#include <tuple>
+
+#include "common/int_math.h"
+
+namespace fusedops {
+namespace {
+
+constexpr int kTeamThreads = 128;  // of a block whose warps hold rows of their own
+
+int64_t slot_bytes(const RowProblem& problem, int cluster, int threads) {
+  return problem.compute_bytes == 8 ? row_slot_bytes<double>(cluster, threads)
+                                    : row_slot_bytes<float>(cluster, threads);
+}
+
+int64_t ring_bytes(const RowProblem& problem, int64_t chunks, int threads) {
+  return int64_t{kRowStages} * problem.words * chunks * threads * 16;
+}
+
+// The most chunks that a row of this length touches.
+int64_t chunks_of(const RowProblem& problem) {
+  const int64_t shift = problem.vec - std::gcd<int64_t>(problem.n, problem.vec);  // the largest
+  return ceil_div(problem.n + shift, problem.vec);
+}
+
+int power_of_two(int64_t at_least) {
+  int value = 1;
+  while (value < at_least) value *= 2;
+  return value;
+}
+
+RowPlan warp_plan(const RowProblem& problem, int64_t chunks, int per_thread) {
+  RowPlan plan;
+  const int lanes = std::min(32, power_of_two(ceil_div(chunks, per_thread)));
+  plan.held = true;
+  plan.threads = kTeamThreads;
+  plan.layout = {problem.rows, static_cast<int>(problem.n), lanes, 0,
+                 static_cast<int>(ceil_div(chunks, lanes))};
+  plan.shared_bytes = ring_bytes(problem, plan.layout.chunks, plan.threads);
+  return plan;
+}
+
+}  // namespace
+
+RowPlan plan_team(const RowProblem& problem, int sm_count, int64_t shared_limit,
+                  int cluster_limit) {
+  const int64_t chunks = chunks_of(problem);
+  // NOTE: few rows leave the GPU idle unless each is spread over more threads.
+  const int per_thread = problem.rows >= int64_t{4} * sm_count   ? problem.max_chunks
+                         : problem.rows >= int64_t{2} * sm_count ? (problem.max_chunks + 1) / 2
+                                                                 : 1;
+  if (chunks <= int64_t{32} * per_thread) return warp_plan(problem, chunks, per_thread);
+  for (int cluster = 1; cluster <= cluster_limit; cluster *= 2) {
+    const int64_t share = ceil_div(chunks, cluster);  // chunks of a block
+    if (share > int64_t{kRowThreads} * problem.max_chunks) continue;
+    RowPlan plan;
+    plan.threads =
+        static_cast<int>(std::min<int64_t>(kRowThreads, round_up(ceil_div(share, per_thread), 32)));
+    const int64_t held = ceil_div(share, plan.threads);
+    plan.layout = {problem.rows, static_cast<int>(problem.n), 32, cluster, static_cast<int>(held)};
+    plan.shared_bytes =
+        slot_bytes(problem, cluster, plan.threads) + ring_bytes(problem, held, plan.threads);
+    plan.held = plan.shared_bytes <= shared_limit;
+    if (plan.held) return plan;
+  }
+  return {};
+}
+
+int resident_blocks(const void* kernel, const RowPlan& plan, const LaunchScope& scope) {
+  using Key = std::tuple<const void*, int, int, int, int64_t>;
+  static std::mutex mutex;
+  static std::map<Key, int> known;
+  const int cluster = std::max(plan.layout.cluster, 1);
+  const Key key{kernel, scope.device(), plan.threads, cluster, plan.shared_bytes};
+  const std::lock_guard lock(mutex);
+  if (const auto found = known.find(key); found != known.end()) return found->second;
+
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                       scope.facts().shared_memory_per_block);
+  cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                       cudaSharedmemCarveoutMaxShared);
+  int blocks = 0;
+  if (cluster == 1) {
+    cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, plan.threads,
+                                                  static_cast<size_t>(plan.shared_bytes));
+    blocks *= scope.facts().sm_count;
+  } else {
+    cudaLaunchAttribute attribute;
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(static_cast<unsigned>(cluster * scope.facts().sm_count));
+    config.blockDim = dim3(static_cast<unsigned>(plan.threads));
+    config.dynamicSmemBytes = static_cast<size_t>(plan.shared_bytes);
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    cudaOccupancyMaxActiveClusters(&blocks, kernel, &config);
+    blocks *= cluster;
+  }
+  check_launch("resident_blocks");
+  return known[key] = blocks;
+}
+
+void plan_blocks(RowPlan& plan, const RowProblem& problem, int resident) {
+  const bool in_warp = plan.layout.cluster == 0;
+  const int64_t per_team = in_warp ? 1 : plan.layout.cluster;  // blocks of a team
+  const int64_t teams_per_block = in_warp ? plan.threads / plan.layout.lanes : 1;
+  int64_t teams = problem.rows_per_team > 0 && plan.layout.cluster <= 1
+                      ? ceil_div(problem.rows, int64_t{problem.rows_per_team})
+                      : resident / per_team * teams_per_block;
+  teams = std::max<int64_t>(teams, 1);
+  // NOTE: a team's rows begin at the same place inside a chunk if its stride is a multiple of this.
+  const int64_t period = problem.vec / std::gcd<int64_t>(problem.n, problem.vec);
+  teams = teams >= period ? teams / period * period : period;
+  if (problem.rows < teams) teams = problem.rows;
+  plan.blocks = ceil_div(teams, teams_per_block) * per_team;
+}
+
+RowPlan plan_rows(const void* kernel, const RowProblem& problem, const LaunchScope& scope) {
+  const bool clusters = scope.facts().code_version >= 90;
+  RowPlan plan = plan_team(problem, scope.facts().sm_count, scope.facts().shared_memory_per_block,
+                           clusters ? kRowCluster : 1);
+  if (!plan.held) return plan;
+  const int resident = resident_blocks(kernel, plan, scope);
+  plan.held = resident > 0;
+  plan_blocks(plan, problem, resident);
+  return plan;
+}
+
+int64_t blocks_of_long_rows(int64_t rows, const LaunchScope& scope) {
+  return std::min<int64_t>(rows, int64_t{scope.facts().sm_count} * kStreamBlocks);
+}
+
+namespace {
+
+// Elements between the rows, if the last inner_dims dims are contiguous and the others have one
+// stride.
+std::optional<int64_t> row_stride(const Tensor& x, int64_t n, int64_t inner_dims) {
+  const auto sizes = x.sizes();
+  const auto strides = x.strides();
+  int64_t dim = x.dim() - 1;
+  int64_t expected = 1;
+  for (; dim >= x.dim() - inner_dims; --dim) {
+    if (sizes[dim] != 1 && strides[dim] != expected) return std::nullopt;
+    expected *= sizes[dim];
+  }
+  while (dim >= 0 && sizes[dim] == 1) --dim;
+  if (dim < 0) return n;
+  const int64_t stride = strides[dim];
+  expected = stride * sizes[dim];
+  for (--dim; dim >= 0; --dim) {
+    if (sizes[dim] == 1) continue;
+    if (strides[dim] != expected) return std::nullopt;
+    expected *= sizes[dim];
+  }
+  return stride;
+}
+
+}  // namespace
+
+RowInput row_input(const Tensor& x, int64_t n, int64_t inner_dims, int vec) {
+  const std::optional<int64_t> stride = row_stride(x, n, inner_dims);
+  const bool aligned = reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 == 0;
+  if (stride && aligned && (*stride - n) % vec == 0) return {x, *stride};
+  return {x.is_contiguous() ? torch::stable::clone(x) : torch::stable::contiguous(x), n};
+}
+
+}  // namespace fusedops

@@ -1,0 +1,106 @@
+// softmax and log_softmax on CUDA.
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+
+#include <algorithm>
+#include <type_traits>
+
+#include "common/device_types.cuh"
+#include "common/dispatch.h"
+#include "common/row_check.h"
+#include "cuda/row_plan.h"
+#include "cuda/softmax_stream.cuh"
+
+namespace fusedops::cuda {
+namespace {
+
+// The innermost dim.
+template <class T, class O, bool kRagged>
+void launch_rows_of(const Tensor& x, const SoftmaxShape& shape, int64_t dims, bool log, O* y,
+                    const LaunchScope& scope) {
+  // Config
+  constexpr int kVec = kChunkOf<T>;
+  const RowInput input = row_input(x, shape.n, dims > 0 ? 1 : 0, kVec);
+  const SoftmaxForward<T, O> p{input.as<T>(), y, input.stride, log};
+  // NOTE: a block that fills a multiprocessor stays: nothing runs beside it.
+  const bool stays = shape.n > kRowThreads / 2 * kSoftmaxChunks * kVec;
+  const RowProblem problem{shape.outer,        shape.n,      kVec, 1, kSoftmaxChunks,
+                           sizeof(Compute<T>), stays ? 0 : 2};
+  const auto kernel = softmax_kernel<T, O, kRagged>;
+  const RowPlan plan = plan_rows(reinterpret_cast<const void*>(kernel), problem, scope);
+
+  // Launch
+  if (plan.held) {
+    launch_rows(kernel, plan, scope, p, plan.layout);
+  } else {
+    launch_plain(softmax_long_kernel<T, O>, dim3(blocks_of_long_rows(shape.outer, scope)),
+                 dim3(kStreamThreads), scope, p, shape.outer, shape.n);
+  }
+}
+
+// Any other dim.
+template <class T, class O, int kCols>
+void launch_columns(const SoftmaxForward<T, O>& p, const SoftmaxShape& shape,
+                    const LaunchScope& scope) {
+  const ColumnShape columns{shape.outer, shape.n, shape.inner};
+  const int64_t tiles = ColumnTile<kCols>::count(columns);
+  const int64_t blocks = std::min<int64_t>(tiles, int64_t{scope.facts().sm_count} * 64);
+  launch_plain(softmax_column_kernel<T, O, kCols>, dim3(blocks), dim3(kColumnX, kColumnY), scope, p,
+               columns, tiles);
+}
+
+template <class T, class O>
+void launch_columns_of(const Tensor& x, const SoftmaxShape& shape, bool log, O* y,
+                       const LaunchScope& scope) {
+  constexpr int kVec = 8 / sizeof(T);
+  const Tensor input = torch::stable::contiguous(x);
+  const SoftmaxForward<T, O> p{static_cast<const T*>(input.const_data_ptr()), y, 0, log};
+  const bool aligned = reinterpret_cast<uintptr_t>(p.x) % 16 == 0 && shape.inner % kVec == 0;
+  if (aligned && shape.inner >= kColumnX * kVec) {
+    launch_columns<T, O, kVec>(p, shape, scope);
+  } else {
+    launch_columns<T, O, 1>(p, shape, scope);
+  }
+}
+
+Tensor softmax(const Tensor& x,  // any shape
+               int64_t dim, bool log, bool fp32_out) {
+  // Guard
+  const LaunchScope scope("softmax", x);
+
+  // Contract and checks
+  const SoftmaxShape shape = check_softmax("softmax", x, dim, fp32_out);
+
+  // Allocate
+  const Tensor y =
+      torch::stable::new_empty(x, x.sizes(), fp32_out ? ScalarType::Float : x.scalar_type());
+
+  // Empty early return
+  if (x.numel() == 0) return y;
+
+  // Config, launch
+  dispatch_dtype(shape.dtype, [&]<DType D>(Tag<D>) {
+    dispatch_bool(fp32_out, [&]<bool kWide>(Tag<kWide>) {
+      using T = DeviceType<D>;
+      using O = std::conditional_t<kWide && sizeof(T) == 2, float, T>;
+      O* const out = static_cast<O*>(y.mutable_data_ptr());
+      if (shape.inner == 1) {
+        dispatch_ragged<T>(shape.n, [&]<bool kRagged>(Tag<kRagged>) {
+          launch_rows_of<T, O, kRagged>(x, shape, x.dim(), log, out, scope);
+        });
+      } else {
+        launch_columns_of<T, O>(x, shape, log, out, scope);
+      }
+    });
+  });
+
+  // Launch check
+  check_launch("softmax");
+  return y;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(fusedops, CUDA, m) { m.impl("softmax", TORCH_BOX(&softmax)); }
+
+}  // namespace fusedops::cuda

@@ -1,0 +1,122 @@
+// The gradient of softmax and log_softmax on CUDA.
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+
+#include <algorithm>
+
+#include "common/device_types.cuh"
+#include "common/dispatch.h"
+#include "common/row_check.h"
+#include "cuda/row_plan.h"
+#include "cuda/softmax_stream.cuh"
+
+namespace fusedops::cuda {
+namespace {
+
+template <class T, class S, bool kRagged>
+void launch_rows_of(const Tensor& dy, const Tensor& y, const SoftmaxShape& shape, bool log, T* dx,
+                    const LaunchScope& scope) {
+  // Config
+  constexpr int kVec = kChunkOf<S>;
+  const int inner_dims = y.dim() > 0 ? 1 : 0;
+  const RowInput dy_rows = row_input(dy, shape.n, inner_dims, kVec);
+  const RowInput y_rows = row_input(y, shape.n, inner_dims, kVec);
+  const SoftmaxBackward<T, S> p{dy_rows.as<S>(), y_rows.as<S>(), dx,
+                                dy_rows.stride,  y_rows.stride,  log};
+  // NOTE: of two tensors, half as many chunks are as many bytes on their way.
+  const RowProblem problem{shape.outer,        shape.n, kVec, 2, kSoftmaxChunks / 2,
+                           sizeof(Compute<T>), 2};
+  const auto kernel = softmax_backward_kernel<T, S, kRagged>;
+  const RowPlan plan = plan_rows(reinterpret_cast<const void*>(kernel), problem, scope);
+
+  // Launch
+  if (plan.held) {
+    launch_rows(kernel, plan, scope, p, plan.layout);
+  } else {
+    launch_plain(softmax_backward_long_kernel<T, S>, dim3(blocks_of_long_rows(shape.outer, scope)),
+                 dim3(kStreamThreads), scope, p, shape.outer, shape.n);
+  }
+}
+
+template <class T, class S, int kCols>
+void launch_columns(const SoftmaxBackward<T, S>& p, const SoftmaxShape& shape,
+                    const LaunchScope& scope) {
+  const ColumnShape columns{shape.outer, shape.n, shape.inner};
+  const int64_t tiles = ColumnTile<kCols>::count(columns);
+  const int64_t blocks = std::min<int64_t>(tiles, int64_t{scope.facts().sm_count} * 64);
+  launch_plain(softmax_backward_column_kernel<T, S, kCols>, dim3(blocks), dim3(kColumnX, kColumnY),
+               scope, p, columns, tiles);
+}
+
+template <class T, class S>
+void launch_columns_of(const Tensor& dy, const Tensor& y, const SoftmaxShape& shape, bool log,
+                       T* dx, const LaunchScope& scope) {
+  constexpr int kVec = 8 / sizeof(S);
+  const Tensor dy_dense = torch::stable::contiguous(dy);
+  const Tensor y_dense = torch::stable::contiguous(y);
+  const SoftmaxBackward<T, S> p{static_cast<const S*>(dy_dense.const_data_ptr()),
+                                static_cast<const S*>(y_dense.const_data_ptr()),
+                                dx,
+                                0,
+                                0,
+                                log};
+  const auto aligned = [](const void* pointer) {
+    return reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
+  };
+  if (aligned(p.dy) && aligned(p.y) && shape.inner % kVec == 0 && shape.inner >= kColumnX * kVec) {
+    launch_columns<T, S, kVec>(p, shape, scope);
+  } else {
+    launch_columns<T, S, 1>(p, shape, scope);
+  }
+}
+
+template <class T, class S>
+void launch(const Tensor& dy, const Tensor& y, const SoftmaxShape& shape, bool log,
+            const Tensor& dx, const LaunchScope& scope) {
+  T* const out = static_cast<T*>(dx.mutable_data_ptr());
+  if (shape.inner == 1) {
+    dispatch_ragged<S>(shape.n, [&]<bool kRagged>(Tag<kRagged>) {
+      launch_rows_of<T, S, kRagged>(dy, y, shape, log, out, scope);
+    });
+  } else {
+    launch_columns_of<T, S>(dy, y, shape, log, out, scope);
+  }
+}
+
+Tensor softmax_backward(const Tensor& dy,  // any shape
+                        const Tensor& y,   // like dy
+                        int64_t dim, bool log, int64_t dx_dtype) {
+  // Guard
+  const LaunchScope scope("softmax_backward", dy);
+
+  // Contract and checks
+  const SoftmaxShape shape = check_softmax_backward("softmax_backward", dy, y, dim);
+  const DType dtype = check_grad_dtype("softmax_backward", dx_dtype, shape.dtype);
+
+  // Allocate
+  const Tensor dx = torch::stable::new_empty(y, y.sizes(), scalar_type_of(dtype));
+
+  // Empty early return
+  if (y.numel() == 0) return dx;
+
+  // Config, launch
+  dispatch_dtype(dtype, [&]<DType D>(Tag<D>) {
+    using T = DeviceType<D>;
+    if constexpr (sizeof(T) == 2) {
+      if (dx_dtype != 0) return launch<T, float>(dy, y, shape, log, dx, scope);
+    }
+    launch<T, T>(dy, y, shape, log, dx, scope);
+  });
+
+  // Launch check
+  check_launch("softmax_backward");
+  return dx;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(fusedops, CUDA, m) {
+  m.impl("softmax_backward", TORCH_BOX(&softmax_backward));
+}
+
+}  // namespace fusedops::cuda

@@ -1,0 +1,66 @@
+"""softmax, cross entropy and norms, written out: what every kernel has to compute."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def softmax(x: Tensor, dim: int = -1) -> Tensor:
+    """exp(x) / sum(exp(x)) over dim."""
+    return log_softmax(x, dim).exp()
+
+
+def log_softmax(x: Tensor, dim: int = -1) -> Tensor:
+    """x - log(sum(exp(x))) over dim."""
+    shifted = x - x.detach().amax(dim, keepdim=True)
+    return shifted - shifted.exp().sum(dim, keepdim=True).log()
+
+
+def cross_entropy(
+    logits: Tensor,
+    target: Tensor,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """-(1 - s) log p[target] - s mean(log p) for p = softmax(logits (M, V)), target (M,)."""
+    counted = target != ignore_index
+    log_p = log_softmax(logits)
+    chosen = log_p.gather(1, torch.where(counted, target, 0).unsqueeze(1)).squeeze(1)
+    loss = -(1 - label_smoothing) * chosen - label_smoothing * log_p.mean(1)
+    loss = torch.where(counted, loss, 0)
+    if reduction == "none":
+        return loss
+    return loss.sum() if reduction == "sum" else loss.sum() / counted.sum()
+
+
+def layer_norm(
+    x: Tensor,
+    normalized_shape: tuple[int, ...],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """(x - mean) / sqrt(var + eps) * weight + bias over the last dims, with the biased variance."""
+    dims = tuple(range(-len(normalized_shape), 0))
+    centered = x - x.mean(dims, keepdim=True)
+    y = centered / (centered.square().mean(dims, keepdim=True) + eps).sqrt()
+    y = y if weight is None else y * weight
+    return y if bias is None else y + bias
+
+
+def rms_norm(
+    x: Tensor,
+    normalized_shape: tuple[int, ...],
+    weight: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight over the last dims."""
+    dims = tuple(range(-len(normalized_shape), 0))
+    y = x / (x.square().mean(dims, keepdim=True) + eps).sqrt()
+    return y if weight is None else y * weight
