@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -133,9 +134,13 @@ def prepare(fn: Callable[..., Any], sets: Sequence[Inputs], device: torch.device
 def interleave(
     replays: Mapping[str, Replay], rounds: int, device: torch.device
 ) -> dict[str, Timing]:
-    """Medians over `rounds` rounds ours/peer/peer/..., the order rotated from round to round."""
+    """Medians over `rounds` rounds of all of them, each round in an order of its own.
+
+    A GPU at its power limit runs slower after a hungrier kernel: nobody always follows the same.
+    """
     names = list(replays)
-    orders = [names[i % len(names) :] + names[: i % len(names)] for i in range(rounds)]
+    shuffled = random.Random(0)
+    orders = [shuffled.sample(names, len(names)) for _ in range(rounds)]
     samples = (_device_rounds if device.type == "cuda" else _wall_rounds)(replays, orders)
     return {name: _summarise(samples[name], replays[name].calls) for name in names}
 
