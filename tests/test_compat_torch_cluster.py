@@ -208,3 +208,22 @@ def test_compiles(device):
 def test_errors(call, message):
     with pytest.raises(ValueError, match=message):
         call(torch.rand(5, 3), torch.tensor([0, 0, 0, 1, 1]))
+
+
+def test_compiles_where_scalars_are_captured(device):
+    """Sizes that only the device knows must not reach an op as traced numbers."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(60, 3, generator=generator).to(device)
+    batch = torch.arange(60, device=device) // 20
+    calls = [
+        lambda x, ratio: fps(x, batch, ratio, False),
+        lambda x, ratio: radius_graph(x, 0.3, batch),
+        lambda x, ratio: radius(x, x, 0.3, batch, batch, max_num_neighbors=2000),
+        lambda x, ratio: knn_graph(x, 4, batch),
+    ]
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        for call in calls:
+            compiled = torch.compile(call, backend="aot_eager")
+            for ratio in (0.25, 0.5):
+                share = torch.full((3,), ratio, device=device)
+                assert torch.equal(compiled(x, share), call(x, share))

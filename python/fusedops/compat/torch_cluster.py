@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .. import points
+from ..points._cloud import read_sizes
 
 __all__ = ["fps", "knn", "knn_graph", "radius", "radius_graph"]
 
@@ -127,7 +128,8 @@ def radius(
         return torch.empty(2, 0, dtype=torch.int64, device=x.device)
     x, y = _matrix(x), _matrix(y)
     starts_x, starts_y = _both_offsets("radius", x, y, batch_x, batch_y, batch_size)
-    columns = min(max_num_neighbors + ignore_same_index, x.shape[0])
+    most = max_num_neighbors + 1 if ignore_same_index else max_num_neighbors
+    columns = min(most, x.shape[0])
     clouds = {"offsets": starts_x, "query_offsets": starts_y}
     if columns <= _MOST:
         edges = _edges(points.ball_query(x.detach(), y.detach(), float(r), columns, **clouds).idx)
@@ -217,7 +219,7 @@ def _matrix(x: Tensor) -> Tensor:
 def _count(batch: Tensor | None, batch_size: int | None) -> int:
     if batch_size is not None:
         return batch_size
-    return int(batch.max()) + 1 if batch is not None and batch.numel() else 1
+    return read_sizes(batch[-1:])[0] + 1 if batch is not None and batch.numel() else 1
 
 
 def _offsets(op: str, x: Tensor, batch: Tensor | None, count: int, name: str) -> Tensor:

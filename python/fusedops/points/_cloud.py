@@ -20,6 +20,18 @@ def check_cloud_arguments(
             )
 
 
+def read_sizes(sizes: Tensor) -> list[int]:
+    """The values of a tensor (S,): one synchronisation.
+
+    torch.compile breaks the graph here: ops take numbers, which a traced value
+    (capture_scalar_outputs) is not.
+    """
+    if torch.compiler.is_dynamo_compiling():
+        torch._dynamo.graph_break()
+    values: list[int] = sizes.tolist()
+    return values
+
+
 def num_clouds(points: Tensor, offsets: Tensor | None) -> int:
     """B."""
     return int(points.shape[0] if offsets is None else offsets.shape[0] - 1)

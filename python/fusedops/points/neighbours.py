@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ._cloud import read_sizes
 from ._search import Search, algorithm_code, detached, make_search, with_gradient
 
 __all__ = ["BallQuery", "Neighbours", "RadiusSearch", "ball_query", "knn", "radius_search"]
@@ -206,6 +207,6 @@ def run_radius_search(
     search = detached(search)
     counts = _ops.radius_count.default(*search, radius, closed, algorithm)
     starts = torch.nn.functional.pad(counts.reshape(-1).cumsum(0), (1, 0))
-    total = int(starts[-1])
+    (total,) = read_sizes(starts[-1:])
     idx, dist = _ops.radius_fill.default(*search, starts, radius, closed, algorithm, total)
     return RadiusSearch(starts, idx, dist if return_dist else None)

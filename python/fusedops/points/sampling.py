@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .. import _fakes  # noqa: F401  (registers the fakes)
-from ._cloud import check_cloud_arguments, cloud_lengths, num_clouds
+from ._cloud import check_cloud_arguments, cloud_lengths, num_clouds, read_sizes
 
 __all__ = ["farthest_point_sample"]
 
@@ -67,14 +67,14 @@ def farthest_point_sample(
     wanted = n.clamp_min(0) if isinstance(n, Tensor) else torch.full_like(sizes, n)
     out_offsets = torch.cat([sizes.new_zeros(1), torch.minimum(sizes, wanted).cumsum(0)])
     longest = sizes.amax() if sizes.numel() else sizes.new_zeros(())
-    total, max_length = torch.stack([out_offsets[-1], longest]).tolist()
+    total, max_length = read_sizes(torch.stack([out_offsets[-1], longest]))
     packed = _sample(points, lengths, offsets, first, out_offsets, total, max_length)
     return packed, out_offsets
 
 
 def _columns(n: int | Tensor) -> tuple[int, Tensor | None]:
     if isinstance(n, Tensor):
-        return int(n.amax().clamp_min(0)) if n.numel() else 0, n
+        return read_sizes(n.amax(0, keepdim=True).clamp_min(0))[0] if n.numel() else 0, n
     return n, None
 
 
