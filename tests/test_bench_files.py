@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import fusedops
-from fusedops.bench import cli, machine, plot, report, results
+from fusedops.bench import cli, machine, plot, point_bars, report, results
+from fusedops.bench.suite import Selection, load_suite
 
 if TYPE_CHECKING:
     import torch
@@ -325,3 +326,24 @@ def test_committed_readme_is_up_to_date() -> None:
         pytest.skip("no committed results yet")
     readme = (ROOT / "README.md").read_text()
     assert script.replace(readme, script.render(folder)) == readme
+
+
+def test_point_bars() -> None:
+    knn = "knn/B32_N4096_M1024_k16_uniform"
+    more = {"suite": "points", "ours_extra_mb": "40"}
+    rows = [
+        row(knn, dtype="fp32", ours_us="88", peer="eager", **more),
+        row(knn, dtype="fp32", ours_us="88", peer="pytorch3d", **more),
+        row("fps/B8_N1024_M256_uniform", dtype="fp32", ours_us="200", peer="-", **more),
+        row(point_bars.FEATURES, dtype="bf16", peer="eager", speedup="2.5", **more),
+        row(point_bars.GROUP, dtype="bf16", floor_us="30", ours_us="40", **more),
+    ]
+    text = "\n".join(report.bars(rows, []))
+    assert f"pass     {knn}, 110 us / ours >= 1.00: 1.250 over 2" in text
+    assert "FAIL     fps/B8_N1024_M256_uniform, 160 us / ours >= 1.00: 0.800 over 1" in text
+    assert f"FAIL     {point_bars.FEATURES} bf16 over cdist, topk >= 3.00: 2.500 over 1" in text
+    assert f"pass     {point_bars.FEATURES} bf16, 64 MB / ours >= 1.00: 1.600 over 1" in text
+    assert f"pass     {point_bars.GROUP} bf16 fwd, share of copy >= 0.70: 0.750 over 1" in text
+    suite = load_suite("points")
+    names = {case.name for case in suite.cases(Selection("fwd", (), ()))}
+    assert {*point_bars.TIMES, point_bars.FEATURES, point_bars.GROUP} <= names

@@ -82,12 +82,14 @@ def _worst(rows: Sequence[Row]) -> str:
 def bars(rows: Sequence[Row], errors: Sequence[Row]) -> list[str]:
     """The bars of the issues, each `pass`, `FAIL` or `no data`."""
     from fusedops.bench.bars import gemm_bars
+    from fusedops.bench.point_bars import point_bars
 
     return [
         *_linear_bars(select(rows, suite="linear")),
         *_fp32_bars(select(rows, suite="fp32"), errors),
         *_host_bars(select(rows, suite="host")),
         *gemm_bars(rows),
+        *point_bars(rows),
     ]
 
 
