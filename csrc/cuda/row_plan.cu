@@ -1,5 +1,3 @@
-#include "cuda/row_plan.h"
-
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
@@ -10,6 +8,7 @@
 #include <tuple>
 
 #include "common/int_math.h"
+#include "cuda/row_plan.h"
 
 namespace fusedops {
 namespace {
