@@ -112,10 +112,11 @@ void plan_blocks(RowPlan& plan, const RowProblem& problem, int resident) {
   const bool in_warp = plan.layout.cluster == 0;
   const int64_t per_team = in_warp ? 1 : plan.layout.cluster;  // blocks of a team
   const int64_t teams_per_block = in_warp ? plan.threads / plan.layout.lanes : 1;
-  int64_t teams = problem.rows_per_team > 0 && plan.layout.cluster <= 1
-                      ? ceil_div(problem.rows, int64_t{problem.rows_per_team})
-                      : resident / per_team * teams_per_block;
-  teams = std::max<int64_t>(teams, 1);
+  int64_t teams = std::max<int64_t>(resident / per_team * teams_per_block, 1);
+  if (problem.rows_per_team > 0 && plan.layout.cluster <= 1) {
+    // NOTE: few rows get a team each all the same.
+    teams = std::max(teams, ceil_div(problem.rows, int64_t{problem.rows_per_team}));
+  }
   // NOTE: a team's rows begin at the same place inside a chunk if its stride is a multiple of this.
   const int64_t period = problem.vec / std::gcd<int64_t>(problem.n, problem.vec);
   teams = teams >= period ? teams / period * period : period;
