@@ -6,34 +6,13 @@
 #include <numeric>
 #include <optional>
 #include <span>
-#include <type_traits>
 #include <vector>
 
-#include "common/dispatch.h"
+#include "common/element_check.h"
 #include "common/iteration_space.h"
 #include "common/linear_check.h"
 
 namespace fusedops {
-
-using NumericTypes = Choices<ScalarType::Half, ScalarType::BFloat16, ScalarType::Float,
-                             ScalarType::Double, ScalarType::Byte, ScalarType::Char,
-                             ScalarType::Short, ScalarType::Int, ScalarType::Long>;
-
-// The C++ type of one of them; the half types differ between host and device.
-template <ScalarType S, class Half, class BFloat16>
-constexpr auto element_of() {
-  if constexpr (S == ScalarType::Half) return std::type_identity<Half>{};
-  if constexpr (S == ScalarType::BFloat16) return std::type_identity<BFloat16>{};
-  if constexpr (S == ScalarType::Float) return std::type_identity<float>{};
-  if constexpr (S == ScalarType::Double) return std::type_identity<double>{};
-  if constexpr (S == ScalarType::Byte) return std::type_identity<uint8_t>{};
-  if constexpr (S == ScalarType::Char) return std::type_identity<int8_t>{};
-  if constexpr (S == ScalarType::Short) return std::type_identity<int16_t>{};
-  if constexpr (S == ScalarType::Int) return std::type_identity<int32_t>{};
-  if constexpr (S == ScalarType::Long) return std::type_identity<int64_t>{};
-}
-template <ScalarType S, class Half, class BFloat16>
-using ElementOf = typename decltype(element_of<S, Half, BFloat16>())::type;
 
 struct NamedTensor {
   const char* name;
@@ -54,20 +33,10 @@ inline std::string shape_string(const std::vector<int64_t>& shape) {
 }
 
 inline void check_numeric(const char* op, const char* name, const Tensor& tensor) {
-  switch (tensor.scalar_type()) {
-    case ScalarType::Half:
-    case ScalarType::BFloat16:
-    case ScalarType::Float:
-    case ScalarType::Double:
-    case ScalarType::Byte:
-    case ScalarType::Char:
-    case ScalarType::Short:
-    case ScalarType::Int:
-    case ScalarType::Long: return;
-    default:
-      fail(op, ": ", name, " must be floating (16 to 64 bits) or an integer (8 to 64 bits); got ",
-           dtype_name(tensor.scalar_type()));
-  }
+  const std::optional<Element> element = find_element(tensor.scalar_type());
+  FUSEDOPS_CHECK(element && *element != Element::kBool, op, ": ", name,
+                 " must be floating (16 to 64 bits) or an integer (8 to 64 bits); got ",
+                 dtype_name(tensor.scalar_type()));
 }
 
 // The first input names dtype and device; the result has the broadcast shape of all inputs.

@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "common/element.h"
+#include "common/element_check.h"
 
 namespace fusedops {
 

@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "common/element_check.h"
 #include "common/reduce_gradient.h"
 #include "common/reduction.h"
 #include "common/tensor_check.h"
@@ -24,30 +25,17 @@ struct ReduceShape {
   ScalarType dtype;  // of the result
 };
 
-inline Element check_element(const char* op, const Tensor& x, bool floating_only) {
-  const ScalarType type = x.scalar_type();
-  switch (type) {
-    case ScalarType::Half: return Element::kFloat16;
-    case ScalarType::BFloat16: return Element::kBFloat16;
-    case ScalarType::Float: return Element::kFloat32;
-    case ScalarType::Double: return Element::kFloat64;
-    default: break;
-  }
-  FUSEDOPS_CHECK(!floating_only, op, ": x must be float16, bfloat16, float32 or float64; got ",
-                 dtype_name(type));
-  switch (type) {
-    case ScalarType::Byte: return Element::kUint8;
-    case ScalarType::Char: return Element::kInt8;
-    case ScalarType::Short: return Element::kInt16;
-    case ScalarType::Int: return Element::kInt32;
-    case ScalarType::Long: return Element::kInt64;
-    case ScalarType::Bool: return Element::kBool;
-    default:
-      fail(op,
-           ": x must be float16, bfloat16, float32, float64, uint8, int8, int16, int32, int64 or "
-           "bool; got ",
-           dtype_name(type));
-  }
+inline Element check_reduced(const char* op, const Tensor& x, bool floating_only) {
+  const std::optional<Element> element = find_element(x.scalar_type());
+  FUSEDOPS_CHECK(!floating_only || (element && is_floating(*element)), op,
+                 ": x must be float16, bfloat16, float32 or float64; got ",
+                 dtype_name(x.scalar_type()));
+  FUSEDOPS_CHECK(
+      element.has_value(), op,
+      ": x must be float16, bfloat16, float32, float64, uint8, int8, int16, int32, int64 "
+      "or bool; got ",
+      dtype_name(x.scalar_type()));
+  return *element;
 }
 
 // The type sums are made in.
@@ -80,7 +68,7 @@ inline ReduceShape check_reduce(const char* op, const Tensor& x, Reduction reduc
                                 bool keepdim, bool wide) {
   ReduceShape shape;
   shape.reduction = reduction;
-  shape.element = check_element(op, x, is_floating_only(reduction));
+  shape.element = check_reduced(op, x, is_floating_only(reduction));
   const int64_t ndim = x.dim();
   FUSEDOPS_CHECK(dims >= 0 && (ndim > 62 || dims < int64_t{1} << ndim), op,
                  ": dims must be a bit mask of the ", ndim, " dimension(s) of x; got ", dims);

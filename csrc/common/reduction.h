@@ -1,7 +1,9 @@
-// The vocabulary of the reductions: what is reduced how, and what an element is. No torch, no CUDA.
+// The vocabulary of the reductions: what is reduced how. No torch, no CUDA.
 #pragma once
 
 #include <cstdint>
+
+#include "common/element.h"
 
 namespace fusedops {
 
@@ -29,36 +31,6 @@ inline constexpr int kNumReductions = 16;
 inline constexpr const char* kReductionNames[kNumReductions] = {
     "sum",  "mean", "prod",      "prod_nonzero",  "amax", "amin", "norm",   "norm",
     "norm", "norm", "logsumexp", "count_nonzero", "any",  "all",  "argmax", "argmin"};
-
-// NOTE: the floating ones as DType (cutlass/gemm.h) numbers them.
-enum class Element : int8_t {
-  kFloat16,
-  kBFloat16,
-  kFloat32,
-  kFloat64,
-  kUint8,
-  kInt8,
-  kInt16,
-  kInt32,
-  kInt64,
-  kBool,
-};
-
-constexpr bool is_floating(Element e) { return e <= Element::kFloat64; }
-
-constexpr int element_bytes(Element e) {
-  switch (e) {
-    case Element::kUint8:
-    case Element::kInt8:
-    case Element::kBool: return 1;
-    case Element::kFloat16:
-    case Element::kBFloat16:
-    case Element::kInt16: return 2;
-    case Element::kFloat64:
-    case Element::kInt64: return 8;
-    default: return 4;
-  }
-}
 
 // Whether the result is an index of the reduced dimensions.
 constexpr bool is_arg(Reduction r) { return r == Reduction::kArgmax || r == Reduction::kArgmin; }

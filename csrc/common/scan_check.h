@@ -3,7 +3,7 @@
 
 #include <torch/csrc/stable/ops.h>
 
-#include "common/element.h"
+#include "common/element_check.h"
 
 namespace fusedops {
 
@@ -53,7 +53,7 @@ inline std::pair<ScanShape, Tensor> scan_shape(const char* op, const Tensor& x, 
 }
 
 // Sums and products of integers are int64, as in torch.
-inline ScalarType scan_dtype(ScanKind kind, const Tensor& x, NumberType element) {
+inline ScalarType scan_dtype(ScanKind kind, const Tensor& x, Element element) {
   const bool extreme = kind == ScanKind::kMax || kind == ScanKind::kMin;
   return extreme || is_floating(element) ? x.scalar_type() : ScalarType::Long;
 }

@@ -4,18 +4,18 @@
 #include <algorithm>
 #include <vector>
 
-#include "common/element.h"
+#include "common/element_check.h"
 
 namespace fusedops {
 
 struct TopkShape {
-  NumberType element;
+  Element element;
   int64_t rows, n;
 };
 
 inline TopkShape check_topk(const Tensor& x, int64_t k) {
   constexpr int64_t kMost = 128;
-  const NumberType element = check_element("topk", "x", x);
+  const Element element = check_number("topk", "x", x);
   FUSEDOPS_CHECK(x.scalar_type() != ScalarType::Bool, "topk: x must not be bool; got bool");
   check_min_dim("topk", "x", x, 1);
   const int64_t n = x.size(x.dim() - 1);

@@ -1,4 +1,5 @@
 // add, fma, square, relu and their out variants on the CPU. Integers wrap around.
+#include "cpu/element_types.h"
 #include "cpu/elementwise.h"
 
 namespace fusedops::cpu {
@@ -45,8 +46,8 @@ struct ReluFn {  // keeps NaN
 template <typename Fn, int kInputs>
 void launch(const char* op, const Tensor& out, const NamedTensor (&inputs)[kInputs]) {
   const IterationSpace space = iteration_space(op, out, inputs);
-  dispatch(NumericTypes{}, out.scalar_type(), [&]<ScalarType S>(Tag<S>) {
-    using T = ElementOf<S, c10::Half, c10::BFloat16>;
+  dispatch(NumberElements{}, *find_element(out.scalar_type()), [&]<Element E>(Tag<E>) {
+    using T = HostElement<E>;
     for_each_element(space, pointers<T, kInputs>(inputs, {}),
                      static_cast<T*>(out.mutable_data_ptr()),
                      [](const auto& v, int64_t) { return Fn::template apply<T>(v); });

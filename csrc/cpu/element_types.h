@@ -1,12 +1,13 @@
-// What a NumberType is on the host.
+// What an Element is on the host.
 #pragma once
 
 #include "common/element.h"
+#include "common/tensor_check.h"
 #include "cpu/host_types.h"
 
 namespace fusedops::cpu {
 
-template <NumberType E>
+template <Element E>
 constexpr auto host_element() {
   if constexpr (is_floating(E)) {
     return std::type_identity<Storage<dtype_of(E)>>{};
@@ -14,7 +15,7 @@ constexpr auto host_element() {
     return std::type_identity<IntegerType<E>>{};
   }
 }
-template <NumberType E>
+template <Element E>
 using HostElement = typename decltype(host_element<E>())::type;
 
 template <class T>

@@ -24,9 +24,9 @@ Tensor count(const Tensor& x, int64_t bins, Fn bin_of) {
 
 Tensor bincount(const Tensor& x,  // any shape, integer
                 int64_t bins) {
-  const NumberType element = check_integer("bincount", "x", x);
+  const Element element = check_integer("bincount", "x", x);
   check_bins("bincount", bins);
-  return dispatch(IntegerElements{}, element, [&]<NumberType E>(Tag<E>) {
+  return dispatch(IntegerElements{}, element, [&]<Element E>(Tag<E>) {
     return count<IntegerType<E>>(x, bins, [bins](auto value) {
       return static_cast<int64_t>(value) < bins ? static_cast<int64_t>(value) : -1;
     });

@@ -59,7 +59,7 @@ void extreme(const ScanShape& s, const T* x, T* y, int64_t* index, bool largest)
 Tensor run_accumulate(const char* op, ScanKind kind, const Tensor& x, int64_t dim, bool exclusive,
                       bool reverse) {
   // Checks
-  const NumberType element = check_element(op, "x", x);
+  const Element element = check_number(op, "x", x);
   const NoGradGuard no_grad;
   const auto [shape, input] = scan_shape(op, x, dim);
 
@@ -67,7 +67,7 @@ Tensor run_accumulate(const char* op, ScanKind kind, const Tensor& x, int64_t di
   const Tensor y = torch::stable::empty(x.sizes(), scan_dtype(kind, x, element));
 
   // Launch
-  dispatch(AllElements{}, element, [&]<NumberType E>(Tag<E>) {
+  dispatch(NumberElements{}, element, [&]<Element E>(Tag<E>) {
     using T = HostElement<E>;
     using Out = std::conditional_t<is_floating(E), T, int64_t>;
     accumulate(shape, typed<T>(input), mutable_typed<Out>(y), kind == ScanKind::kProd, exclusive,
@@ -79,7 +79,7 @@ Tensor run_accumulate(const char* op, ScanKind kind, const Tensor& x, int64_t di
 std::tuple<Tensor, Tensor> run_extreme(const char* op, ScanKind kind, const Tensor& x,
                                        int64_t dim) {
   // Checks
-  const NumberType element = check_element(op, "x", x);
+  const Element element = check_number(op, "x", x);
   const NoGradGuard no_grad;
   const auto [shape, input] = scan_shape(op, x, dim);
 
@@ -88,7 +88,7 @@ std::tuple<Tensor, Tensor> run_extreme(const char* op, ScanKind kind, const Tens
   const Tensor index = torch::stable::empty(x.sizes(), ScalarType::Long);
 
   // Launch
-  dispatch(AllElements{}, element, [&]<NumberType E>(Tag<E>) {
+  dispatch(NumberElements{}, element, [&]<Element E>(Tag<E>) {
     using T = HostElement<E>;
     extreme(shape, typed<T>(input), mutable_typed<T>(y), mutable_typed<int64_t>(index),
             kind == ScanKind::kMax);

@@ -35,7 +35,7 @@ std::tuple<Tensor, Tensor> topk(const Tensor& x,  // (..., N)
   const Tensor indices = torch::stable::empty(sizes, ScalarType::Long);
 
   // Launch
-  dispatch(AllElements{}, shape.element, [&]<NumberType E>(Tag<E>) {
+  dispatch(NumberElements{}, shape.element, [&]<Element E>(Tag<E>) {
     using T = HostElement<E>;
     torch::stable::parallel_for(0, shape.rows, 1, [&](int64_t begin, int64_t end) {
       std::vector<int64_t> order(shape.n);

@@ -2,6 +2,7 @@
 #include <concepts>
 
 #include "cuda/arithmetic.cuh"
+#include "cuda/element_types.cuh"
 #include "cuda/elementwise_host.h"
 
 namespace fusedops::cuda {
@@ -17,8 +18,8 @@ struct Wrapping<T> {
   using type = std::make_unsigned_t<T>;
 };
 
-template <class Fn, ScalarType S, class T = ElementOf<S, __half, __nv_bfloat16>>
-using ElementType = std::conditional_t<std::is_same_v<Fn, ReluFn>, T, typename Wrapping<T>::type>;
+template <class Fn, Element E, class T = ElementType<E>>
+using Operand = std::conditional_t<std::is_same_v<Fn, ReluFn>, T, typename Wrapping<T>::type>;
 
 template <class Fn, int kInputs>
 void launch(const char* op, const LaunchScope& scope, const Tensor& out,
@@ -31,8 +32,8 @@ void launch(const char* op, const LaunchScope& scope, const Tensor& out,
 
   // Launch
   const bool overlap = scope.facts().code_version >= 90;
-  dispatch(NumericTypes{}, out.scalar_type(), [&]<ScalarType S>(Tag<S>) {
-    using T = ElementType<Fn, S>;
+  dispatch(NumberElements{}, *find_element(out.scalar_type()), [&]<Element E>(Tag<E>) {
+    using T = Operand<Fn, E>;
     launch_elementwise<T>(problem, Pointwise<T, kInputs, Fn>{}, scope.stream(), overlap);
   });
 

@@ -1,4 +1,4 @@
-// What a NumberType is on the device.
+// What an Element is on the device.
 #pragma once
 
 #include "common/device_types.cuh"
@@ -6,7 +6,7 @@
 
 namespace fusedops {
 
-template <NumberType E>
+template <Element E>
 constexpr auto element_tag() {
   if constexpr (is_floating(E)) {
     return std::type_identity<DeviceType<dtype_of(E)>>{};
@@ -14,7 +14,7 @@ constexpr auto element_tag() {
     return std::type_identity<IntegerType<E>>{};
   }
 }
-template <NumberType E>
+template <Element E>
 using ElementType = typename decltype(element_tag<E>())::type;
 
 }  // namespace fusedops

@@ -41,7 +41,7 @@ Tensor bincount(const Tensor& x,  // any shape, integer
   const LaunchScope scope("bincount", x);
 
   // Checks
-  const NumberType element = check_integer("bincount", "x", x);
+  const Element element = check_integer("bincount", "x", x);
   check_bins("bincount", bins);
 
   // Allocate
@@ -49,7 +49,7 @@ Tensor bincount(const Tensor& x,  // any shape, integer
   const Tensor out = torch::stable::new_empty(x, {bins}, ScalarType::Long);
 
   // Config, launch
-  dispatch(IntegerElements{}, element, [&]<NumberType E>(Tag<E>) {
+  dispatch(IntegerElements{}, element, [&]<Element E>(Tag<E>) {
     using T = IntegerType<E>;
     const bool every = std::is_same_v<T, uint8_t> && bins > std::numeric_limits<uint8_t>::max();
     dispatch_bool(every, [&]<bool kEvery>(Tag<kEvery>) {

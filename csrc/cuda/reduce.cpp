@@ -31,7 +31,7 @@ struct Recipe {
 
 Recipe make_recipe(const ReduceShape& shape, bool wide) {
   Recipe recipe{
-      ReduceOp::kSum, shape.element == Element::kBool ? Element::kUint8 : shape.element, {}};
+      ReduceOp::kSum, shape.element == Element::kBool ? Element::kUInt8 : shape.element, {}};
   ReduceOptions& options = recipe.options;
   options.wide = wide;
   const Reduction r = shape.reduction;
@@ -65,7 +65,7 @@ Recipe make_recipe(const ReduceShape& shape, bool wide) {
     options.flip = is_floating(shape.element) ? sign_bits(shape.element) : ~uint64_t{0};
   }
   if (recipe.op == ReduceOp::kCount) {
-    constexpr Element kBySize[] = {Element::kUint8, Element::kUint8, Element::kInt16,
+    constexpr Element kBySize[] = {Element::kUInt8, Element::kUInt8, Element::kInt16,
                                    Element::kInt32, Element::kInt32};
     const int bytes = element_bytes(shape.element);
     recipe.element = bytes == 8 ? Element::kInt64 : kBySize[bytes];

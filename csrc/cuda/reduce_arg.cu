@@ -6,7 +6,7 @@ namespace fusedops {
 const char* launch_reduce_arg(ReduceOp, Element element, const ReduceArgs& args,
                               const LaunchContext& context) {
   return dispatch(NumberElements{}, element, [&]<Element E>(Tag<E>) {
-    return launch_passes<ReduceArg<DeviceElement<E>>, ReduceOp::kArg, E>(args, context);
+    return launch_passes<ReduceArg<ElementType<E>>, ReduceOp::kArg, E>(args, context);
   });
 }
 

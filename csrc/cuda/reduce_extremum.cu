@@ -7,13 +7,13 @@ const char* launch_reduce_extremum(ReduceOp op, Element element, const ReduceArg
                                    const LaunchContext& context) {
   if (op == ReduceOp::kExtremumCount) {
     return dispatch(FloatingElements{}, element, [&]<Element E>(Tag<E>) {
-      return launch_passes<ReduceExtremum<DeviceElement<E>, true>, ReduceOp::kExtremumCount, E>(
+      return launch_passes<ReduceExtremum<ElementType<E>, true>, ReduceOp::kExtremumCount, E>(
           args, context);
     });
   }
   return dispatch(NumberElements{}, element, [&]<Element E>(Tag<E>) {
-    return launch_passes<ReduceExtremum<DeviceElement<E>, false>, ReduceOp::kExtremum, E>(args,
-                                                                                          context);
+    return launch_passes<ReduceExtremum<ElementType<E>, false>, ReduceOp::kExtremum, E>(args,
+                                                                                        context);
   });
 }
 

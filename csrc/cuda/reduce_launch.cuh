@@ -1,63 +1,12 @@
 // Launches the passes of a planned reduction for one functor.
 #pragma once
 
-#include "common/device_types.cuh"
-#include "common/dispatch.h"
+#include "cuda/element_types.cuh"
 #include "cuda/reduce_columns.cuh"
 #include "cuda/reduce_launch.h"
 #include "cuda/reduce_rows.cuh"
 
 namespace fusedops {
-
-template <Element>
-struct DeviceElements;
-template <>
-struct DeviceElements<Element::kFloat16> {
-  using type = __half;
-};
-template <>
-struct DeviceElements<Element::kBFloat16> {
-  using type = __nv_bfloat16;
-};
-template <>
-struct DeviceElements<Element::kFloat32> {
-  using type = float;
-};
-template <>
-struct DeviceElements<Element::kFloat64> {
-  using type = double;
-};
-template <>
-struct DeviceElements<Element::kUint8> {
-  using type = uint8_t;
-};
-template <>
-struct DeviceElements<Element::kInt8> {
-  using type = int8_t;
-};
-template <>
-struct DeviceElements<Element::kInt16> {
-  using type = int16_t;
-};
-template <>
-struct DeviceElements<Element::kInt32> {
-  using type = int32_t;
-};
-template <>
-struct DeviceElements<Element::kInt64> {
-  using type = int64_t;
-};
-
-template <Element E>
-using DeviceElement = typename DeviceElements<E>::type;
-
-using FloatingElements =
-    Choices<Element::kFloat16, Element::kBFloat16, Element::kFloat32, Element::kFloat64>;
-using IntegerElements =
-    Choices<Element::kUint8, Element::kInt8, Element::kInt16, Element::kInt32, Element::kInt64>;
-using NumberElements =
-    Choices<Element::kFloat16, Element::kBFloat16, Element::kFloat32, Element::kFloat64,
-            Element::kUint8, Element::kInt8, Element::kInt16, Element::kInt32, Element::kInt64>;
 
 using ReduceKernelFn = void (*)(ReduceArgs);
 

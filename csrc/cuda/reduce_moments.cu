@@ -6,7 +6,7 @@ namespace fusedops {
 const char* launch_reduce_moments(ReduceOp op, Element element, const ReduceArgs& args,
                                   const LaunchContext& context) {
   return dispatch(FloatingElements{}, element, [&]<Element E>(Tag<E>) {
-    using T = DeviceElement<E>;
+    using T = ElementType<E>;
     if (op == ReduceOp::kMoments) {
       return launch_passes<ReduceMoments<T>, ReduceOp::kMoments, E>(args, context);
     }

@@ -6,7 +6,7 @@ namespace fusedops {
 const char* launch_reduce_prod(ReduceOp, Element element, const ReduceArgs& args,
                                const LaunchContext& context) {
   return dispatch(NumberElements{}, element, [&]<Element E>(Tag<E>) {
-    return launch_passes<ReduceProd<DeviceElement<E>>, ReduceOp::kProd, E>(args, context);
+    return launch_passes<ReduceProd<ElementType<E>>, ReduceOp::kProd, E>(args, context);
   });
 }
 

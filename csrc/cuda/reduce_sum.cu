@@ -7,12 +7,12 @@ const char* launch_reduce_sum(ReduceOp op, Element element, const ReduceArgs& ar
                               const LaunchContext& context) {
   if (op == ReduceOp::kSumSquares) {
     return dispatch(FloatingElements{}, element, [&]<Element E>(Tag<E>) {
-      return launch_passes<ReduceSum<DeviceElement<E>, true>, ReduceOp::kSumSquares, E>(args,
-                                                                                        context);
+      return launch_passes<ReduceSum<ElementType<E>, true>, ReduceOp::kSumSquares, E>(args,
+                                                                                      context);
     });
   }
   return dispatch(NumberElements{}, element, [&]<Element E>(Tag<E>) {
-    return launch_passes<ReduceSum<DeviceElement<E>, false>, ReduceOp::kSum, E>(args, context);
+    return launch_passes<ReduceSum<ElementType<E>, false>, ReduceOp::kSum, E>(args, context);
   });
 }
 

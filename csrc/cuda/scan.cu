@@ -37,7 +37,7 @@ Tensor run(const char* op, ScanKind kind, const Tensor& x, int64_t dim, bool exc
   const LaunchScope scope(op, x);
 
   // Checks
-  const NumberType element = check_element(op, "x", x);
+  const Element element = check_number(op, "x", x);
   const auto [shape, input] = scan_shape(op, x, dim);
 
   // Allocate

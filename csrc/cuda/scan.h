@@ -8,7 +8,7 @@
 namespace fusedops {
 
 struct Scan {
-  NumberType element;
+  Element element;
   ScanKind kind;
   ScanShape shape;
   const void* x;

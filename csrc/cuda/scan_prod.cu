@@ -3,7 +3,7 @@
 namespace fusedops {
 
 void scan_prod(ScanCall& call) {
-  dispatch(AllElements{}, call.scan.element, [&]<NumberType E>(Tag<E>) {
+  dispatch(NumberElements{}, call.scan.element, [&]<Element E>(Tag<E>) {
     using T = ElementType<E>;
     scan_with<ProdScan<T>>(call);
   });

@@ -37,7 +37,7 @@ std::tuple<Tensor, Tensor> topk(const Tensor& x,  // (..., N)
   const Tensor candidates = torch::stable::new_empty(x, {words}, ScalarType::Long);
 
   // Launch
-  dispatch(AllElements{}, shape.element, [&]<NumberType E>(Tag<E>) {
+  dispatch(NumberElements{}, shape.element, [&]<Element E>(Tag<E>) {
     using T = ElementType<E>;
     launch_topk(Topk<T>{.rows = shape.rows,
                         .n = shape.n,
