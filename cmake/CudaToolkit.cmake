@@ -35,7 +35,7 @@ find_package(Threads REQUIRED)
 add_library(cuda_build INTERFACE)
 target_include_directories(cuda_build SYSTEM INTERFACE $<$<COMPILE_LANGUAGE:CXX>:${CUDART_INCLUDE}>)
 target_compile_options(cuda_build INTERFACE
-  "$<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr;--expt-extended-lambda>"
+  "$<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr;--expt-extended-lambda;--compress-mode=size>"
   # CUTLASS: unused variables, host functions called from device code that never are
   "$<$<COMPILE_LANGUAGE:CUDA>:-diag-suppress=177,20012,20013,20015;-Xptxas=-w>"
   $<$<AND:$<COMPILE_LANGUAGE:CUDA>,$<CONFIG:Debug>>:-lineinfo>)
