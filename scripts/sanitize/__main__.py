@@ -1,0 +1,56 @@
+"""Runs every kernel on small operands: the program to put under compute-sanitizer.
+
+    compute-sanitizer --tool memcheck --error-exitcode 1 python scripts/sanitize
+    compute-sanitizer --tool memcheck --error-exitcode 1 python scripts/sanitize rows scan
+    compute-sanitizer --tool racecheck --error-exitcode 1 python scripts/sanitize --no-clusters
+    compute-sanitizer python scripts/sanitize kernels --match "sm90 64x64"
+
+Families run in the order given, all of them by default. racecheck fails inside itself on thread
+block clusters: --no-clusters leaves out what reaches them. Sizes are ragged on every side.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+
+import elementwise
+import gemm
+import points
+import reduce
+import rows
+import scan
+import torch
+from options import Options
+
+FAMILIES = {
+    "gemm": gemm.run_ops,
+    "kernels": gemm.run_kernels,  # each GEMM kernel by itself
+    "reduce": reduce.run,
+    "rows": rows.run,
+    "scan": scan.run,
+    "elementwise": elementwise.run,
+    "sampling": points.run_sampling,
+    "neighbours": points.run_neighbours,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="sanitize", description=__doc__.splitlines()[0])
+    parser.add_argument("family", nargs="*", choices=[[], *FAMILIES], help=", ".join(FAMILIES))
+    parser.add_argument("--no-clusters", action="store_true", help="for racecheck")
+    parser.add_argument("--match", default="", help="regular expression: only such GEMM kernels")
+    parser.add_argument("--device", default="cuda", help="cpu: a trial of this program")
+    wanted = parser.parse_args()
+    options = Options(wanted.device, not wanted.no_clusters, wanted.match)
+    count: Counter[str] = Counter()
+    for family in wanted.family or FAMILIES:
+        FAMILIES[family](options, count)
+        if wanted.device == "cuda":
+            torch.cuda.synchronize()
+        print(f"{family}: no error so far", flush=True)
+    print(f"{sum(count.values())} calls, {len(count)} kinds, no error")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""linear, matmul, mlp and gated_mlp as a user calls them; every compiled GEMM kernel by itself."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from typing import TYPE_CHECKING
+
+import torch
+from options import DTYPES
+
+import fusedops
+from fusedops.template import template_scale
+
+if TYPE_CHECKING:
+    from collections import Counter
+
+    from options import Options
+
+FAMILIES = {"sm80": 0, "sm90": 1}
+ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "relu2")
+
+# M, N, K that reach every helper kernel. TMA refuses the odd ones, so none of these is a cluster's.
+ODD = [(33, 17, 65), (135, 71, 263), (40, 7, 0)]
+SHAPES = [(136, 72, 264), (1, 40, 24), (5000, 8, 16), *ODD]
+
+
+def run_ops(o: Options, count: Counter[str]) -> None:
+    shapes = SHAPES if o.clusters else ODD
+    for dtype, activation, (m, n, k) in itertools.product(DTYPES, ACTIVATIONS, shapes):
+        x, w = o.randn(m, k, dtype=dtype, grad=True), o.randn(n, k, dtype=dtype, grad=True)
+        b = o.randn(n, dtype=dtype, grad=True)
+        fusedops.linear(x, w, b, activation).backward(o.randn(m, n, dtype=dtype))
+        fusedops.matmul(x[:, ::2], w.t()[::2], b, activation).sum().backward()
+        count[f"linear {activation}"] += 2
+        run_mlps(o, dtype, activation, m, n, k)
+        count[f"mlp {activation}"] += 4
+    for dtype in (torch.bfloat16, torch.float16) if o.clusters else ():
+        run_large_gated_mlp(o, dtype)
+        count["gated kernels"] += 2
+    for precision in ("highest", "high") if o.clusters else ():
+        torch.set_float32_matmul_precision(precision)
+        a, b = o.randn(1000, 520), o.randn(520, 1032)
+        a[3, 5] = torch.inf
+        fusedops.matmul(a, b, None, "relu")
+        fusedops.matmul(a.t().contiguous().t(), b.t().contiguous().t())
+        count[f"fp32 {precision}"] += 2
+    template_scale(o.randn(1001), 2.0)
+
+
+def run_mlps(o: Options, dtype: torch.dtype, activation: str, m: int, n: int, k: int) -> None:
+    """mlp and gated_mlp forward and backward, once owning what forward saved and once not."""
+    shapes = ((m, k), (n, k), (n,), (k, n), (k,))
+    leaves = x, w1, b1, w2, b2 = [o.randn(*shape, dtype=dtype, grad=True) for shape in shapes]
+    y = fusedops.mlp(*leaves, activation, residual=x.detach())
+    y.sum().backward(retain_graph=True)
+    y.sum().backward()
+    y = fusedops.gated_mlp(x, w1, w1.detach(), w2, b1, b1.detach(), b2, activation)
+    y.sum().backward(retain_graph=True)
+    y.sum().backward()
+    fusedops.gated_mlp(x, w1, w1.detach(), w2, activation=activation).sum().backward()
+    both = torch.cat([w1, w1]).detach().requires_grad_()
+    fusedops.gated_mlp(x, both, None, w2, activation=activation).sum().backward()
+
+
+def run_large_gated_mlp(o: Options, dtype: torch.dtype) -> None:
+    """Without biases and with a wave of tiles, gated_mlp has kernels of its own."""
+    m, hidden, k, n = 1544, 1416, 2824, 1032
+    shapes = ((m, k), (hidden, k), (hidden, k), (n, hidden), (2 * hidden, k))
+    x, gate, up, down, both = [o.randn(*shape, dtype=dtype, grad=True) for shape in shapes]
+    fusedops.gated_mlp(x, gate, up, down, activation="silu").sum().backward()
+    fusedops.gated_mlp(x, both, None, down, activation="gelu").sum().backward()
+
+
+def run_kernels(o: Options, count: Counter[str]) -> None:
+    """Each kernel in each layout and epilogue it was compiled for; they exist on a GPU only."""
+    op = torch.ops.fusedops_tuning.gemm_with_config
+    m, n, k = 200, 264, 136
+    for config, dtype in itertools.product(fusedops._C.gemm_configs(), DTYPES):
+        alone = config["name"].endswith(" 1x1")
+        if not re.search(o.kernels, config["name"]) or not (alone or o.clusters):
+            continue
+        for a_t, b_t, epilogue, splits in itertools.product(
+            (False, True), (False, True), range(3), (1, 2)
+        ):
+            a = o.randn(k, m, dtype=dtype).t() if a_t else o.randn(m, k, dtype=dtype)
+            b = o.randn(n, k, dtype=dtype).t() if b_t else o.randn(k, n, dtype=dtype)
+            bias = o.randn(n, dtype=dtype)
+            kernel = (FAMILIES[config["family"]], config["index"], splits, 8, epilogue)
+            try:
+                y = op(a, b, bias, 3, *kernel)
+            except RuntimeError as error:
+                if "no kernel" not in str(error) and "did not run" not in str(error):
+                    raise
+                continue
+            assert not torch.isnan(y).any(), (config["name"], dtype)
+            count[config["name"]] += 1

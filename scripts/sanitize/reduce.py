@@ -1,0 +1,34 @@
+"""Every reduction on shapes that reach every kernel of the planner, and every gradient."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+import torch
+from options import DTYPES
+
+import fusedops
+from fusedops.reduction import FLOATING_ONLY, REDUCTIONS
+
+if TYPE_CHECKING:
+    from collections import Counter
+
+    from options import Options
+
+SHAPES = [(300, 8), (129, 64), (45, 192), (301, 4), (301, 2), (100, 17), (33, 1023), (50, 4104)]
+SHAPES += [(2, 70001), (1000, 64), (5000, 4), (3001, 3), (3, 4096), (20000, 8), (9, 50, 7)]
+
+
+def run(o: Options, count: Counter[str]) -> None:
+    for dtype, shape in itertools.product((*DTYPES, torch.int8, torch.int64), SHAPES):
+        x = torch.ones(shape, device=o.device, dtype=dtype)
+        floating = dtype.is_floating_point
+        for code, dim in itertools.product(range(len(REDUCTIONS)), range(x.dim() + 1)):
+            if floating or code not in FLOATING_ONLY:
+                mask = 1 << dim if dim < x.dim() else (1 << x.dim()) - 1
+                torch.ops.fusedops.reduce(x, code, mask, False, False)
+                count[REDUCTIONS[code]] += 1
+        for name in ("prod", "amax", "norm", "logsumexp", "std") if floating else ():
+            getattr(fusedops, name)(x.requires_grad_(), dim=1).sum().backward()
+            count[f"{name} backward"] += 1

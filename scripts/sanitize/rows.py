@@ -1,0 +1,36 @@
+"""softmax, norms and cross entropy, forward and backward."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+import torch
+from options import DTYPES
+
+import fusedops
+
+if TYPE_CHECKING:
+    from collections import Counter
+
+    from options import Options
+
+LENGTHS = (1, 40, 255, 1023, 4097)
+CLUSTERED = (20001, 140001)
+
+
+def run(o: Options, count: Counter[str]) -> None:
+    for dtype, n in itertools.product(DTYPES, (*LENGTHS, *(CLUSTERED if o.clusters else ()))):
+        x, r = (o.randn(37, n, dtype=dtype, grad=True) for _ in range(2))
+        w, b = (o.randn(n, dtype=dtype, grad=True) for _ in range(2))
+        target = torch.arange(37, device=o.device) % n
+        outputs = [
+            fusedops.softmax(x, 1),
+            fusedops.log_softmax(x, 0),
+            *fusedops.layer_norm(x, n, w, b, residual=r),
+            fusedops.rms_norm(x, n, w),
+            fusedops.cross_entropy(x, target, label_smoothing=0.1),
+        ]
+        for y in outputs:
+            y.backward(torch.ones_like(y), retain_graph=True)
+        count[f"rows of {n}"] += len(outputs)
