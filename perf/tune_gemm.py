@@ -29,7 +29,7 @@ from fusedops.bench.backlog import sample
 from fusedops.bench.progress import Progress
 from fusedops.bench.runner import num_bytes, relative_error
 from fusedops.bench.suite import DTYPES, TOLERANCES
-from fusedops.bench.suites.linear import FORWARD_SHAPES, STEP_CASES
+from fusedops.bench.suites.linear import FORWARD_SHAPES, STEP_CASES, forward_shapes
 from fusedops.bench.timing import num_sets, synchronize
 
 if TYPE_CHECKING:
@@ -238,12 +238,15 @@ def _rounds(
 
 
 def problems(options: argparse.Namespace) -> list[Problem]:
-    """`fwd`: the linear suite; `step`: TN with pre-activation, dx (NN) and dw (NT)."""
+    """`fwd`, `models`: the linear suite; `step`: TN with pre-activation, dx (NN) and dw (NT)."""
     made: list[Problem] = []
     for dtype, activation in itertools.product(options.dtype, options.activation):
         for word in options.shapes:
             if word == "fwd":
                 made += [Problem(*s, "TN", dtype, activation) for s in FORWARD_SHAPES]
+            elif word == "models":
+                models = forward_shapes()[len(FORWARD_SHAPES) :]
+                made += [Problem(*s, "TN", dtype, activation) for s in models]
             elif word == "step":
                 for m, n, k in dict.fromkeys(shape for shape, _ in STEP_CASES):
                     made.append(Problem(m, n, k, "TN", dtype, "gelu_tanh", preact=True))
@@ -308,7 +311,7 @@ def _parser() -> argparse.ArgumentParser:
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     add = parser.add_argument
-    add("--shapes", type=words, default=["fwd"], help="fwd, step, MxNxK, ... (m, n, k of a @ b)")
+    add("--shapes", type=words, default=["fwd"], help="fwd, models, step, MxNxK of a @ b")
     add("--layouts", type=words, default=["TN"], help="of explicit shapes: TN, NN, NT")
     add("--dtype", type=words, default=["bf16"])
     add("--activation", type=words, default=["relu"], help="of TN problems")
