@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "common/cloud.cuh"
+#include "common/division.cuh"
 #include "common/int_math.h"
 
 namespace fusedops {
@@ -74,12 +75,6 @@ struct GroupRows {
   T* out;               // [B][groups][neighbours][dim + channels]
   int64_t clouds, n, groups, neighbours, channels, dim;
 };
-
-// a / b; 64-bit division takes a hundred instructions.
-__device__ __forceinline__ int64_t divide(int64_t a, int64_t b) {
-  if (((a | b) >> 32) == 0) return static_cast<uint32_t>(a) / static_cast<uint32_t>(b);
-  return a / b;
-}
 
 // 16 bytes of (low, high) from `bytes` on.
 __device__ __forceinline__ uint4 shifted(uint4 low, uint4 high, uint32_t bytes) {

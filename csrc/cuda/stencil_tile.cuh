@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "common/dispatch.h"
+#include "common/division.cuh"
 #include "common/pdl.cuh"
 #include "common/stencil.h"
 #include "common/vec.cuh"
@@ -77,11 +78,6 @@ inline StencilGrid stencil_grid(const StencilShape& s, int64_t members, int comp
   g.map_x = BorderMap(s.w, s.padding);
   g.map_y = BorderMap(s.h, s.padding);
   return g;
-}
-
-// 64-bit division where it has to be one.
-__device__ __forceinline__ int64_t divide(int64_t a, int64_t b) {
-  return (a | b) >> 32 ? a / b : static_cast<uint32_t>(a) / static_cast<uint32_t>(b);
 }
 
 // The thread's place in its block, and the block's place.
