@@ -8,14 +8,17 @@ import torch
 from torch import Tensor
 
 
-def raise_not_tensor(
-    op: str, optional: tuple[str, ...] = ("bias",), /, **arguments: object
-) -> NoReturn:
+def check_tensors(op: str, optional: tuple[str, ...] = ("bias",), /, **arguments: object) -> None:
     """Raise the TypeError for the first argument that is no tensor; the optional may be None."""
     for name, value in arguments.items():
-        if not isinstance(value, Tensor) and not (name in optional and value is None):
+        if not isinstance(value, Tensor) and not (value is None and name in optional):
             kind = "a Tensor or None" if name in optional else "a Tensor"
             raise TypeError(f"{op}: {name} must be {kind}; got {type(value).__name__}")
+
+
+def raise_not_tensor(op: str, /, **arguments: object) -> NoReturn:
+    """`check_tensors` for a caller that has seen something else."""
+    check_tensors(op, **arguments)
     raise AssertionError(f"{op}: every argument is a tensor")
 
 

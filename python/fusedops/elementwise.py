@@ -11,7 +11,7 @@ from torch import Tensor
 
 from . import _fakes  # noqa: F401  (registers the fakes)
 from ._autograd import sees_torch_functions_only
-from ._checks import raise_not_tensor, refuse_grad
+from ._checks import check_tensors, refuse_grad
 from ._compose import activate
 from ._elementwise_autograd import (
     AddFunction,
@@ -48,9 +48,7 @@ _OPTIONAL = ("scale", "bias", "residual", "seed", "out")
 
 
 def _check_tensors(op: str, **arguments: object) -> None:
-    for name, value in arguments.items():
-        if not isinstance(value, Tensor) and not (value is None and name in _OPTIONAL):
-            raise_not_tensor(op, _OPTIONAL, **arguments)
+    check_tensors(op, _OPTIONAL, **arguments)
 
 
 def _needs_grad(*tensors: Tensor | None) -> bool:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from . import _fakes  # noqa: F401  (registers the fakes)
 from ._autograd import cast, sees_torch_functions_only
-from ._checks import raise_not_tensor
+from ._checks import check_tensors
 from ._mlp_autograd import (
     GatedMLPFunction,
     MLPFunction,
@@ -34,15 +32,6 @@ def _code_of(op: str, activation: str | None) -> int:
         return CODES[activation]
     except (KeyError, TypeError):
         raise_unknown(op, activation)
-
-
-def _check_tensors(op: str, needed: dict[str, Any], optional: dict[str, Any]) -> None:
-    for value in needed.values():
-        if not isinstance(value, Tensor):
-            raise_not_tensor(op, **needed)
-    for value in optional.values():
-        if value is not None and not isinstance(value, Tensor):
-            raise_not_tensor(op, tuple(optional), **optional)
 
 
 def _plus(y: Tensor, *terms: Tensor | None) -> Tensor:
@@ -96,7 +85,8 @@ def mlp(
         >>> y = fusedops.mlp(x, w1, b1, w2, b2, activation="gelu", residual=x)
     """
     code = _code_of("mlp", activation)
-    _check_tensors("mlp", {"x": x, "w1": w1, "w2": w2}, {"b1": b1, "b2": b2, "residual": residual})
+    optional = ("b1", "b2", "residual")
+    check_tensors("mlp", optional, x=x, w1=w1, w2=w2, b1=b1, b2=b2, residual=residual)
     traced = _is_dynamo_compiling()
     if not traced and sees_torch_functions_only():
         return _plus(compose_mlp(x, w1, b1, w2, code), b2, residual)
@@ -163,10 +153,17 @@ def gated_mlp(
         >>> y = fusedops.gated_mlp(x, w_gate, w_up, w_down, activation="silu")
     """
     code = _code_of("gated_mlp", activation)
-    _check_tensors(
+    check_tensors(
         "gated_mlp",
-        {"x": x, "w_gate": w_gate, "w_down": w_down},
-        {"w_up": w_up, "b_gate": b_gate, "b_up": b_up, "b_down": b_down, "residual": residual},
+        ("w_up", "b_gate", "b_up", "b_down", "residual"),
+        x=x,
+        w_gate=w_gate,
+        w_down=w_down,
+        w_up=w_up,
+        b_gate=b_gate,
+        b_up=b_up,
+        b_down=b_down,
+        residual=residual,
     )
     traced = _is_dynamo_compiling()
     if not traced and sees_torch_functions_only():

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from . import _fakes  # noqa: F401  (registers the fakes)
 from ._autograd import _eager_apply, sees_torch_functions_only
-from ._checks import raise_not_tensor
+from ._checks import check_tensors
 from ._compose import no_autocast
 from .softmax import autocast_gives_fp32
 
@@ -27,6 +27,8 @@ _rms_norm_backward = _ops.rms_norm_backward.default
 _is_grad_enabled = torch.is_grad_enabled
 _any_autocast = torch._C._is_any_autocast_enabled
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
+
+_OPTIONAL = ("weight", "bias", "residual")
 
 
 def _compose_backward(
@@ -166,14 +168,6 @@ def _norm_dims(op: str, x: Tensor, normalized_shape: int | Sequence[int]) -> int
     return count
 
 
-def _check_tensors(op: str, x: Tensor, **optional: Tensor | None) -> None:
-    if not isinstance(x, Tensor):
-        raise_not_tensor(op, x=x)
-    for name, value in optional.items():
-        if not (value is None or isinstance(value, Tensor)):
-            raise TypeError(f"{op}: {name} must be a Tensor or None; got {type(value).__name__}")
-
-
 @overload
 def layer_norm(
     x: Tensor,
@@ -233,7 +227,7 @@ def layer_norm(
     Example:
         >>> y, residual = fusedops.layer_norm(x, 1024, weight, bias, residual=residual)
     """
-    _check_tensors("layer_norm", x, weight=weight, bias=bias, residual=residual)
+    check_tensors("layer_norm", _OPTIONAL, x=x, weight=weight, bias=bias, residual=residual)
     norm_dims = _norm_dims("layer_norm", x, normalized_shape)
     traced = _is_dynamo_compiling()
     if not traced and sees_torch_functions_only():
@@ -288,7 +282,7 @@ def rms_norm(
     Example:
         >>> y, residual = fusedops.rms_norm(x, 4096, weight, residual=residual)
     """
-    _check_tensors("rms_norm", x, weight=weight, residual=residual)
+    check_tensors("rms_norm", _OPTIONAL, x=x, weight=weight, residual=residual)
     norm_dims = _norm_dims("rms_norm", x, normalized_shape)
     traced = _is_dynamo_compiling()
     if not traced and sees_torch_functions_only():

@@ -5,19 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .._checks import check_tensors
+
 
 def check_cloud_arguments(
     op: str, points: object, lengths: object, offsets: object, prefix: str = ""
 ) -> None:
     """Raise the TypeError for an argument that is no tensor (None is fine for the last two)."""
-    if not isinstance(points, Tensor):
-        name = prefix.rstrip("_") + "s" if prefix else "points"
-        raise TypeError(f"{op}: {name} must be a Tensor; got {type(points).__name__}")
-    for name, value in (("lengths", lengths), ("offsets", offsets)):
-        if value is not None and not isinstance(value, Tensor):
-            raise TypeError(
-                f"{op}: {prefix}{name} must be a Tensor or None; got {type(value).__name__}"
-            )
+    name = prefix.rstrip("_") + "s" if prefix else "points"
+    optional = (f"{prefix}lengths", f"{prefix}offsets")
+    given = dict(zip((name, *optional), (points, lengths, offsets), strict=True))
+    check_tensors(op, optional, **given)
 
 
 def read_sizes(sizes: Tensor) -> list[int]:
