@@ -17,15 +17,14 @@ template <class T>
 struct GatedKernel : Kernel<T> {
   using Base = Kernel<T>;
   using Shared = typename Base::Shared;
-  using Full = typename Base::Full;
-  using Empty = typename Base::Empty;
   static constexpr GatedProduct kProduct = T::kProduct;
 
-  // One stage. A tile of kForward has as many columns of gate as of up.
-  __device__ static void load_stage(const GatedParams& p, Shared& shared, uint64_t* full, int stage,
+  // A tile of kForward has as many columns of gate as of up.
+  __device__ static void load_stage(const GatedParams& p, Shared& shared, int stage,
                                     const Tile& tile, int step, int rank) {
     constexpr bool kPair = T::kClusterM == 2;
     static_assert(T::kClusterN == 1);
+    uint64_t* full = &shared.full[stage];
     uint8_t *to_a = shared.a[stage], *to_b = shared.b[stage];
     const bool second = kProduct == GatedProduct::kInput && step >= p.first_steps;
     const int k = (second ? step - p.first_steps : step) * T::kTileK;
@@ -42,20 +41,6 @@ struct GatedKernel : Kernel<T> {
     }
   }
 
-  __device__ static void produce(const GatedParams& p, Shared& shared, int rank) {
-    typename Base::Place place;
-    for (TileWalk walk(p.order, T::kClusterM, T::kClusterN); walk.valid(); walk.next(1)) {
-      const Tile tile = walk.tile();
-      for (int step = 0; step < p.k_steps; ++step) {
-        uint64_t* full = &shared.full[place.stage];
-        Empty::wait(&shared.empty[place.stage], place.phase ^ 1);
-        Full::arrive_and_expect_tx(full, T::kStageBytes);
-        load_stage(p, shared, full, place.stage, tile, step, rank);
-        place.next();
-      }
-    }
-  }
-
   // kGradient: gate and up of tile after tile, into the one place that both warpgroups use in turn.
   __device__ static void load_gate_and_up(const GatedParams& p, Shared& shared) {
     int count = 0;
@@ -67,34 +52,16 @@ struct GatedKernel : Kernel<T> {
   }
 
   __device__ static void run(const GatedParams& p, uint8_t* raw) {
-    Shared& shared = *reinterpret_cast<Shared*>(raw);
-    const int rank = T::kCtas == 1 ? 0 : int(cute::block_rank_in_cluster());
-    const int warpgroup = cutlass::canonical_warp_group_idx();
-    if (threadIdx.x == 0) {
-      constexpr int kReaders = (T::kPingpong ? 1 : 2) * T::kCtas;
-      for (int i = 0; i < T::kStages; ++i) {
-        Full::init(&shared.full[i], 1);
-        Empty::init(&shared.empty[i], kReaders);
+    Base::run_roles(p, raw, [&](Shared& shared, int rank) {
+      if (threadIdx.x == 0) {
+        Base::produce(p, shared, [&](int stage, const Tile& tile, int step) {
+          load_stage(p, shared, stage, tile, step, rank);
+        });
       }
-      for (auto& store : shared.store) TileStore<T>::init(store);
-      cutlass::arch::fence_barrier_init();
-    }
-    cute::cluster_arrive_relaxed();
-    cute::cluster_wait();
-    wait_for_predecessor();
-    if (warpgroup == 0) {
-      cutlass::arch::warpgroup_reg_dealloc<24>();
-      if (threadIdx.x == 0) produce(p, shared, rank);
       if constexpr (kProduct == GatedProduct::kGradient) {
         if (threadIdx.x == 32) load_gate_and_up(p, shared);
       }
-    } else {
-      cutlass::arch::warpgroup_reg_alloc<240>();
-      Base::consume(p, shared, warpgroup - 1);
-    }
-    // A CTA stays until its partner has no more copies and arrivals for it.
-    cute::cluster_arrive();
-    cute::cluster_wait();
+    });
   }
 };
 

@@ -109,18 +109,26 @@ struct Kernel {
     }
   }
 
-  __device__ static void produce(const KernelParams& p, Shared& shared, int rank) {
+  __device__ static void load_stage(const KernelParams& p, Shared& shared, int stage,
+                                    const Tile& tile, int step, int rank) {
+    const int k = (tile.slice * p.k_steps + step) * T::kTileK;
+    uint64_t* full = &shared.full[stage];
+    load_operand<T::kA, T::kTileM, T::kClusterN == 2>(p.a, full, shared.a[stage],
+                                                      tile.m * T::kTileM, k, rank);
+    load_operand<T::kB, T::kTileN, T::kClusterM == 2>(p.b, full, shared.b[stage],
+                                                      tile.n * T::kTileN, k, rank);
+  }
+
+  // load(stage, tile, step) starts the copies of a stage whose place is free.
+  template <class Load>
+  __device__ static void produce(const KernelParams& p, Shared& shared, Load&& load) {
     Place place;
     for (TileWalk walk(p.order, T::kClusterM, T::kClusterN); walk.valid(); walk.next(1)) {
       const Tile tile = walk.tile();
       for (int step = 0; step < p.k_steps; ++step) {
         Empty::wait(&shared.empty[place.stage], place.phase ^ 1);
         Full::arrive_and_expect_tx(&shared.full[place.stage], T::kStageBytes);
-        const int k = (tile.slice * p.k_steps + step) * T::kTileK;
-        load_operand<T::kA, T::kTileM, T::kClusterN == 2>(
-            p.a, &shared.full[place.stage], shared.a[place.stage], tile.m * T::kTileM, k, rank);
-        load_operand<T::kB, T::kTileN, T::kClusterM == 2>(
-            p.b, &shared.full[place.stage], shared.b[place.stage], tile.n * T::kTileN, k, rank);
+        load(place.stage, tile, step);
         place.next();
       }
     }
@@ -236,6 +244,17 @@ struct Kernel {
   // ---- the kernel ----
 
   __device__ static void run(const KernelParams& p, uint8_t* raw) {
+    run_roles(p, raw, [&](Shared& shared, int rank) {
+      if (threadIdx.x != 0) return;
+      produce(p, shared, [&](int stage, const Tile& tile, int step) {
+        load_stage(p, shared, stage, tile, step, rank);
+      });
+    });
+  }
+
+  // produce(shared, rank in the cluster): what the producer warpgroup does.
+  template <class Produce>
+  __device__ static void run_roles(const KernelParams& p, uint8_t* raw, Produce&& produce) {
     Shared& shared = *reinterpret_cast<Shared*>(raw);
     const int rank = T::kCtas == 1 ? 0 : int(cute::block_rank_in_cluster());
     const int warpgroup = cutlass::canonical_warp_group_idx();
@@ -257,7 +276,7 @@ struct Kernel {
     wait_for_predecessor();
     if (warpgroup == 0) {
       cutlass::arch::warpgroup_reg_dealloc<24>();
-      if (threadIdx.x == 0) produce(p, shared, rank);
+      produce(shared, rank);
     } else {
       cutlass::arch::warpgroup_reg_alloc<240>();
       consume(p, shared, warpgroup - 1);
