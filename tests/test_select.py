@@ -41,14 +41,21 @@ PINNED = {
     (1024, 4096, 4096, "TN"): ("sm90 128x256 cooperative 1x1", 1),
     (512, 4096, 4096, "TN"): ("sm90 128x128 pingpong 2x1", 1),
     (256, 4096, 4096, "TN"): ("sm90 128x64 pingpong 1x1", 1),
-    (128, 4096, 4096, "TN"): ("sm90 128x64 pingpong 1x1", 1),
-    (64, 4096, 4096, "TN"): ("sm90 64x64 pingpong 1x1", 1),
-    (32, 4096, 4096, "TN"): ("sm90 64x128 pingpong 1x1", 2),
-    (16, 4096, 4096, "TN"): ("sm90 64x192 pingpong 1x1", 4),
-    (8, 4096, 4096, "TN"): ("sm90 64x192 pingpong 1x1", 4),
-    (1, 4096, 4096, "TN"): ("sm90 64x128 pingpong 1x1", 4),
-    (16, 11008, 4096, "TN"): ("sm90 64x192 pingpong 1x1", 1),
-    (64, 8192, 1024, "TN"): ("sm90 64x64 pingpong 1x1", 1),
+    (128, 4096, 4096, "TN"): ("skinny 128x64 deep 1x2", 1),
+    (64, 4096, 4096, "TN"): ("skinny 128x64 deep 1x2", 1),
+    (32, 4096, 4096, "TN"): ("skinny 128x64 deep 1x2", 1),
+    (16, 4096, 4096, "TN"): ("skinny 128x64 deep 1x1", 1),
+    (8, 4096, 4096, "TN"): ("skinny 128x64 deep 1x1", 1),
+    (1, 4096, 4096, "TN"): ("skinny 128x64 deep 1x1", 1),
+    (128, 11008, 4096, "TN"): ("skinny 128x192 deep 1x2", 1),
+    (64, 11008, 4096, "TN"): ("skinny 128x192 deep 1x2", 1),
+    (16, 11008, 4096, "TN"): ("skinny 128x64 half 1x1", 1),
+    (1, 11008, 4096, "TN"): ("skinny 128x64 half 1x1", 1),
+    (128, 4096, 11008, "TN"): ("skinny 128x64 deep 1x2", 1),
+    (1, 4096, 11008, "TN"): ("skinny 128x64 deep 1x2", 1),
+    (128, 8192, 1024, "TN"): ("skinny 128x64 deep 1x1", 1),
+    (64, 8192, 1024, "TN"): ("skinny 128x64 deep 1x1", 1),
+    (1, 8192, 1024, "TN"): ("skinny 128x64 deep 1x1", 1),
     (8192, 1024, 4096, "NN"): ("sm90 128x256 cooperative 2x1", 1),
     (4096, 1024, 8192, "NT"): ("sm90 128x256 cooperative 2x1", 1),
     (8192, 4096, 1024, "NN"): ("sm90 128x128 pingpong 1x1", 1),
@@ -87,6 +94,36 @@ def test_what_tma_refuses_goes_to_the_mma_sync_family():
         assert chosen["family"] == "sm80"
         refused = [c for c in candidates if c["family"] == "sm90"]
         assert all(c["rejected"] for c in refused)
+
+
+def refusals(family, *shape, **options):
+    candidates = _C.select_config(*shape, **options)[1]
+    return {c["rejected"] for c in candidates if c["family"] == family}
+
+
+def test_few_rows_of_any_width_take_the_skinny_kernels():
+    for n in (64, 1001, 4096, 32001):
+        for dtype in ("float16", "bfloat16"):
+            assert choose(8, n, 4096, dtype=dtype)["family"] == "skinny"
+    assert choose(8, 4096, 4096, epilogue="preact")["family"] == "skinny"
+
+
+def test_what_the_skinny_kernels_refuse():
+    for reason, shape, options in [
+        ("more than 128 rows of A", (129, 4096, 4096), {}),
+        ("not a Hopper GPU", (8, 4096, 4096), {"capability": 80, "sm_count": 108}),
+        ("neither fp16 nor bf16", (8, 4096, 4096), {"dtype": "float32", "math": "tf32"}),
+        ("an operand is not K-contiguous", (8, 4096, 4096), NN),
+        ("no kernel with this epilogue", (8, 4096, 4096), {"epilogue": "accumulator"}),
+        ("an operand or its rows are not 16-byte aligned", (8, 4096, 4096), {"aligned": False}),
+        ("an operand or its rows are not 16-byte aligned", (8, 4096, 4092), {}),
+    ]:
+        assert refusals("skinny", *shape, **options) == {reason}, reason
+
+
+def test_a_skinny_cluster_shares_at_least_a_step_each():
+    assert refusals("skinny", 8, 64, 64) == {None, "fewer steps of K than blocks to share them"}
+    assert choose(8, 64, 64)["name"].endswith("1x1")
 
 
 def test_families_never_compete():

@@ -6,8 +6,10 @@
 
 namespace fusedops {
 
-enum class Family : int8_t { kSm80, kSm90 };  // cp.async + mma.sync or FMA; TMA + WGMMA
-inline constexpr int kNumFamilies = 2;
+// cp.async + mma.sync or FMA; TMA + WGMMA; TMA + WGMMA with the operands swapped, for few rows of
+// A.
+enum class Family : int8_t { kSm80, kSm90, kSkinny };
+inline constexpr int kNumFamilies = 3;
 enum class Schedule : int8_t { kMultistage, kPingpong, kCooperative };
 
 struct GemmConfig {

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "common/int_math.h"
+#include "cutlass/skinny_configs.h"
 #include "cutlass/sm80_configs.h"
 #include "cutlass/sm90_configs.h"
 #include "cutlass/sm90_measured.h"
@@ -121,6 +122,41 @@ double sm80_us(const GemmProblem& p, const GemmConfig& c, int splits, const Devi
   return kLaunchUs + waves * (2000 + mma) / (kClockGhz * 1e3) + (splits > 1 ? kReduceUs : 0);
 }
 
+// The kernels for few rows, fitted to perf/results/h200/skinny_sweep.csv: over its problems the
+// kernel that this chooses costs 0.9 % more than the best one. Bound by reading b from DRAM, by the
+// bytes that a block keeps in flight, or by its WGMMAs; then the sums of a pair and the epilogue.
+double skinny_us(const GemmProblem& p, const GemmConfig& c, const DeviceModel& device) {
+  constexpr double kFixedUs = 1.08, kWaveUs = 2.0;
+  constexpr double kDramBytes = 4.37e6, kLatencyUs = 1.28, kSmBytes = 165e3;  // a us
+  constexpr double kPairBytes = 26.7e3, kPairUs = 0.27;  // what two blocks send each other
+  constexpr double kPieceUs = 0.124;                     // the epilogue of 8 rows
+  constexpr double kMinMmaCycles = 15, kCyclesPerUs = 1700;
+  constexpr double kOverlap = 3.5;   // infinite: the longer of two times; 1: their sum
+  constexpr double kIdle = 0.46;     // SMs without a block
+  constexpr double kUneven = 0.305;  // SMs with more blocks than others
+  const double sms = device.sm_count;
+  const double cols = double(p.m <= 8 ? 8 : p.m <= 16 ? 16 : round_up(p.m, 32));
+  const double blocks = double(ceil_div(p.n, c.tile_n) * c.cluster_n);
+  const double waves = std::ceil(blocks / (sms * c.tile_k));
+  const double per_sm = std::min<double>(c.tile_k, std::ceil(blocks / sms));
+  const double pieces = double(ceil_div(ceil_div(p.m, 8), c.cluster_n));
+  const double sent = c.cluster_n > 1 ? pieces * c.tile_n * 32 : 0;
+
+  const double bytes = (c.tile_n + cols) * 2 * p.k / c.cluster_n;
+  const double in_flight = (228.0 / c.tile_k - 1) * 1024 - sent;
+  const double read = bytes / std::min(in_flight / kLatencyUs, kSmBytes / per_sm);
+  const double mma = double(p.k) / c.cluster_n / 16 * (c.tile_n / 64) *
+                     std::max(cols / 2, kMinMmaCycles) * per_sm / kCyclesPerUs;
+  // Blocks spread over pairs of SMs first, and half of all SMs can read at the full rate.
+  const double busy = std::min(1.0, blocks / (blocks <= sms / 2 ? sms / 2 : sms));
+  const double dram = double(p.n) * p.k * 2 / kDramBytes / std::pow(busy, kIdle);
+  double main = std::pow(std::pow(dram, kOverlap) + std::pow(waves * std::max(read, mma), kOverlap),
+                         1 / kOverlap);
+  if (per_sm > 1) main *= 1 + kUneven * cols / 128;
+  return kFixedUs + (waves - 1) * kWaveUs + main + kPieceUs * pieces +
+         (c.cluster_n > 1 ? kPairUs + sent / kPairBytes : 0);
+}
+
 // ---- measurements ----
 
 bool is_half(DType dtype) { return dtype == DType::kFloat16 || dtype == DType::kBFloat16; }
@@ -157,6 +193,20 @@ bool splits_allowed(const GemmProblem& p, int splits) {
   if (p.dtype == DType::kFloat64 || p.split_parts) return false;
   if (p.epilogue > Epilogue::kAccumulator) return false;  // splitk_reduce has no such epilogue
   return p.slices == 1 && p.k / splits >= kMinSliceK;
+}
+
+void enumerate_skinny(const GemmProblem& problem, const DeviceModel& device,
+                      std::vector<Candidate>& candidates) {
+  const char* refusal = device.capability / 10 != 9 ? "not a Hopper GPU" : skinny_refusal(problem);
+  for (int i = 0; i < kNumSkinnyConfigs; ++i) {
+    const GemmConfig& config = kSkinnyConfigs[i];
+    Candidate candidate{{Family::kSkinny, i, 1}, refusal};
+    if (!refusal && config.cluster_n > ceil_div(problem.k, 128)) {
+      candidate.rejected = "fewer steps of K than blocks to share them";
+    }
+    if (!candidate.rejected) candidate.plan.expected_us = skinny_us(problem, config, device);
+    candidates.push_back(candidate);
+  }
 }
 
 // Bands of about the square root of the tiles that run at a time: both operands then share L2 best.
@@ -209,12 +259,13 @@ std::vector<Candidate> enumerate_candidates(const GemmProblem& problem, const De
       candidates.push_back(candidate);
     }
   }
-  // WGMMA has the higher rate and, when it is an option, the better latency: the families never
-  // compete.
-  const auto runs_on_sm90 = [](const Candidate& c) {
-    return c.plan.family == Family::kSm90 && !c.rejected;
+  enumerate_skinny(problem, device, candidates);
+  // WGMMA has the higher rate and, when it is an option, the better latency: mma.sync never
+  // competes with it.
+  const auto is_wgmma = [](const Candidate& c) {
+    return c.plan.family != Family::kSm80 && !c.rejected;
   };
-  if (std::any_of(candidates.begin(), candidates.end(), runs_on_sm90)) {
+  if (std::any_of(candidates.begin(), candidates.end(), is_wgmma)) {
     for (Candidate& c : candidates) {
       if (c.plan.family == Family::kSm80 && !c.rejected)
         c.rejected = "WGMMA kernels take this problem";
@@ -224,7 +275,9 @@ std::vector<Candidate> enumerate_candidates(const GemmProblem& problem, const De
 }
 
 GemmPlan select_gemm(const GemmProblem& problem, const DeviceModel& device) {
-  const MeasuredGemm* measured = measured_choice(problem);
+  // Measured before there were skinny kernels, which won everywhere.
+  const bool skinny = device.capability / 10 == 9 && !skinny_refusal(problem);
+  const MeasuredGemm* measured = skinny ? nullptr : measured_choice(problem);
   GemmPlan best;
   for (const Candidate& candidate : enumerate_candidates(problem, device)) {
     if (candidate.rejected) continue;
@@ -240,21 +293,30 @@ int64_t column_sum_rows(const GemmPlan& plan, int64_t m) {
 }
 
 int num_configs(Family family) {
-  return family == Family::kSm90 ? kNumSm90Configs : kNumSm80Configs;
+  return family == Family::kSm90   ? kNumSm90Configs
+         : family == Family::kSm80 ? kNumSm80Configs
+                                   : kNumSkinnyConfigs;
 }
 
 const GemmConfig& config_of(Family family, int config) {
-  return family == Family::kSm90 ? kSm90Configs[config] : kSm80Configs[config];
+  return family == Family::kSm90   ? kSm90Configs[config]
+         : family == Family::kSm80 ? kSm80Configs[config]
+                                   : kSkinnyConfigs[config];
 }
 
 std::string config_name(Family family, int config) {
   const GemmConfig& c = config_of(family, config);
-  const char* schedule = c.schedule == Schedule::kPingpong      ? "pingpong"
+  const bool few_rows = family == Family::kSkinny;
+  const char* prefix = few_rows ? "skinny" : family == Family::kSm90 ? "sm90" : "sm80";
+  const char* schedule = few_rows                               ? (c.tile_k == 1   ? "deep"
+                                                                   : c.tile_k == 2 ? "half"
+                                                                                   : "third")
+                         : c.schedule == Schedule::kPingpong    ? "pingpong"
                          : c.schedule == Schedule::kCooperative ? "cooperative"
                                                                 : "multistage";
   char name[80];
-  std::snprintf(name, sizeof name, "%s %dx%d %s %dx%d", family == Family::kSm90 ? "sm90" : "sm80",
-                c.tile_m, c.tile_n, schedule, c.cluster_m, c.cluster_n);
+  std::snprintf(name, sizeof name, "%s %dx%d %s %dx%d", prefix, c.tile_m, c.tile_n, schedule,
+                c.cluster_m, c.cluster_n);
   return name;
 }
 
