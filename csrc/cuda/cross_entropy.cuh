@@ -24,6 +24,54 @@ struct CrossEntropy {
   C smoothing;
 };
 
+// Segments on their way from memory. Every thread copies its own chunks into shared memory
+// asynchronously and reads back its own only, so no barrier is needed.
+class SegmentRing {
+ public:
+  // `words`: 16-byte words of one row that a thread holds, of a segment.
+  __device__ __forceinline__ SegmentRing(void* shared, int words)
+      : base_(static_cast<unsigned>(__cvta_generic_to_shared(shared)) + threadIdx.x * 16),
+        stage_bytes_(words * blockDim.x * 16) {}
+
+  __device__ __forceinline__ void copy(int stage, int word, const void* from) const {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at(stage, word)), "l"(from)
+                 : "memory");
+  }
+  // Zeros behind the first `bytes`.
+  __device__ __forceinline__ void copy(int stage, int word, const void* from, int bytes) const {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at(stage, word)), "l"(from),
+                 "r"(bytes)
+                 : "memory");
+  }
+
+  __device__ __forceinline__ void commit() const {
+    asm volatile("cp.async.commit_group;" ::: "memory");
+  }
+  // Until the oldest of kRowStages commits has arrived.
+  __device__ __forceinline__ void wait() const {
+    asm volatile("cp.async.wait_group %0;" ::"n"(kRowStages - 1) : "memory");
+  }
+  __device__ __forceinline__ void drain() const {
+    asm volatile("cp.async.wait_group 0;" ::: "memory");
+  }
+
+  template <class T>
+  __device__ __forceinline__ Packed<T, kChunkOf<T>> read(int stage, int word) const {
+    Packed<T, kChunkOf<T>> out;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(out.word[0]), "=r"(out.word[1]), "=r"(out.word[2]), "=r"(out.word[3])
+                 : "r"(at(stage, word))
+                 : "memory");
+    return out;
+  }
+
+ private:
+  __device__ __forceinline__ unsigned at(int stage, int word) const {
+    return base_ + stage * stage_bytes_ + word * (blockDim.x * 16);
+  }
+  unsigned base_, stage_bytes_;
+};
+
 // Rows are cut where memory has its 32-byte sectors: in elements, for chunks of kVec.
 template <int kVec>
 inline constexpr int kRowAlign = 2 * kVec;
@@ -75,7 +123,7 @@ class RowChunks {
 
   // Asks for chunk i, at `chunk`.
   template <class T>
-  __device__ __forceinline__ void fetch(const RowRing& ring, int stage, const T* chunk,
+  __device__ __forceinline__ void fetch(const SegmentRing& ring, int stage, const T* chunk,
                                         int i) const {
     if (full(i)) {
       ring.copy(stage, i, chunk);
@@ -168,7 +216,7 @@ __global__ void __launch_bounds__(kStreamThreads, kStreamBlocks)
   extern __shared__ uint4 shared[];
   wait_for_predecessor();
   RowTeam<C> team(layout, shared);
-  const RowRing ring(shared + row_slot_bytes<C>(layout.cluster, blockDim.x) / 16, kRowChunks);
+  const SegmentRing ring(shared + row_slot_bytes<C>(layout.cluster, blockDim.x) / 16, kRowChunks);
   const auto shift_of = [&](int64_t row) { return static_cast<int>(row * n % kRowAlign<kVec>); };
 
   RowCursor<kVec> ahead{team.first() + team.sub(), 0};
@@ -209,7 +257,7 @@ __global__ void __launch_bounds__(kStreamThreads, kStreamBlocks)
       Packed<T, kVec> x[kRowChunks];
 #pragma unroll
       for (int i = 0; i < kRowChunks; ++i) {
-        if (!chunks.empty(i)) x[i] = ring.read<T, kVec>(stage, i);
+        if (!chunks.empty(i)) x[i] = ring.read<T>(stage, i);
       }
       mine.add(chunks, x, p.smoothing != 0);
       stage = next_stage(stage);

@@ -50,10 +50,10 @@ void launch(const NormTensors& t, const NormShape& shape, int64_t norm_dims, dou
   p.wide = t.y.scalar_type() != t.x.scalar_type();
   // NOTE: a block stays where it fills a multiprocessor, and where its parameters cost more than a
   // row: two of them, or one that it has to load element by element.
-  constexpr int kMax = kNormChunks<kRms, T, W>;
+  constexpr int kMax = kNormChunks<kRms, T, W, kRagged>;
   const bool stays = !kRms || kRagged || shape.n > kRowThreads / 2 * kMax * kVec;
-  const RowProblem problem{shape.rows, shape.n,   kVec,         t.residual ? 2 : 1,
-                           kMax,       sizeof(C), stays ? 0 : 3};
+  const RowProblem problem{shape.rows, shape.n,   kVec,          t.residual ? 2 : 1,
+                           kMax,       sizeof(C), stays ? 0 : 3, !kRms || kRagged};
   const auto kernel = norm_kernel<kRms, T, W, kRagged>;
   const RowPlan plan = plan_rows(reinterpret_cast<const void*>(kernel), problem, scope);
 

@@ -5,8 +5,8 @@
 // each warp around its own mean; the warps of a row are joined as Chan, Golub and LeVeque do.
 #pragma once
 
+#include "cuda/row_slice.cuh"
 #include "cuda/row_stream.cuh"
-#include "cuda/row_team.cuh"
 
 namespace fusedops {
 
@@ -26,10 +26,11 @@ struct NormForward {
   bool wide;
 };
 
-// The most chunks of a row that a thread holds.
+// The most chunks of a row that a thread holds: one more for rows that begin inside a chunk.
 // NOTE: fp32 parameters beside a half x take twice the registers.
-template <bool kRms, class T, class W>
-inline constexpr int kNormChunks = (kRms ? 8 : 4) / (sizeof(W) > sizeof(T) ? 2 : 1);
+template <bool kRms, class T, class W, bool kRagged>
+inline constexpr int kNormChunks =
+    (kRms ? 8 : 4) / (sizeof(W) > sizeof(T) ? 2 : 1) + (kRagged ? 1 : 0);
 
 template <class C>
 struct RowMoments {
@@ -171,19 +172,20 @@ __device__ __forceinline__ PivotMoments<T, C> row_moments(RowTeam<C>& team,
 }
 
 // x of this stage, or x + residual, which is stored as well.
-template <int kVec, int kMax, bool kRagged, class T, class W>
-__device__ __forceinline__ void read_norm_input(const NormForward<T, W>& p, const RowRing& ring,
+template <int kVec, int kMax, bool kRagged, class T, class W, class Ring>
+__device__ __forceinline__ void read_norm_input(const NormForward<T, W>& p, const Ring& ring,
                                                 const RowSlice<kVec, kMax, kRagged>& slice,
                                                 int stage, T* sum_row, Packed<T, kVec> (&x)[kMax]) {
 #pragma unroll
   for (int i = 0; i < kMax; ++i) {
     if (i >= slice.count()) break;
-    if (p.residual == nullptr) {
-      x[i] = ring.read<T, kVec>(stage, i);
-      continue;
-    }
-    x[i] = ring.read<T, kVec>(stage, 2 * i);
-    const auto residual = ring.read<T, kVec>(stage, 2 * i + 1);
+    x[i] = ring.template read<T, kVec>(stage, 0, i);
+  }
+  if (p.residual == nullptr) return;
+#pragma unroll
+  for (int i = 0; i < kMax; ++i) {
+    if (i >= slice.count()) break;
+    const auto residual = ring.template read<T, kVec>(stage, 1, i);
     Compute<T> sum[kVec];
 #pragma unroll
     for (int e = 0; e < kVec; ++e) sum[e] = x[i].at(e) + residual.at(e);
@@ -205,33 +207,29 @@ __device__ __forceinline__ T norm_pivot(const NormForward<T, W>& p, int64_t row,
 template <bool kRms, class T, class W, bool kRagged>
 __global__ void __launch_bounds__(kRowThreads) norm_kernel(NormForward<T, W> p, RowLayout layout) {
   using C = Compute<T>;
-  constexpr int kVec = kChunkOf<T>, kMax = kNormChunks<kRms, T, W>;
+  constexpr int kVec = kChunkOf<T>, kMax = kNormChunks<kRms, T, W, kRagged>;
   extern __shared__ uint4 shared[];
   wait_for_predecessor();
   RowTeam<C> team(layout, shared);
   RowSlice<kVec, kMax, kRagged> slice(team, layout);
   const int streams = p.residual == nullptr ? 1 : 2;
-  const RowRing ring(shared + row_slot_bytes<C>(layout.cluster, blockDim.x) / 16,
-                     streams * layout.chunks);
+  RowRing<kRowStages> ring(shared + row_slot_bytes<C>(layout.cluster, blockDim.x) / 16, team,
+                           layout, streams);
 
   const auto fetch = [&](int64_t base, int stage) {
     const int64_t row = base + team.sub();
+    const bool active = row < layout.rows, last = row == layout.rows - 1;
+    const RowStream<T> x{p.x + row * p.x_stride, 0};
     slice.hold();
-    if (row < layout.rows) {
-#pragma unroll
-      for (int i = 0; i < kMax; ++i) {
-        if (i >= slice.count()) break;
-        const int64_t at = slice.column(i);
-        ring.fetch(stage, streams * i, p.x + row * p.x_stride + at, slice, i);
-        if (streams == 2) {
-          ring.fetch(stage, 2 * i + 1, p.residual + row * p.residual_stride + at, slice, i);
-        }
-      }
+    if (streams == 1) {
+      ring.fetch(stage, active, last, slice, x);
+    } else {
+      ring.fetch(stage, active, last, slice, x,
+                 RowStream<T>{p.residual + row * p.residual_stride, 1});
     }
-    ring.commit();
   };
 #pragma unroll
-  for (int s = 0; s < kRowStages - 1; ++s) fetch(team.first() + s * team.stride(), s);
+  for (int s = 0; s < kRowStages; ++s) fetch(team.first() + s * team.stride(), s);
 
   T next_pivot = norm_pivot<kRms>(p, team.first() + team.sub(), layout.rows);
   NormParameter<W, kVec, kMax> weight(p.weight, slice, 1.0f);
@@ -240,19 +238,20 @@ __global__ void __launch_bounds__(kRowThreads) norm_kernel(NormForward<T, W> p, 
   const WarpCounts<C> counts(team, slice);
   int stage = 0;
   for (int64_t base = team.first(); base < layout.rows; base += team.stride()) {
-    fetch(base + (kRowStages - 1) * team.stride(), previous_stage(stage));
     const int64_t row = base + team.sub();
     const bool active = row < layout.rows;
     const T pivot = next_pivot;
     next_pivot = norm_pivot<kRms>(p, row + team.stride(), layout.rows);
-    ring.wait();
+    ring.wait(stage);
     slice.hold();
-    ring.fill(stage, streams, 0, pivot, slice);
-    if (streams == 2) ring.fill(stage, 2, 1, from_compute<T>(C{0}), slice);
+    ring.fill(stage, 0, pivot, slice);
+    if (streams == 2) ring.fill(stage, 1, from_compute<T>(C{0}), slice);
     Packed<T, kVec> x[kMax];
     read_norm_input(p, ring, slice, stage, active ? p.sum + row * layout.n : nullptr, x);
     const PivotMoments<T, C> moments =
         row_moments<kRms>(team, x, slice.count(), to_compute(pivot), counts, inverse_n, p.eps);
+    team.join();
+    fetch(base + kRowStages * team.stride(), stage);
     if (team.leader() && active) {
       if (p.mean != nullptr) p.mean[row] = moments.mean;
       p.rstd[row] = moments.rstd;

@@ -27,8 +27,9 @@ struct NormBackward {
 };
 
 // The most chunks of a row that a thread holds: their column sums are in registers.
-template <class T, class W>
-inline constexpr int kNormBackwardChunks = sizeof(W) > sizeof(T) ? 2 : 4;
+template <bool kRms, class T, class W, bool kRagged>
+inline constexpr int kNormBackwardChunks =
+    (sizeof(W) > sizeof(T) ? 2 : 4) + (kRms && kRagged ? 1 : 0);
 
 // Words of a row that a thread holds: x, dy (two for fp32 beside half), dresidual.
 template <class T, class S>
@@ -101,7 +102,7 @@ template <bool kRms, class T, class W, class S, bool kRagged>
 __global__ void __launch_bounds__(kRowThreads)
     norm_backward_kernel(NormBackward<T, W, S> p, RowLayout layout) {
   using C = Compute<T>;
-  constexpr int kVec = kChunkOf<T>, kMax = kNormBackwardChunks<T, W>;
+  constexpr int kVec = kChunkOf<T>, kMax = kNormBackwardChunks<kRms, T, W, kRagged>;
   constexpr int kDyWords = sizeof(S) / sizeof(T);
   extern __shared__ uint4 shared[];
   wait_for_predecessor();
@@ -109,25 +110,20 @@ __global__ void __launch_bounds__(kRowThreads)
   RowSlice<kVec, kMax, kRagged> slice(team, layout);
   const int words = norm_backward_words<T, S>(p.dresidual != nullptr);
   uint4* const ring_memory = shared + row_slot_bytes<C>(layout.cluster, blockDim.x) / 16;
-  const RowRing ring(ring_memory, words * layout.chunks);
+  RowRing<kRowStages - 1> ring(ring_memory, team, layout, words);
 
   const auto fetch = [&](int64_t base, int stage) {
     const int64_t row = base + team.sub();
+    const bool active = row < layout.rows, last = row == layout.rows - 1;
+    const RowStream<T> x{p.x + row * p.x_stride, 0};
+    const RowStream<S> dy{p.dy + row * p.dy_stride, 1};
     slice.hold();
-    if (row < layout.rows) {
-#pragma unroll
-      for (int i = 0; i < kMax; ++i) {
-        if (i >= slice.count()) break;
-        const int64_t at = slice.column(i);
-        ring.fetch(stage, words * i, p.x + row * p.x_stride + at, slice, i);
-        ring.fetch(stage, words * i + 1, p.dy + row * p.dy_stride + at, slice, i);
-        if (p.dresidual != nullptr) {
-          ring.fetch(stage, words * i + 1 + kDyWords, p.dresidual + row * p.dresidual_stride + at,
-                     slice, i);
-        }
-      }
+    if (p.dresidual == nullptr) {
+      ring.fetch(stage, active, last, slice, x, dy);
+    } else {
+      ring.fetch(stage, active, last, slice, x, dy,
+                 RowStream<T>{p.dresidual + row * p.dresidual_stride, 1 + kDyWords});
     }
-    ring.commit();
   };
 #pragma unroll
   for (int s = 0; s < kRowStages - 1; ++s) fetch(team.first() + s * team.stride(), s);
@@ -138,23 +134,22 @@ __global__ void __launch_bounds__(kRowThreads)
   int stage = 0;
   RowMoments<C> next = load_stats(p, team.first() + team.sub(), layout.rows);
   for (int64_t base = team.first(); base < layout.rows; base += team.stride()) {
-    fetch(base + (kRowStages - 1) * team.stride(), previous_stage(stage));
     const int64_t row = base + team.sub();
     const bool active = row < layout.rows;
     const RowMoments<C> stats = next;
     next = load_stats(p, row + team.stride(), layout.rows);
-    ring.wait();
+    ring.wait(stage);
     slice.hold();
-    ring.fill(stage, words, 0, from_compute<T>(C{0}), slice);
-    ring.fill(stage, words, 1, from_compute<S>(C{0}), slice);  // adds nothing to any sum
+    ring.fill(stage, 0, from_compute<T>(C{0}), slice);
+    ring.fill(stage, 1, from_compute<S>(C{0}), slice);  // adds nothing to any sum
     C gx[2] = {}, gs[2] = {};
     hold(weight.value);
     if (active) {
 #pragma unroll
       for (int i = 0; i < kMax; ++i) {
         if (i >= slice.count()) break;
-        const auto x = ring.read<T, kVec>(stage, words * i);
-        const auto dy = ring.read<S, kVec>(stage, words * i + 1);
+        const auto x = ring.template read<T, kVec>(stage, 0, i);
+        const auto dy = ring.template read<S, kVec>(stage, 1, i);
 #pragma unroll
         for (int e = 0; e < kVec; ++e) {
           const C d = dy.at(e);
@@ -167,14 +162,17 @@ __global__ void __launch_bounds__(kRowThreads)
         }
       }
     }
+    // NOTE: without dx too: a row behind the barrier in it, its stage is free.
+    C mean_gx = sum_of(gx), mean_g = 0;
+    if constexpr (kRms) {
+      mean_gx = team.sum(mean_gx);
+    } else {
+      mean_g = sum_of(gs);
+      team.sum(mean_gx, mean_g);
+    }
+    team.join();
+    fetch(base + (kRowStages - 1) * team.stride(), previous_stage(stage));
     if (p.dx != nullptr) {
-      C mean_gx = sum_of(gx), mean_g = 0;
-      if constexpr (kRms) {
-        mean_gx = team.sum(mean_gx);
-      } else {
-        mean_g = sum_of(gs);
-        team.sum(mean_gx, mean_g);
-      }
       hold(weight.value);
       slice.hold();
       mean_gx *= -inverse_n * stats.rstd;
@@ -182,8 +180,8 @@ __global__ void __launch_bounds__(kRowThreads)
 #pragma unroll
       for (int i = 0; i < kMax; ++i) {
         if (i >= slice.count() || !active) break;
-        const auto x = ring.read<T, kVec>(stage, words * i);
-        const auto dy = ring.read<S, kVec>(stage, words * i + 1);
+        const auto x = ring.template read<T, kVec>(stage, 0, i);
+        const auto dy = ring.template read<S, kVec>(stage, 1, i);
         C dx[kVec];
 #pragma unroll
         for (int e = 0; e < kVec; ++e) {
@@ -192,7 +190,7 @@ __global__ void __launch_bounds__(kRowThreads)
           dx[e] = fma(g, stats.rstd, fma(xhat, mean_gx, mean_g));
         }
         if (p.dresidual != nullptr) {
-          const auto more = ring.read<T, kVec>(stage, words * i + 1 + kDyWords);
+          const auto more = ring.template read<T, kVec>(stage, 1 + kDyWords, i);
 #pragma unroll
           for (int e = 0; e < kVec; ++e) dx[e] += more.at(e);
         }
@@ -207,8 +205,10 @@ __global__ void __launch_bounds__(kRowThreads)
     C* const dweight = p.partial + mine * layout.n;
     C* const dbias = dweight + int64_t{p.partials} * layout.n;
     if (team.in_warp()) {
-      gather_sums(sums, slice, layout.lanes, layout.n, reinterpret_cast<C*>(ring_memory), dweight,
-                  dbias);
+      // NOTE: behind the barriers, whose memory nothing else may touch.
+      C* const scratch = reinterpret_cast<C*>(
+          ring_memory + row_barrier_bytes(static_cast<int>(blockDim.x) / 32) / 16);
+      gather_sums(sums, slice, layout.lanes, layout.n, scratch, dweight, dbias);
     } else {
       store_sums(sums, slice, dweight, dbias);
     }

@@ -78,9 +78,10 @@ void launch_ragged(const NormGradients& t, const std::optional<Tensor>& weight,
                            shape.n,
                            kVec,
                            norm_backward_words<T, S>(t.dresidual.has_value()),
-                           kNormBackwardChunks<T, W>,
+                           kNormBackwardChunks<kRms, T, W, kRagged>,
                            sizeof(C),
-                           0};
+                           0,
+                           kRms || kRagged};
   const auto kernel = norm_backward_kernel<kRms, T, W, S, kRagged>;
   const RowPlan plan = plan_rows(reinterpret_cast<const void*>(kernel), problem, scope);
   p.partials = plan.held ? static_cast<int>(plan.blocks / std::max(plan.layout.cluster, 1))

@@ -1,4 +1,4 @@
-// A chunk of a row in registers: 16-bit elements stay two to a register.
+// A chunk of a row in registers: 16 bytes of 16-bit elements stay two to a register.
 #pragma once
 
 #include <cmath>

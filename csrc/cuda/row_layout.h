@@ -23,6 +23,8 @@ struct RowLayout {
   int lanes;    // threads of a row in a warp, a power of two
   int cluster;  // blocks of a row; 0: the row is held by lanes of one warp
   int chunks;   // of a thread
+  int pitch;    // bytes of a row in shared memory
+  bool bulk;    // one thread asks for a whole row
 };
 
 // What a warp tells the other warps of its row.
@@ -33,7 +35,11 @@ struct alignas(4 * sizeof(C)) RowSlot {
 
 template <class C>
 constexpr int64_t row_slot_bytes(int cluster, int threads) {
-  return int64_t{2} * cluster * (threads / 32) * static_cast<int64_t>(sizeof(RowSlot<C>));
+  return int64_t{2} * cluster * (threads / 32) * static_cast<int64_t>(sizeof(RowSlot<C>)) +
+         (cluster > 1 ? 16 : 0);  // a barrier for either set
 }
+
+// Behind the slots: a barrier per row on its way.
+constexpr int row_barrier_bytes(int warps) { return (warps * kRowStages * 8 + 15) / 16 * 16; }
 
 }  // namespace fusedops

@@ -20,8 +20,13 @@ int64_t slot_bytes(const RowProblem& problem, int cluster, int threads) {
                                     : row_slot_bytes<float>(cluster, threads);
 }
 
-int64_t ring_bytes(const RowProblem& problem, int64_t chunks, int threads) {
-  return int64_t{kRowStages} * problem.words * chunks * threads * 16;
+// Barriers and rows on their way: `teams` of them in a block, `chunks` of a row in a team.
+int64_t ring_bytes(RowPlan& plan, const RowProblem& problem, int teams, int64_t chunks) {
+  // NOTE: rows of few lanes lie beside each other, else their chunks would share banks.
+  const int lanes = plan.layout.lanes;
+  const int64_t pitch = lanes < 8 ? round_up(chunks * 16, 128) + lanes * 16 : chunks * 16;
+  plan.layout.pitch = static_cast<int>(pitch);
+  return row_barrier_bytes(plan.threads / 32) + int64_t{kRowStages} * problem.words * pitch * teams;
 }
 
 // The most chunks that a row of this length touches.
@@ -36,6 +41,10 @@ int power_of_two(int64_t at_least) {
   return value;
 }
 
+int64_t teams_per_block(const RowPlan& plan) {
+  return plan.layout.cluster == 0 ? plan.threads / plan.layout.lanes : 1;
+}
+
 RowPlan warp_plan(const RowProblem& problem, int64_t chunks, int per_thread) {
   RowPlan plan;
   const int lanes = std::min(32, power_of_two(ceil_div(chunks, per_thread)));
@@ -43,7 +52,8 @@ RowPlan warp_plan(const RowProblem& problem, int64_t chunks, int per_thread) {
   plan.threads = kTeamThreads;
   plan.layout = {problem.rows, static_cast<int>(problem.n), lanes, 0,
                  static_cast<int>(ceil_div(chunks, lanes))};
-  plan.shared_bytes = ring_bytes(problem, plan.layout.chunks, plan.threads);
+  plan.shared_bytes =
+      ring_bytes(plan, problem, plan.threads / lanes, int64_t{plan.layout.chunks} * lanes);
   return plan;
 }
 
@@ -65,8 +75,8 @@ RowPlan plan_team(const RowProblem& problem, int sm_count, int64_t shared_limit,
         static_cast<int>(std::min<int64_t>(kRowThreads, round_up(ceil_div(share, per_thread), 32)));
     const int64_t held = ceil_div(share, plan.threads);
     plan.layout = {problem.rows, static_cast<int>(problem.n), 32, cluster, static_cast<int>(held)};
-    plan.shared_bytes =
-        slot_bytes(problem, cluster, plan.threads) + ring_bytes(problem, held, plan.threads);
+    plan.shared_bytes = slot_bytes(problem, cluster, plan.threads) +
+                        ring_bytes(plan, problem, 1, held * plan.threads);
     plan.held = plan.shared_bytes <= shared_limit;
     if (plan.held) return plan;
   }
@@ -109,10 +119,9 @@ int resident_blocks(const void* kernel, const RowPlan& plan, const LaunchScope& 
 }
 
 void plan_blocks(RowPlan& plan, const RowProblem& problem, int resident) {
-  const bool in_warp = plan.layout.cluster == 0;
-  const int64_t per_team = in_warp ? 1 : plan.layout.cluster;  // blocks of a team
-  const int64_t teams_per_block = in_warp ? plan.threads / plan.layout.lanes : 1;
-  int64_t teams = std::max<int64_t>(resident / per_team * teams_per_block, 1);
+  const int64_t per_team = std::max(plan.layout.cluster, 1);  // blocks of a team
+  const int64_t per_block = teams_per_block(plan);
+  int64_t teams = std::max<int64_t>(resident / per_team * per_block, 1);
   if (problem.rows_per_team > 0 && plan.layout.cluster <= 1) {
     // NOTE: few rows get a team each all the same.
     teams = std::max(teams, ceil_div(problem.rows, int64_t{problem.rows_per_team}));
@@ -121,7 +130,7 @@ void plan_blocks(RowPlan& plan, const RowProblem& problem, int resident) {
   const int64_t period = problem.vec / std::gcd<int64_t>(problem.n, problem.vec);
   teams = teams >= period ? teams / period * period : period;
   if (problem.rows < teams) teams = problem.rows;
-  plan.blocks = ceil_div(teams, teams_per_block) * per_team;
+  plan.blocks = ceil_div(teams, per_block) * per_team;
 }
 
 RowPlan plan_rows(const void* kernel, const RowProblem& problem, const LaunchScope& scope) {
@@ -132,6 +141,10 @@ RowPlan plan_rows(const void* kernel, const RowProblem& problem, const LaunchSco
   const int resident = resident_blocks(kernel, plan, scope);
   plan.held = resident > 0;
   plan_blocks(plan, problem, resident);
+  // NOTE: where a team has one row, threads that ask for their own chunks have them sooner.
+  plan.layout.bulk =
+      problem.bulk && clusters &&
+      problem.rows > plan.blocks / std::max(plan.layout.cluster, 1) * teams_per_block(plan);
   return plan;
 }
 

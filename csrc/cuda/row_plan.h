@@ -22,6 +22,9 @@ struct RowProblem {
   // Rows after which a block makes place for the next: blocks that come and go read while others
   // write, those that stay fall into step. 0: it stays, as what it loads or sums once asks for.
   int rows_per_team;
+  // One thread asks for a row by bulk copies where teams have several: fewer instructions, which
+  // pays where those are what limits the kernel.
+  bool bulk;
 };
 
 struct RowPlan {

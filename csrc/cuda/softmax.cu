@@ -22,10 +22,11 @@ void launch_rows_of(const Tensor& x, const SoftmaxShape& shape, int64_t dims, bo
   constexpr int kVec = kChunkOf<T>;
   const RowInput input = row_input(x, shape.n, dims > 0 ? 1 : 0, kVec);
   const SoftmaxForward<T, O> p{input.as<T>(), y, input.stride, log};
+  constexpr int kMax = kSoftmaxChunks<kRagged>;
   // NOTE: a block that fills a multiprocessor stays: nothing runs beside it.
-  const bool stays = shape.n > kRowThreads / 2 * kSoftmaxChunks * kVec;
-  const RowProblem problem{shape.outer,        shape.n,      kVec, 1, kSoftmaxChunks,
-                           sizeof(Compute<T>), stays ? 0 : 2};
+  const bool stays = shape.n > kRowThreads / 2 * kMax * kVec;
+  const RowProblem problem{shape.outer,        shape.n,       kVec,   1, kMax,
+                           sizeof(Compute<T>), stays ? 0 : 2, kRagged};
   const auto kernel = softmax_kernel<T, O, kRagged>;
   const RowPlan plan = plan_rows(reinterpret_cast<const void*>(kernel), problem, scope);
 

@@ -6,7 +6,7 @@
 #pragma once
 
 #include "cuda/row_exp.cuh"
-#include "cuda/row_team.cuh"
+#include "cuda/row_slice.cuh"
 
 namespace fusedops {
 
@@ -18,7 +18,9 @@ struct SoftmaxForward {
   bool log;
 };
 
-inline constexpr int kSoftmaxChunks = 8;  // the most chunks of a row that a thread holds
+// The most chunks of a row that a thread holds: one more for rows that begin inside a chunk.
+template <bool kRagged>
+inline constexpr int kSoftmaxChunks = kRagged ? 9 : 8;
 
 // Largest of a thread's values. Halves two at a time, as they are.
 template <class T, int kVec, int kMax, class C = Compute<T>>
@@ -98,43 +100,38 @@ template <class T, class O, bool kRagged>
 __global__ void __launch_bounds__(kRowThreads)
     softmax_kernel(SoftmaxForward<T, O> p, RowLayout layout) {
   using C = Compute<T>;
-  constexpr int kVec = kChunkOf<T>, kMax = kSoftmaxChunks;
+  constexpr int kVec = kChunkOf<T>, kMax = kSoftmaxChunks<kRagged>;
   extern __shared__ uint4 shared[];
   wait_for_predecessor();
   RowTeam<C> team(layout, shared);
   RowSlice<kVec, kMax, kRagged> slice(team, layout);
-  const RowRing ring(shared + row_slot_bytes<C>(layout.cluster, blockDim.x) / 16, layout.chunks);
+  RowRing<kRowStages> ring(shared + row_slot_bytes<C>(layout.cluster, blockDim.x) / 16, team,
+                           layout, 1);
   const T lowest = from_compute<T>(-static_cast<C>(INFINITY));
 
   const auto fetch = [&](int64_t base, int stage) {
     const int64_t row = base + team.sub();
     slice.hold();
-    if (row < layout.rows) {
-      const T* start = p.x + row * p.x_stride;
-#pragma unroll
-      for (int i = 0; i < kMax; ++i) {
-        if (i >= slice.count()) break;
-        ring.fetch(stage, i, start + slice.column(i), slice, i);
-      }
-    }
-    ring.commit();
+    ring.fetch(stage, row < layout.rows, row == layout.rows - 1, slice,
+               RowStream<T>{p.x + row * p.x_stride, 0});
   };
 #pragma unroll
-  for (int s = 0; s < kRowStages - 1; ++s) fetch(team.first() + s * team.stride(), s);
+  for (int s = 0; s < kRowStages; ++s) fetch(team.first() + s * team.stride(), s);
 
   int stage = 0;
   for (int64_t base = team.first(); base < layout.rows; base += team.stride()) {
-    fetch(base + (kRowStages - 1) * team.stride(), previous_stage(stage));
-    ring.wait();
+    ring.wait(stage);
     slice.hold();
-    ring.fill(stage, 1, 0, lowest, slice);
+    ring.fill(stage, 0, lowest, slice);
     Packed<T, kVec> x[kMax];
 #pragma unroll
     for (int i = 0; i < kMax; ++i) {
       if (i >= slice.count()) break;
-      x[i] = ring.read<T, kVec>(stage, i);
+      x[i] = ring.template read<T, kVec>(stage, 0, i);
     }
     const SoftmaxOutput<O, C> output(softmax_normaliser<O>(team, x, slice.count()), p.log);
+    team.join();
+    fetch(base + kRowStages * team.stride(), stage);
     const int64_t row = base + team.sub();
     hold(x);
     slice.hold();
@@ -181,63 +178,55 @@ template <class T, class S, bool kRagged>
 __global__ void __launch_bounds__(kRowThreads)
     softmax_backward_kernel(SoftmaxBackward<T, S> p, RowLayout layout) {
   using C = Compute<T>;
-  constexpr int kVec = kChunkOf<S>, kMax = kSoftmaxChunks;
+  constexpr int kVec = kChunkOf<S>, kMax = kSoftmaxChunks<kRagged>;
   extern __shared__ uint4 shared[];
   wait_for_predecessor();
   RowTeam<C> team(layout, shared);
   RowSlice<kVec, kMax, kRagged> slice(team, layout);
-  const RowRing ring(shared + row_slot_bytes<C>(layout.cluster, blockDim.x) / 16,
-                     2 * layout.chunks);
+  RowRing<kRowStages - 1> ring(shared + row_slot_bytes<C>(layout.cluster, blockDim.x) / 16, team,
+                               layout, 2);
   const S zero = from_compute<S>(C{0});
 
   const auto fetch = [&](int64_t base, int stage) {
     const int64_t row = base + team.sub();
     slice.hold();
-    if (row < layout.rows) {
-#pragma unroll
-      for (int i = 0; i < kMax; ++i) {
-        if (i >= slice.count()) break;
-        const int64_t at = slice.column(i);
-        ring.fetch(stage, 2 * i, p.dy + row * p.dy_stride + at, slice, i);
-        ring.fetch(stage, 2 * i + 1, p.y + row * p.y_stride + at, slice, i);
-      }
-    }
-    ring.commit();
+    ring.fetch(stage, row < layout.rows, row == layout.rows - 1, slice,
+               RowStream<S>{p.dy + row * p.dy_stride, 0}, RowStream<S>{p.y + row * p.y_stride, 1});
   };
 #pragma unroll
   for (int s = 0; s < kRowStages - 1; ++s) fetch(team.first() + s * team.stride(), s);
 
   int stage = 0;
   for (int64_t base = team.first(); base < layout.rows; base += team.stride()) {
-    fetch(base + (kRowStages - 1) * team.stride(), previous_stage(stage));
-    ring.wait();
+    ring.wait(stage);
     slice.hold();
-    ring.fill(stage, 2, 0, zero, slice);
-    ring.fill(stage, 2, 1, zero, slice);
+    ring.fill(stage, 0, zero, slice);
+    ring.fill(stage, 1, zero, slice);
     C sums[kSums<kVec>] = {};
 #pragma unroll
     for (int i = 0; i < kMax; ++i) {
       if (i >= slice.count()) break;
-      const auto dy = ring.read<S, kVec>(stage, 2 * i);
+      const auto dy = ring.template read<S, kVec>(stage, 0, i);
       if (p.log) {
 #pragma unroll
         for (int e = 0; e < kVec; ++e) sums[e % kSums<kVec>] += dy.at(e);
       } else {
-        const auto y = ring.read<S, kVec>(stage, 2 * i + 1);
+        const auto y = ring.template read<S, kVec>(stage, 1, i);
 #pragma unroll
         for (int e = 0; e < kVec; ++e) sums[e % kSums<kVec>] += dy.at(e) * y.at(e);
       }
     }
     const C sum = team.sum(sum_of(sums));
-    slice.hold();
+    team.join();
+    fetch(base + (kRowStages - 1) * team.stride(), previous_stage(stage));
     const int64_t row = base + team.sub();
     if (row < layout.rows) {
       T* out = p.dx + row * layout.n;
 #pragma unroll
       for (int i = 0; i < kMax; ++i) {
         if (i >= slice.count()) break;
-        const auto dy = ring.read<S, kVec>(stage, 2 * i);
-        const auto y = ring.read<S, kVec>(stage, 2 * i + 1);
+        const auto dy = ring.template read<S, kVec>(stage, 0, i);
+        const auto y = ring.template read<S, kVec>(stage, 1, i);
         C dx[kVec];
         softmax_grad<S>(
             dx, [&](int e) { return dy.at(e); }, [&](int e) { return y.at(e); }, sum, p.log);

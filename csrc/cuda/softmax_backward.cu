@@ -24,8 +24,9 @@ void launch_rows_of(const Tensor& dy, const Tensor& y, const SoftmaxShape& shape
   const SoftmaxBackward<T, S> p{dy_rows.as<S>(), y_rows.as<S>(), dx,
                                 dy_rows.stride,  y_rows.stride,  log};
   // NOTE: of two tensors, half as many chunks are as many bytes on their way.
-  const RowProblem problem{shape.outer,        shape.n, kVec, 2, kSoftmaxChunks / 2,
-                           sizeof(Compute<T>), 2};
+  const RowProblem problem{
+      shape.outer,        shape.n, kVec,   2, (kSoftmaxChunks<kRagged> + 1) / 2,
+      sizeof(Compute<T>), 2,       kRagged};
   const auto kernel = softmax_backward_kernel<T, S, kRagged>;
   const RowPlan plan = plan_rows(reinterpret_cast<const void*>(kernel), problem, scope);
 
