@@ -26,9 +26,6 @@ constexpr int gated_tile_columns(GatedProduct product) {
   return product == GatedProduct::kForward ? 64 : product == GatedProduct::kGradient ? 128 : 256;
 }
 
-// kGradient: GemmProblem::column_sums is (gated_sum_rows(m), 2 n), sums of dgate, then of dup.
-constexpr int64_t gated_sum_rows(int64_t m) { return (m + 127) / 128; }
-
 using GatedRunFn = const char* (*)(const GatedGemm&, const LaunchContext&);
 
 // Returns true so that a namespace-scope constant can hold the call.

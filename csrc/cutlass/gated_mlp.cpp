@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "common/mlp_check.h"
-#include "cuda/act_backward.h"
 #include "cutlass/gated_gemm.h"
 #include "cutlass/mlp_parts.h"
 
@@ -199,27 +198,22 @@ struct GatedBackward {
   bool accumulate = false;            // it is added there
 };
 
-// The gradients over gate and up, h and dbias in one kernel. False where there is none.
+// The gradients over gate and up, and h, in one kernel; dbias in a pass. False where there is none.
 bool run_gated_gradient(const GatedBackward& b, const MlpShape& shape, const MatrixView& dy,
                         const Tensor& saved, const Tensor& hidden, const Tensor& dbias,
                         const LaunchScope& scope) {
   GatedGemm p = gated_gemm(shape, shape.hidden, shape.n, hidden);
   p.activation = shape.activation;
   if (!b.need_dw_down) p.d = nullptr;
-  place_gate_and_up(p, half_view(saved, shape, b.packed, 0), half_view(saved, shape, b.packed, 1));
-  const int64_t rows = gated_sum_rows(shape.m), columns = 2 * shape.hidden;
-  Tensor sums;
-  if (b.need_dbias) {
-    sums = new_empty(b.dy, {rows, columns}, ScalarType::Float);
-    p.column_sums = static_cast<float*>(sums.mutable_data_ptr());
-  }
+  const auto half = [&](int64_t index) { return half_view(saved, shape, b.packed, index); };
+  place_gate_and_up(p, half(0), half(1));
   const GatedOperands operands{dy, matrix_view(b.w_down)};
   if (!run_gated_gemm(b.op, GatedProduct::kGradient, p, operands, scope)) return false;
-  if (b.need_dbias) {
-    const char* failure =
-        column_sum(p.column_sums, rows, columns, dbias.mutable_data_ptr(),
-                   b.parameters_fp32 ? DType::kFloat32 : shape.dtype, scope.context());
-    FUSEDOPS_CHECK(failure == nullptr, b.op, ": the launch failed: ", failure);
+  LinearShape sums = shape.first();
+  sums.activation = Activation::kNone;
+  for (int64_t i = 0; i < 2 && b.need_dbias; ++i) {
+    const Tensor sum = select(dbias, 0, i);
+    run_act_backward(b.op, half(i), std::nullopt, sums, nullptr, &sum, scope);
   }
   return true;
 }

@@ -41,13 +41,22 @@ struct GatedKernel : Kernel<T> {
     }
   }
 
-  // kGradient: gate and up of tile after tile, into the one place that both warpgroups use in turn.
-  __device__ static void load_gate_and_up(const GatedParams& p, Shared& shared) {
-    int count = 0;
-    for (TileWalk walk(p.order, T::kClusterM, T::kClusterN); walk.valid(); walk.next(1)) {
-      if (count > 0) TileStore<T>::wait_until_free(shared.store[0], (count - 1) % 2);
-      TileStore<T>::load(p.store, shared.store, count % 2, walk.tile());
-      ++count;
+  // kGradient: gate and up of tile after tile arrive, their gradients leave. Both warpgroups pass
+  // half tiles through the same two slots; one half is on its way while the other is computed.
+  __device__ static void exchange(const GatedParams& p, Shared& shared) {
+    using Store = TileStore<T>;
+    TileWalk walk(p.order, T::kClusterM, T::kClusterN);
+    if (!walk.valid()) return;
+    Tile tile = walk.tile();
+    for (int half = 0; half < 2; ++half) Store::load(p.store, shared.store, half, 0, tile);
+    for (int count = 1; walk.valid(); ++count) {
+      walk.next(1);
+      const Tile next = walk.valid() ? walk.tile() : tile;
+      for (int half = 0; half < 2; ++half) {
+        Store::store(p.store, shared.store, half, (count - 1) % 2, tile);
+        if (walk.valid()) Store::load(p.store, shared.store, half, count % 2, next);
+      }
+      tile = next;
     }
   }
 
@@ -59,7 +68,7 @@ struct GatedKernel : Kernel<T> {
         });
       }
       if constexpr (kProduct == GatedProduct::kGradient) {
-        if (threadIdx.x == 32) load_gate_and_up(p, shared);
+        if (threadIdx.x == 32) exchange(p, shared);
       }
     });
   }
@@ -136,9 +145,6 @@ struct GatedLaunch {
     params.order = make_tile_order(int(clusters_m), int(clusters_n), 1, p.swizzle);
     params.first_steps = int(ceil_div(p.k, Traits::kTileK));
     params.k_steps = params.first_steps * (kProduct == GatedProduct::kInput ? 2 : 1);
-    params.store.column_sums = p.column_sums;
-    params.store.columns = int(p.n);
-    params.store.sum_rows = int(gated_sum_rows(p.m));
     params.store.activation = p.activation;
     params.store.load_aux = p.gate != nullptr;
     params.store.store_hidden = p.d != nullptr;

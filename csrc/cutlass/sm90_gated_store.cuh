@@ -17,12 +17,19 @@ struct GatedForwardShared {
   alignas(1024) uint8_t staging[2][kGatedPanelBytes];
 };
 
-// Warpgroup 0's panels hold gate, warpgroup 1's up: both for the tile whose epilogue it is.
+// Half a tile of gate and up on its way through a CTA, and act(gate) * up.
+struct GatedSlot {
+  alignas(1024) uint8_t gate[kGatedPanelBytes];
+  alignas(1024) uint8_t up[kGatedPanelBytes];
+  alignas(1024) uint8_t product[kGatedPanelBytes];
+};
+
+// One of the two serves both warpgroups: as slot for the left half of each tile, as slot for the
+// right half.
 struct GatedGradientShared {
-  alignas(1024) uint8_t panels[2][kGatedPanelBytes];
-  float sums[2][4][128];  // of dgate and dup, by warp
-  uint64_t loaded;        // gate and up of this warpgroup's tile are there
-  uint64_t free;          // warpgroup 0's: the results have left
+  GatedSlot slot;
+  uint64_t loaded[2];  // gate and up are there, by warpgroup
+  uint64_t ready;      // the results are there
 };
 
 template <class Element, GatedProduct kProduct>
@@ -168,163 +175,105 @@ template <class Element>
 class TileStore<GatedTraits<Element, GatedProduct::kGradient>> : GatedPanels<Element> {
   using Base = GatedPanels<Element>;
   using Shared = GatedGradientShared;
-  using Barrier = cutlass::arch::ClusterBarrier;
+  using Ready = cutlass::arch::ClusterBarrier;
   using Loaded = cutlass::arch::ClusterTransactionBarrier;
-  using Base::barrier, Base::p_, Base::thread_, Base::warpgroup_, Base::values_of, Base::unit_of;
+  using Base::p_, Base::warpgroup_, Base::values_of, Base::unit_of;
 
  public:
   __device__ static void init(Shared& shared) {
-    Loaded::init(&shared.loaded, 1);
-    Barrier::init(&shared.free, 1);
+    for (uint64_t& loaded : shared.loaded) Loaded::init(&loaded, 1);
+    Ready::init(&shared.ready, 128);
   }
 
   __device__ TileStore(const StoreParams& params, Shared& shared, int warpgroup)
-      : Base(params, warpgroup), both_(&shared - warpgroup) {}
+      : Base(params, warpgroup), halves_(&shared - warpgroup) {}
 
   // ---- by one thread of the producer ----
 
-  __device__ static void wait_until_free(Shared& shared, uint32_t phase) {
-    Barrier::wait(&shared.free, phase);
+  // Gate and up of half a tile that `warpgroup` multiplies.
+  __device__ static void load(const StoreParams& p, Shared (&halves)[2], int half, int warpgroup,
+                              const Tile& tile) {
+    Shared& s = halves[half];
+    uint64_t* loaded = &s.loaded[warpgroup];
+    const int column = tile.n * 128 + half * 64, row = tile.m * 128;
+    constexpr auto kHint = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);
+    Loaded::arrive_and_expect_tx(loaded, 2 * kGatedPanelBytes);
+    cute::SM90_TMA_LOAD_3D::copy(&p.aux, loaded, kHint, s.slot.gate, column, row, 0);
+    cute::SM90_TMA_LOAD_3D::copy(&p.hidden, loaded, kHint, s.slot.up, column, row, 0);
   }
 
-  // Gate and up of a tile that `warpgroup` multiplies.
-  __device__ static void load(const StoreParams& p, Shared (&both)[2], int warpgroup,
-                              const Tile& tile) {
-    uint64_t* loaded = &both[warpgroup].loaded;
-    Loaded::arrive_and_expect_tx(loaded, 4 * kGatedPanelBytes);
-    constexpr auto kHint = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);
-#pragma unroll 1
-    for (int i = 0; i < 4; ++i) {
-      cute::SM90_TMA_LOAD_3D::copy(i % 2 ? &p.hidden : &p.aux, loaded, kHint,
-                                   both[i % 2].panels[i / 2], tile.n * 128 + i / 2 * 64,
-                                   tile.m * 128, 0);
-    }
+  // The results of half a tile leave, once they are there; until the slot is free.
+  __device__ static void store(const StoreParams& p, Shared (&halves)[2], int half, uint32_t phase,
+                               const Tile& tile) {
+    Shared& s = halves[half];
+    Ready::wait(&s.ready, phase);
+    const int column = tile.n * 128 + half * 64, row = tile.m * 128;
+    cute::SM90_TMA_STORE_3D::copy(&p.aux, s.slot.gate, column, row, 0);
+    cute::SM90_TMA_STORE_3D::copy(&p.hidden, s.slot.up, column, row, 0);
+    if (p.store_hidden) cute::SM90_TMA_STORE_3D::copy(&p.d, s.slot.product, column, row, 0);
+    cute::tma_store_arrive();
+    cute::tma_store_wait<0>();
   }
 
   // ---- by the warpgroup ----
 
   __device__ void prepare(const Tile&, int) {}
 
-  __device__ void run(float* acc, const Tile& tile, int) {
-    Loaded::wait(&both_[warpgroup_].loaded, phase_);
-    phase_ ^= 1;
-    const bool sums = p_.column_sums != nullptr;
+  __device__ void run(float* acc, const Tile&, int) {
     with_activation(p_.activation, [&]<Activation kActivation>() {
-      cute::for_each(cute::make_int_sequence<2>{}, [&](auto panel) {
-        if (sums) {
-          gradient_panel<kActivation, true>(acc, panel);
-        } else {
-          gradient_panel<kActivation, false>(acc, panel);
-        }
+      cute::for_each(cute::make_int_sequence<2>{}, [&](auto half) {
+        Loaded::wait(&halves_[half].loaded[warpgroup_], phase_);
+        finish_half<kActivation>(acc, half, halves_[half].slot);
         cute::tma_store_fence();
-        barrier();
-        if (thread_ == 0) {
-          copy_out(p_.aux, both_[0].panels[panel], tile, panel);
-          copy_out(p_.hidden, both_[1].panels[panel], tile, panel);
-          cute::tma_store_arrive();
-        }
+        Ready::arrive(&halves_[half].ready);
       });
     });
-    if (p_.store_hidden) store_product(acc, tile);
-    if (sums) store_sums(tile);
-    if (thread_ == 0) {
-      cute::tma_store_wait<0>();
-      Barrier::arrive(&both_[0].free);
-    }
+    phase_ ^= 1;
   }
 
   __device__ void finish() {}
 
  private:
-  __device__ static void copy_out(const CUtensorMap& map, const uint8_t* from, const Tile& tile,
-                                  int panel) {
-    cute::SM90_TMA_STORE_3D::copy(&map, from, tile.n * 128 + panel * 64, tile.m * 128, 0);
-  }
-
-  // Gate and up in shared memory become their gradients, the accumulators act(gate) * up.
-  template <Activation kActivation, bool kSums>
-  __device__ __forceinline__ void gradient_panel(float* acc, int panel) {
+  // Gate and up become their gradients; act(gate) * up.
+  template <Activation kActivation>
+  __device__ __forceinline__ void finish_half(float* acc, int half, GatedSlot& slot) {
 #pragma unroll
     for (int j = 0; j < 8; j += 2) {
-      float sums[2][4] = {};  // of dgate and dup: the two columns of j, those of j + 1
+      uint32_t gate[2][4], up[2][4];
 #pragma unroll
       for (int m = 0; m < 2; ++m) {
-        auto &gate_unit = unit_of(both_[0].panels[panel], m, j),
-             &up_unit = unit_of(both_[1].panels[panel], m, j);
-        uint32_t gate[4], up[4];
-        cute::SM75_U32x4_LDSM_N::copy(gate_unit, gate[0], gate[1], gate[2], gate[3]);
-        cute::SM75_U32x4_LDSM_N::copy(up_unit, up[0], up[1], up[2], up[3]);
-        float* v = values_of(acc, panel, m, j);
+        load_unit(unit_of(slot.gate, m, j), gate[m]);
+        load_unit(unit_of(slot.up, m, j), up[m]);
+      }
+#pragma unroll
+      for (int m = 0; m < 2; ++m) {
+        const float* dh = values_of(acc, half, m, j);
+        uint32_t product[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const float2 g = unpack<Element>(gate[i]), u = unpack<Element>(up[i]);
+          const float2 g = unpack<Element>(gate[m][i]), u = unpack<Element>(up[m][i]);
           const auto x = value_and_slope<kActivation, Base::kAccuracy>(g.x);
           const auto y = value_and_slope<kActivation, Base::kAccuracy>(g.y);
-          const float2 d_gate{v[i * 2] * u.x * x.slope, v[i * 2 + 1] * u.y * y.slope};
-          const float2 d_up{v[i * 2] * x.value, v[i * 2 + 1] * y.value};
-          v[i * 2] = x.value * u.x;
-          v[i * 2 + 1] = y.value * u.y;
-          gate[i] = pack<Element, false>(d_gate.x, d_gate.y);
-          up[i] = pack<Element, false>(d_up.x, d_up.y);
-          if constexpr (kSums) {
-            sums[0][i / 2 * 2] += d_gate.x;
-            sums[0][i / 2 * 2 + 1] += d_gate.y;
-            sums[1][i / 2 * 2] += d_up.x;
-            sums[1][i / 2 * 2 + 1] += d_up.y;
-          }
+          const float a = dh[i * 2], b = dh[i * 2 + 1];
+          gate[m][i] = pack<Element, false>(a * u.x * x.slope, b * u.y * y.slope);
+          up[m][i] = pack<Element, false>(a * x.value, b * y.value);
+          product[i] = pack<Element, false>(x.value * u.x, y.value * u.y);
         }
-        cute::SM90_U32x4_STSM_N::copy(gate[0], gate[1], gate[2], gate[3], gate_unit);
-        cute::SM90_U32x4_STSM_N::copy(up[0], up[1], up[2], up[3], up_unit);
-      }
-      if constexpr (kSums) sum_rows(sums, panel * 64 + j * 8);
-    }
-  }
-
-  // Sums over the rows of the warp, for columns 16 from `column` on.
-  __device__ void sum_rows(float (&sums)[2][4], int column) {
-    const int lane = thread_ % 32, warp = thread_ / 32;
-#pragma unroll
-    for (int kind = 0; kind < 2; ++kind) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-#pragma unroll
-        for (int step = 4; step < 32; step *= 2) {
-          sums[kind][i] += __shfl_xor_sync(~0u, sums[kind][i], step);
-        }
-        const int at = column + i / 2 * 8 + lane * 2 + i % 2;
-        if (lane < 4) both_[warpgroup_].sums[kind][warp][at] = sums[kind][i];
+        store_unit(unit_of(slot.gate, m, j), gate[m]);
+        store_unit(unit_of(slot.up, m, j), up[m]);
+        store_unit(unit_of(slot.product, m, j), product);
       }
     }
   }
 
-  // The four warps in order; their sums are there since the last barrier.
-  __device__ void store_sums(const Tile& tile) const {
-    const int column = tile.n * 128 + thread_;
-    if (column >= p_.columns || tile.m >= p_.sum_rows) return;
-    float* row = p_.column_sums + int64_t{tile.m} * 2 * p_.columns + column;
-    for (int kind = 0; kind < 2; ++kind) {
-      const auto& by_warp = both_[warpgroup_].sums[kind];
-      row[kind * p_.columns] =
-          (by_warp[0][thread_] + by_warp[1][thread_]) + (by_warp[2][thread_] + by_warp[3][thread_]);
-    }
+  __device__ static void load_unit(const cute::uint128_t& unit, uint32_t (&r)[4]) {
+    cute::SM75_U32x4_LDSM_N::copy(unit, r[0], r[1], r[2], r[3]);
+  }
+  __device__ static void store_unit(cute::uint128_t& unit, const uint32_t (&r)[4]) {
+    cute::SM90_U32x4_STSM_N::copy(r[0], r[1], r[2], r[3], unit);
   }
 
-  // act(gate) * up leaves through the panels whose gradients have left first.
-  __device__ void store_product(const float* acc, const Tile& tile) {
-    if (thread_ == 0) cute::tma_store_wait<1>();
-    barrier();
-    this->stage(acc, 0, both_[0].panels[0]);
-    this->stage(acc, 1, both_[1].panels[0]);
-    cute::tma_store_fence();
-    barrier();
-    if (thread_ == 0) {
-      copy_out(p_.d, both_[0].panels[0], tile, 0);
-      copy_out(p_.d, both_[1].panels[0], tile, 1);
-      cute::tma_store_arrive();
-    }
-  }
-
-  Shared* both_;
+  Shared* halves_;
   uint32_t phase_ = 0;
 };
 
