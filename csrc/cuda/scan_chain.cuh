@@ -6,7 +6,7 @@
 // prefix of the super, which is chained. A tile thus waits for one exchange, and a link of the
 // chain is 512 tiles long, so that its latency does not bound the bandwidth.
 //
-// NOTE: tiles wait for tiles with lower block numbers only, which the hardware starts first.
+// NOTE: tiles wait for tiles with lower numbers, so blocks must take them in order.
 #pragma once
 
 #include <cstdint>
@@ -17,9 +17,7 @@
 
 namespace fusedops {
 
-inline constexpr int kChainThreads = 256;
-inline constexpr int kChainShare = 2;                            // tiles that a thread gathers
-inline constexpr int kChainSuper = kChainThreads * kChainShare;  // tiles of a super
+inline constexpr int kChainSuper = 512;  // tiles of a super: one per thread
 inline constexpr unsigned kAllLanes = 0xffffffffu;
 
 // Where the tiles of a row publish: a state is cut into 4-byte pieces, and each travels with a flag
@@ -127,18 +125,17 @@ __device__ typename Op::State chain_prefix(ChainShared<typename Op::State, kWarp
                                            uint64_t* words, const ChainShape& shape, int64_t tile,
                                            const typename Op::State& total) {
   using State = typename Op::State;
-  static_assert(kWarps * 32 == kChainThreads);
+  static_assert(kWarps * 32 == kChainSuper);
   const int64_t super = tile / kChainSuper;
-  const int place = static_cast<int>(tile % kChainSuper), first = threadIdx.x * kChainShare;
+  const int place = static_cast<int>(tile % kChainSuper);
   if (threadIdx.x == 0) publish(words, tile, total);
 
   Awaited<State> a_super(words, shape.tiles + super, threadIdx.x == 0 && super > 0);
   State tiles = Op::identity();
-  if (threadIdx.x / 32 * 32 * kChainShare < place) {
-    const int64_t base = super * kChainSuper + first;
-    Awaited<State> a(words, base, first < place), b(words, base + 1, first + 1 < place);
-    tiles = a.get(Op::identity());
-    tiles = reduce_lanes<Op>(Op::combine(tiles, b.get(Op::identity())));
+  if (static_cast<int>(threadIdx.x / 32 * 32) < place) {
+    Awaited<State> a(words, super * kChainSuper + threadIdx.x,
+                     static_cast<int>(threadIdx.x) < place);
+    tiles = reduce_lanes<Op>(a.get(Op::identity()));
   }
   if (threadIdx.x % 32 == 0) shared.warp[threadIdx.x / 32] = tiles;
   if (threadIdx.x == 0) shared.super = a_super.get(Op::identity());

@@ -129,7 +129,7 @@ __device__ __forceinline__ void emit(const ScanColumns<Op>& p, const ColumnStrip
 
 // totals_only: writes the totals of the segments instead of the scan.
 template <class Op, int kVec>
-__global__ void __launch_bounds__(kColumnThreads, sizeof(typename Op::State) > 4 ? 2 : 3)
+__global__ void __launch_bounds__(kColumnThreads, sizeof(typename Op::State) > 4 ? 2 : 4)
     scan_columns_kernel(const ScanColumns<Op> p, bool totals_only) {
   using State = typename Op::State;
   __shared__ State shared[2][kColumnThreads * kVec];

@@ -25,9 +25,9 @@ void scan_rows(ScanCall& call) {
   call.workspace = chain_bytes(p);
   if (call.size_only) return;
   if constexpr (!Op::kIndexed) {
-    if (s.reverse) return launch_scan_rows<Op, true>(p, call.stream);
+    if (s.reverse) return launch_scan_rows<Op, true>(p, s.sm_count, call.stream);
   }
-  launch_scan_rows<Op, false>(p, call.stream);
+  launch_scan_rows<Op, false>(p, s.sm_count, call.stream);
 }
 
 template <class Op>

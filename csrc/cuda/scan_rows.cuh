@@ -1,6 +1,6 @@
 // Scans along contiguous rows, one read and one write of memory.
 //
-// A block holds a tile in registers: 16-byte vectors, four per thread, aligned in the output
+// A block holds a tile in registers: 16-byte vectors, two per thread, aligned in the output
 // whatever the row length. Short rows share a tile and are told apart by head flags (a segmented
 // scan). Long rows are taken tile after tile by one block where there are rows for all SMs; else a
 // row of up to eight tiles is a cluster of blocks, which exchange their totals through distributed
@@ -17,8 +17,8 @@
 
 namespace fusedops {
 
-inline constexpr int kScanVectors = 4;  // per thread
-inline constexpr int kScanThreads = 256;
+inline constexpr int kScanVectors = 2;  // per thread
+inline constexpr int kScanThreads = 512;
 inline constexpr int kScanWarps = kScanThreads / 32;
 inline constexpr int kScanMaxCluster = 8;  // blocks, what every GPU of 9.0 and later grants
 static_assert(kScanVectors * kScanWarps == 32, "one total per lane");
@@ -48,7 +48,7 @@ struct ScanRows {
   int64_t tiles_per_row;  // more than one: `looped`, a cluster or a chain
   bool looped;
   bool clustered;
-  uint64_t* chain;  // (rows, ChainShape(tiles_per_row).states(), pieces), zero
+  uint64_t* chain;  // tiles drawn, then (rows, ChainShape(tiles_per_row).states(), pieces); zero
 };
 
 // A thread's vectors in what the block covers: `count` elements, in vectors that are aligned in y.
@@ -311,7 +311,8 @@ __device__ __forceinline__ typename Op::State cluster_prefix(ScanShared<Op>& sha
 }
 
 template <class Op>
-inline constexpr int kScanBlocks = sizeof(typename Op::State) > 4 ? 3 : 4;  // per SM
+inline constexpr int kScanBlocks = sizeof(typename Op::State) > 4 ? 2 : 3;  // per SM
+inline constexpr int kScanAheadBlocks = 2;  // with the next tile on its way
 
 // A tile of whole rows, or one tile of a long row.
 template <class Op, class Mode>
@@ -328,11 +329,7 @@ __global__ void __launch_bounds__(kScanThreads, kScanBlocks<Op>)
   window.load(in);
   ScanShare<Op, Mode> share;
   share.scan(shared, window, in, p, [&](const Total<State>& total) {
-    if (Mode::packed || tiles == 1) return Op::identity();
-    if (p.clustered) return cluster_prefix(shared, total.state);
-    const ChainShape shape(tiles);
-    return chain_prefix<Op>(shared.chain, p.chain + row * shape.states() * kPieces<State>, shape,
-                            blockIdx.x % tiles, total.state);
+    return Mode::packed || tiles == 1 ? Op::identity() : cluster_prefix(shared, total.state);
   });
   share.store(window, p);
 #if __CUDA_ARCH__ >= 900
@@ -343,7 +340,8 @@ __global__ void __launch_bounds__(kScanThreads, kScanBlocks<Op>)
 
 // A long row: tile after tile, the next one already on its way.
 template <class Op, class Mode>
-__global__ void __launch_bounds__(kScanThreads, 3) scan_loop_kernel(const ScanRows<Op> p) {
+__global__ void __launch_bounds__(kScanThreads, kScanAheadBlocks)
+    scan_loop_kernel(const ScanRows<Op> p) {
   using State = typename Op::State;
   using Window = ScanWindow<Op, Mode>;
   __shared__ ScanShared<Op> shared[2];  // NOTE: two, so that one barrier per tile is enough
@@ -369,6 +367,56 @@ __global__ void __launch_bounds__(kScanThreads, 3) scan_loop_kernel(const ScanRo
   }
 }
 
+// Tiles of rows that are too few to have a block each. Blocks draw tiles in order, so that a tile
+// waits for tiles that running blocks hold and for no others, whatever else runs on the GPU. The
+// next tile is already on its way, the one after it is being drawn.
+template <class Op, class Mode>
+__global__ void __launch_bounds__(kScanThreads, kScanAheadBlocks)
+    scan_chain_kernel(const ScanRows<Op> p) {
+  using State = typename Op::State;
+  using Window = ScanWindow<Op, Mode>;
+  __shared__ ScanShared<Op> shared[2];  // NOTE: as above
+  __shared__ int64_t first[2], drawn[2];
+  const int64_t tiles = p.tiles_per_row, count = p.rows * tiles;
+  const ChainShape shape(tiles);
+  const auto draw = [&] {
+    return threadIdx.x > 0 ? count
+                           : static_cast<int64_t>(
+                                 atomicAdd(reinterpret_cast<unsigned long long*>(p.chain), 1ull));
+  };
+  const auto window_of = [&](int64_t part) {
+    const int64_t row = part / tiles;
+    return Window(p.x + row * p.x_stride, row * p.n, p.n, part - row * tiles);
+  };
+  if (threadIdx.x == 0) {
+    first[0] = draw();
+    first[1] = draw();
+  }
+  __syncthreads();
+  int64_t part = first[0], following = first[1], ahead = draw();
+  Packed<typename Window::In> in[kScanVectors], next[kScanVectors];
+  if (part < count) window_of(part).load(next);
+  for (int turn = 0; part < count; turn ^= 1) {
+#pragma unroll
+    for (int k = 0; k < kScanVectors; ++k) in[k] = next[k];
+    if (following < count) window_of(following).load(next);
+    // NOTE: read by all behind the barriers of this tile, written again behind those of the next
+    if (threadIdx.x == 0) drawn[turn] = ahead;
+    ahead = draw();
+    const Window window = window_of(part);
+    ScanShare<Op, Mode> share;
+    share.scan(shared[turn], window, in, p, [&](const Total<State>& total) {
+      const int64_t row = part / tiles;
+      return chain_prefix<Op>(shared[turn].chain,
+                              p.chain + 1 + row * shape.states() * kPieces<State>, shape,
+                              part - row * tiles, total.state);
+    });
+    share.store(window, p);
+    part = following;
+    following = drawn[turn];
+  }
+}
+
 // Rows per tile and tiles per row, one of which is 1; the first vector may start before the row.
 template <class Op>
 void plan_rows(ScanRows<Op>& p, bool clusters, int sm_count) {
@@ -384,7 +432,7 @@ void plan_rows(ScanRows<Op>& p, bool clusters, int sm_count) {
 template <class Op>
 int64_t chain_bytes(const ScanRows<Op>& p) {
   if (p.tiles_per_row <= 1 || p.clustered || p.looped) return 0;
-  return p.rows * ChainShape(p.tiles_per_row).states() * kPieces<typename Op::State> * 8;
+  return (1 + p.rows * ChainShape(p.tiles_per_row).states() * kPieces<typename Op::State>)*8;
 }
 
 template <class Op, class Mode>
@@ -400,15 +448,18 @@ void launch_tiles(const ScanRows<Op>& p, cudaStream_t stream) {
   config.stream = stream;
   config.attrs = &attribute;
   config.numAttrs = p.clustered ? 1 : 0;
-  if (chain_bytes(p) > 0) cudaMemsetAsync(p.chain, 0, chain_bytes(p), stream);
   cudaLaunchKernelEx(&config, scan_rows_kernel<Op, Mode>, p);
 }
 
 template <class Op, bool kReverse>
-void launch_scan_rows(const ScanRows<Op>& p, cudaStream_t stream) {
+void launch_scan_rows(const ScanRows<Op>& p, int sm_count, cudaStream_t stream) {
   using OneRow = ScanMode<Heads::kNone, kReverse>;
   if (p.looped) {
     scan_loop_kernel<Op, OneRow><<<static_cast<unsigned>(p.rows), kScanThreads, 0, stream>>>(p);
+  } else if (p.tiles_per_row > 1 && !p.clustered) {
+    cudaMemsetAsync(p.chain, 0, chain_bytes(p), stream);
+    const int64_t blocks = std::min<int64_t>(p.rows * p.tiles_per_row, kScanAheadBlocks * sm_count);
+    scan_chain_kernel<Op, OneRow><<<static_cast<unsigned>(blocks), kScanThreads, 0, stream>>>(p);
   } else if (p.rows_per_tile == 1) {
     launch_tiles<Op, OneRow>(p, stream);
   } else if (p.n % Op::kVec == 0) {

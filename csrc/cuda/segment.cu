@@ -57,8 +57,7 @@ std::tuple<Tensor, Tensor> segment_reduce(const Tensor& x,        // (E, ...)
                     .mean = kind == 1,
                     .sm_count = scope.facts().sm_count};
   const int64_t bytes = kSegments[kind](segments, scope.stream());
-  const Tensor workspace =
-      torch::stable::new_empty(x, {ceil_div(bytes, int64_t{8})}, ScalarType::Long);
+  const Tensor workspace = torch::stable::new_empty(x, {1 + bytes / 8}, ScalarType::Long);
   segments.workspace = workspace.mutable_data_ptr();
 
   // Launch

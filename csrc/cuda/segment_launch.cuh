@@ -6,6 +6,7 @@
 #include "cuda/segment.h"
 #include "cuda/segment_flat.cuh"
 #include "cuda/segment_rows.cuh"
+#include "cuda/segment_small.cuh"
 
 namespace fusedops {
 
@@ -81,6 +82,17 @@ int64_t segment_rows(const Segments& s, cudaStream_t stream) {
 
 template <class Op>
 int64_t segment_with(const Segments& s, cudaStream_t stream) {
+  const SegmentSmall<Op> small{static_cast<const typename Op::In*>(s.x),
+                               segment_out<Op>(s),
+                               s.offsets,
+                               s.shape.rows,
+                               s.shape.columns,
+                               s.x_stride,
+                               s.shape.segments};
+  if (segment_is_small(small)) {
+    if (s.workspace != nullptr) launch_segment_small(small, stream);
+    return 0;
+  }
   const bool flat = s.shape.columns == 1 && s.x_stride == 1 && s.shape.rows > 0;
   return flat ? segment_flat<Op>(s, stream) : segment_rows<Op>(s, stream);
 }

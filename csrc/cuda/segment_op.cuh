@@ -77,19 +77,38 @@ __device__ inline int64_t find_segment(const int64_t* offsets, int64_t low, int6
   return low - 1;
 }
 
-// first[i] = the segment at row min(i * step, rows), for i in [0, count).
-static __global__ void partition_kernel(const int64_t* __restrict__ offsets, int64_t segments,
-                                        int64_t rows, int64_t step, int64_t count,
-                                        int64_t* __restrict__ first) {
-  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  if (i < count) first[i] = find_segment(offsets, 0, segments, min(i * step, rows));
+// The same with offsets as sorted numbers shared out among the lanes of a warp: 32 at a time.
+__device__ inline int64_t find_segment_by_warp(const int64_t* offsets, int64_t low, int64_t high,
+                                               int64_t row) {
+  const int lane = threadIdx.x % 32;
+  for (int64_t count = high - low + 1; count > 0;) {
+    const int64_t step = ceil_div(count, int64_t{32}), at = lane * step;
+    const bool before = at < count && offsets[low + at] <= row;
+    const int lanes = __popc(__ballot_sync(0xffffffffu, before));
+    if (lanes == 0) break;
+    const int64_t passed = (lanes - 1) * step + 1;
+    low += passed;
+    count = min(count - passed, step - 1);
+  }
+  return low - 1;
+}
+
+// first[i] = the segment at row min(i * step, rows), for i in [0, count). A warp for each i.
+inline constexpr int kPartitionThreads = 256;
+static __global__ void __launch_bounds__(kPartitionThreads)
+    partition_kernel(const int64_t* __restrict__ offsets, int64_t segments, int64_t rows,
+                     int64_t step, int64_t count, int64_t* __restrict__ first) {
+  const int64_t i = (int64_t{blockIdx.x} * kPartitionThreads + threadIdx.x) / 32;
+  if (i >= count) return;
+  const int64_t s = find_segment_by_warp(offsets, 0, segments, min(i * step, rows));
+  if (threadIdx.x % 32 == 0) first[i] = s;
 }
 
 inline void launch_partition(const int64_t* offsets, int64_t segments, int64_t rows, int64_t step,
                              int64_t count, int64_t* first, cudaStream_t stream) {
-  constexpr int kThreads = 128;
-  partition_kernel<<<static_cast<unsigned>(ceil_div(count, kThreads)), kThreads, 0, stream>>>(
-      offsets, segments, rows, step, count, first);
+  const auto blocks = static_cast<unsigned>(ceil_div(count * 32, int64_t{kPartitionThreads}));
+  partition_kernel<<<blocks, kPartitionThreads, 0, stream>>>(offsets, segments, rows, step, count,
+                                                             first);
 }
 
 }  // namespace fusedops

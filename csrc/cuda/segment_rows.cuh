@@ -12,7 +12,7 @@
 
 namespace fusedops {
 
-inline constexpr int kSegmentAhead = 8;  // rows of a lane that are on their way
+inline constexpr int kSegmentAhead = 4;  // rows of a lane that are on their way
 
 template <class Op>
 struct SegmentRows {
@@ -61,9 +61,10 @@ __device__ __forceinline__ void clear(UnitState<Op, kVec>& state) {
 
 template <class Op, int kVec>
 __device__ __forceinline__ void write_segment(const SegmentRows<Op>& p, int64_t segment,
-                                              int64_t column, const UnitState<Op, kVec>& state) {
+                                              int64_t length, int64_t column,
+                                              const UnitState<Op, kVec>& state) {
   if (column >= p.columns) return;
-  const int64_t length = p.length(segment), at = segment * p.columns + column;
+  const int64_t at = segment * p.columns + column;
   Vec<typename Op::In, kVec> y;
 #pragma unroll
   for (int i = 0; i < kVec; ++i) y.value[i] = p.out.value(state[i], length);
@@ -80,6 +81,30 @@ __device__ __forceinline__ void keep(typename Op::State* to, const UnitState<Op,
   for (int i = 0; i < kVec; ++i) to[i] = state[i];
 }
 
+// Segments in order; where the next one ends is known ahead, so that no row waits for it.
+template <class Op>
+struct SegmentCursor {
+  const SegmentRows<Op>& p;
+  int64_t s, start, stop, following;
+
+  __device__ SegmentCursor(const SegmentRows<Op>& p, int64_t s) : p(p) { move(s); }
+  __device__ void move(int64_t to) {
+    s = to;
+    start = p.is_segment(s) ? p.offsets[s] : 0;
+    stop = p.end_of(s);
+    following = p.end_of(s + 1);
+  }
+  // To the segment of row `stop`.
+  __device__ void advance() {
+    const int64_t row = stop;
+    start = stop;
+    stop = following;
+    following = p.end_of(++s + 1);
+    // An empty segment, maybe many
+    if (stop == row) move(find_segment(p.offsets, s, p.segments, row));
+  }
+};
+
 // Walks rows [begin, end), the first of which lies in segment s.
 template <class Op, int kVec>
 __device__ __forceinline__ UnitEnds walk_rows(const SegmentRows<Op>& p, int64_t begin, int64_t end,
@@ -87,52 +112,53 @@ __device__ __forceinline__ UnitEnds walk_rows(const SegmentRows<Op>& p, int64_t 
                                               typename Op::State* tail) {
   using In = Vec<typename Op::In, kVec>;
   const bool active = column < p.columns;
-  const bool began_before = p.is_segment(s) && p.offsets[s] < begin;
+  SegmentCursor<Op> at(p, s);
+  const bool began_before = p.is_segment(s) && at.start < begin;
   UnitEnds ends{began_before, began_before, s, -1};
   UnitState<Op, kVec> state;
   clear<Op, kVec>(state);
-  int64_t stop = p.end_of(s);
-  const auto finish = [&] {  // segment s ends here
+  const auto finish = [&] {  // segment at.s ends here
     if (ends.through) {
       keep<Op, kVec>(head, state);
       ends.through = false;
-    } else if (p.is_segment(s)) {
-      write_segment<Op, kVec>(p, s, column, state);
+    } else if (p.is_segment(at.s)) {
+      write_segment<Op, kVec>(p, at.s, at.stop - at.start, column, state);
     }
   };
-  for (int64_t row = begin; row < end; row += kSegmentAhead) {
-    In in[kSegmentAhead];
+  // NOTE: rows are counted from `begin` in 32 bits; a unit has far fewer.
+  const int rows = static_cast<int>(max(end - begin, int64_t{0}));
+  const auto stop_row = [&] { return static_cast<int>(min(at.stop - begin, int64_t{rows} + 1)); };
+  int stop = stop_row();
+  const auto* from = p.x + begin * p.x_stride + column;
+  for (int row = 0; row < rows; row += kSegmentAhead) {
+    Packed<In> in[kSegmentAhead];
 #pragma unroll
-    for (int j = 0; j < kSegmentAhead; ++j) {
-      if (active && row + j < end) {
-        in[j] = *reinterpret_cast<const In*>(p.x + (row + j) * p.x_stride + column);
-      }
+    for (int j = 0; j < kSegmentAhead; ++j, from += p.x_stride) {
+      if (active && row + j < rows) in[j] = *reinterpret_cast<const Packed<In>*>(from);
     }
 #pragma unroll
     for (int j = 0; j < kSegmentAhead; ++j) {
-      if (row + j >= end) break;
+      if (row + j >= rows) break;
       if (row + j == stop) {
         finish();
         clear<Op, kVec>(state);
-        stop = p.end_of(++s);
-        if (stop == row + j) {  // an empty segment, maybe many
-          s = find_segment(p.offsets, s, p.segments, row + j);
-          stop = p.end_of(s);
-        }
+        at.advance();
+        stop = stop_row();
       }
+      const In v = unpack(in[j]);
 #pragma unroll
       for (int i = 0; i < kVec; ++i) {
-        state[i] = Op::combine(state[i], Op::lift(in[j].value[i], row + j));
+        state[i] = Op::combine(state[i], Op::lift(v.value[i], begin + row + j));
       }
     }
   }
-  if (stop == end && begin < end) {
+  if (stop == rows && rows > 0) {
     finish();
   } else if (ends.through) {
     keep<Op, kVec>(head, state);
-  } else if (p.is_segment(s) && begin < end) {
+  } else if (p.is_segment(at.s) && rows > 0) {
     keep<Op, kVec>(tail, state);
-    ends.tail_segment = s;
+    ends.tail_segment = at.s;
   }
   return ends;
 }
@@ -155,7 +181,7 @@ __device__ void merge_units(const SegmentRows<Op>& p, const SegmentShared<Op, kV
         if (from_before) {
           if (column < p.columns) keep<Op, kVec>(p.ends.head + block * p.columns + column, state);
         } else {
-          write_segment<Op, kVec>(p, ends.head_segment, column, state);
+          write_segment<Op, kVec>(p, ends.head_segment, p.length(ends.head_segment), column, state);
         }
         from_before = false;
         open = -1;
@@ -174,7 +200,7 @@ __device__ void merge_units(const SegmentRows<Op>& p, const SegmentShared<Op, kV
 }
 
 template <class Op, int kVec>
-__global__ void __launch_bounds__(kSegmentThreads, Op::kIndexed ? 2 : 3)
+__global__ void __launch_bounds__(kSegmentThreads, sizeof(typename Op::State) > 4 ? 2 : 4)
     segment_rows_kernel(const SegmentRows<Op> p) {
   __shared__ SegmentShared<Op, kVec> shared;
   const int lane = threadIdx.x % p.lanes, unit = threadIdx.x / p.lanes;
