@@ -26,15 +26,18 @@ def power_law(segments, rows, device):
 
 
 def offsets_of(what, device):
+    """Offsets and rows; 40_000 rows are more than the kernel for little data takes."""
     match what:
         case "power law":
-            return power_law(300, 20_000, device), 20_000
+            return power_law(300, 40_000, device), 40_000
         case "few rows":
             return power_law(700, 300, device), 300
         case "one":
-            return torch.tensor([0, 30_000], device=device), 30_000
+            return torch.tensor([0, 40_000], device=device), 40_000
         case "gaps":  # rows before the first, after the last; empty ones at both ends
-            return torch.tensor([7, 7, 7, 9, 9, 5000, 9000, 9000], device=device), 10_000
+            return torch.tensor([7, 7, 7, 9, 9, 5000, 39_000, 39_000], device=device), 40_000
+        case "few and gaps":
+            return torch.tensor([7, 7, 7, 9, 9, 50, 90, 90], device=device), 100
         case "every row":
             return torch.arange(601, device=device), 600
         case "all empty":
@@ -45,7 +48,17 @@ def offsets_of(what, device):
             return torch.zeros(1, dtype=torch.long, device=device), 10
 
 
-OFFSETS = ("power law", "few rows", "one", "gaps", "every row", "all empty", "no rows", "none")
+OFFSETS = (
+    "power law",
+    "few rows",
+    "one",
+    "gaps",
+    "few and gaps",
+    "every row",
+    "all empty",
+    "no rows",
+    "none",
+)
 
 
 @pytest.mark.parametrize("columns", [None, 1, 3, 8, 64, 200])

@@ -1,8 +1,8 @@
 // stencil on CUDA.
 #include <torch/csrc/stable/library.h>
 
-#include "cuda/stencil.cuh"
 #include "cuda/stencil_host.h"
+#include "cuda/stencil_small.cuh"
 
 namespace fusedops::cuda {
 
@@ -24,7 +24,7 @@ void launch_stencil_forward(const LaunchScope& scope, DType dtype, const Stencil
     if (adjoint) p.shape.padding = Padding::kZeros;
     p.grid = stencil_grid(p.shape, shape.planes, sizeof(Compute<T>));
     dispatch(StencilInstances{}, stencil_instance(shape), [&]<int kTaps>(Tag<kTaps>) {
-      launch_stencil<T, kTaps / 16, kTaps % 16>(p, scope.stream(), overlap);
+      launch_any_stencil<T, kTaps / 16, kTaps % 16>(p, scope.stream(), overlap);
     });
   });
 }

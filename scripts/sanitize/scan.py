@@ -51,9 +51,11 @@ def run_histograms(o: Options, count: Counter[str]) -> None:
 
 
 def run_segments(o: Options, count: Counter[str]) -> None:
-    offsets = o.integers(2, 2, 5, 5, 5, 9000, 9001, 20000, 20000)
+    offsets = o.integers(2, 2, 5, 5, 5, 9000, 9001, 40000, 40000)
     for dtype, columns in itertools.product((torch.bfloat16, torch.float64), ((), (3,), (16,))):
-        x = o.randn(20003, *columns, dtype=dtype, grad=True)
+        x = o.randn(40003, *columns, dtype=dtype, grad=True)
+        few = o.randn(50, *columns, dtype=dtype)
         for reduce in ("sum", "mean", "max", "min"):
             fusedops.segment_reduce(x, offsets, reduce).sum().backward()
+            fusedops.segment_reduce(few, offsets[:5], reduce)
             count[f"segment {reduce}"] += 1
