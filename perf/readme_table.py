@@ -1,4 +1,4 @@
-"""Writes the README's table of figures from the committed CSVs: no figure is typed by hand.
+"""Writes the README's tables of figures from the committed CSVs: no figure is typed by hand.
 
 python perf/readme_table.py [--results perf/results/h200] [--check]
 """
@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fusedops.bench.memory_bars import is_large, share_of_copy
 from fusedops.bench.report import activation, first_size, geomean, speedup
 from fusedops.bench.results import Row, read_rows
 
@@ -18,7 +20,12 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 BEGIN, END = "<!-- perf:begin (perf/readme_table.py) -->", "<!-- perf:end -->"
-PEERS = {"eager": "eager", "cublaslt": "cuBLASLt epilogue", "compile": "torch.compile"}
+PEERS = {
+    "eager": "eager",
+    "cublaslt": "cuBLASLt epilogue",
+    "compile": "torch.compile",
+    "quack": "QuACK",
+}
 # suite, case, dtype, pass: what a reader looks for; cases without a result are left out.
 ROWS = (
     ("linear", "8192x4096x1024/relu", "bf16", "fwd"),
@@ -39,9 +46,33 @@ ROWS = (
     ("host", "linear/64x64x64/relu/nograd", "bf16", "fwd"),
     ("host", "linear/64x64x64/relu/grad", "bf16", "fwd"),
 )
+# Whose geomeans follow: title, suite, pass, the sizes M from and to, gated activations or others.
+GROUPS = (
+    ("linear", "linear", "fwd", 0, 2**40, False),
+    ("linear, M >= 2048", "linear", "fwd", 2048, 2**40, False),
+    ("linear, M <= 128", "skinny", "fwd", 0, 128, False),
+    ("linear", "linear", "step", 0, 2**40, False),
+    ("mlp", "mlp", "step", 0, 2**40, False),
+    ("gated_mlp", "mlp", "step", 0, 2**40, True),
+)
+MEMORY_SUITES = ("reduce", "norm", "scan", "elementwise")
+POINTS = (
+    "knn/B32_N4096_M1024_k16_uniform",
+    "knn/B16_N16384_M16384_k16_uniform",
+    "knn/B1_N1000000_M1000000_k16_uniform",
+    "knn/B1_N1000000_M1000000_k16_lidar",
+    "knn/B8_N4096_M4096_D64_k20_normal",
+    "ball/B32_N4096_M1024_r0.1_k32_uniform",
+    "ball/B1_N1000000_M1000000_r0.0125_k32_uniform",
+    "fps/B16_N4096_M1024_uniform",
+    "fps/B16_N16384_M4096_uniform",
+    "fps/B1_N1000000_M4096_uniform",
+    "group/B32_N1024_M512_K32_C128",
+    "interpolate/B16_N1024_M4096_K3_C256",
+)
 # Of `python -m fusedops bench --plot`.
 PLOTS = ("linear_fwd_speedup", "linear_fwd_roofline", "linear_step_speedup", "skinny_fwd_speedup")
-PASSES = {"fwd": "forward", "step": "forward + backward"}
+PASSES = {"fwd": "forward", "bwd": "backward", "step": "forward + backward"}
 
 
 def render(folder: Path) -> str:
@@ -58,7 +89,8 @@ def render(folder: Path) -> str:
         found = [r for r in rows if (r["suite"], r["case"], r["dtype"], r["pass"]) == key]
         if found:
             lines.append(_line(found))
-    lines += [*_geomeans(rows), "", *_images(folder), _links(folder)]
+    lines += [*_geomeans(rows), "", *_images(folder)]
+    lines += [*_memory(rows), *_points(rows), _links(folder)]
     return "\n".join(lines)
 
 
@@ -101,27 +133,70 @@ def _cells(name: str, pass_: str, dtype: str, us: str, found: Iterable[Row]) -> 
 
 
 def _geomeans(rows: Sequence[Row]) -> list[str]:
-    """One row per pass: all bf16 linear cases, and those with M >= 2048."""
+    """One row per group: its bf16 cases, of relu where forward passes have several activations."""
     lines = []
-    for pass_, least in (("fwd", 1), ("fwd", 2048), ("step", 1)):
+    for title, suite, pass_, least, most, gated in GROUPS:
         chosen = [
             r
             for r in rows
-            if (r["suite"], r["dtype"], r["pass"]) == ("linear", "bf16", pass_)
-            and first_size(r) >= least
+            if (r["suite"], r["dtype"], r["pass"]) == (suite, "bf16", pass_)
+            and least <= first_size(r) <= most
+            and ("glu" in activation(r)) == gated
             and (pass_ == "step" or activation(r) == "relu")
-            and r["peer"] in PEERS
         ]
-        if not chosen:
-            continue
-        means = []
-        for peer in PEERS:
-            values = [speedup(r) for r in chosen if r["peer"] == peer]
-            means.append(f"**{geomean(values):.2f}** ({len(values)})" if values else "")
-        what = "geomean (cases)" if least == 1 else f"geomean, M >= {least} (cases)"
-        what += ", relu" if pass_ == "fwd" else ""
-        lines.append(f"| {what} | {PASSES[pass_]} | bf16 | | {' | '.join(means)} |")
+        if chosen:
+            what = f"geomean (cases), {title}{', relu' if pass_ == 'fwd' else ''}"
+            means = " | ".join(_mean(chosen, peer) for peer in PEERS)
+            lines.append(f"| {what} | {PASSES[pass_]} | bf16 | | {means} |")
     return lines
+
+
+def _mean(rows: Iterable[Row], peer: str) -> str:
+    values = [speedup(r) for r in rows if r["peer"] == peer and r["speedup"]]
+    return f"**{geomean(values):.2f}** ({len(values)})" if values else ""
+
+
+def _memory(rows: Sequence[Row]) -> list[str]:
+    """Per op the share of the copy bandwidth over its large cases, and speed-ups over all."""
+    peers = [peer for peer in PEERS if peer != "cublaslt"]
+    groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    for row in rows:
+        if row["suite"] in MEMORY_SUITES:
+            groups[row["case"].split("/")[0], row["pass"]].append(row)
+    lines = []
+    for (op, pass_), members in groups.items():
+        large = {(r["case"], r["dtype"]): r for r in members if is_large(r)}
+        shares = sorted(share_of_copy(r) for r in large.values())
+        share = f"{geomean(shares):.2f} ({shares[0]:.2f} to {shares[-1]:.2f})" if shares else ""
+        means = " | ".join(_mean(members, peer) for peer in peers)
+        lines.append(f"| `{op}` | {PASSES[pass_]} | {share} | {means} |")
+    if not lines:
+        return []
+    head = " | ".join(PEERS[peer] for peer in peers)
+    return [
+        "Ops that memory bounds: share of the bandwidth of a copy in the same run (geomean, worst "
+        "to best of the large cases), then speed-ups (cases), small tensors included.",
+        "",
+        f"| op | pass | share of copy | {head} |",
+        f"|---|---|---:|{'---:|' * len(peers)}",
+        *lines,
+        "",
+    ]
+
+
+def _points(rows: Sequence[Row]) -> list[str]:
+    """Whole calls; eager torch compares all pairs, where that fits."""
+    lines = []
+    for case in POINTS:
+        for row in rows:
+            if (row["suite"], row["case"]) == ("points", case):
+                us = float(row["ours_us"])
+                time = f"{us:.3g} us" if us < 1000 else f"{us / 1000:.3g} ms"
+                op, sizes = case.replace("_", " ").split("/")
+                what = f"`{op}` | {sizes} | {PASSES[row['pass']]} | {row['dtype']}"
+                lines.append(f"| {what} | {time} | {row['speedup']} |")
+    head = ["| op | sizes | pass | dtype | fusedops | over eager |", "|---|---|---|---|---:|---:|"]
+    return [*head, *lines, ""] if lines else []
 
 
 def _relative(path: Path) -> Path:

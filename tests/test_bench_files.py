@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import fusedops
-from fusedops.bench import cli, machine, plot, point_bars, report, results
+from fusedops.bench import cli, machine, memory_bars, plot, point_bars, report, results
 from fusedops.bench.suite import Selection, load_suite
 
 if TYPE_CHECKING:
@@ -326,6 +326,26 @@ def test_committed_readme_is_up_to_date() -> None:
         pytest.skip("no committed results yet")
     readme = (ROOT / "README.md").read_text()
     assert script.replace(readme, script.render(folder)) == readme
+
+
+def test_memory_bars() -> None:
+    def norm(size: str, share: float, **more: str) -> results.Row:
+        times = {"floor_us": "100", "ours_us": str(100 / share)}
+        return row(f"softmax/{size}", suite="norm", **(times | more))
+
+    rows = [
+        norm("131072x1024", 0.9),
+        norm("131200x1023", 0.85),
+        norm("16x1000", 0.01, floor_us="0.02", speedup="0.9"),  # small: no share
+        row("cumsum/9_dim0", suite="scan", floor_us="100", ours_us="150", speedup=""),
+    ]
+    lines = {line[11:].split(" >= ")[0]: line.split()[0] for line in memory_bars.memory_bars(rows)}
+    assert lines["norm fwd, rows of 256 to 65536, share of copy, every case"] == "pass"
+    assert lines["norm fwd, odd row over its even neighbour"] == "pass"
+    assert lines["cumsum, share of copy, every case"] == "FAIL"
+    assert lines["memory suites over eager, large, every case"] == "pass"
+    assert lines["memory suites over eager, small, every case"] == "FAIL"
+    assert lines["bincount, share of copy, every case"] == "no"
 
 
 def test_point_bars() -> None:

@@ -50,7 +50,7 @@ def today() -> str:
 def commit() -> str:
     """The commit measured: FUSEDOPS_COMMIT, or git's; `+` marks uncommitted sources."""
     if os.environ.get("FUSEDOPS_COMMIT"):
-        return os.environ["FUSEDOPS_COMMIT"]
+        return os.environ["FUSEDOPS_COMMIT"][:10]
     here = Path(__file__).resolve().parent
     for folder in (here, Path.cwd()):
         head = _git(folder, "rev-parse", "--short=10", "HEAD")

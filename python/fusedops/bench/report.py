@@ -19,8 +19,10 @@ LARGE_M = 2048
 
 
 def summary(paths: Sequence[Path]) -> str:
-    rows = [row for path in paths for row in read_rows(path) if row["peer"] != NO_PEER]
-    lines = [_geomeans(rows), "", _worst(rows), "", "Bars", *bars(rows, read_errors(paths))]
+    rows = [row for path in paths for row in read_rows(path)]
+    compared = [row for row in rows if row["peer"] != NO_PEER]
+    report = bars(rows, read_errors(paths))
+    lines = [_geomeans(compared), "", _worst(compared), "", "Bars", *report]
     return "\n".join(lines)
 
 
@@ -82,6 +84,7 @@ def _worst(rows: Sequence[Row]) -> str:
 def bars(rows: Sequence[Row], errors: Sequence[Row]) -> list[str]:
     """The bars of the issues, each `pass`, `FAIL` or `no data`."""
     from fusedops.bench.bars import gemm_bars
+    from fusedops.bench.memory_bars import memory_bars
     from fusedops.bench.point_bars import point_bars
 
     return [
@@ -89,6 +92,7 @@ def bars(rows: Sequence[Row], errors: Sequence[Row]) -> list[str]:
         *_fp32_bars(select(rows, suite="fp32"), errors),
         *_host_bars(select(rows, suite="host")),
         *gemm_bars(rows),
+        *memory_bars(rows),
         *point_bars(rows),
     ]
 
