@@ -17,9 +17,6 @@ constexpr int columns_for(int64_t m) {
   return m <= 8 ? 8 : m <= 16 ? 16 : m <= 32 ? 32 : m <= 64 ? 64 : m <= 96 ? 96 : 128;
 }
 
-// The shared memory of an SM for `per_sm` blocks; a block also takes 1 KB for the system.
-constexpr int budget_of(int per_sm) { return (228 / per_sm - 1) * 1024; }
-
 // A launch's shared memory. The sums and the outputs of a block reuse its stages.
 template <class S>
 struct Layout {
@@ -29,7 +26,7 @@ struct Layout {
     const Pieces pieces(m, config.cluster_n);
     const int fixed = S::kBarrierBytes + pieces.template received_bytes<S>(config.cluster_n);
     const int sums = pieces.per_block * S::kGroups * kPieceBytes;
-    stages = std::min(kMaxStages, (budget_of(config.tile_k) - fixed) / S::kStageBytes);
+    stages = std::min(kMaxStages, (shared_budget(config.tile_k) - fixed) / S::kStageBytes);
     bytes = stages * S::kStageBytes + fixed;
     fits = stages >= 2 && sums + sums / 2 <= stages * S::kStageBytes;
   }
@@ -56,7 +53,7 @@ const char* launch(const GemmProblem& p, const GemmConfig& config, const LaunchC
   CUtensorMap x, w;
   if (const char* refusal = encode(p, p.a, p.m, S::kCols, &x)) return refusal;
   if (const char* refusal = encode(p, p.b, p.n, S::kRows, &w)) return refusal;
-  cudaError_t status = allow_shared_memory<&skinny_kernel<T, S>>(context.device, budget_of(1));
+  cudaError_t status = allow_shared_memory<&skinny_kernel<T, S>>(context.device, shared_budget(1));
   if (status != cudaSuccess) return cudaGetErrorString(status);
   const auto misaligned = [](const void* data) { return reinterpret_cast<uintptr_t>(data) % 16; };
   const Layout<S> layout(config, int(p.m));

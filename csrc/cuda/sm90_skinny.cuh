@@ -10,14 +10,14 @@
 #include <cuda_runtime.h>
 
 #include "common/vec.cuh"
+#include "cuda/sm90_pipeline.cuh"
 #include "cuda/wgmma.cuh"
 #include "cutlass/activation.cuh"
 #include "cutlass/sm90_tma.cuh"
 
 namespace fusedops::skinny {
 
-using sm90::kBoxRowBytes;
-using sm90::load_box;
+using namespace sm90;
 
 struct Problem {
   const void* bias;  // (n,) or null
@@ -47,56 +47,6 @@ struct Shape {
   static constexpr int kStageBytes = kWide * (kWBytes + kXBytes);
   static constexpr int kPieces = kCols / 8;
   static constexpr int kBarrierBytes = (2 * kMaxStages + 1) * 8;
-};
-
-// ---- barriers ----
-
-__device__ __forceinline__ void init_barrier(uint32_t barrier, int arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
-}
-__device__ __forceinline__ void expect_bytes(uint32_t barrier, int bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
-               : "memory");
-}
-__device__ __forceinline__ void arrive(uint32_t barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-// kCluster: also acquires what other blocks of the cluster stored.
-template <bool kCluster = false>
-__device__ __forceinline__ void wait_barrier(uint32_t barrier, uint32_t parity) {
-  uint32_t done = 0;
-  while (!done) {
-    if constexpr (kCluster) {
-      asm volatile(
-          "{\n"
-          ".reg .pred p;\n"
-          "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
-          "selp.b32 %0, 1, 0, p;\n"
-          "}"
-          : "=r"(done)
-          : "r"(barrier), "r"(parity)
-          : "memory");
-    } else {
-      asm volatile(
-          "{\n"
-          ".reg .pred p;\n"
-          "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-          "selp.b32 %0, 1, 0, p;\n"
-          "}"
-          : "=r"(done)
-          : "r"(barrier), "r"(parity)
-          : "memory");
-    }
-  }
-}
-
-// Where a thread is in the ring of stages.
-struct Place {
-  int stage = 0;
-  uint32_t parity = 0;
-  __device__ void advance(int stages) {
-    if (++stage == stages) stage = 0, parity ^= 1;
-  }
 };
 
 // Addresses in shared memory: the stages, what other blocks send, a full and an empty barrier of
@@ -190,20 +140,9 @@ __device__ void multiply_stages(float (&sum)[S::kCols / 2], int stages, const Sh
 
 // ---- sums over a cluster ----
 
-__device__ __forceinline__ uint32_t address_of_rank(uint32_t address, uint32_t rank) {
-  uint32_t remote;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
-  return remote;
-}
-__device__ __forceinline__ void cluster_sync() {
-  asm volatile(
-      "barrier.cluster.arrive.release.aligned;\n"
-      "barrier.cluster.wait.acquire.aligned;" ::
-          : "memory");
-}
 template <class S>
 __device__ __forceinline__ void sync_multipliers() {
-  asm volatile("bar.sync 1, %0;" ::"n"(S::kMultipliers) : "memory");
+  named_barrier<S::kMultipliers>(1);
 }
 
 // Piece i of the sums, rows [8 i, 8 i + 8) of x, is added up by block i % blocks of the cluster as
@@ -255,17 +194,6 @@ __device__ __forceinline__ void add_shared(float (&v)[4], uint32_t address) {
                : "r"(address)
                : "memory");
   v[0] += s.x, v[1] += s.y, v[2] += s.z, v[3] += s.w;
-}
-
-template <class T>
-__device__ __forceinline__ uint32_t rounded(float a, float b) {
-  if constexpr (__is_same(T, __half)) {
-    const __half2 pair = __floats2half2_rn(a, b);
-    return reinterpret_cast<const uint32_t&>(pair);
-  } else {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(a, b);
-    return reinterpret_cast<const uint32_t&>(pair);
-  }
 }
 
 // The outputs of this block in shared memory: rows of x by kRows of w, the 16-byte unit u of row r
@@ -406,7 +334,7 @@ __device__ void init_barriers(const Problem& p, const Shared& shared, const Part
   init_barrier(shared.sent(), 1);
   const int mine = Pieces(p.m, int(part.blocks)).of_rank(part);
   expect_bytes(shared.sent(), int(part.blocks - 1) * mine * S::kGroups * kPieceBytes);
-  asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async;" ::: "memory");
+  fence_barrier_init();
 }
 
 template <class T, class S>

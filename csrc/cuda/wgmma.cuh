@@ -1,5 +1,6 @@
-// WGMMA of 16-bit operands in shared memory, K contiguous, rows of 128 bytes with the 128-byte
-// swizzle: d (64, N) += a (64, 16) @ b (N, 16)^T in fp32. sm_90a only.
+// WGMMA of 16-bit operands in shared memory, in rows of 128 bytes with the 128-byte swizzle:
+// d (64, N) += a (64, 16) @ b (N, 16)^T in fp32. An operand lies K-contiguous, or transposed: in
+// rows of 64 of its 64 or N. sm_90a only.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -9,11 +10,13 @@
 namespace fusedops::wgmma {
 
 // PTX ISA, "Shared memory matrix layout": 8 rows every 1024 bytes, swizzle mode 1 (128 bytes).
-__device__ __forceinline__ uint64_t descriptor(uint32_t shared_address) {
-  return uint64_t((shared_address & 0x3ffff) >> 4) | (uint64_t(1) << 16) | (uint64_t(64) << 32) |
-         (uint64_t(1) << 62);
+// far_bytes: from the first 64 of a transposed operand's N to the next.
+__device__ __forceinline__ uint64_t descriptor(uint32_t shared_address, uint32_t far_bytes = 16) {
+  return uint64_t((shared_address & 0x3ffff) >> 4) | (uint64_t(far_bytes >> 4) << 16) |
+         (uint64_t(64) << 32) | (uint64_t(1) << 62);
 }
-inline constexpr uint64_t kStepK = 32 >> 4;  // moves a descriptor by 16 values of K
+// These move a descriptor by 16 values of K.
+inline constexpr uint64_t kStepK = 32 >> 4, kStepRows = 2048 >> 4;
 
 __device__ __forceinline__ void fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void commit() {
@@ -25,43 +28,51 @@ __device__ __forceinline__ void wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kGroups) : "memory");
 }
 
+// The compiler must not move uses of accumulators over the wait for them.
+template <int N>
+__device__ __forceinline__ void settle(float (&d)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+
 #define FUSEDOPS_D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define FUSEDOPS_D16(i) FUSEDOPS_D4(i), FUSEDOPS_D4(i + 4), FUSEDOPS_D4(i + 8), FUSEDOPS_D4(i + 12)
 #define FUSEDOPS_R16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
 #define FUSEDOPS_R32 FUSEDOPS_R16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
 #define FUSEDOPS_R48 FUSEDOPS_R32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
 #define FUSEDOPS_R64 FUSEDOPS_R48 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
-#define FUSEDOPS_WGMMA(shape, type, registers, a, b, ...)                                         \
+#define FUSEDOPS_WGMMA(shape, type, registers, a, b, ta, tb, ...)                                 \
   asm volatile("wgmma.mma_async.sync.aligned." shape ".f32." type "." type " {" registers "}, " a \
-               ", " b ", 1, 1, 1, 0, 0;"                                                          \
+               ", " b ", 1, 1, 1, " ta ", " tb ";"                                                \
                : __VA_ARGS__                                                                      \
-               : "l"(a_desc), "l"(b_desc))
-#define FUSEDOPS_BOTH(shape, registers, a, b, ...)               \
-  if constexpr (__is_same(T, __half)) {                          \
-    FUSEDOPS_WGMMA(shape, "f16", registers, a, b, __VA_ARGS__);  \
-  } else {                                                       \
-    FUSEDOPS_WGMMA(shape, "bf16", registers, a, b, __VA_ARGS__); \
+               : "l"(a_desc), "l"(b_desc), "n"(int(kTransA)), "n"(int(kTransB)))
+#define FUSEDOPS_BOTH(shape, ...)               \
+  if constexpr (__is_same(T, __half)) {         \
+    FUSEDOPS_WGMMA(shape, "f16", __VA_ARGS__);  \
+  } else {                                      \
+    FUSEDOPS_WGMMA(shape, "bf16", __VA_ARGS__); \
   }
 
 // One instruction; d holds N / 2 values of this thread.
-template <class T, int N>
+template <class T, int N, bool kTransA = false, bool kTransB = false>
 __device__ __forceinline__ void multiply(float (&d)[N / 2], uint64_t a_desc, uint64_t b_desc) {
   if constexpr (N == 8) {
-    FUSEDOPS_BOTH("m64n8k16", "%0,%1,%2,%3", "%4", "%5", FUSEDOPS_D4(0));
+    FUSEDOPS_BOTH("m64n8k16", "%0,%1,%2,%3", "%4", "%5", "%6", "%7", FUSEDOPS_D4(0));
   } else if constexpr (N == 16) {
-    FUSEDOPS_BOTH("m64n16k16", "%0,%1,%2,%3,%4,%5,%6,%7", "%8", "%9", FUSEDOPS_D4(0),
+    FUSEDOPS_BOTH("m64n16k16", "%0,%1,%2,%3,%4,%5,%6,%7", "%8", "%9", "%10", "%11", FUSEDOPS_D4(0),
                   FUSEDOPS_D4(4));
   } else if constexpr (N == 32) {
-    FUSEDOPS_BOTH("m64n32k16", FUSEDOPS_R16, "%16", "%17", FUSEDOPS_D16(0));
+    FUSEDOPS_BOTH("m64n32k16", FUSEDOPS_R16, "%16", "%17", "%18", "%19", FUSEDOPS_D16(0));
   } else if constexpr (N == 64) {
-    FUSEDOPS_BOTH("m64n64k16", FUSEDOPS_R32, "%32", "%33", FUSEDOPS_D16(0), FUSEDOPS_D16(16));
+    FUSEDOPS_BOTH("m64n64k16", FUSEDOPS_R32, "%32", "%33", "%34", "%35", FUSEDOPS_D16(0),
+                  FUSEDOPS_D16(16));
   } else if constexpr (N == 96) {
-    FUSEDOPS_BOTH("m64n96k16", FUSEDOPS_R48, "%48", "%49", FUSEDOPS_D16(0), FUSEDOPS_D16(16),
-                  FUSEDOPS_D16(32));
+    FUSEDOPS_BOTH("m64n96k16", FUSEDOPS_R48, "%48", "%49", "%50", "%51", FUSEDOPS_D16(0),
+                  FUSEDOPS_D16(16), FUSEDOPS_D16(32));
   } else {
     static_assert(N == 128);
-    FUSEDOPS_BOTH("m64n128k16", FUSEDOPS_R64, "%64", "%65", FUSEDOPS_D16(0), FUSEDOPS_D16(16),
-                  FUSEDOPS_D16(32), FUSEDOPS_D16(48));
+    FUSEDOPS_BOTH("m64n128k16", FUSEDOPS_R64, "%64", "%65", "%66", "%67", FUSEDOPS_D16(0),
+                  FUSEDOPS_D16(16), FUSEDOPS_D16(32), FUSEDOPS_D16(48));
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include <tuple>
 
+#include "cuda/narrow_backward.h"
 #include "cutlass/linear_parts.h"
 
 namespace fusedops {
@@ -112,9 +113,22 @@ std::tuple<Tensor, Tensor, Tensor> linear_backward(const Tensor& dy,            
       need_dweight ? new_empty(x, {shape.n, shape.k}, weight_type) : new_empty(x, {0}, weight_type);
   const Tensor dbias = new_empty(x, {need_dbias ? shape.n : 0}, weight_type);
 
-  // dz = dy * act', dbias
-  Tensor dy_holder, dz, x_holder;
+  Tensor dy_holder, saved_holder, x_holder, dz;
   MatrixView dz_view = dense_rows(dy, dy_holder);
+  const MatrixView x_view = need_dweight ? rows_view(x, x_holder) : MatrixView{};
+
+  // Few features: all of it in one pass over the rows
+  const bool reads_saved = saved_for_backward(shape.activation) != Saved::kNothing;
+  const NarrowOperands operands{
+      .dy = dz_view,
+      .saved = reads_saved ? dense_rows(*saved, saved_holder) : MatrixView{},
+      .x = x_view,
+      .weight = matrix_view(weight)};
+  const NarrowGradients wanted{need_dx ? &dx : nullptr, need_dweight ? &dweight : nullptr,
+                               need_dbias ? &dbias : nullptr};
+  if (run_narrow_backward(op, shape, operands, wanted, scope)) return {dx, dweight, dbias};
+
+  // dz = dy * act', dbias
   const bool need_dz = (need_dx || need_dweight) && shape.activation != Activation::kNone;
   if (need_dz) dz = new_empty(dy, {shape.m, shape.n});
   run_act_backward(op, dz_view, saved, shape, need_dz ? &dz : nullptr,
@@ -130,7 +144,7 @@ std::tuple<Tensor, Tensor, Tensor> linear_backward(const Tensor& dy,            
   if (need_dx) run_gemm(call, dx, nullptr, scope);
 
   // dweight = dz.T @ x
-  if (need_dweight) run_wgrad(call, dz_view, rows_view(x, x_holder), dweight, scope);
+  if (need_dweight) run_wgrad(call, dz_view, x_view, dweight, scope);
   return {dx, dweight, dbias};
 }
 

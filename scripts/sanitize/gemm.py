@@ -48,6 +48,28 @@ def run_ops(o: Options, count: Counter[str]) -> None:
     template_scale(o.randn(1001), 2.0)
 
 
+# M, N, K of linear layers of few features: ragged features, whole ones, several tiles to a block.
+NARROW = [
+    *((1025, 24, 40), (9001, 136, 64), (34001, 64, 72), (20001, 40, 136), (17001, 256, 128)),
+    *((20001, 136, 200), (20001, 256, 256)),
+]
+
+
+def run_narrow(o: Options, count: Counter[str]) -> None:
+    """Every gradient of a linear layer of few features in one kernel."""
+    op = torch.ops.fusedops.linear_backward
+    for dtype, activation, shape in itertools.product(
+        (torch.bfloat16, torch.float16), ("none", "relu", "gelu_tanh"), NARROW
+    ):
+        m, n, k = shape
+        m = m if o.device == "cuda" else m % 100
+        x, w = o.randn(m, k, dtype=dtype), o.randn(n, k, dtype=dtype)
+        dy, saved = o.randn(m, n, dtype=dtype), o.randn(m, n, dtype=dtype)
+        for needs in ((True, True, True), (True, False, True), (False, True, True)):
+            op(dy, x, w, saved, ACTIVATIONS.index(activation), *needs, False, False)
+            count[f"narrow {activation}"] += 1
+
+
 def run_mlps(o: Options, dtype: torch.dtype, activation: str, m: int, n: int, k: int) -> None:
     """mlp and gated_mlp forward and backward, once owning what forward saved and once not."""
     shapes = ((m, k), (n, k), (n,), (k, n), (k,))

@@ -1,0 +1,26 @@
+// The gradients of a linear layer of few features in one kernel (cuda/sm90_narrow.cuh), where it
+// pays.
+#pragma once
+
+#include "common/launch.h"
+#include "common/linear_check.h"
+#include "cutlass/operands.h"
+
+namespace fusedops {
+
+struct NarrowOperands {
+  MatrixView dy, saved, x, weight;  // saved: without data where the activation needs none
+};
+
+// What is wanted of dx (M, K), dweight (N, K) and dbias (N,), all contiguous; else null.
+struct NarrowGradients {
+  const Tensor* dx;
+  const Tensor* dweight;
+  const Tensor* dbias;
+};
+
+// False where the kernel cannot or need not run: nothing was launched.
+bool run_narrow_backward(const char* op, const LinearShape& shape, const NarrowOperands& operands,
+                         const NarrowGradients& wanted, const LaunchScope& scope);
+
+}  // namespace fusedops
