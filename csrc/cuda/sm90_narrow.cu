@@ -1,7 +1,7 @@
 #include "common/device_types.cuh"
 #include "common/dispatch.h"
 #include "common/shared_memory.cuh"
-#include "cuda/sm90_narrow.cuh"
+#include "cuda/sm90_narrow_pair.cuh"
 
 namespace fusedops::narrow {
 namespace {
@@ -69,8 +69,17 @@ Problem problem_of(const Backward& p, const Plan& plan) {
 }
 
 template <class T, class S>
+constexpr auto kernel_of() {
+  if constexpr (S::kCluster == 2) {
+    return &narrow_pair_kernel<T>;
+  } else {
+    return &narrow_kernel<T, S>;
+  }
+}
+
+template <class T, class S>
 const char* launch(const Backward& p, const Plan& plan, const LaunchContext& context) {
-  constexpr auto kKernel = &narrow_kernel<T, S>;
+  constexpr auto kKernel = kernel_of<T, S>();
   Maps maps{};
   if (const char* refusal = encode_all<S>(p, &maps)) return refusal;
   cudaError_t status = allow_shared_memory<kKernel>(context.device, S::kBytes);
@@ -89,6 +98,7 @@ const char* run(const Backward& p, const LaunchContext& context) {
   using Halves = Choices<DType::kFloat16, DType::kBFloat16>;
   return dispatch(Halves{}, p.dtype, [&]<DType kDType>(Tag<kDType>) {
     using T = DeviceType<kDType>;
+    if (plan.n_boxes == 4 && plan.chunks == 2) return launch<T, PairShape>(p, plan, context);
     return dispatch(Choices<1, 2, 4>{}, plan.n_boxes, [&]<int kN>(Tag<kN>) {
       return dispatch(Choices<1, 2>{}, plan.k_boxes,
                       [&]<int kK>(Tag<kK>) { return launch<T, Shape<kN, kK>>(p, plan, context); });

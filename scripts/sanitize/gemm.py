@@ -51,15 +51,16 @@ def run_ops(o: Options, count: Counter[str]) -> None:
 # M, N, K of linear layers of few features: ragged features, whole ones, several tiles to a block.
 NARROW = [
     *((1025, 24, 40), (9001, 136, 64), (34001, 64, 72), (20001, 40, 136), (17001, 256, 128)),
-    *((20001, 136, 200), (20001, 256, 256)),
 ]
+NARROW_PAIRS = [(20001, 136, 200), (20001, 256, 256)]
 
 
 def run_narrow(o: Options, count: Counter[str]) -> None:
     """Every gradient of a linear layer of few features in one kernel."""
     op = torch.ops.fusedops.linear_backward
+    shapes = NARROW + (NARROW_PAIRS if o.clusters else [])
     for dtype, activation, shape in itertools.product(
-        (torch.bfloat16, torch.float16), ("none", "relu", "gelu_tanh"), NARROW
+        (torch.bfloat16, torch.float16), ("none", "relu", "gelu_tanh"), shapes
     ):
         m, n, k = shape
         m = m if o.device == "cuda" else m % 100
