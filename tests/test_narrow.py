@@ -20,7 +20,7 @@ WIDTHS = (
     *((64, 128), (40, 72), (128, 128), (104, 120), (256, 128), (136, 72)),
     *((64, 256), (24, 136), (128, 200), (256, 256), (248, 136), (136, 200)),
 )
-ROWS = (8192, 20011)  # whole tiles; a ragged one, and several to a block
+ROWS = (32768, 20011)  # whole tiles; a ragged one
 OP = torch.ops.fusedops.linear_backward
 
 
@@ -63,17 +63,17 @@ def test_every_width(dtype, widths):
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("dtype", HALVES, ids=name)
 def test_every_activation(dtype, activation):
-    for widths in ((64, 64), (72, 136), (256, 256)):
+    for widths in ((64, 64), (72, 136), (256, 128), (256, 256)):
         for scale in (1.0, 30.0):
             if scale > 1 and activation in ("sigmoid", "tanh", "relu2"):
                 continue  # 1 - y of a saturated y is rounding noise; the square is no float16
-            check(*linear_inputs(9001, *widths, dtype, "cuda", scale), activation, f"{widths} ")
+            check(*linear_inputs(17001, *widths, dtype, "cuda", scale), activation, f"{widths} ")
 
 
 @pytest.mark.parametrize("activation", ["none", "relu", "silu"])
 @pytest.mark.parametrize("widths", [(64, 64), (40, 128), (128, 136), (256, 256)])
 def test_what_is_not_needed_changes_nothing(widths, activation):
-    tensors = linear_inputs(9001, *widths, torch.bfloat16, "cuda")
+    tensors = linear_inputs(33001, *widths, torch.bfloat16, "cuda")
     for fp32 in (False, True):
         whole = backward(*tensors, activation, fp32=fp32)
         assert whole[1].dtype is (torch.float32 if fp32 else torch.bfloat16)
@@ -82,11 +82,13 @@ def test_what_is_not_needed_changes_nothing(widths, activation):
             for need, got, want in zip(needs, part, whole, strict=True):
                 if not need:
                     assert got.numel() == 0
-                # Alone, a product or a sum of dy is no business of the kernel's.
-                elif activation != "none" and (needs[0] or needs[1]):
+                # Alone, a product or a sum of dy is no business of the kernel's; and many sums
+                # over rows are added up in another order than the few of dbias.
+                elif activation != "none" and (needs[0] or needs[1]) and got.dim() > 1:
                     assert torch.equal(got, want)
                 else:
-                    torch.testing.assert_close(got, want, rtol=0.02, atol=0.02 * math.sqrt(9001))
+                    rtol = 1e-5 if got.dtype is torch.float32 and activation != "none" else 0.01
+                    torch.testing.assert_close(got, want, rtol=rtol, atol=rtol * 33001**0.5)
 
 
 @pytest.mark.parametrize("widths", [(64, 64), (128, 128), (256, 256)])

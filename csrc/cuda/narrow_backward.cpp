@@ -29,8 +29,9 @@ using narrow::Backward;
 
 // Measured on H200: with fewer rows the sums over rows, which every block has, cost more than the
 // passes over dz that the kernel saves.
-int64_t min_rows(const LinearShape& shape) {
-  return shape.n <= 128 || shape.k <= 64 ? 1024 : shape.n * shape.k / 4;
+int64_t min_rows(const LinearShape& shape, const NarrowGradients& wanted) {
+  if (shape.n <= 128 || shape.k <= 64) return 1024;
+  return wanted.dx ? 16384 : 32768;
 }
 
 bool readable(const MatrixView& view) {
@@ -46,7 +47,7 @@ bool pays(const LinearShape& shape, const NarrowGradients& wanted) {
   // Without dz to share, dx and dweight alone are plain products.
   const bool shares =
       shape.activation != Activation::kNone || wanted.dbias || (wanted.dx && wanted.dweight);
-  return shape.m >= min_rows(shape) && (wanted.dx || wanted.dweight) && shares;
+  return shape.m >= min_rows(shape, wanted) && (wanted.dx || wanted.dweight) && shares;
 }
 
 bool takes(const LinearShape& shape, const NarrowOperands& t, const NarrowGradients& wanted) {
