@@ -37,7 +37,7 @@ def test_forward_allocates_its_output_and_what_a_split_needs(shape, activation):
 
 
 def test_a_split_allocates_its_workspace():
-    shape = (16, 256, 16384)
+    shape = (192, 256, 16384)
     assert splits(*shape) > 1
     x, w, b = inputs(*shape)
     assert allocations(lambda: fusedops.linear(x, w, b)) == 2

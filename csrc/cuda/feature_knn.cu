@@ -3,6 +3,7 @@
 
 #include "common/device_types.cuh"
 #include "common/dispatch.h"
+#include "common/shared_memory.cuh"
 #include "cuda/feature_knn.cuh"
 #include "cuda/neighbour_output.cuh"
 
@@ -69,8 +70,8 @@ void launch_features(const LaunchScope& scope, const NeighbourTensors& in,
   };
   const bool vectors = in.points.view.dim % 4 == 0 && aligned(in.points.view.points) &&
                        aligned(in.queries.view.points);
-  const auto kernel = feature_knn_kernel<S, Split, Sets>;
-  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, layout.bytes());
+  constexpr auto kernel = &feature_knn_kernel<S, Split, Sets>;
+  allow_any_shared_memory<kernel>();
   const int64_t groups = num_row_groups(in.queries.view, kFeatureGroupBits);
   kernel<<<static_cast<unsigned>(groups), kFeatureWarps * 32, layout.bytes(), scope.stream()>>>(
       in.points.view, in.queries.view, points.rows, queries.rows, out, layout,

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "common/dispatch.h"
+#include "common/shared_memory.cuh"
 #include "cuda/farthest_point_sample.cuh"
 #include "cuda/fps_stream.cuh"
 
@@ -59,9 +60,8 @@ template <typename Fn>
 decltype(auto) with_kernel(const Plan& plan, Fn&& fn) {
   return dispatch(PointCounts{}, plan.points, [&]<int kPoints>(Tag<kPoints>) {
     return dispatch(Scopes{}, plan.scope, [&]<Scope kScope>(Tag<kScope>) {
-      const auto kernel = &fps_resident_kernel<kPoints, kScope>;
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                           static_cast<int>(shared_bytes(plan)));
+      constexpr auto kernel = &fps_resident_kernel<kPoints, kScope>;
+      allow_any_shared_memory<kernel>();
       if (kScope == Scope::kCluster && plan.team > 8) {
         cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
       }

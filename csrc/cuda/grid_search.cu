@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "common/dispatch.h"
+#include "common/shared_memory.cuh"
 #include "cuda/grid_search.cuh"
 #include "cuda/neighbour_output.cuh"
 
@@ -45,8 +46,8 @@ void launch_warps(const GridSearch<T>& search) {
   const int bits =
       collector_group_bits(search.scope, capacity * static_cast<int>(sizeof(KeyOf<T>)));
   const int bytes = capacity * static_cast<int>(sizeof(KeyOf<T>)) << bits;
-  const auto kernel = grid_warp_kernel<T, S, Manhattan>;
-  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  constexpr auto kernel = &grid_warp_kernel<T, S, Manhattan>;
+  allow_any_shared_memory<kernel>();
   kernel<<<static_cast<unsigned>(num_row_groups(queries, bits)), 32 << bits, bytes,
            search.scope.stream()>>>(search.in.points.view, search.grid.view, queries,
                                     search.in.points.dtype, search.order, search.out, search.limit,

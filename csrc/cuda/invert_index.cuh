@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "common/int_math.h"
+#include "common/shared_memory.cuh"
 
 namespace fusedops {
 
@@ -190,8 +191,7 @@ inline bool can_invert(int64_t clouds, int64_t n, int64_t entries, int sm_count,
 inline cudaError_t launch_invert_index(InvertIndex a, int sm_count, cudaStream_t stream) {
   a.part = invert_part_size(a.clouds, a.n, sm_count);
   const size_t bytes = invert_shared_bytes(a.part, a.entries);
-  cudaFuncSetAttribute(invert_index_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                       static_cast<int>(bytes));
+  allow_any_shared_memory<&invert_index_kernel>();
   const dim3 grid(static_cast<unsigned>(ceil_div(a.n, a.part)),
                   static_cast<unsigned>(std::min<int64_t>(a.clouds, 65535)));
   invert_index_kernel<<<grid, kInvertThreads, bytes, stream>>>(a);

@@ -3,6 +3,7 @@
 
 #include "common/device_types.cuh"
 #include "common/dispatch.h"
+#include "common/shared_memory.cuh"
 #include "cuda/knn_bounded.cuh"
 #include "cuda/knn_brute.cuh"
 #include "cuda/neighbour_output.cuh"
@@ -20,8 +21,8 @@ void launch_binned(const LaunchScope& scope, const NeighbourTensors& in,
   constexpr int kGroupBits = Q == 4 ? 5 : 3;
   static_assert(1 << kGroupBits == kBruteWarps * Q);
   const int64_t groups = num_row_groups(in.queries.view, kGroupBits);
-  const auto kernel = knn_brute_kernel<Q, U>;
-  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  constexpr auto kernel = &knn_brute_kernel<Q, U>;
+  allow_any_shared_memory<kernel>();
   kernel<<<static_cast<unsigned>(groups), kBruteWarps * 32, bytes, scope.stream()>>>(
       in.points.view, in.queries.view, in.points.dtype, out, limit, room, kGroupBits);
 }
@@ -47,8 +48,8 @@ void search_bounded(const LaunchScope& scope, const NeighbourTensors& in,
   dispatch(Choices<0, 2>{}, many ? 2 : 0, [&]<int Bits>(Tag<Bits>) {
     constexpr int kGroupBits = Bits + 4;
     static_assert(kBoundedWarps << Bits == 1 << kGroupBits);
-    const auto kernel = knn_bounded_kernel<1 << Bits>;
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    constexpr auto kernel = &knn_bounded_kernel<1 << Bits>;
+    allow_any_shared_memory<kernel>();
     kernel<<<static_cast<unsigned>(num_row_groups(queries, kGroupBits)), kBoundedWarps * 32, bytes,
              scope.stream()>>>(in.points.view, queries, in.points.dtype, out, limit, room,
                                kGroupBits);
@@ -64,8 +65,8 @@ void search_any(const LaunchScope& scope, const NeighbourTensors& in, const Neig
   const int capacity = collector_capacity(query.k);
   const int bits = collector_group_bits(scope, capacity * static_cast<int>(sizeof(KeyOf<T>)));
   const int bytes = capacity * static_cast<int>(sizeof(KeyOf<T>)) << bits;
-  const auto kernel = knn_brute_any_kernel<S, T>;
-  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  constexpr auto kernel = &knn_brute_any_kernel<S, T>;
+  allow_any_shared_memory<kernel>();
   kernel<<<static_cast<unsigned>(num_row_groups(in.queries.view, bits)), 32 << bits, bytes,
            scope.stream()>>>(in.points.view, in.queries.view, out,
                              limit_bits<T>(query.bound, query.closed), query.norm == 1, capacity,

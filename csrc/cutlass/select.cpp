@@ -29,37 +29,49 @@ const char* operand_refusal(const GemmOperand& operand, int64_t rows, int64_t k,
 // ---- the time model ----
 
 // Fitted to the ranking within perf/results/h200/gemm_sweep.csv (one H200, bf16): over its problems
-// the kernel that the model alone chooses costs 1.0 % more than the best one. Cycles are of a
+// the kernel that the model alone chooses costs 0.7 % more than the best one. Cycles are of a
 // nominal clock.
 constexpr double kClockGhz = 1.60;
-constexpr double kMmaPerCycle = 2052;         // 16-bit multiply-adds per SM
-constexpr double kSharedBytesPerCycle = 253;  // operands of a WGMMA come from shared memory
-constexpr double kL2BytesPerCycle = 75;       // into shared memory, per SM
-constexpr double kStepCycles = 34;            // of every 64-deep mainloop step
-constexpr double kTileCycles = 216;           // of every tile: barriers, first operands
-constexpr double kFillCycles = 1233;          // of a kernel: until the first MMA
-constexpr double kEpilogueCycles = 259;       // of every tile, and then by its bytes and elements
-constexpr double kEpilogueByteCycles = 0.0105;
-constexpr double kEpilogueElementCycles = 0.031;
-constexpr double kActivationCycles = 0.0509;  // an element, other than relu
-constexpr double kExposedEpilogue = 1.5;  // of a pingpong epilogue that is longer than the mainloop
+constexpr double kMmaPerCycle = 2208;          // 16-bit multiply-adds per SM
+constexpr double kSharedBytesPerCycle = 85.3;  // operands of a WGMMA come from shared memory
+constexpr double kL2BytesPerCycle = 66.7;      // into shared memory, per SM
+constexpr double kCold = 0.134;                // more for the larger operand: it comes from DRAM
+constexpr double kRagged = 0.376;              // more for each CTA of a cluster: rows cut lines
+constexpr double kFillCycles = 300;            // of a kernel: until the first MMA
+constexpr double kEpilogueCycles = 479;        // of every tile, and then by its bytes and elements
+constexpr double kEpilogueByteCycles = 0.1213;
+constexpr double kEpilogueElementCycles = 0.010;
+constexpr double kActivationCycles = 0.0088;  // an element, other than relu
+constexpr double kExposedEpilogue = 1.05;     // of a pingpong epilogue that outlasts the mainloop
 // A step of a tile with few rows of A: the CTAs of all columns want the same few cache lines.
-constexpr double kHotRowCycles = 0.332, kHotRowPower = 1.5;
-constexpr double kLaunchUs = 2.37;
-constexpr double kDramBytesPerUs = 3.37e6;
-constexpr double kReduceUs = 5.3;  // the split-K reduction, launch included
+constexpr double kHotRowCycles = 0.33, kHotRowPower = 1.49;
+// The power limit: us per million multiply-adds, and per operand element that goes with each of
+// them through shared memory and L2.
+constexpr double kPowerUs = 0.0006, kPowerSharedUs = 0.00137, kPowerL2Us = 0.00689;
+constexpr double kLaunchUs = 1.6;
+constexpr double kDramBytesPerUs = 4.2e6;
+constexpr double kReduceUs = 3.72;  // the split-K reduction, launch included
 
 struct TileCost {
   double mainloop;  // cycles per tile
   double epilogue;
 };
 
+// Operand rows that a CTA reads for a step of its tile: a pair shares one operand.
+double rows_of_a(const GemmConfig& c) { return c.tile_m / double(c.cluster_n); }
+double rows_of_b(const GemmConfig& c) { return c.tile_n / double(c.cluster_m); }
+
+double l2_cycles(const GemmProblem& p, const GemmConfig& c) {
+  const double larger = std::clamp(std::log2(double(p.n) / double(p.m)) / 4, -1.0, 1.0);
+  const double rows = rows_of_a(c) * (1 - kCold * larger) + rows_of_b(c) * (1 + kCold * larger);
+  const bool ragged = p.k * operand_bytes(p) % 128 != 0;
+  return 128 * rows / kL2BytesPerCycle * (ragged ? 1 + kRagged * c.cluster_m * c.cluster_n : 1);
+}
+
 TileCost tile_cost(const GemmProblem& p, const GemmConfig& c, int64_t k) {
   const double steps = static_cast<double>(ceil_div(k, 128 / operand_bytes(p)));
   const double mma = double(c.tile_m) * c.tile_n * 64 / kMmaPerCycle;
   const double shared = (64.0 + c.tile_n) * 128 * c.tile_m / 64 / kSharedBytesPerCycle;
-  const double l2 =
-      128.0 * (c.tile_m / double(c.cluster_n) + c.tile_n / double(c.cluster_m)) / kL2BytesPerCycle;
   const double hot = kHotRowCycles * std::max(0.0, 1.0 - double(p.m) / c.tile_m) *
                      std::pow(static_cast<double>(ceil_div(p.n, c.tile_n)), kHotRowPower);
   const double out_bytes =
@@ -70,7 +82,16 @@ TileCost tile_cost(const GemmProblem& p, const GemmConfig& c, int64_t k) {
       kEpilogueCycles + double(c.tile_m) * c.tile_n *
                             (kEpilogueByteCycles * out_bytes + kEpilogueElementCycles +
                              (cheap ? 0 : kActivationCycles));
-  return {steps * (std::max({mma, shared, l2}) + kStepCycles + hot) + kTileCycles, epilogue};
+  return {steps * (std::max({mma, shared, l2_cycles(p, c)}) + hot), epilogue};
+}
+
+// What the multiply-adds of all tiles take where power is the limit.
+double power_us(const GemmProblem& p, const GemmConfig& c, double tiles, int64_t k) {
+  const double area = double(c.tile_m) * c.tile_n;
+  const double shared = 1.0 / c.tile_n + 1.0 / 64;  // elements per multiply-add
+  const double l2 = (rows_of_a(c) + rows_of_b(c)) / area;
+  return 1e-6 * tiles * area * double(k) * (operand_bytes(p) / 2.0) *
+         (kPowerUs + kPowerSharedUs * shared + kPowerL2Us * l2);
 }
 
 double sm90_us(const GemmProblem& p, const GemmConfig& c, int splits, const DeviceModel& device) {
@@ -79,7 +100,8 @@ double sm90_us(const GemmProblem& p, const GemmConfig& c, int splits, const Devi
   const int64_t clusters_m = ceil_div(ceil_div(p.m, c.tile_m), c.cluster_m);
   const int64_t clusters_n = ceil_div(ceil_div(p.n, c.tile_n), c.cluster_n);
   const int64_t clusters = clusters_m * clusters_n * splits;
-  const int64_t slots = std::max(1, device.sm_count / (c.cluster_m * c.cluster_n));
+  const int ctas = c.cluster_m * c.cluster_n;
+  const int64_t slots = std::max(1, device.sm_count / ctas);
   const double waves = static_cast<double>(ceil_div(clusters, slots));
   // Pingpong hides every epilogue but the last behind the other tile's mainloop, unless that is the
   // shorter one.
@@ -91,8 +113,9 @@ double sm90_us(const GemmProblem& p, const GemmConfig& c, int splits, const Devi
   const double out = double(p.m) * p.n * (p.epilogue == Epilogue::kPreact ? 2 : 1);
   const double bytes =
       (double(p.m) * p.k + double(p.k) * p.n) * operand_bytes(p) + out * dtype_bytes(p.dtype);
-  double us =
-      kLaunchUs + std::max((kFillCycles + cycles) / (kClockGhz * 1e3), bytes / kDramBytesPerUs);
+  double us = kLaunchUs +
+              std::max({(kFillCycles + cycles) / (kClockGhz * 1e3),
+                        power_us(p, c, double(clusters) * ctas, slice_k), bytes / kDramBytesPerUs});
   if (splits > 1) us += kReduceUs + double(p.m) * p.n * splits * 4 / (2 * kDramBytesPerUs);
   return us;
 }
@@ -275,12 +298,12 @@ std::vector<Candidate> enumerate_candidates(const GemmProblem& problem, const De
 }
 
 GemmPlan select_gemm(const GemmProblem& problem, const DeviceModel& device) {
-  // Measured before there were skinny kernels, which won everywhere.
+  // Where they can run the skinny kernels won every measured product.
   const bool skinny = device.capability / 10 == 9 && !skinny_refusal(problem);
   const MeasuredGemm* measured = skinny ? nullptr : measured_choice(problem);
   GemmPlan best;
   for (const Candidate& candidate : enumerate_candidates(problem, device)) {
-    if (candidate.rejected) continue;
+    if (candidate.rejected || (skinny && candidate.plan.family != Family::kSkinny)) continue;
     if (measured && is_choice(*measured, candidate.plan)) return candidate.plan;
     if (best.config < 0 || candidate.plan.expected_us < best.expected_us) best = candidate.plan;
   }

@@ -9,6 +9,8 @@
 // stages for itself.
 #pragma once
 
+#define CUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED  // WGMMAs of 160, 176 and 224 columns
+
 #include "common/pdl.cuh"
 #include "cute/algorithm/gemm.hpp"
 #include "cute/atom/mma_atom.hpp"

@@ -70,8 +70,17 @@ struct StoreTraits {
   static constexpr int kRows = kRows_, kColumns = kColumns_;
   static constexpr int kPanelColumns = kBoxRowBytes / int(sizeof(Out));
   static constexpr int kPanelBytes = kRows * kBoxRowBytes;
-  static constexpr int kPanels = kColumns / kPanelColumns;
-  static_assert(kColumns % kPanelColumns == 0 && kRows % 64 == 0);
+  static constexpr int kPanels = (kColumns + kPanelColumns - 1) / kPanelColumns;
+  static_assert(kColumns >= kPanelColumns && kColumns % 16 == 0 && kRows % 64 == 0);
+
+  // The last panel of a tile that panels do not divide begins in the one before it and repeats
+  // its columns.
+  static constexpr bool kWhole = kColumns % kPanelColumns == 0;
+  static_assert(kWhole || (!kReadsAux && kEpilogue != Epilogue::kAccumulator));
+  static constexpr int first_column(int panel) {
+    return panel < kPanels - 1 ? panel * kPanelColumns : kColumns - kPanelColumns;
+  }
+  static constexpr int repeated(int panel) { return panel * kPanelColumns - first_column(panel); }
 
   // Panels in staging memory: a few, or all where they are read before they are written.
   static constexpr int kFew = kPanelBytes > 8192 ? 1 : 2;
@@ -167,7 +176,7 @@ class TileStore {
 
   // The four accumulators of row block m and columns 8 j.. of a panel.
   __device__ static float* values_of(float* acc, int panel, int m, int j) {
-    return acc + m * kPerRowBlock + (panel * S::kPanelColumns / 8 + j) * 4;
+    return acc + m * kPerRowBlock + (S::first_column(panel) / 8 + j) * 4;
   }
 
   // ---- bias and activation ----
@@ -185,15 +194,15 @@ class TileStore {
 
   // Of the two columns that this thread has among columns 8 j.. of a panel.
   __device__ float2 bias_of(int panel, int j) const {
-    const Element* at = &shared_.bias[panel * S::kPanelColumns + j * 8 + thread_ % 4 * 2];
+    const Element* at = &shared_.bias[S::first_column(panel) + j * 8 + thread_ % 4 * 2];
     return unpack<Element>(*reinterpret_cast<const uint32_t*>(at));
   }
 
-  // fn(accumulator, bias of its column) over a panel.
+  // fn(accumulator, bias of its column) over what is new in a panel.
   template <class Fn>
   __device__ __forceinline__ void with_bias(float* acc, int panel, Fn&& fn) const {
 #pragma unroll
-    for (int j = 0; j < S::kPanelColumns / 8; ++j) {
+    for (int j = S::repeated(panel) / 8; j < S::kPanelColumns / 8; ++j) {
       const float2 bias = bias_of(panel, j);
 #pragma unroll
       for (int m = 0; m < kRowBlocks; ++m) {
@@ -366,8 +375,7 @@ class TileStore {
     barrier();
     if (thread_ == 0) {
       copy_out(map, shared_.staging[panel % S::kRing],
-               tile.n * S::kColumns + panel * S::kPanelColumns, tile.m * T::kTileM + row,
-               tile.slice);
+               tile.n * S::kColumns + S::first_column(panel), tile.m * T::kTileM + row, tile.slice);
       cute::tma_store_arrive();
     }
   }

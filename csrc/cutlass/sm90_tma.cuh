@@ -39,9 +39,12 @@ inline const char* encode_tensor_map(const TmaTensor& t, int box_rows, CUtensorM
   if (encode == nullptr) return "the driver has no cuTensorMapEncodeTiled";
   const auto bytes = [&](int64_t elements) { return cuuint64_t(elements * t.element_bytes); };
   const cuuint64_t sizes[3] = {cuuint64_t(t.columns), cuuint64_t(t.rows), cuuint64_t(t.outer)};
-  // NOTE: the driver wants legal strides also where an extent of 1 never uses them.
-  const cuuint64_t strides[2] = {bytes(round_up(t.row_stride, 8)),
-                                 bytes(round_up(t.outer_stride, 8))};
+  // The driver wants legal strides also where an extent of 1 never uses them.
+  const auto legal = [](int64_t stride, int64_t extent) {
+    return extent > 1 ? stride : round_up(stride, 8);
+  };
+  const cuuint64_t strides[2] = {bytes(legal(t.row_stride, t.rows)),
+                                 bytes(legal(t.outer_stride, t.outer))};
   const cuuint32_t box[3] = {cuuint32_t(kBoxRowBytes / t.element_bytes), cuuint32_t(box_rows), 1};
   const cuuint32_t steps[3] = {1, 1, 1};
   const CUresult status =

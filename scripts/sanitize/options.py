@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+T = TypeVar("T")
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
 @dataclass(frozen=True)
 class Options:
-    """clusters: also the shapes that reach kernels of thread block clusters."""
+    """clusters: also the shapes that reach kernels of thread block clusters.
+
+    Without them, for racecheck, which takes a hundred times as long: fewer activations and dtypes.
+    """
 
     device: str = "cuda"
     clusters: bool = True
     kernels: str = ""
+
+    def some(self, everything: Sequence[T], few: int) -> Sequence[T]:
+        return everything if self.clusters else everything[:few]
 
     def randn(
         self, *shape: int, dtype: torch.dtype = torch.float32, grad: bool = False
