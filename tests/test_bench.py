@@ -183,6 +183,13 @@ def test_gpu_run_fills_every_column() -> None:
     assert cli.main(["host", "--out", "b.csv"]) == 0
 
 
+@pytest.mark.gpu
+def test_a_peer_that_synchronises_is_timed() -> None:
+    args = ("--case", "bincount/65536*", "--peers", "eager", "--rounds", "3")
+    assert cli.main(["scan", *args, "--out", "c.csv"]) == 0
+    assert [r["peer"] for r in results.read_rows(Path("c.csv"))] == ["eager"]
+
+
 # ---- failures ----
 
 
@@ -328,6 +335,7 @@ class FakeCuda:
 
     now = 0.0
     replays = 0
+    sync_mode: Any = 0
 
     @staticmethod
     @contextlib.contextmanager
@@ -341,6 +349,11 @@ class FakeCuda:
         monkeypatch.setattr(torch.cuda, "stream", lambda _: contextlib.nullcontext())
         for name in ("synchronize", "_sleep", "set_stream"):
             monkeypatch.setattr(torch.cuda, name, lambda *_: None)
+        monkeypatch.setattr(FakeCuda, "sync_mode", 0)
+        monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: FakeCuda.sync_mode)
+        monkeypatch.setattr(
+            torch.cuda, "set_sync_debug_mode", lambda mode: setattr(FakeCuda, "sync_mode", mode)
+        )
         monkeypatch.setattr(torch.cuda, "current_stream", FakeCuda.Stream)
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
         monkeypatch.setattr(timing, "_STREAMS", {})
@@ -361,3 +374,20 @@ def test_device_clock_without_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["a"].us == pytest.approx(1000.0 / replays["a"].calls)
     times = backlog.sample([(lambda t: None, 2), (lambda t: None, 1)], sets, device)
     assert times == [500.0, 1000.0]
+
+
+def test_what_synchronises_is_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeCuda.install(monkeypatch)
+
+    def bincount(_: torch.Tensor) -> None:
+        if FakeCuda.sync_mode == "error":
+            raise RuntimeError("called a synchronizing CUDA operation")
+
+    def broken(_: torch.Tensor) -> None:
+        raise RuntimeError("out of memory")
+
+    device, sets = torch.device("cuda"), [(torch.ones(1),)]
+    assert isinstance(timing.prepare(bincount, sets, device), timing.LoopReplay)
+    assert FakeCuda.sync_mode == 0
+    with pytest.raises(RuntimeError, match="out of memory"):
+        timing.prepare(broken, sets, device)

@@ -191,6 +191,8 @@ def _time(
                 result.notes.append(f"{name}: first call {first:.1f} s")
             extra = extra_mb(call, inputs, device)
             replays[name] = timing.prepare(call, sets, device)
+            if device.type == "cuda" and isinstance(replays[name], timing.LoopReplay):
+                result.notes.append(f"{name} synchronises: timed without a CUDA graph")
         except Exception as error:  # whatever a peer raises must not hide our result
             if name == OURS:
                 raise

@@ -107,7 +107,7 @@ class GraphReplay:
 
 
 class LoopReplay:
-    """`calls` plain calls: the CPU's twin of GraphReplay."""
+    """`calls` plain calls: for the CPU, and for what no CUDA graph can hold."""
 
     def __init__(self, fn: Callable[..., Any], sets: Sequence[Inputs]) -> None:
         self._fn, self._sets = fn, sets
@@ -126,9 +126,27 @@ class LoopReplay:
 
 def prepare(fn: Callable[..., Any], sets: Sequence[Inputs], device: torch.device) -> Replay:
     """Warm-up and capture; raises what `fn` raises."""
-    if device.type == "cuda":
+    if device.type == "cuda" and not synchronises(fn, sets[0]):
         return GraphReplay(fn, sets, _side_stream(device))
     return LoopReplay(fn, sets)
+
+
+def synchronises(fn: Callable[..., Any], inputs: Inputs) -> bool:
+    """Whether a call waits for the GPU, as `torch.bincount` does.
+
+    Asked before a capture, because one that fails takes the random generators of later cases along.
+    """
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        fn(*inputs)
+    except RuntimeError as error:
+        if "synchronizing" not in str(error):
+            raise
+        return True
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+    return False
 
 
 def interleave(
