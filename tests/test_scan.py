@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -218,6 +219,21 @@ def test_errors(device):
                 text = f"^{scan}: dim must be from -2 to 1; got {dim}$"
                 with pytest.raises(RuntimeError, match=text):
                     getattr(fusedops, scan)(tensor, dim)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.int64], ids=name)
+@pytest.mark.parametrize("shape", [(20_000_003,), (3, 9_000_001)], ids=str)
+def test_long_rows_of_small_integers(shape, dtype):
+    """Sums of at most 2^24, whose bits no order changes."""
+    x = torch.randint(-1, 2, shape, device="cuda")
+    for reverse, exclusive in itertools.product((False, True), repeat=2):
+        y = fusedops.cumsum(x.to(dtype), reverse=reverse, exclusive=exclusive)
+        assert torch.equal(y, reference.cumsum(x, -1, exclusive, reverse).to(dtype))
+    values, indices = fusedops.cummax(x.to(dtype))
+    expected, positions = torch.cummax(x, -1)
+    assert torch.equal(values.long(), expected)
+    assert torch.equal(indices, positions)
 
 
 @pytest.mark.gpu

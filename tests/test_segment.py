@@ -176,6 +176,28 @@ def test_errors(device):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=name)
+@pytest.mark.parametrize("segments", [40, 500_000, 7_000_000])
+def test_runs_of_many_tiles(segments, dtype):
+    """Small integers, whose sums no order changes."""
+    rows = 7_000_003
+    x = torch.randint(-3, 4, (rows,), device="cuda")
+    offsets = torch.randint(0, rows, (segments + 1,), device="cuda").sort().values
+    ids = torch.bucketize(torch.arange(rows, device="cuda"), offsets, right=True)  # 0: before them
+    sums = torch.zeros(segments + 2, dtype=torch.long, device="cuda").index_add_(0, ids, x)
+    y = fusedops.segment_reduce(x.to(dtype), offsets)
+    assert torch.equal(y, sums[1 : segments + 1].to(dtype))
+
+    largest = x.new_full((segments + 2,), -9).scatter_reduce_(0, ids, x, "amax")
+    holds = torch.where(x == largest[ids], torch.arange(rows, device="cuda"), rows)
+    first = x.new_full((segments + 2,), rows).scatter_reduce_(0, ids, holds, "amin")
+    empty = offsets.diff() == 0
+    y, index = torch.ops.fusedops.segment_reduce(x.to(dtype), offsets, 2)
+    assert torch.equal(y.long(), largest[1 : segments + 1].masked_fill(empty, 0))
+    assert torch.equal(index, first[1 : segments + 1].masked_fill(empty, -1))
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("columns", [None, 16])
 def test_repeats_bitwise(columns):
     rows = 1 << 20

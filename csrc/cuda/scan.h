@@ -16,7 +16,7 @@ struct Scan {
   int64_t* index;  // the same, kMax and kMin only
   bool exclusive = false, reverse = false;
   int sm_count;
-  bool clusters;              // the code that runs knows thread block clusters
+  bool clusters;              // the code that runs knows clusters and overlapping launches
   void* workspace = nullptr;  // of scan_workspace() bytes
 };
 

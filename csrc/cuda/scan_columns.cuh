@@ -7,6 +7,7 @@
 // totals of the segments before it in order.
 #pragma once
 
+#include "common/pdl.cuh"
 #include "cuda/scan_op.cuh"
 
 namespace fusedops {
@@ -41,15 +42,14 @@ struct ColumnStrip {
   __device__ int64_t memory_row(int64_t row) const { return reverse ? n - 1 - row : row; }
 
   __device__ void load(int64_t row, int64_t end, Packed<In> (&in)[kColumnRows]) const {
+    In padding;
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) padding.value[i] = Op::pad();
 #pragma unroll
     for (int k = 0; k < kColumnRows; ++k) {
+      in[k] = pack(padding);
       if (active && row + k < end) {
         in[k] = *reinterpret_cast<const Packed<In>*>(x + memory_row(row + k) * x_row);
-      } else {
-        In v;
-#pragma unroll
-        for (int i = 0; i < kVec; ++i) v.value[i] = Op::pad();
-        in[k] = pack(v);
       }
     }
   }
@@ -121,8 +121,8 @@ __device__ __forceinline__ void emit(const ScanColumns<Op>& p, const ColumnStrip
     }
     if (strip.active && row + k < end) {
       const int64_t at = strip.out + strip.memory_row(row + k) * p.inner;
-      *reinterpret_cast<Vec<typename Op::Out, kVec>*>(p.y + at) = out;
-      if constexpr (Op::kIndexed) *reinterpret_cast<Vec<int64_t, kVec>*>(p.index + at) = index;
+      store_whole(p.y + at, out);
+      if constexpr (Op::kIndexed) store_whole(p.index + at, index);
     }
   }
 }
@@ -133,6 +133,7 @@ __global__ void __launch_bounds__(kColumnThreads, sizeof(typename Op::State) > 4
     scan_columns_kernel(const ScanColumns<Op> p, bool totals_only) {
   using State = typename Op::State;
   __shared__ State shared[2][kColumnThreads * kVec];
+  wait_for_predecessor();
 
   // This block's part
   const int lane = threadIdx.x % p.lanes, step = threadIdx.x / p.lanes;
@@ -176,6 +177,8 @@ __global__ void __launch_bounds__(kColumnThreads, sizeof(typename Op::State) > 4
       }
     }
     scan_steps<Op, kVec>(shared[buffer], lane, step, p.lanes, p.steps, state, carry);
+#pragma unroll
+    for (int k = 0; k < kColumnRows; ++k) stay_packed(in[k]);
     if (!totals_only) emit<Op, kVec>(p, strip, row, end, in, state);
   }
 
@@ -217,11 +220,13 @@ int64_t columns_bytes(const ScanColumns<Op>& p) {
 }
 
 template <class Op, int kVec>
-void launch_scan_columns(const ScanColumns<Op>& p, cudaStream_t stream) {
-  const auto blocks = static_cast<unsigned>(p.strips * p.segments * p.outer);
-  const int threads = p.lanes * p.steps;
-  if (p.segments > 1) scan_columns_kernel<Op, kVec><<<blocks, threads, 0, stream>>>(p, true);
-  scan_columns_kernel<Op, kVec><<<blocks, threads, 0, stream>>>(p, false);
+void launch_scan_columns(const ScanColumns<Op>& p, bool overlap, cudaStream_t stream) {
+  const dim3 blocks(static_cast<unsigned>(p.strips * p.segments * p.outer));
+  for (const bool totals_only : {true, false}) {
+    if (totals_only && p.segments == 1) continue;
+    launch_kernel(scan_columns_kernel<Op, kVec>, blocks, dim3(p.lanes * p.steps), 0, stream,
+                  overlap, p, totals_only);
+  }
 }
 
 }  // namespace fusedops

@@ -3,14 +3,14 @@
 
 #include "cuda/element_types.cuh"
 #include "cuda/scan.h"
+#include "cuda/scan_chain.cuh"
 #include "cuda/scan_columns.cuh"
 #include "cuda/scan_rows.cuh"
 
 namespace fusedops {
 
 template <class Op>
-void scan_rows(ScanCall& call) {
-  const Scan& s = call.scan;
+ScanRows<Op> rows_problem(const Scan& s) {
   ScanRows<Op> p{};
   p.x = static_cast<const typename Op::In*>(s.x);
   p.y = static_cast<typename Op::Out*>(s.y);
@@ -21,13 +21,28 @@ void scan_rows(ScanCall& call) {
   p.exclusive = s.exclusive;
   p.reverse = s.reverse;
   p.chain = static_cast<uint64_t*>(s.workspace);
-  plan_rows(p, s.clusters, s.sm_count);
-  call.workspace = chain_bytes(p);
+  return p;
+}
+
+template <class Op>
+void scan_rows(ScanCall& call) {
+  const Scan& s = call.scan;
+  auto p = rows_problem<typename Op::Narrow>(s);
+  if (plan_rows(p, s.clusters, s.sm_count)) {
+    if (call.size_only) return;
+    if constexpr (!Op::kIndexed) {
+      if (s.reverse) return launch_scan_rows<Op, true>(p, s.clusters, call.stream);
+    }
+    return launch_scan_rows<typename Op::Narrow, false>(p, s.clusters, call.stream);
+  }
+  auto chain = rows_problem<Op>(s);
+  plan_chain(chain);
+  call.workspace = chain_bytes(chain);
   if (call.size_only) return;
   if constexpr (!Op::kIndexed) {
-    if (s.reverse) return launch_scan_rows<Op, true>(p, s.sm_count, call.stream);
+    if (s.reverse) return launch_scan_chain<Op, true>(chain, s.sm_count, call.stream);
   }
-  launch_scan_rows<Op, false>(p, s.sm_count, call.stream);
+  launch_scan_chain<Op, false>(chain, s.sm_count, call.stream);
 }
 
 template <class Op>
@@ -51,8 +66,8 @@ void scan_columns(ScanCall& call) {
   plan_columns(p, vector ? kVec : 1, s.sm_count);
   call.workspace = columns_bytes(p);
   if (call.size_only) return;
-  vector ? launch_scan_columns<Op, kVec>(p, call.stream)
-         : launch_scan_columns<Op, 1>(p, call.stream);
+  vector ? launch_scan_columns<Op, kVec>(p, s.clusters, call.stream)
+         : launch_scan_columns<Op, 1>(p, s.clusters, call.stream);
 }
 
 template <class Op>

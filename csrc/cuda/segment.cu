@@ -55,7 +55,8 @@ std::tuple<Tensor, Tensor> segment_reduce(const Tensor& x,        // (E, ...)
                     .y = y.mutable_data_ptr(),
                     .index = indexed ? static_cast<int64_t*>(index.mutable_data_ptr()) : nullptr,
                     .mean = kind == 1,
-                    .sm_count = scope.facts().sm_count};
+                    .sm_count = scope.facts().sm_count,
+                    .overlap = scope.context().overlap};
   const int64_t bytes = kSegments[kind](segments, scope.stream());
   const Tensor workspace = torch::stable::new_empty(x, {1 + bytes / 8}, ScalarType::Long);
   segments.workspace = workspace.mutable_data_ptr();
@@ -109,8 +110,9 @@ Tensor segment_reduce_backward(const Tensor& dy,                    // (S, ...)
         .mean = mean};
     auto* const found = static_cast<int64_t*>(first.mutable_data_ptr());
     const bool vector = shape.columns % kVec == 0 && reinterpret_cast<uintptr_t>(p.dy) % 16 == 0;
-    vector ? launch_segment_spread<T, kVec>(p, blocks, found, scope.stream())
-           : launch_segment_spread<T, 1>(p, blocks, found, scope.stream());
+    const bool overlap = scope.context().overlap;
+    vector ? launch_segment_spread<T, kVec>(p, blocks, found, overlap, scope.stream())
+           : launch_segment_spread<T, 1>(p, blocks, found, overlap, scope.stream());
   });
 
   // Launch check

@@ -16,6 +16,7 @@ struct Segments {
   int64_t* index;  // max and min only
   bool mean;
   int sm_count;
+  bool overlap;  // as for launch_kernel
   void* workspace = nullptr;
 };
 

@@ -24,6 +24,7 @@ struct SegmentSpread {
 template <class T, int kVec>
 __global__ void __launch_bounds__(kSpreadThreads) segment_spread_kernel(const SegmentSpread<T> p) {
   using V = Vec<T, kVec>;
+  wait_for_predecessor();
   const int64_t begin = int64_t{blockIdx.x} * p.rows_per_block;
   const int64_t end = min(p.rows, begin + p.rows_per_block);
   const int64_t low = p.first[blockIdx.x], high = p.first[blockIdx.x + 1];
@@ -46,16 +47,18 @@ __global__ void __launch_bounds__(kSpreadThreads) segment_spread_kernel(const Se
         if (p.index != nullptr && p.index[at + j] != row) out.value[j] = static_cast<T>(0.0f);
       }
     }
-    *reinterpret_cast<V*>(p.dx + row * p.columns + column) = out;
+    store_whole(p.dx + row * p.columns + column, out);
   }
 }
 
 template <class T, int kVec>
-void launch_segment_spread(SegmentSpread<T> p, int64_t blocks, int64_t* first,
+void launch_segment_spread(SegmentSpread<T> p, int64_t blocks, int64_t* first, bool overlap,
                            cudaStream_t stream) {
   p.first = first;
-  launch_partition(p.offsets, p.segments, p.rows, p.rows_per_block, blocks + 1, first, stream);
-  segment_spread_kernel<T, kVec><<<static_cast<unsigned>(blocks), kSpreadThreads, 0, stream>>>(p);
+  launch_partition(p.offsets, p.segments, p.rows, p.rows_per_block, blocks + 1, first, overlap,
+                   stream);
+  launch_kernel(segment_spread_kernel<T, kVec>, dim3(static_cast<unsigned>(blocks)),
+                dim3(kSpreadThreads), 0, stream, overlap, p);
 }
 
 }  // namespace fusedops

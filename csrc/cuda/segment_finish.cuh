@@ -49,6 +49,7 @@ __device__ void finish_long(const SegmentEnds<Op>& p, const int64_t* offsets,
     __syncthreads();
     if (step == 0 && column < p.columns) {
       State total = p.tail[block * p.columns + column];
+#pragma unroll 8
       for (int i = 0; i < steps; ++i) total = Op::combine(total, part[i * columns + threadIdx.x]);
       out.write(s * p.columns + column, total, offsets[s + 1] - offsets[s]);
     }
@@ -60,6 +61,7 @@ template <class Op>
 __global__ void __launch_bounds__(kSegmentThreads)
     segment_finish_kernel(const SegmentEnds<Op> p, const int64_t* offsets,
                           const SegmentOut<Op> out) {
+  wait_for_predecessor();
   if (p.segment[blockIdx.x] >= 0) finish_long(p, offsets, out, blockIdx.x);
 }
 
@@ -68,33 +70,36 @@ template <class Op>
 __global__ void __launch_bounds__(kSegmentThreads)
     segment_finish_flat_kernel(const SegmentEnds<Op> p, const int64_t* offsets,
                                const SegmentOut<Op> out) {
-  __shared__ bool is_long[kSegmentThreads];
+  __shared__ unsigned longs[kSegmentThreads / 32];  // bits
+  wait_for_predecessor();
   const int64_t first = int64_t{blockIdx.x} * kSegmentThreads, block = first + threadIdx.x;
   const int64_t s = block < p.blocks ? p.segment[block] : -1;
   const int64_t last = s >= 0 ? p.last_block(offsets, s) : block;
-  is_long[threadIdx.x] = last - block > kShortSpan;
-  if (s >= 0 && last - block <= kShortSpan) {
+  const bool is_long = last - block > kShortSpan;
+  const unsigned warp_longs = __ballot_sync(0xffffffffu, is_long);
+  if (threadIdx.x % 32 == 0) longs[threadIdx.x / 32] = warp_longs;
+  if (s >= 0 && !is_long) {
     auto total = p.tail[block];
     for (int64_t b = block + 1; b <= last; ++b) total = Op::combine(total, p.head[b]);
     out.write(s, total, offsets[s + 1] - offsets[s]);
   }
-  __syncthreads();
-  for (int i = 0; i < kSegmentThreads; ++i) {
-    if (is_long[i]) finish_long(p, offsets, out, first + i);
+  if (!__syncthreads_or(is_long)) return;
+  for (int warp = 0; warp < kSegmentThreads / 32; ++warp) {
+    for (unsigned rest = longs[warp]; rest != 0; rest &= rest - 1) {
+      finish_long(p, offsets, out, first + warp * 32 + __ffs(rest) - 1);
+    }
   }
 }
 
 template <class Op>
 void launch_segment_finish(const SegmentEnds<Op>& p, const int64_t* offsets,
-                           const SegmentOut<Op>& out, cudaStream_t stream) {
+                           const SegmentOut<Op>& out, bool overlap, cudaStream_t stream) {
   if (p.blocks <= 1) return;
-  if (p.columns > 1) {
-    segment_finish_kernel<<<static_cast<unsigned>(p.blocks), kSegmentThreads, 0, stream>>>(
-        p, offsets, out);
-  } else {
-    const auto blocks = static_cast<unsigned>(ceil_div(p.blocks, int64_t{kSegmentThreads}));
-    segment_finish_flat_kernel<<<blocks, kSegmentThreads, 0, stream>>>(p, offsets, out);
-  }
+  const bool flat = p.columns == 1;
+  const int64_t blocks = flat ? ceil_div(p.blocks, int64_t{kSegmentThreads}) : p.blocks;
+  launch_kernel(flat ? segment_finish_flat_kernel<Op> : segment_finish_kernel<Op>,
+                dim3(static_cast<unsigned>(blocks)), dim3(kSegmentThreads), 0, stream, overlap, p,
+                offsets, out);
 }
 
 }  // namespace fusedops

@@ -42,17 +42,12 @@ SegmentEnds<Op> take_ends(Workspace& workspace, int64_t blocks, int64_t columns,
 
 template <class Op>
 int64_t segment_flat(const Segments& s, cudaStream_t stream) {
-  SegmentFlat<Op> p{static_cast<const typename Op::In*>(s.x),
-                    segment_out<Op>(s),
-                    s.offsets,
-                    s.shape.rows,
-                    s.shape.segments,
-                    ceil_div(s.shape.rows, int64_t{kScanTile<Op>})};
+  SegmentFlat<Op> p{static_cast<const typename Op::In*>(s.x), segment_out<Op>(s), s.offsets,
+                    s.shape.rows, s.shape.segments};
+  const int64_t rows = flat_rows_per_run<Op>(p.rows, s.sm_count);
   Workspace workspace(s.workspace);
-  p.ends = take_ends<Op>(workspace, p.tiles, 1, kScanTile<Op>);
-  auto* const first = workspace.take<int64_t>(p.tiles + 1);
-  p.first = first;
-  if (s.workspace != nullptr) launch_segment_flat(p, first, stream);
+  p.ends = take_ends<Op>(workspace, ceil_div(p.rows, rows), 1, rows);
+  if (s.workspace != nullptr) launch_segment_flat(p, s.overlap, stream);
   return workspace.bytes();
 }
 
@@ -75,8 +70,8 @@ int64_t segment_rows(const Segments& s, cudaStream_t stream) {
   p.first = first;
   p.ends = take_ends<Op>(workspace, p.blocks, p.columns, p.rows_per_unit * p.units());
   if (s.workspace == nullptr) return workspace.bytes();
-  vector ? launch_segment_rows<Op, Op::kVec>(p, first, stream)
-         : launch_segment_rows<Op, 1>(p, first, stream);
+  vector ? launch_segment_rows<Op, Op::kVec>(p, first, s.overlap, stream)
+         : launch_segment_rows<Op, 1>(p, first, s.overlap, stream);
   return workspace.bytes();
 }
 
@@ -90,7 +85,7 @@ int64_t segment_with(const Segments& s, cudaStream_t stream) {
                                s.x_stride,
                                s.shape.segments};
   if (segment_is_small(small)) {
-    if (s.workspace != nullptr) launch_segment_small(small, stream);
+    if (s.workspace != nullptr) launch_segment_small(small, s.overlap, stream);
     return 0;
   }
   const bool flat = s.shape.columns == 1 && s.x_stride == 1 && s.shape.rows > 0;

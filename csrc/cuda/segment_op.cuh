@@ -1,45 +1,70 @@
 // The operators of segment reductions, and how offsets are searched.
 #pragma once
 
+#include "common/pdl.cuh"
 #include "cuda/scan_op.cuh"
 
 namespace fusedops {
 
 enum class SegmentKind : int8_t { kSum, kMean, kMax, kMin };
 
+// Operators: combine(a, b) and add(a, element) take a first. Narrow: with rows counted in 32 bits
+// from a base of the kernel's choice; widen(state, base) undoes it.
+
 // Sum and mean: fp32 or fp64; a mean divides once, at the end.
 template <class T>
 struct SegmentSum {
+  using Narrow = SegmentSum;
   using In = T;
   using State = Compute<T>;
   static constexpr bool kIndexed = false;
   static constexpr int kVec = 16 / sizeof(T);
   static __device__ In pad() { return static_cast<In>(0.0f); }
   static __device__ State identity() { return State(0); }
-  static __device__ State lift(In x, int64_t) { return to_compute(x); }
+  static __device__ State lift(auto x, int64_t) { return to_compute(x); }
   static __device__ State combine(State a, State b) { return a + b; }
+  static __device__ State add(State a, auto x, int64_t) { return a + to_compute(x); }
+  static __device__ State widen(State s, int64_t) { return s; }
   static __device__ State value(State s) { return s; }
 };
 
 // The largest or smallest value and the first row that holds it; NaN wins over every number.
-template <class T, bool kMax>
+template <class T, bool kMax, class Index = int64_t>
 struct SegmentExtreme {
+  using Narrow = SegmentExtreme<T, kMax, int32_t>;
   using In = T;
   struct State {
-    int64_t index;  // -1: nothing yet
+    Index index;  // -1: nothing yet
     Compute<T> value;
   };
   static constexpr bool kIndexed = true;
-  static constexpr int kVec = sizeof(T) == 2 ? 4 : 16 / sizeof(T);
+  static constexpr int kVec = 16 / sizeof(T);
   static __device__ In pad() { return static_cast<In>(0.0f); }
   static __device__ State identity() { return {-1, Compute<T>(0)}; }
-  static __device__ State lift(In x, int64_t row) { return {row, to_compute(x)}; }
+  static __device__ State lift(auto x, int64_t row) {
+    return {static_cast<Index>(row), to_compute(x)};
+  }
   static __device__ State combine(const State& a, const State& b) {
-    const bool better = kMax ? b.value > a.value : b.value < a.value;
-    const bool nan = b.value != b.value && a.value == a.value;
-    return b.index >= 0 && (a.index < 0 || better || nan) ? b : a;
+    const State s = later(a, b);
+    const bool keep = b.index < 0;
+    return {keep ? a.index : s.index, keep ? a.value : s.value};
+  }
+  static __device__ State add(const State& a, auto x, int64_t row) {
+    return later(a, lift(x, row));
+  }
+  static __device__ auto widen(const State& s, int64_t base) {
+    using Wide = typename SegmentExtreme<T, kMax>::State;
+    return Wide{s.index < 0 ? -1 : base + s.index, s.value};
   }
   static __device__ Compute<T> value(const State& s) { return s.value; }
+
+ private:
+  // b holds a row. NOTE: no && or ||, which become branches
+  static __device__ State later(const State& a, const State& b) {
+    const bool better = kMax ? !(b.value <= a.value) : !(b.value >= a.value);  // or a NaN
+    const bool take = (a.index < 0) | (better & (a.value == a.value));
+    return {take ? b.index : a.index, take ? b.value : a.value};
+  }
 };
 
 // A result of an operator: what an empty segment gives is identity(), 0 and index -1.
@@ -98,17 +123,19 @@ inline constexpr int kPartitionThreads = 256;
 static __global__ void __launch_bounds__(kPartitionThreads)
     partition_kernel(const int64_t* __restrict__ offsets, int64_t segments, int64_t rows,
                      int64_t step, int64_t count, int64_t* __restrict__ first) {
+  wait_for_predecessor();
   const int64_t i = (int64_t{blockIdx.x} * kPartitionThreads + threadIdx.x) / 32;
   if (i >= count) return;
   const int64_t s = find_segment_by_warp(offsets, 0, segments, min(i * step, rows));
   if (threadIdx.x % 32 == 0) first[i] = s;
 }
 
+// `overlap`: as for launch_kernel, as everywhere below.
 inline void launch_partition(const int64_t* offsets, int64_t segments, int64_t rows, int64_t step,
-                             int64_t count, int64_t* first, cudaStream_t stream) {
+                             int64_t count, int64_t* first, bool overlap, cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>(ceil_div(count * 32, int64_t{kPartitionThreads}));
-  partition_kernel<<<blocks, kPartitionThreads, 0, stream>>>(offsets, segments, rows, step, count,
-                                                             first);
+  launch_kernel(partition_kernel, dim3(blocks), dim3(kPartitionThreads), 0, stream, overlap,
+                offsets, segments, rows, step, count, first);
 }
 
 }  // namespace fusedops

@@ -15,6 +15,9 @@ namespace fusedops {
 inline constexpr int kSegmentAhead = 4;  // rows of a lane that are on their way
 
 template <class Op>
+inline constexpr int kSegmentBlocks = sizeof(typename Op::Narrow::State) > 4 ? 3 : 4;  // per SM
+
+template <class Op>
 struct SegmentRows {
   using State = typename Op::State;
   const typename Op::In* x;  // (rows, columns), row stride x_stride
@@ -43,42 +46,56 @@ struct UnitEnds {
   int64_t tail_segment;  // -1: none
 };
 
+// States within a block count rows from its first.
 template <class Op, int kVec>
 struct SegmentShared {
-  typename Op::State head[kSegmentThreads * kVec];
-  typename Op::State tail[kSegmentThreads * kVec];
+  typename Op::Narrow::State head[kSegmentThreads * kVec];
+  typename Op::Narrow::State tail[kSegmentThreads * kVec];
   UnitEnds ends[kSegmentThreads];
 };
 
 template <class Op, int kVec>
-using UnitState = typename Op::State[kVec];
+using UnitState = typename Op::Narrow::State[kVec];
 
 template <class Op, int kVec>
 __device__ __forceinline__ void clear(UnitState<Op, kVec>& state) {
 #pragma unroll
-  for (int i = 0; i < kVec; ++i) state[i] = Op::identity();
+  for (int i = 0; i < kVec; ++i) state[i] = Op::Narrow::identity();
 }
 
 template <class Op, int kVec>
 __device__ __forceinline__ void write_segment(const SegmentRows<Op>& p, int64_t segment,
-                                              int64_t length, int64_t column,
+                                              int64_t length, int64_t column, int64_t base,
                                               const UnitState<Op, kVec>& state) {
   if (column >= p.columns) return;
   const int64_t at = segment * p.columns + column;
   Vec<typename Op::In, kVec> y;
 #pragma unroll
-  for (int i = 0; i < kVec; ++i) y.value[i] = p.out.value(state[i], length);
-  *reinterpret_cast<decltype(y)*>(p.out.y + at) = y;
+  for (int i = 0; i < kVec; ++i) {
+    y.value[i] = p.out.value(Op::Narrow::widen(state[i], base), length);
+  }
+  store_whole(p.out.y + at, y);
   if constexpr (Op::kIndexed) {
+    Vec<int64_t, kVec> index;
 #pragma unroll
-    for (int i = 0; i < kVec; ++i) p.out.index[at + i] = state[i].index;
+    for (int i = 0; i < kVec; ++i) index.value[i] = Op::Narrow::widen(state[i], base).index;
+    store_whole(p.out.index + at, index);
   }
 }
 
 template <class Op, int kVec>
-__device__ __forceinline__ void keep(typename Op::State* to, const UnitState<Op, kVec>& state) {
+__device__ __forceinline__ void keep(typename Op::Narrow::State* to,
+                                     const UnitState<Op, kVec>& state) {
 #pragma unroll
   for (int i = 0; i < kVec; ++i) to[i] = state[i];
+}
+
+// For other blocks to read.
+template <class Op, int kVec>
+__device__ __forceinline__ void leave(typename Op::State* to, const UnitState<Op, kVec>& state,
+                                      int64_t base) {
+#pragma unroll
+  for (int i = 0; i < kVec; ++i) to[i] = Op::Narrow::widen(state[i], base);
 }
 
 // Segments in order; where the next one ends is known ahead, so that no row waits for it.
@@ -108,8 +125,9 @@ struct SegmentCursor {
 // Walks rows [begin, end), the first of which lies in segment s.
 template <class Op, int kVec>
 __device__ __forceinline__ UnitEnds walk_rows(const SegmentRows<Op>& p, int64_t begin, int64_t end,
-                                              int64_t s, int64_t column, typename Op::State* head,
-                                              typename Op::State* tail) {
+                                              int64_t s, int64_t column, int64_t base,
+                                              typename Op::Narrow::State* head,
+                                              typename Op::Narrow::State* tail) {
   using In = Vec<typename Op::In, kVec>;
   const bool active = column < p.columns;
   SegmentCursor<Op> at(p, s);
@@ -122,13 +140,14 @@ __device__ __forceinline__ UnitEnds walk_rows(const SegmentRows<Op>& p, int64_t 
       keep<Op, kVec>(head, state);
       ends.through = false;
     } else if (p.is_segment(at.s)) {
-      write_segment<Op, kVec>(p, at.s, at.stop - at.start, column, state);
+      write_segment<Op, kVec>(p, at.s, at.stop - at.start, column, base, state);
     }
   };
   // NOTE: rows are counted from `begin` in 32 bits; a unit has far fewer.
   const int rows = static_cast<int>(max(end - begin, int64_t{0}));
   const auto stop_row = [&] { return static_cast<int>(min(at.stop - begin, int64_t{rows} + 1)); };
   int stop = stop_row();
+  const int from_base = static_cast<int>(begin - base);
   const auto* from = p.x + begin * p.x_stride + column;
   for (int row = 0; row < rows; row += kSegmentAhead) {
     Packed<In> in[kSegmentAhead];
@@ -145,10 +164,10 @@ __device__ __forceinline__ UnitEnds walk_rows(const SegmentRows<Op>& p, int64_t 
         at.advance();
         stop = stop_row();
       }
-      const In v = unpack(in[j]);
+      const auto v = unpack(in[j]);
 #pragma unroll
       for (int i = 0; i < kVec; ++i) {
-        state[i] = Op::combine(state[i], Op::lift(v.value[i], begin + row + j));
+        state[i] = Op::Narrow::add(state[i], v.value[i], from_base + row + j);
       }
     }
   }
@@ -166,7 +185,7 @@ __device__ __forceinline__ UnitEnds walk_rows(const SegmentRows<Op>& p, int64_t 
 // One unit merges the ends of all units of the block, in order.
 template <class Op, int kVec>
 __device__ void merge_units(const SegmentRows<Op>& p, const SegmentShared<Op, kVec>& shared,
-                            int lane, int64_t block, int64_t column) {
+                            int lane, int64_t block, int64_t column, int64_t base) {
   UnitState<Op, kVec> state;
   clear<Op, kVec>(state);
   bool from_before = shared.ends[0].head;
@@ -176,12 +195,16 @@ __device__ void merge_units(const SegmentRows<Op>& p, const SegmentShared<Op, kV
     const int at = (u * p.lanes + lane) * kVec;
     if (ends.head) {
 #pragma unroll
-      for (int i = 0; i < kVec; ++i) state[i] = Op::combine(state[i], shared.head[at + i]);
+      for (int i = 0; i < kVec; ++i) {
+        state[i] = Op::Narrow::combine(state[i], shared.head[at + i]);
+      }
       if (!ends.through) {
         if (from_before) {
-          if (column < p.columns) keep<Op, kVec>(p.ends.head + block * p.columns + column, state);
+          if (column < p.columns)
+            leave<Op, kVec>(p.ends.head + block * p.columns + column, state, base);
         } else {
-          write_segment<Op, kVec>(p, ends.head_segment, p.length(ends.head_segment), column, state);
+          write_segment<Op, kVec>(p, ends.head_segment, p.length(ends.head_segment), column, base,
+                                  state);
         }
         from_before = false;
         open = -1;
@@ -193,33 +216,36 @@ __device__ void merge_units(const SegmentRows<Op>& p, const SegmentShared<Op, kV
     }
   }
   if (column < p.columns) {
-    if (from_before) keep<Op, kVec>(p.ends.head + block * p.columns + column, state);
-    if (open >= 0) keep<Op, kVec>(p.ends.tail + block * p.columns + column, state);
+    const int64_t place = block * p.columns + column;
+    if (from_before) leave<Op, kVec>(p.ends.head + place, state, base);
+    if (open >= 0) leave<Op, kVec>(p.ends.tail + place, state, base);
   }
   if (column == 0) p.ends.segment[block] = open;
 }
 
 template <class Op, int kVec>
-__global__ void __launch_bounds__(kSegmentThreads, sizeof(typename Op::State) > 4 ? 2 : 4)
+__global__ void __launch_bounds__(kSegmentThreads, kSegmentBlocks<Op>)
     segment_rows_kernel(const SegmentRows<Op> p) {
   __shared__ SegmentShared<Op, kVec> shared;
+  wait_for_predecessor();
   const int lane = threadIdx.x % p.lanes, unit = threadIdx.x / p.lanes;
   const int64_t block = blockIdx.x % p.blocks;
   const int64_t column = (blockIdx.x / p.blocks * p.lanes + lane) * kVec;
-  const int64_t index = block * p.units() + unit;
+  const int64_t index = block * p.units() + unit, base = block * p.units() * p.rows_per_unit;
   const int64_t begin = min(p.rows, index * p.rows_per_unit);
   const int64_t end = min(p.rows, begin + p.rows_per_unit);
   const int at = threadIdx.x * kVec;
   const UnitEnds ends = walk_rows<Op, kVec>(p, begin, end, begin < end ? p.first[index] : -1,
-                                            column, shared.head + at, shared.tail + at);
+                                            column, base, shared.head + at, shared.tail + at);
   if (lane == 0) shared.ends[unit] = ends;
   __syncthreads();
-  if (unit == 0) merge_units<Op, kVec>(p, shared, lane, block, column);
+  if (unit == 0) merge_units<Op, kVec>(p, shared, lane, block, column, base);
 }
 
 // Empty segments: 0, and -1 for an index.
 template <class Op>
 __global__ void __launch_bounds__(kSegmentThreads) segment_empty_kernel(const SegmentRows<Op> p) {
+  wait_for_predecessor();
   const int lane = threadIdx.x % 32;
   const int64_t warp = (int64_t{blockIdx.x} * kSegmentThreads + threadIdx.x) / 32;
   const int64_t mine = warp * 32 + lane;
@@ -246,15 +272,18 @@ void plan_segment_rows(SegmentRows<Op>& p, int vec, int sm_count) {
 }
 
 template <class Op, int kVec>
-void launch_segment_rows(const SegmentRows<Op>& p, int64_t* first, cudaStream_t stream) {
+void launch_segment_rows(const SegmentRows<Op>& p, int64_t* first, bool overlap,
+                         cudaStream_t stream) {
   const auto empty_blocks = static_cast<unsigned>(ceil_div(p.segments, kSegmentThreads));
-  segment_empty_kernel<<<empty_blocks, kSegmentThreads, 0, stream>>>(p);
+  launch_kernel(segment_empty_kernel<Op>, dim3(empty_blocks), dim3(kSegmentThreads), 0, stream,
+                overlap, p);
   if (p.rows == 0) return;
   launch_partition(p.offsets, p.segments, p.rows, p.rows_per_unit, p.blocks * p.units(), first,
-                   stream);
+                   overlap, stream);
   const auto blocks = static_cast<unsigned>(p.blocks * p.column_blocks);
-  segment_rows_kernel<Op, kVec><<<blocks, kSegmentThreads, 0, stream>>>(p);
-  launch_segment_finish(p.ends, p.offsets, p.out, stream);
+  launch_kernel(segment_rows_kernel<Op, kVec>, dim3(blocks), dim3(kSegmentThreads), 0, stream,
+                overlap, p);
+  launch_segment_finish(p.ends, p.offsets, p.out, overlap, stream);
 }
 
 }  // namespace fusedops

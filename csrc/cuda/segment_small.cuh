@@ -24,6 +24,7 @@ template <class Op>
 __global__ void __launch_bounds__(kSmallThreads) segment_small_kernel(const SegmentSmall<Op> p) {
   using State = typename Op::State;
   __shared__ State part[kSmallThreads];
+  wait_for_predecessor();
   const int64_t s = blockIdx.x, length = p.offsets[s + 1] - p.offsets[s];
   // NOTE: offsets may name missing rows
   const int64_t begin = min(max(p.offsets[s], int64_t{0}), p.rows);
@@ -39,7 +40,7 @@ __global__ void __launch_bounds__(kSmallThreads) segment_small_kernel(const Segm
     if (active) {
 #pragma unroll 8
       for (int64_t row = from; row < to; ++row) {
-        state = Op::combine(state, Op::lift(p.x[row * p.x_stride + column], row));
+        state = Op::add(state, p.x[row * p.x_stride + column], row);
       }
     }
     part[threadIdx.x] = state;
@@ -61,8 +62,9 @@ bool segment_is_small(const SegmentSmall<Op>& p) {
 }
 
 template <class Op>
-void launch_segment_small(const SegmentSmall<Op>& p, cudaStream_t stream) {
-  segment_small_kernel<Op><<<static_cast<unsigned>(p.segments), kSmallThreads, 0, stream>>>(p);
+void launch_segment_small(const SegmentSmall<Op>& p, bool overlap, cudaStream_t stream) {
+  launch_kernel(segment_small_kernel<Op>, dim3(static_cast<unsigned>(p.segments)),
+                dim3(kSmallThreads), 0, stream, overlap, p);
 }
 
 }  // namespace fusedops
