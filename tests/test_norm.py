@@ -16,6 +16,8 @@ every_norm = pytest.mark.parametrize("norm", ["layer_norm", "rms_norm"])
 LENGTHS = (1, 2, 7, 8, 33, 64, 255, 256, 1000, 1023, 1024, 1025, 4097)
 # Clusters, and rows that no cluster holds.
 LONG = (16384, 20001, 50257, 131072, 140001)
+# Enough data that threads hold several chunks: of a warp, a block, a block with shared memory.
+MUCH = [(40000, 40), (1500, 1001), (1300, 1024), (300, 4097), (100, 12345), (40, 50257)]
 EPS = 1e-3  # large enough that rows of one element are well conditioned
 
 
@@ -79,6 +81,18 @@ def test_long_rows(norm, n, dtype):
 def test_many_rows(norm, n, dtype):
     """More rows than teams: every team walks over several."""
     check(norm, *inputs(20011, n, dtype, "cuda"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", HALVES, ids=name)
+@pytest.mark.parametrize(("rows", "n"), [*MUCH, (40, 65536)])
+@every_norm
+def test_much_data(norm, rows, n, dtype):
+    x, weight, bias, dy = inputs(rows, n, dtype, "cuda")
+    check(norm, x, weight, bias, dy)
+    y, total = call(fusedops, norm, x, weight, bias, residual=dy)
+    assert torch.equal(total, x + dy)
+    assert torch.equal(y, call(fusedops, norm, x + dy, weight, bias))
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=name)

@@ -71,6 +71,19 @@ def test_many_rows(op, n):
     check(op, x, make(20011, n, dtype=torch.bfloat16, device="cuda", seed=1), 1)
 
 
+# Enough data that threads hold several chunks: of a warp, a block, a block with shared memory.
+MUCH = [(40000, 40), (1500, 1001), (1300, 1024), (300, 4097), (100, 12345), (40, 50257)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", HALVES, ids=name)
+@pytest.mark.parametrize(("rows", "n"), [*MUCH, (40, 65536)])
+@both
+def test_much_data(op, rows, n, dtype):
+    x = make(rows, n, dtype=dtype, device="cuda", scale=2.0)
+    check(op, x, make(rows, n, dtype=dtype, device="cuda", seed=1), 1)
+
+
 @every_dtype
 @pytest.mark.parametrize(("shape", "dim"), [((3, 7, 5), 1), ((300, 3), 0), ((2, 65, 256), -2)])
 @both

@@ -8,7 +8,8 @@
 #include "common/device_types.cuh"
 #include "common/dispatch.h"
 #include "common/row_check.h"
-#include "cuda/norm.cuh"
+#include "common/shared_memory.cuh"
+#include "cuda/norm_direct.cuh"
 #include "cuda/row_plan.h"
 
 namespace fusedops::cuda {
@@ -25,6 +26,59 @@ struct NormTensors {
 template <class T>
 T* data_or_null(const std::optional<Tensor>& tensor) {
   return tensor ? static_cast<T*>(const_cast<void*>(tensor->const_data_ptr())) : nullptr;
+}
+
+// Parameters as the kernels of several chunks per thread read them; the tensor keeps them alive.
+template <class T, bool kRagged>
+Tensor lay_out_parameters(const Tensor& x, NormForward<T, T>& p, bool bias, int n, int pitch,
+                          const LaunchScope& scope) {
+  constexpr int kShifts = kRagged ? kChunkOf<T> : 1;
+  const bool needed = kRagged || p.weight == nullptr || (bias && p.bias == nullptr);
+  const Tensor out = torch::stable::new_empty(x, {needed ? int64_t{2} * kShifts * pitch : 0});
+  if (!needed) return out;
+  T* const to = static_cast<T*>(out.mutable_data_ptr());
+  launch_plain(norm_parameter_kernel<T>, dim3(ceil_div(pitch, kStreamThreads), kShifts),
+               dim3(kStreamThreads), scope, p.weight, p.bias, to, n, pitch);
+  p.weight = to;
+  p.bias = to + int64_t{kShifts} * pitch;
+  return out;
+}
+
+// Odd rows: as many threads as possible wait for parameters, but a residual needs the registers.
+constexpr int direct_blocks(DirectKind kind, bool ragged, bool residual, int otherwise) {
+  if (!ragged) return otherwise;
+  if (kind == DirectKind::kLanes && residual) return 12;
+  return kind == DirectKind::kBlock && !residual ? 5 : otherwise;
+}
+
+// Rows that threads hold straight from memory; false: not here.
+template <bool kRms, class T, bool kRagged>
+bool launch_direct(const NormTensors& t, NormForward<T, T>& p, const NormShape& shape,
+                   const LaunchScope& scope) {
+  const DirectPlan plan = plan_direct(shape.rows, shape.n, kChunkOf<T>, 4, scope);
+  const auto aligned = [](const T* from) { return reinterpret_cast<uintptr_t>(from) % 16 == 0; };
+  if (plan.kind == DirectKind::kNone || p.wide || !aligned(p.weight) || !aligned(p.bias)) {
+    return false;
+  }
+  const int pitch = static_cast<int>(round_up(shape.n, kChunkOf<T>));
+  dispatch(DirectKinds{}, plan.kind, [&]<DirectKind K>(Tag<K>) {
+    using D = DirectOf<K>;
+    Tensor parameters;
+    if constexpr (D::kMax > 1) {
+      const int n = static_cast<int>(shape.n);
+      parameters = lay_out_parameters<T, kRagged>(t.x, p, !kRms, n, pitch, scope);
+    }
+    dispatch_bool(p.residual != nullptr, [&]<bool kResidual>(Tag<kResidual>) {
+      constexpr int kBlocks = direct_blocks(K, kRagged, kResidual, D::kBlocks);
+      constexpr auto kKernel = norm_direct_kernel<kRms, T, T, kResidual, D::kMax, kRagged, D::kLong,
+                                                  typename D::Team, D::kThreads, kBlocks>;
+      if (D::kLong) {
+        allow_shared_memory<kKernel>(scope.device(), scope.facts().shared_memory_per_block - 1024);
+      }
+      launch_rows(kKernel, plan.rows, scope, p, pitch, plan.rows.layout);
+    });
+  });
+  return true;
 }
 
 template <bool kRms, class T, class W, bool kRagged>
@@ -48,6 +102,9 @@ void launch(const NormTensors& t, const NormShape& shape, int64_t norm_dims, dou
   p.rstd = static_cast<C*>(t.rstd.mutable_data_ptr());
   p.eps = static_cast<C>(eps);
   p.wide = t.y.scalar_type() != t.x.scalar_type();
+  if constexpr (sizeof(T) == 2 && std::is_same_v<T, W>) {
+    if (launch_direct<kRms, T, kRagged>(t, p, shape, scope)) return;
+  }
   // NOTE: a block stays where it fills a multiprocessor, and where its parameters cost more than a
   // row: two of them, or one that it has to load element by element.
   constexpr int kMax = kNormChunks<kRms, T, W, kRagged>;

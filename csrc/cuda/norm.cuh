@@ -218,7 +218,7 @@ __global__ void __launch_bounds__(kRowThreads) norm_kernel(NormForward<T, W> p, 
 
   const auto fetch = [&](int64_t base, int stage) {
     const int64_t row = base + team.sub();
-    const bool active = row < layout.rows, last = row == layout.rows - 1;
+    const bool active = row < layout.rows, last = ends_tensor(layout, row);
     const RowStream<T> x{p.x + row * p.x_stride, 0};
     slice.hold();
     if (streams == 1) {

@@ -39,9 +39,9 @@ struct RowNormaliser {
 
 // Of the whole row from what the lanes of each warp have found: largest value, and sum relative to
 // it.
-template <class O, class C>
-__device__ __forceinline__ RowNormaliser<C> join_normaliser(RowTeam<C>& team, C top, C sum,
-                                                            C extra = 0) {
+template <class O, class Team, class C>
+__device__ __forceinline__ RowNormaliser<C> join_normaliser(Team& team, C top, C sum,
+                                                            C extra = C{0}) {
   if (team.in_warp()) return {finite_top(top), sum};
   team.publish(top, sum, extra);
   top = finite_top(team.max_slot_a());

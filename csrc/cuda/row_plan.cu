@@ -148,6 +148,56 @@ RowPlan plan_rows(const void* kernel, const RowProblem& problem, const LaunchSco
   return plan;
 }
 
+namespace {
+
+constexpr int kLongThreads = 768;
+constexpr int kLongChunks = 11;  // of a thread: two blocks share a multiprocessor
+
+DirectKind direct_kind(int64_t rows, int64_t chunks, int block_chunks, int sm_count) {
+  if (rows * chunks <= int64_t{sm_count} * 1024) {
+    return chunks <= 32            ? DirectKind::kFewLanes
+           : chunks <= kRowThreads ? DirectKind::kFewBlocks
+                                   : DirectKind::kNone;
+  }
+  if (chunks <= 128) return DirectKind::kLanes;
+  if (chunks <= int64_t{256} * block_chunks) return DirectKind::kBlock;
+  return chunks <= int64_t{kLongThreads} * kLongChunks ? DirectKind::kLong : DirectKind::kNone;
+}
+
+}  // namespace
+
+DirectPlan plan_direct(int64_t rows, int64_t n, int vec, int block_chunks,
+                       const LaunchScope& scope) {
+  const int64_t chunks = ceil_div(n, vec);
+  DirectPlan plan{direct_kind(rows, chunks, block_chunks, scope.facts().sm_count), {}};
+  const auto set = [&](int threads, int lanes) {
+    plan.rows.layout = {rows, static_cast<int>(n), lanes, lanes < 0 ? 1 : 0};
+    plan.rows.threads = threads;
+    plan.rows.blocks = lanes < 0 ? rows : ceil_div(rows, int64_t{threads} / lanes);
+  };
+  const auto block_of = [&](int64_t per_thread) {
+    return static_cast<int>(round_up(ceil_div(chunks, per_thread), 32));
+  };
+  switch (plan.kind) {
+    case DirectKind::kNone: break;
+    case DirectKind::kFewLanes: set(128, power_of_two(chunks)); break;
+    case DirectKind::kFewBlocks: set(block_of(1), -1); break;
+    case DirectKind::kLanes: set(64, power_of_two(ceil_div(chunks, 4))); break;
+    case DirectKind::kBlock: set(block_of(block_chunks), -1); break;
+    case DirectKind::kLong:
+      set(std::min(kLongThreads, block_of(3)), -1);
+      plan.rows.shared_bytes =
+          std::max<int64_t>(ceil_div(chunks, plan.rows.threads) - 3, 0) * plan.rows.threads * 16;
+      break;
+  }
+  constexpr int64_t kMostBlocks = (int64_t{1} << 31) - 1;
+  if (plan.rows.blocks > kMostBlocks ||
+      plan.rows.shared_bytes > scope.facts().shared_memory_per_block - 1024) {
+    plan.kind = DirectKind::kNone;
+  }
+  return plan;
+}
+
 int64_t blocks_of_long_rows(int64_t rows, const LaunchScope& scope) {
   return std::min<int64_t>(rows, int64_t{scope.facts().sm_count} * kStreamBlocks);
 }

@@ -46,6 +46,18 @@ void plan_blocks(RowPlan& plan, const RowProblem& problem, int resident);
 
 RowPlan plan_rows(const void* kernel, const RowProblem& problem, const LaunchScope& scope);
 
+// For rows of half elements that go straight to registers: a team for every row.
+struct DirectPlan {
+  DirectKind kind = DirectKind::kNone;
+  RowPlan rows;
+};
+using DirectKinds = Choices<DirectKind::kFewLanes, DirectKind::kFewBlocks, DirectKind::kLanes,
+                            DirectKind::kBlock, DirectKind::kLong>;
+
+// block_chunks: of a thread where a block holds a row.
+DirectPlan plan_direct(int64_t rows, int64_t n, int vec, int block_chunks,
+                       const LaunchScope& scope);
+
 // One block per row, for kernels that read a row in a loop.
 int64_t blocks_of_long_rows(int64_t rows, const LaunchScope& scope);
 

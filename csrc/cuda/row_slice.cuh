@@ -5,6 +5,11 @@
 
 namespace fusedops {
 
+// Whether whole chunks around this row would reach behind the tensor's last element.
+__device__ __forceinline__ bool ends_tensor(const RowLayout& layout, int64_t row) {
+  return (layout.rows - 1 - row) * layout.n < 16;
+}
+
 // The chunks of one thread, of rows that all begin at the same place inside a chunk: element e of
 // chunk i is column(i) + e. Only the first and the last chunk of a row can be partial, which takes
 // kRagged; kMax: the most chunks that the kernel unrolls for.

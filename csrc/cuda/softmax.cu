@@ -8,11 +8,34 @@
 #include "common/device_types.cuh"
 #include "common/dispatch.h"
 #include "common/row_check.h"
+#include "common/shared_memory.cuh"
 #include "cuda/row_plan.h"
+#include "cuda/softmax_direct.cuh"
 #include "cuda/softmax_stream.cuh"
 
 namespace fusedops::cuda {
 namespace {
+
+// Rows that threads hold straight from memory; false: not here.
+template <class T, bool kRagged>
+bool launch_direct(const SoftmaxForward<T, T>& p, const SoftmaxShape& shape,
+                   const LaunchScope& scope) {
+  // NOTE: of odd rows, those just beyond a power of two are frequent: let them fit as many warps.
+  constexpr int kChunks = kRagged ? 5 : 4;
+  const DirectPlan plan = plan_direct(shape.outer, shape.n, kChunkOf<T>, kChunks, scope);
+  if (plan.kind == DirectKind::kNone) return false;
+  dispatch(DirectKinds{}, plan.kind, [&]<DirectKind K>(Tag<K>) {
+    using D = DirectOf<K, kChunks>;
+    constexpr int kBlocks = K == DirectKind::kBlock ? kChunks : D::kBlocks;
+    constexpr auto kKernel = softmax_direct_kernel<T, D::kMax, kRagged, D::kLong, typename D::Team,
+                                                   D::kThreads, kBlocks>;
+    if (D::kLong) {
+      allow_shared_memory<kKernel>(scope.device(), scope.facts().shared_memory_per_block - 1024);
+    }
+    launch_rows(kKernel, plan.rows, scope, p, plan.rows.layout);
+  });
+  return true;
+}
 
 // The innermost dim.
 template <class T, class O, bool kRagged>
@@ -22,6 +45,9 @@ void launch_rows_of(const Tensor& x, const SoftmaxShape& shape, int64_t dims, bo
   constexpr int kVec = kChunkOf<T>;
   const RowInput input = row_input(x, shape.n, dims > 0 ? 1 : 0, kVec);
   const SoftmaxForward<T, O> p{input.as<T>(), y, input.stride, log};
+  if constexpr (sizeof(T) == 2 && std::is_same_v<T, O>) {
+    if (launch_direct<T, kRagged>(p, shape, scope)) return;
+  }
   constexpr int kMax = kSoftmaxChunks<kRagged>;
   // NOTE: a block that fills a multiprocessor stays: nothing runs beside it.
   const bool stays = shape.n > kRowThreads / 2 * kMax * kVec;

@@ -39,8 +39,8 @@ __device__ __forceinline__ C largest(const Packed<T, kVec> (&x)[kMax], int count
   return value;
 }
 
-template <class O, class T, int kVec, int kMax, class C>
-__device__ __forceinline__ RowNormaliser<C> softmax_normaliser(RowTeam<C>& team,
+template <class O, class Team, class T, int kVec, int kMax, class C = Compute<T>>
+__device__ __forceinline__ RowNormaliser<C> softmax_normaliser(Team& team,
                                                                Packed<T, kVec> (&x)[kMax],
                                                                int count) {
   const C top = team.warp_max(largest(x, count));
@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(kRowThreads)
   const auto fetch = [&](int64_t base, int stage) {
     const int64_t row = base + team.sub();
     slice.hold();
-    ring.fetch(stage, row < layout.rows, row == layout.rows - 1, slice,
+    ring.fetch(stage, row < layout.rows, ends_tensor(layout, row), slice,
                RowStream<T>{p.x + row * p.x_stride, 0});
   };
 #pragma unroll
@@ -190,7 +190,7 @@ __global__ void __launch_bounds__(kRowThreads)
   const auto fetch = [&](int64_t base, int stage) {
     const int64_t row = base + team.sub();
     slice.hold();
-    ring.fetch(stage, row < layout.rows, row == layout.rows - 1, slice,
+    ring.fetch(stage, row < layout.rows, ends_tensor(layout, row), slice,
                RowStream<S>{p.dy + row * p.dy_stride, 0}, RowStream<S>{p.y + row * p.y_stride, 1});
   };
 #pragma unroll

@@ -3,15 +3,37 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
+#include <type_traits>
 
 #include "common/device_types.cuh"
 #include "common/dispatch.h"
 #include "common/row_check.h"
 #include "cuda/row_plan.h"
+#include "cuda/softmax_direct.cuh"
 #include "cuda/softmax_stream.cuh"
 
 namespace fusedops::cuda {
 namespace {
+
+// Rows that threads hold straight from memory: few of them, and odd ones that registers hold.
+// false: not here, since a ring of rows is faster.
+template <class T, bool kRagged>
+bool launch_direct(const SoftmaxBackward<T, T>& p, const SoftmaxShape& shape,
+                   const LaunchScope& scope) {
+  const DirectPlan plan = plan_direct(shape.outer, shape.n, kChunkOf<T>, 4, scope);
+  const bool few = plan.kind == DirectKind::kFewLanes || plan.kind == DirectKind::kFewBlocks;
+  const bool odd = kRagged && (plan.kind == DirectKind::kLanes || plan.kind == DirectKind::kBlock);
+  if (!few && !odd) return false;
+  using Kinds = Choices<DirectKind::kFewLanes, DirectKind::kFewBlocks, DirectKind::kLanes,
+                        DirectKind::kBlock>;
+  dispatch(Kinds{}, plan.kind, [&]<DirectKind K>(Tag<K>) {
+    using D = DirectOf<K>;
+    launch_rows(softmax_backward_direct_kernel<T, D::kMax, kRagged, typename D::Team, D::kThreads,
+                                               D::kBlocks>,
+                plan.rows, scope, p, plan.rows.layout);
+  });
+  return true;
+}
 
 template <class T, class S, bool kRagged>
 void launch_rows_of(const Tensor& dy, const Tensor& y, const SoftmaxShape& shape, bool log, T* dx,
@@ -23,9 +45,15 @@ void launch_rows_of(const Tensor& dy, const Tensor& y, const SoftmaxShape& shape
   const RowInput y_rows = row_input(y, shape.n, inner_dims, kVec);
   const SoftmaxBackward<T, S> p{dy_rows.as<S>(), y_rows.as<S>(), dx,
                                 dy_rows.stride,  y_rows.stride,  log};
-  // NOTE: of two tensors, half as many chunks are as many bytes on their way.
+  if constexpr (sizeof(T) == 2 && std::is_same_v<T, S>) {
+    if (launch_direct<T, kRagged>(p, shape, scope)) return;
+  }
+  // NOTE: of two tensors, half as many chunks are as many bytes on their way; a quarter where the
+  // largest cluster then holds a row, so that two clusters share a multiprocessor.
+  constexpr int kQuarter = 2 * kRowThreads * kRowCluster * kVec;
+  const bool large = !kRagged && shape.n <= kQuarter && shape.n > kQuarter / 2;
   const RowProblem problem{
-      shape.outer,        shape.n, kVec,   2, (kSoftmaxChunks<kRagged> + 1) / 2,
+      shape.outer,        shape.n, kVec,   2, large ? 2 : (kSoftmaxChunks<kRagged> + 1) / 2,
       sizeof(Compute<T>), 2,       kRagged};
   const auto kernel = softmax_backward_kernel<T, S, kRagged>;
   const RowPlan plan = plan_rows(reinterpret_cast<const void*>(kernel), problem, scope);

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 LENGTHS = (1, 40, 255, 1023, 4097)
 CLUSTERED = (20001, 140001)
+# Enough data that threads hold several chunks of a row.
+MUCH = ((28000, 40), (1200, 1023), (300, 4097), (34, 32769))
 
 
 def run(o: Options, count: Counter[str]) -> None:
@@ -34,3 +36,14 @@ def run(o: Options, count: Counter[str]) -> None:
         for y in outputs:
             y.backward(torch.ones_like(y), retain_graph=True)
         count[f"rows of {n}"] += len(outputs)
+    for dtype, (rows, n) in itertools.product((torch.float16, torch.bfloat16), MUCH):
+        x, r = (o.randn(rows, n, dtype=dtype, grad=True) for _ in range(2))
+        w, b = (o.randn(n, dtype=dtype) for _ in range(2))
+        outputs = [
+            fusedops.softmax(x, 1),
+            *fusedops.layer_norm(x, n, w, b, residual=r),
+            fusedops.rms_norm(x, n, w),
+        ]
+        if n < CLUSTERED[0] or o.clusters:
+            outputs[0].backward(torch.ones_like(x))
+        count[f"{rows} rows of {n}"] += len(outputs)

@@ -1,0 +1,174 @@
+// layer_norm and rms_norm of half rows that threads hold in registers, straight from memory. A team
+// has one row: blocks that come and go spread the rows over multiprocessors that differ in speed.
+#pragma once
+
+#include "cuda/norm.cuh"
+#include "cuda/row_direct.cuh"
+
+namespace fusedops {
+
+// Sums over a thread's elements beyond the pivot, from which a row's moments are made.
+template <bool kRms, class T>
+struct DirectSums {
+  static constexpr int kVec = kChunkOf<T>;
+  float pivot, sum[kSums<kVec>] = {}, square[kSums<kVec>] = {};
+  __device__ __forceinline__ DirectSums(float pivot) : pivot(pivot) {}
+  __device__ __forceinline__ void add(const Packed<T, kVec>& x) {
+#pragma unroll
+    for (int e = 0; e < kVec; ++e) {
+      const float d = kRms ? x.at(e) : x.at(e) - pivot;
+      if (!kRms) sum[e % kSums<kVec>] += d;
+      square[e % kSums<kVec>] += d * d;
+    }
+  }
+  template <class Team>
+  __device__ __forceinline__ PivotMoments<T, float> moments(Team& team, float inverse_n,
+                                                            float eps) {
+    float squares = sum_of(square), total = 0;
+    if constexpr (kRms) {
+      squares = team.sum(squares);
+    } else {
+      total = sum_of(sum);
+      team.sum(squares, total);
+    }
+    const float mean = total * inverse_n, variance = squares * inverse_n - mean * mean;
+    return {pivot, mean, variance < 0 ? 0.0f : variance, eps};  // NOTE: NaN stays
+  }
+};
+
+// A parameter of the row: where its chunks lie as the row's do, `pitch` apart for each place where
+// a row can begin; or, for rows of one chunk per thread, as it is, or null.
+template <class W, int kVec, int kMax, bool kRagged>
+struct DirectParameter {
+  const W* from;
+  float missing;
+  __device__ __forceinline__ DirectParameter(const W* parameter, int pitch, int shift,
+                                             float missing)
+      : from(kMax == 1 ? parameter : parameter + shift * pitch), missing(missing) {}
+  __device__ __forceinline__ Packed<W, kVec> load(const DirectRow<kVec, kMax, kRagged>& slice,
+                                                  int k) const {
+    if (kMax == 1 && from == nullptr) return splat<W, kVec>(from_compute<W>(missing));
+    if constexpr (kRagged && kMax == 1) {
+      return slice.plain_parameter(from, k);
+    } else {
+      return slice.parameter(from, k);
+    }
+  }
+};
+
+// kLong: what registers do not hold of a row waits in shared memory.
+template <bool kRms, class T, class W, bool kResidual, int kMax, bool kRagged, bool kLong,
+          class Team, int kThreads, int kBlocks>
+__global__ void __launch_bounds__(kThreads, kBlocks)
+    norm_direct_kernel(NormForward<T, W> p, int pitch, RowLayout layout) {
+  constexpr int kVec = kChunkOf<T>;
+  using Chunk = Packed<T, kVec>;
+  extern __shared__ uint4 rest[];
+  __shared__ RowSlot<float> slots[Team::kSlots];
+  wait_for_predecessor();
+  Team team(layout, slots);
+  const int64_t row = team.row();
+  const bool active = team.always() || row < layout.rows, last = ends_tensor(layout, row);
+  const DirectRow<kVec, kMax, kRagged> slice(team, layout, row);
+  const DirectParameter<W, kVec, kMax, kRagged> weights(p.weight, pitch, slice.shift(), 1.0f);
+  const DirectParameter<W, kVec, kMax, kRagged> biases(p.bias, pitch, slice.shift(), 0.0f);
+
+  const T* from = p.x + row * p.x_stride;
+  Chunk x[kMax];
+  if constexpr (kLong) slice.fetch_rest(shared_address(rest), from, last);
+  Chunk end;
+  slice.request(x, end, from, active, last);
+  const T pivot = norm_pivot<kRms>(p, row, layout.rows);
+  if constexpr (!kResidual) {
+    slice.settle(x, end, active, pivot);
+    if constexpr (kLong) slice.wait_for_rest(shared_address(rest), pivot);
+  } else {
+    const T* other = p.residual + row * p.residual_stride;
+    const T zero = from_compute<T>(0.0f);
+    T* sum = p.sum + row * layout.n;
+    const auto join = [&](int k, const Chunk& a, const Chunk& b) {
+      float both[kVec];
+#pragma unroll
+      for (int e = 0; e < kVec; ++e) both[e] = a.at(e) + b.at(e);
+      const Chunk packed = pack<T>(both);
+      if (active) slice.store(sum, k, packed);
+      return packed;
+    };
+    constexpr int kAtOnce = kMax < 4 ? kMax : 4;
+    Chunk residual[kAtOnce], residual_end;
+    slice.request(residual, residual_end, other, active, last);
+    slice.settle(x, end, active, pivot);
+    slice.settle(residual, residual_end, active, zero);
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) x[k] = join(k, x[k], residual[k]);
+    if constexpr (kMax > kAtOnce) {
+      Chunk more[kMax - kAtOnce];
+      slice.template request<kAtOnce>(more, residual_end, other, active, last);
+      slice.template settle<kAtOnce>(more, residual_end, active, zero);
+#pragma unroll
+      for (int k = kAtOnce; k < kMax; ++k) x[k] = join(k, x[k], more[k - kAtOnce]);
+    }
+    if constexpr (kLong) {
+      slice.wait_for_rest(shared_address(rest), pivot);
+#pragma unroll 1
+      for (int k = kMax; slice.some(k); ++k) {
+        const Chunk here = slice.template get<T>(shared_address(rest), k);
+        const Chunk there = slice.load_one(k, other, last, zero);
+        slice.put(shared_address(rest), k, join(k, here, there));
+      }
+    }
+  }
+  Packed<W, kVec> weight = weights.load(slice, 0), bias{};
+  if constexpr (!kRms) bias = biases.load(slice, 0);
+  DirectSums<kRms, T> sums(to_compute(pivot));
+#pragma unroll
+  for (int k = 0; k < kMax; ++k) sums.add(x[k]);
+  if constexpr (kLong) {
+    slice.template each_of_rest<T>(shared_address(rest), [&](int, const Chunk& c) { sums.add(c); });
+  }
+  const PivotMoments<T, float> moments =
+      sums.moments(team, 1.0f / static_cast<float>(layout.n), p.eps);
+  if (!active) return;
+  if (team.leader()) {
+    if (p.mean != nullptr) p.mean[row] = moments.mean;
+    p.rstd[row] = moments.rstd;
+  }
+  hold(x);
+  T* y = static_cast<T*>(p.y) + row * layout.n;
+  const auto write = [&](int k, const Chunk& chunk) {
+    const Packed<W, kVec> weight_here = weight, bias_here = bias;
+    // NOTE: ahead of the store, which loads do not pass.
+    if (kLong || k + 1 < kMax) weight = weights.load(slice, k + 1);
+    if (!kRms && (kLong || k + 1 < kMax)) bias = biases.load(slice, k + 1);
+    float value[kVec];
+#pragma unroll
+    for (int e = 0; e < kVec; ++e) {
+      const float xhat = kRms ? chunk.at(e) * moments.rstd : moments.normal(chunk.at(e));
+      value[e] = xhat * static_cast<float>(weight_here.at(e));
+      if constexpr (!kRms) value[e] += static_cast<float>(bias_here.at(e));
+    }
+    slice.store(y, k, pack<T>(value));
+  };
+#pragma unroll
+  for (int k = 0; k < kMax; ++k) write(k, x[k]);
+  if constexpr (kLong) slice.template each_of_rest<T>(shared_address(rest), write);
+}
+
+// Lays parameters out for each place inside a chunk where a row can begin: blockIdx.y. Those that
+// are missing as well.
+template <class T>
+__global__ void __launch_bounds__(kStreamThreads)
+    norm_parameter_kernel(const T* weight, const T* bias, T* out, int n, int pitch) {
+  wait_for_predecessor();
+  const int i = blockIdx.x * kStreamThreads + threadIdx.x, shift = blockIdx.y;
+  if (i >= pitch) return;
+  const int column = DirectRow<kChunkOf<T>, 1, true>::parameter_column(i, shift, n);
+  const auto at = [&](const T* parameter, float missing) {
+    return parameter == nullptr || column < 0 ? from_compute<T>(missing) : parameter[column];
+  };
+  T* const to = out + int64_t{shift} * pitch + i;
+  to[0] = at(weight, 1.0f);
+  to[int64_t{gridDim.y} * pitch] = at(bias, 0.0f);
+}
+
+}  // namespace fusedops
