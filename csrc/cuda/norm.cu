@@ -73,7 +73,8 @@ bool launch_direct(const NormTensors& t, NormForward<T, T>& p, const NormShape& 
       constexpr auto kKernel = norm_direct_kernel<kRms, T, T, kResidual, D::kMax, kRagged, D::kLong,
                                                   typename D::Team, D::kThreads, kBlocks>;
       if (D::kLong) {
-        allow_shared_memory<kKernel>(scope.device(), scope.facts().shared_memory_per_block - 1024);
+        allow_shared_memory<kKernel>(scope.device(),
+                                     scope.facts().shared_memory_per_block - kDirectSlotBytes);
       }
       launch_rows(kKernel, plan.rows, scope, p, pitch, plan.rows.layout);
     });

@@ -61,7 +61,7 @@ class LaneTeam {
 // A block.
 class BlockTeam {
  public:
-  static constexpr int kSlots = 32;
+  static constexpr int kSlots = kDirectSlots;
   __device__ __forceinline__ BlockTeam(const RowLayout&, RowSlot<float>* slots) : slots_(slots) {}
 
   __device__ __forceinline__ int index() const { return threadIdx.x; }
@@ -213,8 +213,8 @@ class DirectRow {
   __device__ __forceinline__ Packed<T, kVec> load_one(int k, const T* row, bool last,
                                                       T filler) const {
     if (elements(k) >= kVec) return load_once<T, kVec>(row + column(k));
-    const Packed<T, kVec> all = last ? head<T>(row + column(k), elements(k))
-                                     : load_once<T, kVec>(row + column(k));
+    const Packed<T, kVec> all =
+        last ? head<T>(row + column(k), elements(k)) : load_once<T, kVec>(row + column(k));
     return splice(all, splat<T, kVec>(filler), elements(k));
   }
 

@@ -38,6 +38,10 @@ struct alignas(4 * sizeof(C)) RowSlot {
   C a, b, c;
 };
 
+// Shared memory of kernels of row_direct.cuh beside rows: a slot for every warp.
+inline constexpr int kDirectSlots = 32;
+inline constexpr int kDirectSlotBytes = kDirectSlots * 16;
+
 template <class C>
 constexpr int64_t row_slot_bytes(int cluster, int threads) {
   return int64_t{2} * cluster * (threads / 32) * static_cast<int64_t>(sizeof(RowSlot<C>)) +

@@ -170,31 +170,30 @@ DirectPlan plan_direct(int64_t rows, int64_t n, int vec, int block_chunks,
                        const LaunchScope& scope) {
   const int64_t chunks = ceil_div(n, vec);
   DirectPlan plan{direct_kind(rows, chunks, block_chunks, scope.facts().sm_count), {}};
-  const auto set = [&](int threads, int lanes) {
-    plan.rows.layout = {rows, static_cast<int>(n), lanes, lanes < 0 ? 1 : 0};
-    plan.rows.threads = threads;
-    plan.rows.blocks = lanes < 0 ? rows : ceil_div(rows, int64_t{threads} / lanes);
+  RowPlan& held = plan.rows;
+  const auto lanes_of = [&](int threads, int64_t per_thread) {
+    const int lanes = power_of_two(ceil_div(chunks, per_thread));
+    held = {true, {rows, static_cast<int>(n), lanes, 0}, threads};
+    held.blocks = ceil_div(rows, int64_t{threads} / lanes);
   };
-  const auto block_of = [&](int64_t per_thread) {
-    return static_cast<int>(round_up(ceil_div(chunks, per_thread), 32));
+  const auto block_of = [&](int64_t per_thread, int64_t most) {
+    const int64_t threads = std::min(round_up(ceil_div(chunks, per_thread), 32), most);
+    held = {true, {rows, static_cast<int>(n), 32, 1}, static_cast<int>(threads)};
+    held.blocks = rows;
+    const int64_t beyond = ceil_div(chunks, threads) - per_thread;
+    held.shared_bytes = std::max<int64_t>(beyond, 0) * threads * 16;
   };
   switch (plan.kind) {
-    case DirectKind::kNone: break;
-    case DirectKind::kFewLanes: set(128, power_of_two(chunks)); break;
-    case DirectKind::kFewBlocks: set(block_of(1), -1); break;
-    case DirectKind::kLanes: set(64, power_of_two(ceil_div(chunks, 4))); break;
-    case DirectKind::kBlock: set(block_of(block_chunks), -1); break;
-    case DirectKind::kLong:
-      set(std::min(kLongThreads, block_of(3)), -1);
-      plan.rows.shared_bytes =
-          std::max<int64_t>(ceil_div(chunks, plan.rows.threads) - 3, 0) * plan.rows.threads * 16;
-      break;
+    case DirectKind::kNone: return plan;
+    case DirectKind::kFewLanes: lanes_of(128, 1); break;
+    case DirectKind::kFewBlocks: block_of(1, kRowThreads); break;
+    case DirectKind::kLanes: lanes_of(64, 4); break;
+    case DirectKind::kBlock: block_of(block_chunks, 256); break;
+    case DirectKind::kLong: block_of(3, kLongThreads); break;
   }
   constexpr int64_t kMostBlocks = (int64_t{1} << 31) - 1;
-  if (plan.rows.blocks > kMostBlocks ||
-      plan.rows.shared_bytes > scope.facts().shared_memory_per_block - 1024) {
-    plan.kind = DirectKind::kNone;
-  }
+  const int64_t shared_limit = scope.facts().shared_memory_per_block - kDirectSlotBytes;
+  if (held.blocks > kMostBlocks || held.shared_bytes > shared_limit) plan.kind = DirectKind::kNone;
   return plan;
 }
 
@@ -232,7 +231,8 @@ std::optional<int64_t> row_stride(const Tensor& x, int64_t n, int64_t inner_dims
 RowInput row_input(const Tensor& x, int64_t n, int64_t inner_dims, int vec) {
   const std::optional<int64_t> stride = row_stride(x, n, inner_dims);
   const bool aligned = reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 == 0;
-  if (stride && aligned && (*stride - n) % vec == 0) return {x, *stride};
+  const bool fits = stride && *stride >= n && (*stride - n) % vec == 0;
+  if (fits && aligned) return {x, *stride};
   return {x.is_contiguous() ? torch::stable::clone(x) : torch::stable::contiguous(x), n};
 }
 

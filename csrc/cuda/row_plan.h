@@ -117,7 +117,7 @@ struct RowInput {
 };
 
 // Rows along the last `inner_dims` dims. Row r must begin at the same place inside a chunk of `vec`
-// elements as it does in a contiguous tensor; what lies otherwise is copied.
+// elements as it does in a contiguous tensor, behind the row before; what lies otherwise is copied.
 RowInput row_input(const Tensor& x, int64_t n, int64_t inner_dims, int vec);
 
 }  // namespace fusedops

@@ -30,7 +30,8 @@ bool launch_direct(const SoftmaxForward<T, T>& p, const SoftmaxShape& shape,
     constexpr auto kKernel = softmax_direct_kernel<T, D::kMax, kRagged, D::kLong, typename D::Team,
                                                    D::kThreads, kBlocks>;
     if (D::kLong) {
-      allow_shared_memory<kKernel>(scope.device(), scope.facts().shared_memory_per_block - 1024);
+      allow_shared_memory<kKernel>(scope.device(),
+                                   scope.facts().shared_memory_per_block - kDirectSlotBytes);
     }
     launch_rows(kKernel, plan.rows, scope, p, plan.rows.layout);
   });
