@@ -26,10 +26,27 @@ struct NormBackward {
   int partials;
 };
 
-// The most chunks of a row that a thread holds: their column sums are in registers.
-template <bool kRms, class T, class W, bool kRagged>
-inline constexpr int kNormBackwardChunks =
-    (sizeof(W) > sizeof(T) ? 2 : 4) + (kRms && kRagged ? 1 : 0);
+// How a thread works through a step: kRows rows, up to kChunks chunks of each. Column sums take
+// registers per chunk, what rows have to agree on takes time per step.
+// NOTE: local memory would wait for what global loads are under way: nothing may be spilled.
+template <int kChunkCount, int kRowCount, bool kBlockTeams, int kRegisterCount>
+struct NormStep {
+  static constexpr int kChunks = kChunkCount, kRows = kRowCount, kRegisters = kRegisterCount;
+  static constexpr bool kBlocks = kBlockTeams;  // a team is a block or a cluster: fewer registers
+};
+using WarpStep = NormStep<2, 1, false, 112>;
+using LongWarpStep = NormStep<5, 1, false, 128>;
+using BlockStep = NormStep<2, 1, true, 112>;
+using TallStep = NormStep<4, 1, true, 128>;
+
+// Values that a row's threads agree on in a step.
+template <bool kRms, class Step>
+inline constexpr int kStepValues = (kRms ? 1 : 2) * Step::kRows;
+
+// What RowTeam makes place for.
+template <bool kRms, class Step>
+inline constexpr int kStepSlots =
+    kStepValues<kRms, Step> > kSlotValues ? kStepValues<kRms, Step> : kSlotValues;
 
 // Words of a row that a thread holds: x, dy (two for fp32 beside half), dresidual.
 template <class T, class S>
@@ -37,11 +54,11 @@ constexpr int norm_backward_words(bool dresidual) {
   return 1 + static_cast<int>(sizeof(S) / sizeof(T)) + (dresidual ? 1 : 0);
 }
 
-template <class T, class W, class S, class C = Compute<T>>
+template <bool kRms, class T, class W, class S, class C = Compute<T>>
 __device__ __forceinline__ RowMoments<C> load_stats(const NormBackward<T, W, S>& p, int64_t row,
                                                     int64_t rows) {
   if (row >= rows) return {0, 0};
-  return {p.mean == nullptr ? C{0} : p.mean[row], p.rstd[row]};
+  return {kRms ? C{0} : p.mean[row], p.rstd[row]};
 }
 
 // Sums of a team's rows per column, of the columns that a thread holds.
@@ -52,18 +69,19 @@ struct ColumnSums {
 };
 
 // A team per block or cluster: its columns straight into the partial row.
-template <class C, int kVec, int kCount, bool kRms, bool kRagged>
-__device__ __forceinline__ void store_sums(const ColumnSums<C, kVec, kCount, kRms>& sums,
-                                           const RowSlice<kVec, kCount, kRagged>& slice, C* dweight,
-                                           C* dbias) {
+template <class C, int kVec, int kCount, bool kRagged>
+__device__ __forceinline__ void store_sums(const C (&sums)[kCount][kVec],
+                                           const RowSlice<kVec, kCount, kRagged>& slice, C* row) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    const int column = slice.column(i);
+    C* const chunk = row + slice.column(i);
+    if constexpr (!kRagged) {
+      if (slice.full(i)) store_packed(chunk, pack<C>(sums[i]));
+    } else {
 #pragma unroll
-    for (int e = 0; e < kVec; ++e) {
-      if (!slice.some(i) || e < slice.lo(i) || e >= slice.hi(i)) continue;
-      dweight[column + e] = sums.weight[i][e];
-      if constexpr (!kRms) dbias[column + e] = sums.bias[i][e];
+      for (int e = 0; e < kVec; ++e) {
+        if (slice.some(i) && e >= slice.lo(i) && e < slice.hi(i)) chunk[e] = sums[i][e];
+      }
     }
   }
 }
@@ -98,104 +116,167 @@ __device__ __forceinline__ void gather_sums(const ColumnSums<C, kVec, kCount, kR
   }
 }
 
-template <bool kRms, class T, class W, class S, bool kRagged>
-__global__ void __launch_bounds__(kRowThreads)
+// Sums of a step: g * xhat of its rows, then g of its rows; and the column sums.
+template <bool kRms, class Step, bool kRagged, class T, class S, class W, int kVec, class Ring,
+          class C>
+__device__ __forceinline__ void sum_step(const Ring& ring, int stage, int words,
+                                         const RowSlice<kVec, Step::kChunks, kRagged>& slice,
+                                         const NormParameter<W, kVec, Step::kChunks>& weight,
+                                         const RowMoments<C> (&stats)[Step::kRows], unsigned active,
+                                         C (&value)[kStepValues<kRms, Step>],
+                                         ColumnSums<C, kVec, Step::kChunks, kRms>& sums) {
+#pragma unroll
+  for (int i = 0; i < Step::kChunks; ++i) {
+    if (i > 0 && i >= slice.count()) break;
+#pragma unroll
+    for (int r = 0; r < Step::kRows; ++r) {
+      if (!(active >> r & 1) || !slice.some(i)) break;
+      auto x = ring.template read<T, kVec>(stage, r * words, i);
+      auto dy = ring.template read<S, kVec>(stage, r * words + 1, i);
+      if (kRagged && !slice.full(i)) {  // adds nothing to any sum
+        x.keep(slice.lo(i), slice.hi(i));
+        dy.keep(slice.lo(i), slice.hi(i));
+      }
+#pragma unroll
+      for (int e = 0; e < kVec; ++e) {
+        const C d = dy.at(e);
+        const C xhat = kRms ? x.at(e) * stats[r].rstd : stats[r].normal(x.at(e));
+        const C g = d * weight.template at<C>(i, e);
+        value[r] += g * xhat;
+        sums.weight[i][e] += d * xhat;
+        if constexpr (!kRms) {
+          value[Step::kRows + r] += g;
+          sums.bias[i][e] += d;
+        }
+      }
+    }
+  }
+}
+
+// dx of a step; value: -mean(g * xhat) * rstd and -mean(g) * rstd of its rows.
+template <bool kRms, class Step, bool kRagged, class T, class S, class W, int kVec, class Ring,
+          class P, class C>
+__device__ __forceinline__ void store_step(const P& p, const Ring& ring, int stage, int words,
+                                           const RowSlice<kVec, Step::kChunks, kRagged>& slice,
+                                           const NormParameter<W, kVec, Step::kChunks>& weight,
+                                           const RowMoments<C> (&stats)[Step::kRows],
+                                           unsigned active,
+                                           const C (&value)[kStepValues<kRms, Step>], T* dx_row,
+                                           int64_t stride) {
+#pragma unroll
+  for (int i = 0; i < Step::kChunks; ++i) {
+    if (i > 0 && i >= slice.count()) break;
+#pragma unroll
+    for (int r = 0; r < Step::kRows; ++r) {
+      if (!(active >> r & 1) || !slice.some(i)) break;
+      const auto x = ring.template read<T, kVec>(stage, r * words, i);
+      const auto dy = ring.template read<S, kVec>(stage, r * words + 1, i);
+      const C rstd = stats[r].rstd, slope = value[r] * rstd;
+      const C rest = value[kStepValues<kRms, Step> - Step::kRows + r];  // unless kRms
+      const C at_zero = fma(-stats[r].mean, slope, rest);
+      C dx[kVec];
+#pragma unroll
+      for (int e = 0; e < kVec; ++e) {
+        const C g = dy.at(e) * weight.template at<C>(i, e);
+        C low = x.at(e) * slope;
+        if constexpr (!kRms) {
+          // NOTE: exact enough for halves, and one instruction less.
+          low = sizeof(T) == 2 ? fma(x.at(e), slope, at_zero)
+                               : fma(x.at(e) - stats[r].mean, slope, rest);
+        }
+        dx[e] = fma(g, rstd, low);
+      }
+      if (p.dresidual != nullptr) {
+        constexpr int kPlace = 1 + sizeof(S) / sizeof(T);
+        const auto more = ring.template read<T, kVec>(stage, r * words + kPlace, i);
+#pragma unroll
+        for (int e = 0; e < kVec; ++e) dx[e] += more.at(e);
+      }
+      slice.store(i, dx_row + r * stride, dx);
+    }
+  }
+}
+
+template <bool kRms, class T, class W, class S, bool kRagged, class Step>
+__global__ void __maxnreg__(Step::kRegisters)
     norm_backward_kernel(NormBackward<T, W, S> p, RowLayout layout) {
   using C = Compute<T>;
-  constexpr int kVec = kChunkOf<T>, kMax = kNormBackwardChunks<kRms, T, W, kRagged>;
-  constexpr int kDyWords = sizeof(S) / sizeof(T);
+  constexpr int kVec = kChunkOf<T>, kRows = Step::kRows, kSlots = kStepSlots<kRms, Step>;
   extern __shared__ uint4 shared[];
   wait_for_predecessor();
-  RowTeam<C> team(layout, shared);
-  RowSlice<kVec, kMax, kRagged> slice(team, layout);
+  if constexpr (Step::kBlocks) {
+    layout.lanes = 32;
+    __builtin_assume(layout.cluster > 0);
+  }
+  RowTeam<C> team(layout, shared, kSlots);
+  RowSlice<kVec, Step::kChunks, kRagged> slice(team, layout);
   const int words = norm_backward_words<T, S>(p.dresidual != nullptr);
-  uint4* const ring_memory = shared + row_slot_bytes<C>(layout.cluster, blockDim.x) / 16;
-  RowRing<kRowStages - 1> ring(ring_memory, team, layout, words);
+  uint4* const ring_memory = shared + row_slot_bytes<C>(layout.cluster, blockDim.x, kSlots) / 16;
+  RowRing<kRowStages - 1, kRows> ring(ring_memory, team, layout, kRows * words);
 
-  const auto fetch = [&](int64_t base, int stage) {
-    const int64_t row = base + team.sub();
-    const bool active = row < layout.rows, last = row == layout.rows - 1;
-    const RowStream<T> x{p.x + row * p.x_stride, 0};
-    const RowStream<S> dy{p.dy + row * p.dy_stride, 1};
+  // NOTE: 32 bits, since registers are short; the host sends no more rows than they count.
+  const unsigned rows = static_cast<unsigned>(layout.rows);
+  const unsigned stride = static_cast<unsigned>(team.stride()), sub = team.sub();
+  const auto fetch = [&](unsigned base, int stage) {
     slice.hold();
-    if (p.dresidual == nullptr) {
-      ring.fetch(stage, active, last, slice, x, dy);
-    } else {
-      ring.fetch(stage, active, last, slice, x, dy,
-                 RowStream<T>{p.dresidual + row * p.dresidual_stride, 1 + kDyWords});
+#pragma unroll 1
+    for (int r = 0; r < kRows; ++r) {
+      const int64_t row = base + r * stride + sub;
+      const bool active = row < rows, last = row == rows - 1;
+      const RowStream<T> x{p.x + row * p.x_stride, r * words};
+      const RowStream<S> dy{p.dy + row * p.dy_stride, r * words + 1};
+      if (p.dresidual == nullptr) {
+        ring.fetch(stage, active, last, slice, x, dy);
+      } else {
+        constexpr int kPlace = 1 + sizeof(S) / sizeof(T);
+        ring.fetch(stage, active, last, slice, x, dy,
+                   RowStream<T>{p.dresidual + row * p.dresidual_stride, r * words + kPlace});
+      }
     }
   };
+  RowMoments<C> next[kRows];
+  const auto look_up = [&](unsigned base) {
 #pragma unroll
-  for (int s = 0; s < kRowStages - 1; ++s) fetch(team.first() + s * team.stride(), s);
+    for (int r = 0; r < kRows; ++r) next[r] = load_stats<kRms>(p, base + r * stride + sub, rows);
+  };
+  unsigned base = static_cast<unsigned>(team.first());
+#pragma unroll 1
+  for (int s = 0; s < kRowStages - 1; ++s) fetch(base + s * kRows * stride, s);
+  look_up(base);
 
-  NormParameter<W, kVec, kMax> weight(p.weight, slice, 1.0f);
-  ColumnSums<C, kVec, kMax, kRms> sums;
+  NormParameter<W, kVec, Step::kChunks> weight(p.weight, slice, 1.0f);
+  ColumnSums<C, kVec, Step::kChunks, kRms> sums;
   const C inverse_n = C{1} / static_cast<C>(layout.n);
   int stage = 0;
-  RowMoments<C> next = load_stats(p, team.first() + team.sub(), layout.rows);
-  for (int64_t base = team.first(); base < layout.rows; base += team.stride()) {
-    const int64_t row = base + team.sub();
-    const bool active = row < layout.rows;
-    const RowMoments<C> stats = next;
-    next = load_stats(p, row + team.stride(), layout.rows);
+  for (; base < rows; base += kRows * stride) {
+    unsigned active = 0;
+    RowMoments<C> stats[kRows];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      active |= static_cast<unsigned>(base + r * stride + sub < rows) << r;
+      stats[r] = next[r];
+    }
+    look_up(base + kRows * stride);
     ring.wait(stage);
     slice.hold();
-    ring.fill(stage, 0, from_compute<T>(C{0}), slice);
-    ring.fill(stage, 1, from_compute<S>(C{0}), slice);  // adds nothing to any sum
-    C gx[2] = {}, gs[2] = {};
     hold(weight.value);
-    if (active) {
-#pragma unroll
-      for (int i = 0; i < kMax; ++i) {
-        if (i >= slice.count()) break;
-        const auto x = ring.template read<T, kVec>(stage, 0, i);
-        const auto dy = ring.template read<S, kVec>(stage, 1, i);
-#pragma unroll
-        for (int e = 0; e < kVec; ++e) {
-          const C d = dy.at(e);
-          const C xhat = kRms ? x.at(e) * stats.rstd : stats.normal(x.at(e));
-          const C g = d * weight.template at<C>(i, e);
-          gx[e % 2] += g * xhat;
-          if constexpr (!kRms) gs[e % 2] += g;
-          sums.weight[i][e] += d * xhat;
-          if constexpr (!kRms) sums.bias[i][e] += d;
-        }
-      }
-    }
-    // NOTE: without dx too: a row behind the barrier in it, its stage is free.
-    C mean_gx = sum_of(gx), mean_g = 0;
-    if constexpr (kRms) {
-      mean_gx = team.sum(mean_gx);
-    } else {
-      mean_g = sum_of(gs);
-      team.sum(mean_gx, mean_g);
-    }
+    C value[kStepValues<kRms, Step>] = {};
+    sum_step<kRms, Step, kRagged, T, S>(ring, stage, words, slice, weight, stats, active, value,
+                                        sums);
+    // NOTE: without dx too: a step behind the barrier in it, its stage is free.
+    team.sum_all(value);
     team.join();
-    fetch(base + (kRowStages - 1) * team.stride(), previous_stage(stage));
+    fetch(base + (kRowStages - 1) * kRows * stride, previous_stage(stage));
     if (p.dx != nullptr) {
-      hold(weight.value);
       slice.hold();
-      mean_gx *= -inverse_n * stats.rstd;
-      mean_g *= -inverse_n * stats.rstd;
+      hold(weight.value);
 #pragma unroll
-      for (int i = 0; i < kMax; ++i) {
-        if (i >= slice.count() || !active) break;
-        const auto x = ring.template read<T, kVec>(stage, 0, i);
-        const auto dy = ring.template read<S, kVec>(stage, 1, i);
-        C dx[kVec];
-#pragma unroll
-        for (int e = 0; e < kVec; ++e) {
-          const C xhat = kRms ? x.at(e) * stats.rstd : stats.normal(x.at(e));
-          const C g = dy.at(e) * weight.template at<C>(i, e);
-          dx[e] = fma(g, stats.rstd, fma(xhat, mean_gx, mean_g));
-        }
-        if (p.dresidual != nullptr) {
-          const auto more = ring.template read<T, kVec>(stage, 1 + kDyWords, i);
-#pragma unroll
-          for (int e = 0; e < kVec; ++e) dx[e] += more.at(e);
-        }
-        slice.store(i, p.dx + row * layout.n, dx);
+      for (int v = 0; v < kStepValues<kRms, Step>; ++v) {
+        value[v] *= -inverse_n * stats[v % kRows].rstd;
       }
+      store_step<kRms, Step, kRagged, T, S>(p, ring, stage, words, slice, weight, stats, active,
+                                            value, p.dx + int64_t{base + sub} * layout.n,
+                                            int64_t{stride} * layout.n);
     }
     stage = next_stage(stage);
   }
@@ -210,105 +291,11 @@ __global__ void __launch_bounds__(kRowThreads)
           ring_memory + row_barrier_bytes(static_cast<int>(blockDim.x) / 32) / 16);
       gather_sums(sums, slice, layout.lanes, layout.n, scratch, dweight, dbias);
     } else {
-      store_sums(sums, slice, dweight, dbias);
+      store_sums(sums.weight, slice, dweight);
+      if constexpr (!kRms) store_sums(sums.bias, slice, dbias);
     }
   }
   team.leave();
-}
-
-// ---- rows that no team can hold ----
-
-// dx alone: a block per row, which reads its row twice.
-template <bool kRms, class T, class W, class S>
-__global__ void __launch_bounds__(kStreamThreads, kStreamBlocks)
-    norm_backward_long_kernel(NormBackward<T, W, S> p, int64_t rows, int64_t n) {
-  using C = Compute<T>;
-  constexpr int kVec = kChunkOf<T>;
-  __shared__ RowSlot<C> slots[2 * kStreamThreads / 32];
-  wait_for_predecessor();
-  RowTeam<C> team(RowLayout{rows, 0, 32, 1, 0}, slots);
-  for (int64_t row = team.first(); row < rows; row += team.stride()) {
-    const T* x = p.x + row * p.x_stride;
-    const S* dy = p.dy + row * p.dy_stride;
-    const RowMoments<C> stats = load_stats(p, row, rows);
-    const int shift = static_cast<int>(row * n % kVec);
-    const auto gradient = [&](int64_t column, C value) {
-      return p.weight == nullptr ? value : value * static_cast<C>(to_compute(p.weight[column]));
-    };
-    C mean_gx = 0, mean_g = 0;
-    stream_row<T, kVec>(x, n, shift, team.index(), team.size(), [&](const auto& chunk) {
-      const auto d = load_like(dy, chunk);
-      chunk.each([&](int e) {
-        const C g = gradient(chunk.column + e, d.at(e));
-        mean_gx += g * (chunk.vec.at(e) - stats.mean) * stats.rstd;
-        mean_g += g;
-      });
-    });
-    team.sum(mean_gx, mean_g);
-    mean_gx /= static_cast<C>(n);
-    mean_g = kRms ? C{0} : mean_g / static_cast<C>(n);
-    stream_row<T, kVec>(x, n, shift, team.index(), team.size(), [&](const auto& chunk) {
-      const auto d = load_like(dy, chunk);
-      C dx[kVec] = {};
-      chunk.each([&](int e) {
-        const C xhat = (chunk.vec.at(e) - stats.mean) * stats.rstd;
-        const C g = gradient(chunk.column + e, d.at(e));
-        dx[e] = (g - mean_g - xhat * mean_gx) * stats.rstd;
-        if (p.dresidual != nullptr) {
-          dx[e] += to_compute(p.dresidual[row * p.dresidual_stride + chunk.column + e]);
-        }
-      });
-      store_like(p.dx + row * n, chunk, dx);
-    });
-  }
-}
-
-// The partial rows alone: block (x, y) sums column x over the rows y, y + partials, ...
-template <bool kRms, class T, class W, class S>
-__global__ void __launch_bounds__(kStreamThreads, kStreamBlocks)
-    norm_partial_long_kernel(NormBackward<T, W, S> p, int64_t rows, int64_t n) {
-  using C = Compute<T>;
-  wait_for_predecessor();
-  const int64_t column = int64_t{blockIdx.x} * kStreamThreads + threadIdx.x;
-  if (column >= n) return;
-  C dweight = 0, dbias = 0;
-#pragma unroll 4
-  for (int64_t row = blockIdx.y; row < rows; row += p.partials) {
-    const RowMoments<C> stats = load_stats(p, row, rows);
-    const C d = to_compute(p.dy[row * p.dy_stride + column]);
-    dweight += d * (to_compute(p.x[row * p.x_stride + column]) - stats.mean) * stats.rstd;
-    dbias += d;
-  }
-  C* const mine = p.partial + int64_t{blockIdx.y} * n + column;
-  *mine = dweight;
-  if constexpr (!kRms) mine[int64_t{p.partials} * n] = dbias;
-}
-
-// ---- second stage ----
-
-inline constexpr int kPartialX = 32, kPartialY = 16;
-
-// out[c] = sum over the partial rows in a fixed order; blockIdx.y 0: dweight, 1: dbias.
-template <class C, class Out>
-__global__ void __launch_bounds__(kPartialX* kPartialY)
-    norm_partial_sum_kernel(const C* partial, Out* dweight, Out* dbias, int partials, int64_t n) {
-  __shared__ double shared[kPartialY][kPartialX];
-  wait_for_predecessor();
-  Out* const out = blockIdx.y == 0 ? dweight : dbias;
-  if (out == nullptr) return;
-  const C* from = partial + blockIdx.y * (int64_t{partials} * n);
-  const int64_t column = int64_t{blockIdx.x} * kPartialX + threadIdx.x;
-  double sum = 0;  // NOTE: a chain of fp32 sums would be less exact than torch's tree
-  if (column < n) {
-#pragma unroll 8
-    for (int64_t row = threadIdx.y; row < partials; row += kPartialY) sum += from[row * n + column];
-  }
-  shared[threadIdx.y][threadIdx.x] = sum;
-  __syncthreads();
-  if (threadIdx.y == 0 && column < n) {
-    for (int y = 1; y < kPartialY; ++y) sum += shared[y][threadIdx.x];
-    out[column] = from_compute<Out>(static_cast<Compute<Out>>(sum));
-  }
 }
 
 }  // namespace fusedops

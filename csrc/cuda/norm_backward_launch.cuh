@@ -1,4 +1,5 @@
-// From checked operands to the kernels of norm_backward.cuh, for one of the two norms.
+// From checked operands to the kernels of norm_backward.cuh and norm_backward_split.cuh, for one of
+// the two norms.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
@@ -8,56 +9,124 @@
 
 #include "common/device_types.cuh"
 #include "common/dispatch.h"
-#include "cuda/norm_backward.cuh"
 #include "cuda/norm_backward.h"
+#include "cuda/norm_backward_split.cuh"
 #include "cuda/row_plan.h"
 
 namespace fusedops::cuda {
 
-inline constexpr int kLongPartials = 64;
+// Elements below which one launch that reads its input twice is sooner than two launches.
+inline constexpr int64_t kSplitElements = 1 << 17;
+inline constexpr int64_t kSplitPartials = 64, kSplitRows = 512;  // at most; of a partial row
+// Rows that 32 bits count, some steps ahead.
+inline constexpr int64_t kMostRows = (int64_t{1} << 32) - (1 << 24);
 
-template <class C, class Out>
-void launch_partial_sum(const NormGradients& t, const Tensor& partial, int partials, int64_t n,
-                        const LaunchScope& scope) {
+inline NormSums norm_sums(const NormGradients& t, bool half) {
   const auto out = [](Tensor* tensor) {
-    return tensor == nullptr ? nullptr : static_cast<Out*>(tensor->mutable_data_ptr());
+    return tensor == nullptr ? nullptr : tensor->mutable_data_ptr();
   };
-  launch_plain(norm_partial_sum_kernel<C, Out>,
-               dim3(ceil_div(n, kPartialX), t.dbias == nullptr ? 1 : 2), dim3(kPartialX, kPartialY),
-               scope, static_cast<const C*>(partial.const_data_ptr()), out(t.dweight), out(t.dbias),
-               partials, n);
+  const Tensor* like = t.dweight != nullptr ? t.dweight : t.dbias;
+  const bool wide = half && like != nullptr && like->scalar_type() == ScalarType::Float;
+  return {out(t.dweight), out(t.dbias), wide};
 }
 
 template <class T>
-void sum_partials(const NormGradients& t, const Tensor& partial, int partials, int64_t n,
+void sum_partials(const NormSums& out, const Tensor& partial, int partials, int64_t n,
                   const LaunchScope& scope) {
   using C = Compute<T>;
-  const Tensor& like = t.dweight != nullptr ? *t.dweight : *t.dbias;
-  if (sizeof(T) == 2 && like.scalar_type() == ScalarType::Float) {
-    launch_partial_sum<C, float>(t, partial, partials, n, scope);
-  } else {
-    launch_partial_sum<C, T>(t, partial, partials, n, scope);
+  constexpr int kPer = 16 / sizeof(C);
+  const int per = n % kPer == 0 ? kPer : 1;
+  const dim3 threads =
+      partials <= 64 ? dim3(32, kPartialThreads / 32) : dim3(8, kPartialThreads / 8);
+  launch_plain(per == 1 ? norm_partial_sum_kernel<T, 1> : norm_partial_sum_kernel<T, kPer>,
+               dim3(ceil_div(n, int64_t{threads.x} * per), out.dbias == nullptr ? 1 : 2), threads,
+               scope, static_cast<const C*>(partial.const_data_ptr()), out, partials, n);
+}
+
+// Partial rows, or none where nobody asked for them.
+template <bool kRms, class T, class W, class S>
+Tensor make_partial(NormBackward<T, W, S>& p, const NormSums& out, const Tensor& like, int64_t n) {
+  const bool sums = out.dweight != nullptr || out.dbias != nullptr;
+  const Tensor partial =
+      torch::stable::new_empty(like, {sums ? (kRms ? 1 : 2) * int64_t{p.partials} * n : 0});
+  p.partial = sums ? static_cast<Compute<T>*>(partial.mutable_data_ptr()) : nullptr;
+  return partial;
+}
+
+// Rows and columns apart.
+template <bool kRms, class T, class W, class S>
+void launch_split(const NormGradients& t, NormBackward<T, W, S>& p, const NormShape& shape,
+                  const LaunchScope& scope) {
+  const NormSums out = norm_sums(t, sizeof(T) == 2);
+  const bool sums = out.dweight != nullptr || out.dbias != nullptr;
+  p.partials = static_cast<int>(
+      std::clamp<int64_t>(ceil_div(shape.rows, kSplitRows), 1, sums ? kSplitPartials : 1));
+  const Tensor partial = make_partial<kRms>(p, out, t.rstd, p.partials > 1 ? shape.n : 0);
+  const int64_t row_blocks = p.dx == nullptr ? 0 : blocks_of_long_rows(shape.rows, scope);
+  const int64_t column_blocks = sums ? ceil_div(shape.n, int64_t{kSplitX}) * p.partials : 0;
+  launch_plain(norm_backward_split_kernel<kRms, T, W, S>, dim3(row_blocks + column_blocks),
+               dim3(kSplitThreads), scope, p, out, row_blocks, shape.rows, shape.n);
+  if (p.partials > 1) sum_partials<T>(out, partial, p.partials, shape.n, scope);
+}
+
+// Whole rows; false where no team can hold one.
+template <bool kRms, bool kRagged, class Step, class T, class W, class S>
+bool launch_rows_of(const NormGradients& t, NormBackward<T, W, S>& p, const NormShape& shape,
+                    const LaunchScope& scope) {
+  // Config
+  const bool one_block = shape.n <= 2 * kRowThreads * kChunkOf<T>;
+  const RowProblem problem{.rows = shape.rows,
+                           .n = shape.n,
+                           .vec = kChunkOf<T>,
+                           .words = Step::kRows * norm_backward_words<T, S>(p.dresidual != nullptr),
+                           .max_chunks = Step::kChunks,
+                           .compute_bytes = sizeof(Compute<T>),
+                           .rows_per_team = 0,
+                           .bulk = kRagged || !(one_block || (kRms && Step::kChunks > 2)),
+                           .slot_values = kStepSlots<kRms, Step>,
+                           .least_cluster = kRagged ? kRowCluster : 1,
+                           .sm_threads = kRowThreads};
+  const auto kernel = norm_backward_kernel<kRms, T, W, S, kRagged, Step>;
+  const RowPlan plan = plan_rows(reinterpret_cast<const void*>(kernel), problem, scope);
+  if (!plan.held) return false;
+  p.partials = static_cast<int>(plan.blocks / std::max(plan.layout.cluster, 1));
+
+  // Allocate
+  const NormSums out = norm_sums(t, sizeof(T) == 2);
+  const Tensor partial = make_partial<kRms>(p, out, t.rstd, shape.n);
+
+  // Launch
+  launch_rows(kernel, plan, scope, p, plan.layout);
+  if (p.partial != nullptr) sum_partials<T>(out, partial, p.partials, shape.n, scope);
+  return true;
+}
+
+// NOTE: measured; a block with more registers runs fewer warps, a larger cluster leaves
+// multiprocessors idle.
+template <bool kRms, bool kRagged, class T, class W, class S>
+bool launch_held(const NormGradients& t, NormBackward<T, W, S>& p, const NormShape& shape,
+                 const LaunchScope& scope) {
+  const int64_t chunks = row_chunks(shape.n, kChunkOf<T>);
+  if (chunks <= 32 * WarpStep::kChunks) {
+    return launch_rows_of<kRms, kRagged, WarpStep>(t, p, shape, scope);
   }
+  if constexpr (kRms && kRagged) {
+    if (chunks <= 32 * LongWarpStep::kChunks) {
+      return launch_rows_of<kRms, kRagged, LongWarpStep>(t, p, shape, scope);
+    }
+  }
+  const int64_t block = kRagged && !kRms ? kRowThreads / 2 : kRowThreads * BlockStep::kChunks;
+  const bool clusters = !kRagged && chunks > kRowThreads * TallStep::kChunks &&
+                        chunks <= kRowThreads * BlockStep::kChunks * kRowCluster;
+  if (chunks <= block || clusters) {
+    return launch_rows_of<kRms, kRagged, BlockStep>(t, p, shape, scope);
+  }
+  return launch_rows_of<kRms, kRagged, TallStep>(t, p, shape, scope);
 }
 
 template <bool kRms, class T, class W, class S>
-void launch_long(NormBackward<T, W, S>& p, const NormShape& shape, const LaunchScope& scope) {
-  if (p.dx != nullptr) {
-    launch_plain(norm_backward_long_kernel<kRms, T, W, S>,
-                 dim3(blocks_of_long_rows(shape.rows, scope)), dim3(kStreamThreads), scope, p,
-                 shape.rows, shape.n);
-  }
-  if (p.partial != nullptr) {
-    launch_plain(norm_partial_long_kernel<kRms, T, W, S>,
-                 dim3(ceil_div(shape.n, kStreamThreads), p.partials), dim3(kStreamThreads), scope,
-                 p, shape.rows, shape.n);
-  }
-}
-
-template <bool kRms, class T, class W, class S, bool kRagged>
-void launch_ragged(const NormGradients& t, const std::optional<Tensor>& weight,
-                   const NormShape& shape, int64_t norm_dims, const LaunchScope& scope) {
-  // Config
+void launch(const NormGradients& t, const std::optional<Tensor>& weight, const NormShape& shape,
+            int64_t norm_dims, const LaunchScope& scope) {
   using C = Compute<T>;
   constexpr int kVec = kChunkOf<T>;
   const RowInput dy = row_input(t.dy, shape.n, norm_dims, kVec);
@@ -74,40 +143,15 @@ void launch_ragged(const NormGradients& t, const std::optional<Tensor>& weight,
   p.mean = t.mean == nullptr ? nullptr : static_cast<const C*>(t.mean->const_data_ptr());
   p.rstd = static_cast<const C*>(t.rstd.const_data_ptr());
   p.dx = t.dx == nullptr ? nullptr : static_cast<T*>(t.dx->mutable_data_ptr());
-  const RowProblem problem{shape.rows,
-                           shape.n,
-                           kVec,
-                           norm_backward_words<T, S>(t.dresidual.has_value()),
-                           kNormBackwardChunks<kRms, T, W, kRagged>,
-                           sizeof(C),
-                           0,
-                           kRms || kRagged};
-  const auto kernel = norm_backward_kernel<kRms, T, W, S, kRagged>;
-  const RowPlan plan = plan_rows(reinterpret_cast<const void*>(kernel), problem, scope);
-  p.partials = plan.held ? static_cast<int>(plan.blocks / std::max(plan.layout.cluster, 1))
-                         : static_cast<int>(std::min<int64_t>(shape.rows, kLongPartials));
-
-  // Allocate
-  const bool sums = t.dweight != nullptr || t.dbias != nullptr;
-  const Tensor partial =
-      torch::stable::new_empty(t.rstd, {sums ? (kRms ? 1 : 2) * int64_t{p.partials} * shape.n : 0});
-  p.partial = sums ? static_cast<C*>(partial.mutable_data_ptr()) : nullptr;
-
-  // Launch
-  if (plan.held) {
-    launch_rows(kernel, plan, scope, p, plan.layout);
-  } else {
-    launch_long<kRms>(p, shape, scope);
+  const bool small = shape.rows * shape.n <= kSplitElements && shape.rows <= kSplitRows;
+  if (!small && shape.rows < kMostRows && shape.n < (int64_t{1} << 30)) {
+    bool held = false;
+    dispatch_ragged<T>(shape.n, [&]<bool kRagged>(Tag<kRagged>) {
+      held = launch_held<kRms, kRagged>(t, p, shape, scope);
+    });
+    if (held) return;
   }
-  if (sums) sum_partials<T>(t, partial, p.partials, shape.n, scope);
-}
-
-template <bool kRms, class T, class W, class S>
-void launch(const NormGradients& t, const std::optional<Tensor>& weight, const NormShape& shape,
-            int64_t norm_dims, const LaunchScope& scope) {
-  dispatch_ragged<T>(shape.n, [&]<bool kRagged>(Tag<kRagged>) {
-    launch_ragged<kRms, T, W, S, kRagged>(t, weight, shape, norm_dims, scope);
-  });
+  launch_split<kRms>(t, p, shape, scope);
 }
 
 // Which instance: dtypes of x, weight and dy. A float32 dy beside a half x goes with float32

@@ -49,6 +49,20 @@ __device__ __forceinline__ void wait_for_barrier(unsigned barrier, unsigned pari
       : "memory");
 }
 
+// For bytes that bulk copies bring, and what threads of this block wrote.
+// NOTE: the cluster's scope would throw away the first-level cache.
+__device__ __forceinline__ void wait_for_bytes(unsigned barrier, unsigned parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "WAIT_%=:\n"
+      "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra WAIT_%=;\n"
+      "}\n" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+
 // Multiples of 16 bytes.
 __device__ __forceinline__ void bulk_copy(unsigned to, const void* from, unsigned bytes,
                                           unsigned barrier) {
@@ -83,6 +97,32 @@ __device__ __forceinline__ void send_to_block(unsigned to, unsigned barrier, uns
   }
 }
 
+// The same for one number.
+__device__ __forceinline__ void send_to_block(unsigned to, unsigned barrier, unsigned rank,
+                                              float value) {
+  asm volatile(
+      "{\n"
+      ".reg .u32 there, there_too;\n"
+      "mapa.shared::cluster.u32 there, %0, %2;\n"
+      "mapa.shared::cluster.u32 there_too, %1, %2;\n"
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [there], %3, [there_too];\n"
+      "}\n" ::"r"(to),
+      "r"(barrier), "r"(rank), "r"(__float_as_uint(value))
+      : "memory");
+}
+__device__ __forceinline__ void send_to_block(unsigned to, unsigned barrier, unsigned rank,
+                                              double value) {
+  asm volatile(
+      "{\n"
+      ".reg .u32 there, there_too;\n"
+      "mapa.shared::cluster.u32 there, %0, %2;\n"
+      "mapa.shared::cluster.u32 there_too, %1, %2;\n"
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b64 [there], %3, [there_too];\n"
+      "}\n" ::"r"(to),
+      "r"(barrier), "r"(rank), "l"(__double_as_longlong(value))
+      : "memory");
+}
+
 #else
 
 __device__ __forceinline__ unsigned cluster_rank() { return 0; }
@@ -91,6 +131,7 @@ __device__ __forceinline__ void init_barrier(unsigned, int) {}
 __device__ __forceinline__ void fence_barrier_init() {}
 __device__ __forceinline__ void expect_bytes(unsigned, unsigned) {}
 __device__ __forceinline__ void wait_for_barrier(unsigned, unsigned) {}
+__device__ __forceinline__ void wait_for_bytes(unsigned, unsigned) {}
 __device__ __forceinline__ void bulk_copy(unsigned, const void*, unsigned, unsigned) {}
 __device__ __forceinline__ void fence_bulk_copies() {}
 template <class V>

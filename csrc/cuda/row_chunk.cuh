@@ -63,6 +63,20 @@ struct Packed {
       word[w + 1] = static_cast<unsigned>(__double2hiint(top));
     }
   }
+  // Zero outside of the elements [lo, hi).
+  __device__ __forceinline__ void keep(int lo, int hi) {
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) {
+      if constexpr (sizeof(T) == 2) {
+        const unsigned low = 2 * w >= lo && 2 * w < hi ? 0xffffu : 0;
+        const unsigned high = 2 * w + 1 >= lo && 2 * w + 1 < hi ? 0xffff0000u : 0;
+        word[w] &= low | high;
+      } else {
+        const int e = w / static_cast<int>(sizeof(T) / 4);
+        word[w] = e >= lo && e < hi ? word[w] : 0;
+      }
+    }
+  }
   // NOTE: the compiler would rather keep every element converted, at twice the registers.
   __device__ __forceinline__ void hold() {
 #pragma unroll

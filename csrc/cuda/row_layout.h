@@ -42,9 +42,12 @@ struct alignas(4 * sizeof(C)) RowSlot {
 inline constexpr int kDirectSlots = 32;
 inline constexpr int kDirectSlotBytes = kDirectSlots * 16;
 
+inline constexpr int kSlotValues = 4;  // of a RowSlot
+
+// values: of a warp, a multiple of kSlotValues.
 template <class C>
-constexpr int64_t row_slot_bytes(int cluster, int threads) {
-  return int64_t{2} * cluster * (threads / 32) * static_cast<int64_t>(sizeof(RowSlot<C>)) +
+constexpr int64_t row_slot_bytes(int cluster, int threads, int values = kSlotValues) {
+  return int64_t{2} * cluster * (threads / 32) * values * static_cast<int64_t>(sizeof(C)) +
          (cluster > 1 ? 16 : 0);  // a barrier for either set
 }
 

@@ -16,8 +16,8 @@ namespace {
 constexpr int kTeamThreads = 128;  // of a block whose warps hold rows of their own
 
 int64_t slot_bytes(const RowProblem& problem, int cluster, int threads) {
-  return problem.compute_bytes == 8 ? row_slot_bytes<double>(cluster, threads)
-                                    : row_slot_bytes<float>(cluster, threads);
+  return problem.compute_bytes == 8 ? row_slot_bytes<double>(cluster, threads, problem.slot_values)
+                                    : row_slot_bytes<float>(cluster, threads, problem.slot_values);
 }
 
 // Barriers and rows on their way: `teams` of them in a block, `chunks` of a row in a team.
@@ -27,12 +27,6 @@ int64_t ring_bytes(RowPlan& plan, const RowProblem& problem, int teams, int64_t 
   const int64_t pitch = lanes < 8 ? round_up(chunks * 16, 128) + lanes * 16 : chunks * 16;
   plan.layout.pitch = static_cast<int>(pitch);
   return row_barrier_bytes(plan.threads / 32) + int64_t{kRowStages} * problem.words * pitch * teams;
-}
-
-// The most chunks that a row of this length touches.
-int64_t chunks_of(const RowProblem& problem) {
-  const int64_t shift = problem.vec - std::gcd<int64_t>(problem.n, problem.vec);  // the largest
-  return ceil_div(problem.n + shift, problem.vec);
 }
 
 int power_of_two(int64_t at_least) {
@@ -59,9 +53,14 @@ RowPlan warp_plan(const RowProblem& problem, int64_t chunks, int per_thread) {
 
 }  // namespace
 
+int64_t row_chunks(int64_t n, int vec) {
+  const int64_t shift = vec - std::gcd<int64_t>(n, vec);  // the largest
+  return ceil_div(n + shift, vec);
+}
+
 RowPlan plan_team(const RowProblem& problem, int sm_count, int64_t shared_limit,
                   int cluster_limit) {
-  const int64_t chunks = chunks_of(problem);
+  const int64_t chunks = row_chunks(problem.n, problem.vec);
   // NOTE: few rows leave the GPU idle unless each is spread over more threads.
   const int per_thread = problem.rows >= int64_t{4} * sm_count   ? problem.max_chunks
                          : problem.rows >= int64_t{2} * sm_count ? (problem.max_chunks + 1) / 2
@@ -70,6 +69,7 @@ RowPlan plan_team(const RowProblem& problem, int sm_count, int64_t shared_limit,
   for (int cluster = 1; cluster <= cluster_limit; cluster *= 2) {
     const int64_t share = ceil_div(chunks, cluster);  // chunks of a block
     if (share > int64_t{kRowThreads} * problem.max_chunks) continue;
+    if (cluster > 1 && cluster < std::min(problem.least_cluster, cluster_limit)) continue;
     RowPlan plan;
     plan.threads =
         static_cast<int>(std::min<int64_t>(kRowThreads, round_up(ceil_div(share, per_thread), 32)));
@@ -138,8 +138,11 @@ RowPlan plan_rows(const void* kernel, const RowProblem& problem, const LaunchSco
   RowPlan plan = plan_team(problem, scope.facts().sm_count, scope.facts().shared_memory_per_block,
                            clusters ? kRowCluster : 1);
   if (!plan.held) return plan;
-  const int resident = resident_blocks(kernel, plan, scope);
+  int resident = resident_blocks(kernel, plan, scope);
   plan.held = resident > 0;
+  if (problem.sm_threads > 0 && plan.layout.cluster <= 1) {
+    resident = std::min(resident, problem.sm_threads / plan.threads * scope.facts().sm_count);
+  }
   plan_blocks(plan, problem, resident);
   // NOTE: where a team has one row, threads that ask for their own chunks have them sooner.
   plan.layout.bulk =

@@ -25,6 +25,9 @@ struct RowProblem {
   // One thread asks for a row by bulk copies where teams have several: fewer instructions, which
   // pays where those are what limits the kernel.
   bool bulk;
+  int slot_values = kSlotValues;  // of a warp's slot
+  int least_cluster = 1;          // for rows that take more than a block
+  int sm_threads = 0;             // that a multiprocessor takes, 0: as many as fit
 };
 
 struct RowPlan {
@@ -34,6 +37,9 @@ struct RowPlan {
   int64_t shared_bytes = 0;
   int64_t blocks = 0;
 };
+
+// The most chunks of `vec` elements that a row of n touches.
+int64_t row_chunks(int64_t n, int vec);
 
 // Team and shared memory; blocks are still open. `cluster_limit`: 1 where the GPU has no clusters.
 RowPlan plan_team(const RowProblem& problem, int sm_count, int64_t shared_limit, int cluster_limit);

@@ -48,8 +48,8 @@ class RowSlice {
   __device__ __forceinline__ unsigned not_full() const { return ~full_ & ((1u << count_) - 1); }
   // NOTE: the compiler would compute what follows from these once for all rows, and spill it.
   __device__ __forceinline__ void hold() {
-    asm volatile(""
-                 : "+r"(begin_), "+r"(step_), "+r"(shift_), "+r"(end_), "+r"(some_), "+r"(full_));
+    asm volatile("" : "+r"(begin_), "+r"(step_), "+r"(some_));
+    if constexpr (kRagged) asm volatile("" : "+r"(shift_), "+r"(end_), "+r"(full_));
   }
   // Elements of all chunks that do not belong to the row.
   __device__ __forceinline__ int outside() const {
@@ -99,22 +99,22 @@ class RowSlice {
   unsigned some_ = 0, full_ = 0;  // a bit per chunk
 };
 
-// A tensor's row, and which of the rows of a stage it becomes.
+// A tensor's row, and its place in a stage.
 template <class S>
 struct RowStream {
   const S* row;  // element 0
   int place;
 };
 
-// Rows on their way from memory to shared memory, kRowStages of them, up to kAhead at a time. A
-// thread reads back its own chunks only.
+// Rows on their way from memory to shared memory: kRowStages stages, up to kAhead of them at a
+// time, of kRows rows that are asked for one by one. A thread reads back its own chunks only.
 //
 // One thread of a team asks for a whole row by bulk copies, or every thread for its own chunks:
 // that is sooner there, which counts where a team has one row, and takes many more instructions.
-template <int kAhead>
+template <int kAhead, int kRows = 1>
 class RowRing {
  public:
-  // shared: behind the slots of the team; streams: rows of a stage, two for fp32 beside half.
+  // shared: behind the slots of the team; streams: places of a stage, two for fp32 beside half.
   template <class C>
   __device__ __forceinline__ RowRing(void* shared, const RowTeam<C>& team, const RowLayout& layout,
                                      int streams)
@@ -128,7 +128,7 @@ class RowRing {
     step_ = team.size() * 16;
     asks_ = team.index() == 0;
     if (bulk_) {
-      const int arrivals = team.in_warp() ? 32 / team.lanes() : 1;
+      const int arrivals = kRows * (team.in_warp() ? 32 / team.lanes() : 1);
       if (static_cast<int>(threadIdx.x) < warps * kRowStages) {
         init_barrier(barriers + threadIdx.x * 8, arrivals);
         fence_barrier_init();
@@ -170,10 +170,10 @@ class RowRing {
   // Until the oldest of kAhead rows has arrived, which is in this stage.
   __device__ __forceinline__ void wait(int stage) {
     if (bulk_) {
-      wait_for_barrier(barrier_ + 8 * stage, phase_ >> stage & 1);
+      wait_for_bytes(barrier_ + 8 * stage, phase_ >> stage & 1);
       phase_ ^= 1u << stage;
     } else {
-      asm volatile("cp.async.wait_group %0;" ::"n"(kAhead - 1) : "memory");
+      asm volatile("cp.async.wait_group %0;" ::"n"(kRows * (kAhead - 1)) : "memory");
     }
   }
   __device__ __forceinline__ void drain() const {

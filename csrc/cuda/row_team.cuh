@@ -20,7 +20,8 @@ namespace fusedops {
 template <class C>
 class RowTeam {
  public:
-  __device__ __forceinline__ RowTeam(const RowLayout& layout, void* slots)
+  // values: that sum_all sums at a time, or more.
+  __device__ __forceinline__ RowTeam(const RowLayout& layout, void* slots, int values = kSlotValues)
       : lanes_(layout.lanes),
         cluster_(layout.cluster),
         lane_(threadIdx.x % 32),
@@ -40,7 +41,7 @@ class RowTeam {
       size_ = blockDim.x;
       first_ = blockIdx.x / cluster_;
       stride_ = gridDim.x / cluster_;
-      barrier_ = shared_address(slots_ + 2 * warps_);
+      barrier_ = shared_address(slots_) + 2 * warps_ * values * static_cast<int>(sizeof(C));
       if (cluster_ > 1) {
         if (threadIdx.x == 0) {
           for (int i = 0; i < 2; ++i) init_barrier(barrier_ + 8 * i, 1);
@@ -133,6 +134,25 @@ class RowTeam {
     b = sum_slots([](const RowSlot<C>& s) { return s.b; });
   }
 
+  // Several values over the whole row: fewer shuffles than one by one, and one barrier.
+  template <int kCount>
+  __device__ __forceinline__ void sum_all(C (&value)[kCount]) {
+    static_assert((kCount & (kCount - 1)) == 0);
+    if (lanes_ < 32) {
+#pragma unroll 1
+      for (int width = lanes_ / 2; width > 0; width /= 2) {
+#pragma unroll
+        for (int v = 0; v < kCount; ++v) value[v] += __shfl_xor_sync(~0u, value[v], width);
+      }
+      return;
+    }
+    constexpr int kShare = 32 / kCount;  // lanes of a value
+    C mine = fold_lanes(value);
+    if (!in_warp()) mine = exchange<kCount>(mine);
+#pragma unroll
+    for (int v = 0; v < kCount; ++v) value[v] = __shfl_sync(~0u, mine, v * kShare);
+  }
+
   // The threads of the row that share memory: each has read what it read before this, given that
   // the row has been summed in between.
   __device__ __forceinline__ void join() const {
@@ -163,6 +183,54 @@ class RowTeam {
       value = lanes_ > width ? joined : value;
     }
     return value;
+  }
+
+  // Of value lane / (32 / kCount), over all lanes of a whole warp.
+  template <int kCount>
+  __device__ __forceinline__ C fold_lanes(C (&value)[kCount]) const {
+    int width = 16;
+#pragma unroll
+    for (int half = kCount / 2; half > 0; half /= 2, width /= 2) {
+      const bool upper = lane_ & width;
+#pragma unroll
+      for (int v = 0; v < half; ++v) {
+        const C kept = upper ? value[v + half] : value[v];
+        value[v] = kept + __shfl_xor_sync(~0u, upper ? value[v] : value[v + half], width);
+      }
+    }
+#pragma unroll
+    for (; width > 0; width /= 2) value[0] += __shfl_xor_sync(~0u, value[0], width);
+    return value[0];
+  }
+  // The sum over the warps of what fold_lanes gave each.
+  template <int kCount>
+  __device__ __forceinline__ C exchange(C mine) {
+    constexpr int kShare = 32 / kCount;
+    parity_ ^= 1;
+    phase_ ^= parity_;
+    const int value = lane_ / kShare, part = lane_ % kShare;
+    C* const set = reinterpret_cast<C*>(slots_) + parity_ * warps_ * kCount;
+    C* const slot = set + warp_ * kCount + value;
+    if (cluster_ == 1) {
+      if (part == 0) *slot = mine;
+      __syncthreads();
+    } else {
+      const unsigned barrier = barrier_ + 8 * parity_;
+      if (threadIdx.x == 0) {
+        expect_bytes(barrier, warps_ * kCount * static_cast<unsigned>(sizeof(C)));
+      }
+#pragma unroll 1
+      for (int rank = part; rank < cluster_; rank += kShare) {
+        send_to_block(shared_address(slot), barrier, rank, mine);
+      }
+      wait_for_bytes(barrier, phase_);
+    }
+    C sum = 0;
+#pragma unroll 4
+    for (int w = part; w < warps_; w += kShare) sum += set[w * kCount + value];
+#pragma unroll
+    for (int width = kShare / 2; width > 0; width /= 2) sum += __shfl_xor_sync(~0u, sum, width);
+    return sum;
   }
 
   int lanes_, cluster_, lane_;

@@ -15,17 +15,18 @@ if TYPE_CHECKING:
 
     from options import Options
 
-LENGTHS = (1, 40, 255, 1023, 4097)
-CLUSTERED = (20001, 140001)
+SHAPES = (*((37, n) for n in (1, 40, 255, 1023, 4097)), (600, 255), (600, 1024))
+CLUSTERED = ((37, 20001), (37, 140001))
 # Enough data that threads hold several chunks of a row.
 MUCH = ((28000, 40), (1200, 1023), (300, 4097), (34, 32769))
 
 
 def run(o: Options, count: Counter[str]) -> None:
-    for dtype, n in itertools.product(DTYPES, (*LENGTHS, *(CLUSTERED if o.clusters else ()))):
-        x, r = (o.randn(37, n, dtype=dtype, grad=True) for _ in range(2))
+    shapes = (*SHAPES, *(CLUSTERED if o.clusters else ()))
+    for dtype, (rows, n) in itertools.product(DTYPES, shapes):
+        x, r = (o.randn(rows, n, dtype=dtype, grad=True) for _ in range(2))
         w, b = (o.randn(n, dtype=dtype, grad=True) for _ in range(2))
-        target = torch.arange(37, device=o.device) % n
+        target = torch.arange(rows, device=o.device) % n
         outputs = [
             fusedops.softmax(x, 1),
             fusedops.log_softmax(x, 0),
@@ -44,6 +45,6 @@ def run(o: Options, count: Counter[str]) -> None:
             *fusedops.layer_norm(x, n, w, b, residual=r),
             fusedops.rms_norm(x, n, w),
         ]
-        if n < CLUSTERED[0] or o.clusters:
+        if n < CLUSTERED[0][1] or o.clusters:
             outputs[0].backward(torch.ones_like(x))
         count[f"{rows} rows of {n}"] += len(outputs)
