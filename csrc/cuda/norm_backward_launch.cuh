@@ -1,4 +1,5 @@
-// From checked operands to the kernels of norm_backward*.cuh, for one of the two norms.
+// From checked operands to the kernels of norm_backward.cuh and norm_backward_split.cuh, for one of
+// the two norms.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
@@ -9,7 +10,6 @@
 #include "common/device_types.cuh"
 #include "common/dispatch.h"
 #include "cuda/norm_backward.h"
-#include "cuda/norm_backward_deferred.cuh"
 #include "cuda/norm_backward_split.cuh"
 #include "cuda/row_plan.h"
 
@@ -69,65 +69,35 @@ void launch_split(const NormGradients& t, NormBackward<T, W, S>& p, const NormSh
   if (p.partials > 1) sum_partials<T>(out, partial, p.partials, shape.n, scope);
 }
 
-// Whole rows on a plan, then the sums of what its teams have summed.
-template <bool kRms, class Kernel, class T, class W, class S>
-void launch_plan(Kernel kernel, const RowPlan& plan, const NormGradients& t,
-                 NormBackward<T, W, S>& p, const NormShape& shape, const LaunchScope& scope) {
-  // Allocate
+// Whole rows; false where no team can hold one.
+template <bool kRms, bool kRagged, class Step, class T, class W, class S>
+bool launch_rows_of(const NormGradients& t, NormBackward<T, W, S>& p, const NormShape& shape,
+                    const LaunchScope& scope) {
+  // Config
+  const bool one_block = shape.n <= 2 * kRowThreads * kChunkOf<T>;
+  const RowProblem problem{.rows = shape.rows,
+                           .n = shape.n,
+                           .vec = kChunkOf<T>,
+                           .words = Step::kRows * norm_backward_words<T, S>(p.dresidual != nullptr),
+                           .max_chunks = Step::kChunks,
+                           .compute_bytes = sizeof(Compute<T>),
+                           .rows_per_team = 0,
+                           .bulk = kRagged || !(one_block || (kRms && Step::kChunks > 2)),
+                           .slot_values = kStepSlots<kRms, Step>,
+                           .least_cluster = kRagged ? kRowCluster : 1,
+                           .sm_threads = kRowThreads};
+  const auto kernel = norm_backward_kernel<kRms, T, W, S, kRagged, Step>;
+  const RowPlan plan = plan_rows(reinterpret_cast<const void*>(kernel), problem, scope);
+  if (!plan.held) return false;
   p.partials = static_cast<int>(plan.blocks / std::max(plan.layout.cluster, 1));
+
+  // Allocate
   const NormSums out = norm_sums(t, sizeof(T) == 2);
   const Tensor partial = make_partial<kRms>(p, out, t.rstd, shape.n);
 
   // Launch
   launch_rows(kernel, plan, scope, p, plan.layout);
   if (p.partial != nullptr) sum_partials<T>(out, partial, p.partials, shape.n, scope);
-}
-
-// False where no team can hold a row.
-template <bool kRms, bool kRagged, class Step, class T, class W, class S>
-bool launch_rows_of(const NormGradients& t, NormBackward<T, W, S>& p, const NormShape& shape,
-                    const LaunchScope& scope) {
-  constexpr int kVec = kChunkOf<T>;
-  const bool odd = shape.n % kVec != 0;
-  const bool one_block = shape.n <= kRowThreads * BlockStep::kChunks * kVec;
-  const RowProblem problem{
-      .rows = shape.rows,
-      .n = shape.n,
-      .vec = kVec,
-      .words = Step::kRows * norm_backward_words<T, S>(p.dresidual != nullptr),
-      .max_chunks = Step::kChunks,
-      .compute_bytes = sizeof(Compute<T>),
-      .rows_per_team = 0,
-      .bulk = odd || !(one_block || (kRms && Step::kChunks > BlockStep::kChunks)),
-      .slot_values = kStepSlots<kRms, Step>,
-      .least_cluster = odd ? kRowCluster : 1,
-      .sm_threads = kRowThreads};
-  const auto kernel = norm_backward_kernel<kRms, T, W, S, kRagged, Step>;
-  const RowPlan plan = plan_rows(reinterpret_cast<const void*>(kernel), problem, scope);
-  if (!plan.held) return false;
-  launch_plan<kRms>(kernel, plan, t, p, shape, scope);
-  return true;
-}
-
-// False where no team can hold a row, or where teams have a row each.
-template <bool kRms, bool kRagged, class T, class W, class S>
-bool launch_deferred(const NormGradients& t, NormBackward<T, W, S>& p, const NormShape& shape,
-                     const LaunchScope& scope) {
-  const RowProblem problem{.rows = shape.rows,
-                           .n = shape.n,
-                           .vec = kChunkOf<T>,
-                           .words = norm_backward_words<T, S>(false),
-                           .max_chunks = DeferredStep::kChunks,
-                           .compute_bytes = sizeof(Compute<T>),
-                           .rows_per_team = 0,
-                           .bulk = true,
-                           .sm_threads = kRowThreads * 5 / 4,
-                           .stages = kDeferredStages,
-                           .extra_bytes = kTotalBytes};
-  const auto kernel = norm_backward_deferred_kernel<kRms, T, W, S, kRagged>;
-  const RowPlan plan = plan_rows(reinterpret_cast<const void*>(kernel), problem, scope);
-  if (!plan.held || !plan.layout.bulk || plan.layout.cluster == 0) return false;
-  launch_plan<kRms>(kernel, plan, t, p, shape, scope);
   return true;
 }
 
@@ -137,7 +107,6 @@ template <bool kRms, bool kRagged, class T, class W, class S>
 bool launch_held(const NormGradients& t, NormBackward<T, W, S>& p, const NormShape& shape,
                  const LaunchScope& scope) {
   const int64_t chunks = row_chunks(shape.n, kChunkOf<T>);
-  const bool odd = shape.n % kChunkOf<T> != 0;
   if (chunks <= 32 * WarpStep::kChunks) {
     return launch_rows_of<kRms, kRagged, WarpStep>(t, p, shape, scope);
   }
@@ -146,17 +115,10 @@ bool launch_held(const NormGradients& t, NormBackward<T, W, S>& p, const NormSha
       return launch_rows_of<kRms, kRagged, LongWarpStep>(t, p, shape, scope);
     }
   }
-  // NOTE: rows that wait for a warp with a partial chunk or for another block.
-  const bool clusters = chunks > kRowThreads * TallStep::kChunks &&
+  const int64_t block = kRagged && !kRms ? kRowThreads / 2 : kRowThreads * BlockStep::kChunks;
+  const bool clusters = !kRagged && chunks > kRowThreads * TallStep::kChunks &&
                         chunks <= kRowThreads * BlockStep::kChunks * kRowCluster;
-  if constexpr (sizeof(S) == sizeof(T)) {
-    const bool waits = odd ? chunks <= kRowThreads * BlockStep::kChunks * kRowCluster : clusters;
-    if (waits && p.dresidual == nullptr && launch_deferred<kRms, kRagged>(t, p, shape, scope)) {
-      return true;
-    }
-  }
-  const int64_t block = odd && !kRms ? kRowThreads / 2 : kRowThreads * BlockStep::kChunks;
-  if (chunks <= block || (!odd && clusters)) {
+  if (chunks <= block || clusters) {
     return launch_rows_of<kRms, kRagged, BlockStep>(t, p, shape, scope);
   }
   return launch_rows_of<kRms, kRagged, TallStep>(t, p, shape, scope);

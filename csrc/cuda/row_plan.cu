@@ -26,8 +26,7 @@ int64_t ring_bytes(RowPlan& plan, const RowProblem& problem, int teams, int64_t 
   const int lanes = plan.layout.lanes;
   const int64_t pitch = lanes < 8 ? round_up(chunks * 16, 128) + lanes * 16 : chunks * 16;
   plan.layout.pitch = static_cast<int>(pitch);
-  return row_barrier_bytes(plan.threads / 32, problem.stages) +
-         int64_t{problem.stages} * problem.words * pitch * teams + problem.extra_bytes;
+  return row_barrier_bytes(plan.threads / 32) + int64_t{kRowStages} * problem.words * pitch * teams;
 }
 
 int power_of_two(int64_t at_least) {

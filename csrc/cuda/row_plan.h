@@ -28,8 +28,6 @@ struct RowProblem {
   int slot_values = kSlotValues;  // of a warp's slot
   int least_cluster = 1;          // for rows that take more than a block
   int sm_threads = 0;             // that a multiprocessor takes, 0: as many as fit
-  int stages = kRowStages;        // rows in shared memory
-  int extra_bytes = 0;            // of shared memory, a multiple of 16
 };
 
 struct RowPlan {

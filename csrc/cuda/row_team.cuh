@@ -146,51 +146,12 @@ class RowTeam {
       }
       return;
     }
+    constexpr int kShare = 32 / kCount;  // lanes of a value
     C mine = fold_lanes(value);
     if (!in_warp()) mine = exchange<kCount>(mine);
-    spread(mine, value);
+#pragma unroll
+    for (int v = 0; v < kCount; ++v) value[v] = __shfl_sync(~0u, mine, v * kShare);
   }
-
-  // ---- the parts of sum_all, over whole warps ----
-
-  // Of value lane / (32 / kCount), over all lanes of a whole warp.
-  template <int kCount>
-  __device__ __forceinline__ C fold_lanes(C (&value)[kCount]) const {
-    int width = 16;
-#pragma unroll
-    for (int half = kCount / 2; half > 0; half /= 2, width /= 2) {
-      const bool upper = lane_ & width;
-#pragma unroll
-      for (int v = 0; v < half; ++v) {
-        const C kept = upper ? value[v + half] : value[v];
-        value[v] = kept + __shfl_xor_sync(~0u, upper ? value[v] : value[v + half], width);
-      }
-    }
-#pragma unroll
-    for (; width > 0; width /= 2) value[0] += __shfl_xor_sync(~0u, value[0], width);
-    return value[0];
-  }
-  // Of value lane / (32 / kCount), over the warps: a set has kCount values of each.
-  template <int kCount>
-  __device__ __forceinline__ C sum_set(const C* set) const {
-    constexpr int kShare = 32 / kCount;
-    C sum = 0;
-#pragma unroll 4
-    for (int w = lane_ % kShare; w < warps_; w += kShare) sum += set[w * kCount + lane_ / kShare];
-#pragma unroll
-    for (int width = kShare / 2; width > 0; width /= 2) sum += __shfl_xor_sync(~0u, sum, width);
-    return sum;
-  }
-  // To every lane.
-  template <int kCount>
-  __device__ __forceinline__ void spread(C mine, C (&value)[kCount]) const {
-#pragma unroll
-    for (int v = 0; v < kCount; ++v) value[v] = __shfl_sync(~0u, mine, v * (32 / kCount));
-  }
-  __device__ __forceinline__ int lane() const { return lane_; }
-  __device__ __forceinline__ int warp() const { return warp_; }
-  __device__ __forceinline__ int warps() const { return warps_; }
-  __device__ __forceinline__ int cluster() const { return cluster_; }
 
   // The threads of the row that share memory: each has read what it read before this, given that
   // the row has been summed in between.
@@ -224,6 +185,23 @@ class RowTeam {
     return value;
   }
 
+  // Of value lane / (32 / kCount), over all lanes of a whole warp.
+  template <int kCount>
+  __device__ __forceinline__ C fold_lanes(C (&value)[kCount]) const {
+    int width = 16;
+#pragma unroll
+    for (int half = kCount / 2; half > 0; half /= 2, width /= 2) {
+      const bool upper = lane_ & width;
+#pragma unroll
+      for (int v = 0; v < half; ++v) {
+        const C kept = upper ? value[v + half] : value[v];
+        value[v] = kept + __shfl_xor_sync(~0u, upper ? value[v] : value[v + half], width);
+      }
+    }
+#pragma unroll
+    for (; width > 0; width /= 2) value[0] += __shfl_xor_sync(~0u, value[0], width);
+    return value[0];
+  }
   // The sum over the warps of what fold_lanes gave each.
   template <int kCount>
   __device__ __forceinline__ C exchange(C mine) {
@@ -247,7 +225,12 @@ class RowTeam {
       }
       wait_for_bytes(barrier, phase_);
     }
-    return sum_set<kCount>(set);
+    C sum = 0;
+#pragma unroll 4
+    for (int w = part; w < warps_; w += kShare) sum += set[w * kCount + value];
+#pragma unroll
+    for (int width = kShare / 2; width > 0; width /= 2) sum += __shfl_xor_sync(~0u, sum, width);
+    return sum;
   }
 
   int lanes_, cluster_, lane_;

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from options import Options
 
-SHAPES = (*((37, n) for n in (1, 40, 255, 1023, 4097)), (600, 255), (1500, 1023), (1500, 1024))
+SHAPES = (*((37, n) for n in (1, 40, 255, 1023, 4097)), (600, 255), (600, 1024))
 CLUSTERED = ((37, 20001), (37, 140001))
 # Enough data that threads hold several chunks of a row.
 MUCH = ((28000, 40), (1200, 1023), (300, 4097), (34, 32769))
