@@ -77,8 +77,10 @@ def torch_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str
     return TORCH_ACTIVATION[activation](F.linear(x, weight, bias))
 
 
-def assert_accurate(ours: Tensor, torchs: Tensor, exact: Tensor, what: str = "") -> None:
-    """Hold our result to the accuracy rule (see RATIO)."""
+def assert_accurate(
+    ours: Tensor, torchs: Tensor, exact: Tensor, what: str = "", scale: Tensor | None = None
+) -> None:
+    """Hold our result to the accuracy rule (see RATIO); ulps are of `scale` or `exact`."""
     assert ours.shape == exact.shape, f"{what}: shape {ours.shape}, expected {exact.shape}"
     if exact.numel() == 0:
         return
@@ -86,7 +88,8 @@ def assert_accurate(ours: Tensor, torchs: Tensor, exact: Tensor, what: str = "")
     assert torch.isfinite(exact).all(), "choose inputs with a finite answer"
     info = torch.finfo(ours.dtype)
     error, torch_error = (ours.double() - exact).abs(), (torchs.double() - exact).abs()
-    ulp = max(info.eps * exact.abs().max().item(), info.smallest_normal * info.eps)
+    scale = exact if scale is None else scale
+    ulp = max(info.eps * scale.abs().max().item(), info.smallest_normal * info.eps)
     if torch.isfinite(torch_error).all():
         worst, allowed = (
             error.max().item(),
@@ -94,7 +97,7 @@ def assert_accurate(ours: Tensor, torchs: Tensor, exact: Tensor, what: str = "")
         )
         assert worst <= allowed, f"{what}: max error {worst:.3e}, allowed {allowed:.3e}"
         norm_ulp = max(
-            info.eps * exact.norm().item(),
+            info.eps * scale.norm().item(),
             info.smallest_normal * info.eps * math.sqrt(exact.numel()),
         )
         total = error.norm().item()
