@@ -29,7 +29,7 @@ const char* operand_refusal(const GemmOperand& operand, int64_t rows, int64_t k,
 // ---- the time model ----
 
 // Fitted to the ranking within perf/results/h200/gemm_sweep.csv (one H200, bf16): over its problems
-// the kernel that the model alone chooses costs 0.7 % more than the best one. Cycles are of a
+// the kernel that the model alone chooses costs 0.9 % more than the best one. Cycles are of a
 // nominal clock.
 constexpr double kClockGhz = 1.60;
 constexpr double kMmaPerCycle = 2208;          // 16-bit multiply-adds per SM
