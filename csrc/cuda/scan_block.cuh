@@ -19,26 +19,25 @@ static_assert(kScanVectors * kScanWarps == 32, "one total per lane");
 template <class Op>
 inline constexpr int kScanTile = kScanThreads * kScanVectors * Op::kVec;
 
-template <class State>
-__device__ __forceinline__ State shfl_up(const State& s, int delta) {
+// s with fn of each of its 32-bit pieces.
+template <class State, class Fn>
+__device__ __forceinline__ State map_pieces(const State& s, Fn&& fn) {
   auto p = __builtin_bit_cast(Pieces<State>, s);
 #pragma unroll
-  for (uint32_t& piece : p.piece) piece = __shfl_up_sync(kAllLanes, piece, delta);
+  for (uint32_t& piece : p.piece) piece = fn(piece);
   return __builtin_bit_cast(State, p);
+}
+template <class State>
+__device__ __forceinline__ State shfl_up(const State& s, int delta) {
+  return map_pieces(s, [&](uint32_t piece) { return __shfl_up_sync(kAllLanes, piece, delta); });
 }
 template <class State>
 __device__ __forceinline__ State shfl_down(const State& s, int delta) {
-  auto p = __builtin_bit_cast(Pieces<State>, s);
-#pragma unroll
-  for (uint32_t& piece : p.piece) piece = __shfl_down_sync(kAllLanes, piece, delta);
-  return __builtin_bit_cast(State, p);
+  return map_pieces(s, [&](uint32_t piece) { return __shfl_down_sync(kAllLanes, piece, delta); });
 }
 template <class State>
 __device__ __forceinline__ State shfl(const State& s, int lane) {
-  auto p = __builtin_bit_cast(Pieces<State>, s);
-#pragma unroll
-  for (uint32_t& piece : p.piece) piece = __shfl_sync(kAllLanes, piece, lane);
-  return __builtin_bit_cast(State, p);
+  return map_pieces(s, [&](uint32_t piece) { return __shfl_sync(kAllLanes, piece, lane); });
 }
 
 // All lanes combined in lane order; every lane gets the result.

@@ -45,9 +45,6 @@ constexpr double kActivationCycles = 0.0088;  // an element, other than relu
 constexpr double kExposedEpilogue = 1.05;     // of a pingpong epilogue that outlasts the mainloop
 // A step of a tile with few rows of A: the CTAs of all columns want the same few cache lines.
 constexpr double kHotRowCycles = 0.33, kHotRowPower = 1.49;
-// The power limit: us per million multiply-adds, and per operand element that goes with each of
-// them through shared memory and L2.
-constexpr double kPowerUs = 0.0006, kPowerSharedUs = 0.00137, kPowerL2Us = 0.00689;
 constexpr double kLaunchUs = 1.6;
 constexpr double kDramBytesPerUs = 4.2e6;
 constexpr double kReduceUs = 3.72;  // the split-K reduction, launch included
@@ -85,23 +82,13 @@ TileCost tile_cost(const GemmProblem& p, const GemmConfig& c, int64_t k) {
   return {steps * (std::max({mma, shared, l2_cycles(p, c)}) + hot), epilogue};
 }
 
-// What the multiply-adds of all tiles take where power is the limit.
-double power_us(const GemmProblem& p, const GemmConfig& c, double tiles, int64_t k) {
-  const double area = double(c.tile_m) * c.tile_n;
-  const double shared = 1.0 / c.tile_n + 1.0 / 64;  // elements per multiply-add
-  const double l2 = (rows_of_a(c) + rows_of_b(c)) / area;
-  return 1e-6 * tiles * area * double(k) * (operand_bytes(p) / 2.0) *
-         (kPowerUs + kPowerSharedUs * shared + kPowerL2Us * l2);
-}
-
 double sm90_us(const GemmProblem& p, const GemmConfig& c, int splits, const DeviceModel& device) {
   const int64_t slice_k = ceil_div(p.k, splits);
   const TileCost cost = tile_cost(p, c, slice_k);
   const int64_t clusters_m = ceil_div(ceil_div(p.m, c.tile_m), c.cluster_m);
   const int64_t clusters_n = ceil_div(ceil_div(p.n, c.tile_n), c.cluster_n);
   const int64_t clusters = clusters_m * clusters_n * splits;
-  const int ctas = c.cluster_m * c.cluster_n;
-  const int64_t slots = std::max(1, device.sm_count / ctas);
+  const int64_t slots = std::max(1, device.sm_count / (c.cluster_m * c.cluster_n));
   const double waves = static_cast<double>(ceil_div(clusters, slots));
   // Pingpong hides every epilogue but the last behind the other tile's mainloop, unless that is the
   // shorter one.
@@ -113,9 +100,8 @@ double sm90_us(const GemmProblem& p, const GemmConfig& c, int splits, const Devi
   const double out = double(p.m) * p.n * (p.epilogue == Epilogue::kPreact ? 2 : 1);
   const double bytes =
       (double(p.m) * p.k + double(p.k) * p.n) * operand_bytes(p) + out * dtype_bytes(p.dtype);
-  double us = kLaunchUs +
-              std::max({(kFillCycles + cycles) / (kClockGhz * 1e3),
-                        power_us(p, c, double(clusters) * ctas, slice_k), bytes / kDramBytesPerUs});
+  double us =
+      kLaunchUs + std::max((kFillCycles + cycles) / (kClockGhz * 1e3), bytes / kDramBytesPerUs);
   if (splits > 1) us += kReduceUs + double(p.m) * p.n * splits * 4 / (2 * kDramBytesPerUs);
   return us;
 }
