@@ -86,7 +86,8 @@ def test_gradcheck(device, x_shape, weight_shape, dims, padding):
     leaves = [x.requires_grad_(), weight.requires_grad_()]
     call = partial(FUNCTIONS[dims], padding_mode=padding)
     torch.autograd.gradcheck(call, leaves)
-    torch.autograd.gradgradcheck(call, leaves)
+    # NOTE: derivatives of higher order are torch's, whose padding adds its gradient by atomics.
+    torch.autograd.gradgradcheck(call, leaves, nondet_tol=1e-12)
 
 
 @every_dtype

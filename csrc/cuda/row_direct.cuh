@@ -113,12 +113,13 @@ class BlockTeam {
   RowSlot<float>* slots_;
 };
 
-// NOTE: past the first-level cache, which is for parameters.
+// NOTE: volatile, so that the loads of a row stay together. Plain: loads that the L2 cache forgets
+// first beside stores that it keeps cost 2 to 5 % of the bandwidth.
 template <class T, int kVec>
 __device__ __forceinline__ Packed<T, kVec> load_once(const T* from) {
   static_assert(sizeof(T) * kVec == 16);
   Packed<T, kVec> out;
-  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(out.word[0]), "=r"(out.word[1]), "=r"(out.word[2]), "=r"(out.word[3])
                : "l"(from));
   return out;
