@@ -23,7 +23,7 @@ struct GatedGemm : GemmProblem {
 
 // The tiles of d: 128 rows, and of columns
 constexpr int gated_tile_columns(GatedProduct product) {
-  return product == GatedProduct::kForward ? 64 : product == GatedProduct::kGradient ? 128 : 256;
+  return product == GatedProduct::kForward ? 64 : 128;
 }
 
 using GatedRunFn = const char* (*)(const GatedGemm&, const LaunchContext&);

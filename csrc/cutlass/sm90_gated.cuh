@@ -105,12 +105,14 @@ struct GatedLaunch {
     return encode_tensor_map(tensor(a.data, p.m, p.k, a.ld), Traits::kTileM, map);
   }
 
-  // The CTAs of a pair load halves.
+  // The CTAs of a pair load halves of a box.
   static const char* encode_b(const GatedGemm& p, const GemmOperand& b, CUtensorMap* map) {
     if constexpr (kForward) {
-      return encode_tensor_map(tensor(b.data, p.n, p.k, b.ld), Traits::kTileN / 4, map);
+      return encode_tensor_map(tensor(b.data, p.n, p.k, b.ld),
+                               Traits::kTileN / 2 / Traits::kClusterM, map);
     } else {
-      return encode_tensor_map(tensor(b.data, p.k, p.n, b.ld), Traits::kTileK / 2, map);
+      return encode_tensor_map(tensor(b.data, p.k, p.n, b.ld), Traits::kTileK / Traits::kClusterM,
+                               map);
     }
   }
 
