@@ -207,7 +207,7 @@ bool run_gated_gradient(const GatedBackward& b, const MlpShape& shape, const Mat
   if (!b.need_dw_down) p.d = nullptr;
   const auto half = [&](int64_t index) { return half_view(saved, shape, b.packed, index); };
   place_gate_and_up(p, half(0), half(1));
-  const GatedOperands operands{dy, matrix_view(b.w_down)};
+  const GatedOperands operands{dy, matrix_view(b.w_down), {}, {}};
   if (!run_gated_gemm(b.op, GatedProduct::kGradient, p, operands, scope)) return false;
   LinearShape sums = shape.first();
   sums.activation = Activation::kNone;
