@@ -300,7 +300,7 @@ class DirectRow {
 
  private:
   __device__ __forceinline__ unsigned place(unsigned shared, int k) const {
-    return shared + (thread_ + (k - kMax) * threads_) * 16;
+    return shared + (threadIdx.x + (k - kMax) * blockDim.x) * 16;
   }
   __device__ __forceinline__ int chunk(int k) const { return thread_ + k * threads_; }
   // The first `count` chunks are there and the row's alone.

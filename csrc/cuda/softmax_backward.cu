@@ -8,28 +8,71 @@
 #include "common/device_types.cuh"
 #include "common/dispatch.h"
 #include "common/row_check.h"
+#include "common/shared_memory.cuh"
 #include "cuda/row_plan.h"
-#include "cuda/softmax_direct.cuh"
+#include "cuda/softmax_backward_direct.cuh"
 #include "cuda/softmax_stream.cuh"
 
 namespace fusedops::cuda {
 namespace {
 
-// Rows that threads hold straight from memory: few of them, and odd ones that registers hold.
-// false: not here, since a ring of rows is faster.
+// Long rows: what registers do not hold of a row waits in shared memory.
+struct LongRows {
+  static constexpr int kMax = 2, kThreads = 512, kBlocks = 3;
+  static constexpr int64_t kOneBlock = 4096, kShare = 2048;  // chunks of a block, in a cluster
+};
+
+template <class T, bool kRagged>
+bool launch_long(const SoftmaxBackward<T, T>& p, const SoftmaxShape& shape,
+                 const LaunchScope& scope) {
+  using L = LongRows;
+  const int64_t chunks = ceil_div(shape.n, int64_t{kChunkOf<T>});
+  const int cluster = chunks <= L::kOneBlock ? 1 : chunks <= 4 * L::kShare ? 4 : kRowCluster;
+  const int64_t per_thread = ceil_div(chunks, int64_t{cluster} * L::kThreads);
+  const int64_t rest = std::max<int64_t>(per_thread - L::kMax, 0) * L::kThreads * 16;
+  const int64_t limit = scope.facts().shared_memory_per_block - ClusterTeam::kSlots * 16;
+  constexpr int64_t kMostRows = ((int64_t{1} << 31) - 1) / kRowCluster;
+  if (2 * rest > limit || shape.outer > kMostRows) return false;
+  if (cluster > 1 && scope.facts().code_version < 90) return false;
+  const RowLayout layout{.rows = shape.outer,
+                         .n = static_cast<int>(shape.n),
+                         .lanes = 32,
+                         .cluster = cluster,
+                         .chunks = static_cast<int>(per_thread),
+                         .pitch = static_cast<int>(rest),
+                         .bulk = false};
+  const RowPlan plan{true, layout, L::kThreads, 2 * rest, shape.outer * cluster};
+  const auto launch = [&]<class Team>(std::type_identity<Team>) {
+    constexpr auto kKernel =
+        softmax_backward_direct_kernel<T, L::kMax, kRagged, true, Team, L::kThreads, L::kBlocks>;
+    allow_shared_memory<kKernel>(scope.device(), static_cast<int>(limit));
+    launch_rows(kKernel, plan, scope, p, layout);
+  };
+  cluster == 1 ? launch(std::type_identity<BlockTeam>{})
+               : launch(std::type_identity<ClusterTeam>{});
+  return true;
+}
+
+// Rows that threads hold straight from memory; false: not here.
 template <class T, bool kRagged>
 bool launch_direct(const SoftmaxBackward<T, T>& p, const SoftmaxShape& shape,
                    const LaunchScope& scope) {
-  const DirectPlan plan = plan_direct(shape.outer, shape.n, kChunkOf<T>, 4, scope);
-  const bool few = plan.kind == DirectKind::kFewLanes || plan.kind == DirectKind::kFewBlocks;
-  const bool odd = kRagged && (plan.kind == DirectKind::kLanes || plan.kind == DirectKind::kBlock);
-  if (!few && !odd) return false;
+  // NOTE: of odd rows, those just beyond a power of two are frequent.
+  constexpr int kChunks = kRagged ? 3 : 4;
+  const DirectPlan plan = plan_direct(shape.outer, shape.n, kChunkOf<T>, kChunks, scope);
+  if (plan.kind == DirectKind::kNone || plan.kind == DirectKind::kLong) {
+    const int64_t chunks = ceil_div(shape.n, int64_t{kChunkOf<T>});
+    const bool few = shape.outer * chunks <= int64_t{scope.facts().sm_count} * 1024;
+    return !few && launch_long<T, kRagged>(p, shape, scope);
+  }
   using Kinds = Choices<DirectKind::kFewLanes, DirectKind::kFewBlocks, DirectKind::kLanes,
                         DirectKind::kBlock>;
   dispatch(Kinds{}, plan.kind, [&]<DirectKind K>(Tag<K>) {
-    using D = DirectOf<K>;
-    launch_rows(softmax_backward_direct_kernel<T, D::kMax, kRagged, typename D::Team, D::kThreads,
-                                               D::kBlocks>,
+    using D = DirectOf<K, kChunks>;
+    // NOTE: with more blocks registers are spilled.
+    constexpr int kBlocks = K == DirectKind::kLanes ? D::kBlocks * 7 / 8 : D::kBlocks;
+    launch_rows(softmax_backward_direct_kernel<T, D::kMax, kRagged, false, typename D::Team,
+                                               D::kThreads, kBlocks>,
                 plan.rows, scope, p, plan.rows.layout);
   });
   return true;

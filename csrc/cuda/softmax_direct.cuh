@@ -1,5 +1,5 @@
-// softmax and log_softmax of half rows that threads hold in registers, straight from memory, and
-// their backward. A team has one row, as in norm_direct.cuh.
+// softmax and log_softmax of half rows that threads hold in registers, straight from memory. A team
+// has one row, as in norm_direct.cuh.
 #pragma once
 
 #include "cuda/row_direct.cuh"
@@ -63,46 +63,6 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 #pragma unroll
   for (int k = 0; k < kMax; ++k) write(k, x[k]);
   if constexpr (kLong) slice.template each_of_rest<T>(shared_address(rest), write);
-}
-
-template <class T, int kMax, bool kRagged, class Team, int kThreads, int kBlocks>
-__global__ void __launch_bounds__(kThreads, kBlocks)
-    softmax_backward_direct_kernel(SoftmaxBackward<T, T> p, RowLayout layout) {
-  constexpr int kVec = kChunkOf<T>;
-  __shared__ RowSlot<float> slots[Team::kSlots];
-  wait_for_predecessor();
-  Team team(layout, slots);
-  const int64_t row = team.row();
-  const bool active = team.always() || row < layout.rows, last = ends_tensor(layout, row);
-  const DirectRow<kVec, kMax, kRagged> slice(team, layout, row);
-  Packed<T, kVec> dy[kMax], y[kMax];
-  const T zero = from_compute<T>(0.0f);
-  Packed<T, kVec> dy_end, y_end;
-  const T *const dy_row = p.dy + row * p.dy_stride, *const y_row = p.y + row * p.y_stride;
-  slice.request(dy, dy_end, dy_row, active, last);
-  slice.request(y, y_end, y_row, active, last);
-  slice.settle(dy, dy_end, active, zero);
-  slice.settle(y, y_end, active, zero);
-  float sums[kSums<kVec>] = {};
-#pragma unroll
-  for (int k = 0; k < kMax; ++k) {
-#pragma unroll
-    for (int e = 0; e < kVec; ++e) {
-      sums[e % kSums<kVec>] += p.log ? dy[k].at(e) : dy[k].at(e) * y[k].at(e);
-    }
-  }
-  const float sum = team.sum(sum_of(sums));
-  if (!active) return;
-  hold(dy);
-  hold(y);
-  T* out = p.dx + row * layout.n;
-#pragma unroll
-  for (int k = 0; k < kMax; ++k) {
-    float dx[kVec];
-    softmax_grad<T>(
-        dx, [&](int e) { return dy[k].at(e); }, [&](int e) { return y[k].at(e); }, sum, p.log);
-    slice.store(out, k, pack<T>(dx));
-  }
 }
 
 }  // namespace fusedops
