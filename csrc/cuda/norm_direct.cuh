@@ -21,6 +21,11 @@ struct DirectSums {
       square[e % kSums<kVec>] += d * d;
     }
   }
+  __device__ __forceinline__ void add(float x) {
+    const float d = kRms ? x : x - pivot;
+    if (!kRms) sum[0] += d;
+    square[0] += d * d;
+  }
   template <class Team>
   __device__ __forceinline__ PivotMoments<T, float> moments(Team& team, float inverse_n,
                                                             float eps) {
@@ -31,8 +36,36 @@ struct DirectSums {
       total = sum_of(sum);
       team.sum(squares, total);
     }
+    return moments(total, squares, inverse_n, eps);
+  }
+  // From the sums of all threads.
+  __device__ __forceinline__ PivotMoments<T, float> moments(float total, float squares,
+                                                            float inverse_n, float eps) const {
     const float mean = total * inverse_n, variance = squares * inverse_n - mean * mean;
     return {pivot, mean, variance < 0 ? 0.0f : variance, eps};  // NOTE: NaN stays
+  }
+};
+
+// (x - mean) * rstd * weight + bias of a row.
+template <bool kRms>
+struct Normaliser {
+  float rstd, shift;
+  template <class T>
+  __device__ __forceinline__ explicit Normaliser(const PivotMoments<T, float>& moments)
+      : rstd(moments.rstd), shift(-moments.mean * moments.rstd) {}
+  __device__ __forceinline__ float operator()(float x, float weight, float bias) const {
+    return kRms ? x * rstd * weight : fmaf(fmaf(x, rstd, shift), weight, bias);
+  }
+  template <class T, int kVec>
+  __device__ __forceinline__ Packed<T, kVec> operator()(const Packed<T, kVec>& x,
+                                                        const Packed<T, kVec>& weight,
+                                                        const Packed<T, kVec>& bias) const {
+    float y[kVec];
+#pragma unroll
+    for (int e = 0; e < kVec; ++e) {
+      y[e] = (*this)(x.at(e), weight.at(e), kRms ? 0.0f : bias.at(e));
+    }
+    return pack<T>(y);
   }
 };
 
@@ -56,14 +89,12 @@ struct DirectParameter {
   }
 };
 
-// kLong: what registers do not hold of a row waits in shared memory.
-template <bool kRms, class T, class W, bool kResidual, int kMax, bool kRagged, bool kLong,
-          class Team, int kThreads, int kBlocks>
+template <bool kRms, class T, class W, bool kResidual, int kMax, bool kRagged, class Team,
+          int kThreads, int kBlocks>
 __global__ void __launch_bounds__(kThreads, kBlocks)
     norm_direct_kernel(NormForward<T, W> p, int pitch, RowLayout layout) {
   constexpr int kVec = kChunkOf<T>;
   using Chunk = Packed<T, kVec>;
-  extern __shared__ uint4 rest[];
   __shared__ RowSlot<float> slots[Team::kSlots];
   wait_for_predecessor();
   Team team(layout, slots);
@@ -75,47 +106,26 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 
   const T* from = p.x + row * p.x_stride;
   Chunk x[kMax];
-  if constexpr (kLong) slice.fetch_rest(shared_address(rest), from, last);
   Chunk end;
   slice.request(x, end, from, active, last);
   const T pivot = norm_pivot<kRms>(p, row, layout.rows);
   if constexpr (!kResidual) {
     slice.settle(x, end, active, pivot);
-    if constexpr (kLong) slice.wait_for_rest(shared_address(rest), pivot);
   } else {
     const T* other = p.residual + row * p.residual_stride;
     const T zero = from_compute<T>(0.0f);
     T* sum = p.sum + row * layout.n;
-    const auto join = [&](int k, const Chunk& a, const Chunk& b) {
-      float both[kVec];
-#pragma unroll
-      for (int e = 0; e < kVec; ++e) both[e] = a.at(e) + b.at(e);
-      const Chunk packed = pack<T>(both);
-      if (active) slice.store(sum, k, packed);
-      return packed;
-    };
-    constexpr int kAtOnce = kMax < 4 ? kMax : 4;
-    Chunk residual[kAtOnce], residual_end;
+    Chunk residual[kMax], residual_end;
     slice.request(residual, residual_end, other, active, last);
     slice.settle(x, end, active, pivot);
     slice.settle(residual, residual_end, active, zero);
 #pragma unroll
-    for (int k = 0; k < kAtOnce; ++k) x[k] = join(k, x[k], residual[k]);
-    if constexpr (kMax > kAtOnce) {
-      Chunk more[kMax - kAtOnce];
-      slice.template request<kAtOnce>(more, residual_end, other, active, last);
-      slice.template settle<kAtOnce>(more, residual_end, active, zero);
+    for (int k = 0; k < kMax; ++k) {
+      float both[kVec];
 #pragma unroll
-      for (int k = kAtOnce; k < kMax; ++k) x[k] = join(k, x[k], more[k - kAtOnce]);
-    }
-    if constexpr (kLong) {
-      slice.wait_for_rest(shared_address(rest), pivot);
-#pragma unroll 1
-      for (int k = kMax; slice.some(k); ++k) {
-        const Chunk here = slice.template get<T>(shared_address(rest), k);
-        const Chunk there = slice.load_one(k, other, last, zero);
-        slice.put(shared_address(rest), k, join(k, here, there));
-      }
+      for (int e = 0; e < kVec; ++e) both[e] = x[k].at(e) + residual[k].at(e);
+      x[k] = pack<T>(both);
+      if (active) slice.store(sum, k, x[k]);
     }
   }
   Packed<W, kVec> weight = weights.load(slice, 0), bias{};
@@ -123,9 +133,6 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   DirectSums<kRms, T> sums(to_compute(pivot));
 #pragma unroll
   for (int k = 0; k < kMax; ++k) sums.add(x[k]);
-  if constexpr (kLong) {
-    slice.template each_of_rest<T>(shared_address(rest), [&](int, const Chunk& c) { sums.add(c); });
-  }
   const PivotMoments<T, float> moments =
       sums.moments(team, 1.0f / static_cast<float>(layout.n), p.eps);
   if (!active) return;
@@ -133,36 +140,29 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     if (p.mean != nullptr) p.mean[row] = moments.mean;
     p.rstd[row] = moments.rstd;
   }
+  const Normaliser<kRms> normal(moments);
   hold(x);
   T* y = static_cast<T*>(p.y) + row * layout.n;
-  const auto write = [&](int k, const Chunk& chunk) {
+#pragma unroll
+  for (int k = 0; k < kMax; ++k) {
     const Packed<W, kVec> weight_here = weight, bias_here = bias;
     // NOTE: ahead of the store, which loads do not pass.
-    if (kLong || k + 1 < kMax) weight = weights.load(slice, k + 1);
-    if (!kRms && (kLong || k + 1 < kMax)) bias = biases.load(slice, k + 1);
-    float value[kVec];
-#pragma unroll
-    for (int e = 0; e < kVec; ++e) {
-      const float xhat = kRms ? chunk.at(e) * moments.rstd : moments.normal(chunk.at(e));
-      value[e] = xhat * static_cast<float>(weight_here.at(e));
-      if constexpr (!kRms) value[e] += static_cast<float>(bias_here.at(e));
-    }
-    slice.store(y, k, pack<T>(value));
-  };
-#pragma unroll
-  for (int k = 0; k < kMax; ++k) write(k, x[k]);
-  if constexpr (kLong) slice.template each_of_rest<T>(shared_address(rest), write);
+    if (k + 1 < kMax) weight = weights.load(slice, k + 1);
+    if (!kRms && k + 1 < kMax) bias = biases.load(slice, k + 1);
+    slice.store(y, k, normal(x[k], weight_here, bias_here));
+  }
 }
 
 // Lays parameters out for each place inside a chunk where a row can begin: blockIdx.y. Those that
-// are missing as well.
-template <class T>
+// are missing as well. kEnds: for norm_ends.cuh, the first blockIdx.y elements left out.
+template <bool kEnds, class T>
 __global__ void __launch_bounds__(kStreamThreads)
     norm_parameter_kernel(const T* weight, const T* bias, T* out, int n, int pitch) {
   wait_for_predecessor();
   const int i = blockIdx.x * kStreamThreads + threadIdx.x, shift = blockIdx.y;
   if (i >= pitch) return;
-  const int column = DirectRow<kChunkOf<T>, 1, true>::parameter_column(i, shift, n);
+  const int ahead = i + shift < n ? i + shift : -1;
+  const int column = kEnds ? ahead : DirectRow<kChunkOf<T>, 1, true>::parameter_column(i, shift, n);
   const auto at = [&](const T* parameter, float missing) {
     return parameter == nullptr || column < 0 ? from_compute<T>(missing) : parameter[column];
   };

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 SHAPES = (*((37, n) for n in (1, 40, 255, 1023, 4097)), (600, 255), (600, 1024))
 CLUSTERED = ((37, 20001), (37, 140001))
 # Enough data that threads hold several chunks of a row.
-MUCH = ((28000, 40), (1200, 1023), (300, 4097), (34, 32769))
+MUCH = (
+    *((28000, 40), (4300, 256), (4200, 300), (1200, 1023), (1101, 1024), (300, 4097)),
+    *((90, 12345), (70, 16384), (34, 32769), (34, 32776)),
+)
 
 
 def run(o: Options, count: Counter[str]) -> None:

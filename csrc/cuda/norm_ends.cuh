@@ -1,0 +1,249 @@
+// layer_norm and rms_norm of half rows whose threads hold whole chunks only. The elements before
+// the first and behind the last of them, at most seven each, are held by single lanes, one each, so
+// that a row that begins inside a chunk takes few more instructions than one that does not.
+#pragma once
+
+#include "cuda/norm_direct.cuh"
+
+namespace fusedops {
+
+// Lanes of a warp, their number known to the compiler: for rows that they fill.
+template <int kLanes>
+class FixedLanes {
+ public:
+  static constexpr int kSlots = 1;
+  __device__ __forceinline__ FixedLanes(const RowLayout&, RowSlot<float>*) {}
+  __device__ __forceinline__ int index() const { return threadIdx.x % kLanes; }
+  static constexpr __device__ int size() { return kLanes; }
+  __device__ __forceinline__ int64_t row() const {
+    return int64_t{blockIdx.x} * (blockDim.x / kLanes) + threadIdx.x / kLanes;
+  }
+  __device__ __forceinline__ bool leader() const { return index() == 0; }
+  __device__ __forceinline__ float sum(float value) const {
+#pragma unroll
+    for (int width = kLanes / 2; width > 0; width /= 2) {
+      value += __shfl_xor_sync(~0u, value, width);
+    }
+    return value;
+  }
+  __device__ __forceinline__ void sum(float& a, float& b) const {
+    a = sum(a);
+    b = sum(b);
+  }
+};
+
+// What a thread holds of a row: chunks, and an element of one of the ends.
+//
+// NOTE: a thread that has no chunk k loads another one's. Branches around loads would let the
+// compiler wait for a load together with those behind it.
+template <int kVec, bool kRagged, bool kWhole>
+class RowEnds {
+ public:
+  __device__ __forceinline__ RowEnds(int index, int size, int n, int64_t row)
+      : index_(index), size_(size) {
+    if constexpr (kRagged) {
+      const int shift = static_cast<int>(row % kVec) * (n % kVec) % kVec;
+      head_ = (kVec - shift) % kVec;
+    }
+    chunks_ = (n - head_) / kVec;
+    if constexpr (kRagged) {
+      const int behind = head_ + chunks_ * kVec + index - kVec;
+      if (index < head_) alone_ = index;
+      if (index >= kVec && index < 2 * kVec && behind < n) alone_ = behind;
+    }
+  }
+  __device__ __forceinline__ int head() const { return head_; }  // elements before the chunks
+  __device__ __forceinline__ int rounds() const { return (chunks_ + size_ - 1) / size_; }
+  __device__ __forceinline__ bool some(int k) const {
+    return kWhole || index_ + k * size_ < chunks_;
+  }
+  // Of element 0 of chunk k, behind the head.
+  __device__ __forceinline__ int place(int k) const {
+    const int chunk = index_ + k * size_;
+    return (kWhole ? chunk : min(chunk, chunks_ - 1)) * kVec;
+  }
+  __device__ __forceinline__ int column(int k) const { return head_ + place(k); }
+  template <class T>
+  __device__ __forceinline__ void store(T* row, int k, const Packed<T, kVec>& value) const {
+    T* const to = row + column(k);
+    if constexpr (kWhole) return store_packed(to, value);
+    asm volatile(
+        "{\n"
+        ".reg .pred some;\n"
+        "setp.ne.u32 some, %5, 0;\n"
+        "@some st.global.v4.b32 [%0], {%1, %2, %3, %4};\n"
+        "}\n" ::"l"(to),
+        "r"(value.word[0]), "r"(value.word[1]), "r"(value.word[2]), "r"(value.word[3]),
+        "r"(static_cast<unsigned>(some(k)))
+        : "memory");
+  }
+
+  __device__ __forceinline__ bool alone() const { return kRagged && alone_ >= 0; }
+  __device__ __forceinline__ int alone_column() const { return alone_; }
+
+ private:
+  int index_, size_, head_ = 0, chunks_, alone_ = -1;
+};
+
+// A row's weight and bias: chunks for every head, `pitch` apart.
+template <bool kRms, class T, class Slice>
+struct EndsParameters {
+  static constexpr int kVec = kChunkOf<T>;
+  using Chunk = Packed<T, kVec>;
+  const T *weights, *biases;
+  Chunk weight, bias{};  // of the chunk that comes next
+  __device__ __forceinline__ EndsParameters(const NormForward<T, T>& p, const Slice& slice,
+                                            int pitch)
+      : weights(p.weight + slice.head() * pitch), biases(p.bias + slice.head() * pitch) {
+    load(slice, 0);
+  }
+  __device__ __forceinline__ void load(const Slice& slice, int k) {
+    weight = load_once<T, kVec>(weights + slice.place(k));
+    if constexpr (!kRms) bias = load_once<T, kVec>(biases + slice.place(k));
+  }
+};
+
+template <class T, int kVec>
+__device__ __forceinline__ Packed<T, kVec> plus(const Packed<T, kVec>& a,
+                                                const Packed<T, kVec>& b) {
+  float both[kVec];
+#pragma unroll
+  for (int e = 0; e < kVec; ++e) both[e] = a.at(e) + b.at(e);
+  return pack<T>(both);
+}
+template <class T>
+__device__ __forceinline__ T plus(T a, T b) {
+  return from_compute<T>(to_compute(a) + to_compute(b));
+}
+
+// The chunks of a thread: some in registers; with kLong the others wait in shared memory.
+template <class T, bool kLong, class Slice>
+struct EndsRow {
+  static constexpr int kVec = kChunkOf<T>, kMax = 4;
+  using Chunk = Packed<T, kVec>;
+  Chunk held[kMax];
+  T alone{}, pivot{};  // pivot: element 0
+  unsigned shared;     // where this thread's chunks wait
+
+  __device__ __forceinline__ EndsRow(const Slice& slice, const T* row, const uint4* waiting)
+      : shared(shared_address(waiting) + threadIdx.x * 16) {
+#pragma unroll
+    for (int k = 0; k < kMax; ++k) held[k] = load_once<T, kVec>(row + slice.column(k));
+    if constexpr (kLong) {
+#pragma unroll 4
+      for (int k = kMax; k < slice.rounds(); ++k) {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(place(k)),
+                     "l"(row + slice.column(k))
+                     : "memory");
+      }
+      asm volatile("cp.async.commit_group;" ::: "memory");
+    }
+    if (slice.alone()) alone = row[slice.alone_column()];
+    pivot = row[0];
+  }
+  __device__ __forceinline__ Chunk get(int k) const {
+    Chunk out;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(out.word[0]), "=r"(out.word[1]), "=r"(out.word[2]), "=r"(out.word[3])
+                 : "r"(place(k))
+                 : "memory");
+    return out;
+  }
+  // Adds another row and stores the sum.
+  __device__ __forceinline__ void join(const Slice& slice, const T* other, T* sum) {
+    Chunk more[kMax];
+#pragma unroll
+    for (int k = 0; k < kMax; ++k) more[k] = load_once<T, kVec>(other + slice.column(k));
+    if (slice.alone()) {
+      alone = plus(alone, other[slice.alone_column()]);
+      sum[slice.alone_column()] = alone;
+    }
+    pivot = plus(pivot, other[0]);
+#pragma unroll
+    for (int k = 0; k < kMax; ++k) {
+      held[k] = plus(held[k], more[k]);
+      slice.store(sum, k, held[k]);
+    }
+    if constexpr (!kLong) return;
+    asm volatile("cp.async.wait_group 0;" ::: "memory");
+#pragma unroll 4
+    for (int k = kMax; k < slice.rounds(); ++k) {
+      const Chunk both = plus(get(k), load_once<T, kVec>(other + slice.column(k)));
+      slice.store(sum, k, both);
+      asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(place(k)), "r"(both.word[0]),
+                   "r"(both.word[1]), "r"(both.word[2]), "r"(both.word[3])
+                   : "memory");
+    }
+  }
+  template <bool kRms>
+  __device__ __forceinline__ DirectSums<kRms, T> sums(const Slice& slice) const {
+    DirectSums<kRms, T> sums(kRms ? 0.0f : to_compute(pivot));
+#pragma unroll
+    for (int k = 0; k < kMax; ++k) {
+      if (slice.some(k)) sums.add(held[k]);
+    }
+    if (slice.alone()) sums.add(to_compute(alone));
+    if constexpr (kLong) {
+      asm volatile("cp.async.wait_group 0;" ::: "memory");
+#pragma unroll 4
+      for (int k = kMax; slice.some(k); ++k) sums.add(get(k));
+    }
+    return sums;
+  }
+
+ private:
+  __device__ __forceinline__ unsigned place(int k) const {
+    return shared + (k - kMax) * blockDim.x * 16;
+  }
+};
+
+template <bool kRms, class T, bool kResidual, bool kRagged, bool kWhole, bool kLong, class Team,
+          int kThreads, int kBlocks>
+__global__ void __launch_bounds__(kThreads, kBlocks)
+    norm_ends_kernel(NormForward<T, T> p, int pitch, RowLayout layout) {
+  constexpr int kVec = kChunkOf<T>;
+  using Chunk = Packed<T, kVec>;
+  using Slice = RowEnds<kVec, kRagged, kWhole>;
+  using Row = EndsRow<T, kLong, Slice>;
+  extern __shared__ uint4 waiting[];
+  __shared__ RowSlot<float> slots[Team::kSlots];
+  wait_for_predecessor();
+  Team team(layout, slots);
+  // NOTE: lanes without a row do the last one again.
+  const int64_t row = min(team.row(), layout.rows - 1);
+  const Slice slice(team.index(), team.size(), layout.n, row);
+  Row x(slice, p.x + row * p.x_stride, waiting);
+  EndsParameters<kRms, T, Slice> parameters(p, slice, pitch);
+  if constexpr (kResidual) {
+    x.join(slice, p.residual + row * p.residual_stride, p.sum + row * layout.n);
+  }
+  DirectSums<kRms, T> sums = x.template sums<kRms>(slice);
+  const PivotMoments<T, float> moments =
+      sums.moments(team, 1.0f / static_cast<float>(layout.n), p.eps);
+  if (team.leader()) {
+    if (p.mean != nullptr) p.mean[row] = moments.mean;
+    p.rstd[row] = moments.rstd;
+  }
+  const Normaliser<kRms> normal(moments);
+  hold(x.held);
+  T* const y = static_cast<T*>(p.y) + row * layout.n;
+  if (slice.alone()) {
+    const int column = slice.alone_column();
+    const float bias = kRms ? 0.0f : to_compute(p.bias[column]);
+    y[column] = from_compute<T>(normal(to_compute(x.alone), to_compute(p.weight[column]), bias));
+  }
+  const auto write = [&](int k, const Chunk& chunk) {
+    const Chunk weight = parameters.weight, bias = parameters.bias;
+    // NOTE: ahead of the store, which loads do not pass.
+    if (kLong || k + 1 < Row::kMax) parameters.load(slice, k + 1);
+    slice.store(y, k, normal(chunk, weight, bias));
+  };
+#pragma unroll
+  for (int k = 0; k < Row::kMax; ++k) write(k, x.held[k]);
+  if constexpr (kLong) {
+#pragma unroll 2
+    for (int k = Row::kMax; k < slice.rounds(); ++k) write(k, x.get(k));
+  }
+}
+
+}  // namespace fusedops

@@ -1,0 +1,293 @@
+// What layer_norm and rms_norm share on CUDA: checks, plans and launches. One file per op.
+#pragma once
+
+#include <torch/csrc/stable/ops.h>
+
+#include <algorithm>
+#include <optional>
+#include <type_traits>
+
+#include "common/device_types.cuh"
+#include "common/dispatch.h"
+#include "common/row_check.h"
+#include "common/shared_memory.cuh"
+#include "cuda/norm_ends.cuh"
+#include "cuda/row_plan.h"
+
+namespace fusedops::cuda {
+
+struct NormTensors {
+  const Tensor& x;
+  const std::optional<Tensor>& residual;
+  const std::optional<Tensor>& weight;
+  const std::optional<Tensor>& bias;
+  Tensor y, sum, mean, rstd;
+};
+
+template <class T>
+T* data_or_null(const std::optional<Tensor>& tensor) {
+  return tensor ? static_cast<T*>(const_cast<void*>(tensor->const_data_ptr())) : nullptr;
+}
+
+// ---- half rows, a team for every row ----
+
+enum class NormKind {
+  kNone,
+  kFewLanes,   // few rows get a thread for every chunk: lanes of a warp,
+  kFewBlocks,  // or a block
+  kLanes,
+  kFull8,  // lanes that their row fills
+  kFull16,
+  kFull32,
+  kEnds,  // lanes of a row that begins inside a chunk
+  kBlock,
+  kWide,
+  kLong,  // a block that keeps a part of its row in shared memory
+};
+using EvenKinds = Choices<NormKind::kFewLanes, NormKind::kFewBlocks, NormKind::kLanes,
+                          NormKind::kFull8, NormKind::kFull16, NormKind::kFull32, NormKind::kBlock,
+                          NormKind::kWide, NormKind::kLong>;
+using RaggedKinds = Choices<NormKind::kFewLanes, NormKind::kFewBlocks, NormKind::kLanes,
+                            NormKind::kEnds, NormKind::kBlock, NormKind::kWide, NormKind::kLong>;
+
+struct NormPlan {
+  NormKind kind = NormKind::kNone;
+  RowPlan rows;
+};
+
+constexpr int kNormHeld = 4;    // chunks of a thread in registers
+constexpr int kNormWide = 512;  // threads of kWide
+constexpr int norm_long_threads(bool ragged) { return ragged ? 640 : 512; }
+
+// plan_direct's, and what norms do otherwise.
+inline NormPlan plan_norm(int64_t rows, int64_t n, int vec, const LaunchScope& scope) {
+  const DirectPlan plan = plan_direct(rows, n, vec, kNormHeld, scope);
+  const bool ragged = n % vec != 0;
+  const int lanes = plan.rows.layout.lanes;
+  const bool full = n == int64_t{lanes} * kNormHeld * vec;
+  const auto blocks = [&](NormKind kind, int64_t most) -> NormPlan {
+    const int64_t chunks = n / vec;  // whole ones, of a row
+    const int64_t threads = std::min(round_up(ceil_div(chunks, kNormHeld), 32), most);
+    const int64_t waiting = std::max<int64_t>(ceil_div(chunks, threads) - kNormHeld, 0);
+    NormPlan taken{kind, plan.rows};
+    taken.rows.threads = static_cast<int>(threads);
+    taken.rows.shared_bytes = waiting * threads * 16;
+    const bool fits =
+        taken.rows.shared_bytes + kDirectSlotBytes <= scope.facts().shared_memory_per_block;
+    return fits ? taken : NormPlan{};
+  };
+  switch (plan.kind) {
+    case DirectKind::kNone: return {};
+    case DirectKind::kFewLanes: return {NormKind::kFewLanes, plan.rows};
+    case DirectKind::kFewBlocks: return {NormKind::kFewBlocks, plan.rows};
+    case DirectKind::kLanes:
+      // NOTE: the ends of a row take 16 lanes.
+      if (ragged && lanes >= 16) return {NormKind::kEnds, plan.rows};
+      if (full && lanes == 8) return {NormKind::kFull8, plan.rows};
+      if (full && lanes == 16) return {NormKind::kFull16, plan.rows};
+      if (full && lanes == 32) return {NormKind::kFull32, plan.rows};
+      return {NormKind::kLanes, plan.rows};
+    case DirectKind::kBlock: return blocks(NormKind::kBlock, 256);
+    case DirectKind::kLong: break;
+  }
+  if (ceil_div(n, vec) <= kNormWide * kNormHeld) return blocks(NormKind::kWide, kNormWide);
+  return blocks(NormKind::kLong, norm_long_threads(ragged));
+}
+
+// The kernels of a kind. The last argument of each: blocks on a multiprocessor at the least, so
+// that registers do not keep threads away; measured.
+template <bool kRms, class T, bool kResidual, NormKind kKind>
+constexpr auto even_norm_kernel() {
+  using K = NormKind;
+  constexpr auto kFull = []<int kLanes>(Tag<kLanes>) {
+    return norm_ends_kernel<kRms, T, kResidual, false, true, false, FixedLanes<kLanes>, 64, 16>;
+  };
+  if constexpr (kKind == K::kLanes) {
+    return norm_direct_kernel<kRms, T, T, kResidual, kNormHeld, false, LaneTeam, 64, 16>;
+  } else if constexpr (kKind == K::kFull8) {
+    return kFull(Tag<8>{});
+  } else if constexpr (kKind == K::kFull16) {
+    return kFull(Tag<16>{});
+  } else if constexpr (kKind == K::kFull32) {
+    return kFull(Tag<32>{});
+  } else if constexpr (kKind == K::kBlock) {
+    return norm_direct_kernel<kRms, T, T, kResidual, kNormHeld, false, BlockTeam, 256, 4>;
+  } else if constexpr (kKind == K::kWide) {
+    constexpr int kBlocks = kRms || kResidual ? 2 : 3;
+    return norm_direct_kernel<kRms, T, T, kResidual, kNormHeld, false, BlockTeam, kNormWide,
+                              kBlocks>;
+  } else {
+    return norm_ends_kernel<kRms, T, kResidual, false, false, true, BlockTeam,
+                            norm_long_threads(false), 2>;
+  }
+}
+
+template <bool kRms, class T, bool kResidual, NormKind kKind>
+constexpr auto ragged_norm_kernel() {
+  using K = NormKind;
+  if constexpr (kKind == K::kLanes) {
+    constexpr int kBlocks = kResidual ? 12 : 16;
+    return norm_direct_kernel<kRms, T, T, kResidual, kNormHeld, true, LaneTeam, 64, kBlocks>;
+  } else if constexpr (kKind == K::kEnds) {
+    constexpr int kBlocks = kResidual ? 12 : kRms ? 16 : 20;
+    return norm_ends_kernel<kRms, T, kResidual, true, false, false, LaneTeam, 64, kBlocks>;
+  } else if constexpr (kKind == K::kBlock) {
+    constexpr int kBlocks = kResidual ? 4 : 5;
+    return norm_ends_kernel<kRms, T, kResidual, true, false, false, BlockTeam, 256, kBlocks>;
+  } else if constexpr (kKind == K::kWide && kRms) {
+    constexpr int kBlocks = kResidual ? 2 : 3;
+    return norm_ends_kernel<kRms, T, kResidual, true, false, false, BlockTeam, kNormWide, kBlocks>;
+  } else {
+    return norm_ends_kernel<kRms, T, kResidual, true, false, kKind == K::kLong, BlockTeam,
+                            norm_long_threads(true), 2>;
+  }
+}
+
+template <bool kRms, class T, bool kResidual, bool kRagged, NormKind kKind>
+constexpr auto norm_kernel_of() {
+  if constexpr (kKind == NormKind::kFewLanes) {
+    return norm_direct_kernel<kRms, T, T, kResidual, 1, kRagged, LaneTeam, 128, 8>;
+  } else if constexpr (kKind == NormKind::kFewBlocks) {
+    return norm_direct_kernel<kRms, T, T, kResidual, 1, kRagged, BlockTeam, 512, 2>;
+  } else if constexpr (kRagged) {
+    return ragged_norm_kernel<kRms, T, kResidual, kKind>();
+  } else {
+    return even_norm_kernel<kRms, T, kResidual, kKind>();
+  }
+}
+
+// Parameters as the kernels of several chunks per thread read them; the tensor keeps them alive.
+template <bool kRagged, bool kEnds, class T>
+Tensor lay_out_parameters(const Tensor& x, NormForward<T, T>& p, bool bias, int n, int pitch,
+                          const LaunchScope& scope) {
+  constexpr int kShifts = kRagged ? kChunkOf<T> : 1;
+  const bool needed = kRagged || p.weight == nullptr || (bias && p.bias == nullptr);
+  const Tensor out = torch::stable::new_empty(x, {needed ? int64_t{2} * kShifts * pitch : 0});
+  if (!needed) return out;
+  T* const to = static_cast<T*>(out.mutable_data_ptr());
+  launch_plain(norm_parameter_kernel<kEnds, T>, dim3(ceil_div(pitch, kStreamThreads), kShifts),
+               dim3(kStreamThreads), scope, p.weight, p.bias, to, n, pitch);
+  p.weight = to;
+  p.bias = to + int64_t{kShifts} * pitch;
+  return out;
+}
+
+// Rows that threads hold straight from memory; false: not here.
+template <bool kRms, class T, bool kRagged>
+bool launch_direct(const NormTensors& t, NormForward<T, T>& p, const NormShape& shape,
+                   const LaunchScope& scope) {
+  const NormPlan plan = plan_norm(shape.rows, shape.n, kChunkOf<T>, scope);
+  const auto aligned = [](const T* from) { return reinterpret_cast<uintptr_t>(from) % 16 == 0; };
+  if (plan.kind == NormKind::kNone || p.wide || !aligned(p.weight) || !aligned(p.bias)) {
+    return false;
+  }
+  const int n = static_cast<int>(shape.n), pitch = static_cast<int>(round_up(n, kChunkOf<T>));
+  using Kinds = std::conditional_t<kRagged, RaggedKinds, EvenKinds>;
+  dispatch(Kinds{}, plan.kind, [&]<NormKind K>(Tag<K>) {
+    Tensor parameters;
+    if constexpr (K != NormKind::kFewLanes && K != NormKind::kFewBlocks) {
+      constexpr bool kEnds = K != NormKind::kLanes;
+      parameters = lay_out_parameters<kRagged, kEnds>(t.x, p, !kRms, n, pitch, scope);
+    }
+    dispatch_bool(p.residual != nullptr, [&]<bool kResidual>(Tag<kResidual>) {
+      constexpr auto kKernel = norm_kernel_of<kRms, T, kResidual, kRagged, K>();
+      if (K == NormKind::kLong) {
+        allow_shared_memory<kKernel>(scope.device(),
+                                     scope.facts().shared_memory_per_block - kDirectSlotBytes);
+      }
+      launch_rows(kKernel, plan.rows, scope, p, pitch, plan.rows.layout);
+    });
+  });
+  return true;
+}
+
+// ---- all rows ----
+
+template <bool kRms, class T, class W, bool kRagged>
+void launch_norm(const NormTensors& t, const NormShape& shape, int64_t norm_dims, double eps,
+                 const LaunchScope& scope) {
+  // Config
+  using C = Compute<T>;
+  constexpr int kVec = kChunkOf<T>;
+  const RowInput x = row_input(t.x, shape.n, norm_dims, kVec);
+  const RowInput residual = t.residual ? row_input(*t.residual, shape.n, norm_dims, kVec) : x;
+  NormForward<T, W> p{};
+  p.x = x.as<T>();
+  p.x_stride = x.stride;
+  p.residual = t.residual ? residual.as<T>() : nullptr;
+  p.residual_stride = residual.stride;
+  p.weight = data_or_null<const W>(t.weight);
+  p.bias = data_or_null<const W>(t.bias);
+  p.y = t.y.mutable_data_ptr();
+  p.sum = t.residual ? static_cast<T*>(t.sum.mutable_data_ptr()) : nullptr;
+  p.mean = kRms ? nullptr : static_cast<C*>(t.mean.mutable_data_ptr());
+  p.rstd = static_cast<C*>(t.rstd.mutable_data_ptr());
+  p.eps = static_cast<C>(eps);
+  p.wide = t.y.scalar_type() != t.x.scalar_type();
+  if constexpr (sizeof(T) == 2 && std::is_same_v<T, W>) {
+    if (launch_direct<kRms, T, kRagged>(t, p, shape, scope)) return;
+  }
+  // NOTE: a block stays where it fills a multiprocessor, and where its parameters cost more than a
+  // row: two of them, or one that it has to load element by element.
+  constexpr int kMax = kNormChunks<kRms, T, W, kRagged>;
+  const bool stays = !kRms || kRagged || shape.n > kRowThreads / 2 * kMax * kVec;
+  const RowProblem problem{shape.rows, shape.n,   kVec,          t.residual ? 2 : 1,
+                           kMax,       sizeof(C), stays ? 0 : 3, !kRms || kRagged};
+  const auto kernel = norm_kernel<kRms, T, W, kRagged>;
+  const RowPlan plan = plan_rows(reinterpret_cast<const void*>(kernel), problem, scope);
+
+  // Launch
+  if (plan.held) {
+    launch_rows(kernel, plan, scope, p, plan.layout);
+  } else {
+    launch_plain(norm_long_kernel<kRms, T, W>, dim3(blocks_of_long_rows(shape.rows, scope)),
+                 dim3(kStreamThreads), scope, p, shape.rows, shape.n);
+  }
+}
+
+template <bool kRms>
+void norm(const char* op, NormTensors& t, int64_t norm_dims, double eps, bool fp32_out) {
+  // Guard
+  const LaunchScope scope(op, t.x);
+
+  // Contract and checks
+  const NormShape shape = check_norm(op, t.x, t.residual, t.weight, t.bias, norm_dims, fp32_out);
+  const std::optional<Tensor>& parameter = t.weight ? t.weight : t.bias;
+  const std::optional<Tensor> weight =
+      t.weight ? std::optional(torch::stable::contiguous(*t.weight)) : std::nullopt;
+  const std::optional<Tensor> bias =
+      t.bias ? std::optional(torch::stable::contiguous(*t.bias)) : std::nullopt;
+
+  // Allocate
+  const ScalarType dtype = t.x.scalar_type();
+  t.y = torch::stable::new_empty(t.x, t.x.sizes(), fp32_out ? ScalarType::Float : dtype);
+  t.sum = t.residual ? torch::stable::new_empty(t.x, t.x.sizes(), dtype)
+                     : torch::stable::new_empty(t.x, {0}, dtype);
+  t.rstd = torch::stable::new_empty(t.x, {shape.rows}, compute_type(shape.dtype));
+  if (!kRms) t.mean = torch::stable::new_empty(t.x, {shape.rows}, compute_type(shape.dtype));
+
+  // Empty early return
+  if (t.x.numel() == 0) {
+    torch::stable::fill_(t.rstd, 0);
+    if (!kRms) torch::stable::fill_(t.mean, 0);
+    return;
+  }
+
+  // Config, launch
+  const NormTensors dense{t.x, t.residual, weight, bias, t.y, t.sum, t.mean, t.rstd};
+  const bool mixed = parameter && parameter->scalar_type() != dtype;
+  dispatch_dtype(shape.dtype, [&]<DType D>(Tag<D>) {
+    dispatch_bool(mixed, [&]<bool kMixed>(Tag<kMixed>) {
+      using T = DeviceType<D>;
+      using W = std::conditional_t<kMixed && sizeof(T) == 2, float, T>;
+      dispatch_ragged<T>(shape.n, [&]<bool kRagged>(Tag<kRagged>) {
+        launch_norm<kRms, T, W, kRagged>(dense, shape, norm_dims, eps, scope);
+      });
+    });
+  });
+
+  // Launch check
+  check_launch(op);
+}
+
+}  // namespace fusedops::cuda
