@@ -22,7 +22,7 @@ const Names kDTypes = {"float16", "bfloat16", "float32", "float64"};
 const Names kEpilogues = {"fused", "preact", "accumulator", "grad", "residual"};
 const Names kMathModes = {"native", "tf32", "fp32"};
 const Names kMajors = {"k", "mn"};
-const Names kFamilies = {"sm80", "sm90", "skinny"};
+const Names kFamilies = {"sm80", "sm90", "skinny", "cluster"};
 
 // One of `names`, as its position.
 template <typename Enum>
@@ -106,7 +106,7 @@ py::list describe_candidates(const GemmProblem& problem, const DeviceModel& devi
 
 py::list gemm_configs() {
   py::list configs;
-  for (Family family : {Family::kSm90, Family::kSm80, Family::kSkinny}) {
+  for (Family family : {Family::kSm90, Family::kSm80, Family::kSkinny, Family::kCluster}) {
     for (int i = 0; i < num_configs(family); ++i) {
       const GemmConfig& config = config_of(family, i);
       configs.append(py::dict(

@@ -21,6 +21,7 @@ TOLERANCE = 1.01
 LONG_US, LONG_TOLERANCE = 300, 1.03
 HEADER = Path(__file__).parents[1] / "csrc/cutlass/sm90_measured.h"
 MAJORS = {"TN": ("kK", "kK"), "NN": ("kK", "kMN"), "NT": ("kMN", "kMN")}
+FAMILIES = {"sm90": "kSm90", "cluster": "kCluster"}
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 
 Problem = tuple[int, int, int, str, str]  # m, n, k, layout, epilogue
@@ -38,6 +39,7 @@ struct MeasuredGemm {{
   int64_t m, n, k;
   Major a, b;
   Epilogue epilogue;
+  Family family;
   int tile_m, tile_n, cluster_m, cluster_n, splits;
 }};
 
@@ -56,7 +58,7 @@ def read(path: Path) -> dict[Problem, dict[Choice, float]]:
     for row in csv.DictReader(path.open()):
         epilogue = "preact" if row["epilogue"].endswith("+preact") else "fused"
         skipped = epilogue == "fused" and row["epilogue"] not in ("relu", "none")
-        if row["family"] != "sm90" or row["name"] not in known or skipped:
+        if row["family"] not in FAMILIES or row["name"] not in known or skipped:
             continue
         problem = (int(row["m"]), int(row["n"]), int(row["k"]), row["layout"], epilogue)
         choice = (row["name"], int(row["splits"]))
@@ -85,11 +87,12 @@ def main(source: str) -> None:
             continue
         m, n, k, layout, epilogue = problem
         a, b = MAJORS[layout]
-        tile = re.findall(r"\d+", best[0].removeprefix("sm90"))
+        family, _, shape = best[0].partition(" ")
+        tile = re.findall(r"\d+", shape.replace("split-k", ""))
         kind = "kPreact" if epilogue == "preact" else "kFused"
         rows.append(
             f"    {{{m}, {n}, {k}, Major::{a}, Major::{b}, Epilogue::{kind}, "
-            f"{', '.join(tile)}, {best[1]}}},"
+            f"Family::{FAMILIES[family]}, {', '.join(tile)}, {best[1]}}},"
         )
     text = TEMPLATE.format(source=source, percent=100 * (TOLERANCE - 1), rows="\n".join(rows))
     HEADER.write_text(text)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-FAMILIES = {"sm80": 0, "sm90": 1, "skinny": 2}  # config.h
+FAMILIES = {"sm80": 0, "sm90": 1, "skinny": 2, "cluster": 3}  # config.h
 ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}  # activation.h
 KEEP_WITHIN = 2.0  # of the best time of the first round
 FINALISTS = 6  # configurations that try every swizzle

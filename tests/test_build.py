@@ -178,7 +178,7 @@ def test_import_is_light() -> None:
 def test_gemm_configs() -> None:
     configs = _C.gemm_configs()
     names = [(config["family"], config["name"]) for config in configs]
-    assert {family for family, _ in names} == {"sm80", "sm90", "skinny"}
+    assert {family for family, _ in names} == {"sm80", "sm90", "skinny", "cluster"}
     assert all(config["tile"][0] % 8 == 0 for config in configs)
     skinny = [name for family, name in names if family == "skinny"]
     assert len(set(skinny)) == len(skinny)

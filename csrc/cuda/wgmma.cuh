@@ -41,6 +41,8 @@ __device__ __forceinline__ void settle(float (&d)[N]) {
 #define FUSEDOPS_R32 FUSEDOPS_R16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
 #define FUSEDOPS_R48 FUSEDOPS_R32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
 #define FUSEDOPS_R64 FUSEDOPS_R48 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define FUSEDOPS_R80 FUSEDOPS_R64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"
+#define FUSEDOPS_R96 FUSEDOPS_R80 ",%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
 #define FUSEDOPS_WGMMA(shape, type, registers, a, b, ta, tb, ...)                                 \
   asm volatile("wgmma.mma_async.sync.aligned." shape ".f32." type "." type " {" registers "}, " a \
                ", " b ", 1, 1, 1, " ta ", " tb ";"                                                \
@@ -69,15 +71,24 @@ __device__ __forceinline__ void multiply(float (&d)[N / 2], uint64_t a_desc, uin
   } else if constexpr (N == 96) {
     FUSEDOPS_BOTH("m64n96k16", FUSEDOPS_R48, "%48", "%49", "%50", "%51", FUSEDOPS_D16(0),
                   FUSEDOPS_D16(16), FUSEDOPS_D16(32));
-  } else {
-    static_assert(N == 128);
+  } else if constexpr (N == 128) {
     FUSEDOPS_BOTH("m64n128k16", FUSEDOPS_R64, "%64", "%65", "%66", "%67", FUSEDOPS_D16(0),
                   FUSEDOPS_D16(16), FUSEDOPS_D16(32), FUSEDOPS_D16(48));
+  } else if constexpr (N == 160) {
+    FUSEDOPS_BOTH("m64n160k16", FUSEDOPS_R80, "%80", "%81", "%82", "%83", FUSEDOPS_D16(0),
+                  FUSEDOPS_D16(16), FUSEDOPS_D16(32), FUSEDOPS_D16(48), FUSEDOPS_D16(64));
+  } else {
+    static_assert(N == 192);
+    FUSEDOPS_BOTH("m64n192k16", FUSEDOPS_R96, "%96", "%97", "%98", "%99", FUSEDOPS_D16(0),
+                  FUSEDOPS_D16(16), FUSEDOPS_D16(32), FUSEDOPS_D16(48), FUSEDOPS_D16(64),
+                  FUSEDOPS_D16(80));
   }
 }
 
 #undef FUSEDOPS_BOTH
 #undef FUSEDOPS_WGMMA
+#undef FUSEDOPS_R96
+#undef FUSEDOPS_R80
 #undef FUSEDOPS_R64
 #undef FUSEDOPS_R48
 #undef FUSEDOPS_R32

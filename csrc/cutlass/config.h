@@ -7,9 +7,9 @@
 namespace fusedops {
 
 // cp.async + mma.sync or FMA; TMA + WGMMA; TMA + WGMMA with the operands swapped, for few rows of
-// A.
-enum class Family : int8_t { kSm80, kSm90, kSkinny };
-inline constexpr int kNumFamilies = 3;
+// A; TMA + WGMMA where the blocks of a cluster share K, for few tiles.
+enum class Family : int8_t { kSm80, kSm90, kSkinny, kCluster };
+inline constexpr int kNumFamilies = 4;
 enum class Schedule : int8_t { kMultistage, kPingpong, kCooperative };
 
 struct GemmConfig {

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "common/int_math.h"
+#include "cutlass/cluster_configs.h"
 #include "cutlass/skinny_configs.h"
 #include "cutlass/sm80_configs.h"
 #include "cutlass/sm90_configs.h"
@@ -166,6 +167,25 @@ double skinny_us(const GemmProblem& p, const GemmConfig& c, const DeviceModel& d
          (c.cluster_n > 1 ? kPairUs + sent / kPairBytes : 0);
 }
 
+// The kernels whose clusters share K, fitted to the choice between them and sm90_us in the same
+// sweep: over its products of at most a wave of clusters it costs 0.5 % more than the best kernel.
+double cluster_us(const GemmProblem& p, const GemmConfig& c) {
+  constexpr double kFixedUs = 1.28, kSentBytesPerUs = 20.1e3;  // what blocks send each other
+  constexpr double kStepMma = 1500, kStepL2 = 75.2, kStepCold = 0.6, kStepRagged = 0.32;
+  const double larger = std::clamp(std::log2(double(p.n) / double(p.m)) / 4, -1.0, 1.0);
+  const double rows = c.tile_m * (1 - kStepCold * larger) + c.tile_n * (1 + kStepCold * larger);
+  const bool ragged = p.k * operand_bytes(p) % 128 != 0;
+  const double l2 = 128 * rows / kStepL2 * (ragged ? 1 + kStepRagged : 1);
+  const double outputs = double(c.tile_m) * c.tile_n;
+  const double steps = static_cast<double>(ceil_div(ceil_div(p.k, 64), c.cluster_n));
+  const double cycles = steps * std::max(outputs * 64 / kStepMma, l2);
+  const double sent = outputs * 4 * (c.cluster_n - 1) / c.cluster_n;
+  const double out = double(p.m) * p.n * (p.epilogue == Epilogue::kPreact ? 2 : 1);
+  const double bytes = (double(p.m) * p.k + double(p.k) * p.n + out) * dtype_bytes(p.dtype);
+  return kLaunchUs + std::max(cycles / (kClockGhz * 1e3) + kFixedUs + sent / kSentBytesPerUs,
+                              bytes / kDramBytesPerUs);
+}
+
 // ---- measurements ----
 
 bool is_half(DType dtype) { return dtype == DType::kFloat16 || dtype == DType::kBFloat16; }
@@ -183,8 +203,8 @@ const MeasuredGemm* measured_choice(const GemmProblem& p) {
 }
 
 bool is_choice(const MeasuredGemm& row, const GemmPlan& plan) {
-  if (plan.family != Family::kSm90 || plan.splits != row.splits) return false;
-  const GemmConfig& c = kSm90Configs[plan.config];
+  if (plan.family != row.family || plan.splits != row.splits) return false;
+  const GemmConfig& c = config_of(plan.family, plan.config);
   return c.tile_m == row.tile_m && c.tile_n == row.tile_n && c.cluster_m == row.cluster_m &&
          c.cluster_n == row.cluster_n;
 }
@@ -214,6 +234,27 @@ void enumerate_skinny(const GemmProblem& problem, const DeviceModel& device,
       candidate.rejected = "fewer steps of K than blocks to share them";
     }
     if (!candidate.rejected) candidate.plan.expected_us = skinny_us(problem, config, device);
+    candidates.push_back(candidate);
+  }
+}
+
+// Clusters of 2 or 4 blocks that run at a time: a GPC has SMs that are left over.
+int64_t cluster_slots(const GemmConfig& config, const DeviceModel& device) {
+  return config.cluster_n == 2 ? device.sm_count / 2 : device.sm_count * 10 / 44;
+}
+
+void enumerate_cluster(const GemmProblem& problem, const DeviceModel& device,
+                       std::vector<Candidate>& candidates) {
+  const char* refusal = device.capability / 10 != 9 ? "not a Hopper GPU" : tma_refusal(problem);
+  for (int i = 0; i < kNumClusterConfigs; ++i) {
+    const GemmConfig& config = kClusterConfigs[i];
+    Candidate candidate{{Family::kCluster, i, 1}, refusal};
+    if (!refusal) candidate.rejected = cluster_refusal(config, problem);
+    const int64_t tiles = ceil_div(problem.m, config.tile_m) * ceil_div(problem.n, config.tile_n);
+    if (!candidate.rejected && tiles > cluster_slots(config, device)) {
+      candidate.rejected = "more tiles than clusters that run at a time";
+    }
+    if (!candidate.rejected) candidate.plan.expected_us = cluster_us(problem, config);
     candidates.push_back(candidate);
   }
 }
@@ -268,6 +309,7 @@ std::vector<Candidate> enumerate_candidates(const GemmProblem& problem, const De
       candidates.push_back(candidate);
     }
   }
+  enumerate_cluster(problem, device, candidates);
   enumerate_skinny(problem, device, candidates);
   // WGMMA has the higher rate and, when it is an option, the better latency: mma.sync never
   // competes with it.
@@ -302,30 +344,36 @@ int64_t column_sum_rows(const GemmPlan& plan, int64_t m) {
 }
 
 int num_configs(Family family) {
-  return family == Family::kSm90   ? kNumSm90Configs
-         : family == Family::kSm80 ? kNumSm80Configs
-                                   : kNumSkinnyConfigs;
+  switch (family) {
+    case Family::kSm80: return kNumSm80Configs;
+    case Family::kSm90: return kNumSm90Configs;
+    case Family::kSkinny: return kNumSkinnyConfigs;
+    case Family::kCluster: return kNumClusterConfigs;
+  }
+  return 0;
 }
 
 const GemmConfig& config_of(Family family, int config) {
-  return family == Family::kSm90   ? kSm90Configs[config]
-         : family == Family::kSm80 ? kSm80Configs[config]
-                                   : kSkinnyConfigs[config];
+  switch (family) {
+    case Family::kSm80: return kSm80Configs[config];
+    case Family::kSm90: return kSm90Configs[config];
+    case Family::kSkinny: return kSkinnyConfigs[config];
+    case Family::kCluster: break;
+  }
+  return kClusterConfigs[config];
 }
 
 std::string config_name(Family family, int config) {
+  constexpr const char* kFamilies[] = {"sm80", "sm90", "skinny", "cluster"};
+  constexpr const char* kSchedules[] = {"multistage", "pingpong", "cooperative"};
+  constexpr const char* kDepths[] = {"deep", "half", "third"};  // of kSkinny
   const GemmConfig& c = config_of(family, config);
-  const bool few_rows = family == Family::kSkinny;
-  const char* prefix = few_rows ? "skinny" : family == Family::kSm90 ? "sm90" : "sm80";
-  const char* schedule = few_rows                               ? (c.tile_k == 1   ? "deep"
-                                                                   : c.tile_k == 2 ? "half"
-                                                                                   : "third")
-                         : c.schedule == Schedule::kPingpong    ? "pingpong"
-                         : c.schedule == Schedule::kCooperative ? "cooperative"
-                                                                : "multistage";
+  const char* schedule = family == Family::kSkinny    ? kDepths[c.tile_k - 1]
+                         : family == Family::kCluster ? "split-k"
+                                                      : kSchedules[static_cast<int>(c.schedule)];
   char name[80];
-  std::snprintf(name, sizeof name, "%s %dx%d %s %dx%d", prefix, c.tile_m, c.tile_n, schedule,
-                c.cluster_m, c.cluster_n);
+  std::snprintf(name, sizeof name, "%s %dx%d %s %dx%d", kFamilies[static_cast<int>(family)],
+                c.tile_m, c.tile_n, schedule, c.cluster_m, c.cluster_n);
   return name;
 }
 

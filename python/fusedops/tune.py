@@ -40,7 +40,7 @@ Candidate = dict[str, Any]  # as _C.plan_gemm returns it
 Inputs = tuple[Tensor, Tensor, Tensor | None]
 Call = Callable[..., Tensor]
 
-FAMILIES = {"sm80": 0, "sm90": 1, "skinny": 2}  # csrc/cutlass/config.h
+FAMILIES = {"sm80": 0, "sm90": 1, "skinny": 2, "cluster": 3}  # csrc/cutlass/config.h
 EPILOGUES = {"fused": 0, "preact": 1, "accumulator": 2}  # csrc/cutlass/gemm.h
 SWIZZLES = (4, 8, 16)
 

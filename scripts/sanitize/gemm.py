@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from options import Options
 
-FAMILIES = {"sm80": 0, "sm90": 1, "skinny": 2}
+FAMILIES = {"sm80": 0, "sm90": 1, "skinny": 2, "cluster": 3}
 ACTIVATIONS = ("none", "gelu", "relu", "gelu_tanh", "silu", "sigmoid", "tanh", "relu2")
 
 # M, N, K that reach every helper kernel. TMA refuses the odd ones, so none of these is a cluster's.
@@ -99,12 +99,13 @@ def run_large_gated_mlp(o: Options, dtype: torch.dtype) -> None:
 def run_kernels(o: Options, count: Counter[str]) -> None:
     """Each kernel in each layout and epilogue it was compiled for; they exist on a GPU only."""
     op = torch.ops.fusedops_tuning.gemm_with_config
-    n, k = 264, 136
+    n = 264
     for config, dtype in itertools.product(fusedops._C.gemm_configs(), DTYPES):
         alone = config["name"].endswith(" 1x1")
         if not re.search(o.kernels, config["name"]) or not (alone or o.clusters):
             continue
         m = 100 if config["family"] == "skinny" else 200
+        k = 264 if config["family"] == "cluster" else 136  # a step for each block
         for a_t, b_t, epilogue, splits in itertools.product(
             (False, True), (False, True), range(3), (1, 2)
         ):

@@ -1,0 +1,87 @@
+#include "cuda/sm90_cluster.cuh"
+
+#include "common/device_types.cuh"
+#include "common/shared_memory.cuh"
+#include "cutlass/cluster_configs.h"
+#include "cutlass/registry.h"
+
+namespace fusedops::cluster {
+namespace {
+
+// Boxes are box_rows by 64 of K, or 64 rows where K is not what is contiguous.
+const char* encode(const GemmProblem& p, const GemmOperand& operand, int64_t rows, int box_rows,
+                   CUtensorMap* map) {
+  const bool contiguous_k = operand.major == Major::kK;
+  TmaTensor t;
+  t.data = operand.data;
+  t.type = p.dtype == DType::kFloat16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                      : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  t.columns = contiguous_k ? p.k : rows;
+  t.rows = contiguous_k ? rows : p.k;
+  t.row_stride = operand.ld;
+  return encode_tensor_map(t, contiguous_k ? box_rows : kStepK, map);
+}
+
+template <class T, class S>
+const char* launch(const GemmProblem& p, const LaunchContext& context) {
+  CUtensorMap a, b;
+  if (const char* refusal = encode(p, p.a, p.m, S::kRows, &a)) return refusal;
+  if (const char* refusal = encode(p, p.b, p.n, S::kPart, &b)) return refusal;
+  const int64_t tiles_m = ceil_div(p.m, S::kRows), tiles_n = ceil_div(p.n, S::kColumns);
+  if (tiles_m * tiles_n > INT32_MAX / S::kBlocks) return "too many output tiles";
+  cudaError_t status = allow_shared_memory<&cluster_kernel<T, S>>(context.device, S::kSharedBytes);
+  if (status != cudaSuccess) return cudaGetErrorString(status);
+  Problem problem;
+  problem.bias = p.bias;
+  problem.y = p.d;
+  problem.z = p.epilogue == Epilogue::kPreact ? p.preact : nullptr;
+  problem.ldy = p.ldd;
+  problem.m = int(p.m);
+  problem.n = int(p.n);
+  problem.tiles_m = int(tiles_m);
+  problem.steps = int(ceil_div(p.k, kStepK));
+  problem.activation = p.activation;
+  const int64_t blocks = tiles_m * tiles_n * S::kBlocks;
+  status = launch_cluster_kernel(cluster_kernel<T, S>, dim3(unsigned(blocks)), dim3(S::kThreads),
+                                 S::kBlocks, S::kSharedBytes,
+                                 static_cast<cudaStream_t>(context.stream), context.overlap,
+                                 problem, a, b);
+  return status == cudaSuccess ? nullptr : cudaGetErrorString(status);
+}
+
+template <int kConfig, DType kDType, bool kTransA, bool kTransB>
+const char* run(const GemmProblem& p, const LaunchContext& context) {
+  constexpr GemmConfig kTile = kClusterConfigs[kConfig];
+  if (const char* refusal = cluster_refusal(kTile, p)) return refusal;
+  using S = Shape<kTile.tile_m / 64, kTile.tile_n, kTile.cluster_n, kTransA, kTransB>;
+  return launch<DeviceType<kDType>, S>(p, context);
+}
+
+template <int kConfig, bool kTransA, bool kTransB>
+void register_config(Epilogue epilogue) {
+  constexpr Major kA = kTransA ? Major::kMN : Major::kK, kB = kTransB ? Major::kMN : Major::kK;
+  if constexpr (kClusterConfigs[kConfig].variants & variant_bit(Epilogue::kFused, kA, kB)) {
+    const auto key = [&](DType dtype) {
+      return KernelKey{Family::kCluster, kConfig, dtype, MathMode::kNative, kA, kB, epilogue};
+    };
+    register_kernel(key(DType::kFloat16), &run<kConfig, DType::kFloat16, kTransA, kTransB>);
+    register_kernel(key(DType::kBFloat16), &run<kConfig, DType::kBFloat16, kTransA, kTransB>);
+  }
+}
+
+template <int kConfig = 0>
+bool register_from() {
+  if constexpr (kConfig < kNumClusterConfigs) {
+    register_config<kConfig, false, false>(Epilogue::kFused);
+    register_config<kConfig, false, false>(Epilogue::kPreact);
+    register_config<kConfig, false, true>(Epilogue::kFused);
+    register_config<kConfig, true, true>(Epilogue::kFused);
+    register_from<kConfig + 1>();
+  }
+  return true;
+}
+
+const bool registered = register_from();
+
+}  // namespace
+}  // namespace fusedops::cluster

@@ -1,0 +1,333 @@
+// y (M, N) = act(a (M, K) @ b (K, N) + bias) where the tiles of y are too few for the SMs: the
+// blocks of a cluster take the same tile and split K. Each adds up some columns of the tile, with
+// what the others store into its shared memory.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "common/pdl.cuh"
+#include "common/vec.cuh"
+#include "cuda/sm90_pipeline.cuh"
+#include "cuda/wgmma.cuh"
+#include "cutlass/activation.cuh"
+#include "cutlass/sm90_tma.cuh"
+
+namespace fusedops::cluster {
+
+using namespace sm90;
+
+struct Problem {
+  const void* bias;  // (n,) or null
+  void* y;           // (m, n), rows of ldy, each of whole 16-byte units
+  void* z;           // the same before the activation, or null
+  int64_t ldy;
+  int m, n;
+  int tiles_m;
+  int steps;  // of K
+  Activation activation;
+};
+
+inline constexpr int kStepK = 64;         // values of K in a box: 128 bytes
+inline constexpr int kPieceBytes = 2048;  // 64 rows by 8 columns in fp32, as WGMMA leaves them
+
+// kGroups: warpgroups, of 64 rows of the tile each. kBlocks: of a cluster, each adds up a part of
+// the tile's columns. kTransA, kTransB: K is not what is contiguous.
+template <int kGroups_, int kColumns_, int kBlocks_, bool kTransA_, bool kTransB_>
+struct Shape {
+  static constexpr int kGroups = kGroups_, kRows = kGroups * 64, kColumns = kColumns_;
+  static constexpr int kBlocks = kBlocks_, kPart = kColumns / kBlocks, kPieces = kPart / 8;
+  static constexpr bool kTransA = kTransA_, kTransB = kTransB_;
+  static_assert(kColumns % (kBlocks * (kTransB ? 64 : 16)) == 0);
+  static constexpr int kMultipliers = kGroups * 128, kThreads = kMultipliers + 32;
+  static constexpr int kABytes = kRows * kBoxRowBytes, kPartBytes = kPart * kBoxRowBytes;
+  static constexpr int kStageBytes = kABytes + kBlocks * kPartBytes;
+  // Shared memory: stages, what other blocks send, a full and an empty barrier of each stage, and
+  // one for what each warpgroup gets. Outputs take the place of stages.
+  static constexpr int kReceivedBytes = kGroups * (kBlocks - 1) * kPieces * kPieceBytes;
+  static constexpr int kFit = (shared_budget(1) - kReceivedBytes - 1024) / kStageBytes;
+  static constexpr int kStages = kFit < 8 ? kFit : 8;
+  static constexpr int kBarriers = kStages * kStageBytes + kReceivedBytes;
+  static constexpr int kSharedBytes = kBarriers + (2 * kStages + kGroups) * 8;
+  static constexpr int kOutRowBytes = kPart * 2 + 16;
+  static_assert(kStages >= 3 && kRows * kOutRowBytes <= kStages * kStageBytes);
+};
+
+// Addresses in shared memory.
+template <class S>
+struct Shared {
+  unsigned char* bytes;
+  uint32_t base;
+  __device__ uint32_t stage(int i) const { return base + i * S::kStageBytes; }
+  // From the block `distance` ranks before.
+  __device__ uint32_t received(int group, int distance) const {
+    return base + S::kStages * S::kStageBytes +
+           (group * (S::kBlocks - 1) + distance - 1) * S::kPieces * kPieceBytes;
+  }
+  __device__ uint32_t full(int stage) const { return base + S::kBarriers + stage * 8; }
+  __device__ uint32_t empty(int stage) const { return full(S::kStages + stage); }
+  __device__ uint32_t sent(int group) const { return full(2 * S::kStages + group); }
+};
+
+// This block's part of the work.
+template <class S>
+struct Part {
+  int rank;
+  int row0, tile_column0;  // of the tile
+  int first, last;         // steps of K
+  __device__ explicit Part(const Problem& p) {
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    const int tile = blockIdx.x / S::kBlocks;
+    row0 = tile % p.tiles_m * S::kRows;
+    tile_column0 = tile / p.tiles_m * S::kColumns;
+    first = int(int64_t{p.steps} * rank / S::kBlocks);
+    last = int(int64_t{p.steps} * (rank + 1) / S::kBlocks);
+  }
+  __device__ int rank_after(int distance) const {
+    const int r = rank + distance;
+    return r < S::kBlocks ? r : r - S::kBlocks;
+  }
+  // Of the columns that the block `distance` ranks on adds up. In shared memory and registers they
+  // come in the order of distances: a block's own columns are the first.
+  __device__ int column0(int distance) const {
+    return tile_column0 + rank_after(distance) * S::kPart;
+  }
+};
+
+// ---- the copying thread ----
+
+// Some rows of an operand by a step of K.
+template <bool kTrans, int kRows>
+__device__ __forceinline__ void load(const CUtensorMap& map, uint64_t* full, unsigned char* to,
+                                     int row, int k) {
+  if constexpr (!kTrans) {
+    load_box<false>(map, full, to, k, row);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kRows / 64; ++i) {
+      load_box<false>(map, full, to + i * kStepK * kBoxRowBytes, row + i * 64, k);
+    }
+  }
+}
+
+template <class S>
+__device__ void copy_stages(const CUtensorMap& a, const CUtensorMap& b, const Shared<S>& shared,
+                            const Part<S>& part) {
+  Place place;
+  for (int step = part.first; step < part.last; ++step, place.advance(S::kStages)) {
+    unsigned char* to = shared.bytes + place.stage * S::kStageBytes;
+    uint64_t* full =
+        reinterpret_cast<uint64_t*>(shared.bytes + shared.full(place.stage) - shared.base);
+    wait_barrier(shared.empty(place.stage), place.parity ^ 1);
+    expect_bytes(shared.full(place.stage), S::kStageBytes);
+    load<S::kTransA, S::kRows>(a, full, to, part.row0, step * kStepK);
+#pragma unroll
+    for (int i = 0; i < S::kBlocks; ++i) {
+      load<S::kTransB, S::kPart>(b, full, to + S::kABytes + i * S::kPartBytes, part.column0(i),
+                                 step * kStepK);
+    }
+  }
+}
+
+// ---- the multiplying warpgroups ----
+
+template <class T, class S>
+__device__ void multiply_stages(float (&sum)[S::kColumns / 2], const Shared<S>& shared,
+                                const Part<S>& part) {
+  const int group = threadIdx.x / 128;
+  Place place, previous;
+  for (int step = part.first; step < part.last; ++step) {
+    wait_barrier(shared.full(place.stage), place.parity);
+    const uint32_t a = shared.stage(place.stage) + group * 64 * kBoxRowBytes;
+    const uint32_t b = shared.stage(place.stage) + S::kABytes;
+    wgmma::fence();
+#pragma unroll
+    for (int j = 0; j < kStepK / 16; ++j) {
+      wgmma::multiply<T, S::kColumns, S::kTransA, S::kTransB>(
+          sum, wgmma::descriptor(a) + j * (S::kTransA ? wgmma::kStepRows : wgmma::kStepK),
+          wgmma::descriptor(b, S::kTransB ? kStepK * kBoxRowBytes : 16) +
+              j * (S::kTransB ? wgmma::kStepRows : wgmma::kStepK));
+    }
+    wgmma::commit();
+    wgmma::wait<1>();
+    if (step > part.first && threadIdx.x % 32 == 0) arrive(shared.empty(previous.stage));
+    previous = place;
+    place.advance(S::kStages);
+  }
+  wgmma::wait<0>();
+  wgmma::settle(sum);
+}
+
+// ---- sums over the cluster ----
+
+template <class S>
+__device__ void send(const float (&sum)[S::kColumns / 2], const Shared<S>& shared,
+                     const Part<S>& part) {
+  const int group = threadIdx.x / 128;
+#pragma unroll
+  for (int d = 1; d < S::kBlocks; ++d) {
+    const int to = part.rank_after(d);
+    const uint32_t at = address_of_rank(shared.received(group, d) + threadIdx.x % 128 * 16, to);
+    const uint32_t sent = address_of_rank(shared.sent(group), to);
+#pragma unroll
+    for (int i = 0; i < S::kPieces; ++i) {
+      const float* v = sum + (d * S::kPieces + i) * 4;
+      asm volatile(
+          "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 "
+          "[%0], {%1, %2, %3, %4}, [%5];" ::"r"(at + i * kPieceBytes),
+          "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]), "r"(sent)
+          : "memory");
+    }
+  }
+}
+
+// In the order of distances, which is the same in every run.
+template <class S>
+__device__ void add_received(float (&sum)[S::kColumns / 2], const Shared<S>& shared) {
+  const int group = threadIdx.x / 128;
+  wait_barrier<true>(shared.sent(group), 0);
+#pragma unroll
+  for (int d = 1; d < S::kBlocks; ++d) {
+    const uint32_t at = shared.received(group, d) + threadIdx.x % 128 * 16;
+#pragma unroll
+    for (int i = 0; i < S::kPieces; ++i) {
+      float4 s;
+      asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                   : "=f"(s.x), "=f"(s.y), "=f"(s.z), "=f"(s.w)
+                   : "r"(at + i * kPieceBytes)
+                   : "memory");
+      float* v = sum + i * 4;
+      v[0] += s.x, v[1] += s.y, v[2] += s.z, v[3] += s.w;
+    }
+  }
+}
+
+// ---- epilogue ----
+
+// Of the columns 2 (lane % 4) and the next of each piece.
+template <class T, class S>
+struct Bias {
+  uint32_t pairs[S::kPieces] = {};
+  __device__ Bias(const Problem& p, const Part<S>& part) {
+    if (p.bias == nullptr) return;
+#pragma unroll
+    for (int i = 0; i < S::kPieces; ++i) {
+      const int column = part.column0(0) + i * 8 + threadIdx.x % 4 * 2;
+      if (column < p.n) {
+        pairs[i] = *reinterpret_cast<const uint32_t*>(static_cast<const T*>(p.bias) + column);
+      }
+    }
+  }
+  __device__ void add(float (&sum)[S::kColumns / 2]) const {
+#pragma unroll
+    for (int i = 0; i < S::kPieces; ++i) {
+      T pair[2];
+      memcpy(pair, &pairs[i], sizeof pair);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) sum[i * 4 + j] += to_compute(pair[j % 2]);
+    }
+  }
+};
+
+// The warp's 16 rows of this block's columns, by way of shared memory: 64 bytes of a row at a time.
+template <class T, class S>
+__device__ __forceinline__ void store(const Problem& p, void* to,
+                                      const float (&sum)[S::kColumns / 2], const Shared<S>& shared,
+                                      const Part<S>& part) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const uint32_t out = shared.base + warp * 16 * S::kOutRowBytes;
+  const uint32_t matrix = out + lane % 16 * S::kOutRowBytes + lane / 16 * 16;
+  __syncwarp();
+#pragma unroll
+  for (int i = 0; i < S::kPieces; i += 2) {
+    const float* v = sum + i * 4;
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                     matrix + i * 16),
+                 "r"(rounded<T>(v[0], v[1])), "r"(rounded<T>(v[2], v[3])),
+                 "r"(rounded<T>(v[4], v[5])), "r"(rounded<T>(v[6], v[7]))
+                 : "memory");
+  }
+  __syncwarp();
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int row = i * 8 + lane / 4, m = part.row0 + warp * 16 + row;
+#pragma unroll
+    for (int chunk = lane % 4; chunk < S::kPieces; chunk += 4) {
+      const int n = part.column0(0) + chunk * 8;
+      if (m >= p.m || n >= p.n) continue;
+      uint4 v;
+      asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                   : "r"(out + row * S::kOutRowBytes + chunk * 16)
+                   : "memory");
+      *reinterpret_cast<uint4*>(static_cast<T*>(to) + m * p.ldy + n) = v;
+    }
+  }
+}
+
+template <class T, class S>
+__device__ __forceinline__ void activate(float (&sum)[S::kColumns / 2], Activation activation) {
+  with_activation(activation, [&]<Activation kActivation>() {
+#pragma unroll
+    for (int i = 0; i < S::kPieces * 4; ++i) {
+      sum[i] = activate_as<kActivation, kAccuracyOf<T>>(sum[i]);
+    }
+  });
+}
+
+// ---- the kernel ----
+
+template <class T, class S>
+__device__ void multiply_and_store(const Problem& p, const Shared<S>& shared,
+                                   const Part<S>& part) {
+  const Bias<T, S> bias(p, part);
+  cluster_wait();  // for the barriers of the other blocks
+  float sum[S::kColumns / 2] = {};
+  multiply_stages<T, S>(sum, shared, part);
+  send<S>(sum, shared, part);
+  add_received<S>(sum, shared);
+  bias.add(sum);
+  named_barrier<S::kMultipliers>(1);  // outputs overwrite stages that other warps may still read
+  if (p.z != nullptr) store<T, S>(p, p.z, sum, shared, part);
+  activate<T, S>(sum, p.activation);
+  store<T, S>(p, p.y, sum, shared, part);
+}
+
+template <class S>
+__device__ void init_barriers(const Shared<S>& shared) {
+  for (int i = 0; i < S::kStages; ++i) {
+    init_barrier(shared.full(i), 1);
+    init_barrier(shared.empty(i), S::kMultipliers / 32);
+  }
+  for (int i = 0; i < S::kGroups; ++i) {
+    init_barrier(shared.sent(i), 1);
+    expect_bytes(shared.sent(i), (S::kBlocks - 1) * S::kPieces * kPieceBytes);
+  }
+  fence_barrier_init();
+}
+
+template <class T, class S>
+__global__ void __launch_bounds__(S::kThreads, 1)
+    cluster_kernel(const Problem p, const __grid_constant__ CUtensorMap a,
+                   const __grid_constant__ CUtensorMap b) {
+  extern __shared__ __align__(1024) unsigned char bytes[];
+  const Part<S> part(p);
+  const Shared<S> shared{bytes, static_cast<uint32_t>(__cvta_generic_to_shared(bytes))};
+  const bool copies = threadIdx.x == S::kMultipliers;
+  if (copies) {
+    init_barriers<S>(shared);
+    asm volatile("prefetch.tensormap [%0];" ::"l"(&a) : "memory");
+    asm volatile("prefetch.tensormap [%0];" ::"l"(&b) : "memory");
+  }
+  __syncthreads();
+  cluster_arrive();
+  wait_for_predecessor();
+  if (threadIdx.x < S::kMultipliers) {
+    multiply_and_store<T, S>(p, shared, part);
+  } else {
+    if (copies) copy_stages<S>(a, b, shared, part);
+    __syncwarp();
+    cluster_wait();
+  }
+}
+
+}  // namespace fusedops::cluster
