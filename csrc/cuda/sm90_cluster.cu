@@ -1,7 +1,6 @@
-#include "cuda/sm90_cluster.cuh"
-
 #include "common/device_types.cuh"
 #include "common/shared_memory.cuh"
+#include "cuda/sm90_cluster.cuh"
 #include "cutlass/cluster_configs.h"
 #include "cutlass/registry.h"
 
@@ -42,10 +41,9 @@ const char* launch(const GemmProblem& p, const LaunchContext& context) {
   problem.steps = int(ceil_div(p.k, kStepK));
   problem.activation = p.activation;
   const int64_t blocks = tiles_m * tiles_n * S::kBlocks;
-  status = launch_cluster_kernel(cluster_kernel<T, S>, dim3(unsigned(blocks)), dim3(S::kThreads),
-                                 S::kBlocks, S::kSharedBytes,
-                                 static_cast<cudaStream_t>(context.stream), context.overlap,
-                                 problem, a, b);
+  status = launch_cluster_kernel(
+      cluster_kernel<T, S>, dim3(unsigned(blocks)), dim3(S::kThreads), S::kBlocks, S::kSharedBytes,
+      static_cast<cudaStream_t>(context.stream), context.overlap, problem, a, b);
   return status == cudaSuccess ? nullptr : cudaGetErrorString(status);
 }
 

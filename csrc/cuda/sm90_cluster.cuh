@@ -240,11 +240,11 @@ __device__ __forceinline__ void store(const Problem& p, void* to,
 #pragma unroll
   for (int i = 0; i < S::kPieces; i += 2) {
     const float* v = sum + i * 4;
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                     matrix + i * 16),
-                 "r"(rounded<T>(v[0], v[1])), "r"(rounded<T>(v[2], v[3])),
-                 "r"(rounded<T>(v[4], v[5])), "r"(rounded<T>(v[6], v[7]))
-                 : "memory");
+    asm volatile(
+        "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(matrix + i * 16),
+        "r"(rounded<T>(v[0], v[1])), "r"(rounded<T>(v[2], v[3])), "r"(rounded<T>(v[4], v[5])),
+        "r"(rounded<T>(v[6], v[7]))
+        : "memory");
   }
   __syncwarp();
 #pragma unroll
@@ -277,8 +277,7 @@ __device__ __forceinline__ void activate(float (&sum)[S::kColumns / 2], Activati
 // ---- the kernel ----
 
 template <class T, class S>
-__device__ void multiply_and_store(const Problem& p, const Shared<S>& shared,
-                                   const Part<S>& part) {
+__device__ void multiply_and_store(const Problem& p, const Shared<S>& shared, const Part<S>& part) {
   const Bias<T, S> bias(p, part);
   cluster_wait();  // for the barriers of the other blocks
   float sum[S::kColumns / 2] = {};
