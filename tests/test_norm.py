@@ -140,7 +140,8 @@ def test_optional_parameters_and_several_dims(device, shape, affine):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=name)
 @pytest.mark.parametrize(
-    ("rows", "n"), [(19, 40), (19, 1023), (19, 5000), (600, 256), (600, 1023), (200, 8192)]
+    ("rows", "n"),
+    [(19, 40), (19, 1023), (19, 5000), (3, 32768), (600, 256), (600, 1023), (200, 8192)],
 )
 @every_norm
 def test_residual(device, norm, rows, n, dtype):

@@ -69,19 +69,22 @@ struct Normaliser {
   }
 };
 
+// Rows of so few chunks per thread take parameters as they are: laying them out costs a launch.
+inline constexpr int kPlainChunks = 2;
+
 // A parameter of the row: where its chunks lie as the row's do, `pitch` apart for each place where
-// a row can begin; or, for rows of one chunk per thread, as it is, or null.
+// a row can begin; or as it is, or null.
 template <class W, int kVec, int kMax, bool kRagged>
 struct DirectParameter {
   const W* from;
   float missing;
   __device__ __forceinline__ DirectParameter(const W* parameter, int pitch, int shift,
                                              float missing)
-      : from(kMax == 1 ? parameter : parameter + shift * pitch), missing(missing) {}
+      : from(kMax <= kPlainChunks ? parameter : parameter + shift * pitch), missing(missing) {}
   __device__ __forceinline__ Packed<W, kVec> load(const DirectRow<kVec, kMax, kRagged>& slice,
                                                   int k) const {
-    if (kMax == 1 && from == nullptr) return splat<W, kVec>(from_compute<W>(missing));
-    if constexpr (kRagged && kMax == 1) {
+    if (kMax <= kPlainChunks && from == nullptr) return splat<W, kVec>(from_compute<W>(missing));
+    if constexpr (kRagged && kMax <= kPlainChunks) {
       return slice.plain_parameter(from, k);
     } else {
       return slice.parameter(from, k);
@@ -96,7 +99,6 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   constexpr int kVec = kChunkOf<T>;
   using Chunk = Packed<T, kVec>;
   __shared__ RowSlot<float> slots[Team::kSlots];
-  wait_for_predecessor();
   Team team(layout, slots);
   const int64_t row = team.row();
   const bool active = team.always() || row < layout.rows, last = ends_tensor(layout, row);
@@ -105,6 +107,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   const DirectParameter<W, kVec, kMax, kRagged> biases(p.bias, pitch, slice.shift(), 0.0f);
 
   const T* from = p.x + row * p.x_stride;
+  wait_for_predecessor();
   Chunk x[kMax];
   Chunk end;
   slice.request(x, end, from, active, last);
@@ -128,8 +131,13 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
       if (active) slice.store(sum, k, x[k]);
     }
   }
-  Packed<W, kVec> weight = weights.load(slice, 0), bias{};
-  if constexpr (!kRms) bias = biases.load(slice, 0);
+  constexpr int kReady = kMax <= kPlainChunks ? kMax : 1;  // chunks of parameters at a time
+  Packed<W, kVec> weight[kReady], bias[kReady] = {};
+#pragma unroll
+  for (int k = 0; k < kReady; ++k) {
+    weight[k] = weights.load(slice, k);
+    if constexpr (!kRms) bias[k] = biases.load(slice, k);
+  }
   DirectSums<kRms, T> sums(to_compute(pivot));
 #pragma unroll
   for (int k = 0; k < kMax; ++k) sums.add(x[k]);
@@ -145,10 +153,12 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   T* y = static_cast<T*>(p.y) + row * layout.n;
 #pragma unroll
   for (int k = 0; k < kMax; ++k) {
-    const Packed<W, kVec> weight_here = weight, bias_here = bias;
+    const Packed<W, kVec> weight_here = weight[k % kReady], bias_here = bias[k % kReady];
     // NOTE: ahead of the store, which loads do not pass.
-    if (k + 1 < kMax) weight = weights.load(slice, k + 1);
-    if (!kRms && k + 1 < kMax) bias = biases.load(slice, k + 1);
+    if (kReady < kMax && k + 1 < kMax) {
+      weight[0] = weights.load(slice, k + 1);
+      if constexpr (!kRms) bias[0] = biases.load(slice, k + 1);
+    }
     slice.store(y, k, normal(x[k], weight_here, bias_here));
   }
 }

@@ -33,8 +33,9 @@ T* data_or_null(const std::optional<Tensor>& tensor) {
 
 enum class NormKind {
   kNone,
-  kFewLanes,   // few rows get a thread for every chunk: lanes of a warp,
-  kFewBlocks,  // or a block
+  kFewLanes,     // few rows get a thread for every chunk: lanes of a warp,
+  kFewBlocks,    // or a block,
+  kFewClusters,  // or for two chunks, of a cluster
   kLanes,
   kFull8,  // lanes that their row fills
   kFull16,
@@ -44,11 +45,12 @@ enum class NormKind {
   kWide,
   kLong,  // a block that keeps a part of its row in shared memory
 };
-using EvenKinds = Choices<NormKind::kFewLanes, NormKind::kFewBlocks, NormKind::kLanes,
-                          NormKind::kFull8, NormKind::kFull16, NormKind::kFull32, NormKind::kBlock,
-                          NormKind::kWide, NormKind::kLong>;
-using RaggedKinds = Choices<NormKind::kFewLanes, NormKind::kFewBlocks, NormKind::kLanes,
-                            NormKind::kEnds, NormKind::kBlock, NormKind::kWide, NormKind::kLong>;
+using EvenKinds = Choices<NormKind::kFewLanes, NormKind::kFewBlocks, NormKind::kFewClusters,
+                          NormKind::kLanes, NormKind::kFull8, NormKind::kFull16, NormKind::kFull32,
+                          NormKind::kBlock, NormKind::kWide, NormKind::kLong>;
+using RaggedKinds =
+    Choices<NormKind::kFewLanes, NormKind::kFewBlocks, NormKind::kFewClusters, NormKind::kLanes,
+            NormKind::kEnds, NormKind::kBlock, NormKind::kWide, NormKind::kLong>;
 
 struct NormPlan {
   NormKind kind = NormKind::kNone;
@@ -80,6 +82,7 @@ inline NormPlan plan_norm(int64_t rows, int64_t n, int vec, const LaunchScope& s
     case DirectKind::kNone: return {};
     case DirectKind::kFewLanes: return {NormKind::kFewLanes, plan.rows};
     case DirectKind::kFewBlocks: return {NormKind::kFewBlocks, plan.rows};
+    case DirectKind::kFewClusters: return {NormKind::kFewClusters, plan.rows};
     case DirectKind::kLanes:
       // NOTE: the ends of a row take 16 lanes.
       if (ragged && lanes >= 16) return {NormKind::kEnds, plan.rows};
@@ -149,6 +152,9 @@ constexpr auto norm_kernel_of() {
     return norm_direct_kernel<kRms, T, T, kResidual, 1, kRagged, LaneTeam, 128, 8>;
   } else if constexpr (kKind == NormKind::kFewBlocks) {
     return norm_direct_kernel<kRms, T, T, kResidual, 1, kRagged, BlockTeam, 512, 2>;
+  } else if constexpr (kKind == NormKind::kFewClusters) {
+    return norm_direct_kernel<kRms, T, T, kResidual, kPlainChunks, kRagged, FewClusterTeam, 1024,
+                              1>;
   } else if constexpr (kRagged) {
     return ragged_norm_kernel<kRms, T, kResidual, kKind>();
   } else {
@@ -185,7 +191,9 @@ bool launch_direct(const NormTensors& t, NormForward<T, T>& p, const NormShape& 
   using Kinds = std::conditional_t<kRagged, RaggedKinds, EvenKinds>;
   dispatch(Kinds{}, plan.kind, [&]<NormKind K>(Tag<K>) {
     Tensor parameters;
-    if constexpr (K != NormKind::kFewLanes && K != NormKind::kFewBlocks) {
+    constexpr bool kFew =
+        K == NormKind::kFewLanes || K == NormKind::kFewBlocks || K == NormKind::kFewClusters;
+    if constexpr (!kFew) {
       constexpr bool kEnds = K != NormKind::kLanes;
       parameters = lay_out_parameters<kRagged, kEnds>(t.x, p, !kRms, n, pitch, scope);
     }

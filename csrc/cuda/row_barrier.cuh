@@ -20,9 +20,20 @@ __device__ __forceinline__ unsigned cluster_rank() {
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return rank;
 }
-__device__ __forceinline__ void cluster_sync() {
+__device__ __forceinline__ unsigned cluster_id() {
+  unsigned id;
+  asm volatile("mov.u32 %0, %%clusterid.x;" : "=r"(id));
+  return id;
+}
+__device__ __forceinline__ void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_sync() {
+  cluster_arrive();
+  cluster_wait();
 }
 
 __device__ __forceinline__ void init_barrier(unsigned barrier, int arrivals) {
@@ -126,6 +137,9 @@ __device__ __forceinline__ void send_to_block(unsigned to, unsigned barrier, uns
 #else
 
 __device__ __forceinline__ unsigned cluster_rank() { return 0; }
+__device__ __forceinline__ unsigned cluster_id() { return 0; }
+__device__ __forceinline__ void cluster_arrive() {}
+__device__ __forceinline__ void cluster_wait() {}
 __device__ __forceinline__ void cluster_sync() {}
 __device__ __forceinline__ void init_barrier(unsigned, int) {}
 __device__ __forceinline__ void fence_barrier_init() {}

@@ -21,7 +21,8 @@ class LaneTeam {
   __device__ __forceinline__ int index() const { return threadIdx.x & (lanes_ - 1); }
   __device__ __forceinline__ int size() const { return lanes_; }
   __device__ __forceinline__ int64_t row() const {
-    return (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / lanes_;
+    // NOTE: a shift, since a division takes as long as a short row.
+    return (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) >> (__ffs(lanes_) - 1);
   }
   static constexpr __device__ bool always() { return false; }  // whether every team has a row
   static constexpr __device__ bool in_warp() { return true; }
@@ -49,9 +50,10 @@ class LaneTeam {
  private:
   template <class Fn>
   __device__ __forceinline__ float fold(float value, Fn fn) const {
-#pragma unroll 1
-    for (int width = lanes_ / 2; width > 0; width /= 2) {
-      value = fn(value, __shfl_xor_sync(~0u, value, width));
+#pragma unroll
+    for (int width = 16; width > 0; width /= 2) {
+      const float joined = fn(value, __shfl_xor_sync(~0u, value, width));
+      value = width < lanes_ ? joined : value;
     }
     return value;
   }
@@ -101,7 +103,7 @@ class BlockTeam {
     b = sum_slots([](const RowSlot<float>& s) { return s.b; });
   }
 
- private:
+  // Of a whole warp.
   template <class Fn>
   static __device__ __forceinline__ float fold(float value, Fn fn) {
 #pragma unroll
@@ -110,6 +112,78 @@ class BlockTeam {
     }
     return value;
   }
+
+ private:
+  RowSlot<float>* slots_;
+};
+
+// A cluster of blocks, whose warps tell each other their values once.
+class FewClusterTeam {
+ public:
+  static constexpr int kSlots = kRowCluster * 32 + 1;  // and the barrier
+  __device__ __forceinline__ FewClusterTeam(const RowLayout& layout, RowSlot<float>* slots)
+      : cluster_(layout.cluster),
+        rank_(static_cast<int>(cluster_rank())),
+        warps_(static_cast<int>(blockDim.x) / 32 * layout.cluster),
+        barrier_(shared_address(slots + kSlots - 1)),
+        slots_(slots) {
+    if (threadIdx.x == 0) {
+      init_barrier(barrier_, 1);
+      fence_barrier_init();
+      expect_bytes(barrier_, warps_ * static_cast<unsigned>(sizeof(RowSlot<float>)));
+    }
+    cluster_arrive();
+  }
+
+  __device__ __forceinline__ int index() const { return rank_ * blockDim.x + threadIdx.x; }
+  __device__ __forceinline__ int size() const { return cluster_ * blockDim.x; }
+  __device__ __forceinline__ int64_t row() const { return cluster_id(); }
+  static constexpr __device__ bool always() { return true; }
+  static constexpr __device__ bool in_warp() { return false; }
+  __device__ __forceinline__ bool leader() const { return index() == 0; }
+
+  __device__ __forceinline__ float warp_sum(float value) const {
+    return BlockTeam::fold(value, [](float a, float b) { return a + b; });
+  }
+  __device__ __forceinline__ float warp_max(float value) const {
+    return BlockTeam::fold(value, [](float a, float b) { return larger(a, b); });
+  }
+  // NOTE: a block that has all values may leave: nobody writes to its slots any more.
+  __device__ __forceinline__ void publish(float a, float b, float c = 0) const {
+    const int lane = threadIdx.x % 32;
+    cluster_wait();  // nobody writes to a block that has not started
+    if (lane < cluster_) {
+      const RowSlot<float>* mine = slots_ + index() / 32;
+      send_to_block(shared_address(mine), barrier_, lane, RowSlot<float>{a, b, c});
+    }
+    wait_for_barrier(barrier_, 0);
+  }
+  template <class Fn>
+  __device__ __forceinline__ float sum_slots(Fn fn) const {
+    float sum = 0;
+#pragma unroll 2
+    for (int i = threadIdx.x % 32; i < warps_; i += 32) sum += fn(slots_[i]);
+    return warp_sum(sum);
+  }
+  __device__ __forceinline__ float max_slot_a() const {
+    float top = -INFINITY;
+#pragma unroll 2
+    for (int i = threadIdx.x % 32; i < warps_; i += 32) top = larger(top, slots_[i].a);
+    return warp_max(top);
+  }
+  __device__ __forceinline__ float sum(float value) const {
+    publish(warp_sum(value), 0);
+    return sum_slots([](const RowSlot<float>& s) { return s.a; });
+  }
+  __device__ __forceinline__ void sum(float& a, float& b) const {
+    publish(warp_sum(a), warp_sum(b));
+    a = sum_slots([](const RowSlot<float>& s) { return s.a; });
+    b = sum_slots([](const RowSlot<float>& s) { return s.b; });
+  }
+
+ private:
+  int cluster_, rank_, warps_;
+  unsigned barrier_;
   RowSlot<float>* slots_;
 };
 
@@ -361,6 +435,9 @@ template <int kChunks>
 struct DirectOf<DirectKind::kFewLanes, kChunks> : DirectTraits<LaneTeam, 1, false, 128, 8> {};
 template <int kChunks>
 struct DirectOf<DirectKind::kFewBlocks, kChunks> : DirectTraits<BlockTeam, 1, false, 512, 2> {};
+template <int kChunks>
+struct DirectOf<DirectKind::kFewClusters, kChunks>
+    : DirectTraits<FewClusterTeam, 2, false, 1024, 1> {};
 template <int kChunks>
 struct DirectOf<DirectKind::kLanes, kChunks> : DirectTraits<LaneTeam, 4, false, 64, 16> {};
 template <int kChunks>

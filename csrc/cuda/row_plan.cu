@@ -156,11 +156,16 @@ namespace {
 constexpr int kLongThreads = 768;
 constexpr int kLongChunks = 11;  // of a thread: two blocks share a multiprocessor
 
-DirectKind direct_kind(int64_t rows, int64_t chunks, int block_chunks, int sm_count) {
+constexpr int kClusterThreads = 1024, kClusterChunks = 2;  // of a block, of a thread
+
+DirectKind direct_kind(int64_t rows, int64_t chunks, int block_chunks, int sm_count,
+                       int cluster_limit) {
   if (rows * chunks <= int64_t{sm_count} * 1024) {
     return chunks <= 32            ? DirectKind::kFewLanes
            : chunks <= kRowThreads ? DirectKind::kFewBlocks
-                                   : DirectKind::kNone;
+           : chunks <= int64_t{cluster_limit} * kClusterThreads * kClusterChunks
+               ? DirectKind::kFewClusters
+               : DirectKind::kNone;
   }
   if (chunks <= 128) return DirectKind::kLanes;
   if (chunks <= int64_t{256} * block_chunks) return DirectKind::kBlock;
@@ -172,7 +177,9 @@ DirectKind direct_kind(int64_t rows, int64_t chunks, int block_chunks, int sm_co
 DirectPlan plan_direct(int64_t rows, int64_t n, int vec, int block_chunks,
                        const LaunchScope& scope) {
   const int64_t chunks = ceil_div(n, vec);
-  DirectPlan plan{direct_kind(rows, chunks, block_chunks, scope.facts().sm_count), {}};
+  const int cluster_limit = scope.facts().code_version >= 90 ? kRowCluster : 0;
+  DirectPlan plan{direct_kind(rows, chunks, block_chunks, scope.facts().sm_count, cluster_limit),
+                  {}};
   RowPlan& held = plan.rows;
   const auto lanes_of = [&](int threads, int64_t per_thread) {
     const int lanes = power_of_two(ceil_div(chunks, per_thread));
@@ -186,10 +193,18 @@ DirectPlan plan_direct(int64_t rows, int64_t n, int vec, int block_chunks,
     const int64_t beyond = ceil_div(chunks, threads) - per_thread;
     held.shared_bytes = std::max<int64_t>(beyond, 0) * threads * 16;
   };
+  // NOTE: few threads in many blocks have their sums soonest.
+  const auto cluster_of = [&] {
+    const int cluster = std::min(power_of_two(ceil_div(chunks, kRowThreads)), cluster_limit);
+    const int64_t threads = round_up(ceil_div(chunks, int64_t{cluster} * kClusterChunks), 32);
+    held = {true, {rows, static_cast<int>(n), 32, cluster}, static_cast<int>(threads)};
+    held.blocks = rows * cluster;
+  };
   switch (plan.kind) {
     case DirectKind::kNone: return plan;
     case DirectKind::kFewLanes: lanes_of(128, 1); break;
     case DirectKind::kFewBlocks: block_of(1, kRowThreads); break;
+    case DirectKind::kFewClusters: cluster_of(); break;
     case DirectKind::kLanes: lanes_of(64, 4); break;
     case DirectKind::kBlock: block_of(block_chunks, 256); break;
     case DirectKind::kLong: block_of(3, kLongThreads); break;

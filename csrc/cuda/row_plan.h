@@ -57,8 +57,8 @@ struct DirectPlan {
   DirectKind kind = DirectKind::kNone;
   RowPlan rows;
 };
-using DirectKinds = Choices<DirectKind::kFewLanes, DirectKind::kFewBlocks, DirectKind::kLanes,
-                            DirectKind::kBlock, DirectKind::kLong>;
+using DirectKinds = Choices<DirectKind::kFewLanes, DirectKind::kFewBlocks, DirectKind::kFewClusters,
+                            DirectKind::kLanes, DirectKind::kBlock, DirectKind::kLong>;
 
 // block_chunks: of a thread where a block holds a row.
 DirectPlan plan_direct(int64_t rows, int64_t n, int vec, int block_chunks,
@@ -79,13 +79,14 @@ void launch_rows(void (*kernel)(Params...), const RowPlan& plan, const LaunchSco
   config.stream = scope.stream();
   config.attrs = attributes;
   if (plan.layout.cluster > 1) {
-    attributes[0].id = cudaLaunchAttributeClusterDimension;
-    attributes[0].val.clusterDim = {static_cast<unsigned>(plan.layout.cluster), 1, 1};
-    config.numAttrs = 1;
-  } else if (scope.context().overlap) {
-    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[0].val.programmaticStreamSerializationAllowed = 1;
-    config.numAttrs = 1;
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = {static_cast<unsigned>(plan.layout.cluster), 1, 1};
+  }
+  if (scope.context().overlap) {
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
   }
   cudaLaunchKernelEx(&config, kernel, Params(std::forward<Args>(args))...);
 }

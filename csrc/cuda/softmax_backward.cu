@@ -65,8 +65,8 @@ bool launch_direct(const SoftmaxBackward<T, T>& p, const SoftmaxShape& shape,
     const bool few = shape.outer * chunks <= int64_t{scope.facts().sm_count} * 1024;
     return !few && launch_long<T, kRagged>(p, shape, scope);
   }
-  using Kinds = Choices<DirectKind::kFewLanes, DirectKind::kFewBlocks, DirectKind::kLanes,
-                        DirectKind::kBlock>;
+  using Kinds = Choices<DirectKind::kFewLanes, DirectKind::kFewBlocks, DirectKind::kFewClusters,
+                        DirectKind::kLanes, DirectKind::kBlock>;
   dispatch(Kinds{}, plan.kind, [&]<DirectKind K>(Tag<K>) {
     using D = DirectOf<K, kChunks>;
     // NOTE: with more blocks registers are spilled.

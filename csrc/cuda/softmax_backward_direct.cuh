@@ -62,7 +62,6 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   using Chunk = Packed<T, kVec>;
   extern __shared__ uint4 rest[];
   __shared__ RowSlot<float> slots[Team::kSlots];
-  wait_for_predecessor();
   Team team(layout, slots);
   const int64_t row = team.row();
   const bool active = team.always() || row < layout.rows, last = ends_tensor(layout, row);
@@ -71,6 +70,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   const T zero = from_compute<T>(0.0f);
   const T *const dy_row = p.dy + row * p.dy_stride, *const y_row = p.y + row * p.y_stride;
   const unsigned dy_rest = shared_address(rest), y_rest = dy_rest + layout.pitch;
+  wait_for_predecessor();
   if constexpr (kLong) {
     slice.fetch_rest(dy_rest, dy_row, last);
     slice.fetch_rest(y_rest, y_row, last);

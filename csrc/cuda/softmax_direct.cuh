@@ -15,19 +15,21 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   using Chunk = Packed<T, kVec>;
   extern __shared__ uint4 rest[];
   __shared__ RowSlot<float> slots[Team::kSlots];
-  wait_for_predecessor();
   Team team(layout, slots);
   const int64_t row = team.row();
   const bool active = team.always() || row < layout.rows, last = ends_tensor(layout, row);
   const DirectRow<kVec, kMax, kRagged> slice(team, layout, row);
   const T* from = p.x + row * p.x_stride;
   const T lowest = from_compute<T>(-INFINITY);
+  wait_for_predecessor();
   Chunk x[kMax];
   if constexpr (kLong) slice.fetch_rest(shared_address(rest), from, last);
   Chunk end;
   slice.request(x, end, from, active, last);
   slice.settle(x, end, active, lowest);
 
+  // NOTE: the fifth chunk is there for rows just beyond four; few threads have one.
+  const auto held = [&](int k) { return k < 4 || slice.some(k); };
   Chunk high = x[0];
   const auto raise = [&](int, const Chunk& chunk) {
 #pragma unroll
@@ -48,7 +50,9 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   };
   hold(x);
 #pragma unroll
-  for (int k = 0; k < kMax; ++k) add(k, x[k]);
+  for (int k = 0; k < kMax; ++k) {
+    if (held(k)) add(k, x[k]);
+  }
   if constexpr (kLong) slice.template each_of_rest<T>(shared_address(rest), add);
   const SoftmaxOutput<T, float> output(join_normaliser<T>(team, top, team.warp_sum(sum_of(sums))),
                                        p.log);
@@ -61,7 +65,9 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     slice.store(y, k, pack<T>(value));
   };
 #pragma unroll
-  for (int k = 0; k < kMax; ++k) write(k, x[k]);
+  for (int k = 0; k < kMax; ++k) {
+    if (held(k)) write(k, x[k]);
+  }
   if constexpr (kLong) slice.template each_of_rest<T>(shared_address(rest), write);
 }
 

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from options import Options
 
-SHAPES = (*((37, n) for n in (1, 40, 255, 1023, 4097)), (600, 255), (600, 1024))
-CLUSTERED = ((37, 20001), (37, 140001))
+SHAPES = (*((37, n) for n in (1, 40, 255, 1023, 4093)), (600, 255), (600, 1024))
+CLUSTERED = ((37, 4097), (3, 32768), (37, 20001), (37, 140001))
 # Enough data that threads hold several chunks of a row.
 MUCH = (
     *((28000, 40), (4300, 256), (4200, 300), (1200, 1023), (1101, 1024), (300, 4097)),
