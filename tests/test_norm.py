@@ -24,7 +24,7 @@ MUCH = [
 MANY = (
     *((20011, n) for n in (3, 7, 40, 256, 1000, 1023, 4096)),
     *((2003, 4097), (2003, 5000), (1300, 8192)),
-    *((700, 16384), (700, 20001), (300, 32768), (150, 50257), (150, 65536)),
+    *((700, 16384), (700, 20001), (300, 20002), (300, 32768), (150, 50257), (150, 65536)),
 )
 EPS = 1e-3  # large enough that rows of one element are well conditioned
 
@@ -169,6 +169,22 @@ def test_residual(device, norm, rows, n, dtype):
         call(fusedops, norm, x, weight, bias, residual=residual)[1].sum(), x
     )
     assert torch.equal(only_total, torch.ones_like(x))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", HALVES, ids=name)
+@pytest.mark.parametrize(("rows", "n"), [(600, 4097), (200, 20001), (40, 32768), (17, 65536)])
+@every_norm
+def test_residual_gradients_of_long_rows(norm, rows, n, dtype):
+    x, weight, bias, dy = inputs(rows, n, dtype, "cuda")
+    dtotal = make(rows, n, dtype=dtype, device="cuda", seed=6)
+    x.requires_grad_()
+    both = call(fusedops, norm, x, weight, bias, residual=torch.zeros_like(x))
+    (dx,) = torch.autograd.grad(both, x, (dy, dtotal))
+    exact = x.detach().double().requires_grad_()
+    y = call(reference, norm, exact, weight.double(), bias.double())
+    (wanted,) = torch.autograd.grad(y, exact, dy.double())
+    torch.testing.assert_close(dx.double(), wanted + dtotal.double(), rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

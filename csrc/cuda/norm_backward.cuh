@@ -26,27 +26,16 @@ struct NormBackward {
   int partials;
 };
 
-// How a thread works through a step: kRows rows, up to kChunks chunks of each. Column sums take
-// registers per chunk, what rows have to agree on takes time per step.
+// How a thread works through a row: up to kChunks chunks of it. Column sums take registers per
+// chunk, what a row's threads have to agree on takes time per row.
 // NOTE: local memory would wait for what global loads are under way: nothing may be spilled.
-template <int kChunkCount, int kRowCount, bool kBlockTeams, int kRegisterCount>
+template <int kChunkCount, bool kBlockTeams, int kRegisterCount>
 struct NormStep {
-  static constexpr int kChunks = kChunkCount, kRows = kRowCount, kRegisters = kRegisterCount;
-  static constexpr bool kBlocks = kBlockTeams;  // a team is a block or a cluster: fewer registers
+  static constexpr int kChunks = kChunkCount, kRegisters = kRegisterCount;
+  static constexpr bool kBlocks = kBlockTeams;  // a team is a block: fewer registers
 };
-using WarpStep = NormStep<2, 1, false, 112>;
-using LongWarpStep = NormStep<5, 1, false, 128>;
-using BlockStep = NormStep<2, 1, true, 112>;
-using TallStep = NormStep<4, 1, true, 128>;
-
-// Values that a row's threads agree on in a step.
-template <bool kRms, class Step>
-inline constexpr int kStepValues = (kRms ? 1 : 2) * Step::kRows;
-
-// What RowTeam makes place for.
-template <bool kRms, class Step>
-inline constexpr int kStepSlots =
-    kStepValues<kRms, Step> > kSlotValues ? kStepValues<kRms, Step> : kSlotValues;
+using WarpStep = NormStep<2, false, 112>;
+using BlockStep = NormStep<2, true, 112>;
 
 // Words of a row that a thread holds: x, dy (two for fp32 beside half), dresidual.
 template <class T, class S>
@@ -68,20 +57,19 @@ struct ColumnSums {
   C bias[kRms ? 1 : kCount][kVec] = {};
 };
 
-// A team per block or cluster: its columns straight into the partial row.
-template <class C, int kVec, int kCount, bool kRagged>
+// A team per block or cluster: its whole chunks straight into the partial row.
+template <bool kAligned, class C, int kVec, int kCount>
 __device__ __forceinline__ void store_sums(const C (&sums)[kCount][kVec],
-                                           const RowSlice<kVec, kCount, kRagged>& slice, C* row) {
+                                           const RowSlice<kVec, kCount, false>& slice, C* row) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
+    if (!slice.some(i)) break;
     C* const chunk = row + slice.column(i);
-    if constexpr (!kRagged) {
-      if (slice.full(i)) store_packed(chunk, pack<C>(sums[i]));
+    if constexpr (kAligned) {
+      store_packed(chunk, pack<C>(sums[i]));
     } else {
 #pragma unroll
-      for (int e = 0; e < kVec; ++e) {
-        if (slice.some(i) && e >= slice.lo(i) && e < slice.hi(i)) chunk[e] = sums[i][e];
-      }
+      for (int e = 0; e < kVec; ++e) chunk[e] = sums[i][e];
     }
   }
 }
@@ -116,186 +104,231 @@ __device__ __forceinline__ void gather_sums(const ColumnSums<C, kVec, kCount, kR
   }
 }
 
-// Sums of a step: g * xhat of its rows, then g of its rows; and the column sums.
-template <bool kRms, class Step, bool kRagged, class T, class S, class W, int kVec, class Ring,
+// dx of an element; slope: -mean(g * xhat) * rstd^2, rest: -mean(g) * rstd, unless kRms.
+template <bool kRms, class T, class C>
+__device__ __forceinline__ C norm_dx(C x, C g, const RowMoments<C>& stats, C slope, C rest) {
+  C low = x * slope;
+  if constexpr (!kRms) {
+    // NOTE: exact enough for halves, and one instruction less.
+    low = sizeof(T) == 2 ? fma(x, slope, fma(-stats.mean, slope, rest))
+                         : fma(x - stats.mean, slope, rest);
+  }
+  return fma(g, stats.rstd, low);
+}
+
+// The elements of a row in front of its whole chunks and behind them, fewer than two chunks: one
+// for each of some threads, straight from memory, a row ahead.
+template <bool kRms, class T, class S, class C>
+struct EdgeElement {
+  bool here = false;
+  int column = 0;
+  C weight = 1, dweight = 0, dbias = 0;
+  C x = 0, dy = 0, more = 0;  // of the row in work
+  T next_x{}, next_more{};
+  S next_dy{};
+
+  // Of rows of n elements whose whole chunks are `inner` elements behind the first `head`.
+  // NOTE: in the last warp, since the first one asks for rows.
+  __device__ __forceinline__ EdgeElement(const RowTeam<C>& team, int head, int inner, int n) {
+    const int mine = static_cast<int>(threadIdx.x) - (static_cast<int>(blockDim.x) - 32);
+    here = team.rank() == 0 && mine >= 0 && mine < n - inner;
+    column = mine < head ? mine : inner + mine;
+  }
+
+  template <class W>
+  __device__ __forceinline__ void fetch(const NormBackward<T, W, S>& p, int64_t row, int64_t rows) {
+    if (!here || row >= rows) return;
+    next_x = p.x[row * p.x_stride + column];
+    next_dy = p.dy[row * p.dy_stride + column];
+    if (p.dresidual != nullptr) next_more = p.dresidual[row * p.dresidual_stride + column];
+  }
+  __device__ __forceinline__ void take() {
+    x = to_compute(next_x);
+    dy = to_compute(next_dy);
+    more = to_compute(next_more);
+  }
+  template <int kValues>
+  __device__ __forceinline__ void add(const RowMoments<C>& stats, C (&value)[kValues]) {
+    if (!here) return;
+    const C xhat = stats.normal(x), g = dy * weight;
+    value[0] += g * xhat;
+    dweight += dy * xhat;
+    if constexpr (!kRms) {
+      value[1] += g;
+      dbias += dy;
+    }
+  }
+  __device__ __forceinline__ void store(const RowMoments<C>& stats, C slope, C rest,
+                                        T* dx_row) const {
+    if (!here) return;
+    const C dx = norm_dx<kRms, T>(x, dy * weight, stats, slope, rest);
+    dx_row[column] = from_compute<T>(dx + more);
+  }
+  __device__ __forceinline__ void store_sums(C* dweight_row, C* dbias_row) const {
+    if (!here) return;
+    dweight_row[column] = dweight;
+    if constexpr (!kRms) dbias_row[column] = dbias;
+  }
+};
+
+// The sums of a row over a thread's chunks: g * xhat, then g; and the column sums.
+template <bool kRms, class T, class S, class Ring, bool kMasks, class W, int kVec, int kChunks,
           class C>
-__device__ __forceinline__ void sum_step(const Ring& ring, int stage, int words,
-                                         const RowSlice<kVec, Step::kChunks, kRagged>& slice,
-                                         const NormParameter<W, kVec, Step::kChunks>& weight,
-                                         const RowMoments<C> (&stats)[Step::kRows], unsigned active,
-                                         C (&value)[kStepValues<kRms, Step>],
-                                         ColumnSums<C, kVec, Step::kChunks, kRms>& sums) {
+__device__ __forceinline__ void sum_chunks(const Ring& ring, int stage,
+                                           const RowSlice<kVec, kChunks, kMasks>& slice,
+                                           const NormParameter<W, kVec, kChunks>& weight,
+                                           const RowMoments<C>& stats, C (&value)[kRms ? 1 : 2],
+                                           ColumnSums<C, kVec, kChunks, kRms>& sums) {
 #pragma unroll
-  for (int i = 0; i < Step::kChunks; ++i) {
-    if (i > 0 && i >= slice.count()) break;
+  for (int i = 0; i < kChunks; ++i) {
+    if (!slice.some(i)) break;
+    auto x = ring.template read<T, kVec>(stage, 0, i);
+    auto dy = ring.template read<S, kVec>(stage, 1, i);
+    if (kMasks && !slice.full(i)) {  // adds nothing to any sum
+      x.keep(slice.lo(i), slice.hi(i));
+      dy.keep(slice.lo(i), slice.hi(i));
+    }
 #pragma unroll
-    for (int r = 0; r < Step::kRows; ++r) {
-      if (!(active >> r & 1) || !slice.some(i)) break;
-      auto x = ring.template read<T, kVec>(stage, r * words, i);
-      auto dy = ring.template read<S, kVec>(stage, r * words + 1, i);
-      if (kRagged && !slice.full(i)) {  // adds nothing to any sum
-        x.keep(slice.lo(i), slice.hi(i));
-        dy.keep(slice.lo(i), slice.hi(i));
-      }
-#pragma unroll
-      for (int e = 0; e < kVec; ++e) {
-        const C d = dy.at(e);
-        const C xhat = kRms ? x.at(e) * stats[r].rstd : stats[r].normal(x.at(e));
-        const C g = d * weight.template at<C>(i, e);
-        value[r] += g * xhat;
-        sums.weight[i][e] += d * xhat;
-        if constexpr (!kRms) {
-          value[Step::kRows + r] += g;
-          sums.bias[i][e] += d;
-        }
+    for (int e = 0; e < kVec; ++e) {
+      const C d = dy.at(e);
+      const C xhat = kRms ? x.at(e) * stats.rstd : stats.normal(x.at(e));
+      const C g = d * weight.template at<C>(i, e);
+      value[0] += g * xhat;
+      sums.weight[i][e] += d * xhat;
+      if constexpr (!kRms) {
+        value[1] += g;
+        sums.bias[i][e] += d;
       }
     }
   }
 }
 
-// dx of a step; value: -mean(g * xhat) * rstd and -mean(g) * rstd of its rows.
-template <bool kRms, class Step, bool kRagged, class T, class S, class W, int kVec, class Ring,
-          class P, class C>
-__device__ __forceinline__ void store_step(const P& p, const Ring& ring, int stage, int words,
-                                           const RowSlice<kVec, Step::kChunks, kRagged>& slice,
-                                           const NormParameter<W, kVec, Step::kChunks>& weight,
-                                           const RowMoments<C> (&stats)[Step::kRows],
-                                           unsigned active,
-                                           const C (&value)[kStepValues<kRms, Step>], T* dx_row,
-                                           int64_t stride) {
+// dx of a thread's chunks.
+template <bool kRms, class T, class S, class Ring, bool kMasks, class W, int kVec, int kChunks,
+          class C>
+__device__ __forceinline__ void store_chunks(const Ring& ring, int stage,
+                                             const RowSlice<kVec, kChunks, kMasks>& slice,
+                                             const NormParameter<W, kVec, kChunks>& weight,
+                                             const RowMoments<C>& stats, C slope, C rest,
+                                             bool residual, T* dx_row) {
 #pragma unroll
-  for (int i = 0; i < Step::kChunks; ++i) {
-    if (i > 0 && i >= slice.count()) break;
+  for (int i = 0; i < kChunks; ++i) {
+    if (!slice.some(i)) break;
+    const auto x = ring.template read<T, kVec>(stage, 0, i);
+    const auto dy = ring.template read<S, kVec>(stage, 1, i);
+    C dx[kVec];
 #pragma unroll
-    for (int r = 0; r < Step::kRows; ++r) {
-      if (!(active >> r & 1) || !slice.some(i)) break;
-      const auto x = ring.template read<T, kVec>(stage, r * words, i);
-      const auto dy = ring.template read<S, kVec>(stage, r * words + 1, i);
-      const C rstd = stats[r].rstd, slope = value[r] * rstd;
-      const C rest = value[kStepValues<kRms, Step> - Step::kRows + r];  // unless kRms
-      const C at_zero = fma(-stats[r].mean, slope, rest);
-      C dx[kVec];
-#pragma unroll
-      for (int e = 0; e < kVec; ++e) {
-        const C g = dy.at(e) * weight.template at<C>(i, e);
-        C low = x.at(e) * slope;
-        if constexpr (!kRms) {
-          // NOTE: exact enough for halves, and one instruction less.
-          low = sizeof(T) == 2 ? fma(x.at(e), slope, at_zero)
-                               : fma(x.at(e) - stats[r].mean, slope, rest);
-        }
-        dx[e] = fma(g, rstd, low);
-      }
-      if (p.dresidual != nullptr) {
-        constexpr int kPlace = 1 + sizeof(S) / sizeof(T);
-        const auto more = ring.template read<T, kVec>(stage, r * words + kPlace, i);
-#pragma unroll
-        for (int e = 0; e < kVec; ++e) dx[e] += more.at(e);
-      }
-      slice.store(i, dx_row + r * stride, dx);
+    for (int e = 0; e < kVec; ++e) {
+      const C g = dy.at(e) * weight.template at<C>(i, e);
+      dx[e] = norm_dx<kRms, T>(x.at(e), g, stats, slope, rest);
     }
+    if (residual) {
+      const auto more = ring.template read<T, kVec>(stage, 1 + sizeof(S) / sizeof(T), i);
+#pragma unroll
+      for (int e = 0; e < kVec; ++e) dx[e] += more.at(e);
+    }
+    slice.store(i, dx_row, dx);
   }
 }
 
+// kRagged: rows begin or end inside of a chunk. Where a team is a block, its whole chunks go the
+// way of even rows, and elements outside of them go one by one.
 template <bool kRms, class T, class W, class S, bool kRagged, class Step>
 __global__ void __maxnreg__(Step::kRegisters)
     norm_backward_kernel(NormBackward<T, W, S> p, RowLayout layout) {
   using C = Compute<T>;
-  constexpr int kVec = kChunkOf<T>, kRows = Step::kRows, kSlots = kStepSlots<kRms, Step>;
+  constexpr int kVec = kChunkOf<T>, kMax = Step::kChunks;
+  constexpr bool kEdges = kRagged && Step::kBlocks, kMasks = kRagged && !kEdges;
   extern __shared__ uint4 shared[];
   wait_for_predecessor();
   if constexpr (Step::kBlocks) {
     layout.lanes = 32;
-    __builtin_assume(layout.cluster > 0);
+    layout.cluster = 1;
   }
-  RowTeam<C> team(layout, shared, kSlots);
-  RowSlice<kVec, Step::kChunks, kRagged> slice(team, layout);
+  RowTeam<C> team(layout, shared);
+  const int n = layout.n;
+  const int head = kEdges ? static_cast<int>(-team.first() * n & (kVec - 1)) : 0;
+  if constexpr (kEdges) layout.n = (n - head) / kVec * kVec;
+  RowSlice<kVec, kMax, kMasks> slice(team, layout);
   const int words = norm_backward_words<T, S>(p.dresidual != nullptr);
-  uint4* const ring_memory = shared + row_slot_bytes<C>(layout.cluster, blockDim.x, kSlots) / 16;
-  RowRing<kRowStages - 1, kRows> ring(ring_memory, team, layout, kRows * words);
+  uint4* const ring_memory = shared + row_slot_bytes<C>(layout.cluster, blockDim.x) / 16;
+  RowRing<kRowStages - 1> ring(ring_memory, team, layout, words);
 
   // NOTE: 32 bits, since registers are short; the host sends no more rows than they count.
   const unsigned rows = static_cast<unsigned>(layout.rows);
   const unsigned stride = static_cast<unsigned>(team.stride()), sub = team.sub();
   const auto fetch = [&](unsigned base, int stage) {
     slice.hold();
-#pragma unroll 1
-    for (int r = 0; r < kRows; ++r) {
-      const int64_t row = base + r * stride + sub;
-      const bool active = row < rows, last = row == rows - 1;
-      const RowStream<T> x{p.x + row * p.x_stride, r * words};
-      const RowStream<S> dy{p.dy + row * p.dy_stride, r * words + 1};
-      if (p.dresidual == nullptr) {
-        ring.fetch(stage, active, last, slice, x, dy);
-      } else {
-        constexpr int kPlace = 1 + sizeof(S) / sizeof(T);
-        ring.fetch(stage, active, last, slice, x, dy,
-                   RowStream<T>{p.dresidual + row * p.dresidual_stride, r * words + kPlace});
-      }
+    const int64_t row = int64_t{base} + sub;
+    const bool active = row < rows, last = row == rows - 1;
+    const RowStream<T> x{p.x + (row * p.x_stride + head), 0};
+    const RowStream<S> dy{p.dy + (row * p.dy_stride + head), 1};
+    if (p.dresidual == nullptr) {
+      ring.fetch(stage, active, last, slice, x, dy);
+    } else {
+      constexpr int kPlace = 1 + sizeof(S) / sizeof(T);
+      ring.fetch(stage, active, last, slice, x, dy,
+                 RowStream<T>{p.dresidual + (row * p.dresidual_stride + head), kPlace});
     }
-  };
-  RowMoments<C> next[kRows];
-  const auto look_up = [&](unsigned base) {
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) next[r] = load_stats<kRms>(p, base + r * stride + sub, rows);
   };
   unsigned base = static_cast<unsigned>(team.first());
 #pragma unroll 1
-  for (int s = 0; s < kRowStages - 1; ++s) fetch(base + s * kRows * stride, s);
-  look_up(base);
+  for (int s = 0; s < kRowStages - 1; ++s) fetch(base + s * stride, s);
+  RowMoments<C> next = load_stats<kRms>(p, base + sub, rows);
+  EdgeElement<kRms, T, S, C> edge(team, head, layout.n, n);
+  if constexpr (kEdges) edge.fetch(p, base, rows);
 
-  NormParameter<W, kVec, Step::kChunks> weight(p.weight, slice, 1.0f);
-  ColumnSums<C, kVec, Step::kChunks, kRms> sums;
-  const C inverse_n = C{1} / static_cast<C>(layout.n);
+  NormParameter<W, kVec, kMax> weight(p.weight == nullptr ? nullptr : p.weight + head, slice, 1.0f);
+  if (kEdges && edge.here && p.weight != nullptr) edge.weight = to_compute(p.weight[edge.column]);
+  ColumnSums<C, kVec, kMax, kRms> sums;
+  const C inverse_n = C{1} / static_cast<C>(n);
   int stage = 0;
-  for (; base < rows; base += kRows * stride) {
-    unsigned active = 0;
-    RowMoments<C> stats[kRows];
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      active |= static_cast<unsigned>(base + r * stride + sub < rows) << r;
-      stats[r] = next[r];
+  for (; base < rows; base += stride) {
+    const int64_t row = int64_t{base} + sub;
+    const bool active = row < rows;
+    const RowMoments<C> stats = next;
+    next = load_stats<kRms>(p, row + stride, rows);
+    if constexpr (kEdges) {
+      edge.take();
+      edge.fetch(p, row + stride, rows);
     }
-    look_up(base + kRows * stride);
     ring.wait(stage);
     slice.hold();
     hold(weight.value);
-    C value[kStepValues<kRms, Step>] = {};
-    sum_step<kRms, Step, kRagged, T, S>(ring, stage, words, slice, weight, stats, active, value,
-                                        sums);
-    // NOTE: without dx too: a step behind the barrier in it, its stage is free.
+    C value[kRms ? 1 : 2] = {};
+    if (active) sum_chunks<kRms, T, S>(ring, stage, slice, weight, stats, value, sums);
+    if constexpr (kEdges) edge.add(stats, value);
+    // NOTE: without dx too: a row behind the barrier in it, its stage is free.
     team.sum_all(value);
     team.join();
-    fetch(base + (kRowStages - 1) * kRows * stride, previous_stage(stage));
-    if (p.dx != nullptr) {
+    fetch(base + (kRowStages - 1) * stride, previous_stage(stage));
+    if (p.dx != nullptr && active) {
       slice.hold();
       hold(weight.value);
-#pragma unroll
-      for (int v = 0; v < kStepValues<kRms, Step>; ++v) {
-        value[v] *= -inverse_n * stats[v % kRows].rstd;
-      }
-      store_step<kRms, Step, kRagged, T, S>(p, ring, stage, words, slice, weight, stats, active,
-                                            value, p.dx + int64_t{base + sub} * layout.n,
-                                            int64_t{stride} * layout.n);
+      const C scale = -inverse_n * stats.rstd, slope = value[0] * scale * stats.rstd;
+      const C rest = kRms ? C{0} : value[kRms ? 0 : 1] * scale;
+      T* const dx = p.dx + row * n;
+      store_chunks<kRms, T, S>(ring, stage, slice, weight, stats, slope, rest,
+                               p.dresidual != nullptr, dx + head);
+      if constexpr (kEdges) edge.store(stats, slope, rest, dx);
     }
     stage = next_stage(stage);
   }
   ring.drain();
   if (p.partial != nullptr) {
-    const int64_t mine = int64_t{blockIdx.x} / (layout.cluster > 1 ? layout.cluster : 1);
-    C* const dweight = p.partial + mine * layout.n;
-    C* const dbias = dweight + int64_t{p.partials} * layout.n;
-    if (team.in_warp()) {
+    C* const dweight = p.partial + int64_t{blockIdx.x} * n;
+    C* const dbias = dweight + int64_t{p.partials} * n;
+    if constexpr (Step::kBlocks) {
+      store_sums<!kEdges>(sums.weight, slice, dweight + head);
+      if constexpr (!kRms) store_sums<!kEdges>(sums.bias, slice, dbias + head);
+      if constexpr (kEdges) edge.store_sums(dweight, dbias);
+    } else {
       // NOTE: behind the barriers, whose memory nothing else may touch.
       C* const scratch = reinterpret_cast<C*>(
           ring_memory + row_barrier_bytes(static_cast<int>(blockDim.x) / 32) / 16);
-      gather_sums(sums, slice, layout.lanes, layout.n, scratch, dweight, dbias);
-    } else {
-      store_sums(sums.weight, slice, dweight);
-      if constexpr (!kRms) store_sums(sums.bias, slice, dbias);
+      gather_sums(sums, slice, layout.lanes, n, scratch, dweight, dbias);
     }
   }
-  team.leave();
 }
 
 }  // namespace fusedops

@@ -1,15 +1,16 @@
-// From checked operands to the kernels of norm_backward.cuh and norm_backward_split.cuh, for one of
-// the two norms.
+// From checked operands to the kernels of norm_backward*.cuh, for one of the two norms.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
+#include <numeric>
 #include <type_traits>
 
 #include "common/device_types.cuh"
 #include "common/dispatch.h"
 #include "cuda/norm_backward.h"
+#include "cuda/norm_backward_cluster.cuh"
 #include "cuda/norm_backward_split.cuh"
 #include "cuda/row_plan.h"
 
@@ -69,59 +70,86 @@ void launch_split(const NormGradients& t, NormBackward<T, W, S>& p, const NormSh
   if (p.partials > 1) sum_partials<T>(out, partial, p.partials, shape.n, scope);
 }
 
-// Whole rows; false where no team can hold one.
+// Whole rows on a plan, then the sums of what its teams have summed, `parts` times each.
+template <bool kRms, class Kernel, class T, class W, class S, class... Args>
+void launch_plan(Kernel kernel, const RowPlan& plan, int64_t parts, const NormGradients& t,
+                 NormBackward<T, W, S>& p, const LaunchScope& scope, Args... args) {
+  // Allocate
+  p.partials = static_cast<int>(plan.blocks / std::max(plan.layout.cluster, 1) * parts);
+  const NormSums out = norm_sums(t, sizeof(T) == 2);
+  const Tensor partial = make_partial<kRms>(p, out, t.rstd, plan.layout.n);
+
+  // Launch
+  launch_rows(kernel, plan, scope, p, plan.layout, args...);
+  if (p.partial != nullptr) sum_partials<T>(out, partial, p.partials, plan.layout.n, scope);
+}
+
+// A warp or a block for a row; false where that cannot be.
 template <bool kRms, bool kRagged, class Step, class T, class W, class S>
 bool launch_rows_of(const NormGradients& t, NormBackward<T, W, S>& p, const NormShape& shape,
                     const LaunchScope& scope) {
-  // Config
-  const bool one_block = shape.n <= 2 * kRowThreads * kChunkOf<T>;
-  const RowProblem problem{.rows = shape.rows,
-                           .n = shape.n,
-                           .vec = kChunkOf<T>,
-                           .words = Step::kRows * norm_backward_words<T, S>(p.dresidual != nullptr),
-                           .max_chunks = Step::kChunks,
-                           .compute_bytes = sizeof(Compute<T>),
-                           .rows_per_team = 0,
-                           .bulk = kRagged || !(one_block || (kRms && Step::kChunks > 2)),
-                           .slot_values = kStepSlots<kRms, Step>,
-                           .least_cluster = kRagged ? kRowCluster : 1,
-                           .sm_threads = kRowThreads};
+  // NOTE: measured; blocks of few warps.
+  const bool many = kRms && kRagged && Step::kBlocks && shape.n <= 256 * kChunkOf<T>;
+  const RowProblem problem{
+      .rows = shape.rows,
+      .n = shape.n,
+      .vec = kChunkOf<T>,
+      .words = norm_backward_words<T, S>(p.dresidual != nullptr),
+      .max_chunks = Step::kChunks,
+      .compute_bytes = sizeof(Compute<T>),
+      .rows_per_team = 0,
+      .bulk = kRagged,
+      .sm_threads = many ? kRowThreads * 5 / 4 : kRowThreads,
+      .whole = kRagged && Step::kBlocks,
+  };
   const auto kernel = norm_backward_kernel<kRms, T, W, S, kRagged, Step>;
   const RowPlan plan = plan_rows(reinterpret_cast<const void*>(kernel), problem, scope);
+  if (plan.held) launch_plan<kRms>(kernel, plan, 1, t, p, scope);
+  return plan.held;
+}
+
+// A cluster for a row; false where that cannot be.
+template <bool kRms, bool kRagged, class T, class W, class S>
+bool launch_clusters(const NormGradients& t, NormBackward<T, W, S>& p, const NormShape& shape,
+                     const LaunchScope& scope) {
+  constexpr int kVec = kChunkOf<T>;
+  const RowProblem problem{
+      .rows = shape.rows,
+      .n = shape.n,
+      .vec = kVec,
+      .words = norm_backward_words<T, S>(p.dresidual != nullptr),
+      .max_chunks = ClusterStep::kChunks,
+      .compute_bytes = sizeof(Compute<T>),
+      .rows_per_team = 0,
+      .bulk = true,
+      .least_cluster = kRowCluster,
+      .stages = kClusterStages,
+      .extra_bytes = kClusterBarrierBytes,
+      .whole = true,
+      .clusters = true,
+  };
+  const auto kernel = norm_backward_cluster_kernel<kRms, T, W, S, kRagged>;
+  const RowPlan plan = plan_rows(reinterpret_cast<const void*>(kernel), problem, scope);
   if (!plan.held) return false;
-  p.partials = static_cast<int>(plan.blocks / std::max(plan.layout.cluster, 1));
-
-  // Allocate
-  const NormSums out = norm_sums(t, sizeof(T) == 2);
-  const Tensor partial = make_partial<kRms>(p, out, t.rstd, shape.n);
-
-  // Launch
-  launch_rows(kernel, plan, scope, p, plan.layout);
-  if (p.partial != nullptr) sum_partials<T>(out, partial, p.partials, shape.n, scope);
+  // Of the rows of a team, which lie in so many classes at the most.
+  const int period = static_cast<int>(kVec / std::gcd<int64_t>(shape.n, kVec));
+  const int64_t longest = ceil_div(shape.rows, plan.blocks / plan.layout.cluster);
+  const int64_t parts = std::min<int64_t>(
+      period, 1 + ceil_div(longest - 1, std::max<int64_t>(shape.rows / period, 1)));
+  launch_plan<kRms>(kernel, plan, parts, t, p, scope, period);
   return true;
 }
 
-// NOTE: measured; a block with more registers runs fewer warps, a larger cluster leaves
-// multiprocessors idle.
 template <bool kRms, bool kRagged, class T, class W, class S>
 bool launch_held(const NormGradients& t, NormBackward<T, W, S>& p, const NormShape& shape,
                  const LaunchScope& scope) {
-  const int64_t chunks = row_chunks(shape.n, kChunkOf<T>);
-  if (chunks <= 32 * WarpStep::kChunks) {
+  if (row_chunks(shape.n, kChunkOf<T>) <= 32 * WarpStep::kChunks) {
     return launch_rows_of<kRms, kRagged, WarpStep>(t, p, shape, scope);
   }
-  if constexpr (kRms && kRagged) {
-    if (chunks <= 32 * LongWarpStep::kChunks) {
-      return launch_rows_of<kRms, kRagged, LongWarpStep>(t, p, shape, scope);
-    }
+  if (shape.n / kChunkOf<T> > kRowThreads * BlockStep::kChunks) {
+    return launch_clusters<kRms, kRagged>(t, p, shape, scope);
   }
-  const int64_t block = kRagged && !kRms ? kRowThreads / 2 : kRowThreads * BlockStep::kChunks;
-  const bool clusters = !kRagged && chunks > kRowThreads * TallStep::kChunks &&
-                        chunks <= kRowThreads * BlockStep::kChunks * kRowCluster;
-  if (chunks <= block || clusters) {
-    return launch_rows_of<kRms, kRagged, BlockStep>(t, p, shape, scope);
-  }
-  return launch_rows_of<kRms, kRagged, TallStep>(t, p, shape, scope);
+  return launch_rows_of<kRms, kRagged, BlockStep>(t, p, shape, scope);
 }
 
 template <bool kRms, class T, class W, class S>

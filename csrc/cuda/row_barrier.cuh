@@ -43,6 +43,9 @@ __device__ __forceinline__ void init_barrier(unsigned barrier, int arrivals) {
 __device__ __forceinline__ void fence_barrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
+__device__ __forceinline__ void arrive(unsigned barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
 // Arrives; the phase ends with the last arrival and the last byte.
 __device__ __forceinline__ void expect_bytes(unsigned barrier, unsigned bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
@@ -143,6 +146,7 @@ __device__ __forceinline__ void cluster_wait() {}
 __device__ __forceinline__ void cluster_sync() {}
 __device__ __forceinline__ void init_barrier(unsigned, int) {}
 __device__ __forceinline__ void fence_barrier_init() {}
+__device__ __forceinline__ void arrive(unsigned) {}
 __device__ __forceinline__ void expect_bytes(unsigned, unsigned) {}
 __device__ __forceinline__ void wait_for_barrier(unsigned, unsigned) {}
 __device__ __forceinline__ void wait_for_bytes(unsigned, unsigned) {}

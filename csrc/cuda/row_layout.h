@@ -52,6 +52,8 @@ constexpr int64_t row_slot_bytes(int cluster, int threads, int values = kSlotVal
 }
 
 // Behind the slots: a barrier per row on its way.
-constexpr int row_barrier_bytes(int warps) { return (warps * kRowStages * 8 + 15) / 16 * 16; }
+constexpr int row_barrier_bytes(int warps, int stages = kRowStages) {
+  return (warps * stages * 8 + 15) / 16 * 16;
+}
 
 }  // namespace fusedops

@@ -26,7 +26,8 @@ int64_t ring_bytes(RowPlan& plan, const RowProblem& problem, int teams, int64_t 
   const int lanes = plan.layout.lanes;
   const int64_t pitch = lanes < 8 ? round_up(chunks * 16, 128) + lanes * 16 : chunks * 16;
   plan.layout.pitch = static_cast<int>(pitch);
-  return row_barrier_bytes(plan.threads / 32) + int64_t{kRowStages} * problem.words * pitch * teams;
+  return row_barrier_bytes(plan.threads / 32, problem.stages) + problem.extra_bytes +
+         int64_t{problem.stages} * problem.words * pitch * teams;
 }
 
 int power_of_two(int64_t at_least) {
@@ -60,16 +61,20 @@ int64_t row_chunks(int64_t n, int vec) {
 
 RowPlan plan_team(const RowProblem& problem, int sm_count, int64_t shared_limit,
                   int cluster_limit) {
-  const int64_t chunks = row_chunks(problem.n, problem.vec);
+  const int64_t chunks =
+      problem.whole ? problem.n / problem.vec : row_chunks(problem.n, problem.vec);
   // NOTE: few rows leave the GPU idle unless each is spread over more threads.
   const int per_thread = problem.rows >= int64_t{4} * sm_count   ? problem.max_chunks
                          : problem.rows >= int64_t{2} * sm_count ? (problem.max_chunks + 1) / 2
                                                                  : 1;
-  if (chunks <= int64_t{32} * per_thread) return warp_plan(problem, chunks, per_thread);
+  if (!problem.whole && chunks <= int64_t{32} * per_thread) {
+    return warp_plan(problem, chunks, per_thread);
+  }
   for (int cluster = 1; cluster <= cluster_limit; cluster *= 2) {
     const int64_t share = ceil_div(chunks, cluster);  // chunks of a block
     if (share > int64_t{kRowThreads} * problem.max_chunks) continue;
     if (cluster > 1 && cluster < std::min(problem.least_cluster, cluster_limit)) continue;
+    if (cluster == 1 && problem.clusters) continue;
     RowPlan plan;
     plan.threads =
         static_cast<int>(std::min<int64_t>(kRowThreads, round_up(ceil_div(share, per_thread), 32)));
@@ -127,7 +132,8 @@ void plan_blocks(RowPlan& plan, const RowProblem& problem, int resident) {
     teams = std::max(teams, ceil_div(problem.rows, int64_t{problem.rows_per_team}));
   }
   // NOTE: a team's rows begin at the same place inside a chunk if its stride is a multiple of this.
-  const int64_t period = problem.vec / std::gcd<int64_t>(problem.n, problem.vec);
+  const int64_t period =
+      problem.clusters ? 1 : problem.vec / std::gcd<int64_t>(problem.n, problem.vec);
   teams = teams >= period ? teams / period * period : period;
   if (problem.rows < teams) teams = problem.rows;
   plan.blocks = ceil_div(teams, per_block) * per_team;

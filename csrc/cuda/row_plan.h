@@ -28,6 +28,10 @@ struct RowProblem {
   int slot_values = kSlotValues;  // of a warp's slot
   int least_cluster = 1;          // for rows that take more than a block
   int sm_threads = 0;             // that a multiprocessor takes, 0: as many as fit
+  int stages = kRowStages;        // rows in shared memory
+  int extra_bytes = 0;            // of shared memory, a multiple of 16
+  bool whole = false;             // blocks that hold the whole chunks of a row, no others
+  bool clusters = false;          // only those, whose rows may begin anywhere inside a chunk
 };
 
 struct RowPlan {

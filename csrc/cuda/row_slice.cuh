@@ -106,8 +106,8 @@ struct RowStream {
   int place;
 };
 
-// Rows on their way from memory to shared memory: kRowStages stages, up to kAhead of them at a
-// time, of kRows rows that are asked for one by one. A thread reads back its own chunks only.
+// Rows on their way from memory to shared memory: `stages` stages, up to kAhead of them at a time,
+// of kRows rows that are asked for one by one. A thread reads back its own chunks only.
 //
 // One thread of a team asks for a whole row by bulk copies, or every thread for its own chunks:
 // that is sooner there, which counts where a team has one row, and takes many more instructions.
@@ -117,19 +117,19 @@ class RowRing {
   // shared: behind the slots of the team; streams: places of a stage, two for fp32 beside half.
   template <class C>
   __device__ __forceinline__ RowRing(void* shared, const RowTeam<C>& team, const RowLayout& layout,
-                                     int streams)
+                                     int streams, int stages = kRowStages)
       : bulk_(layout.bulk), pitch_(layout.pitch), stage_bytes_(streams * layout.pitch) {
     const int warps = team.in_warp() ? static_cast<int>(blockDim.x) / 32 : 1;
     const int mine = team.in_warp() ? static_cast<int>(threadIdx.x) / team.lanes() : 0;
     const unsigned barriers = shared_address(shared);
-    barrier_ = barriers + (team.in_warp() ? threadIdx.x / 32 : 0) * kRowStages * 8;
-    part_ = barriers + row_barrier_bytes(warps) + mine * kRowStages * stage_bytes_;
+    barrier_ = barriers + (team.in_warp() ? threadIdx.x / 32 : 0) * stages * 8;
+    part_ = barriers + row_barrier_bytes(warps, stages) + mine * stages * stage_bytes_;
     base_ = part_ + team.index() * 16;
     step_ = team.size() * 16;
     asks_ = team.index() == 0;
     if (bulk_) {
       const int arrivals = kRows * (team.in_warp() ? 32 / team.lanes() : 1);
-      if (static_cast<int>(threadIdx.x) < warps * kRowStages) {
+      if (static_cast<int>(threadIdx.x) < warps * stages) {
         init_barrier(barriers + threadIdx.x * 8, arrivals);
         fence_barrier_init();
         fence_bulk_copies();

@@ -153,6 +153,28 @@ class RowTeam {
     for (int v = 0; v < kCount; ++v) value[v] = __shfl_sync(~0u, mine, v * kShare);
   }
 
+  // Of value lane / (32 / kCount), over all lanes of a whole warp.
+  template <int kCount>
+  __device__ __forceinline__ C fold_lanes(C (&value)[kCount]) const {
+    int width = 16;
+#pragma unroll
+    for (int half = kCount / 2; half > 0; half /= 2, width /= 2) {
+      const bool upper = lane_ & width;
+#pragma unroll
+      for (int v = 0; v < half; ++v) {
+        const C kept = upper ? value[v + half] : value[v];
+        value[v] = kept + __shfl_xor_sync(~0u, upper ? value[v] : value[v + half], width);
+      }
+    }
+#pragma unroll
+    for (; width > 0; width /= 2) value[0] += __shfl_xor_sync(~0u, value[0], width);
+    return value[0];
+  }
+  __device__ __forceinline__ int lane() const { return lane_; }
+  __device__ __forceinline__ int warp() const { return warp_; }  // of the row
+  __device__ __forceinline__ int warps() const { return warps_; }
+  __device__ __forceinline__ int cluster() const { return cluster_; }
+
   // The threads of the row that share memory: each has read what it read before this, given that
   // the row has been summed in between.
   __device__ __forceinline__ void join() const {
@@ -185,23 +207,6 @@ class RowTeam {
     return value;
   }
 
-  // Of value lane / (32 / kCount), over all lanes of a whole warp.
-  template <int kCount>
-  __device__ __forceinline__ C fold_lanes(C (&value)[kCount]) const {
-    int width = 16;
-#pragma unroll
-    for (int half = kCount / 2; half > 0; half /= 2, width /= 2) {
-      const bool upper = lane_ & width;
-#pragma unroll
-      for (int v = 0; v < half; ++v) {
-        const C kept = upper ? value[v + half] : value[v];
-        value[v] = kept + __shfl_xor_sync(~0u, upper ? value[v] : value[v + half], width);
-      }
-    }
-#pragma unroll
-    for (; width > 0; width /= 2) value[0] += __shfl_xor_sync(~0u, value[0], width);
-    return value[0];
-  }
   // The sum over the warps of what fold_lanes gave each.
   template <int kCount>
   __device__ __forceinline__ C exchange(C mine) {
