@@ -141,7 +141,8 @@ __device__ __forceinline__ typename Op::Acc reduce_staged(const typename Op::Ele
   return Op::settle(reduce_granules<Op, 1>(row, 0, length, lane, args), index, step);
 }
 
-// Dense short rows of any length: a tile of whole rows goes through shared memory by vectors.
+// Dense short rows of any length: a tile of whole rows goes through shared memory by vectors, all
+// of them on their way at a time.
 template <class Op>
 __global__ void __launch_bounds__(kReduceThreads)
     staged_rows_kernel(const __grid_constant__ ReduceArgs args) {
@@ -157,13 +158,17 @@ __global__ void __launch_bounds__(kReduceThreads)
 
   // Tile
   const int vectors = rows * length / kVec;
+  const auto shared = static_cast<unsigned>(__cvta_generic_to_shared(tile));
 #pragma unroll 4
   for (int i = threadIdx.x; i < vectors; i += kReduceThreads) {
-    tile[i] = load_vector<T, kVec>(x + i * kVec);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared + i * 16),
+                 "l"(x + i * kVec)
+                 : "memory");
   }
   T* elements = reinterpret_cast<T*>(tile);
   const int rest = vectors * kVec + threadIdx.x;
   if (rest < rows * length) elements[rest] = x[rest];
+  asm volatile("cp.async.wait_all;" ::: "memory");
   __syncthreads();
 
   // Rows
