@@ -53,7 +53,10 @@ def test_matches_torch(device, classes, reduction, dtype):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", HALVES, ids=name)
-@pytest.mark.parametrize(("rows", "classes"), [(3000, 50257), (20011, 100), (20011, 4097)])
+@pytest.mark.parametrize(
+    ("rows", "classes"),
+    [(1, 32768), (5, 128255), (140, 50257), (3000, 50257), (20011, 100), (20011, 4097)],
+)
 def test_vocabularies(rows, classes, dtype):
     check(*inputs(rows, classes, dtype, "cuda"), reduction="mean", label_smoothing=0.1)
 
@@ -66,9 +69,10 @@ def test_ignore_index(device, ignore_index):
     check(logits, target, ignore_index=ignore_index, reduction="mean")
 
 
-def test_a_wrong_target_gives_nan(device):
-    for wrong in (7, -1, -(2**40), 2**40):
-        logits, target = inputs(12, 7, torch.float32, device)
+@pytest.mark.parametrize("classes", [7, 5003])
+def test_a_wrong_target_gives_nan(device, classes):
+    for wrong in (classes, -1, -(2**40), 2**40):
+        logits, target = inputs(12, classes, torch.float32, device)
         target[4] = wrong
         logits.requires_grad_()
         loss = fusedops.cross_entropy(logits, target, reduction="none")

@@ -15,33 +15,42 @@
 namespace fusedops::cuda {
 namespace {
 
-// Teams for rows that are read in a loop: lanes of a warp, or a block.
-RowPlan plan_loop(int64_t rows, int64_t n, int vec) {
-  RowPlan plan;
+// Teams for rows that are read in a loop: lanes of a warp, or a block. Few long rows are shared by
+// several blocks.
+struct LoopPlan {
+  RowLayout layout{};
+  int64_t blocks = 0;
+  int threads = 0, shares = 1;
+
+  dim3 grid() const { return dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(shares)); }
+};
+
+// per_lane: chunks of the longest row that a warp reads alone; block: threads of the largest one.
+LoopPlan plan_loop(int64_t rows, int64_t n, int vec, int per_lane, int block, int64_t most_blocks,
+                   const LaunchScope& scope) {
+  LoopPlan plan;
+  const int64_t sm_count = scope.facts().sm_count;
   const int64_t chunks = ceil_div(n, vec) + 1;
-  int lanes = 2;  // what lies before the row is in a thread's first chunk
-  while (lanes < 32 && lanes * kRowChunks < chunks) lanes *= 2;
-  const bool in_warp = chunks <= 32 * kRowChunks * 2;
-  plan.threads = in_warp ? 128
-                         : static_cast<int>(std::min<int64_t>(
-                               kStreamThreads, round_up(ceil_div(chunks, kRowChunks), 32)));
-  plan.layout = {rows, 0, in_warp ? lanes : 32, in_warp ? 0 : 1, kRowChunks};
-  plan.blocks = in_warp ? ceil_div(rows, plan.threads / lanes) : rows;
+  const int per_thread = rows * chunks <= sm_count * 1024 ? 1 : kRowChunks;
+  if (chunks <= 32 * per_lane) {
+    int lanes = 2;  // what lies before the row is in a thread's first chunk
+    while (lanes < 32 && lanes * per_thread < chunks) lanes *= 2;
+    plan.threads = 128;
+    plan.layout = {rows, 0, lanes, 0, kRowChunks};
+    plan.blocks = ceil_div(rows, plan.threads / lanes);
+  } else {
+    constexpr int64_t kLeast = 128;  // chunks of a share
+    while (plan.shares < kMostShares && rows * plan.shares <= sm_count &&
+           chunks >= 2 * plan.shares * kLeast) {
+      plan.shares *= 2;
+    }
+    plan.threads = static_cast<int>(std::min<int64_t>(
+        block, round_up(ceil_div(chunks, plan.shares * per_thread), int64_t{32})));
+    plan.layout = {rows, 0, 32, 1, kRowChunks};
+    plan.blocks = rows;
+  }
+  plan.blocks = std::min(plan.blocks, most_blocks);
   return plan;
-}
-
-// Of the forward: a block that stays walks over its rows, with the next ones on their way.
-template <class T>
-RowPlan plan_forward(const void* kernel, int64_t rows, int64_t n, const LaunchScope& scope) {
-  RowPlan plan = plan_loop(rows, n, kChunkOf<T>);
-  plan.shared_bytes = row_slot_bytes<Compute<T>>(plan.layout.cluster, plan.threads) +
-                      int64_t{kRowStages} * kRowChunks * plan.threads * 16;
-  plan.blocks = std::min<int64_t>(plan.blocks, resident_blocks(kernel, plan, scope));
-  return plan;
-}
-
-int64_t teams_of(const RowPlan& plan) {
-  return plan.layout.cluster == 0 ? plan.blocks * (plan.threads / plan.layout.lanes) : plan.blocks;
 }
 
 template <class T>
@@ -60,21 +69,38 @@ void launch_forward(const RowInput& x, const CrossEntropy<T>& p, const CrossEntr
                     const Tensor& loss, const Tensor& scale, const LaunchScope& scope) {
   using C = Compute<T>;
   const bool per_row = shape.reduction == Reduction::kNone;
-  const auto kernel = cross_entropy_kernel<T, O>;
-  const RowPlan plan =
-      plan_forward<T>(reinterpret_cast<const void*>(kernel), shape.rows, shape.n, scope);
-  const int64_t teams = per_row || shape.rows == 0 ? 0 : teams_of(plan);
-  const Tensor workspace =
-      torch::stable::new_empty(x.tensor, {teams * int64_t{sizeof(LossSum)}}, ScalarType::Byte);
-  O* const out = static_cast<O*>(loss.mutable_data_ptr());
-  LossSum* const sums = per_row ? nullptr : static_cast<LossSum*>(workspace.mutable_data_ptr());
-  if (shape.rows > 0) {
-    launch_rows(kernel, plan, scope, p, per_row ? out : nullptr, sums, plan.layout, shape.n);
-  }
-  if (per_row) return;
   const bool mean = shape.reduction == Reduction::kMean;
-  launch_plain(cross_entropy_sum_kernel<C, O>, dim3(1), dim3(kLossThreads), scope, sums, teams,
-               mean, out, mean ? static_cast<C*>(scale.mutable_data_ptr()) : nullptr);
+  // NOTE: warps do not wait for each other where they are enough to fill the GPU.
+  const int per_lane = kRowChunks * (shape.rows >= int64_t{32} * scope.facts().sm_count ? 8 : 2);
+  const LoopPlan plan =
+      plan_loop(shape.rows, shape.n, kChunkOf<T>, per_lane, kLossTeam, kMostLossSums, scope);
+  const bool shared = plan.shares > 1;
+  const int64_t count = shape.rows <= kMostLossSums ? shape.rows : plan.blocks;  // of sums
+  const int64_t bytes = shared ? shape.rows * plan.shares * int64_t{sizeof(LogitPart<C>)}
+                               : count * int64_t{sizeof(LossSum)};
+  const Tensor workspace =
+      torch::stable::new_empty(x.tensor, {shared || !per_row ? bytes : 0}, ScalarType::Byte);
+  auto* const parts = static_cast<LogitPart<C>*>(workspace.mutable_data_ptr());
+  auto* const sums = static_cast<LossSum*>(workspace.mutable_data_ptr());
+  O* const out = static_cast<O*>(loss.mutable_data_ptr());
+  const LossOut<O, C> all{out, mean ? static_cast<C*>(scale.mutable_data_ptr()) : nullptr, mean};
+  if (shape.rows > 0) {
+    dispatch_bool(plan.layout.cluster == 0, [&]<bool kInWarp>(Tag<kInWarp>) {
+      launch_plain(cross_entropy_kernel<T, O, kInWarp>, plan.grid(), dim3(plan.threads), scope, p,
+                   per_row ? out : nullptr, shared || per_row ? nullptr : sums, parts, shape.rows,
+                   shape.n, plan.layout.lanes);
+    });
+  }
+  const auto block = [](int64_t threads) {
+    return dim3(static_cast<unsigned>(
+        std::clamp<int64_t>(round_up(threads, int64_t{32}), 32, kLossThreads)));
+  };
+  if (shared) {
+    launch_plain(cross_entropy_join_kernel<T, O>, dim3(1), block(shape.rows * 32), scope, p, parts,
+                 plan.shares, shape.rows, shape.n, per_row ? out : nullptr, all);
+  } else if (!per_row) {
+    launch_plain(cross_entropy_sum_kernel<O, C>, dim3(1), block(count), scope, sums, count, all);
+  }
 }
 
 std::tuple<Tensor, Tensor, Tensor> cross_entropy(const Tensor& logits,  // (M, V)
@@ -149,13 +175,15 @@ Tensor cross_entropy_backward(const Tensor& dloss,   // (M,) or ()
       using O = std::conditional_t<kWide && sizeof(T) == 2, float, T>;
       using C = Compute<T>;
       const RowInput x = row_input(logits, shape.n, 1, kChunkOf<T>);
-      const RowPlan plan = plan_loop(shape.rows, shape.n, kChunkOf<T>);
-      launch_rows(cross_entropy_backward_kernel<T, O>, plan, scope,
-                  operands<T>(x, targets, lse_dense, ignore_index, label_smoothing),
-                  static_cast<const O*>(grad.const_data_ptr()),
-                  mean ? static_cast<const C*>(scale.const_data_ptr()) : nullptr,
-                  shape.reduction == Reduction::kNone, static_cast<T*>(dx.mutable_data_ptr()),
-                  plan.layout, shape.n);
+      constexpr int64_t kMostBlocks = (int64_t{1} << 31) - 1;
+      const LoopPlan plan = plan_loop(shape.rows, shape.n, kChunkOf<T>, 2 * kRowChunks,
+                                      kStreamThreads, kMostBlocks, scope);
+      launch_plain(cross_entropy_backward_kernel<T, O>, plan.grid(), dim3(plan.threads), scope,
+                   operands<T>(x, targets, lse_dense, ignore_index, label_smoothing),
+                   static_cast<const O*>(grad.const_data_ptr()),
+                   mean ? static_cast<const C*>(scale.const_data_ptr()) : nullptr,
+                   shape.reduction == Reduction::kNone, static_cast<T*>(dx.mutable_data_ptr()),
+                   plan.layout, shape.n);
     });
   });
 

@@ -8,9 +8,9 @@
 // with any other it costs another read and write of it.
 #pragma once
 
-#include "cuda/row_exp.cuh"
+#include "cuda/row_direct.cuh"
 #include "cuda/row_stream.cuh"
-#include "cuda/row_team.cuh"
+#include "cuda/softmax.cuh"
 
 namespace fusedops {
 
@@ -24,295 +24,354 @@ struct CrossEntropy {
   C smoothing;
 };
 
-// Segments on their way from memory. Every thread copies its own chunks into shared memory
-// asynchronously and reads back its own only, so no barrier is needed.
-class SegmentRing {
- public:
-  // `words`: 16-byte words of one row that a thread holds, of a segment.
-  __device__ __forceinline__ SegmentRing(void* shared, int words)
-      : base_(static_cast<unsigned>(__cvta_generic_to_shared(shared)) + threadIdx.x * 16),
-        stage_bytes_(words * blockDim.x * 16) {}
+// NOTE: past the first-level cache, which saves 6 % of the time of long rows.
+template <class T, int kVec>
+__device__ __forceinline__ Packed<T, kVec> load_passing(const T* from) {
+  static_assert(sizeof(T) * kVec == 16);
+  Packed<T, kVec> out;
+  asm("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+      : "=r"(out.word[0]), "=r"(out.word[1]), "=r"(out.word[2]), "=r"(out.word[3])
+      : "l"(from));
+  return out;
+}
 
-  __device__ __forceinline__ void copy(int stage, int word, const void* from) const {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at(stage, word)), "l"(from)
-                 : "memory");
+// Exponentials relative to a base. Half logits: 2^(x log2(e) - base) by one FMA; what the rounding
+// of base leaves out is a factor that the whole sum shares.
+template <class T>
+struct LogitExp {
+  using C = Compute<T>;
+  static __device__ __forceinline__ C base(C top) {
+    if constexpr (kFastExp<T>) return __fmul_rn(top, kLog2E);
+    return top;
   }
-  // Zeros behind the first `bytes`.
-  __device__ __forceinline__ void copy(int stage, int word, const void* from, int bytes) const {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at(stage, word)), "l"(from),
-                 "r"(bytes)
-                 : "memory");
+  static __device__ __forceinline__ C of(C x, C base) {
+    if constexpr (kFastExp<T>) return ex2_approx(fmaf(x, kLog2E, -base));
+    return standard_exp(x - base);
   }
-
-  __device__ __forceinline__ void commit() const {
-    asm volatile("cp.async.commit_group;" ::: "memory");
+  // From one base to another one.
+  static __device__ __forceinline__ C ratio(C from, C to) {
+    if constexpr (kFastExp<T>) return ex2_approx(from - to);
+    return standard_exp(from - to);
   }
-  // Until the oldest of kRowStages commits has arrived.
-  __device__ __forceinline__ void wait() const {
-    asm volatile("cp.async.wait_group %0;" ::"n"(kRowStages - 1) : "memory");
+  static __device__ __forceinline__ C left_out(C top, C base) {
+    if constexpr (kFastExp<T>) return ex2_approx(-fmaf(top, kLog2E, -base));
+    return 1;
   }
-  __device__ __forceinline__ void drain() const {
-    asm volatile("cp.async.wait_group 0;" ::: "memory");
-  }
-
-  template <class T>
-  __device__ __forceinline__ Packed<T, kChunkOf<T>> read(int stage, int word) const {
-    Packed<T, kChunkOf<T>> out;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(out.word[0]), "=r"(out.word[1]), "=r"(out.word[2]), "=r"(out.word[3])
-                 : "r"(at(stage, word))
-                 : "memory");
-    return out;
-  }
-
- private:
-  __device__ __forceinline__ unsigned at(int stage, int word) const {
-    return base_ + stage * stage_bytes_ + word * (blockDim.x * 16);
-  }
-  unsigned base_, stage_bytes_;
 };
 
-// Rows are cut where memory has its 32-byte sectors: in elements, for chunks of kVec.
-template <int kVec>
-inline constexpr int kRowAlign = 2 * kVec;
-
-// The chunks of one thread in a segment of a row. Element e of chunk i is column(i) + e; it belongs
-// to the row where lo(i) <= e < hi(i).
-template <int kVec>
-class RowChunks {
- public:
-  // Of a row that starts `shift` elements into the chunks and ends after `end`.
-  template <class C>
-  __device__ __forceinline__ RowChunks(const RowTeam<C>& team, int shift, int end)
-      : begin_(team.index() * kVec), step_(team.size() * kVec), shift_(shift), end_(end) {}
-
-  __device__ __forceinline__ int column(int i) const { return begin(i) - shift_; }
-  __device__ __forceinline__ bool empty(int i) const { return begin(i) >= end_; }
-  __device__ __forceinline__ int hi(int i) const {
-    const int left = end_ - begin(i);
-    return left < kVec ? left : kVec;
-  }
-  __device__ __forceinline__ int lo(int i) const {
-    const int before = i == 0 ? shift_ - begin_ : 0;
-    return before <= 0 ? 0 : before < kVec ? before : kVec;
-  }
-  __device__ __forceinline__ bool full(int i) const {
-    return begin(i) + kVec <= end_ && (i > 0 || begin_ >= shift_);
-  }
-
-  // These chunks, or none.
-  __device__ __forceinline__ RowChunks only_if(bool active) const {
-    RowChunks chunks = *this;
-    if (!active) chunks.end_ = 0;
-    return chunks;
-  }
-
-  // fn(e) for the elements of chunk i that belong to the row.
-  template <class Fn>
-  __device__ __forceinline__ void each(int i, Fn fn) const {
-    if (full(i)) {
-#pragma unroll
-      for (int e = 0; e < kVec; ++e) fn(e);
-    } else if (!empty(i)) {
-#pragma unroll
-      for (int e = 0; e < kVec; ++e) {
-        if (e >= lo(i) && e < hi(i)) fn(e);
-      }
-    }
-  }
-
-  // Asks for chunk i, at `chunk`.
-  template <class T>
-  __device__ __forceinline__ void fetch(const SegmentRing& ring, int stage, const T* chunk,
-                                        int i) const {
-    if (full(i)) {
-      ring.copy(stage, i, chunk);
-    } else if (!empty(i) && lo(i) < kVec) {
-      ring.copy(stage, i, chunk, hi(i) * static_cast<int>(sizeof(T)));
-    }
-  }
-
- private:
-  // Elements from the start of the row's first chunk.
-  __device__ __forceinline__ int begin(int i) const { return begin_ + i * step_; }
-
-  int begin_, step_, shift_, end_;
-};
-
-// Of a team's rows: added in the order of the rows.
-struct LossSum {
-  double loss, count;
-};
-
-// Largest value, sum of exponentials relative to it, sum of values.
+// Largest value, sum of exponentials relative to it, sum of values where `smooth`.
 template <class T>
 struct LogitSums {
   using C = Compute<T>;
-  C top = -static_cast<C>(INFINITY), sum = 0, values = 0;
+  using Exp = LogitExp<T>;
+  static constexpr int kVec = kChunkOf<T>;
+  C top = -static_cast<C>(INFINITY), sum[kSums<kVec>] = {}, values = 0;
 
-  template <int kVec, int kCount>
-  __device__ __forceinline__ void add(const RowChunks<kVec>& chunks, Packed<T, kVec> (&x)[kCount],
-                                      bool smoothing) {
-    const C before = top;
+  // Chunks from `count` on are of -inf and add nothing.
+  template <int kCount>
+  __device__ __forceinline__ void add(Packed<T, kVec> (&x)[kCount], int count, bool smooth) {
+    const C before = Exp::base(top);
+    top = larger(top, largest(x, kCount));
+    const C base = finite_top(Exp::base(top)), scale = Exp::ratio(before, base);
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      chunks.each(i, [&](int e) { top = larger(top, x[i].at(e)); });
-    }
-    const C base = finite_top(top);
-    sum *= exp_from<T>(before, base);
+    for (int i = 0; i < kSums<kVec>; ++i) sum[i] *= scale;
     hold(x);
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      chunks.each(i, [&](int e) { sum += exp_from<T>(x[i].at(e), base); });
-      if (smoothing) chunks.each(i, [&](int e) { values += x[i].at(e); });
-    }
-  }
-};
-
-// Where a team is in its rows: a row is read in segments of kRowChunks chunks per thread.
-template <int kVec>
-struct RowCursor {
-  int64_t row;    // of this lane
-  int64_t begin;  // elements from the row's first chunk to the segment
-
-  // The chunks of this segment; element e of chunk i is column(i) + e from `start`.
-  template <class C>
-  __device__ __forceinline__ RowChunks<kVec> chunks(const RowTeam<C>& team, int64_t n,
-                                                    int shift) const {
-    const int64_t left = shift + n - begin;
-    return {team, begin == 0 ? shift : 0, static_cast<int>(left < (1 << 30) ? left : (1 << 30))};
-  }
-  template <class C>
-  __device__ __forceinline__ void advance(const RowTeam<C>& team, int64_t n) {
-    begin += int64_t{team.size()} * kRowChunks * kVec;
-    if (begin < n + kRowAlign<kVec>) return;
-    begin = 0;
-    row += team.stride();
-  }
-};
-
-// The loss of a row whose logits a team has seen; leaders only get a meaningful one.
-template <class T, class C>
-__device__ __forceinline__ C row_loss(RowTeam<C>& team, const LogitSums<T>& mine, C chosen,
-                                      C smoothing, int64_t n, C& lse) {
-  const C top = team.warp_max(mine.top);
-  const C sum = team.warp_sum(mine.sum * exp_from<T>(mine.top, finite_top(top)));
-  C values = team.warp_sum(mine.values);
-  const RowNormaliser<C> row = join_normaliser<T>(team, top, sum, values);
-  if (!team.in_warp()) values = team.sum_slots([](const RowSlot<C>& s) { return s.c; });
-  const C log_sum = standard_log(row.sum);
-  lse = row.top + log_sum;
-  const C loss = (1 - smoothing) * (row.top - chosen + log_sum);
-  if (smoothing == 0) return loss;
-  return loss + smoothing * (lse - values / static_cast<C>(n));
-}
-
-// loss: [rows] of O, or null; sums: one per team, or null.
-template <class T, class O>
-__global__ void __launch_bounds__(kStreamThreads, kStreamBlocks)
-    cross_entropy_kernel(CrossEntropy<T> p, O* loss, LossSum* sums, RowLayout layout, int64_t n) {
-  using C = Compute<T>;
-  constexpr int kVec = kChunkOf<T>;
-  extern __shared__ uint4 shared[];
-  wait_for_predecessor();
-  RowTeam<C> team(layout, shared);
-  const SegmentRing ring(shared + row_slot_bytes<C>(layout.cluster, blockDim.x) / 16, kRowChunks);
-  const auto shift_of = [&](int64_t row) { return static_cast<int>(row * n % kRowAlign<kVec>); };
-
-  RowCursor<kVec> ahead{team.first() + team.sub(), 0};
-  const auto fetch = [&](int stage) {
-    if (ahead.row < layout.rows) {
-      const int shift = shift_of(ahead.row);
-      const RowChunks<kVec> chunks = ahead.chunks(team, n, shift);
-      const T* start = p.x + ahead.row * p.x_stride + (ahead.begin == 0 ? 0 : ahead.begin - shift);
 #pragma unroll
-      for (int i = 0; i < kRowChunks; ++i) {
-        chunks.fetch(ring, stage, start + chunks.column(i), i);
+      for (int e = 0; e < kVec; ++e) {
+        sum[e % kSums<kVec>] += Exp::of(x[i].at(e), base);
       }
-      ahead.advance(team, n);
     }
-    ring.commit();
-  };
+    if (!smooth) return;
+    hold(x);
 #pragma unroll
-  for (int s = 0; s < kRowStages - 1; ++s) fetch(s);
-
-  LossSum total{0, 0};
-  int stage = 0;
-  for (int64_t base = team.first(); base < layout.rows; base += team.stride()) {
-    const int64_t row = base + team.sub();
-    const bool active = row < layout.rows;
-    const int64_t target = active ? p.target[row] : p.ignore_index;
-    const bool counted = target != p.ignore_index;
-    C chosen = NAN;  // a target outside of the row gives NaN
-    if (team.leader() && counted && target >= 0 && target < n) {
-      chosen = to_compute(p.x[row * p.x_stride + target]);
+    for (int i = 0; i < kCount; ++i) {
+      if (i >= count) break;
+#pragma unroll
+      for (int e = 0; e < kVec; ++e) values += x[i].at(e);
     }
-    LogitSums<T> mine;
-    RowCursor<kVec> here{0, 0};
-    do {
-      fetch(previous_stage(stage));
-      ring.wait();
-      const RowChunks<kVec> chunks =
-          here.chunks(team, n, active ? shift_of(row) : 0).only_if(active);
+  }
+  __device__ __forceinline__ void add(T x) {
+    const C value = to_compute(x), before = Exp::base(top);
+    top = larger(top, value);
+    const C base = finite_top(Exp::base(top)), scale = Exp::ratio(before, base);
+#pragma unroll
+    for (int i = 0; i < kSums<kVec>; ++i) sum[i] *= scale;
+    sum[0] += Exp::of(value, base);
+    values += value;
+  }
+
+  // The part of thread `index` of `size`: kRowChunks chunks at a time. What lies before and behind
+  // the aligned chunks goes element by element. also(): called while the last loads are on their
+  // way.
+  template <class Fn>
+  __device__ __forceinline__ void add_row(const T* row, int64_t n, int index, int size, bool smooth,
+                                          Fn also) {
+    const int before = static_cast<int>(-(reinterpret_cast<uintptr_t>(row) / sizeof(T)) % kVec);
+    const int head = before < n ? before : static_cast<int>(n);
+    const int64_t chunks = (n - head) / kVec;
+    const int ends = static_cast<int>(n - chunks * kVec);
+    const T lowest = from_compute<T>(-static_cast<C>(INFINITY));
+    const T* const behind = row + chunks * kVec;
+    const auto end = [&](int i) { return i < head ? row[i] : behind[i]; };
+    const T first = index < ends ? end(index) : lowest;
+    const T* body = row + head + int64_t{index} * kVec;
+    int64_t left = chunks - index;
+#pragma unroll 1
+    for (; left > (kRowChunks - 1) * size; left -= kRowChunks * size) {
       Packed<T, kVec> x[kRowChunks];
 #pragma unroll
-      for (int i = 0; i < kRowChunks; ++i) {
-        if (!chunks.empty(i)) x[i] = ring.read<T>(stage, i);
+      for (int i = 0; i < kRowChunks; ++i) x[i] = load_passing<T, kVec>(body + i * size * kVec);
+      add(x, kRowChunks, smooth);
+      body += kRowChunks * size * kVec;
+    }
+    if (left > size) {
+      Packed<T, kVec> x[kRowChunks - 1];
+      int count = 0;
+#pragma unroll
+      for (int i = 0; i + 1 < kRowChunks; ++i) {
+        x[i] = splat<T, kVec>(lowest);
+        if (i * size >= left) continue;
+        x[i] = load_packed<T, kVec>(body + i * size * kVec);
+        ++count;
       }
-      mine.add(chunks, x, p.smoothing != 0);
-      stage = next_stage(stage);
-      here.advance(team, n);
-    } while (here.begin != 0);
-
-    C lse;
-    const C value = row_loss(team, mine, chosen, p.smoothing, n, lse);
-    if (!team.leader() || !active) continue;
-    p.lse[row] = counted ? lse : C{0};
-    if (loss != nullptr) loss[row] = from_compute<O>(Compute<O>(counted ? value : C{0}));
-    total.loss += counted ? value : C{0};
-    total.count += counted;
+      also();
+      add(x, count, smooth);
+    } else if (left > 0) {
+      Packed<T, kVec> x[1] = {load_packed<T, kVec>(body)};
+      also();
+      add(x, 1, smooth);
+    } else {
+      also();
+    }
+    if (index < ends) add(first);
+    for (int i = index + size; i < ends; i += size) add(end(i));
   }
-  ring.drain();
-  if (sums != nullptr && team.leader()) sums[team.first() + team.sub()] = total;
+};
+
+// What is known of a row, or of a part of it. chosen: the target's logit; NaN where that lies
+// outside of the row, or in another part.
+template <class C>
+struct alignas(4 * sizeof(C)) LogitPart {
+  C top, sum, values, chosen;
+};
+
+// The lanes of a row in a warp, or a block; a lean RowTeam.
+template <bool kInWarp>
+struct LossTeam {
+  int lanes, index, size;
+  __device__ __forceinline__ explicit LossTeam(int lanes)
+      : lanes(kInWarp ? lanes : 32),
+        index(kInWarp ? static_cast<int>(threadIdx.x) & (lanes - 1)
+                      : static_cast<int>(threadIdx.x)),
+        size(kInWarp ? lanes : static_cast<int>(blockDim.x)) {}
+
+  template <class C, class Fn>
+  __device__ __forceinline__ C fold(C value, Fn fn) const {
+#pragma unroll
+    for (int width = 16; width > 0; width /= 2) {
+      const C joined = fn(value, __shfl_xor_sync(~0u, value, width));
+      value = width < lanes ? joined : value;
+    }
+    return value;
+  }
+  // Over the lanes of the row in this warp.
+  template <class T, class C>
+  __device__ __forceinline__ void join(LogitPart<C>& part, bool smooth) const {
+    using Exp = LogitExp<T>;
+    const C mine = Exp::base(part.top);
+    part.top = fold(part.top, [](C a, C b) { return larger(a, b); });
+    const auto add = [](C a, C b) { return a + b; };
+    part.sum = fold(part.sum * Exp::ratio(mine, finite_top(Exp::base(part.top))), add);
+    if (smooth) part.values = fold(part.values, add);
+  }
+};
+
+template <class T, class C>
+__device__ __forceinline__ C row_loss(const LogitPart<C>& row, C smoothing, int64_t n, C& lse) {
+  using Exp = LogitExp<T>;
+  const C top = finite_top(row.top);
+  const C log_sum = standard_log(row.sum * Exp::left_out(top, Exp::base(top)));
+  lse = top + log_sum;
+  const C loss = (1 - smoothing) * (top - row.chosen + log_sum);
+  if (smoothing == 0) return loss;
+  return loss + smoothing * (lse - row.values / static_cast<C>(n));
 }
 
-inline constexpr int kLossThreads = 256;
+// The loss of several rows and how many of them count.
+struct LossSum {
+  double loss, count;
 
-// loss = sum over the teams in a fixed order, divided by the number of rows that count where mean;
-// scale: what the gradient of the loss is multiplied by for each row, or null.
-template <class C, class O>
-__global__ void __launch_bounds__(kLossThreads)
-    cross_entropy_sum_kernel(const LossSum* sums, int64_t teams, bool mean, O* loss, C* scale) {
-  __shared__ LossSum shared[kLossThreads];
-  wait_for_predecessor();
-  LossSum total{0, 0};
-  for (int64_t i = threadIdx.x; i < teams; i += kLossThreads) {
-    total.loss += sums[i].loss;
-    total.count += sums[i].count;
+  __device__ __forceinline__ void add(const LossSum& other) {
+    loss += other.loss;
+    count += other.count;
   }
-  shared[threadIdx.x] = total;
-  for (int width = kLossThreads / 2; width > 0; width /= 2) {
-    __syncthreads();
-    if (static_cast<int>(threadIdx.x) < width) {
-      shared[threadIdx.x].loss += shared[threadIdx.x + width].loss;
-      shared[threadIdx.x].count += shared[threadIdx.x + width].count;
+};
+
+inline constexpr int kLossTeam = 128;           // threads, or lanes of several rows
+inline constexpr int kLossThreads = 1024;       // the largest block that adds losses up
+inline constexpr int64_t kMostLossSums = 8192;  // that it adds up
+
+// Over a block, in a fixed order; for its first thread.
+__device__ __forceinline__ LossSum sum_block(LossSum mine) {
+  __shared__ LossSum warps[kLossThreads / 32];
+  const auto sum_warp = [&] {
+#pragma unroll
+    for (int width = 16; width > 0; width /= 2) {
+      mine.add({__shfl_xor_sync(~0u, mine.loss, width), __shfl_xor_sync(~0u, mine.count, width)});
+    }
+  };
+  sum_warp();
+  if (blockDim.x == 32) return mine;
+  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = mine;
+  __syncthreads();
+  if (threadIdx.x >= 32) return mine;
+  mine = threadIdx.x < blockDim.x / 32 ? warps[threadIdx.x] : LossSum{};
+  sum_warp();
+  return mine;
+}
+
+// What a row contributes, by one thread.
+template <class T, class O, class C>
+__device__ __forceinline__ LossSum finish_row(const CrossEntropy<T>& p, const LogitPart<C>& all,
+                                              int64_t row, bool counted, int64_t n, O* loss) {
+  C lse, value = row_loss<T>(all, p.smoothing, n, lse);
+  if (!counted) lse = value = 0;
+  p.lse[row] = lse;
+  if (loss != nullptr) loss[row] = from_compute<O>(Compute<O>(value));
+  return {static_cast<double>(value), counted ? 1.0 : 0.0};
+}
+
+// A row is shared by gridDim.y teams, which leave `parts` where they are several: [rows, teams].
+// loss: [rows] of O, or null; sums: one per row, one per block where rows are more than
+// kMostLossSums, or null.
+template <class T, class O, bool kInWarp>
+__global__ void __launch_bounds__(kLossTeam, kInWarp ? 7 : 8)
+    cross_entropy_kernel(CrossEntropy<T> p, O* loss, LossSum* sums, LogitPart<Compute<T>>* parts,
+                         int64_t rows, int64_t n, int lanes) {
+  using C = Compute<T>;
+  __shared__ LogitPart<C> warps[kLossTeam / 32];
+  __shared__ LossSum totals[kLossTeam];  // NOTE: registers are few
+  const LossTeam<kInWarp> team(lanes);
+  const int log_lanes = kInWarp ? __ffs(lanes) - 1 : 0, lane = threadIdx.x % 32;
+  const int teams = kInWarp ? static_cast<int>(blockDim.x) >> log_lanes : 1;
+  const int64_t stride = int64_t{gridDim.x} * teams;
+  const bool smooth = p.smoothing != 0, sums_rows = rows <= kMostLossSums;
+  const auto target_of = [&](int64_t row) {
+    const bool chooses = row < rows && team.index == 0 && blockIdx.y == 0;
+    return chooses ? p.target[row] : p.ignore_index;
+  };
+  const int sub = kInWarp ? threadIdx.x >> log_lanes : 0;
+  int64_t row = int64_t{blockIdx.x} * teams + sub;
+  wait_for_predecessor();
+  int64_t next_target = target_of(row);
+  totals[threadIdx.x] = {};
+  for (; row - sub < rows; row += stride) {
+    const bool active = row < rows;
+    const T* from = p.x + row * p.x_stride;
+    const int64_t target = next_target;
+    next_target = target_of(row + stride);
+    const bool counted = target != p.ignore_index, exists = counted && target >= 0 && target < n;
+    T logit = from_compute<T>(C{0});
+    LogitSums<T> mine;
+    // NOTE: the logit of the target, whose address comes from memory as well, would hold up the
+    // row.
+    mine.add_row(from, active ? n : 0, blockIdx.y * team.size + team.index, gridDim.y * team.size,
+                 smooth, [&] {
+                   if (exists) logit = from[target];
+                 });
+    LogitPart<C> all{mine.top, sum_of(mine.sum), mine.values, C{0}};
+    team.template join<T>(all, smooth);
+    if constexpr (!kInWarp) {
+      if (lane == 0) warps[threadIdx.x / 32] = all;
+      __syncthreads();
+      if (threadIdx.x < 32) {
+        all = {-static_cast<C>(INFINITY), 0, 0, 0};
+        if (lane < static_cast<int>(blockDim.x) / 32) all = warps[lane];
+        team.template join<T>(all, smooth);
+      }
+      if (row + stride < rows) __syncthreads();  // the next row's
+    }
+    if (!active || team.index != 0) continue;
+    all.chosen = exists ? to_compute(logit) : C{NAN};
+    if (gridDim.y > 1) {
+      parts[row * gridDim.y + blockIdx.y] = all;
+    } else {
+      const LossSum sum = finish_row(p, all, row, counted, n, loss);
+      if (!sums_rows) {
+        totals[threadIdx.x].add(sum);
+      } else if (sums != nullptr) {
+        sums[row] = sum;
+      }
     }
   }
-  if (threadIdx.x != 0) return;
-  total = shared[0];
-  *loss = from_compute<O>(static_cast<Compute<O>>(mean ? total.loss / total.count : total.loss));
-  if (scale != nullptr) *scale = static_cast<C>(1 / total.count);
+  if (sums == nullptr || sums_rows) return;
+  const LossSum total = sum_block(totals[threadIdx.x]);
+  if (threadIdx.x == 0) sums[blockIdx.x] = total;
 }
 
-// dloss: [rows] where per_row, else one value; scale: one value or null.
+// What the loss of all rows becomes; scale: what its gradient is multiplied by for each row, or
+// null.
+template <class O, class C>
+struct LossOut {
+  O* loss;
+  C* scale;
+  bool mean;
+
+  __device__ __forceinline__ void write(const LossSum& all) const {
+    const double value = mean ? all.loss / all.count : all.loss;
+    *loss = from_compute<O>(static_cast<Compute<O>>(value));
+    if (scale != nullptr) *scale = static_cast<C>(1 / all.count);
+  }
+};
+
+// sums: [count].
+template <class O, class C>
+__global__ void __launch_bounds__(kLossThreads)
+    cross_entropy_sum_kernel(const LossSum* sums, int64_t count, LossOut<O, C> out) {
+  wait_for_predecessor();
+  LossSum total{};
+#pragma unroll 4
+  for (int64_t i = threadIdx.x; i < count; i += blockDim.x) total.add(sums[i]);
+  total = sum_block(total);
+  if (threadIdx.x == 0) out.write(total);
+}
+
+inline constexpr int kMostShares = 32;  // of a row: a lane for each
+
+// Joins the `shares` parts of every row, a warp for a row. out.loss: null where `loss` is not.
+template <class T, class O>
+__global__ void __launch_bounds__(kLossThreads)
+    cross_entropy_join_kernel(CrossEntropy<T> p, const LogitPart<Compute<T>>* parts, int shares,
+                              int64_t rows, int64_t n, O* loss, LossOut<O, Compute<T>> out) {
+  using C = Compute<T>;
+  const LossTeam<true> team(32);
+  wait_for_predecessor();
+  LossSum total{};
+  for (int64_t row = threadIdx.x / 32; row < rows; row += blockDim.x / 32) {
+    LogitPart<C> all{-static_cast<C>(INFINITY), 0, 0, 0};
+    if (team.index < shares) all = parts[row * shares + team.index];
+    const bool counted = p.target[row] != p.ignore_index;
+    team.join<T>(all, true);
+    if (team.index == 0) total.add(finish_row(p, all, row, counted, n, loss));
+  }
+  if (loss != nullptr) return;
+  total = sum_block(total);
+  if (threadIdx.x == 0) out.write(total);
+}
+
+// A row is shared by gridDim.y teams. dloss: [rows] where per_row, else one value; scale: one value
+// or null.
 template <class T, class O>
 __global__ void __launch_bounds__(kStreamThreads, kStreamBlocks)
     cross_entropy_backward_kernel(CrossEntropy<T> p, const O* dloss, const Compute<T>* scale,
                                   bool per_row, T* dx, RowLayout layout, int64_t n) {
   using C = Compute<T>;
   constexpr int kVec = kChunkOf<T>;
-  wait_for_predecessor();
   RowTeam<C> team(layout, nullptr);
+  const int index = blockIdx.y * team.size() + team.index(), size = gridDim.y * team.size();
+  wait_for_predecessor();
   const C other = -p.smoothing / static_cast<C>(n);
   const C at_target = other - (1 - p.smoothing);
   for (int64_t base = team.first(); base < layout.rows; base += team.stride()) {
@@ -326,18 +385,17 @@ __global__ void __launch_bounds__(kStreamThreads, kStreamBlocks)
     const C lse = p.lse[row];
     T* const out = dx + row * n;
     const int shift = static_cast<int>(row * n % kVec);
-    stream_row<T, kVec>(
-        p.x + row * p.x_stride, n, shift, team.index(), team.size(), [&](const auto& chunk) {
-          C grad[kVec];
-          const int64_t offset = target - chunk.column;
-          const int at = offset >= 0 && offset < kVec ? static_cast<int>(offset) : -1;
+    stream_row<T, kVec>(p.x + row * p.x_stride, n, shift, index, size, [&](const auto& chunk) {
+      C grad[kVec];
+      const int64_t offset = target - chunk.column;
+      const int at = offset >= 0 && offset < kVec ? static_cast<int>(offset) : -1;
 #pragma unroll
-          for (int e = 0; e < kVec; ++e) {
-            const C g = exp_from<T>(chunk.vec.at(e), lse) + (e == at ? at_target : other);
-            grad[e] = counted ? g * factor : C{0};
-          }
-          store_like(out, chunk, grad);
-        });
+      for (int e = 0; e < kVec; ++e) {
+        const C g = exp_from<T>(chunk.vec.at(e), lse) + (e == at ? at_target : other);
+        grad[e] = counted ? g * factor : C{0};
+      }
+      store_like(out, chunk, grad);
+    });
   }
 }
 
