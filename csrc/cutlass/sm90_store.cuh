@@ -248,7 +248,7 @@ class TileStore {
     AuxFull::arrive_and_expect_tx(&shared_.aux_full, S::kPanels * S::kPanelBytes);
 #pragma unroll 1
     for (int panel = 0; panel < S::kPanels; ++panel) {
-      constexpr auto kHint = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);
+      constexpr auto kHint = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
       cute::SM90_TMA_LOAD_3D::copy(&p_.aux, &shared_.aux_full, kHint, shared_.staging[panel],
                                    tile.n * S::kColumns + panel * S::kPanelColumns,
                                    tile.m * T::kTileM + row, 0);
