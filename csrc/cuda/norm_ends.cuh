@@ -92,10 +92,14 @@ struct EndsParameters {
   using Chunk = Packed<T, kVec>;
   const T *weights, *biases;
   Chunk weight, bias{};  // of the chunk that comes next
+  float weight_alone = 0, bias_alone = 0;
   __device__ __forceinline__ EndsParameters(const NormForward<T, T>& p, const Slice& slice,
                                             int pitch)
       : weights(p.weight + slice.head() * pitch), biases(p.bias + slice.head() * pitch) {
     load(slice, 0);
+    if (!slice.alone()) return;
+    weight_alone = to_compute(p.weight[slice.alone_column()]);
+    if constexpr (!kRms) bias_alone = to_compute(p.bias[slice.alone_column()]);
   }
   __device__ __forceinline__ void load(const Slice& slice, int k) {
     weight = load_once<T, kVec>(weights + slice.place(k));
@@ -176,11 +180,18 @@ struct EndsRow {
     }
   }
   template <bool kRms>
-  __device__ __forceinline__ DirectSums<kRms, T> sums(const Slice& slice) const {
+  __device__ __forceinline__ DirectSums<kRms, T> sums(const Slice& slice) {
+    // NOTE: what is not the row's adds nothing. A branch would let the compiler move loads behind
+    // it.
+    const Chunk filler = splat<T, kVec>(kRms ? from_compute<T>(0.0f) : pivot);
     DirectSums<kRms, T> sums(kRms ? 0.0f : to_compute(pivot));
 #pragma unroll
     for (int k = 0; k < kMax; ++k) {
-      if (slice.some(k)) sums.add(held[k]);
+#pragma unroll
+      for (int w = 0; w < Chunk::kWords; ++w) {
+        held[k].word[w] = slice.some(k) ? held[k].word[w] : filler.word[w];
+      }
+      sums.add(held[k]);
     }
     if (slice.alone()) sums.add(to_compute(alone));
     if constexpr (kLong) {
@@ -213,11 +224,13 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   const int64_t row = min(team.row(), layout.rows - 1);
   const Slice slice(team.index(), team.size(), layout.n, row);
   Row x(slice, p.x + row * p.x_stride, waiting);
-  EndsParameters<kRms, T, Slice> parameters(p, slice, pitch);
   if constexpr (kResidual) {
     x.join(slice, p.residual + row * p.residual_stride, p.sum + row * layout.n);
   }
   DirectSums<kRms, T> sums = x.template sums<kRms>(slice);
+  // NOTE: not sooner: a thread waits for six groups of loads apart, no more, and would wait for the
+  // row together with these.
+  EndsParameters<kRms, T, Slice> parameters(p, slice, pitch);
   const PivotMoments<T, float> moments =
       sums.moments(team, 1.0f / static_cast<float>(layout.n), p.eps);
   if (team.leader()) {
@@ -228,9 +241,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   hold(x.held);
   T* const y = static_cast<T*>(p.y) + row * layout.n;
   if (slice.alone()) {
-    const int column = slice.alone_column();
-    const float bias = kRms ? 0.0f : to_compute(p.bias[column]);
-    y[column] = from_compute<T>(normal(to_compute(x.alone), to_compute(p.weight[column]), bias));
+    const float value = normal(to_compute(x.alone), parameters.weight_alone, parameters.bias_alone);
+    y[slice.alone_column()] = from_compute<T>(value);
   }
   const auto write = [&](int k, const Chunk& chunk) {
     const Chunk weight = parameters.weight, bias = parameters.bias;

@@ -132,14 +132,13 @@ constexpr auto ragged_norm_kernel() {
     constexpr int kBlocks = kResidual ? 12 : 16;
     return norm_direct_kernel<kRms, T, T, kResidual, kNormHeld, true, LaneTeam, 64, kBlocks>;
   } else if constexpr (kKind == K::kEnds) {
-    constexpr int kBlocks = kResidual ? 12 : kRms ? 16 : 20;
+    constexpr int kBlocks = kResidual ? 12 : kRms ? 16 : 18;
     return norm_ends_kernel<kRms, T, kResidual, true, false, false, LaneTeam, 64, kBlocks>;
   } else if constexpr (kKind == K::kBlock) {
     constexpr int kBlocks = kResidual ? 4 : 5;
     return norm_ends_kernel<kRms, T, kResidual, true, false, false, BlockTeam, 256, kBlocks>;
-  } else if constexpr (kKind == K::kWide && kRms) {
-    constexpr int kBlocks = kResidual ? 2 : 3;
-    return norm_ends_kernel<kRms, T, kResidual, true, false, false, BlockTeam, kNormWide, kBlocks>;
+  } else if constexpr (kKind == K::kWide && kResidual) {
+    return norm_ends_kernel<kRms, T, kResidual, true, false, false, BlockTeam, kNormWide, 2>;
   } else {
     return norm_ends_kernel<kRms, T, kResidual, true, false, kKind == K::kLong, BlockTeam,
                             norm_long_threads(true), 2>;
