@@ -237,9 +237,9 @@ class DirectRow {
   __device__ __forceinline__ int shift() const { return shift_; }
   __device__ __forceinline__ bool some(int k) const { return chunk(k) < chunks_; }
 
-  // Chunks kFrom, kFrom + 1, ... of a row, on their way; `end`: what goes with the first. last:
-  // nothing may be read behind the row.
-  template <int kFrom = 0, class T, int kCount>
+  // The first chunks of a row, on their way; `end`: what goes with the first. last: nothing may be
+  // read behind the row.
+  template <class T, int kCount>
   __device__ __forceinline__ void request(Packed<T, kVec> (&x)[kCount], Packed<T, kVec>& end,
                                           const T* row, bool active, bool last) const {
     asm volatile("" : "+l"(row));  // NOTE: else computed again for every chunk
@@ -250,47 +250,36 @@ class DirectRow {
     if (kRagged && last) {
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
-        if (some(kFrom + i)) x[i] = head<T>(row + column(kFrom + i), elements(kFrom + i));
+        if (some(i)) x[i] = head<T>(row + column(i), elements(i));
       }
-      if (kFrom == 0 && thread_ == 0) end = head<T>(row + column_of_tail(), tail());
+      if (thread_ == 0) end = head<T>(row + column_of_tail(), tail());
       return;
     }
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      if (some(kFrom + i)) x[i] = load_once<T, kVec>(row + column(kFrom + i));
+      if (some(i)) x[i] = load_once<T, kVec>(row + column(i));
     }
-    if (kRagged && kFrom == 0 && thread_ == 0 && tail() > 0) {
+    if (kRagged && thread_ == 0 && tail() > 0) {
       end = load_once<T, kVec>(row + column_of_tail());
     }
   }
   // Once all are on their way: what does not belong to the row becomes `filler`.
-  template <int kFrom = 0, class T, int kCount>
+  template <class T, int kCount>
   __device__ __forceinline__ void settle(Packed<T, kVec> (&x)[kCount], const Packed<T, kVec>& end,
                                          bool active, T filler) const {
-    if (active && whole(kFrom + kCount)) return;
+    if (active && whole(kCount)) return;
     const Packed<T, kVec> fill = splat<T, kVec>(filler);
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      const int k = kFrom + i;
-      if (!active || !some(k)) {
+      if (!active || !some(i)) {
         x[i] = fill;
-      } else if (elements(k) < kVec) {
-        x[i] = splice(x[i], fill, elements(k));
+      } else if (elements(i) < kVec) {
+        x[i] = splice(x[i], fill, elements(i));
       }
     }
-    if (kRagged && kFrom == 0 && active && thread_ == 0) {
+    if (kRagged && active && thread_ == 0) {
       x[0] = splice(splice(end, fill, tail()), x[0], shift_);
     }
-  }
-
-  // Chunk k alone, which is not the first.
-  template <class T>
-  __device__ __forceinline__ Packed<T, kVec> load_one(int k, const T* row, bool last,
-                                                      T filler) const {
-    if (elements(k) >= kVec) return load_once<T, kVec>(row + column(k));
-    const Packed<T, kVec> all =
-        last ? head<T>(row + column(k), elements(k)) : load_once<T, kVec>(row + column(k));
-    return splice(all, splat<T, kVec>(filler), elements(k));
   }
 
   // The chunks from kMax on go to shared memory, where each thread keeps its own.
