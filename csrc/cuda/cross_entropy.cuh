@@ -167,24 +167,15 @@ struct LossTeam {
                       : static_cast<int>(threadIdx.x)),
         size(kInWarp ? lanes : static_cast<int>(blockDim.x)) {}
 
-  template <class C, class Fn>
-  __device__ __forceinline__ C fold(C value, Fn fn) const {
-#pragma unroll
-    for (int width = 16; width > 0; width /= 2) {
-      const C joined = fn(value, __shfl_xor_sync(~0u, value, width));
-      value = width < lanes ? joined : value;
-    }
-    return value;
-  }
   // Over the lanes of the row in this warp.
   template <class T, class C>
   __device__ __forceinline__ void join(LogitPart<C>& part, bool smooth) const {
     using Exp = LogitExp<T>;
     const C mine = Exp::base(part.top);
-    part.top = fold(part.top, [](C a, C b) { return larger(a, b); });
+    part.top = fold_lanes(part.top, lanes, [](C a, C b) { return larger(a, b); });
     const auto add = [](C a, C b) { return a + b; };
-    part.sum = fold(part.sum * Exp::ratio(mine, finite_top(Exp::base(part.top))), add);
-    if (smooth) part.values = fold(part.values, add);
+    part.sum = fold_lanes(part.sum * Exp::ratio(mine, finite_top(Exp::base(part.top))), lanes, add);
+    if (smooth) part.values = fold_lanes(part.values, lanes, add);
   }
 };
 

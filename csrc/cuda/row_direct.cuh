@@ -11,6 +11,17 @@ namespace fusedops {
 
 // ---- teams of one row, lean ones ----
 
+// Over `lanes` neighbouring lanes, a power of two.
+template <class C, class Fn>
+__device__ __forceinline__ C fold_lanes(C value, int lanes, Fn fn) {
+#pragma unroll
+  for (int width = 16; width > 0; width /= 2) {
+    const C joined = fn(value, __shfl_xor_sync(~0u, value, width));
+    value = width < lanes ? joined : value;
+  }
+  return value;
+}
+
 // Some lanes of a warp. Lanes of rows that do not exist shuffle with the others.
 class LaneTeam {
  public:
@@ -29,10 +40,10 @@ class LaneTeam {
   __device__ __forceinline__ bool leader() const { return index() == 0; }
 
   __device__ __forceinline__ float warp_sum(float value) const {
-    return fold(value, [](float a, float b) { return a + b; });
+    return fold_lanes(value, lanes_, [](float a, float b) { return a + b; });
   }
   __device__ __forceinline__ float warp_max(float value) const {
-    return fold(value, [](float a, float b) { return larger(a, b); });
+    return fold_lanes(value, lanes_, [](float a, float b) { return larger(a, b); });
   }
   __device__ __forceinline__ float sum(float value) const { return warp_sum(value); }
   __device__ __forceinline__ void sum(float& a, float& b) const {
@@ -48,15 +59,6 @@ class LaneTeam {
   }
 
  private:
-  template <class Fn>
-  __device__ __forceinline__ float fold(float value, Fn fn) const {
-#pragma unroll
-    for (int width = 16; width > 0; width /= 2) {
-      const float joined = fn(value, __shfl_xor_sync(~0u, value, width));
-      value = width < lanes_ ? joined : value;
-    }
-    return value;
-  }
   int lanes_;
 };
 
