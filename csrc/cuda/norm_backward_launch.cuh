@@ -122,7 +122,6 @@ bool launch_clusters(const NormGradients& t, NormBackward<T, W, S>& p, const Nor
       .compute_bytes = sizeof(Compute<T>),
       .rows_per_team = 0,
       .bulk = true,
-      .least_cluster = kRowCluster,
       .stages = kClusterStages,
       .extra_bytes = kClusterBarrierBytes,
       .whole = true,

@@ -44,10 +44,9 @@ inline constexpr int kDirectSlotBytes = kDirectSlots * 16;
 
 inline constexpr int kSlotValues = 4;  // of a RowSlot
 
-// values: of a warp, a multiple of kSlotValues.
 template <class C>
-constexpr int64_t row_slot_bytes(int cluster, int threads, int values = kSlotValues) {
-  return int64_t{2} * cluster * (threads / 32) * values * static_cast<int64_t>(sizeof(C)) +
+constexpr int64_t row_slot_bytes(int cluster, int threads) {
+  return int64_t{2} * cluster * (threads / 32) * kSlotValues * static_cast<int64_t>(sizeof(C)) +
          (cluster > 1 ? 16 : 0);  // a barrier for either set
 }
 

@@ -16,8 +16,8 @@ namespace {
 constexpr int kTeamThreads = 128;  // of a block whose warps hold rows of their own
 
 int64_t slot_bytes(const RowProblem& problem, int cluster, int threads) {
-  return problem.compute_bytes == 8 ? row_slot_bytes<double>(cluster, threads, problem.slot_values)
-                                    : row_slot_bytes<float>(cluster, threads, problem.slot_values);
+  return problem.compute_bytes == 8 ? row_slot_bytes<double>(cluster, threads)
+                                    : row_slot_bytes<float>(cluster, threads);
 }
 
 // Barriers and rows on their way: `teams` of them in a block, `chunks` of a row in a team.
@@ -70,11 +70,9 @@ RowPlan plan_team(const RowProblem& problem, int sm_count, int64_t shared_limit,
   if (!problem.whole && chunks <= int64_t{32} * per_thread) {
     return warp_plan(problem, chunks, per_thread);
   }
-  for (int cluster = 1; cluster <= cluster_limit; cluster *= 2) {
+  for (int cluster = problem.clusters ? kRowCluster : 1; cluster <= cluster_limit; cluster *= 2) {
     const int64_t share = ceil_div(chunks, cluster);  // chunks of a block
     if (share > int64_t{kRowThreads} * problem.max_chunks) continue;
-    if (cluster > 1 && cluster < std::min(problem.least_cluster, cluster_limit)) continue;
-    if (cluster == 1 && problem.clusters) continue;
     RowPlan plan;
     plan.threads =
         static_cast<int>(std::min<int64_t>(kRowThreads, round_up(ceil_div(share, per_thread), 32)));

@@ -25,13 +25,11 @@ struct RowProblem {
   // One thread asks for a row by bulk copies where teams have several: fewer instructions, which
   // pays where those are what limits the kernel.
   bool bulk;
-  int slot_values = kSlotValues;  // of a warp's slot
-  int least_cluster = 1;          // for rows that take more than a block
-  int sm_threads = 0;             // that a multiprocessor takes, 0: as many as fit
-  int stages = kRowStages;        // rows in shared memory
-  int extra_bytes = 0;            // of shared memory, a multiple of 16
-  bool whole = false;             // blocks that hold the whole chunks of a row, no others
-  bool clusters = false;          // only those, whose rows may begin anywhere inside a chunk
+  int sm_threads = 0;       // that a multiprocessor takes, 0: as many as fit
+  int stages = kRowStages;  // rows in shared memory
+  int extra_bytes = 0;      // of shared memory, a multiple of 16
+  bool whole = false;       // blocks that hold the whole chunks of a row, no others
+  bool clusters = false;    // only the largest, whose rows may begin anywhere inside a chunk
 };
 
 struct RowPlan {
@@ -77,25 +75,12 @@ int64_t blocks_of_long_rows(int64_t rows, const LaunchScope& scope);
 template <class... Params, class... Args>
 void launch_rows(void (*kernel)(Params...), const RowPlan& plan, const LaunchScope& scope,
                  Args&&... args) {
-  cudaLaunchAttribute attributes[2];
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(plan.blocks));
-  config.blockDim = dim3(static_cast<unsigned>(plan.threads));
-  config.dynamicSmemBytes = static_cast<size_t>(plan.shared_bytes);
-  config.stream = scope.stream();
-  config.attrs = attributes;
-  if (plan.layout.cluster > 1) {
-    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim = {static_cast<unsigned>(plan.layout.cluster), 1, 1};
-  }
   const int64_t cluster = plan.layout.cluster;
-  if (scope.context().overlap && (cluster <= 1 || plan.blocks == plan.layout.rows * cluster)) {
-    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-  }
-  cudaLaunchKernelEx(&config, kernel, Params(std::forward<Args>(args))...);
+  const bool stays = cluster > 1 && plan.blocks < plan.layout.rows * cluster;
+  launch_cluster_kernel(kernel, dim3(static_cast<unsigned>(plan.blocks)),
+                        dim3(static_cast<unsigned>(plan.threads)), static_cast<unsigned>(cluster),
+                        static_cast<size_t>(plan.shared_bytes), scope.stream(),
+                        scope.context().overlap && !stays, std::forward<Args>(args)...);
 }
 
 // A plain launch that may start while its predecessor drains.

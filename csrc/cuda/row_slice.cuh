@@ -106,12 +106,12 @@ struct RowStream {
   int place;
 };
 
-// Rows on their way from memory to shared memory: `stages` stages, up to kAhead of them at a time,
-// of kRows rows that are asked for one by one. A thread reads back its own chunks only.
+// Rows on their way from memory to shared memory: `stages` stages, up to kAhead of them at a time.
+// A thread reads back its own chunks only.
 //
 // One thread of a team asks for a whole row by bulk copies, or every thread for its own chunks:
 // that is sooner there, which counts where a team has one row, and takes many more instructions.
-template <int kAhead, int kRows = 1>
+template <int kAhead>
 class RowRing {
  public:
   // shared: behind the slots of the team; streams: places of a stage, two for fp32 beside half.
@@ -128,7 +128,7 @@ class RowRing {
     step_ = team.size() * 16;
     asks_ = team.index() == 0;
     if (bulk_) {
-      const int arrivals = kRows * (team.in_warp() ? 32 / team.lanes() : 1);
+      const int arrivals = team.in_warp() ? 32 / team.lanes() : 1;
       if (static_cast<int>(threadIdx.x) < warps * stages) {
         init_barrier(barriers + threadIdx.x * 8, arrivals);
         fence_barrier_init();
@@ -173,7 +173,7 @@ class RowRing {
       wait_for_bytes(barrier_ + 8 * stage, phase_ >> stage & 1);
       phase_ ^= 1u << stage;
     } else {
-      asm volatile("cp.async.wait_group %0;" ::"n"(kRows * (kAhead - 1)) : "memory");
+      asm volatile("cp.async.wait_group %0;" ::"n"(kAhead - 1) : "memory");
     }
   }
   __device__ __forceinline__ void drain() const {

@@ -20,8 +20,7 @@ namespace fusedops {
 template <class C>
 class RowTeam {
  public:
-  // values: that sum_all sums at a time, or more.
-  __device__ __forceinline__ RowTeam(const RowLayout& layout, void* slots, int values = kSlotValues)
+  __device__ __forceinline__ RowTeam(const RowLayout& layout, void* slots)
       : lanes_(layout.lanes),
         cluster_(layout.cluster),
         lane_(threadIdx.x % 32),
@@ -41,7 +40,7 @@ class RowTeam {
       size_ = blockDim.x;
       first_ = blockIdx.x / cluster_;
       stride_ = gridDim.x / cluster_;
-      barrier_ = shared_address(slots_) + 2 * warps_ * values * static_cast<int>(sizeof(C));
+      barrier_ = shared_address(slots_) + 2 * warps_ * kSlotValues * static_cast<int>(sizeof(C));
       if (cluster_ > 1) {
         if (threadIdx.x == 0) {
           for (int i = 0; i < 2; ++i) init_barrier(barrier_ + 8 * i, 1);
@@ -210,6 +209,7 @@ class RowTeam {
   // The sum over the warps of what fold_lanes gave each.
   template <int kCount>
   __device__ __forceinline__ C exchange(C mine) {
+    static_assert(kCount <= kSlotValues);
     constexpr int kShare = 32 / kCount;
     parity_ ^= 1;
     phase_ ^= parity_;
