@@ -15,7 +15,7 @@ import torch
 
 import fusedops
 from fusedops.bench import backlog, cli, machine, results, runner, timing
-from fusedops.bench.suite import SUITES, PeerUnavailableError, Selection, load_suite
+from fusedops.bench.suite import SUITES, Case, PeerUnavailableError, Selection, load_suite
 from fusedops.bench.suites import linear as linear_suite
 from fusedops.bench.suites import quack_peer
 
@@ -131,6 +131,21 @@ def test_the_skinny_suite_is_the_issue_s_table() -> None:
     assert len(names) == 40
     assert {"1x4096x4096/relu", "96x11008x4096/relu", "256x4096x11008/relu"} <= set(names)
     assert suite.default_peers("fwd") == ("eager", "cublaslt")
+
+
+def test_the_wgrad_suite_checks_each_target() -> None:
+    assert bench("wgrad", "--shapes", "24x16x8", "--dtype", "bf16", "--out", "a.csv") == 0
+    found = {(r["case"].split("/")[1], r["peer"]) for r in results.read_rows(Path("a.csv"))}
+    main_grad = {(target, peer) for target in ("write", "add") for peer in ("eager", "ours_own")}
+    assert found == {("own", "eager")} | main_grad
+
+
+def test_a_wrong_main_grad_gets_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    suite = load_suite("wgrad")
+    write = suite.ours(Case("write", {"target": "write"}), "bwd")
+    monkeypatch.setattr(type(suite), "ours", lambda *_: write)
+    args = ("--shapes", "24x16x8", "--dtype", "bf16", "--case", "*/add", "--out", "a.csv")
+    assert bench("wgrad", *args) == 1
 
 
 def test_quack_is_skipped_where_it_is_not_installed(

@@ -134,6 +134,8 @@ def test_gemm_bars_sort_the_shapes() -> None:
         gemm_row("8192x4096x1024/relu", "quack", "1.02"),
         gemm_row("16x4096x4096/relu", "cublaslt", "1.30", "skinny"),
         gemm_row("256x4096x4096/relu", "cublaslt", "0.50", "skinny"),  # not of the bar
+        gemm_row("8192x4096x1024/add", "ours_own", "0.96", "wgrad", **{"pass": "bwd"}),
+        gemm_row("8192x4096x1024/add", "eager", "1.50", "wgrad", **{"pass": "bwd"}),
     ]
     text = "\n".join(report.bars(rows, []))
     for line in (
@@ -143,6 +145,7 @@ def test_gemm_bars_sort_the_shapes() -> None:
         "pass     fwd relu, gelu_tanh over cublaslt, M < 2048, geomean >= 1.05: 1.100 over 1",
         "FAIL     fwd relu, gelu_tanh over QuACK, geomean >= 1.03: 1.020 over 1",
         "pass     skinny M <= 128 over cublaslt, geomean >= 1.20: 1.300 over 1",
+        "FAIL     dW into bf16 / dW into main_grad, every case >= 0.97: 0.960 over 1",
         "no data  mlp step over the best peer, geomean >= 1.13",
     ):
         assert line in text

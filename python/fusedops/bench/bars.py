@@ -1,4 +1,4 @@
-"""The bars of the GEMM half against the fastest peers: linear, mlp, gated_mlp, skinny."""
+"""The bars of the GEMM half against the fastest peers: linear, mlp, gated_mlp, skinny, wgrad."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 SMALL_K = 1536  # up to here the epilogue decides, above it the power limit
 SKINNY_M = 128
 MEMORY_SHARE = 0.75  # of eager's extra memory
+MAIN_GRAD = 1.03  # dW into an fp32 main_grad, in times of dW into bf16
 GATED = "glu"  # in the activation's name: swiglu, geglu, reglu, glu
 
 
@@ -41,7 +42,10 @@ def gemm_bars(rows: Sequence[Row]) -> list[str]:
         for row in select(half, suite="skinny", peer="cublaslt")
         if shape(row)[0] <= SKINNY_M
     ]
-    return lines + _pair(f"skinny M <= {SKINNY_M} over cublaslt", skinny, 1.20, 1.00)
+    lines += _pair(f"skinny M <= {SKINNY_M} over cublaslt", skinny, 1.20, 1.00)
+    main_grad = [speedup(row) for row in select(half, suite="wgrad", peer="ours_own")]
+    name = "dW into bf16 / dW into main_grad, every case"
+    return [*lines, bar(name, main_grad, min, 1 / MAIN_GRAD)]
 
 
 def best(rows: Sequence[Row]) -> list[float]:

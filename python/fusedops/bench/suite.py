@@ -21,6 +21,7 @@ SUITES = (
     "linear",
     "mlp",
     "skinny",
+    "wgrad",
     "fp32",
     "points",
     "reduce",
