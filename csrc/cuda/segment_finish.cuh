@@ -4,12 +4,12 @@
 
 #include <algorithm>
 
+#include "cuda/scan_block.cuh"
 #include "cuda/segment_op.cuh"
 
 namespace fusedops {
 
 inline constexpr int kSegmentThreads = 256;
-inline constexpr int64_t kShortSpan = 16;  // blocks that one thread adds up
 
 // A block holds `rows` rows.
 template <class Op>
@@ -65,30 +65,23 @@ __global__ void __launch_bounds__(kSegmentThreads)
   if (p.segment[blockIdx.x] >= 0) finish_long(p, offsets, out, blockIdx.x);
 }
 
-// One column and many blocks: a thread per tail, all of them for a long span.
+// One column and many blocks: a warp per tail.
 template <class Op>
 __global__ void __launch_bounds__(kSegmentThreads)
     segment_finish_flat_kernel(const SegmentEnds<Op> p, const int64_t* offsets,
                                const SegmentOut<Op> out) {
-  __shared__ unsigned longs[kSegmentThreads / 32];  // bits
   wait_for_predecessor();
-  const int64_t first = int64_t{blockIdx.x} * kSegmentThreads, block = first + threadIdx.x;
+  const int64_t block = (int64_t{blockIdx.x} * kSegmentThreads + threadIdx.x) / 32;
   const int64_t s = block < p.blocks ? p.segment[block] : -1;
-  const int64_t last = s >= 0 ? p.last_block(offsets, s) : block;
-  const bool is_long = last - block > kShortSpan;
-  const unsigned warp_longs = __ballot_sync(0xffffffffu, is_long);
-  if (threadIdx.x % 32 == 0) longs[threadIdx.x / 32] = warp_longs;
-  if (s >= 0 && !is_long) {
-    auto total = p.tail[block];
-    for (int64_t b = block + 1; b <= last; ++b) total = Op::combine(total, p.head[b]);
-    out.write(s, total, offsets[s + 1] - offsets[s]);
-  }
-  if (!__syncthreads_or(is_long)) return;
-  for (int warp = 0; warp < kSegmentThreads / 32; ++warp) {
-    for (unsigned rest = longs[warp]; rest != 0; rest &= rest - 1) {
-      finish_long(p, offsets, out, first + warp * 32 + __ffs(rest) - 1);
-    }
-  }
+  if (s < 0) return;
+  const int lane = threadIdx.x % 32;
+  const int64_t last = p.last_block(offsets, s), share = ceil_div(last - block, int64_t{32});
+  const int64_t begin = block + 1 + lane * share, end = min(last + 1, begin + share);
+  auto state = lane == 0 ? p.tail[block] : Op::identity();
+#pragma unroll 4
+  for (int64_t b = begin; b < end; ++b) state = Op::combine(state, p.head[b]);
+  state = reduce_lanes<Op>(state);
+  if (lane == 0) out.write(s, state, offsets[s + 1] - offsets[s]);
 }
 
 template <class Op>
@@ -96,7 +89,7 @@ void launch_segment_finish(const SegmentEnds<Op>& p, const int64_t* offsets,
                            const SegmentOut<Op>& out, bool overlap, cudaStream_t stream) {
   if (p.blocks <= 1) return;
   const bool flat = p.columns == 1;
-  const int64_t blocks = flat ? ceil_div(p.blocks, int64_t{kSegmentThreads}) : p.blocks;
+  const int64_t blocks = flat ? ceil_div(p.blocks * 32, int64_t{kSegmentThreads}) : p.blocks;
   launch_kernel(flat ? segment_finish_flat_kernel<Op> : segment_finish_kernel<Op>,
                 dim3(static_cast<unsigned>(blocks)), dim3(kSegmentThreads), 0, stream, overlap, p,
                 offsets, out);
