@@ -117,6 +117,21 @@ def test_a_large_mean_costs_no_accuracy(device, norm):
     check(norm, x + 1000, weight, bias, dy)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=name)
+@pytest.mark.parametrize(("rows", "n"), [(19, 64), (600, 1023), (600, 256), (20, 140001)])
+@every_norm
+def test_statistics_are_left_out_where_nobody_needs_them(device, norm, rows, n, dtype):
+    x, weight, bias, _ = inputs(rows, n, dtype, device)
+    parameters = (weight, bias) if norm == "layer_norm" else (weight,)
+    op = getattr(torch.ops.fusedops, norm)
+    y, _, *statistics = op(x, None, *parameters, 1, EPS, False, True)
+    assert all(t.shape == (rows,) for t in statistics)
+    with poisoned():
+        bare, _, *statistics = op(x, None, *parameters, 1, EPS, False, False)
+    assert torch.equal(bare, y)
+    assert all(t.shape == (0,) for t in statistics)
+
+
 @pytest.mark.parametrize("affine", [(False, False), (True, False), (False, True)])
 @pytest.mark.parametrize("shape", [(6,), (4, 6), (3, 4, 6)])
 def test_optional_parameters_and_several_dims(device, shape, affine):

@@ -42,6 +42,7 @@ void forward(const Tensor& x, const OptionalTensor& residual, const OptionalTens
            [](C p, C q) { return p + q; });
   }
   const T* from = residual ? data<D>(out.sum) : data<D>(dense);
+  const bool statistics = out.rstd.numel() > 0;
   C* mean_out = kRms ? nullptr : static_cast<C*>(out.mean.mutable_data_ptr());
   C* rstd_out = static_cast<C*>(out.rstd.mutable_data_ptr());
   for_rows(shape.rows, shape.n, [&](int64_t row) {
@@ -57,8 +58,10 @@ void forward(const Tensor& x, const OptionalTensor& residual, const OptionalTens
     }
     const C center = static_cast<C>(mean);
     const C rstd = static_cast<C>(1 / std::sqrt(squares / static_cast<double>(shape.n) + eps));
-    if constexpr (!kRms) mean_out[row] = center;
-    rstd_out[row] = rstd;
+    if (statistics) {
+      if constexpr (!kRms) mean_out[row] = center;
+      rstd_out[row] = rstd;
+    }
     for (int64_t i = 0; i < shape.n; ++i) {
       C value = (static_cast<C>(in[i]) - center) * rstd;
       if (!w.empty()) value *= w[i];
@@ -71,17 +74,18 @@ void forward(const Tensor& x, const OptionalTensor& residual, const OptionalTens
 template <bool kRms>
 Outputs norm(const char* op, const Tensor& x, const OptionalTensor& residual,
              const OptionalTensor& weight, const OptionalTensor& bias, int64_t norm_dims,
-             double eps, bool fp32_out) {
+             double eps, bool fp32_out, bool need_statistics) {
   // Checks
   const NormShape shape = check_norm(op, x, residual, weight, bias, norm_dims, fp32_out);
 
   // Allocate
   const NoGradGuard no_grad;
   const ScalarType dtype = x.scalar_type(), compute = compute_type(shape.dtype);
+  const int64_t count = need_statistics ? shape.rows : 0;
   Outputs out{torch::stable::empty(x.sizes(), fp32_out ? ScalarType::Float : dtype),
               residual ? torch::stable::empty(x.sizes(), dtype) : torch::stable::empty({0}, dtype),
-              torch::stable::empty({kRms ? 0 : shape.rows}, compute),
-              torch::stable::empty({shape.rows}, compute)};
+              torch::stable::empty({kRms ? 0 : count}, compute),
+              torch::stable::empty({count}, compute)};
 
   // Empty early return
   if (x.numel() == 0) {
@@ -106,18 +110,19 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> layer_norm(const Tensor& x,  // (...,
                                                       const OptionalTensor& residual,  // like x
                                                       const OptionalTensor& weight,
                                                       const OptionalTensor& bias, int64_t norm_dims,
-                                                      double eps, bool fp32_out) {
-  const Outputs out =
-      norm<false>("layer_norm", x, residual, weight, bias, norm_dims, eps, fp32_out);
+                                                      double eps, bool fp32_out,
+                                                      bool need_statistics) {
+  const Outputs out = norm<false>("layer_norm", x, residual, weight, bias, norm_dims, eps, fp32_out,
+                                  need_statistics);
   return {out.y, out.sum, out.mean, out.rstd};
 }
 
 std::tuple<Tensor, Tensor, Tensor> rms_norm(const Tensor& x,                 // (..., normalised)
                                             const OptionalTensor& residual,  // like x
                                             const OptionalTensor& weight, int64_t norm_dims,
-                                            double eps, bool fp32_out) {
-  const Outputs out =
-      norm<true>("rms_norm", x, residual, weight, std::nullopt, norm_dims, eps, fp32_out);
+                                            double eps, bool fp32_out, bool need_statistics) {
+  const Outputs out = norm<true>("rms_norm", x, residual, weight, std::nullopt, norm_dims, eps,
+                                 fp32_out, need_statistics);
   return {out.y, out.sum, out.rstd};
 }
 

@@ -3,13 +3,14 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
+#include <bit>
 #include <tuple>
 #include <type_traits>
 
 #include "common/device_types.cuh"
 #include "common/dispatch.h"
 #include "common/row_check.h"
-#include "cuda/cross_entropy.cuh"
+#include "cuda/cross_entropy_backward.cuh"
 #include "cuda/row_plan.h"
 
 namespace fusedops::cuda {
@@ -25,9 +26,8 @@ struct LoopPlan {
   dim3 grid() const { return dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(shares)); }
 };
 
-// per_lane: chunks of the longest row that a warp reads alone; block: threads of the largest one.
-LoopPlan plan_loop(int64_t rows, int64_t n, int vec, int per_lane, int block, int64_t most_blocks,
-                   const LaunchScope& scope) {
+// per_lane: chunks of the longest row that a warp reads alone.
+LoopPlan plan_loop(int64_t rows, int64_t n, int vec, int per_lane, const LaunchScope& scope) {
   LoopPlan plan;
   const int64_t sm_count = scope.facts().sm_count;
   const int64_t chunks = ceil_div(n, vec) + 1;
@@ -45,11 +45,11 @@ LoopPlan plan_loop(int64_t rows, int64_t n, int vec, int per_lane, int block, in
       plan.shares *= 2;
     }
     plan.threads = static_cast<int>(std::min<int64_t>(
-        block, round_up(ceil_div(chunks, plan.shares * per_thread), int64_t{32})));
+        kLossTeam, round_up(ceil_div(chunks, plan.shares * per_thread), int64_t{32})));
     plan.layout = {rows, 0, 32, 1, kRowChunks};
     plan.blocks = rows;
   }
-  plan.blocks = std::min(plan.blocks, most_blocks);
+  plan.blocks = std::min(plan.blocks, kMostLossSums);
   return plan;
 }
 
@@ -72,8 +72,7 @@ void launch_forward(const RowInput& x, const CrossEntropy<T>& p, const CrossEntr
   const bool mean = shape.reduction == Reduction::kMean;
   // NOTE: warps do not wait for each other where they are enough to fill the GPU.
   const int per_lane = kRowChunks * (shape.rows >= int64_t{32} * scope.facts().sm_count ? 8 : 2);
-  const LoopPlan plan =
-      plan_loop(shape.rows, shape.n, kChunkOf<T>, per_lane, kLossTeam, kMostLossSums, scope);
+  const LoopPlan plan = plan_loop(shape.rows, shape.n, kChunkOf<T>, per_lane, scope);
   const bool shared = plan.shares > 1;
   const int64_t count = shape.rows <= kMostLossSums ? shape.rows : plan.blocks;  // of sums
   const int64_t bytes = shared ? shape.rows * plan.shares * int64_t{sizeof(LogitPart<C>)}
@@ -101,6 +100,28 @@ void launch_forward(const RowInput& x, const CrossEntropy<T>& p, const CrossEntr
   } else if (!per_row) {
     launch_plain(cross_entropy_sum_kernel<O, C>, dim3(1), block(count), scope, sums, count, all);
   }
+}
+
+template <class T, class O>
+void launch_backward(const CrossEntropy<T>& p, const CrossEntropyShape& shape, const O* dloss,
+                     const Compute<T>* scale, T* dx, const LaunchScope& scope) {
+  constexpr int kVec = kChunkOf<T>;
+  const int64_t chunks = ceil_div(shape.n, int64_t{kVec});
+  const bool few = shape.rows * chunks <= int64_t{scope.facts().sm_count} * 1024;
+  dispatch_bool(few, [&]<bool kFew>(Tag<kFew>) {
+    constexpr int kChunks = kFew ? 1 : kRowChunks;
+    dispatch_bool(chunks <= 32 * kChunks, [&]<bool kInWarp>(Tag<kInWarp>) {
+      const uint64_t per_row = ceil_div(chunks, int64_t{kChunks});
+      const int lanes = kInWarp ? static_cast<int>(std::bit_ceil(per_row)) : 0;
+      const int64_t tiles = kInWarp ? 1 : ceil_div(chunks, int64_t{kTileThreads} * kChunks);
+      const int64_t blocks =
+          kInWarp ? ceil_div(shape.rows, int64_t{kTileThreads / lanes}) : shape.rows * tiles;
+      launch_plain(cross_entropy_backward_kernel<T, O, kChunks, kInWarp>,
+                   dim3(static_cast<unsigned>(blocks)), dim3(kTileThreads), scope, p, dloss, scale,
+                   shape.reduction == Reduction::kNone, dx, shape.rows, shape.n, lanes,
+                   static_cast<unsigned>(tiles));
+    });
+  });
 }
 
 std::tuple<Tensor, Tensor, Tensor> cross_entropy(const Tensor& logits,  // (M, V)
@@ -175,15 +196,10 @@ Tensor cross_entropy_backward(const Tensor& dloss,   // (M,) or ()
       using O = std::conditional_t<kWide && sizeof(T) == 2, float, T>;
       using C = Compute<T>;
       const RowInput x = row_input(logits, shape.n, 1, kChunkOf<T>);
-      constexpr int64_t kMostBlocks = (int64_t{1} << 31) - 1;
-      const LoopPlan plan = plan_loop(shape.rows, shape.n, kChunkOf<T>, 2 * kRowChunks,
-                                      kStreamThreads, kMostBlocks, scope);
-      launch_plain(cross_entropy_backward_kernel<T, O>, plan.grid(), dim3(plan.threads), scope,
-                   operands<T>(x, targets, lse_dense, ignore_index, label_smoothing),
-                   static_cast<const O*>(grad.const_data_ptr()),
-                   mean ? static_cast<const C*>(scale.const_data_ptr()) : nullptr,
-                   shape.reduction == Reduction::kNone, static_cast<T*>(dx.mutable_data_ptr()),
-                   plan.layout, shape.n);
+      launch_backward<T, O>(operands<T>(x, targets, lse_dense, ignore_index, label_smoothing),
+                            shape, static_cast<const O*>(grad.const_data_ptr()),
+                            mean ? static_cast<const C*>(scale.const_data_ptr()) : nullptr,
+                            static_cast<T*>(dx.mutable_data_ptr()), scope);
     });
   });
 

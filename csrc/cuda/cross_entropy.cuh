@@ -9,7 +9,6 @@
 #pragma once
 
 #include "cuda/row_direct.cuh"
-#include "cuda/row_stream.cuh"
 #include "cuda/softmax.cuh"
 
 namespace fusedops {
@@ -350,44 +349,6 @@ __global__ void __launch_bounds__(kLossThreads)
   if (loss != nullptr) return;
   total = sum_block(total);
   if (threadIdx.x == 0) out.write(total);
-}
-
-// A row is shared by gridDim.y teams. dloss: [rows] where per_row, else one value; scale: one value
-// or null.
-template <class T, class O>
-__global__ void __launch_bounds__(kStreamThreads, kStreamBlocks)
-    cross_entropy_backward_kernel(CrossEntropy<T> p, const O* dloss, const Compute<T>* scale,
-                                  bool per_row, T* dx, RowLayout layout, int64_t n) {
-  using C = Compute<T>;
-  constexpr int kVec = kChunkOf<T>;
-  RowTeam<C> team(layout, nullptr);
-  const int index = blockIdx.y * team.size() + team.index(), size = gridDim.y * team.size();
-  wait_for_predecessor();
-  const C other = -p.smoothing / static_cast<C>(n);
-  const C at_target = other - (1 - p.smoothing);
-  for (int64_t base = team.first(); base < layout.rows; base += team.stride()) {
-    const int64_t row = base + team.sub();
-    if (row >= layout.rows) continue;
-    const int64_t target = p.target[row];
-    const bool counted = target != p.ignore_index;
-    C factor = static_cast<C>(to_compute(dloss[per_row ? row : 0]));
-    if (scale != nullptr) factor *= *scale;
-    if (counted && (target < 0 || target >= n)) factor = NAN;
-    const C lse = p.lse[row];
-    T* const out = dx + row * n;
-    const int shift = static_cast<int>(row * n % kVec);
-    stream_row<T, kVec>(p.x + row * p.x_stride, n, shift, index, size, [&](const auto& chunk) {
-      C grad[kVec];
-      const int64_t offset = target - chunk.column;
-      const int at = offset >= 0 && offset < kVec ? static_cast<int>(offset) : -1;
-#pragma unroll
-      for (int e = 0; e < kVec; ++e) {
-        const C g = exp_from<T>(chunk.vec.at(e), lse) + (e == at ? at_target : other);
-        grad[e] = counted ? g * factor : C{0};
-      }
-      store_like(out, chunk, grad);
-    });
-  }
 }
 
 }  // namespace fusedops

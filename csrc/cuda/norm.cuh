@@ -19,8 +19,8 @@ struct NormForward {
   const W* bias;      // [n] or null
   void* y;            // [rows, n] of T, or of float where wide
   T* sum;             // [rows, n]: x + residual, or null
-  C* mean;            // [rows]; null for rms_norm
-  C* rstd;            // [rows]
+  C* mean;            // [rows] or null
+  C* rstd;            // [rows] or null
   int64_t x_stride, residual_stride;
   C eps;
   bool wide;
@@ -254,7 +254,7 @@ __global__ void __launch_bounds__(kRowThreads) norm_kernel(NormForward<T, W> p, 
     fetch(base + kRowStages * team.stride(), stage);
     if (team.leader() && active) {
       if (p.mean != nullptr) p.mean[row] = moments.mean;
-      p.rstd[row] = moments.rstd;
+      if (p.rstd != nullptr) p.rstd[row] = moments.rstd;
     }
     hold(x);
     slice.hold();
@@ -346,7 +346,7 @@ __global__ void __launch_bounds__(kStreamThreads, kStreamBlocks)
     const RowMoments<C> moments{mean, reciprocal_root(squares / count + p.eps)};
     if (team.leader()) {
       if (p.mean != nullptr) p.mean[row] = moments.mean;
-      p.rstd[row] = moments.rstd;
+      if (p.rstd != nullptr) p.rstd[row] = moments.rstd;
     }
     const T* from = p.residual != nullptr ? sum : x;
     stream_row<T, kVec>(from, n, shift, team.index(), team.size(), [&](const auto& chunk) {

@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   if (!active) return;
   if (team.leader()) {
     if (p.mean != nullptr) p.mean[row] = moments.mean;
-    p.rstd[row] = moments.rstd;
+    if (p.rstd != nullptr) p.rstd[row] = moments.rstd;
   }
   const Normaliser<kRms> normal(moments);
   hold(x);

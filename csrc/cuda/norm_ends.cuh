@@ -1,9 +1,8 @@
-// layer_norm and rms_norm of half rows whose threads hold whole chunks only. The elements before
-// the first and behind the last of them, at most seven each, are held by single lanes, one each, so
-// that a row that begins inside a chunk takes few more instructions than one that does not.
+// layer_norm and rms_norm of half rows as row_ends.cuh holds them. A team has one row.
 #pragma once
 
 #include "cuda/norm_direct.cuh"
+#include "cuda/row_ends.cuh"
 
 namespace fusedops {
 
@@ -30,59 +29,6 @@ class FixedLanes {
     a = sum(a);
     b = sum(b);
   }
-};
-
-// What a thread holds of a row: chunks, and an element of one of the ends.
-//
-// NOTE: a thread that has no chunk k loads another one's. Branches around loads would let the
-// compiler wait for a load together with those behind it.
-template <int kVec, bool kRagged, bool kWhole>
-class RowEnds {
- public:
-  __device__ __forceinline__ RowEnds(int index, int size, int n, int64_t row)
-      : index_(index), size_(size) {
-    if constexpr (kRagged) {
-      const int shift = static_cast<int>(row % kVec) * (n % kVec) % kVec;
-      head_ = (kVec - shift) % kVec;
-    }
-    chunks_ = (n - head_) / kVec;
-    if constexpr (kRagged) {
-      const int behind = head_ + chunks_ * kVec + index - kVec;
-      if (index < head_) alone_ = index;
-      if (index >= kVec && index < 2 * kVec && behind < n) alone_ = behind;
-    }
-  }
-  __device__ __forceinline__ int head() const { return head_; }  // elements before the chunks
-  __device__ __forceinline__ int rounds() const { return (chunks_ + size_ - 1) / size_; }
-  __device__ __forceinline__ bool some(int k) const {
-    return kWhole || index_ + k * size_ < chunks_;
-  }
-  // Of element 0 of chunk k, behind the head.
-  __device__ __forceinline__ int place(int k) const {
-    const int chunk = index_ + k * size_;
-    return (kWhole ? chunk : min(chunk, chunks_ - 1)) * kVec;
-  }
-  __device__ __forceinline__ int column(int k) const { return head_ + place(k); }
-  template <class T>
-  __device__ __forceinline__ void store(T* row, int k, const Packed<T, kVec>& value) const {
-    T* const to = row + column(k);
-    if constexpr (kWhole) return store_packed(to, value);
-    asm volatile(
-        "{\n"
-        ".reg .pred some;\n"
-        "setp.ne.u32 some, %5, 0;\n"
-        "@some st.global.v4.b32 [%0], {%1, %2, %3, %4};\n"
-        "}\n" ::"l"(to),
-        "r"(value.word[0]), "r"(value.word[1]), "r"(value.word[2]), "r"(value.word[3]),
-        "r"(static_cast<unsigned>(some(k)))
-        : "memory");
-  }
-
-  __device__ __forceinline__ bool alone() const { return kRagged && alone_ >= 0; }
-  __device__ __forceinline__ int alone_column() const { return alone_; }
-
- private:
-  int index_, size_, head_ = 0, chunks_, alone_ = -1;
 };
 
 // A row's weight and bias: chunks for every head, `pitch` apart.
@@ -120,29 +66,26 @@ __device__ __forceinline__ T plus(T a, T b) {
   return from_compute<T>(to_compute(a) + to_compute(b));
 }
 
-// The chunks of a thread: some in registers; with kLong the others wait in shared memory.
+// A row; with kLong the chunks that registers do not hold wait in shared memory.
 template <class T, bool kLong, class Slice>
-struct EndsRow {
-  static constexpr int kVec = kChunkOf<T>, kMax = 4;
-  using Chunk = Packed<T, kVec>;
-  Chunk held[kMax];
-  T alone{}, pivot{};  // pivot: element 0
-  unsigned shared;     // where this thread's chunks wait
+struct NormRow : EndsRow<T, 4, Slice> {
+  using Base = EndsRow<T, 4, Slice>;
+  using Base::alone, Base::held, Base::kHeld, Base::kVec;
+  using typename Base::Chunk;
+  T pivot{};        // element 0
+  unsigned shared;  // where this thread's chunks wait
 
-  __device__ __forceinline__ EndsRow(const Slice& slice, const T* row, const uint4* waiting)
-      : shared(shared_address(waiting) + threadIdx.x * 16) {
-#pragma unroll
-    for (int k = 0; k < kMax; ++k) held[k] = load_once<T, kVec>(row + slice.column(k));
+  __device__ __forceinline__ NormRow(const Slice& slice, const T* row, const uint4* waiting)
+      : Base(slice, row, T{}), shared(shared_address(waiting) + threadIdx.x * 16) {
     if constexpr (kLong) {
 #pragma unroll 4
-      for (int k = kMax; k < slice.rounds(); ++k) {
+      for (int k = kHeld; k < slice.rounds(); ++k) {
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(place(k)),
                      "l"(row + slice.column(k))
                      : "memory");
       }
       asm volatile("cp.async.commit_group;" ::: "memory");
     }
-    if (slice.alone()) alone = row[slice.alone_column()];
     pivot = row[0];
   }
   __device__ __forceinline__ Chunk get(int k) const {
@@ -155,23 +98,23 @@ struct EndsRow {
   }
   // Adds another row and stores the sum.
   __device__ __forceinline__ void join(const Slice& slice, const T* other, T* sum) {
-    Chunk more[kMax];
+    Chunk more[kHeld];
 #pragma unroll
-    for (int k = 0; k < kMax; ++k) more[k] = load_once<T, kVec>(other + slice.column(k));
+    for (int k = 0; k < kHeld; ++k) more[k] = load_once<T, kVec>(other + slice.column(k));
     if (slice.alone()) {
       alone = plus(alone, other[slice.alone_column()]);
       sum[slice.alone_column()] = alone;
     }
     pivot = plus(pivot, other[0]);
 #pragma unroll
-    for (int k = 0; k < kMax; ++k) {
+    for (int k = 0; k < kHeld; ++k) {
       held[k] = plus(held[k], more[k]);
       slice.store(sum, k, held[k]);
     }
     if constexpr (!kLong) return;
     asm volatile("cp.async.wait_group 0;" ::: "memory");
 #pragma unroll 4
-    for (int k = kMax; k < slice.rounds(); ++k) {
+    for (int k = kHeld; k < slice.rounds(); ++k) {
       const Chunk both = plus(get(k), load_once<T, kVec>(other + slice.column(k)));
       slice.store(sum, k, both);
       asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(place(k)), "r"(both.word[0]),
@@ -181,30 +124,22 @@ struct EndsRow {
   }
   template <bool kRms>
   __device__ __forceinline__ DirectSums<kRms, T> sums(const Slice& slice) {
-    // NOTE: what is not the row's adds nothing. A branch would let the compiler move loads behind
-    // it.
-    const Chunk filler = splat<T, kVec>(kRms ? from_compute<T>(0.0f) : pivot);
+    this->fill(slice, kRms ? from_compute<T>(0.0f) : pivot);
     DirectSums<kRms, T> sums(kRms ? 0.0f : to_compute(pivot));
 #pragma unroll
-    for (int k = 0; k < kMax; ++k) {
-#pragma unroll
-      for (int w = 0; w < Chunk::kWords; ++w) {
-        held[k].word[w] = slice.some(k) ? held[k].word[w] : filler.word[w];
-      }
-      sums.add(held[k]);
-    }
+    for (int k = 0; k < kHeld; ++k) sums.add(held[k]);
     if (slice.alone()) sums.add(to_compute(alone));
     if constexpr (kLong) {
       asm volatile("cp.async.wait_group 0;" ::: "memory");
 #pragma unroll 4
-      for (int k = kMax; slice.some(k); ++k) sums.add(get(k));
+      for (int k = kHeld; slice.some(k); ++k) sums.add(get(k));
     }
     return sums;
   }
 
  private:
   __device__ __forceinline__ unsigned place(int k) const {
-    return shared + (k - kMax) * blockDim.x * 16;
+    return shared + (k - kHeld) * blockDim.x * 16;
   }
 };
 
@@ -215,7 +150,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   constexpr int kVec = kChunkOf<T>;
   using Chunk = Packed<T, kVec>;
   using Slice = RowEnds<kVec, kRagged, kWhole>;
-  using Row = EndsRow<T, kLong, Slice>;
+  using Row = NormRow<T, kLong, Slice>;
   extern __shared__ uint4 waiting[];
   __shared__ RowSlot<float> slots[Team::kSlots];
   wait_for_predecessor();
@@ -235,7 +170,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
       sums.moments(team, 1.0f / static_cast<float>(layout.n), p.eps);
   if (team.leader()) {
     if (p.mean != nullptr) p.mean[row] = moments.mean;
-    p.rstd[row] = moments.rstd;
+    if (p.rstd != nullptr) p.rstd[row] = moments.rstd;
   }
   const Normaliser<kRms> normal(moments);
   hold(x.held);
@@ -247,14 +182,14 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   const auto write = [&](int k, const Chunk& chunk) {
     const Chunk weight = parameters.weight, bias = parameters.bias;
     // NOTE: ahead of the store, which loads do not pass.
-    if (kLong || k + 1 < Row::kMax) parameters.load(slice, k + 1);
+    if (kLong || k + 1 < Row::kHeld) parameters.load(slice, k + 1);
     slice.store(y, k, normal(chunk, weight, bias));
   };
 #pragma unroll
-  for (int k = 0; k < Row::kMax; ++k) write(k, x.held[k]);
+  for (int k = 0; k < Row::kHeld; ++k) write(k, x.held[k]);
   if constexpr (kLong) {
 #pragma unroll 2
-    for (int k = Row::kMax; k < slice.rounds(); ++k) write(k, x.get(k));
+    for (int k = Row::kHeld; k < slice.rounds(); ++k) write(k, x.get(k));
   }
 }
 

@@ -57,44 +57,36 @@ struct NormPlan {
   RowPlan rows;
 };
 
-constexpr int kNormHeld = 4;    // chunks of a thread in registers
-constexpr int kNormWide = 512;  // threads of kWide
+constexpr int kNormHeld = 4;  // chunks of a thread in registers
 constexpr int norm_long_threads(bool ragged) { return ragged ? 640 : 512; }
 
 // plan_direct's, and what norms do otherwise.
 inline NormPlan plan_norm(int64_t rows, int64_t n, int vec, const LaunchScope& scope) {
-  const DirectPlan plan = plan_direct(rows, n, vec, kNormHeld, scope);
   const bool ragged = n % vec != 0;
+  const DirectBlocks blocks{kNormHeld, kNormHeld, norm_long_threads(ragged), true};
+  const DirectPlan plan = plan_direct(rows, n, vec, blocks, scope);
   const int lanes = plan.rows.layout.lanes;
   const bool full = n == int64_t{lanes} * kNormHeld * vec;
-  const auto blocks = [&](NormKind kind, int64_t most) -> NormPlan {
-    const int64_t chunks = n / vec;  // whole ones, of a row
-    const int64_t threads = std::min(round_up(ceil_div(chunks, kNormHeld), 32), most);
-    const int64_t waiting = std::max<int64_t>(ceil_div(chunks, threads) - kNormHeld, 0);
-    NormPlan taken{kind, plan.rows};
-    taken.rows.threads = static_cast<int>(threads);
-    taken.rows.shared_bytes = waiting * threads * 16;
-    const bool fits =
-        taken.rows.shared_bytes + kDirectSlotBytes <= scope.facts().shared_memory_per_block;
-    return fits ? taken : NormPlan{};
+  const auto kind = [&] {
+    switch (plan.kind) {
+      case DirectKind::kNone: break;
+      case DirectKind::kFewLanes: return NormKind::kFewLanes;
+      case DirectKind::kFewBlocks: return NormKind::kFewBlocks;
+      case DirectKind::kFewClusters: return NormKind::kFewClusters;
+      case DirectKind::kLanes:
+        // NOTE: the ends of a row take 16 lanes.
+        if (ragged && lanes >= 16) return NormKind::kEnds;
+        if (full && lanes == 8) return NormKind::kFull8;
+        if (full && lanes == 16) return NormKind::kFull16;
+        if (full && lanes == 32) return NormKind::kFull32;
+        return NormKind::kLanes;
+      case DirectKind::kBlock: return NormKind::kBlock;
+      case DirectKind::kWide: return NormKind::kWide;
+      case DirectKind::kLong: return NormKind::kLong;
+    }
+    return NormKind::kNone;
   };
-  switch (plan.kind) {
-    case DirectKind::kNone: return {};
-    case DirectKind::kFewLanes: return {NormKind::kFewLanes, plan.rows};
-    case DirectKind::kFewBlocks: return {NormKind::kFewBlocks, plan.rows};
-    case DirectKind::kFewClusters: return {NormKind::kFewClusters, plan.rows};
-    case DirectKind::kLanes:
-      // NOTE: the ends of a row take 16 lanes.
-      if (ragged && lanes >= 16) return {NormKind::kEnds, plan.rows};
-      if (full && lanes == 8) return {NormKind::kFull8, plan.rows};
-      if (full && lanes == 16) return {NormKind::kFull16, plan.rows};
-      if (full && lanes == 32) return {NormKind::kFull32, plan.rows};
-      return {NormKind::kLanes, plan.rows};
-    case DirectKind::kBlock: return blocks(NormKind::kBlock, 256);
-    case DirectKind::kLong: break;
-  }
-  if (ceil_div(n, vec) <= kNormWide * kNormHeld) return blocks(NormKind::kWide, kNormWide);
-  return blocks(NormKind::kLong, norm_long_threads(ragged));
+  return {kind(), plan.rows};
 }
 
 // The kernels of a kind. The last argument of each: blocks on a multiprocessor at the least, so
@@ -117,7 +109,7 @@ constexpr auto even_norm_kernel() {
     return norm_direct_kernel<kRms, T, T, kResidual, kNormHeld, false, BlockTeam, 256, 4>;
   } else if constexpr (kKind == K::kWide) {
     constexpr int kBlocks = kRms || kResidual ? 2 : 3;
-    return norm_direct_kernel<kRms, T, T, kResidual, kNormHeld, false, BlockTeam, kNormWide,
+    return norm_direct_kernel<kRms, T, T, kResidual, kNormHeld, false, BlockTeam, kWideThreads,
                               kBlocks>;
   } else {
     return norm_ends_kernel<kRms, T, kResidual, false, false, true, BlockTeam,
@@ -137,8 +129,10 @@ constexpr auto ragged_norm_kernel() {
   } else if constexpr (kKind == K::kBlock) {
     constexpr int kBlocks = kResidual ? 4 : 5;
     return norm_ends_kernel<kRms, T, kResidual, true, false, false, BlockTeam, 256, kBlocks>;
-  } else if constexpr (kKind == K::kWide && kResidual) {
-    return norm_ends_kernel<kRms, T, kResidual, true, false, false, BlockTeam, kNormWide, 2>;
+  } else if constexpr (kKind == K::kWide && (kRms || kResidual)) {
+    constexpr int kBlocks = kResidual ? 2 : 3;
+    return norm_ends_kernel<kRms, T, kResidual, true, false, false, BlockTeam, kWideThreads,
+                            kBlocks>;
   } else {
     return norm_ends_kernel<kRms, T, kResidual, true, false, kKind == K::kLong, BlockTeam,
                             norm_long_threads(true), 2>;
@@ -227,8 +221,9 @@ void launch_norm(const NormTensors& t, const NormShape& shape, int64_t norm_dims
   p.bias = data_or_null<const W>(t.bias);
   p.y = t.y.mutable_data_ptr();
   p.sum = t.residual ? static_cast<T*>(t.sum.mutable_data_ptr()) : nullptr;
-  p.mean = kRms ? nullptr : static_cast<C*>(t.mean.mutable_data_ptr());
-  p.rstd = static_cast<C*>(t.rstd.mutable_data_ptr());
+  const bool statistics = t.rstd.numel() > 0;
+  p.mean = statistics && !kRms ? static_cast<C*>(t.mean.mutable_data_ptr()) : nullptr;
+  p.rstd = statistics ? static_cast<C*>(t.rstd.mutable_data_ptr()) : nullptr;
   p.eps = static_cast<C>(eps);
   p.wide = t.y.scalar_type() != t.x.scalar_type();
   if constexpr (sizeof(T) == 2 && std::is_same_v<T, W>) {
@@ -253,7 +248,8 @@ void launch_norm(const NormTensors& t, const NormShape& shape, int64_t norm_dims
 }
 
 template <bool kRms>
-void norm(const char* op, NormTensors& t, int64_t norm_dims, double eps, bool fp32_out) {
+void norm(const char* op, NormTensors& t, int64_t norm_dims, double eps, bool fp32_out,
+          bool need_statistics) {
   // Guard
   const LaunchScope scope(op, t.x);
 
@@ -270,8 +266,9 @@ void norm(const char* op, NormTensors& t, int64_t norm_dims, double eps, bool fp
   t.y = torch::stable::new_empty(t.x, t.x.sizes(), fp32_out ? ScalarType::Float : dtype);
   t.sum = t.residual ? torch::stable::new_empty(t.x, t.x.sizes(), dtype)
                      : torch::stable::new_empty(t.x, {0}, dtype);
-  t.rstd = torch::stable::new_empty(t.x, {shape.rows}, compute_type(shape.dtype));
-  if (!kRms) t.mean = torch::stable::new_empty(t.x, {shape.rows}, compute_type(shape.dtype));
+  const int64_t count = need_statistics ? shape.rows : 0;
+  t.rstd = torch::stable::new_empty(t.x, {count}, compute_type(shape.dtype));
+  if (!kRms) t.mean = torch::stable::new_empty(t.x, {count}, compute_type(shape.dtype));
 
   // Empty early return
   if (t.x.numel() == 0) {

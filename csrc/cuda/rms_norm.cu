@@ -11,10 +11,11 @@ namespace {
 std::tuple<Tensor, Tensor, Tensor> rms_norm(const Tensor& x,  // (..., normalised dims)
                                             const std::optional<Tensor>& residual,  // like x
                                             const std::optional<Tensor>& weight,    // normalised
-                                            int64_t norm_dims, double eps, bool fp32_out) {
+                                            int64_t norm_dims, double eps, bool fp32_out,
+                                            bool need_statistics) {
   const std::optional<Tensor> no_bias;
   NormTensors t{x, residual, weight, no_bias};
-  norm<true>("rms_norm", t, norm_dims, eps, fp32_out);
+  norm<true>("rms_norm", t, norm_dims, eps, fp32_out, need_statistics);
   return {t.y, t.sum, t.rstd};
 }
 

@@ -413,27 +413,24 @@ class DirectRow {
 
 // What a kernel is compiled for. kBlocks: on a multiprocessor at the least, so that registers do
 // not keep threads away.
-template <class AnyTeam, int kMaxOf, bool kLongOf, int kThreadsOf, int kBlocksOf>
+template <class AnyTeam, int kMaxOf, int kThreadsOf, int kBlocksOf>
 struct DirectTraits {
   using Team = AnyTeam;
-  static constexpr int kMax = kMaxOf;     // chunks of a thread in registers
-  static constexpr bool kLong = kLongOf;  // the others wait in shared memory
+  static constexpr int kMax = kMaxOf;  // chunks of a thread
   static constexpr int kThreads = kThreadsOf, kBlocks = kBlocksOf;
 };
 template <DirectKind kKind, int kChunks = 4>
 struct DirectOf;
 template <int kChunks>
-struct DirectOf<DirectKind::kFewLanes, kChunks> : DirectTraits<LaneTeam, 1, false, 128, 8> {};
+struct DirectOf<DirectKind::kFewLanes, kChunks> : DirectTraits<LaneTeam, 1, 128, 8> {};
 template <int kChunks>
-struct DirectOf<DirectKind::kFewBlocks, kChunks> : DirectTraits<BlockTeam, 1, false, 512, 2> {};
+struct DirectOf<DirectKind::kFewBlocks, kChunks> : DirectTraits<BlockTeam, 1, kRowThreads, 2> {};
 template <int kChunks>
-struct DirectOf<DirectKind::kFewClusters, kChunks>
-    : DirectTraits<FewClusterTeam, 2, false, 1024, 1> {};
+struct DirectOf<DirectKind::kFewClusters, kChunks> : DirectTraits<FewClusterTeam, 2, 1024, 1> {};
 template <int kChunks>
-struct DirectOf<DirectKind::kLanes, kChunks> : DirectTraits<LaneTeam, 4, false, 64, 16> {};
+struct DirectOf<DirectKind::kLanes, kChunks> : DirectTraits<LaneTeam, 4, 64, 16> {};
 template <int kChunks>
-struct DirectOf<DirectKind::kBlock, kChunks> : DirectTraits<BlockTeam, kChunks, false, 256, 4> {};
-template <int kChunks>
-struct DirectOf<DirectKind::kLong, kChunks> : DirectTraits<BlockTeam, 3, true, 768, 2> {};
+struct DirectOf<DirectKind::kBlock, kChunks> : DirectTraits<BlockTeam, kChunks, kBlockThreads, 4> {
+};
 
 }  // namespace fusedops

@@ -27,10 +27,12 @@ struct RowLayout {
   bool bulk;    // one thread asks for a whole row
 };
 
-// Kernels of row_direct.cuh. Rows that leave the GPU partly idle get a thread for every chunk, or
-// where they take a cluster for every two (kFew); others are held by lanes of a warp, by a block,
-// or by a block that keeps a part of its row in shared memory.
-enum class DirectKind { kNone, kFewLanes, kFewBlocks, kFewClusters, kLanes, kBlock, kLong };
+// Kernels of row_direct.cuh and row_ends.cuh. Rows that leave the GPU partly idle get a thread for
+// every chunk, or where they take a cluster for every two (kFew); others are held by lanes of a
+// warp, by a block, by a wide block, or by a block that keeps a part of its row in shared memory.
+enum class DirectKind { kNone, kFewLanes, kFewBlocks, kFewClusters, kLanes, kBlock, kWide, kLong };
+
+inline constexpr int kBlockThreads = 256, kWideThreads = 512;  // of kBlock and kWide, the most
 
 // What a warp tells the other warps of its row.
 template <class C>

@@ -157,12 +157,12 @@ RowPlan plan_rows(const void* kernel, const RowProblem& problem, const LaunchSco
 
 namespace {
 
-constexpr int kLongThreads = 768;
-constexpr int kLongChunks = 11;  // of a thread: two blocks share a multiprocessor
+constexpr int64_t kLongRow = 8448;  // chunks: two blocks share a multiprocessor
 
 constexpr int kClusterThreads = 1024, kClusterChunks = 2;  // of a block, of a thread
 
-DirectKind direct_kind(int64_t rows, int64_t chunks, int block_chunks, int sm_count,
+// chunks: that a row touches; held: that threads of a block hold.
+DirectKind direct_kind(int64_t rows, int64_t chunks, int64_t held, int block_chunks, int sm_count,
                        int cluster_limit) {
   if (rows * chunks <= int64_t{sm_count} * 1024) {
     return chunks <= 32            ? DirectKind::kFewLanes
@@ -172,29 +172,31 @@ DirectKind direct_kind(int64_t rows, int64_t chunks, int block_chunks, int sm_co
                : DirectKind::kNone;
   }
   if (chunks <= 128) return DirectKind::kLanes;
-  if (chunks <= int64_t{256} * block_chunks) return DirectKind::kBlock;
-  return chunks <= int64_t{kLongThreads} * kLongChunks ? DirectKind::kLong : DirectKind::kNone;
+  if (held <= int64_t{kBlockThreads} * block_chunks) return DirectKind::kBlock;
+  if (held <= int64_t{kWideThreads} * block_chunks) return DirectKind::kWide;
+  return held <= kLongRow ? DirectKind::kLong : DirectKind::kNone;
 }
 
 }  // namespace
 
-DirectPlan plan_direct(int64_t rows, int64_t n, int vec, int block_chunks,
+DirectPlan plan_direct(int64_t rows, int64_t n, int vec, const DirectBlocks& blocks,
                        const LaunchScope& scope) {
-  const int64_t chunks = ceil_div(n, vec);
+  const int64_t chunks = ceil_div(n, vec), of_block = blocks.ends ? n / vec : chunks;
   const int cluster_limit = scope.facts().code_version >= 90 ? kRowCluster : 0;
-  DirectPlan plan{direct_kind(rows, chunks, block_chunks, scope.facts().sm_count, cluster_limit),
-                  {}};
+  DirectPlan plan{
+      direct_kind(rows, chunks, of_block, blocks.chunks, scope.facts().sm_count, cluster_limit),
+      {}};
   RowPlan& held = plan.rows;
   const auto lanes_of = [&](int threads, int64_t per_thread) {
     const int lanes = power_of_two(ceil_div(chunks, per_thread));
     held = {true, {rows, static_cast<int>(n), lanes, 0}, threads};
     held.blocks = ceil_div(rows, int64_t{threads} / lanes);
   };
-  const auto block_of = [&](int64_t per_thread, int64_t most) {
-    const int64_t threads = std::min(round_up(ceil_div(chunks, per_thread), 32), most);
+  const auto block_of = [&](int64_t count, int64_t per_thread, int64_t most) {
+    const int64_t threads = std::min(round_up(ceil_div(count, per_thread), 32), most);
     held = {true, {rows, static_cast<int>(n), 32, 1}, static_cast<int>(threads)};
     held.blocks = rows;
-    const int64_t beyond = ceil_div(chunks, threads) - per_thread;
+    const int64_t beyond = ceil_div(count, threads) - per_thread;
     held.shared_bytes = std::max<int64_t>(beyond, 0) * threads * 16;
   };
   // NOTE: few threads in many blocks have their sums soonest.
@@ -207,11 +209,12 @@ DirectPlan plan_direct(int64_t rows, int64_t n, int vec, int block_chunks,
   switch (plan.kind) {
     case DirectKind::kNone: return plan;
     case DirectKind::kFewLanes: lanes_of(128, 1); break;
-    case DirectKind::kFewBlocks: block_of(1, kRowThreads); break;
+    case DirectKind::kFewBlocks: block_of(chunks, 1, kRowThreads); break;
     case DirectKind::kFewClusters: cluster_of(); break;
     case DirectKind::kLanes: lanes_of(64, 4); break;
-    case DirectKind::kBlock: block_of(block_chunks, 256); break;
-    case DirectKind::kLong: block_of(3, kLongThreads); break;
+    case DirectKind::kBlock: block_of(of_block, blocks.chunks, kBlockThreads); break;
+    case DirectKind::kWide: block_of(of_block, blocks.chunks, kWideThreads); break;
+    case DirectKind::kLong: block_of(chunks, blocks.long_chunks, blocks.long_threads); break;
   }
   constexpr int64_t kMostBlocks = (int64_t{1} << 31) - 1;
   const int64_t shared_limit = scope.facts().shared_memory_per_block - kDirectSlotBytes;

@@ -59,11 +59,18 @@ struct DirectPlan {
   DirectKind kind = DirectKind::kNone;
   RowPlan rows;
 };
-using DirectKinds = Choices<DirectKind::kFewLanes, DirectKind::kFewBlocks, DirectKind::kFewClusters,
-                            DirectKind::kLanes, DirectKind::kBlock, DirectKind::kLong>;
+using DirectKinds =
+    Choices<DirectKind::kFewLanes, DirectKind::kFewBlocks, DirectKind::kFewClusters,
+            DirectKind::kLanes, DirectKind::kBlock, DirectKind::kWide, DirectKind::kLong>;
 
-// block_chunks: of a thread where a block holds a row.
-DirectPlan plan_direct(int64_t rows, int64_t n, int vec, int block_chunks,
+// What the kernels of blocks are compiled for. chunks: of a thread, in registers; ends: threads
+// hold whole chunks, as in row_ends.cuh.
+struct DirectBlocks {
+  int chunks, long_chunks = 1, long_threads = kRowThreads;
+  bool ends = false;
+};
+
+DirectPlan plan_direct(int64_t rows, int64_t n, int vec, const DirectBlocks& blocks,
                        const LaunchScope& scope);
 
 // One block per row, for kernels that read a row in a loop.

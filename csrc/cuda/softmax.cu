@@ -11,29 +11,52 @@
 #include "common/shared_memory.cuh"
 #include "cuda/row_plan.h"
 #include "cuda/softmax_direct.cuh"
+#include "cuda/softmax_ends.cuh"
 #include "cuda/softmax_stream.cuh"
 
 namespace fusedops::cuda {
 namespace {
 
+constexpr int kHeld = 4, kLongHeld = 3;  // chunks of a thread in registers
+constexpr int kLongThreads = 768;
+
+// The last argument of each: blocks on a multiprocessor at the least; measured.
+template <class T, bool kRagged, DirectKind kKind>
+constexpr auto softmax_kernel_of() {
+  using K = DirectKind;
+  if constexpr (kKind == K::kLong) {
+    return softmax_direct_kernel<T, kLongHeld, kRagged, true, BlockTeam, kLongThreads, 2>;
+  } else if constexpr (kKind == K::kWide) {
+    return softmax_ends_kernel<T, kHeld, kRagged, BlockTeam, kWideThreads, 3>;
+  } else if constexpr (kKind == K::kBlock && kRagged) {
+    return softmax_ends_kernel<T, kHeld, true, BlockTeam, kBlockThreads, 5>;
+  } else {
+    using D = DirectOf<kKind>;
+    return softmax_direct_kernel<T, D::kMax, kRagged, false, typename D::Team, D::kThreads,
+                                 D::kBlocks>;
+  }
+}
+
 // Rows that threads hold straight from memory; false: not here.
 template <class T, bool kRagged>
 bool launch_direct(const SoftmaxForward<T, T>& p, const SoftmaxShape& shape,
                    const LaunchScope& scope) {
-  // NOTE: of odd rows, those just beyond a power of two are frequent: let them fit as many warps.
-  constexpr int kChunks = kRagged ? 5 : 4;
-  const DirectPlan plan = plan_direct(shape.outer, shape.n, kChunkOf<T>, kChunks, scope);
+  const DirectPlan plan = plan_direct(shape.outer, shape.n, kChunkOf<T>,
+                                      {kHeld, kLongHeld, kLongThreads, kRagged}, scope);
   if (plan.kind == DirectKind::kNone) return false;
+  const RowLayout& layout = plan.rows.layout;
+  // NOTE: the ends of a row take 16 lanes.
+  if (kRagged && plan.kind == DirectKind::kLanes && layout.lanes >= 16) {
+    launch_rows(softmax_ends_kernel<T, kHeld, true, LaneTeam, 64, 16>, plan.rows, scope, p, layout);
+    return true;
+  }
   dispatch(DirectKinds{}, plan.kind, [&]<DirectKind K>(Tag<K>) {
-    using D = DirectOf<K, kChunks>;
-    constexpr int kBlocks = K == DirectKind::kBlock ? kChunks : D::kBlocks;
-    constexpr auto kKernel = softmax_direct_kernel<T, D::kMax, kRagged, D::kLong, typename D::Team,
-                                                   D::kThreads, kBlocks>;
-    if (D::kLong) {
+    constexpr auto kKernel = softmax_kernel_of<T, kRagged, K>();
+    if (K == DirectKind::kLong) {
       allow_shared_memory<kKernel>(scope.device(),
                                    scope.facts().shared_memory_per_block - kDirectSlotBytes);
     }
-    launch_rows(kKernel, plan.rows, scope, p, plan.rows.layout);
+    launch_rows(kKernel, plan.rows, scope, p, layout);
   });
   return true;
 }

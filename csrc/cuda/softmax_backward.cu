@@ -59,8 +59,9 @@ bool launch_direct(const SoftmaxBackward<T, T>& p, const SoftmaxShape& shape,
                    const LaunchScope& scope) {
   // NOTE: of odd rows, those just beyond a power of two are frequent.
   constexpr int kChunks = kRagged ? 3 : 4;
-  const DirectPlan plan = plan_direct(shape.outer, shape.n, kChunkOf<T>, kChunks, scope);
-  if (plan.kind == DirectKind::kNone || plan.kind == DirectKind::kLong) {
+  const DirectPlan plan = plan_direct(shape.outer, shape.n, kChunkOf<T>, {kChunks}, scope);
+  using K = DirectKind;
+  if (plan.kind == K::kNone || plan.kind == K::kWide || plan.kind == K::kLong) {
     const int64_t chunks = ceil_div(shape.n, int64_t{kChunkOf<T>});
     const bool few = shape.outer * chunks <= int64_t{scope.facts().sm_count} * 1024;
     return !few && launch_long<T, kRagged>(p, shape, scope);

@@ -28,8 +28,6 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   slice.request(x, end, from, active, last);
   slice.settle(x, end, active, lowest);
 
-  // NOTE: the fifth chunk is there for rows just beyond four; few threads have one.
-  const auto held = [&](int k) { return k < 4 || slice.some(k); };
   Chunk high = x[0];
   const auto raise = [&](int, const Chunk& chunk) {
 #pragma unroll
@@ -50,9 +48,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   };
   hold(x);
 #pragma unroll
-  for (int k = 0; k < kMax; ++k) {
-    if (held(k)) add(k, x[k]);
-  }
+  for (int k = 0; k < kMax; ++k) add(k, x[k]);
   if constexpr (kLong) slice.template each_of_rest<T>(shared_address(rest), add);
   const SoftmaxOutput<T, float> output(join_normaliser<T>(team, top, team.warp_sum(sum_of(sums))),
                                        p.log);
@@ -65,9 +61,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     slice.store(y, k, pack<T>(value));
   };
 #pragma unroll
-  for (int k = 0; k < kMax; ++k) {
-    if (held(k)) write(k, x[k]);
-  }
+  for (int k = 0; k < kMax; ++k) write(k, x[k]);
   if constexpr (kLong) slice.template each_of_rest<T>(shared_address(rest), write);
 }
 

@@ -69,7 +69,9 @@ class LayerNormFunction(torch.autograd.Function):
         eps: float,
         fp32_out: bool,
     ) -> Any:
-        y, total, mean, rstd = _layer_norm(x, residual, weight, bias, norm_dims, eps, fp32_out)
+        y, total, mean, rstd = _layer_norm(
+            x, residual, weight, bias, norm_dims, eps, fp32_out, True
+        )
         ctx.save_for_backward(x if residual is None else total, weight, mean, rstd)
         ctx.options = (norm_dims, eps)
         if residual is None:
@@ -119,7 +121,7 @@ class RMSNormFunction(torch.autograd.Function):
         norm_dims: int,
         eps: float,
     ) -> Any:
-        y, total, rstd = _rms_norm(x, residual, weight, norm_dims, eps, False)
+        y, total, rstd = _rms_norm(x, residual, weight, norm_dims, eps, False, True)
         ctx.save_for_backward(x if residual is None else total, weight, rstd)
         ctx.options = (norm_dims, eps)
         if residual is None:
@@ -243,7 +245,7 @@ def layer_norm(
         apply = LayerNormFunction.apply if traced else _eager_layer_norm
         out: Any = apply(x, residual, weight, bias, norm_dims, eps, fp32_out)
         return out
-    y, total, _, _ = _layer_norm(x, residual, weight, bias, norm_dims, eps, fp32_out)
+    y, total, _, _ = _layer_norm(x, residual, weight, bias, norm_dims, eps, fp32_out, False)
     return y if residual is None else (y, total)
 
 
@@ -295,5 +297,5 @@ def rms_norm(
         apply = RMSNormFunction.apply if traced else _eager_rms_norm
         out: Any = apply(x, residual, weight, norm_dims, eps)
         return out
-    y, total, _ = _rms_norm(x, residual, weight, norm_dims, eps, False)
+    y, total, _ = _rms_norm(x, residual, weight, norm_dims, eps, False, False)
     return y if residual is None else (y, total)

@@ -58,20 +58,23 @@ def norm_inputs(device, dtype):
 
 def layer_norm_samples(device, dtype, codes):
     for inputs in norm_inputs(device, dtype):
-        yield *inputs, 1e-5, False
-        if dtype in HALVES:
-            yield *inputs, 1e-5, True
+        for fp32_out in (False, True)[: 1 + (dtype in HALVES)]:
+            yield *inputs, 1e-5, fp32_out, True
+            yield *inputs, 1e-5, fp32_out, False
 
 
 def rms_norm_samples(device, dtype, codes):
     for x, residual, weight, _, norm_dims in norm_inputs(device, dtype):
-        yield x, residual, weight, norm_dims, 1e-5, False
+        yield x, residual, weight, norm_dims, 1e-5, False, True
+        yield x, residual, weight, norm_dims, 1e-5, False, False
 
 
 def norm_backward_samples(device, dtype, op):
     """What the backward ops take before their flags."""
     make_samples = layer_norm_samples if op == "layer_norm" else rms_norm_samples
     for arguments in make_samples(device, dtype, None):
+        if not arguments[-1]:
+            continue  # no statistics, no gradient
         y, total, *statistics = getattr(OPS, op)(*arguments)
         x, residual, weight = arguments[:3]
         dy = make(*x.shape, dtype=y.dtype, device=device, seed=4)

@@ -18,17 +18,17 @@ inline constexpr const char* kRowSchemas[] = {
     "int ignore_index, float label_smoothing, int reduction) -> Tensor",
 
     // (y, sum, mean, rstd): the last norm_dims dims of sum = x + residual normalised; sum is (0,)
-    // without a residual; mean, rstd (rows,) in the compute dtype.
+    // without a residual; mean, rstd (rows,) in the compute dtype, (0,) where not needed.
     "layer_norm(Tensor x, Tensor? residual, Tensor? weight, Tensor? bias, int norm_dims, "
-    "float eps, bool fp32_out) -> (Tensor, Tensor, Tensor, Tensor)",
+    "float eps, bool fp32_out, bool need_statistics) -> (Tensor, Tensor, Tensor, Tensor)",
     // (dx, dweight, dbias); dresidual is added to dx; what is not needed has shape (0,).
     "layer_norm_backward(Tensor dy, Tensor? dresidual, Tensor x, Tensor? weight, Tensor mean, "
     "Tensor rstd, int norm_dims, bool need_dx, bool need_dweight, bool need_dbias) "
     "-> (Tensor, Tensor, Tensor)",
 
     // (y, sum, rstd) and (dx, dweight), the same without mean and bias.
-    "rms_norm(Tensor x, Tensor? residual, Tensor? weight, int norm_dims, float eps, bool fp32_out) "
-    "-> (Tensor, Tensor, Tensor)",
+    "rms_norm(Tensor x, Tensor? residual, Tensor? weight, int norm_dims, float eps, bool fp32_out, "
+    "bool need_statistics) -> (Tensor, Tensor, Tensor)",
     "rms_norm_backward(Tensor dy, Tensor? dresidual, Tensor x, Tensor? weight, Tensor rstd, "
     "int norm_dims, bool need_dx, bool need_dweight) -> (Tensor, Tensor)",
 };

@@ -195,6 +195,7 @@ def _norm(
     bias: Tensor | None,
     norm_dims: int,
     fp32_out: bool,
+    need_statistics: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(y, sum, a statistic)."""
     check_floating(op, "x", x)
@@ -212,7 +213,7 @@ def _norm(
     return (
         x.new_empty(x.shape, dtype=torch.float32 if fp32_out else x.dtype),
         x.new_empty((0,) if residual is None else x.shape),
-        x.new_empty((rows,), dtype=_compute_dtype(x)),
+        x.new_empty((rows if need_statistics else 0,), dtype=_compute_dtype(x)),
     )
 
 
@@ -225,8 +226,10 @@ def _layer_norm(
     norm_dims: int,
     eps: float,
     fp32_out: bool,
+    need_statistics: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    y, total, rstd = _norm("layer_norm", x, residual, weight, bias, norm_dims, fp32_out)
+    op = "layer_norm"
+    y, total, rstd = _norm(op, x, residual, weight, bias, norm_dims, fp32_out, need_statistics)
     return y, total, torch.empty_like(rstd), rstd
 
 
@@ -238,8 +241,9 @@ def _rms_norm(
     norm_dims: int,
     eps: float,
     fp32_out: bool,
+    need_statistics: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return _norm("rms_norm", x, residual, weight, None, norm_dims, fp32_out)
+    return _norm("rms_norm", x, residual, weight, None, norm_dims, fp32_out, need_statistics)
 
 
 def _norm_backward(

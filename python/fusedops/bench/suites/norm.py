@@ -1,7 +1,8 @@
 """Row ops: softmax, layer_norm, rms_norm and cross_entropy, forward and backward alone.
 
-A `bwd` case gets what the forward saved as inputs, so it times the gradient kernels and nothing
-else; peers get the same tensors.
+A `fwd` case runs without gradients: ours writes no statistics of rows then, as compiled and QuACK
+kernels do. A `bwd` case gets what the forward saved as inputs, so it times the gradient kernels and
+nothing else; peers get the same tensors.
 """
 
 from __future__ import annotations
@@ -127,9 +128,9 @@ def _last(x: Tensor) -> tuple[int, ...]:
 OURS_FORWARD: dict[str, Call] = {
     "softmax": lambda x: _ops().softmax(x, 1, False, False),
     "log_softmax": lambda x: _ops().softmax(x, 1, True, False),
-    "layer_norm": lambda x, w, b: _ops().layer_norm(x, None, w, b, 1, EPS, False)[0],
-    "rms_norm": lambda x, w: _ops().rms_norm(x, None, w, 1, EPS, False)[0],
-    "rms_norm_residual": lambda x, w, r: _ops().rms_norm(x, r, w, 1, EPS, False)[:2],
+    "layer_norm": lambda x, w, b: _ops().layer_norm(x, None, w, b, 1, EPS, False, False)[0],
+    "rms_norm": lambda x, w: _ops().rms_norm(x, None, w, 1, EPS, False, False)[0],
+    "rms_norm_residual": lambda x, w, r: _ops().rms_norm(x, r, w, 1, EPS, False, False)[:2],
     "cross_entropy": lambda x, t: _ops().cross_entropy(x, t, IGNORE, 0.0, 1, False)[0],
 }
 OURS_BACKWARD: dict[str, Call] = {
