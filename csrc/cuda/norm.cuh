@@ -44,6 +44,7 @@ __device__ __forceinline__ double reciprocal_root(double x) { return rsqrt(x); }
 // A weight of this thread's columns, or `missing`.
 template <class W, int kVec, int kCount>
 struct NormParameter {
+  using Element = W;
   Packed<W, kVec> value[kCount > 0 ? kCount : 1];
 
   template <int kMax, bool kRagged>
@@ -71,6 +72,7 @@ struct NormParameter {
   __device__ __forceinline__ C at(int i, int e) const {
     return static_cast<C>(value[i].at(e));
   }
+  __device__ __forceinline__ void hold() { fusedops::hold(value); }
 };
 
 // Of a forward row: what is left of x beyond the pivot has the mean `rest`.

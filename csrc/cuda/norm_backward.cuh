@@ -164,24 +164,25 @@ struct EdgeElement {
     const C dx = norm_dx<kRms, T>(x, dy * weight, stats, slope, rest);
     dx_row[column] = from_compute<T>(dx + more);
   }
-  __device__ __forceinline__ void store_sums(C* dweight_row, C* dbias_row) const {
+  __device__ __forceinline__ void store_sums(C* dweight_row, C* dbias_row, bool add = false) const {
     if (!here) return;
-    dweight_row[column] = dweight;
-    if constexpr (!kRms) dbias_row[column] = dbias;
+    dweight_row[column] = dweight + (add ? dweight_row[column] : C{0});
+    if constexpr (!kRms) dbias_row[column] = dbias + (add ? dbias_row[column] : C{0});
   }
 };
 
 // The sums of a row over a thread's chunks: g * xhat, then g; and the column sums.
-template <bool kRms, class T, class S, class Ring, bool kMasks, class W, int kVec, int kChunks,
+template <bool kRms, class T, class S, class Ring, bool kMasks, class Weight, int kVec, int kChunks,
           class C>
 __device__ __forceinline__ void sum_chunks(const Ring& ring, int stage,
                                            const RowSlice<kVec, kChunks, kMasks>& slice,
-                                           const NormParameter<W, kVec, kChunks>& weight,
-                                           const RowMoments<C>& stats, C (&value)[kRms ? 1 : 2],
+                                           const Weight& weight, const RowMoments<C>& stats,
+                                           C (&value)[kRms ? 1 : 2],
                                            ColumnSums<C, kVec, kChunks, kRms>& sums) {
+  constexpr bool kHalf = sizeof(typename Weight::Element) == 2;
+  const C shift = -stats.mean * stats.rstd;
 #pragma unroll
   for (int i = 0; i < kChunks; ++i) {
-    if (!slice.some(i)) break;
     auto x = ring.template read<T, kVec>(stage, 0, i);
     auto dy = ring.template read<S, kVec>(stage, 1, i);
     if (kMasks && !slice.full(i)) {  // adds nothing to any sum
@@ -191,12 +192,15 @@ __device__ __forceinline__ void sum_chunks(const Ring& ring, int stage,
 #pragma unroll
     for (int e = 0; e < kVec; ++e) {
       const C d = dy.at(e);
-      const C xhat = kRms ? x.at(e) * stats.rstd : stats.normal(x.at(e));
-      const C g = d * weight.template at<C>(i, e);
-      value[0] += g * xhat;
-      sums.weight[i][e] += d * xhat;
+      // NOTE: exact enough where dweight is half as well, and one instruction less.
+      const C xhat = kRms    ? x.at(e) * stats.rstd
+                     : kHalf ? fma(x.at(e), stats.rstd, shift)
+                             : stats.normal(x.at(e));
+      const C each = d * xhat;
+      value[0] = fma(each, weight.template at<C>(i, e), value[0]);
+      sums.weight[i][e] += each;
       if constexpr (!kRms) {
-        value[1] += g;
+        value[1] = fma(d, weight.template at<C>(i, e), value[1]);
         sums.bias[i][e] += d;
       }
     }
@@ -204,26 +208,32 @@ __device__ __forceinline__ void sum_chunks(const Ring& ring, int stage,
 }
 
 // dx of a thread's chunks.
-template <bool kRms, class T, class S, class Ring, bool kMasks, class W, int kVec, int kChunks,
-          class C>
+template <bool kRms, class T, class S, class Ring, class MoreRing, bool kMasks, class Weight,
+          int kVec, int kChunks, class C>
 __device__ __forceinline__ void store_chunks(const Ring& ring, int stage,
                                              const RowSlice<kVec, kChunks, kMasks>& slice,
-                                             const NormParameter<W, kVec, kChunks>& weight,
-                                             const RowMoments<C>& stats, C slope, C rest,
-                                             bool residual, T* dx_row) {
+                                             const Weight& weight, const RowMoments<C>& stats,
+                                             C slope, C rest, bool residual,
+                                             const MoreRing& more_ring, int more_stage,
+                                             int more_place, T* dx_row) {
+  auto x = ring.template read<T, kVec>(stage, 0, 0);
+  auto dy = ring.template read<S, kVec>(stage, 1, 0);
 #pragma unroll
   for (int i = 0; i < kChunks; ++i) {
-    if (!slice.some(i)) break;
-    const auto x = ring.template read<T, kVec>(stage, 0, i);
-    const auto dy = ring.template read<S, kVec>(stage, 1, i);
+    auto x_now = x;
+    auto dy_now = dy;
+    if (i + 1 < kChunks) {
+      x = ring.template read<T, kVec>(stage, 0, i + 1);
+      dy = ring.template read<S, kVec>(stage, 1, i + 1);
+    }
     C dx[kVec];
 #pragma unroll
     for (int e = 0; e < kVec; ++e) {
-      const C g = dy.at(e) * weight.template at<C>(i, e);
-      dx[e] = norm_dx<kRms, T>(x.at(e), g, stats, slope, rest);
+      const C g = dy_now.at(e) * weight.template at<C>(i, e);
+      dx[e] = norm_dx<kRms, T>(x_now.at(e), g, stats, slope, rest);
     }
     if (residual) {
-      const auto more = ring.template read<T, kVec>(stage, 1 + sizeof(S) / sizeof(T), i);
+      const auto more = more_ring.template read<T, kVec>(more_stage, more_place, i);
 #pragma unroll
       for (int e = 0; e < kVec; ++e) dx[e] += more.at(e);
     }
@@ -272,6 +282,8 @@ __global__ void __maxnreg__(Step::kRegisters)
     }
   };
   unsigned base = static_cast<unsigned>(team.first());
+  ring.template clear<T>(kRowStages, 0, slice);
+  ring.template clear<S>(kRowStages, 1, slice);
 #pragma unroll 1
   for (int s = 0; s < kRowStages - 1; ++s) fetch(base + s * stride, s);
   RowMoments<C> next = load_stats<kRms>(p, base + sub, rows);
@@ -294,7 +306,7 @@ __global__ void __maxnreg__(Step::kRegisters)
     }
     ring.wait(stage);
     slice.hold();
-    hold(weight.value);
+    weight.hold();
     C value[kRms ? 1 : 2] = {};
     if (active) sum_chunks<kRms, T, S>(ring, stage, slice, weight, stats, value, sums);
     if constexpr (kEdges) edge.add(stats, value);
@@ -304,12 +316,13 @@ __global__ void __maxnreg__(Step::kRegisters)
     fetch(base + (kRowStages - 1) * stride, previous_stage(stage));
     if (p.dx != nullptr && active) {
       slice.hold();
-      hold(weight.value);
+      weight.hold();
       const C scale = -inverse_n * stats.rstd, slope = value[0] * scale * stats.rstd;
       const C rest = kRms ? C{0} : value[kRms ? 0 : 1] * scale;
       T* const dx = p.dx + row * n;
       store_chunks<kRms, T, S>(ring, stage, slice, weight, stats, slope, rest,
-                               p.dresidual != nullptr, dx + head);
+                               p.dresidual != nullptr, ring, stage, 1 + sizeof(S) / sizeof(T),
+                               dx + head);
       if constexpr (kEdges) edge.store(stats, slope, rest, dx);
     }
     stage = next_stage(stage);

@@ -70,12 +70,12 @@ void launch_split(const NormGradients& t, NormBackward<T, W, S>& p, const NormSh
   if (p.partials > 1) sum_partials<T>(out, partial, p.partials, shape.n, scope);
 }
 
-// Whole rows on a plan, then the sums of what its teams have summed, `parts` times each.
+// Whole rows on a plan, then the sums of what its teams have summed.
 template <bool kRms, class Kernel, class T, class W, class S, class... Args>
-void launch_plan(Kernel kernel, const RowPlan& plan, int64_t parts, const NormGradients& t,
+void launch_plan(Kernel kernel, const RowPlan& plan, const NormGradients& t,
                  NormBackward<T, W, S>& p, const LaunchScope& scope, Args... args) {
   // Allocate
-  p.partials = static_cast<int>(plan.blocks / std::max(plan.layout.cluster, 1) * parts);
+  p.partials = static_cast<int>(plan.blocks / std::max(plan.layout.cluster, 1));
   const NormSums out = norm_sums(t, sizeof(T) == 2);
   const Tensor partial = make_partial<kRms>(p, out, t.rstd, plan.layout.n);
 
@@ -88,8 +88,10 @@ void launch_plan(Kernel kernel, const RowPlan& plan, int64_t parts, const NormGr
 template <bool kRms, bool kRagged, class Step, class T, class W, class S>
 bool launch_rows_of(const NormGradients& t, NormBackward<T, W, S>& p, const NormShape& shape,
                     const LaunchScope& scope) {
-  // NOTE: measured; blocks of few warps.
-  const bool many = kRms && kRagged && Step::kBlocks && shape.n <= 256 * kChunkOf<T>;
+  // NOTE: measured. Of teams of few warps, too many rows on their way cost bandwidth.
+  const bool few_warps = shape.n > 32 * kChunkOf<T> && shape.n <= 256 * kChunkOf<T> &&
+                         shape.rows >= 4 * scope.facts().sm_count;
+  const int quarters = !kRms || !few_warps ? 4 : !kRagged ? 3 : Step::kBlocks ? 5 : 4;
   const RowProblem problem{
       .rows = shape.rows,
       .n = shape.n,
@@ -98,44 +100,65 @@ bool launch_rows_of(const NormGradients& t, NormBackward<T, W, S>& p, const Norm
       .max_chunks = Step::kChunks,
       .compute_bytes = sizeof(Compute<T>),
       .rows_per_team = 0,
-      .bulk = kRagged,
-      .sm_threads = many ? kRowThreads * 5 / 4 : kRowThreads,
+      .bulk = kRagged || few_warps,
+      .sm_threads = kRowThreads * quarters / 4,
       .whole = kRagged && Step::kBlocks,
+      .filled = true,
   };
   const auto kernel = norm_backward_kernel<kRms, T, W, S, kRagged, Step>;
   const RowPlan plan = plan_rows(reinterpret_cast<const void*>(kernel), problem, scope);
-  if (plan.held) launch_plan<kRms>(kernel, plan, 1, t, p, scope);
+  if (plan.held) launch_plan<kRms>(kernel, plan, t, p, scope);
   return plan.held;
 }
 
-// A cluster for a row; false where that cannot be.
+// A cluster for a row: the smallest whose blocks hold it. Stages as in norm_backward_cluster.cuh.
+struct ClusterPlan {
+  RowPlan rows;
+  int stages = 0;
+};
+
+// words, more: of a chunk in shared memory, of x and dy and of dresidual; registers: of a thread.
+inline ClusterPlan plan_clusters(const NormShape& shape, int vec, int words, int more,
+                                 int compute_bytes, int registers, const LaunchScope& scope) {
+  constexpr int kHeld = kClusterChunks, kWorkers = 352;  // whose block fills an SM
+  constexpr int kAsked = 104 << 10;  // bytes on their way to an SM; more of them are slower
+  const int64_t chunks = shape.n / vec;
+  const int cluster = static_cast<int>(std::max<int64_t>(2, ceil_div(chunks, kHeld * kWorkers)));
+  if (scope.facts().code_version < 90 || cluster > kRowCluster) return {};
+  const int workers = static_cast<int>(round_up(ceil_div(ceil_div(chunks, cluster), kHeld), 32));
+  const int threads = workers + kScout, pitch = kHeld * workers * 16;
+  const int blocks = std::max(65536 / registers / threads, 1);  // of an SM
+  const int asked = kAsked / blocks - more * (kMoreStages - 1) * pitch;
+  ClusterPlan plan;
+  plan.stages = std::clamp(asked / (words * pitch) + 1, kLeastStages, kMostStages);
+  plan.rows.threads = threads;
+  plan.rows.layout = {shape.rows, static_cast<int>(shape.n), 32, cluster, kHeld, pitch, true};
+  plan.rows.shared_bytes = (compute_bytes == 8 ? row_slot_bytes<double>(cluster, threads)
+                                               : row_slot_bytes<float>(cluster, threads)) +
+                           cluster_ring_bytes(plan.stages, words, more, pitch);
+  plan.rows.held = plan.rows.shared_bytes <= scope.facts().shared_memory_per_block;
+  return plan;
+}
+
+// False where no cluster can hold a row.
 template <bool kRms, bool kRagged, class T, class W, class S>
 bool launch_clusters(const NormGradients& t, NormBackward<T, W, S>& p, const NormShape& shape,
                      const LaunchScope& scope) {
   constexpr int kVec = kChunkOf<T>;
-  const RowProblem problem{
-      .rows = shape.rows,
-      .n = shape.n,
-      .vec = kVec,
-      .words = norm_backward_words<T, S>(p.dresidual != nullptr),
-      .max_chunks = ClusterStep::kChunks,
-      .compute_bytes = sizeof(Compute<T>),
-      .rows_per_team = 0,
-      .bulk = true,
-      .stages = kClusterStages,
-      .extra_bytes = kClusterBarrierBytes,
-      .whole = true,
-      .clusters = true,
-  };
-  const auto kernel = norm_backward_cluster_kernel<kRms, T, W, S, kRagged>;
-  const RowPlan plan = plan_rows(reinterpret_cast<const void*>(kernel), problem, scope);
+  constexpr int kRegisters = cluster_registers<kRms, T, W, kRagged>;
+  const auto kernel = norm_backward_cluster_kernel<kRms, T, W, S, kRagged, kRegisters>;
+  auto [plan, stages] =
+      plan_clusters(shape, kVec, norm_backward_words<T, S>(false), p.dresidual == nullptr ? 0 : 1,
+                    sizeof(Compute<T>), kRegisters, scope);
   if (!plan.held) return false;
-  // Of the rows of a team, which lie in so many classes at the most.
-  const int period = static_cast<int>(kVec / std::gcd<int64_t>(shape.n, kVec));
-  const int64_t longest = ceil_div(shape.rows, plan.blocks / plan.layout.cluster);
-  const int64_t parts = std::min<int64_t>(
-      period, 1 + ceil_div(longest - 1, std::max<int64_t>(shape.rows / period, 1)));
-  launch_plan<kRms>(kernel, plan, parts, t, p, scope, period);
+  const int cluster = plan.layout.cluster;
+  const int64_t resident =
+      resident_blocks(reinterpret_cast<const void*>(kernel), plan, scope) / cluster;
+  if (resident == 0) return false;
+  plan.stays = shape.rows > resident;
+  plan.blocks = std::min(shape.rows, resident) * cluster;
+  const unsigned period = static_cast<unsigned>(kVec / std::gcd<int64_t>(shape.n, kVec));
+  launch_plan<kRms>(kernel, plan, t, p, scope, stages, period);
   return true;
 }
 
@@ -162,7 +185,7 @@ void launch(const NormGradients& t, const std::optional<Tensor>& weight, const N
   NormBackward<T, W, S> p{};
   p.dy = dy.as<S>();
   p.x = x.as<T>();
-  p.dresidual = t.dresidual ? dresidual.as<T>() : nullptr;
+  p.dresidual = t.dresidual && t.dx != nullptr ? dresidual.as<T>() : nullptr;
   p.dy_stride = dy.stride;
   p.x_stride = x.stride;
   p.dresidual_stride = dresidual.stride;

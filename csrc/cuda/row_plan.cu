@@ -26,8 +26,7 @@ int64_t ring_bytes(RowPlan& plan, const RowProblem& problem, int teams, int64_t 
   const int lanes = plan.layout.lanes;
   const int64_t pitch = lanes < 8 ? round_up(chunks * 16, 128) + lanes * 16 : chunks * 16;
   plan.layout.pitch = static_cast<int>(pitch);
-  return row_barrier_bytes(plan.threads / 32, problem.stages) + problem.extra_bytes +
-         int64_t{problem.stages} * problem.words * pitch * teams;
+  return row_barrier_bytes(plan.threads / 32) + int64_t{kRowStages} * problem.words * pitch * teams;
 }
 
 int power_of_two(int64_t at_least) {
@@ -45,8 +44,8 @@ RowPlan warp_plan(const RowProblem& problem, int64_t chunks, int per_thread) {
   const int lanes = std::min(32, power_of_two(ceil_div(chunks, per_thread)));
   plan.held = true;
   plan.threads = kTeamThreads;
-  plan.layout = {problem.rows, static_cast<int>(problem.n), lanes, 0,
-                 static_cast<int>(ceil_div(chunks, lanes))};
+  const int held = problem.filled ? problem.max_chunks : static_cast<int>(ceil_div(chunks, lanes));
+  plan.layout = {problem.rows, static_cast<int>(problem.n), lanes, 0, held};
   plan.shared_bytes =
       ring_bytes(plan, problem, plan.threads / lanes, int64_t{plan.layout.chunks} * lanes);
   return plan;
@@ -70,13 +69,13 @@ RowPlan plan_team(const RowProblem& problem, int sm_count, int64_t shared_limit,
   if (!problem.whole && chunks <= int64_t{32} * per_thread) {
     return warp_plan(problem, chunks, per_thread);
   }
-  for (int cluster = problem.clusters ? kRowCluster : 1; cluster <= cluster_limit; cluster *= 2) {
+  for (int cluster = 1; cluster <= cluster_limit; cluster *= 2) {
     const int64_t share = ceil_div(chunks, cluster);  // chunks of a block
     if (share > int64_t{kRowThreads} * problem.max_chunks) continue;
     RowPlan plan;
     plan.threads =
         static_cast<int>(std::min<int64_t>(kRowThreads, round_up(ceil_div(share, per_thread), 32)));
-    const int64_t held = ceil_div(share, plan.threads);
+    const int64_t held = problem.filled ? problem.max_chunks : ceil_div(share, plan.threads);
     plan.layout = {problem.rows, static_cast<int>(problem.n), 32, cluster, static_cast<int>(held)};
     plan.shared_bytes = slot_bytes(problem, cluster, plan.threads) +
                         ring_bytes(plan, problem, 1, held * plan.threads);
@@ -130,11 +129,11 @@ void plan_blocks(RowPlan& plan, const RowProblem& problem, int resident) {
     teams = std::max(teams, ceil_div(problem.rows, int64_t{problem.rows_per_team}));
   }
   // NOTE: a team's rows begin at the same place inside a chunk if its stride is a multiple of this.
-  const int64_t period =
-      problem.clusters ? 1 : problem.vec / std::gcd<int64_t>(problem.n, problem.vec);
+  const int64_t period = problem.vec / std::gcd<int64_t>(problem.n, problem.vec);
   teams = teams >= period ? teams / period * period : period;
   if (problem.rows < teams) teams = problem.rows;
   plan.blocks = ceil_div(teams, per_block) * per_team;
+  plan.stays = problem.rows > teams && (problem.rows_per_team == 0 || plan.layout.cluster > 1);
 }
 
 RowPlan plan_rows(const void* kernel, const RowProblem& problem, const LaunchScope& scope) {

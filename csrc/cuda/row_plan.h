@@ -25,11 +25,9 @@ struct RowProblem {
   // One thread asks for a row by bulk copies where teams have several: fewer instructions, which
   // pays where those are what limits the kernel.
   bool bulk;
-  int sm_threads = 0;       // that a multiprocessor takes, 0: as many as fit
-  int stages = kRowStages;  // rows in shared memory
-  int extra_bytes = 0;      // of shared memory, a multiple of 16
-  bool whole = false;       // blocks that hold the whole chunks of a row, no others
-  bool clusters = false;    // only the largest, whose rows may begin anywhere inside a chunk
+  int sm_threads = 0;   // that a multiprocessor takes, 0: as many as fit
+  bool whole = false;   // blocks that hold the whole chunks of a row, no others
+  bool filled = false;  // a thread has max_chunks chunks, some of which no row has
 };
 
 struct RowPlan {
@@ -38,6 +36,7 @@ struct RowPlan {
   int threads = 0;
   int64_t shared_bytes = 0;
   int64_t blocks = 0;
+  bool stays = false;  // blocks walk over rows until there are none
 };
 
 // The most chunks of `vec` elements that a row of n touches.
@@ -77,17 +76,16 @@ DirectPlan plan_direct(int64_t rows, int64_t n, int vec, const DirectBlocks& blo
 int64_t blocks_of_long_rows(int64_t rows, const LaunchScope& scope);
 
 // Launches on a plan; blocks of a cluster start together.
-// NOTE: clusters that walk over rows wait for an empty GPU. Beside a predecessor's blocks some find
-// no place until others have finished all their rows (300 us for 218, layer_norm's gradient).
+// NOTE: blocks that stay wait for an empty GPU. Beside a predecessor's blocks, or its division of
+// an SM's memory, some SMs take more of them than others, for all rows: 290 us for 275 (gradient of
+// rms_norm with a residual, 1024), 300 for 218 (of layer_norm, 16384, by clusters).
 template <class... Params, class... Args>
 void launch_rows(void (*kernel)(Params...), const RowPlan& plan, const LaunchScope& scope,
                  Args&&... args) {
-  const int64_t cluster = plan.layout.cluster;
-  const bool stays = cluster > 1 && plan.blocks < plan.layout.rows * cluster;
-  launch_cluster_kernel(kernel, dim3(static_cast<unsigned>(plan.blocks)),
-                        dim3(static_cast<unsigned>(plan.threads)), static_cast<unsigned>(cluster),
-                        static_cast<size_t>(plan.shared_bytes), scope.stream(),
-                        scope.context().overlap && !stays, std::forward<Args>(args)...);
+  launch_cluster_kernel(
+      kernel, dim3(static_cast<unsigned>(plan.blocks)), dim3(static_cast<unsigned>(plan.threads)),
+      static_cast<unsigned>(plan.layout.cluster), static_cast<size_t>(plan.shared_bytes),
+      scope.stream(), scope.context().overlap && !plan.stays, std::forward<Args>(args)...);
 }
 
 // A plain launch that may start while its predecessor drains.

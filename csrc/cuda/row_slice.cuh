@@ -199,6 +199,26 @@ class RowRing {
     if (bulk_) fence_bulk_copies();
   }
 
+  // Zero in the chunks of this thread that no row has, in every stage: they add nothing to any sum.
+  template <class S, int kVec, int kMax, bool kRagged>
+  __device__ __forceinline__ void clear(int stages, int stream,
+                                        const RowSlice<kVec, kMax, kRagged>& slice) const {
+#pragma unroll
+    for (int i = 0; i < kMax; ++i) {
+      if (i >= slice.count() || slice.some(i)) continue;
+#pragma unroll 1
+      for (int stage = 0; stage < stages; ++stage) {
+#pragma unroll
+        for (int h = 0; h < kWordsOf<S, kVec>; ++h) {
+          asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(
+                           at<S, kVec>(stage, stream, i) + 16 * h),
+                       "r"(0)
+                       : "memory");
+        }
+      }
+    }
+  }
+
   template <class S, int kVec>
   __device__ __forceinline__ Packed<S, kVec> read(int stage, int stream, int i) const {
     Packed<S, kVec> out;

@@ -20,7 +20,8 @@ namespace fusedops {
 template <class C>
 class RowTeam {
  public:
-  __device__ __forceinline__ RowTeam(const RowLayout& layout, void* slots)
+  // holders: threads of a block that hold chunks, its first ones; the others tell sums only.
+  __device__ __forceinline__ RowTeam(const RowLayout& layout, void* slots, int holders = blockDim.x)
       : lanes_(layout.lanes),
         cluster_(layout.cluster),
         lane_(threadIdx.x % 32),
@@ -36,8 +37,8 @@ class RowTeam {
       rank_ = cluster_ > 1 ? static_cast<int>(cluster_rank()) : 0;
       warps_ = cluster_ * (blockDim.x / 32);
       warp_ = rank_ * (blockDim.x / 32) + threadIdx.x / 32;
-      index_ = threadIdx.x;
-      size_ = blockDim.x;
+      index_ = static_cast<int>(threadIdx.x) < holders ? threadIdx.x : 0;
+      size_ = holders;
       first_ = blockIdx.x / cluster_;
       stride_ = gridDim.x / cluster_;
       barrier_ = shared_address(slots_) + 2 * warps_ * kSlotValues * static_cast<int>(sizeof(C));
