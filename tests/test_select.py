@@ -23,8 +23,8 @@ PINNED = {
     (8192, 1024, 4096, "TN"): ("sm90 128x256 cooperative 1x1", 1),
     (16384, 3072, 768, "TN"): ("sm90 128x192 pingpong 1x1", 1),
     (16384, 768, 3072, "TN"): ("sm90 128x192 pingpong 1x1", 1),
-    (2048, 2048, 2048, "TN"): ("sm90 128x256 cooperative 1x1", 1),
-    (1024, 1024, 1024, "TN"): ("sm90 64x128 pingpong 1x1", 1),
+    (2048, 2048, 2048, "TN"): ("sm90 128x128 pingpong 1x1", 1),
+    (1024, 1024, 1024, "TN"): ("cluster 128x64 swapped 1x1", 1),
     (512, 512, 512, "TN"): ("sm90 64x64 pingpong 1x1", 1),
     (65536, 256, 256, "TN"): ("sm90 128x128 pingpong 1x1", 1),
     (131072, 128, 128, "TN"): ("sm90 128x128 pingpong 1x1", 1),
@@ -33,12 +33,12 @@ PINNED = {
     (8192, 11008, 4096, "TN"): ("sm90 128x192 pingpong 1x1", 1),
     (8192, 4096, 11008, "TN"): ("sm90 128x256 cooperative 1x1", 1),
     (4096, 28672, 4096, "TN"): ("sm90 128x192 pingpong 1x1", 1),
-    (3000, 1000, 520, "TN"): ("sm90 192x128 pingpong 2x1", 1),
+    (3000, 1000, 520, "TN"): ("cluster 192x128 swapped 1x1", 1),
     (6144, 4608, 1536, "TN"): ("sm90 128x192 pingpong 1x1", 1),
     (2048, 5120, 1280, "TN"): ("sm90 128x128 pingpong 1x1", 1),
     (12544, 768, 768, "TN"): ("sm90 128x192 pingpong 1x1", 1),
     (12544, 3072, 768, "TN"): ("sm90 128x192 pingpong 1x1", 1),
-    (1024, 4096, 4096, "TN"): ("sm90 128x256 cooperative 1x1", 1),
+    (1024, 4096, 4096, "TN"): ("sm90 256x128 cooperative 1x1", 1),
     (512, 4096, 4096, "TN"): ("sm90 128x128 pingpong 2x1", 1),
     (256, 4096, 4096, "TN"): ("cluster 128x128 split-k 1x2", 1),
     (128, 4096, 4096, "TN"): ("skinny 128x64 deep 1x2", 1),
@@ -57,17 +57,17 @@ PINNED = {
     (64, 8192, 1024, "TN"): ("skinny 128x64 deep 1x1", 1),
     (1, 8192, 1024, "TN"): ("skinny 128x64 deep 1x1", 1),
     (8192, 1600, 6400, "TN"): ("sm90 128x160 pingpong 1x1", 1),
-    (2048, 1280, 5120, "TN"): ("sm90 128x160 pingpong 1x1", 1),
+    (2048, 1280, 5120, "TN"): ("cluster 160x128 swapped 1x1", 1),
     (256, 11008, 4096, "TN"): ("sm90 128x176 pingpong 1x1", 1),
     (256, 4096, 11008, "TN"): ("cluster 128x128 split-k 1x2", 1),
     (197, 768, 3072, "TN"): ("cluster 64x128 split-k 1x4", 1),
-    (197, 3072, 768, "TN"): ("cluster 128x96 split-k 1x2", 1),
-    (577, 1024, 4096, "TN"): ("cluster 128x96 split-k 1x2", 1),
+    (197, 3072, 768, "TN"): ("cluster 128x64 swapped 1x1", 1),
+    (577, 1024, 4096, "TN"): ("cluster 80x128 swapped 1x2", 1),
     (1024, 768, 3072, "TN"): ("cluster 64x192 split-k 1x2", 1),
     (1024, 1024, 4096, "TN"): ("cluster 128x128 split-k 1x2", 1),
     (2048, 800, 3200, "TN"): ("cluster 192x160 split-k 1x2", 1),
-    (2000, 640, 2560, "TN"): ("cluster 128x160 split-k 1x2", 1),
-    (640, 4096, 1024, "TN"): ("sm90 128x160 pingpong 1x1", 1),
+    (2000, 640, 2560, "TN"): ("cluster 80x128 swapped 1x1", 1),
+    (640, 4096, 1024, "TN"): ("cluster 160x128 swapped 1x1", 1),
     (8192, 1024, 4096, "NN"): ("sm90 128x256 cooperative 2x1", 1),
     (4096, 1024, 8192, "NT"): ("sm90 128x256 cooperative 2x1", 1),
     (8192, 4096, 1024, "NN"): ("sm90 128x192 pingpong 1x1", 1),
@@ -145,11 +145,13 @@ def test_what_the_clusters_that_share_k_refuse():
         ("not a Hopper GPU", (577, 1024, 4096), {"capability": 80, "sm_count": 108}),
         ("neither fp16 nor bf16", (577, 1024, 4096), {"dtype": "float32", "math": "tf32"}),
         ("more tiles than clusters that run at a time", (8192, 8192, 4096), {}),
-        ("fewer steps of K than blocks to share them", (64, 64, 64), {}),
         (layout, (577, 1024, 4096), {"epilogue": "accumulator"}),
     ]:
         assert refusals("cluster", *shape, **options) == {reason}, reason
     assert refusals("cluster", 256, 1024, 4096, **NN) == {None, layout}
+    # Kernels of a single block share nothing.
+    fewer = "fewer steps of K than blocks to share them"
+    assert refusals("cluster", 64, 64, 64) == {None, fewer}
 
 
 def test_families_never_compete():

@@ -23,11 +23,14 @@ const char* encode(const GemmProblem& p, const GemmOperand& operand, int64_t row
 
 template <class T, class S>
 const char* launch(const GemmProblem& p, const LaunchContext& context) {
+  const GemmOperand &rows = S::kSwapped ? p.b : p.a, &columns = S::kSwapped ? p.a : p.b;
+  const int64_t num_rows = S::kSwapped ? p.n : p.m, num_columns = S::kSwapped ? p.m : p.n;
   CUtensorMap a, b;
-  if (const char* refusal = encode(p, p.a, p.m, S::kRows, &a)) return refusal;
-  if (const char* refusal = encode(p, p.b, p.n, S::kPart, &b)) return refusal;
-  const int64_t tiles_m = ceil_div(p.m, S::kRows), tiles_n = ceil_div(p.n, S::kColumns);
-  if (tiles_m * tiles_n > INT32_MAX / S::kBlocks) return "too many output tiles";
+  if (const char* refusal = encode(p, rows, num_rows, S::kRows, &a)) return refusal;
+  if (const char* refusal = encode(p, columns, num_columns, S::kPart, &b)) return refusal;
+  const int64_t row_tiles = ceil_div(num_rows, S::kRows);
+  const int64_t tiles = row_tiles * ceil_div(num_columns, S::kColumns);
+  if (tiles > INT32_MAX / S::kBlocks) return "too many output tiles";
   cudaError_t status = allow_shared_memory<&cluster_kernel<T, S>>(context.device, S::kSharedBytes);
   if (status != cudaSuccess) return cudaGetErrorString(status);
   Problem problem;
@@ -37,10 +40,10 @@ const char* launch(const GemmProblem& p, const LaunchContext& context) {
   problem.ldy = p.ldd;
   problem.m = int(p.m);
   problem.n = int(p.n);
-  problem.tiles_m = int(tiles_m);
+  problem.row_tiles = int(row_tiles);
   problem.steps = int(ceil_div(p.k, kStepK));
   problem.activation = p.activation;
-  const int64_t blocks = tiles_m * tiles_n * S::kBlocks;
+  const int64_t blocks = tiles * S::kBlocks;
   status = launch_cluster_kernel(
       cluster_kernel<T, S>, dim3(unsigned(blocks)), dim3(S::kThreads), S::kBlocks, S::kSharedBytes,
       static_cast<cudaStream_t>(context.stream), context.overlap, problem, a, b);
@@ -49,9 +52,11 @@ const char* launch(const GemmProblem& p, const LaunchContext& context) {
 
 template <int kConfig, DType kDType, bool kTransA, bool kTransB>
 const char* run(const GemmProblem& p, const LaunchContext& context) {
-  constexpr GemmConfig kTile = kClusterConfigs[kConfig];
+  constexpr ClusterConfig kTile = kClusterConfigs[kConfig];
   if (const char* refusal = cluster_refusal(kTile, p)) return refusal;
-  using S = Shape<kTile.tile_m / 64, kTile.tile_n, kTile.cluster_n, kTransA, kTransB>;
+  constexpr int kRows = kTile.swapped ? kTile.tile_n : kTile.tile_m;
+  constexpr int kColumns = kTile.swapped ? kTile.tile_m : kTile.tile_n;
+  using S = Shape<kRows / 64, kColumns, kTile.cluster_n, kTransA, kTransB, kTile.swapped>;
   return launch<DeviceType<kDType>, S>(p, context);
 }
 
@@ -66,6 +71,8 @@ void register_config(Epilogue epilogue) {
     register_kernel(key(DType::kBFloat16), &run<kConfig, DType::kBFloat16, kTransA, kTransB>);
   }
 }
+
+static_assert(kNumClusterConfigs <= kMaxConfigs);  // the table of kernels has no other guard
 
 template <int kConfig = 0>
 bool register_from() {

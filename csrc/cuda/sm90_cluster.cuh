@@ -1,6 +1,7 @@
 // y (M, N) = act(a (M, K) @ b (K, N) + bias) where the tiles of y are too few for the SMs: the
 // blocks of a cluster take the same tile and split K. Each adds up some columns of the tile, with
-// what the others store into its shared memory.
+// what the others store into its shared memory. A tile has rows in steps of 64 and columns in finer
+// ones: where M is the more ragged extent the operands change places, and columns are rows of y.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -22,7 +23,7 @@ struct Problem {
   void* z;           // the same before the activation, or null
   int64_t ldy;
   int m, n;
-  int tiles_m;
+  int row_tiles;
   int steps;  // of K
   Activation activation;
 };
@@ -31,13 +32,14 @@ inline constexpr int kStepK = 64;         // values of K in a box: 128 bytes
 inline constexpr int kPieceBytes = 2048;  // 64 rows by 8 columns in fp32, as WGMMA leaves them
 
 // kGroups: warpgroups, of 64 rows of the tile each. kBlocks: of a cluster, each adds up a part of
-// the tile's columns. kTransA, kTransB: K is not what is contiguous.
-template <int kGroups_, int kColumns_, int kBlocks_, bool kTransA_, bool kTransB_>
+// the tile's columns. kTransA, kTransB: K is not what is contiguous. kSwapped: rows are columns of
+// y.
+template <int kGroups_, int kColumns_, int kBlocks_, bool kTransA_, bool kTransB_, bool kSwapped_>
 struct Shape {
   static constexpr int kGroups = kGroups_, kRows = kGroups * 64, kColumns = kColumns_;
   static constexpr int kBlocks = kBlocks_, kPart = kColumns / kBlocks, kPieces = kPart / 8;
-  static constexpr bool kTransA = kTransA_, kTransB = kTransB_;
-  static_assert(kColumns % (kBlocks * (kTransB ? 64 : 16)) == 0);
+  static constexpr bool kTransA = kTransA_, kTransB = kTransB_, kSwapped = kSwapped_;
+  static_assert(kColumns % (kBlocks * (kTransB ? 64 : kSwapped ? 8 : 16)) == 0);
   static constexpr int kMultipliers = kGroups * 128, kThreads = kMultipliers + 32;
   static constexpr int kABytes = kRows * kBoxRowBytes, kPartBytes = kPart * kBoxRowBytes;
   static constexpr int kStageBytes = kABytes + kBlocks * kPartBytes;
@@ -48,8 +50,9 @@ struct Shape {
   static constexpr int kStages = kFit < 8 ? kFit : 8;
   static constexpr int kBarriers = kStages * kStageBytes + kReceivedBytes;
   static constexpr int kSharedBytes = kBarriers + (2 * kStages + kGroups) * 8;
-  static constexpr int kOutRowBytes = kPart * 2 + 16;
-  static_assert(kStages >= 3 && kRows * kOutRowBytes <= kStages * kStageBytes);
+  static constexpr int kOutRowBytes = kSwapped ? 128 : kPart * 2 + 16;
+  static constexpr int kOutBytes = (kSwapped ? kGroups * kPart : kRows) * kOutRowBytes;
+  static_assert(kStages >= 3 && kOutBytes <= kStages * kStageBytes);
 };
 
 // Addresses in shared memory.
@@ -77,8 +80,8 @@ struct Part {
   __device__ explicit Part(const Problem& p) {
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     const int tile = blockIdx.x / S::kBlocks;
-    row0 = tile % p.tiles_m * S::kRows;
-    tile_column0 = tile / p.tiles_m * S::kColumns;
+    row0 = tile % p.row_tiles * S::kRows;
+    tile_column0 = tile / p.row_tiles * S::kColumns;
     first = int(int64_t{p.steps} * rank / S::kBlocks);
     last = int(int64_t{p.steps} * (rank + 1) / S::kBlocks);
   }
@@ -183,6 +186,7 @@ __device__ void send(const float (&sum)[S::kColumns / 2], const Shared<S>& share
 // In the order of distances, which is the same in every run.
 template <class S>
 __device__ void add_received(float (&sum)[S::kColumns / 2], const Shared<S>& shared) {
+  if constexpr (S::kBlocks == 1) return;
   const int group = threadIdx.x / 128;
   wait_barrier<true>(shared.sent(group), 0);
 #pragma unroll
@@ -203,17 +207,22 @@ __device__ void add_received(float (&sum)[S::kColumns / 2], const Shared<S>& sha
 
 // ---- epilogue ----
 
-// Of the columns 2 (lane % 4) and the next of each piece.
+// Of the columns 2 (lane % 4) and the next of each piece, or of the rows lane / 4 and 8 on.
 template <class T, class S>
 struct Bias {
-  uint32_t pairs[S::kPieces] = {};
+  uint32_t pairs[S::kSwapped ? 1 : S::kPieces] = {};
   __device__ Bias(const Problem& p, const Part<S>& part) {
     if (p.bias == nullptr) return;
+    const T* bias = static_cast<const T*>(p.bias);
+    if constexpr (S::kSwapped) {
+      const int row = part.row0 + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
+      T pair[2] = {row < p.n ? bias[row] : T(0.0f), row + 8 < p.n ? bias[row + 8] : T(0.0f)};
+      memcpy(pairs, pair, sizeof pair);
+    } else {
 #pragma unroll
-    for (int i = 0; i < S::kPieces; ++i) {
-      const int column = part.column0(0) + i * 8 + threadIdx.x % 4 * 2;
-      if (column < p.n) {
-        pairs[i] = *reinterpret_cast<const uint32_t*>(static_cast<const T*>(p.bias) + column);
+      for (int i = 0; i < S::kPieces; ++i) {
+        const int column = part.column0(0) + i * 8 + threadIdx.x % 4 * 2;
+        if (column < p.n) pairs[i] = *reinterpret_cast<const uint32_t*>(bias + column);
       }
     }
   }
@@ -221,18 +230,28 @@ struct Bias {
 #pragma unroll
     for (int i = 0; i < S::kPieces; ++i) {
       T pair[2];
-      memcpy(pair, &pairs[i], sizeof pair);
+      memcpy(pair, &pairs[S::kSwapped ? 0 : i], sizeof pair);
 #pragma unroll
-      for (int j = 0; j < 4; ++j) sum[i * 4 + j] += to_compute(pair[j % 2]);
+      for (int j = 0; j < 4; ++j) sum[i * 4 + j] += to_compute(pair[S::kSwapped ? j / 2 : j % 2]);
     }
   }
 };
 
+// 16 bytes of the output by way of shared memory.
+template <class T>
+__device__ __forceinline__ void copy_unit(T* to, uint32_t from) {
+  uint4 v;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(from)
+               : "memory");
+  *reinterpret_cast<uint4*>(to) = v;
+}
+
 // The warp's 16 rows of this block's columns, by way of shared memory: 64 bytes of a row at a time.
 template <class T, class S>
-__device__ __forceinline__ void store(const Problem& p, void* to,
-                                      const float (&sum)[S::kColumns / 2], const Shared<S>& shared,
-                                      const Part<S>& part) {
+__device__ __forceinline__ void store(const Problem& p, T* to, const float (&sum)[S::kColumns / 2],
+                                      const Shared<S>& shared, const Part<S>& part) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const uint32_t out = shared.base + warp * 16 * S::kOutRowBytes;
   const uint32_t matrix = out + lane % 16 * S::kOutRowBytes + lane / 16 * 16;
@@ -253,14 +272,38 @@ __device__ __forceinline__ void store(const Problem& p, void* to,
 #pragma unroll
     for (int chunk = lane % 4; chunk < S::kPieces; chunk += 4) {
       const int n = part.column0(0) + chunk * 8;
-      if (m >= p.m || n >= p.n) continue;
-      uint4 v;
-      asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                   : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                   : "r"(out + row * S::kOutRowBytes + chunk * 16)
-                   : "memory");
-      *reinterpret_cast<uint4*>(static_cast<T*>(to) + m * p.ldy + n) = v;
+      if (m < p.m && n < p.n) {
+        copy_unit(to + m * p.ldy + n, out + row * S::kOutRowBytes + chunk * 16);
+      }
     }
+  }
+}
+
+// The warpgroup's 64 rows of this block's columns, transposed by way of shared memory: 128 bytes of
+// a column at a time. The 16-byte unit u of column c lies at unit u ^ (c % 8).
+template <class T, class S>
+__device__ __forceinline__ void store_swapped(const Problem& p, T* to,
+                                              const float (&sum)[S::kColumns / 2],
+                                              const Shared<S>& shared, const Part<S>& part) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, group = threadIdx.x / 128;
+  const uint32_t out = shared.base + group * S::kPart * S::kOutRowBytes;
+  const auto at = [&](int column, int unit) {
+    return out + column * S::kOutRowBytes + (unit ^ (column % 8)) * 16;
+  };
+#pragma unroll
+  for (int i = 0; i < S::kPieces; ++i) {
+    const float* v = sum + i * 4;
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(
+                     at(i * 8 + lane % 8, warp * 2 + lane / 8 % 2)),
+                 "r"(rounded<T>(v[0], v[1])), "r"(rounded<T>(v[2], v[3]))
+                 : "memory");
+  }
+  named_barrier<128>(2 + group);
+  const int unit = lane % 8, n = part.row0 + group * 64 + unit * 8;
+#pragma unroll
+  for (int i = 0; i < S::kPart; i += 16) {
+    const int column = i + warp * 4 + lane / 8, m = part.column0(0) + column;
+    if (column < S::kPart && m < p.m && n < p.n) copy_unit(to + m * p.ldy + n, at(column, unit));
   }
 }
 
@@ -276,19 +319,33 @@ __device__ __forceinline__ void activate(float (&sum)[S::kColumns / 2], Activati
 
 // ---- the kernel ----
 
+// For the barriers of the other blocks. NOTE: without a cluster its barrier is that of the block,
+// where the copying warp would come last.
+template <class S>
+__device__ __forceinline__ void wait_for_peers() {
+  if constexpr (S::kBlocks > 1) cluster_wait();
+}
+
 template <class T, class S>
 __device__ void multiply_and_store(const Problem& p, const Shared<S>& shared, const Part<S>& part) {
   const Bias<T, S> bias(p, part);
-  cluster_wait();  // for the barriers of the other blocks
+  wait_for_peers<S>();
   float sum[S::kColumns / 2] = {};
   multiply_stages<T, S>(sum, shared, part);
   send<S>(sum, shared, part);
   add_received<S>(sum, shared);
   bias.add(sum);
-  named_barrier<S::kMultipliers>(1);  // outputs overwrite stages that other warps may still read
-  if (p.z != nullptr) store<T, S>(p, p.z, sum, shared, part);
+  const auto store_to = [&](void* to) {
+    named_barrier<S::kMultipliers>(1);  // outputs overwrite what other warps may still read
+    if constexpr (S::kSwapped) {
+      store_swapped<T, S>(p, static_cast<T*>(to), sum, shared, part);
+    } else {
+      store<T, S>(p, static_cast<T*>(to), sum, shared, part);
+    }
+  };
+  if (p.z != nullptr) store_to(p.z);
   activate<T, S>(sum, p.activation);
-  store<T, S>(p, p.y, sum, shared, part);
+  store_to(p.y);
 }
 
 template <class S>
@@ -318,14 +375,14 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     asm volatile("prefetch.tensormap [%0];" ::"l"(&b) : "memory");
   }
   __syncthreads();
-  cluster_arrive();
+  if constexpr (S::kBlocks > 1) cluster_arrive();
   wait_for_predecessor();
   if (threadIdx.x < S::kMultipliers) {
     multiply_and_store<T, S>(p, shared, part);
   } else {
     if (copies) copy_stages<S>(a, b, shared, part);
     __syncwarp();
-    cluster_wait();
+    wait_for_peers<S>();
   }
 }
 

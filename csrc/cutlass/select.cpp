@@ -167,23 +167,31 @@ double skinny_us(const GemmProblem& p, const GemmConfig& c, const DeviceModel& d
          (c.cluster_n > 1 ? kPairUs + sent / kPairBytes : 0);
 }
 
-// The kernels whose clusters share K, fitted to the choice between them and sm90_us in the same
-// sweep: over its products of at most a wave of clusters it costs 0.5 % more than the best kernel.
-double cluster_us(const GemmProblem& p, const GemmConfig& c) {
-  constexpr double kFixedUs = 1.28, kSentBytesPerUs = 20.1e3;  // what blocks send each other
-  constexpr double kStepMma = 1500, kStepL2 = 75.2, kStepCold = 0.6, kStepRagged = 0.32;
+// The kernels of one wave of clusters, fitted to the choice between them and sm90_us over 150
+// shapes of layers (M = 136..4288) in perf/results/h200/gemm_sweep.csv: it costs 1.1 % more than
+// the best kernel, and 1.4 to 1.7 % over shapes left out of a fit. Mainloops share L2 with those of
+// other SMs; a part of DRAM's time, what blocks send each other and what they store come on top.
+double cluster_us(const GemmProblem& p, const GemmConfig& c, const DeviceModel& device) {
+  constexpr double kSharedUs = 0.8;  // of a cluster of several blocks
+  constexpr double kStepMma = 2425, kStepL2 = 61.3, kStepCold = 0.1, kStepRagged = 0.235;
+  constexpr double kCrowding = 0.275;  // of L2's time with a block on every SM
+  constexpr double kSentBytesPerUs = 16.6e3, kStoredBytesPerUs = 11.4e3, kDramBytes = 15.1e6;
   const double larger = std::clamp(std::log2(double(p.n) / double(p.m)) / 4, -1.0, 1.0);
   const double rows = c.tile_m * (1 - kStepCold * larger) + c.tile_n * (1 + kStepCold * larger);
   const bool ragged = p.k * operand_bytes(p) % 128 != 0;
-  const double l2 = 128 * rows / kStepL2 * (ragged ? 1 + kStepRagged : 1);
-  const double outputs = double(c.tile_m) * c.tile_n;
+  const double blocks = double(ceil_div(p.m, c.tile_m)) * ceil_div(p.n, c.tile_n) * c.cluster_n;
+  const double l2 = 128 * rows / kStepL2 * (ragged ? 1 + kStepRagged : 1) *
+                    (1 + kCrowding * (blocks / device.sm_count - 1));
+  const double outputs = double(c.tile_m) * c.tile_n,
+               copies = p.epilogue == Epilogue::kPreact ? 2 : 1;
   const double steps = static_cast<double>(ceil_div(ceil_div(p.k, 64), c.cluster_n));
   const double cycles = steps * std::max(outputs * 64 / kStepMma, l2);
   const double sent = outputs * 4 * (c.cluster_n - 1) / c.cluster_n;
-  const double out = double(p.m) * p.n * (p.epilogue == Epilogue::kPreact ? 2 : 1);
-  const double bytes = (double(p.m) * p.k + double(p.k) * p.n + out) * dtype_bytes(p.dtype);
-  return kLaunchUs + std::max(cycles / (kClockGhz * 1e3) + kFixedUs + sent / kSentBytesPerUs,
-                              bytes / kDramBytesPerUs);
+  const double stored = outputs / c.cluster_n * copies * dtype_bytes(p.dtype);
+  const double bytes =
+      (double(p.m) * p.k + double(p.k) * p.n + double(p.m) * p.n * copies) * dtype_bytes(p.dtype);
+  return (c.cluster_n > 1 ? kSharedUs : 0) + cycles / (kClockGhz * 1e3) + sent / kSentBytesPerUs +
+         stored / kStoredBytesPerUs + bytes / kDramBytes;
 }
 
 // ---- measurements ----
@@ -238,23 +246,26 @@ void enumerate_skinny(const GemmProblem& problem, const DeviceModel& device,
   }
 }
 
-// Clusters of 2 or 4 blocks that run at a time: a GPC has SMs that are left over.
+// Clusters of 1, 2 or 4 blocks that run at a time: a GPC has SMs that are left over for 4.
 int64_t cluster_slots(const GemmConfig& config, const DeviceModel& device) {
-  return config.cluster_n == 2 ? device.sm_count / 2 : device.sm_count * 10 / 44;
+  if (config.cluster_n < 4) return device.sm_count / config.cluster_n;
+  return device.sm_count * 10 / 44;
 }
 
 void enumerate_cluster(const GemmProblem& problem, const DeviceModel& device,
                        std::vector<Candidate>& candidates) {
   const char* refusal = device.capability / 10 != 9 ? "not a Hopper GPU" : tma_refusal(problem);
   for (int i = 0; i < kNumClusterConfigs; ++i) {
-    const GemmConfig& config = kClusterConfigs[i];
+    const ClusterConfig& config = kClusterConfigs[i];
     Candidate candidate{{Family::kCluster, i, 1}, refusal};
     if (!refusal) candidate.rejected = cluster_refusal(config, problem);
     const int64_t tiles = ceil_div(problem.m, config.tile_m) * ceil_div(problem.n, config.tile_n);
     if (!candidate.rejected && tiles > cluster_slots(config, device)) {
       candidate.rejected = "more tiles than clusters that run at a time";
     }
-    if (!candidate.rejected) candidate.plan.expected_us = cluster_us(problem, config);
+    if (!candidate.rejected) {
+      candidate.plan.expected_us = cluster_us(problem, config, device);
+    }
     candidates.push_back(candidate);
   }
 }
@@ -367,10 +378,12 @@ std::string config_name(Family family, int config) {
   constexpr const char* kFamilies[] = {"sm80", "sm90", "skinny", "cluster"};
   constexpr const char* kSchedules[] = {"multistage", "pingpong", "cooperative"};
   constexpr const char* kDepths[] = {"deep", "half", "third"};  // of kSkinny
+  constexpr const char* kClusterSchedules[] = {"split-k", "swapped"};
   const GemmConfig& c = config_of(family, config);
-  const char* schedule = family == Family::kSkinny    ? kDepths[c.tile_k - 1]
-                         : family == Family::kCluster ? "split-k"
-                                                      : kSchedules[static_cast<int>(c.schedule)];
+  const char* schedule = family == Family::kSkinny ? kDepths[c.tile_k - 1]
+                         : family == Family::kCluster
+                             ? kClusterSchedules[kClusterConfigs[config].swapped]
+                             : kSchedules[static_cast<int>(c.schedule)];
   char name[80];
   std::snprintf(name, sizeof name, "%s %dx%d %s %dx%d", kFamilies[static_cast<int>(family)],
                 c.tile_m, c.tile_n, schedule, c.cluster_m, c.cluster_n);
