@@ -26,6 +26,8 @@ MANY = (
     *((2003, 4097), (2003, 5000), (1300, 8192)),
     *((700, 16384), (700, 20001), (300, 20002), (300, 32768), (150, 50257), (150, 65536)),
 )
+# Small tensors: a block or a cluster for a row, 1 to 16 rows at once for column sums.
+FEW = ((1, 1), (1, 255), (1, 32768), (1, 131072), (2, 4097), (3, 20001), (5, 8192), (16, 5000))
 EPS = 1e-3  # large enough that rows of one element are well conditioned
 
 
@@ -72,6 +74,13 @@ def check(norm, x, weight, bias, dy):
 @every_norm
 def test_rows(device, norm, n, dtype):
     check(norm, *inputs(19, n, dtype, device))
+
+
+@every_dtype
+@pytest.mark.parametrize(("rows", "n"), FEW)
+@every_norm
+def test_few_rows(device, norm, rows, n, dtype):
+    check(norm, *inputs(rows, n, dtype, device))
 
 
 @pytest.mark.gpu

@@ -54,6 +54,14 @@ Tensor make_partial(NormBackward<T, W, S>& p, const NormSums& out, const Tensor&
   return partial;
 }
 
+// Blocks of a row of few long ones.
+inline int split_cluster(const NormShape& shape, int vec, const LaunchScope& scope) {
+  const bool few = shape.rows * kRowCluster <= scope.facts().sm_count;
+  if (!few || scope.facts().code_version < 90) return 1;
+  return static_cast<int>(
+      std::clamp<int64_t>(ceil_div(shape.n, int64_t{kSplitThreads} * vec), 1, kRowCluster));
+}
+
 // Rows and columns apart.
 template <bool kRms, class T, class W, class S>
 void launch_split(const NormGradients& t, NormBackward<T, W, S>& p, const NormShape& shape,
@@ -63,10 +71,17 @@ void launch_split(const NormGradients& t, NormBackward<T, W, S>& p, const NormSh
   p.partials = static_cast<int>(
       std::clamp<int64_t>(ceil_div(shape.rows, kSplitRows), 1, sums ? kSplitPartials : 1));
   const Tensor partial = make_partial<kRms>(p, out, t.rstd, p.partials > 1 ? shape.n : 0);
-  const int64_t row_blocks = p.dx == nullptr ? 0 : blocks_of_long_rows(shape.rows, scope);
-  const int64_t column_blocks = sums ? ceil_div(shape.n, int64_t{kSplitX}) * p.partials : 0;
-  launch_plain(norm_backward_split_kernel<kRms, T, W, S>, dim3(row_blocks + column_blocks),
-               dim3(kSplitThreads), scope, p, out, row_blocks, shape.rows, shape.n);
+  SplitLayout layout{shape.rows, shape.n, 0, split_cluster(shape, kChunkOf<T>, scope), 1};
+  while (layout.at_once < std::min<int64_t>(shape.rows, kSplitRowsAtOnce)) layout.at_once *= 2;
+  if (p.dx != nullptr) {
+    layout.row_blocks = blocks_of_long_rows(shape.rows, scope) * layout.cluster;
+  }
+  const int64_t column_blocks =
+      sums ? ceil_div(shape.n, int64_t{layout.columns()}) * p.partials : 0;
+  const int64_t blocks = round_up(layout.row_blocks + column_blocks, int64_t{layout.cluster});
+  launch_cluster_kernel(norm_backward_split_kernel<kRms, T, W, S>, dim3(blocks),
+                        dim3(kSplitThreads), layout.cluster, 0, scope.stream(),
+                        scope.context().overlap, p, out, layout);
   if (p.partials > 1) sum_partials<T>(out, partial, p.partials, shape.n, scope);
 }
 

@@ -1,14 +1,23 @@
-// Gradients of layer_norm and rms_norm where rows and columns are read apart: blocks for dx, a row
-// each, and blocks for the column sums, side by side in one launch. For small tensors, where the
-// number of launches counts, and for rows that no team can hold. The last kernel adds partial rows.
+// Gradients of layer_norm and rms_norm where rows and columns are read apart: blocks for dx, one or
+// a cluster for a row, and blocks for the column sums, side by side in one launch. For small
+// tensors, where the number of launches counts, and for rows that no team can hold. The last kernel
+// adds partial rows.
 #pragma once
 
 #include "cuda/norm_backward.cuh"
 
 namespace fusedops {
 
-inline constexpr int kSplitThreads = 512;
-inline constexpr int kSplitX = 32, kSplitY = kSplitThreads / kSplitX;  // columns, rows at a time
+inline constexpr int kSplitThreads = 256;
+inline constexpr int kSplitRowsAtOnce = 16;  // of a block of columns, at most
+
+struct SplitLayout {
+  int64_t rows, n;
+  int64_t row_blocks;
+  int cluster;  // blocks of a row
+  int at_once;  // rows of a block of columns, a power of two
+  __host__ __device__ int columns() const { return kSplitThreads / at_once; }
+};
 
 // dweight and dbias: in the parameters' dtype, null where nobody asked.
 struct NormSums {
@@ -42,22 +51,26 @@ __device__ __forceinline__ void load_weight(const W* weight, bool aligned,
   }
 }
 
-// dx of the rows first, first + step, ..., each read twice.
+// dx of the rows of a team, each read twice.
 template <bool kRms, class T, class W, class S>
-__device__ __forceinline__ void split_rows(const NormBackward<T, W, S>& p, int64_t first,
-                                           int64_t step, int64_t rows, int64_t n) {
+__device__ __forceinline__ void split_rows(const NormBackward<T, W, S>& p,
+                                           const SplitLayout& layout) {
   using C = Compute<T>;
   constexpr int kVec = kChunkOf<T>;
-  __shared__ RowSlot<C> slots[2 * kSplitThreads / 32];
-  RowTeam<C> team(RowLayout{rows, 0, 32, 1, 0}, slots);
-  for (int64_t row = first; row < rows; row += step) {
+  constexpr int kBytes = row_slot_bytes<C>(kRowCluster, kSplitThreads);
+  __shared__ alignas(16) uint8_t slots[kBytes];
+  const int64_t rows = layout.rows, n = layout.n, teams = layout.row_blocks / layout.cluster;
+  RowTeam<C> team(RowLayout{rows, 0, 32, layout.cluster, 0}, slots);
+  const int index = team.rank() * kSplitThreads + team.index();
+  const int size = layout.cluster * kSplitThreads;
+  for (int64_t row = team.first(); row < rows; row += teams) {
     const T* x = p.x + row * p.x_stride;
     const S* dy = p.dy + row * p.dy_stride;
     const RowMoments<C> stats = load_stats<kRms>(p, row, rows);
     const int shift = static_cast<int>(row * n % kVec);
     const bool aligned = shift == 0 && reinterpret_cast<uintptr_t>(p.weight) % 16 == 0;
     C sum[2] = {};
-    stream_row<T, kVec>(x, n, shift, team.index(), team.size(), [&](const auto& chunk) {
+    stream_row<T, kVec>(x, n, shift, index, size, [&](const auto& chunk) {
       const auto d = load_like(dy, chunk);
       C weight[kVec] = {};
       load_weight(p.weight, aligned, chunk, weight);
@@ -70,7 +83,7 @@ __device__ __forceinline__ void split_rows(const NormBackward<T, W, S>& p, int64
     team.sum_all(sum);
     const C mean_gx = sum[0] / static_cast<C>(n);
     const C mean_g = kRms ? C{0} : sum[1] / static_cast<C>(n);
-    stream_row<T, kVec>(x, n, shift, team.index(), team.size(), [&](const auto& chunk) {
+    stream_row<T, kVec>(x, n, shift, index, size, [&](const auto& chunk) {
       const auto d = load_like(dy, chunk);
       C weight[kVec] = {}, dx[kVec] = {};
       load_weight(p.weight, aligned, chunk, weight);
@@ -84,55 +97,55 @@ __device__ __forceinline__ void split_rows(const NormBackward<T, W, S>& p, int64
       store_like(p.dx + row * n, chunk, dx);
     });
   }
+  team.leave();
 }
 
-// kSplitX columns over the rows part, part + parts, ... of every kSplitY: into the results where
+// Some columns over the rows part, part + parts, ... of every `at_once`: into the results where
 // that is all of them, else into a partial row.
 template <bool kRms, class T, class W, class S>
 __device__ __forceinline__ void split_columns(const NormBackward<T, W, S>& p, const NormSums& out,
-                                              int64_t group, int part, int64_t rows, int64_t n) {
+                                              const SplitLayout& layout, int64_t block) {
   using C = Compute<T>;
-  __shared__ C shared[2][kSplitY][kSplitX];
-  const int x = threadIdx.x % kSplitX, y = threadIdx.x / kSplitX;
-  const int64_t column = group * kSplitX + x;
+  __shared__ C shared[2][kSplitThreads];
+  const int columns = layout.columns(), at_once = layout.at_once;
+  const int x = threadIdx.x % columns, y = threadIdx.x / columns;
+  const int64_t column = block / p.partials * columns + x, part = block % p.partials;
   C dweight = 0, dbias = 0;
-  if (column < n) {
+  if (column < layout.n) {
 #pragma unroll 8
-    for (int64_t row = int64_t{part} * kSplitY + y; row < rows;
-         row += int64_t{p.partials} * kSplitY) {
-      const RowMoments<C> stats = load_stats<kRms>(p, row, rows);
+    for (int64_t row = part * at_once + y; row < layout.rows; row += p.partials * at_once) {
+      const RowMoments<C> stats = load_stats<kRms>(p, row, layout.rows);
       const C d = to_compute(p.dy[row * p.dy_stride + column]);
       dweight += d * stats.normal(to_compute(p.x[row * p.x_stride + column]));
       dbias += d;
     }
   }
-  shared[0][y][x] = dweight;
-  shared[1][y][x] = dbias;
+  shared[0][threadIdx.x] = dweight;
+  shared[1][threadIdx.x] = dbias;
   __syncthreads();
-  const int64_t mine = group * kSplitX + threadIdx.x % kSplitX;
-  if (y > 1 || (kRms && y == 1) || mine >= n) return;
-  C sum = 0;
-#pragma unroll
-  for (int i = 0; i < kSplitY; ++i) sum += shared[y][i][x];
-  void* const result = y == 0 ? out.dweight : out.dbias;
-  if (p.partials > 1) {
-    p.partial[(int64_t{y} * p.partials + part) * n + mine] = sum;
-  } else if (result != nullptr) {
-    store_parameter<T>(result, out.wide, mine, sum);
+  if (column >= layout.n) return;
+  for (int which = y; which < (kRms ? 1 : 2); which += at_once) {
+    C sum = 0;
+#pragma unroll 4
+    for (int i = 0; i < at_once; ++i) sum += shared[which][i * columns + x];
+    void* const result = which == 0 ? out.dweight : out.dbias;
+    if (p.partials > 1) {
+      p.partial[(int64_t{which} * p.partials + part) * layout.n + column] = sum;
+    } else if (result != nullptr) {
+      store_parameter<T>(result, out.wide, column, sum);
+    }
   }
 }
 
 // Blocks below row_blocks: dx; the others: column sums.
 template <bool kRms, class T, class W, class S>
 __global__ void __launch_bounds__(kSplitThreads, 2)
-    norm_backward_split_kernel(NormBackward<T, W, S> p, NormSums out, int64_t row_blocks,
-                               int64_t rows, int64_t n) {
+    norm_backward_split_kernel(NormBackward<T, W, S> p, NormSums out, SplitLayout layout) {
   wait_for_predecessor();
-  if (blockIdx.x < row_blocks) {
-    split_rows<kRms>(p, blockIdx.x, row_blocks, rows, n);
+  if (blockIdx.x < layout.row_blocks) {
+    split_rows<kRms>(p, layout);
   } else {
-    const int64_t block = blockIdx.x - row_blocks;
-    split_columns<kRms>(p, out, block / p.partials, static_cast<int>(block % p.partials), rows, n);
+    split_columns<kRms>(p, out, layout, blockIdx.x - layout.row_blocks);
   }
 }
 
