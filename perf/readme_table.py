@@ -11,7 +11,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fusedops.bench.memory_bars import is_large, share_of_copy
+from fusedops.bench.memory_bars import is_large, latest, share_of_copy
 from fusedops.bench.report import activation, first_size, geomean, speedup
 from fusedops.bench.results import Row, read_rows
 
@@ -165,8 +165,7 @@ def _memory(rows: Sequence[Row]) -> list[str]:
             groups[row["case"].split("/")[0], row["pass"]].append(row)
     lines = []
     for (op, pass_), members in groups.items():
-        large = {(r["case"], r["dtype"]): r for r in members if is_large(r)}
-        shares = sorted(share_of_copy(r) for r in large.values())
+        shares = sorted(share_of_copy(r) for r in latest(members) if is_large(r))
         share = f"{geomean(shares):.2f} ({shares[0]:.2f} to {shares[-1]:.2f})" if shares else ""
         means = " | ".join(_mean(members, peer) for peer in peers)
         lines.append(f"| `{op}` | {PASSES[pass_]} | {share} | {means} |")

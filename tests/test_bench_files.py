@@ -338,7 +338,8 @@ def test_memory_bars() -> None:
 
     rows = [
         norm("131072x1024", 0.9),
-        norm("131200x1023", 0.85),
+        norm("131200x1023", 0.85, date="2026-11-21"),
+        norm("131200x1023", 0.70, date="2026-11-20", peer="quack"),  # an older kernel
         norm("16x1000", 0.01, floor_us="0.02", speedup="0.9"),  # small: no share
         row("cumsum/9_dim0", suite="scan", floor_us="100", ours_us="150", speedup=""),
     ]

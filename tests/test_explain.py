@@ -168,5 +168,5 @@ def test_on_a_gpu_it_explains_that_gpu():
     x, w = (torch.randn(s, device="cuda").bfloat16() for s in [(512, 256), (384, 256)])
     report = fusedops.explain(x, w)
     assert torch.cuda.get_device_name() in str(report)
-    assert report.products[0].plan["family"] == "sm90"
+    assert report.products[0].plan["family"] in ("sm90", "cluster")
     assert product(x[:, 1:], w[:, 1:]).notes

@@ -50,7 +50,7 @@ def _norm_bars(rows: Sequence[Row]) -> list[str]:
         even = [row for row in found if _row_length(row) not in NEIGHBOURS]
         lines += [_share(f"norm {pass_}, rows of 256 to 65536", even, least)]
         shares: dict[str, dict[str, float]] = defaultdict(dict)
-        for row in filter(is_large, found):
+        for row in filter(is_large, latest(found)):
             shares[row["case"].split("/")[0]][_row_length(row)] = share_of_copy(row)
         ratios = [
             share[odd] / share[near]
@@ -76,10 +76,20 @@ def share_of_copy(row: Row) -> float:
     return float(row["floor_us"]) / float(row["ours_us"])
 
 
+def latest(rows: Sequence[Row]) -> list[Row]:
+    """A row of every case, of its newest day: its peers may have been measured on several."""
+    found: dict[tuple[str, ...], Row] = {}
+    for row in rows:
+        key = (row["suite"], row["case"], row["dtype"], row["pass"])
+        if key not in found or row["date"] >= found[key]["date"]:
+            found[key] = row
+    return [*found.values()]
+
+
 def _of(rows: Sequence[Row], op: str) -> list[Row]:
     return [row for row in rows if row["case"].startswith(op)]
 
 
 def _share(name: str, rows: Sequence[Row], least: float) -> str:
-    values = [share_of_copy(row) for row in rows if is_large(row)]
+    values = [share_of_copy(row) for row in latest(rows) if is_large(row)]
     return bar(f"{name}, share of copy, every case", values, min, least)
