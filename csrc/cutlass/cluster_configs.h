@@ -1,5 +1,5 @@
-// The kernels whose clusters share K (cuda/sm90_cluster.cuh), and what they accept: data for
-// selection (host) and for cuda/sm90_cluster.cu (device).
+// The kernels of one wave (cuda/sm90_cluster.cuh), and what they accept: data for selection (host)
+// and for cuda/sm90_cluster.cu (device).
 #pragma once
 
 #include "cutlass/config.h"
