@@ -152,7 +152,7 @@ struct FlatRun {
       const int64_t to = bound - (begin + row);
       const bool here = static_cast<uint64_t>(to) <= limit;
       const int end = here ? static_cast<int>(to) : 0;
-      if (count < kKnown) shared.bounds[count + lane()] = static_cast<int16_t>(end);
+      if (count <= kKnown - 32) shared.bounds[count + lane()] = static_cast<int16_t>(end);
       const unsigned last = end - 1;
       if (end > 0) atomicOr(shared.ends + last / 32, 1u << last % 32);
       const unsigned passed = __ballot_sync(kAllLanes, here);
