@@ -186,6 +186,23 @@ def test_errors(device):
                 backward(*arguments)
 
 
+@pytest.mark.parametrize("columns", [None, 1, 8])
+@pytest.mark.parametrize("rows", [50, 40_000])
+@pytest.mark.parametrize("kind", KINDS)
+def test_broken_offsets_harm_nobody(device, kind, rows, columns):
+    """What they give is undefined; nothing crashes, hangs or spoils the next call."""
+    shape = (rows,) if columns is None else (rows, columns)
+    x = make(*shape, dtype=torch.float32, device=device).requires_grad_()
+    generator = torch.Generator().manual_seed(rows)
+    anything = torch.randint(-rows, 2 * rows, (3000,), generator=generator)
+    falling = torch.arange(rows, -1, -1)
+    for offsets in (anything, falling, torch.tensor([0, 2**62, -(2**62), rows])):
+        fusedops.segment_reduce(x, offsets.to(device), kind).sum().backward()
+    y = fusedops.segment_reduce(x, torch.tensor([0, rows], device=device), kind)
+    want = reference.segment_reduce(x.detach().double(), torch.tensor([0, rows]).to(device), kind)
+    torch.testing.assert_close(y.detach().double(), want, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", DTYPES, ids=name)
 @pytest.mark.parametrize("segments", [40, 500_000, 7_000_000])
