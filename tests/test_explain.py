@@ -165,8 +165,8 @@ def test_the_command(capsys):
 
 @pytest.mark.sm90
 def test_on_a_gpu_it_explains_that_gpu():
-    x, w = (torch.randn(s, device="cuda").bfloat16() for s in [(512, 256), (384, 256)])
+    x, w = (torch.randn(s, device="cuda").bfloat16() for s in [(4096, 256), (4096, 256)])
     report = fusedops.explain(x, w)
     assert torch.cuda.get_device_name() in str(report)
-    assert report.products[0].plan["family"] in ("sm90", "cluster")
+    assert report.products[0].plan["family"] == "sm90"
     assert product(x[:, 1:], w[:, 1:]).notes

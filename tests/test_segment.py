@@ -198,8 +198,9 @@ def test_broken_offsets_harm_nobody(device, kind, rows, columns):
     falling = torch.arange(rows, -1, -1)
     for offsets in (anything, falling, torch.tensor([0, 2**62, -(2**62), rows])):
         fusedops.segment_reduce(x, offsets.to(device), kind).sum().backward()
-    y = fusedops.segment_reduce(x, torch.tensor([0, rows], device=device), kind)
-    want = reference.segment_reduce(x.detach().double(), torch.tensor([0, rows]).to(device), kind)
+    whole = torch.tensor([0, rows], device=device)
+    y = fusedops.segment_reduce(x, whole, kind)
+    want = reference.segment_reduce(x.detach().double(), whole, kind)
     torch.testing.assert_close(y.detach().double(), want, rtol=1e-4, atol=1e-4)
 
 

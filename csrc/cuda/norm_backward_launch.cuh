@@ -4,6 +4,7 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
+#include <bit>
 #include <numeric>
 #include <type_traits>
 
@@ -71,8 +72,9 @@ void launch_split(const NormGradients& t, NormBackward<T, W, S>& p, const NormSh
   p.partials = static_cast<int>(
       std::clamp<int64_t>(ceil_div(shape.rows, kSplitRows), 1, sums ? kSplitPartials : 1));
   const Tensor partial = make_partial<kRms>(p, out, t.rstd, p.partials > 1 ? shape.n : 0);
-  SplitLayout layout{shape.rows, shape.n, 0, split_cluster(shape, kChunkOf<T>, scope), 1};
-  while (layout.at_once < std::min<int64_t>(shape.rows, kSplitRowsAtOnce)) layout.at_once *= 2;
+  const uint64_t at_once = std::bit_ceil(std::min<uint64_t>(shape.rows, kSplitRowsAtOnce));
+  SplitLayout layout{shape.rows, shape.n, 0, split_cluster(shape, kChunkOf<T>, scope),
+                     static_cast<int>(at_once)};
   if (p.dx != nullptr) {
     layout.row_blocks = blocks_of_long_rows(shape.rows, scope) * layout.cluster;
   }

@@ -106,7 +106,7 @@ constexpr auto even_norm_kernel() {
   } else if constexpr (kKind == K::kFull32) {
     return kFull(Tag<32>{});
   } else if constexpr (kKind == K::kBlock) {
-    return norm_direct_kernel<kRms, T, T, kResidual, kNormHeld, false, BlockTeam, 256, 4>;
+    return norm_direct_kernel<kRms, T, T, kResidual, kNormHeld, false, BlockTeam, kBlockThreads, 4>;
   } else if constexpr (kKind == K::kWide) {
     constexpr int kBlocks = kRms || kResidual ? 2 : 3;
     return norm_direct_kernel<kRms, T, T, kResidual, kNormHeld, false, BlockTeam, kWideThreads,
@@ -128,7 +128,8 @@ constexpr auto ragged_norm_kernel() {
     return norm_ends_kernel<kRms, T, kResidual, true, false, false, LaneTeam, 64, kBlocks>;
   } else if constexpr (kKind == K::kBlock) {
     constexpr int kBlocks = kResidual ? 4 : 5;
-    return norm_ends_kernel<kRms, T, kResidual, true, false, false, BlockTeam, 256, kBlocks>;
+    return norm_ends_kernel<kRms, T, kResidual, true, false, false, BlockTeam, kBlockThreads,
+                            kBlocks>;
   } else if constexpr (kKind == K::kWide && (kRms || kResidual)) {
     constexpr int kBlocks = kResidual ? 2 : 3;
     return norm_ends_kernel<kRms, T, kResidual, true, false, false, BlockTeam, kWideThreads,

@@ -10,7 +10,6 @@ template <class T, int kMax, bool kRagged, class Team, int kThreads, int kBlocks
 __global__ void __launch_bounds__(kThreads, kBlocks)
     softmax_ends_kernel(SoftmaxForward<T, T> p, RowLayout layout) {
   constexpr int kVec = kChunkOf<T>;
-  using Chunk = Packed<T, kVec>;
   using Slice = RowEnds<kVec, kRagged, false>;
   __shared__ RowSlot<float> slots[Team::kSlots];
   wait_for_predecessor();

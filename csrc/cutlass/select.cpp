@@ -59,11 +59,25 @@ struct TileCost {
 double rows_of_a(const GemmConfig& c) { return c.tile_m / double(c.cluster_n); }
 double rows_of_b(const GemmConfig& c) { return c.tile_n / double(c.cluster_m); }
 
-double l2_cycles(const GemmProblem& p, const GemmConfig& c) {
+// Bytes of a step's rows of both operands; `cold`: how much more those of the larger one cost.
+double step_bytes(const GemmProblem& p, double rows_a, double rows_b, double cold) {
   const double larger = std::clamp(std::log2(double(p.n) / double(p.m)) / 4, -1.0, 1.0);
-  const double rows = rows_of_a(c) * (1 - kCold * larger) + rows_of_b(c) * (1 + kCold * larger);
-  const bool ragged = p.k * operand_bytes(p) % 128 != 0;
-  return 128 * rows / kL2BytesPerCycle * (ragged ? 1 + kRagged * c.cluster_m * c.cluster_n : 1);
+  return 128 * (rows_a * (1 - cold * larger) + rows_b * (1 + cold * larger));
+}
+
+bool rows_cut_lines(const GemmProblem& p) { return p.k * operand_bytes(p) % 128 != 0; }
+
+int output_copies(const GemmProblem& p) { return p.epilogue == Epilogue::kPreact ? 2 : 1; }
+
+// Operands and outputs, once.
+double dram_bytes(const GemmProblem& p) {
+  const double operands = double(p.m) * p.k + double(p.k) * p.n;
+  return operands * operand_bytes(p) + double(p.m) * p.n * output_copies(p) * dtype_bytes(p.dtype);
+}
+
+double l2_cycles(const GemmProblem& p, const GemmConfig& c) {
+  const double ragged = rows_cut_lines(p) ? 1 + kRagged * c.cluster_m * c.cluster_n : 1;
+  return step_bytes(p, rows_of_a(c), rows_of_b(c), kCold) / kL2BytesPerCycle * ragged;
 }
 
 TileCost tile_cost(const GemmProblem& p, const GemmConfig& c, int64_t k) {
@@ -74,7 +88,7 @@ TileCost tile_cost(const GemmProblem& p, const GemmConfig& c, int64_t k) {
                      std::pow(static_cast<double>(ceil_div(p.n, c.tile_n)), kHotRowPower);
   const double out_bytes =
       (p.epilogue == Epilogue::kAccumulator ? 4.0 : double(dtype_bytes(p.dtype))) *
-      (p.epilogue == Epilogue::kPreact ? 2 : 1);
+      output_copies(p);
   const bool cheap = p.activation == Activation::kNone || p.activation == Activation::kRelu;
   const double epilogue =
       kEpilogueCycles + double(c.tile_m) * c.tile_n *
@@ -98,11 +112,8 @@ double sm90_us(const GemmProblem& p, const GemmConfig& c, int splits, const Devi
           ? (waves - 1) * std::max(cost.mainloop, cost.epilogue * kExposedEpilogue) +
                 cost.mainloop + cost.epilogue
           : waves * (cost.mainloop + cost.epilogue);
-  const double out = double(p.m) * p.n * (p.epilogue == Epilogue::kPreact ? 2 : 1);
-  const double bytes =
-      (double(p.m) * p.k + double(p.k) * p.n) * operand_bytes(p) + out * dtype_bytes(p.dtype);
-  double us =
-      kLaunchUs + std::max((kFillCycles + cycles) / (kClockGhz * 1e3), bytes / kDramBytesPerUs);
+  double us = kLaunchUs +
+              std::max((kFillCycles + cycles) / (kClockGhz * 1e3), dram_bytes(p) / kDramBytesPerUs);
   if (splits > 1) us += kReduceUs + double(p.m) * p.n * splits * 4 / (2 * kDramBytesPerUs);
   return us;
 }
@@ -176,22 +187,17 @@ double cluster_us(const GemmProblem& p, const GemmConfig& c, const DeviceModel& 
   constexpr double kStepMma = 2425, kStepL2 = 61.3, kStepCold = 0.1, kStepRagged = 0.235;
   constexpr double kCrowding = 0.275;  // of L2's time with a block on every SM
   constexpr double kSentBytesPerUs = 16.6e3, kStoredBytesPerUs = 11.4e3, kDramBytes = 15.1e6;
-  const double larger = std::clamp(std::log2(double(p.n) / double(p.m)) / 4, -1.0, 1.0);
-  const double rows = c.tile_m * (1 - kStepCold * larger) + c.tile_n * (1 + kStepCold * larger);
-  const bool ragged = p.k * operand_bytes(p) % 128 != 0;
   const double blocks = double(ceil_div(p.m, c.tile_m)) * ceil_div(p.n, c.tile_n) * c.cluster_n;
-  const double l2 = 128 * rows / kStepL2 * (ragged ? 1 + kStepRagged : 1) *
+  const double l2 = step_bytes(p, c.tile_m, c.tile_n, kStepCold) / kStepL2 *
+                    (rows_cut_lines(p) ? 1 + kStepRagged : 1) *
                     (1 + kCrowding * (blocks / device.sm_count - 1));
-  const double outputs = double(c.tile_m) * c.tile_n,
-               copies = p.epilogue == Epilogue::kPreact ? 2 : 1;
+  const double outputs = double(c.tile_m) * c.tile_n;
   const double steps = static_cast<double>(ceil_div(ceil_div(p.k, 64), c.cluster_n));
   const double cycles = steps * std::max(outputs * 64 / kStepMma, l2);
   const double sent = outputs * 4 * (c.cluster_n - 1) / c.cluster_n;
-  const double stored = outputs / c.cluster_n * copies * dtype_bytes(p.dtype);
-  const double bytes =
-      (double(p.m) * p.k + double(p.k) * p.n + double(p.m) * p.n * copies) * dtype_bytes(p.dtype);
+  const double stored = outputs / c.cluster_n * output_copies(p) * dtype_bytes(p.dtype);
   return (c.cluster_n > 1 ? kSharedUs : kAloneUs) + cycles / (kClockGhz * 1e3) +
-         sent / kSentBytesPerUs + stored / kStoredBytesPerUs + bytes / kDramBytes;
+         sent / kSentBytesPerUs + stored / kStoredBytesPerUs + dram_bytes(p) / kDramBytes;
 }
 
 // ---- measurements ----
@@ -263,9 +269,7 @@ void enumerate_cluster(const GemmProblem& problem, const DeviceModel& device,
     if (!candidate.rejected && tiles > cluster_slots(config, device)) {
       candidate.rejected = "more tiles than clusters that run at a time";
     }
-    if (!candidate.rejected) {
-      candidate.plan.expected_us = cluster_us(problem, config, device);
-    }
+    if (!candidate.rejected) candidate.plan.expected_us = cluster_us(problem, config, device);
     candidates.push_back(candidate);
   }
 }
