@@ -21,8 +21,9 @@ struct NormBackward {
   const C* mean;       // [rows]; null for rms_norm
   const C* rstd;       // [rows]
   T* dx;               // [rows, n] or null
-  C* partial;          // [2, partials, n]: of dweight, of dbias; null where neither is asked for
+  C* partial;          // [2, partials] rows: of dweight, of dbias; null where neither is asked for
   int64_t dy_stride, x_stride, dresidual_stride;
+  int64_t partial_pitch;  // elements of a partial row: n, and some for aligned loads
   int partials;
 };
 
@@ -57,19 +58,44 @@ struct ColumnSums {
   C bias[kRms ? 1 : kCount][kVec] = {};
 };
 
-// A team per block or cluster: its whole chunks straight into the partial row.
-template <bool kAligned, class C, int kVec, int kCount>
+// A team per block or cluster, rows that begin at a chunk: its chunks straight into the partial
+// row.
+template <class C, int kVec, int kCount>
 __device__ __forceinline__ void store_sums(const C (&sums)[kCount][kVec],
                                            const RowSlice<kVec, kCount, false>& slice, C* row) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     if (!slice.some(i)) break;
-    C* const chunk = row + slice.column(i);
-    if constexpr (kAligned) {
-      store_packed(chunk, pack<C>(sums[i]));
-    } else {
+    store_packed(row + slice.column(i), pack<C>(sums[i]));
+  }
+}
+
+// The same where whole chunks [begin, end) of a block lie anywhere beside 16 bytes of the partial
+// row: by way of shared memory, since elements one by one take eight times the accesses.
+template <class C, int kVec, int kCount>
+__device__ __forceinline__ void store_loose_sums(const C (&sums)[kCount][kVec],
+                                                 const RowSlice<kVec, kCount, false>& slice,
+                                                 bool holds, int begin, int end, C* shared, C* row,
+                                                 bool add = false) {
+  __syncthreads();
 #pragma unroll
-      for (int e = 0; e < kVec; ++e) chunk[e] = sums[i][e];
+  for (int i = 0; i < kCount; ++i) {
+    if (!holds || !slice.some(i)) break;
+#pragma unroll
+    for (int e = 0; e < kVec; ++e) shared[slice.column(i) - begin + e] = sums[i][e];
+  }
+  __syncthreads();
+  constexpr int kAtOnce = 8;  // to add, which waits for memory
+  const int step = static_cast<int>(blockDim.x);
+  for (int c = begin + static_cast<int>(threadIdx.x); c < end; c += kAtOnce * step) {
+    C old[kAtOnce] = {};
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (add && c + i * step < end) old[i] = row[c + i * step];
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (c + i * step < end) row[c + i * step] = old[i] + shared[c + i * step - begin];
     }
   }
 }
@@ -328,19 +354,23 @@ __global__ void __maxnreg__(Step::kRegisters)
     stage = next_stage(stage);
   }
   ring.drain();
-  if (p.partial != nullptr) {
-    C* const dweight = p.partial + int64_t{blockIdx.x} * n;
-    C* const dbias = dweight + int64_t{p.partials} * n;
-    if constexpr (Step::kBlocks) {
-      store_sums<!kEdges>(sums.weight, slice, dweight + head);
-      if constexpr (!kRms) store_sums<!kEdges>(sums.bias, slice, dbias + head);
-      if constexpr (kEdges) edge.store_sums(dweight, dbias);
-    } else {
-      // NOTE: behind the barriers, whose memory nothing else may touch.
-      C* const scratch = reinterpret_cast<C*>(
-          ring_memory + row_barrier_bytes(static_cast<int>(blockDim.x) / 32) / 16);
-      gather_sums(sums, slice, layout.lanes, n, scratch, dweight, dbias);
+  if (p.partial == nullptr) return;
+  C* const dweight = p.partial + blockIdx.x * p.partial_pitch;
+  C* const dbias = dweight + p.partials * p.partial_pitch;
+  // NOTE: behind the barriers, whose memory nothing else may touch.
+  C* const scratch =
+      reinterpret_cast<C*>(ring_memory + row_barrier_bytes(static_cast<int>(blockDim.x) / 32) / 16);
+  if constexpr (kEdges) {
+    store_loose_sums(sums.weight, slice, true, 0, layout.n, scratch, dweight + head);
+    if constexpr (!kRms) {
+      store_loose_sums(sums.bias, slice, true, 0, layout.n, scratch, dbias + head);
     }
+    edge.store_sums(dweight, dbias);
+  } else if constexpr (Step::kBlocks) {
+    store_sums(sums.weight, slice, dweight);
+    if constexpr (!kRms) store_sums(sums.bias, slice, dbias);
+  } else {
+    gather_sums(sums, slice, layout.lanes, n, scratch, dweight, dbias);
   }
 }
 

@@ -125,49 +125,30 @@ class ReadStages {
 
 // The rows of a team, class by class: rows that begin at the same place inside a chunk are a class.
 //
-// Every team takes as many rows in a run of the classes, which are parts of few classes. Where all
-// rows begin at a chunk, a team takes every so many.
+// Every team takes as much of a run of the classes, which is parts of few classes; a change of
+// class counts as `gap` rows. Where the number of teams is a multiple of the classes', a team takes
+// every so many rows, all of one class.
 struct PartRows {
   unsigned row, until, step;  // row, row + step, ... below `until`
   __device__ __forceinline__ PartRows(unsigned rows, unsigned teams, unsigned team)
       : row(team), until(rows), step(teams) {}
-  // The part of rows [begin, end) of that run in class c.
-  __device__ __forceinline__ PartRows(unsigned rows, unsigned classes, unsigned c, unsigned begin,
-                                      unsigned end)
+  // Those of class c.
+  __device__ __forceinline__ PartRows(unsigned rows, unsigned teams, unsigned team,
+                                      unsigned classes, unsigned c, unsigned gap)
       : step(classes) {
-    const unsigned start = start_of(rows, classes, c);
-    const unsigned from = max(begin, start), to = min(end, start_of(rows, classes, c + 1));
+    const uint64_t run = rows + uint64_t{classes - 1} * gap;
+    const unsigned begin = static_cast<unsigned>(run * team / teams);
+    const unsigned end = static_cast<unsigned>(run * (team + 1) / teams);
+    const unsigned each = rows / classes, more = rows % classes;
+    const unsigned start = c * (each + gap) + min(c, more), stop = start + each + (c < more);
+    const unsigned from = max(begin, start), to = min(end, stop);
     row = c + (from - start) * classes;
     until = row + (to > from ? to - from : 0) * classes;
   }
-  static __device__ __forceinline__ unsigned start_of(unsigned rows, unsigned classes, unsigned c) {
-    return c * (rows / classes) + min(c, rows % classes);
-  }
 };
 
-// Sums of a block's whole chunks, which lie anywhere beside 16 bytes in a row of them: by way of
-// shared memory.
-template <class C, int kVec, int kCount>
-__device__ __forceinline__ void store_loose_sums(const C (&sums)[kCount][kVec],
-                                                 const RowSlice<kVec, kCount, false>& slice,
-                                                 bool holds, int begin, int end, C* shared, C* row,
-                                                 bool add) {
-  __syncthreads();
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    if (!holds || !slice.some(i)) break;
-#pragma unroll
-    for (int e = 0; e < kVec; ++e) shared[slice.column(i) - begin + e] = sums[i][e];
-  }
-  __syncthreads();
-  for (int c = begin + static_cast<int>(threadIdx.x); c < end; c += static_cast<int>(blockDim.x)) {
-    row[c] = add ? row[c] + shared[c - begin] : shared[c - begin];
-  }
-}
-
-// NOTE: two sums per column, or weights of twice the size, leave few registers for edges.
-template <bool kRms, class T, class W, bool kRagged>
-inline constexpr int cluster_registers = sizeof(W) > sizeof(T) || (!kRms && kRagged) ? 168 : 128;
+template <class T, class W>
+inline constexpr int cluster_registers = sizeof(W) > sizeof(T) ? 168 : 128;
 
 // What a thread of a cluster walks over rows with.
 template <bool kRms, class T, class W, class S, bool kRagged>
@@ -299,8 +280,8 @@ class ClusterRows {
   // Sums of a part into the team's partial row.
   __device__ __forceinline__ void store(const RowLayout& layout, int head, const Slice& slice,
                                         const Edge& edge, const Sums& sums, bool again) {
-    C* const dweight = p_.partial + team_.first() * n_;
-    C* const dbias = dweight + int64_t{p_.partials} * n_;
+    C* const dweight = p_.partial + team_.first() * p_.partial_pitch;
+    C* const dbias = dweight + p_.partials * p_.partial_pitch;
     if constexpr (kRagged) {
       const int held = layout.chunks * team_.size() * kVec, begin = team_.rank() * held;
       const int end = min(layout.n, begin + held);
@@ -311,8 +292,8 @@ class ClusterRows {
       if constexpr (!kRms) store_loose(sums.bias, dbias);
       edge.store_sums(dweight, dbias, again);
     } else if (!scouts()) {
-      store_sums<true>(sums.weight, slice, dweight);
-      if constexpr (!kRms) store_sums<true>(sums.bias, slice, dbias);
+      store_sums(sums.weight, slice, dweight);
+      if constexpr (!kRms) store_sums(sums.bias, slice, dbias);
     }
   }
 
@@ -353,11 +334,11 @@ class ClusterRows {
   RowPlaces places_;  // of that row
 };
 
-// classes: see PartRows. A partial row for every team.
+// classes, gap: see PartRows. A partial row for every team.
 template <bool kRms, class T, class W, class S, bool kRagged, int kRegisters>
 __global__ void __maxnreg__(kRegisters)
     norm_backward_cluster_kernel(NormBackward<T, W, S> p, RowLayout layout, int stages,
-                                 unsigned classes) {
+                                 unsigned classes, unsigned gap) {
   extern __shared__ uint4 shared[];
   wait_for_predecessor();
   layout.lanes = 32;
@@ -368,24 +349,21 @@ __global__ void __maxnreg__(kRegisters)
   ClusterRows<kRms, T, W, S, kRagged> walker(p, layout, stages, shared, barriers);
   const unsigned rows = static_cast<unsigned>(layout.rows);
   const unsigned teams = static_cast<unsigned>(walker.team().stride());
-  const unsigned first = static_cast<unsigned>(walker.team().first());
-  if constexpr (!kRagged) {
-    walker.take(PartRows(rows, teams, first), layout, false);
-  } else {
-    const unsigned begin = static_cast<unsigned>(uint64_t{rows} * first / teams);
-    const unsigned end = static_cast<unsigned>(uint64_t{rows} * (first + 1) / teams);
-    bool again = false;
+  const unsigned team = static_cast<unsigned>(walker.team().first());
+  const bool one_class = !kRagged || teams % classes == 0;
+  bool again = false;
 #pragma unroll 1
-    for (unsigned c = 0; c < classes; ++c) {
-      const PartRows part(rows, classes, c, begin, end);
-      if (part.row >= part.until) continue;
-      walker.take(part, layout, again);
-      again = true;
-      // What threads wrote goes before the next part's rows and before its sums.
-      fence_bulk_copies();
-      __syncwarp();
-      cluster_sync();
-    }
+  for (unsigned c = 0; c < (one_class ? 1 : classes); ++c) {
+    const PartRows part =
+        one_class ? PartRows(rows, teams, team) : PartRows(rows, teams, team, classes, c, gap);
+    if (part.row >= part.until) continue;
+    walker.take(part, layout, again);
+    again = true;
+    // What threads wrote goes before the next part's rows and before its sums.
+    if (one_class) break;
+    fence_bulk_copies();
+    __syncwarp();
+    cluster_sync();
   }
   walker.team().leave();
 }

@@ -34,24 +34,25 @@ inline NormSums norm_sums(const NormGradients& t, bool half) {
 
 template <class T>
 void sum_partials(const NormSums& out, const Tensor& partial, int partials, int64_t n,
-                  const LaunchScope& scope) {
+                  int64_t pitch, const LaunchScope& scope) {
   using C = Compute<T>;
-  constexpr int kPer = 16 / sizeof(C);
-  const int per = n % kPer == 0 ? kPer : 1;
   const dim3 threads =
       partials <= 64 ? dim3(32, kPartialThreads / 32) : dim3(8, kPartialThreads / 8);
-  launch_plain(per == 1 ? norm_partial_sum_kernel<T, 1> : norm_partial_sum_kernel<T, kPer>,
-               dim3(ceil_div(n, int64_t{threads.x} * per), out.dbias == nullptr ? 1 : 2), threads,
-               scope, static_cast<const C*>(partial.const_data_ptr()), out, partials, n);
+  launch_plain(norm_partial_sum_kernel<T>,
+               dim3(ceil_div(n, int64_t{threads.x} * kChunkOf<C>), out.dbias == nullptr ? 1 : 2),
+               threads, scope, static_cast<const C*>(partial.const_data_ptr()), out, partials, n,
+               pitch);
 }
 
 // Partial rows, or none where nobody asked for them.
 template <bool kRms, class T, class W, class S>
 Tensor make_partial(NormBackward<T, W, S>& p, const NormSums& out, const Tensor& like, int64_t n) {
+  using C = Compute<T>;
   const bool sums = out.dweight != nullptr || out.dbias != nullptr;
+  p.partial_pitch = round_up(n, int64_t{kChunkOf<C>});
   const Tensor partial =
-      torch::stable::new_empty(like, {sums ? (kRms ? 1 : 2) * int64_t{p.partials} * n : 0});
-  p.partial = sums ? static_cast<Compute<T>*>(partial.mutable_data_ptr()) : nullptr;
+      torch::stable::new_empty(like, {sums ? (kRms ? 1 : 2) * p.partials * p.partial_pitch : 0});
+  p.partial = sums ? static_cast<C*>(partial.mutable_data_ptr()) : nullptr;
   return partial;
 }
 
@@ -84,7 +85,7 @@ void launch_split(const NormGradients& t, NormBackward<T, W, S>& p, const NormSh
   launch_cluster_kernel(norm_backward_split_kernel<kRms, T, W, S>, dim3(blocks),
                         dim3(kSplitThreads), layout.cluster, 0, scope.stream(),
                         scope.context().overlap, p, out, layout);
-  if (p.partials > 1) sum_partials<T>(out, partial, p.partials, shape.n, scope);
+  if (p.partials > 1) sum_partials<T>(out, partial, p.partials, shape.n, p.partial_pitch, scope);
 }
 
 // Whole rows on a plan, then the sums of what its teams have summed.
@@ -98,27 +99,42 @@ void launch_plan(Kernel kernel, const RowPlan& plan, const NormGradients& t,
 
   // Launch
   launch_rows(kernel, plan, scope, p, plan.layout, args...);
-  if (p.partial != nullptr) sum_partials<T>(out, partial, p.partials, plan.layout.n, scope);
+  if (p.partial != nullptr) {
+    sum_partials<T>(out, partial, p.partials, plan.layout.n, p.partial_pitch, scope);
+  }
+}
+
+// Threads of an SM whose teams are of few warps (measured): more than about 48 KB of rows on the
+// way cost bandwidth. many: the longer rows among those take as many threads as there are.
+inline int few_warp_threads(int64_t n, int vec, int words, bool many) {
+  constexpr int kAsked = 48000, kHeld = BlockStep::kChunks;
+  const int64_t chunks = ceil_div(n, int64_t{vec});
+  if (chunks > 64 * kHeld) return many ? kRowThreads : kRowThreads * 3 / 4;
+  const int64_t row_bytes = n / vec * words * 16;
+  const int64_t teams = ceil_div(int64_t{kAsked}, (kRowStages - 1) * row_bytes);
+  const int64_t of_team = round_up(ceil_div(chunks, int64_t{kHeld}), int64_t{32});
+  return static_cast<int>(std::min<int64_t>(round_up(teams * of_team, int64_t{128}), kRowThreads));
 }
 
 // A warp or a block for a row; false where that cannot be.
 template <bool kRms, bool kRagged, class Step, class T, class W, class S>
 bool launch_rows_of(const NormGradients& t, NormBackward<T, W, S>& p, const NormShape& shape,
                     const LaunchScope& scope) {
-  // NOTE: measured. Of teams of few warps, too many rows on their way cost bandwidth.
-  const bool few_warps = shape.n > 32 * kChunkOf<T> && shape.n <= 256 * kChunkOf<T> &&
-                         shape.rows >= 4 * scope.facts().sm_count;
-  const int quarters = !kRms || !few_warps ? 4 : !kRagged ? 3 : Step::kBlocks ? 5 : 4;
+  constexpr int kVec = kChunkOf<T>;
+  const bool few_warps =
+      shape.n > 32 * kVec && shape.n <= 256 * kVec && shape.rows >= 4 * scope.facts().sm_count;
+  const int words = norm_backward_words<T, S>(p.dresidual != nullptr);
   const RowProblem problem{
       .rows = shape.rows,
       .n = shape.n,
-      .vec = kChunkOf<T>,
-      .words = norm_backward_words<T, S>(p.dresidual != nullptr),
+      .vec = kVec,
+      .words = words,
       .max_chunks = Step::kChunks,
       .compute_bytes = sizeof(Compute<T>),
       .rows_per_team = 0,
       .bulk = kRagged || few_warps,
-      .sm_threads = kRowThreads * quarters / 4,
+      .sm_threads =
+          few_warps ? few_warp_threads(shape.n, kVec, words, !kRms && !kRagged) : kRowThreads,
       .whole = kRagged && Step::kBlocks,
       .filled = true,
   };
@@ -162,7 +178,7 @@ template <bool kRms, bool kRagged, class T, class W, class S>
 bool launch_clusters(const NormGradients& t, NormBackward<T, W, S>& p, const NormShape& shape,
                      const LaunchScope& scope) {
   constexpr int kVec = kChunkOf<T>;
-  constexpr int kRegisters = cluster_registers<kRms, T, W, kRagged>;
+  constexpr int kRegisters = cluster_registers<T, W>;
   const auto kernel = norm_backward_cluster_kernel<kRms, T, W, S, kRagged, kRegisters>;
   auto [plan, stages] =
       plan_clusters(shape, kVec, norm_backward_words<T, S>(false), p.dresidual == nullptr ? 0 : 1,
@@ -172,10 +188,16 @@ bool launch_clusters(const NormGradients& t, NormBackward<T, W, S>& p, const Nor
   const int64_t resident =
       resident_blocks(reinterpret_cast<const void*>(kernel), plan, scope) / cluster;
   if (resident == 0) return false;
-  plan.stays = shape.rows > resident;
-  plan.blocks = std::min(shape.rows, resident) * cluster;
-  const unsigned period = static_cast<unsigned>(kVec / std::gcd<int64_t>(shape.n, kVec));
-  launch_plan<kRms>(kernel, plan, t, p, scope, stages, period);
+  const int64_t classes = kVec / std::gcd<int64_t>(shape.n, kVec);
+  int64_t teams = std::min(shape.rows, resident);
+  // NOTE: a few teams fewer cost less than changes of class.
+  if (teams % classes <= teams / 16) teams -= teams % classes;
+  plan.stays = shape.rows > teams;
+  plan.blocks = teams * cluster;
+  // Rows in whose time a team changes to another class: fewer than a team has.
+  const int64_t gap = std::min<int64_t>(8, shape.rows / (classes * teams));
+  launch_plan<kRms>(kernel, plan, t, p, scope, stages, static_cast<unsigned>(classes),
+                    static_cast<unsigned>(gap));
   return true;
 }
 

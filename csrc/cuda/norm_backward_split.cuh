@@ -130,7 +130,7 @@ __device__ __forceinline__ void split_columns(const NormBackward<T, W, S>& p, co
     for (int i = 0; i < at_once; ++i) sum += shared[which][i * columns + x];
     void* const result = which == 0 ? out.dweight : out.dbias;
     if (p.partials > 1) {
-      p.partial[(int64_t{which} * p.partials + part) * layout.n + column] = sum;
+      p.partial[(int64_t{which} * p.partials + part) * p.partial_pitch + column] = sum;
     } else if (result != nullptr) {
       store_parameter<T>(result, out.wide, column, sum);
     }
@@ -153,23 +153,25 @@ __global__ void __launch_bounds__(kSplitThreads, 2)
 
 inline constexpr int kPartialThreads = 512;
 
-// out[c] = sum over the partial rows in a fixed order; blockIdx.y 0: dweight, 1: dbias. A thread
-// has kPer columns and every blockDim.y-th row.
-template <class T, int kPer>
+// out[c] = sum over the partial rows, `pitch` apart, in a fixed order; blockIdx.y 0: dweight, 1:
+// dbias. A thread has 16 bytes of every blockDim.y-th row.
+template <class T>
 __global__ void __launch_bounds__(kPartialThreads)
-    norm_partial_sum_kernel(const Compute<T>* partial, NormSums out, int partials, int64_t n) {
+    norm_partial_sum_kernel(const Compute<T>* partial, NormSums out, int partials, int64_t n,
+                            int64_t pitch) {
   using C = Compute<T>;
+  constexpr int kPer = kChunkOf<C>;
   __shared__ double shared[kPer][kPartialThreads];
   wait_for_predecessor();
   void* const to = blockIdx.y == 0 ? out.dweight : out.dbias;
   if (to == nullptr) return;
   const int64_t column = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) * kPer;
-  const C* from = partial + blockIdx.y * (int64_t{partials} * n) + column;
+  const C* from = partial + blockIdx.y * (partials * pitch) + column;
   double sum[kPer] = {};  // NOTE: a chain of fp32 sums would be less exact than torch's tree
   if (column < n) {
 #pragma unroll 8
     for (int64_t row = threadIdx.y; row < partials; row += blockDim.y) {
-      const auto some = *reinterpret_cast<const Vec<C, kPer>*>(from + row * n);
+      const auto some = *reinterpret_cast<const Vec<C, kPer>*>(from + row * pitch);
 #pragma unroll
       for (int i = 0; i < kPer; ++i) sum[i] += some.value[i];
     }
@@ -187,9 +189,11 @@ __global__ void __launch_bounds__(kPartialThreads)
     }
     __syncthreads();
   }
-  if (threadIdx.y > 0 || column >= n) return;
+  if (threadIdx.y > 0) return;
 #pragma unroll
-  for (int i = 0; i < kPer; ++i) store_parameter<T>(to, out.wide, column + i, sum[i]);
+  for (int i = 0; i < kPer; ++i) {
+    if (column + i < n) store_parameter<T>(to, out.wide, column + i, sum[i]);
+  }
 }
 
 }  // namespace fusedops
