@@ -97,6 +97,8 @@ template <bool kRms, class T, class W, bool kResidual, int kMax, bool kRagged, c
 __global__ void __launch_bounds__(kThreads, kBlocks)
     norm_direct_kernel(NormForward<T, W> p, int pitch, RowLayout layout) {
   constexpr int kVec = kChunkOf<T>;
+  // NOTE: the launch that laid parameters out has waited for all that rows come from.
+  constexpr bool kLaidOut = kRagged && kMax > kPlainChunks;
   using Chunk = Packed<T, kVec>;
   __shared__ RowSlot<float> slots[Team::kSlots];
   Team team(layout, slots);
@@ -107,7 +109,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   const DirectParameter<W, kVec, kMax, kRagged> biases(p.bias, pitch, slice.shift(), 0.0f);
 
   const T* from = p.x + row * p.x_stride;
-  wait_for_predecessor();
+  if constexpr (!kLaidOut) wait_for_predecessor();
   Chunk x[kMax];
   Chunk end;
   slice.request(x, end, from, active, last);
@@ -131,6 +133,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
       if (active) slice.store(sum, k, x[k]);
     }
   }
+  if constexpr (kLaidOut) wait_for_predecessor();
   constexpr int kReady = kMax <= kPlainChunks ? kMax : 1;  // chunks of parameters at a time
   Packed<W, kVec> weight[kReady], bias[kReady] = {};
 #pragma unroll

@@ -153,7 +153,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   using Row = NormRow<T, kLong, Slice>;
   extern __shared__ uint4 waiting[];
   __shared__ RowSlot<float> slots[Team::kSlots];
-  wait_for_predecessor();
+  // NOTE: the launch that laid parameters of ragged rows out has waited for all that rows come from.
+  if constexpr (!kRagged) wait_for_predecessor();
   Team team(layout, slots);
   // NOTE: lanes without a row do the last one again.
   const int64_t row = min(team.row(), layout.rows - 1);
@@ -165,6 +166,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   DirectSums<kRms, T> sums = x.template sums<kRms>(slice);
   // NOTE: not sooner: a thread waits for six groups of loads apart, no more, and would wait for the
   // row together with these.
+  if constexpr (kRagged) wait_for_predecessor();
   EndsParameters<kRms, T, Slice> parameters(p, slice, pitch);
   const PivotMoments<T, float> moments =
       sums.moments(team, 1.0f / static_cast<float>(layout.n), p.eps);
