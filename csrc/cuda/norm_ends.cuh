@@ -67,9 +67,9 @@ __device__ __forceinline__ T plus(T a, T b) {
 }
 
 // A row; with kLong the chunks that registers do not hold wait in shared memory.
-template <class T, bool kLong, class Slice>
-struct NormRow : EndsRow<T, 4, Slice> {
-  using Base = EndsRow<T, 4, Slice>;
+template <class T, int kMax, bool kLong, class Slice>
+struct NormRow : EndsRow<T, kMax, Slice> {
+  using Base = EndsRow<T, kMax, Slice>;
   using Base::alone, Base::held, Base::kHeld, Base::kVec;
   using typename Base::Chunk;
   T pivot{};        // element 0
@@ -143,17 +143,18 @@ struct NormRow : EndsRow<T, 4, Slice> {
   }
 };
 
-template <bool kRms, class T, bool kResidual, bool kRagged, bool kWhole, bool kLong, class Team,
-          int kThreads, int kBlocks>
+template <bool kRms, class T, bool kResidual, int kMax, bool kRagged, bool kWhole, bool kLong,
+          class Team, int kThreads, int kBlocks>
 __global__ void __launch_bounds__(kThreads, kBlocks)
     norm_ends_kernel(NormForward<T, T> p, int pitch, RowLayout layout) {
   constexpr int kVec = kChunkOf<T>;
   using Chunk = Packed<T, kVec>;
   using Slice = RowEnds<kVec, kRagged, kWhole>;
-  using Row = NormRow<T, kLong, Slice>;
+  using Row = NormRow<T, kMax, kLong, Slice>;
   extern __shared__ uint4 waiting[];
   __shared__ RowSlot<float> slots[Team::kSlots];
-  // NOTE: the launch that laid parameters of ragged rows out has waited for all that rows come from.
+  // NOTE: the launch that laid parameters of ragged rows out has waited for all that rows come
+  // from.
   if constexpr (!kRagged) wait_for_predecessor();
   Team team(layout, slots);
   // NOTE: lanes without a row do the last one again.

@@ -43,14 +43,31 @@ enum class NormKind {
   kEnds,  // lanes of a row that begins inside a chunk
   kBlock,
   kWide,
-  kLong,  // a block that keeps a part of its row in shared memory
+  kLong,   // a block that keeps a part of its row in shared memory
+  kTwo,    // a block of up to 512 threads, of two chunks each
+  kTall1,  // a block of up to 1024 threads, of a chunk each, two or four,
+  kTall2,
+  kTall4,
 };
-using EvenKinds = Choices<NormKind::kFewLanes, NormKind::kFewBlocks, NormKind::kFewClusters,
-                          NormKind::kLanes, NormKind::kFull8, NormKind::kFull16, NormKind::kFull32,
-                          NormKind::kBlock, NormKind::kWide, NormKind::kLong>;
-using RaggedKinds =
-    Choices<NormKind::kFewLanes, NormKind::kFewBlocks, NormKind::kFewClusters, NormKind::kLanes,
-            NormKind::kEnds, NormKind::kBlock, NormKind::kWide, NormKind::kLong>;
+
+// Of rows of each sort, those that plan_norm chooses.
+template <bool kRms, bool kResidual, bool kRagged>
+constexpr auto norm_kinds() {
+  using K = NormKind;
+  if constexpr (kRagged) {
+    return Choices<K::kFewLanes, K::kFewBlocks, K::kFewClusters, K::kLanes, K::kEnds, K::kBlock,
+                   K::kWide, K::kLong>{};
+  } else if constexpr (kResidual) {
+    return Choices<K::kFewLanes, K::kFewBlocks, K::kFewClusters, K::kLanes, K::kFull8, K::kFull16,
+                   K::kFull32, K::kBlock, K::kLong, K::kTall1, K::kTall2, K::kTall4>{};
+  } else if constexpr (kRms) {
+    return Choices<K::kFewLanes, K::kFewBlocks, K::kFewClusters, K::kLanes, K::kFull8, K::kFull16,
+                   K::kFull32, K::kBlock, K::kTwo, K::kWide, K::kLong>{};
+  } else {
+    return Choices<K::kFewLanes, K::kFewBlocks, K::kFewClusters, K::kLanes, K::kFull8, K::kFull16,
+                   K::kFull32, K::kBlock, K::kWide, K::kLong>{};
+  }
+}
 
 struct NormPlan {
   NormKind kind = NormKind::kNone;
@@ -59,9 +76,30 @@ struct NormPlan {
 
 constexpr int kNormHeld = 4;  // chunks of a thread in registers
 constexpr int norm_long_threads(bool ragged) { return ragged ? 640 : 512; }
+constexpr int kTwoThreads = 512, kTallThreads = 1024;
+
+// Even rows of blocks that wait for fewer bytes at a time: 64 KB on a multiprocessor, or 128 of
+// rows that long, are enough, and more cost up to 2.5 % of the bandwidth (measured; kNone where
+// plan_direct's blocks are as fast).
+inline NormPlan plan_tall(int64_t rows, int64_t n, int64_t chunks, bool residual) {
+  const auto plan = [&](NormKind kind, int per_thread) {
+    const int64_t threads = round_up(ceil_div(chunks, int64_t{per_thread}), 32);
+    const RowLayout layout{rows, static_cast<int>(n), 32, 1};
+    return NormPlan{kind, {true, layout, static_cast<int>(threads), 0, rows}};
+  };
+  if (!residual) {
+    return chunks > 256 && chunks <= 2 * kTwoThreads ? plan(NormKind::kTwo, 2) : NormPlan{};
+  }
+  if (chunks < kTallThreads / 2) return {};
+  if (chunks <= kTallThreads) return plan(NormKind::kTall1, 1);
+  if (chunks <= 2 * kTallThreads) return plan(NormKind::kTall2, 2);
+  if (chunks <= 4 * kTallThreads) return plan(NormKind::kTall4, 4);
+  return {};
+}
 
 // plan_direct's, and what norms do otherwise.
-inline NormPlan plan_norm(int64_t rows, int64_t n, int vec, const LaunchScope& scope) {
+inline NormPlan plan_norm(int64_t rows, int64_t n, int vec, bool rms, bool residual,
+                          const LaunchScope& scope) {
   const bool ragged = n % vec != 0;
   const DirectBlocks blocks{kNormHeld, kNormHeld, norm_long_threads(ragged), true};
   const DirectPlan plan = plan_direct(rows, n, vec, blocks, scope);
@@ -86,6 +124,12 @@ inline NormPlan plan_norm(int64_t rows, int64_t n, int vec, const LaunchScope& s
     }
     return NormKind::kNone;
   };
+  const bool block = plan.kind == DirectKind::kBlock || plan.kind == DirectKind::kWide ||
+                     plan.kind == DirectKind::kLong;
+  if (block && !ragged && (rms || residual)) {
+    const NormPlan tall = plan_tall(rows, n, n / vec, residual);
+    if (tall.kind != NormKind::kNone) return tall;
+  }
   return {kind(), plan.rows};
 }
 
@@ -95,7 +139,8 @@ template <bool kRms, class T, bool kResidual, NormKind kKind>
 constexpr auto even_norm_kernel() {
   using K = NormKind;
   constexpr auto kFull = []<int kLanes>(Tag<kLanes>) {
-    return norm_ends_kernel<kRms, T, kResidual, false, true, false, FixedLanes<kLanes>, 64, 16>;
+    return norm_ends_kernel<kRms, T, kResidual, kNormHeld, false, true, false, FixedLanes<kLanes>,
+                            64, 16>;
   };
   if constexpr (kKind == K::kLanes) {
     return norm_direct_kernel<kRms, T, T, kResidual, kNormHeld, false, LaneTeam, 64, 16>;
@@ -108,12 +153,17 @@ constexpr auto even_norm_kernel() {
   } else if constexpr (kKind == K::kBlock) {
     return norm_direct_kernel<kRms, T, T, kResidual, kNormHeld, false, BlockTeam, kBlockThreads, 4>;
   } else if constexpr (kKind == K::kWide) {
-    constexpr int kBlocks = kRms || kResidual ? 2 : 3;
-    return norm_direct_kernel<kRms, T, T, kResidual, kNormHeld, false, BlockTeam, kWideThreads,
-                              kBlocks>;
-  } else {
-    return norm_ends_kernel<kRms, T, kResidual, false, false, true, BlockTeam,
+    return norm_direct_kernel < kRms, T, T, kResidual, kNormHeld, false, BlockTeam, kWideThreads,
+           kRms ? 2 : 3 > ;
+  } else if constexpr (kKind == K::kLong) {
+    return norm_ends_kernel<kRms, T, kResidual, kNormHeld, false, false, true, BlockTeam,
                             norm_long_threads(false), 2>;
+  } else if constexpr (kKind == K::kTwo) {
+    return norm_ends_kernel<kRms, T, kResidual, 2, false, false, false, BlockTeam, kTwoThreads, 4>;
+  } else {
+    constexpr int kChunks = kKind == K::kTall1 ? 1 : kKind == K::kTall2 ? 2 : 4;
+    return norm_ends_kernel < kRms, T, kResidual, kChunks, false, false, false, BlockTeam,
+           kTallThreads, kChunks == 1 ? 2 : 1 > ;
   }
 }
 
@@ -125,18 +175,19 @@ constexpr auto ragged_norm_kernel() {
     return norm_direct_kernel<kRms, T, T, kResidual, kNormHeld, true, LaneTeam, 64, kBlocks>;
   } else if constexpr (kKind == K::kEnds) {
     constexpr int kBlocks = kResidual ? 12 : kRms ? 16 : 18;
-    return norm_ends_kernel<kRms, T, kResidual, true, false, false, LaneTeam, 64, kBlocks>;
+    return norm_ends_kernel<kRms, T, kResidual, kNormHeld, true, false, false, LaneTeam, 64,
+                            kBlocks>;
   } else if constexpr (kKind == K::kBlock) {
     constexpr int kBlocks = kResidual ? 4 : 5;
-    return norm_ends_kernel<kRms, T, kResidual, true, false, false, BlockTeam, kBlockThreads,
-                            kBlocks>;
+    return norm_ends_kernel<kRms, T, kResidual, kNormHeld, true, false, false, BlockTeam,
+                            kBlockThreads, kBlocks>;
   } else if constexpr (kKind == K::kWide && (kRms || kResidual)) {
     constexpr int kBlocks = kResidual ? 2 : 3;
-    return norm_ends_kernel<kRms, T, kResidual, true, false, false, BlockTeam, kWideThreads,
-                            kBlocks>;
+    return norm_ends_kernel<kRms, T, kResidual, kNormHeld, true, false, false, BlockTeam,
+                            kWideThreads, kBlocks>;
   } else {
-    return norm_ends_kernel<kRms, T, kResidual, true, false, kKind == K::kLong, BlockTeam,
-                            norm_long_threads(true), 2>;
+    return norm_ends_kernel<kRms, T, kResidual, kNormHeld, true, false, kKind == K::kLong,
+                            BlockTeam, norm_long_threads(true), 2>;
   }
 }
 
@@ -176,22 +227,22 @@ Tensor lay_out_parameters(const Tensor& x, NormForward<T, T>& p, bool bias, int 
 template <bool kRms, class T, bool kRagged>
 bool launch_direct(const NormTensors& t, NormForward<T, T>& p, const NormShape& shape,
                    const LaunchScope& scope) {
-  const NormPlan plan = plan_norm(shape.rows, shape.n, kChunkOf<T>, scope);
+  const bool residual = p.residual != nullptr;
+  const NormPlan plan = plan_norm(shape.rows, shape.n, kChunkOf<T>, kRms, residual, scope);
   const auto aligned = [](const T* from) { return reinterpret_cast<uintptr_t>(from) % 16 == 0; };
   if (plan.kind == NormKind::kNone || p.wide || !aligned(p.weight) || !aligned(p.bias)) {
     return false;
   }
   const int n = static_cast<int>(shape.n), pitch = static_cast<int>(round_up(n, kChunkOf<T>));
-  using Kinds = std::conditional_t<kRagged, RaggedKinds, EvenKinds>;
-  dispatch(Kinds{}, plan.kind, [&]<NormKind K>(Tag<K>) {
-    Tensor parameters;
-    constexpr bool kFew =
-        K == NormKind::kFewLanes || K == NormKind::kFewBlocks || K == NormKind::kFewClusters;
-    if constexpr (!kFew) {
-      constexpr bool kEnds = K != NormKind::kLanes;
-      parameters = lay_out_parameters<kRagged, kEnds>(t.x, p, !kRms, n, pitch, scope);
-    }
-    dispatch_bool(p.residual != nullptr, [&]<bool kResidual>(Tag<kResidual>) {
+  dispatch_bool(residual, [&]<bool kResidual>(Tag<kResidual>) {
+    dispatch(norm_kinds<kRms, kResidual, kRagged>(), plan.kind, [&]<NormKind K>(Tag<K>) {
+      Tensor parameters;
+      constexpr bool kFew =
+          K == NormKind::kFewLanes || K == NormKind::kFewBlocks || K == NormKind::kFewClusters;
+      if constexpr (!kFew) {
+        constexpr bool kEnds = K != NormKind::kLanes;
+        parameters = lay_out_parameters<kRagged, kEnds>(t.x, p, !kRms, n, pitch, scope);
+      }
       constexpr auto kKernel = norm_kernel_of<kRms, T, kResidual, kRagged, K>();
       if (K == NormKind::kLong) {
         allow_shared_memory<kKernel>(scope.device(),
