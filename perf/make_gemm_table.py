@@ -9,6 +9,7 @@ costs more than TOLERANCE times the best measured one.
 from __future__ import annotations
 
 import csv
+import math
 import re
 import sys
 from collections import defaultdict
@@ -21,14 +22,15 @@ TOLERANCE = 1.01
 LONG_US, LONG_TOLERANCE = 300, 1.03
 # What cluster kernels lose to sm90's in a CUDA graph, behind another kernel, beside a sweep's queue
 # of calls (measured on products of 3 to 12 us).
-GRAPH_US = {"sm90": 0.0, "cluster": 0.3}
+GRAPH_US = {"sm90": 0.0, "cluster": 0.15}
+BAND = 8  # of select.cpp
 HEADER = Path(__file__).parents[1] / "csrc/cutlass/sm90_measured.h"
 MAJORS = {"TN": ("kK", "kK"), "NN": ("kK", "kMN"), "NT": ("kMN", "kMN")}
 FAMILIES = {"sm90": "kSm90", "cluster": "kCluster"}
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 
 Problem = tuple[int, int, int, str, str]  # m, n, k, layout, epilogue
-Choice = tuple[str, int]  # name, splits
+Choice = tuple[str, int, int]  # name, splits, swizzle
 
 TEMPLATE = """// Written by perf/make_gemm_table.py from {source}: do not edit.
 // Products for which select.cpp's time model chooses over {percent:.0f} % more time than the best.
@@ -43,19 +45,26 @@ struct MeasuredGemm {{
   Major a, b;
   Epilogue epilogue;
   Family family;
-  int tile_m, tile_n, cluster_m, cluster_n, splits;
+  int tile_m, tile_n, cluster_m, cluster_n, splits, swizzle;
 }};
 
-inline constexpr MeasuredGemm kSm90Measured[] = {{
+namespace measured {{
+
+using enum Major;
+using enum Epilogue;
+using enum Family;
+
+inline constexpr MeasuredGemm kProducts[] = {{
 {rows}
 }};
 
+}}  // namespace measured
 }}  // namespace fusedops
 """
 
 
 def read(path: Path) -> dict[Problem, dict[Choice, float]]:
-    """The fastest time of every (kernel, splits) over swizzles, with a cheap activation."""
+    """The fastest time of every choice, with a cheap activation; sm90's bands are not chosen."""
     times: dict[Problem, dict[Choice, float]] = defaultdict(dict)
     known = {c["name"] for c in fusedops._C.gemm_configs()}
     for row in csv.DictReader(path.open()):
@@ -64,7 +73,8 @@ def read(path: Path) -> dict[Problem, dict[Choice, float]]:
         if row["family"] not in FAMILIES or row["name"] not in known or skipped:
             continue
         problem = (int(row["m"]), int(row["n"]), int(row["k"]), row["layout"], epilogue)
-        choice = (row["name"], int(row["splits"]))
+        swizzle = int(row["swizzle"]) if row["family"] == "cluster" else BAND
+        choice = (row["name"], int(row["splits"]), swizzle)
         us = float(row["us"]) + GRAPH_US[row["family"]]
         times[problem][choice] = min(us, times[problem].get(choice, us))
     return times
@@ -76,7 +86,7 @@ def model_choice(problem: Problem) -> Choice:
     _, candidates = fusedops._C.select_config(m, n, k, epilogue=epilogue, a_major=a, b_major=b)
     ranked = [c for c in candidates if c["rejected"] is None]
     best = min(ranked, key=lambda c: c["expected_us"])
-    return (best["name"], best["splits"])
+    return (best["name"], best["splits"], best["swizzle"])
 
 
 def main(source: str) -> None:
@@ -84,9 +94,10 @@ def main(source: str) -> None:
     for problem, times in sorted(read(Path(source)).items()):
         best = min(times, key=times.__getitem__)
         chosen = model_choice(problem)
-        # A choice outside the sweep (more splits than it tried) is the model's extrapolation.
         tolerance = LONG_TOLERANCE if times[best] > LONG_US else TOLERANCE
-        if chosen not in times or times[chosen] <= tolerance * times[best]:
+        # What a sweep did not time was far behind, but for more splits than it tried.
+        untried = math.inf if chosen[1] == 1 else 0.0
+        if times.get(chosen, untried) <= tolerance * times[best]:
             continue
         m, n, k, layout, epilogue = problem
         a, b = MAJORS[layout]
@@ -94,8 +105,8 @@ def main(source: str) -> None:
         tile = re.findall(r"\d+", shape.replace("split-k", ""))
         kind = "kPreact" if epilogue == "preact" else "kFused"
         rows.append(
-            f"    {{{m}, {n}, {k}, Major::{a}, Major::{b}, Epilogue::{kind}, "
-            f"Family::{FAMILIES[family]}, {', '.join(tile)}, {best[1]}}},"
+            f"    {{{m}, {n}, {k}, {a}, {b}, {kind}, {FAMILIES[family]}, "
+            f"{', '.join(tile)}, {best[1]}, {best[2]}}},"
         )
     text = TEMPLATE.format(source=source, percent=100 * (TOLERANCE - 1), rows="\n".join(rows))
     HEADER.write_text(text)

@@ -41,6 +41,7 @@ FAMILIES = {"sm80": 0, "sm90": 1, "skinny": 2, "cluster": 3}  # config.h
 ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}  # activation.h
 KEEP_WITHIN = 2.0  # of the best time of the first round
 FINALISTS = 6  # configurations that try every swizzle
+CLUSTER_TILES = (1, 4, 8)  # whose blocks share operands: the swizzles of family cluster
 SAMPLE_US = 150.0  # device time of one sample: that many calls in a row
 GUESS_RATE = 5e14  # FLOP/s for the number of calls of the first round
 
@@ -140,8 +141,16 @@ def candidates(problem: Problem, splits: Sequence[int], sm_count: int) -> list[C
         for split in splits:
             helps = tiles * split <= 2 * sm_count and problem.k >= 2 * tile_k * split
             if split == 1 or (helps and not problem.preact):
-                found.append(Candidate(family, int(config["index"]), name, split))
+                kernel = (family, int(config["index"]), name, split)
+                found += [Candidate(*kernel, swizzle) for swizzle in _swizzles(config, family)]
     return found
+
+
+def _swizzles(config: dict[str, Any], family: str) -> tuple[int, ...]:
+    """Those of the first round."""
+    if family != "cluster":
+        return (8,)
+    return CLUSTER_TILES if tuple(config["cluster"]) == (1, 1) else (1,)
 
 
 def tune(
@@ -175,6 +184,7 @@ def tune(
     variants = [
         Candidate(c.family, c.config, c.name, c.splits, swizzle)
         for c in finalists[:FINALISTS]
+        if c.family != "cluster"
         for swizzle in options.swizzles
     ]
     fresh = [(c, our_call(c, problem)) for c in variants if c not in results]

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import os
 import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from filelock import FileLock
 
 import fusedops
 from fusedops.info import OLDEST_CAPABILITY, build_info
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def missing_gpu() -> str | None:
@@ -71,3 +77,15 @@ def _defaults() -> None:
     """Every test starts from the same seed and fp32 precision, whatever ran before it."""
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("highest")
+
+
+@pytest.fixture(autouse=True)
+def _large_tensors_one_at_a_time(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Slow tests on a GPU take much of its memory: xdist's workers run them in turn."""
+    markers = {marker.name for marker in request.node.iter_markers()}
+    if not {"gpu", "slow"} <= markers:
+        yield
+        return
+    with FileLock(Path(tempfile.gettempdir()) / f"fusedops-tests-{os.getuid()}.lock"):
+        yield
+        torch.cuda.empty_cache()

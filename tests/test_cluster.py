@@ -13,27 +13,37 @@ from util import ACTIVATIONS, HALVES, assert_accurate, linear_inputs, name, pois
 pytestmark = [pytest.mark.gpu, pytest.mark.sm90]
 
 CONFIGS = [c for c in fusedops._C.gemm_configs() if c["family"] == "cluster"]
+# With the tiles of a cluster, whose blocks share operands where each has a tile of its own.
+KERNELS = [
+    pytest.param(c, tiles, id=f"{c['name']}, {tiles}")
+    for c in CONFIGS
+    for tiles in ((1, 4, 8) if c["cluster"] == (1, 1) else (1,))
+]
 # M, N, K: one tile and several, ragged in each direction, steps of K that blocks share unevenly,
-# the fewest steps, a last block without columns, more steps than stages for a single block
-SHAPES = ((129, 264, 520), (577, 200, 2056), (256, 384, 256), (1, 8, 200), (300, 1000, 4096))
+# the fewest steps, a last block without columns, more steps than stages for a single block, more
+# clusters than run at a time
+SHAPES = (
+    *((129, 264, 520), (577, 200, 2056), (256, 384, 256), (1, 8, 200), (300, 1000, 4096)),
+    (2056, 1544, 264),
+)
 
 
-def run(config, a, b, bias=None, activation="none", epilogue="fused"):
+def run(config, a, b, bias=None, activation="none", epilogue="fused", tiles=1):
     op = torch.ops.fusedops_tuning.gemm_with_config
     code, family = ACTIVATIONS.index(activation), FAMILIES["cluster"]
     with poisoned():
-        return op(a, b, bias, code, family, config["index"], 1, 8, EPILOGUES[epilogue])
+        return op(a, b, bias, code, family, config["index"], 1, tiles, EPILOGUES[epilogue])
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=name)
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: c["name"])
-def test_every_config_fused_and_preact(config, dtype):
+@pytest.mark.parametrize(("config", "tiles"), KERNELS)
+def test_every_config_fused_and_preact(config, tiles, dtype):
     for m, n, k in SHAPES:
         x, weight, bias, _ = linear_inputs(m, n, k, dtype, "cuda")
         exact = reference.linear(x.double(), weight.double(), bias.double(), "silu")
         torchs = torch_linear(x, weight, bias, "silu")
         for epilogue in ("fused", "preact"):
-            y = run(config, x, weight.t(), bias, "silu", epilogue)
+            y = run(config, x, weight.t(), bias, "silu", epilogue, tiles)
             assert_accurate(y, torchs, exact, config["name"])
 
 
@@ -83,18 +93,31 @@ def test_selected_preactivations_and_repeatable():
         assert torch.equal(z, again[1])
 
 
+def test_clusters_that_share_operands_are_repeatable():
+    # Rows that cut cache lines: loading them for several blocks is what pays.
+    x, weight, bias, _ = linear_inputs(904, 904, 3600, torch.bfloat16, "cuda")
+    chosen = fusedops._C.select_config(904, 904, 3600)[0]
+    assert (chosen["family"], chosen["swizzle"]) == ("cluster", 8)
+    y = fusedops.linear(x, weight, bias, "relu")
+    exact = reference.linear(x.double(), weight.double(), bias.double(), "relu")
+    assert_accurate(y, torch_linear(x, weight, bias, "relu"), exact)
+    for _ in range(20):
+        assert torch.equal(y, fusedops.linear(x, weight, bias, "relu"))
+
+
 def test_fewer_steps_of_k_than_blocks_are_refused():
     x, weight, bias, _ = linear_inputs(64, 64, 64, torch.bfloat16, "cuda")
     with pytest.raises(RuntimeError, match="fewer steps of K than blocks"):
         run(CONFIGS[0], x, weight.t(), bias)
 
 
-def test_the_predecessor_may_write_any_operand():
+@pytest.mark.parametrize(("config", "tiles"), [(CONFIGS[0], 1), (CONFIGS[-1], 8)], ids=str)
+def test_the_predecessor_may_write_any_operand(config, tiles):
     weight = torch.zeros(1024, 1024, device="cuda", dtype=torch.bfloat16)
     x = torch.ones(256, 1024, device="cuda", dtype=torch.bfloat16)
     for step in range(1, 12):
         weight.fill_(step)
-        y = run(CONFIGS[0], x, weight.t())
-        z = run(CONFIGS[0], y / 1024, weight.t())
+        y = run(config, x, weight.t(), tiles=tiles)
+        z = run(config, y / 1024, weight.t(), tiles=tiles)
         assert (y == 1024 * step).all()
         assert (z == 1024 * step * step).all()

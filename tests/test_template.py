@@ -50,6 +50,7 @@ def test_more_than_2_31_elements() -> None:
 def test_side_stream_and_graph() -> None:
     x = torch.randn(4096, device="cuda")
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         x.mul_(2)
         y = scale(x, 0.5)

@@ -30,15 +30,16 @@ def problem(m=256, n=128, k=64, **changes):
     return fields | layout | {"lda": k, "ldb": k} | changes
 
 
-def other_kernels():
+def other_kernels(family):
     """Kernels that can run the problem and that selection does not choose, the best first."""
     answer = _C.plan_gemm(problem(), 90, 101)
-    usable = [c for c in answer["candidates"] if c["rejected"] is None]
+    usable = [c for c in answer["candidates"] if c["rejected"] is None and c["family"] == family]
     ranked = [c["name"] for c in sorted(usable, key=lambda c: c["expected_us"])]
     return [name for name in dict.fromkeys(ranked) if name != answer["chosen"]["name"]]
 
 
-FAST, WRONG, REFUSES = other_kernels()[:3]
+FAST, WRONG, REFUSES = other_kernels("sm90")[:3]
+CLUSTER = next(name for name in other_kernels("cluster") if name.endswith("1x1"))
 
 
 @pytest.fixture
@@ -87,6 +88,17 @@ def test_the_fastest_is_kept_stored_and_used(on_paper):
     assert "tuned 1 product(s) on NVIDIA H200, 0 known before, skipped 0" in text
     assert "256x128x64 bfloat16 TN relu" in text
     assert "1.20x" in text
+
+
+def test_a_cluster_kernel_tries_every_number_of_tiles(on_paper, monkeypatch):
+    def times(problem, plans, *_):
+        us = {1: 10.0, 4: 9.0, 8: 9.5}
+        return [us[p["swizzle"]] if p["name"] == CLUSTER else 12.0 for p in plans]
+
+    monkeypatch.setattr(tuning, "_time", times)
+    (tuned,) = run([problem()]).tuned
+    assert tuned.kernel == f"{CLUSTER}, clusters of 4 tiles"
+    assert _C.plan_gemm(problem(), 90, 101)["chosen"]["swizzle"] == 4
 
 
 def test_a_gain_in_the_noise_keeps_the_present_choice(on_paper, monkeypatch):

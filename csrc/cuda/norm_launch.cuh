@@ -153,8 +153,9 @@ constexpr auto even_norm_kernel() {
   } else if constexpr (kKind == K::kBlock) {
     return norm_direct_kernel<kRms, T, T, kResidual, kNormHeld, false, BlockTeam, kBlockThreads, 4>;
   } else if constexpr (kKind == K::kWide) {
-    return norm_direct_kernel < kRms, T, T, kResidual, kNormHeld, false, BlockTeam, kWideThreads,
-           kRms ? 2 : 3 > ;
+    constexpr int kBlocks = kRms ? 2 : 3;
+    return norm_direct_kernel<kRms, T, T, kResidual, kNormHeld, false, BlockTeam, kWideThreads,
+                              kBlocks>;
   } else if constexpr (kKind == K::kLong) {
     return norm_ends_kernel<kRms, T, kResidual, kNormHeld, false, false, true, BlockTeam,
                             norm_long_threads(false), 2>;
@@ -162,8 +163,9 @@ constexpr auto even_norm_kernel() {
     return norm_ends_kernel<kRms, T, kResidual, 2, false, false, false, BlockTeam, kTwoThreads, 4>;
   } else {
     constexpr int kChunks = kKind == K::kTall1 ? 1 : kKind == K::kTall2 ? 2 : 4;
-    return norm_ends_kernel < kRms, T, kResidual, kChunks, false, false, false, BlockTeam,
-           kTallThreads, kChunks == 1 ? 2 : 1 > ;
+    constexpr int kBlocks = kChunks == 1 ? 2 : 1;
+    return norm_ends_kernel<kRms, T, kResidual, kChunks, false, false, false, BlockTeam,
+                            kTallThreads, kBlocks>;
   }
 }
 

@@ -22,14 +22,15 @@ const char* encode(const GemmProblem& p, const GemmOperand& operand, int64_t row
 }
 
 template <class T, class S>
-const char* launch(const GemmProblem& p, const LaunchContext& context) {
+const char* launch(const ClusterConfig& config, const GemmProblem& p,
+                   const LaunchContext& context) {
   const GemmOperand &rows = S::kSwapped ? p.b : p.a, &columns = S::kSwapped ? p.a : p.b;
   const int64_t num_rows = S::kSwapped ? p.n : p.m, num_columns = S::kSwapped ? p.m : p.n;
   CUtensorMap a, b;
   if (const char* refusal = encode(p, rows, num_rows, S::kRows, &a)) return refusal;
   if (const char* refusal = encode(p, columns, num_columns, S::kPart, &b)) return refusal;
-  const int64_t row_tiles = ceil_div(num_rows, S::kRows);
-  const int64_t tiles = row_tiles * ceil_div(num_columns, S::kColumns);
+  const TileCluster cluster = tile_cluster(config, p, p.swizzle);
+  const int64_t tiles = cluster.tiles_of(config, p);
   if (tiles > INT32_MAX / S::kBlocks) return "too many output tiles";
   cudaError_t status = allow_shared_memory<&cluster_kernel<T, S>>(context.device, S::kSharedBytes);
   if (status != cudaSuccess) return cudaGetErrorString(status);
@@ -40,13 +41,15 @@ const char* launch(const GemmProblem& p, const LaunchContext& context) {
   problem.ldy = p.ldd;
   problem.m = int(p.m);
   problem.n = int(p.n);
-  problem.row_tiles = int(row_tiles);
+  problem.cluster_rows = S::kSwapped ? cluster.n : cluster.m;
+  problem.cluster_columns = S::kSwapped ? cluster.m : cluster.n;
+  problem.row_tiles = int(round_up(ceil_div(num_rows, S::kRows), problem.cluster_rows));
   problem.steps = int(ceil_div(p.k, kStepK));
   problem.activation = p.activation;
-  const int64_t blocks = tiles * S::kBlocks;
-  status = launch_cluster_kernel(
-      cluster_kernel<T, S>, dim3(unsigned(blocks)), dim3(S::kThreads), S::kBlocks, S::kSharedBytes,
-      static_cast<cudaStream_t>(context.stream), context.overlap, problem, a, b);
+  status = launch_cluster_kernel(cluster_kernel<T, S>, dim3(unsigned(tiles * S::kBlocks)),
+                                 dim3(S::kThreads), S::kBlocks * cluster.tiles(), S::kSharedBytes,
+                                 static_cast<cudaStream_t>(context.stream), context.overlap,
+                                 problem, a, b);
   return status == cudaSuccess ? nullptr : cudaGetErrorString(status);
 }
 
@@ -57,7 +60,7 @@ const char* run(const GemmProblem& p, const LaunchContext& context) {
   constexpr int kRows = kTile.swapped ? kTile.tile_n : kTile.tile_m;
   constexpr int kColumns = kTile.swapped ? kTile.tile_m : kTile.tile_n;
   using S = Shape<kRows / 64, kColumns, kTile.cluster_n, kTransA, kTransB, kTile.swapped>;
-  return launch<DeviceType<kDType>, S>(p, context);
+  return launch<DeviceType<kDType>, S>(kTile, p, context);
 }
 
 template <int kConfig, bool kTransA, bool kTransB>

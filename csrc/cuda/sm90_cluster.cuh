@@ -23,8 +23,9 @@ struct Problem {
   void* z;           // the same before the activation, or null
   int64_t ldy;
   int m, n;
-  int row_tiles;
-  int steps;  // of K
+  int row_tiles;                      // of whole clusters
+  int cluster_rows, cluster_columns;  // tiles of a cluster; 1 where its blocks share a tile
+  int steps;                          // of K
   Activation activation;
 };
 
@@ -47,7 +48,7 @@ struct Shape {
   // one for what each warpgroup gets. Outputs take the place of stages.
   static constexpr int kReceivedBytes = kGroups * (kBlocks - 1) * kPieces * kPieceBytes;
   static constexpr int kFit = (shared_budget(1) - kReceivedBytes - 1024) / kStageBytes;
-  static constexpr int kStages = kFit < 8 ? kFit : 8;
+  static constexpr int kStages = kFit < 12 ? kFit : 12;
   static constexpr int kBarriers = kStages * kStageBytes + kReceivedBytes;
   static constexpr int kSharedBytes = kBarriers + (2 * kStages + kGroups) * 8;
   static constexpr int kOutRowBytes = kSwapped ? 128 : kPart * 2 + 16;
@@ -79,20 +80,65 @@ struct Part {
   int first, last;         // steps of K
   __device__ explicit Part(const Problem& p) {
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    const int tile = blockIdx.x / S::kBlocks;
-    row0 = tile % p.row_tiles * S::kRows;
-    tile_column0 = tile / p.row_tiles * S::kColumns;
-    first = int(int64_t{p.steps} * rank / S::kBlocks);
-    last = int(int64_t{p.steps} * (rank + 1) / S::kBlocks);
+    if constexpr (S::kBlocks > 1) {
+      const int tile = blockIdx.x / S::kBlocks;
+      row0 = tile % p.row_tiles * S::kRows;
+      tile_column0 = tile / p.row_tiles * S::kColumns;
+      first = int(int64_t{p.steps} * rank / S::kBlocks);
+      last = int(int64_t{p.steps} * (rank + 1) / S::kBlocks);
+    } else {
+      const int cluster = blockIdx.x / (p.cluster_rows * p.cluster_columns);
+      const int across = p.row_tiles / p.cluster_rows;
+      const int row = cluster % across * p.cluster_rows + rank % p.cluster_rows;
+      const int column = cluster / across * p.cluster_columns + rank / p.cluster_rows;
+      row0 = row * S::kRows;
+      tile_column0 = column * S::kColumns;
+      first = 0, last = p.steps;
+    }
   }
   __device__ int rank_after(int distance) const {
     const int r = rank + distance;
-    return r < S::kBlocks ? r : r - S::kBlocks;
+    return r < S::kBlocks ? r : S::kBlocks == 1 ? 0 : r - S::kBlocks;
   }
   // Of the columns that the block `distance` ranks on adds up. In shared memory and registers they
   // come in the order of distances: a block's own columns are the first.
   __device__ int column0(int distance) const {
     return tile_column0 + rank_after(distance) * S::kPart;
+  }
+};
+
+// ---- operands that the blocks of a cluster share ----
+
+// Blocks with tiles of the same rows share those of a, with the same columns those of b: stage by
+// stage they take turns, and a copy reaches all of them. The numbers of blocks are powers of two.
+template <class S>
+struct Sharing {
+  int rows, columns;      // tiles of the cluster
+  int rank, row, column;  // this block's
+  __device__ Sharing(const Problem& p, const Part<S>& part)
+      : rows(p.cluster_rows),
+        columns(p.cluster_columns),
+        rank(part.rank),
+        row(part.rank % p.cluster_rows),
+        column(part.rank / p.cluster_rows) {}
+  // Who loads a stage's rows of a and of b.
+  __device__ int loader_of_a(int stage) const { return row + (stage & (columns - 1)) * rows; }
+  __device__ int loader_of_b(int stage) const { return (stage & (rows - 1)) + column * rows; }
+  __device__ bool any() const { return rows * columns > 1; }
+  __device__ bool loads_a(int stage) const { return (stage & (columns - 1)) == column; }
+  __device__ bool loads_b(int stage) const { return (stage & (rows - 1)) == row; }
+  // Whom these copies reach.
+  __device__ uint16_t blocks_of_row() const {
+    int blocks = 0;
+    for (int i = 0; i < columns; ++i) blocks |= 1 << (row + i * rows);
+    return uint16_t(blocks);
+  }
+  __device__ uint16_t blocks_of_column() const {
+    return uint16_t(((1 << rows) - 1) << (column * rows));
+  }
+  // What each warp of those that read this block's copies says when it is done with a stage.
+  __device__ int releases(int stage) const {
+    return 1 + (any() && loads_a(stage) ? columns : 0) + (any() && loads_b(stage) ? rows : 0);
   }
 };
 
@@ -110,6 +156,13 @@ __device__ __forceinline__ void load(const CUtensorMap& map, uint64_t* full, uns
       load_box<false>(map, full, to + i * kStepK * kBoxRowBytes, row + i * 64, k);
     }
   }
+}
+
+// The same for all of some blocks.
+__device__ __forceinline__ void load_shared(const CUtensorMap& map, uint64_t* full,
+                                            unsigned char* to, int row, int k, uint16_t blocks) {
+  constexpr auto kHint = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
+  cute::SM90_TMA_LOAD_MULTICAST_2D::copy(&map, full, blocks, kHint, to, k, row);
 }
 
 template <class S>
@@ -131,30 +184,84 @@ __device__ void copy_stages(const CUtensorMap& a, const CUtensorMap& b, const Sh
   }
 }
 
+template <class S>
+__device__ void copy_shared_stages(const CUtensorMap& a, const CUtensorMap& b,
+                                   const Shared<S>& shared, const Part<S>& part,
+                                   const Sharing<S>& sharing) {
+  Place place;
+  const uint16_t of_row = sharing.blocks_of_row(), of_column = sharing.blocks_of_column();
+  for (int step = 0; step < part.last; ++step, place.advance(S::kStages)) {
+    unsigned char* to = shared.bytes + place.stage * S::kStageBytes;
+    uint64_t* full =
+        reinterpret_cast<uint64_t*>(shared.bytes + shared.full(place.stage) - shared.base);
+    wait_barrier(shared.empty(place.stage), place.parity ^ 1);
+    expect_bytes(shared.full(place.stage), S::kStageBytes);
+    if (sharing.loads_a(place.stage)) load_shared(a, full, to, part.row0, step * kStepK, of_row);
+    if (sharing.loads_b(place.stage)) {
+      load_shared(b, full, to + S::kABytes, part.tile_column0, step * kStepK, of_column);
+    }
+  }
+}
+
 // ---- the multiplying warpgroups ----
 
+// Whom this thread tells that its warp is done with a stage: lane 0 this block, lanes 1 and 2 the
+// loaders of a and b.
+template <class S>
+struct Reader {
+  bool tells;
+  int rank0, mask, stride;
+  __device__ explicit Reader(const Sharing<S>& sharing) {
+    const int lane = threadIdx.x % 32;
+    tells = lane < (S::kBlocks == 1 && sharing.any() ? 3 : 1);
+    rank0 = lane == 0 ? sharing.rank : lane == 1 ? sharing.loader_of_a(0) : sharing.loader_of_b(0);
+    mask = lane == 0 ? 0 : lane == 1 ? sharing.columns - 1 : sharing.rows - 1;
+    stride = lane == 1 ? sharing.rows : 1;
+  }
+  // NOTE: no branch, which between WGMMAs would make them wait for each other.
+  __device__ void release(int stage, bool used_again, const Shared<S>& shared) const {
+    const int rank = S::kBlocks == 1 ? rank0 + (stage & mask) * stride : rank0;
+    arrive_remote_if(address_of_rank(shared.empty(stage), rank), tells && used_again);
+  }
+};
+
+// The steps of a stage by WGMMA, from one to another.
+template <class T, class S, int kFrom, int kTo>
+__device__ __forceinline__ void multiply_stage(float (&sum)[S::kColumns / 2], uint32_t a,
+                                               uint32_t b) {
+#pragma unroll
+  for (int j = kFrom; j < kTo; ++j) {
+    wgmma::multiply<T, S::kColumns, S::kTransA, S::kTransB>(
+        sum, wgmma::descriptor(a) + j * (S::kTransA ? wgmma::kStepRows : wgmma::kStepK),
+        wgmma::descriptor(b, S::kTransB ? kStepK * kBoxRowBytes : 16) +
+            j * (S::kTransB ? wgmma::kStepRows : wgmma::kStepK));
+  }
+}
+
+// What else a step needs happens while its first WGMMAs run: between the last of a step and the
+// first of the next the tensor cores would wait for it.
 template <class T, class S>
 __device__ void multiply_stages(float (&sum)[S::kColumns / 2], const Shared<S>& shared,
-                                const Part<S>& part) {
-  const int group = threadIdx.x / 128;
-  Place place, previous;
+                                const Part<S>& part, const Sharing<S>& sharing) {
+  constexpr int kSteps = kStepK / 16;
+  const int group = wgmma::warpgroup();
+  const Reader<S> reader(sharing);
+  Place place;
+  int previous = 0, before = 0;  // stages of the last two steps
+  bool ready = false;
   for (int step = part.first; step < part.last; ++step) {
-    wait_barrier(shared.full(place.stage), place.parity);
+    if (!ready) wait_barrier(shared.full(place.stage), place.parity);
     const uint32_t a = shared.stage(place.stage) + group * 64 * kBoxRowBytes;
     const uint32_t b = shared.stage(place.stage) + S::kABytes;
     wgmma::fence();
-#pragma unroll
-    for (int j = 0; j < kStepK / 16; ++j) {
-      wgmma::multiply<T, S::kColumns, S::kTransA, S::kTransB>(
-          sum, wgmma::descriptor(a) + j * (S::kTransA ? wgmma::kStepRows : wgmma::kStepK),
-          wgmma::descriptor(b, S::kTransB ? kStepK * kBoxRowBytes : 16) +
-              j * (S::kTransB ? wgmma::kStepRows : wgmma::kStepK));
-    }
+    multiply_stage<T, S, 0, kSteps / 2>(sum, a, b);
+    reader.release(before, step - 2 >= part.first && step - 2 + S::kStages < part.last, shared);
+    before = previous, previous = place.stage;
+    place.advance(S::kStages);
+    ready = step + 1 < part.last && is_complete(shared.full(place.stage), place.parity);
+    multiply_stage<T, S, kSteps / 2, kSteps>(sum, a, b);
     wgmma::commit();
     wgmma::wait<1>();
-    if (step > part.first && threadIdx.x % 32 == 0) arrive(shared.empty(previous.stage));
-    previous = place;
-    place.advance(S::kStages);
   }
   wgmma::wait<0>();
   wgmma::settle(sum);
@@ -322,16 +429,17 @@ __device__ __forceinline__ void activate(float (&sum)[S::kColumns / 2], Activati
 // For the barriers of the other blocks. NOTE: without a cluster its barrier is that of the block,
 // where the copying warp would come last.
 template <class S>
-__device__ __forceinline__ void wait_for_peers() {
-  if constexpr (S::kBlocks > 1) cluster_wait();
+__device__ __forceinline__ bool has_peers(const Problem& p) {
+  return S::kBlocks > 1 || p.cluster_rows * p.cluster_columns > 1;
 }
 
 template <class T, class S>
-__device__ void multiply_and_store(const Problem& p, const Shared<S>& shared, const Part<S>& part) {
+__device__ void multiply_and_store(const Problem& p, const Shared<S>& shared, const Part<S>& part,
+                                   const Sharing<S>& sharing) {
   const Bias<T, S> bias(p, part);
-  wait_for_peers<S>();
+  if (has_peers<S>(p)) cluster_wait();
   float sum[S::kColumns / 2] = {};
-  multiply_stages<T, S>(sum, shared, part);
+  multiply_stages<T, S>(sum, shared, part, sharing);
   send<S>(sum, shared, part);
   add_received<S>(sum, shared);
   bias.add(sum);
@@ -349,10 +457,10 @@ __device__ void multiply_and_store(const Problem& p, const Shared<S>& shared, co
 }
 
 template <class S>
-__device__ void init_barriers(const Shared<S>& shared) {
+__device__ void init_barriers(const Shared<S>& shared, const Sharing<S>& sharing) {
   for (int i = 0; i < S::kStages; ++i) {
     init_barrier(shared.full(i), 1);
-    init_barrier(shared.empty(i), S::kMultipliers / 32);
+    init_barrier(shared.empty(i), S::kMultipliers / 32 * sharing.releases(i));
   }
   for (int i = 0; i < S::kGroups; ++i) {
     init_barrier(shared.sent(i), 1);
@@ -367,22 +475,28 @@ __global__ void __launch_bounds__(S::kThreads, 1)
                    const __grid_constant__ CUtensorMap b) {
   extern __shared__ __align__(1024) unsigned char bytes[];
   const Part<S> part(p);
+  const Sharing<S> sharing(p, part);
   const Shared<S> shared{bytes, static_cast<uint32_t>(__cvta_generic_to_shared(bytes))};
   const bool copies = threadIdx.x == S::kMultipliers;
   if (copies) {
-    init_barriers<S>(shared);
+    init_barriers<S>(shared, sharing);
     asm volatile("prefetch.tensormap [%0];" ::"l"(&a) : "memory");
     asm volatile("prefetch.tensormap [%0];" ::"l"(&b) : "memory");
   }
   __syncthreads();
-  if constexpr (S::kBlocks > 1) cluster_arrive();
+  if (has_peers<S>(p)) cluster_arrive();
   wait_for_predecessor();
   if (threadIdx.x < S::kMultipliers) {
-    multiply_and_store<T, S>(p, shared, part);
-  } else {
+    multiply_and_store<T, S>(p, shared, part, sharing);
+  } else if (S::kBlocks > 1 || !has_peers<S>(p)) {
     if (copies) copy_stages<S>(a, b, shared, part);
     __syncwarp();
-    wait_for_peers<S>();
+    if (has_peers<S>(p)) cluster_wait();
+  } else {
+    cluster_wait();
+    if constexpr (S::kBlocks == 1 && !S::kTransA && !S::kTransB) {
+      if (copies) copy_shared_stages<S>(a, b, shared, part, sharing);
+    }
   }
 }
 

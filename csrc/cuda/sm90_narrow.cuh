@@ -229,7 +229,7 @@ using Sums = float[S::kParts][S::kColumns / 2];
 
 template <class T, class S>
 __device__ __forceinline__ void multiply_dweight(Sums<S>& sums, uint32_t dz, uint32_t x) {
-  const int group = threadIdx.x / 128;
+  const int group = wgmma::warpgroup();
   (S::kByRows ? dz : x) += group * (S::kByRows ? S::kParts : 1) * kBoxBytes;
   wgmma::fence();
 #pragma unroll
@@ -270,7 +270,7 @@ __device__ __forceinline__ void store_dx(const Problem& p, const Maps& maps, con
 template <class T, class S>
 __device__ void multiply_tiles(const Problem& p, const Maps& maps, const Shared<S>& shared,
                                int slot, int column, Sums<S>& sums, float (&bias_sum)[8]) {
-  const int group = threadIdx.x / 128;
+  const int group = wgmma::warpgroup();
   const uint32_t weight = shared.weight + group * S::kNBoxes * kBoxBytes;
   if (p.needs_dx) wait_barrier(shared.weight_full(), 0);
   Place place;

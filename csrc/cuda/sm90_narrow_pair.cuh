@@ -53,10 +53,6 @@ struct PairShared {
   }
 };
 
-// For memory that was read only: nothing is released.
-__device__ __forceinline__ void arrive_remote(uint32_t barrier) {
-  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
 // Signals its bytes to a barrier of the same block. Plain stores would need fences of the whole
 // GPU.
 __device__ __forceinline__ void store_remote(uint32_t address, const Unit& unit, uint32_t barrier) {
@@ -161,7 +157,7 @@ __device__ void multiply_pair_tiles(const Problem& p, const Maps& maps, const Pa
                                     int slot, uint32_t rank, Sums<PairShape>& sums,
                                     float (&bias_sum)[8]) {
   using S = PairShape;
-  const int group = threadIdx.x / 128;
+  const int group = wgmma::warpgroup();
   const int column = (int(rank) * S::kPieceBoxes + group) * kBoxFeatures;
   const uint32_t weight = shared.weight() + group * S::kNBoxes * kBoxBytes;
   Place place, next;

@@ -14,6 +14,13 @@ constexpr int shared_budget(int per_sm) { return (228 / per_sm - 1) * 1024; }
 
 // ---- barriers ----
 
+// Of the block `rank` of the cluster, where `address` is in this one.
+__device__ __forceinline__ uint32_t address_of_rank(uint32_t address, uint32_t rank) {
+  uint32_t remote;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
+  return remote;
+}
+
 __device__ __forceinline__ void init_barrier(uint32_t barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
 }
@@ -27,6 +34,34 @@ __device__ __forceinline__ void expect_bytes(uint32_t barrier, int bytes) {
 }
 __device__ __forceinline__ void arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+// At a barrier of any block of the cluster. NOTE: what WGMMA or a bulk copy has read needs no more
+// than this; a release at cluster scope would wait for global memory.
+__device__ __forceinline__ void arrive_remote(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+__device__ __forceinline__ void arrive_remote_if(uint32_t barrier, bool arrives) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.u32 p, %1, 0;\n"
+      "@p mbarrier.arrive.shared::cluster.b64 _, [%0];\n"
+      "}" ::"r"(barrier),
+      "r"(uint32_t(arrives))
+      : "memory");
+}
+__device__ __forceinline__ bool is_complete(uint32_t barrier, uint32_t parity) {
+  uint32_t done;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+      "selp.b32 %0, 1, 0, p;\n"
+      "}"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return done;
 }
 // kCluster: also acquires what other blocks of the cluster stored.
 template <bool kCluster = false>
@@ -80,11 +115,6 @@ struct Place {
 
 // ---- clusters ----
 
-__device__ __forceinline__ uint32_t address_of_rank(uint32_t address, uint32_t rank) {
-  uint32_t remote;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
-  return remote;
-}
 __device__ __forceinline__ void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }

@@ -116,7 +116,7 @@ __device__ void copy_stages(const Problem& p, const CUtensorMap& x, const CUtens
 template <class T, class S>
 __device__ void multiply_stages(float (&sum)[S::kCols / 2], int stages, const Shared& shared,
                                 const Part& part) {
-  const int group = threadIdx.x / 128;
+  const int group = wgmma::warpgroup();
   Place place, previous;
   for (int step = part.first; step < part.last; ++step) {
     wait_barrier(shared.full(place.stage), place.parity);

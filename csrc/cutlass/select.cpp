@@ -37,7 +37,8 @@ constexpr double kMmaPerCycle = 2208;          // 16-bit multiply-adds per SM
 constexpr double kSharedBytesPerCycle = 85.3;  // operands of a WGMMA come from shared memory
 constexpr double kL2BytesPerCycle = 66.7;      // into shared memory, per SM
 constexpr double kCold = 0.134;                // more for the larger operand: it comes from DRAM
-constexpr double kRagged = 0.376;              // more for each CTA of a cluster: rows cut lines
+constexpr double kCutLine = 0.175;             // more for each CTA of a cluster: rows cut lines
+constexpr double kCutSector = 0.55;            // more where they cut sectors
 constexpr double kFillCycles = 300;            // of a kernel: until the first MMA
 constexpr double kEpilogueCycles = 479;        // of every tile, and then by its bytes and elements
 constexpr double kEpilogueByteCycles = 0.1213;
@@ -65,7 +66,8 @@ double step_bytes(const GemmProblem& p, double rows_a, double rows_b, double col
   return 128 * (rows_a * (1 - cold * larger) + rows_b * (1 + cold * larger));
 }
 
-bool rows_cut_lines(const GemmProblem& p) { return p.k * operand_bytes(p) % 128 != 0; }
+// Whether rows begin inside lines of 128 bytes of L2, or inside sectors of 32.
+bool rows_cut(const GemmProblem& p, int bytes) { return p.k * operand_bytes(p) % bytes != 0; }
 
 int output_copies(const GemmProblem& p) { return p.epilogue == Epilogue::kPreact ? 2 : 1; }
 
@@ -76,8 +78,9 @@ double dram_bytes(const GemmProblem& p) {
 }
 
 double l2_cycles(const GemmProblem& p, const GemmConfig& c) {
-  const double ragged = rows_cut_lines(p) ? 1 + kRagged * c.cluster_m * c.cluster_n : 1;
-  return step_bytes(p, rows_of_a(c), rows_of_b(c), kCold) / kL2BytesPerCycle * ragged;
+  const double cut = (rows_cut(p, 128) ? kCutLine * c.cluster_m * c.cluster_n : 0) +
+                     (rows_cut(p, 32) ? kCutSector : 0);
+  return step_bytes(p, rows_of_a(c), rows_of_b(c), kCold) / kL2BytesPerCycle * (1 + cut);
 }
 
 TileCost tile_cost(const GemmProblem& p, const GemmConfig& c, int64_t k) {
@@ -178,26 +181,39 @@ double skinny_us(const GemmProblem& p, const GemmConfig& c, const DeviceModel& d
          (c.cluster_n > 1 ? kPairUs + sent / kPairBytes : 0);
 }
 
-// The kernels of one wave of clusters, fitted to the choice between them and sm90_us over 150
-// shapes of layers (M = 136..4288) in perf/results/h200/gemm_sweep.csv: it costs 1.6 % more than
-// the best kernel, about as much over shapes left out of a fit. Mainloops share L2 with those of
-// other SMs; a part of DRAM's time, what blocks send each other and what they store come on top.
-double cluster_us(const GemmProblem& p, const GemmConfig& c, const DeviceModel& device) {
-  constexpr double kAloneUs = 0.3, kSharedUs = 1.1;  // of one block a tile, of several
-  constexpr double kStepMma = 2425, kStepL2 = 61.3, kStepCold = 0.1, kStepRagged = 0.235;
-  constexpr double kCrowding = 0.275;  // of L2's time with a block on every SM
-  constexpr double kSentBytesPerUs = 16.6e3, kStoredBytesPerUs = 11.4e3, kDramBytes = 15.1e6;
-  const double blocks = double(ceil_div(p.m, c.tile_m)) * ceil_div(p.n, c.tile_n) * c.cluster_n;
-  const double l2 = step_bytes(p, c.tile_m, c.tile_n, kStepCold) / kStepL2 *
-                    (rows_cut_lines(p) ? 1 + kStepRagged : 1) *
-                    (1 + kCrowding * (blocks / device.sm_count - 1));
+// The kernels of one wave of clusters, fitted to the choice between them and sm90_us over 303
+// products in perf/results/h200/gemm_sweep.csv: it costs 1.6 % more than the best kernel. WGMMAs of
+// few columns wait for their issue; mainloops share L2 with those of other SMs; a row that is
+// loaded for several blocks costs more than one for one block, wherever it lies; what blocks send
+// each other and what they store come on top.
+double cluster_us(const GemmProblem& p, const GemmConfig& c, const TileCluster& cluster,
+                  double tiles, const DeviceModel& device) {
+  constexpr double kAloneUs = 2.02, kSharedUs = 3.29, kSplitUs = 2.56;
+  constexpr double kStepMma = 2127, kIssueCycles = 194, kStepL2 = 63.5, kStepCold = 0.387;
+  constexpr double kCutSector = 0.7, kCutLine = 0.193;    // more for rows that cut 32 or 128 bytes
+  constexpr double kSharedRow = 1.54, kCrowding = 0.529;  // of L2's time with a block on every SM
+  constexpr double kOverlap = 7.6;  // infinite: the longer of two times; 1: their sum
+  constexpr double kSentBytesPerUs = 19.0e3, kStoredBytesPerUs = 14.5e3;
+  const bool shared = cluster.tiles() > 1;
+  const double row = shared ? kSharedRow
+                            : 1 + (rows_cut(p, 32)    ? kCutSector
+                                   : rows_cut(p, 128) ? kCutLine
+                                                      : 0);
+  const double rows_a = double(c.tile_m) / cluster.n, rows_b = double(c.tile_n) / cluster.m;
+  const double l2 = step_bytes(p, rows_a, rows_b, kStepCold) / kStepL2 * row *
+                    (1 + kCrowding * (tiles * c.cluster_n / device.sm_count - 1));
   const double outputs = double(c.tile_m) * c.tile_n;
+  const double mma = std::max(outputs * 64 / kStepMma, kIssueCycles);
   const double steps = static_cast<double>(ceil_div(ceil_div(p.k, 64), c.cluster_n));
-  const double cycles = steps * std::max(outputs * 64 / kStepMma, l2);
+  const double cycles =
+      steps * std::pow(std::pow(mma, kOverlap) + std::pow(l2, kOverlap), 1 / kOverlap);
   const double sent = outputs * 4 * (c.cluster_n - 1) / c.cluster_n;
   const double stored = outputs / c.cluster_n * output_copies(p) * dtype_bytes(p.dtype);
-  return (c.cluster_n > 1 ? kSharedUs : kAloneUs) + cycles / (kClockGhz * 1e3) +
-         sent / kSentBytesPerUs + stored / kStoredBytesPerUs + dram_bytes(p) / kDramBytes;
+  return (c.cluster_n > 1 ? kSplitUs
+          : shared        ? kSharedUs
+                          : kAloneUs) +
+         std::max(cycles / (kClockGhz * 1e3), dram_bytes(p) / kDramBytesPerUs) +
+         sent / kSentBytesPerUs + stored / kStoredBytesPerUs;
 }
 
 // ---- measurements ----
@@ -207,7 +223,7 @@ bool is_half(DType dtype) { return dtype == DType::kFloat16 || dtype == DType::k
 // The measured choice for exactly this product, or null.
 const MeasuredGemm* measured_choice(const GemmProblem& p) {
   if (!is_half(p.dtype)) return nullptr;
-  for (const MeasuredGemm& row : kSm90Measured) {
+  for (const MeasuredGemm& row : measured::kProducts) {
     if (row.m == p.m && row.n == p.n && row.k == p.k && row.a == p.a.major && row.b == p.b.major &&
         row.epilogue == p.epilogue) {
       return &row;
@@ -217,7 +233,9 @@ const MeasuredGemm* measured_choice(const GemmProblem& p) {
 }
 
 bool is_choice(const MeasuredGemm& row, const GemmPlan& plan) {
-  if (plan.family != row.family || plan.splits != row.splits) return false;
+  if (plan.family != row.family || plan.splits != row.splits || plan.swizzle != row.swizzle) {
+    return false;
+  }
   const GemmConfig& c = config_of(plan.family, plan.config);
   return c.tile_m == row.tile_m && c.tile_n == row.tile_n && c.cluster_m == row.cluster_m &&
          c.cluster_n == row.cluster_n;
@@ -252,10 +270,9 @@ void enumerate_skinny(const GemmProblem& problem, const DeviceModel& device,
   }
 }
 
-// Clusters of 1, 2 or 4 blocks that run at a time: a GPC has SMs that are left over for 4.
-int64_t cluster_slots(const GemmConfig& config, const DeviceModel& device) {
-  if (config.cluster_n < 4) return device.sm_count / config.cluster_n;
-  return device.sm_count * 10 / 44;
+// Clusters of 1, 2, 4 or 8 blocks that run at a time: a GPC has SMs that are left over for 4 and 8.
+int64_t cluster_slots(int blocks, const DeviceModel& device) {
+  return blocks < 4 ? device.sm_count / blocks : device.sm_count * 10 / (11 * blocks);
 }
 
 void enumerate_cluster(const GemmProblem& problem, const DeviceModel& device,
@@ -263,14 +280,21 @@ void enumerate_cluster(const GemmProblem& problem, const DeviceModel& device,
   const char* refusal = device.capability / 10 != 9 ? "not a Hopper GPU" : tma_refusal(problem);
   for (int i = 0; i < kNumClusterConfigs; ++i) {
     const ClusterConfig& config = kClusterConfigs[i];
-    Candidate candidate{{Family::kCluster, i, 1}, refusal};
-    if (!refusal) candidate.rejected = cluster_refusal(config, problem);
-    const int64_t tiles = ceil_div(problem.m, config.tile_m) * ceil_div(problem.n, config.tile_n);
-    if (!candidate.rejected && tiles > cluster_slots(config, device)) {
-      candidate.rejected = "more tiles than clusters that run at a time";
+    for (int together : kTileClusters) {
+      if (together > 1 && config.cluster_n > 1) break;
+      const TileCluster cluster = tile_cluster(config, problem, together);
+      Candidate candidate{{Family::kCluster, i, 1, together}, refusal};
+      if (!refusal) candidate.rejected = cluster_refusal(config, problem);
+      const int64_t tiles = cluster.tiles_of(config, problem);
+      const int64_t slots = cluster_slots(together * config.cluster_n, device);
+      if (!candidate.rejected && tiles > slots * together) {
+        candidate.rejected = "more tiles than clusters that run at a time";
+      }
+      if (!candidate.rejected) {
+        candidate.plan.expected_us = cluster_us(problem, config, cluster, double(tiles), device);
+      }
+      candidates.push_back(candidate);
     }
-    if (!candidate.rejected) candidate.plan.expected_us = cluster_us(problem, config, device);
-    candidates.push_back(candidate);
   }
 }
 
@@ -382,12 +406,12 @@ std::string config_name(Family family, int config) {
   constexpr const char* kFamilies[] = {"sm80", "sm90", "skinny", "cluster"};
   constexpr const char* kSchedules[] = {"multistage", "pingpong", "cooperative"};
   constexpr const char* kDepths[] = {"deep", "half", "third"};  // of kSkinny
-  constexpr const char* kClusterSchedules[] = {"split-k", "swapped"};
   const GemmConfig& c = config_of(family, config);
-  const char* schedule = family == Family::kSkinny ? kDepths[c.tile_k - 1]
-                         : family == Family::kCluster
-                             ? kClusterSchedules[kClusterConfigs[config].swapped]
-                             : kSchedules[static_cast<int>(c.schedule)];
+  const char* schedule = family == Family::kSkinny    ? kDepths[c.tile_k - 1]
+                         : family == Family::kCluster ? (kClusterConfigs[config].swapped ? "swapped"
+                                                         : c.cluster_n > 1               ? "split-k"
+                                                                                         : "plain")
+                                                      : kSchedules[static_cast<int>(c.schedule)];
   char name[80];
   std::snprintf(name, sizeof name, "%s %dx%d %s %dx%d", kFamilies[static_cast<int>(family)],
                 c.tile_m, c.tile_n, schedule, c.cluster_m, c.cluster_n);

@@ -19,7 +19,8 @@ struct GemmPlan {
   Family family = Family::kSm80;
   int config = -1;  // index into the family's table; -1: nothing fits
   int splits = 1;   // > 1: kAccumulator slices over K, then splitk_reduce
-  int swizzle = 8;  // tiles that a band of output tiles is wide
+  // Tiles that a band of output tiles is wide; of kCluster: those whose blocks share operands.
+  int swizzle = 8;
   double expected_us = 0;
 };
 
@@ -31,7 +32,8 @@ struct Candidate {
   const char* rejected = nullptr;  // the reason, or null when ranked
 };
 
-// Every (config, splits) considered, in table order: what explain and the tests read.
+// Every (config, splits, tiles of a cluster) considered, in table order: what explain and the tests
+// read.
 std::vector<Candidate> enumerate_candidates(const GemmProblem& problem, const DeviceModel& device);
 
 // The fastest by the model; config == -1 when every candidate is rejected.

@@ -38,7 +38,10 @@ def plan_text(plan: dict[str, Any]) -> str:
     words = [plan["name"]]
     if plan["splits"] > 1:
         words.append(f"{plan['splits']} splits")
-    if plan["swizzle"] != DEFAULT_SWIZZLE:
+    if plan["family"] == "cluster":
+        if plan["swizzle"] > 1:
+            words.append(f"clusters of {plan['swizzle']} tiles")
+    elif plan["swizzle"] != DEFAULT_SWIZZLE:
         words.append(f"swizzle {plan['swizzle']}")
     return ", ".join(words)
 

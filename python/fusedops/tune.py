@@ -43,6 +43,7 @@ Call = Callable[..., Tensor]
 FAMILIES = {"sm80": 0, "sm90": 1, "skinny": 2, "cluster": 3}  # csrc/cutlass/config.h
 EPILOGUES = {"fused": 0, "preact": 1, "accumulator": 2}  # csrc/cutlass/gemm.h
 SWIZZLES = (4, 8, 16)
+CLUSTER_TILES = (1, 4, 8)  # the swizzles of family cluster (csrc/cutlass/select.h)
 
 MODEL_SLACK = 2.5  # a candidate whose expected time is further from the best is not tried
 MAX_CANDIDATES = 40
@@ -344,8 +345,11 @@ def contenders(candidates: Sequence[Candidate], before: Candidate) -> list[Candi
         key=lambda c: cast("float", c["expected_us"]),
     )
     limit = MODEL_SLACK * ranked[0]["expected_us"]
-    near = [c for c in ranked if c["expected_us"] <= limit][:MAX_CANDIDATES]
-    return [before, *(c for c in near if not _same(c, before))]
+    kernels: list[Candidate] = []
+    for candidate in ranked:
+        if candidate["expected_us"] <= limit and not any(_same(candidate, k) for k in kernels):
+            kernels.append(candidate)
+    return [before, *(c for c in kernels[:MAX_CANDIDATES] if not _same(c, before))]
 
 
 def _plan(candidate: Candidate, us: float) -> Plan:
@@ -360,7 +364,11 @@ def _same(a: Candidate, b: Candidate) -> bool:
 
 def _orders(plans: Sequence[Candidate]) -> list[Candidate]:
     """Every swizzle of the plans."""
-    return [plan | {"swizzle": swizzle} for plan in plans for swizzle in SWIZZLES]
+    return [plan | {"swizzle": swizzle} for plan in plans for swizzle in _swizzles(plan)]
+
+
+def _swizzles(plan: Candidate) -> tuple[int, ...]:
+    return CLUSTER_TILES if plan["family"] == "cluster" else SWIZZLES
 
 
 def make_inputs(problem: Problem, device: torch.device) -> Inputs:

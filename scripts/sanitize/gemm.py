@@ -106,13 +106,15 @@ def run_kernels(o: Options, count: Counter[str]) -> None:
             continue
         m = 100 if config["family"] == "skinny" else 200
         k = 264 if config["family"] == "cluster" else 136  # a step for each block
+        # Of family cluster: the tiles whose blocks share operands.
+        swizzle = 8 if o.clusters else 1
         for a_t, b_t, epilogue, splits in itertools.product(
             (False, True), (False, True), range(3), (1, 2)
         ):
             a = o.randn(k, m, dtype=dtype).t() if a_t else o.randn(m, k, dtype=dtype)
             b = o.randn(n, k, dtype=dtype).t() if b_t else o.randn(k, n, dtype=dtype)
             bias = o.randn(n, dtype=dtype)
-            kernel = (FAMILIES[config["family"]], config["index"], splits, 8, epilogue)
+            kernel = (FAMILIES[config["family"]], config["index"], splits, swizzle, epilogue)
             try:
                 y = op(a, b, bias, 3, *kernel)
             except RuntimeError as error:
