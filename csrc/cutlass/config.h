@@ -7,7 +7,7 @@
 namespace fusedops {
 
 // cp.async + mma.sync or FMA; TMA + WGMMA; TMA + WGMMA with the operands swapped, for few rows of
-// A; TMA + WGMMA where the blocks of a cluster share K, for few tiles.
+// A; TMA + WGMMA where the blocks of a cluster share K or operands, for few tiles.
 enum class Family : int8_t { kSm80, kSm90, kSkinny, kCluster };
 inline constexpr int kNumFamilies = 4;
 enum class Schedule : int8_t { kMultistage, kPingpong, kCooperative };

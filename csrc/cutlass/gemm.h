@@ -54,7 +54,7 @@ struct GemmProblem {
   MathMode math = MathMode::kNative;
   bool split_parts =
       false;  // kFp32 only: a and b hold bf16 parts (cuda/split_fp32.h), k counts part columns
-  int swizzle = 8;  // output tiles are walked in bands of this width
+  int swizzle = 8;  // GemmPlan::swizzle
 };
 
 // Where a launch happens.
