@@ -69,6 +69,10 @@ PINNED = {
     (2048, 800, 3200, "TN"): "cluster 208x64 swapped 1x1",
     (2000, 640, 2560, "TN"): "cluster 80x128 swapped 1x1",
     (640, 4096, 1024, "TN"): "cluster 160x128 swapped 1x1",
+    # Rows that cut the sectors of L2: blocks load them once for several tiles.
+    (904, 904, 3600, "TN"): "cluster 152x64 swapped 1x1, clusters of 8 tiles",
+    (4288, 512, 3496, "TN"): "cluster 144x128 swapped 1x1, clusters of 8 tiles",
+    (328, 5920, 5784, "TN"): "cluster 168x128 swapped 1x1, clusters of 8 tiles",
     (8192, 1024, 4096, "NN"): "sm90 128x256 cooperative 2x1",
     (4096, 1024, 8192, "NT"): "sm90 128x256 cooperative 2x1",
     (8192, 4096, 1024, "NN"): "sm90 128x192 pingpong 1x1",
@@ -153,6 +157,20 @@ def test_what_the_clusters_that_share_k_refuse():
     # Kernels of a single block share nothing.
     fewer = "fewer steps of K than blocks to share them"
     assert refusals("cluster", 64, 64, 64) == {None, fewer}
+
+
+def test_blocks_share_operands_where_each_has_a_tile():
+    _, candidates = _C.select_config(904, 904, 3600)
+    tiles: dict[str, set[int]] = {}
+    for c in candidates:
+        if c["family"] == "cluster":
+            tiles.setdefault(c["name"], set()).add(c["swizzle"])
+    assert {frozenset(t) for name, t in tiles.items() if name.endswith("1x1")} == {
+        frozenset({1, 4, 8})
+    }
+    assert {frozenset(t) for name, t in tiles.items() if not name.endswith("1x1")} == {
+        frozenset({1})
+    }
 
 
 def test_families_never_compete():
