@@ -16,14 +16,14 @@ from collections import defaultdict
 from pathlib import Path
 
 import fusedops
+from fusedops._gemm_text import DEFAULT_SWIZZLE
 
 TOLERANCE = 1.01
 # Long products run at the power limit, where less is noise.
 LONG_US, LONG_TOLERANCE = 300, 1.03
 # What cluster kernels lose to sm90's in a CUDA graph, behind another kernel, beside a sweep's queue
-# of calls (measured on products of 3 to 12 us).
+# of calls: between nothing and 0.3 us for products of 3 to 12 us.
 GRAPH_US = {"sm90": 0.0, "cluster": 0.15}
-BAND = 8  # of select.cpp
 HEADER = Path(__file__).parents[1] / "csrc/cutlass/sm90_measured.h"
 MAJORS = {"TN": ("kK", "kK"), "NN": ("kK", "kMN"), "NT": ("kMN", "kMN")}
 FAMILIES = {"sm90": "kSm90", "cluster": "kCluster"}
@@ -73,7 +73,7 @@ def read(path: Path) -> dict[Problem, dict[Choice, float]]:
         if row["family"] not in FAMILIES or row["name"] not in known or skipped:
             continue
         problem = (int(row["m"]), int(row["n"]), int(row["k"]), row["layout"], epilogue)
-        swizzle = int(row["swizzle"]) if row["family"] == "cluster" else BAND
+        swizzle = int(row["swizzle"]) if row["family"] == "cluster" else DEFAULT_SWIZZLE
         choice = (row["name"], int(row["splits"]), swizzle)
         us = float(row["us"]) + GRAPH_US[row["family"]]
         times[problem][choice] = min(us, times[problem].get(choice, us))

@@ -31,17 +31,16 @@ from fusedops.bench.runner import num_bytes, relative_error
 from fusedops.bench.suite import DTYPES, TOLERANCES
 from fusedops.bench.suites.linear import FORWARD_SHAPES, STEP_CASES, forward_shapes
 from fusedops.bench.timing import num_sets, synchronize
+from fusedops.tune import FAMILIES, cluster_tiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
-FAMILIES = {"sm80": 0, "sm90": 1, "skinny": 2, "cluster": 3}  # config.h
 ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}  # activation.h
 KEEP_WITHIN = 2.0  # of the best time of the first round
 FINALISTS = 6  # configurations that try every swizzle
-CLUSTER_TILES = (1, 4, 8)  # whose blocks share operands: the swizzles of family cluster
 SAMPLE_US = 150.0  # device time of one sample: that many calls in a row
 GUESS_RATE = 5e14  # FLOP/s for the number of calls of the first round
 
@@ -142,15 +141,9 @@ def candidates(problem: Problem, splits: Sequence[int], sm_count: int) -> list[C
             helps = tiles * split <= 2 * sm_count and problem.k >= 2 * tile_k * split
             if split == 1 or (helps and not problem.preact):
                 kernel = (family, int(config["index"]), name, split)
-                found += [Candidate(*kernel, swizzle) for swizzle in _swizzles(config, family)]
+                swizzles = cluster_tiles(name) if family == "cluster" else (8,)
+                found += [Candidate(*kernel, swizzle) for swizzle in swizzles]
     return found
-
-
-def _swizzles(config: dict[str, Any], family: str) -> tuple[int, ...]:
-    """Those of the first round."""
-    if family != "cluster":
-        return (8,)
-    return CLUSTER_TILES if tuple(config["cluster"]) == (1, 1) else (1,)
 
 
 def tune(

@@ -100,9 +100,16 @@ def test_many_rows(norm, rows, n, dtype):
     check(norm, *inputs(rows, n, dtype, "cuda"))
 
 
-def assert_rounded_alike(a, b):
-    """Sums in another order move a result by one rounding at most."""
-    torch.testing.assert_close(a, b, rtol=max(torch.finfo(a.dtype).eps, 1e-5), atol=1e-5)
+# Rows that a GPU sums in another order beside a residual: blocks have other shapes (plan_tall).
+OTHER_BLOCKS = {(200, 8192), (240, 5000), (90, 16384), (70, 20000)}
+
+
+def assert_same_norm(fused, separate):
+    """Bitwise, but for a rounding where sums have another order."""
+    if fused.is_cuda and fused.dtype in HALVES and tuple(fused.shape) in OTHER_BLOCKS:
+        torch.testing.assert_close(fused, separate, rtol=torch.finfo(fused.dtype).eps, atol=1e-5)
+    else:
+        assert torch.equal(fused, separate)
 
 
 @pytest.mark.gpu
@@ -114,7 +121,7 @@ def test_much_data(norm, rows, n, dtype):
     check(norm, x, weight, bias, dy)
     y, total = call(fusedops, norm, x, weight, bias, residual=dy)
     assert torch.equal(total, x + dy)
-    assert_rounded_alike(y, call(fusedops, norm, x + dy, weight, bias))
+    assert_same_norm(y, call(fusedops, norm, x + dy, weight, bias))
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=name)
@@ -179,7 +186,7 @@ def test_residual(device, norm, rows, n, dtype):
     leaves = [t.requires_grad_() for t in (x, residual, weight, bias)]
     y, total = call(fusedops, norm, x, weight, bias, residual=residual)
     assert torch.equal(total, x + residual)
-    assert_rounded_alike(y, call(fusedops, norm, x + residual, weight, bias))
+    assert_same_norm(y, call(fusedops, norm, x + residual, weight, bias))
     dtotal = make(rows, n, dtype=dtype, device=device, seed=6)
     grads = torch.autograd.grad((y, total), leaves, (dy, dtotal), allow_unused=True)
     assert torch.equal(grads[0], grads[1])

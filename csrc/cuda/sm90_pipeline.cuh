@@ -14,13 +14,6 @@ constexpr int shared_budget(int per_sm) { return (228 / per_sm - 1) * 1024; }
 
 // ---- barriers ----
 
-// Of the block `rank` of the cluster, where `address` is in this one.
-__device__ __forceinline__ uint32_t address_of_rank(uint32_t address, uint32_t rank) {
-  uint32_t remote;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
-  return remote;
-}
-
 __device__ __forceinline__ void init_barrier(uint32_t barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
 }
@@ -115,6 +108,11 @@ struct Place {
 
 // ---- clusters ----
 
+__device__ __forceinline__ uint32_t address_of_rank(uint32_t address, uint32_t rank) {
+  uint32_t remote;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
+  return remote;
+}
 __device__ __forceinline__ void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }

@@ -402,15 +402,18 @@ const GemmConfig& config_of(Family family, int config) {
   return kClusterConfigs[config];
 }
 
+static const char* cluster_schedule(const ClusterConfig& config) {
+  if (config.swapped) return "swapped";
+  return config.cluster_n > 1 ? "split-k" : "plain";
+}
+
 std::string config_name(Family family, int config) {
   constexpr const char* kFamilies[] = {"sm80", "sm90", "skinny", "cluster"};
   constexpr const char* kSchedules[] = {"multistage", "pingpong", "cooperative"};
   constexpr const char* kDepths[] = {"deep", "half", "third"};  // of kSkinny
   const GemmConfig& c = config_of(family, config);
   const char* schedule = family == Family::kSkinny    ? kDepths[c.tile_k - 1]
-                         : family == Family::kCluster ? (kClusterConfigs[config].swapped ? "swapped"
-                                                         : c.cluster_n > 1               ? "split-k"
-                                                                                         : "plain")
+                         : family == Family::kCluster ? cluster_schedule(kClusterConfigs[config])
                                                       : kSchedules[static_cast<int>(c.schedule)];
   char name[80];
   std::snprintf(name, sizeof name, "%s %dx%d %s %dx%d", kFamilies[static_cast<int>(family)],

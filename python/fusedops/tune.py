@@ -345,11 +345,12 @@ def contenders(candidates: Sequence[Candidate], before: Candidate) -> list[Candi
         key=lambda c: cast("float", c["expected_us"]),
     )
     limit = MODEL_SLACK * ranked[0]["expected_us"]
-    kernels: list[Candidate] = []
+    kernels: dict[tuple[Any, ...], Candidate] = {}
     for candidate in ranked:
-        if candidate["expected_us"] <= limit and not any(_same(candidate, k) for k in kernels):
-            kernels.append(candidate)
-    return [before, *(c for c in kernels[:MAX_CANDIDATES] if not _same(c, before))]
+        if candidate["expected_us"] <= limit:
+            kernels.setdefault(_kernel(candidate), candidate)
+    near = list(kernels.values())[:MAX_CANDIDATES]
+    return [before, *(c for c in near if not _same(c, before))]
 
 
 def _plan(candidate: Candidate, us: float) -> Plan:
@@ -359,7 +360,11 @@ def _plan(candidate: Candidate, us: float) -> Plan:
 
 def _same(a: Candidate, b: Candidate) -> bool:
     """The same kernel and splits; the swizzle is tried later."""
-    return all(a[name] == b[name] for name in ("family", "index", "splits"))
+    return _kernel(a) == _kernel(b)
+
+
+def _kernel(candidate: Candidate) -> tuple[Any, ...]:
+    return tuple(candidate[name] for name in ("family", "index", "splits"))
 
 
 def _orders(plans: Sequence[Candidate]) -> list[Candidate]:
@@ -368,7 +373,12 @@ def _orders(plans: Sequence[Candidate]) -> list[Candidate]:
 
 
 def _swizzles(plan: Candidate) -> tuple[int, ...]:
-    return CLUSTER_TILES if plan["family"] == "cluster" else SWIZZLES
+    return cluster_tiles(plan["name"]) if plan["family"] == "cluster" else SWIZZLES
+
+
+def cluster_tiles(name: str) -> tuple[int, ...]:
+    """Numbers of tiles whose blocks may share operands: several where each block has its own."""
+    return CLUSTER_TILES if name.endswith(" 1x1") else (1,)
 
 
 def make_inputs(problem: Problem, device: torch.device) -> Inputs:

@@ -11,13 +11,13 @@ from options import DTYPES
 
 import fusedops
 from fusedops.template import template_scale
+from fusedops.tune import FAMILIES
 
 if TYPE_CHECKING:
     from collections import Counter
 
     from options import Options
 
-FAMILIES = {"sm80": 0, "sm90": 1, "skinny": 2, "cluster": 3}
 ACTIVATIONS = ("none", "gelu", "relu", "gelu_tanh", "silu", "sigmoid", "tanh", "relu2")
 
 # M, N, K that reach every helper kernel. TMA refuses the odd ones, so none of these is a cluster's.
