@@ -4,7 +4,6 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
-#include <bit>
 #include <numeric>
 #include <type_traits>
 
@@ -73,18 +72,18 @@ void launch_split(const NormGradients& t, NormBackward<T, W, S>& p, const NormSh
   p.partials = static_cast<int>(
       std::clamp<int64_t>(ceil_div(shape.rows, kSplitRows), 1, sums ? kSplitPartials : 1));
   const Tensor partial = make_partial<kRms>(p, out, t.rstd, p.partials > 1 ? shape.n : 0);
-  const uint64_t at_once = std::bit_ceil(std::min<uint64_t>(shape.rows, kSplitRowsAtOnce));
-  SplitLayout layout{shape.rows, shape.n, 0, split_cluster(shape, kChunkOf<T>, scope),
-                     static_cast<int>(at_once)};
+  SplitLayout layout{shape.rows, shape.n, 0, split_cluster(shape, kChunkOf<T>, scope)};
   if (p.dx != nullptr) {
     layout.row_blocks = blocks_of_long_rows(shape.rows, scope) * layout.cluster;
   }
-  const int64_t column_blocks =
-      sums ? ceil_div(shape.n, int64_t{layout.columns()}) * p.partials : 0;
-  const int64_t blocks = round_up(layout.row_blocks + column_blocks, int64_t{layout.cluster});
-  launch_cluster_kernel(norm_backward_split_kernel<kRms, T, W, S>, dim3(blocks),
-                        dim3(kSplitThreads), layout.cluster, 0, scope.stream(),
-                        scope.context().overlap, p, out, layout);
+  dispatch_bool(layout.cluster > 1, [&]<bool kClusters>(Tag<kClusters>) {
+    constexpr int64_t kColumns = kSplitThreads / kSplitAtOnce<kClusters>;
+    const int64_t column_blocks = sums ? ceil_div(shape.n, kColumns) * p.partials : 0;
+    const int64_t blocks = round_up(layout.row_blocks + column_blocks, int64_t{layout.cluster});
+    launch_cluster_kernel(norm_backward_split_kernel<kClusters, kRms, T, W, S>, dim3(blocks),
+                          dim3(kSplitThreads), layout.cluster, 0, scope.stream(),
+                          scope.context().overlap, p, out, layout);
+  });
   if (p.partials > 1) sum_partials<T>(out, partial, p.partials, shape.n, p.partial_pitch, scope);
 }
 

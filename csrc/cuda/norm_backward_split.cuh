@@ -8,15 +8,15 @@
 
 namespace fusedops {
 
-inline constexpr int kSplitThreads = 256;
-inline constexpr int kSplitRowsAtOnce = 16;  // of a block of columns, at most
+inline constexpr int kSplitThreads = 512;
+// Rows of a block of columns, at a time.
+template <bool kClusters>
+inline constexpr int kSplitAtOnce = kClusters ? 1 : 16;
 
 struct SplitLayout {
   int64_t rows, n;
   int64_t row_blocks;
   int cluster;  // blocks of a row
-  int at_once;  // rows of a block of columns, a power of two
-  __host__ __device__ int columns() const { return kSplitThreads / at_once; }
 };
 
 // dweight and dbias: in the parameters' dtype, null where nobody asked.
@@ -52,17 +52,19 @@ __device__ __forceinline__ void load_weight(const W* weight, bool aligned,
 }
 
 // dx of the rows of a team, each read twice.
-template <bool kRms, class T, class W, class S>
+// NOTE: code that does not know the number of blocks takes .4 us more for small tensors.
+template <bool kClusters, bool kRms, class T, class W, class S>
 __device__ __forceinline__ void split_rows(const NormBackward<T, W, S>& p,
                                            const SplitLayout& layout) {
   using C = Compute<T>;
   constexpr int kVec = kChunkOf<T>;
-  constexpr int kBytes = row_slot_bytes<C>(kRowCluster, kSplitThreads);
+  constexpr int kBytes = row_slot_bytes<C>(kClusters ? kRowCluster : 1, kSplitThreads);
   __shared__ alignas(16) uint8_t slots[kBytes];
-  const int64_t rows = layout.rows, n = layout.n, teams = layout.row_blocks / layout.cluster;
-  RowTeam<C> team(RowLayout{rows, 0, 32, layout.cluster, 0}, slots);
-  const int index = team.rank() * kSplitThreads + team.index();
-  const int size = layout.cluster * kSplitThreads;
+  const int cluster = kClusters ? layout.cluster : 1;
+  const int64_t rows = layout.rows, n = layout.n, teams = layout.row_blocks / cluster;
+  RowTeam<C> team(RowLayout{rows, 0, 32, cluster, 0}, slots);
+  const int index = team.rank() * kSplitThreads + static_cast<int>(threadIdx.x);
+  const int size = cluster * kSplitThreads;
   for (int64_t row = team.first(); row < rows; row += teams) {
     const T* x = p.x + row * p.x_stride;
     const S* dy = p.dy + row * p.dy_stride;
@@ -100,34 +102,34 @@ __device__ __forceinline__ void split_rows(const NormBackward<T, W, S>& p,
   team.leave();
 }
 
-// Some columns over the rows part, part + parts, ... of every `at_once`: into the results where
+// Some columns over the rows part, part + parts, ... of every kAtOnce: into the results where
 // that is all of them, else into a partial row.
-template <bool kRms, class T, class W, class S>
+template <int kAtOnce, bool kRms, class T, class W, class S>
 __device__ __forceinline__ void split_columns(const NormBackward<T, W, S>& p, const NormSums& out,
                                               const SplitLayout& layout, int64_t block) {
   using C = Compute<T>;
-  __shared__ C shared[2][kSplitThreads];
-  const int columns = layout.columns(), at_once = layout.at_once;
-  const int x = threadIdx.x % columns, y = threadIdx.x / columns;
-  const int64_t column = block / p.partials * columns + x, part = block % p.partials;
+  constexpr int kColumns = kSplitThreads / kAtOnce;
+  __shared__ C shared[2][kAtOnce][kColumns];
+  const int x = threadIdx.x % kColumns, y = threadIdx.x / kColumns;
+  const int64_t column = block / p.partials * kColumns + x, part = block % p.partials;
   C dweight = 0, dbias = 0;
   if (column < layout.n) {
 #pragma unroll 8
-    for (int64_t row = part * at_once + y; row < layout.rows; row += p.partials * at_once) {
+    for (int64_t row = part * kAtOnce + y; row < layout.rows; row += p.partials * kAtOnce) {
       const RowMoments<C> stats = load_stats<kRms>(p, row, layout.rows);
       const C d = to_compute(p.dy[row * p.dy_stride + column]);
       dweight += d * stats.normal(to_compute(p.x[row * p.x_stride + column]));
       dbias += d;
     }
   }
-  shared[0][threadIdx.x] = dweight;
-  shared[1][threadIdx.x] = dbias;
+  shared[0][y][x] = dweight;
+  shared[1][y][x] = dbias;
   __syncthreads();
   if (column >= layout.n) return;
-  for (int which = y; which < (kRms ? 1 : 2); which += at_once) {
+  for (int which = y; which < (kRms ? 1 : 2); which += kAtOnce) {
     C sum = 0;
-#pragma unroll 4
-    for (int i = 0; i < at_once; ++i) sum += shared[which][i * columns + x];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) sum += shared[which][i][x];
     void* const result = which == 0 ? out.dweight : out.dbias;
     if (p.partials > 1) {
       p.partial[(int64_t{which} * p.partials + part) * p.partial_pitch + column] = sum;
@@ -138,14 +140,14 @@ __device__ __forceinline__ void split_columns(const NormBackward<T, W, S>& p, co
 }
 
 // Blocks below row_blocks: dx; the others: column sums.
-template <bool kRms, class T, class W, class S>
-__global__ void __launch_bounds__(kSplitThreads, 2)
+template <bool kClusters, bool kRms, class T, class W, class S>
+__global__ void __launch_bounds__(kSplitThreads, kClusters ? 1 : 2)
     norm_backward_split_kernel(NormBackward<T, W, S> p, NormSums out, SplitLayout layout) {
   wait_for_predecessor();
   if (blockIdx.x < layout.row_blocks) {
-    split_rows<kRms>(p, layout);
+    split_rows<kClusters, kRms>(p, layout);
   } else {
-    split_columns<kRms>(p, out, layout, blockIdx.x - layout.row_blocks);
+    split_columns<kSplitAtOnce<kClusters>, kRms>(p, out, layout, blockIdx.x - layout.row_blocks);
   }
 }
 

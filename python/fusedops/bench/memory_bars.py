@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 SMALL_US = 30.0  # a copy that takes less is no test of bandwidth
 # Shapes of issue 4 with a bar of their own
 SHORT = ("16777216x64_dim", "67108864x16_dim", "268435456x4_dim")
-NEIGHBOURS = {"1023": "1024", "4097": "4096", "50257": "65536"}  # odd row, even one
+NEIGHBOURS = {"1023": "1024", "4097": "4096", "50257": "50256"}  # odd row, even one
 
 
 def memory_bars(rows: Sequence[Row]) -> list[str]:
