@@ -64,7 +64,9 @@ __global__ void __launch_bounds__(kElementwiseThreads)
   V in[Op::kInputs];
   if (first + kChunk<T> <= count) {
 #pragma unroll
-    for (int k = 0; k < Op::kInputs; ++k) in[k] = *reinterpret_cast<const V*>(p.in[k] + first);
+    for (int k = 0; k < Op::kInputs; ++k) {
+      in[k] = load_evict_last(reinterpret_cast<const V*>(p.in[k] + first));
+    }
     *reinterpret_cast<V*>(p.out + first) = op(in, ChunkAt{first, true});
   } else if (first < count) {
 #pragma unroll

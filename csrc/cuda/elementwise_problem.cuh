@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 
+#include "common/cache_hint.cuh"
 #include "common/division.cuh"
 #include "common/iteration_space.h"
 #include "common/vec.cuh"

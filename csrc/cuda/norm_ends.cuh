@@ -80,9 +80,7 @@ struct NormRow : EndsRow<T, kMax, Slice> {
     if constexpr (kLong) {
 #pragma unroll 4
       for (int k = kHeld; k < slice.rounds(); ++k) {
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(place(k)),
-                     "l"(row + slice.column(k))
-                     : "memory");
+        copy_evict_last(place(k), row + slice.column(k));
       }
       asm volatile("cp.async.commit_group;" ::: "memory");
     }

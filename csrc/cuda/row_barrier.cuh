@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "common/cache_hint.cuh"
 #include "cuda/row_layout.h"
 
 namespace fusedops {
@@ -81,9 +82,9 @@ __device__ __forceinline__ void wait_for_bytes(unsigned barrier, unsigned parity
 __device__ __forceinline__ void bulk_copy(unsigned to, const void* from, unsigned bytes,
                                           unsigned barrier) {
   asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
-          "r"(to),
-      "l"(from), "r"(bytes), "r"(barrier)
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+      "[%1], %2, [%3], %4;" ::"r"(to),
+      "l"(from), "r"(bytes), "r"(barrier), "l"(evict_last())
       : "memory");
 }
 // What threads wrote before goes before what bulk copies will write.

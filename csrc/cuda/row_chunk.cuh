@@ -5,6 +5,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "common/cache_hint.cuh"
 #include "common/vec.cuh"
 
 namespace fusedops {

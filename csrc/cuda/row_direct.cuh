@@ -189,16 +189,10 @@ class FewClusterTeam {
   RowSlot<float>* slots_;
 };
 
-// NOTE: volatile, so that the loads of a row stay together. Plain: loads that the L2 cache forgets
-// first beside stores that it keeps cost 2 to 5 % of the bandwidth.
 template <class T, int kVec>
 __device__ __forceinline__ Packed<T, kVec> load_once(const T* from) {
   static_assert(sizeof(T) * kVec == 16);
-  Packed<T, kVec> out;
-  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(out.word[0]), "=r"(out.word[1]), "=r"(out.word[2]), "=r"(out.word[3])
-               : "l"(from));
-  return out;
+  return load_evict_last(reinterpret_cast<const Packed<T, kVec>*>(from));
 }
 
 template <class T, int kVec>
@@ -287,12 +281,11 @@ class DirectRow {
   // The chunks from kMax on go to shared memory, where each thread keeps its own.
   template <class T>
   __device__ __forceinline__ void fetch_rest(unsigned shared, const T* row, bool last) const {
+    shared = place(shared, kMax);
 #pragma unroll 1
-    for (int k = kMax; some(k); ++k) {
+    for (int k = kMax; some(k); ++k, shared += blockDim.x * 16) {
       const int count = last ? min(elements(k), kVec) : kVec;
-      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(place(shared, k)),
-                   "l"(row + column(k)), "r"(count * int{sizeof(T)})
-                   : "memory");
+      copy_evict_last(shared, row + column(k), count * int{sizeof(T)});
     }
     asm volatile("cp.async.commit_group;" ::: "memory");
   }

@@ -134,13 +134,13 @@ struct ScanWindow {
     const bool vectors = aligned();
     if (vectors && full) {
 #pragma unroll
-      for (int k = 0; k < kVectors; ++k) in[k] = *vector(k);
+      for (int k = 0; k < kVectors; ++k) in[k] = load_evict_last(vector(k));
       return;
     }
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
       if (vectors && whole(k)) {
-        in[k] = *vector(k);
+        in[k] = load_evict_last(vector(k));
       } else {
         in[k] = gather(k);
       }

@@ -49,7 +49,8 @@ struct ColumnStrip {
     for (int k = 0; k < kColumnRows; ++k) {
       in[k] = pack(padding);
       if (active && row + k < end) {
-        in[k] = *reinterpret_cast<const Packed<In>*>(x + memory_row(row + k) * x_row);
+        in[k] =
+            load_evict_last(reinterpret_cast<const Packed<In>*>(x + memory_row(row + k) * x_row));
       }
     }
   }

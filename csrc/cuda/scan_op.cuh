@@ -8,6 +8,7 @@
 #include <limits>
 #include <type_traits>
 
+#include "common/cache_hint.cuh"
 #include "common/vec.cuh"
 
 namespace fusedops {
