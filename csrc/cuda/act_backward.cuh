@@ -4,7 +4,6 @@
 // from dz before it is rounded.
 #pragma once
 
-#include "common/cache_hint.cuh"
 #include "common/pdl.cuh"
 #include "common/vec.cuh"
 #include "cuda/activation_gradient.cuh"
@@ -51,8 +50,8 @@ struct ActBackwardRows {
   V dy[kActBackwardUnroll], saved[kActBackwardUnroll];
 
   __device__ __forceinline__ void load(int u, const T* dy_row, const T* saved_row) {
-    dy[u] = load_evict_last(reinterpret_cast<const V*>(dy_row));
-    if constexpr (kReadSaved) saved[u] = load_evict_last(reinterpret_cast<const V*>(saved_row));
+    dy[u] = *reinterpret_cast<const V*>(dy_row);
+    if constexpr (kReadSaved) saved[u] = *reinterpret_cast<const V*>(saved_row);
   }
 
   __device__ __forceinline__ void finish(int u, T* dz_row, C (&sum)[kVec]) const {

@@ -16,6 +16,7 @@ template <class T, int kInputCount, class Fn>
 struct Pointwise {
   static constexpr int kInputs = kInputCount;
   static constexpr unsigned kPerColumn = 0;
+  static constexpr bool kLight = true;
   using V = Vec<T, kChunk<T>>;
 
   __device__ __forceinline__ V operator()(const V (&in)[kInputs], ChunkAt) const {

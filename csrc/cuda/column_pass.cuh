@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(kActBackwardThreads)
 #pragma unroll
         for (int k = 0; k < Op::kInputs; ++k) {
           const T* data = static_cast<const T*>(p.in[k]) + r * p.strides[k] + col;
-          in[u][k] = load_evict_last(reinterpret_cast<const V*>(data));
+          in[u][k] = *reinterpret_cast<const V*>(data);
         }
       }
 #pragma unroll

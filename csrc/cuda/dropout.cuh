@@ -57,6 +57,7 @@ template <class T>
 struct BiasDropoutResidual {
   static constexpr int kInputs = 3;
   static constexpr unsigned kPerColumn = 0b010;
+  static constexpr bool kLight = false;
   using V = Vec<T, kChunk<T>>;
   Dropout dropout;
 

@@ -11,9 +11,9 @@
 //   Only chunks at an end of a row or of the tensor are read element by element.
 //
 // An op is a functor: kInputs; kPerColumn, a bit for each input that is the same in every row;
-// operator()(const Vec (&in)[kInputs], ChunkAt) -> Vec; and resolve(use), which calls use(op) with
-// an op that has no run-time choices left.
-// Inputs and out may be the same memory.
+// kLight, whether memory bounds it; operator()(const Vec (&in)[kInputs], ChunkAt) -> Vec; and
+// resolve(use), which calls use(op) with an op that has no run-time choices left. Inputs and out
+// may be the same memory.
 #pragma once
 
 #include <type_traits>
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(kElementwiseThreads)
   if (first + kChunk<T> <= count) {
 #pragma unroll
     for (int k = 0; k < Op::kInputs; ++k) {
-      in[k] = load_evict_last(reinterpret_cast<const V*>(p.in[k] + first));
+      in[k] = load_input<Op>(reinterpret_cast<const V*>(p.in[k] + first));
     }
     *reinterpret_cast<V*>(p.out + first) = op(in, ChunkAt{first, true});
   } else if (first < count) {

@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(kElementwiseThreads)
 #pragma unroll
     for (int r = 0; r < kLines; ++r, from += p.in[k].line_stride) {
       if (left - r * p.line < kChunk<T>) continue;
-      in[r][k] = load_evict_last(reinterpret_cast<const Words*>(from));
+      in[r][k] = load_input<Op>(reinterpret_cast<const Words*>(from));
     }
   }
   Words columns[Op::kInputs];

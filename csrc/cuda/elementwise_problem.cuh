@@ -57,6 +57,16 @@ struct ChunkAt {
   bool aligned;
 };
 
+// A chunk of an input, or the words of one.
+template <class Op, class V>
+__device__ __forceinline__ V load_input(const V* from) {
+  if constexpr (Op::kLight) {
+    return load_evict_last(from);
+  } else {
+    return *from;
+  }
+}
+
 template <class T>
 __device__ __forceinline__ Vec<T, kChunk<T>> filled(T value) {
   Vec<T, kChunk<T>> v;

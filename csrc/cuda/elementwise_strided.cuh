@@ -32,7 +32,7 @@ __device__ __forceinline__ Vec<T, kChunk<T>> load_run(const T* from, int64_t bef
   using V = Vec<T, kChunk<T>>;
   const auto address = reinterpret_cast<uintptr_t>(from);
   const unsigned shift = address % 16;
-  if (shift == 0) return load_evict_last(reinterpret_cast<const V*>(from));
+  if (shift == 0) return *reinterpret_cast<const V*>(from);
   if (before < kChunk<T> || after < 2 * kChunk<T>) {
     V v;
 #pragma unroll
@@ -40,7 +40,7 @@ __device__ __forceinline__ Vec<T, kChunk<T>> load_run(const T* from, int64_t bef
     return v;
   }
   const uint4* aligned = reinterpret_cast<const uint4*>(address - shift);
-  const uint4 lo = load_evict_last(aligned), hi = load_evict_last(aligned + 1);
+  const uint4 lo = aligned[0], hi = aligned[1];
   uint32_t w[8] = {lo.x, lo.y, lo.z, lo.w, hi.x, hi.y, hi.z, hi.w};
 #pragma unroll
   for (int i = 0; i < 6; ++i) w[i] = shift & 8 ? w[i + 2] : w[i];

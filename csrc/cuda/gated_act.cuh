@@ -52,10 +52,9 @@ __global__ void __launch_bounds__(kActBackwardThreads)
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
         const int64_t at = row + r * rows.step;
-        g[r] =
-            load_evict_last(reinterpret_cast<const V*>(gate + at * shape.gate_stride + rows.col));
+        g[r] = *reinterpret_cast<const V*>(gate + at * shape.gate_stride + rows.col);
         if constexpr (kGated) {
-          u[r] = load_evict_last(reinterpret_cast<const V*>(up + at * shape.up_stride + rows.col));
+          u[r] = *reinterpret_cast<const V*>(up + at * shape.up_stride + rows.col);
         }
       }
 #pragma unroll
@@ -94,10 +93,9 @@ __global__ void __launch_bounds__(kActBackwardThreads)
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {
           const int64_t at = row + r * rows.step;
-          grad[r] = load_evict_last(reinterpret_cast<const V*>(dh + at * shape.cols + rows.col));
-          g[r] =
-              load_evict_last(reinterpret_cast<const V*>(gate + at * shape.gate_stride + rows.col));
-          u[r] = load_evict_last(reinterpret_cast<const V*>(up + at * shape.up_stride + rows.col));
+          grad[r] = *reinterpret_cast<const V*>(dh + at * shape.cols + rows.col);
+          g[r] = *reinterpret_cast<const V*>(gate + at * shape.gate_stride + rows.col);
+          u[r] = *reinterpret_cast<const V*>(up + at * shape.up_stride + rows.col);
         }
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {

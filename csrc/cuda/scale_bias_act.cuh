@@ -31,6 +31,7 @@ template <class T>
 struct ScaleBiasAct {
   static constexpr int kInputs = 3;
   static constexpr unsigned kPerColumn = 0b110;
+  static constexpr bool kLight = true;
   using V = Vec<T, kChunk<T>>;
   Activation activation;
 

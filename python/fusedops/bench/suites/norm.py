@@ -66,8 +66,8 @@ class NormSuite(Suite):
             target = torch.randint(n, (m,), device=device)
             if pass_ == "fwd":
                 return x, target
-            lse = x.float().logsumexp(1)
-            return torch.ones((), dtype=dtype, device=device), x, target, lse
+            lse, count = x.float().logsumexp(1), torch.full((), m, dtype=dtype, device=device)
+            return torch.ones_like(count), x, target, lse, count, lse.new_full((1,), 1 / m)
         if op.endswith("softmax"):
             if pass_ == "fwd":
                 return (x,)
@@ -146,8 +146,8 @@ OURS_BACKWARD: dict[str, Call] = {
     "rms_norm_residual": lambda dy, dr, x, w, rstd: _ops().rms_norm_backward(
         dy, dr, x, w, rstd, 1, True, True
     ),
-    "cross_entropy": lambda dloss, x, t, lse: _ops().cross_entropy_backward(
-        dloss, x, t, lse, lse.new_full((1,), 1 / x.shape[0]), IGNORE, 0.0, 1
+    "cross_entropy": lambda dloss, x, t, lse, _, inverse: _ops().cross_entropy_backward(
+        dloss, x, t, lse, inverse, IGNORE, 0.0, 1
     ),
 }
 
@@ -171,10 +171,11 @@ def _eager_rms_residual_backward(
     return dx + dr, dw
 
 
-def _eager_cross_entropy_backward(dloss: Tensor, x: Tensor, t: Tensor, lse: Tensor) -> Tensor:
+def _eager_cross_entropy_backward(
+    dloss: Tensor, x: Tensor, t: Tensor, lse: Tensor, count: Tensor, _: Tensor
+) -> Tensor:
     """From what autograd saves: the log-probabilities in x's dtype."""
     log_p = (x.float() - lse.unsqueeze(1)).to(x.dtype)
-    count = torch.full((), float(x.shape[0]), dtype=x.dtype, device=x.device)
     grad = torch.ops.aten.nll_loss_backward(dloss, log_p, t, None, 1, IGNORE, count)
     return torch.ops.aten._log_softmax_backward_data(grad, log_p, 1, x.dtype)
 
