@@ -45,7 +45,7 @@ def inspect(arch: str, instructions: tuple[str, ...], tools: str) -> tuple[set[s
         assert dump.stdout is not None
         for line in dump.stdout:
             wanted -= {name for name in wanted if f" {name}" in line}
-            broken += bool(BROKEN.search(line)) if "LDGSTS" in line else 0
+            broken += bool(BROKEN.search(line))
             if not wanted and arch == "sm_80":
                 break
         dump.kill()

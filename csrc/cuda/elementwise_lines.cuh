@@ -87,8 +87,9 @@ __global__ void __launch_bounds__(kElementwiseThreads)
     const T* from = static_cast<const T*>(p.in[k].data) + line * p.in[k].line_stride + col;
 #pragma unroll
     for (int r = 0; r < kLines; ++r, from += p.in[k].line_stride) {
-      if (left - r * p.line < kChunk<T>) continue;
-      in[r][k] = load_input<Op>(reinterpret_cast<const Words*>(from));
+      if (left - r * p.line >= kChunk<T>) {
+        in[r][k] = load_input<Op>(reinterpret_cast<const Words*>(from));
+      }
     }
   }
   Words columns[Op::kInputs];

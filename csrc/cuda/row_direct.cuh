@@ -279,6 +279,7 @@ class DirectRow {
   }
 
   // The chunks from kMax on go to shared memory, where each thread keeps its own.
+  // NOTE: not unrolled, see copy_evict_last.
   template <class T>
   __device__ __forceinline__ void fetch_rest(unsigned shared, const T* row, bool last) const {
     shared = place(shared, kMax);

@@ -93,7 +93,7 @@ struct Reader {
   // NOTE: no branch, which between WGMMAs would make them wait for each other.
   __device__ void release(int stage, bool used_again, const Shared<S>& shared) const {
     const int rank = S::kBlocks == 1 ? rank0 + (stage & mask) * stride : rank0;
-    arrive_remote_if(address_of_rank(shared.empty(stage), rank), tells && used_again);
+    arrive_remote(address_of_rank(shared.empty(stage), rank), tells && used_again);
   }
 };
 

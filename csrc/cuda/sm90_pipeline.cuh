@@ -30,10 +30,7 @@ __device__ __forceinline__ void arrive(uint32_t barrier) {
 }
 // At a barrier of any block of the cluster. NOTE: what WGMMA or a bulk copy has read needs no more
 // than this; a release at cluster scope would wait for global memory.
-__device__ __forceinline__ void arrive_remote(uint32_t barrier) {
-  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-__device__ __forceinline__ void arrive_remote_if(uint32_t barrier, bool arrives) {
+__device__ __forceinline__ void arrive_remote(uint32_t barrier, bool arrives = true) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"

@@ -6,6 +6,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from fusedops.bench.report import bar, select, speedup
+from fusedops.bench.suites.norm import NEIGHBOURS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
 SMALL_US = 30.0  # a copy that takes less is no test of bandwidth
 # Shapes of issue 4 with a bar of their own
 SHORT = ("16777216x64_dim", "67108864x16_dim", "268435456x4_dim")
-NEIGHBOURS = {"1023": "1024", "4097": "4096", "50257": "50256"}  # odd row, even one
 
 
 def memory_bars(rows: Sequence[Row]) -> list[str]:
@@ -49,7 +49,7 @@ def _norm_bars(rows: Sequence[Row]) -> list[str]:
         found = select(rows, **{"pass": pass_})
         even = [row for row in found if _row_length(row) not in NEIGHBOURS]
         lines += [_share(f"norm {pass_}, rows of 256 to 65536", even, least)]
-        shares: dict[str, dict[str, float]] = defaultdict(dict)
+        shares: dict[str, dict[int, float]] = defaultdict(dict)
         for row in filter(is_large, latest(found)):
             shares[row["case"].split("/")[0]][_row_length(row)] = share_of_copy(row)
         ratios = [
@@ -62,8 +62,8 @@ def _norm_bars(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-def _row_length(row: Row) -> str:
-    return row["case"].split("x")[-1]
+def _row_length(row: Row) -> int:
+    return int(row["case"].split("x")[-1])
 
 
 def is_large(row: Row) -> bool:
