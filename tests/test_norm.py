@@ -19,7 +19,8 @@ LONG = (16384, 20001, 50257, 131072, 140001)
 # Enough data that threads hold several chunks: of a warp, a block, a block with shared memory.
 MUCH = [
     *((40000, 40), (6001, 256), (5000, 300), (3001, 512), (1500, 1001), (1300, 1024), (300, 4097)),
-    *((240, 5000), (100, 12345), (90, 16384), (70, 20000), (71, 20001), (40, 50257)),
+    *((240, 5000), (100, 12345), (90, 16384), (70, 20000), (71, 20001), (40, 50256), (40, 50257)),
+    *((40, 65536), (40, 65537), (40, 67000)),
 ]
 MANY = (
     *((20011, n) for n in (3, 7, 40, 256, 1000, 1023, 4096)),
@@ -100,8 +101,12 @@ def test_many_rows(norm, rows, n, dtype):
     check(norm, *inputs(rows, n, dtype, "cuda"))
 
 
-# Rows that a GPU sums in another order beside a residual: blocks have other shapes (plan_tall).
-OTHER_BLOCKS = {(200, 8192), (240, 5000), (90, 16384), (70, 20000)}
+# Rows that a GPU sums in another order beside a residual: blocks have other shapes (plan_tall,
+# plan_long).
+OTHER_BLOCKS = {
+    *((200, 8192), (240, 5000), (90, 16384), (70, 20000), (71, 20001), (40, 50256), (40, 50257)),
+    *((40, 65536), (40, 65537), (40, 67000)),
+}
 
 
 def assert_same_norm(fused, separate):
@@ -114,7 +119,7 @@ def assert_same_norm(fused, separate):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", HALVES, ids=name)
-@pytest.mark.parametrize(("rows", "n"), [*MUCH, (40, 65536)])
+@pytest.mark.parametrize(("rows", "n"), MUCH)
 @every_norm
 def test_much_data(norm, rows, n, dtype):
     x, weight, bias, dy = inputs(rows, n, dtype, "cuda")

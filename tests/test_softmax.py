@@ -71,13 +71,18 @@ def test_many_rows(op, n):
     check(op, x, make(20011, n, dtype=torch.bfloat16, device="cuda", seed=1), 1)
 
 
-# Enough data that threads hold several chunks: of a warp, a block, a block with shared memory.
-MUCH = [(40000, 40), (1500, 1001), (1300, 1024), (300, 4097), (100, 12345), (40, 50257)]
+# Enough data that threads hold several chunks: of a warp, a block, a cluster, shared memory.
+MUCH = [
+    *((40000, 40), (9000, 129), (5000, 255), (3000, 385), (1500, 767), (1500, 777), (1500, 1001)),
+    *((1300, 1023), (1300, 1024), (300, 4097), (300, 4104), (150, 8200), (100, 12345), (90, 16384)),
+    *((40, 50256), (40, 50257), (40, 65536), (40, 65537), (20, 98304), (20, 131017), (20, 131072)),
+    (20, 140000),
+]
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", HALVES, ids=name)
-@pytest.mark.parametrize(("rows", "n"), [*MUCH, (40, 65536)])
+@pytest.mark.parametrize(("rows", "n"), MUCH)
 @both
 def test_much_data(op, rows, n, dtype):
     x = make(rows, n, dtype=dtype, device="cuda", scale=2.0)

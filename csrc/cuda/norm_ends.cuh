@@ -78,7 +78,8 @@ struct NormRow : EndsRow<T, kMax, Slice> {
   __device__ __forceinline__ NormRow(const Slice& slice, const T* row, const uint4* waiting)
       : Base(slice, row, T{}), shared(shared_address(waiting) + threadIdx.x * 16) {
     if constexpr (kLong) {
-#pragma unroll 4
+      // NOTE: see copy_evict_last.
+#pragma unroll(Slice::kInLines ? 1 : 4)
       for (int k = kHeld; k < slice.rounds(); ++k) {
         copy_evict_last(place(k), row + slice.column(k));
       }
@@ -147,7 +148,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     norm_ends_kernel(NormForward<T, T> p, int pitch, RowLayout layout) {
   constexpr int kVec = kChunkOf<T>;
   using Chunk = Packed<T, kVec>;
-  using Slice = RowEnds<kVec, kRagged, kWhole>;
+  using Slice = RowEnds<kVec, kRagged, kWhole, kRagged && kLong>;
   using Row = NormRow<T, kMax, kLong, Slice>;
   extern __shared__ uint4 waiting[];
   __shared__ RowSlot<float> slots[Team::kSlots];

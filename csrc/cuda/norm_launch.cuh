@@ -43,11 +43,13 @@ enum class NormKind {
   kEnds,  // lanes of a row that begins inside a chunk
   kBlock,
   kWide,
-  kLong,   // a block that keeps a part of its row in shared memory
-  kTwo,    // a block of up to 512 threads, of two chunks each
-  kTall1,  // a block of up to 1024 threads, of a chunk each, two or four,
+  kLong,      // a block that keeps a part of its row in shared memory,
+  kTallLong,  // or one of up to 1024 threads
+  kTwo,       // a block of up to 512 threads, of two chunks each
+  kTall1,     // a block of up to 1024 threads, of a chunk each, two or four,
   kTall2,
   kTall4,
+  kTallClusters,  // or a cluster of those
 };
 
 // Of rows of each sort, those that plan_norm chooses.
@@ -59,13 +61,14 @@ constexpr auto norm_kinds() {
                    K::kWide, K::kLong>{};
   } else if constexpr (kResidual) {
     return Choices<K::kFewLanes, K::kFewBlocks, K::kFewClusters, K::kLanes, K::kFull8, K::kFull16,
-                   K::kFull32, K::kBlock, K::kLong, K::kTall1, K::kTall2, K::kTall4>{};
+                   K::kFull32, K::kBlock, K::kLong, K::kTall1, K::kTall2, K::kTall4,
+                   K::kTallClusters>{};
   } else if constexpr (kRms) {
     return Choices<K::kFewLanes, K::kFewBlocks, K::kFewClusters, K::kLanes, K::kFull8, K::kFull16,
-                   K::kFull32, K::kBlock, K::kTwo, K::kWide, K::kLong>{};
+                   K::kFull32, K::kBlock, K::kTwo, K::kWide, K::kLong, K::kTallLong>{};
   } else {
     return Choices<K::kFewLanes, K::kFewBlocks, K::kFewClusters, K::kLanes, K::kFull8, K::kFull16,
-                   K::kFull32, K::kBlock, K::kWide, K::kLong>{};
+                   K::kFull32, K::kBlock, K::kWide, K::kLong, K::kTallLong>{};
   }
 }
 
@@ -75,8 +78,43 @@ struct NormPlan {
 };
 
 constexpr int kNormHeld = 4;  // chunks of a thread in registers
-constexpr int norm_long_threads(bool ragged) { return ragged ? 640 : 512; }
+// Of a long row: what waits in shared memory takes the place of parameters in L1.
+constexpr int long_held(bool ragged, bool residual) { return ragged && !residual ? 4 : 2; }
 constexpr int kTwoThreads = 512, kTallThreads = 1024;
+constexpr int long_threads(bool residual) { return residual ? 768 : 704; }
+constexpr int64_t kClusterRow = 7680;  // chunks: from here on a cluster is faster
+
+// A block's threads, from `least` to `most`, of which the last round of chunks leaves fewest idle.
+inline int64_t fitting_threads(int64_t chunks, int64_t least, int64_t most) {
+  int64_t best = most;
+  for (int64_t threads = most; threads >= least; threads -= 32) {
+    if (round_up(chunks, threads) < round_up(chunks, best)) best = threads;
+  }
+  return best;
+}
+
+// Rows that registers of a block do not hold.
+inline NormPlan plan_long(int64_t rows, int64_t n, int vec, bool residual,
+                          const LaunchScope& scope) {
+  const int row = static_cast<int>(n);
+  const bool ragged = n % vec != 0;
+  const int64_t chunks = n / vec + (ragged ? kLineChunks - 1 : 0);
+  if (residual && !ragged && chunks > kClusterRow && scope.facts().code_version >= 90) {
+    const int64_t cluster = ceil_div(chunks, int64_t{kNormHeld} * kTallThreads);
+    const int64_t threads = round_up(ceil_div(chunks, kNormHeld * cluster), 32);
+    const RowLayout layout{rows, row, 32, static_cast<int>(cluster)};
+    return {NormKind::kTallClusters, {true, layout, static_cast<int>(threads), 0, rows * cluster}};
+  }
+  const int64_t few = fitting_threads(chunks, 608, long_threads(residual));
+  const int64_t many = fitting_threads(chunks, 896, kTallThreads);
+  const bool tall = !residual && !ragged && round_up(chunks, many) <= round_up(chunks, few);
+  const int64_t threads = tall ? many : few;
+  const int64_t held = long_held(ragged, residual);
+  const int64_t rest = std::max<int64_t>(ceil_div(chunks, threads) - held, 0) * threads * 16;
+  if (rest > scope.facts().shared_memory_per_block - kDirectSlotBytes) return {};
+  return {tall ? NormKind::kTallLong : NormKind::kLong,
+          {true, {rows, row, 32, 1}, static_cast<int>(threads), rest, rows}};
+}
 
 // Even rows of blocks that wait for fewer bytes at a time: 64 KB on a multiprocessor, or 128 of
 // rows that long, are enough, and more cost up to 2.5 % of the bandwidth (measured; kNone where
@@ -101,7 +139,7 @@ inline NormPlan plan_tall(int64_t rows, int64_t n, int64_t chunks, bool residual
 inline NormPlan plan_norm(int64_t rows, int64_t n, int vec, bool rms, bool residual,
                           const LaunchScope& scope) {
   const bool ragged = n % vec != 0;
-  const DirectBlocks blocks{kNormHeld, kNormHeld, norm_long_threads(ragged), true};
+  const DirectBlocks blocks{.chunks = kNormHeld, .ends = true};
   const DirectPlan plan = plan_direct(rows, n, vec, blocks, scope);
   const int lanes = plan.rows.layout.lanes;
   const bool full = n == int64_t{lanes} * kNormHeld * vec;
@@ -120,7 +158,7 @@ inline NormPlan plan_norm(int64_t rows, int64_t n, int vec, bool rms, bool resid
         return NormKind::kLanes;
       case DirectKind::kBlock: return NormKind::kBlock;
       case DirectKind::kWide: return NormKind::kWide;
-      case DirectKind::kLong: return NormKind::kLong;
+      case DirectKind::kLong: break;
     }
     return NormKind::kNone;
   };
@@ -130,6 +168,7 @@ inline NormPlan plan_norm(int64_t rows, int64_t n, int vec, bool rms, bool resid
     const NormPlan tall = plan_tall(rows, n, n / vec, residual);
     if (tall.kind != NormKind::kNone) return tall;
   }
+  if (plan.kind == DirectKind::kLong) return plan_long(rows, n, vec, residual, scope);
   return {kind(), plan.rows};
 }
 
@@ -156,9 +195,9 @@ constexpr auto even_norm_kernel() {
     constexpr int kBlocks = kRms ? 2 : 3;
     return norm_direct_kernel<kRms, T, T, kResidual, kNormHeld, false, BlockTeam, kWideThreads,
                               kBlocks>;
-  } else if constexpr (kKind == K::kLong) {
-    return norm_ends_kernel<kRms, T, kResidual, kNormHeld, false, false, true, BlockTeam,
-                            norm_long_threads(false), 2>;
+  } else if constexpr (kKind == K::kTallClusters) {
+    return norm_ends_kernel<kRms, T, kResidual, kNormHeld, false, false, false, FewClusterTeam,
+                            kTallThreads, 1>;
   } else if constexpr (kKind == K::kTwo) {
     return norm_ends_kernel<kRms, T, kResidual, 2, false, false, false, BlockTeam, kTwoThreads, 4>;
   } else {
@@ -183,13 +222,11 @@ constexpr auto ragged_norm_kernel() {
     constexpr int kBlocks = kResidual ? 4 : 5;
     return norm_ends_kernel<kRms, T, kResidual, kNormHeld, true, false, false, BlockTeam,
                             kBlockThreads, kBlocks>;
-  } else if constexpr (kKind == K::kWide && (kRms || kResidual)) {
-    constexpr int kBlocks = kResidual ? 2 : 3;
-    return norm_ends_kernel<kRms, T, kResidual, kNormHeld, true, false, false, BlockTeam,
-                            kWideThreads, kBlocks>;
   } else {
-    return norm_ends_kernel<kRms, T, kResidual, kNormHeld, true, false, kKind == K::kLong,
-                            BlockTeam, norm_long_threads(true), 2>;
+    constexpr int kBlocks = kRms && !kResidual ? 3 : 2;
+    constexpr int kThreads = kRms || kResidual ? kWideThreads : 640;  // for fewer registers
+    return norm_ends_kernel<kRms, T, kResidual, kNormHeld, true, false, false, BlockTeam, kThreads,
+                            kBlocks>;
   }
 }
 
@@ -202,6 +239,11 @@ constexpr auto norm_kernel_of() {
   } else if constexpr (kKind == NormKind::kFewClusters) {
     return norm_direct_kernel<kRms, T, T, kResidual, kPlainChunks, kRagged, FewClusterTeam, 1024,
                               1>;
+  } else if constexpr (kKind == NormKind::kLong || kKind == NormKind::kTallLong) {
+    constexpr int kThreads = kKind == NormKind::kTallLong ? kTallThreads : long_threads(kResidual);
+    constexpr int kHeld = long_held(kRagged, kResidual);
+    return norm_ends_kernel<kRms, T, kResidual, kHeld, kRagged, false, true, BlockTeam, kThreads,
+                            2>;
   } else if constexpr (kRagged) {
     return ragged_norm_kernel<kRms, T, kResidual, kKind>();
   } else {
@@ -235,7 +277,8 @@ bool launch_direct(const NormTensors& t, NormForward<T, T>& p, const NormShape& 
   if (plan.kind == NormKind::kNone || p.wide || !aligned(p.weight) || !aligned(p.bias)) {
     return false;
   }
-  const int n = static_cast<int>(shape.n), pitch = static_cast<int>(round_up(n, kChunkOf<T>));
+  const int n = static_cast<int>(shape.n);
+  const int pitch = static_cast<int>(round_up(n, kLineChunks * kChunkOf<T>));
   dispatch_bool(residual, [&]<bool kResidual>(Tag<kResidual>) {
     dispatch(norm_kinds<kRms, kResidual, kRagged>(), plan.kind, [&]<NormKind K>(Tag<K>) {
       Tensor parameters;
@@ -246,7 +289,7 @@ bool launch_direct(const NormTensors& t, NormForward<T, T>& p, const NormShape& 
         parameters = lay_out_parameters<kRagged, kEnds>(t.x, p, !kRms, n, pitch, scope);
       }
       constexpr auto kKernel = norm_kernel_of<kRms, T, kResidual, kRagged, K>();
-      if (K == NormKind::kLong) {
+      if (K == NormKind::kLong || K == NormKind::kTallLong) {
         allow_shared_memory<kKernel>(scope.device(),
                                      scope.facts().shared_memory_per_block - kDirectSlotBytes);
       }

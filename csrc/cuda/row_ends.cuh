@@ -9,11 +9,17 @@ namespace fusedops {
 
 // What a thread holds of a row: chunks, and an element of one of the ends.
 //
+// kLines: the first thread's chunks begin lines of 128 bytes, before the row perhaps, so that
+// neither reads nor writes of a warp cut one in two; a row takes up to kLineChunks - 1 chunks more.
+//
 // NOTE: a thread that has no chunk k loads another one's. Branches around loads would let the
 // compiler wait for a load together with those behind it.
-template <int kVec, bool kRagged, bool kWhole>
+template <int kVec, bool kRagged, bool kWhole, bool kLines = false>
 class RowEnds {
+  static_assert(!(kWhole && kLines));
+
  public:
+  static constexpr bool kInLines = kLines;
   __device__ __forceinline__ RowEnds(int index, int size, int n, int64_t row)
       : index_(index), size_(size) {
     if constexpr (kRagged) {
@@ -21,6 +27,10 @@ class RowEnds {
       head_ = (kVec - shift) % kVec;
     }
     chunks_ = (n - head_) / kVec;
+    if constexpr (kLines) {
+      constexpr int kLine = kLineChunks * kVec;
+      first_ = (static_cast<int>(row % kLine) * (n % kLine) + head_) % kLine / kVec;
+    }
     if constexpr (kRagged) {
       const int behind = head_ + chunks_ * kVec + index - kVec;
       if (index < head_) alone_ = index;
@@ -28,14 +38,16 @@ class RowEnds {
     }
   }
   __device__ __forceinline__ int head() const { return head_; }  // elements before the chunks
-  __device__ __forceinline__ int rounds() const { return (chunks_ + size_ - 1) / size_; }
+  __device__ __forceinline__ int rounds() const { return (first_ + chunks_ + size_ - 1) / size_; }
   __device__ __forceinline__ bool some(int k) const {
-    return kWhole || index_ + k * size_ < chunks_;
+    if constexpr (kWhole) return true;
+    return chunk(k) < chunks_ && (!kLines || chunk(k) >= 0);
   }
   // Of element 0 of chunk k, behind the head.
   __device__ __forceinline__ int place(int k) const {
-    const int chunk = index_ + k * size_;
-    return (kWhole ? chunk : min(chunk, chunks_ - 1)) * kVec;
+    if constexpr (kWhole) return chunk(k) * kVec;
+    const int inside = min(chunk(k), chunks_ - 1);
+    return (kLines ? max(inside, 0) : inside) * kVec;
   }
   __device__ __forceinline__ int column(int k) const { return head_ + place(k); }
   template <class T>
@@ -57,7 +69,9 @@ class RowEnds {
   __device__ __forceinline__ int alone_column() const { return alone_; }
 
  private:
-  int index_, size_, head_ = 0, chunks_, alone_ = -1;
+  __device__ __forceinline__ int chunk(int k) const { return index_ + k * size_ - first_; }
+
+  int index_, size_, head_ = 0, chunks_, first_ = 0, alone_ = -1;
 };
 
 // The first kMax chunks of a thread, and its element of the ends.

@@ -16,6 +16,8 @@ inline constexpr int kStreamThreads = 256, kStreamBlocks = 4;  // blocks on a mu
 template <class T>
 inline constexpr int kChunkOf = 16 / sizeof(T);  // elements of a chunk
 
+inline constexpr int kLineChunks = 8;  // of a line of L2
+
 // Which threads hold a row: made by plan_rows (cuda/row_plan.h).
 struct RowLayout {
   int64_t rows;

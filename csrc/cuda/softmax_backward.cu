@@ -11,29 +11,68 @@
 #include "common/shared_memory.cuh"
 #include "cuda/row_plan.h"
 #include "cuda/softmax_backward_direct.cuh"
+#include "cuda/softmax_backward_ends.cuh"
 #include "cuda/softmax_stream.cuh"
 
 namespace fusedops::cuda {
 namespace {
 
-// Long rows: what registers do not hold of a row waits in shared memory.
-struct LongRows {
-  static constexpr int kMax = 2, kThreads = 512, kBlocks = 3;
-  static constexpr int64_t kOneBlock = 4096, kShare = 2048;  // chunks of a block, in a cluster
-};
+// Rows that registers of a block hold, or of a cluster where they are longer; odd ones also where
+// lanes of a warp hold them. false: not here.
+template <class T, bool kRagged>
+bool launch_ends(const SoftmaxBackward<T, T>& p, const SoftmaxShape& shape,
+                 const LaunchScope& scope) {
+  constexpr int kMaxThreads = 512, kLaneChunks = 3, kHeld = 4;
+  constexpr int64_t kMostBlocks = (int64_t{1} << 31) - 1;
+  const int64_t chunks = shape.n / kChunkOf<T>;
+  if (shape.outer > kMostBlocks / kRowCluster) return false;
+  const auto launch = [&](auto kernel, int lanes, int64_t cluster, int64_t threads) {
+    const RowLayout layout{shape.outer, static_cast<int>(shape.n), lanes,
+                           static_cast<int>(cluster)};
+    const int64_t blocks =
+        cluster == 0 ? ceil_div(shape.outer * lanes, threads) : shape.outer * cluster;
+    const RowPlan plan{true, layout, static_cast<int>(threads), 0, blocks};
+    launch_rows(kernel, plan, scope, p, layout);
+    return true;
+  };
+  // NOTE: the ends of a row take 16 lanes.
+  if constexpr (kRagged) {
+    if (chunks > 16 && chunks <= 32 * kLaneChunks) {
+      constexpr int kThreads = 64;
+      return launch(softmax_backward_ends_kernel<T, kLaneChunks, true, LaneTeam, kThreads, 14>,
+                    chunks <= 16 * kLaneChunks ? 16 : 32, 0, kThreads);
+    }
+  }
+  if (chunks <= 32 * kLaneChunks) return false;
+  if (chunks <= kMaxThreads) {
+    return launch(softmax_backward_ends_kernel<T, 1, kRagged, BlockTeam, kMaxThreads, 2>, 32, 1,
+                  round_up(chunks, 32));
+  }
+  if (chunks <= 2 * kMaxThreads) {
+    return launch(softmax_backward_ends_kernel<T, 2, kRagged, BlockTeam, kMaxThreads, 2>, 32, 1,
+                  round_up(ceil_div(chunks, 2), 32));
+  }
+  constexpr int64_t kLargest = int64_t{kRowCluster} * kHeld * kMaxThreads;
+  if (chunks > kLargest || scope.facts().code_version < 90) return false;
+  // NOTE: small blocks, where they are enough, leave less of a multiprocessor idle.
+  const int64_t most = chunks <= kLargest / 2 ? kMaxThreads / 2 : kMaxThreads;
+  const int64_t cluster = ceil_div(chunks, kHeld * most);
+  return launch(softmax_backward_ends_kernel<T, kHeld, kRagged, ClusterTeam, kMaxThreads, 2>, 32,
+                cluster, round_up(ceil_div(chunks, kHeld * cluster), 32));
+}
 
+// Longer rows: what registers do not hold waits in shared memory.
 template <class T, bool kRagged>
 bool launch_long(const SoftmaxBackward<T, T>& p, const SoftmaxShape& shape,
                  const LaunchScope& scope) {
-  using L = LongRows;
-  const int64_t chunks = ceil_div(shape.n, int64_t{kChunkOf<T>});
-  const int cluster = chunks <= L::kOneBlock ? 1 : chunks <= 4 * L::kShare ? 4 : kRowCluster;
-  const int64_t per_thread = ceil_div(chunks, int64_t{cluster} * L::kThreads);
-  const int64_t rest = std::max<int64_t>(per_thread - L::kMax, 0) * L::kThreads * 16;
-  const int64_t limit = scope.facts().shared_memory_per_block - ClusterTeam::kSlots * 16;
+  constexpr int kHeld = 2, kThreads = 512, kBlocks = 3;
   constexpr int64_t kMostRows = ((int64_t{1} << 31) - 1) / kRowCluster;
+  const int cluster = scope.facts().code_version >= 90 ? kRowCluster : 1;
+  const int64_t chunks = ceil_div(shape.n, int64_t{kChunkOf<T>});
+  const int64_t per_thread = ceil_div(chunks, int64_t{cluster} * kThreads);
+  const int64_t rest = std::max<int64_t>(per_thread - kHeld, 0) * kThreads * 16;
+  const int64_t limit = scope.facts().shared_memory_per_block - ClusterTeam::kSlots * 16;
   if (2 * rest > limit || shape.outer > kMostRows) return false;
-  if (cluster > 1 && scope.facts().code_version < 90) return false;
   const RowLayout layout{.rows = shape.outer,
                          .n = static_cast<int>(shape.n),
                          .lanes = 32,
@@ -41,10 +80,10 @@ bool launch_long(const SoftmaxBackward<T, T>& p, const SoftmaxShape& shape,
                          .chunks = static_cast<int>(per_thread),
                          .pitch = static_cast<int>(rest),
                          .bulk = false};
-  const RowPlan plan{true, layout, L::kThreads, 2 * rest, shape.outer * cluster};
+  const RowPlan plan{true, layout, kThreads, 2 * rest, shape.outer * cluster};
   const auto launch = [&]<class Team>(std::type_identity<Team>) {
     constexpr auto kKernel =
-        softmax_backward_direct_kernel<T, L::kMax, kRagged, true, Team, L::kThreads, L::kBlocks>;
+        softmax_backward_direct_kernel<T, kHeld, kRagged, true, Team, kThreads, kBlocks>;
     allow_shared_memory<kKernel>(scope.device(), static_cast<int>(limit));
     launch_rows(kKernel, plan, scope, p, layout);
   };
@@ -61,13 +100,15 @@ bool launch_direct(const SoftmaxBackward<T, T>& p, const SoftmaxShape& shape,
   constexpr int kChunks = kRagged ? 3 : 4;
   const DirectPlan plan = plan_direct(shape.outer, shape.n, kChunkOf<T>, {kChunks}, scope);
   using K = DirectKind;
-  if (plan.kind == K::kNone || plan.kind == K::kWide || plan.kind == K::kLong) {
+  const bool few =
+      plan.kind == K::kFewLanes || plan.kind == K::kFewBlocks || plan.kind == K::kFewClusters;
+  if (!few && launch_ends<T, kRagged>(p, shape, scope)) return true;
+  if (!few && plan.kind != K::kLanes) {
     const int64_t chunks = ceil_div(shape.n, int64_t{kChunkOf<T>});
-    const bool few = shape.outer * chunks <= int64_t{scope.facts().sm_count} * 1024;
-    return !few && launch_long<T, kRagged>(p, shape, scope);
+    const bool idle = shape.outer * chunks <= int64_t{scope.facts().sm_count} * 1024;
+    return !idle && launch_long<T, kRagged>(p, shape, scope);
   }
-  using Kinds = Choices<DirectKind::kFewLanes, DirectKind::kFewBlocks, DirectKind::kFewClusters,
-                        DirectKind::kLanes, DirectKind::kBlock>;
+  using Kinds = Choices<K::kFewLanes, K::kFewBlocks, K::kFewClusters, K::kLanes>;
   dispatch(Kinds{}, plan.kind, [&]<DirectKind K>(Tag<K>) {
     using D = DirectOf<K, kChunks>;
     // NOTE: with more blocks registers are spilled.

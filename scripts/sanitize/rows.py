@@ -17,11 +17,13 @@ if TYPE_CHECKING:
 
 SHAPES = (*((37, n) for n in (1, 40, 255, 1023, 4093)), (600, 255), (600, 1024))
 CLUSTERED = ((37, 4097), (3, 32768), (37, 20001), (37, 140001))
+ONE_BLOCK = 8192  # the longest rows whose gradient of softmax no cluster holds
 # Enough data that threads hold several chunks of a row.
 MUCH = (
-    *((28000, 40), (4300, 256), (4200, 300), (1200, 1023), (1101, 1024), (300, 4097), (240, 5000)),
-    *((90, 12345), (70, 16384), (60, 20000), (34, 32769), (34, 32776)),
+    *((28000, 40), (4300, 256), (4200, 300), (2200, 511), (1200, 1023), (1101, 1024), (300, 4097)),
+    *((240, 5000), (90, 12345), (70, 16384), (60, 20000), (34, 32769), (34, 32776), (23, 50257)),
 )
+MUCH_CLUSTERED = ((18, 65536),)  # one beside a residual
 
 
 def run(o: Options, count: Counter[str]) -> None:
@@ -40,7 +42,8 @@ def run(o: Options, count: Counter[str]) -> None:
         for y in outputs:
             y.backward(torch.ones_like(y), retain_graph=True)
         count[f"rows of {n}"] += len(outputs)
-    for dtype, (rows, n) in itertools.product((torch.float16, torch.bfloat16), MUCH):
+    shapes = (*MUCH, *(MUCH_CLUSTERED if o.clusters else ()))
+    for dtype, (rows, n) in itertools.product((torch.float16, torch.bfloat16), shapes):
         x, r = (o.randn(rows, n, dtype=dtype, grad=True) for _ in range(2))
         w, b = (o.randn(n, dtype=dtype) for _ in range(2))
         outputs = [
@@ -48,6 +51,6 @@ def run(o: Options, count: Counter[str]) -> None:
             *fusedops.layer_norm(x, n, w, b, residual=r),
             fusedops.rms_norm(x, n, w),
         ]
-        if n < CLUSTERED[0][1] or o.clusters:
+        if n <= ONE_BLOCK or o.clusters:
             outputs[0].backward(torch.ones_like(x))
         count[f"{rows} rows of {n}"] += len(outputs)
