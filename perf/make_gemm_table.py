@@ -86,7 +86,8 @@ def model_choice(problem: Problem) -> Choice:
     _, candidates = fusedops._C.select_config(m, n, k, epilogue=epilogue, a_major=a, b_major=b)
     ranked = [c for c in candidates if c["rejected"] is None]
     best = min(ranked, key=lambda c: c["expected_us"])
-    return (best["name"], best["splits"], best["swizzle"])
+    swizzle = best["swizzle"] if best["family"] == "cluster" else DEFAULT_SWIZZLE
+    return (best["name"], best["splits"], swizzle)
 
 
 def main(source: str) -> None:
