@@ -96,13 +96,13 @@ inline int64_t fitting_threads(int64_t chunks, int64_t least, int64_t most) {
 // Rows that registers of a block do not hold.
 inline NormPlan plan_long(int64_t rows, int64_t n, int vec, bool residual,
                           const LaunchScope& scope) {
-  const int row = static_cast<int>(n);
+  const int length = static_cast<int>(n);
   const bool ragged = n % vec != 0;
   const int64_t chunks = n / vec + (ragged ? kLineChunks - 1 : 0);
   if (residual && !ragged && chunks > kClusterRow && scope.facts().code_version >= 90) {
     const int64_t cluster = ceil_div(chunks, int64_t{kNormHeld} * kTallThreads);
     const int64_t threads = round_up(ceil_div(chunks, kNormHeld * cluster), 32);
-    const RowLayout layout{rows, row, 32, static_cast<int>(cluster)};
+    const RowLayout layout{rows, length, 32, static_cast<int>(cluster)};
     return {NormKind::kTallClusters, {true, layout, static_cast<int>(threads), 0, rows * cluster}};
   }
   const int64_t few = fitting_threads(chunks, 608, long_threads(residual));
@@ -113,7 +113,7 @@ inline NormPlan plan_long(int64_t rows, int64_t n, int vec, bool residual,
   const int64_t rest = std::max<int64_t>(ceil_div(chunks, threads) - held, 0) * threads * 16;
   if (rest > scope.facts().shared_memory_per_block - kDirectSlotBytes) return {};
   return {tall ? NormKind::kTallLong : NormKind::kLong,
-          {true, {rows, row, 32, 1}, static_cast<int>(threads), rest, rows}};
+          {true, {rows, length, 32, 1}, static_cast<int>(threads), rest, rows}};
 }
 
 // Even rows of blocks that wait for fewer bytes at a time: 64 KB on a multiprocessor, or 128 of
