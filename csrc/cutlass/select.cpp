@@ -31,7 +31,7 @@ const char* operand_refusal(const GemmOperand& operand, int64_t rows, int64_t k,
 
 // Fitted to the ranking within perf/results/h200/gemm_sweep.csv (products of models) and
 // gemm_sweep_large.csv (266 random ones of 2048 rows and more, 112 of gradients; one H200, bf16):
-// the kernel that the model alone chooses costs 1.8, 2.5 and 4.2 % more than the best one. Cycles
+// the kernel that the model alone chooses costs 1.8, 2.5 and 4.1 % more than the best one. Cycles
 // are of a nominal clock.
 constexpr double kClockGhz = 1.60;
 constexpr double kMmaPerCycle = 2208;          // 16-bit multiply-adds per SM
