@@ -275,6 +275,18 @@ def test_gradients_of_broadcast_inputs(device):
     torch.autograd.gradgradcheck(fusedops.fma, (a, x, b))
 
 
+@every_dtype
+@pytest.mark.parametrize(
+    "shape", [(), (1,), (64,), (1, 64), (700, 1), (3, 1, 1), (1, 700, 64)], ids=str
+)
+def test_gradients_of_broadcast_inputs_are_sums(device, shape, dtype):
+    y = make(*shape, dtype=dtype, device=device).requires_grad_()
+    x, dy = (make(3, 700, 64, dtype=dtype, device=device, seed=s) for s in (1, 2))
+    (grad,) = torch.autograd.grad(fusedops.add(x, y), y, dy)
+    assert (grad.shape, grad.dtype) == (y.shape, dtype)
+    assert_accurate(grad, dy.sum_to_size(shape), dy.double().sum_to_size(shape))
+
+
 @pytest.mark.parametrize("activation", SMOOTH)
 def test_gradients_of_any_order(device, activation):
     x, scale, bias, _ = affine_inputs((3, 5), torch.float64, device)

@@ -14,6 +14,7 @@ from torch import Tensor
 from . import _C  # noqa: F401  (registers torch.ops.fusedops)
 from ._compose import act_grad, activate
 from .activation import CODES, SAVES_OUTPUT, SAVES_PREACT
+from .reduction import CODE
 
 _ops = torch.ops.fusedops
 _RELU = CODES["relu"]
@@ -21,7 +22,15 @@ _RELU = CODES["relu"]
 
 def _sum_to(grad: Tensor, shape: torch.Size) -> Tensor:
     """The gradient of an input of `shape` that was broadcast."""
-    return grad if grad.shape == shape else grad.sum_to_size(shape)
+    if grad.shape == shape:
+        return grad
+    if torch.is_grad_enabled():
+        return grad.sum_to_size(shape)
+    ahead = grad.dim() - len(shape)
+    summed = [i < ahead or shape[i - ahead] != size for i, size in enumerate(grad.shape)]
+    mask = sum(1 << i for i, broadcast in enumerate(summed) if broadcast)
+    total: Tensor = _ops.reduce.default(grad, CODE["sum"], mask, True, False)
+    return total.reshape(shape)
 
 
 class AddFunction(torch.autograd.Function):
