@@ -14,6 +14,7 @@ import re
 import sys
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import fusedops
 from fusedops._gemm_text import DEFAULT_SWIZZLE
@@ -63,8 +64,14 @@ inline constexpr MeasuredGemm kProducts[] = {{
 """
 
 
+def choice_of(kernel: dict[str, Any]) -> Choice:
+    """Of a sweep's row or a candidate; sm90's bands are not chosen."""
+    swizzle = int(kernel["swizzle"]) if kernel["family"] == "cluster" else DEFAULT_SWIZZLE
+    return (kernel["name"], int(kernel["splits"]), swizzle)
+
+
 def read(path: Path) -> dict[Problem, dict[Choice, float]]:
-    """The fastest time of every choice, with a cheap activation; sm90's bands are not chosen."""
+    """The fastest time of every choice, with a cheap activation."""
     times: dict[Problem, dict[Choice, float]] = defaultdict(dict)
     known = {c["name"] for c in fusedops._C.gemm_configs()}
     for row in csv.DictReader(path.open()):
@@ -73,8 +80,7 @@ def read(path: Path) -> dict[Problem, dict[Choice, float]]:
         if row["family"] not in FAMILIES or row["name"] not in known or skipped:
             continue
         problem = (int(row["m"]), int(row["n"]), int(row["k"]), row["layout"], epilogue)
-        swizzle = int(row["swizzle"]) if row["family"] == "cluster" else DEFAULT_SWIZZLE
-        choice = (row["name"], int(row["splits"]), swizzle)
+        choice = choice_of(row)
         us = float(row["us"]) + GRAPH_US[row["family"]]
         times[problem][choice] = min(us, times[problem].get(choice, us))
     return times
@@ -86,8 +92,7 @@ def model_choice(problem: Problem) -> Choice:
     _, candidates = fusedops._C.select_config(m, n, k, epilogue=epilogue, a_major=a, b_major=b)
     ranked = [c for c in candidates if c["rejected"] is None]
     best = min(ranked, key=lambda c: c["expected_us"])
-    swizzle = best["swizzle"] if best["family"] == "cluster" else DEFAULT_SWIZZLE
-    return (best["name"], best["splits"], swizzle)
+    return choice_of(best)
 
 
 def main(source: str) -> None:

@@ -287,6 +287,12 @@ def test_gradients_of_broadcast_inputs_are_sums(device, shape, dtype):
     assert_accurate(grad, dy.sum_to_size(shape), dy.double().sum_to_size(shape))
 
 
+def test_gradients_of_inputs_that_gained_a_dim(device):
+    x, y, dy = (make(*s, dtype=torch.float32, device=device) for s in ((1, 5), (5,), (1, 5)))
+    (grad,) = torch.autograd.grad(fusedops.add(x, y.requires_grad_()), y, dy)
+    assert torch.equal(grad, dy[0])
+
+
 @pytest.mark.parametrize("activation", SMOOTH)
 def test_gradients_of_any_order(device, activation):
     x, scale, bias, _ = affine_inputs((3, 5), torch.float64, device)

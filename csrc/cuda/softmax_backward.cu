@@ -17,15 +17,16 @@
 namespace fusedops::cuda {
 namespace {
 
+constexpr int64_t kMostRows = ((int64_t{1} << 31) - 1) / kRowCluster;  // that a grid has blocks for
+
 // Rows that registers of a block hold, or of a cluster where they are longer; odd ones also where
 // lanes of a warp hold them. false: not here.
 template <class T, bool kRagged>
 bool launch_ends(const SoftmaxBackward<T, T>& p, const SoftmaxShape& shape,
                  const LaunchScope& scope) {
   constexpr int kMaxThreads = 512, kLaneChunks = 3, kHeld = 4;
-  constexpr int64_t kMostBlocks = (int64_t{1} << 31) - 1;
   const int64_t chunks = shape.n / kChunkOf<T>;
-  if (shape.outer > kMostBlocks / kRowCluster) return false;
+  if (shape.outer > kMostRows) return false;
   const auto launch = [&](auto kernel, int lanes, int64_t cluster, int64_t threads) {
     const RowLayout layout{shape.outer, static_cast<int>(shape.n), lanes,
                            static_cast<int>(cluster)};
@@ -66,7 +67,6 @@ template <class T, bool kRagged>
 bool launch_long(const SoftmaxBackward<T, T>& p, const SoftmaxShape& shape,
                  const LaunchScope& scope) {
   constexpr int kHeld = 2, kThreads = 512, kBlocks = 3;
-  constexpr int64_t kMostRows = ((int64_t{1} << 31) - 1) / kRowCluster;
   const int cluster = scope.facts().code_version >= 90 ? kRowCluster : 1;
   const int64_t chunks = ceil_div(shape.n, int64_t{kChunkOf<T>});
   const int64_t per_thread = ceil_div(chunks, int64_t{cluster} * kThreads);

@@ -26,11 +26,11 @@ def _sum_to(grad: Tensor, shape: torch.Size) -> Tensor:
         return grad
     if torch.is_grad_enabled():
         return grad.sum_to_size(shape)
-    ahead = grad.dim() - len(shape)
-    summed = [i < ahead or shape[i - ahead] != size for i, size in enumerate(grad.shape)]
-    mask = sum(1 << i for i, broadcast in enumerate(summed) if broadcast)
-    total: Tensor = _ops.reduce.default(grad, CODE["sum"], mask, True, False)
-    return total.reshape(shape)
+    kept = (1,) * (grad.dim() - len(shape)) + tuple(shape)
+    mask = sum(1 << i for i, size in enumerate(grad.shape) if kept[i] != size)
+    if mask:
+        grad = _ops.reduce.default(grad, CODE["sum"], mask, True, False)
+    return grad.reshape(shape)
 
 
 class AddFunction(torch.autograd.Function):
