@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cutlass/operands.h"
+#include "cutlass/tile_sharing.h"
 #include "cutlass/tuned_plans.h"
 
 namespace py = pybind11;
@@ -229,6 +230,16 @@ void bind_gemm(py::module_& m) {
       "aligned"_a = true, "capability"_a = 90, "sm_count"_a = 132,
       "(chosen or None, candidates) for act(a (m, k) @ b (k, n)) with dense operands; a candidate "
       "that cannot run says why under 'rejected'.");
+  m.def(
+      "share_tiles",
+      [](int64_t tiles, int64_t slots, int64_t k_steps) {
+        const TileSharing sharing = share_tiles(tiles, slots, k_steps);
+        return py::make_tuple(sharing.helpers, sharing.parts, sharing.part_steps);
+      },
+      "tiles"_a, "slots"_a, "k_steps"_a,
+      "(helpers, parts of a tile that they take, steps of K of a part) where a last wave of "
+      "`tiles` "
+      "leaves CTAs without a tile.");
   m.def("prepare_gemm", &prepare_gemm, "m"_a, "n"_a, "k"_a, py::kw_only(), "a"_a, "b"_a, "dtype"_a,
         "epilogue"_a, "activation"_a, "allow_tf32"_a, "capability"_a, "sm_count"_a,
         "The problem that the kernels see for strided operands a and b, given as (row stride, "

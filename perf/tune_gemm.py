@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 
+from fusedops._gemm_text import SHARED_WAVE
 from fusedops.bench import machine
 from fusedops.bench.backlog import sample
 from fusedops.bench.progress import Progress
@@ -139,7 +140,11 @@ def candidates(problem: Problem, splits: Sequence[int], sm_count: int) -> list[C
             family = {code: text for text, code in FAMILIES.items()}[int(family)]
         for split in splits:
             helps = tiles * split <= 2 * sm_count and problem.k >= 2 * tile_k * split
-            if split == 1 or (helps and not problem.preact):
+            if split == SHARED_WAVE:
+                good = family == "sm90" and problem.dtype in ("bf16", "fp16")
+            else:
+                good = split == 1 or (helps and not problem.preact)
+            if good:
                 kernel = (family, int(config["index"]), name, split)
                 swizzles = cluster_tiles(name) if family == "cluster" else (8,)
                 found += [Candidate(*kernel, swizzle) for swizzle in swizzles]
@@ -318,7 +323,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--layouts", type=words, default=["TN"], help="of explicit shapes: TN, NN, NT")
     add("--dtype", type=words, default=["bf16"])
     add("--activation", type=words, default=["relu"], help="of TN problems")
-    add("--splits", type=integers, default=[1, 2, 4, 8, 16, 32])
+    add("--splits", type=integers, default=[SHARED_WAVE, 1, 2, 4, 8, 16, 32])
     add("--swizzles", type=integers, default=[4, 8, 16])
     add("--configs", default="", metavar="REGEX", help="of `family:name`, e.g. ^sm90")
     add("--rounds", type=int, default=3)

@@ -33,7 +33,7 @@ def test_forward_allocates_its_output_and_what_a_split_needs(shape, activation):
     x, w, b = inputs(*shape)
     with torch.no_grad():
         count = allocations(lambda: fusedops.linear(x, w, b, activation))
-    assert count == 1 + (splits(*shape) > 1)
+    assert count == 1 + (splits(*shape) != 1)
 
 
 def test_a_split_allocates_its_workspace():
@@ -58,11 +58,11 @@ def test_training_allocates_outputs_gradients_and_the_sums_of_dbias():
         return torch.autograd.grad(y, (x, w, b), dy, retain_graph=True)
 
     work = sum(
-        product.plan["splits"] > 1
+        product.plan["splits"] != 1
         for product in fusedops.explain(x, w, b, "gelu").products
         if product.role != "forward"
     )
-    # dx, dweight, dbias, dz, the partial sums of dbias, a workspace per split product
+    # dx, dweight, dbias, dz, the partial sums of dbias, a workspace per product that needs one
     assert allocations(backward) == 5 + work
 
 

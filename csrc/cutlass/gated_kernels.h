@@ -26,6 +26,11 @@ constexpr int gated_tile_columns(GatedProduct product) {
   return product == GatedProduct::kForward ? 64 : 128;
 }
 
+// CTAs of a cluster, which have tiles of d below each other.
+constexpr int gated_cluster_rows(GatedProduct product) {
+  return product == GatedProduct::kForward ? 2 : 1;
+}
+
 using GatedRunFn = const char* (*)(const GatedGemm&, const LaunchContext&);
 
 // Returns true so that a namespace-scope constant can hold the call.

@@ -32,6 +32,13 @@ struct GemmOperand {
   Major major = Major::kK;
 };
 
+// Global memory for CTAs that share tiles (sm90_tile_exchange.cuh).
+struct ExchangeSpace {
+  float* sums = nullptr;      // a tile for every CTA; null: none shares
+  uint64_t* flags = nullptr;  // two for every CTA: one for each warpgroup that has rows of the tile
+  uint64_t written = 0;       // what a flag becomes; no other launch has the same
+};
+
 // d (M, N) = act(a (M, K) @ b (K, N) + bias (N)); d and preact are row-major with leading dimension
 // ldd. slices > 1 (kAccumulator only): slice s sums over k in [s * slice_k, (s + 1) * slice_k) and
 // writes to d + s * slice_stride.
@@ -55,6 +62,7 @@ struct GemmProblem {
   bool split_parts =
       false;  // kFp32 only: a and b hold bf16 parts (cuda/split_fp32.h), k counts part columns
   int swizzle = 8;  // GemmPlan::swizzle
+  ExchangeSpace exchange;
 };
 
 // Where a launch happens.

@@ -10,6 +10,7 @@
 #include "cuda/pack.h"
 #include "cuda/split_fp32.h"
 #include "cuda/splitk_reduce.h"
+#include "cutlass/exchange_space.h"
 #include "cutlass/plan_cache.h"
 #include "cutlass/registry.h"
 
@@ -99,6 +100,11 @@ void launch_split(const char* op, const GemmPlan& plan, const GemmProblem& p,
 
 void launch_plan(const char* op, const GemmPlan& plan, GemmProblem p, const LaunchScope& scope) {
   p.swizzle = plan.swizzle;
+  Tensor exchanged;
+  if (plan.splits == kSharedWave) {
+    const GemmConfig& tile = config_of(plan.family, plan.config);
+    exchanged = make_exchange_space(int64_t{tile.tile_m} * tile.tile_n, scope, p.exchange);
+  }
   // NOTE: only WGMMA kernels add to d themselves.
   if (plan.splits > 1 || (p.accumulate && plan.family != Family::kSm90)) {
     launch_split(op, plan, p, scope);

@@ -176,9 +176,12 @@ Tensor gemm_with_config(const Tensor& a,                    // (M, K)
   const char* op = "gemm_with_config";
   const LinearShape shape = check_matmul(op, a, b, bias, activation);
   FUSEDOPS_CHECK(family >= 0 && family < kNumFamilies && config >= 0 &&
-                     config < num_configs(static_cast<Family>(family)) && splits >= 1 &&
+                     config < num_configs(static_cast<Family>(family)) && splits >= 0 &&
                      swizzle >= 1 && epilogue >= 0 && epilogue < kNumEpilogues,
                  op, ": family, config, splits, swizzle or epilogue is out of range");
+  FUSEDOPS_CHECK(splits != kSharedWave ||
+                     (static_cast<Family>(family) == Family::kSm90 && a.element_size() == 2),
+                 op, ": 0 splits (a shared last wave) need a kernel of sm90 and 16-bit operands");
   const LaunchScope scope(op, a);
   GemmCall call = matmul_call(a, b, shape, /*allow_tf32=*/true);
   call.epilogue = static_cast<Epilogue>(epilogue);

@@ -11,6 +11,7 @@
 #include "cutlass/sm80_configs.h"
 #include "cutlass/sm90_configs.h"
 #include "cutlass/sm90_measured.h"
+#include "cutlass/tile_sharing.h"
 
 namespace fusedops {
 namespace {
@@ -52,6 +53,8 @@ constexpr double kLaunchUs = 2.79;
 constexpr double kDramBytesPerUs = 4.2e6;
 constexpr double kDramOverlap = 4.9;  // of the time of SMs and of DRAM, but for slices of K
 constexpr double kReduceUs = 2.53;    // the split-K reduction, launch included
+// What sending or adding the accumulators of a shared tile takes.
+constexpr double kExchangeCycles = 1000, kExchangeByteCycles = 0.016;
 
 // Of two times at once: from the longer one (power infinite) to their sum (1).
 double overlap(double a, double b, double power) {
@@ -107,21 +110,49 @@ TileCost tile_cost(const GemmProblem& p, const GemmConfig& c, int64_t k) {
   return {steps * (std::max({mma, shared, l2_cycles(p, c)}) + hot), epilogue};
 }
 
-double sm90_us(const GemmProblem& p, const GemmConfig& c, int splits, const DeviceModel& device) {
-  const int64_t slice_k = ceil_div(p.k, splits);
-  const TileCost cost = tile_cost(p, c, slice_k);
+struct TileCount {
+  int64_t all, slots;  // clusters of tiles, and of CTAs that run at a time
+  int64_t last_wave() const { return all % slots; }
+};
+
+TileCount count_tiles(const GemmProblem& p, const GemmConfig& c, const DeviceModel& device) {
   const int64_t clusters_m = ceil_div(ceil_div(p.m, c.tile_m), c.cluster_m);
   const int64_t clusters_n = ceil_div(ceil_div(p.n, c.tile_n), c.cluster_n);
-  const int64_t clusters = clusters_m * clusters_n * splits;
-  const int64_t slots = std::max(1, device.sm_count / (c.cluster_m * c.cluster_n));
-  const double waves = static_cast<double>(ceil_div(clusters, slots));
+  return {clusters_m * clusters_n, std::max(1, device.sm_count / (c.cluster_m * c.cluster_n))};
+}
+
+TileSharing sharing_of(const GemmProblem& p, const GemmConfig& c, const DeviceModel& device) {
+  const TileCount tiles = count_tiles(p, c, device);
+  return share_tiles(tiles.last_wave(), tiles.slots, ceil_div(p.k, 128 / operand_bytes(p)));
+}
+
+// Cycles of a shared last wave but for its epilogue.
+double shared_cycles(const GemmProblem& p, const GemmConfig& c, const DeviceModel& device,
+                     double mainloop) {
+  const TileSharing s = sharing_of(p, c, device);
+  const double steps = static_cast<double>(ceil_div(p.k, 128 / operand_bytes(p)));
+  const double part = static_cast<double>(s.part_steps) / steps * mainloop;
+  const double exchange = kExchangeCycles + kExchangeByteCycles * c.tile_m * c.tile_n * 4;
+  const double turns = std::ceil(
+      static_cast<double>(count_tiles(p, c, device).last_wave() * s.parts) / double(s.helpers));
+  // The other warpgroup multiplies while one sends.
+  const bool hidden = c.schedule == Schedule::kPingpong;
+  const double helper = turns * (part + (hidden ? 0 : exchange)) + (hidden ? exchange : 0);
+  return std::max(helper, mainloop - s.parts * part) + s.parts * exchange;
+}
+
+double sm90_us(const GemmProblem& p, const GemmConfig& c, int splits, const DeviceModel& device) {
+  const TileCost cost = tile_cost(p, c, ceil_div(p.k, std::max(splits, 1)));
+  const TileCount tiles = count_tiles(p, c, device);
+  const bool pingpong = c.schedule == Schedule::kPingpong;
+  const double waves = static_cast<double>(ceil_div(tiles.all * std::max(splits, 1), tiles.slots));
   // Pingpong hides every epilogue but the last behind the other tile's mainloop, unless that is the
   // shorter one.
-  const double cycles =
-      c.schedule == Schedule::kPingpong
-          ? (waves - 1) * std::max(cost.mainloop, cost.epilogue * kExposedEpilogue) +
-                cost.mainloop + cost.epilogue
-          : waves * (cost.mainloop + cost.epilogue);
+  const double wave = pingpong ? std::max(cost.mainloop, cost.epilogue * kExposedEpilogue)
+                               : cost.mainloop + cost.epilogue;
+  const double last =
+      splits == kSharedWave ? shared_cycles(p, c, device, cost.mainloop) : cost.mainloop;
+  const double cycles = (waves - 1) * wave + last + cost.epilogue;
   const double sms = (kFillCycles + cycles) / (kClockGhz * 1e3);
   const double dram = dram_bytes(p) / kDramBytesPerUs;
   double us = kLaunchUs + (splits > 1 ? std::max(sms, dram) : overlap(sms, dram, kDramOverlap));
@@ -261,6 +292,9 @@ bool splits_allowed(const GemmProblem& p, int splits) {
   return p.slices == 1 && p.k / splits >= kMinSliceK;
 }
 
+// NOTE: the kernels of fp32 matrices are CUTLASS's own.
+bool may_share(const GemmProblem& p) { return is_half(p.dtype) && p.slices == 1; }
+
 void enumerate_skinny(const GemmProblem& problem, const DeviceModel& device,
                       std::vector<Candidate>& candidates) {
   const char* refusal = device.capability / 10 != 9 ? "not a Hopper GPU" : skinny_refusal(problem);
@@ -345,6 +379,12 @@ std::vector<Candidate> enumerate_candidates(const GemmProblem& problem, const De
       const GemmConfig& config = kSm90Configs[i];
       candidate.plan.swizzle = band_of(problem);
       if (!refusal) candidate.plan.expected_us = sm90_us(slice, config, splits, device);
+      candidates.push_back(candidate);
+      if (splits > 1 || !may_share(problem) || sharing_of(slice, config, device).helpers == 0) {
+        continue;
+      }
+      candidate.plan.splits = kSharedWave;
+      if (!refusal) candidate.plan.expected_us = sm90_us(slice, config, kSharedWave, device);
       candidates.push_back(candidate);
     }
     if (problem.split_parts) continue;

@@ -15,10 +15,13 @@ struct DeviceModel {
   int sm_count = 132;
 };
 
+// GemmPlan::splits: the last wave of tiles is shared out (tile_sharing.h).
+inline constexpr int kSharedWave = 0;
+
 struct GemmPlan {
   Family family = Family::kSm80;
   int config = -1;  // index into the family's table; -1: nothing fits
-  int splits = 1;   // > 1: kAccumulator slices over K, then splitk_reduce
+  int splits = 1;   // > 1: kAccumulator slices over K, then splitk_reduce; or kSharedWave
   // Tiles that a band of output tiles is wide; of kCluster: those whose blocks share operands.
   int swizzle = 8;
   double expected_us = 0;

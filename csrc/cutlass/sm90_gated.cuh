@@ -46,15 +46,16 @@ struct GatedKernel : Kernel<T> {
   __device__ static void exchange(const GatedParams& p, Shared& shared) {
     using Store = TileStore<T>;
     TileWalk walk(p.order, T::kClusterM, T::kClusterN);
-    if (!walk.valid()) return;
-    Tile tile = walk.tile();
+    const auto more = [&] { return walk.valid() && walk.ends_tile(); };
+    if (!more()) return;
+    Tile tile = walk.work().tile;
     for (int half = 0; half < 2; ++half) Store::load(p.store, shared.store, half, 0, tile);
-    for (int count = 1; walk.valid(); ++count) {
-      walk.next(1);
-      const Tile next = walk.valid() ? walk.tile() : tile;
+    for (int count = 1; more(); ++count) {
+      walk.next();
+      const Tile next = more() ? walk.work().tile : tile;
       for (int half = 0; half < 2; ++half) {
         Store::store(p.store, shared.store, half, (count - 1) % 2, tile);
-        if (walk.valid()) Store::load(p.store, shared.store, half, count % 2, next);
+        if (more()) Store::load(p.store, shared.store, half, count % 2, next);
       }
       tile = next;
     }
@@ -140,13 +141,16 @@ struct GatedLaunch {
     GatedParams params{};
     if (const char* refusal = encode(p, params)) return refusal;
     constexpr int kColumns = kForward ? Traits::kTileN / 2 : Traits::kTileN;
-    static_assert(Traits::kTileM == 128 && kColumns == gated_tile_columns(kProduct));
+    static_assert(Traits::kTileM == 128 && kColumns == gated_tile_columns(kProduct) &&
+                  Traits::kClusterM == gated_cluster_rows(kProduct));
     const int64_t clusters_m = ceil_div(ceil_div(p.m, Traits::kTileM), Traits::kClusterM);
     const int64_t clusters_n = ceil_div(p.n, kColumns);
     if (clusters_m * clusters_n > INT32_MAX / 4) return "too many output tiles";
-    params.order = make_tile_order(int(clusters_m), int(clusters_n), 1, p.swizzle);
     params.first_steps = int(ceil_div(p.k, Traits::kTileK));
-    params.k_steps = params.first_steps * (kProduct == GatedProduct::kInput ? 2 : 1);
+    params.order =
+        make_tile_order(int(clusters_m), int(clusters_n), 1,
+                        params.first_steps * (kProduct == GatedProduct::kInput ? 2 : 1), p.swizzle);
+    params.exchange = p.exchange;
     params.store.activation = p.activation;
     params.store.load_aux = p.gate != nullptr;
     params.store.store_hidden = p.d != nullptr;
@@ -154,8 +158,7 @@ struct GatedLaunch {
     static_assert(kBytes <= Traits::kSharedLimit);
     cudaError_t status = allow_shared_memory<&gated_gemm_kernel<Traits>>(context.device, kBytes);
     if (status != cudaSuccess) return cudaGetErrorString(status);
-    const int64_t clusters = clusters_m * clusters_n;
-    const int grid = int(std::min<int64_t>(clusters, context.sm_count / kCtas)) * kCtas;
+    const int grid = grid_of(params, context.sm_count / kCtas) * kCtas;
     status =
         launch_cluster_kernel(gated_gemm_kernel<Traits>, grid, kKernelThreads, kCtas, kBytes,
                               static_cast<cudaStream_t>(context.stream), context.overlap, params);

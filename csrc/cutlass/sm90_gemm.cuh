@@ -80,8 +80,10 @@ struct Gemm {
     const int64_t clusters_n = ceil_div(ceil_div(p.n, Traits::kTileN), Traits::kClusterN);
     const int64_t clusters = clusters_m * clusters_n * p.slices;
     if (clusters > INT32_MAX / 4) return "too many output tiles";
-    params.order = make_tile_order(int(clusters_m), int(clusters_n), int(p.slices), p.swizzle);
-    params.k_steps = int(ceil_div(p.slices > 1 ? p.slice_k : p.k, Traits::kTileK));
+    const int64_t k_steps = ceil_div(p.slices > 1 ? p.slice_k : p.k, Traits::kTileK);
+    params.order =
+        make_tile_order(int(clusters_m), int(clusters_n), int(p.slices), int(k_steps), p.swizzle);
+    params.exchange = p.exchange;
     params.store.bias = p.bias;
     params.store.column_sums = p.column_sums;
     params.store.columns = int(p.n);
@@ -94,7 +96,7 @@ struct Gemm {
     cudaError_t status = allow_shared_memory<&gemm_kernel<Traits>>(context.device, kSharedBytes);
     if (status != cudaSuccess) return cudaGetErrorString(status);
     constexpr int kCtas = Traits::kCtas;
-    const int grid = int(std::min<int64_t>(clusters, context.sm_count / kCtas)) * kCtas;
+    const int grid = grid_of(params, context.sm_count / kCtas) * kCtas;
     status =
         launch_cluster_kernel(gemm_kernel<Traits>, grid, kKernelThreads, kCtas, kSharedBytes,
                               static_cast<cudaStream_t>(context.stream), context.overlap, params);

@@ -11,6 +11,8 @@
 
 #define CUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED  // WGMMAs of 160, 176 and 224 columns
 
+#include <algorithm>
+
 #include "common/pdl.cuh"
 #include "cute/algorithm/gemm.hpp"
 #include "cute/atom/mma_atom.hpp"
@@ -18,6 +20,7 @@
 #include "cutlass/arch/reg_reconfig.h"
 #include "cutlass/gemm/collective/builders/sm90_common.inl"
 #include "cutlass/sm90_store.cuh"
+#include "cutlass/sm90_tile_exchange.cuh"
 #include "cutlass/sm90_tile_order.h"
 
 namespace fusedops::sm90 {
@@ -51,8 +54,16 @@ struct KernelParams {
   CUtensorMap a, b;
   StoreParams store;
   TileOrder order;
-  int k_steps;  // of a tile
+  ExchangeSpace exchange;
 };
+
+// Shares out the last tiles where there is space for that; the number of clusters of CTAs to
+// launch.
+inline int grid_of(KernelParams& params, int slots) {
+  TileOrder& order = params.order;
+  if (params.exchange.sums != nullptr) share_last_wave(order, slots);
+  return order.whole < order.count ? slots : std::min(order.count, slots);
+}
 
 template <class Traits>
 struct KernelShared {
@@ -113,7 +124,7 @@ struct Kernel {
 
   __device__ static void load_stage(const KernelParams& p, Shared& shared, int stage,
                                     const Tile& tile, int step, int rank) {
-    const int k = (tile.slice * p.k_steps + step) * T::kTileK;
+    const int k = (tile.slice * p.order.k_steps + step) * T::kTileK;
     uint64_t* full = &shared.full[stage];
     load_operand<T::kA, T::kTileM, T::kClusterN == 2>(p.a, full, shared.a[stage],
                                                       tile.m * T::kTileM, k, rank);
@@ -125,12 +136,12 @@ struct Kernel {
   template <class Load>
   __device__ static void produce(const KernelParams& p, Shared& shared, Load&& load) {
     Place place;
-    for (TileWalk walk(p.order, T::kClusterM, T::kClusterN); walk.valid(); walk.next(1)) {
-      const Tile tile = walk.tile();
-      for (int step = 0; step < p.k_steps; ++step) {
+    for (TileWalk walk(p.order, T::kClusterM, T::kClusterN); walk.valid(); walk.next()) {
+      const Work work = walk.work();
+      for (int step = work.begin; step < work.end; ++step) {
         Empty::wait(&shared.empty[place.stage], place.phase ^ 1);
         Full::arrive_and_expect_tx(&shared.full[place.stage], T::kStageBytes);
-        load(place.stage, tile, step);
+        load(place.stage, work.tile, step);
         place.next();
       }
     }
@@ -216,29 +227,47 @@ struct Kernel {
     asm volatile("bar.arrive %0, 256;" ::"r"(2 - warpgroup) : "memory");
   }
 
+  // The other warpgroup's turn.
+  __device__ static void skip(TileWalk& walk, Place& place) {
+    if (!walk.valid()) return;
+    place.advance(walk.steps());
+    walk.next();
+  }
+
   __device__ static void consume(const KernelParams& p, Shared& shared, int warpgroup) {
     using namespace cute;
-    constexpr int kStride = T::kPingpong ? 2 : 1;
     Place place;
     TileStore<T> store(p.store, shared.store[warpgroup], warpgroup);
     TileWalk walk(p.order, T::kClusterM, T::kClusterN);
-    const int row = T::kPingpong ? 0 : warpgroup * T::kWarpgroupM;
+    const int sharer = T::kPingpong ? 0 : warpgroup, row = sharer * T::kWarpgroupM;
+    const int rank = blockIdx.x % T::kCtas;
+    const TileExchange<T::kWarpgroupM * T::kTileN / 128, T::kPingpong ? 1 : 2> exchange(
+        p.exchange, sharer, 8 + warpgroup);
     if (T::kPingpong && warpgroup == 1) {
       give_turn(1);
-      walk.next(1);
-      place.advance(p.k_steps);
+      skip(walk, place);
     }
-    for (; walk.valid(); walk.next(kStride)) {
-      const Tile tile = walk.tile();
-      store.prepare(tile, row);
+    while (walk.valid()) {
+      const Work work = walk.work();
+      const bool ends_tile = walk.ends_tile();
+      if (ends_tile) store.prepare(work.tile, row);
       auto acc = partition_fragment_C(Mma{}, Shape<Int<T::kWarpgroupM>, Int<T::kTileN>>{});
       if constexpr (T::kPingpong) wait_turn(warpgroup);
       const auto issued = [&] {
-        if (T::kPingpong && walk.valid(1)) give_turn(warpgroup);
+        if (T::kPingpong && !walk.last()) give_turn(warpgroup);
       };
-      multiply(shared, acc, row, p.k_steps, place, issued);
-      if constexpr (T::kPingpong) place.advance(p.k_steps);
-      store.run(acc.data(), tile, row);
+      multiply(shared, acc, row, work.end - work.begin, place, issued);
+      walk.next();
+      if constexpr (T::kPingpong) skip(walk, place);
+      if (!ends_tile) {
+        exchange.send(acc.data(), work.part * T::kCtas + rank);
+        continue;
+      }
+      const int helpers = work.begin > 0 ? p.order.parts : 0;
+      for (int i = 0; i < helpers; ++i) {
+        exchange.add(acc.data(), (work.part + i) * T::kCtas + rank);
+      }
+      store.run(acc.data(), work.tile, row);
     }
     store.finish();
   }

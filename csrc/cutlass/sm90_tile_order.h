@@ -1,28 +1,36 @@
-// The order in which a persistent grid walks output tiles.
+// The order in which a persistent grid walks output tiles, and how it shares out the last ones.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 
 #include "cutlass/fast_math.h"
+#include "cutlass/tile_sharing.h"
 
 namespace fusedops::sm90 {
 
 // Clusters of tiles, numbered band by band: a band is a few clusters wide along N and is walked
 // down M. A wave of CTAs then covers a block of tiles that is about square, which shares operands
 // in L2. Slices of K (split-K) come one after the other.
+//
+// Tiles from `whole` on are shared (tile_sharing.h).
 struct TileOrder {
-  int count;  // clusters of tiles in all slices
-  int band;   // clusters
+  int count;    // clusters of tiles in all slices
+  int whole;    // of them, those that one cluster of CTAs has alone
+  int k_steps;  // of a tile
+  int helpers = 0, parts = 0, part_steps = 0;
+  int band;  // clusters
   int last_band_begin;
   cutlass::FastDivmod per_slice, per_band, width, last_width;
 };
 
-inline TileOrder make_tile_order(int clusters_m, int clusters_n, int slices, int band) {
+inline TileOrder make_tile_order(int clusters_m, int clusters_n, int slices, int k_steps,
+                                 int band) {
   band = std::min(band, clusters_n);
   const int bands = (clusters_n - 1) / band;  // before the last one
   TileOrder order;
-  order.count = clusters_m * clusters_n * slices;
+  order.count = order.whole = clusters_m * clusters_n * slices;
+  order.k_steps = k_steps;
   order.band = band;
   order.last_band_begin = bands * band * clusters_m;
   order.per_slice = cutlass::FastDivmod(clusters_m * clusters_n);
@@ -32,12 +40,30 @@ inline TileOrder make_tile_order(int clusters_m, int clusters_n, int slices, int
   return order;
 }
 
+inline void share_last_wave(TileOrder& order, int slots) {
+  const int tiles = order.count % slots;
+  const TileSharing sharing = share_tiles(tiles, slots, order.k_steps);
+  if (sharing.helpers == 0) return;
+  order.whole = order.count - tiles;
+  order.helpers = int(sharing.helpers);
+  order.parts = int(sharing.parts);
+  order.part_steps = int(sharing.part_steps);
+}
+
 struct Tile {
   int m, n, slice;  // in tiles
 };
 
+// Steps [begin, end) of a tile's K.
+struct Work {
+  Tile tile;
+  int begin, end;
+  int part;  // a helper's, of all parts, or the first one of the tile that an owner has
+};
+
 #ifdef __CUDACC__
 
+// The work of one cluster of CTAs.
 class TileWalk {
  public:
   __device__ TileWalk(const TileOrder& order, int cluster_m, int cluster_n)
@@ -45,15 +71,56 @@ class TileWalk {
         cluster_m_(cluster_m),
         cluster_n_(cluster_n),
         step_(gridDim.x / (cluster_m * cluster_n)),
-        index_(blockIdx.x / (cluster_m * cluster_n)) {}
+        index_(blockIdx.x / (cluster_m * cluster_n)) {
+    // Owners have the highest indices.
+    const int shared = order.count - order.whole, owned = index_ - (step_ - shared);
+    if (index_ < order.helpers) {
+      part_ = index_;
+      part_end_ = shared * order.parts;
+    } else if (shared > 0 && owned >= 0) {
+      part_ = shared * order.parts + owned;
+      part_end_ = part_ + 1;
+    }
+  }
 
-  // Whether there is a tile `ahead` tiles of this CTA further on.
-  __device__ bool valid(int ahead = 0) const { return index_ + ahead * step_ < order_.count; }
-  __device__ void next(int tiles) { index_ += tiles * step_; }
+  __device__ bool valid() const { return index_ < order_.whole || part_ < part_end_; }
+  // Whether nothing comes after this.
+  __device__ bool last() const {
+    if (index_ < order_.whole) return index_ + step_ >= order_.whole && part_ >= part_end_;
+    return part_ + order_.helpers >= part_end_;
+  }
+  __device__ void next() {
+    if (index_ < order_.whole) {
+      index_ += step_;
+    } else {
+      part_ += order_.helpers;
+    }
+  }
+  // Whether this has the last steps of its tile.
+  __device__ bool ends_tile() const { return index_ < order_.whole || owner(); }
+  __device__ int steps() const {
+    if (index_ < order_.whole) return order_.k_steps;
+    return owner() ? order_.k_steps - order_.parts * order_.part_steps : order_.part_steps;
+  }
+  __device__ Work work() const {
+    if (index_ < order_.whole) return {tile(index_), 0, order_.k_steps, 0};
+    if (owner()) {
+      const int shared = part_ - parts();
+      return {tile(order_.whole + shared), order_.parts * order_.part_steps, order_.k_steps,
+              shared * order_.parts};
+    }
+    const int shared = part_ / order_.parts, begin = part_ % order_.parts * order_.part_steps;
+    return {tile(order_.whole + shared), begin, begin + order_.part_steps, part_};
+  }
 
-  __device__ Tile tile() const {
+ private:
+  // Parts of helpers; owners are numbered after them.
+  __device__ int parts() const { return (order_.count - order_.whole) * order_.parts; }
+  __device__ bool owner() const { return part_ >= parts(); }
+
+  __device__ Tile tile(int index) const {
     int slice, in_slice, band, in_band, m, n;
-    order_.per_slice(slice, in_slice, index_);
+    order_.per_slice(slice, in_slice, index);
     order_.per_band(band, in_band, in_slice);
     (in_slice >= order_.last_band_begin ? order_.last_width : order_.width)(m, n, in_band);
     n += band * order_.band;
@@ -62,9 +129,9 @@ class TileWalk {
             n * cluster_n_ + (cluster_n_ > 1 ? rank : 0), slice};
   }
 
- private:
   const TileOrder& order_;
   int cluster_m_, cluster_n_, step_, index_;
+  int part_ = 0, part_end_ = 0;
 };
 
 #endif

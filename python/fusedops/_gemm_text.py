@@ -18,6 +18,7 @@ LAYOUTS = {("k", "k"): "TN", ("k", "mn"): "NN", ("mn", "mn"): "NT", ("mn", "k"):
 
 
 DEFAULT_SWIZZLE = 8  # select.cpp
+SHARED_WAVE = 0  # splits of a plan: select.h
 
 
 def problem_text(problem: dict[str, Any]) -> str:
@@ -38,6 +39,8 @@ def plan_text(plan: dict[str, Any]) -> str:
     words = [plan["name"]]
     if plan["splits"] > 1:
         words.append(f"{plan['splits']} splits")
+    elif plan["splits"] == SHARED_WAVE:
+        words.append("shared last wave")
     if plan["family"] == "cluster":
         if plan["swizzle"] > 1:
             words.append(f"clusters of {plan['swizzle']} tiles")

@@ -63,7 +63,7 @@ class ExplainedGemm:
         )
         lines += [
             f"  kernel    {plan_text(self.plan)}",
-            f"  grid      {tiles * self.plan['splits']} tiles of "
+            f"  grid      {tiles * max(self.plan['splits'], 1)} tiles of "
             f"{config['tile'][0]} x {config['tile'][1]}",
             f"  time      {us_text(self.expected_us)} expected"
             + (f", {us_text(self.measured_us)} measured by tune" if self.measured_us else ""),

@@ -10,6 +10,7 @@ import torch
 from options import DTYPES
 
 import fusedops
+from fusedops._gemm_text import SHARED_WAVE
 from fusedops.template import template_scale
 from fusedops.tune import FAMILIES
 
@@ -108,8 +109,10 @@ def run_kernels(o: Options, count: Counter[str]) -> None:
         k = 264 if config["family"] == "cluster" else 136  # a step for each block
         # Of family cluster: the tiles whose blocks share operands.
         swizzle = 8 if o.clusters else 1
-        for a_t, b_t, epilogue, splits in itertools.product(
-            (False, True), (False, True), range(3), (1, 2)
+        shares = config["family"] == "sm90" and dtype.itemsize == 2
+        works = ((1, k), (2, k), *([(SHARED_WAVE, 1096)] if shares else []))
+        for a_t, b_t, epilogue, (splits, k) in itertools.product(
+            (False, True), (False, True), range(3), works
         ):
             a = o.randn(k, m, dtype=dtype).t() if a_t else o.randn(m, k, dtype=dtype)
             b = o.randn(n, k, dtype=dtype).t() if b_t else o.randn(k, n, dtype=dtype)

@@ -1,0 +1,35 @@
+#include "cutlass/exchange_space.h"
+
+#include <torch/csrc/stable/ops.h>
+
+#include <atomic>
+#include <random>
+
+namespace fusedops {
+namespace {
+
+// NOTE: flags begin as whatever memory held, so that no launch has to clear them first. Random bits
+// keep what other processes left there apart, a count what this one did; owners reset every flag.
+uint64_t next_mark() {
+  static std::atomic<uint64_t> next{[] {
+    std::random_device random;
+    return uint64_t{random()} << 32 | random();
+  }()};
+  return next.fetch_add(0x9e3779b97f4a7c15ull, std::memory_order_relaxed);
+}
+
+}  // namespace
+
+Tensor make_exchange_space(int64_t tile_elements, const LaunchScope& scope, ExchangeSpace& space) {
+  const int64_t sum_bytes = tile_elements * scope.facts().sm_count * int64_t{sizeof(float)};
+  const int64_t flag_bytes = 2 * scope.facts().sm_count * int64_t{sizeof(uint64_t)};
+  const Tensor memory = torch::stable::empty(
+      {sum_bytes + flag_bytes}, ScalarType::Byte, std::nullopt,
+      torch::stable::Device(torch::headeronly::DeviceType::CUDA, scope.device()));
+  auto* data = static_cast<char*>(memory.mutable_data_ptr());
+  space = {reinterpret_cast<float*>(data), reinterpret_cast<uint64_t*>(data + sum_bytes),
+           next_mark()};
+  return memory;
+}
+
+}  // namespace fusedops
