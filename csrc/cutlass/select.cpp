@@ -35,26 +35,27 @@ const char* operand_refusal(const GemmOperand& operand, int64_t rows, int64_t k,
 // the kernel that the model alone chooses costs 1.8, 2.5 and 4.1 % more than the best one. Cycles
 // are of a nominal clock.
 constexpr double kClockGhz = 1.60;
-constexpr double kMmaPerCycle = 2208;          // 16-bit multiply-adds per SM
-constexpr double kSharedBytesPerCycle = 85.3;  // operands of a WGMMA come from shared memory
-constexpr double kL2BytesPerCycle = 66.7;      // into shared memory, per SM
-constexpr double kCold = 0.134;                // more for the larger operand: it comes from DRAM
-constexpr double kCutLine = 0.28;              // more for each CTA of a cluster: rows cut lines
-constexpr double kCutSector = 0.70;            // more where they cut sectors
-constexpr double kFillCycles = 315;            // of a kernel: until the first MMA
-constexpr double kEpilogueCycles = 479;        // of every tile, and then by its bytes and elements
-constexpr double kEpilogueByteCycles = 0.1213;
-constexpr double kEpilogueElementCycles = 0.010;
-constexpr double kActivationCycles = 0.0088;  // an element, other than relu
-constexpr double kExposedEpilogue = 0.46;     // of a pingpong epilogue that outlasts the mainloop
+constexpr double kMmaPerCycle = 2006;          // 16-bit multiply-adds per SM
+constexpr double kSharedBytesPerCycle = 85.6;  // operands of a WGMMA come from shared memory
+constexpr double kL2BytesPerCycle = 69.1;      // into shared memory, per SM
+constexpr double kCold = 0.143;                // more for the larger operand: it comes from DRAM
+constexpr double kCutLine = 0.383;             // more for each CTA of a cluster: rows cut lines
+constexpr double kCutSector = 0.657;           // more where they cut sectors
+constexpr double kFillCycles = 326;            // of a kernel: until the first MMA
+constexpr double kEpilogueCycles = 352;        // of every tile, and then by its bytes and elements
+constexpr double kEpilogueByteCycles = 0.0639;
+constexpr double kEpilogueElementCycles = 0.0095;
+constexpr double kActivationCycles = 0.0088;   // an element, other than relu
+constexpr double kCooperativeEpilogue = 0.69;  // two warpgroups store a tile
+constexpr double kExposedEpilogue = 0.68;      // of a pingpong epilogue that outlasts the mainloop
 // A step of a tile with few rows of A: the CTAs of all columns want the same few cache lines.
 constexpr double kHotRowCycles = 0.33, kHotRowPower = 1.49;
-constexpr double kLaunchUs = 2.79;
+constexpr double kLaunchUs = 3.42;
 constexpr double kDramBytesPerUs = 4.2e6;
-constexpr double kDramOverlap = 4.9;  // of the time of SMs and of DRAM, but for slices of K
-constexpr double kReduceUs = 2.53;    // the split-K reduction, launch included
+constexpr double kDramOverlap = 4.45;  // of the time of SMs and of DRAM, but for slices of K
+constexpr double kReduceUs = 3.37;     // the split-K reduction, launch included
 // What sending or adding the accumulators of a shared tile takes.
-constexpr double kExchangeCycles = 1000, kExchangeByteCycles = 0.016;
+constexpr double kExchangeCycles = 1336, kExchangeByteCycles = 0.035;
 
 // Of two times at once: from the longer one (power infinite) to their sum (1).
 double overlap(double a, double b, double power) {
@@ -76,8 +77,14 @@ double step_bytes(const GemmProblem& p, double rows_a, double rows_b, double col
   return 128 * (rows_a * (1 - cold * larger) + rows_b * (1 + cold * larger));
 }
 
-// Whether rows begin inside lines of 128 bytes of L2, or inside sectors of 32.
-bool rows_cut(const GemmProblem& p, int bytes) { return p.k * operand_bytes(p) % bytes != 0; }
+// The extent along which an operand is contiguous.
+int64_t line_of_a(const GemmProblem& p) { return p.a.major == Major::kK ? p.k : p.m; }
+int64_t line_of_b(const GemmProblem& p) { return p.b.major == Major::kK ? p.k : p.n; }
+
+// Whether lines begin inside those of 128 bytes of L2, or inside sectors of 32.
+bool is_cut(const GemmProblem& p, int64_t line, int bytes) {
+  return line * operand_bytes(p) % bytes != 0;
+}
 
 int output_copies(const GemmProblem& p) { return p.epilogue == Epilogue::kPreact ? 2 : 1; }
 
@@ -88,9 +95,13 @@ double dram_bytes(const GemmProblem& p) {
 }
 
 double l2_cycles(const GemmProblem& p, const GemmConfig& c) {
-  const double cut = (rows_cut(p, 128) ? kCutLine * c.cluster_m * c.cluster_n : 0) +
-                     (rows_cut(p, 32) ? kCutSector : 0);
-  return step_bytes(p, rows_of_a(c), rows_of_b(c), kCold) / kL2BytesPerCycle * (1 + cut);
+  const auto cost = [&](int64_t line) {
+    return 1 + (is_cut(p, line, 128) ? kCutLine * c.cluster_m * c.cluster_n : 0) +
+           (is_cut(p, line, 32) ? kCutSector : 0);
+  };
+  return step_bytes(p, rows_of_a(c) * cost(line_of_a(p)), rows_of_b(c) * cost(line_of_b(p)),
+                    kCold) /
+         kL2BytesPerCycle;
 }
 
 TileCost tile_cost(const GemmProblem& p, const GemmConfig& c, int64_t k) {
@@ -149,10 +160,11 @@ double sm90_us(const GemmProblem& p, const GemmConfig& c, int splits, const Devi
   // Pingpong hides every epilogue but the last behind the other tile's mainloop, unless that is the
   // shorter one.
   const double wave = pingpong ? std::max(cost.mainloop, cost.epilogue * kExposedEpilogue)
-                               : cost.mainloop + cost.epilogue;
+                               : cost.mainloop + cost.epilogue * kCooperativeEpilogue;
   const double last =
       splits == kSharedWave ? shared_cycles(p, c, device, cost.mainloop) : cost.mainloop;
-  const double cycles = (waves - 1) * wave + last + cost.epilogue;
+  const double cycles =
+      (waves - 1) * wave + last + cost.epilogue * (pingpong ? 1 : kCooperativeEpilogue);
   const double sms = (kFillCycles + cycles) / (kClockGhz * 1e3);
   const double dram = dram_bytes(p) / kDramBytesPerUs;
   double us = kLaunchUs + (splits > 1 ? std::max(sms, dram) : overlap(sms, dram, kDramOverlap));
@@ -226,19 +238,22 @@ double skinny_us(const GemmProblem& p, const GemmConfig& c, const DeviceModel& d
 // each other and what they store come on top.
 double cluster_us(const GemmProblem& p, const GemmConfig& c, const TileCluster& cluster,
                   double tiles, const DeviceModel& device) {
-  constexpr double kAloneUs = 2.02, kSharedUs = 3.29, kSplitUs = 2.56;
+  constexpr double kAloneUs = 2.02, kSharedUs = 3.29, kSplitUs = 2.78;
   constexpr double kStepMma = 2127, kIssueCycles = 194, kStepL2 = 63.5, kStepCold = 0.387;
   constexpr double kCutSector = 0.7, kCutLine = 0.193;    // more for rows that cut 32 or 128 bytes
+  constexpr double kMinor = 0.10;                         // more where K is not contiguous
   constexpr double kSharedRow = 1.54, kCrowding = 0.529;  // of L2's time with a block on every SM
   constexpr double kOverlap = 7.6;  // infinite: the longer of two times; 1: their sum
-  constexpr double kSentBytesPerUs = 19.0e3, kStoredBytesPerUs = 14.5e3;
+  constexpr double kSentBytesPerUs = 14.0e3, kStoredBytesPerUs = 14.5e3;
   const bool shared = cluster.tiles() > 1;
-  const double row = shared ? kSharedRow
-                            : 1 + (rows_cut(p, 32)    ? kCutSector
-                                   : rows_cut(p, 128) ? kCutLine
-                                                      : 0);
-  const double rows_a = double(c.tile_m) / cluster.n, rows_b = double(c.tile_n) / cluster.m;
-  const double l2 = step_bytes(p, rows_a, rows_b, kStepCold) / kStepL2 * row *
+  const auto cost = [&](Major major, int64_t line) {
+    const double minor = major == Major::kMN ? kMinor : 0;
+    if (shared) return kSharedRow + minor;
+    return 1 + minor + (is_cut(p, line, 32) ? kCutSector : is_cut(p, line, 128) ? kCutLine : 0);
+  };
+  const double rows_a = double(c.tile_m) / cluster.n * cost(p.a.major, line_of_a(p));
+  const double rows_b = double(c.tile_n) / cluster.m * cost(p.b.major, line_of_b(p));
+  const double l2 = step_bytes(p, rows_a, rows_b, kStepCold) / kStepL2 *
                     (1 + kCrowding * (tiles * c.cluster_n / device.sm_count - 1));
   const double outputs = double(c.tile_m) * c.tile_n;
   const double mma = std::max(outputs * 64 / kStepMma, kIssueCycles);
