@@ -32,7 +32,7 @@ PINNED = {
     (1048576, 64, 64, "TN"): "sm90 128x64 pingpong 1x1, swizzle 16",
     (32768, 512, 512, "TN"): "sm90 128x176 pingpong 1x1, swizzle 16",
     (8192, 11008, 4096, "TN"): "sm90 128x176 pingpong 1x1, shared last wave",
-    (8192, 4096, 11008, "TN"): "sm90 128x256 cooperative 1x1, shared last wave",
+    (8192, 4096, 11008, "TN"): "sm90 128x192 pingpong 1x1, shared last wave",
     (4096, 28672, 4096, "TN"): "sm90 128x176 pingpong 1x1, shared last wave",
     (3000, 1000, 520, "TN"): "cluster 216x128 swapped 1x1, clusters of 4 tiles",
     (6144, 4608, 1536, "TN"): "sm90 128x192 pingpong 1x1",
