@@ -30,11 +30,10 @@ const char* operand_refusal(const GemmOperand& operand, int64_t rows, int64_t k,
 
 // ---- the time model ----
 
-// Fitted to the ranking within perf/results/h200/gemm_sweep.csv (products of models) and
-// gemm_sweep_large.csv (more that nothing is pinned to: 266 random ones, 126 of other models, and
-// gradients of both; one H200, bf16): the kernel that the model alone chooses costs 1.5 % more than
-// the best one (forward and gradients, 2048 rows and more), and 4 % where weights have few rows.
-// Cycles are of a nominal clock.
+// Fitted to the ranking within perf/results/h200/gemm_sweep.csv (products of models, forward and
+// gradients) and gemm_sweep_large.csv (266 random ones of 2048 rows and more, 112 of gradients; one
+// H200, bf16): the kernel that the model alone chooses costs 1.5 % more than the best one, 4 %
+// where a weight has fewer than 2048 rows. Cycles are of a nominal clock.
 constexpr double kClockGhz = 1.60;
 constexpr double kMmaPerCycle = 1988;          // 16-bit multiply-adds per SM
 constexpr double kSharedBytesPerCycle = 84.8;  // operands of a WGMMA come from shared memory
