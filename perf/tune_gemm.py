@@ -141,14 +141,27 @@ def candidates(problem: Problem, splits: Sequence[int], sm_count: int) -> list[C
         for split in splits:
             helps = tiles * split <= 2 * sm_count and problem.k >= 2 * tile_k * split
             if split == SHARED_WAVE:
-                good = family == "sm90" and problem.dtype in ("bf16", "fp16")
+                wanted = family == "sm90" and shares_wave(problem, config, sm_count)
             else:
-                good = split == 1 or (helps and not problem.preact)
-            if good:
+                wanted = split == 1 or (helps and not problem.preact)
+            if wanted:
                 kernel = (family, int(config["index"]), name, split)
                 swizzles = cluster_tiles(name) if family == "cluster" else (8,)
                 found += [Candidate(*kernel, swizzle) for swizzle in swizzles]
     return found
+
+
+def shares_wave(problem: Problem, config: dict[str, Any], sm_count: int) -> bool:
+    """Whether a last wave of tiles is shared out (csrc/cutlass/tile_sharing.h)."""
+    import fusedops
+
+    if problem.dtype not in ("bf16", "fp16"):
+        return False
+    (tile_m, tile_n, tile_k), (cluster_m, cluster_n) = tile_of(config), config["cluster"]
+    slots = sm_count // (cluster_m * cluster_n)
+    clusters = math.ceil(problem.m / tile_m / cluster_m) * math.ceil(problem.n / tile_n / cluster_n)
+    helpers, _, _ = fusedops._C.share_tiles(clusters % slots, slots, math.ceil(problem.k / tile_k))
+    return helpers > 0
 
 
 def tune(

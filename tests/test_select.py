@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from fusedops import _C
@@ -20,7 +23,7 @@ def choose(m, n, k, **options):
 PINNED = {
     (4096, 4096, 4096, "TN"): "sm90 256x128 cooperative 1x1",
     (8192, 8192, 8192, "TN"): "sm90 128x192 pingpong 1x1",
-    (8192, 4096, 1024, "TN"): "sm90 128x176 pingpong 1x1",
+    (8192, 4096, 1024, "TN"): "sm90 128x128 pingpong 1x1",
     (8192, 1024, 4096, "TN"): "sm90 128x256 cooperative 1x1",
     (16384, 3072, 768, "TN"): "sm90 128x192 pingpong 1x1",
     (16384, 768, 3072, "TN"): "sm90 128x192 pingpong 1x1",
@@ -89,7 +92,7 @@ PINNED = {
     (1500, 1024, 4096, "NN"): "cluster 192x128 split-k 1x2",
     (65536, 256, 256, "NN"): "sm90 128x128 pingpong 1x1, swizzle 16",
     (256, 256, 65536, "NT"): "sm90 64x64 pingpong 1x1, 8 splits",
-    (2048, 2048, 2048, "NN"): "sm90 128x256 cooperative 2x1",
+    (2048, 2048, 2048, "NN"): "sm90 128x128 pingpong 1x1",
     (2048, 2048, 2048, "NT"): "sm90 128x128 pingpong 1x1",
     (1048576, 64, 64, "NN"): "sm90 128x64 pingpong 1x1, swizzle 16",
     (64, 64, 1048576, "NT"): "sm90 64x64 pingpong 1x1, 48 splits",
@@ -207,3 +210,23 @@ def test_every_large_shape_finds_a_kernel():
 def test_an_unknown_dtype_is_refused():
     with pytest.raises(ValueError, match="dtype must be one of"):
         choose(8, 8, 8, dtype="int8")
+
+
+def measured_rows():
+    """(m, n, k, layout, epilogue, tile and cluster, splits) of the table that is compiled in."""
+    header = Path(__file__).parents[1] / "csrc/cutlass/sm90_measured.h"
+    for m, n, k, a, b, epilogue, rest in re.findall(
+        r"\{(\d+), (\d+), (\d+), k(K|MN), k(K|MN), k(\w+), k\w+, ([\d, ]+)\}", header.read_text()
+    ):
+        numbers = [int(word) for word in rest.split(", ")]
+        yield int(m), int(n), int(k), a.lower(), b.lower(), epilogue.lower(), numbers
+
+
+def test_every_measured_choice_can_be_taken():
+    rows = list(measured_rows())
+    assert len(rows) > 100
+    for m, n, k, a, b, epilogue, (*shape, splits, _) in rows:
+        chosen = choose(m, n, k, a_major=a, b_major=b, epilogue=epilogue)
+        _, _, tile = chosen["name"].partition(" ")
+        assert [int(word) for word in re.findall(r"\d+", tile)] == shape, (m, n, k)
+        assert chosen["splits"] == splits

@@ -17,6 +17,7 @@ def select_config(
     capability: int = 90,
     sm_count: int = 132,
 ) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]: ...
+def share_tiles(tiles: int, slots: int, k_steps: int) -> tuple[int, int, int]: ...
 def prepare_gemm(
     m: int,
     n: int,
