@@ -1,9 +1,9 @@
 #include "cutlass/exchange_space.h"
 
-#include <torch/csrc/stable/ops.h>
-
 #include <atomic>
 #include <random>
+
+#include "cutlass/gemm_launch.h"
 
 namespace fusedops {
 namespace {
@@ -23,9 +23,7 @@ uint64_t next_mark() {
 Tensor make_exchange_space(int64_t tile_elements, const LaunchScope& scope, ExchangeSpace& space) {
   const int64_t sum_bytes = tile_elements * scope.facts().sm_count * int64_t{sizeof(float)};
   const int64_t flag_bytes = 2 * scope.facts().sm_count * int64_t{sizeof(uint64_t)};
-  const Tensor memory = torch::stable::empty(
-      {sum_bytes + flag_bytes}, ScalarType::Byte, std::nullopt,
-      torch::stable::Device(torch::headeronly::DeviceType::CUDA, scope.device()));
+  const Tensor memory = workspace(sum_bytes + flag_bytes, scope);
   auto* data = static_cast<char*>(memory.mutable_data_ptr());
   space = {reinterpret_cast<float*>(data), reinterpret_cast<uint64_t*>(data + sum_bytes),
            next_mark()};

@@ -17,12 +17,6 @@
 namespace fusedops {
 namespace {
 
-Tensor workspace(int64_t bytes, const LaunchScope& scope) {
-  return torch::stable::empty(
-      {bytes}, ScalarType::Byte, std::nullopt,
-      torch::stable::Device(torch::headeronly::DeviceType::CUDA, scope.device()));
-}
-
 void check_launched(const char* op, const char* failure) {
   FUSEDOPS_CHECK(failure == nullptr, op, ": the launch failed: ", failure);
 }
@@ -189,6 +183,12 @@ bool finished_early(const GemmCall& call, const GemmProblem& p, const LaunchScop
 }
 
 }  // namespace
+
+Tensor workspace(int64_t bytes, const LaunchScope& scope) {
+  return torch::stable::empty(
+      {bytes}, ScalarType::Byte, std::nullopt,
+      torch::stable::Device(torch::headeronly::DeviceType::CUDA, scope.device()));
+}
 
 MatrixView rows_view(const Tensor& tensor, Tensor& holder) {
   holder = tensor;

@@ -32,8 +32,8 @@ const char* operand_refusal(const GemmOperand& operand, int64_t rows, int64_t k,
 
 // Fitted to the ranking within perf/results/h200/gemm_sweep.csv (products of models, forward and
 // gradients) and gemm_sweep_large.csv (266 random ones of 2048 rows and more, 112 of gradients; one
-// H200, bf16): the kernel that the model alone chooses costs 1.5 % more than the best one, 4 %
-// where a weight has fewer than 2048 rows. Cycles are of a nominal clock.
+// H200, bf16): the kernel that the model alone chooses costs 1.3 to 2.1 % more than the best
+// one, 4 % where a weight has fewer than 2048 rows. Cycles are of a nominal clock.
 constexpr double kClockGhz = 1.60;
 constexpr double kMmaPerCycle = 1988;          // 16-bit multiply-adds per SM
 constexpr double kSharedBytesPerCycle = 84.8;  // operands of a WGMMA come from shared memory
@@ -135,24 +135,23 @@ TileCount count_tiles(const GemmProblem& p, const GemmConfig& c, const DeviceMod
   return {clusters_m * clusters_n, std::max(1, device.sm_count / (c.cluster_m * c.cluster_n))};
 }
 
-TileSharing sharing_of(const GemmProblem& p, const GemmConfig& c, const DeviceModel& device) {
-  const TileCount tiles = count_tiles(p, c, device);
-  return share_tiles(tiles.last_wave(), tiles.slots, ceil_div(p.k, 128 / operand_bytes(p)));
+int64_t steps_of(const GemmProblem& p, int64_t k) { return ceil_div(k, 128 / operand_bytes(p)); }
+
+TileSharing sharing_of(const GemmProblem& p, const TileCount& tiles) {
+  return share_tiles(tiles.last_wave(), tiles.slots, steps_of(p, p.k));
 }
 
 // Cycles of a shared last wave but for its epilogue.
-double shared_cycles(const GemmProblem& p, const GemmConfig& c, const DeviceModel& device,
+double shared_cycles(const GemmProblem& p, const GemmConfig& c, const TileCount& tiles,
                      double mainloop) {
-  const TileSharing s = sharing_of(p, c, device);
-  const double steps = static_cast<double>(ceil_div(p.k, 128 / operand_bytes(p)));
-  const double part = static_cast<double>(s.part_steps) / steps * mainloop;
+  const TileSharing s = sharing_of(p, tiles);
+  const double part = double(s.part_steps) / double(steps_of(p, p.k)) * mainloop;
   const double exchange = kExchangeCycles + kExchangeByteCycles * c.tile_m * c.tile_n * 4;
-  const double turns = std::ceil(
-      static_cast<double>(count_tiles(p, c, device).last_wave() * s.parts) / double(s.helpers));
+  const double turns = double(ceil_div(tiles.last_wave() * s.parts, s.helpers));
   // The other warpgroup multiplies while one sends.
   const bool hidden = c.schedule == Schedule::kPingpong;
   const double helper = turns * (part + (hidden ? 0 : exchange)) + (hidden ? exchange : 0);
-  return std::max(helper, mainloop - s.parts * part) + s.parts * exchange;
+  return std::max(helper, mainloop - double(s.parts) * part) + double(s.parts) * exchange;
 }
 
 double sm90_us(const GemmProblem& p, const GemmConfig& c, int splits, const DeviceModel& device) {
@@ -165,7 +164,7 @@ double sm90_us(const GemmProblem& p, const GemmConfig& c, int splits, const Devi
   const double wave = pingpong ? std::max(cost.mainloop, cost.epilogue * kExposedEpilogue)
                                : cost.mainloop + cost.epilogue * kCooperativeEpilogue;
   const double last =
-      splits == kSharedWave ? shared_cycles(p, c, device, cost.mainloop) : cost.mainloop;
+      splits == kSharedWave ? shared_cycles(p, c, tiles, cost.mainloop) : cost.mainloop;
   const double cycles =
       (waves - 1) * wave + last + cost.epilogue * (pingpong ? 1 : kCooperativeEpilogue);
   const double sms = (kFillCycles + cycles) / (kClockGhz * 1e3);
@@ -311,7 +310,9 @@ bool splits_allowed(const GemmProblem& p, int splits) {
 }
 
 // NOTE: the kernels of fp32 matrices are CUTLASS's own.
-bool may_share(const GemmProblem& p) { return is_half(p.dtype) && p.slices == 1; }
+bool may_share(const GemmProblem& p, const GemmConfig& c, const DeviceModel& device) {
+  return is_half(p.dtype) && p.slices == 1 && sharing_of(p, count_tiles(p, c, device)).helpers > 0;
+}
 
 void enumerate_skinny(const GemmProblem& problem, const DeviceModel& device,
                       std::vector<Candidate>& candidates) {
@@ -398,9 +399,7 @@ std::vector<Candidate> enumerate_candidates(const GemmProblem& problem, const De
       candidate.plan.swizzle = band_of(problem);
       if (!refusal) candidate.plan.expected_us = sm90_us(slice, config, splits, device);
       candidates.push_back(candidate);
-      if (splits > 1 || !may_share(problem) || sharing_of(slice, config, device).helpers == 0) {
-        continue;
-      }
+      if (splits > 1 || !may_share(slice, config, device)) continue;
       candidate.plan.splits = kSharedWave;
       if (!refusal) candidate.plan.expected_us = sm90_us(slice, config, kSharedWave, device);
       candidates.push_back(candidate);
