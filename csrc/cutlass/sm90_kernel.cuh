@@ -195,6 +195,7 @@ struct Kernel {
     const auto b = thread_mma.make_fragment_B(thread_mma.partition_B(tile_b));
     mma.accumulate_ = GMMA::ScaleOut::Zero;
     int previous = 0;
+    __builtin_assume(k_steps > 0);
     for (int step = 0; step < k_steps; ++step) {
       Full::wait(&shared.full[place.stage], place.phase);
       warpgroup_fence_operand(acc);
@@ -247,18 +248,20 @@ struct Kernel {
       give_turn(1);
       skip(walk, place);
     }
+    Work next = walk.work();
     while (walk.valid()) {
-      const Work work = walk.work();
+      const Work work = next;
       const bool ends_tile = walk.ends_tile();
       if (ends_tile) store.prepare(work.tile, row);
       auto acc = partition_fragment_C(Mma{}, Shape<Int<T::kWarpgroupM>, Int<T::kTileN>>{});
       if constexpr (T::kPingpong) wait_turn(warpgroup);
       const auto issued = [&] {
         if (T::kPingpong && !walk.last()) give_turn(warpgroup);
+        walk.next();
+        if constexpr (T::kPingpong) skip(walk, place);
+        next = walk.work();
       };
       multiply(shared, acc, row, work.end - work.begin, place, issued);
-      walk.next();
-      if constexpr (T::kPingpong) skip(walk, place);
       if (!ends_tile) {
         exchange.send(acc.data(), work.part * T::kCtas + rank);
         continue;

@@ -63,7 +63,8 @@ struct Work {
 
 #ifdef __CUDACC__
 
-// The work of one cluster of CTAs.
+// The work of one cluster of CTAs: tile after tile, a grid apart. Indices from `whole` on stand for
+// its turns with shared tiles.
 class TileWalk {
  public:
   __device__ TileWalk(const TileOrder& order, int cluster_m, int cluster_n)
@@ -71,52 +72,50 @@ class TileWalk {
         cluster_m_(cluster_m),
         cluster_n_(cluster_n),
         step_(gridDim.x / (cluster_m * cluster_n)),
-        index_(blockIdx.x / (cluster_m * cluster_n)) {
-    // Owners have the highest indices.
-    const int shared = order.count - order.whole, owned = index_ - (step_ - shared);
-    if (index_ < order.helpers) {
-      part_ = index_;
-      part_end_ = shared * order.parts;
-    } else if (shared > 0 && owned >= 0) {
-      part_ = shared * order.parts + owned;
-      part_end_ = part_ + 1;
+        index_(cluster()),
+        end_(order.whole) {
+    if (shared() == 0) return;
+    if (helps()) {
+      end_ += (shared() * order.parts - 1 - cluster() + order.helpers) / order.helpers * step_;
+    } else if (cluster() >= first_owner()) {
+      end_ += step_;
     }
   }
 
-  __device__ bool valid() const { return index_ < order_.whole || part_ < part_end_; }
+  __device__ bool valid() const { return index_ < end_; }
   // Whether nothing comes after this.
-  __device__ bool last() const {
-    if (index_ < order_.whole) return index_ + step_ >= order_.whole && part_ >= part_end_;
-    return part_ + order_.helpers >= part_end_;
-  }
-  __device__ void next() {
-    if (index_ < order_.whole) {
-      index_ += step_;
-    } else {
-      part_ += order_.helpers;
-    }
-  }
+  __device__ bool last() const { return index_ + step_ >= end_; }
+  __device__ void next() { index_ += step_; }
   // Whether this has the last steps of its tile.
-  __device__ bool ends_tile() const { return index_ < order_.whole || owner(); }
+  __device__ bool ends_tile() const { return index_ < order_.whole || !helps(); }
   __device__ int steps() const {
     if (index_ < order_.whole) return order_.k_steps;
-    return owner() ? order_.k_steps - order_.parts * order_.part_steps : order_.part_steps;
+    return helps() ? order_.part_steps : order_.k_steps - order_.parts * order_.part_steps;
   }
   __device__ Work work() const {
-    if (index_ < order_.whole) return {tile(index_), 0, order_.k_steps, 0};
-    if (owner()) {
-      const int shared = part_ - parts();
-      return {tile(order_.whole + shared), order_.parts * order_.part_steps, order_.k_steps,
-              shared * order_.parts};
+    int index = index_, begin = 0, end = order_.k_steps, part = 0;
+    if (index_ >= order_.whole) {
+      const int parts = order_.parts;
+      if (helps()) {
+        part = cluster() + (index_ - order_.whole) / step_ * order_.helpers;
+        index = order_.whole + part / parts;
+        begin = part % parts * order_.part_steps;
+        end = begin + order_.part_steps;
+      } else {
+        const int owned = cluster() - first_owner();
+        part = owned * parts;
+        index = order_.whole + owned;
+        begin = parts * order_.part_steps;
+      }
     }
-    const int shared = part_ / order_.parts, begin = part_ % order_.parts * order_.part_steps;
-    return {tile(order_.whole + shared), begin, begin + order_.part_steps, part_};
+    return {tile(index), begin, end, part};
   }
 
  private:
-  // Parts of helpers; owners are numbered after them.
-  __device__ int parts() const { return (order_.count - order_.whole) * order_.parts; }
-  __device__ bool owner() const { return part_ >= parts(); }
+  __device__ int cluster() const { return blockIdx.x / (cluster_m_ * cluster_n_); }
+  __device__ int shared() const { return order_.count - order_.whole; }
+  __device__ bool helps() const { return cluster() < order_.helpers; }
+  __device__ int first_owner() const { return step_ - shared(); }
 
   __device__ Tile tile(int index) const {
     int slice, in_slice, band, in_band, m, n;
@@ -130,8 +129,7 @@ class TileWalk {
   }
 
   const TileOrder& order_;
-  int cluster_m_, cluster_n_, step_, index_;
-  int part_ = 0, part_end_ = 0;
+  int cluster_m_, cluster_n_, step_, index_, end_;
 };
 
 #endif
