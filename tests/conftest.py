@@ -89,3 +89,10 @@ def _large_tensors_one_at_a_time(request: pytest.FixtureRequest) -> Iterator[Non
     with FileLock(Path(tempfile.gettempdir()) / f"fusedops-tests-{os.getuid()}.lock"):
         yield
         torch.cuda.empty_cache()
+
+
+@pytest.fixture
+def forget_plans() -> Iterator[None]:
+    """For tests that choose kernels by `_C.add_tuned_plan`."""
+    yield
+    fusedops._C.clear_tuned_plans()

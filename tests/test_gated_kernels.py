@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
+from fusedops import _C
+from fusedops._gemm_text import SHARED_WAVE
 from mlp_util import exact, inputs, ours, step, torchs
 from util import ACTIVATIONS, HALVES, assert_accurate, name, poisoned
 
 SHAPE = ((2100,), 2056, 1096, 1032)  # ragged in every tile; each kernel has over a wave of them
+
+# of the input gradient
+TILES = [
+    "128x128 pingpong 1x1",
+    "128x192 pingpong 1x1",
+    "128x256 cooperative 2x1",
+    "256x128 cooperative 1x1",
+    "256x128 cooperative 1x2",
+]
 
 pytestmark = [pytest.mark.gpu, pytest.mark.sm90]
 
@@ -36,3 +49,39 @@ def test_inference_agrees_with_training(kind):
         y = ours(kind, arguments, "silu")
     arguments[0].requires_grad_()
     assert torch.equal(ours(kind, arguments, "silu"), y)
+
+
+@pytest.mark.usefixtures("forget_plans")
+@pytest.mark.parametrize("dtype", HALVES, ids=name)
+@pytest.mark.parametrize("splits", [1, SHARED_WAVE], ids=["whole", "shared"])
+@pytest.mark.parametrize("tile", TILES)
+def test_tiles_of_the_input_gradient(tile, splits, dtype):
+    arguments, _, dy = inputs("gated", dtype, "cuda", SHAPE, bias=False, residual=False)
+
+    def run(function=ours, dtype=None):
+        return step(function, "gated", arguments, "silu", None, dy, dtype)
+
+    # To selection it is one product over gate and up.
+    _C.start_recording()
+    run()
+    (tokens,), width, hidden, _ = SHAPE
+    [(problem, *device)] = [
+        found
+        for found in _C.stop_recording()
+        if [found[0][size] for size in "mnk"] == [tokens, width, 2 * hidden]
+    ]
+    [choice] = [
+        c
+        for c in _C.plan_gemm(problem, *device)["candidates"]
+        if (c["name"], c["splits"]) == (f"sm90 {tile}", splits)
+    ]
+    assert _C.add_tuned_plan(problem, choice | {"us": 1.0}, *device)
+
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        got = run()
+    kernels = " ".join(event.key for event in profile.key_averages())
+    assert re.findall(r"GatedProduct\)2, (\d+)>", kernels) == [str(choice["index"])]
+    for a, b, c in zip(got, run(torchs), run(exact, torch.float64), strict=True):
+        assert_accurate(a, b, c)
+    for a, b in zip(run(), got, strict=True):
+        assert torch.equal(a, b)

@@ -2,21 +2,20 @@
 
 #include "common/int_math.h"
 #include "cutlass/exchange_space.h"
+#include "cutlass/plan_cache.h"
 #include "cutlass/tile_sharing.h"
 
 namespace fusedops {
 namespace {
 
 // NOTE: zero-initialised before any dynamic initialiser runs.
-GatedRunFn g_kernels[kNumGatedProducts][kNumDTypes];
+GatedRunFn g_kernels[kNumGatedProducts][kNumDTypes][kNumSm90Configs];
 
 bool aligned16(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
 
 // Less than a wave of tiles is better served by smaller ones and slices of K, and a short mainloop
 // hides too little of kGradient's epilogue.
 constexpr int64_t kMinGradientK = 1024;
-
-constexpr int64_t kTileElements = 128 * 128;  // accumulators of a CTA
 
 // Measured: wider bands save up to 4 % where five matrices of the output's size pass by.
 constexpr int band_of(GatedProduct product) { return product == GatedProduct::kGradient ? 16 : 8; }
@@ -30,8 +29,23 @@ bool shares_last_wave(GatedProduct product, const GatedGemm& p, const DeviceMode
   const int64_t rows = gated_cluster_rows(product), slots = device.sm_count / rows;
   const int64_t clusters =
       ceil_div(ceil_div(p.m, 128), rows) * ceil_div(p.n, gated_tile_columns(product));
-  const int64_t k_steps = ceil_div(p.k, 64) * (product == GatedProduct::kInput ? 2 : 1);
-  return share_tiles(clusters % slots, slots, k_steps).helpers > 0;
+  return share_tiles(clusters % slots, slots, ceil_div(p.k, 64)).helpers > 0;
+}
+
+// Both sums of kInput are one over twice as many steps of K.
+GemmPlan plan_of(GatedProduct product, const GatedGemm& p, const DeviceModel& device) {
+  GemmPlan plan{.family = Family::kSm90, .config = 0, .swizzle = band_of(product)};
+  if (product != GatedProduct::kInput) {
+    if (shares_last_wave(product, p, device)) plan.splits = kSharedWave;
+    return plan;
+  }
+  GemmProblem both = p;
+  both.k *= 2;
+  const GemmPlan chosen = select_gemm_cached(both, device);
+  const bool compiled = chosen.family == Family::kSm90 && gated_input_compiled(chosen.config);
+  if (compiled && chosen.splits <= 1) return chosen;
+  plan.splits = kSharedWave;  // where that saves something
+  return plan;
 }
 
 // Fills in one pair of operands, as the kernels of this product read them. False when they cannot.
@@ -46,20 +60,18 @@ bool place(const MatrixView& a, const MatrixView& b, Major b_major, GemmProblem&
 
 }  // namespace
 
-bool register_gated(GatedProduct product, DType dtype, GatedRunFn run) {
-  g_kernels[static_cast<int>(product)][static_cast<int>(dtype)] = run;
-  return true;
+void register_gated(GatedProduct product, DType dtype, int config, GatedRunFn run) {
+  g_kernels[static_cast<int>(product)][static_cast<int>(dtype)][config] = run;
 }
 
-GatedRunFn find_gated(GatedProduct product, DType dtype) {
-  return g_kernels[static_cast<int>(product)][static_cast<int>(dtype)];
+GatedRunFn find_gated(GatedProduct product, DType dtype, int config) {
+  return g_kernels[static_cast<int>(product)][static_cast<int>(dtype)][config];
 }
 
 bool run_gated_gemm(const char* op, GatedProduct product, GatedGemm p,
                     const GatedOperands& operands, const LaunchScope& scope) {
-  const GatedRunFn run = find_gated(product, p.dtype);
   const DeviceModel device{scope.facts().capability, scope.facts().sm_count};
-  if (run == nullptr || device.capability / 10 != 9) return false;
+  if (find_gated(product, p.dtype, 0) == nullptr || device.capability / 10 != 9) return false;
   if (p.k == 0 || !pays(product, p, device)) return false;
   if (!aligned16(p.gate) || !aligned16(p.up) || p.gate_ld % 8 != 0) return false;
   const Major b_major = product == GatedProduct::kForward ? Major::kK : Major::kMN;
@@ -72,12 +84,14 @@ bool run_gated_gemm(const char* op, GatedProduct product, GatedGemm p,
     p.a2 = second.a;
     p.b2 = second.b;
   }
-  p.swizzle = band_of(product);
+  const GemmPlan plan = plan_of(product, p, device);
+  p.swizzle = plan.swizzle;
   Tensor exchanged;
-  if (shares_last_wave(product, p, device)) {
-    exchanged = make_exchange_space(kTileElements, scope, p.exchange);
+  if (plan.splits == kSharedWave) {
+    const GemmConfig& tile = kSm90Configs[plan.config];
+    exchanged = make_exchange_space(int64_t{tile.tile_m} * tile.tile_n, scope, p.exchange);
   }
-  const char* failure = run(p, scope.context());
+  const char* failure = find_gated(product, p.dtype, plan.config)(p, scope.context());
   FUSEDOPS_CHECK(failure == nullptr, op, ": a kernel of the gated MLP did not run: ", failure);
   return true;
 }

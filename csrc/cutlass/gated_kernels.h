@@ -2,7 +2,7 @@
 // matrices): what they compute, and the table of those that are compiled. Host only, no torch.
 #pragma once
 
-#include "cutlass/config.h"
+#include "cutlass/sm90_configs.h"
 
 namespace fusedops {
 
@@ -21,22 +21,29 @@ struct GatedGemm : GemmProblem {
   int64_t gate_ld = 0;  // of both
 };
 
-// The tiles of d: 128 rows, and of columns
+// kForward and kGradient have tiles of d of 128 rows, and of columns
 constexpr int gated_tile_columns(GatedProduct product) {
   return product == GatedProduct::kForward ? 64 : 128;
 }
 
-// CTAs of a cluster, which have tiles of d below each other.
+// in clusters of CTAs that have tiles below each other.
 constexpr int gated_cluster_rows(GatedProduct product) {
   return product == GatedProduct::kForward ? 2 : 1;
 }
 
+// kInput has tiles of kSm90Configs: those of large products a (K contiguous) @ b (N contiguous).
+constexpr bool gated_input_compiled(int config) {
+  const GemmConfig& c = kSm90Configs[config];
+  return (c.variants & sm90::kDgrad) != 0 && c.tile_m * c.tile_n >= 128 * 128 &&
+         (c.schedule == Schedule::kCooperative || c.cluster_m * c.cluster_n == 1);
+}
+
 using GatedRunFn = const char* (*)(const GatedGemm&, const LaunchContext&);
 
-// Returns true so that a namespace-scope constant can hold the call.
-bool register_gated(GatedProduct product, DType dtype, GatedRunFn run);
+// config: of kInput; 0 for the others.
+void register_gated(GatedProduct product, DType dtype, int config, GatedRunFn run);
 
 // Null where this build has none.
-GatedRunFn find_gated(GatedProduct product, DType dtype);
+GatedRunFn find_gated(GatedProduct product, DType dtype, int config);
 
 }  // namespace fusedops

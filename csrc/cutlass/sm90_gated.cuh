@@ -22,22 +22,21 @@ struct GatedKernel : Kernel<T> {
   // A tile of kForward has as many columns of gate as of up.
   __device__ static void load_stage(const GatedParams& p, Shared& shared, int stage,
                                     const Tile& tile, int step, int rank) {
-    constexpr bool kPair = T::kClusterM == 2;
-    static_assert(T::kClusterN == 1);
+    constexpr bool kPairA = T::kClusterN == 2, kPairB = T::kClusterM == 2;
     uint64_t* full = &shared.full[stage];
     uint8_t *to_a = shared.a[stage], *to_b = shared.b[stage];
     const bool second = kProduct == GatedProduct::kInput && step >= p.first_steps;
     const int k = (second ? step - p.first_steps : step) * T::kTileK;
-    Base::template load_operand<T::kA, T::kTileM, false>(second ? p.a2 : p.a, full, to_a,
-                                                         tile.m * T::kTileM, k, rank);
+    Base::template load_operand<T::kA, T::kTileM, kPairA>(second ? p.a2 : p.a, full, to_a,
+                                                          tile.m * T::kTileM, k, rank);
     if constexpr (kProduct == GatedProduct::kForward) {
       constexpr int kHalf = T::kTileN / 2;
-      Base::template load_operand<T::kB, kHalf, kPair>(p.b, full, to_b, tile.n * kHalf, k, rank);
-      Base::template load_operand<T::kB, kHalf, kPair>(p.b2, full, to_b + kHalf * kBoxRowBytes,
-                                                       tile.n * kHalf, k, rank);
+      Base::template load_operand<T::kB, kHalf, kPairB>(p.b, full, to_b, tile.n * kHalf, k, rank);
+      Base::template load_operand<T::kB, kHalf, kPairB>(p.b2, full, to_b + kHalf * kBoxRowBytes,
+                                                        tile.n * kHalf, k, rank);
     } else {
-      Base::template load_operand<T::kB, T::kTileN, kPair>(second ? p.b2 : p.b, full, to_b,
-                                                           tile.n * T::kTileN, k, rank);
+      Base::template load_operand<T::kB, T::kTileN, kPairB>(second ? p.b2 : p.b, full, to_b,
+                                                            tile.n * T::kTileN, k, rank);
     }
   }
 
@@ -84,11 +83,11 @@ __global__ void __launch_bounds__(kKernelThreads, 1)
 
 // ---- launching ----
 
-template <DType kDType, GatedProduct kProduct>
+template <DType kDType, GatedProduct kProduct, int kConfig = 0>
 struct GatedLaunch {
   using Element =
       cute::conditional_t<kDType == DType::kFloat16, cutlass::half_t, cutlass::bfloat16_t>;
-  using Traits = GatedTraits<Element, kProduct>;
+  using Traits = GatedTraits<Element, kProduct, kConfig>;
   static constexpr bool kForward = kProduct == GatedProduct::kForward;
 
   static TmaTensor tensor(const void* data, int64_t rows, int64_t columns, int64_t row_stride) {
@@ -102,11 +101,12 @@ struct GatedLaunch {
     return t;
   }
 
+  // The CTAs of a pair load halves of a box.
   static const char* encode_a(const GatedGemm& p, const GemmOperand& a, CUtensorMap* map) {
-    return encode_tensor_map(tensor(a.data, p.m, p.k, a.ld), Traits::kTileM, map);
+    return encode_tensor_map(tensor(a.data, p.m, p.k, a.ld), Traits::kTileM / Traits::kClusterN,
+                             map);
   }
 
-  // The CTAs of a pair load halves of a box.
   static const char* encode_b(const GatedGemm& p, const GemmOperand& b, CUtensorMap* map) {
     if constexpr (kForward) {
       return encode_tensor_map(tensor(b.data, p.n, p.k, b.ld),
@@ -141,10 +141,11 @@ struct GatedLaunch {
     GatedParams params{};
     if (const char* refusal = encode(p, params)) return refusal;
     constexpr int kColumns = kForward ? Traits::kTileN / 2 : Traits::kTileN;
-    static_assert(Traits::kTileM == 128 && kColumns == gated_tile_columns(kProduct) &&
-                  Traits::kClusterM == gated_cluster_rows(kProduct));
+    static_assert(kProduct == GatedProduct::kInput ||
+                  (Traits::kTileM == 128 && kColumns == gated_tile_columns(kProduct) &&
+                   Traits::kClusterM == gated_cluster_rows(kProduct)));
     const int64_t clusters_m = ceil_div(ceil_div(p.m, Traits::kTileM), Traits::kClusterM);
-    const int64_t clusters_n = ceil_div(p.n, kColumns);
+    const int64_t clusters_n = ceil_div(ceil_div(p.n, kColumns), Traits::kClusterN);
     if (clusters_m * clusters_n > INT32_MAX / 4) return "too many output tiles";
     params.first_steps = int(ceil_div(p.k, Traits::kTileK));
     params.order =
@@ -166,13 +167,23 @@ struct GatedLaunch {
   }
 };
 
+template <DType kDType, int kConfig>
+void register_gated_input() {
+  if constexpr (gated_input_compiled(kConfig)) {
+    register_gated(GatedProduct::kInput, kDType, kConfig,
+                   &GatedLaunch<kDType, GatedProduct::kInput, kConfig>::run);
+  }
+  if constexpr (kConfig + 1 < kNumSm90Configs) register_gated_input<kDType, kConfig + 1>();
+}
+
+// Returns true so that a namespace-scope constant can hold the call.
 template <DType kDType>
 bool register_gated_products() {
-  constexpr auto kForward = GatedProduct::kForward, kInput = GatedProduct::kInput;
-  constexpr auto kGradient = GatedProduct::kGradient;
-  return register_gated(kForward, kDType, &GatedLaunch<kDType, kForward>::run) &&
-         register_gated(kGradient, kDType, &GatedLaunch<kDType, kGradient>::run) &&
-         register_gated(kInput, kDType, &GatedLaunch<kDType, kInput>::run);
+  constexpr auto kForward = GatedProduct::kForward, kGradient = GatedProduct::kGradient;
+  register_gated(kForward, kDType, 0, &GatedLaunch<kDType, kForward>::run);
+  register_gated(kGradient, kDType, 0, &GatedLaunch<kDType, kGradient>::run);
+  register_gated_input<kDType, 0>();
+  return true;
 }
 
 }  // namespace fusedops::sm90

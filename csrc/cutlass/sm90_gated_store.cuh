@@ -32,7 +32,8 @@ struct GatedGradientShared {
   uint64_t ready;      // the results are there
 };
 
-template <class Element, GatedProduct kProduct>
+// kConfig: of kInput.
+template <class Element, GatedProduct kProduct, int kConfig = 0>
 struct GatedTraits;
 
 template <class Element>
@@ -58,10 +59,11 @@ struct GatedTraits<Element, GatedProduct::kGradient>
   static constexpr int kStages = 4;
 };
 
-template <class Element>
-struct GatedTraits<Element, GatedProduct::kInput>
-    : KernelTraits<Element, 128, 128, 1, 1, Schedule::kPingpong, Major::kK, Major::kMN,
-                   Epilogue::kFused> {
+template <class Element, int kConfig>
+struct GatedTraits<Element, GatedProduct::kInput, kConfig>
+    : KernelTraits<Element, kSm90Configs[kConfig].tile_m, kSm90Configs[kConfig].tile_n,
+                   kSm90Configs[kConfig].cluster_m, kSm90Configs[kConfig].cluster_n,
+                   kSm90Configs[kConfig].schedule, Major::kK, Major::kMN, Epilogue::kFused> {
   static constexpr GatedProduct kProduct = GatedProduct::kInput;
 };
 
