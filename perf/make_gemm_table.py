@@ -30,7 +30,14 @@ MAJORS = {"TN": ("kK", "kK"), "NN": ("kK", "kMN"), "NT": ("kMN", "kMN")}
 FAMILIES = {"sm90": "kSm90", "cluster": "kCluster"}
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 
-Problem = tuple[int, int, int, str, str]  # m, n, k, layout, epilogue
+# What a sweep's epilogue has after the activation -> select_config's name, sm90_measured.h's.
+EPILOGUES = {
+    "": ("fused", "kFused"),
+    "preact": ("preact", "kPreact"),
+    "main_grad": ("accumulator", "kAccumulator"),
+}
+
+Problem = tuple[int, int, int, str, str]  # m, n, k, layout, a key of EPILOGUES
 Choice = tuple[str, int, int]  # name, splits, swizzle
 
 TEMPLATE = """// Written by perf/make_gemm_table.py from {source}: do not edit.
@@ -75,8 +82,8 @@ def read(path: Path) -> dict[Problem, dict[Choice, float]]:
     times: dict[Problem, dict[Choice, float]] = defaultdict(dict)
     known = {c["name"] for c in fusedops._C.gemm_configs()}
     for row in csv.DictReader(path.open()):
-        epilogue = "preact" if row["epilogue"].endswith("+preact") else "fused"
-        skipped = epilogue == "fused" and row["epilogue"] not in ("relu", "none")
+        activation, _, epilogue = row["epilogue"].partition("+")
+        skipped = epilogue == "" and activation not in ("relu", "none")
         if row["family"] not in FAMILIES or row["name"] not in known or skipped:
             continue
         problem = (int(row["m"]), int(row["n"]), int(row["k"]), row["layout"], epilogue)
@@ -88,8 +95,9 @@ def read(path: Path) -> dict[Problem, dict[Choice, float]]:
 
 def expected(problem: Problem) -> dict[Choice, float]:
     """The model's times of what the table may choose: nothing where the skinny kernels run."""
-    m, n, k, layout, epilogue = problem
+    m, n, k, layout, output = problem
     a, b = (major[1:].lower() for major in MAJORS[layout])
+    epilogue, _ = EPILOGUES[output]
     chosen, candidates = fusedops._C.select_config(m, n, k, epilogue=epilogue, a_major=a, b_major=b)
     if chosen is None or chosen["family"] not in FAMILIES:
         return {}
@@ -111,13 +119,12 @@ def main(source: str) -> None:
         untried = math.inf if chosen[1] == 1 else 0.0
         if times.get(chosen, untried) <= tolerance * times[best]:
             continue
-        m, n, k, layout, epilogue = problem
+        m, n, k, layout, output = problem
         a, b = MAJORS[layout]
         family, _, shape = best[0].partition(" ")
         tile = re.findall(r"\d+", shape.replace("split-k", ""))
-        kind = "kPreact" if epilogue == "preact" else "kFused"
         rows.append(
-            f"    {{{m}, {n}, {k}, {a}, {b}, {kind}, {FAMILIES[family]}, "
+            f"    {{{m}, {n}, {k}, {a}, {b}, {EPILOGUES[output][1]}, {FAMILIES[family]}, "
             f"{', '.join(tile)}, {best[1]}, {best[2]}}},"
         )
     text = TEMPLATE.format(source=source, percent=100 * (TOLERANCE - 1), rows="\n".join(rows))

@@ -31,6 +31,7 @@ from fusedops.bench.progress import Progress
 from fusedops.bench.runner import num_bytes, relative_error
 from fusedops.bench.suite import DTYPES, TOLERANCES
 from fusedops.bench.suites.linear import FORWARD_SHAPES, STEP_CASES, forward_shapes
+from fusedops.bench.suites.wgrad import SHAPES as WGRADS
 from fusedops.bench.timing import num_sets, synchronize
 from fusedops.tune import FAMILIES, cluster_tiles
 
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+EPILOGUES = {"": 0, "preact": 1, "main_grad": 2}  # gemm.h; main_grad: fp32
 ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}  # activation.h
 KEEP_WITHIN = 2.0  # of the best time of the first round
 FINALISTS = 6  # configurations that try every swizzle
@@ -63,10 +65,14 @@ class Problem:
     layout: str
     dtype: str
     activation: str
-    preact: bool = False
+    output: str = ""  # more than y in the dtype of the operands: a key of EPILOGUES
 
     def __str__(self) -> str:
-        return f"{self.m}x{self.n}x{self.k} {self.layout} {self.dtype} {self.activation}"
+        return f"{self.m}x{self.n}x{self.k} {self.layout} {self.dtype} {self.epilogue}"
+
+    @property
+    def epilogue(self) -> str:
+        return f"{self.activation}+{self.output}" if self.output else self.activation
 
 
 def operands(problem: Problem, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
@@ -86,7 +92,7 @@ def our_call(candidate: Candidate, problem: Problem) -> Callable[..., Any]:
     family = FAMILIES[candidate.family]
     activation = ACTIVATIONS[problem.activation]
     with_bias = problem.layout == "TN"
-    tail = (candidate.splits, candidate.swizzle, int(problem.preact))
+    tail = (candidate.splits, candidate.swizzle, EPILOGUES[problem.output])
 
     def call(a: Tensor, b: Tensor, bias: Tensor) -> Any:
         return op(a, b, bias if with_bias else None, activation, family, candidate.config, *tail)
@@ -96,7 +102,7 @@ def our_call(candidate: Candidate, problem: Problem) -> Callable[..., Any]:
 
 def library_calls(problem: Problem) -> dict[str, Callable[..., Any]]:
     """cuBLAS on the same operands: mm, and the fused epilogue where there is one."""
-    calls: dict[str, Callable[..., Any]] = {"mm": lambda a, b, bias: torch.mm(a, b)}
+    calls: dict[str, Callable[..., Any]] = {"mm": lambda a, b, bias: product(problem, a, b)}
     if problem.layout == "TN":
         calls["addmm"] = lambda a, b, bias: torch.addmm(bias, a, b)
         gelu = problem.activation == "gelu_tanh"
@@ -107,8 +113,15 @@ def library_calls(problem: Problem) -> dict[str, Callable[..., Any]]:
     return calls
 
 
+def product(problem: Problem, a: Tensor, b: Tensor) -> Tensor:
+    """cuBLAS's a @ b."""
+    if problem.output == "main_grad":
+        return torch.mm(a, b, out_dtype=torch.float32)
+    return torch.mm(a, b)
+
+
 def expected(problem: Problem, a: Tensor, b: Tensor, bias: Tensor) -> Tensor:
-    z = torch.addmm(bias, a, b) if problem.layout == "TN" else torch.mm(a, b)
+    z = torch.addmm(bias, a, b) if problem.layout == "TN" else product(problem, a, b)
     functions: dict[str, Callable[[Tensor], Tensor]] = {
         "none": lambda t: t,
         "relu": F.relu,
@@ -143,7 +156,7 @@ def candidates(problem: Problem, splits: Sequence[int], sm_count: int) -> list[C
             if split == SHARED_WAVE:
                 wanted = family == "sm90" and shares_wave(problem, config, sm_count)
             else:
-                wanted = split == 1 or (helps and not problem.preact)
+                wanted = split == 1 or (helps and problem.output != "preact")
             if wanted:
                 kernel = (family, int(config["index"]), name, split)
                 swizzles = cluster_tiles(name) if family == "cluster" else (8,)
@@ -206,7 +219,7 @@ def tune(
         again = [(*entry, results[finalists[0]]) for entry in fresh]
         results |= _rounds([*again, *best, *library], sets, device, options.rounds)
     base = {name: getattr(problem, name) for name in ("m", "n", "k", "layout", "dtype")}
-    base["epilogue"] = problem.activation + ("+preact" if problem.preact else "")
+    base["epilogue"] = problem.epilogue
     ranked = sorted(results.items(), key=lambda item: item[1])
     return [base | asdict(candidate) | {"us": f"{us:.2f}"} for candidate, us in ranked]
 
@@ -259,7 +272,9 @@ def _rounds(
 
 
 def problems(options: argparse.Namespace) -> list[Problem]:
-    """`fwd`, `models`: the linear suite; `step`: TN with pre-activation, dx (NN) and dw (NT)."""
+    """`fwd`, `models`: the linear suite; `step`: TN with pre-activation, dx (NN) and dw (NT);
+    `wgrad`: dw into main_grad.
+    """
     made: list[Problem] = []
     for dtype, activation in itertools.product(options.dtype, options.activation):
         for word in options.shapes:
@@ -270,14 +285,16 @@ def problems(options: argparse.Namespace) -> list[Problem]:
                 made += [Problem(*s, "TN", dtype, activation) for s in models]
             elif word == "step":
                 for m, n, k in dict.fromkeys(shape for shape, _ in STEP_CASES):
-                    made.append(Problem(m, n, k, "TN", dtype, "gelu_tanh", preact=True))
+                    made.append(Problem(m, n, k, "TN", dtype, "gelu_tanh", "preact"))
                     made.append(Problem(m, k, n, "NN", dtype, "none"))
                     made.append(Problem(n, k, m, "NT", dtype, "none"))
+            elif word == "wgrad":
+                made += [Problem(n, k, m, "NT", dtype, "none", "main_grad") for m, n, k in WGRADS]
             else:
                 m, n, k = (int(size) for size in word.split("x"))
                 for layout in options.layouts:
                     act = activation if layout == "TN" else "none"
-                    made.append(Problem(m, n, k, layout, dtype, act))
+                    made.append(Problem(m, n, k, layout, dtype, act, options.output))
     return list(dict.fromkeys(made))
 
 
@@ -332,8 +349,9 @@ def _parser() -> argparse.ArgumentParser:
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     add = parser.add_argument
-    add("--shapes", type=words, default=["fwd"], help="fwd, models, step, MxNxK of a @ b")
+    add("--shapes", type=words, default=["fwd"], help="fwd, models, step, wgrad, MxNxK of a @ b")
     add("--layouts", type=words, default=["TN"], help="of explicit shapes: TN, NN, NT")
+    add("--output", choices=EPILOGUES, default="", help="of explicit shapes")
     add("--dtype", type=words, default=["bf16"])
     add("--activation", type=words, default=["relu"], help="of TN problems")
     add("--splits", type=integers, default=[SHARED_WAVE, 1, 2, 4, 8, 16, 32])

@@ -87,12 +87,15 @@ bool is_cut(const GemmProblem& p, int64_t line, int bytes) {
   return line * operand_bytes(p) % bytes != 0;
 }
 
-int output_copies(const GemmProblem& p) { return p.epilogue == Epilogue::kPreact ? 2 : 1; }
+int output_bytes(const GemmProblem& p) {
+  if (p.epilogue == Epilogue::kAccumulator) return 4;
+  return static_cast<int>(dtype_bytes(p.dtype)) * (p.epilogue == Epilogue::kPreact ? 2 : 1);
+}
 
 // Operands and outputs, once.
 double dram_bytes(const GemmProblem& p) {
   const double operands = double(p.m) * p.k + double(p.k) * p.n;
-  return operands * operand_bytes(p) + double(p.m) * p.n * output_copies(p) * dtype_bytes(p.dtype);
+  return operands * operand_bytes(p) + double(p.m) * p.n * output_bytes(p);
 }
 
 double l2_cycles(const GemmProblem& p, const GemmConfig& c) {
@@ -113,13 +116,10 @@ TileCost tile_cost(const GemmProblem& p, const GemmConfig& c, int64_t k) {
       (c.schedule == Schedule::kPingpong ? kSharedBytesPerCycle : kSharedBytesOfTwo);
   const double hot = kHotRowCycles * std::max(0.0, 1.0 - double(p.m) / c.tile_m) *
                      std::pow(static_cast<double>(ceil_div(p.n, c.tile_n)), kHotRowPower);
-  const double out_bytes =
-      (p.epilogue == Epilogue::kAccumulator ? 4.0 : double(dtype_bytes(p.dtype))) *
-      output_copies(p);
   const bool cheap = p.activation == Activation::kNone || p.activation == Activation::kRelu;
   const double epilogue =
       kEpilogueCycles + double(c.tile_m) * c.tile_n *
-                            (kEpilogueByteCycles * out_bytes + kEpilogueElementCycles +
+                            (kEpilogueByteCycles * output_bytes(p) + kEpilogueElementCycles +
                              (cheap ? 0 : kActivationCycles));
   return {steps * (std::max({mma, shared, l2_cycles(p, c)}) + hot), epilogue};
 }
@@ -262,7 +262,7 @@ double cluster_us(const GemmProblem& p, const GemmConfig& c, const TileCluster& 
   const double steps = static_cast<double>(ceil_div(ceil_div(p.k, 64), c.cluster_n));
   const double cycles = steps * overlap(mma, l2, kOverlap);
   const double sent = outputs * 4 * (c.cluster_n - 1) / c.cluster_n;
-  const double stored = outputs / c.cluster_n * output_copies(p) * dtype_bytes(p.dtype);
+  const double stored = outputs / c.cluster_n * output_bytes(p);
   return (c.cluster_n > 1 ? kSplitUs
           : shared        ? kSharedUs
                           : kAloneUs) +
