@@ -99,10 +99,28 @@ PINNED = {
 }
 
 
+# Weight gradients into main_grad.
+PINNED_MAIN_GRAD = {
+    (4096, 1024, 8192): "sm90 128x256 cooperative 2x1",
+    (1024, 4096, 8192): "sm90 128x256 cooperative 2x1",
+    (4096, 4096, 8192): "sm90 256x128 cooperative 1x2",
+    (3072, 768, 16384): "sm90 128x192 pingpong 1x1, shared last wave",
+    (768, 3072, 16384): "sm90 128x192 pingpong 2x1, shared last wave",
+    (8192, 2048, 8192): "sm90 256x128 cooperative 1x2",
+    (14336, 4096, 8192): "sm90 128x128 pingpong 1x1, shared last wave",
+    (4096, 14336, 8192): "sm90 128x192 pingpong 1x1, shared last wave",
+}
+
+
 @pytest.mark.parametrize(("m", "n", "k", "layout"), list(PINNED))
 def test_choice_on_h200_is_pinned(m, n, k, layout):
     chosen = choose(m, n, k, **{"TN": TN, "NN": NN, "NT": NT}[layout])
     assert plan_text(chosen) == PINNED[m, n, k, layout]
+
+
+@pytest.mark.parametrize("shape", list(PINNED_MAIN_GRAD))
+def test_choice_for_main_grad(shape):
+    assert plan_text(choose(*shape, epilogue="accumulator", **NT)) == PINNED_MAIN_GRAD[shape]
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

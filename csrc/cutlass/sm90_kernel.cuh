@@ -195,7 +195,7 @@ struct Kernel {
     const auto b = thread_mma.make_fragment_B(thread_mma.partition_B(tile_b));
     mma.accumulate_ = GMMA::ScaleOut::Zero;
     int previous = 0;
-    __builtin_assume(k_steps > 0);
+    __builtin_assume(k_steps > 0);  // else nvcc clears the accumulators first
     for (int step = 0; step < k_steps; ++step) {
       Full::wait(&shared.full[place.stage], place.phase);
       warpgroup_fence_operand(acc);
