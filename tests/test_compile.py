@@ -1,4 +1,4 @@
-"""torch.compile and torch.export take the ops as they are: one graph, the fused backward."""
+"""torch.compile and torch.export take the ops as they are: one graph, compiled or exported."""
 
 from __future__ import annotations
 
@@ -141,3 +141,55 @@ def test_export(device, strict, grad):
     program = program.run_decompositions()
     torch.testing.assert_close(program.module()(x), model(x))
     assert any("fusedops" in str(node.target) for node in program.graph.nodes)
+
+
+# ---- what Dynamo traces ----
+
+X = torch.randn(6, 6, generator=torch.Generator().manual_seed(0))
+CALLS = {
+    "linear": lambda t: fusedops.linear(t, X, None, "gelu"),
+    "matmul": lambda t: fusedops.matmul(X, t),
+    "mlp": lambda t: fusedops.mlp(X, t, None, X, None, "silu"),
+    "gated_mlp": lambda t: fusedops.gated_mlp(X, X, t, X),
+    "layer_norm": lambda t: fusedops.layer_norm(t, 6),
+    "rms_norm": lambda t: fusedops.rms_norm(t, 6),
+    "softmax": lambda t: fusedops.softmax(t, 1),
+    "bias_act": lambda t: fusedops.bias_act(t, X[0], "gelu"),
+    "mean": lambda t: fusedops.mean(t.square(), 1),
+    "box_filter2d": lambda t: fusedops.box_filter2d(t, 3, "replicate"),
+}
+
+
+@pytest.mark.parametrize("op", CALLS)
+def test_transforms_inside_a_compiled_function(op):
+    def gradient(t):
+        return torch.func.grad(lambda t: CALLS[op](t).square().sum())(t)
+
+    torch.compiler.reset()
+    compiled = torch.compile(gradient, fullgraph=True, backend="aot_eager")
+    want = X.clone().requires_grad_()
+    CALLS[op](want).square().sum().backward()
+    torch.testing.assert_close(compiled(X), want.grad)
+
+
+REPEATED = {
+    "linear": lambda t: fusedops.linear(t, t, None, "gelu"),
+    "matmul": lambda t: fusedops.matmul(t, t),
+    "mlp": lambda t: fusedops.mlp(t, t, None, t, None, "silu", residual=t),
+    "gated_mlp": lambda t: fusedops.gated_mlp(t, t, t, t, residual=t),
+    "layer_norm": lambda t: fusedops.layer_norm(t, 6, residual=t)[0],
+    "rms_norm": lambda t: fusedops.rms_norm(t, 6, residual=t)[0],
+    "add": lambda t: fusedops.add(t, t),
+    "fma": lambda t: fusedops.fma(t, t, t),
+    "bias_dropout_residual": lambda t: fusedops.bias_dropout_residual(t, None, t, 0.0),
+}
+
+
+@pytest.mark.parametrize("op", REPEATED)
+def test_a_tensor_given_twice_gets_both_gradients(op):
+    torch.compiler.reset()
+    compiled = torch.compile(REPEATED[op], fullgraph=True, backend="aot_eager")
+    leaf = X.clone().requires_grad_()
+    (want,) = torch.autograd.grad(REPEATED[op](leaf), leaf, X)
+    (got,) = torch.autograd.grad(compiled(leaf), leaf, X)
+    torch.testing.assert_close(got, want)

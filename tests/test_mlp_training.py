@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -126,6 +128,20 @@ def test_main_grad_accumulates_and_overwrites(device, kind, dtype, retain):
         torch.testing.assert_close(mine.main_grad, other.grad.float(), rtol=1e-2, atol=1e-1)
 
 
+def test_main_grad_of_a_weight_used_twice_is_written_once(device):
+    x, w = torch.randn(8, 8, device=device), torch.randn(8, 8, device=device, requires_grad=True)
+    calls = [
+        lambda: fusedops.mlp(x, w, None, w, None, "relu"),
+        lambda: fusedops.gated_mlp(x, w, w, w),
+    ]
+    for call in calls:
+        (plain,) = torch.autograd.grad(call().sum(), w)
+        w.main_grad, w.overwrite_main_grad = torch.ones_like(w), True
+        call().sum().backward()
+        torch.testing.assert_close(w.main_grad, plain, rtol=1e-5, atol=1e-5)
+        del w.main_grad
+
+
 def test_main_grad_keeps_what_bf16_would_lose(device):
     # 256 + 1 is 256 in bf16
     x = torch.ones(1, 8, device=device, dtype=torch.bfloat16)
@@ -191,6 +207,38 @@ def test_export(device, kind):
     ops = {str(n.target) for n in program.graph.nodes if n.op == "call_function"}
     assert f"fusedops.{'mlp' if kind == 'mlp' else 'gated_mlp'}_forward.default" in ops
     torch.testing.assert_close(program.module()(*tensors), Model()(*tensors))
+
+
+# ---- what backward may overwrite ----
+
+
+@every_kind
+def test_batched_gradients(device, kind):
+    arguments, _, dy = inputs(kind, torch.float32, device, residual=False)
+    leaves = leaves_of(arguments)
+    batch = torch.stack([dy, 2 * dy])
+    got = torch.autograd.grad(ours(kind, leaves, "silu"), leaves[0], batch, is_grads_batched=True)
+    want = torch.autograd.grad(ours(kind, leaves, "silu"), leaves[0], dy)
+    torch.testing.assert_close(got[0], torch.stack([want[0], 2 * want[0]]))
+
+
+@every_kind
+def test_a_saved_tensor_of_the_callers_own_is_left_alone(device, kind):
+    arguments, _, dy = inputs(kind, torch.float32, device, residual=False)
+    leaves = leaves_of(arguments)
+    y = ours(kind, leaves, "silu")
+    kept = []
+
+    def keep(tensor):
+        kept.append((tensor.detach().clone(), tensor.detach().clone()))
+        return len(kept) - 1
+
+    present = [t is not None for t in y.grad_fn.saved_tensors]
+    for saved in itertools.compress(y.grad_fn._raw_saved_tensors, present):
+        saved.register_hooks(keep, lambda i: kept[i][0])
+    y.backward(dy)
+    assert kept
+    assert all(torch.equal(*pair) for pair in kept)
 
 
 @pytest.mark.parametrize("reentrant", [True, False])

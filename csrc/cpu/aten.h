@@ -8,6 +8,7 @@
 #include <array>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace fusedops::cpu {
 
@@ -57,6 +58,14 @@ inline Tensor transposed(const Tensor& matrix) { return torch::stable::transpose
 // (..., C) -> (rows, C); a view where possible.
 inline Tensor as_matrix(const Tensor& tensor, int64_t rows, int64_t columns) {
   return torch::stable::reshape(tensor, {rows, columns});
+}
+
+// An op's result in its shape. NOTE: autograd takes a view for one of a user's tensors and refuses
+// to let it be written in place.
+inline Tensor result_of_shape(const Tensor& contiguous,
+                              torch::headeronly::IntHeaderOnlyArrayRef sizes) {
+  return call("aten::_unsafe_view", "", contiguous,
+              std::vector<int64_t>(sizes.begin(), sizes.end()));
 }
 
 // (M, N) -> (N,): sums in fp32 or fp64, rounded once to dtype.

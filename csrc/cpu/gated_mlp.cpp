@@ -26,7 +26,7 @@ Tensor stack(const Tensor& gate, const Tensor& up,  // (M, H)
   std::vector<int64_t> shape(sizes.begin(), sizes.end());
   shape.back() = hidden;
   shape.insert(packed ? shape.end() - 1 : shape.begin(), 2);
-  return torch::stable::view(both, shape);
+  return result_of_shape(both, shape);
 }
 
 // Half `index` of (2, ..., H) or (..., 2, H) as a contiguous matrix.

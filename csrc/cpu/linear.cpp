@@ -18,7 +18,7 @@ Tensor with_leading_dims(const Tensor& y, const Tensor& x, int64_t n) {
   const auto sizes = x.sizes();
   std::vector<int64_t> shape(sizes.begin(), sizes.end());
   shape.back() = n;
-  return torch::stable::view(y, shape);
+  return result_of_shape(y, shape);
 }
 
 Tensor linear(const Tensor& x,                    // (..., K)

@@ -30,7 +30,7 @@ std::tuple<Tensor, Tensor, Tensor> linear_backward(const Tensor& dy,            
 
   // dx = dz @ weight
   if (need_dx) {
-    dx = torch::stable::view(torch::stable::contiguous(aten_mm(dz, weight)), x.sizes());
+    dx = result_of_shape(torch::stable::contiguous(aten_mm(dz, weight)), x.sizes());
   }
 
   // dweight = dz.T @ x

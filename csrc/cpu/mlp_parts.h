@@ -14,7 +14,7 @@ inline Tensor like_rows(const Tensor& matrix, const Tensor& x) {
   const auto sizes = x.sizes();
   std::vector<int64_t> shape(sizes.begin(), sizes.end());
   shape.back() = matrix.size(1);
-  return torch::stable::view(matrix, shape);
+  return result_of_shape(matrix, shape);
 }
 
 inline Tensor add(const Tensor& a, const Tensor& b) {

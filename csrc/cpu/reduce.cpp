@@ -107,7 +107,7 @@ Tensor compute(const Input& input, const ReduceShape& shape) {
 // A result of ATen as the op returns it: a new contiguous tensor.
 Tensor finish(const Tensor& result, const ReduceShape& shape) {
   const Tensor cast = torch::stable::contiguous(to_dtype(result, shape.dtype));
-  return torch::stable::reshape(cast, shape.sizes);
+  return result_of_shape(cast, shape.sizes);
 }
 
 Tensor reduce(const Tensor& x,  // any shape
@@ -195,7 +195,7 @@ std::tuple<Tensor, Tensor> extremum_count(const Tensor& x,  // any shape
       call("aten::eq", "Tensor", absolute ? call("aten::abs", "", input.x) : input.x,
            torch::stable::reshape(out, spread));
   const Tensor count = torch::stable::sum(equal, input.dims, false, wide_dtype(x));
-  return {out, torch::stable::reshape(torch::stable::contiguous(count), shape.sizes)};
+  return {out, result_of_shape(torch::stable::contiguous(count), shape.sizes)};
 }
 
 template <typename C>

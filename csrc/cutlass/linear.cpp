@@ -177,7 +177,8 @@ Tensor gemm_with_config(const Tensor& a,                    // (M, K)
   const LinearShape shape = check_matmul(op, a, b, bias, activation);
   FUSEDOPS_CHECK(family >= 0 && family < kNumFamilies && config >= 0 &&
                      config < num_configs(static_cast<Family>(family)) && splits >= 0 &&
-                     swizzle >= 1 && epilogue >= 0 && epilogue < kNumEpilogues,
+                     swizzle >= 1 && epilogue >= 0 &&
+                     epilogue <= static_cast<int64_t>(Epilogue::kAccumulator),
                  op, ": family, config, splits, swizzle or epilogue is out of range");
   FUSEDOPS_CHECK(splits != kSharedWave ||
                      (static_cast<Family>(family) == Family::kSm90 && a.element_size() == 2),

@@ -38,6 +38,20 @@ def sees_torch_functions_only() -> bool:
     return bool(_functorch_active() or forward_ad._current_level >= 0)
 
 
+def distinct(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+    """The arguments of a Function under Dynamo, repeated ones as views.
+
+    It takes equal arguments for one and loses the gradient of the others (pytorch #181146).
+    """
+    if not torch.compiler.is_dynamo_compiling():
+        return tensors
+    found: list[Tensor | None] = []
+    for t in tensors:
+        repeated = t is not None and any(t is other for other in found)
+        found.append(t.view_as(t) if t is not None and repeated else t)
+    return tuple(found)
+
+
 def _placeholder(like: Tensor, shape: torch.Size) -> Tensor:
     """A tensor of a shape without its memory, for an op argument that will not be read."""
     return like.new_empty_strided(shape, (0,) * len(shape))

@@ -43,10 +43,15 @@ def delivered(owner: Tensor) -> Tensor | None:
     return owner.new_zeros(()).expand(owner.shape)
 
 
-def accumulate(owner: Tensor, dz: Tensor, x: Tensor, allow_tf32: bool) -> Tensor | None:
-    """Form dz.T @ x in owner.main_grad; returns what autograd gets instead."""
+def accumulate(
+    owner: Tensor, dz: Tensor, x: Tensor, allow_tf32: bool, again: bool = False
+) -> Tensor | None:
+    """Form dz.T @ x in owner.main_grad; returns what autograd gets instead.
+
+    again: a weight used twice already has the other use's gradient there.
+    """
     main_grad, add = target(owner)
-    _linear_wgrad(dz, x, main_grad, add, allow_tf32)
+    _linear_wgrad(dz, x, main_grad, add or again, allow_tf32)
     return delivered(owner)
 
 

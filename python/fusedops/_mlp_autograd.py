@@ -102,19 +102,28 @@ def _release(ctx: Any) -> None:
 
 # NOTE: torch's own compiled backward decides alike whether it may reuse a saved buffer.
 _keep_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
+_is_batched = torch._C._functorch.is_legacy_batchedtensor  # by autograd.grad(is_grads_batched=True)
 _saved_tensors_hooks = getattr(
     torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: (None, None)
 )
 
 
-def _saves_for_itself() -> bool:
-    """Whether what forward saves is seen by nobody else: no hook takes it."""
-    return not torch.compiler.is_compiling() and _saved_tensors_hooks(True) is None
+def _state(tensor: Tensor) -> tuple[int, int]:
+    return tensor.untyped_storage()._cdata, tensor._version
 
 
-def _graph_is_freed() -> bool:
-    """Whether the running backward is the last one."""
-    return not torch.compiler.is_compiling() and not _keep_graph()
+def _ours_alone(saved: Tensor) -> tuple[int, int] | None:
+    """By what backward knows `saved` again; None where it is not forward's own: a hook takes it."""
+    if torch.compiler.is_compiling() or _saved_tensors_hooks(True) is not None:
+        return None
+    return _state(saved)
+
+
+def _may_overwrite(saved: Tensor | None, ours: tuple[int, int] | None, dy: Tensor) -> bool:
+    """Whether backward owns what forward saved, and runs for the last time and once."""
+    if torch.compiler.is_compiling() or _is_batched(dy):
+        return False
+    return saved is None or (ours == _state(saved) and not _keep_graph())
 
 
 # ---- mlp ----
@@ -149,13 +158,13 @@ class MLPFunction(torch.autograd.Function):
         masters = _master(w1, first), _master(w2, second)
         ctx.save_for_backward(x, first, b1, second, None if recompute else saved, *masters)
         ctx.owners = main_grad_owner("mlp", w1), main_grad_owner("mlp", w2)
-        ctx.options = code, allow_tf32, not recompute and _saves_for_itself()
+        ctx.options = code, allow_tf32, None if recompute else _ours_alone(saved)
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Any:
         x, w1, b1, w2, saved, master1, master2 = ctx.saved_tensors
-        code, allow_tf32, ours_alone = ctx.options
+        code, allow_tf32, ours = ctx.options
         need_x, need_w1, need_b1, need_w2, need_b2, need_residual = ctx.needs_input_grad[:6]
         dresidual = dy if need_residual else None
         if torch.is_grad_enabled():
@@ -173,13 +182,13 @@ class MLPFunction(torch.autograd.Function):
         )
         fp32_1, fp32_2 = (m is not None and m.dtype is torch.float32 for m in (master1, master2))
         _release(ctx)
-        owned = saved is None or (ours_alone and _graph_is_freed())
+        owned = _may_overwrite(saved, ours, dy)
         if saved is None:
             bias = None if b1 is None else b1.to(x.dtype)
             saved = _linear(x, w1, bias, 0 if SAVES_PREACT[code] else code, allow_tf32)
         need_dz = need_x or need_w1
         flags = (code, need_dz, need_b1, need_w2, need_b2)
-        if owned and not torch.compiler.is_compiling():
+        if owned:
             into = (None, False) if owner2 is None else target(owner2)
             dz, db1, dw2, db2 = _mlp_backward_in_place(
                 dy, saved, w2, *into, *flags, fp32_2, allow_tf32
@@ -198,7 +207,7 @@ class MLPFunction(torch.autograd.Function):
                 dz, x, w1, None, 0, need_x, need_w1 and owner1 is None, False, fp32_1, allow_tf32
             )
             if owner1 is not None:
-                dw1 = accumulate(owner1, dz, x, allow_tf32)
+                dw1 = accumulate(owner1, dz, x, allow_tf32, again=owner1 is owner2)
         return (
             dx if need_x else None,
             dw1 if need_w1 else None,
@@ -255,13 +264,13 @@ class GatedMLPFunction(torch.autograd.Function):
         ctx.owners = [
             None if w is None else main_grad_owner("gated_mlp", w) for w in (w_gate, w_up, w_down)
         ]
-        ctx.options = code, allow_tf32, not recompute and _saves_for_itself()
+        ctx.options = code, allow_tf32, None if recompute else _ours_alone(saved)
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Any:
         x, gate, up, down, b_gate, b_up, saved, *masters = ctx.saved_tensors
-        code, allow_tf32, ours_alone = ctx.options
+        code, allow_tf32, ours = ctx.options
         needs = ctx.needs_input_grad[:8]
         need_x, need_gate, need_up, need_bg, need_bu, need_down, need_bd, need_residual = needs
         dresidual = dy if need_residual else None
@@ -282,13 +291,13 @@ class GatedMLPFunction(torch.autograd.Function):
         fp32 = [m is not None and m.dtype is torch.float32 for m in masters]
         _release(ctx)
         packed = up is None
-        owned = saved is None or (ours_alone and _graph_is_freed())
+        owned = _may_overwrite(saved, ours, dy)
         if saved is None:
             biases = [None if b is None else b.to(x.dtype) for b in (b_gate, b_up)]
             saved = _gated_linear(x, gate, up, *biases, allow_tf32)
         need_dz = need_x or need_gate or need_up
         need_dbias = need_bg or need_bu
-        if owned and (need_dz or need_dbias) and not torch.compiler.is_compiling():
+        if owned and (need_dz or need_dbias):
             into = (None, False) if owner_down is None else target(owner_down)
             dbias, ddown, db_down = _gated_mlp_backward_in_place(
                 dy, saved, down, *into, code, packed, need_dbias, need_down, need_bd, fp32[2],
@@ -315,9 +324,11 @@ class GatedMLPFunction(torch.autograd.Function):
             if owner_gate is not None and packed:
                 dgate = accumulate(owner_gate, dz.flatten(-2), x, allow_tf32)
             elif owner_gate is not None:
-                dgate = accumulate(owner_gate, dz[0], x, allow_tf32)
+                again = owner_gate is owner_down
+                dgate = accumulate(owner_gate, dz[0], x, allow_tf32, again)
             if owner_up is not None:
-                dup = accumulate(owner_up, dz[1], x, allow_tf32)
+                again = owner_up is owner_down or owner_up is owner_gate
+                dup = accumulate(owner_up, dz[1], x, allow_tf32, again)
         dbg = dbu = None
         if need_bg:
             dbg = dbias.view(-1) if packed else dbias[0]

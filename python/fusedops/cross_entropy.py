@@ -130,7 +130,7 @@ def cross_entropy(
             f"cross_entropy: reduction must be one of {', '.join(REDUCTIONS)}; got {reduction!r}"
         )
     traced = _is_dynamo_compiling()
-    if not traced and sees_torch_functions_only():
+    if sees_torch_functions_only():
         return F.cross_entropy(
             logits,
             target,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from . import _fakes  # noqa: F401  (registers the fakes)
-from ._autograd import sees_torch_functions_only
+from ._autograd import distinct, sees_torch_functions_only
 from ._checks import check_tensors, refuse_grad
 from ._compose import activate
 from ._elementwise_autograd import (
@@ -55,10 +55,6 @@ def _needs_grad(*tensors: Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
-def _torch_only() -> bool:
-    return not _is_dynamo_compiling() and sees_torch_functions_only()
-
-
 def _written(op: str, out: Tensor, **inputs: Tensor | None) -> Tensor:
     """Refuse graphs around a write into `out`, and tell autograd that it changes."""
     refuse_grad(op, **{k: v for k, v in inputs.items() if v is not None}, out=out)
@@ -87,10 +83,10 @@ def add(x: Tensor, y: Tensor, *, out: Tensor | None = None) -> Tensor:
     if out is not None:
         _ops.add_out.default(x, y, _written("add", out, x=x, y=y))
         return out
-    if _torch_only():
+    if sees_torch_functions_only():
         return torch.add(x, y)
     if _needs_grad(x, y):
-        return AddFunction.apply(x, y)
+        return AddFunction.apply(*distinct(x, y))
     return _ops.add.default(x, y)
 
 
@@ -116,10 +112,10 @@ def fma(a: Tensor, x: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor
     if out is not None:
         _ops.fma_out.default(a, x, b, _written("fma", out, a=a, x=x, b=b))
         return out
-    if _torch_only():
+    if sees_torch_functions_only():
         return a * x + b
     if _needs_grad(a, x, b):
-        return FmaFunction.apply(a, x, b)
+        return FmaFunction.apply(*distinct(a, x, b))
     return _ops.fma.default(a, x, b)
 
 
@@ -134,7 +130,7 @@ def square(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     if out is not None:
         _ops.square_out.default(x, _written("square", out, x=x))
         return out
-    if _torch_only():
+    if sees_torch_functions_only():
         return x * x
     if _needs_grad(x):
         return SquareFunction.apply(x)
@@ -152,7 +148,7 @@ def relu(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     if out is not None:
         _ops.relu_out.default(x, _written("relu", out, x=x))
         return out
-    if _torch_only():
+    if sees_torch_functions_only():
         return torch.relu(x)
     if _needs_grad(x):
         return ReluFunction.apply(x)
@@ -207,10 +203,10 @@ def _scale_bias_act(
         _written(op, out, x=x, scale=scale, bias=bias)
         _ops.scale_bias_act_out.default(x, scale, bias, code, out)
         return out
-    if _torch_only():
+    if sees_torch_functions_only():
         return activate(affine(x, scale, bias), code)
     if _needs_grad(x, scale, bias):
-        return ScaleBiasActFunction.apply(x, scale, bias, code)
+        return ScaleBiasActFunction.apply(*distinct(x, scale, bias), code)
     return _ops.scale_bias_act.default(x, scale, bias, code)
 
 
@@ -286,10 +282,10 @@ def bias_dropout_residual(
         _written(op, out, x=x, bias=bias, residual=residual)
         _ops.bias_dropout_residual_out.default(x, bias, residual, seed, p, out)
         return out
-    if _torch_only():
+    if sees_torch_functions_only():
         return _torch_dropout(x, bias, residual, seed, p)
     if _needs_grad(x, bias, residual):
-        return DropoutFunction.apply(x, bias, residual, seed, p)
+        return DropoutFunction.apply(*distinct(x, bias, residual), seed, p)
     return _ops.bias_dropout_residual.default(x, bias, residual, seed, p)
 
 

@@ -11,6 +11,7 @@ from ._autograd import (
     LinearFunction,
     MatmulFunction,
     cast,
+    distinct,
     linear_eager,
     matmul_eager,
     sees_torch_functions_only,
@@ -55,7 +56,7 @@ def linear(
 
     Bias and activation are applied to the accumulator in the GEMM's epilogue, in fp32 for half
     precision inputs (fp64 for fp64), with one rounding at the end. Backward is one op as well; it
-    skips the gradients that nobody asked for.
+    skips the gradients of tensors that do not require one.
 
     Args:
         x: Input of shape (..., K), any number of leading dimensions (none too), any strides.
@@ -79,9 +80,10 @@ def linear(
     otherwise. Under autocast the floating tensors except float64 are cast to the autocast dtype,
     as ``F.linear`` does; the gradient of a float32 weight is then accumulated and returned in
     float32. The gradient of a weight with an fp32 ``main_grad`` is added there instead
-    (``overwrite_main_grad``, ``grad_added_to_main_grad``: Transformer Engine's contract); not under
-    torch.compile or create_graph. Gradients of any order are supported; so are torch.func
-    transforms and forward-mode AD (by torch's own kernels) and an empty M, N or K.
+    (``overwrite_main_grad``, ``grad_added_to_main_grad``: Transformer Engine's contract), by an
+    ``autograd.grad`` with respect to x alone, too; not under torch.compile or create_graph.
+    Gradients of any order are supported; so are torch.func transforms and forward-mode AD (by
+    torch's own kernels) and an empty M, N or K.
 
     Example:
         >>> y = fusedops.linear(x, weight, bias, activation="gelu")
@@ -97,7 +99,7 @@ def linear(
     ):
         raise_not_tensor("linear", x=x, weight=weight, bias=bias)
     traced = _is_dynamo_compiling()
-    if not traced and sees_torch_functions_only():
+    if sees_torch_functions_only():
         return activate(F.linear(x, weight, bias), code)
     compute = None
     if _any_autocast():
@@ -108,6 +110,8 @@ def linear(
     if _is_grad_enabled() and (
         x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
     ):
+        if traced:
+            x, weight, bias = distinct(x, weight, bias)
         apply = LinearFunction.apply if traced else linear_eager
         y = apply(x, weight, bias, code, allow_tf32, compute)
         return y[0] if type(y) is tuple else y
@@ -156,7 +160,7 @@ def matmul(
     ):
         raise_not_tensor("matmul", a=a, b=b, bias=bias)
     traced = _is_dynamo_compiling()
-    if not traced and sees_torch_functions_only():
+    if sees_torch_functions_only():
         return activate(a @ b if bias is None else torch.addmm(bias, a, b), code)
     if _any_autocast():
         compute = _autocast_dtype(a)
@@ -168,6 +172,8 @@ def matmul(
     if _is_grad_enabled() and (
         a.requires_grad or b.requires_grad or (bias is not None and bias.requires_grad)
     ):
+        if traced:
+            a, b, bias = distinct(a, b, bias)
         apply = MatmulFunction.apply if traced else matmul_eager
         y = apply(a, b, bias, code, allow_tf32)
         return y[0] if type(y) is tuple else y

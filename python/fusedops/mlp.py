@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from . import _fakes  # noqa: F401  (registers the fakes)
-from ._autograd import cast, sees_torch_functions_only
+from ._autograd import cast, distinct, sees_torch_functions_only
 from ._checks import check_tensors
 from ._mlp_autograd import (
     GatedMLPFunction,
@@ -88,7 +88,7 @@ def mlp(
     optional = ("b1", "b2", "residual")
     check_tensors("mlp", optional, x=x, w1=w1, w2=w2, b1=b1, b2=b2, residual=residual)
     traced = _is_dynamo_compiling()
-    if not traced and sees_torch_functions_only():
+    if sees_torch_functions_only():
         return _plus(compose_mlp(x, w1, b1, w2, code), b2, residual)
     compute = _autocast_dtype(x) if _any_autocast() else None
     late = None  # a residual that torch adds
@@ -100,7 +100,9 @@ def mlp(
     tensors = (x, w1, b1, w2, b2, residual)
     if _is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
         apply = MLPFunction.apply if traced else mlp_eager
-        y = apply(*tensors, code, recompute, allow_tf32, compute)
+        y = apply(
+            *(distinct(*tensors) if traced else tensors), code, recompute, allow_tf32, compute
+        )
     else:
         if compute is not None:
             w1, b1, w2, b2 = (None if t is None else cast(t, compute) for t in tensors[1:5])
@@ -166,7 +168,7 @@ def gated_mlp(
         residual=residual,
     )
     traced = _is_dynamo_compiling()
-    if not traced and sees_torch_functions_only():
+    if sees_torch_functions_only():
         y = compose_gated(x, w_gate, w_up, b_gate, b_up, w_down, code)
         return _plus(y, b_down, residual)
     compute = _autocast_dtype(x) if _any_autocast() else None
@@ -179,7 +181,9 @@ def gated_mlp(
     tensors = (x, w_gate, w_up, b_gate, b_up, w_down, b_down, residual)
     if _is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
         apply = GatedMLPFunction.apply if traced else gated_mlp_eager
-        y = apply(*tensors, code, recompute, allow_tf32, compute)
+        y = apply(
+            *(distinct(*tensors) if traced else tensors), code, recompute, allow_tf32, compute
+        )
     else:
         if compute is not None:
             tensors = (

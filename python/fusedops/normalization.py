@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import _fakes  # noqa: F401  (registers the fakes)
-from ._autograd import _eager_apply, sees_torch_functions_only
+from ._autograd import _eager_apply, distinct, sees_torch_functions_only
 from ._checks import check_tensors
 from ._compose import no_autocast
 from .softmax import autocast_gives_fp32
@@ -232,7 +232,7 @@ def layer_norm(
     check_tensors("layer_norm", _OPTIONAL, x=x, weight=weight, bias=bias, residual=residual)
     norm_dims = _norm_dims("layer_norm", x, normalized_shape)
     traced = _is_dynamo_compiling()
-    if not traced and sees_torch_functions_only():
+    if sees_torch_functions_only():
         total = x if residual is None else x + residual
         y = F.layer_norm(total, x.shape[x.dim() - norm_dims :], weight, bias, eps)
         return y if residual is None else (y, total)
@@ -242,6 +242,8 @@ def layer_norm(
     if _is_grad_enabled() and any(
         t is not None and t.requires_grad for t in (x, weight, bias, residual)
     ):
+        if traced:
+            x, residual, weight, bias = distinct(x, residual, weight, bias)
         apply = LayerNormFunction.apply if traced else _eager_layer_norm
         out: Any = apply(x, residual, weight, bias, norm_dims, eps, fp32_out)
         return out
@@ -287,13 +289,15 @@ def rms_norm(
     check_tensors("rms_norm", _OPTIONAL, x=x, weight=weight, residual=residual)
     norm_dims = _norm_dims("rms_norm", x, normalized_shape)
     traced = _is_dynamo_compiling()
-    if not traced and sees_torch_functions_only():
+    if sees_torch_functions_only():
         total = x if residual is None else x + residual
         y = F.rms_norm(total, x.shape[x.dim() - norm_dims :], weight, eps)
         return y if residual is None else (y, total)
     if eps is None:
         eps = torch.finfo(torch.float64 if x.dtype is torch.float64 else torch.float32).eps
     if _is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, residual)):
+        if traced:
+            x, residual, weight = distinct(x, residual, weight)
         apply = RMSNormFunction.apply if traced else _eager_rms_norm
         out: Any = apply(x, residual, weight, norm_dims, eps)
         return out

@@ -100,7 +100,7 @@ def _differentiable(
         exact = name == "sum" if not floating else dtype.is_floating_point
         if not exact or (floating and dtype is torch.float64):
             x = x.to(dtype)
-    if not torch.compiler.is_dynamo_compiling() and sees_torch_functions_only():
+    if sees_torch_functions_only():
         y = reference.reduce(x, name, dims_of(mask), keepdim)
         return y if dtype is None else y.to(dtype)
     wide = dtype is not None and dtype is not x.dtype
@@ -114,7 +114,7 @@ def _differentiable(
 
 def _forward_only(name: str, x: Tensor, dim: Dim, keepdim: bool) -> Tensor:
     mask = _mask(name, x, dim)
-    if not torch.compiler.is_dynamo_compiling() and sees_torch_functions_only():
+    if sees_torch_functions_only():
         return reference.reduce(x, name, dims_of(mask), keepdim)
     return _reduce(x.detach(), CODE[name], mask, keepdim, False)
 
@@ -204,7 +204,7 @@ def std(x: Tensor, dim: Dim = None, *, correction: float = 1, keepdim: bool = Fa
 
 def _variance(x: Tensor, dim: Dim, correction: float, keepdim: bool, root: bool) -> Tensor:
     mask = _mask("std" if root else "var", x, dim)
-    if not torch.compiler.is_dynamo_compiling() and sees_torch_functions_only():
+    if sees_torch_functions_only():
         y = reference.var(x, dims_of(mask), correction, keepdim)
         return y.sqrt() if root else y
     if _needs_grad(x):
@@ -258,7 +258,7 @@ def bias_grad(dy: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
     wide = dtype is not None and dtype is not dy.dtype
     if wide and dtype is not wide_dtype(dy.dtype):
         raise ValueError(f"bias_grad: dtype must be None or {wide_dtype(dy.dtype)}; got {dtype}")
-    if not torch.compiler.is_dynamo_compiling() and sees_torch_functions_only():
+    if sees_torch_functions_only():
         return reference.bias_grad(dy if dtype is None else dy.to(dtype))
     if _needs_grad(dy):
         result: Tensor = BiasGradFunction.apply(dy, wide)

@@ -61,7 +61,7 @@ def _apply(op: str, x: Tensor, dim: int, dtype: torch.dtype | None, log: bool) -
     if not isinstance(x, Tensor):
         raise_not_tensor(op, x=x)
     traced = _is_dynamo_compiling()
-    if not traced and sees_torch_functions_only():
+    if sees_torch_functions_only():
         return (F.log_softmax if log else F.softmax)(x, dim, dtype=dtype)
     if dtype is None and _any_autocast() and autocast_gives_fp32(x):
         dtype = torch.float32

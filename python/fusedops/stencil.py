@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from . import _fakes  # noqa: F401  (registers the fakes)
-from ._autograd import sees_torch_functions_only
+from ._autograd import distinct, sees_torch_functions_only
 from ._checks import raise_not_tensor
 from .reference import stencil as _torch_stencil
 
@@ -66,10 +66,10 @@ def _stencil(
     if padding_mode not in PADDINGS:
         known = ", ".join(repr(name) for name in PADDINGS)
         raise ValueError(f"{op}: padding_mode must be one of {known}; got {padding_mode!r}")
-    if not torch.compiler.is_dynamo_compiling() and sees_torch_functions_only():
+    if sees_torch_functions_only():
         return _torch_stencil(x, weight, scale, dims, padding_mode)
     if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
-        y: Tensor = StencilFunction.apply(x, weight, scale, dims, padding_mode)
+        y: Tensor = StencilFunction.apply(*distinct(x, weight), scale, dims, padding_mode)
         return y
     return _ops.stencil.default(x, weight, scale, dims, PADDINGS[padding_mode])
 
