@@ -441,3 +441,9 @@ def test_three_nn_and_interpolation_of_clouds_of_different_sizes(device):
         query_offsets=torch.tensor([0, 9, 18], device=device),
     )
     torch.testing.assert_close(packed, torch.cat([got[0], got[1]]))
+
+
+def test_knn_interpolate_wants_a_row_of_features_for_each_point(device):
+    points = make(1, 6, 3, dtype=torch.float32, device=device)
+    with pytest.raises(RuntimeError, match="features must have one row for each of points"):
+        knn_interpolate(points[:, :5], points, points)

@@ -331,3 +331,30 @@ def test_five_million_points():
     sample = torch.arange(0, 5_000_000, 500_000, device="cuda")
     exact = P.knn(points, points[:, sample], 4, algorithm="brute")
     assert torch.equal(result.idx[:, sample], exact.idx)
+
+
+def test_queries_of_none_take_no_sizes(device):
+    points, one = cloud(1, 5, 3, device=device), torch.tensor([1], device=device)
+    index = P.GridIndex(points)
+    calls = (
+        lambda **sizes: P.knn(points, None, 2, **sizes),
+        lambda **sizes: P.ball_query(points, None, 1.0, 2, **sizes),
+        lambda **sizes: P.radius_search(points, None, 1.0, **sizes),
+        lambda **sizes: index.knn(None, 2, **sizes),
+        lambda **sizes: index.ball_query(None, 1.0, 2, **sizes),
+    )
+    for call in calls:
+        for argument in ("query_lengths", "query_offsets"):
+            with pytest.raises(ValueError, match=f"{argument} must be None where queries is None"):
+                call(**{argument: one})
+
+
+def test_infinite_queries_on_the_cpu():
+    """A box that reaches infinity is no reason to leave its points out."""
+    inf = math.inf
+    points = torch.tensor([[[0.0, 0.0], [1.0, 1.0], [inf, 0.0], [0.0, inf], [3.0, 3.0]]])
+    queries = torch.tensor([[[inf, inf], [inf, 0.0], [0.0, -inf]]])
+    brute = P.knn(points, queries, 3, algorithm="brute")
+    grid = P.knn(points, queries, 3, algorithm="grid")
+    assert torch.equal(brute.idx, grid.idx)
+    assert (brute.idx >= 0).all()

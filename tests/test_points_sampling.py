@@ -256,6 +256,10 @@ def test_errors(to):
     check("lengths must have dtype int64; got int32", lengths=index(1, 2, dtype=torch.int32))
     check(r"start must have shape \(2,\); got \(1,\)", start=index(1))
     check("n must be >= 0; got -1", n=-1)
+    check("n must be >= 0; got -1", (5, 3), n=-1, offsets=index(0, 5))
+    check(r"n must have shape \(2,\); got \(1,\)", n=index(3))
+    check(r"n must have shape \(2,\); got \(\)", n=index(3)[0])
+    check(r"n must have shape \(1,\); got \(2,\)", (5, 3), n=index(3, 3), offsets=index(0, 5))
     if to != "cpu":
         where = "cuda:0" if to == "cuda" else to
         check(f"lengths must be on {where} like points; got cpu", lengths=index(1, 2, device="cpu"))
@@ -263,6 +267,9 @@ def test_errors(to):
         farthest_point_sample([1.0], 1)
     with pytest.raises(TypeError, match="lengths must be a Tensor or None; got list"):
         farthest_point_sample(torch.ones(1, 1, 3, device=to), 1, [1])
+    for truncated in ({"n": 2.9}, {"n": 1, "start": 1.9}):
+        with pytest.raises(TypeError, match="must be an int or a Tensor; got float"):
+            farthest_point_sample(torch.ones(1, 5, 3, device=to), **truncated)
     for bad in (-1, "first"):
         with pytest.raises(ValueError, match="start must be"):
             farthest_point_sample(torch.ones(1, 1, 3, device=to), 1, start=bad)

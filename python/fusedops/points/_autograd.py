@@ -1,8 +1,9 @@
-"""autograd.Functions of the grouping ops, entered only when some input needs a gradient.
+"""The grouping ops as autograd.Functions, entered only when some input needs a gradient.
 
 Grouping is linear, and its backward is the transposed op, whose backward is grouping again: so
 derivatives of any order run on the fused kernels. Interpolation is linear in features and in
-weights; a second derivative of it is composed of grouping and torch functions.
+weights; a second derivative of it is composed of grouping and torch functions. torch.func
+transforms and forward-mode AD, to which the ops are opaque, see the reference.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import torch
 from torch import Tensor
 
 from .. import _fakes  # noqa: F401  (registers the fakes)
+from .._autograd import sees_torch_functions_only
+from ..reference import points as reference
 
 _ops = torch.ops.fusedops
 _group = _ops.group.default
@@ -24,6 +27,17 @@ _interpolate_backward = _ops.interpolate_backward.default
 def needs_grad(*tensors: Tensor | None) -> bool:
     """Whether a call must go through its Function."""
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
+def apply_function(function: type[torch.autograd.Function], *arguments: Any) -> Any:
+    """function.apply, whose inputs are distinct tensors also under torch.compile.
+
+    Dynamo makes one input of a tensor that comes twice, which loses a part of its gradient (pytorch
+    #181146).
+    """
+    if torch.compiler.is_dynamo_compiling():
+        arguments = tuple(t.view_as(t) if isinstance(t, Tensor) else t for t in arguments)
+    return function.apply(*arguments)
 
 
 class Group(torch.autograd.Function):
@@ -79,14 +93,24 @@ class Scatter(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         (idx,) = ctx.saved_tensors
-        grad = grad.to(ctx.dout_dtype)
-        part = (
-            Group.apply(grad, idx, None, None)
-            if needs_grad(grad)
-            else _group(grad, idx, None, None)
-        )
+        part = group(grad.to(ctx.dout_dtype), idx)
         after = ctx.dout_shape[3] - ctx.first - part.shape[3]
         return torch.nn.functional.pad(part, (ctx.first, after)), None, None, None, None, None
+
+
+def group(
+    features: Tensor | None,
+    idx: Tensor,
+    points: Tensor | None = None,
+    centers: Tensor | None = None,
+) -> Tensor:
+    """[points[idx] - centers, features[idx]] for idx (B, M, K)."""
+    if sees_torch_functions_only():
+        return reference.group(features, idx, points, centers)
+    if needs_grad(features, points, centers):
+        result: Tensor = apply_function(Group, features, idx, points, centers)
+        return result
+    return _group(features, idx, points, centers)
 
 
 def scatter(
@@ -94,8 +118,10 @@ def scatter(
 ) -> Tensor:
     """Sums of channels first .. first + count of dout by idx, in dtype."""
     fp32 = dtype == torch.float32
-    if needs_grad(dout):
-        result: Tensor = Scatter.apply(dout, idx, n, first, count, fp32)
+    if sees_torch_functions_only():
+        result = reference.scatter(dout[..., first : first + count].to(dtype), idx, n)
+    elif needs_grad(dout):
+        result = apply_function(Scatter, dout, idx, n, first, count, fp32)
     else:
         result = _group_backward(dout, idx, n, first, count, fp32)
     return result.to(dtype)
@@ -139,6 +165,16 @@ def _compose_interpolate_backward(
         count = features.shape[2]
         dfeatures = scatter(entries, idx, features.shape[1], 0, count, features.dtype)
     if need_weights:
-        rows: Tensor = Group.apply(features, idx, None, None)
+        rows = group(features, idx)
         dweights = (rows.to(weights.dtype) * spread).sum(-1).to(weights.dtype)
     return dfeatures, None, dweights
+
+
+def interpolate(features: Tensor, idx: Tensor, weights: Tensor) -> Tensor:
+    """Sum over k of weights * features[idx] for idx (B, M, K)."""
+    if sees_torch_functions_only():
+        return reference.interpolate(features, idx, weights)
+    if needs_grad(features, weights):
+        result: Tensor = apply_function(Interpolate, features, idx, weights)
+        return result
+    return _interpolate(features, idx, weights)

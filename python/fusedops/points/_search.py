@@ -8,6 +8,9 @@ import torch
 from torch import Tensor
 
 from .. import _fakes  # noqa: F401  (registers the fakes)
+from .._autograd import sees_torch_functions_only
+from ..reference.points import rows
+from ._autograd import apply_function, needs_grad, scatter
 from ._cloud import check_cloud_arguments
 
 _ops = torch.ops.fusedops
@@ -29,7 +32,7 @@ class Search(NamedTuple):
 
 
 def algorithm_code(op: str, algorithm: str) -> int:
-    if algorithm not in ALGORITHMS:
+    if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
         names = ", ".join(repr(name) for name in ALGORITHMS)
         raise ValueError(f"{op}: algorithm must be one of {names}; got {algorithm!r}")
     return ALGORITHMS[algorithm]
@@ -48,6 +51,12 @@ def make_search(
     """Queries of None are the points themselves."""
     check_cloud_arguments(op, points, lengths, offsets)
     if queries is None:
+        for name, value in (("query_lengths", query_lengths), ("query_offsets", query_offsets)):
+            if value is not None:
+                raise ValueError(
+                    f"{op}: {name} must be None where queries is None, which means the points "
+                    f"themselves; got {type(value).__name__}"
+                )
         return Search(points, points, lengths, lengths, offsets, offsets, grid)
     check_cloud_arguments(op, queries, query_lengths, query_offsets, "query_")
     return Search(points, queries, lengths, query_lengths, offsets, query_offsets, grid)
@@ -58,18 +67,22 @@ def detached(search: Search) -> Search:
     return search._replace(points=search.points.detach(), queries=search.queries.detach())
 
 
-def gather_rows(points: Tensor, idx: Tensor) -> Tensor:
-    """points[b, idx[b, m, k]] (padded) or points[idx] (packed); -1 reads row 0."""
-    safe = idx.clamp_min(0)
-    if points.dim() == 2:
-        return points[safe]
-    return points[torch.arange(points.shape[0], device=points.device)[:, None, None], safe]
+def _clouds(points: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+    """Packed points, and what belongs to them, as one padded cloud: its indices are the same."""
+    tensors = (points, *others)
+    return tensors if points.dim() == 3 else tuple(t.unsqueeze(0) for t in tensors)
+
+
+def _deltas(points: Tensor, queries: Tensor, idx: Tensor) -> Tensor:
+    """queries - points[idx]; 0 where idx is -1."""
+    near = rows(*_clouds(points, idx)).reshape(*idx.shape, points.shape[-1])
+    return (queries.unsqueeze(-2) - near).masked_fill((idx < 0).unsqueeze(-1), 0)
 
 
 def pair_distances(points: Tensor, queries: Tensor, idx: Tensor, norm: int) -> Tensor:
     """Distances of known pairs by differentiable torch functions; infinite where idx is -1."""
     math = torch.float64 if points.dtype is torch.float64 else torch.float32
-    delta = queries.to(math).unsqueeze(-2) - gather_rows(points, idx).to(math)
+    delta = _deltas(points.to(math), queries.to(math), idx)
     dist = delta.abs().sum(-1) if norm == 1 else delta.square().sum(-1)
     return dist.masked_fill(idx < 0, float("inf"))
 
@@ -89,16 +102,11 @@ class DistanceFunction(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Any:
         points, queries, idx = ctx.saved_tensors
         if torch.is_grad_enabled():  # create_graph: compose what can be differentiated again
-            delta = queries.unsqueeze(-2) - gather_rows(points, idx)
+            delta = _deltas(points, queries, idx)
             slope = torch.sign(delta) if ctx.norm == 1 else 2 * delta
-            edge = (grad.unsqueeze(-1) * slope).masked_fill((idx < 0).unsqueeze(-1), 0)
-            edge = edge.to(points.dtype)
-            target = idx.clamp_min(0)
-            if points.dim() == 3:
-                first = torch.arange(points.shape[0], device=points.device) * points.shape[1]
-                target = target + first[:, None, None]
-            dpoints = torch.zeros_like(points).reshape(-1, points.shape[-1])
-            dpoints = dpoints.index_add(0, target.reshape(-1), -edge.flatten(0, -2))
+            edge = (grad.masked_fill(idx < 0, 0).unsqueeze(-1) * slope).to(points.dtype)
+            cloud, at, entries = _clouds(points, idx, edge)
+            dpoints = -scatter(entries, at, cloud.shape[1], 0, cloud.shape[2], points.dtype)
             return dpoints.reshape(points.shape), edge.sum(-2), None, None, None
         dpoints, dqueries = _ops.knn_backward.default(grad, points, queries, idx, ctx.norm)
         return dpoints, dqueries, None, None, None
@@ -106,8 +114,10 @@ class DistanceFunction(torch.autograd.Function):
 
 def with_gradient(search: Search, idx: Tensor, dist: Tensor, norm: int) -> Tensor:
     """dist connected to points and queries where one of them needs a gradient."""
-    needs = search.points.requires_grad or search.queries.requires_grad
-    if not (needs and torch.is_grad_enabled()):
+    points, queries = search.points, search.queries
+    if sees_torch_functions_only():
+        return pair_distances(points, queries, idx, norm)
+    if not needs_grad(points, queries):
         return dist
-    out: Tensor = DistanceFunction.apply(search.points, search.queries, idx, dist, norm)
+    out: Tensor = apply_function(DistanceFunction, points, queries, idx, dist, norm)
     return out

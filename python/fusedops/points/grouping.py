@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from .._checks import raise_not_tensor
-from ._autograd import Group, needs_grad
+from . import _autograd
 
 __all__ = ["gather", "group"]
-
-_group = torch.ops.fusedops.group.default
 
 
 def group(
@@ -53,10 +50,7 @@ def group(
         idx = idx.unsqueeze(0)
         given = {name: value.unsqueeze(0) for name, value in given.items()}
     features, points, centers = (given.get(name) for name in ("features", "points", "centers"))
-    if needs_grad(features, points, centers):
-        out: Tensor = Group.apply(features, idx, points, centers)
-    else:
-        out = _group(features, idx, points, centers)
+    out = _autograd.group(features, idx, points, centers)
     return out.squeeze(0) if packed else out
 
 

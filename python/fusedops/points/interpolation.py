@@ -7,8 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .._checks import raise_not_tensor
-from ._autograd import Interpolate, needs_grad
+from .._checks import check_tensors, raise_not_tensor
+from . import _autograd
 from .neighbours import Neighbours, knn
 
 __all__ = [
@@ -18,8 +18,6 @@ __all__ = [
     "three_interpolate",
     "three_nn",
 ]
-
-_interpolate = torch.ops.fusedops.interpolate.default
 
 Weights = Literal["inverse_distance", "inverse_square", "uniform"]
 
@@ -49,10 +47,7 @@ def interpolate(features: Tensor, idx: Tensor, weights: Tensor) -> Tensor:
     packed = idx.dim() == 2
     if packed:
         features, idx, weights = (argument.unsqueeze(0) for argument in arguments)
-    if needs_grad(features, weights):
-        out: Tensor = Interpolate.apply(features, idx, weights)
-    else:
-        out = _interpolate(features, idx, weights)
+    out = _autograd.interpolate(features, idx, weights)
     return out.squeeze(0) if packed else out
 
 
@@ -155,6 +150,12 @@ def knn_interpolate(
         ValueError: weights is an unknown word.
         RuntimeError: shapes, dtypes, devices or k do not fit.
     """
+    check_tensors("knn_interpolate", (), features=features, points=points)
+    if features.shape[:-1] != points.shape[:-1]:
+        raise RuntimeError(
+            f"knn_interpolate: features must have one row for each of points {tuple(points.shape)};"
+            f" got {tuple(features.shape)}"
+        )
     idx, dist2 = knn(
         points,
         queries,

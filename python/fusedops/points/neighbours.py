@@ -63,7 +63,8 @@ def knn(
         queries: (B, M, D), or (Q, D) with query_offsets, like points. None: the points themselves.
         k: 1 to 1024. It may exceed a cloud's length.
         lengths: (B,) int64, points of each padded cloud. Default: N.
-        query_lengths: (B,) int64, queries of each padded cloud. Default: M.
+        query_lengths: (B,) int64, queries of each padded cloud. Default: M; with queries None those
+            of the points.
         offsets: (B + 1,) int64: points are packed.
         query_offsets: (B + 1,) int64: queries are packed.
         norm: 1 or 2.
@@ -83,7 +84,7 @@ def knn(
 
     Raises:
         TypeError: An argument is no tensor.
-        ValueError: Unknown algorithm.
+        ValueError: Unknown algorithm; query_lengths or query_offsets with queries None.
         RuntimeError: Shapes, dtypes, devices or k do not fit.
 
     Grid: the points sorted along a Hilbert curve (Skilling 2004), boxes over every 32.

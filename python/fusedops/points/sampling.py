@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import operator
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -55,6 +56,7 @@ def farthest_point_sample(
     """
     check_cloud_arguments(_OP, points, lengths, offsets)
     points = points.detach()  # indices have no gradient
+    n = _samples(n, points, offsets)
     first = _start(start, points, lengths, offsets)
     if offsets is None:
         columns, counts = _columns(n)
@@ -70,6 +72,32 @@ def farthest_point_sample(
     total, max_length = read_sizes(torch.stack([out_offsets[-1], longest]))
     packed = _sample(points, lengths, offsets, first, out_offsets, total, max_length)
     return packed, out_offsets
+
+
+def _number(name: str, value: Any) -> int | Tensor:
+    """An int, or the tensor that gives one per cloud."""
+    if isinstance(value, Tensor):
+        return value
+    try:
+        return operator.index(value)
+    except TypeError:
+        kind = type(value).__name__
+        raise TypeError(f"{_OP}: {name} must be an int or a Tensor; got {kind}") from None
+
+
+def _samples(n: int | Tensor, points: Tensor, offsets: Tensor | None) -> int | Tensor:
+    """n, checked."""
+    n = _number("n", n)
+    if not isinstance(n, Tensor):
+        if n < 0:
+            raise RuntimeError(f"{_OP}: n must be >= 0; got {n}")
+        return n
+    clouds = num_clouds(points, offsets)
+    if n.shape != (clouds,):
+        raise RuntimeError(f"{_OP}: n must have shape ({clouds},); got {tuple(n.shape)}")
+    if n.is_floating_point():
+        raise RuntimeError(f"{_OP}: n must hold integers; got {n.dtype}")
+    return n
 
 
 def _columns(n: int | Tensor) -> tuple[int, Tensor | None]:
@@ -89,6 +117,8 @@ def _start(
         sizes = cloud_lengths(points, lengths, offsets)
         # NOTE: float64 has a value for every index, and the op clamps what rounds up to the length.
         return (torch.rand(sizes.shape, dtype=torch.float64, device=sizes.device) * sizes).long()
+    start = _number("start", start)
+    assert isinstance(start, int)
     if start < 0:
         raise ValueError(f"{_OP}: start must be >= 0; got {start}")
     if start == 0:

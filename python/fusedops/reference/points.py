@@ -25,7 +25,7 @@ def farthest_point_sample(points: Tensor, n: int, start: int = 0) -> Tensor:
     return torch.tensor(chosen, dtype=torch.int64, device=points.device)
 
 
-def _rows(table: Tensor, idx: Tensor) -> Tensor:
+def rows(table: Tensor, idx: Tensor) -> Tensor:
     """table (B, N, C) at idx (B, M, K); zeros where idx is no row."""
     count = table.shape[1]
     valid = (idx >= 0) & (idx < count)
@@ -35,6 +35,17 @@ def _rows(table: Tensor, idx: Tensor) -> Tensor:
     return torch.where(valid[..., None], table[cloud, torch.where(valid, idx, 0)], 0)
 
 
+def scatter(entries: Tensor, idx: Tensor, count: int) -> Tensor:
+    """The transpose of `rows`: entries (B, M, K, C) summed into (B, count, C) by idx (B, M, K)."""
+    clouds, channels = idx.shape[0], entries.shape[-1]
+    valid = (idx >= 0) & (idx < count)
+    first = torch.arange(clouds, device=idx.device)[:, None, None] * count
+    target = torch.where(valid, idx + first, clouds * count)  # the last row takes what is no row
+    sums = entries.new_zeros(clouds * count + 1, channels)
+    sums = sums.index_add(0, target.reshape(-1), entries.flatten(0, 2))
+    return sums[:-1].reshape(clouds, count, channels)
+
+
 def group(
     features: Tensor | None,
     idx: Tensor,
@@ -42,16 +53,18 @@ def group(
     centers: Tensor | None = None,
 ) -> Tensor:
     """[points[idx] - centers, features[idx]] for idx (B, M, K); zeros where idx is no row."""
-    parts = [] if features is None else [_rows(features, idx)]
+    parts = [] if features is None else [rows(features, idx)]
     if points is not None:
-        coordinates = _rows(points, idx)
+        coordinates = rows(points, idx)
         if centers is not None:
             valid = (idx >= 0) & (idx < points.shape[1])
             coordinates = torch.where(valid[..., None], coordinates - centers[:, :, None], 0)
-        parts.insert(0, coordinates)
+        parts.insert(0, coordinates if features is None else coordinates.to(features.dtype))
     return torch.cat(parts, -1)
 
 
 def interpolate(features: Tensor, idx: Tensor, weights: Tensor) -> Tensor:
     """Sum over k of weights (B, M, K) * features (B, N, C)[idx]."""
-    return (weights[..., None] * _rows(features, idx)).sum(2)
+    wide = torch.float64 if features.dtype is torch.float64 else torch.float32
+    products = weights.to(wide)[..., None] * rows(features, idx).to(wide)
+    return products.sum(2).to(features.dtype)
