@@ -160,3 +160,22 @@ def test_empty(device):
     assert dist.shape == idx.shape == (B, 0, 3)
     none = torch.zeros(B, 0, K, dtype=torch.int32, device=device)
     assert utils.grouping_operation(features(device), none).shape == (B, C, 0, K)
+
+
+def test_functions_by_their_class(device):
+    xyz = torch.rand(1, 9, 3, device=device)
+    pairs = (
+        ("FurthestPointSampling", "furthest_point_sample", (xyz, 4)),
+        ("BallQuery", "ball_query", (1.0, 4, xyz, xyz)),
+        ("ThreeNN", "three_nn", (xyz, xyz)),
+        ("GatherOperation", "gather_operation", (xyz, torch.tensor([[0, 2]], device=device))),
+        ("GroupingOperation", "grouping_operation", (xyz, torch.tensor([[[0, 2]]], device=device))),
+    )
+    for kind, function, arguments in pairs:
+        result = getattr(utils, kind).apply(*arguments)
+        torch.testing.assert_close(result, getattr(utils, function)(*arguments))
+    idx = torch.tensor([[[0, 1, 2]]], device=device)
+    weight = idx.float()
+    torch.testing.assert_close(
+        utils.ThreeInterpolate.apply(xyz, idx, weight), utils.three_interpolate(xyz, idx, weight)
+    )

@@ -303,3 +303,17 @@ def test_chamfer_of_pointclouds(device):
 def test_errors(call, message):
     with pytest.raises(ValueError, match=message):
         call(clouds("cpu")[0])
+
+
+def test_lengths_beyond_the_clouds(device):
+    p = torch.rand(2, 5, 3, device=device)
+    lengths = torch.tensor([5, 6], device=device)
+    for sizes in ({"x_lengths": lengths}, {"y_lengths": lengths}):
+        with pytest.raises(ValueError, match="A length value was too long"):
+            chamfer_distance(p, p, **sizes)
+
+
+def test_knn_gather_of_integers_is_that_of_floats(device):
+    x = torch.arange(1, 7, device=device).view(1, 3, 2)
+    idx = torch.tensor([[[0, 2, -1], [7, 1, 1]]], device=device)
+    assert torch.equal(knn_gather(x, idx), knn_gather(x.float(), idx).long())

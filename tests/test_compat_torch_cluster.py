@@ -227,3 +227,9 @@ def test_compiles_where_scalars_are_captured(device):
             for ratio in (0.25, 0.5):
                 share = torch.full((3,), ratio, device=device)
                 assert torch.equal(compiled(x, share), call(x, share))
+
+
+def test_radius_without_neighbours(device):
+    x = torch.rand(5, 3, device=device)
+    assert radius(x, x, 1.0, max_num_neighbors=0).shape == (2, 0)
+    assert radius_graph(x, 1.0, max_num_neighbors=0).shape == (2, 0)

@@ -114,7 +114,7 @@ def radius(
     Args:
         x, y, batch_x, batch_y, batch_size: As for `knn`.
         r: A point at exactly this distance is outside.
-        max_num_neighbors: At least 1: the first so many by index are kept.
+        max_num_neighbors: The first so many by index are kept.
         ignore_same_index: Leave out x[i] for y[i].
 
     Returns:
@@ -124,7 +124,7 @@ def radius(
         ValueError: Batch vectors do not fit.
         RuntimeError: As `fusedops.points.radius_search`.
     """
-    if x.numel() == 0 or y.numel() == 0:
+    if x.numel() == 0 or y.numel() == 0 or max_num_neighbors == 0:
         return torch.empty(2, 0, dtype=torch.int64, device=x.device)
     x, y = _matrix(x), _matrix(y)
     starts_x, starts_y = _both_offsets("radius", x, y, batch_x, batch_y, batch_size)

@@ -2,8 +2,14 @@
 
 from . import pointnet2_utils
 from .pointnet2_utils import (
+    BallQuery,
+    FurthestPointSampling,
+    GatherOperation,
     GroupAll,
+    GroupingOperation,
     QueryAndGroup,
+    ThreeInterpolate,
+    ThreeNN,
     ball_query,
     furthest_point_sample,
     gather_operation,
@@ -13,8 +19,14 @@ from .pointnet2_utils import (
 )
 
 __all__ = [
+    "BallQuery",
+    "FurthestPointSampling",
+    "GatherOperation",
     "GroupAll",
+    "GroupingOperation",
     "QueryAndGroup",
+    "ThreeInterpolate",
+    "ThreeNN",
     "ball_query",
     "furthest_point_sample",
     "gather_operation",

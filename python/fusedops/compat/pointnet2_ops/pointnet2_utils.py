@@ -1,6 +1,8 @@
 """`pointnet2_ops.pointnet2_utils`: features are (B, C, N), indices int32, ball queries padded with
 their first hit.
 
+Of the autograd Functions under their names (`BallQuery` and so on) there is `apply` alone.
+
 Differences: furthest point sampling takes points within 0.03 of the origin like any others (there
 they are skipped) and never repeats an index; `three_interpolate` has a gradient for the weights;
 everything runs on the CPU too, and in every floating dtype. Indices of any integer dtype are
@@ -15,8 +17,14 @@ from torch import Tensor, nn
 from ... import points
 
 __all__ = [
+    "BallQuery",
+    "FurthestPointSampling",
+    "GatherOperation",
     "GroupAll",
+    "GroupingOperation",
     "QueryAndGroup",
+    "ThreeInterpolate",
+    "ThreeNN",
     "ball_query",
     "furthest_point_sample",
     "gather_operation",
@@ -97,6 +105,42 @@ def ball_query(radius: float, nsample: int, xyz: Tensor, new_xyz: Tensor) -> Ten
     """
     idx = points.ball_query(xyz.detach(), new_xyz.detach(), radius, nsample, pad="first").idx
     return idx.clamp_min(0).int()
+
+
+class FurthestPointSampling:
+    """`furthest_point_sample`."""
+
+    apply = staticmethod(furthest_point_sample)
+
+
+class GatherOperation:
+    """`gather_operation`."""
+
+    apply = staticmethod(gather_operation)
+
+
+class ThreeNN:
+    """`three_nn`."""
+
+    apply = staticmethod(three_nn)
+
+
+class ThreeInterpolate:
+    """`three_interpolate`."""
+
+    apply = staticmethod(three_interpolate)
+
+
+class GroupingOperation:
+    """`grouping_operation`."""
+
+    apply = staticmethod(grouping_operation)
+
+
+class BallQuery:
+    """`ball_query`."""
+
+    apply = staticmethod(ball_query)
 
 
 class QueryAndGroup(nn.Module):

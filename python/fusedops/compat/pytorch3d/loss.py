@@ -50,7 +50,8 @@ def chamfer_distance(
         them with single_directional. Differentiable in x, y and the normals.
 
     Raises:
-        ValueError: An unknown reduction or norm, shapes that do not fit, negative weights.
+        ValueError: An unknown reduction or norm, shapes that do not fit, a length beyond P,
+            negative weights.
     """
     _check_options(batch_reduction, point_reduction, norm)
     a, b = _cloud(x, x_lengths, x_normals), _cloud(y, y_lengths, y_normals)
@@ -101,6 +102,8 @@ def _cloud(points: Any, lengths: Tensor | None, normals: Tensor | None) -> Cloud
         lengths = torch.full((points.shape[0],), points.shape[1], device=points.device)
     elif lengths.shape != (points.shape[0],):
         raise ValueError("Expected lengths to be of shape (N,)")
+    elif (lengths > points.shape[1]).any():
+        raise ValueError("A length value was too long")
     if normals is not None and normals.ndim != 3:
         raise ValueError("Expected normals to be of shape (N, P, 3")
     return points, lengths, normals

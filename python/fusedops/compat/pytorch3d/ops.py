@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ... import points
+from ...reference.points import rows
 
 __all__ = ["ball_query", "knn_gather", "knn_points", "sample_farthest_points"]
 
@@ -76,7 +77,8 @@ def knn_gather(x: Tensor, idx: Tensor, lengths: Tensor | None = None) -> Tensor:
         lengths: (N,) int64, rows of each x. Default: M.
 
     Returns:
-        (N, L, K, U): x[n, idx[n, l, k]], and 0 where k >= lengths[n] or idx is -1. Differentiable.
+        (N, L, K, U): x[n, idx[n, l, k]], and 0 where k >= lengths[n] or idx is no row of x.
+        Differentiable.
 
     Raises:
         ValueError: Batch dimensions differ.
@@ -88,10 +90,7 @@ def knn_gather(x: Tensor, idx: Tensor, lengths: Tensor | None = None) -> Tensor:
     idx = idx.masked_fill(columns >= limit, -1)
     if x.is_floating_point():
         return points.group(x, idx)
-    if x.shape[1] == 0:
-        return x.new_zeros(*idx.shape, x.shape[2])
-    batch = torch.arange(x.shape[0], device=x.device)[:, None, None]
-    return x[batch, idx.clamp_min(0)].masked_fill((idx < 0)[..., None], 0)
+    return rows(x, idx)
 
 
 def ball_query(
