@@ -425,3 +425,32 @@ def test_2_32_plus_17_bytes():
     assert torch.all(dbias == -6)
     y = fusedops.bias_dropout_residual(half, row, half, 0.5)
     assert torch.all((y == 0) | (y == -2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=name)
+def test_fma_rounds_once(device, dtype):
+    a, x = (make(1000, dtype=dtype, device=device, seed=seed) / 3 for seed in range(2))
+    error = fusedops.fma(a, x, -(a * x))  # what the product lost by rounding
+    assert (error != 0).float().mean() > 0.5
+
+
+def test_out_that_overlaps_in_part_with_gaps(device):
+    x = torch.arange(24.0, device=device).view(4, 6)
+    refused = (
+        (x, x[:, :1]),
+        (x[:, 1:5], x[:, 0:4]),
+        (x, x[:1].expand(4, 6)),
+        (x[:, ::2], x[:, 1:4]),
+        (x[:4, :4], x[:4, :4].t()),
+        (x[:2, ::3], x[1:3, ::3]),
+    )
+    before = x.clone()
+    for out, y in refused:
+        with pytest.raises(RuntimeError, match="out must be y or share no memory with it"):
+            fusedops.add_(out, y)
+        with pytest.raises(RuntimeError, match="out must be x or share no memory with it"):
+            fusedops.add(y.expand(out.shape), torch.ones_like(out), out=out)
+    assert torch.equal(x, before)
+    for out, y in ((x[:, ::2], x[:, 1::2]), (x[:, :3], x[:, 3:]), (x[::2], x[1::2]), (x, x)):
+        expected = out + y
+        assert torch.equal(fusedops.add_(out, y), expected)

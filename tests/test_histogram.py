@@ -119,3 +119,20 @@ def test_more_than_2_32_bytes():
     counts = fusedops.bincount(x, 256)
     assert counts[200].item() == n - 3
     assert counts[5].item() == 3
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value", "low", "high", "bins", "expected"),
+    [
+        (torch.float32, 5.1e37, 0.0, 1e38, 100, 51),
+        (torch.float32, 1.0, -3e38, 3e38, 10, 5),
+        (torch.float32, -3e38, -3e38, 3e38, 10, 0),
+        (torch.float32, 3e38, -3e38, 3e38, 10, 9),
+        (torch.float32, 3e38, 0.0, 1e39, 10, 3),
+        (torch.float32, 1.0, 1.0, 1.0 + 1e-9, 4, 0),
+        (torch.float64, 1e308, -1.5e308, 1.5e308, 6, 5),
+    ],
+)
+def test_ranges_that_overflow_on_the_cpu(dtype, value, low, high, bins, expected):
+    counts = fusedops.histogram(torch.tensor([value], dtype=dtype), bins, low, high)
+    assert counts.nonzero().flatten().tolist() == [expected]

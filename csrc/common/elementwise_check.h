@@ -178,8 +178,61 @@ inline bool overlaps_itself(const Tensor& tensor) {
   return false;
 }
 
+// A dimension of a walk through memory: v * stride for 0 <= v <= last.
+struct Steps {
+  int64_t stride, last;
+};
+
+// Whether one step along each dimension adds up to the distance. Strides descend; views of one
+// tensor leave a few candidates per dimension. Out of budget, strange strides count as a yes.
+inline bool reaches(std::span<const Steps> steps, int64_t distance, int& budget) {
+  if (steps.empty()) return distance == 0;
+  if (distance < 0) return false;
+  if (--budget < 0) return true;
+  const auto [stride, last] = steps.front();
+  const auto rest = steps.subspan(1);
+  int64_t reach = 0;
+  for (const Steps& s : rest) reach += s.stride * s.last;
+  const int64_t first = distance > reach ? (distance - reach + stride - 1) / stride : 0;
+  for (int64_t v = first; v <= std::min(last, distance / stride); ++v) {
+    if (reaches(rest, distance - v * stride, budget)) return true;
+  }
+  return false;
+}
+
+// Whether some element is in both: sum(i * a's stride) - sum(j * b's stride) = b's start - a's.
+inline bool shares_elements(const Tensor& a, const Tensor& b) {
+  const int64_t bytes =
+      static_cast<const char*>(b.const_data_ptr()) - static_cast<const char*>(a.const_data_ptr());
+  const auto size = static_cast<int64_t>(a.element_size());
+  if (bytes % size != 0) return true;
+  int64_t distance = bytes / size;
+  std::vector<Steps> steps;
+  for (const Tensor* t : {&a, &b}) {
+    const auto sizes = t->sizes();
+    const auto strides = t->strides();
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      if (sizes[i] <= 1 || strides[i] == 0) continue;
+      steps.push_back({strides[i], sizes[i] - 1});
+      if (t == &b) distance += strides[i] * (sizes[i] - 1);  // j counted from its end
+    }
+  }
+  std::sort(steps.begin(), steps.end(),
+            [](const Steps& x, const Steps& y) { return x.stride > y.stride; });
+  size_t count = 0;  // dimensions of one stride are one
+  for (const Steps& s : steps) {
+    if (count > 0 && steps[count - 1].stride == s.stride) {
+      steps[count - 1].last += s.last;
+    } else {
+      steps[count++] = s;
+    }
+  }
+  int budget = 10000;
+  return reaches(std::span(steps).first(count), distance, budget);
+}
+
 // Some memory is in both, but not the same element at the same place. Two views with gaps may
-// interleave without sharing memory; they pass, as in torch.
+// interleave without sharing memory; they pass.
 inline bool overlaps_partly(const Tensor& out, const Tensor& input) {
   if (out.numel() == 0 || input.numel() == 0) return false;
   const auto begin = [](const Tensor& t) { return static_cast<const char*>(t.const_data_ptr()); };
@@ -187,12 +240,11 @@ inline bool overlaps_partly(const Tensor& out, const Tensor& input) {
     return begin(t) + extent(t) * static_cast<int64_t>(t.element_size());
   };
   if (begin(out) >= end(input) || begin(input) >= end(out)) return false;
-  const bool dense = extent(out) == out.numel() && extent(input) == input.numel();
-  if (begin(out) != begin(input) || !same_shape(out, input)) return dense;
+  if (begin(out) != begin(input) || !same_shape(out, input)) return shares_elements(out, input);
   const auto a = out.strides();
   const auto b = input.strides();
   for (size_t i = 0; i < a.size(); ++i) {
-    if (out.size(i) > 1 && a[i] != b[i]) return dense;
+    if (out.size(i) > 1 && a[i] != b[i]) return shares_elements(out, input);
   }
   return false;
 }

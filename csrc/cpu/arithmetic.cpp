@@ -1,4 +1,6 @@
 // add, fma, square, relu and their out variants on the CPU. Integers wrap around.
+#include <cmath>
+
 #include "cpu/element_types.h"
 #include "cpu/elementwise.h"
 
@@ -21,7 +23,12 @@ struct AddFn {
 struct FmaFn {  // a, x, b
   template <typename T, typename V>
   static T apply(const V& v) {
-    return static_cast<T>(Wide<T>(v[0]) * Wide<T>(v[1]) + Wide<T>(v[2]));
+    using W = Wide<T>;
+    if constexpr (std::is_same_v<T, W> && std::is_floating_point_v<W>) {
+      return std::fma(v[0], v[1], v[2]);
+    } else {  // products of halves are exact in float
+      return static_cast<T>(W(v[0]) * W(v[1]) + W(v[2]));
+    }
   }
 };
 struct SquareFn {

@@ -165,7 +165,7 @@ template <class T>
 T gap(T low, T high, T x) {
   const T below = low - x;
   const T above = x - high;
-  return std::max(below > above ? below : above, T{0});
+  return std::max(T{0}, below > above ? below : above);  // in this order 0 for NaN = inf - inf
 }
 
 template <class T>
