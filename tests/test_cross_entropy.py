@@ -197,3 +197,30 @@ def test_more_than_2_32_bytes():
     )
     assert (grad[:, -1].float() + 1).abs().max().item() < 1e-3
     assert (grad[:, :-1] >= 0).all()
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("ignore_index", [-100, 0])
+def test_composed_targets_out_of_range(device, reduction, ignore_index):
+    """Their rows are NaN in second derivatives and in torch.func as well, not an error."""
+    logits = make(4, 5, dtype=torch.float32, device=device).requires_grad_()
+    target = torch.tensor([1, 7, ignore_index, -3], device=device)
+
+    def loss(x):
+        return fusedops.cross_entropy(x, target, reduction=reduction, ignore_index=ignore_index)
+
+    (expected,) = torch.autograd.grad(loss(logits).sum(), logits)
+    assert expected.isnan().any(1).tolist() == [False, True, False, True]
+    (composed,) = torch.autograd.grad(loss(logits).sum(), logits, create_graph=True)
+    torch.testing.assert_close(composed, expected, equal_nan=True)
+    x = logits.detach()
+    transformed = torch.func.grad(lambda x: loss(x).sum())(x)
+    torch.testing.assert_close(transformed, expected, equal_nan=True)
+    torch.testing.assert_close(torch.func.vmap(loss)(x[None])[0], loss(x), equal_nan=True)
+
+
+def test_errors_of_odd_arguments():
+    with pytest.raises(RuntimeError, match="logits must have 1 dimension at least"):
+        fusedops.cross_entropy(torch.tensor(1.0), torch.tensor(0))
+    with pytest.raises(ValueError, match=r"reduction must be one of .* got \['mean'\]"):
+        fusedops.cross_entropy(torch.ones(2, 3), torch.tensor([0, 1]), reduction=["mean"])

@@ -461,3 +461,19 @@ def test_more_than_2_32_bytes():
     leaf = half.requires_grad_()
     fusedops.norm(leaf, 2).backward()
     assert leaf.grad[-1].item() == pytest.approx(2**-15.5, rel=1e-2)
+
+
+def test_mean_of_integers_compiles(device):
+    x = torch.arange(6, device=device).reshape(2, 3)
+    compiled = torch.compile(
+        lambda x: fusedops.mean(x, 1, dtype=torch.float32), fullgraph=True, backend="eager"
+    )
+    assert compiled(x).tolist() == [1.0, 4.0]
+
+
+def test_dim_of_other_types(device):
+    x = make(2, 3, dtype=torch.float32, device=device)
+    assert torch.equal(fusedops.sum(x, torch.tensor([1]).numpy()[0]), fusedops.sum(x, 1))
+    for dim in (1.0, [1.0], "a"):
+        with pytest.raises(TypeError, match="sum: dim must be an int or a sequence of ints; got"):
+            fusedops.sum(x, dim)

@@ -119,3 +119,29 @@ def test_transforms_and_compile(device):
     loss(a).backward()
     compiled(b).backward()
     torch.testing.assert_close(a.grad, b.grad)
+
+
+def test_std_of_a_constant_has_gradient_0(device):
+    x = torch.ones(2, 3, device=device, requires_grad=True)
+    (composed,) = torch.autograd.grad(fusedops.std(x, 1).sum(), x, create_graph=True)
+    transformed = torch.func.grad(lambda x: fusedops.std(x, 1).sum())(x.detach())
+    assert not composed.any()
+    assert not transformed.any()
+
+
+@pytest.mark.parametrize(("shape", "dim"), [((0, 3), 1), ((3, 0), 1), ((2, 0, 3), (0, 2))])
+def test_composed_reductions_of_nothing(device, shape, dim):
+    x = torch.zeros(shape, device=device, requires_grad=True)
+    (composed,) = torch.autograd.grad(fusedops.prod(x, dim).sum(), x, create_graph=True)
+    assert composed.shape == x.shape
+    for op in (fusedops.prod, fusedops.any, fusedops.all):
+        expected = op(x.detach(), dim)
+        assert torch.equal(torch.func.vmap(lambda x, op=op: op(x, dim))(x[None])[0], expected)
+    grad = torch.func.grad(lambda x: fusedops.bias_grad(x).sum())(x.detach())
+    assert grad.shape == x.shape
+
+
+def test_vmap_of_argmax_of_bool(device):
+    x = make(4, 5, dtype=torch.float32, device=device) > 0
+    for op in (fusedops.argmax, fusedops.argmin):
+        assert torch.equal(torch.func.vmap(op)(x), torch.stack([op(row) for row in x]))

@@ -191,3 +191,25 @@ def test_more_than_2_32_bytes():
     del x, dx
     image = torch.ones(2, 32769, 32769, dtype=torch.bfloat16, device="cuda")
     assert torch.all(fusedops.box_filter2d(image, 3, "circular") == 1)
+
+
+@pytest.mark.parametrize(
+    ("dims", "shape", "taps"),
+    [(2, (2, 0, 5), (3, 3)), (1, (2, 5, 0), (3,)), (1, (0, 5), (0, 3)), (2, (0, 4, 5), (3, 3))],
+)
+def test_composed_gradients_of_nothing(device, dims, shape, taps):
+    op = getattr(fusedops, f"stencil{dims}d")
+    x = torch.zeros(shape, device=device, requires_grad=True)
+    weight = torch.ones(taps, device=device, requires_grad=True)
+    dx, dw = torch.autograd.grad(op(x, weight).sum(), (x, weight), create_graph=True)
+    assert dx.shape == x.shape
+    assert dw.shape == weight.shape
+    assert not dw.any()
+    grad = torch.func.grad(lambda x: op(x, weight.detach()).sum())(x.detach())
+    assert grad.shape == x.shape
+
+
+def test_vmap_of_a_box_of_halves_does_not_overflow(device):
+    x = torch.full((2, 20, 20), 6000.0, dtype=torch.float16, device=device)
+    y = torch.func.vmap(lambda x: fusedops.box_filter2d(x, 7))(x)
+    assert torch.equal(y, fusedops.box_filter2d(x, 7))

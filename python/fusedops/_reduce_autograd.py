@@ -130,12 +130,12 @@ class VarFunction(torch.autograd.Function):
         x, mean, std = ctx.saved_tensors
         mask, correction, root = ctx.options
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-
-            def function(leaf: Tensor) -> Tensor:
-                result = reference.var(leaf, dims_of(mask), correction, True)
-                return result.sqrt() if root else result
-
-            dx = _through(function, x, _with_dims(dy, x, mask))
+            define = reference.std if root else reference.var
+            dx = _through(
+                lambda leaf: define(leaf, dims_of(mask), correction, True),
+                x,
+                _with_dims(dy, x, mask),
+            )
             return dx, None, None, None, None
         left = max(0.0, _count(x, mask) - correction)
         factor = (1.0 if root else 2.0) / left if left else math.inf

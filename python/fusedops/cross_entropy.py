@@ -25,6 +25,16 @@ _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
 
 
+def _compose(logits: Tensor, target: Tensor, *, ignore_index: int, **options: Any) -> Tensor:
+    """F.cross_entropy, where a target out of range makes its row NaN instead of an error."""
+    dim = 1 if logits.dim() > 1 else 0
+    ignored = target == ignore_index
+    outside = ~ignored & ((target < 0) | (target >= logits.shape[dim]))
+    poison = torch.where(outside, torch.nan, 1.0).to(logits.dtype).unsqueeze(dim)
+    safe = target.masked_fill(ignored, -100).masked_fill(outside, 0)
+    return F.cross_entropy(logits * poison, safe, **options)
+
+
 class CrossEntropyFunction(torch.autograd.Function):
     """(logits (M, V), target (M,), ignore_index, label_smoothing, reduction, fp32_out) -> loss."""
 
@@ -57,7 +67,7 @@ class CrossEntropyFunction(torch.autograd.Function):
             )
             return dlogits, None, None, None, None, None
         with no_autocast(dloss):
-            loss = F.cross_entropy(
+            loss = _compose(
                 logits.to(dloss.dtype),
                 target,
                 ignore_index=ignore_index,
@@ -73,6 +83,8 @@ _eager = _eager_apply(CrossEntropyFunction)
 
 def _as_matrix(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """(V,), (M, V) or (M, V, ...) logits as (M, V), with targets to match."""
+    if logits.dim() == 0:
+        raise RuntimeError("cross_entropy: logits must have 1 dimension at least; got shape ()")
     expected = logits.shape[:1] + logits.shape[2:] if logits.dim() > 1 else ()
     if target.shape != expected:
         raise RuntimeError(
@@ -125,13 +137,13 @@ def cross_entropy(
     """
     if not (isinstance(logits, Tensor) and isinstance(target, Tensor)):
         raise_not_tensor("cross_entropy", logits=logits, target=target)
-    if reduction not in REDUCTIONS:
+    if not isinstance(reduction, str) or reduction not in REDUCTIONS:
         raise ValueError(
             f"cross_entropy: reduction must be one of {', '.join(REDUCTIONS)}; got {reduction!r}"
         )
     traced = _is_dynamo_compiling()
     if sees_torch_functions_only():
-        return F.cross_entropy(
+        return _compose(
             logits,
             target,
             ignore_index=ignore_index,

@@ -17,7 +17,9 @@ Common to all of them:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -68,7 +70,7 @@ def _mask(op: str, x: Tensor, dim: Dim) -> int:
     ndim: int = x.dim()
     if dim is None:
         return (1 << ndim) - 1
-    given = (dim,) if isinstance(dim, int) else tuple(dim)
+    given = (dim,) if isinstance(dim, int) else _integers(op, dim)
     if not given:
         return (1 << ndim) - 1
     mask = 0
@@ -83,6 +85,14 @@ def _mask(op: str, x: Tensor, dim: Dim) -> int:
             raise RuntimeError(f"{op}: dim must not name a dimension twice; got {given}")
         mask |= bit
     return mask
+
+
+def _integers(op: str, dim: Any) -> tuple[int, ...]:
+    """The numbers in dim, which may be of other integer types."""
+    try:
+        return tuple([operator.index(d) for d in (dim if isinstance(dim, Iterable) else [dim])])
+    except TypeError:
+        raise TypeError(f"{op}: dim must be an int or a sequence of ints; got {dim!r}") from None
 
 
 def _needs_grad(x: Tensor) -> bool:
@@ -141,7 +151,7 @@ def mean(
     """Mean of a floating x over dim; of integers with a floating dtype, from an exact sum."""
     mask = _mask("mean", x, dim)
     if dtype is not None and dtype.is_floating_point and not x.dtype.is_floating_point:
-        count = math.prod(x.shape[i] for i in dims_of(mask))
+        count = math.prod([x.shape[i] for i in dims_of(mask)])
         total = sum(x, dim, keepdim).double()
         return (total / count if count else total * math.nan).to(dtype)
     return _differentiable("mean", x, dim, keepdim, dtype)
@@ -205,8 +215,8 @@ def std(x: Tensor, dim: Dim = None, *, correction: float = 1, keepdim: bool = Fa
 def _variance(x: Tensor, dim: Dim, correction: float, keepdim: bool, root: bool) -> Tensor:
     mask = _mask("std" if root else "var", x, dim)
     if sees_torch_functions_only():
-        y = reference.var(x, dims_of(mask), correction, keepdim)
-        return y.sqrt() if root else y
+        define = reference.std if root else reference.var
+        return define(x, dims_of(mask), correction, keepdim)
     if _needs_grad(x):
         result: Tensor = VarFunction.apply(x, mask, float(correction), root, keepdim)
         return result

@@ -63,7 +63,7 @@ def _stencil(
 ) -> Tensor:
     if not (isinstance(x, Tensor) and isinstance(weight, Tensor)):
         raise_not_tensor(op, x=x, weight=weight)
-    if padding_mode not in PADDINGS:
+    if not isinstance(padding_mode, str) or padding_mode not in PADDINGS:
         known = ", ".join(repr(name) for name in PADDINGS)
         raise ValueError(f"{op}: padding_mode must be one of {known}; got {padding_mode!r}")
     if sees_torch_functions_only():

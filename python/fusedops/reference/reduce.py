@@ -16,7 +16,8 @@ Dims = tuple[int, ...]  # sorted, not negative
 def _as_rows(x: Tensor, dims: Dims) -> Tensor:
     """The reduced dimensions as one, the last."""
     kept = [i for i in range(x.dim()) if i not in dims]
-    return x.permute(*kept, *dims).reshape(*(x.shape[i] for i in kept), -1)
+    row = math.prod([x.shape[i] for i in dims])
+    return x.permute(*kept, *dims).reshape([*(x.shape[i] for i in kept), row])
 
 
 def _keep(y: Tensor, x: Tensor, dims: Dims, keepdim: bool) -> Tensor:
@@ -53,10 +54,10 @@ def reduce(x: Tensor, name: str, dims: Dims, keepdim: bool = False) -> Tensor:
             return _keep(_as_rows(x, dims).bool().any(-1), x, dims, keepdim)
         case "all":
             return _keep(_as_rows(x, dims).bool().all(-1), x, dims, keepdim)
-        case "argmax":
-            return _keep(_as_rows(x, dims).argmax(-1), x, dims, keepdim)
-        case _:
-            return _keep(_as_rows(x, dims).argmin(-1), x, dims, keepdim)
+        case _:  # argmax, argmin
+            rows = _as_rows(x.byte() if x.dtype is torch.bool else x, dims)
+            index = rows.argmax(-1) if name == "argmax" else rows.argmin(-1)
+            return _keep(index, x, dims, keepdim)
 
 
 def var(x: Tensor, dims: Dims, correction: float = 1, keepdim: bool = False) -> Tensor:
@@ -67,6 +68,13 @@ def var(x: Tensor, dims: Dims, correction: float = 1, keepdim: bool = False) -> 
     return (deviations * deviations).sum(dims, keepdim) / divisor
 
 
+def std(x: Tensor, dims: Dims, correction: float = 1, keepdim: bool = False) -> Tensor:
+    """The square root of `var`; gradient 0 where it is 0."""
+    variance = var(x, dims, correction, keepdim)
+    zero = variance == 0  # sqrt has no derivative there
+    return variance.masked_fill(zero, 1).sqrt().masked_fill(zero, 0)
+
+
 def bias_grad(dy: Tensor) -> Tensor:
     """dy (..., N) summed to (N,)."""
-    return dy.reshape(-1, dy.shape[-1]).sum(0)
+    return dy.reshape(dy.shape[:-1].numel(), dy.shape[-1]).sum(0)
