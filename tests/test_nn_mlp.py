@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils import prune
 
 import fusedops
 from util import make
@@ -92,6 +93,62 @@ def test_a_checkpoint_that_does_not_fit_is_reported():
         block("gated", "cpu").load_state_dict(state)
     with pytest.raises(RuntimeError, match=r"Missing key.*gate_up_proj.weight"):
         block("packed", "cpu").load_state_dict(state)
+
+
+class Adapter(nn.Module):
+    """A low-rank adapter that shows the weight of its layer, as PEFT's do."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+        self.a = nn.Linear(layer.in_features, 2, bias=False, device=layer.weight.device)
+        self.b = nn.Linear(2, layer.out_features, bias=False, device=layer.weight.device)
+
+    @property
+    def weight(self):
+        return self.layer.weight
+
+    @property
+    def bias(self):
+        return self.layer.bias
+
+    def forward(self, x):
+        return self.layer(x) + self.b(self.a(x))
+
+
+@every_kind
+def test_adapters_on_layers_take_part(device, kind):
+    module = block(kind, device, bias=True)
+    x = make(5, 12, dtype=torch.float32, device=device)
+    residual = make(5, 8, dtype=torch.float32, device=device, seed=3)
+    before = module(x, residual)
+    for name, layer in list(module.named_children()):
+        setattr(module, name, Adapter(layer))
+    after = module(x, residual)
+    assert not torch.allclose(after, before)
+    after.sum().backward()
+    assert all(p.grad is not None for p in module.parameters())
+    for adapter in module.children():
+        nn.init.zeros_(adapter.b.weight)
+    torch.testing.assert_close(module(x, residual), before, rtol=1e-4, atol=1e-5)
+
+
+@every_kind
+def test_hooks_and_pruning_of_layers_take_part(device, kind):
+    module = block(kind, device)
+    x = make(5, 12, dtype=torch.float32, device=device)
+    for _, layer in list(module.named_children()):
+        seen = []
+        handle = layer.register_forward_hook(lambda *_, seen=seen: seen.append(1))
+        module(x)
+        handle.remove()
+        module(x)
+        assert seen == [1]
+    first = next(module.children())
+    prune.random_unstructured(first, "weight", 0.5)
+    for _ in range(2):
+        module(x).sum().backward()
+    assert (first.weight_orig.grad[first.weight_mask == 0] == 0).all()
 
 
 @every_kind

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._compose import activate
+from ._nn_linear import plain
 from .activation import activation_code
 from .mlp import gated_mlp, mlp
 
@@ -18,8 +20,8 @@ class MLP(torch.nn.Module):
     """``fc2(act(fc1(x))) (+ residual)`` in one op: `fusedops.mlp`.
 
     Parameters live in two plain ``nn.Linear`` layers, ``fc1`` and ``fc2``, so that checkpoints of
-    such a block load as they are. The layers' own forwards do not run: no hooks, no adapters on
-    them.
+    such a block load as they are. While a layer has hooks or was replaced (an adapter, pruning),
+    the layers run one by one instead.
 
     Args:
         in_features: Size K of the last dimension of the input.
@@ -65,6 +67,9 @@ class MLP(torch.nn.Module):
     def forward(self, input: Tensor, residual: Tensor | None = None) -> Tensor:
         """Apply the block to input (..., K)."""
         one, two = self.fc1, self.fc2
+        if not (plain(one) and plain(two)):
+            y = two(activate(one(input), activation_code(self.activation)))
+            return y if residual is None else y + residual
         return mlp(
             input, one.weight, one.bias, two.weight, two.bias, self.activation, residual,
             self.recompute,
@@ -82,7 +87,8 @@ class GatedMLP(torch.nn.Module):
     layers are named as in Hugging Face models: ``gate_proj``, ``up_proj`` and ``down_proj``, or
     with `packed` one ``gate_up_proj`` with the gate's rows first (one product instead of two).
     State dicts of either layout load into either, and so do Llama's and torchtune's ``w1``, ``w3``,
-    ``w2``. The layers' own forwards do not run: no hooks, no adapters on them.
+    ``w2``. While a layer has hooks or was replaced (an adapter, pruning), the layers run one by one
+    instead.
 
     Args:
         in_features: Size K of the last dimension of the input.
@@ -136,6 +142,8 @@ class GatedMLP(torch.nn.Module):
         gate = self.gate_up_proj if self.packed else self.gate_proj
         up = None if self.packed else self.up_proj
         down = self.down_proj
+        if not (plain(gate) and plain(down) and (up is None or plain(up))):
+            return self._by_layers(input, residual)
         return gated_mlp(
             input,
             gate.weight,
@@ -148,6 +156,14 @@ class GatedMLP(torch.nn.Module):
             residual,
             self.recompute,
         )
+
+    def _by_layers(self, input: Tensor, residual: Tensor | None) -> Tensor:
+        if self.packed:
+            gate, up = self.gate_up_proj(input).chunk(2, dim=-1)
+        else:
+            gate, up = self.gate_proj(input), self.up_proj(input)
+        y = self.down_proj(activate(gate, activation_code(self.activation)) * up)
+        return y if residual is None else y + residual
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
