@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 
 import pytest
@@ -108,9 +109,42 @@ class TimmMlp(nn.Module):
         return self.drop2(self.fc2(self.norm(x)))
 
 
+class GELUTanh(nn.Module):
+    """A partial function, as in transformers."""
+
+    def __init__(self):
+        super().__init__()
+        self.act = functools.partial(nn.functional.gelu, approximate="tanh")
+
+    def forward(self, input):
+        return self.act(input)
+
+
+def swish_gate(gate, up):
+    return up * F.silu(gate)
+
+
+class Helpers(LlamaFeedForward):
+    """Own functions and methods, and a module named as one of torch's functions."""
+
+    def __init__(self):
+        super().__init__()
+        self.dropout = nn.Dropout(0.0)
+
+    def gated(self, x):
+        return swish_gate(
+            self.w1(x), torch.relu(self.w3(x)) if self.dropout is None else self.w3(x)
+        )
+
+    def forward(self, x):
+        return self.dropout(self.w2(self.gated(x)))
+
+
 BLOCKS = {
     "huggingface": (HuggingFaceMLP, "gated_mlp", "silu"),
     "gemma": (lambda: HuggingFaceMLP(lambda: nn.GELU("tanh")), "gated_mlp", "gelu_tanh"),
+    "gemma_now": (lambda: HuggingFaceMLP(GELUTanh), "gated_mlp", "gelu_tanh"),
+    "helpers": (Helpers, "gated_mlp", "silu"),
     "phi3": (PackedMLP, "gated_mlp", "silu"),
     "llama": (LlamaFeedForward, "gated_mlp", "silu"),
     "torchtune": (TorchtuneFeedForward, "gated_mlp", "silu"),
@@ -277,7 +311,7 @@ def test_a_layer_that_changes_later_is_respected(device):
     torch.testing.assert_close(adapted(x), before + 1)
 
 
-@pytest.mark.parametrize("kind", ["huggingface", "timm"])
+@pytest.mark.parametrize("kind", ["huggingface", "timm", "wrapped", "torchtune_two", "gemma_now"])
 def test_copies_pickles_and_compiles(device, kind):
     model = BLOCKS[kind][0]().to(device)
     fusedops.fuse(model)

@@ -1,23 +1,26 @@
 """MLP blocks in existing models: recognised by what their forward does, run as one op.
 
-A module with two or three linear layers is traced by torch.fx, without running anything, and its
-graph compared with the two forms that `mlp` and `gated_mlp` compute. Names do not matter: Hugging
-Face's gate_proj/up_proj/down_proj and fc1/fc2, Llama's w1/w2/w3 and torchtune's are all the same.
+A module with two or three linear layers, whose code does nothing but compute, is traced by torch.fx
+and its graph compared with the two forms that `mlp` and `gated_mlp` compute. Names do not matter:
+Hugging Face's gate_proj/up_proj/down_proj and fc1/fc2, Llama's w1/w2/w3 and torchtune's are all the
+same.
 """
 
 from __future__ import annotations
 
+import copyreg
 import operator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 from torch import nn as torch_nn
 
+from ._forward_code import Flags, attributes_read
+from ._nn_linear import Linear, plain, untouched
 from .mlp import gated_mlp, mlp
-from .nn import Linear
 
 _HOOKS = (
     "_forward_hooks",
@@ -58,9 +61,10 @@ def activation_name(module: torch_nn.Module) -> str | None:
 class Block:
     """What a module computes: down(act(first(x))), or down(act(gate(x)) * up(x)).
 
-    first is the names of its first layers: one, or gate and up.
+    input is the name of x in its forward, first the names of its first layers: one, or gate and up.
     """
 
+    input: str
     first: tuple[str, ...]
     down: str
     activation: str
@@ -88,6 +92,9 @@ _FUNCTIONS = {
     F.tanh: "tanh",
 }
 _METHODS = {"relu": "relu", "sigmoid": "sigmoid", "tanh": "tanh"}
+_MULTIPLY = {operator.mul, torch.mul}
+_POWER = {operator.pow, torch.pow}
+_KNOWN = {*_FUNCTIONS, *_MULTIPLY, *_POWER, F.gelu, torch.square, torch.chunk}
 
 
 class _Matcher:
@@ -100,7 +107,11 @@ class _Matcher:
 
     def match(self) -> Block | None:
         inputs = [n for n in self.graph.nodes if n.op == "placeholder"]
-        if not inputs or any(n.users for n in inputs[1:]):
+        # A node without users is there for what it does: h.mul_(2), y.add_(x)
+        unused = [
+            n for n in self.graph.nodes if not n.users and n.op not in ("placeholder", "output")
+        ]
+        if not inputs or any(n.users for n in inputs[1:]) or unused:
             return None
         self.x = inputs[0]
         result = next(n for n in self.graph.nodes if n.op == "output").args[0]
@@ -117,7 +128,9 @@ class _Matcher:
         return self.match_gated(hidden, down)
 
     def match_gated(self, product: fx.Node, down: fx.Node) -> Block | None:
-        if not self.is_call(product, {operator.mul, torch.mul}, "mul") or len(product.args) != 2:
+        if not self.is_call(product, _MULTIPLY, "mul") or len(product.args) != 2:
+            return None
+        if product.kwargs:
             return None
         for one, two in (product.args, product.args[::-1]):
             activated = self.activation(self.through(one))
@@ -137,15 +150,16 @@ class _Matcher:
         self, first: tuple[str, ...], down: fx.Node, activation: str, gated: bool
     ) -> Block | None:
         names = (*first, str(down.target))
-        if len(set(names)) != len(names):
+        if len(set(names)) != len(names) or not set(names) <= set(self.module._modules):
             return None
-        return Block(first, str(down.target), activation, gated, tuple(self.dropouts))
+        name, dropouts = str(self.x.target), tuple(self.dropouts)
+        return Block(name, first, str(down.target), activation, gated, dropouts)
 
     def through(self, node: Any) -> Any:
         """The node behind modules that compute nothing (Dropout: outside training)."""
         while isinstance(node, fx.Node) and node.op == "call_module":
             child = self.module.get_submodule(str(node.target))
-            if type(child) not in (torch_nn.Identity, torch_nn.Dropout) or hooked(child):
+            if type(child) not in (torch_nn.Identity, torch_nn.Dropout):
                 break
             if type(child) is torch_nn.Dropout:
                 self.dropouts.append(str(node.target))
@@ -186,8 +200,7 @@ class _Matcher:
             return None
         name = None
         if node.op == "call_module":
-            child = self.module.get_submodule(str(node.target))
-            name = None if hooked(child) else activation_name(child)
+            name = activation_name(self.module.get_submodule(str(node.target)))
         elif self.is_call(node, {F.gelu}):
             approximate = node.args[1] if len(node.args) > 1 else node.kwargs.get("approximate")
             name = {None: "gelu", "none": "gelu", "tanh": "gelu_tanh"}.get(approximate)
@@ -198,7 +211,7 @@ class _Matcher:
         if name is not None:
             return name, self.through(node.args[0])
         squared = self.is_call(node, {torch.square}, "square") or (
-            self.is_call(node, {operator.pow, torch.pow}, "pow") and node.args[1:] == (2,)
+            self.is_call(node, _POWER, "pow") and node.args[1:] == (2,)
         )
         inner = self.activation(node.args[0]) if squared else None
         return ("relu2", inner[1]) if inner is not None and inner[0] == "relu" else None
@@ -212,52 +225,103 @@ class _Matcher:
         return node.op == "call_function" and node.target in functions
 
 
-def plain(layer: torch_nn.Module) -> bool:
-    """Whether a layer computes x @ weight.T + bias and nothing else."""
-    kind = type(layer)
-    bare = kind is torch_nn.Linear or (kind is Linear and layer.activation in (None, "none"))
-    return bare and "forward" not in vars(layer) and not hooked(layer)
+def fuse_block(module: torch_nn.Module) -> Block | None:
+    """Make a module that is an MLP of its linear layers and nothing else run as one op, in place.
 
-
-def find_block(module: torch_nn.Module) -> Block | None:
-    """What the module computes, where that is an MLP of its linear layers and nothing else."""
-    if isinstance(module, (torch_nn.Sequential, FusedBlock)) or "forward" in vars(module):
-        return None
-    layers = [m for m in module.children() if isinstance(m, torch_nn.Linear)]
-    if len(layers) not in (2, 3):
-        return None
-    owned = {id(p) for layer in layers for p in layer.parameters()}
-    if any(id(p) not in owned for p in module.parameters()) or any(module.buffers()):
+    Returns:
+        What it computes; None for any other module, which stays what it is.
+    """
+    if not _may_be_block(module):
         return None
     try:
-        return _Matcher(module).match()
-    except Exception:  # a forward that fx cannot trace may raise anything; it is no block of ours
+        flags = attributes_read(module, _KNOWN)
+        block = _Matcher(module).match()
+        if block is None:
+            return None
+        kind = _fused_class(type(module))
+    except Exception:  # the class and its code may raise anything; it is no block of ours
         return None
+    vars(module)["_fused"] = _Traced(
+        block,
+        {k: Linear if type(m) is Linear else m for k, m in module._modules.items()},
+        tuple(_Part(m, type(m), dict(m._modules), flags[m]) for m in flags if m is not module),
+        flags[module],
+    )
+    module.__class__ = kind
+    return block
+
+
+def _may_be_block(module: torch_nn.Module) -> bool:
+    """Whether a module has the layers of a block and nothing that a block has not."""
+    if isinstance(module, (torch_nn.Sequential, FusedBlock)) or "forward" in vars(module):
+        return False
+    layers = [m for m in module.modules() if isinstance(m, torch_nn.Linear)]
+    if len(layers) not in (2, 3) or not set(layers) <= set(module.children()):
+        return False
+    if any(type(layer) is not Linear for layer in layers) or any(True for _ in module.buffers()):
+        return False
+    owned = {id(p) for layer in layers for p in layer.parameters()}
+    if any(id(p) not in owned for p in module.parameters()):
+        return False
+    return not any(hooked(m) or "forward" in vars(m) for m in module.modules() if m is not module)
 
 
 # ---- execution ----
 
 
+class _Part(NamedTuple):
+    """A module inside a block that is no linear layer, as it was when the block was traced."""
+
+    module: Any
+    kind: type[Any]
+    children: dict[str, torch_nn.Module | None]
+    flags: Flags  # the plain attributes that the block's code may read
+
+
+class _Traced(NamedTuple):
+    """A block when it was traced."""
+
+    block: Block
+    children: dict[str, Any]  # its _modules; the class Linear for a linear layer
+    parts: tuple[_Part, ...]
+    flags: Flags
+
+
+def _same(module: Any, flags: Flags) -> bool:
+    for name, value in flags:
+        now = getattr(module, name, None)
+        if now is not value and (type(now) is not type(value) or now != value):
+            return False
+    return True
+
+
 class FusedBlock:
     """Mixed into the class of a recognised module: the same object, its forward one op.
 
-    The module's own forward runs where the op cannot stand for it: with dropout in training, or
-    after a layer got hooks or was replaced by something else (an adapter).
+    The module's own forward runs where the op cannot stand for it: with dropout in training, after
+    a module or plain attribute that was traced became another one, and while one has hooks. Linear
+    layers may be any that are plain, so that a block does not keep those alive which it lost.
     """
 
-    _fused_block: Block
-    _modules: dict[str, torch_nn.Module]
+    _fused: _Traced | None = None  # None: a copy that the class's own code made without it
+    _modules: dict[str, Any]
 
-    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Ask nothing of the module's class: no registry of its subclasses gains the fused one."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The original forward's result."""
-        block = self._fused_block
-        layers = [self._child(name) for name in (*block.first, block.down)]
-        if args or kwargs or not all(plain(layer) for layer in layers) or self._drops():
-            return super().forward(x, *args, **kwargs)  # type: ignore[misc]
-        first, down = layers[0], layers[-1]
+        traced = self._fused
+        if traced is None or len(args) + len(kwargs) != 1:
+            return super().forward(*args, **kwargs)  # type: ignore[misc]
+        block = traced.block
+        x = args[0] if args else kwargs.get(block.input)
+        if not isinstance(x, Tensor) or not self._is(traced):
+            return super().forward(*args, **kwargs)  # type: ignore[misc]
+        first, down = self._modules[block.first[0]], self._modules[block.down]
         if not block.gated:
             return mlp(x, first.weight, first.bias, down.weight, down.bias, block.activation)
-        up = layers[1] if len(layers) == 3 else None
+        up = self._modules[block.first[1]] if len(block.first) == 2 else None
         return gated_mlp(
             x,
             first.weight,
@@ -269,16 +333,30 @@ class FusedBlock:
             block.activation,
         )
 
-    def _child(self, name: str) -> Any:
-        return self._modules[name] if "." not in name else self.get_submodule(name)  # type: ignore[attr-defined]
+    def _is(self, traced: _Traced) -> bool:
+        """Whether the module's own forward would compute what it did when it was traced."""
+        if len(self._modules) != len(traced.children):
+            return False
+        for name, child in self._modules.items():
+            was = traced.children.get(name, self)
+            if not (plain(child) if was is Linear else child is was):
+                return False
+        for part in traced.parts:
+            module = part.module
+            if type(module) is not part.kind or module._modules != part.children:
+                return False
+            if not (untouched(module) and _same(module, part.flags)):
+                return False
+            if part.kind is torch_nn.Dropout and module.training and module.p > 0:
+                return False
+        return _same(self, traced.flags)
 
-    def _drops(self) -> bool:
-        dropouts = [self._child(name) for name in self._fused_block.dropouts]
-        return any(d.training and d.p > 0 for d in dropouts)
-
-    def __reduce__(self) -> Any:
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        reduced = super().__reduce_ex__(max(2, protocol))
+        if reduced[0] is not copyreg.__newobj__:  # type: ignore[attr-defined]
+            return reduced  # the class's own way
         base = next(c for c in type(self).__mro__[1:] if not issubclass(c, FusedBlock))
-        return _rebuild, (base,), self.__dict__
+        return _rebuild, (base, *reduced[1][1:]), *reduced[2:]
 
 
 _classes: dict[type, type] = {}
@@ -290,15 +368,9 @@ def _fused_class(base: type) -> type:
     return _classes[base]
 
 
-def _rebuild(base: type) -> Any:
+def _rebuild(base: type, *args: Any) -> Any:
     kind: Any = _fused_class(base)
-    return kind.__new__(kind)
-
-
-def fuse_block(module: torch_nn.Module, block: Block) -> None:
-    """Make the module run as one op, in place."""
-    module.__class__ = _fused_class(type(module))
-    module._fused_block = block
+    return kind.__new__(kind, *args)
 
 
 class FusedSequential(torch_nn.Sequential):
@@ -327,9 +399,9 @@ def pair_end(layers: list[Any], start: int) -> int | None:
     first = layers[start]
     if type(first) is not Linear or first.activation in (None, "none"):
         return None
-    if hooked(first) or "forward" in vars(first):
+    if not untouched(first):
         return None
     i = start + 1
-    while i < len(layers) and type(layers[i]) is torch_nn.Identity and not hooked(layers[i]):
+    while i < len(layers) and type(layers[i]) is torch_nn.Identity and untouched(layers[i]):
         i += 1
     return i if i < len(layers) and plain(layers[i]) else None

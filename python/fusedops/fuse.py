@@ -11,7 +11,6 @@ from torch import nn as torch_nn
 from ._blocks import (
     FusedSequential,
     activation_name,
-    find_block,
     fuse_block,
     hooked,
     pair_end,
@@ -173,6 +172,7 @@ def _sites(model: torch_nn.Module) -> dict[torch_nn.Linear, list[_Site]]:
         in_order = (
             isinstance(parent, torch_nn.Sequential)
             and type(parent).forward is torch_nn.Sequential.forward
+            and type(parent).__iter__ is torch_nn.Sequential.__iter__
             and "forward" not in vars(parent)
         )
         children = list(parent._modules.items())
@@ -222,10 +222,9 @@ def _fuse_blocks(model: torch_nn.Module, report: FuseReport) -> None:
         if type(module) in (torch_nn.Sequential, FusedSequential):
             _fuse_sequential(name, module, report)
             continue
-        block = find_block(module)
+        block = fuse_block(module)
         if block is None:
             continue
-        fuse_block(module, block)
         note = f"unfused while {', '.join(block.dropouts)} drops" if block.dropouts else ""
         layers = (*block.first, block.down)
         report.blocks.append(FusedMLP(name, block.kind, layers, block.activation, note))
@@ -257,8 +256,11 @@ def fuse(model: torch_nn.Module) -> FuseReport:
     layers with an absorbed activation between them in an ``nn.Sequential``, and modules whose
     forward, as torch.fx traces it, is ``down(act(up(x)))`` or ``down(act(gate(x)) * up(x))`` of
     their linear layers, whatever the names (Llama's, Hugging Face's, torchtune's; gate and up
-    packed in one layer too). Such a module's own forward still runs while its dropout is active and
-    after one of its layers was replaced or got hooks.
+    packed in one layer too). A module stays what it is where its code might do more: store anything
+    but local variables, enter a ``with`` (no_grad, autocast), call other functions (checkpoint) or
+    refer to other objects than modules, numbers and strings. A fused one's own forward still runs
+    while its dropout is active or a module in it has hooks, and after one of those modules, or an
+    attribute that the forward reads, was replaced.
 
     A layer changes its class and stays the same object. So its parameters (what the optimizer
     holds, tied weights), state dict keys, device, training flag and everything that refers to it
@@ -270,9 +272,14 @@ def fuse(model: torch_nn.Module) -> FuseReport:
     (weight_norm, pruning), with an own forward, with further parameters, or with a dtype that the
     kernels do not have.
 
+    Adapt, hook, prune and quantise first, and fuse last: an absorbed activation is part of its
+    layer. An adapter around that layer or a hook on it then sees the activated output, another
+    module in the nn.Identity's place runs behind the activation, and code that calls the layer past
+    its Sequential gets the activation too. torch.fx, torch.jit.script and quantize_dynamic do not
+    see into fused modules.
+
     Args:
-        model: Any module. Code that calls a layer inside an nn.Sequential directly, past the
-            Sequential, gets the absorbed activation with it.
+        model: Any module.
 
     Returns:
         The report; print it for a table.
