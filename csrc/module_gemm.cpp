@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "cuda/narrow_plan.h"
 #include "cutlass/operands.h"
 #include "cutlass/tile_sharing.h"
 #include "cutlass/tuned_plans.h"
@@ -24,6 +25,7 @@ const Names kEpilogues = {"fused", "preact", "accumulator", "grad", "residual"};
 const Names kMathModes = {"native", "tf32", "fp32"};
 const Names kMajors = {"k", "mn"};
 const Names kFamilies = {"sm80", "sm90", "skinny", "cluster"};
+const Names kChosenBy = {"model", "measured", "skinny", "tuned"};
 
 // One of `names`, as its position.
 template <typename Enum>
@@ -55,7 +57,9 @@ py::dict describe(const GemmPlan& plan, const char* rejected = nullptr) {
 
 py::object describe_found(const GemmPlan& plan) {
   if (plan.config < 0) return py::none();
-  return describe(plan);
+  py::dict found = describe(plan);
+  found["chosen_by"] = name_of(plan.chosen_by, kChosenBy);
+  return found;
 }
 
 py::dict describe(const GemmProblem& p) {
@@ -137,12 +141,13 @@ py::tuple select_config(int64_t m, int64_t n, int64_t k, const std::string& dtyp
 // (row stride, column stride, address) of a (rows, cols) operand.
 using Strides = std::tuple<int64_t, int64_t, int64_t>;
 
+MatrixView paper_view(const Strides& s, int64_t rows, int64_t cols) {
+  return {paper_pointer(std::get<2>(s)), rows, cols, std::get<0>(s), std::get<1>(s)};
+}
+
 py::dict prepare_gemm(int64_t m, int64_t n, int64_t k, const Strides& a, const Strides& b,
                       const std::string& dtype, const std::string& epilogue, int64_t activation,
                       bool allow_tf32, int capability, int sm_count) {
-  const auto view = [](const Strides& s, int64_t rows, int64_t cols) {
-    return MatrixView{paper_pointer(std::get<2>(s)), rows, cols, std::get<0>(s), std::get<1>(s)};
-  };
   GemmProblem problem;
   problem.m = m;
   problem.n = problem.ldd = n;
@@ -159,7 +164,7 @@ py::dict prepare_gemm(int64_t m, int64_t n, int64_t k, const Strides& a, const S
     return py::dict("problem"_a = describe(exact_tile(problem)), "pack_a"_a = py::none(),
                     "pack_b"_a = py::none());
   }
-  const OperandPlan plan = plan_operands(view(a, m, k), view(b, k, n), problem, device);
+  const OperandPlan plan = plan_operands(paper_view(a, m, k), paper_view(b, k, n), problem, device);
   return py::dict("problem"_a = describe(plan.problem), "pack_a"_a = plan.pack_a,
                   "pack_b"_a = plan.pack_b);
 }
@@ -171,6 +176,23 @@ py::dict plan_gemm(const py::dict& fields, int capability, int sm_count) {
                   "tuned"_a = describe_found(tuned_plan(problem, device)),
                   "selected"_a = describe_found(select_gemm(problem, device)),
                   "candidates"_a = describe_candidates(problem, device));
+}
+
+bool narrow_backward(int64_t m, int64_t n, int64_t k, const Strides& x, const Strides& weight,
+                     const std::string& dtype, int64_t activation, bool dx, bool dweight,
+                     bool dbias, int capability, int sm_count) {
+  const NarrowProblem problem{.dtype = parse<DType>("dtype", dtype, kDTypes),
+                              .activation = static_cast<Activation>(activation),
+                              .m = m,
+                              .n = n,
+                              .k = k,
+                              .dx = dx,
+                              .dweight = dweight,
+                              .dbias = dbias};
+  const MatrixView dy = paper_view({n, 1, 0}, m, n);
+  const NarrowOperands operands{
+      .dy = dy, .saved = dy, .x = paper_view(x, m, k), .weight = paper_view(weight, n, k)};
+  return narrow_takes(problem, operands, {capability, sm_count});
 }
 
 // ---- the tuned table ----
@@ -189,8 +211,7 @@ bool add_tuned_plan(const py::dict& fields, const py::dict& chosen, int capabili
   plan.swizzle = chosen["swizzle"].cast<int>();
   plan.expected_us = chosen["us"].cast<double>();
   if (plan.config < 0) return false;
-  set_tuned_plan(tuned_key(parse_problem(fields), {capability, sm_count}), plan);
-  return true;
+  return set_tuned_plan(tuned_key(parse_problem(fields), {capability, sm_count}), plan);
 }
 
 // NOTE: never released; the interpreter may be gone before this library is.
@@ -244,12 +265,15 @@ void bind_gemm(py::module_& m) {
         "epilogue"_a, "activation"_a, "allow_tf32"_a, "capability"_a, "sm_count"_a,
         "The problem that the kernels see for strided operands a and b, given as (row stride, "
         "column stride, address), and why one of them is packed.");
+  m.def("narrow_backward", &narrow_backward, "m"_a, "n"_a, "k"_a, py::kw_only(), "x"_a, "weight"_a,
+        "dtype"_a, "activation"_a, "dx"_a, "dweight"_a, "dbias"_a, "capability"_a, "sm_count"_a,
+        "Whether one kernel forms these gradients of a linear layer, for a dense dy.");
   m.def(
       "plan_gemm", &plan_gemm, "problem"_a, "capability"_a, "sm_count"_a,
       "The plan that a call takes ('chosen'), the one from tuning and the one from selection, and "
       "every candidate.");
   m.def("add_tuned_plan", &add_tuned_plan, "problem"_a, "plan"_a, "capability"_a, "sm_count"_a,
-        "Prefer a measured plan; False when this build has no such kernel.");
+        "Prefer a measured plan; False when this build has no such kernel or tile order.");
   m.def("clear_tuned_plans", &clear_tuned_plans, "Forget every measured plan.");
   m.def("set_tuned_loader", &set_loader, "loader"_a,
         "Call loader() once, when a product first needs the measured plans.");

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fusedops import _C
-from fusedops.info import build_info, kernels_for, table
+from fusedops.info import build_info, chosen_as, kernels_for, table
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -211,6 +211,18 @@ def test_kernels_for() -> None:
     assert "TORCH_CUDA_ARCH_LIST=10.0" in kernels_for((10, 0), archs)
     assert "PTX" in kernels_for((10, 0), ["80", "80-virtual"])
     assert kernels_for((9, 0), ["80"]).startswith("none")
+    # PTX of 90a is for 9.0 alone.
+    assert kernels_for((10, 0), ["90a", "90a-virtual"]).startswith("none")
+    assert kernels_for((9, 0), ["90a", "90a-virtual"]).startswith("sm_90a")
+
+
+def test_kernels_are_chosen_for_what_the_build_has() -> None:
+    ptx = ["80", "80-virtual"]
+    assert "sm_80 family" in kernels_for((9, 0), ptx)
+    assert chosen_as((9, 0), ptx) == 80
+    assert chosen_as((9, 0), ["80", "90a"]) == 90
+    assert chosen_as((9, 0), []) == 90  # a CPU build explains an H200
+    assert chosen_as((8, 9), ptx) == 89
 
 
 def test_info_command() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import subprocess
 import sys
@@ -89,17 +90,51 @@ def test_every_gpu_driver_and_build_has_its_own_file():
         '{"format": 1, "plans": [{"m": 1}]}',
         '{"format": 1, "plans": 3}',
         '{"format": 1, "plans": [7]}',
+        '{"format": 1, "plans": {}}',
+        "[" * 200_000,
         "\xff\xfe",
     ],
 )
 def test_a_corrupt_file_is_ignored_with_a_warning_and_written_anew(text):
     KEY.path.parent.mkdir(parents=True)
     KEY.path.write_text(text, encoding="latin-1")
-    with pytest.warns(UserWarning, match="ignoring the tuned plans in"):
+    with pytest.warns(UserWarning, match="ignoring .*tuned plans in"):
         assert read_plans(KEY.path) == []
-    with pytest.warns(UserWarning, match="ignoring the tuned plans in"):
+    with pytest.warns(UserWarning, match="ignoring .*tuned plans in"):
         merge_plans(KEY, [plan(problem())])
     assert len(read_plans(KEY.path)) == 1
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"m": [1]},
+        {"m": True},
+        {"k": 1 << 70},
+        {"us": "x"},
+        {"us": float("nan")},
+        {"split_parts": 0},
+        {"name": None},
+        {"swizzle": 8.0},
+    ],
+)
+def test_an_entry_that_makes_no_sense_does_not_cost_the_others(fields):
+    good = plan(problem())
+    merge_plans(KEY, [good])
+    content = json.loads(KEY.path.read_text())
+    content["plans"] = [plan(problem(m=64)) | fields, good]
+    KEY.path.write_text(json.dumps(content))
+    with pytest.warns(UserWarning, match="ignoring 1 of the 2 tuned plans in"):
+        assert read_plans(KEY.path) == [good]
+    with pytest.warns(UserWarning, match="ignoring 1 of the 2"):
+        merge_plans(KEY, [plan(problem(m=32))])
+    assert [p["m"] for p in read_plans(KEY.path)] == [8192, 32]
+
+
+def test_a_cache_of_an_unknown_user_is_a_folder_of_that_name(monkeypatch):
+    monkeypatch.setenv("FUSEDOPS_CACHE_DIR", "~nosuchuser/x")
+    assert cache_dir() == Path("~nosuchuser/x")
+    assert read_plans(KEY.path) == []
 
 
 def test_no_file_is_no_warning():
@@ -203,8 +238,31 @@ def test_a_kernel_that_this_build_lacks_is_not_installed():
     assert install(KEY, [stored | {"name": "sm90 1x1 pingpong 1x1"}]) == 0
     assert install(KEY, [stored | {"index": 63}]) == 0
     assert plans_of(problem())["tuned"] is None
-    with pytest.raises(ValueError, match="family must be one of"):
-        install(KEY, [stored | {"family": "sm70"}])
+    for field in ({"family": "sm70"}, {"splits": 1 << 40}):
+        with pytest.warns(UserWarning, match="ignoring a tuned plan for NVIDIA H200"):
+            assert install(KEY, [stored | field, plan(problem(m=64))]) == 1
+    assert plans_of(problem())["tuned"] is None
+
+
+@pytest.mark.parametrize("swizzle", [0, -5, 65, 2**31 - 1])
+def test_a_tile_order_that_no_kernel_has_is_not_installed(swizzle):
+    assert install(KEY, [plan(problem(), swizzle=swizzle)]) == 0
+    assert plans_of(problem())["tuned"] is None
+
+
+def test_a_cluster_kernel_takes_the_tiles_of_its_candidate_only():
+    fields = problem(m=904, n=904, k=3600)
+    ranked = [c for c in plans_of(fields)["candidates"] if c["rejected"] is None]
+    cluster = [c for c in ranked if c["family"] == "cluster"]
+    alone = next(c for c in cluster if not c["name"].endswith("1x1"))
+    for choice, swizzle, served in (
+        (cluster[0], cluster[0]["swizzle"], True),
+        (cluster[0], 3, False),
+        (alone, 4, False),
+    ):
+        _C.clear_tuned_plans()
+        install(KEY, [fields | choice | {"us": 1.0, "default_us": 1.0, "swizzle": swizzle}])
+        assert bool(plans_of(fields)["tuned"]) == served
 
 
 def test_the_recorder_notes_every_problem():

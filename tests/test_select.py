@@ -218,6 +218,19 @@ def test_tf32_and_fp32_take_different_kernels():
     assert choose(512, 512, 512, dtype="float32", math="fp32")["family"] == "sm80"
 
 
+def test_expected_times_of_mma_sync_are_not_below_what_hardware_can_do():
+    def us(*shape, **options):
+        return choose(*shape, **options)["expected_us"]
+
+    flops = 2 * 4096**3
+    assert us(4096, 4096, 4096, dtype="float64") > flops / 67e6
+    a100 = {"capability": 80, "sm_count": 108}
+    assert us(4096, 4096, 4096, dtype="float64", **a100) > flops / 19.5e6
+    assert us(4096, 4096, 4096, dtype="float32", math="tf32", **a100) > flops / 156e6
+    m, n, k = 1 << 22, 64, 64
+    assert us(m, n, k, **a100) > 2 * (m * k + n * k + m * n) / 2.04e6
+
+
 def test_every_large_shape_finds_a_kernel():
     for dtype, math in [("bfloat16", "native"), ("float32", "tf32"), ("float32", "fp32")]:
         for layout in (TN, NN, NT, {"a_major": "mn", "b_major": "k"}):

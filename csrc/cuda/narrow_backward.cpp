@@ -2,8 +2,6 @@
 
 #include <torch/csrc/stable/ops.h>
 
-#include <limits>
-
 #include "cuda/sm90_narrow.h"
 
 namespace fusedops {
@@ -27,37 +25,6 @@ namespace {
 
 using narrow::Backward;
 
-// Measured on H200: with fewer rows the sums over rows, which every block has, cost more than the
-// passes over dz that the kernel saves.
-int64_t min_rows(const LinearShape& shape, const NarrowGradients& wanted) {
-  if (shape.n <= 128 || shape.k <= 64) return 1024;
-  return wanted.dx ? 16384 : 32768;
-}
-
-bool readable(const MatrixView& view) {
-  return view.col_stride == 1 && view.row_stride >= view.cols && view.row_stride % 8 == 0 &&
-         reinterpret_cast<uintptr_t>(view.data) % 16 == 0;
-}
-
-bool fits(int64_t features) {
-  return features >= narrow::kMinFeatures && features <= narrow::kMaxFeatures && features % 8 == 0;
-}
-
-bool pays(const LinearShape& shape, const NarrowGradients& wanted) {
-  // Without dz to share, dx and dweight alone are plain products.
-  const bool shares =
-      shape.activation != Activation::kNone || wanted.dbias || (wanted.dx && wanted.dweight);
-  return shape.m >= min_rows(shape, wanted) && (wanted.dx || wanted.dweight) && shares;
-}
-
-bool takes(const LinearShape& shape, const NarrowOperands& t, const NarrowGradients& wanted) {
-  const bool half = shape.dtype == DType::kFloat16 || shape.dtype == DType::kBFloat16;
-  return half && fits(shape.n) && fits(shape.k) && pays(shape, wanted) &&
-         shape.m <= std::numeric_limits<int32_t>::max() - narrow::kTileRows && readable(t.dy) &&
-         (t.saved.data == nullptr || readable(t.saved)) && (!wanted.dweight || readable(t.x)) &&
-         (!wanted.dx || readable(t.weight));
-}
-
 void* out_pointer(const Tensor* tensor) { return tensor ? tensor->mutable_data_ptr() : nullptr; }
 
 }  // namespace
@@ -65,9 +32,16 @@ void* out_pointer(const Tensor* tensor) { return tensor ? tensor->mutable_data_p
 bool run_narrow_backward(const char* op, const LinearShape& shape, const NarrowOperands& t,
                          const NarrowGradients& wanted, const LaunchScope& scope) {
   const narrow::RunFn run = narrow::find_kernels();
-  if (run == nullptr || scope.facts().capability / 10 != 9 || !takes(shape, t, wanted)) {
-    return false;
-  }
+  const NarrowProblem problem{.dtype = shape.dtype,
+                              .activation = shape.activation,
+                              .m = shape.m,
+                              .n = shape.n,
+                              .k = shape.k,
+                              .dx = wanted.dx != nullptr,
+                              .dweight = wanted.dweight != nullptr,
+                              .dbias = wanted.dbias != nullptr};
+  const DeviceModel device{scope.facts().capability, scope.facts().sm_count};
+  if (run == nullptr || !narrow_takes(problem, t, device)) return false;
   const Tensor* sums = wanted.dweight ? wanted.dweight : wanted.dbias;
   Backward p{.dtype = shape.dtype,
              .activation = shape.activation,

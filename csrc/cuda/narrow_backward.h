@@ -4,13 +4,9 @@
 
 #include "common/launch.h"
 #include "common/linear_check.h"
-#include "cutlass/operands.h"
+#include "cuda/narrow_plan.h"
 
 namespace fusedops {
-
-struct NarrowOperands {
-  MatrixView dy, saved, x, weight;  // saved: without data where the activation needs none
-};
 
 // What is wanted of dx (M, K), dweight (N, K) and dbias (N,), all contiguous; else null.
 struct NarrowGradients {

@@ -3,6 +3,7 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
+#include <limits>
 #include <vector>
 
 #include "common/int_math.h"
@@ -108,7 +109,10 @@ void launch_plan(const char* op, const GemmPlan& plan, GemmProblem p, const Laun
 }
 
 DeviceModel device_model(const LaunchScope& scope) {
-  return {scope.facts().capability, scope.facts().sm_count};
+  const DeviceFacts& facts = scope.facts();
+  // NOTE: a build without code for Hopper serves it from PTX of the sm_80 family.
+  const bool from_ptx = facts.capability / 10 == 9 && facts.code_version < 90;
+  return {from_ptx ? 80 : facts.capability, facts.sm_count};
 }
 
 // ---- fp32-accurate products over bf16 parts ----
@@ -220,6 +224,8 @@ void run_gemm(const GemmCall& call, const Tensor& d, const Tensor* preact,
   if (wants_exact_parts(p, device_model(scope))) return run_exact(call, p, scope);
   const Prepared prepared = prepare(call, p, scope);
   const GemmPlan plan = select_gemm_cached(prepared.problem, device_model(scope));
+  FUSEDOPS_CHECK(plan.config >= 0 || p.k <= std::numeric_limits<int32_t>::max(), call.op,
+                 ": K must be at most 2^31 - 1; got ", p.k);
   FUSEDOPS_CHECK(plan.config >= 0, call.op, ": no kernel takes this problem: M = ", p.m,
                  ", N = ", p.n, ", K = ", p.k);
   launch_plan(call.op, plan, prepared.problem, scope);

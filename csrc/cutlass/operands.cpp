@@ -43,7 +43,10 @@ bool natural_operand(const MatrixView& view, GemmOperand& operand) {
 // Why an operand has to be copied; null, with `operand` filled in, when it is read in place.
 const char* pack_reason(const GemmProblem& p, const MatrixView& view, bool k_major_only,
                         GemmOperand& operand) {
-  if (!natural_operand(view, operand)) return "neither of its strides is 1";
+  if (!natural_operand(view, operand)) {
+    return view.row_stride == 1 || view.col_stride == 1 ? "its rows or columns overlap in memory"
+                                                        : "neither of its strides is 1";
+  }
   const bool small_words = dtype_bytes(p.dtype) >= 4 && work(p) <= kWordReadsMaxWork;
   if (!small_words && !sm80_operand_readable(p, operand, view.rows, 16)) {
     return "its address, stride or contiguous extent is not a multiple of 16 bytes";

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <limits>
 
 #include "common/int_math.h"
@@ -190,13 +189,29 @@ double simt_us(const GemmProblem& p, const GemmConfig& c, int splits, const Devi
   return us;
 }
 
+// Multiply-adds of mma.sync per SM and nominal cycle, for fp64 and TF32 not above the data sheets.
+double mma_sync_per_cycle(const GemmProblem& p, const DeviceModel& device) {
+  if (p.dtype == DType::kFloat64) {
+    return device.capability % 10 != 0 ? 2 : device.capability == 80 ? 56 : 128;
+  }
+  return kMmaPerCycle * (p.dtype == DType::kFloat32 ? 0.22 : 0.5);
+}
+
+// Of Hopper, the A100 and the rest of Ampere and Ada.
+double dram_bytes_per_us(const DeviceModel& device) {
+  return device.capability >= 90 ? kDramBytesPerUs : device.capability == 80 ? 1.9e6 : 0.95e6;
+}
+
 // The mma.sync family: one block per SM at a time, about 60 % of the WGMMA rate.
 double sm80_us(const GemmProblem& p, const GemmConfig& c, int splits, const DeviceModel& device) {
   if (p.math == MathMode::kFp32) return simt_us(p, c, splits, device);
   const double tiles = double(ceil_div(p.m, c.tile_m)) * ceil_div(p.n, c.tile_n) * splits;
   const double waves = std::max(1.0, std::ceil(tiles / device.sm_count));
-  const double mma = double(c.tile_m) * c.tile_n * ceil_div(p.k, splits) / (kMmaPerCycle * 0.5);
-  return kLaunchUs + waves * (2000 + mma) / (kClockGhz * 1e3) + (splits > 1 ? kReduceUs : 0);
+  const double mma =
+      double(c.tile_m) * c.tile_n * ceil_div(p.k, splits) / mma_sync_per_cycle(p, device);
+  const double sms = waves * (2000 + mma) / (kClockGhz * 1e3);
+  const double dram = dram_bytes(p) / dram_bytes_per_us(device);
+  return kLaunchUs + overlap(sms, dram, kDramOverlap) + (splits > 1 ? kReduceUs : 0);
 }
 
 // The kernels for few rows, fitted to perf/results/h200/skinny_sweep.csv: over its problems the
@@ -434,8 +449,14 @@ GemmPlan select_gemm(const GemmProblem& problem, const DeviceModel& device) {
   GemmPlan best;
   for (const Candidate& candidate : enumerate_candidates(problem, device)) {
     if (candidate.rejected || (skinny && candidate.plan.family != Family::kSkinny)) continue;
-    if (measured && is_choice(*measured, candidate.plan)) return candidate.plan;
-    if (best.config < 0 || candidate.plan.expected_us < best.expected_us) best = candidate.plan;
+    const bool is_measured = measured && is_choice(*measured, candidate.plan);
+    if (is_measured || best.config < 0 || candidate.plan.expected_us < best.expected_us) {
+      best = candidate.plan;
+    }
+    best.chosen_by = is_measured ? ChosenBy::kMeasured
+                     : skinny    ? ChosenBy::kSkinny
+                                 : ChosenBy::kModel;
+    if (is_measured) break;
   }
   return best;
 }
@@ -443,45 +464,6 @@ GemmPlan select_gemm(const GemmProblem& problem, const DeviceModel& device) {
 int64_t column_sum_rows(const GemmPlan& plan, int64_t m) {
   const GemmConfig& c = config_of(plan.family, plan.config);
   return ceil_div(m, c.schedule == Schedule::kPingpong ? c.tile_m : c.tile_m / 2);
-}
-
-int num_configs(Family family) {
-  switch (family) {
-    case Family::kSm80: return kNumSm80Configs;
-    case Family::kSm90: return kNumSm90Configs;
-    case Family::kSkinny: return kNumSkinnyConfigs;
-    case Family::kCluster: return kNumClusterConfigs;
-  }
-  return 0;
-}
-
-const GemmConfig& config_of(Family family, int config) {
-  switch (family) {
-    case Family::kSm80: return kSm80Configs[config];
-    case Family::kSm90: return kSm90Configs[config];
-    case Family::kSkinny: return kSkinnyConfigs[config];
-    case Family::kCluster: break;
-  }
-  return kClusterConfigs[config];
-}
-
-static const char* cluster_schedule(const ClusterConfig& config) {
-  if (config.swapped) return "swapped";
-  return config.cluster_n > 1 ? "split-k" : "plain";
-}
-
-std::string config_name(Family family, int config) {
-  constexpr const char* kFamilies[] = {"sm80", "sm90", "skinny", "cluster"};
-  constexpr const char* kSchedules[] = {"multistage", "pingpong", "cooperative"};
-  constexpr const char* kDepths[] = {"deep", "half", "third"};  // of kSkinny
-  const GemmConfig& c = config_of(family, config);
-  const char* schedule = family == Family::kSkinny    ? kDepths[c.tile_k - 1]
-                         : family == Family::kCluster ? cluster_schedule(kClusterConfigs[config])
-                                                      : kSchedules[static_cast<int>(c.schedule)];
-  char name[80];
-  std::snprintf(name, sizeof name, "%s %dx%d %s %dx%d", kFamilies[static_cast<int>(family)],
-                c.tile_m, c.tile_n, schedule, c.cluster_m, c.cluster_n);
-  return name;
 }
 
 }  // namespace fusedops

@@ -18,6 +18,10 @@ struct DeviceModel {
 // GemmPlan::splits: the last wave of tiles is shared out (tile_sharing.h).
 inline constexpr int kSharedWave = 0;
 
+// Who chose a plan: the time model, sm90_measured.h, the time model among the skinny kernels (which
+// go before all others), or fusedops.tune.
+enum class ChosenBy : int8_t { kModel, kMeasured, kSkinny, kTuned };
+
 struct GemmPlan {
   Family family = Family::kSm80;
   int config = -1;  // index into the family's table; -1: nothing fits
@@ -25,6 +29,7 @@ struct GemmPlan {
   // Tiles that a band of output tiles is wide; of kCluster: those whose blocks share operands.
   int swizzle = 8;
   double expected_us = 0;
+  ChosenBy chosen_by = ChosenBy::kModel;
 };
 
 // kGrad: rows of partial column sums, one for each warpgroup's rows of a tile.

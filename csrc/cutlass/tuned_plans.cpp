@@ -1,9 +1,12 @@
 #include "cutlass/tuned_plans.h"
 
+#include <algorithm>
 #include <atomic>
 #include <map>
 #include <mutex>
 #include <utility>
+
+#include "cutlass/cluster_configs.h"
 
 namespace fusedops {
 namespace {
@@ -37,6 +40,20 @@ void note_problem(GemmProblem problem, const DeviceModel& device) {
   if (state().recording) state().recorded.push_back({problem, device});
 }
 
+// A plan comes from a file, which may say anything.
+bool has_tile_order(const GemmPlan& plan) {
+  constexpr int kWidestBand = 64;  // tune tries up to 16
+  if (plan.family != Family::kCluster) return plan.swizzle >= 1 && plan.swizzle <= kWidestBand;
+  return std::ranges::find(kTileClusters, plan.swizzle) != std::end(kTileClusters);
+}
+
+// Bands of any width suit the kernels that have bands.
+bool is_plan_of(const GemmPlan& plan, const GemmPlan& known) {
+  return known.family == plan.family && known.config == plan.config &&
+         known.splits == plan.splits &&
+         (plan.family != Family::kCluster || known.swizzle == plan.swizzle);
+}
+
 bool find_plan(TunedKey key, GemmPlan& plan) {
   const std::lock_guard lock(state().mutex);
   const auto& plans = state().plans;
@@ -67,10 +84,13 @@ TunedKey tuned_key(const GemmProblem& p, const DeviceModel& device) {
           device.sm_count};
 }
 
-void set_tuned_plan(const TunedKey& key, const GemmPlan& plan) {
+bool set_tuned_plan(const TunedKey& key, GemmPlan plan) {
+  if (!has_tile_order(plan)) return false;
+  plan.chosen_by = ChosenBy::kTuned;
   const std::lock_guard lock(state().mutex);
   state().plans[key] = plan;
   ++g_generation;
+  return true;
 }
 
 void clear_tuned_plans() {
@@ -86,11 +106,7 @@ GemmPlan tuned_plan(const GemmProblem& problem, const DeviceModel& device) {
   GemmPlan plan;
   if (!find_plan(tuned_key(problem, device), plan)) return {};
   for (const Candidate& candidate : enumerate_candidates(problem, device)) {
-    const GemmPlan& known = candidate.plan;
-    if (!candidate.rejected && known.family == plan.family && known.config == plan.config &&
-        known.splits == plan.splits) {
-      return plan;
-    }
+    if (!candidate.rejected && is_plan_of(plan, candidate.plan)) return plan;
   }
   return {};
 }

@@ -26,8 +26,9 @@ struct TunedKey {
 
 TunedKey tuned_key(const GemmProblem& problem, const DeviceModel& device);
 
-// expected_us of the plan is the time that was measured.
-void set_tuned_plan(const TunedKey& key, const GemmPlan& plan);
+// expected_us of the plan is the time that was measured. False, and nothing is set, where the plan
+// asks for a tile order that no candidate has.
+bool set_tuned_plan(const TunedKey& key, GemmPlan plan);
 
 void clear_tuned_plans();
 

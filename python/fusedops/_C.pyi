@@ -32,6 +32,21 @@ def prepare_gemm(
     capability: int,
     sm_count: int,
 ) -> dict[str, Any]: ...
+def narrow_backward(
+    m: int,
+    n: int,
+    k: int,
+    *,
+    x: tuple[int, int, int],
+    weight: tuple[int, int, int],
+    dtype: str,
+    activation: int,
+    dx: bool,
+    dweight: bool,
+    dbias: bool,
+    capability: int,
+    sm_count: int,
+) -> bool: ...
 def plan_gemm(problem: dict[str, Any], capability: int, sm_count: int) -> dict[str, Any]: ...
 def add_tuned_plan(
     problem: dict[str, Any], plan: dict[str, Any], capability: int, sm_count: int

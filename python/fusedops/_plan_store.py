@@ -12,6 +12,7 @@ import ctypes
 import functools
 import hashlib
 import json
+import math
 import os
 import re
 import sys
@@ -24,7 +25,7 @@ import torch
 
 from . import _C
 from ._files import replace_file
-from .info import build_info
+from .info import build_info, built_archs, chosen_as
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -37,6 +38,8 @@ PROBLEM = (
     *("a_major", "b_major", "activation", "split_parts"),
 )
 CHOICE = ("family", "name", "index", "splits", "swizzle", "us", "default_us")
+TEXTS = {"dtype", "math", "epilogue", "a_major", "b_major", "family", "name"}
+TIMES = {"us", "default_us"}
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ class GpuKey:
     """What a measurement depends on besides the problem."""
 
     gpu: str
-    capability: int  # 10 * major + minor
+    capability: int  # 10 * major + minor, as selection takes it
     sm_count: int
     driver: int  # CUDA version of the driver
     build: str  # of fusedops: its version and kernels
@@ -60,7 +63,7 @@ class GpuKey:
 def cache_dir() -> Path:
     """$FUSEDOPS_CACHE_DIR, else the user's cache directory of this platform."""
     if given := os.environ.get("FUSEDOPS_CACHE_DIR"):
-        return Path(given).expanduser()
+        return Path(os.path.expanduser(given))  # as it is where there is no such user
     if sys.platform == "win32":
         return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData/Local")) / "fusedops"
     if sys.platform == "darwin":
@@ -73,7 +76,7 @@ def gpu_key(device: torch.device) -> GpuKey:
     properties = torch.cuda.get_device_properties(device)
     return GpuKey(
         gpu=properties.name,
-        capability=10 * properties.major + properties.minor,
+        capability=chosen_as((properties.major, properties.minor), built_archs()),
         sm_count=properties.multi_processor_count,
         driver=_driver_version(),
         build=_build(),
@@ -101,25 +104,47 @@ def _build() -> str:
 
 
 def read_plans(path: Path) -> list[Plan]:
-    """The plans of a file, none where there is no file; a warning where it makes no sense."""
+    """The plans of a file that make sense, none where there is no file; a warning about others."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         if content["format"] != FORMAT:
             raise ValueError(f"format {content['format']!r}, this version reads {FORMAT}")
-        plans: list[Plan] = content["plans"]
-        for plan in plans:
-            if not plan.keys() >= {*PROBLEM, *CHOICE}:
-                raise ValueError("a plan lacks fields")
+        found = content["plans"]
+        if not isinstance(found, list):
+            raise TypeError(f"plans is no list but {type(found).__name__}")
     except FileNotFoundError:
         return []
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        warnings.warn(
-            f"fusedops: ignoring the tuned plans in {path}: {type(error).__name__}: {error}; "
-            "fusedops.tune writes the file anew",
-            stacklevel=2,
-        )
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        _warn(f"the tuned plans in {path}: {type(error).__name__}: {error}")
         return []
+    plans: list[Plan] = [entry for entry in found if _is_plan(entry)]
+    if len(plans) < len(found):
+        bad = len(found) - len(plans)
+        _warn(f"{bad} of the {len(found)} tuned plans in {path}: a field lacks or has another type")
     return plans
+
+
+def _is_plan(entry: Any) -> bool:
+    """Whether every field is there, of its type."""
+    return isinstance(entry, dict) and all(
+        name in entry and _is_field(name, entry[name]) for name in (*PROBLEM, *CHOICE)
+    )
+
+
+def _is_field(name: str, value: Any) -> bool:
+    if name in TEXTS:
+        return isinstance(value, str)
+    if name == "split_parts":
+        return isinstance(value, bool)
+    if name in TIMES:
+        return type(value) in (int, float) and math.isfinite(value)
+    return type(value) is int and abs(value) < 1 << 63
+
+
+def _warn(what: str) -> None:
+    warnings.warn(
+        f"fusedops: ignoring {what}; fusedops.tune measures and stores them anew", stacklevel=3
+    )
 
 
 def merge_plans(key: GpuKey, plans: Iterable[Plan]) -> Path:
@@ -156,10 +181,15 @@ def _lock(path: Path) -> Iterator[None]:
 
 def install(key: GpuKey, plans: Iterable[Plan]) -> int:
     """Makes selection use plans; returns how many this build has the kernels for."""
-    return sum(
-        _C.add_tuned_plan(plan, plan, key.capability, key.sm_count)  # problem and choice in one
-        for plan in plans
-    )
+    return sum(_install_one(key, plan) for plan in plans)
+
+
+def _install_one(key: GpuKey, plan: Plan) -> bool:
+    try:  # problem and choice in one
+        return bool(_C.add_tuned_plan(plan, plan, key.capability, key.sm_count))
+    except (ValueError, RuntimeError) as error:  # an unknown name, a number out of range
+        _warn(f"a tuned plan for {key.gpu}: {error}")
+        return False
 
 
 def load() -> None:
@@ -169,11 +199,7 @@ def load() -> None:
         return
     keys = dict.fromkeys(gpu_key(torch.device("cuda", i)) for i in range(torch.cuda.device_count()))
     for key in keys:
-        plans = read_plans(key.path)
-        try:
-            install(key, plans)
-        except (ValueError, TypeError, RuntimeError) as error:
-            warnings.warn(f"fusedops: ignoring tuned plans in {key.path}: {error}", stacklevel=2)
+        install(key, read_plans(key.path))
 
 
 _C.set_tuned_loader(load)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,9 @@ from torch import Tensor
 from . import _C, _plan_store  # noqa: F401  (the tuned plans)
 from ._checks import raise_not_tensor
 from ._gemm_text import DTYPES, plan_text, problem_text, us_text
+from ._main_grad import main_grad_owner
 from .activation import ACTIVATIONS, SAVES_PREACT, activation_code
+from .info import built_archs, chosen_as
 from .linear import _autocast_dtype, _tf32_allowed
 
 if TYPE_CHECKING:
@@ -22,8 +25,16 @@ if TYPE_CHECKING:
 __all__ = ["ExplainedGemm", "Explanation", "explain"]
 
 Shape = tuple[int, ...]
+View = tuple[int, int, int]  # row stride, column stride, address modulo 16
 H200 = ("NVIDIA H200 (assumed: no GPU is visible)", 90, 132)
 RUNNERS_UP = 4
+ONE_KERNEL = "few features: one kernel forms every gradient in one pass over the rows"
+WHY = {  # kChosenBy of module_gemm.cpp
+    "tuned": "measured on this machine by fusedops.tune, of {} candidates",
+    "measured": "measured on an H200 for exactly this product (the table that is compiled in)",
+    "skinny": "the fastest by the time model of the kernels for few rows, which go first",
+    "model": "the fastest of {} candidates by the time model",
+}
 
 
 @dataclass(frozen=True)
@@ -119,7 +130,7 @@ def explain(
 
     Raises:
         ValueError: The activation is unknown.
-        TypeError: An argument is neither a tensor nor a shape.
+        TypeError: An argument is neither a tensor nor a shape, or `dtype` is no torch.dtype.
         RuntimeError: What the call itself would raise for these shapes and dtypes.
 
     The GPU is that of x, else the current one, else an H200 is assumed.
@@ -132,19 +143,11 @@ def explain(
     tensors = [_as_tensor(name, t, dtype) for name, t in (("x", x), ("weight", weight))]
     bias_tensor = None if bias is None else _as_tensor("bias", bias, dtype)
     real_x, real_weight = tensors
+    wants = [_wants_grad(t, backward) for t in (*tensors, bias_tensor)]
     compute = _compute_dtype(real_x)
     paper = [_paper(t, compute) for t in (real_x, real_weight, bias_tensor) if t is not None]
     torch.ops.fusedops.linear.default(*paper, *([None] * (3 - len(paper))), code, False)  # checks
     gpu, capability, sm_count = _gpu(real_x)
-    wants = [torch.is_grad_enabled() and t.requires_grad for t in tensors]
-    if backward is not None:
-        wants = [backward, backward]
-    training = any(wants) or (
-        backward is None
-        and torch.is_grad_enabled()
-        and bias_tensor is not None
-        and bias_tensor.requires_grad
-    )
     x_rows, note = _rows(paper[0])
     view_x = _operand(x_rows, real_x)
     view_weight = _operand(paper[1], real_weight)
@@ -153,21 +156,20 @@ def explain(
     n = paper[1].shape[0]
     tf32 = paper[0].dtype is torch.float32 and _tf32_allowed()
     same = {"dtype": DTYPES[paper[0].dtype], "allow_tf32": tf32, **where}
-    epilogue = "preact" if training and SAVES_PREACT[code] else "fused"
-    products = [
-        _explain_gemm(
-            *("forward", m, n, k, view_x, _transposed(view_weight), ("x", "weight")),
-            {"epilogue": epilogue, "activation": code, **same},
-        )
-    ]
-    plain = {"epilogue": "fused", "activation": 0, **same}
-    dz = (n, 1, 0)
-    if wants[0]:
-        names = ("dz", "weight")
-        products.append(_explain_gemm("dx", m, k, n, dz, view_weight, names, plain))
-    if wants[1]:
-        names = ("dz", "x")
-        products.append(_explain_gemm("dweight", n, k, m, _transposed(dz), view_x, names, plain))
+    epilogue = "preact" if any(wants) and SAVES_PREACT[code] else "fused"
+    forward = {"epilogue": epilogue, "activation": code, **same}
+    names = ("x", "weight")
+    products = [_explain_gemm("forward", m, n, k, view_x, _transposed(view_weight), names, forward)]
+    owner = main_grad_owner("linear", real_weight) if wants[1] else None
+    master = paper[0].dtype.itemsize == 2 and real_weight.dtype is torch.float32
+    products += _explain_backward(
+        (m, n, k),
+        (view_x, view_weight),
+        (wants[0], wants[1], wants[2]),
+        main_grad=owner is not None,
+        fp32_dweight=master or owner is not None,
+        options={**forward, "epilogue": "fused"},
+    )
     notes = [note] if note else []
     if isinstance(x, Tensor) and x.device.type == "cpu":
         notes.append("x is on the CPU, where plain C++ runs; this is for the same call on the GPU")
@@ -175,18 +177,76 @@ def explain(
     return Explanation(f"linear of {shapes}, {ACTIVATIONS[code]}", gpu, products, notes)
 
 
-# ---- the arguments ----
+def _explain_backward(
+    sizes: tuple[int, int, int],
+    views: tuple[View, View],
+    wants: tuple[bool, bool, bool],
+    *,
+    main_grad: bool,
+    fp32_dweight: bool,
+    options: dict[str, Any],
+) -> list[ExplainedGemm]:
+    """dx and dweight as LinearFunction.backward forms them."""
+    m, n, k = sizes
+    view_x, view_weight = views
+    dz = (n, 1, 0)
+    plain = options | {"activation": 0}
+    fp32 = fp32_dweight and options["dtype"] in ("float16", "bfloat16")
+    wgrad = plain | {"epilogue": "accumulator" if fp32 else "fused"}
+    products = (
+        ("dx", m, k, n, dz, view_weight, ("dz", "weight"), plain),
+        ("dweight", n, k, m, _transposed(dz), view_x, ("dz", "x"), wgrad),
+    )
+    wanted = [product for product, want in zip(products, wants, strict=False) if want]
+    # Into main_grad dweight is a product of its own.
+    if main_grad or not _is_one_kernel(sizes, views, wants, options):
+        return [_explain_gemm(*product) for product in wanted]
+    return [
+        ExplainedGemm(role, _C.prepare_gemm(*of, a=a, b=b, **how)["problem"], None, ONE_KERNEL)
+        for role, *of, a, b, _, how in wanted
+    ]
 
-View = tuple[int, int, int]  # row stride, column stride, address modulo 16
+
+def _is_one_kernel(
+    sizes: tuple[int, int, int],
+    views: tuple[View, View],
+    wants: tuple[bool, bool, bool],
+    options: dict[str, Any],
+) -> bool:
+    m, n, k = sizes
+    x, weight = views
+    dx, dweight, dbias = wants
+    same: dict[str, Any] = {
+        name: options[name] for name in ("dtype", "activation", "capability", "sm_count")
+    }
+    return _C.narrow_backward(
+        m, n, k, x=x, weight=weight, dx=dx, dweight=dweight, dbias=dbias, **same
+    )
+
+
+# ---- the arguments ----
 
 
 def _as_tensor(name: str, value: Tensor | Sequence[int], dtype: torch.dtype | None) -> Tensor:
     if isinstance(value, Tensor):
         return value
-    try:
-        return torch.empty(*(int(s) for s in value), dtype=dtype or torch.bfloat16, device="meta")
-    except (TypeError, ValueError):
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise TypeError(f"explain: dtype must be a torch.dtype; got {dtype!r}")
+    if not isinstance(value, (list, tuple)):
         raise_not_tensor("explain", **{name: value})
+    try:
+        sizes = [operator.index(s) for s in value]
+    except TypeError:
+        sizes = [-1]
+    if min(sizes, default=0) < 0:
+        raise TypeError(f"explain: {name} must be a Tensor or a shape of integers; got {value!r}")
+    return torch.empty(sizes, dtype=dtype or torch.bfloat16, device="meta")
+
+
+def _wants_grad(tensor: Tensor | None, backward: bool | None) -> bool:
+    if tensor is None or backward is not None:
+        return tensor is not None and bool(backward)
+    return bool(torch.is_grad_enabled() and tensor.requires_grad)
 
 
 def _compute_dtype(x: Tensor) -> torch.dtype | None:
@@ -237,13 +297,14 @@ def _data_ptr(tensor: Tensor) -> int:
 
 
 def _gpu(x: Tensor) -> tuple[str, int, int]:
-    """(name, 10 * major + minor, SMs) of the GPU that is meant."""
+    """(name, capability for selection, SMs) of the GPU that is meant."""
     if not torch.cuda.is_available():
         return H200
     own = x.device.type == "cuda" and x.device.index is not None
     index = x.device.index if own else torch.cuda.current_device()
     facts = torch.cuda.get_device_properties(index)
-    return facts.name, 10 * facts.major + facts.minor, facts.multi_processor_count
+    capability = chosen_as((facts.major, facts.minor), built_archs())
+    return facts.name, capability, facts.multi_processor_count
 
 
 # ---- one product ----
@@ -283,7 +344,7 @@ def _explain_gemm(
         role=role,
         problem=problem,
         plan=chosen,
-        why=_why(chosen, tuned, ranked),
+        why=WHY[chosen["chosen_by"]].format(len(ranked)),
         expected_us=next(c["expected_us"] for c in ranked if _same(c, chosen)),
         measured_us=tuned["expected_us"] if tuned else None,
         runners_up=tuple((plan_text(c), c["expected_us"]) for c in others[:RUNNERS_UP]),
@@ -292,18 +353,10 @@ def _explain_gemm(
     )
 
 
-def _why(
-    chosen: dict[str, Any], tuned: dict[str, Any] | None, ranked: Sequence[dict[str, Any]]
-) -> str:
-    if tuned is not None:
-        return f"measured on this machine by fusedops.tune, of {len(ranked)} candidates"
-    if _same(chosen, ranked[0]):
-        return f"the fastest of {len(ranked)} candidates by the time model"
-    return "measured on an H200 for exactly this product (the table that is compiled in)"
-
-
 def _same(a: dict[str, Any], b: dict[str, Any]) -> bool:
-    return all(a[name] == b[name] for name in ("family", "index", "splits"))
+    """The same candidate; the bands of families other than cluster make none of their own."""
+    names = ("family", "index", "splits", *(("swizzle",) if a["family"] == "cluster" else ()))
+    return all(a[name] == b[name] for name in names)
 
 
 def _refused(candidates: Sequence[dict[str, Any]]) -> tuple[tuple[str, str], ...]:

@@ -25,13 +25,13 @@ def kernels_for(capability: tuple[int, int], archs: list[str]) -> str:
         return "none: fusedops needs compute capability 8.0 or newer"
     if capability == (9, 0) and "90a" in archs:
         return "sm_90a (TMA + WGMMA), sm_80 family for what TMA refuses"
-    # Machine code runs on its own major version, from its minor upwards; PTX on anything newer.
+    # Machine code runs on its own major version, from its minor upwards; PTX on anything newer;
+    # what is for one architecture (90a), machine code or PTX, nowhere else.
     number = 10 * capability[0] + capability[1]
-    for arch in archs:
-        digits = int("".join(c for c in arch.removesuffix("-virtual") if c.isdigit()))
-        exact = not arch[-1].isdigit() and not arch.endswith("-virtual")
-        same_major = digits // 10 == capability[0] and digits <= number
-        if digits == number or (same_major and not exact):
+    portable = [arch for arch in archs if arch.removesuffix("-virtual").isdigit()]
+    for arch in portable:
+        digits = int(arch.removesuffix("-virtual"))
+        if digits == number or (digits // 10 == capability[0] and digits <= number):
             return "sm_80 family (mma.sync)"
         if arch.endswith("-virtual") and digits <= number:
             return "sm_80 family (mma.sync), compiled from PTX at first use"
@@ -39,10 +39,21 @@ def kernels_for(capability: tuple[int, int], archs: list[str]) -> str:
     return f"none: rebuild with TORCH_CUDA_ARCH_LIST={wanted} (this build: {' '.join(archs)})"
 
 
+def chosen_as(capability: tuple[int, int], archs: list[str]) -> int:
+    """10 * major + minor for which selection chooses kernels (device_model in gemm_launch.cpp)."""
+    from_ptx = capability == (9, 0) and archs and "90a" not in archs
+    return 80 if from_ptx else 10 * capability[0] + capability[1]
+
+
+def built_archs() -> list[str]:
+    """What this build has code for, as CMake names it; empty without CUDA."""
+    return [arch for arch in str(_C.build_info()["archs"]).split(";") if arch]
+
+
 def facts() -> list[tuple[str, str]]:
     """(what, value) rows, in the order in which they are shown."""
     info = build_info()
-    archs = [arch for arch in str(info["archs"]).split(";") if arch]
+    archs = built_archs()
     cuda = f"CUDA for {', '.join(archs)}" if info["cuda"] else "CPU only"
     rows = [
         ("fusedops", f"{info['version']} ({cuda}, {info['build_type']})"),
