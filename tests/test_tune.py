@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 
 import pytest
@@ -10,6 +11,7 @@ from torch import nn
 
 import fusedops
 from fusedops import _C
+from fusedops.__main__ import main
 from fusedops._plan_store import GpuKey, merge_plans, problem_of, read_plans
 
 tuning = sys.modules["fusedops.tune"]  # the function of that name hides the module
@@ -132,6 +134,16 @@ def test_known_products_are_not_measured_again(on_paper):
     assert len(run([problem()], force=True).tuned) == 1
 
 
+def test_a_stored_plan_that_this_build_refuses_is_measured_anew(on_paper):
+    run([problem()])
+    (stored,) = read_plans(KEY.path)
+    merge_plans(KEY, [stored | {"swizzle": 0}])
+    _C.clear_tuned_plans()
+    again = run([problem()])
+    assert (again.known, len(again.tuned)) == (0, 1)
+    assert _C.plan_gemm(problem(), 90, 101)["chosen"]["swizzle"] == 16
+
+
 def test_what_others_store_meanwhile_stays(on_paper, monkeypatch):
     before = tuning.install
 
@@ -228,6 +240,45 @@ def test_recording_leaves_the_model_as_it_was(on_paper):
     assert (torch.get_rng_state() == state).all()
 
 
+def step_of(model):
+    return lambda x: model(x)
+
+
+class Trainer:
+    def __init__(self, model):
+        self.model = model
+
+    def step(self, x):
+        return self.model(x)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        step_of,
+        lambda model: model.forward,
+        lambda model: functools.partial(model.forward),
+        lambda model: functools.partial(lambda m, x: m(x), model),
+        lambda model: Trainer(model).step,
+    ],
+    ids=["closure", "bound", "partial", "argument", "trainer"],
+)
+def test_a_function_is_recorded_like_its_model_and_leaves_it_as_it_was(on_paper, call):
+    model = Model()
+    main_grad = model.weight.main_grad
+    found = tuning.record_problems(call(model), (torch.ones(3),), True, CPU)
+    assert [p["a_major"] for p in found] == ["k", "mn"]
+    assert model.steps == 0
+    assert model.weight.main_grad is main_grad
+    assert (main_grad == 5).all()
+
+
+def test_a_model_among_the_inputs_is_left_as_it_was(on_paper):
+    model = Model()
+    tuning.record_problems(lambda m, x: m(x), (model, torch.ones(3)), True, CPU)
+    assert model.steps == 0
+
+
 def test_a_failing_model_stops_the_recorder(on_paper):
     def fails(x):
         raise KeyError("model")
@@ -261,6 +312,8 @@ def test_arguments_are_checked(pretend_gpu):
 def test_without_a_gpu_it_says_so():
     with pytest.raises(RuntimeError, match="tune: a CUDA GPU must be visible"):
         fusedops.tune([(64, 64, 64)])
+    with pytest.raises(SystemExit, match=r"^tune: a CUDA GPU must be visible"):
+        main(["tune", "8x8x8"])
 
 
 # ---- on a GPU ----

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import random
 import statistics
 from collections.abc import Callable
@@ -143,7 +145,8 @@ def tune(
         TypeError: `model_or_shapes` is neither, or shapes came with inputs.
 
     float64 products and fp32-accurate ones (TF32 not allowed) are skipped. Parameters' ``.grad``,
-    ``main_grad``, buffers and torch's random state are left as they were.
+    ``main_grad``, buffers and torch's random state are left as they were; of a function or method,
+    those of the modules that it is bound to, refers to by name or gets as an input.
 
     Example:
         >>> print(fusedops.tune(model, batch))
@@ -191,13 +194,14 @@ def record_problems(
     model: Callable[..., Any], inputs: tuple[Any, ...], backward: bool, device: torch.device
 ) -> list[Problem]:
     """The distinct products of model(*inputs), without gradients and (`backward`) with them."""
-    with _unchanged(model, device):
+    modules = _modules([model, *inputs])
+    with _unchanged(modules, device):
         _C.start_recording()
         try:
             with torch.no_grad():
                 model(*inputs)
             if backward:
-                _forward_backward(model, inputs)
+                _forward_backward(model, inputs, modules)
         finally:
             recorded = _C.stop_recording()
     key = gpu_key(device)
@@ -205,7 +209,27 @@ def record_problems(
     return list({problem_of(problem): problem for problem in here}.values())
 
 
-def _forward_backward(model: Callable[..., Any], inputs: tuple[Any, ...]) -> None:
+def _modules(values: Sequence[Any]) -> nn.ModuleList:
+    """The modules among values, and those that functions among them are bound to or name."""
+    from torch.utils._pytree import tree_leaves
+
+    held = list(values)
+    for value in values:
+        if isinstance(value, functools.partial):
+            held += [*_modules([value.func, *value.args, *value.keywords.values()])]
+        owner = getattr(value, "__self__", None)
+        held += [owner, *getattr(owner, "__dict__", {}).values()]
+        function = inspect.unwrap(getattr(value, "__func__", value))
+        if inspect.isfunction(function):
+            with contextlib.suppress(ValueError):  # a name that has no value yet
+                names = inspect.getclosurevars(function)
+                held += [*names.nonlocals.values(), *names.globals.values()]
+    return nn.ModuleList(leaf for leaf in tree_leaves(held) if isinstance(leaf, nn.Module))
+
+
+def _forward_backward(
+    model: Callable[..., Any], inputs: tuple[Any, ...], modules: nn.ModuleList
+) -> None:
     from torch.utils._pytree import tree_leaves
 
     def wants_grad(values: Any) -> list[Tensor]:
@@ -213,20 +237,20 @@ def _forward_backward(model: Callable[..., Any], inputs: tuple[Any, ...]) -> Non
 
     with torch.enable_grad():
         outputs = wants_grad(tree_leaves(model(*inputs)))
-        parameters = model.parameters() if isinstance(model, nn.Module) else ()
-        sources = wants_grad([*tree_leaves(inputs), *parameters])
+        sources = wants_grad([*tree_leaves(inputs), *modules.parameters()])
         if outputs and sources:
             ones = [torch.ones_like(output) for output in outputs]
             torch.autograd.grad(outputs, sources, ones, allow_unused=True)
 
 
 @contextlib.contextmanager
-def _unchanged(model: Callable[..., Any], device: torch.device) -> Iterator[None]:
+def _unchanged(modules: nn.ModuleList, device: torch.device) -> Iterator[None]:
     """Restores what a training step writes: buffers, main_grad, the random state."""
-    module = model if isinstance(model, nn.Module) else nn.Module()
-    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    buffers = [(buffer, buffer.clone()) for buffer in modules.buffers()]
     attributes = ("main_grad", "grad_added_to_main_grad")
-    kept = [(p, a, getattr(p, a)) for p in module.parameters() for a in attributes if hasattr(p, a)]
+    kept = [
+        (p, a, getattr(p, a)) for p in modules.parameters() for a in attributes if hasattr(p, a)
+    ]
     for parameter, name, value in kept:
         if isinstance(value, Tensor):
             setattr(parameter, name, torch.zeros_like(value))
@@ -253,8 +277,12 @@ def tune_problems(
     key = gpu_key(device)
     report = TuneReport(key.gpu)
     stored = {problem_of(plan): plan for plan in read_plans(key.path)}
-    todo = [p for p in problems if force or problem_of(p) not in stored]
-    install(key, [stored[problem_of(p)] for p in problems if problem_of(p) in stored and not force])
+    # A stored plan that this build cannot take is as good as none.
+    todo = [
+        p
+        for p in problems
+        if force or problem_of(p) not in stored or not install(key, [stored[problem_of(p)]])
+    ]
     report.known = len(problems) - len(todo)
     report.path = key.path if stored else None
     with Progress(len(todo), "tune") if progress else contextlib.nullcontext() as bar:
