@@ -16,7 +16,7 @@ export VENV
 export USE_CUDA ?= auto
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
 
-.PHONY: help venv build demo test gpu-test compat bench lint format wheel clean
+.PHONY: help venv build demo test gpu-test need-wheel compat bench lint format wheel clean
 help:  ## show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -32,21 +32,23 @@ demo: build  ## train an MLP on real images, torch.nn against fusedops
 test: build  ## build, then all tests this machine can run
 	@$(PY) $(PYTEST) $(PYTEST_ARGS)
 
-gpu-test:  ## the GPU tests against a wheel that is already built: no build, no network
-	@test -n "$(WHEEL)" || { echo "gpu-test: no wheel in wheels/; run: make wheel"; exit 1; }
+need-wheel:
+	@test -n "$(WHEEL)" || { echo "$(MAKECMDGOALS): no wheel in wheels/; run: make wheel"; exit 1; }
+
+gpu-test: need-wheel  ## the GPU tests against a wheel that is already built: no build, no network
 	@rm -rf build/gpu-test && $(GPU_PYTHON) -m pip --disable-pip-version-check install -q \
 	  --no-index --no-deps --target build/gpu-test $(WHEEL)
 	@PYTHONPATH=build/gpu-test $(GPU_PYTHON) -m fusedops info
 	@PYTHONPATH=build/gpu-test $(GPU_PYTHON) -m pytest -m gpu $(PYTEST_ARGS)
 
-compat: venv  ## the tests against the newest wheel under another torch (TORCH=2.13.0)
+compat: need-wheel venv  ## the tests against the newest wheel under another torch (TORCH=2.13.0)
 	@$(PY) -m venv build/compat-$(TORCH)
 	@build/compat-$(TORCH)/bin/python -m pip --disable-pip-version-check install -q \
 	  torch==$(TORCH) pytest pytest-xdist numpy $(WHEEL)
 	@build/compat-$(TORCH)/bin/python -m fusedops info
 	@build/compat-$(TORCH)/bin/python $(PYTEST) $(PYTEST_ARGS)
 
-bench: build  ## measure every suite against every installed peer
+bench: build  ## measure every suite against its usual peers
 	@$(PY) -m fusedops bench all
 
 lint: venv  ## ruff, clang-format and mypy

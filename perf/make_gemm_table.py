@@ -133,4 +133,6 @@ def main(source: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    if len(sys.argv) != 2:
+        sys.exit("usage: python perf/make_gemm_table.py SWEEP.csv")
+    main(sys.argv[1])

@@ -105,6 +105,26 @@ def test_missing_skips_what_is_there(capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().out.startswith("0 cases")
 
 
+def test_missing_counts_a_case_whose_peer_cannot_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    suite = type(load_suite("linear"))
+    whole = suite.peer
+
+    def peer(self: Any, name: str, *where: Any) -> Any:
+        if name == "cublaslt":
+            raise PeerUnavailableError("not on this machine")
+        return whole(self, name, *where)
+
+    monkeypatch.setattr(suite, "peer", peer)
+    args = ("linear", "--shapes", "4x4x4", "--dtype", "bf16", "--pass", "fwd", "--out", "a.csv")
+    for peers in ("eager,cublaslt", "cublaslt"):
+        bench(*args, "--peers", peers)
+        assert "cublaslt skipped" in capsys.readouterr().out
+        bench(*args, "--peers", peers, "--missing")
+        assert capsys.readouterr().out.startswith("0 cases")
+
+
 def test_budget_stops_between_cases(capsys: pytest.CaptureFixture[str]) -> None:
     bench("linear", "--shapes", "4x4x4", "--peers", "eager", "--budget", "1e-9", "--out", "a.csv")
     assert "budget spent" in capsys.readouterr().out

@@ -73,6 +73,78 @@ def test_merge_of_results_from_elsewhere(capsys: pytest.CaptureFixture[str]) -> 
     assert Path("perf/results/h200/host.csv").exists()
 
 
+def test_what_holds_no_results_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("empty.csv").touch()
+    Path("bad.csv").write_text("a,b\n1,2\n")
+    for options, message in (
+        (["--merge", "empty.csv"], "empty.csv holds no rows"),
+        (["--merge", "bad.csv"], "bad.csv holds no rows"),
+        (["--merge", "nowhere"], "nowhere does not exist"),
+        (["--summary", "empty.csv"], r"empty.csv: expected the columns"),
+        (["linear", "--shapes", "8x8"], "--shapes do not fit suite linear"),
+    ):
+        with pytest.raises(SystemExit, match=f"^bench: {message}"):
+            cli.main(options)
+    assert "merged" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["foo"], "no suite foo"),
+        (["linear", "--device", "foo"], "foo is no torch device"),
+        (["linear", "--shapes", "8xx8"], "expected MxNxK"),
+    ],
+)
+def test_wrong_options_are_named(
+    options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(options)
+    assert message in capsys.readouterr().err
+
+
+def test_an_interrupt_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(options: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_run", interrupted)
+    with pytest.raises(SystemExit, match="interrupted"):
+        cli.main(["linear"])
+
+
+def test_geomeans_are_of_one_op_each() -> None:
+    rows = [
+        row("softmax/64x64", suite="norm", speedup="2"),
+        row("layer_norm/64x64", suite="norm", speedup="8"),
+        row("linear/64x64x64/relu/grad", suite="host", speedup="3"),
+        row("module/64x64x64/relu/grad", suite="host", speedup="5"),
+    ]
+    lines = report._geomeans(rows).splitlines()[1:]
+    assert [line.split()[3] for line in lines] == [
+        "softmax",
+        "layer_norm",
+        "linear/relu",
+        "module/relu",
+    ]
+    assert [line.split()[6] for line in lines] == ["2.000", "8.000", "3.000", "5.000"]
+
+
+def test_bars_leave_blank_and_zero_cells_out() -> None:
+    more = {"suite": "points", "dtype": "bf16"}
+    rows = [
+        row(point_bars.FEATURES, ours_extra_mb="", **more),
+        row(point_bars.FEATURES, ours_extra_mb="0", **more),
+        row(point_bars.GROUP, floor_us="", **more),
+        gemm_row("T1_d1_h1/relu", "eager", "1", "mlp", **{"pass": "step", "ours_extra_mb": "0"}),
+        gemm_row("T1_d1_h1/relu", "eager", "1", "mlp", **{"pass": "step", "ours_extra_mb": ""}),
+    ]
+    text = "\n".join(report.bars(rows, []))
+    assert f"no data  {point_bars.FEATURES} bf16, 64 MB / ours" in text
+    assert f"no data  {point_bars.GROUP} bf16 fwd, share of copy" in text
+    assert "no data  mlp step eager's memory / ours" in text
+
+
 def test_read_rows_names_the_wrong_columns() -> None:
     Path("bad.csv").write_text("a,b\n1,2\n")
     with pytest.raises(ValueError, match=r"bad\.csv: expected the columns suite,case"):

@@ -9,6 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import fusedops
 from fusedops import _C
 from fusedops.__main__ import main
+from test_select import measured_rows
 
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="names the visible GPU instead")
 
@@ -32,12 +33,70 @@ def test_it_is_the_choice_of_selection(shape):
         assert found.plan[name] == chosen[name]
     usable = [c for c in candidates if c["rejected"] is None]
     assert found.expected_us == pytest.approx(chosen["expected_us"])
-    best = min(c["expected_us"] for c in usable)
-    assert ("time model" in found.why) == (found.expected_us == best)
+    assert ("kernels for few rows" in found.why) == (m <= 64)
+    assert len(usable) > 4
     assert found.measured_us is None
     times = [us for _, us in found.runners_up]
     assert times == sorted(times)
     assert len(times) == 4
+
+
+@NO_GPU
+def test_why_is_what_selection_did():
+    table = "measured on an H200 for exactly this product"
+    assert "few rows" in product((100, 64), (1000, 64)).why
+    decided = 0
+    for m, n, k, a, b, epilogue, (*_, swizzle) in measured_rows():
+        if (a, b, epilogue) == ("k", "k", "fused"):
+            found = product((m, k), (n, k))
+            assert found.why.startswith(table), (m, n, k)
+            candidates = _C.select_config(m, n, k)[1]
+            same = [
+                c["expected_us"]
+                for c in candidates
+                if (c["name"], c["splits"]) == (found.plan["name"], found.plan["splits"])
+                and (c["family"] != "cluster" or c["swizzle"] == swizzle)
+            ]
+            assert same == [found.expected_us]
+            decided += 1
+    assert decided > 50
+
+
+@NO_GPU
+def test_the_time_model_is_named_where_it_chose():
+    for m in range(2000, 2400, 8):
+        if _C.select_config(m, 1000, 328)[0]["chosen_by"] == "model":
+            assert "candidates by the time model" in product((m, 328), (1000, 328)).why
+            return
+    pytest.fail("the table holds every product")
+
+
+@NO_GPU
+def test_few_features_go_back_in_one_kernel():
+    def backward(m, features, **options):
+        shapes = (m, features), (features, features)
+        found = fusedops.explain(*shapes, None, "relu", backward=True, **options).products[1:]
+        return [("one kernel" in p.why, p.plan is None) for p in found]
+
+    assert backward(65536, 256) == [(True, True)] * 2
+    assert backward(65536, 256, dtype=torch.float32) == [(False, False)] * 2
+    assert backward(65536, 264) == [(False, False)] * 2
+    assert backward(512, 64) == [(False, False)] * 2
+
+
+@NO_GPU
+def test_a_gradient_in_fp32_takes_the_accumulator():
+    x, w = torch.empty(16384, 768), torch.empty(3072, 768, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = product(x, w, role="dweight")
+    assert found.problem["epilogue"] == "accumulator"
+    half = w.detach().bfloat16().requires_grad_()
+    assert product(x.bfloat16(), half, role="dweight").problem["epilogue"] == "fused"
+    half.main_grad = torch.zeros(3072, 768)
+    assert product(x.bfloat16(), half, role="dweight").problem["epilogue"] == "accumulator"
+    narrow = torch.empty(256, 256, dtype=torch.bfloat16, requires_grad=True)
+    narrow.main_grad = torch.zeros(256, 256)
+    assert product(meta(65536, 256), narrow, None, "relu", role="dweight").plan is not None
 
 
 def test_shapes_tensors_meta_and_fake_tensors_agree():
@@ -85,6 +144,7 @@ def test_strides_and_offsets_count():
     assert "neither of its strides is 1" in product(x, meta(512, 512)).notes[0]
     shifted = meta(256 * 512 + 1)[1:].view(256, 512)
     assert "not a multiple of 16 bytes" in product(shifted, meta(512, 512)).notes[0]
+    assert "overlap" in product(meta(1, 512).expand(256, 512), meta(512, 512)).notes[0]
     transposed = meta(512, 256).t()
     assert product(transposed, meta(512, 512)).problem["a_major"] == "mn"
     assert not product(transposed, meta(512, 512)).notes
@@ -148,6 +208,14 @@ def test_the_errors_are_those_of_the_call():
         fusedops.explain((8, 8), (8, 8), None, "softmax")
     with pytest.raises(TypeError, match="explain: weight must be a Tensor; got int"):
         fusedops.explain((8, 8), 3)
+    for shape in ((float("inf"), 4), (8, -1), (2.5, 4)):
+        with pytest.raises(TypeError, match="explain: x must be a Tensor or a shape of integers"):
+            fusedops.explain(shape, (8, 4))
+    for shape in ("88", {8: 1, 4: 2}):
+        with pytest.raises(TypeError, match="explain: x must be a Tensor; got"):
+            fusedops.explain(shape, (8, 4))
+    with pytest.raises(TypeError, match=r"explain: dtype must be a torch.dtype; got 'bfloat16'"):
+        fusedops.explain((8, 8), (8, 8), dtype="bfloat16")
     with pytest.raises(RuntimeError, match=r"linear: weight must have shape \(N, 8\)"):
         fusedops.explain((8, 8), (8, 9))
     with pytest.raises(RuntimeError, match=r"linear: bias must have shape \(8,\)"):
@@ -161,6 +229,14 @@ def test_the_command(capsys):
     assert "forward: 16x8x8 bfloat16 TN relu" in out
     with pytest.raises(SystemExit):
         main(["explain", "8192x4096"])
+    for words, message in (
+        (["--dtype", "foo"], "expected one of float16, bfloat16, float32, float64; got foo"),
+        (["--dtype", "nn"], "got nn"),
+        (["--activation", "foo"], "invalid choice: 'foo'"),
+    ):
+        with pytest.raises(SystemExit):
+            main(["explain", "8x8x8", *words])
+        assert message in capsys.readouterr().err
 
 
 @pytest.mark.sm90

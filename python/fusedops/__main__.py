@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import torch
 
 
 def _info(argv: Sequence[str]) -> int:
@@ -28,18 +30,35 @@ def _bench(argv: Sequence[str]) -> int:
     return cli.main(argv)
 
 
-def _shapes(text: str) -> list[tuple[int, int, int]]:
-    sizes = [tuple(int(size) for size in word.split("x")) for word in text.split(",")]
-    if any(len(shape) != 3 for shape in sizes):
+def _gemm_shapes(text: str) -> tuple[tuple[int, ...], ...]:
+    from fusedops._text import shapes
+
+    found = shapes(text)
+    if any(len(shape) != 3 for shape in found):
         raise argparse.ArgumentTypeError(f"expected MxNxK,...; got {text}")
-    return [(m, n, k) for m, n, k in sizes]
+    return found
+
+
+def _dtype(text: str) -> torch.dtype:
+    import torch
+
+    from fusedops._gemm_text import DTYPES
+
+    found = getattr(torch, text, None)
+    if found not in DTYPES:
+        raise argparse.ArgumentTypeError(
+            f"expected one of {', '.join(DTYPES.values())}; got {text}"
+        )
+    return cast("torch.dtype", found)
 
 
 def _gemm_parser(command: str, description: str) -> argparse.ArgumentParser:
+    from fusedops.activation import ACTIVATIONS
+
     parser = argparse.ArgumentParser(prog=f"python -m fusedops {command}", description=description)
-    parser.add_argument("shapes", type=_shapes, metavar="MxNxK,...")
-    parser.add_argument("--activation", default="none")
-    parser.add_argument("--dtype", default="bfloat16", help="a torch dtype")
+    parser.add_argument("shapes", type=_gemm_shapes, metavar="MxNxK,...")
+    parser.add_argument("--activation", default="none", choices=ACTIVATIONS)
+    parser.add_argument("--dtype", type=_dtype, default="bfloat16", help="a torch dtype")
     parser.add_argument("--forward", action="store_true", help="without the products of backward")
     return parser
 
@@ -52,9 +71,11 @@ def _tune(argv: Sequence[str]) -> int:
 
     import fusedops
 
+    if not torch.cuda.is_available():
+        raise SystemExit("tune: a CUDA GPU must be visible, kernels are measured on it; got none")
     report = fusedops.tune(
         options.shapes,
-        dtype=getattr(torch, options.dtype),
+        dtype=options.dtype,
         activation=options.activation,
         backward=not options.forward,
         force=options.force,
@@ -66,8 +87,6 @@ def _tune(argv: Sequence[str]) -> int:
 def _explain(argv: Sequence[str]) -> int:
     parser = _gemm_parser("explain", "Say which kernels linear takes at these shapes, and why.")
     options = parser.parse_args(argv)
-    import torch
-
     import fusedops
 
     for m, n, k in options.shapes:
@@ -76,7 +95,7 @@ def _explain(argv: Sequence[str]) -> int:
             (n, k),
             (n,),
             options.activation,
-            dtype=getattr(torch, options.dtype),
+            dtype=options.dtype,
             backward=not options.forward,
         )
         print(report, end="\n\n")
@@ -87,7 +106,7 @@ COMMANDS = {
     "info": (_info, "what this build is, which GPUs it sees and which kernels serve them"),
     "explain": (_explain, "say which kernels serve a shape, and why"),
     "tune": (_tune, "measure the kernels that fit a shape and remember the fastest"),
-    "bench": (_bench, "measure ours against every installed peer (bench --help)"),
+    "bench": (_bench, "measure ours against the suites' usual peers (bench --help)"),
 }
 
 
@@ -102,7 +121,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND")
     command = parser.parse_args(arguments[:1]).command
     run, _ = COMMANDS[command]
-    return run(arguments[1:])
+    try:
+        return run(arguments[1:])
+    except KeyboardInterrupt:
+        raise SystemExit(f"{command}: interrupted") from None
 
 
 if __name__ == "__main__":

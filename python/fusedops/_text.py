@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+
+def shapes(text: str) -> tuple[tuple[int, ...], ...]:
+    """`MxNxK,...` of a command line, with any number of sizes."""
+    words = [word.split("x") for word in text.split(",")]
+    if not all(size.isdecimal() for word in words for size in word):
+        raise argparse.ArgumentTypeError(f"expected MxNxK,...; got {text}")
+    return tuple(tuple(int(size) for size in word) for word in words)
 
 
 def table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:

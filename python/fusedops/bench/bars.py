@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from fusedops.bench.report import LARGE_M, activation, bar, geomean, select, shape, speedup
+from fusedops.bench.report import LARGE_M, activation, bar, geomean, ratios, select, shape, speedup
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,11 +31,8 @@ def gemm_bars(rows: Sequence[Row]) -> list[str]:
     lines += _pair("linear step over the best peer", best(select(steps, suite="linear")), 1.20, 1.0)
     lines += _pair("mlp step over the best peer", best(plain), 1.13, 1.03)
     lines += _pair("gated_mlp step over the best peer", best(gated), 1.10, 1.02)
-    memory = [
-        float(row["peer_extra_mb"]) / float(row["ours_extra_mb"])
-        for row in select(plain, peer="eager")
-        if float(row["ours_extra_mb"] or 0) > 0 and row["peer_extra_mb"]
-    ]
+    eager = select(plain, peer="eager")
+    memory = ratios((row["peer_extra_mb"], row["ours_extra_mb"]) for row in eager)
     lines.append(bar("mlp step eager's memory / ours, every case", memory, min, 1 / MEMORY_SHARE))
     skinny = [
         speedup(row)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from fusedops._text import shapes
 from fusedops.bench import machine, results
 from fusedops.bench.progress import Progress
 from fusedops.bench.runner import OURS, Measurement, measure, rows
@@ -43,7 +44,20 @@ class Job:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    options = _parser().parse_args(argv)
+    parser = _parser()
+    options = parser.parse_args(argv)
+    unknown = sorted({*options.suite} - {*SUITES, "all"})
+    if unknown:
+        parser.error(f"no suite {', '.join(unknown)}; choose from {', '.join(SUITES)}, all")
+    try:
+        return _main(options)
+    except results.ResultsError as error:
+        raise SystemExit(f"bench: {error}") from None
+    except KeyboardInterrupt:
+        raise SystemExit("bench: interrupted; what was measured is stored") from None
+
+
+def _main(options: argparse.Namespace) -> int:
     if options.list:
         return _list_cases(options)
     failures = 0
@@ -62,15 +76,19 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("suite", nargs="*", help=f"{', '.join(SUITES)} or all")
     add("--case", metavar="GLOB", help="only cases whose name matches, e.g. '8192x*/relu'")
-    add("--shapes", type=_shapes, default=(), metavar="MxNxK,...", help="instead of the suite's")
+    add("--shapes", type=shapes, default=(), metavar="MxNxK,...", help="instead of the suite's")
     add("--peers", type=_peers, metavar="NAME,...", help="`none`: ours alone; default: the suite's")
     add("--dtype", type=_names, metavar="NAME,...")
     add("--activation", type=_names, default=(), metavar="NAME,...")
     add("--pass", dest="pass_", type=_names, metavar="fwd,step")
     add("--rounds", type=int, default=DEFAULT_ROUNDS)
-    add("--device", type=torch.device, help="default: the GPU, else the CPU")
+    add("--device", type=_device, help="default: the GPU, else the CPU")
     add("--out", type=Path, metavar="FILE.csv", help=f"or a folder; default {RESULTS}/<gpu>/")
-    add("--missing", action="store_true", help="skip what the CSV holds for this commit")
+    add(
+        "--missing",
+        action="store_true",
+        help="skip cases with a row of this commit and these peers",
+    )
     add("--budget", type=float, metavar="SECONDS", help="start no case after this long")
     add("--list", action="store_true", help="print the cases and stop")
     add("--merge", type=Path, metavar="PATH", help=f"merge a CSV or folder of them into {RESULTS}")
@@ -149,11 +167,14 @@ def _jobs(options: argparse.Namespace, device: torch.device) -> list[Job]:
 def _suite_jobs(
     options: argparse.Namespace, suite: Suite, pass_: str, device: torch.device
 ) -> list[Job]:
-    cases = [
-        case
-        for case in suite.cases(Selection(pass_, options.activation, options.shapes))
-        if not options.case or fnmatch.fnmatchcase(case.name, options.case)
-    ]
+    try:
+        cases = suite.cases(Selection(pass_, options.activation, options.shapes))
+    except ValueError as error:
+        if not options.shapes:
+            raise
+        raise SystemExit(f"bench: --shapes do not fit suite {suite.name}: {error}") from None
+    if options.case:
+        cases = [case for case in cases if fnmatch.fnmatchcase(case.name, options.case)]
     if device.type == "cpu" and not options.case and not options.shapes:
         cases = _small_cases(suite, cases, pass_)
     dtypes = [d for d in suite.dtypes if d in (options.dtype or suite.default_dtypes_of(pass_))]
@@ -181,10 +202,10 @@ def _unmeasured(jobs: list[Job], outputs: dict[str, Path]) -> list[Job]:
     found = [row for path in outputs.values() if path.exists() for row in results.read_rows(path)]
     done = results.measured(row for row in found if row["commit"] == machine.commit())
 
+    # A case is stored at once, and a peer that could not run has no row: one is enough.
     def is_done(job: Job) -> bool:
-        peers = job.peers or (results.NO_PEER,)
         key = (job.suite.name, job.case.name, job.dtype, job.pass_)
-        return all((*key, peer) in done for peer in peers)
+        return any((*key, peer) in done for peer in (*job.peers, results.NO_PEER))
 
     return [job for job in jobs if not is_done(job)]
 
@@ -267,8 +288,11 @@ def _peers(text: str) -> tuple[str, ...]:
     return () if text == "none" else _names(text)
 
 
-def _shapes(text: str) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(int(size) for size in shape.split("x")) for shape in text.split(","))
+def _device(text: str) -> torch.device:
+    try:
+        return torch.device(text)
+    except RuntimeError:
+        raise argparse.ArgumentTypeError(f"{text} is no torch device") from None
 
 
 if __name__ == "__main__":

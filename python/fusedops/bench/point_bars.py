@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fusedops.bench.report import bar, select, speedup
+from fusedops.bench.report import bar, ratios, select, speedup
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,10 +54,10 @@ def point_bars(rows: Sequence[Row]) -> list[str]:
         found = select(rows, case=FEATURES, dtype=dtype, peer="eager")
         values = [speedup(row) for row in found]
         lines.append(bar(f"{FEATURES} {dtype} over cdist, topk", values, min, FEATURE_SPEEDUP))
-        memory = [FEATURE_MB / float(row["ours_extra_mb"]) for row in found]
+        memory = ratios((FEATURE_MB, row["ours_extra_mb"]) for row in found)
         lines.append(bar(f"{FEATURES} {dtype}, {FEATURE_MB:.0f} MB / ours", memory, min, 1.0))
     for pass_, share in GROUP_SHARES.items():
         found = select(rows, case=GROUP, dtype="bf16", **{"pass": pass_})
-        values = [float(row["floor_us"]) / float(row["ours_us"]) for row in found]
+        values = ratios((row["floor_us"], row["ours_us"]) for row in found)
         lines.append(bar(f"{GROUP} bf16 {pass_}, share of copy", values, min, share))
     return lines

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 WORST = 6
 REGRESSION = 0.97  # a new speed-up under this share of the old one; less is noise
 LARGE_M = 2048
+GEMM_SUITES = ("linear", "mlp", "skinny", "wgrad", "fp32")
 
 
 def summary(paths: Sequence[Path]) -> str:
@@ -35,6 +36,14 @@ def activation(row: Row) -> str:
     return row["case"].split("/")[-1] if row["suite"] != "host" else row["case"].split("/")[-2]
 
 
+def _kind(row: Row) -> str:
+    """What cases of a suite have in common: a GEMM's activation, an op, in suite host both."""
+    if row["suite"] in GEMM_SUITES:
+        return activation(row)
+    op = row["case"].split("/")[0]
+    return f"{op}/{activation(row)}" if row["suite"] == "host" else op
+
+
 def first_size(row: Row) -> int:
     return shape(row)[0] if shape(row) else 0
 
@@ -52,12 +61,17 @@ def speedup(row: Row) -> float:
     return float(row["speedup"])
 
 
+def ratios(pairs: Iterable[tuple[str | float, str]]) -> list[float]:
+    """Quotients of cells, without those that are blank or have nothing to divide by."""
+    return [float(a) / float(b) for a, b in pairs if a != "" and float(b or 0) > 0]
+
+
 def _geomeans(rows: Sequence[Row]) -> str:
     groups: dict[tuple[str, ...], list[Row]] = defaultdict(list)
     for row in rows:
-        groups[row["suite"], row["pass"], row["dtype"], activation(row), row["peer"]].append(row)
+        groups[row["suite"], row["pass"], row["dtype"], _kind(row), row["peer"]].append(row)
     lines = [
-        f"{'suite pass dtype activation peer':46} {'cases':>5} {'geomean':>8} {'worst':>6} "
+        f"{'suite pass dtype kind peer':46} {'cases':>5} {'geomean':>8} {'worst':>6} "
         f"{'best':>6} {f'M>={LARGE_M}':>8} {'worst':>6}"
     ]
     for key, members in groups.items():

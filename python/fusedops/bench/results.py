@@ -24,6 +24,10 @@ ERROR_COLUMNS = (*ERROR_KEY, "rel_error", *MACHINE)
 NO_PEER = "-"  # the peer of a row that holds our time alone
 
 
+class ResultsError(ValueError):
+    """A file that holds no results."""
+
+
 def number(value: float | None, digits: int = 4) -> str:
     """`digits` significant digits, never an exponent; empty for None."""
     if value is None:
@@ -41,7 +45,7 @@ def read_rows(path: Path) -> list[Row]:
         return [row for columns, rows in files if columns == list(COLUMNS) for row in rows]
     columns, rows = _read_file(path)
     if columns != list(COLUMNS):
-        raise ValueError(f"{path}: expected the columns {','.join(COLUMNS)}; got {columns}")
+        raise ResultsError(f"{path}: expected the columns {','.join(COLUMNS)}; got {columns}")
     return rows
 
 
@@ -80,12 +84,14 @@ def measured(rows: Iterable[Row]) -> set[tuple[str, ...]]:
 
 def merge_into(root: Path, source: Path, folder: Callable[[str], str]) -> list[Path]:
     """Merges result files brought from another machine into root/<gpu>/<file>.csv."""
+    if not source.exists():
+        raise ResultsError(f"{source} does not exist")
     files = sorted(source.glob("*.csv")) if source.is_dir() else [source]
     changed = []
     for file in files:
         columns, rows = _read_file(file)
         if columns not in (list(COLUMNS), list(ERROR_COLUMNS)):
-            continue
+            continue  # another tool's
         errors = columns == list(ERROR_COLUMNS)
         groups: dict[Path, list[Row]] = {}
         for row in rows:
@@ -94,4 +100,6 @@ def merge_into(root: Path, source: Path, folder: Callable[[str], str]) -> list[P
         for path, group in groups.items():
             merge_rows(path, group, columns, ERROR_KEY if errors else KEY)
             changed.append(path)
+    if not changed:
+        raise ResultsError(f"{source} holds no rows with the columns {','.join(COLUMNS)}")
     return changed
