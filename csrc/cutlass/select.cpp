@@ -189,29 +189,28 @@ double simt_us(const GemmProblem& p, const GemmConfig& c, int splits, const Devi
   return us;
 }
 
-// Multiply-adds of mma.sync per SM and nominal cycle, for fp64 and TF32 not above the data sheets.
-double mma_sync_per_cycle(const GemmProblem& p, const DeviceModel& device) {
-  if (p.dtype == DType::kFloat64) {
-    return device.capability % 10 != 0 ? 2 : device.capability == 80 ? 56 : 128;
-  }
-  return kMmaPerCycle * (p.dtype == DType::kFloat32 ? 0.22 : 0.5);
+// The least time by the data sheets: multiply-adds per SM and nominal cycle, DRAM of Hopper, the
+// A100 and the rest of Ampere and Ada.
+double sm80_floor_us(const GemmProblem& p, const DeviceModel& device) {
+  const bool a100 = device.capability == 80;
+  const double fp64 = device.capability % 10 != 0 ? 2 : a100 ? 56 : 128;
+  const double rate = p.dtype == DType::kFloat64   ? fp64
+                      : p.dtype == DType::kFloat32 ? kMmaPerCycle * 0.22
+                                                   : kMmaPerCycle * 0.5;
+  const double mma = double(p.m) * p.n * p.k / (rate * device.sm_count * kClockGhz * 1e3);
+  const double bytes_per_us = device.capability >= 90 ? kDramBytesPerUs : a100 ? 1.9e6 : 0.95e6;
+  return std::max(mma, dram_bytes(p) / bytes_per_us);
 }
 
-// Of Hopper, the A100 and the rest of Ampere and Ada.
-double dram_bytes_per_us(const DeviceModel& device) {
-  return device.capability >= 90 ? kDramBytesPerUs : device.capability == 80 ? 1.9e6 : 0.95e6;
-}
-
-// The mma.sync family: one block per SM at a time, about 60 % of the WGMMA rate.
+// The mma.sync family: one block per SM at a time, about 60 % of the WGMMA rate. The floor is the
+// same for every kernel: it leaves their order as it is.
 double sm80_us(const GemmProblem& p, const GemmConfig& c, int splits, const DeviceModel& device) {
   if (p.math == MathMode::kFp32) return simt_us(p, c, splits, device);
   const double tiles = double(ceil_div(p.m, c.tile_m)) * ceil_div(p.n, c.tile_n) * splits;
   const double waves = std::max(1.0, std::ceil(tiles / device.sm_count));
-  const double mma =
-      double(c.tile_m) * c.tile_n * ceil_div(p.k, splits) / mma_sync_per_cycle(p, device);
-  const double sms = waves * (2000 + mma) / (kClockGhz * 1e3);
-  const double dram = dram_bytes(p) / dram_bytes_per_us(device);
-  return kLaunchUs + overlap(sms, dram, kDramOverlap) + (splits > 1 ? kReduceUs : 0);
+  const double mma = double(c.tile_m) * c.tile_n * ceil_div(p.k, splits) / (kMmaPerCycle * 0.5);
+  const double us = waves * (2000 + mma) / (kClockGhz * 1e3) + (splits > 1 ? kReduceUs : 0);
+  return kLaunchUs + overlap(us, sm80_floor_us(p, device), kDramOverlap);
 }
 
 // The kernels for few rows, fitted to perf/results/h200/skinny_sweep.csv: over its problems the
