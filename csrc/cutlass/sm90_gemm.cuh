@@ -87,7 +87,7 @@ struct Gemm {
     params.store.bias = p.bias;
     params.store.column_sums = p.column_sums;
     params.store.columns = int(p.n);
-    params.store.sum_rows = int(ceil_div(p.m, Traits::kWarpgroupM));
+    params.store.rows = int(p.m);
     params.store.activation = p.activation;
     params.store.load_aux = p.aux != nullptr;
     params.store.store_hidden = p.hidden != nullptr;

@@ -24,9 +24,9 @@ struct StoreParams {
   CUtensorMap aux;     // pre-activation out, or saved tensor or residual in
   CUtensorMap hidden;  // kGrad: act(saved tensor) out
   const void* bias;    // (N,) or null
-  float* column_sums;  // kGrad: (sum_rows, N), or null
+  float* column_sums;  // kGrad: (warpgroups above each other, N), or null
   int columns;         // N
-  int sum_rows;        // warpgroups that a column of D has
+  int rows;            // M
   Activation activation;
   bool load_aux;      // kGrad: whether the activation's gradient needs the saved tensor
   bool store_hidden;  // kGrad, with load_aux
@@ -317,8 +317,10 @@ class TileStore {
   // ---- column sums ----
 
   // Each warp sums its rows by shuffles; then the four warps are added in order.
-  __device__ void sum_columns(const float* acc, const Tile& tile, int row) {
+  __device__ void sum_columns(float* acc, const Tile& tile, int row) {
     const int lane = thread_ % 32, warp = thread_ / 32;
+    const int first_row = tile.m * T::kTileM + row;
+    if (p_.rows - first_row < S::kRows) clear_rows(acc, p_.rows - first_row);
 #pragma unroll
     for (int j = 0; j < S::kColumns / 8; ++j) {
       float2 sum{0.0f, 0.0f};
@@ -336,12 +338,22 @@ class TileStore {
       if (lane < 4) *reinterpret_cast<float2*>(&shared_.sums[warp][j * 8 + lane * 2]) = sum;
     }
     barrier();
-    const int out_row = (tile.m * T::kTileM + row) / S::kRows;
+    const int out_row = first_row / S::kRows;
     for (int i = thread_; i < S::kColumns; i += 128) {
       const int column = tile.n * S::kColumns + i;
-      if (column >= p_.columns || out_row >= p_.sum_rows) continue;
+      if (column >= p_.columns || first_row >= p_.rows) continue;
       p_.column_sums[int64_t{out_row} * p_.columns + column] =
           (shared_.sums[0][i] + shared_.sums[1][i]) + (shared_.sums[2][i] + shared_.sums[3][i]);
+    }
+  }
+
+  // From `rows` on: zeros of A gave NaN there where B has an infinity.
+  __device__ void clear_rows(float* acc, int rows) const {
+    rows -= thread_ / 32 * 16 + thread_ % 32 / 4;
+#pragma unroll
+    for (int i = 0; i < kRowBlocks * kPerRowBlock; ++i) {
+      const int row = i / kPerRowBlock * 64 + i / 2 % 2 * 8;
+      if (row >= rows) acc[i] = 0.0f;
     }
   }
 
