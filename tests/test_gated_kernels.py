@@ -12,7 +12,8 @@ from fusedops._gemm_text import SHARED_WAVE
 from mlp_util import exact, inputs, ours, step, torchs
 from util import ACTIVATIONS, HALVES, assert_accurate, name, poisoned
 
-SHAPE = ((2100,), 2056, 1096, 1032)  # ragged in every tile; each kernel has over a wave of them
+SHAPE = ((4000,), 2056, 1096, 2056)  # ragged in every tile; each kernel has over a wave of them
+SHORT = ((8200,), 264, 1096, 72)  # the gradient has two steps of K
 
 # of the input gradient
 TILES = [
@@ -26,12 +27,13 @@ TILES = [
 pytestmark = [pytest.mark.gpu, pytest.mark.sm90]
 
 
+@pytest.mark.parametrize("shape", [SHAPE, SHORT], ids=["long", "short"])
 @pytest.mark.parametrize("bias", [False, True], ids=["plain", "biased"])
 @pytest.mark.parametrize("dtype", HALVES, ids=name)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("kind", ["gated", "packed"])
-def test_many_tiles(kind, activation, dtype, bias):
-    arguments, _, dy = inputs(kind, dtype, "cuda", SHAPE, bias=bias, residual=False)
+def test_many_tiles(kind, activation, dtype, bias, shape):
+    arguments, _, dy = inputs(kind, dtype, "cuda", shape, bias=bias, residual=False)
     with poisoned():
         got = step(ours, kind, arguments, activation, None, dy)
     other = step(torchs, kind, arguments, activation, None, dy)
@@ -40,6 +42,13 @@ def test_many_tiles(kind, activation, dtype, bias):
         assert_accurate(a, b, c, f"result {i}")
     for a, b in zip(step(ours, kind, arguments, activation, None, dy), got, strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("shape", [SHAPE, SHORT], ids=["long", "short"])
+def test_each_product_has_its_kernel(shape):
+    arguments, _, dy = inputs("gated", torch.bfloat16, "cuda", shape, bias=False, residual=False)
+    kernels = kernels_of(lambda: step(ours, "gated", arguments, "silu", None, dy))
+    assert sorted(re.findall(r"GatedProduct\)(\d),", kernels)) == ["0", "1", "2"]
 
 
 @pytest.mark.parametrize("kind", ["gated", "packed"])
@@ -77,11 +86,15 @@ def test_tiles_of_the_input_gradient(tile, splits, dtype):
     ]
     assert _C.add_tuned_plan(problem, choice | {"us": 1.0}, *device)
 
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        got = run()
-    kernels = " ".join(event.key for event in profile.key_averages())
-    assert re.findall(r"GatedProduct\)2, (\d+)>", kernels) == [str(choice["index"])]
+    assert re.findall(r"GatedProduct\)2, (\d+)>", kernels_of(run)) == [str(choice["index"])]
+    got = run()
     for a, b, c in zip(got, run(torchs), run(exact, torch.float64), strict=True):
         assert_accurate(a, b, c)
     for a, b in zip(run(), got, strict=True):
         assert torch.equal(a, b)
+
+
+def kernels_of(call):
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        call()
+    return " ".join(event.key for event in profile.key_averages())

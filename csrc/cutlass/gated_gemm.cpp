@@ -13,36 +13,48 @@ GatedRunFn g_kernels[kNumGatedProducts][kNumDTypes][kNumSm90Configs];
 
 bool aligned16(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
 
-// Less than a wave of tiles is better served by smaller ones and slices of K, and a short mainloop
-// hides too little of kGradient's epilogue.
-constexpr int64_t kMinGradientK = 1024;
-
 // Measured: wider bands save up to 4 % where five matrices of the output's size pass by.
 constexpr int band_of(GatedProduct product) { return product == GatedProduct::kGradient ? 16 : 8; }
 
-bool pays(GatedProduct product, const GatedGemm& p, const DeviceModel& device) {
-  if (product == GatedProduct::kGradient && p.k < kMinGradientK) return false;
-  return ceil_div(p.m, 128) * ceil_div(p.n, gated_tile_columns(product)) >= device.sm_count;
+// In tiles of `config`; a cluster holds `pair` of them.
+struct TileGrid {
+  int64_t tiles, clusters, pair;
+};
+TileGrid tiles_of(GatedProduct product, const GatedGemm& p, int config) {
+  const GemmConfig& c = kSm90Configs[config];
+  const int64_t columns = product == GatedProduct::kForward ? c.tile_n / 2 : c.tile_n;
+  const int64_t tiles_m = ceil_div(p.m, c.tile_m), tiles_n = ceil_div(p.n, columns);
+  return {tiles_m * tiles_n, ceil_div(tiles_m, c.cluster_m) * ceil_div(tiles_n, c.cluster_n),
+          c.cluster_m * c.cluster_n};
 }
 
-bool shares_last_wave(GatedProduct product, const GatedGemm& p, const DeviceModel& device) {
-  const int64_t rows = gated_cluster_rows(product), slots = device.sm_count / rows;
-  const int64_t clusters =
-      ceil_div(ceil_div(p.m, 128), rows) * ceil_div(p.n, gated_tile_columns(product));
+// Less than a wave of tiles is better served by smaller ones and slices of K. Measured: what
+// kGradient saves beside its product is more from two thirds of a wave on, for any K.
+bool pays(GatedProduct product, const GatedGemm& p, const DeviceModel& device) {
+  const int64_t tiles = tiles_of(product, p, first_gated_config(product)).tiles;
+  return product == GatedProduct::kGradient ? tiles * 3 >= device.sm_count * 2
+                                            : tiles >= device.sm_count;
+}
+
+bool shares_last_wave(GatedProduct product, const GatedGemm& p, int config,
+                      const DeviceModel& device) {
+  const auto [tiles, clusters, pair] = tiles_of(product, p, config);
+  const int64_t slots = device.sm_count / pair;
   return share_tiles(clusters % slots, slots, ceil_div(p.k, 64)).helpers > 0;
 }
 
 // Both sums of kInput are one over twice as many steps of K.
 GemmPlan plan_of(GatedProduct product, const GatedGemm& p, const DeviceModel& device) {
-  GemmPlan plan{.family = Family::kSm90, .config = 0, .swizzle = band_of(product)};
+  GemmPlan plan{.family = Family::kSm90, .config = first_gated_config(product)};
+  plan.swizzle = band_of(product);
   if (product != GatedProduct::kInput) {
-    if (shares_last_wave(product, p, device)) plan.splits = kSharedWave;
+    if (shares_last_wave(product, p, plan.config, device)) plan.splits = kSharedWave;
     return plan;
   }
   GemmProblem both = p;
   both.k *= 2;
   const GemmPlan chosen = select_gemm_cached(both, device);
-  const bool compiled = chosen.family == Family::kSm90 && gated_input_compiled(chosen.config);
+  const bool compiled = chosen.family == Family::kSm90 && gated_compiled(product, chosen.config);
   if (compiled && chosen.splits <= 1) return chosen;
   plan.splits = kSharedWave;  // where that saves something
   return plan;
@@ -71,7 +83,9 @@ GatedRunFn find_gated(GatedProduct product, DType dtype, int config) {
 bool run_gated_gemm(const char* op, GatedProduct product, GatedGemm p,
                     const GatedOperands& operands, const LaunchScope& scope) {
   const DeviceModel device{scope.facts().capability, scope.facts().sm_count};
-  if (find_gated(product, p.dtype, 0) == nullptr || device.capability / 10 != 9) return false;
+  if (find_gated(product, p.dtype, first_gated_config(product)) == nullptr ||
+      device.capability / 10 != 9)
+    return false;
   if (p.k == 0 || !pays(product, p, device)) return false;
   if (!aligned16(p.gate) || !aligned16(p.up) || p.gate_ld % 8 != 0) return false;
   const Major b_major = product == GatedProduct::kForward ? Major::kK : Major::kMN;

@@ -21,26 +21,27 @@ struct GatedGemm : GemmProblem {
   int64_t gate_ld = 0;  // of both
 };
 
-// kForward and kGradient have tiles of d of 128 rows, and of columns
-constexpr int gated_tile_columns(GatedProduct product) {
-  return product == GatedProduct::kForward ? 64 : 128;
-}
-
-// in clusters of CTAs that have tiles below each other.
-constexpr int gated_cluster_rows(GatedProduct product) {
-  return product == GatedProduct::kForward ? 2 : 1;
-}
-
-// kInput has tiles of kSm90Configs: those of large products a (K contiguous) @ b (N contiguous).
-constexpr bool gated_input_compiled(int config) {
+// Which of kSm90Configs exist for a product; the first is what it has where nothing speaks for
+// another. kForward: half of a tile's columns are of gate, half of up.
+constexpr bool gated_compiled(GatedProduct product, int config) {
   const GemmConfig& c = kSm90Configs[config];
+  const int ctas = c.cluster_m * c.cluster_n;
+  switch (product) {
+    case GatedProduct::kForward: return c.tile_m == 128 && c.tile_n == 128 && c.cluster_m == 2;
+    case GatedProduct::kGradient: return c.tile_m == 256 && c.tile_n == 128 && ctas == 1;
+    case GatedProduct::kInput: break;
+  }
   return (c.variants & sm90::kDgrad) != 0 && c.tile_m * c.tile_n >= 128 * 128 &&
-         (c.schedule == Schedule::kCooperative || c.cluster_m * c.cluster_n == 1);
+         (c.schedule == Schedule::kCooperative || ctas == 1);
+}
+constexpr int first_gated_config(GatedProduct product) {
+  int config = 0;
+  while (!gated_compiled(product, config)) ++config;
+  return config;
 }
 
 using GatedRunFn = const char* (*)(const GatedGemm&, const LaunchContext&);
 
-// config: of kInput; 0 for the others.
 void register_gated(GatedProduct product, DType dtype, int config, GatedRunFn run);
 
 // Null where this build has none.

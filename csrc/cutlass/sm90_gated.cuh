@@ -2,16 +2,10 @@
 #pragma once
 
 #include "common/shared_memory.cuh"
-#include "cutlass/gated_kernels.h"
-#include "cutlass/sm90_gated_store.cuh"
-#include "cutlass/sm90_kernel.cuh"
+#include "cutlass/sm90_gated_forward.cuh"
+#include "cutlass/sm90_gated_gradient.cuh"
 
 namespace fusedops::sm90 {
-
-struct GatedParams : KernelParams {
-  CUtensorMap a2, b2;
-  int first_steps;  // kInput: of k_steps, those of the first product
-};
 
 template <class T>
 struct GatedKernel : Kernel<T> {
@@ -40,42 +34,21 @@ struct GatedKernel : Kernel<T> {
     }
   }
 
-  // kGradient: gate and up of tile after tile arrive, their gradients leave. Both warpgroups pass
-  // half tiles through the same two slots; one half is on its way while the other is computed.
-  __device__ static void exchange(const GatedParams& p, Shared& shared) {
-    using Store = TileStore<T>;
-    TileWalk walk(p.order, T::kClusterM, T::kClusterN);
-    const auto more = [&] { return walk.valid() && walk.ends_tile(); };
-    if (!more()) return;
-    Tile tile = walk.work().tile;
-    for (int half = 0; half < 2; ++half) Store::load(p.store, shared.store, half, 0, tile);
-    for (int count = 1; more(); ++count) {
-      walk.next();
-      const Tile next = more() ? walk.work().tile : tile;
-      for (int half = 0; half < 2; ++half) {
-        Store::store(p.store, shared.store, half, (count - 1) % 2, tile);
-        if (more()) Store::load(p.store, shared.store, half, count % 2, next);
-      }
-      tile = next;
-    }
-  }
-
   __device__ static void run(const GatedParams& p, uint8_t* raw) {
-    Base::run_roles(p, raw, [&](Shared& shared, int rank) {
-      if (threadIdx.x == 0) {
-        Base::produce(p, shared, [&](int stage, const Tile& tile, int step) {
-          load_stage(p, shared, stage, tile, step, rank);
-        });
-      }
-      if constexpr (kProduct == GatedProduct::kGradient) {
-        if (threadIdx.x == 32) exchange(p, shared);
-      }
+    const auto load = [&](Shared& shared, int rank) {
+      if (threadIdx.x != 0) return;
+      Base::produce(p, shared, [&](int stage, const Tile& tile, int step) {
+        load_stage(p, shared, stage, tile, step, rank);
+      });
+    };
+    Base::run_roles(p, raw, load, [&](Shared& shared) {
+      if constexpr (T::kFinisher) GatedFinisher<T>(p, shared.store).run();
     });
   }
 };
 
 template <class Traits>
-__global__ void __launch_bounds__(kKernelThreads, 1)
+__global__ void __launch_bounds__(kThreads<Traits>, 1)
     gated_gemm_kernel(const __grid_constant__ GatedParams params) {
   extern __shared__ __align__(1024) uint8_t raw[];
   GatedKernel<Traits>::run(params, raw);
@@ -83,7 +56,7 @@ __global__ void __launch_bounds__(kKernelThreads, 1)
 
 // ---- launching ----
 
-template <DType kDType, GatedProduct kProduct, int kConfig = 0>
+template <DType kDType, GatedProduct kProduct, int kConfig>
 struct GatedLaunch {
   using Element =
       cute::conditional_t<kDType == DType::kFloat16, cutlass::half_t, cutlass::bfloat16_t>;
@@ -131,7 +104,8 @@ struct GatedLaunch {
     if (!refusal) refusal = encode_b(p, p.b, &params.b);
     if (!refusal && p.a2.data) refusal = encode_a(p, p.a2, &params.a2);
     if (!refusal && p.b2.data) refusal = encode_b(p, p.b2, &params.b2);
-    if (!refusal) refusal = encode_output(p, p.d, p.ldd, &params.store.d);
+    if (refusal || Traits::kFinisher) return refusal;
+    refusal = encode_output(p, p.d, p.ldd, &params.store.d);
     if (!refusal) refusal = encode_output(p, p.gate, p.gate_ld, &params.store.aux);
     if (!refusal) refusal = encode_output(p, p.up, p.gate_ld, &params.store.hidden);
     return refusal;
@@ -141,9 +115,6 @@ struct GatedLaunch {
     GatedParams params{};
     if (const char* refusal = encode(p, params)) return refusal;
     constexpr int kColumns = kForward ? Traits::kTileN / 2 : Traits::kTileN;
-    static_assert(kProduct == GatedProduct::kInput ||
-                  (Traits::kTileM == 128 && kColumns == gated_tile_columns(kProduct) &&
-                   Traits::kClusterM == gated_cluster_rows(kProduct)));
     const int64_t clusters_m = ceil_div(ceil_div(p.m, Traits::kTileM), Traits::kClusterM);
     const int64_t clusters_n = ceil_div(ceil_div(p.n, kColumns), Traits::kClusterN);
     if (clusters_m * clusters_n > INT32_MAX / 4) return "too many output tiles";
@@ -154,35 +125,41 @@ struct GatedLaunch {
     params.exchange = p.exchange;
     params.store.activation = p.activation;
     params.store.load_aux = p.gate != nullptr;
-    params.store.store_hidden = p.d != nullptr;
+    params.gate = p.gate;
+    params.up = p.up;
+    params.hidden = p.d;
+    params.gate_ld = uint32_t(p.gate_ld);
+    params.hidden_ld = uint32_t(p.ldd);
+    params.rows = uint32_t(p.m);
+    params.columns = uint32_t(p.n);
     constexpr int kBytes = GatedKernel<Traits>::kSharedBytes, kCtas = Traits::kCtas;
     static_assert(kBytes <= Traits::kSharedLimit);
     cudaError_t status = allow_shared_memory<&gated_gemm_kernel<Traits>>(context.device, kBytes);
     if (status != cudaSuccess) return cudaGetErrorString(status);
     const int grid = grid_of(params, context.sm_count / kCtas) * kCtas;
     status =
-        launch_cluster_kernel(gated_gemm_kernel<Traits>, grid, kKernelThreads, kCtas, kBytes,
+        launch_cluster_kernel(gated_gemm_kernel<Traits>, grid, kThreads<Traits>, kCtas, kBytes,
                               static_cast<cudaStream_t>(context.stream), context.overlap, params);
     return status == cudaSuccess ? nullptr : cudaGetErrorString(status);
   }
 };
 
-template <DType kDType, int kConfig>
-void register_gated_input() {
-  if constexpr (gated_input_compiled(kConfig)) {
-    register_gated(GatedProduct::kInput, kDType, kConfig,
-                   &GatedLaunch<kDType, GatedProduct::kInput, kConfig>::run);
+template <DType kDType, GatedProduct kProduct, int kConfig = 0>
+void register_gated_product() {
+  if constexpr (gated_compiled(kProduct, kConfig)) {
+    register_gated(kProduct, kDType, kConfig, &GatedLaunch<kDType, kProduct, kConfig>::run);
   }
-  if constexpr (kConfig + 1 < kNumSm90Configs) register_gated_input<kDType, kConfig + 1>();
+  if constexpr (kConfig + 1 < kNumSm90Configs) {
+    register_gated_product<kDType, kProduct, kConfig + 1>();
+  }
 }
 
 // Returns true so that a namespace-scope constant can hold the call.
 template <DType kDType>
 bool register_gated_products() {
-  constexpr auto kForward = GatedProduct::kForward, kGradient = GatedProduct::kGradient;
-  register_gated(kForward, kDType, 0, &GatedLaunch<kDType, kForward>::run);
-  register_gated(kGradient, kDType, 0, &GatedLaunch<kDType, kGradient>::run);
-  register_gated_input<kDType, 0>();
+  register_gated_product<kDType, GatedProduct::kForward>();
+  register_gated_product<kDType, GatedProduct::kGradient>();
+  register_gated_product<kDType, GatedProduct::kInput>();
   return true;
 }
 

@@ -98,7 +98,7 @@ struct Gemm {
     constexpr int kCtas = Traits::kCtas;
     const int grid = grid_of(params, context.sm_count / kCtas) * kCtas;
     status =
-        launch_cluster_kernel(gemm_kernel<Traits>, grid, kKernelThreads, kCtas, kSharedBytes,
+        launch_cluster_kernel(gemm_kernel<Traits>, grid, kThreads<Traits>, kCtas, kSharedBytes,
                               static_cast<cudaStream_t>(context.stream), context.overlap, params);
     return status == cudaSuccess ? nullptr : cudaGetErrorString(status);
   }

@@ -2,7 +2,8 @@
 // stages by TMA, two consumer warpgroups multiply them (WGMMA) and store. Pingpong: each warpgroup
 // has output tiles of its own and one multiplies while the other stores; cooperative: both share a
 // tile. Tiles are walked by a persistent grid. CuTe supplies the MMA instructions and their operand
-// layouts.
+// layouts. Where the rest of a tile's work is much (sm90_gated_gradient.cuh), consumers hand it over
+// to a fourth warpgroup, the finisher.
 //
 // CUTLASS's own persistent kernels run the epilogues of the two pingpong warpgroups one after the
 // other through shared staging buffers, which bounds products of small K; here each warpgroup
@@ -25,8 +26,6 @@
 
 namespace fusedops::sm90 {
 
-inline constexpr int kKernelThreads = 384;  // producer warpgroup, two consumer warpgroups
-
 // What an instance is compiled for. Element: of A, B, bias and all outputs but fp32 D.
 template <class Element_, int kTileM_, int kTileN_, int kClusterM_, int kClusterN_,
           Schedule kSchedule_, Major kA_, Major kB_, Epilogue kEpilogue_>
@@ -40,6 +39,7 @@ struct KernelTraits {
   static constexpr Major kA = kA_, kB = kB_;
   static constexpr Epilogue kEpilogue = kEpilogue_;
   static constexpr int kWarpgroupM = kPingpong ? kTileM : kTileM / 2;
+  static constexpr bool kFinisher = false;
 
   static constexpr int kStageBytes = (kTileM + kTileN) * kBoxRowBytes;
   using Store = StoreTraits<Element, kWarpgroupM, kTileN, kEpilogue>;
@@ -49,6 +49,10 @@ struct KernelTraits {
   static constexpr int kStages = kFit < 8 ? kFit : 8;
   static_assert(kStages >= 3 && kCtas <= 2);
 };
+
+// Producer, two consumers, perhaps a finisher: 128 each.
+template <class Traits>
+inline constexpr int kThreads = Traits::kFinisher ? 512 : 384;
 
 struct KernelParams {
   CUtensorMap a, b;
@@ -278,17 +282,20 @@ struct Kernel {
   // ---- the kernel ----
 
   __device__ static void run(const KernelParams& p, uint8_t* raw) {
-    run_roles(p, raw, [&](Shared& shared, int rank) {
+    const auto load = [&](Shared& shared, int rank) {
       if (threadIdx.x != 0) return;
       produce(p, shared, [&](int stage, const Tile& tile, int step) {
         load_stage(p, shared, stage, tile, step, rank);
       });
-    });
+    };
+    run_roles(p, raw, load, [](Shared&) {});
   }
 
-  // produce(shared, rank in the cluster): what the producer warpgroup does.
-  template <class Produce>
-  __device__ static void run_roles(const KernelParams& p, uint8_t* raw, Produce&& produce) {
+  // produce(shared, rank in the cluster): what the producer warpgroup does; finish(shared): the
+  // finisher, where there is one. The registers of an SM are shared out among the warpgroups.
+  template <class Produce, class Finish>
+  __device__ static void run_roles(const KernelParams& p, uint8_t* raw, Produce&& produce,
+                                   Finish&& finish) {
     Shared& shared = *reinterpret_cast<Shared*>(raw);
     const int rank = T::kCtas == 1 ? 0 : int(cute::block_rank_in_cluster());
     const int warpgroup = cutlass::canonical_warp_group_idx();
@@ -311,9 +318,12 @@ struct Kernel {
     if (warpgroup == 0) {
       cutlass::arch::warpgroup_reg_dealloc<24>();
       produce(shared, rank);
-    } else {
-      cutlass::arch::warpgroup_reg_alloc<240>();
+    } else if (!T::kFinisher || warpgroup < 3) {
+      cutlass::arch::warpgroup_reg_alloc<T::kFinisher ? 168 : 240>();
       consume(p, shared, warpgroup - 1);
+    } else {
+      cutlass::arch::warpgroup_reg_alloc<152>();
+      finish(shared);
     }
     // A CTA stays until its partner has no more copies and arrivals for it.
     if constexpr (T::kCtas > 1) {
@@ -324,7 +334,7 @@ struct Kernel {
 };
 
 template <class Traits>
-__global__ void __launch_bounds__(kKernelThreads, 1)
+__global__ void __launch_bounds__(kThreads<Traits>, 1)
     gemm_kernel(const __grid_constant__ KernelParams params) {
   extern __shared__ __align__(1024) uint8_t raw[];
   Kernel<Traits>::run(params, raw);

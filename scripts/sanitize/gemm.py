@@ -90,7 +90,7 @@ def run_mlps(o: Options, dtype: torch.dtype, activation: str, m: int, n: int, k:
 
 def run_large_gated_mlp(o: Options, dtype: torch.dtype) -> None:
     """Without biases and with a wave of tiles, gated_mlp has kernels of its own."""
-    m, hidden, k, n = 1544, 1416, 2824, 1032
+    m, hidden, k, n = 2824, 1416, 2056, 2056
     shapes = ((m, k), (hidden, k), (hidden, k), (n, hidden), (2 * hidden, k))
     x, gate, up, down, both = [o.randn(*shape, dtype=dtype, grad=True) for shape in shapes]
     fusedops._C.start_recording()
