@@ -81,10 +81,20 @@ def test_what_holds_no_results_is_named(capsys: pytest.CaptureFixture[str]) -> N
         (["--merge", "bad.csv"], "bad.csv holds no rows"),
         (["--merge", "nowhere"], "nowhere does not exist"),
         (["--summary", "empty.csv"], r"empty.csv: expected the columns"),
-        (["linear", "--shapes", "8x8"], "--shapes do not fit suite linear"),
+        (
+            ["linear", "--shapes", "8x8"],
+            "--shapes do not fit suite linear: expected MxNxK; got 8x8",
+        ),
+        (["points", "--shapes", "8x8"], "--shapes do not fit suite points: expected BxNxM"),
+        (["stencil", "--shapes", "8x8"], "--shapes do not fit suite stencil: expected CxHxW"),
+        (["linear", "--activation", "swiglu"], "suite linear has no activation swiglu; it knows"),
+        (["mlp", "--activation", "foo"], "suite mlp has no activation foo; it knows none, relu"),
+        (["--summary"], "no results in perf/results/cpu; name others"),
+        (["--plot"], "no results in perf/results/cpu"),
+        (["--compare", "empty.csv"], "no results in perf/results/cpu"),
     ):
         with pytest.raises(SystemExit, match=f"^bench: {message}"):
-            cli.main(options)
+            cli.main(options if options[0] == "--merge" else [*options, "--device", "cpu"])
     assert "merged" not in capsys.readouterr().out
 
 
@@ -93,7 +103,13 @@ def test_what_holds_no_results_is_named(capsys: pytest.CaptureFixture[str]) -> N
     [
         (["foo"], "no suite foo"),
         (["linear", "--device", "foo"], "foo is no torch device"),
+        (["linear", "--device", "meta"], "expected cpu or cuda; got meta"),
+        (["linear", "--device", "cuda:99"], "CUDA GPUs are visible"),
         (["linear", "--shapes", "8xx8"], "expected MxNxK"),
+        (["linear", "--rounds", "0"], "expected a number from 1; got 0"),
+        (["linear", "--rounds", "-1"], "expected a number from 1; got -1"),
+        (["linear", "--pass", "fwd,back"], "no back; choose from fwd, bwd, step"),
+        (["linear", "--dtype", "bf17"], "no bf17; choose from bf16"),
     ],
 )
 def test_wrong_options_are_named(
@@ -102,6 +118,11 @@ def test_wrong_options_are_named(
     with pytest.raises(SystemExit):
         cli.main(options)
     assert message in capsys.readouterr().err
+
+
+def test_nothing_asked_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 2
+    assert "--pass fwd,bwd,step" in capsys.readouterr().out
 
 
 def test_an_interrupt_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,7 +346,7 @@ def test_tune_gemm(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
         }
         for family, i, name, tile in (
             ("sm90", 0, "good", (64, 64, 64)),
-            ("sm90", 1, "refuses", "128x128x64"),
+            ("sm90", 1, "refuses", (128, 128, 64)),
             ("sm80", 0, "wrong", (64, 64, 32)),
         )
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
+import functools
 import sys
 import time
 from dataclasses import dataclass
@@ -16,11 +17,19 @@ from fusedops._text import shapes
 from fusedops.bench import machine, results
 from fusedops.bench.progress import Progress
 from fusedops.bench.runner import OURS, Measurement, measure, rows
-from fusedops.bench.suite import SUITES, Case, Selection, Suite, load_suite
+from fusedops.bench.suite import (
+    PASSES,
+    SUITES,
+    TOLERANCES,
+    Case,
+    Selection,
+    Suite,
+    load_suite,
+)
 from fusedops.bench.timing import synchronize
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
 RESULTS = Path("perf/results")
 DEFAULT_ROUNDS = 9
@@ -49,6 +58,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     unknown = sorted({*options.suite} - {*SUITES, "all"})
     if unknown:
         parser.error(f"no suite {', '.join(unknown)}; choose from {', '.join(SUITES)}, all")
+    readings = options.merge, options.summary, options.compare
+    if not (options.suite or options.list or options.plot or any(p is not None for p in readings)):
+        parser.print_help()
+        return 2
     try:
         return _main(options)
     except results.ResultsError as error:
@@ -78,10 +91,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--case", metavar="GLOB", help="only cases whose name matches, e.g. '8192x*/relu'")
     add("--shapes", type=shapes, default=(), metavar="MxNxK,...", help="instead of the suite's")
     add("--peers", type=_peers, metavar="NAME,...", help="`none`: ours alone; default: the suite's")
-    add("--dtype", type=_names, metavar="NAME,...")
+    add("--dtype", type=functools.partial(_names_of, TOLERANCES), metavar="NAME,...")
     add("--activation", type=_names, default=(), metavar="NAME,...")
-    add("--pass", dest="pass_", type=_names, metavar="fwd,step")
-    add("--rounds", type=int, default=DEFAULT_ROUNDS)
+    add("--pass", dest="pass_", type=functools.partial(_names_of, PASSES), metavar=",".join(PASSES))
+    add("--rounds", type=_positive, default=DEFAULT_ROUNDS)
     add("--device", type=_device, help="default: the GPU, else the CPU")
     add("--out", type=Path, metavar="FILE.csv", help=f"or a folder; default {RESULTS}/<gpu>/")
     add(
@@ -92,8 +105,19 @@ def _parser() -> argparse.ArgumentParser:
     add("--budget", type=float, metavar="SECONDS", help="start no case after this long")
     add("--list", action="store_true", help="print the cases and stop")
     add("--merge", type=Path, metavar="PATH", help=f"merge a CSV or folder of them into {RESULTS}")
-    add("--summary", type=Path, nargs="?", const=Path(), metavar="PATH", help="geomeans and bars")
-    add("--plot", action="store_true", help="draw heat map and roofline beside the CSV")
+    add(
+        "--summary",
+        type=Path,
+        nargs="?",
+        const=Path(),
+        metavar="PATH",
+        help=f"geomeans and bars of a CSV or folder; default {RESULTS}/<gpu>",
+    )
+    add(
+        "--plot",
+        action="store_true",
+        help="draw heat map and roofline beside the CSV (of --summary)",
+    )
     add("--compare", type=Path, metavar="OLD.csv", help="print regressions against OLD.csv")
     return parser
 
@@ -167,6 +191,19 @@ def _jobs(options: argparse.Namespace, device: torch.device) -> list[Job]:
 def _suite_jobs(
     options: argparse.Namespace, suite: Suite, pass_: str, device: torch.device
 ) -> list[Job]:
+    unknown = [name for name in options.activation if name not in suite.activations]
+    if unknown:
+        known = ", ".join(suite.activations)
+        raise SystemExit(
+            f"bench: suite {suite.name} has no activation {', '.join(unknown)}; it knows {known}"
+        )
+    sizes = suite.shape.count("x") + 1 if suite.shape else 0
+    for shape in options.shapes:
+        if sizes not in (0, len(shape)):
+            got = "x".join(map(str, shape))
+            raise SystemExit(
+                f"bench: --shapes do not fit suite {suite.name}: expected {suite.shape}; got {got}"
+            )
     try:
         cases = suite.cases(Selection(pass_, options.activation, options.shapes))
     except ValueError as error:
@@ -248,7 +285,12 @@ def _read_out(options: argparse.Namespace, outputs: list[Path]) -> None:
             raise SystemExit(f"bench: {path} does not exist")
     paths = [path for path in ([options.summary] if given else outputs) if path.exists()]
     if not paths and (options.summary is not None or options.plot or options.compare):
-        paths = [_out_path(None, "", options.device or machine.default_device()).parent]
+        folder = _out_path(None, "", options.device or machine.default_device()).parent
+        if not any(folder.glob("*.csv")):
+            raise SystemExit(
+                f"bench: no results in {folder}; name others, e.g. --summary {RESULTS}/h200"
+            )
+        paths = [folder]
     if options.summary is not None:
         from fusedops.bench.report import summary
 
@@ -284,15 +326,35 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(name for name in text.split(",") if name)
 
 
+def _names_of(known: Collection[str], text: str) -> tuple[str, ...]:
+    names = _names(text)
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"no {', '.join(unknown)}; choose from {', '.join(known)}")
+    return names
+
+
 def _peers(text: str) -> tuple[str, ...]:
     return () if text == "none" else _names(text)
 
 
 def _device(text: str) -> torch.device:
     try:
-        return torch.device(text)
+        device = torch.device(text)
     except RuntimeError:
         raise argparse.ArgumentTypeError(f"{text} is no torch device") from None
+    if device.type not in ("cpu", "cuda"):
+        raise argparse.ArgumentTypeError(f"expected cpu or cuda; got {text}")
+    gpus = torch.cuda.device_count()
+    if device.type == "cuda" and (device.index or 0) >= gpus:
+        raise argparse.ArgumentTypeError(f"{text}: {gpus} CUDA GPUs are visible")
+    return device
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a number from 1; got {text}")
+    return int(text)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fusedops.activation import ACTIVATIONS
+
 Call = Callable[
     ..., Any
 ]  # called with the tensors of make_inputs; returns a tensor or a tuple of tensors
@@ -51,6 +53,9 @@ TOLERANCES = {
 }
 
 
+PASSES = ("fwd", "bwd", "step")
+
+
 class PeerUnavailableError(Exception):
     """A peer that is not installed here or cannot run this case; the text is shown."""
 
@@ -86,6 +91,8 @@ class Suite(ABC):
     passes: tuple[str, ...] = ("fwd",)
     dtypes: tuple[str, ...] = ("bf16", "fp16", "fp32", "fp64")  # labels it can run
     default_dtypes: tuple[str, ...] = ("bf16",)
+    activations: tuple[str, ...] = tuple(ACTIVATIONS)  # that --activation may name
+    shape = ""  # what --shapes takes, e.g. "MxNxK"; empty: any number of sizes
     reference_peer = "eager"  # ours is checked against this one before it gets a time
     clock = "device"  # or "host": CPU time per call
 

@@ -24,6 +24,7 @@ class HostSuite(Suite):
     """`linear/...` calls the function, `module/...` the nn module; `grad` builds the graph."""
 
     name = "host"
+    shape = "MxNxK"
     clock = "host"
 
     def cases(self, selection: Selection) -> list[Case]:

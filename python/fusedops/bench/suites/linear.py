@@ -14,7 +14,7 @@ from fusedops.bench.suites.quack_peer import QUACK_ACTIVATIONS, quack_linear
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# M, N, K of baselines-h200.md: transformer layers, small, tall, odd and skinny.
+# M, N, K: transformer layers, small, tall, odd and skinny.
 FORWARD_SHAPES = (
     (4096, 4096, 4096),
     (8192, 8192, 8192),
@@ -116,6 +116,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 class LinearSuite(Suite):
     name = "linear"
+    shape = "MxNxK"
     passes: tuple[str, ...] = ("fwd", "step")
 
     def default_dtypes_of(self, pass_: str) -> tuple[str, ...]:

@@ -42,6 +42,8 @@ GATES = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh", "reglu": 
 
 class MLPSuite(Suite):
     name = "mlp"
+    shape = "TxDxH"
+    activations = (*Suite.activations, *GATES, *(f"{gate}_packed" for gate in GATES))
     passes: tuple[str, ...] = ("fwd", "step")
 
     def cases(self, selection: Selection) -> list[Case]:

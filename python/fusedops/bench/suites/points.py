@@ -24,6 +24,7 @@ FAMILIES: dict[str, Suite] = {
 
 class PointsSuite(Suite):
     name = "points"
+    shape = "BxNxM"
     passes: tuple[str, ...] = ("fwd", "bwd")
 
     def cases(self, selection: Selection) -> list[Case]:

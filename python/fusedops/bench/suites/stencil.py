@@ -56,7 +56,9 @@ class StencilSuite(Suite):
 
     def cases(self, selection: Selection) -> list[Case]:
         chosen = CASES if selection.pass_ == "fwd" else STEP_CASES
-        if selection.shapes:  # (..., C, H, W)
+        if any(len(shape) < 3 for shape in selection.shapes):
+            raise ValueError("expected CxHxW, with more sizes in front or not")
+        if selection.shapes:
             chosen = tuple((shape, 2, 3, "zeros", True) for shape in selection.shapes)
         return [
             Case(

@@ -24,6 +24,7 @@ TARGETS = ("own", "write", "add")
 
 class WgradSuite(Suite):
     name = "wgrad"
+    shape = "MxNxK"
     passes: tuple[str, ...] = ("bwd",)
     dtypes: tuple[str, ...] = ("bf16", "fp16")
     reference_peer = "float32"  # the eager peer changes main_grad, too
