@@ -50,5 +50,5 @@ keep() {
 
 case "$1" in
   download | keep) "$1" "$2" ;;
-  *) sed -n 2,11p "$0"; exit 2 ;;
+  *) sed -n 2,10p "$0"; exit 2 ;;
 esac

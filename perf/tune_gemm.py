@@ -1,6 +1,6 @@
 """Times every compiled GEMM configuration on given shapes: the data behind kernel selection.
 
-    python perf/tune_gemm.py --shapes fwd --dtype bf16 --out $OUT/tune.csv
+    python perf/tune_gemm.py --shapes fwd --dtype bf16 --out tune.csv
     python perf/tune_gemm.py --shapes 8192x4096x1024,64x4096x4096 --layouts TN,NT --splits 1,2,4,8
 
 Layouts name what is contiguous: TN = x @ w.T (both along K), NN = dz @ w, NT = dz.T @ x. A first
@@ -133,10 +133,9 @@ def expected(problem: Problem, a: Tensor, b: Tensor, bias: Tensor) -> Tensor:
 
 
 def tile_of(config: dict[str, Any]) -> tuple[int, int, int]:
-    """(M, N, K) of a config's tile, written as a sequence or as `128x128x64`."""
-    tile = config["tile"]
-    sizes = [int(s) for s in (re.findall(r"\d+", tile) if isinstance(tile, str) else tile)]
-    return (sizes[0], sizes[1], sizes[2] if len(sizes) > 2 else 64)
+    """(M, N, K) of a config's tile."""
+    m, n, k = config["tile"]
+    return m, n, k
 
 
 def candidates(problem: Problem, splits: Sequence[int], sm_count: int) -> list[Candidate]:
@@ -148,9 +147,7 @@ def candidates(problem: Problem, splits: Sequence[int], sm_count: int) -> list[C
         tile_m, tile_n, tile_k = tile_of(config)
         tiles = math.ceil(problem.m / tile_m) * math.ceil(problem.n / tile_n)
         name = str(config["name"])
-        family = config["family"]
-        if not isinstance(family, str):
-            family = {code: text for text, code in FAMILIES.items()}[int(family)]
+        family = str(config["family"])
         for split in splits:
             helps = tiles * split <= 2 * sm_count and problem.k >= 2 * tile_k * split
             if split == SHARED_WAVE:

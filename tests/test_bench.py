@@ -145,7 +145,7 @@ def test_the_linear_suite_covers_real_models() -> None:
     assert len({case.name for case in suite.cases(Selection("fwd"))}) == 2 * len(shapes)
 
 
-def test_the_skinny_suite_is_the_issue_s_table() -> None:
+def test_the_skinny_suite_holds_its_grid() -> None:
     suite = load_suite("skinny")
     names = [case.name for case in suite.cases(Selection("fwd"))]
     assert len(names) == 40

@@ -14,7 +14,7 @@ from fusedops.bench.suites.quack_rows import quack_rows
 CPU = torch.device("cpu")
 
 
-def test_cases_are_the_bars_of_issue_4() -> None:
+def test_cases_cover_the_bars() -> None:
     names = {case.name for case in load_suite("norm").cases(Selection("fwd"))}
     for op in ("softmax", "log_softmax", "layer_norm", "rms_norm"):
         for n in (256, 1023, 4096, 4097, 50257, 65536):

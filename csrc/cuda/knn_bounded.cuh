@@ -14,7 +14,6 @@
 namespace fusedops {
 
 inline constexpr int kBoundedWarps = 16;
-inline constexpr int kBoundedMaxK = 32;
 inline constexpr int kBins = 128;
 inline constexpr int kBinSets = kBins / 32;
 inline constexpr int kBoundedTile = 32 * kBins;  // points: one a lane and bin

@@ -6,8 +6,6 @@
 
 namespace fusedops {
 
-enum class SegmentKind : int8_t { kSum, kMean, kMax, kMin };
-
 // Operators: combine(a, b) and add(a, element) take a first. Narrow: with rows counted in 32 bits
 // from a base of the kernel's choice; widen(state, base) undoes it.
 

@@ -13,7 +13,6 @@
 
 namespace fusedops {
 
-inline constexpr int kTopkMax = 128;
 inline constexpr int kTopkThreads = 256;
 inline constexpr int64_t kMaxBlocks = 0x7fffffff;
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from fusedops.bench.results import Row
 
 SMALL_US = 30.0  # a copy that takes less is no test of bandwidth
-# Shapes of issue 4 with a bar of their own
+# Shapes with a bar of their own
 SHORT = ("16777216x64_dim", "67108864x16_dim", "268435456x4_dim")
 
 

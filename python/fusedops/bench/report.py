@@ -1,4 +1,4 @@
-"""What the CSVs say: geomeans, worst cases, the issue's bars, regressions."""
+"""What the CSVs say: geomeans, worst cases, bars, regressions."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _worst(rows: Sequence[Row]) -> str:
 
 
 def bars(rows: Sequence[Row], errors: Sequence[Row]) -> list[str]:
-    """The bars of the issues, each `pass`, `FAIL` or `no data`."""
+    """The bars, each `pass`, `FAIL` or `no data`."""
     from fusedops.bench.bars import gemm_bars
     from fusedops.bench.memory_bars import memory_bars
     from fusedops.bench.point_bars import point_bars

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Dim = int | tuple[int, ...] | None
 
-# baselines-h200.md: 2 GiB of bf16 each (1.5 GiB where three rows of 2^28).
+# 2 GiB of bf16 each (1.5 GiB where three rows of 2^28).
 LARGE: tuple[tuple[tuple[int, ...], tuple[Dim, ...]], ...] = (
     ((1 << 30,), (None,)),
     ((32768, 32768), (0, 1)),
@@ -30,7 +30,7 @@ LARGE: tuple[tuple[tuple[int, ...], tuple[Dim, ...]], ...] = (
     ((1024, 1 << 20), (0, 1)),
     ((4, 1 << 28), (0, 1)),
     ((3, 1 << 28), (0, 1)),
-    # not in the baselines: odd lengths, a middle dimension, batch-norm statistics
+    # odd lengths, a middle dimension, batch-norm statistics
     ((1 << 20, 1023), (0, 1)),
     ((1 << 26, 17), (0, 1)),
     ((1024, 1024, 1024), (1,)),
