@@ -35,11 +35,24 @@ test: build  ## build, then all tests this machine can run
 need-wheel:
 	@test -n "$(WHEEL)" || { echo "$(MAKECMDGOALS): no wheel in wheels/; run: make wheel"; exit 1; }
 
+# NOTE: the finder of an editable install comes before PYTHONPATH, in every process of the tests.
+define WITHOUT_EDITABLE
+import sys
+sys.meta_path[:] = [f for f in sys.meta_path if "ScikitBuild" not in getattr(f, "__name__", type(f).__name__)]
+endef
+define IS_THE_WHEEL
+import fusedops, sys
+if not fusedops.__file__.startswith("$(CURDIR)/build/gpu-test/"):
+    sys.exit("gpu-test: another fusedops is in the way: " + fusedops.__file__)
+endef
+export WITHOUT_EDITABLE IS_THE_WHEEL
+
 gpu-test: need-wheel  ## the GPU tests against a wheel that is already built: no build, no network
 	@rm -rf build/gpu-test && $(GPU_PYTHON) -m pip --disable-pip-version-check install -q \
 	  --no-index --no-deps --target build/gpu-test $(WHEEL)
-	@PYTHONPATH=build/gpu-test $(GPU_PYTHON) -m fusedops info
-	@PYTHONPATH=build/gpu-test $(GPU_PYTHON) -m pytest -m gpu $(PYTEST_ARGS)
+	@echo "$$WITHOUT_EDITABLE" > build/gpu-test/sitecustomize.py
+	@export PYTHONPATH=$(CURDIR)/build/gpu-test && $(GPU_PYTHON) -c "$$IS_THE_WHEEL" \
+	  && $(GPU_PYTHON) -m fusedops info && $(GPU_PYTHON) -m pytest -m gpu $(PYTEST_ARGS)
 
 compat: need-wheel venv  ## the tests against the newest wheel under another torch (TORCH=2.13.0)
 	@$(PY) -m venv build/compat-$(TORCH)

@@ -1,5 +1,5 @@
 """Checks the machine code of the installed extension: WGMMA and TMA for sm_90a, mma.sync for sm_80,
-no copy that nvcc encoded wrongly, no accumulators in local memory.
+no copy that nvcc encoded wrongly, no accumulators in local memory. A build for neither fails.
 
 Needs cuobjdump and nvdisasm: from PATH, the CUDA toolkit, or Triton's package, which torch brings.
 """
@@ -63,6 +63,10 @@ def inspect(arch: str, instructions: tuple[str, ...], tools: str) -> tuple[set[s
 
 def main() -> int:
     built_for = {f"sm_{arch}" for arch in str(_C.build_info()["archs"]).split(";")}
+    if not built_for & EXPECTED.keys():
+        wanted = " or ".join(EXPECTED)
+        print(f"check_sass: {_C.__file__} has no code for {wanted}", file=sys.stderr)
+        return 1
     tools = find_tools()
     if tools is None:
         print("check_sass: no cuobjdump found; run: pip install triton", file=sys.stderr)

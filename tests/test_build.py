@@ -6,12 +6,14 @@ import importlib.util
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
+import fusedops
 from fusedops import _C
 from fusedops.info import build_info, chosen_as, kernels_for, table
 
@@ -26,8 +28,8 @@ OPS = sorted(
 )
 
 
-def load_probe() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("probe", ROOT / "cmake" / "probe.py")
+def load(name: str, path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -35,7 +37,7 @@ def load_probe() -> ModuleType:
     return module
 
 
-probe = load_probe()
+probe = load("probe", ROOT / "cmake" / "probe.py")
 
 
 # ---- options ----
@@ -118,6 +120,64 @@ def test_configure_fails_early(tmp_path: Path, options: list[str], message: str)
     assert message in " ".join(result.stderr.split())
 
 
+# ---- make ----
+
+
+# What scikit-build-core leaves in a venv for an editable install: a finder before sys.path's.
+EDITABLE = """
+import importlib.util, sys
+class ScikitBuildRedirectingFinder:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == "fusedops":
+            return importlib.util.spec_from_file_location(name, {file!r})
+sys.meta_path.insert(0, ScikitBuildRedirectingFinder)
+"""
+
+
+def test_gpu_test_takes_the_wheel(tmp_path: Path) -> None:
+    if shutil.which("make") is None or importlib.util.find_spec("pip") is None:
+        pytest.skip("make or pip is not installed")
+    (tmp_path / "tree.py").write_text("print('the tree')")
+    venv = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
+    (site,) = venv.glob("lib/python*/site-packages")
+    packages = Path(str(importlib.util.find_spec("pip").origin)).parents[1]  # type: ignore[union-attr]
+    (site / "here.pth").write_text(f"{packages}\nimport _editable\n")
+    (site / "_editable.py").write_text(EDITABLE.format(file=str(tmp_path / "tree.py")))
+    wheel = tmp_path / "fusedops-0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as file:
+        file.writestr("fusedops/__init__.py", "")
+        file.writestr("fusedops/__main__.py", "print('the wheel')")
+        file.writestr(
+            "fusedops-0.dist-info/METADATA", "Metadata-Version: 2.1\nName: fusedops\nVersion: 0\n"
+        )
+        file.writestr(
+            "fusedops-0.dist-info/WHEEL",
+            "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        )
+        file.writestr("fusedops-0.dist-info/RECORD", "")
+    command = ["make", "-f", ROOT / "Makefile", "gpu-test", f"WHEEL={wheel}"]
+    command += [f"GPU_PYTHON={venv}/bin/python", "PYTEST_ARGS=--version"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "the wheel" in done.stdout
+    assert "the tree" not in done.stdout
+
+
+# ---- check_sass ----
+
+
+def test_check_sass_wants_something_to_check(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    check_sass = load("check_sass", ROOT / "scripts" / "check_sass.py")
+    for archs in ("", "86"):
+        monkeypatch.setattr(_C, "build_info", lambda archs=archs: {"archs": archs})
+        assert check_sass.main() == 1
+        assert "has no code for sm_90a or sm_80" in capsys.readouterr().err
+
+
 # ---- the binary ----
 
 
@@ -133,6 +193,12 @@ def test_build_info() -> None:
     else:
         assert info["archs"] == ""
         assert info["kernels"] == 0
+
+
+def test_version() -> None:
+    assert fusedops.__version__ == build_info()["version"]
+    with pytest.raises(AttributeError, match="'fusedops' has no attribute 'nothing'"):
+        fusedops.nothing  # noqa: B018
 
 
 @pytest.mark.parametrize("op", OPS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch  # noqa: F401  (loads libtorch, which _C is linked against)
 
 from . import _C, nn, points, reference
@@ -58,6 +60,8 @@ from .stencil import (
 )
 from .topk import topk
 from .tune import tune
+
+__version__: str  # looked up when asked for
 
 __all__ = [
     "_C",
@@ -121,3 +125,12 @@ __all__ = [
     "tune",
     "var",
 ]
+
+if not TYPE_CHECKING:  # a type checker would take every name for one of these
+
+    def __getattr__(name: str) -> str:
+        if name != "__version__":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from .info import build_info
+
+        return str(build_info()["version"])
