@@ -11,11 +11,27 @@ import pytest
 PROGRAM = Path(__file__).resolve().parents[1] / "scripts/sanitize"
 
 
+def sanitize(*arguments):
+    command = [sys.executable, PROGRAM, *arguments, "--no-clusters", "--device", "cpu"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+
 @pytest.mark.parametrize(
     "family", ["gemm", "reduce", "rows", "scan", "elementwise", "sampling", "neighbours"]
 )
 def test_family(family):
-    command = [sys.executable, PROGRAM, family, "--no-clusters", "--device", "cpu"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = sanitize(family)
     assert done.returncode == 0, done.stderr
     assert "no error" in done.stdout.splitlines()[-1]
+
+
+def test_kernels_need_a_gpu():
+    done = sanitize("kernels")
+    assert done.returncode == 0, done.stderr
+    assert "kernels: skipped, it needs a GPU" in done.stdout
+
+
+def test_unknown_families_are_named():
+    done = sanitize("rows", "foo")
+    assert done.returncode == 2
+    assert "no family foo; choose from gemm, narrow, kernels" in done.stderr

@@ -34,18 +34,25 @@ FAMILIES = {
     "sampling": points.run_sampling,
     "neighbours": points.run_neighbours,
 }
+GPU_ONLY = ("kernels",)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="sanitize", description=__doc__.splitlines()[0])
-    parser.add_argument("family", nargs="*", choices=[[], *FAMILIES], help=", ".join(FAMILIES))
+    parser.add_argument("family", nargs="*", help=", ".join(FAMILIES))
     parser.add_argument("--no-clusters", action="store_true", help="for racecheck")
     parser.add_argument("--match", default="", help="regular expression: only such GEMM kernels")
     parser.add_argument("--device", default="cuda", help="cpu: a trial of this program")
     wanted = parser.parse_args()
+    unknown = sorted({*wanted.family} - {*FAMILIES})
+    if unknown:
+        parser.error(f"no family {', '.join(unknown)}; choose from {', '.join(FAMILIES)}")
     options = Options(wanted.device, not wanted.no_clusters, wanted.match)
     count: Counter[str] = Counter()
     for family in wanted.family or FAMILIES:
+        if family in GPU_ONLY and wanted.device == "cpu":
+            print(f"{family}: skipped, it needs a GPU", flush=True)
+            continue
         FAMILIES[family](options, count)
         if wanted.device == "cuda":
             torch.cuda.synchronize()
