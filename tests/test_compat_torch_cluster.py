@@ -210,6 +210,17 @@ def test_errors(call, message):
         call(torch.rand(5, 3), torch.tensor([0, 0, 0, 1, 1]))
 
 
+def test_most_neighbours_of_a_graph():
+    x = torch.arange(1025.0)
+    with pytest.raises(ValueError, match="knn_graph: k must be at most 1023 with loop=False; got"):
+        knn_graph(x, 1024)
+    with pytest.raises(ValueError, match="knn_graph: k must be at most 1024 with loop=True; got"):
+        knn_graph(x, 1025, loop=True)
+    assert knn_graph(x, 1023).shape == (2, 1025 * 1023)
+    assert knn_graph(x, 1024, loop=True).shape == (2, 1025 * 1024)
+    assert knn_graph(x[:1024], 2000).shape == (2, 1024 * 1023)
+
+
 def test_compiles_where_scalars_are_captured(device):
     """Sizes that only the device knows must not reach an op as traced numbers."""
     generator = torch.Generator().manual_seed(0)

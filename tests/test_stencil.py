@@ -12,7 +12,7 @@ import torch
 
 import fusedops
 from fusedops import reference
-from fusedops.stencil import PADDINGS
+from fusedops.stencil import MOST_TAPS, PADDINGS
 from util import DTYPES, LAYOUTS, assert_accurate, make, name
 
 OPS = torch.ops.fusedops
@@ -50,11 +50,13 @@ def inputs(x_shape, weight_shape, dtype, device):
     )
 
 
-def test_padding_table_is_that_of_the_header():
+def test_constants_are_those_of_the_header():
     header = Path(__file__).parents[1] / "csrc" / "common" / "stencil.h"
     if not header.exists():
         pytest.skip("needs the sources")
-    found = re.search(r"enum class Padding : int64_t \{([^}]*)\}", header.read_text())
+    text = header.read_text()
+    assert f"kMaxTaps = {MOST_TAPS};" in text
+    found = re.search(r"enum class Padding : int64_t \{([^}]*)\}", text)
     codes = re.findall(r"k(\w+) = (\d)", found[1])
     assert {n.lower(): int(c) for n, c in codes} == PADDINGS
 
@@ -99,6 +101,14 @@ def test_box_filter_keeps_a_constant(device, dtype):
             torch.testing.assert_close(y, x, rtol=1e-6, atol=0)
     y = fusedops.box_filter2d(x, 3)
     assert abs(y[0, 0, 0, 0].item() - 4 / 9) < 2e-3
+
+
+@pytest.mark.parametrize("size", [0, -1, 4, 17, 3.0, "a", None])
+def test_box_filter_refuses_other_sizes(size):
+    for dims in (1, 2, 3):
+        op = f"box_filter{dims}d"
+        with pytest.raises(ValueError, match=f"{op}: size must be odd and from 1 to 15; got"):
+            getattr(fusedops, op)(torch.ones(4, 20, 20, 20), size)
 
 
 def test_layouts_and_empty(device):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -25,6 +26,9 @@ _ops = torch.ops.fusedops
 
 # NOTE: csrc/common/stencil.h holds the same table; tests/test_stencil.py compares them.
 PADDINGS: dict[str, int] = {"zeros": 0, "reflect": 1, "replicate": 2, "circular": 3}
+
+
+MOST_TAPS = 15  # kMaxTaps of csrc/common/stencil.h
 
 
 class StencilFunction(torch.autograd.Function):
@@ -112,20 +116,29 @@ def stencil3d(x: Tensor, weight: Tensor, padding_mode: str = "zeros") -> Tensor:
 def _box_filter(op: str, x: Tensor, size: int, padding_mode: str, dims: int) -> Tensor:
     if not isinstance(x, Tensor):
         raise_not_tensor(op, x=x)
+    try:
+        taps = operator.index(size)
+    except TypeError:
+        taps = 0
+    if taps not in range(1, MOST_TAPS + 1, 2):
+        raise ValueError(f"{op}: size must be odd and from 1 to {MOST_TAPS}; got {size!r}")
     # NOTE: ones and an exact factor: 1 / 9 rounded to bf16 would change the mean by 0.2 %.
-    return _stencil(op, x, x.new_ones((size,) * dims), padding_mode, dims, 1.0 / size**dims)
+    return _stencil(op, x, x.new_ones((taps,) * dims), padding_mode, dims, 1.0 / taps**dims)
 
 
 def box_filter2d(x: Tensor, size: int, padding_mode: str = "zeros") -> Tensor:
-    """The mean of the size x size neighbourhood: `stencil2d` with equal weights, errors alike."""
+    """The mean of the size x size neighbourhood: `stencil2d` with equal weights, errors alike.
+
+    size is odd and from 1 to 15; another one is a ValueError.
+    """
     return _box_filter("box_filter2d", x, size, padding_mode, 2)
 
 
 def box_filter1d(x: Tensor, size: int, padding_mode: str = "zeros") -> Tensor:
-    """The mean of `size` neighbours along the last dimension."""
+    """`box_filter2d` along the last dimension: the mean of `size` neighbours."""
     return _box_filter("box_filter1d", x, size, padding_mode, 1)
 
 
 def box_filter3d(x: Tensor, size: int, padding_mode: str = "zeros") -> Tensor:
-    """The mean of the size x size x size neighbourhood."""
+    """`box_filter2d` in volumes: the mean of the size x size x size neighbourhood."""
     return _box_filter("box_filter3d", x, size, padding_mode, 3)

@@ -1,8 +1,8 @@
 """torch_cluster: k-NN, radius search and furthest point sampling of packed clouds.
 
 Batch vectors (N,) int64 name each point's cloud and are sorted. Edges are (2, E) int64; those of
-one query are together, queries in order. Differences: k is at most 1024 (or N), not 100; neighbours
-further than 1e5 are found; cosine works on the CPU; equally far neighbours come lowest index first;
+one query are together, queries in order. Differences: k is at most 1024 (or N), not 100, and 1023 for `knn_graph` without loops;
+neighbours further than 1e5 are found; cosine works on the CPU; equally far neighbours come lowest index first;
 `knn_graph` and `radius_graph` without loops never give a node more than k (max_num_neighbors)
 edges, also among duplicates. num_workers and use_triton are accepted and ignored.
 """
@@ -17,7 +17,7 @@ from ..points._cloud import read_sizes
 
 __all__ = ["fps", "knn", "knn_graph", "radius", "radius_graph"]
 
-_MOST = 1024  # columns of fusedops.points.ball_query
+_MOST = 1024  # columns of fusedops.points.knn and ball_query
 
 
 def knn(
@@ -82,7 +82,8 @@ def knn_graph(
 
     Args:
         x: (N, F) or (N,).
-        k, batch, cosine, batch_size: As for `knn`.
+        k: At most 1024, and 1023 without loops, unless N is smaller.
+        batch, cosine, batch_size: As for `knn`.
         loop: A point may be its own neighbour, and counts.
         flow: "source_to_target": (neighbour, point) pairs; "target_to_source": (point, neighbour).
 
@@ -90,9 +91,12 @@ def knn_graph(
         (2, E).
 
     Raises:
-        ValueError: Unknown flow, or as `knn`.
+        ValueError: Unknown flow, k too large, or as `knn`.
     """
     _check_flow("knn_graph", flow)
+    most = _MOST if loop else _MOST - 1
+    if k > most and x.shape[0] > _MOST:
+        raise ValueError(f"knn_graph: k must be at most {most} with loop={loop}; got {k}")
     edges = knn(x, x, k if loop else k + 1, batch, batch, cosine, batch_size=batch_size)
     return _directed(edges if loop else _without_loops(edges, k), flow)
 
