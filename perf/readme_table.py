@@ -89,7 +89,7 @@ def render(folder: Path) -> str:
         found = [r for r in rows if (r["suite"], r["case"], r["dtype"], r["pass"]) == key]
         if found:
             lines.append(_line(found))
-    lines += [*_geomeans(rows), "", *_images(folder)]
+    lines += [*_geomeans(rows), "", *_other_runs(rows), *_images(folder)]
     lines += [*_memory(rows), *_points(rows), _links(folder)]
     return "\n".join(lines)
 
@@ -124,6 +124,22 @@ def _line(found: Sequence[Row]) -> str:
     return _cells(
         name, pass_, row["dtype"], f"{times[0]:.3g}" if times[0] < 1e3 else f"{times[0]:.0f}", found
     )
+
+
+def _other_runs(rows: Sequence[Row]) -> list[str]:
+    """Which columns of ROWS hold ratios of another run than that of our time."""
+    others: set[str] = set()
+    for key in ROWS:
+        found = [r for r in rows if (r["suite"], r["case"], r["dtype"], r["pass"]) == key]
+        others |= {r["peer"] for r in found if r["ours_us"] != found[0]["ours_us"]}
+    names = [title for peer, title in PEERS.items() if peer in others]
+    if not names:
+        return []
+    return [
+        f"{', '.join(names)} was measured in runs of its own: each ratio is of two times of one run, "
+        "taken in turns, and the column of our times is from the run with the other peers.",
+        "",
+    ]
 
 
 def _cells(name: str, pass_: str, dtype: str, us: str, found: Iterable[Row]) -> str:
@@ -224,6 +240,8 @@ def main() -> int:
     old = readme.read_text()
     new = replace(old, render(options.results))
     if options.check:
+        if new != old:
+            print(f"{readme} is out of date; run: python {sys.argv[0]}", file=sys.stderr)
         return int(new != old)
     readme.write_text(new)
     return 0

@@ -404,6 +404,20 @@ def test_readme_table_renders_from_the_csv() -> None:
         script.replace("nothing", table)
 
 
+def test_readme_says_which_peers_had_runs_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = load_script("readme_table")
+    file = Path("h200/linear.csv")
+    results.merge_rows(file, [row(ours_us="90"), row(ours_us="90", peer="cublaslt")])
+    assert "runs of its own" not in script.render(Path("h200"))
+    results.merge_rows(file, [row(ours_us="99", peer="quack")])
+    assert "QuACK was measured in runs of its own" in script.render(Path("h200"))
+    monkeypatch.setattr(sys, "argv", ["readme_table.py", "--results", "h200", "--check"])
+    assert script.main() == 1
+    assert "README.md is out of date" in capsys.readouterr().err
+
+
 def test_readme_shows_the_plots_that_are_there() -> None:
     script = load_script("readme_table")
     results.merge_rows(Path("h200/linear.csv"), [row()])
