@@ -38,7 +38,7 @@ need-wheel:
 # NOTE: the finder of an editable install comes before PYTHONPATH, in every process of the tests.
 define WITHOUT_EDITABLE
 import sys
-sys.meta_path[:] = [f for f in sys.meta_path if "ScikitBuild" not in getattr(f, "__name__", type(f).__name__)]
+sys.meta_path[:] = [f for f in sys.meta_path if "ScikitBuild" not in repr(f)]
 endef
 define IS_THE_WHEEL
 import fusedops, sys

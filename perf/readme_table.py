@@ -136,8 +136,9 @@ def _other_runs(rows: Sequence[Row]) -> list[str]:
     if not names:
         return []
     return [
-        f"{', '.join(names)} was measured in runs of its own: each ratio is of two times of one run, "
-        "taken in turns, and the column of our times is from the run with the other peers.",
+        f"{', '.join(names)} was measured in runs of its own: each ratio is of two times of "
+        "one run, taken in turns, and the column of our times is from the run with the other "
+        "peers.",
         "",
     ]
 

@@ -1,10 +1,11 @@
 """torch_cluster: k-NN, radius search and furthest point sampling of packed clouds.
 
 Batch vectors (N,) int64 name each point's cloud and are sorted. Edges are (2, E) int64; those of
-one query are together, queries in order. Differences: k is at most 1024 (or N), not 100, and 1023 for `knn_graph` without loops;
-neighbours further than 1e5 are found; cosine works on the CPU; equally far neighbours come lowest index first;
-`knn_graph` and `radius_graph` without loops never give a node more than k (max_num_neighbors)
-edges, also among duplicates. num_workers and use_triton are accepted and ignored.
+one query are together, queries in order. Differences: k is at most 1024 (or N), not 100, and
+1023 for `knn_graph` without loops; neighbours further than 1e5 are found; cosine works on the CPU;
+equally far neighbours come lowest index first; `knn_graph` and `radius_graph` without loops never
+give a node more than k (max_num_neighbors) edges, also among duplicates. num_workers
+and use_triton are accepted and ignored.
 """
 
 from __future__ import annotations
