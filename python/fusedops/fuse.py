@@ -1,4 +1,4 @@
-"""fuse: replace nn.Linear, and nn.Linear + activation, in an existing model."""
+"""fuse: replace nn.Linear, nn.Linear + activation, MLP blocks and norms in an existing model."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 @dataclass(frozen=True)
 class FusedLayer:
-    """One layer that runs fused now."""
+    """One linear layer or norm that runs fused now."""
 
     name: str  # its path in the model; every path, joined by ", ", when it is shared
-    shape: str  # "in -> out"
+    shape: str  # "in -> out"; of a norm its normalized_shape
     activation: str | None
     absorbed: tuple[str, ...]  # the paths of the activation modules that became nn.Identity
     note: str = ""  # why a following activation was not absorbed
@@ -51,7 +51,7 @@ class FusedMLP:
 
 @dataclass(frozen=True)
 class SkippedLayer:
-    """One linear layer that was left alone."""
+    """One linear layer or norm that was left alone."""
 
     name: str
     kind: str
@@ -63,9 +63,9 @@ class FuseReport:
     """What `fuse` did: print it for a table.
 
     Attributes:
-        fused: The layers that run fused now.
-        skipped: The linear layers that were left alone, with the reason.
-        unchanged: How many fused layers were there before.
+        fused: The linear layers and norms that run fused now.
+        skipped: The linear layers and norms that were left alone, with the reason.
+        unchanged: How many fused layers and norms were there before.
         blocks: The MLP blocks that run as one op now.
     """
 
@@ -76,7 +76,7 @@ class FuseReport:
 
     @property
     def num_fused(self) -> int:
-        """How many layers were replaced."""
+        """How many layers and norms were replaced."""
         return len(self.fused)
 
     @property
@@ -86,7 +86,7 @@ class FuseReport:
 
     @property
     def num_skipped(self) -> int:
-        """How many linear layers were left alone."""
+        """How many linear layers and norms were left alone."""
         return len(self.skipped)
 
     def __str__(self) -> str:
@@ -268,9 +268,9 @@ def fuse(model: torch_nn.Module) -> FuseReport:
     changes nothing.
 
     Left alone, and reported with the reason: subclasses of nn.Linear (LoRA layers,
-    parametrizations, the output projection of nn.MultiheadAttention), layers with hooks
-    (weight_norm, pruning), with an own forward, with further parameters, or with a dtype that the
-    kernels do not have.
+    parametrizations, the output projection of nn.MultiheadAttention) and of the norms, layers and
+    norms with hooks (weight_norm, pruning), with an own forward or with a dtype that the kernels do
+    not have, and linear layers with further parameters.
 
     Adapt, hook, prune and quantise first, and fuse last: an absorbed activation is part of its
     layer. An adapter around that layer or a hook on it then sees the activated output, another
