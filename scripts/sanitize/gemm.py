@@ -11,6 +11,7 @@ from options import DTYPES
 
 import fusedops
 from fusedops._gemm_text import SHARED_WAVE
+from fusedops.activation import activation_code
 from fusedops.template import template_scale
 from fusedops.tune import FAMILIES
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from options import Options
 
+# The first two alone under racecheck
 ACTIVATIONS = ("none", "gelu", "relu", "gelu_tanh", "silu", "sigmoid", "tanh", "relu2")
 
 # M, N, K that reach every helper kernel. TMA refuses the odd ones, so none of these is a cluster's.
@@ -37,9 +39,12 @@ def run_ops(o: Options, count: Counter[str]) -> None:
         count[f"linear {activation}"] += 2
         run_mlps(o, dtype, activation, m, n, k)
         count[f"mlp {activation}"] += 4
-    for dtype in (torch.bfloat16, torch.float16) if o.clusters else ():
-        run_large_gated_mlp(o, dtype)
-        count["gated kernels"] += 2
+    for dtype in (torch.bfloat16, torch.float16):
+        run_gated_gradient(o, dtype)
+        count["gated gradient"] += 2
+        if o.clusters:
+            run_large_gated_mlp(o, dtype)
+            count["gated kernels"] += 2
     for precision in ("highest", "high") if o.clusters else ():
         torch.set_float32_matmul_precision(precision)
         a, b = o.randn(1000, 520), o.randn(520, 1032)
@@ -69,7 +74,7 @@ def run_narrow(o: Options, count: Counter[str]) -> None:
         x, w = o.randn(m, k, dtype=dtype), o.randn(n, k, dtype=dtype)
         dy, saved = o.randn(m, n, dtype=dtype), o.randn(m, n, dtype=dtype)
         for needs in ((True, True, True), (True, False, True), (False, True, True)):
-            op(dy, x, w, saved, ACTIVATIONS.index(activation), *needs, False, False)
+            op(dy, x, w, saved, activation_code(activation), *needs, False, False)
             count[f"narrow {activation}"] += 1
 
 
@@ -86,6 +91,17 @@ def run_mlps(o: Options, dtype: torch.dtype, activation: str, m: int, n: int, k:
     fusedops.gated_mlp(x, w1, w1.detach(), w2, activation=activation).sum().backward()
     both = torch.cat([w1, w1]).detach().requires_grad_()
     fusedops.gated_mlp(x, both, None, w2, activation=activation).sum().backward()
+
+
+def run_gated_gradient(o: Options, dtype: torch.dtype) -> None:
+    """The gradients of gate and up by themselves: their last wave of tiles is shared and not."""
+    op = torch.ops.fusedops.gated_mlp_backward_
+    for m, hidden, n in ((2824, 1416, 2056), (2824, 1416, 72)):
+        m = m if o.device == "cuda" else m % 100
+        dy, down = o.randn(m, n, dtype=dtype), o.randn(n, hidden, dtype=dtype)
+        saved = o.randn(2, m, hidden, dtype=dtype)
+        silu = activation_code("silu")
+        op(dy, saved, down, None, False, silu, False, True, o.clusters, False, False, False)
 
 
 def run_large_gated_mlp(o: Options, dtype: torch.dtype) -> None:
