@@ -2,8 +2,8 @@
 // stages by TMA, two consumer warpgroups multiply them (WGMMA) and store. Pingpong: each warpgroup
 // has output tiles of its own and one multiplies while the other stores; cooperative: both share a
 // tile. Tiles are walked by a persistent grid. CuTe supplies the MMA instructions and their operand
-// layouts. Where the rest of a tile's work is much (sm90_gated_gradient.cuh), consumers hand it over
-// to a fourth warpgroup, the finisher.
+// layouts. Where the rest of a tile's work is much (sm90_gated_gradient.cuh), consumers hand it
+// over to a fourth warpgroup, the finisher.
 //
 // CUTLASS's own persistent kernels run the epilogues of the two pingpong warpgroups one after the
 // other through shared staging buffers, which bounds products of small K; here each warpgroup
