@@ -224,3 +224,28 @@ def test_errors_of_odd_arguments():
         fusedops.cross_entropy(torch.tensor(1.0), torch.tensor(0))
     with pytest.raises(ValueError, match=r"reduction must be one of .* got \['mean'\]"):
         fusedops.cross_entropy(torch.ones(2, 3), torch.tensor([0, 1]), reduction=["mean"])
+
+
+@pytest.mark.parametrize("n", [3, 40, 1023, 5000, 200_001])
+def test_far_bfloat16(device, n):
+    lowest = torch.finfo(torch.bfloat16).min
+    target = torch.tensor([1, 0, 2], device=device)
+    for top in (1e9, -1e9, 1e10, -1e10, -1e30, 2e38, 3e38, -3e38, lowest):
+        logits = torch.full((3, n), top, dtype=torch.bfloat16, device=device)
+        logits[1, 1:] = lowest
+        logits[2, 0] = -math.inf
+        loss = fusedops.cross_entropy(logits, target, reduction="none")
+        expected = F.cross_entropy(logits.double(), target, reduction="none")
+        torch.testing.assert_close(loss, expected.to(loss.dtype))
+
+
+@pytest.mark.parametrize("top", [1e10, 1e30, 3e38])
+@pytest.mark.parametrize("n", [3, 40, 5000])
+def test_gradient_of_far_bfloat16(device, n, top):
+    logits = torch.zeros(2, n, dtype=torch.bfloat16, device=device)
+    logits[:, 1] = top
+    logits.requires_grad_()
+    target = torch.tensor([1, 2], device=device)
+    fusedops.cross_entropy(logits, target, reduction="sum").backward()
+    expected = F.one_hot(torch.ones_like(target), n) - F.one_hot(target, n)
+    assert torch.equal(logits.grad, expected.to(logits.dtype))

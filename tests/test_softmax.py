@@ -222,3 +222,18 @@ def test_one_row_of_more_than_2_32_bytes():
     log_sum = math.log(2**31 + 8 + math.exp(16.0))
     assert y[-1].item() == pytest.approx(16.0 - log_sum, rel=2e-3)
     assert y[0].item() == pytest.approx(-log_sum, rel=2e-3)
+
+
+@pytest.mark.parametrize("n", [3, 40, 1023, 5000, 20_001, 140_001])
+@both
+def test_far_bfloat16(device, op, n):
+    """Far from zero a row's equal values share it, whatever log2(e) times them overflows to."""
+    lowest = torch.finfo(torch.bfloat16).min
+    for top in (1e9, -1e9, 1e10, -1e10, -1e30, 2e38, 3e38, -3e38, lowest):
+        x = torch.full((4, n), top, dtype=torch.bfloat16, device=device)
+        x[1, 1:] = lowest
+        x[2, 0] = -math.inf
+        x[3, :2] = 0
+        expected = THEIRS[op](x.double(), 1).to(x.dtype)
+        torch.testing.assert_close(OURS[op](x, 1), expected)
+        torch.testing.assert_close(OURS[op](x.t().contiguous(), 0), expected.t())

@@ -34,27 +34,35 @@ __device__ __forceinline__ Packed<T, kVec> load_passing(const T* from) {
   return out;
 }
 
-// Exponentials relative to a base. Half logits: 2^(x log2(e) - base) by one FMA; what the rounding
+// Exponentials relative to a top. Half logits: 2^(x log2(e) - base) by one FMA; what the rounding
 // of base leaves out is a factor that the whole sum shares.
 template <class T>
 struct LogitExp {
   using C = Compute<T>;
-  static __device__ __forceinline__ C base(C top) {
-    if constexpr (kFastExp<T>) return __fmul_rn(top, kLog2E);
-    return top;
+  C top, factor = 1, base;
+
+  __device__ __forceinline__ explicit LogitExp(C top) : top(top) {
+    if constexpr (kFastExp<T>) factor = exponent_factor<T>(top);
+    base = scaled(top);
   }
-  static __device__ __forceinline__ C of(C x, C base) {
-    if constexpr (kFastExp<T>) return ex2_approx(fmaf(x, kLog2E, -base));
+  __device__ __forceinline__ C of(C x) const {
+    if constexpr (kFastExp<T>) return ex2_approx(fmaf(x, factor, -base));
     return standard_exp(x - base);
   }
-  // From one base to another one.
-  static __device__ __forceinline__ C ratio(C from, C to) {
-    if constexpr (kFastExp<T>) return ex2_approx(from - to);
-    return standard_exp(from - to);
+  // What a sum relative to another top is multiplied by.
+  __device__ __forceinline__ C ratio(C other) const {
+    if constexpr (kFastExp<T>) return ex2_approx(scaled(other) - base);
+    return standard_exp(other - base);
   }
-  static __device__ __forceinline__ C left_out(C top, C base) {
-    if constexpr (kFastExp<T>) return ex2_approx(-fmaf(top, kLog2E, -base));
+  __device__ __forceinline__ C left_out() const {
+    if constexpr (kFastExp<T>) return ex2_approx(-fmaf(top, factor, -base));
     return 1;
+  }
+
+ private:
+  __device__ __forceinline__ C scaled(C x) const {
+    if constexpr (kFastExp<T>) return __fmul_rn(x, factor);
+    return x;
   }
 };
 
@@ -69,9 +77,10 @@ struct LogitSums {
   // Chunks from `count` on are of -inf and add nothing.
   template <int kCount>
   __device__ __forceinline__ void add(Packed<T, kVec> (&x)[kCount], int count, bool smooth) {
-    const C before = Exp::base(top);
+    const C before = top;
     top = larger(top, largest(x, kCount));
-    const C base = finite_top(Exp::base(top)), scale = Exp::ratio(before, base);
+    const Exp exp(finite_top(top));
+    const C scale = exp.ratio(before);
 #pragma unroll
     for (int i = 0; i < kSums<kVec>; ++i) sum[i] *= scale;
     hold(x);
@@ -79,7 +88,7 @@ struct LogitSums {
     for (int i = 0; i < kCount; ++i) {
 #pragma unroll
       for (int e = 0; e < kVec; ++e) {
-        sum[e % kSums<kVec>] += Exp::of(x[i].at(e), base);
+        sum[e % kSums<kVec>] += exp.of(x[i].at(e));
       }
     }
     if (!smooth) return;
@@ -92,12 +101,13 @@ struct LogitSums {
     }
   }
   __device__ __forceinline__ void add(T x) {
-    const C value = to_compute(x), before = Exp::base(top);
+    const C value = to_compute(x), before = top;
     top = larger(top, value);
-    const C base = finite_top(Exp::base(top)), scale = Exp::ratio(before, base);
+    const Exp exp(finite_top(top));
+    const C scale = exp.ratio(before);
 #pragma unroll
     for (int i = 0; i < kSums<kVec>; ++i) sum[i] *= scale;
-    sum[0] += Exp::of(value, base);
+    sum[0] += exp.of(value);
     values += value;
   }
 
@@ -169,20 +179,18 @@ struct LossTeam {
   // Over the lanes of the row in this warp.
   template <class T, class C>
   __device__ __forceinline__ void join(LogitPart<C>& part, bool smooth) const {
-    using Exp = LogitExp<T>;
-    const C mine = Exp::base(part.top);
+    const C mine = part.top;
     part.top = fold_lanes(part.top, lanes, [](C a, C b) { return larger(a, b); });
     const auto add = [](C a, C b) { return a + b; };
-    part.sum = fold_lanes(part.sum * Exp::ratio(mine, finite_top(Exp::base(part.top))), lanes, add);
+    part.sum = fold_lanes(part.sum * LogitExp<T>(finite_top(part.top)).ratio(mine), lanes, add);
     if (smooth) part.values = fold_lanes(part.values, lanes, add);
   }
 };
 
 template <class T, class C>
 __device__ __forceinline__ C row_loss(const LogitPart<C>& row, C smoothing, int64_t n, C& lse) {
-  using Exp = LogitExp<T>;
   const C top = finite_top(row.top);
-  const C log_sum = standard_log(row.sum * Exp::left_out(top, Exp::base(top)));
+  const C log_sum = standard_log(row.sum * LogitExp<T>(top).left_out());
   lse = top + log_sum;
   const C loss = (1 - smoothing) * (top - row.chosen + log_sum);
   if (smoothing == 0) return loss;

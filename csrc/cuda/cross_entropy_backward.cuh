@@ -18,7 +18,6 @@ __global__ void __launch_bounds__(kTileThreads)
                                   bool per_row, T* dx, int64_t rows, int64_t n, int lanes,
                                   unsigned tiles) {
   using C = Compute<T>;
-  using Exp = LogitExp<T>;
   constexpr int kVec = kChunkOf<T>;
   wait_for_predecessor();
   const LossTeam<kInWarp> team(lanes);
@@ -48,11 +47,10 @@ __global__ void __launch_bounds__(kTileThreads)
   if (scale != nullptr) factor *= *scale;
   if (target < 0 || target >= n) factor = NAN;
   if (!counted) factor = 0;
-  const C lse = p.lse[row], base = Exp::base(lse);
-  const C slope = factor * Exp::left_out(lse, base);
+  const C lse = p.lse[row];
   const C other = factor * (-p.smoothing / static_cast<C>(n));
   const C at_target = factor * (p.smoothing - 1);
-  const auto gradient = [&](C x) { return counted ? Exp::of(x, base) * slope + other : C{0}; };
+  const auto gradient = [&](C x) { return counted ? exp_from<T>(x, lse) * factor + other : C{0}; };
 
   const int64_t chosen = target - head;  // from the first chunk on
 #pragma unroll

@@ -4,6 +4,8 @@
 // left is about 2^-22.
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/row_team.cuh"
 #include "cutlass/activation.cuh"
 
@@ -19,6 +21,15 @@ inline constexpr bool kFastExp = sizeof(O) == 2;
 template <class C>
 __device__ __forceinline__ C finite_top(C top) {
   return top == -static_cast<C>(INFINITY) ? C{0} : top;
+}
+
+// log2(e), with which 2^(x factor - top factor) is exp(x - top). Beyond 2^30 the rounding of that
+// product would be more than an exponent can hold, and halves are so far apart that the result is 1
+// for the top and 0 for all below it, whatever the factor: 1, whose products are exact.
+template <class T>
+__device__ __forceinline__ float exponent_factor(float top) {
+  if constexpr (std::is_same_v<T, __half>) return kLog2E;
+  return fabsf(top) < 0x1p30f ? kLog2E : 1.0f;
 }
 
 // exp(x - top) for a finite top.

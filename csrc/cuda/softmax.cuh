@@ -63,14 +63,16 @@ __device__ __forceinline__ RowNormaliser<C> softmax_normaliser(Team& team,
 template <class O, class C>
 struct SoftmaxOutput {
   C shift, scale;  // log: x - shift - scale; else exp(x - shift) * scale
+  C factor = 1;    // half outputs: 2^(x factor - shift) * scale
   bool log;
   __device__ __forceinline__ SoftmaxOutput(const RowNormaliser<C>& row, bool log)
       : shift(row.top), log(log) {
     if (log) {
       scale = standard_log(row.sum);
     } else if constexpr (kFastExp<O>) {
-      shift = __fmul_rn(row.top, kLog2E);
-      scale = ex2_approx(-fmaf(row.top, kLog2E, -shift)) / row.sum;
+      factor = exponent_factor<O>(row.top);
+      shift = __fmul_rn(row.top, factor);
+      scale = ex2_approx(-fmaf(row.top, factor, -shift)) / row.sum;
     } else {
       scale = 1 / row.sum;
     }
@@ -89,7 +91,7 @@ struct SoftmaxOutput {
  private:
   __device__ __forceinline__ C exponential(C x) const {
     if constexpr (kFastExp<O>) {
-      return ex2_approx(fmaf(x, kLog2E, -shift));
+      return ex2_approx(fmaf(x, factor, -shift));
     } else {
       return standard_exp(x - shift);
     }

@@ -132,6 +132,9 @@ def cross_entropy(
     gradient: nothing waits for the GPU to look. Under autocast the loss of half logits is float32,
     as torch's. Class weights and class probabilities as targets are not supported.
 
+    The gradient takes a row's log-sum-exp as one fp32 number (fp64 for float64): its relative error
+    is about ``2**-24`` times the largest logit's magnitude.
+
     Example:
         >>> loss = fusedops.cross_entropy(logits, labels, label_smoothing=0.1)
     """
