@@ -303,3 +303,9 @@ def test_more_than_2_31_elements():
         alone = farthest_point_sample(points[b : b + 1], 20)
         assert torch.equal(got[b : b + 1], alone)
     assert got.max() > 1_000_000
+
+
+def test_ranks_without_points(device):
+    """More teams of a grid than there are points left for them."""
+    points = torch.zeros(1, 4096, 64, device=device)
+    assert farthest_point_sample(points, 100)[0].tolist() == list(range(100))

@@ -234,7 +234,7 @@ __device__ __forceinline__ Found team_argmax(const Found& own, const Team& team,
   const uint32_t pollers = min((team.size + 31) / 32, blockDim.x / 32);  // warps
   if (warp_id() < pollers) {
     Candidate<T> mine;
-    Found found{};
+    Found found{mine.value, mine.index, 0, 0, 0};
     for (uint32_t r = threadIdx.x; r < team.size; r += blockDim.x) {
       const Found other = await(records + r, tag);
       const Candidate<T> candidate{static_cast<Bits<T>>(other.value), other.index};
