@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import fusedops
 from fusedops import reference
@@ -223,3 +224,16 @@ def test_vmap_of_a_box_of_halves_does_not_overflow(device):
     x = torch.full((2, 20, 20), 6000.0, dtype=torch.float16, device=device)
     y = torch.func.vmap(lambda x: fusedops.box_filter2d(x, 7))(x)
     assert torch.equal(y, fusedops.box_filter2d(x, 7))
+
+
+@pytest.mark.parametrize(("taps", "width"), [(5, 4), (3, 8)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=name)
+def test_weight_gradient_of_many_small_planes(device, taps, width, dtype):
+    """The tile takes what shared memory the sums of the warps leave."""
+    x = make(300, 1, width, dtype=dtype, device=device)
+    weight = make(taps, taps, dtype=dtype, device=device, seed=1)
+    dy = make(300, 1, width, dtype=dtype, device=device, seed=2)
+    ours, exact = weight.clone().requires_grad_(), weight.double().requires_grad_()
+    fusedops.stencil2d(x, ours).backward(dy)
+    F.conv2d(x.double()[:, None], exact[None, None], padding="same")[:, 0].backward(dy.double())
+    torch.testing.assert_close(ours.grad.double(), exact.grad, rtol=1e-4, atol=1e-4)

@@ -18,7 +18,7 @@ void launch_weight_gradient(const LaunchScope& scope, DType dtype, const Stencil
     using C = Compute<T>;
     StencilWeightProblem<T> p{};
     p.shape = shape;
-    p.grid = stencil_grid(shape, shape.planes / shape.groups, sizeof(C));
+    p.grid = stencil_grid(shape, shape.planes / shape.groups, sizeof(C), kStencilSumBytes<C>);
     p.slices = stencil_slices(shape, p.grid, scope.facts().sm_count);
     const int64_t columns = shape.groups * shape.taps();
     const ScalarType wide = sizeof(C) == 8 ? ScalarType::Double : ScalarType::Float;

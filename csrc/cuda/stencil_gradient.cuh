@@ -20,6 +20,12 @@ struct StencilWeightProblem {
   int64_t slices;  // blocks that share a group's tiles
 };
 
+inline constexpr int kStencilMaxSums = 7 * 7;  // of a thread: the taps of StencilInstances
+
+// Static shared memory of stencil_weight_kernel, at most.
+template <class C>
+inline constexpr int kStencilSumBytes = kStencilThreads / 32 * kStencilMaxSums * sizeof(C);
+
 // Tap sums of the thread. kH = 0: the one tap at (b, c).
 template <int kH, int kW, int kRows, class C>
 __device__ __forceinline__ void add_products(int pitch, const C* at, int b, int c,
@@ -57,6 +63,7 @@ __global__ void __launch_bounds__(kStencilThreads)
   constexpr int kWarps = kStencilThreads / 32;
   extern __shared__ __align__(32) unsigned char shared[];
   __shared__ C warp_sums[kWarps][kSums];
+  static_assert(sizeof(warp_sums) <= kStencilSumBytes<C>);
   C* tile = reinterpret_cast<C*>(shared);
   wait_for_predecessor();
   const StencilShape& s = p.shape;

@@ -51,8 +51,10 @@ struct StencilGrid {
 // than 400 rows only where tile_rows < 200.
 inline constexpr int kRowMagicShift = 20;
 
-// `members`: planes that a block may put side by side.
-inline StencilGrid stencil_grid(const StencilShape& s, int64_t members, int compute_bytes) {
+// `members`: planes that a block may put side by side; static_bytes: what the kernel has of shared
+// memory beside the tile.
+inline StencilGrid stencil_grid(const StencilShape& s, int64_t members, int compute_bytes,
+                                int static_bytes) {
   StencilGrid g{};
   g.rows = stencil_rows(stencil_instance(s) / 16);
   g.pad = static_cast<int>(round_up(s.kw / 2, 4));
@@ -65,7 +67,7 @@ inline StencilGrid stencil_grid(const StencilShape& s, int64_t members, int comp
     g.threads_x = x, g.threads_y = y, g.threads_z = z;
     g.pitch = g.tile_cols() + 2 * g.pad;
     g.tile_rows = g.block_rows() + 2 * (s.kh / 2);
-    if (g.shared_elements() * compute_bytes <= kStencilSharedBytes) break;
+    if (g.shared_elements() * compute_bytes + static_bytes <= kStencilSharedBytes) break;
     int& largest = z > 1 ? z : y > 1 ? y : x;
     largest /= 2;
   }
