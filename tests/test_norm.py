@@ -447,3 +447,9 @@ def test_more_than_2_32_bytes(norm):
     one, zero = (torch.full((n,), v, device="cuda") for v in (1.0, 0.0))
     want = rows * 2**-10 * call(F, norm, x[0].float(), one, zero)
     torch.testing.assert_close(dw.float(), want, rtol=2e-3, atol=0)
+
+
+@pytest.mark.parametrize("n", [40, 1024, 5000, 140_001])
+def test_mean_whose_square_overflows(device, n):
+    x = torch.full((3, n), 1e20, device=device)
+    assert torch.isfinite(fusedops.layer_norm(x, n)).all()

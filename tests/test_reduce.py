@@ -477,3 +477,11 @@ def test_dim_of_other_types(device):
     for dim in (1.0, [1.0], "a"):
         with pytest.raises(TypeError, match="sum: dim must be an int or a sequence of ints; got"):
             fusedops.sum(x, dim)
+
+
+@pytest.mark.parametrize("shape", [(3, 40), (3, 100_000), (4000, 3)])
+def test_variance_of_a_mean_whose_square_overflows(device, shape):
+    x = torch.full(shape, 1e20, device=device)
+    for dim in (0, 1, None):
+        for kind in (fusedops.var, fusedops.std):
+            assert torch.isfinite(kind(x, dim)).all()

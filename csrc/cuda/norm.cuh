@@ -291,7 +291,7 @@ struct RunningMoments {
   __device__ __forceinline__ void join(C other_count, C other_mean, C other_squares) {
     if (other_count == 0) return;
     const C all = count + other_count, part = other_count / all, delta = other_mean - mean;
-    squares += other_squares + delta * delta * count * part;
+    squares += other_squares + delta * (count * part) * delta;
     mean += delta * part;
     count = all;
   }
@@ -337,7 +337,7 @@ __global__ void __launch_bounds__(kStreamThreads, kStreamBlocks)
     const C n_warp = team.warp_sum(seen.count);
     const C mean_warp = n_warp > 0 ? team.warp_sum(seen.mean * seen.count) / n_warp : C{0};
     const C d = seen.mean - mean_warp;
-    team.publish(team.warp_sum(seen.squares + d * d * seen.count), mean_warp, n_warp);
+    team.publish(team.warp_sum(seen.squares + d * seen.count * d), mean_warp, n_warp);
     const C count = static_cast<C>(n);
     const C mean =
         kRms ? C{0} : team.sum_slots([](const RowSlot<C>& s) { return s.b * s.c; }) / count;

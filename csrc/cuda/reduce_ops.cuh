@@ -385,7 +385,7 @@ struct ReduceMoments : SettledReduction<ReduceMoments<T>, MomentsAcc<Key<T>>> {
     if (other.count == 0) return;
     const C share = fast_divide(other.count, count), delta = other.mean - acc.mean;
     acc.mean += delta * share;
-    acc.squares += other.squares + delta * delta * acc.count * share;
+    acc.squares += other.squares + delta * (acc.count * share) * delta;
     acc.count = count;
   }
 
