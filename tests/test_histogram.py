@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -125,6 +126,9 @@ def test_more_than_2_32_bytes():
     ("dtype", "value", "low", "high", "bins", "expected"),
     [
         (torch.float32, 5.1e37, 0.0, 1e38, 100, 51),
+        (torch.float32, 5.15e36, 0.0, 1e37, 100, 51),
+        (torch.float32, 3e38, 0.0, 1e300, 10, 0),
+        (torch.bfloat16, 1.0, -3e38, 3e38, 10, 5),
         (torch.float32, 1.0, -3e38, 3e38, 10, 5),
         (torch.float32, -3e38, -3e38, 3e38, 10, 0),
         (torch.float32, 3e38, -3e38, 3e38, 10, 9),
@@ -133,6 +137,20 @@ def test_more_than_2_32_bytes():
         (torch.float64, 1e308, -1.5e308, 1.5e308, 6, 5),
     ],
 )
-def test_ranges_that_overflow_on_the_cpu(dtype, value, low, high, bins, expected):
-    counts = fusedops.histogram(torch.tensor([value], dtype=dtype), bins, low, high)
+def test_ranges_that_overflow(device, dtype, value, low, high, bins, expected):
+    x = torch.tensor([value], dtype=dtype, device=device)
+    counts = fusedops.histogram(x, bins, low, high)
     assert counts.nonzero().flatten().tolist() == [expected]
+
+
+@pytest.mark.gpu
+def test_threads_with_other_numbers_of_bins():
+    """No launch lowers the limit of shared memory that another thread's relies on."""
+
+    def count(bins):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            x = torch.arange(bins, device="cuda", dtype=torch.int32)
+            return all(fusedops.bincount(x, bins).min().item() == 1 for _ in range(500))
+
+    with ThreadPoolExecutor(2) as pool:
+        assert all(pool.map(count, (20_000, 9000)))

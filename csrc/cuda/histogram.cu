@@ -2,9 +2,12 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
+#include <cmath>
+
 #include "common/device_types.cuh"
 #include "common/histogram_check.h"
 #include "common/launch.h"
+#include "common/shared_memory.cuh"
 #include "cuda/histogram.cuh"
 
 namespace fusedops::cuda {
@@ -26,13 +29,13 @@ void launch(const Tensor& x, const Tensor& out, Bins bins, const LaunchScope& sc
   // Launch
   cudaMemsetAsync(result, 0, bins.bins * sizeof(*result), scope.stream());
   if (count == 0) return;
-  const auto kernel = plan.copies == 32  ? histogram_kernel<T, Bins, 32>
-                      : plan.copies == 0 ? histogram_kernel<T, Bins, 0>
-                                         : histogram_kernel<T, Bins, kSomeCopies>;
-  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                       static_cast<int>(plan.shared_bytes));
-  kernel<<<plan.blocks, kHistogramThreads, plan.shared_bytes, scope.stream()>>>(
-      data, result, count, static_cast<int>(head), bins, plan.copies);
+  const int copies = plan.copies == 32 || plan.copies == 0 ? plan.copies : kSomeCopies;
+  dispatch(Choices<32, 0, kSomeCopies>{}, copies, [&]<int kCopies>(Tag<kCopies>) {
+    constexpr auto kernel = &histogram_kernel<T, Bins, kCopies>;
+    allow_any_shared_memory<kernel>();
+    kernel<<<plan.blocks, kHistogramThreads, plan.shared_bytes, scope.stream()>>>(
+        data, result, count, static_cast<int>(head), bins, plan.copies);
+  });
 }
 
 Tensor bincount(const Tensor& x,  // any shape, integer
@@ -80,9 +83,14 @@ Tensor histogram(const Tensor& x,  // any shape, floating
   // Config, launch
   dispatch_dtype(dtype, [&]<DType D>(Tag<D>) {
     using T = DeviceType<D>;
-    const RangeBins<T> range{static_cast<int>(bins), static_cast<Compute<T>>(low),
-                             static_cast<Compute<T>>(high)};
-    launch<T>(input, out, range, scope);
+    using C = Compute<T>;
+    const RangeBins<T> range{static_cast<int>(bins), static_cast<C>(low), static_cast<C>(high)};
+    const C width = range.high - range.low;
+    if (width > 0 && std::isfinite(width * static_cast<C>(bins))) {
+      launch<T>(input, out, range, scope);
+    } else {
+      launch<T>(input, out, WideRangeBins<T>{range.bins, low, high}, scope);
+    }
   });
 
   // Launch check

@@ -43,6 +43,23 @@ struct RangeBins {
   }
 };
 
+// Of a range whose width times `bins` Compute<T> does not hold: too large, or rounded to 0.
+template <class T>
+struct WideRangeBins {
+  static constexpr bool kBytes = false;
+  int bins;
+  double low, high;
+  __device__ int operator()(T element) const {
+    using C = Compute<T>;
+    const C x = to_compute(element);
+    if (!(x >= static_cast<C>(low) && x <= static_cast<C>(high))) return -1;
+    // Halves do not overflow
+    const double share = (static_cast<double>(x) / 2 - low / 2) / (high / 2 - low / 2);
+    const double bin = share * bins;
+    return bin < bins ? (bin > 0 ? static_cast<int>(bin) : 0) : bins - 1;
+  }
+};
+
 struct HistogramPlan {
   int copies;  // of every bin in shared memory; 0: straight into global memory
   int blocks;
