@@ -231,3 +231,19 @@ def test_errors(device):
             P.ball_query(y, y, 1.0, 2000)
         with pytest.raises(RuntimeError, match="algorithm must be auto, brute or grid; got tensor"):
             P.ball_query(y, y, 1.0, 2, algorithm="tensor")
+
+
+@pytest.mark.parametrize("algorithm", ["auto", "brute", "grid"])
+def test_rows_without_clouds(device, algorithm):
+    none = torch.zeros(1, dtype=torch.int64, device=device)
+    points = torch.rand(100, 3, device=device)
+    clouds = {"offsets": none, "query_offsets": none, "algorithm": algorithm, "return_dist": True}
+    for select in ("first", "nearest"):
+        ball = P.ball_query(points, points, 0.5, 4, select=select, **clouds)
+        assert torch.all(ball.idx == -1)
+        assert torch.all(ball.counts == 0)
+    found = P.knn(points, points, 4, **clouds)
+    assert torch.all(found.idx == -1)
+    assert torch.all(found.dist2 == torch.inf)
+    assert P.radius_search(points, points, 0.5, **clouds).idx.numel() == 0
+    P.GridIndex(points, offsets=none)

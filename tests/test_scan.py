@@ -264,3 +264,11 @@ def test_more_than_2_32_bytes():
     del values, indices
     columns = x[: n - n % 4].view(-1, 4)
     assert fusedops.cumsum(columns, 0)[-1].sum().item() == columns.count_nonzero().item()
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_more_strips_than_a_grid_has_blocks():
+    x = torch.empty(2**31, 2, 2, dtype=torch.float16, device="cuda")
+    with pytest.raises(RuntimeError, match=r"^cumsum: x of shape .* along dim 1 needs \d+ blocks"):
+        fusedops.cumsum(x, 1)

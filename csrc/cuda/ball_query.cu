@@ -102,6 +102,10 @@ std::tuple<Tensor, Tensor, Tensor> ball_query(const Tensor& points,   // (B, N, 
 
   // Empty early return
   if (in.queries.view.num_rows() == 0) return result;
+  if (in.queries.view.count == 0) {
+    fill_without_clouds(out);
+    return result;
+  }
 
   // Config
   const NeighbourQuery query{.k = k,
@@ -151,8 +155,10 @@ Tensor radius_count(const Tensor& points,   // (B, N, D) or (P, D)
   // Empty early return
   if (in.queries.view.num_rows() == 0) return counts;
 
-  // Launch
   zero_unused(in, counts);
+  if (in.queries.view.count == 0) return counts;
+
+  // Launch
   dispatch_bool(in.points.dtype == DType::kFloat64, [&]<bool Double>(Tag<Double>) {
     using T = std::conditional_t<Double, double, float>;
     const BallOutput<T> out{

@@ -41,6 +41,10 @@ std::tuple<Tensor, Tensor> knn(const Tensor& points,   // (B, N, D) or (P, D)
 
   // Empty early return
   if (in.queries.view.num_rows() == 0) return {out.index, out.distance};
+  if (in.queries.view.count == 0) {
+    fill_without_clouds(out);
+    return {out.index, out.distance};
+  }
 
   // Config
   const NeighbourQuery query{

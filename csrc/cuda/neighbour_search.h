@@ -1,6 +1,8 @@
 // Host side of the searches that k-NN and ball query share. Each fills every row of the output.
 #pragma once
 
+#include <limits>
+
 #include "common/neighbours_check.h"
 #include "cuda/point_grid.h"
 
@@ -13,6 +15,16 @@ struct Neighbours {
   std::optional<Tensor> counts;  // (rows...)
   bool pad_first = false;
 };
+
+// The answer where no cloud has any query, whatever the rows.
+inline void fill_without_clouds(const Neighbours& out) {
+  Tensor index = out.index, distance = out.distance;
+  torch::stable::fill_(index, -1);
+  torch::stable::fill_(distance, std::numeric_limits<double>::infinity());
+  if (!out.counts) return;
+  Tensor counts = *out.counts;
+  torch::stable::zero_(counts);
+}
 
 // The nearest k within the query's bound, by comparing every pair.
 void search_brute(const LaunchScope& scope, const NeighbourTensors& in, const NeighbourQuery& query,

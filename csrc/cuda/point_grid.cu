@@ -121,7 +121,7 @@ Tensor point_grid(const Tensor& points,                    // (B, N, D) or (P, D
   torch::stable::zero_(bytes);
 
   // Empty early return
-  if (clouds.view.num_rows() == 0) return bytes;
+  if (clouds.view.num_rows() == 0 || clouds.view.count == 0) return bytes;
 
   // Launch
   if (clouds.dtype == DType::kFloat64) {

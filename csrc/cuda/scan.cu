@@ -2,6 +2,7 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
+#include <limits>
 #include <tuple>
 
 #include "common/int_math.h"
@@ -16,10 +17,10 @@ constexpr ScanFn kScans[] = {scan_sum, scan_prod, scan_max, scan_min};  // by Sc
 
 }  // namespace
 
-int64_t scan_workspace(const Scan& scan) {
+ScanNeeds scan_needs(const Scan& scan) {
   ScanCall call{.scan = scan, .size_only = true};
   kScans[static_cast<int>(scan.kind)](call);
-  return call.workspace;
+  return call.needs;
 }
 
 void launch_scan(const Scan& scan, cudaStream_t stream) {
@@ -29,6 +30,8 @@ void launch_scan(const Scan& scan, cudaStream_t stream) {
 
 namespace cuda {
 namespace {
+
+constexpr int64_t kMaxGrid = std::numeric_limits<int32_t>::max();
 
 // `index` is written by kMax and kMin.
 Tensor run(const char* op, ScanKind kind, const Tensor& x, int64_t dim, bool exclusive,
@@ -58,7 +61,9 @@ Tensor run(const char* op, ScanKind kind, const Tensor& x, int64_t dim, bool exc
             .reverse = reverse,
             .sm_count = scope.facts().sm_count,
             .clusters = scope.facts().code_version >= 90};
-  const int64_t bytes = scan_workspace(scan);
+  const auto [bytes, blocks] = scan_needs(scan);
+  FUSEDOPS_CHECK(blocks <= kMaxGrid, op, ": x of shape ", shape_string(x), " along dim ", dim,
+                 " needs ", blocks, " blocks; a CUDA grid has at most ", kMaxGrid);
   const Tensor workspace =
       bytes > 0 ? torch::stable::new_empty(x, {ceil_div(bytes, int64_t{8})}, ScalarType::Long) : y;
   scan.workspace = workspace.mutable_data_ptr();

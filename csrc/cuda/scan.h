@@ -17,19 +17,23 @@ struct Scan {
   bool exclusive = false, reverse = false;
   int sm_count;
   bool clusters;              // the code that runs knows clusters and overlapping launches
-  void* workspace = nullptr;  // of scan_workspace() bytes
+  void* workspace = nullptr;  // of scan_needs().workspace bytes
 };
 
-// The launch leaves its errors to cudaGetLastError.
-int64_t scan_workspace(const Scan& scan);
+// What a scan takes, and its launch, which leaves its errors to cudaGetLastError.
+struct ScanNeeds {
+  int64_t workspace;  // bytes
+  int64_t blocks;     // of the grid, where they grow with the tensor; else 0
+};
+ScanNeeds scan_needs(const Scan& scan);
 void launch_scan(const Scan& scan, cudaStream_t stream);
 
-// One file per kind (scan_sum.cu, ...): asks for the workspace's size or launches.
+// One file per kind (scan_sum.cu, ...): asks for what it needs or launches.
 struct ScanCall {
   const Scan& scan;
   bool size_only;
   cudaStream_t stream = nullptr;
-  int64_t workspace = 0;
+  ScanNeeds needs{};
 };
 void scan_sum(ScanCall& call);
 void scan_prod(ScanCall& call);

@@ -37,7 +37,7 @@ void scan_rows(ScanCall& call) {
   }
   auto chain = rows_problem<Op>(s);
   plan_chain(chain);
-  call.workspace = chain_bytes(chain);
+  call.needs.workspace = chain_bytes(chain);
   if (call.size_only) return;
   if constexpr (!Op::kIndexed) {
     if (s.reverse) return launch_scan_chain<Op, true>(chain, s.sm_count, call.stream);
@@ -64,7 +64,7 @@ void scan_columns(ScanCall& call) {
   const bool vector = (p.inner | p.x_outer | p.x_row) % kVec == 0 &&
                       reinterpret_cast<uintptr_t>(p.x) % sizeof(Vec<typename Op::In, kVec>) == 0;
   plan_columns(p, vector ? kVec : 1, s.sm_count);
-  call.workspace = columns_bytes(p);
+  call.needs = {columns_bytes(p), p.strips * p.segments * p.outer};
   if (call.size_only) return;
   vector ? launch_scan_columns<Op, kVec>(p, s.clusters, call.stream)
          : launch_scan_columns<Op, 1>(p, s.clusters, call.stream);
