@@ -48,7 +48,7 @@ __device__ __forceinline__ T activation_gradient_as(T dy, T saved) {
   } else if constexpr (kActivation == Activation::kTanh) {
     return dy * (T(1) - saved * saved);
   } else if constexpr (kActivation == Activation::kRelu2) {
-    return dy * T(2) * relu(saved);
+    return saved <= T(0) ? T(0) : dy * (T(2) * saved);
   } else {
     return dy;
   }
