@@ -1,5 +1,6 @@
 #include "common/launch.h"
 
+#include <cuda.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
 #include <array>
@@ -21,13 +22,28 @@ void check_cuda(const char* what, cudaError_t error) {
   FUSEDOPS_CHECK(error == cudaSuccess, what, ": CUDA error: ", cudaGetErrorString(error));
 }
 
+// Makes the device current; a context of that device which is current already stays: a green one
+// would lose its share of the SMs to the primary one.
+void make_current(const char* op, int device) {
+  using GetDevice = decltype(&cuCtxGetDevice);
+  static const GetDevice get_device = [] {
+    void* entry = nullptr;
+    cudaDriverEntryPointQueryResult found;
+    cudaGetDriverEntryPointByVersion("cuCtxGetDevice", &entry, 12000, cudaEnableDefault, &found);
+    return reinterpret_cast<GetDevice>(entry);
+  }();
+  CUdevice current = -1;
+  if (get_device != nullptr && get_device(&current) == CUDA_SUCCESS && current == device) return;
+  check_cuda(op, cudaSetDevice(device));
+}
+
 DeviceFacts query(int device) {
   const auto attribute = [device](cudaDeviceAttr name) {
     int value = 0;
     check_cuda("device_facts", cudaDeviceGetAttribute(&value, name, device));
     return value;
   };
-  check_cuda("device_facts", cudaSetDevice(device));
+  make_current("device_facts", device);
   return {.capability = 10 * attribute(cudaDevAttrComputeCapabilityMajor) +
                         attribute(cudaDevAttrComputeCapabilityMinor),
           .code_version = generic_code_version(),
@@ -80,7 +96,7 @@ LaunchScope::LaunchScope(const char* op, const Tensor& tensor)
       stream_(current_stream(device_)) {
   // NOTE: the runtime is linked statically, so torch's guard has set the device of torch's copy;
   // ours follows the driver's current context, and this makes it the right one in every thread.
-  check_cuda(op, cudaSetDevice(device_));
+  make_current(op, device_);
   cudaGetLastError();  // what an earlier, failed launch left is not this op's
 }
 
