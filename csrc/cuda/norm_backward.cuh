@@ -296,7 +296,7 @@ __global__ void __maxnreg__(Step::kRegisters)
   const auto fetch = [&](unsigned base, int stage) {
     slice.hold();
     const int64_t row = int64_t{base} + sub;
-    const bool active = row < rows, last = row == rows - 1;
+    const bool active = row < rows, last = active && ends_tensor(layout, row);
     const RowStream<T> x{p.x + (row * p.x_stride + head), 0};
     const RowStream<S> dy{p.dy + (row * p.dy_stride + head), 1};
     if (p.dresidual == nullptr) {

@@ -72,7 +72,9 @@ SortedEntries sort_entries(const LaunchScope& scope, const Tensor& idx, int64_t 
   scatter_keys_kernel<<<grid, kScatterThreads, 0, scope.stream()>>>(
       static_cast<const int64_t*>(idx.const_data_ptr()), clouds, n, entries, buffers.keys,
       buffers.values);
-  sort_by_key(base + lists, sort_bytes, buffers, count, bits, scope.stream());
+  const cudaError_t error =
+      sort_by_key(base + lists, sort_bytes, buffers, count, bits, scope.stream());
+  FUSEDOPS_CHECK(error == cudaSuccess, "scatter_rows: CUDA error: ", cudaGetErrorString(error));
   scatter_ranges_kernel<<<static_cast<unsigned>(ceil_div(count, kScatterThreads)), kScatterThreads,
                           0, scope.stream()>>>(buffers.keys, count, destinations, ranges);
   return {memory, buffers.values, ranges};
