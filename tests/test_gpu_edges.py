@@ -219,6 +219,10 @@ def test_an_infinite_gradient_stops_at_zero(device, activation):
     y = fusedops.bias_act(x, None, activation)
     y.backward(torch.full_like(y, math.inf))
     assert x.grad.tolist() == [0, 0, math.inf]
+    one = torch.ones(1, 1, device=device)
+    gate = (-one).requires_grad_()
+    fusedops.gated_mlp(one, gate, one, one, activation=activation).backward(math.inf * one)
+    assert gate.grad.item() == 0
 
 
 def current_context():
