@@ -9,8 +9,9 @@ import torch
 
 from fusedops import _C
 from fusedops._gemm_text import SHARED_WAVE
+from fusedops.activation import activation_code
 from mlp_util import exact, inputs, ours, step, torchs
-from util import ACTIVATIONS, HALVES, assert_accurate, name, poisoned
+from util import ACTIVATIONS, HALVES, assert_accurate, make, name, poisoned
 
 SHAPE = ((4000,), 2056, 1096, 2056)  # ragged in every tile; each kernel has over a wave of them
 SHORT = ((8200,), 264, 1096, 72)  # the gradient has two steps of K
@@ -58,6 +59,25 @@ def test_inference_agrees_with_training(kind):
         y = ours(kind, arguments, "silu")
     arguments[0].requires_grad_()
     assert torch.equal(ours(kind, arguments, "silu"), y)
+
+
+@pytest.mark.parametrize("activation", ["relu", "relu2"])
+def test_an_infinite_gradient_stops_where_relu_does(activation):
+    m, hidden, n = 4000, 1096, 264
+    dy, down, saved = (
+        make(*shape, dtype=torch.bfloat16, device="cuda")
+        for shape in ((m, n), (n, hidden), (2, m, hidden))
+    )
+    dy[7] = torch.inf
+    gate = saved[0].clone()
+    flags = (activation_code(activation), *[False] * 6)
+
+    def run():
+        torch.ops.fusedops.gated_mlp_backward_(dy.abs(), saved, down.abs() + 1, None, False, *flags)
+
+    assert re.search(r"GatedProduct\)1,", kernels_of(run))
+    assert saved[0, 7, gate[7] <= 0].eq(0).all()
+    assert not saved[0, 7, gate[7] > 0].isfinite().any()
 
 
 @pytest.mark.usefixtures("forget_plans")

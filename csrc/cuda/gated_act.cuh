@@ -105,11 +105,8 @@ __global__ void __launch_bounds__(kActBackwardThreads)
             const C dy = to_compute(grad[r].value[i]), up_value = to_compute(u[r].value[i]);
             const auto act =
                 value_and_slope<kActivation, kAccuracyOf<T>>(to_compute(g[r].value[i]));
-            // NOTE: where relu stops the gradient, an infinite one as well.
-            constexpr bool kStops =
-                kActivation == Activation::kRelu || kActivation == Activation::kRelu2;
-            const bool stopped = kStops && act.slope == C(0);
-            const C d_gate = stopped ? C(0) : dy * up_value * act.slope, d_up = dy * act.value;
+            const C d_gate = times_slope<kActivation>(dy * up_value, act.slope);
+            const C d_up = dy * act.value;
             sum_gate[i] += d_gate;
             sum_up[i] += d_up;
             out_gate.value[i] = from_compute<T>(d_gate);

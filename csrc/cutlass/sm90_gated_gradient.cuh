@@ -137,7 +137,8 @@ class GatedFinisher {
       const float2 d = unpack<Element>(gradient.value[i]);
       const auto x = value_and_slope<kActivation, kGatedAccuracy<Element>>(g.x);
       const auto y = value_and_slope<kActivation, kGatedAccuracy<Element>>(g.y);
-      r.gate.value[i] = pack<Element, false>(d.x * u.x * x.slope, d.y * u.y * y.slope);
+      r.gate.value[i] = pack<Element, false>(times_slope<kActivation>(d.x * u.x, x.slope),
+                                             times_slope<kActivation>(d.y * u.y, y.slope));
       r.up.value[i] = pack<Element, false>(d.x * x.value, d.y * y.value);
       r.hidden.value[i] = pack<Element, false>(x.value * u.x, y.value * u.y);
     }
