@@ -22,19 +22,25 @@ void check_cuda(const char* what, cudaError_t error) {
   FUSEDOPS_CHECK(error == cudaSuccess, what, ": CUDA error: ", cudaGetErrorString(error));
 }
 
+// A function of the driver, which this library does not link; null where it has none.
+template <class Function>
+Function* driver_entry(const char* name) {
+  void* entry = nullptr;
+  cudaDriverEntryPointQueryResult found;
+  cudaGetDriverEntryPointByVersion(name, &entry, 12000, cudaEnableDefault, &found);
+  return reinterpret_cast<Function*>(entry);
+}
+
 // Makes the device current; a context of that device which is current already stays: a green one
 // would lose its share of the SMs to the primary one.
 void make_current(const char* op, int device) {
-  using GetDevice = decltype(&cuCtxGetDevice);
-  static const GetDevice get_device = [] {
-    void* entry = nullptr;
-    cudaDriverEntryPointQueryResult found;
-    cudaGetDriverEntryPointByVersion("cuCtxGetDevice", &entry, 12000, cudaEnableDefault, &found);
-    return reinterpret_cast<GetDevice>(entry);
-  }();
+  static const auto get_context = driver_entry<decltype(cuCtxGetCurrent)>("cuCtxGetCurrent");
+  static const auto get_device = driver_entry<decltype(cuCtxGetDevice)>("cuCtxGetDevice");
+  CUcontext context = nullptr;
   CUdevice current = -1;
-  if (get_device != nullptr && get_device(&current) == CUDA_SUCCESS && current == device) return;
-  check_cuda(op, cudaSetDevice(device));
+  const bool known = get_context && get_device && get_context(&context) == CUDA_SUCCESS &&
+                     context != nullptr && get_device(&current) == CUDA_SUCCESS;
+  if (!known || current != device) check_cuda(op, cudaSetDevice(device));
 }
 
 DeviceFacts query(int device) {
