@@ -38,17 +38,18 @@ def sees_torch_functions_only() -> bool:
     return bool(_functorch_active() or forward_ad._current_level >= 0)
 
 
-def distinct(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-    """The arguments of a Function under Dynamo, repeated ones as views.
+def distinct(*arguments: Any) -> tuple[Any, ...]:
+    """The arguments of a Function, with views in place of repeated tensors under torch.compile.
 
-    It takes equal arguments for one and loses the gradient of the others (pytorch #181146).
+    Dynamo makes one input of a tensor that comes twice, which loses a part of its gradient (pytorch
+    #181146).
     """
     if not torch.compiler.is_dynamo_compiling():
-        return tensors
-    found: list[Tensor | None] = []
-    for t in tensors:
-        repeated = t is not None and any(t is other for other in found)
-        found.append(t.view_as(t) if t is not None and repeated else t)
+        return arguments
+    found: list[Any] = []
+    for t in arguments:
+        repeated = isinstance(t, Tensor) and any(t is other for other in found)
+        found.append(t.view_as(t) if repeated else t)
     return tuple(found)
 
 

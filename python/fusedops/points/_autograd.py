@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .. import _fakes  # noqa: F401  (registers the fakes)
-from .._autograd import sees_torch_functions_only
+from .._autograd import distinct, sees_torch_functions_only
 from ..reference import points as reference
 
 _ops = torch.ops.fusedops
@@ -27,17 +27,6 @@ _interpolate_backward = _ops.interpolate_backward.default
 def needs_grad(*tensors: Tensor | None) -> bool:
     """Whether a call must go through its Function."""
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-
-
-def apply_function(function: type[torch.autograd.Function], *arguments: Any) -> Any:
-    """function.apply, whose inputs are distinct tensors also under torch.compile.
-
-    Dynamo makes one input of a tensor that comes twice, which loses a part of its gradient (pytorch
-    #181146).
-    """
-    if torch.compiler.is_dynamo_compiling():
-        arguments = tuple(t.view_as(t) if isinstance(t, Tensor) else t for t in arguments)
-    return function.apply(*arguments)
 
 
 class Group(torch.autograd.Function):
@@ -108,7 +97,7 @@ def group(
     if sees_torch_functions_only():
         return reference.group(features, idx, points, centers)
     if needs_grad(features, points, centers):
-        result: Tensor = apply_function(Group, features, idx, points, centers)
+        result: Tensor = Group.apply(*distinct(features, idx, points, centers))
         return result
     return _group(features, idx, points, centers)
 
@@ -121,7 +110,7 @@ def scatter(
     if sees_torch_functions_only():
         result = reference.scatter(dout[..., first : first + count].to(dtype), idx, n)
     elif needs_grad(dout):
-        result = apply_function(Scatter, dout, idx, n, first, count, fp32)
+        result = Scatter.apply(dout, idx, n, first, count, fp32)
     else:
         result = _group_backward(dout, idx, n, first, count, fp32)
     return result.to(dtype)
@@ -175,6 +164,6 @@ def interpolate(features: Tensor, idx: Tensor, weights: Tensor) -> Tensor:
     if sees_torch_functions_only():
         return reference.interpolate(features, idx, weights)
     if needs_grad(features, weights):
-        result: Tensor = apply_function(Interpolate, features, idx, weights)
+        result: Tensor = Interpolate.apply(*distinct(features, idx, weights))
         return result
     return _interpolate(features, idx, weights)

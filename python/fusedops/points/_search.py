@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from .. import _fakes  # noqa: F401  (registers the fakes)
-from .._autograd import sees_torch_functions_only
+from .._autograd import distinct, sees_torch_functions_only
 from ..reference.points import rows
-from ._autograd import apply_function, needs_grad, scatter
+from ._autograd import needs_grad, scatter
 from ._cloud import check_cloud_arguments
 
 _ops = torch.ops.fusedops
@@ -119,5 +119,5 @@ def with_gradient(search: Search, idx: Tensor, dist: Tensor, norm: int) -> Tenso
         return pair_distances(points, queries, idx, norm)
     if not needs_grad(points, queries):
         return dist
-    out: Tensor = apply_function(DistanceFunction, points, queries, idx, dist, norm)
+    out: Tensor = DistanceFunction.apply(*distinct(points, queries), idx, dist, norm)
     return out
