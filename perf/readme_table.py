@@ -85,13 +85,18 @@ def render(folder: Path) -> str:
         f"| M x N x K / activation | pass | dtype | fusedops, us | {' | '.join(PEERS.values())} |",
         f"|---|---|---|---:|{'---:|' * len(PEERS)}",
     ]
-    for key in ROWS:
-        found = [r for r in rows if (r["suite"], r["case"], r["dtype"], r["pass"]) == key]
-        if found:
-            lines.append(_line(found))
+    lines += [_line(found) for found in _chosen(rows)]
     lines += [*_geomeans(rows), "", *_other_runs(rows), *_images(folder)]
     lines += [*_memory(rows), *_points(rows), _links(folder)]
     return "\n".join(lines)
+
+
+def _chosen(rows: Sequence[Row]) -> list[list[Row]]:
+    """The rows of each of ROWS that was measured, one for each peer."""
+    groups = [
+        [r for r in rows if (r["suite"], r["case"], r["dtype"], r["pass"]) == key] for key in ROWS
+    ]
+    return [found for found in groups if found]
 
 
 def _images(folder: Path) -> list[str]:
@@ -129,8 +134,7 @@ def _line(found: Sequence[Row]) -> str:
 def _other_runs(rows: Sequence[Row]) -> list[str]:
     """Which columns of ROWS hold ratios of another run than that of our time."""
     others: set[str] = set()
-    for key in ROWS:
-        found = [r for r in rows if (r["suite"], r["case"], r["dtype"], r["pass"]) == key]
+    for found in _chosen(rows):
         others |= {r["peer"] for r in found if r["ours_us"] != found[0]["ours_us"]}
     names = [title for peer, title in PEERS.items() if peer in others]
     if not names:

@@ -1,8 +1,8 @@
 // bincount and histogram on the CPU.
 #include <algorithm>
-#include <cmath>
 
 #include "common/histogram_check.h"
+#include "common/histogram_range.h"
 #include "cpu/aten.h"
 #include "cpu/element_types.h"
 
@@ -44,19 +44,13 @@ Tensor histogram(const Tensor& x,  // any shape, floating
   return dispatch_dtype(dtype, [&]<DType D>(Tag<D>) {
     using C = Compute<D>;
     const auto from = static_cast<C>(low), to = static_cast<C>(high);
-    const C width = to - from;
-    const bool narrow = width > 0 && std::isfinite(width * static_cast<C>(bins));
+    const bool held = holds_range(from, to, bins);
     return count<Storage<D>>(x, bins, [=](auto value) -> int64_t {
       const auto v = static_cast<C>(value);
       if (!(v >= from && v <= to)) return -1;
-      if (narrow) {
-        return std::min(static_cast<int64_t>((v - from) * static_cast<C>(bins) / width), bins - 1);
-      }
-      // A width that C does not hold; halves of doubles do not overflow
-      const double share = (static_cast<double>(v) / 2 - low / 2) / (high / 2 - low / 2);
-      const double bin = share * static_cast<double>(bins);
-      return bin < static_cast<double>(bins) ? std::max<int64_t>(static_cast<int64_t>(bin), 0)
-                                             : bins - 1;
+      if (!held) return wide_bin(v, low, high, bins);
+      return std::min(static_cast<int64_t>((v - from) * static_cast<C>(bins) / (to - from)),
+                      bins - 1);
     });
   });
 }

@@ -2,8 +2,6 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
-#include <cmath>
-
 #include "common/device_types.cuh"
 #include "common/histogram_check.h"
 #include "common/launch.h"
@@ -85,8 +83,7 @@ Tensor histogram(const Tensor& x,  // any shape, floating
     using T = DeviceType<D>;
     using C = Compute<T>;
     const RangeBins<T> range{static_cast<int>(bins), static_cast<C>(low), static_cast<C>(high)};
-    const C width = range.high - range.low;
-    if (width > 0 && std::isfinite(width * static_cast<C>(bins))) {
+    if (holds_range(range.low, range.high, bins)) {
       launch<T>(input, out, range, scope);
     } else {
       launch<T>(input, out, WideRangeBins<T>{range.bins, low, high}, scope);

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "common/histogram_range.h"
 #include "common/vec.cuh"
 
 namespace fusedops {
@@ -43,7 +44,7 @@ struct RangeBins {
   }
 };
 
-// Of a range whose width times `bins` Compute<T> does not hold: too large, or rounded to 0.
+// Of a range that Compute<T> does not hold.
 template <class T>
 struct WideRangeBins {
   static constexpr bool kBytes = false;
@@ -53,10 +54,7 @@ struct WideRangeBins {
     using C = Compute<T>;
     const C x = to_compute(element);
     if (!(x >= static_cast<C>(low) && x <= static_cast<C>(high))) return -1;
-    // Halves do not overflow
-    const double share = (static_cast<double>(x) / 2 - low / 2) / (high / 2 - low / 2);
-    const double bin = share * bins;
-    return bin < bins ? (bin > 0 ? static_cast<int>(bin) : 0) : bins - 1;
+    return static_cast<int>(wide_bin(x, low, high, bins));
   }
 };
 

@@ -3,6 +3,7 @@
 #include <torch/csrc/stable/ops.h>
 
 #include "cuda/sm90_narrow.h"
+#include "cutlass/gemm_launch.h"
 
 namespace fusedops {
 namespace narrow {
@@ -40,8 +41,7 @@ bool run_narrow_backward(const char* op, const LinearShape& shape, const NarrowO
                               .dx = wanted.dx != nullptr,
                               .dweight = wanted.dweight != nullptr,
                               .dbias = wanted.dbias != nullptr};
-  const DeviceModel device{scope.facts().capability, scope.facts().sm_count};
-  if (run == nullptr || !narrow_takes(problem, t, device)) return false;
+  if (run == nullptr || !narrow_takes(problem, t, device_model(scope))) return false;
   const Tensor* sums = wanted.dweight ? wanted.dweight : wanted.dbias;
   Backward p{.dtype = shape.dtype,
              .activation = shape.activation,

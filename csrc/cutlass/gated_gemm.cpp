@@ -2,6 +2,7 @@
 
 #include "common/int_math.h"
 #include "cutlass/exchange_space.h"
+#include "cutlass/gemm_launch.h"
 #include "cutlass/plan_cache.h"
 #include "cutlass/tile_sharing.h"
 
@@ -82,7 +83,7 @@ GatedRunFn find_gated(GatedProduct product, DType dtype, int config) {
 
 bool run_gated_gemm(const char* op, GatedProduct product, GatedGemm p,
                     const GatedOperands& operands, const LaunchScope& scope) {
-  const DeviceModel device{scope.facts().capability, scope.facts().sm_count};
+  const DeviceModel device = device_model(scope);
   if (find_gated(product, p.dtype, first_gated_config(product)) == nullptr ||
       device.capability / 10 != 9)
     return false;

@@ -16,6 +16,14 @@
 #include "cutlass/registry.h"
 
 namespace fusedops {
+
+DeviceModel device_model(const LaunchScope& scope) {
+  const DeviceFacts& facts = scope.facts();
+  // NOTE: a build without code for Hopper serves it from PTX of the sm_80 family.
+  const bool from_ptx = facts.capability / 10 == 9 && facts.code_version < 90;
+  return {from_ptx ? 80 : facts.capability, facts.sm_count};
+}
+
 namespace {
 
 void check_launched(const char* op, const char* failure) {
@@ -106,13 +114,6 @@ void launch_plan(const char* op, const GemmPlan& plan, GemmProblem p, const Laun
   } else {
     launch_kernel_of(op, plan, p, scope);
   }
-}
-
-DeviceModel device_model(const LaunchScope& scope) {
-  const DeviceFacts& facts = scope.facts();
-  // NOTE: a build without code for Hopper serves it from PTX of the sm_80 family.
-  const bool from_ptx = facts.capability / 10 == 9 && facts.code_version < 90;
-  return {from_ptx ? 80 : facts.capability, facts.sm_count};
 }
 
 // ---- fp32-accurate products over bf16 parts ----

@@ -9,6 +9,9 @@
 
 namespace fusedops {
 
+// The GPU as selection sees it.
+DeviceModel device_model(const LaunchScope& scope);
+
 // Memory on the scope's device, not initialised.
 Tensor workspace(int64_t bytes, const LaunchScope& scope);
 

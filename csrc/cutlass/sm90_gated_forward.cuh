@@ -15,7 +15,6 @@ struct GatedForwardShared {
 template <class Element, int kConfig>
 struct GatedTraits<Element, GatedProduct::kForward, kConfig>
     : GatedTile<Element, GatedProduct::kForward, kConfig> {
-  static constexpr GatedProduct kProduct = GatedProduct::kForward;
   struct Store {
     using Shared = GatedForwardShared;
   };

@@ -19,7 +19,6 @@ struct GatedGradientShared {
 template <class Element, int kConfig>
 struct GatedTraits<Element, GatedProduct::kGradient, kConfig>
     : GatedTile<Element, GatedProduct::kGradient, kConfig> {
-  static constexpr GatedProduct kProduct = GatedProduct::kGradient;
   static constexpr bool kFinisher = true;
   struct Store {
     using Shared = GatedGradientShared;

@@ -15,18 +15,18 @@ struct GatedParams : KernelParams {
   uint32_t rows, columns;
 };
 
-template <class Element, GatedProduct kProduct, int kConfig>
-using GatedTile =
-    KernelTraits<Element, kSm90Configs[kConfig].tile_m, kSm90Configs[kConfig].tile_n,
-                 kSm90Configs[kConfig].cluster_m, kSm90Configs[kConfig].cluster_n,
-                 kSm90Configs[kConfig].schedule, Major::kK,
-                 kProduct == GatedProduct::kForward ? Major::kK : Major::kMN, Epilogue::kFused>;
-
-// Of each product in a file of its own, but for kInput, which is sm90_kernel.cuh's.
 template <class Element, GatedProduct kProduct_, int kConfig>
-struct GatedTraits : GatedTile<Element, kProduct_, kConfig> {
+struct GatedTile
+    : KernelTraits<Element, kSm90Configs[kConfig].tile_m, kSm90Configs[kConfig].tile_n,
+                   kSm90Configs[kConfig].cluster_m, kSm90Configs[kConfig].cluster_n,
+                   kSm90Configs[kConfig].schedule, Major::kK,
+                   kProduct_ == GatedProduct::kForward ? Major::kK : Major::kMN, Epilogue::kFused> {
   static constexpr GatedProduct kProduct = kProduct_;
 };
+
+// Of each product in a file of its own, but for kInput, which is sm90_kernel.cuh's.
+template <class Element, GatedProduct kProduct, int kConfig>
+struct GatedTraits : GatedTile<Element, kProduct, kConfig> {};
 
 // ---- panels: 128 rows of 64 columns, a consumer's ----
 
