@@ -7,6 +7,7 @@
 #include <limits>
 #include <mutex>
 
+#include "common/grid_limits.h"
 #include "common/int_math.h"
 #include "cuda/fps_launch.cuh"
 
@@ -39,7 +40,6 @@ inline constexpr TeamCost kTeams[] = {
 };
 inline constexpr float kNeighbourUs = 0.14f;  // a step's wait for 1024 points of a CTA beside it
 inline constexpr int64_t kStreamedValues = 6144;  // worth a CTA of a streaming team
-inline constexpr int64_t kMaxGrid = std::numeric_limits<int32_t>::max();
 
 // What a device holds at a time: clusters of a cluster team, CTAs of any other.
 struct Residency {

@@ -6,13 +6,13 @@
 
 #include "common/cloud.cuh"
 #include "common/division.cuh"
+#include "common/grid_limits.h"
 #include "common/int_math.h"
 
 namespace fusedops {
 
 inline constexpr int kGroupThreads = 256;
 inline constexpr int kGroupUnroll = 4;  // rows a thread has in flight
-inline constexpr int64_t kMaxGridY = 65535;
 
 // ---- features alone: rows of bytes, moved as the widest type their alignment allows ----
 

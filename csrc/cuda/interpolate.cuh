@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "common/cloud.cuh"
+#include "common/grid_limits.h"
 #include "common/int_math.h"
 
 namespace fusedops {
@@ -109,7 +110,7 @@ __global__ void __launch_bounds__(kInterpolateThreads)
 
 inline dim3 interpolate_grid(int64_t queries, int64_t clouds, int lanes) {
   return dim3(static_cast<unsigned>(ceil_div(queries, kInterpolateThreads / lanes)),
-              static_cast<unsigned>(std::min<int64_t>(clouds, 65535)));
+              static_cast<unsigned>(std::min(clouds, kMaxGridY)));
 }
 
 template <class T, int V>

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 
+#include "common/grid_limits.h"
 #include "common/int_math.h"
 #include "common/shared_memory.cuh"
 
@@ -193,7 +194,7 @@ inline cudaError_t launch_invert_index(InvertIndex a, int sm_count, cudaStream_t
   const size_t bytes = invert_shared_bytes(a.part, a.entries);
   allow_any_shared_memory<&invert_index_kernel>();
   const dim3 grid(static_cast<unsigned>(ceil_div(a.n, a.part)),
-                  static_cast<unsigned>(std::min<int64_t>(a.clouds, 65535)));
+                  static_cast<unsigned>(std::min(a.clouds, kMaxGridY)));
   invert_index_kernel<<<grid, kInvertThreads, bytes, stream>>>(a);
   return cudaGetLastError();
 }

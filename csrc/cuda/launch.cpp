@@ -6,6 +6,7 @@
 #include <array>
 #include <mutex>
 
+#include "common/driver_entry.h"
 #include "cuda/splitk_reduce.h"
 
 // NOTE: this shim lives in libtorch_cuda.so only. Weak, so that the module also loads and runs its
@@ -20,15 +21,6 @@ constexpr int kOldestCapability = 80;
 
 void check_cuda(const char* what, cudaError_t error) {
   FUSEDOPS_CHECK(error == cudaSuccess, what, ": CUDA error: ", cudaGetErrorString(error));
-}
-
-// A function of the driver, which this library does not link; null where it has none.
-template <class Function>
-Function* driver_entry(const char* name) {
-  void* entry = nullptr;
-  cudaDriverEntryPointQueryResult found;
-  cudaGetDriverEntryPointByVersion(name, &entry, 12000, cudaEnableDefault, &found);
-  return reinterpret_cast<Function*>(entry);
 }
 
 // Makes the device current; a context of that device which is current already stays: a green one

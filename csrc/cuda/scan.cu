@@ -2,9 +2,9 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
-#include <limits>
 #include <tuple>
 
+#include "common/grid_limits.h"
 #include "common/int_math.h"
 #include "common/launch.h"
 #include "cuda/scan.h"
@@ -30,8 +30,6 @@ void launch_scan(const Scan& scan, cudaStream_t stream) {
 
 namespace cuda {
 namespace {
-
-constexpr int64_t kMaxGrid = std::numeric_limits<int32_t>::max();
 
 // `index` is written by kMax and kMin.
 Tensor run(const char* op, ScanKind kind, const Tensor& x, int64_t dim, bool exclusive,

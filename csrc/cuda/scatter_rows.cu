@@ -4,6 +4,7 @@
 
 #include "common/device_types.cuh"
 #include "common/dispatch.h"
+#include "common/grid_limits.h"
 #include "cuda/invert_index.cuh"
 #include "cuda/scatter_rows.cuh"
 #include "cuda/scatter_rows.h"
@@ -68,7 +69,7 @@ SortedEntries sort_entries(const LaunchScope& scope, const Tensor& idx, int64_t 
   cudaMemsetAsync(ranges, 0, sizeof(uint2) * static_cast<size_t>(destinations), scope.stream());
   const int64_t entries = count / clouds;
   const dim3 grid(static_cast<unsigned>(ceil_div(entries, kScatterThreads)),
-                  static_cast<unsigned>(std::min<int64_t>(clouds, 65535)));
+                  static_cast<unsigned>(std::min(clouds, kMaxGridY)));
   scatter_keys_kernel<<<grid, kScatterThreads, 0, scope.stream()>>>(
       static_cast<const int64_t*>(idx.const_data_ptr()), clouds, n, entries, buffers.keys,
       buffers.values);

@@ -1,12 +1,13 @@
 #include <algorithm>
 
+#include "common/grid_limits.h"
 #include "cuda/split_fp32.cuh"
 
 namespace fusedops {
 
 const char* split_fp32(SplitSide side, const SplitSource& source, void* out, int* nonfinite,
                        const LaunchContext& context) {
-  const int64_t row_blocks = std::min<int64_t>(ceil_div(source.rows, kSplitRows), 65535);
+  const int64_t row_blocks = std::min(ceil_div(source.rows, kSplitRows), kMaxGridY);
   const dim3 grid(ceil_div(source.k, kSplitChunk), row_blocks);
   auto* kernel =
       side == SplitSide::kA ? split_fp32_kernel<SplitSide::kA> : split_fp32_kernel<SplitSide::kB>;

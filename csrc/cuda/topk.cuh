@@ -9,12 +9,12 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "common/grid_limits.h"
 #include "cuda/scan_op.cuh"
 
 namespace fusedops {
 
 inline constexpr int kTopkThreads = 256;
-inline constexpr int64_t kMaxBlocks = 0x7fffffff;
 
 // Larger is better. A key of 32 bits shares a word with its index; zero is no candidate.
 struct NarrowKey {
@@ -219,7 +219,7 @@ void launch_topk_blocks(const Topk<T>& p, const Source& source, cudaStream_t str
   using Key = typename Source::Key;
   const int threads = topk_threads(p.n, Key::kItems);
   const size_t bytes = sizeof(TopkShared<Key>);
-  const auto blocks = static_cast<unsigned>(std::min(p.rows * p.splits, kMaxBlocks));
+  const auto blocks = static_cast<unsigned>(std::min(p.rows * p.splits, kMaxGrid));
   topk_kernel<<<blocks, threads, bytes, stream>>>(p, source);
 }
 

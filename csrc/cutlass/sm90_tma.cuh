@@ -3,10 +3,10 @@
 #pragma once
 
 #include <cuda.h>
-#include <cuda_runtime_api.h>
 
 #include <cstdint>
 
+#include "common/driver_entry.h"
 #include "common/int_math.h"
 #include "cute/arch/copy_sm90_desc.hpp"
 #include "cute/arch/copy_sm90_tma.hpp"
@@ -28,14 +28,8 @@ struct TmaTensor {
 
 // The map of boxes of `box_rows` rows of 128 bytes. Returns null, or why the driver refuses.
 inline const char* encode_tensor_map(const TmaTensor& t, int box_rows, CUtensorMap* map) {
-  using Encode = decltype(&cuTensorMapEncodeTiled);
-  static const Encode encode = [] {
-    void* entry = nullptr;
-    cudaDriverEntryPointQueryResult found;
-    cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault,
-                                     &found);
-    return reinterpret_cast<Encode>(entry);
-  }();
+  static const auto encode =
+      driver_entry<decltype(cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled");
   if (encode == nullptr) return "the driver has no cuTensorMapEncodeTiled";
   const auto bytes = [&](int64_t elements) { return cuuint64_t(elements * t.element_bytes); };
   const cuuint64_t sizes[3] = {cuuint64_t(t.columns), cuuint64_t(t.rows), cuuint64_t(t.outer)};
