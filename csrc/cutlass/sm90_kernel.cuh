@@ -39,6 +39,7 @@ struct KernelTraits {
   static constexpr Major kA = kA_, kB = kB_;
   static constexpr Epilogue kEpilogue = kEpilogue_;
   static constexpr int kWarpgroupM = kPingpong ? kTileM : kTileM / 2;
+  static constexpr bool kPrefetchesOutput = kEpilogue == Epilogue::kAccumulator && !kPingpong;
   static constexpr bool kFinisher = false;
 
   static constexpr int kStageBytes = (kTileM + kTileN) * kBoxRowBytes;
@@ -134,6 +135,23 @@ struct Kernel {
                                                       tile.m * T::kTileM, k, rank);
     load_operand<T::kB, T::kTileN, T::kClusterM == 2>(p.b, full, shared.b[stage],
                                                       tile.n * T::kTileN, k, rank);
+  }
+
+  // What a tile is added to comes into L2 before its last steps: all CTAs want theirs at a time.
+  __device__ static void prefetch_output(const KernelParams& p, const Tile& tile, int step) {
+    using S = typename T::Store;
+    constexpr int kSteps = 8, kFromEnd = 10;
+    constexpr int kDown = T::kTileM / S::kPanelRows, kPerStep = S::kPanels * kDown / kSteps;
+    static_assert(S::kPanels * kDown % kSteps == 0);
+    const int turn = step - (p.order.k_steps - kFromEnd);
+    if (turn < 0 || turn >= kSteps) return;
+#pragma unroll
+    for (int i = 0; i < kPerStep; ++i) {
+      const int panel = turn * kPerStep + i;
+      cute::SM90_TMA_LOAD_3D::PREFETCH::copy(
+          &p.store.d, tile.n * T::kTileN + panel / kDown * S::kPanelColumns,
+          tile.m * T::kTileM + panel % kDown * S::kPanelRows, tile.slice);
+    }
   }
 
   // load(stage, tile, step) starts the copies of a stage whose place is free.
@@ -286,6 +304,9 @@ struct Kernel {
       if (threadIdx.x != 0) return;
       produce(p, shared, [&](int stage, const Tile& tile, int step) {
         load_stage(p, shared, stage, tile, step, rank);
+        if constexpr (T::kPrefetchesOutput) {
+          if (p.store.accumulate) prefetch_output(p, tile, step);
+        }
       });
     };
     run_roles(p, raw, load, [](Shared&) {});

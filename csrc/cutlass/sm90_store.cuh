@@ -3,9 +3,9 @@
 //
 // The accumulators of a warpgroup are rows of 64 by 8 columns: thread t of warp w holds, of rows
 // 16 w + t / 4 and 8 further on, the columns 2 (t % 4) and one further on. They leave in panels of
-// all rows by 128 bytes. A warpgroup stages panels in memory of its own and waits only for its own
-// earlier stores. While the other warpgroup multiplies, tensor cores and the epilogue share the
-// bandwidth of registers and shared memory: what counts is the number of instructions.
+// all rows (64 of fp32) by 128 bytes. A warpgroup stages panels in memory of its own and waits only
+// for its own earlier stores. While the other warpgroup multiplies, tensor cores and the epilogue
+// share the bandwidth of registers and shared memory: what counts is the number of instructions.
 #pragma once
 
 #include "cuda/activation_gradient.cuh"
@@ -69,7 +69,8 @@ struct StoreTraits {
       kEpilogue == Epilogue::kGrad || kEpilogue == Epilogue::kResidual;
   static constexpr int kRows = kRows_, kColumns = kColumns_;
   static constexpr int kPanelColumns = kBoxRowBytes / int(sizeof(Out));
-  static constexpr int kPanelBytes = kRows * kBoxRowBytes;
+  static constexpr int kPanelRows = sizeof(Out) == 4 ? 64 : kRows;
+  static constexpr int kPanelBytes = kPanelRows * kBoxRowBytes;
   static constexpr int kPanels = (kColumns + kPanelColumns - 1) / kPanelColumns;
   static_assert(kColumns >= kPanelColumns && kColumns % 16 == 0 && kRows % 64 == 0);
 
@@ -130,6 +131,9 @@ class TileStore {
   }
 
   __device__ void run(float* acc, const Tile& tile, int row) {
+    if (is_plain()) {
+      return for_each_panel([&](auto panel) { store_panel<false>(acc, panel, p_.d, tile, row); });
+    }
     if constexpr (kHasBias) {
       asm volatile("cp.async.wait_all;" ::: "memory");
       barrier();
@@ -154,6 +158,8 @@ class TileStore {
       with_activation(p_.activation, [&]<Activation kActivation>() {
         for_each_panel([&](auto panel) { finish_panel<kActivation>(acc, panel, tile, row); });
       });
+    } else if constexpr (T::kEpilogue == Epilogue::kAccumulator) {
+      for_each_panel([&](auto panel) { store_fp32_panels(acc, panel, tile, row); });
     } else {
       for_each_panel([&](auto panel) { store_panel<false>(acc, panel, p_.d, tile, row); });
     }
@@ -177,6 +183,12 @@ class TileStore {
   // The four accumulators of row block m and columns 8 j.. of a panel.
   __device__ static float* values_of(float* acc, int panel, int m, int j) {
     return acc + m * kPerRowBlock + (S::first_column(panel) / 8 + j) * 4;
+  }
+
+  // A product alone.
+  __device__ bool is_plain() const {
+    return T::kEpilogue == Epilogue::kFused && p_.bias == nullptr &&
+           p_.activation == Activation::kNone;
   }
 
   // ---- bias and activation ----
@@ -373,11 +385,20 @@ class TileStore {
                                               const Tile& tile, int row) {
     // NOTE: over an auxiliary tile each warp writes where it alone has read.
     if (!S::kReadsAux || !p_.load_aux || p_.store_hidden) {
-      if (thread_ == 0) cute::tma_store_wait<S::kRing - 1>();
+      if (thread_ == 0) wait_for_staging(panel);
       barrier();
     }
     stage_panel<kRelu>(acc, panel, shared_.staging[panel % S::kRing]);
     publish(map, panel, tile, row);
+  }
+
+  // By one thread. Of an odd number of panels in two places the first one follows the last one.
+  __device__ __forceinline__ void wait_for_staging(int panel) const {
+    if (S::kPanels % S::kRing != 0 && panel == 0) {
+      cute::tma_store_wait<0>();
+    } else {
+      cute::tma_store_wait<S::kRing - 1>();
+    }
   }
 
   // The staged panel leaves.
@@ -386,18 +407,11 @@ class TileStore {
     cute::tma_store_fence();
     barrier();
     if (thread_ == 0) {
-      copy_out(map, shared_.staging[panel % S::kRing],
-               tile.n * S::kColumns + S::first_column(panel), tile.m * T::kTileM + row, tile.slice);
+      cute::SM90_TMA_STORE_3D::copy(&map, shared_.staging[panel % S::kRing],
+                                    tile.n * S::kColumns + S::first_column(panel),
+                                    tile.m * T::kTileM + row, tile.slice);
       cute::tma_store_arrive();
     }
-  }
-
-  __device__ void copy_out(const CUtensorMap& map, const uint8_t* from, int column, int row,
-                           int slice) const {
-    if constexpr (T::kEpilogue == Epilogue::kAccumulator) {
-      if (p_.accumulate) return cute::SM90_TMA_REDUCE_ADD_3D::copy(&map, from, column, row, slice);
-    }
-    cute::SM90_TMA_STORE_3D::copy(&map, from, column, row, slice);
   }
 
   // With the swizzle that TMA expects.
@@ -405,27 +419,62 @@ class TileStore {
   __device__ __forceinline__ void stage_panel(float* acc, int panel, uint8_t* staging) const {
 #pragma unroll
     for (int m = 0; m < kRowBlocks; ++m) {
-      if constexpr (sizeof(Out) == 2) {
 #pragma unroll
-        for (int j = 0; j < 8; j += 2) {
-          const float* v = values_of(acc, panel, m, j);
-          cute::SM90_U32x4_STSM_N::copy(
-              pack<Out, kRelu>(v[0], v[1]), pack<Out, kRelu>(v[2], v[3]),
-              pack<Out, kRelu>(v[4], v[5]), pack<Out, kRelu>(v[6], v[7]),
-              *reinterpret_cast<cute::uint128_t*>(matrix_unit(staging, m, j)));
-        }
-      } else {
-        const int lane = thread_ % 32;
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const float* v = values_of(acc, panel, m, j);
-          const int r = m * 64 + thread_ / 32 * 16 + lane / 4;  // and 8 further on
-          const int unit = (j * 2 + lane % 4 / 2) ^ (r % 8);
-          uint8_t* at = staging + r * kBoxRowBytes + unit * 16 + lane % 2 * 8;
-          *reinterpret_cast<float2*>(at) = {v[0], v[1]};
-          *reinterpret_cast<float2*>(at + 8 * kBoxRowBytes) = {v[2], v[3]};
-        }
+      for (int j = 0; j < 8; j += 2) {
+        const float* v = values_of(acc, panel, m, j);
+        cute::SM90_U32x4_STSM_N::copy(
+            pack<Out, kRelu>(v[0], v[1]), pack<Out, kRelu>(v[2], v[3]),
+            pack<Out, kRelu>(v[4], v[5]), pack<Out, kRelu>(v[6], v[7]),
+            *reinterpret_cast<cute::uint128_t*>(matrix_unit(staging, m, j)));
       }
+    }
+  }
+
+  // ---- the way out of fp32 ----
+
+  // The columns of a panel, 64 rows at a time.
+  __device__ __forceinline__ void store_fp32_panels(float* acc, int panel, const Tile& tile,
+                                                    int row) {
+#pragma unroll
+    for (int m = 0; m < kRowBlocks; ++m) {
+      uint8_t* staging = shared_.staging[(panel * kRowBlocks + m) % S::kRing];
+      if (thread_ == 0) cute::tma_store_wait<S::kRing - 1>();
+      barrier();
+      stage_fp32_panel(acc, panel, m, staging);
+      cute::tma_store_fence();
+      barrier();
+      if (thread_ == 0) {
+        copy_out(staging, tile.n * S::kColumns + S::first_column(panel),
+                 tile.m * T::kTileM + row + m * S::kPanelRows, tile.slice);
+        cute::tma_store_arrive();
+      }
+    }
+  }
+
+  __device__ void copy_out(const uint8_t* from, int column, int row, int slice) const {
+    if (p_.accumulate) {
+      cute::SM90_TMA_REDUCE_ADD_3D::copy(&p_.d, from, column, row, slice);
+    } else {
+      cute::SM90_TMA_STORE_3D::copy(&p_.d, from, column, row, slice);
+    }
+  }
+
+  // Odd rows begin at the other half of the columns: with the swizzle, half a warp's stores then
+  // have a bank each.
+  __device__ __forceinline__ void stage_fp32_panel(float* acc, int panel, int m,
+                                                   uint8_t* staging) const {
+    const int lane = thread_ % 32, r = lane / 4, odd = r % 2;
+    uint8_t* at = staging + (thread_ / 32 * 16 + r) * kBoxRowBytes + lane % 2 * 8;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float *even_row = values_of(acc, panel, m, j),
+                  *odd_row = values_of(acc, panel, m, j ^ 2);
+      float v[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) v[i] = odd ? odd_row[i] : even_row[i];
+      const int unit = (j * 2 + lane % 4 / 2) ^ r ^ (odd * 4);
+      *reinterpret_cast<float2*>(at + unit * 16) = {v[0], v[1]};
+      *reinterpret_cast<float2*>(at + unit * 16 + 8 * kBoxRowBytes) = {v[2], v[3]};
     }
   }
 
