@@ -5,6 +5,10 @@
 
 Layouts name what is contiguous: TN = x @ w.T (both along K), NN = dz @ w, NT = dz.T @ x. A first
 round drops what is far behind, three more time the rest, then the best few try every swizzle.
+
+Long products run at the power limit, which answers after tens of milliseconds: in short windows a
+hungry kernel lives on what the one before it saved. `--alone` times the best few once more, each
+for a while by itself, as in training; rows of long products then hold these times alone.
 """
 
 from __future__ import annotations
@@ -44,6 +48,9 @@ EPILOGUES = {"": 0, "preact": 1, "main_grad": 2}  # gemm.h; main_grad: fp32
 ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}  # activation.h
 KEEP_WITHIN = 2.0  # of the best time of the first round
 FINALISTS = 6  # configurations that try every swizzle
+LONG_US = 50.0  # from here on a product reaches the power limit
+ALONE_FINALISTS = 8  # that are timed alone
+ALONE_TURNS = 2  # of each, the first third of a turn not timed
 SAMPLE_US = 150.0  # device time of one sample: that many calls in a row
 GUESS_RATE = 5e14  # FLOP/s for the number of calls of the first round
 
@@ -215,6 +222,9 @@ def tune(
         library = [entry for entry in alive if entry[0].family == "cublas"]
         again = [(*entry, results[finalists[0]]) for entry in fresh]
         results |= _rounds([*again, *best, *library], sets, device, options.rounds)
+    if options.alone and results[finalists[0]] > LONG_US:
+        best = [e for e in alive if e[0] in finalists[:ALONE_FINALISTS] or e[0].family == "cublas"]
+        results = _alone(best, sets, device, options.alone)
     base = {name: getattr(problem, name) for name in ("m", "n", "k", "layout", "dtype")}
     base["epilogue"] = problem.epilogue
     ranked = sorted(results.items(), key=lambda item: item[1])
@@ -266,6 +276,29 @@ def _rounds(
         for index, us in zip(order, sample([calls[i] for i in order], sets, device), strict=True):
             samples[index].append(us)
     return {entries[i][0]: statistics.median(values) for i, values in enumerate(samples)}
+
+
+def _alone(
+    entries: Sequence[tuple[Candidate, Callable[..., Any], float]],
+    sets: Sequence[Any],
+    device: torch.device,
+    seconds: float,
+) -> dict[Candidate, float]:
+    """us per call, each called for `seconds` before the next one's turn comes."""
+    times: dict[Candidate, list[float]] = {candidate: [] for candidate, _, _ in entries}
+    for turn in range(ALONE_TURNS):
+        for candidate, call, us in entries if turn % 2 == 0 else reversed(entries):
+            repeats = max(3, round(seconds * 1e6 / us))
+            untimed = repeats // 3
+            for i in range(repeats):
+                if i == untimed:
+                    synchronize(device)
+                    start = time.perf_counter()
+                call(*sets[i % len(sets)])
+            synchronize(device)
+            elapsed = time.perf_counter() - start
+            times[candidate].append(elapsed * 1e6 / (repeats - untimed))
+    return {candidate: statistics.mean(values) for candidate, values in times.items()}
 
 
 def problems(options: argparse.Namespace) -> list[Problem]:
@@ -355,6 +388,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--swizzles", type=integers, default=[4, 8, 16])
     add("--configs", default="", metavar="REGEX", help="of `family:name`, e.g. ^sm90")
     add("--rounds", type=int, default=3)
+    add("--alone", type=float, default=0.0, metavar="SECONDS", help="of each of the best few")
     add("--device", type=torch.device)
     add("--out", type=Path, default=Path("tune_gemm.csv"))
     add("--append", action="store_true")

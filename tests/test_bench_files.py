@@ -376,6 +376,15 @@ def test_tune_gemm(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
     assert "WRONG 32x16x512 TN" in out
     assert "cannot run" in out
 
+    monkeypatch.setattr(tune, "LONG_US", 0.0)
+    assert tune.main([*args, "--alone", "0.001"]) == 0
+    with Path("t.csv").open() as file:
+        alone = [r for r in csv.DictReader(file) if r["layout"] == "NT"]
+    assert {(r["name"], r["splits"], r["swizzle"]) for r in alone} == {
+        ("good", "1", "8"), ("good", "4", "8"), ("mm", "1", "8")
+    }  # fmt: skip
+    assert all(float(r["us"]) > 0 for r in alone)
+
 
 @pytest.mark.gpu
 def test_tune_gemm_on_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
