@@ -103,11 +103,11 @@ PINNED = {
 PINNED_MAIN_GRAD = {
     (4096, 1024, 8192): "sm90 128x256 cooperative 2x1",
     (1024, 4096, 8192): "sm90 128x256 cooperative 2x1",
-    (4096, 4096, 8192): "sm90 256x128 cooperative 1x2",
+    (4096, 4096, 8192): "sm90 128x256 cooperative 2x1",
     (3072, 768, 16384): "sm90 128x192 pingpong 1x1, shared last wave",
-    (768, 3072, 16384): "sm90 128x192 pingpong 2x1, shared last wave",
-    (8192, 2048, 8192): "sm90 256x128 cooperative 1x2",
-    (14336, 4096, 8192): "sm90 128x128 pingpong 1x1, shared last wave",
+    (768, 3072, 16384): "sm90 128x192 pingpong 1x1, shared last wave",
+    (8192, 2048, 8192): "sm90 128x256 cooperative 2x1",
+    (14336, 4096, 8192): "sm90 128x256 cooperative 2x1, shared last wave",
     (4096, 14336, 8192): "sm90 128x192 pingpong 1x1, shared last wave",
 }
 
