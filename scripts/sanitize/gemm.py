@@ -42,6 +42,7 @@ def run_ops(o: Options, count: Counter[str]) -> None:
     for dtype in (torch.bfloat16, torch.float16):
         run_gated_gradient(o, dtype)
         count["gated gradient"] += 2
+        run_main_grad(o, dtype, count)
         if o.clusters:
             run_large_gated_mlp(o, dtype)
             count["gated kernels"] += 2
@@ -123,6 +124,25 @@ def run_large_gated_mlp(o: Options, dtype: torch.dtype) -> None:
                 fusedops._C.add_tuned_plan(problem, choice | {"us": 1.0}, *device)
                 fusedops.gated_mlp(x, gate, up, down, activation="silu").sum().backward()
     fusedops._C.clear_tuned_plans()
+
+
+def run_main_grad(o: Options, dtype: torch.dtype, count: Counter[str]) -> None:
+    """Weight gradients over and onto what main_grad holds, in every kernel of sm90."""
+    dz, x = o.randn(1096, 264, dtype=dtype), o.randn(1096, 328, dtype=dtype)
+    main_grad = o.randn(264, 328)
+    op = torch.ops.fusedops.linear_wgrad_
+    fusedops._C.start_recording()
+    op(dz, x, main_grad, False, False)
+    for problem, *device in fusedops._C.stop_recording():
+        for choice in fusedops._C.plan_gemm(problem, *device)["candidates"]:
+            runs = choice["rejected"] is None and choice["family"] == "sm90"
+            if runs and (choice["name"].endswith("1x1") or o.clusters):
+                fusedops._C.add_tuned_plan(problem, choice | {"us": 1.0}, *device)
+                for add in (False, True):
+                    op(dz, x, main_grad, add, False)
+                    count["main_grad"] += 1
+    fusedops._C.clear_tuned_plans()
+    assert not torch.isnan(main_grad).any()
 
 
 def run_kernels(o: Options, count: Counter[str]) -> None:
