@@ -3,7 +3,8 @@
     python perf/make_gemm_table.py perf/results/h200/gemm_sweep.csv
 
 The sweep comes from perf/tune_gemm.py on a GPU. A product enters the table when the model's choice
-costs more than TOLERANCE times the best measured one.
+costs more than TOLERANCE times the best measured one; into main_grad, also when its own product has
+another kernel that does not.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ Problem = tuple[int, int, int, str, str]  # m, n, k, layout, a key of EPILOGUES
 Choice = tuple[str, int, int]  # name, splits, swizzle
 
 TEMPLATE = """// Written by perf/make_gemm_table.py from {source}: do not edit.
-// Products for which select.cpp's time model chooses over {percent:.0f} % more time than the best.
+// Products for which select.cpp's time model chooses over {percent:.0f} % more time than the best,
+// and those that take the kernel of the same product with another output.
 #pragma once
 
 #include "cutlass/config.h"
