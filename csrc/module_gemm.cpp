@@ -125,13 +125,13 @@ py::list gemm_configs() {
 
 py::tuple select_config(int64_t m, int64_t n, int64_t k, const std::string& dtype,
                         const std::string& epilogue, const std::string& a_major,
-                        const std::string& b_major, const std::string& math, bool aligned,
-                        int capability, int sm_count) {
+                        const std::string& b_major, const std::string& math, int64_t activation,
+                        bool aligned, int capability, int sm_count) {
   const int64_t offset = aligned ? 0 : 1;
   GemmProblem problem = parse_problem(py::dict(
       "m"_a = m, "n"_a = n, "k"_a = k, "dtype"_a = dtype, "math"_a = math, "epilogue"_a = epilogue,
-      "activation"_a = 0, "split_parts"_a = false, "a_major"_a = a_major, "b_major"_a = b_major,
-      "a_offset"_a = offset, "b_offset"_a = offset));
+      "activation"_a = activation, "split_parts"_a = false, "a_major"_a = a_major,
+      "b_major"_a = b_major, "a_offset"_a = offset, "b_offset"_a = offset));
   problem.d = problem.preact = paper_pointer(offset);
   const DeviceModel device{capability, sm_count};
   return py::make_tuple(describe_found(select_gemm(problem, device)),
@@ -248,7 +248,7 @@ void bind_gemm(py::module_& m) {
   m.def(
       "select_config", &select_config, "m"_a, "n"_a, "k"_a, "dtype"_a = "bfloat16", py::kw_only(),
       "epilogue"_a = "fused", "a_major"_a = "k", "b_major"_a = "k", "math"_a = "native",
-      "aligned"_a = true, "capability"_a = 90, "sm_count"_a = 132,
+      "activation"_a = 0, "aligned"_a = true, "capability"_a = 90, "sm_count"_a = 132,
       "(chosen or None, candidates) for act(a (m, k) @ b (k, n)) with dense operands; a candidate "
       "that cannot run says why under 'rejected'.");
   m.def(

@@ -4,7 +4,8 @@
 
 The sweep comes from perf/tune_gemm.py on a GPU. A product enters the table when the model's choice
 costs more than TOLERANCE times the best measured one; into main_grad, also when its own product has
-another kernel that does not.
+another kernel that does not; with a costly activation (gelu_tanh stands for all of them), when the
+choice for the cheap ones costs too much.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 
 import fusedops
 from fusedops._gemm_text import DEFAULT_SWIZZLE
+from fusedops.activation import CODES
 
 TOLERANCE = 1.01
 # Long products run at the power limit, where less is noise.
@@ -38,12 +40,15 @@ EPILOGUES = {
     "main_grad": ("accumulator", "kAccumulator"),
 }
 
-Problem = tuple[int, int, int, str, str]  # m, n, k, layout, a key of EPILOGUES
+CHEAP, COSTLY = ("none", "relu"), "gelu_tanh"
+
+Problem = tuple[int, int, int, str, str, bool]  # m, n, k, layout, a key of EPILOGUES, costly
 Choice = tuple[str, int, int]  # name, splits, swizzle
 
 TEMPLATE = """// Written by perf/make_gemm_table.py from {source}: do not edit.
 // Products for which select.cpp's time model chooses over {percent:.0f} % more time than the best,
-// and those that take the kernel of the same product with another output.
+// and those that take the kernel of the same product with another output. costly: with an
+// activation that costs more than relu.
 #pragma once
 
 #include "cutlass/config.h"
@@ -54,6 +59,7 @@ struct MeasuredGemm {{
   int64_t m, n, k;
   Major a, b;
   Epilogue epilogue;
+  bool costly;
   Family family;
   int tile_m, tile_n, cluster_m, cluster_n, splits, swizzle;
 }};
@@ -80,15 +86,15 @@ def choice_of(kernel: dict[str, Any]) -> Choice:
 
 
 def read(path: Path) -> dict[Problem, dict[Choice, float]]:
-    """The fastest time of every choice, with a cheap activation."""
+    """The fastest time of every choice."""
     times: dict[Problem, dict[Choice, float]] = defaultdict(dict)
     known = {c["name"] for c in fusedops._C.gemm_configs()}
     for row in csv.DictReader(path.open()):
         activation, _, epilogue = row["epilogue"].partition("+")
-        skipped = epilogue == "" and activation not in ("relu", "none")
-        if row["family"] not in FAMILIES or row["name"] not in known or skipped:
+        costly = epilogue == "" and activation not in CHEAP
+        if row["family"] not in FAMILIES or row["name"] not in known:
             continue
-        problem = (int(row["m"]), int(row["n"]), int(row["k"]), row["layout"], epilogue)
+        problem = (int(row["m"]), int(row["n"]), int(row["k"]), row["layout"], epilogue, costly)
         choice = choice_of(row)
         us = float(row["us"]) + GRAPH_US[row["family"]]
         times[problem][choice] = min(us, times[problem].get(choice, us))
@@ -97,48 +103,56 @@ def read(path: Path) -> dict[Problem, dict[Choice, float]]:
 
 def expected(problem: Problem) -> dict[Choice, float]:
     """The model's times of what the table may choose: nothing where the skinny kernels run."""
-    m, n, k, layout, output = problem
+    m, n, k, layout, output, costly = problem
     a, b = (major[1:].lower() for major in MAJORS[layout])
     epilogue, _ = EPILOGUES[output]
-    chosen, candidates = fusedops._C.select_config(m, n, k, epilogue=epilogue, a_major=a, b_major=b)
+    activation = CODES[COSTLY] if costly else 0
+    chosen, candidates = fusedops._C.select_config(
+        m, n, k, epilogue=epilogue, a_major=a, b_major=b, activation=activation
+    )
     if chosen is None or chosen["family"] not in FAMILIES:
         return {}
     ranked = (c for c in candidates if c["rejected"] is None)
     return {choice_of(c): c["expected_us"] for c in ranked}
 
 
-def pick(times: dict[Choice, float], model: Choice, own: Choice | None) -> Choice:
-    """The fastest choice, but `own` or the model's where that is within the tolerance."""
+def pick(times: dict[Choice, float], default: Choice, own: Choice | None) -> Choice:
+    """The fastest choice, but `own` or the default where that is within the tolerance."""
     best = min(times, key=times.__getitem__)
     limit = times[best] * (LONG_TOLERANCE if times[best] > LONG_US else TOLERANCE)
     if own is not None and times.get(own, math.inf) <= limit:
         return own
     # What a sweep did not time was far behind, but for more splits than it tried.
-    untried = math.inf if model[1] == 1 else 0.0
-    return model if times.get(model, untried) <= limit else best
+    untried = math.inf if default[1] == 1 else 0.0
+    return default if times.get(default, untried) <= limit else best
 
 
 def main(source: str) -> None:
     rows = []
     picked: dict[Problem, Choice] = {}
+    listed: dict[Problem, Choice] = {}
     for problem, measured in sorted(read(Path(source)).items()):
         model = expected(problem)
         times = {choice: us for choice, us in measured.items() if choice in model}
         if not times:
             continue
-        chosen = min(model, key=model.__getitem__)
+        m, n, k, layout, output, costly = problem
+        # Without a row of its own.
+        default = min(model, key=model.__getitem__)
+        if costly:
+            default = listed.get((m, n, k, layout, output, False), default)
         # A gradient in main_grad runs as the one in a tensor of its own does.
-        own = picked.get((*problem[:-1], "")) if problem[-1] == "main_grad" else None
-        best = picked[problem] = pick(times, chosen, own)
-        if best == chosen:
+        own = picked.get((m, n, k, layout, "", False)) if output == "main_grad" else None
+        best = picked[problem] = pick(times, default, own)
+        if best == default:
             continue
-        m, n, k, layout, output = problem
+        listed[problem] = best
         a, b = MAJORS[layout]
         family, _, shape = best[0].partition(" ")
         tile = re.findall(r"\d+", shape.replace("split-k", ""))
         rows.append(
-            f"    {{{m}, {n}, {k}, {a}, {b}, {EPILOGUES[output][1]}, {FAMILIES[family]}, "
-            f"{', '.join(tile)}, {best[1]}, {best[2]}}},"
+            f"    {{{m}, {n}, {k}, {a}, {b}, {EPILOGUES[output][1]}, {str(costly).lower()}, "
+            f"{FAMILIES[family]}, {', '.join(tile)}, {best[1]}, {best[2]}}},"
         )
     text = TEMPLATE.format(source=source, percent=100 * (TOLERANCE - 1), rows="\n".join(rows))
     HEADER.write_text(text)

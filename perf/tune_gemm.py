@@ -146,10 +146,14 @@ def tile_of(config: dict[str, Any]) -> tuple[int, int, int]:
 
 
 def candidates(problem: Problem, splits: Sequence[int], sm_count: int) -> list[Candidate]:
-    """Every configuration with the splits that can help: few tiles, enough K for each slice."""
+    """Every configuration with the splits that can help (few tiles, enough K for each slice), and
+    the band of tiles that selection takes.
+    """
     import fusedops
 
     found = []
+    _, ranked = fusedops._C.select_config(problem.m, problem.n, problem.k)
+    band = next(int(c["swizzle"]) for c in ranked if c["family"] == "sm90")
     for config in fusedops._C.gemm_configs():
         tile_m, tile_n, tile_k = tile_of(config)
         tiles = math.ceil(problem.m / tile_m) * math.ceil(problem.n / tile_n)
@@ -163,7 +167,7 @@ def candidates(problem: Problem, splits: Sequence[int], sm_count: int) -> list[C
                 wanted = split == 1 or (helps and problem.output != "preact")
             if wanted:
                 kernel = (family, int(config["index"]), name, split)
-                swizzles = cluster_tiles(name) if family == "cluster" else (8,)
+                swizzles = cluster_tiles(name) if family == "cluster" else (band,)
                 found += [Candidate(*kernel, swizzle) for swizzle in swizzles]
     return found
 

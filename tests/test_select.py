@@ -9,6 +9,7 @@ import pytest
 
 from fusedops import _C
 from fusedops._gemm_text import plan_text
+from fusedops.activation import CODES
 
 TN = {"a_major": "k", "b_major": "k"}  # x @ weight.T
 NN = {"a_major": "k", "b_major": "mn"}  # dz @ weight
@@ -30,10 +31,10 @@ PINNED = {
     (2048, 2048, 2048, "TN"): "sm90 128x128 pingpong 1x1",
     (1024, 1024, 1024, "TN"): "cluster 128x64 swapped 1x1",
     (512, 512, 512, "TN"): "cluster 72x64 swapped 1x1",
-    (65536, 256, 256, "TN"): "sm90 128x128 pingpong 1x1, swizzle 16",
-    (131072, 128, 128, "TN"): "sm90 128x128 pingpong 1x1, swizzle 16",
-    (1048576, 64, 64, "TN"): "sm90 128x64 pingpong 1x1, swizzle 16",
-    (32768, 512, 512, "TN"): "sm90 128x176 pingpong 1x1, swizzle 16",
+    (65536, 256, 256, "TN"): "sm90 128x128 pingpong 1x1, swizzle 32",
+    (131072, 128, 128, "TN"): "sm90 128x128 pingpong 1x1, swizzle 32",
+    (1048576, 64, 64, "TN"): "sm90 128x64 pingpong 1x1, swizzle 32",
+    (32768, 512, 512, "TN"): "sm90 128x128 pingpong 1x1, swizzle 32",
     (8192, 11008, 4096, "TN"): "sm90 128x176 pingpong 1x1, shared last wave",
     (8192, 4096, 11008, "TN"): "sm90 128x256 cooperative 2x1, shared last wave",
     (4096, 28672, 4096, "TN"): "sm90 128x176 pingpong 1x1, shared last wave",
@@ -73,10 +74,10 @@ PINNED = {
     (2000, 640, 2560, "TN"): "cluster 80x128 swapped 1x1",
     (640, 4096, 1024, "TN"): "cluster 160x128 swapped 1x1",
     # Epilogues that outlast their mainloops, and rows that cut lines and sectors of L2 as well.
-    (12104, 688, 280, "TN"): "sm90 128x192 pingpong 2x1, swizzle 16",
-    (23856, 1920, 280, "TN"): "sm90 128x192 pingpong 2x1, swizzle 16",
+    (12104, 688, 280, "TN"): "sm90 128x192 pingpong 2x1, swizzle 32",
+    (23856, 1920, 280, "TN"): "sm90 128x192 pingpong 2x1, swizzle 32",
     (4448, 5808, 296, "TN"): "sm90 128x192 pingpong 2x1",
-    (19072, 5392, 168, "TN"): "sm90 128x192 pingpong 2x1, swizzle 16",
+    (19072, 5392, 168, "TN"): "sm90 128x192 pingpong 2x1, swizzle 32",
     # Rows that cut the sectors of L2: blocks load them once for several tiles.
     (904, 904, 3600, "TN"): "cluster 152x64 swapped 1x1, clusters of 8 tiles",
     (4288, 512, 3496, "TN"): "cluster 144x128 swapped 1x1, clusters of 8 tiles",
@@ -90,11 +91,11 @@ PINNED = {
     (16384, 768, 3072, "NN"): "sm90 128x192 pingpong 1x1",
     (3072, 768, 16384, "NT"): "sm90 128x192 pingpong 1x1, shared last wave",
     (1500, 1024, 4096, "NN"): "cluster 192x128 split-k 1x2",
-    (65536, 256, 256, "NN"): "sm90 128x128 pingpong 1x1, swizzle 16",
+    (65536, 256, 256, "NN"): "sm90 128x128 pingpong 1x1, swizzle 32",
     (256, 256, 65536, "NT"): "sm90 64x64 pingpong 1x1, 8 splits",
     (2048, 2048, 2048, "NN"): "sm90 128x128 pingpong 1x1",
     (2048, 2048, 2048, "NT"): "sm90 128x128 pingpong 1x1",
-    (1048576, 64, 64, "NN"): "sm90 128x64 pingpong 1x1, swizzle 16",
+    (1048576, 64, 64, "NN"): "sm90 128x64 pingpong 1x1, swizzle 32",
     (64, 64, 1048576, "NT"): "sm90 64x64 pingpong 1x1, 48 splits",
 }
 
@@ -112,10 +113,24 @@ PINNED_MAIN_GRAD = {
 }
 
 
+# With gelu_tanh, where relu takes another kernel.
+PINNED_COSTLY = {
+    (8192, 4096, 1024): "sm90 128x160 pingpong 1x1",
+    (16384, 768, 768): "sm90 128x128 pingpong 1x1",
+    (524288, 128, 64): "sm90 128x128 pingpong 1x1, swizzle 32",
+}
+
+
 @pytest.mark.parametrize(("m", "n", "k", "layout"), list(PINNED))
 def test_choice_on_h200_is_pinned(m, n, k, layout):
     chosen = choose(m, n, k, **{"TN": TN, "NN": NN, "NT": NT}[layout])
     assert plan_text(chosen) == PINNED[m, n, k, layout]
+
+
+@pytest.mark.parametrize("shape", list(PINNED_COSTLY))
+def test_choice_for_a_costly_activation(shape):
+    assert plan_text(choose(*shape, activation=CODES["gelu_tanh"])) == PINNED_COSTLY[shape]
+    assert plan_text(choose(*shape)) != PINNED_COSTLY[shape]
 
 
 @pytest.mark.parametrize("shape", list(PINNED_MAIN_GRAD))
@@ -244,20 +259,21 @@ def test_an_unknown_dtype_is_refused():
 
 
 def measured_rows():
-    """(m, n, k, layout, epilogue, tile and cluster, splits) of the table that is compiled in."""
+    """(m, n, k, layout, epilogue, costly, tile, cluster and splits) of the compiled table."""
     header = Path(__file__).parents[1] / "csrc/cutlass/sm90_measured.h"
-    for m, n, k, a, b, epilogue, rest in re.findall(
-        r"\{(\d+), (\d+), (\d+), k(K|MN), k(K|MN), k(\w+), k\w+, ([\d, ]+)\}", header.read_text()
-    ):
+    row = r"\{(\d+), (\d+), (\d+), k(K|MN), k(K|MN), k(\w+), (true|false), k\w+, ([\d, ]+)\}"
+    for m, n, k, a, b, epilogue, costly, rest in re.findall(row, header.read_text()):
         numbers = [int(word) for word in rest.split(", ")]
-        yield int(m), int(n), int(k), a.lower(), b.lower(), epilogue.lower(), numbers
+        shape = int(m), int(n), int(k)
+        yield *shape, a.lower(), b.lower(), epilogue.lower(), costly == "true", numbers
 
 
 def test_every_measured_choice_can_be_taken():
     rows = list(measured_rows())
     assert len(rows) > 100
-    for m, n, k, a, b, epilogue, (*shape, splits, _) in rows:
-        chosen = choose(m, n, k, a_major=a, b_major=b, epilogue=epilogue)
+    for m, n, k, a, b, epilogue, costly, (*shape, splits, _) in rows:
+        activation = CODES["gelu_tanh" if costly else None]
+        chosen = choose(m, n, k, a_major=a, b_major=b, epilogue=epilogue, activation=activation)
         _, _, tile = chosen["name"].partition(" ")
         assert [int(word) for word in re.findall(r"\d+", tile)] == shape, (m, n, k)
         assert chosen["splits"] == splits

@@ -30,6 +30,7 @@ class TileStore<GatedTraits<Element, GatedProduct::kForward, kConfig>> {
   __device__ TileStore(const StoreParams& params, Shared& shared, int warpgroup)
       : p_(params), shared_(shared), warpgroup_(warpgroup), thread_(threadIdx.x % 128) {}
 
+  __device__ void prefetch(const Tile&) {}
   __device__ void prepare(const Tile&, int) {}
 
   // load_aux: gate and up are wanted, too.

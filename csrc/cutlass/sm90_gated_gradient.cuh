@@ -41,6 +41,7 @@ class TileStore<GatedTraits<Element, GatedProduct::kGradient, kConfig>> {
 
   __device__ TileStore(const StoreParams&, Shared& shared, int) : shared_(shared) {}
 
+  __device__ void prefetch(const Tile&) {}
   __device__ void prepare(const Tile&, int) {}
 
   __device__ void run(const float* acc, const Tile&, int) {

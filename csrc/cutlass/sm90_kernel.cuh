@@ -271,6 +271,7 @@ struct Kernel {
       skip(walk, place);
     }
     Work next = walk.work();
+    store.prefetch(next.tile);
     while (walk.valid()) {
       const Work work = next;
       const bool ends_tile = walk.ends_tile();
@@ -282,6 +283,7 @@ struct Kernel {
         walk.next();
         if constexpr (T::kPingpong) skip(walk, place);
         next = walk.work();
+        store.prefetch(next.tile);
       };
       multiply(shared, acc, row, work.end - work.begin, place, issued);
       if (!ends_tile) {

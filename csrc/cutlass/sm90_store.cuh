@@ -3,7 +3,7 @@
 //
 // The accumulators of a warpgroup are rows of 64 by 8 columns: thread t of warp w holds, of rows
 // 16 w + t / 4 and 8 further on, the columns 2 (t % 4) and one further on. They leave in panels of
-// all rows (64 of fp32) by 128 bytes. A warpgroup stages panels in memory of its own and waits only
+// 128 bytes by 64 or all rows. A warpgroup stages panels in memory of its own and waits only
 // for its own earlier stores. While the other warpgroup multiplies, tensor cores and the epilogue
 // share the bandwidth of registers and shared memory: what counts is the number of instructions.
 #pragma once
@@ -69,9 +69,12 @@ struct StoreTraits {
       kEpilogue == Epilogue::kGrad || kEpilogue == Epilogue::kResidual;
   static constexpr int kRows = kRows_, kColumns = kColumns_;
   static constexpr int kPanelColumns = kBoxRowBytes / int(sizeof(Out));
-  static constexpr int kPanelRows = sizeof(Out) == 4 ? 64 : kRows;
-  static constexpr int kPanelBytes = kPanelRows * kBoxRowBytes;
   static constexpr int kPanels = (kColumns + kPanelColumns - 1) / kPanelColumns;
+  // Of 64 rows, so that the next is staged while one leaves; all rows where they have been read
+  // together and where there is no next panel of the tile (1048576x64x64, gelu_tanh: 4 % on H200).
+  static constexpr int kPanelRows = kReadsAux || kPanels == 1 ? kRows : 64;
+  static constexpr int kParts = kRows / kPanelRows;  // of a panel's columns
+  static constexpr int kPanelBytes = kPanelRows * kBoxRowBytes;
   static_assert(kColumns >= kPanelColumns && kColumns % 16 == 0 && kRows % 64 == 0);
 
   // The last panel of a tile that panels do not divide begins in the one before it and repeats
@@ -85,7 +88,7 @@ struct StoreTraits {
 
   // Panels in staging memory: a few, or all where they are read before they are written.
   static constexpr int kFew = kPanelBytes > 8192 ? 1 : 2;
-  static constexpr int kRing = kReadsAux || kPanels < kFew ? kPanels : kFew;
+  static constexpr int kRing = kReadsAux ? kPanels : kPanels * kParts < kFew ? 1 : kFew;
 
   static constexpr bool kSums = kEpilogue == Epilogue::kGrad;
   struct Shared {
@@ -115,11 +118,12 @@ class TileStore {
   __device__ static void init(Shared& shared) { AuxFull::init(&shared.aux_full, 1); }
 
   __device__ TileStore(const StoreParams& params, Shared& shared, int warpgroup)
-      : p_(params), shared_(shared), warpgroup_(warpgroup), thread_(threadIdx.x % 128) {
-    // A missing bias is a row of zeros.
-    if (kHasBias && p_.bias == nullptr) {
-      for (int i = thread_; i < S::kColumns; i += 128) shared_.bias[i] = Element(0);
-    }
+      : p_(params), shared_(shared), warpgroup_(warpgroup), thread_(threadIdx.x % 128) {}
+
+  // Before the epilogue of a tile, whose bias goes to shared memory; that of the next one is on
+  // the way from now on (a mainloop of small K is shorter than the latency of a load).
+  __device__ void prefetch(const Tile& next) {
+    if constexpr (kHasBias) exchange_bias(next);
   }
 
   // Before the mainloop of a tile: what its epilogue needs is on the way meanwhile.
@@ -127,17 +131,15 @@ class TileStore {
     if constexpr (S::kReadsAux) {
       if (thread_ == 0 && p_.load_aux) load_aux(tile, row);
     }
-    if constexpr (kHasBias) load_bias(tile);
   }
 
   __device__ void run(float* acc, const Tile& tile, int row) {
-    if (is_plain()) {
-      return for_each_panel([&](auto panel) { store_panel<false>(acc, panel, p_.d, tile, row); });
+    if constexpr (T::kEpilogue == Epilogue::kFused) {
+      if (p_.bias == nullptr && p_.activation == Activation::kNone) {  // a product alone
+        return for_each_panel([&](auto panel) { store_panel<false>(acc, panel, p_.d, tile, row); });
+      }
     }
-    if constexpr (kHasBias) {
-      asm volatile("cp.async.wait_all;" ::: "memory");
-      barrier();
-    }
+    if constexpr (kHasBias) barrier();
     if constexpr (S::kReadsAux) {
       if (p_.load_aux) {
         AuxFull::wait(&shared_.aux_full, aux_phase_);
@@ -158,8 +160,6 @@ class TileStore {
       with_activation(p_.activation, [&]<Activation kActivation>() {
         for_each_panel([&](auto panel) { finish_panel<kActivation>(acc, panel, tile, row); });
       });
-    } else if constexpr (T::kEpilogue == Epilogue::kAccumulator) {
-      for_each_panel([&](auto panel) { store_fp32_panels(acc, panel, tile, row); });
     } else {
       for_each_panel([&](auto panel) { store_panel<false>(acc, panel, p_.d, tile, row); });
     }
@@ -185,23 +185,17 @@ class TileStore {
     return acc + m * kPerRowBlock + (S::first_column(panel) / 8 + j) * 4;
   }
 
-  // A product alone.
-  __device__ bool is_plain() const {
-    return T::kEpilogue == Epilogue::kFused && p_.bias == nullptr &&
-           p_.activation == Activation::kNone;
-  }
-
   // ---- bias and activation ----
 
-  __device__ void load_bias(const Tile& tile) {
+  // A missing bias is a row of zeros. NOTE: behind the last tile, next may be any numbers.
+  __device__ void exchange_bias(const Tile& next) {
     constexpr int kPer = 16 / int(sizeof(Element));
-    if (p_.bias == nullptr || thread_ >= S::kColumns / kPer) return;
-    const int column = tile.n * S::kColumns + thread_ * kPer;
-    const int bytes = column < p_.columns ? 16 : 0;  // the rest is zeros
-    const auto* from = static_cast<const Element*>(p_.bias) + (bytes ? column : 0);
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(
-                     cute::cast_smem_ptr_to_uint(&shared_.bias[thread_ * kPer])),
-                 "l"(from), "r"(bytes));
+    if (thread_ >= S::kColumns / kPer) return;
+    reinterpret_cast<uint4*>(shared_.bias)[thread_] = next_bias_;
+    const unsigned column = next.n * S::kColumns + thread_ * kPer;
+    const bool inside = p_.bias != nullptr && column < unsigned(p_.columns);
+    const auto* bias = static_cast<const Element*>(p_.bias) + column;
+    next_bias_ = inside ? __ldg(reinterpret_cast<const uint4*>(bias)) : uint4{};
   }
 
   // Of the two columns that this thread has among columns 8 j.. of a panel.
@@ -296,7 +290,7 @@ class TileStore {
       for_each_panel([&](auto panel) {
         if (!p_.store_hidden) return gradient_panel<kActivation, false>(acc, panel);
         gradient_panel<kActivation, true>(acc, panel);
-        publish(p_.hidden, panel, tile, row);
+        publish(p_.hidden, panel, 0, tile, row);
       });
     });
   }
@@ -383,92 +377,82 @@ class TileStore {
   template <bool kRelu>
   __device__ __forceinline__ void store_panel(float* acc, int panel, const CUtensorMap& map,
                                               const Tile& tile, int row) {
-    // NOTE: over an auxiliary tile each warp writes where it alone has read.
-    if (!S::kReadsAux || !p_.load_aux || p_.store_hidden) {
-      if (thread_ == 0) wait_for_staging(panel);
-      barrier();
+#pragma unroll
+    for (int part = 0; part < S::kParts; ++part) {
+      // NOTE: over an auxiliary tile each warp writes where it alone has read.
+      if (!S::kReadsAux || !p_.load_aux || p_.store_hidden) {
+        if (thread_ == 0) wait_for_staging(panel * S::kParts + part);
+        barrier();
+      }
+      if constexpr (sizeof(Out) == 4) {
+        stage_fp32(acc, panel, part);
+      } else {
+        stage<kRelu>(acc, panel, part);
+      }
+      publish(map, panel, part, tile, row);
     }
-    stage_panel<kRelu>(acc, panel, shared_.staging[panel % S::kRing]);
-    publish(map, panel, tile, row);
   }
 
-  // By one thread. Of an odd number of panels in two places the first one follows the last one.
-  __device__ __forceinline__ void wait_for_staging(int panel) const {
-    if (S::kPanels % S::kRing != 0 && panel == 0) {
+  __device__ __forceinline__ uint8_t* staging(int panel, int part) const {
+    return shared_.staging[(panel * S::kParts + part) % S::kRing];
+  }
+
+  // By one thread. Of an odd number of parts in two places the first one follows the last one.
+  __device__ __forceinline__ void wait_for_staging(int part) const {
+    if (S::kPanels * S::kParts % S::kRing != 0 && part == 0) {
       cute::tma_store_wait<0>();
     } else {
       cute::tma_store_wait<S::kRing - 1>();
     }
   }
 
-  // The staged panel leaves.
-  __device__ __forceinline__ void publish(const CUtensorMap& map, int panel, const Tile& tile,
-                                          int row) {
+  // What has been staged leaves.
+  __device__ __forceinline__ void publish(const CUtensorMap& map, int panel, int part,
+                                          const Tile& tile, int row) {
     cute::tma_store_fence();
     barrier();
     if (thread_ == 0) {
-      cute::SM90_TMA_STORE_3D::copy(&map, shared_.staging[panel % S::kRing],
-                                    tile.n * S::kColumns + S::first_column(panel),
-                                    tile.m * T::kTileM + row, tile.slice);
+      copy_out(map, staging(panel, part), tile.n * S::kColumns + S::first_column(panel),
+               tile.m * T::kTileM + row + part * S::kPanelRows, tile.slice);
       cute::tma_store_arrive();
+    }
+  }
+
+  __device__ void copy_out(const CUtensorMap& map, const uint8_t* from, int column, int row,
+                           int slice) const {
+    if (sizeof(Out) == 4 && p_.accumulate) {
+      cute::SM90_TMA_REDUCE_ADD_3D::copy(&map, from, column, row, slice);
+    } else {
+      cute::SM90_TMA_STORE_3D::copy(&map, from, column, row, slice);
     }
   }
 
   // With the swizzle that TMA expects.
   template <bool kRelu>
-  __device__ __forceinline__ void stage_panel(float* acc, int panel, uint8_t* staging) const {
+  __device__ __forceinline__ void stage(float* acc, int panel, int part) const {
+    constexpr int kBlocks = S::kPanelRows / 64;
 #pragma unroll
-    for (int m = 0; m < kRowBlocks; ++m) {
+    for (int m = 0; m < kBlocks; ++m) {
 #pragma unroll
       for (int j = 0; j < 8; j += 2) {
-        const float* v = values_of(acc, panel, m, j);
+        const float* v = values_of(acc, panel, part * kBlocks + m, j);
         cute::SM90_U32x4_STSM_N::copy(
             pack<Out, kRelu>(v[0], v[1]), pack<Out, kRelu>(v[2], v[3]),
             pack<Out, kRelu>(v[4], v[5]), pack<Out, kRelu>(v[6], v[7]),
-            *reinterpret_cast<cute::uint128_t*>(matrix_unit(staging, m, j)));
+            *reinterpret_cast<cute::uint128_t*>(matrix_unit(staging(panel, part), m, j)));
       }
-    }
-  }
-
-  // ---- the way out of fp32 ----
-
-  // The columns of a panel, 64 rows at a time.
-  __device__ __forceinline__ void store_fp32_panels(float* acc, int panel, const Tile& tile,
-                                                    int row) {
-#pragma unroll
-    for (int m = 0; m < kRowBlocks; ++m) {
-      uint8_t* staging = shared_.staging[(panel * kRowBlocks + m) % S::kRing];
-      if (thread_ == 0) cute::tma_store_wait<S::kRing - 1>();
-      barrier();
-      stage_fp32_panel(acc, panel, m, staging);
-      cute::tma_store_fence();
-      barrier();
-      if (thread_ == 0) {
-        copy_out(staging, tile.n * S::kColumns + S::first_column(panel),
-                 tile.m * T::kTileM + row + m * S::kPanelRows, tile.slice);
-        cute::tma_store_arrive();
-      }
-    }
-  }
-
-  __device__ void copy_out(const uint8_t* from, int column, int row, int slice) const {
-    if (p_.accumulate) {
-      cute::SM90_TMA_REDUCE_ADD_3D::copy(&p_.d, from, column, row, slice);
-    } else {
-      cute::SM90_TMA_STORE_3D::copy(&p_.d, from, column, row, slice);
     }
   }
 
   // Odd rows begin at the other half of the columns: with the swizzle, half a warp's stores then
   // have a bank each.
-  __device__ __forceinline__ void stage_fp32_panel(float* acc, int panel, int m,
-                                                   uint8_t* staging) const {
+  __device__ __forceinline__ void stage_fp32(float* acc, int panel, int part) const {
     const int lane = thread_ % 32, r = lane / 4, odd = r % 2;
-    uint8_t* at = staging + (thread_ / 32 * 16 + r) * kBoxRowBytes + lane % 2 * 8;
+    uint8_t* at = staging(panel, part) + (thread_ / 32 * 16 + r) * kBoxRowBytes + lane % 2 * 8;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const float *even_row = values_of(acc, panel, m, j),
-                  *odd_row = values_of(acc, panel, m, j ^ 2);
+      const float *even_row = values_of(acc, panel, part, j),
+                  *odd_row = values_of(acc, panel, part, j ^ 2);
       float v[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) v[i] = odd ? odd_row[i] : even_row[i];
@@ -481,6 +465,7 @@ class TileStore {
   const StoreParams& p_;
   Shared& shared_;
   int warpgroup_, thread_;
+  uint4 next_bias_{};  // 16 bytes
   uint32_t aux_phase_ = 0;
 };
 

@@ -13,6 +13,7 @@ def select_config(
     a_major: str = "k",
     b_major: str = "k",
     math: str = "native",
+    activation: int = 0,
     aligned: bool = True,
     capability: int = 90,
     sm_count: int = 132,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from options import DTYPES
@@ -148,6 +148,8 @@ def run_main_grad(o: Options, dtype: torch.dtype, count: Counter[str]) -> None:
 def run_kernels(o: Options, count: Counter[str]) -> None:
     """Each kernel in each layout and epilogue it was compiled for; they exist on a GPU only."""
     op = torch.ops.fusedops_tuning.gemm_with_config
+    ranked = fusedops._C.select_config(4096, 4096, 4096)[1]
+    forward = {c["index"] for c in ranked if c["family"] == "sm90"}
     n = 264
     for config, dtype in itertools.product(fusedops._C.gemm_configs(), DTYPES):
         alone = config["name"].endswith(" 1x1")
@@ -174,3 +176,15 @@ def run_kernels(o: Options, count: Counter[str]) -> None:
                 continue
             assert not torch.isnan(y).any(), (config["name"], dtype)
             count[config["name"]] += 1
+        if shares and config["index"] in forward:
+            run_many_tiles(o, config, dtype)
+            count[config["name"]] += 1
+
+
+def run_many_tiles(o: Options, config: dict[str, Any], dtype: torch.dtype) -> None:
+    """Four tiles and more for each CTA: what a tile leaves in shared memory the next one takes."""
+    m, n = 280 * config["tile"][0] - 8, 2 * config["tile"][1] - 24
+    x, w, bias = (o.randn(*shape, dtype=dtype) for shape in ((m, 72), (n, 72), (n,)))
+    kernel = (FAMILIES["sm90"], config["index"], 1, 8, 0)
+    y = torch.ops.fusedops_tuning.gemm_with_config(x, w.t(), bias, activation_code("silu"), *kernel)
+    assert not torch.isnan(y).any(), (config["name"], dtype)
