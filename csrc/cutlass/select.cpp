@@ -62,7 +62,7 @@ double overlap(double a, double b, double power) {
   return std::pow(std::pow(a, power) + std::pow(b, power), 1 / power);
 }
 
-// What relu is not: an epilogue that takes its time.
+// Whether an epilogue takes its time for it, as it does not for relu.
 bool is_costly(Activation activation) {
   return activation != Activation::kNone && activation != Activation::kRelu;
 }

@@ -96,7 +96,7 @@ struct GatedLaunch {
     TmaTensor t = tensor(data, p.m, p.n, ld);
     t.outer = 1;
     t.outer_stride = p.m * ld;
-    return encode_tensor_map(t, Traits::kWarpgroupM, map);
+    return encode_panel_map<typename Traits::Store>(t, map);
   }
 
   static const char* encode(const GatedGemm& p, GatedParams& params) {
@@ -104,10 +104,11 @@ struct GatedLaunch {
     if (!refusal) refusal = encode_b(p, p.b, &params.b);
     if (!refusal && p.a2.data) refusal = encode_a(p, p.a2, &params.a2);
     if (!refusal && p.b2.data) refusal = encode_b(p, p.b2, &params.b2);
-    if (refusal || Traits::kFinisher) return refusal;
-    refusal = encode_output(p, p.d, p.ldd, &params.store.d);
-    if (!refusal) refusal = encode_output(p, p.gate, p.gate_ld, &params.store.aux);
-    if (!refusal) refusal = encode_output(p, p.up, p.gate_ld, &params.store.hidden);
+    if constexpr (!Traits::kFinisher) {
+      if (!refusal) refusal = encode_output(p, p.d, p.ldd, &params.store.d);
+      if (!refusal) refusal = encode_output(p, p.gate, p.gate_ld, &params.store.aux);
+      if (!refusal) refusal = encode_output(p, p.up, p.gate_ld, &params.store.hidden);
+    }
     return refusal;
   }
 

@@ -17,6 +17,7 @@ struct GatedTraits<Element, GatedProduct::kForward, kConfig>
     : GatedTile<Element, GatedProduct::kForward, kConfig> {
   struct Store {
     using Shared = GatedForwardShared;
+    static constexpr int kPanelRows = 128;
   };
   static constexpr int kStages = 5;
 };

@@ -52,7 +52,7 @@ struct Gemm {
     t.outer = p.slices;
     t.row_stride = p.ldd;
     t.outer_stride = p.slices > 1 ? p.slice_stride : p.m * p.ldd;
-    return encode_tensor_map(t, Traits::Store::kPanelRows, map);
+    return encode_panel_map<typename Traits::Store>(t, map);
   }
 
   static const char* encode(const GemmProblem& p, KernelParams& params) {

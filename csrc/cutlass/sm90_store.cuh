@@ -86,9 +86,8 @@ struct StoreTraits {
   }
   static constexpr int repeated(int panel) { return panel * kPanelColumns - first_column(panel); }
 
-  // Panels in staging memory: a few, or all where they are read before they are written.
-  static constexpr int kFew = kPanelBytes > 8192 ? 1 : 2;
-  static constexpr int kRing = kReadsAux ? kPanels : kPanels * kParts < kFew ? 1 : kFew;
+  // Panels in staging memory: two, or all where they are read before they are written.
+  static constexpr int kRing = kReadsAux || kPanels == 1 ? kPanels : 2;
 
   static constexpr bool kSums = kEpilogue == Epilogue::kGrad;
   struct Shared {
