@@ -369,8 +369,9 @@ def test_tune_gemm(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
         rows = list(csv.DictReader(file))
     assert {r["layout"] for r in rows} == {"TN", "NN", "NT"}
     assert {r["name"] for r in rows} == {"good", "mm", "addmm", "addmm_activation"}
+    # Selection takes bands of 32 for so short a K.
     assert {(r["splits"], r["swizzle"]) for r in rows if r["name"] == "good"} == {
-        (s, w) for s in "14" for w in "48"
+        (s, w) for s in "14" for w in ("4", "8", "32")
     }
     out = capsys.readouterr().out
     assert "WRONG 32x16x512 TN" in out
@@ -381,7 +382,7 @@ def test_tune_gemm(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
     with Path("t.csv").open() as file:
         alone = [r for r in csv.DictReader(file) if r["layout"] == "NT"]
     assert {(r["name"], r["splits"], r["swizzle"]) for r in alone} == {
-        ("good", "1", "8"), ("good", "4", "8"), ("mm", "1", "8")
+        ("good", "1", "32"), ("good", "4", "32"), ("mm", "1", "8")
     }  # fmt: skip
     assert all(float(r["us"]) > 0 for r in alone)
 
