@@ -17,6 +17,7 @@ from fusedops.tune import FAMILIES
 
 if TYPE_CHECKING:
     from collections import Counter
+    from collections.abc import Iterator
 
     from options import Options
 
@@ -105,6 +106,15 @@ def run_gated_gradient(o: Options, dtype: torch.dtype) -> None:
         op(dy, saved, down, None, False, silu, False, True, o.clusters, False, False, False)
 
 
+def tuned_kernels(recorded: list[Any]) -> Iterator[dict[str, Any]]:
+    """Every kernel of the recorded products, each as fusedops.tune's choice while it is out."""
+    for problem, *device in recorded:
+        for choice in fusedops._C.plan_gemm(problem, *device)["candidates"]:
+            fusedops._C.add_tuned_plan(problem, choice | {"us": 1.0}, *device)
+            yield choice
+    fusedops._C.clear_tuned_plans()
+
+
 def run_large_gated_mlp(o: Options, dtype: torch.dtype) -> None:
     """Without biases and with a wave of tiles, gated_mlp has kernels of its own."""
     m, hidden, k, n = 2824, 1416, 2056, 2056
@@ -116,14 +126,10 @@ def run_large_gated_mlp(o: Options, dtype: torch.dtype) -> None:
     fusedops.gated_mlp(x, both, None, down, activation="gelu").sum().backward()
 
     # The gradient of x in every tile that it has, whole and shared: one product to selection.
-    for problem, *device in recorded:
-        if [problem[size] for size in "mnk"] != [m, k, 2 * hidden]:
-            continue
-        for choice in fusedops._C.plan_gemm(problem, *device)["candidates"]:
-            if re.search(r"128x(128|192) pingpong 1x1|cooperative", choice["name"]):
-                fusedops._C.add_tuned_plan(problem, choice | {"us": 1.0}, *device)
-                fusedops.gated_mlp(x, gate, up, down, activation="silu").sum().backward()
-    fusedops._C.clear_tuned_plans()
+    of_x = [r for r in recorded if [r[0][size] for size in "mnk"] == [m, k, 2 * hidden]]
+    for kernel in tuned_kernels(of_x):
+        if re.search(r"128x(128|192) pingpong 1x1|cooperative", kernel["name"]):
+            fusedops.gated_mlp(x, gate, up, down, activation="silu").sum().backward()
 
 
 def run_main_grad(o: Options, dtype: torch.dtype, count: Counter[str]) -> None:
@@ -133,15 +139,12 @@ def run_main_grad(o: Options, dtype: torch.dtype, count: Counter[str]) -> None:
     op = torch.ops.fusedops.linear_wgrad_
     fusedops._C.start_recording()
     op(dz, x, main_grad, False, False)
-    for problem, *device in fusedops._C.stop_recording():
-        for choice in fusedops._C.plan_gemm(problem, *device)["candidates"]:
-            runs = choice["rejected"] is None and choice["family"] == "sm90"
-            if runs and (choice["name"].endswith("1x1") or o.clusters):
-                fusedops._C.add_tuned_plan(problem, choice | {"us": 1.0}, *device)
-                for add in (False, True):
-                    op(dz, x, main_grad, add, False)
-                    count["main_grad"] += 1
-    fusedops._C.clear_tuned_plans()
+    for kernel in tuned_kernels(fusedops._C.stop_recording()):
+        runs = kernel["rejected"] is None and kernel["family"] == "sm90"
+        if runs and (kernel["name"].endswith("1x1") or o.clusters):
+            for add in (False, True):
+                op(dz, x, main_grad, add, False)
+                count["main_grad"] += 1
     assert not torch.isnan(main_grad).any()
 
 
