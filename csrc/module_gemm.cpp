@@ -102,7 +102,9 @@ GemmProblem parse_problem(const py::dict& fields) {
 py::list describe_candidates(const GemmProblem& problem, const DeviceModel& device) {
   py::list candidates;
   for (const Candidate& candidate : enumerate_candidates(problem, device)) {
-    candidates.append(describe(candidate.plan, candidate.rejected));
+    py::dict found = describe(candidate.plan, candidate.rejected);
+    found["takes_tiles"] = takes_tiles(problem, candidate.plan, device);
+    candidates.append(found);
   }
   return candidates;
 }

@@ -1,8 +1,8 @@
 #include "cutlass/gated_gemm.h"
 
 #include "common/int_math.h"
-#include "cutlass/exchange_space.h"
 #include "cutlass/gemm_launch.h"
+#include "cutlass/launch_memory.h"
 #include "cutlass/plan_cache.h"
 #include "cutlass/tile_sharing.h"
 

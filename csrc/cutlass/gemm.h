@@ -34,7 +34,7 @@ struct GemmOperand {
 
 // Global memory for CTAs that share tiles (sm90_tile_exchange.cuh).
 struct ExchangeSpace {
-  float* sums = nullptr;      // a tile for every CTA; null: none shares
+  float* sums = nullptr;      // a tile for every CTA; null: none shares, flags are a tile counter's
   uint64_t* flags = nullptr;  // two for every CTA: one for each warpgroup that has rows of the tile
   uint64_t written = 0;       // what a flag becomes; no other launch has the same
 };

@@ -11,7 +11,7 @@
 #include "cuda/pack.h"
 #include "cuda/split_fp32.h"
 #include "cuda/splitk_reduce.h"
-#include "cutlass/exchange_space.h"
+#include "cutlass/launch_memory.h"
 #include "cutlass/plan_cache.h"
 #include "cutlass/registry.h"
 
@@ -107,6 +107,8 @@ void launch_plan(const char* op, const GemmPlan& plan, GemmProblem p, const Laun
   if (plan.splits == kSharedWave) {
     const GemmConfig& tile = config_of(plan.family, plan.config);
     exchanged = make_exchange_space(int64_t{tile.tile_m} * tile.tile_n, scope, p.exchange);
+  } else if (takes_tiles(p, plan, device_model(scope))) {
+    exchanged = make_tile_counter(scope, p.exchange);
   }
   // NOTE: only WGMMA kernels add to d themselves.
   if (plan.splits > 1 || (p.accumulate && plan.family != Family::kSm90)) {

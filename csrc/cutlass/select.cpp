@@ -469,6 +469,28 @@ GemmPlan select_gemm(const GemmProblem& problem, const DeviceModel& device) {
   return best;
 }
 
+bool takes_tiles(const GemmProblem& p, const GemmPlan& plan, const DeviceModel& device) {
+  // Measured on H200. Taking costs all tiles a little, and CTAs beside each other no longer have
+  // tiles beside each other.
+  constexpr int64_t kLeastWaves = 6;
+  constexpr double kMostMma = 0.6;      // of the time of DRAM
+  constexpr double kMostOutputs = 0.7;  // of the bytes, where their activation takes its time
+  if (plan.family != Family::kSm90 || plan.splits != 1 || p.slices != 1 || !is_half(p.dtype)) {
+    return false;
+  }
+  const GemmConfig& c = config_of(plan.family, plan.config);
+  if (!takes_tiles(c.tile_m, p.epilogue, p.a.major, p.b.major)) return false;
+  if (c.tile_m * c.tile_n < 128 * 128 && p.n > c.tile_n) return false;
+  const TileCount tiles = count_tiles(p, c, device);
+  if (tiles.all < kLeastWaves * tiles.slots) return false;
+  const double mma = double(p.m) * p.n * p.k / (kMmaPerCycle * device.sm_count * kClockGhz * 1e3);
+  const double bytes = dram_bytes(p);
+  if (is_costly(p.activation) && double(p.m) * p.n * output_bytes(p) > kMostOutputs * bytes) {
+    return false;
+  }
+  return mma < kMostMma * bytes / kDramBytesPerUs;
+}
+
 int64_t column_sum_rows(const GemmPlan& plan, int64_t m) {
   const GemmConfig& c = config_of(plan.family, plan.config);
   return ceil_div(m, c.schedule == Schedule::kPingpong ? c.tile_m : c.tile_m / 2);

@@ -32,6 +32,10 @@ struct GemmPlan {
   ChosenBy chosen_by = ChosenBy::kModel;
 };
 
+// Whether CTAs take tiles as they get to them (sm90_tile_queue.cuh), where memory is what a product
+// waits for.
+bool takes_tiles(const GemmProblem& problem, const GemmPlan& plan, const DeviceModel& device);
+
 // kGrad: rows of partial column sums, one for each warpgroup's rows of a tile.
 int64_t column_sum_rows(const GemmPlan& plan, int64_t m);
 

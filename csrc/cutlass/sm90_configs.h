@@ -55,6 +55,11 @@ inline constexpr GemmConfig kSm90Configs[] = {
 };
 inline constexpr int kNumSm90Configs = sizeof(kSm90Configs) / sizeof(kSm90Configs[0]);
 
+// Which kernels can take tiles (sm90_tile_queue.cuh). Each tile has its price: small ones cannot.
+constexpr bool takes_tiles(int tile_m, Epilogue epilogue, Major a, Major b) {
+  return tile_m >= 128 && epilogue == Epilogue::kFused && a == Major::kK && b == Major::kK;
+}
+
 // Which kernels exist. WGMMA takes 16-bit operands in any layout, TF32 operands K-major only;
 // fp32-accurate products run over bf16 parts (see cuda/split_fp32.cuh), K-major as well, in the
 // tiles that kExactFp32 marks.

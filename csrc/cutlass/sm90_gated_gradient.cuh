@@ -86,7 +86,7 @@ class GatedFinisher {
 
   __device__ void run() {
     with_activation(p_.store.activation, [&]<Activation kActivation>() {
-      for (TileWalk walk(p_.order, T::kClusterM, T::kClusterN); walk.valid(); walk.next()) {
+      for (TileWalk walk(p_.order, {}, T::kClusterM, T::kClusterN); walk.valid(); walk.next()) {
         if (walk.ends_tile()) finish<kActivation>(walk.work().tile);
       }
     });

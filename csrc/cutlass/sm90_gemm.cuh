@@ -92,14 +92,23 @@ struct Gemm {
     params.store.load_aux = p.aux != nullptr;
     params.store.store_hidden = p.hidden != nullptr;
     params.store.accumulate = p.accumulate;
-    constexpr int kSharedBytes = Kernel<Traits>::kSharedBytes;
-    cudaError_t status = allow_shared_memory<&gemm_kernel<Traits>>(context.device, kSharedBytes);
-    if (status != cudaSuccess) return cudaGetErrorString(status);
-    constexpr int kCtas = Traits::kCtas;
-    const int grid = grid_of(params, context.sm_count / kCtas) * kCtas;
-    status =
-        launch_cluster_kernel(gemm_kernel<Traits>, grid, kThreads<Traits>, kCtas, kSharedBytes,
-                              static_cast<cudaStream_t>(context.stream), context.overlap, params);
+    const int grid = grid_of(params, context.sm_count / Traits::kCtas) * Traits::kCtas;
+    if constexpr (takes_tiles(kTile.tile_m, kEpilogue, kA, kB)) {
+      if (params.order.taken) return launch<TakingTraits<Traits>>(params, grid, context);
+    }
+    return launch<Traits>(params, grid, context);
+  }
+
+  template <class T>
+  static const char* launch(const KernelParams& params, int grid, const LaunchContext& context) {
+    constexpr int kSharedBytes = Kernel<T>::kSharedBytes;
+    static_assert(kSharedBytes <= T::kSharedLimit);
+    cudaError_t status = allow_shared_memory<&gemm_kernel<T>>(context.device, kSharedBytes);
+    if (status == cudaSuccess) {
+      status =
+          launch_cluster_kernel(gemm_kernel<T>, grid, kThreads<T>, T::kCtas, kSharedBytes,
+                                static_cast<cudaStream_t>(context.stream), context.overlap, params);
+    }
     return status == cudaSuccess ? nullptr : cudaGetErrorString(status);
   }
 };

@@ -23,6 +23,7 @@
 #include "cutlass/sm90_store.cuh"
 #include "cutlass/sm90_tile_exchange.cuh"
 #include "cutlass/sm90_tile_order.h"
+#include "cutlass/sm90_tile_queue.cuh"
 
 namespace fusedops::sm90 {
 
@@ -41,6 +42,7 @@ struct KernelTraits {
   static constexpr int kWarpgroupM = kPingpong ? kTileM : kTileM / 2;
   static constexpr bool kPrefetchesOutput = kEpilogue == Epilogue::kAccumulator && !kPingpong;
   static constexpr bool kFinisher = false;
+  static constexpr bool kTakes = false;
 
   static constexpr int kStageBytes = (kTileM + kTileN) * kBoxRowBytes;
   using Store = StoreTraits<Element, kWarpgroupM, kTileN, kEpilogue>;
@@ -49,6 +51,12 @@ struct KernelTraits {
   static constexpr int kFit = (kSharedLimit - kReserved) / kStageBytes;
   static constexpr int kStages = kFit < 8 ? kFit : 8;
   static_assert(kStages >= 3 && kCtas <= 2);
+};
+
+// The kernel whose CTAs take tiles as they get to them.
+template <class Traits>
+struct TakingTraits : Traits {
+  static constexpr bool kTakes = true;
 };
 
 // Producer, two consumers, perhaps a finisher: 128 each.
@@ -66,7 +74,11 @@ struct KernelParams {
 // launch.
 inline int grid_of(KernelParams& params, int slots) {
   TileOrder& order = params.order;
-  if (params.exchange.sums != nullptr) share_last_wave(order, slots);
+  if (params.exchange.sums != nullptr) {
+    share_last_wave(order, slots);
+  } else {
+    order.taken = params.exchange.flags != nullptr && order.count > TileOrder::kGiven * slots;
+  }
   return order.whole < order.count ? slots : std::min(order.count, slots);
 }
 
@@ -77,6 +89,7 @@ struct KernelShared {
   typename Traits::Store::Shared store[2];  // one per consumer warpgroup
   uint64_t full[Traits::kStages];
   uint64_t empty[Traits::kStages];
+  cute::conditional_t<Traits::kTakes, TileQueue, NoTileQueue> queue;
 };
 
 // A place in the ring of stages.
@@ -102,6 +115,7 @@ struct Kernel {
   using T = Traits;
   using Shared = KernelShared<T>;
   using Place = RingPlace<T::kStages>;
+  using Walk = cute::conditional_t<T::kTakes, TakenWalk, TileWalk>;
   using Full = cutlass::arch::ClusterTransactionBarrier;
   using Empty = cutlass::arch::ClusterBarrier;
   static constexpr int kSharedBytes = int(sizeof(Shared));
@@ -158,7 +172,9 @@ struct Kernel {
   template <class Load>
   __device__ static void produce(const KernelParams& p, Shared& shared, Load&& load) {
     Place place;
-    for (TileWalk walk(p.order, T::kClusterM, T::kClusterN); walk.valid(); walk.next()) {
+    Walk walk(p.order, shared.queue, T::kClusterM, T::kClusterN);
+    for (; walk.valid(); walk.next()) {
+      if constexpr (T::kTakes) shared.queue.template begin<T::kCtas == 1>(walk.turn());
       const Work work = walk.work();
       for (int step = work.begin; step < work.end; ++step) {
         Empty::wait(&shared.empty[place.stage], place.phase ^ 1);
@@ -251,7 +267,7 @@ struct Kernel {
   }
 
   // The other warpgroup's turn.
-  __device__ static void skip(TileWalk& walk, Place& place) {
+  __device__ static void skip(Walk& walk, Place& place) {
     if (!walk.valid()) return;
     place.advance(walk.steps());
     walk.next();
@@ -261,7 +277,7 @@ struct Kernel {
     using namespace cute;
     Place place;
     TileStore<T> store(p.store, shared.store[warpgroup], warpgroup);
-    TileWalk walk(p.order, T::kClusterM, T::kClusterN);
+    Walk walk(p.order, shared.queue, T::kClusterM, T::kClusterN);
     const int sharer = T::kPingpong ? 0 : warpgroup, row = sharer * T::kWarpgroupM;
     const int rank = blockIdx.x % T::kCtas;
     const TileExchange<T::kWarpgroupM * T::kTileN / 128, T::kPingpong ? 1 : 2> exchange(
@@ -303,6 +319,9 @@ struct Kernel {
 
   __device__ static void run(const KernelParams& p, uint8_t* raw) {
     const auto load = [&](Shared& shared, int rank) {
+      if constexpr (T::kTakes) {
+        if (threadIdx.x == 32 && rank == 0) take_tiles<T::kCtas>(p.order, p.exchange, shared.queue);
+      }
       if (threadIdx.x != 0) return;
       produce(p, shared, [&](int stage, const Tile& tile, int step) {
         load_stage(p, shared, stage, tile, step, rank);
@@ -329,6 +348,7 @@ struct Kernel {
         Empty::init(&shared.empty[i], kReaders);
       }
       for (auto& store : shared.store) TileStore<T>::init(store);
+      if constexpr (T::kTakes) shared.queue.init();
       cutlass::arch::fence_barrier_init();
     }
     if constexpr (T::kCtas == 1) {

@@ -15,12 +15,15 @@ namespace fusedops::sm90 {
 //
 // Tiles from `whole` on are shared (tile_sharing.h).
 struct TileOrder {
+  static constexpr int kGiven = 3;  // tiles that a CTA has by its number in any case
+
   int count;    // clusters of tiles in all slices
   int whole;    // of them, those that one cluster of CTAs has alone
   int k_steps;  // of a tile
   int helpers = 0, parts = 0, part_steps = 0;
   int band;  // clusters
   int last_band_begin;
+  bool taken = false;  // but for the given ones: sm90_tile_queue.cuh
   cutlass::FastDivmod per_slice, per_band, width, last_width;
 };
 
@@ -63,11 +66,27 @@ struct Work {
 
 #ifdef __CUDACC__
 
+// The tile of this CTA when its cluster has this one.
+__device__ __forceinline__ Tile tile_at(const TileOrder& order, int cluster_m, int cluster_n,
+                                        int index) {
+  int slice, in_slice, band, in_band, m, n;
+  order.per_slice(slice, in_slice, index);
+  order.per_band(band, in_band, in_slice);
+  (in_slice >= order.last_band_begin ? order.last_width : order.width)(m, n, in_band);
+  n += band * order.band;
+  const int rank = blockIdx.x % (cluster_m * cluster_n);
+  return {m * cluster_m + (cluster_m > 1 ? rank : 0), n * cluster_n + (cluster_n > 1 ? rank : 0),
+          slice};
+}
+
+// Where CTAs do not take tiles.
+struct NoTileQueue {};
+
 // The work of one cluster of CTAs: tile after tile, a grid apart. Indices from `whole` on stand for
 // its turns with shared tiles.
 class TileWalk {
  public:
-  __device__ TileWalk(const TileOrder& order, int cluster_m, int cluster_n)
+  __device__ TileWalk(const TileOrder& order, NoTileQueue, int cluster_m, int cluster_n)
       : order_(order),
         cluster_m_(cluster_m),
         cluster_n_(cluster_n),
@@ -108,7 +127,7 @@ class TileWalk {
         begin = parts * order_.part_steps;
       }
     }
-    return {tile(index), begin, end, part};
+    return {tile_at(order_, cluster_m_, cluster_n_, index), begin, end, part};
   }
 
  private:
@@ -116,17 +135,6 @@ class TileWalk {
   __device__ int shared() const { return order_.count - order_.whole; }
   __device__ bool helps() const { return cluster() < order_.helpers; }
   __device__ int first_owner() const { return step_ - shared(); }
-
-  __device__ Tile tile(int index) const {
-    int slice, in_slice, band, in_band, m, n;
-    order_.per_slice(slice, in_slice, index);
-    order_.per_band(band, in_band, in_slice);
-    (in_slice >= order_.last_band_begin ? order_.last_width : order_.width)(m, n, in_band);
-    n += band * order_.band;
-    const int rank = blockIdx.x % (cluster_m_ * cluster_n_);
-    return {m * cluster_m_ + (cluster_m_ > 1 ? rank : 0),
-            n * cluster_n_ + (cluster_n_ > 1 ? rank : 0), slice};
-  }
 
   const TileOrder& order_;
   int cluster_m_, cluster_n_, step_, index_, end_;

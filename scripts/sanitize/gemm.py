@@ -185,9 +185,11 @@ def run_kernels(o: Options, count: Counter[str]) -> None:
 
 
 def run_many_tiles(o: Options, config: dict[str, Any], dtype: torch.dtype) -> None:
-    """Four tiles and more for each CTA: what a tile leaves in shared memory the next one takes."""
-    m, n = 280 * config["tile"][0] - 8, 2 * config["tile"][1] - 24
-    x, w, bias = (o.randn(*shape, dtype=dtype) for shape in ((m, 72), (n, 72), (n,)))
+    """Six tiles and more for each CTA: what a tile leaves in shared memory the next one takes, and
+    CTAs take most tiles as they get to them.
+    """
+    m, n = 800 * config["tile"][0] - 8, config["tile"][1] - 24
+    x, w, bias = (o.randn(*shape, dtype=dtype) for shape in ((m, 136), (n, 136), (n,)))
     kernel = (FAMILIES["sm90"], config["index"], 1, 8, 0)
     y = torch.ops.fusedops_tuning.gemm_with_config(x, w.t(), bias, activation_code("silu"), *kernel)
     assert not torch.isnan(y).any(), (config["name"], dtype)

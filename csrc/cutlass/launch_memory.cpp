@@ -1,4 +1,4 @@
-#include "cutlass/exchange_space.h"
+#include "cutlass/launch_memory.h"
 
 #include <atomic>
 #include <random>
@@ -8,8 +8,9 @@
 namespace fusedops {
 namespace {
 
-// NOTE: flags begin as whatever memory held, so that no launch has to clear them first. Random bits
-// keep what other processes left there apart, a count what this one did; owners reset every flag.
+// NOTE: flags and marks begin as whatever memory held, so that no launch has to clear them first.
+// Random bits keep what other processes left there apart, a count what this one did; kernels reset
+// all that they have set.
 uint64_t next_mark() {
   static std::atomic<uint64_t> next{[] {
     std::random_device random;
@@ -27,6 +28,12 @@ Tensor make_exchange_space(int64_t tile_elements, const LaunchScope& scope, Exch
   auto* data = static_cast<char*>(memory.mutable_data_ptr());
   space = {reinterpret_cast<float*>(data), reinterpret_cast<uint64_t*>(data + sum_bytes),
            next_mark()};
+  return memory;
+}
+
+Tensor make_tile_counter(const LaunchScope& scope, ExchangeSpace& space) {
+  const Tensor memory = workspace(2 * int64_t{sizeof(uint64_t)}, scope);
+  space = {nullptr, static_cast<uint64_t*>(memory.mutable_data_ptr()), next_mark()};
   return memory;
 }
 
