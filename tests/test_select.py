@@ -32,7 +32,7 @@ PINNED = {
     (1024, 1024, 1024, "TN"): "cluster 128x64 swapped 1x1",
     (512, 512, 512, "TN"): "cluster 72x64 swapped 1x1",
     (65536, 256, 256, "TN"): "sm90 128x128 pingpong 1x1, swizzle 32",
-    (131072, 128, 128, "TN"): "sm90 128x128 pingpong 1x1, swizzle 32",
+    (131072, 128, 128, "TN"): "sm90 256x128 cooperative 1x1, swizzle 32",
     (1048576, 64, 64, "TN"): "sm90 128x64 pingpong 1x1, swizzle 32",
     (32768, 512, 512, "TN"): "sm90 128x128 pingpong 1x1, swizzle 32",
     (8192, 11008, 4096, "TN"): "sm90 128x176 pingpong 1x1, shared last wave",
@@ -117,7 +117,7 @@ PINNED_MAIN_GRAD = {
 PINNED_COSTLY = {
     (8192, 4096, 1024): "sm90 128x160 pingpong 1x1",
     (16384, 768, 768): "sm90 128x128 pingpong 1x1",
-    (524288, 128, 64): "sm90 128x128 pingpong 1x1, swizzle 32",
+    (524288, 128, 64): "sm90 128x64 pingpong 1x1, swizzle 32",
 }
 
 

@@ -9,7 +9,16 @@ import fusedops
 from fusedops import _C, reference
 from fusedops._gemm_text import SHARED_WAVE
 from fusedops.tune import EPILOGUES, FAMILIES
-from util import ACTIVATIONS, HALVES, assert_accurate, linear_inputs, name, poisoned, torch_linear
+from util import (
+    ACTIVATIONS,
+    HALVES,
+    assert_accurate,
+    assert_replays_and_streams,
+    linear_inputs,
+    name,
+    poisoned,
+    torch_linear,
+)
 
 SMS = 132
 INDICES = {c["index"] for c in _C.select_config(4096, 4096, 4096)[1] if c["family"] == "sm90"}
@@ -139,22 +148,7 @@ def test_graphs_replay_and_streams_run_beside_each_other():
     m, n = extents(config, (7, 11))
     x, weight, bias, _ = linear_inputs(m, n, STEPS * 64, torch.bfloat16, "cuda")
     y = run(config, x, weight.t(), bias)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        results = [launch(config, x, weight.t(), bias) for _ in range(5)]
-    for _ in range(5):
-        for result in results:
-            result.zero_()
-        graph.replay()
-        assert all(torch.equal(y, result) for result in results)
-    streams = [torch.cuda.Stream() for _ in range(4)]
-    torch.cuda.synchronize()
-    results = []
-    for i in range(40):
-        with torch.cuda.stream(streams[i % 4]):
-            results.append(launch(config, x, weight.t(), bias))
-    torch.cuda.synchronize()
-    assert all(torch.equal(y, result) for result in results)
+    assert_replays_and_streams(lambda: launch(config, x, weight.t(), bias), y)
 
 
 def share_all(call):

@@ -11,7 +11,7 @@ import fusedops
 from fusedops import _C
 from fusedops.activation import CODES
 from fusedops.tune import EPILOGUES, FAMILIES
-from util import ACTIVATIONS, HALVES, linear_inputs, name, poisoned
+from util import ACTIVATIONS, HALVES, assert_replays_and_streams, linear_inputs, name, poisoned
 
 SMS = 132
 ROWS = 400  # clusters of tiles below each other: more than six for each pair of SMs
@@ -116,22 +116,7 @@ def test_every_config(config, dtype):
 def test_graphs_replay_and_streams_run_beside_each_other(config):
     operands = inputs(config)
     y = in_parts(config, *operands)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        results = [launch(config, *operands) for _ in range(4)]
-    for _ in range(5):
-        for result in results:
-            result.zero_()
-        graph.replay()
-        assert all(torch.equal(y, result) for result in results)
-    streams = [torch.cuda.Stream() for _ in range(4)]
-    torch.cuda.synchronize()
-    results = []
-    for i in range(16):
-        with torch.cuda.stream(streams[i % 4]):
-            results.append(launch(config, *operands))
-    torch.cuda.synchronize()
-    assert all(torch.equal(y, result) for result in results)
+    assert_replays_and_streams(lambda: launch(config, *operands), y)
 
 
 @pytest.mark.gpu

@@ -122,6 +122,26 @@ def poisoned() -> Iterator[None]:
         torch.utils.deterministic.fill_uninitialized_memory = fill
 
 
+def assert_replays_and_streams(call: Callable[[], Tensor], expected: Tensor) -> None:
+    """The same bits from every replay of a graph of calls and from calls on four streams."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = [call() for _ in range(5)]
+    for _ in range(5):
+        for result in results:
+            result.zero_()
+        graph.replay()
+        assert all(torch.equal(expected, result) for result in results)
+    streams = [torch.cuda.Stream() for _ in range(4)]
+    torch.cuda.synchronize()
+    results = []
+    for i in range(40):
+        with torch.cuda.stream(streams[i % 4]):
+            results.append(call())
+    torch.cuda.synchronize()
+    assert all(torch.equal(expected, result) for result in results)
+
+
 # Every way a (rows, columns) matrix may lie in memory. Each builds the values it is given.
 def _transposed(matrix: Tensor) -> Tensor:
     return matrix.t().contiguous().t()
