@@ -403,9 +403,12 @@ def test_device_clock_without_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
         name: timing.prepare(lambda t: seen.append(float(t)), sets, device) for name in ("a", "b")
     }
     assert {int(s) for s in seen} == {0, 1, 2}  # the rotation touches every set
-    before = FakeCuda.replays
-    found = timing.interleave(replays, 3, device)
-    assert FakeCuda.replays - before == 2 + 3 * 2  # one warm-up round, three timed
+    monkeypatch.setattr(timing, "SETTLE_MS", 4.0)
+    for long_us, settling in ((1e6, 0), (1.0, 4)):  # a round takes 1 ms
+        monkeypatch.setattr(timing, "LONG_US", long_us)
+        before = FakeCuda.replays
+        found = timing.interleave(replays, 3, device)
+        assert FakeCuda.replays - before == 2 * (1 + settling + 3)  # one warm-up, three timed
     assert found["a"].us == pytest.approx(1000.0 / replays["a"].calls)
     times = backlog.sample([(lambda t: None, 2), (lambda t: None, 1)], sets, device)
     assert times == [500.0, 1000.0]

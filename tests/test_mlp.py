@@ -8,6 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import fusedops
+from fusedops import _C
 from fusedops.activation import SAVES_PREACT
 from mlp_util import (
     SHAPES,
@@ -24,6 +26,7 @@ from samples.mlp import mlp_inputs
 from util import (
     ACTIVATIONS,
     DTYPES,
+    HALVES,
     LAYOUTS,
     TORCH_ACTIVATION,
     assert_accurate,
@@ -288,3 +291,54 @@ def test_saved_kind_is_that_of_the_table(device):
         z = F.linear(x, w1, b1)
         want = z if SAVES_PREACT[code] else TORCH_ACTIVATION[activation](z)
         torch.testing.assert_close(saved, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=name)
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "silu"])
+def test_value_and_slope_wherever_z_lies(device, activation, dtype):
+    # Identities for weights: dw2 is act(z), dx is act'(z)
+    n = 320
+    z = torch.linspace(-12, 12, n * n, dtype=torch.float64).to(dtype)
+    largest = 6e4 if dtype == torch.float16 else 1e18 if device == "cpu" else 1e30  # torch's is NaN
+    far = (20.0, 100.0, 1e4, largest)
+    z[: 2 * len(far)] = torch.tensor([*far, *(-f for f in far)])
+    x = z.view(n, n).to(device).requires_grad_()
+    w1, w2 = (torch.eye(n, dtype=dtype, device=device).requires_grad_() for _ in range(2))
+    zeros = torch.zeros(n, dtype=dtype, device=device)
+    y = fusedops.mlp(x, w1, zeros, w2, zeros, activation)
+    (value,) = torch.autograd.grad(y, w2, torch.eye(n, dtype=dtype, device=device), True)
+    (slope,) = torch.autograd.grad(y, x, torch.ones_like(y))
+    exact_z = x.detach().double().requires_grad_()
+    exact_h = TORCH_ACTIVATION[activation](exact_z)
+    (exact_slope,) = torch.autograd.grad(exact_h.sum(), exact_z)
+    within = {"rtol": 1.1 * torch.finfo(dtype).eps / 2, "atol": 2e-5}
+    torch.testing.assert_close(value.double(), exact_h.detach(), **within)
+    torch.testing.assert_close(slope.double(), exact_slope, **within)
+
+
+@pytest.mark.gpu
+@pytest.mark.sm90
+@pytest.mark.usefixtures("forget_plans")
+@pytest.mark.parametrize("dtype", HALVES, ids=name)
+@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh", "silu", "relu2"])
+def test_gradient_of_the_preactivation_in_every_kernel(activation, dtype):
+    arguments, _, dy = inputs("mlp", dtype, "cuda", ((1016,), 264, 520, 264), residual=False)
+    torchs_results = step(torchs, "mlp", arguments, activation, None, dy)
+    truth = step(exact, "mlp", arguments, activation, None, dy, torch.float64)
+    _C.start_recording()
+    step(ours, "mlp", arguments, activation, None, dy)
+    [(problem, *device)] = [r for r in _C.stop_recording() if r[0]["epilogue"] == "grad"]
+    kernels = [c for c in _C.plan_gemm(problem, *device)["candidates"] if c["family"] == "sm90"]
+    assert {"sm90 128x128 pingpong 1x1", "sm90 128x256 cooperative 2x1"} <= {
+        c["name"] for c in kernels if c["rejected"] is None
+    }
+    for kernel in kernels:
+        if kernel["rejected"] is not None:
+            continue
+        assert _C.add_tuned_plan(problem, kernel | {"us": 1.0}, *device)
+        got = step(ours, "mlp", arguments, activation, None, dy)
+        for a, b, c in zip(got, torchs_results, truth, strict=True):
+            assert_accurate(a, b, c, kernel["name"])
+        again = step(ours, "mlp", arguments, activation, None, dy)
+        assert all(torch.equal(a, b) for a, b in zip(again, got, strict=True))
+        _C.clear_tuned_plans()

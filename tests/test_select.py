@@ -49,9 +49,9 @@ PINNED = {
     (128, 4096, 4096, "TN"): "skinny 128x64 deep 1x2",
     (64, 4096, 4096, "TN"): "skinny 128x64 deep 1x2",
     (32, 4096, 4096, "TN"): "skinny 128x64 deep 1x2",
-    (16, 4096, 4096, "TN"): "skinny 128x64 deep 1x1",
-    (8, 4096, 4096, "TN"): "skinny 128x64 deep 1x1",
-    (1, 4096, 4096, "TN"): "skinny 128x64 deep 1x1",
+    (16, 4096, 4096, "TN"): "skinny 128x64 deep 1x2",
+    (8, 4096, 4096, "TN"): "skinny 128x64 deep 1x2",
+    (1, 4096, 4096, "TN"): "skinny 128x64 deep 1x2",
     (128, 11008, 4096, "TN"): "skinny 128x192 deep 1x2",
     (64, 11008, 4096, "TN"): "skinny 128x192 deep 1x2",
     (16, 11008, 4096, "TN"): "skinny 128x64 half 1x1",
@@ -113,6 +113,16 @@ PINNED_MAIN_GRAD = {
 }
 
 
+# Gradients of the pre-activation, of gelu_tanh: long epilogues, which pingpong hides.
+PINNED_GRAD = {
+    (8192, 3072, 768): "sm90 128x128 pingpong 1x1",
+    (100352, 768, 192): "sm90 128x128 pingpong 1x1, swizzle 32",
+    (4096, 10240, 2560): "sm90 128x128 pingpong 1x1, shared last wave",
+    (8192, 16384, 4096): "sm90 128x128 pingpong 1x1, shared last wave",
+    (512, 2048, 512): "sm90 64x64 pingpong 1x1",
+}
+
+
 # With gelu_tanh, where relu takes another kernel.
 PINNED_COSTLY = {
     (8192, 4096, 1024): "sm90 128x160 pingpong 1x1",
@@ -136,6 +146,21 @@ def test_choice_for_a_costly_activation(shape):
 @pytest.mark.parametrize("shape", list(PINNED_MAIN_GRAD))
 def test_choice_for_main_grad(shape):
     assert plan_text(choose(*shape, epilogue="accumulator", **NT)) == PINNED_MAIN_GRAD[shape]
+
+
+@pytest.mark.parametrize("shape", list(PINNED_GRAD))
+def test_choice_for_gradients_of_the_preactivation(shape):
+    chosen = choose(*shape, epilogue="grad", activation=CODES["gelu_tanh"], **NN)
+    assert plan_text(chosen) == PINNED_GRAD[shape]
+
+
+@pytest.mark.parametrize(
+    ("shape", "tiles", "waves"), [((768, 192, 100352), 6, 1), ((384, 1536, 50176), 24, 2)]
+)
+def test_slices_of_k_fill_waves(shape, tiles, waves):
+    chosen = choose(*shape, **NT)
+    assert chosen["name"] == "sm90 128x192 pingpong 1x1"
+    assert chosen["splits"] == waves * 132 // tiles
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

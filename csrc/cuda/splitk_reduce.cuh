@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(kSplitKReduceThreads) splitk_reduce_kernel(Spl
   const int64_t first = (int64_t{blockIdx.x} * kSplitKReduceThreads + threadIdx.x) * kVec;
   if (first >= p.elements) return;
   C z[kVec] = {};
-#pragma unroll 4
+#pragma unroll 8
   for (int64_t s = 0; s < p.slices; ++s) {
     const auto part =
         *reinterpret_cast<const Vec<float, kVec>*>(p.partial + s * p.elements + first);

@@ -16,10 +16,8 @@ __device__ __forceinline__ ValueAndSlope<T> value_and_slope(T z) {
     const auto s = sigmoid_slope<kAccuracy>(z);
     return {z * s.value, s.value + z * s.slope};
   } else if constexpr (kActivation == Activation::kGeluTanh) {
-    const auto s = sigmoid_slope<kAccuracy>(gelu_tanh_u(z, 2.0));
-    const T inner = T(2 * kSqrt2OverPi) * (T(1) + T(3 * 0.044715) * z * z);
-    // NOTE: far out z * inner overflows while the slope is 0.
-    return {z * s.value, s.value + (s.slope == T(0) ? T(0) : z * inner * s.slope)};
+    const auto s = gelu_tanh_slope<kAccuracy>(z);
+    return {s.value, s.slope};
   } else if constexpr (kActivation == Activation::kGelu && kAccuracy != Accuracy::kFloat32) {
     const NormalTail normal = normal_tail(z);
     const float cdf = z >= 0.0f ? 1.0f - normal.tail : normal.tail;

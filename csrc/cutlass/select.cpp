@@ -46,6 +46,7 @@ constexpr double kEpilogueCycles = 286;        // of every tile, and then by its
 constexpr double kEpilogueByteCycles = 0.0586;
 constexpr double kEpilogueElementCycles = 0.0090;
 constexpr double kActivationCycles = 0.0093;   // an element, other than relu
+constexpr double kGradientCycles = 0.20;       // an element of kGrad: act', sums of columns
 constexpr double kCooperativeEpilogue = 0.75;  // two warpgroups store a tile
 constexpr double kExposedEpilogue = 0.80;      // of a pingpong epilogue that outlasts the mainloop
 // A step of a tile with few rows of A: the CTAs of all columns want the same few cache lines.
@@ -91,9 +92,13 @@ bool is_cut(const GemmProblem& p, int64_t line, int bytes) {
   return line * operand_bytes(p) % bytes != 0;
 }
 
+// Of what an epilogue reads and writes. kGrad: saved, d and, where act(saved) takes time, that.
 int output_bytes(const GemmProblem& p) {
   if (p.epilogue == Epilogue::kAccumulator) return 4;
-  return static_cast<int>(dtype_bytes(p.dtype)) * (p.epilogue == Epilogue::kPreact ? 2 : 1);
+  const int matrices = p.epilogue == Epilogue::kPreact ? 2
+                       : p.epilogue == Epilogue::kGrad ? 2 + is_costly(p.activation)
+                                                       : 1;
+  return static_cast<int>(dtype_bytes(p.dtype)) * matrices;
 }
 
 // Operands and outputs, once.
@@ -123,7 +128,8 @@ TileCost tile_cost(const GemmProblem& p, const GemmConfig& c, int64_t k) {
   const double epilogue =
       kEpilogueCycles + double(c.tile_m) * c.tile_n *
                             (kEpilogueByteCycles * output_bytes(p) + kEpilogueElementCycles +
-                             (is_costly(p.activation) ? kActivationCycles : 0));
+                             (is_costly(p.activation) ? kActivationCycles : 0) +
+                             (p.epilogue == Epilogue::kGrad ? kGradientCycles : 0));
   return {steps * (std::max({mma, shared, l2_cycles(p, c)}) + hot), epilogue};
 }
 
@@ -229,6 +235,9 @@ double skinny_us(const GemmProblem& p, const GemmConfig& c, const DeviceModel& d
   constexpr double kOverlap = 3.5;   // infinite: the longer of two times; 1: their sum
   constexpr double kIdle = 0.46;     // SMs without a block
   constexpr double kUneven = 0.305;  // SMs with more blocks than others
+  // Early blocks of the next launch take the other half of the SMs, in pairs with late ones of this
+  // one: one graph in five replays 40 % slower (9.0 us or 13 for 8x4096x4096).
+  constexpr double kUnsteady = 1.12;
   const double sms = device.sm_count;
   const double cols = double(p.m <= 8 ? 8 : p.m <= 16 ? 16 : round_up(p.m, 32));
   const double blocks = double(ceil_div(p.n, c.tile_n) * c.cluster_n);
@@ -243,10 +252,12 @@ double skinny_us(const GemmProblem& p, const GemmConfig& c, const DeviceModel& d
   const double mma = double(p.k) / c.cluster_n / 16 * (c.tile_n / 64) *
                      std::max(cols / 2, kMinMmaCycles) * per_sm / kCyclesPerUs;
   // Blocks spread over pairs of SMs first, and half of all SMs can read at the full rate.
-  const double busy = std::min(1.0, blocks / (blocks <= sms / 2 ? sms / 2 : sms));
+  const bool halves = blocks <= sms / 2;
+  const double busy = std::min(1.0, blocks / (halves ? sms / 2 : sms));
   const double dram = double(p.n) * p.k * 2 / kDramBytes / std::pow(busy, kIdle);
   double main = overlap(dram, waves * std::max(read, mma), kOverlap);
   if (per_sm > 1) main *= 1 + kUneven * cols / 128;
+  if (halves) main *= kUnsteady;
   return kFixedUs + (waves - 1) * kWaveUs + main + kPieceUs * pieces +
          (c.cluster_n > 1 ? kPairUs + sent / kPairBytes : 0);
 }
@@ -319,6 +330,18 @@ bool is_choice(const MeasuredGemm& row, const GemmPlan& plan) {
 // ---- enumeration ----
 
 constexpr int kSplitChoices[] = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128};
+constexpr int kMostSplits = 128, kMostFullWaves = 3;
+
+bool is_split_choice(int splits) {
+  return std::find(std::begin(kSplitChoices), std::end(kSplitChoices), splits) !=
+         std::end(kSplitChoices);
+}
+
+// Whether one slice of K more would begin a wave, behind at most kMostFullWaves.
+bool fills_waves(const TileCount& tiles, int splits) {
+  const int64_t waves = ceil_div(tiles.all * splits, tiles.slots);
+  return waves <= kMostFullWaves && tiles.all * (splits + 1) > waves * tiles.slots;
+}
 
 // K slices are whole mainloop steps, and a slice shorter than this is all prologue.
 constexpr int64_t kMinSliceK = 256;
@@ -404,8 +427,9 @@ const char* tma_refusal(const GemmProblem& p) {
 std::vector<Candidate> enumerate_candidates(const GemmProblem& problem, const DeviceModel& device) {
   std::vector<Candidate> candidates;
   const char* refusal = device.capability / 10 != 9 ? "not a Hopper GPU" : tma_refusal(problem);
-  for (int splits : kSplitChoices) {
+  for (int splits = 1; splits <= kMostSplits; ++splits) {
     if (!splits_allowed(problem, splits)) continue;
+    const bool any_tile = is_split_choice(splits);
     GemmProblem slice = problem;
     slice.accumulate = false;  // launch_plan's matter
     if (splits > 1) {
@@ -417,8 +441,9 @@ std::vector<Candidate> enumerate_candidates(const GemmProblem& problem, const De
                          slice.b.major)) {
         continue;
       }
-      Candidate candidate{{Family::kSm90, i, splits}, refusal};
       const GemmConfig& config = kSm90Configs[i];
+      if (!any_tile && !fills_waves(count_tiles(slice, config, device), splits)) continue;
+      Candidate candidate{{Family::kSm90, i, splits}, refusal};
       candidate.plan.swizzle = band_of(problem);
       if (!refusal) candidate.plan.expected_us = sm90_us(slice, config, splits, device);
       candidates.push_back(candidate);
@@ -427,7 +452,7 @@ std::vector<Candidate> enumerate_candidates(const GemmProblem& problem, const De
       if (!refusal) candidate.plan.expected_us = sm90_us(slice, config, kSharedWave, device);
       candidates.push_back(candidate);
     }
-    if (problem.split_parts) continue;
+    if (problem.split_parts || !any_tile) continue;
     for (int i = 0; i < kNumSm80Configs; ++i) {
       Candidate candidate{{Family::kSm80, i, splits}, sm80_refusal(i, slice)};
       candidate.plan.expected_us = sm80_us(slice, kSm80Configs[i], splits, device);

@@ -8,95 +8,14 @@
 // share the bandwidth of registers and shared memory: what counts is the number of instructions.
 #pragma once
 
-#include "cuda/activation_gradient.cuh"
+#include "cuda/value_and_slope.cuh"
 #include "cute/arch/copy_sm75.hpp"
 #include "cute/arch/copy_sm90.hpp"
 #include "cutlass/arch/barrier.h"
-#include "cutlass/gemm.h"
-#include "cutlass/numeric_types.h"
+#include "cutlass/sm90_store_traits.cuh"
 #include "cutlass/sm90_tile_order.h"
-#include "cutlass/sm90_tma.cuh"
 
 namespace fusedops::sm90 {
-
-struct StoreParams {
-  CUtensorMap d;       // 3-dimensional: slice, row, column
-  CUtensorMap aux;     // pre-activation out, or saved tensor or residual in
-  CUtensorMap hidden;  // kGrad: act(saved tensor) out
-  const void* bias;    // (N,) or null
-  float* column_sums;  // kGrad: (warpgroups above each other, N), or null
-  int columns;         // N
-  int rows;            // M
-  Activation activation;
-  bool load_aux;      // kGrad: whether the activation's gradient needs the saved tensor
-  bool store_hidden;  // kGrad, with load_aux
-  bool accumulate;    // fp32 D: add to what is there
-};
-
-// Two values of an output type in one register; kRelu: their maxima with zero, NaN stays.
-template <class Element, bool kRelu>
-__device__ __forceinline__ uint32_t pack(float low, float high) {
-  uint32_t packed;
-  if constexpr (cute::is_same_v<Element, cutlass::bfloat16_t>) {
-    if constexpr (kRelu) {
-      asm("cvt.rn.relu.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-    } else {
-      asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-    }
-  } else if constexpr (kRelu) {
-    asm("cvt.rn.relu.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-  } else {
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-  }
-  return packed;
-}
-template <class Element>
-__device__ __forceinline__ float2 unpack(uint32_t packed) {
-  if constexpr (cute::is_same_v<Element, cutlass::bfloat16_t>) {
-    return {__uint_as_float(packed << 16), __uint_as_float(packed & 0xffff0000u)};
-  } else {
-    __half2 pair;
-    memcpy(&pair, &packed, sizeof pair);
-    return __half22float2(pair);
-  }
-}
-
-// Sizes of what one warpgroup (rows by columns) stores.
-template <class Element, int kRows_, int kColumns_, Epilogue kEpilogue>
-struct StoreTraits {
-  using Out = cute::conditional_t<kEpilogue == Epilogue::kAccumulator, float, Element>;
-  static constexpr bool kReadsAux =
-      kEpilogue == Epilogue::kGrad || kEpilogue == Epilogue::kResidual;
-  static constexpr int kRows = kRows_, kColumns = kColumns_;
-  static constexpr int kPanelColumns = kBoxRowBytes / int(sizeof(Out));
-  static constexpr int kPanels = (kColumns + kPanelColumns - 1) / kPanelColumns;
-  // Of 64 rows, so that the next is staged while one leaves; all rows where they have been read
-  // together and where there is no next panel of the tile (1048576x64x64, gelu_tanh: 4 % on H200).
-  static constexpr int kPanelRows = kReadsAux || kPanels == 1 ? kRows : 64;
-  static constexpr int kParts = kRows / kPanelRows;  // of a panel's columns
-  static constexpr int kPanelBytes = kPanelRows * kBoxRowBytes;
-  static_assert(kColumns >= kPanelColumns && kColumns % 16 == 0 && kRows % 64 == 0);
-
-  // The last panel of a tile that panels do not divide begins in the one before it and repeats
-  // its columns.
-  static constexpr bool kWhole = kColumns % kPanelColumns == 0;
-  static_assert(kWhole || (!kReadsAux && kEpilogue != Epilogue::kAccumulator));
-  static constexpr int first_column(int panel) {
-    return panel < kPanels - 1 ? panel * kPanelColumns : kColumns - kPanelColumns;
-  }
-  static constexpr int repeated(int panel) { return panel * kPanelColumns - first_column(panel); }
-
-  // Panels in staging memory: two, or all where they are read before they are written.
-  static constexpr int kRing = kReadsAux || kPanels == 1 ? kPanels : 2;
-
-  static constexpr bool kSums = kEpilogue == Epilogue::kGrad;
-  struct Shared {
-    alignas(1024) uint8_t staging[kRing][kPanelBytes];
-    alignas(16) Element bias[kColumns];
-    float sums[kSums ? 4 : 1][kSums ? kColumns : 1];
-    uint64_t aux_full;
-  };
-};
 
 template <class T>
 class TileStore {
@@ -184,6 +103,42 @@ class TileStore {
     return acc + m * kPerRowBlock + (S::first_column(panel) / 8 + j) * 4;
   }
 
+  // ---- long work ----
+
+  static constexpr int kBlockValues = 32;  // of this thread in a row block of a panel
+
+  // fn(values, panel, row block) over panels [kFirst, kLast), for work of many instructions. NOTE:
+  // a loop that is not unrolled, for which values move to registers of their own and back: by code
+  // that warps run through once they wait for instructions most of the time (kGrad with 30 an
+  // element and K = 384 took 1.3 times as long).
+  template <int kFirst, int kLast, class Fn>
+  __device__ __forceinline__ void for_each_block(float* acc, Fn&& fn) {
+    static_assert(S::kPanelColumns * 4 / 8 == kBlockValues);
+    constexpr int kBegin = kFirst * kRowBlocks, kEnd = kLast * kRowBlocks;
+#pragma unroll 1
+    for (int i = kBegin; i < kEnd; ++i) {
+      float v[kBlockValues];
+      at_block<kBegin, kEnd>(i, acc, [&](float& value, int e) { v[e] = value; });
+      fn(v, i / kRowBlocks, i % kRowBlocks);
+      at_block<kBegin, kEnd>(i, acc, [&](float& value, int e) { value = v[e]; });
+    }
+  }
+
+  // fn(accumulator, number) over the i-th of blocks [kBegin, kEnd).
+  template <int kBegin, int kEnd, class Fn>
+  __device__ __forceinline__ static void at_block(int i, float* acc, Fn&& fn) {
+    constexpr int kMiddle = (kBegin + kEnd) / 2;
+    if constexpr (kEnd - kBegin > 1) {
+      if (i < kMiddle) return at_block<kBegin, kMiddle>(i, acc, fn);
+      return at_block<kMiddle, kEnd>(i, acc, fn);
+    } else {
+      asm volatile("");  // a branch, not selects of both sides
+      float* v = values_of(acc, kBegin / kRowBlocks, kBegin % kRowBlocks, 0);
+#pragma unroll
+      for (int e = 0; e < kBlockValues; ++e) fn(v[e], e);
+    }
+  }
+
   // ---- bias and activation ----
 
   // A missing bias is a row of zeros. NOTE: behind the last tile, next may be any numbers.
@@ -222,12 +177,14 @@ class TileStore {
     with_bias(acc, panel, [](float& value, float bias) { value += bias; });
   }
 
-  template <Activation kActivation>
-  __device__ __forceinline__ void finish_panel(float* acc, int panel, const Tile& tile, int row) {
+  template <Activation kActivation, class Panel>
+  __device__ __forceinline__ void finish_panel(float* acc, Panel panel, const Tile& tile, int row) {
     // ReLU of 16-bit results comes free with their rounding.
     constexpr bool kPacked = kActivation == Activation::kRelu && !S::kReadsAux;
     constexpr Activation kNow = kPacked ? Activation::kNone : kActivation;
-    if constexpr (T::kEpilogue == Epilogue::kPreact) {
+    if constexpr (kNow == Activation::kGelu && S::repeated(panel) == 0) {
+      finish_blocks<kNow>(acc, panel);
+    } else if constexpr (T::kEpilogue == Epilogue::kPreact) {
       with_bias(acc, panel,
                 [](float& value, float) { value = activate_as<kNow, kAccuracy>(value); });
     } else if constexpr (kFromHalf<kNow, kAccuracy>) {
@@ -243,6 +200,18 @@ class TileStore {
       with_aux(acc, panel, [](float& value, float residual) { value += residual; });
     }
     store_panel<kPacked>(acc, panel, p_.d, tile, row);
+  }
+
+  template <Activation kActivation, int kPanel>
+  __device__ __forceinline__ void finish_blocks(float* acc, cute::Int<kPanel>) {
+    constexpr bool kAddsBias = T::kEpilogue != Epilogue::kPreact;
+    for_each_block<kPanel, kPanel + 1>(acc, [&](float* v, int, int) {
+#pragma unroll
+      for (int e = 0; e < kBlockValues; ++e) {
+        const float2 bias = kAddsBias ? bias_of(kPanel, e / 4) : float2{};
+        v[e] = activate_as<kActivation, kAccuracy>(v[e] + (e % 2 ? bias.y : bias.x));
+      }
+    });
   }
 
   // ---- the auxiliary input ----
@@ -286,61 +255,96 @@ class TileStore {
   __device__ void multiply_gradient(float* acc, const Tile& tile, int row) {
     if (!p_.load_aux) return;
     with_activation(p_.activation, [&]<Activation kActivation>() {
-      for_each_panel([&](auto panel) {
-        if (!p_.store_hidden) return gradient_panel<kActivation, false>(acc, panel);
-        gradient_panel<kActivation, true>(acc, panel);
-        publish(p_.hidden, panel, 0, tile, row);
-      });
+      if constexpr (saved_for_backward(kActivation) == Saved::kPreact) {
+        if (p_.store_hidden) return gradient<kActivation, true>(acc, tile, row);
+      }
+      gradient<kActivation, false>(acc, tile, row);
     });
   }
 
   template <Activation kActivation, bool kHidden>
-  __device__ __forceinline__ void gradient_panel(float* acc, int panel) {
+  __device__ __forceinline__ void gradient(float* acc, const Tile& tile, int row) {
+    if constexpr (saved_for_backward(kActivation) == Saved::kPreact) {
+      for_each_block<0, S::kPanels>(acc, [&](float* v, int panel, int m) {
+        gradient_block<kActivation, kHidden>(v, panel, m);
+        if (kHidden && m == kRowBlocks - 1) publish(p_.hidden, panel, 0, tile, row);
+      });
+    } else {
+      for_each_panel([&](auto panel) {
 #pragma unroll
-    for (int m = 0; m < kRowBlocks; ++m) {
-#pragma unroll
-      for (int j = 0; j < 8; j += 2) {
-        auto& unit = *reinterpret_cast<cute::uint128_t*>(matrix_unit(shared_.staging[panel], m, j));
-        uint32_t r[4];
-        cute::SM75_U32x4_LDSM_N::copy(unit, r[0], r[1], r[2], r[3]);
-        float* v = values_of(acc, panel, m, j);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float2 saved = unpack<Element>(r[i]);
-          v[i * 2] = activation_gradient_as<kActivation, kAccuracy>(v[i * 2], saved.x);
-          v[i * 2 + 1] = activation_gradient_as<kActivation, kAccuracy>(v[i * 2 + 1], saved.y);
-          if constexpr (kHidden) {
-            r[i] = pack<Element, false>(activate_as<kActivation, kAccuracy>(saved.x),
-                                        activate_as<kActivation, kAccuracy>(saved.y));
-          }
+        for (int m = 0; m < kRowBlocks; ++m) {
+          gradient_block<kActivation, kHidden>(values_of(acc, panel, m, 0), panel, m);
         }
-        if constexpr (kHidden) cute::SM90_U32x4_STSM_N::copy(r[0], r[1], r[2], r[3], unit);
+      });
+    }
+  }
+
+  template <Activation kActivation, bool kHidden>
+  __device__ __forceinline__ void gradient_block(float* v, int panel, int m) {
+#pragma unroll
+    for (int j = 0; j < 8; j += 2) {
+      gradient_unit<kActivation, kHidden>(v + j * 4, matrix_unit(shared_.staging[panel], m, j));
+    }
+  }
+
+  // Of two 8x8 matrices beside two.
+  template <Activation kActivation, bool kHidden>
+  __device__ __forceinline__ static void gradient_unit(float* v, uint8_t* matrices) {
+    auto& unit = *reinterpret_cast<cute::uint128_t*>(matrices);
+    uint32_t r[4];
+    cute::SM75_U32x4_LDSM_N::copy(unit, r[0], r[1], r[2], r[3]);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 saved = unpack<Element>(r[i]);
+      float &x = v[i * 2], &y = v[i * 2 + 1];
+      if constexpr (kHidden) {
+        const auto at_x = value_and_slope<kActivation, kAccuracy>(saved.x);
+        const auto at_y = value_and_slope<kActivation, kAccuracy>(saved.y);
+        x = times_slope<kActivation>(x, at_x.slope);
+        y = times_slope<kActivation>(y, at_y.slope);
+        r[i] = pack<Element, false>(at_x.value, at_y.value);
+      } else {
+        x = activation_gradient_as<kActivation, kAccuracy>(x, saved.x);
+        y = activation_gradient_as<kActivation, kAccuracy>(y, saved.y);
       }
     }
+    if constexpr (kHidden) cute::SM90_U32x4_STSM_N::copy(r[0], r[1], r[2], r[3], unit);
   }
 
   // ---- column sums ----
 
-  // Each warp sums its rows by shuffles; then the four warps are added in order.
+  // Each warp sums its rows by shuffles, at each of which a lane keeps one half of its columns and
+  // gives the other; then the four warps are added in order.
   __device__ void sum_columns(float* acc, const Tile& tile, int row) {
     const int lane = thread_ % 32, warp = thread_ / 32;
     const int first_row = tile.m * T::kTileM + row;
     if (p_.rows - first_row < S::kRows) clear_rows(acc, p_.rows - first_row);
+    constexpr int kSums = S::kColumns / 4, kKept = kSums / 8;
+    float sum[kSums];
 #pragma unroll
-    for (int j = 0; j < S::kColumns / 8; ++j) {
-      float2 sum{0.0f, 0.0f};
+    for (int i = 0; i < kSums; ++i) {
+      sum[i] = 0.0f;
 #pragma unroll
       for (int m = 0; m < kRowBlocks; ++m) {
-        const float* v = acc + m * kPerRowBlock + j * 4;
-        sum.x += v[0] + v[2];
-        sum.y += v[1] + v[3];
+        const float* v = acc + m * kPerRowBlock + i / 2 * 4 + i % 2;
+        sum[i] += v[0] + v[2];
       }
+    }
+    int first = 0;
+    cute::for_each(cute::make_int_sequence<3>{}, [&](auto turn) {
+      constexpr int kHalf = kSums / 2 >> turn, kStep = 4 << turn;
+      const bool upper = lane & kStep;
+      if (upper) first += kHalf;
 #pragma unroll
-      for (int step = 4; step < 32; step *= 2) {
-        sum.x += __shfl_xor_sync(~0u, sum.x, step);
-        sum.y += __shfl_xor_sync(~0u, sum.y, step);
+      for (int i = 0; i < kHalf; ++i) {
+        const float kept = upper ? sum[i + kHalf] : sum[i], given = upper ? sum[i] : sum[i + kHalf];
+        sum[i] = kept + __shfl_xor_sync(~0u, given, kStep);
       }
-      if (lane < 4) *reinterpret_cast<float2*>(&shared_.sums[warp][j * 8 + lane * 2]) = sum;
+    });
+#pragma unroll
+    for (int i = 0; i < kKept; i += 2) {
+      const int column = (first + i) / 2 * 8 + lane % 4 * 2;
+      *reinterpret_cast<float2*>(&shared_.sums[warp][column]) = {sum[i], sum[i + 1]};
     }
     barrier();
     const int out_row = first_row / S::kRows;

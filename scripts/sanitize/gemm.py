@@ -44,6 +44,7 @@ def run_ops(o: Options, count: Counter[str]) -> None:
         run_gated_gradient(o, dtype)
         count["gated gradient"] += 2
         run_main_grad(o, dtype, count)
+        run_preactivation_gradient(o, dtype, count)
         if o.clusters:
             run_large_gated_mlp(o, dtype)
             count["gated kernels"] += 2
@@ -130,6 +131,23 @@ def run_large_gated_mlp(o: Options, dtype: torch.dtype) -> None:
     for kernel in tuned_kernels(of_x):
         if re.search(r"128x(128|192) pingpong 1x1|cooperative", kernel["name"]):
             fusedops.gated_mlp(x, gate, up, down, activation="silu").sum().backward()
+
+
+def run_preactivation_gradient(o: Options, dtype: torch.dtype, count: Counter[str]) -> None:
+    """The gradient inside mlp in every kernel of sm90, its bias gradient and act(z) beside it."""
+    m, width, hidden = 1096, 264, 520
+    shapes = ((m, width), (hidden, width), (hidden,), (width, hidden), (width,))
+    leaves = [o.randn(*shape, dtype=dtype, grad=True) for shape in shapes]
+    for activation in ("gelu_tanh", "relu"):
+        fusedops._C.start_recording()
+        y = fusedops.mlp(*leaves, activation)
+        y.sum().backward(retain_graph=True)
+        recorded = [r for r in fusedops._C.stop_recording() if r[0]["epilogue"] == "grad"]
+        for kernel in tuned_kernels(recorded):
+            runs = kernel["rejected"] is None and kernel["family"] == "sm90"
+            if runs and (kernel["name"].endswith("1x1") or o.clusters):
+                y.sum().backward(retain_graph=True)
+                count["gradient of the pre-activation"] += 1
 
 
 def run_main_grad(o: Options, dtype: torch.dtype, count: Counter[str]) -> None:

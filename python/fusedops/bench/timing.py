@@ -23,6 +23,8 @@ REPLAY_US = 3000.0  # a replay lasts at least about this long: launch and event 
 MAX_REPLAY_US = 30000.0
 MAX_CALLS = 2048  # graph nodes cost capture time
 WARMUP_CALLS = 3
+LONG_US = 50.0  # calls from here on may bring the GPU to its power limit
+SETTLE_MS = 200.0  # of them before the first timed one, for the clock to come to rest
 HEAD_START_CYCLES = 2_000_000  # about 1 ms: the queue fills before the first timed replay starts
 
 
@@ -97,13 +99,8 @@ class GraphReplay:
         torch.cuda.synchronize()
 
     def _replay_us(self) -> float:
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda._sleep(HEAD_START_CYCLES // 8)
-        start.record()
-        self._graph.replay()
-        end.record()
-        end.synchronize()
-        return float(start.elapsed_time(end)) * 1e3
+        return _wait_us(_queue(self._graph.replay))
 
 
 class LoopReplay:
@@ -155,6 +152,7 @@ def interleave(
     """Medians over `rounds` rounds of all of them, each round in an order of its own.
 
     A GPU at its power limit runs slower after a hungrier kernel: nobody always follows the same.
+    One that was idle runs faster at first: long calls are timed when its clock has come to rest.
     """
     names = list(replays)
     shuffled = random.Random(0)
@@ -199,18 +197,36 @@ def _device_rounds(
 ) -> dict[str, list[float]]:
     # Everything is queued at once, so that the GPU never waits for the host between two events.
     events: dict[str, list[tuple[Any, Any]]] = {name: [] for name in replays}
-    for name in orders[0]:
-        replays[name].run()
+    round_us = _wait_us(_queue(lambda: _run_all(replays)))
+    long = round_us >= LONG_US * sum(replay.calls for replay in replays.values())
     torch.cuda._sleep(HEAD_START_CYCLES)
+    for _ in range(math.ceil(SETTLE_MS * 1e3 / round_us) if long else 0):
+        _run_all(replays)
     for order in orders:
         for name in order:
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            replays[name].run()
-            end.record()
-            events[name].append((start, end))
-    torch.cuda.synchronize()
-    return {name: [s.elapsed_time(e) * 1e3 for s, e in pairs] for name, pairs in events.items()}
+            events[name].append(_queue(replays[name].run))
+    return {name: [_wait_us(pair) for pair in pairs] for name, pairs in events.items()}
+
+
+def _run_all(replays: Mapping[str, Replay]) -> None:
+    for replay in replays.values():
+        replay.run()
+
+
+def _queue(run: Callable[[], None]) -> tuple[Any, Any]:
+    """The events before and after it."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    run()
+    end.record()
+    return start, end
+
+
+def _wait_us(events: tuple[Any, Any]) -> float:
+    """Between the two, when the second has come."""
+    start, end = events
+    end.synchronize()
+    return float(start.elapsed_time(end)) * 1e3
 
 
 def _wall_rounds(
