@@ -34,4 +34,4 @@ def test_kernels_need_a_gpu():
 def test_unknown_families_are_named():
     done = sanitize("rows", "foo")
     assert done.returncode == 2
-    assert "no family foo; choose from gemm, narrow, kernels" in done.stderr
+    assert "no family foo; choose from gemm, gradients, narrow, kernels" in done.stderr

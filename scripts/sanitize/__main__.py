@@ -25,6 +25,7 @@ from options import Options
 
 FAMILIES = {
     "gemm": gemm.run_ops,
+    "gradients": gemm.run_gradients,
     "narrow": gemm.run_narrow,
     "kernels": gemm.run_kernels,  # each GEMM kernel by itself
     "reduce": reduce.run,

@@ -40,14 +40,6 @@ def run_ops(o: Options, count: Counter[str]) -> None:
         count[f"linear {activation}"] += 2
         run_mlps(o, dtype, activation, m, n, k)
         count[f"mlp {activation}"] += 4
-    for dtype in (torch.bfloat16, torch.float16):
-        run_gated_gradient(o, dtype)
-        count["gated gradient"] += 2
-        run_main_grad(o, dtype, count)
-        run_preactivation_gradient(o, dtype, count)
-        if o.clusters:
-            run_large_gated_mlp(o, dtype)
-            count["gated kernels"] += 2
     for precision in ("highest", "high") if o.clusters else ():
         torch.set_float32_matmul_precision(precision)
         a, b = o.randn(1000, 520), o.randn(520, 1032)
@@ -56,6 +48,18 @@ def run_ops(o: Options, count: Counter[str]) -> None:
         fusedops.matmul(a.t().contiguous().t(), b.t().contiguous().t())
         count[f"fp32 {precision}"] += 2
     template_scale(o.randn(1001), 2.0)
+
+
+def run_gradients(o: Options, count: Counter[str]) -> None:
+    """What backward passes have kernels of their own for."""
+    for dtype in (torch.bfloat16, torch.float16):
+        run_gated_gradient(o, dtype)
+        count["gated gradient"] += 2
+        run_main_grad(o, dtype, count)
+        run_preactivation_gradient(o, dtype, count)
+        if o.clusters:
+            run_large_gated_mlp(o, dtype)
+            count["gated kernels"] += 2
 
 
 # M, N, K of linear layers of few features: ragged features, whole ones, several tiles to a block.
