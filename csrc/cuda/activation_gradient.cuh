@@ -5,19 +5,20 @@
 
 namespace fusedops {
 
-// sigmoid(v) and its derivative; that of fp32 results without the cancellation of s * (1 - s),
-// which costs others less than 2^-22.
+// Of a function and its derivative.
 template <class T>
-struct SigmoidSlope {
+struct ValueAndSlope {
   T value, slope;
 };
-// Of x = -v log2(e).
-__device__ __forceinline__ SigmoidSlope<float> sigmoid_slope_ex2(float x) {
+
+// sigmoid(v); the slope of fp32 results without the cancellation of s * (1 - s), which costs others
+// less than 2^-22.
+__device__ __forceinline__ ValueAndSlope<float> sigmoid_slope_ex2(float x) {  // x = -v log2(e)
   const float s = rcp_approx(1.0f + ex2_approx(x));
   return {s, s - s * s};
 }
 template <Accuracy kAccuracy, class T>
-__device__ __forceinline__ SigmoidSlope<T> sigmoid_slope(T v) {
+__device__ __forceinline__ ValueAndSlope<T> sigmoid_slope(T v) {
   if constexpr (kAccuracy == Accuracy::kFloat32) {
     const T e = standard_exp(v < T(0) ? v : -v);
     const T r = T(1) / (T(1) + e);
@@ -27,13 +28,13 @@ __device__ __forceinline__ SigmoidSlope<T> sigmoid_slope(T v) {
   }
 }
 
-// gelu_tanh(z) and its derivative. NOTE: far out the square is cut off, and z meets the slope
+// gelu_tanh(z). NOTE: far out the square is cut off, and z meets the slope
 // first, which is 0 there: nothing overflows.
 template <Accuracy kAccuracy, class T>
-__device__ __forceinline__ SigmoidSlope<T> gelu_tanh_slope(T z) {
+__device__ __forceinline__ ValueAndSlope<T> gelu_tanh_slope(T z) {
   constexpr double kLinear = 2 * kSqrt2OverPi, kCubic = 0.044715 * kLinear;
   const T square = min(z * z, T(256));
-  SigmoidSlope<T> s;
+  ValueAndSlope<T> s;
   if constexpr (kAccuracy == Accuracy::kFloat32) {
     s = sigmoid_slope<kAccuracy>(z * (T(kLinear) + T(kCubic) * square));
   } else {

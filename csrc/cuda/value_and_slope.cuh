@@ -5,19 +5,13 @@
 
 namespace fusedops {
 
-template <class T>
-struct ValueAndSlope {
-  T value, slope;
-};
-
 template <Activation kActivation, Accuracy kAccuracy, class T>
 __device__ __forceinline__ ValueAndSlope<T> value_and_slope(T z) {
   if constexpr (kActivation == Activation::kSilu) {
     const auto s = sigmoid_slope<kAccuracy>(z);
     return {z * s.value, s.value + z * s.slope};
   } else if constexpr (kActivation == Activation::kGeluTanh) {
-    const auto s = gelu_tanh_slope<kAccuracy>(z);
-    return {s.value, s.slope};
+    return gelu_tanh_slope<kAccuracy>(z);
   } else if constexpr (kActivation == Activation::kGelu && kAccuracy != Accuracy::kFloat32) {
     const NormalTail normal = normal_tail(z);
     const float cdf = z >= 0.0f ? 1.0f - normal.tail : normal.tail;

@@ -236,7 +236,7 @@ double skinny_us(const GemmProblem& p, const GemmConfig& c, const DeviceModel& d
   constexpr double kIdle = 0.46;     // SMs without a block
   constexpr double kUneven = 0.305;  // SMs with more blocks than others
   // Early blocks of the next launch take the other half of the SMs, in pairs with late ones of this
-  // one: one graph in five replays 40 % slower (9.0 us or 13 for 8x4096x4096).
+  // one: some graphs replay 40 % slower (9.0 us or 13 for 8x4096x4096).
   constexpr double kUnsteady = 1.12;
   const double sms = device.sm_count;
   const double cols = double(p.m <= 8 ? 8 : p.m <= 16 ? 16 : round_up(p.m, 32));
