@@ -73,6 +73,10 @@ PINNED = {
     (2048, 800, 3200, "TN"): "cluster 208x64 swapped 1x1",
     (2000, 640, 2560, "TN"): "cluster 80x128 swapped 1x1",
     (640, 4096, 1024, "TN"): "cluster 160x128 swapped 1x1",
+    # Of models that no suite has.
+    (1576, 768, 3072, "TN"): "cluster 72x128 swapped 1x1",
+    (9232, 1152, 4304, "TN"): "sm90 128x192 pingpong 1x1, shared last wave",
+    (12800, 512, 512, "TN"): "sm90 128x128 pingpong 1x1, swizzle 32",
     # Epilogues that outlast their mainloops, and rows that cut lines and sectors of L2 as well.
     (12104, 688, 280, "TN"): "sm90 128x192 pingpong 2x1, swizzle 32",
     (23856, 1920, 280, "TN"): "sm90 128x192 pingpong 2x1, swizzle 32",
