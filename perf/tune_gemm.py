@@ -36,7 +36,7 @@ from fusedops.bench.runner import num_bytes, relative_error
 from fusedops.bench.suite import DTYPES, TOLERANCES
 from fusedops.bench.suites.linear import FORWARD_SHAPES, STEP_CASES, forward_shapes
 from fusedops.bench.suites.wgrad import SHAPES as WGRADS
-from fusedops.bench.timing import num_sets, synchronize
+from fusedops.bench.timing import LONG_US, num_sets, synchronize
 from fusedops.tune import FAMILIES, cluster_tiles
 
 if TYPE_CHECKING:
@@ -48,7 +48,6 @@ EPILOGUES = {"": 0, "preact": 1, "main_grad": 2}  # gemm.h; main_grad: fp32
 ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}  # activation.h
 KEEP_WITHIN = 2.0  # of the best time of the first round
 FINALISTS = 6  # configurations that try every swizzle
-LONG_US = 50.0  # from here on a product reaches the power limit
 ALONE_FINALISTS = 8  # that are timed alone
 ALONE_TURNS = 2  # of each, the first third of a turn not timed
 SAMPLE_US = 150.0  # device time of one sample: that many calls in a row

@@ -120,6 +120,14 @@ def tuned_kernels(recorded: list[Any]) -> Iterator[dict[str, Any]]:
     fusedops._C.clear_tuned_plans()
 
 
+def tuned_sm90_kernels(o: Options, recorded: list[Any]) -> Iterator[dict[str, Any]]:
+    """Those of sm90 that can run, without clusters where none are wanted."""
+    for kernel in tuned_kernels(recorded):
+        runs = kernel["rejected"] is None and kernel["family"] == "sm90"
+        if runs and (kernel["name"].endswith("1x1") or o.clusters):
+            yield kernel
+
+
 def run_large_gated_mlp(o: Options, dtype: torch.dtype) -> None:
     """Without biases and with a wave of tiles, gated_mlp has kernels of its own."""
     m, hidden, k, n = 2824, 1416, 2056, 2056
@@ -154,10 +162,8 @@ def run_preactivation_gradient(o: Options, dtype: torch.dtype, count: Counter[st
         fusedops._C.start_recording()
         run(activation)
         recorded = [r for r in fusedops._C.stop_recording() if r[0]["epilogue"] == "grad"]
-        for kernel in tuned_kernels(recorded):
-            runs = kernel["rejected"] is None and kernel["family"] == "sm90"
-            if runs and (kernel["name"].endswith("1x1") or o.clusters):
-                run(activation)
+        for _ in tuned_sm90_kernels(o, recorded):
+            run(activation)
 
 
 def run_main_grad(o: Options, dtype: torch.dtype, count: Counter[str]) -> None:
@@ -167,12 +173,10 @@ def run_main_grad(o: Options, dtype: torch.dtype, count: Counter[str]) -> None:
     op = torch.ops.fusedops.linear_wgrad_
     fusedops._C.start_recording()
     op(dz, x, main_grad, False, False)
-    for kernel in tuned_kernels(fusedops._C.stop_recording()):
-        runs = kernel["rejected"] is None and kernel["family"] == "sm90"
-        if runs and (kernel["name"].endswith("1x1") or o.clusters):
-            for add in (False, True):
-                op(dz, x, main_grad, add, False)
-                count["main_grad"] += 1
+    for _ in tuned_sm90_kernels(o, fusedops._C.stop_recording()):
+        for add in (False, True):
+            op(dz, x, main_grad, add, False)
+            count["main_grad"] += 1
     assert not torch.isnan(main_grad).any()
 
 
