@@ -106,6 +106,7 @@ def test_find_cutlass(tmp_path: Path) -> None:
         (["-DUSE_CUDA=1", "-DCUTLASS_DIR=/nowhere"], "pip install --no-deps nvidia-cutlass"),
         (["-DTORCH_CUDA_ARCH_LIST=Hooper"], "unknown GPU architecture 'hooper'"),
         (["-DUSE_CUDA=maybe"], "USE_CUDA must be auto, 1 or 0"),
+        (["-DCMAKE_CXX_FLAGS=-static-libstdc++"], "name a compiler that does"),
     ],
 )
 def test_configure_fails_early(tmp_path: Path, options: list[str], message: str) -> None:
