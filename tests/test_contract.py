@@ -167,6 +167,29 @@ def test_writes_every_element_and_repeats_bitwise(device, op, dtype):
                 assert torch.equal(a, b)
 
 
+def negated_lazily(value):
+    """The same values behind torch's negative bit."""
+    if not isinstance(value, torch.Tensor) or value.dtype is not torch.float32:
+        return value
+    lazy = torch.complex(torch.zeros_like(value), -value).conj().imag
+    assert lazy.is_neg()
+    return lazy
+
+
+@every_op
+def test_takes_and_writes_lazily_negated_tensors(device, op):
+    for arguments in samples(op, device, codes=[1]):
+        expected = outcome(op, arguments)
+        lazy = [negated_lazily(a) for a in arguments]
+        for i in written(op):
+            if op.endswith("_out") and lazy[i] is not None:
+                lazy[i] = negated_lazily(torch.full_like(arguments[i], 7))
+        returned = flat(overload(op)(*lazy))
+        results = [*returned, *(lazy[i] for i in written(op) if lazy[i] is not None)]
+        for got, want in zip(results, expected, strict=True):
+            assert torch.equal(got, want)
+
+
 @every_op
 def test_activation_codes_are_not_truncated(device, op):
     position = {a.name: i for i, a in enumerate(overload(op)._schema.arguments)}

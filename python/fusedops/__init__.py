@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch  # noqa: F401  (loads libtorch, which _C is linked against)
 
-from . import _C, nn, points, reference
+from . import _C, _math_bits, nn, points, reference  # noqa: F401
 from .cross_entropy import cross_entropy
 from .elementwise import (
     add,
