@@ -1,6 +1,7 @@
 // dz = dy * act'(saved) and dbias = dz summed over rows, on the CPU.
 #include <tuple>
 
+#include "common/op_boundary.h"
 #include "cpu/activation.h"
 #include "cpu/aten.h"
 
@@ -25,7 +26,7 @@ std::tuple<Tensor, Tensor> act_backward_bias_grad(const Tensor& dy,             
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusedops, CPU, m) {
-  m.impl("act_backward_bias_grad", TORCH_BOX(&act_backward_bias_grad));
+  m.impl("act_backward_bias_grad", FUSEDOPS_BOX(&act_backward_bias_grad));
 }
 
 }  // namespace fusedops::cpu

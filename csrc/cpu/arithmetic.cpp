@@ -1,6 +1,7 @@
 // add, fma, square, relu and their out variants on the CPU. Integers wrap around.
 #include <cmath>
 
+#include "common/op_boundary.h"
 #include "cpu/element_types.h"
 #include "cpu/elementwise.h"
 
@@ -101,15 +102,15 @@ void relu_out(const Tensor& x, const Tensor& out) { run_out<ReluFn>("relu", {{"x
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusedops, CPU, m) {
-  m.impl("add", TORCH_BOX(&add));
-  m.impl("add_out", TORCH_BOX(&add_out));
-  m.impl("fma", TORCH_BOX(&fma));
-  m.impl("fma_out", TORCH_BOX(&fma_out));
-  m.impl("square", TORCH_BOX(&square));
-  m.impl("square_out", TORCH_BOX(&square_out));
-  m.impl("square_backward", TORCH_BOX(&square_backward));
-  m.impl("relu", TORCH_BOX(&relu));
-  m.impl("relu_out", TORCH_BOX(&relu_out));
+  m.impl("add", FUSEDOPS_BOX(&add));
+  m.impl("add_out", FUSEDOPS_BOX(&add_out));
+  m.impl("fma", FUSEDOPS_BOX(&fma));
+  m.impl("fma_out", FUSEDOPS_BOX(&fma_out));
+  m.impl("square", FUSEDOPS_BOX(&square));
+  m.impl("square_out", FUSEDOPS_BOX(&square_out));
+  m.impl("square_backward", FUSEDOPS_BOX(&square_backward));
+  m.impl("relu", FUSEDOPS_BOX(&relu));
+  m.impl("relu_out", FUSEDOPS_BOX(&relu_out));
 }
 
 }  // namespace fusedops::cpu

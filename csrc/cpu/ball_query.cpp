@@ -1,6 +1,7 @@
 // ball_query, radius_count and radius_fill on the CPU.
 #include <tuple>
 
+#include "common/op_boundary.h"
 #include "cpu/neighbours.h"
 
 namespace fusedops::cpu {
@@ -128,9 +129,9 @@ std::tuple<Tensor, Tensor> radius_fill(
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusedops, CPU, m) {
-  m.impl("ball_query", TORCH_BOX(&ball_query));
-  m.impl("radius_count", TORCH_BOX(&radius_count));
-  m.impl("radius_fill", TORCH_BOX(&radius_fill));
+  m.impl("ball_query", FUSEDOPS_BOX(&ball_query));
+  m.impl("radius_count", FUSEDOPS_BOX(&radius_count));
+  m.impl("radius_fill", FUSEDOPS_BOX(&radius_fill));
 }
 
 }  // namespace fusedops::cpu

@@ -2,6 +2,7 @@
 #include <tuple>
 #include <vector>
 
+#include "common/op_boundary.h"
 #include "cpu/rows.h"
 
 namespace fusedops::cpu {
@@ -150,8 +151,8 @@ Tensor cross_entropy_backward(const Tensor& dloss,   // (M,) or ()
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusedops, CPU, m) {
-  m.impl("cross_entropy", TORCH_BOX(&cross_entropy));
-  m.impl("cross_entropy_backward", TORCH_BOX(&cross_entropy_backward));
+  m.impl("cross_entropy", FUSEDOPS_BOX(&cross_entropy));
+  m.impl("cross_entropy_backward", FUSEDOPS_BOX(&cross_entropy_backward));
 }
 
 }  // namespace fusedops::cpu

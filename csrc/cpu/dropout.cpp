@@ -1,6 +1,7 @@
 // bias_dropout_residual, its out variant and its backward on the CPU; the mask is the GPU's.
 #include <tuple>
 
+#include "common/op_boundary.h"
 #include "common/philox.h"
 #include "cpu/elementwise.h"
 
@@ -97,9 +98,9 @@ std::tuple<Tensor, Tensor> bias_dropout_residual_backward(
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusedops, CPU, m) {
-  m.impl("bias_dropout_residual", TORCH_BOX(&bias_dropout_residual));
-  m.impl("bias_dropout_residual_out", TORCH_BOX(&bias_dropout_residual_out));
-  m.impl("bias_dropout_residual_backward", TORCH_BOX(&bias_dropout_residual_backward));
+  m.impl("bias_dropout_residual", FUSEDOPS_BOX(&bias_dropout_residual));
+  m.impl("bias_dropout_residual_out", FUSEDOPS_BOX(&bias_dropout_residual_out));
+  m.impl("bias_dropout_residual_backward", FUSEDOPS_BOX(&bias_dropout_residual_backward));
 }
 
 }  // namespace fusedops::cpu

@@ -10,6 +10,7 @@
 
 #include "common/dispatch.h"
 #include "common/fps_check.h"
+#include "common/op_boundary.h"
 #include "cpu/aten.h"
 #include "cpu/pointwise.h"
 
@@ -225,7 +226,7 @@ Tensor farthest_point_sample(const Tensor& points,                      // (B, N
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusedops, CPU, m) {
-  m.impl("farthest_point_sample", TORCH_BOX(&farthest_point_sample));
+  m.impl("farthest_point_sample", FUSEDOPS_BOX(&farthest_point_sample));
 }
 
 }  // namespace fusedops::cpu

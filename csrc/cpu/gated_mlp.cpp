@@ -1,6 +1,7 @@
 // gated_mlp and its backward on the CPU.
 #include <tuple>
 
+#include "common/op_boundary.h"
 #include "cpu/mlp_parts.h"
 
 namespace fusedops::cpu {
@@ -177,11 +178,11 @@ std::tuple<Tensor, Tensor, Tensor> gated_input_backward(
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusedops, CPU, m) {
-  m.impl("gated_linear", TORCH_BOX(&gated_linear));
-  m.impl("gated_mlp_forward", TORCH_BOX(&gated_mlp_forward));
-  m.impl("gated_mlp_backward", TORCH_BOX(&gated_mlp_backward));
-  m.impl("gated_mlp_backward_", TORCH_BOX(&gated_mlp_backward_));
-  m.impl("gated_input_backward", TORCH_BOX(&gated_input_backward));
+  m.impl("gated_linear", FUSEDOPS_BOX(&gated_linear));
+  m.impl("gated_mlp_forward", FUSEDOPS_BOX(&gated_mlp_forward));
+  m.impl("gated_mlp_backward", FUSEDOPS_BOX(&gated_mlp_backward));
+  m.impl("gated_mlp_backward_", FUSEDOPS_BOX(&gated_mlp_backward_));
+  m.impl("gated_input_backward", FUSEDOPS_BOX(&gated_input_backward));
 }
 
 }  // namespace fusedops::cpu

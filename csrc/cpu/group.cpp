@@ -5,6 +5,7 @@
 
 #include "common/dispatch.h"
 #include "common/group_check.h"
+#include "common/op_boundary.h"
 #include "cpu/aten.h"
 #include "cpu/pointwise.h"
 
@@ -251,10 +252,10 @@ std::tuple<Tensor, Tensor> interpolate_backward(const Tensor& dout,      // (B, 
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusedops, CPU, m) {
-  m.impl("group", TORCH_BOX(&group));
-  m.impl("group_backward", TORCH_BOX(&group_backward));
-  m.impl("interpolate", TORCH_BOX(&interpolate));
-  m.impl("interpolate_backward", TORCH_BOX(&interpolate_backward));
+  m.impl("group", FUSEDOPS_BOX(&group));
+  m.impl("group_backward", FUSEDOPS_BOX(&group_backward));
+  m.impl("interpolate", FUSEDOPS_BOX(&interpolate));
+  m.impl("interpolate_backward", FUSEDOPS_BOX(&interpolate_backward));
 }
 
 }  // namespace fusedops::cpu

@@ -3,6 +3,7 @@
 
 #include "common/histogram_check.h"
 #include "common/histogram_range.h"
+#include "common/op_boundary.h"
 #include "cpu/aten.h"
 #include "cpu/element_types.h"
 
@@ -58,8 +59,8 @@ Tensor histogram(const Tensor& x,  // any shape, floating
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusedops, CPU, m) {
-  m.impl("bincount", TORCH_BOX(&bincount));
-  m.impl("histogram", TORCH_BOX(&histogram));
+  m.impl("bincount", FUSEDOPS_BOX(&bincount));
+  m.impl("histogram", FUSEDOPS_BOX(&histogram));
 }
 
 }  // namespace fusedops::cpu

@@ -1,6 +1,7 @@
 // point_grid, knn and knn_backward on the CPU.
 #include <tuple>
 
+#include "common/op_boundary.h"
 #include "cpu/neighbours.h"
 
 namespace fusedops::cpu {
@@ -120,9 +121,9 @@ std::tuple<Tensor, Tensor> knn_backward(const Tensor& grad,     // (B, M, k) or 
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusedops, CPU, m) {
-  m.impl("point_grid", TORCH_BOX(&point_grid));
-  m.impl("knn", TORCH_BOX(&knn));
-  m.impl("knn_backward", TORCH_BOX(&knn_backward));
+  m.impl("point_grid", FUSEDOPS_BOX(&point_grid));
+  m.impl("knn", FUSEDOPS_BOX(&knn));
+  m.impl("knn_backward", FUSEDOPS_BOX(&knn_backward));
 }
 
 }  // namespace fusedops::cpu

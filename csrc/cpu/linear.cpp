@@ -1,6 +1,7 @@
 // linear and matmul on the CPU: ATen's GEMM, then the activation in place.
 #include <tuple>
 
+#include "common/op_boundary.h"
 #include "cpu/activation.h"
 #include "cpu/aten.h"
 
@@ -70,10 +71,10 @@ std::tuple<Tensor, Tensor> matmul_preact(const Tensor& a,                    // 
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusedops, CPU, m) {
-  m.impl("linear", TORCH_BOX(&linear));
-  m.impl("linear_preact", TORCH_BOX(&linear_preact));
-  m.impl("matmul", TORCH_BOX(&matmul));
-  m.impl("matmul_preact", TORCH_BOX(&matmul_preact));
+  m.impl("linear", FUSEDOPS_BOX(&linear));
+  m.impl("linear_preact", FUSEDOPS_BOX(&linear_preact));
+  m.impl("matmul", FUSEDOPS_BOX(&matmul));
+  m.impl("matmul_preact", FUSEDOPS_BOX(&matmul_preact));
 }
 
 }  // namespace fusedops::cpu

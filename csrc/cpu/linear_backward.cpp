@@ -1,6 +1,7 @@
 // Gradients of linear on the CPU: dz and dbias, then ATen's GEMM for dx and dweight.
 #include <tuple>
 
+#include "common/op_boundary.h"
 #include "cpu/activation.h"
 #include "cpu/aten.h"
 #include "cpu/mlp_parts.h"
@@ -59,8 +60,8 @@ void linear_wgrad_(const Tensor& dz,         // (..., N)
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusedops, CPU, m) {
-  m.impl("linear_wgrad_", TORCH_BOX(&linear_wgrad_));
-  m.impl("linear_backward", TORCH_BOX(&linear_backward));
+  m.impl("linear_wgrad_", FUSEDOPS_BOX(&linear_wgrad_));
+  m.impl("linear_backward", FUSEDOPS_BOX(&linear_backward));
 }
 
 }  // namespace fusedops::cpu

@@ -1,6 +1,7 @@
 // mlp and the backward of its second product on the CPU.
 #include <tuple>
 
+#include "common/op_boundary.h"
 #include "cpu/mlp_parts.h"
 
 namespace fusedops::cpu {
@@ -90,9 +91,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> mlp_backward_(
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusedops, CPU, m) {
-  m.impl("mlp_forward", TORCH_BOX(&mlp_forward));
-  m.impl("mlp_backward", TORCH_BOX(&mlp_backward));
-  m.impl("mlp_backward_", TORCH_BOX(&mlp_backward_));
+  m.impl("mlp_forward", FUSEDOPS_BOX(&mlp_forward));
+  m.impl("mlp_backward", FUSEDOPS_BOX(&mlp_backward));
+  m.impl("mlp_backward_", FUSEDOPS_BOX(&mlp_backward_));
 }
 
 }  // namespace fusedops::cpu

@@ -2,6 +2,7 @@
 #include <tuple>
 #include <vector>
 
+#include "common/op_boundary.h"
 #include "cpu/rows.h"
 
 namespace fusedops::cpu {
@@ -270,10 +271,10 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& dy,                 /
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusedops, CPU, m) {
-  m.impl("layer_norm", TORCH_BOX(&layer_norm));
-  m.impl("layer_norm_backward", TORCH_BOX(&layer_norm_backward));
-  m.impl("rms_norm", TORCH_BOX(&rms_norm));
-  m.impl("rms_norm_backward", TORCH_BOX(&rms_norm_backward));
+  m.impl("layer_norm", FUSEDOPS_BOX(&layer_norm));
+  m.impl("layer_norm_backward", FUSEDOPS_BOX(&layer_norm_backward));
+  m.impl("rms_norm", FUSEDOPS_BOX(&rms_norm));
+  m.impl("rms_norm_backward", FUSEDOPS_BOX(&rms_norm_backward));
 }
 
 }  // namespace fusedops::cpu

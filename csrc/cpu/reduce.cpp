@@ -4,6 +4,7 @@
 #include <tuple>
 
 #include "common/dispatch.h"
+#include "common/op_boundary.h"
 #include "common/reduce_check.h"
 #include "cpu/aten.h"
 #include "cpu/pointwise.h"
@@ -263,11 +264,11 @@ Tensor bias_grad(const Tensor& dy,  // (..., N)
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusedops, CPU, m) {
-  m.impl("reduce", TORCH_BOX(&reduce));
-  m.impl("var_mean", TORCH_BOX(&var_mean));
-  m.impl("extremum_count", TORCH_BOX(&extremum_count));
-  m.impl("reduce_backward", TORCH_BOX(&reduce_backward));
-  m.impl("bias_grad", TORCH_BOX(&bias_grad));
+  m.impl("reduce", FUSEDOPS_BOX(&reduce));
+  m.impl("var_mean", FUSEDOPS_BOX(&var_mean));
+  m.impl("extremum_count", FUSEDOPS_BOX(&extremum_count));
+  m.impl("reduce_backward", FUSEDOPS_BOX(&reduce_backward));
+  m.impl("bias_grad", FUSEDOPS_BOX(&bias_grad));
 }
 
 }  // namespace fusedops::cpu

@@ -1,6 +1,7 @@
 // scale_bias_act, its out variant and its backward on the CPU: in fp32 (fp64), rounded once.
 #include <tuple>
 
+#include "common/op_boundary.h"
 #include "cpu/activation.h"
 #include "cpu/elementwise.h"
 
@@ -107,9 +108,9 @@ std::tuple<Tensor, Tensor, Tensor> scale_bias_act_backward(
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusedops, CPU, m) {
-  m.impl("scale_bias_act", TORCH_BOX(&scale_bias_act));
-  m.impl("scale_bias_act_out", TORCH_BOX(&scale_bias_act_out));
-  m.impl("scale_bias_act_backward", TORCH_BOX(&scale_bias_act_backward));
+  m.impl("scale_bias_act", FUSEDOPS_BOX(&scale_bias_act));
+  m.impl("scale_bias_act_out", FUSEDOPS_BOX(&scale_bias_act_out));
+  m.impl("scale_bias_act_backward", FUSEDOPS_BOX(&scale_bias_act_backward));
 }
 
 }  // namespace fusedops::cpu

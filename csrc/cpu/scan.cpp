@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <tuple>
 
+#include "common/op_boundary.h"
 #include "common/scan_check.h"
 #include "cpu/aten.h"
 #include "cpu/element_types.h"
@@ -112,10 +113,10 @@ std::tuple<Tensor, Tensor> cummin(const Tensor& x, int64_t dim) {
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusedops, CPU, m) {
-  m.impl("cumsum", TORCH_BOX(&cumsum));
-  m.impl("cumprod", TORCH_BOX(&cumprod));
-  m.impl("cummax", TORCH_BOX(&cummax));
-  m.impl("cummin", TORCH_BOX(&cummin));
+  m.impl("cumsum", FUSEDOPS_BOX(&cumsum));
+  m.impl("cumprod", FUSEDOPS_BOX(&cumprod));
+  m.impl("cummax", FUSEDOPS_BOX(&cummax));
+  m.impl("cummin", FUSEDOPS_BOX(&cummin));
 }
 
 }  // namespace fusedops::cpu

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <tuple>
 
+#include "common/op_boundary.h"
 #include "common/segment_check.h"
 #include "cpu/aten.h"
 #include "cpu/element_types.h"
@@ -123,8 +124,8 @@ Tensor segment_reduce_backward(const Tensor& dy,                    // (S, ...)
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusedops, CPU, m) {
-  m.impl("segment_reduce", TORCH_BOX(&segment_reduce));
-  m.impl("segment_reduce_backward", TORCH_BOX(&segment_reduce_backward));
+  m.impl("segment_reduce", FUSEDOPS_BOX(&segment_reduce));
+  m.impl("segment_reduce_backward", FUSEDOPS_BOX(&segment_reduce_backward));
 }
 
 }  // namespace fusedops::cpu

@@ -1,4 +1,5 @@
 // softmax, log_softmax and their gradient on the CPU.
+#include "common/op_boundary.h"
 #include "cpu/rows.h"
 
 namespace fusedops::cpu {
@@ -90,8 +91,8 @@ Tensor softmax_backward(const Tensor& dy,  // any shape
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusedops, CPU, m) {
-  m.impl("softmax", TORCH_BOX(&softmax));
-  m.impl("softmax_backward", TORCH_BOX(&softmax_backward));
+  m.impl("softmax", FUSEDOPS_BOX(&softmax));
+  m.impl("softmax_backward", FUSEDOPS_BOX(&softmax_backward));
 }
 
 }  // namespace fusedops::cpu

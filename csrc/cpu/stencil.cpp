@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "common/dispatch.h"
+#include "common/op_boundary.h"
 #include "common/stencil_check.h"
 #include "cpu/aten.h"
 #include "cpu/pointwise.h"
@@ -140,8 +141,8 @@ std::tuple<Tensor, Tensor> stencil_backward(const Tensor& dy,      // (..., [D,]
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusedops, CPU, m) {
-  m.impl("stencil", TORCH_BOX(&stencil));
-  m.impl("stencil_backward", TORCH_BOX(&stencil_backward));
+  m.impl("stencil", FUSEDOPS_BOX(&stencil));
+  m.impl("stencil_backward", FUSEDOPS_BOX(&stencil_backward));
 }
 
 }  // namespace fusedops::cpu

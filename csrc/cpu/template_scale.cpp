@@ -1,5 +1,6 @@
 // The template op on the CPU: what csrc/cuda/template_scale.cu does, without a device.
 #include "common/dispatch.h"
+#include "common/op_boundary.h"
 #include "common/tensor_check.h"
 #include "cpu/aten.h"
 #include "cpu/pointwise.h"
@@ -29,7 +30,7 @@ Tensor template_scale(const Tensor& x,  // any shape
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusedops, CPU, m) {
-  m.impl("template_scale", TORCH_BOX(&template_scale));
+  m.impl("template_scale", FUSEDOPS_BOX(&template_scale));
 }
 
 }  // namespace fusedops::cpu

@@ -3,6 +3,7 @@
 #include <numeric>
 #include <tuple>
 
+#include "common/op_boundary.h"
 #include "common/topk_check.h"
 #include "cpu/aten.h"
 #include "cpu/element_types.h"
@@ -56,6 +57,6 @@ std::tuple<Tensor, Tensor> topk(const Tensor& x,  // (..., N)
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(fusedops, CPU, m) { m.impl("topk", TORCH_BOX(&topk)); }
+STABLE_TORCH_LIBRARY_IMPL(fusedops, CPU, m) { m.impl("topk", FUSEDOPS_BOX(&topk)); }
 
 }  // namespace fusedops::cpu

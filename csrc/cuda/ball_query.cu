@@ -6,6 +6,7 @@
 
 #include "common/device_types.cuh"
 #include "common/dispatch.h"
+#include "common/op_boundary.h"
 #include "cuda/ball_brute.cuh"
 #include "cuda/ball_query.cuh"
 #include "cuda/neighbour_output.cuh"
@@ -258,9 +259,9 @@ std::tuple<Tensor, Tensor> radius_fill(
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusedops, CUDA, m) {
-  m.impl("ball_query", TORCH_BOX(&ball_query));
-  m.impl("radius_count", TORCH_BOX(&radius_count));
-  m.impl("radius_fill", TORCH_BOX(&radius_fill));
+  m.impl("ball_query", FUSEDOPS_BOX(&ball_query));
+  m.impl("radius_count", FUSEDOPS_BOX(&radius_count));
+  m.impl("radius_fill", FUSEDOPS_BOX(&radius_fill));
 }
 
 }  // namespace fusedops::cuda

@@ -9,6 +9,7 @@
 
 #include "common/device_types.cuh"
 #include "common/dispatch.h"
+#include "common/op_boundary.h"
 #include "common/row_check.h"
 #include "cuda/cross_entropy_backward.cuh"
 #include "cuda/row_plan.h"
@@ -211,8 +212,8 @@ Tensor cross_entropy_backward(const Tensor& dloss,   // (M,) or ()
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusedops, CUDA, m) {
-  m.impl("cross_entropy", TORCH_BOX(&cross_entropy));
-  m.impl("cross_entropy_backward", TORCH_BOX(&cross_entropy_backward));
+  m.impl("cross_entropy", FUSEDOPS_BOX(&cross_entropy));
+  m.impl("cross_entropy_backward", FUSEDOPS_BOX(&cross_entropy_backward));
 }
 
 }  // namespace fusedops::cuda

@@ -2,6 +2,7 @@
 #include <tuple>
 
 #include "common/device_types.cuh"
+#include "common/op_boundary.h"
 #include "cuda/column_pass_host.h"
 #include "cuda/dropout.cuh"
 #include "cuda/elementwise_host.h"
@@ -125,9 +126,9 @@ std::tuple<Tensor, Tensor> bias_dropout_residual_backward(
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusedops, CUDA, m) {
-  m.impl("bias_dropout_residual", TORCH_BOX(&bias_dropout_residual));
-  m.impl("bias_dropout_residual_out", TORCH_BOX(&bias_dropout_residual_out));
-  m.impl("bias_dropout_residual_backward", TORCH_BOX(&bias_dropout_residual_backward));
+  m.impl("bias_dropout_residual", FUSEDOPS_BOX(&bias_dropout_residual));
+  m.impl("bias_dropout_residual_out", FUSEDOPS_BOX(&bias_dropout_residual_out));
+  m.impl("bias_dropout_residual_backward", FUSEDOPS_BOX(&bias_dropout_residual_backward));
 }
 
 }  // namespace fusedops::cuda

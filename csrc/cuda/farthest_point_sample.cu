@@ -4,6 +4,7 @@
 
 #include "common/fps_check.h"
 #include "common/launch.h"
+#include "common/op_boundary.h"
 #include "cuda/fps_plan.cuh"
 
 namespace fusedops::cuda {
@@ -80,7 +81,7 @@ Tensor farthest_point_sample(const Tensor& points,                      // (B, N
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusedops, CUDA, m) {
-  m.impl("farthest_point_sample", TORCH_BOX(&farthest_point_sample));
+  m.impl("farthest_point_sample", FUSEDOPS_BOX(&farthest_point_sample));
 }
 
 }  // namespace fusedops::cuda

@@ -5,6 +5,7 @@
 #include "common/device_types.cuh"
 #include "common/dispatch.h"
 #include "common/group_check.h"
+#include "common/op_boundary.h"
 #include "cuda/group.cuh"
 #include "cuda/scatter_rows.h"
 
@@ -120,8 +121,8 @@ Tensor group_backward(const Tensor& dout,  // (B, M, K, C)
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusedops, CUDA, m) {
-  m.impl("group", TORCH_BOX(&group));
-  m.impl("group_backward", TORCH_BOX(&group_backward));
+  m.impl("group", FUSEDOPS_BOX(&group));
+  m.impl("group_backward", FUSEDOPS_BOX(&group_backward));
 }
 
 }  // namespace fusedops::cuda

@@ -5,6 +5,7 @@
 #include "common/device_types.cuh"
 #include "common/histogram_check.h"
 #include "common/launch.h"
+#include "common/op_boundary.h"
 #include "common/shared_memory.cuh"
 #include "cuda/histogram.cuh"
 
@@ -98,8 +99,8 @@ Tensor histogram(const Tensor& x,  // any shape, floating
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusedops, CUDA, m) {
-  m.impl("bincount", TORCH_BOX(&bincount));
-  m.impl("histogram", TORCH_BOX(&histogram));
+  m.impl("bincount", FUSEDOPS_BOX(&bincount));
+  m.impl("histogram", FUSEDOPS_BOX(&histogram));
 }
 
 }  // namespace fusedops::cuda

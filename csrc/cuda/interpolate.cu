@@ -7,6 +7,7 @@
 #include "common/device_types.cuh"
 #include "common/dispatch.h"
 #include "common/group_check.h"
+#include "common/op_boundary.h"
 #include "cuda/interpolate.cuh"
 #include "cuda/scatter_rows.h"
 
@@ -114,8 +115,8 @@ std::tuple<Tensor, Tensor> interpolate_backward(const Tensor& dout,      // (B, 
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusedops, CUDA, m) {
-  m.impl("interpolate", TORCH_BOX(&interpolate));
-  m.impl("interpolate_backward", TORCH_BOX(&interpolate_backward));
+  m.impl("interpolate", FUSEDOPS_BOX(&interpolate));
+  m.impl("interpolate_backward", FUSEDOPS_BOX(&interpolate_backward));
 }
 
 }  // namespace fusedops::cuda

@@ -5,6 +5,7 @@
 #include <limits>
 #include <tuple>
 
+#include "common/op_boundary.h"
 #include "cuda/neighbour_search.h"
 
 namespace fusedops::cuda {
@@ -78,6 +79,6 @@ std::tuple<Tensor, Tensor> knn(const Tensor& points,   // (B, N, D) or (P, D)
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(fusedops, CUDA, m) { m.impl("knn", TORCH_BOX(&knn)); }
+STABLE_TORCH_LIBRARY_IMPL(fusedops, CUDA, m) { m.impl("knn", FUSEDOPS_BOX(&knn)); }
 
 }  // namespace fusedops::cuda

@@ -7,6 +7,7 @@
 #include "common/device_types.cuh"
 #include "common/dispatch.h"
 #include "common/int_math.h"
+#include "common/op_boundary.h"
 #include "cuda/knn_backward.cuh"
 #include "cuda/point_grid.h"
 
@@ -89,6 +90,8 @@ std::tuple<Tensor, Tensor> knn_backward(const Tensor& grad,     // (B, M, k) or 
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(fusedops, CUDA, m) { m.impl("knn_backward", TORCH_BOX(&knn_backward)); }
+STABLE_TORCH_LIBRARY_IMPL(fusedops, CUDA, m) {
+  m.impl("knn_backward", FUSEDOPS_BOX(&knn_backward));
+}
 
 }  // namespace fusedops::cuda

@@ -3,6 +3,7 @@
 
 #include <tuple>
 
+#include "common/op_boundary.h"
 #include "cuda/norm_launch.cuh"
 
 namespace fusedops::cuda {
@@ -21,6 +22,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> layer_norm(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(fusedops, CUDA, m) { m.impl("layer_norm", TORCH_BOX(&layer_norm)); }
+STABLE_TORCH_LIBRARY_IMPL(fusedops, CUDA, m) { m.impl("layer_norm", FUSEDOPS_BOX(&layer_norm)); }
 
 }  // namespace fusedops::cuda

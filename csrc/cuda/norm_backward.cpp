@@ -6,6 +6,8 @@
 
 #include <tuple>
 
+#include "common/op_boundary.h"
+
 namespace fusedops::cuda {
 namespace {
 
@@ -100,8 +102,8 @@ std::tuple<Tensor, Tensor> rms_norm_backward(
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusedops, CUDA, m) {
-  m.impl("layer_norm_backward", TORCH_BOX(&layer_norm_backward));
-  m.impl("rms_norm_backward", TORCH_BOX(&rms_norm_backward));
+  m.impl("layer_norm_backward", FUSEDOPS_BOX(&layer_norm_backward));
+  m.impl("rms_norm_backward", FUSEDOPS_BOX(&rms_norm_backward));
 }
 
 }  // namespace fusedops::cuda

@@ -3,6 +3,7 @@
 
 #include <cub/device/device_radix_sort.cuh>
 
+#include "common/op_boundary.h"
 #include "cuda/point_grid.cuh"
 #include "cuda/point_grid.h"
 
@@ -139,6 +140,6 @@ Tensor point_grid(const Tensor& points,                    // (B, N, D) or (P, D
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(fusedops, CUDA, m) { m.impl("point_grid", TORCH_BOX(&point_grid)); }
+STABLE_TORCH_LIBRARY_IMPL(fusedops, CUDA, m) { m.impl("point_grid", FUSEDOPS_BOX(&point_grid)); }
 
 }  // namespace fusedops::cuda

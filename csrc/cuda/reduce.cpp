@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "common/launch.h"
+#include "common/op_boundary.h"
 #include "common/reduce_check.h"
 #include "cuda/reduce_launch.h"
 
@@ -229,10 +230,10 @@ Tensor bias_grad(const Tensor& dy,  // (..., N)
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusedops, CUDA, m) {
-  m.impl("reduce", TORCH_BOX(&reduce));
-  m.impl("var_mean", TORCH_BOX(&var_mean));
-  m.impl("extremum_count", TORCH_BOX(&extremum_count));
-  m.impl("bias_grad", TORCH_BOX(&bias_grad));
+  m.impl("reduce", FUSEDOPS_BOX(&reduce));
+  m.impl("var_mean", FUSEDOPS_BOX(&var_mean));
+  m.impl("extremum_count", FUSEDOPS_BOX(&extremum_count));
+  m.impl("bias_grad", FUSEDOPS_BOX(&bias_grad));
 }
 
 }  // namespace fusedops::cuda

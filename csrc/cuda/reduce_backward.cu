@@ -5,6 +5,7 @@
 #include "common/device_types.cuh"
 #include "common/dispatch.h"
 #include "common/launch.h"
+#include "common/op_boundary.h"
 #include "common/reduce_check.h"
 #include "cuda/reduce_backward.cuh"
 
@@ -99,7 +100,7 @@ Tensor reduce_backward(const Tensor& x,                     // any shape
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusedops, CUDA, m) {
-  m.impl("reduce_backward", TORCH_BOX(&reduce_backward));
+  m.impl("reduce_backward", FUSEDOPS_BOX(&reduce_backward));
 }
 
 }  // namespace fusedops::cuda

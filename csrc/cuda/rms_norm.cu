@@ -3,6 +3,7 @@
 
 #include <tuple>
 
+#include "common/op_boundary.h"
 #include "cuda/norm_launch.cuh"
 
 namespace fusedops::cuda {
@@ -21,6 +22,6 @@ std::tuple<Tensor, Tensor, Tensor> rms_norm(const Tensor& x,  // (..., normalise
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(fusedops, CUDA, m) { m.impl("rms_norm", TORCH_BOX(&rms_norm)); }
+STABLE_TORCH_LIBRARY_IMPL(fusedops, CUDA, m) { m.impl("rms_norm", FUSEDOPS_BOX(&rms_norm)); }
 
 }  // namespace fusedops::cuda

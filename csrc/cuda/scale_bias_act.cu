@@ -2,6 +2,7 @@
 #include <tuple>
 
 #include "common/device_types.cuh"
+#include "common/op_boundary.h"
 #include "cuda/column_pass_host.h"
 #include "cuda/elementwise_host.h"
 #include "cuda/scale_bias_act.cuh"
@@ -121,9 +122,9 @@ std::tuple<Tensor, Tensor, Tensor> scale_bias_act_backward(
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusedops, CUDA, m) {
-  m.impl("scale_bias_act", TORCH_BOX(&scale_bias_act));
-  m.impl("scale_bias_act_out", TORCH_BOX(&scale_bias_act_out));
-  m.impl("scale_bias_act_backward", TORCH_BOX(&scale_bias_act_backward));
+  m.impl("scale_bias_act", FUSEDOPS_BOX(&scale_bias_act));
+  m.impl("scale_bias_act_out", FUSEDOPS_BOX(&scale_bias_act_out));
+  m.impl("scale_bias_act_backward", FUSEDOPS_BOX(&scale_bias_act_backward));
 }
 
 }  // namespace fusedops::cuda

@@ -7,6 +7,7 @@
 #include "common/grid_limits.h"
 #include "common/int_math.h"
 #include "common/launch.h"
+#include "common/op_boundary.h"
 #include "cuda/scan.h"
 
 namespace fusedops {
@@ -97,10 +98,10 @@ std::tuple<Tensor, Tensor> cummin(const Tensor& x, int64_t dim) {
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusedops, CUDA, m) {
-  m.impl("cumsum", TORCH_BOX(&cumsum));
-  m.impl("cumprod", TORCH_BOX(&cumprod));
-  m.impl("cummax", TORCH_BOX(&cummax));
-  m.impl("cummin", TORCH_BOX(&cummin));
+  m.impl("cumsum", FUSEDOPS_BOX(&cumsum));
+  m.impl("cumprod", FUSEDOPS_BOX(&cumprod));
+  m.impl("cummax", FUSEDOPS_BOX(&cummax));
+  m.impl("cummin", FUSEDOPS_BOX(&cummin));
 }
 
 }  // namespace cuda

@@ -7,6 +7,7 @@
 #include "common/device_types.cuh"
 #include "common/dispatch.h"
 #include "common/launch.h"
+#include "common/op_boundary.h"
 #include "cuda/segment.h"
 #include "cuda/segment_backward.cuh"
 
@@ -123,8 +124,8 @@ Tensor segment_reduce_backward(const Tensor& dy,                    // (S, ...)
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusedops, CUDA, m) {
-  m.impl("segment_reduce", TORCH_BOX(&segment_reduce));
-  m.impl("segment_reduce_backward", TORCH_BOX(&segment_reduce_backward));
+  m.impl("segment_reduce", FUSEDOPS_BOX(&segment_reduce));
+  m.impl("segment_reduce_backward", FUSEDOPS_BOX(&segment_reduce_backward));
 }
 
 }  // namespace fusedops::cuda

@@ -7,6 +7,7 @@
 
 #include "common/device_types.cuh"
 #include "common/dispatch.h"
+#include "common/op_boundary.h"
 #include "common/row_check.h"
 #include "common/shared_memory.cuh"
 #include "cuda/row_plan.h"
@@ -152,6 +153,6 @@ Tensor softmax(const Tensor& x,  // any shape
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(fusedops, CUDA, m) { m.impl("softmax", TORCH_BOX(&softmax)); }
+STABLE_TORCH_LIBRARY_IMPL(fusedops, CUDA, m) { m.impl("softmax", FUSEDOPS_BOX(&softmax)); }
 
 }  // namespace fusedops::cuda

@@ -7,6 +7,7 @@
 
 #include "common/device_types.cuh"
 #include "common/dispatch.h"
+#include "common/op_boundary.h"
 #include "common/row_check.h"
 #include "common/shared_memory.cuh"
 #include "cuda/row_plan.h"
@@ -230,7 +231,7 @@ Tensor softmax_backward(const Tensor& dy,  // any shape
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusedops, CUDA, m) {
-  m.impl("softmax_backward", TORCH_BOX(&softmax_backward));
+  m.impl("softmax_backward", FUSEDOPS_BOX(&softmax_backward));
 }
 
 }  // namespace fusedops::cuda

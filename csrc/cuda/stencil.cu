@@ -1,6 +1,7 @@
 // stencil on CUDA.
 #include <torch/csrc/stable/library.h>
 
+#include "common/op_boundary.h"
 #include "cuda/stencil_host.h"
 #include "cuda/stencil_small.cuh"
 
@@ -60,6 +61,6 @@ Tensor stencil(const Tensor& x,       // (..., [D,] [H,] W)
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(fusedops, CUDA, m) { m.impl("stencil", TORCH_BOX(&stencil)); }
+STABLE_TORCH_LIBRARY_IMPL(fusedops, CUDA, m) { m.impl("stencil", FUSEDOPS_BOX(&stencil)); }
 
 }  // namespace fusedops::cuda

@@ -3,6 +3,7 @@
 
 #include <tuple>
 
+#include "common/op_boundary.h"
 #include "cuda/stencil_gradient.cuh"
 #include "cuda/stencil_host.h"
 
@@ -82,7 +83,7 @@ std::tuple<Tensor, Tensor> stencil_backward(const Tensor& dy,      // (..., [D,]
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusedops, CUDA, m) {
-  m.impl("stencil_backward", TORCH_BOX(&stencil_backward));
+  m.impl("stencil_backward", FUSEDOPS_BOX(&stencil_backward));
 }
 
 }  // namespace fusedops::cuda

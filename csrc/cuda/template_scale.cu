@@ -5,6 +5,7 @@
 #include "common/device_types.cuh"
 #include "common/dispatch.h"
 #include "common/launch.h"
+#include "common/op_boundary.h"
 #include "cuda/template_scale.cuh"
 
 namespace fusedops::cuda {
@@ -47,7 +48,7 @@ Tensor template_scale(const Tensor& x,  // any shape
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusedops, CUDA, m) {
-  m.impl("template_scale", TORCH_BOX(&template_scale));
+  m.impl("template_scale", FUSEDOPS_BOX(&template_scale));
 }
 
 }  // namespace fusedops::cuda

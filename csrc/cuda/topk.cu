@@ -6,6 +6,7 @@
 
 #include "common/device_types.cuh"
 #include "common/launch.h"
+#include "common/op_boundary.h"
 #include "common/topk_check.h"
 #include "cuda/element_types.cuh"
 #include "cuda/topk.cuh"
@@ -58,6 +59,6 @@ std::tuple<Tensor, Tensor> topk(const Tensor& x,  // (..., N)
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(fusedops, CUDA, m) { m.impl("topk", TORCH_BOX(&topk)); }
+STABLE_TORCH_LIBRARY_IMPL(fusedops, CUDA, m) { m.impl("topk", FUSEDOPS_BOX(&topk)); }
 
 }  // namespace fusedops::cuda

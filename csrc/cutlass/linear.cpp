@@ -4,6 +4,7 @@
 
 #include <tuple>
 
+#include "common/op_boundary.h"
 #include "cuda/narrow_backward.h"
 #include "cutlass/linear_parts.h"
 
@@ -206,17 +207,17 @@ STABLE_TORCH_LIBRARY_FRAGMENT(fusedops_tuning, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(fusedops_tuning, CUDA, m) {
-  m.impl("gemm_with_config", TORCH_BOX(&gemm_with_config));
+  m.impl("gemm_with_config", FUSEDOPS_BOX(&gemm_with_config));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(fusedops, CUDA, m) {
-  m.impl("linear", TORCH_BOX(&linear));
-  m.impl("linear_preact", TORCH_BOX(&linear_preact));
-  m.impl("matmul", TORCH_BOX(&matmul));
-  m.impl("matmul_preact", TORCH_BOX(&matmul_preact));
-  m.impl("linear_wgrad_", TORCH_BOX(&linear_wgrad_));
-  m.impl("linear_backward", TORCH_BOX(&linear_backward));
-  m.impl("act_backward_bias_grad", TORCH_BOX(&act_backward_bias_grad));
+  m.impl("linear", FUSEDOPS_BOX(&linear));
+  m.impl("linear_preact", FUSEDOPS_BOX(&linear_preact));
+  m.impl("matmul", FUSEDOPS_BOX(&matmul));
+  m.impl("matmul_preact", FUSEDOPS_BOX(&matmul_preact));
+  m.impl("linear_wgrad_", FUSEDOPS_BOX(&linear_wgrad_));
+  m.impl("linear_backward", FUSEDOPS_BOX(&linear_backward));
+  m.impl("act_backward_bias_grad", FUSEDOPS_BOX(&act_backward_bias_grad));
 }
 
 }  // namespace fusedops

@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "common/mlp_check.h"
+#include "common/op_boundary.h"
 #include "cutlass/mlp_parts.h"
 
 namespace fusedops {
@@ -135,9 +136,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> mlp_backward_(
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusedops, CUDA, m) {
-  m.impl("mlp_forward", TORCH_BOX(&mlp_forward));
-  m.impl("mlp_backward", TORCH_BOX(&mlp_backward));
-  m.impl("mlp_backward_", TORCH_BOX(&mlp_backward_));
+  m.impl("mlp_forward", FUSEDOPS_BOX(&mlp_forward));
+  m.impl("mlp_backward", FUSEDOPS_BOX(&mlp_backward));
+  m.impl("mlp_backward_", FUSEDOPS_BOX(&mlp_backward_));
 }
 
 }  // namespace fusedops
