@@ -18,8 +18,8 @@ std::tuple<Tensor, Tensor, Tensor> ball_query(const Tensor& points,   // (B, N, 
                                               int64_t algorithm) {
   // Contract, checks
   const NoGradGuard no_grad;
-  const NeighbourTensors in = check_ball_query(points, queries, lengths, query_lengths, offsets,
-                                               query_offsets, grid, radius, k, algorithm);
+  const NeighbourTensors in = with_monotone_offsets(check_ball_query(
+      points, queries, lengths, query_lengths, offsets, query_offsets, grid, radius, k, algorithm));
 
   // Allocate
   Tensor index = torch::stable::empty(rows_by(in.queries, k), ScalarType::Long);
@@ -69,9 +69,9 @@ Tensor radius_count(const Tensor& points,   // (B, N, D) or (P, D)
                     double radius, bool closed, int64_t algorithm) {
   // Contract, checks
   const NoGradGuard no_grad;
-  const NeighbourTensors in =
+  const NeighbourTensors in = with_monotone_offsets(
       check_radius_search("radius_count", points, queries, lengths, query_lengths, offsets,
-                          query_offsets, grid, radius, algorithm);
+                          query_offsets, grid, radius, algorithm));
 
   // Allocate
   Tensor counts = torch::stable::empty(rows_of(in.queries), ScalarType::Long);
@@ -95,9 +95,9 @@ std::tuple<Tensor, Tensor> radius_fill(
     double radius, bool closed, int64_t algorithm, int64_t total) {
   // Contract, checks
   const NoGradGuard no_grad;
-  const NeighbourTensors in =
+  const NeighbourTensors in = with_monotone_offsets(
       check_radius_search("radius_fill", points, queries, lengths, query_lengths, offsets,
-                          query_offsets, grid, radius, algorithm);
+                          query_offsets, grid, radius, algorithm));
   check_radius_fill(in, starts, total);
   const Tensor dense = torch::stable::contiguous(starts);
   const auto* first = static_cast<const int64_t*>(dense.const_data_ptr());

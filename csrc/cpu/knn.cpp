@@ -11,7 +11,8 @@ Tensor point_grid(const Tensor& points,                    // (B, N, D) or (P, D
                   const std::optional<Tensor>& lengths,    // (B,)
                   const std::optional<Tensor>& offsets) {  // (B + 1,)
   // Checks
-  const CloudTensors clouds = check_grid_points("point_grid", points, lengths, offsets);
+  const CloudTensors clouds =
+      with_monotone_offsets(check_grid_points("point_grid", points, lengths, offsets));
 
   // Allocate
   const NoGradGuard no_grad;
@@ -40,8 +41,8 @@ std::tuple<Tensor, Tensor> knn(const Tensor& points,   // (B, N, D) or (P, D)
                                int64_t algorithm) {
   // Contract, checks
   const NoGradGuard no_grad;
-  const NeighbourTensors in = check_knn(points, queries, lengths, query_lengths, offsets,
-                                        query_offsets, grid, k, norm, algorithm);
+  const NeighbourTensors in = with_monotone_offsets(check_knn(
+      points, queries, lengths, query_lengths, offsets, query_offsets, grid, k, norm, algorithm));
   FUSEDOPS_CHECK(in.algorithm != NeighbourAlgorithm::kTensor,
                  "knn: algorithm must be auto, brute or grid on the CPU; got tensor");
 

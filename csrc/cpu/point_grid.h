@@ -16,6 +16,28 @@
 
 namespace fusedops::cpu {
 
+// The clouds with offsets of which none is below the one before it: one that falls counts as the
+// largest before it.
+inline CloudTensors with_monotone_offsets(CloudTensors clouds) {
+  if (!clouds.offsets) return clouds;
+  const Tensor result = torch::stable::empty_like(*clouds.offsets);
+  auto* offsets = static_cast<int64_t*>(result.mutable_data_ptr());
+  int64_t largest = 0;
+  for (int64_t i = 0; i <= clouds.view.count; ++i) {
+    largest = std::max(largest, clamp(clouds.view.offsets[i], 0, clouds.view.capacity));
+    offsets[i] = largest;
+  }
+  clouds.offsets = result;
+  clouds.view.offsets = offsets;
+  return clouds;
+}
+
+inline NeighbourTensors with_monotone_offsets(NeighbourTensors tensors) {
+  tensors.points = with_monotone_offsets(tensors.points);
+  tensors.queries = with_monotone_offsets(tensors.queries);
+  return tensors;
+}
+
 // Rows of a tensor as T: x[row * dim + d].
 template <class T>
 std::vector<T> to_values(const Tensor& tensor, DType dtype) {

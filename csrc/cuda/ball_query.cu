@@ -9,6 +9,7 @@
 #include "common/op_boundary.h"
 #include "cuda/ball_brute.cuh"
 #include "cuda/ball_query.cuh"
+#include "cuda/monotone_offsets.h"
 #include "cuda/neighbour_output.cuh"
 
 namespace fusedops::cuda {
@@ -89,8 +90,9 @@ std::tuple<Tensor, Tensor, Tensor> ball_query(const Tensor& points,   // (B, N, 
   const LaunchScope scope("ball_query", points);
 
   // Contract, checks
-  const NeighbourTensors in = check_ball_query(points, queries, lengths, query_lengths, offsets,
-                                               query_offsets, grid, radius, k, algorithm);
+  const NeighbourTensors in = with_monotone_offsets(
+      scope, check_ball_query(points, queries, lengths, query_lengths, offsets, query_offsets, grid,
+                              radius, k, algorithm));
 
   // Allocate
   const auto device = points.device();
@@ -145,9 +147,9 @@ Tensor radius_count(const Tensor& points,   // (B, N, D) or (P, D)
   const LaunchScope scope("radius_count", points);
 
   // Contract, checks
-  const NeighbourTensors in =
-      check_radius_search("radius_count", points, queries, lengths, query_lengths, offsets,
-                          query_offsets, grid, radius, algorithm);
+  const NeighbourTensors in = with_monotone_offsets(
+      scope, check_radius_search("radius_count", points, queries, lengths, query_lengths, offsets,
+                                 query_offsets, grid, radius, algorithm));
 
   // Allocate
   Tensor counts =
@@ -216,9 +218,9 @@ std::tuple<Tensor, Tensor> radius_fill(
   const LaunchScope scope("radius_fill", points);
 
   // Contract, checks
-  const NeighbourTensors in =
-      check_radius_search("radius_fill", points, queries, lengths, query_lengths, offsets,
-                          query_offsets, grid, radius, algorithm);
+  const NeighbourTensors in = with_monotone_offsets(
+      scope, check_radius_search("radius_fill", points, queries, lengths, query_lengths, offsets,
+                                 query_offsets, grid, radius, algorithm));
   check_radius_fill(in, starts, total);
 
   // Allocate

@@ -6,6 +6,7 @@
 #include <tuple>
 
 #include "common/op_boundary.h"
+#include "cuda/monotone_offsets.h"
 #include "cuda/neighbour_search.h"
 
 namespace fusedops::cuda {
@@ -30,8 +31,9 @@ std::tuple<Tensor, Tensor> knn(const Tensor& points,   // (B, N, D) or (P, D)
   const LaunchScope scope("knn", points);
 
   // Contract, checks
-  const NeighbourTensors in = check_knn(points, queries, lengths, query_lengths, offsets,
-                                        query_offsets, grid, k, norm, algorithm);
+  const NeighbourTensors in =
+      with_monotone_offsets(scope, check_knn(points, queries, lengths, query_lengths, offsets,
+                                             query_offsets, grid, k, norm, algorithm));
 
   // Allocate
   const auto device = points.device();

@@ -4,6 +4,7 @@
 #include <cub/device/device_radix_sort.cuh>
 
 #include "common/op_boundary.h"
+#include "cuda/monotone_offsets.h"
 #include "cuda/point_grid.cuh"
 #include "cuda/point_grid.h"
 
@@ -115,7 +116,8 @@ Tensor point_grid(const Tensor& points,                    // (B, N, D) or (P, D
   const LaunchScope scope("point_grid", points);
 
   // Contract, checks
-  const CloudTensors clouds = check_grid_points("point_grid", points, lengths, offsets);
+  const CloudTensors clouds =
+      with_monotone_offsets(scope, check_grid_points("point_grid", points, lengths, offsets));
 
   // Allocate. Zeros: the gaps between clouds are never written, and results repeat bitwise.
   Tensor bytes = empty_bytes(points, grid_bytes(clouds));
