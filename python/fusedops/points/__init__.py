@@ -4,7 +4,8 @@ A batch of clouds is *padded*, points (B, N, D) with optional int64 lengths (B,)
 points (P, D) with int64 offsets (B + 1,): rows offsets[b] to offsets[b + 1] are cloud b. Padded
 indices count from the start of their cloud, packed ones from the start of the tensor; -1 is "none".
 lengths and offsets stay on the device and are never read by the host: values outside the tensor are
-clamped to it. torch.func transforms and forward-mode AD run by torch's own kernels.
+clamped to it, and to a search an offset that falls counts as the largest before it. Rows of no
+cloud find nothing. torch.func transforms and forward-mode AD run by torch's own kernels.
 """
 
 from .grid import GridIndex
