@@ -34,6 +34,7 @@ FAMILIES = {
     "elementwise": elementwise.run,
     "sampling": points.run_sampling,
     "neighbours": points.run_neighbours,
+    "offsets": points.run_hostile_offsets,
 }
 GPU_ONLY = ("kernels",)
 

@@ -41,6 +41,25 @@ def run_sampling(o: Options, count: Counter[str]) -> None:
     ops.group(features, many).sum().backward()
 
 
+def run_hostile_offsets(o: Options, count: Counter[str]) -> None:
+    """Searches among packed clouds whose offsets fall, leave the tensor or leave rows out."""
+    ops = fusedops.points
+    for rows in (300, 9000):
+        points = o.rand(rows, 3)
+        for values in ((0, 200, 50, 120), (-5, 2**62, -1, rows + 1), (40, rows, 3), (0, 20)):
+            offsets = torch.tensor(values, device=o.device)
+            index = ops.GridIndex(points, offsets=offsets)
+            for k in (5, 40):
+                index.knn(None, k)
+                index.ball_query(None, 0.1, k)
+                for algorithm in ("brute", "grid"):
+                    ops.knn(points, None, k, offsets=offsets, algorithm=algorithm)
+                    ops.ball_query(points, None, 0.1, k, offsets=offsets, algorithm=algorithm)
+                    ops.radius_search(points, None, 0.05, offsets=offsets, algorithm=algorithm)
+            index.radius_search(None, 0.05)
+            count["hostile offsets"] += 17
+
+
 def run_neighbours(o: Options, count: Counter[str]) -> None:
     """k-NN, ball query and radius search by every algorithm, with their backward and the index."""
     ops = fusedops.points
