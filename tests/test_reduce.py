@@ -208,6 +208,33 @@ def test_integer_extremes(device):
         assert ours("argmin", x, (1,)).tolist() == [0, 0, 0]
 
 
+@pytest.mark.parametrize("dtype", [*DTYPES, *INTEGERS], ids=name)
+@pytest.mark.parametrize("kind", ["sum", "mean", "prod"])
+def test_integers_are_converted_to_dtype_first(device, kind, dtype):
+    if kind == "mean" and not dtype.is_floating_point:
+        pytest.skip("torch has no mean of integers")
+    for of, rows in {
+        torch.int64: [[2**62] * 4, [1, -1, 0, 0], [2**63 - 1, 2**63 - 1, 5, 7], [3, 3, 256, 2]],
+        torch.int32: [[2**31 - 1] * 4, [1, -1, 0, 0], [70000, -70000, 1, 1], [3, 3, 256, 2]],
+        torch.uint8: [[255] * 4, [1, 0, 0, 0], [0] * 4, [16, 16, 1, 1]],
+        torch.bool: [[True] * 4, [True, False, False, False], [False] * 4, [True] * 4],
+    }.items():
+        x = torch.tensor(rows, dtype=of, device=device)
+        y = getattr(fusedops, kind)(x, 1, dtype=dtype)
+        expected = getattr(torch, kind)(x.cpu(), 1, dtype=dtype)
+        torch.testing.assert_close(y.cpu(), expected, equal_nan=True)
+        torch.testing.assert_close(
+            getattr(fusedops, kind)(x[0], dtype=dtype).cpu(), expected[0], equal_nan=True
+        )
+
+
+def test_sums_of_narrow_integers_are_exact(device):
+    x = torch.full((2**20 + 3,), 2**24 + 1, dtype=torch.int32, device=device)
+    exact = torch.tensor(int(x[0]) * x.numel()).to(torch.float32)
+    assert torch.equal(fusedops.sum(x, dtype=torch.float32).cpu(), exact)
+    assert fusedops.mean(x, dtype=torch.float64).item() == 2**24 + 1
+
+
 def test_fp16_sums_do_not_overflow(device):
     x = torch.full((4, 100000), 1.0, dtype=torch.float16, device=device)
     assert torch.all(ours("mean", x, (1,)) == 1)

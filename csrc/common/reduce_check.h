@@ -38,11 +38,6 @@ inline Element check_reduced(const char* op, const Tensor& x, bool floating_only
   return *element;
 }
 
-// The type sums are made in.
-inline ScalarType wide_dtype(const Tensor& x) {
-  return x.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
-}
-
 inline ScalarType result_dtype(Reduction reduction, Element element, const Tensor& x, bool wide) {
   switch (reduction) {
     case Reduction::kAny:

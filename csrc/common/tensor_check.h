@@ -80,6 +80,11 @@ constexpr ScalarType scalar_type_of(DType dtype) {
   }
 }
 
+// The type that sums and products of x are made in.
+inline ScalarType wide_dtype(const Tensor& x) {
+  return x.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
+}
+
 // fp16, bf16, fp32 or fp64; anything else is an error.
 inline DType check_floating(const char* op, const char* name, const Tensor& tensor) {
   const ScalarType type = tensor.scalar_type();

@@ -17,10 +17,11 @@ std::tuple<Tensor, Tensor> act_backward_bias_grad(const Tensor& dy,             
   // NOTE: an op may not return its input.
   const Tensor dz = shape.activation == Activation::kNone
                         ? torch::stable::contiguous(torch::stable::clone(dy))
-                        : activation_backward(dy, saved, shape);
+                        : activation_backward(dy, saved, shape.activation);
   const ScalarType dtype = dbias_fp32 ? ScalarType::Float : dy.scalar_type();
-  return {dz, need_dbias ? sum_rows(as_matrix(dz, shape.m, shape.n), dtype)
-                         : torch::stable::empty({0}, dtype)};
+  Tensor dbias = torch::stable::empty({0}, dtype);
+  if (need_dbias) dbias = sum_rows(as_matrix(dz, shape.m, shape.n), dtype);  // not rounded yet
+  return {to_dtype(dz, dy.scalar_type()), dbias};
 }
 
 }  // namespace

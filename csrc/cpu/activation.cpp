@@ -1,5 +1,7 @@
 #include "cpu/activation.h"
 
+#include <cmath>
+
 #include "common/dispatch.h"
 #include "cpu/aten.h"
 #include "cpu/host_types.h"
@@ -8,35 +10,44 @@
 namespace fusedops::cpu {
 namespace {
 
-// dy where the output is positive (or NaN), else 0.
-Tensor relu_backward(const Tensor& dy, const Tensor& y, DType dtype) {
+// out = fn(a, b) for fp32 or fp64; out may be an input.
+template <class Fn>
+void combine(const Tensor& a, const Tensor& b, const Tensor& out, Fn fn) {
+  const auto run = [&]<DType D>(Tag<D>) {
+    map<Storage<D>>(data<D>(a), data<D>(b), mutable_data<D>(out), out.numel(), fn);
+  };
+  out.scalar_type() == ScalarType::Double ? run(Tag<DType::kFloat64>{})
+                                          : run(Tag<DType::kFloat32>{});
+}
+
+template <class Fn>
+Tensor gradient(const Tensor& dy, const Tensor& saved, Fn fn) {
   const Tensor dz = torch::stable::empty_like(dy);
-  dispatch_dtype(dtype, [&]<DType D>(Tag<D>) {
-    using T = Storage<D>;
-    map<T>(data<D>(dy), data<D>(y), mutable_data<D>(dz), dy.numel(),
-           [](T grad, T value) { return static_cast<Compute<D>>(value) <= 0 ? T(0) : grad; });
-  });
+  combine(dy, saved, dz, fn);
   return dz;
 }
 
-// 2 z dy where z is positive (or NaN), else 0.
-Tensor relu2_backward(const Tensor& dy, const Tensor& z, DType dtype) {
-  const Tensor dz = torch::stable::empty_like(dy);
-  dispatch_dtype(dtype, [&]<DType D>(Tag<D>) {
-    using T = Compute<D>;
-    map<T>(data<D>(dy), data<D>(z), mutable_data<D>(dz), dy.numel(),
-           [](T grad, T value) { return value <= 0 ? T(0) : 2 * value * grad; });
-  });
-  return dz;
+// NOTE: oneDNN, which ATen calls for fp32, makes NaN of infinity.
+void gelu(const Tensor& z) {
+  const Tensor given = torch::stable::clone(z);
+  call("aten::gelu_", "", z, std::string("none"));
+  combine(given, z, z, [](auto x, auto y) { return x == INFINITY ? x : y; });
 }
 
 }  // namespace
 
-void activate(const Tensor& z, const LinearShape& shape) {
-  switch (shape.activation) {
+Tensor preactivation(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
+                     Activation activation) {
+  const bool any_order = activation == Activation::kNone || activation == Activation::kRelu;
+  const ScalarType dtype = any_order ? x.scalar_type() : wide_dtype(x);
+  return torch::stable::contiguous(aten_linear(x, weight, bias, dtype));
+}
+
+void activate(const Tensor& z, Activation activation) {
+  switch (activation) {
     case Activation::kNone: break;
     case Activation::kRelu: call("aten::relu_", "", z); break;
-    case Activation::kGelu: call("aten::gelu_", "", z, std::string("none")); break;
+    case Activation::kGelu: gelu(z); break;
     case Activation::kGeluTanh: call("aten::gelu_", "", z, std::string("tanh")); break;
     case Activation::kSilu: call("aten::silu_", "", z); break;
     case Activation::kSigmoid: call("aten::sigmoid_", "", z); break;
@@ -49,19 +60,23 @@ void activate(const Tensor& z, const LinearShape& shape) {
 }
 
 Tensor activation_backward(const Tensor& dy, const std::optional<Tensor>& saved,
-                           const LinearShape& shape) {
-  if (shape.activation == Activation::kNone) return dy;
-  const Tensor grad = torch::stable::contiguous(dy);
-  const Tensor kept = torch::stable::contiguous(*saved);
-  switch (shape.activation) {
+                           Activation activation) {
+  if (activation == Activation::kNone) return dy;
+  const Tensor grad = torch::stable::contiguous(to_dtype(dy, wide_dtype(dy)));
+  const Tensor kept = torch::stable::contiguous(to_dtype(*saved, wide_dtype(dy)));
+  switch (activation) {
     case Activation::kGelu: return call("aten::gelu_backward", "", grad, kept, std::string("none"));
     case Activation::kGeluTanh:
       return call("aten::gelu_backward", "", grad, kept, std::string("tanh"));
     case Activation::kSilu: return call("aten::silu_backward", "", grad, kept);
     case Activation::kSigmoid: return call("aten::sigmoid_backward", "", grad, kept);
     case Activation::kTanh: return call("aten::tanh_backward", "", grad, kept);
-    case Activation::kRelu2: return relu2_backward(grad, kept, shape.dtype);
-    default: return relu_backward(grad, kept, shape.dtype);
+    // 2 z dy where z is positive (or NaN), else 0; dy where the output is, else 0.
+    case Activation::kRelu2:
+      return gradient(grad, kept,
+                      [](auto d, auto z) { return z <= 0 ? decltype(d){0} : 2 * z * d; });
+    default:
+      return gradient(grad, kept, [](auto d, auto y) { return y <= 0 ? decltype(d){0} : d; });
   }
 }
 

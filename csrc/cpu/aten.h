@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
-namespace fusedops::cpu {
+#include "common/tensor_check.h"
 
-using torch::stable::Tensor;
+namespace fusedops::cpu {
 
 // Grad mode off for the scope: our ops are silent about autograd, so the ATen ops inside them must
 // not record either.
@@ -36,15 +36,27 @@ Tensor call(const char* op, const char* overload, const Args&... args) {
   return torch::stable::detail::to<Tensor>(stack[0]);
 }
 
+inline Tensor to_dtype(const Tensor& tensor, ScalarType dtype) {
+  return tensor.scalar_type() == dtype ? tensor : torch::stable::to(tensor, dtype);
+}
+
+// A new tensor, whatever the dtype.
+inline Tensor copy_as(const Tensor& tensor, ScalarType dtype) {
+  return torch::stable::to(tensor, dtype, std::nullopt, std::nullopt, std::nullopt, false, true);
+}
+
 // NOTE: the out variants, because autocast leaves them alone: a backward that runs inside an
 // autocast region keeps its dtypes.
 
-// x @ weight.T + bias
-inline Tensor aten_linear(const Tensor& x,                      // (M, K)
-                          const Tensor& weight,                 // (N, K)
-                          const std::optional<Tensor>& bias) {  // (N,)
-  const Tensor out = torch::stable::empty({x.size(0), weight.size(0)}, x.scalar_type());
-  return call("aten::linear", "out", x, weight, bias, out);
+// x @ weight.T + bias, formed in dtype.
+inline Tensor aten_linear(const Tensor& x,                    // (M, K)
+                          const Tensor& weight,               // (N, K)
+                          const std::optional<Tensor>& bias,  // (N,)
+                          ScalarType dtype) {
+  const Tensor out = torch::stable::empty({x.size(0), weight.size(0)}, dtype);
+  std::optional<Tensor> added;
+  if (bias) added = to_dtype(*bias, dtype);
+  return call("aten::linear", "out", to_dtype(x, dtype), to_dtype(weight, dtype), added, out);
 }
 
 inline Tensor aten_mm(const Tensor& a,    // (M, K)
@@ -69,10 +81,11 @@ inline Tensor result_of_shape(const Tensor& contiguous,
 }
 
 // (M, N) -> (N,): sums in fp32 or fp64, rounded once to dtype.
-inline Tensor sum_rows(const Tensor& matrix, torch::headeronly::ScalarType dtype) {
+// NOTE: ATen casts the terms, not their sum, to the dtype that it is asked for.
+inline Tensor sum_rows(const Tensor& matrix, ScalarType dtype) {
   const int64_t rows = 0;
-  return torch::stable::sum(matrix, torch::headeronly::IntHeaderOnlyArrayRef(&rows, 1), false,
-                            dtype);
+  const torch::headeronly::IntHeaderOnlyArrayRef dims(&rows, 1);
+  return to_dtype(torch::stable::sum(matrix, dims, false, wide_dtype(matrix)), dtype);
 }
 
 }  // namespace fusedops::cpu

@@ -13,13 +13,13 @@ using torch::stable::select;
 
 Tensor mul(const Tensor& a, const Tensor& b) { return call("aten::mul", "Tensor", a, b); }
 
-// (2, ..., H) or (..., 2, H) from the matrices of its halves.
+// (2, ..., H) or (..., 2, H) of like's dtype from the matrices of its halves.
 Tensor stack(const Tensor& gate, const Tensor& up,  // (M, H)
              const Tensor& like,                    // (..., C)
              bool packed) {
   const int64_t m = gate.size(0), hidden = gate.size(1);
-  Tensor both = packed ? torch::stable::empty({m, 2, hidden}, gate.scalar_type())
-                       : torch::stable::empty({2, m, hidden}, gate.scalar_type());
+  Tensor both = packed ? torch::stable::empty({m, 2, hidden}, like.scalar_type())
+                       : torch::stable::empty({2, m, hidden}, like.scalar_type());
   Tensor first = select(both, packed ? 1 : 0, 0), second = select(both, packed ? 1 : 0, 1);
   torch::stable::copy_(first, gate);
   torch::stable::copy_(second, up);
@@ -30,28 +30,30 @@ Tensor stack(const Tensor& gate, const Tensor& up,  // (M, H)
   return result_of_shape(both, shape);
 }
 
-// Half `index` of (2, ..., H) or (..., 2, H) as a contiguous matrix.
-Tensor half(const Tensor& stacked, const MlpShape& shape, bool packed, int64_t index) {
-  return contiguous(torch::stable::reshape(select(stacked, packed ? stacked.dim() - 2 : 0, index),
-                                           {shape.m, shape.hidden}));
+// Half `index` of (2, ..., H) or (..., 2, H) as a contiguous matrix of that dtype.
+Tensor half(const Tensor& stacked, const MlpShape& shape, bool packed, int64_t index,
+            ScalarType dtype) {
+  const Tensor part = select(stacked, packed ? stacked.dim() - 2 : 0, index);
+  return contiguous(to_dtype(torch::stable::reshape(part, {shape.m, shape.hidden}), dtype));
 }
 
-Tensor activated(const Tensor& z, const MlpShape& shape) {
+Tensor activated(const Tensor& z, Activation activation) {
   const Tensor h = torch::stable::clone(z);
-  activate(h, shape.first());
+  activate(h, activation);
   return h;
 }
 
 struct GateAndUp {
-  Tensor gate, up;  // (M, H) contiguous
+  Tensor gate, up;  // (M, H) contiguous, in fp32 (fp64)
 };
 
 GateAndUp products(const Tensor& x, const Tensor& w_gate, const std::optional<Tensor>& w_up,
                    const std::optional<Tensor>& b_gate, const std::optional<Tensor>& b_up,
                    const MlpShape& shape) {
   const Tensor rows = as_matrix(x, shape.m, shape.k);
-  Tensor gate = aten_linear(rows, w_gate, b_gate);
-  if (w_up) return {contiguous(gate), contiguous(aten_linear(rows, *w_up, b_up))};
+  const ScalarType wide = wide_dtype(x);
+  Tensor gate = aten_linear(rows, w_gate, b_gate, wide);
+  if (w_up) return {contiguous(gate), contiguous(aten_linear(rows, *w_up, b_up, wide))};
   return {contiguous(narrow(gate, 1, 0, shape.hidden)),
           contiguous(narrow(gate, 1, shape.hidden, shape.hidden))};
 }
@@ -81,7 +83,8 @@ std::tuple<Tensor, Tensor> gated_mlp_forward(const Tensor& x,                   
                                          residual, activation);
   const NoGradGuard no_grad;
   const auto [gate, up] = products(x, w_gate, w_up, b_gate, b_up, shape);
-  const Tensor y = down(mul(activated(gate, shape), up), w_down, b_down, residual, x);
+  const Tensor h = to_dtype(mul(activated(gate, shape.activation), up), x.scalar_type());
+  const Tensor y = down(h, w_down, b_down, residual, x);
   return {y, save ? stack(gate, up, x, !w_up) : torch::stable::empty({0}, x.scalar_type())};
 }
 
@@ -98,15 +101,18 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gated_mlp_backward(
   const ScalarType parameter = parameters_fp32 ? ScalarType::Float : dtype;
   const auto none = [&] { return torch::stable::empty({0}, parameter); };
   const Tensor grad = as_matrix(dy, shape.m, shape.n);
-  const Tensor gate = half(saved, shape, packed, 0), up = half(saved, shape, packed, 1);
-  const Tensor act = activated(gate, shape);
-  const Tensor dw_down = need_dw_down ? weight_gradient(grad, mul(act, up), parameter) : none();
+  const ScalarType wide = wide_dtype(dy);
+  const Tensor gate = half(saved, shape, packed, 0, wide), up = half(saved, shape, packed, 1, wide);
+  const Tensor act = activated(gate, shape.activation);
+  const Tensor dw_down =
+      need_dw_down ? weight_gradient(grad, to_dtype(mul(act, up), dtype), parameter) : none();
   const Tensor db_down = need_db_down ? sum_rows(grad, parameter) : none();
   Tensor dz = torch::stable::empty({0}, dtype), dbias = none();
   if (need_dz || need_dbias) {
-    const Tensor dh = contiguous(aten_mm(grad, w_down));
+    const Tensor dh = wide_product(grad, w_down);
     const bool from_output = saved_for_backward(shape.activation) == Saved::kOutput;
-    const Tensor dgate = activation_backward(mul(dh, up), from_output ? act : gate, shape.first());
+    const Tensor dgate =
+        activation_backward(mul(dh, up), from_output ? act : gate, shape.activation);
     const Tensor dup = mul(dh, act);
     if (need_dz) dz = stack(dgate, dup, dy, packed);
     if (need_dbias) {
@@ -153,12 +159,15 @@ std::tuple<Tensor, Tensor, Tensor> gated_input_backward(
   const NoGradGuard no_grad;
   const ScalarType dtype = x.scalar_type();
   const ScalarType weight_dtype = dweight_fp32 ? ScalarType::Float : dtype;
-  const Tensor dgate = half(dz, shape, !w_up, 0), dup = half(dz, shape, !w_up, 1);
+  const Tensor dgate = half(dz, shape, !w_up, 0, dtype), dup = half(dz, shape, !w_up, 1, dtype);
   Tensor weight = w_gate;
   const Tensor first = w_up ? w_gate : narrow(weight, 0, 0, shape.hidden);
   const Tensor second = w_up ? *w_up : narrow(weight, 0, shape.hidden, shape.hidden);
   Tensor dx = torch::stable::empty({0}, dtype);
-  if (need_dx) dx = like_rows(contiguous(add(aten_mm(dgate, first), aten_mm(dup, second))), x);
+  if (need_dx) {
+    const Tensor sum = add(wide_product(dgate, first), wide_product(dup, second));
+    dx = like_rows(contiguous(to_dtype(sum, dtype)), x);
+  }
 
   const Tensor rows = as_matrix(x, shape.m, shape.k);
   Tensor dw_gate = torch::stable::empty({0}, weight_dtype);

@@ -1,4 +1,4 @@
-// linear and matmul on the CPU: ATen's GEMM, then the activation in place.
+// linear and matmul on the CPU: ATen's GEMM, then the activation in place, then one rounding.
 #include <tuple>
 
 #include "common/op_boundary.h"
@@ -8,10 +8,11 @@
 namespace fusedops::cpu {
 namespace {
 
-Tensor preact(const Tensor& x,                      // (M, K)
-              const Tensor& weight,                 // (N, K)
-              const std::optional<Tensor>& bias) {  // (N,)
-  return torch::stable::contiguous(aten_linear(x, weight, bias));
+// (act(z), z) in dtype; z is overwritten.
+std::pair<Tensor, Tensor> with_preact(const Tensor& z, Activation activation, ScalarType dtype) {
+  const Tensor kept = copy_as(z, dtype);
+  activate(z, activation);
+  return {to_dtype(z, dtype), kept};
 }
 
 // The shape of x with its last dimension replaced.
@@ -28,9 +29,9 @@ Tensor linear(const Tensor& x,                    // (..., K)
               int64_t activation, bool /*allow_tf32*/) {
   const LinearShape shape = check_linear("linear", x, weight, bias, activation);
   const NoGradGuard no_grad;
-  const Tensor y = preact(as_matrix(x, shape.m, shape.k), weight, bias);
-  activate(y, shape);
-  return with_leading_dims(y, x, shape.n);
+  const Tensor z = preactivation(as_matrix(x, shape.m, shape.k), weight, bias, shape.activation);
+  activate(z, shape.activation);
+  return with_leading_dims(to_dtype(z, x.scalar_type()), x, shape.n);
 }
 
 std::tuple<Tensor, Tensor> linear_preact(const Tensor& x,                    // (..., K)
@@ -39,9 +40,9 @@ std::tuple<Tensor, Tensor> linear_preact(const Tensor& x,                    // 
                                          int64_t activation, bool /*allow_tf32*/) {
   const LinearShape shape = check_linear("linear", x, weight, bias, activation);
   const NoGradGuard no_grad;
-  const Tensor z = preact(as_matrix(x, shape.m, shape.k), weight, bias);
-  const Tensor y = torch::stable::clone(z);
-  activate(y, shape);
+  const auto [y, z] =
+      with_preact(preactivation(as_matrix(x, shape.m, shape.k), weight, bias, shape.activation),
+                  shape.activation, x.scalar_type());
   return {with_leading_dims(y, x, shape.n), with_leading_dims(z, x, shape.n)};
 }
 
@@ -51,9 +52,9 @@ Tensor matmul(const Tensor& a,                    // (M, K)
               int64_t activation, bool /*allow_tf32*/) {
   const LinearShape shape = check_matmul("matmul", a, b, bias, activation);
   const NoGradGuard no_grad;
-  const Tensor y = preact(a, transposed(b), bias);
-  activate(y, shape);
-  return y;
+  const Tensor z = preactivation(a, transposed(b), bias, shape.activation);
+  activate(z, shape.activation);
+  return to_dtype(z, a.scalar_type());
 }
 
 std::tuple<Tensor, Tensor> matmul_preact(const Tensor& a,                    // (M, K)
@@ -62,10 +63,8 @@ std::tuple<Tensor, Tensor> matmul_preact(const Tensor& a,                    // 
                                          int64_t activation, bool /*allow_tf32*/) {
   const LinearShape shape = check_matmul("matmul", a, b, bias, activation);
   const NoGradGuard no_grad;
-  const Tensor z = preact(a, transposed(b), bias);
-  const Tensor y = torch::stable::clone(z);
-  activate(y, shape);
-  return {y, z};
+  return with_preact(preactivation(a, transposed(b), bias, shape.activation), shape.activation,
+                     a.scalar_type());
 }
 
 }  // namespace

@@ -25,9 +25,10 @@ std::tuple<Tensor, Tensor, Tensor> linear_backward(const Tensor& dy,            
   Tensor dweight = torch::stable::empty({0}, weight_dtype);
   Tensor dbias = torch::stable::empty({0}, weight_dtype);
 
-  // dz, dbias
-  Tensor dz = as_matrix(activation_backward(dy, saved, shape), shape.m, shape.n);
+  // dz, dbias from dz before it is rounded
+  Tensor dz = as_matrix(activation_backward(dy, saved, shape.activation), shape.m, shape.n);
   if (need_dbias) dbias = sum_rows(dz, weight_dtype);
+  dz = to_dtype(dz, dtype);
 
   // dx = dz @ weight
   if (need_dx) {
@@ -36,12 +37,7 @@ std::tuple<Tensor, Tensor, Tensor> linear_backward(const Tensor& dy,            
 
   // dweight = dz.T @ x
   if (need_dweight) {
-    Tensor x_matrix = as_matrix(x, shape.m, shape.k);
-    if (weight_dtype != dtype) {
-      dz = torch::stable::to(dz, weight_dtype);
-      x_matrix = torch::stable::to(x_matrix, weight_dtype);
-    }
-    dweight = torch::stable::contiguous(aten_mm(transposed(dz), x_matrix));
+    dweight = weight_gradient(dz, as_matrix(x, shape.m, shape.k), weight_dtype);
   }
   return {dx, dweight, dbias};
 }

@@ -16,12 +16,16 @@ std::tuple<Tensor, Tensor> mlp_forward(const Tensor& x,                        /
                                        int64_t activation, bool save, bool /*allow_tf32*/) {
   const MlpShape shape = check_mlp("mlp", x, w1, b1, w2, b2, residual, activation);
   const NoGradGuard no_grad;
-  const Tensor h = torch::stable::contiguous(aten_linear(as_matrix(x, shape.m, shape.k), w1, b1));
-  const bool keep_z = save && saved_for_backward(shape.activation) == Saved::kPreact;
-  const Tensor z = keep_z ? torch::stable::clone(h) : h;
-  activate(h, shape.first());
+  const ScalarType dtype = x.scalar_type();
+  Tensor saved = torch::stable::empty({0}, dtype);
+  const Tensor z = preactivation(as_matrix(x, shape.m, shape.k), w1, b1, shape.activation);
+  const bool keep_z = saved_for_backward(shape.activation) == Saved::kPreact;
+  if (save && keep_z) saved = like_rows(copy_as(z, dtype), x);
+  activate(z, shape.activation);
+  const Tensor h = to_dtype(z, dtype);
   const Tensor y = down(h, w2, b2, residual, x);
-  return {y, save ? like_rows(z, x) : torch::stable::empty({0}, x.scalar_type())};
+  if (save && !keep_z) saved = like_rows(h, x);
+  return {y, saved};
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const char* op, const Tensor& dy,
@@ -42,8 +46,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const char* op, const Tensor
   if (need_dw2) {
     Tensor h = kept;
     if (saved_for_backward(shape.activation) == Saved::kPreact) {
-      h = torch::stable::contiguous(torch::stable::clone(kept));
-      activate(h, shape.first());
+      h = torch::stable::contiguous(copy_as(kept, wide_dtype(kept)));
+      activate(h, shape.activation);
+      h = to_dtype(h, dtype);
     }
     dw2 = weight_gradient(grad, h, parameter);
   }
@@ -52,10 +57,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const char* op, const Tensor
   // dz = (dy @ w2) * act', db1 = its sum
   Tensor dz = torch::stable::empty({0}, dtype), db1 = none();
   if (need_dz || need_db1) {
-    const Tensor dh = torch::stable::contiguous(aten_mm(grad, w2));
-    const Tensor hidden = activation_backward(dh, kept, shape.first());
+    const Tensor hidden = activation_backward(wide_product(grad, w2), kept, shape.activation);
     if (need_db1) db1 = sum_rows(hidden, parameter);
-    if (need_dz) dz = like_rows(hidden, dy);
+    if (need_dz) dz = like_rows(to_dtype(hidden, dtype), dy);
   }
   return {dz, db1, dw2, db2};
 }

@@ -44,10 +44,6 @@ Tensor as_rows(const Input& input, const ReduceShape& shape) {
                                 {shape.outputs, shape.count});
 }
 
-Tensor to_dtype(const Tensor& tensor, ScalarType dtype) {
-  return tensor.scalar_type() == dtype ? tensor : torch::stable::to(tensor, dtype);
-}
-
 // Zeros become ones.
 Tensor without_zeros(const Tensor& x) {
   const Tensor ones = torch::stable::empty(x.sizes(), x.scalar_type());

@@ -13,8 +13,8 @@ constexpr DType compute_dtype(DType dtype) {
 }
 
 // x * scale + bias, a new contiguous fp32 (fp64) tensor.
-Tensor preactivation(const char* op, const Tensor& x, const std::optional<Tensor>& scale,
-                     const std::optional<Tensor>& bias, DType dtype) {
+Tensor affine(const char* op, const Tensor& x, const std::optional<Tensor>& scale,
+              const std::optional<Tensor>& bias, DType dtype) {
   const Tensor z = torch::stable::new_empty(x, x.sizes(), scalar_type_of(compute_dtype(dtype)));
   const NamedTensor inputs[] = {{"x", &x}, named("scale", scale), named("bias", bias)};
   const IterationSpace space = iteration_space(op, z, inputs);
@@ -33,8 +33,8 @@ Tensor preactivation(const char* op, const Tensor& x, const std::optional<Tensor
 // act(x * scale + bias) in the compute dtype.
 Tensor compute(const char* op, const Tensor& x, const std::optional<Tensor>& scale,
                const std::optional<Tensor>& bias, DType dtype, Activation activation) {
-  const Tensor z = preactivation(op, x, scale, bias, dtype);
-  activate(z, {0, 0, 0, compute_dtype(dtype), activation});
+  const Tensor z = affine(op, x, scale, bias, dtype);
+  activate(z, activation);
   return z;
 }
 
@@ -85,10 +85,10 @@ std::tuple<Tensor, Tensor, Tensor> scale_bias_act_backward(
   const DType dtype = check_scale_bias_act_backward(kOp, dy, x, scale, bias, activation);
   const NoGradGuard no_grad;
   const ScalarType wide = scalar_type_of(compute_dtype(dtype)), narrow = dy.scalar_type();
-  const LinearShape shape{0, 0, 0, compute_dtype(dtype), static_cast<Activation>(activation)};
-  const Tensor saved = preactivation(kOp, x, scale, bias, dtype);
-  if (saved_for_backward(shape.activation) == Saved::kOutput) activate(saved, shape);
-  const Tensor dz = activation_backward(torch::stable::to(dy, wide), saved, shape);
+  const auto code = static_cast<Activation>(activation);
+  const Tensor saved = affine(kOp, x, scale, bias, dtype);
+  if (saved_for_backward(code) == Saved::kOutput) activate(saved, code);
+  const Tensor dz = activation_backward(torch::stable::to(dy, wide), saved, code);
 
   const int64_t n = dy.size(dy.dim() - 1);
   const int64_t rows = leading_numel(dy);

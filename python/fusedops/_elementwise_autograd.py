@@ -33,6 +33,18 @@ def _sum_to(grad: Tensor, shape: torch.Size) -> Tensor:
     return grad.reshape(shape)
 
 
+def _product_sum_to(dy: Tensor, other: Tensor, shape: torch.Size) -> Tensor:
+    """`_sum_to` of dy * other, whose terms are not rounded to half precision."""
+    if dy.shape == shape or dy.dtype not in (torch.float16, torch.bfloat16):
+        return _sum_to(dy * other, shape)
+    if other.shape == dy.shape and shape == dy.shape[-1:] and not torch.is_grad_enabled():
+        dscale: Tensor = _ops.scale_bias_act_backward.default(
+            dy, other, None, None, 0, False, True, False
+        )[1]
+        return dscale
+    return _sum_to(dy.float() * other, shape).to(dy.dtype)
+
+
 class AddFunction(torch.autograd.Function):
     """(x, y) -> x + y."""
 
@@ -64,8 +76,8 @@ class FmaFunction(torch.autograd.Function):
         a, x = ctx.saved_tensors
         need_a, need_x, need_b = ctx.needs_input_grad
         return (
-            _sum_to(dy * x, ctx.shapes[0]) if need_a else None,
-            _sum_to(dy * a, ctx.shapes[1]) if need_x else None,
+            _product_sum_to(dy, x, ctx.shapes[0]) if need_a else None,
+            _product_sum_to(dy, a, ctx.shapes[1]) if need_x else None,
             _sum_to(dy, ctx.shapes[2]) if need_b else None,
         )
 

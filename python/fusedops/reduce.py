@@ -104,11 +104,12 @@ def _differentiable(
 ) -> Tensor:
     mask = _mask(name, x, dim)
     if dtype is not None and x.dtype is not dtype:
-        # NOTE: a float64 result of narrower elements wants float64 sums, as in torch; integers
-        # are summed exactly whatever the result is.
-        floating = x.dtype.is_floating_point
-        exact = name == "sum" if not floating else dtype.is_floating_point
-        if not exact or (floating and dtype is torch.float64):
+        # NOTE: a float64 result of narrower elements wants float64 sums, as in torch.
+        if x.dtype.is_floating_point:
+            first = dtype is torch.float64 or not dtype.is_floating_point
+        else:
+            first = name != "sum" or not _sums_exactly(x, dtype)
+        if first:
             x = x.to(dtype)
     if sees_torch_functions_only():
         y = reference.reduce(x, name, dims_of(mask), keepdim)
@@ -120,6 +121,13 @@ def _differentiable(
     else:
         y = _reduce(x, CODE[name], mask, keepdim, wide)
     return y if dtype is None else y.to(dtype)
+
+
+def _sums_exactly(x: Tensor, dtype: torch.dtype) -> bool:
+    """Whether the int64 sum of integers is that of the elements converted to dtype, or exacter."""
+    if dtype.is_floating_point or dtype.is_complex:  # int64 may wrap, halves overflow
+        return x.dtype is not torch.int64 and dtype not in (torch.float16, torch.bfloat16)
+    return dtype is not torch.bool
 
 
 def _forward_only(name: str, x: Tensor, dim: Dim, keepdim: bool) -> Tensor:
@@ -139,7 +147,7 @@ def _autocast_dtype(x: Tensor, dtype: torch.dtype | None) -> torch.dtype | None:
 def sum(
     x: Tensor, dim: Dim = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """Sum of x over dim; integers and bool give int64 unless dtype says otherwise."""
+    """Sum of x over dim; integers and bool give int64, or are converted to dtype first."""
     if not isinstance(x, Tensor):
         raise_not_tensor("sum", x=x)
     return _differentiable("sum", x, dim, keepdim, _autocast_dtype(x, dtype))
@@ -148,19 +156,21 @@ def sum(
 def mean(
     x: Tensor, dim: Dim = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """Mean of a floating x over dim; of integers with a floating dtype, from an exact sum."""
+    """Mean of a floating x over dim; of integers converted to a floating dtype, where given."""
     mask = _mask("mean", x, dim)
     if dtype is not None and dtype.is_floating_point and not x.dtype.is_floating_point:
-        count = math.prod([x.shape[i] for i in dims_of(mask)])
-        total = sum(x, dim, keepdim).double()
-        return (total / count if count else total * math.nan).to(dtype)
+        if x.dtype is not torch.int64:
+            count = math.prod([x.shape[i] for i in dims_of(mask)])
+            total = sum(x, dim, keepdim).double()
+            return (total / count if count else total * math.nan).to(dtype)
+        x = x.to(wide_dtype(dtype))  # its sum may wrap
     return _differentiable("mean", x, dim, keepdim, dtype)
 
 
 def prod(
     x: Tensor, dim: Dim = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """Product of x over dim; integers and bool give int64 unless dtype says otherwise."""
+    """Product of x over dim; integers and bool give int64, or are converted to dtype first."""
     if not isinstance(x, Tensor):
         raise_not_tensor("prod", x=x)
     return _differentiable("prod", x, dim, keepdim, _autocast_dtype(x, dtype))
