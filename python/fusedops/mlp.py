@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from . import _fakes  # noqa: F401  (registers the fakes)
-from ._autograd import cast, distinct, sees_torch_functions_only
+from ._autocast import cast, cast_weight
+from ._autograd import distinct, sees_torch_functions_only
 from ._checks import check_tensors
 from ._mlp_autograd import (
     GatedMLPFunction,
@@ -105,7 +106,7 @@ def mlp(
         )
     else:
         if compute is not None:
-            w1, b1, w2, b2 = (None if t is None else cast(t, compute) for t in tensors[1:5])
+            w1, b1, w2, b2 = (None if t is None else cast_weight(t, compute) for t in tensors[1:5])
         y = _mlp_forward(x, w1, b1, w2, b2, residual, code, False, allow_tf32)[0]
     return y if late is None else y + late
 
@@ -188,7 +189,7 @@ def gated_mlp(
         if compute is not None:
             tensors = (
                 x,
-                *(None if t is None else cast(t, compute) for t in tensors[1:7]),
+                *(None if t is None else cast_weight(t, compute) for t in tensors[1:7]),
                 residual,
             )
         y = _gated_mlp_forward(*tensors, code, False, allow_tf32)[0]
