@@ -51,6 +51,18 @@ def test_values_and_gradients(device, kind, activation, dtype, shape):
         assert_accurate(a, b, c, f"result {i}")
 
 
+@pytest.mark.parametrize("dtype", HALVES, ids=name)
+@every_kind
+def test_a_residual_stream_of_another_dtype(device, kind, dtype):
+    arguments, residual, _ = inputs(kind, dtype, device)
+    stream = residual.float().requires_grad_()
+    y = ours(kind, arguments, "silu", stream)
+    assert y.dtype is torch.float32
+    assert torch.equal(y, ours(kind, arguments, "silu") + stream)
+    (dstream,) = torch.autograd.grad(y.sum(), stream)
+    assert torch.equal(dstream, torch.ones_like(stream))
+
+
 @every_kind
 def test_recompute_gives_the_same_bits_and_saves_nothing_hidden(device, kind):
     for activation in ("relu", "gelu"):

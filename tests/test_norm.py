@@ -413,15 +413,18 @@ def test_errors(device, norm):
         text = r"weight must have the shape of the last 1 dimension\(s\) of x \(4, 6\); got \(3,\)"
         with pytest.raises(RuntimeError, match=text):
             getattr(fusedops, norm)(a, 6, w[:3])
+        # By the op: the functions take what torch's take (test_norm_dtypes.py)
+        options = (*((None,) if norm == "layer_norm" else ()), 1, 1e-5, False, True)
+        op = getattr(torch.ops.fusedops, norm)
         with pytest.raises(
             RuntimeError, match="weight must have dtype float32 like x; got float16"
         ):
-            getattr(fusedops, norm)(a, 6, w.half())
+            op(a, None, w.half(), *options)
         text = "weight must have dtype float16 like x or float32; got float64"
         with pytest.raises(RuntimeError, match=text):
-            getattr(fusedops, norm)(a.half(), 6, w.double())
+            op(a.half(), None, w.double(), *options)
         with pytest.raises(RuntimeError, match="residual must have dtype float32 like x"):
-            getattr(fusedops, norm)(a, 6, w, residual=a.half())
+            op(a, a.half(), w, *options)
         with pytest.raises(RuntimeError, match=r"residual must have shape \(4, 6\) like x"):
             getattr(fusedops, norm)(a, 6, w, residual=a[:2])
     with pytest.raises(TypeError, match="x must be a Tensor; got list"):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch  # noqa: F401  (loads libtorch, which _C is linked against)
 
 from . import _C, _math_bits, nn, points, reference  # noqa: F401
+from ._products import compute_intensive_ops
 from .cross_entropy import cross_entropy
 from .elementwise import (
     add,
@@ -83,6 +84,7 @@ __all__ = [
     "box_filter1d",
     "box_filter2d",
     "box_filter3d",
+    "compute_intensive_ops",
     "count_nonzero",
     "cross_entropy",
     "cummax",

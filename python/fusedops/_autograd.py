@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from . import _C  # noqa: F401  (registers torch.ops.fusedops)
+from ._autocast import cast_weight
 from ._compose import compose_dz, compose_linear_backward, no_autocast
 from ._main_grad import accumulate, main_grad_owner
 from .activation import SAVES_OUTPUT, SAVES_PREACT
@@ -77,8 +78,8 @@ class LinearFunction(torch.autograd.Function):
     ) -> Any:
         w = weight
         if compute is not None:
-            w = cast(weight, compute)
-            bias = None if bias is None else cast(bias, compute)
+            w = cast_weight(weight, compute)
+            bias = None if bias is None else cast_weight(bias, compute)
         saved = z = None
         if SAVES_PREACT[code]:
             y, z = _linear_preact(x, w, bias, code, allow_tf32)
@@ -198,10 +199,3 @@ def _eager_apply(function: type[torch.autograd.Function]) -> Any:
 # NOTE: not for Dynamo, which knows Functions by Function.apply.
 linear_eager = _eager_apply(LinearFunction)
 matmul_eager = _eager_apply(MatmulFunction)
-
-
-def cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """torch's autocast rule for F.linear: floating tensors except float64 take the dtype."""
-    if tensor.dtype is dtype or tensor.dtype is torch.float64 or not tensor.is_floating_point():
-        return tensor
-    return tensor.to(dtype)

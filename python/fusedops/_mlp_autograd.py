@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import _C  # noqa: F401  (registers torch.ops.fusedops)
-from ._autograd import _eager_apply, cast
+from ._autocast import cast_weight
+from ._autograd import _eager_apply
 from ._compose import activate, no_autocast
 from ._main_grad import accumulate, deliver, delivered, main_grad_owner, target
 from .activation import SAVES_PREACT
@@ -86,7 +87,7 @@ def _sum_rows(dy: Tensor) -> Tensor:
 
 
 def _cast_or_none(tensor: Tensor | None, compute: torch.dtype | None) -> Any:
-    return tensor if tensor is None or compute is None else cast(tensor, compute)
+    return tensor if tensor is None or compute is None else cast_weight(tensor, compute)
 
 
 def _master(weight: Tensor, used: Tensor) -> Tensor | None:

@@ -7,10 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import _fakes  # noqa: F401  (registers the fakes)
+from ._autocast import cast, cast_weight
 from ._autograd import (
     LinearFunction,
     MatmulFunction,
-    cast,
     distinct,
     linear_eager,
     matmul_eager,
@@ -78,12 +78,13 @@ def linear(
     follows torch's precision setting: TF32 where ``torch.backends.cuda.matmul.fp32_precision`` (or
     the older ``allow_tf32`` and ``set_float32_matmul_precision``) allows it, fp32 accuracy
     otherwise. Under autocast the floating tensors except float64 are cast to the autocast dtype,
-    as ``F.linear`` does; the gradient of a float32 weight is then accumulated and returned in
-    float32. The gradient of a weight with an fp32 ``main_grad`` is added there instead
-    (``overwrite_main_grad``, ``grad_added_to_main_grad``: Transformer Engine's contract), by an
-    ``autograd.grad`` with respect to x alone, too; not under torch.compile or create_graph.
-    Gradients of any order are supported; so are torch.func transforms and forward-mode AD (by
-    torch's own kernels) and an empty M, N or K.
+    as ``F.linear`` does, weights once in a region (``cache_enabled``; what a CUDA graph captures,
+    at each use); the gradient of a float32 weight is then accumulated and returned in float32. The
+    gradient of a weight with an fp32 ``main_grad`` is added there instead (``overwrite_main_grad``,
+    ``grad_added_to_main_grad``: Transformer Engine's contract), by an ``autograd.grad`` with
+    respect to x alone, too; not under torch.compile or create_graph. Gradients of any order are
+    supported; so are torch.func transforms and forward-mode AD (by torch's own kernels) and an
+    empty M, N or K.
 
     Example:
         >>> y = fusedops.linear(x, weight, bias, activation="gelu")
@@ -116,8 +117,8 @@ def linear(
         y = apply(x, weight, bias, code, allow_tf32, compute)
         return y[0] if type(y) is tuple else y
     if compute is not None:
-        weight = cast(weight, compute)
-        bias = None if bias is None else cast(bias, compute)
+        weight = cast_weight(weight, compute)
+        bias = None if bias is None else cast_weight(bias, compute)
     return _linear(x, weight, bias, code, allow_tf32)
 
 
@@ -165,9 +166,9 @@ def matmul(
     if _any_autocast():
         compute = _autocast_dtype(a)
         if compute is not None:
-            a = cast(a, compute)
-            b = cast(b, compute)
-            bias = None if bias is None else cast(bias, compute)
+            a = cast_weight(a, compute)
+            b = cast_weight(b, compute)
+            bias = None if bias is None else cast_weight(bias, compute)
     allow_tf32 = a.dtype is _float32 and a.is_cuda and _tf32_allowed()
     if _is_grad_enabled() and (
         a.requires_grad or b.requires_grad or (bias is not None and bias.requires_grad)

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from . import _fakes  # noqa: F401  (registers the fakes)
-from ._autograd import cast, distinct, sees_torch_functions_only
+from ._autocast import cast, cast_weight
+from ._autograd import distinct, sees_torch_functions_only
 from ._checks import check_tensors
 from ._mlp_autograd import (
     GatedMLPFunction,
@@ -76,10 +77,10 @@ def mlp(
         RuntimeError: Shapes, dtypes or devices do not fit; the message names op, argument, what was
             expected and what came.
 
-    Dtypes, precision and autocast are as in `fusedops.linear`; a residual of another dtype than the
-    autocast dtype is added by torch, with its type promotion; so is ``main_grad``. Gradients of any
-    order are supported (those of second order from the inputs, by torch's kernels), torch.func
-    transforms, forward-mode AD, and an empty M, K, H or N.
+    Dtypes, precision, autocast and ``main_grad`` are as in `fusedops.linear`; a residual of another
+    dtype than the product is added by torch, with its type promotion. Gradients of any order are
+    supported (those of second order from the inputs, by torch's kernels), torch.func transforms,
+    forward-mode AD, and an empty M, K, H or N.
 
     Example:
         >>> y = fusedops.mlp(x, w1, b1, w2, b2, activation="gelu", residual=x)
@@ -94,8 +95,8 @@ def mlp(
     late = None  # a residual that torch adds
     if compute is not None:
         x = cast(x, compute)
-        if residual is not None and residual.dtype is not x.dtype:
-            residual, late = None, residual
+    if residual is not None and residual.dtype is not x.dtype:
+        residual, late = None, residual
     allow_tf32 = x.dtype is _float32 and x.is_cuda and _tf32_allowed()
     tensors = (x, w1, b1, w2, b2, residual)
     if _is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
@@ -105,7 +106,7 @@ def mlp(
         )
     else:
         if compute is not None:
-            w1, b1, w2, b2 = (None if t is None else cast(t, compute) for t in tensors[1:5])
+            w1, b1, w2, b2 = (None if t is None else cast_weight(t, compute) for t in tensors[1:5])
         y = _mlp_forward(x, w1, b1, w2, b2, residual, code, False, allow_tf32)[0]
     return y if late is None else y + late
 
@@ -175,8 +176,8 @@ def gated_mlp(
     late = None  # a residual that torch adds
     if compute is not None:
         x = cast(x, compute)
-        if residual is not None and residual.dtype is not x.dtype:
-            residual, late = None, residual
+    if residual is not None and residual.dtype is not x.dtype:
+        residual, late = None, residual
     allow_tf32 = x.dtype is _float32 and x.is_cuda and _tf32_allowed()
     tensors = (x, w_gate, w_up, b_gate, b_up, w_down, b_down, residual)
     if _is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
@@ -188,7 +189,7 @@ def gated_mlp(
         if compute is not None:
             tensors = (
                 x,
-                *(None if t is None else cast(t, compute) for t in tensors[1:7]),
+                *(None if t is None else cast_weight(t, compute) for t in tensors[1:7]),
                 residual,
             )
         y = _gated_mlp_forward(*tensors, code, False, allow_tf32)[0]

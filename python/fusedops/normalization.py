@@ -12,7 +12,7 @@ from . import _fakes  # noqa: F401  (registers the fakes)
 from ._autograd import _eager_apply, distinct, sees_torch_functions_only
 from ._checks import check_tensors
 from ._compose import no_autocast
-from .softmax import autocast_gives_fp32
+from .softmax import HALF_CODES, autocast_gives_fp32
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -157,6 +157,32 @@ _eager_layer_norm = _eager_apply(LayerNormFunction)
 _eager_rms_norm = _eager_apply(RMSNormFunction)
 
 
+def _as_autocast(x: Tensor, *parameters: Tensor | None) -> tuple[Tensor | None, ...]:
+    """The parameters in float32, as CUDA's autocast hands them on, where the op has no mix of them.
+
+    Under autocast a layer norm of torch computes whatever the dtypes are, float64 apart.
+    """
+    if not x.is_cuda or x.dtype is torch.float64 or not torch.is_autocast_enabled("cuda"):
+        return parameters
+    dtypes = {p.dtype for p in parameters if p is not None}
+    if len(dtypes) < 2 and dtypes <= {x.dtype, torch.float32}:
+        return parameters
+    return tuple(p.float() if p is not None and p.dtype in HALF_CODES else p for p in parameters)
+
+
+def _weight_beside(x: Tensor, weight: Tensor) -> Tensor:
+    """An RMS norm's weight in a dtype that the op takes: torch's rms_norm takes any."""
+    dtype = torch.float32 if x.dtype in HALF_CODES else x.dtype
+    if weight.dtype is dtype or not weight.is_floating_point():
+        return weight
+    return weight.to(dtype)
+
+
+def _adds_by_torch(x: Tensor, residual: Tensor | None) -> bool:
+    """Whether torch promotes the sum of the two; the op has one dtype for them."""
+    return residual is not None and residual.dtype is not x.dtype and residual.shape == x.shape
+
+
 def _norm_dims(op: str, x: Tensor, normalized_shape: int | Sequence[int]) -> int:
     """How many dims are normalised; what the op never gets to see is checked here."""
     if isinstance(normalized_shape, int):
@@ -213,7 +239,8 @@ def layer_norm(
         weight: Of normalized_shape, or None for 1; x's dtype, or float32 beside a half x.
         bias: Like weight, or None for 0.
         eps: Added to the variance.
-        residual: Like x: ``x + residual`` is normalised instead, in the same pass.
+        residual: Like x: ``x + residual`` is normalised instead, in the same pass. Where it has
+            another dtype (a float32 stream beside a half x), torch adds it, with its promotion.
 
     Returns:
         A new contiguous tensor like x, or ``(y, x + residual)`` where residual is given.
@@ -223,7 +250,8 @@ def layer_norm(
         RuntimeError: Shapes, dtypes or devices do not fit; the message names op, argument, what was
             expected and what came.
 
-    Under autocast on a GPU the result of a half x is float32, as torch's. Gradients of any order,
+    Under autocast on a GPU the result of a half x is float32 and parameters may have any float
+    dtype but float64, as torch's. Gradients of any order,
     torch.func transforms and forward-mode AD are supported (the latter two by torch's kernels).
 
     Example:
@@ -231,6 +259,9 @@ def layer_norm(
     """
     check_tensors("layer_norm", _OPTIONAL, x=x, weight=weight, bias=bias, residual=residual)
     norm_dims = _norm_dims("layer_norm", x, normalized_shape)
+    if _adds_by_torch(x, residual):
+        x = x + residual
+        return layer_norm(x, normalized_shape, weight, bias, eps), x
     traced = _is_dynamo_compiling()
     if sees_torch_functions_only():
         total = x if residual is None else x + residual
@@ -238,7 +269,10 @@ def layer_norm(
         return y if residual is None else (y, total)
     if weight is None and bias is not None:
         weight = torch.ones_like(bias)
-    fp32_out = _any_autocast() and autocast_gives_fp32(x)
+    fp32_out = False
+    if _any_autocast():
+        fp32_out = autocast_gives_fp32(x)
+        weight, bias = _as_autocast(x, weight, bias)
     if _is_grad_enabled() and any(
         t is not None and t.requires_grad for t in (x, weight, bias, residual)
     ):
@@ -279,15 +313,20 @@ def rms_norm(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Compute ``x / sqrt(mean(x^2) + eps) * weight`` over the last dims.
 
-    Args, returns and errors are those of `layer_norm`, without a bias; eps None is the machine
-    epsilon of what is computed in (float32, or float64 for float64), as in torch. Autocast leaves
-    it alone, as torch does.
+    Args, returns and errors are those of `layer_norm`, without a bias; the weight has any floating
+    dtype, as in torch, and the result x's. eps None is the machine epsilon of what is computed in
+    (float32, or float64 for float64), as in torch. Autocast leaves it alone, as torch does.
 
     Example:
         >>> y, residual = fusedops.rms_norm(x, 4096, weight, residual=residual)
     """
     check_tensors("rms_norm", _OPTIONAL, x=x, weight=weight, residual=residual)
     norm_dims = _norm_dims("rms_norm", x, normalized_shape)
+    if _adds_by_torch(x, residual):
+        x = x + residual
+        return rms_norm(x, normalized_shape, weight, eps), x
+    if weight is not None and weight.dtype is not x.dtype:
+        weight = _weight_beside(x, weight)
     traced = _is_dynamo_compiling()
     if sees_torch_functions_only():
         total = x if residual is None else x + residual

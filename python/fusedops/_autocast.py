@@ -1,0 +1,94 @@
+"""Casts under autocast; those of weights are made once in a region, as torch makes them.
+
+torch keeps the cast of a float32 leaf that requires a gradient until the outermost region ends or
+``clear_autocast_cache`` is called. That cache is closed to anything but its own ops, and what was
+cast under no_grad stays without a gradient there. So we keep our casts, in the metadata of an
+autograd node: that of one cast, of an empty tensor, which torch holds in its cache. Whenever torch
+drops its casts, it drops ours.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_float32 = torch.float32
+_is_cache_enabled = torch.is_autocast_cache_enabled
+_is_dynamo_compiling = torch.compiler.is_dynamo_compiling
+_is_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)
+
+
+def cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """torch's autocast rule for F.linear: floating tensors except float64 take the dtype."""
+    if tensor.dtype is dtype or tensor.dtype is torch.float64 or not tensor.is_floating_point():
+        return tensor
+    return tensor.to(dtype)
+
+
+class _Casts(dict[Any, Any]):
+    """(id of a weight, dtype) -> (weight, its version, the cast); a dict has no weak references."""
+
+
+def _no_casts() -> _Casts | None:
+    return None
+
+
+_casts: Any = _no_casts  # a weak reference to those of this region
+
+
+def cast_weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """cast(weight, dtype), from this region's casts where torch would keep it.
+
+    The cast has the weight's history in no_grad, inference_mode and a Function's forward, too.
+    """
+    if weight.dtype is not _float32 or not weight.requires_grad or _is_dynamo_compiling():
+        return cast(weight, dtype)
+    # NOTE: a cast that a CUDA graph captures is computed by its replays only, and one from outside
+    # is older than those.
+    if not _is_cache_enabled() or (weight.is_cuda and _is_capturing()):
+        return cast(weight, dtype)
+    casts = _casts()
+    if casts is not None:
+        kept = casts.get((id(weight), dtype))
+        if kept is not None and kept[0] is weight and kept[1] == weight._version:
+            return kept[2]
+    if dtype is _float32 or not weight.is_leaf or weight._is_view() or weight.is_inference():
+        return cast(weight, dtype)
+    with torch.inference_mode(False), torch.enable_grad():
+        made = weight.to(dtype)
+    if type(made) is Tensor:
+        if casts is None:
+            casts = _new_casts()
+        casts[id(weight), dtype] = (weight, weight._version, made)
+    return made
+
+
+def _new_casts() -> _Casts:
+    """Room for casts that torch frees with its own."""
+    global _casts
+    casts = _Casts()
+    enabled = torch.is_autocast_enabled("cpu")
+    torch.set_autocast_enabled("cpu", True)
+    try:
+        # NOTE: out of sight of modes, and addmm saves nothing for the gradient of its first operand
+        # that saved_tensors_hooks would see.
+        with (
+            torch._C.DisableTorchFunction(),
+            torch._C._DisableTorchDispatch(),
+            torch.inference_mode(False),
+            torch.enable_grad(),
+        ):
+            empty = torch.zeros((0, 0), device="cpu", dtype=_float32)
+            leaf = torch.zeros((0, 0), device="cpu", dtype=_float32, requires_grad=True)
+            node = torch.addmm(leaf, empty, empty).grad_fn
+    finally:
+        torch.set_autocast_enabled("cpu", enabled)
+    assert node is not None
+    of_cast = node.next_functions[0][0]
+    assert of_cast is not None
+    of_cast.metadata["fusedops"] = casts
+    _casts = weakref.ref(casts)
+    return casts
