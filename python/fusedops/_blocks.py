@@ -8,7 +8,6 @@ same.
 
 from __future__ import annotations
 
-import copyreg
 import operator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -18,9 +17,13 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 from torch import nn as torch_nn
 
-from ._forward_code import Flags, attributes_read
-from ._nn_linear import Linear, plain, untouched
+from ._forward_code import Outside, Read, code_of, same_constant
+from ._fused_class import Fused, fused_class
+from ._nn_linear import Linear, guard_forwards, plain, untouched
+from ._sequential import activation_name
 from .mlp import gated_mlp, mlp
+
+_is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 
 _HOOKS = (
     "_forward_hooks",
@@ -36,22 +39,6 @@ _HOOKS = (
 
 def hooked(module: torch_nn.Module) -> bool:
     return any(getattr(module, name, None) for name in _HOOKS)
-
-
-def activation_name(module: torch_nn.Module) -> str | None:
-    """The activation that a torch module computes, None for any other module."""
-    # NOTE: exact types; a subclass may compute anything.
-    kind = type(module)
-    if "forward" in vars(module):
-        return None
-    if kind is torch_nn.GELU:
-        return {"none": "gelu", "tanh": "gelu_tanh"}.get(str(module.approximate))
-    return {
-        torch_nn.ReLU: "relu",
-        torch_nn.SiLU: "silu",
-        torch_nn.Sigmoid: "sigmoid",
-        torch_nn.Tanh: "tanh",
-    }.get(kind)
 
 
 # ---- recognition ----
@@ -231,21 +218,22 @@ def fuse_block(module: torch_nn.Module) -> Block | None:
     Returns:
         What it computes; None for any other module, which stays what it is.
     """
-    if not _may_be_block(module):
-        return None
     try:
-        flags = attributes_read(module, _KNOWN)
+        if not _may_be_block(module):
+            return None
+        (own, *inner), outside = code_of(module, _KNOWN)
         block = _Matcher(module).match()
         if block is None:
             return None
-        kind = _fused_class(type(module))
+        kind = fused_class(FusedBlock, type(module))
     except Exception:  # the class and its code may raise anything; it is no block of ours
         return None
     vars(module)["_fused"] = _Traced(
         block,
         {k: Linear if type(m) is Linear else m for k, m in module._modules.items()},
-        tuple(_Part(m, type(m), dict(m._modules), flags[m]) for m in flags if m is not module),
-        flags[module],
+        tuple(_Part(r.module, type(r.module), dict(r.module._modules), *_kept(r)) for r in inner),
+        *_kept(own),
+        outside,
     )
     module.__class__ = kind
     return block
@@ -269,6 +257,9 @@ def _may_be_block(module: torch_nn.Module) -> bool:
 # ---- execution ----
 
 
+Flags = tuple[tuple[str, Any], ...]
+
+
 class _Part(NamedTuple):
     """A module inside a block that is no linear layer, as it was when the block was traced."""
 
@@ -276,6 +267,7 @@ class _Part(NamedTuple):
     kind: type[Any]
     children: dict[str, torch_nn.Module | None]
     flags: Flags  # the plain attributes that the block's code may read
+    methods: tuple[str, ...]  # what it may call of the module's class
 
 
 class _Traced(NamedTuple):
@@ -285,39 +277,48 @@ class _Traced(NamedTuple):
     children: dict[str, Any]  # its _modules; the class Linear for a linear layer
     parts: tuple[_Part, ...]
     flags: Flags
+    methods: tuple[str, ...]
+    outside: Outside | None  # None: loaded from a pickle, not traced yet
 
 
-def _same(module: Any, flags: Flags) -> bool:
+def _kept(read: Read) -> tuple[Flags, tuple[str, ...]]:
+    return tuple(read.flags.items()), tuple(read.methods)
+
+
+def _same_flags(module: Any, flags: Flags, methods: tuple[str, ...]) -> bool:
+    """Whether a module still has the attributes, and its methods are those of its class."""
     for name, value in flags:
         now = getattr(module, name, None)
-        if now is not value and (type(now) is not type(value) or now != value):
+        if now is not value and not same_constant(now, value):
+            return False
+    for name in methods:  # noqa: SIM110  (written out: each call of a block asks)
+        if name in module.__dict__:
             return False
     return True
 
 
-class FusedBlock:
+class FusedBlock(Fused):
     """Mixed into the class of a recognised module: the same object, its forward one op.
 
     The module's own forward runs where the op cannot stand for it: with dropout in training, after
-    a module or plain attribute that was traced became another one, and while one has hooks. Linear
-    layers may be any that are plain, so that a block does not keep those alive which it lost.
+    a module, plain attribute, method or global name that was traced became another one, and while
+    a module has hooks. Linear layers may be any that are plain, so that a block does not keep those
+    alive which it lost.
     """
 
     _fused: _Traced | None = None  # None: a copy that the class's own code made without it
+    _base: Any
     _modules: dict[str, Any]
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Ask nothing of the module's class: no registry of its subclasses gains the fused one."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The original forward's result."""
         traced = self._fused
         if traced is None or len(args) + len(kwargs) != 1:
-            return super().forward(*args, **kwargs)  # type: ignore[misc]
+            return self._base.forward(self, *args, **kwargs)
         block = traced.block
         x = args[0] if args else kwargs.get(block.input)
         if not isinstance(x, Tensor) or not self._is(traced):
-            return super().forward(*args, **kwargs)  # type: ignore[misc]
+            return self._base.forward(self, *args, **kwargs)
         first, down = self._modules[block.first[0]], self._modules[block.down]
         if not block.gated:
             return mlp(x, first.weight, first.bias, down.weight, down.bias, block.activation)
@@ -335,8 +336,11 @@ class FusedBlock:
 
     def _is(self, traced: _Traced) -> bool:
         """Whether the module's own forward would compute what it did when it was traced."""
-        if len(self._modules) != len(traced.children):
+        if len(self._modules) != len(traced.children) or traced.outside is None:
             return False
+        if _is_dynamo_compiling():
+            guard_forwards(self._modules.values())
+            guard_forwards(part.module for part in traced.parts)
         for name, child in self._modules.items():
             was = traced.children.get(name, self)
             if not (plain(child) if was is Linear else child is was):
@@ -345,63 +349,17 @@ class FusedBlock:
             module = part.module
             if type(module) is not part.kind or module._modules != part.children:
                 return False
-            if not (untouched(module) and _same(module, part.flags)):
+            if not (untouched(module) and _same_flags(module, part.flags, part.methods)):
                 return False
             if part.kind is torch_nn.Dropout and module.training and module.p > 0:
                 return False
-        return _same(self, traced.flags)
+        return traced.outside.is_same() and _same_flags(self, traced.flags, traced.methods)
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        reduced = super().__reduce_ex__(max(2, protocol))
-        if reduced[0] is not copyreg.__newobj__:  # type: ignore[attr-defined]
-            return reduced  # the class's own way
-        base = next(c for c in type(self).__mro__[1:] if not issubclass(c, FusedBlock))
-        return _rebuild, (base, *reduced[1][1:]), *reduced[2:]
-
-
-_classes: dict[type, type] = {}
-
-
-def _fused_class(base: type) -> type:
-    if base not in _classes:
-        _classes[base] = type(f"Fused{base.__name__}", (FusedBlock, base), {})
-    return _classes[base]
-
-
-def _rebuild(base: type, *args: Any) -> Any:
-    kind: Any = _fused_class(base)
-    return kind.__new__(kind, *args)
-
-
-class FusedSequential(torch_nn.Sequential):
-    """An nn.Sequential in which Linear + activation and the next Linear run as one op."""
-
-    def forward(self, input: Any) -> Any:
-        """Run the layers in order."""
-        layers = list(self._modules.values())
-        i = 0
-        while i < len(layers):
-            last = pair_end(layers, i)
-            if last is None:
-                input = layers[i](input)
-                i += 1
-            else:
-                first, second = layers[i], layers[last]
-                input = mlp(
-                    input, first.weight, first.bias, second.weight, second.bias, first.activation
-                )
-                i = last + 1
-        return input
-
-
-def pair_end(layers: list[Any], start: int) -> int | None:
-    """The index of the layer that ends an MLP starting here: Linear + activation, Linear."""
-    first = layers[start]
-    if type(first) is not Linear or first.activation in (None, "none"):
-        return None
-    if not untouched(first):
-        return None
-    i = start + 1
-    while i < len(layers) and type(layers[i]) is torch_nn.Identity and untouched(layers[i]):
-        i += 1
-    return i if i < len(layers) and plain(layers[i]) else None
+    def __setstate__(self, state: Any) -> None:
+        super().__setstate__(state)  # type: ignore[misc]
+        if self._fused is not None and self._fused.outside is None:
+            # From a pickle: the code may be another one here
+            kind, self.__class__ = type(self), self._base
+            del self._fused
+            if fuse_block(self) is None:
+                self.__class__ = kind

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from .activation import activation_code
 from .linear import linear
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 class Linear(torch.nn.Linear):
@@ -59,6 +62,14 @@ class Linear(torch.nn.Linear):
         """nn.Linear's line, with the activation where there is one."""
         base = super().extra_repr()
         return base if self.activation is None else f"{base}, activation={self.activation!r}"
+
+
+def guard_forwards(modules: Iterable[Any]) -> None:
+    """Have compiled code look again at whether the modules have forwards of their own."""
+    # NOTE: Dynamo guards on attributes that are looked up, not on keys of __dict__.
+    for module in modules:
+        if module is not None:
+            module.forward  # noqa: B018
 
 
 def untouched(module: torch.nn.Module) -> bool:

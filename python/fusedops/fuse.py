@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import nn as torch_nn
 
-from ._blocks import (
-    FusedSequential,
-    activation_name,
-    fuse_block,
-    hooked,
-    pair_end,
-)
+from ._blocks import fuse_block, hooked
+from ._fused_class import fused_class
 from ._norm_modules import fuse_norms
+from ._sequential import FusedSteps, activation_name, in_order, steps
 from ._text import table
 from .nn import Linear
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 __all__ = ["FuseReport", "FusedLayer", "FusedMLP", "SkippedLayer", "fuse"]
 
@@ -33,9 +27,9 @@ class FusedLayer:
 
     name: str  # its path in the model; every path, joined by ", ", when it is shared
     shape: str  # "in -> out"; of a norm its normalized_shape
-    activation: str | None
-    absorbed: tuple[str, ...]  # the paths of the activation modules that became nn.Identity
-    note: str = ""  # why a following activation was not absorbed
+    activation: str | None  # those it runs with, joined by ", " where they differ
+    absorbed: tuple[str, ...]  # the paths of the activation modules that run with it
+    note: str = ""  # why a following activation does not
 
 
 @dataclass(frozen=True)
@@ -81,7 +75,7 @@ class FuseReport:
 
     @property
     def num_absorbed(self) -> int:
-        """How many activation modules became part of a linear layer."""
+        """How many activation modules run with a linear layer."""
         return sum(len(layer.absorbed) for layer in self.fused)
 
     @property
@@ -153,75 +147,50 @@ def _reason_to_skip(module: torch_nn.Linear) -> str | None:
 
 
 @dataclass
-class _Site:
-    """One place in the tree where a linear layer sits, and the activation that follows it there."""
+class _Runs:
+    """What a linear layer runs with in the Sequentials it sits in."""
 
-    path: str
-    parent: torch_nn.Module | None = None
-    follower_key: str = ""
-    follower: torch_nn.Module | None = None
+    activations: dict[str, str] = field(default_factory=dict)  # path of the module: its activation
+    note: str = ""
 
 
-def _sites(model: torch_nn.Module) -> dict[torch_nn.Linear, list[_Site]]:
-    """Every linear layer with the places it sits in."""
-    found: dict[torch_nn.Linear, list[_Site]] = {}
-    if isinstance(model, torch_nn.Linear):
-        found[model] = [_Site("")]
-    for prefix, parent in model.named_modules():
-        # A plain Sequential runs its children in order and nothing else
-        in_order = (
-            isinstance(parent, torch_nn.Sequential)
-            and type(parent).forward is torch_nn.Sequential.forward
-            and type(parent).__iter__ is torch_nn.Sequential.__iter__
-            and "forward" not in vars(parent)
-        )
-        children = list(parent._modules.items())
-        for i, (key, child) in enumerate(children):
-            if not isinstance(child, torch_nn.Linear):
-                continue
-            site = _Site(f"{prefix}.{key}" if prefix else key, parent)
-            if in_order and i + 1 < len(children):
-                site.follower_key, follower = children[i + 1]
-                site.follower = follower
-            found.setdefault(child, []).append(site)
+def _paths(model: torch_nn.Module) -> dict[torch_nn.Linear, list[str]]:
+    """Every linear layer with its paths."""
+    found: dict[torch_nn.Linear, list[str]] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, torch_nn.Linear):
+            found.setdefault(module, []).append(path)
     return found
 
 
-def _follower_path(site: _Site) -> str:
-    return ".".join([*site.path.split(".")[:-1], site.follower_key])
-
-
-def _common_activation(module: torch_nn.Linear, sites: list[_Site]) -> tuple[str | None, str]:
-    """(activation to absorb, note): the one that follows at every place, or None and why not."""
-    names = [None if s.follower is None else activation_name(s.follower) for s in sites]
-    if not any(names):
-        return None, ""
-    if isinstance(module, Linear) and module.activation not in (None, "none"):
-        return None, f"has activation {module.activation!r}; {_follower_path(sites[0])} stays"
-    if len(set(names)) != 1:
-        return None, "shared, and not followed by the same activation everywhere"
-    with_hooks = [s for s in sites if s.follower is not None and hooked(s.follower)]
-    if with_hooks:
-        return None, f"{_follower_path(with_hooks[0])} has hooks and stays"
-    return names[0], ""
-
-
-def _absorb(sites: list[_Site]) -> Iterator[str]:
-    for site in sites:
-        assert site.parent is not None
-        assert site.follower is not None
-        identity = torch_nn.Identity()
-        identity.train(site.follower.training)
-        site.parent._modules[site.follower_key] = identity
-        yield _follower_path(site)
+def _fuse_sequentials(model: torch_nn.Module, report: FuseReport) -> dict[Any, _Runs]:
+    """Let Sequentials run linear layers, fused ones already, with what follows them."""
+    found: dict[Any, _Runs] = defaultdict(_Runs)
+    for prefix, module in list(model.named_modules()):
+        if not isinstance(module, torch_nn.Sequential) or isinstance(module, FusedSteps):
+            continue
+        if not in_order(type(module)) or "forward" in vars(module):
+            continue
+        keys, layers = list(module._modules), list(module._modules.values())
+        paths = [f"{prefix}.{key}" if prefix else key for key in keys]
+        for layer, path, follower in zip(layers, paths[1:], layers[1:], strict=False):
+            if type(layer) is Linear and activation_name(follower) and hooked(follower):
+                found[layer].note = f"{path} has hooks and runs by itself"
+        fused = list(steps(layers))
+        for i, step in fused:
+            if layers[i].activation in (None, "none"):
+                found[layers[i]].activations[paths[i + 1]] = step.activation
+            if step.second is not None:
+                names = (keys[i], keys[step.second])
+                report.blocks.append(FusedMLP(prefix, "mlp", names, step.activation))
+        if fused:
+            module.__class__ = fused_class(FusedSteps, type(module))
+    return found
 
 
 def _fuse_blocks(model: torch_nn.Module, report: FuseReport) -> None:
     """Turn MLP blocks into one op; their layers are fused layers already."""
     for name, module in model.named_modules():
-        if type(module) in (torch_nn.Sequential, FusedSequential):
-            _fuse_sequential(name, module, report)
-            continue
         block = fuse_block(module)
         if block is None:
             continue
@@ -230,37 +199,29 @@ def _fuse_blocks(model: torch_nn.Module, report: FuseReport) -> None:
         report.blocks.append(FusedMLP(name, block.kind, layers, block.activation, note))
 
 
-def _fuse_sequential(name: str, module: torch_nn.Module, report: FuseReport) -> None:
-    if "forward" in vars(module):
-        return
-    keys, layers = list(module._modules), list(module._modules.values())
-    ends = ((i, pair_end(layers, i)) for i in range(len(layers)))
-    pairs = [(i, end) for i, end in ends if end is not None]
-    if not pairs or type(module) is FusedSequential:
-        return
-    module.__class__ = FusedSequential
-    for i, end in pairs:
-        activation = str(layers[i].activation)
-        report.blocks.append(FusedMLP(name, "mlp", (keys[i], keys[end]), activation))
-
-
 def fuse(model: torch_nn.Module) -> FuseReport:
     """Replace the linear layers and norms of a model by fused ones, in place.
 
-    Every ``torch.nn.LayerNorm``, ``RMSNorm`` and ``Linear`` becomes that of `fusedops.nn`. Where a
-    plain ``nn.Sequential`` runs an activation module behind a linear layer (ReLU, GELU of either
-    form, SiLU, Sigmoid, Tanh), the activation is absorbed and an ``nn.Identity`` keeps its place,
-    so that indices stay.
+    Every ``torch.nn.LayerNorm``, ``RMSNorm`` and ``Linear`` becomes that of `fusedops.nn`. Where an
+    ``nn.Sequential`` runs an activation module behind a linear layer (ReLU, GELU of either form,
+    SiLU, Sigmoid, Tanh), both run as one op, and with a second linear layer behind as
+    `fusedops.mlp`. All modules stay where they are, and each call of the Sequential looks at them.
 
-    Whole MLP blocks become one op each way, `fusedops.mlp` or `fusedops.gated_mlp`: pairs of linear
-    layers with an absorbed activation between them in an ``nn.Sequential``, and modules whose
-    forward, as torch.fx traces it, is ``down(act(up(x)))`` or ``down(act(gate(x)) * up(x))`` of
-    their linear layers, whatever the names (Llama's, Hugging Face's, torchtune's; gate and up
-    packed in one layer too). A module stays what it is where its code might do more: store anything
-    but local variables, enter a ``with`` (no_grad, autocast), call other functions (checkpoint) or
-    refer to other objects than modules, numbers and strings. A fused one's own forward still runs
-    while its dropout is active or a module in it has hooks, and after one of those modules, or an
-    attribute that the forward reads, was replaced.
+    Modules whose forward, as torch.fx traces it, is ``down(act(up(x)))`` or ``down(act(gate(x)) *
+    up(x))`` of their linear layers, whatever the names (Llama's, Hugging Face's, torchtune's; gate
+    and up packed in one layer too), become one op each way, `fusedops.mlp` or `fusedops.gated_mlp`.
+    A module stays what it is where its code might do more: store anything but local variables,
+    enter a ``with`` (no_grad, autocast), call other functions (checkpoint) or refer to other
+    objects than modules, numbers and strings.
+
+    Later changes are respected. A layer that has hooks, a forward of its own or an adapter around
+    it (LoRA) runs by itself, and so does an activation. The own forward of a fused block runs while
+    its dropout is active or a module in it has hooks, and after one of those modules, a class's
+    forward or method, or an attribute, global or function that the traced code refers to was
+    replaced. Not seen are patches of ``nn.Linear.forward`` and of the norms' (whose classes have
+    become ours), code that changes inside a function object, and, by the modules inside of what
+    runs as one op, hooks on all modules (``register_module_forward_hook``). Compiled code looks for
+    new hooks where torch's does.
 
     A layer changes its class and stays the same object. So its parameters (what the optimizer
     holds, tied weights), state dict keys, device, training flag and everything that refers to it
@@ -272,11 +233,7 @@ def fuse(model: torch_nn.Module) -> FuseReport:
     norms with hooks (weight_norm, pruning), with an own forward or with a dtype that the kernels do
     not have, and linear layers with further parameters.
 
-    Adapt, hook, prune and quantise first, and fuse last: an absorbed activation is part of its
-    layer. An adapter around that layer or a hook on it then sees the activated output, another
-    module in the nn.Identity's place runs behind the activation, and code that calls the layer past
-    its Sequential gets the activation too. torch.fx, torch.jit.script and quantize_dynamic do not
-    see into fused modules.
+    torch.fx, torch.jit.script and quantize_dynamic do not see into fused modules.
 
     Args:
         model: Any module.
@@ -294,26 +251,29 @@ def fuse(model: torch_nn.Module) -> FuseReport:
     if not isinstance(model, torch_nn.Module):
         raise TypeError(f"fuse: model must be a torch.nn.Module; got {type(model).__name__}")
     report = FuseReport()
-    for module, sites in _sites(model).items():
-        name = ", ".join(site.path for site in sites)
+    paths = _paths(model)
+    before = {module for module in paths if isinstance(module, Linear)}
+    skipped = set()
+    for module, names in paths.items():
         reason = _reason_to_skip(module)
         if reason is not None:
-            report.skipped.append(SkippedLayer(name, type(module).__name__, reason))
-            continue
-        activation, note = _common_activation(module, sites)
-        if isinstance(module, Linear):
-            if activation is None:
-                report.unchanged += 1
-                continue
-        else:
+            skipped.add(module)
+            report.skipped.append(SkippedLayer(", ".join(names), type(module).__name__, reason))
+        elif module not in before:
             module.__class__ = Linear
             module.activation = None
-        absorbed: tuple[str, ...] = ()
-        if activation is not None:
-            absorbed = tuple(_absorb(sites))
-            module.activation = activation
+    runs = _fuse_sequentials(model, report)
+    for module, names in paths.items():
+        if module in skipped:
+            continue
+        with_it = runs[module]
+        if module in before and not with_it.activations:
+            report.unchanged += 1
+            continue
         shape = f"{module.in_features} -> {module.out_features}"
-        report.fused.append(FusedLayer(name, shape, activation, absorbed, note))
+        activation = ", ".join(dict.fromkeys(with_it.activations.values())) or None
+        absorbed = tuple(with_it.activations)
+        report.fused.append(FusedLayer(", ".join(names), shape, activation, absorbed, with_it.note))
     _fuse_blocks(model, report)
     for norm in fuse_norms(model, hooked):
         if norm.reason:
