@@ -201,6 +201,24 @@ def test_out_is_checked(device):
     assert torch.all(leaf == 2)
 
 
+def test_an_empty_out_overlaps_nothing(device):
+    empty = {
+        "channels_last": torch.empty(2, 0, 4, 4, device=device, memory_format=torch.channels_last),
+        "expanded": torch.empty(1, 0, device=device).expand(5, 0),
+        "strided": torch.empty(0, device=device).as_strided((3, 0, 4), (0, 0, 0)),
+    }
+    for what, out in empty.items():
+        x = torch.empty(out.shape, device=device)
+        vector = torch.empty(out.shape[-1], device=device)
+        assert fusedops.add(x, x, out=out) is out, what
+        assert fusedops.fma(x, x, x, out=out) is out, what
+        assert fusedops.square(x, out=out) is out, what
+        assert fusedops.relu(x, out=out) is out, what
+        assert fusedops.relu_(out) is out, what
+        assert fusedops.scale_bias_act(x, vector, vector, "gelu", out=out) is out, what
+        assert fusedops.bias_dropout_residual(x, vector, x, 0.5, out=out) is out, what
+
+
 # ---- scale, bias, activation ----
 
 

@@ -164,6 +164,37 @@ def test_variance(device, dtype, correction):
         assert_accurate(mean, x.mean(dims), x.double().mean(dims), f"mean {shape}")
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=name)
+@pytest.mark.parametrize("kind", ["var", "std"])
+def test_variance_of_no_more_than_correction(device, kind, dtype):
+    """As torch: squared deviations over 0, which are infinite, or NaN where there are none."""
+    rows = [[1, 2, 4, 8], [-1, -1, -1, 1], [0.1] * 4, [0] * 4]
+    rows += [[1e-4, 2e-4, 0, 0], [1, math.nan, 2, 3], [1, math.inf, 2, 3], [math.inf] * 4]
+    x = torch.tensor(rows, dtype=dtype, device=device)
+    ours, torchs = getattr(fusedops, kind), getattr(torch, kind)
+    for correction in (3.5, 4, 4.5, 7, 100):
+        expected = torchs(x, 1, correction=correction)
+        torch.testing.assert_close(ours(x, 1, correction=correction), expected, equal_nan=True)
+        mapped = torch.func.vmap(lambda row, c=correction: ours(row, 0, correction=c))(x)
+        torch.testing.assert_close(mapped, expected, equal_nan=True)
+        for single in (x[0, :1], x[0, 0], x[5, 1]):
+            assert ours(single, correction=correction).isnan()
+    assert ours(x[:2], correction=8).isposinf()
+    empty = ours(x[:, :0], 1, correction=0)
+    assert empty.isnan().all()
+    assert empty.shape == (len(rows),)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=name)
+def test_variance_on_the_cpu_has_the_range_of_float64(dtype):  # as torch's on the CPU
+    for scale in (1e-30, 1e30):
+        x = make(3, 50000, dtype=dtype, device="cpu").mul_(scale)
+        for call in (fusedops.std, torch.std):
+            assert call(x, 1).log10().sub(math.log10(scale)).abs().max() < 0.1
+        assert fusedops.var(x[:, :5], 1, correction=5).isposinf().all()
+        assert fusedops.std(x[0], correction=50000).isposinf()
+
+
 def test_variance_is_stable(device):
     """A large mean does not eat the digits of the deviations."""
     x = make(3, 100000, dtype=torch.float32, device=device) + 10000

@@ -173,6 +173,18 @@ def test_cumprod_gradient_at_zeros(device, zeros, exclusive, reverse):
     torch.testing.assert_close(ours, theirs)
 
 
+@directions
+@pytest.mark.parametrize("scan", ["cumsum", "cumprod"])
+@pytest.mark.parametrize("value", [0.0, 3.0])
+def test_gradients_of_a_scalar(device, scan, value, exclusive, reverse):
+    x = torch.tensor(value, dtype=torch.float64, device=device, requires_grad=True)
+    for create_graph in (False, True):
+        y = getattr(fusedops, scan)(x, 0, exclusive=exclusive, reverse=reverse)
+        (dx,) = torch.autograd.grad(y, x, create_graph=create_graph)
+        assert dx.shape == ()
+        assert dx.item() == (0 if exclusive else 1)
+
+
 def test_gradgradcheck(device):
     x = make(2, 4, dtype=torch.float64, device=device).requires_grad_()
     for scan in (fusedops.cumsum, fusedops.cumprod, lambda t: fusedops.cummax(t)[0]):

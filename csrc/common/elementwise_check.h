@@ -163,6 +163,7 @@ inline int64_t extent(const Tensor& tensor) {
 
 // A sufficient rule, which every slice and transpose meets.
 inline bool overlaps_itself(const Tensor& tensor) {
+  if (tensor.numel() == 0) return false;
   const auto sizes = tensor.sizes();
   const auto strides = tensor.strides();
   std::vector<size_t> order(sizes.size());

@@ -1,6 +1,7 @@
 // Reductions on the CPU: ATen's, in the compute type.
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <tuple>
 
 #include "common/dispatch.h"
@@ -124,13 +125,49 @@ Tensor reduce(const Tensor& x,  // any shape
   return finish(compute(make_input(x, shape), shape), shape);
 }
 
-// variance *= factor, then its root.
+struct Moments {
+  double mean, squares, count;  // squares: the sum of squared deviations from the mean
+};
+
+// NOTE: sums of deviations from the first value, so that equal values have a variance of exactly 0.
 template <DType D>
-void scale_variance(const Tensor& variance, double factor, bool root) {
-  auto* values = mutable_data<D>(variance);
-  for (int64_t i = 0; i < variance.numel(); ++i) {
-    values[i] = static_cast<Compute<D>>(values[i] * factor);
-    if (root) values[i] = std::sqrt(values[i]);
+Moments moments(const Storage<D>* x, int64_t n) {
+  const auto value = [&](int64_t i) { return static_cast<double>(static_cast<Compute<D>>(x[i])); };
+  const double first = std::isfinite(value(0)) ? value(0) : 0, count = static_cast<double>(n);
+  double sum = 0, squares = 0;
+  for (int64_t i = 0; i < n; ++i) sum += value(i) - first;
+  const double shift = sum / count;
+  for (int64_t i = 0; i < n; ++i) {
+    const double deviation = value(i) - first - shift;
+    squares += deviation * deviation;
+  }
+  return {first + shift, squares, count};
+}
+
+// Chan, Golub and LeVeque 1979.
+Moments merged(const Moments& a, const Moments& b) {
+  const double count = a.count + b.count, share = b.count / count, delta = b.mean - a.mean;
+  return {a.mean + delta * share, a.squares + b.squares + delta * delta * a.count * share, count};
+}
+
+// fn(row, its moments); long rows are cut alike for any number of threads.
+template <DType D, class Fn>
+void each_row_moments(const Storage<D>* x, int64_t rows, int64_t n, Fn fn) {
+  if (n <= kGrain) {
+    torch::stable::parallel_for(0, rows, kGrain / n, [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) fn(row, moments<D>(x + row * n, n));
+    });
+    return;
+  }
+  std::vector<Moments> parts((n + kGrain - 1) / kGrain);
+  for (int64_t row = 0; row < rows; ++row) {
+    const auto fill = [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        parts[i] = moments<D>(x + row * n + i * kGrain, std::min(kGrain, n - i * kGrain));
+      }
+    };
+    torch::stable::parallel_for(0, static_cast<int64_t>(parts.size()), 1, fill);
+    fn(row, std::accumulate(parts.begin() + 1, parts.end(), parts.front(), merged));
   }
 }
 
@@ -151,21 +188,20 @@ std::tuple<Tensor, Tensor> var_mean(const Tensor& x,  // any shape
   }
 
   // Launch
-  const Input input = make_input(to_dtype(x, wide_dtype(x)), shape);
-  std::array<StableIValue, 4> stack{
-      torch::stable::detail::from(input.x), torch::stable::detail::from(std::optional(input.dims)),
-      torch::stable::detail::from(false), torch::stable::detail::from(false)};
-  TORCH_ERROR_CODE_CHECK(
-      torch_call_dispatcher("aten::var_mean", "dim", stack.data(), TORCH_ABI_VERSION));
-  const Tensor variance = torch::stable::contiguous(torch::stable::detail::to<Tensor>(stack[0]));
-  const Tensor mean = torch::stable::detail::to<Tensor>(stack[1]);
-  const double count = static_cast<double>(shape.count);
-  const double factor = count * variance_scale(shape.count, correction);
-  if (wide_dtype(x) == ScalarType::Double) {
-    scale_variance<DType::kFloat64>(variance, factor, root);
-  } else {
-    scale_variance<DType::kFloat32>(variance, factor, root);
-  }
+  const Tensor rows = torch::stable::contiguous(as_rows(make_input(x, shape), shape));
+  const Tensor variance = torch::stable::empty({shape.outputs}, ScalarType::Double);
+  const Tensor mean = torch::stable::empty({shape.outputs}, ScalarType::Double);
+  double *variances = mutable_data<DType::kFloat64>(variance),
+         *means = mutable_data<DType::kFloat64>(mean);
+  const double divisor = std::fmax(0.0, static_cast<double>(shape.count) - correction);
+  dispatch_dtype(dtype_of(shape.element), [&]<DType D>(Tag<D>) {
+    each_row_moments<D>(data<D>(rows), shape.outputs, shape.count,
+                        [&](int64_t row, const Moments& m) {
+                          const double value = m.squares / divisor;
+                          variances[row] = root ? std::sqrt(value) : value;
+                          means[row] = m.mean;
+                        });
+  });
   return {finish(variance, shape), finish(mean, shape)};
 }
 

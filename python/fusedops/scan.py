@@ -173,7 +173,7 @@ class _Extreme(torch.autograd.Function):
 def _shifted(dy: Tensor, dim: int, reverse: bool) -> Tensor:
     """The inclusive result's gradient from the exclusive one's, which stands one step later."""
     out = torch.zeros_like(dy)
-    n = dy.shape[dim] - 1
+    n = dy.shape[dim] - 1 if dy.dim() > 0 else 0
     if n > 0:
         here, there = (1, 0) if reverse else (0, 1)
         out.narrow(dim, here, n).copy_(dy.narrow(dim, there, n))

@@ -62,10 +62,9 @@ def reduce(x: Tensor, name: str, dims: Dims, keepdim: bool = False) -> Tensor:
 
 def var(x: Tensor, dims: Dims, correction: float = 1, keepdim: bool = False) -> Tensor:
     """Sum of squared deviations over max(0, count - correction)."""
-    deviations = x - x.mean(dims, keepdim=True)
-    count = math.prod(x.shape[i] for i in dims)
-    divisor = torch.as_tensor(max(0.0, count - correction), dtype=x.dtype, device=x.device)
-    return (deviations * deviations).sum(dims, keepdim) / divisor
+    if not dims:
+        return _keep(var(x.unsqueeze(-1), (x.dim(),), correction), x, (), keepdim)
+    return x.var(dims, correction=correction, keepdim=keepdim)
 
 
 def std(x: Tensor, dims: Dims, correction: float = 1, keepdim: bool = False) -> Tensor:

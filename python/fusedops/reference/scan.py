@@ -22,7 +22,7 @@ def _directed(
 ) -> Tensor:
     """A scan from either end; exclusive results are the others one step later, after `start`."""
     if x.dim() == 0:
-        return torch.full_like(scan(x), start) if exclusive else scan(x)
+        return _directed(scan, x.unsqueeze(0), dim, start, exclusive, reverse).squeeze(0)
     y = scan(x.flip(dim) if reverse else x)
     if exclusive and y.shape[dim] > 0:
         first = torch.full_like(y.narrow(dim, 0, 1), start)
