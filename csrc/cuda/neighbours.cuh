@@ -226,7 +226,8 @@ inline int collector_capacity(int64_t k) {
 }
 
 // Which cloud a group of 2^bits query rows belongs to: cloud b's groups start at
-// (first_row(b) >> bits) + b, so that none spans two clouds.
+// (first_row(b) >> bits) + b, so that none spans two clouds. A group before the first cloud's is
+// given as one behind its end, where it has no rows.
 struct RowGroup {
   int64_t cloud;
   int64_t first;   // of its rows, within the cloud
@@ -245,7 +246,8 @@ __device__ __forceinline__ RowGroup find_row_group(const Clouds& clouds, int64_t
     }
   }
   const int64_t base = (clouds.first_row(low) >> bits) + low;
-  return {low, (group - base) << bits, clouds.length(low)};
+  const int64_t length = clouds.length(low);
+  return {low, group < base ? length : (group - base) << bits, length};
 }
 
 inline int64_t num_row_groups(const Clouds& clouds, int bits) {
