@@ -17,6 +17,10 @@ if(FUSEDOPS_CUDA)
 endif()
 # NOTE: libtorch.so holds no symbol itself (libtorch_cpu.so behind it does), so a linker that
 # defaults to --as-needed would drop it. At run time torch has loaded it already: no RPATH.
-target_link_options(torch_stable INTERFACE LINKER:--no-as-needed)
+# The C++ runtime is torch's, whatever else the linker may find: errors cross from here into torch.
+# NOTE: CMake adds the link folders of nvcc's host compiler. One that has libstdc++.a alone (some
+# images' GCC), or -static-libstdc++, gave a library that loads and ends the process at its first
+# error. Where there is no libstdc++.so.6 the link fails.
+target_link_options(torch_stable INTERFACE LINKER:--no-as-needed -l:libstdc++.so.6)
 target_link_libraries(torch_stable INTERFACE ${PROBE_TORCH_DIR}/lib/libtorch.so)
 set(CMAKE_SKIP_RPATH ON)

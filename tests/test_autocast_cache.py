@@ -147,6 +147,12 @@ def gradients(op, parameters, device, modes=(), **options):
     return torch.autograd.grad(y.float().square().sum(), parameters, allow_unused=True)
 
 
+def assert_sums_close(got, exact):
+    """The same terms added in fp32, in another order."""
+    scale = float(exact.abs().max())
+    torch.testing.assert_close(got.float(), exact.float(), rtol=1e-5, atol=1e-6 * scale)
+
+
 @ours
 @pytest.mark.parametrize("modes", [(), ("no_grad",), ("inference",), ("inference", "no_grad")])
 def test_gradients_reach_the_weights(device, op, modes):
@@ -181,7 +187,7 @@ def test_main_grad(device, op):
     assert gradients(op, parameters, device, ("no_grad",))[0] is None
     for w, exact in zip(parameters[:2], want, strict=False):
         if exact is not None:
-            torch.testing.assert_close(w.main_grad, exact)
+            assert_sums_close(w.main_grad, exact)
 
 
 def test_second_derivatives(device):
@@ -229,7 +235,7 @@ def test_compiled_code_beside_eager_code(device):
         results.append((y, *torch.autograd.grad(y.float().sum(), parameters)))
     for other in results[1:]:
         for a, b in zip(other, results[0], strict=True):
-            torch.testing.assert_close(a, b)
+            assert_sums_close(a, b)
 
 
 @pytest.mark.gpu
