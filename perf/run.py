@@ -2,7 +2,8 @@
 
 import sys
 
+from fusedops._text import run_command
 from fusedops.bench.cli import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(main))

@@ -6,6 +6,7 @@ import contextlib
 import csv
 import itertools
 import math
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -429,3 +430,10 @@ def test_what_synchronises_is_not_captured(monkeypatch: pytest.MonkeyPatch) -> N
     assert FakeCuda.sync_mode == 0
     with pytest.raises(RuntimeError, match="out of memory"):
         timing.prepare(broken, sets, device)
+
+
+@pytest.mark.parametrize("command", [["bench", "--list"], ["info"], ["--help"]])
+def test_a_reader_that_stops_early_is_no_error(command):
+    run = f"{sys.executable} -m fusedops {' '.join(command)} | true"
+    done = subprocess.run(run, shell=True, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stderr == ""

@@ -190,7 +190,7 @@ def test_out_is_checked(device):
     ]:
         with pytest.raises(RuntimeError, match=text):
             fusedops.add(x, flat[:20].view(4, 5), out=out)
-    with pytest.raises(RuntimeError, match="add: out must be y or share no memory with it"):
+    with pytest.raises(RuntimeError, match="add_: out must be y or share no memory with it"):
         fusedops.add_(x, x[0])
     leaf = x.clone().requires_grad_()
     for call in (lambda: fusedops.add(x, x, out=leaf), lambda: fusedops.add(leaf, x, out=x)):

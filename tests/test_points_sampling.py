@@ -268,7 +268,7 @@ def test_errors(to):
     with pytest.raises(TypeError, match="lengths must be a Tensor or None; got list"):
         farthest_point_sample(torch.ones(1, 1, 3, device=to), 1, [1])
     for truncated in ({"n": 2.9}, {"n": 1, "start": 1.9}):
-        with pytest.raises(TypeError, match="must be an int or a Tensor; got float"):
+        with pytest.raises(TypeError, match=r"must be an int or a Tensor; got [12]\.9$"):
             farthest_point_sample(torch.ones(1, 5, 3, device=to), **truncated)
     for bad in (-1, "first"):
         with pytest.raises(ValueError, match="start must be"):

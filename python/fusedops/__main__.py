@@ -128,4 +128,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from fusedops._text import run_command
+
+    sys.exit(run_command(main))

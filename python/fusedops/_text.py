@@ -3,10 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+
+def run_command(main: Callable[[], int]) -> int:
+    """What `main` returns; a reader that has seen enough (`| head`) ends it without a word."""
+    try:
+        try:
+            return main()
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # NOTE: Python flushes again when it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + 13  # as if by SIGPIPE
 
 
 def shapes(text: str) -> tuple[tuple[int, ...], ...]:

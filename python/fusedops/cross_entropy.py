@@ -10,6 +10,7 @@ from torch import Tensor
 
 from . import _fakes  # noqa: F401  (registers the fakes)
 from ._autograd import _eager_apply, sees_torch_functions_only
+from ._calls import public
 from ._checks import raise_not_tensor
 from ._compose import no_autocast
 from .softmax import HALF_CODES
@@ -96,6 +97,7 @@ def _as_matrix(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     return logits.reshape(target.numel(), logits.shape[-1]), target.reshape(-1)
 
 
+@public
 def cross_entropy(
     logits: Tensor,
     target: Tensor,

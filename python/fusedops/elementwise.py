@@ -11,7 +11,8 @@ from torch import Tensor
 
 from . import _fakes  # noqa: F401  (registers the fakes)
 from ._autograd import distinct, sees_torch_functions_only
-from ._checks import check_tensors, refuse_grad
+from ._calls import public
+from ._checks import refuse_grad
 from ._compose import activate
 from ._elementwise_autograd import (
     AddFunction,
@@ -44,11 +45,6 @@ __all__ = [
 
 _ops = torch.ops.fusedops
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
-_OPTIONAL = ("scale", "bias", "residual", "seed", "out")
-
-
-def _check_tensors(op: str, **arguments: object) -> None:
-    check_tensors(op, _OPTIONAL, **arguments)
 
 
 def _needs_grad(*tensors: Tensor | None) -> bool:
@@ -63,6 +59,7 @@ def _written(op: str, out: Tensor, **inputs: Tensor | None) -> Tensor:
     return out
 
 
+@public
 def add(x: Tensor, y: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Compute ``x + y``; shapes broadcast.
 
@@ -79,7 +76,6 @@ def add(x: Tensor, y: Tensor, *, out: Tensor | None = None) -> Tensor:
         RuntimeError: Shapes, dtypes or devices do not fit; `out` overlaps itself or an input in
             part, or something requires grad where `out` is given.
     """
-    _check_tensors("add", x=x, y=y, out=out)
     if out is not None:
         _ops.add_out.default(x, y, _written("add", out, x=x, y=y))
         return out
@@ -90,11 +86,13 @@ def add(x: Tensor, y: Tensor, *, out: Tensor | None = None) -> Tensor:
     return _ops.add.default(x, y)
 
 
+@public
 def add_(x: Tensor, y: Tensor) -> Tensor:
     """``x += y``: `add` with ``out=x``."""
     return add(x, y, out=x)
 
 
+@public
 def fma(a: Tensor, x: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Compute ``a * x + b`` with one rounding; shapes broadcast.
 
@@ -108,7 +106,6 @@ def fma(a: Tensor, x: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor
     Raises:
         TypeError, RuntimeError: As in `add`.
     """
-    _check_tensors("fma", a=a, x=x, b=b, out=out)
     if out is not None:
         _ops.fma_out.default(a, x, b, _written("fma", out, a=a, x=x, b=b))
         return out
@@ -119,14 +116,15 @@ def fma(a: Tensor, x: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor
     return _ops.fma.default(a, x, b)
 
 
+@public
 def fma_(a: Tensor, x: Tensor, b: Tensor) -> Tensor:
     """``x = a * x + b`` in place: `fma` with ``out=x``."""
     return fma(a, x, b, out=x)
 
 
+@public
 def square(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Compute ``x * x``; dtypes, `out` and errors as in `add`."""
-    _check_tensors("square", x=x, out=out)
     if out is not None:
         _ops.square_out.default(x, _written("square", out, x=x))
         return out
@@ -137,14 +135,15 @@ def square(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     return _ops.square.default(x)
 
 
+@public
 def square_(x: Tensor) -> Tensor:
     """``x *= x``: `square` with ``out=x``."""
     return square(x, out=x)
 
 
+@public
 def relu(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Compute ``max(x, 0)``, NaN for NaN; dtypes, `out` and errors as in `add`."""
-    _check_tensors("relu", x=x, out=out)
     if out is not None:
         _ops.relu_out.default(x, _written("relu", out, x=x))
         return out
@@ -155,11 +154,13 @@ def relu(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     return _ops.relu.default(x)
 
 
+@public
 def relu_(x: Tensor) -> Tensor:
     """``x = max(x, 0)`` in place: `relu` with ``out=x``."""
     return relu(x, out=x)
 
 
+@public
 def scale_bias_act(
     x: Tensor,
     scale: Tensor | None = None,
@@ -198,7 +199,6 @@ def _scale_bias_act(
     out: Tensor | None,
 ) -> Tensor:
     code = activation_code(activation, op)
-    _check_tensors(op, x=x, scale=scale, bias=bias, out=out)
     if out is not None:
         _written(op, out, x=x, scale=scale, bias=bias)
         _ops.scale_bias_act_out.default(x, scale, bias, code, out)
@@ -210,6 +210,7 @@ def _scale_bias_act(
     return _ops.scale_bias_act.default(x, scale, bias, code)
 
 
+@public
 def scale_bias_act_(
     x: Tensor,
     scale: Tensor | None = None,
@@ -220,6 +221,7 @@ def scale_bias_act_(
     return scale_bias_act(x, scale, bias, activation, out=x)
 
 
+@public
 def bias_act(
     x: Tensor,
     bias: Tensor | None = None,
@@ -231,6 +233,7 @@ def bias_act(
     return _scale_bias_act("bias_act", x, None, bias, activation, out)
 
 
+@public
 def bias_act_(x: Tensor, bias: Tensor | None = None, activation: str | None = None) -> Tensor:
     """`bias_act` in place: ``out=x``."""
     return bias_act(x, bias, activation, out=x)
@@ -242,6 +245,7 @@ def _draw_seed(x: Tensor) -> Tensor:
     return torch.randint(-(2**63), 2**63 - 1, (1,), dtype=torch.int64, device=x.device)
 
 
+@public
 def bias_dropout_residual(
     x: Tensor,
     bias: Tensor | None = None,
@@ -274,7 +278,6 @@ def bias_dropout_residual(
         TypeError, RuntimeError: As in `add`, and where p or seed is not what it must be.
     """
     op = "bias_dropout_residual"
-    _check_tensors(op, x=x, bias=bias, residual=residual, seed=seed, out=out)
     p = float(p) if training else 0.0
     if seed is None and p > 0:
         seed = _draw_seed(x)
@@ -289,6 +292,7 @@ def bias_dropout_residual(
     return _ops.bias_dropout_residual.default(x, bias, residual, seed, p)
 
 
+@public
 def bias_dropout_residual_(
     x: Tensor,
     bias: Tensor | None = None,

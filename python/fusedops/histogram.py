@@ -9,6 +9,7 @@ from torch import Tensor
 
 from . import _fakes, reference  # noqa: F401  (registers the fakes)
 from ._autograd import sees_torch_functions_only
+from ._calls import as_int, public
 from ._checks import raise_not_tensor
 
 __all__ = ["bincount", "histogram"]
@@ -16,6 +17,7 @@ __all__ = ["bincount", "histogram"]
 _ops = torch.ops.fusedops
 
 
+@public
 def bincount(x: Tensor, bins: int, weights: Tensor | None = None) -> Tensor:
     """Count how often each of the integers 0 .. bins - 1 occurs in x, or add up their weights.
 
@@ -38,6 +40,8 @@ def bincount(x: Tensor, bins: int, weights: Tensor | None = None) -> Tensor:
     """
     if not isinstance(x, Tensor):
         raise_not_tensor("bincount", x=x)
+    if type(bins) is not int:
+        bins = as_int("bincount", "bins", bins)
     if weights is None:
         return _ops.bincount.default(x, bins)
     if not isinstance(weights, Tensor):
@@ -55,6 +59,7 @@ def bincount(x: Tensor, bins: int, weights: Tensor | None = None) -> Tensor:
     return _weighted(x, bins, weights)
 
 
+@public
 def histogram(x: Tensor, bins: int, low: float, high: float) -> Tensor:
     """Count the elements of x in bins of equal width over [low, high].
 
@@ -76,6 +81,8 @@ def histogram(x: Tensor, bins: int, low: float, high: float) -> Tensor:
     """
     if not isinstance(x, Tensor):
         raise_not_tensor("histogram", x=x)
+    if type(bins) is not int:
+        bins = as_int("histogram", "bins", bins)
     return _ops.histogram.default(x.detach(), bins, low, high)
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from . import _fakes  # noqa: F401  (registers the fakes)
 from ._autocast import cast, cast_weight
 from ._autograd import distinct, sees_torch_functions_only
+from ._calls import public
 from ._checks import check_tensors
 from ._mlp_autograd import (
     GatedMLPFunction,
@@ -42,6 +43,7 @@ def _plus(y: Tensor, *terms: Tensor | None) -> Tensor:
     return y
 
 
+@public
 def mlp(
     x: Tensor,
     w1: Tensor,
@@ -111,6 +113,7 @@ def mlp(
     return y if late is None else y + late
 
 
+@public
 def gated_mlp(
     x: Tensor,
     w_gate: Tensor,

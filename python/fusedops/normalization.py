@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, overload
+from collections.abc import Callable, Sequence  # noqa: TC003 (`public` reads annotations)
+from typing import Any, overload
 
 import torch
 import torch.nn.functional as F
@@ -10,12 +11,10 @@ from torch import Tensor
 
 from . import _fakes  # noqa: F401  (registers the fakes)
 from ._autograd import _eager_apply, distinct, sees_torch_functions_only
+from ._calls import public
 from ._checks import check_tensors
 from ._compose import no_autocast
 from .softmax import HALF_CODES, autocast_gives_fp32
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 __all__ = ["layer_norm", "rms_norm"]
 
@@ -216,6 +215,7 @@ def layer_norm(
     *,
     residual: Tensor,
 ) -> tuple[Tensor, Tensor]: ...
+@public
 def layer_norm(
     x: Tensor,
     normalized_shape: int | Sequence[int],
@@ -303,6 +303,7 @@ def rms_norm(
     *,
     residual: Tensor,
 ) -> tuple[Tensor, Tensor]: ...
+@public
 def rms_norm(
     x: Tensor,
     normalized_shape: int | Sequence[int],

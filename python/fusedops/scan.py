@@ -9,6 +9,7 @@ from torch import Tensor
 
 from . import _fakes, reference  # noqa: F401  (registers the fakes)
 from ._autograd import sees_torch_functions_only
+from ._calls import as_dtype, as_int, public
 from ._checks import raise_not_tensor
 
 __all__ = ["cummax", "cummin", "cumprod", "cumsum"]
@@ -17,6 +18,7 @@ _ops = torch.ops.fusedops
 _HALVES = (torch.float16, torch.bfloat16)
 
 
+@public
 def cumsum(
     x: Tensor,
     dim: int = -1,
@@ -36,24 +38,28 @@ def cumsum(
         dim: The dimension to walk along.
         exclusive: Leave the element itself out: the first result is 0.
         reverse: Walk from the end.
-        dtype: Convert x first.
+        dtype: Convert x first, and give the result in it.
 
     Returns:
-        A new contiguous tensor of x's shape and floating dtype; int64 for bool and integers.
+        A new contiguous tensor of x's shape and floating dtype; int64 for bool and integers, unless
+        dtype says otherwise.
 
     Raises:
         TypeError: x is not a tensor.
-        RuntimeError: dim is out of range, or x has another dtype (complex).
+        IndexError: dim is out of range.
+        RuntimeError: x has another dtype (complex).
     """
-    x = _prepare("cumsum", x, dtype)
+    x, dim = _prepare("cumsum", x, dim, dtype)
     if sees_torch_functions_only():
-        return reference.cumsum(x, dim, exclusive, reverse)
-    if torch.is_grad_enabled() and x.requires_grad:
-        out: Tensor = _Cumsum.apply(x, dim, exclusive, reverse)
-        return out
-    return _ops.cumsum.default(x, dim, exclusive, reverse)
+        y = reference.cumsum(x, dim, exclusive, reverse)
+    elif torch.is_grad_enabled() and x.requires_grad:
+        y = _Cumsum.apply(x, dim, exclusive, reverse)
+    else:
+        y = _ops.cumsum.default(x, dim, exclusive, reverse)
+    return y if dtype is None else y.to(dtype=dtype)
 
 
+@public
 def cumprod(
     x: Tensor,
     dim: int = -1,
@@ -67,15 +73,17 @@ def cumprod(
     Arguments, dtypes, order and errors are those of `cumsum`; an exclusive product starts with 1.
     The gradient is right where x holds zeros, as in torch.cumprod.
     """
-    x = _prepare("cumprod", x, dtype)
+    x, dim = _prepare("cumprod", x, dim, dtype)
     if sees_torch_functions_only():
-        return reference.cumprod(x, dim, exclusive, reverse)
-    if torch.is_grad_enabled() and x.requires_grad:
-        out: Tensor = _Cumprod.apply(x, dim, exclusive, reverse)
-        return out
-    return _ops.cumprod.default(x, dim, exclusive, reverse)
+        y = reference.cumprod(x, dim, exclusive, reverse)
+    elif torch.is_grad_enabled() and x.requires_grad:
+        y = _Cumprod.apply(x, dim, exclusive, reverse)
+    else:
+        y = _ops.cumprod.default(x, dim, exclusive, reverse)
+    return y if dtype is None else y.to(dtype=dtype)
 
 
+@public
 def cummax(x: Tensor, dim: int = -1) -> tuple[Tensor, Tensor]:
     """Find the largest element of every line so far, and where it stands.
 
@@ -86,28 +94,35 @@ def cummax(x: Tensor, dim: int = -1) -> tuple[Tensor, Tensor]:
         dim: The dimension to walk along.
 
     Returns:
-        (values, indices), both of x's shape: values of x's dtype, int64 positions along dim.
+        torch's named tuple (values, indices), both of x's shape: values of x's dtype, int64
+        positions along dim.
 
     Raises:
         TypeError: x is not a tensor.
-        RuntimeError: dim is out of range, or x has another dtype (complex).
+        IndexError: dim is out of range.
+        RuntimeError: x has another dtype (complex).
     """
-    return _extreme("cummax", x, dim)
+    result: tuple[Tensor, Tensor] = torch.return_types.cummax(_extreme("cummax", x, dim))
+    return result
 
 
+@public
 def cummin(x: Tensor, dim: int = -1) -> tuple[Tensor, Tensor]:
     """Find the smallest element of every line so far, and where it stands; see `cummax`."""
-    return _extreme("cummin", x, dim)
+    result: tuple[Tensor, Tensor] = torch.return_types.cummin(_extreme("cummin", x, dim))
+    return result
 
 
-def _prepare(op: str, x: Tensor, dtype: torch.dtype | None) -> Tensor:
+def _prepare(op: str, x: Tensor, dim: int, dtype: torch.dtype | None = None) -> tuple[Tensor, int]:
     if not isinstance(x, Tensor):
         raise_not_tensor(op, x=x)
-    return x if dtype is None else x.to(dtype)
+    if type(dim) is not int:
+        dim = as_int(op, "dim", dim)
+    return x if dtype is None else x.to(dtype=as_dtype(op, dtype)), dim
 
 
 def _extreme(op: str, x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    x = _prepare(op, x, None)
+    x, dim = _prepare(op, x, dim)
     if sees_torch_functions_only():
         return (reference.cummax if op == "cummax" else reference.cummin)(x, dim)
     raw = _ops.cummax.default if op == "cummax" else _ops.cummin.default

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from . import _fakes, reference  # noqa: F401  (registers the fakes)
 from ._autograd import sees_torch_functions_only
+from ._calls import public
 from ._checks import raise_not_tensor
 
 __all__ = ["segment_reduce"]
@@ -17,6 +18,7 @@ _ops = torch.ops.fusedops
 KINDS = ("sum", "mean", "max", "min")
 
 
+@public
 def segment_reduce(x: Tensor, offsets: Tensor, reduce: str = "sum") -> Tensor:
     """Reduce rows offsets[s] .. offsets[s + 1] of x to row s of the result.
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from . import _fakes  # noqa: F401  (registers the fakes)
 from ._autograd import _eager_apply, sees_torch_functions_only
+from ._calls import as_dtype, as_int, public
 from ._checks import raise_not_tensor
 from ._compose import no_autocast
 
@@ -60,21 +61,25 @@ _eager = _eager_apply(SoftmaxFunction)
 def _apply(op: str, x: Tensor, dim: int, dtype: torch.dtype | None, log: bool) -> Tensor:
     if not isinstance(x, Tensor):
         raise_not_tensor(op, x=x)
-    traced = _is_dynamo_compiling()
+    if type(dim) is not int:
+        dim = as_int(op, "dim", dim)
     if sees_torch_functions_only():
         return (F.log_softmax if log else F.softmax)(x, dim, dtype=dtype)
-    if dtype is None and _any_autocast() and autocast_gives_fp32(x):
+    if dtype is not None:
+        dtype = as_dtype(op, dtype)
+    elif _any_autocast() and autocast_gives_fp32(x):
         dtype = torch.float32
     fp32_out = dtype is torch.float32 and x.dtype in HALF_CODES
     if dtype is not None and not fp32_out:
-        x = x.to(dtype)
+        x = x.to(dtype=dtype)
     if _is_grad_enabled() and x.requires_grad:
-        apply = SoftmaxFunction.apply if traced else _eager
+        apply = SoftmaxFunction.apply if _is_dynamo_compiling() else _eager
         y: Tensor = apply(x, dim, log, fp32_out)
         return y
     return _softmax(x, dim, log, fp32_out)
 
 
+@public
 def softmax(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tensor:
     """Compute ``exp(x) / sum(exp(x))`` over one dim.
 
@@ -96,7 +101,8 @@ def softmax(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tenso
 
     Raises:
         TypeError: x is not a tensor.
-        RuntimeError: The dtype is another one, or x has no such dim.
+        IndexError: x has no such dim.
+        RuntimeError: The dtype is another one.
 
     Under autocast on a GPU the result of a half x is float32, as torch's. Gradients of any order,
     torch.func transforms and forward-mode AD are supported (the latter two by torch's kernels).
@@ -107,6 +113,7 @@ def softmax(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tenso
     return _apply("softmax", x, dim, dtype, False)
 
 
+@public
 def log_softmax(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tensor:
     """Compute ``x - log(sum(exp(x)))`` over one dim.
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from . import _fakes  # noqa: F401  (registers the fakes)
 from ._autograd import distinct, sees_torch_functions_only
+from ._calls import public
 from ._checks import raise_not_tensor
 from .reference import stencil as _torch_stencil
 
@@ -78,6 +79,7 @@ def _stencil(
     return _ops.stencil.default(x, weight, scale, dims, PADDINGS[padding_mode])
 
 
+@public
 def stencil2d(x: Tensor, weight: Tensor, padding_mode: str = "zeros") -> Tensor:
     """Compute ``y[i, j] = sum over a, b of weight[a, b] x[i + a - kh // 2, j + b - kw // 2]``.
 
@@ -103,11 +105,13 @@ def stencil2d(x: Tensor, weight: Tensor, padding_mode: str = "zeros") -> Tensor:
     return _stencil("stencil2d", x, weight, padding_mode, 2)
 
 
+@public
 def stencil1d(x: Tensor, weight: Tensor, padding_mode: str = "zeros") -> Tensor:
     """`stencil2d` along the last dimension: x (..., W), weight (kw,) or (C, kw)."""
     return _stencil("stencil1d", x, weight, padding_mode, 1)
 
 
+@public
 def stencil3d(x: Tensor, weight: Tensor, padding_mode: str = "zeros") -> Tensor:
     """`stencil2d` in volumes: x (..., D, H, W), weight (kd, kh, kw) or (C, kd, kh, kw)."""
     return _stencil("stencil3d", x, weight, padding_mode, 3)
@@ -126,6 +130,7 @@ def _box_filter(op: str, x: Tensor, size: int, padding_mode: str, dims: int) -> 
     return _stencil(op, x, x.new_ones((taps,) * dims), padding_mode, dims, 1.0 / taps**dims)
 
 
+@public
 def box_filter2d(x: Tensor, size: int, padding_mode: str = "zeros") -> Tensor:
     """The mean of the size x size neighbourhood: `stencil2d` with equal weights, errors alike.
 
@@ -134,11 +139,13 @@ def box_filter2d(x: Tensor, size: int, padding_mode: str = "zeros") -> Tensor:
     return _box_filter("box_filter2d", x, size, padding_mode, 2)
 
 
+@public
 def box_filter1d(x: Tensor, size: int, padding_mode: str = "zeros") -> Tensor:
     """`box_filter2d` along the last dimension: the mean of `size` neighbours."""
     return _box_filter("box_filter1d", x, size, padding_mode, 1)
 
 
+@public
 def box_filter3d(x: Tensor, size: int, padding_mode: str = "zeros") -> Tensor:
     """`box_filter2d` in volumes: the mean of the size x size x size neighbourhood."""
     return _box_filter("box_filter3d", x, size, padding_mode, 3)

@@ -6,11 +6,13 @@ import torch
 from torch import Tensor
 
 from . import _fakes  # noqa: F401  (registers the fakes)
+from ._calls import public
 from ._checks import raise_not_tensor, refuse_grad
 
 __all__ = ["template_scale"]
 
 
+@public
 def template_scale(x: Tensor, scale: float) -> Tensor:
     """Compute ``x * scale``.
 

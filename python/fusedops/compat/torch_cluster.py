@@ -5,7 +5,8 @@ one query are together, queries in order. Differences: k is at most 1024 (or N),
 1023 for `knn_graph` without loops; neighbours further than 1e5 are found; cosine works on the CPU;
 equally far neighbours come lowest index first; `knn_graph` and `radius_graph` without loops never
 give a node more than k (max_num_neighbors) edges, also among duplicates. num_workers
-and use_triton are accepted and ignored.
+and use_triton are accepted and ignored. torch.jit.script does not take these functions, which are
+Python around ops (torch.compile does).
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import torch
 from torch import Tensor
 
 from .. import points
+from .._calls import public_with
+from .._fakes.cloud import check_dim
 from ..points._cloud import read_sizes
 
 __all__ = ["fps", "knn", "knn_graph", "radius", "radius_graph"]
@@ -21,6 +24,7 @@ __all__ = ["fps", "knn", "knn_graph", "radius", "radius_graph"]
 _MOST = 1024  # columns of fusedops.points.knn and ball_query
 
 
+@public_with(points="x", queries="y")
 def knn(
     x: Tensor,
     y: Tensor,
@@ -51,9 +55,9 @@ def knn(
         ValueError: Batch vectors do not fit.
         RuntimeError: As `fusedops.points.knn`.
     """
+    x, y = _matrix("knn", "x", x), _matrix("knn", "y", y)
     if x.numel() == 0 or y.numel() == 0:
         return torch.empty(2, 0, dtype=torch.int64, device=x.device)
-    x, y = _matrix(x), _matrix(y)
     starts_x, starts_y = _both_offsets("knn", x, y, batch_x, batch_y, batch_size)
     if cosine:
         x, y = _directions(x), _directions(y)
@@ -68,6 +72,7 @@ def knn(
     return _edges(idx)
 
 
+@public_with(batch_x="batch")
 def knn_graph(
     x: Tensor,
     k: int,
@@ -102,6 +107,7 @@ def knn_graph(
     return _directed(edges if loop else _without_loops(edges, k), flow)
 
 
+@public_with(points="x", queries="y", k="max_num_neighbors", radius="r")
 def radius(
     x: Tensor,
     y: Tensor,
@@ -129,9 +135,9 @@ def radius(
         ValueError: Batch vectors do not fit.
         RuntimeError: As `fusedops.points.radius_search`.
     """
+    x, y = _matrix("radius", "x", x), _matrix("radius", "y", y)
     if x.numel() == 0 or y.numel() == 0 or max_num_neighbors == 0:
         return torch.empty(2, 0, dtype=torch.int64, device=x.device)
-    x, y = _matrix(x), _matrix(y)
     starts_x, starts_y = _both_offsets("radius", x, y, batch_x, batch_y, batch_size)
     most = max_num_neighbors + 1 if ignore_same_index else max_num_neighbors
     columns = min(most, x.shape[0])
@@ -146,6 +152,7 @@ def radius(
     return _without_loops(edges, max_num_neighbors) if ignore_same_index else edges
 
 
+@public_with(batch_x="batch")
 def radius_graph(
     x: Tensor,
     r: float,
@@ -177,6 +184,7 @@ def radius_graph(
     return _directed(edges, flow)
 
 
+@public_with(points="src", offsets="ptr", n="ratio")
 def fps(
     src: Tensor,
     batch: Tensor | None = None,
@@ -202,10 +210,12 @@ def fps(
     Raises:
         ValueError: batch does not fit.
     """
-    src = _matrix(src)
+    src = _matrix("fps", "src", src)
     if ptr is not None:
         starts = torch.as_tensor(ptr, dtype=torch.int64, device=src.device)
+        check_dim("fps", "ptr", starts, 1, "(B + 1,)")
     else:
+        _check_batch("fps", src, batch, "batch")
         starts = _offsets("fps", src, batch, _count(batch, batch_size), "batch")
     # NOTE: 0.2 of 40 is 8 in the precision that 0.2 was rounded to, and more in a higher one.
     given = ratio.dtype if isinstance(ratio, Tensor) else src.dtype
@@ -217,8 +227,20 @@ def fps(
     return picked[0]
 
 
-def _matrix(x: Tensor) -> Tensor:
-    return x[:, None] if x.dim() == 1 else x
+def _matrix(op: str, name: str, x: Tensor) -> Tensor:
+    """(N,) -> (N, 1)."""
+    x = x[:, None] if x.dim() == 1 else x
+    check_dim(op, name, x, 2, "(N, F), or (N,)")
+    return x
+
+
+def _check_batch(op: str, x: Tensor, batch: Tensor | None, name: str) -> None:
+    if batch is None:
+        return
+    if batch.shape != x.shape[:1]:
+        raise ValueError(f"{op}: {name} must be ({x.shape[0]},); got {tuple(batch.shape)}")
+    if batch.dtype.is_floating_point or batch.dtype.is_complex:
+        raise ValueError(f"{op}: {name} must hold integers; got {batch.dtype}")
 
 
 def _count(batch: Tensor | None, batch_size: int | None) -> int:
@@ -233,8 +255,6 @@ def _offsets(op: str, x: Tensor, batch: Tensor | None, count: int, name: str) ->
         if count > 1:
             raise ValueError(f"{op}: {name} must be given for {count} clouds; got None")
         return torch.tensor([0, x.shape[0]], device=x.device)
-    if batch.shape != x.shape[:1]:
-        raise ValueError(f"{op}: {name} must be ({x.shape[0]},); got {tuple(batch.shape)}")
     if count == 1:
         return torch.tensor([0, x.shape[0]], device=x.device)
     return torch.searchsorted(batch.contiguous(), torch.arange(count + 1, device=x.device))
@@ -248,6 +268,8 @@ def _both_offsets(
     batch_y: Tensor | None,
     batch_size: int | None,
 ) -> tuple[Tensor, Tensor]:
+    _check_batch(op, x, batch_x, "batch_x")
+    _check_batch(op, y, batch_y, "batch_y")
     count = max(_count(batch_x, batch_size), _count(batch_y, batch_size))
     return _offsets(op, x, batch_x, count, "batch_x"), _offsets(op, y, batch_y, count, "batch_y")
 

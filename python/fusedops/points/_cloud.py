@@ -12,7 +12,7 @@ def check_cloud_arguments(
     op: str, points: object, lengths: object, offsets: object, prefix: str = ""
 ) -> None:
     """Raise the TypeError for an argument that is no tensor (None is fine for the last two)."""
-    name = prefix.rstrip("_") + "s" if prefix else "points"
+    name = "queries" if prefix else "points"
     optional = (f"{prefix}lengths", f"{prefix}offsets")
     given = dict(zip((name, *optional), (points, lengths, offsets), strict=True))
     check_tensors(op, optional, **given)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .._calls import public
 from ._search import ALGORITHMS, Search, make_search
 from .neighbours import (
     BallQuery,
@@ -34,6 +35,7 @@ class GridIndex:
         offsets: (B + 1,) int64: points are packed.
     """
 
+    @public
     def __init__(
         self, points: Tensor, lengths: Tensor | None = None, offsets: Tensor | None = None
     ) -> None:
@@ -49,6 +51,7 @@ class GridIndex:
             op, self.points, queries, self.lengths, lengths, self.offsets, offsets, self.bytes
         )
 
+    @public
     def knn(
         self,
         queries: Tensor | None,
@@ -63,6 +66,7 @@ class GridIndex:
         search = self._search("knn", queries, query_lengths, query_offsets)
         return run_knn(search, k, norm, return_dist, _GRID)
 
+    @public
     def ball_query(
         self,
         queries: Tensor | None,
@@ -80,6 +84,7 @@ class GridIndex:
         search = self._search("ball_query", queries, query_lengths, query_offsets)
         return run_ball_query(search, radius, k, select, pad, closed, return_dist, _GRID)
 
+    @public
     def radius_search(
         self,
         queries: Tensor | None,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from .._calls import public
 from .._checks import raise_not_tensor
 from . import _autograd
 
 __all__ = ["gather", "group"]
 
 
+@public
 def group(
     features: Tensor | None,
     idx: Tensor,
@@ -54,6 +56,7 @@ def group(
     return out.squeeze(0) if packed else out
 
 
+@public
 def gather(features: Tensor, idx: Tensor) -> Tensor:
     """Rows of features by index: ``out[b, m] = features[b, idx[b, m]]``, zeros where idx is no row.
 

@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from .._calls import public
 from .._checks import check_tensors, raise_not_tensor
 from . import _autograd
 from .neighbours import Neighbours, knn
@@ -22,6 +23,7 @@ __all__ = [
 Weights = Literal["inverse_distance", "inverse_square", "uniform"]
 
 
+@public
 def interpolate(features: Tensor, idx: Tensor, weights: Tensor) -> Tensor:
     """Weighted sum of neighbours' features: ``out[b, m] = sum_k weights[b, m, k] * features[b, i]``
     with ``i = idx[b, m, k]``; an index outside the cloud, -1 above all, adds nothing.
@@ -51,11 +53,13 @@ def interpolate(features: Tensor, idx: Tensor, weights: Tensor) -> Tensor:
     return out.squeeze(0) if packed else out
 
 
+@public
 def three_interpolate(features: Tensor, idx: Tensor, weights: Tensor) -> Tensor:
     """`interpolate` by the name under which PointNet++ knows it (K = 3 there, any K here)."""
     return interpolate(features, idx, weights)
 
 
+@public
 def interpolation_weights(
     dist2: Tensor, idx: Tensor, weights: Weights = "inverse_distance", eps: float = 1e-8
 ) -> Tensor:
@@ -69,6 +73,11 @@ def interpolation_weights(
     Raises:
         ValueError: weights is another word.
     """
+    if dist2.shape != idx.shape or dist2.device != idx.device:
+        raise RuntimeError(
+            f"interpolation_weights: idx must have shape {tuple(dist2.shape)} on {dist2.device} "
+            f"like dist2; got {tuple(idx.shape)} on {idx.device}"
+        )
     if weights == "inverse_distance":
         zero = dist2 == 0  # sqrt has no derivative there
         distance = torch.where(zero, 0, torch.where(zero, 1, dist2).sqrt())
@@ -87,6 +96,7 @@ def interpolation_weights(
     return inverse / torch.where(total > 0, total, 1)
 
 
+@public
 def three_nn(
     points: Tensor,
     queries: Tensor,
@@ -112,6 +122,7 @@ def three_nn(
     )
 
 
+@public
 def knn_interpolate(
     features: Tensor,
     points: Tensor,

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .._calls import as_int, public
 from ._cloud import read_sizes
 from ._search import Search, algorithm_code, detached, make_search, with_gradient
 
@@ -38,6 +39,7 @@ class RadiusSearch(NamedTuple):
     dist2: Tensor | None
 
 
+@public
 def knn(
     points: Tensor,
     queries: Tensor | None,
@@ -94,10 +96,13 @@ def knn(
 
 
 def run_knn(search: Search, k: int, norm: int, return_dist: bool, algorithm: int) -> Neighbours:
+    if type(k) is not int:
+        k = as_int("knn", "k", k)
     idx, dist = _ops.knn.default(*detached(search), k, norm, algorithm)
     return Neighbours(idx, with_gradient(search, idx, dist, norm) if return_dist else None)
 
 
+@public
 def ball_query(
     points: Tensor,
     queries: Tensor | None,
@@ -156,6 +161,8 @@ def run_ball_query(
     return_dist: bool,
     algorithm: int,
 ) -> BallQuery:
+    if type(k) is not int:
+        k = as_int("ball_query", "k", k)
     if select not in ("first", "nearest"):
         raise ValueError(f"ball_query: select must be 'first' or 'nearest'; got {select!r}")
     if pad not in (-1, "first"):
@@ -166,6 +173,7 @@ def run_ball_query(
     return BallQuery(idx, counts, with_gradient(search, idx, dist, 2) if return_dist else None)
 
 
+@public
 def radius_search(
     points: Tensor,
     queries: Tensor | None,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from .. import _fakes  # noqa: F401  (registers the fakes)
+from .._calls import as_int, public
+from .._fakes.cloud import check_clouds
 from ._cloud import check_cloud_arguments, cloud_lengths, num_clouds, read_sizes
 
 __all__ = ["farthest_point_sample"]
@@ -17,6 +18,7 @@ _OP = "farthest_point_sample"
 _sample = torch.ops.fusedops.farthest_point_sample.default
 
 
+@public
 def farthest_point_sample(
     points: Tensor,
     n: int | Tensor,
@@ -55,6 +57,8 @@ def farthest_point_sample(
         RuntimeError: shapes, dtypes or devices do not fit.
     """
     check_cloud_arguments(_OP, points, lengths, offsets)
+    if offsets is not None or points.dim() != 3:  # else the op's checks come early enough
+        check_clouds(_OP, points, lengths, offsets)
     points = points.detach()  # indices have no gradient
     n = _samples(n, points, offsets)
     first = _start(start, points, lengths, offsets)
@@ -78,11 +82,7 @@ def _number(name: str, value: Any) -> int | Tensor:
     """An int, or the tensor that gives one per cloud."""
     if isinstance(value, Tensor):
         return value
-    try:
-        return operator.index(value)
-    except TypeError:
-        kind = type(value).__name__
-        raise TypeError(f"{_OP}: {name} must be an int or a Tensor; got {kind}") from None
+    return as_int(_OP, name, value, "an int or a Tensor")
 
 
 def _samples(n: int | Tensor, points: Tensor, offsets: Tensor | None) -> int | Tensor:
@@ -93,9 +93,11 @@ def _samples(n: int | Tensor, points: Tensor, offsets: Tensor | None) -> int | T
             raise RuntimeError(f"{_OP}: n must be >= 0; got {n}")
         return n
     clouds = num_clouds(points, offsets)
+    if n.device != points.device:
+        raise RuntimeError(f"{_OP}: n must be on {points.device} like points; got {n.device}")
     if n.shape != (clouds,):
         raise RuntimeError(f"{_OP}: n must have shape ({clouds},); got {tuple(n.shape)}")
-    if n.is_floating_point():
+    if n.dtype.is_floating_point or n.dtype.is_complex:
         raise RuntimeError(f"{_OP}: n must hold integers; got {n.dtype}")
     return n
 

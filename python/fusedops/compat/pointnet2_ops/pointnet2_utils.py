@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from ... import points
+from ..._calls import public, public_with
+from ..._fakes.cloud import check_dim
 
 __all__ = [
     "BallQuery",
@@ -34,12 +36,14 @@ __all__ = [
 ]
 
 
+@public_with(points="xyz", n="npoint")
 def furthest_point_sample(xyz: Tensor, npoint: int) -> Tensor:
     """Indices (B, npoint) int32 of furthest points of xyz (B, N, 3), from point 0 on.
 
     Raises:
         ValueError: npoint exceeds N.
     """
+    check_dim("furthest_point_sample", "xyz", xyz, 3, "(B, N, 3)")
     if npoint > xyz.shape[1]:
         raise ValueError(
             f"furthest_point_sample: npoint must be at most N = {xyz.shape[1]}; got {npoint}"
@@ -49,11 +53,14 @@ def furthest_point_sample(xyz: Tensor, npoint: int) -> Tensor:
     return idx.int()
 
 
+@public
 def gather_operation(features: Tensor, idx: Tensor) -> Tensor:
     """(B, C, npoint): columns idx (B, npoint) of features (B, C, N). Differentiable."""
-    return points.gather(_rows(features), idx.long()).transpose(1, 2).contiguous()
+    rows = _rows("gather_operation", features)
+    return points.gather(rows, idx.long()).transpose(1, 2).contiguous()
 
 
+@public_with(points="known", queries="unknown")
 def three_nn(unknown: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
     """The three points of known nearest to each of unknown.
 
@@ -70,6 +77,7 @@ def three_nn(unknown: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
     return dist2.sqrt(), idx.clamp_min(0).int()
 
 
+@public_with(weights="weight")
 def three_interpolate(features: Tensor, idx: Tensor, weight: Tensor) -> Tensor:
     """Weighted sums of three features.
 
@@ -81,16 +89,20 @@ def three_interpolate(features: Tensor, idx: Tensor, weight: Tensor) -> Tensor:
     Returns:
         (B, c, n), differentiable in features and weight.
     """
-    out = points.interpolate(_rows(features), idx.long(), weight)
+    rows = _rows("three_interpolate", features)
+    out = points.interpolate(rows, idx.long(), weight)
     return out.transpose(1, 2).contiguous()
 
 
+@public
 def grouping_operation(features: Tensor, idx: Tensor) -> Tensor:
     """(B, C, npoint, nsample): columns idx (B, npoint, nsample) of features (B, C, N).
     Differentiable."""
-    return _channels_first(points.group(_rows(features), idx.long()))
+    rows = _rows("grouping_operation", features)
+    return _channels_first(points.group(rows, idx.long()))
 
 
+@public_with(points="xyz", queries="new_xyz", k="nsample")
 def ball_query(radius: float, nsample: int, xyz: Tensor, new_xyz: Tensor) -> Tensor:
     """The first nsample points, by index, closer than radius to every centre.
 
@@ -152,10 +164,12 @@ class QueryAndGroup(nn.Module):
         use_xyz: False leaves the coordinates out.
     """
 
+    @public
     def __init__(self, radius: float, nsample: int, use_xyz: bool = True) -> None:
         super().__init__()
         self.radius, self.nsample, self.use_xyz = radius, nsample, use_xyz
 
+    @public_with(points="xyz", queries="new_xyz", centers="new_xyz", k="nsample")
     def forward(self, xyz: Tensor, new_xyz: Tensor, features: Tensor | None = None) -> Tensor:
         """xyz (B, N, 3), new_xyz (B, npoint, 3), features (B, C, N) or None
         -> (B, 3 + C, npoint, nsample); differentiable in all three."""
@@ -164,7 +178,7 @@ class QueryAndGroup(nn.Module):
         idx = ball_query(self.radius, self.nsample, xyz, new_xyz)
         if features is not None and not self.use_xyz:
             return grouping_operation(features, idx)
-        rows = None if features is None else _rows(features)
+        rows = None if features is None else _rows("QueryAndGroup", features)
         return _channels_first(points.group(rows, idx.long(), points=xyz, centers=new_xyz))
 
 
@@ -179,19 +193,23 @@ class GroupAll(nn.Module):
         super().__init__()
         self.use_xyz = use_xyz
 
+    @public
     def forward(
         self, xyz: Tensor, new_xyz: Tensor | None, features: Tensor | None = None
     ) -> Tensor:
         """xyz (B, N, 3), new_xyz ignored, features (B, C, N) or None -> (B, 3 + C, 1, N)."""
+        check_dim("GroupAll", "xyz", xyz, 3, "(B, N, 3)")
         coordinates = xyz.transpose(1, 2).unsqueeze(2)
         if features is None:
             return coordinates
+        check_dim("GroupAll", "features", features, 3, "(B, C, N)")
         features = features.unsqueeze(2)
         return torch.cat([coordinates, features], 1) if self.use_xyz else features
 
 
-def _rows(features: Tensor) -> Tensor:
+def _rows(op: str, features: Tensor) -> Tensor:
     """(B, C, N) -> (B, N, C)."""
+    check_dim(op, "features", features, 3, "(B, C, N)")
     return features.transpose(1, 2).contiguous()
 
 

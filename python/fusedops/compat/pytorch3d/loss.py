@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..._calls import public_with
 from .ops import knn_gather, knn_points
 
 __all__ = ["chamfer_distance"]
@@ -16,6 +17,7 @@ Cloud = tuple[Tensor, Tensor, "Tensor | None"]  # points, lengths, normals
 Result = tuple[Any, Any]  # loss and loss of the normals: tensors, pairs of them, None
 
 
+@public_with(p1="x", p2="y")
 def chamfer_distance(
     x: Any,
     y: Any,
@@ -58,7 +60,7 @@ def chamfer_distance(
     if b[0].shape[0] != a[0].shape[0] or b[0].shape[2] != a[0].shape[2]:
         raise ValueError("y does not have the correct shape.")
     if weights is not None:
-        if weights.shape[0] != a[0].shape[0]:
+        if weights.shape != a[0].shape[:1]:
             raise ValueError("weights must be of shape (N,).")
         if (weights < 0).any():
             raise ValueError("weights cannot be negative.")

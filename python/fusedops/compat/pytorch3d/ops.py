@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ... import points
+from ..._calls import public_with
+from ..._fakes.cloud import check_dim
 from ...reference.points import rows
 
 __all__ = ["ball_query", "knn_gather", "knn_points", "sample_farthest_points"]
@@ -22,6 +24,7 @@ class KNN(NamedTuple):
     knn: Tensor | None
 
 
+@public_with(points="p2", queries="p1", lengths="lengths2", query_lengths="lengths1", k="K")
 def knn_points(
     p1: Tensor,
     p2: Tensor,
@@ -55,7 +58,7 @@ def knn_points(
         ValueError: Batch or point dimensions differ, or another norm.
         RuntimeError: As `fusedops.points.knn`.
     """
-    _check_pair(p1, p2)
+    _check_pair("knn_points", p1, p2)
     if norm not in (1, 2):
         raise ValueError("Support for 1 or 2 norm.")
     k = _columns(K, p2)
@@ -68,6 +71,7 @@ def knn_points(
     return KNN(dists, idx, knn_gather(p2, idx, lengths2) if return_nn else None)
 
 
+@public_with(features="x")
 def knn_gather(x: Tensor, idx: Tensor, lengths: Tensor | None = None) -> Tensor:
     """Rows of x by the indices of `knn_points`.
 
@@ -83,8 +87,12 @@ def knn_gather(x: Tensor, idx: Tensor, lengths: Tensor | None = None) -> Tensor:
     Raises:
         ValueError: Batch dimensions differ.
     """
+    check_dim("knn_gather", "x", x, 3, "(N, M, U)")
+    check_dim("knn_gather", "idx", idx, 3, "(N, L, K)")
     if x.shape[0] != idx.shape[0]:
         raise ValueError("x and idx must have same batch dimension.")
+    if lengths is not None and lengths.shape != x.shape[:1]:
+        raise ValueError("x and lengths must have same batch dimension.")
     columns = torch.arange(idx.shape[2], device=idx.device)
     limit = x.shape[1] if lengths is None else lengths[:, None, None]
     idx = idx.masked_fill(columns >= limit, -1)
@@ -93,6 +101,7 @@ def knn_gather(x: Tensor, idx: Tensor, lengths: Tensor | None = None) -> Tensor:
     return rows(x, idx)
 
 
+@public_with(points="p2", queries="p1", lengths="lengths2", query_lengths="lengths1", k="K")
 def ball_query(
     p1: Tensor,
     p2: Tensor,
@@ -118,7 +127,7 @@ def ball_query(
     Raises:
         ValueError, RuntimeError: As `knn_points`.
     """
-    _check_pair(p1, p2)
+    _check_pair("ball_query", p1, p2)
     k = _columns(K, p2)
     idx, _, dists = points.ball_query(
         p2, p1, radius, k, lengths=lengths2, query_lengths=lengths1, return_dist=True
@@ -129,6 +138,7 @@ def ball_query(
     return KNN(dists, idx, points.group(p2, idx) if return_nn else None)
 
 
+@public_with(n="K")
 def sample_farthest_points(
     points: Tensor,
     lengths: Tensor | None = None,
@@ -150,6 +160,7 @@ def sample_farthest_points(
     Raises:
         ValueError: lengths or K do not fit the batch, or a length exceeds P.
     """
+    check_dim("sample_farthest_points", "points", points, 3, "(N, P, D)")
     count, capacity = points.shape[:2]
     if lengths is not None:
         if lengths.shape != (count,):
@@ -160,7 +171,7 @@ def sample_farthest_points(
     if isinstance(K, list):
         K = torch.tensor(K, dtype=torch.int64, device=points.device)
     if isinstance(K, Tensor):
-        if K.shape[0] != count:
+        if K.shape != (count,):
             raise ValueError("K and points must have the same batch dimension")
         K = K.long()
     points = points.float()
@@ -173,7 +184,9 @@ def sample_farthest_points(
 _sample, _gather = points.farthest_point_sample, points.gather
 
 
-def _check_pair(p1: Tensor, p2: Tensor) -> None:
+def _check_pair(op: str, p1: Tensor, p2: Tensor) -> None:
+    check_dim(op, "p1", p1, 3, "(N, P1, D)")
+    check_dim(op, "p2", p2, 3, "(N, P2, D)")
     if p1.shape[0] != p2.shape[0]:
         raise ValueError("pts1 and pts2 must have the same batch dimension.")
     if p1.shape[2] != p2.shape[2]:
