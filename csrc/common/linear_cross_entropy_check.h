@@ -39,6 +39,8 @@ inline LinearCrossEntropyShape check_linear_cross_entropy(
   check_dim(op, "x", x, 2, "(M, K)");
   FUSEDOPS_CHECK(shape.n > 0, op, ": weight must have at least one class; got shape ",
                  shape_string(weight));
+  FUSEDOPS_CHECK(shape.n < (int64_t{1} << 30), op,
+                 ": weight must have less than 2^30 classes; got ", shape.n);
   FUSEDOPS_CHECK(same_device(target, x), op, ": target must be on ", device_string(x),
                  " like x; got ", device_string(target));
   FUSEDOPS_CHECK(target.scalar_type() == ScalarType::Long, op,

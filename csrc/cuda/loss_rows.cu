@@ -31,9 +31,9 @@ LossRows<T> operands(const LossRowsProblem& p) {
           static_cast<C*>(p.losses),
           static_cast<const C*>(p.factor),
           p.factor_per_row,
-          p.n,
-          p.pitch,
           p.options.ignore_index,
+          static_cast<int>(p.n),
+          static_cast<int>(p.pitch),
           static_cast<C>(p.options.label_smoothing),
           static_cast<C>(p.options.softcap),
           static_cast<C>(p.options.z_loss)};

@@ -22,7 +22,8 @@ struct LossRows {
   C* losses;              // [rows] or null
   const C* factor;        // [rows] or one; null: no gradient
   bool factor_per_row;
-  int64_t n, pitch, ignore_index;
+  int64_t ignore_index;
+  int n, pitch;
   C smoothing, softcap, z_loss;
 };
 
@@ -92,22 +93,23 @@ struct LossRowSums {
 };
 
 // fn(chunks, how many of them there are, index of the first) for this thread's chunks of a row,
-// kRowChunks at a time, `size` apart; backwards where kBack. load(index): a chunk.
+// kRowChunks at a time, as many apart as a block has threads; backwards where kBack. load(index): a
+// chunk.
 template <class T, bool kBack, class Load, class Fn>
-__device__ __forceinline__ void each_chunks(int64_t chunks, Load load, Fn fn) {
-  const int size = blockDim.x;
-  const int64_t step = int64_t{kRowChunks} * size, steps = (chunks + step - 1) / step;
+__device__ __forceinline__ void each_chunks(int chunks, Load load, Fn fn) {
+  const int size = static_cast<int>(blockDim.x), step = kRowChunks * size;
+  const int last = (chunks - 1) / step * step;
 #pragma unroll 1
-  for (int64_t s = 0; s < steps; ++s) {
-    const int64_t first = (kBack ? steps - 1 - s : s) * step + threadIdx.x;
-    const int64_t left = chunks - first;
-    if (left <= 0) continue;
-    const int count = static_cast<int>(min((left + size - 1) / size, int64_t{kRowChunks}));
+  for (int begin = kBack ? last : 0; kBack ? begin >= 0 : begin <= last;
+       begin += kBack ? -step : step) {
+    const int first = begin + static_cast<int>(threadIdx.x);
+    if (first >= chunks) continue;
+    const int count = min((chunks - first + size - 1) / size, kRowChunks);
     Packed<T, kChunkOf<T>> x[kRowChunks];
     // NOTE: a thread that has no chunk i loads another one's: branches around loads would have it
     // wait for each apart.
 #pragma unroll
-    for (int i = 0; i < kRowChunks; ++i) x[i] = load(min(first + int64_t{i} * size, chunks - 1));
+    for (int i = 0; i < kRowChunks; ++i) x[i] = load(min(first + i * size, chunks - 1));
     fn(x, count, first);
   }
 }
@@ -127,14 +129,14 @@ __device__ __forceinline__ LogitPart<C> join_block(LogitPart<C> part, bool smoot
   return part;
 }
 
-// The gradient of a row in the place of its logits.
+// The gradient of a row in the place of its logits. target: in the row.
 template <class T, bool kCap>
-__device__ __forceinline__ void write_gradient(const LossRows<T>& p, T* x, int64_t target,
+__device__ __forceinline__ void write_gradient(const LossRows<T>& p, T* x, int target,
                                                Compute<T> lse, Compute<T> factor,
                                                const CappedLogit<Compute<T>, kCap>& logit) {
   using C = Compute<T>;
   constexpr int kVec = kChunkOf<T>;
-  const int64_t chunks = p.n / kVec, body = chunks * kVec;
+  const int chunks = p.n / kVec;
   const C weight = factor * (1 + 2 * p.z_loss * lse);
   const C other = factor * (-p.smoothing / static_cast<C>(p.n));
   const C at_target = factor * (p.smoothing - 1);
@@ -143,21 +145,21 @@ __device__ __forceinline__ void write_gradient(const LossRows<T>& p, T* x, int64
     return (chosen ? g + at_target : g) * logit.slope(y);
   };
   each_chunks<T, true>(
-      chunks, [&](int64_t i) { return load_packed<T, kVec>(x + i * kVec); },
-      [&](auto& held, int count, int64_t first) {
+      chunks, [&](int i) { return load_packed<T, kVec>(x + int64_t{i} * kVec); },
+      [&](auto& held, int count, int first) {
         hold(held);
 #pragma unroll
         for (int i = 0; i < kRowChunks; ++i) {
           if (i >= count) break;
-          const int64_t column = (first + int64_t{i} * blockDim.x) * kVec;
-          const int64_t chosen = target - column;  // NOTE: one that is outside changes nothing
+          const int chunk = first + i * static_cast<int>(blockDim.x);
+          const int chosen = target / kVec == chunk ? target % kVec : -1;
           C grad[kVec];
 #pragma unroll
           for (int e = 0; e < kVec; ++e) grad[e] = gradient(held[i].at(e), chosen == e);
-          store_packed(x + column, pack<T>(grad));
+          store_packed(x + int64_t{chunk} * kVec, pack<T>(grad));
         }
       });
-  const int64_t column = body + threadIdx.x;
+  const int column = chunks * kVec + static_cast<int>(threadIdx.x);
   if (column < p.n) {
     x[column] = from_compute<T>(gradient(to_compute(x[column]), column == target));
   } else if (column < p.pitch) {
@@ -170,8 +172,7 @@ __global__ void __launch_bounds__(kLossThreads) loss_rows_kernel(LossRows<T> p) 
   using C = Compute<T>;
   constexpr int kVec = kChunkOf<T>;
   wait_for_predecessor();
-  const int64_t row = blockIdx.x, target = p.target[row], chunks = p.n / kVec;
-  const int64_t tail = chunks * kVec + threadIdx.x;
+  const int64_t row = blockIdx.x, target = p.target[row];
   T* const x = p.x + row * p.pitch;
   if (target == p.ignore_index) {
     if (threadIdx.x == 0) {
@@ -180,8 +181,8 @@ __global__ void __launch_bounds__(kLossThreads) loss_rows_kernel(LossRows<T> p) 
     }
     if (p.factor == nullptr) return;
     const auto zero = splat<T, kVec>(from_compute<T>(C{0}));
-    for (int64_t i = threadIdx.x; i < p.pitch / kVec; i += blockDim.x) {
-      store_packed(x + i * kVec, zero);
+    for (int i = threadIdx.x; i < p.pitch / kVec; i += blockDim.x) {
+      store_packed(x + int64_t{i} * kVec, zero);
     }
     return;
   }
@@ -191,8 +192,9 @@ __global__ void __launch_bounds__(kLossThreads) loss_rows_kernel(LossRows<T> p) 
   const C chosen = exists ? logit(to_compute(x[target])) : C{NAN};
   LossRowSums<T, kCap> mine;
   each_chunks<T, false>(
-      chunks, [&](int64_t i) { return load_passing<T, kVec>(x + i * kVec); },
-      [&](auto& held, int count, int64_t) { mine.add(held, count, logit, smooth); });
+      p.n / kVec, [&](int i) { return load_passing<T, kVec>(x + int64_t{i} * kVec); },
+      [&](auto& held, int count, int) { mine.add(held, count, logit, smooth); });
+  const int tail = p.n / kVec * kVec + static_cast<int>(threadIdx.x);
   if (tail < p.n) mine.add(logit(to_compute(x[tail])));
   LogitPart<C> all = join_block<T>(mine.part(), smooth);  // nobody writes before all have read
   all.chosen = chosen;
@@ -205,7 +207,7 @@ __global__ void __launch_bounds__(kLossThreads) loss_rows_kernel(LossRows<T> p) 
   }
   if (p.factor == nullptr) return;
   const C factor = exists ? p.factor[p.factor_per_row ? row : 0] : C{NAN};
-  write_gradient<T, kCap>(p, x, target, lse, factor, logit);
+  write_gradient<T, kCap>(p, x, exists ? static_cast<int>(target) : 0, lse, factor, logit);
 }
 
 // LossFactors, by one block.

@@ -11,7 +11,7 @@ struct LossRowsProblem {
   DType dtype;
   void* logits;           // (rows, pitch), 16-byte aligned, of which n are logits
   int64_t rows, n;        // n >= 1
-  int64_t pitch;          // whole 16-byte chunks
+  int64_t pitch;          // whole 16-byte chunks, at most 2^31 - 8 elements
   const int64_t* target;  // (rows,)
   void* sums;             // (rows,) of loss_sum_bytes() each: out
   void* losses;           // (rows,) of C: out, or null

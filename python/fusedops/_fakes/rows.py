@@ -204,6 +204,10 @@ def _linear_cross_entropy(
         lambda: f"{op}: weight must have at least one class; got shape {shape_of(weight)}",
     )
     torch._check(
+        weight.shape[0] < 2**30,
+        lambda: f"{op}: weight must have less than 2^30 classes; got {weight.shape[0]}",
+    )
+    torch._check(
         target.device == x.device,
         lambda: f"{op}: target must be on {x.device} like x; got {target.device}",
     )
