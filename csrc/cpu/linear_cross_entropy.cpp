@@ -76,6 +76,18 @@ struct Gradients {
   bool need_dx, need_dweight, need_dbias;
 };
 
+// What is not needed has shape (0,).
+Tensor zeros(const Tensor& like, bool needed, std::vector<int64_t> sizes, ScalarType dtype) {
+  if (!needed) sizes = {0};
+  return torch::stable::new_zeros(like, sizes, dtype);
+}
+
+// Of rows that count.
+double count_targets(const int64_t* target, int64_t rows, int64_t ignore_index) {
+  return static_cast<double>(
+      std::count_if(target, target + rows, [&](int64_t t) { return t != ignore_index; }));
+}
+
 // Of the rows [first, first + count).
 void add_chunk(const Gradients& g, const Tensor& dz, const Tensor& x, const Tensor& weight,
                int64_t first, int64_t count) {
@@ -113,22 +125,18 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> linear_cross_entropy(
   const ScalarType parameter = dweight_fp32 ? ScalarType::Float : dtype;
   const int64_t most = rows_of_chunk(shape.m, shape.n * x.element_size(), chunk_size);
   const Tensor targets = torch::stable::contiguous(target);
-  const auto zeros = [&](bool needed, std::vector<int64_t> sizes, ScalarType type) {
-    if (!needed) sizes = {0};
-    return torch::stable::new_zeros(x, sizes, type);
-  };
-  Gradients g{zeros(need_dx, {shape.m, shape.k}, dtype),
-              zeros(need_dweight, {shape.n, shape.k}, weight_sum_type(parameter, shape.m, most)),
-              zeros(need_dbias, {shape.n}, compute),
-              need_dx,
-              need_dweight,
-              need_dbias};
+  const Gradients g{
+      zeros(x, need_dx, {shape.m, shape.k}, dtype),
+      zeros(x, need_dweight, {shape.n, shape.k}, weight_sum_type(parameter, shape.m, most)),
+      zeros(x, need_dbias, {shape.n}, compute),
+      need_dx,
+      need_dweight,
+      need_dbias};
   const Tensor losses = torch::stable::empty({shape.m}, compute);
   std::optional<Tensor> wide;
   if (dloss) wide = torch::stable::contiguous(torch::stable::to(*dloss, compute));
-  double count = 0;
   const auto* indices = static_cast<const int64_t*>(targets.const_data_ptr());
-  for (int64_t row = 0; row < shape.m; ++row) count += indices[row] != ignore_index;
+  const double count = count_targets(indices, shape.m, ignore_index);
   const double inverse = shape.mean() && count > 0 ? 1 / count : 1;
   const bool later = divides_later(shape, dloss.has_value());
   const Rows rows{shape,
@@ -150,9 +158,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> linear_cross_entropy(
       });
       if (rows.gradient) add_chunk(g, z, part, weight, first, size);
     }
-    const Tensor scale = torch::stable::empty({1}, compute);
-    *static_cast<Compute<D>*>(scale.mutable_data_ptr()) =
-        static_cast<Compute<D>>(later ? inverse : 1);
+    Tensor scale = torch::stable::empty({1}, compute);
+    torch::stable::fill_(scale, later ? inverse : 1);
     const Tensor loss =
         torch::stable::to(sum_losses<D>(rows, count), fp32_out ? ScalarType::Float : dtype);
     return std::make_tuple(loss, scale, g.dx, torch::stable::to(g.dweight, parameter),

@@ -163,6 +163,50 @@ Tensor finished(const Tensor& dweight, int64_t rows, ScalarType dtype) {
                                         : torch::stable::to(first, dtype);
 }
 
+// What rows need beside their logits, and leave.
+struct Losses {
+  Losses(const Tensor& x, const Tensor& target, const std::optional<Tensor>& dloss,
+         const LinearCrossEntropyShape& shape, const LaunchScope& scope)
+      : targets(torch::stable::contiguous(target)),
+        sums(workspace(shape.m * loss_sum_bytes(), scope)) {
+    const ScalarType compute = compute_type(shape.dtype);
+    total = shape.per_row() ? new_empty(x, {shape.m}, compute) : new_empty(x, {}, compute);
+    factor = new_empty(x, {1}, compute);
+    scale = new_empty(x, {1}, compute);
+    if (dloss) given = torch::stable::contiguous(torch::stable::to(*dloss, compute));
+  }
+
+  Tensor targets;               // (M,)
+  Tensor sums;                  // a LossSum for every row
+  Tensor total;                 // the loss in the compute dtype: (M,) or ()
+  Tensor factor, scale;         // (1,)
+  std::optional<Tensor> given;  // dloss in the compute dtype
+};
+
+// Forms what gradients are multiplied by; without the addresses of a chunk.
+LossRowsProblem rows_problem(const Losses& l, const LinearCrossEntropyShape& shape,
+                             const LossOptions& options, bool gradient, const LaunchScope& scope) {
+  const void* given = l.given ? l.given->const_data_ptr() : nullptr;
+  LossRowsProblem rows{};
+  rows.dtype = shape.dtype;
+  rows.target = static_cast<const int64_t*>(l.targets.const_data_ptr());
+  rows.sums = l.sums.mutable_data_ptr();
+  rows.losses = shape.per_row() ? l.total.mutable_data_ptr() : nullptr;
+  rows.factor_per_row = gradient && given && shape.per_row();
+  if (gradient) rows.factor = rows.factor_per_row ? given : l.factor.const_data_ptr();
+  rows.options = options;
+  const LossFactors factors{rows.target,
+                            shape.m,
+                            options.ignore_index,
+                            shape.mean(),
+                            divides_later(shape, l.given.has_value()),
+                            shape.per_row() ? nullptr : given,
+                            l.factor.mutable_data_ptr(),
+                            l.scale.mutable_data_ptr()};
+  check_launched(loss_factors(shape.dtype, factors, scope.context()));
+  return rows;
+}
+
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> linear_cross_entropy(
     const Tensor& x,                     // (M, K)
     const Tensor& weight,                // (V, K)
@@ -182,51 +226,24 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> linear_cross_entropy(
   const cpu::NoGradGuard no_grad;
 
   // Allocate
-  const ScalarType dtype = x.scalar_type(), compute = compute_type(shape.dtype);
-  const ScalarType parameter = dweight_fp32 ? ScalarType::Float : dtype;
+  const ScalarType parameter = dweight_fp32 ? ScalarType::Float : x.scalar_type();
   Chunks chunks(x, weight, bias, shape, chunk_size, allow_tf32, scope);
   const ScalarType sums_type = weight_sum_type(parameter, shape.m, chunks.most());
   const Gradients g =
       allocate(x, shape, chunks.pitch(), sums_type, need_dx, need_dweight, need_dbias);
-  const Tensor targets = torch::stable::contiguous(target);
-  const Tensor sums = workspace(shape.m * loss_sum_bytes(), scope);
-  const Tensor losses = new_empty(x, {shape.per_row() ? shape.m : 0}, compute);
-  const Tensor total = shape.per_row() ? losses : new_empty(x, {}, compute);
-  const Tensor factor = new_empty(x, {1}, compute), scale = new_empty(x, {1}, compute);
-  std::optional<Tensor> wide;
-  if (dloss) wide = torch::stable::contiguous(torch::stable::to(*dloss, compute));
-  const void* given = wide ? wide->const_data_ptr() : nullptr;
-  const bool factor_per_row = given && shape.per_row();
+  const Losses losses(x, target, dloss, shape, scope);
 
   // Launch
-  const auto* indices = static_cast<const int64_t*>(targets.const_data_ptr());
-  const LossFactors factors{indices,
-                            shape.m,
-                            ignore_index,
-                            shape.mean(),
-                            divides_later(shape, dloss.has_value()),
-                            factor_per_row ? nullptr : given,
-                            factor.mutable_data_ptr(),
-                            scale.mutable_data_ptr()};
-  check_launched(loss_factors(shape.dtype, factors, scope.context()));
-  const void* multiplied = factor_per_row ? given : factor.const_data_ptr();
-  LossRowsProblem rows{};
-  rows.dtype = shape.dtype;
-  rows.target = indices;
-  rows.sums = sums.mutable_data_ptr();
-  rows.losses = shape.per_row() ? losses.mutable_data_ptr() : nullptr;
-  rows.factor = g.any() ? multiplied : nullptr;
-  rows.factor_per_row = g.any() && factor_per_row;
-  rows.options = options;
-  chunks.run(rows, g);
+  chunks.run(rows_problem(losses, shape, options, g.any(), scope), g);
   if (!shape.per_row()) {
-    check_launched(sum_losses(shape.dtype, sums.const_data_ptr(), shape.m, shape.mean(),
-                              total.mutable_data_ptr(), scope.context()));
+    check_launched(sum_losses(shape.dtype, losses.sums.const_data_ptr(), shape.m, shape.mean(),
+                              losses.total.mutable_data_ptr(), scope.context()));
   }
 
   // Launch check
   check_launch(kOp);
-  return {torch::stable::to(total, fp32_out ? ScalarType::Float : dtype), scale, g.dx,
+  const ScalarType dtype = fp32_out ? ScalarType::Float : x.scalar_type();
+  return {torch::stable::to(losses.total, dtype), losses.scale, g.dx,
           finished(g.dweight, need_dweight ? shape.n : 0, parameter),
           torch::stable::to(g.dbias, parameter)};
 }
