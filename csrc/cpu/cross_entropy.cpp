@@ -14,22 +14,6 @@ struct Options {
   double smoothing;
 };
 
-// The loss of a row, 0 for an ignored one, NaN for a target outside of the row.
-template <typename C, typename T>
-double row_loss(const T* x, int64_t n, int64_t target, double smoothing, C& lse) {
-  const Normaliser<C> row = normaliser<C>(x, n, 1);
-  const double top = row.top, log_sum = std::log(row.sum), exact = top + log_sum;
-  lse = static_cast<C>(exact);
-  if (target < 0 || target >= n) return std::numeric_limits<double>::quiet_NaN();
-  double loss = (1 - smoothing) * (top - static_cast<C>(x[target]) + log_sum);
-  if (smoothing != 0) {
-    double values = 0;
-    for (int64_t i = 0; i < n; ++i) values += static_cast<C>(x[i]);
-    loss += smoothing * (exact - values / static_cast<double>(n));
-  }
-  return loss;
-}
-
 template <DType D>
 void forward(const Tensor& logits, const Options& o, const CrossEntropyShape& shape,
              const Tensor& loss, const Tensor& lse, const Tensor& scale) {

@@ -53,7 +53,7 @@ struct GemmProblem {
   const void* aux = nullptr;     // kGrad: what forward saved, or null; kResidual: (M, N) like d
   void* hidden = nullptr;        // kGrad: act(aux) out, or null
   float* column_sums = nullptr;  // kGrad: partial sums (column_sum_rows(m), N), or null
-  bool accumulate = false;       // kAccumulator: add to d
+  bool accumulate = false;       // kAccumulator, or run_gemm_adding: add to d
   const void* bias = nullptr;    // (N,) of dtype, or null
   Activation activation = Activation::kNone;
   Epilogue epilogue = Epilogue::kFused;

@@ -14,6 +14,7 @@
 #include "cutlass/launch_memory.h"
 #include "cutlass/plan_cache.h"
 #include "cutlass/registry.h"
+#include "cutlass/sm90_configs.h"
 
 namespace fusedops {
 
@@ -268,6 +269,19 @@ bool run_gemm_residual(const GemmCall& call, const Tensor& d, const LaunchScope&
   const GemmPlan plan = select_gemm_cached(prepared.problem, device_model(scope));
   if (plan.config < 0) return false;
   launch_plan(call.op, plan, prepared.problem, scope);
+  return true;
+}
+
+bool run_gemm_adding(const GemmCall& call, const Tensor& d, const LaunchScope& scope) {
+  GemmProblem p = problem_of(call, d, nullptr);
+  p.accumulate = true;
+  if (p.m == 0 || p.n == 0 || p.k == 0 || dtype_bytes(p.dtype) != 2) return false;
+  const Prepared prepared = prepare(call, p, scope);
+  p = prepared.problem;
+  if (!adds_halves(p.epilogue, p.a.major, p.b.major)) return false;
+  const GemmPlan plan = select_gemm_cached(p, device_model(scope));
+  if (plan.config < 0 || plan.family != Family::kSm90) return false;
+  launch_plan(call.op, plan, p, scope);
   return true;
 }
 

@@ -29,7 +29,7 @@ struct GemmCall {
   const Tensor* bias = nullptr;  // (N,)
   Activation activation = Activation::kNone;
   Epilogue epilogue = Epilogue::kFused;
-  bool accumulate = false;           // kAccumulator of 16-bit operands: d += a @ b
+  bool accumulate = false;           // of 16-bit operands, kAccumulator: d += a @ b
   const Tensor* residual = nullptr;  // kResidual: contiguous (M, N)
 };
 
@@ -55,6 +55,10 @@ bool run_gemm_gradient(const GemmCall& call, const GradientOutputs& outputs,
 // run_gemm with Epilogue::kResidual. False where no kernel has it for the problem: nothing was
 // launched.
 bool run_gemm_residual(const GemmCall& call, const Tensor& d, const LaunchScope& scope);
+
+// d += a @ b for 16-bit d: the sum of a product is rounded to d's dtype, and so is the sum with d.
+// False where no kernel has it for the problem: nothing was launched.
+bool run_gemm_adding(const GemmCall& call, const Tensor& d, const LaunchScope& scope);
 
 // The same as run_gemm through a given plan: tuning and tests.
 void run_gemm_with_plan(const GemmCall& call, const GemmPlan& plan, const Tensor& d,

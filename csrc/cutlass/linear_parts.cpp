@@ -2,6 +2,7 @@
 
 #include <torch/csrc/stable/ops.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "cpu/aten.h"
@@ -84,26 +85,51 @@ void run_act_backward(const char* op, const MatrixView& dy, const std::optional<
   FUSEDOPS_CHECK(failure == nullptr, op, ": the launch failed: ", failure);
 }
 
+namespace {
+
+bool is_half(DType dtype) { return dtype == DType::kFloat16 || dtype == DType::kBFloat16; }
+
+// The product through memory for some of dweight's rows at a time: what no kernel writes or adds
+// to itself.
+void run_wgrad_in_blocks(const GemmCall& call, const Tensor& dweight, const LaunchScope& scope) {
+  constexpr int64_t kBlockBytes = int64_t{1} << 28;
+  const ScalarType dtype = call.dtype == DType::kFloat64 ? ScalarType::Double : ScalarType::Float;
+  const int64_t columns = dweight.size(1), all = dweight.size(0);
+  const int64_t fitting = kBlockBytes / (std::max<int64_t>(columns, 1) * 8) / 128 * 128;
+  const int64_t most = std::max<int64_t>(fitting, 128);
+  for (int64_t row = 0; row < all; row += most) {
+    GemmCall block = call;
+    block.accumulate = false;
+    block.epilogue = is_half(call.dtype) ? Epilogue::kAccumulator : Epilogue::kFused;
+    block.a.rows = std::min(most, all - row);
+    block.a.data =
+        static_cast<const char*>(call.a.data) + row * call.a.row_stride * dtype_bytes(call.dtype);
+    const Tensor out = new_empty(dweight, {block.a.rows, columns}, dtype);
+    run_gemm(block, out, nullptr, scope);
+    Tensor rows = dweight, target = torch::stable::narrow(rows, 0, row, block.a.rows);
+    torch::stable::copy_(target, call.accumulate ? sum(target, out) : out);
+  }
+}
+
+}  // namespace
+
 void run_wgrad(const GemmCall& shape_and_math, const MatrixView& dz, const MatrixView& x,
                const Tensor& dweight, const LaunchScope& scope) {
   GemmCall call = shape_and_math;
   call.a = dz.transposed();
   call.b = x;
   call.activation = Activation::kNone;
-  const bool half = call.dtype == DType::kFloat16 || call.dtype == DType::kBFloat16;
-  const bool fp32 = dweight.scalar_type() == ScalarType::Float;
+  const bool half = is_half(call.dtype), fp32 = dweight.scalar_type() == ScalarType::Float;
   call.epilogue = fp32 && half ? Epilogue::kAccumulator : Epilogue::kFused;
   // NOTE: the fp64 kernels write fp64 only, 16-bit operands alone accumulate, outputs are dense.
   const bool narrow = fp32 && call.dtype == DType::kFloat64;
-  const bool direct =
-      !narrow && dweight.is_contiguous() && (half || !call.accumulate) && dz.rows > 0;
-  if (direct) return run_gemm(call, dweight, nullptr, scope);
-  call.accumulate = false;
-  const Tensor out =
-      new_empty(dweight, dweight.sizes(), narrow ? ScalarType::Double : dweight.scalar_type());
-  run_gemm(call, out, nullptr, scope);
-  Tensor target = dweight;
-  torch::stable::copy_(target, shape_and_math.accumulate ? sum(dweight, out) : out);
+  const bool dense = dweight.is_contiguous() && dz.rows > 0;
+  if (half && !fp32 && call.accumulate) {
+    if (dense && run_gemm_adding(call, dweight, scope)) return;
+  } else if (dense && !narrow && (half || !call.accumulate)) {
+    return run_gemm(call, dweight, nullptr, scope);
+  }
+  run_wgrad_in_blocks(call, dweight, scope);
 }
 
 Tensor sum(const Tensor& a, const Tensor& b) {

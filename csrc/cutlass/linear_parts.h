@@ -30,7 +30,7 @@ void run_act_backward(const char* op, const MatrixView& dy, const std::optional<
                       const LaunchScope& scope);
 
 // dweight (N, K) = dz.T @ x for dz (M, N) and x (M, K), in the call's dtype or in fp32; added to
-// what an fp32 dweight holds where the call accumulates. The call says the rest.
+// what dweight holds where the call accumulates. The call says the rest.
 void run_wgrad(const GemmCall& call, const MatrixView& dz, const MatrixView& x,
                const Tensor& dweight, const LaunchScope& scope);
 

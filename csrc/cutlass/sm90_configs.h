@@ -60,6 +60,11 @@ constexpr bool takes_tiles(int tile_m, Epilogue epilogue, Major a, Major b) {
   return tile_m >= 128 && epilogue == Epilogue::kFused && a == Major::kK && b == Major::kK;
 }
 
+// Which kernels can add to what 16-bit d holds (GemmProblem::accumulate).
+constexpr bool adds_halves(Epilogue epilogue, Major a, Major b) {
+  return epilogue == Epilogue::kFused && a == Major::kMN && b == Major::kMN;
+}
+
 // Which kernels exist. WGMMA takes 16-bit operands in any layout, TF32 operands K-major only;
 // fp32-accurate products run over bf16 parts (see cuda/split_fp32.cuh), K-major as well, in the
 // tiles that kExactFp32 marks.

@@ -12,6 +12,7 @@
 #include "cute/arch/copy_sm75.hpp"
 #include "cute/arch/copy_sm90.hpp"
 #include "cutlass/arch/barrier.h"
+#include "cutlass/sm90_configs.h"
 #include "cutlass/sm90_store_traits.cuh"
 #include "cutlass/sm90_tile_order.h"
 
@@ -28,6 +29,8 @@ class TileStore {
   static constexpr int kPerRowBlock = S::kColumns / 2;  // accumulators
   static constexpr bool kHasBias =
       T::kEpilogue != Epilogue::kAccumulator && T::kEpilogue != Epilogue::kGrad;
+  static constexpr bool kAdds = sizeof(Out) == 4 || adds_halves(T::kEpilogue, T::kA, T::kB);
+  static_assert(!kAdds || S::kWhole);  // no column is added twice
   static constexpr Accuracy kAccuracy =
       cute::is_same_v<Element, cutlass::bfloat16_t> ? Accuracy::kBFloat16 : kAccuracyOf<Element>;
 
@@ -423,7 +426,7 @@ class TileStore {
 
   __device__ void copy_out(const CUtensorMap& map, const uint8_t* from, int column, int row,
                            int slice) const {
-    if (sizeof(Out) == 4 && p_.accumulate) {
+    if (kAdds && p_.accumulate) {
       cute::SM90_TMA_REDUCE_ADD_3D::copy(&map, from, column, row, slice);
     } else {
       cute::SM90_TMA_STORE_3D::copy(&map, from, column, row, slice);

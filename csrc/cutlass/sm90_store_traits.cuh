@@ -20,7 +20,7 @@ struct StoreParams {
   Activation activation;
   bool load_aux;      // kGrad: whether the activation's gradient needs the saved tensor
   bool store_hidden;  // kGrad, with load_aux
-  bool accumulate;    // fp32 D: add to what is there
+  bool accumulate;    // add to what D holds: of fp32 D, and where adds_halves()
 };
 
 // Two values of an output type in one register; kRelu: their maxima with zero, NaN stays.

@@ -29,6 +29,7 @@ from .explain import explain
 from .fuse import FuseReport, fuse
 from .histogram import bincount, histogram
 from .linear import linear, matmul
+from .linear_cross_entropy import linear_cross_entropy
 from .mlp import gated_mlp, mlp
 from .normalization import layer_norm, rms_norm
 from .reduce import (
@@ -99,6 +100,7 @@ __all__ = [
     "histogram",
     "layer_norm",
     "linear",
+    "linear_cross_entropy",
     "log_softmax",
     "logsumexp",
     "matmul",

@@ -42,6 +42,7 @@ def run(o: Options, count: Counter[str]) -> None:
         for y in outputs:
             y.backward(torch.ones_like(y), retain_graph=True)
         count[f"rows of {n}"] += len(outputs)
+        losses(o, count, dtype, rows, n)
     shapes = (*MUCH, *(MUCH_CLUSTERED if o.clusters else ()))
     for dtype, (rows, n) in itertools.product((torch.float16, torch.bfloat16), shapes):
         x, r = (o.randn(rows, n, dtype=dtype, grad=True) for _ in range(2))
@@ -54,3 +55,19 @@ def run(o: Options, count: Counter[str]) -> None:
         if n <= ONE_BLOCK or o.clusters:
             outputs[0].backward(torch.ones_like(x))
         count[f"{rows} rows of {n}"] += len(outputs)
+
+
+def losses(o: Options, count: Counter[str], dtype: torch.dtype, rows: int, n: int) -> None:
+    """linear_cross_entropy in three chunks and in one, with all its options and none."""
+    x, weight = (o.randn(m, 24, dtype=dtype, grad=True) for m in (rows, n))
+    bias = o.randn(n, dtype=dtype, grad=True)
+    target = torch.arange(rows, device=o.device) % n
+    call = fusedops.linear_cross_entropy
+    for loss in (
+        call(x, weight, target),
+        call(x, weight, target, bias, label_smoothing=0.1, softcap=9.0, z_loss=0.1, chunk_size=13),
+        call(x, weight, target, bias, chunk_size=20),
+        call(x, weight, target, bias, reduction="none"),
+    ):
+        loss.backward(torch.full_like(loss, 0.5))
+        count[f"losses of {n} classes"] += 1

@@ -3,11 +3,24 @@
 One file per family; `codes` are the activation codes to cover, where an op takes one.
 """
 
-from . import elementwise, gemm, mlp, neighbours, points, reduce, rows, scan, stencil, template
+from . import (
+    elementwise,
+    gemm,
+    losses,
+    mlp,
+    neighbours,
+    points,
+    reduce,
+    rows,
+    scan,
+    stencil,
+    template,
+)
 
 SAMPLES = {
     **elementwise.SAMPLES,
     **gemm.SAMPLES,
+    **losses.SAMPLES,
     **mlp.SAMPLES,
     **neighbours.SAMPLES,
     **points.SAMPLES,

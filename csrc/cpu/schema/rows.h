@@ -17,6 +17,18 @@ inline constexpr const char* kRowSchemas[] = {
     "cross_entropy_backward(Tensor dloss, Tensor logits, Tensor target, Tensor lse, Tensor scale, "
     "int ignore_index, float label_smoothing, int reduction) -> Tensor",
 
+    // (loss, scale, dx, dweight, dbias) of x @ weight.T + bias; x (M, K), weight (V, K), bias (V,),
+    // target and reduction as above; softcap 0 for none. The gradients are those of the loss, or of
+    // its product with dloss, (M,) or (); they are still to be multiplied by scale (1,), which is 1
+    // but for the mean of float16 without dloss. chunk_size: rows whose logits are in memory
+    // together, 0 for our choice. What is not needed has shape (0,).
+    "linear_cross_entropy(Tensor x, Tensor weight, Tensor? bias, Tensor target, Tensor? dloss, "
+    "int ignore_index, float label_smoothing, float softcap, float z_loss, int reduction, "
+    "bool fp32_out, int chunk_size, bool need_dx, bool need_dweight, bool need_dbias, "
+    "bool dweight_fp32, bool allow_tf32) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    // gradient *= dloss () * scale (1,), which are on the device; untouched where that is 1.
+    "scale_gradient_(Tensor(a!) gradient, Tensor dloss, Tensor scale) -> ()",
+
     // (y, sum, mean, rstd): the last norm_dims dims of sum = x + residual normalised; sum is (0,)
     // without a residual; mean, rstd (rows,) in the compute dtype, (0,) where not needed.
     "layer_norm(Tensor x, Tensor? residual, Tensor? weight, Tensor? bias, int norm_dims, "

@@ -30,7 +30,7 @@ def _check_bias(op: str, bias: Tensor, n: int, like_name: str, like: Tensor) -> 
     torch._check(bias.shape[0] == n, text)
 
 
-def _check_linear(op: str, x: Tensor, weight: Tensor, bias: Tensor | None, activation: int) -> None:
+def check_linear(op: str, x: Tensor, weight: Tensor, bias: Tensor | None, activation: int) -> None:
     check_activation(op, activation)
     check_floating(op, "x", x)
     check_like(op, "weight", weight, "x", x)
@@ -84,7 +84,7 @@ def _check_saved(op: str, dy: Tensor, saved: Tensor | None, activation: int) -> 
 def _linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, activation: int, allow_tf32: bool
 ) -> Tensor:
-    _check_linear("linear", x, weight, bias, activation)
+    check_linear("linear", x, weight, bias, activation)
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
 
 
@@ -124,7 +124,7 @@ def _linear_backward(
     allow_tf32: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     op = "linear_backward"
-    _check_linear(op, x, weight, None, activation)
+    check_linear(op, x, weight, None, activation)
     check_like(op, "dy", dy, "x", x)
     n = weight.shape[0]
     check_same_shape(

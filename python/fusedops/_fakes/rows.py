@@ -17,6 +17,7 @@ from .checks import (
     fake,
     shape_of,
 )
+from .gemm import check_linear
 
 _HALVES = (torch.float16, torch.bfloat16)
 
@@ -164,6 +165,93 @@ def _cross_entropy_backward(
     _check_statistic(op, "lse", lse, compute, rows)
     _check_statistic(op, "scale", scale, compute, 1 if reduction == 1 else 0)
     return logits.new_empty(logits.shape)
+
+
+def _check_loss_options(op: str, label_smoothing: float, softcap: float, z_loss: float) -> None:
+    torch._check(
+        0 <= label_smoothing <= 1,
+        lambda: f"{op}: label_smoothing must be from 0 to 1; got {label_smoothing:g}",
+    )
+    torch._check(softcap >= 0, lambda: f"{op}: softcap must be at least 0; got {softcap:g}")
+    torch._check(z_loss >= 0, lambda: f"{op}: z_loss must be at least 0; got {z_loss:g}")
+
+
+@fake("linear_cross_entropy")
+def _linear_cross_entropy(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    dloss: Tensor | None,
+    ignore_index: int,
+    label_smoothing: float,
+    softcap: float,
+    z_loss: float,
+    reduction: int,
+    fp32_out: bool,
+    chunk_size: int,
+    need_dx: bool,
+    need_dweight: bool,
+    need_dbias: bool,
+    dweight_fp32: bool,
+    allow_tf32: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    op = "linear_cross_entropy"
+    check_linear(op, x, weight, bias, 0)
+    check_matrix(op, "x", x, "(M, K)")
+    torch._check(
+        weight.shape[0] > 0,
+        lambda: f"{op}: weight must have at least one class; got shape {shape_of(weight)}",
+    )
+    torch._check(
+        weight.shape[0] < 2**30,
+        lambda: f"{op}: weight must have less than 2^30 classes; got {weight.shape[0]}",
+    )
+    torch._check(
+        target.device == x.device,
+        lambda: f"{op}: target must be on {x.device} like x; got {target.device}",
+    )
+    torch._check(
+        target.dtype is torch.int64,
+        lambda: f"{op}: target must have dtype int64; got {dtype_of(target.dtype)}",
+    )
+    rows = x.shape[0]
+    expected = f"shape ({rows},) to match x {shape_of(x)}"
+    check_same_shape(op, "target", target, (rows,), expected)
+    _check_loss_options(op, label_smoothing, softcap, z_loss)
+    torch._check(
+        0 <= reduction <= 2, lambda: f"{op}: reduction must be a code from 0 to 2; got {reduction}"
+    )
+    _check_fp32_out(op, "x", x, fp32_out)
+    torch._check(chunk_size >= 0, lambda: f"{op}: chunk_size must be at least 0; got {chunk_size}")
+    loss_shape = (rows,) if reduction == 0 else ()
+    if dloss is not None:
+        check_floating(op, "dloss", dloss)
+        _check_grad_like(op, "dloss", dloss, "x", x)
+        check_same_shape(op, "dloss", dloss, loss_shape, "the shape of the loss")
+    parameter = torch.float32 if dweight_fp32 else x.dtype
+    return (
+        x.new_empty(loss_shape, dtype=torch.float32 if fp32_out else x.dtype),
+        x.new_empty((1,), dtype=_compute_dtype(x)),
+        x.new_empty(x.shape if need_dx else (0,)),
+        x.new_empty(weight.shape if need_dweight else (0,), dtype=parameter),
+        x.new_empty((weight.shape[0] if need_dbias else 0,), dtype=parameter),
+    )
+
+
+@fake("scale_gradient_")
+def _scale_gradient(gradient: Tensor, dloss: Tensor, scale: Tensor) -> None:
+    op = "scale_gradient_"
+    check_floating(op, "gradient", gradient)
+    for name, number, shape in (("dloss", dloss, ()), ("scale", scale, (1,))):
+        check_floating(op, name, number)
+        torch._check(
+            number.device == gradient.device,
+            lambda name=name, number=number: (
+                f"{op}: {name} must be on {gradient.device} like gradient; got {number.device}"
+            ),
+        )
+        check_same_shape(op, name, number, shape, f"shape {shape}")
 
 
 def _check_norm_dims(op: str, x: Tensor, norm_dims: int) -> int:

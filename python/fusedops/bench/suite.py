@@ -31,6 +31,7 @@ SUITES = (
     "stencil",
     "scan",
     "norm",
+    "loss",
     "host",
 )
 

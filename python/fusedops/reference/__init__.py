@@ -9,7 +9,14 @@ from .elementwise import bias_dropout_residual, dropout_mask, fma, scale_bias_ac
 from .gemm import linear, linear_backward, linear_preact, matmul, matmul_backward, matmul_preact
 from .mlp import gated_mlp, mlp
 from .points import farthest_point_sample, group, interpolate
-from .rows import cross_entropy, layer_norm, log_softmax, rms_norm, softmax
+from .rows import (
+    cross_entropy,
+    layer_norm,
+    linear_cross_entropy,
+    log_softmax,
+    rms_norm,
+    softmax,
+)
 from .scan import (
     bincount,
     cummax,
@@ -42,6 +49,7 @@ __all__ = [
     "layer_norm",
     "linear",
     "linear_backward",
+    "linear_cross_entropy",
     "linear_preact",
     "log_softmax",
     "matmul",

@@ -39,6 +39,33 @@ def cross_entropy(
     return loss.sum() if reduction == "sum" else loss.sum() / counted.sum()
 
 
+def linear_cross_entropy(
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None = None,
+    *,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    softcap: float | None = None,
+    z_loss: float = 0.0,
+) -> Tensor:
+    """cross_entropy of y = softcap tanh(z / softcap), z = x w^T + b, plus z_loss logsumexp(y)^2."""
+    logits = x @ weight.t()
+    if bias is not None:
+        logits = logits + bias
+    if softcap is not None:
+        logits = softcap * (logits / softcap).tanh()
+    counted = target != ignore_index
+    loss = cross_entropy(logits, target, ignore_index, "none", label_smoothing)
+    lse = logits[:, 0] - log_softmax(logits)[:, 0]
+    loss = loss + torch.where(counted, z_loss * lse.square(), 0)
+    if reduction == "none":
+        return loss
+    return loss.sum() if reduction == "sum" else loss.sum() / counted.sum()
+
+
 def layer_norm(
     x: Tensor,
     normalized_shape: tuple[int, ...],
