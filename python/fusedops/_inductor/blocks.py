@@ -6,7 +6,7 @@ of two (or of the halves of one).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,6 +25,7 @@ from .graph import (
     is_call,
     item_of,
     layer_weights_match,
+    same_elements,
     same_shape,
     shape_of,
 )
@@ -36,6 +37,7 @@ from .sites import (
     Site,
     allow_tf32,
     column_sums,
+    ends_of,
     give_bias_gradient,
     give_weight_gradient,
     is_recomputed,
@@ -79,10 +81,12 @@ class _Block:
     def hidden_is(self, closure: list[Node], want: Callable[[Node], bool]) -> Any:
         """Whether a node is what the last product reads."""
         inside = set(closure)
-        hidden = bare(self.last.a)
-        return lambda node: bare(node) is hidden or (node in inside and want(node))
+        hidden = self.last.a
+        return lambda node: same_elements(node, hidden) or (node in inside and want(node))
 
-    def gradients(self, wanted: Callable[[Node, Product], bool]) -> tuple[Product, list[Node]] | None:
+    def gradients(
+        self, wanted: Callable[[Node, Product], bool]
+    ) -> tuple[Product, list[Node]] | None:
         """(the product that gives dh, pointwise functions of it and the leaves)."""
         for product in self.joint.backward_products:
             if not layer_weights_match(self.last, product):
@@ -99,14 +103,13 @@ class _Block:
             return None
         add, product_side, other = found
         if add is not product_side:
-            site.replace(add, product_side)
+            site.replace([add], product_side)
         site.facts["residual"] = True
         return rows(other, shape_of(self.last.node)[1])
 
-    def first_of(self, nodes: list[Node], want: Callable[[Node], bool]) -> Node | None:
-        """The first node with a value, in the dtype of the products."""
-        dtype = dtype_of(self.last.node)
-        return next((n for n in nodes if dtype_of(n) is dtype and want(n)), None)
+    def ends(self, nodes: list[Node], want: Callable[[Node], bool]) -> list[Node]:
+        """The nodes with a value, in the products' dtype, that something else reads."""
+        return ends_of([n for n in nodes if want(n)], dtype_of(self.last.node))
 
 
 # ---- mlp ----
@@ -147,7 +150,7 @@ class _Mlp(_Block):
             (first.a, w1, first.bias, w2, last.bias, self.residual(site), code, save, self.tf32),
             last.node,
         )
-        site.replace(last.node, Out(forward, 0))
+        site.replace([last.node], Out(forward, 0))
         if not training:
             return
         saved: Any = Out(forward, 1)
@@ -170,9 +173,8 @@ class _Mlp(_Block):
         found = self.gradients(is_dz)
         if found is not None:
             dh, nodes = found
-            parts.dz = self.first_of(nodes, lambda n: is_dz(n, dh))
-            if parts.dz is not None:
-                parts.dh, parts.dy = dh, dh.a
+            parts.dz = self.ends(nodes, lambda n: is_dz(n, dh))
+            parts.dh, parts.dy = dh, dh.a
         if parts.dy is None:
             parts.dy = _dy_of_weight_gradient(self.joint, self.last, is_hidden)
         if parts.dy is not None:
@@ -180,15 +182,14 @@ class _Mlp(_Block):
         return parts
 
     def plan_backward(self, site: Site, parts: _Parts, saved: Any, code: int) -> None:
-        sums = [] if parts.dz is None else column_sums(parts.dz)
+        sums = column_sums(parts.dz)
         weight_nodes = [] if parts.dw is None else [parts.dw[0].node]
-        flags = (parts.dz is not None, bool(sums), parts.dw is not None, False)
-        like = parts.dz if parts.dz is not None else weight_nodes[0]
+        flags = (parts.dh is not None, bool(sums), parts.dw is not None, False)
+        like = (parts.dz or weight_nodes)[0]
         fp32 = wants_fp32([*sums, *weight_nodes])
         args = (parts.dy, saved, weight_of(self.last), code, *flags, fp32, self.tf32)
         backward = site.step(F.mlp_backward.default, args, like)
-        if parts.dz is not None:
-            assert parts.dh is not None
+        if parts.dh is not None:
             site.products.append(parts.dh)
             site.replace(parts.dz, Out(backward, 0))
             give_bias_gradient(site, sums, Out(backward, 1))
@@ -202,11 +203,9 @@ class _Parts:
 
     dy: Node | None = None
     dh: Product | None = None  # dy @ w_down
-    dz: Node | None = None
+    dz: list[Node] = field(default_factory=list)
     dw: tuple[Product, bool] | None = None
-
-    def __post_init__(self) -> None:
-        self.values: dict[Node, Evaluator] = {}
+    values: dict[Node, Evaluator] = field(default_factory=dict)  # by the node of dh
 
 
 def _dy_of_weight_gradient(joint: Joint, last: Product, is_hidden: Any) -> Node | None:
@@ -243,7 +242,7 @@ class _GateAndUp:
         one, two = leaves
         if one in by_node and two in by_node:
             pair = by_node[one], by_node[two]
-            if bare(pair[0].a) is bare(pair[1].a) and same_shape(one, two):
+            if same_elements(pair[0].a, pair[1].a) and same_shape(one, two):
                 return _GateAndUp((one, two), pair)
             return None
         halves = [_half(leaf) for leaf in leaves]
@@ -348,7 +347,7 @@ class _Gated(_Block):
              training and not recomputed, self.tf32),
             last.node,
         )  # fmt: skip
-        site.replace(last.node, Out(forward, 0))
+        site.replace([last.node], Out(forward, 0))
         if not training:
             return
         saved: Any = Out(forward, 1)
@@ -372,10 +371,10 @@ class _Gated(_Block):
         found = self.gradients(lambda n, dh: equals(at(dh)(n), known.dh, known.up, slope))
         if found is not None:
             dh, nodes = found
-            dgate = self.first_of(nodes, lambda n: equals(at(dh)(n), known.dh, known.up, slope))
-            dup = self.first_of(nodes, lambda n: equals(at(dh)(n), known.dh, y))
-            if dgate is not None and dup is not None:
-                parts.dh, parts.dy, parts.dgate, parts.dup = dh, dh.a, dgate, dup
+            dgate = self.ends(nodes, lambda n: equals(at(dh)(n), known.dh, known.up, slope))
+            dup = self.ends(nodes, lambda n: equals(at(dh)(n), known.dh, y))
+            if dgate and dup:
+                parts.dh, parts.dy, parts.halves = dh, dh.a, [dgate, dup]
         if parts.dy is None:
             parts.dy = _dy_of_weight_gradient(self.joint, self.last, is_hidden)
         if parts.dy is not None:
@@ -385,16 +384,13 @@ class _Gated(_Block):
     def plan_backward(
         self, site: Site, parts: _GatedParts, saved: Any, code: int, packed: bool
     ) -> None:
-        whole = None
-        grads: list[Node] = []
-        if parts.dgate is not None and parts.dup is not None:
-            grads = [parts.dgate, parts.dup]
-            whole = _joined(*grads) if packed else None
-        sums = [column_sums(g) for g in ([whole] if whole is not None else grads)]
+        grads = parts.halves
+        whole = _joined(*grads) if packed and grads else None
+        sums = [column_sums(g) for g in ([[whole]] if whole is not None else grads)]
         flat = [n for group in sums for n in group]
         weight_nodes = [] if parts.dw is None else [parts.dw[0].node]
         flags = (bool(grads), bool(flat), parts.dw is not None, False)
-        like = parts.dgate if parts.dgate is not None else weight_nodes[0]
+        like = grads[0][0] if grads else weight_nodes[0]
         fp32 = wants_fp32([*flat, *weight_nodes])
         args = (parts.dy, saved, weight_of(self.last), code, packed, *flags, fp32, self.tf32)
         backward = site.step(F.gated_mlp_backward.default, args, like)
@@ -406,7 +402,7 @@ class _Gated(_Block):
         assert parts.dh is not None
         site.products.append(parts.dh)
         if whole is not None:
-            site.replace(whole, dz)
+            site.replace([whole], dz)
             give_bias_gradient(site, sums[0], dbias)
             return
         for i, grad in enumerate(grads):
@@ -415,14 +411,14 @@ class _Gated(_Block):
         if not self.pair.packed:
             self.plan_dx(site, grads, dz)
 
-    def plan_dx(self, site: Site, grads: list[Node], dz: Out) -> None:
+    def plan_dx(self, site: Site, grads: list[list[Node]], dz: Out) -> None:
         """The sum of the two products that give dx, as one."""
         products = [
             next(
                 (
                     p
                     for p in self.joint.backward_products
-                    if layer_weights_match(forward, p) and bare(p.a) is bare(grad)
+                    if layer_weights_match(forward, p) and any(same_elements(p.a, g) for g in grad)
                 ),
                 None,
             )
@@ -440,10 +436,14 @@ class _Gated(_Block):
         )
         dx = Out(site.step(F.gated_input_backward.default, args, second), 0)
         if first is second:
-            site.replace(first, dx)
-        elif isinstance(other, Node) and same_shape(other, first) and dtype_of(other) is dtype_of(first):
-            site.replace(first, other)  # the other summand alone; dx comes with the later one
-            site.replace(later_side, dx)
+            site.replace([first], dx)
+        elif (
+            isinstance(other, Node)
+            and same_shape(other, first)
+            and dtype_of(other) is dtype_of(first)
+        ):
+            site.replace([first], other)  # the other summand alone; dx comes with the later one
+            site.replace([later_side], dx)
         else:
             site.steps.pop()
             return
@@ -452,18 +452,17 @@ class _Gated(_Block):
 
 @dataclass
 class _GatedParts(_Parts):
-    dgate: Node | None = None
-    dup: Node | None = None
+    halves: list[list[Node]] = field(default_factory=list)  # gradients of gate and of up
 
 
-def _joined(gate: Node, up: Node) -> Node | None:
+def _joined(gate: list[Node], up: list[Node]) -> Node | None:
     """The node that puts the gradients of both halves together."""
-    for user in gate.users:
+    for user in (user for node in gate for user in node.users):
         if not is_call(user, aten.cat.default) or len(user.args) < 2:
             continue
         parts, dim = user.args
-        if list(parts) == [gate, up] and dim in (-1, len(shape_of(gate)) - 1):
-            return user
+        if len(parts) == 2 and parts[0] in gate and parts[1] in up:
+            return user if dim in (-1, len(shape_of(parts[0])) - 1) else None
     return None
 
 

@@ -6,12 +6,13 @@ import operator
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.fx import Node
 
 from .graph import CONVERT, Joint, aten, dtype_of, same_shape, value
 from .sites import Derived, Out
 
 if TYPE_CHECKING:
+    from torch.fx import Node
+
     from .sites import Site, Step
 
 COPIED = ("stack_trace", "nn_module_stack", "seq_nr", "recompute", "ac_graph_id", "original_aten")

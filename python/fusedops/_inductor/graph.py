@@ -92,6 +92,21 @@ def bare(node: Any) -> Any:
     return node
 
 
+def same_elements(a: Node, b: Node) -> bool:
+    """Whether two nodes hold the same elements in the same order."""
+    return origin(a) == origin(b)
+
+
+def origin(node: Node) -> tuple[Node, tuple[torch.dtype, ...]]:
+    """What a node is behind views and casts, and those casts: equal ones hold equal elements."""
+    casts = []
+    while is_call(node, *SAME_VALUES):
+        if node.target is CONVERT:
+            casts.append(node.args[1])
+        node = node.args[0]
+    return node, tuple(casts)
+
+
 # ---- products ----
 
 
@@ -154,7 +169,7 @@ def read_product(node: Node) -> Product | None:
 def layer_weights_match(forward: Product, backward: Product) -> bool:
     """Whether the backward product multiplies by the transpose of the forward one's weight."""
     one, two = forward.right, backward.right
-    return one.base is two.base and one.transposed != two.transposed
+    return one.transposed != two.transposed and same_elements(one.base, two.base)
 
 
 # ---- the whole graph ----

@@ -24,6 +24,7 @@ from .sites import (
     Site,
     allow_tf32,
     end_of_gradient,
+    ends_of,
     give_weight_gradient,
     supported,
     weight_of,
@@ -37,30 +38,25 @@ def find_layer(joint: Joint, product: Product) -> Site | Left | None:
     """act(x @ w.T + b), with z beside it where something else reads z."""
     z = product.node
     value = Evaluator({z: probes().z})
-    y, code = None, None
-    for node in joint.closure([z]):
-        if node in joint.backward or dtype_of(node) is not dtype_of(z):
-            continue
-        code = activation_of(value(node))
-        if code is not None:
-            y = node
-            break
-    if y is None or code is None:
-        return None
-    if not _is_stored(y):
-        return Left("the activation is read by pointwise code, into which Inductor fuses it")
+    forward = [n for n in joint.closure([z]) if n not in joint.backward]
+    codes = {n: code for n in forward if (code := activation_of(value(n))) is not None}
+    code = next((c for n, c in codes.items() if _is_stored(n)), None)
+    if code is None:
+        why = "the activation is read by pointwise code, into which Inductor fuses it"
+        return Left(why) if codes else None
+    ends = ends_of([n for n in codes if codes[n] == code], dtype_of(z))
     unsupported = supported(product)
     if unsupported is not None:
         return unsupported
     site = Site("linear", ACTIVATIONS[code], product.sizes, [product])
-    needs_z = z in joint.alive_without({y}, product.node.all_input_nodes)
+    needs_z = z in joint.alive_without(ends, product.node.all_input_nodes)
     site.facts |= {"training": needs_z, "bias": product.bias is not None}
     op = F.linear_preact.default if needs_z else F.linear.default
     args = (product.a, weight_of(product), product.bias, code, allow_tf32(product))
     step = site.step(op, args, z)
-    site.replace(y, Out(step, 0))
+    site.replace(ends, Out(step, 0))
     if needs_z:
-        site.replace(z, Out(step, 1))
+        site.replace([z], Out(step, 1))
     return site
 
 

@@ -20,11 +20,11 @@ from .graph import (
     Joint,
     Product,
     aten,
-    bare,
     depends_on,
     dtype_of,
     is_call,
     operand,
+    same_elements,
     same_shape,
     shape_of,
     transposes,
@@ -103,8 +103,8 @@ class Site:
         self.steps.append(Step(op, args, like))
         return len(self.steps) - 1
 
-    def replace(self, node: Node, by: Any) -> None:
-        self.replacements.append(Replacement(node, by))
+    def replace(self, nodes: list[Node], by: Any) -> None:
+        self.replacements += [Replacement(node, by) for node in nodes]
 
     def check(self, joint: Joint) -> Left | None:
         """Why the site cannot be replaced, None where it can."""
@@ -153,7 +153,9 @@ def transpose(matrix: Any) -> Derived:
 
 def rows(node: Node, columns: Any) -> Any:
     """The node as (M, columns)."""
-    return node if len(shape_of(node)) == 2 else Derived(aten.reshape.default, (node, [-1, columns]))
+    if len(shape_of(node)) == 2:
+        return node
+    return Derived(aten.reshape.default, (node, [-1, columns]))
 
 
 def select(node: Any, dim: int, index: int) -> Derived:
@@ -208,9 +210,16 @@ def end_of_gradient(node: Node) -> tuple[Node, bool]:
     return node, transposed
 
 
-def column_sums(node: Node) -> list[Node]:
-    """The sums of a node over all but its last dimension."""
-    found, stack = [], [node]
+def ends_of(nodes: list[Node], dtype: torch.dtype) -> list[Node]:
+    """Those of nodes with one value which something else reads, where they have the dtype."""
+    same = set(nodes)
+    return [n for n in nodes if dtype_of(n) is dtype and any(u not in same for u in n.users)]
+
+
+def column_sums(nodes: list[Node]) -> list[Node]:
+    """The sums over all but the last dimension of nodes with one value."""
+    found: dict[Node, None] = {}
+    stack = list(nodes)
     while stack:
         at = stack.pop()
         for user in at.users:
@@ -219,9 +228,9 @@ def column_sums(node: Node) -> list[Node]:
             elif is_call(user, aten.sum.dim_IntList) and "dtype" not in user.kwargs:
                 rank = len(shape_of(at))
                 dims = sorted(d % rank for d in user.args[1])
-                if dims == list(range(rank - 1)) and same_last(at, node):
-                    found.append(user)
-    return found
+                if dims == list(range(rank - 1)) and same_last(at, nodes[0]):
+                    found[user] = None
+    return list(found)
 
 
 def same_last(a: Node, b: Node) -> bool:
@@ -231,7 +240,7 @@ def same_last(a: Node, b: Node) -> bool:
 
 def give_bias_gradient(site: Site, sums: list[Node], by: Any) -> None:
     for node in sums:
-        site.replace(end_of_gradient(node)[0], by)
+        site.replace([end_of_gradient(node)[0]], by)
 
 
 def weight_gradient(joint: Joint, dy: Node, is_x: Any) -> tuple[Product, bool] | None:
@@ -240,9 +249,9 @@ def weight_gradient(joint: Joint, dy: Node, is_x: Any) -> tuple[Product, bool] |
         a, b = product.left, operand(product.b)
         if not a.transposed or b.transposed:
             continue
-        if bare(a.base) is bare(dy) and is_x(b.base):
+        if same_elements(a.base, dy) and is_x(b.base):
             return product, False
-        if bare(b.base) is bare(dy) and is_x(a.base):
+        if same_elements(b.base, dy) and is_x(a.base):
             return product, True
     return None
 
@@ -251,8 +260,9 @@ def give_weight_gradient(site: Site, product: Product, transposed: bool, by: Any
     """The product's readers get `by`, which is dy.T @ x."""
     end, turned = end_of_gradient(product.node)
     if transposed != turned:
-        by = Derived(aten.clone.default, (transpose(by),), {"memory_format": torch.contiguous_format})
-    site.replace(end, by)
+        dense = {"memory_format": torch.contiguous_format}
+        by = Derived(aten.clone.default, (transpose(by),), dense)
+    site.replace([end], by)
     site.products.append(product)
 
 
