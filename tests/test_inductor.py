@@ -195,6 +195,7 @@ def test_weight_gradients_under_autocast_are_not_rounded(device):
     got = step(compiled(function, fusedops.inductor(force=True)), model, x)
     for grad in got[2:]:
         assert grad.dtype is torch.float32
+    for grad in (g for g in got[2:] if g.dim() == 2):
         assert not torch.equal(grad, grad.bfloat16().float())
 
 
@@ -347,7 +348,7 @@ def test_nothing_pays_on_a_cpu():
     got = step(compiled(model, ours), model, x)
     assert ours.report.replaced == []
     assert "CPU" in ours.report.left[0].reason
-    assert torch.equal(got[0], model(x))
+    assert_close(got, step(model, model, x), 1e-5)
 
 
 # ---- around the graph ----
@@ -365,11 +366,14 @@ def test_dynamic_shapes_compile_once(device, name):
     assert BLOCKS[name][1] in ours.report.kinds()
 
 
-def saved_sizes(function, x):
+def saved_sizes(function, model, x):
+    """The sizes of what is kept for backward, without the parameters."""
     sizes = []
+    parameters = {p.data_ptr() for p in model.parameters()}
 
     def pack(tensor):
-        sizes.append(tensor.numel())
+        if tensor.data_ptr() not in parameters:
+            sizes.append(tensor.numel())
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
@@ -389,14 +393,14 @@ def test_checkpoint_saves_nothing_of_the_hidden_size(device, name):
     assert BLOCKS[name][1] in ours.report.kinds()
     assert_close(got, step(model, model, x), 2e-5)
     rows = x.numel() // K
-    assert not any(size >= rows * H for size in saved_sizes(compiled(function, ours), x))
+    assert not any(size >= rows * H for size in saved_sizes(compiled(function, ours), model, x))
 
 
 @pytest.mark.parametrize(("name", "hidden"), [("gelu", 1), ("relu", 1), ("llama", 2)])
 def test_what_is_saved_of_the_hidden_size(device, name, hidden):
     model, x = make(name, device), inputs(device)
     rows = x.numel() // K
-    sizes = saved_sizes(compiled(model, fusedops.inductor(force=True)), x)
+    sizes = saved_sizes(compiled(model, fusedops.inductor(force=True)), model, x)
     assert sum(size for size in sizes if size >= rows * H) == hidden * rows * H
 
 
@@ -429,8 +433,10 @@ def test_a_pass_that_the_user_had_set_runs_first(device):
     ours = fusedops.inductor(
         force=True, joint_custom_pre_pass=lambda graph: seen.append(len(graph.nodes))
     )
-    step(compiled(make("gelu", device), ours), make("gelu", device), inputs(device)[:0])
+    model = make("gelu", device)
+    step(compiled(model, ours), model, inputs(device))
     assert len(seen) == 1
+    assert ours.report.kinds() == ["mlp"]
     assert ours["options"]["joint_custom_pre_pass"].uuid() is None  # as for that pass alone
 
 

@@ -34,7 +34,7 @@ def is_traced() -> bool:
 def _dtype(tensor: Tensor, compute: torch.dtype | None) -> torch.dtype:
     """The dtype that autocast makes of a tensor's, as `cast` does."""
     keeps = compute is None or tensor.dtype is torch.float64 or not tensor.is_floating_point()
-    return tensor.dtype if keeps else compute  # type: ignore[return-value]
+    return tensor.dtype if keeps else compute
 
 
 def alike(x: Tensor, *others: Tensor | None) -> bool:

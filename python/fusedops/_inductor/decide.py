@@ -108,7 +108,8 @@ class _Model:
 
     def moved(self, *elements: int) -> float:
         """A kernel that reads and writes this much."""
-        return sum(elements) * self.element / self.bytes_per_us + LAUNCH_US
+        moved: float = sum(elements) * self.element / self.bytes_per_us
+        return moved + LAUNCH_US
 
     @property
     def stored(self) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .graph import CONVERT, Joint, aten, dtype_of, same_shape, value
+from .graph import CONVERT, Joint, aten, dtype_of, is_call, same_shape, value
 from .sites import Derived, Out
 
 if TYPE_CHECKING:
@@ -76,10 +76,10 @@ class _Writer:
             return result
         if out not in self.items:
             with self.graph.inserting_after(result):
-                node = self.graph.call_function(operator.getitem, (result, out.index))
+                node = self.graph.call_function(operator.getitem, (result, out.item))
             node.meta.update({k: result.meta[k] for k in (*COPIED, "partitioner_tag")
                               if k in result.meta})  # fmt: skip
-            node.meta["val"] = value(result)[out.index]
+            node.meta["val"] = value(result)[out.item]
             self.items[out] = node
         return self.items[out]
 
@@ -92,3 +92,38 @@ class _Writer:
         if not same_shape(new, old):
             new = self.call(aten.reshape.default, (new, self.joint.sizes_of(old)))
         return new
+
+
+def share_sizes(graph: torch.fx.Graph) -> None:
+    """Take every symbolic size from the first node that has it.
+
+    A view in backward may otherwise need a node of the forward for nothing but its size.
+    """
+    inputs = [n for n in graph.nodes if n.op == "placeholder"]
+    sources: dict[str, Node | tuple[Node, int]] = {
+        str(value(n)): n for n in reversed(inputs) if isinstance(value(n), torch.SymInt)
+    }
+    for node in list(graph.nodes):
+        fake = value(node)
+        if is_call(node, aten.sym_size.int) and isinstance(fake, torch.SymInt):
+            key = str(fake)
+            source = sources[key]
+            if isinstance(source, tuple) and source == node.args:
+                source = node
+            elif isinstance(source, tuple):
+                after = inputs[-1] if source[0].op == "placeholder" else source[0]
+                with graph.inserting_after(after):
+                    new = graph.call_function(aten.sym_size.int, source)
+                new.meta.update(node.meta)
+                new.meta["partitioner_tag"] = FORWARD
+                source = new
+            sources[key] = source
+            if source is not node:
+                node.replace_all_uses_with(source)
+                graph.erase_node(node)
+        elif isinstance(fake, torch.SymInt):
+            sources.setdefault(str(fake), node)
+        elif isinstance(fake, torch.Tensor):
+            for dim, size in enumerate(fake.shape):
+                if isinstance(size, torch.SymInt):
+                    sources.setdefault(str(size), (node, dim))

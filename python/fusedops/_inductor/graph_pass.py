@@ -13,7 +13,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from .. import _C
 from .blocks import find_block
 from .decide import decide
-from .emit import emit
+from .emit import emit, share_sizes
 from .graph import Joint, Product
 from .layers import find_layer, find_weight_gradient
 from .report import InductorReport
@@ -21,6 +21,8 @@ from .sites import Left, Site
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from torch.fx import Node
 
 NO_EPILOGUE = "a product with nothing behind it that an epilogue could take: cuBLAS's"
 
@@ -58,8 +60,9 @@ class GraphPass(CustomGraphPass):
 class _Rewriter:
     def __init__(self, graph: torch.fx.Graph, force: bool, report: InductorReport) -> None:
         self.graph, self.force, self.report = graph, force, report
+        share_sizes(graph)
         self.joint = Joint(graph)
-        self.reasons: dict[Product, str] = {}  # why a forward product stays
+        self.reasons: dict[Node, str] = {}  # why a product stays
 
     def run(self) -> None:
         # Blocks first: a block is more than its layers
@@ -67,7 +70,7 @@ class _Rewriter:
         self.each(lambda j: j.forward_products, find_layer)
         self.each(lambda j: j.backward_products, find_weight_gradient)
         for product in self.joint.forward_products:
-            self.report.leave(product, self.reasons.get(product, NO_EPILOGUE))
+            self.report.leave(product, self.reasons.get(product.node, NO_EPILOGUE))
 
     def each(
         self,
@@ -75,20 +78,20 @@ class _Rewriter:
         find: Callable[[Joint, Product], Site | Left | None],
     ) -> None:
         """Try every product once; after a replacement the graph is read anew."""
-        tried: set[Product] = set()
+        tried: set[Node] = set()
         while (product := next(self.untried(products, tried), None)) is not None:
-            tried.add(product)
+            tried.add(product.node)
             site = find(self.joint, product)
             left = site if isinstance(site, Left) else None
             if isinstance(site, Site):
                 left = site.check(self.joint) or self.replace(site)
             if left is not None:
-                self.reasons.setdefault(product, left.reason)
+                self.reasons.setdefault(product.node, left.reason)
 
     def untried(
-        self, products: Callable[[Joint], list[Product]], tried: set[Product]
+        self, products: Callable[[Joint], list[Product]], tried: set[Node]
     ) -> Iterator[Product]:
-        return (p for p in products(self.joint) if p not in tried)
+        return (p for p in products(self.joint) if p.node not in tried)
 
     def replace(self, site: Site) -> Left | None:
         verdict = decide(site, self.force)
@@ -123,6 +126,8 @@ def _tuned_plans() -> str:
     from .._plan_store import gpu_key
 
     try:
-        return hashlib.sha256(gpu_key().path.read_bytes()).hexdigest()
+        return hashlib.sha256(
+            gpu_key(torch.device("cuda", torch.cuda.current_device())).path.read_bytes()
+        ).hexdigest()
     except OSError:
         return ""

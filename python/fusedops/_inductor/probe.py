@@ -18,7 +18,7 @@ from torch.fx.node import map_arg
 
 from .._compose import activate
 from ..activation import ACTIVATIONS
-from .graph import CONSTANTS, CONVERT, SAME_ORDER, is_constant
+from .graph import CONSTANTS, CONVERT, SAME_ORDER, SAME_VALUES, is_constant, is_pointwise
 
 if TYPE_CHECKING:
     from torch.fx import Node
@@ -71,6 +71,11 @@ def probes() -> Probes:
         return Probes(z, up, dh, tuple(acts))
 
 
+def _inputs(node: Node) -> list[Node]:
+    """What a node's value depends on; not the sizes of a view."""
+    return [node.args[0]] if node.target in SAME_VALUES else node.all_input_nodes
+
+
 class Evaluator:
     """Values of nodes where the leaves have the given ones; None where a node has no number."""
 
@@ -85,7 +90,7 @@ class Evaluator:
         stack = [node]
         while stack:
             at = stack[-1]
-            waiting = [i for i in at.all_input_nodes if i not in self.known]
+            waiting = [i for i in _inputs(at) if i not in self.known]
             if at in self.known or is_constant(at) or not waiting:
                 stack.pop()
                 if at not in self.known:
@@ -97,7 +102,7 @@ class Evaluator:
     def _run(self, node: Node) -> Tensor | None:
         if is_constant(node):
             return torch.tensor(float(node.args[CONSTANTS[node.target]]), dtype=torch.float64)
-        if any(self.known[i] is None for i in node.all_input_nodes):
+        if not is_pointwise(node) or any(self.known[i] is None for i in _inputs(node)):
             return None
         if node.target in SAME_ORDER:
             return self.known[node.args[0]]
@@ -115,7 +120,7 @@ class Evaluator:
 def _close(got: Tensor | None, want: Tensor) -> bool:
     if got is None or not got.is_floating_point() or got.shape != want.shape:
         return False
-    return torch.allclose(got, want, rtol=RTOL, atol=ATOL)
+    return bool(torch.allclose(got, want, rtol=RTOL, atol=ATOL))
 
 
 def activation_of(got: Tensor | None, factor: Tensor | None = None) -> int | None:

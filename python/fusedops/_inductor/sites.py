@@ -41,7 +41,7 @@ class Out(NamedTuple):
     """A result of an earlier step of the site."""
 
     step: int
-    index: int
+    item: int
 
 
 class Derived(NamedTuple):
