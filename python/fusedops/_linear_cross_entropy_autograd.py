@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import _fakes  # noqa: F401  (registers the fakes)
-from ._autograd import _eager_apply, cast
+from ._autocast import cast
+from ._autograd import _eager_apply
 from ._compose import no_autocast
 from ._main_grad import deliver, main_grad_owner
 from .cross_entropy import REDUCTIONS

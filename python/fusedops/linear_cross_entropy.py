@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._autograd import cast, distinct, sees_torch_functions_only
+from ._autocast import cast
+from ._autograd import distinct, sees_torch_functions_only
+from ._calls import public
 from ._checks import raise_not_tensor
 from ._linear_cross_entropy_autograd import (
     NAME,
@@ -36,6 +38,7 @@ def _as_rows(x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     return x.reshape(target.numel(), x.shape[-1]), target.reshape(-1)
 
 
+@public
 def linear_cross_entropy(
     x: Tensor,
     weight: Tensor,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence  # noqa: TC003 (`public` reads annotations)
+from collections.abc import Callable, Sequence
 from typing import Any, overload
 
 import torch
@@ -14,6 +14,7 @@ from ._autograd import _eager_apply, distinct, sees_torch_functions_only
 from ._calls import public
 from ._checks import check_tensors
 from ._compose import no_autocast
+from ._traced import alike, is_traced
 from .softmax import HALF_CODES, autocast_gives_fp32
 
 __all__ = ["layer_norm", "rms_norm"]
@@ -195,6 +196,22 @@ def _norm_dims(op: str, x: Tensor, normalized_shape: int | Sequence[int]) -> int
     return count
 
 
+def _is_torchs(
+    x: Tensor,
+    norm_dims: int,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+) -> bool:
+    """Whether torch's norm takes the arguments of a call that torch.compile traces."""
+    if not is_traced() or not alike(x, weight, bias, residual):
+        return False
+    shape = x.shape[x.dim() - norm_dims :]
+    if residual is not None and (residual.shape != x.shape or residual.dtype is not x.dtype):
+        return False
+    return all(t is None or (t.shape == shape and t.dtype is x.dtype) for t in (weight, bias))
+
+
 @overload
 def layer_norm(
     x: Tensor,
@@ -263,7 +280,8 @@ def layer_norm(
         x = x + residual
         return layer_norm(x, normalized_shape, weight, bias, eps), x
     traced = _is_dynamo_compiling()
-    if sees_torch_functions_only():
+    torchs = traced and _is_torchs(x, norm_dims, weight, bias, residual)
+    if torchs or sees_torch_functions_only():
         total = x if residual is None else x + residual
         y = F.layer_norm(total, x.shape[x.dim() - norm_dims :], weight, bias, eps)
         return y if residual is None else (y, total)
@@ -329,7 +347,8 @@ def rms_norm(
     if weight is not None and weight.dtype is not x.dtype:
         weight = _weight_beside(x, weight)
     traced = _is_dynamo_compiling()
-    if sees_torch_functions_only():
+    torchs = traced and _is_torchs(x, norm_dims, weight, None, residual)
+    if torchs or sees_torch_functions_only():
         total = x if residual is None else x + residual
         y = F.rms_norm(total, x.shape[x.dim() - norm_dims :], weight, eps)
         return y if residual is None else (y, total)
