@@ -36,6 +36,16 @@ def _code_of(op: str, activation: str | None) -> int:
         raise_unknown(op, activation)
 
 
+def _adds_by_torch(x: Tensor, w: Tensor, residual: Tensor | None) -> bool:
+    """Whether torch promotes the sum; what has another shape is left to the op's checks."""
+    return (
+        residual is not None
+        and residual.dtype is not x.dtype
+        and residual.shape[:-1] == x.shape[:-1]
+        and residual.shape[-1:] == w.shape[:1]
+    )
+
+
 def _plus(y: Tensor, *terms: Tensor | None) -> Tensor:
     for term in terms:
         if term is not None:
@@ -97,7 +107,7 @@ def mlp(
     late = None  # a residual that torch adds
     if compute is not None:
         x = cast(x, compute)
-    if residual is not None and residual.dtype is not x.dtype:
+    if _adds_by_torch(x, w2, residual):
         residual, late = None, residual
     allow_tf32 = x.dtype is _float32 and x.is_cuda and _tf32_allowed()
     tensors = (x, w1, b1, w2, b2, residual)
@@ -179,7 +189,7 @@ def gated_mlp(
     late = None  # a residual that torch adds
     if compute is not None:
         x = cast(x, compute)
-    if residual is not None and residual.dtype is not x.dtype:
+    if _adds_by_torch(x, w_down, residual):
         residual, late = None, residual
     allow_tf32 = x.dtype is _float32 and x.is_cuda and _tf32_allowed()
     tensors = (x, w_gate, w_up, b_gate, b_up, w_down, b_down, residual)
