@@ -74,7 +74,7 @@ def _mask(op: str, x: Tensor, dim: Dim, keepdim: bool) -> int:
     if not isinstance(x, Tensor):
         raise_not_tensor(op, x=x)
     if type(keepdim) is not bool:
-        raise TypeError(f"{op}: keepdim must be a bool; got {keepdim!r}")
+        raise TypeError(f"{op}: keepdim must be a bool; got {shown(keepdim)}")
     ndim: int = x.dim()
     if dim is None:
         return (1 << ndim) - 1
@@ -103,7 +103,9 @@ def _integers(op: str, dim: Any) -> tuple[int, ...]:
     try:
         return tuple([as_int(op, "dim", d) for d in (dim if many else [dim])])
     except TypeError:
-        raise TypeError(f"{op}: dim must be an int or a sequence of ints; got {dim!r}") from None
+        raise TypeError(
+            f"{op}: dim must be an int or a sequence of ints; got {shown(dim)}"
+        ) from None
 
 
 def _needs_grad(x: Tensor) -> bool:
