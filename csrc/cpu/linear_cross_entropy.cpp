@@ -152,7 +152,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> linear_cross_entropy(
     for (int64_t first = 0; first < shape.m; first += most) {
       const int64_t size = std::min(most, shape.m - first);
       Tensor all = x, part = torch::stable::narrow(all, 0, first, size);
-      const Tensor z = torch::stable::contiguous(aten_linear(part, weight, bias));
+      const Tensor z = torch::stable::contiguous(aten_linear(part, weight, bias, x.scalar_type()));
       for_rows(size, shape.n, [&](int64_t row) {
         finish_row<D>(rows, mutable_data<D>(z) + row * shape.n, first + row);
       });

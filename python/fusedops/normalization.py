@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence  # noqa: TC003 (`public` reads annotations)
 from typing import Any, overload
 
 import torch
