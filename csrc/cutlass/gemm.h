@@ -6,11 +6,9 @@
 #include <cstdint>
 
 #include "common/activation.h"
+#include "common/dtype.h"
 
 namespace fusedops {
-
-enum class DType : int8_t { kFloat16, kBFloat16, kFloat32, kFloat64 };
-inline constexpr int kNumDTypes = 4;
 
 // How fp32 products are formed: kTf32 rounds operands to TF32, kFp32 keeps fp32 accuracy. Other
 // dtypes use kNative.
@@ -75,10 +73,6 @@ struct LaunchContext {
 
 // A compiled kernel: launches or returns the reason why it cannot (null on success).
 using GemmRunFn = const char* (*)(const GemmProblem&, const LaunchContext&);
-
-constexpr int64_t dtype_bytes(DType dtype) {
-  return dtype == DType::kFloat64 ? 8 : dtype == DType::kFloat32 ? 4 : 2;
-}
 
 constexpr int64_t operand_bytes(const GemmProblem& problem) {
   return problem.split_parts ? 2 : dtype_bytes(problem.dtype);
