@@ -7,6 +7,7 @@
 
 #include "common/activation.h"
 #include "common/dtype.h"
+#include "common/launch_context.h"
 
 namespace fusedops {
 
@@ -61,14 +62,6 @@ struct GemmProblem {
       false;  // kFp32 only: a and b hold bf16 parts (cuda/split_fp32.h), k counts part columns
   int swizzle = 8;  // GemmPlan::swizzle
   ExchangeSpace exchange;
-};
-
-// Where a launch happens.
-struct LaunchContext {
-  int device = 0;
-  int sm_count = 0;
-  bool overlap = false;    // programmatic dependent launch (sm_90 and later)
-  void* stream = nullptr;  // cudaStream_t
 };
 
 // A compiled kernel: launches or returns the reason why it cannot (null on success).
