@@ -2,7 +2,6 @@
 // Host only.
 #pragma once
 
-#include <string>
 #include <vector>
 
 #include "cutlass/config.h"
@@ -53,12 +52,5 @@ GemmPlan select_gemm(const GemmProblem& problem, const DeviceModel& device);
 
 // Why TMA cannot address this problem (null: it can). The sm_80 family serves what this refuses.
 const char* tma_refusal(const GemmProblem& problem);
-
-int num_configs(Family family);
-
-const GemmConfig& config_of(Family family, int config);
-
-// "sm90 128x192 pingpong 2x1"
-std::string config_name(Family family, int config);
 
 }  // namespace fusedops
