@@ -58,8 +58,8 @@ struct GemmProblem {
   Epilogue epilogue = Epilogue::kFused;
   DType dtype = DType::kBFloat16;  // of a, b, bias, d, preact; kAccumulator writes d in fp32
   MathMode math = MathMode::kNative;
-  bool split_parts =
-      false;  // kFp32 only: a and b hold bf16 parts (cuda/split_fp32.h), k counts part columns
+  // kFp32 only: a and b hold bf16 parts (operand_layout.h), k counts part columns.
+  bool split_parts = false;
   int swizzle = 8;  // GemmPlan::swizzle
   ExchangeSpace exchange;
 };
