@@ -336,8 +336,7 @@ def _keep(report: TuneReport, key: GpuKey, problem: Problem, best: Plan, before:
 
 def measure_problem(problem: Problem, key: GpuKey, device: torch.device) -> tuple[Plan, Plan] | str:
     """(the best plan, the one used until now), timed in "us"; or why there is none."""
-    from .bench.runner import num_bytes
-    from .bench.timing import num_sets
+    from .bench.timing import num_bytes, num_sets
 
     answer = _C.plan_gemm(problem, key.capability, key.sm_count)
     before = answer["selected"]
