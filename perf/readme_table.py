@@ -11,8 +11,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fusedops.bench.figures import activation, first_size, geomean, speedup
 from fusedops.bench.memory_bars import is_large, latest, share_of_copy
-from fusedops.bench.report import activation, first_size, geomean, speedup
 from fusedops.bench.results import Row, read_rows
 
 if TYPE_CHECKING:

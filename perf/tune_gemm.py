@@ -32,11 +32,11 @@ from fusedops._gemm_text import SHARED_WAVE
 from fusedops.bench import machine
 from fusedops.bench.backlog import sample
 from fusedops.bench.progress import Progress
-from fusedops.bench.runner import num_bytes, relative_error
+from fusedops.bench.runner import relative_error
 from fusedops.bench.suite import DTYPES, TOLERANCES
 from fusedops.bench.suites.linear import FORWARD_SHAPES, STEP_CASES, forward_shapes
 from fusedops.bench.suites.wgrad import SHAPES as WGRADS
-from fusedops.bench.timing import LONG_US, num_sets, synchronize
+from fusedops.bench.timing import LONG_US, num_bytes, num_sets, synchronize
 from fusedops.tune import FAMILIES, cluster_tiles
 
 if TYPE_CHECKING:

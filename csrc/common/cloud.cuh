@@ -5,8 +5,8 @@
 #include <cuda_fp16.h>
 
 #include "common/cloud.h"
+#include "common/dtype.h"
 #include "common/vec.cuh"
-#include "cutlass/gemm.h"
 
 namespace fusedops {
 

@@ -4,7 +4,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "cutlass/gemm.h"
+#include "common/dtype.h"
 
 namespace fusedops {
 

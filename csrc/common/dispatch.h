@@ -16,7 +16,7 @@
 #include <type_traits>
 
 #include "common/activation.h"
-#include "cutlass/gemm.h"
+#include "common/dtype.h"
 
 namespace fusedops {
 

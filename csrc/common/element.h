@@ -9,7 +9,7 @@
 
 namespace fusedops {
 
-// NOTE: the floating ones as DType (cutlass/gemm.h) numbers them.
+// NOTE: the floating ones as DType (dtype.h) numbers them.
 enum class Element : int8_t {
   kFloat16,
   kBFloat16,

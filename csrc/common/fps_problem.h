@@ -2,7 +2,7 @@
 #pragma once
 
 #include "common/cloud.h"
-#include "cutlass/gemm.h"
+#include "common/dtype.h"
 
 namespace fusedops::fps {
 

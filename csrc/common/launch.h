@@ -5,8 +5,8 @@
 #include <cuda_runtime_api.h>
 #include <torch/csrc/stable/accelerator.h>
 
+#include "common/launch_context.h"
 #include "common/tensor_check.h"
-#include "cutlass/gemm.h"
 
 namespace fusedops {
 

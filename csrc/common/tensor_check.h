@@ -9,7 +9,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "cutlass/gemm.h"
+#include "common/dtype.h"
 
 namespace fusedops {
 

@@ -16,17 +16,17 @@ bool vectorizable(const ActBackward& p) {
          aligned(p.dy) && aligned(p.saved) && aligned(p.dz);
 }
 
-ActBackwardGrid grid_of(const ActBackward& p, int sm_count) {
+ColumnGrid grid_of(const ActBackward& p, int sm_count) {
   const int vec = vectorizable(p) ? static_cast<int>(16 / dtype_bytes(p.dtype)) : 1;
-  return act_backward_grid(p.rows, p.cols, vec, sm_count);
+  return column_grid(p.rows, p.cols, vec, sm_count);
 }
 
 template <class T, int kVec, bool kWriteDz, Activation kActivation>
-cudaError_t launch_main(const ActBackward& p, const ActBackwardGrid& grid,
+cudaError_t launch_main(const ActBackward& p, const ColumnGrid& grid,
                         const LaunchContext& context) {
   return launch_kernel(
       act_backward_kernel<T, kVec, kWriteDz, kActivation>, dim3(grid.col_blocks, grid.row_blocks),
-      dim3(kActBackwardThreads), 0, static_cast<cudaStream_t>(context.stream), context.overlap,
+      dim3(kColumnThreads), 0, static_cast<cudaStream_t>(context.stream), context.overlap,
       static_cast<const T*>(p.dy), static_cast<const T*>(p.saved), static_cast<T*>(p.dz),
       static_cast<Compute<T>*>(p.dbias ? p.partial : nullptr),
       ActBackwardShape{p.rows, p.cols, p.dy_stride, p.saved_stride}, grid.rows_per_block,
@@ -34,7 +34,7 @@ cudaError_t launch_main(const ActBackward& p, const ActBackwardGrid& grid,
 }
 
 template <class T, int kVec>
-cudaError_t launch_main(const ActBackward& p, const ActBackwardGrid& grid,
+cudaError_t launch_main(const ActBackward& p, const ColumnGrid& grid,
                         const LaunchContext& context) {
   if (p.dz == nullptr) {
     return launch_main<T, kVec, false, Activation::kNone>(p, grid, context);
@@ -55,7 +55,7 @@ cudaError_t launch_sum(const C* partial, int64_t rows, int64_t cols, Out* out,
 template <class T>
 cudaError_t launch(const ActBackward& p, const LaunchContext& context) {
   constexpr int kVec = 16 / sizeof(T);
-  const ActBackwardGrid grid = grid_of(p, context.sm_count);
+  const ColumnGrid grid = grid_of(p, context.sm_count);
   const bool vector = vectorizable(p);
   const cudaError_t status =
       vector ? launch_main<T, kVec>(p, grid, context) : launch_main<T, 1>(p, grid, context);

@@ -7,7 +7,7 @@
 // and apply(columns, in, row, col, sums) -> the result of kVec elements, which adds to sums.
 #pragma once
 
-#include "cuda/act_backward.cuh"
+#include "common/column_sums.cuh"
 
 namespace fusedops {
 
@@ -20,19 +20,19 @@ struct ColumnPass {
   int64_t strides[kInputs] = {};  // elements between rows
   void* out = nullptr;            // (rows, cols) contiguous, or null
   void* partial[kSums] = {};      // (row_blocks, cols) of Compute, or null
-  ActBackwardGrid grid{};
+  ColumnGrid grid{};
 };
 
 template <class T, int kVec, class Op>
-__global__ void __launch_bounds__(kActBackwardThreads)
+__global__ void __launch_bounds__(kColumnThreads)
     column_pass_kernel(const __grid_constant__ ColumnPass<Op::kInputs, Op::kSums> p, const Op op) {
   using C = Compute<T>;
   using V = Vec<T, kVec>;
-  __shared__ C shared[kActBackwardThreads * kVec];
+  __shared__ C shared[kColumnThreads * kVec];
   wait_for_predecessor();
   const int threads_x = p.grid.threads_x;
   const int tx = threadIdx.x % threads_x, ty = threadIdx.x / threads_x;
-  const int threads_y = kActBackwardThreads / threads_x;
+  const int threads_y = kColumnThreads / threads_x;
   const int64_t row_block = blockIdx.x / p.grid.col_blocks;
   const int64_t col_block = blockIdx.x % p.grid.col_blocks;
   const int64_t col = (col_block * threads_x + tx) * kVec;
@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(kActBackwardThreads)
 #pragma unroll
     for (int i = 0; i < kVec; ++i) shared[ty * width + tx * kVec + i] = sums[s][i];
     __syncthreads();
-    for (int c = threadIdx.x; c < width; c += kActBackwardThreads) {
+    for (int c = threadIdx.x; c < width; c += kColumnThreads) {
       const int64_t column = col_block * width + c;
       if (column >= p.cols) break;
       double total = 0;  // NOTE: a chain of fp32 sums would be less exact than torch's tree
@@ -101,8 +101,7 @@ cudaError_t launch_column_pass(const ColumnPass<Op::kInputs, Op::kSums>& p, cons
   const dim3 grid(p.grid.row_blocks * p.grid.col_blocks);
   const auto kernel =
       vectorizable<T>(p) ? column_pass_kernel<T, 16 / sizeof(T), Op> : column_pass_kernel<T, 1, Op>;
-  cudaError_t status =
-      launch_kernel(kernel, grid, dim3(kActBackwardThreads), 0, stream, overlap, p, op);
+  cudaError_t status = launch_kernel(kernel, grid, dim3(kColumnThreads), 0, stream, overlap, p, op);
   for (int s = 0; s < Op::kSums; ++s) {
     if (status != cudaSuccess || sums[s] == nullptr) continue;
     status = launch_kernel(column_sum_kernel<Compute<T>, T>, dim3(ceil_div(p.cols, kColumnSumX)),

@@ -52,7 +52,7 @@ inline void* pointer_or_null(const Tensor& tensor) {
 template <class T, int kInputs, int kSums>
 void set_grid(ColumnPass<kInputs, kSums>& pass, const LaunchScope& scope) {
   const int vec = vectorizable<T>(pass) ? static_cast<int>(16 / sizeof(T)) : 1;
-  pass.grid = act_backward_grid(pass.rows, pass.cols, vec, scope.facts().sm_count);
+  pass.grid = column_grid(pass.rows, pass.cols, vec, scope.facts().sm_count);
 }
 
 // Workspace of one column sum; no element where the sum is not needed.

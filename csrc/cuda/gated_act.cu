@@ -30,16 +30,16 @@ bool vectorizable(const GatedActBackward& p) {
 }
 
 template <class Problem>
-ActBackwardGrid grid_of(const Problem& p, int sm_count) {
+ColumnGrid grid_of(const Problem& p, int sm_count) {
   const int vec = vectorizable(p) ? static_cast<int>(16 / dtype_bytes(p.dtype)) : 1;
-  return act_backward_grid(p.rows, p.cols, vec, sm_count);
+  return column_grid(p.rows, p.cols, vec, sm_count);
 }
 
 template <class T, int kVec, bool kGated>
 cudaError_t launch(const GatedAct& p, const LaunchContext& context) {
-  const ActBackwardGrid grid = grid_of(p, context.sm_count);
+  const ColumnGrid grid = grid_of(p, context.sm_count);
   return launch_kernel(gated_act_kernel<T, kVec, kGated>, dim3(grid.col_blocks, grid.row_blocks),
-                       dim3(kActBackwardThreads), 0, static_cast<cudaStream_t>(context.stream),
+                       dim3(kColumnThreads), 0, static_cast<cudaStream_t>(context.stream),
                        context.overlap, static_cast<const T*>(p.gate), static_cast<const T*>(p.up),
                        static_cast<T*>(p.h),
                        GatedActShape{p.rows, p.cols, p.gate_stride, p.up_stride}, p.activation,
@@ -47,10 +47,10 @@ cudaError_t launch(const GatedAct& p, const LaunchContext& context) {
 }
 
 template <class T, int kVec>
-cudaError_t launch_main(const GatedActBackward& p, const ActBackwardGrid& grid,
+cudaError_t launch_main(const GatedActBackward& p, const ColumnGrid& grid,
                         const LaunchContext& context) {
   return launch_kernel(gated_act_backward_kernel<T, kVec>, dim3(grid.col_blocks, grid.row_blocks),
-                       dim3(kActBackwardThreads), 0, static_cast<cudaStream_t>(context.stream),
+                       dim3(kColumnThreads), 0, static_cast<cudaStream_t>(context.stream),
                        context.overlap, static_cast<const T*>(p.dh), static_cast<const T*>(p.gate),
                        static_cast<const T*>(p.up), static_cast<T*>(p.dgate),
                        static_cast<T*>(p.dup), static_cast<T*>(p.h),
@@ -61,7 +61,7 @@ cudaError_t launch_main(const GatedActBackward& p, const ActBackwardGrid& grid,
 }
 
 template <class T, class Out>
-cudaError_t launch_sum(const GatedActBackward& p, const ActBackwardGrid& grid,
+cudaError_t launch_sum(const GatedActBackward& p, const ColumnGrid& grid,
                        const LaunchContext& context) {
   return launch_kernel(column_sum_kernel<Compute<T>, Out>, dim3(ceil_div(2 * p.cols, kColumnSumX)),
                        dim3(kColumnSumX, kColumnSumY), 0, static_cast<cudaStream_t>(context.stream),
@@ -72,7 +72,7 @@ cudaError_t launch_sum(const GatedActBackward& p, const ActBackwardGrid& grid,
 template <class T>
 cudaError_t launch(const GatedActBackward& p, const LaunchContext& context) {
   constexpr int kVec = 16 / sizeof(T);
-  const ActBackwardGrid grid = grid_of(p, context.sm_count);
+  const ColumnGrid grid = grid_of(p, context.sm_count);
   const cudaError_t status = vectorizable(p) ? launch_main<T, kVec>(p, grid, context)
                                              : launch_main<T, 1>(p, grid, context);
   if (status != cudaSuccess || p.dbias == nullptr) return status;

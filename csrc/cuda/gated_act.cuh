@@ -1,9 +1,9 @@
 // The elementwise half of a gated MLP, one pass over memory each way: h = act(gate) * up, and from
 // dh the gradients of gate and up with their column sums (the bias gradients, deterministic as in
-// act_backward.cuh). Without `up` the forward is a plain activation.
+// column_sums.cuh). Without `up` the forward is a plain activation.
 #pragma once
 
-#include "cuda/act_backward.cuh"
+#include "common/column_sums.cuh"
 #include "cuda/value_and_slope.cuh"
 
 namespace fusedops {
@@ -24,8 +24,7 @@ __device__ __forceinline__ ThreadRows thread_rows(int64_t rows, int64_t rows_per
   const int64_t first = int64_t{blockIdx.y} * rows_per_block;
   const int64_t last = first + rows_per_block;
   return {(int64_t{blockIdx.x} * threads_x + threadIdx.x % threads_x) * kVec,
-          first + threadIdx.x / threads_x, last < rows ? last : rows,
-          kActBackwardThreads / threads_x};
+          first + threadIdx.x / threads_x, last < rows ? last : rows, kColumnThreads / threads_x};
 }
 
 // Calls body(row, count) with count rows (row, row + step, ...) at a time: kUnroll, then single.
@@ -39,7 +38,7 @@ __device__ __forceinline__ void for_rows(const ThreadRows& rows, Body&& body) {
 }
 
 template <class T, int kVec, bool kGated>
-__global__ void __launch_bounds__(kActBackwardThreads)
+__global__ void __launch_bounds__(kColumnThreads)
     gated_act_kernel(const T* gate, const T* up, T* h, GatedActShape shape, Activation activation,
                      int64_t rows_per_block, int threads_x) {
   using V = Vec<T, kVec>;
@@ -76,13 +75,13 @@ __global__ void __launch_bounds__(kActBackwardThreads)
 // output may be an input of the same strides.
 // partial: (row_blocks, 2 * cols), sums of dgate then of dup, or null when no bias gradient.
 template <class T, int kVec>
-__global__ void __launch_bounds__(kActBackwardThreads)
+__global__ void __launch_bounds__(kColumnThreads)
     gated_act_backward_kernel(const T* dh, const T* gate, const T* up, T* dgate, T* dup, T* h,
                               Compute<T>* partial, GatedActShape shape, GatedActShape out_shape,
                               Activation activation, int64_t rows_per_block, int threads_x) {
   using C = Compute<T>;
   using V = Vec<T, kVec>;
-  __shared__ C shared[kActBackwardThreads * kVec];
+  __shared__ C shared[kColumnThreads * kVec];
   wait_for_predecessor();
   const ThreadRows rows = thread_rows<kVec>(shape.rows, rows_per_block, threads_x);
   C sum_gate[kVec] = {}, sum_up[kVec] = {};

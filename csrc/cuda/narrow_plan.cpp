@@ -2,7 +2,7 @@
 
 #include <limits>
 
-#include "cuda/sm90_narrow.h"
+#include "cutlass/narrow_problem.h"
 
 namespace fusedops {
 namespace {

@@ -1,7 +1,9 @@
 // Host face of pack.cuh.
 #pragma once
 
-#include "cutlass/gemm.h"
+#include <cstdint>
+
+#include "common/launch_context.h"
 
 namespace fusedops {
 
@@ -11,12 +13,6 @@ struct PackSource {
   int64_t rows = 0, cols = 0;
   int64_t row_stride = 0, col_stride = 0;
 };
-
-// Leading dimension of a packed matrix: cols rounded up to 16 bytes.
-constexpr int64_t packed_ld(int64_t cols, int64_t element_bytes) {
-  const int64_t vector = 16 / element_bytes;
-  return (cols + vector - 1) / vector * vector;
-}
 
 // Copies source into out (out_rows >= rows, ld >= cols), row-major, zero where source has no
 // element. out is 16-byte aligned, ld a multiple of 16 bytes; elements have 2, 4 or 8 bytes.

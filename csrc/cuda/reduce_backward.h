@@ -2,7 +2,6 @@
 #pragma once
 
 #include "common/reduce_gradient.h"
-#include "cutlass/gemm.h"
 
 namespace fusedops {
 

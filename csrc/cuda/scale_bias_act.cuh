@@ -2,6 +2,7 @@
 // with column sums.
 #pragma once
 
+#include "cuda/activation_gradient.cuh"
 #include "cuda/column_pass.cuh"
 #include "cuda/elementwise.cuh"
 

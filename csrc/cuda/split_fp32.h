@@ -1,22 +1,10 @@
-// The layout of fp32 operands split into bf16 parts, shared by the splitting kernel and the GEMM
-// that reads it. Host only.
+// Host face of split_fp32.cuh.
 #pragma once
 
 #include "cutlass/gemm.h"
+#include "cutlass/operand_layout.h"
 
 namespace fusedops {
-
-// x = p1 + p2 + p3 exactly (8 significant bits each). a * b keeps the products whose parts sum to
-// at most 4: a1 b1 + a1 b2 + a2 b1 + a2 b2 + a1 b3 + a3 b1; what is dropped is below 2^-24 of |a
-// b|.
-inline constexpr int kSplitProducts = 6;
-// Per chunk of K the six products stand side by side along K, smallest first, so that one chain of
-// MMAs adds them.
-inline constexpr int kSplitChunk = 64;
-
-inline constexpr int64_t split_columns(int64_t k) {
-  return (k + kSplitChunk - 1) / kSplitChunk * kSplitChunk * kSplitProducts;
-}
 
 enum class SplitSide { kA, kB };
 

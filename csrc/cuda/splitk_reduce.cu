@@ -39,13 +39,4 @@ const char* splitk_reduce(const GemmProblem& problem, const float* partial, int6
   return status == cudaSuccess ? nullptr : cudaGetErrorString(status);
 }
 
-int generic_code_version() {
-  cudaFuncAttributes attributes{};
-  if (cudaFuncGetAttributes(&attributes, splitk_reduce_kernel<float, float, 1>) == cudaSuccess) {
-    return attributes.ptxVersion;
-  }
-  cudaGetLastError();
-  return 0;
-}
-
 }  // namespace fusedops

@@ -11,7 +11,4 @@ namespace fusedops {
 const char* splitk_reduce(const GemmProblem& problem, const float* partial, int64_t slices,
                           const LaunchContext& context);
 
-// What the hand-written kernels' code was written for on the current device; 0: no code for it.
-int generic_code_version();
-
 }  // namespace fusedops

@@ -3,7 +3,7 @@
 // a partial row, column_sum_kernel adds the partial rows in order.
 #pragma once
 
-#include "cuda/act_backward.cuh"
+#include "common/column_sums.cuh"
 #include "cuda/stencil.cuh"
 
 namespace fusedops {

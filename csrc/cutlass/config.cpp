@@ -3,7 +3,6 @@
 #include <cstdio>
 
 #include "cutlass/cluster_configs.h"
-#include "cutlass/select.h"
 #include "cutlass/skinny_configs.h"
 #include "cutlass/sm80_configs.h"
 #include "cutlass/sm90_configs.h"

@@ -2,6 +2,8 @@
 // registry.h joins the two.
 #pragma once
 
+#include <string>
+
 #include "cutlass/gemm.h"
 
 namespace fusedops {
@@ -23,6 +25,13 @@ struct GemmConfig {
 constexpr unsigned variant_bit(Epilogue epilogue, Major a, Major b) {
   return 1u << (static_cast<int>(epilogue) * 4 + static_cast<int>(a) * 2 + static_cast<int>(b));
 }
+
+int num_configs(Family family);
+
+const GemmConfig& config_of(Family family, int config);
+
+// "sm90 128x192 pingpong 2x1"
+std::string config_name(Family family, int config);
 
 struct KernelKey {
   Family family;

@@ -6,11 +6,10 @@
 #include <cstdint>
 
 #include "common/activation.h"
+#include "common/dtype.h"
+#include "common/launch_context.h"
 
 namespace fusedops {
-
-enum class DType : int8_t { kFloat16, kBFloat16, kFloat32, kFloat64 };
-inline constexpr int kNumDTypes = 4;
 
 // How fp32 products are formed: kTf32 rounds operands to TF32, kFp32 keeps fp32 accuracy. Other
 // dtypes use kNative.
@@ -59,26 +58,14 @@ struct GemmProblem {
   Epilogue epilogue = Epilogue::kFused;
   DType dtype = DType::kBFloat16;  // of a, b, bias, d, preact; kAccumulator writes d in fp32
   MathMode math = MathMode::kNative;
-  bool split_parts =
-      false;  // kFp32 only: a and b hold bf16 parts (cuda/split_fp32.h), k counts part columns
+  // kFp32 only: a and b hold bf16 parts (operand_layout.h), k counts part columns.
+  bool split_parts = false;
   int swizzle = 8;  // GemmPlan::swizzle
   ExchangeSpace exchange;
 };
 
-// Where a launch happens.
-struct LaunchContext {
-  int device = 0;
-  int sm_count = 0;
-  bool overlap = false;    // programmatic dependent launch (sm_90 and later)
-  void* stream = nullptr;  // cudaStream_t
-};
-
 // A compiled kernel: launches or returns the reason why it cannot (null on success).
 using GemmRunFn = const char* (*)(const GemmProblem&, const LaunchContext&);
-
-constexpr int64_t dtype_bytes(DType dtype) {
-  return dtype == DType::kFloat64 ? 8 : dtype == DType::kFloat32 ? 4 : 2;
-}
 
 constexpr int64_t operand_bytes(const GemmProblem& problem) {
   return problem.split_parts ? 2 : dtype_bytes(problem.dtype);

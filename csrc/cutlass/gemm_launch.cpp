@@ -12,6 +12,7 @@
 #include "cuda/split_fp32.h"
 #include "cuda/splitk_reduce.h"
 #include "cutlass/launch_memory.h"
+#include "cutlass/operand_layout.h"
 #include "cutlass/plan_cache.h"
 #include "cutlass/registry.h"
 #include "cutlass/sm90_configs.h"

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "common/launch.h"
+#include "cutlass/gemm.h"
 
 namespace fusedops {
 

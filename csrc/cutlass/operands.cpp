@@ -4,8 +4,7 @@
 #include <limits>
 
 #include "common/int_math.h"
-#include "cuda/pack.h"
-#include "cuda/split_fp32.h"
+#include "cutlass/operand_layout.h"
 #include "cutlass/sm80_configs.h"
 
 namespace fusedops {

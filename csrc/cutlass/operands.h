@@ -26,7 +26,7 @@ struct OperandPlan {
 OperandPlan plan_operands(const MatrixView& a, const MatrixView& b, const GemmProblem& problem,
                           const DeviceModel& device);
 
-// Whether an fp32-accurate product goes over bf16 parts (cuda/split_fp32.h).
+// Whether an fp32-accurate product goes over bf16 parts (operand_layout.h).
 bool wants_exact_parts(const GemmProblem& problem, const DeviceModel& device);
 
 // The largest product over bf16 parts that such a problem is cut into: what fits the workspace, in

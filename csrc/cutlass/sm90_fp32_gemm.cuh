@@ -6,11 +6,11 @@
 
 #include "common/int_math.h"
 #include "common/shared_memory.cuh"
-#include "cuda/split_fp32.h"
 #include "cutlass/cutlass.h"
 #include "cutlass/gemm/collective/collective_builder.hpp"
 #include "cutlass/gemm/device/gemm_universal_adapter.h"
 #include "cutlass/gemm/kernel/gemm_universal.hpp"
+#include "cutlass/operand_layout.h"
 #include "cutlass/registry.h"
 #include "cutlass/sm90_configs.h"
 #include "cutlass/sm90_fp32_epilogue.cuh"

@@ -7,7 +7,7 @@
 #pragma once
 
 #include "cutlass/cluster_configs.h"
-#include "cutlass/select.h"
+#include "cutlass/plan.h"
 #include "cutlass/tile_sharing.h"
 
 namespace fusedops {

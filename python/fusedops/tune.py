@@ -45,7 +45,7 @@ Call = Callable[..., Tensor]
 FAMILIES = {"sm80": 0, "sm90": 1, "skinny": 2, "cluster": 3}  # csrc/cutlass/config.h
 EPILOGUES = {"fused": 0, "preact": 1, "accumulator": 2}  # csrc/cutlass/gemm.h
 SWIZZLES = (4, 8, 16, 32)
-CLUSTER_TILES = (1, 4, 8)  # the swizzles of family cluster (csrc/cutlass/select.h)
+CLUSTER_TILES = (1, 4, 8)  # the swizzles of family cluster (csrc/cutlass/plan.h)
 
 MODEL_SLACK = 2.5  # a candidate whose expected time is further from the best is not tried
 MAX_CANDIDATES = 40
@@ -336,8 +336,7 @@ def _keep(report: TuneReport, key: GpuKey, problem: Problem, best: Plan, before:
 
 def measure_problem(problem: Problem, key: GpuKey, device: torch.device) -> tuple[Plan, Plan] | str:
     """(the best plan, the one used until now), timed in "us"; or why there is none."""
-    from .bench.runner import num_bytes
-    from .bench.timing import num_sets
+    from .bench.timing import num_bytes, num_sets
 
     answer = _C.plan_gemm(problem, key.capability, key.sm_count)
     before = answer["selected"]

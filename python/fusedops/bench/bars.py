@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from fusedops.bench.report import LARGE_M, activation, bar, geomean, ratios, select, shape, speedup
+from fusedops.bench.figures import LARGE_M, activation, bar, geomean, ratios, select, shape, speedup
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from fusedops.bench.report import bar, select, speedup
+from fusedops.bench.figures import bar, select, speedup
 from fusedops.bench.suites.norm import NEIGHBOURS
 
 if TYPE_CHECKING:

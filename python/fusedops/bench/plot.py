@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from fusedops.bench.report import shape, speedup
+from fusedops.bench.figures import shape, speedup
 from fusedops.bench.results import NO_PEER, Row, read_rows
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fusedops.bench.report import bar, ratios, select, speedup
+from fusedops.bench.figures import bar, ratios, select, speedup
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,16 +7,28 @@ import math
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from fusedops.bench.bars import gemm_bars
+from fusedops.bench.figures import (
+    GEMM_SUITES,
+    LARGE_M,
+    activation,
+    bar,
+    first_size,
+    geomean,
+    select,
+    shape,
+    speedup,
+)
+from fusedops.bench.memory_bars import memory_bars
+from fusedops.bench.point_bars import point_bars
 from fusedops.bench.results import NO_PEER, Row, read_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
 WORST = 6
 REGRESSION = 0.97  # a new speed-up under this share of the old one; less is noise
-LARGE_M = 2048
-GEMM_SUITES = ("linear", "mlp", "skinny", "wgrad", "fp32")
 
 
 def summary(paths: Sequence[Path]) -> str:
@@ -27,43 +39,12 @@ def summary(paths: Sequence[Path]) -> str:
     return "\n".join(lines)
 
 
-def geomean(values: Iterable[float]) -> float:
-    logs = [math.log(value) for value in values]
-    return math.exp(sum(logs) / len(logs)) if logs else math.nan
-
-
-def activation(row: Row) -> str:
-    return row["case"].split("/")[-1] if row["suite"] != "host" else row["case"].split("/")[-2]
-
-
 def _kind(row: Row) -> str:
     """What cases of a suite have in common: a GEMM's activation, an op, in suite host both."""
     if row["suite"] in GEMM_SUITES:
         return activation(row)
     op = row["case"].split("/")[0]
     return f"{op}/{activation(row)}" if row["suite"] == "host" else op
-
-
-def first_size(row: Row) -> int:
-    return shape(row)[0] if shape(row) else 0
-
-
-def shape(row: Row) -> tuple[int, ...]:
-    """M, N, K of a GEMM case, () of any other."""
-    for part in row["case"].split("/"):
-        sizes = part.split("x")
-        if len(sizes) == 3 and all(size.isdigit() for size in sizes):
-            return tuple(int(size) for size in sizes)
-    return ()
-
-
-def speedup(row: Row) -> float:
-    return float(row["speedup"])
-
-
-def ratios(pairs: Iterable[tuple[str | float, str]]) -> list[float]:
-    """Quotients of cells, without those that are blank or have nothing to divide by."""
-    return [float(a) / float(b) for a, b in pairs if a != "" and float(b or 0) > 0]
 
 
 def _geomeans(rows: Sequence[Row]) -> str:
@@ -97,10 +78,6 @@ def _worst(rows: Sequence[Row]) -> str:
 
 def bars(rows: Sequence[Row], errors: Sequence[Row]) -> list[str]:
     """The bars, each `pass`, `FAIL` or `no data`."""
-    from fusedops.bench.bars import gemm_bars
-    from fusedops.bench.memory_bars import memory_bars
-    from fusedops.bench.point_bars import point_bars
-
     return [
         *_linear_bars(select(rows, suite="linear")),
         *_fp32_bars(select(rows, suite="fp32"), errors),
@@ -109,18 +86,6 @@ def bars(rows: Sequence[Row], errors: Sequence[Row]) -> list[str]:
         *memory_bars(rows),
         *point_bars(rows),
     ]
-
-
-def select(rows: Sequence[Row], **wanted: str) -> list[Row]:
-    return [row for row in rows if all(row[key] == value for key, value in wanted.items())]
-
-
-def bar(name: str, values: Sequence[float], of: Callable[..., float], least: float) -> str:
-    if not values:
-        return f"  no data  {name} >= {least:.2f}"
-    value = of(values)
-    verdict = "pass" if value >= least else "FAIL"
-    return f"  {verdict:7}  {name} >= {least:.2f}: {value:.3f} over {len(values)}"
 
 
 def _linear_bars(rows: Sequence[Row]) -> list[str]:

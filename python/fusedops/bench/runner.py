@@ -20,6 +20,7 @@ from fusedops.bench.suite import (
     Suite,
     torch_dtype,
 )
+from fusedops.bench.timing import num_bytes, tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -235,14 +236,6 @@ def poison(like: Any) -> None:
         torch.full_like(t, float("nan") if t.is_floating_point() else 77) for t in tensors(like)
     ]
     del garbage
-
-
-def tensors(value: Any) -> list[Tensor]:
-    return [value] if isinstance(value, Tensor) else list(value)
-
-
-def num_bytes(value: Any) -> int:
-    return sum(t.numel() * t.element_size() for t in tensors(value))
 
 
 def _bind(call: Call, inputs: Sequence[Tensor]) -> Callable[[], Any]:

@@ -42,6 +42,14 @@ class Replay(Protocol):
     def run(self) -> None: ...
 
 
+def tensors(value: Any) -> list[Tensor]:
+    return [value] if isinstance(value, Tensor) else list(value)
+
+
+def num_bytes(value: Any) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors(value))
+
+
 def num_sets(set_bytes: int, device: torch.device) -> int:
     """How many copies of a case's buffers a rotation needs so that no call finds its data in L2."""
     if device.type != "cuda":
