@@ -1,5 +1,5 @@
-"""Writes the tables of README.md and docs/benchmarks.md from the committed CSVs: no figure is typed by
-hand.
+"""Writes the tables of README.md and docs/benchmarks.md from the committed CSVs: no figure is typed
+by hand.
 
 python perf/readme_table.py [--results perf/results/h200] [--check]
 """
