@@ -58,13 +58,13 @@ def test_paths_exist(page: Path) -> None:
     files += [path for path in ROOT.iterdir() if path.is_file()]
     missing = []
     for text in code(page):
-        for path in re.findall(rf"(?<![\w./-])(?:{'|'.join(FOLDERS)})/[\w./*<>-]*", text):
-            pattern = re.sub(r"<\w+>", "*", path).rstrip("./-")
+        for path in re.findall(rf"(?<![\w./-])(?:{'|'.join(FOLDERS)})/(?:[\w./*-]|<[^>]+>)*", text):
+            pattern = re.sub(r"<[^>]+>", "*", path).rstrip("./-")
             if not any(ROOT.glob(pattern)):
                 missing.append(path)
-        if re.fullmatch(r"[\w*]+\.(h|cuh|cu|cpp|py)", text):
-            if not any(fnmatchcase(file.name, text) for file in files):
-                missing.append(text)
+        is_file = re.fullmatch(r"[\w*]+\.(h|cuh|cu|cpp|py)", text)
+        if is_file and not any(fnmatchcase(file.name, text) for file in files):
+            missing.append(text)
     assert not missing, missing
 
 
