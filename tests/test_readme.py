@@ -6,6 +6,8 @@ import importlib.util
 import re
 from pathlib import Path
 
+import pytest
+
 import fusedops
 
 ROOT = next(path for path in Path(__file__).resolve().parents if (path / "README.md").exists())
@@ -21,7 +23,10 @@ def load_readme_table():
 
 def test_it_has_ten_rows_of_figures(tmp_path):
     script = load_readme_table()
-    table = script.render_headlines(ROOT / "perf/results/h200")
+    folder = ROOT / "perf/results/h200"
+    if not folder.exists():
+        pytest.skip("a source distribution holds no results")
+    table = script.render_headlines(folder)
     rows = [line for line in table.splitlines() if line.startswith("| `")]
     assert len(rows) == 10
     assert all("**" in line for line in rows)
