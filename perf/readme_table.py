@@ -1,4 +1,5 @@
-"""Writes the README's tables of figures from the committed CSVs: no figure is typed by hand.
+"""Writes the tables of README.md and docs/benchmarks.md from the committed CSVs: no figure is typed
+by hand.
 
 python perf/readme_table.py [--results perf/results/h200] [--check]
 """
@@ -6,6 +7,7 @@ python perf/readme_table.py [--results perf/results/h200] [--check]
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 ROOT = Path(__file__).resolve().parents[1]
+README, BENCHMARKS = ROOT / "README.md", ROOT / "docs/benchmarks.md"
 BEGIN, END = "<!-- perf:begin (perf/readme_table.py) -->", "<!-- perf:end -->"
 PEERS = {
     "eager": "eager",
@@ -56,6 +59,23 @@ GROUPS = (
     ("gated_mlp", "mlp", "step", 0, 2**40, True),
 )
 MEMORY_SUITES = ("reduce", "norm", "scan", "elementwise")
+# The ten rows of the README: titles of those of GROUPS that are among them, then op, pass and
+# dtypes of others (none: all that were measured).
+HEADLINES = {
+    1: "`linear`, relu, at least 2048 rows",
+    2: "`linear`, relu, at most 128 rows",
+    3: "`linear`",
+    4: "`mlp`",
+    5: "`gated_mlp`",
+}
+OTHER_HEADLINES = (
+    ("softmax", "fwd", ()),
+    ("layer_norm", "fwd", ()),
+    ("cross_entropy", "bwd", ()),
+    ("sum", "fwd", ()),
+    ("knn", "fwd", ("bf16",)),
+)
+TITLES = {"knn": "`points.knn`, 64 features"}
 POINTS = (
     "knn/B32_N4096_M1024_k16_uniform",
     "knn/B16_N16384_M16384_k16_uniform",
@@ -76,6 +96,7 @@ PASSES = {"fwd": "forward", "bwd": "backward", "step": "forward + backward"}
 
 
 def render(folder: Path) -> str:
+    """All tables: docs/benchmarks.md."""
     rows = read_rows(folder) if folder.exists() else []
     if not rows:
         return "*No results yet.*"
@@ -89,6 +110,34 @@ def render(folder: Path) -> str:
     lines += [*_geomeans(rows), "", *_other_runs(rows), *_images(folder)]
     lines += [*_memory(rows), *_points(rows), _links(folder)]
     return "\n".join(lines)
+
+
+def render_headlines(folder: Path) -> str:
+    """The README's ten rows: geomeans."""
+    rows = read_rows(folder) if folder.exists() else []
+    if not rows:
+        return "*No results yet.*"
+    newest = max(rows, key=lambda r: r["date"])
+    lines = [
+        f"Speed-ups (geomean over the cases, their number in brackets; above 1 is faster) on one "
+        f"{newest['gpu']}, torch {newest['torch']}, {newest['date']}:",
+        "",
+        f"| op | pass | dtype | {' | '.join(PEERS.values())} |",
+        f"|---|---|---|{'---:|' * len(PEERS)}",
+    ]
+    groups = [(title, _members(rows, GROUPS[i])) for i, title in HEADLINES.items()]
+    for op, pass_, dtypes in OTHER_HEADLINES:
+        found = [r for r in rows if (r["case"].split("/")[0], r["pass"]) == (op, pass_)]
+        chosen = [r for r in found if r["dtype"] in (dtypes or r["dtype"])]
+        groups.append((TITLES.get(op, f"`{op}`"), chosen))
+    lines += [_headline(title, members) for title, members in groups if members]
+    return "\n".join(lines)
+
+
+def _headline(title: str, members: Sequence[Row]) -> str:
+    dtypes = ", ".join(dict.fromkeys(r["dtype"] for r in members))
+    means = " | ".join(_mean(members, peer) for peer in PEERS)
+    return f"| {title} | {PASSES[members[0]['pass']]} | {dtypes} | {means} |"
 
 
 def _chosen(rows: Sequence[Row]) -> list[list[Row]]:
@@ -112,9 +161,9 @@ def _images(folder: Path) -> list[str]:
 
 def _stamp(rows: Sequence[Row]) -> str:
     latest = max(rows, key=lambda r: r["date"])
-    commits = ", ".join(dict.fromkeys(r["commit"] for r in rows))
+    commits = ", ".join(dict.fromkeys(r["commit"][:7] for r in rows))
     return (
-        f"one {latest['gpu']} (torch {latest['torch']}, CUDA {latest['cuda']}, commit {commits}, "
+        f"one {latest['gpu']} (torch {latest['torch']}, CUDA {latest['cuda']}, commits {commits}, "
         f"{latest['date']})"
     )
 
@@ -153,19 +202,25 @@ def _cells(name: str, pass_: str, dtype: str, us: str, found: Iterable[Row]) -> 
     return f"| {name} | {pass_} | {dtype.replace('_', ' ')} | {us} | {peers} |"
 
 
+def _members(rows: Sequence[Row], group: tuple[str, str, str, int, int, bool]) -> list[Row]:
+    """The bf16 cases of a group, of relu where forward passes have several activations."""
+    _, suite, pass_, least, most, gated = group
+    return [
+        r
+        for r in rows
+        if (r["suite"], r["dtype"], r["pass"]) == (suite, "bf16", pass_)
+        and least <= first_size(r) <= most
+        and ("glu" in activation(r)) == gated
+        and (pass_ == "step" or activation(r) == "relu")
+    ]
+
+
 def _geomeans(rows: Sequence[Row]) -> list[str]:
-    """One row per group: its bf16 cases, of relu where forward passes have several activations."""
     lines = []
-    for title, suite, pass_, least, most, gated in GROUPS:
-        chosen = [
-            r
-            for r in rows
-            if (r["suite"], r["dtype"], r["pass"]) == (suite, "bf16", pass_)
-            and least <= first_size(r) <= most
-            and ("glu" in activation(r)) == gated
-            and (pass_ == "step" or activation(r) == "relu")
-        ]
+    for group in GROUPS:
+        chosen = _members(rows, group)
         if chosen:
+            title, _, pass_ = group[:3]
             what = f"geomean (cases), {title}{', relu' if pass_ == 'fwd' else ''}"
             means = " | ".join(_mean(chosen, peer) for peer in PEERS)
             lines.append(f"| {what} | {PASSES[pass_]} | bf16 | | {means} |")
@@ -219,37 +274,43 @@ def _points(rows: Sequence[Row]) -> list[str]:
     return [*head, *lines, ""] if lines else []
 
 
-def _relative(path: Path) -> Path:
-    where = path.resolve()
-    return where.relative_to(ROOT) if where.is_relative_to(ROOT) else path
+def _relative(path: Path) -> str:
+    """As docs/benchmarks.md names it."""
+    inside = path.resolve().is_relative_to(ROOT)
+    return os.path.relpath(path.resolve(), BENCHMARKS.parent) if inside else str(path)
 
 
 def _links(folder: Path) -> str:
-    relative = _relative(folder)
-    return f"All cases: [`{relative}`]({relative})."
+    inside = folder.resolve().is_relative_to(ROOT)
+    name = folder.resolve().relative_to(ROOT) if inside else folder
+    return f"All cases: [`{name}`]({_relative(folder)})."
 
 
-def replace(readme: str, table: str) -> str:
-    if readme.count(BEGIN) != 1 or readme.count(END) != 1:
-        raise ValueError(f"README.md must hold the markers {BEGIN} and {END} once each")
-    head, rest = readme.split(BEGIN)
+def replace(page: str, table: str) -> str:
+    if page.count(BEGIN) != 1 or page.count(END) != 1:
+        raise ValueError(f"a page must hold the markers {BEGIN} and {END} once each")
+    head, rest = page.split(BEGIN)
     return f"{head}{BEGIN}\n{table}\n{END}{rest.split(END)[1]}"
 
 
+def pages(folder: Path) -> dict[Path, str]:
+    """What the pages hold when they are up to date."""
+    tables = {README: render_headlines(folder), BENCHMARKS: render(folder)}
+    return {page: replace(page.read_text(), table) for page, table in tables.items()}
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--results", type=Path, default=ROOT / "perf/results/h200")
-    parser.add_argument("--check", action="store_true", help="fail when the README is out of date")
+    parser.add_argument("--check", action="store_true", help="fail when a page is out of date")
     options = parser.parse_args()
-    readme = ROOT / "README.md"
-    old = readme.read_text()
-    new = replace(old, render(options.results))
-    if options.check:
-        if new != old:
-            print(f"{readme} is out of date; run: python {sys.argv[0]}", file=sys.stderr)
-        return int(new != old)
-    readme.write_text(new)
-    return 0
+    stale = {p: text for p, text in pages(options.results).items() if p.read_text() != text}
+    for page, text in stale.items():
+        if options.check:
+            print(f"{page} is out of date; run: python {sys.argv[0]}", file=sys.stderr)
+        else:
+            page.write_text(text)
+    return int(options.check and bool(stale))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import shutil
 import subprocess
@@ -302,3 +303,18 @@ def test_info_command() -> None:
     )
     assert result.stdout.strip() == table()
     assert torch.__version__ in result.stdout
+
+
+# ---- metadata ----
+
+
+def test_an_installation_brings_its_licences() -> None:
+    distribution = importlib.metadata.distribution("fusedops")
+    assert distribution.metadata["License-Expression"] == "BSD-3-Clause"
+    for name in distribution.metadata.get_all("License-File") or ():
+        text = distribution.read_text(f"licenses/{name}")
+        assert text == (ROOT / name).read_text(), name
+    assert set(distribution.metadata.get_all("License-File")) == {
+        "LICENSE",
+        "THIRD_PARTY_NOTICES.txt",
+    }
