@@ -6,6 +6,7 @@ import warnings
 
 import pytest
 import torch
+from torch import nn
 
 import fusedops
 from util import (
@@ -36,7 +37,8 @@ def test_compiles_in_one_graph(device, activation, dynamic):
                     assert torch.equal(got, want)
 
 
-def test_compiled_backward_is_the_fused_op(device):
+def test_compiled_graphs_are_plain_aten(device):
+    """Nothing of ours is a wall to Inductor."""
     torch.compiler.reset()
     graphs = []
 
@@ -50,13 +52,28 @@ def test_compiled_backward_is_the_fused_op(device):
 
         return aot_autograd(fw_compiler=keep, bw_compiler=keep)(graph, inputs)
 
-    model = mlp(device)
+    model = nn.Sequential(
+        mlp(device),
+        fusedops.nn.LayerNorm(4, device=device),
+        fusedops.nn.MLP(4, 8, device=device),
+        fusedops.nn.GatedMLP(4, 8, device=device),
+        fusedops.nn.GatedMLP(4, 8, packed=True, device=device),
+        fusedops.nn.RMSNorm(4, device=device),
+    )
     x, labels = batch(device)
     gradients(torch.compile(model, fullgraph=True, backend=backend), x, labels)
-    forward, backward = graphs
-    assert "fusedops.linear_preact.default" in forward
-    assert "fusedops.linear_backward.default" in backward
-    assert not any("gelu" in target or "mm" in target for target in forward | backward)
+    assert len(graphs) == 2
+    assert not any("fusedops" in target for graph in graphs for target in graph)
+    assert any("mm" in target for target in graphs[1])
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_arguments_that_torch_treats_otherwise_keep_the_op(device, grad):
+    torch.compiler.reset()
+    compiled = torch.compile(fusedops.layer_norm, fullgraph=True, backend="aot_eager")
+    x = torch.randn(4, 6, device=device, dtype=torch.bfloat16, requires_grad=grad)
+    weight = torch.randn(6, device=device)  # float32 beside a half x
+    assert torch.equal(compiled(x, 6, weight), fusedops.layer_norm(x, 6, weight))
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
@@ -68,9 +85,12 @@ def test_compiled_model_trains_as_eager(device, dtype):
     with torch.autocast(device, dtype=dtype, enabled=dtype is not None):
         loss, grads = gradients(model, x, labels)
         compiled_loss, compiled_grads = gradients(compiled, x, labels)
-    torch.testing.assert_close(compiled_loss, loss)
+    # Under autocast torch's own weight gradients stop in half precision
+    ulp = 0.0 if dtype is None else torch.finfo(dtype).eps
+    torch.testing.assert_close(compiled_loss, loss, rtol=max(ulp, 1e-5), atol=1e-6)
     for got, want in zip(compiled_grads, grads, strict=True):
-        torch.testing.assert_close(got, want)
+        atol = 1e-6 + 2 * ulp * want.abs().max().item()
+        torch.testing.assert_close(got, want, rtol=max(ulp, 1e-5), atol=atol)
 
 
 @pytest.mark.gpu

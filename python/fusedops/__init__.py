@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch  # noqa: F401  (loads libtorch, which _C is linked against)
 
 from . import _C, _math_bits, nn, points, reference  # noqa: F401
+from ._inductor import inductor
 from .cross_entropy import cross_entropy
 from .elementwise import (
     add,
@@ -95,6 +96,7 @@ __all__ = [
     "fuse",
     "gated_mlp",
     "histogram",
+    "inductor",
     "layer_norm",
     "linear",
     "log_softmax",

@@ -31,8 +31,9 @@ def activate(z: Tensor, code: int) -> Tensor:
             return torch.sigmoid(z)
         case "tanh":
             return torch.tanh(z)
-        case _:  # relu2
-            return torch.relu(z).square()
+        case _:  # relu2; square() is fp32 under autocast
+            y = torch.relu(z)
+            return y * y
 
 
 def no_autocast(tensor: Tensor) -> Any:

@@ -57,12 +57,24 @@ def compose_gated(
     code: int,
 ) -> Tensor:
     """(act(gate) * up) @ w_down.T by torch."""
+    return F.linear(gated_hidden(x, w_gate, w_up, b_gate, b_up, code), w_down)
+
+
+def gated_hidden(
+    x: Tensor,
+    w_gate: Tensor,
+    w_up: Tensor | None,
+    b_gate: Tensor | None,
+    b_up: Tensor | None,
+    code: int,
+) -> Tensor:
+    """act(gate) * up by torch."""
     gate = F.linear(x, w_gate, b_gate)
     if w_up is None:
         gate, up = gate.chunk(2, dim=-1)
     else:
         up = F.linear(x, w_up, b_up)
-    return F.linear(activate(gate, code) * up, w_down)
+    return activate(gate, code) * up
 
 
 def _differentiable_grads(

@@ -18,6 +18,8 @@ from ._autograd import (
 )
 from ._checks import raise_not_tensor
 from ._compose import activate
+from ._main_grad import main_grad_owner
+from ._traced import alike, is_traced, projects
 from .activation import CODES, raise_unknown
 
 __all__ = ["linear", "matmul"]
@@ -47,6 +49,20 @@ def _autocast_dtype(tensor: Tensor) -> torch.dtype | None:
     if device_type == "meta" or not torch.is_autocast_enabled(device_type):  # meta has no autocast
         return None
     return torch.get_autocast_dtype(device_type)
+
+
+def _linear_is_torchs(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Whether a call that torch.compile traces is one of F.linear."""
+    if not is_traced() or x.dim() == 0 or not alike(x, weight, bias):
+        return False
+    main_grad_owner("linear", weight)  # raises: not under torch.compile
+    return projects(x.shape[-1], weight, bias)
+
+
+def _matmul_is_torchs(a: Tensor, b: Tensor, bias: Tensor | None) -> bool:
+    if not is_traced() or a.dim() != 2 or b.dim() != 2 or not alike(a, b, bias):
+        return False
+    return projects(a.shape[1], b.t(), bias)
 
 
 def linear(
@@ -99,7 +115,7 @@ def linear(
     ):
         raise_not_tensor("linear", x=x, weight=weight, bias=bias)
     traced = _is_dynamo_compiling()
-    if sees_torch_functions_only():
+    if sees_torch_functions_only() or (traced and _linear_is_torchs(x, weight, bias)):
         return activate(F.linear(x, weight, bias), code)
     compute = None
     if _any_autocast():
@@ -160,7 +176,7 @@ def matmul(
     ):
         raise_not_tensor("matmul", a=a, b=b, bias=bias)
     traced = _is_dynamo_compiling()
-    if sees_torch_functions_only():
+    if sees_torch_functions_only() or (traced and _matmul_is_torchs(a, b, bias)):
         return activate(a @ b if bias is None else torch.addmm(bias, a, b), code)
     if _any_autocast():
         compute = _autocast_dtype(a)

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from . import _fakes  # noqa: F401  (registers the fakes)
 from ._autograd import cast, distinct, sees_torch_functions_only
 from ._checks import check_tensors
+from ._compose import activate
+from ._main_grad import main_grad_owner
 from ._mlp_autograd import (
     GatedMLPFunction,
     MLPFunction,
     compose_gated,
     compose_mlp,
+    gated_hidden,
     gated_mlp_eager,
     mlp_eager,
 )
+from ._traced import alike, is_traced, projects
 from .activation import CODES, raise_unknown
 from .linear import _any_autocast, _autocast_dtype, _float32, _tf32_allowed
 
@@ -32,6 +37,31 @@ def _code_of(op: str, activation: str | None) -> int:
         return CODES[activation]
     except (KeyError, TypeError):
         raise_unknown(op, activation)
+
+
+def _is_torchs(
+    op: str,
+    x: Tensor,
+    weights: tuple[Tensor, ...],
+    biases: tuple[Tensor | None, ...],
+    residual: Tensor | None,
+) -> bool:
+    """Whether a call that torch.compile traces is one of F.linear: first, last(, up)."""
+    if not is_traced() or x.dim() == 0 or not alike(x, *weights, *biases):
+        return False
+    for weight in weights:
+        main_grad_owner(op, weight)  # raises: not under torch.compile
+    first, last, *more = zip(weights, biases, strict=True)
+    hidden = last[0].shape[1] if last[0].dim() == 2 else 0
+    packed = op == "gated_mlp" and len(more) == 0
+    if not all(projects(x.shape[-1], *layer) for layer in (first, *more)):
+        return False
+    rows = [weight.shape[0] for weight, _ in (first, *more)]
+    if any(r != (2 * hidden if packed else hidden) for r in rows):
+        return False
+    if residual is not None and residual.shape != (*x.shape[:-1], last[0].shape[0]):
+        return False
+    return projects(hidden, *last) and (residual is None or residual.device == x.device)
 
 
 def _plus(y: Tensor, *terms: Tensor | None) -> Tensor:
@@ -88,6 +118,9 @@ def mlp(
     optional = ("b1", "b2", "residual")
     check_tensors("mlp", optional, x=x, w1=w1, w2=w2, b1=b1, b2=b2, residual=residual)
     traced = _is_dynamo_compiling()
+    if traced and not recompute and _is_torchs("mlp", x, (w1, w2), (b1, b2), residual):
+        y = F.linear(activate(F.linear(x, w1, b1), code), w2, b2)
+        return _plus(y, residual)
     if sees_torch_functions_only():
         return _plus(compose_mlp(x, w1, b1, w2, code), b2, residual)
     compute = _autocast_dtype(x) if _any_autocast() else None
@@ -168,6 +201,13 @@ def gated_mlp(
         residual=residual,
     )
     traced = _is_dynamo_compiling()
+    if traced and not recompute:
+        given = (w_gate, w_down) if w_up is None else (w_gate, w_down, w_up)
+        biases = (b_gate, b_down) if w_up is None else (b_gate, b_down, b_up)
+        fits = w_up is not None or b_up is None
+        if fits and _is_torchs("gated_mlp", x, given, biases, residual):
+            hidden = gated_hidden(x, w_gate, w_up, b_gate, b_up, code)
+            return _plus(F.linear(hidden, w_down, b_down), residual)
     if sees_torch_functions_only():
         y = compose_gated(x, w_gate, w_up, b_gate, b_up, w_down, code)
         return _plus(y, b_down, residual)

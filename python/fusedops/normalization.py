@@ -12,6 +12,7 @@ from . import _fakes  # noqa: F401  (registers the fakes)
 from ._autograd import _eager_apply, distinct, sees_torch_functions_only
 from ._checks import check_tensors
 from ._compose import no_autocast
+from ._traced import alike, is_traced
 from .softmax import autocast_gives_fp32
 
 if TYPE_CHECKING:
@@ -170,6 +171,22 @@ def _norm_dims(op: str, x: Tensor, normalized_shape: int | Sequence[int]) -> int
     return count
 
 
+def _is_torchs(
+    x: Tensor,
+    norm_dims: int,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+) -> bool:
+    """Whether torch's norm takes the arguments of a call that torch.compile traces."""
+    if not is_traced() or not alike(x, weight, bias, residual):
+        return False
+    shape = x.shape[x.dim() - norm_dims :]
+    if residual is not None and (residual.shape != x.shape or residual.dtype is not x.dtype):
+        return False
+    return all(t is None or (t.shape == shape and t.dtype is x.dtype) for t in (weight, bias))
+
+
 @overload
 def layer_norm(
     x: Tensor,
@@ -232,7 +249,8 @@ def layer_norm(
     check_tensors("layer_norm", _OPTIONAL, x=x, weight=weight, bias=bias, residual=residual)
     norm_dims = _norm_dims("layer_norm", x, normalized_shape)
     traced = _is_dynamo_compiling()
-    if sees_torch_functions_only():
+    torchs = traced and _is_torchs(x, norm_dims, weight, bias, residual)
+    if torchs or sees_torch_functions_only():
         total = x if residual is None else x + residual
         y = F.layer_norm(total, x.shape[x.dim() - norm_dims :], weight, bias, eps)
         return y if residual is None else (y, total)
@@ -289,7 +307,8 @@ def rms_norm(
     check_tensors("rms_norm", _OPTIONAL, x=x, weight=weight, residual=residual)
     norm_dims = _norm_dims("rms_norm", x, normalized_shape)
     traced = _is_dynamo_compiling()
-    if sees_torch_functions_only():
+    torchs = traced and _is_torchs(x, norm_dims, weight, None, residual)
+    if torchs or sees_torch_functions_only():
         total = x if residual is None else x + residual
         y = F.rms_norm(total, x.shape[x.dim() - norm_dims :], weight, eps)
         return y if residual is None else (y, total)

@@ -1,0 +1,66 @@
+"""fusedops.inductor: our kernels inside what torch.compile makes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .report import InductorReport, LeftProduct, ReplacedSite
+
+__all__ = ["InductorOptions", "InductorReport", "LeftProduct", "ReplacedSite", "inductor"]
+
+_KEY = "joint_custom_pre_pass"
+
+
+class InductorOptions(dict[str, Any]):
+    """Keyword arguments of torch.compile, with the report of the graph pass in them."""
+
+    @property
+    def report(self) -> InductorReport:
+        """What the pass did in the graphs that were compiled so far: print it."""
+        report: InductorReport = self["options"][_KEY].report
+        return report
+
+
+def inductor(mode: str | None = None, *, force: bool = False, **options: Any) -> InductorOptions:
+    """Keyword arguments that make torch.compile use our kernels where they pay.
+
+    A graph pass of Inductor reads the graph of forward and backward, and finds by what it computes,
+    not by the names of modules, where an activation stands behind a product, with or without bias,
+    and a second product behind that (`mlp`), or a gate times an up projection (`gated_mlp`), a
+    residual added, and the same in backward with the gradients of biases and weights. Where the
+    time model expects a gain, our ops take their place, everything else is left to Inductor. Works
+    for models of torch's modules and of ours, in training and inference, with autocast,
+    checkpointing and dynamic shapes; Inductor's caches stay in use.
+
+    Args:
+        mode: As in torch.compile, which takes no mode beside options: "reduce-overhead",
+            "max-autotune" or "max-autotune-no-cudagraphs".
+        force: Replace whatever is found, also where the model expects no gain (for comparisons).
+        **options: Further options of Inductor. A ``joint_custom_pre_pass`` in them, or in
+            ``torch._inductor.config``, runs before ours.
+
+    Returns:
+        ``{"options": ...}``, a dict whose ``report`` says, after the first call, what was replaced
+        and what was not and why.
+
+    Raises:
+        RuntimeError: Unknown mode; torch.compile itself raises for unknown options.
+
+    Example:
+        >>> ours = fusedops.inductor()
+        >>> model = torch.compile(model, **ours)
+        >>> model(x).sum().backward()
+        >>> print(ours.report)
+    """
+    import torch._inductor
+    from torch._inductor import config
+
+    from .graph_pass import GraphPass
+
+    merged: dict[str, Any] = {}
+    if mode is not None and mode != "default":
+        merged |= torch._inductor.list_mode_options(mode)
+    merged |= options
+    first = merged.pop(_KEY, None) or getattr(config, _KEY)
+    merged[_KEY] = GraphPass(force=force, first=first)
+    return InductorOptions(options=merged)

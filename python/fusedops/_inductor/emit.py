@@ -1,0 +1,129 @@
+"""Writes a site into its graph: calls of our ops with the meta data that AOTAutograd reads."""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .graph import CONVERT, Joint, aten, dtype_of, is_call, same_shape, value
+from .sites import Derived, Out
+
+if TYPE_CHECKING:
+    from torch.fx import Node
+
+    from .sites import Site, Step
+
+COPIED = ("stack_trace", "nn_module_stack", "seq_nr", "recompute", "ac_graph_id", "original_aten")
+FORWARD, BACKWARD = "is_forward", "is_backward"
+
+
+def emit(joint: Joint, site: Site) -> None:
+    """Replace what the site replaces; the graph is left to be sorted and cleaned."""
+    writer = _Writer(joint)
+    for step in site.steps:
+        writer.run(step)
+    for node, by in site.replacements:
+        # NOTE: node may stand in `by` (a view of what it was computed from): not in this site's.
+        new = writer.fitted(by, node)
+        node.replace_all_uses_with(new)
+
+
+class _Writer:
+    def __init__(self, joint: Joint) -> None:
+        self.joint, self.graph = joint, joint.graph
+        self.results: list[Node] = []
+        self.items: dict[Out, Node] = {}
+        self.like: Node  # whose place and marks new nodes take
+        self.tag = FORWARD
+
+    def run(self, step: Step) -> None:
+        self.at(step.like)
+        self.results.append(self.call(step.op, step.args))
+
+    def at(self, like: Node) -> None:
+        self.like = like
+        self.tag = BACKWARD if like in self.joint.backward else FORWARD
+
+    def call(self, op: Any, args: Any, kwargs: Any = None) -> Node:
+        args = self.nodes(args)
+        with self.graph.inserting_before(self.like):
+            node = self.graph.call_function(op, args, kwargs or {})
+        fakes = torch.fx.node.map_arg(args, value)
+        with value(self.like).fake_mode, torch.no_grad():
+            node.meta["val"] = op(*fakes, **node.kwargs)
+        return self.marked(node)
+
+    def marked(self, node: Node) -> Node:
+        node.meta.update({k: self.like.meta[k] for k in COPIED if k in self.like.meta})
+        node.meta["partitioner_tag"] = self.tag
+        return node
+
+    def nodes(self, arg: Any) -> Any:
+        """An argument with nodes in place of results and derived values."""
+        if isinstance(arg, Out):
+            return self.item(arg)
+        if isinstance(arg, Derived):
+            return self.call(arg.op, arg.args, arg.kwargs)
+        if isinstance(arg, (tuple, list)) and not isinstance(arg, torch.Size):
+            return type(arg)(self.nodes(a) for a in arg)
+        return arg
+
+    def item(self, out: Out) -> Node:
+        result = self.results[out.step]
+        if isinstance(value(result), torch.Tensor):
+            return result
+        if out not in self.items:
+            with self.graph.inserting_after(result):
+                node = self.graph.call_function(operator.getitem, (result, out.item))
+            node.meta.update({k: result.meta[k] for k in (*COPIED, "partitioner_tag")
+                              if k in result.meta})  # fmt: skip
+            node.meta["val"] = value(result)[out.item]
+            self.items[out] = node
+        return self.items[out]
+
+    def fitted(self, by: Any, old: Node) -> Node:
+        """The value in the dtype and shape of the node that it stands for."""
+        self.at(old)
+        new: Node = self.nodes(by)
+        if dtype_of(new) is not dtype_of(old):
+            new = self.call(CONVERT, (new, dtype_of(old)))
+        if not same_shape(new, old):
+            new = self.call(aten.reshape.default, (new, self.joint.sizes_of(old)))
+        return new
+
+
+def share_sizes(graph: torch.fx.Graph) -> None:
+    """Take every symbolic size from the first node that has it.
+
+    A view in backward may otherwise need a node of the forward for nothing but its size.
+    """
+    inputs = [n for n in graph.nodes if n.op == "placeholder"]
+    sources: dict[str, Node | tuple[Node, int]] = {
+        str(value(n)): n for n in reversed(inputs) if isinstance(value(n), torch.SymInt)
+    }
+    for node in list(graph.nodes):
+        fake = value(node)
+        if is_call(node, aten.sym_size.int) and isinstance(fake, torch.SymInt):
+            key = str(fake)
+            source = sources[key]
+            if isinstance(source, tuple) and source == node.args:
+                source = node
+            elif isinstance(source, tuple):
+                after = inputs[-1] if source[0].op == "placeholder" else source[0]
+                with graph.inserting_after(after):
+                    new = graph.call_function(aten.sym_size.int, source)
+                new.meta.update(node.meta)
+                new.meta["partitioner_tag"] = FORWARD
+                source = new
+            sources[key] = source
+            if source is not node:
+                node.replace_all_uses_with(source)
+                graph.erase_node(node)
+        elif isinstance(fake, torch.SymInt):
+            sources.setdefault(str(fake), node)
+        elif isinstance(fake, torch.Tensor):
+            for dim, size in enumerate(fake.shape):
+                if isinstance(size, torch.SymInt):
+                    sources.setdefault(str(size), (node, dim))

@@ -1,0 +1,133 @@
+"""The pass itself: Inductor's joint_custom_pre_pass."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._inductor.custom_graph_pass import CustomGraphPass
+
+from .. import _C
+from .blocks import find_block
+from .decide import decide
+from .emit import emit, share_sizes
+from .graph import Joint, Product
+from .layers import find_layer, find_weight_gradient
+from .report import InductorReport
+from .sites import Left, Site
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch.fx import Node
+
+NO_EPILOGUE = "a product with nothing behind it that an epilogue could take: cuBLAS's"
+
+
+class GraphPass(CustomGraphPass):
+    """Finds what our ops compute in a joint graph, and replaces what pays.
+
+    Args:
+        force: Replace all that is found, whether it pays or not.
+        first: A pass to run before, as Inductor takes it: one that the user had set.
+    """
+
+    def __init__(self, force: bool = False, first: Any = None) -> None:
+        self.force, self.first = force, first
+        self.report = InductorReport()
+
+    def uuid(self) -> Any:
+        """What the result depends on, besides what Inductor's cache keys hold already."""
+        first = None
+        if self.first is not None:
+            first = self.first.uuid() if isinstance(self.first, CustomGraphPass) else None
+            if first is None:
+                return None  # as for the pass alone: nothing is cached
+        tf32 = torch.backends.cuda.matmul.fp32_precision
+        text = repr((_sources(), _tuned_plans(), self.force, tf32, first))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def __call__(self, graph: torch.fx.Graph) -> None:
+        if self.first is not None:
+            self.first(graph)
+        self.report.graphs += 1
+        _Rewriter(graph, self.force, self.report).run()
+
+
+class _Rewriter:
+    def __init__(self, graph: torch.fx.Graph, force: bool, report: InductorReport) -> None:
+        self.graph, self.force, self.report = graph, force, report
+        share_sizes(graph)
+        self.joint = Joint(graph)
+        self.reasons: dict[Node, str] = {}  # why a product stays
+
+    def run(self) -> None:
+        # Blocks first: a block is more than its layers
+        self.each(lambda j: j.forward_products, find_block)
+        self.each(lambda j: j.forward_products, find_layer)
+        self.each(lambda j: j.backward_products, find_weight_gradient)
+        for product in self.joint.forward_products:
+            self.report.leave(product, self.reasons.get(product.node, NO_EPILOGUE))
+
+    def each(
+        self,
+        products: Callable[[Joint], list[Product]],
+        find: Callable[[Joint, Product], Site | Left | None],
+    ) -> None:
+        """Try every product once; after a replacement the graph is read anew."""
+        tried: set[Node] = set()
+        while (product := next(self.untried(products, tried), None)) is not None:
+            tried.add(product.node)
+            site = find(self.joint, product)
+            left = site if isinstance(site, Left) else None
+            if isinstance(site, Site):
+                left = site.check(self.joint) or self.replace(site)
+            if left is not None:
+                self.reasons.setdefault(product.node, left.reason)
+
+    def untried(
+        self, products: Callable[[Joint], list[Product]], tried: set[Node]
+    ) -> Iterator[Product]:
+        return (p for p in products(self.joint) if p.node not in tried)
+
+    def replace(self, site: Site) -> Left | None:
+        verdict = decide(site, self.force)
+        if not verdict.take:
+            return Left(verdict.reason)
+        from torch._inductor.pattern_matcher import stable_topological_sort
+
+        self.report.add(site, verdict)
+        emit(self.joint, site)
+        stable_topological_sort(self.graph)
+        self.graph.eliminate_dead_code()
+        self.joint = Joint(self.graph)
+        return None
+
+
+@functools.cache
+def _sources() -> str:
+    """Our code: the Python sources, and the compiled module by its size and date."""
+    digest = hashlib.sha256()
+    root = Path(__file__).parent.parent
+    for path in sorted(root.rglob("*.py")):
+        digest.update(path.read_bytes())
+    built = Path(_C.__file__).stat()
+    digest.update(repr((_C.build_info(), built.st_size, built.st_mtime_ns)).encode())
+    return digest.hexdigest()
+
+
+def _tuned_plans() -> str:
+    """The plans that `fusedops.tune` stored for the current GPU: the time model reads them."""
+    if not torch.cuda.is_available():
+        return ""
+    from .._plan_store import gpu_key
+
+    try:
+        return hashlib.sha256(
+            gpu_key(torch.device("cuda", torch.cuda.current_device())).path.read_bytes()
+        ).hexdigest()
+    except OSError:
+        return ""

@@ -1,0 +1,141 @@
+"""What a pointwise part of a graph computes, found by evaluating it on probe values.
+
+The nodes between a product and a candidate are run in float64 on a few hundred numbers, and the
+result is compared with the table of activations: `act(z)`, `act(g) * u`, `dh * act'(z)`. It does
+not matter how a decomposition writes them. Roundings between the nodes are left out, as our kernels
+leave them out.
+"""
+
+from __future__ import annotations
+
+import functools
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.fx.node import map_arg
+
+from .._compose import activate
+from ..activation import ACTIVATIONS
+from .graph import CONSTANTS, CONVERT, SAME_ORDER, SAME_VALUES, is_constant, is_pointwise
+
+if TYPE_CHECKING:
+    from torch.fx import Node
+
+# Far from zero, where clamps and caps show; 0 itself, where clamp(min=0) and relu differ in their
+# derivatives; small numbers, which tell relu2 from what is linear there.
+FAR = (12.0, 25.0, 60.0, 250.0, 1e3)
+SMALL = (0.0, 1e-6, 1e-3, 0.02)
+DROPPED = ("dtype", "device", "layout", "pin_memory", "memory_format")  # of kwargs
+RTOL, ATOL = 1e-6, 1e-7
+
+
+def _real() -> ExitStack:
+    """Tensors are real, and nothing is traced: the pass runs under a FakeTensorMode."""
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    stack = ExitStack()
+    stack.enter_context(unset_fake_temporarily())
+    stack.enter_context(_disable_current_modes())
+    stack.enter_context(torch.no_grad())
+    return stack
+
+
+class Probes(NamedTuple):
+    """Values of z (or a gate), of an up projection and of a gradient, and the activations of z."""
+
+    z: Tensor
+    up: Tensor
+    dh: Tensor
+    acts: tuple[tuple[Tensor, Tensor], ...]  # by code: act(z), act'(z)
+
+
+@functools.cache
+def probes() -> Probes:
+    with _real():
+        generator = torch.Generator().manual_seed(0)
+        random = torch.randn(3, 256, generator=generator, dtype=torch.float64)
+        ends = torch.tensor([*FAR, *SMALL], dtype=torch.float64)
+        z = torch.cat([ends, -ends, torch.linspace(-9, 9, 181, dtype=torch.float64)])
+        z = torch.cat([z, random[0]])
+        up, dh = (torch.cat([r, r.flip(0)])[: z.numel()].clone() for r in random[1:])
+        acts = []
+        for code in range(len(ACTIVATIONS)):
+            with torch.enable_grad():
+                leaf = z.clone().requires_grad_()
+                y = activate(leaf, code)
+                (slope,) = torch.autograd.grad(y.sum(), leaf)
+            acts.append((y.detach(), slope))
+        return Probes(z, up, dh, tuple(acts))
+
+
+def _inputs(node: Node) -> list[Node]:
+    """What a node's value depends on; not the sizes of a view."""
+    return [node.args[0]] if node.target in SAME_VALUES else node.all_input_nodes
+
+
+class Evaluator:
+    """Values of nodes where the leaves have the given ones; None where a node has no number."""
+
+    def __init__(self, leaves: dict[Node, Tensor]) -> None:
+        self.known: dict[Node, Tensor | None] = dict(leaves)
+
+    def __call__(self, node: Node) -> Tensor | None:
+        with _real():
+            return self._of(node)
+
+    def _of(self, node: Node) -> Tensor | None:
+        stack = [node]
+        while stack:
+            at = stack[-1]
+            waiting = [i for i in _inputs(at) if i not in self.known]
+            if at in self.known or is_constant(at) or not waiting:
+                stack.pop()
+                if at not in self.known:
+                    self.known[at] = self._run(at)
+            else:
+                stack += waiting
+        return self.known[node]
+
+    def _run(self, node: Node) -> Tensor | None:
+        if is_constant(node):
+            return torch.tensor(float(node.args[CONSTANTS[node.target]]), dtype=torch.float64)
+        if not is_pointwise(node) or any(self.known[i] is None for i in _inputs(node)):
+            return None
+        if node.target in SAME_ORDER:
+            return self.known[node.args[0]]
+        if node.target is CONVERT:
+            return self.known[node.args[0]] if node.args[1].is_floating_point else None
+        args = map_arg(node.args, self.known.__getitem__)
+        kwargs = {k: v for k, v in node.kwargs.items() if k not in DROPPED}
+        try:
+            result = node.target(*args, **map_arg(kwargs, self.known.__getitem__))
+        except (RuntimeError, TypeError):  # a node that float64 numbers are no input of
+            return None
+        return result if isinstance(result, Tensor) else None
+
+
+def _close(got: Tensor | None, want: Tensor) -> bool:
+    if got is None or not got.is_floating_point() or got.shape != want.shape:
+        return False
+    return bool(torch.allclose(got, want, rtol=RTOL, atol=ATOL))
+
+
+def activation_of(got: Tensor | None, factor: Tensor | None = None) -> int | None:
+    """The code of the activation whose values (times a factor) these are."""
+    with _real():
+        for code, (y, _) in enumerate(probes().acts):
+            if code and _close(got, y if factor is None else y * factor):
+                return code
+    return None
+
+
+def equals(got: Tensor | None, *factors: Tensor) -> bool:
+    """Whether these are the values of a product of known ones."""
+    with _real():
+        want: Any = factors[0]
+        for factor in factors[1:]:
+            want = want * factor
+        return _close(got, want)
