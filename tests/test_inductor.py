@@ -7,6 +7,8 @@ graphs as they are, without code generation, which would take seconds each.
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -149,6 +151,7 @@ def step(function, model, x, wanted=None):
 
 
 def assert_close(got, want, tolerance):
+    """Errors relative to the largest value."""
     for a, b in zip(got, want, strict=True):
         assert a.shape == b.shape
         assert a.dtype is b.dtype
@@ -167,6 +170,7 @@ def test_blocks_are_found_and_values_stay(device, name, dtype):
     got = step(compiled(model, ours), model, x)
     assert BLOCKS[name][1] in ours.report.kinds()
     assert ours.report.replaced[0].training
+    assert not any("cannot read" in left.reason for left in ours.report.left)
     assert_close(got, step(model, model, x), 2e-5 if dtype is torch.float32 else 4e-2)
 
 
@@ -342,6 +346,18 @@ def test_a_bert_layer_with_dropout(device):
     assert "mlp" in ours.report.kinds()
 
 
+def test_bare_products_where_the_model_says_so(device, monkeypatch):
+    from fusedops._inductor import graph_pass
+    from fusedops._inductor.decide import Verdict
+
+    monkeypatch.setattr(graph_pass, "decide", lambda site, force: Verdict(True, "for the test"))
+    model, x = nn.Linear(K, H).to(device), inputs(device)
+    ours = fusedops.inductor()
+    got = step(compiled(model, ours), model, x)
+    assert ours.report.kinds() == ["product"] * 3
+    assert_close(got, step(model, model, x), 1e-5)
+
+
 def test_nothing_pays_on_a_cpu():
     model, x = make("gelu", "cpu"), inputs("cpu")
     ours = fusedops.inductor()
@@ -349,6 +365,52 @@ def test_nothing_pays_on_a_cpu():
     assert ours.report.replaced == []
     assert "CPU" in ours.report.left[0].reason
     assert_close(got, step(model, model, x), 1e-5)
+
+
+@dataclass
+class Product:
+    """As much of a product as the decision reads."""
+
+    node: SimpleNamespace
+
+
+def times(kind, sizes, activation="gelu", dtype=torch.bfloat16, **facts):
+    """(ours, theirs) in us on an H200, as the decision models them."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from fusedops._inductor.decide import _Model
+    from fusedops._inductor.sites import Site
+
+    with FakeTensorMode():
+        fake = torch.empty(sizes[0], sizes[1], dtype=dtype, device="cuda")
+    site = Site(
+        kind, activation, sizes, [Product(SimpleNamespace(meta={"val": fake}))], facts=facts
+    )
+    return _Model(site, list(sizes)).times()
+
+
+PAYS = [
+    ("mlp", (8192, 4096, 1024, 1024), {"training": True, "bias": True}),
+    ("mlp", (8192, 4096, 1024, 1024), {"residual": True}),
+    ("gated_mlp", (8192, 5632, 2048, 2048), {"training": True}),
+    ("gated_mlp", (8192, 5632, 2048, 2048), {"packed": True}),
+    ("linear", (8192, 4096, 1024), {"training": True}),
+    ("weight_grad", (8192, 4096, 1024), {}),
+    ("product", (4096, 4096, 4096), {"a": False, "b": True, "dtype": torch.float32}),
+]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="an H200 is assumed where no GPU is")
+@pytest.mark.parametrize(("kind", "sizes", "facts"), PAYS)
+def test_what_the_time_model_says(kind, sizes, facts):
+    ours, theirs = times(kind, sizes, **facts)
+    assert 0.4 * theirs < ours < theirs if kind != "product" else ours < 0.6 * theirs
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="an H200 is assumed where no GPU is")
+def test_a_bare_product_stays_cublass():
+    ours, theirs = times("product", (8192, 4096, 1024), a=False, b=True)
+    assert not ours < theirs
 
 
 # ---- around the graph ----

@@ -2,9 +2,10 @@
 
 Ours are the products with their epilogues as `fusedops.explain` expects them (measured ones after
 `fusedops.tune`), and the passes that our backward adds. Theirs are the same products without
-epilogue, which cuBLAS is taken to run as fast as we do, and the pointwise kernels that Inductor
-makes: what these move, at the memory's speed. Nothing is measured here: the answer is cached with
-the compiled graph.
+epilogue, which cuBLAS is taken to run as fast as we do (not those of float32, which it forms
+without Tensor Cores), and the pointwise kernels that Inductor makes: what these move, at the
+memory's speed. A product without epilogue therefore stays cuBLAS's in half precision. Nothing is
+measured here: the answer is cached with the compiled graph.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 
 from .._gemm_text import DTYPES
 from ..activation import CODES, SAVES_PREACT
-from ..explain import _explain_gemm, _gpu
+from ..explain import View, _explain_gemm, _gpu
 from ..info import built_archs, kernels_for
 from .graph import value
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 LAUNCH_US = 1.0  # of a kernel behind another one
 BYTES_PER_US = {"H200": 4.2e6, "H100": 2.9e6}  # measured copy bandwidth, read and written bytes
 SLOWEST = 1.3e6  # of a GPU that is none of these
+FP32_FLOPS_PER_US = 50e6  # of cuBLAS at full float32 precision
 MARGIN = 1.0  # theirs must be slower by more than this factor
 
 
@@ -51,7 +53,7 @@ def decide(site: Site, force: bool) -> Verdict:
             return Verdict(False, f"no kernels: {served.removeprefix('none: ')}")
     elif device != "cpu":
         return Verdict(False, f"no kernels for {device}")
-    if force:
+    if force and site.kind != "product":
         return Verdict(True, "forced")
     if device == "cpu":
         return Verdict(False, "on a CPU our ops are plain C++: nothing to gain")
@@ -88,23 +90,39 @@ class _Model:
             "sm_count": sm_count,
         }
         self.code = CODES[site.activation]
+        self.exact_fp32 = fake.dtype is torch.float32 and not tf32
         self.training = site.facts.get("training", False)
 
     def times(self) -> tuple[float, float]:
         """Microseconds with our ops, and without."""
-        result: tuple[float, float] = getattr(self, self.site.kind)(*self.sizes)
+        kind = {"product": "product_site"}.get(self.site.kind, self.site.kind)
+        result: tuple[float, float] = getattr(self, kind)(*self.sizes)
         return result
 
     def gemm(self, m: int, n: int, k: int, epilogue: str = "fused", act: int = 0) -> float:
-        options = self.options | {"epilogue": epilogue, "activation": act}
-        names = ("a", "b")
-        return _explain_gemm("", m, n, k, (k, 1, 0), (1, k, 0), names, options).expected_us
+        """x @ weight.T."""
+        return self.product(m, n, k, ((k, 1, 0), (1, k, 0)), epilogue, act)
+
+    def dgrad(self, m: int, n: int, k: int, epilogue: str = "fused", act: int = 0) -> float:
+        """dy @ weight."""
+        return self.product(m, n, k, ((k, 1, 0), (n, 1, 0)), epilogue, act)
 
     def wgrad(self, m: int, n: int, k: int, epilogue: str = "fused") -> float:
-        """a.T @ b with M rows summed over."""
-        options = self.options | {"epilogue": epilogue, "activation": 0}
-        views = (1, n, 0), (k, 1, 0)
-        return _explain_gemm("", n, k, m, *views, ("a", "b"), options).expected_us
+        """dy.T @ x, summed over M rows."""
+        return self.product(n, k, m, ((1, n, 0), (k, 1, 0)), epilogue, 0)
+
+    def product(
+        self, m: int, n: int, k: int, views: tuple[View, View], epilogue: str, act: int
+    ) -> float:
+        options = self.options | {"epilogue": epilogue, "activation": act}
+        return _explain_gemm("", m, n, k, *views, ("a", "b"), options).expected_us
+
+    def gradient(self, m: int, hidden: int, n: int) -> float:
+        """dz = (dy @ weight) * act'(z) and its sums, by one kernel or by two."""
+        fused = self.dgrad(m, hidden, n, "grad", self.code)
+        wide = m * hidden
+        apart = self.dgrad(m, hidden, n) + self.moved(wide, wide, wide)
+        return apart if math.isnan(fused) else fused
 
     def moved(self, *elements: int) -> float:
         """A kernel that reads and writes this much."""
@@ -116,10 +134,23 @@ class _Model:
         """The epilogue of a first product: whether it stores z beside act(z)."""
         return "preact" if self.training and SAVES_PREACT[self.code] else "fused"
 
+    def cublas(self, ours: float, m: int, n: int, k: int) -> float:
+        """The time of cuBLAS for a product that takes us this long."""
+        return 2.0 * m * n * k / FP32_FLOPS_PER_US if self.exact_fp32 else ours
+
+    def plain(self, m: int, n: int, k: int) -> float:
+        return self.cublas(self.gemm(m, n, k), m, n, k)
+
+    def product_site(self, m: int, n: int, k: int) -> tuple[float, float]:
+        facts = self.site.facts
+        views = ((1, m, 0) if facts["a"] else (k, 1, 0), (1, k, 0) if facts["b"] else (n, 1, 0))
+        ours = self.product(m, n, k, views, "fused", 0)
+        return ours, self.cublas(ours, m, n, k)
+
     def linear(self, m: int, n: int, k: int) -> tuple[float, float]:
         out = m * n
         ours = self.gemm(m, n, k, "preact" if self.training else "fused", self.code)
-        return ours, self.gemm(m, n, k) + self.moved(out, out)
+        return ours, self.plain(m, n, k) + self.moved(out, out)
 
     def weight_grad(self, m: int, n: int, k: int) -> tuple[float, float]:
         out = n * k
@@ -130,13 +161,14 @@ class _Model:
         wide, out = m * hidden, m * n
         last = self.gemm(m, n, hidden)
         ours = self.gemm(m, hidden, k, self.stored, self.code) + last
-        theirs = self.gemm(m, hidden, k) + self.moved(wide, wide) + last
+        theirs = self.plain(m, hidden, k) + self.moved(wide, wide) + self.plain(m, n, hidden)
         if self.site.facts.get("residual"):
             ours += self.gemm(m, n, hidden, "residual") - last
             theirs += self.moved(out) - LAUNCH_US  # read by the kernel that adds
         if self.training:
-            ours += self.gemm(m, hidden, n, "grad", self.code)
-            theirs += self.gemm(m, hidden, n) + self.moved(wide, wide, wide)
+            ours += self.gradient(m, hidden, n)
+            theirs += self.cublas(self.dgrad(m, hidden, n), m, hidden, n)
+            theirs += self.moved(wide, wide, wide)
             theirs += self.moved(wide) if self.site.facts.get("bias") else 0.0
             if SAVES_PREACT[self.code]:  # act(z) again, for the weight gradient
                 ours += self.moved(wide, wide)
@@ -146,19 +178,21 @@ class _Model:
         wide, out = m * hidden, m * n
         last = self.gemm(m, n, hidden)
         both = self.gemm(m, 2 * hidden, k)
-        apart = both if self.site.facts.get("packed") else 2 * self.gemm(m, hidden, k)
+        packed = self.site.facts.get("packed", False)
+        apart = self.plain(m, 2 * hidden, k) if packed else 2 * self.plain(m, hidden, k)
         ours = both + self.moved(wide) - LAUNCH_US + last
-        theirs = apart + self.moved(wide, wide, wide) + last
+        theirs = apart + self.moved(wide, wide, wide) + self.plain(m, n, hidden)
         if self.site.facts.get("residual"):
             ours += self.gemm(m, n, hidden, "residual") - last
             theirs += self.moved(out) - LAUNCH_US
         if self.training:
-            product = self.gemm(m, hidden, n)
+            product = self.dgrad(m, hidden, n)
             # The epilogue reads gate and up and writes both gradients; act(gate) * up is formed
             # again, for the weight gradient.
             ours += product + self.moved(3 * wide) - LAUNCH_US + self.moved(3 * wide)
-            theirs += product + self.moved(5 * wide)
-            if not self.site.facts.get("packed"):
-                ours += self.gemm(m, k, 2 * hidden)
-                theirs += 2 * self.gemm(m, k, hidden) + self.moved(3 * m * k)
+            theirs += self.cublas(product, m, hidden, n) + self.moved(5 * wide)
+            if not packed:
+                ours += self.dgrad(m, k, 2 * hidden)
+                dx = self.cublas(self.dgrad(m, k, hidden), m, k, hidden)
+                theirs += 2 * dx + self.moved(3 * m * k)
         return ours, theirs

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .graph import CONVERT, Joint, aten, dtype_of, is_call, same_shape, value
+from .graph import CONVERT, Joint, aten, dtype_of, erase_unread, is_call, same_shape, value
 from .sites import Derived, Out
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ FORWARD, BACKWARD = "is_forward", "is_backward"
 
 
 def emit(joint: Joint, site: Site) -> None:
-    """Replace what the site replaces; the graph is left to be sorted and cleaned."""
+    """Replace what the site replaces; the graph is left to be sorted."""
     writer = _Writer(joint)
     for step in site.steps:
         writer.run(step)
@@ -28,6 +28,7 @@ def emit(joint: Joint, site: Site) -> None:
         # NOTE: node may stand in `by` (a view of what it was computed from): not in this site's.
         new = writer.fitted(by, node)
         node.replace_all_uses_with(new)
+    erase_unread(joint.graph, [replacement.node for replacement in site.replacements])
 
 
 class _Writer:

@@ -16,7 +16,7 @@ import torch
 from torch.fx import Node
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
 aten = torch.ops.aten
 CONVERT = torch.ops.prims.convert_element_type.default
@@ -241,7 +241,7 @@ class Joint:
         """What is still computed where others stand for the replaced nodes, from the needed."""
         seen = set(replaced)
         cut = frozenset(seen)
-        stack = [*self.output.all_input_nodes, *needed, *self.effects()]
+        stack = [*self.output.all_input_nodes, *needed, *self.effects]
         while stack:
             node = stack.pop()
             if node not in seen:
@@ -262,8 +262,21 @@ class Joint:
         views = (n for n in self.nodes if is_call(n, *VIEWS) and -1 not in n.args[1])
         return {tuple(map(str, shape_of(n))): list(n.args[1]) for n in reversed(list(views))}
 
-    def effects(self) -> Iterator[Node]:
-        return (n for n in self.nodes if n.op == "call_function" and n.is_impure())
+    @functools.cached_property
+    def effects(self) -> list[Node]:
+        """Nodes that are there for what they do, not for a result."""
+        return [n for n in self.nodes if n.op == "call_function" and not n.users and n.is_impure()]
+
+
+def erase_unread(graph: torch.fx.Graph, nodes: Iterable[Node]) -> None:
+    """Erase those of the nodes that nothing reads, and what only they read."""
+    stack = list(nodes)
+    while stack:
+        node = stack.pop()
+        if node._erased or node.users or node.op != "call_function" or node.is_impure():
+            continue
+        stack += node.all_input_nodes
+        graph.erase_node(node)
 
 
 def reached_from(nodes: Iterable[Node]) -> set[Node]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,16 +16,20 @@ from .blocks import find_block
 from .decide import decide
 from .emit import emit, share_sizes
 from .graph import Joint, Product
-from .layers import find_layer, find_weight_gradient
+from .layers import find_layer, find_product, find_weight_gradient
 from .report import InductorReport
 from .sites import Left, Site
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from torch.fx import Node
 
 NO_EPILOGUE = "a product with nothing behind it that an epilogue could take: cuBLAS's"
+
+
+UNREADABLE = "the pass cannot read what stands around it"
+Finder = Callable[[Joint, Product], Site | Left | None]
 
 
 class GraphPass(CustomGraphPass):
@@ -70,23 +75,37 @@ class _Rewriter:
         self.each(lambda j: j.forward_products, find_layer)
         self.each(lambda j: j.backward_products, find_weight_gradient)
         for product in self.joint.forward_products:
-            self.report.leave(product, self.reasons.get(product.node, NO_EPILOGUE))
+            self.reasons.setdefault(product.node, NO_EPILOGUE)
+        self.each(lambda j: j.forward_products, find_product)
+        self.each(lambda j: j.backward_products, find_product)
+        self.graph.eliminate_dead_code()
+        for product in self.joint.forward_products:
+            self.report.leave(product, self.reasons[product.node])
 
     def each(
         self,
         products: Callable[[Joint], list[Product]],
-        find: Callable[[Joint, Product], Site | Left | None],
+        find: Finder,
     ) -> None:
         """Try every product once; after a replacement the graph is read anew."""
         tried: set[Node] = set()
         while (product := next(self.untried(products, tried), None)) is not None:
             tried.add(product.node)
-            site = find(self.joint, product)
-            left = site if isinstance(site, Left) else None
-            if isinstance(site, Site):
-                left = site.check(self.joint) or self.replace(site)
+            site, left = self.found(find, product)
+            if site is not None and left is None:
+                left = self.replace(site)
             if left is not None:
                 self.reasons.setdefault(product.node, left.reason)
+
+    def found(self, find: Finder, product: Product) -> tuple[Site | None, Left | None]:
+        """A site, or why there is none; nothing in a user's graph may stop the compilation."""
+        try:
+            site = find(self.joint, product)
+            if isinstance(site, Site):
+                return site, site.check(self.joint)
+        except Exception as error:
+            return None, Left(f"{UNREADABLE}: {type(error).__name__}: {error}")
+        return None, site
 
     def untried(
         self, products: Callable[[Joint], list[Product]], tried: set[Node]
@@ -102,7 +121,6 @@ class _Rewriter:
         self.report.add(site, verdict)
         emit(self.joint, site)
         stable_topological_sort(self.graph)
-        self.graph.eliminate_dead_code()
         self.joint = Joint(self.graph)
         return None
 
