@@ -458,6 +458,19 @@ def test_checkpoint_saves_nothing_of_the_hidden_size(device, name):
     assert not any(size >= rows * H for size in saved_sizes(compiled(function, ours), model, x))
 
 
+@pytest.mark.parametrize("kind", ["mlp", "gated_mlp"])
+def test_recompute_is_traced_as_checkpointing(device, kind):
+    torch.manual_seed(0)
+    block = {"mlp": fusedops.nn.MLP, "gated_mlp": fusedops.nn.GatedMLP}[kind]
+    model, x = block(K, H, recompute=True).to(device), inputs(device)
+    ours = fusedops.inductor(force=True)
+    got = step(compiled(model, ours), model, x)
+    assert ours.report.kinds() == [kind]
+    assert_close(got, step(model, model, x), 2e-5)
+    rows = x.numel() // K
+    assert not any(size >= rows * H for size in saved_sizes(compiled(model, ours), model, x))
+
+
 @pytest.mark.parametrize(("name", "hidden"), [("gelu", 1), ("relu", 1), ("llama", 2)])
 def test_what_is_saved_of_the_hidden_size(device, name, hidden):
     model, x = make(name, device), inputs(device)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from . import _fakes  # noqa: F401  (registers the fakes)
 from ._autograd import cast, distinct, sees_torch_functions_only
@@ -23,6 +26,9 @@ from ._mlp_autograd import (
 from ._traced import alike, is_traced, projects
 from .activation import CODES, raise_unknown
 from .linear import _any_autocast, _autocast_dtype, _float32, _tf32_allowed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["gated_mlp", "mlp"]
 
@@ -62,6 +68,33 @@ def _is_torchs(
     if residual is not None and residual.shape != (*x.shape[:-1], last[0].shape[0]):
         return False
     return projects(hidden, *last) and (residual is None or residual.device == x.device)
+
+
+def _compose_mlp(
+    x: Tensor, w1: Tensor, b1: Tensor | None, w2: Tensor, b2: Tensor | None, code: int
+) -> Tensor:
+    return F.linear(activate(F.linear(x, w1, b1), code), w2, b2)
+
+
+def _compose_gated(
+    x: Tensor,
+    w_gate: Tensor,
+    w_up: Tensor | None,
+    b_gate: Tensor | None,
+    b_up: Tensor | None,
+    w_down: Tensor,
+    b_down: Tensor | None,
+    code: int,
+) -> Tensor:
+    return F.linear(gated_hidden(x, w_gate, w_up, b_gate, b_up, code), w_down, b_down)
+
+
+def _kept_or_not(recompute: bool, compose: Callable[..., Tensor], *args: Any) -> Tensor:
+    """compose(*args), with nothing inside it kept for backward where it is to be recomputed."""
+    if not (recompute and _is_grad_enabled()):
+        return compose(*args)
+    y: Tensor = checkpoint(compose, *args, use_reentrant=False, preserve_rng_state=False)
+    return y
 
 
 def _plus(y: Tensor, *terms: Tensor | None) -> Tensor:
@@ -118,8 +151,8 @@ def mlp(
     optional = ("b1", "b2", "residual")
     check_tensors("mlp", optional, x=x, w1=w1, w2=w2, b1=b1, b2=b2, residual=residual)
     traced = _is_dynamo_compiling()
-    if traced and not recompute and _is_torchs("mlp", x, (w1, w2), (b1, b2), residual):
-        y = F.linear(activate(F.linear(x, w1, b1), code), w2, b2)
+    if traced and _is_torchs("mlp", x, (w1, w2), (b1, b2), residual):
+        y = _kept_or_not(recompute, _compose_mlp, x, w1, b1, w2, b2, code)
         return _plus(y, residual)
     if sees_torch_functions_only():
         return _plus(compose_mlp(x, w1, b1, w2, code), b2, residual)
@@ -201,13 +234,13 @@ def gated_mlp(
         residual=residual,
     )
     traced = _is_dynamo_compiling()
-    if traced and not recompute:
+    if traced:
         given = (w_gate, w_down) if w_up is None else (w_gate, w_down, w_up)
         biases = (b_gate, b_down) if w_up is None else (b_gate, b_down, b_up)
         fits = w_up is not None or b_up is None
         if fits and _is_torchs("gated_mlp", x, given, biases, residual):
-            hidden = gated_hidden(x, w_gate, w_up, b_gate, b_up, code)
-            return _plus(F.linear(hidden, w_down, b_down), residual)
+            args = (x, w_gate, w_up, b_gate, b_up, w_down, b_down, code)
+            return _plus(_kept_or_not(recompute, _compose_gated, *args), residual)
     if sees_torch_functions_only():
         y = compose_gated(x, w_gate, w_up, b_gate, b_up, w_down, code)
         return _plus(y, b_down, residual)
