@@ -108,6 +108,24 @@ def test_inductor_with_cuda_graphs():
             torch.testing.assert_close(got, want)
 
 
+@pytest.mark.parametrize("kind", ["linear", "mlp"])
+def test_main_grad_stays_eager(device, kind):
+    torch.compiler.reset()
+    model = {"linear": fusedops.nn.Linear(8, 8), "mlp": fusedops.nn.MLP(8, 8)}[kind].to(device)
+    for parameter in model.parameters():
+        parameter.main_grad = torch.zeros_like(parameter)
+    x = torch.randn(4, 8, device=device)
+    weight = next(model.parameters())
+    with torch.no_grad():
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+        torch.testing.assert_close(compiled(x), model(x))
+    with pytest.raises(Exception, match="main_grad must not be used under torch.compile"):
+        compiled(x)
+    torch.compile(model, backend="aot_eager")(x).sum().backward()
+    assert weight.grad is None
+    assert weight.main_grad.abs().sum() > 0
+
+
 def test_compile_follows_the_precision_setting():
     from fusedops.linear import _tf32_allowed
 

@@ -55,7 +55,8 @@ def _linear_is_torchs(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Whether a call that torch.compile traces is one of F.linear."""
     if not is_traced() or x.dim() == 0 or not alike(x, weight, bias):
         return False
-    main_grad_owner("linear", weight)  # raises: not under torch.compile
+    if _is_grad_enabled():
+        main_grad_owner("linear", weight)  # raises: not under torch.compile
     return projects(x.shape[-1], weight, bias)
 
 

@@ -55,8 +55,9 @@ def _is_torchs(
     """Whether a call that torch.compile traces is one of F.linear: first, last(, up)."""
     if not is_traced() or x.dim() == 0 or not alike(x, *weights, *biases):
         return False
-    for weight in weights:
-        main_grad_owner(op, weight)  # raises: not under torch.compile
+    if _is_grad_enabled():
+        for weight in weights:
+            main_grad_owner(op, weight)  # raises: not under torch.compile
     first, last, *more = zip(weights, biases, strict=True)
     hidden = last[0].shape[1] if last[0].dim() == 2 else 0
     packed = op == "gated_mlp" and len(more) == 0
