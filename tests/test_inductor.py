@@ -547,5 +547,6 @@ def test_report(device):
     assert "mlp" in text
     assert "32 x 32 x 16 x 16" in text
     assert "nothing behind it" in text
+    assert str(fusedops.explain(ours)) == text
     ours.report.clear()
     assert "0 graph(s) compiled" in str(ours.report)
