@@ -39,6 +39,7 @@ def calls(device):
             "box_filter2d": {"x": x, "size": 3},
             "box_filter3d": {"x": cloud, "size": 3},
             "cross_entropy": {"logits": x, "target": whole},
+            "linear_cross_entropy": {"x": x, "weight": x, "target": whole},
             "layer_norm": {"x": x, "normalized_shape": 6},
             "rms_norm": {"x": x, "normalized_shape": 6},
             "linear": {"x": x, "weight": x},
@@ -116,7 +117,7 @@ def error_of(function, **arguments):
 
 
 def test_every_public_function_is_here():
-    other = {"FuseReport", "explain", "fuse", "tune"}  # no ops
+    other = {"FuseReport", "explain", "fuse", "inductor", "tune"}  # no ops
     for module in (fusedops, points, torch_cluster, pytorch3d, pointnet2_ops):
         public = {n for n in module.__all__ if inspect.isfunction(getattr(module, n))}
         assert public - other <= {name for where, name in calls("cpu") if where is module}

@@ -267,6 +267,47 @@ def test_two_layers_of_shared_weights(device):
     assert_close(got, step(function, model, x), 1e-5)
 
 
+def test_three_layers_are_a_layer_and_a_block(device):
+    torch.manual_seed(0)
+    layers = [nn.Linear(K, H), nn.ReLU(), nn.Linear(H, H), nn.ReLU(), nn.Linear(H, K)]
+    model, x = nn.Sequential(*layers).to(device), inputs(device)
+    ours = fusedops.inductor(force=True)
+    got = step(compiled(model, ours), model, x)
+    assert ours.report.kinds() == ["mlp", "linear"]
+    assert_close(got, step(model, model, x), 1e-5)
+
+
+class ByHalves(Packed):
+    """The halves by slices, whose gradients are put into zeros."""
+
+    def forward(self, x):
+        z = self.gate_up(x.flatten(0, 1))
+        return self.down(F.gelu(z[..., :H]) * z[..., H:])
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_halves_by_slices(device, dynamic):
+    torch.manual_seed(0)
+    model, x = ByHalves(bias=True).to(device), inputs(device)
+    ours = fusedops.inductor(force=True)
+    got = step(compiled(model, ours, dynamic=dynamic), model, x)
+    assert ours.report.kinds() == ["gated_mlp"]
+    assert_close(got, step(model, model, x), 1e-5)
+
+
+def test_an_x_that_other_products_read(device):
+    torch.manual_seed(0)
+    model, q, x = Llama().to(device), nn.Linear(K, K, device=device), inputs(device)
+
+    def function(x):
+        return q(x) + model(x) + q(x).relu()
+
+    ours = fusedops.inductor(force=True)
+    got = step(compiled(function, ours), model, x)
+    assert "gated_mlp" in ours.report.kinds()
+    assert_close(got, step(function, model, x), 1e-5)
+
+
 def test_a_model_after_fuse(device):
     torch.manual_seed(0)
     model = nn.Sequential(nn.LayerNorm(K), Llama(), nn.Linear(K, H), nn.ReLU(), nn.Linear(H, K))
@@ -547,5 +588,6 @@ def test_report(device):
     assert "mlp" in text
     assert "32 x 32 x 16 x 16" in text
     assert "nothing behind it" in text
+    assert str(fusedops.explain(ours)) == text
     ours.report.clear()
     assert "0 graph(s) compiled" in str(ours.report)

@@ -6,7 +6,7 @@ import math
 import operator
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from torch import Tensor
 from . import _C, _plan_store  # noqa: F401  (the tuned plans)
 from ._checks import raise_not_tensor
 from ._gemm_text import DTYPES, plan_text, problem_text, us_text
+from ._inductor import InductorOptions
 from ._main_grad import main_grad_owner
 from .activation import ACTIVATIONS, SAVES_PREACT, activation_code
 from .info import built_archs, chosen_as
@@ -21,6 +22,8 @@ from .linear import _autocast_dtype, _tf32_allowed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from ._inductor import InductorReport
 
 __all__ = ["ExplainedGemm", "Explanation", "explain"]
 
@@ -101,15 +104,27 @@ class Explanation:
     __repr__ = __str__
 
 
+@overload
+def explain(x: InductorOptions) -> InductorReport: ...
+@overload
 def explain(
     x: Tensor | Sequence[int],
     weight: Tensor | Sequence[int],
+    bias: Tensor | Sequence[int] | None = ...,
+    activation: str | None = ...,
+    *,
+    dtype: torch.dtype | None = ...,
+    backward: bool | None = ...,
+) -> Explanation: ...
+def explain(
+    x: Tensor | Sequence[int] | InductorOptions,
+    weight: Any = None,
     bias: Tensor | Sequence[int] | None = None,
     activation: str | None = None,
     *,
     dtype: torch.dtype | None = None,
     backward: bool | None = None,
-) -> Explanation:
+) -> Explanation | InductorReport:
     """Say which kernel ``fusedops.linear(x, weight, bias, activation)`` takes, and why.
 
     Nothing is computed. The report names the kernel, its tile, schedule, cluster, splits and tile
@@ -118,7 +133,8 @@ def explain(
     ``requires_grad`` count as they would in the call.
 
     Args:
-        x: Input (..., K): a tensor on any device, a fake or meta tensor, or a shape.
+        x: Input (..., K): a tensor on any device, a fake or meta tensor, or a shape. Or, alone,
+            what `fusedops.inductor` gave: the report is then that of its graph pass.
         weight: Weight (N, K), likewise.
         bias: Bias (N,), likewise, or None.
         activation: As in `fusedops.linear`.
@@ -139,6 +155,8 @@ def explain(
         >>> print(fusedops.explain(x, weight, bias, "gelu"))
         >>> print(fusedops.explain((8192, 1024), (4096, 1024), backward=True))
     """
+    if isinstance(x, InductorOptions):
+        return x.report
     code = activation_code(activation, op="explain")
     tensors = [_as_tensor(name, t, dtype) for name, t in (("x", x), ("weight", weight))]
     bias_tensor = None if bias is None else _as_tensor("bias", bias, dtype)

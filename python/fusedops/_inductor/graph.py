@@ -251,16 +251,14 @@ class Joint:
 
     def sizes_of(self, node: Node) -> list[Any] | None:
         """A node's shape as arguments of a view; None where the graph has no node for a size."""
-        shape = shape_of(node)
-        if all(isinstance(size, int) for size in shape):
-            return list(shape)
-        return self._views.get(tuple(map(str, shape)))
+        sizes = [s if isinstance(s, int) else self._sizes.get(str(s), -1) for s in shape_of(node)]
+        return sizes if sizes.count(-1) < 2 else None
 
     @functools.cached_property
-    def _views(self) -> dict[tuple[str, ...], list[Any]]:
-        """The size arguments of the graph's views, by the shape that they make."""
-        views = (n for n in self.nodes if is_call(n, *VIEWS) and -1 not in n.args[1])
-        return {tuple(map(str, shape_of(n))): list(n.args[1]) for n in reversed(list(views))}
+    def _sizes(self) -> dict[str, Node]:
+        """The nodes of symbolic sizes, the first of each."""
+        found = (n for n in reversed(self.nodes) if isinstance(value(n), torch.SymInt))
+        return {str(value(n)): n for n in found}
 
     @functools.cached_property
     def effects(self) -> list[Node]:

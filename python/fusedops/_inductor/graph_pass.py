@@ -70,8 +70,9 @@ class _Rewriter:
         self.reasons: dict[Node, str] = {}  # why a product stays
 
     def run(self) -> None:
-        # Blocks first: a block is more than its layers
-        self.each(lambda j: j.forward_products, find_block)
+        # Blocks first: a block is more than its layers. From the end: behind the last of some
+        # layers stands no activation, which a block could not take.
+        self.each(lambda j: j.forward_products[::-1], find_block)
         self.each(lambda j: j.forward_products, find_layer)
         self.each(lambda j: j.backward_products, find_weight_gradient)
         for product in self.joint.forward_products:
