@@ -16,42 +16,21 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from . import _C  # noqa: F401  (registers torch.ops.fusedops)
 from ._autocast import cast_weight
+from ._autograd_shared import _eager_apply
 from ._compose import compose_dz, compose_linear_backward, no_autocast
 from ._main_grad import accumulate, main_grad_owner
 from .activation import SAVES_OUTPUT, SAVES_PREACT
 
 _ops = torch.ops.fusedops
-_functorch_active = torch._C._are_functorch_transforms_active
 _linear = _ops.linear.default
 _linear_preact = _ops.linear_preact.default
 _linear_backward = _ops.linear_backward.default
 _matmul = _ops.matmul.default
 _matmul_preact = _ops.matmul_preact.default
 _act_backward_bias_grad = _ops.act_backward_bias_grad.default
-
-
-def sees_torch_functions_only() -> bool:
-    """Whether a torch.func transform or forward-mode AD is active, which our ops are opaque to."""
-    return bool(_functorch_active() or forward_ad._current_level >= 0)
-
-
-def distinct(*arguments: Any) -> tuple[Any, ...]:
-    """The arguments of a Function, with views in place of repeated tensors under torch.compile.
-
-    Dynamo makes one input of a tensor that comes twice, which loses a part of its gradient (pytorch
-    #181146).
-    """
-    if not torch.compiler.is_dynamo_compiling():
-        return arguments
-    found: list[Any] = []
-    for t in arguments:
-        repeated = isinstance(t, Tensor) and any(t is other for other in found)
-        found.append(t.view_as(t) if repeated else t)
-    return tuple(found)
 
 
 def _placeholder(like: Tensor, shape: torch.Size) -> Tensor:
@@ -189,11 +168,6 @@ class MatmulFunction(torch.autograd.Function):
         if need_b:
             db = _matmul(a.t(), dz, None, 0, allow_tf32)
         return da, db, dbias if need_bias else None, None, None
-
-
-def _eager_apply(function: type[torch.autograd.Function]) -> Any:
-    """function.apply without its Python wrapper, which costs 2 us of a call's 6."""
-    return super(torch.autograd.Function, function).apply
 
 
 # NOTE: not for Dynamo, which knows Functions by Function.apply.

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from . import _fakes  # noqa: F401  (registers the fakes)
 from ._autocast import cast
-from ._autograd import _eager_apply
+from ._autograd_shared import _eager_apply
 from ._compose import no_autocast
 from ._main_grad import deliver, main_grad_owner
 from .cross_entropy import REDUCTIONS

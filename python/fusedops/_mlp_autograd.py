@@ -19,7 +19,7 @@ from torch import Tensor
 
 from . import _C  # noqa: F401  (registers torch.ops.fusedops)
 from ._autocast import cast_weight
-from ._autograd import _eager_apply
+from ._autograd_shared import _eager_apply
 from ._compose import activate, no_autocast
 from ._main_grad import accumulate, deliver, delivered, main_grad_owner, target
 from .activation import SAVES_PREACT

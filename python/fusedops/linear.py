@@ -8,14 +8,8 @@ from torch import Tensor
 
 from . import _fakes  # noqa: F401  (registers the fakes)
 from ._autocast import cast, cast_weight
-from ._autograd import (
-    LinearFunction,
-    MatmulFunction,
-    distinct,
-    linear_eager,
-    matmul_eager,
-    sees_torch_functions_only,
-)
+from ._autograd import LinearFunction, MatmulFunction, linear_eager, matmul_eager
+from ._autograd_shared import distinct, sees_torch_functions_only
 from ._checks import raise_not_tensor
 from ._compose import activate
 from ._main_grad import main_grad_owner

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ._autocast import cast
-from ._autograd import distinct, sees_torch_functions_only
+from ._autograd_shared import distinct, sees_torch_functions_only
 from ._calls import public
 from ._checks import raise_not_tensor
 from ._linear_cross_entropy_autograd import (

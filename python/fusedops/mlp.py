@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from . import _fakes  # noqa: F401  (registers the fakes)
 from ._autocast import cast, cast_weight
-from ._autograd import distinct, sees_torch_functions_only
+from ._autograd_shared import distinct, sees_torch_functions_only
 from ._calls import public
 from ._checks import check_tensors
 from ._compose import activate

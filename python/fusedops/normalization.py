@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import _fakes  # noqa: F401  (registers the fakes)
-from ._autograd import _eager_apply, distinct, sees_torch_functions_only
+from ._autograd_shared import _eager_apply, distinct, sees_torch_functions_only
 from ._calls import public
 from ._checks import check_tensors
 from ._compose import no_autocast

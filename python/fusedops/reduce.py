@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from . import _fakes  # noqa: F401  (registers the fakes)
-from ._autograd import sees_torch_functions_only
+from ._autograd_shared import sees_torch_functions_only
 from ._calls import as_dtype, as_int, public, shown
 from ._checks import raise_not_tensor
 from ._reduce_autograd import (

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from . import _fakes, reference  # noqa: F401  (registers the fakes)
-from ._autograd import sees_torch_functions_only
+from ._autograd_shared import sees_torch_functions_only
 from ._calls import as_dtype, as_int, public
 from ._checks import raise_not_tensor
 

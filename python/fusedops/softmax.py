@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import _fakes  # noqa: F401  (registers the fakes)
-from ._autograd import _eager_apply, sees_torch_functions_only
+from ._autograd_shared import _eager_apply, sees_torch_functions_only
 from ._calls import as_dtype, as_int, public
 from ._checks import raise_not_tensor
 from ._compose import no_autocast

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from . import _fakes  # noqa: F401  (registers the fakes)
-from ._autograd import distinct, sees_torch_functions_only
+from ._autograd_shared import distinct, sees_torch_functions_only
 from ._calls import public
 from ._checks import raise_not_tensor
 from .reference import stencil as _torch_stencil
