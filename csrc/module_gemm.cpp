@@ -1,14 +1,14 @@
-#include "module_gemm.h"
+#include "csrc/module_gemm.h"
 
 #include <pybind11/stl.h>
 
 #include <string>
 #include <vector>
 
-#include "cuda/narrow_plan.h"
-#include "cutlass/operands.h"
-#include "cutlass/tile_sharing.h"
-#include "cutlass/tuned_plans.h"
+#include "csrc/cuda/narrow_plan.h"
+#include "csrc/cutlass/operands.h"
+#include "csrc/cutlass/tile_sharing.h"
+#include "csrc/cutlass/tuned_plans.h"
 
 namespace py = pybind11;
 using namespace py::literals;

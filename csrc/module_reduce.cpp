@@ -1,10 +1,10 @@
-#include "module_reduce.h"
+#include "csrc/module_reduce.h"
 
 #include <pybind11/stl.h>
 
 #include <vector>
 
-#include "cuda/reduce_plan.h"
+#include "csrc/cuda/reduce_plan.h"
 
 namespace py = pybind11;
 using namespace py::literals;

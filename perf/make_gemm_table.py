@@ -51,7 +51,7 @@ TEMPLATE = """// Written by perf/make_gemm_table.py from {source}: do not edit.
 // activation that costs more than relu.
 #pragma once
 
-#include "cutlass/config.h"
+#include "csrc/cutlass/config.h"
 
 namespace fusedops {{
 

@@ -4,9 +4,9 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "common/cloud.h"
-#include "common/dtype.h"
-#include "common/vec.cuh"
+#include "csrc/common/cloud.h"
+#include "csrc/common/dtype.h"
+#include "csrc/common/vec.cuh"
 
 namespace fusedops {
 

@@ -6,8 +6,8 @@
 
 #include <optional>
 
-#include "common/cloud.h"
-#include "common/tensor_check.h"
+#include "csrc/common/cloud.h"
+#include "csrc/common/tensor_check.h"
 
 namespace fusedops {
 

@@ -3,8 +3,8 @@
 // column_sum_kernel adds the partial rows in order.
 #pragma once
 
-#include "common/pdl.cuh"
-#include "common/vec.cuh"
+#include "csrc/common/pdl.cuh"
+#include "csrc/common/vec.cuh"
 
 namespace fusedops {
 

@@ -4,7 +4,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "common/dtype.h"
+#include "csrc/common/dtype.h"
 
 namespace fusedops {
 

@@ -15,8 +15,8 @@
 #include <stdexcept>
 #include <type_traits>
 
-#include "common/activation.h"
-#include "common/dtype.h"
+#include "csrc/common/activation.h"
+#include "csrc/common/dtype.h"
 
 namespace fusedops {
 

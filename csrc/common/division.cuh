@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "common/int_math.h"
+#include "csrc/common/int_math.h"
 
 namespace fusedops {
 

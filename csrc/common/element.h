@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "common/dispatch.h"
+#include "csrc/common/dispatch.h"
 
 namespace fusedops {
 

@@ -3,8 +3,8 @@
 
 #include <optional>
 
-#include "common/element.h"
-#include "common/tensor_check.h"
+#include "csrc/common/element.h"
+#include "csrc/common/tensor_check.h"
 
 namespace fusedops {
 

@@ -8,9 +8,9 @@
 #include <span>
 #include <vector>
 
-#include "common/element_check.h"
-#include "common/iteration_space.h"
-#include "common/linear_check.h"
+#include "csrc/common/element_check.h"
+#include "csrc/common/iteration_space.h"
+#include "csrc/common/linear_check.h"
 
 namespace fusedops {
 

@@ -3,8 +3,8 @@
 
 #include <limits>
 
-#include "common/cloud_check.h"
-#include "common/fps_problem.h"
+#include "csrc/common/cloud_check.h"
+#include "csrc/common/fps_problem.h"
 
 namespace fusedops::fps {
 

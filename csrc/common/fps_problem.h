@@ -1,8 +1,8 @@
 // Furthest point sampling as the CPU and every kernel sees it: plain data, no torch.
 #pragma once
 
-#include "common/cloud.h"
-#include "common/dtype.h"
+#include "csrc/common/cloud.h"
+#include "csrc/common/dtype.h"
 
 namespace fusedops::fps {
 

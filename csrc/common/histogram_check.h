@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "common/element_check.h"
+#include "csrc/common/element_check.h"
 
 namespace fusedops {
 

@@ -3,8 +3,8 @@
 
 #include <optional>
 
-#include "common/activation.h"
-#include "common/tensor_check.h"
+#include "csrc/common/activation.h"
+#include "csrc/common/tensor_check.h"
 
 namespace fusedops {
 

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "common/cloud.h"
+#include "csrc/common/cloud.h"
 
 namespace fusedops {
 

@@ -4,9 +4,9 @@
 
 #include <vector>
 
-#include "common/cloud_check.h"
-#include "common/neighbours.h"
-#include "common/point_grid.h"
+#include "csrc/common/cloud_check.h"
+#include "csrc/common/neighbours.h"
+#include "csrc/common/point_grid.h"
 
 namespace fusedops {
 

@@ -12,7 +12,7 @@
 
 #include <cstdint>
 
-#include "common/cloud.h"
+#include "csrc/common/cloud.h"
 
 namespace fusedops {
 

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "common/element.h"
+#include "csrc/common/element.h"
 
 namespace fusedops {
 

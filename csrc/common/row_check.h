@@ -3,7 +3,7 @@
 
 #include <optional>
 
-#include "common/tensor_check.h"
+#include "csrc/common/tensor_check.h"
 
 namespace fusedops {
 

@@ -3,7 +3,7 @@
 
 #include <torch/csrc/stable/ops.h>
 
-#include "common/element_check.h"
+#include "csrc/common/element_check.h"
 
 namespace fusedops {
 

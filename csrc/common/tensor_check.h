@@ -9,7 +9,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "common/dtype.h"
+#include "csrc/common/dtype.h"
 
 namespace fusedops {
 

@@ -1,9 +1,9 @@
 // dz = dy * act'(saved) and dbias = dz summed over rows, on the CPU.
 #include <tuple>
 
-#include "common/op_boundary.h"
-#include "cpu/activation.h"
-#include "cpu/aten.h"
+#include "csrc/common/op_boundary.h"
+#include "csrc/cpu/activation.h"
+#include "csrc/cpu/aten.h"
 
 namespace fusedops::cpu {
 namespace {

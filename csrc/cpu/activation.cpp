@@ -1,11 +1,11 @@
-#include "cpu/activation.h"
+#include "csrc/cpu/activation.h"
 
 #include <cmath>
 
-#include "common/dispatch.h"
-#include "cpu/aten.h"
-#include "cpu/host_types.h"
-#include "cpu/pointwise.h"
+#include "csrc/common/dispatch.h"
+#include "csrc/cpu/aten.h"
+#include "csrc/cpu/host_types.h"
+#include "csrc/cpu/pointwise.h"
 
 namespace fusedops::cpu {
 namespace {

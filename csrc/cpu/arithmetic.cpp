@@ -1,9 +1,9 @@
 // add, fma, square, relu and their out variants on the CPU. Integers wrap around.
 #include <cmath>
 
-#include "common/op_boundary.h"
-#include "cpu/element_types.h"
-#include "cpu/elementwise.h"
+#include "csrc/common/op_boundary.h"
+#include "csrc/cpu/element_types.h"
+#include "csrc/cpu/elementwise.h"
 
 namespace fusedops::cpu {
 namespace {

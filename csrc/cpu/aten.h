@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "common/tensor_check.h"
+#include "csrc/common/tensor_check.h"
 
 namespace fusedops::cpu {
 

@@ -2,8 +2,8 @@
 #include <tuple>
 #include <vector>
 
-#include "common/op_boundary.h"
-#include "cpu/rows.h"
+#include "csrc/common/op_boundary.h"
+#include "csrc/cpu/rows.h"
 
 namespace fusedops::cpu {
 namespace {

@@ -1,9 +1,9 @@
 // bias_dropout_residual, its out variant and its backward on the CPU; the mask is the GPU's.
 #include <tuple>
 
-#include "common/op_boundary.h"
-#include "common/philox.h"
-#include "cpu/elementwise.h"
+#include "csrc/common/op_boundary.h"
+#include "csrc/common/philox.h"
+#include "csrc/cpu/elementwise.h"
 
 namespace fusedops::cpu {
 namespace {

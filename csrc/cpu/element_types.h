@@ -1,9 +1,9 @@
 // What an Element is on the host.
 #pragma once
 
-#include "common/element.h"
-#include "common/tensor_check.h"
-#include "cpu/host_types.h"
+#include "csrc/common/element.h"
+#include "csrc/common/tensor_check.h"
+#include "csrc/cpu/host_types.h"
 
 namespace fusedops::cpu {
 

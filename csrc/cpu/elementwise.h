@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <array>
 
-#include "common/elementwise_check.h"
-#include "cpu/aten.h"
-#include "cpu/host_types.h"
-#include "cpu/pointwise.h"
+#include "csrc/common/elementwise_check.h"
+#include "csrc/cpu/aten.h"
+#include "csrc/cpu/host_types.h"
+#include "csrc/cpu/pointwise.h"
 
 namespace fusedops::cpu {
 

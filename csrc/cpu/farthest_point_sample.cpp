@@ -8,11 +8,11 @@
 #include <numeric>
 #include <vector>
 
-#include "common/dispatch.h"
-#include "common/fps_check.h"
-#include "common/op_boundary.h"
-#include "cpu/aten.h"
-#include "cpu/pointwise.h"
+#include "csrc/common/dispatch.h"
+#include "csrc/common/fps_check.h"
+#include "csrc/common/op_boundary.h"
+#include "csrc/cpu/aten.h"
+#include "csrc/cpu/pointwise.h"
 
 namespace fusedops::cpu {
 namespace {

@@ -1,8 +1,8 @@
 // gated_mlp and its backward on the CPU.
 #include <tuple>
 
-#include "common/op_boundary.h"
-#include "cpu/mlp_parts.h"
+#include "csrc/common/op_boundary.h"
+#include "csrc/cpu/mlp_parts.h"
 
 namespace fusedops::cpu {
 namespace {

@@ -1,11 +1,11 @@
 // bincount and histogram on the CPU.
 #include <algorithm>
 
-#include "common/histogram_check.h"
-#include "common/histogram_range.h"
-#include "common/op_boundary.h"
-#include "cpu/aten.h"
-#include "cpu/element_types.h"
+#include "csrc/common/histogram_check.h"
+#include "csrc/common/histogram_range.h"
+#include "csrc/common/op_boundary.h"
+#include "csrc/cpu/aten.h"
+#include "csrc/cpu/element_types.h"
 
 namespace fusedops::cpu {
 namespace {

@@ -4,7 +4,7 @@
 #include <torch/headeronly/util/BFloat16.h>
 #include <torch/headeronly/util/Half.h>
 
-#include "common/dtype.h"
+#include "csrc/common/dtype.h"
 
 namespace fusedops::cpu {
 

@@ -1,8 +1,8 @@
 // point_grid, knn and knn_backward on the CPU.
 #include <tuple>
 
-#include "common/op_boundary.h"
-#include "cpu/neighbours.h"
+#include "csrc/common/op_boundary.h"
+#include "csrc/cpu/neighbours.h"
 
 namespace fusedops::cpu {
 namespace {

@@ -1,9 +1,9 @@
 // linear and matmul on the CPU: ATen's GEMM, then the activation in place, then one rounding.
 #include <tuple>
 
-#include "common/op_boundary.h"
-#include "cpu/activation.h"
-#include "cpu/aten.h"
+#include "csrc/common/op_boundary.h"
+#include "csrc/cpu/activation.h"
+#include "csrc/cpu/aten.h"
 
 namespace fusedops::cpu {
 namespace {

@@ -1,10 +1,10 @@
 // Gradients of linear on the CPU: dz and dbias, then ATen's GEMM for dx and dweight.
 #include <tuple>
 
-#include "common/op_boundary.h"
-#include "cpu/activation.h"
-#include "cpu/aten.h"
-#include "cpu/mlp_parts.h"
+#include "csrc/common/op_boundary.h"
+#include "csrc/cpu/activation.h"
+#include "csrc/cpu/aten.h"
+#include "csrc/cpu/mlp_parts.h"
 
 namespace fusedops::cpu {
 namespace {

@@ -4,10 +4,10 @@
 #include <tuple>
 #include <vector>
 
-#include "common/linear_cross_entropy_check.h"
-#include "common/op_boundary.h"
-#include "cpu/mlp_parts.h"
-#include "cpu/rows.h"
+#include "csrc/common/linear_cross_entropy_check.h"
+#include "csrc/common/op_boundary.h"
+#include "csrc/cpu/mlp_parts.h"
+#include "csrc/cpu/rows.h"
 
 namespace fusedops::cpu {
 namespace {

@@ -1,8 +1,8 @@
 // mlp and the backward of its second product on the CPU.
 #include <tuple>
 
-#include "common/op_boundary.h"
-#include "cpu/mlp_parts.h"
+#include "csrc/common/op_boundary.h"
+#include "csrc/cpu/mlp_parts.h"
 
 namespace fusedops::cpu {
 namespace {

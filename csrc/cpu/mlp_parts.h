@@ -3,9 +3,9 @@
 
 #include <vector>
 
-#include "common/mlp_check.h"
-#include "cpu/activation.h"
-#include "cpu/aten.h"
+#include "csrc/common/mlp_check.h"
+#include "csrc/cpu/activation.h"
+#include "csrc/cpu/aten.h"
 
 namespace fusedops::cpu {
 

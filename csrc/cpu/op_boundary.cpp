@@ -1,4 +1,4 @@
-#include "common/op_boundary.h"
+#include "csrc/common/op_boundary.h"
 
 #include <iostream>
 #include <stdexcept>

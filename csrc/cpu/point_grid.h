@@ -9,10 +9,10 @@
 #include <utility>
 #include <vector>
 
-#include "common/dispatch.h"
-#include "common/neighbours_check.h"
-#include "cpu/aten.h"
-#include "cpu/host_types.h"
+#include "csrc/common/dispatch.h"
+#include "csrc/common/neighbours_check.h"
+#include "csrc/cpu/aten.h"
+#include "csrc/cpu/host_types.h"
 
 namespace fusedops::cpu {
 

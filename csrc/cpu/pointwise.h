@@ -3,7 +3,7 @@
 
 #include <torch/csrc/stable/ops.h>
 
-#include "cpu/host_types.h"
+#include "csrc/cpu/host_types.h"
 
 namespace fusedops::cpu {
 

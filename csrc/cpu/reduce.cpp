@@ -4,11 +4,11 @@
 #include <numeric>
 #include <tuple>
 
-#include "common/dispatch.h"
-#include "common/op_boundary.h"
-#include "common/reduce_check.h"
-#include "cpu/aten.h"
-#include "cpu/pointwise.h"
+#include "csrc/common/dispatch.h"
+#include "csrc/common/op_boundary.h"
+#include "csrc/common/reduce_check.h"
+#include "csrc/cpu/aten.h"
+#include "csrc/cpu/pointwise.h"
 
 namespace fusedops::cpu {
 namespace {

@@ -5,10 +5,10 @@
 #include <cmath>
 #include <limits>
 
-#include "common/dispatch.h"
-#include "common/row_check.h"
-#include "cpu/aten.h"
-#include "cpu/pointwise.h"
+#include "csrc/common/dispatch.h"
+#include "csrc/common/row_check.h"
+#include "csrc/cpu/aten.h"
+#include "csrc/cpu/pointwise.h"
 
 namespace fusedops::cpu {
 

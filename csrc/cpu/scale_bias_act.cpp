@@ -1,9 +1,9 @@
 // scale_bias_act, its out variant and its backward on the CPU: in fp32 (fp64), rounded once.
 #include <tuple>
 
-#include "common/op_boundary.h"
-#include "cpu/activation.h"
-#include "cpu/elementwise.h"
+#include "csrc/common/op_boundary.h"
+#include "csrc/cpu/activation.h"
+#include "csrc/cpu/elementwise.h"
 
 namespace fusedops::cpu {
 namespace {

@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <tuple>
 
-#include "common/op_boundary.h"
-#include "common/scan_check.h"
-#include "cpu/aten.h"
-#include "cpu/element_types.h"
-#include "cpu/pointwise.h"
+#include "csrc/common/op_boundary.h"
+#include "csrc/common/scan_check.h"
+#include "csrc/cpu/aten.h"
+#include "csrc/cpu/element_types.h"
+#include "csrc/cpu/pointwise.h"
 
 namespace fusedops::cpu {
 namespace {

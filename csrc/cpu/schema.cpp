@@ -6,17 +6,17 @@
 #include <span>
 #include <string>
 
-#include "common/tensor_check.h"
-#include "cpu/schema/elementwise.h"
-#include "cpu/schema/gemm.h"
-#include "cpu/schema/mlp.h"
-#include "cpu/schema/neighbours.h"
-#include "cpu/schema/points.h"
-#include "cpu/schema/reduce.h"
-#include "cpu/schema/rows.h"
-#include "cpu/schema/scan.h"
-#include "cpu/schema/stencil.h"
-#include "cpu/schema/template.h"
+#include "csrc/common/tensor_check.h"
+#include "csrc/cpu/schema/elementwise.h"
+#include "csrc/cpu/schema/gemm.h"
+#include "csrc/cpu/schema/mlp.h"
+#include "csrc/cpu/schema/neighbours.h"
+#include "csrc/cpu/schema/points.h"
+#include "csrc/cpu/schema/reduce.h"
+#include "csrc/cpu/schema/rows.h"
+#include "csrc/cpu/schema/scan.h"
+#include "csrc/cpu/schema/stencil.h"
+#include "csrc/cpu/schema/template.h"
 
 namespace fusedops {
 namespace {

@@ -1,6 +1,6 @@
 // softmax, log_softmax and their gradient on the CPU.
-#include "common/op_boundary.h"
-#include "cpu/rows.h"
+#include "csrc/common/op_boundary.h"
+#include "csrc/cpu/rows.h"
 
 namespace fusedops::cpu {
 namespace {

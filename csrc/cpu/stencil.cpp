@@ -3,11 +3,11 @@
 #include <tuple>
 #include <vector>
 
-#include "common/dispatch.h"
-#include "common/op_boundary.h"
-#include "common/stencil_check.h"
-#include "cpu/aten.h"
-#include "cpu/pointwise.h"
+#include "csrc/common/dispatch.h"
+#include "csrc/common/op_boundary.h"
+#include "csrc/common/stencil_check.h"
+#include "csrc/cpu/aten.h"
+#include "csrc/cpu/pointwise.h"
 
 namespace fusedops::cpu {
 namespace {

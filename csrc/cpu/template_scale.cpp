@@ -1,9 +1,9 @@
 // The template op on the CPU: what csrc/cuda/template_scale.cu does, without a device.
-#include "common/dispatch.h"
-#include "common/op_boundary.h"
-#include "common/tensor_check.h"
-#include "cpu/aten.h"
-#include "cpu/pointwise.h"
+#include "csrc/common/dispatch.h"
+#include "csrc/common/op_boundary.h"
+#include "csrc/common/tensor_check.h"
+#include "csrc/cpu/aten.h"
+#include "csrc/cpu/pointwise.h"
 
 namespace fusedops::cpu {
 namespace {

@@ -3,10 +3,10 @@
 #include <numeric>
 #include <tuple>
 
-#include "common/op_boundary.h"
-#include "common/topk_check.h"
-#include "cpu/aten.h"
-#include "cpu/element_types.h"
+#include "csrc/common/op_boundary.h"
+#include "csrc/common/topk_check.h"
+#include "csrc/cpu/aten.h"
+#include "csrc/cpu/element_types.h"
 
 namespace fusedops::cpu {
 namespace {

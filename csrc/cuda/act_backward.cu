@@ -1,7 +1,7 @@
-#include "common/device_types.cuh"
-#include "common/dispatch.h"
-#include "cuda/act_backward.cuh"
-#include "cuda/act_backward.h"
+#include "csrc/common/device_types.cuh"
+#include "csrc/common/dispatch.h"
+#include "csrc/cuda/act_backward.cuh"
+#include "csrc/cuda/act_backward.h"
 
 namespace fusedops {
 namespace {

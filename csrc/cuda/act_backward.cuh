@@ -3,8 +3,8 @@
 // fp32, from dz before it is rounded.
 #pragma once
 
-#include "common/column_sums.cuh"
-#include "cuda/activation_gradient.cuh"
+#include "csrc/common/column_sums.cuh"
+#include "csrc/cuda/activation_gradient.cuh"
 
 namespace fusedops {
 

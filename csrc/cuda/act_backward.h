@@ -1,7 +1,7 @@
 // Host face of act_backward.cuh: raw pointers, sizes and a stream.
 #pragma once
 
-#include "cutlass/gemm.h"
+#include "csrc/cutlass/gemm.h"
 
 namespace fusedops {
 

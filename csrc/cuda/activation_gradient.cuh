@@ -1,7 +1,7 @@
 // dy * act'(.) from what forward saved (see saved_for_backward).
 #pragma once
 
-#include "cutlass/activation.cuh"
+#include "csrc/cutlass/activation.cuh"
 
 namespace fusedops {
 

@@ -1,10 +1,10 @@
 // add, fma, square, relu and their out variants on CUDA.
 #include <concepts>
 
-#include "common/op_boundary.h"
-#include "cuda/arithmetic.cuh"
-#include "cuda/element_types.cuh"
-#include "cuda/elementwise_host.h"
+#include "csrc/common/op_boundary.h"
+#include "csrc/cuda/arithmetic.cuh"
+#include "csrc/cuda/element_types.cuh"
+#include "csrc/cuda/elementwise_host.h"
 
 namespace fusedops::cuda {
 namespace {

@@ -2,9 +2,9 @@
 // A warp walks a cloud 32 points at a time for Q queries; pairs within the bound are measured.
 #pragma once
 
-#include "cuda/ball_output.cuh"
-#include "cuda/grid_search.cuh"
-#include "cuda/pair_bound.cuh"
+#include "csrc/cuda/ball_output.cuh"
+#include "csrc/cuda/grid_search.cuh"
+#include "csrc/cuda/pair_bound.cuh"
 
 namespace fusedops {
 

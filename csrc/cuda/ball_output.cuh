@@ -1,7 +1,7 @@
 // Where the neighbours within a radius go, and how a warp writes one query's.
 #pragma once
 
-#include "cuda/neighbours.cuh"
+#include "csrc/cuda/neighbours.cuh"
 
 namespace fusedops {
 

@@ -4,13 +4,13 @@
 
 #include <tuple>
 
-#include "common/device_types.cuh"
-#include "common/dispatch.h"
-#include "common/op_boundary.h"
-#include "cuda/ball_brute.cuh"
-#include "cuda/ball_query.cuh"
-#include "cuda/monotone_offsets.h"
-#include "cuda/neighbour_output.cuh"
+#include "csrc/common/device_types.cuh"
+#include "csrc/common/dispatch.h"
+#include "csrc/common/op_boundary.h"
+#include "csrc/cuda/ball_brute.cuh"
+#include "csrc/cuda/ball_query.cuh"
+#include "csrc/cuda/monotone_offsets.h"
+#include "csrc/cuda/neighbour_output.cuh"
 
 namespace fusedops::cuda {
 namespace {

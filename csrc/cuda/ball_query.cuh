@@ -3,8 +3,8 @@
 // nothing, and stops when every query it serves is full.
 #pragma once
 
-#include "cuda/ball_output.cuh"
-#include "cuda/grid_search.cuh"
+#include "csrc/cuda/ball_output.cuh"
+#include "csrc/cuda/grid_search.cuh"
 
 namespace fusedops {
 

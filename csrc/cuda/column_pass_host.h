@@ -6,8 +6,8 @@
 #include <optional>
 #include <vector>
 
-#include "common/launch.h"
-#include "cuda/column_pass.cuh"
+#include "csrc/common/launch.h"
+#include "csrc/cuda/column_pass.cuh"
 
 namespace fusedops::cuda {
 

@@ -7,12 +7,12 @@
 #include <tuple>
 #include <type_traits>
 
-#include "common/device_types.cuh"
-#include "common/dispatch.h"
-#include "common/op_boundary.h"
-#include "common/row_check.h"
-#include "cuda/cross_entropy_backward.cuh"
-#include "cuda/row_plan.h"
+#include "csrc/common/device_types.cuh"
+#include "csrc/common/dispatch.h"
+#include "csrc/common/op_boundary.h"
+#include "csrc/common/row_check.h"
+#include "csrc/cuda/cross_entropy_backward.cuh"
+#include "csrc/cuda/row_plan.h"
 
 namespace fusedops::cuda {
 namespace {

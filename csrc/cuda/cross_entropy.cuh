@@ -8,8 +8,8 @@
 // with any other it costs another read and write of it.
 #pragma once
 
-#include "cuda/row_direct.cuh"
-#include "cuda/softmax.cuh"
+#include "csrc/cuda/row_direct.cuh"
+#include "csrc/cuda/softmax.cuh"
 
 namespace fusedops {
 

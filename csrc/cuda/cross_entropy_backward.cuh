@@ -1,7 +1,7 @@
 // The gradient of cross entropy: tiles of rows, read and written once.
 #pragma once
 
-#include "cuda/cross_entropy.cuh"
+#include "csrc/cuda/cross_entropy.cuh"
 
 namespace fusedops {
 

@@ -1,11 +1,11 @@
 // bias_dropout_residual, its out variant and its backward on CUDA.
 #include <tuple>
 
-#include "common/device_types.cuh"
-#include "common/op_boundary.h"
-#include "cuda/column_pass_host.h"
-#include "cuda/dropout.cuh"
-#include "cuda/elementwise_host.h"
+#include "csrc/common/device_types.cuh"
+#include "csrc/common/op_boundary.h"
+#include "csrc/cuda/column_pass_host.h"
+#include "csrc/cuda/dropout.cuh"
+#include "csrc/cuda/elementwise_host.h"
 
 namespace fusedops::cuda {
 namespace {

@@ -2,9 +2,9 @@
 // the pass with column sums. The mask is recomputed from seed and position (common/philox.h).
 #pragma once
 
-#include "common/philox.h"
-#include "cuda/column_pass.cuh"
-#include "cuda/elementwise.cuh"
+#include "csrc/common/philox.h"
+#include "csrc/cuda/column_pass.cuh"
+#include "csrc/cuda/elementwise.cuh"
 
 namespace fusedops {
 

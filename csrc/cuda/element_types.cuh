@@ -1,8 +1,8 @@
 // What an Element is on the device.
 #pragma once
 
-#include "common/device_types.cuh"
-#include "common/element.h"
+#include "csrc/common/device_types.cuh"
+#include "csrc/common/element.h"
 
 namespace fusedops {
 

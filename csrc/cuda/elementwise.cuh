@@ -18,8 +18,8 @@
 
 #include <type_traits>
 
-#include "cuda/elementwise_lines.cuh"
-#include "cuda/elementwise_strided.cuh"
+#include "csrc/cuda/elementwise_lines.cuh"
+#include "csrc/cuda/elementwise_strided.cuh"
 
 namespace fusedops {
 

@@ -4,9 +4,9 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
-#include "common/elementwise_check.h"
-#include "common/launch.h"
-#include "cuda/elementwise.cuh"
+#include "csrc/common/elementwise_check.h"
+#include "csrc/common/launch.h"
+#include "csrc/cuda/elementwise.cuh"
 
 namespace fusedops::cuda {
 

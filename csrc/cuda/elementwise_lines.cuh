@@ -1,8 +1,8 @@
 // The elementwise kernel for lines of 16-byte accesses (see elementwise.cuh).
 #pragma once
 
-#include "common/pdl.cuh"
-#include "cuda/elementwise_problem.cuh"
+#include "csrc/common/pdl.cuh"
+#include "csrc/cuda/elementwise_problem.cuh"
 
 namespace fusedops {
 

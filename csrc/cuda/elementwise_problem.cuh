@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <array>
 
-#include "common/cache_hint.cuh"
-#include "common/division.cuh"
-#include "common/iteration_space.h"
-#include "common/vec.cuh"
+#include "csrc/common/cache_hint.cuh"
+#include "csrc/common/division.cuh"
+#include "csrc/common/iteration_space.h"
+#include "csrc/common/vec.cuh"
 
 namespace fusedops {
 

@@ -2,10 +2,10 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
-#include "common/fps_check.h"
-#include "common/launch.h"
-#include "common/op_boundary.h"
-#include "cuda/fps_plan.cuh"
+#include "csrc/common/fps_check.h"
+#include "csrc/common/launch.h"
+#include "csrc/common/op_boundary.h"
+#include "csrc/cuda/fps_plan.cuh"
 
 namespace fusedops::cuda {
 namespace {

@@ -8,9 +8,9 @@
 // memory: fps_stream.cuh.
 #pragma once
 
-#include "common/cloud.cuh"
-#include "common/fps_problem.h"
-#include "cuda/fps_argmax.cuh"
+#include "csrc/common/cloud.cuh"
+#include "csrc/common/fps_problem.h"
+#include "csrc/cuda/fps_argmax.cuh"
 
 namespace fusedops::fps {
 

@@ -1,11 +1,11 @@
 // Launches of feature_knn.cuh.
 #include <algorithm>
 
-#include "common/device_types.cuh"
-#include "common/dispatch.h"
-#include "common/shared_memory.cuh"
-#include "cuda/feature_knn.cuh"
-#include "cuda/neighbour_output.cuh"
+#include "csrc/common/device_types.cuh"
+#include "csrc/common/dispatch.h"
+#include "csrc/common/shared_memory.cuh"
+#include "csrc/cuda/feature_knn.cuh"
+#include "csrc/cuda/neighbour_output.cuh"
 
 namespace fusedops::cuda {
 namespace {

@@ -11,7 +11,7 @@
 // One block serves 64 queries, a warp 16; tiles of 64 points stream through shared memory.
 #pragma once
 
-#include "cuda/feature_rows.cuh"
+#include "csrc/cuda/feature_rows.cuh"
 
 namespace fusedops {
 

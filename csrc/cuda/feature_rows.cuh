@@ -4,7 +4,7 @@
 
 #include <cuda_bf16.h>
 
-#include "cuda/neighbours.cuh"
+#include "csrc/cuda/neighbours.cuh"
 
 namespace fusedops {
 

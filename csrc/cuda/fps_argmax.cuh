@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <limits>
 
-#include "common/fps_problem.h"
+#include "csrc/common/fps_problem.h"
 
 namespace fusedops::fps {
 

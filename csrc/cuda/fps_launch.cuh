@@ -3,10 +3,10 @@
 
 #include <algorithm>
 
-#include "common/dispatch.h"
-#include "common/shared_memory.cuh"
-#include "cuda/farthest_point_sample.cuh"
-#include "cuda/fps_stream.cuh"
+#include "csrc/common/dispatch.h"
+#include "csrc/common/shared_memory.cuh"
+#include "csrc/cuda/farthest_point_sample.cuh"
+#include "csrc/cuda/fps_stream.cuh"
 
 namespace fusedops::fps {
 

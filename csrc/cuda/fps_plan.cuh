@@ -7,9 +7,9 @@
 #include <limits>
 #include <mutex>
 
-#include "common/grid_limits.h"
-#include "common/int_math.h"
-#include "cuda/fps_launch.cuh"
+#include "csrc/common/grid_limits.h"
+#include "csrc/common/int_math.h"
+#include "csrc/cuda/fps_launch.cuh"
 
 namespace fusedops::fps {
 

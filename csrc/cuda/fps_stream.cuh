@@ -2,9 +2,9 @@
 // the points are laid out once by dimension and stream through global memory at every step.
 #pragma once
 
-#include "common/cloud.cuh"
-#include "common/fps_problem.h"
-#include "cuda/fps_argmax.cuh"
+#include "csrc/common/cloud.cuh"
+#include "csrc/common/fps_problem.h"
+#include "csrc/cuda/fps_argmax.cuh"
 
 namespace fusedops::fps {
 

@@ -1,9 +1,9 @@
 #include <initializer_list>
 
-#include "common/device_types.cuh"
-#include "common/dispatch.h"
-#include "cuda/gated_act.cuh"
-#include "cuda/gated_act.h"
+#include "csrc/common/device_types.cuh"
+#include "csrc/common/dispatch.h"
+#include "csrc/cuda/gated_act.cuh"
+#include "csrc/cuda/gated_act.h"
 
 namespace fusedops {
 namespace {

@@ -1,7 +1,7 @@
 // Host face of gated_act.cuh: raw pointers, sizes and a stream.
 #pragma once
 
-#include "cutlass/gemm.h"
+#include "csrc/cutlass/gemm.h"
 
 namespace fusedops {
 

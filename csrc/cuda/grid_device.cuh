@@ -1,8 +1,8 @@
 // Device pieces that building and searching the index of common/point_grid.h share.
 #pragma once
 
-#include "common/point_grid.h"
-#include "cuda/neighbours.cuh"
+#include "csrc/common/point_grid.h"
+#include "csrc/cuda/neighbours.cuh"
 
 namespace fusedops {
 

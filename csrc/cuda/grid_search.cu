@@ -1,10 +1,10 @@
 // Launches of grid_search.cuh.
 #include <algorithm>
 
-#include "common/dispatch.h"
-#include "common/shared_memory.cuh"
-#include "cuda/grid_search.cuh"
-#include "cuda/neighbour_output.cuh"
+#include "csrc/common/dispatch.h"
+#include "csrc/common/shared_memory.cuh"
+#include "csrc/cuda/grid_search.cuh"
+#include "csrc/cuda/neighbour_output.cuh"
 
 namespace fusedops::cuda {
 namespace {

@@ -9,7 +9,7 @@
 // neighbours.
 #pragma once
 
-#include "cuda/grid_device.cuh"
+#include "csrc/cuda/grid_device.cuh"
 
 namespace fusedops {
 

@@ -4,10 +4,10 @@
 
 #include <algorithm>
 
-#include "common/cloud.cuh"
-#include "common/division.cuh"
-#include "common/grid_limits.h"
-#include "common/int_math.h"
+#include "csrc/common/cloud.cuh"
+#include "csrc/common/division.cuh"
+#include "csrc/common/grid_limits.h"
+#include "csrc/common/int_math.h"
 
 namespace fusedops {
 

@@ -2,12 +2,12 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
-#include "common/device_types.cuh"
-#include "common/histogram_check.h"
-#include "common/launch.h"
-#include "common/op_boundary.h"
-#include "common/shared_memory.cuh"
-#include "cuda/histogram.cuh"
+#include "csrc/common/device_types.cuh"
+#include "csrc/common/histogram_check.h"
+#include "csrc/common/launch.h"
+#include "csrc/common/op_boundary.h"
+#include "csrc/common/shared_memory.cuh"
+#include "csrc/cuda/histogram.cuh"
 
 namespace fusedops::cuda {
 namespace {

@@ -8,8 +8,8 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "common/histogram_range.h"
-#include "common/vec.cuh"
+#include "csrc/common/histogram_range.h"
+#include "csrc/common/vec.cuh"
 
 namespace fusedops {
 

@@ -4,12 +4,12 @@
 
 #include <tuple>
 
-#include "common/device_types.cuh"
-#include "common/dispatch.h"
-#include "common/group_check.h"
-#include "common/op_boundary.h"
-#include "cuda/interpolate.cuh"
-#include "cuda/scatter_rows.h"
+#include "csrc/common/device_types.cuh"
+#include "csrc/common/dispatch.h"
+#include "csrc/common/group_check.h"
+#include "csrc/common/op_boundary.h"
+#include "csrc/cuda/interpolate.cuh"
+#include "csrc/cuda/scatter_rows.h"
 
 namespace fusedops::cuda {
 namespace {

@@ -7,9 +7,9 @@
 
 #include <algorithm>
 
-#include "common/grid_limits.h"
-#include "common/int_math.h"
-#include "common/shared_memory.cuh"
+#include "csrc/common/grid_limits.h"
+#include "csrc/common/int_math.h"
+#include "csrc/common/shared_memory.cuh"
 
 namespace fusedops {
 

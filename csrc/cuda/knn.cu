@@ -5,9 +5,9 @@
 #include <limits>
 #include <tuple>
 
-#include "common/op_boundary.h"
-#include "cuda/monotone_offsets.h"
-#include "cuda/neighbour_search.h"
+#include "csrc/common/op_boundary.h"
+#include "csrc/cuda/monotone_offsets.h"
+#include "csrc/cuda/neighbour_search.h"
 
 namespace fusedops::cuda {
 namespace {

@@ -4,12 +4,12 @@
 
 #include <tuple>
 
-#include "common/device_types.cuh"
-#include "common/dispatch.h"
-#include "common/int_math.h"
-#include "common/op_boundary.h"
-#include "cuda/knn_backward.cuh"
-#include "cuda/point_grid.h"
+#include "csrc/common/device_types.cuh"
+#include "csrc/common/dispatch.h"
+#include "csrc/common/int_math.h"
+#include "csrc/common/op_boundary.h"
+#include "csrc/cuda/knn_backward.cuh"
+#include "csrc/cuda/point_grid.h"
 
 namespace fusedops::cuda {
 namespace {

@@ -8,8 +8,8 @@
 // points pass. Those are measured, sorted once and written.
 #pragma once
 
-#include "cuda/grid_search.cuh"
-#include "cuda/pair_bound.cuh"
+#include "csrc/cuda/grid_search.cuh"
+#include "csrc/cuda/pair_bound.cuh"
 
 namespace fusedops {
 

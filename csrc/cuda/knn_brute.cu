@@ -1,12 +1,12 @@
 // Launches of knn_brute.cuh.
 #include <algorithm>
 
-#include "common/device_types.cuh"
-#include "common/dispatch.h"
-#include "common/shared_memory.cuh"
-#include "cuda/knn_bounded.cuh"
-#include "cuda/knn_brute.cuh"
-#include "cuda/neighbour_output.cuh"
+#include "csrc/common/device_types.cuh"
+#include "csrc/common/dispatch.h"
+#include "csrc/common/shared_memory.cuh"
+#include "csrc/cuda/knn_bounded.cuh"
+#include "csrc/cuda/knn_brute.cuh"
+#include "csrc/cuda/neighbour_output.cuh"
 
 namespace fusedops::cuda {
 namespace {

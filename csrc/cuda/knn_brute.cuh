@@ -8,7 +8,7 @@
 // Anything else (knn_brute_any_kernel): one warp a query, a list of the k best in shared memory.
 #pragma once
 
-#include "cuda/point_tile.cuh"
+#include "csrc/cuda/point_tile.cuh"
 
 namespace fusedops {
 

@@ -1,10 +1,10 @@
 #include <algorithm>
 
-#include "common/device_types.cuh"
-#include "common/dispatch.h"
-#include "common/pdl.cuh"
-#include "cuda/loss_rows.cuh"
-#include "cuda/loss_rows.h"
+#include "csrc/common/device_types.cuh"
+#include "csrc/common/dispatch.h"
+#include "csrc/common/pdl.cuh"
+#include "csrc/cuda/loss_rows.cuh"
+#include "csrc/cuda/loss_rows.h"
 
 namespace fusedops {
 namespace {

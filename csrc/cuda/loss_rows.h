@@ -2,8 +2,8 @@
 // null or the reason of the failure. C: the compute type of dtype.
 #pragma once
 
-#include "common/loss_options.h"
-#include "cutlass/gemm.h"
+#include "csrc/common/loss_options.h"
+#include "csrc/cutlass/gemm.h"
 
 namespace fusedops {
 

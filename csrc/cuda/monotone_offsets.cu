@@ -1,6 +1,6 @@
 #include <cub/block/block_scan.cuh>
 
-#include "cuda/monotone_offsets.h"
+#include "csrc/cuda/monotone_offsets.h"
 
 namespace fusedops::cuda {
 namespace {

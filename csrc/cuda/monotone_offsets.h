@@ -5,8 +5,8 @@
 
 #include <utility>
 
-#include "common/launch.h"
-#include "common/neighbours_check.h"
+#include "csrc/common/launch.h"
+#include "csrc/common/neighbours_check.h"
 
 namespace fusedops::cuda {
 

@@ -1,9 +1,9 @@
-#include "cuda/narrow_backward.h"
+#include "csrc/cuda/narrow_backward.h"
 
 #include <torch/csrc/stable/ops.h>
 
-#include "cuda/sm90_narrow.h"
-#include "cutlass/gemm_launch.h"
+#include "csrc/cuda/sm90_narrow.h"
+#include "csrc/cutlass/gemm_launch.h"
 
 namespace fusedops {
 namespace narrow {

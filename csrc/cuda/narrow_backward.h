@@ -2,9 +2,9 @@
 // pays.
 #pragma once
 
-#include "common/launch.h"
-#include "common/linear_check.h"
-#include "cuda/narrow_plan.h"
+#include "csrc/common/launch.h"
+#include "csrc/common/linear_check.h"
+#include "csrc/cuda/narrow_plan.h"
 
 namespace fusedops {
 

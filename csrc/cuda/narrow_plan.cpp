@@ -1,8 +1,8 @@
-#include "cuda/narrow_plan.h"
+#include "csrc/cuda/narrow_plan.h"
 
 #include <limits>
 
-#include "cutlass/narrow_problem.h"
+#include "csrc/cutlass/narrow_problem.h"
 
 namespace fusedops {
 namespace {

@@ -2,7 +2,7 @@
 // Host only, no torch.
 #pragma once
 
-#include "cutlass/operands.h"
+#include "csrc/cutlass/operands.h"
 
 namespace fusedops {
 

@@ -4,8 +4,8 @@
 #include <cmath>
 #include <cstring>
 
-#include "cuda/neighbour_search.h"
-#include "cuda/neighbours.cuh"
+#include "csrc/cuda/neighbour_search.h"
+#include "csrc/cuda/neighbours.cuh"
 
 namespace fusedops::cuda {
 

@@ -3,8 +3,8 @@
 
 #include <limits>
 
-#include "common/neighbours_check.h"
-#include "cuda/point_grid.h"
+#include "csrc/common/neighbours_check.h"
+#include "csrc/cuda/point_grid.h"
 
 namespace fusedops::cuda {
 

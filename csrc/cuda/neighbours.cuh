@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
-#include "common/cloud.cuh"
-#include "common/neighbours.h"
+#include "csrc/common/cloud.cuh"
+#include "csrc/common/neighbours.h"
 
 namespace fusedops {
 

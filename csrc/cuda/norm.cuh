@@ -5,8 +5,8 @@
 // each warp around its own mean; the warps of a row are joined as Chan, Golub and LeVeque do.
 #pragma once
 
-#include "cuda/row_slice.cuh"
-#include "cuda/row_stream.cuh"
+#include "csrc/cuda/row_slice.cuh"
+#include "csrc/cuda/row_stream.cuh"
 
 namespace fusedops {
 

@@ -1,12 +1,12 @@
 // The gradients of layer_norm and rms_norm on CUDA: the ops.
-#include "cuda/norm_backward.h"
+#include "csrc/cuda/norm_backward.h"
 
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
 #include <tuple>
 
-#include "common/op_boundary.h"
+#include "csrc/common/op_boundary.h"
 
 namespace fusedops::cuda {
 namespace {

@@ -7,7 +7,7 @@
 //   dweight = sum over rows of dy * xhat, dbias = sum over rows of dy
 #pragma once
 
-#include "cuda/norm.cuh"
+#include "csrc/cuda/norm.cuh"
 
 namespace fusedops {
 

@@ -3,8 +3,8 @@
 
 #include <optional>
 
-#include "common/launch.h"
-#include "common/row_check.h"
+#include "csrc/common/launch.h"
+#include "csrc/common/row_check.h"
 
 namespace fusedops::cuda {
 

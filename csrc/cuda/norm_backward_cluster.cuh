@@ -13,7 +13,7 @@
 //   row for the stage is asked for once all have, so no copy meets a reader.
 #pragma once
 
-#include "cuda/norm_backward.cuh"
+#include "csrc/cuda/norm_backward.cuh"
 
 namespace fusedops {
 

@@ -7,12 +7,12 @@
 #include <numeric>
 #include <type_traits>
 
-#include "common/device_types.cuh"
-#include "common/dispatch.h"
-#include "cuda/norm_backward.h"
-#include "cuda/norm_backward_cluster.cuh"
-#include "cuda/norm_backward_split.cuh"
-#include "cuda/row_plan.h"
+#include "csrc/common/device_types.cuh"
+#include "csrc/common/dispatch.h"
+#include "csrc/cuda/norm_backward.h"
+#include "csrc/cuda/norm_backward_cluster.cuh"
+#include "csrc/cuda/norm_backward_split.cuh"
+#include "csrc/cuda/row_plan.h"
 
 namespace fusedops::cuda {
 

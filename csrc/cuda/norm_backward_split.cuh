@@ -4,7 +4,7 @@
 // adds partial rows.
 #pragma once
 
-#include "cuda/norm_backward.cuh"
+#include "csrc/cuda/norm_backward.cuh"
 
 namespace fusedops {
 

@@ -2,8 +2,8 @@
 // has one row: blocks that come and go spread the rows over multiprocessors that differ in speed.
 #pragma once
 
-#include "cuda/norm.cuh"
-#include "cuda/row_direct.cuh"
+#include "csrc/cuda/norm.cuh"
+#include "csrc/cuda/row_direct.cuh"
 
 namespace fusedops {
 

@@ -1,8 +1,8 @@
 // layer_norm and rms_norm of half rows as row_ends.cuh holds them. A team has one row.
 #pragma once
 
-#include "cuda/norm_direct.cuh"
-#include "cuda/row_ends.cuh"
+#include "csrc/cuda/norm_direct.cuh"
+#include "csrc/cuda/row_ends.cuh"
 
 namespace fusedops {
 

@@ -7,12 +7,12 @@
 #include <optional>
 #include <type_traits>
 
-#include "common/device_types.cuh"
-#include "common/dispatch.h"
-#include "common/row_check.h"
-#include "common/shared_memory.cuh"
-#include "cuda/norm_ends.cuh"
-#include "cuda/row_plan.h"
+#include "csrc/common/device_types.cuh"
+#include "csrc/common/dispatch.h"
+#include "csrc/common/row_check.h"
+#include "csrc/common/shared_memory.cuh"
+#include "csrc/cuda/norm_ends.cuh"
+#include "csrc/cuda/row_plan.h"
 
 namespace fusedops::cuda {
 

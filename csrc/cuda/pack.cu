@@ -1,8 +1,8 @@
 #include <climits>
 
-#include "common/dispatch.h"
-#include "cuda/pack.cuh"
-#include "cuda/pack.h"
+#include "csrc/common/dispatch.h"
+#include "csrc/cuda/pack.cuh"
+#include "csrc/cuda/pack.h"
 
 namespace fusedops {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "common/launch_context.h"
+#include "csrc/common/launch_context.h"
 
 namespace fusedops {
 

@@ -6,7 +6,7 @@
 // passes is measured like everywhere else.
 #pragma once
 
-#include "common/cloud.cuh"
+#include "csrc/common/cloud.cuh"
 
 namespace fusedops {
 

@@ -3,10 +3,10 @@
 
 #include <cub/device/device_radix_sort.cuh>
 
-#include "common/op_boundary.h"
-#include "cuda/monotone_offsets.h"
-#include "cuda/point_grid.cuh"
-#include "cuda/point_grid.h"
+#include "csrc/common/op_boundary.h"
+#include "csrc/cuda/monotone_offsets.h"
+#include "csrc/cuda/point_grid.cuh"
+#include "csrc/cuda/point_grid.h"
 
 namespace fusedops::cuda {
 namespace {

@@ -5,7 +5,7 @@
 
 #include <cfloat>
 
-#include "cuda/grid_device.cuh"
+#include "csrc/cuda/grid_device.cuh"
 
 namespace fusedops {
 

@@ -1,10 +1,10 @@
 // Host side of the index over point clouds, for every op that searches it.
 #pragma once
 
-#include "common/cloud_check.h"
-#include "common/launch.h"
-#include "common/neighbours_check.h"
-#include "common/point_grid.h"
+#include "csrc/common/cloud_check.h"
+#include "csrc/common/launch.h"
+#include "csrc/common/neighbours_check.h"
+#include "csrc/common/point_grid.h"
 
 namespace fusedops::cuda {
 

@@ -1,7 +1,7 @@
 // Points in shared memory, one coordinate after the other.
 #pragma once
 
-#include "cuda/neighbours.cuh"
+#include "csrc/cuda/neighbours.cuh"
 
 namespace fusedops {
 

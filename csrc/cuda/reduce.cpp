@@ -6,10 +6,10 @@
 #include <tuple>
 #include <vector>
 
-#include "common/launch.h"
-#include "common/op_boundary.h"
-#include "common/reduce_check.h"
-#include "cuda/reduce_launch.h"
+#include "csrc/common/launch.h"
+#include "csrc/common/op_boundary.h"
+#include "csrc/common/reduce_check.h"
+#include "csrc/cuda/reduce_launch.h"
 
 namespace fusedops::cuda {
 namespace {

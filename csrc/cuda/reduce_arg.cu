@@ -1,5 +1,5 @@
 // Indices of the first largest elements.
-#include "cuda/reduce_launch.cuh"
+#include "csrc/cuda/reduce_launch.cuh"
 
 namespace fusedops {
 

@@ -1,7 +1,7 @@
 // What every reduction kernel is given: plain structs, shared by the host and the device.
 #pragma once
 
-#include "cuda/reduce_plan.h"
+#include "csrc/cuda/reduce_plan.h"
 
 namespace fusedops {
 

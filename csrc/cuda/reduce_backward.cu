@@ -2,12 +2,12 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
-#include "common/device_types.cuh"
-#include "common/dispatch.h"
-#include "common/launch.h"
-#include "common/op_boundary.h"
-#include "common/reduce_check.h"
-#include "cuda/reduce_backward.cuh"
+#include "csrc/common/device_types.cuh"
+#include "csrc/common/dispatch.h"
+#include "csrc/common/launch.h"
+#include "csrc/common/op_boundary.h"
+#include "csrc/common/reduce_check.h"
+#include "csrc/cuda/reduce_backward.cuh"
 
 namespace fusedops::cuda {
 namespace {

@@ -1,9 +1,9 @@
 // dx = f(x, scale, shift) with per-result coefficients: the gradients of reductions that read x.
 #pragma once
 
-#include "common/pdl.cuh"
-#include "common/vec.cuh"
-#include "cuda/reduce_backward.h"
+#include "csrc/common/pdl.cuh"
+#include "csrc/common/vec.cuh"
+#include "csrc/cuda/reduce_backward.h"
 
 namespace fusedops {
 

@@ -1,7 +1,7 @@
 // Host face of reduce_backward.cuh: raw pointers, sizes and a stream.
 #pragma once
 
-#include "common/reduce_gradient.h"
+#include "csrc/common/reduce_gradient.h"
 
 namespace fusedops {
 

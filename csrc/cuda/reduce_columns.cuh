@@ -1,8 +1,8 @@
 // Pass 1 where the innermost dimension is kept (columns), and pass 2, which is one of those too.
 #pragma once
 
-#include "common/pdl.cuh"
-#include "cuda/reduce_device.cuh"
+#include "csrc/common/pdl.cuh"
+#include "csrc/cuda/reduce_device.cuh"
 
 namespace fusedops {
 

@@ -1,5 +1,5 @@
 // How many elements are not zero: by size, whatever their type.
-#include "cuda/reduce_launch.cuh"
+#include "csrc/cuda/reduce_launch.cuh"
 
 namespace fusedops {
 

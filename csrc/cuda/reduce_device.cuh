@@ -2,7 +2,7 @@
 // and the two kinds of results.
 #pragma once
 
-#include "cuda/reduce_ops.cuh"
+#include "csrc/cuda/reduce_ops.cuh"
 
 namespace fusedops {
 

@@ -1,5 +1,5 @@
 // Largest elements, with and without the count of those that equal it.
-#include "cuda/reduce_launch.cuh"
+#include "csrc/cuda/reduce_launch.cuh"
 
 namespace fusedops {
 

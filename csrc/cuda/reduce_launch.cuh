@@ -1,10 +1,10 @@
 // Launches the passes of a planned reduction for one functor.
 #pragma once
 
-#include "cuda/element_types.cuh"
-#include "cuda/reduce_columns.cuh"
-#include "cuda/reduce_launch.h"
-#include "cuda/reduce_rows.cuh"
+#include "csrc/cuda/element_types.cuh"
+#include "csrc/cuda/reduce_columns.cuh"
+#include "csrc/cuda/reduce_launch.h"
+#include "csrc/cuda/reduce_rows.cuh"
 
 namespace fusedops {
 

@@ -1,9 +1,9 @@
 // Host face of the reduction kernels: one function per group of functors, each in a .cu of its own.
 #pragma once
 
-#include "common/launch_context.h"
-#include "common/reduction.h"
-#include "cuda/reduce_args.h"
+#include "csrc/common/launch_context.h"
+#include "csrc/common/reduction.h"
+#include "csrc/cuda/reduce_args.h"
 
 namespace fusedops {
 

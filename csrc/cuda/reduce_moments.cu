@@ -1,5 +1,5 @@
 // Variance with mean, and log-sum-exp.
-#include "cuda/reduce_launch.cuh"
+#include "csrc/cuda/reduce_launch.cuh"
 
 namespace fusedops {
 

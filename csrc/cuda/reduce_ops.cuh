@@ -14,8 +14,8 @@
 #include <limits>
 #include <type_traits>
 
-#include "common/vec.cuh"
-#include "cuda/reduce_args.h"
+#include "csrc/common/vec.cuh"
+#include "csrc/cuda/reduce_args.h"
 
 namespace fusedops {
 

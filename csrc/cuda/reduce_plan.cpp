@@ -1,9 +1,9 @@
-#include "cuda/reduce_plan.h"
+#include "csrc/cuda/reduce_plan.h"
 
 #include <algorithm>
 #include <numeric>
 
-#include "common/int_math.h"
+#include "csrc/common/int_math.h"
 
 namespace fusedops {
 namespace {

@@ -1,5 +1,5 @@
 // Products.
-#include "cuda/reduce_launch.cuh"
+#include "csrc/cuda/reduce_launch.cuh"
 
 namespace fusedops {
 

@@ -1,8 +1,8 @@
 // Pass 1 where the innermost dimension is reduced: rows.
 #pragma once
 
-#include "common/pdl.cuh"
-#include "cuda/reduce_device.cuh"
+#include "csrc/common/pdl.cuh"
+#include "csrc/cuda/reduce_device.cuh"
 
 namespace fusedops {
 

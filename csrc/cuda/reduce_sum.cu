@@ -1,5 +1,5 @@
 // Sums, sums of absolute values, sums of squares.
-#include "cuda/reduce_launch.cuh"
+#include "csrc/cuda/reduce_launch.cuh"
 
 namespace fusedops {
 

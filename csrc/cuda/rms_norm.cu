@@ -3,8 +3,8 @@
 
 #include <tuple>
 
-#include "common/op_boundary.h"
-#include "cuda/norm_launch.cuh"
+#include "csrc/common/op_boundary.h"
+#include "csrc/cuda/norm_launch.cuh"
 
 namespace fusedops::cuda {
 namespace {

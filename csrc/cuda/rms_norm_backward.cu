@@ -1,5 +1,5 @@
 // The kernels of rms_norm's gradient.
-#include "cuda/norm_backward_launch.cuh"
+#include "csrc/cuda/norm_backward_launch.cuh"
 
 namespace fusedops::cuda {
 

@@ -5,8 +5,8 @@
 
 #include <cstdint>
 
-#include "common/cache_hint.cuh"
-#include "cuda/row_layout.h"
+#include "csrc/common/cache_hint.cuh"
+#include "csrc/cuda/row_layout.h"
 
 namespace fusedops {
 

@@ -5,8 +5,8 @@
 #include <cstring>
 #include <type_traits>
 
-#include "common/cache_hint.cuh"
-#include "common/vec.cuh"
+#include "csrc/common/cache_hint.cuh"
+#include "csrc/common/vec.cuh"
 
 namespace fusedops {
 

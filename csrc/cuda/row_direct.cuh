@@ -5,7 +5,7 @@
 // holds them as one, so that no row takes more chunks than its elements fill.
 #pragma once
 
-#include "cuda/row_slice.cuh"
+#include "csrc/cuda/row_slice.cuh"
 
 namespace fusedops {
 

@@ -3,7 +3,7 @@
 // a chunk takes few more instructions than one that does not.
 #pragma once
 
-#include "cuda/row_direct.cuh"
+#include "csrc/cuda/row_direct.cuh"
 
 namespace fusedops {
 

@@ -6,8 +6,8 @@
 
 #include <type_traits>
 
-#include "cuda/row_team.cuh"
-#include "cutlass/activation.cuh"
+#include "csrc/cuda/row_team.cuh"
+#include "csrc/cutlass/activation.cuh"
 
 namespace fusedops {
 

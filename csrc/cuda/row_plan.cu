@@ -7,8 +7,8 @@
 #include <optional>
 #include <tuple>
 
-#include "common/int_math.h"
-#include "cuda/row_plan.h"
+#include "csrc/common/int_math.h"
+#include "csrc/cuda/row_plan.h"
 
 namespace fusedops {
 namespace {

@@ -5,10 +5,10 @@
 
 #include <utility>
 
-#include "common/dispatch.h"
-#include "common/launch.h"
-#include "common/pdl.cuh"
-#include "cuda/row_layout.h"
+#include "csrc/common/dispatch.h"
+#include "csrc/common/launch.h"
+#include "csrc/common/pdl.cuh"
+#include "csrc/cuda/row_layout.h"
 
 namespace fusedops {
 

@@ -1,7 +1,7 @@
 // Which elements of a row a thread holds, and the ring that brings rows from memory.
 #pragma once
 
-#include "cuda/row_team.cuh"
+#include "csrc/cuda/row_team.cuh"
 
 namespace fusedops {
 

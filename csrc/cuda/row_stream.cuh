@@ -2,7 +2,7 @@
 // rows that no team can hold. Chunks as in row_team.cuh.
 #pragma once
 
-#include "cuda/row_team.cuh"
+#include "csrc/cuda/row_team.cuh"
 
 namespace fusedops {
 

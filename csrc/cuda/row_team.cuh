@@ -9,10 +9,10 @@
 // columns stay the same and parameters and column sums live in registers.
 #pragma once
 
-#include "common/pdl.cuh"
-#include "cuda/row_barrier.cuh"
-#include "cuda/row_chunk.cuh"
-#include "cuda/row_layout.h"
+#include "csrc/common/pdl.cuh"
+#include "csrc/cuda/row_barrier.cuh"
+#include "csrc/cuda/row_chunk.cuh"
+#include "csrc/cuda/row_layout.h"
 
 namespace fusedops {
 

@@ -1,11 +1,11 @@
 // scale_bias_act, its out variant and its backward on CUDA.
 #include <tuple>
 
-#include "common/device_types.cuh"
-#include "common/op_boundary.h"
-#include "cuda/column_pass_host.h"
-#include "cuda/elementwise_host.h"
-#include "cuda/scale_bias_act.cuh"
+#include "csrc/common/device_types.cuh"
+#include "csrc/common/op_boundary.h"
+#include "csrc/cuda/column_pass_host.h"
+#include "csrc/cuda/elementwise_host.h"
+#include "csrc/cuda/scale_bias_act.cuh"
 
 namespace fusedops::cuda {
 namespace {

@@ -2,9 +2,9 @@
 // with column sums.
 #pragma once
 
-#include "cuda/activation_gradient.cuh"
-#include "cuda/column_pass.cuh"
-#include "cuda/elementwise.cuh"
+#include "csrc/cuda/activation_gradient.cuh"
+#include "csrc/cuda/column_pass.cuh"
+#include "csrc/cuda/elementwise.cuh"
 
 namespace fusedops {
 

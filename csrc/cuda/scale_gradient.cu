@@ -4,14 +4,14 @@
 
 #include <algorithm>
 
-#include "common/device_types.cuh"
-#include "common/dispatch.h"
-#include "common/launch.h"
-#include "common/linear_cross_entropy_check.h"
-#include "common/op_boundary.h"
-#include "cpu/aten.h"
-#include "cuda/row_layout.h"
-#include "cuda/scale_gradient.cuh"
+#include "csrc/common/device_types.cuh"
+#include "csrc/common/dispatch.h"
+#include "csrc/common/launch.h"
+#include "csrc/common/linear_cross_entropy_check.h"
+#include "csrc/common/op_boundary.h"
+#include "csrc/cpu/aten.h"
+#include "csrc/cuda/row_layout.h"
+#include "csrc/cuda/scale_gradient.cuh"
 
 namespace fusedops::cuda {
 namespace {

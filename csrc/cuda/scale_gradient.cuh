@@ -1,9 +1,9 @@
 // A gradient times two numbers that only the device knows; untouched where their product is 1.
 #pragma once
 
-#include "common/pdl.cuh"
-#include "cuda/row_chunk.cuh"
-#include "cutlass/gemm.h"
+#include "csrc/common/pdl.cuh"
+#include "csrc/cuda/row_chunk.cuh"
+#include "csrc/cutlass/gemm.h"
 
 namespace fusedops {
 

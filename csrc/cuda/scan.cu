@@ -4,11 +4,11 @@
 
 #include <tuple>
 
-#include "common/grid_limits.h"
-#include "common/int_math.h"
-#include "common/launch.h"
-#include "common/op_boundary.h"
-#include "cuda/scan.h"
+#include "csrc/common/grid_limits.h"
+#include "csrc/common/int_math.h"
+#include "csrc/common/launch.h"
+#include "csrc/common/op_boundary.h"
+#include "csrc/cuda/scan.h"
 
 namespace fusedops {
 namespace {

@@ -5,8 +5,8 @@
 // end.
 #pragma once
 
-#include "common/int_math.h"
-#include "cuda/scan_op.cuh"
+#include "csrc/common/int_math.h"
+#include "csrc/cuda/scan_op.cuh"
 
 namespace fusedops {
 

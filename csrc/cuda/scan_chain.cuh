@@ -11,8 +11,8 @@
 
 #include <cstdint>
 
-#include "common/pdl.cuh"
-#include "cuda/scan_block.cuh"
+#include "csrc/common/pdl.cuh"
+#include "csrc/cuda/scan_block.cuh"
 
 namespace fusedops {
 

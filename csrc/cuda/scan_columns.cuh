@@ -7,8 +7,8 @@
 // totals of the segments before it in order.
 #pragma once
 
-#include "common/pdl.cuh"
-#include "cuda/scan_op.cuh"
+#include "csrc/common/pdl.cuh"
+#include "csrc/cuda/scan_op.cuh"
 
 namespace fusedops {
 

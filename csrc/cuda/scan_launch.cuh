@@ -1,11 +1,11 @@
 // From a Scan to a kernel, for one operator.
 #pragma once
 
-#include "cuda/element_types.cuh"
-#include "cuda/scan.h"
-#include "cuda/scan_chain.cuh"
-#include "cuda/scan_columns.cuh"
-#include "cuda/scan_rows.cuh"
+#include "csrc/cuda/element_types.cuh"
+#include "csrc/cuda/scan.h"
+#include "csrc/cuda/scan_chain.cuh"
+#include "csrc/cuda/scan_columns.cuh"
+#include "csrc/cuda/scan_rows.cuh"
 
 namespace fusedops {
 

@@ -8,8 +8,8 @@
 #include <limits>
 #include <type_traits>
 
-#include "common/cache_hint.cuh"
-#include "common/vec.cuh"
+#include "csrc/common/cache_hint.cuh"
+#include "csrc/common/vec.cuh"
 
 namespace fusedops {
 

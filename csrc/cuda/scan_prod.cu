@@ -1,4 +1,4 @@
-#include "cuda/scan_launch.cuh"
+#include "csrc/cuda/scan_launch.cuh"
 
 namespace fusedops {
 

@@ -10,8 +10,8 @@
 
 #include <algorithm>
 
-#include "common/pdl.cuh"
-#include "cuda/scan_block.cuh"
+#include "csrc/common/pdl.cuh"
+#include "csrc/cuda/scan_block.cuh"
 
 namespace fusedops {
 

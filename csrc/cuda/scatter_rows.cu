@@ -2,12 +2,12 @@
 
 #include <bit>
 
-#include "common/device_types.cuh"
-#include "common/dispatch.h"
-#include "common/grid_limits.h"
-#include "cuda/invert_index.cuh"
-#include "cuda/scatter_rows.cuh"
-#include "cuda/scatter_rows.h"
+#include "csrc/common/device_types.cuh"
+#include "csrc/common/dispatch.h"
+#include "csrc/common/grid_limits.h"
+#include "csrc/cuda/invert_index.cuh"
+#include "csrc/cuda/scatter_rows.cuh"
+#include "csrc/cuda/scatter_rows.h"
 
 namespace fusedops::cuda {
 namespace {

@@ -5,9 +5,9 @@
 
 #include <algorithm>
 
-#include "common/cloud.cuh"
-#include "common/int_math.h"
-#include "cuda/sort_by_key.h"
+#include "csrc/common/cloud.cuh"
+#include "csrc/common/int_math.h"
+#include "csrc/cuda/sort_by_key.h"
 
 namespace fusedops {
 

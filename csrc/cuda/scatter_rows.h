@@ -3,7 +3,7 @@
 
 #include <optional>
 
-#include "common/launch.h"
+#include "csrc/common/launch.h"
 
 namespace fusedops::cuda {
 

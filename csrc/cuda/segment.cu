@@ -4,12 +4,12 @@
 
 #include <tuple>
 
-#include "common/device_types.cuh"
-#include "common/dispatch.h"
-#include "common/launch.h"
-#include "common/op_boundary.h"
-#include "cuda/segment.h"
-#include "cuda/segment_backward.cuh"
+#include "csrc/common/device_types.cuh"
+#include "csrc/common/dispatch.h"
+#include "csrc/common/launch.h"
+#include "csrc/common/op_boundary.h"
+#include "csrc/cuda/segment.h"
+#include "csrc/cuda/segment_backward.cuh"
 
 namespace fusedops::cuda {
 namespace {

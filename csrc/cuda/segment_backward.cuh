@@ -2,7 +2,7 @@
 // dy[s, c] where the saved index names r (max, min). Rows outside all segments get 0.
 #pragma once
 
-#include "cuda/segment_op.cuh"
+#include "csrc/cuda/segment_op.cuh"
 
 namespace fusedops {
 

@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
-#include "cuda/scan_block.cuh"
-#include "cuda/segment_op.cuh"
+#include "csrc/cuda/scan_block.cuh"
+#include "csrc/cuda/segment_op.cuh"
 
 namespace fusedops {
 

@@ -7,8 +7,8 @@
 // crosses runs is left to segment_finish.cuh.
 #pragma once
 
-#include "cuda/scan_block.cuh"
-#include "cuda/segment_finish.cuh"
+#include "csrc/cuda/scan_block.cuh"
+#include "csrc/cuda/segment_finish.cuh"
 
 namespace fusedops {
 

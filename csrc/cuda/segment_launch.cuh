@@ -1,12 +1,12 @@
 // From Segments to kernels, for one operator.
 #pragma once
 
-#include "common/device_types.cuh"
-#include "common/dispatch.h"
-#include "cuda/segment.h"
-#include "cuda/segment_flat.cuh"
-#include "cuda/segment_rows.cuh"
-#include "cuda/segment_small.cuh"
+#include "csrc/common/device_types.cuh"
+#include "csrc/common/dispatch.h"
+#include "csrc/cuda/segment.h"
+#include "csrc/cuda/segment_flat.cuh"
+#include "csrc/cuda/segment_rows.cuh"
+#include "csrc/cuda/segment_small.cuh"
 
 namespace fusedops {
 

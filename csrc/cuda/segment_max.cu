@@ -1,4 +1,4 @@
-#include "cuda/segment_launch.cuh"
+#include "csrc/cuda/segment_launch.cuh"
 
 namespace fusedops {
 

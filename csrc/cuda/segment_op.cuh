@@ -1,8 +1,8 @@
 // The operators of segment reductions, and how offsets are searched.
 #pragma once
 
-#include "common/pdl.cuh"
-#include "cuda/scan_op.cuh"
+#include "csrc/common/pdl.cuh"
+#include "csrc/cuda/scan_op.cuh"
 
 namespace fusedops {
 

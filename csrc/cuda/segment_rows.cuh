@@ -8,7 +8,7 @@
 
 #include <algorithm>
 
-#include "cuda/segment_finish.cuh"
+#include "csrc/cuda/segment_finish.cuh"
 
 namespace fusedops {
 

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "cuda/segment_op.cuh"
+#include "csrc/cuda/segment_op.cuh"
 
 namespace fusedops {
 

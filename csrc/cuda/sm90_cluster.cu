@@ -1,8 +1,8 @@
-#include "common/device_types.cuh"
-#include "common/shared_memory.cuh"
-#include "cuda/sm90_cluster.cuh"
-#include "cutlass/cluster_configs.h"
-#include "cutlass/registry.h"
+#include "csrc/common/device_types.cuh"
+#include "csrc/common/shared_memory.cuh"
+#include "csrc/cuda/sm90_cluster.cuh"
+#include "csrc/cutlass/cluster_configs.h"
+#include "csrc/cutlass/registry.h"
 
 namespace fusedops::cluster {
 namespace {

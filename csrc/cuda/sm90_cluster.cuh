@@ -7,10 +7,10 @@
 
 #include <cuda_runtime.h>
 
-#include "common/pdl.cuh"
-#include "cuda/sm90_cluster_epilogue.cuh"
-#include "cuda/sm90_cluster_tile.cuh"
-#include "cuda/wgmma.cuh"
+#include "csrc/common/pdl.cuh"
+#include "csrc/cuda/sm90_cluster_epilogue.cuh"
+#include "csrc/cuda/sm90_cluster_tile.cuh"
+#include "csrc/cuda/wgmma.cuh"
 
 namespace fusedops::cluster {
 

@@ -2,8 +2,8 @@
 // and the tile's way to memory.
 #pragma once
 
-#include "common/vec.cuh"
-#include "cuda/sm90_cluster_tile.cuh"
+#include "csrc/common/vec.cuh"
+#include "csrc/cuda/sm90_cluster_tile.cuh"
 
 namespace fusedops::cluster {
 

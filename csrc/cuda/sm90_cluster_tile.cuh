@@ -2,9 +2,9 @@
 // memory, and what it shares with the other blocks of its cluster.
 #pragma once
 
-#include "cuda/sm90_pipeline.cuh"
-#include "cutlass/activation.cuh"
-#include "cutlass/sm90_tma.cuh"
+#include "csrc/cuda/sm90_pipeline.cuh"
+#include "csrc/cutlass/activation.cuh"
+#include "csrc/cutlass/sm90_tma.cuh"
 
 namespace fusedops::cluster {
 

@@ -1,7 +1,7 @@
-#include "common/device_types.cuh"
-#include "common/dispatch.h"
-#include "common/shared_memory.cuh"
-#include "cuda/sm90_narrow_pair.cuh"
+#include "csrc/common/device_types.cuh"
+#include "csrc/common/dispatch.h"
+#include "csrc/common/shared_memory.cuh"
+#include "csrc/cuda/sm90_narrow_pair.cuh"
 
 namespace fusedops::narrow {
 namespace {

@@ -9,13 +9,13 @@
 
 #include <cuda_runtime.h>
 
-#include "common/pdl.cuh"
-#include "common/vec.cuh"
-#include "cuda/activation_gradient.cuh"
-#include "cuda/sm90_narrow.h"
-#include "cuda/sm90_pipeline.cuh"
-#include "cuda/wgmma.cuh"
-#include "cutlass/sm90_tma.cuh"
+#include "csrc/common/pdl.cuh"
+#include "csrc/common/vec.cuh"
+#include "csrc/cuda/activation_gradient.cuh"
+#include "csrc/cuda/sm90_narrow.h"
+#include "csrc/cuda/sm90_pipeline.cuh"
+#include "csrc/cuda/wgmma.cuh"
+#include "csrc/cutlass/sm90_tma.cuh"
 
 namespace fusedops::narrow {
 

@@ -2,8 +2,8 @@
 // its rows.
 #pragma once
 
-#include "common/launch_context.h"
-#include "cutlass/narrow_problem.h"
+#include "csrc/common/launch_context.h"
+#include "csrc/cutlass/narrow_problem.h"
 
 namespace fusedops::narrow {
 

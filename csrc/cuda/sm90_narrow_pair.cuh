@@ -6,7 +6,7 @@
 // for the next load as soon as dz is made.
 #pragma once
 
-#include "cuda/sm90_narrow.cuh"
+#include "csrc/cuda/sm90_narrow.cuh"
 
 namespace fusedops::narrow {
 

@@ -1,12 +1,12 @@
 #include <algorithm>
 
-#include "common/device_types.cuh"
-#include "common/dispatch.h"
-#include "common/pdl.cuh"
-#include "common/shared_memory.cuh"
-#include "cuda/sm90_skinny.cuh"
-#include "cutlass/registry.h"
-#include "cutlass/skinny_configs.h"
+#include "csrc/common/device_types.cuh"
+#include "csrc/common/dispatch.h"
+#include "csrc/common/pdl.cuh"
+#include "csrc/common/shared_memory.cuh"
+#include "csrc/cuda/sm90_skinny.cuh"
+#include "csrc/cutlass/registry.h"
+#include "csrc/cutlass/skinny_configs.h"
 
 namespace fusedops::skinny {
 namespace {

@@ -9,11 +9,11 @@
 
 #include <cuda_runtime.h>
 
-#include "common/vec.cuh"
-#include "cuda/sm90_pipeline.cuh"
-#include "cuda/wgmma.cuh"
-#include "cutlass/activation.cuh"
-#include "cutlass/sm90_tma.cuh"
+#include "csrc/common/vec.cuh"
+#include "csrc/cuda/sm90_pipeline.cuh"
+#include "csrc/cuda/wgmma.cuh"
+#include "csrc/cutlass/activation.cuh"
+#include "csrc/cutlass/sm90_tma.cuh"
 
 namespace fusedops::skinny {
 

@@ -5,15 +5,15 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "common/device_types.cuh"
-#include "common/dispatch.h"
-#include "common/op_boundary.h"
-#include "common/row_check.h"
-#include "common/shared_memory.cuh"
-#include "cuda/row_plan.h"
-#include "cuda/softmax_direct.cuh"
-#include "cuda/softmax_ends.cuh"
-#include "cuda/softmax_stream.cuh"
+#include "csrc/common/device_types.cuh"
+#include "csrc/common/dispatch.h"
+#include "csrc/common/op_boundary.h"
+#include "csrc/common/row_check.h"
+#include "csrc/common/shared_memory.cuh"
+#include "csrc/cuda/row_plan.h"
+#include "csrc/cuda/softmax_direct.cuh"
+#include "csrc/cuda/softmax_ends.cuh"
+#include "csrc/cuda/softmax_stream.cuh"
 
 namespace fusedops::cuda {
 namespace {

@@ -5,8 +5,8 @@
 // then exchange both once (Milakov and Gimelshein 2018, online normaliser calculation).
 #pragma once
 
-#include "cuda/row_exp.cuh"
-#include "cuda/row_slice.cuh"
+#include "csrc/cuda/row_exp.cuh"
+#include "csrc/cuda/row_slice.cuh"
 
 namespace fusedops {
 

@@ -1,8 +1,8 @@
 // The gradient of softmax and log_softmax of half rows that threads hold straight from memory.
 #pragma once
 
-#include "cuda/row_direct.cuh"
-#include "cuda/softmax.cuh"
+#include "csrc/cuda/row_direct.cuh"
+#include "csrc/cuda/softmax.cuh"
 
 namespace fusedops {
 

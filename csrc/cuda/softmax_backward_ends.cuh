@@ -2,8 +2,8 @@
 // row.
 #pragma once
 
-#include "cuda/row_ends.cuh"
-#include "cuda/softmax.cuh"
+#include "csrc/cuda/row_ends.cuh"
+#include "csrc/cuda/softmax.cuh"
 
 namespace fusedops {
 

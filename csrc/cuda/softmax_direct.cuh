@@ -2,8 +2,8 @@
 // has one row, as in norm_direct.cuh.
 #pragma once
 
-#include "cuda/row_direct.cuh"
-#include "cuda/softmax.cuh"
+#include "csrc/cuda/row_direct.cuh"
+#include "csrc/cuda/softmax.cuh"
 
 namespace fusedops {
 

@@ -1,8 +1,8 @@
 // softmax and log_softmax of half rows as row_ends.cuh holds them. A team has one row.
 #pragma once
 
-#include "cuda/row_ends.cuh"
-#include "cuda/softmax.cuh"
+#include "csrc/cuda/row_ends.cuh"
+#include "csrc/cuda/softmax.cuh"
 
 namespace fusedops {
 

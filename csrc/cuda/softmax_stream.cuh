@@ -2,8 +2,8 @@
 // and dims that are not the innermost.
 #pragma once
 
-#include "cuda/row_stream.cuh"
-#include "cuda/softmax.cuh"
+#include "csrc/cuda/row_stream.cuh"
+#include "csrc/cuda/softmax.cuh"
 
 namespace fusedops {
 

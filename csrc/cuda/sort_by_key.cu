@@ -1,6 +1,6 @@
 #include <cub/device/device_radix_sort.cuh>
 
-#include "cuda/sort_by_key.h"
+#include "csrc/cuda/sort_by_key.h"
 
 namespace fusedops {
 

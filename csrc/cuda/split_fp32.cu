@@ -1,7 +1,7 @@
 #include <algorithm>
 
-#include "common/grid_limits.h"
-#include "cuda/split_fp32.cuh"
+#include "csrc/common/grid_limits.h"
+#include "csrc/cuda/split_fp32.cuh"
 
 namespace fusedops {
 

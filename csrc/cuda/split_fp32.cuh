@@ -4,10 +4,10 @@
 
 #include <cuda_bf16.h>
 
-#include "common/pdl.cuh"
-#include "common/vec.cuh"
-#include "cuda/split_fp32.h"
-#include "cutlass/activation.cuh"
+#include "csrc/common/pdl.cuh"
+#include "csrc/common/vec.cuh"
+#include "csrc/cuda/split_fp32.h"
+#include "csrc/cutlass/activation.cuh"
 
 namespace fusedops {
 

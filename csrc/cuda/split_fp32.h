@@ -1,8 +1,8 @@
 // Host face of split_fp32.cuh.
 #pragma once
 
-#include "cutlass/gemm.h"
-#include "cutlass/operand_layout.h"
+#include "csrc/cutlass/gemm.h"
+#include "csrc/cutlass/operand_layout.h"
 
 namespace fusedops {
 

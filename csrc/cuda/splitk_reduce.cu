@@ -1,7 +1,7 @@
-#include "common/device_types.cuh"
-#include "common/dispatch.h"
-#include "cuda/splitk_reduce.cuh"
-#include "cuda/splitk_reduce.h"
+#include "csrc/common/device_types.cuh"
+#include "csrc/common/dispatch.h"
+#include "csrc/cuda/splitk_reduce.cuh"
+#include "csrc/cuda/splitk_reduce.h"
 
 namespace fusedops {
 namespace {

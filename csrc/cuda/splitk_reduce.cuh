@@ -3,9 +3,9 @@
 // contraction.
 #pragma once
 
-#include "common/pdl.cuh"
-#include "common/vec.cuh"
-#include "cutlass/activation.cuh"
+#include "csrc/common/pdl.cuh"
+#include "csrc/common/vec.cuh"
+#include "csrc/cutlass/activation.cuh"
 
 namespace fusedops {
 

@@ -1,7 +1,7 @@
 // Host face of splitk_reduce.cuh.
 #pragma once
 
-#include "cutlass/gemm.h"
+#include "csrc/cutlass/gemm.h"
 
 namespace fusedops {
 

@@ -1,9 +1,9 @@
 // stencil on CUDA.
 #include <torch/csrc/stable/library.h>
 
-#include "common/op_boundary.h"
-#include "cuda/stencil_host.h"
-#include "cuda/stencil_small.cuh"
+#include "csrc/common/op_boundary.h"
+#include "csrc/cuda/stencil_host.h"
+#include "csrc/cuda/stencil_small.cuh"
 
 namespace fusedops::cuda {
 

@@ -3,7 +3,7 @@
 // taps reversed, plus what the padding folds back at the border.
 #pragma once
 
-#include "cuda/stencil_tile.cuh"
+#include "csrc/cuda/stencil_tile.cuh"
 
 namespace fusedops {
 

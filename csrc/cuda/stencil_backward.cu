@@ -3,9 +3,9 @@
 
 #include <tuple>
 
-#include "common/op_boundary.h"
-#include "cuda/stencil_gradient.cuh"
-#include "cuda/stencil_host.h"
+#include "csrc/common/op_boundary.h"
+#include "csrc/cuda/stencil_gradient.cuh"
+#include "csrc/cuda/stencil_host.h"
 
 namespace fusedops::cuda {
 namespace {

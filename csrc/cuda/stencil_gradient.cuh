@@ -3,8 +3,8 @@
 // a partial row, column_sum_kernel adds the partial rows in order.
 #pragma once
 
-#include "common/column_sums.cuh"
-#include "cuda/stencil.cuh"
+#include "csrc/common/column_sums.cuh"
+#include "csrc/cuda/stencil.cuh"
 
 namespace fusedops {
 

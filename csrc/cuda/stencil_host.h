@@ -3,9 +3,9 @@
 
 #include <torch/csrc/stable/ops.h>
 
-#include "common/device_types.cuh"
-#include "common/launch.h"
-#include "common/stencil_check.h"
+#include "csrc/common/device_types.cuh"
+#include "csrc/common/launch.h"
+#include "csrc/common/stencil_check.h"
 
 namespace fusedops::cuda {
 

@@ -4,7 +4,7 @@
 
 #include <numeric>
 
-#include "cuda/stencil.cuh"
+#include "csrc/cuda/stencil.cuh"
 
 namespace fusedops {
 

@@ -4,11 +4,11 @@
 
 #include <algorithm>
 
-#include "common/dispatch.h"
-#include "common/division.cuh"
-#include "common/pdl.cuh"
-#include "common/stencil.h"
-#include "common/vec.cuh"
+#include "csrc/common/dispatch.h"
+#include "csrc/common/division.cuh"
+#include "csrc/common/pdl.cuh"
+#include "csrc/common/stencil.h"
+#include "csrc/common/vec.cuh"
 
 namespace fusedops {
 

@@ -2,11 +2,11 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
-#include "common/device_types.cuh"
-#include "common/dispatch.h"
-#include "common/launch.h"
-#include "common/op_boundary.h"
-#include "cuda/template_scale.cuh"
+#include "csrc/common/device_types.cuh"
+#include "csrc/common/dispatch.h"
+#include "csrc/common/launch.h"
+#include "csrc/common/op_boundary.h"
+#include "csrc/cuda/template_scale.cuh"
 
 namespace fusedops::cuda {
 namespace {

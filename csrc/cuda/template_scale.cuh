@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "common/vec.cuh"
+#include "csrc/common/vec.cuh"
 
 namespace fusedops {
 

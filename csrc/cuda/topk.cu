@@ -4,12 +4,12 @@
 
 #include <tuple>
 
-#include "common/device_types.cuh"
-#include "common/launch.h"
-#include "common/op_boundary.h"
-#include "common/topk_check.h"
-#include "cuda/element_types.cuh"
-#include "cuda/topk.cuh"
+#include "csrc/common/device_types.cuh"
+#include "csrc/common/launch.h"
+#include "csrc/common/op_boundary.h"
+#include "csrc/common/topk_check.h"
+#include "csrc/cuda/element_types.cuh"
+#include "csrc/cuda/topk.cuh"
 
 namespace fusedops::cuda {
 namespace {

@@ -9,8 +9,8 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "common/grid_limits.h"
-#include "cuda/scan_op.cuh"
+#include "csrc/common/grid_limits.h"
+#include "csrc/cuda/scan_op.cuh"
 
 namespace fusedops {
 

@@ -5,7 +5,7 @@
 
 #include <cuda_bf16.h>
 
-#include "common/activation.h"
+#include "csrc/common/activation.h"
 
 namespace fusedops {
 

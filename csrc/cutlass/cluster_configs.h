@@ -2,8 +2,8 @@
 // and for cuda/sm90_cluster.cu (device).
 #pragma once
 
-#include "common/int_math.h"
-#include "cutlass/config.h"
+#include "csrc/common/int_math.h"
+#include "csrc/cutlass/config.h"
 
 namespace fusedops {
 

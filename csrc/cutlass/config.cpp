@@ -1,11 +1,11 @@
-#include "cutlass/config.h"
+#include "csrc/cutlass/config.h"
 
 #include <cstdio>
 
-#include "cutlass/cluster_configs.h"
-#include "cutlass/skinny_configs.h"
-#include "cutlass/sm80_configs.h"
-#include "cutlass/sm90_configs.h"
+#include "csrc/cutlass/cluster_configs.h"
+#include "csrc/cutlass/skinny_configs.h"
+#include "csrc/cutlass/sm80_configs.h"
+#include "csrc/cutlass/sm90_configs.h"
 
 namespace fusedops {
 

@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "cutlass/gemm.h"
+#include "csrc/cutlass/gemm.h"
 
 namespace fusedops {
 

@@ -1,10 +1,10 @@
-#include "cutlass/gated_gemm.h"
+#include "csrc/cutlass/gated_gemm.h"
 
-#include "common/int_math.h"
-#include "cutlass/gemm_launch.h"
-#include "cutlass/launch_memory.h"
-#include "cutlass/plan_cache.h"
-#include "cutlass/tile_sharing.h"
+#include "csrc/common/int_math.h"
+#include "csrc/cutlass/gemm_launch.h"
+#include "csrc/cutlass/launch_memory.h"
+#include "csrc/cutlass/plan_cache.h"
+#include "csrc/cutlass/tile_sharing.h"
 
 namespace fusedops {
 namespace {

@@ -3,9 +3,9 @@
 
 #include <optional>
 
-#include "common/launch.h"
-#include "cutlass/gated_kernels.h"
-#include "cutlass/operands.h"
+#include "csrc/common/launch.h"
+#include "csrc/cutlass/gated_kernels.h"
+#include "csrc/cutlass/operands.h"
 
 namespace fusedops {
 

@@ -2,7 +2,7 @@
 // matrices): what they compute, and the table of those that are compiled. Host only, no torch.
 #pragma once
 
-#include "cutlass/sm90_configs.h"
+#include "csrc/cutlass/sm90_configs.h"
 
 namespace fusedops {
 

@@ -6,10 +6,10 @@
 #include <tuple>
 #include <vector>
 
-#include "common/mlp_check.h"
-#include "common/op_boundary.h"
-#include "cutlass/gated_gemm.h"
-#include "cutlass/mlp_parts.h"
+#include "csrc/common/mlp_check.h"
+#include "csrc/common/op_boundary.h"
+#include "csrc/cutlass/gated_gemm.h"
+#include "csrc/cutlass/mlp_parts.h"
 
 namespace fusedops {
 namespace {

@@ -5,9 +5,9 @@
 
 #include <cstdint>
 
-#include "common/activation.h"
-#include "common/dtype.h"
-#include "common/launch_context.h"
+#include "csrc/common/activation.h"
+#include "csrc/common/dtype.h"
+#include "csrc/common/launch_context.h"
 
 namespace fusedops {
 

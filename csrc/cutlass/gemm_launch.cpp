@@ -1,4 +1,4 @@
-#include "cutlass/gemm_launch.h"
+#include "csrc/cutlass/gemm_launch.h"
 
 #include <torch/csrc/stable/ops.h>
 
@@ -6,16 +6,16 @@
 #include <limits>
 #include <vector>
 
-#include "common/int_math.h"
-#include "cuda/act_backward.h"
-#include "cuda/pack.h"
-#include "cuda/split_fp32.h"
-#include "cuda/splitk_reduce.h"
-#include "cutlass/launch_memory.h"
-#include "cutlass/operand_layout.h"
-#include "cutlass/plan_cache.h"
-#include "cutlass/registry.h"
-#include "cutlass/sm90_configs.h"
+#include "csrc/common/int_math.h"
+#include "csrc/cuda/act_backward.h"
+#include "csrc/cuda/pack.h"
+#include "csrc/cuda/split_fp32.h"
+#include "csrc/cuda/splitk_reduce.h"
+#include "csrc/cutlass/launch_memory.h"
+#include "csrc/cutlass/operand_layout.h"
+#include "csrc/cutlass/plan_cache.h"
+#include "csrc/cutlass/registry.h"
+#include "csrc/cutlass/sm90_configs.h"
 
 namespace fusedops {
 

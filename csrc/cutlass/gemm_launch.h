@@ -4,8 +4,8 @@
 
 #include <optional>
 
-#include "common/launch.h"
-#include "cutlass/operands.h"
+#include "csrc/common/launch.h"
+#include "csrc/cutlass/operands.h"
 
 namespace fusedops {
 

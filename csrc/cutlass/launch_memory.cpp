@@ -1,9 +1,9 @@
-#include "cutlass/launch_memory.h"
+#include "csrc/cutlass/launch_memory.h"
 
 #include <atomic>
 #include <random>
 
-#include "cutlass/gemm_launch.h"
+#include "csrc/cutlass/gemm_launch.h"
 
 namespace fusedops {
 namespace {

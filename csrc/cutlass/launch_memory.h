@@ -2,8 +2,8 @@
 // see next_mark.
 #pragma once
 
-#include "common/launch.h"
-#include "cutlass/gemm.h"
+#include "csrc/common/launch.h"
+#include "csrc/cutlass/gemm.h"
 
 namespace fusedops {
 

@@ -4,9 +4,9 @@
 
 #include <tuple>
 
-#include "common/op_boundary.h"
-#include "cuda/narrow_backward.h"
-#include "cutlass/linear_parts.h"
+#include "csrc/common/op_boundary.h"
+#include "csrc/cuda/narrow_backward.h"
+#include "csrc/cutlass/linear_parts.h"
 
 namespace fusedops {
 namespace {

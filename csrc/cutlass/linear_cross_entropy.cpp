@@ -11,11 +11,11 @@
 #include <tuple>
 #include <vector>
 
-#include "common/linear_cross_entropy_check.h"
-#include "common/op_boundary.h"
-#include "cpu/aten.h"
-#include "cuda/loss_rows.h"
-#include "cutlass/linear_parts.h"
+#include "csrc/common/linear_cross_entropy_check.h"
+#include "csrc/common/op_boundary.h"
+#include "csrc/cpu/aten.h"
+#include "csrc/cuda/loss_rows.h"
+#include "csrc/cutlass/linear_parts.h"
 
 namespace fusedops {
 namespace {

@@ -1,12 +1,12 @@
-#include "cutlass/linear_parts.h"
+#include "csrc/cutlass/linear_parts.h"
 
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
 #include <vector>
 
-#include "cpu/aten.h"
-#include "cuda/act_backward.h"
+#include "csrc/cpu/aten.h"
+#include "csrc/cuda/act_backward.h"
 
 namespace fusedops {
 

@@ -4,8 +4,8 @@
 
 #include <optional>
 
-#include "common/linear_check.h"
-#include "cutlass/gemm_launch.h"
+#include "csrc/common/linear_check.h"
+#include "csrc/cutlass/gemm_launch.h"
 
 namespace fusedops {
 

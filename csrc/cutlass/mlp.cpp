@@ -6,9 +6,9 @@
 
 #include <tuple>
 
-#include "common/mlp_check.h"
-#include "common/op_boundary.h"
-#include "cutlass/mlp_parts.h"
+#include "csrc/common/mlp_check.h"
+#include "csrc/common/op_boundary.h"
+#include "csrc/cutlass/mlp_parts.h"
 
 namespace fusedops {
 namespace {

@@ -1,4 +1,4 @@
-#include "cutlass/mlp_parts.h"
+#include "csrc/cutlass/mlp_parts.h"
 
 #include <torch/csrc/stable/ops.h>
 

@@ -4,9 +4,9 @@
 
 #include <initializer_list>
 
-#include "common/mlp_check.h"
-#include "cuda/gated_act.h"
-#include "cutlass/linear_parts.h"
+#include "csrc/common/mlp_check.h"
+#include "csrc/cuda/gated_act.h"
+#include "csrc/cutlass/linear_parts.h"
 
 namespace fusedops {
 

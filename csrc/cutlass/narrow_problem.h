@@ -4,9 +4,9 @@
 
 #include <algorithm>
 
-#include "common/activation.h"
-#include "common/dtype.h"
-#include "common/int_math.h"
+#include "csrc/common/activation.h"
+#include "csrc/common/dtype.h"
+#include "csrc/common/int_math.h"
 
 namespace fusedops::narrow {
 

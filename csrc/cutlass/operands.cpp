@@ -1,11 +1,11 @@
-#include "cutlass/operands.h"
+#include "csrc/cutlass/operands.h"
 
 #include <algorithm>
 #include <limits>
 
-#include "common/int_math.h"
-#include "cutlass/operand_layout.h"
-#include "cutlass/sm80_configs.h"
+#include "csrc/common/int_math.h"
+#include "csrc/cutlass/operand_layout.h"
+#include "csrc/cutlass/sm80_configs.h"
 
 namespace fusedops {
 namespace {

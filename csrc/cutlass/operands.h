@@ -3,7 +3,7 @@
 // only.
 #pragma once
 
-#include "cutlass/select.h"
+#include "csrc/cutlass/select.h"
 
 namespace fusedops {
 

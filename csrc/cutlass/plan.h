@@ -2,7 +2,7 @@
 // only.
 #pragma once
 
-#include "cutlass/config.h"
+#include "csrc/cutlass/config.h"
 
 namespace fusedops {
 

@@ -1,9 +1,9 @@
-#include "cutlass/plan_cache.h"
+#include "csrc/cutlass/plan_cache.h"
 
 #include <array>
 
-#include "cutlass/sm80_configs.h"
-#include "cutlass/tuned_plans.h"
+#include "csrc/cutlass/sm80_configs.h"
+#include "csrc/cutlass/tuned_plans.h"
 
 namespace fusedops {
 namespace {

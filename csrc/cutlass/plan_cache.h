@@ -2,7 +2,7 @@
 // call. Per thread: no locks. Host only.
 #pragma once
 
-#include "cutlass/select.h"
+#include "csrc/cutlass/select.h"
 
 namespace fusedops {
 

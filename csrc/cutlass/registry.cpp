@@ -1,4 +1,4 @@
-#include "cutlass/registry.h"
+#include "csrc/cutlass/registry.h"
 
 namespace fusedops {
 namespace {

@@ -1,7 +1,7 @@
 // Where instances/*.cu announce their kernels at load time and the launcher finds them. Host only.
 #pragma once
 
-#include "cutlass/config.h"
+#include "csrc/cutlass/config.h"
 
 namespace fusedops {
 

@@ -1,16 +1,16 @@
-#include "cutlass/select.h"
+#include "csrc/cutlass/select.h"
 
 #include <algorithm>
 #include <iterator>
 #include <limits>
 
-#include "common/int_math.h"
-#include "cutlass/cluster_configs.h"
-#include "cutlass/skinny_configs.h"
-#include "cutlass/sm80_configs.h"
-#include "cutlass/sm90_configs.h"
-#include "cutlass/sm90_measured.h"
-#include "cutlass/time_model.h"
+#include "csrc/common/int_math.h"
+#include "csrc/cutlass/cluster_configs.h"
+#include "csrc/cutlass/skinny_configs.h"
+#include "csrc/cutlass/sm80_configs.h"
+#include "csrc/cutlass/sm90_configs.h"
+#include "csrc/cutlass/sm90_measured.h"
+#include "csrc/cutlass/time_model.h"
 
 namespace fusedops {
 namespace {

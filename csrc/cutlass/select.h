@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "cutlass/plan.h"
+#include "csrc/cutlass/plan.h"
 
 namespace fusedops {
 

@@ -2,9 +2,9 @@
 // rows are stored straight from registers, 16 bytes each where D is aligned.
 #pragma once
 
-#include "cutlass/activation.cuh"
-#include "cutlass/simt_shape.cuh"
-#include "cutlass/sm80_tile.cuh"
+#include "csrc/cutlass/activation.cuh"
+#include "csrc/cutlass/simt_shape.cuh"
+#include "csrc/cutlass/sm80_tile.cuh"
 
 namespace fusedops::simt {
 

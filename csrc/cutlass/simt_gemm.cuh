@@ -8,8 +8,8 @@
 // NOTE: CUTLASS's SIMT kernels copy operands element by element, and in sums of 8 or of all of K.
 #pragma once
 
-#include "cutlass/registry.h"
-#include "cutlass/simt_epilogue.cuh"
+#include "csrc/cutlass/registry.h"
+#include "csrc/cutlass/simt_epilogue.cuh"
 
 namespace fusedops::simt {
 

@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
-#include "cutlass/simt_tile.cuh"
-#include "cutlass/sm80_configs.h"
+#include "csrc/cutlass/simt_tile.cuh"
+#include "csrc/cutlass/sm80_configs.h"
 
 namespace fusedops::simt {
 

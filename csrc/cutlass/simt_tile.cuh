@@ -8,7 +8,7 @@
 
 #include <cstdint>
 
-#include "cutlass/gemm.h"
+#include "csrc/cutlass/gemm.h"
 
 namespace fusedops::simt {
 

@@ -4,7 +4,7 @@
 
 #include <limits>
 
-#include "cutlass/sm80_configs.h"
+#include "csrc/cutlass/sm80_configs.h"
 
 namespace fusedops {
 

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "cutlass/config.h"
+#include "csrc/cutlass/config.h"
 
 namespace fusedops {
 

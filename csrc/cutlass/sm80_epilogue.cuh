@@ -5,13 +5,14 @@
 // NOTE: CUTLASS's visitor tree would need one kernel per epilogue and alignment.
 #pragma once
 
-#include "cutlass/activation.cuh"
-#include "cutlass/array.h"
-#include "cutlass/epilogue/threadblock/epilogue_base.h"
-#include "cutlass/epilogue/warp/fragment_iterator_tensor_op.h"
-#include "cutlass/epilogue/warp/tile_iterator_tensor_op.h"
-#include "cutlass/numeric_conversion.h"
-#include "cutlass/sm80_tile.cuh"
+#include <cutlass/array.h>
+#include <cutlass/epilogue/threadblock/epilogue_base.h>
+#include <cutlass/epilogue/warp/fragment_iterator_tensor_op.h>
+#include <cutlass/epilogue/warp/tile_iterator_tensor_op.h>
+#include <cutlass/numeric_conversion.h>
+
+#include "csrc/cutlass/activation.cuh"
+#include "csrc/cutlass/sm80_tile.cuh"
 
 namespace fusedops::sm80 {
 

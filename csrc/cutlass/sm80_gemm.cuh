@@ -7,11 +7,12 @@
 
 #include <type_traits>
 
-#include "cutlass/arch/mma.h"
-#include "cutlass/gemm/threadblock/default_mma.h"
-#include "cutlass/registry.h"
-#include "cutlass/sm80_configs.h"
-#include "cutlass/sm80_epilogue.cuh"
+#include <cutlass/arch/mma.h>
+#include <cutlass/gemm/threadblock/default_mma.h>
+
+#include "csrc/cutlass/registry.h"
+#include "csrc/cutlass/sm80_configs.h"
+#include "csrc/cutlass/sm80_epilogue.cuh"
 
 namespace fusedops::sm80 {
 

@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "common/pdl.cuh"
-#include "common/shared_memory.cuh"
-#include "cutlass/gemm.h"
+#include "csrc/common/pdl.cuh"
+#include "csrc/common/shared_memory.cuh"
+#include "csrc/cutlass/gemm.h"
 
 namespace fusedops::sm80 {
 

@@ -2,7 +2,7 @@
 // (device). tile_k counts 2-byte elements: every kernel stages 128 bytes of K.
 #pragma once
 
-#include "cutlass/config.h"
+#include "csrc/cutlass/config.h"
 
 namespace fusedops {
 

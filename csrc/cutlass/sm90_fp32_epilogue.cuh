@@ -2,10 +2,11 @@
 // storing the pre-activation.
 #pragma once
 
-#include "cutlass/activation.cuh"
-#include "cutlass/epilogue/collective/collective_builder.hpp"
-#include "cutlass/epilogue/fusion/sm90_callbacks_tma_warpspecialized.hpp"
-#include "cutlass/gemm.h"
+#include <cutlass/epilogue/collective/collective_builder.hpp>
+#include <cutlass/epilogue/fusion/sm90_callbacks_tma_warpspecialized.hpp>
+
+#include "csrc/cutlass/activation.cuh"
+#include "csrc/cutlass/gemm.h"
 
 namespace fusedops::sm90 {
 

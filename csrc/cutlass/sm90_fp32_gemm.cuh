@@ -4,16 +4,17 @@
 
 #include <algorithm>
 
-#include "common/int_math.h"
-#include "common/shared_memory.cuh"
-#include "cutlass/cutlass.h"
-#include "cutlass/gemm/collective/collective_builder.hpp"
-#include "cutlass/gemm/device/gemm_universal_adapter.h"
-#include "cutlass/gemm/kernel/gemm_universal.hpp"
-#include "cutlass/operand_layout.h"
-#include "cutlass/registry.h"
-#include "cutlass/sm90_configs.h"
-#include "cutlass/sm90_fp32_epilogue.cuh"
+#include <cutlass/cutlass.h>
+#include <cutlass/gemm/collective/collective_builder.hpp>
+#include <cutlass/gemm/device/gemm_universal_adapter.h>
+#include <cutlass/gemm/kernel/gemm_universal.hpp>
+
+#include "csrc/common/int_math.h"
+#include "csrc/common/shared_memory.cuh"
+#include "csrc/cutlass/operand_layout.h"
+#include "csrc/cutlass/registry.h"
+#include "csrc/cutlass/sm90_configs.h"
+#include "csrc/cutlass/sm90_fp32_epilogue.cuh"
 
 namespace fusedops::sm90 {
 

@@ -1,9 +1,9 @@
 // The kernels of gated_kernels.h: sm90_kernel.cuh with two matrices where it has one.
 #pragma once
 
-#include "common/shared_memory.cuh"
-#include "cutlass/sm90_gated_forward.cuh"
-#include "cutlass/sm90_gated_gradient.cuh"
+#include "csrc/common/shared_memory.cuh"
+#include "csrc/cutlass/sm90_gated_forward.cuh"
+#include "csrc/cutlass/sm90_gated_gradient.cuh"
 
 namespace fusedops::sm90 {
 

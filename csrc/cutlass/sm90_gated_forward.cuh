@@ -2,8 +2,8 @@
 // is of gate, the right half of up.
 #pragma once
 
-#include "cuda/value_and_slope.cuh"
-#include "cutlass/sm90_gated_traits.cuh"
+#include "csrc/cuda/value_and_slope.cuh"
+#include "csrc/cutlass/sm90_gated_traits.cuh"
 
 namespace fusedops::sm90 {
 

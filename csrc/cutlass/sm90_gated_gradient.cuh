@@ -4,9 +4,9 @@
 // writes what is elementwise.
 #pragma once
 
-#include "common/vec.cuh"
-#include "cuda/value_and_slope.cuh"
-#include "cutlass/sm90_gated_traits.cuh"
+#include "csrc/common/vec.cuh"
+#include "csrc/cuda/value_and_slope.cuh"
+#include "csrc/cutlass/sm90_gated_traits.cuh"
 
 namespace fusedops::sm90 {
 

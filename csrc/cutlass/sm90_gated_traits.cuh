@@ -1,8 +1,8 @@
 // What the kernels of gated_kernels.h are compiled for, and what their warpgroups do with panels.
 #pragma once
 
-#include "cutlass/gated_kernels.h"
-#include "cutlass/sm90_kernel.cuh"
+#include "csrc/cutlass/gated_kernels.h"
+#include "csrc/cutlass/sm90_kernel.cuh"
 
 namespace fusedops::sm90 {
 

@@ -4,10 +4,10 @@
 
 #include <algorithm>
 
-#include "common/shared_memory.cuh"
-#include "cutlass/registry.h"
-#include "cutlass/sm90_configs.h"
-#include "cutlass/sm90_kernel.cuh"
+#include "csrc/common/shared_memory.cuh"
+#include "csrc/cutlass/registry.h"
+#include "csrc/cutlass/sm90_configs.h"
+#include "csrc/cutlass/sm90_kernel.cuh"
 
 namespace fusedops::sm90 {
 

@@ -14,16 +14,17 @@
 
 #include <algorithm>
 
-#include "common/pdl.cuh"
-#include "cute/algorithm/gemm.hpp"
-#include "cute/atom/mma_atom.hpp"
-#include "cutlass/arch/barrier.h"
-#include "cutlass/arch/reg_reconfig.h"
-#include "cutlass/gemm/collective/builders/sm90_common.inl"
-#include "cutlass/sm90_store.cuh"
-#include "cutlass/sm90_tile_exchange.cuh"
-#include "cutlass/sm90_tile_order.h"
-#include "cutlass/sm90_tile_queue.cuh"
+#include <cute/algorithm/gemm.hpp>
+#include <cute/atom/mma_atom.hpp>
+#include <cutlass/arch/barrier.h>
+#include <cutlass/arch/reg_reconfig.h>
+#include <cutlass/gemm/collective/builders/sm90_common.inl>
+
+#include "csrc/common/pdl.cuh"
+#include "csrc/cutlass/sm90_store.cuh"
+#include "csrc/cutlass/sm90_tile_exchange.cuh"
+#include "csrc/cutlass/sm90_tile_order.h"
+#include "csrc/cutlass/sm90_tile_queue.cuh"
 
 namespace fusedops::sm90 {
 

@@ -4,7 +4,7 @@
 // activation that costs more than relu.
 #pragma once
 
-#include "cutlass/config.h"
+#include "csrc/cutlass/config.h"
 
 namespace fusedops {
 

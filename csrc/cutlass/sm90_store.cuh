@@ -8,13 +8,14 @@
 // share the bandwidth of registers and shared memory: what counts is the number of instructions.
 #pragma once
 
-#include "cuda/value_and_slope.cuh"
-#include "cute/arch/copy_sm75.hpp"
-#include "cute/arch/copy_sm90.hpp"
-#include "cutlass/arch/barrier.h"
-#include "cutlass/sm90_configs.h"
-#include "cutlass/sm90_store_traits.cuh"
-#include "cutlass/sm90_tile_order.h"
+#include <cute/arch/copy_sm75.hpp>
+#include <cute/arch/copy_sm90.hpp>
+#include <cutlass/arch/barrier.h>
+
+#include "csrc/cuda/value_and_slope.cuh"
+#include "csrc/cutlass/sm90_configs.h"
+#include "csrc/cutlass/sm90_store_traits.cuh"
+#include "csrc/cutlass/sm90_tile_order.h"
 
 namespace fusedops::sm90 {
 

@@ -2,10 +2,11 @@
 // they stage, and pairs of 16-bit values.
 #pragma once
 
-#include "cutlass/arch/barrier.h"
-#include "cutlass/gemm.h"
-#include "cutlass/numeric_types.h"
-#include "cutlass/sm90_tma.cuh"
+#include <cutlass/arch/barrier.h>
+#include <cutlass/numeric_types.h>
+
+#include "csrc/cutlass/gemm.h"
+#include "csrc/cutlass/sm90_tma.cuh"
 
 namespace fusedops::sm90 {
 

@@ -9,7 +9,7 @@
 
 #include <cstdint>
 
-#include "cutlass/gemm.h"
+#include "csrc/cutlass/gemm.h"
 
 namespace fusedops::sm90 {
 

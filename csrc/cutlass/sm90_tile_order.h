@@ -4,8 +4,9 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "cutlass/fast_math.h"
-#include "cutlass/tile_sharing.h"
+#include <cutlass/fast_math.h>
+
+#include "csrc/cutlass/tile_sharing.h"
 
 namespace fusedops::sm90 {
 

@@ -8,9 +8,10 @@
 // CTA takes numbers from a counter in global memory, a few tiles ahead.
 #pragma once
 
-#include "cutlass/arch/barrier.h"
-#include "cutlass/gemm.h"
-#include "cutlass/sm90_tile_order.h"
+#include <cutlass/arch/barrier.h>
+
+#include "csrc/cutlass/gemm.h"
+#include "csrc/cutlass/sm90_tile_order.h"
 
 namespace fusedops::sm90 {
 

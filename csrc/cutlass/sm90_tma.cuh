@@ -6,10 +6,11 @@
 
 #include <cstdint>
 
-#include "common/driver_entry.h"
-#include "common/int_math.h"
-#include "cute/arch/copy_sm90_desc.hpp"
-#include "cute/arch/copy_sm90_tma.hpp"
+#include <cute/arch/copy_sm90_desc.hpp>
+#include <cute/arch/copy_sm90_tma.hpp>
+
+#include "csrc/common/driver_entry.h"
+#include "csrc/common/int_math.h"
 
 namespace fusedops::sm90 {
 

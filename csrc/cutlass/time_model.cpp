@@ -1,9 +1,9 @@
-#include "cutlass/time_model.h"
+#include "csrc/cutlass/time_model.h"
 
 #include <algorithm>
 #include <cmath>
 
-#include "common/int_math.h"
+#include "csrc/common/int_math.h"
 
 namespace fusedops {
 namespace {

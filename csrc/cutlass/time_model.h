@@ -6,9 +6,9 @@
 // one, 4 % where a weight has fewer than 2048 rows. Cycles are of a nominal clock.
 #pragma once
 
-#include "cutlass/cluster_configs.h"
-#include "cutlass/plan.h"
-#include "cutlass/tile_sharing.h"
+#include "csrc/cutlass/cluster_configs.h"
+#include "csrc/cutlass/plan.h"
+#include "csrc/cutlass/tile_sharing.h"
 
 namespace fusedops {
 

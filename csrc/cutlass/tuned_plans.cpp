@@ -1,4 +1,4 @@
-#include "cutlass/tuned_plans.h"
+#include "csrc/cutlass/tuned_plans.h"
 
 #include <algorithm>
 #include <atomic>
@@ -6,7 +6,7 @@
 #include <mutex>
 #include <utility>
 
-#include "cutlass/cluster_configs.h"
+#include "csrc/cutlass/cluster_configs.h"
 
 namespace fusedops {
 namespace {

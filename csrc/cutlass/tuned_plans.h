@@ -6,7 +6,7 @@
 #include <compare>
 #include <vector>
 
-#include "cutlass/select.h"
+#include "csrc/cutlass/select.h"
 
 namespace fusedops {
 

@@ -1,4 +1,4 @@
-#include "cutlass/simt_gemm.cuh"
+#include "csrc/cutlass/simt_gemm.cuh"
 
 namespace fusedops::simt {
 namespace {

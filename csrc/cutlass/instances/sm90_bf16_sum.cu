@@ -1,4 +1,4 @@
-#include "cutlass/sm90_gemm.cuh"
+#include "csrc/cutlass/sm90_gemm.cuh"
 
 namespace fusedops::sm90 {
 
