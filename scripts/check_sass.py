@@ -18,7 +18,7 @@ from fusedops import _C
 
 # Per architecture, the instructions that at least one kernel must use.
 EXPECTED = {"sm_90a": ("HGMMA", "UTMALDG", "HMMA"), "sm_80": ("HMMA", "LDGSTS")}
-# A copy whose 64-bit descriptor would begin in an odd register: see csrc/common/cache_hint.cuh.
+# A copy whose 64-bit descriptor would begin in an odd register: see cache_hint.cuh.
 BROKEN = re.compile(r"LDGSTS.*desc\[UR\d*[13579]\]")
 # Stores to local memory of an sm_90a GEMM kernel: a few are spilled constants, thousands the
 # accumulators, which nvcc 13.0 moves there for some branches around them (40 times slower).

@@ -1,9 +1,9 @@
 // dz = dy * act'(saved) and dbias = dz summed over rows, on the CPU.
 #include <tuple>
 
-#include "csrc/common/op_boundary.h"
+#include "csrc/common/checks/op_boundary.h"
+#include "csrc/common/host/aten.h"
 #include "csrc/cpu/activation.h"
-#include "csrc/cpu/aten.h"
 
 namespace fusedops::cpu {
 namespace {

@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "csrc/common/dispatch.h"
-#include "csrc/cpu/aten.h"
+#include "csrc/common/host/aten.h"
 #include "csrc/cpu/host_types.h"
 #include "csrc/cpu/pointwise.h"
 

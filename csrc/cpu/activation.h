@@ -3,7 +3,7 @@
 
 #include <optional>
 
-#include "csrc/common/linear_check.h"
+#include "csrc/common/checks/linear_check.h"
 
 namespace fusedops::cpu {
 

@@ -1,7 +1,7 @@
 // add, fma, square, relu and their out variants on the CPU. Integers wrap around.
 #include <cmath>
 
-#include "csrc/common/op_boundary.h"
+#include "csrc/common/checks/op_boundary.h"
 #include "csrc/cpu/element_types.h"
 #include "csrc/cpu/elementwise.h"
 

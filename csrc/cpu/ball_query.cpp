@@ -1,7 +1,7 @@
 // ball_query, radius_count and radius_fill on the CPU.
 #include <tuple>
 
-#include "csrc/common/op_boundary.h"
+#include "csrc/common/checks/op_boundary.h"
 #include "csrc/cpu/neighbours.h"
 
 namespace fusedops::cpu {

@@ -1,7 +1,7 @@
 // bias_dropout_residual, its out variant and its backward on the CPU; the mask is the GPU's.
 #include <tuple>
 
-#include "csrc/common/op_boundary.h"
+#include "csrc/common/checks/op_boundary.h"
 #include "csrc/common/philox.h"
 #include "csrc/cpu/elementwise.h"
 

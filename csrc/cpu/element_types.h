@@ -1,8 +1,8 @@
 // What an Element is on the host.
 #pragma once
 
+#include "csrc/common/checks/tensor_check.h"
 #include "csrc/common/element.h"
-#include "csrc/common/tensor_check.h"
 #include "csrc/cpu/host_types.h"
 
 namespace fusedops::cpu {

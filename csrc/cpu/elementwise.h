@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <array>
 
-#include "csrc/common/elementwise_check.h"
-#include "csrc/cpu/aten.h"
+#include "csrc/common/checks/elementwise_check.h"
+#include "csrc/common/host/aten.h"
 #include "csrc/cpu/host_types.h"
 #include "csrc/cpu/pointwise.h"
 

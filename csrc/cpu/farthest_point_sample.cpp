@@ -8,10 +8,10 @@
 #include <numeric>
 #include <vector>
 
+#include "csrc/common/checks/fps_check.h"
+#include "csrc/common/checks/op_boundary.h"
 #include "csrc/common/dispatch.h"
-#include "csrc/common/fps_check.h"
-#include "csrc/common/op_boundary.h"
-#include "csrc/cpu/aten.h"
+#include "csrc/common/host/aten.h"
 #include "csrc/cpu/pointwise.h"
 
 namespace fusedops::cpu {

@@ -1,10 +1,10 @@
 // bincount and histogram on the CPU.
 #include <algorithm>
 
-#include "csrc/common/histogram_check.h"
+#include "csrc/common/checks/histogram_check.h"
+#include "csrc/common/checks/op_boundary.h"
 #include "csrc/common/histogram_range.h"
-#include "csrc/common/op_boundary.h"
-#include "csrc/cpu/aten.h"
+#include "csrc/common/host/aten.h"
 #include "csrc/cpu/element_types.h"
 
 namespace fusedops::cpu {

@@ -1,7 +1,7 @@
 // point_grid, knn and knn_backward on the CPU.
 #include <tuple>
 
-#include "csrc/common/op_boundary.h"
+#include "csrc/common/checks/op_boundary.h"
 #include "csrc/cpu/neighbours.h"
 
 namespace fusedops::cpu {

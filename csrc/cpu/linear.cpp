@@ -1,9 +1,9 @@
 // linear and matmul on the CPU: ATen's GEMM, then the activation in place, then one rounding.
 #include <tuple>
 
-#include "csrc/common/op_boundary.h"
+#include "csrc/common/checks/op_boundary.h"
+#include "csrc/common/host/aten.h"
 #include "csrc/cpu/activation.h"
-#include "csrc/cpu/aten.h"
 
 namespace fusedops::cpu {
 namespace {

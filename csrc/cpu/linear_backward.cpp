@@ -1,9 +1,9 @@
 // Gradients of linear on the CPU: dz and dbias, then ATen's GEMM for dx and dweight.
 #include <tuple>
 
-#include "csrc/common/op_boundary.h"
+#include "csrc/common/checks/op_boundary.h"
+#include "csrc/common/host/aten.h"
 #include "csrc/cpu/activation.h"
-#include "csrc/cpu/aten.h"
 #include "csrc/cpu/mlp_parts.h"
 
 namespace fusedops::cpu {

@@ -4,8 +4,8 @@
 #include <tuple>
 #include <vector>
 
-#include "csrc/common/linear_cross_entropy_check.h"
-#include "csrc/common/op_boundary.h"
+#include "csrc/common/checks/linear_cross_entropy_check.h"
+#include "csrc/common/checks/op_boundary.h"
 #include "csrc/cpu/mlp_parts.h"
 #include "csrc/cpu/rows.h"
 

@@ -1,7 +1,7 @@
 // mlp and the backward of its second product on the CPU.
 #include <tuple>
 
-#include "csrc/common/op_boundary.h"
+#include "csrc/common/checks/op_boundary.h"
 #include "csrc/cpu/mlp_parts.h"
 
 namespace fusedops::cpu {

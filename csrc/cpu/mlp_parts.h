@@ -3,9 +3,9 @@
 
 #include <vector>
 
-#include "csrc/common/mlp_check.h"
+#include "csrc/common/checks/mlp_check.h"
+#include "csrc/common/host/aten.h"
 #include "csrc/cpu/activation.h"
-#include "csrc/cpu/aten.h"
 
 namespace fusedops::cpu {
 

@@ -2,7 +2,7 @@
 #include <tuple>
 #include <vector>
 
-#include "csrc/common/op_boundary.h"
+#include "csrc/common/checks/op_boundary.h"
 #include "csrc/cpu/rows.h"
 
 namespace fusedops::cpu {

@@ -9,9 +9,9 @@
 #include <utility>
 #include <vector>
 
+#include "csrc/common/checks/neighbours_check.h"
 #include "csrc/common/dispatch.h"
-#include "csrc/common/neighbours_check.h"
-#include "csrc/cpu/aten.h"
+#include "csrc/common/host/aten.h"
 #include "csrc/cpu/host_types.h"
 
 namespace fusedops::cpu {

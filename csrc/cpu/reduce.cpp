@@ -4,10 +4,10 @@
 #include <numeric>
 #include <tuple>
 
+#include "csrc/common/checks/op_boundary.h"
+#include "csrc/common/checks/reduce_check.h"
 #include "csrc/common/dispatch.h"
-#include "csrc/common/op_boundary.h"
-#include "csrc/common/reduce_check.h"
-#include "csrc/cpu/aten.h"
+#include "csrc/common/host/aten.h"
 #include "csrc/cpu/pointwise.h"
 
 namespace fusedops::cpu {

@@ -5,9 +5,9 @@
 #include <cmath>
 #include <limits>
 
+#include "csrc/common/checks/row_check.h"
 #include "csrc/common/dispatch.h"
-#include "csrc/common/row_check.h"
-#include "csrc/cpu/aten.h"
+#include "csrc/common/host/aten.h"
 #include "csrc/cpu/pointwise.h"
 
 namespace fusedops::cpu {

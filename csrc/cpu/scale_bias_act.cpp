@@ -1,7 +1,7 @@
 // scale_bias_act, its out variant and its backward on the CPU: in fp32 (fp64), rounded once.
 #include <tuple>
 
-#include "csrc/common/op_boundary.h"
+#include "csrc/common/checks/op_boundary.h"
 #include "csrc/cpu/activation.h"
 #include "csrc/cpu/elementwise.h"
 

@@ -6,7 +6,7 @@
 #include <span>
 #include <string>
 
-#include "csrc/common/tensor_check.h"
+#include "csrc/common/checks/tensor_check.h"
 #include "csrc/cpu/schema/elementwise.h"
 #include "csrc/cpu/schema/gemm.h"
 #include "csrc/cpu/schema/mlp.h"

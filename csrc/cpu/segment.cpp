@@ -2,9 +2,9 @@
 #include <algorithm>
 #include <tuple>
 
-#include "csrc/common/op_boundary.h"
-#include "csrc/common/segment_check.h"
-#include "csrc/cpu/aten.h"
+#include "csrc/common/checks/op_boundary.h"
+#include "csrc/common/checks/segment_check.h"
+#include "csrc/common/host/aten.h"
 #include "csrc/cpu/element_types.h"
 #include "csrc/cpu/pointwise.h"
 

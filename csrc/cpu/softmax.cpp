@@ -1,5 +1,5 @@
 // softmax, log_softmax and their gradient on the CPU.
-#include "csrc/common/op_boundary.h"
+#include "csrc/common/checks/op_boundary.h"
 #include "csrc/cpu/rows.h"
 
 namespace fusedops::cpu {

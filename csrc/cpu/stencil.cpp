@@ -3,10 +3,10 @@
 #include <tuple>
 #include <vector>
 
+#include "csrc/common/checks/op_boundary.h"
+#include "csrc/common/checks/stencil_check.h"
 #include "csrc/common/dispatch.h"
-#include "csrc/common/op_boundary.h"
-#include "csrc/common/stencil_check.h"
-#include "csrc/cpu/aten.h"
+#include "csrc/common/host/aten.h"
 #include "csrc/cpu/pointwise.h"
 
 namespace fusedops::cpu {

@@ -1,8 +1,8 @@
 // The template op on the CPU: what csrc/cuda/template_scale.cu does, without a device.
+#include "csrc/common/checks/op_boundary.h"
+#include "csrc/common/checks/tensor_check.h"
 #include "csrc/common/dispatch.h"
-#include "csrc/common/op_boundary.h"
-#include "csrc/common/tensor_check.h"
-#include "csrc/cpu/aten.h"
+#include "csrc/common/host/aten.h"
 #include "csrc/cpu/pointwise.h"
 
 namespace fusedops::cpu {

@@ -3,9 +3,9 @@
 #include <numeric>
 #include <tuple>
 
-#include "csrc/common/op_boundary.h"
-#include "csrc/common/topk_check.h"
-#include "csrc/cpu/aten.h"
+#include "csrc/common/checks/op_boundary.h"
+#include "csrc/common/checks/topk_check.h"
+#include "csrc/common/host/aten.h"
 #include "csrc/cpu/element_types.h"
 
 namespace fusedops::cpu {

@@ -3,8 +3,8 @@
 // fp32, from dz before it is rounded.
 #pragma once
 
-#include "csrc/common/column_sums.cuh"
-#include "csrc/cuda/activation_gradient.cuh"
+#include "csrc/common/device/activation_gradient.cuh"
+#include "csrc/common/device/column_sums.cuh"
 
 namespace fusedops {
 

@@ -1,9 +1,9 @@
 // add, fma, square, relu and their out variants on CUDA.
 #include <concepts>
 
-#include "csrc/common/op_boundary.h"
+#include "csrc/common/checks/op_boundary.h"
+#include "csrc/common/device/element_types.cuh"
 #include "csrc/cuda/arithmetic.cuh"
-#include "csrc/cuda/element_types.cuh"
 #include "csrc/cuda/elementwise_host.h"
 
 namespace fusedops::cuda {

@@ -2,8 +2,8 @@
 // types compute in fp32 (fp64) with one rounding; integers wrap around.
 #pragma once
 
+#include "csrc/common/device/activation.cuh"
 #include "csrc/cuda/elementwise.cuh"
-#include "csrc/cutlass/activation.cuh"
 
 namespace fusedops {
 

@@ -4,9 +4,9 @@
 
 #include <tuple>
 
-#include "csrc/common/device_types.cuh"
+#include "csrc/common/checks/op_boundary.h"
+#include "csrc/common/device/device_types.cuh"
 #include "csrc/common/dispatch.h"
-#include "csrc/common/op_boundary.h"
 #include "csrc/cuda/ball_brute.cuh"
 #include "csrc/cuda/ball_query.cuh"
 #include "csrc/cuda/monotone_offsets.h"

@@ -7,7 +7,7 @@
 // and apply(columns, in, row, col, sums) -> the result of kVec elements, which adds to sums.
 #pragma once
 
-#include "csrc/common/column_sums.cuh"
+#include "csrc/common/device/column_sums.cuh"
 
 namespace fusedops {
 

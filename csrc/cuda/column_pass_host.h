@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include "csrc/common/launch.h"
+#include "csrc/common/host/launch.h"
 #include "csrc/cuda/column_pass.cuh"
 
 namespace fusedops::cuda {

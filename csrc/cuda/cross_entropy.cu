@@ -7,10 +7,10 @@
 #include <tuple>
 #include <type_traits>
 
-#include "csrc/common/device_types.cuh"
+#include "csrc/common/checks/op_boundary.h"
+#include "csrc/common/checks/row_check.h"
+#include "csrc/common/device/device_types.cuh"
 #include "csrc/common/dispatch.h"
-#include "csrc/common/op_boundary.h"
-#include "csrc/common/row_check.h"
 #include "csrc/cuda/cross_entropy_backward.cuh"
 #include "csrc/cuda/row_plan.h"
 

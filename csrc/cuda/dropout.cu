@@ -1,8 +1,8 @@
 // bias_dropout_residual, its out variant and its backward on CUDA.
 #include <tuple>
 
-#include "csrc/common/device_types.cuh"
-#include "csrc/common/op_boundary.h"
+#include "csrc/common/checks/op_boundary.h"
+#include "csrc/common/device/device_types.cuh"
 #include "csrc/cuda/column_pass_host.h"
 #include "csrc/cuda/dropout.cuh"
 #include "csrc/cuda/elementwise_host.h"

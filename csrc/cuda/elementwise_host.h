@@ -4,8 +4,8 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
-#include "csrc/common/elementwise_check.h"
-#include "csrc/common/launch.h"
+#include "csrc/common/checks/elementwise_check.h"
+#include "csrc/common/host/launch.h"
 #include "csrc/cuda/elementwise.cuh"
 
 namespace fusedops::cuda {

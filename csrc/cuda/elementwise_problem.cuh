@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <array>
 
-#include "csrc/common/cache_hint.cuh"
-#include "csrc/common/division.cuh"
+#include "csrc/common/device/cache_hint.cuh"
+#include "csrc/common/device/division.cuh"
+#include "csrc/common/device/vec.cuh"
 #include "csrc/common/iteration_space.h"
-#include "csrc/common/vec.cuh"
 
 namespace fusedops {
 

@@ -1,7 +1,7 @@
 // The elementwise kernel for operands of any strides and alignment (see elementwise.cuh).
 #pragma once
 
-#include "csrc/common/pdl.cuh"
+#include "csrc/common/device/pdl.cuh"
 #include "csrc/cuda/elementwise_problem.cuh"
 
 namespace fusedops {

@@ -2,9 +2,9 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
-#include "csrc/common/fps_check.h"
-#include "csrc/common/launch.h"
-#include "csrc/common/op_boundary.h"
+#include "csrc/common/checks/fps_check.h"
+#include "csrc/common/checks/op_boundary.h"
+#include "csrc/common/host/launch.h"
 #include "csrc/cuda/fps_plan.cuh"
 
 namespace fusedops::cuda {

@@ -8,7 +8,7 @@
 // memory: fps_stream.cuh.
 #pragma once
 
-#include "csrc/common/cloud.cuh"
+#include "csrc/common/device/cloud.cuh"
 #include "csrc/common/fps_problem.h"
 #include "csrc/cuda/fps_argmax.cuh"
 

@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
+#include "csrc/common/device/shared_memory.cuh"
 #include "csrc/common/dispatch.h"
-#include "csrc/common/shared_memory.cuh"
 #include "csrc/cuda/farthest_point_sample.cuh"
 #include "csrc/cuda/fps_stream.cuh"
 

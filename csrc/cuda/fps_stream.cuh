@@ -2,7 +2,7 @@
 // the points are laid out once by dimension and stream through global memory at every step.
 #pragma once
 
-#include "csrc/common/cloud.cuh"
+#include "csrc/common/device/cloud.cuh"
 #include "csrc/common/fps_problem.h"
 #include "csrc/cuda/fps_argmax.cuh"
 

@@ -1,6 +1,6 @@
 #include <initializer_list>
 
-#include "csrc/common/device_types.cuh"
+#include "csrc/common/device/device_types.cuh"
 #include "csrc/common/dispatch.h"
 #include "csrc/cuda/gated_act.cuh"
 #include "csrc/cuda/gated_act.h"

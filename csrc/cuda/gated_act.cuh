@@ -3,8 +3,8 @@
 // column_sums.cuh). Without `up` the forward is a plain activation.
 #pragma once
 
-#include "csrc/common/column_sums.cuh"
-#include "csrc/cuda/value_and_slope.cuh"
+#include "csrc/common/device/column_sums.cuh"
+#include "csrc/common/device/value_and_slope.cuh"
 
 namespace fusedops {
 

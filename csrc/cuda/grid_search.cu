@@ -1,8 +1,8 @@
 // Launches of grid_search.cuh.
 #include <algorithm>
 
+#include "csrc/common/device/shared_memory.cuh"
 #include "csrc/common/dispatch.h"
-#include "csrc/common/shared_memory.cuh"
 #include "csrc/cuda/grid_search.cuh"
 #include "csrc/cuda/neighbour_output.cuh"
 

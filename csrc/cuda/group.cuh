@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
-#include "csrc/common/cloud.cuh"
-#include "csrc/common/division.cuh"
+#include "csrc/common/device/cloud.cuh"
+#include "csrc/common/device/division.cuh"
 #include "csrc/common/grid_limits.h"
 #include "csrc/common/int_math.h"
 

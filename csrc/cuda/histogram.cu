@@ -2,11 +2,11 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
-#include "csrc/common/device_types.cuh"
-#include "csrc/common/histogram_check.h"
-#include "csrc/common/launch.h"
-#include "csrc/common/op_boundary.h"
-#include "csrc/common/shared_memory.cuh"
+#include "csrc/common/checks/histogram_check.h"
+#include "csrc/common/checks/op_boundary.h"
+#include "csrc/common/device/device_types.cuh"
+#include "csrc/common/device/shared_memory.cuh"
+#include "csrc/common/host/launch.h"
 #include "csrc/cuda/histogram.cuh"
 
 namespace fusedops::cuda {

@@ -8,8 +8,8 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "csrc/common/device/vec.cuh"
 #include "csrc/common/histogram_range.h"
-#include "csrc/common/vec.cuh"
 
 namespace fusedops {
 

@@ -4,10 +4,10 @@
 
 #include <tuple>
 
-#include "csrc/common/device_types.cuh"
+#include "csrc/common/checks/group_check.h"
+#include "csrc/common/checks/op_boundary.h"
+#include "csrc/common/device/device_types.cuh"
 #include "csrc/common/dispatch.h"
-#include "csrc/common/group_check.h"
-#include "csrc/common/op_boundary.h"
 #include "csrc/cuda/interpolate.cuh"
 #include "csrc/cuda/scatter_rows.h"
 

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "csrc/common/cloud.cuh"
+#include "csrc/common/device/cloud.cuh"
 #include "csrc/common/grid_limits.h"
 #include "csrc/common/int_math.h"
 

@@ -7,9 +7,9 @@
 
 #include <algorithm>
 
+#include "csrc/common/device/shared_memory.cuh"
 #include "csrc/common/grid_limits.h"
 #include "csrc/common/int_math.h"
-#include "csrc/common/shared_memory.cuh"
 
 namespace fusedops {
 

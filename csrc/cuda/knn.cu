@@ -5,7 +5,7 @@
 #include <limits>
 #include <tuple>
 
-#include "csrc/common/op_boundary.h"
+#include "csrc/common/checks/op_boundary.h"
 #include "csrc/cuda/monotone_offsets.h"
 #include "csrc/cuda/neighbour_search.h"
 

@@ -4,10 +4,10 @@
 
 #include <tuple>
 
-#include "csrc/common/device_types.cuh"
+#include "csrc/common/checks/op_boundary.h"
+#include "csrc/common/device/device_types.cuh"
 #include "csrc/common/dispatch.h"
 #include "csrc/common/int_math.h"
-#include "csrc/common/op_boundary.h"
 #include "csrc/cuda/knn_backward.cuh"
 #include "csrc/cuda/point_grid.h"
 

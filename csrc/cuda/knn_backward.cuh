@@ -2,7 +2,7 @@
 // over edges sorted by the point they lead to: the same order in every run.
 #pragma once
 
-#include "csrc/common/cloud.cuh"
+#include "csrc/common/device/cloud.cuh"
 
 namespace fusedops {
 

@@ -1,9 +1,9 @@
 // Launches of knn_brute.cuh.
 #include <algorithm>
 
-#include "csrc/common/device_types.cuh"
+#include "csrc/common/device/device_types.cuh"
+#include "csrc/common/device/shared_memory.cuh"
 #include "csrc/common/dispatch.h"
-#include "csrc/common/shared_memory.cuh"
 #include "csrc/cuda/knn_bounded.cuh"
 #include "csrc/cuda/knn_brute.cuh"
 #include "csrc/cuda/neighbour_output.cuh"

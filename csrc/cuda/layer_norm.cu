@@ -3,7 +3,7 @@
 
 #include <tuple>
 
-#include "csrc/common/op_boundary.h"
+#include "csrc/common/checks/op_boundary.h"
 #include "csrc/cuda/norm_launch.cuh"
 
 namespace fusedops::cuda {

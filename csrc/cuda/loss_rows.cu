@@ -1,8 +1,8 @@
 #include <algorithm>
 
-#include "csrc/common/device_types.cuh"
+#include "csrc/common/device/device_types.cuh"
+#include "csrc/common/device/pdl.cuh"
 #include "csrc/common/dispatch.h"
-#include "csrc/common/pdl.cuh"
 #include "csrc/cuda/loss_rows.cuh"
 #include "csrc/cuda/loss_rows.h"
 

@@ -5,8 +5,8 @@
 
 #include <utility>
 
-#include "csrc/common/launch.h"
-#include "csrc/common/neighbours_check.h"
+#include "csrc/common/checks/neighbours_check.h"
+#include "csrc/common/host/launch.h"
 
 namespace fusedops::cuda {
 

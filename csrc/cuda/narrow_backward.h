@@ -2,8 +2,8 @@
 // pays.
 #pragma once
 
-#include "csrc/common/launch.h"
-#include "csrc/common/linear_check.h"
+#include "csrc/common/checks/linear_check.h"
+#include "csrc/common/host/launch.h"
 #include "csrc/cuda/narrow_plan.h"
 
 namespace fusedops {

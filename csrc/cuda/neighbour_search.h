@@ -3,7 +3,7 @@
 
 #include <limits>
 
-#include "csrc/common/neighbours_check.h"
+#include "csrc/common/checks/neighbours_check.h"
 #include "csrc/cuda/point_grid.h"
 
 namespace fusedops::cuda {

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "csrc/common/cloud.cuh"
+#include "csrc/common/device/cloud.cuh"
 #include "csrc/common/neighbours.h"
 
 namespace fusedops {

@@ -6,7 +6,7 @@
 
 #include <tuple>
 
-#include "csrc/common/op_boundary.h"
+#include "csrc/common/checks/op_boundary.h"
 
 namespace fusedops::cuda {
 namespace {

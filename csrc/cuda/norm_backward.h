@@ -3,8 +3,8 @@
 
 #include <optional>
 
-#include "csrc/common/launch.h"
-#include "csrc/common/row_check.h"
+#include "csrc/common/checks/row_check.h"
+#include "csrc/common/host/launch.h"
 
 namespace fusedops::cuda {
 

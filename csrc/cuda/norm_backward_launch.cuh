@@ -7,7 +7,7 @@
 #include <numeric>
 #include <type_traits>
 
-#include "csrc/common/device_types.cuh"
+#include "csrc/common/device/device_types.cuh"
 #include "csrc/common/dispatch.h"
 #include "csrc/cuda/norm_backward.h"
 #include "csrc/cuda/norm_backward_cluster.cuh"

@@ -7,10 +7,10 @@
 #include <optional>
 #include <type_traits>
 
-#include "csrc/common/device_types.cuh"
+#include "csrc/common/checks/row_check.h"
+#include "csrc/common/device/device_types.cuh"
+#include "csrc/common/device/shared_memory.cuh"
 #include "csrc/common/dispatch.h"
-#include "csrc/common/row_check.h"
-#include "csrc/common/shared_memory.cuh"
 #include "csrc/cuda/norm_ends.cuh"
 #include "csrc/cuda/row_plan.h"
 

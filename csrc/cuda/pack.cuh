@@ -3,8 +3,8 @@
 // index is transposed through shared memory, so that both sides are coalesced.
 #pragma once
 
-#include "csrc/common/pdl.cuh"
-#include "csrc/common/vec.cuh"
+#include "csrc/common/device/pdl.cuh"
+#include "csrc/common/device/vec.cuh"
 
 namespace fusedops {
 

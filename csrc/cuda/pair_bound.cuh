@@ -6,7 +6,7 @@
 // passes is measured like everywhere else.
 #pragma once
 
-#include "csrc/common/cloud.cuh"
+#include "csrc/common/device/cloud.cuh"
 
 namespace fusedops {
 

@@ -3,7 +3,7 @@
 
 #include <cub/device/device_radix_sort.cuh>
 
-#include "csrc/common/op_boundary.h"
+#include "csrc/common/checks/op_boundary.h"
 #include "csrc/cuda/monotone_offsets.h"
 #include "csrc/cuda/point_grid.cuh"
 #include "csrc/cuda/point_grid.h"

@@ -1,9 +1,9 @@
 // Host side of the index over point clouds, for every op that searches it.
 #pragma once
 
-#include "csrc/common/cloud_check.h"
-#include "csrc/common/launch.h"
-#include "csrc/common/neighbours_check.h"
+#include "csrc/common/checks/cloud_check.h"
+#include "csrc/common/checks/neighbours_check.h"
+#include "csrc/common/host/launch.h"
 #include "csrc/common/point_grid.h"
 
 namespace fusedops::cuda {

@@ -6,9 +6,9 @@
 #include <tuple>
 #include <vector>
 
-#include "csrc/common/launch.h"
-#include "csrc/common/op_boundary.h"
-#include "csrc/common/reduce_check.h"
+#include "csrc/common/checks/op_boundary.h"
+#include "csrc/common/checks/reduce_check.h"
+#include "csrc/common/host/launch.h"
 #include "csrc/cuda/reduce_launch.h"
 
 namespace fusedops::cuda {

@@ -2,11 +2,11 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
-#include "csrc/common/device_types.cuh"
+#include "csrc/common/checks/op_boundary.h"
+#include "csrc/common/checks/reduce_check.h"
+#include "csrc/common/device/device_types.cuh"
 #include "csrc/common/dispatch.h"
-#include "csrc/common/launch.h"
-#include "csrc/common/op_boundary.h"
-#include "csrc/common/reduce_check.h"
+#include "csrc/common/host/launch.h"
 #include "csrc/cuda/reduce_backward.cuh"
 
 namespace fusedops::cuda {

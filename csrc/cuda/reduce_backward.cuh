@@ -1,8 +1,8 @@
 // dx = f(x, scale, shift) with per-result coefficients: the gradients of reductions that read x.
 #pragma once
 
-#include "csrc/common/pdl.cuh"
-#include "csrc/common/vec.cuh"
+#include "csrc/common/device/pdl.cuh"
+#include "csrc/common/device/vec.cuh"
 #include "csrc/cuda/reduce_backward.h"
 
 namespace fusedops {

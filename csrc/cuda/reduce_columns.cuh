@@ -1,7 +1,7 @@
 // Pass 1 where the innermost dimension is kept (columns), and pass 2, which is one of those too.
 #pragma once
 
-#include "csrc/common/pdl.cuh"
+#include "csrc/common/device/pdl.cuh"
 #include "csrc/cuda/reduce_device.cuh"
 
 namespace fusedops {

@@ -1,7 +1,7 @@
 // Launches the passes of a planned reduction for one functor.
 #pragma once
 
-#include "csrc/cuda/element_types.cuh"
+#include "csrc/common/device/element_types.cuh"
 #include "csrc/cuda/reduce_columns.cuh"
 #include "csrc/cuda/reduce_launch.h"
 #include "csrc/cuda/reduce_rows.cuh"

@@ -14,7 +14,7 @@
 #include <limits>
 #include <type_traits>
 
-#include "csrc/common/vec.cuh"
+#include "csrc/common/device/vec.cuh"
 #include "csrc/cuda/reduce_args.h"
 
 namespace fusedops {

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "csrc/common/cache_hint.cuh"
+#include "csrc/common/device/cache_hint.cuh"
 #include "csrc/cuda/row_layout.h"
 
 namespace fusedops {

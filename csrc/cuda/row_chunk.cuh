@@ -5,8 +5,8 @@
 #include <cstring>
 #include <type_traits>
 
-#include "csrc/common/cache_hint.cuh"
-#include "csrc/common/vec.cuh"
+#include "csrc/common/device/cache_hint.cuh"
+#include "csrc/common/device/vec.cuh"
 
 namespace fusedops {
 

@@ -6,8 +6,8 @@
 
 #include <type_traits>
 
+#include "csrc/common/device/activation.cuh"
 #include "csrc/cuda/row_team.cuh"
-#include "csrc/cutlass/activation.cuh"
 
 namespace fusedops {
 

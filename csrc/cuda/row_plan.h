@@ -5,9 +5,9 @@
 
 #include <utility>
 
+#include "csrc/common/device/pdl.cuh"
 #include "csrc/common/dispatch.h"
-#include "csrc/common/launch.h"
-#include "csrc/common/pdl.cuh"
+#include "csrc/common/host/launch.h"
 #include "csrc/cuda/row_layout.h"
 
 namespace fusedops {

@@ -9,7 +9,7 @@
 // columns stay the same and parameters and column sums live in registers.
 #pragma once
 
-#include "csrc/common/pdl.cuh"
+#include "csrc/common/device/pdl.cuh"
 #include "csrc/cuda/row_barrier.cuh"
 #include "csrc/cuda/row_chunk.cuh"
 #include "csrc/cuda/row_layout.h"

@@ -1,8 +1,8 @@
 // scale_bias_act, its out variant and its backward on CUDA.
 #include <tuple>
 
-#include "csrc/common/device_types.cuh"
-#include "csrc/common/op_boundary.h"
+#include "csrc/common/checks/op_boundary.h"
+#include "csrc/common/device/device_types.cuh"
 #include "csrc/cuda/column_pass_host.h"
 #include "csrc/cuda/elementwise_host.h"
 #include "csrc/cuda/scale_bias_act.cuh"

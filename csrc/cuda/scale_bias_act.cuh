@@ -2,7 +2,7 @@
 // with column sums.
 #pragma once
 
-#include "csrc/cuda/activation_gradient.cuh"
+#include "csrc/common/device/activation_gradient.cuh"
 #include "csrc/cuda/column_pass.cuh"
 #include "csrc/cuda/elementwise.cuh"
 

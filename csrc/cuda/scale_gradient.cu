@@ -4,12 +4,12 @@
 
 #include <algorithm>
 
-#include "csrc/common/device_types.cuh"
+#include "csrc/common/checks/linear_cross_entropy_check.h"
+#include "csrc/common/checks/op_boundary.h"
+#include "csrc/common/device/device_types.cuh"
 #include "csrc/common/dispatch.h"
-#include "csrc/common/launch.h"
-#include "csrc/common/linear_cross_entropy_check.h"
-#include "csrc/common/op_boundary.h"
-#include "csrc/cpu/aten.h"
+#include "csrc/common/host/aten.h"
+#include "csrc/common/host/launch.h"
 #include "csrc/cuda/row_layout.h"
 #include "csrc/cuda/scale_gradient.cuh"
 

@@ -1,7 +1,7 @@
 // A gradient times two numbers that only the device knows; untouched where their product is 1.
 #pragma once
 
-#include "csrc/common/pdl.cuh"
+#include "csrc/common/device/pdl.cuh"
 #include "csrc/cuda/row_chunk.cuh"
 #include "csrc/cutlass/gemm.h"
 

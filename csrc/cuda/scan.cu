@@ -4,10 +4,10 @@
 
 #include <tuple>
 
+#include "csrc/common/checks/op_boundary.h"
 #include "csrc/common/grid_limits.h"
+#include "csrc/common/host/launch.h"
 #include "csrc/common/int_math.h"
-#include "csrc/common/launch.h"
-#include "csrc/common/op_boundary.h"
 #include "csrc/cuda/scan.h"
 
 namespace fusedops {

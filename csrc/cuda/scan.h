@@ -3,7 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "csrc/common/scan_check.h"
+#include "csrc/common/checks/scan_check.h"
 
 namespace fusedops {
 

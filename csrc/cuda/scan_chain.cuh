@@ -11,7 +11,7 @@
 
 #include <cstdint>
 
-#include "csrc/common/pdl.cuh"
+#include "csrc/common/device/pdl.cuh"
 #include "csrc/cuda/scan_block.cuh"
 
 namespace fusedops {

@@ -7,7 +7,7 @@
 // totals of the segments before it in order.
 #pragma once
 
-#include "csrc/common/pdl.cuh"
+#include "csrc/common/device/pdl.cuh"
 #include "csrc/cuda/scan_op.cuh"
 
 namespace fusedops {

@@ -1,7 +1,7 @@
 // From a Scan to a kernel, for one operator.
 #pragma once
 
-#include "csrc/cuda/element_types.cuh"
+#include "csrc/common/device/element_types.cuh"
 #include "csrc/cuda/scan.h"
 #include "csrc/cuda/scan_chain.cuh"
 #include "csrc/cuda/scan_columns.cuh"

@@ -8,8 +8,8 @@
 #include <limits>
 #include <type_traits>
 
-#include "csrc/common/cache_hint.cuh"
-#include "csrc/common/vec.cuh"
+#include "csrc/common/device/cache_hint.cuh"
+#include "csrc/common/device/vec.cuh"
 
 namespace fusedops {
 

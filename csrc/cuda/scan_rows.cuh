@@ -10,7 +10,7 @@
 
 #include <algorithm>
 
-#include "csrc/common/pdl.cuh"
+#include "csrc/common/device/pdl.cuh"
 #include "csrc/cuda/scan_block.cuh"
 
 namespace fusedops {

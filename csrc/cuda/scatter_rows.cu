@@ -2,7 +2,7 @@
 
 #include <bit>
 
-#include "csrc/common/device_types.cuh"
+#include "csrc/common/device/device_types.cuh"
 #include "csrc/common/dispatch.h"
 #include "csrc/common/grid_limits.h"
 #include "csrc/cuda/invert_index.cuh"

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "csrc/common/cloud.cuh"
+#include "csrc/common/device/cloud.cuh"
 #include "csrc/common/int_math.h"
 #include "csrc/cuda/sort_by_key.h"
 

@@ -3,7 +3,7 @@
 
 #include <optional>
 
-#include "csrc/common/launch.h"
+#include "csrc/common/host/launch.h"
 
 namespace fusedops::cuda {
 

@@ -4,10 +4,10 @@
 
 #include <tuple>
 
-#include "csrc/common/device_types.cuh"
+#include "csrc/common/checks/op_boundary.h"
+#include "csrc/common/device/device_types.cuh"
 #include "csrc/common/dispatch.h"
-#include "csrc/common/launch.h"
-#include "csrc/common/op_boundary.h"
+#include "csrc/common/host/launch.h"
 #include "csrc/cuda/segment.h"
 #include "csrc/cuda/segment_backward.cuh"
 

@@ -3,7 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "csrc/common/segment_check.h"
+#include "csrc/common/checks/segment_check.h"
 
 namespace fusedops {
 

@@ -1,7 +1,7 @@
 // From Segments to kernels, for one operator.
 #pragma once
 
-#include "csrc/common/device_types.cuh"
+#include "csrc/common/device/device_types.cuh"
 #include "csrc/common/dispatch.h"
 #include "csrc/cuda/segment.h"
 #include "csrc/cuda/segment_flat.cuh"

@@ -1,7 +1,7 @@
 // The operators of segment reductions, and how offsets are searched.
 #pragma once
 
-#include "csrc/common/pdl.cuh"
+#include "csrc/common/device/pdl.cuh"
 #include "csrc/cuda/scan_op.cuh"
 
 namespace fusedops {

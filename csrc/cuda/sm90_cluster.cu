@@ -1,5 +1,5 @@
-#include "csrc/common/device_types.cuh"
-#include "csrc/common/shared_memory.cuh"
+#include "csrc/common/device/device_types.cuh"
+#include "csrc/common/device/shared_memory.cuh"
 #include "csrc/cuda/sm90_cluster.cuh"
 #include "csrc/cutlass/cluster_configs.h"
 #include "csrc/cutlass/registry.h"

@@ -7,7 +7,7 @@
 
 #include <cuda_runtime.h>
 
-#include "csrc/common/pdl.cuh"
+#include "csrc/common/device/pdl.cuh"
 #include "csrc/cuda/sm90_cluster_epilogue.cuh"
 #include "csrc/cuda/sm90_cluster_tile.cuh"
 #include "csrc/cuda/wgmma.cuh"

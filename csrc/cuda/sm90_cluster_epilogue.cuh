@@ -2,7 +2,7 @@
 // and the tile's way to memory.
 #pragma once
 
-#include "csrc/common/vec.cuh"
+#include "csrc/common/device/vec.cuh"
 #include "csrc/cuda/sm90_cluster_tile.cuh"
 
 namespace fusedops::cluster {

@@ -2,8 +2,8 @@
 // memory, and what it shares with the other blocks of its cluster.
 #pragma once
 
+#include "csrc/common/device/activation.cuh"
 #include "csrc/cuda/sm90_pipeline.cuh"
-#include "csrc/cutlass/activation.cuh"
 #include "csrc/cutlass/sm90_tma.cuh"
 
 namespace fusedops::cluster {

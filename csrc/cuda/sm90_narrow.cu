@@ -1,6 +1,6 @@
-#include "csrc/common/device_types.cuh"
+#include "csrc/common/device/device_types.cuh"
+#include "csrc/common/device/shared_memory.cuh"
 #include "csrc/common/dispatch.h"
-#include "csrc/common/shared_memory.cuh"
 #include "csrc/cuda/sm90_narrow_pair.cuh"
 
 namespace fusedops::narrow {

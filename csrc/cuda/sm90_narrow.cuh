@@ -9,9 +9,9 @@
 
 #include <cuda_runtime.h>
 
-#include "csrc/common/pdl.cuh"
-#include "csrc/common/vec.cuh"
-#include "csrc/cuda/activation_gradient.cuh"
+#include "csrc/common/device/activation_gradient.cuh"
+#include "csrc/common/device/pdl.cuh"
+#include "csrc/common/device/vec.cuh"
 #include "csrc/cuda/sm90_narrow.h"
 #include "csrc/cuda/sm90_pipeline.cuh"
 #include "csrc/cuda/wgmma.cuh"

@@ -1,9 +1,9 @@
 #include <algorithm>
 
-#include "csrc/common/device_types.cuh"
+#include "csrc/common/device/device_types.cuh"
+#include "csrc/common/device/pdl.cuh"
+#include "csrc/common/device/shared_memory.cuh"
 #include "csrc/common/dispatch.h"
-#include "csrc/common/pdl.cuh"
-#include "csrc/common/shared_memory.cuh"
 #include "csrc/cuda/sm90_skinny.cuh"
 #include "csrc/cutlass/registry.h"
 #include "csrc/cutlass/skinny_configs.h"

@@ -9,10 +9,10 @@
 
 #include <cuda_runtime.h>
 
-#include "csrc/common/vec.cuh"
+#include "csrc/common/device/activation.cuh"
+#include "csrc/common/device/vec.cuh"
 #include "csrc/cuda/sm90_pipeline.cuh"
 #include "csrc/cuda/wgmma.cuh"
-#include "csrc/cutlass/activation.cuh"
 #include "csrc/cutlass/sm90_tma.cuh"
 
 namespace fusedops::skinny {

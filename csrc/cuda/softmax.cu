@@ -5,11 +5,11 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "csrc/common/device_types.cuh"
+#include "csrc/common/checks/op_boundary.h"
+#include "csrc/common/checks/row_check.h"
+#include "csrc/common/device/device_types.cuh"
+#include "csrc/common/device/shared_memory.cuh"
 #include "csrc/common/dispatch.h"
-#include "csrc/common/op_boundary.h"
-#include "csrc/common/row_check.h"
-#include "csrc/common/shared_memory.cuh"
 #include "csrc/cuda/row_plan.h"
 #include "csrc/cuda/softmax_direct.cuh"
 #include "csrc/cuda/softmax_ends.cuh"

@@ -4,10 +4,10 @@
 
 #include <cuda_bf16.h>
 
-#include "csrc/common/pdl.cuh"
-#include "csrc/common/vec.cuh"
+#include "csrc/common/device/activation.cuh"
+#include "csrc/common/device/pdl.cuh"
+#include "csrc/common/device/vec.cuh"
 #include "csrc/cuda/split_fp32.h"
-#include "csrc/cutlass/activation.cuh"
 
 namespace fusedops {
 

@@ -1,4 +1,4 @@
-#include "csrc/common/device_types.cuh"
+#include "csrc/common/device/device_types.cuh"
 #include "csrc/common/dispatch.h"
 #include "csrc/cuda/splitk_reduce.cuh"
 #include "csrc/cuda/splitk_reduce.h"

@@ -3,9 +3,9 @@
 // contraction.
 #pragma once
 
-#include "csrc/common/pdl.cuh"
-#include "csrc/common/vec.cuh"
-#include "csrc/cutlass/activation.cuh"
+#include "csrc/common/device/activation.cuh"
+#include "csrc/common/device/pdl.cuh"
+#include "csrc/common/device/vec.cuh"
 
 namespace fusedops {
 

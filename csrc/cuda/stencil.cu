@@ -1,7 +1,7 @@
 // stencil on CUDA.
 #include <torch/csrc/stable/library.h>
 
-#include "csrc/common/op_boundary.h"
+#include "csrc/common/checks/op_boundary.h"
 #include "csrc/cuda/stencil_host.h"
 #include "csrc/cuda/stencil_small.cuh"
 

@@ -3,7 +3,7 @@
 
 #include <tuple>
 
-#include "csrc/common/op_boundary.h"
+#include "csrc/common/checks/op_boundary.h"
 #include "csrc/cuda/stencil_gradient.cuh"
 #include "csrc/cuda/stencil_host.h"
 

@@ -3,7 +3,7 @@
 // a partial row, column_sum_kernel adds the partial rows in order.
 #pragma once
 
-#include "csrc/common/column_sums.cuh"
+#include "csrc/common/device/column_sums.cuh"
 #include "csrc/cuda/stencil.cuh"
 
 namespace fusedops {

@@ -3,9 +3,9 @@
 
 #include <torch/csrc/stable/ops.h>
 
-#include "csrc/common/device_types.cuh"
-#include "csrc/common/launch.h"
-#include "csrc/common/stencil_check.h"
+#include "csrc/common/checks/stencil_check.h"
+#include "csrc/common/device/device_types.cuh"
+#include "csrc/common/host/launch.h"
 
 namespace fusedops::cuda {
 

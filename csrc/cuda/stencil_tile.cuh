@@ -4,11 +4,11 @@
 
 #include <algorithm>
 
+#include "csrc/common/device/division.cuh"
+#include "csrc/common/device/pdl.cuh"
+#include "csrc/common/device/vec.cuh"
 #include "csrc/common/dispatch.h"
-#include "csrc/common/division.cuh"
-#include "csrc/common/pdl.cuh"
 #include "csrc/common/stencil.h"
-#include "csrc/common/vec.cuh"
 
 namespace fusedops {
 

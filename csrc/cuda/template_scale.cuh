@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "csrc/common/vec.cuh"
+#include "csrc/common/device/vec.cuh"
 
 namespace fusedops {
 

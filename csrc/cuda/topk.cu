@@ -4,11 +4,11 @@
 
 #include <tuple>
 
-#include "csrc/common/device_types.cuh"
-#include "csrc/common/launch.h"
-#include "csrc/common/op_boundary.h"
-#include "csrc/common/topk_check.h"
-#include "csrc/cuda/element_types.cuh"
+#include "csrc/common/checks/op_boundary.h"
+#include "csrc/common/checks/topk_check.h"
+#include "csrc/common/device/device_types.cuh"
+#include "csrc/common/device/element_types.cuh"
+#include "csrc/common/host/launch.h"
 #include "csrc/cuda/topk.cuh"
 
 namespace fusedops::cuda {

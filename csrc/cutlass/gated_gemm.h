@@ -3,7 +3,7 @@
 
 #include <optional>
 
-#include "csrc/common/launch.h"
+#include "csrc/common/host/launch.h"
 #include "csrc/cutlass/gated_kernels.h"
 #include "csrc/cutlass/operands.h"
 

@@ -6,8 +6,8 @@
 #include <tuple>
 #include <vector>
 
-#include "csrc/common/mlp_check.h"
-#include "csrc/common/op_boundary.h"
+#include "csrc/common/checks/mlp_check.h"
+#include "csrc/common/checks/op_boundary.h"
 #include "csrc/cutlass/gated_gemm.h"
 #include "csrc/cutlass/mlp_parts.h"
 

@@ -4,7 +4,7 @@
 
 #include <optional>
 
-#include "csrc/common/launch.h"
+#include "csrc/common/host/launch.h"
 #include "csrc/cutlass/operands.h"
 
 namespace fusedops {

@@ -2,7 +2,7 @@
 // see next_mark.
 #pragma once
 
-#include "csrc/common/launch.h"
+#include "csrc/common/host/launch.h"
 #include "csrc/cutlass/gemm.h"
 
 namespace fusedops {

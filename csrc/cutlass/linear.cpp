@@ -4,7 +4,7 @@
 
 #include <tuple>
 
-#include "csrc/common/op_boundary.h"
+#include "csrc/common/checks/op_boundary.h"
 #include "csrc/cuda/narrow_backward.h"
 #include "csrc/cutlass/linear_parts.h"
 

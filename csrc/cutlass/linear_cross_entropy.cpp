@@ -11,9 +11,9 @@
 #include <tuple>
 #include <vector>
 
-#include "csrc/common/linear_cross_entropy_check.h"
-#include "csrc/common/op_boundary.h"
-#include "csrc/cpu/aten.h"
+#include "csrc/common/checks/linear_cross_entropy_check.h"
+#include "csrc/common/checks/op_boundary.h"
+#include "csrc/common/host/aten.h"
 #include "csrc/cuda/loss_rows.h"
 #include "csrc/cutlass/linear_parts.h"
 

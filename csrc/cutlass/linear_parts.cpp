@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "csrc/cpu/aten.h"
+#include "csrc/common/host/aten.h"
 #include "csrc/cuda/act_backward.h"
 
 namespace fusedops {

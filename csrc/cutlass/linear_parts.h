@@ -4,7 +4,7 @@
 
 #include <optional>
 
-#include "csrc/common/linear_check.h"
+#include "csrc/common/checks/linear_check.h"
 #include "csrc/cutlass/gemm_launch.h"
 
 namespace fusedops {

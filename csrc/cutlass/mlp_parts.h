@@ -4,7 +4,7 @@
 
 #include <initializer_list>
 
-#include "csrc/common/mlp_check.h"
+#include "csrc/common/checks/mlp_check.h"
 #include "csrc/cuda/gated_act.h"
 #include "csrc/cutlass/linear_parts.h"
 

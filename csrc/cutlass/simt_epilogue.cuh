@@ -2,7 +2,7 @@
 // rows are stored straight from registers, 16 bytes each where D is aligned.
 #pragma once
 
-#include "csrc/cutlass/activation.cuh"
+#include "csrc/common/device/activation.cuh"
 #include "csrc/cutlass/simt_shape.cuh"
 #include "csrc/cutlass/sm80_tile.cuh"
 

@@ -11,7 +11,7 @@
 #include <cutlass/epilogue/warp/tile_iterator_tensor_op.h>
 #include <cutlass/numeric_conversion.h>
 
-#include "csrc/cutlass/activation.cuh"
+#include "csrc/common/device/activation.cuh"
 #include "csrc/cutlass/sm80_tile.cuh"
 
 namespace fusedops::sm80 {

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "csrc/common/pdl.cuh"
-#include "csrc/common/shared_memory.cuh"
+#include "csrc/common/device/pdl.cuh"
+#include "csrc/common/device/shared_memory.cuh"
 #include "csrc/cutlass/gemm.h"
 
 namespace fusedops::sm80 {

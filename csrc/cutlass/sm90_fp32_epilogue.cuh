@@ -5,7 +5,7 @@
 #include <cutlass/epilogue/collective/collective_builder.hpp>
 #include <cutlass/epilogue/fusion/sm90_callbacks_tma_warpspecialized.hpp>
 
-#include "csrc/cutlass/activation.cuh"
+#include "csrc/common/device/activation.cuh"
 #include "csrc/cutlass/gemm.h"
 
 namespace fusedops::sm90 {

@@ -9,8 +9,8 @@
 #include <cutlass/gemm/device/gemm_universal_adapter.h>
 #include <cutlass/gemm/kernel/gemm_universal.hpp>
 
+#include "csrc/common/device/shared_memory.cuh"
 #include "csrc/common/int_math.h"
-#include "csrc/common/shared_memory.cuh"
 #include "csrc/cutlass/operand_layout.h"
 #include "csrc/cutlass/registry.h"
 #include "csrc/cutlass/sm90_configs.h"

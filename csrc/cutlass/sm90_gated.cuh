@@ -1,7 +1,7 @@
 // The kernels of gated_kernels.h: sm90_kernel.cuh with two matrices where it has one.
 #pragma once
 
-#include "csrc/common/shared_memory.cuh"
+#include "csrc/common/device/shared_memory.cuh"
 #include "csrc/cutlass/sm90_gated_forward.cuh"
 #include "csrc/cutlass/sm90_gated_gradient.cuh"
 

@@ -2,7 +2,7 @@
 // is of gate, the right half of up.
 #pragma once
 
-#include "csrc/cuda/value_and_slope.cuh"
+#include "csrc/common/device/value_and_slope.cuh"
 #include "csrc/cutlass/sm90_gated_traits.cuh"
 
 namespace fusedops::sm90 {

@@ -4,8 +4,8 @@
 // writes what is elementwise.
 #pragma once
 
-#include "csrc/common/vec.cuh"
-#include "csrc/cuda/value_and_slope.cuh"
+#include "csrc/common/device/value_and_slope.cuh"
+#include "csrc/common/device/vec.cuh"
 #include "csrc/cutlass/sm90_gated_traits.cuh"
 
 namespace fusedops::sm90 {

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "csrc/common/shared_memory.cuh"
+#include "csrc/common/device/shared_memory.cuh"
 #include "csrc/cutlass/registry.h"
 #include "csrc/cutlass/sm90_configs.h"
 #include "csrc/cutlass/sm90_kernel.cuh"

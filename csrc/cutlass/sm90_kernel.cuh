@@ -20,7 +20,7 @@
 #include <cutlass/arch/reg_reconfig.h>
 #include <cutlass/gemm/collective/builders/sm90_common.inl>
 
-#include "csrc/common/pdl.cuh"
+#include "csrc/common/device/pdl.cuh"
 #include "csrc/cutlass/sm90_store.cuh"
 #include "csrc/cutlass/sm90_tile_exchange.cuh"
 #include "csrc/cutlass/sm90_tile_order.h"

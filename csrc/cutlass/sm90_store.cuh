@@ -12,7 +12,7 @@
 #include <cute/arch/copy_sm90.hpp>
 #include <cutlass/arch/barrier.h>
 
-#include "csrc/cuda/value_and_slope.cuh"
+#include "csrc/common/device/value_and_slope.cuh"
 #include "csrc/cutlass/sm90_configs.h"
 #include "csrc/cutlass/sm90_store_traits.cuh"
 #include "csrc/cutlass/sm90_tile_order.h"

@@ -9,7 +9,7 @@
 #include <cute/arch/copy_sm90_desc.hpp>
 #include <cute/arch/copy_sm90_tma.hpp>
 
-#include "csrc/common/driver_entry.h"
+#include "csrc/common/host/driver_entry.h"
 #include "csrc/common/int_math.h"
 
 namespace fusedops::sm90 {

@@ -14,7 +14,7 @@ inline constexpr const char* kReduceSchemas[] = {
     // (amax, amin or infinity norm; how many elements equal it, in the compute type).
     "extremum_count(Tensor x, int reduction, int dims, bool keepdim) -> (Tensor, Tensor)",
 
-    // dx from x and per-result coefficients; gradient is a code of common/reduce_check.h.
+    // dx from x and per-result coefficients; gradient is a code of reduce_check.h.
     "reduce_backward(Tensor x, Tensor scale, Tensor? shift, int gradient) -> Tensor",
 
     // dy (..., N) -> (N,)

@@ -1,4 +1,4 @@
-"""Checks of fake implementations; their texts are those of csrc/common/*_check.h."""
+"""Checks of fake implementations; their texts are those of csrc/common/checks/*_check.h."""
 
 from __future__ import annotations
 

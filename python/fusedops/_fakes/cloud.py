@@ -1,4 +1,4 @@
-"""Checks of point clouds in fakes; the texts are those of csrc/common/cloud_check.h."""
+"""Checks of point clouds in fakes; the texts are those of csrc/common/checks/cloud_check.h."""
 
 from __future__ import annotations
 

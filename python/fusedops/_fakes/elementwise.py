@@ -1,4 +1,4 @@
-"""Fakes of the elementwise ops; checks as in csrc/common/elementwise_check.h."""
+"""Fakes of the elementwise ops; checks as in csrc/common/checks/elementwise_check.h."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fakes of the GEMM ops; checks as in csrc/common/linear_check.h."""
+"""Fakes of the GEMM ops; checks as in csrc/common/checks/linear_check.h."""
 
 from __future__ import annotations
 

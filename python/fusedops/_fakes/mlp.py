@@ -1,4 +1,4 @@
-"""Fakes of mlp and gated_mlp; checks as in csrc/common/mlp_check.h."""
+"""Fakes of mlp and gated_mlp; checks as in csrc/common/checks/mlp_check.h."""
 
 from __future__ import annotations
 

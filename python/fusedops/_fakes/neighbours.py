@@ -1,4 +1,4 @@
-"""Fakes of the neighbour searches; checks as in csrc/common/neighbours_check.h."""
+"""Fakes of the neighbour searches; checks as in csrc/common/checks/neighbours_check.h."""
 
 from __future__ import annotations
 

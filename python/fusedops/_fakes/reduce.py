@@ -1,4 +1,4 @@
-"""Fakes of the reductions; checks as in csrc/common/reduce_check.h."""
+"""Fakes of the reductions; checks as in csrc/common/checks/reduce_check.h."""
 
 from __future__ import annotations
 

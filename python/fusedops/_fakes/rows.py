@@ -1,4 +1,4 @@
-"""Fakes of softmax, cross entropy and norms; checks as in csrc/common/row_check.h."""
+"""Fakes of softmax, cross entropy and norms; checks as in csrc/common/checks/row_check.h."""
 
 from __future__ import annotations
 

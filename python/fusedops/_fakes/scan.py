@@ -1,4 +1,4 @@
-"""Fakes of scans, histograms, segment reductions and top-k; checks as in csrc/common/."""
+"""Fakes of scans, histograms, segment reductions and top-k; checks as in csrc/common/checks."""
 
 from __future__ import annotations
 

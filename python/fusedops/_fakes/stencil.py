@@ -1,4 +1,4 @@
-"""Fakes of the stencil ops; checks as in csrc/common/stencil_check.h."""
+"""Fakes of the stencil ops; checks as in csrc/common/checks/stencil_check.h."""
 
 from __future__ import annotations
 

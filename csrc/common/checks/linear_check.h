@@ -4,7 +4,7 @@
 #include <optional>
 
 #include "csrc/common/activation.h"
-#include "csrc/common/tensor_check.h"
+#include "csrc/common/checks/tensor_check.h"
 
 namespace fusedops {
 

@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <optional>
 
+#include "csrc/common/checks/linear_check.h"
+#include "csrc/common/checks/row_check.h"
 #include "csrc/common/int_math.h"
-#include "csrc/common/linear_check.h"
 #include "csrc/common/loss_options.h"
-#include "csrc/common/row_check.h"
 
 namespace fusedops {
 

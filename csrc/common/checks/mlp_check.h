@@ -1,7 +1,7 @@
 // The contract of mlp, gated_mlp and their backward, checked once for CPU and CUDA.
 #pragma once
 
-#include "csrc/common/linear_check.h"
+#include "csrc/common/checks/linear_check.h"
 
 namespace fusedops {
 

@@ -3,7 +3,7 @@
 
 #include <torch/csrc/stable/ops.h>
 
-#include "csrc/common/element_check.h"
+#include "csrc/common/checks/element_check.h"
 
 namespace fusedops {
 

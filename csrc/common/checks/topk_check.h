@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "csrc/common/element_check.h"
+#include "csrc/common/checks/element_check.h"
 
 namespace fusedops {
 

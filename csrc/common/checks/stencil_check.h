@@ -1,8 +1,8 @@
 // The contract of stencil and its backward, checked once for CPU and CUDA.
 #pragma once
 
+#include "csrc/common/checks/tensor_check.h"
 #include "csrc/common/stencil.h"
-#include "csrc/common/tensor_check.h"
 
 namespace fusedops {
 

@@ -5,8 +5,8 @@
 #include <cuda_runtime_api.h>
 #include <torch/csrc/stable/accelerator.h>
 
+#include "csrc/common/checks/tensor_check.h"
 #include "csrc/common/launch_context.h"
-#include "csrc/common/tensor_check.h"
 
 namespace fusedops {
 

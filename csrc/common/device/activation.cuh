@@ -1,5 +1,5 @@
 // Activations, shared by GEMM epilogues and elementwise kernels (their derivatives:
-// cuda/activation_gradient.cuh). An epilogue shares its registers' bandwidth with the tensor cores,
+// activation_gradient.cuh). An epilogue shares its registers' bandwidth with the tensor cores,
 // so each output type gets the cheapest formula whose error stays under one rounding of that type.
 #pragma once
 

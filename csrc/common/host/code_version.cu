@@ -1,6 +1,6 @@
 #include <cuda_runtime_api.h>
 
-#include "csrc/common/code_version.h"
+#include "csrc/common/host/code_version.h"
 
 namespace fusedops {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <optional>
 
-#include "csrc/common/tensor_check.h"
+#include "csrc/common/checks/tensor_check.h"
 
 namespace fusedops {
 

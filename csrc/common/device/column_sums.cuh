@@ -3,8 +3,8 @@
 // column_sum_kernel adds the partial rows in order.
 #pragma once
 
-#include "csrc/common/pdl.cuh"
-#include "csrc/common/vec.cuh"
+#include "csrc/common/device/pdl.cuh"
+#include "csrc/common/device/vec.cuh"
 
 namespace fusedops {
 

@@ -3,8 +3,8 @@
 
 #include <optional>
 
+#include "csrc/common/checks/tensor_check.h"
 #include "csrc/common/element.h"
-#include "csrc/common/tensor_check.h"
 
 namespace fusedops {
 

@@ -8,9 +8,9 @@
 #include <span>
 #include <vector>
 
-#include "csrc/common/element_check.h"
+#include "csrc/common/checks/element_check.h"
+#include "csrc/common/checks/linear_check.h"
 #include "csrc/common/iteration_space.h"
-#include "csrc/common/linear_check.h"
 
 namespace fusedops {
 

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "csrc/common/cloud_check.h"
+#include "csrc/common/checks/cloud_check.h"
 
 namespace fusedops {
 

@@ -1,7 +1,7 @@
 // dy * act'(.) from what forward saved (see saved_for_backward).
 #pragma once
 
-#include "csrc/cutlass/activation.cuh"
+#include "csrc/common/device/activation.cuh"
 
 namespace fusedops {
 

@@ -6,10 +6,10 @@
 #include <optional>
 #include <vector>
 
-#include "csrc/common/element_check.h"
+#include "csrc/common/checks/element_check.h"
+#include "csrc/common/checks/tensor_check.h"
 #include "csrc/common/reduce_gradient.h"
 #include "csrc/common/reduction.h"
-#include "csrc/common/tensor_check.h"
 
 namespace fusedops {
 

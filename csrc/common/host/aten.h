@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "csrc/common/tensor_check.h"
+#include "csrc/common/checks/tensor_check.h"
 
 namespace fusedops::cpu {
 

@@ -1,4 +1,4 @@
-#include "csrc/common/op_boundary.h"
+#include "csrc/common/checks/op_boundary.h"
 
 #include <iostream>
 #include <stdexcept>

@@ -3,7 +3,7 @@
 
 #include <limits>
 
-#include "csrc/common/cloud_check.h"
+#include "csrc/common/checks/cloud_check.h"
 #include "csrc/common/fps_problem.h"
 
 namespace fusedops::fps {

@@ -4,7 +4,7 @@
 #include <optional>
 #include <vector>
 
-#include "csrc/common/tensor_check.h"
+#include "csrc/common/checks/tensor_check.h"
 
 namespace fusedops {
 

@@ -1,4 +1,4 @@
-#include "csrc/common/launch.h"
+#include "csrc/common/host/launch.h"
 
 #include <cuda.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
@@ -6,8 +6,8 @@
 #include <array>
 #include <mutex>
 
-#include "csrc/common/code_version.h"
-#include "csrc/common/driver_entry.h"
+#include "csrc/common/host/code_version.h"
+#include "csrc/common/host/driver_entry.h"
 
 // NOTE: this shim lives in libtorch_cuda.so only. Weak, so that the module also loads and runs its
 // CPU ops on a torch without CUDA, where nobody can reach the code that calls it.

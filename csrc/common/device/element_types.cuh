@@ -1,7 +1,7 @@
 // What an Element is on the device.
 #pragma once
 
-#include "csrc/common/device_types.cuh"
+#include "csrc/common/device/device_types.cuh"
 #include "csrc/common/element.h"
 
 namespace fusedops {

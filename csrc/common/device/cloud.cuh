@@ -5,8 +5,8 @@
 #include <cuda_fp16.h>
 
 #include "csrc/common/cloud.h"
+#include "csrc/common/device/vec.cuh"
 #include "csrc/common/dtype.h"
-#include "csrc/common/vec.cuh"
 
 namespace fusedops {
 

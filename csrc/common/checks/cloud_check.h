@@ -6,8 +6,8 @@
 
 #include <optional>
 
+#include "csrc/common/checks/tensor_check.h"
 #include "csrc/common/cloud.h"
-#include "csrc/common/tensor_check.h"
 
 namespace fusedops {
 

@@ -1,7 +1,7 @@
 // act(z) and act'(z) together, for backward passes that need both: they share an exponential.
 #pragma once
 
-#include "csrc/cuda/activation_gradient.cuh"
+#include "csrc/common/device/activation_gradient.cuh"
 
 namespace fusedops {
 

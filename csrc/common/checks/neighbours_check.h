@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "csrc/common/cloud_check.h"
+#include "csrc/common/checks/cloud_check.h"
 #include "csrc/common/neighbours.h"
 #include "csrc/common/point_grid.h"
 
