@@ -1,4 +1,4 @@
-#include "csrc/module_reduce.h"
+#include "csrc/bindings/module_reduce.h"
 
 #include <pybind11/stl.h>
 

@@ -5,9 +5,9 @@
 #include <string>
 
 #include "build_facts.h"
+#include "csrc/bindings/module_gemm.h"
+#include "csrc/bindings/module_reduce.h"
 #include "csrc/cutlass/registry.h"
-#include "csrc/module_gemm.h"
-#include "csrc/module_reduce.h"
 
 namespace py = pybind11;
 using namespace py::literals;

@@ -7,16 +7,16 @@
 #include <string>
 
 #include "csrc/common/checks/tensor_check.h"
-#include "csrc/cpu/schema/elementwise.h"
-#include "csrc/cpu/schema/gemm.h"
-#include "csrc/cpu/schema/mlp.h"
-#include "csrc/cpu/schema/neighbours.h"
-#include "csrc/cpu/schema/points.h"
-#include "csrc/cpu/schema/reduce.h"
-#include "csrc/cpu/schema/rows.h"
-#include "csrc/cpu/schema/scan.h"
-#include "csrc/cpu/schema/stencil.h"
-#include "csrc/cpu/schema/template.h"
+#include "csrc/schema/elementwise.h"
+#include "csrc/schema/gemm.h"
+#include "csrc/schema/mlp.h"
+#include "csrc/schema/neighbours.h"
+#include "csrc/schema/points.h"
+#include "csrc/schema/reduce.h"
+#include "csrc/schema/rows.h"
+#include "csrc/schema/scan.h"
+#include "csrc/schema/stencil.h"
+#include "csrc/schema/template.h"
 
 namespace fusedops {
 namespace {

@@ -1,4 +1,4 @@
-#include "csrc/module_gemm.h"
+#include "csrc/bindings/module_gemm.h"
 
 #include <pybind11/stl.h>
 
