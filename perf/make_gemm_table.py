@@ -1,4 +1,4 @@
-"""Writes csrc/cutlass/sm90_measured.h: the products that time_model.cpp gets wrong.
+"""Writes csrc/cutlass/select/sm90_measured.h: the products that time_model.cpp gets wrong.
 
     python perf/make_gemm_table.py perf/results/h200/gemm_sweep.csv
 
@@ -28,7 +28,7 @@ LONG_US, LONG_TOLERANCE = 300, 1.015
 # What cluster kernels lose to sm90's in a CUDA graph, behind another kernel, beside a sweep's queue
 # of calls: between nothing and 0.3 us for products of 3 to 12 us.
 GRAPH_US = {"sm90": 0.0, "cluster": 0.15}
-HEADER = Path(__file__).parents[1] / "csrc/cutlass/sm90_measured.h"
+HEADER = Path(__file__).parents[1] / "csrc/cutlass/select/sm90_measured.h"
 MAJORS = {"TN": ("kK", "kK"), "NN": ("kK", "kMN"), "NT": ("kMN", "kMN")}
 FAMILIES = {"sm90": "kSm90", "cluster": "kCluster"}
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
@@ -51,7 +51,7 @@ TEMPLATE = """// Written by perf/make_gemm_table.py from {source}: do not edit.
 // activation that costs more than relu.
 #pragma once
 
-#include "csrc/cutlass/config.h"
+#include "csrc/cutlass/configs/config.h"
 
 namespace fusedops {{
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-EPILOGUES = {"": 0, "preact": 1, "main_grad": 2}  # gemm.h; main_grad: fp32
+EPILOGUES = {"": 0, "preact": 1, "main_grad": 2}  # problem.h; main_grad: fp32
 ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}  # activation.h
 KEEP_WITHIN = 2.0  # of the best time of the first round
 FINALISTS = 6  # configurations that try every swizzle
@@ -172,7 +172,7 @@ def candidates(problem: Problem, splits: Sequence[int], sm_count: int) -> list[C
 
 
 def shares_wave(problem: Problem, config: dict[str, Any], sm_count: int) -> bool:
-    """Whether a last wave of tiles is shared out (csrc/cutlass/tile_sharing.h)."""
+    """Whether a last wave of tiles is shared out (csrc/cutlass/configs/tile_sharing.h)."""
     import fusedops
 
     if problem.dtype not in ("bf16", "fp16"):

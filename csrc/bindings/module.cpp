@@ -7,7 +7,7 @@
 #include "build_facts.h"
 #include "csrc/bindings/module_gemm.h"
 #include "csrc/bindings/module_reduce.h"
-#include "csrc/cutlass/registry.h"
+#include "csrc/cutlass/configs/registry.h"
 
 namespace py = pybind11;
 using namespace py::literals;

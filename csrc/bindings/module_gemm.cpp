@@ -5,10 +5,10 @@
 #include <string>
 #include <vector>
 
-#include "csrc/cuda/narrow_plan.h"
-#include "csrc/cutlass/operands.h"
-#include "csrc/cutlass/tile_sharing.h"
-#include "csrc/cutlass/tuned_plans.h"
+#include "csrc/cutlass/configs/tile_sharing.h"
+#include "csrc/cutlass/select/narrow_plan.h"
+#include "csrc/cutlass/select/operands.h"
+#include "csrc/cutlass/select/tuned_plans.h"
 
 namespace py = pybind11;
 using namespace py::literals;

@@ -3,7 +3,7 @@
 
 #include "csrc/common/device/pdl.cuh"
 #include "csrc/cuda/row_chunk.cuh"
-#include "csrc/cutlass/gemm.h"
+#include "csrc/cutlass/problem.h"
 
 namespace fusedops {
 

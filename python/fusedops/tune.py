@@ -42,10 +42,10 @@ Candidate = dict[str, Any]  # as _C.plan_gemm returns it
 Inputs = tuple[Tensor, Tensor, Tensor | None]
 Call = Callable[..., Tensor]
 
-FAMILIES = {"sm80": 0, "sm90": 1, "skinny": 2, "cluster": 3}  # csrc/cutlass/config.h
-EPILOGUES = {"fused": 0, "preact": 1, "accumulator": 2}  # csrc/cutlass/gemm.h
+FAMILIES = {"sm80": 0, "sm90": 1, "skinny": 2, "cluster": 3}  # csrc/cutlass/configs/config.h
+EPILOGUES = {"fused": 0, "preact": 1, "accumulator": 2}  # csrc/cutlass/problem.h
 SWIZZLES = (4, 8, 16, 32)
-CLUSTER_TILES = (1, 4, 8)  # the swizzles of family cluster (csrc/cutlass/plan.h)
+CLUSTER_TILES = (1, 4, 8)  # the swizzles of family cluster (csrc/cutlass/configs/plan.h)
 
 MODEL_SLACK = 2.5  # a candidate whose expected time is further from the best is not tried
 MAX_CANDIDATES = 40

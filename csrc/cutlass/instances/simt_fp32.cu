@@ -1,4 +1,4 @@
-#include "csrc/cutlass/simt_gemm.cuh"
+#include "csrc/cutlass/kernels/simt/simt_gemm.cuh"
 
 namespace fusedops::simt {
 namespace {

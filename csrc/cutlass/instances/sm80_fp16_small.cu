@@ -1,4 +1,4 @@
-#include "csrc/cutlass/sm80_gemm.cuh"
+#include "csrc/cutlass/kernels/sm80/sm80_gemm.cuh"
 
 namespace fusedops::sm80 {
 namespace {

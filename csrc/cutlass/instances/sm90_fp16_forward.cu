@@ -1,4 +1,4 @@
-#include "csrc/cutlass/sm90_gemm.cuh"
+#include "csrc/cutlass/kernels/sm90/sm90_gemm.cuh"
 
 namespace fusedops::sm90 {
 

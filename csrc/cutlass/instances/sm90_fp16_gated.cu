@@ -1,4 +1,4 @@
-#include "csrc/cutlass/sm90_gated.cuh"
+#include "csrc/cutlass/kernels/gated/sm90_gated.cuh"
 
 namespace fusedops::sm90 {
 

@@ -1,4 +1,4 @@
-#include "csrc/cutlass/sm90_fp32_gemm.cuh"
+#include "csrc/cutlass/kernels/fp32/sm90_fp32_gemm.cuh"
 
 namespace fusedops::sm90 {
 

@@ -1,0 +1,479 @@
+// What the sm_90a kernels do with a tile of accumulators: bias, activation or its gradient, and the
+// way out through shared memory and TMA.
+//
+// The accumulators of a warpgroup are rows of 64 by 8 columns: thread t of warp w holds, of rows
+// 16 w + t / 4 and 8 further on, the columns 2 (t % 4) and one further on. They leave in panels of
+// 128 bytes by 64 or all rows. A warpgroup stages panels in memory of its own and waits only
+// for its own earlier stores. While the other warpgroup multiplies, tensor cores and the epilogue
+// share the bandwidth of registers and shared memory: what counts is the number of instructions.
+#pragma once
+
+#include <cute/arch/copy_sm75.hpp>
+#include <cute/arch/copy_sm90.hpp>
+#include <cutlass/arch/barrier.h>
+
+#include "csrc/common/device/value_and_slope.cuh"
+#include "csrc/cutlass/configs/sm90_configs.h"
+#include "csrc/cutlass/kernels/sm90/sm90_store_traits.cuh"
+#include "csrc/cutlass/kernels/sm90/sm90_tile_order.h"
+
+namespace fusedops::sm90 {
+
+template <class T>
+class TileStore {
+  using Element = typename T::Element;
+  using S = typename T::Store;
+  using Shared = typename S::Shared;
+  using Out = typename S::Out;
+  using AuxFull = cutlass::arch::ClusterTransactionBarrier;
+  static constexpr int kRowBlocks = S::kRows / 64;
+  static constexpr int kPerRowBlock = S::kColumns / 2;  // accumulators
+  static constexpr bool kHasBias =
+      T::kEpilogue != Epilogue::kAccumulator && T::kEpilogue != Epilogue::kGrad;
+  static constexpr bool kAdds = sizeof(Out) == 4 || adds_halves(T::kEpilogue, T::kA, T::kB);
+  static_assert(!kAdds || S::kWhole);  // no column is added twice
+  static constexpr Accuracy kAccuracy =
+      cute::is_same_v<Element, cutlass::bfloat16_t> ? Accuracy::kBFloat16 : kAccuracyOf<Element>;
+
+ public:
+  // By one thread, before the barrier that all threads wait for.
+  __device__ static void init(Shared& shared) { AuxFull::init(&shared.aux_full, 1); }
+
+  __device__ TileStore(const StoreParams& params, Shared& shared, int warpgroup)
+      : p_(params), shared_(shared), warpgroup_(warpgroup), thread_(threadIdx.x % 128) {}
+
+  // Before the epilogue of a tile, whose bias goes to shared memory; that of the next one is on
+  // the way from now on (a mainloop of small K is shorter than the latency of a load).
+  __device__ void prefetch(const Tile& next) {
+    if constexpr (kHasBias) exchange_bias(next);
+  }
+
+  // Before the mainloop of a tile: what its epilogue needs is on the way meanwhile.
+  __device__ void prepare(const Tile& tile, int row) {
+    if constexpr (S::kReadsAux) {
+      if (thread_ == 0 && p_.load_aux) load_aux(tile, row);
+    }
+  }
+
+  __device__ void run(float* acc, const Tile& tile, int row) {
+    if constexpr (T::kEpilogue == Epilogue::kFused) {
+      if (p_.bias == nullptr && p_.activation == Activation::kNone) {  // a product alone
+        return for_each_panel([&](auto panel) { store_panel<false>(acc, panel, p_.d, tile, row); });
+      }
+    }
+    if constexpr (kHasBias) barrier();
+    if constexpr (S::kReadsAux) {
+      if (p_.load_aux) {
+        AuxFull::wait(&shared_.aux_full, aux_phase_);
+        aux_phase_ ^= 1;
+      }
+    }
+    if constexpr (T::kEpilogue == Epilogue::kGrad) {
+      multiply_gradient(acc, tile, row);
+      if (p_.column_sums != nullptr) sum_columns(acc, tile, row);
+    }
+    if constexpr (T::kEpilogue == Epilogue::kPreact) {
+      for_each_panel([&](auto panel) {
+        add_bias(acc, panel);
+        store_panel<false>(acc, panel, p_.aux, tile, row);
+      });
+    }
+    if constexpr (kHasBias) {
+      with_activation(p_.activation, [&]<Activation kActivation>() {
+        for_each_panel([&](auto panel) { finish_panel<kActivation>(acc, panel, tile, row); });
+      });
+    } else {
+      for_each_panel([&](auto panel) { store_panel<false>(acc, panel, p_.d, tile, row); });
+    }
+  }
+
+  // Staging memory must outlive the copies out of it.
+  __device__ void finish() {
+    if (thread_ == 0) cute::tma_store_wait<0>();
+  }
+
+ private:
+  __device__ void barrier() const {
+    asm volatile("bar.sync %0, 128;" ::"r"(8 + warpgroup_) : "memory");
+  }
+
+  template <class Fn>
+  __device__ __forceinline__ void for_each_panel(Fn&& fn) {
+    cute::for_each(cute::make_int_sequence<S::kPanels>{}, fn);
+  }
+
+  // The four accumulators of row block m and columns 8 j.. of a panel.
+  __device__ static float* values_of(float* acc, int panel, int m, int j) {
+    return acc + m * kPerRowBlock + (S::first_column(panel) / 8 + j) * 4;
+  }
+
+  // ---- long work ----
+
+  static constexpr int kBlockValues = 32;  // of this thread in a row block of a panel
+
+  // fn(values, panel, row block) over panels [kFirst, kLast), for work of many instructions. NOTE:
+  // a loop that is not unrolled, for which values move to registers of their own and back: by code
+  // that warps run through once they wait for instructions most of the time (kGrad with 30 an
+  // element and K = 384 took 1.3 times as long).
+  template <int kFirst, int kLast, class Fn>
+  __device__ __forceinline__ void for_each_block(float* acc, Fn&& fn) {
+    static_assert(S::kPanelColumns * 4 / 8 == kBlockValues);
+    constexpr int kBegin = kFirst * kRowBlocks, kEnd = kLast * kRowBlocks;
+#pragma unroll 1
+    for (int i = kBegin; i < kEnd; ++i) {
+      float v[kBlockValues];
+      at_block<kBegin, kEnd>(i, acc, [&](float& value, int e) { v[e] = value; });
+      fn(v, i / kRowBlocks, i % kRowBlocks);
+      at_block<kBegin, kEnd>(i, acc, [&](float& value, int e) { value = v[e]; });
+    }
+  }
+
+  // fn(accumulator, number) over the i-th of blocks [kBegin, kEnd).
+  template <int kBegin, int kEnd, class Fn>
+  __device__ __forceinline__ static void at_block(int i, float* acc, Fn&& fn) {
+    constexpr int kMiddle = (kBegin + kEnd) / 2;
+    if constexpr (kEnd - kBegin > 1) {
+      if (i < kMiddle) return at_block<kBegin, kMiddle>(i, acc, fn);
+      return at_block<kMiddle, kEnd>(i, acc, fn);
+    } else {
+      asm volatile("");  // a branch, not selects of both sides
+      float* v = values_of(acc, kBegin / kRowBlocks, kBegin % kRowBlocks, 0);
+#pragma unroll
+      for (int e = 0; e < kBlockValues; ++e) fn(v[e], e);
+    }
+  }
+
+  // ---- bias and activation ----
+
+  // A missing bias is a row of zeros. NOTE: behind the last tile, next may be any numbers.
+  __device__ void exchange_bias(const Tile& next) {
+    constexpr int kPer = 16 / int(sizeof(Element));
+    if (thread_ >= S::kColumns / kPer) return;
+    reinterpret_cast<uint4*>(shared_.bias)[thread_] = next_bias_;
+    const unsigned column = next.n * S::kColumns + thread_ * kPer;
+    const bool inside = p_.bias != nullptr && column < unsigned(p_.columns);
+    const auto* bias = static_cast<const Element*>(p_.bias) + column;
+    next_bias_ = inside ? __ldg(reinterpret_cast<const uint4*>(bias)) : uint4{};
+  }
+
+  // Of the two columns that this thread has among columns 8 j.. of a panel.
+  __device__ float2 bias_of(int panel, int j) const {
+    const Element* at = &shared_.bias[S::first_column(panel) + j * 8 + thread_ % 4 * 2];
+    return unpack<Element>(*reinterpret_cast<const uint32_t*>(at));
+  }
+
+  // fn(accumulator, bias of its column) over what is new in a panel.
+  template <class Fn>
+  __device__ __forceinline__ void with_bias(float* acc, int panel, Fn&& fn) const {
+#pragma unroll
+    for (int j = S::repeated(panel) / 8; j < S::kPanelColumns / 8; ++j) {
+      const float2 bias = bias_of(panel, j);
+#pragma unroll
+      for (int m = 0; m < kRowBlocks; ++m) {
+        float* v = values_of(acc, panel, m, j);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) fn(v[i], i % 2 ? bias.y : bias.x);
+      }
+    }
+  }
+
+  __device__ void add_bias(float* acc, int panel) const {
+    with_bias(acc, panel, [](float& value, float bias) { value += bias; });
+  }
+
+  template <Activation kActivation, class Panel>
+  __device__ __forceinline__ void finish_panel(float* acc, Panel panel, const Tile& tile, int row) {
+    // ReLU of 16-bit results comes free with their rounding.
+    constexpr bool kPacked = kActivation == Activation::kRelu && !S::kReadsAux;
+    constexpr Activation kNow = kPacked ? Activation::kNone : kActivation;
+    if constexpr (kNow == Activation::kGelu && S::repeated(panel) == 0) {
+      finish_blocks<kNow>(acc, panel);
+    } else if constexpr (T::kEpilogue == Epilogue::kPreact) {
+      with_bias(acc, panel,
+                [](float& value, float) { value = activate_as<kNow, kAccuracy>(value); });
+    } else if constexpr (kFromHalf<kNow, kAccuracy>) {
+      with_bias(acc, panel, [](float& value, float bias) {
+        value = activate_half<kNow>(fmaf(value, 0.5f, 0.5f * bias));
+      });
+    } else {
+      with_bias(acc, panel, [](float& value, float bias) {
+        value = activate_as<kNow, kAccuracy>(value + bias);
+      });
+    }
+    if constexpr (T::kEpilogue == Epilogue::kResidual) {
+      with_aux(acc, panel, [](float& value, float residual) { value += residual; });
+    }
+    store_panel<kPacked>(acc, panel, p_.d, tile, row);
+  }
+
+  template <Activation kActivation, int kPanel>
+  __device__ __forceinline__ void finish_blocks(float* acc, cute::Int<kPanel>) {
+    constexpr bool kAddsBias = T::kEpilogue != Epilogue::kPreact;
+    for_each_block<kPanel, kPanel + 1>(acc, [&](float* v, int, int) {
+#pragma unroll
+      for (int e = 0; e < kBlockValues; ++e) {
+        const float2 bias = kAddsBias ? bias_of(kPanel, e / 4) : float2{};
+        v[e] = activate_as<kActivation, kAccuracy>(v[e] + (e % 2 ? bias.y : bias.x));
+      }
+    });
+  }
+
+  // ---- the auxiliary input ----
+
+  // By one thread: into the staging memory, where the results will replace it.
+  __device__ void load_aux(const Tile& tile, int row) {
+    cute::tma_store_wait<0>();
+    AuxFull::arrive_and_expect_tx(&shared_.aux_full, S::kPanels * S::kPanelBytes);
+#pragma unroll 1
+    for (int panel = 0; panel < S::kPanels; ++panel) {
+      constexpr auto kHint = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
+      cute::SM90_TMA_LOAD_3D::copy(&p_.aux, &shared_.aux_full, kHint, shared_.staging[panel],
+                                   tile.n * S::kColumns + panel * S::kPanelColumns,
+                                   tile.m * T::kTileM + row, 0);
+    }
+  }
+
+  // fn(accumulator, auxiliary value) over a panel.
+  template <class Fn>
+  __device__ __forceinline__ void with_aux(float* acc, int panel, Fn&& fn) const {
+#pragma unroll
+    for (int m = 0; m < kRowBlocks; ++m) {
+#pragma unroll
+      for (int j = 0; j < 8; j += 2) {
+        uint32_t r[4];
+        const uint8_t* from = matrix_unit(shared_.staging[panel], m, j);
+        cute::SM75_U32x4_LDSM_N::copy(*reinterpret_cast<const cute::uint128_t*>(from), r[0], r[1],
+                                      r[2], r[3]);
+        float* v = values_of(acc, panel, m, j);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float2 pair = unpack<Element>(r[i]);
+          fn(v[i * 2], pair.x);
+          fn(v[i * 2 + 1], pair.y);
+        }
+      }
+    }
+  }
+
+  // acc = acc * act'(saved); act(saved) replaces what was saved in the staging memory and leaves.
+  __device__ void multiply_gradient(float* acc, const Tile& tile, int row) {
+    if (!p_.load_aux) return;
+    with_activation(p_.activation, [&]<Activation kActivation>() {
+      if constexpr (saved_for_backward(kActivation) == Saved::kPreact) {
+        if (p_.store_hidden) return gradient<kActivation, true>(acc, tile, row);
+      }
+      gradient<kActivation, false>(acc, tile, row);
+    });
+  }
+
+  template <Activation kActivation, bool kHidden>
+  __device__ __forceinline__ void gradient(float* acc, const Tile& tile, int row) {
+    if constexpr (saved_for_backward(kActivation) == Saved::kPreact) {
+      for_each_block<0, S::kPanels>(acc, [&](float* v, int panel, int m) {
+        gradient_block<kActivation, kHidden>(v, panel, m);
+        if (kHidden && m == kRowBlocks - 1) publish(p_.hidden, panel, 0, tile, row);
+      });
+    } else {
+      for_each_panel([&](auto panel) {
+#pragma unroll
+        for (int m = 0; m < kRowBlocks; ++m) {
+          gradient_block<kActivation, kHidden>(values_of(acc, panel, m, 0), panel, m);
+        }
+      });
+    }
+  }
+
+  template <Activation kActivation, bool kHidden>
+  __device__ __forceinline__ void gradient_block(float* v, int panel, int m) {
+#pragma unroll
+    for (int j = 0; j < 8; j += 2) {
+      gradient_unit<kActivation, kHidden>(v + j * 4, matrix_unit(shared_.staging[panel], m, j));
+    }
+  }
+
+  // Of two 8x8 matrices beside two.
+  template <Activation kActivation, bool kHidden>
+  __device__ __forceinline__ static void gradient_unit(float* v, uint8_t* matrices) {
+    auto& unit = *reinterpret_cast<cute::uint128_t*>(matrices);
+    uint32_t r[4];
+    cute::SM75_U32x4_LDSM_N::copy(unit, r[0], r[1], r[2], r[3]);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 saved = unpack<Element>(r[i]);
+      float &x = v[i * 2], &y = v[i * 2 + 1];
+      if constexpr (kHidden) {
+        const auto at_x = value_and_slope<kActivation, kAccuracy>(saved.x);
+        const auto at_y = value_and_slope<kActivation, kAccuracy>(saved.y);
+        x = times_slope<kActivation>(x, at_x.slope);
+        y = times_slope<kActivation>(y, at_y.slope);
+        r[i] = pack<Element, false>(at_x.value, at_y.value);
+      } else {
+        x = activation_gradient_as<kActivation, kAccuracy>(x, saved.x);
+        y = activation_gradient_as<kActivation, kAccuracy>(y, saved.y);
+      }
+    }
+    if constexpr (kHidden) cute::SM90_U32x4_STSM_N::copy(r[0], r[1], r[2], r[3], unit);
+  }
+
+  // ---- column sums ----
+
+  // Each warp sums its rows by shuffles, at each of which a lane keeps one half of its columns and
+  // gives the other; then the four warps are added in order.
+  __device__ void sum_columns(float* acc, const Tile& tile, int row) {
+    const int lane = thread_ % 32, warp = thread_ / 32;
+    const int first_row = tile.m * T::kTileM + row;
+    if (p_.rows - first_row < S::kRows) clear_rows(acc, p_.rows - first_row);
+    constexpr int kSums = S::kColumns / 4, kKept = kSums / 8;
+    float sum[kSums];
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+      sum[i] = 0.0f;
+#pragma unroll
+      for (int m = 0; m < kRowBlocks; ++m) {
+        const float* v = acc + m * kPerRowBlock + i / 2 * 4 + i % 2;
+        sum[i] += v[0] + v[2];
+      }
+    }
+    int first = 0;
+    cute::for_each(cute::make_int_sequence<3>{}, [&](auto turn) {
+      constexpr int kHalf = kSums / 2 >> turn, kStep = 4 << turn;
+      const bool upper = lane & kStep;
+      if (upper) first += kHalf;
+#pragma unroll
+      for (int i = 0; i < kHalf; ++i) {
+        const float kept = upper ? sum[i + kHalf] : sum[i], given = upper ? sum[i] : sum[i + kHalf];
+        sum[i] = kept + __shfl_xor_sync(~0u, given, kStep);
+      }
+    });
+#pragma unroll
+    for (int i = 0; i < kKept; i += 2) {
+      const int column = (first + i) / 2 * 8 + lane % 4 * 2;
+      *reinterpret_cast<float2*>(&shared_.sums[warp][column]) = {sum[i], sum[i + 1]};
+    }
+    barrier();
+    const int out_row = first_row / S::kRows;
+    for (int i = thread_; i < S::kColumns; i += 128) {
+      const int column = tile.n * S::kColumns + i;
+      if (column >= p_.columns || first_row >= p_.rows) continue;
+      p_.column_sums[int64_t{out_row} * p_.columns + column] =
+          (shared_.sums[0][i] + shared_.sums[1][i]) + (shared_.sums[2][i] + shared_.sums[3][i]);
+    }
+  }
+
+  // From `rows` on: zeros of A gave NaN there where B has an infinity.
+  __device__ void clear_rows(float* acc, int rows) const {
+    rows -= thread_ / 32 * 16 + thread_ % 32 / 4;
+#pragma unroll
+    for (int i = 0; i < kRowBlocks * kPerRowBlock; ++i) {
+      const int row = i / kPerRowBlock * 64 + i / 2 % 2 * 8;
+      if (row >= rows) acc[i] = 0.0f;
+    }
+  }
+
+  // ---- the way out ----
+
+  // Where this lane's row of an 8x8 matrix of 2-byte values lies in a panel, for matrices 0..3 =
+  // (upper, lower rows) x (columns 8 j.., the next 8) of the warp's 16 rows.
+  template <class Byte>
+  __device__ Byte* matrix_unit(Byte* panel, int row_block, int j) const {
+    const int lane = thread_ % 32;
+    const int r = row_block * 64 + thread_ / 32 * 16 + (lane / 8 % 2) * 8 + lane % 8;
+    return panel + r * kBoxRowBytes + (((j + lane / 16) ^ (lane % 8)) * 16);
+  }
+
+  template <bool kRelu>
+  __device__ __forceinline__ void store_panel(float* acc, int panel, const CUtensorMap& map,
+                                              const Tile& tile, int row) {
+#pragma unroll
+    for (int part = 0; part < S::kParts; ++part) {
+      // NOTE: over an auxiliary tile each warp writes where it alone has read.
+      if (!S::kReadsAux || !p_.load_aux || p_.store_hidden) {
+        if (thread_ == 0) wait_for_staging(panel * S::kParts + part);
+        barrier();
+      }
+      if constexpr (sizeof(Out) == 4) {
+        stage_fp32(acc, panel, part);
+      } else {
+        stage<kRelu>(acc, panel, part);
+      }
+      publish(map, panel, part, tile, row);
+    }
+  }
+
+  __device__ __forceinline__ uint8_t* staging(int panel, int part) const {
+    return shared_.staging[(panel * S::kParts + part) % S::kRing];
+  }
+
+  // By one thread. Of an odd number of parts in two places the first one follows the last one.
+  __device__ __forceinline__ void wait_for_staging(int part) const {
+    if (S::kPanels * S::kParts % S::kRing != 0 && part == 0) {
+      cute::tma_store_wait<0>();
+    } else {
+      cute::tma_store_wait<S::kRing - 1>();
+    }
+  }
+
+  // What has been staged leaves.
+  __device__ __forceinline__ void publish(const CUtensorMap& map, int panel, int part,
+                                          const Tile& tile, int row) {
+    cute::tma_store_fence();
+    barrier();
+    if (thread_ == 0) {
+      copy_out(map, staging(panel, part), tile.n * S::kColumns + S::first_column(panel),
+               tile.m * T::kTileM + row + part * S::kPanelRows, tile.slice);
+      cute::tma_store_arrive();
+    }
+  }
+
+  __device__ void copy_out(const CUtensorMap& map, const uint8_t* from, int column, int row,
+                           int slice) const {
+    if (kAdds && p_.accumulate) {
+      cute::SM90_TMA_REDUCE_ADD_3D::copy(&map, from, column, row, slice);
+    } else {
+      cute::SM90_TMA_STORE_3D::copy(&map, from, column, row, slice);
+    }
+  }
+
+  // With the swizzle that TMA expects.
+  template <bool kRelu>
+  __device__ __forceinline__ void stage(float* acc, int panel, int part) const {
+    constexpr int kBlocks = S::kPanelRows / 64;
+#pragma unroll
+    for (int m = 0; m < kBlocks; ++m) {
+#pragma unroll
+      for (int j = 0; j < 8; j += 2) {
+        const float* v = values_of(acc, panel, part * kBlocks + m, j);
+        cute::SM90_U32x4_STSM_N::copy(
+            pack<Out, kRelu>(v[0], v[1]), pack<Out, kRelu>(v[2], v[3]),
+            pack<Out, kRelu>(v[4], v[5]), pack<Out, kRelu>(v[6], v[7]),
+            *reinterpret_cast<cute::uint128_t*>(matrix_unit(staging(panel, part), m, j)));
+      }
+    }
+  }
+
+  // Odd rows begin at the other half of the columns: with the swizzle, half a warp's stores then
+  // have a bank each.
+  __device__ __forceinline__ void stage_fp32(float* acc, int panel, int part) const {
+    const int lane = thread_ % 32, r = lane / 4, odd = r % 2;
+    uint8_t* at = staging(panel, part) + (thread_ / 32 * 16 + r) * kBoxRowBytes + lane % 2 * 8;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float *even_row = values_of(acc, panel, part, j),
+                  *odd_row = values_of(acc, panel, part, j ^ 2);
+      float v[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) v[i] = odd ? odd_row[i] : even_row[i];
+      const int unit = (j * 2 + lane % 4 / 2) ^ r ^ (odd * 4);
+      *reinterpret_cast<float2*>(at + unit * 16) = {v[0], v[1]};
+      *reinterpret_cast<float2*>(at + unit * 16 + 8 * kBoxRowBytes) = {v[2], v[3]};
+    }
+  }
+
+  const StoreParams& p_;
+  Shared& shared_;
+  int warpgroup_, thread_;
+  uint4 next_bias_{};  // 16 bytes
+  uint32_t aux_phase_ = 0;
+};
+
+}  // namespace fusedops::sm90

@@ -1,0 +1,92 @@
+// What the epilogues of the sm_90a kernels (sm90_store.cuh) are launched with, the sizes of what
+// they stage, and pairs of 16-bit values.
+#pragma once
+
+#include <cutlass/arch/barrier.h>
+#include <cutlass/numeric_types.h>
+
+#include "csrc/cutlass/kernels/hopper/sm90_tma.cuh"
+#include "csrc/cutlass/problem.h"
+
+namespace fusedops::sm90 {
+
+struct StoreParams {
+  CUtensorMap d;       // 3-dimensional: slice, row, column
+  CUtensorMap aux;     // pre-activation out, or saved tensor or residual in
+  CUtensorMap hidden;  // kGrad: act(saved tensor) out
+  const void* bias;    // (N,) or null
+  float* column_sums;  // kGrad: (warpgroups above each other, N), or null
+  int columns;         // N
+  int rows;            // M
+  Activation activation;
+  bool load_aux;      // kGrad: whether the activation's gradient needs the saved tensor
+  bool store_hidden;  // kGrad, with load_aux
+  bool accumulate;    // add to what D holds: of fp32 D, and where adds_halves()
+};
+
+// Two values of an output type in one register; kRelu: their maxima with zero, NaN stays.
+template <class Element, bool kRelu>
+__device__ __forceinline__ uint32_t pack(float low, float high) {
+  uint32_t packed;
+  if constexpr (cute::is_same_v<Element, cutlass::bfloat16_t>) {
+    if constexpr (kRelu) {
+      asm("cvt.rn.relu.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+    } else {
+      asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+    }
+  } else if constexpr (kRelu) {
+    asm("cvt.rn.relu.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  } else {
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  }
+  return packed;
+}
+template <class Element>
+__device__ __forceinline__ float2 unpack(uint32_t packed) {
+  if constexpr (cute::is_same_v<Element, cutlass::bfloat16_t>) {
+    return {__uint_as_float(packed << 16), __uint_as_float(packed & 0xffff0000u)};
+  } else {
+    __half2 pair;
+    memcpy(&pair, &packed, sizeof pair);
+    return __half22float2(pair);
+  }
+}
+
+// Sizes of what one warpgroup (rows by columns) stores.
+template <class Element, int kRows_, int kColumns_, Epilogue kEpilogue>
+struct StoreTraits {
+  using Out = cute::conditional_t<kEpilogue == Epilogue::kAccumulator, float, Element>;
+  static constexpr bool kReadsAux =
+      kEpilogue == Epilogue::kGrad || kEpilogue == Epilogue::kResidual;
+  static constexpr int kRows = kRows_, kColumns = kColumns_;
+  static constexpr int kPanelColumns = kBoxRowBytes / int(sizeof(Out));
+  static constexpr int kPanels = (kColumns + kPanelColumns - 1) / kPanelColumns;
+  // Of 64 rows, so that the next is staged while one leaves; all rows where they have been read
+  // together and where there is no next panel of the tile (1048576x64x64, gelu_tanh: 4 % on H200).
+  static constexpr int kPanelRows = kReadsAux || kPanels == 1 ? kRows : 64;
+  static constexpr int kParts = kRows / kPanelRows;  // of a panel's columns
+  static constexpr int kPanelBytes = kPanelRows * kBoxRowBytes;
+  static_assert(kColumns >= kPanelColumns && kColumns % 16 == 0 && kRows % 64 == 0);
+
+  // The last panel of a tile that panels do not divide begins in the one before it and repeats
+  // its columns.
+  static constexpr bool kWhole = kColumns % kPanelColumns == 0;
+  static_assert(kWhole || (!kReadsAux && kEpilogue != Epilogue::kAccumulator));
+  static constexpr int first_column(int panel) {
+    return panel < kPanels - 1 ? panel * kPanelColumns : kColumns - kPanelColumns;
+  }
+  static constexpr int repeated(int panel) { return panel * kPanelColumns - first_column(panel); }
+
+  // Panels in staging memory: two, or all where they are read before they are written.
+  static constexpr int kRing = kReadsAux || kPanels == 1 ? kPanels : 2;
+
+  static constexpr bool kSums = kEpilogue == Epilogue::kGrad;
+  struct Shared {
+    alignas(1024) uint8_t staging[kRing][kPanelBytes];
+    alignas(16) Element bias[kColumns];
+    float sums[kSums ? 4 : 1][kSums ? kColumns : 1];
+    uint64_t aux_full;
+  };
+};
+
+}  // namespace fusedops::sm90

@@ -1,0 +1,296 @@
+#include "csrc/cutlass/launch/gemm_launch.h"
+
+#include <torch/csrc/stable/ops.h>
+
+#include <algorithm>
+#include <limits>
+#include <vector>
+
+#include "csrc/common/int_math.h"
+#include "csrc/cutlass/configs/operand_layout.h"
+#include "csrc/cutlass/configs/registry.h"
+#include "csrc/cutlass/configs/sm90_configs.h"
+#include "csrc/cutlass/kernels/fp32/split_fp32.h"
+#include "csrc/cutlass/launch/launch_memory.h"
+#include "csrc/cutlass/passes/act_backward.h"
+#include "csrc/cutlass/passes/pack.h"
+#include "csrc/cutlass/passes/splitk_reduce.h"
+#include "csrc/cutlass/select/plan_cache.h"
+
+namespace fusedops {
+
+DeviceModel device_model(const LaunchScope& scope) {
+  const DeviceFacts& facts = scope.facts();
+  // NOTE: a build without code for Hopper serves it from PTX of the sm_80 family.
+  const bool from_ptx = facts.capability / 10 == 9 && facts.code_version < 90;
+  return {from_ptx ? 80 : facts.capability, facts.sm_count};
+}
+
+namespace {
+
+void check_launched(const char* op, const char* failure) {
+  FUSEDOPS_CHECK(failure == nullptr, op, ": the launch failed: ", failure);
+}
+
+const void* offset(const void* data, int64_t elements, int64_t element_bytes) {
+  return static_cast<const char*>(data) + elements * element_bytes;
+}
+
+// ---- operands ----
+
+// Copies (rows, k) into a K-contiguous buffer whose rows are padded with zeros to whole 16-byte
+// accesses.
+GemmOperand packed_operand(const GemmCall& call, const MatrixView& view, Tensor& holder,
+                           const LaunchScope& scope) {
+  const int64_t bytes = dtype_bytes(call.dtype);
+  const int64_t ld = packed_ld(view.cols, bytes);
+  holder = workspace(view.rows * ld * bytes, scope);
+  const PackSource source{view.data, view.rows, view.cols, view.row_stride, view.col_stride};
+  check_launched(call.op, pack_operand(source, bytes, holder.mutable_data_ptr(), view.rows, ld,
+                                       scope.context()));
+  return {holder.const_data_ptr(), ld, Major::kK};
+}
+
+GemmProblem problem_of(const GemmCall& call, const Tensor& d, const Tensor* preact) {
+  GemmProblem p;
+  p.m = call.a.rows;
+  p.n = call.b.cols;
+  p.k = call.a.cols;
+  p.d = d.mutable_data_ptr();
+  p.ldd = p.n;
+  p.preact = preact ? preact->mutable_data_ptr() : nullptr;
+  p.bias = call.bias ? call.bias->const_data_ptr() : nullptr;
+  p.activation = call.activation;
+  p.epilogue = call.epilogue;
+  p.accumulate = call.accumulate;
+  p.aux = call.residual ? call.residual->const_data_ptr() : nullptr;
+  p.dtype = call.dtype;
+  if (call.dtype == DType::kFloat32) p.math = call.allow_tf32 ? MathMode::kTf32 : MathMode::kFp32;
+  return p;
+}
+
+// ---- launching a plan ----
+
+void launch_kernel_of(const char* op, const GemmPlan& plan, const GemmProblem& p,
+                      const LaunchScope& scope) {
+  const GemmRunFn run =
+      find_kernel({plan.family, plan.config, p.dtype, p.math, p.a.major, p.b.major, p.epilogue});
+  FUSEDOPS_CHECK(run != nullptr, op, ": this build has no kernel '",
+                 config_name(plan.family, plan.config),
+                 "' for this problem; rebuild with "
+                 "TORCH_CUDA_ARCH_LIST naming this GPU");
+  const char* failure = run(p, scope.context());
+  FUSEDOPS_CHECK(failure == nullptr, op, ": kernel '", config_name(plan.family, plan.config),
+                 "' did not run: ", failure);
+}
+
+// K in slices; each writes fp32 partial sums that are added in order.
+void launch_split(const char* op, const GemmPlan& plan, const GemmProblem& p,
+                  const LaunchScope& scope) {
+  GemmProblem slices = p;
+  slices.slice_k = round_up(ceil_div(p.k, plan.splits), 64);
+  slices.slices = ceil_div(p.k, slices.slice_k);
+  slices.slice_stride = p.m * p.n;
+  const Tensor partial = workspace(slices.slices * p.m * p.n * 4, scope);
+  slices.epilogue = Epilogue::kAccumulator;
+  slices.accumulate = false;
+  slices.bias = nullptr;
+  slices.preact = nullptr;
+  slices.activation = Activation::kNone;
+  slices.d = partial.mutable_data_ptr();
+  launch_kernel_of(op, plan, slices, scope);
+  check_launched(op, splitk_reduce(p, static_cast<const float*>(partial.const_data_ptr()),
+                                   slices.slices, scope.context()));
+}
+
+void launch_plan(const char* op, const GemmPlan& plan, GemmProblem p, const LaunchScope& scope) {
+  p.swizzle = plan.swizzle;
+  Tensor exchanged;
+  if (plan.splits == kSharedWave) {
+    const GemmConfig& tile = config_of(plan.family, plan.config);
+    exchanged = make_exchange_space(int64_t{tile.tile_m} * tile.tile_n, scope, p.exchange);
+  } else if (takes_tiles(p, plan, device_model(scope))) {
+    exchanged = make_tile_counter(scope, p.exchange);
+  }
+  // NOTE: only WGMMA kernels add to d themselves.
+  if (plan.splits > 1 || (p.accumulate && plan.family != Family::kSm90)) {
+    launch_split(op, plan, p, scope);
+  } else {
+    launch_kernel_of(op, plan, p, scope);
+  }
+}
+
+// ---- fp32-accurate products over bf16 parts ----
+
+// Rows [first, first + count) of a matrix of contraction rows.
+SplitSource split_source(const MatrixView& view, int64_t first, int64_t count) {
+  return {static_cast<const float*>(view.data) + first * view.row_stride, count, view.cols,
+          view.row_stride, view.col_stride};
+}
+
+void run_exact(const GemmCall& call, const GemmProblem& p, const LaunchScope& scope) {
+  const GemmProblem largest = exact_tile(p);
+  const int64_t step_m = largest.m, step_n = largest.n, columns = largest.k;
+  const MatrixView a = call.a, b = call.b.transposed();
+  const Tensor parts_a = workspace(step_m * columns * 2, scope);
+  const Tensor parts_b = workspace(step_n * columns * 2, scope);
+  const Tensor flag = workspace(16, scope);
+  int* nonfinite = static_cast<int*>(flag.mutable_data_ptr());
+  FUSEDOPS_CHECK(cudaMemsetAsync(nonfinite, 0, sizeof(int), scope.stream()) == cudaSuccess, call.op,
+                 ": could not clear the workspace");
+
+  const LaunchContext context = scope.context();
+  const auto split = [&](SplitSide side, const SplitSource& source, const Tensor& parts) {
+    check_launched(call.op, split_fp32(side, source, parts.mutable_data_ptr(), nonfinite, context));
+  };
+  const auto at = [](const void* data, int64_t elements) {
+    return data ? const_cast<void*>(offset(data, elements, 4)) : nullptr;
+  };
+  for (int64_t col = 0; col < p.n; col += step_n) {
+    const SplitSource source_b = split_source(b, col, std::min(step_n, p.n - col));
+    split(SplitSide::kB, source_b, parts_b);
+    for (int64_t row = 0; row < p.m; row += step_m) {
+      const SplitSource source_a = split_source(a, row, std::min(step_m, p.m - row));
+      split(SplitSide::kA, source_a, parts_a);
+      GemmProblem tile = largest;
+      tile.m = source_a.rows;
+      tile.n = source_b.rows;
+      tile.a.data = parts_a.const_data_ptr();
+      tile.b.data = parts_b.const_data_ptr();
+      tile.d = at(p.d, row * p.ldd + col);
+      tile.preact = at(p.preact, row * p.ldd + col);
+      tile.bias = at(p.bias, col);
+      launch_plan(call.op, select_gemm_cached(tile, device_model(scope)), tile, scope);
+      check_launched(call.op, repair_nonfinite(source_a, source_b, tile, nonfinite, context));
+    }
+  }
+}
+
+// ---- preparing operands ----
+
+struct Prepared {
+  GemmProblem problem;
+  Tensor a, b;  // packed copies, where they were needed
+};
+
+Prepared prepare(const GemmCall& call, const GemmProblem& p, const LaunchScope& scope) {
+  const OperandPlan plan = plan_operands(call.a, call.b, p, device_model(scope));
+  Prepared prepared{plan.problem, {}, {}};
+  if (plan.pack_a) prepared.problem.a = packed_operand(call, call.a, prepared.a, scope);
+  if (plan.pack_b) {
+    prepared.problem.b = packed_operand(call, call.b.transposed(), prepared.b, scope);
+  }
+  return prepared;
+}
+
+// True when the result does not need a product: d is empty or act(bias).
+bool finished_early(const GemmCall& call, const GemmProblem& p, const LaunchScope& scope) {
+  if (p.m == 0 || p.n == 0) return true;
+  if (p.k > 0) return false;
+  check_launched(call.op, splitk_reduce(p, nullptr, 0, scope.context()));
+  return true;
+}
+
+}  // namespace
+
+Tensor workspace(int64_t bytes, const LaunchScope& scope) {
+  return torch::stable::empty(
+      {bytes}, ScalarType::Byte, std::nullopt,
+      torch::stable::Device(torch::headeronly::DeviceType::CUDA, scope.device()));
+}
+
+MatrixView rows_view(const Tensor& tensor, Tensor& holder) {
+  holder = tensor;
+  const int64_t dims = tensor.dim();
+  const int64_t rows = leading_numel(tensor), cols = tensor.size(dims - 1);
+  const auto collapses = [&] {
+    int64_t expected = -1;  // the stride that dimension i must have, once one is known
+    for (int64_t i = dims - 2; i >= 0; --i) {
+      if (tensor.size(i) == 1) continue;
+      if (expected >= 0 && tensor.stride(i) != expected) return int64_t{-1};
+      expected = tensor.stride(i) * tensor.size(i);
+    }
+    return int64_t{0};
+  };
+  if (rows > 0 && cols > 0 && collapses() < 0) holder = torch::stable::contiguous(tensor);
+  int64_t row_stride = cols;
+  for (int64_t i = dims - 2; i >= 0; --i) {
+    if (holder.size(i) == 1) continue;
+    row_stride = holder.stride(i);
+    break;
+  }
+  return {holder.const_data_ptr(), rows, cols, row_stride, cols == 1 ? 1 : holder.stride(dims - 1)};
+}
+
+void run_gemm(const GemmCall& call, const Tensor& d, const Tensor* preact,
+              const LaunchScope& scope) {
+  const GemmProblem p = problem_of(call, d, preact);
+  if (finished_early(call, p, scope)) return;
+  if (wants_exact_parts(p, device_model(scope))) return run_exact(call, p, scope);
+  const Prepared prepared = prepare(call, p, scope);
+  const GemmPlan plan = select_gemm_cached(prepared.problem, device_model(scope));
+  FUSEDOPS_CHECK(plan.config >= 0 || p.k <= std::numeric_limits<int32_t>::max(), call.op,
+                 ": K must be at most 2^31 - 1; got ", p.k);
+  FUSEDOPS_CHECK(plan.config >= 0, call.op, ": no kernel takes this problem: M = ", p.m,
+                 ", N = ", p.n, ", K = ", p.k);
+  launch_plan(call.op, plan, prepared.problem, scope);
+}
+
+bool run_gemm_gradient(const GemmCall& call, const GradientOutputs& outputs,
+                       const LaunchScope& scope) {
+  GemmProblem p = problem_of(call, *outputs.dz, nullptr);
+  p.epilogue = Epilogue::kGrad;
+  p.aux = outputs.saved ? outputs.saved->const_data_ptr() : nullptr;
+  p.hidden = outputs.hidden ? outputs.hidden->mutable_data_ptr() : nullptr;
+  if (p.m == 0 || p.n == 0 || p.k == 0) return false;
+  const Prepared prepared = prepare(call, p, scope);
+  const GemmPlan plan = select_gemm_cached(prepared.problem, device_model(scope));
+  if (plan.config < 0) return false;
+  p = prepared.problem;
+  Tensor sums;
+  const int64_t rows = column_sum_rows(plan, p.m);
+  if (outputs.dbias) {
+    sums = workspace(rows * p.n * 4, scope);
+    p.column_sums = static_cast<float*>(sums.mutable_data_ptr());
+  }
+  launch_plan(call.op, plan, p, scope);
+  if (outputs.dbias) {
+    const bool fp32 = outputs.dbias->scalar_type() == ScalarType::Float;
+    check_launched(call.op, column_sum(p.column_sums, rows, p.n, outputs.dbias->mutable_data_ptr(),
+                                       fp32 ? DType::kFloat32 : p.dtype, scope.context()));
+  }
+  return true;
+}
+
+bool run_gemm_residual(const GemmCall& call, const Tensor& d, const LaunchScope& scope) {
+  GemmProblem p = problem_of(call, d, nullptr);
+  p.epilogue = Epilogue::kResidual;
+  if (p.m == 0 || p.n == 0 || p.k == 0 || dtype_bytes(p.dtype) != 2) return false;
+  const Prepared prepared = prepare(call, p, scope);
+  const GemmPlan plan = select_gemm_cached(prepared.problem, device_model(scope));
+  if (plan.config < 0) return false;
+  launch_plan(call.op, plan, prepared.problem, scope);
+  return true;
+}
+
+bool run_gemm_adding(const GemmCall& call, const Tensor& d, const LaunchScope& scope) {
+  GemmProblem p = problem_of(call, d, nullptr);
+  p.accumulate = true;
+  if (p.m == 0 || p.n == 0 || p.k == 0 || dtype_bytes(p.dtype) != 2) return false;
+  const Prepared prepared = prepare(call, p, scope);
+  p = prepared.problem;
+  if (!adds_halves(p.epilogue, p.a.major, p.b.major)) return false;
+  const GemmPlan plan = select_gemm_cached(p, device_model(scope));
+  if (plan.config < 0 || plan.family != Family::kSm90) return false;
+  launch_plan(call.op, plan, p, scope);
+  return true;
+}
+
+void run_gemm_with_plan(const GemmCall& call, const GemmPlan& plan, const Tensor& d,
+                        const Tensor* preact, const LaunchScope& scope) {
+  const GemmProblem p = problem_of(call, d, preact);
+  if (finished_early(call, p, scope)) return;
+  launch_plan(call.op, plan, prepare(call, p, scope).problem, scope);
+}
+
+}  // namespace fusedops

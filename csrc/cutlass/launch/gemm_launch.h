@@ -1,0 +1,67 @@
+// From strided matrices to launched kernels: selection, packing of what the hardware cannot read,
+// split-K, the fp32-accurate path. The ops in linear.cpp stand on this.
+#pragma once
+
+#include <optional>
+
+#include "csrc/common/host/launch.h"
+#include "csrc/cutlass/select/operands.h"
+
+namespace fusedops {
+
+// The GPU as selection sees it.
+DeviceModel device_model(const LaunchScope& scope);
+
+// Memory on the scope's device, not initialised.
+Tensor workspace(int64_t bytes, const LaunchScope& scope);
+
+// The matrix (rows, C) of a (..., C) tensor; `holder` keeps the copy that is made when its leading
+// dimensions do not collapse to one stride.
+MatrixView rows_view(const Tensor& tensor, Tensor& holder);
+
+// What to compute: d = act(a @ b + bias).
+struct GemmCall {
+  const char* op;
+  MatrixView a;  // (M, K)
+  MatrixView b;  // (K, N)
+  DType dtype;
+  bool allow_tf32 = false;
+  const Tensor* bias = nullptr;  // (N,)
+  Activation activation = Activation::kNone;
+  Epilogue epilogue = Epilogue::kFused;
+  bool accumulate = false;           // of 16-bit operands, kAccumulator: d += a @ b
+  const Tensor* residual = nullptr;  // kResidual: contiguous (M, N)
+};
+
+// d and preact: contiguous (M, N) of the call's dtype; fp32 d for kAccumulator. Throws with the
+// op's name on failure.
+void run_gemm(const GemmCall& call, const Tensor& d, const Tensor* preact,
+              const LaunchScope& scope);
+
+// dz (M, N) = (a @ b) * act'(saved) in one kernel, with what else is wanted of: hidden (M, N) =
+// act(saved), dbias (N,) = the column sums of dz in its dtype or fp32. All but a and b contiguous.
+struct GradientOutputs {
+  const Tensor* saved = nullptr;  // null: the activation needs none (saved_for_backward)
+  const Tensor* dz = nullptr;
+  const Tensor* hidden = nullptr;  // may be saved: each tile is read before it is written
+  const Tensor* dbias = nullptr;
+};
+
+// False where no kernel has this epilogue for the problem: nothing was launched, and the caller
+// takes the product and act_backward.h.
+bool run_gemm_gradient(const GemmCall& call, const GradientOutputs& outputs,
+                       const LaunchScope& scope);
+
+// run_gemm with Epilogue::kResidual. False where no kernel has it for the problem: nothing was
+// launched.
+bool run_gemm_residual(const GemmCall& call, const Tensor& d, const LaunchScope& scope);
+
+// d += a @ b for 16-bit d: the sum of a product is rounded to d's dtype, and so is the sum with d.
+// False where no kernel has it for the problem: nothing was launched.
+bool run_gemm_adding(const GemmCall& call, const Tensor& d, const LaunchScope& scope);
+
+// The same as run_gemm through a given plan: tuning and tests.
+void run_gemm_with_plan(const GemmCall& call, const GemmPlan& plan, const Tensor& d,
+                        const Tensor* preact, const LaunchScope& scope);
+
+}  // namespace fusedops

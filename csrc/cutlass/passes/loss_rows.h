@@ -1,0 +1,44 @@
+// Host face of loss_rows.cuh: raw pointers, sizes and a stream. Each function launches and returns
+// null or the reason of the failure. C: the compute type of dtype.
+#pragma once
+
+#include "csrc/common/loss_options.h"
+#include "csrc/cutlass/problem.h"
+
+namespace fusedops {
+
+struct LossRowsProblem {
+  DType dtype;
+  void* logits;           // (rows, pitch), 16-byte aligned, of which n are logits
+  int64_t rows, n;        // n >= 1
+  int64_t pitch;          // whole 16-byte chunks, at most 2^31 - 8 elements
+  const int64_t* target;  // (rows,)
+  void* sums;             // (rows,) of loss_sum_bytes() each: out
+  void* losses;           // (rows,) of C: out, or null
+  const void* factor;  // of C, what a gradient is multiplied by: (rows,) or one; null: no gradient
+  bool factor_per_row;
+  LossOptions options;
+};
+
+int64_t loss_sum_bytes();
+
+// The loss of every row; where there is a factor the gradient replaces the logits, and zeros what
+// lies between n and pitch.
+const char* loss_rows(const LossRowsProblem& problem, const LaunchContext& context);
+
+// loss: one C, the sum of sums (rows,) or their mean over the rows that count.
+const char* sum_losses(DType dtype, const void* sums, int64_t rows, bool mean, void* loss,
+                       const LaunchContext& context);
+
+// factor = *dloss / (rows that count, where `mean`), or, where `later`, *dloss, and *scale is the
+// rest, else 1. dloss: one C, or null for 1. No rows that count are one.
+struct LossFactors {
+  const int64_t* target;  // (rows,)
+  int64_t rows, ignore_index;
+  bool mean, later;
+  const void* dloss;
+  void *factor, *scale;
+};
+const char* loss_factors(DType dtype, const LossFactors& problem, const LaunchContext& context);
+
+}  // namespace fusedops

@@ -1,0 +1,102 @@
+#include "csrc/cutlass/select/operands.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "csrc/common/int_math.h"
+#include "csrc/cutlass/configs/operand_layout.h"
+#include "csrc/cutlass/configs/sm80_configs.h"
+
+namespace fusedops {
+namespace {
+
+// Below this many multiply-adds the splitting costs more than it saves over FP32 FMA.
+constexpr double kExactMinWork = 1 << 29;
+// Splitting moves 28 bytes per element: it pays where each one meets many others.
+constexpr double kExactMinReuse = 256;
+constexpr int64_t kExactWorkspace = int64_t{1} << 30;  // bytes for the parts of an operand
+
+// TF32 WGMMA reads K-major operands only: above this much work a transposing copy pays.
+constexpr double kPackMinWork = 1 << 28;
+// Kernels read operands in 16-byte accesses. One of the sm_80 kernels reads 4- and 8-byte elements
+// singly: enough for a small product.
+constexpr double kWordReadsMaxWork = 1 << 24;
+
+double work(const GemmProblem& p) { return double(p.m) * p.n * p.k; }
+
+// (rows, k) as the kernels take it: one index is contiguous. False when neither is.
+bool natural_operand(const MatrixView& view, GemmOperand& operand) {
+  const auto [data, rows, k, row_stride, k_stride] = view;
+  // NOTE: a stride over an extent of 1 is never used; any legal value will do.
+  if (k_stride == 1 && (row_stride >= k || rows == 1)) {
+    operand = {data, rows == 1 ? round_up(k, 16) : row_stride, Major::kK};
+    return true;
+  }
+  if (row_stride == 1 && (k_stride >= rows || k == 1)) {
+    operand = {data, k == 1 ? round_up(rows, 16) : k_stride, Major::kMN};
+    return true;
+  }
+  return false;
+}
+
+// Why an operand has to be copied; null, with `operand` filled in, when it is read in place.
+const char* pack_reason(const GemmProblem& p, const MatrixView& view, bool k_major_only,
+                        GemmOperand& operand) {
+  if (!natural_operand(view, operand)) {
+    return view.row_stride == 1 || view.col_stride == 1 ? "its rows or columns overlap in memory"
+                                                        : "neither of its strides is 1";
+  }
+  const bool small_words = dtype_bytes(p.dtype) >= 4 && work(p) <= kWordReadsMaxWork;
+  if (!small_words && !sm80_operand_readable(p, operand, view.rows, 16)) {
+    return "its address, stride or contiguous extent is not a multiple of 16 bytes";
+  }
+  if (k_major_only && operand.major == Major::kMN) return "TF32 WGMMA reads K-major operands";
+  return nullptr;
+}
+
+}  // namespace
+
+OperandPlan plan_operands(const MatrixView& a, const MatrixView& b, const GemmProblem& problem,
+                          const DeviceModel& device) {
+  OperandPlan plan{problem};
+  GemmProblem& p = plan.problem;
+  const int64_t bytes = dtype_bytes(p.dtype);
+  const bool k_major_only =
+      p.math == MathMode::kTf32 && device.capability / 10 == 9 && work(p) >= kPackMinWork;
+  plan.pack_a = pack_reason(p, a, k_major_only, p.a);
+  plan.pack_b = pack_reason(p, b.transposed(), k_major_only, p.b);
+  // NOTE: zero padding of a packed K is harmless only when both sides have it, so a ragged K packs
+  // both.
+  if (p.k % (16 / bytes) != 0 && (plan.pack_a || plan.pack_b)) {
+    constexpr const char* kPadding = "K is padded with zeros on both sides";
+    if (!plan.pack_a) plan.pack_a = kPadding;
+    if (!plan.pack_b) plan.pack_b = kPadding;
+  }
+  const GemmOperand packed{nullptr, packed_ld(p.k, bytes), Major::kK};
+  if (plan.pack_a) p.a = packed;
+  if (plan.pack_b) p.b = packed;
+  if (plan.pack_a && plan.pack_b) p.k = packed.ld;
+  return plan;
+}
+
+bool wants_exact_parts(const GemmProblem& p, const DeviceModel& device) {
+  const int64_t extent = std::max(p.n, split_columns(p.k));
+  return p.math == MathMode::kFp32 && device.capability / 10 == 9 && p.n % 4 == 0 &&
+         extent <= std::numeric_limits<int32_t>::max() && work(p) >= kExactMinWork &&
+         double(p.m) * p.n >= kExactMinReuse * (double(p.m) + p.n);
+}
+
+GemmProblem exact_tile(const GemmProblem& problem) {
+  const int64_t columns = split_columns(problem.k);
+  const int64_t fitting = kExactWorkspace / (columns * 2) / 128 * 128;
+  const int64_t rows = std::max<int64_t>(128, fitting);
+  GemmProblem tile = problem;
+  tile.split_parts = true;
+  tile.m = std::min(problem.m, rows);
+  tile.n = std::min(problem.n, rows);
+  tile.k = columns;
+  tile.a = tile.b = {nullptr, columns, Major::kK};
+  return tile;
+}
+
+}  // namespace fusedops

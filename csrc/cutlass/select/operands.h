@@ -1,0 +1,36 @@
+// How the strided operands of a product reach the kernels: in place, packed into a dense copy, or
+// as bf16 parts of fp32. Decisions only: gemm_launch.cpp acts on them, explain shows them. Host
+// only.
+#pragma once
+
+#include "csrc/cutlass/select/select.h"
+
+namespace fusedops {
+
+// A strided (rows, cols) matrix over memory that its owner keeps alive.
+struct MatrixView {
+  const void* data;
+  int64_t rows, cols;
+  int64_t row_stride, col_stride;  // elements
+
+  MatrixView transposed() const { return {data, cols, rows, col_stride, row_stride}; }
+};
+
+struct OperandPlan {
+  GemmProblem problem;           // a packed operand has no address yet; k includes its padding
+  const char* pack_a = nullptr;  // the reason for the copy, or null
+  const char* pack_b = nullptr;
+};
+
+// `problem` holds all but its operands, a is (M, K), b is (K, N).
+OperandPlan plan_operands(const MatrixView& a, const MatrixView& b, const GemmProblem& problem,
+                          const DeviceModel& device);
+
+// Whether an fp32-accurate product goes over bf16 parts (operand_layout.h).
+bool wants_exact_parts(const GemmProblem& problem, const DeviceModel& device);
+
+// The largest product over bf16 parts that such a problem is cut into: what fits the workspace, in
+// whole tiles. Without addresses.
+GemmProblem exact_tile(const GemmProblem& problem);
+
+}  // namespace fusedops
