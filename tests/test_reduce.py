@@ -1,6 +1,6 @@
 """Reductions: values per dtype against float64, layouts, special values, gradients, repetition.
 
-The shapes reach every kernel of csrc/cuda/reduce_plan.h (tests/test_reduce_plan.py pins which).
+The shapes reach every kernel of reduce_plan.h (tests/test_reduce_plan.py pins which).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "csrc/cuda/reduce_plan.h"
+#include "csrc/cuda/reduce/reduce_plan.h"
 
 namespace py = pybind11;
 using namespace py::literals;

@@ -77,7 +77,7 @@ Tensor group(const std::optional<Tensor>& features,   // (B, N, C)
   return out;
 }
 
-// As csrc/cuda/scatter_rows.h: sums by destination, in the order of the entries.
+// As csrc/cuda/points/grouping/scatter_rows.h: sums by destination, in the order of the entries.
 struct Scatter {
   const Tensor& rows;  // contiguous
   int64_t pitch, first, count, per_row;

@@ -1,4 +1,4 @@
-// The template op on the CPU: what csrc/cuda/template_scale.cu does, without a device.
+// The template op on the CPU: what csrc/cuda/template/template_scale.cu does, without a device.
 #include "csrc/common/checks/op_boundary.h"
 #include "csrc/common/checks/tensor_check.h"
 #include "csrc/common/dispatch.h"

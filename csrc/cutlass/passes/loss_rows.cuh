@@ -9,7 +9,7 @@
 // which begins where the first ended, finds most of it in L2.
 #pragma once
 
-#include "csrc/cuda/cross_entropy.cuh"
+#include "csrc/cuda/rows/softmax/cross_entropy.cuh"
 
 namespace fusedops {
 

@@ -1,0 +1,103 @@
+// y = act(x * scale + bias) and its backward: functors for the elementwise engine and for the pass
+// with column sums.
+#pragma once
+
+#include "csrc/common/device/activation_gradient.cuh"
+#include "csrc/cuda/elementwise/column_pass.cuh"
+#include "csrc/cuda/elementwise/elementwise.cuh"
+
+namespace fusedops {
+
+// Inputs x, scale, bias. NOTE: an absent scale reads as 1 and an absent bias as -0, which keeps
+// every x, zeros of both signs too.
+template <class T, Activation kActivation>
+struct ScaleBiasActAs {
+  static constexpr int kInputs = 3;
+  using V = Vec<T, kChunk<T>>;
+
+  __device__ __forceinline__ V operator()(const V (&in)[kInputs], ChunkAt) const {
+    Compute<T> y[kChunk<T>];
+#pragma unroll
+    for (int i = 0; i < kChunk<T>; ++i) {
+      const Compute<T> z =
+          to_compute(in[0].value[i]) * to_compute(in[1].value[i]) + to_compute(in[2].value[i]);
+      y[i] = activate_as<kActivation, kAccuracyOf<T>>(z);
+    }
+    return rounded<T>(y);
+  }
+};
+
+// The same with the activation chosen at run time.
+template <class T>
+struct ScaleBiasAct {
+  static constexpr int kInputs = 3;
+  static constexpr unsigned kPerColumn = 0b110;
+  static constexpr bool kLight = true;
+  using V = Vec<T, kChunk<T>>;
+  Activation activation;
+
+  __device__ __forceinline__ V operator()(const V (&in)[kInputs], ChunkAt at) const {
+    V y;
+    resolve([&](const auto& op) { y = op(in, at); });
+    return y;
+  }
+  // One switch for all chunks of a thread.
+  template <class Use>
+  __device__ __forceinline__ void resolve(Use&& use) const {
+    with_activation(activation,
+                    [&]<Activation kActivation>() { use(ScaleBiasActAs<T, kActivation>{}); });
+  }
+};
+
+// Inputs dy, x; result dx = dz * scale; sums dscale = dz * x and dbias = dz, where
+// dz = dy * act'(x * scale + bias).
+template <class T>
+struct ScaleBiasActBackward {
+  static constexpr int kInputs = 2, kSums = 2;
+  using C = Compute<T>;
+  // NOTE: the coarse tanh of bf16 outputs is too coarse under 1 - y^2.
+  static constexpr Accuracy kAccuracy = sizeof(T) > 2 ? Accuracy::kFloat32 : Accuracy::kFloat16;
+  const T* scale;  // (cols,) or null
+  const T* bias;   // (cols,) or null
+  Activation activation;
+
+  template <int kVec>
+  struct Columns {
+    C scale[kVec], bias[kVec];
+  };
+
+  template <int kVec>
+  __device__ __forceinline__ Columns<kVec> load(int64_t col) const {
+    Columns<kVec> columns;
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) {
+      columns.scale[i] = scale ? to_compute(scale[col + i]) : C(1);
+      columns.bias[i] = bias ? to_compute(bias[col + i]) : C(0);
+    }
+    return columns;
+  }
+
+  template <int kVec>
+  __device__ __forceinline__ Vec<T, kVec> apply(const Columns<kVec>& columns,
+                                                const Vec<T, kVec> (&in)[kInputs], int64_t, int64_t,
+                                                C (&sums)[kSums][kVec]) const {
+    Vec<T, kVec> dx;
+    with_activation(activation, [&]<Activation kActivation>() {
+      constexpr Saved kSaved = saved_for_backward(kActivation);
+#pragma unroll
+      for (int i = 0; i < kVec; ++i) {
+        const C x = to_compute(in[1].value[i]);
+        C saved = x * columns.scale[i] + columns.bias[i];
+        if constexpr (kSaved == Saved::kOutput) saved = activate_as<kActivation, kAccuracy>(saved);
+        const C dz =
+            activation_gradient_as<kActivation, kAccuracy>(to_compute(in[0].value[i]), saved);
+        sums[0][i] += dz * x;
+        sums[1][i] += dz;
+        dx.value[i] = from_compute<T>(dz * columns.scale[i]);
+      }
+    });
+    return dx;
+  }
+};
+
+}  // namespace fusedops

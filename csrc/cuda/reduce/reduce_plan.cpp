@@ -1,0 +1,319 @@
+#include "csrc/cuda/reduce/reduce_plan.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "csrc/common/int_math.h"
+
+namespace fusedops {
+namespace {
+
+constexpr int kVectorBytes = 16;
+constexpr int64_t kBlockBytes = 128 << 10;      // what a block of a large problem reads
+constexpr int64_t kLeastChunkBytes = 16 << 10;  // less is not worth a partial result
+constexpr int64_t kMostRowBlocks = 8192;        // and partial results, for pass 2
+constexpr int64_t kMostColumnBlocks = 4096;
+constexpr int kBlocksPerSm = 8;
+constexpr int64_t kSingleBlockBytes = 64 << 10;  // one block beats two launches
+constexpr int64_t kStagedBytes = 2048;           // longest row that goes through shared memory
+constexpr int64_t kLeastStagedRows = 32;
+constexpr int64_t kLeastFewRowsColumns = 1024;
+constexpr int64_t kLeastFoldedRows = 64;  // rows of a fold that takes more rows than it must
+constexpr int kVectorsPerThread = 32;     // of a long row, where there are many
+constexpr int64_t kLongestChain = 4096;   // sums in a row, for accuracy
+constexpr int64_t kLongestChunk = int64_t{1} << 30;  // positions in a slice are 32-bit
+
+int64_t power_of_two(int64_t least) {
+  int64_t value = 1;
+  while (value < least) value *= 2;
+  return value;
+}
+
+// Sorted by stride, outermost first, and merged where neighbours are one dimension in memory.
+std::vector<ReduceDim> collapse(const std::vector<ReduceDim>& dims) {
+  std::vector<ReduceDim> sorted;
+  for (const ReduceDim& dim : dims) {
+    if (dim.size != 1) sorted.push_back(dim);
+  }
+  // NOTE: expanded dimensions (stride 0) go outside, where they cost no vector.
+  std::stable_sort(sorted.begin(), sorted.end(), [](const ReduceDim& a, const ReduceDim& b) {
+    if (a.stride == 0 || b.stride == 0) return a.stride == 0 && b.stride != 0;
+    return a.stride > b.stride;
+  });
+  std::vector<ReduceDim> merged;
+  for (const ReduceDim& dim : sorted) {
+    if (!merged.empty()) {
+      ReduceDim& last = merged.back();
+      if (last.reduced == dim.reduced && last.stride == dim.stride * dim.size &&
+          last.out == dim.out * dim.size) {
+        last = {last.size * dim.size, dim.stride, dim.out, dim.reduced};
+        continue;
+      }
+    }
+    merged.push_back(dim);
+  }
+  return merged;
+}
+
+class Planner {
+ public:
+  Planner(const ReduceProblem& problem, int sm_count)
+      : problem_(problem),
+        dims_(collapse(problem.dims)),
+        sm_count_(sm_count),
+        vec_(kVectorBytes / problem.element_bytes) {}
+
+  ReducePlan plan() {
+    for (const ReduceDim& dim : dims_) plan_.outputs *= dim.reduced ? 1 : dim.size;
+    const bool columns = !dims_.empty() && !dims_.back().reduced;
+    if (columns) {
+      take_columns();
+    } else if (!dims_.empty()) {
+      take_reduced(dims_.size() - 1);
+    }
+    if (dims_.size() > kMaxReduceBatch) {
+      plan_.copy = true;
+      return plan_;
+    }
+    take_batch();
+    if (columns) {
+      plan_columns();
+    } else {
+      plan_rows();
+    }
+    for (int i = 0; i < plan_.num_batch; ++i) {
+      if (dims_[i].reduced) plan_.batch[i].slot *= plan_.splits * plan_.fold;
+    }
+    plan_.parts *= plan_.splits * plan_.fold;
+    return plan_;
+  }
+
+ private:
+  int64_t bytes(int64_t elements) const { return elements * problem_.element_bytes; }
+  bool whole_vectors(int64_t elements) const { return elements % vec_ == 0; }
+
+  void take_reduced(size_t position) {
+    const ReduceDim dim = dims_[position];
+    dims_.erase(dims_.begin() + position);
+    plan_.reduced = dim.size;
+    plan_.reduced_stride = dim.stride;
+    plan_.index_step = dim.out;
+  }
+
+  // The innermost dimension is kept: the largest reduced one is walked by pass 1.
+  void take_columns() {
+    const ReduceDim inner = dims_.back();
+    dims_.pop_back();
+    plan_.cols = inner.size;
+    plan_.col_stride = inner.stride;
+    plan_.col_out = inner.out;
+    size_t largest = dims_.size();
+    for (size_t i = 0; i < dims_.size(); ++i) {
+      if (!dims_[i].reduced) continue;
+      if (largest == dims_.size() || dims_[i].size >= dims_[largest].size) largest = i;
+    }
+    plan_.reduced_stride = 0;
+    if (largest < dims_.size()) take_reduced(largest);
+  }
+
+  void take_batch() {
+    for (size_t i = dims_.size(); i-- > 0;) {
+      const ReduceDim& dim = dims_[i];
+      ReduceBatch& batch = plan_.batch[i];
+      plan_.batches *= dim.size;
+      if (dim.reduced) {
+        batch = {dim.size, dim.stride, plan_.parts * plan_.outputs, dim.out};
+        plan_.parts *= dim.size;
+      } else {
+        batch = {dim.size, dim.stride, dim.out, 0};
+      }
+    }
+    plan_.num_batch = static_cast<int>(dims_.size());
+  }
+
+  bool aligned_batches() const {
+    if (problem_.alignment != 0) return false;
+    return std::all_of(dims_.begin(), dims_.end(),
+                       [this](const ReduceDim& d) { return whole_vectors(d.stride); });
+  }
+
+  // Blocks that a problem of this size wants.
+  int64_t wanted_blocks() const {
+    const int64_t total = bytes(plan_.batches * plan_.reduced * plan_.cols);
+    if (total <= kSingleBlockBytes) return 1;
+    const int64_t resident = int64_t{sm_count_} * kBlocksPerSm;
+    return std::clamp(total / kBlockBytes, std::min(resident, total / kLeastChunkBytes),
+                      plan_.cols > 1 ? kMostColumnBlocks : kMostRowBlocks);
+  }
+
+  void split(int64_t blocks, int64_t most) {
+    // NOTE: two waves balance well enough to do without partial results.
+    const bool enough = blocks >= int64_t{2} * sm_count_ * kBlocksPerSm;
+    const int64_t splits =
+        enough ? 1 : std::clamp<int64_t>(ceil_div(wanted_blocks(), blocks), 1, most);
+    plan_.chunk = std::min(ceil_div(plan_.reduced, splits), kLongestChunk);
+  }
+
+  // ---- the innermost dimension is reduced ----
+
+  void plan_rows() {
+    ReducePlan& p = plan_;
+    const int64_t row_bytes = bytes(p.reduced);
+    const bool contiguous = p.reduced_stride == 1 || p.reduced == 1;
+    const bool dense = p.num_batch == 0 || (p.num_batch == 1 && p.batch[0].stride == p.reduced);
+    p.chunk = p.reduced;
+    if (contiguous && aligned_batches() && whole_vectors(p.reduced) &&
+        row_bytes <= 32 * kVectorBytes) {
+      p.kernel = ReduceKernel::kShortRows;
+      const int64_t vectors = p.reduced / vec_;
+      p.per_lane = vectors <= 2 ? static_cast<int>(vectors) : kReduceUnroll;
+      p.threads_x = static_cast<int>(power_of_two(ceil_div(vectors, p.per_lane)));
+      p.threads_y = kReduceThreads / p.threads_x;
+      p.blocks = ceil_div(p.batches, int64_t{p.threads_y} * (kReduceUnroll / p.per_lane));
+    } else if (contiguous && dense && problem_.alignment == 0 && p.reduced > 1 && p.parts == 1 &&
+               (row_bytes == 4 || row_bytes == 8)) {
+      p.kernel = ReduceKernel::kPackedRows;
+      p.threads_x = kReduceThreads;
+      p.threads_y = 1;
+      p.blocks =
+          ceil_div(p.batches * row_bytes, int64_t{kVectorBytes} * kReduceUnroll * kReduceThreads);
+    } else if (contiguous && dense && problem_.alignment == 0 && !whole_vectors(p.reduced) &&
+               row_bytes <= kStagedBytes && p.batches >= kLeastStagedRows) {
+      plan_staged(row_bytes);
+    } else {
+      p.kernel = contiguous ? ReduceKernel::kLongRows : ReduceKernel::kStridedRows;
+      plan_long_rows(contiguous ? vec_ : 1);
+    }
+  }
+
+  void plan_staged(int64_t row_bytes) {
+    ReducePlan& p = plan_;
+    p.kernel = ReduceKernel::kStagedRows;
+    // About 64 bytes a lane
+    // NOTE: 16 / element_bytes rows of any length are whole vectors, and threads_y is as many.
+    const int64_t most = int64_t{kReduceThreads} * problem_.element_bytes / kVectorBytes;
+    p.threads_x =
+        static_cast<int>(std::min({power_of_two(ceil_div(row_bytes, 64)), most, int64_t{32}}));
+    p.threads_y = kReduceThreads / p.threads_x;
+    p.tile_rows = kReduceTileBytes / (p.threads_y * row_bytes) * p.threads_y;
+    p.blocks = ceil_div(p.batches, p.tile_rows);
+  }
+
+  void plan_long_rows(int vec) {
+    ReducePlan& p = plan_;
+    const int64_t vectors = ceil_div(p.reduced, vec);
+    p.threads_x = 32;
+    p.threads_y = kReduceThreads / 32;
+    const int64_t few_rows = int64_t{sm_count_} * kBlocksPerSm;
+    while (p.threads_x < kReduceThreads && p.threads_x * kVectorsPerThread < vectors) {
+      p.threads_x *= 2;
+    }
+    while (p.batches * p.threads_x < few_rows * kReduceThreads &&
+           p.threads_x < kMostReduceThreads && p.threads_x * 2 <= vectors) {
+      p.threads_x *= 2;
+    }
+    p.threads_y = std::max(1, kReduceThreads / p.threads_x);
+    const int64_t row_bytes = vectors * kVectorBytes;
+    if (p.threads_x >= kReduceThreads) {
+      split(p.batches, std::max<int64_t>(1, row_bytes / kLeastChunkBytes));
+      p.chunk = round_up(p.chunk, vec);
+      p.splits = ceil_div(p.reduced, p.chunk);
+      if (p.splits > 1) p.threads_x = kReduceThreads;
+    }
+    p.blocks = ceil_div(p.batches * p.splits, p.threads_y);
+  }
+
+  // ---- the innermost dimension is kept ----
+
+  bool aligned_outputs() const {
+    return std::all_of(dims_.begin(), dims_.end(),
+                       [this](const ReduceDim& d) { return whole_vectors(d.out); });
+  }
+
+  void plan_few_rows() {
+    ReducePlan& p = plan_;
+    p.kernel = ReduceKernel::kFewRows;
+    p.chunk = p.reduced;
+    p.threads_x = kReduceThreads;
+    const int64_t vectors = p.cols / vec_;
+    while (p.threads_x > 32 && ceil_div(vectors, p.threads_x) * p.batches < sm_count_) {
+      p.threads_x /= 2;
+    }
+    p.blocks = ceil_div(vectors, p.threads_x) * p.batches;
+  }
+
+  // Dense rows side by side: to whole vectors, then until few of a block's threads idle.
+  int64_t choose_fold() const {
+    const int64_t whole = vec_ / std::gcd(plan_.cols, int64_t{vec_});
+    if (plan_.reduced < whole) return 1;
+    for (int64_t fold = whole; fold * kLeastFoldedRows <= plan_.reduced; fold += whole) {
+      const int64_t vectors = plan_.cols * fold / vec_;
+      const int64_t threads = vectors <= 32 ? power_of_two(vectors) : round_up(vectors, 32);
+      if (10 * vectors >= 9 * threads) return fold;
+      if (vectors > kReduceThreads) break;
+    }
+    return whole;
+  }
+
+  void plan_columns() {
+    ReducePlan& p = plan_;
+    const bool unit = p.col_stride == 1 && aligned_batches();
+    p.fold = unit && p.reduced_stride == p.cols ? choose_fold() : 1;
+    const bool vectors_fit =
+        unit && whole_vectors(p.width()) && (p.fold > 1 || whole_vectors(p.reduced_stride));
+    p.kernel = vectors_fit ? ReduceKernel::kColumns : ReduceKernel::kScalarColumns;
+    const bool few = p.reduced <= 2 * kReduceUnroll && p.cols >= kLeastFewRowsColumns;
+    if (vectors_fit && few && p.fold == 1 && p.parts == 1 && p.col_out == 1 && aligned_outputs()) {
+      return plan_few_rows();
+    }
+    const int vec = p.kernel == ReduceKernel::kColumns ? vec_ : 1;
+    const int64_t rows = p.reduced / p.fold;  // the ragged rest is the last slice's
+    const int64_t vectors = ceil_div(p.width(), vec);
+    const int64_t rows_wanted = power_of_two(ceil_div(rows, kReduceUnroll) / 2 + 1);
+    p.threads_x = static_cast<int>(std::min<int64_t>(power_of_two(vectors), 32));
+    p.threads_y = static_cast<int>(
+        std::min<int64_t>(kReduceThreads / p.threads_x, std::max<int64_t>(rows_wanted, 1)));
+    while (p.threads_x * p.threads_y < kReduceThreads && p.threads_x < vectors) p.threads_x *= 2;
+    // A small problem on more SMs: narrower blocks, down to a sector
+    while (wanted_blocks() == 1 && p.threads_x > 2 && p.threads_y * kReduceUnroll <= rows &&
+           ceil_div(vectors, p.threads_x) * p.batches * 2 <= sm_count_) {
+      p.threads_x /= 2;
+      p.threads_y *= 2;
+    }
+    const int rest = kReduceThreads / (p.threads_x * p.threads_y);
+    // NOTE: at least a warp, for the shuffles.
+    const int64_t warp = ceil_div(32, p.threads_x * p.threads_y);
+    p.threads_b =
+        static_cast<int>(std::min<int64_t>(rest, std::max(warp, power_of_two(p.batches))));
+
+    const int64_t blocks = ceil_div(vectors, p.threads_x) * ceil_div(p.batches, p.threads_b);
+    const int64_t step = int64_t{p.threads_y} * kReduceUnroll;
+    split(blocks, std::max<int64_t>(1, rows / (4 * step)));
+    // In folded rows from here; no thread adds more than kLongestChain of them
+    const int64_t slices = ceil_div(p.reduced, p.chunk);
+    p.chunk = std::min(ceil_div(rows, slices), p.threads_y * kLongestChain);
+    if (slices > 1) p.chunk = round_up(p.chunk, step);
+    p.chunk = std::max<int64_t>(p.chunk, 1) * p.fold;
+    p.splits = std::max<int64_t>(ceil_div(rows * p.fold, p.chunk), 1);
+    p.blocks = blocks * p.splits;
+  }
+
+  const ReduceProblem& problem_;
+  std::vector<ReduceDim> dims_;  // what no part of the plan has taken yet
+  int sm_count_, vec_;
+  ReducePlan plan_;
+};
+
+}  // namespace
+
+ReducePlan plan_reduce(const ReduceProblem& problem, int sm_count) {
+  return Planner(problem, sm_count).plan();
+}
+
+const char* reduce_kernel_name(ReduceKernel kernel) {
+  constexpr const char* kNames[] = {"short rows",   "packed rows", "staged rows", "long rows",
+                                    "strided rows", "few rows",    "columns",     "scalar columns"};
+  return kNames[static_cast<int>(kernel)];
+}
+
+}  // namespace fusedops

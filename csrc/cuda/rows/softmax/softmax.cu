@@ -1,0 +1,158 @@
+// softmax and log_softmax on CUDA.
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+
+#include <algorithm>
+#include <type_traits>
+
+#include "csrc/common/checks/op_boundary.h"
+#include "csrc/common/checks/row_check.h"
+#include "csrc/common/device/device_types.cuh"
+#include "csrc/common/device/shared_memory.cuh"
+#include "csrc/common/dispatch.h"
+#include "csrc/cuda/rows/softmax/softmax_direct.cuh"
+#include "csrc/cuda/rows/softmax/softmax_ends.cuh"
+#include "csrc/cuda/rows/softmax/softmax_stream.cuh"
+#include "csrc/cuda/rows/team/row_plan.h"
+
+namespace fusedops::cuda {
+namespace {
+
+constexpr int kHeld = 4, kLongHeld = 3;  // chunks of a thread in registers
+constexpr int kLongThreads = 768;
+
+// The last argument of each: blocks on a multiprocessor at the least; measured.
+template <class T, bool kRagged, DirectKind kKind>
+constexpr auto softmax_kernel_of() {
+  using K = DirectKind;
+  if constexpr (kKind == K::kLong) {
+    return softmax_direct_kernel<T, kLongHeld, kRagged, true, BlockTeam, kLongThreads, 2>;
+  } else if constexpr (kKind == K::kWide) {
+    return softmax_ends_kernel<T, kHeld, kRagged, BlockTeam, kWideThreads, 3>;
+  } else if constexpr (kKind == K::kBlock && kRagged) {
+    return softmax_ends_kernel<T, kHeld, true, BlockTeam, kBlockThreads, 5>;
+  } else {
+    using D = DirectOf<kKind>;
+    return softmax_direct_kernel<T, D::kMax, kRagged, false, typename D::Team, D::kThreads,
+                                 D::kBlocks>;
+  }
+}
+
+// Rows that threads hold straight from memory; false: not here.
+template <class T, bool kRagged>
+bool launch_direct(const SoftmaxForward<T, T>& p, const SoftmaxShape& shape,
+                   const LaunchScope& scope) {
+  const DirectPlan plan = plan_direct(shape.outer, shape.n, kChunkOf<T>,
+                                      {kHeld, kLongHeld, kLongThreads, kRagged}, scope);
+  if (plan.kind == DirectKind::kNone) return false;
+  const RowLayout& layout = plan.rows.layout;
+  // NOTE: the ends of a row take 16 lanes.
+  if (kRagged && plan.kind == DirectKind::kLanes && layout.lanes >= 16) {
+    launch_rows(softmax_ends_kernel<T, kHeld, true, LaneTeam, 64, 16>, plan.rows, scope, p, layout);
+    return true;
+  }
+  dispatch(DirectKinds{}, plan.kind, [&]<DirectKind K>(Tag<K>) {
+    constexpr auto kKernel = softmax_kernel_of<T, kRagged, K>();
+    if (K == DirectKind::kLong) {
+      allow_shared_memory<kKernel>(scope.device(),
+                                   scope.facts().shared_memory_per_block - kDirectSlotBytes);
+    }
+    launch_rows(kKernel, plan.rows, scope, p, layout);
+  });
+  return true;
+}
+
+// The innermost dim.
+template <class T, class O, bool kRagged>
+void launch_rows_of(const Tensor& x, const SoftmaxShape& shape, int64_t dims, bool log, O* y,
+                    const LaunchScope& scope) {
+  // Config
+  constexpr int kVec = kChunkOf<T>;
+  const RowInput input = row_input(x, shape.n, dims > 0 ? 1 : 0, kVec);
+  const SoftmaxForward<T, O> p{input.as<T>(), y, input.stride, log};
+  if constexpr (sizeof(T) == 2 && std::is_same_v<T, O>) {
+    if (launch_direct<T, kRagged>(p, shape, scope)) return;
+  }
+  constexpr int kMax = kSoftmaxChunks<kRagged>;
+  // NOTE: a block that fills a multiprocessor stays: nothing runs beside it.
+  const bool stays = shape.n > kRowThreads / 2 * kMax * kVec;
+  const RowProblem problem{shape.outer,        shape.n,       kVec,   1, kMax,
+                           sizeof(Compute<T>), stays ? 0 : 2, kRagged};
+  const auto kernel = softmax_kernel<T, O, kRagged>;
+  const RowPlan plan = plan_rows(reinterpret_cast<const void*>(kernel), problem, scope);
+
+  // Launch
+  if (plan.held) {
+    launch_rows(kernel, plan, scope, p, plan.layout);
+  } else {
+    launch_plain(softmax_long_kernel<T, O>, dim3(blocks_of_long_rows(shape.outer, scope)),
+                 dim3(kStreamThreads), scope, p, shape.outer, shape.n);
+  }
+}
+
+// Any other dim.
+template <class T, class O, int kCols>
+void launch_columns(const SoftmaxForward<T, O>& p, const SoftmaxShape& shape,
+                    const LaunchScope& scope) {
+  const ColumnShape columns{shape.outer, shape.n, shape.inner};
+  const int64_t tiles = ColumnTile<kCols>::count(columns);
+  const int64_t blocks = std::min<int64_t>(tiles, int64_t{scope.facts().sm_count} * 64);
+  launch_plain(softmax_column_kernel<T, O, kCols>, dim3(blocks), dim3(kColumnX, kColumnY), scope, p,
+               columns, tiles);
+}
+
+template <class T, class O>
+void launch_columns_of(const Tensor& x, const SoftmaxShape& shape, bool log, O* y,
+                       const LaunchScope& scope) {
+  constexpr int kVec = 8 / sizeof(T);
+  const Tensor input = torch::stable::contiguous(x);
+  const SoftmaxForward<T, O> p{static_cast<const T*>(input.const_data_ptr()), y, 0, log};
+  const bool aligned = reinterpret_cast<uintptr_t>(p.x) % 16 == 0 && shape.inner % kVec == 0;
+  if (aligned && shape.inner >= kColumnX * kVec) {
+    launch_columns<T, O, kVec>(p, shape, scope);
+  } else {
+    launch_columns<T, O, 1>(p, shape, scope);
+  }
+}
+
+Tensor softmax(const Tensor& x,  // any shape
+               int64_t dim, bool log, bool fp32_out) {
+  // Guard
+  const LaunchScope scope("softmax", x);
+
+  // Contract and checks
+  const SoftmaxShape shape = check_softmax("softmax", x, dim, fp32_out);
+
+  // Allocate
+  const Tensor y =
+      torch::stable::new_empty(x, x.sizes(), fp32_out ? ScalarType::Float : x.scalar_type());
+
+  // Empty early return
+  if (x.numel() == 0) return y;
+
+  // Config, launch
+  dispatch_dtype(shape.dtype, [&]<DType D>(Tag<D>) {
+    dispatch_bool(fp32_out, [&]<bool kWide>(Tag<kWide>) {
+      using T = DeviceType<D>;
+      using O = std::conditional_t<kWide && sizeof(T) == 2, float, T>;
+      O* const out = static_cast<O*>(y.mutable_data_ptr());
+      if (shape.inner == 1) {
+        dispatch_ragged<T>(shape.n, [&]<bool kRagged>(Tag<kRagged>) {
+          launch_rows_of<T, O, kRagged>(x, shape, x.dim(), log, out, scope);
+        });
+      } else {
+        launch_columns_of<T, O>(x, shape, log, out, scope);
+      }
+    });
+  });
+
+  // Launch check
+  check_launch("softmax");
+  return y;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(fusedops, CUDA, m) { m.impl("softmax", FUSEDOPS_BOX(&softmax)); }
+
+}  // namespace fusedops::cuda

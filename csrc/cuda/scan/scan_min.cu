@@ -1,0 +1,12 @@
+#include "csrc/cuda/scan/scan_launch.cuh"
+
+namespace fusedops {
+
+void scan_min(ScanCall& call) {
+  dispatch(NumberElements{}, call.scan.element, [&]<Element E>(Tag<E>) {
+    using T = ElementType<E>;
+    scan_with<ExtremeScan<T, false>>(call);
+  });
+}
+
+}  // namespace fusedops

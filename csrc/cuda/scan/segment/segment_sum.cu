@@ -1,0 +1,12 @@
+#include "csrc/cuda/scan/segment/segment_launch.cuh"
+
+namespace fusedops {
+
+int64_t segment_sum(const Segments& segments, cudaStream_t stream) {
+  return dispatch_dtype(segments.shape.dtype, [&]<DType D>(Tag<D>) {
+    using T = DeviceType<D>;
+    return segment_with<SegmentSum<T>>(segments, stream);
+  });
+}
+
+}  // namespace fusedops
