@@ -1,5 +1,5 @@
 // y = x * scale, elementwise. The template op: copy this file, template_scale.cu and
-// csrc/cpu/template_scale.cpp to start a new op (CONTRIBUTING.md). Device code takes raw pointers,
+// template_scale.cpp to start a new op (CONTRIBUTING.md). Device code takes raw pointers,
 // sizes and a stream; no torch header is reachable from here.
 #pragma once
 

@@ -2,7 +2,7 @@
 #include <tuple>
 
 #include "csrc/common/checks/op_boundary.h"
-#include "csrc/cpu/neighbours.h"
+#include "csrc/cpu/points/neighbours.h"
 
 namespace fusedops::cpu {
 namespace {

@@ -4,7 +4,7 @@
 #include "csrc/common/checks/op_boundary.h"
 #include "csrc/common/host/aten.h"
 #include "csrc/cpu/activation.h"
-#include "csrc/cpu/mlp_parts.h"
+#include "csrc/cpu/gemm/mlp_parts.h"
 
 namespace fusedops::cpu {
 namespace {

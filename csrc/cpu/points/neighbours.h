@@ -3,7 +3,7 @@
 
 #include <type_traits>
 
-#include "csrc/cpu/point_grid.h"
+#include "csrc/cpu/points/point_grid.h"
 
 namespace fusedops::cpu {
 

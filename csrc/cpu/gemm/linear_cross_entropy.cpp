@@ -6,8 +6,8 @@
 
 #include "csrc/common/checks/linear_cross_entropy_check.h"
 #include "csrc/common/checks/op_boundary.h"
-#include "csrc/cpu/mlp_parts.h"
-#include "csrc/cpu/rows.h"
+#include "csrc/cpu/gemm/mlp_parts.h"
+#include "csrc/cpu/rows/rows.h"
 
 namespace fusedops::cpu {
 namespace {

@@ -3,7 +3,7 @@
 
 #include "csrc/common/checks/op_boundary.h"
 #include "csrc/common/philox.h"
-#include "csrc/cpu/elementwise.h"
+#include "csrc/cpu/elementwise/elementwise.h"
 
 namespace fusedops::cpu {
 namespace {

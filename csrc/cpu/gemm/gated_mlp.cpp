@@ -2,7 +2,7 @@
 #include <tuple>
 
 #include "csrc/common/checks/op_boundary.h"
-#include "csrc/cpu/mlp_parts.h"
+#include "csrc/cpu/gemm/mlp_parts.h"
 
 namespace fusedops::cpu {
 namespace {
