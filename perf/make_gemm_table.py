@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import fusedops
-from fusedops._gemm_text import DEFAULT_SWIZZLE
-from fusedops.activation import CODES
+from fusedops._core.activation import CODES
+from fusedops._tuning.names import DEFAULT_SWIZZLE
 
 TOLERANCE = 1.01
 # Long products run at the power limit, where less is noise.

@@ -13,9 +13,9 @@ from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fusedops.bench.figures import activation, first_size, geomean, speedup
-from fusedops.bench.memory_bars import is_large, latest, share_of_copy
-from fusedops.bench.results import Row, read_rows
+from fusedops.bench.report.figures import activation, first_size, geomean, speedup
+from fusedops.bench.report.memory_bars import is_large, latest, share_of_copy
+from fusedops.bench.report.results import Row, read_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -2,7 +2,7 @@
 
 import sys
 
-from fusedops._text import run_command
+from fusedops._core.text import run_command
 from fusedops.bench.cli import main
 
 if __name__ == "__main__":

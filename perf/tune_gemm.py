@@ -28,16 +28,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 
-from fusedops._gemm_text import SHARED_WAVE
+from fusedops._timing.backlog import sample
+from fusedops._timing.progress import Progress
+from fusedops._timing.timing import LONG_US, num_bytes, num_sets, synchronize
+from fusedops._tuning.names import SHARED_WAVE
+from fusedops._tuning.tune import FAMILIES, cluster_tiles
 from fusedops.bench import machine
-from fusedops.bench.backlog import sample
-from fusedops.bench.progress import Progress
 from fusedops.bench.runner import relative_error
-from fusedops.bench.suite import DTYPES, TOLERANCES
+from fusedops.bench.suites.base import DTYPES, TOLERANCES
 from fusedops.bench.suites.linear import FORWARD_SHAPES, STEP_CASES, forward_shapes
 from fusedops.bench.suites.wgrad import SHAPES as WGRADS
-from fusedops.bench.timing import LONG_US, num_bytes, num_sets, synchronize
-from fusedops.tune import FAMILIES, cluster_tiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -12,7 +12,7 @@ import torch
 from filelock import FileLock
 
 import fusedops
-from fusedops.info import OLDEST_CAPABILITY, build_info
+from fusedops._core.info import OLDEST_CAPABILITY, build_info
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

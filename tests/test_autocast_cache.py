@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fusedops
-from fusedops import _autocast
+from fusedops._autograd import autocast as _autocast
 from util import make
 
 BF16 = torch.bfloat16

@@ -15,10 +15,12 @@ import pytest
 import torch
 
 import fusedops
-from fusedops.bench import backlog, cli, machine, results, runner, timing
-from fusedops.bench.suite import SUITES, Case, PeerUnavailableError, Selection, load_suite
+from fusedops._timing import backlog, timing
+from fusedops.bench import cli, machine, runner
+from fusedops.bench.report import results
 from fusedops.bench.suites import linear as linear_suite
 from fusedops.bench.suites import quack_peer
+from fusedops.bench.suites.base import SUITES, Case, PeerUnavailableError, Selection, load_suite
 
 ROOT = Path(__file__).resolve().parents[1]
 CPU = torch.device("cpu")

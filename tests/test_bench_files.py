@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import fusedops
-from fusedops.bench import cli, machine, memory_bars, plot, point_bars, report, results
-from fusedops.bench.suite import Selection, load_suite
+from fusedops.bench import cli, machine
+from fusedops.bench.report import memory_bars, plot, point_bars, results
+from fusedops.bench.report import summary as report
+from fusedops.bench.suites.base import Selection, load_suite
 
 if TYPE_CHECKING:
     import torch

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fusedops.bench import runner
-from fusedops.bench.suite import PeerUnavailableError, Selection, load_suite
+from fusedops.bench.suites.base import PeerUnavailableError, Selection, load_suite
 from fusedops.bench.suites.loss import liger
 
 CPU = torch.device("cpu")

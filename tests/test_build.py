@@ -16,7 +16,7 @@ import torch
 
 import fusedops
 from fusedops import _C
-from fusedops.info import build_info, chosen_as, kernels_for, table
+from fusedops._core.info import build_info, chosen_as, kernels_for, table
 
 if TYPE_CHECKING:
     from types import ModuleType

@@ -127,7 +127,7 @@ def test_main_grad_stays_eager(device, kind):
 
 
 def test_compile_follows_the_precision_setting():
-    from fusedops.linear import _tf32_allowed
+    from fusedops.ops.linear import _tf32_allowed
 
     torch.compiler.reset()
     before = torch.get_float32_matmul_precision()
@@ -146,7 +146,7 @@ def test_compile_follows_the_precision_setting():
 
 
 def test_every_precision_api_is_read():
-    from fusedops.linear import _tf32_allowed
+    from fusedops.ops.linear import _tf32_allowed
 
     matmul = torch.backends.cuda.matmul
     before = torch.get_float32_matmul_precision()

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import fusedops  # noqa: F401  (registers the ops)
-from fusedops.activation import ACTIVATIONS, CODES, SAVES_OUTPUT, SAVES_PREACT
+from fusedops._core.activation import ACTIVATIONS, CODES, SAVES_OUTPUT, SAVES_PREACT
 from samples import INTEGER_OPS, REFUSED, SAMPLES
 from util import DTYPES, linear_inputs, name, poisoned
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import fusedops
-from fusedops.template import template_scale
+from fusedops.ops.template import template_scale
 
 T = torch.ones
 

@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import fusedops
 from fusedops import _C
 from fusedops.__main__ import main
-from fusedops.activation import CODES
+from fusedops._core.activation import CODES
 from test_select import measured_rows
 
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="names the visible GPU instead")

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from fusedops import _C
-from fusedops._gemm_text import SHARED_WAVE
-from fusedops.activation import activation_code
+from fusedops._core.activation import activation_code
+from fusedops._tuning.names import SHARED_WAVE
 from mlp_util import exact, inputs, ours, step, torchs
 from util import ACTIVATIONS, HALVES, assert_accurate, make, name, poisoned
 

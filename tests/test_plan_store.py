@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from fusedops import _C
-from fusedops._plan_store import (
+from fusedops._tuning.plan_store import (
     CHOICE,
     GpuKey,
     cache_dir,

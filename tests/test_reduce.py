@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import fusedops
-from fusedops.reduction import CODE, GRADIENTS, REDUCTIONS, wide_dtype
+from fusedops._core.reduction import CODE, GRADIENTS, REDUCTIONS, wide_dtype
 from fusedops.reference import reduce as reference
 from util import DTYPES, LAYOUTS, assert_accurate, make, name
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from fusedops import _C
-from fusedops._gemm_text import plan_text
-from fusedops.activation import CODES
+from fusedops._core.activation import CODES
+from fusedops._tuning.names import plan_text
 
 TN = {"a_major": "k", "b_major": "k"}  # x @ weight.T
 NN = {"a_major": "k", "b_major": "mn"}  # dz @ weight

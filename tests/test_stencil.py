@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 import fusedops
 from fusedops import reference
-from fusedops.stencil import MOST_TAPS, PADDINGS
+from fusedops.ops.stencil import MOST_TAPS, PADDINGS
 from util import DTYPES, LAYOUTS, assert_accurate, make, name
 
 OPS = torch.ops.fusedops

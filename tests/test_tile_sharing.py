@@ -7,8 +7,8 @@ import torch
 
 import fusedops
 from fusedops import _C, reference
-from fusedops._gemm_text import SHARED_WAVE
-from fusedops.tune import EPILOGUES, FAMILIES
+from fusedops._tuning.names import SHARED_WAVE
+from fusedops._tuning.tune import EPILOGUES, FAMILIES
 from util import (
     ACTIVATIONS,
     HALVES,
@@ -59,7 +59,7 @@ def test_whole_waves_and_short_products_are_not_shared():
 def test_selection_shares_the_wave_of_a_weight_gradient():
     chosen = _C.select_config(768, 3072, 16384, a_major="mn", b_major="mn")[0]
     assert chosen["splits"] == SHARED_WAVE
-    assert "shared last wave" in fusedops._gemm_text.plan_text(chosen)
+    assert "shared last wave" in fusedops._tuning.names.plan_text(chosen)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -12,9 +12,9 @@ from torch import nn
 import fusedops
 from fusedops import _C
 from fusedops.__main__ import main
-from fusedops._plan_store import GpuKey, merge_plans, problem_of, read_plans
+from fusedops._tuning.plan_store import GpuKey, merge_plans, problem_of, read_plans
 
-tuning = sys.modules["fusedops.tune"]  # the function of that name hides the module
+tuning = sys.modules["fusedops._tuning.tune"]  # the function of that name hides the module
 CPU = torch.device("cpu")
 KEY = GpuKey("NVIDIA H200", capability=90, sm_count=101, driver=13000, build="test")
 

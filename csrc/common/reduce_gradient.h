@@ -6,7 +6,7 @@
 namespace fusedops {
 
 // dx = f(x, scale, shift), elementwise with scale and shift broadcast.
-// NOTE: python/fusedops/reduction.py holds the same table.
+// NOTE: python/fusedops/_core/reduction.py holds the same table.
 enum class ReduceGradient : int8_t {
   kAffine = 0,    // scale * (x - shift); shift may be missing
   kSign = 1,      // scale * sign(x); no shift

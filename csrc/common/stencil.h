@@ -6,7 +6,7 @@
 namespace fusedops {
 
 // What lies beyond the border, as in torch.nn.functional.pad.
-// NOTE: python/fusedops/stencil.py holds the same table.
+// NOTE: python/fusedops/ops/stencil.py holds the same table.
 enum class Padding : int64_t { kZeros = 0, kReflect = 1, kReplicate = 2, kCircular = 3 };
 inline constexpr int64_t kNumPaddings = 4;
 inline constexpr int kMaxTaps = 15;  // taps along one dimension; odd

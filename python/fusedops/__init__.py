@@ -6,11 +6,15 @@ from typing import TYPE_CHECKING
 
 import torch  # noqa: F401  (loads libtorch, which _C is linked against)
 
-from . import _C, _math_bits, nn, points, reference  # noqa: F401
+from . import _C, nn, points, reference
+from ._core import math_bits  # noqa: F401
+from ._core.products import compute_intensive_ops
 from ._inductor import inductor
-from ._products import compute_intensive_ops
-from .cross_entropy import cross_entropy
-from .elementwise import (
+from ._rewrite.fuse import FuseReport, fuse
+from ._tuning.explain import explain
+from ._tuning.tune import tune
+from .ops.cross_entropy import cross_entropy
+from .ops.elementwise import (
     add,
     add_,
     bias_act,
@@ -26,14 +30,12 @@ from .elementwise import (
     square,
     square_,
 )
-from .explain import explain
-from .fuse import FuseReport, fuse
-from .histogram import bincount, histogram
-from .linear import linear, matmul
-from .linear_cross_entropy import linear_cross_entropy
-from .mlp import gated_mlp, mlp
-from .normalization import layer_norm, rms_norm
-from .reduce import (
+from .ops.histogram import bincount, histogram
+from .ops.linear import linear, matmul
+from .ops.linear_cross_entropy import linear_cross_entropy
+from .ops.mlp import gated_mlp, mlp
+from .ops.norm import layer_norm, rms_norm
+from .ops.reduce import (
     all,
     amax,
     amin,
@@ -50,19 +52,11 @@ from .reduce import (
     sum,
     var,
 )
-from .scan import cummax, cummin, cumprod, cumsum
-from .segment import segment_reduce
-from .softmax import log_softmax, softmax
-from .stencil import (
-    box_filter1d,
-    box_filter2d,
-    box_filter3d,
-    stencil1d,
-    stencil2d,
-    stencil3d,
-)
-from .topk import topk
-from .tune import tune
+from .ops.scan import cummax, cummin, cumprod, cumsum
+from .ops.segment import segment_reduce
+from .ops.softmax import log_softmax, softmax
+from .ops.stencil import box_filter1d, box_filter2d, box_filter3d, stencil1d, stencil2d, stencil3d
+from .ops.topk import topk
 
 __version__: str  # looked up when asked for
 
@@ -137,6 +131,6 @@ if not TYPE_CHECKING:  # a type checker would take every name for one of these
     def __getattr__(name: str) -> str:
         if name != "__version__":
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from .info import build_info
+        from ._core.info import build_info
 
         return str(build_info()["version"])

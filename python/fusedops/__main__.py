@@ -18,7 +18,7 @@ def _info(argv: Sequence[str]) -> int:
         prog="python -m fusedops info", description="Show what this build is and the GPUs it sees."
     )
     parser.parse_args(argv)
-    from fusedops.info import table
+    from fusedops._core.info import table
 
     print(table())
     return 0
@@ -31,7 +31,7 @@ def _bench(argv: Sequence[str]) -> int:
 
 
 def _gemm_shapes(text: str) -> tuple[tuple[int, ...], ...]:
-    from fusedops._text import shapes
+    from fusedops._core.text import shapes
 
     found = shapes(text)
     if any(len(shape) != 3 for shape in found):
@@ -42,7 +42,7 @@ def _gemm_shapes(text: str) -> tuple[tuple[int, ...], ...]:
 def _dtype(text: str) -> torch.dtype:
     import torch
 
-    from fusedops._gemm_text import DTYPES
+    from fusedops._tuning.names import DTYPES
 
     found = getattr(torch, text, None)
     if found not in DTYPES:
@@ -53,7 +53,7 @@ def _dtype(text: str) -> torch.dtype:
 
 
 def _gemm_parser(command: str, description: str) -> argparse.ArgumentParser:
-    from fusedops.activation import ACTIVATIONS
+    from fusedops._core.activation import ACTIVATIONS
 
     parser = argparse.ArgumentParser(prog=f"python -m fusedops {command}", description=description)
     parser.add_argument("shapes", type=_gemm_shapes, metavar="MxNxK,...")
@@ -128,6 +128,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    from fusedops._text import run_command
+    from fusedops._core.text import run_command
 
     sys.exit(run_command(main))

@@ -10,10 +10,10 @@ import torch
 from options import DTYPES
 
 import fusedops
-from fusedops._gemm_text import SHARED_WAVE
-from fusedops.activation import activation_code
-from fusedops.template import template_scale
-from fusedops.tune import FAMILIES
+from fusedops._core.activation import activation_code
+from fusedops._tuning.names import SHARED_WAVE
+from fusedops._tuning.tune import FAMILIES
+from fusedops.ops.template import template_scale
 
 if TYPE_CHECKING:
     from collections import Counter

@@ -9,7 +9,7 @@ import torch
 from options import DTYPES
 
 import fusedops
-from fusedops.reduction import FLOATING_ONLY, REDUCTIONS
+from fusedops._core.reduction import FLOATING_ONLY, REDUCTIONS
 
 if TYPE_CHECKING:
     from collections import Counter

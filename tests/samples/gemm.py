@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fusedops.activation import SAVES_OUTPUT, SAVES_PREACT
+from fusedops._core.activation import SAVES_OUTPUT, SAVES_PREACT
 from util import linear_inputs, make
 
 OPS = torch.ops.fusedops

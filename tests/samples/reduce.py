@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from fusedops.reduction import FLOATING_ONLY, GRADIENTS, NEEDS_ELEMENTS, REDUCTIONS, wide_dtype
+from fusedops._core.reduction import (
+    FLOATING_ONLY,
+    GRADIENTS,
+    NEEDS_ELEMENTS,
+    REDUCTIONS,
+    wide_dtype,
+)
 from util import make
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import _C  # noqa: F401  (registers torch.ops.fusedops)
-from ..activation import ACTIVATIONS
+from .._core.activation import ACTIVATIONS
 
 _FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..activation import SAVES_OUTPUT, SAVES_PREACT
+from .._core.activation import SAVES_OUTPUT, SAVES_PREACT
 from .checks import (
     check_activation,
     check_floating,

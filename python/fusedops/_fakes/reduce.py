@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..reduction import (
+from .._core.reduction import (
     FLOATING_ONLY,
     GRADIENTS,
     NEEDS_ELEMENTS,

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .._gemm_text import DTYPES
-from ..activation import CODES, SAVES_PREACT
-from ..explain import View, _explain_gemm, _gpu
-from ..info import built_archs, kernels_for
+from .._core.activation import CODES, SAVES_PREACT
+from .._core.info import built_archs, kernels_for
+from .._tuning.explain import View, _explain_gemm, _gpu
+from .._tuning.names import DTYPES
 from .graph import value
 
 if TYPE_CHECKING:

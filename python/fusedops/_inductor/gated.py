@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ..activation import ACTIVATIONS
+from .._core.activation import ACTIVATIONS
 from .block import Block, Parts, dy_of_weight_gradient
 from .graph import (
     CONVERT,

@@ -142,7 +142,7 @@ def _tuned_plans() -> str:
     """The plans that `fusedops.tune` stored for the current GPU: the time model reads them."""
     if not torch.cuda.is_available():
         return ""
-    from .._plan_store import gpu_key
+    from .._tuning.plan_store import gpu_key
 
     try:
         return hashlib.sha256(

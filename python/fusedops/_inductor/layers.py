@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..activation import ACTIVATIONS
+from .._core.activation import ACTIVATIONS
 from .graph import (
     SAME_ORDER,
     Joint,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..activation import ACTIVATIONS, SAVES_PREACT
+from .._core.activation import ACTIVATIONS, SAVES_PREACT
 from .block import Block, Parts, dy_of_weight_gradient
 from .probe import Evaluator, activation_of, equals, probes
 from .sites import (

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.fx.node import map_arg
 
-from .._compose import activate
-from ..activation import ACTIVATIONS
+from .._autograd.compose import activate
+from .._core.activation import ACTIVATIONS
 from .graph import CONSTANTS, CONVERT, SAME_ORDER, SAME_VALUES, is_constant, is_pointwise
 
 if TYPE_CHECKING:

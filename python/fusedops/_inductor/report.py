@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from .._text import table
+from .._core.text import table
 
 if TYPE_CHECKING:
     from torch.fx import Node

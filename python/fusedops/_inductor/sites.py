@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.fx import Node
 
-from ..linear import _tf32_allowed
+from ..ops.linear import _tf32_allowed
 from .graph import (
     CONVERT,
     SAME_ORDER,

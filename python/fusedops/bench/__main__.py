@@ -1,6 +1,6 @@
 import sys
 
-from fusedops._text import run_command
+from fusedops._core.text import run_command
 from fusedops.bench.cli import main
 
 sys.exit(run_command(main))

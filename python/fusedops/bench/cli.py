@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fusedops._text import shapes
-from fusedops.bench import machine, results
-from fusedops.bench.progress import Progress
+from fusedops._core.text import shapes
+from fusedops._timing.progress import Progress
+from fusedops._timing.timing import synchronize
+from fusedops.bench import machine
+from fusedops.bench.report import results
 from fusedops.bench.runner import OURS, Measurement, measure, rows
-from fusedops.bench.suite import (
+from fusedops.bench.suites.base import (
     PASSES,
     SUITES,
     TOLERANCES,
@@ -26,7 +28,6 @@ from fusedops.bench.suite import (
     Suite,
     load_suite,
 )
-from fusedops.bench.timing import synchronize
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -292,15 +293,15 @@ def _read_out(options: argparse.Namespace, outputs: list[Path]) -> None:
             )
         paths = [folder]
     if options.summary is not None:
-        from fusedops.bench.report import summary
+        from fusedops.bench.report.summary import summary
 
         print(summary(paths))
     if options.compare:
-        from fusedops.bench.report import compare
+        from fusedops.bench.report.summary import compare
 
         print(compare(options.compare, paths))
     if options.plot:
-        from fusedops.bench.plot import plot
+        from fusedops.bench.report.plot import plot
 
         for file in plot(paths):
             print(f"wrote {file}")

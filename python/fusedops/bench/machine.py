@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fusedops.bench.suite import torch_dtype
-from fusedops.bench.timing import synchronize
+from fusedops._timing.timing import synchronize
+from fusedops.bench.suites.base import torch_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Callable

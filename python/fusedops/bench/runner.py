@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fusedops.bench import machine, timing
-from fusedops.bench.results import NO_PEER, Row, number
-from fusedops.bench.suite import (
+from fusedops._timing import timing
+from fusedops._timing.timing import num_bytes, tensors
+from fusedops.bench import machine
+from fusedops.bench.report.results import NO_PEER, Row, number
+from fusedops.bench.suites.base import (
     TOLERANCES,
     Call,
     Case,
@@ -20,7 +22,6 @@ from fusedops.bench.suite import (
     Suite,
     torch_dtype,
 )
-from fusedops.bench.timing import num_bytes, tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

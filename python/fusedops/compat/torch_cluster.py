@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .. import points
-from .._calls import public_with
+from .._core.calls import public_with
 from .._fakes.cloud import check_dim
 from ..points._cloud import read_sizes
 

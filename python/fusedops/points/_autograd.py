@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .. import _fakes  # noqa: F401  (registers the fakes)
-from .._autograd_shared import distinct, sees_torch_functions_only
+from .._autograd.shared import distinct, sees_torch_functions_only
 from ..reference import points as reference
 
 _ops = torch.ops.fusedops

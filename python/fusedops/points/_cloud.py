@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._checks import check_tensors
+from .._core.checks import check_tensors
 
 
 def check_cloud_arguments(

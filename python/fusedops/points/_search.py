@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .. import _fakes  # noqa: F401  (registers the fakes)
-from .._autograd_shared import distinct, sees_torch_functions_only
+from .._autograd.shared import distinct, sees_torch_functions_only
 from ..reference.points import rows
 from ._autograd import needs_grad, scatter
 from ._cloud import check_cloud_arguments

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._calls import public
+from .._core.calls import public
 from ._search import ALGORITHMS, Search, make_search
 from .neighbours import (
     BallQuery,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .._calls import public
-from .._checks import raise_not_tensor
+from .._core.calls import public
+from .._core.checks import raise_not_tensor
 from . import _autograd
 
 __all__ = ["gather", "group"]

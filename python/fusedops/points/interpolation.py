@@ -7,8 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .._calls import public
-from .._checks import check_tensors, raise_not_tensor
+from .._core.calls import public
+from .._core.checks import check_tensors, raise_not_tensor
 from . import _autograd
 from .neighbours import Neighbours, knn
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .._calls import as_int, public
+from .._core.calls import as_int, public
 from ._cloud import read_sizes
 from ._search import Search, algorithm_code, detached, make_search, with_gradient
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .. import _fakes  # noqa: F401  (registers the fakes)
-from .._calls import as_int, public
+from .._core.calls import as_int, public
 from .._fakes.cloud import check_clouds
 from ._cloud import check_cloud_arguments, cloud_lengths, num_clouds, read_sizes
 

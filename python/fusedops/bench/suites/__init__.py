@@ -1,1 +1,1 @@
-"""One suite per file; each file names its class SUITE. suite.py lists the registered ones."""
+"""One suite per file; each file names its class SUITE. base.py lists the registered ones."""

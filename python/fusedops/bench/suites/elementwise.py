@@ -10,7 +10,7 @@ from torch import Tensor
 
 import fusedops
 from fusedops import reference
-from fusedops.bench.suite import Call, Case, PeerUnavailableError, Selection, Suite, Work
+from fusedops.bench.suites.base import Call, Case, PeerUnavailableError, Selection, Suite, Work
 from fusedops.bench.suites.linear import ACTIVATIONS, COMPILE_MODES, compiled
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from fusedops.bench.suites.linear import LinearSuite, eager_linear, linear_case
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from fusedops.bench.suite import Case, Selection
+    from fusedops.bench.suites.base import Case, Selection
 
 SHAPES = ((4096, 4096, 4096), (8192, 4096, 1024), (2048, 2048, 2048), (512, 512, 512))
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fusedops.bench.suite import Call, Case, PeerUnavailableError, Selection, Suite
+from fusedops.bench.suites.base import Call, Case, PeerUnavailableError, Selection, Suite
 from fusedops.bench.suites.linear import ACTIVATIONS
 
 MODULES = {

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fusedops.bench.suite import Call, Case, PeerUnavailableError, Selection, Suite, Work
+from fusedops.bench.suites.base import Call, Case, PeerUnavailableError, Selection, Suite, Work
 from fusedops.bench.suites.quack_peer import QUACK_ACTIVATIONS, quack_linear
 
 if TYPE_CHECKING:

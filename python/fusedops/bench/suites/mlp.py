@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 
-from fusedops.bench.suite import Call, Case, PeerUnavailableError, Selection, Suite, Work
+from fusedops.bench.suites.base import Call, Case, PeerUnavailableError, Selection, Suite, Work
 
 from .linear import ACTIVATIONS, COMPILE_MODES, compiled
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fusedops.bench.suite import Call, Case, Selection, Suite, Work
 from fusedops.bench.suites import points_grouping, points_neighbours, points_sampling
+from fusedops.bench.suites.base import Call, Case, Selection, Suite, Work
 
 if TYPE_CHECKING:
     import torch

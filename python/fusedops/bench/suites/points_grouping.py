@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fusedops.bench.suite import Call, Case, PeerUnavailableError, Selection, Suite, Work
+from fusedops.bench.suites.base import Call, Case, PeerUnavailableError, Selection, Suite, Work
 
 # B, N, M, K, C
 GROUPS = ((32, 1024, 512, 32, 128), (32, 512, 128, 64, 256), (16, 16384, 4096, 32, 32))

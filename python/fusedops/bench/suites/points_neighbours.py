@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fusedops.bench.suite import Call, Case, PeerUnavailableError, Selection, Suite, Work
+from fusedops.bench.suites.base import Call, Case, PeerUnavailableError, Selection, Suite, Work
 from fusedops.bench.suites.points_clouds import CLOUDS
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fusedops.bench.suite import Call, Case, PeerUnavailableError, Selection, Suite, Work
+from fusedops.bench.suites.base import Call, Case, PeerUnavailableError, Selection, Suite, Work
 from fusedops.bench.suites.points_clouds import CLOUDS
 
 # B, N, M: the table of the README; then the other clouds

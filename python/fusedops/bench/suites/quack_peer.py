@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fusedops.bench.backlog import sample
-from fusedops.bench.suite import Call, PeerUnavailableError
+from fusedops._timing.backlog import sample
+from fusedops.bench.suites.base import Call, PeerUnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,7 +7,7 @@ import site
 
 import torch
 
-from fusedops.bench.suite import Call, PeerUnavailableError
+from fusedops.bench.suites.base import Call, PeerUnavailableError
 
 EPS = 1e-5
 

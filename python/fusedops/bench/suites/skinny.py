@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from fusedops.bench.suites.linear import LinearSuite, linear_case
 
 if TYPE_CHECKING:
-    from fusedops.bench.suite import Case, Selection
+    from fusedops.bench.suites.base import Case, Selection
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 256)
 WEIGHTS = ((4096, 4096), (11008, 4096), (4096, 11008), (8192, 1024))  # N, K

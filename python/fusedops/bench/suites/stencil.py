@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import fusedops
-from fusedops.bench.suite import Call, Case, PeerUnavailableError, Selection, Suite, Work
+from fusedops.bench.suites.base import Call, Case, PeerUnavailableError, Selection, Suite, Work
 from fusedops.bench.suites.linear import COMPILE_MODES, compiled
 from fusedops.reference import stencil as torch_stencil
 

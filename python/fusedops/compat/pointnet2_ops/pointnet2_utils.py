@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ... import points
-from ..._calls import public, public_with
+from ..._core.calls import public, public_with
 from ..._fakes.cloud import check_dim
 
 __all__ = [

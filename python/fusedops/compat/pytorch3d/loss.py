@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..._calls import public_with
+from ..._core.calls import public_with
 from .ops import knn_gather, knn_points
 
 __all__ = ["chamfer_distance"]

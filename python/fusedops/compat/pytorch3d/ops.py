@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ... import points
-from ..._calls import public_with
+from ..._core.calls import public_with
 from ..._fakes.cloud import check_dim
 from ...reference.points import rows
 

@@ -1,0 +1,1 @@
+"""autograd.Functions and what they are made of, one file per family."""

@@ -1,0 +1,92 @@
+"""The fused ops composed of torch functions: for derivatives of higher order, and for torch.func
+transforms and forward-mode AD, to which our ops are opaque.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .._core.activation import ACTIVATIONS
+
+
+def activate(z: Tensor, code: int) -> Tensor:
+    """act(z) by torch."""
+    match ACTIVATIONS[code]:
+        case "none":
+            return z
+        case "relu":
+            return torch.relu(z)
+        case "gelu":
+            return F.gelu(z)
+        case "gelu_tanh":
+            return F.gelu(z, approximate="tanh")
+        case "silu":
+            return F.silu(z)
+        case "sigmoid":
+            return torch.sigmoid(z)
+        case "tanh":
+            return torch.tanh(z)
+        case _:  # relu2; square() is fp32 under autocast
+            y = torch.relu(z)
+            return y * y
+
+
+def no_autocast(tensor: Tensor) -> Any:
+    """Autocast off on the tensor's device."""
+    device_type = tensor.device.type
+    if device_type == "meta":  # has no autocast
+        return contextlib.nullcontext()
+    return torch.autocast(device_type, enabled=False)
+
+
+def act_grad(dy: Tensor, saved: Tensor | None, code: int) -> Tensor:
+    """dy * act'(.) in torch functions that are differentiable in dy and in saved."""
+    if saved is None:
+        return dy
+    match ACTIVATIONS[code]:
+        case "relu":
+            return torch.ops.aten.threshold_backward(dy, saved, 0)
+        case "sigmoid":
+            return torch.ops.aten.sigmoid_backward(dy, saved)
+        case "tanh":
+            return torch.ops.aten.tanh_backward(dy, saved)
+        case "gelu":
+            return torch.ops.aten.gelu_backward(dy, saved)
+        case "gelu_tanh":
+            return torch.ops.aten.gelu_backward(dy, saved, approximate="tanh")
+        case "silu":
+            s = torch.sigmoid(saved)
+            return dy * s * (1 + saved * (1 - s))
+        case _:  # relu2
+            return 2 * dy * torch.relu(saved)
+
+
+def compose_dz(dy: Tensor | None, dz: Tensor | None, saved: Tensor | None, code: int) -> Tensor:
+    """The whole gradient of z: through y, and what arrives at z itself in a second backward."""
+    if dy is None:
+        assert dz is not None
+        return dz
+    through_y = act_grad(dy, saved, code)
+    return through_y if dz is None else through_y + dz
+
+
+def compose_linear_backward(
+    dz: Tensor, x: Tensor | None, weight: Tensor | None, need_x: bool, need_w: bool, need_b: bool
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """(dx, dweight, dbias) from dz (..., N) in differentiable torch functions."""
+    dx = dw = db = None
+    if need_x:
+        assert weight is not None
+        dx = dz @ weight.to(dz.dtype)
+    if need_w:
+        assert x is not None
+        rows = x.shape[:-1].numel()
+        dw = dz.reshape(rows, dz.shape[-1]).t() @ x.reshape(rows, x.shape[-1])
+    if need_b:
+        db = dz.sum(tuple(range(dz.ndim - 1))) if dz.ndim > 1 else dz
+    return dx, dw, db

@@ -1,0 +1,1 @@
+"""Tables and words that every layer uses."""

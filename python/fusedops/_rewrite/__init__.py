@@ -1,0 +1,1 @@
+"""fuse: existing models, rewritten onto the fused modules."""

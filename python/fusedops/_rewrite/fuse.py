@@ -1,0 +1,285 @@
+"""fuse: replace nn.Linear, nn.Linear + activation, MLP blocks and norms in an existing model."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn as torch_nn
+
+from .._core.text import table
+from ..nn import Linear
+from ..nn.norm import fuse_norms
+from .blocks import fuse_block, hooked
+from .fused_class import fused_class
+from .sequential import FusedSteps, activation_name, in_order, steps
+
+__all__ = ["FuseReport", "FusedLayer", "FusedMLP", "SkippedLayer", "fuse"]
+
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+@dataclass(frozen=True)
+class FusedLayer:
+    """One linear layer or norm that runs fused now."""
+
+    name: str  # its path in the model; every path, joined by ", ", when it is shared
+    shape: str  # "in -> out"; of a norm its normalized_shape
+    activation: str | None  # those it runs with, joined by ", " where they differ
+    absorbed: tuple[str, ...]  # the paths of the activation modules that run with it
+    note: str = ""  # why a following activation does not
+
+
+@dataclass(frozen=True)
+class FusedMLP:
+    """One block of linear layers that runs as one op now; its layers are listed as well."""
+
+    name: str  # its path in the model
+    kind: str  # "mlp" or "gated_mlp"
+    layers: tuple[str, ...]  # the names of its layers in it
+    activation: str
+    note: str = ""  # when the module's own forward runs instead
+
+
+@dataclass(frozen=True)
+class SkippedLayer:
+    """One linear layer or norm that was left alone."""
+
+    name: str
+    kind: str
+    reason: str
+
+
+@dataclass
+class FuseReport:
+    """What `fuse` did: print it for a table.
+
+    Attributes:
+        fused: The linear layers and norms that run fused now.
+        skipped: The linear layers and norms that were left alone, with the reason.
+        unchanged: How many fused layers and norms were there before.
+        blocks: The MLP blocks that run as one op now.
+    """
+
+    fused: list[FusedLayer] = field(default_factory=list)
+    skipped: list[SkippedLayer] = field(default_factory=list)
+    unchanged: int = 0
+    blocks: list[FusedMLP] = field(default_factory=list)
+
+    @property
+    def num_fused(self) -> int:
+        """How many layers and norms were replaced."""
+        return len(self.fused)
+
+    @property
+    def num_absorbed(self) -> int:
+        """How many activation modules run with a linear layer."""
+        return sum(len(layer.absorbed) for layer in self.fused)
+
+    @property
+    def num_skipped(self) -> int:
+        """How many linear layers and norms were left alone."""
+        return len(self.skipped)
+
+    def __str__(self) -> str:
+        lines = [
+            f"fused {self.num_fused} layer(s), absorbed {self.num_absorbed} activation(s), "
+            f"skipped {self.num_skipped}, fused before {self.unchanged}"
+        ]
+        rows = [
+            (
+                layer.name or "(model)",
+                layer.shape,
+                layer.activation or "none",
+                _absorbed_text(layer),
+            )
+            for layer in self.fused
+        ]
+        if rows:
+            lines += ["", *table(("fused layer", "shape", "activation", "notes"), rows)]
+        blocks = [(b.name or "(model)", b.kind, ", ".join(b.layers), b.activation, b.note)
+                  for b in self.blocks]  # fmt: skip
+        if blocks:
+            header = ("fused block", "op", "layers", "activation", "notes")
+            lines += ["", *table(header, blocks)]
+        left = [(s.name or "(model)", s.kind, s.reason) for s in self.skipped]
+        if left:
+            lines += ["", *table(("skipped layer", "type", "reason"), left)]
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def _absorbed_text(layer: FusedLayer) -> str:
+    absorbed = f"absorbed {', '.join(layer.absorbed)}" if layer.absorbed else ""
+    return "; ".join(text for text in (absorbed, layer.note) if text)
+
+
+def _reason_to_skip(module: torch_nn.Linear) -> str | None:
+    """Why a linear layer must stay what it is, None where it may be replaced."""
+    if type(module) not in (torch_nn.Linear, Linear):
+        # NOTE: parametrize and weight_norm make subclasses too.
+        if hasattr(module, "parametrizations"):
+            return "has parametrizations"
+        return "a subclass of nn.Linear may compute something else"
+    if hooked(module):
+        return "has hooks (weight_norm, spectral_norm and pruning are hooks too)"
+    if "forward" in vars(module):
+        return "its forward was replaced on the instance"
+    extra = [*module._modules, *module._buffers, *(set(module._parameters) - {"weight", "bias"})]
+    if extra:
+        return f"has more than weight and bias: {', '.join(sorted(extra))}"
+    for name in ("weight", "bias"):
+        tensor = module._parameters.get(name)
+        if tensor is None:
+            if name == "weight":
+                return "weight is not a parameter"
+            continue
+        if type(tensor) is not torch_nn.Parameter:
+            return f"{name} is a {type(tensor).__name__}"
+        if tensor.dtype not in _DTYPES:
+            return f"{name} has dtype {str(tensor.dtype).removeprefix('torch.')}"
+        if tensor.layout is not torch.strided:
+            return f"{name} has layout {str(tensor.layout).removeprefix('torch.')}"
+    return None
+
+
+@dataclass
+class _Runs:
+    """What a linear layer runs with in the Sequentials it sits in."""
+
+    activations: dict[str, str] = field(default_factory=dict)  # path of the module: its activation
+    note: str = ""
+
+
+def _paths(model: torch_nn.Module) -> dict[torch_nn.Linear, list[str]]:
+    """Every linear layer with its paths."""
+    found: dict[torch_nn.Linear, list[str]] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, torch_nn.Linear):
+            found.setdefault(module, []).append(path)
+    return found
+
+
+def _fuse_sequentials(model: torch_nn.Module, report: FuseReport) -> dict[Any, _Runs]:
+    """Let Sequentials run linear layers, fused ones already, with what follows them."""
+    found: dict[Any, _Runs] = defaultdict(_Runs)
+    for prefix, module in list(model.named_modules()):
+        if not isinstance(module, torch_nn.Sequential) or isinstance(module, FusedSteps):
+            continue
+        if not in_order(type(module)) or "forward" in vars(module):
+            continue
+        keys, layers = list(module._modules), list(module._modules.values())
+        paths = [f"{prefix}.{key}" if prefix else key for key in keys]
+        for layer, path, follower in zip(layers, paths[1:], layers[1:], strict=False):
+            if type(layer) is Linear and activation_name(follower) and hooked(follower):
+                found[layer].note = f"{path} has hooks and runs by itself"
+        fused = list(steps(layers))
+        for i, step in fused:
+            if layers[i].activation in (None, "none"):
+                found[layers[i]].activations[paths[i + 1]] = step.activation
+            if step.second is not None:
+                names = (keys[i], keys[step.second])
+                report.blocks.append(FusedMLP(prefix, "mlp", names, step.activation))
+        if fused:
+            module.__class__ = fused_class(FusedSteps, type(module))
+    return found
+
+
+def _fuse_blocks(model: torch_nn.Module, report: FuseReport) -> None:
+    """Turn MLP blocks into one op; their layers are fused layers already."""
+    for name, module in model.named_modules():
+        block = fuse_block(module)
+        if block is None:
+            continue
+        note = f"unfused while {', '.join(block.dropouts)} drops" if block.dropouts else ""
+        layers = (*block.first, block.down)
+        report.blocks.append(FusedMLP(name, block.kind, layers, block.activation, note))
+
+
+def fuse(model: torch_nn.Module) -> FuseReport:
+    """Replace the linear layers and norms of a model by fused ones, in place.
+
+    Every ``torch.nn.LayerNorm``, ``RMSNorm`` and ``Linear`` becomes that of `fusedops.nn`. Where an
+    ``nn.Sequential`` runs an activation module behind a linear layer (ReLU, GELU of either form,
+    SiLU, Sigmoid, Tanh), both run as one op, and with a second linear layer behind as
+    `fusedops.mlp`. All modules stay where they are, and each call of the Sequential looks at them.
+
+    Modules whose forward, as torch.fx traces it, is ``down(act(up(x)))`` or ``down(act(gate(x)) *
+    up(x))`` of their linear layers, whatever the names (Llama's, Hugging Face's, torchtune's; gate
+    and up packed in one layer too), become one op each way, `fusedops.mlp` or `fusedops.gated_mlp`.
+    A module stays what it is where its code might do more: store anything but local variables,
+    enter a ``with`` (no_grad, autocast), call other functions (checkpoint) or refer to other
+    objects than modules, numbers and strings.
+
+    Later changes are respected. A layer that has hooks, a forward of its own or an adapter around
+    it (LoRA) runs by itself, and so does an activation. The own forward of a fused block runs while
+    its dropout is active or a module in it has hooks, and after one of those modules, a class's
+    forward or method, or an attribute, global or function that the traced code refers to was
+    replaced. Not seen are patches of ``nn.Linear.forward`` and of the norms' (whose classes have
+    become ours), code that changes inside a function object, and, by the modules inside of what
+    runs as one op, hooks on all modules (``register_module_forward_hook``). Compiled code looks for
+    new hooks where torch's does.
+
+    A layer changes its class and stays the same object. So its parameters (what the optimizer
+    holds, tied weights), state dict keys, device, training flag and everything that refers to it
+    stay valid, and a model which is itself one ``nn.Linear`` is replaced as well. A second call
+    changes nothing.
+
+    Left alone, and reported with the reason: subclasses of nn.Linear (LoRA layers,
+    parametrizations, the output projection of nn.MultiheadAttention) and of the norms, layers and
+    norms with hooks (weight_norm, pruning), with an own forward or with a dtype that the kernels do
+    not have, and linear layers with further parameters.
+
+    torch.fx, torch.jit.script and quantize_dynamic do not see into fused modules.
+
+    Args:
+        model: Any module.
+
+    Returns:
+        The report; print it for a table.
+
+    Raises:
+        TypeError: model is not an nn.Module.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
+        >>> print(fusedops.fuse(model))
+    """
+    if not isinstance(model, torch_nn.Module):
+        raise TypeError(f"fuse: model must be a torch.nn.Module; got {type(model).__name__}")
+    report = FuseReport()
+    paths = _paths(model)
+    before = {module for module in paths if isinstance(module, Linear)}
+    skipped = set()
+    for module, names in paths.items():
+        reason = _reason_to_skip(module)
+        if reason is not None:
+            skipped.add(module)
+            report.skipped.append(SkippedLayer(", ".join(names), type(module).__name__, reason))
+        elif module not in before:
+            module.__class__ = Linear
+            module.activation = None
+    runs = _fuse_sequentials(model, report)
+    for module, names in paths.items():
+        if module in skipped:
+            continue
+        with_it = runs[module]
+        if module in before and not with_it.activations:
+            report.unchanged += 1
+            continue
+        shape = f"{module.in_features} -> {module.out_features}"
+        activation = ", ".join(dict.fromkeys(with_it.activations.values())) or None
+        absorbed = tuple(with_it.activations)
+        report.fused.append(FusedLayer(", ".join(names), shape, activation, absorbed, with_it.note))
+    _fuse_blocks(model, report)
+    for norm in fuse_norms(model, hooked):
+        if norm.reason:
+            report.skipped.append(SkippedLayer(norm.name, norm.kind, norm.reason))
+        elif norm.replaced:
+            report.fused.append(FusedLayer(norm.name, norm.shape, None, ()))
+        else:
+            report.unchanged += 1
+    return report

@@ -1,0 +1,124 @@
+"""nn.Sequential in which a linear layer runs with what follows it: an activation, a second layer.
+
+Nothing in it is replaced, and each call looks at its modules anew: what has hooks or another
+forward by now, and an adapter that wraps a layer, runs as it would in any nn.Sequential.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch import nn as torch_nn
+
+from ..nn.linear import Linear, guard_forwards, plain, untouched
+from ..ops.linear import linear
+from ..ops.mlp import mlp
+from .fused_class import Fused
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_is_dynamo_compiling = torch.compiler.is_dynamo_compiling
+
+_ACTIVATIONS = {
+    torch_nn.ReLU: "relu",
+    torch_nn.GELU: "gelu",
+    torch_nn.SiLU: "silu",
+    torch_nn.Sigmoid: "sigmoid",
+    torch_nn.Tanh: "tanh",
+}
+_GELUS = {"none": "gelu", "tanh": "gelu_tanh"}
+_FORWARDS = {kind: kind.forward for kind in _ACTIVATIONS}
+_sequential_forward = torch_nn.Sequential.forward
+_sequential_iter = torch_nn.Sequential.__iter__
+
+
+def activation_name(module: Any) -> str | None:
+    """The activation that a call of a torch module computes, None for any other module."""
+    # NOTE: exact types; a subclass may compute anything.
+    kind = type(module)
+    name = _ACTIVATIONS.get(kind)
+    if name is None or "forward" in module.__dict__ or kind.forward is not _FORWARDS[kind]:
+        return None
+    return name if name != "gelu" else _GELUS.get(module.approximate)
+
+
+def in_order(kind: type) -> bool:
+    """Whether a class of nn.Sequential runs its modules in order and does nothing else."""
+    return kind.forward is _sequential_forward and kind.__iter__ is _sequential_iter  # type: ignore[attr-defined]
+
+
+class Step(NamedTuple):
+    """A part of a Sequential that runs as one op: a linear layer, an activation, maybe a second."""
+
+    activation: str
+    second: int | None  # the index of the second linear layer
+    end: int  # the index behind the last module
+
+
+def _follower(layers: list[Any], index: int) -> str | None:
+    """The activation that the module of an index computes, if it has no hooks."""
+    if index == len(layers):
+        return None
+    name = activation_name(layers[index])
+    return name if name is not None and untouched(layers[index]) else None
+
+
+def step_at(layers: list[Any], start: int) -> Step | None:
+    """What runs as one op from an index on; None where that module runs by itself."""
+    first = layers[start]
+    if type(first) is not Linear or not untouched(first):
+        return None
+    end, activation = start + 1, first.activation
+    if activation is None or activation == "none":
+        activation = _follower(layers, end)
+        if activation is None:
+            return None
+        end += 1
+    i = end
+    while i < len(layers) and type(layers[i]) is torch_nn.Identity and untouched(layers[i]):
+        i += 1
+    if i < len(layers) and plain(layers[i]) and _follower(layers, i + 1) is None:
+        return Step(activation, i, i + 1)
+    return Step(activation, None, end)
+
+
+def steps(layers: list[Any]) -> Iterator[tuple[int, Step]]:
+    """Where what runs as one op starts, and what it is."""
+    i = 0
+    while i < len(layers):
+        step = step_at(layers, i)
+        if step is not None:
+            yield i, step
+        i = i + 1 if step is None else step.end
+
+
+class FusedSteps(Fused):
+    """Mixed into the class of an nn.Sequential."""
+
+    _base: Any
+    _modules: dict[str, Any]
+
+    def forward(self, input: Any) -> Any:
+        """Run the layers in order."""
+        if not isinstance(input, Tensor) or not in_order(self._base):
+            return self._base.forward(self, input)
+        layers = list(self._modules.values())
+        if _is_dynamo_compiling():
+            guard_forwards(layers)
+        i = 0
+        while i < len(layers):
+            first, step = layers[i], step_at(layers, i)
+            if step is None:
+                input = first(input)
+                i += 1
+                continue
+            activation, second, i = step
+            if second is None:
+                input = linear(input, first.weight, first.bias, activation)
+            else:
+                last = layers[second]
+                input = mlp(input, first.weight, first.bias, last.weight, last.bias, activation)
+        return input

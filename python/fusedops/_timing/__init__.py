@@ -1,0 +1,1 @@
+"""The one clock of tune and bench: device time, queues of calls, progress."""

@@ -1,0 +1,1 @@
+"""Which kernel serves a product: explain shows the choice, tune measures it."""

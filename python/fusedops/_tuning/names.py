@@ -1,0 +1,54 @@
+"""How reports name a GEMM problem and the plan for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .._core.activation import ACTIVATIONS
+
+DTYPES = {
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+    torch.float32: "float32",
+    torch.float64: "float64",
+}
+LAYOUTS = {("k", "k"): "TN", ("k", "mn"): "NN", ("mn", "mn"): "NT", ("mn", "k"): "TT"}
+
+
+DEFAULT_SWIZZLE = 8  # select.cpp
+SHARED_WAVE = 0  # splits of a plan: select.h
+
+
+def problem_text(problem: dict[str, Any]) -> str:
+    """`8192x4096x1024 bfloat16 TN gelu_tanh`; the layout as BLAS names it."""
+    words = [
+        f"{problem['m']}x{problem['n']}x{problem['k']}",
+        problem["dtype"] if problem["math"] != "tf32" else "tf32",
+        LAYOUTS[problem["a_major"], problem["b_major"]],
+        ACTIVATIONS[problem["activation"]],
+    ]
+    if problem["epilogue"] != "fused":
+        words.append("+ " + problem["epilogue"])
+    return " ".join(words)
+
+
+def plan_text(plan: dict[str, Any]) -> str:
+    """`sm90 128x128 pingpong 2x1, 4 splits, swizzle 4`; defaults are left out."""
+    words = [plan["name"]]
+    if plan["splits"] > 1:
+        words.append(f"{plan['splits']} splits")
+    elif plan["splits"] == SHARED_WAVE:
+        words.append("shared last wave")
+    if plan["family"] == "cluster":
+        if plan["swizzle"] > 1:
+            words.append(f"clusters of {plan['swizzle']} tiles")
+    elif plan["swizzle"] != DEFAULT_SWIZZLE:
+        words.append(f"swizzle {plan['swizzle']}")
+    return ", ".join(words)
+
+
+def us_text(us: float) -> str:
+    """Three significant digits."""
+    return f"{us:.3g} us" if us < 1000 else f"{us:.0f} us"

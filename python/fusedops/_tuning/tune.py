@@ -1,0 +1,475 @@
+"""tune: measure GEMM kernels on this machine and remember the best."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import random
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from .. import _C
+from .._autograd.compose import activate
+from .._core.activation import ACTIVATIONS, activation_code
+from .._core.text import table
+from ..ops.linear import linear
+from .names import plan_text, problem_text, us_text
+from .plan_store import PROBLEM, GpuKey, Plan, gpu_key, install, merge_plans, problem_of, read_plans
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
+
+__all__ = ["TuneReport", "TunedGemm", "tune"]
+
+Problem = dict[str, Any]  # as _C.plan_gemm takes it
+Candidate = dict[str, Any]  # as _C.plan_gemm returns it
+Inputs = tuple[Tensor, Tensor, Tensor | None]
+Call = Callable[..., Tensor]
+
+FAMILIES = {"sm80": 0, "sm90": 1, "skinny": 2, "cluster": 3}  # csrc/cutlass/configs/config.h
+EPILOGUES = {"fused": 0, "preact": 1, "accumulator": 2}  # csrc/cutlass/problem.h
+SWIZZLES = (4, 8, 16, 32)
+CLUSTER_TILES = (1, 4, 8)  # the swizzles of family cluster (csrc/cutlass/configs/plan.h)
+
+MODEL_SLACK = 2.5  # a candidate whose expected time is further from the best is not tried
+MAX_CANDIDATES = 40
+KEEP_WITHIN = 1.4  # of the best time of the first round
+FINALISTS = 4  # that try every swizzle
+ROUNDS = 5
+SAMPLE_US = 150.0  # device time of one sample: that many calls in a row
+LEAST_GAIN = 0.01  # a plan that gains less is noise: the present choice stays
+TOLERANCES = {"float16": 2e-3, "bfloat16": 1e-2, "float32": 2e-3}  # relative norms; float32 is TF32
+
+
+@dataclass(frozen=True)
+class TunedGemm:
+    """One product that was measured."""
+
+    product: str  # "8192x4096x1024 bfloat16 TN gelu_tanh"
+    kernel: str
+    us: float
+    before: str  # what selection chose until now
+    before_us: float
+
+    @property
+    def gain(self) -> float:
+        """Time before over time now."""
+        return self.before_us / self.us
+
+
+@dataclass
+class TuneReport:
+    """What `tune` did: print it for a table.
+
+    Attributes:
+        gpu: The GPU's name.
+        tuned: The products that were measured.
+        known: How many products the table held already.
+        skipped: (product, reason) of those that were left to selection.
+        path: The file that holds the table, None where it could not be written.
+    """
+
+    gpu: str
+    tuned: list[TunedGemm] = field(default_factory=list)
+    known: int = 0
+    skipped: list[tuple[str, str]] = field(default_factory=list)
+    path: Path | None = None
+
+    def __str__(self) -> str:
+        lines = [
+            f"tuned {len(self.tuned)} product(s) on {self.gpu}, {self.known} known before, "
+            f"skipped {len(self.skipped)}; table: {self.path or 'this process only'}"
+        ]
+        rows = [
+            (t.product, t.kernel, us_text(t.us), f"{t.gain:.2f}x", t.before) for t in self.tuned
+        ]
+        if rows:
+            lines += ["", *table(("product", "kernel", "time", "gain", "before"), rows)]
+        if self.skipped:
+            lines += ["", *table(("skipped", "reason"), self.skipped)]
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def tune(
+    model_or_shapes: Callable[..., Any] | Sequence[tuple[int, int, int]],
+    *inputs: Any,
+    dtype: torch.dtype = torch.bfloat16,
+    activation: str | None = None,
+    backward: bool = True,
+    force: bool = False,
+    progress: bool = True,
+) -> TuneReport:
+    """Measure the kernels that fit each GEMM of a model, and use the fastest from now on.
+
+    The model runs once without and once with gradients while every product that fusedops is asked
+    for is noted; then each distinct one is timed with the kernels, splits and tile orders that can
+    run it, in interleaved rounds over buffers that do not stay in L2. What beats the present choice
+    by 1 % or more enters a table on disk, one per GPU model, driver and build, in
+    ``$FUSEDOPS_CACHE_DIR`` or the user's cache directory; every later process reads it when it
+    first needs a kernel. Any number of processes may tune at once.
+
+    Args:
+        model_or_shapes: A module or any callable, run as ``model(*inputs)``; or a sequence of
+            (M, N, K), each standing for ``fusedops.linear`` of x (M, K) and weight (N, K).
+        inputs: What the model is called with; CUDA tensors where it takes tensors.
+        dtype: Of the shapes' tensors.
+        activation: Of the shapes' linear, as in `fusedops.linear`.
+        backward: Whether the products of backward are measured as well.
+        force: Measure products again that the table holds.
+        progress: Show a bar while measuring, on a terminal.
+
+    Returns:
+        A report; ``print`` it for a table.
+
+    Raises:
+        RuntimeError: There is no CUDA GPU.
+        ValueError: The activation is unknown.
+        TypeError: `model_or_shapes` is neither, or shapes came with inputs.
+
+    float64 products and fp32-accurate ones (TF32 not allowed) are skipped. Parameters' ``.grad``,
+    ``main_grad``, buffers and torch's random state are left as they were; of a function or method,
+    those of the modules that it is bound to, refers to by name or gets as an input.
+
+    Example:
+        >>> print(fusedops.tune(model, batch))
+        >>> print(fusedops.tune([(8192, 4096, 1024)], activation="gelu"))
+    """
+    code = activation_code(activation, op="tune")
+    if not torch.cuda.is_available():
+        raise RuntimeError("tune: a CUDA GPU must be visible, kernels are measured on it; got none")
+    device = torch.device("cuda", torch.cuda.current_device())
+    work: Iterable[tuple[Callable[..., Any], tuple[Any, ...]]]
+    if callable(model_or_shapes):
+        work = [(model_or_shapes, inputs)]
+    else:
+        work = _shape_calls(model_or_shapes, inputs, dtype, ACTIVATIONS[code], device)
+    problems: list[Problem] = []
+    for model, arguments in work:
+        problems += record_problems(model, arguments, backward, device)
+    return tune_problems(problems, device, force=force, progress=progress)
+
+
+def _shape_calls(
+    shapes: Any, inputs: tuple[Any, ...], dtype: torch.dtype, activation: str, device: torch.device
+) -> Iterator[tuple[Callable[..., Any], tuple[Any, ...]]]:
+    if inputs:
+        raise TypeError("tune: shapes must come without inputs; those belong to a model")
+    try:
+        sizes = [(int(m), int(n), int(k)) for m, n, k in shapes]
+    except (TypeError, ValueError):
+        raise TypeError(
+            "tune: model_or_shapes must be a callable or a sequence of (M, N, K); got "
+            f"{type(shapes).__name__}"
+        ) from None
+    for m, n, k in sizes:
+        make = [torch.zeros(s, dtype=dtype, device=device) for s in ((m, k), (n, k), (n,))]
+        yield (
+            lambda x, w, b: linear(x, w, b, activation),
+            tuple(tensor.requires_grad_() for tensor in make),
+        )
+
+
+# ---- what a model computes ----
+
+
+def record_problems(
+    model: Callable[..., Any], inputs: tuple[Any, ...], backward: bool, device: torch.device
+) -> list[Problem]:
+    """The distinct products of model(*inputs), without gradients and (`backward`) with them."""
+    modules = _modules([model, *inputs])
+    with _unchanged(modules, device):
+        _C.start_recording()
+        try:
+            with torch.no_grad():
+                model(*inputs)
+            if backward:
+                _forward_backward(model, inputs, modules)
+        finally:
+            recorded = _C.stop_recording()
+    key = gpu_key(device)
+    here = [p for p, *where in recorded if where == [key.capability, key.sm_count]]
+    return list({problem_of(problem): problem for problem in here}.values())
+
+
+def _modules(values: Sequence[Any]) -> nn.ModuleList:
+    """The modules among values, and those that functions among them are bound to or name."""
+    from torch.utils._pytree import tree_leaves
+
+    held = list(values)
+    for value in values:
+        if isinstance(value, functools.partial):
+            held += [*_modules([value.func, *value.args, *value.keywords.values()])]
+        owner = getattr(value, "__self__", None)
+        held += [owner, *getattr(owner, "__dict__", {}).values()]
+        function = inspect.unwrap(getattr(value, "__func__", value))
+        if inspect.isfunction(function):
+            with contextlib.suppress(ValueError):  # a name that has no value yet
+                names = inspect.getclosurevars(function)
+                held += [*names.nonlocals.values(), *names.globals.values()]
+    return nn.ModuleList(leaf for leaf in tree_leaves(held) if isinstance(leaf, nn.Module))
+
+
+def _forward_backward(
+    model: Callable[..., Any], inputs: tuple[Any, ...], modules: nn.ModuleList
+) -> None:
+    from torch.utils._pytree import tree_leaves
+
+    def wants_grad(values: Any) -> list[Tensor]:
+        return [t for t in values if isinstance(t, Tensor) and t.requires_grad]
+
+    with torch.enable_grad():
+        outputs = wants_grad(tree_leaves(model(*inputs)))
+        sources = wants_grad([*tree_leaves(inputs), *modules.parameters()])
+        if outputs and sources:
+            ones = [torch.ones_like(output) for output in outputs]
+            torch.autograd.grad(outputs, sources, ones, allow_unused=True)
+
+
+@contextlib.contextmanager
+def _unchanged(modules: nn.ModuleList, device: torch.device) -> Iterator[None]:
+    """Restores what a training step writes: buffers, main_grad, the random state."""
+    buffers = [(buffer, buffer.clone()) for buffer in modules.buffers()]
+    attributes = ("main_grad", "grad_added_to_main_grad")
+    kept = [
+        (p, a, getattr(p, a)) for p in modules.parameters() for a in attributes if hasattr(p, a)
+    ]
+    for parameter, name, value in kept:
+        if isinstance(value, Tensor):
+            setattr(parameter, name, torch.zeros_like(value))
+    try:
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            yield
+    finally:
+        for parameter, name, value in kept:
+            setattr(parameter, name, value)
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)
+
+
+# ---- measuring ----
+
+
+def tune_problems(
+    problems: Sequence[Problem], device: torch.device, *, force: bool, progress: bool
+) -> TuneReport:
+    """Measures each problem that the table lacks; stores and installs the winners one by one."""
+    from .._timing.progress import Progress
+
+    key = gpu_key(device)
+    report = TuneReport(key.gpu)
+    stored = {problem_of(plan): plan for plan in read_plans(key.path)}
+    # A stored plan that this build cannot take is as good as none.
+    todo = [
+        p
+        for p in problems
+        if force or problem_of(p) not in stored or not install(key, [stored[problem_of(p)]])
+    ]
+    report.known = len(problems) - len(todo)
+    report.path = key.path if stored else None
+    with Progress(len(todo), "tune") if progress else contextlib.nullcontext() as bar:
+        for problem in todo:
+            outcome = skip_reason(problem) or _measured(problem, key, device)
+            if isinstance(outcome, str):
+                report.skipped.append((problem_text(problem), outcome))
+            else:
+                _keep(report, key, problem, *outcome)
+            if bar is not None:
+                bar.step()
+    return report
+
+
+def skip_reason(problem: Problem) -> str | None:
+    """Why a problem cannot be measured."""
+    if problem["dtype"] == "float64":
+        return "float64 kernels are few: selection knows them"
+    if problem["math"] == "fp32":
+        return "fp32-accurate products are not tunable; TF32 ones are"
+    if problem["epilogue"] not in EPILOGUES:
+        return f"the {problem['epilogue']} epilogue cannot be measured on its own"
+    if min(problem["m"], problem["n"], problem["k"]) < 1:
+        return "nothing to compute"
+    return None
+
+
+def _measured(problem: Problem, key: GpuKey, device: torch.device) -> tuple[Plan, Plan] | str:
+    try:
+        return measure_problem(problem, key, device)
+    except torch.cuda.OutOfMemoryError:
+        return "not enough GPU memory to measure it"
+    finally:
+        torch.cuda.empty_cache()
+
+
+def _keep(report: TuneReport, key: GpuKey, problem: Problem, best: Plan, before: Plan) -> None:
+    plan = {name: problem[name] for name in PROBLEM} | best | {"default_us": before["us"]}
+    report.tuned.append(
+        TunedGemm(
+            problem_text(problem), plan_text(best), best["us"], plan_text(before), before["us"]
+        )
+    )
+    install(key, [plan])
+    try:
+        report.path = merge_plans(key, [plan])
+    except OSError as error:
+        report.path = None
+        report.skipped.append((problem_text(problem), f"not stored: {error}"))
+
+
+def measure_problem(problem: Problem, key: GpuKey, device: torch.device) -> tuple[Plan, Plan] | str:
+    """(the best plan, the one used until now), timed in "us"; or why there is none."""
+    from .._timing.timing import num_bytes, num_sets
+
+    answer = _C.plan_gemm(problem, key.capability, key.sm_count)
+    before = answer["selected"]
+    if before is None:
+        return "no kernel takes it"
+    pool = contenders(answer["candidates"], before)
+    first = make_inputs(problem, device)
+    reference = expected(problem, first)
+    bytes_each = num_bytes([t for t in first if t is not None]) + num_bytes([reference])
+    count = num_sets(bytes_each, device)
+    sets = [first, *(make_inputs(problem, device) for _ in range(count - 1))]
+    pool = [plan for plan in pool if _is_right(problem, plan, first, reference)]
+    if not any(_same(plan, before) for plan in pool):
+        return f"the present choice, {plan_text(before)}, is wrong or cannot run here"
+    times = _time(problem, pool, sets, 1, device)
+    limit = KEEP_WITHIN * min(times)
+    pool = [p for p, us in zip(pool, times, strict=True) if us <= limit or _same(p, before)]
+    times = _time(problem, pool, sets, ROUNDS, device)
+    ranked = [plan for _, plan in sorted(zip(times, pool, strict=True), key=lambda pair: pair[0])]
+    final = [*_orders(ranked[:FINALISTS]), before]
+    times = _time(problem, final, sets, ROUNDS, device)
+    timed = [_plan(plan, us) for plan, us in zip(final, times, strict=True)]
+    best = min(timed, key=lambda plan: cast("float", plan["us"]))
+    if best["us"] > (1 - LEAST_GAIN) * timed[-1]["us"]:
+        best = timed[-1]
+    return best, timed[-1]
+
+
+def contenders(candidates: Sequence[Candidate], before: Candidate) -> list[Candidate]:
+    """The candidates worth a measurement, by expected time; the present choice always."""
+    ranked = sorted(
+        (c for c in candidates if c["rejected"] is None),
+        key=lambda c: cast("float", c["expected_us"]),
+    )
+    limit = MODEL_SLACK * ranked[0]["expected_us"]
+    kernels: dict[tuple[Any, ...], Candidate] = {}
+    for candidate in ranked:
+        if candidate["expected_us"] <= limit:
+            kernels.setdefault(_kernel(candidate), candidate)
+    near = list(kernels.values())[:MAX_CANDIDATES]
+    return [before, *(c for c in near if not _same(c, before))]
+
+
+def _plan(candidate: Candidate, us: float) -> Plan:
+    names = ("family", "name", "index", "splits", "swizzle")
+    return {name: candidate[name] for name in names} | {"us": round(us, 3)}
+
+
+def _same(a: Candidate, b: Candidate) -> bool:
+    """The same kernel and splits; the swizzle is tried later."""
+    return _kernel(a) == _kernel(b)
+
+
+def _kernel(candidate: Candidate) -> tuple[Any, ...]:
+    return tuple(candidate[name] for name in ("family", "index", "splits"))
+
+
+def _orders(plans: Sequence[Candidate]) -> list[Candidate]:
+    """Every swizzle of the plans."""
+    return [plan | {"swizzle": swizzle} for plan in plans for swizzle in _swizzles(plan)]
+
+
+def _swizzles(plan: Candidate) -> tuple[int, ...]:
+    return cluster_tiles(plan["name"]) if plan["family"] == "cluster" else SWIZZLES
+
+
+def cluster_tiles(name: str) -> tuple[int, ...]:
+    """Numbers of tiles whose blocks may share operands: several where each block has its own."""
+    return CLUSTER_TILES if name.endswith(" 1x1") else (1,)
+
+
+def make_inputs(problem: Problem, device: torch.device) -> Inputs:
+    """a (m, k), b (k, n) in the problem's layout and padding, bias (n,) or None; random."""
+    dtype = getattr(torch, problem["dtype"])
+
+    def operand(rows: int, k: int, major: str, ld: int, scale: float) -> Tensor:
+        lines, extent = (rows, k) if major == "k" else (k, rows)
+        padded = min(ld, -(-extent // 64) * 64 + ld % 64)  # the same alignment, less memory
+        whole = torch.randn(lines, max(padded, extent), dtype=dtype, device=device)
+        view = whole.mul_(scale)[:, :extent]
+        return view if major == "k" else view.t()
+
+    m, n, k = problem["m"], problem["n"], problem["k"]
+    a = operand(m, k, problem["a_major"], problem["lda"], 1.0)
+    b = operand(n, k, problem["b_major"], problem["ldb"], k**-0.5).t()
+    if problem["epilogue"] == "accumulator":
+        return a, b, None
+    return a, b, torch.randn(n, dtype=dtype, device=device)
+
+
+def expected(problem: Problem, inputs: Inputs) -> Tensor:
+    """The product by torch."""
+    a, b, bias = inputs
+    z = torch.mm(a, b) if bias is None else torch.addmm(bias, a, b)
+    return activate(z, problem["activation"])
+
+
+def our_call(problem: Problem, plan: Candidate) -> Call:
+    """The product through a plan."""
+    op = torch.ops.fusedops_tuning.gemm_with_config.default
+    fixed = (problem["activation"], FAMILIES[plan["family"]], plan["index"], plan["splits"])
+    order = (plan["swizzle"], EPILOGUES[problem["epilogue"]])
+    return lambda a, b, bias: cast("Tensor", op(a, b, bias, *fixed, *order))
+
+
+def _is_right(problem: Problem, plan: Candidate, inputs: Inputs, reference: Tensor) -> bool:
+    """Whether a plan runs and computes the product; the call is also the warm-up."""
+    from .._timing.timing import synchronize
+
+    try:
+        got = our_call(problem, plan)(*inputs)
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except RuntimeError:
+        synchronize(reference.device)  # raises where the context is gone
+        return False
+    want = reference.float()
+    error = torch.linalg.vector_norm(got.float() - want) / torch.linalg.vector_norm(want)
+    return bool(error <= TOLERANCES[problem["dtype"]])
+
+
+def _time(
+    problem: Problem,
+    plans: Sequence[Candidate],
+    sets: Sequence[Inputs],
+    rounds: int,
+    device: torch.device,
+) -> list[float]:
+    """Median us of each plan over interleaved rounds, in another order each round.
+
+    NOTE: shuffled, not rotated: a plan that always follows the same one inherits its cache and
+    clocks, which was worth 2 % between two runs of one kernel.
+    """
+    from .._timing.backlog import sample
+
+    calls = [
+        (our_call(problem, p), max(1, min(16, round(SAMPLE_US / max(p["expected_us"], 1.0)))))
+        for p in plans
+    ]
+    samples: list[list[float]] = [[] for _ in calls]
+    for round_ in range(rounds):
+        order = random.Random(round_).sample(range(len(calls)), len(calls))
+        for i, us in zip(order, sample([calls[i] for i in order], sets, device), strict=True):
+            samples[i].append(us)
+    return [statistics.median(values) for values in samples]

@@ -1,0 +1,1 @@
+"""What the CSVs say: summaries, bars, plots."""
