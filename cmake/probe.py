@@ -1,7 +1,7 @@
 """What the build needs to know about this machine, printed as CMake `set()` lines.
 
 Nothing heavy is imported: torch, CUTLASS and nvcc are located as files. CMakeLists.txt runs this
-once per configure; tests/test_build.py tests it.
+once per configure; tests/project/test_build.py tests it.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 
 namespace fusedops {
 
-// NOTE: activation.py holds the same table; tests/test_contract.py compares them.
+// NOTE: activation.py holds the same table; tests/contract/test_contract.py compares them.
 enum class Activation : int64_t {
   kNone = 0,
   kRelu = 1,

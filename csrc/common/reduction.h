@@ -7,7 +7,7 @@
 
 namespace fusedops {
 
-// NOTE: reduction.py holds the same table; tests/test_reduce.py compares them.
+// NOTE: reduction.py holds the same table; tests/reduce/test_reduce.py compares them.
 enum class Reduction : int8_t {
   kSum = 0,
   kMean = 1,

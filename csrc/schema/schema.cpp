@@ -1,6 +1,6 @@
 // Defines every op, in every build: CPU and CUDA files only add implementations. The schemas are in
 // csrc/cpu/schema/, one file per family.
-// NOTE: python/fusedops/_fakes/ holds a fake of each; tests/test_contract.py walks this list.
+// NOTE: python/fusedops/_fakes/ holds a fake of each; test_contract.py walks this list.
 #include <torch/csrc/stable/library.h>
 
 #include <span>

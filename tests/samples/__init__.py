@@ -1,4 +1,4 @@
-"""Argument tuples of every op, for tests/test_contract.py: `SAMPLES[op](device, dtype, codes)`.
+"""Argument tuples of every op, for test_contract.py: `SAMPLES[op](device, dtype, codes)`.
 
 One file per family; `codes` are the activation codes to cover, where an op takes one.
 """

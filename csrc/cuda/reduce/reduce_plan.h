@@ -1,5 +1,5 @@
 // How a reduction runs: collapse the dimensions, pick the kernel, cut the work. Host only: no
-// torch, no CUDA; tests/test_reduce_plan.py reads it through fusedops._C.reduce_plan.
+// torch, no CUDA; tests/reduce/test_reduce_plan.py reads it through fusedops._C.reduce_plan.
 #pragma once
 
 #include <cstdint>

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-# NOTE: csrc/common/activation.h holds the same table; tests/test_contract.py compares them.
+# NOTE: csrc/common/activation.h holds the same table; test_contract.py compares them.
 ACTIVATIONS: tuple[str, ...] = (
     "none",
     "relu",

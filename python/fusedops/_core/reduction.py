@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 # NOTE: csrc/common/reduction.h and csrc/common/reduce_gradient.h hold the same tables;
-# tests/test_reduce.py compares them.
+# tests/reduce/test_reduce.py compares them.
 REDUCTIONS: tuple[str, ...] = (
     "sum",
     "mean",

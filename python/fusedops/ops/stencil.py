@@ -25,7 +25,7 @@ __all__ = [
 
 _ops = torch.ops.fusedops
 
-# NOTE: csrc/common/stencil.h holds the same table; tests/test_stencil.py compares them.
+# NOTE: csrc/common/stencil.h holds the same table; tests/stencil/test_stencil.py compares them.
 PADDINGS: dict[str, int] = {"zeros": 0, "reflect": 1, "replicate": 2, "circular": 3}
 
 

@@ -10,7 +10,7 @@ import fusedops
 from fusedops import _C
 from fusedops.__main__ import main
 from fusedops._core.activation import CODES
-from test_select import measured_rows
+from gemm.test_select import measured_rows
 
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="names the visible GPU instead")
 

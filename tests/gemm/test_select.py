@@ -289,7 +289,7 @@ def test_an_unknown_dtype_is_refused():
 
 def measured_rows():
     """(m, n, k, layout, epilogue, costly, tile, cluster and splits) of the compiled table."""
-    header = Path(__file__).parents[1] / "csrc/cutlass/select/sm90_measured.h"
+    header = Path(__file__).parents[2] / "csrc/cutlass/select/sm90_measured.h"
     row = r"\{(\d+), (\d+), (\d+), k(K|MN), k(K|MN), k(\w+), (true|false), k\w+, ([\d, ]+)\}"
     for m, n, k, a, b, epilogue, costly, rest in re.findall(row, header.read_text()):
         numbers = [int(word) for word in rest.split(", ")]

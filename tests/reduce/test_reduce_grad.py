@@ -9,7 +9,7 @@ import torch
 
 import fusedops
 from fusedops.reference import reduce as reference
-from test_reduce import values
+from reduce.test_reduce import values
 from util import DTYPES, assert_accurate, make, name
 
 DIFFERENTIABLE = (

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 import fusedops
 from fusedops import _C
 from fusedops._core.activation import SAVES_PREACT
-from mlp_util import (
+from gemm.mlp_util import (
     SHAPES,
     every_kind,
     exact,

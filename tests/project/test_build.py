@@ -21,7 +21,7 @@ from fusedops._core.info import build_info, chosen_as, kernels_for, table
 if TYPE_CHECKING:
     from types import ModuleType
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 OPS = sorted(
     name.removeprefix("fusedops::")
     for name in torch._C._dispatch_get_all_op_names()

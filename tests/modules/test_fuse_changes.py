@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import fusedops
-from test_fuse_blocks import GELUActivation, ops_of
+from modules.test_fuse_blocks import GELUActivation, ops_of
 from util import make
 
 

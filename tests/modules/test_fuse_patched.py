@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import fusedops
-from test_fuse_blocks import ops_of
+from modules.test_fuse_blocks import ops_of
 from util import make
 
 SQUARED = False

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-PROGRAM = Path(__file__).resolve().parents[1] / "scripts/sanitize"
+PROGRAM = Path(__file__).resolve().parents[2] / "scripts/sanitize"
 
 
 def sanitize(*arguments):

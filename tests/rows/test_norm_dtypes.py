@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import fusedops
-from test_norm import call, every_norm, inputs
+from rows.test_norm import call, every_norm, inputs
 from util import DTYPES, HALVES, make, name
 
 MIXES = [(a, b) for a in DTYPES for b in DTYPES if a is not b]

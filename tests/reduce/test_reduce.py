@@ -1,6 +1,6 @@
 """Reductions: values per dtype against float64, layouts, special values, gradients, repetition.
 
-The shapes reach every kernel of reduce_plan.h (tests/test_reduce_plan.py pins which).
+The shapes reach every kernel of reduce_plan.h (tests/reduce/test_reduce_plan.py pins which).
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def close(y, expected, rtol, what, atol=0.0):
 
 
 def test_tables_are_those_of_the_headers():
-    common = Path(__file__).parents[1] / "csrc" / "common"
+    common = Path(__file__).parents[2] / "csrc" / "common"
     if not (common / "reduction.h").exists():
         pytest.skip("needs the sources")
     for header, table in [("reduction.h", REDUCTIONS), ("reduce_gradient.h", GRADIENTS)]:

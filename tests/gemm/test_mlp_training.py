@@ -9,7 +9,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import fusedops
-from mlp_util import (
+from gemm.mlp_util import (
     KINDS,
     every_kind,
     exact,

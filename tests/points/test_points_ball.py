@@ -9,7 +9,7 @@ import torch
 
 from fusedops import points as P
 from fusedops.reference import neighbours as reference
-from test_points_knn import ALGORITHMS, cloud, hard_clouds
+from points.test_points_knn import ALGORITHMS, cloud, hard_clouds
 from util import DTYPES, name
 
 

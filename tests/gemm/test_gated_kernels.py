@@ -10,7 +10,7 @@ import torch
 from fusedops import _C
 from fusedops._core.activation import activation_code
 from fusedops._tuning.names import SHARED_WAVE
-from mlp_util import exact, inputs, ours, step, torchs
+from gemm.mlp_util import exact, inputs, ours, step, torchs
 from util import ACTIVATIONS, HALVES, assert_accurate, make, name, poisoned
 
 SHAPE = ((4000,), 2056, 1096, 2056)  # ragged in every tile; each kernel has over a wave of them

@@ -20,7 +20,7 @@ from fusedops.bench.suites.base import Selection, load_suite
 if TYPE_CHECKING:
     import torch
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)

@@ -22,7 +22,7 @@ from fusedops.bench.suites import linear as linear_suite
 from fusedops.bench.suites import quack_peer
 from fusedops.bench.suites.base import SUITES, Case, PeerUnavailableError, Selection, load_suite
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
 
 

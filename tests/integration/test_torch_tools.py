@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 import fusedops
-from mlp_util import every_kind, inputs, leaves_of, ours, present, torchs
+from gemm.mlp_util import every_kind, inputs, leaves_of, ours, present, torchs
 from util import ACTIVATIONS, linear_inputs, torch_linear
 
 
