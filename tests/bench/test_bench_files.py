@@ -35,7 +35,7 @@ def row(case: str = "8192x4096x1024/relu", **changes: str) -> results.Row:
 
 
 def load_script(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "perf" / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(name, next((ROOT / "perf").rglob(f"{name}.py")))
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)

@@ -1,6 +1,6 @@
 """QuACK's gemm_act as a peer: the best of several of its tile configurations.
 
-perf/install_quack.sh puts it into a folder that $FUSEDOPS_QUACK_SITE names, beside whatever else is
+install_quack.sh puts it into a folder that $FUSEDOPS_QUACK_SITE names, beside whatever else is
 installed. Each configuration is compiled on first use, about 10 s.
 """
 

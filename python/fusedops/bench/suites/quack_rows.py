@@ -1,4 +1,4 @@
-"""QuACK's row kernels as peers; perf/install_quack.sh and $FUSEDOPS_QUACK_SITE as in quack_peer."""
+"""QuACK's row kernels as peers; install_quack.sh and $FUSEDOPS_QUACK_SITE as in quack_peer."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Times every compiled GEMM configuration on given shapes: the data behind kernel selection.
 
-    python perf/tune_gemm.py --shapes fwd --dtype bf16 --out tune.csv
-    python perf/tune_gemm.py --shapes 8192x4096x1024,64x4096x4096 --layouts TN,NT --splits 1,2,4,8
+    python perf/gemm/tune_gemm.py --shapes fwd --dtype bf16 --out tune.csv
+    python tune_gemm.py --shapes 8192x4096x1024,64x4096x4096 --layouts TN,NT --splits 1,2,4,8
 
 Layouts name what is contiguous: TN = x @ w.T (both along K), NN = dz @ w, NT = dz.T @ x. A first
 round drops what is far behind, three more time the rest, then the best few try every swizzle.

@@ -1,9 +1,9 @@
 #!/bin/bash
 # QuACK (the peer `quack` of the linear suites) for a machine that no network reaches.
 #
-#   perf/install_quack.sh download FOLDER   here: the wheels, in FOLDER/1 and FOLDER/2 (< 64 MB each)
-#   perf/install_quack.sh keep FOLDER/1     there, with FOLDER/1 brought along: keep it in $KEEP
-#   perf/install_quack.sh keep FOLDER/2     there, likewise; once both are in $KEEP, unpack them
+#   perf/peers/install_quack.sh download FOLDER   here: the wheels, in FOLDER/1 and FOLDER/2 (< 64 MB each)
+#   install_quack.sh keep FOLDER/1     there, with FOLDER/1 brought along: keep it in $KEEP
+#   install_quack.sh keep FOLDER/2     there, likewise; once both are in $KEEP, unpack them
 #   export FUSEDOPS_QUACK_SITE=$KEEP/site-packages
 #   python -m fusedops bench linear --peers cublaslt,quack
 #

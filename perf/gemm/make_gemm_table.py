@@ -1,8 +1,8 @@
 """Writes csrc/cutlass/select/sm90_measured.h: the products that time_model.cpp gets wrong.
 
-    python perf/make_gemm_table.py perf/results/h200/gemm_sweep.csv
+    python perf/gemm/make_gemm_table.py perf/results/h200/gemm_sweep.csv
 
-The sweep comes from perf/tune_gemm.py on a GPU. A product enters the table when the model's choice
+The sweep comes from tune_gemm.py on a GPU. A product enters the table when the model's choice
 costs more than TOLERANCE times the best measured one; into main_grad, also when its own product has
 another kernel that does not; with a costly activation (gelu_tanh stands for all of them), when the
 choice for the cheap ones costs too much.
@@ -28,7 +28,7 @@ LONG_US, LONG_TOLERANCE = 300, 1.015
 # What cluster kernels lose to sm90's in a CUDA graph, behind another kernel, beside a sweep's queue
 # of calls: between nothing and 0.3 us for products of 3 to 12 us.
 GRAPH_US = {"sm90": 0.0, "cluster": 0.15}
-HEADER = Path(__file__).parents[1] / "csrc/cutlass/select/sm90_measured.h"
+HEADER = Path(__file__).parents[2] / "csrc/cutlass/select/sm90_measured.h"
 MAJORS = {"TN": ("kK", "kK"), "NN": ("kK", "kMN"), "NT": ("kMN", "kMN")}
 FAMILIES = {"sm90": "kSm90", "cluster": "kCluster"}
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
@@ -45,7 +45,7 @@ CHEAP, COSTLY = ("none", "relu"), "gelu_tanh"
 Problem = tuple[int, int, int, str, str, bool]  # m, n, k, layout, a key of EPILOGUES, costly
 Choice = tuple[str, int, int]  # name, splits, swizzle
 
-TEMPLATE = """// Written by perf/make_gemm_table.py from {source}: do not edit.
+TEMPLATE = """// Written by perf/gemm/make_gemm_table.py from {source}: do not edit.
 // Products for which time_model.cpp chooses over {percent:.0f} % more time than the best,
 // and those that take the kernel of the same product with another output. costly: with an
 // activation that costs more than relu.
@@ -161,5 +161,5 @@ def main(source: str) -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:
-        sys.exit("usage: python perf/make_gemm_table.py SWEEP.csv")
+        sys.exit("usage: python perf/gemm/make_gemm_table.py SWEEP.csv")
     main(sys.argv[1])
