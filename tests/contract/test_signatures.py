@@ -51,7 +51,9 @@ def assert_same(op, got, want, sample):
         dim = sample.args[1] if len(sample.args) > 1 else sample.kwargs.get("dim", -1)
         torch.testing.assert_close(sample.input.gather(dim, got.indices), got.values)
         got, want = got.values, want.values
-    rough = {"rtol": 2e-2, "atol": 2e-2} if sample.input.dtype in HALVES else {}
+    # A scan of torch's in half precision rounds within
+    bound = 5e-2 if op in ("cumsum", "cumprod") else 2e-2
+    rough = {"rtol": bound, "atol": bound} if sample.input.dtype in HALVES else {}
     torch.testing.assert_close(got, want, equal_nan=True, **rough)
 
 

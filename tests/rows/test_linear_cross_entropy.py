@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 import fusedops
 from fusedops import reference
-from fusedops._autograd import linear_cross_entropy as autograd
+from fusedops.ops import linear_cross_entropy_autograd as autograd
 from util import DTYPES, HALVES, LAYOUTS, assert_accurate, linear_inputs, make, name, poisoned
 
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=name)

@@ -6,7 +6,7 @@ import math
 import operator
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Protocol, overload, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -16,7 +16,6 @@ from .._autograd.main_grad import main_grad_owner
 from .._core.activation import ACTIVATIONS, SAVES_PREACT, activation_code
 from .._core.checks import raise_not_tensor
 from .._core.info import built_archs, chosen_as
-from .._inductor import InductorOptions
 from ..ops.linear import _autocast_dtype, _tf32_allowed
 from . import plan_store  # noqa: F401  (the tuned plans)
 from .names import DTYPES, plan_text, problem_text, us_text
@@ -24,9 +23,16 @@ from .names import DTYPES, plan_text, problem_text, us_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .._inductor import InductorReport
-
 __all__ = ["ExplainedGemm", "Explanation", "explain"]
+
+
+@runtime_checkable
+class HasReport(Protocol):
+    """What `inductor` gave: a layer above this one."""
+
+    @property
+    def report(self) -> object: ...
+
 
 Shape = tuple[int, ...]
 View = tuple[int, int, int]  # row stride, column stride, address modulo 16
@@ -106,7 +112,7 @@ class Explanation:
 
 
 @overload
-def explain(x: InductorOptions) -> InductorReport: ...
+def explain(x: HasReport) -> object: ...
 @overload
 def explain(
     x: Tensor | Sequence[int],
@@ -118,14 +124,14 @@ def explain(
     backward: bool | None = ...,
 ) -> Explanation: ...
 def explain(
-    x: Tensor | Sequence[int] | InductorOptions,
+    x: Tensor | Sequence[int] | HasReport,
     weight: Any = None,
     bias: Tensor | Sequence[int] | None = None,
     activation: str | None = None,
     *,
     dtype: torch.dtype | None = None,
     backward: bool | None = None,
-) -> Explanation | InductorReport:
+) -> Explanation | object:
     """Say which kernel ``fusedops.linear(x, weight, bias, activation)`` takes, and why.
 
     Nothing is computed. The report names the kernel, its tile, schedule, cluster, splits and tile
@@ -156,7 +162,7 @@ def explain(
         >>> print(fusedops.explain(x, weight, bias, "gelu"))
         >>> print(fusedops.explain((8192, 1024), (4096, 1024), backward=True))
     """
-    if isinstance(x, InductorOptions):
+    if isinstance(x, HasReport):
         return x.report
     code = activation_code(activation, op="explain")
     tensors = [_as_tensor(name, t, dtype) for name, t in (("x", x), ("weight", weight))]

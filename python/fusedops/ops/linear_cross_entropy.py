@@ -6,18 +6,18 @@ import torch
 from torch import Tensor
 
 from .._autograd.autocast import cast
-from .._autograd.linear_cross_entropy import (
+from .._autograd.shared import distinct, sees_torch_functions_only
+from .._core.calls import public
+from .._core.checks import raise_not_tensor
+from .cross_entropy import REDUCTIONS
+from .linear import _any_autocast, _autocast_dtype, _float32, _tf32_allowed
+from .linear_cross_entropy_autograd import (
     NAME,
     LinearCrossEntropyFunction,
     compose,
     linear_cross_entropy_eager,
     run,
 )
-from .._autograd.shared import distinct, sees_torch_functions_only
-from .._core.calls import public
-from .._core.checks import raise_not_tensor
-from .cross_entropy import REDUCTIONS
-from .linear import _any_autocast, _autocast_dtype, _float32, _tf32_allowed
 from .softmax import HALF_CODES
 
 __all__ = ["linear_cross_entropy"]

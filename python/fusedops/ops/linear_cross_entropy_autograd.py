@@ -9,12 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import _fakes  # noqa: F401  (registers the fakes)
-from ..ops.cross_entropy import REDUCTIONS
-from ..ops.cross_entropy import _compose as compose_cross_entropy
-from .autocast import cast
-from .compose import no_autocast
-from .main_grad import deliver, main_grad_owner
-from .shared import _eager_apply
+from .._autograd.autocast import cast
+from .._autograd.compose import no_autocast
+from .._autograd.main_grad import deliver, main_grad_owner
+from .._autograd.shared import _eager_apply
+from .cross_entropy import REDUCTIONS
+from .cross_entropy import _compose as compose_cross_entropy
 
 _linear_cross_entropy = torch.ops.fusedops.linear_cross_entropy.default
 _scale_gradient = torch.ops.fusedops.scale_gradient_.default
