@@ -27,6 +27,7 @@ R = TypeVar("R")
 # torch takes NumPy's names as well; None: whatever our first argument is called.
 _OTHER_NAMES = {"input": None, "a": None, "x1": None, "axis": "dim", "keepdims": "keepdim"}
 _SPECIAL = frozenset((*_OTHER_NAMES, "out"))
+_is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 _names: set[str] = set()  # of the functions that are public
 # What calls with wrong arguments end in; no subclasses, such as an OutOfMemoryError.
 _MISUSE = (TypeError, AttributeError, ValueError, IndexError, RuntimeError, NotImplementedError)
@@ -71,7 +72,8 @@ def public(function: Callable[P, R], inner: Mapping[str, str] | None = None) -> 
                 kwargs = _by_our_names(op, parameters, kwargs)  # type: ignore[assignment]
             return function(*args, **kwargs)
         except Exception as error:
-            _raise_better(op, function, inner or {}, args, kwargs, error)
+            if not _is_dynamo_compiling():  # it would trace into the search for words
+                _raise_better(op, function, inner or {}, args, kwargs, error)
             raise
 
     return call
