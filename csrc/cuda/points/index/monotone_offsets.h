@@ -25,8 +25,9 @@ inline NeighbourTensors with_monotone_offsets(const LaunchScope& scope, Neighbou
   if (shared) {
     tensors.queries.offsets = tensors.points.offsets;
     tensors.queries.view.offsets = tensors.points.view.offsets;
+  } else {
+    make_offsets_monotone(scope, tensors.queries);
   }
-  if (!shared) make_offsets_monotone(scope, tensors.queries);
   return tensors;
 }
 
