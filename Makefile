@@ -65,8 +65,8 @@ bench: build  ## measure every suite against its usual peers
 	@$(PY) -m fusedops bench all
 
 lint: venv  ## ruff, clang-format and mypy
-	@$(BIN)/ruff check .
-	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check --no-cache .
+	@$(BIN)/ruff format --no-cache --check .
 	@$(BIN)/clang-format --dry-run -Werror $(CXX_SOURCES)
 	@$(BIN)/mypy
 

@@ -14,13 +14,14 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 
+import torch
+
 import elementwise
 import gemm
 import points
 import reduce
 import rows
 import scan
-import torch
 from options import Options
 
 FAMILIES = {

@@ -7,13 +7,13 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import torch
-from options import DTYPES
 
 import fusedops
 from fusedops._core.activation import activation_code
 from fusedops._tuning.names import SHARED_WAVE
 from fusedops._tuning.tune import FAMILIES
 from fusedops.ops.template import template_scale
+from options import DTYPES
 
 if TYPE_CHECKING:
     from collections import Counter

@@ -6,10 +6,10 @@ import itertools
 from typing import TYPE_CHECKING
 
 import torch
-from options import DTYPES
 
 import fusedops
 from fusedops._core.reduction import FLOATING_ONLY, REDUCTIONS
+from options import DTYPES
 
 if TYPE_CHECKING:
     from collections import Counter

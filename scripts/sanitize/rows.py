@@ -6,9 +6,9 @@ import itertools
 from typing import TYPE_CHECKING
 
 import torch
-from options import DTYPES
 
 import fusedops
+from options import DTYPES
 
 if TYPE_CHECKING:
     from collections import Counter
