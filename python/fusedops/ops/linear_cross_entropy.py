@@ -15,6 +15,7 @@ from .linear_cross_entropy_autograd import (
     NAME,
     LinearCrossEntropyFunction,
     compose,
+    in_compute_dtype,
     linear_cross_entropy_eager,
     run,
 )
@@ -136,9 +137,7 @@ def linear_cross_entropy(
         apply = LinearCrossEntropyFunction.apply if traced else linear_cross_entropy_eager
         loss = apply(x, weight, bias, target, options, allow_tf32, compute)
     else:
-        if compute is not None:
-            weight = cast(weight, compute)
-            bias = None if bias is None else cast(bias, compute)
+        weight, bias = in_compute_dtype(weight, bias, compute)
         needs = (False, False, False)
         loss = run(x, weight, bias, target, None, options, needs, False, allow_tf32)[0]
     return loss.reshape(shape) if reduction == "none" else loss

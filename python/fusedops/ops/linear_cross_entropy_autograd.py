@@ -50,6 +50,15 @@ def compose(
     return loss.sum() if reduction == "sum" else loss.sum() / counted.sum()
 
 
+def in_compute_dtype(
+    weight: Tensor, bias: Tensor | None, compute: torch.dtype | None
+) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias as autocast wants them; None: as they are."""
+    if compute is None:
+        return weight, bias
+    return cast(weight, compute), None if bias is None else cast(bias, compute)
+
+
 def run(
     x: Tensor,
     weight: Tensor,
@@ -99,10 +108,7 @@ class LinearCrossEntropyFunction(torch.autograd.Function):
         allow_tf32: bool,
         compute: torch.dtype | None,
     ) -> Tensor:
-        w, b = weight, bias
-        if compute is not None:
-            w = cast(weight, compute)
-            b = None if bias is None else cast(bias, compute)
+        w, b = in_compute_dtype(weight, bias, compute)
         needs = ctx.needs_input_grad[:3]
         owner = main_grad_owner(NAME, weight) if needs[1] else None
         dweight_fp32 = owner is not None or (w is not weight and weight.dtype is torch.float32)
@@ -147,9 +153,7 @@ class LinearCrossEntropyFunction(torch.autograd.Function):
                 if gradient.numel() > 0:
                     _scale_gradient(gradient, dloss, scale)
         else:
-            if compute is not None:
-                weight = cast(weight, compute)
-                bias = None if bias is None else cast(bias, compute)
+            weight, bias = in_compute_dtype(weight, bias, compute)
             gradients = run(
                 x, weight, bias, target, dloss, options, needs, dweight_fp32, allow_tf32
             )[2:]
@@ -168,10 +172,7 @@ def _composed_gradients(
     inputs = (x, weight, bias)
     wanted = [t for t, need in zip(inputs, ctx.needs_input_grad, strict=False) if need]
     with no_autocast(dloss):
-        w, b = weight, bias
-        if compute is not None:
-            w = cast(weight, compute)
-            b = None if bias is None else cast(bias, compute)
+        w, b = in_compute_dtype(weight, bias, compute)
         loss = compose(x, w, b, target, options)
         found = iter(torch.autograd.grad(loss, wanted, dloss, create_graph=True))
     return [next(found) if need else None for need in ctx.needs_input_grad[:3]]
