@@ -2,6 +2,7 @@
 
 #include <pybind11/stl.h>
 
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -16,7 +17,7 @@ using namespace py::literals;
 namespace fusedops {
 namespace {
 
-// ---- names of enumerators, in their order ----
+// ---- names of enumerators, in their order: Python has them from enums() ----
 
 using Names = std::vector<std::string>;
 
@@ -24,7 +25,7 @@ const Names kDTypes = {"float16", "bfloat16", "float32", "float64"};
 const Names kEpilogues = {"fused", "preact", "accumulator", "grad", "residual"};
 const Names kMathModes = {"native", "tf32", "fp32"};
 const Names kMajors = {"k", "mn"};
-const Names kFamilies = {"sm80", "sm90", "skinny", "cluster"};
+const Names kFamilies(std::begin(kFamilyNames), std::end(kFamilyNames));
 const Names kChosenBy = {"model", "measured", "skinny", "tuned"};
 
 // One of `names`, as its position.
@@ -110,6 +111,11 @@ py::list describe_candidates(const GemmProblem& problem, const DeviceModel& devi
 }
 
 // ---- introspection ----
+
+py::dict enums() {
+  return py::dict("dtype"_a = kDTypes, "epilogue"_a = kEpilogues, "math"_a = kMathModes,
+                  "major"_a = kMajors, "family"_a = kFamilies, "chosen_by"_a = kChosenBy);
+}
 
 py::list gemm_configs() {
   py::list configs;
@@ -246,6 +252,8 @@ py::list recorded_gemms() {
 }  // namespace
 
 void bind_gemm(py::module_& m) {
+  m.def("enums", &enums,
+        "The names of each enum's values, in their order: a name's position is its code.");
   m.def("gemm_configs", &gemm_configs, "Every GEMM tile configuration that selection knows.");
   m.def(
       "select_config", &select_config, "m"_a, "n"_a, "k"_a, "dtype"_a = "bfloat16", py::kw_only(),

@@ -28,11 +28,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 
+from fusedops._core.activation import CODES
 from fusedops._timing.backlog import sample
 from fusedops._timing.progress import Progress
 from fusedops._timing.timing import LONG_US, num_bytes, num_sets, synchronize
-from fusedops._tuning.names import SHARED_WAVE
-from fusedops._tuning.tune import FAMILIES, cluster_tiles
+from fusedops._tuning.names import EPILOGUES, FAMILIES, SHARED_WAVE
+from fusedops._tuning.tune import cluster_tiles
 from fusedops.bench import machine
 from fusedops.bench.runner import relative_error
 from fusedops.bench.suites.base import DTYPES, TOLERANCES
@@ -44,8 +45,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-EPILOGUES = {"": 0, "preact": 1, "main_grad": 2}  # problem.h; main_grad: fp32
-ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}  # activation.h
+OUTPUTS = {"": "fused", "preact": "preact", "main_grad": "accumulator"}  # epilogues of names.py
 KEEP_WITHIN = 2.0  # of the best time of the first round
 FINALISTS = 6  # configurations that try every swizzle
 ALONE_FINALISTS = 8  # that are timed alone
@@ -71,7 +71,7 @@ class Problem:
     layout: str
     dtype: str
     activation: str
-    output: str = ""  # more than y in the dtype of the operands: a key of EPILOGUES
+    output: str = ""  # more than y in the dtype of the operands: a key of OUTPUTS
 
     def __str__(self) -> str:
         return f"{self.m}x{self.n}x{self.k} {self.layout} {self.dtype} {self.epilogue}"
@@ -96,9 +96,9 @@ def operands(problem: Problem, device: torch.device) -> tuple[Tensor, Tensor, Te
 def our_call(candidate: Candidate, problem: Problem) -> Callable[..., Any]:
     op = torch.ops.fusedops_tuning.gemm_with_config.default
     family = FAMILIES[candidate.family]
-    activation = ACTIVATIONS[problem.activation]
+    activation = CODES[problem.activation]
     with_bias = problem.layout == "TN"
-    tail = (candidate.splits, candidate.swizzle, EPILOGUES[problem.output])
+    tail = (candidate.splits, candidate.swizzle, EPILOGUES[OUTPUTS[problem.output]])
 
     def call(a: Tensor, b: Tensor, bias: Tensor) -> Any:
         return op(a, b, bias if with_bias else None, activation, family, candidate.config, *tail)
@@ -384,7 +384,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--shapes", type=words, default=["fwd"], help="fwd, models, step, wgrad, MxNxK of a @ b")
     add("--layouts", type=words, default=["TN"], help="of explicit shapes: TN, NN, NT")
-    add("--output", choices=EPILOGUES, default="", help="of explicit shapes")
+    add("--output", choices=OUTPUTS, default="", help="of explicit shapes")
     add("--dtype", type=words, default=["bf16"])
     add("--activation", type=words, default=["relu"], help="of TN problems")
     add("--splits", type=integers, default=[SHARED_WAVE, 1, 2, 4, 8, 16, 32])

@@ -9,7 +9,7 @@ import pytest
 
 from fusedops import _C
 from fusedops._core.activation import CODES
-from fusedops._tuning.names import plan_text
+from fusedops._tuning.names import DTYPES, EPILOGUES, FAMILIES, plan_text
 
 TN = {"a_major": "k", "b_major": "k"}  # x @ weight.T
 NN = {"a_major": "k", "b_major": "mn"}  # dz @ weight
@@ -306,3 +306,27 @@ def test_every_measured_choice_can_be_taken():
         _, _, tile = chosen["name"].partition(" ")
         assert [int(word) for word in re.findall(r"\d+", tile)] == shape, (m, n, k)
         assert chosen["splits"] == splits
+
+
+@pytest.mark.parametrize(
+    ("name", "enum", "header"),
+    [
+        ("dtype", "DType", "csrc/common/dtype.h"),
+        ("epilogue", "Epilogue", "csrc/cutlass/problem.h"),
+        ("math", "MathMode", "csrc/cutlass/problem.h"),
+        ("major", "Major", "csrc/cutlass/problem.h"),
+        ("family", "Family", "csrc/cutlass/configs/config.h"),
+        ("chosen_by", "ChosenBy", "csrc/cutlass/configs/plan.h"),
+    ],
+)
+def test_enums_have_the_names_of_their_enumerators(name, enum, header):
+    text = (Path(__file__).parents[2] / header).read_text()
+    values = re.search(rf"enum class {enum} : \w+ {{([^}}]*)}}", text)[1]
+    enumerators = [value.strip() for value in values.split(",")]
+    assert _C.enums()[name] == [value.removeprefix("k").lower() for value in enumerators]
+
+
+def test_codes_are_the_positions_of_names():
+    assert [*FAMILIES] == _C.enums()["family"]
+    assert [*EPILOGUES.values()] == list(range(len(_C.enums()["epilogue"])))
+    assert [str(dtype) for dtype in DTYPES] == [f"torch.{name}" for name in _C.enums()["dtype"]]

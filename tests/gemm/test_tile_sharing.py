@@ -7,8 +7,7 @@ import torch
 
 import fusedops
 from fusedops import _C, reference
-from fusedops._tuning.names import SHARED_WAVE
-from fusedops._tuning.tune import EPILOGUES, FAMILIES
+from fusedops._tuning.names import EPILOGUES, FAMILIES, SHARED_WAVE
 from util import (
     ACTIVATIONS,
     HALVES,

@@ -1,4 +1,4 @@
-"""How reports name a GEMM problem and the plan for it."""
+"""What a GEMM problem and the plan for it are called: in calls, in files and in reports."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import Any
 
 import torch
 
+from .. import _C
 from .._core.activation import ACTIVATIONS
 
-DTYPES = {
-    torch.float16: "float16",
-    torch.bfloat16: "bfloat16",
-    torch.float32: "float32",
-    torch.float64: "float64",
-}
-LAYOUTS = {("k", "k"): "TN", ("k", "mn"): "NN", ("mn", "mn"): "NT", ("mn", "k"): "TT"}
+_ENUMS = _C.enums()
 
+# A name's code, as torch.ops.fusedops_tuning.gemm_with_config takes it.
+FAMILIES = {name: code for code, name in enumerate(_ENUMS["family"])}
+EPILOGUES = {name: code for code, name in enumerate(_ENUMS["epilogue"])}
+DTYPES: dict[torch.dtype, str] = {getattr(torch, name): name for name in _ENUMS["dtype"]}
+LAYOUTS = {("k", "k"): "TN", ("k", "mn"): "NN", ("mn", "mn"): "NT", ("mn", "k"): "TT"}
 
 DEFAULT_SWIZZLE = 8  # select.cpp
 SHARED_WAVE = 0  # splits of a plan: select.h
