@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "csrc/cutlass/configs/tile_sharing.h"
+#include "csrc/cutlass/configs/stream_k_tail.h"
 #include "csrc/cutlass/select/narrow_plan.h"
 #include "csrc/cutlass/select/operands.h"
 #include "csrc/cutlass/select/tuned_plans.h"

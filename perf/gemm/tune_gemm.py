@@ -172,7 +172,7 @@ def candidates(problem: Problem, splits: Sequence[int], sm_count: int) -> list[C
 
 
 def shares_wave(problem: Problem, config: dict[str, Any], sm_count: int) -> bool:
-    """Whether a last wave of tiles is shared out (csrc/cutlass/configs/tile_sharing.h)."""
+    """Whether a last wave of tiles is shared out (csrc/cutlass/configs/stream_k_tail.h)."""
     import fusedops
 
     if problem.dtype not in ("bf16", "fp16"):

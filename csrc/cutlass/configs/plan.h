@@ -12,7 +12,7 @@ struct DeviceModel {
   int sm_count = 132;
 };
 
-// GemmPlan::splits: the last wave of tiles is shared out (tile_sharing.h).
+// GemmPlan::splits: the last wave of tiles is shared out (stream_k_tail.h).
 inline constexpr int kSharedWave = 0;
 
 // Who chose a plan: the time model, sm90_measured.h, the time model among the skinny kernels (which

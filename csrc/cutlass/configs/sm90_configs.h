@@ -55,7 +55,8 @@ inline constexpr GemmConfig kSm90Configs[] = {
 };
 inline constexpr int kNumSm90Configs = sizeof(kSm90Configs) / sizeof(kSm90Configs[0]);
 
-// Which kernels can take tiles (sm90_tile_queue.cuh). Each tile has its price: small ones cannot.
+// Which kernels can take tiles (sm90_dynamic_scheduler.cuh). Each tile has its price: small ones
+// cannot.
 constexpr bool takes_tiles(int tile_m, Epilogue epilogue, Major a, Major b) {
   return tile_m >= 128 && epilogue == Epilogue::kFused && a == Major::kK && b == Major::kK;
 }

@@ -1,7 +1,7 @@
 #include "csrc/cutlass/launch/gated_gemm.h"
 
 #include "csrc/common/int_math.h"
-#include "csrc/cutlass/configs/tile_sharing.h"
+#include "csrc/cutlass/configs/stream_k_tail.h"
 #include "csrc/cutlass/launch/gemm_launch.h"
 #include "csrc/cutlass/launch/launch_memory.h"
 #include "csrc/cutlass/select/plan_cache.h"

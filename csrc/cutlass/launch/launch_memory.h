@@ -7,7 +7,7 @@
 
 namespace fusedops {
 
-// Where CTAs share tiles (tile_sharing.h) of so many elements.
+// Where CTAs share tiles (stream_k_tail.h) of so many elements.
 Tensor make_exchange_space(int64_t tile_elements, const LaunchScope& scope, ExchangeSpace& space);
 
 // Where CTAs take tiles (takes_tiles): two flags.

@@ -8,8 +8,8 @@
 
 namespace fusedops {
 
-// Whether CTAs take tiles as they get to them (sm90_tile_queue.cuh), where memory is what a product
-// waits for.
+// Whether CTAs take tiles as they get to them (sm90_dynamic_scheduler.cuh), where memory is what a
+// product waits for.
 bool takes_tiles(const GemmProblem& problem, const GemmPlan& plan, const DeviceModel& device);
 
 // kGrad: rows of partial column sums, one for each warpgroup's rows of a tile.

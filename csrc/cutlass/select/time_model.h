@@ -8,7 +8,7 @@
 
 #include "csrc/cutlass/configs/cluster_configs.h"
 #include "csrc/cutlass/configs/plan.h"
-#include "csrc/cutlass/configs/tile_sharing.h"
+#include "csrc/cutlass/configs/stream_k_tail.h"
 
 namespace fusedops {
 

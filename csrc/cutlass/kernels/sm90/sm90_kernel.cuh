@@ -21,10 +21,10 @@
 #include <cutlass/gemm/collective/builders/sm90_common.inl>
 
 #include "csrc/common/device/pdl.cuh"
-#include "csrc/cutlass/kernels/sm90/sm90_store.cuh"
+#include "csrc/cutlass/kernels/sm90/sm90_dynamic_scheduler.cuh"
+#include "csrc/cutlass/kernels/sm90/sm90_epilogue.cuh"
 #include "csrc/cutlass/kernels/sm90/sm90_tile_exchange.cuh"
-#include "csrc/cutlass/kernels/sm90/sm90_tile_order.h"
-#include "csrc/cutlass/kernels/sm90/sm90_tile_queue.cuh"
+#include "csrc/cutlass/kernels/sm90/sm90_tile_scheduler.h"
 
 namespace fusedops::sm90 {
 

@@ -10,7 +10,7 @@
 
 #include <cutlass/arch/barrier.h>
 
-#include "csrc/cutlass/kernels/sm90/sm90_tile_order.h"
+#include "csrc/cutlass/kernels/sm90/sm90_tile_scheduler.h"
 #include "csrc/cutlass/problem.h"
 
 namespace fusedops::sm90 {
@@ -74,7 +74,7 @@ struct TileQueue {
   }
 };
 
-// The work of one cluster of CTAs: whole tiles (as TileWalk of sm90_tile_order.h).
+// The work of one cluster of CTAs: whole tiles (as TileWalk of sm90_tile_scheduler.h).
 class TakenWalk {
  public:
   __device__ TakenWalk(const TileOrder& order, TileQueue& queue, int cluster_m, int cluster_n)

@@ -1,4 +1,4 @@
-// What the epilogues of the sm_90a kernels (sm90_store.cuh) are launched with, the sizes of what
+// What the epilogues of the sm_90a kernels (sm90_epilogue.cuh) are launched with, the sizes of what
 // they stage, and pairs of 16-bit values.
 #pragma once
 

@@ -6,7 +6,7 @@
 
 #include <cutlass/fast_math.h>
 
-#include "csrc/cutlass/configs/tile_sharing.h"
+#include "csrc/cutlass/configs/stream_k_tail.h"
 
 namespace fusedops::sm90 {
 
@@ -14,7 +14,7 @@ namespace fusedops::sm90 {
 // down M. A wave of CTAs then covers a block of tiles that is about square, which shares operands
 // in L2. Slices of K (split-K) come one after the other.
 //
-// Tiles from `whole` on are shared (tile_sharing.h).
+// Tiles from `whole` on are shared (stream_k_tail.h).
 struct TileOrder {
   static constexpr int kGiven = 3;  // tiles that a CTA has by its number in any case
 
@@ -24,7 +24,7 @@ struct TileOrder {
   int helpers = 0, parts = 0, part_steps = 0;
   int band;  // clusters
   int last_band_begin;
-  bool taken = false;  // but for the given ones: sm90_tile_queue.cuh
+  bool taken = false;  // but for the given ones: sm90_dynamic_scheduler.cuh
   cutlass::FastDivmod per_slice, per_band, width, last_width;
 };
 
