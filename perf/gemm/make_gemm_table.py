@@ -20,7 +20,6 @@ from typing import Any
 
 import fusedops
 from fusedops._core.activation import CODES
-from fusedops._tuning.names import DEFAULT_SWIZZLE
 
 TOLERANCE = 1.01
 # Long products run at the power limit, where less is noise.
@@ -38,7 +37,7 @@ EPILOGUES = {"": "fused", "preact": "preact", "main_grad": "accumulator"}
 CHEAP, COSTLY = ("none", "relu"), "gelu_tanh"
 
 Problem = tuple[int, int, int, str, str, bool]  # m, n, k, layout, a key of EPILOGUES, costly
-Choice = tuple[str, int, int]  # name, splits, swizzle
+Choice = tuple[str, int, int]  # name, splits, tiles that share operands
 
 TEMPLATE = """// Written by perf/gemm/make_gemm_table.py from {source}: do not edit.
 // Products for which time_model.cpp chooses over {percent:.0f} % more time than the best,
@@ -56,7 +55,7 @@ struct MeasuredGemm {{
   Epilogue epilogue;
   bool costly;
   Family family;
-  int tile_m, tile_n, cluster_m, cluster_n, splits, swizzle;
+  int tile_m, tile_n, cluster_m, cluster_n, splits, shared_tiles;
 }};
 
 namespace measured {{
@@ -80,9 +79,9 @@ def enumerator(name: str) -> str:
 
 
 def choice_of(kernel: dict[str, Any]) -> Choice:
-    """Of a sweep's row or a candidate; sm90's bands are not chosen."""
-    swizzle = int(kernel["swizzle"]) if kernel["family"] == "cluster" else DEFAULT_SWIZZLE
-    return (kernel["name"], int(kernel["splits"]), swizzle)
+    """What a sweep's row or a candidate stands for; the raster width is not chosen."""
+    shared_tiles = int(kernel["swizzle"]) if kernel["family"] == "cluster" else 1
+    return (kernel["name"], int(kernel["splits"]), shared_tiles)
 
 
 def read(path: Path) -> dict[Problem, dict[Choice, float]]:

@@ -32,7 +32,7 @@ from fusedops._core.activation import CODES
 from fusedops._timing.backlog import sample
 from fusedops._timing.progress import Progress
 from fusedops._timing.timing import LONG_US, num_bytes, num_sets, synchronize
-from fusedops._tuning.names import EPILOGUES, FAMILIES, SHARED_WAVE
+from fusedops._tuning.names import EPILOGUES, FAMILIES, STREAM_K_TAIL
 from fusedops._tuning.tune import cluster_tiles
 from fusedops.bench import machine
 from fusedops.bench.runner import relative_error
@@ -160,7 +160,7 @@ def candidates(problem: Problem, splits: Sequence[int], sm_count: int) -> list[C
         family = str(config["family"])
         for split in splits:
             helps = tiles * split <= 2 * sm_count and problem.k >= 2 * tile_k * split
-            if split == SHARED_WAVE:
+            if split == STREAM_K_TAIL:
                 wanted = family == "sm90" and shares_wave(problem, config, sm_count)
             else:
                 wanted = split == 1 or (helps and problem.output != "preact")
@@ -180,7 +180,9 @@ def shares_wave(problem: Problem, config: dict[str, Any], sm_count: int) -> bool
     (tile_m, tile_n, tile_k), (cluster_m, cluster_n) = tile_of(config), config["cluster"]
     slots = sm_count // (cluster_m * cluster_n)
     clusters = math.ceil(problem.m / tile_m / cluster_m) * math.ceil(problem.n / tile_n / cluster_n)
-    helpers, _, _ = fusedops._C.share_tiles(clusters % slots, slots, math.ceil(problem.k / tile_k))
+    helpers, _, _ = fusedops._C.stream_k_tail(
+        clusters % slots, slots, math.ceil(problem.k / tile_k)
+    )
     return helpers > 0
 
 
@@ -387,7 +389,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--output", choices=OUTPUTS, default="", help="of explicit shapes")
     add("--dtype", type=words, default=["bf16"])
     add("--activation", type=words, default=["relu"], help="of TN problems")
-    add("--splits", type=integers, default=[SHARED_WAVE, 1, 2, 4, 8, 16, 32])
+    add("--splits", type=integers, default=[STREAM_K_TAIL, 1, 2, 4, 8, 16, 32])
     add("--swizzles", type=integers, default=[4, 8, 16])
     add("--configs", default="", metavar="REGEX", help="of `family:name`, e.g. ^sm90")
     add("--rounds", type=int, default=3)

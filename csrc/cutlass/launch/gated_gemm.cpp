@@ -15,7 +15,9 @@ GatedRunFn g_kernels[kNumGatedProducts][kNumDTypes][kNumSm90Configs];
 bool aligned16(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
 
 // Measured: wider bands save up to 4 % where five matrices of the output's size pass by.
-constexpr int band_of(GatedProduct product) { return product == GatedProduct::kGradient ? 16 : 8; }
+constexpr int raster_width_of(GatedProduct product) {
+  return product == GatedProduct::kGradient ? 16 : 8;
+}
 
 // In tiles of `config`; a cluster holds `pair` of them.
 struct TileGrid {
@@ -37,27 +39,26 @@ bool pays(GatedProduct product, const GatedGemm& p, const DeviceModel& device) {
                                             : tiles >= device.sm_count;
 }
 
-bool shares_last_wave(GatedProduct product, const GatedGemm& p, int config,
-                      const DeviceModel& device) {
+bool has_tail(GatedProduct product, const GatedGemm& p, int config, const DeviceModel& device) {
   const auto [tiles, clusters, pair] = tiles_of(product, p, config);
   const int64_t slots = device.sm_count / pair;
-  return share_tiles(clusters % slots, slots, ceil_div(p.k, 64)).helpers > 0;
+  return stream_k_tail(clusters % slots, slots, ceil_div(p.k, 64)).helpers > 0;
 }
 
 // Both sums of kInput are one over twice as many steps of K.
 GemmPlan plan_of(GatedProduct product, const GatedGemm& p, const DeviceModel& device) {
   GemmPlan plan{.family = Family::kSm90, .config = first_gated_config(product)};
-  plan.swizzle = band_of(product);
+  plan.raster_width = raster_width_of(product);
   if (product != GatedProduct::kInput) {
-    if (shares_last_wave(product, p, plan.config, device)) plan.splits = kSharedWave;
+    if (has_tail(product, p, plan.config, device)) plan.k_split = KSplit::kTail;
     return plan;
   }
   GemmProblem both = p;
   both.k *= 2;
   const GemmPlan chosen = select_gemm_cached(both, device);
   const bool compiled = chosen.family == Family::kSm90 && gated_compiled(product, chosen.config);
-  if (compiled && chosen.splits <= 1) return chosen;
-  plan.splits = kSharedWave;  // where that saves something
+  if (compiled && chosen.k_split != KSplit::kSlices) return chosen;
+  plan.k_split = KSplit::kTail;  // where that saves something
   return plan;
 }
 
@@ -100,9 +101,9 @@ bool run_gated_gemm(const char* op, GatedProduct product, GatedGemm p,
     p.b2 = second.b;
   }
   const GemmPlan plan = plan_of(product, p, device);
-  p.swizzle = plan.swizzle;
+  p.raster_width = plan.raster_width;
   Tensor exchanged;
-  if (plan.splits == kSharedWave) {
+  if (plan.k_split == KSplit::kTail) {
     const GemmConfig& tile = kSm90Configs[plan.config];
     exchanged = make_exchange_space(int64_t{tile.tile_m} * tile.tile_n, scope, p.exchange);
   }

@@ -7,10 +7,10 @@
 
 namespace fusedops {
 
-// Where CTAs share tiles (stream_k_tail.h) of so many elements.
+// For a stream-K tail (stream_k_tail.h) of tiles of so many elements.
 Tensor make_exchange_space(int64_t tile_elements, const LaunchScope& scope, ExchangeSpace& space);
 
-// Where CTAs take tiles (takes_tiles): two flags.
+// For a dynamic schedule (wants_dynamic_schedule): two flags.
 Tensor make_tile_counter(const LaunchScope& scope, ExchangeSpace& space);
 
 }  // namespace fusedops

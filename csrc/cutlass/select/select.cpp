@@ -48,8 +48,8 @@ const MeasuredGemm* measured_choice(const GemmProblem& p) {
 }
 
 bool is_choice(const MeasuredGemm& row, const GemmPlan& plan) {
-  if (plan.family != row.family || plan.splits != row.splits) return false;
-  if (plan.family == Family::kCluster && plan.swizzle != row.swizzle) return false;
+  if (plan.family != row.family || splits_number(plan) != row.splits) return false;
+  if (plan.family == Family::kCluster && plan.shared_tiles != row.shared_tiles) return false;
   const GemmConfig& c = config_of(plan.family, plan.config);
   return c.tile_m == row.tile_m && c.tile_n == row.tile_n && c.cluster_m == row.cluster_m &&
          c.cluster_n == row.cluster_n;
@@ -83,8 +83,8 @@ bool splits_allowed(const GemmProblem& p, int splits) {
 }
 
 // NOTE: the kernels of fp32 matrices are CUTLASS's own.
-bool may_share(const GemmProblem& p, const GemmConfig& c, const DeviceModel& device) {
-  return is_half(p.dtype) && p.slices == 1 && sharing_of(p, count_tiles(p, c, device)).helpers > 0;
+bool may_have_tail(const GemmProblem& p, const GemmConfig& c, const DeviceModel& device) {
+  return is_half(p.dtype) && p.slices == 1 && tail_of(p, count_tiles(p, c, device)).helpers > 0;
 }
 
 void enumerate_skinny(const GemmProblem& problem, const DeviceModel& device,
@@ -92,7 +92,7 @@ void enumerate_skinny(const GemmProblem& problem, const DeviceModel& device,
   const char* refusal = device.capability / 10 != 9 ? "not a Hopper GPU" : skinny_refusal(problem);
   for (int i = 0; i < kNumSkinnyConfigs; ++i) {
     const GemmConfig& config = kSkinnyConfigs[i];
-    Candidate candidate{{Family::kSkinny, i, 1}, refusal};
+    Candidate candidate{{.family = Family::kSkinny, .config = i}, refusal};
     if (!refusal && config.cluster_n > ceil_div(problem.k, 128)) {
       candidate.rejected = "fewer steps of K than blocks to share them";
     }
@@ -114,7 +114,8 @@ void enumerate_cluster(const GemmProblem& problem, const DeviceModel& device,
     for (int together : kTileClusters) {
       if (together > 1 && config.cluster_n > 1) break;
       const TileCluster cluster = tile_cluster(config, problem, together);
-      Candidate candidate{{Family::kCluster, i, 1, together}, refusal};
+      Candidate candidate{{.family = Family::kCluster, .config = i, .shared_tiles = together},
+                          refusal};
       if (!refusal) candidate.rejected = cluster_refusal(config, problem);
       const int64_t tiles = cluster.tiles_of(config, problem);
       const int64_t slots = cluster_slots(together * config.cluster_n, device);
@@ -132,7 +133,7 @@ void enumerate_cluster(const GemmProblem& problem, const DeviceModel& device,
 // Bands of about the square root of the tiles that run at a time: both operands then share L2 best.
 // Wider where few steps of K leave the output most of the traffic (1 to 3 % on H200, up to 8 % for
 // thousands of columns).
-int band_of(const GemmProblem& p) { return p.k <= 512 && p.m >= p.n ? 32 : 8; }
+int raster_width_of(const GemmProblem& p) { return p.k <= 512 && p.m >= p.n ? 32 : 8; }
 
 }  // namespace
 
@@ -171,18 +172,18 @@ std::vector<Candidate> enumerate_candidates(const GemmProblem& problem, const De
       }
       const GemmConfig& config = kSm90Configs[i];
       if (!any_tile && !fills_waves(count_tiles(slice, config, device), splits)) continue;
-      Candidate candidate{{Family::kSm90, i, splits}, refusal};
-      candidate.plan.swizzle = band_of(problem);
-      if (!refusal) candidate.plan.expected_us = sm90_us(slice, config, splits, device);
+      Candidate candidate{plan_from_numbers(Family::kSm90, i, splits, raster_width_of(problem)),
+                          refusal};
+      if (!refusal) candidate.plan.expected_us = sm90_us(slice, config, candidate.plan, device);
       candidates.push_back(candidate);
-      if (splits > 1 || !may_share(slice, config, device)) continue;
-      candidate.plan.splits = kSharedWave;
-      if (!refusal) candidate.plan.expected_us = sm90_us(slice, config, kSharedWave, device);
+      if (splits > 1 || !may_have_tail(slice, config, device)) continue;
+      candidate.plan.k_split = KSplit::kTail;
+      if (!refusal) candidate.plan.expected_us = sm90_us(slice, config, candidate.plan, device);
       candidates.push_back(candidate);
     }
     if (problem.split_parts || !any_tile) continue;
     for (int i = 0; i < kNumSm80Configs; ++i) {
-      Candidate candidate{{Family::kSm80, i, splits}, sm80_refusal(i, slice)};
+      Candidate candidate{plan_from_numbers(Family::kSm80, i, splits, 8), sm80_refusal(i, slice)};
       candidate.plan.expected_us = sm80_us(slice, kSm80Configs[i], splits, device);
       candidates.push_back(candidate);
     }
@@ -222,17 +223,18 @@ GemmPlan select_gemm(const GemmProblem& problem, const DeviceModel& device) {
   return best;
 }
 
-bool takes_tiles(const GemmProblem& p, const GemmPlan& plan, const DeviceModel& device) {
+bool wants_dynamic_schedule(const GemmProblem& p, const GemmPlan& plan, const DeviceModel& device) {
   // Measured on H200. Taking costs all tiles a little, and CTAs beside each other no longer have
   // tiles beside each other.
   constexpr int64_t kLeastWaves = 6;
   constexpr double kMostMma = 0.6;      // of the time of DRAM
   constexpr double kMostOutputs = 0.7;  // of the bytes, where their activation takes its time
-  if (plan.family != Family::kSm90 || plan.splits != 1 || p.slices != 1 || !is_half(p.dtype)) {
+  if (plan.family != Family::kSm90 || plan.k_split != KSplit::kNone || p.slices != 1 ||
+      !is_half(p.dtype)) {
     return false;
   }
   const GemmConfig& c = config_of(plan.family, plan.config);
-  if (!takes_tiles(c.tile_m, p.epilogue, p.a.major, p.b.major)) return false;
+  if (!has_dynamic_schedule(c.tile_m, p.epilogue, p.a.major, p.b.major)) return false;
   if (c.tile_m * c.tile_n < 128 * 128 && p.n > c.tile_n) return false;
   const TileCount tiles = count_tiles(p, c, device);
   if (tiles.all < kLeastWaves * tiles.slots) return false;

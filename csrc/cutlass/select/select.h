@@ -8,14 +8,15 @@
 
 namespace fusedops {
 
-// Whether CTAs take tiles as they get to them (sm90_dynamic_scheduler.cuh), where memory is what a
+// Whether CTAs take tiles as they get to them (sm90_dynamic_scheduler.cuh): where memory is what a
 // product waits for.
-bool takes_tiles(const GemmProblem& problem, const GemmPlan& plan, const DeviceModel& device);
+bool wants_dynamic_schedule(const GemmProblem& problem, const GemmPlan& plan,
+                            const DeviceModel& device);
 
 // kGrad: rows of partial column sums, one for each warpgroup's rows of a tile.
 int64_t column_sum_rows(const GemmPlan& plan, int64_t m);
 
-// Every (config, splits, tiles of a cluster) considered, in table order: what explain and the tests
+// Every (config, split of K, shared tiles) considered, in table order: what explain and the tests
 // read.
 std::vector<Candidate> enumerate_candidates(const GemmProblem& problem, const DeviceModel& device);
 

@@ -62,8 +62,8 @@ TileCount count_tiles(const GemmProblem& p, const GemmConfig& c, const DeviceMod
   return {clusters_m * clusters_n, std::max(1, device.sm_count / (c.cluster_m * c.cluster_n))};
 }
 
-TileSharing sharing_of(const GemmProblem& p, const TileCount& tiles) {
-  return share_tiles(tiles.last_wave(), tiles.slots, steps_of(p, p.k));
+StreamKTail tail_of(const GemmProblem& p, const TileCount& tiles) {
+  return stream_k_tail(tiles.last_wave(), tiles.slots, steps_of(p, p.k));
 }
 
 namespace {
@@ -118,10 +118,10 @@ TileCost tile_cost(const GemmProblem& p, const GemmConfig& c, int64_t k) {
   return {steps * (std::max({mma, shared, l2_cycles(p, c)}) + hot), epilogue};
 }
 
-// Cycles of a shared last wave but for its epilogue.
-double shared_cycles(const GemmProblem& p, const GemmConfig& c, const TileCount& tiles,
-                     double mainloop) {
-  const TileSharing s = sharing_of(p, tiles);
+// Cycles of a last wave with a stream-K tail but for its epilogue.
+double tail_cycles(const GemmProblem& p, const GemmConfig& c, const TileCount& tiles,
+                   double mainloop) {
+  const StreamKTail s = tail_of(p, tiles);
   const double part = double(s.part_steps) / double(steps_of(p, p.k)) * mainloop;
   const double exchange = kExchangeCycles + kExchangeByteCycles * c.tile_m * c.tile_n * 4;
   const double turns = double(ceil_div(tiles.last_wave() * s.parts, s.helpers));
@@ -133,23 +133,25 @@ double shared_cycles(const GemmProblem& p, const GemmConfig& c, const TileCount&
 
 }  // namespace
 
-double sm90_us(const GemmProblem& p, const GemmConfig& c, int splits, const DeviceModel& device) {
-  const TileCost cost = tile_cost(p, c, ceil_div(p.k, std::max(splits, 1)));
+double sm90_us(const GemmProblem& p, const GemmConfig& c, const GemmPlan& plan,
+               const DeviceModel& device) {
+  const int slices = plan.slices;
+  const TileCost cost = tile_cost(p, c, ceil_div(p.k, slices));
   const TileCount tiles = count_tiles(p, c, device);
   const bool pingpong = c.schedule == Schedule::kPingpong;
-  const double waves = static_cast<double>(ceil_div(tiles.all * std::max(splits, 1), tiles.slots));
+  const double waves = static_cast<double>(ceil_div(tiles.all * slices, tiles.slots));
   // Pingpong hides every epilogue but the last behind the other tile's mainloop, unless that is the
   // shorter one.
   const double wave = pingpong ? std::max(cost.mainloop, cost.epilogue * kExposedEpilogue)
                                : cost.mainloop + cost.epilogue * kCooperativeEpilogue;
   const double last =
-      splits == kSharedWave ? shared_cycles(p, c, tiles, cost.mainloop) : cost.mainloop;
+      plan.k_split == KSplit::kTail ? tail_cycles(p, c, tiles, cost.mainloop) : cost.mainloop;
   const double cycles =
       (waves - 1) * wave + last + cost.epilogue * (pingpong ? 1 : kCooperativeEpilogue);
   const double sms = (kFillCycles + cycles) / (kClockGhz * 1e3);
   const double dram = dram_bytes(p) / kDramBytesPerUs;
-  double us = kLaunchUs + (splits > 1 ? std::max(sms, dram) : overlap(sms, dram, kDramOverlap));
-  if (splits > 1) us += kReduceUs + double(p.m) * p.n * splits * 4 / (2 * kDramBytesPerUs);
+  double us = kLaunchUs + (slices > 1 ? std::max(sms, dram) : overlap(sms, dram, kDramOverlap));
+  if (slices > 1) us += kReduceUs + double(p.m) * p.n * slices * 4 / (2 * kDramBytesPerUs);
   return us;
 }
 

@@ -32,10 +32,11 @@ struct TileCount {
 TileCount count_tiles(const GemmProblem& p, const GemmConfig& c, const DeviceModel& device);
 
 // Of the last wave of these tiles.
-TileSharing sharing_of(const GemmProblem& p, const TileCount& tiles);
+StreamKTail tail_of(const GemmProblem& p, const TileCount& tiles);
 
-// splits: those of GemmPlan.
-double sm90_us(const GemmProblem& p, const GemmConfig& c, int splits, const DeviceModel& device);
+// plan: of which the split of K counts.
+double sm90_us(const GemmProblem& p, const GemmConfig& c, const GemmPlan& plan,
+               const DeviceModel& device);
 double sm80_us(const GemmProblem& p, const GemmConfig& c, int splits, const DeviceModel& device);
 double skinny_us(const GemmProblem& p, const GemmConfig& c, const DeviceModel& device);
 // tiles: with those that fill the last clusters.

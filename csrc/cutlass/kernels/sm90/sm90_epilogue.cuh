@@ -1,11 +1,12 @@
-// What the sm_90a kernels do with a tile of accumulators: bias, activation or its gradient, and the
-// way out through shared memory and TMA.
+// The epilogue of the sm_90a kernels, what they do with a tile of accumulators: bias, activation or
+// its gradient, and the way out through shared memory and TMA.
 //
 // The accumulators of a warpgroup are rows of 64 by 8 columns: thread t of warp w holds, of rows
-// 16 w + t / 4 and 8 further on, the columns 2 (t % 4) and one further on. They leave in panels of
-// 128 bytes by 64 or all rows. A warpgroup stages panels in memory of its own and waits only
-// for its own earlier stores. While the other warpgroup multiplies, tensor cores and the epilogue
-// share the bandwidth of registers and shared memory: what counts is the number of instructions.
+// 16 w + t / 4 and 8 further on, the columns 2 (t % 4) and one further on. They leave in panels
+// (CUTLASS's epilogue tiles) of 128 bytes by 64 or all rows. A warpgroup stages panels in memory of
+// its own and waits only for its own earlier stores. While the other warpgroup multiplies, tensor
+// cores and the epilogue share the bandwidth of registers and shared memory: what counts is the
+// number of instructions.
 #pragma once
 
 #include <cute/arch/copy_sm75.hpp>
@@ -20,9 +21,9 @@
 namespace fusedops::sm90 {
 
 template <class T>
-class TileStore {
+class TileEpilogue {
   using Element = typename T::Element;
-  using S = typename T::Store;
+  using S = typename T::Staging;
   using Shared = typename S::Shared;
   using Out = typename S::Out;
   using AuxFull = cutlass::arch::ClusterTransactionBarrier;
@@ -39,7 +40,7 @@ class TileStore {
   // By one thread, before the barrier that all threads wait for.
   __device__ static void init(Shared& shared) { AuxFull::init(&shared.aux_full, 1); }
 
-  __device__ TileStore(const StoreParams& params, Shared& shared, int warpgroup)
+  __device__ TileEpilogue(const EpilogueParams& params, Shared& shared, int warpgroup)
       : p_(params), shared_(shared), warpgroup_(warpgroup), thread_(threadIdx.x % 128) {}
 
   // Before the epilogue of a tile, whose bias goes to shared memory; that of the next one is on
@@ -469,7 +470,7 @@ class TileStore {
     }
   }
 
-  const StoreParams& p_;
+  const EpilogueParams& p_;
   Shared& shared_;
   int warpgroup_, thread_;
   uint4 next_bias_{};  // 16 bytes

@@ -10,7 +10,7 @@
 
 namespace fusedops::sm90 {
 
-struct StoreParams {
+struct EpilogueParams {
   CUtensorMap d;       // 3-dimensional: slice, row, column
   CUtensorMap aux;     // pre-activation out, or saved tensor or residual in
   CUtensorMap hidden;  // kGrad: act(saved tensor) out
@@ -54,7 +54,7 @@ __device__ __forceinline__ float2 unpack(uint32_t packed) {
 
 // Sizes of what one warpgroup (rows by columns) stores.
 template <class Element, int kRows_, int kColumns_, Epilogue kEpilogue>
-struct StoreTraits {
+struct EpilogueTraits {
   using Out = cute::conditional_t<kEpilogue == Epilogue::kAccumulator, float, Element>;
   static constexpr bool kReadsAux =
       kEpilogue == Epilogue::kGrad || kEpilogue == Epilogue::kResidual;
