@@ -9,6 +9,7 @@
 #include "csrc/cutlass/configs/stream_k_tail.h"
 #include "csrc/cutlass/select/narrow_plan.h"
 #include "csrc/cutlass/select/operands.h"
+#include "csrc/cutlass/select/sm90_plan.h"
 #include "csrc/cutlass/select/tuned_plans.h"
 
 namespace py = pybind11;

@@ -10,6 +10,8 @@ namespace fusedops {
 struct DeviceModel {
   int capability = 90;  // 10 * major + minor
   int sm_count = 132;
+
+  constexpr bool hopper() const { return capability / 10 == 9; }
 };
 
 // How K is split among CTAs: not at all; in slices, whose fp32 sums splitk_reduce adds; or where

@@ -4,6 +4,7 @@
 #include "csrc/cutlass/configs/stream_k_tail.h"
 #include "csrc/cutlass/launch/gemm_launch.h"
 #include "csrc/cutlass/launch/launch_memory.h"
+#include "csrc/cutlass/select/families.h"
 #include "csrc/cutlass/select/plan_cache.h"
 
 namespace fusedops {
@@ -85,9 +86,9 @@ GatedRunFn find_gated(GatedProduct product, DType dtype, int config) {
 bool run_gated_gemm(const char* op, GatedProduct product, GatedGemm p,
                     const GatedOperands& operands, const LaunchScope& scope) {
   const DeviceModel device = device_model(scope);
-  if (find_gated(product, p.dtype, first_gated_config(product)) == nullptr ||
-      device.capability / 10 != 9)
+  if (find_gated(product, p.dtype, first_gated_config(product)) == nullptr || !device.hopper()) {
     return false;
+  }
   if (p.k == 0 || !pays(product, p, device)) return false;
   if (!aligned16(p.gate) || !aligned16(p.up) || p.gate_ld % 8 != 0) return false;
   const Major b_major = product == GatedProduct::kForward ? Major::kK : Major::kMN;

@@ -16,6 +16,7 @@
 #include "csrc/cutlass/passes/pack.h"
 #include "csrc/cutlass/passes/splitk_reduce.h"
 #include "csrc/cutlass/select/plan_cache.h"
+#include "csrc/cutlass/select/sm90_plan.h"
 
 namespace fusedops {
 
