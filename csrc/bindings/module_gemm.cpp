@@ -29,7 +29,7 @@ const Names kMajors = {"k", "mn"};
 const Names kFamilies(std::begin(kFamilyNames), std::end(kFamilyNames));
 const Names kChosenBy = {"model", "measured", "skinny", "tuned"};
 
-// One of `names`, as its position.
+// The enumerator that `value` names.
 template <typename Enum>
 Enum parse(const char* argument, const std::string& value, const Names& names) {
   std::string expected;

@@ -20,7 +20,7 @@ constexpr int raster_width_of(GatedProduct product) {
   return product == GatedProduct::kGradient ? 16 : 8;
 }
 
-// In tiles of `config`; a cluster holds `pair` of them.
+// The output in tiles of `config`; a cluster holds `pair` of them.
 struct TileGrid {
   int64_t tiles, clusters, pair;
 };
@@ -63,7 +63,7 @@ GemmPlan plan_of(GatedProduct product, const GatedGemm& p, const DeviceModel& de
   return plan;
 }
 
-// Fills in one pair of operands, as the kernels of this product read them. False when they cannot.
+// Fills in one pair of operands, as the kernels of this product read them; false when they cannot.
 bool place(const MatrixView& a, const MatrixView& b, Major b_major, GemmProblem& p,
            const DeviceModel& device) {
   const OperandPlan plan = plan_operands(a, b, p, device);

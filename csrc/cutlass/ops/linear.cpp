@@ -118,7 +118,7 @@ std::tuple<Tensor, Tensor, Tensor> linear_backward(const Tensor& dy,            
   MatrixView dz_view = dense_rows(dy, dy_holder);
   const MatrixView x_view = need_dweight ? rows_view(x, x_holder) : MatrixView{};
 
-  // Few features: all of it in one pass over the rows
+  // Few features: one kernel forms all of it in one pass over the rows.
   const bool reads_saved = saved_for_backward(shape.activation) != Saved::kNothing;
   const NarrowOperands operands{
       .dy = dz_view,

@@ -24,7 +24,7 @@ bool fits(int64_t features) {
 }
 
 bool pays(const NarrowProblem& p) {
-  // Without dz to share, dx and dweight alone are plain products.
+  // Plain products serve dx or dweight alone, where there is no dz to share.
   const bool shares = p.activation != Activation::kNone || p.dbias || (p.dx && p.dweight);
   return p.m >= min_rows(p) && (p.dx || p.dweight) && shares;
 }

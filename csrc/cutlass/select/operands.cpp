@@ -10,7 +10,7 @@
 namespace fusedops {
 namespace {
 
-// Below this many multiply-adds the splitting costs more than it saves over FP32 FMA.
+// The fewest multiply-adds for which the splitting saves more over FP32 FMA than it costs.
 constexpr double kExactMinWork = 1 << 29;
 // Splitting moves 28 bytes per element: it pays where each one meets many others.
 constexpr double kExactMinReuse = 256;

@@ -60,7 +60,7 @@ std::vector<Candidate> enumerate_candidates(const GemmProblem& problem, const De
 
 GemmPlan select_gemm(const GemmProblem& problem, const DeviceModel& device) {
   const Candidates candidates = enumerate_candidates(problem, device);
-  // Where they can run the skinny kernels won every measured product.
+  // The skinny kernels won every measured product that they can run.
   const bool skinny = any_runs(candidates, [](Family family) { return family == Family::kSkinny; });
   const MeasuredGemm* measured = skinny ? nullptr : measured_choice(problem);
   GemmPlan best;

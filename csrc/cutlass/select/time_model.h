@@ -34,7 +34,7 @@ int output_bytes(const GemmProblem& p);
 // Bytes of operands and outputs, each once.
 double dram_bytes(const GemmProblem& p);
 
-// Two times at once: from the longer one (power infinite) to their sum (1).
+// What two things at once take: from the longer one (power infinite) to their sum (1).
 double overlap(double a, double b, double power);
 
 // What splitk_reduce takes to add the slices of K.

@@ -7,7 +7,7 @@
 
 namespace fusedops::sm90 {
 
-// Of one warpgroup.
+// What one warpgroup stages.
 struct GatedForwardShared {
   alignas(1024) uint8_t staging[2][kGatedPanelBytes];
 };

@@ -10,7 +10,7 @@
 
 namespace fusedops::sm90 {
 
-// What a consumer has computed.
+// What a consumer has computed, for the epilogue warpgroup.
 struct GatedGradientShared {
   alignas(1024) uint8_t panels[2][kGatedPanelBytes];
   uint64_t full, free;
@@ -123,7 +123,7 @@ class GatedEpilogueWarpgroup {
     phase_ ^= 1;
   }
 
-  // gate, up: their gradients.
+  // gate and up are their gradients here.
   struct Results {
     Unit gate, up, hidden;
   };

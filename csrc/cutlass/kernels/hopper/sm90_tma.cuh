@@ -49,7 +49,7 @@ inline const char* encode_tensor_map(const TmaTensor& t, int box_rows, CUtensorM
   return status == CUDA_SUCCESS ? nullptr : "the driver refuses a tensor map";
 }
 
-// Of what Staging stages.
+// Encodes the map of what Staging stages.
 template <class Staging>
 const char* encode_panel_map(const TmaTensor& t, CUtensorMap* map) {
   static_assert(sizeof(Staging::Shared::staging[0]) == Staging::kPanelRows * kBoxRowBytes);

@@ -11,7 +11,7 @@
 
 namespace fusedops::sm80 {
 
-// Where a problem's results go; d and preact are (m, n) with row stride ldd.
+// The matrices that a problem's results go to; d and preact are (m, n) with row stride ldd.
 struct Output {
   void* d;
   void* preact;      // or null

@@ -26,7 +26,7 @@ struct TileQueue {
   uint64_t full[kPlaces];
   uint64_t begun[kPlaces];
 
-  // By one thread, before the barrier that all threads wait for.
+  // One thread calls this before the barrier that all threads wait for.
   __device__ void init() {
     for (int i = 0; i < kPlaces; ++i) {
       Barrier::init(&full[i], 1);
@@ -34,7 +34,7 @@ struct TileQueue {
     }
   }
 
-  // By the producer: the CTA begins its tile of this turn.
+  // The producer says that the CTA begins its tile of this turn.
   template <bool kAlone>
   __device__ __forceinline__ void begin(int turn) {
     const int place = turn % kPlaces;

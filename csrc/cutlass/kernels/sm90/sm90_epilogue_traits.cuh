@@ -61,8 +61,9 @@ struct EpilogueTraits {
   static constexpr int kRows = kRows_, kColumns = kColumns_;
   static constexpr int kPanelColumns = kBoxRowBytes / int(sizeof(Out));
   static constexpr int kPanels = (kColumns + kPanelColumns - 1) / kPanelColumns;
-  // Of 64 rows, so that the next is staged while one leaves; all rows where they have been read
-  // together and where there is no next panel of the tile (1048576x64x64, gelu_tanh: 4 % on H200).
+  // A panel has 64 rows, so that the next is staged while one leaves; it has all rows where they
+  // have been read together and where the tile has no next panel (1048576x64x64, gelu_tanh: 4 % on
+  // H200).
   static constexpr int kPanelRows = kReadsAux || kPanels == 1 ? kRows : 64;
   static constexpr int kParts = kRows / kPanelRows;  // of a panel's columns
   static constexpr int kPanelBytes = kPanelRows * kBoxRowBytes;

@@ -60,7 +60,7 @@ struct DynamicTraits : Traits {
   static constexpr bool kDynamic = true;
 };
 
-// Producer, two consumers, perhaps an epilogue warpgroup: 128 each.
+// Producer, two consumers, perhaps an epilogue warpgroup: each has 128 threads.
 template <class Traits>
 inline constexpr int kThreads = Traits::kEpilogueWarpgroup ? 512 : 384;
 
@@ -268,7 +268,7 @@ struct Kernel {
     asm volatile("bar.arrive %0, 256;" ::"r"(2 - warpgroup) : "memory");
   }
 
-  // The other warpgroup's turn.
+  // Steps over the other warpgroup's turn.
   __device__ static void skip(Scheduler& scheduler, Place& place) {
     if (!scheduler.valid()) return;
     place.advance(scheduler.steps());

@@ -81,7 +81,7 @@ __device__ __forceinline__ Tile tile_at(const TileSchedule& schedule, int cluste
           slice};
 }
 
-// Where the schedule is not dynamic.
+// Stands for the queue where the schedule is not dynamic.
 struct NoTileQueue {};
 
 // The work of one cluster of CTAs: tile after tile, a grid apart. Indices from `whole` on stand for
@@ -105,10 +105,10 @@ class TileScheduler {
   }
 
   __device__ bool valid() const { return index_ < end_; }
-  // Whether nothing comes after this.
+  // Whether this work is the cluster's last.
   __device__ bool last() const { return index_ + step_ >= end_; }
   __device__ void next() { index_ += step_; }
-  // Whether this has the last steps of its tile.
+  // Whether this work has the last steps of its tile.
   __device__ bool ends_tile() const { return index_ < schedule_.whole || !helps(); }
   __device__ int steps() const {
     if (index_ < schedule_.whole) return schedule_.k_steps;

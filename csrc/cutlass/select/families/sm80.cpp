@@ -11,12 +11,12 @@
 namespace fusedops {
 namespace {
 
-// By hand: no sweep holds these kernels. Fractions of kMmaPerCycle, cycles of a tile beside its
-// MMAs, fractions of the FMA rate by tile.
+// These are set by hand, since no sweep holds the kernels: fractions of kMmaPerCycle, cycles of a
+// tile beside its MMAs, fractions of the FMA rate by tile.
 constexpr double kSm80Half = 0.5, kSm80Tf32 = 0.22;
 constexpr double kTileCycles = 2000;
 constexpr double kSimtLarge = 0.78, kSimtMedium = 0.7, kSimtSmall = 0.5;
-// From the data sheets of the A100 and of GeForce GPUs of Ampere and Ada.
+// The data sheets of the A100 and of GeForce GPUs of Ampere and Ada say these.
 constexpr double kA100DramBytesPerUs = 1.9e6, kOtherDramBytesPerUs = 0.95e6;
 
 // The FP32 FMA kernels: bound by instruction issue (smaller register tiles spend more of it on
