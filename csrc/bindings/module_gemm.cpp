@@ -2,12 +2,14 @@
 
 #include <pybind11/stl.h>
 
+#include <iterator>
 #include <string>
 #include <vector>
 
-#include "csrc/cutlass/configs/tile_sharing.h"
+#include "csrc/cutlass/configs/stream_k_tail.h"
 #include "csrc/cutlass/select/narrow_plan.h"
 #include "csrc/cutlass/select/operands.h"
+#include "csrc/cutlass/select/sm90_plan.h"
 #include "csrc/cutlass/select/tuned_plans.h"
 
 namespace py = pybind11;
@@ -16,7 +18,7 @@ using namespace py::literals;
 namespace fusedops {
 namespace {
 
-// ---- names of enumerators, in their order ----
+// ---- names of enumerators, in their order: Python has them from enums() ----
 
 using Names = std::vector<std::string>;
 
@@ -24,10 +26,10 @@ const Names kDTypes = {"float16", "bfloat16", "float32", "float64"};
 const Names kEpilogues = {"fused", "preact", "accumulator", "grad", "residual"};
 const Names kMathModes = {"native", "tf32", "fp32"};
 const Names kMajors = {"k", "mn"};
-const Names kFamilies = {"sm80", "sm90", "skinny", "cluster"};
+const Names kFamilies(std::begin(kFamilyNames), std::end(kFamilyNames));
 const Names kChosenBy = {"model", "measured", "skinny", "tuned"};
 
-// One of `names`, as its position.
+// The enumerator that `value` names.
 template <typename Enum>
 Enum parse(const char* argument, const std::string& value, const Names& names) {
   std::string expected;
@@ -51,7 +53,7 @@ void* paper_pointer(int64_t offset) { return reinterpret_cast<void*>(256 + offse
 py::dict describe(const GemmPlan& plan, const char* rejected = nullptr) {
   return py::dict("name"_a = config_name(plan.family, plan.config),
                   "family"_a = name_of(plan.family, kFamilies), "index"_a = plan.config,
-                  "splits"_a = plan.splits, "swizzle"_a = plan.swizzle,
+                  "splits"_a = splits_number(plan), "swizzle"_a = swizzle_number(plan),
                   "expected_us"_a = plan.expected_us, "rejected"_a = rejected);
 }
 
@@ -103,13 +105,18 @@ py::list describe_candidates(const GemmProblem& problem, const DeviceModel& devi
   py::list candidates;
   for (const Candidate& candidate : enumerate_candidates(problem, device)) {
     py::dict found = describe(candidate.plan, candidate.rejected);
-    found["takes_tiles"] = takes_tiles(problem, candidate.plan, device);
+    found["dynamic_schedule"] = wants_dynamic_schedule(problem, candidate.plan, device);
     candidates.append(found);
   }
   return candidates;
 }
 
 // ---- introspection ----
+
+py::dict enums() {
+  return py::dict("dtype"_a = kDTypes, "epilogue"_a = kEpilogues, "math"_a = kMathModes,
+                  "major"_a = kMajors, "family"_a = kFamilies, "chosen_by"_a = kChosenBy);
+}
 
 py::list gemm_configs() {
   py::list configs;
@@ -205,12 +212,11 @@ int index_of(Family family, const std::string& name, int index) {
 }
 
 bool add_tuned_plan(const py::dict& fields, const py::dict& chosen, int capability, int sm_count) {
-  GemmPlan plan;
-  plan.family = parse<Family>("family", chosen["family"].cast<std::string>(), kFamilies);
-  plan.config =
-      index_of(plan.family, chosen["name"].cast<std::string>(), chosen["index"].cast<int>());
-  plan.splits = chosen["splits"].cast<int>();
-  plan.swizzle = chosen["swizzle"].cast<int>();
+  const auto family = parse<Family>("family", chosen["family"].cast<std::string>(), kFamilies);
+  const int config =
+      index_of(family, chosen["name"].cast<std::string>(), chosen["index"].cast<int>());
+  GemmPlan plan = plan_from_numbers(family, config, chosen["splits"].cast<int>(),
+                                    chosen["swizzle"].cast<int>());
   plan.expected_us = chosen["us"].cast<double>();
   if (plan.config < 0) return false;
   return set_tuned_plan(tuned_key(parse_problem(fields), {capability, sm_count}), plan);
@@ -246,6 +252,8 @@ py::list recorded_gemms() {
 }  // namespace
 
 void bind_gemm(py::module_& m) {
+  m.def("enums", &enums,
+        "The names of each enum's values, in their order: a name's position is its code.");
   m.def("gemm_configs", &gemm_configs, "Every GEMM tile configuration that selection knows.");
   m.def(
       "select_config", &select_config, "m"_a, "n"_a, "k"_a, "dtype"_a = "bfloat16", py::kw_only(),
@@ -254,10 +262,10 @@ void bind_gemm(py::module_& m) {
       "(chosen or None, candidates) for act(a (m, k) @ b (k, n)) with dense operands; a candidate "
       "that cannot run says why under 'rejected'.");
   m.def(
-      "share_tiles",
+      "stream_k_tail",
       [](int64_t tiles, int64_t slots, int64_t k_steps) {
-        const TileSharing sharing = share_tiles(tiles, slots, k_steps);
-        return py::make_tuple(sharing.helpers, sharing.parts, sharing.part_steps);
+        const StreamKTail tail = stream_k_tail(tiles, slots, k_steps);
+        return py::make_tuple(tail.helpers, tail.parts, tail.part_steps);
       },
       "tiles"_a, "slots"_a, "k_steps"_a,
       "(helpers, parts of a tile that they take, steps of K of a part) where a last wave of "

@@ -60,7 +60,7 @@ struct GemmProblem {
   MathMode math = MathMode::kNative;
   // kFp32 only: a and b hold bf16 parts (operand_layout.h), k counts part columns.
   bool split_parts = false;
-  int swizzle = 8;  // GemmPlan::swizzle
+  int raster_width = 8, shared_tiles = 1;  // those of GemmPlan
   ExchangeSpace exchange;
 };
 

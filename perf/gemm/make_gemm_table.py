@@ -20,7 +20,6 @@ from typing import Any
 
 import fusedops
 from fusedops._core.activation import CODES
-from fusedops._tuning.names import DEFAULT_SWIZZLE
 
 TOLERANCE = 1.01
 # Long products run at the power limit, where less is noise.
@@ -30,20 +29,15 @@ LONG_US, LONG_TOLERANCE = 300, 1.015
 GRAPH_US = {"sm90": 0.0, "cluster": 0.15}
 HEADER = Path(__file__).parents[2] / "csrc/cutlass/select/sm90_measured.h"
 MAJORS = {"TN": ("kK", "kK"), "NN": ("kK", "kMN"), "NT": ("kMN", "kMN")}
-FAMILIES = {"sm90": "kSm90", "cluster": "kCluster"}
-DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
+FAMILIES = ("sm90", "cluster")  # that the table chooses among
 
-# What a sweep's epilogue has after the activation -> select_config's name, sm90_measured.h's.
-EPILOGUES = {
-    "": ("fused", "kFused"),
-    "preact": ("preact", "kPreact"),
-    "main_grad": ("accumulator", "kAccumulator"),
-}
+# What a sweep's epilogue has after the activation, and the epilogue that it stands for.
+EPILOGUES = {"": "fused", "preact": "preact", "main_grad": "accumulator"}
 
 CHEAP, COSTLY = ("none", "relu"), "gelu_tanh"
 
 Problem = tuple[int, int, int, str, str, bool]  # m, n, k, layout, a key of EPILOGUES, costly
-Choice = tuple[str, int, int]  # name, splits, swizzle
+Choice = tuple[str, int, int]  # name, splits, tiles that share operands
 
 TEMPLATE = """// Written by perf/gemm/make_gemm_table.py from {source}: do not edit.
 // Products for which time_model.cpp chooses over {percent:.0f} % more time than the best,
@@ -61,7 +55,7 @@ struct MeasuredGemm {{
   Epilogue epilogue;
   bool costly;
   Family family;
-  int tile_m, tile_n, cluster_m, cluster_n, splits, swizzle;
+  int tile_m, tile_n, cluster_m, cluster_n, splits, shared_tiles;
 }};
 
 namespace measured {{
@@ -79,10 +73,15 @@ inline constexpr MeasuredGemm kProducts[] = {{
 """
 
 
+def enumerator(name: str) -> str:
+    """The C++ enumerator of a name."""
+    return f"k{name.capitalize()}"
+
+
 def choice_of(kernel: dict[str, Any]) -> Choice:
-    """Of a sweep's row or a candidate; sm90's bands are not chosen."""
-    swizzle = int(kernel["swizzle"]) if kernel["family"] == "cluster" else DEFAULT_SWIZZLE
-    return (kernel["name"], int(kernel["splits"]), swizzle)
+    """What a sweep's row or a candidate stands for; the raster width is not chosen."""
+    shared_tiles = int(kernel["swizzle"]) if kernel["family"] == "cluster" else 1
+    return (kernel["name"], int(kernel["splits"]), shared_tiles)
 
 
 def read(path: Path) -> dict[Problem, dict[Choice, float]]:
@@ -105,10 +104,9 @@ def expected(problem: Problem) -> dict[Choice, float]:
     """The model's times of what the table may choose: nothing where the skinny kernels run."""
     m, n, k, layout, output, costly = problem
     a, b = (major[1:].lower() for major in MAJORS[layout])
-    epilogue, _ = EPILOGUES[output]
     activation = CODES[COSTLY] if costly else 0
     chosen, candidates = fusedops._C.select_config(
-        m, n, k, epilogue=epilogue, a_major=a, b_major=b, activation=activation
+        m, n, k, epilogue=EPILOGUES[output], a_major=a, b_major=b, activation=activation
     )
     if chosen is None or chosen["family"] not in FAMILIES:
         return {}
@@ -151,8 +149,9 @@ def main(source: str) -> None:
         family, _, shape = best[0].partition(" ")
         tile = re.findall(r"\d+", shape.replace("split-k", ""))
         rows.append(
-            f"    {{{m}, {n}, {k}, {a}, {b}, {EPILOGUES[output][1]}, {str(costly).lower()}, "
-            f"{FAMILIES[family]}, {', '.join(tile)}, {best[1]}, {best[2]}}},"
+            f"    {{{m}, {n}, {k}, {a}, {b}, {enumerator(EPILOGUES[output])}, "
+            f"{str(costly).lower()}, {enumerator(family)}, {', '.join(tile)}, {best[1]}, "
+            f"{best[2]}}},"
         )
     text = TEMPLATE.format(source=source, percent=100 * (TOLERANCE - 1), rows="\n".join(rows))
     HEADER.write_text(text)

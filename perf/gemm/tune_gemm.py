@@ -28,11 +28,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 
+from fusedops._core.activation import CODES
 from fusedops._timing.backlog import sample
 from fusedops._timing.progress import Progress
 from fusedops._timing.timing import LONG_US, num_bytes, num_sets, synchronize
-from fusedops._tuning.names import SHARED_WAVE
-from fusedops._tuning.tune import FAMILIES, cluster_tiles
+from fusedops._tuning.names import EPILOGUES, FAMILIES, STREAM_K_TAIL
+from fusedops._tuning.tune import cluster_tiles
 from fusedops.bench import machine
 from fusedops.bench.runner import relative_error
 from fusedops.bench.suites.base import DTYPES, TOLERANCES
@@ -44,8 +45,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-EPILOGUES = {"": 0, "preact": 1, "main_grad": 2}  # problem.h; main_grad: fp32
-ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}  # activation.h
+OUTPUTS = {"": "fused", "preact": "preact", "main_grad": "accumulator"}  # epilogues of names.py
 KEEP_WITHIN = 2.0  # of the best time of the first round
 FINALISTS = 6  # configurations that try every swizzle
 ALONE_FINALISTS = 8  # that are timed alone
@@ -71,7 +71,7 @@ class Problem:
     layout: str
     dtype: str
     activation: str
-    output: str = ""  # more than y in the dtype of the operands: a key of EPILOGUES
+    output: str = ""  # more than y in the dtype of the operands: a key of OUTPUTS
 
     def __str__(self) -> str:
         return f"{self.m}x{self.n}x{self.k} {self.layout} {self.dtype} {self.epilogue}"
@@ -96,9 +96,9 @@ def operands(problem: Problem, device: torch.device) -> tuple[Tensor, Tensor, Te
 def our_call(candidate: Candidate, problem: Problem) -> Callable[..., Any]:
     op = torch.ops.fusedops_tuning.gemm_with_config.default
     family = FAMILIES[candidate.family]
-    activation = ACTIVATIONS[problem.activation]
+    activation = CODES[problem.activation]
     with_bias = problem.layout == "TN"
-    tail = (candidate.splits, candidate.swizzle, EPILOGUES[problem.output])
+    tail = (candidate.splits, candidate.swizzle, EPILOGUES[OUTPUTS[problem.output]])
 
     def call(a: Tensor, b: Tensor, bias: Tensor) -> Any:
         return op(a, b, bias if with_bias else None, activation, family, candidate.config, *tail)
@@ -160,7 +160,7 @@ def candidates(problem: Problem, splits: Sequence[int], sm_count: int) -> list[C
         family = str(config["family"])
         for split in splits:
             helps = tiles * split <= 2 * sm_count and problem.k >= 2 * tile_k * split
-            if split == SHARED_WAVE:
+            if split == STREAM_K_TAIL:
                 wanted = family == "sm90" and shares_wave(problem, config, sm_count)
             else:
                 wanted = split == 1 or (helps and problem.output != "preact")
@@ -172,7 +172,7 @@ def candidates(problem: Problem, splits: Sequence[int], sm_count: int) -> list[C
 
 
 def shares_wave(problem: Problem, config: dict[str, Any], sm_count: int) -> bool:
-    """Whether a last wave of tiles is shared out (csrc/cutlass/configs/tile_sharing.h)."""
+    """Whether a last wave of tiles is shared out (csrc/cutlass/configs/stream_k_tail.h)."""
     import fusedops
 
     if problem.dtype not in ("bf16", "fp16"):
@@ -180,7 +180,9 @@ def shares_wave(problem: Problem, config: dict[str, Any], sm_count: int) -> bool
     (tile_m, tile_n, tile_k), (cluster_m, cluster_n) = tile_of(config), config["cluster"]
     slots = sm_count // (cluster_m * cluster_n)
     clusters = math.ceil(problem.m / tile_m / cluster_m) * math.ceil(problem.n / tile_n / cluster_n)
-    helpers, _, _ = fusedops._C.share_tiles(clusters % slots, slots, math.ceil(problem.k / tile_k))
+    helpers, _, _ = fusedops._C.stream_k_tail(
+        clusters % slots, slots, math.ceil(problem.k / tile_k)
+    )
     return helpers > 0
 
 
@@ -384,10 +386,10 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--shapes", type=words, default=["fwd"], help="fwd, models, step, wgrad, MxNxK of a @ b")
     add("--layouts", type=words, default=["TN"], help="of explicit shapes: TN, NN, NT")
-    add("--output", choices=EPILOGUES, default="", help="of explicit shapes")
+    add("--output", choices=OUTPUTS, default="", help="of explicit shapes")
     add("--dtype", type=words, default=["bf16"])
     add("--activation", type=words, default=["relu"], help="of TN problems")
-    add("--splits", type=integers, default=[SHARED_WAVE, 1, 2, 4, 8, 16, 32])
+    add("--splits", type=integers, default=[STREAM_K_TAIL, 1, 2, 4, 8, 16, 32])
     add("--swizzles", type=integers, default=[4, 8, 16])
     add("--configs", default="", metavar="REGEX", help="of `family:name`, e.g. ^sm90")
     add("--rounds", type=int, default=3)

@@ -10,8 +10,7 @@ import torch
 
 import fusedops
 from fusedops._core.activation import activation_code
-from fusedops._tuning.names import SHARED_WAVE
-from fusedops._tuning.tune import FAMILIES
+from fusedops._tuning.names import FAMILIES, STREAM_K_TAIL
 from fusedops.ops.template import template_scale
 from options import DTYPES
 
@@ -195,7 +194,7 @@ def run_kernels(o: Options, count: Counter[str]) -> None:
         # Of family cluster: the tiles whose blocks share operands.
         swizzle = 8 if o.clusters else 1
         shares = config["family"] == "sm90" and dtype.itemsize == 2
-        works = ((1, k), (2, k), *([(SHARED_WAVE, 1096)] if shares else []))
+        works = ((1, k), (2, k), *([(STREAM_K_TAIL, 1096)] if shares else []))
         for a_t, b_t, epilogue, (splits, k) in itertools.product(
             (False, True), (False, True), range(3), works
         ):

@@ -9,7 +9,7 @@ import torch
 
 from fusedops import _C
 from fusedops._core.activation import activation_code
-from fusedops._tuning.names import SHARED_WAVE
+from fusedops._tuning.names import STREAM_K_TAIL
 from gemm.mlp_util import exact, inputs, ours, step, torchs
 from util import ACTIVATIONS, HALVES, assert_accurate, make, name, poisoned
 
@@ -82,7 +82,7 @@ def test_an_infinite_gradient_stops_where_relu_does(activation):
 
 @pytest.mark.usefixtures("forget_plans")
 @pytest.mark.parametrize("dtype", HALVES, ids=name)
-@pytest.mark.parametrize("splits", [1, SHARED_WAVE], ids=["whole", "shared"])
+@pytest.mark.parametrize("splits", [1, STREAM_K_TAIL], ids=["whole", "shared"])
 @pytest.mark.parametrize("tile", TILES)
 def test_tiles_of_the_input_gradient(tile, splits, dtype):
     arguments, _, dy = inputs("gated", dtype, "cuda", SHAPE, bias=False, residual=False)

@@ -9,7 +9,7 @@ import pytest
 
 from fusedops import _C
 from fusedops._core.activation import CODES
-from fusedops._tuning.names import plan_text
+from fusedops._tuning.names import DTYPES, EPILOGUES, FAMILIES, plan_text
 
 TN = {"a_major": "k", "b_major": "k"}  # x @ weight.T
 NN = {"a_major": "k", "b_major": "mn"}  # dz @ weight
@@ -31,13 +31,13 @@ PINNED = {
     (2048, 2048, 2048, "TN"): "sm90 128x128 pingpong 1x1",
     (1024, 1024, 1024, "TN"): "cluster 128x64 swapped 1x1",
     (512, 512, 512, "TN"): "cluster 72x64 swapped 1x1",
-    (65536, 256, 256, "TN"): "sm90 128x128 pingpong 1x1, swizzle 32",
-    (131072, 128, 128, "TN"): "sm90 256x128 cooperative 1x1, swizzle 32",
-    (1048576, 64, 64, "TN"): "sm90 128x64 pingpong 1x1, swizzle 32",
-    (32768, 512, 512, "TN"): "sm90 128x128 pingpong 1x1, swizzle 32",
-    (8192, 11008, 4096, "TN"): "sm90 128x176 pingpong 1x1, shared last wave",
-    (8192, 4096, 11008, "TN"): "sm90 128x256 cooperative 2x1, shared last wave",
-    (4096, 28672, 4096, "TN"): "sm90 128x176 pingpong 1x1, shared last wave",
+    (65536, 256, 256, "TN"): "sm90 128x128 pingpong 1x1, raster width 32",
+    (131072, 128, 128, "TN"): "sm90 256x128 cooperative 1x1, raster width 32",
+    (1048576, 64, 64, "TN"): "sm90 128x64 pingpong 1x1, raster width 32",
+    (32768, 512, 512, "TN"): "sm90 128x128 pingpong 1x1, raster width 32",
+    (8192, 11008, 4096, "TN"): "sm90 128x176 pingpong 1x1, stream-K tail",
+    (8192, 4096, 11008, "TN"): "sm90 128x256 cooperative 2x1, stream-K tail",
+    (4096, 28672, 4096, "TN"): "sm90 128x176 pingpong 1x1, stream-K tail",
     (3000, 1000, 520, "TN"): "cluster 216x128 swapped 1x1, clusters of 4 tiles",
     (6144, 4608, 1536, "TN"): "sm90 128x192 pingpong 1x1",
     (2048, 5120, 1280, "TN"): "sm90 128x160 pingpong 1x1",
@@ -61,7 +61,7 @@ PINNED = {
     (128, 8192, 1024, "TN"): "skinny 128x64 deep 1x1",
     (64, 8192, 1024, "TN"): "skinny 128x64 deep 1x1",
     (1, 8192, 1024, "TN"): "skinny 128x64 deep 1x1",
-    (8192, 1600, 6400, "TN"): "sm90 128x160 pingpong 1x1, shared last wave",
+    (8192, 1600, 6400, "TN"): "sm90 128x160 pingpong 1x1, stream-K tail",
     (2048, 1280, 5120, "TN"): "cluster 160x128 swapped 1x1",
     (256, 11008, 4096, "TN"): "sm90 128x176 pingpong 1x1",
     (256, 4096, 11008, "TN"): "cluster 128x128 split-k 1x2",
@@ -75,13 +75,13 @@ PINNED = {
     (640, 4096, 1024, "TN"): "cluster 160x128 swapped 1x1",
     # Of models that no suite has.
     (1576, 768, 3072, "TN"): "cluster 72x128 swapped 1x1",
-    (9232, 1152, 4304, "TN"): "sm90 128x192 pingpong 1x1, shared last wave",
-    (12800, 512, 512, "TN"): "sm90 128x128 pingpong 1x1, swizzle 32",
+    (9232, 1152, 4304, "TN"): "sm90 128x192 pingpong 1x1, stream-K tail",
+    (12800, 512, 512, "TN"): "sm90 128x128 pingpong 1x1, raster width 32",
     # Epilogues that outlast their mainloops, and rows that cut lines and sectors of L2 as well.
-    (12104, 688, 280, "TN"): "sm90 128x192 pingpong 2x1, swizzle 32",
-    (23856, 1920, 280, "TN"): "sm90 128x192 pingpong 2x1, swizzle 32",
+    (12104, 688, 280, "TN"): "sm90 128x192 pingpong 2x1, raster width 32",
+    (23856, 1920, 280, "TN"): "sm90 128x192 pingpong 2x1, raster width 32",
     (4448, 5808, 296, "TN"): "sm90 128x192 pingpong 2x1",
-    (19072, 5392, 168, "TN"): "sm90 128x192 pingpong 2x1, swizzle 32",
+    (19072, 5392, 168, "TN"): "sm90 128x192 pingpong 2x1, raster width 32",
     # Rows that cut the sectors of L2: blocks load them once for several tiles.
     (904, 904, 3600, "TN"): "cluster 152x64 swapped 1x1, clusters of 8 tiles",
     (4288, 512, 3496, "TN"): "cluster 144x128 swapped 1x1, clusters of 8 tiles",
@@ -93,13 +93,13 @@ PINNED = {
     (8192, 4096, 4096, "NN"): "sm90 256x128 cooperative 1x2",
     (4096, 4096, 8192, "NT"): "sm90 128x256 cooperative 2x1",
     (16384, 768, 3072, "NN"): "sm90 128x192 pingpong 1x1",
-    (3072, 768, 16384, "NT"): "sm90 128x192 pingpong 1x1, shared last wave",
+    (3072, 768, 16384, "NT"): "sm90 128x192 pingpong 1x1, stream-K tail",
     (1500, 1024, 4096, "NN"): "cluster 192x128 split-k 1x2",
-    (65536, 256, 256, "NN"): "sm90 128x128 pingpong 1x1, swizzle 32",
+    (65536, 256, 256, "NN"): "sm90 128x128 pingpong 1x1, raster width 32",
     (256, 256, 65536, "NT"): "sm90 64x64 pingpong 1x1, 8 splits",
     (2048, 2048, 2048, "NN"): "sm90 128x128 pingpong 1x1",
     (2048, 2048, 2048, "NT"): "sm90 128x128 pingpong 1x1",
-    (1048576, 64, 64, "NN"): "sm90 128x64 pingpong 1x1, swizzle 32",
+    (1048576, 64, 64, "NN"): "sm90 128x64 pingpong 1x1, raster width 32",
     (64, 64, 1048576, "NT"): "sm90 64x64 pingpong 1x1, 48 splits",
 }
 
@@ -109,20 +109,20 @@ PINNED_MAIN_GRAD = {
     (4096, 1024, 8192): "sm90 128x256 cooperative 2x1",
     (1024, 4096, 8192): "sm90 128x256 cooperative 2x1",
     (4096, 4096, 8192): "sm90 128x256 cooperative 2x1",
-    (3072, 768, 16384): "sm90 128x192 pingpong 1x1, shared last wave",
-    (768, 3072, 16384): "sm90 128x192 pingpong 1x1, shared last wave",
+    (3072, 768, 16384): "sm90 128x192 pingpong 1x1, stream-K tail",
+    (768, 3072, 16384): "sm90 128x192 pingpong 1x1, stream-K tail",
     (8192, 2048, 8192): "sm90 128x256 cooperative 2x1",
-    (14336, 4096, 8192): "sm90 128x256 cooperative 2x1, shared last wave",
-    (4096, 14336, 8192): "sm90 128x192 pingpong 1x1, shared last wave",
+    (14336, 4096, 8192): "sm90 128x256 cooperative 2x1, stream-K tail",
+    (4096, 14336, 8192): "sm90 128x192 pingpong 1x1, stream-K tail",
 }
 
 
 # Gradients of the pre-activation, of gelu_tanh: long epilogues, which pingpong hides.
 PINNED_GRAD = {
     (8192, 3072, 768): "sm90 128x128 pingpong 1x1",
-    (100352, 768, 192): "sm90 128x128 pingpong 1x1, swizzle 32",
-    (4096, 10240, 2560): "sm90 128x128 pingpong 1x1, shared last wave",
-    (8192, 16384, 4096): "sm90 128x128 pingpong 1x1, shared last wave",
+    (100352, 768, 192): "sm90 128x128 pingpong 1x1, raster width 32",
+    (4096, 10240, 2560): "sm90 128x128 pingpong 1x1, stream-K tail",
+    (8192, 16384, 4096): "sm90 128x128 pingpong 1x1, stream-K tail",
     (512, 2048, 512): "sm90 64x64 pingpong 1x1",
 }
 
@@ -131,7 +131,7 @@ PINNED_GRAD = {
 PINNED_COSTLY = {
     (8192, 4096, 1024): "sm90 128x160 pingpong 1x1",
     (16384, 768, 768): "sm90 128x128 pingpong 1x1",
-    (524288, 128, 64): "sm90 128x64 pingpong 1x1, swizzle 32",
+    (524288, 128, 64): "sm90 128x64 pingpong 1x1, raster width 32",
 }
 
 
@@ -306,3 +306,27 @@ def test_every_measured_choice_can_be_taken():
         _, _, tile = chosen["name"].partition(" ")
         assert [int(word) for word in re.findall(r"\d+", tile)] == shape, (m, n, k)
         assert chosen["splits"] == splits
+
+
+@pytest.mark.parametrize(
+    ("name", "enum", "header"),
+    [
+        ("dtype", "DType", "csrc/common/dtype.h"),
+        ("epilogue", "Epilogue", "csrc/cutlass/problem.h"),
+        ("math", "MathMode", "csrc/cutlass/problem.h"),
+        ("major", "Major", "csrc/cutlass/problem.h"),
+        ("family", "Family", "csrc/cutlass/configs/config.h"),
+        ("chosen_by", "ChosenBy", "csrc/cutlass/configs/plan.h"),
+    ],
+)
+def test_enums_have_the_names_of_their_enumerators(name, enum, header):
+    text = (Path(__file__).parents[2] / header).read_text()
+    values = re.search(rf"enum class {enum} : \w+ {{([^}}]*)}}", text)[1]
+    enumerators = [value.strip() for value in values.split(",")]
+    assert _C.enums()[name] == [value.removeprefix("k").lower() for value in enumerators]
+
+
+def test_codes_are_the_positions_of_names():
+    assert [*FAMILIES] == _C.enums()["family"]
+    assert [*EPILOGUES.values()] == list(range(len(_C.enums()["epilogue"])))
+    assert [str(dtype) for dtype in DTYPES] == [f"torch.{name}" for name in _C.enums()["dtype"]]

@@ -265,6 +265,27 @@ def test_a_cluster_kernel_takes_the_tiles_of_its_candidate_only():
         assert bool(plans_of(fields)["tuned"]) == served
 
 
+@pytest.mark.parametrize(
+    ("shape", "has"),
+    [
+        ((768, 3072, 16384), ("sm90", 0, 8)),  # a stream-K tail
+        ((256, 256, 65536), ("sm90", 8, 8)),  # slices of K
+        ((904, 904, 3600), ("cluster", 1, 8)),  # tiles that share operands
+    ],
+)
+def test_the_numbers_of_a_stored_plan_mean_what_they_meant(shape, has):
+    fields = problem(*shape)
+    names = ("family", "splits", "swizzle")
+    usable = [c for c in plans_of(fields)["candidates"] if c["rejected"] is None]
+    by_numbers = {tuple(c[name] for name in names): c for c in usable}
+    assert has in by_numbers
+    for numbers, choice in by_numbers.items():
+        assert install(KEY, [fields | choice | {"us": 1.0, "default_us": 1.0}]) == 1
+        tuned = plans_of(fields)["tuned"]
+        assert tuple(tuned[name] for name in names) == numbers
+        assert tuned["name"] == choice["name"]
+
+
 def test_the_recorder_notes_every_problem():
     _C.start_recording()
     plans_of(problem())

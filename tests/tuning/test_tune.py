@@ -78,7 +78,7 @@ def run(problems, **options):
 def test_the_fastest_is_kept_stored_and_used(on_paper):
     report = run([problem()])
     (tuned,) = report.tuned
-    assert tuned.kernel == f"{FAST}, swizzle 32"
+    assert tuned.kernel == f"{FAST}, raster width 32"
     assert tuned.us == 10.0
     assert tuned.gain == pytest.approx(1.2)
     assert report.path == KEY.path

@@ -35,7 +35,6 @@ static const char* cluster_schedule(const ClusterConfig& config) {
 }
 
 std::string config_name(Family family, int config) {
-  constexpr const char* kFamilies[] = {"sm80", "sm90", "skinny", "cluster"};
   constexpr const char* kSchedules[] = {"multistage", "pingpong", "cooperative"};
   constexpr const char* kDepths[] = {"deep", "half", "third"};  // of kSkinny
   const GemmConfig& c = config_of(family, config);
@@ -43,7 +42,7 @@ std::string config_name(Family family, int config) {
                          : family == Family::kCluster ? cluster_schedule(kClusterConfigs[config])
                                                       : kSchedules[static_cast<int>(c.schedule)];
   char name[80];
-  std::snprintf(name, sizeof name, "%s %dx%d %s %dx%d", kFamilies[static_cast<int>(family)],
+  std::snprintf(name, sizeof name, "%s %dx%d %s %dx%d", kFamilyNames[static_cast<int>(family)],
                 c.tile_m, c.tile_n, schedule, c.cluster_m, c.cluster_n);
   return name;
 }

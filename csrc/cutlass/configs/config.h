@@ -12,6 +12,8 @@ namespace fusedops {
 // A; TMA + WGMMA where the blocks of a cluster share K or operands, for few tiles.
 enum class Family : int8_t { kSm80, kSm90, kSkinny, kCluster };
 inline constexpr int kNumFamilies = 4;
+inline constexpr const char* kFamilyNames[kNumFamilies] = {"sm80", "sm90", "skinny", "cluster"};
+
 enum class Schedule : int8_t { kMultistage, kPingpong, kCooperative };
 
 struct GemmConfig {

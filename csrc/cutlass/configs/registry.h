@@ -1,4 +1,5 @@
-// Where instances/*.cu announce their kernels at load time and the launcher finds them. Host only.
+// The table in which instances/*.cu announce their kernels at load time and the launcher finds
+// them. Host only.
 #pragma once
 
 #include "csrc/cutlass/configs/config.h"

@@ -55,8 +55,9 @@ inline constexpr GemmConfig kSm90Configs[] = {
 };
 inline constexpr int kNumSm90Configs = sizeof(kSm90Configs) / sizeof(kSm90Configs[0]);
 
-// Which kernels can take tiles (sm90_tile_queue.cuh). Each tile has its price: small ones cannot.
-constexpr bool takes_tiles(int tile_m, Epilogue epilogue, Major a, Major b) {
+// Which kernels are also compiled with a dynamic schedule (sm90_dynamic_scheduler.cuh). Taking a
+// tile has its price: kernels of small tiles cannot pay it.
+constexpr bool has_dynamic_schedule(int tile_m, Epilogue epilogue, Major a, Major b) {
   return tile_m >= 128 && epilogue == Epilogue::kFused && a == Major::kK && b == Major::kK;
 }
 

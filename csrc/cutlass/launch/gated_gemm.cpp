@@ -1,9 +1,10 @@
 #include "csrc/cutlass/launch/gated_gemm.h"
 
 #include "csrc/common/int_math.h"
-#include "csrc/cutlass/configs/tile_sharing.h"
+#include "csrc/cutlass/configs/stream_k_tail.h"
 #include "csrc/cutlass/launch/gemm_launch.h"
 #include "csrc/cutlass/launch/launch_memory.h"
+#include "csrc/cutlass/select/families.h"
 #include "csrc/cutlass/select/plan_cache.h"
 
 namespace fusedops {
@@ -15,9 +16,11 @@ GatedRunFn g_kernels[kNumGatedProducts][kNumDTypes][kNumSm90Configs];
 bool aligned16(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
 
 // Measured: wider bands save up to 4 % where five matrices of the output's size pass by.
-constexpr int band_of(GatedProduct product) { return product == GatedProduct::kGradient ? 16 : 8; }
+constexpr int raster_width_of(GatedProduct product) {
+  return product == GatedProduct::kGradient ? 16 : 8;
+}
 
-// In tiles of `config`; a cluster holds `pair` of them.
+// The output in tiles of `config`; a cluster holds `pair` of them.
 struct TileGrid {
   int64_t tiles, clusters, pair;
 };
@@ -37,31 +40,30 @@ bool pays(GatedProduct product, const GatedGemm& p, const DeviceModel& device) {
                                             : tiles >= device.sm_count;
 }
 
-bool shares_last_wave(GatedProduct product, const GatedGemm& p, int config,
-                      const DeviceModel& device) {
+bool has_tail(GatedProduct product, const GatedGemm& p, int config, const DeviceModel& device) {
   const auto [tiles, clusters, pair] = tiles_of(product, p, config);
   const int64_t slots = device.sm_count / pair;
-  return share_tiles(clusters % slots, slots, ceil_div(p.k, 64)).helpers > 0;
+  return stream_k_tail(clusters % slots, slots, ceil_div(p.k, 64)).helpers > 0;
 }
 
 // Both sums of kInput are one over twice as many steps of K.
 GemmPlan plan_of(GatedProduct product, const GatedGemm& p, const DeviceModel& device) {
   GemmPlan plan{.family = Family::kSm90, .config = first_gated_config(product)};
-  plan.swizzle = band_of(product);
+  plan.raster_width = raster_width_of(product);
   if (product != GatedProduct::kInput) {
-    if (shares_last_wave(product, p, plan.config, device)) plan.splits = kSharedWave;
+    if (has_tail(product, p, plan.config, device)) plan.k_split = KSplit::kTail;
     return plan;
   }
   GemmProblem both = p;
   both.k *= 2;
   const GemmPlan chosen = select_gemm_cached(both, device);
   const bool compiled = chosen.family == Family::kSm90 && gated_compiled(product, chosen.config);
-  if (compiled && chosen.splits <= 1) return chosen;
-  plan.splits = kSharedWave;  // where that saves something
+  if (compiled && chosen.k_split != KSplit::kSlices) return chosen;
+  plan.k_split = KSplit::kTail;  // where that saves something
   return plan;
 }
 
-// Fills in one pair of operands, as the kernels of this product read them. False when they cannot.
+// Fills in one pair of operands, as the kernels of this product read them; false when they cannot.
 bool place(const MatrixView& a, const MatrixView& b, Major b_major, GemmProblem& p,
            const DeviceModel& device) {
   const OperandPlan plan = plan_operands(a, b, p, device);
@@ -84,9 +86,9 @@ GatedRunFn find_gated(GatedProduct product, DType dtype, int config) {
 bool run_gated_gemm(const char* op, GatedProduct product, GatedGemm p,
                     const GatedOperands& operands, const LaunchScope& scope) {
   const DeviceModel device = device_model(scope);
-  if (find_gated(product, p.dtype, first_gated_config(product)) == nullptr ||
-      device.capability / 10 != 9)
+  if (find_gated(product, p.dtype, first_gated_config(product)) == nullptr || !device.hopper()) {
     return false;
+  }
   if (p.k == 0 || !pays(product, p, device)) return false;
   if (!aligned16(p.gate) || !aligned16(p.up) || p.gate_ld % 8 != 0) return false;
   const Major b_major = product == GatedProduct::kForward ? Major::kK : Major::kMN;
@@ -100,9 +102,9 @@ bool run_gated_gemm(const char* op, GatedProduct product, GatedGemm p,
     p.b2 = second.b;
   }
   const GemmPlan plan = plan_of(product, p, device);
-  p.swizzle = plan.swizzle;
+  p.raster_width = plan.raster_width;
   Tensor exchanged;
-  if (plan.splits == kSharedWave) {
+  if (plan.k_split == KSplit::kTail) {
     const GemmConfig& tile = kSm90Configs[plan.config];
     exchanged = make_exchange_space(int64_t{tile.tile_m} * tile.tile_n, scope, p.exchange);
   }

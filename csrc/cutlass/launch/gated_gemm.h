@@ -1,4 +1,4 @@
-// Launching the kernels of gated_configs.h.
+// Launches the kernels of gated_configs.h.
 #pragma once
 
 #include <optional>

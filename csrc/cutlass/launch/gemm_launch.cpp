@@ -16,6 +16,7 @@
 #include "csrc/cutlass/passes/pack.h"
 #include "csrc/cutlass/passes/splitk_reduce.h"
 #include "csrc/cutlass/select/plan_cache.h"
+#include "csrc/cutlass/select/sm90_plan.h"
 
 namespace fusedops {
 
@@ -88,7 +89,7 @@ void launch_kernel_of(const char* op, const GemmPlan& plan, const GemmProblem& p
 void launch_split(const char* op, const GemmPlan& plan, const GemmProblem& p,
                   const LaunchScope& scope) {
   GemmProblem slices = p;
-  slices.slice_k = round_up(ceil_div(p.k, plan.splits), 64);
+  slices.slice_k = round_up(ceil_div(p.k, plan.slices), 64);
   slices.slices = ceil_div(p.k, slices.slice_k);
   slices.slice_stride = p.m * p.n;
   const Tensor partial = workspace(slices.slices * p.m * p.n * 4, scope);
@@ -104,16 +105,17 @@ void launch_split(const char* op, const GemmPlan& plan, const GemmProblem& p,
 }
 
 void launch_plan(const char* op, const GemmPlan& plan, GemmProblem p, const LaunchScope& scope) {
-  p.swizzle = plan.swizzle;
+  p.raster_width = plan.raster_width;
+  p.shared_tiles = plan.shared_tiles;
   Tensor exchanged;
-  if (plan.splits == kSharedWave) {
+  if (plan.k_split == KSplit::kTail) {
     const GemmConfig& tile = config_of(plan.family, plan.config);
     exchanged = make_exchange_space(int64_t{tile.tile_m} * tile.tile_n, scope, p.exchange);
-  } else if (takes_tiles(p, plan, device_model(scope))) {
+  } else if (wants_dynamic_schedule(p, plan, device_model(scope))) {
     exchanged = make_tile_counter(scope, p.exchange);
   }
   // NOTE: only WGMMA kernels add to d themselves.
-  if (plan.splits > 1 || (p.accumulate && plan.family != Family::kSm90)) {
+  if (plan.k_split == KSplit::kSlices || (p.accumulate && plan.family != Family::kSm90)) {
     launch_split(op, plan, p, scope);
   } else {
     launch_kernel_of(op, plan, p, scope);
@@ -183,8 +185,8 @@ Prepared prepare(const GemmCall& call, const GemmProblem& p, const LaunchScope& 
   return prepared;
 }
 
-// True when the result does not need a product: d is empty or act(bias).
-bool finished_early(const GemmCall& call, const GemmProblem& p, const LaunchScope& scope) {
+// Whether the result needs no product: d is empty, or it is act(bias), which this launches.
+bool launch_without_product(const GemmCall& call, const GemmProblem& p, const LaunchScope& scope) {
   if (p.m == 0 || p.n == 0) return true;
   if (p.k > 0) return false;
   check_launched(call.op, splitk_reduce(p, nullptr, 0, scope.context()));
@@ -225,7 +227,7 @@ MatrixView rows_view(const Tensor& tensor, Tensor& holder) {
 void run_gemm(const GemmCall& call, const Tensor& d, const Tensor* preact,
               const LaunchScope& scope) {
   const GemmProblem p = problem_of(call, d, preact);
-  if (finished_early(call, p, scope)) return;
+  if (launch_without_product(call, p, scope)) return;
   if (wants_exact_parts(p, device_model(scope))) return run_exact(call, p, scope);
   const Prepared prepared = prepare(call, p, scope);
   const GemmPlan plan = select_gemm_cached(prepared.problem, device_model(scope));
@@ -289,7 +291,7 @@ bool run_gemm_adding(const GemmCall& call, const Tensor& d, const LaunchScope& s
 void run_gemm_with_plan(const GemmCall& call, const GemmPlan& plan, const Tensor& d,
                         const Tensor* preact, const LaunchScope& scope) {
   const GemmProblem p = problem_of(call, d, preact);
-  if (finished_early(call, p, scope)) return;
+  if (launch_without_product(call, p, scope)) return;
   launch_plan(call.op, plan, prepare(call, p, scope).problem, scope);
 }
 

@@ -1,5 +1,5 @@
-// From strided matrices to launched kernels: selection, packing of what the hardware cannot read,
-// split-K, the fp32-accurate path. The ops in linear.cpp stand on this.
+// The way from strided matrices to launched kernels: selection, packing of what the hardware cannot
+// read, split-K, the fp32-accurate path. The ops in linear.cpp stand on this.
 #pragma once
 
 #include <optional>

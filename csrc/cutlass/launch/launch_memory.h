@@ -7,10 +7,10 @@
 
 namespace fusedops {
 
-// Where CTAs share tiles (tile_sharing.h) of so many elements.
+// What the CTAs of a stream-K tail (stream_k_tail.h) exchange, for tiles of so many elements.
 Tensor make_exchange_space(int64_t tile_elements, const LaunchScope& scope, ExchangeSpace& space);
 
-// Where CTAs take tiles (takes_tiles): two flags.
+// The tile counter of a dynamic schedule (wants_dynamic_schedule), in two flags.
 Tensor make_tile_counter(const LaunchScope& scope, ExchangeSpace& space);
 
 }  // namespace fusedops

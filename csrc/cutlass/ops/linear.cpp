@@ -118,7 +118,7 @@ std::tuple<Tensor, Tensor, Tensor> linear_backward(const Tensor& dy,            
   MatrixView dz_view = dense_rows(dy, dy_holder);
   const MatrixView x_view = need_dweight ? rows_view(x, x_holder) : MatrixView{};
 
-  // Few features: all of it in one pass over the rows
+  // Few features: one kernel forms all of it in one pass over the rows.
   const bool reads_saved = saved_for_backward(shape.activation) != Saved::kNothing;
   const NarrowOperands operands{
       .dy = dz_view,
@@ -181,9 +181,9 @@ Tensor gemm_with_config(const Tensor& a,                    // (M, K)
                      swizzle >= 1 && epilogue >= 0 &&
                      epilogue <= static_cast<int64_t>(Epilogue::kAccumulator),
                  op, ": family, config, splits, swizzle or epilogue is out of range");
-  FUSEDOPS_CHECK(splits != kSharedWave ||
-                     (static_cast<Family>(family) == Family::kSm90 && a.element_size() == 2),
-                 op, ": 0 splits (a shared last wave) need a kernel of sm90 and 16-bit operands");
+  FUSEDOPS_CHECK(
+      splits != 0 || (static_cast<Family>(family) == Family::kSm90 && a.element_size() == 2), op,
+      ": 0 splits (a stream-K tail) need a kernel of sm90 and 16-bit operands");
   const LaunchScope scope(op, a);
   GemmCall call = matmul_call(a, b, shape, /*allow_tf32=*/true);
   call.epilogue = static_cast<Epilogue>(epilogue);
@@ -192,8 +192,8 @@ Tensor gemm_with_config(const Tensor& a,                    // (M, K)
   const Tensor z = call.epilogue == Epilogue::kPreact ? empty_like_rows(a, shape.n) : Tensor();
   Tensor bias_holder;
   call.bias = readable_bias(bias, bias_holder);
-  const GemmPlan plan{static_cast<Family>(family), static_cast<int>(config),
-                      static_cast<int>(splits), static_cast<int>(swizzle)};
+  const GemmPlan plan = plan_from_numbers(static_cast<Family>(family), static_cast<int>(config),
+                                          static_cast<int>(splits), static_cast<int>(swizzle));
   run_gemm_with_plan(call, plan, y, z.defined() ? &z : nullptr, scope);
   return y;
 }

@@ -28,7 +28,7 @@ void check_launched(const char* failure) {
   FUSEDOPS_CHECK(failure == nullptr, kOp, ": the launch failed: ", failure);
 }
 
-// `rows` rows, zeros behind those of the tensor.
+// A copy of `rows` rows, with zeros behind those of the tensor.
 Tensor padded(const Tensor& tensor, int64_t rows) {
   auto sizes = std::vector<int64_t>(tensor.sizes().begin(), tensor.sizes().end());
   const int64_t given = sizes[0];
@@ -154,7 +154,7 @@ Gradients allocate(const Tensor& x, const LinearCrossEntropyShape& shape, int64_
   return g;
 }
 
-// The first `rows` rows in memory of their own.
+// A copy of the first `rows` rows in memory of their own.
 Tensor finished(const Tensor& dweight, int64_t rows, ScalarType dtype) {
   if (dweight.size(0) == rows) return torch::stable::to(dweight, dtype);
   Tensor all = dweight;

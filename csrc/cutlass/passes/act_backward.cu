@@ -6,7 +6,7 @@
 namespace fusedops {
 namespace {
 
-// 16-byte accesses where every row allows them.
+// Whether every row allows accesses of 16 bytes.
 bool vectorizable(const ActBackward& p) {
   const int64_t vec = 16 / dtype_bytes(p.dtype);
   const auto aligned = [](const void* pointer) {

@@ -8,7 +8,7 @@
 namespace fusedops {
 namespace {
 
-// 16-byte accesses where every row allows them.
+// Whether every row allows accesses of 16 bytes.
 bool vectorizable(DType dtype, std::initializer_list<int64_t> extents,
                   std::initializer_list<const void*> pointers) {
   for (const int64_t extent : extents) {

@@ -9,7 +9,8 @@
 // which begins where the first ended, finds most of it in L2.
 #pragma once
 
-#include "csrc/cuda/rows/softmax/cross_entropy.cuh"
+#include "csrc/common/device/logit_rows.cuh"
+#include "csrc/common/device/pdl.cuh"
 
 namespace fusedops {
 
@@ -34,7 +35,7 @@ struct CappedLogit {
     if constexpr (kCap) return cap * tanh_of(x / cap);
     return x;
   }
-  // Of what operator() gave.
+  // The derivative, from what operator() gave.
   __device__ __forceinline__ C slope(C y) const {
     if constexpr (kCap) return 1 - (y / cap) * (y / cap);
     return 1;
@@ -45,14 +46,15 @@ struct CappedLogit {
   __device__ __forceinline__ static double tanh_of(double x) { return tanh(x); }
 };
 
-// Largest value, sum of exponentials relative to it, sum of values where `smooth`.
+// What a thread knows of a row: the largest value, the sum of exponentials relative to it, and the
+// sum of values where `smooth`.
 template <class T, bool kCap>
 struct LossRowSums {
   using C = Compute<T>;
   static constexpr int kVec = kChunkOf<T>;
   C top = -static_cast<C>(INFINITY), sum[kSums<kVec>] = {}, values = 0;
 
-  // The first `count` chunks.
+  // Adds the first `count` chunks.
   template <int kCount>
   __device__ __forceinline__ void add(Packed<T, kVec> (&x)[kCount], int count,
                                       const CappedLogit<C, kCap>& logit, bool smooth) {
@@ -114,7 +116,7 @@ __device__ __forceinline__ void each_chunks(int chunks, Load load, Fn fn) {
   }
 }
 
-// Over a block whose threads have parts of one row; the same bits in every thread.
+// Joins the parts of one row that the threads of a block have; every thread gets the same bits.
 template <class T, class C>
 __device__ __forceinline__ LogitPart<C> join_block(LogitPart<C> part, bool smooth) {
   __shared__ LogitPart<C> warps[kLossThreads / 32];
@@ -129,7 +131,7 @@ __device__ __forceinline__ LogitPart<C> join_block(LogitPart<C> part, bool smoot
   return part;
 }
 
-// The gradient of a row in the place of its logits. target: in the row.
+// Writes the gradient of a row in the place of its logits; `target` is a column of the row.
 template <class T, bool kCap>
 __device__ __forceinline__ void write_gradient(const LossRows<T>& p, T* x, int target,
                                                Compute<T> lse, Compute<T> factor,
@@ -210,7 +212,7 @@ __global__ void __launch_bounds__(kLossThreads) loss_rows_kernel(LossRows<T> p) 
   write_gradient<T, kCap>(p, x, exists ? static_cast<int>(target) : 0, lse, factor, logit);
 }
 
-// LossFactors, by one block.
+// One block computes the LossFactors.
 template <class C>
 __global__ void __launch_bounds__(kLossThreads)
     loss_factors_kernel(const int64_t* target, int64_t rows, int64_t ignore_index, bool mean,

@@ -24,7 +24,7 @@ bool fits(int64_t features) {
 }
 
 bool pays(const NarrowProblem& p) {
-  // Without dz to share, dx and dweight alone are plain products.
+  // Plain products serve dx or dweight alone, where there is no dz to share.
   const bool shares = p.activation != Activation::kNone || p.dbias || (p.dx && p.dweight);
   return p.m >= min_rows(p) && (p.dx || p.dweight) && shares;
 }
@@ -33,7 +33,7 @@ bool pays(const NarrowProblem& p) {
 
 bool narrow_takes(const NarrowProblem& p, const NarrowOperands& t, const DeviceModel& device) {
   const bool half = p.dtype == DType::kFloat16 || p.dtype == DType::kBFloat16;
-  return device.capability / 10 == 9 && half && fits(p.n) && fits(p.k) && pays(p) &&
+  return device.hopper() && half && fits(p.n) && fits(p.k) && pays(p) &&
          p.m <= std::numeric_limits<int32_t>::max() - narrow::kTileRows && readable(t.dy) &&
          (t.saved.data == nullptr || readable(t.saved)) && (!p.dweight || readable(t.x)) &&
          (!p.dx || readable(t.weight));

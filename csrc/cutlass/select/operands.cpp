@@ -10,7 +10,7 @@
 namespace fusedops {
 namespace {
 
-// Below this many multiply-adds the splitting costs more than it saves over FP32 FMA.
+// The fewest multiply-adds for which the splitting saves more over FP32 FMA than it costs.
 constexpr double kExactMinWork = 1 << 29;
 // Splitting moves 28 bytes per element: it pays where each one meets many others.
 constexpr double kExactMinReuse = 256;
@@ -61,8 +61,7 @@ OperandPlan plan_operands(const MatrixView& a, const MatrixView& b, const GemmPr
   OperandPlan plan{problem};
   GemmProblem& p = plan.problem;
   const int64_t bytes = dtype_bytes(p.dtype);
-  const bool k_major_only =
-      p.math == MathMode::kTf32 && device.capability / 10 == 9 && work(p) >= kPackMinWork;
+  const bool k_major_only = p.math == MathMode::kTf32 && device.hopper() && work(p) >= kPackMinWork;
   plan.pack_a = pack_reason(p, a, k_major_only, p.a);
   plan.pack_b = pack_reason(p, b.transposed(), k_major_only, p.b);
   // NOTE: zero padding of a packed K is harmless only when both sides have it, so a ragged K packs
@@ -81,7 +80,7 @@ OperandPlan plan_operands(const MatrixView& a, const MatrixView& b, const GemmPr
 
 bool wants_exact_parts(const GemmProblem& p, const DeviceModel& device) {
   const int64_t extent = std::max(p.n, split_columns(p.k));
-  return p.math == MathMode::kFp32 && device.capability / 10 == 9 && p.n % 4 == 0 &&
+  return p.math == MathMode::kFp32 && device.hopper() && p.n % 4 == 0 &&
          extent <= std::numeric_limits<int32_t>::max() && work(p) >= kExactMinWork &&
          double(p.m) * p.n >= kExactMinReuse * (double(p.m) + p.n);
 }

@@ -3,6 +3,7 @@
 #include <array>
 
 #include "csrc/cutlass/configs/sm80_configs.h"
+#include "csrc/cutlass/select/families.h"
 #include "csrc/cutlass/select/tuned_plans.h"
 
 namespace fusedops {

@@ -1,5 +1,4 @@
-// Which kernel serves a product: enumerate the configs, reject with a reason, rank by a time model.
-// Host only.
+// Which kernel serves a product: the candidates of all families, ranked by their times. Host only.
 #pragma once
 
 #include <vector>
@@ -8,21 +7,11 @@
 
 namespace fusedops {
 
-// Whether CTAs take tiles as they get to them (sm90_tile_queue.cuh), where memory is what a product
-// waits for.
-bool takes_tiles(const GemmProblem& problem, const GemmPlan& plan, const DeviceModel& device);
-
-// kGrad: rows of partial column sums, one for each warpgroup's rows of a tile.
-int64_t column_sum_rows(const GemmPlan& plan, int64_t m);
-
-// Every (config, splits, tiles of a cluster) considered, in table order: what explain and the tests
-// read.
+// Every (config, split of K, shared tiles) considered, family by family in the order of its table:
+// what explain and the tests read.
 std::vector<Candidate> enumerate_candidates(const GemmProblem& problem, const DeviceModel& device);
 
 // The fastest by the model; config == -1 when every candidate is rejected.
 GemmPlan select_gemm(const GemmProblem& problem, const DeviceModel& device);
-
-// Why TMA cannot address this problem (null: it can). The sm_80 family serves what this refuses.
-const char* tma_refusal(const GemmProblem& problem);
 
 }  // namespace fusedops

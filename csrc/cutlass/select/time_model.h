@@ -1,4 +1,5 @@
-// How long each family's kernels take for a product, in us: what select.cpp ranks by. Host only.
+// What the times of all families are made of: the GPU's rates, what a product moves, how two times
+// overlap. Each family's own model is in families/. Host only.
 //
 // Fitted to the ranking within perf/results/h200/gemm_sweep.csv (products of models, forward and
 // gradients) and gemm_sweep_large.csv (266 random ones of 2048 rows and more, 112 of gradients; one
@@ -6,40 +7,51 @@
 // one, 4 % where a weight has fewer than 2048 rows. Cycles are of a nominal clock.
 #pragma once
 
-#include "csrc/cutlass/configs/cluster_configs.h"
-#include "csrc/cutlass/configs/plan.h"
-#include "csrc/cutlass/configs/tile_sharing.h"
+#include "csrc/cutlass/problem.h"
 
 namespace fusedops {
 
 inline constexpr double kClockGhz = 1.60;
 inline constexpr double kMmaPerCycle = 1988;  // 16-bit multiply-adds per SM
 inline constexpr double kDramBytesPerUs = 4.2e6;
+inline constexpr double kLaunchUs = 3.28;
+inline constexpr double kReduceUs = 3.79;    // the split-K reduction, launch included
+inline constexpr double kDramOverlap = 4.0;  // of the time of SMs and of DRAM, but for slices of K
 
-// Whether an epilogue takes its time for it, as it does not for relu.
-bool is_costly(Activation activation);
+constexpr bool is_half(DType dtype) {
+  return dtype == DType::kFloat16 || dtype == DType::kBFloat16;
+}
 
-// Of what an epilogue reads and writes. kGrad: saved, d and, where act(saved) takes time, that.
+// Whether an epilogue takes its time for an activation, as it does not for relu.
+constexpr bool is_costly(Activation activation) {
+  return activation != Activation::kNone && activation != Activation::kRelu;
+}
+
+// Bytes of an output element that an epilogue reads and writes. kGrad: saved, d and, where
+// act(saved) takes time, that.
 int output_bytes(const GemmProblem& p);
 
-// Operands and outputs, once.
+// Bytes of operands and outputs, each once.
 double dram_bytes(const GemmProblem& p);
 
-struct TileCount {
-  int64_t all, slots;  // clusters of tiles, and of CTAs that run at a time
-  int64_t last_wave() const { return all % slots; }
-};
-TileCount count_tiles(const GemmProblem& p, const GemmConfig& c, const DeviceModel& device);
+// What two things at once take: from the longer one (power infinite) to their sum (1).
+double overlap(double a, double b, double power);
 
-// Of the last wave of these tiles.
-TileSharing sharing_of(const GemmProblem& p, const TileCount& tiles);
+// What splitk_reduce takes to add the slices of K.
+double reduce_us(const GemmProblem& p, int slices);
 
-// splits: those of GemmPlan.
-double sm90_us(const GemmProblem& p, const GemmConfig& c, int splits, const DeviceModel& device);
-double sm80_us(const GemmProblem& p, const GemmConfig& c, int splits, const DeviceModel& device);
-double skinny_us(const GemmProblem& p, const GemmConfig& c, const DeviceModel& device);
-// tiles: with those that fill the last clusters.
-double cluster_us(const GemmProblem& p, const GemmConfig& c, const TileCluster& cluster,
-                  double tiles, const DeviceModel& device);
+// ---- what a step of 128 bytes of K loads ----
+
+// The extent along which an operand is contiguous.
+inline int64_t line_of_a(const GemmProblem& p) { return p.a.major == Major::kK ? p.k : p.m; }
+inline int64_t line_of_b(const GemmProblem& p) { return p.b.major == Major::kK ? p.k : p.n; }
+
+// Whether lines begin inside those of 128 bytes of L2, or inside sectors of 32.
+inline bool is_cut(const GemmProblem& p, int64_t line, int bytes) {
+  return line * operand_bytes(p) % bytes != 0;
+}
+
+// Bytes of a step's rows of both operands; `cold`: how much more those of the larger one cost.
+double step_bytes(const GemmProblem& p, double rows_a, double rows_b, double cold);
 
 }  // namespace fusedops

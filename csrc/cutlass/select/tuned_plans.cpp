@@ -42,16 +42,18 @@ void note_problem(GemmProblem problem, const DeviceModel& device) {
 
 // A plan comes from a file, which may say anything.
 bool has_tile_order(const GemmPlan& plan) {
-  constexpr int kWidestBand = 64;  // tune tries up to 16
-  if (plan.family != Family::kCluster) return plan.swizzle >= 1 && plan.swizzle <= kWidestBand;
-  return std::ranges::find(kTileClusters, plan.swizzle) != std::end(kTileClusters);
+  constexpr int kWidestRaster = 64;  // tune tries up to 16
+  if (plan.family != Family::kCluster) {
+    return plan.raster_width >= 1 && plan.raster_width <= kWidestRaster;
+  }
+  return std::ranges::find(kTileClusters, plan.shared_tiles) != std::end(kTileClusters);
 }
 
-// Bands of any width suit the kernels that have bands.
+// A raster of any width suits the kernels that have one.
 bool is_plan_of(const GemmPlan& plan, const GemmPlan& known) {
   return known.family == plan.family && known.config == plan.config &&
-         known.splits == plan.splits &&
-         (plan.family != Family::kCluster || known.swizzle == plan.swizzle);
+         known.k_split == plan.k_split && known.slices == plan.slices &&
+         (plan.family != Family::kCluster || known.shared_tiles == plan.shared_tiles);
 }
 
 bool find_plan(TunedKey key, GemmPlan& plan) {

@@ -1,4 +1,4 @@
-"""How reports name a GEMM problem and the plan for it."""
+"""What a GEMM problem and the plan for it are called: in calls, in files and in reports."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from typing import Any
 
 import torch
 
+from .. import _C
 from .._core.activation import ACTIVATIONS
 
-DTYPES = {
-    torch.float16: "float16",
-    torch.bfloat16: "bfloat16",
-    torch.float32: "float32",
-    torch.float64: "float64",
-}
+_ENUMS = _C.enums()
+
+# A name's code, as torch.ops.fusedops_tuning.gemm_with_config takes it.
+FAMILIES = {name: code for code, name in enumerate(_ENUMS["family"])}
+EPILOGUES = {name: code for code, name in enumerate(_ENUMS["epilogue"])}
+DTYPES: dict[torch.dtype, str] = {getattr(torch, name): name for name in _ENUMS["dtype"]}
 LAYOUTS = {("k", "k"): "TN", ("k", "mn"): "NN", ("mn", "mn"): "NT", ("mn", "k"): "TT"}
 
-
-DEFAULT_SWIZZLE = 8  # select.cpp
-SHARED_WAVE = 0  # splits of a plan: select.h
+DEFAULT_RASTER_WIDTH = 8  # GemmPlan::raster_width of csrc/cutlass/configs/plan.h
+STREAM_K_TAIL = 0  # the number of splits that stands for one (plan_from_numbers, there)
 
 
 def problem_text(problem: dict[str, Any]) -> str:
@@ -35,17 +35,17 @@ def problem_text(problem: dict[str, Any]) -> str:
 
 
 def plan_text(plan: dict[str, Any]) -> str:
-    """`sm90 128x128 pingpong 2x1, 4 splits, swizzle 4`; defaults are left out."""
+    """`sm90 128x128 pingpong 2x1, 4 splits, raster width 4`; defaults are left out."""
     words = [plan["name"]]
     if plan["splits"] > 1:
         words.append(f"{plan['splits']} splits")
-    elif plan["splits"] == SHARED_WAVE:
-        words.append("shared last wave")
+    elif plan["splits"] == STREAM_K_TAIL:
+        words.append("stream-K tail")
     if plan["family"] == "cluster":
         if plan["swizzle"] > 1:
             words.append(f"clusters of {plan['swizzle']} tiles")
-    elif plan["swizzle"] != DEFAULT_SWIZZLE:
-        words.append(f"swizzle {plan['swizzle']}")
+    elif plan["swizzle"] != DEFAULT_RASTER_WIDTH:
+        words.append(f"raster width {plan['swizzle']}")
     return ", ".join(words)
 
 

@@ -19,7 +19,7 @@ from .._autograd.compose import activate
 from .._core.activation import ACTIVATIONS, activation_code
 from .._core.text import table
 from ..ops.linear import linear
-from .names import plan_text, problem_text, us_text
+from .names import EPILOGUES, FAMILIES, plan_text, problem_text, us_text
 from .plan_store import PROBLEM, GpuKey, Plan, gpu_key, install, merge_plans, problem_of, read_plans
 
 if TYPE_CHECKING:
@@ -33,8 +33,7 @@ Candidate = dict[str, Any]  # as _C.plan_gemm returns it
 Inputs = tuple[Tensor, Tensor, Tensor | None]
 Call = Callable[..., Tensor]
 
-FAMILIES = {"sm80": 0, "sm90": 1, "skinny": 2, "cluster": 3}  # csrc/cutlass/configs/config.h
-EPILOGUES = {"fused": 0, "preact": 1, "accumulator": 2}  # csrc/cutlass/problem.h
+TUNABLE = ("fused", "preact", "accumulator")  # epilogues that gemm_with_config runs
 SWIZZLES = (4, 8, 16, 32)
 CLUSTER_TILES = (1, 4, 8)  # the swizzles of family cluster (csrc/cutlass/configs/plan.h)
 
@@ -294,7 +293,7 @@ def skip_reason(problem: Problem) -> str | None:
         return "float64 kernels are few: selection knows them"
     if problem["math"] == "fp32":
         return "fp32-accurate products are not tunable; TF32 ones are"
-    if problem["epilogue"] not in EPILOGUES:
+    if problem["epilogue"] not in TUNABLE:
         return f"the {problem['epilogue']} epilogue cannot be measured on its own"
     if min(problem["m"], problem["n"], problem["k"]) < 1:
         return "nothing to compute"

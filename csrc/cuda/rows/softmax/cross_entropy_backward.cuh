@@ -2,6 +2,7 @@
 #pragma once
 
 #include "csrc/cuda/rows/softmax/cross_entropy.cuh"
+#include "csrc/cuda/rows/team/row_direct.cuh"
 
 namespace fusedops {
 

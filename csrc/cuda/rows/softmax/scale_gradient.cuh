@@ -2,9 +2,9 @@
 #pragma once
 
 #include "csrc/common/device/pdl.cuh"
+#include "csrc/common/device/row_chunk.cuh"
 #include "csrc/common/dtype.h"
 #include "csrc/common/launch_context.h"
-#include "csrc/cuda/rows/team/row_chunk.cuh"
 
 namespace fusedops {
 

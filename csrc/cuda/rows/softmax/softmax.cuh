@@ -5,7 +5,7 @@
 // then exchange both once (Milakov and Gimelshein 2018, online normaliser calculation).
 #pragma once
 
-#include "csrc/cuda/rows/team/row_exp.cuh"
+#include "csrc/cuda/rows/team/row_normaliser.cuh"
 #include "csrc/cuda/rows/team/row_slice.cuh"
 
 namespace fusedops {
@@ -21,23 +21,6 @@ struct SoftmaxForward {
 // The most chunks of a row that a thread holds: one more for rows that begin inside a chunk.
 template <bool kRagged>
 inline constexpr int kSoftmaxChunks = kRagged ? 9 : 8;
-
-// Largest of a thread's values. Halves two at a time, as they are.
-template <class T, int kVec, int kMax, class C = Compute<T>>
-__device__ __forceinline__ C largest(const Packed<T, kVec> (&x)[kMax], int count) {
-  constexpr int kWords = Packed<T, kVec>::kWords;
-  Packed<T, kVec> top = x[0];
-#pragma unroll
-  for (int i = 1; i < kMax; ++i) {
-    if (i >= count) break;
-#pragma unroll
-    for (int w = 0; w < kWords; ++w) top.raise(w, x[i]);
-  }
-  C value = top.at(0);
-#pragma unroll
-  for (int e = 1; e < kVec; ++e) value = larger(value, top.at(e));
-  return value;
-}
 
 template <class O, class Team, class T, int kVec, int kMax, class C = Compute<T>>
 __device__ __forceinline__ RowNormaliser<C> softmax_normaliser(Team& team,

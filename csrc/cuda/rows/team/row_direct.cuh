@@ -11,17 +11,6 @@ namespace fusedops {
 
 // ---- teams of one row, lean ones ----
 
-// Over `lanes` neighbouring lanes, a power of two.
-template <class C, class Fn>
-__device__ __forceinline__ C fold_lanes(C value, int lanes, Fn fn) {
-#pragma unroll
-  for (int width = 16; width > 0; width /= 2) {
-    const C joined = fn(value, __shfl_xor_sync(~0u, value, width));
-    value = width < lanes ? joined : value;
-  }
-  return value;
-}
-
 // Some lanes of a warp. Lanes of rows that do not exist shuffle with the others.
 class LaneTeam {
  public:
@@ -193,14 +182,6 @@ template <class T, int kVec>
 __device__ __forceinline__ Packed<T, kVec> load_once(const T* from) {
   static_assert(sizeof(T) * kVec == 16);
   return load_evict_last(reinterpret_cast<const Packed<T, kVec>*>(from));
-}
-
-template <class T, int kVec>
-__device__ __forceinline__ Packed<T, kVec> splat(T value) {
-  Compute<T> all[kVec];
-#pragma unroll
-  for (int e = 0; e < kVec; ++e) all[e] = to_compute(value);
-  return pack<T>(all);
 }
 
 // Elements from `from` on come from `value`, those before from `other`.

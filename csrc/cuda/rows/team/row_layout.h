@@ -3,18 +3,16 @@
 
 #include <cstdint>
 
+#include "csrc/common/row_chunk.h"
+
 namespace fusedops {
 
 inline constexpr int kRowThreads = 512;  // the largest block
-inline constexpr int kRowChunks = 4;     // the most chunks of a row that a thread holds
 inline constexpr int kRowStages = 3;     // rows in shared memory: one in work, two on the way
 inline constexpr int kRowCluster = 8;    // blocks of a cluster that every Hopper GPU takes
 
 // Of kernels that read a row in a loop.
 inline constexpr int kStreamThreads = 256, kStreamBlocks = 4;  // blocks on a multiprocessor
-
-template <class T>
-inline constexpr int kChunkOf = 16 / sizeof(T);  // elements of a chunk
 
 inline constexpr int kLineChunks = 8;  // of a line of L2
 

@@ -10,8 +10,8 @@
 #pragma once
 
 #include "csrc/common/device/pdl.cuh"
+#include "csrc/common/device/row_chunk.cuh"
 #include "csrc/cuda/rows/team/row_barrier.cuh"
-#include "csrc/cuda/rows/team/row_chunk.cuh"
 #include "csrc/cuda/rows/team/row_layout.h"
 
 namespace fusedops {

@@ -29,7 +29,7 @@ const char* launch(const ClusterConfig& config, const GemmProblem& p,
   CUtensorMap a, b;
   if (const char* refusal = encode(p, rows, num_rows, S::kRows, &a)) return refusal;
   if (const char* refusal = encode(p, columns, num_columns, S::kPart, &b)) return refusal;
-  const TileCluster cluster = tile_cluster(config, p, p.swizzle);
+  const TileCluster cluster = tile_cluster(config, p, p.shared_tiles);
   const int64_t tiles = cluster.tiles_of(config, p);
   if (tiles > INT32_MAX / S::kBlocks) return "too many output tiles";
   cudaError_t status = allow_shared_memory<&cluster_kernel<T, S>>(context.device, S::kSharedBytes);

@@ -16,7 +16,7 @@ namespace fusedops::cluster {
 
 // ---- the copying thread ----
 
-// Some rows of an operand by a step of K.
+// Loads some rows of an operand by a step of K.
 template <bool kTrans, int kRows>
 __device__ __forceinline__ void load(const CUtensorMap& map, uint64_t* full, unsigned char* to,
                                      int row, int k) {
@@ -30,7 +30,7 @@ __device__ __forceinline__ void load(const CUtensorMap& map, uint64_t* full, uns
   }
 }
 
-// The same for all of some blocks.
+// Loads a box into all of some blocks of the cluster.
 __device__ __forceinline__ void load_shared(const CUtensorMap& map, uint64_t* full,
                                             unsigned char* to, int row, int k, uint16_t blocks) {
   constexpr auto kHint = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
@@ -90,14 +90,14 @@ struct Reader {
     mask = lane == 0 ? 0 : lane == 1 ? sharing.columns - 1 : sharing.rows - 1;
     stride = lane == 1 ? sharing.rows : 1;
   }
-  // NOTE: no branch, which between WGMMAs would make them wait for each other.
+  // NOTE: this has no branch, which between WGMMAs would make them wait for each other.
   __device__ void release(int stage, bool used_again, const Shared<S>& shared) const {
     const int rank = S::kBlocks == 1 ? rank0 + (stage & mask) * stride : rank0;
     arrive_remote(address_of_rank(shared.empty(stage), rank), tells && used_again);
   }
 };
 
-// The steps of a stage by WGMMA, from one to another.
+// Multiplies the steps [kFrom, kTo) of a stage.
 template <class T, class S, int kFrom, int kTo>
 __device__ __forceinline__ void multiply_stage(float (&sum)[S::kColumns / 2], uint32_t a,
                                                uint32_t b) {

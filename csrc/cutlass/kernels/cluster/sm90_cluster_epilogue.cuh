@@ -1,5 +1,5 @@
-// Behind the mainloop of sm90_cluster.cuh: the sums of the blocks that split K, bias, activation,
-// and the tile's way to memory.
+// What follows the mainloop of sm90_cluster.cuh: the sums of the blocks that split K, bias,
+// activation, and the tile's way to memory.
 #pragma once
 
 #include "csrc/common/device/vec.cuh"
@@ -30,7 +30,7 @@ __device__ void send(const float (&sum)[S::kColumns / 2], const Shared<S>& share
   }
 }
 
-// In the order of distances, which is the same in every run.
+// Adds the other blocks' sums in the order of distances, which is the same in every run.
 template <class S>
 __device__ void add_received(float (&sum)[S::kColumns / 2], const Shared<S>& shared) {
   if constexpr (S::kBlocks == 1) return;
@@ -54,7 +54,8 @@ __device__ void add_received(float (&sum)[S::kColumns / 2], const Shared<S>& sha
 
 // ---- epilogue ----
 
-// Of the columns 2 (lane % 4) and the next of each piece, or of the rows lane / 4 and 8 on.
+// The bias of this thread's columns, 2 (lane % 4) and the next of each piece; or of its rows, lane
+// / 4 and the one 8 further on.
 template <class T, class S>
 struct Bias {
   uint32_t pairs[S::kSwapped ? 1 : S::kPieces] = {};
@@ -84,7 +85,7 @@ struct Bias {
   }
 };
 
-// 16 bytes of the output by way of shared memory.
+// Copies 16 bytes of the output from shared memory to global memory.
 template <class T>
 __device__ __forceinline__ void copy_unit(T* to, uint32_t from) {
   uint4 v;
@@ -95,7 +96,8 @@ __device__ __forceinline__ void copy_unit(T* to, uint32_t from) {
   *reinterpret_cast<uint4*>(to) = v;
 }
 
-// The warp's 16 rows of this block's columns, by way of shared memory: 64 bytes of a row at a time.
+// Stores the warp's 16 rows of this block's columns by way of shared memory, 64 bytes of a row at a
+// time.
 template <class T, class S>
 __device__ __forceinline__ void store(const Problem& p, T* to, const float (&sum)[S::kColumns / 2],
                                       const Shared<S>& shared, const Part<S>& part) {

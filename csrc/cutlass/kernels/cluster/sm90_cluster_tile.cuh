@@ -55,7 +55,7 @@ struct Shared {
   unsigned char* bytes;
   uint32_t base;
   __device__ uint32_t stage(int i) const { return base + i * S::kStageBytes; }
-  // From the block `distance` ranks before.
+  // What the block `distance` ranks before has sent.
   __device__ uint32_t received(int group, int distance) const {
     return base + S::kStages * S::kStageBytes +
            (group * (S::kBlocks - 1) + distance - 1) * S::kPieces * kPieceBytes;
@@ -69,7 +69,7 @@ struct Shared {
 template <class S>
 struct Part {
   int rank;
-  int row0, tile_column0;  // of the tile
+  int row0, tile_column0;  // where the tile begins
   int first, last;         // steps of K
   __device__ explicit Part(const Problem& p) {
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
@@ -93,8 +93,8 @@ struct Part {
     const int r = rank + distance;
     return r < S::kBlocks ? r : S::kBlocks == 1 ? 0 : r - S::kBlocks;
   }
-  // Of the columns that the block `distance` ranks on adds up. In shared memory and registers they
-  // come in the order of distances: a block's own columns are the first.
+  // The first column that the block `distance` ranks on adds up. In shared memory and registers
+  // they come in the order of distances: a block's own columns are the first.
   __device__ int column0(int distance) const {
     return tile_column0 + rank_after(distance) * S::kPart;
   }
@@ -120,7 +120,7 @@ struct Sharing {
   __device__ bool any() const { return rows * columns > 1; }
   __device__ bool loads_a(int stage) const { return (stage & (columns - 1)) == column; }
   __device__ bool loads_b(int stage) const { return (stage & (rows - 1)) == row; }
-  // Whom these copies reach.
+  // The blocks that copies for a row or a column of tiles reach.
   __device__ uint16_t blocks_of_row() const {
     int blocks = 0;
     for (int i = 0; i < columns; ++i) blocks |= 1 << (row + i * rows);

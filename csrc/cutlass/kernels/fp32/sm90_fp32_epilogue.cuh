@@ -12,7 +12,7 @@ namespace fusedops::sm90 {
 
 namespace fusion = cutlass::epilogue::fusion;
 
-// Compute node: the run-time activation of a fragment of pre-activations.
+// The compute node that applies the run-time activation to a fragment of pre-activations.
 template <Accuracy kAccuracy>
 struct ActivationNode {
   template <class T>

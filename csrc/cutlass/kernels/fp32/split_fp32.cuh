@@ -91,8 +91,8 @@ struct RepairProblem {
   Activation activation;
 };
 
-// Where the operands held Inf or NaN, recomputes every NaN of d in plain fp32: one warp an element.
-// Otherwise returns at once. The bf16 parts of an infinity are (Inf, 0, 0), whose products with
+// Recomputes every NaN of d in plain fp32, one warp an element, where the operands held Inf or NaN;
+// otherwise it returns at once. The bf16 parts of an infinity are (Inf, 0, 0), whose products with
 // zero parts are NaN where fp32 has Inf.
 inline __global__ void __launch_bounds__(256)
     repair_nonfinite_kernel(RepairProblem p, const int* nonfinite) {

@@ -42,7 +42,7 @@ struct GatedKernel : Kernel<T> {
       });
     };
     Base::run_roles(p, raw, load, [&](Shared& shared) {
-      if constexpr (T::kFinisher) GatedFinisher<T>(p, shared.store).run();
+      if constexpr (T::kEpilogueWarpgroup) GatedEpilogueWarpgroup<T>(p, shared.epilogue).run();
     });
   }
 };
@@ -96,7 +96,7 @@ struct GatedLaunch {
     TmaTensor t = tensor(data, p.m, p.n, ld);
     t.outer = 1;
     t.outer_stride = p.m * ld;
-    return encode_panel_map<typename Traits::Store>(t, map);
+    return encode_panel_map<typename Traits::Staging>(t, map);
   }
 
   static const char* encode(const GatedGemm& p, GatedParams& params) {
@@ -104,10 +104,10 @@ struct GatedLaunch {
     if (!refusal) refusal = encode_b(p, p.b, &params.b);
     if (!refusal && p.a2.data) refusal = encode_a(p, p.a2, &params.a2);
     if (!refusal && p.b2.data) refusal = encode_b(p, p.b2, &params.b2);
-    if constexpr (!Traits::kFinisher) {
-      if (!refusal) refusal = encode_output(p, p.d, p.ldd, &params.store.d);
-      if (!refusal) refusal = encode_output(p, p.gate, p.gate_ld, &params.store.aux);
-      if (!refusal) refusal = encode_output(p, p.up, p.gate_ld, &params.store.hidden);
+    if constexpr (!Traits::kEpilogueWarpgroup) {
+      if (!refusal) refusal = encode_output(p, p.d, p.ldd, &params.epilogue.d);
+      if (!refusal) refusal = encode_output(p, p.gate, p.gate_ld, &params.epilogue.aux);
+      if (!refusal) refusal = encode_output(p, p.up, p.gate_ld, &params.epilogue.hidden);
     }
     return refusal;
   }
@@ -120,12 +120,12 @@ struct GatedLaunch {
     const int64_t clusters_n = ceil_div(ceil_div(p.n, kColumns), Traits::kClusterN);
     if (clusters_m * clusters_n > INT32_MAX / 4) return "too many output tiles";
     params.first_steps = int(ceil_div(p.k, Traits::kTileK));
-    params.order =
-        make_tile_order(int(clusters_m), int(clusters_n), 1,
-                        params.first_steps * (kProduct == GatedProduct::kInput ? 2 : 1), p.swizzle);
+    params.schedule = make_tile_schedule(
+        int(clusters_m), int(clusters_n), 1,
+        params.first_steps * (kProduct == GatedProduct::kInput ? 2 : 1), p.raster_width);
     params.exchange = p.exchange;
-    params.store.activation = p.activation;
-    params.store.load_aux = p.gate != nullptr;
+    params.epilogue.activation = p.activation;
+    params.epilogue.load_aux = p.gate != nullptr;
     params.gate = p.gate;
     params.up = p.up;
     params.hidden = p.d;

@@ -7,7 +7,7 @@
 
 namespace fusedops::sm90 {
 
-// Of one warpgroup.
+// What one warpgroup stages.
 struct GatedForwardShared {
   alignas(1024) uint8_t staging[2][kGatedPanelBytes];
 };
@@ -15,7 +15,7 @@ struct GatedForwardShared {
 template <class Element, int kConfig>
 struct GatedTraits<Element, GatedProduct::kForward, kConfig>
     : GatedTile<Element, GatedProduct::kForward, kConfig> {
-  struct Store {
+  struct Staging {
     using Shared = GatedForwardShared;
     static constexpr int kPanelRows = 128;
   };
@@ -23,12 +23,12 @@ struct GatedTraits<Element, GatedProduct::kForward, kConfig>
 };
 
 template <class Element, int kConfig>
-class TileStore<GatedTraits<Element, GatedProduct::kForward, kConfig>> {
+class TileEpilogue<GatedTraits<Element, GatedProduct::kForward, kConfig>> {
   using Shared = GatedForwardShared;
 
  public:
   __device__ static void init(Shared&) {}
-  __device__ TileStore(const StoreParams& params, Shared& shared, int warpgroup)
+  __device__ TileEpilogue(const EpilogueParams& params, Shared& shared, int warpgroup)
       : p_(params), shared_(shared), warpgroup_(warpgroup), thread_(threadIdx.x % 128) {}
 
   __device__ void prefetch(const Tile&) {}
@@ -77,7 +77,7 @@ class TileStore<GatedTraits<Element, GatedProduct::kForward, kConfig>> {
     }
   }
 
-  const StoreParams& p_;
+  const EpilogueParams& p_;
   Shared& shared_;
   int warpgroup_, thread_;
   int slot_ = 0;

@@ -1,7 +1,7 @@
 // The gradients of gate and up (gated_configs.h): consumers leave dh, the gradient of
 // act(gate) * up, in shared memory, rounded to the output's type as torch's product is, and
-// multiply the next tile; meanwhile the finisher, a warpgroup of its own, reads gate and up and
-// writes what is elementwise.
+// multiply the next tile; meanwhile a warpgroup of its own, the epilogue warpgroup, reads gate and
+// up and writes what is elementwise.
 #pragma once
 
 #include "csrc/common/device/value_and_slope.cuh"
@@ -10,7 +10,7 @@
 
 namespace fusedops::sm90 {
 
-// What a consumer has computed.
+// What a consumer has computed, for the epilogue warpgroup.
 struct GatedGradientShared {
   alignas(1024) uint8_t panels[2][kGatedPanelBytes];
   uint64_t full, free;
@@ -19,8 +19,8 @@ struct GatedGradientShared {
 template <class Element, int kConfig>
 struct GatedTraits<Element, GatedProduct::kGradient, kConfig>
     : GatedTile<Element, GatedProduct::kGradient, kConfig> {
-  static constexpr bool kFinisher = true;
-  struct Store {
+  static constexpr bool kEpilogueWarpgroup = true;
+  struct Staging {
     using Shared = GatedGradientShared;
   };
   static constexpr int kStages = 3;
@@ -29,7 +29,7 @@ struct GatedTraits<Element, GatedProduct::kGradient, kConfig>
 // ---- consumers ----
 
 template <class Element, int kConfig>
-class TileStore<GatedTraits<Element, GatedProduct::kGradient, kConfig>> {
+class TileEpilogue<GatedTraits<Element, GatedProduct::kGradient, kConfig>> {
   using Shared = GatedGradientShared;
   using Barrier = cutlass::arch::ClusterBarrier;
 
@@ -39,7 +39,7 @@ class TileStore<GatedTraits<Element, GatedProduct::kGradient, kConfig>> {
     Barrier::init(&shared.free, 128);
   }
 
-  __device__ TileStore(const StoreParams&, Shared& shared, int) : shared_(shared) {}
+  __device__ TileEpilogue(const EpilogueParams&, Shared& shared, int) : shared_(shared) {}
 
   __device__ void prefetch(const Tile&) {}
   __device__ void prepare(const Tile&, int) {}
@@ -59,12 +59,12 @@ class TileStore<GatedTraits<Element, GatedProduct::kGradient, kConfig>> {
   uint32_t phase_ = 0;
 };
 
-// ---- the finisher ----
+// ---- the epilogue warpgroup ----
 
 // Each thread has 8 columns of every kRowsPerPass-th row. What it reads from global memory is on
 // its way while it computes the rows before.
 template <class T>
-class GatedFinisher {
+class GatedEpilogueWarpgroup {
   using Element = typename T::Element;
   using Shared = GatedGradientShared;
   using Barrier = cutlass::arch::ClusterBarrier;
@@ -81,13 +81,14 @@ class GatedFinisher {
   };
 
  public:
-  __device__ GatedFinisher(const GatedParams& params, Shared (&shared)[2])
+  __device__ GatedEpilogueWarpgroup(const GatedParams& params, Shared (&shared)[2])
       : p_(params), shared_(shared), thread_(threadIdx.x % 128) {}
 
   __device__ void run() {
-    with_activation(p_.store.activation, [&]<Activation kActivation>() {
-      for (TileWalk walk(p_.order, {}, T::kClusterM, T::kClusterN); walk.valid(); walk.next()) {
-        if (walk.ends_tile()) finish<kActivation>(walk.work().tile);
+    with_activation(p_.epilogue.activation, [&]<Activation kActivation>() {
+      for (TileScheduler scheduler(p_.schedule, {}, T::kClusterM, T::kClusterN); scheduler.valid();
+           scheduler.next()) {
+        if (scheduler.ends_tile()) finish<kActivation>(scheduler.work().tile);
       }
     });
   }
@@ -122,7 +123,7 @@ class GatedFinisher {
     phase_ ^= 1;
   }
 
-  // gate, up: their gradients.
+  // gate and up are their gradients here.
   struct Results {
     Unit gate, up, hidden;
   };

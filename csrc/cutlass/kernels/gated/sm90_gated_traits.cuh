@@ -24,7 +24,7 @@ struct GatedTile
   static constexpr GatedProduct kProduct = kProduct_;
 };
 
-// Of each product in a file of its own, but for kInput, which is sm90_kernel.cuh's.
+// Each product specialises this in a file of its own, but for kInput, which is sm90_kernel.cuh's.
 template <class Element, GatedProduct kProduct, int kConfig>
 struct GatedTraits : GatedTile<Element, kProduct, kConfig> {};
 
@@ -32,7 +32,7 @@ struct GatedTraits : GatedTile<Element, kProduct, kConfig> {};
 
 inline constexpr int kGatedPanelBytes = 128 * kBoxRowBytes;
 
-// Where this lane's row of an 8x8 matrix lies, for the matrices (upper, lower rows) x (columns
+// The place of this lane's row of an 8x8 matrix, for the matrices (upper, lower rows) x (columns
 // 8 j.., the next 8) of the warp's 16 rows.
 __device__ inline cute::uint128_t& panel_unit(uint8_t* panel, int m, int j) {
   const int thread = threadIdx.x % 128, lane = thread % 32;
@@ -61,7 +61,7 @@ __device__ __forceinline__ void stage_panel(const float* acc, int panel, uint8_t
   }
 }
 
-// Of activations.
+// How exact activations are.
 template <class Element>
 inline constexpr Accuracy kGatedAccuracy =
     cute::is_same_v<Element, cutlass::bfloat16_t> ? Accuracy::kBFloat16 : kAccuracyOf<Element>;

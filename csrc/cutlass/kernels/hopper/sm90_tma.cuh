@@ -49,11 +49,11 @@ inline const char* encode_tensor_map(const TmaTensor& t, int box_rows, CUtensorM
   return status == CUDA_SUCCESS ? nullptr : "the driver refuses a tensor map";
 }
 
-// Of what Store stages.
-template <class Store>
+// Encodes the map of what Staging stages.
+template <class Staging>
 const char* encode_panel_map(const TmaTensor& t, CUtensorMap* map) {
-  static_assert(sizeof(Store::Shared::staging[0]) == Store::kPanelRows * kBoxRowBytes);
-  return encode_tensor_map(t, Store::kPanelRows, map);
+  static_assert(sizeof(Staging::Shared::staging[0]) == Staging::kPanelRows * kBoxRowBytes);
+  return encode_tensor_map(t, Staging::kPanelRows, map);
 }
 
 // A box at (column, row) into shared memory of this CTA, or of both CTAs of a pair.

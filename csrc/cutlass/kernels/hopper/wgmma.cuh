@@ -15,8 +15,8 @@ __device__ __forceinline__ uint64_t descriptor(uint32_t shared_address, uint32_t
   return uint64_t((shared_address & 0x3ffff) >> 4) | (uint64_t(far_bytes >> 4) << 16) |
          (uint64_t(64) << 32) | (uint64_t(1) << 62);
 }
-// Of this thread's block, in a uniform register, where descriptors made from it then stay as well:
-// moving each there costs more time than a small multiplication.
+// The number of this thread's warpgroup in its block, in a uniform register. Descriptors made from
+// it then stay there as well: moving each there costs more time than a small multiplication.
 __device__ __forceinline__ int warpgroup() {
   return __shfl_sync(0xffffffff, int(threadIdx.x) / 128, 0);
 }

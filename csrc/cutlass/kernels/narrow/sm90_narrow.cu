@@ -18,7 +18,7 @@ const char* encode(DType dtype, const void* data, int64_t rows, int64_t columns,
   return encode_tensor_map(t, box_rows, map);
 }
 
-// Of what is wanted; a map that no copy uses stays as it is.
+// Encodes the maps of what is wanted; a map that no copy uses stays as it is.
 template <class S>
 const char* encode_all(const Backward& p, Maps* maps) {
   const auto rows = [&](const void* data, int64_t columns, int64_t ld, CUtensorMap* map) {
@@ -34,7 +34,7 @@ const char* encode_all(const Backward& p, Maps* maps) {
   return encode(p.dtype, p.weight, p.n, p.k, p.weight_ld, S::kNBoxes * kBoxFeatures, &maps->weight);
 }
 
-// From here on, few blocks of threads with wide accesses are enough.
+// So many sums and more are enough for blocks of threads with wide accesses.
 constexpr int64_t kWideSums = 16384;
 
 template <class Out, int kVec>

@@ -44,7 +44,7 @@ template <int kNBoxes_, int kKBoxes_>
 struct Shape {
   static constexpr int kNBoxes = kNBoxes_, kKBoxes = kKBoxes_;
   static constexpr int kMultipliers = kKBoxes * 128;
-  // Where the sums take most registers, a warpgroup copies and gives up its own.
+  // The sums take most registers: a warpgroup copies and gives up its own.
   static constexpr bool kManySums = kNBoxes == 4 && kKBoxes == 2;
   static constexpr int kThreads = kMultipliers + (kManySums ? 128 : 32);
   static constexpr int kPerSm = blocks_per_sm(kNBoxes, kKBoxes);
@@ -153,7 +153,7 @@ __device__ __forceinline__ float2 unpacked(uint32_t pair) {
   }
 }
 
-// sum[8]: of the thread's columns.
+// Turns dy into dz and adds it to `sum`, the sums of the thread's columns.
 template <class T, Activation kActivation>
 __device__ __forceinline__ void gradient_of(Unit& dy, const Unit& saved, float (&sum)[8]) {
 #pragma unroll
@@ -170,7 +170,8 @@ __device__ __forceinline__ void gradient_of(Unit& dy, const Unit& saved, float (
   }
 }
 
-// Gives put(offset, unit) each unit of dz of this thread; offset: of dy's unit in the stage.
+// Gives put(offset, unit) each unit of dz of this thread; the offset is that of dy's unit in the
+// stage.
 template <class T, class S, Activation kActivation, class Put>
 __device__ __forceinline__ void gradient_as(uint32_t stage, float (&sum)[8], const Put& put) {
   constexpr int kBatch = S::kPasses < 4 ? S::kPasses : 4;

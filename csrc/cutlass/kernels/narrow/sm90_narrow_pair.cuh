@@ -120,7 +120,7 @@ __device__ inline void copy_pair_tiles(const Problem& p, const Maps& maps, const
 
 // ---- the multiplying warpgroups ----
 
-// This block's half of the next tile's dz, into both blocks: while WGMMAs of the last one run.
+// Makes this block's half of the next tile's dz, in both blocks, while WGMMAs of the last one run.
 template <class T>
 __device__ __forceinline__ void make_dz(const Problem& p, const PairShared& shared,
                                         const Place& place, uint32_t rank, float (&bias_sum)[8]) {

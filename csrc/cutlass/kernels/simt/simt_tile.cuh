@@ -32,7 +32,7 @@ __device__ __forceinline__ void commit_copies() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-// Until at most kPending groups of this thread are under way.
+// Waits until at most kPending groups of this thread are under way.
 template <int kPending>
 __device__ __forceinline__ void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
@@ -89,7 +89,8 @@ __device__ __forceinline__ void load_tile(TileSource& source, float* tile, int k
   source.data += Tile::kAlongK ? int64_t{kK} : kK * source.ld;
 }
 
-// 4 k from `k` on, of 4 mn from `mn` on and, with kGroups = 2, of 4 more mn kGroupStep further.
+// Loads 4 k from `k` on, of 4 mn from `mn` on and, with kGroups = 2, of 4 more mn kGroupStep
+// further.
 template <class Tile, int kGroups, int kGroupStep>
 __device__ __forceinline__ void load_fragment(float (&fragment)[kGroups * 4][4], const float* tile,
                                               int mn, int k) {

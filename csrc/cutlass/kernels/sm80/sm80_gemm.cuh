@@ -207,7 +207,7 @@ void register_layout() {
   }
 }
 
-// All four layouts.
+// Registers a config's kernels of all four layouts.
 template <int kConfig, DType kDType, MathMode kMath>
 bool register_config() {
   register_layout<kConfig, kDType, kMath, Major::kK, Major::kK>();

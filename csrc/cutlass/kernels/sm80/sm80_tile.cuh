@@ -11,7 +11,7 @@
 
 namespace fusedops::sm80 {
 
-// Where a problem's results go; d and preact are (m, n) with row stride ldd.
+// The matrices that a problem's results go to; d and preact are (m, n) with row stride ldd.
 struct Output {
   void* d;
   void* preact;      // or null
@@ -72,7 +72,7 @@ inline TileOrder make_tile_order(const GemmProblem& problem, int tile_m, int til
   const int tiles_m = static_cast<int>((problem.m - 1) / tile_m + 1);
   const int tiles_n = static_cast<int>((problem.n - 1) / tile_n + 1);
   return {tiles_m, tiles_n,
-          std::min(problem.swizzle > 1 ? problem.swizzle : kDefaultBand, tiles_m)};
+          std::min(problem.raster_width > 1 ? problem.raster_width : kDefaultBand, tiles_m)};
 }
 
 // The part of K that a slice sums over: the first and how many.

@@ -18,7 +18,7 @@ struct Gemm {
       cute::conditional_t<kDType == DType::kFloat16, cutlass::half_t, cutlass::bfloat16_t>;
   using Traits = KernelTraits<Element, kTile.tile_m, kTile.tile_n, kTile.cluster_m, kTile.cluster_n,
                               kTile.schedule, kA, kB, kEpilogue>;
-  using Out = typename Traits::Store::Out;
+  using Out = typename Traits::Staging::Out;
 
   template <class T>
   static constexpr CUtensorMapDataType kTmaType =
@@ -52,7 +52,7 @@ struct Gemm {
     t.outer = p.slices;
     t.row_stride = p.ldd;
     t.outer_stride = p.slices > 1 ? p.slice_stride : p.m * p.ldd;
-    return encode_panel_map<typename Traits::Store>(t, map);
+    return encode_panel_map<typename Traits::Staging>(t, map);
   }
 
   static const char* encode(const GemmProblem& p, KernelParams& params) {
@@ -65,12 +65,12 @@ struct Gemm {
             encode_operand<kB, Traits::kTileN, kPairB>(p.b, p.n, p.k, &params.b)) {
       return refusal;
     }
-    if (const char* refusal = encode_output(p, p.d, false, &params.store.d)) return refusal;
+    if (const char* refusal = encode_output(p, p.d, false, &params.epilogue.d)) return refusal;
     const void* aux = kEpilogue == Epilogue::kPreact ? p.preact : p.aux;
     if (aux != nullptr) {
-      if (const char* refusal = encode_output(p, aux, true, &params.store.aux)) return refusal;
+      if (const char* refusal = encode_output(p, aux, true, &params.epilogue.aux)) return refusal;
     }
-    return p.hidden ? encode_output(p, p.hidden, true, &params.store.hidden) : nullptr;
+    return p.hidden ? encode_output(p, p.hidden, true, &params.epilogue.hidden) : nullptr;
   }
 
   static const char* run(const GemmProblem& p, const LaunchContext& context) {
@@ -81,20 +81,20 @@ struct Gemm {
     const int64_t clusters = clusters_m * clusters_n * p.slices;
     if (clusters > INT32_MAX / 4) return "too many output tiles";
     const int64_t k_steps = ceil_div(p.slices > 1 ? p.slice_k : p.k, Traits::kTileK);
-    params.order =
-        make_tile_order(int(clusters_m), int(clusters_n), int(p.slices), int(k_steps), p.swizzle);
+    params.schedule = make_tile_schedule(int(clusters_m), int(clusters_n), int(p.slices),
+                                         int(k_steps), p.raster_width);
     params.exchange = p.exchange;
-    params.store.bias = p.bias;
-    params.store.column_sums = p.column_sums;
-    params.store.columns = int(p.n);
-    params.store.rows = int(p.m);
-    params.store.activation = p.activation;
-    params.store.load_aux = p.aux != nullptr;
-    params.store.store_hidden = p.hidden != nullptr;
-    params.store.accumulate = p.accumulate;
+    params.epilogue.bias = p.bias;
+    params.epilogue.column_sums = p.column_sums;
+    params.epilogue.columns = int(p.n);
+    params.epilogue.rows = int(p.m);
+    params.epilogue.activation = p.activation;
+    params.epilogue.load_aux = p.aux != nullptr;
+    params.epilogue.store_hidden = p.hidden != nullptr;
+    params.epilogue.accumulate = p.accumulate;
     const int grid = grid_of(params, context.sm_count / Traits::kCtas) * Traits::kCtas;
-    if constexpr (takes_tiles(kTile.tile_m, kEpilogue, kA, kB)) {
-      if (params.order.taken) return launch<TakingTraits<Traits>>(params, grid, context);
+    if constexpr (has_dynamic_schedule(kTile.tile_m, kEpilogue, kA, kB)) {
+      if (params.schedule.dynamic) return launch<DynamicTraits<Traits>>(params, grid, context);
     }
     return launch<Traits>(params, grid, context);
   }

@@ -3,7 +3,7 @@
 // has output tiles of its own and one multiplies while the other stores; cooperative: both share a
 // tile. Tiles are walked by a persistent grid. CuTe supplies the MMA instructions and their operand
 // layouts. Where the rest of a tile's work is much (sm90_gated_gradient.cuh), consumers hand it
-// over to a fourth warpgroup, the finisher.
+// over to a fourth, the epilogue warpgroup.
 //
 // CUTLASS's own persistent kernels run the epilogues of the two pingpong warpgroups one after the
 // other through shared staging buffers, which bounds products of small K; here each warpgroup
@@ -21,10 +21,10 @@
 #include <cutlass/gemm/collective/builders/sm90_common.inl>
 
 #include "csrc/common/device/pdl.cuh"
-#include "csrc/cutlass/kernels/sm90/sm90_store.cuh"
+#include "csrc/cutlass/kernels/sm90/sm90_dynamic_scheduler.cuh"
+#include "csrc/cutlass/kernels/sm90/sm90_epilogue.cuh"
 #include "csrc/cutlass/kernels/sm90/sm90_tile_exchange.cuh"
-#include "csrc/cutlass/kernels/sm90/sm90_tile_order.h"
-#include "csrc/cutlass/kernels/sm90/sm90_tile_queue.cuh"
+#include "csrc/cutlass/kernels/sm90/sm90_tile_scheduler.h"
 
 namespace fusedops::sm90 {
 
@@ -42,55 +42,56 @@ struct KernelTraits {
   static constexpr Epilogue kEpilogue = kEpilogue_;
   static constexpr int kWarpgroupM = kPingpong ? kTileM : kTileM / 2;
   static constexpr bool kPrefetchesOutput = kEpilogue == Epilogue::kAccumulator && !kPingpong;
-  static constexpr bool kFinisher = false;
-  static constexpr bool kTakes = false;
+  static constexpr bool kEpilogueWarpgroup = false;
+  static constexpr bool kDynamic = false;
 
   static constexpr int kStageBytes = (kTileM + kTileN) * kBoxRowBytes;
-  using Store = StoreTraits<Element, kWarpgroupM, kTileN, kEpilogue>;
-  static constexpr int kReserved = 2 * int(sizeof(typename Store::Shared)) + 1024;
+  using Staging = EpilogueTraits<Element, kWarpgroupM, kTileN, kEpilogue>;
+  static constexpr int kReserved = 2 * int(sizeof(typename Staging::Shared)) + 1024;
   static constexpr int kSharedLimit = 232448;  // bytes a block may have on sm_90
   static constexpr int kFit = (kSharedLimit - kReserved) / kStageBytes;
   static constexpr int kStages = kFit < 8 ? kFit : 8;
   static_assert(kStages >= 3 && kCtas <= 2);
 };
 
-// The kernel whose CTAs take tiles as they get to them.
+// The kernel with a dynamic schedule: CTAs take tiles as they get to them.
 template <class Traits>
-struct TakingTraits : Traits {
-  static constexpr bool kTakes = true;
+struct DynamicTraits : Traits {
+  static constexpr bool kDynamic = true;
 };
 
-// Producer, two consumers, perhaps a finisher: 128 each.
+// Producer, two consumers, perhaps an epilogue warpgroup: each has 128 threads.
 template <class Traits>
-inline constexpr int kThreads = Traits::kFinisher ? 512 : 384;
+inline constexpr int kThreads = Traits::kEpilogueWarpgroup ? 512 : 384;
 
 struct KernelParams {
   CUtensorMap a, b;
-  StoreParams store;
-  TileOrder order;
+  EpilogueParams epilogue;
+  TileSchedule schedule;
   ExchangeSpace exchange;
 };
 
 // Shares out the last tiles where there is space for that; the number of clusters of CTAs to
 // launch.
 inline int grid_of(KernelParams& params, int slots) {
-  TileOrder& order = params.order;
+  TileSchedule& schedule = params.schedule;
   if (params.exchange.sums != nullptr) {
-    share_last_wave(order, slots);
+    add_stream_k_tail(schedule, slots);
   } else {
-    order.taken = params.exchange.flags != nullptr && order.count > TileOrder::kGiven * slots;
+    schedule.dynamic =
+        params.exchange.flags != nullptr && schedule.count > TileSchedule::kGiven * slots;
   }
-  return order.whole < order.count ? slots : std::min(order.count, slots);
+  return schedule.whole < schedule.count ? slots : std::min(schedule.count, slots);
 }
 
 template <class Traits>
 struct KernelShared {
   alignas(1024) uint8_t a[Traits::kStages][Traits::kTileM * kBoxRowBytes];
   alignas(1024) uint8_t b[Traits::kStages][Traits::kTileN * kBoxRowBytes];
-  typename Traits::Store::Shared store[2];  // one per consumer warpgroup
+  typename Traits::Staging::Shared epilogue[2];  // one per consumer warpgroup
   uint64_t full[Traits::kStages];
   uint64_t empty[Traits::kStages];
-  cute::conditional_t<Traits::kTakes, TileQueue, NoTileQueue> queue;
+  cute::conditional_t<Traits::kDynamic, TileQueue, NoTileQueue> queue;
 };
 
 // A place in the ring of stages.
@@ -116,7 +117,7 @@ struct Kernel {
   using T = Traits;
   using Shared = KernelShared<T>;
   using Place = RingPlace<T::kStages>;
-  using Walk = cute::conditional_t<T::kTakes, TakenWalk, TileWalk>;
+  using Scheduler = cute::conditional_t<T::kDynamic, DynamicTileScheduler, TileScheduler>;
   using Full = cutlass::arch::ClusterTransactionBarrier;
   using Empty = cutlass::arch::ClusterBarrier;
   static constexpr int kSharedBytes = int(sizeof(Shared));
@@ -144,7 +145,7 @@ struct Kernel {
 
   __device__ static void load_stage(const KernelParams& p, Shared& shared, int stage,
                                     const Tile& tile, int step, int rank) {
-    const int k = (tile.slice * p.order.k_steps + step) * T::kTileK;
+    const int k = (tile.slice * p.schedule.k_steps + step) * T::kTileK;
     uint64_t* full = &shared.full[stage];
     load_operand<T::kA, T::kTileM, T::kClusterN == 2>(p.a, full, shared.a[stage],
                                                       tile.m * T::kTileM, k, rank);
@@ -154,17 +155,17 @@ struct Kernel {
 
   // What a tile is added to comes into L2 before its last steps: all CTAs want theirs at a time.
   __device__ static void prefetch_output(const KernelParams& p, const Tile& tile, int step) {
-    using S = typename T::Store;
+    using S = typename T::Staging;
     constexpr int kSteps = 8, kFromEnd = 10;
     constexpr int kDown = T::kTileM / S::kPanelRows, kPerStep = S::kPanels * kDown / kSteps;
     static_assert(S::kPanels * kDown % kSteps == 0);
-    const int turn = step - (p.order.k_steps - kFromEnd);
+    const int turn = step - (p.schedule.k_steps - kFromEnd);
     if (turn < 0 || turn >= kSteps) return;
 #pragma unroll
     for (int i = 0; i < kPerStep; ++i) {
       const int panel = turn * kPerStep + i;
       cute::SM90_TMA_LOAD_3D::PREFETCH::copy(
-          &p.store.d, tile.n * T::kTileN + panel / kDown * S::kPanelColumns,
+          &p.epilogue.d, tile.n * T::kTileN + panel / kDown * S::kPanelColumns,
           tile.m * T::kTileM + panel % kDown * S::kPanelRows, tile.slice);
     }
   }
@@ -173,10 +174,10 @@ struct Kernel {
   template <class Load>
   __device__ static void produce(const KernelParams& p, Shared& shared, Load&& load) {
     Place place;
-    Walk walk(p.order, shared.queue, T::kClusterM, T::kClusterN);
-    for (; walk.valid(); walk.next()) {
-      if constexpr (T::kTakes) shared.queue.template begin<T::kCtas == 1>(walk.turn());
-      const Work work = walk.work();
+    Scheduler scheduler(p.schedule, shared.queue, T::kClusterM, T::kClusterN);
+    for (; scheduler.valid(); scheduler.next()) {
+      if constexpr (T::kDynamic) shared.queue.template begin<T::kCtas == 1>(scheduler.turn());
+      const Work work = scheduler.work();
       for (int step = work.begin; step < work.end; ++step) {
         Empty::wait(&shared.empty[place.stage], place.phase ^ 1);
         Full::arrive_and_expect_tx(&shared.full[place.stage], T::kStageBytes);
@@ -267,67 +268,69 @@ struct Kernel {
     asm volatile("bar.arrive %0, 256;" ::"r"(2 - warpgroup) : "memory");
   }
 
-  // The other warpgroup's turn.
-  __device__ static void skip(Walk& walk, Place& place) {
-    if (!walk.valid()) return;
-    place.advance(walk.steps());
-    walk.next();
+  // Steps over the other warpgroup's turn.
+  __device__ static void skip(Scheduler& scheduler, Place& place) {
+    if (!scheduler.valid()) return;
+    place.advance(scheduler.steps());
+    scheduler.next();
   }
 
   __device__ static void consume(const KernelParams& p, Shared& shared, int warpgroup) {
     using namespace cute;
     Place place;
-    TileStore<T> store(p.store, shared.store[warpgroup], warpgroup);
-    Walk walk(p.order, shared.queue, T::kClusterM, T::kClusterN);
+    TileEpilogue<T> epilogue(p.epilogue, shared.epilogue[warpgroup], warpgroup);
+    Scheduler scheduler(p.schedule, shared.queue, T::kClusterM, T::kClusterN);
     const int sharer = T::kPingpong ? 0 : warpgroup, row = sharer * T::kWarpgroupM;
     const int rank = blockIdx.x % T::kCtas;
     const TileExchange<T::kWarpgroupM * T::kTileN / 128, T::kPingpong ? 1 : 2> exchange(
         p.exchange, sharer, 8 + warpgroup);
     if (T::kPingpong && warpgroup == 1) {
       give_turn(1);
-      skip(walk, place);
+      skip(scheduler, place);
     }
-    Work next = walk.work();
-    store.prefetch(next.tile);
-    while (walk.valid()) {
+    Work next = scheduler.work();
+    epilogue.prefetch(next.tile);
+    while (scheduler.valid()) {
       const Work work = next;
-      const bool ends_tile = walk.ends_tile();
-      if (ends_tile) store.prepare(work.tile, row);
+      const bool ends_tile = scheduler.ends_tile();
+      if (ends_tile) epilogue.prepare(work.tile, row);
       auto acc = partition_fragment_C(Mma{}, Shape<Int<T::kWarpgroupM>, Int<T::kTileN>>{});
       if constexpr (T::kPingpong) wait_turn(warpgroup);
       const auto issued = [&] {
-        if (T::kPingpong && !walk.last()) give_turn(warpgroup);
-        walk.next();
-        if constexpr (T::kPingpong) skip(walk, place);
-        next = walk.work();
-        store.prefetch(next.tile);
+        if (T::kPingpong && !scheduler.last()) give_turn(warpgroup);
+        scheduler.next();
+        if constexpr (T::kPingpong) skip(scheduler, place);
+        next = scheduler.work();
+        epilogue.prefetch(next.tile);
       };
       multiply(shared, acc, row, work.end - work.begin, place, issued);
       if (!ends_tile) {
         exchange.send(acc.data(), work.part * T::kCtas + rank);
         continue;
       }
-      const int helpers = work.begin > 0 ? p.order.parts : 0;
+      const int helpers = work.begin > 0 ? p.schedule.parts : 0;
       for (int i = 0; i < helpers; ++i) {
         exchange.add(acc.data(), (work.part + i) * T::kCtas + rank);
       }
-      store.run(acc.data(), work.tile, row);
+      epilogue.run(acc.data(), work.tile, row);
     }
-    store.finish();
+    epilogue.finish();
   }
 
   // ---- the kernel ----
 
   __device__ static void run(const KernelParams& p, uint8_t* raw) {
     const auto load = [&](Shared& shared, int rank) {
-      if constexpr (T::kTakes) {
-        if (threadIdx.x == 32 && rank == 0) take_tiles<T::kCtas>(p.order, p.exchange, shared.queue);
+      if constexpr (T::kDynamic) {
+        if (threadIdx.x == 32 && rank == 0) {
+          take_tiles<T::kCtas>(p.schedule, p.exchange, shared.queue);
+        }
       }
       if (threadIdx.x != 0) return;
       produce(p, shared, [&](int stage, const Tile& tile, int step) {
         load_stage(p, shared, stage, tile, step, rank);
         if constexpr (T::kPrefetchesOutput) {
-          if (p.store.accumulate) prefetch_output(p, tile, step);
+          if (p.epilogue.accumulate) prefetch_output(p, tile, step);
         }
       });
     };
@@ -348,8 +351,8 @@ struct Kernel {
         Full::init(&shared.full[i], 1);
         Empty::init(&shared.empty[i], kReaders);
       }
-      for (auto& store : shared.store) TileStore<T>::init(store);
-      if constexpr (T::kTakes) shared.queue.init();
+      for (auto& epilogue : shared.epilogue) TileEpilogue<T>::init(epilogue);
+      if constexpr (T::kDynamic) shared.queue.init();
       cutlass::arch::fence_barrier_init();
     }
     if constexpr (T::kCtas == 1) {
@@ -362,8 +365,8 @@ struct Kernel {
     if (warpgroup == 0) {
       cutlass::arch::warpgroup_reg_dealloc<24>();
       produce(shared, rank);
-    } else if (!T::kFinisher || warpgroup < 3) {
-      cutlass::arch::warpgroup_reg_alloc<T::kFinisher ? 168 : 240>();
+    } else if (!T::kEpilogueWarpgroup || warpgroup < 3) {
+      cutlass::arch::warpgroup_reg_alloc<T::kEpilogueWarpgroup ? 168 : 240>();
       consume(p, shared, warpgroup - 1);
     } else {
       cutlass::arch::warpgroup_reg_alloc<152>();

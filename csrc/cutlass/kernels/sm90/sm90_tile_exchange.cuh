@@ -1,4 +1,4 @@
-// What CTAs that share a tile (tile_sharing.h) send each other.
+// What CTAs that share a tile (stream_k_tail.h) send each other.
 //
 // Helpers write their accumulators to memory of their own and then a flag; the tile's owner adds
 // them in the order of K and stores, so that a result depends on shapes only. Owners wait for CTAs

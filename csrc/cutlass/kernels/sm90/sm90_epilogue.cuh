@@ -1,11 +1,12 @@
-// What the sm_90a kernels do with a tile of accumulators: bias, activation or its gradient, and the
-// way out through shared memory and TMA.
+// The epilogue of the sm_90a kernels, what they do with a tile of accumulators: bias, activation or
+// its gradient, and the way out through shared memory and TMA.
 //
 // The accumulators of a warpgroup are rows of 64 by 8 columns: thread t of warp w holds, of rows
-// 16 w + t / 4 and 8 further on, the columns 2 (t % 4) and one further on. They leave in panels of
-// 128 bytes by 64 or all rows. A warpgroup stages panels in memory of its own and waits only
-// for its own earlier stores. While the other warpgroup multiplies, tensor cores and the epilogue
-// share the bandwidth of registers and shared memory: what counts is the number of instructions.
+// 16 w + t / 4 and 8 further on, the columns 2 (t % 4) and one further on. They leave in panels
+// (CUTLASS's epilogue tiles) of 128 bytes by 64 or all rows. A warpgroup stages panels in memory of
+// its own and waits only for its own earlier stores. While the other warpgroup multiplies, tensor
+// cores and the epilogue share the bandwidth of registers and shared memory: what counts is the
+// number of instructions.
 #pragma once
 
 #include <cute/arch/copy_sm75.hpp>
@@ -14,15 +15,15 @@
 
 #include "csrc/common/device/value_and_slope.cuh"
 #include "csrc/cutlass/configs/sm90_configs.h"
-#include "csrc/cutlass/kernels/sm90/sm90_store_traits.cuh"
-#include "csrc/cutlass/kernels/sm90/sm90_tile_order.h"
+#include "csrc/cutlass/kernels/sm90/sm90_epilogue_traits.cuh"
+#include "csrc/cutlass/kernels/sm90/sm90_tile_scheduler.h"
 
 namespace fusedops::sm90 {
 
 template <class T>
-class TileStore {
+class TileEpilogue {
   using Element = typename T::Element;
-  using S = typename T::Store;
+  using S = typename T::Staging;
   using Shared = typename S::Shared;
   using Out = typename S::Out;
   using AuxFull = cutlass::arch::ClusterTransactionBarrier;
@@ -36,19 +37,19 @@ class TileStore {
       cute::is_same_v<Element, cutlass::bfloat16_t> ? Accuracy::kBFloat16 : kAccuracyOf<Element>;
 
  public:
-  // By one thread, before the barrier that all threads wait for.
+  // One thread calls this before the barrier that all threads wait for.
   __device__ static void init(Shared& shared) { AuxFull::init(&shared.aux_full, 1); }
 
-  __device__ TileStore(const StoreParams& params, Shared& shared, int warpgroup)
+  __device__ TileEpilogue(const EpilogueParams& params, Shared& shared, int warpgroup)
       : p_(params), shared_(shared), warpgroup_(warpgroup), thread_(threadIdx.x % 128) {}
 
-  // Before the epilogue of a tile, whose bias goes to shared memory; that of the next one is on
-  // the way from now on (a mainloop of small K is shorter than the latency of a load).
+  // Comes before the epilogue of a tile, whose bias goes to shared memory; that of the next one is
+  // on the way from now on (a mainloop of small K is shorter than the latency of a load).
   __device__ void prefetch(const Tile& next) {
     if constexpr (kHasBias) exchange_bias(next);
   }
 
-  // Before the mainloop of a tile: what its epilogue needs is on the way meanwhile.
+  // Comes before the mainloop of a tile: what its epilogue needs is on the way meanwhile.
   __device__ void prepare(const Tile& tile, int row) {
     if constexpr (S::kReadsAux) {
       if (thread_ == 0 && p_.load_aux) load_aux(tile, row);
@@ -156,7 +157,7 @@ class TileStore {
     next_bias_ = inside ? __ldg(reinterpret_cast<const uint4*>(bias)) : uint4{};
   }
 
-  // Of the two columns that this thread has among columns 8 j.. of a panel.
+  // The bias of the two columns that this thread has among columns 8 j.. of a panel.
   __device__ float2 bias_of(int panel, int j) const {
     const Element* at = &shared_.bias[S::first_column(panel) + j * 8 + thread_ % 4 * 2];
     return unpack<Element>(*reinterpret_cast<const uint32_t*>(at));
@@ -220,7 +221,7 @@ class TileStore {
 
   // ---- the auxiliary input ----
 
-  // By one thread: into the staging memory, where the results will replace it.
+  // One thread copies the auxiliary tile into the staging memory, where results will replace it.
   __device__ void load_aux(const Tile& tile, int row) {
     cute::tma_store_wait<0>();
     AuxFull::arrive_and_expect_tx(&shared_.aux_full, S::kPanels * S::kPanelBytes);
@@ -291,7 +292,7 @@ class TileStore {
     }
   }
 
-  // Of two 8x8 matrices beside two.
+  // The gradient at the saved values of a 16x16 block, two 8x8 matrices beside two others.
   template <Activation kActivation, bool kHidden>
   __device__ __forceinline__ static void gradient_unit(float* v, uint8_t* matrices) {
     auto& unit = *reinterpret_cast<cute::uint128_t*>(matrices);
@@ -360,7 +361,7 @@ class TileStore {
     }
   }
 
-  // From `rows` on: zeros of A gave NaN there where B has an infinity.
+  // Clears the rows from `rows` on: zeros of A gave NaN there where B has an infinity.
   __device__ void clear_rows(float* acc, int rows) const {
     rows -= thread_ / 32 * 16 + thread_ % 32 / 4;
 #pragma unroll
@@ -372,7 +373,7 @@ class TileStore {
 
   // ---- the way out ----
 
-  // Where this lane's row of an 8x8 matrix of 2-byte values lies in a panel, for matrices 0..3 =
+  // The place of this lane's row of an 8x8 matrix of 2-byte values in a panel, for matrices 0..3 =
   // (upper, lower rows) x (columns 8 j.., the next 8) of the warp's 16 rows.
   template <class Byte>
   __device__ Byte* matrix_unit(Byte* panel, int row_block, int j) const {
@@ -404,7 +405,7 @@ class TileStore {
     return shared_.staging[(panel * S::kParts + part) % S::kRing];
   }
 
-  // By one thread. Of an odd number of parts in two places the first one follows the last one.
+  // One thread waits. Of an odd number of parts in two places the first one follows the last one.
   __device__ __forceinline__ void wait_for_staging(int part) const {
     if (S::kPanels * S::kParts % S::kRing != 0 && part == 0) {
       cute::tma_store_wait<0>();
@@ -434,7 +435,7 @@ class TileStore {
     }
   }
 
-  // With the swizzle that TMA expects.
+  // Stages 16-bit values with the swizzle that TMA expects.
   template <bool kRelu>
   __device__ __forceinline__ void stage(float* acc, int panel, int part) const {
     constexpr int kBlocks = S::kPanelRows / 64;
@@ -469,7 +470,7 @@ class TileStore {
     }
   }
 
-  const StoreParams& p_;
+  const EpilogueParams& p_;
   Shared& shared_;
   int warpgroup_, thread_;
   uint4 next_bias_{};  // 16 bytes

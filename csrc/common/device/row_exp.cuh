@@ -7,7 +7,6 @@
 #include <type_traits>
 
 #include "csrc/common/device/activation.cuh"
-#include "csrc/cuda/rows/team/row_team.cuh"
 
 namespace fusedops {
 
@@ -40,23 +39,6 @@ __device__ __forceinline__ C exp_from(C x, C top) {
   } else {
     return standard_exp(x - top);
   }
-}
-
-// Largest value of a row, and the sum of exponentials relative to it.
-template <class C>
-struct RowNormaliser {
-  C top, sum;
-};
-
-// Of the whole row from what the lanes of each warp have found: largest value, and sum relative to
-// it.
-template <class O, class Team, class C>
-__device__ __forceinline__ RowNormaliser<C> join_normaliser(Team& team, C top, C sum,
-                                                            C extra = C{0}) {
-  if (team.in_warp()) return {finite_top(top), sum};
-  team.publish(top, sum, extra);
-  top = finite_top(team.max_slot_a());
-  return {top, team.sum_slots([&](const RowSlot<C>& s) { return s.b * exp_from<O>(s.a, top); })};
 }
 
 }  // namespace fusedops

@@ -7,6 +7,7 @@
 
 #include "csrc/common/device/cache_hint.cuh"
 #include "csrc/common/device/vec.cuh"
+#include "csrc/common/row_chunk.h"
 
 namespace fusedops {
 
@@ -158,6 +159,42 @@ template <class T, int kVec, int kCount>
 __device__ __forceinline__ void hold(Packed<T, kVec> (&chunk)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) chunk[i].hold();
+}
+
+template <class T, int kVec>
+__device__ __forceinline__ Packed<T, kVec> splat(T value) {
+  Compute<T> all[kVec];
+#pragma unroll
+  for (int e = 0; e < kVec; ++e) all[e] = to_compute(value);
+  return pack<T>(all);
+}
+
+// Largest of a thread's values. Halves two at a time, as they are.
+template <class T, int kVec, int kMax, class C = Compute<T>>
+__device__ __forceinline__ C largest(const Packed<T, kVec> (&x)[kMax], int count) {
+  constexpr int kWords = Packed<T, kVec>::kWords;
+  Packed<T, kVec> top = x[0];
+#pragma unroll
+  for (int i = 1; i < kMax; ++i) {
+    if (i >= count) break;
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) top.raise(w, x[i]);
+  }
+  C value = top.at(0);
+#pragma unroll
+  for (int e = 1; e < kVec; ++e) value = larger(value, top.at(e));
+  return value;
+}
+
+// Joins the values of `lanes` neighbouring lanes, a power of two.
+template <class C, class Fn>
+__device__ __forceinline__ C fold_lanes(C value, int lanes, Fn fn) {
+#pragma unroll
+  for (int width = 16; width > 0; width /= 2) {
+    const C joined = fn(value, __shfl_xor_sync(~0u, value, width));
+    value = width < lanes ? joined : value;
+  }
+  return value;
 }
 
 }  // namespace fusedops

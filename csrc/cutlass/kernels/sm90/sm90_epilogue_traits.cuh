@@ -1,4 +1,4 @@
-// What the epilogues of the sm_90a kernels (sm90_store.cuh) are launched with, the sizes of what
+// What the epilogues of the sm_90a kernels (sm90_epilogue.cuh) are launched with, the sizes of what
 // they stage, and pairs of 16-bit values.
 #pragma once
 
@@ -10,7 +10,7 @@
 
 namespace fusedops::sm90 {
 
-struct StoreParams {
+struct EpilogueParams {
   CUtensorMap d;       // 3-dimensional: slice, row, column
   CUtensorMap aux;     // pre-activation out, or saved tensor or residual in
   CUtensorMap hidden;  // kGrad: act(saved tensor) out
@@ -54,15 +54,16 @@ __device__ __forceinline__ float2 unpack(uint32_t packed) {
 
 // Sizes of what one warpgroup (rows by columns) stores.
 template <class Element, int kRows_, int kColumns_, Epilogue kEpilogue>
-struct StoreTraits {
+struct EpilogueTraits {
   using Out = cute::conditional_t<kEpilogue == Epilogue::kAccumulator, float, Element>;
   static constexpr bool kReadsAux =
       kEpilogue == Epilogue::kGrad || kEpilogue == Epilogue::kResidual;
   static constexpr int kRows = kRows_, kColumns = kColumns_;
   static constexpr int kPanelColumns = kBoxRowBytes / int(sizeof(Out));
   static constexpr int kPanels = (kColumns + kPanelColumns - 1) / kPanelColumns;
-  // Of 64 rows, so that the next is staged while one leaves; all rows where they have been read
-  // together and where there is no next panel of the tile (1048576x64x64, gelu_tanh: 4 % on H200).
+  // A panel has 64 rows, so that the next is staged while one leaves; it has all rows where they
+  // have been read together and where the tile has no next panel (1048576x64x64, gelu_tanh: 4 % on
+  // H200).
   static constexpr int kPanelRows = kReadsAux || kPanels == 1 ? kRows : 64;
   static constexpr int kParts = kRows / kPanelRows;  // of a panel's columns
   static constexpr int kPanelBytes = kPanelRows * kBoxRowBytes;

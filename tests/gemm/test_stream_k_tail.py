@@ -7,8 +7,7 @@ import torch
 
 import fusedops
 from fusedops import _C, reference
-from fusedops._tuning.names import SHARED_WAVE
-from fusedops._tuning.tune import EPILOGUES, FAMILIES
+from fusedops._tuning.names import EPILOGUES, FAMILIES, STREAM_K_TAIL
 from util import (
     ACTIVATIONS,
     HALVES,
@@ -32,7 +31,7 @@ STEPS = 40  # of K
 @pytest.mark.parametrize("k_steps", [1, 8, 15, 16, 17, 31, 64, 100, 255, 1000])
 def test_parts_cover_k_and_end_before_their_owners(slots, k_steps):
     for tiles in range(slots):
-        helpers, parts, steps = _C.share_tiles(tiles, slots, k_steps)
+        helpers, parts, steps = _C.stream_k_tail(tiles, slots, k_steps)
         if helpers == 0:
             continue
         assert helpers <= slots - tiles
@@ -47,31 +46,31 @@ def test_parts_cover_k_and_end_before_their_owners(slots, k_steps):
 
 @pytest.mark.parametrize("tiles", [1, 33, 66, 96, 100])
 def test_most_waves_are_shared(tiles):
-    assert _C.share_tiles(tiles, SMS, 256)[0] > 0
+    assert _C.stream_k_tail(tiles, SMS, 256)[0] > 0
 
 
 def test_whole_waves_and_short_products_are_not_shared():
-    assert _C.share_tiles(0, SMS, 256) == (0, 0, 0)
-    assert _C.share_tiles(131, SMS, 256) == (0, 0, 0)
-    assert _C.share_tiles(66, SMS, 12) == (0, 0, 0)
+    assert _C.stream_k_tail(0, SMS, 256) == (0, 0, 0)
+    assert _C.stream_k_tail(131, SMS, 256) == (0, 0, 0)
+    assert _C.stream_k_tail(66, SMS, 12) == (0, 0, 0)
 
 
 def test_selection_shares_the_wave_of_a_weight_gradient():
     chosen = _C.select_config(768, 3072, 16384, a_major="mn", b_major="mn")[0]
-    assert chosen["splits"] == SHARED_WAVE
-    assert "shared last wave" in fusedops._tuning.names.plan_text(chosen)
+    assert chosen["splits"] == STREAM_K_TAIL
+    assert "stream-K tail" in fusedops._tuning.names.plan_text(chosen)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_other_dtypes_are_not_shared(dtype):
     _, candidates = _C.select_config(768, 3072, 16384, dtype)
-    assert all(c["splits"] != SHARED_WAVE for c in candidates)
+    assert all(c["splits"] != STREAM_K_TAIL for c in candidates)
 
 
 def launch(config, a, b, bias=None, activation="none", epilogue="fused"):
     op = torch.ops.fusedops_tuning.gemm_with_config
     code, family = ACTIVATIONS.index(activation), FAMILIES["sm90"]
-    return op(a, b, bias, code, family, config["index"], SHARED_WAVE, 8, EPILOGUES[epilogue])
+    return op(a, b, bias, code, family, config["index"], STREAM_K_TAIL, 8, EPILOGUES[epilogue])
 
 
 def run(*args, **options):
@@ -158,7 +157,7 @@ def share_all(call):
     epilogues = set()
     for problem, capability, sm_count in _C.stop_recording():
         candidates = _C.plan_gemm(problem, capability, sm_count)["candidates"]
-        shared = [c for c in candidates if c["splits"] == SHARED_WAVE and c["rejected"] is None]
+        shared = [c for c in candidates if c["splits"] == STREAM_K_TAIL and c["rejected"] is None]
         if shared:
             best = min(shared, key=lambda c: c["expected_us"])
             assert _C.add_tuned_plan(problem, best | {"us": 1.0}, capability, sm_count)
@@ -230,5 +229,5 @@ def test_gated_mlp_of_more_than_a_wave(tokens, width, hidden, dtype):
 def test_families_that_cannot_share_refuse():
     x, weight, _, _ = linear_inputs(256, 256, 256, torch.bfloat16, "cuda")
     op = torch.ops.fusedops_tuning.gemm_with_config
-    with pytest.raises(RuntimeError, match="shared last wave"):
-        op(x, weight.t(), None, 0, FAMILIES["cluster"], 0, SHARED_WAVE, 1, 0)
+    with pytest.raises(RuntimeError, match="stream-K tail"):
+        op(x, weight.t(), None, 0, FAMILIES["cluster"], 0, STREAM_K_TAIL, 1, 0)

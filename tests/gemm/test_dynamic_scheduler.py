@@ -10,7 +10,7 @@ from torch import Tensor
 import fusedops
 from fusedops import _C
 from fusedops._core.activation import CODES
-from fusedops._tuning.tune import EPILOGUES, FAMILIES
+from fusedops._tuning.names import EPILOGUES, FAMILIES
 from util import ACTIVATIONS, HALVES, assert_replays_and_streams, linear_inputs, name, poisoned
 
 SMS = 132
@@ -21,7 +21,7 @@ K = 72
 def takes(m, n, k, kernel, **options):
     """Whether this sm90 kernel takes the tiles of a product; kernel as `128x128 pingpong 1x1`."""
     _, candidates = _C.select_config(m, n, k, **options)
-    return next(c for c in candidates if c["name"] == f"sm90 {kernel}")["takes_tiles"]
+    return next(c for c in candidates if c["name"] == f"sm90 {kernel}")["dynamic_schedule"]
 
 
 NAMES = {c["name"] for c in _C.select_config(4096, 4096, 4096)[1]}
@@ -71,7 +71,7 @@ def test_other_dtypes_do_not_take(dtype):
     _, candidates = _C.select_config(
         1048576, 64, 64, dtype, math="fp32" if "32" in dtype else "native"
     )
-    assert not any(c["takes_tiles"] for c in candidates)
+    assert not any(c["dynamic_schedule"] for c in candidates)
 
 
 def launch(config, x: Tensor, weight: Tensor, bias: Tensor, activation="relu", epilogue="fused"):

@@ -1,4 +1,4 @@
-// Output tiles for whichever cluster of CTAs gets to them first.
+// The dynamic scheduler: output tiles for whichever cluster of CTAs gets to them first.
 //
 // SMs share the way to L2 with those of their GPC, and GPCs have different numbers of SMs: where
 // products are bound by memory, some SMs are a fifth faster than others. With as many tiles for all
@@ -10,7 +10,7 @@
 
 #include <cutlass/arch/barrier.h>
 
-#include "csrc/cutlass/kernels/sm90/sm90_tile_order.h"
+#include "csrc/cutlass/kernels/sm90/sm90_tile_scheduler.h"
 #include "csrc/cutlass/problem.h"
 
 namespace fusedops::sm90 {
@@ -26,7 +26,7 @@ struct TileQueue {
   uint64_t full[kPlaces];
   uint64_t begun[kPlaces];
 
-  // By one thread, before the barrier that all threads wait for.
+  // One thread calls this before the barrier that all threads wait for.
   __device__ void init() {
     for (int i = 0; i < kPlaces; ++i) {
       Barrier::init(&full[i], 1);
@@ -34,7 +34,7 @@ struct TileQueue {
     }
   }
 
-  // By the producer: the CTA begins its tile of this turn.
+  // The producer says that the CTA begins its tile of this turn.
   template <bool kAlone>
   __device__ __forceinline__ void begin(int turn) {
     const int place = turn % kPlaces;
@@ -74,44 +74,45 @@ struct TileQueue {
   }
 };
 
-// The work of one cluster of CTAs: whole tiles (as TileWalk of sm90_tile_order.h).
-class TakenWalk {
+// The work of one cluster of CTAs: whole tiles (as TileScheduler of sm90_tile_scheduler.h).
+class DynamicTileScheduler {
  public:
-  __device__ TakenWalk(const TileOrder& order, TileQueue& queue, int cluster_m, int cluster_n)
-      : order_(order),
+  __device__ DynamicTileScheduler(const TileSchedule& schedule, TileQueue& queue, int cluster_m,
+                                  int cluster_n)
+      : schedule_(schedule),
         queue_(queue),
         cluster_m_(cluster_m),
         cluster_n_(cluster_n),
         index_(blockIdx.x / (cluster_m * cluster_n)) {}
 
-  __device__ bool valid() const { return index_ < order_.count; }
-  __device__ bool last() const { return following() >= order_.count; }
+  __device__ bool valid() const { return index_ < schedule_.count; }
+  __device__ bool last() const { return following() >= schedule_.count; }
   __device__ void next() {
     index_ = following();
     ++turn_;
   }
   __device__ static constexpr bool ends_tile() { return true; }
-  __device__ int steps() const { return order_.k_steps; }
+  __device__ int steps() const { return schedule_.k_steps; }
   __device__ Work work() const {
-    return {tile_at(order_, cluster_m_, cluster_n_, index_), 0, order_.k_steps, 0};
+    return {tile_at(schedule_, cluster_m_, cluster_n_, index_), 0, schedule_.k_steps, 0};
   }
   // Tiles before this one.
   __device__ int turn() const { return turn_; }
 
  private:
   __device__ __forceinline__ int following() const {
-    const int number = turn_ + 1 - TileOrder::kGiven;
+    const int number = turn_ + 1 - TileSchedule::kGiven;
     return number < 0 ? index_ + int(gridDim.x) / (cluster_m_ * cluster_n_) : queue_.wait(number);
   }
 
-  const TileOrder& order_;
+  const TileSchedule& schedule_;
   TileQueue& queue_;
   int cluster_m_, cluster_n_, index_, turn_ = 0;
 };
 
 // Takes the tiles of a cluster, by one thread of its first CTA.
 template <int kCtas>
-__device__ inline void take_tiles(const TileOrder& order, const ExchangeSpace& space,
+__device__ inline void take_tiles(const TileSchedule& schedule, const ExchangeSpace& space,
                                   TileQueue& queue) {
   uint64_t* mark = space.flags;  // `written` once the counter behind it counts
   auto* next = reinterpret_cast<unsigned*>(mark + 1);
@@ -126,14 +127,14 @@ __device__ inline void take_tiles(const TileOrder& order, const ExchangeSpace& s
 
   const int clusters = gridDim.x / kCtas;
   int taken = 0;
-  for (int number = 0; taken < order.count; ++number) {
+  for (int number = 0; taken < schedule.count; ++number) {
     queue.wait_for_begin(number);
-    taken = TileOrder::kGiven * clusters + int(atomicAdd(next, 1u));
+    taken = TileSchedule::kGiven * clusters + int(atomicAdd(next, 1u));
     queue.announce<kCtas>(number, taken);
   }
   // Every cluster takes one number too many; the last one of all leaves the counter to the next
   // launch: a graph may repeat this one.
-  if (taken == order.count + clusters - 1) *mark = 0;
+  if (taken == schedule.count + clusters - 1) *mark = 0;
 }
 
 }  // namespace fusedops::sm90

@@ -1,0 +1,27 @@
+// What each family of kernels answers about a product: its candidates, why one cannot run, and what
+// it costs. select.cpp asks all of them and ranks. Host only.
+//
+// What kernels check for themselves as well (sm80_refusal, cluster_refusal, skinny_refusal) stands
+// with their tables, in configs/.
+#pragma once
+
+#include <vector>
+
+#include "csrc/cutlass/configs/plan.h"
+
+namespace fusedops {
+
+using Candidates = std::vector<Candidate>;
+
+inline constexpr const char* kNotHopper = "not a Hopper GPU";
+
+// Each of these appends the candidates of its family, in the order of its table.
+void add_sm90(const GemmProblem& problem, const DeviceModel& device, Candidates& candidates);
+void add_sm80(const GemmProblem& problem, const DeviceModel& device, Candidates& candidates);
+void add_cluster(const GemmProblem& problem, const DeviceModel& device, Candidates& candidates);
+void add_skinny(const GemmProblem& problem, const DeviceModel& device, Candidates& candidates);
+
+// Why TMA cannot address this problem (null: it can). The sm_80 family serves what this refuses.
+const char* tma_refusal(const GemmProblem& problem);
+
+}  // namespace fusedops

@@ -1,0 +1,69 @@
+// The kernels for few rows of A.
+#include <algorithm>
+#include <cmath>
+
+#include "csrc/common/int_math.h"
+#include "csrc/cutlass/configs/skinny_configs.h"
+#include "csrc/cutlass/select/families.h"
+#include "csrc/cutlass/select/time_model.h"
+
+namespace fusedops {
+namespace {
+
+constexpr double kSkinnyLaunchUs = 1.08, kSkinnyWaveUs = 2.0;
+constexpr double kSkinnyDramBytesPerUs = 4.37e6, kSkinnySmBytesPerUs = 165e3;
+constexpr double kSkinnyLatencyUs = 1.28;                   // of the bytes in flight
+constexpr double kPairBytesPerUs = 26.7e3, kPairUs = 0.27;  // what two blocks send each other
+constexpr double kPieceUs = 0.124;                          // the epilogue of 8 rows
+constexpr double kMinMmaCycles = 15, kSkinnyCyclesPerUs = 1700;
+constexpr double kSkinnyOverlap = 3.5;  // infinite: the longer of two times; 1: their sum
+constexpr double kIdlePower = 0.46;     // of the fraction of SMs with a block, in DRAM's rate
+constexpr double kUneven = 0.305;       // more where SMs have more blocks than others
+// Early blocks of the next launch take the other half of the SMs, in pairs with late ones of this
+// one: some graphs replay 40 % slower (9.0 us or 13 for 8x4096x4096).
+constexpr double kUnsteady = 1.12;
+
+// The kernels for few rows, fitted to perf/results/h200/skinny_sweep.csv: over its problems the
+// kernel that this chooses costs 0.9 % more than the best one. Bound by reading b from DRAM, by the
+// bytes that a block keeps in flight, or by its WGMMAs; then the sums of a pair and the epilogue.
+double skinny_us(const GemmProblem& p, const GemmConfig& c, const DeviceModel& device) {
+  const double sms = device.sm_count;
+  const double cols = double(p.m <= 8 ? 8 : p.m <= 16 ? 16 : round_up(p.m, 32));
+  const double blocks = double(ceil_div(p.n, c.tile_n) * c.cluster_n);
+  const double waves = std::ceil(blocks / (sms * c.tile_k));
+  const double per_sm = std::min<double>(c.tile_k, std::ceil(blocks / sms));
+  const double pieces = double(ceil_div(ceil_div(p.m, 8), c.cluster_n));
+  const double sent = c.cluster_n > 1 ? pieces * c.tile_n * 32 : 0;
+
+  const double bytes = (c.tile_n + cols) * 2 * p.k / c.cluster_n;
+  const double in_flight = (228.0 / c.tile_k - 1) * 1024 - sent;
+  const double read = bytes / std::min(in_flight / kSkinnyLatencyUs, kSkinnySmBytesPerUs / per_sm);
+  const double mma = double(p.k) / c.cluster_n / 16 * (c.tile_n / 64) *
+                     std::max(cols / 2, kMinMmaCycles) * per_sm / kSkinnyCyclesPerUs;
+  // Blocks spread over pairs of SMs first, and half of all SMs can read at the full rate.
+  const bool halves = blocks <= sms / 2;
+  const double busy = std::min(1.0, blocks / (halves ? sms / 2 : sms));
+  const double dram = double(p.n) * p.k * 2 / kSkinnyDramBytesPerUs / std::pow(busy, kIdlePower);
+  double main = overlap(dram, waves * std::max(read, mma), kSkinnyOverlap);
+  if (per_sm > 1) main *= 1 + kUneven * cols / 128;
+  if (halves) main *= kUnsteady;
+  return kSkinnyLaunchUs + (waves - 1) * kSkinnyWaveUs + main + kPieceUs * pieces +
+         (c.cluster_n > 1 ? kPairUs + sent / kPairBytesPerUs : 0);
+}
+
+}  // namespace
+
+void add_skinny(const GemmProblem& problem, const DeviceModel& device, Candidates& candidates) {
+  const char* refusal = device.hopper() ? skinny_refusal(problem) : kNotHopper;
+  for (int i = 0; i < kNumSkinnyConfigs; ++i) {
+    const GemmConfig& config = kSkinnyConfigs[i];
+    Candidate candidate{{.family = Family::kSkinny, .config = i}, refusal};
+    if (!refusal && config.cluster_n > ceil_div(problem.k, 128)) {
+      candidate.rejected = "fewer steps of K than blocks to share them";
+    }
+    if (!candidate.rejected) candidate.plan.expected_us = skinny_us(problem, config, device);
+    candidates.push_back(candidate);
+  }
+}
+
+}  // namespace fusedops

@@ -1,0 +1,86 @@
+// The mma.sync and FP32 FMA kernels, for what the others refuse.
+#include <algorithm>
+#include <cmath>
+
+#include "csrc/common/int_math.h"
+#include "csrc/cutlass/configs/sm80_configs.h"
+#include "csrc/cutlass/select/families.h"
+#include "csrc/cutlass/select/split_k.h"
+#include "csrc/cutlass/select/time_model.h"
+
+namespace fusedops {
+namespace {
+
+// These are set by hand, since no sweep holds the kernels: fractions of kMmaPerCycle, cycles of a
+// tile beside its MMAs, fractions of the FMA rate by tile.
+constexpr double kSm80Half = 0.5, kSm80Tf32 = 0.22;
+constexpr double kTileCycles = 2000;
+constexpr double kSimtLarge = 0.78, kSimtMedium = 0.7, kSimtSmall = 0.5;
+// The data sheets of the A100 and of GeForce GPUs of Ampere and Ada say these.
+constexpr double kA100DramBytesPerUs = 1.9e6, kOtherDramBytesPerUs = 0.95e6;
+
+// The FP32 FMA kernels: bound by instruction issue (smaller register tiles spend more of it on
+// other things than FMAs) or by memory.
+double simt_us(const GemmProblem& p, const GemmConfig& c, int slices, const DeviceModel& device) {
+  const double fma_per_cycle = device.capability == 80 ? 64 : 128;
+  const int outputs = c.tile_m * c.tile_n;
+  const double efficiency = outputs >= 128 * 128 ? kSimtLarge
+                            : outputs >= 64 * 64 ? kSimtMedium
+                                                 : kSimtSmall;
+  const double tiles = double(ceil_div(p.m, c.tile_m)) * ceil_div(p.n, c.tile_n) * slices;
+  const double waves = std::ceil(tiles / device.sm_count);
+  const double fma = double(outputs) * ceil_div(p.k, slices) / (fma_per_cycle * efficiency);
+  const double bytes = (double(p.m) * p.k + double(p.k) * p.n + double(p.m) * p.n) * 4;
+  double us = kLaunchUs +
+              std::max(waves * (kTileCycles + fma) / (kClockGhz * 1e3), bytes / kDramBytesPerUs);
+  if (slices > 1) us += reduce_us(p, slices);
+  return us;
+}
+
+// The least time by the data sheets: multiply-adds per SM and nominal cycle, DRAM of Hopper, the
+// A100 and the rest of Ampere and Ada.
+double sm80_floor_us(const GemmProblem& p, const DeviceModel& device) {
+  const bool a100 = device.capability == 80;
+  const double fp64 = device.capability % 10 != 0 ? 2 : a100 ? 56 : 128;
+  const double rate = p.dtype == DType::kFloat64   ? fp64
+                      : p.dtype == DType::kFloat32 ? kMmaPerCycle * kSm80Tf32
+                                                   : kMmaPerCycle * kSm80Half;
+  const double mma = double(p.m) * p.n * p.k / (rate * device.sm_count * kClockGhz * 1e3);
+  const double bytes_per_us = device.capability >= 90 ? kDramBytesPerUs
+                              : a100                  ? kA100DramBytesPerUs
+                                                      : kOtherDramBytesPerUs;
+  return std::max(mma, dram_bytes(p) / bytes_per_us);
+}
+
+// The mma.sync family: one block per SM at a time, about 60 % of the WGMMA rate. The floor is the
+// same for every kernel: it leaves their order as it is.
+double sm80_us(const GemmProblem& p, const GemmConfig& c, int slices, const DeviceModel& device) {
+  if (p.math == MathMode::kFp32) return simt_us(p, c, slices, device);
+  const double tiles = double(ceil_div(p.m, c.tile_m)) * ceil_div(p.n, c.tile_n) * slices;
+  const double waves = std::max(1.0, std::ceil(tiles / device.sm_count));
+  const double mma =
+      double(c.tile_m) * c.tile_n * ceil_div(p.k, slices) / (kMmaPerCycle * kSm80Half);
+  const double us = waves * (kTileCycles + mma) / (kClockGhz * 1e3) + (slices > 1 ? kReduceUs : 0);
+  return kLaunchUs + overlap(us, sm80_floor_us(p, device), kDramOverlap);
+}
+
+}  // namespace
+
+void add_sm80(const GemmProblem& problem, const DeviceModel& device, Candidates& candidates) {
+  if (problem.split_parts) return;
+  for (const int slices : kSliceChoices) {
+    if (!slices_allowed(problem, slices)) continue;
+    const GemmProblem p = sliced(problem, slices);
+    for (int i = 0; i < kNumSm80Configs; ++i) {
+      Candidate candidate{{.family = Family::kSm80,
+                           .config = i,
+                           .k_split = slices > 1 ? KSplit::kSlices : KSplit::kNone,
+                           .slices = slices},
+                          sm80_refusal(i, p)};
+      candidate.plan.expected_us = sm80_us(p, kSm80Configs[i], slices, device);
+      candidates.push_back(candidate);
+    }
+  }
+}
+
+}  // namespace fusedops
