@@ -1,5 +1,5 @@
 // The GEMM vocabulary: plain structs shared by selection (host only), the kernel families and the
-// ops. No torch, no CUTLASS, no CUDA header: select.cpp and its tests build without a GPU
+// ops. No torch, no CUTLASS, no CUDA header: selection and its tests build without a GPU
 // toolchain.
 #pragma once
 

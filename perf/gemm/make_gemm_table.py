@@ -1,4 +1,4 @@
-"""Writes csrc/cutlass/select/sm90_measured.h: the products that time_model.cpp gets wrong.
+"""Writes csrc/cutlass/select/sm90_measured.h: the products that the time model gets wrong.
 
     python perf/gemm/make_gemm_table.py perf/results/h200/gemm_sweep.csv
 
@@ -40,7 +40,7 @@ Problem = tuple[int, int, int, str, str, bool]  # m, n, k, layout, a key of EPIL
 Choice = tuple[str, int, int]  # name, splits, tiles that share operands
 
 TEMPLATE = """// Written by perf/gemm/make_gemm_table.py from {source}: do not edit.
-// Products for which time_model.cpp chooses over {percent:.0f} % more time than the best,
+// Products for which the time model chooses over {percent:.0f} % more time than the best,
 // and those that take the kernel of the same product with another output. costly: with an
 // activation that costs more than relu.
 #pragma once

@@ -1,5 +1,5 @@
-"""CTAs that take tiles as they get to them: which products, and every kernel against the same
-kernel over parts of the rows, where each CTA has its own tiles."""
+"""The dynamic schedule, CTAs that take tiles as they get to them: which products have it, and every
+kernel against the same kernel over parts of the rows, where each CTA has its own tiles."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ ROWS = 400  # clusters of tiles below each other: more than six for each pair of
 K = 72
 
 
-def takes(m, n, k, kernel, **options):
-    """Whether this sm90 kernel takes the tiles of a product; kernel as `128x128 pingpong 1x1`."""
+def is_dynamic(m, n, k, kernel, **options):
+    """Whether an sm90 kernel, `128x128 pingpong 1x1`, has a dynamic schedule for a product."""
     _, candidates = _C.select_config(m, n, k, **options)
     return next(c for c in candidates if c["name"] == f"sm90 {kernel}")["dynamic_schedule"]
 
@@ -42,7 +42,7 @@ CONFIGS = [
     ],
 )
 def test_products_that_wait_for_memory(product, kernel):
-    assert takes(*product, kernel)
+    assert is_dynamic(*product, kernel)
 
 
 @pytest.mark.parametrize(
@@ -56,18 +56,18 @@ def test_products_that_wait_for_memory(product, kernel):
     ],
 )
 def test_other_products(product, kernel):
-    assert not takes(*product, kernel)
+    assert not is_dynamic(*product, kernel)
 
 
-def test_costly_activations_take_while_outputs_are_few():
+def test_costly_activations_are_dynamic_while_outputs_are_few():
     gelu = CODES["gelu_tanh"]
-    assert takes(1048576, 64, 64, "128x64 pingpong 1x1", activation=gelu)
-    assert takes(401408, 512, 128, "128x128 pingpong 1x1", activation=CODES["relu"])
-    assert not takes(401408, 512, 128, "128x128 pingpong 1x1", activation=gelu)
+    assert is_dynamic(1048576, 64, 64, "128x64 pingpong 1x1", activation=gelu)
+    assert is_dynamic(401408, 512, 128, "128x128 pingpong 1x1", activation=CODES["relu"])
+    assert not is_dynamic(401408, 512, 128, "128x128 pingpong 1x1", activation=gelu)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_other_dtypes_do_not_take(dtype):
+def test_other_dtypes_are_not_dynamic(dtype):
     _, candidates = _C.select_config(
         1048576, 64, 64, dtype, math="fp32" if "32" in dtype else "native"
     )
@@ -85,7 +85,7 @@ def inputs(config, dtype=torch.bfloat16):
     if config["cluster"][0] == 1:
         m *= 2
     m, n = m - 40, config["tile"][1] * config["cluster"][1] - 24
-    assert takes(m, n, K, config["name"][5:])
+    assert is_dynamic(m, n, K, config["name"][5:])
     return linear_inputs(m, n, K, dtype, "cuda")[:3]
 
 

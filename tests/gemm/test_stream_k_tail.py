@@ -1,4 +1,4 @@
-"""A last wave of tiles that is shared out: who takes what, and every kernel against float64."""
+"""The stream-K tail: who takes what of the last wave, and every kernel against float64."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 // Written by perf/gemm/make_gemm_table.py from perf/results/h200/gemm_sweep.csv: do not edit.
-// Products for which time_model.cpp chooses over 1 % more time than the best,
+// Products for which the time model chooses over 1 % more time than the best,
 // and those that take the kernel of the same product with another output. costly: with an
 // activation that costs more than relu.
 #pragma once
