@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+
 from distributed.pool import Pool
 
 if TYPE_CHECKING:

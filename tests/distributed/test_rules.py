@@ -51,7 +51,9 @@ def on_copies(op, arguments):
 def any_placements(arguments):
     """Choices for each argument: replicated, or sharded along a dimension."""
     choices = [
-        [tensor.Replicate(), *map(tensor.Shard, range(t.dim()))] if isinstance(t, torch.Tensor) else [None]
+        [tensor.Replicate(), *map(tensor.Shard, range(t.dim()))]
+        if isinstance(t, torch.Tensor)
+        else [None]
         for t in arguments
     ]
     return spread(list(itertools.product(*choices))[1:], 2)

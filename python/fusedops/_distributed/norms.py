@@ -1,14 +1,16 @@
-"""Norms: by rows. Their statistics are one flat vector of the rows, whichever dimension is sharded."""
+"""Norms: by rows. Statistics are one flat vector of them, whichever dimension is sharded."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.distributed.tensor import Replicate, Shard
 
 from .notation import Sharding, read, shard
 from .rules import RULES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 try:
     from torch.distributed.tensor.placement_types import _StridedShard

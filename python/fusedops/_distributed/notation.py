@@ -7,11 +7,13 @@ partial, and what the op adds to such a result has to be partial as well, or it 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.distributed.tensor import Partial, Replicate, Shard
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
 
 Label = str | int
 # Placements of the results, then of the tensors among the arguments (None: not given).

@@ -40,7 +40,9 @@ def _rule(
         RULES[name] = rule
 
 
-def _more(names: str, notation: str, letters: str, only_if: Callable[[dict[str, Any]], bool]) -> None:
+def _more(
+    names: str, notation: str, letters: str, only_if: Callable[[dict[str, Any]], bool]
+) -> None:
     """Letters that may be sharded under another condition, beside the rule that is there."""
     for name in names.split():
         first = RULES[name]
@@ -151,6 +153,7 @@ def _keeps_all(a: dict[str, Any]) -> bool:
 _rule("bias_dropout_residual", "...n n ...n 1 -> ...n", "n", _keeps_all, _keeps_all)
 _rule("bias_dropout_residual_out", "...n n ...n 1 ...n -> ", "n", _keeps_all, _keeps_all)
 _rule("bias_dropout_residual_backward", "...n 1 -> ...n n/...", "n", _keeps_all, _keeps_all)
+
 
 def _and_partial(name: str, results: list[Any], given: list[Any]) -> None:
     """What is linear may run on the parts of a sum."""
