@@ -92,7 +92,8 @@ def check_op(name, device):
             try:
                 got = on_copies(op, given)
             except RuntimeError as error:
-                assert "what the op writes to" in str(error), (placements, error)
+                if "what the op writes to" not in str(error):
+                    raise
                 continue
             for one, want in zip(got, expected, strict=True):
                 in_parts |= not one.placements[0].is_replicate()

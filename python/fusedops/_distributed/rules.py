@@ -61,7 +61,7 @@ def _more(
 
 
 def _is_linear(a: dict[str, Any]) -> bool:
-    return a["activation"] == 0
+    return bool(a["activation"] == 0)
 
 
 def _unpacked(a: dict[str, Any]) -> bool:
@@ -118,11 +118,11 @@ for _name in ("gated_linear", "gated_mlp_forward", "gated_mlp_backward", "gated_
 
 
 def _is_none(a: dict[str, Any]) -> bool:
-    return a["reduction"] == 0
+    return bool(a["reduction"] == 0)
 
 
 def _is_sum(a: dict[str, Any]) -> bool:
-    return a["reduction"] == 2
+    return bool(a["reduction"] == 2)
 
 
 _rule("cross_entropy", "mv m -> m m 1", "m", only_if=_is_none)
