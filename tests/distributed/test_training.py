@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import fusedops
 from distributed.models import (
     Calls,
     check,
@@ -14,21 +18,17 @@ from distributed.models import (
     named_gradients,
     whole,
 )
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-
-import fusedops
 
 pytest.importorskip("torch.distributed.tensor")
-import torch.distributed as dist  # noqa: E402
-import torch.distributed.checkpoint as dcp  # noqa: E402
-from torch.distributed.checkpoint.state_dict import (  # noqa: E402
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
     set_model_state_dict,
 )
-from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # noqa: E402
-from torch.distributed.pipelining import PipelineStage, ScheduleGPipe  # noqa: E402
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
 
 def mine(tensor):
