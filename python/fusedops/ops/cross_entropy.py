@@ -10,9 +10,10 @@ from torch import Tensor
 
 from .. import _fakes  # noqa: F401  (registers the fakes)
 from .._autograd.compose import no_autocast
-from .._autograd.shared import _eager_apply, sees_torch_functions_only
+from .._autograd.shared import _eager_apply, is_subclass, sees_torch_functions_only
 from .._core.calls import public
 from .._core.checks import raise_not_tensor
+from .._core.dtensor import is_dtensor
 from .softmax import HALF_CODES
 
 __all__ = ["cross_entropy"]
@@ -147,6 +148,15 @@ def cross_entropy(
             f"cross_entropy: reduction must be one of {', '.join(REDUCTIONS)}; got {reduction!r}"
         )
     traced = _is_dynamo_compiling()
+    if type(logits) is not Tensor and (is_dtensor(logits) or is_subclass(logits)):
+        # NOTE: loss_parallel is a mode of torch's own loss.
+        return F.cross_entropy(
+            logits,
+            target,
+            ignore_index=ignore_index,
+            reduction=reduction,
+            label_smoothing=label_smoothing,
+        )
     if sees_torch_functions_only():
         return _compose(
             logits,
