@@ -74,6 +74,23 @@ CASES = {
     "sum": (lambda x: fusedops.sum(x, (0, 1)), [X], [S1], Partial()),
     "amax": (lambda x: fusedops.amax(x, 1), [X], [S0], S0),
     "var": (lambda x: fusedops.var(x, 2), [X], [S1], S1),
+    **{
+        f"{name}, {where}": (lambda x, f=f: f(x, 1), [X], [p], S0 if p is S0 else None)
+        for name, f in {
+            "mean": fusedops.mean, "norm": lambda x, d: fusedops.norm(x, 2, d), "prod": fusedops.prod,
+            "logsumexp": fusedops.logsumexp, "std": fusedops.std, "amin": fusedops.amin,
+            "cumsum": fusedops.cumsum, "cumprod": fusedops.cumprod,
+            "topk": lambda x, d: fusedops.topk(x, 3, d)[0], "log_softmax": fusedops.log_softmax,
+        }.items()
+        for where, p in {"another dim": S0, "its dim": S1}.items()
+    },
+    "bias_grad": (fusedops.bias_grad, [X], [S1], Partial()),
+    "square, fma and relu": (
+        lambda x, y: fusedops.relu(fusedops.fma(fusedops.square(x), y, x)), [X, (T, 1)],
+        [S2, R], S2,
+    ),
+    "stencil": (lambda x, w: fusedops.stencil1d(x, w), [X, (3,)], [S1, R], S1),
+    "matmul": (lambda a, b: fusedops.matmul(a, b, None, "silu"), [(T, K), (K, H)], [S0, R], S0),
     "dropout of nothing": (
         lambda x, b: fusedops.bias_dropout_residual(x, b, x, 0.0), [X, (K,)], [S1, R], S1
     ),
@@ -106,6 +123,30 @@ def one_function(device, name):
 def test_a_function_on_shards(ranks, name):
     for names in ranks.run(one_function, ranks.device, name):
         assert names
+
+
+def some_need_gradients(device, needed):
+    mesh = init_device_mesh(device, (2,))
+    plain = tensors(device, X, W1, (H,), W2, (K,))
+    placed = [distribute_tensor(t, mesh, [p]) for t, p in zip(plain, [S1, R, R, R, R], strict=True)]
+    for function in (
+        lambda x, w, b, *_: fusedops.linear(x, w, b, "gelu"),
+        lambda *a: fusedops.mlp(*a, "gelu"),
+    ):
+        for those in (plain, placed):
+            for i, t in enumerate(those):
+                t.grad = None
+                t.requires_grad_(i in needed)
+            function(*those).square().sum().backward()
+        for one, other in zip(placed, plain, strict=True):
+            assert (one.grad is None) == (other.grad is None)
+            if one.grad is not None:
+                torch.testing.assert_close(whole(one.grad), other.grad)
+
+
+@pytest.mark.parametrize("needed", [(0,), (1,), (2,), (0, 2), (1, 2)])
+def test_some_arguments_need_gradients(ranks, needed):
+    ranks.run(some_need_gradients, ranks.device, needed)
 
 
 def losses(device, placement, in_parts):
