@@ -77,7 +77,8 @@ CASES = {
     **{
         f"{name}, {where}": (lambda x, f=f: f(x, 1), [X], [p], S0 if p is S0 else None)
         for name, f in {
-            "mean": fusedops.mean, "norm": lambda x, d: fusedops.norm(x, 2, d), "prod": fusedops.prod,
+            "mean": fusedops.mean, "norm": lambda x, d: fusedops.norm(x, 2, d),
+            "prod": fusedops.prod,
             "logsumexp": fusedops.logsumexp, "std": fusedops.std, "amin": fusedops.amin,
             "cumsum": fusedops.cumsum, "cumprod": fusedops.cumprod,
             "topk": lambda x, d: fusedops.topk(x, 3, d)[0], "log_softmax": fusedops.log_softmax,
