@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
+import torch
+from torch import nn
 
 import fusedops
 from distributed.models import (
     Calls,
+    D,
+    FeedForward,
+    H,
     check,
     expected,
     loss_of,
@@ -17,7 +24,7 @@ from distributed.models import (
 
 pytest.importorskip("torch.distributed.tensor")
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     PrepareModuleInput,
@@ -85,3 +92,58 @@ def tensor_parallel(device, sequence, order, loss_in_parts):
 def test_tensor_parallel(ranks, sequence, order, loss_in_parts):
     for names in ranks.run(tensor_parallel, ranks.device, sequence, order, loss_in_parts):
         assert {"linear", "linear_backward", "layer_norm", "rms_norm_backward"} <= names
+
+
+# ---- a whole MLP as one op ----
+
+
+def whole_mlp(device, kind, sequence, fused):
+    mesh = init_device_mesh(device, (2,))
+    torch.manual_seed(6)
+    plain = {
+        "mlp": lambda: nn.Sequential(nn.Linear(D, H), nn.GELU(), nn.Linear(H, D)),
+        "gated": FeedForward,
+    }[kind]().to(device)
+    ours = copy.deepcopy(plain)
+    if fused == "before":
+        fusedops.fuse(ours)
+    layers = list(ours.children())
+    for layer in (m for m in layers if isinstance(m, nn.Linear)):
+        last = layer is layers[-1]
+        for name, placement in (
+            ("weight", Shard(int(last))),
+            ("bias", [Shard(0), Replicate()][last]),
+        ):
+            value = distribute_tensor(getattr(layer, name).detach(), mesh, [placement])
+            setattr(layer, name, nn.Parameter(value))
+    rows = Shard(1) if sequence else Replicate()
+    into = PrepareModuleInput(
+        input_layouts=(rows,), desired_input_layouts=(Replicate(),), use_local_output=False
+    )
+    parallelize_module(ours, mesh, into)
+    if fused == "after":
+        fusedops.fuse(ours)
+    torch.manual_seed(7)
+    x = torch.randn(2, 4, D, device=device)
+    want = plain(x)
+    mine = x.chunk(2, 1)[mesh.get_rank()] if sequence else x
+    with Calls() as calls:
+        y = ours(mine)
+        assert y.placements == (Partial(),)
+        y = y.redistribute(placements=[rows])
+        y.square().sum().backward()
+    want.square().sum().backward()
+    torch.testing.assert_close(y.full_tensor(), want)
+    for got, other in zip(ours.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(got.grad.full_tensor(), other.grad, rtol=1e-4, atol=1e-5)
+        assert got.grad.placements == got.placements
+    return calls.names
+
+
+@pytest.mark.parametrize("fused", ["before", "after"])
+@pytest.mark.parametrize("sequence", [False, True], ids=["tp", "tp+sp"])
+@pytest.mark.parametrize("kind", ["mlp", "gated"])
+def test_a_whole_mlp_is_one_op(ranks, kind, sequence, fused):
+    op = {"mlp": "mlp_forward", "gated": "gated_mlp_forward"}[kind]
+    for names in ranks.run(whole_mlp, ranks.device, kind, sequence, fused):
+        assert op in names
