@@ -24,6 +24,7 @@ from distributed.models import (
 
 pytest.importorskip("torch.distributed.tensor")
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -147,3 +148,29 @@ def test_a_whole_mlp_is_one_op(ranks, kind, sequence, fused):
     op = {"mlp": "mlp_forward", "gated": "gated_mlp_forward"}[kind]
     for names in ranks.run(whole_mlp, ranks.device, kind, sequence, fused):
         assert op in names
+
+
+# ---- under torch.compile ----
+
+
+def compiled(device, how):
+    mesh = init_device_mesh(device, (2,))
+    want = expected(device)
+    model = make_model(device)
+    fusedops.fuse(model)
+    for block in model.blocks:
+        if how == "fsdp2":
+            fully_shard(block, mesh=mesh)
+        else:
+            parallelize_module(block, mesh, tensor_parallel_plan(False))
+        block.compile(backend="aot_eager")
+    if how == "fsdp2":
+        fully_shard(model, mesh=mesh)
+    loss = loss_of(model(make_batch(device)[0]), make_batch(device)[1])
+    loss.backward()
+    check(loss, named_gradients(model), want)
+
+
+@pytest.mark.parametrize("how", ["fsdp2", "tp"])
+def test_compiled_blocks(ranks, how):
+    ranks.run(compiled, ranks.device, how)
