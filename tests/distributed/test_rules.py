@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -109,6 +111,30 @@ def check_op(name, device):
 @pytest.mark.parametrize("op", [name for name in SAMPLES if name not in WITHOUT])
 def test_an_op_on_shards(ranks, op):
     assert ranks.run(check_op, op, ranks.device) == [op not in WHOLE] * 2
+
+
+def test_rules_come_with_dtensor_and_not_before():
+    code = (
+        "import sys, torch, fusedops\n"
+        "assert 'torch.distributed.tensor' not in sys.modules\n"
+        "import torch.distributed.tensor\n"
+        "rules = torch.distributed.tensor.DTensor._op_dispatcher.sharding_propagator\n"
+        "assert torch.ops.fusedops.linear.default in rules.op_strategy_funcs\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_torch_that_registers_otherwise_is_a_warning():
+    code = (
+        "import warnings, torch.distributed.tensor\n"
+        "del torch.distributed.tensor._ops.utils.expand_to_full_mesh_op_strategy\n"
+        "with warnings.catch_warnings(record=True) as seen:\n"
+        "    warnings.simplefilter('always')\n"
+        "    import fusedops\n"
+        "assert any('no DTensor rules' in str(w.message) for w in seen)\n"
+        "fusedops.linear(torch.ones(2, 2), torch.ones(2, 2))\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_every_op_has_a_rule():

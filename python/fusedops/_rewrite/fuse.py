@@ -231,8 +231,9 @@ def fuse(model: torch_nn.Module) -> FuseReport:
 
     Left alone, and reported with the reason: subclasses of nn.Linear (LoRA layers,
     parametrizations, the output projection of nn.MultiheadAttention) and of the norms, layers and
-    norms with hooks (weight_norm, pruning), with an own forward or with a dtype that the kernels do
-    not have, and linear layers with further parameters.
+    norms with hooks (weight_norm, pruning; not torch.distributed's, which FSDP and tensor
+    parallelism are made of), with an own forward or with a dtype that the kernels do not have, and
+    linear layers with further parameters.
 
     torch.fx, torch.jit.script and quantize_dynamic do not see into fused modules.
 
