@@ -171,6 +171,7 @@ def compiled(device, how):
     check(loss, named_gradients(model), want)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["fsdp2", "tp"])
 def test_compiled_blocks(ranks, how):
     ranks.run(compiled, ranks.device, how)
