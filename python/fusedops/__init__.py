@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch  # noqa: F401  (loads libtorch, which _C is linked against)
 
-from . import _C, nn, points, reference
+from . import _C, _distributed, nn, points, reference  # noqa: F401
 from ._core import math_bits  # noqa: F401
 from ._core.products import compute_intensive_ops
 from ._inductor import inductor

@@ -78,6 +78,7 @@ _ABOVE = (*_NN, "nn", "compat")
 PYTHON_LAYERS = {
     "_core": (),
     "_timing": (),
+    "_distributed": ("_core",),
     "reference": _REFERENCE,
     "_fakes": _REFERENCE,
     "_autograd": _AUTOGRAD,

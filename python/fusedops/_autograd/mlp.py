@@ -126,15 +126,19 @@ def _state(tensor: Tensor) -> tuple[int, int]:
 
 
 def _ours_alone(saved: Tensor) -> tuple[int, int] | None:
-    """By what backward knows `saved` again; None where it is not forward's own: a hook takes it."""
+    """By what backward knows `saved` again; None where it is not forward's own: a hook takes it,
+    or it is no plain tensor, whose memory is another's.
+    """
     if torch.compiler.is_compiling() or _saved_tensors_hooks(True) is not None:
+        return None
+    if type(saved) is not Tensor:
         return None
     return _state(saved)
 
 
 def _may_overwrite(saved: Tensor | None, ours: tuple[int, int] | None, dy: Tensor) -> bool:
     """Whether backward owns what forward saved, and runs for the last time and once."""
-    if torch.compiler.is_compiling() or _is_batched(dy):
+    if torch.compiler.is_compiling() or type(dy) is not Tensor or _is_batched(dy):
         return False
     return saved is None or (ours == _state(saved) and not _keep_graph())
 

@@ -7,13 +7,36 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.overrides import has_torch_function_variadic
 
 _functorch_active = torch._C._are_functorch_transforms_active
+_is_dynamo_compiling = torch.compiler.is_dynamo_compiling
+_no_dispatch = Tensor.__torch_dispatch__
+_no_function = torch._C._disabled_torch_function_impl
 
 
-def sees_torch_functions_only() -> bool:
-    """Whether a torch.func transform or forward-mode AD is active, which our ops are opaque to."""
-    return bool(_functorch_active() or forward_ad._current_level >= 0)
+def sees_torch_functions_only(*tensors: Tensor | None) -> bool:
+    """Whether a call is for torch's functions: a torch.func transform or forward-mode AD, which our
+    ops are opaque to, or a tensor subclass that knows torch's (nested, quantised).
+    """
+    return bool(
+        _functorch_active()
+        or forward_ad._current_level >= 0
+        or (has_torch_function_variadic(*tensors) and is_subclass(*tensors))
+    )
+
+
+def is_subclass(*tensors: Tensor | None) -> bool:
+    """Whether one of the tensors runs torch's functions and ops in its own way.
+
+    Not fake tensors and DTensors, which know our ops, and no tensors under a mode.
+    """
+    return not _is_dynamo_compiling() and any(
+        type(t).__torch_dispatch__ is not _no_dispatch
+        and type(t).__torch_function__ is not _no_function
+        for t in tensors
+        if t is not None
+    )
 
 
 def distinct(*arguments: Any) -> tuple[Any, ...]:

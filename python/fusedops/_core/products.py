@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import sys
-from importlib.abc import MetaPathFinder
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from .. import _C  # noqa: F401  (registers torch.ops.fusedops)
-
-if TYPE_CHECKING:
-    from importlib.machinery import ModuleSpec
+from .after_import import import_after
 
 _ops = torch.ops.fusedops
 
@@ -30,31 +24,4 @@ compute_intensive_ops: list[torch._ops.OpOverload[..., Any]] = [
     _ops.gated_linear.default,
 ]
 
-_COUNTER = "torch.utils.flop_counter"
-
-
-class _WithFormulas(MetaPathFinder):
-    """Registers our flop formulas once torch's counter is imported, which takes 0.2 s by itself."""
-
-    def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        """The counter's own spec, with a loader that goes on to our formulas."""
-        if name != _COUNTER:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        if spec is None or spec.loader is None:
-            return spec
-        execute = spec.loader.exec_module
-
-        def execute_both(module: Any) -> None:
-            execute(module)
-            importlib.import_module(".flops", __package__)
-
-        spec.loader.exec_module = execute_both  # type: ignore[method-assign]
-        return spec
-
-
-if _COUNTER in sys.modules:
-    importlib.import_module(".flops", __package__)
-else:
-    sys.meta_path.insert(0, _WithFormulas())
+import_after("torch.utils.flop_counter", f"{__package__}.flops")  # takes 0.2 s by itself

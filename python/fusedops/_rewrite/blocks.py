@@ -25,11 +25,13 @@ from .sequential import activation_name
 
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 
-_HOOKS = (
+_AROUND_FORWARD = (
     "_forward_hooks",
     "_forward_pre_hooks",
     "_backward_hooks",
     "_backward_pre_hooks",
+)
+_AROUND_STATE = (
     "_state_dict_hooks",
     "_state_dict_pre_hooks",
     "_load_state_dict_pre_hooks",
@@ -38,7 +40,23 @@ _HOOKS = (
 
 
 def hooked(module: torch_nn.Module) -> bool:
-    return any(getattr(module, name, None) for name in _HOOKS)
+    """Whether a module has hooks; those of torch.distributed on its state are no matter."""
+    return any(getattr(module, name, None) for name in _AROUND_FORWARD) or _hooked_by_others(
+        module, _AROUND_STATE
+    )
+
+
+def hooked_by_others(module: torch_nn.Module) -> bool:
+    """Whether a module has hooks of others than torch.distributed (FSDP, tensor parallelism)."""
+    return _hooked_by_others(module, (*_AROUND_FORWARD, *_AROUND_STATE))
+
+
+def _hooked_by_others(module: torch_nn.Module, names: tuple[str, ...]) -> bool:
+    for name in names:
+        for hook in (getattr(module, name, None) or {}).values():
+            if not (getattr(hook, "__module__", None) or "").startswith("torch.distributed."):
+                return True
+    return False
 
 
 # ---- recognition ----

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import nn as torch_nn
 
+from .._core.dtensor import is_dtensor, own_class, set_own_class
 from .._core.text import table
 from ..nn import Linear
 from ..nn.norm import fuse_norms
-from .blocks import fuse_block, hooked
+from .blocks import fuse_block, hooked, hooked_by_others
 from .fused_class import fused_class
 from .sequential import FusedSteps, activation_name, in_order, steps
 
@@ -119,12 +120,12 @@ def _absorbed_text(layer: FusedLayer) -> str:
 
 def _reason_to_skip(module: torch_nn.Linear) -> str | None:
     """Why a linear layer must stay what it is, None where it may be replaced."""
-    if type(module) not in (torch_nn.Linear, Linear):
+    if own_class(module) not in (torch_nn.Linear, Linear):
         # NOTE: parametrize and weight_norm make subclasses too.
         if hasattr(module, "parametrizations"):
             return "has parametrizations"
         return "a subclass of nn.Linear may compute something else"
-    if hooked(module):
+    if hooked_by_others(module):
         return "has hooks (weight_norm, spectral_norm and pruning are hooks too)"
     if "forward" in vars(module):
         return "its forward was replaced on the instance"
@@ -137,7 +138,7 @@ def _reason_to_skip(module: torch_nn.Linear) -> str | None:
             if name == "weight":
                 return "weight is not a parameter"
             continue
-        if type(tensor) is not torch_nn.Parameter:
+        if type(tensor) is not torch_nn.Parameter and not is_dtensor(tensor):
             return f"{name} is a {type(tensor).__name__}"
         if tensor.dtype not in _DTYPES:
             return f"{name} has dtype {str(tensor.dtype).removeprefix('torch.')}"
@@ -230,8 +231,9 @@ def fuse(model: torch_nn.Module) -> FuseReport:
 
     Left alone, and reported with the reason: subclasses of nn.Linear (LoRA layers,
     parametrizations, the output projection of nn.MultiheadAttention) and of the norms, layers and
-    norms with hooks (weight_norm, pruning), with an own forward or with a dtype that the kernels do
-    not have, and linear layers with further parameters.
+    norms with hooks (weight_norm, pruning; not torch.distributed's, which FSDP and tensor
+    parallelism are made of), with an own forward or with a dtype that the kernels do not have, and
+    linear layers with further parameters.
 
     torch.fx, torch.jit.script and quantize_dynamic do not see into fused modules.
 
@@ -260,7 +262,7 @@ def fuse(model: torch_nn.Module) -> FuseReport:
             skipped.add(module)
             report.skipped.append(SkippedLayer(", ".join(names), type(module).__name__, reason))
         elif module not in before:
-            module.__class__ = Linear
+            set_own_class(module, Linear)
             module.activation = None
     runs = _fuse_sequentials(model, report)
     for module, names in paths.items():
@@ -275,7 +277,7 @@ def fuse(model: torch_nn.Module) -> FuseReport:
         absorbed = tuple(with_it.activations)
         report.fused.append(FusedLayer(", ".join(names), shape, activation, absorbed, with_it.note))
     _fuse_blocks(model, report)
-    for norm in fuse_norms(model, hooked):
+    for norm in fuse_norms(model, hooked_by_others):
         if norm.reason:
             report.skipped.append(SkippedLayer(norm.name, norm.kind, norm.reason))
         elif norm.replaced:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from .._core.dtensor import own_class, set_own_class
 from ..ops.norm import layer_norm, rms_norm
 
 if TYPE_CHECKING:
@@ -85,8 +86,8 @@ def fuse_norms(
         reason = _reason_to_skip(module, hooked)
         if reason is not None:
             yield replace(site, reason=reason)
-        elif type(module) in _FUSED:
-            module.__class__ = _FUSED[type(module)]
+        elif own_class(module) in _FUSED:
+            set_own_class(module, _FUSED[own_class(module)])
             yield replace(site, replaced=True)
         else:
             yield site
@@ -95,7 +96,7 @@ def fuse_norms(
 def _reason_to_skip(
     module: torch.nn.Module, hooked: Callable[[torch.nn.Module], bool]
 ) -> str | None:
-    if type(module) not in (*_FUSED, *_FUSED.values()):
+    if own_class(module) not in (*_FUSED, *_FUSED.values()):
         return f"a subclass of nn.{type(module).__mro__[1].__name__} may compute something else"
     if hooked(module):
         return "has hooks"

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from .. import _fakes  # noqa: F401  (registers the fakes)
 from .._autograd.compose import no_autocast
-from .._autograd.shared import _eager_apply, sees_torch_functions_only
+from .._autograd.shared import _eager_apply, is_subclass, sees_torch_functions_only
 from .._core.calls import public
 from .._core.checks import raise_not_tensor
+from .._core.dtensor import is_dtensor
 from .softmax import HALF_CODES
 
 __all__ = ["cross_entropy"]
@@ -97,6 +98,22 @@ def _as_matrix(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     return logits.reshape(target.numel(), logits.shape[-1]), target.reshape(-1)
 
 
+def _of_subclass(
+    logits: Tensor, target: Tensor, ignore_index: int, label_smoothing: float, reduction: str
+) -> Tensor:
+    """torch's loss, which loss_parallel is a mode of."""
+    # NOTE: of a DTensor's rows torch takes the mean of each rank's means, whatever they ignore.
+    mean = reduction == "mean"
+    loss = F.cross_entropy(
+        logits,
+        target,
+        ignore_index=ignore_index,
+        reduction="sum" if mean else reduction,
+        label_smoothing=label_smoothing,
+    )
+    return loss / (target != ignore_index).sum() if mean else loss
+
+
 @public
 def cross_entropy(
     logits: Tensor,
@@ -147,6 +164,8 @@ def cross_entropy(
             f"cross_entropy: reduction must be one of {', '.join(REDUCTIONS)}; got {reduction!r}"
         )
     traced = _is_dynamo_compiling()
+    if type(logits) is not Tensor and (is_dtensor(logits) or is_subclass(logits)):
+        return _of_subclass(logits, target, ignore_index, label_smoothing, reduction)
     if sees_torch_functions_only():
         return _compose(
             logits,

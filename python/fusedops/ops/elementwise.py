@@ -7,6 +7,7 @@ given. Forms that write into a tensor have no backward and refuse tensors that r
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .. import _fakes  # noqa: F401  (registers the fakes)
@@ -20,10 +21,11 @@ from .._autograd.elementwise import (
     SquareFunction,
     affine,
 )
-from .._autograd.shared import distinct, sees_torch_functions_only
+from .._autograd.shared import distinct, is_subclass, sees_torch_functions_only
 from .._core.activation import activation_code
 from .._core.calls import public
 from .._core.checks import refuse_grad
+from .._core.dtensor import is_dtensor
 from ..reference import bias_dropout_residual as _torch_dropout
 
 __all__ = [
@@ -79,7 +81,7 @@ def add(x: Tensor, y: Tensor, *, out: Tensor | None = None) -> Tensor:
     if out is not None:
         _ops.add_out.default(x, y, _written("add", out, x=x, y=y))
         return out
-    if sees_torch_functions_only():
+    if sees_torch_functions_only(x, y):
         return torch.add(x, y)
     if _needs_grad(x, y):
         return AddFunction.apply(*distinct(x, y))
@@ -109,7 +111,7 @@ def fma(a: Tensor, x: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor
     if out is not None:
         _ops.fma_out.default(a, x, b, _written("fma", out, a=a, x=x, b=b))
         return out
-    if sees_torch_functions_only():
+    if sees_torch_functions_only(a, x, b):
         return a * x + b
     if _needs_grad(a, x, b):
         return FmaFunction.apply(*distinct(a, x, b))
@@ -128,7 +130,7 @@ def square(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     if out is not None:
         _ops.square_out.default(x, _written("square", out, x=x))
         return out
-    if sees_torch_functions_only():
+    if sees_torch_functions_only(x):
         return x * x
     if _needs_grad(x):
         return SquareFunction.apply(x)
@@ -147,7 +149,7 @@ def relu(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     if out is not None:
         _ops.relu_out.default(x, _written("relu", out, x=x))
         return out
-    if sees_torch_functions_only():
+    if sees_torch_functions_only(x):
         return torch.relu(x)
     if _needs_grad(x):
         return ReluFunction.apply(x)
@@ -203,7 +205,7 @@ def _scale_bias_act(
         _written(op, out, x=x, scale=scale, bias=bias)
         _ops.scale_bias_act_out.default(x, scale, bias, code, out)
         return out
-    if sees_torch_functions_only():
+    if sees_torch_functions_only(x, scale, bias):
         return activate(affine(x, scale, bias), code)
     if _needs_grad(x, scale, bias):
         return ScaleBiasActFunction.apply(*distinct(x, scale, bias), code)
@@ -280,12 +282,18 @@ def bias_dropout_residual(
     op = "bias_dropout_residual"
     p = float(p) if training else 0.0
     if seed is None and p > 0:
+        if type(x) is not Tensor and (
+            is_dtensor(x) or is_subclass(x)
+        ):  # torch draws what fits its shards
+            y = F.dropout(x if bias is None else x + bias, p)
+            y = y if residual is None else y + residual
+            return y if out is None else _written(op, out, x=x, bias=bias).copy_(y)
         seed = _draw_seed(x)
     if out is not None:
         _written(op, out, x=x, bias=bias, residual=residual)
         _ops.bias_dropout_residual_out.default(x, bias, residual, seed, p, out)
         return out
-    if sees_torch_functions_only():
+    if sees_torch_functions_only(x, bias, residual):
         return _torch_dropout(x, bias, residual, seed, p)
     if _needs_grad(x, bias, residual):
         return DropoutFunction.apply(*distinct(x, bias, residual), seed, p)

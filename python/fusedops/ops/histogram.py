@@ -51,7 +51,7 @@ def bincount(x: Tensor, bins: int, weights: Tensor | None = None) -> Tensor:
             f"bincount: weights must have shape {tuple(x.shape)} on {x.device} like x; got "
             f"{tuple(weights.shape)} on {weights.device}"
         )
-    if sees_torch_functions_only():
+    if sees_torch_functions_only(x, weights):
         return reference.bincount(x, bins, weights)
     if torch.is_grad_enabled() and weights.requires_grad:
         out: Tensor = _WeightedCount.apply(x, bins, weights)

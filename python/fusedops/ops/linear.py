@@ -111,7 +111,9 @@ def linear(
     ):
         raise_not_tensor("linear", x=x, weight=weight, bias=bias)
     traced = _is_dynamo_compiling()
-    if sees_torch_functions_only() or (traced and _linear_is_torchs(x, weight, bias)):
+    if sees_torch_functions_only(x, weight, bias) or (
+        traced and _linear_is_torchs(x, weight, bias)
+    ):
         return activate(F.linear(x, weight, bias), code)
     compute = None
     if _any_autocast():
@@ -172,7 +174,7 @@ def matmul(
     ):
         raise_not_tensor("matmul", a=a, b=b, bias=bias)
     traced = _is_dynamo_compiling()
-    if sees_torch_functions_only() or (traced and _matmul_is_torchs(a, b, bias)):
+    if sees_torch_functions_only(a, b, bias) or (traced and _matmul_is_torchs(a, b, bias)):
         return activate(a @ b if bias is None else torch.addmm(bias, a, b), code)
     if _any_autocast():
         compute = _autocast_dtype(a)

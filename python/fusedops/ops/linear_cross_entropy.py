@@ -109,7 +109,7 @@ def linear_cross_entropy(
             f"{NAME}: reduction must be one of {', '.join(REDUCTIONS)}; got {reduction!r}"
         )
     traced = _is_dynamo_compiling()
-    composed = sees_torch_functions_only()
+    composed = sees_torch_functions_only(x, weight, bias, target)
     shape = target.shape
     x, target = _as_rows(x, target)
     compute = _autocast_dtype(x) if _any_autocast() and not composed else None

@@ -168,7 +168,7 @@ def mlp(
     if traced and _is_torchs("mlp", x, (w1, w2), (b1, b2), residual):
         y = _kept_or_not(recompute, _compose_mlp, x, w1, b1, w2, b2, code)
         return _plus(y, residual)
-    if sees_torch_functions_only():
+    if sees_torch_functions_only(x, w1, b1, w2, b2, residual):
         return _plus(compose_mlp(x, w1, b1, w2, code), b2, residual)
     compute = _autocast_dtype(x) if _any_autocast() else None
     late = None  # a residual that torch adds
@@ -256,7 +256,7 @@ def gated_mlp(
         if fits and _is_torchs("gated_mlp", x, given, biases, residual):
             args = (x, w_gate, w_up, b_gate, b_up, w_down, b_down, code)
             return _plus(_kept_or_not(recompute, _compose_gated, *args), residual)
-    if sees_torch_functions_only():
+    if sees_torch_functions_only(x, w_gate, w_up, w_down, b_gate, b_up, b_down, residual):
         y = compose_gated(x, w_gate, w_up, b_gate, b_up, w_down, code)
         return _plus(y, b_down, residual)
     compute = _autocast_dtype(x) if _any_autocast() else None

@@ -281,7 +281,7 @@ def layer_norm(
         return layer_norm(x, normalized_shape, weight, bias, eps), x
     traced = _is_dynamo_compiling()
     torchs = traced and _is_torchs(x, norm_dims, weight, bias, residual)
-    if torchs or sees_torch_functions_only():
+    if torchs or sees_torch_functions_only(x, weight, bias, residual):
         total = x if residual is None else x + residual
         y = F.layer_norm(total, x.shape[x.dim() - norm_dims :], weight, bias, eps)
         return y if residual is None else (y, total)
@@ -348,7 +348,7 @@ def rms_norm(
         weight = _weight_beside(x, weight)
     traced = _is_dynamo_compiling()
     torchs = traced and _is_torchs(x, norm_dims, weight, None, residual)
-    if torchs or sees_torch_functions_only():
+    if torchs or sees_torch_functions_only(x, weight, residual):
         total = x if residual is None else x + residual
         y = F.rms_norm(total, x.shape[x.dim() - norm_dims :], weight, eps)
         return y if residual is None else (y, total)

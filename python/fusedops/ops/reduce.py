@@ -125,7 +125,7 @@ def _differentiable(
             first = name != "sum" or not _sums_exactly(x, dtype)
         if first:
             x = x.to(dtype)
-    if sees_torch_functions_only():
+    if sees_torch_functions_only(x):
         y = reference.reduce(x, name, dims_of(mask), keepdim)
         return y if dtype is None else y.to(dtype=dtype)
     wide = dtype is not None and dtype is not x.dtype
@@ -146,7 +146,7 @@ def _sums_exactly(x: Tensor, dtype: torch.dtype) -> bool:
 
 def _forward_only(name: str, x: Tensor, dim: Dim, keepdim: bool) -> Tensor:
     mask = _mask(name, x, dim, keepdim)
-    if sees_torch_functions_only():
+    if sees_torch_functions_only(x):
         return reference.reduce(x, name, dims_of(mask), keepdim)
     return _reduce(x.detach(), CODE[name], mask, keepdim, False)
 
@@ -288,7 +288,7 @@ def _variance(
         dim, unbiased = None, dim
     mask = _mask(op, x, dim, keepdim)
     correction, root = _correction(op, unbiased, given), op == "std"
-    if sees_torch_functions_only():
+    if sees_torch_functions_only(x):
         define = reference.std if root else reference.var
         return define(x, dims_of(mask), correction, keepdim)
     if _needs_grad(x):
@@ -348,7 +348,7 @@ def bias_grad(dy: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
     wide = dtype is not None and dtype is not dy.dtype
     if wide and dtype is not wide_dtype(dy.dtype):
         raise ValueError(f"bias_grad: dtype must be None or {wide_dtype(dy.dtype)}; got {dtype}")
-    if sees_torch_functions_only():
+    if sees_torch_functions_only(dy):
         return reference.bias_grad(dy if dtype is None else dy.to(dtype=dtype))
     if _needs_grad(dy):
         result: Tensor = BiasGradFunction.apply(dy, wide)

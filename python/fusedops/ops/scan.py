@@ -50,7 +50,7 @@ def cumsum(
         RuntimeError: x has another dtype (complex).
     """
     x, dim = _prepare("cumsum", x, dim, dtype)
-    if sees_torch_functions_only():
+    if sees_torch_functions_only(x):
         y = reference.cumsum(x, dim, exclusive, reverse)
     elif torch.is_grad_enabled() and x.requires_grad:
         y = _Cumsum.apply(x, dim, exclusive, reverse)
@@ -74,7 +74,7 @@ def cumprod(
     The gradient is right where x holds zeros, as in torch.cumprod.
     """
     x, dim = _prepare("cumprod", x, dim, dtype)
-    if sees_torch_functions_only():
+    if sees_torch_functions_only(x):
         y = reference.cumprod(x, dim, exclusive, reverse)
     elif torch.is_grad_enabled() and x.requires_grad:
         y = _Cumprod.apply(x, dim, exclusive, reverse)
@@ -123,7 +123,7 @@ def _prepare(op: str, x: Tensor, dim: int, dtype: torch.dtype | None = None) -> 
 
 def _extreme(op: str, x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     x, dim = _prepare(op, x, dim)
-    if sees_torch_functions_only():
+    if sees_torch_functions_only(x):
         return (reference.cummax if op == "cummax" else reference.cummin)(x, dim)
     raw = _ops.cummax.default if op == "cummax" else _ops.cummin.default
     if torch.is_grad_enabled() and x.requires_grad:

@@ -44,7 +44,7 @@ def segment_reduce(x: Tensor, offsets: Tensor, reduce: str = "sum") -> Tensor:
         raise_not_tensor("segment_reduce", x=x, offsets=offsets)
     if reduce not in KINDS:
         raise ValueError(f"segment_reduce: reduce must be one of {', '.join(KINDS)}; got {reduce}")
-    if sees_torch_functions_only():
+    if sees_torch_functions_only(x, offsets):
         return reference.segment_reduce(x, offsets, reduce)
     kind = KINDS.index(reduce)
     if torch.is_grad_enabled() and x.requires_grad:

@@ -63,7 +63,7 @@ def _apply(op: str, x: Tensor, dim: int, dtype: torch.dtype | None, log: bool) -
         raise_not_tensor(op, x=x)
     if type(dim) is not int:
         dim = as_int(op, "dim", dim)
-    if sees_torch_functions_only():
+    if sees_torch_functions_only(x):
         return (F.log_softmax if log else F.softmax)(x, dim, dtype=dtype)
     if dtype is not None:
         dtype = as_dtype(op, dtype)

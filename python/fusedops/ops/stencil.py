@@ -71,7 +71,7 @@ def _stencil(
     if not isinstance(padding_mode, str) or padding_mode not in PADDINGS:
         known = ", ".join(repr(name) for name in PADDINGS)
         raise ValueError(f"{op}: padding_mode must be one of {known}; got {padding_mode!r}")
-    if sees_torch_functions_only():
+    if sees_torch_functions_only(x, weight):
         return _torch_stencil(x, weight, scale, dims, padding_mode)
     if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
         y: Tensor = StencilFunction.apply(*distinct(x, weight), scale, dims, padding_mode)

@@ -60,7 +60,7 @@ def topk(
 
 
 def _topk(x: Tensor, k: int, dim: int, largest: bool) -> tuple[Tensor, Tensor]:
-    if sees_torch_functions_only():
+    if sees_torch_functions_only(x):
         return reference.topk(x, k, dim, largest)
     rows = x if dim in (-1, x.dim() - 1) else x.movedim(dim, -1)
     if torch.is_grad_enabled() and x.requires_grad:

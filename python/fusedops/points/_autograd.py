@@ -94,7 +94,7 @@ def group(
     centers: Tensor | None = None,
 ) -> Tensor:
     """[points[idx] - centers, features[idx]] for idx (B, M, K)."""
-    if sees_torch_functions_only():
+    if sees_torch_functions_only(features, idx, points, centers):
         return reference.group(features, idx, points, centers)
     if needs_grad(features, points, centers):
         result: Tensor = Group.apply(*distinct(features, idx, points, centers))
@@ -107,7 +107,7 @@ def scatter(
 ) -> Tensor:
     """Sums of channels first .. first + count of dout by idx, in dtype."""
     fp32 = dtype == torch.float32
-    if sees_torch_functions_only():
+    if sees_torch_functions_only(dout, idx):
         result = reference.scatter(dout[..., first : first + count].to(dtype), idx, n)
     elif needs_grad(dout):
         result = Scatter.apply(dout, idx, n, first, count, fp32)
@@ -161,7 +161,7 @@ def _compose_interpolate_backward(
 
 def interpolate(features: Tensor, idx: Tensor, weights: Tensor) -> Tensor:
     """Sum over k of weights * features[idx] for idx (B, M, K)."""
-    if sees_torch_functions_only():
+    if sees_torch_functions_only(features, idx, weights):
         return reference.interpolate(features, idx, weights)
     if needs_grad(features, weights):
         result: Tensor = Interpolate.apply(*distinct(features, idx, weights))
