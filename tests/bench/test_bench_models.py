@@ -175,6 +175,28 @@ def test_a_peer_that_is_wrong_or_raises_gets_no_time(
     assert cases() == {("dlrm/fuse", "infer", "eager")}
 
 
+@pytest.mark.usefixtures("_no_inductor")
+def test_times_count_where_no_profile_is_allowed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: Any) -> Any:
+        raise RuntimeError("CUPTI_ERROR_INSUFFICIENT_PRIVILEGES")
+
+    monkeypatch.setattr(suite, "shares", refuse)
+    assert bench("--case", "dlrm/fuse", "--pass", "infer", "--peers", "eager") == 0
+    assert "fuse: no profile: CUPTI_ERROR" in capsys.readouterr().out
+    assert cases() == {("dlrm/fuse", "infer", "eager")}
+    assert not Path("out/models_shares.csv").exists()
+
+
+@pytest.mark.parametrize("name", ["pointnet2", "pointnet2_bn"])
+def test_largest_features_are_compared_in_fp32(name: str) -> None:
+    """In bf16 other rows are the largest of their groups than in fp32, in eager too."""
+    args = ("--case", f"{name}/fuse", "--pass", "step", "--peers", "eager", "--dtype", "fp32")
+    assert bench(*args) == 0
+    assert cases() == {(f"{name}/fuse", "step", "eager")}
+
+
 def test_a_missing_package_is_said(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -63,8 +63,11 @@ def measure_together(
                 make = partial(suite.peer, name, cases[0], pass_, device)
                 _admit(found, name, make, suite, data, dtype, pass_)
         timings = _time(found, data, device, rounds)
-        for name, call in found.calls.items():
-            found.shares[name] = suite.shares(call, data, device)
+        try:
+            for name, call in found.calls.items():
+                found.shares[name] = suite.shares(call, data, device)
+        except RuntimeError as error:  # where no profile is allowed the times still count
+            found.notes.append((name, f"no profile: {first_line(error)}"))
     seconds = time.perf_counter() - start
     names = [case.name for case in cases]
     results = [
@@ -141,7 +144,7 @@ def _measurement(
 
     result = Measurement(case, dtype, pass_, named(timings), named(found.extra_mb))
     result.error = found.errors[case.name]
-    result.shares = {n.split("/")[-1]: found.shares[n] for n in keep}
+    result.shares = {n.split("/")[-1]: found.shares[n] for n in keep if n in found.shares}
     known = {case.name, *(name for name, _ in found.notes if name not in ours)}
     result.notes = [f"{name}: {text}" for name, text in found.notes if name in known]
     result.seconds = seconds
