@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from fusedops.bench.report.figures import activation, first_size, geomean, speedup
 from fusedops.bench.report.memory_bars import is_large, latest, share_of_copy
+from fusedops.bench.report.model_bars import VARIANTS, ModelRows, models
 from fusedops.bench.report.results import Row, read_rows
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[1]
 README, BENCHMARKS = ROOT / "README.md", ROOT / "docs/benchmarks.md"
 BEGIN, END = "<!-- perf:begin (perf/readme_table.py) -->", "<!-- perf:end -->"
+# Of whole models, at the top of the README; nothing stands between them while none is measured.
+MODELS = "<!-- models:begin (perf/readme_table.py) -->", "<!-- models:end -->"
 PEERS = {
     "eager": "eager",
     "cublaslt": "cuBLASLt epilogue",
@@ -58,6 +61,15 @@ GROUPS = (
     ("mlp", "mlp", "step", 0, 2**40, False),
     ("gated_mlp", "mlp", "step", 0, 2**40, True),
 )
+MODEL_COLUMNS = {
+    "eager": "eager",
+    "liger": "Liger",
+    "compile": "compile per layer",
+    "compile_whole": "compile",
+    "fuse": "`fuse`",
+    "fuse_compile": "`fuse` + compile",
+    "inductor": "graph pass",
+}
 MEMORY_SUITES = ("reduce", "norm", "scan", "elementwise")
 # The ten rows of the README: titles of those of GROUPS that are among them, then op, pass and
 # dtypes of others (none: all that were measured).
@@ -92,7 +104,12 @@ POINTS = (
 )
 # Of `python -m fusedops bench --plot`.
 PLOTS = ("linear_fwd_speedup", "linear_fwd_roofline", "linear_step_speedup", "skinny_fwd_speedup")
-PASSES = {"fwd": "forward", "bwd": "backward", "step": "forward + backward"}
+PASSES = {
+    "fwd": "forward",
+    "bwd": "backward",
+    "step": "forward + backward",
+    "infer": "inference",
+}
 
 
 def render(folder: Path) -> str:
@@ -274,10 +291,52 @@ def _points(rows: Sequence[Row]) -> list[str]:
     return [*head, *lines, ""] if lines else []
 
 
-def _relative(path: Path) -> str:
-    """As docs/benchmarks.md names it."""
+def render_models(folder: Path) -> str:
+    """Times of whole models, in ms, and their picture; nothing where none was measured."""
+    rows = [r for r in read_rows(folder) if r["suite"] == "models"] if folder.exists() else []
+    found = models(rows, "step")
+    lines = [line for model in found if (line := _model_line(model))]
+    if not lines:
+        return ""
+    newest = max(rows, key=lambda r: r["date"])
+    head = " | ".join(MODEL_COLUMNS.values())
+    best = geomean(v for m in found if (v := m.over(VARIANTS)) is not None)
+    memory = [v for m in found if (v := m.memory()) is not None]
+    text = f"the best of ours is {best:.2f} times as fast as the best of theirs"
+    if memory:
+        text += f" and takes {1 / geomean(memory):.2f} of compile's memory"
+    picture = folder / "plots/models_step.svg"
+    return "\n".join([
+        f"Training steps (forward, loss, backward) in ms, bf16, on one {newest['gpu']}, torch "
+        f"{newest['torch']}, {newest['date']}. As a geometric mean over {len(lines)} models "
+        f"{text}.",
+        "",
+        f"| model | {head} | best of ours over best of theirs |",
+        f"|---|{'---:|' * (len(MODEL_COLUMNS) + 1)}",
+        *lines,
+        *(["", f'<img src="{_relative(picture, README)}" alt="speed over eager">']
+          if picture.exists() else []),
+    ])  # fmt: skip
+
+
+def _model_line(model: ModelRows) -> str:
+    """Times are those of the newest run of each; the ratio is of times of one run."""
+    ratio = model.over(VARIANTS)
+    if ratio is None:
+        return ""
+    ms = {}
+    for (variant, peer), row in sorted(model.rows.items(), key=lambda item: item[1]["date"]):
+        ms[variant] = float(row["ours_us"]) * 1e-3
+        if row["peer_us"]:
+            ms[peer] = float(row["peer_us"]) * 1e-3
+    cells = " | ".join(f"{ms[name]:.3g}" if name in ms else "" for name in MODEL_COLUMNS)
+    return f"| {model.model} | {cells} | **{ratio:.2f}** |"
+
+
+def _relative(path: Path, page: Path = BENCHMARKS) -> str:
+    """As the page names it."""
     inside = path.resolve().is_relative_to(ROOT)
-    return os.path.relpath(path.resolve(), BENCHMARKS.parent) if inside else str(path)
+    return os.path.relpath(path.resolve(), page.parent) if inside else str(path)
 
 
 def _links(folder: Path) -> str:
@@ -286,17 +345,22 @@ def _links(folder: Path) -> str:
     return f"All cases: [`{name}`]({_relative(folder)})."
 
 
-def replace(page: str, table: str) -> str:
-    if page.count(BEGIN) != 1 or page.count(END) != 1:
-        raise ValueError(f"a page must hold the markers {BEGIN} and {END} once each")
-    head, rest = page.split(BEGIN)
-    return f"{head}{BEGIN}\n{table}\n{END}{rest.split(END)[1]}"
+def replace(page: str, table: str, markers: tuple[str, str] = (BEGIN, END)) -> str:
+    begin, end = markers
+    if page.count(begin) != 1 or page.count(end) != 1:
+        raise ValueError(f"a page must hold the markers {begin} and {end} once each")
+    head, rest = page.split(begin)
+    table = f"{table}\n" if table else ""
+    return f"{head}{begin}\n{table}{end}{rest.split(end)[1]}"
 
 
 def pages(folder: Path) -> dict[Path, str]:
     """What the pages hold when they are up to date."""
     tables = {README: render_headlines(folder), BENCHMARKS: render(folder)}
-    return {page: replace(page.read_text(), table) for page, table in tables.items()}
+    found = {page: replace(page.read_text(), table) for page, table in tables.items()}
+    if MODELS[0] in found[README]:
+        found[README] = replace(found[README], render_models(folder), MODELS)
+    return found
 
 
 def main() -> int:

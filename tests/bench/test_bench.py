@@ -20,7 +20,7 @@ from fusedops.bench import cli, machine, runner
 from fusedops.bench.report import results
 from fusedops.bench.suites import linear as linear_suite
 from fusedops.bench.suites import quack_peer
-from fusedops.bench.suites.base import SUITES, Case, PeerUnavailableError, Selection, load_suite
+from fusedops.bench.suites.base import ALL, Case, PeerUnavailableError, Selection, load_suite
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
@@ -75,7 +75,7 @@ def test_all_suites_run_on_cpu() -> None:
     assert (
         bench("all", "--shapes", "16x8x12", "--peers", "eager", "--out", "out/", "--summary") == 0
     )
-    assert sorted(p.stem for p in Path("out").iterdir()) == sorted([*SUITES, "fp32_error"])
+    assert sorted(p.stem for p in Path("out").iterdir()) == sorted([*ALL, "fp32_error"])
     with Path("out/fp32_error.csv").open() as file:
         errors = list(csv.DictReader(file))
     assert {(e["dtype"], e["contender"]) for e in errors} == {

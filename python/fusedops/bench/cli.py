@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import functools
+import itertools
 import sys
 import time
 from dataclasses import dataclass
@@ -20,14 +21,18 @@ from fusedops.bench import machine
 from fusedops.bench.report import results
 from fusedops.bench.runner import OURS, Measurement, measure, rows
 from fusedops.bench.suites.base import (
+    ALL,
     PASSES,
     SUITES,
     TOLERANCES,
     Case,
+    GroupedSuite,
+    PeerUnavailableError,
     Selection,
     Suite,
     load_suite,
 )
+from fusedops.bench.together import measure_together
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -37,6 +42,7 @@ DEFAULT_ROUNDS = 9
 CPU_FLOPS_LIMIT = 3e9  # of a case that runs on a CPU without being asked for
 CPU_BYTES_LIMIT = 1 << 28
 CASE_SECONDS, PEER_SECONDS, COMPILE_SECONDS = 0.3, 0.1, 5.0  # the estimate before a run
+GROUPED_SECONDS = 40.0  # of a case that compiles whole models, as its peers do
 
 
 @dataclass(frozen=True)
@@ -48,7 +54,13 @@ class Job:
     peers: tuple[str, ...]
 
     @property
+    def name(self) -> str:
+        return f"{self.suite.name} {self.case.name} {self.dtype} {self.pass_}"
+
+    @property
     def seconds(self) -> float:
+        if isinstance(self.suite, GroupedSuite):
+            return GROUPED_SECONDS
         compiles = sum(peer.startswith("compile") for peer in self.peers)
         return CASE_SECONDS + PEER_SECONDS * (1 + len(self.peers)) + COMPILE_SECONDS * compiles
 
@@ -88,7 +100,7 @@ def _main(options: argparse.Namespace) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m fusedops bench", description=__doc__)
     add = parser.add_argument
-    add("suite", nargs="*", help=f"{', '.join(SUITES)} or all")
+    add("suite", nargs="*", help=f"{', '.join(SUITES)} or all (but models)")
     add("--case", metavar="GLOB", help="only cases whose name matches, e.g. '8192x*/relu'")
     add("--shapes", type=shapes, default=(), metavar="MxNxK,...", help="instead of the suite's")
     add("--peers", type=_peers, metavar="NAME,...", help="`none`: ours alone; default: the suite's")
@@ -144,27 +156,60 @@ def _run(options: argparse.Namespace) -> tuple[int, list[Path]]:
     failures: list[str] = []
     stop = time.perf_counter() + options.budget if options.budget else float("inf")
     with Progress(len(jobs), "bench") as progress:
-        for index, job in enumerate(jobs):
+        for batch in _batches(jobs):
             if time.perf_counter() > stop:
-                progress.line(f"budget spent: {len(jobs) - index} cases left (see --missing)")
+                left = len(jobs) - progress.done
+                progress.line(f"budget spent: {left} cases left (see --missing)")
                 break
-            name = f"{job.suite.name} {job.case.name} {job.dtype} {job.pass_}"
-            try:
-                result = measure(
-                    job.suite, job.case, job.dtype, job.pass_, job.peers, device, options.rounds
-                )
-                _store(outputs[job.suite.name], job.suite, result, device)
-            except Exception as error:  # one bad case must not cost the others
-                failures.append(name)
-                progress.step(f"{name}: FAILED {type(error).__name__}: {error}")
-                if not _alive(device):
-                    progress.line("the CUDA context is lost: what was stored is kept, start again")
-                    break
-            else:
-                progress.step(f"{name}: {_line(result)}")
+            failures += _run_batch(batch, outputs, device, options.rounds, progress)
+            if failures and not _alive(device):
+                progress.line("the CUDA context is lost: what was stored is kept, start again")
+                break
     for name in failures:
         print(f"FAILED {name}")
     return len(failures), sorted(set(outputs.values()))
+
+
+def _batches(jobs: list[Job]) -> list[list[Job]]:
+    """What is measured together stands together."""
+
+    def together(job: Job) -> tuple[object, ...]:
+        return job.suite.name, job.suite.group(job.case), job.dtype, job.pass_, job.peers
+
+    return [list(batch) for _, batch in itertools.groupby(jobs, together)]
+
+
+def _run_batch(
+    batch: list[Job],
+    outputs: dict[str, Path],
+    device: torch.device,
+    rounds: int,
+    progress: Progress,
+) -> list[str]:
+    """Measures, stores and prints; returns the names of the jobs that failed."""
+    suite = batch[0].suite
+    how = (batch[0].dtype, batch[0].pass_, batch[0].peers, device, rounds)
+    found: list[Measurement] = []
+    wrong: dict[str, str] = {}
+    try:
+        if isinstance(suite, GroupedSuite):
+            found, wrong = measure_together(suite, [job.case for job in batch], *how)
+        else:
+            found = [measure(suite, batch[0].case, *how)]
+        for result in found:
+            _store(outputs[suite.name], suite, result, device)
+    except PeerUnavailableError as error:
+        for job in batch:
+            progress.step(f"{job.name}: skipped: {error}")
+        return []
+    except Exception as error:  # one bad case must not cost the others
+        wrong = {job.case.name: f"{type(error).__name__}: {error}" for job in batch}
+    lines = {result.case.name: _line(result) for result in found}
+    for job in batch:
+        failed = job.case.name in wrong
+        text = f"FAILED {wrong[job.case.name]}" if failed else lines[job.case.name]
+        progress.step(f"{job.name}: {text}")
+    return [job.name for job in batch if job.case.name in wrong]
 
 
 def _alive(device: torch.device) -> bool:
@@ -177,7 +222,8 @@ def _alive(device: torch.device) -> bool:
 
 def _jobs(options: argparse.Namespace, device: torch.device) -> list[Job]:
     jobs: list[Job] = []
-    for name in SUITES if "all" in options.suite else options.suite:
+    asked = [n for name in options.suite for n in (ALL if name == "all" else (name,))]
+    for name in dict.fromkeys(asked):
         suite = load_suite(name)
         for pass_ in suite.passes:
             if pass_ in (options.pass_ or suite.passes):
@@ -251,8 +297,16 @@ def _unmeasured(jobs: list[Job], outputs: dict[str, Path]) -> list[Job]:
 def _store(path: Path, suite: Suite, result: Measurement, device: torch.device) -> None:
     new = rows(suite, result, device)
     results.merge_rows(path, new)
+    common = {name: new[0][name] for name in ("case", *results.MACHINE)}
+    if result.shares:
+        common |= {"case": suite.group(result.case), "dtype": result.dtype, "pass": result.pass_}
+        shares = [
+            common | {"contender": name} | {k: results.number(v) for k, v in parts.items()}
+            for name, parts in result.shares.items()
+        ]
+        file = path.with_name(f"{suite.name}_shares.csv")
+        results.merge_rows(file, shares, results.SHARES_COLUMNS, results.SHARES_KEY)
     if result.errors:
-        common = {name: new[0][name] for name in ("case", "gpu", "torch", "cuda", "commit", "date")}
         sidecar = [
             common | {"dtype": result.dtype, "contender": name, "rel_error": f"{error:.3e}"}
             for name, error in result.errors.items()

@@ -44,6 +44,7 @@ class Measurement:
     extra_mb: dict[str, float] = field(default_factory=dict)
     error: float | None = None  # relative norm of ours - reference peer
     errors: dict[str, float] = field(default_factory=dict)  # against float64, where asked
+    shares: dict[str, dict[str, float]] = field(default_factory=dict)  # of a profile, where asked
     notes: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -137,7 +138,7 @@ def _load_peers(
         try:
             calls[name] = suite.peer(name, case, pass_, device)
         except (PeerUnavailableError, ImportError) as error:
-            result.notes.append(f"{name} skipped: {_first_line(error)}")
+            result.notes.append(f"{name} skipped: {first_line(error)}")
     return calls
 
 
@@ -198,7 +199,7 @@ def _time(
         except Exception as error:  # whatever a peer raises must not hide our result
             if name == OURS:
                 raise
-            result.notes.append(f"{name} failed: {_first_line(error)}")
+            result.notes.append(f"{name} failed: {first_line(error)}")
             continue
         if extra is not None:
             result.extra_mb[name] = extra
@@ -243,6 +244,6 @@ def _bind(call: Call, inputs: Sequence[Tensor]) -> Callable[[], Any]:
     return lambda: call(*inputs)
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     text = str(error).strip() or type(error).__name__
     return text.splitlines()[0][:160]

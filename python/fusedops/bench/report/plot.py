@@ -6,6 +6,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from fusedops.bench.report.figures import shape, speedup
+from fusedops.bench.report.model_plot import speed_chart
 from fusedops.bench.report.results import NO_PEER, Row, read_rows
 
 if TYPE_CHECKING:
@@ -17,7 +18,10 @@ PANEL_LINES = 48
 
 
 def plot(paths: Sequence[Path]) -> list[Path]:
-    """Writes <folder>/plots/<suite>_<pass>_{speedup,roofline}.{svg,png}; returns the files."""
+    """Writes <folder>/plots/<suite>_<pass>_{speedup,roofline}.{svg,png}; returns the files.
+
+    Of the suite models: models_<pass>.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -31,6 +35,9 @@ def plot(paths: Sequence[Path]) -> list[Path]:
         folder = (path if path.is_dir() else path.parent) / "plots"
         for (suite, pass_), rows in groups.items():
             stem = f"{suite}_{pass_}"
+            if suite == "models":
+                written += _save(speed_chart(rows, pass_), folder, stem)
+                continue
             written += _save(
                 _heat_map([r for r in rows if r["peer"] != NO_PEER]), folder, f"{stem}_speedup"
             )

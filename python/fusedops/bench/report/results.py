@@ -21,6 +21,9 @@ COLUMNS = ("suite", "case", "dtype", "pass", *MEASURED, *MEMORY, *MACHINE)
 KEY = ("suite", "case", "dtype", "pass", "peer")
 ERROR_KEY = ("case", "dtype", "contender")
 ERROR_COLUMNS = (*ERROR_KEY, "rel_error", *MACHINE)
+SHARES_KEY = ("case", "dtype", "pass", "contender")
+SHARES_COLUMNS = (*SHARES_KEY, "busy_us", "gemm", "attention", "norm", "other", *MACHINE)
+SIDECARS = {ERROR_COLUMNS: ERROR_KEY, SHARES_COLUMNS: SHARES_KEY}  # files beside the results
 NO_PEER = "-"  # the peer of a row that holds our time alone
 
 
@@ -90,15 +93,15 @@ def merge_into(root: Path, source: Path, folder: Callable[[str], str]) -> list[P
     changed = []
     for file in files:
         columns, rows = _read_file(file)
-        if columns not in (list(COLUMNS), list(ERROR_COLUMNS)):
+        key = {COLUMNS: KEY, **SIDECARS}.get(tuple(columns))
+        if key is None:
             continue  # another tool's
-        errors = columns == list(ERROR_COLUMNS)
         groups: dict[Path, list[Row]] = {}
         for row in rows:
-            name = file.name if errors else f"{row['suite']}.csv"
+            name = f"{row['suite']}.csv" if key == KEY else file.name
             groups.setdefault(root / folder(row["gpu"]) / name, []).append(row)
         for path, group in groups.items():
-            merge_rows(path, group, columns, ERROR_KEY if errors else KEY)
+            merge_rows(path, group, columns, key)
             changed.append(path)
     if not changed:
         raise ResultsError(f"{source} holds no rows with the columns {','.join(COLUMNS)}")

@@ -20,6 +20,7 @@ from fusedops.bench.report.figures import (
 )
 from fusedops.bench.report.gemm_bars import gemm_bars
 from fusedops.bench.report.memory_bars import memory_bars
+from fusedops.bench.report.model_bars import model_bars
 from fusedops.bench.report.point_bars import point_bars
 from fusedops.bench.report.results import NO_PEER, Row, read_rows
 
@@ -40,10 +41,12 @@ def summary(paths: Sequence[Path]) -> str:
 
 
 def _kind(row: Row) -> str:
-    """What cases of a suite have in common: a GEMM's activation, an op, in suite host both."""
+    """What cases of a suite have in common: a GEMM's activation, an op, a variant of ours."""
     if row["suite"] in GEMM_SUITES:
         return activation(row)
     op = row["case"].split("/")[0]
+    if row["suite"] == "models":
+        return row["case"].split("/")[1]
     return f"{op}/{activation(row)}" if row["suite"] == "host" else op
 
 
@@ -85,6 +88,7 @@ def bars(rows: Sequence[Row], errors: Sequence[Row]) -> list[str]:
         *gemm_bars(rows),
         *memory_bars(rows),
         *point_bars(rows),
+        *model_bars(rows),
     ]
 
 

@@ -33,7 +33,9 @@ SUITES = (
     "norm",
     "loss",
     "host",
+    "models",
 )
+ALL = tuple(name for name in SUITES if name != "models")  # of `bench all`: they compile for long
 
 DTYPES = {
     "bf16": torch.bfloat16,
@@ -54,7 +56,7 @@ TOLERANCES = {
 }
 
 
-PASSES = ("fwd", "bwd", "step")
+PASSES = ("fwd", "bwd", "step", "infer")
 
 
 class PeerUnavailableError(Exception):
@@ -95,7 +97,7 @@ class Suite(ABC):
     activations: tuple[str, ...] = tuple(ACTIVATIONS)  # that --activation may name
     shape = ""  # what --shapes takes, e.g. "MxNxK"; empty: any number of sizes
     reference_peer = "eager"  # ours is checked against this one before it gets a time
-    clock = "device"  # or "host": CPU time per call
+    clock = "device"  # or "host": CPU time per call; or "wall": of calls that follow each other
 
     @abstractmethod
     def cases(self, selection: Selection) -> list[Case]: ...
@@ -115,6 +117,10 @@ class Suite(ABC):
     @abstractmethod
     def peers(self, case: Case, pass_: str) -> tuple[str, ...]:
         """Every peer that makes sense for the case."""
+
+    def group(self, case: Case) -> str:
+        """Cases of one group are measured in the same rounds, beside the same peers."""
+        return case.name
 
     def default_peers(self, pass_: str) -> tuple[str, ...]:
         return ("eager",)
@@ -139,6 +145,20 @@ class Suite(ABC):
     ) -> dict[str, float]:
         """Relative error against float64 per contender, for the sidecar; empty: not asked."""
         return {}
+
+
+class GroupedSuite(Suite):
+    """The cases of a group are variants of one thing: measured in one run, in wall time."""
+
+    clock = "wall"
+
+    @abstractmethod
+    def check(self, results: Any, pass_: str, dtype: str) -> float:
+        """The largest relative error of what a call returned; raises where it is no rounding."""
+
+    @abstractmethod
+    def shares(self, call: Call, data: Sequence[Tensor], device: torch.device) -> dict[str, float]:
+        """How the time of one call divides, for the sidecar."""
 
 
 def torch_dtype(label: str) -> torch.dtype:

@@ -1,0 +1,154 @@
+"""One model in each of the ways that are compared: plain, ours, compiled, patched by Liger."""
+
+from __future__ import annotations
+
+import sys
+from types import FunctionType, ModuleType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fusedops.bench.suites.base import PeerUnavailableError
+
+from .spec import layers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from torch import nn
+
+    from fusedops.bench.suites.base import Call
+
+    from .spec import Loaded
+
+VARIANTS = ("fuse", "inductor", "fuse_compile")  # ours
+PEERS = ("eager", "compile", "compile_whole", "liger")
+Results = dict[str, Tensor]  # the loss and the gradients by name, or the output
+Globals = dict[ModuleType, dict[str, Any]]
+
+
+def make(name: str, loaded: Loaded, pass_: str) -> Call:
+    """What runs one step or one inference of the model in the way `name`."""
+    module = loaded.module if name == "eager" else loaded.twin()
+    module.train(pass_ == "step")
+    function = loaded.spec.loss if pass_ == "step" else loaded.spec.output
+    if name in ("fuse", "fuse_compile"):
+        import fusedops
+
+        fusedops.fuse(module)
+    if name == "liger":
+        return _patched(liger(module), as_pass(loaded, module, function, pass_))
+    if name == "compile" and layers(module):
+        for layer in layers(module):
+            layer.compile(dynamic=False)
+    elif name not in ("eager", "fuse"):
+        function = torch.compile(own_code(function, name), dynamic=False, **_options(name))
+    return as_pass(loaded, module, function, pass_)
+
+
+def _options(name: str) -> dict[str, Any]:
+    if name != "inductor":
+        return {}
+    import fusedops
+
+    return fusedops.inductor()
+
+
+def as_pass(
+    loaded: Loaded, module: nn.Module, function: Callable[..., Tensor], pass_: str
+) -> Callable[..., Results]:
+    def infer(*data: Tensor) -> Results:
+        with torch.no_grad(), loaded.precision():
+            return {"output": function(module, *data)}
+
+    parameters = dict(module.named_parameters())
+
+    def step(*data: Tensor) -> Results:
+        with loaded.precision():
+            loss = function(module, *data)
+        loss.backward()
+        return {"loss": loss.detach(), **taken_gradients(parameters)}
+
+    return step if pass_ == "step" else infer
+
+
+def taken_gradients(parameters: Mapping[str, nn.Parameter]) -> Results:
+    """The gradients, which the parameters give away: nothing adds up between contenders."""
+    found = {}
+    for name, parameter in parameters.items():
+        if parameter.grad is not None:
+            found[name] = parameter.grad
+            parameter.grad = None
+    return found
+
+
+def own_code(function: Callable[..., Tensor], name: str) -> Callable[..., Tensor]:
+    """Dynamo keeps what it compiled by code object: each contender searches among its own."""
+    assert isinstance(function, FunctionType)
+    code = function.__code__.replace(co_name=f"{function.__code__.co_name}_{name}")
+    return FunctionType(
+        code, function.__globals__, code.co_name, function.__defaults__, function.__closure__
+    )
+
+
+# ---- Liger ----
+
+
+def liger(module: nn.Module) -> Globals:
+    """Patches the model; returns what belongs into transformers' modules while it runs.
+
+    Liger also replaces functions of those modules (RoPE), which the other contenders call.
+    """
+    if not torch.cuda.is_available():
+        raise PeerUnavailableError("Liger needs a GPU")
+    if not type(module).__module__.startswith("transformers."):
+        raise PeerUnavailableError("Liger has no patches for this model")
+    try:
+        from liger_kernel.transformers import _apply_liger_kernel_to_instance
+        from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
+    except ImportError as error:
+        raise PeerUnavailableError(f"Liger is not installed ({error})") from error
+    if module.config.model_type not in MODEL_TYPE_TO_APPLY_LIGER_FN:
+        raise PeerUnavailableError("Liger has no patches for this model")
+    return changed_globals("transformers.models.", lambda: _apply_liger_kernel_to_instance(module))
+
+
+def changed_globals(prefix: str, action: Callable[[], object]) -> Globals:
+    """What `action` changes in the modules named so; they are as before when this returns."""
+    before = {m: dict(vars(m)) for m in _modules(prefix)}
+    action()
+    changed: Globals = {}
+    for module, names in before.items():
+        new = {k: v for k, v in vars(module).items() if k in names and names[k] is not v}
+        if new:
+            changed[module] = new
+            vars(module).update({k: names[k] for k in new})
+    return changed
+
+
+def _modules(prefix: str) -> Iterator[ModuleType]:
+    for name, module in list(sys.modules.items()):
+        if name.startswith(prefix) and type(module) is ModuleType:
+            yield module
+
+
+def _patched(changed: Globals, call: Callable[..., Results]) -> Callable[..., Results]:
+    """`call` with those globals in place."""
+    usual = {m: {k: vars(m)[k] for k in names} for m, names in changed.items()}
+
+    def run(*data: Tensor) -> Results:
+        try:
+            for module, names in changed.items():
+                vars(module).update(names)
+            return call(*data)
+        finally:
+            for module, names in usual.items():
+                vars(module).update(names)
+
+    return run
+
+
+def available(loaded_package: str, variants: Sequence[str] = PEERS) -> tuple[str, ...]:
+    """The peers of a model: Liger patches transformers' only."""
+    return tuple(p for p in variants if p != "liger" or loaded_package == "transformers")
