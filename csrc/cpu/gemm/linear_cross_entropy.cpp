@@ -7,7 +7,7 @@
 #include "csrc/common/checks/linear_cross_entropy_check.h"
 #include "csrc/common/checks/op_boundary.h"
 #include "csrc/cpu/gemm/mlp_parts.h"
-#include "csrc/cpu/rows/rows.h"
+#include "csrc/cpu/rows.h"
 
 namespace fusedops::cpu {
 namespace {
@@ -82,6 +82,18 @@ Tensor zeros(const Tensor& like, bool needed, std::vector<int64_t> sizes, Scalar
   return torch::stable::new_zeros(like, sizes, dtype);
 }
 
+// Of a call whose chunks have `most` rows, all zero.
+Gradients gradients_of(const LinearCrossEntropyShape& shape, const Tensor& x, ScalarType parameter,
+                       int64_t most, bool need_dx, bool need_dweight, bool need_dbias) {
+  const ScalarType summed = weight_sum_type(parameter, shape.m, most);
+  return {zeros(x, need_dx, {shape.m, shape.k}, x.scalar_type()),
+          zeros(x, need_dweight, {shape.n, shape.k}, summed),
+          zeros(x, need_dbias, {shape.n}, compute_type(shape.dtype)),
+          need_dx,
+          need_dweight,
+          need_dbias};
+}
+
 // Of rows that count.
 double count_targets(const int64_t* target, int64_t rows, int64_t ignore_index) {
   return static_cast<double>(
@@ -125,13 +137,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> linear_cross_entropy(
   const ScalarType parameter = dweight_fp32 ? ScalarType::Float : dtype;
   const int64_t most = rows_of_chunk(shape.m, shape.n * x.element_size(), chunk_size);
   const Tensor targets = torch::stable::contiguous(target);
-  const Gradients g{
-      zeros(x, need_dx, {shape.m, shape.k}, dtype),
-      zeros(x, need_dweight, {shape.n, shape.k}, weight_sum_type(parameter, shape.m, most)),
-      zeros(x, need_dbias, {shape.n}, compute),
-      need_dx,
-      need_dweight,
-      need_dbias};
+  const Gradients g = gradients_of(shape, x, parameter, most, need_dx, need_dweight, need_dbias);
   const Tensor losses = torch::stable::empty({shape.m}, compute);
   std::optional<Tensor> wide;
   if (dloss) wide = torch::stable::contiguous(torch::stable::to(*dloss, compute));
