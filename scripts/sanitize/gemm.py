@@ -10,8 +10,8 @@ import torch
 
 import fusedops
 from fusedops._core.activation import activation_code
+from fusedops._tuning.measure import FAMILIES
 from fusedops._tuning.names import SHARED_WAVE
-from fusedops._tuning.tune import FAMILIES
 from fusedops.ops.template import template_scale
 from options import DTYPES
 

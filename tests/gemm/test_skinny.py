@@ -7,7 +7,7 @@ import torch
 
 import fusedops
 from fusedops import reference
-from fusedops._tuning.tune import FAMILIES
+from fusedops._tuning.measure import FAMILIES
 from util import ACTIVATIONS, HALVES, assert_accurate, linear_inputs, name, poisoned, torch_linear
 
 pytestmark = [pytest.mark.gpu, pytest.mark.sm90]

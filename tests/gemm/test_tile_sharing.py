@@ -7,8 +7,8 @@ import torch
 
 import fusedops
 from fusedops import _C, reference
+from fusedops._tuning.measure import EPILOGUES, FAMILIES
 from fusedops._tuning.names import SHARED_WAVE
-from fusedops._tuning.tune import EPILOGUES, FAMILIES
 from util import (
     ACTIVATIONS,
     HALVES,

@@ -10,7 +10,7 @@ from torch import Tensor
 import fusedops
 from fusedops import _C
 from fusedops._core.activation import CODES
-from fusedops._tuning.tune import EPILOGUES, FAMILIES
+from fusedops._tuning.measure import EPILOGUES, FAMILIES
 from util import ACTIVATIONS, HALVES, assert_replays_and_streams, linear_inputs, name, poisoned
 
 SMS = 132

@@ -1,6 +1,4 @@
-"""No function is over 60 lines: every one of Python, without its docstring, and all host functions of
-C++ and CUDA.
-"""
+"""No function is over 60 lines: none of Python, docstrings apart, no host function of C++ and CUDA."""
 
 from __future__ import annotations
 
