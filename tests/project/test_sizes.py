@@ -1,4 +1,4 @@
-"""No function is over 60 lines: none of Python, docstrings apart, no host function of C++ and CUDA."""
+"""No function is over 60 lines: of Python without docstrings, of C++ and CUDA those of the host."""
 
 from __future__ import annotations
 
