@@ -8,28 +8,6 @@
 namespace fusedops {
 namespace {
 
-constexpr double kSharedBytesPerCycle = 84.8;  // operands of a WGMMA come from shared memory
-constexpr double kSharedBytesOfTwo = 93.2;     // where two warpgroups multiply at a time
-constexpr double kL2BytesPerCycle = 68.9;      // into shared memory, per SM
-constexpr double kCold = 0.141;                // more for the larger operand: it comes from DRAM
-constexpr double kCutLine = 0.39;              // more for each CTA of a cluster: rows cut lines
-constexpr double kCutSector = 0.62;            // more where they cut sectors
-constexpr double kFillCycles = 358;            // of a kernel: until the first MMA
-constexpr double kEpilogueCycles = 286;        // of every tile, and then by its bytes and elements
-constexpr double kEpilogueByteCycles = 0.0586;
-constexpr double kEpilogueElementCycles = 0.0090;
-constexpr double kActivationCycles = 0.0093;   // an element, other than relu
-constexpr double kGradientCycles = 0.20;       // an element of kGrad: act', sums of columns
-constexpr double kCooperativeEpilogue = 0.75;  // two warpgroups store a tile
-constexpr double kExposedEpilogue = 0.80;      // of a pingpong epilogue that outlasts the mainloop
-// A step of a tile with few rows of A: the CTAs of all columns want the same few cache lines.
-constexpr double kHotRowCycles = 0.33, kHotRowPower = 1.49;
-constexpr double kLaunchUs = 3.28;
-constexpr double kDramOverlap = 4.0;  // of the time of SMs and of DRAM, but for slices of K
-constexpr double kReduceUs = 3.79;    // the split-K reduction, launch included
-// What sending or adding the accumulators of a shared tile takes.
-constexpr double kExchangeCycles = 1342, kExchangeByteCycles = 0.041;
-
 // Of two times at once: from the longer one (power infinite) to their sum (1).
 double overlap(double a, double b, double power) {
   return std::pow(std::pow(a, power) + std::pow(b, power), 1 / power);
@@ -160,13 +138,15 @@ namespace {
 double simt_us(const GemmProblem& p, const GemmConfig& c, int splits, const DeviceModel& device) {
   const double fma_per_cycle = device.capability == 80 ? 64 : 128;
   const int outputs = c.tile_m * c.tile_n;
-  const double efficiency = outputs >= 128 * 128 ? 0.78 : outputs >= 64 * 64 ? 0.7 : 0.5;
+  const double efficiency = outputs >= 128 * 128 ? kSimtLarge
+                            : outputs >= 64 * 64 ? kSimtMedium
+                                                 : kSimtSmall;
   const double tiles = double(ceil_div(p.m, c.tile_m)) * ceil_div(p.n, c.tile_n) * splits;
   const double waves = std::ceil(tiles / device.sm_count);
   const double fma = double(outputs) * ceil_div(p.k, splits) / (fma_per_cycle * efficiency);
   const double bytes = (double(p.m) * p.k + double(p.k) * p.n + double(p.m) * p.n) * 4;
-  double us =
-      kLaunchUs + std::max(waves * (2000 + fma) / (kClockGhz * 1e3), bytes / kDramBytesPerUs);
+  double us = kLaunchUs +
+              std::max(waves * (kTileCycles + fma) / (kClockGhz * 1e3), bytes / kDramBytesPerUs);
   if (splits > 1) us += kReduceUs + double(p.m) * p.n * splits * 4 / (2 * kDramBytesPerUs);
   return us;
 }
@@ -177,10 +157,12 @@ double sm80_floor_us(const GemmProblem& p, const DeviceModel& device) {
   const bool a100 = device.capability == 80;
   const double fp64 = device.capability % 10 != 0 ? 2 : a100 ? 56 : 128;
   const double rate = p.dtype == DType::kFloat64   ? fp64
-                      : p.dtype == DType::kFloat32 ? kMmaPerCycle * 0.22
-                                                   : kMmaPerCycle * 0.5;
+                      : p.dtype == DType::kFloat32 ? kMmaPerCycle * kSm80Tf32
+                                                   : kMmaPerCycle * kSm80Half;
   const double mma = double(p.m) * p.n * p.k / (rate * device.sm_count * kClockGhz * 1e3);
-  const double bytes_per_us = device.capability >= 90 ? kDramBytesPerUs : a100 ? 1.9e6 : 0.95e6;
+  const double bytes_per_us = device.capability >= 90 ? kDramBytesPerUs
+                              : a100                  ? kA100DramBytesPerUs
+                                                      : kOtherDramBytesPerUs;
   return std::max(mma, dram_bytes(p) / bytes_per_us);
 }
 
@@ -192,26 +174,15 @@ double sm80_us(const GemmProblem& p, const GemmConfig& c, int splits, const Devi
   if (p.math == MathMode::kFp32) return simt_us(p, c, splits, device);
   const double tiles = double(ceil_div(p.m, c.tile_m)) * ceil_div(p.n, c.tile_n) * splits;
   const double waves = std::max(1.0, std::ceil(tiles / device.sm_count));
-  const double mma = double(c.tile_m) * c.tile_n * ceil_div(p.k, splits) / (kMmaPerCycle * 0.5);
-  const double us = waves * (2000 + mma) / (kClockGhz * 1e3) + (splits > 1 ? kReduceUs : 0);
+  const double mma =
+      double(c.tile_m) * c.tile_n * ceil_div(p.k, splits) / (kMmaPerCycle * kSm80Half);
+  const double us = waves * (kTileCycles + mma) / (kClockGhz * 1e3) + (splits > 1 ? kReduceUs : 0);
   return kLaunchUs + overlap(us, sm80_floor_us(p, device), kDramOverlap);
 }
 
-// The kernels for few rows, fitted to perf/results/h200/skinny_sweep.csv: over its problems the
-// kernel that this chooses costs 0.9 % more than the best one. Bound by reading b from DRAM, by the
-// bytes that a block keeps in flight, or by its WGMMAs; then the sums of a pair and the epilogue.
+// The kernels for few rows, fitted to skinny_sweep.csv. Bound by reading b from DRAM, by the bytes
+// that a block keeps in flight, or by its WGMMAs; then the sums of a pair and the epilogue.
 double skinny_us(const GemmProblem& p, const GemmConfig& c, const DeviceModel& device) {
-  constexpr double kFixedUs = 1.08, kWaveUs = 2.0;
-  constexpr double kDramBytes = 4.37e6, kLatencyUs = 1.28, kSmBytes = 165e3;  // a us
-  constexpr double kPairBytes = 26.7e3, kPairUs = 0.27;  // what two blocks send each other
-  constexpr double kPieceUs = 0.124;                     // the epilogue of 8 rows
-  constexpr double kMinMmaCycles = 15, kCyclesPerUs = 1700;
-  constexpr double kOverlap = 3.5;   // infinite: the longer of two times; 1: their sum
-  constexpr double kIdle = 0.46;     // SMs without a block
-  constexpr double kUneven = 0.305;  // SMs with more blocks than others
-  // Early blocks of the next launch take the other half of the SMs, in pairs with late ones of this
-  // one: some graphs replay 40 % slower (9.0 us or 13 for 8x4096x4096).
-  constexpr double kUnsteady = 1.12;
   const double sms = device.sm_count;
   const double cols = double(p.m <= 8 ? 8 : p.m <= 16 ? 16 : round_up(p.m, 32));
   const double blocks = double(ceil_div(p.n, c.tile_n) * c.cluster_n);
@@ -222,53 +193,48 @@ double skinny_us(const GemmProblem& p, const GemmConfig& c, const DeviceModel& d
 
   const double bytes = (c.tile_n + cols) * 2 * p.k / c.cluster_n;
   const double in_flight = (228.0 / c.tile_k - 1) * 1024 - sent;
-  const double read = bytes / std::min(in_flight / kLatencyUs, kSmBytes / per_sm);
+  const double read = bytes / std::min(in_flight / kSkinnyLatencyUs, kSkinnySmBytesPerUs / per_sm);
   const double mma = double(p.k) / c.cluster_n / 16 * (c.tile_n / 64) *
-                     std::max(cols / 2, kMinMmaCycles) * per_sm / kCyclesPerUs;
+                     std::max(cols / 2, kMinMmaCycles) * per_sm / kSkinnyCyclesPerUs;
   // Blocks spread over pairs of SMs first, and half of all SMs can read at the full rate.
   const bool halves = blocks <= sms / 2;
   const double busy = std::min(1.0, blocks / (halves ? sms / 2 : sms));
-  const double dram = double(p.n) * p.k * 2 / kDramBytes / std::pow(busy, kIdle);
-  double main = overlap(dram, waves * std::max(read, mma), kOverlap);
+  const double dram = double(p.n) * p.k * 2 / kSkinnyDramBytesPerUs / std::pow(busy, kIdlePower);
+  double main = overlap(dram, waves * std::max(read, mma), kSkinnyOverlap);
   if (per_sm > 1) main *= 1 + kUneven * cols / 128;
   if (halves) main *= kUnsteady;
-  return kFixedUs + (waves - 1) * kWaveUs + main + kPieceUs * pieces +
-         (c.cluster_n > 1 ? kPairUs + sent / kPairBytes : 0);
+  return kSkinnyLaunchUs + (waves - 1) * kSkinnyWaveUs + main + kPieceUs * pieces +
+         (c.cluster_n > 1 ? kPairUs + sent / kPairBytesPerUs : 0);
 }
 
-// The kernels of one wave of clusters, fitted to the choice between them and sm90_us over 303
-// products in perf/results/h200/gemm_sweep.csv: it costs 1.6 % more than the best kernel. WGMMAs of
+// The kernels of one wave of clusters, fitted to the choice between them and sm90_us. WGMMAs of
 // few columns wait for their issue; mainloops share L2 with those of other SMs; a row that is
 // loaded for several blocks costs more than one for one block, wherever it lies; what blocks send
 // each other and what they store come on top.
 double cluster_us(const GemmProblem& p, const GemmConfig& c, const TileCluster& cluster,
                   double tiles, const DeviceModel& device) {
-  constexpr double kAloneUs = 2.02, kSharedUs = 3.29, kSplitUs = 2.61;
-  constexpr double kStepMma = 2127, kIssueCycles = 194, kStepL2 = 63.5, kStepCold = 0.387;
-  constexpr double kCutSector = 0.7, kCutLine = 0.193;    // more for rows that cut 32 or 128 bytes
-  constexpr double kMinor = 0.09;                         // more where K is not contiguous
-  constexpr double kSharedRow = 1.54, kCrowding = 0.529;  // of L2's time with a block on every SM
-  constexpr double kOverlap = 7.6;  // infinite: the longer of two times; 1: their sum
-  constexpr double kSentBytesPerUs = 20.0e3, kStoredBytesPerUs = 14.5e3;
   const bool shared = cluster.tiles() > 1;
   const auto cost = [&](Major major, int64_t line) {
     const double minor = major == Major::kMN ? kMinor : 0;
     if (shared) return kSharedRow + minor;
-    return 1 + minor + (is_cut(p, line, 32) ? kCutSector : is_cut(p, line, 128) ? kCutLine : 0);
+    return 1 + minor +
+           (is_cut(p, line, 32)    ? kClusterCutSector
+            : is_cut(p, line, 128) ? kClusterCutLine
+                                   : 0);
   };
   const double rows_a = double(c.tile_m) / cluster.n * cost(p.a.major, line_of_a(p));
   const double rows_b = double(c.tile_n) / cluster.m * cost(p.b.major, line_of_b(p));
-  const double l2 = step_bytes(p, rows_a, rows_b, kStepCold) / kStepL2 *
+  const double l2 = step_bytes(p, rows_a, rows_b, kClusterCold) / kClusterL2BytesPerCycle *
                     (1 + kCrowding * (tiles * c.cluster_n / device.sm_count - 1));
   const double outputs = double(c.tile_m) * c.tile_n;
-  const double mma = std::max(outputs * 64 / kStepMma, kIssueCycles);
+  const double mma = std::max(outputs * 64 / kClusterMmaPerCycle, kIssueCycles);
   const double steps = static_cast<double>(ceil_div(ceil_div(p.k, 64), c.cluster_n));
-  const double cycles = steps * overlap(mma, l2, kOverlap);
+  const double cycles = steps * overlap(mma, l2, kClusterOverlap);
   const double sent = outputs * 4 * (c.cluster_n - 1) / c.cluster_n;
   const double stored = outputs / c.cluster_n * output_bytes(p);
-  return (c.cluster_n > 1 ? kSplitUs
-          : shared        ? kSharedUs
-                          : kAloneUs) +
+  return (c.cluster_n > 1 ? kClusterSplitUs
+          : shared        ? kClusterSharedUs
+                          : kClusterAloneUs) +
          std::max(cycles / (kClockGhz * 1e3), dram_bytes(p) / kDramBytesPerUs) +
          sent / kSentBytesPerUs + stored / kStoredBytesPerUs;
 }

@@ -1,20 +1,16 @@
 // How long each family's kernels take for a product, in us: what select.cpp ranks by. Host only.
 //
-// Fitted to the ranking within perf/results/h200/gemm_sweep.csv (products of models, forward and
-// gradients) and gemm_sweep_large.csv (266 random ones of 2048 rows and more, 112 of gradients; one
-// H200, bf16): the kernel that the model alone chooses costs 1.3 to 2.1 % more than the best
-// one, 4 % where a weight has fewer than 2048 rows. Cycles are of a nominal clock.
+// The constants are in time_constants.h, which perf/gemm/fit_time_model.py writes: it fits them to
+// the committed sweeps (one H200, bf16), and states there how much the model's choices lose. They
+// lose most, 4 %, where a weight has fewer than 2048 rows. Cycles are of a nominal clock.
 #pragma once
 
 #include "csrc/cutlass/configs/cluster_configs.h"
 #include "csrc/cutlass/configs/plan.h"
 #include "csrc/cutlass/configs/tile_sharing.h"
+#include "csrc/cutlass/select/time_constants.h"
 
 namespace fusedops {
-
-inline constexpr double kClockGhz = 1.60;
-inline constexpr double kMmaPerCycle = 1988;  // 16-bit multiply-adds per SM
-inline constexpr double kDramBytesPerUs = 4.2e6;
 
 // Whether an epilogue takes its time for it, as it does not for relu.
 bool is_costly(Activation activation);
