@@ -136,11 +136,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> linear_cross_entropy(
   const ScalarType dtype = x.scalar_type(), compute = compute_type(shape.dtype);
   const ScalarType parameter = dweight_fp32 ? ScalarType::Float : dtype;
   const int64_t most = rows_of_chunk(shape.m, shape.n * x.element_size(), chunk_size);
-  const Tensor targets = torch::stable::contiguous(target);
+  const Tensor targets = dense(target);
   const Gradients g = gradients_of(shape, x, parameter, most, need_dx, need_dweight, need_dbias);
   const Tensor losses = torch::stable::empty({shape.m}, compute);
   std::optional<Tensor> wide;
-  if (dloss) wide = torch::stable::contiguous(torch::stable::to(*dloss, compute));
+  if (dloss) wide = dense(torch::stable::to(*dloss, compute));
   const auto* indices = static_cast<const int64_t*>(targets.const_data_ptr());
   const double count = count_targets(indices, shape.m, ignore_index);
   const double inverse = shape.mean() && count > 0 ? 1 / count : 1;
@@ -158,7 +158,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> linear_cross_entropy(
     for (int64_t first = 0; first < shape.m; first += most) {
       const int64_t size = std::min(most, shape.m - first);
       Tensor all = x, part = torch::stable::narrow(all, 0, first, size);
-      const Tensor z = torch::stable::contiguous(aten_linear(part, weight, bias, x.scalar_type()));
+      const Tensor z = dense(aten_linear(part, weight, bias, x.scalar_type()));
       for_rows(size, shape.n, [&](int64_t row) {
         finish_row<D>(rows, mutable_data<D>(z) + row * shape.n, first + row);
       });
@@ -186,15 +186,15 @@ void scale_gradient_(const Tensor& gradient, const Tensor& dloss,  // ()
   };
   const double factor = value(dloss) * value(scale);
   if (factor == 1) return;
-  const Tensor dense = torch::stable::contiguous(gradient);
+  const Tensor rows = dense(gradient);
   dispatch_dtype(dtype, [&]<DType D>(Tag<D>) {
     using C = Compute<D>;
-    Storage<D>* const g = mutable_data<D>(dense);
-    map<C>(g, g, dense.numel(), [&](C each) { return each * static_cast<C>(factor); });
+    Storage<D>* const g = mutable_data<D>(rows);
+    map<C>(g, g, rows.numel(), [&](C each) { return each * static_cast<C>(factor); });
   });
   if (gradient.is_contiguous()) return;
   Tensor strided = gradient;
-  torch::stable::copy_(strided, dense);
+  torch::stable::copy_(strided, rows);
 }
 
 }  // namespace

@@ -9,6 +9,8 @@ drops its casts, it drops ours.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import weakref
 from typing import Any
 
@@ -17,6 +19,7 @@ from torch import Tensor
 
 _float32 = torch.float32
 _is_cache_enabled = torch.is_autocast_cache_enabled
+_is_inference_mode_enabled = torch.is_inference_mode_enabled
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 _is_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)
 
@@ -57,7 +60,7 @@ def cast_weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
             return kept[2]
     if dtype is _float32 or not weight.is_leaf or weight._is_view() or weight.is_inference():
         return cast(weight, dtype)
-    with torch.inference_mode(False), torch.enable_grad():
+    with _recording():
         made = weight.to(dtype)
     if type(made) is Tensor:
         if casts is None:
@@ -66,23 +69,35 @@ def cast_weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
     return made
 
 
+def _recording() -> Any:
+    """Autograd records, whatever the modes around; inference_mode costs more than a cast."""
+    if not _is_inference_mode_enabled():
+        return torch.enable_grad()
+    modes = contextlib.ExitStack()
+    modes.enter_context(torch.inference_mode(False))
+    modes.enter_context(torch.enable_grad())
+    return modes
+
+
+@functools.cache
+def _empty() -> tuple[Tensor, Tensor]:
+    """(0, 0) matrices, the second one a leaf; torch casts it once in a region."""
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(), _recording():
+        shape: dict[str, Any] = {"size": (0, 0), "device": "cpu", "dtype": _float32}
+        return torch.zeros(**shape), torch.zeros(**shape, requires_grad=True)
+
+
 def _new_casts() -> _Casts:
     """Room for casts that torch frees with its own."""
     global _casts
     casts = _Casts()
+    empty, leaf = _empty()
     enabled = torch.is_autocast_enabled("cpu")
     torch.set_autocast_enabled("cpu", True)
     try:
         # NOTE: out of sight of modes, and addmm saves nothing for the gradient of its first operand
         # that saved_tensors_hooks would see.
-        with (
-            torch._C.DisableTorchFunction(),
-            torch._C._DisableTorchDispatch(),
-            torch.inference_mode(False),
-            torch.enable_grad(),
-        ):
-            empty = torch.zeros((0, 0), device="cpu", dtype=_float32)
-            leaf = torch.zeros((0, 0), device="cpu", dtype=_float32, requires_grad=True)
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(), _recording():
             node = torch.addmm(leaf, empty, empty).grad_fn
     finally:
         torch.set_autocast_enabled("cpu", enabled)
