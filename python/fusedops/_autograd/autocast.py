@@ -9,13 +9,15 @@ drops its casts, it drops ours.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _float32 = torch.float32
 _is_cache_enabled = torch.is_autocast_cache_enabled
@@ -60,8 +62,7 @@ def cast_weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
             return kept[2]
     if dtype is _float32 or not weight.is_leaf or weight._is_view() or weight.is_inference():
         return cast(weight, dtype)
-    with _recording():
-        made = weight.to(dtype)
+    made = _with_history(lambda: weight.to(dtype))
     if type(made) is Tensor:
         if casts is None:
             casts = _new_casts()
@@ -69,22 +70,29 @@ def cast_weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
     return made
 
 
-def _recording() -> Any:
-    """Autograd records, whatever the modes around; inference_mode costs more than a cast."""
-    if not _is_inference_mode_enabled():
-        return torch.enable_grad()
-    modes = contextlib.ExitStack()
-    modes.enter_context(torch.inference_mode(False))
-    modes.enter_context(torch.enable_grad())
-    return modes
+def _with_history(make: Callable[[], Tensor]) -> Tensor:
+    """make(), recorded by autograd whatever the modes around.
+
+    NOTE: contexts of torch cost as much as a cast of a small weight.
+    """
+    if _is_inference_mode_enabled():
+        with torch.inference_mode(False):
+            return _with_history(make)
+    before = torch.is_grad_enabled()
+    torch._C._set_grad_enabled(True)
+    try:
+        return make()
+    finally:
+        torch._C._set_grad_enabled(before)
 
 
 @functools.cache
 def _empty() -> tuple[Tensor, Tensor]:
     """(0, 0) matrices, the second one a leaf; torch casts it once in a region."""
-    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(), _recording():
-        shape: dict[str, Any] = {"size": (0, 0), "device": "cpu", "dtype": _float32}
-        return torch.zeros(**shape), torch.zeros(**shape, requires_grad=True)
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        options: dict[str, Any] = {"size": (0, 0), "device": "cpu", "dtype": _float32}
+        empty = _with_history(lambda: torch.zeros(**options))
+        return empty, _with_history(lambda: torch.zeros(**options, requires_grad=True))
 
 
 def _new_casts() -> _Casts:
@@ -97,8 +105,8 @@ def _new_casts() -> _Casts:
     try:
         # NOTE: out of sight of modes, and addmm saves nothing for the gradient of its first operand
         # that saved_tensors_hooks would see.
-        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(), _recording():
-            node = torch.addmm(leaf, empty, empty).grad_fn
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+            node = _with_history(lambda: torch.addmm(leaf, empty, empty)).grad_fn
     finally:
         torch.set_autocast_enabled("cpu", enabled)
     assert node is not None
