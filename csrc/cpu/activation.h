@@ -18,6 +18,9 @@ Tensor preactivation(const Tensor& x,                    // (M, K)
 // z = act(z), in place, for a z that preactivation made, or any other in fp32 or fp64.
 void activate(const Tensor& z, Activation activation);  // contiguous
 
+// act(z), a new tensor.
+Tensor activated(const Tensor& z, Activation activation);  // contiguous
+
 // dy * act'(saved) in fp32 (fp64), a new contiguous tensor; dy itself for Activation::kNone.
 Tensor activation_backward(const Tensor& dy,                    // (..., N)
                            const std::optional<Tensor>& saved,  // (..., N)

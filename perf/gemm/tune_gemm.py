@@ -4,7 +4,8 @@
     python tune_gemm.py --shapes 8192x4096x1024,64x4096x4096 --layouts TN,NT --splits 1,2,4,8
 
 Layouts name what is contiguous: TN = x @ w.T (both along K), NN = dz @ w, NT = dz.T @ x. A first
-round drops what is far behind, three more time the rest, then the best few try every swizzle.
+round drops what is far behind, three more time the rest, then the best few try every swizzle: all
+by the engine of `fusedops.tune`, fusedops._tuning.measure.
 
 Long products run at the power limit, which answers after tens of milliseconds: in short windows a
 hungry kernel lives on what the one before it saved. `--alone` times the best few once more, each
@@ -16,27 +17,24 @@ from __future__ import annotations
 import argparse
 import csv
 import itertools
-import math
 import re
 import statistics
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 
 from fusedops._core.activation import CODES
-from fusedops._timing.backlog import sample
 from fusedops._timing.progress import Progress
-from fusedops._timing.timing import LONG_US, num_bytes, num_sets, synchronize
-from fusedops._tuning.names import EPILOGUES, FAMILIES, STREAM_K_TAIL
-from fusedops._tuning.tune import cluster_tiles
+from fusedops._timing.timing import LONG_US, synchronize
+from fusedops._tuning import measure
+from fusedops._tuning.names import DTYPES, LAYOUTS, STREAM_K_TAIL
+from fusedops._tuning.plan_store import GpuKey, gpu_key
 from fusedops.bench import machine
-from fusedops.bench.runner import relative_error
-from fusedops.bench.suites.base import DTYPES, TOLERANCES
+from fusedops.bench.suites import base
 from fusedops.bench.suites.linear import FORWARD_SHAPES, STEP_CASES, forward_shapes
 from fusedops.bench.suites.wgrad import SHAPES as WGRADS
 
@@ -45,22 +43,14 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-OUTPUTS = {"": "fused", "preact": "preact", "main_grad": "accumulator"}  # epilogues of names.py
+OUTPUTS = {"": "fused", "preact": "preact", "main_grad": "accumulator"}  # main_grad: fp32
+MAJORS = {layout: majors for majors, layout in LAYOUTS.items()}
 KEEP_WITHIN = 2.0  # of the best time of the first round
 FINALISTS = 6  # configurations that try every swizzle
 ALONE_FINALISTS = 8  # that are timed alone
 ALONE_TURNS = 2  # of each, the first third of a turn not timed
-SAMPLE_US = 150.0  # device time of one sample: that many calls in a row
+FIRST_CALLS = 4  # in a row, at most, in the first round
 GUESS_RATE = 5e14  # FLOP/s for the number of calls of the first round
-
-
-@dataclass(frozen=True)
-class Candidate:
-    family: str
-    config: int
-    name: str
-    splits: int = 1
-    swizzle: int = 8
 
 
 @dataclass(frozen=True)
@@ -80,35 +70,45 @@ class Problem:
     def epilogue(self) -> str:
         return f"{self.activation}+{self.output}" if self.output else self.activation
 
+    @property
+    def with_bias(self) -> bool:
+        return self.layout == "TN"
 
-def operands(problem: Problem, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """a (m, k), b (k, n) in the layout's strides, bias (n,)."""
-    m, n, k, dtype = problem.m, problem.n, problem.k, DTYPES[problem.dtype]
+    def fields(self) -> measure.Problem:
+        """As selection and the measuring engine know it."""
+        a, b = MAJORS[self.layout]
+        sizes = {"m": self.m, "n": self.n, "k": self.k}
+        strides = {"lda": self.k if a == "k" else self.m, "ldb": self.k if b == "k" else self.n}
+        return {
+            **sizes,
+            **strides,
+            "a_major": a,
+            "b_major": b,
+            "dtype": DTYPES[base.DTYPES[self.dtype]],
+            "math": "tf32" if self.dtype == "fp32" else "native",
+            "epilogue": OUTPUTS[self.output],
+            "activation": CODES[self.activation],
+            "split_parts": False,
+        }
 
-    def normal(rows: int, columns: int) -> Tensor:
-        return torch.randn(rows, columns, dtype=dtype, device=device)
 
-    a = normal(k, m).t() if problem.layout == "NT" else normal(m, k)
-    b = normal(n, k).mul_(k**-0.5).t() if problem.layout == "TN" else normal(k, n).mul_(k**-0.5)
-    return a, b, torch.randn(n, dtype=dtype, device=device)
+@dataclass(eq=False)
+class Entry:
+    """A kernel of ours, or of cuBLAS, and the time of its last rounds."""
 
+    plan: measure.Candidate
+    call: Callable[..., Any]
+    us: float
 
-def our_call(candidate: Candidate, problem: Problem) -> Callable[..., Any]:
-    op = torch.ops.fusedops_tuning.gemm_with_config.default
-    family = FAMILIES[candidate.family]
-    activation = CODES[problem.activation]
-    with_bias = problem.layout == "TN"
-    tail = (candidate.splits, candidate.swizzle, EPILOGUES[OUTPUTS[problem.output]])
-
-    def call(a: Tensor, b: Tensor, bias: Tensor) -> Any:
-        return op(a, b, bias if with_bias else None, activation, family, candidate.config, *tail)
-
-    return call
+    @property
+    def ours(self) -> bool:
+        return bool(self.plan["family"] != "cublas")
 
 
 def library_calls(problem: Problem) -> dict[str, Callable[..., Any]]:
     """cuBLAS on the same operands: mm, and the fused epilogue where there is one."""
-    calls: dict[str, Callable[..., Any]] = {"mm": lambda a, b, bias: product(problem, a, b)}
+    dtype = {"out_dtype": torch.float32} if problem.output == "main_grad" else {}
+    calls: dict[str, Callable[..., Any]] = {"mm": lambda a, b, bias: torch.mm(a, b, **dtype)}
     if problem.layout == "TN":
         calls["addmm"] = lambda a, b, bias: torch.addmm(bias, a, b)
         gelu = problem.activation == "gelu_tanh"
@@ -119,71 +119,22 @@ def library_calls(problem: Problem) -> dict[str, Callable[..., Any]]:
     return calls
 
 
-def product(problem: Problem, a: Tensor, b: Tensor) -> Tensor:
-    """cuBLAS's a @ b."""
-    if problem.output == "main_grad":
-        return torch.mm(a, b, out_dtype=torch.float32)
-    return torch.mm(a, b)
+def library_entries(problem: Problem, inputs: measure.Inputs) -> list[Entry]:
+    entries = []
+    for name, call in library_calls(problem).items():
+        call(*inputs)
+        plan = {"family": "cublas", "index": -1, "name": name, "splits": 1, "swizzle": 8}
+        entries.append(Entry(plan, call, 0.0))
+    return entries
 
 
-def expected(problem: Problem, a: Tensor, b: Tensor, bias: Tensor) -> Tensor:
-    z = torch.addmm(bias, a, b) if problem.layout == "TN" else product(problem, a, b)
-    functions: dict[str, Callable[[Tensor], Tensor]] = {
-        "none": lambda t: t,
-        "relu": F.relu,
-        "gelu": F.gelu,
-        "gelu_tanh": lambda t: F.gelu(t, approximate="tanh"),
-        "silu": F.silu,
-    }
-    return functions[problem.activation](z)
+def gpu(device: torch.device) -> GpuKey:
+    """Without a GPU, that of the committed sweeps."""
+    return gpu_key(device) if _cuda(device) else GpuKey("", 90, 132, 0, "")
 
 
-def tile_of(config: dict[str, Any]) -> tuple[int, int, int]:
-    """(M, N, K) of a config's tile."""
-    m, n, k = config["tile"]
-    return m, n, k
-
-
-def candidates(problem: Problem, splits: Sequence[int], sm_count: int) -> list[Candidate]:
-    """Every configuration with the splits that can help (few tiles, enough K for each slice), and
-    the band of tiles that selection takes.
-    """
-    import fusedops
-
-    found = []
-    _, ranked = fusedops._C.select_config(problem.m, problem.n, problem.k)
-    band = next(int(c["swizzle"]) for c in ranked if c["family"] == "sm90")
-    for config in fusedops._C.gemm_configs():
-        tile_m, tile_n, tile_k = tile_of(config)
-        tiles = math.ceil(problem.m / tile_m) * math.ceil(problem.n / tile_n)
-        name = str(config["name"])
-        family = str(config["family"])
-        for split in splits:
-            helps = tiles * split <= 2 * sm_count and problem.k >= 2 * tile_k * split
-            if split == STREAM_K_TAIL:
-                wanted = family == "sm90" and shares_wave(problem, config, sm_count)
-            else:
-                wanted = split == 1 or (helps and problem.output != "preact")
-            if wanted:
-                kernel = (family, int(config["index"]), name, split)
-                swizzles = cluster_tiles(name) if family == "cluster" else (band,)
-                found += [Candidate(*kernel, swizzle) for swizzle in swizzles]
-    return found
-
-
-def shares_wave(problem: Problem, config: dict[str, Any], sm_count: int) -> bool:
-    """Whether a last wave of tiles is shared out (csrc/cutlass/configs/stream_k_tail.h)."""
-    import fusedops
-
-    if problem.dtype not in ("bf16", "fp16"):
-        return False
-    (tile_m, tile_n, tile_k), (cluster_m, cluster_n) = tile_of(config), config["cluster"]
-    slots = sm_count // (cluster_m * cluster_n)
-    clusters = math.ceil(problem.m / tile_m / cluster_m) * math.ceil(problem.n / tile_n / cluster_n)
-    helpers, _, _ = fusedops._C.stream_k_tail(
-        clusters % slots, slots, math.ceil(problem.k / tile_k)
-    )
-    return helpers > 0
+def _cuda(device: torch.device) -> bool:
+    return str(device.type) == "cuda"
 
 
 def tune(
@@ -191,119 +142,109 @@ def tune(
 ) -> list[dict[str, Any]]:
     """CSV rows of every candidate that runs and is right, best first, and of cuBLAS."""
     torch.manual_seed(0)
-    first = operands(problem, device)
-    reference = expected(problem, *first)
-    count = num_sets(num_bytes(first) + num_bytes(reference), device)
-    sets = [first, *(operands(problem, device) for _ in range(count - 1))]
-    sms = torch.cuda.get_device_properties(device).multi_processor_count if _cuda(device) else 132
-    everything = [
-        (c, our_call(c, problem))
-        for c in candidates(problem, options.splits, sms)
-        if re.search(options.configs, f"{c.family}:{c.name}")
+    sets, reference = measure.make_sets(problem.fields(), device, with_bias=problem.with_bias)
+    plans = [
+        plan
+        for plan in measure.candidates(problem.fields(), gpu(device))
+        if plan["splits"] in options.splits and (plan["splits"] <= 1 or problem.output != "preact")
+        if re.search(options.configs, f"{plan['family']}:{plan['name']}")
     ]
-    pool = _runnable(everything, problem, first, reference, note)
-    for name, call in library_calls(problem).items():
-        call(*first)
-        pool.append((Candidate("cublas", -1, name), call))
+    pool = _runnable(plans, problem, sets[0], reference, note)
+    library = library_entries(problem, sets[0])
+    everything = [*pool, *library]
     guess = 1e6 * 2 * problem.m * problem.n * problem.k / GUESS_RATE
-    repeats = max(1, min(4, round(SAMPLE_US / max(guess, 4.0))))
-    once = sample([(call, repeats) for _, call in pool], sets, device)
-    limit = KEEP_WITHIN * min(once)
-    timed = [(*entry, us) for entry, us in zip(pool, once, strict=True)]
-    alive = [t for t in timed if t[2] <= limit or t[0].family == "cublas"]
-    results = {candidate: us for candidate, _, us in timed if us > limit}
-    results |= _rounds(alive, sets, device, options.rounds)
-    finalists = sorted((c for c in results if c.family != "cublas"), key=results.__getitem__)
-    variants = [
-        Candidate(c.family, c.config, c.name, c.splits, swizzle)
-        for c in finalists[:FINALISTS]
-        if c.family != "cluster"
-        for swizzle in options.swizzles
-    ]
-    fresh = [(c, our_call(c, problem)) for c in variants if c not in results]
-    fresh = _runnable(fresh, problem, first, reference, note)
+    for entry in everything:
+        entry.us = max(guess, measure.SAMPLE_US / FIRST_CALLS)
+    _time(everything, sets, 1, device)
+    limit = KEEP_WITHIN * min(entry.us for entry in everything)
+    alive = [entry for entry in everything if entry.us <= limit or not entry.ours]
+    _time(alive, sets, options.rounds, device)
+    finalists = _best(everything, FINALISTS)
+    plans = [e.plan for e in finalists if e.plan["family"] != "cluster"]
+    known = [_key(entry.plan) for entry in everything]
+    orders = [p for p in measure.orders(plans, options.swizzles) if _key(p) not in known]
+    fresh = _runnable(orders, problem, sets[0], reference, note)
     if fresh:  # beside the best so far and cuBLAS, so that all of them saw the same clocks
-        best = [entry for entry in alive if entry[0] in finalists[:FINALISTS]]
-        library = [entry for entry in alive if entry[0].family == "cublas"]
-        again = [(*entry, results[finalists[0]]) for entry in fresh]
-        results |= _rounds([*again, *best, *library], sets, device, options.rounds)
-    if options.alone and results[finalists[0]] > LONG_US:
-        best = [e for e in alive if e[0] in finalists[:ALONE_FINALISTS] or e[0].family == "cublas"]
-        results = _alone(best, sets, device, options.alone)
-    base = {name: getattr(problem, name) for name in ("m", "n", "k", "layout", "dtype")}
-    base["epilogue"] = problem.epilogue
-    ranked = sorted(results.items(), key=lambda item: item[1])
-    return [base | asdict(candidate) | {"us": f"{us:.2f}"} for candidate, us in ranked]
+        for entry in fresh:
+            entry.us = finalists[0].us
+        everything += fresh
+        best = [entry for entry in finalists if entry in alive]
+        _time([*fresh, *best, *library], sets, options.rounds, device)
+    finalists = _best(alive, ALONE_FINALISTS)
+    if options.alone and finalists and finalists[0].us > LONG_US:
+        everything = [*finalists, *library]
+        _time_alone(everything, sets, device, options.alone)
+    return [_row(problem, entry) for entry in sorted(everything, key=lambda e: e.us)]
 
 
-def _cuda(device: torch.device) -> bool:
-    return str(device.type) == "cuda"
+def _key(plan: measure.Candidate) -> tuple[Any, ...]:
+    return *measure.kernel_of(plan), plan["swizzle"]
+
+
+def _best(entries: Sequence[Entry], count: int) -> list[Entry]:
+    """The fastest of ours."""
+    return sorted((e for e in entries if e.ours), key=lambda e: e.us)[:count]
+
+
+def _row(problem: Problem, entry: Entry) -> dict[str, Any]:
+    row = {name: getattr(problem, name) for name in ("m", "n", "k", "layout", "dtype", "epilogue")}
+    row |= {"family": entry.plan["family"], "config": entry.plan["index"]}
+    row |= {name: entry.plan[name] for name in ("name", "splits", "swizzle")}
+    return row | {"us": f"{entry.us:.2f}"}
 
 
 def _runnable(
-    entries: Sequence[tuple[Candidate, Callable[..., Any]]],
+    plans: Sequence[measure.Candidate],
     problem: Problem,
-    inputs: tuple[Tensor, Tensor, Tensor],
+    inputs: measure.Inputs,
     reference: Tensor,
     note: Callable[[str], None],
-) -> list[tuple[Candidate, Callable[..., Any]]]:
-    """Those that run and are right; one call each, which is also the warm-up."""
+) -> list[Entry]:
+    """Those that run and are right."""
     good = []
     refused = 0
-    for candidate, call in entries:
-        try:
-            got = call(*inputs)
-        except RuntimeError:
-            synchronize(reference.device)  # raises where the context is gone
+    fields = problem.fields()
+    for plan in plans:
+        error = measure.error_of(fields, plan, inputs, reference)
+        if error is None:
             refused += 1
-            continue
-        error = relative_error(got, reference)
-        if error <= TOLERANCES["fp32_high" if problem.dtype == "fp32" else problem.dtype]:
-            good.append((candidate, call))
+        elif measure.is_right(fields, error):
+            good.append(Entry(plan, measure.our_call(fields, plan), plan["expected_us"]))
         else:
-            note(f"WRONG {problem} {candidate}: relative error {error:.2e}")
+            note(f"WRONG {problem} {plan['family']} {plan['name']}: relative error {error:.2e}")
     if refused:
-        note(f"{problem}: {refused} of {len(entries)} candidates cannot run")
+        note(f"{problem}: {refused} of {len(plans)} candidates cannot run")
     return good
 
 
-def _rounds(
-    entries: Sequence[tuple[Candidate, Callable[..., Any], float]],
-    sets: Sequence[Any],
-    device: torch.device,
-    rounds: int,
-) -> dict[Candidate, float]:
-    calls = [(call, max(1, min(16, round(SAMPLE_US / us)))) for _, call, us in entries]
-    samples: list[list[float]] = [[] for _ in entries]
-    for round_ in range(rounds):
-        shift = round_ * len(entries) // max(rounds, 1)
-        order = [*range(shift, len(entries)), *range(shift)]
-        for index, us in zip(order, sample([calls[i] for i in order], sets, device), strict=True):
-            samples[index].append(us)
-    return {entries[i][0]: statistics.median(values) for i, values in enumerate(samples)}
+def _time(
+    entries: Sequence[Entry], sets: Sequence[measure.Inputs], rounds: int, device: torch.device
+) -> None:
+    """Sets the time of each: medians of rounds in which all take turns."""
+    times = measure.median_us([(e.call, e.us) for e in entries], sets, rounds, device)
+    for entry, us in zip(entries, times, strict=True):
+        entry.us = us
 
 
-def _alone(
-    entries: Sequence[tuple[Candidate, Callable[..., Any], float]],
-    sets: Sequence[Any],
-    device: torch.device,
-    seconds: float,
-) -> dict[Candidate, float]:
-    """us per call, each called for `seconds` before the next one's turn comes."""
-    times: dict[Candidate, list[float]] = {candidate: [] for candidate, _, _ in entries}
+def _time_alone(
+    entries: Sequence[Entry], sets: Sequence[Any], device: torch.device, seconds: float
+) -> None:
+    """Sets the time of each, called for `seconds` before the next one's turn comes."""
+    times: list[list[float]] = [[] for _ in entries]
+    turns = [*zip(entries, times, strict=True)]
     for turn in range(ALONE_TURNS):
-        for candidate, call, us in entries if turn % 2 == 0 else reversed(entries):
-            repeats = max(3, round(seconds * 1e6 / us))
+        for entry, found in turns if turn % 2 == 0 else reversed(turns):
+            repeats = max(3, round(seconds * 1e6 / entry.us))
             untimed = repeats // 3
             for i in range(repeats):
                 if i == untimed:
                     synchronize(device)
                     start = time.perf_counter()
-                call(*sets[i % len(sets)])
+                entry.call(*sets[i % len(sets)])
             synchronize(device)
-            elapsed = time.perf_counter() - start
-            times[candidate].append(elapsed * 1e6 / (repeats - untimed))
-    return {candidate: statistics.mean(values) for candidate, values in times.items()}
+            found.append((time.perf_counter() - start) * 1e6 / (repeats - untimed))
+    for entry, found in turns:
+        entry.us = statistics.mean(found)
 
 
 def problems(options: argparse.Namespace) -> list[Problem]:

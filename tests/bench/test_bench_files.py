@@ -337,41 +337,32 @@ def test_run_script_is_the_same_command() -> None:
 
 def test_tune_gemm(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     tune = load_script("tune_gemm")
-    configs = [
-        {
-            "family": family,
-            "index": i,
-            "name": name,
-            "tile": tile,
-            "cluster": (1, 1),
-            "schedule": "pp",
-        }
-        for family, i, name, tile in (
-            ("sm90", 0, "good", (64, 64, 64)),
-            ("sm90", 1, "refuses", (128, 128, 64)),
-            ("sm80", 0, "wrong", (64, 64, 32)),
-        )
+    names = (("sm90", "good"), ("sm90", "refuses"), ("sm80", "wrong"))
+    plans = [
+        {"family": family, "index": i, "name": name, "splits": splits, "swizzle": 32}
+        | {"expected_us": 10.0, "rejected": "refused" if splits == 2 else None}
+        for i, (family, name) in enumerate(names)
+        for splits in (1, 2, 4, 8)
     ]
-    monkeypatch.setattr(fusedops._C, "gemm_configs", lambda: configs, raising=False)
+    monkeypatch.setattr(fusedops._C, "plan_gemm", lambda *_: {"candidates": plans})
 
-    def our_call(candidate: Any, problem: Any) -> Any:
-        def call(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-            if candidate.name == "refuses":
+    def our_call(problem: Any, plan: Any) -> Any:
+        def call(*inputs: torch.Tensor) -> torch.Tensor:
+            if plan["name"] == "refuses":
                 raise RuntimeError("cannot implement")
-            y = tune.expected(problem, a, b, bias)
-            return y * 2 if candidate.name == "wrong" else y
+            y = tune.measure.expected(problem, inputs)
+            return y * 2 if plan["name"] == "wrong" else y
 
         return call
 
-    monkeypatch.setattr(tune, "our_call", our_call)
-    args = ["--shapes", "32x16x512", "--layouts", "TN,NN,NT", "--splits", "1,4", "--rounds", "1"]
+    monkeypatch.setattr(tune.measure, "our_call", our_call)
+    args = ["--shapes", "32x16x512", "--layouts", "TN,NN,NT", "--splits", "1,2,4", "--rounds", "1"]
     args += ["--swizzles", "4,8", "--device", "cpu", "--out", "t.csv"]
     assert tune.main(args) == 0
     with Path("t.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert {r["layout"] for r in rows} == {"TN", "NN", "NT"}
     assert {r["name"] for r in rows} == {"good", "mm", "addmm", "addmm_activation"}
-    # Selection takes bands of 32 for so short a K.
     assert {(r["splits"], r["swizzle"]) for r in rows if r["name"] == "good"} == {
         (s, w) for s in "14" for w in ("4", "8", "32")
     }

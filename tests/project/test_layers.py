@@ -24,7 +24,6 @@ CXX_LAYERS = {
     "common/device": ("common",),
     "common/host": ("common", "common/checks"),
     "schema": ("common/checks",),
-    "cpu/gemm": ("common*", "cpu", "cpu/rows"),
     "cpu*": ("common*", "cpu"),
     "cuda/rows/team": ("common*",),
     "cuda/rows/*": ("common*", "cuda/rows/team"),

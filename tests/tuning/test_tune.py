@@ -15,6 +15,7 @@ from fusedops.__main__ import main
 from fusedops._tuning.plan_store import GpuKey, merge_plans, problem_of, read_plans
 
 tuning = sys.modules["fusedops._tuning.tune"]  # the function of that name hides the module
+measure = sys.modules["fusedops._tuning.measure"]
 CPU = torch.device("cpu")
 KEY = GpuKey("NVIDIA H200", capability=90, sm_count=101, driver=13000, build="test")
 
@@ -49,7 +50,7 @@ def on_paper(monkeypatch):
     """The CPU stands for the GPU of KEY; every kernel is torch's product."""
     monkeypatch.setattr(tuning, "gpu_key", lambda device: KEY)
     monkeypatch.setattr(tuning, "ROUNDS", 1)
-    monkeypatch.setattr(tuning, "our_call", _call)
+    monkeypatch.setattr(measure, "our_call", _call)
     monkeypatch.setattr(tuning, "_time", _times)
 
 
@@ -57,7 +58,7 @@ def _call(problem, plan):
     def call(a, b, bias):
         if plan["name"] == REFUSES:
             raise RuntimeError("did not run")
-        y = tuning.expected(problem, (a, b, bias))
+        y = measure.expected(problem, (a, b, bias))
         return y * 2 if plan["name"] == WRONG else y
 
     return call
@@ -185,12 +186,55 @@ def test_what_is_not_tunable_is_skipped_with_a_reason(on_paper, changes, reason)
 @pytest.mark.parametrize("layout", [("k", "k"), ("k", "mn"), ("mn", "mn"), ("mn", "k")])
 def test_operands_have_the_layout_and_alignment_of_the_problem(layout):
     fields = problem(m=20, n=24, k=40, a_major=layout[0], b_major=layout[1], lda=1003, ldb=264)
-    a, b, bias = tuning.make_inputs(fields, CPU)
+    a, b, bias = measure.make_inputs(fields, CPU)
     assert (a.shape, b.shape, bias.shape) == ((20, 40), (40, 24), (24,))
     strides_a = a.stride() if layout[0] == "k" else a.t().stride()
     strides_b = b.t().stride() if layout[1] == "k" else b.stride()
     assert strides_a == (64 + 1003 % 64, 1)
     assert strides_b == (64 + 264 % 64, 1)
+
+
+def test_rounds_are_shuffled_and_the_median_counts(monkeypatch):
+    orders = []
+
+    def sample(queued, sets, device):
+        orders.append([call() for call, _ in queued])
+        assert {calls for _, calls in queued} == {1, 15, measure.MOST_CALLS}
+        return [100.0 * name + len(orders) ** 2 for name in orders[-1]]
+
+    monkeypatch.setattr("fusedops._timing.backlog.sample", sample)
+    guesses = [1000.0, 10.0, 0.1, 0.1, 0.1]
+    calls = [(functools.partial(int, i), us) for i, us in enumerate(guesses)]
+    assert measure.median_us(calls, [()], 5, CPU) == [9.0, 109.0, 209.0, 309.0, 409.0]
+    assert all(sorted(order) == [0, 1, 2, 3, 4] for order in orders)
+    # In rotated rounds each call would always follow the same one.
+    before = [{order[order.index(i) - 1] for order in orders} for i in range(5)]
+    assert all(len(names) > 1 for names in before)
+
+
+def test_candidates_run_and_come_by_expected_time():
+    found = measure.candidates(problem(), KEY)
+    times = [c["expected_us"] for c in found]
+    assert times == sorted(times)
+    assert {c["family"] for c in found} >= {"sm90", "cluster"}
+    assert all(c["rejected"] is None for c in found)
+
+
+def test_inputs_fill_sets_and_go_without_bias():
+    sets, reference = measure.make_sets(problem(), CPU, with_bias=False)
+    a, b, bias = sets[0]
+    assert bias is None
+    torch.testing.assert_close(reference, torch.relu(a @ b))
+    assert measure.make_sets(problem(epilogue="accumulator"), CPU)[0][0][2] is None
+    assert measure.make_sets(problem(), CPU)[0][0][2] is not None
+
+
+def test_what_is_nan_is_not_right(monkeypatch):
+    (inputs, *_), reference = measure.make_sets(problem(), CPU)
+    monkeypatch.setattr(measure, "our_call", lambda *_: lambda *_: reference * float("nan"))
+    assert not measure.is_right(problem(), measure.error_of(problem(), {}, inputs, reference))
+    assert not measure.is_right(problem(), None)
+    assert measure.is_right(problem(), 0.0)
 
 
 # ---- what a model computes ----

@@ -5,6 +5,7 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <algorithm>
 #include <array>
 #include <optional>
 #include <string>
@@ -67,15 +68,23 @@ inline Tensor aten_mm(const Tensor& a,    // (M, K)
 
 inline Tensor transposed(const Tensor& matrix) { return torch::stable::transpose(matrix, 0, 1); }
 
+// NOTE: a call of ATen costs a microsecond even where it has nothing to do.
+inline Tensor dense(const Tensor& tensor) {
+  return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
+}
+
 // (..., C) -> (rows, C); a view where possible.
 inline Tensor as_matrix(const Tensor& tensor, int64_t rows, int64_t columns) {
+  if (tensor.dim() == 2 && tensor.size(0) == rows && tensor.size(1) == columns) return tensor;
   return torch::stable::reshape(tensor, {rows, columns});
 }
 
-// An op's result in its shape. NOTE: autograd takes a view for one of a user's tensors and refuses
-// to let it be written in place.
+// An op's result, which is no input of it, in its shape. NOTE: autograd takes a view for one of a
+// user's tensors and refuses to let it be written in place.
 inline Tensor result_of_shape(const Tensor& contiguous,
                               torch::headeronly::IntHeaderOnlyArrayRef sizes) {
+  const auto given = contiguous.sizes();
+  if (std::equal(given.begin(), given.end(), sizes.begin(), sizes.end())) return contiguous;
   return call("aten::_unsafe_view", "", contiguous,
               std::vector<int64_t>(sizes.begin(), sizes.end()));
 }

@@ -16,7 +16,7 @@ std::tuple<Tensor, Tensor> act_backward_bias_grad(const Tensor& dy,             
   const NoGradGuard no_grad;
   // NOTE: an op may not return its input.
   const Tensor dz = shape.activation == Activation::kNone
-                        ? torch::stable::contiguous(torch::stable::clone(dy))
+                        ? dense(torch::stable::clone(dy))
                         : activation_backward(dy, saved, shape.activation);
   const ScalarType dtype = dbias_fp32 ? ScalarType::Float : dy.scalar_type();
   Tensor dbias = torch::stable::empty({0}, dtype);

@@ -40,7 +40,7 @@ Tensor preactivation(const Tensor& x, const Tensor& weight, const std::optional<
                      Activation activation) {
   const bool any_order = activation == Activation::kNone || activation == Activation::kRelu;
   const ScalarType dtype = any_order ? x.scalar_type() : wide_dtype(x);
-  return torch::stable::contiguous(aten_linear(x, weight, bias, dtype));
+  return dense(aten_linear(x, weight, bias, dtype));
 }
 
 void activate(const Tensor& z, Activation activation) {
@@ -59,11 +59,27 @@ void activate(const Tensor& z, Activation activation) {
   }
 }
 
+Tensor activated(const Tensor& z, Activation activation) {
+  const auto make = [&](const char* op, const auto&... options) {
+    return call(op, "out", z, options..., torch::stable::empty_like(z));
+  };
+  switch (activation) {
+    case Activation::kGeluTanh: return make("aten::gelu", std::string("tanh"));
+    case Activation::kSilu: return make("aten::silu");
+    case Activation::kSigmoid: return make("aten::sigmoid");
+    case Activation::kTanh: return make("aten::tanh");
+    default: break;
+  }
+  const Tensor y = torch::stable::clone(z);
+  activate(y, activation);
+  return y;
+}
+
 Tensor activation_backward(const Tensor& dy, const std::optional<Tensor>& saved,
                            Activation activation) {
   if (activation == Activation::kNone) return dy;
-  const Tensor grad = torch::stable::contiguous(to_dtype(dy, wide_dtype(dy)));
-  const Tensor kept = torch::stable::contiguous(to_dtype(*saved, wide_dtype(dy)));
+  const Tensor grad = dense(to_dtype(dy, wide_dtype(dy)));
+  const Tensor kept = dense(to_dtype(*saved, wide_dtype(dy)));
   switch (activation) {
     case Activation::kGelu: return call("aten::gelu_backward", "", grad, kept, std::string("none"));
     case Activation::kGeluTanh:

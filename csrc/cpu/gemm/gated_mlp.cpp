@@ -7,7 +7,6 @@
 namespace fusedops::cpu {
 namespace {
 
-using torch::stable::contiguous;
 using torch::stable::narrow;
 using torch::stable::select;
 
@@ -34,13 +33,7 @@ Tensor stack(const Tensor& gate, const Tensor& up,  // (M, H)
 Tensor half(const Tensor& stacked, const MlpShape& shape, bool packed, int64_t index,
             ScalarType dtype) {
   const Tensor part = select(stacked, packed ? stacked.dim() - 2 : 0, index);
-  return contiguous(to_dtype(torch::stable::reshape(part, {shape.m, shape.hidden}), dtype));
-}
-
-Tensor activated(const Tensor& z, Activation activation) {
-  const Tensor h = torch::stable::clone(z);
-  activate(h, activation);
-  return h;
+  return dense(to_dtype(torch::stable::reshape(part, {shape.m, shape.hidden}), dtype));
 }
 
 struct GateAndUp {
@@ -53,9 +46,9 @@ GateAndUp products(const Tensor& x, const Tensor& w_gate, const std::optional<Te
   const Tensor rows = as_matrix(x, shape.m, shape.k);
   const ScalarType wide = wide_dtype(x);
   Tensor gate = aten_linear(rows, w_gate, b_gate, wide);
-  if (w_up) return {contiguous(gate), contiguous(aten_linear(rows, *w_up, b_up, wide))};
-  return {contiguous(narrow(gate, 1, 0, shape.hidden)),
-          contiguous(narrow(gate, 1, shape.hidden, shape.hidden))};
+  if (w_up) return {dense(gate), dense(aten_linear(rows, *w_up, b_up, wide))};
+  return {dense(narrow(gate, 1, 0, shape.hidden)),
+          dense(narrow(gate, 1, shape.hidden, shape.hidden))};
 }
 
 Tensor gated_linear(const Tensor& x,                      // (..., K)
@@ -166,7 +159,7 @@ std::tuple<Tensor, Tensor, Tensor> gated_input_backward(
   Tensor dx = torch::stable::empty({0}, dtype);
   if (need_dx) {
     const Tensor sum = add(wide_product(dgate, first), wide_product(dup, second));
-    dx = like_rows(contiguous(to_dtype(sum, dtype)), x);
+    dx = like_rows(dense(to_dtype(sum, dtype)), x);
   }
 
   const Tensor rows = as_matrix(x, shape.m, shape.k);

@@ -8,11 +8,12 @@
 namespace fusedops::cpu {
 namespace {
 
-// (act(z), z) in dtype; z is overwritten.
+// (act(z), z) in dtype.
 std::pair<Tensor, Tensor> with_preact(const Tensor& z, Activation activation, ScalarType dtype) {
-  const Tensor kept = copy_as(z, dtype);
+  if (z.scalar_type() == dtype) return {activated(z, activation), z};
+  const Tensor kept = torch::stable::to(z, dtype);
   activate(z, activation);
-  return {to_dtype(z, dtype), kept};
+  return {torch::stable::to(z, dtype), kept};
 }
 
 // The shape of x with its last dimension replaced.

@@ -21,24 +21,21 @@ std::tuple<Tensor, Tensor, Tensor> linear_backward(const Tensor& dy,            
   const NoGradGuard no_grad;
   const ScalarType dtype = x.scalar_type();
   const ScalarType weight_dtype = dweight_fp32 ? ScalarType::Float : dtype;
-  Tensor dx = torch::stable::empty({0}, dtype);
-  Tensor dweight = torch::stable::empty({0}, weight_dtype);
-  Tensor dbias = torch::stable::empty({0}, weight_dtype);
+  const auto none = [](ScalarType type) { return torch::stable::empty({0}, type); };
 
   // dz, dbias from dz before it is rounded
-  Tensor dz = as_matrix(activation_backward(dy, saved, shape.activation), shape.m, shape.n);
-  if (need_dbias) dbias = sum_rows(dz, weight_dtype);
-  dz = to_dtype(dz, dtype);
+  const Tensor wide = as_matrix(activation_backward(dy, saved, shape.activation), shape.m, shape.n);
+  const Tensor dbias = need_dbias ? sum_rows(wide, weight_dtype) : none(weight_dtype);
+  const Tensor dz = to_dtype(wide, dtype);
 
   // dx = dz @ weight
-  if (need_dx) {
-    dx = result_of_shape(torch::stable::contiguous(aten_mm(dz, weight)), x.sizes());
-  }
+  const Tensor dx = need_dx ? result_of_shape(dense(aten_mm(dz, weight)), x.sizes()) : none(dtype);
 
   // dweight = dz.T @ x
-  if (need_dweight) {
-    dweight = weight_gradient(dz, as_matrix(x, shape.m, shape.k), weight_dtype);
-  }
+  const Tensor dweight =
+      need_dweight
+          ? weight_gradient(dweight_fp32 ? wide : dz, as_matrix(x, shape.m, shape.k), weight_dtype)
+          : none(weight_dtype);
   return {dx, dweight, dbias};
 }
 

@@ -7,7 +7,7 @@
 #include "csrc/common/checks/linear_cross_entropy_check.h"
 #include "csrc/common/checks/op_boundary.h"
 #include "csrc/cpu/gemm/mlp_parts.h"
-#include "csrc/cpu/rows/rows.h"
+#include "csrc/cpu/rows.h"
 
 namespace fusedops::cpu {
 namespace {
@@ -82,6 +82,18 @@ Tensor zeros(const Tensor& like, bool needed, std::vector<int64_t> sizes, Scalar
   return torch::stable::new_zeros(like, sizes, dtype);
 }
 
+// Of a call whose chunks have `most` rows, all zero.
+Gradients gradients_of(const LinearCrossEntropyShape& shape, const Tensor& x, ScalarType parameter,
+                       int64_t most, bool need_dx, bool need_dweight, bool need_dbias) {
+  const ScalarType summed = weight_sum_type(parameter, shape.m, most);
+  return {zeros(x, need_dx, {shape.m, shape.k}, x.scalar_type()),
+          zeros(x, need_dweight, {shape.n, shape.k}, summed),
+          zeros(x, need_dbias, {shape.n}, compute_type(shape.dtype)),
+          need_dx,
+          need_dweight,
+          need_dbias};
+}
+
 // Of rows that count.
 double count_targets(const int64_t* target, int64_t rows, int64_t ignore_index) {
   return static_cast<double>(
@@ -124,17 +136,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> linear_cross_entropy(
   const ScalarType dtype = x.scalar_type(), compute = compute_type(shape.dtype);
   const ScalarType parameter = dweight_fp32 ? ScalarType::Float : dtype;
   const int64_t most = rows_of_chunk(shape.m, shape.n * x.element_size(), chunk_size);
-  const Tensor targets = torch::stable::contiguous(target);
-  const Gradients g{
-      zeros(x, need_dx, {shape.m, shape.k}, dtype),
-      zeros(x, need_dweight, {shape.n, shape.k}, weight_sum_type(parameter, shape.m, most)),
-      zeros(x, need_dbias, {shape.n}, compute),
-      need_dx,
-      need_dweight,
-      need_dbias};
+  const Tensor targets = dense(target);
+  const Gradients g = gradients_of(shape, x, parameter, most, need_dx, need_dweight, need_dbias);
   const Tensor losses = torch::stable::empty({shape.m}, compute);
   std::optional<Tensor> wide;
-  if (dloss) wide = torch::stable::contiguous(torch::stable::to(*dloss, compute));
+  if (dloss) wide = dense(torch::stable::to(*dloss, compute));
   const auto* indices = static_cast<const int64_t*>(targets.const_data_ptr());
   const double count = count_targets(indices, shape.m, ignore_index);
   const double inverse = shape.mean() && count > 0 ? 1 / count : 1;
@@ -152,7 +158,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> linear_cross_entropy(
     for (int64_t first = 0; first < shape.m; first += most) {
       const int64_t size = std::min(most, shape.m - first);
       Tensor all = x, part = torch::stable::narrow(all, 0, first, size);
-      const Tensor z = torch::stable::contiguous(aten_linear(part, weight, bias, x.scalar_type()));
+      const Tensor z = dense(aten_linear(part, weight, bias, x.scalar_type()));
       for_rows(size, shape.n, [&](int64_t row) {
         finish_row<D>(rows, mutable_data<D>(z) + row * shape.n, first + row);
       });
@@ -180,15 +186,15 @@ void scale_gradient_(const Tensor& gradient, const Tensor& dloss,  // ()
   };
   const double factor = value(dloss) * value(scale);
   if (factor == 1) return;
-  const Tensor dense = torch::stable::contiguous(gradient);
+  const Tensor rows = dense(gradient);
   dispatch_dtype(dtype, [&]<DType D>(Tag<D>) {
     using C = Compute<D>;
-    Storage<D>* const g = mutable_data<D>(dense);
-    map<C>(g, g, dense.numel(), [&](C each) { return each * static_cast<C>(factor); });
+    Storage<D>* const g = mutable_data<D>(rows);
+    map<C>(g, g, rows.numel(), [&](C each) { return each * static_cast<C>(factor); });
   });
   if (gradient.is_contiguous()) return;
   Tensor strided = gradient;
-  torch::stable::copy_(strided, dense);
+  torch::stable::copy_(strided, rows);
 }
 
 }  // namespace

@@ -46,7 +46,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const char* op, const Tensor
   if (need_dw2) {
     Tensor h = kept;
     if (saved_for_backward(shape.activation) == Saved::kPreact) {
-      h = torch::stable::contiguous(copy_as(kept, wide_dtype(kept)));
+      h = dense(copy_as(kept, wide_dtype(kept)));
       activate(h, shape.activation);
       h = to_dtype(h, dtype);
     }

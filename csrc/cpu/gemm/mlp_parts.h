@@ -29,21 +29,21 @@ inline Tensor down(const Tensor& h,                        // (M, H)
                    const Tensor& x) {                      // (..., K)
   // NOTE: rounded once, after the residual.
   const ScalarType dtype = residual ? wide_dtype(x) : x.scalar_type();
-  const Tensor y = like_rows(torch::stable::contiguous(aten_linear(h, weight, bias, dtype)), x);
-  return residual ? torch::stable::contiguous(to_dtype(add(y, *residual), x.scalar_type())) : y;
+  const Tensor y = like_rows(dense(aten_linear(h, weight, bias, dtype)), x);
+  return residual ? dense(to_dtype(add(y, *residual), x.scalar_type())) : y;
 }
 
 // a @ b in fp32 (fp64), not rounded yet.
 inline Tensor wide_product(const Tensor& a,    // (M, K)
                            const Tensor& b) {  // (K, N)
-  return torch::stable::contiguous(aten_mm(to_dtype(a, wide_dtype(a)), to_dtype(b, wide_dtype(b))));
+  return dense(aten_mm(to_dtype(a, wide_dtype(a)), to_dtype(b, wide_dtype(b))));
 }
 
 // dz.T @ x, formed in dtype.
 inline Tensor weight_gradient(const Tensor& dz,  // (M, N)
                               const Tensor& x,   // (M, K)
                               ScalarType dtype) {
-  return torch::stable::contiguous(aten_mm(transposed(to_dtype(dz, dtype)), to_dtype(x, dtype)));
+  return dense(aten_mm(transposed(to_dtype(dz, dtype)), to_dtype(x, dtype)));
 }
 
 // dweight into main_grad.

@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "csrc/common/checks/op_boundary.h"
-#include "csrc/cpu/rows/rows.h"
+#include "csrc/cpu/rows.h"
 
 namespace fusedops::cpu {
 namespace {

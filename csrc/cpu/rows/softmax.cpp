@@ -1,6 +1,6 @@
 // softmax, log_softmax and their gradient on the CPU.
 #include "csrc/common/checks/op_boundary.h"
-#include "csrc/cpu/rows/rows.h"
+#include "csrc/cpu/rows.h"
 
 namespace fusedops::cpu {
 namespace {

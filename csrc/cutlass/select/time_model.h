@@ -1,22 +1,15 @@
 // What the times of all families are made of: the GPU's rates, what a product moves, how two times
 // overlap. Each family's own model is in families/. Host only.
 //
-// Fitted to the ranking within perf/results/h200/gemm_sweep.csv (products of models, forward and
-// gradients) and gemm_sweep_large.csv (266 random ones of 2048 rows and more, 112 of gradients; one
-// H200, bf16): the kernel that the model alone chooses costs 1.3 to 2.1 % more than the best
-// one, 4 % where a weight has fewer than 2048 rows. Cycles are of a nominal clock.
+// The constants are in time_constants.h, which perf/gemm/fit_time_model.py writes: it fits them to
+// the committed sweeps (one H200, bf16), and states there how much the model's choices lose. They
+// lose most, 4 %, where a weight has fewer than 2048 rows. Cycles are of a nominal clock.
 #pragma once
 
 #include "csrc/cutlass/problem.h"
+#include "csrc/cutlass/select/time_constants.h"
 
 namespace fusedops {
-
-inline constexpr double kClockGhz = 1.60;
-inline constexpr double kMmaPerCycle = 1988;  // 16-bit multiply-adds per SM
-inline constexpr double kDramBytesPerUs = 4.2e6;
-inline constexpr double kLaunchUs = 3.28;
-inline constexpr double kReduceUs = 3.79;    // the split-K reduction, launch included
-inline constexpr double kDramOverlap = 4.0;  // of the time of SMs and of DRAM, but for slices of K
 
 constexpr bool is_half(DType dtype) {
   return dtype == DType::kFloat16 || dtype == DType::kBFloat16;

@@ -9,14 +9,19 @@ drops its casts, it drops ours.
 
 from __future__ import annotations
 
+import functools
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 _float32 = torch.float32
 _is_cache_enabled = torch.is_autocast_cache_enabled
+_is_inference_mode_enabled = torch.is_inference_mode_enabled
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 _is_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)
 
@@ -57,8 +62,7 @@ def cast_weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
             return kept[2]
     if dtype is _float32 or not weight.is_leaf or weight._is_view() or weight.is_inference():
         return cast(weight, dtype)
-    with torch.inference_mode(False), torch.enable_grad():
-        made = weight.to(dtype)
+    made = _with_history(lambda: weight.to(dtype))
     if type(made) is Tensor:
         if casts is None:
             casts = _new_casts()
@@ -66,24 +70,43 @@ def cast_weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
     return made
 
 
+def _with_history(make: Callable[[], Tensor]) -> Tensor:
+    """make(), recorded by autograd whatever the modes around.
+
+    NOTE: contexts of torch cost as much as a cast of a small weight.
+    """
+    if _is_inference_mode_enabled():
+        with torch.inference_mode(False):
+            return _with_history(make)
+    before = torch.is_grad_enabled()
+    torch._C._set_grad_enabled(True)
+    try:
+        return make()
+    finally:
+        torch._C._set_grad_enabled(before)
+
+
+@functools.cache
+def _empty() -> tuple[Tensor, Tensor]:
+    """(0, 0) matrices, the second one a leaf; torch casts it once in a region."""
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        options: dict[str, Any] = {"size": (0, 0), "device": "cpu", "dtype": _float32}
+        empty = _with_history(lambda: torch.zeros(**options))
+        return empty, _with_history(lambda: torch.zeros(**options, requires_grad=True))
+
+
 def _new_casts() -> _Casts:
     """Room for casts that torch frees with its own."""
     global _casts
     casts = _Casts()
+    empty, leaf = _empty()
     enabled = torch.is_autocast_enabled("cpu")
     torch.set_autocast_enabled("cpu", True)
     try:
         # NOTE: out of sight of modes, and addmm saves nothing for the gradient of its first operand
         # that saved_tensors_hooks would see.
-        with (
-            torch._C.DisableTorchFunction(),
-            torch._C._DisableTorchDispatch(),
-            torch.inference_mode(False),
-            torch.enable_grad(),
-        ):
-            empty = torch.zeros((0, 0), device="cpu", dtype=_float32)
-            leaf = torch.zeros((0, 0), device="cpu", dtype=_float32, requires_grad=True)
-            node = torch.addmm(leaf, empty, empty).grad_fn
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+            node = _with_history(lambda: torch.addmm(leaf, empty, empty)).grad_fn
     finally:
         torch.set_autocast_enabled("cpu", enabled)
     assert node is not None

@@ -295,76 +295,101 @@ class GatedMLPFunction(torch.autograd.Function):
             gate, up, down = (
                 w if m is None else m for w, m in zip((gate, up, down), masters, strict=True)
             )
-            dx, dgate, dup, dbg, dbu, ddown = _differentiable_grads(
-                functools.partial(compose_gated, code=code), (x, gate, up, b_gate, b_up, down),
-                needs[:6], dy,
-            )  # fmt: skip
+            grads = _differentiable_grads(
+                functools.partial(compose_gated, code=code),
+                (x, gate, up, b_gate, b_up, down),
+                needs[:6],
+                dy,
+            )
             db_down = _sum_rows(dy) if need_bd else None
-            return dx, dgate, dup, dbg, dbu, ddown, db_down, dresidual, None, None, None, None
-        owner_gate, owner_up, owner_down = (
-            o if need else None
-            for o, need in zip(ctx.owners, (need_gate, need_up, need_down), strict=True)
-        )
+            return *grads, db_down, dresidual, None, None, None, None
+        needed = need_gate, need_up, need_down
+        owners = [o if need else None for o, need in zip(ctx.owners, needed, strict=True)]
         fp32 = [m is not None and m.dtype is torch.float32 for m in masters]
         _release(ctx)
-        packed = up is None
         owned = _may_overwrite(saved, ours, dy)
         if saved is None:
             biases = [None if b is None else b.to(x.dtype) for b in (b_gate, b_up)]
             saved = _gated_linear(x, gate, up, *biases, allow_tf32)
-        need_dz = need_x or need_gate or need_up
-        need_dbias = need_bg or need_bu
-        if owned and (need_dz or need_dbias):
-            into = (None, False) if owner_down is None else target(owner_down)
-            dbias, ddown, db_down = _gated_mlp_backward_in_place(
-                dy, saved, down, *into, code, packed, need_dbias, need_down, need_bd, fp32[2],
-                allow_tf32,
-            )  # fmt: skip
-            if owner_down is not None:
-                ddown = delivered(owner_down)
-            dz = saved
-        else:
-            down_fp32 = fp32[2] or owner_down is not None
-            dz, dbias, ddown, db_down = _gated_mlp_backward(
-                dy, saved, down, code, packed, need_dz, need_dbias, need_down, need_bd, down_fp32,
-                allow_tf32,
-            )  # fmt: skip
-            if owner_down is not None:
-                ddown = deliver("gated_mlp", owner_down, ddown)
+        packed = up is None
+        need_dz, need_dbias = need_x or need_gate or need_up, need_bg or need_bu
+        wanted = need_dz, need_dbias, need_down, need_bd
+        dz, dbias, ddown, db_down = _gated_hidden_grads(
+            dy, saved, down, owners[2], code, packed, owned, wanted, fp32[2], allow_tf32
+        )
         del saved
         dx = dgate = dup = None
         if need_dz:
-            dx, dgate, dup = _gated_input_backward(
-                dz, x, gate, up, need_x, need_gate and owner_gate is None,
-                need_up and owner_up is None, fp32[0] or fp32[1], allow_tf32,
-            )  # fmt: skip
-            if owner_gate is not None and packed:
-                dgate = accumulate(owner_gate, dz.flatten(-2), x, allow_tf32)
-            elif owner_gate is not None:
-                again = owner_gate is owner_down
-                dgate = accumulate(owner_gate, dz[0], x, allow_tf32, again)
-            if owner_up is not None:
-                again = owner_up is owner_down or owner_up is owner_gate
-                dup = accumulate(owner_up, dz[1], x, allow_tf32, again)
-        dbg = dbu = None
-        if need_bg:
-            dbg = dbias.view(-1) if packed else dbias[0]
-        if need_bu:
-            dbu = dbias[1]
-        return (
-            dx if need_x else None,
-            dgate if need_gate else None,
-            dup if need_up else None,
-            dbg,
-            dbu,
-            ddown if need_down else None,
-            db_down if need_bd else None,
-            dresidual,
-            None,
-            None,
-            None,
-            None,
-        )
+            dx, dgate, dup = _gated_weight_grads(
+                dz, x, gate, up, needs, owners, fp32[0] or fp32[1], allow_tf32
+            )
+        dbg, dbu = _unpacked(dbias, packed, need_bg, need_bu)
+        if not need_down:
+            ddown = None
+        if not need_bd:
+            db_down = None
+        return dx, dgate, dup, dbg, dbu, ddown, db_down, dresidual, None, None, None, None
+
+
+def _gated_hidden_grads(
+    dy: Tensor,
+    saved: Tensor,
+    down: Tensor,
+    owner: Tensor | None,
+    code: int,
+    packed: bool,
+    owned: bool,
+    wanted: tuple[bool, bool, bool, bool],
+    fp32: bool,
+    allow_tf32: bool,
+) -> tuple[Tensor, Tensor, Any, Any]:
+    """dz and dbias of gate and up, ddown and its bias: back to the pre-activations.
+
+    dz takes the place of `saved` where that is `owned`; ddown goes to its owner's main_grad.
+    """
+    need_dz, need_dbias, need_down, need_bd = wanted
+    if owned and (need_dz or need_dbias):
+        into = (None, False) if owner is None else target(owner)
+        options = (code, packed, need_dbias, need_down, need_bd, fp32, allow_tf32)
+        dbias, ddown, db_down = _gated_mlp_backward_in_place(dy, saved, down, *into, *options)
+        return saved, dbias, ddown if owner is None else delivered(owner), db_down
+    flags = (code, packed, *wanted, fp32 or owner is not None, allow_tf32)
+    dz, dbias, ddown, db_down = _gated_mlp_backward(dy, saved, down, *flags)
+    return dz, dbias, ddown if owner is None else deliver("gated_mlp", owner, ddown), db_down
+
+
+def _gated_weight_grads(
+    dz: Tensor,
+    x: Tensor,
+    gate: Tensor,
+    up: Tensor | None,
+    needs: Sequence[bool],
+    owners: Sequence[Tensor | None],
+    fp32: bool,
+    allow_tf32: bool,
+) -> tuple[Any, Any, Any]:
+    """dx, dgate and dup of dz; those of weights that have an owner go to its main_grad."""
+    need_x, need_gate, need_up = needs[:3]
+    owner_gate, owner_up, owner_down = owners
+    own = need_gate and owner_gate is None, need_up and owner_up is None
+    dx, dgate, dup = _gated_input_backward(dz, x, gate, up, need_x, *own, fp32, allow_tf32)
+    if owner_gate is not None and up is None:
+        dgate = accumulate(owner_gate, dz.flatten(-2), x, allow_tf32)
+    elif owner_gate is not None:
+        dgate = accumulate(owner_gate, dz[0], x, allow_tf32, owner_gate is owner_down)
+    if owner_up is not None:
+        again = owner_up is owner_down or owner_up is owner_gate
+        dup = accumulate(owner_up, dz[1], x, allow_tf32, again)
+    return dx if need_x else None, dgate if need_gate else None, dup if need_up else None
+
+
+def _unpacked(
+    dbias: Tensor, packed: bool, need_gate: bool, need_up: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients of the biases of gate (or of both, packed) and up."""
+    if packed:
+        return dbias.view(-1) if need_gate else None, None
+    return dbias[0] if need_gate else None, dbias[1] if need_up else None
 
 
 mlp_eager = _eager_apply(MLPFunction)

@@ -5,9 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import random
-import statistics
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
@@ -15,36 +12,37 @@ import torch
 from torch import Tensor, nn
 
 from .. import _C
-from .._autograd.compose import activate
 from .._core.activation import ACTIVATIONS, activation_code
 from .._core.text import table
 from ..ops.linear import linear
-from .names import EPILOGUES, FAMILIES, plan_text, problem_text, us_text
+from .measure import (
+    TUNABLE,
+    candidates,
+    error_of,
+    is_right,
+    kernel_of,
+    make_sets,
+    median_us,
+    orders,
+    our_call,
+)
+from .names import plan_text, problem_text, us_text
 from .plan_store import PROBLEM, GpuKey, Plan, gpu_key, install, merge_plans, problem_of, read_plans
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
+    from .measure import Candidate, Inputs, Problem
+
 __all__ = ["TuneReport", "TunedGemm", "tune"]
-
-Problem = dict[str, Any]  # as _C.plan_gemm takes it
-Candidate = dict[str, Any]  # as _C.plan_gemm returns it
-Inputs = tuple[Tensor, Tensor, Tensor | None]
-Call = Callable[..., Tensor]
-
-TUNABLE = ("fused", "preact", "accumulator")  # epilogues that gemm_with_config runs
-SWIZZLES = (4, 8, 16, 32)
-CLUSTER_TILES = (1, 4, 8)  # the swizzles of family cluster (csrc/cutlass/configs/plan.h)
 
 MODEL_SLACK = 2.5  # a candidate whose expected time is further from the best is not tried
 MAX_CANDIDATES = 40
 KEEP_WITHIN = 1.4  # of the best time of the first round
 FINALISTS = 4  # that try every swizzle
 ROUNDS = 5
-SAMPLE_US = 150.0  # device time of one sample: that many calls in a row
 LEAST_GAIN = 0.01  # a plan that gains less is noise: the present choice stays
-TOLERANCES = {"float16": 2e-3, "bfloat16": 1e-2, "float32": 2e-3}  # relative norms; float32 is TF32
 
 
 @dataclass(frozen=True)
@@ -326,19 +324,12 @@ def _keep(report: TuneReport, key: GpuKey, problem: Problem, best: Plan, before:
 
 def measure_problem(problem: Problem, key: GpuKey, device: torch.device) -> tuple[Plan, Plan] | str:
     """(the best plan, the one used until now), timed in "us"; or why there is none."""
-    from .._timing.timing import num_bytes, num_sets
-
-    answer = _C.plan_gemm(problem, key.capability, key.sm_count)
-    before = answer["selected"]
+    before = _C.plan_gemm(problem, key.capability, key.sm_count)["selected"]
     if before is None:
         return "no kernel takes it"
-    pool = contenders(answer["candidates"], before)
-    first = make_inputs(problem, device)
-    reference = expected(problem, first)
-    bytes_each = num_bytes([t for t in first if t is not None]) + num_bytes([reference])
-    count = num_sets(bytes_each, device)
-    sets = [first, *(make_inputs(problem, device) for _ in range(count - 1))]
-    pool = [plan for plan in pool if _is_right(problem, plan, first, reference)]
+    pool = contenders(candidates(problem, key), before)
+    sets, reference = make_sets(problem, device)
+    pool = [p for p in pool if is_right(problem, error_of(problem, p, sets[0], reference))]
     if not any(_same(plan, before) for plan in pool):
         return f"the present choice, {plan_text(before)}, is wrong or cannot run here"
     times = _time(problem, pool, sets, 1, device)
@@ -346,7 +337,7 @@ def measure_problem(problem: Problem, key: GpuKey, device: torch.device) -> tupl
     pool = [p for p, us in zip(pool, times, strict=True) if us <= limit or _same(p, before)]
     times = _time(problem, pool, sets, ROUNDS, device)
     ranked = [plan for _, plan in sorted(zip(times, pool, strict=True), key=lambda pair: pair[0])]
-    final = [*_orders(ranked[:FINALISTS]), before]
+    final = [*orders(ranked[:FINALISTS]), before]
     times = _time(problem, final, sets, ROUNDS, device)
     timed = [_plan(plan, us) for plan, us in zip(final, times, strict=True)]
     best = min(timed, key=lambda plan: cast("float", plan["us"]))
@@ -355,17 +346,13 @@ def measure_problem(problem: Problem, key: GpuKey, device: torch.device) -> tupl
     return best, timed[-1]
 
 
-def contenders(candidates: Sequence[Candidate], before: Candidate) -> list[Candidate]:
+def contenders(ranked: Sequence[Candidate], before: Candidate) -> list[Candidate]:
     """The candidates worth a measurement, by expected time; the present choice always."""
-    ranked = sorted(
-        (c for c in candidates if c["rejected"] is None),
-        key=lambda c: cast("float", c["expected_us"]),
-    )
     limit = MODEL_SLACK * ranked[0]["expected_us"]
     kernels: dict[tuple[Any, ...], Candidate] = {}
     for candidate in ranked:
         if candidate["expected_us"] <= limit:
-            kernels.setdefault(_kernel(candidate), candidate)
+            kernels.setdefault(kernel_of(candidate), candidate)
     near = list(kernels.values())[:MAX_CANDIDATES]
     return [before, *(c for c in near if not _same(c, before))]
 
@@ -377,75 +364,7 @@ def _plan(candidate: Candidate, us: float) -> Plan:
 
 def _same(a: Candidate, b: Candidate) -> bool:
     """The same kernel and splits; the swizzle is tried later."""
-    return _kernel(a) == _kernel(b)
-
-
-def _kernel(candidate: Candidate) -> tuple[Any, ...]:
-    return tuple(candidate[name] for name in ("family", "index", "splits"))
-
-
-def _orders(plans: Sequence[Candidate]) -> list[Candidate]:
-    """Every swizzle of the plans."""
-    return [plan | {"swizzle": swizzle} for plan in plans for swizzle in _swizzles(plan)]
-
-
-def _swizzles(plan: Candidate) -> tuple[int, ...]:
-    return cluster_tiles(plan["name"]) if plan["family"] == "cluster" else SWIZZLES
-
-
-def cluster_tiles(name: str) -> tuple[int, ...]:
-    """Numbers of tiles whose blocks may share operands: several where each block has its own."""
-    return CLUSTER_TILES if name.endswith(" 1x1") else (1,)
-
-
-def make_inputs(problem: Problem, device: torch.device) -> Inputs:
-    """a (m, k), b (k, n) in the problem's layout and padding, bias (n,) or None; random."""
-    dtype = getattr(torch, problem["dtype"])
-
-    def operand(rows: int, k: int, major: str, ld: int, scale: float) -> Tensor:
-        lines, extent = (rows, k) if major == "k" else (k, rows)
-        padded = min(ld, -(-extent // 64) * 64 + ld % 64)  # the same alignment, less memory
-        whole = torch.randn(lines, max(padded, extent), dtype=dtype, device=device)
-        view = whole.mul_(scale)[:, :extent]
-        return view if major == "k" else view.t()
-
-    m, n, k = problem["m"], problem["n"], problem["k"]
-    a = operand(m, k, problem["a_major"], problem["lda"], 1.0)
-    b = operand(n, k, problem["b_major"], problem["ldb"], k**-0.5).t()
-    if problem["epilogue"] == "accumulator":
-        return a, b, None
-    return a, b, torch.randn(n, dtype=dtype, device=device)
-
-
-def expected(problem: Problem, inputs: Inputs) -> Tensor:
-    """The product by torch."""
-    a, b, bias = inputs
-    z = torch.mm(a, b) if bias is None else torch.addmm(bias, a, b)
-    return activate(z, problem["activation"])
-
-
-def our_call(problem: Problem, plan: Candidate) -> Call:
-    """The product through a plan."""
-    op = torch.ops.fusedops_tuning.gemm_with_config.default
-    fixed = (problem["activation"], FAMILIES[plan["family"]], plan["index"], plan["splits"])
-    order = (plan["swizzle"], EPILOGUES[problem["epilogue"]])
-    return lambda a, b, bias: cast("Tensor", op(a, b, bias, *fixed, *order))
-
-
-def _is_right(problem: Problem, plan: Candidate, inputs: Inputs, reference: Tensor) -> bool:
-    """Whether a plan runs and computes the product; the call is also the warm-up."""
-    from .._timing.timing import synchronize
-
-    try:
-        got = our_call(problem, plan)(*inputs)
-    except torch.cuda.OutOfMemoryError:
-        raise
-    except RuntimeError:
-        synchronize(reference.device)  # raises where the context is gone
-        return False
-    want = reference.float()
-    error = torch.linalg.vector_norm(got.float() - want) / torch.linalg.vector_norm(want)
-    return bool(error <= TOLERANCES[problem["dtype"]])
+    return kernel_of(a) == kernel_of(b)
 
 
 def _time(
@@ -455,20 +374,5 @@ def _time(
     rounds: int,
     device: torch.device,
 ) -> list[float]:
-    """Median us of each plan over interleaved rounds, in another order each round.
-
-    NOTE: shuffled, not rotated: a plan that always follows the same one inherits its cache and
-    clocks, which was worth 2 % between two runs of one kernel.
-    """
-    from .._timing.backlog import sample
-
-    calls = [
-        (our_call(problem, p), max(1, min(16, round(SAMPLE_US / max(p["expected_us"], 1.0)))))
-        for p in plans
-    ]
-    samples: list[list[float]] = [[] for _ in calls]
-    for round_ in range(rounds):
-        order = random.Random(round_).sample(range(len(calls)), len(calls))
-        for i, us in zip(order, sample([calls[i] for i in order], sets, device), strict=True):
-            samples[i].append(us)
-    return [statistics.median(values) for values in samples]
+    calls = [(our_call(problem, plan), plan["expected_us"]) for plan in plans]
+    return median_us(calls, sets, rounds, device)

@@ -1,4 +1,6 @@
-// Which kernel a furthest point sampling takes: the cheapest team by figures measured on H200.
+// Which kernel a furthest point sampling takes: the cheapest team by figures of an H200, what a
+// step takes it. NOTE: perf/results/h200/points.csv has the fps rows of what this chooses; no CSV
+// is kept of single teams.
 #pragma once
 
 #include <algorithm>

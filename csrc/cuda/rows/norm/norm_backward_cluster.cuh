@@ -18,7 +18,9 @@
 namespace fusedops {
 
 inline constexpr int kTotals = 4;  // rows whose sums are on their way
-// Rows in shared memory, of x and dy. Fewer than four leave the memory waiting (measured).
+// Rows in shared memory, of x and dy: as many as cover the latency of memory, which fewer than four
+// did not on H200. NOTE: the bwd rows of perf/results/h200/norm.csv are with these numbers;
+// `python -m fusedops bench norm --compare` says what others give.
 inline constexpr int kLeastStages = 3, kMostStages = 6;
 inline constexpr int kMoreStages = 3;                                     // of dresidual
 inline constexpr int kClusterBarrierBytes = (kTotals + kMostStages) * 8;  // of totals, of stages

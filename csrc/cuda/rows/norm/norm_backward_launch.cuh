@@ -103,8 +103,10 @@ void launch_plan(Kernel kernel, const RowPlan& plan, const NormGradients& t,
   }
 }
 
-// Threads of an SM whose teams are of few warps (measured): more than about 48 KB of rows on the
-// way cost bandwidth. many: the longer rows among those take as many threads as there are.
+// Threads of an SM whose teams are of few warps. An SM's share of the 4.2 TB/s of H200 is 32 KB a
+// us, so that 48 KB of rows on the way cover a latency of 1.5 us; more cost bandwidth. many: the
+// longer rows among those take as many threads as there are. NOTE: the bwd rows of
+// perf/results/h200/norm.csv are with this number; `bench norm --compare` says what others give.
 inline int few_warp_threads(int64_t n, int vec, int words, bool many) {
   constexpr int kAsked = 48000, kHeld = BlockStep::kChunks;
   const int64_t chunks = ceil_div(n, int64_t{vec});

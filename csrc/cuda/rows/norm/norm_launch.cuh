@@ -117,8 +117,9 @@ inline NormPlan plan_long(int64_t rows, int64_t n, int vec, bool residual,
 }
 
 // Even rows of blocks that wait for fewer bytes at a time: 64 KB on a multiprocessor, or 128 of
-// rows that long, are enough, and more cost up to 2.5 % of the bandwidth (measured; kNone where
-// plan_direct's blocks are as fast).
+// rows that long, are enough, and more cost up to 2.5 % of the bandwidth (kNone where plan_direct's
+// blocks are as fast). NOTE: as all thresholds here by `python -m fusedops bench norm` on an H200;
+// perf/results/h200/norm.csv has the rows of what was chosen, not of what was tried.
 inline NormPlan plan_tall(int64_t rows, int64_t n, int64_t chunks, bool residual) {
   const auto plan = [&](NormKind kind, int per_thread) {
     const int64_t threads = round_up(ceil_div(chunks, int64_t{per_thread}), 32);
@@ -173,7 +174,8 @@ inline NormPlan plan_norm(int64_t rows, int64_t n, int vec, bool rms, bool resid
 }
 
 // The kernels of a kind. The last argument of each: blocks on a multiprocessor at the least, so
-// that registers do not keep threads away; measured.
+// that registers do not keep threads away: 64 * 16 and 256 * 4 are 1024 threads, for each of which
+// an SM has 64 registers. Kernels that need more ask for fewer, as `bench norm` found best.
 template <bool kRms, class T, bool kResidual, NormKind kKind>
 constexpr auto even_norm_kernel() {
   using K = NormKind;

@@ -21,7 +21,9 @@ namespace {
 constexpr int kHeld = 4, kLongHeld = 3;  // chunks of a thread in registers
 constexpr int kLongThreads = 768;
 
-// The last argument of each: blocks on a multiprocessor at the least; measured.
+// The last argument of each: blocks on a multiprocessor at the least, which limits the registers of
+// a thread. NOTE: the softmax rows of perf/results/h200/norm.csv are with these numbers;
+// `python -m fusedops bench norm --compare` says what others give.
 template <class T, bool kRagged, DirectKind kKind>
 constexpr auto softmax_kernel_of() {
   using K = DirectKind;

@@ -10,18 +10,7 @@
 namespace fusedops {
 namespace {
 
-// Launches: of a tile a block, of tiles that share operands, of tiles that split K.
-constexpr double kClusterAloneUs = 2.02, kClusterSharedUs = 3.29, kClusterSplitUs = 2.61;
-constexpr double kClusterMmaPerCycle = 2127, kIssueCycles = 194, kClusterL2BytesPerCycle = 63.5;
-constexpr double kClusterCold = 0.387;  // more for the larger operand: it comes from DRAM
-constexpr double kClusterCutSector = 0.7, kClusterCutLine = 0.193;  // more for rows that cut those
-constexpr double kMinor = 0.09;                         // more where K is not contiguous
-constexpr double kSharedRow = 1.54, kCrowding = 0.529;  // of L2's time with a block on every SM
-constexpr double kClusterOverlap = 7.6;  // infinite: the longer of two times; 1: their sum
-constexpr double kSentBytesPerUs = 20.0e3, kStoredBytesPerUs = 14.5e3;
-
-// The kernels of one wave of clusters, fitted to the choice between them and sm90_us over 303
-// products in perf/results/h200/gemm_sweep.csv: it costs 1.6 % more than the best kernel. WGMMAs of
+// The kernels of one wave of clusters, fitted to the choice between them and sm90_us. WGMMAs of
 // few columns wait for their issue; mainloops share L2 with those of other SMs; a row that is
 // loaded for several blocks costs more than one for one block, wherever it lies; what blocks send
 // each other and what they store come on top.

@@ -10,22 +10,8 @@
 namespace fusedops {
 namespace {
 
-constexpr double kSkinnyLaunchUs = 1.08, kSkinnyWaveUs = 2.0;
-constexpr double kSkinnyDramBytesPerUs = 4.37e6, kSkinnySmBytesPerUs = 165e3;
-constexpr double kSkinnyLatencyUs = 1.28;                   // of the bytes in flight
-constexpr double kPairBytesPerUs = 26.7e3, kPairUs = 0.27;  // what two blocks send each other
-constexpr double kPieceUs = 0.124;                          // the epilogue of 8 rows
-constexpr double kMinMmaCycles = 15, kSkinnyCyclesPerUs = 1700;
-constexpr double kSkinnyOverlap = 3.5;  // infinite: the longer of two times; 1: their sum
-constexpr double kIdlePower = 0.46;     // of the fraction of SMs with a block, in DRAM's rate
-constexpr double kUneven = 0.305;       // more where SMs have more blocks than others
-// Early blocks of the next launch take the other half of the SMs, in pairs with late ones of this
-// one: some graphs replay 40 % slower (9.0 us or 13 for 8x4096x4096).
-constexpr double kUnsteady = 1.12;
-
-// The kernels for few rows, fitted to perf/results/h200/skinny_sweep.csv: over its problems the
-// kernel that this chooses costs 0.9 % more than the best one. Bound by reading b from DRAM, by the
-// bytes that a block keeps in flight, or by its WGMMAs; then the sums of a pair and the epilogue.
+// The kernels for few rows, fitted to skinny_sweep.csv. Reading b from DRAM bounds them, or the
+// bytes that a block keeps in flight, or its WGMMAs; then come the sums of a pair and the epilogue.
 double skinny_us(const GemmProblem& p, const GemmConfig& c, const DeviceModel& device) {
   const double sms = device.sm_count;
   const double cols = double(p.m <= 8 ? 8 : p.m <= 16 ? 16 : round_up(p.m, 32));

@@ -11,14 +11,6 @@
 namespace fusedops {
 namespace {
 
-// These are set by hand, since no sweep holds the kernels: fractions of kMmaPerCycle, cycles of a
-// tile beside its MMAs, fractions of the FMA rate by tile.
-constexpr double kSm80Half = 0.5, kSm80Tf32 = 0.22;
-constexpr double kTileCycles = 2000;
-constexpr double kSimtLarge = 0.78, kSimtMedium = 0.7, kSimtSmall = 0.5;
-// The data sheets of the A100 and of GeForce GPUs of Ampere and Ada say these.
-constexpr double kA100DramBytesPerUs = 1.9e6, kOtherDramBytesPerUs = 0.95e6;
-
 // The FP32 FMA kernels: bound by instruction issue (smaller register tiles spend more of it on
 // other things than FMAs) or by memory.
 double simt_us(const GemmProblem& p, const GemmConfig& c, int slices, const DeviceModel& device) {

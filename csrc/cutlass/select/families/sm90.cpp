@@ -69,25 +69,6 @@ StreamKTail tail_of(const GemmProblem& p, const TileCount& tiles) {
 
 // ---- time ----
 
-constexpr double kSharedBytesPerCycle = 84.8;  // operands of a WGMMA come from shared memory
-constexpr double kSharedBytesOfTwo = 93.2;     // where two warpgroups multiply at a time
-constexpr double kL2BytesPerCycle = 68.9;      // into shared memory, per SM
-constexpr double kCold = 0.141;                // more for the larger operand: it comes from DRAM
-constexpr double kCutLine = 0.39;              // more for each CTA of a cluster: rows cut lines
-constexpr double kCutSector = 0.62;            // more where they cut sectors
-constexpr double kFillCycles = 358;            // of a kernel: until the first MMA
-constexpr double kEpilogueCycles = 286;        // of every tile, and then by its bytes and elements
-constexpr double kEpilogueByteCycles = 0.0586;
-constexpr double kEpilogueElementCycles = 0.0090;
-constexpr double kActivationCycles = 0.0093;   // an element, other than relu
-constexpr double kGradientCycles = 0.20;       // an element of kGrad: act', sums of columns
-constexpr double kCooperativeEpilogue = 0.75;  // two warpgroups store a tile
-constexpr double kExposedEpilogue = 0.80;      // of a pingpong epilogue that outlasts the mainloop
-// A step of a tile with few rows of A: the CTAs of all columns want the same few cache lines.
-constexpr double kHotRowCycles = 0.33, kHotRowPower = 1.49;
-// What sending or adding the accumulators of a tile of the tail takes.
-constexpr double kExchangeCycles = 1342, kExchangeByteCycles = 0.041;
-
 struct TileCost {
   double mainloop;  // cycles per tile
   double epilogue;
