@@ -359,7 +359,9 @@ def test_an_activation_that_two_products_read_is_a_layer(device):
 
 
 def test_a_derivative_of_its_own_at_zero(device):
-    """clamp(min=0) is relu, but its derivative at 0 is 1."""
+    """clamp(min=0) is relu, but its derivative at 0 is 1 in torch 2.11 (0 in 2.14)."""
+    zero = torch.zeros((), device=device, requires_grad=True)
+    (slope,) = torch.autograd.grad(zero.clamp(min=0), zero)
     torch.manual_seed(0)
     model = Mlp(lambda z: z.clamp(min=0)).to(device)
     nn.init.zeros_(model.fc1.bias)
@@ -367,7 +369,7 @@ def test_a_derivative_of_its_own_at_zero(device):
     x[0] = 0.0
     ours = fusedops.inductor(force=True)
     got = step(compiled(model, ours), model, x)
-    assert "mlp" not in ours.report.kinds()
+    assert ("mlp" in ours.report.kinds()) is (slope.item() == 0)
     assert_close(got, step(model, model, x), 1e-5)
 
 

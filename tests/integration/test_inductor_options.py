@@ -36,7 +36,7 @@ class Product:
     node: SimpleNamespace
 
 
-def times(kind, sizes, activation="gelu", dtype=torch.bfloat16, **facts):
+def times(kind, sizes, activation="gelu", dtype=torch.bfloat16, model=False, **facts):
     """(ours, theirs) in us on an H200, as the decision models them."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -48,7 +48,7 @@ def times(kind, sizes, activation="gelu", dtype=torch.bfloat16, **facts):
     site = Site(
         kind, activation, sizes, [Product(SimpleNamespace(meta={"val": fake}))], facts=facts
     )
-    return _Model(site, list(sizes)).times()
+    return _Model(site, list(sizes)) if model else _Model(site, list(sizes)).times()
 
 
 PAYS = [
@@ -58,6 +58,8 @@ PAYS = [
     ("gated_mlp", (8192, 5632, 2048, 2048), {"packed": True}),
     ("linear", (8192, 4096, 1024), {"training": True}),
     ("weight_grad", (8192, 4096, 1024), {}),
+    ("linear_cross_entropy", (16384, 50257, 768), {"training": True, "dx": True, "dw": True}),
+    ("linear_cross_entropy", (8192, 32000, 4096), {}),
     ("product", (4096, 4096, 4096), {"a": False, "b": True, "dtype": torch.float32}),
 ]
 
@@ -73,6 +75,18 @@ def test_what_the_time_model_says(kind, sizes, facts):
 def test_a_bare_product_stays_cublass():
     ours, theirs = times("product", (8192, 4096, 1024), a=False, b=True)
     assert not ours < theirs
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="an H200 is assumed where no GPU is")
+def test_logits_that_are_not_in_memory_are_worth_some_time():
+    from fusedops._inductor.decide import SPARED_BYTES, WORTH
+
+    large = {"training": True, "dx": True, "dw": True, "model": True}
+    model = times("linear_cross_entropy", (4096, 128256, 4096), **large)
+    assert model.spared() >= SPARED_BYTES
+    ours, theirs = model.times()
+    assert WORTH * ours < theirs
+    assert times("linear_cross_entropy", (512, 50257, 768), **large).spared() == 0
 
 
 # ---- options, caches, report ----

@@ -28,6 +28,7 @@ SAME_ORDER = {
     aten.clone.default,
     aten.detach.default,
     aten.squeeze.dim,
+    aten.squeeze.dims,
     aten.unsqueeze.default,
 }
 SAME_VALUES = {*SAME_ORDER, CONVERT}
@@ -237,17 +238,34 @@ class Joint:
                 return None
         return self.in_order(found)
 
-    def alive_without(self, replaced: Iterable[Node], needed: Iterable[Node]) -> set[Node]:
-        """What is still computed where others stand for the replaced nodes, from the needed."""
+    def is_alive(self, node: Node, replaced: set[Node], needed: set[Node]) -> bool:
+        """Whether a node is still computed where others stand for the replaced ones."""
         seen = set(replaced)
-        cut = frozenset(seen)
-        stack = [*self.output.all_input_nodes, *needed, *self.effects]
+        stack = [node]
+        while stack:
+            at = stack.pop()
+            if at in seen:
+                continue
+            if at is self.output or at in needed or at in self.effects:
+                return True
+            seen.add(at)
+            stack += at.users
+        return False
+
+    def depends_on(self, nodes: Iterable[Node], targets: Iterable[Node]) -> bool:
+        """Whether any of the nodes is, or is computed from, one of the targets."""
+        wanted = set(targets)
+        first = min((self.index[n] for n in wanted), default=len(self.nodes))
+        seen: set[Node] = set()
+        stack = list(nodes)
         while stack:
             node = stack.pop()
-            if node not in seen:
+            if node in wanted:
+                return True
+            if node not in seen and self.index[node] > first:
                 seen.add(node)
                 stack += node.all_input_nodes
-        return seen - cut
+        return False
 
     def sizes_of(self, node: Node) -> list[Any] | None:
         """A node's shape as arguments of a view; None where the graph has no node for a size."""
@@ -261,9 +279,14 @@ class Joint:
         return {str(value(n)): n for n in found}
 
     @functools.cached_property
-    def effects(self) -> list[Node]:
+    def picks_elements(self) -> bool:
+        """Whether there is a gather, as in every cross entropy."""
+        return any(is_call(n, aten.gather.default) for n in self.nodes)
+
+    @functools.cached_property
+    def effects(self) -> set[Node]:
         """Nodes that are there for what they do, not for a result."""
-        return [n for n in self.nodes if n.op == "call_function" and not n.users and n.is_impure()]
+        return {n for n in self.nodes if n.op == "call_function" and not n.users and n.is_impure()}
 
 
 def erase_unread(graph: torch.fx.Graph, nodes: Iterable[Node]) -> None:
@@ -286,20 +309,6 @@ def reached_from(nodes: Iterable[Node]) -> set[Node]:
             seen.add(node)
             stack += node.users
     return seen
-
-
-def depends_on(nodes: Iterable[Node], targets: set[Node]) -> bool:
-    """Whether any of the nodes is, or is computed from, one of the targets."""
-    seen: set[Node] = set()
-    stack = list(nodes)
-    while stack:
-        node = stack.pop()
-        if node in targets:
-            return True
-        if node not in seen:
-            seen.add(node)
-            stack += node.all_input_nodes
-    return False
 
 
 def item_of(node: Node) -> tuple[Node, int] | None:

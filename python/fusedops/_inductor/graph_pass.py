@@ -17,6 +17,7 @@ from .decide import decide
 from .emit import emit, share_sizes
 from .graph import Joint, Product
 from .layers import find_layer, find_product, find_weight_gradient
+from .loss import find_loss
 from .report import InductorReport
 from .sites import Left, Site
 
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
 
     from torch.fx import Node
 
+    from .decide import Verdict
+
 NO_EPILOGUE = "a product with nothing behind it that an epilogue could take: cuBLAS's"
-
-
 UNREADABLE = "the pass cannot read what stands around it"
 Finder = Callable[[Joint, Product], Site | Left | None]
 
@@ -70,8 +71,9 @@ class _Rewriter:
         self.reasons: dict[Node, str] = {}  # why a product stays
 
     def run(self) -> None:
-        # Blocks first: a block is more than its layers. From the end: behind the last of some
-        # layers stands no activation, which a block could not take.
+        self.each(lambda j: j.forward_products[::-1], find_loss)
+        # Blocks before layers: a block is more than its layers. From the end: behind the last of
+        # some layers stands no activation, which a block could not take.
         self.each(lambda j: j.forward_products[::-1], find_block)
         self.each(lambda j: j.forward_products, find_layer)
         self.each(lambda j: j.backward_products, find_weight_gradient)
@@ -92,38 +94,53 @@ class _Rewriter:
         tried: set[Node] = set()
         while (product := next(self.untried(products, tried), None)) is not None:
             tried.add(product.node)
-            site, left = self.found(find, product)
-            if site is not None and left is None:
-                left = self.replace(site)
+            left = self.tried(find, product)
             if left is not None:
                 self.reasons.setdefault(product.node, left.reason)
+
+    def tried(self, find: Finder, product: Product) -> Left | None:
+        """Replace what is found, or say why not."""
+        site, left = self.found(find, product)
+        if site is None:
+            return left
+        verdict = decide(site, self.force)
+        if not verdict.take:
+            return Left(verdict.reason)
+        left = self.checked(site)
+        if left is None:
+            self.replace(site, verdict)
+        return left
 
     def found(self, find: Finder, product: Product) -> tuple[Site | None, Left | None]:
         """A site, or why there is none; nothing in a user's graph may stop the compilation."""
         try:
             site = find(self.joint, product)
-            if isinstance(site, Site):
-                return site, site.check(self.joint)
         except Exception as error:
-            return None, Left(f"{UNREADABLE}: {type(error).__name__}: {error}")
-        return None, site
+            return None, _unreadable(error)
+        return (site, None) if isinstance(site, Site) else (None, site)
+
+    def checked(self, site: Site) -> Left | None:
+        try:
+            return site.check(self.joint)
+        except Exception as error:
+            return _unreadable(error)
 
     def untried(
         self, products: Callable[[Joint], list[Product]], tried: set[Node]
     ) -> Iterator[Product]:
         return (p for p in products(self.joint) if p.node not in tried)
 
-    def replace(self, site: Site) -> Left | None:
-        verdict = decide(site, self.force)
-        if not verdict.take:
-            return Left(verdict.reason)
+    def replace(self, site: Site, verdict: Verdict) -> None:
         from torch._inductor.pattern_matcher import stable_topological_sort
 
         self.report.add(site, verdict)
         emit(self.joint, site)
         stable_topological_sort(self.graph)
         self.joint = Joint(self.graph)
-        return None
+
+
+def _unreadable(error: Exception) -> Left:
+    return Left(f"{UNREADABLE}: {type(error).__name__}: {error}")
 
 
 @functools.cache

@@ -47,7 +47,7 @@ def find_layer(joint: Joint, product: Product) -> Site | Left | None:
     if unsupported is not None:
         return unsupported
     site = Site("linear", ACTIVATIONS[code], product.sizes, [product])
-    needs_z = z in joint.alive_without(ends, product.node.all_input_nodes)
+    needs_z = joint.is_alive(z, set(ends), set())
     site.facts |= {"training": needs_z, "bias": product.bias is not None}
     op = F.linear_preact.default if needs_z else F.linear.default
     args = (product.a, weight_of(product), product.bias, code, allow_tf32(product))

@@ -31,7 +31,7 @@ DROPPED = ("dtype", "device", "layout", "pin_memory", "memory_format")  # of kwa
 RTOL, ATOL = 1e-6, 1e-7
 
 
-def _real() -> ExitStack:
+def real() -> ExitStack:
     """Tensors are real, and nothing is traced: the pass runs under a FakeTensorMode."""
     from torch._subclasses.fake_tensor import unset_fake_temporarily
     from torch.utils._python_dispatch import _disable_current_modes
@@ -54,7 +54,7 @@ class Probes(NamedTuple):
 
 @functools.cache
 def probes() -> Probes:
-    with _real():
+    with real():
         generator = torch.Generator().manual_seed(0)
         random = torch.randn(3, 256, generator=generator, dtype=torch.float64)
         ends = torch.tensor([*FAR, *SMALL], dtype=torch.float64)
@@ -83,7 +83,7 @@ class Evaluator:
         self.known: dict[Node, Tensor | None] = dict(leaves)
 
     def __call__(self, node: Node) -> Tensor | None:
-        with _real():
+        with real():
             return self._of(node)
 
     def _of(self, node: Node) -> Tensor | None:
@@ -125,7 +125,7 @@ def _close(got: Tensor | None, want: Tensor) -> bool:
 
 def activation_of(got: Tensor | None, factor: Tensor | None = None) -> int | None:
     """The code of the activation whose values (times a factor) these are."""
-    with _real():
+    with real():
         for code, (y, _) in enumerate(probes().acts):
             if code and _close(got, y if factor is None else y * factor):
                 return code
@@ -134,7 +134,7 @@ def activation_of(got: Tensor | None, factor: Tensor | None = None) -> int | Non
 
 def equals(got: Tensor | None, *factors: Tensor) -> bool:
     """Whether these are the values of a product of known ones."""
-    with _real():
+    with real():
         want: Any = factors[0]
         for factor in factors[1:]:
             want = want * factor

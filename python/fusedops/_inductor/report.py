@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class ReplacedSite:
     """One place of a graph where our ops stand now."""
 
-    kind: str  # "mlp", "gated_mlp", "linear" or "weight_grad"
+    kind: str  # of Site: "mlp", "gated_mlp", "linear_cross_entropy", ...
     where: str  # the module that it belongs to, as far as the graph says
     shape: str
     activation: str

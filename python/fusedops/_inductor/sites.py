@@ -20,7 +20,6 @@ from .graph import (
     Joint,
     Product,
     aten,
-    depends_on,
     dtype_of,
     is_call,
     operand,
@@ -79,7 +78,7 @@ class Site:
     """What is found, and what stands for it.
 
     Attributes:
-        kind: "mlp", "gated_mlp", "linear", "weight_grad".
+        kind: "mlp", "gated_mlp", "linear_cross_entropy", "linear", "weight_grad", "product".
         activation: Its name.
         sizes: M, H, K and N of a block; M, N and K of a product.
         products: Products that are gone afterwards.
@@ -110,8 +109,8 @@ class Site:
         """Why the site cannot be replaced, None where it can."""
         replaced = {r.node for r in self.replacements}
         needed = [n for step in self.steps for n in nodes_in(step.args)]
-        alive = joint.alive_without(replaced, needed)
-        kept = [p.node.name for p in self.products if p.node in alive]
+        needed += [n for replacement in self.replacements for n in nodes_in(replacement.value)]
+        kept = [p.node.name for p in self.products if joint.is_alive(p.node, replaced, set(needed))]
         if kept:
             return Left(f"{', '.join(kept)} would still be needed: something else reads from it")
         for backward in (False, True):
@@ -122,7 +121,7 @@ class Site:
                 for n in nodes_in(step.args)
             ]
             results = {n for n in replaced if (n in joint.backward) is backward}
-            if depends_on(inputs, results):
+            if joint.depends_on(inputs, results):
                 return Left("an input is computed from the result")
         if not all(joint.sizes_of(n) is not None for n in replaced):
             return Left("its shape cannot be written with the sizes that the graph has")
@@ -287,7 +286,7 @@ def residual_of(joint: Joint, product: Product) -> tuple[Node, Node, Node] | Non
         if not isinstance(other, Node) or other is node:
             return None
         fits = same_shape(other, node) and dtype_of(other) is dtype_of(node)
-        if not fits or depends_on([other], {product.node}):
+        if not fits or joint.depends_on([other], {product.node}):
             return None
         return user, node, other
     return None
