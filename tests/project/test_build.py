@@ -121,6 +121,7 @@ def test_configure_fails_early(tmp_path: Path, options: list[str], message: str)
     assert message in " ".join(result.stderr.split())
 
 
+@pytest.mark.smoke
 def test_errors_cross_into_torchs_runtime() -> None:
     module = Path(str(_C.__file__)).read_bytes()
     assert b"\0libstdc++.so.6\0" in module, "the module must share torch's C++ runtime"
@@ -187,6 +188,7 @@ def test_check_sass_wants_something_to_check(
 # ---- the binary ----
 
 
+@pytest.mark.smoke
 def test_build_info() -> None:
     info = build_info()
     assert info["torch_target"] == "2.11"
@@ -201,18 +203,21 @@ def test_build_info() -> None:
         assert info["kernels"] == 0
 
 
+@pytest.mark.smoke
 def test_version() -> None:
     assert fusedops.__version__ == build_info()["version"]
     with pytest.raises(AttributeError, match="'fusedops' has no attribute 'nothing'"):
         fusedops.nothing  # noqa: B018
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("key", ["CPU", "CUDA"])
 def test_every_op_is_implemented(op: str, key: str) -> None:
     assert torch._C._dispatch_has_kernel_for_dispatch_key(f"fusedops::{op}", key)
 
 
+@pytest.mark.smoke
 def test_binary_needs_no_cuda_library() -> None:
     """One file serves torch with any CUDA and without: only libtorch.so and the C++ runtime."""
     readelf = shutil.which("readelf")
@@ -232,6 +237,7 @@ def test_binary_needs_no_cuda_library() -> None:
     assert binding == (["WEAK"] if build_info()["cuda"] else [])
 
 
+@pytest.mark.smoke
 def test_import_is_light() -> None:
     code = (
         "import sys, torch; before = set(sys.modules); import fusedops;"
@@ -297,6 +303,7 @@ def test_kernels_are_chosen_for_what_the_build_has() -> None:
     assert chosen_as((8, 9), ptx) == 89
 
 
+@pytest.mark.smoke
 def test_info_command() -> None:
     result = subprocess.run(
         [sys.executable, "-m", "fusedops", "info"], capture_output=True, text=True, check=True
@@ -308,6 +315,7 @@ def test_info_command() -> None:
 # ---- metadata ----
 
 
+@pytest.mark.smoke
 def test_an_installation_brings_its_licences() -> None:
     distribution = importlib.metadata.distribution("fusedops")
     assert distribution.metadata["License-Expression"] == "BSD-3-Clause"
