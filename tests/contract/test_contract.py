@@ -158,7 +158,6 @@ def test_results_are_new_and_inputs_stay(device, op):
             assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
 
 
-@pytest.mark.smoke
 @pytest.mark.parametrize("dtype", DTYPES, ids=name)
 @every_op
 def test_writes_every_element_and_repeats_bitwise(device, op, dtype):

@@ -111,7 +111,6 @@ CASES = [
 ]
 
 
-@pytest.mark.smoke
 @pytest.mark.parametrize("activation", [None, "gelu"])
 @pytest.mark.parametrize(("function", "arguments", "text"), CASES)
 def test_message(device, function, arguments, text, activation):
