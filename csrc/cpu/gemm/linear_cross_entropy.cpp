@@ -82,13 +82,13 @@ Tensor zeros(const Tensor& like, bool needed, std::vector<int64_t> sizes, Scalar
   return torch::stable::new_zeros(like, sizes, dtype);
 }
 
-// Of rows that count.
+// Counts the rows that enter the loss.
 double count_targets(const int64_t* target, int64_t rows, int64_t ignore_index) {
   return static_cast<double>(
       std::count_if(target, target + rows, [&](int64_t t) { return t != ignore_index; }));
 }
 
-// Of the rows [first, first + count).
+// Adds what the rows [first, first + count) give to the gradients.
 void add_chunk(const Gradients& g, const Tensor& dz, const Tensor& x, const Tensor& weight,
                int64_t first, int64_t count) {
   if (g.need_dx) {
