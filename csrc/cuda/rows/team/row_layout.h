@@ -10,7 +10,7 @@ inline constexpr int kRowChunks = 4;     // the most chunks of a row that a thre
 inline constexpr int kRowStages = 3;     // rows in shared memory: one in work, two on the way
 inline constexpr int kRowCluster = 8;    // blocks of a cluster that every Hopper GPU takes
 
-// Of kernels that read a row in a loop.
+// Kernels that read a row in a loop have such blocks.
 inline constexpr int kStreamThreads = 256, kStreamBlocks = 4;  // blocks on a multiprocessor
 
 template <class T>
