@@ -16,7 +16,7 @@ export VENV
 export USE_CUDA ?= auto
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
 
-.PHONY: help venv build demo test gpu-test need-wheel compat bench lint format wheel clean
+.PHONY: help venv build demo test gpu-test need-wheel compat bench lint format wheel wheels clean
 help:  ## show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -81,6 +81,12 @@ wheel:  ## a CUDA wheel for Ampere to Hopper in wheels/
 	@mkdir -p wheels
 	$(PY) -m pip --disable-pip-version-check wheel --no-build-isolation --no-deps -w wheels \
 	  -C build-dir=build/wheel . -v
+
+# PYTHONS="3.10 3.12" builds for some; FUSEDOPS_WHEEL_TORCH="" tries none out.
+wheels: venv  ## a wheel for every Python from one compile, tried with the oldest and newest torch
+	@$(PY) scripts/requirements.py wheels \
+	  | $(PY) -m pip --disable-pip-version-check install -q -r /dev/stdin
+	@$(PY) scripts/wheels.py $(PYTHONS)
 
 clean:  ## remove builds and caches, keep .venv
 	@rm -rf build wheels .pytest_cache .mypy_cache .ruff_cache

@@ -1,11 +1,15 @@
-# Asks Python once where things are and whether this is a CUDA build (cmake/probe.py).
-# Sets PROBE_*, FUSEDOPS_CUDA and FUSEDOPS_ARCHS.
+# Asks Python (FUSEDOPS_PROBE_PYTHON, else the one that is built for) once where things are
+# and whether this is a CUDA build (cmake/probe.py). Sets PROBE_*, FUSEDOPS_CUDA and FUSEDOPS_ARCHS.
 
+set(probe_python ${Python_EXECUTABLE})
+if(option_FUSEDOPS_PROBE_PYTHON)
+  set(probe_python ${option_FUSEDOPS_PROBE_PYTHON})
+endif()
 execute_process(
   COMMAND ${CMAKE_COMMAND} -E env "USE_CUDA=${option_USE_CUDA}"
           "CMAKE_CUDA_ARCHITECTURES=${option_CMAKE_CUDA_ARCHITECTURES}"
           "CUTLASS_DIR=${option_CUTLASS_DIR}" "CUDAToolkit_ROOT=${option_CUDAToolkit_ROOT}"
-          ${Python_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/probe.py
+          ${probe_python} ${CMAKE_CURRENT_LIST_DIR}/probe.py
   OUTPUT_VARIABLE probe_output ERROR_VARIABLE probe_error RESULT_VARIABLE probe_failed)
 if(probe_failed)
   message(FATAL_ERROR "fusedops: ${probe_error}")
@@ -13,7 +17,7 @@ endif()
 cmake_language(EVAL CODE "${probe_output}")
 
 if(NOT PROBE_PYBIND11_INCLUDE)
-  message(FATAL_ERROR "fusedops: pybind11 is not installed for ${Python_EXECUTABLE}; run: pip install 'pybind11>=2.13'")
+  message(FATAL_ERROR "fusedops: pybind11 is not installed for ${probe_python}; run: pip install 'pybind11>=2.13'")
 endif()
 set(FUSEDOPS_CUDA ${PROBE_CUDA})
 set(FUSEDOPS_ARCHS ${PROBE_ARCHS})

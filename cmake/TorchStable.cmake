@@ -3,7 +3,7 @@
 # its own architectures; two paths are all that the stable ABI needs.
 
 if(NOT PROBE_TORCH_DIR)
-  message(FATAL_ERROR "fusedops: torch is not installed for ${Python_EXECUTABLE}; run: pip install 'torch>=2.11'")
+  message(FATAL_ERROR "fusedops: torch is not installed for ${probe_python}; run: pip install 'torch>=2.11'")
 endif()
 if(PROBE_TORCH_VERSION VERSION_LESS 2.11)
   message(FATAL_ERROR "fusedops: torch ${PROBE_TORCH_VERSION} is too old; run: pip install 'torch>=2.11'")

@@ -102,7 +102,7 @@ POINTS = (
     "group/B32_N1024_M512_K32_C128",
     "interpolate/B16_N1024_M4096_K3_C256",
 )
-# Of `python -m fusedops bench --plot`.
+# `python -m fusedops bench --plot` draws these.
 PLOTS = ("linear_fwd_speedup", "linear_fwd_roofline", "linear_step_speedup", "skinny_fwd_speedup")
 PASSES = {
     "fwd": "forward",

@@ -31,7 +31,7 @@ struct Normaliser {
   double sum;
 };
 
-// Of n values that lie `stride` apart.
+// Finds the normaliser of n values that lie `stride` apart.
 template <typename C, typename T>
 Normaliser<C> normaliser(const T* x, int64_t n, int64_t stride) {
   C top = -std::numeric_limits<C>::infinity();

@@ -191,7 +191,7 @@ def run_kernels(o: Options, count: Counter[str]) -> None:
             continue
         m = 100 if config["family"] == "skinny" else 200
         k = 264 if config["family"] == "cluster" else 136  # a step for each block
-        # Of family cluster: the tiles whose blocks share operands.
+        # The blocks of so many tiles share operands in family cluster.
         swizzle = 8 if o.clusters else 1
         shares = config["family"] == "sm90" and dtype.itemsize == 2
         works = ((1, k), (2, k), *([(STREAM_K_TAIL, 1096)] if shares else []))

@@ -63,6 +63,7 @@ def outcome(op, arguments):
     return [*returned, *(given[i] for i in changed)]
 
 
+@pytest.mark.smoke
 def test_every_op_has_samples():
     assert registered() == sorted(SAMPLES)
 
@@ -85,6 +86,7 @@ def test_activation_table_is_that_of_the_header():
         assert (SAVES_OUTPUT[code], SAVES_PREACT[code]) == (kind == "Output", kind == "Preact")
 
 
+@pytest.mark.smoke
 @every_op
 def test_schema(op):
     schema = overload(op)._schema
@@ -102,6 +104,7 @@ def test_schema(op):
     assert all(str(r.type) == "Tensor" and r.alias_info is None for r in schema.returns)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("dtype", DTYPES, ids=name)
 @every_op
 def test_fake_agrees_with_real(device, op, dtype):
@@ -205,6 +208,7 @@ def test_activation_codes_are_not_truncated(device, op):
                 overload(op)(*moved)
 
 
+@pytest.mark.smoke
 def test_doubles_cross_exactly(device):
     one = torch.ones(1, dtype=torch.float64, device=device)
     for value in (1.25, 1 / 3, 2.0**-1060, 1e300, math.pi, -0.0, float(2**53 + 2)):
@@ -215,6 +219,7 @@ def test_doubles_cross_exactly(device):
     assert math.isinf(OPS.template_scale(one, math.inf).item())
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("position", [5, 6, 7, 8])
 def test_booleans_cross_one_by_one(device, position):
     # need_dx, need_dweight, need_dbias and dweight_fp32 each switch what they name

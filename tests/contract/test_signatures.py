@@ -69,6 +69,7 @@ def test_every_function_has_samples():
     assert {form.name for form in FORMS} == {*REDUCTIONS, *ALONG}
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("dtype", DTYPES, ids=name)
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.formatted_name)
 def test_opinfo_samples(device, form, dtype):

@@ -472,3 +472,11 @@ def test_out_that_overlaps_in_part_with_gaps(device):
     for out, y in ((x[:, ::2], x[:, 1::2]), (x[:, :3], x[:, 3:]), (x[::2], x[1::2]), (x, x)):
         expected = out + y
         assert torch.equal(fusedops.add_(out, y), expected)
+
+
+@pytest.mark.parametrize("activation", ["relu", "relu2"])
+def test_an_infinite_gradient_stops_at_zero(device, activation):
+    x = torch.tensor([-1.0, 0.0, 2.0], device=device, requires_grad=True)
+    y = fusedops.bias_act(x, None, activation)
+    y.backward(torch.full_like(y, math.inf))
+    assert x.grad.tolist() == [0, 0, math.inf]

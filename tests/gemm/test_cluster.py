@@ -13,7 +13,7 @@ from util import ACTIVATIONS, HALVES, assert_accurate, linear_inputs, name, pois
 pytestmark = [pytest.mark.gpu, pytest.mark.sm90]
 
 CONFIGS = [c for c in fusedops._C.gemm_configs() if c["family"] == "cluster"]
-# With the tiles of a cluster, whose blocks share operands where each has a tile of its own.
+# Each kernel comes with the tiles of a cluster, whose blocks share operands if each has its own.
 KERNELS = [
     pytest.param(c, tiles, id=f"{c['name']}, {tiles}")
     for c in CONFIGS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 
 import pytest
 import torch
@@ -226,3 +227,98 @@ def test_more_than_2_to_the_31_elements(activation):
     exact = gradient(reference.linear, torch.float64)
     assert_accurate(dx[-2:], gradient(torch_linear, torch.bfloat16), exact)
     assert torch.isfinite(dx.abs().max())
+
+
+@pytest.mark.parametrize("activation", [0, 1])
+def test_float32_gradients_of_float64_inputs(device, activation):
+    x, weight, bias, dy = linear_inputs(33, 40, 24, torch.float64, device)
+    y = torch.ops.fusedops.linear(x, weight, bias, activation, False)
+    wide = torch.ops.fusedops.linear_backward(
+        dy, x, weight, y, activation, True, True, True, False, False
+    )
+    with poisoned():
+        narrow = torch.ops.fusedops.linear_backward(
+            dy, x, weight, y, activation, True, True, True, True, False
+        )
+    assert [t.dtype for t in narrow] == [torch.float64, torch.float32, torch.float32]
+    for got, want in zip(narrow, wide, strict=True):
+        torch.testing.assert_close(got.double(), want, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=name)
+def test_a_bias_that_starts_anywhere(device, dtype):
+    x, weight, bias, _ = linear_inputs(40, 48, 64, dtype, device)
+    expected = fusedops.linear(x, weight, bias, "relu")
+    for offset in (1, 2, 3, 4, 5):
+        wide = torch.full((48 + offset,), math.nan).to(bias)
+        wide[offset:] = bias
+        assert torch.equal(fusedops.linear(x, weight, wide[offset:], "relu"), expected)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("shape", [(0, 5), (1, 5), (7, 0), (37, 41), (37, 48)])
+def test_only_the_bias_gradient(device, shape, activation):
+    m, n = shape
+    x, weight, bias, dy = linear_inputs(m, n, 8, torch.float32, device)
+    for grad in (dy, dy.t().contiguous().t(), dy[:, :1].expand(m, n) if n else dy):
+        ours, theirs = (bias.clone().requires_grad_() for _ in range(2))
+        with poisoned():
+            (got,) = torch.autograd.grad(fusedops.linear(x, weight, ours, activation), ours, grad)
+        (want,) = torch.autograd.grad(torch_linear(x, weight, theirs, activation), theirs, grad)
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+# ---- history and order ----
+
+
+def in_new_thread(function):
+    """The function's result in a thread of its own: plans are remembered per thread."""
+    results = []
+    thread = threading.Thread(target=lambda: results.append(function()))
+    thread.start()
+    thread.join()
+    return results[0]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=name)
+def test_results_do_not_depend_on_earlier_calls(dtype):
+    shapes = [(m, n, k) for m in (64, 256, 1024, 4096) for n in (256, 1024) for k in (64, 1024)]
+    shapes += [(16, 1024, 4096), (4096, 2048, 128), (8192, 1024, 128)]  # bf16 gelu: other plans
+    inputs = [linear_inputs(*shape, dtype, "cuda")[:3] for shape in shapes]
+
+    def run(*activations):
+        for activation in activations:
+            results = [fusedops.linear(*i, activation) for i in inputs]
+        return results
+
+    fresh = in_new_thread(lambda: run("gelu"))
+    for first in ("none", "relu", "tanh"):
+        later = in_new_thread(lambda first=first: run(first, "gelu"))
+        for shape, got, want in zip(shapes, later, fresh, strict=True):
+            assert torch.equal(got, want), f"{shape} gelu after {first}"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=name)
+@pytest.mark.parametrize("shape", [(16, 512, 2048), (65, 67, 71), (832, 832, 840)])
+def test_inputs_written_just_before(shape, dtype):
+    # With programmatic dependent launch a kernel starts before its inputs are complete.
+    x, weight, bias, dy = linear_inputs(*shape, dtype, "cuda")
+
+    def step(scale, wait):
+        inputs = [t * scale for t in (x, weight, bias)]
+        wait()
+        leaves = [t.requires_grad_() for t in inputs]
+        y = fusedops.linear(*leaves, "relu")
+        wait()
+        grad = dy * scale
+        wait()
+        return (y.detach(), *torch.autograd.grad(y, leaves, grad))
+
+    scales = [1 + i % 7 / 8 for i in range(40)]
+    expected = [step(scale, torch.cuda.synchronize) for scale in scales[:7]]
+    results = [step(scale, lambda: None) for scale in scales]
+    for i, result in enumerate(results):
+        for got, want in zip(result, expected[i % 7], strict=True):
+            assert torch.equal(got, want), f"step {i}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -175,3 +176,35 @@ def test_vector_operands_are_refused(device):
     a = make(4, dtype=torch.float32, device=device)
     with pytest.raises(RuntimeError, match=r"matmul: a must be 2-dimensional, \(M, K\); got"):
         fusedops.matmul(a, make(4, 3, dtype=torch.float32, device=device))
+
+
+def check_product(a, b, what):
+    with poisoned():
+        ours = fusedops.matmul(a, b)
+    assert_accurate(ours, a @ b, a.double() @ b.double(), what)
+
+
+@pytest.mark.parametrize("k", [1601, 1921, 3521])
+@pytest.mark.parametrize("dtype", DTYPES, ids=name)
+def test_split_k_may_leave_one_row(device, dtype, k):
+    # 6 or 12 slices leave a slice with one row of K; M and N are contiguous and ragged, as in a
+    # weight gradient.
+    for m, n in [(64, 13), (11, 640), (3, 10)]:
+        a, b = make(k, m, dtype=dtype, device=device), make(k, n, dtype=dtype, device=device)
+        check_product(a.t(), b, f"{m}x{n}x{k} ")
+        wide = [torch.full((k, (t.shape[1] + 15) // 16 * 16), math.nan).to(a) for t in (a, b)]
+        for source, into in zip((a, b), wide, strict=True):
+            into[:, : source.shape[1]] = source
+        check_product(wide[0][:, :m].t(), wide[1][:, :n], f"{m}x{n}x{k} in wide rows ")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=name)
+def test_strides_of_extents_of_one(device, dtype):
+    data = make(4096, dtype=dtype, device=device)
+    row_strides = [(0, 1), (3, 1), (1, 5), (7, 3), (1, 1), (5, 0), (1, 0), (0, 0)]
+    for m, n, k in [(1, 24, 40), (24, 1, 40), (24, 40, 1), (1, 1, 40), (1, 24, 1), (24, 1, 1)]:
+        for first, second in row_strides:
+            for offset in (0, 1):
+                a = data.as_strided((m, k), (first, second), offset)
+                b = data.as_strided((k, n), (second, first), 512 + offset)
+                check_product(a, b, f"{m}x{n}x{k} strides {first}, {second} offset {offset} ")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -303,3 +304,11 @@ def test_large_steps_repeat_bitwise_and_stay_under_the_memory_bar(kind):
     assert mine <= 0.75 * eager
     _, again = peak(ours)
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+@pytest.mark.parametrize("activation", ["relu", "relu2"])
+def test_an_infinite_gradient_stops_at_a_closed_gate(device, activation):
+    one = torch.ones(1, 1, device=device)
+    gate = (-one).requires_grad_()
+    fusedops.gated_mlp(one, gate, one, one, activation=activation).backward(math.inf * one)
+    assert gate.grad.item() == 0

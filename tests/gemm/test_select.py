@@ -73,7 +73,7 @@ PINNED = {
     (2048, 800, 3200, "TN"): "cluster 208x64 swapped 1x1",
     (2000, 640, 2560, "TN"): "cluster 80x128 swapped 1x1",
     (640, 4096, 1024, "TN"): "cluster 160x128 swapped 1x1",
-    # Of models that no suite has.
+    # These are shapes of models that no suite has.
     (1576, 768, 3072, "TN"): "cluster 72x128 swapped 1x1",
     (9232, 1152, 4304, "TN"): "sm90 128x192 pingpong 1x1, stream-K tail",
     (12800, 512, 512, "TN"): "sm90 128x128 pingpong 1x1, raster width 32",
@@ -127,7 +127,7 @@ PINNED_GRAD = {
 }
 
 
-# With gelu_tanh, where relu takes another kernel.
+# These run with gelu_tanh, for which relu's kernel is not taken.
 PINNED_COSTLY = {
     (8192, 4096, 1024): "sm90 128x160 pingpong 1x1",
     (16384, 768, 768): "sm90 128x128 pingpong 1x1",

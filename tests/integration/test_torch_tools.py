@@ -53,7 +53,7 @@ def test_flops_of_mlp(device, kind):
         want = flops(lambda: torchs(kind, args, "silu", res), wanted)  # noqa: B023
         got = flops(lambda: ours(kind, args, "silu", res), wanted)  # noqa: B023
         again = flops(lambda: ours(kind, args, "silu", res, recompute=True), wanted)  # noqa: B023
-        # Of gated blocks both halves of dz are formed where one is needed, and dw of both
+        # A gated block forms both halves of dz where one is needed, and dw of both.
         assert got == want or (kind == "gated" and got > want)
         assert again >= got
         if index == 0:

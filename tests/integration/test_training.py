@@ -44,6 +44,7 @@ def test_checkpointing(device, reentrant, autocast):
         assert torch.equal(got, want)
 
 
+@pytest.mark.smoke
 def test_a_step_is_bitwise_repeatable(device):
     model = mlp(device)
     x, labels = batch(device, 200)
@@ -144,6 +145,7 @@ def test_distributed_data_parallel_with_one_process(device):
         dist.destroy_process_group()
 
 
+@pytest.mark.smoke
 def test_gradient_accumulation_and_hooks(device):
     model = mlp(device)
     x, labels = batch(device)
@@ -174,6 +176,7 @@ def test_saved_tensor_hooks_see_what_is_saved(device):
         assert torch.equal(got, want)
 
 
+@pytest.mark.smoke
 def test_inference_mode(device):
     model = mlp(device)
     x, _ = batch(device)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import json
+import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -121,6 +124,69 @@ def test_configure_fails_early(tmp_path: Path, options: list[str], message: str)
     assert message in " ".join(result.stderr.split())
 
 
+def test_only_the_bindings_know_python(tmp_path: Path) -> None:
+    cmake = shutil.which("cmake") or shutil.which("cmake", path=Path(sys.executable).parent)
+    if cmake is None or probe.package_dir("pybind11") is None:
+        pytest.skip("cmake or pybind11 is not installed")
+    command = [cmake, "-S", str(ROOT), "-B", str(tmp_path), "-DUSE_CUDA=0"]
+    command += [f"-DPython_EXECUTABLE={sys.executable}", "-DSKBUILD_PROJECT_NAME=fusedops"]
+    subprocess.run(command, capture_output=True, check=True)
+    include = sysconfig.get_paths()["include"]
+    knows = {}
+    for entry in json.loads((tmp_path / "compile_commands.json").read_text()):
+        knows[Path(entry["file"]).relative_to(ROOT)] = include in entry["command"]
+    assert len(knows) > 10
+    for file, sees_python in knows.items():
+        assert sees_python == file.is_relative_to("csrc/bindings"), file
+
+
+def test_make_wheels_says_which_python_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    wheels = load("wheels", ROOT / "scripts" / "wheels.py")
+    here = f"{sys.version_info.major}.{sys.version_info.minor}"
+    monkeypatch.setattr(wheels, "WORK", tmp_path)
+    monkeypatch.setattr(wheels, "build", lambda python: Path("raw.whl"))
+    monkeypatch.setattr(wheels, "tag", lambda wheel: Path("done.whl"))
+    monkeypatch.setattr(wheels, "find_python", lambda v: sys.executable if v == here else None)
+    monkeypatch.setattr(wheels, "try_out", lambda wheel, python, torch: f"torch {torch}: passed")
+    monkeypatch.setattr(sys, "argv", ["wheels.py", here, "3.99"])
+    monkeypatch.setenv("FUSEDOPS_WHEEL_TORCH", "2.11.*")
+    assert wheels.main() == 0
+    said = capsys.readouterr().out
+    assert f"Python {here}: wheels/done.whl\n  torch 2.11.*: passed\n" in said
+    assert "Python 3.99: not on this machine, no wheel\n" in said
+    monkeypatch.setattr(sys, "argv", ["wheels.py", "3.99"])
+    assert wheels.main() == 1
+
+
+def test_make_wheels_stops_where_kernels_are_compiled_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    wheels = load("wheels", ROOT / "scripts" / "wheels.py")
+    build = tmp_path / "cmake"
+    monkeypatch.setattr(wheels, "WORK", tmp_path)
+    monkeypatch.setattr(wheels, "BUILD", build)
+    monkeypatch.setattr(wheels, "find_python", lambda version: sys.executable)
+    monkeypatch.setattr(wheels, "tag", lambda wheel: wheel)
+    monkeypatch.setattr(sys, "argv", ["wheels.py", "3.11", "3.12"])
+    monkeypatch.setenv("FUSEDOPS_WHEEL_TORCH", "")
+
+    def compile_kernels(folder: str) -> Path:
+        (build / folder).mkdir(parents=True, exist_ok=True)
+        (build / folder / "a.o").write_text("code")
+        os.utime(build / folder / "a.o", ns=(0, next(clock)))
+        return Path("done.whl")
+
+    clock = iter(range(1000, 9000, 1000))
+    monkeypatch.setattr(wheels, "build", lambda python: compile_kernels("_C.dir"))
+    assert wheels.main() == 0
+    monkeypatch.setattr(wheels, "build", lambda python: compile_kernels("kernels.dir"))
+    with pytest.raises(SystemExit, match=r"Python 3\.12 compiled kernels again"):
+        wheels.main()
+
+
+@pytest.mark.smoke
 def test_errors_cross_into_torchs_runtime() -> None:
     module = Path(str(_C.__file__)).read_bytes()
     assert b"\0libstdc++.so.6\0" in module, "the module must share torch's C++ runtime"
@@ -187,6 +253,7 @@ def test_check_sass_wants_something_to_check(
 # ---- the binary ----
 
 
+@pytest.mark.smoke
 def test_build_info() -> None:
     info = build_info()
     assert info["torch_target"] == "2.11"
@@ -201,18 +268,21 @@ def test_build_info() -> None:
         assert info["kernels"] == 0
 
 
+@pytest.mark.smoke
 def test_version() -> None:
     assert fusedops.__version__ == build_info()["version"]
     with pytest.raises(AttributeError, match="'fusedops' has no attribute 'nothing'"):
         fusedops.nothing  # noqa: B018
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("key", ["CPU", "CUDA"])
 def test_every_op_is_implemented(op: str, key: str) -> None:
     assert torch._C._dispatch_has_kernel_for_dispatch_key(f"fusedops::{op}", key)
 
 
+@pytest.mark.smoke
 def test_binary_needs_no_cuda_library() -> None:
     """One file serves torch with any CUDA and without: only libtorch.so and the C++ runtime."""
     readelf = shutil.which("readelf")
@@ -232,6 +302,7 @@ def test_binary_needs_no_cuda_library() -> None:
     assert binding == (["WEAK"] if build_info()["cuda"] else [])
 
 
+@pytest.mark.smoke
 def test_import_is_light() -> None:
     code = (
         "import sys, torch; before = set(sys.modules); import fusedops;"
@@ -297,6 +368,7 @@ def test_kernels_are_chosen_for_what_the_build_has() -> None:
     assert chosen_as((8, 9), ptx) == 89
 
 
+@pytest.mark.smoke
 def test_info_command() -> None:
     result = subprocess.run(
         [sys.executable, "-m", "fusedops", "info"], capture_output=True, text=True, check=True
@@ -308,6 +380,7 @@ def test_info_command() -> None:
 # ---- metadata ----
 
 
+@pytest.mark.smoke
 def test_an_installation_brings_its_licences() -> None:
     distribution = importlib.metadata.distribution("fusedops")
     assert distribution.metadata["License-Expression"] == "BSD-3-Clause"

@@ -76,14 +76,12 @@ def test_make_targets_exist(page: Path) -> None:
             assert target in targets, target
 
 
-@pytest.mark.parametrize(
-    ("page", "number"),
-    [(page, i) for page in DOCS for i in range(len(fences(page, "python")))],
-    ids=lambda value: name(value) if isinstance(value, Path) else str(value),
-)
-def test_python_runs(page: Path, number: int) -> None:
-    """On the CPU. The README's snippet, which wants a GPU, is run by test_readme.py."""
-    exec(fences(page, "python")[number], {"__name__": "snippet"})
+@pytest.mark.parametrize("page", [page for page in DOCS if fences(page, "python")], ids=name)
+def test_python_runs(page: Path) -> None:
+    """On the CPU, block after block, as a reader would. The README's is run by test_readme.py."""
+    namespace: dict[str, object] = {"__name__": "snippet"}
+    for number, block in enumerate(fences(page, "python")):
+        exec(compile(block, f"{name(page)}, block {number}", "exec"), namespace)
 
 
 def test_hosted_ci_runs_what_ci_run_runs() -> None:

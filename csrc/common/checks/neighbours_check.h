@@ -17,7 +17,7 @@ struct NeighbourTensors {
   NeighbourAlgorithm algorithm;
 };
 
-// Of the index over these points (common/point_grid.h).
+// The index over these points (common/point_grid.h) takes so many bytes.
 inline int64_t grid_bytes(const CloudTensors& points) {
   if (points.dtype == DType::kFloat64) {
     GridView<double> view;

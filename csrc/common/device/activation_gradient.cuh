@@ -5,7 +5,7 @@
 
 namespace fusedops {
 
-// Of a function and its derivative.
+// ValueAndSlope holds a function's value and its derivative.
 template <class T>
 struct ValueAndSlope {
   T value, slope;

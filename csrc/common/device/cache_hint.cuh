@@ -8,7 +8,7 @@
 
 namespace fusedops {
 
-// For instructions with .L2::cache_hint.
+// Instructions with .L2::cache_hint take this policy.
 __device__ __forceinline__ uint64_t evict_last() {
   uint64_t policy;
   asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));

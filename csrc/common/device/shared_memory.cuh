@@ -20,7 +20,7 @@ cudaError_t once_per_device(int device, Set&& set) {
   return status;
 }
 
-// For a kernel that always takes `bytes`.
+// Lets a kernel that always takes `bytes` have them.
 template <auto kKernel>
 cudaError_t allow_shared_memory(int device, int bytes) {
   return once_per_device<kKernel>(device, [bytes] {
@@ -28,7 +28,7 @@ cudaError_t allow_shared_memory(int device, int bytes) {
   });
 }
 
-// For one whose need varies from call to call: all that a block may have on the current device
+// Lets a kernel whose need varies have all that a block may have on the current device
 // beside the kernel's static part.
 template <auto kKernel>
 cudaError_t allow_any_shared_memory() {

@@ -82,7 +82,7 @@ Tensor zeros(const Tensor& like, bool needed, std::vector<int64_t> sizes, Scalar
   return torch::stable::new_zeros(like, sizes, dtype);
 }
 
-// Of a call whose chunks have `most` rows, all zero.
+// Allocates the gradients of a call whose chunks have `most` rows, all zero.
 Gradients gradients_of(const LinearCrossEntropyShape& shape, const Tensor& x, ScalarType parameter,
                        int64_t most, bool need_dx, bool need_dweight, bool need_dbias) {
   const ScalarType summed = weight_sum_type(parameter, shape.m, most);
@@ -94,13 +94,13 @@ Gradients gradients_of(const LinearCrossEntropyShape& shape, const Tensor& x, Sc
           need_dbias};
 }
 
-// Of rows that count.
+// Counts the rows that enter the loss.
 double count_targets(const int64_t* target, int64_t rows, int64_t ignore_index) {
   return static_cast<double>(
       std::count_if(target, target + rows, [&](int64_t t) { return t != ignore_index; }));
 }
 
-// Of the rows [first, first + count).
+// Adds what the rows [first, first + count) give to the gradients.
 void add_chunk(const Gradients& g, const Tensor& dz, const Tensor& x, const Tensor& weight,
                int64_t first, int64_t count) {
   if (g.need_dx) {

@@ -30,7 +30,7 @@ struct ElementwiseOperand {
   float constant = 0;
   int64_t inner = 0;  // kRows: stride of the column
   int64_t strides[kMaxDims] = {};
-  // For lines_kernel
+  // lines_kernel reads these.
   int64_t line_stride = 0;
   bool wraps = false;  // a row of `cols` elements, read one by one, repeats along the line
 };
@@ -45,7 +45,7 @@ struct ElementwiseProblem {
   bool by_row = false;  // some operand is kRows
   bool flat = false;    // flat_kernel may run
   bool lines = false;   // lines_kernel may run
-  // For lines_kernel: elements and chunks of a line, and the innermost dimension.
+  // lines_kernel reads these: elements and chunks of a line, and the innermost dimension.
   int64_t line = 0;
   SmallDivider chunks, line_cols;
   ElementwiseOperand out, in[kInputs];

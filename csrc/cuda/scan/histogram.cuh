@@ -44,7 +44,7 @@ struct RangeBins {
   }
 };
 
-// Of a range that Compute<T> does not hold.
+// These bins divide a range that Compute<T> does not hold.
 template <class T>
 struct WideRangeBins {
   static constexpr bool kBytes = false;

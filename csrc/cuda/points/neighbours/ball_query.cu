@@ -28,7 +28,7 @@ bool uses_grid(const NeighbourTensors& in) {
          (in.algorithm == NeighbourAlgorithm::kAuto && prefers_grid(in, 1));
 }
 
-// By index, comparing every pair.
+// Launches the search by index, which compares every pair.
 template <class T>
 void launch_brute(const LaunchScope& scope, const NeighbourTensors& in, const BallOutput<T>& out,
                   KeyBits<T> limit) {

@@ -120,10 +120,10 @@ __device__ void sample_cluster(const Problem& p, const Task& task, BlockShared& 
   constexpr uint32_t kSlotBytes = sizeof(shared.messages[0]);
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2; ++i) {
-      barrier_init(barriers + 8 * i);
-      barrier_expect(barriers + 8 * i, team * kMessageBytes);
+      init_barrier(barriers + 8 * i, 1);
+      expect_bytes(barriers + 8 * i, team * kMessageBytes);
     }
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    release_barrier_init();
   }
   Resident<kPoints> points;
   points.local = local;
@@ -148,9 +148,9 @@ __device__ void sample_cluster(const Problem& p, const Task& task, BlockShared& 
              local[best.index - base], best.value);
       }
     }
-    barrier_wait(barriers + 8 * turn, parity);
+    wait_for_barrier(barriers + 8 * turn, parity);
     // NOTE: armed for step s + 2 before this CTA's message of step s + 1 allows anyone to send it
-    if (threadIdx.x == 0) barrier_expect(barriers + 8 * turn, team * kMessageBytes);
+    if (threadIdx.x == 0) expect_bytes(barriers + 8 * turn, team * kMessageBytes);
     const Message* slots = shared.messages[turn];
     Candidate<float> mine;
     if (lane_id() < team) {

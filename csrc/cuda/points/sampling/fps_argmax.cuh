@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "csrc/common/device/mbarrier.cuh"
 #include "csrc/common/fps_problem.h"
 
 namespace fusedops::fps {
@@ -103,19 +104,9 @@ struct alignas(16) Message {
 };
 inline constexpr uint32_t kMessageBytes = sizeof(float4) + sizeof(int32_t);
 
-__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
-}
-
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 
-__device__ __forceinline__ uint32_t cluster_address(uint32_t address, uint32_t rank) {
-  uint32_t remote;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
-  return remote;
-}
-
-// Stores that count themselves off at the receiver's barrier: one way, no answer.
+// Sends by stores that count themselves off at the receiver's barrier: one way, no answer.
 __device__ __forceinline__ void send(uint32_t message, uint32_t barrier, float4 point,
                                      int32_t value) {
   asm volatile(
@@ -129,34 +120,6 @@ __device__ __forceinline__ void send(uint32_t message, uint32_t barrier, float4 
           message + static_cast<uint32_t>(sizeof(float4))),
       "r"(value), "r"(barrier)
       : "memory");
-}
-
-__device__ __forceinline__ void barrier_init(uint32_t barrier) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
-}
-
-__device__ __forceinline__ void barrier_expect(uint32_t barrier, uint32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
-               : "memory");
-}
-
-__device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) {
-  asm volatile(
-      "{\n"
-      ".reg .pred done;\n"
-      "again:\n"
-      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
-      "@done bra leave;\n"
-      "bra again;\n"
-      "leave:\n"
-      "}" ::"r"(barrier),
-      "r"(parity)
-      : "memory");
-}
-
-__device__ __forceinline__ void cluster_sync() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
-                   : "memory");
 }
 
 #endif

@@ -75,7 +75,7 @@ struct NormParameter {
   __device__ __forceinline__ void hold() { fusedops::hold(value); }
 };
 
-// Of a forward row: what is left of x beyond the pivot has the mean `rest`.
+// Belongs to a forward row: what is left of x beyond the pivot has the mean `rest`.
 //
 // The pivot is the row's first element. Sums of differences to it do not cancel as sums of values
 // do, whatever the mean; and elements that do not belong to the row are set to it: they add 0.

@@ -153,7 +153,7 @@ struct EdgeElement {
   T next_x{}, next_more{};
   S next_dy{};
 
-  // Of rows of n elements whose whole chunks are `inner` elements behind the first `head`.
+  // Rows have n elements, and their whole chunks are the `inner` behind the first `head`.
   // NOTE: in the last warp, since the first one asks for rows.
   __device__ __forceinline__ EdgeElement(const RowTeam<C>& team, int head, int inner, int n) {
     const int mine = static_cast<int>(threadIdx.x) - (static_cast<int>(blockDim.x) - 32);

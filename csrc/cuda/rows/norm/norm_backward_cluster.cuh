@@ -93,7 +93,7 @@ struct RingPlace {
   }
 };
 
-// Of a row in both rings.
+// RowPlaces says where a row is in both rings.
 struct RowPlaces {
   RingPlace row, more;
   __device__ __forceinline__ void advance(int stages) {
@@ -111,7 +111,7 @@ class ReadStages {
     if (static_cast<int>(threadIdx.x) < stages) {
       init_barrier(barriers_ + threadIdx.x * 8, workers / 32);
     }
-    fence_barrier_init();
+    release_barrier_init();
   }
   __device__ __forceinline__ void release(const RingPlace& row) const {
     __syncwarp();
@@ -311,7 +311,7 @@ class ClusterRows {
     more_.fetch(place.stage, true, false, slice,
                 RowStream<T>{p_.dresidual + (row * p_.dresidual_stride + head), 0});
   }
-  // For the rows that take the stages of `row`, which has been stored by this warp.
+  // Asks for the rows that take the stages of `row`, which this warp has stored.
   __device__ __forceinline__ void ask_again(const PartRows& part, unsigned row, int head,
                                             const Slice& slice, const RowPlaces& places) const {
     static_assert(kMoreStages <= kLeastStages);

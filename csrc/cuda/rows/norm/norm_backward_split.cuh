@@ -35,7 +35,7 @@ __device__ __forceinline__ void store_parameter(void* out, bool wide, int64_t at
   }
 }
 
-// Of a chunk of dy.
+// Loads the weights that belong to a chunk of dy.
 template <class W, int kVec, class C, class L>
 __device__ __forceinline__ void load_weight(const W* weight, bool aligned,
                                             const StreamChunk<L, kVec>& like, C (&value)[kVec]) {

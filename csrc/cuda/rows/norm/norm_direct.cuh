@@ -38,7 +38,7 @@ struct DirectSums {
     }
     return moments(total, squares, inverse_n, eps);
   }
-  // From the sums of all threads.
+  // Forms the moments from the sums of all threads.
   __device__ __forceinline__ PivotMoments<T, float> moments(float total, float squares,
                                                             float inverse_n, float eps) const {
     const float mean = total * inverse_n, variance = squares * inverse_n - mean * mean;

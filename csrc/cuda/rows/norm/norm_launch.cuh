@@ -52,7 +52,7 @@ enum class NormKind {
   kTallClusters,  // or a cluster of those
 };
 
-// Of rows of each sort, those that plan_norm chooses.
+// plan_norm chooses these kinds for rows of each sort.
 template <bool kRms, bool kResidual, bool kRagged>
 constexpr auto norm_kinds() {
   using K = NormKind;
@@ -78,7 +78,8 @@ struct NormPlan {
 };
 
 constexpr int kNormHeld = 4;  // chunks of a thread in registers
-// Of a long row: what waits in shared memory takes the place of parameters in L1.
+// A thread holds so many chunks of a long row: those that wait in shared memory take the place of
+// parameters in L1.
 constexpr int long_held(bool ragged, bool residual) { return ragged && !residual ? 4 : 2; }
 constexpr int kTwoThreads = 512, kTallThreads = 1024;
 constexpr int long_threads(bool residual) { return residual ? 768 : 704; }

@@ -17,7 +17,7 @@ class ClusterTeam {
         barrier_(shared_address(slots + kDirectSlots)) {
     if (threadIdx.x == 0) {
       init_barrier(barrier_, 1);
-      fence_barrier_init();
+      release_barrier_init();
     }
   }
   // Every block of the cluster has started: before any sum.

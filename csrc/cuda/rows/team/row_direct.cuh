@@ -94,7 +94,7 @@ class BlockTeam {
     b = sum_slots([](const RowSlot<float>& s) { return s.b; });
   }
 
-  // Of a whole warp.
+  // Folds the values of a whole warp.
   template <class Fn>
   static __device__ __forceinline__ float fold(float value, Fn fn) {
 #pragma unroll
@@ -120,7 +120,7 @@ class FewClusterTeam {
         slots_(slots) {
     if (threadIdx.x == 0) {
       init_barrier(barrier_, 1);
-      fence_barrier_init();
+      release_barrier_init();
       expect_bytes(barrier_, warps_ * static_cast<unsigned>(sizeof(RowSlot<float>)));
     }
     cluster_arrive();
@@ -348,9 +348,9 @@ class DirectRow {
     const bool full = chunk(count - 1) * kVec + kVec <= n_ + shift_ && some(count - 1);
     return full && !(kRagged && thread_ == 0);
   }
-  // Of element 0 of chunk k.
+  // Element 0 of chunk k has this column;
   __device__ __forceinline__ int column(int k) const { return chunk(k) * kVec - shift_; }
-  // From there to the end of the row.
+  // the row has so many elements from there to its end.
   __device__ __forceinline__ int elements(int k) const { return kRagged ? n_ - column(k) : kVec; }
   // Elements behind the last chunk, which go with the first.
   __device__ __forceinline__ int tail() const { return max(n_ - column_of_tail(), 0); }

@@ -43,7 +43,7 @@ class RowEnds {
     if constexpr (kWhole) return true;
     return chunk(k) < chunks_ && (!kLines || chunk(k) >= 0);
   }
-  // Of element 0 of chunk k, behind the head.
+  // Element 0 of chunk k has this place behind the head.
   __device__ __forceinline__ int place(int k) const {
     if constexpr (kWhole) return chunk(k) * kVec;
     const int inside = min(chunk(k), chunks_ - 1);

@@ -11,7 +11,7 @@ inline constexpr int kRowThreads = 512;  // the largest block
 inline constexpr int kRowStages = 3;     // rows in shared memory: one in work, two on the way
 inline constexpr int kRowCluster = 8;    // blocks of a cluster that every Hopper GPU takes
 
-// Of kernels that read a row in a loop.
+// Kernels that read a row in a loop have such blocks.
 inline constexpr int kStreamThreads = 256, kStreamBlocks = 4;  // blocks on a multiprocessor
 
 inline constexpr int kLineChunks = 8;  // of a line of L2

@@ -12,8 +12,8 @@ struct RowNormaliser {
   C top, sum;
 };
 
-// The normaliser of the whole row, from largest value and sum relative to it that the lanes of each
-// warp have found.
+// Joins what the lanes of each warp have found, the largest value and the sum relative to it, to
+// the normaliser of the whole row.
 template <class O, class Team, class C>
 __device__ __forceinline__ RowNormaliser<C> join_normaliser(Team& team, C top, C sum,
                                                             C extra = C{0}) {

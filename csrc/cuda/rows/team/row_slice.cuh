@@ -32,7 +32,7 @@ class RowSlice {
   }
 
   __device__ __forceinline__ int count() const { return count_; }
-  // Of chunk i in the part of the row that the block holds.
+  // Chunk i in the part of the row that the block holds begins at this column.
   __device__ __forceinline__ int column(int i) const { return begin(i) - shift_; }
   __device__ __forceinline__ bool some(int i) const { return some_ >> i & 1; }
   __device__ __forceinline__ bool full(int i) const { return (kRagged ? full_ : some_) >> i & 1; }
@@ -131,7 +131,7 @@ class RowRing {
       const int arrivals = team.in_warp() ? 32 / team.lanes() : 1;
       if (static_cast<int>(threadIdx.x) < warps * stages) {
         init_barrier(barriers + threadIdx.x * 8, arrivals);
-        fence_barrier_init();
+        release_barrier_init();
         fence_bulk_copies();
       }
       __syncthreads();

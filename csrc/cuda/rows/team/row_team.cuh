@@ -45,14 +45,14 @@ class RowTeam {
       if (cluster_ > 1) {
         if (threadIdx.x == 0) {
           for (int i = 0; i < 2; ++i) init_barrier(barrier_ + 8 * i, 1);
-          fence_barrier_init();
+          release_barrier_init();
         }
         cluster_sync();  // nobody writes to a block that has not started
       }
     }
   }
 
-  // Of this thread among the `size` that share the block's part of the row.
+  // This thread's number among the `size` that share the block's part of the row.
   __device__ __forceinline__ int index() const { return index_; }
   __device__ __forceinline__ int size() const { return size_; }
   __device__ __forceinline__ int rank() const { return rank_; }
@@ -153,7 +153,7 @@ class RowTeam {
     for (int v = 0; v < kCount; ++v) value[v] = __shfl_sync(~0u, mine, v * kShare);
   }
 
-  // Of value lane / (32 / kCount), over all lanes of a whole warp.
+  // Folds value lane / (32 / kCount) over all lanes of a whole warp.
   template <int kCount>
   __device__ __forceinline__ C fold_lanes(C (&value)[kCount]) const {
     int width = 16;
@@ -247,7 +247,7 @@ class RowTeam {
   RowSlot<C>* slots_;
 };
 
-// Of the ring of rows that a team walks along.
+// Steps along the ring of rows that a team walks.
 __device__ __forceinline__ int next_stage(int stage) {
   return stage + 1 == kRowStages ? 0 : stage + 1;
 }

@@ -36,8 +36,8 @@ struct SegmentFlat {
   SegmentEnds<Op> ends;  // of runs
 };
 
-// Of a warp. States count rows from the run's first. NOTE: small, because L1 holds what is on its
-// way from memory and gets what shared memory leaves.
+// What a warp keeps in shared memory. States count rows from the run's first. NOTE: it is small,
+// because L1 holds what is on its way from memory and gets what shared memory leaves.
 template <class Op>
 struct FlatShared {
   using State = typename Op::Narrow::State;
@@ -172,7 +172,7 @@ struct FlatRun {
     return count;
   }
 
-  // Of a tile in which no segment ends.
+  // Folds a tile in which no segment ends.
   __device__ void fold(int row) {
     const int at = row + lane() * kItems;
     State state;
@@ -189,7 +189,7 @@ struct FlatRun {
     open = Narrow::combine(open, reduce_lanes<Narrow>(state));
   }
 
-  // Of the others: leaves what each row's segment holds up to it.
+  // Scans any other tile: leaves what each row's segment holds up to it.
   __device__ void scan(int row) {
     const int first = lane() * kItems, at = row + first;
     const unsigned ends = shared.ends[first / 32] >> (first % 32) & (kAllLanes >> (32 - kItems));
@@ -233,7 +233,7 @@ struct FlatRun {
     }
   }
 
-  // Of the segment that ends before row `to` of the tile and begins at `from` or earlier.
+  // The state of the segment that ends before row `to` of the tile and begins at `from` or earlier.
   __device__ auto state(int from, int to) {
     const bool any = to > max(from, 0);
     return Narrow::widen(any ? unpack(shared.at(to - 1)) : Narrow::identity(), begin);

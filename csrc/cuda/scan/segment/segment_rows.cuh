@@ -90,7 +90,7 @@ __device__ __forceinline__ void keep(typename Op::Narrow::State* to,
   for (int i = 0; i < kVec; ++i) to[i] = state[i];
 }
 
-// For other blocks to read.
+// Leaves a state for other blocks to read.
 template <class Op, int kVec>
 __device__ __forceinline__ void leave(typename Op::State* to, const UnitState<Op, kVec>& state,
                                       int64_t base) {
@@ -111,7 +111,7 @@ struct SegmentCursor {
     stop = p.end_of(s);
     following = p.end_of(s + 1);
   }
-  // To the segment of row `stop`.
+  // Goes on to the segment of row `stop`.
   __device__ void advance() {
     const int64_t row = stop;
     start = stop;

@@ -7,6 +7,8 @@
 
 #include <cstdint>
 
+#include "csrc/common/device/mbarrier.cuh"
+
 namespace fusedops::sm90 {
 
 // The shared memory of an SM for `per_sm` blocks; a block also takes 1 KB for the system.
@@ -14,22 +16,8 @@ constexpr int shared_budget(int per_sm) { return (228 / per_sm - 1) * 1024; }
 
 // ---- barriers ----
 
-__device__ __forceinline__ void init_barrier(uint32_t barrier, int arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
-}
-// After the inits, before other threads and copies use the barriers.
-__device__ __forceinline__ void fence_barrier_init() {
-  asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async;" ::: "memory");
-}
-__device__ __forceinline__ void expect_bytes(uint32_t barrier, int bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
-               : "memory");
-}
-__device__ __forceinline__ void arrive(uint32_t barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-// At a barrier of any block of the cluster. NOTE: what WGMMA or a bulk copy has read needs no more
-// than this; a release at cluster scope would wait for global memory.
+// Arrives at a barrier of any block of the cluster. NOTE: what WGMMA or a bulk copy has read needs
+// no more than this; a release at cluster scope would wait for global memory.
 __device__ __forceinline__ void arrive_remote(uint32_t barrier, bool arrives = true) {
   asm volatile(
       "{\n"
@@ -88,11 +76,7 @@ __device__ __forceinline__ void named_barrier(int id) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(kThreads) : "memory");
 }
 
-// This thread's writes to shared memory, for WGMMA and bulk copies of whoever it signals next.
-// NOTE: without the state space, or with shared::cluster, it also waits for global memory.
-__device__ __forceinline__ void fence_async_copies() {
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
+__device__ __forceinline__ void fence_async_copies() { fence_bulk_copies(); }
 
 // Where a thread is in the ring of stages.
 struct Place {
@@ -109,16 +93,6 @@ __device__ __forceinline__ uint32_t address_of_rank(uint32_t address, uint32_t r
   uint32_t remote;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
   return remote;
-}
-__device__ __forceinline__ void cluster_arrive() {
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-}
-__device__ __forceinline__ void cluster_wait() {
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-__device__ __forceinline__ void cluster_sync() {
-  cluster_arrive();
-  cluster_wait();
 }
 
 // ---- registers ----
