@@ -14,6 +14,7 @@ from ..nn import Linear
 from ..nn.norm import fuse_norms
 from .blocks import fuse_block, hooked
 from .fused_class import fused_class
+from .leaf import FusedLeaf, fuse_leaf, may_be_leaf
 from .sequential import FusedSteps, activation_name, in_order, steps
 
 __all__ = ["FuseReport", "FusedLayer", "FusedMLP", "SkippedLayer", "fuse"]
@@ -199,6 +200,62 @@ def _fuse_blocks(model: torch_nn.Module, report: FuseReport) -> None:
         report.blocks.append(FusedMLP(name, block.kind, layers, block.activation, note))
 
 
+def _looks_like_norm(module: torch_nn.Module) -> bool:
+    """Whether a report should say why a module was left alone."""
+    kind = type(module)
+    theirs = kind.__module__.split(".")[0] == "torch"
+    return "norm" in kind.__name__.lower() and not theirs and not module._modules
+
+
+def _fuse_leaves(model: torch_nn.Module, report: FuseReport) -> None:
+    """Turn norms and products of other classes into ours, by what they compute."""
+    for name, module in list(model.named_modules()):
+        if isinstance(module, (torch_nn.Linear, torch_nn.LayerNorm, torch_nn.RMSNorm)):
+            continue  # done as torch's, or as a subclass
+        if isinstance(module, FusedLeaf):
+            report.unchanged += 1
+            continue
+        if not may_be_leaf(module):
+            if _looks_like_norm(module):
+                reason = "has more than a weight and a bias"
+                report.skipped.append(SkippedLayer(name, type(module).__name__, reason))
+            continue
+        kind = type(module).__name__
+        why = fuse_leaf(module)
+        if why is None:
+            report.fused.append(FusedLayer(name, _shape_of(module), None, (), _note_of(module)))
+        elif _looks_like_norm(module):
+            report.skipped.append(SkippedLayer(name, kind, why))
+
+
+def _shape_of(module: Any) -> str:
+    form = module._fused.form
+    if form.weight is None:
+        return "-"
+    shape = tuple(getattr(module, form.weight).shape)
+    if form.kind == "linear":
+        shape = shape[::-1]
+    return f"{shape[0]} -> {shape[1]}" if len(shape) == 2 else str(shape)
+
+
+def _note_of(module: Any) -> str:
+    form = module._fused.form
+    return f"{module._base.__name__} is {form.kind}" + (" of 1 + weight" if form.plus_one else "")
+
+
+def _fuse_subclass(module: torch_nn.Module, name: str, reason: str, report: FuseReport) -> bool:
+    """Whether a subclass of one of torch's layers computes what our ops do; reported if not."""
+    kind = type(module).__name__
+    if isinstance(module, FusedLeaf):
+        report.unchanged += 1
+    elif may_be_leaf(module) and fuse_leaf(module) is None:
+        report.fused.append(FusedLayer(name, _shape_of(module), None, (), _note_of(module)))
+    else:
+        report.skipped.append(SkippedLayer(name, kind, reason))
+        return False
+    return True
+
+
 def fuse(model: torch_nn.Module) -> FuseReport:
     """Replace the linear layers and norms of a model by fused ones, in place.
 
@@ -258,7 +315,7 @@ def fuse(model: torch_nn.Module) -> FuseReport:
         reason = _reason_to_skip(module)
         if reason is not None:
             skipped.add(module)
-            report.skipped.append(SkippedLayer(", ".join(names), type(module).__name__, reason))
+            _fuse_subclass(module, ", ".join(names), reason, report)
         elif module not in before:
             module.__class__ = Linear
             module.activation = None
@@ -275,9 +332,10 @@ def fuse(model: torch_nn.Module) -> FuseReport:
         absorbed = tuple(with_it.activations)
         report.fused.append(FusedLayer(", ".join(names), shape, activation, absorbed, with_it.note))
     _fuse_blocks(model, report)
+    _fuse_leaves(model, report)
     for norm in fuse_norms(model, hooked):
         if norm.reason:
-            report.skipped.append(SkippedLayer(norm.name, norm.kind, norm.reason))
+            _fuse_subclass(model.get_submodule(norm.name), norm.name, norm.reason, report)
         elif norm.replaced:
             report.fused.append(FusedLayer(norm.name, norm.shape, None, ()))
         else:
