@@ -14,6 +14,7 @@ from ..nn import Linear
 from ..nn.norm import fuse_norms
 from .blocks import fuse_block, hooked
 from .fused_class import fused_class
+from .fused_methods import fuse_methods
 from .leaf import FusedLeaf, fuse_leaf, may_be_leaf
 from .sequential import FusedSteps, activation_name, in_order, steps
 
@@ -200,6 +201,23 @@ def _fuse_blocks(model: torch_nn.Module, report: FuseReport) -> None:
         report.blocks.append(FusedMLP(name, block.kind, layers, block.activation, note))
 
 
+def _fuse_methods(model: torch_nn.Module, report: FuseReport) -> None:
+    """Let methods run their MLPs as one op; inner modules first, whose classes change."""
+    found = []
+    for name, module in list(model.named_modules())[::-1]:
+        try:
+            chains = fuse_methods(module)
+        except Exception:  # the module's class may raise anything
+            chains = []
+        for chain in chains:
+            drops = sorted({".".join(d.path) or f"dropout({d.p})" for d in chain.dropouts})
+            note = f"in {chain.method}" + (
+                f"; unfused while {', '.join(drops)} drops" if drops else ""
+            )
+            found.append(FusedMLP(name, chain.kind, chain.layers, chain.activation, note))
+    report.blocks += found[::-1]
+
+
 def _looks_like_norm(module: torch_nn.Module) -> bool:
     """Whether a report should say why a module was left alone."""
     kind = type(module)
@@ -333,6 +351,7 @@ def fuse(model: torch_nn.Module) -> FuseReport:
         report.fused.append(FusedLayer(", ".join(names), shape, activation, absorbed, with_it.note))
     _fuse_blocks(model, report)
     _fuse_leaves(model, report)
+    _fuse_methods(model, report)
     for norm in fuse_norms(model, hooked):
         if norm.reason:
             _fuse_subclass(model.get_submodule(norm.name), norm.name, norm.reason, report)

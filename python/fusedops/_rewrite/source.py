@@ -75,6 +75,14 @@ def tree_of(function: FunctionType) -> ast.FunctionDef | None:
     return found[0] if found is not None and _alike(found[1], code) else None
 
 
+def is_ordinary(module: torch_nn.Module, call: bool = True) -> bool:
+    """Whether a module is called, and its attributes are found, as those of any nn.Module."""
+    kind, base = type(module), torch_nn.Module
+    if kind.__getattr__ is not base.__getattr__ or (call and kind.__call__ is not base.__call__):
+        return False
+    return kind.__getattribute__ is base.__getattribute__
+
+
 def outer_names(function: FunctionType) -> dict[str, Any]:
     """What a function's names stand for outside of it, builtins left out."""
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
@@ -152,6 +160,8 @@ class Reader:
         Raises:
             RefusedError: It may do more than to compute, or is not known.
         """
+        if not is_ordinary(self.module):
+            raise RefusedError("is called in a way of its own")
         self.outside.add_method(type(self.module), "forward")
         self._function(type(self.module).forward, self.module, type(self.module), 0)
 
