@@ -80,6 +80,11 @@ def product_form(module: Any) -> str | None:
     return None
 
 
+def base_of(module: Any) -> Any:
+    """A module's class before it was fused."""
+    return vars(type(module)).get("_base", type(module))
+
+
 def child(module: Any, path: Path) -> Any:
     """The module of a path, None where there is none."""
     for name in path:
@@ -225,8 +230,8 @@ class _Evaluator:
             return None
         if isinstance(module, torch_nn.Sequential):
             return None
-        function: Any = type(module).forward
-        tree = tree_of(function)
+        function: Any = base_of(module).forward
+        tree = tree_of(function) if type(function) is FunctionType else None
         if tree is None or len(tree.args.args) != 2 or tree.args.vararg or tree.args.kwarg:
             return None
         inside = _Evaluator(self.root, path, function, tree)
@@ -240,6 +245,8 @@ class _Evaluator:
                 break
             if not inside.assign(statement):
                 return None
+        if given is None and term is not None and term.kind in ("mlp", "gated_mlp"):
+            return None  # it is one of its own
         if term is None or inside.tail or (given is None and term.input != name):
             return None
         if given is None and inside.reassigned(tree, name, term):
@@ -247,7 +254,7 @@ class _Evaluator:
         self.dropouts += inside.dropouts
         self.through += [path, *inside.through]
         self.acts += inside.acts
-        self.notes += [*inside.notes, (type(module), "forward", function)]
+        self.notes += [*inside.notes, (base_of(module), "forward", function)]
         return _with_input(term, given.input if given is not None else ast.unparse(argument))
 
     def reassigned(self, tree: ast.FunctionDef, name: str, term: Term) -> bool:
@@ -342,7 +349,7 @@ def _with_input(term: Term, source: str) -> Term:
 
 def first_layer(module: Any) -> str | None:
     """The name of the linear layer that a module's forward puts its first argument through."""
-    function: Any = type(module).forward
+    function: Any = base_of(module).forward
     tree = tree_of(function) if type(function) is FunctionType else None
     if tree is None or len(tree.args.args) < 3 or function.__code__.co_freevars:
         return None

@@ -63,12 +63,14 @@ class FuseReport:
         skipped: The linear layers and norms that were left alone, with the reason.
         unchanged: How many fused layers and norms were there before.
         blocks: The MLP blocks that run as one op now.
+        pairs: Norms that a method runs with the sum before them, as (path, method, norms).
     """
 
     fused: list[FusedLayer] = field(default_factory=list)
     skipped: list[SkippedLayer] = field(default_factory=list)
     unchanged: int = 0
     blocks: list[FusedMLP] = field(default_factory=list)
+    pairs: list[tuple[str, str, tuple[str, ...]]] = field(default_factory=list)
 
     @property
     def num_fused(self) -> int:
@@ -106,6 +108,11 @@ class FuseReport:
         if blocks:
             header = ("fused block", "op", "layers", "activation", "notes")
             lines += ["", *table(header, blocks)]
+        pairs = [
+            (name or "(model)", ", ".join(norms), method) for name, method, norms in self.pairs
+        ]
+        if pairs:
+            lines += ["", *table(("sums with norms", "norms", "in"), pairs)]
         left = [(s.name or "(model)", s.kind, s.reason) for s in self.skipped]
         if left:
             lines += ["", *table(("skipped layer", "type", "reason"), left)]
@@ -203,13 +210,15 @@ def _fuse_blocks(model: torch_nn.Module, report: FuseReport) -> None:
 
 def _fuse_methods(model: torch_nn.Module, report: FuseReport) -> None:
     """Let methods run their MLPs as one op; inner modules first, whose classes change."""
-    found = []
+    found: list[FusedMLP] = []
     for name, module in list(model.named_modules())[::-1]:
         try:
-            chains = fuse_methods(module)
+            kept = fuse_methods(module)
         except Exception:  # the module's class may raise anything
-            chains = []
-        for chain in chains:
+            kept = None
+        for method, norms in () if kept is None else kept.pairs:
+            report.pairs.append((name, method, norms))
+        for chain in () if kept is None else (one.chain for one in kept.found):
             drops = sorted({".".join(d.path) or f"dropout({d.p})" for d in chain.dropouts})
             note = f"in {chain.method}" + (
                 f"; unfused while {', '.join(drops)} drops" if drops else ""
@@ -285,9 +294,21 @@ def fuse(model: torch_nn.Module) -> FuseReport:
     Modules whose forward, as torch.fx traces it, is ``down(act(up(x)))`` or ``down(act(gate(x)) *
     up(x))`` of their linear layers, whatever the names (Llama's, Hugging Face's, torchtune's; gate
     and up packed in one layer too), become one op each way, `fusedops.mlp` or `fusedops.gated_mlp`.
-    A module stays what it is where its code might do more: store anything but local variables,
+    Such a module stays what it is where its code might do more: store anything but local variables,
     enter a ``with`` (no_grad, autocast), call other functions (checkpoint) or refer to other
     objects than modules, numbers and strings.
+
+    Other modules are looked at by what they compute:
+
+    - A module with a weight (and a bias) and no more is a norm or a linear layer where its source
+      does nothing but compute, and where it gives our op's values, gradients and dtypes on probe
+      values: Hugging Face's RMSNorms (Llama's, T5's, Gemma's with ``1 + weight``), layer norms of
+      other classes and over channels, transformers' Conv1D, torch_geometric's Linear. Each dtype
+      counts by itself: what was not found equal runs the module's own forward.
+    - Statements in a row in any method which are an MLP of the module's layers, or of modules of
+      layers (BERT, OPT, Whisper, T5, GPT-2): the method is written anew with the op for them, and
+      with the same statements where the op cannot stand for them.
+    - A sum and the norm of it, where the norm is the next thing that a method calls.
 
     Later changes are respected. A layer that has hooks, a forward of its own or an adapter around
     it (LoRA) runs by itself, and so does an activation. The own forward of a fused block runs while
@@ -303,10 +324,12 @@ def fuse(model: torch_nn.Module) -> FuseReport:
     stay valid, and a model which is itself one ``nn.Linear`` is replaced as well. A second call
     changes nothing.
 
-    Left alone, and reported with the reason: subclasses of nn.Linear (LoRA layers,
-    parametrizations, the output projection of nn.MultiheadAttention) and of the norms, layers and
-    norms with hooks (weight_norm, pruning), with an own forward or with a dtype that the kernels do
-    not have, and linear layers with further parameters.
+    Left alone, and reported with the reason: subclasses of nn.Linear and of the norms that compute
+    something else (LoRA layers, parametrizations) or cannot be read, the output projection of
+    nn.MultiheadAttention (which torch reads the weight of), layers and norms with hooks
+    (weight_norm, pruning), with an own forward or with a dtype that the kernels do not have, and
+    linear layers with further parameters. Separate q, k and v stay three products: one weight for
+    them would have to be packed in each step.
 
     torch.fx, torch.jit.script and quantize_dynamic do not see into fused modules.
 
@@ -351,7 +374,6 @@ def fuse(model: torch_nn.Module) -> FuseReport:
         report.fused.append(FusedLayer(", ".join(names), shape, activation, absorbed, with_it.note))
     _fuse_blocks(model, report)
     _fuse_leaves(model, report)
-    _fuse_methods(model, report)
     for norm in fuse_norms(model, hooked):
         if norm.reason:
             _fuse_subclass(model.get_submodule(norm.name), norm.name, norm.reason, report)
@@ -359,4 +381,5 @@ def fuse(model: torch_nn.Module) -> FuseReport:
             report.fused.append(FusedLayer(norm.name, norm.shape, None, ()))
         else:
             report.unchanged += 1
+    _fuse_methods(model, report)
     return report

@@ -14,10 +14,11 @@ from torch import nn as torch_nn
 from ..nn.linear import untouched
 from ..ops.mlp import gated_mlp, mlp
 from .activations import read_activation
-from .chains import Chain, Path, chains_of, child, product_form, without_docstring
+from .chains import Chain, Path, base_of, chains_of, child, product_form, without_docstring
 from .forward_code import Outside, same_constant
 from .fused_class import Fused
 from .leaf import FusedLeaf
+from .pairs import add_norm, is_fused_norm, write_pairs
 from .source import is_ordinary, tree_of
 
 if TYPE_CHECKING:
@@ -150,6 +151,9 @@ def _guarded(name: str, original: Any, new: Any) -> Any:
 # ---- the class ----
 
 
+Pairs = tuple[tuple[str, tuple[str, ...]], ...]  # (method, norms that stand behind sums in it)
+
+
 class Found(NamedTuple):
     """A chain of a module and the source of its input."""
 
@@ -157,37 +161,39 @@ class Found(NamedTuple):
     input: str
 
 
-class _Kept(NamedTuple):
+class Kept(NamedTuple):
     """What a module's chains were found with."""
 
     found: tuple[Found, ...]
+    pairs: Pairs
     kinds: tuple[tuple[Path, type], ...]  # modules inside, and what they were
     flags: tuple[tuple[Path, str, Any], ...]  # (module, name, value)
     shadows: tuple[tuple[Path, str], ...]  # (module, method)
     outside: Outside | None
 
-    def __deepcopy__(self, memo: Any) -> _Kept:
+    def __deepcopy__(self, memo: Any) -> Kept:
         return self._replace(flags=copy.deepcopy(self.flags, memo))
 
     def __reduce__(self) -> Any:
         return _unread, ()  # where it is loaded, the code may be another one
 
 
-def _unread() -> _Kept:
-    return _Kept((), (), (), (), None)
+def _unread() -> Kept:
+    return Kept((), (), (), (), (), None)
 
 
 _classes: dict[Any, type] = {}
 
 
-def _methods(base: type, found: tuple[Found, ...]) -> dict[str, Any] | None:
+def _methods(base: type, found: tuple[Found, ...], pairs: Pairs) -> dict[str, Any] | None:
     """The methods of a class written anew."""
     made = {}
-    for name in dict.fromkeys(f.chain.method for f in found):
+    for name in dict.fromkeys([*(f.chain.method for f in found), *(name for name, _ in pairs)]):
         layers = unwrapped(getattr(base, name))
         tree = copy.deepcopy(tree_of(layers[-1]))
         assert tree is not None
         chosen = [(i, f) for i, f in enumerate(found) if f.chain.method == name]
+        write_pairs(tree, dict(pairs).get(name, ()), _lines_of(tree, [f for _, f in chosen]))
         for index, one in sorted(chosen, key=lambda c: (c[1].chain.body, c[1].chain.lines),
                                  reverse=True):  # fmt: skip
             _with_op(tree, one.chain, index, one.input)
@@ -199,31 +205,47 @@ def _methods(base: type, found: tuple[Found, ...]) -> dict[str, Any] | None:
     return made
 
 
-def chain_class(base: type, found: tuple[Found, ...]) -> type | None:
-    """The class of modules of a class with these chains."""
-    key = (base, found)
+def _lines_of(tree: ast.FunctionDef, found: list[Found]) -> set[int]:
+    """The lines of a function that its chains stand in."""
+    lines: set[int] = set()
+    for one in found:
+        inside = _at(tree, one.chain.body)[one.chain.lines[0] : one.chain.lines[1]]
+        lines.update(*(range(s.lineno, (s.end_lineno or s.lineno) + 1) for s in inside))
+    return lines
+
+
+def chain_class(base: type, found: tuple[Found, ...], pairs: Pairs) -> type | None:
+    """The class of modules of a class with these chains and pairs."""
+    key = (base, found, pairs)
     if key not in _classes:
-        methods = _methods(base, found)
+        methods = _methods(base, found, pairs)
         if methods is None:
             return None
-        names = {"_base": base, **methods}
-        _classes[key] = type(f"Fused{base.__name__}", (FusedMethods, base), names)
+        names = {"_base": base, "_fused_rest": _rest(base, dict(pairs).get("forward", ()))}
+        _classes[key] = type(f"Fused{base.__name__}", (FusedMethods, base), {**names, **methods})
     return _classes[key]
+
+
+def _rest(base: Any, norms: Any) -> FunctionType | None:
+    """A forward that goes on behind its first statement; None where its source is not known."""
+    function = base.forward
+    tree = copy.deepcopy(tree_of(function)) if type(function) is FunctionType else None
+    if tree is None or not tree.args.args or not _is_plain(tree):
+        return None
+    tree.body = without_docstring(tree.body)[1:] or [ast.Pass()]
+    write_pairs(tree, norms, set())
+    return _compiled(function, tree)
 
 
 def _rest_class(base: type) -> type | None:
     """The class of a module whose forward can also go on behind its first layer."""
     key = (base, "rest")
     if key not in _classes:
-        tree = copy.deepcopy(tree_of(base.forward))  # type: ignore[attr-defined]
-        assert tree is not None
-        body = without_docstring(tree.body)
-        tree.body = body[1:] or [ast.Pass()]
-        new = _compiled(base.forward, tree)  # type: ignore[attr-defined]
-        if new is None:
+        rest = _rest(base, ())
+        if rest is None:
             return None
         _classes[key] = type(f"Fused{base.__name__}", (FusedRest, base),
-                             {"_base": base, "_fused_rest": new})  # fmt: skip
+                             {"_base": base, "_fused_rest": rest})  # fmt: skip
     return _classes[key]
 
 
@@ -241,8 +263,11 @@ class FusedRest(Fused):
 class FusedMethods(Fused):
     """Mixed into the class of a module with MLPs in its methods."""
 
-    _fused_chains: _Kept | None = None
+    _fused_chains: Kept | None = None
     _base: Any
+
+    def _fused_add_norm(self, name: str, a: Any, b: Any) -> tuple[Any, Any]:
+        return add_norm(getattr(self, name), a, b)
 
     def _fused_ready(self, index: int, *rates: Any) -> bool:
         """Whether the op computes what the chain's statements would."""
@@ -267,7 +292,7 @@ class FusedMethods(Fused):
                     return False
         return len(dtypes) == 1 and self._fused_is_same(kept, chain)
 
-    def _fused_is_same(self, kept: _Kept, chain: Chain) -> bool:
+    def _fused_is_same(self, kept: Kept, chain: Chain) -> bool:
         for path in (*chain.through, *chain.acts, *(d.path for d in chain.dropouts if d.path)):
             module: Any = child(self, path)
             if not isinstance(module, torch_nn.Module) or not untouched(module):
@@ -299,7 +324,7 @@ class FusedMethods(Fused):
         super().__setstate__(state)  # type: ignore[misc]
         kept, self.__class__ = self._fused_chains, self._base
         if kept is not None and kept.outside is not None:
-            self.__class__ = chain_class(type(self), kept.found) or type(self)
+            self.__class__ = chain_class(type(self), kept.found, kept.pairs) or type(self)
         elif kept is not None:  # from a pickle: the code may be another one here
             del self._fused_chains
             fuse_methods(self)
@@ -346,15 +371,22 @@ def _has_layers(module: Any, depth: int = 0) -> bool:
     )
 
 
-def fuse_methods(module: torch_nn.Module) -> list[Chain]:
-    """Make the MLPs in a module's methods run as one op each, in place: what was found."""
+def fuse_methods(module: torch_nn.Module) -> Kept | None:
+    """Make MLPs, and sums with norms behind, in a module's methods run as one op each, in place.
+
+    Returns:
+        What was found; None where nothing was.
+    """
     kind = type(module)
     special = (torch_nn.Sequential, torch_nn.ModuleList, Fused)
     if isinstance(module, special) or kind.__module__.startswith("torch.nn."):
-        return []
+        return None
     if not is_ordinary(module, call=False) or not _has_layers(module):
-        return []
-    found, notes = [], []
+        return None
+    found: list[Found] = []
+    notes: list[Any] = []
+    pairs: list[tuple[str, tuple[str, ...]]] = []
+    norms = tuple(name for name, m in module._modules.items() if is_fused_norm(m))
     for name, value in _own_methods(kind):
         function = unwrapped(value)[-1]
         if type(function) is not FunctionType or name in vars(module):
@@ -365,15 +397,19 @@ def fuse_methods(module: torch_nn.Module) -> list[Chain]:
         for chain, names, source in chains_of(module, name, function, tree):
             found.append(Found(chain, source))
             notes += names
-    if not found:
-        return []
-    kept = _kept(module, tuple(found), notes)
-    new = None if kept is None else chain_class(kind, kept.found)
-    if new is None or not _ready_tails(module, found):
-        return []
+        taken = _lines_of(tree, [one for one in found if one.chain.method == name])
+        paired = write_pairs(copy.deepcopy(tree), norms, taken) if norms else ()
+        if paired:
+            pairs.append((name, paired))
+    if not (found or pairs) or not _ready_tails(module, found):
+        return None
+    kept = _kept(module, tuple(found), tuple(pairs), notes)
+    new = chain_class(kind, kept.found, kept.pairs)
+    if new is None:
+        return None
     vars(module)["_fused_chains"] = kept
     module.__class__ = new
-    return [one.chain for one in found]
+    return kept
 
 
 def _is_plain(tree: ast.FunctionDef) -> bool:
@@ -393,19 +429,22 @@ def _is_plain(tree: ast.FunctionDef) -> bool:
 
 
 def _ready_tails(module: Any, found: list[Found]) -> bool:
+    """Give the tails of chains a class that has the rest of their forward."""
     for one in found:
         if one.chain.tail:
             tail = child(module, one.chain.tail)
-            if isinstance(tail, FusedRest):
+            if isinstance(tail, Fused):
+                if getattr(tail, "_fused_rest", None) is None:
+                    return False
                 continue
-            new = None if isinstance(tail, Fused) else _rest_class(type(tail))
+            new = _rest_class(type(tail))
             if new is None:
                 return False
             tail.__class__ = new
     return True
 
 
-def _kept(module: Any, found: tuple[Found, ...], notes: list[Any]) -> _Kept | None:
+def _kept(module: Any, found: tuple[Found, ...], pairs: Pairs, notes: list[Any]) -> Kept:
     """What has to stay as it is for the chains to be what they are."""
     outside = Outside()
     for owner, name, value in notes:
@@ -426,15 +465,6 @@ def _kept(module: Any, found: tuple[Found, ...], notes: list[Any]) -> _Kept | No
                     outside.add(owner, name, value)
         for path in one.chain.through:
             inner = child(module, path)
-            base = inner._base if isinstance(inner, FusedRest) else type(inner)
-            outside.add_method(base, "forward")
-            if path != one.chain.tail:
-                kinds.append((path, type(inner)))
-        if one.chain.tail:
-            tail = child(module, one.chain.tail)
-            base = tail._base if isinstance(tail, FusedRest) else type(tail)
-            new = None if isinstance(tail, Fused) and base is type(tail) else _rest_class(base)
-            if new is None:
-                return None
-            kinds.append((one.chain.tail, new))
-    return _Kept(found, tuple(kinds), tuple(flags), tuple(shadows), outside)
+            outside.add_method(base_of(inner), "forward")
+            kinds.append((path, type(inner)))
+    return Kept(found, pairs, tuple(kinds), tuple(flags), tuple(shadows), outside)

@@ -51,8 +51,8 @@ class Form(NamedTuple):
     plus_one: bool = False  # 1 + weight is what scales
     channels_first: bool = False  # over dim 1 of four
 
-    def of(self, module: Any, x: Tensor) -> Tensor:
-        """The result, by our op."""
+    def of(self, module: Any, x: Tensor, residual: Tensor | None = None) -> Any:
+        """The result, by our op; of a norm with a residual (y, x + residual)."""
         weight: Any = None if self.weight is None else getattr(module, self.weight)
         bias = None if self.bias is None else getattr(module, self.bias)
         if self.kind == "linear":
@@ -65,11 +65,11 @@ class Form(NamedTuple):
         if self.channels_first:
             x = x.permute(0, 2, 3, 1)
         if self.kind == "rms_norm":
-            y = rms_norm(x, x.shape[-1:], weight, self.eps)
+            y: Any = rms_norm(x, x.shape[-1:], weight, self.eps, residual=residual)
         else:
             if self.plus_one and bias is not None:
                 bias = bias.to(weight.dtype)
-            y = layer_norm(x, x.shape[-1:], weight, bias, self.eps)
+            y = layer_norm(x, x.shape[-1:], weight, bias, self.eps, residual=residual)
         return y.permute(0, 3, 1, 2) if self.channels_first else y
 
 
@@ -376,7 +376,7 @@ class FusedLeaf(Fused):
         if leaf is None or _is_dynamo_compiling() or len(args) + len(kwargs) != 1:
             return self._base.forward(self, *args, **kwargs)
         x = args[0] if args else kwargs.get(leaf.input)
-        if not isinstance(x, Tensor) or not _takes(leaf, self, x) or not leaf.is_same(self):
+        if not isinstance(x, Tensor) or not takes(leaf, self, x) or not leaf.is_same(self):
             return self._base.forward(self, *args, **kwargs)
         return leaf.form.of(self, x)
 
@@ -393,7 +393,7 @@ def _in_autocast(x: Tensor) -> bool:
     return bool(_any_autocast() and torch.is_autocast_enabled(x.device.type))
 
 
-def _takes(leaf: Leaf, module: Any, x: Tensor) -> bool:
+def takes(leaf: Leaf, module: Any, x: Tensor) -> bool:
     """Whether the op stands for the module on an input."""
     form = leaf.form
     weight = None if form.weight is None else getattr(module, form.weight, None)

@@ -227,6 +227,8 @@ class _Scope:
 
     def statement(self, node: ast.stmt) -> None:
         if isinstance(node, ast.If):
+            if self.checks_size(node):
+                return
             known = self.constant(node.test)
             if known is _UNKNOWN:
                 self.test(node.test)
@@ -247,6 +249,17 @@ class _Scope:
                 self.expression(node.value)
         elif not isinstance(node, ast.Pass):
             raise RefusedError(f"has a statement {type(node).__name__.lower()}")
+
+    def checks_size(self, node: ast.If) -> bool:
+        """Whether a branch raises for other sizes of the last dim, which are never fused."""
+        test = node.test
+        if node.orelse or len(node.body) != 1 or not isinstance(node.body[0], ast.Raise):
+            return False
+        if not isinstance(test, ast.Compare) or not isinstance(test.ops[0], ast.NotEq):
+            return False
+        own = isinstance(test.comparators[0], ast.Attribute)
+        size = ast.unparse(test.left).endswith((".size(-1)", ".shape[-1]"))
+        return own and size and self._is_me(test.comparators[0].value)  # type: ignore[attr-defined]
 
     def constant(self, node: ast.expr) -> Any:
         """Whether a test holds, where plain attributes of the module alone decide."""
