@@ -37,8 +37,9 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 @functools.cache
 def _probes() -> Tensor:
-    ends = torch.tensor([0.0, 1e-6, 1e-3, 0.02, 12.0, 60.0, 1e3], dtype=torch.float64)
-    return torch.cat([ends, -ends, torch.linspace(-9, 9, 361, dtype=torch.float64)])
+    ends = [0.0, 1e-6, 1e-3, 0.02, 12.0, 60.0, 1e3]
+    values = [*ends, *(-x for x in ends), *(i / 20 for i in range(-180, 181))]
+    return torch.tensor(values, dtype=torch.float64, device="cpu")
 
 
 def _slopes(function: Any) -> tuple[Tensor, Tensor]:
@@ -65,10 +66,10 @@ def read_activation(module: torch_nn.Module) -> tuple[str, Reader] | None:
         reader.read()
         if not reader.calls <= _POINTWISE:
             return None
-        with torch.device("cpu"), torch.autocast("cpu", enabled=False):
+        with torch.autocast("cpu", enabled=False):
             forward = functools.partial(type(module).forward, module)
             y, slope = _slopes(forward)
-            if any(forward(torch.ones(2, dtype=d)).dtype is not d for d in _DTYPES):
+            if any(forward(_probes()[:2].to(d)).dtype is not d for d in _DTYPES):
                 return None
     except (RefusedError, RuntimeError, TypeError, ValueError, AttributeError):
         return None

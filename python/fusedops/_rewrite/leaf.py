@@ -104,17 +104,19 @@ class _Probe:
                       "_backward_pre_hooks"):  # fmt: skip
             vars(self.copy)[hooks] = {}
         self.forward = type(module).forward
-        generator = torch.Generator().manual_seed(0)
+        generator = torch.Generator("cpu").manual_seed(0)
         self.generator = generator
         self.values = {
-            name: torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            name: torch.randn(
+                parameter.shape, generator=generator, dtype=torch.float64, device="cpu"
+            )
             for name, parameter in module._parameters.items()
             if parameter is not None
         }
         self.names = dict.fromkeys(module._parameters)
 
     def random(self, *shape: int) -> Tensor:
-        return torch.randn(shape, generator=self.generator, dtype=torch.float64)
+        return torch.randn(shape, generator=self.generator, dtype=torch.float64, device="cpu")
 
     def run(self, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, dict[str, Any]]:
         """The result and the parameters of the dtype."""
@@ -133,8 +135,8 @@ class _Probe:
 def _rows(probe: _Probe, *shape: int, small: float = 1e-6) -> Tensor:
     """Random rows with a mean, of which some are small: eps shows there."""
     x = probe.random(*shape) + 0.5
-    scale = torch.tensor([1.0, 30.0, 2e-3, small], dtype=torch.float64)
-    return x * scale[torch.arange(x.shape[0]) % 4].view(-1, *[1] * (x.dim() - 1))
+    scale = torch.tensor([1.0, 30.0, 2e-3, small], dtype=torch.float64, device="cpu")
+    return x * scale[[i % 4 for i in range(x.shape[0])]].view(-1, *[1] * (x.dim() - 1))
 
 
 def _close(y: Tensor, want: Tensor, dtype: torch.dtype) -> bool:
@@ -458,7 +460,6 @@ class _plain_state:  # noqa: N801
         self.parts = [
             torch.enable_grad(),
             torch.autocast("cpu", enabled=False),
-            torch.device("cpu"),
         ]
         for part in self.parts:
             part.__enter__()
