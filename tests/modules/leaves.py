@@ -56,6 +56,19 @@ class T5Norm(nn.Module):
         return self.weight * hidden_states
 
 
+class SizedNorm(LlamaNorm):
+    """Raises for inputs of another size."""
+
+    def __init__(self, size=24, eps=1e-6):
+        super().__init__(size, eps)
+        self.size = size
+
+    def forward(self, hidden_states):
+        if hidden_states.size(-1) != self.size:
+            raise AssertionError(f"{hidden_states.size(-1)} is not {self.size}")
+        return super().forward(hidden_states)
+
+
 class CohereNorm(nn.Module):
     """A layer norm without a bias, by hand."""
 

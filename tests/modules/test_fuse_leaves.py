@@ -18,6 +18,7 @@ NORMS = {
     "llama": (leaves.LlamaNorm, "LlamaNorm is rms_norm"),
     "gemma": (leaves.GemmaNorm, "GemmaNorm is rms_norm of 1 + weight"),
     "t5": (leaves.T5Norm, "T5Norm is rms_norm"),
+    "sized": (leaves.SizedNorm, "SizedNorm is rms_norm"),
     "cohere": (leaves.CohereNorm, "CohereNorm is layer_norm"),
     "olmo": (leaves.OlmoNorm, "OlmoNorm is layer_norm"),
     "flagged": (leaves.FlaggedNorm, "FlaggedNorm is layer_norm"),
@@ -124,6 +125,28 @@ def test_a_result_of_another_dtype_is_its_own(device):
     x = an_input("llama", device, torch.bfloat16)
     assert our_ops(model, x) == []
     assert model(x).dtype is original(x).dtype is torch.float32
+
+
+def test_another_size_raises_as_before(device):
+    _, model = fused("sized", device)
+    with pytest.raises(AssertionError, match="7 is not 24"):
+        model(torch.ones(2, 7, device=device))
+
+
+def test_a_default_device_is_no_matter(device):
+    model = nn.Sequential(leaves.LlamaNorm(), leaves.Conv1D()).to(device)
+    with torch.device("meta"):
+        assert fusedops.fuse(model).num_fused == 2
+
+
+def test_torch_geometric(device):
+    geometric = pytest.importorskip("torch_geometric.nn")
+    model = geometric.MLP([12, 20, 6], norm=None).to(device)
+    original = copy.deepcopy(model)
+    assert fusedops.fuse(model).num_fused == 2
+    x = make(5, 12, dtype=torch.float32, device=device)
+    assert our_ops(model.eval(), x) == ["linear", "linear"]
+    torch.testing.assert_close(model(x), original.eval()(x), rtol=1e-4, atol=1e-5)
 
 
 def test_autocast_is_its_own(device):
