@@ -46,6 +46,26 @@ class PackedMLP(nn.Module):
         return self.down_proj(up_states)
 
 
+class UpFirst(PackedMLP):
+    """up_gate, as in diffusers' GEGLU."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate_up_proj = nn.Linear(12, 40)
+
+    def forward(self, x):
+        up, gate = self.gate_up_proj(x).chunk(2, dim=-1)
+        return self.down_proj(up * self.activation_fn(gate))
+
+
+class Split(PackedMLP):
+    """By sizes of the halves."""
+
+    def forward(self, x):
+        gate, up = self.gate_up_proj(x).split(20, dim=-1)
+        return self.down_proj(self.activation_fn(gate) * up)
+
+
 class LlamaFeedForward(nn.Module):
     """w1, w3, w2 and a functional activation, as in Meta's own code."""
 
@@ -146,6 +166,8 @@ BLOCKS = {
     "gemma_now": (lambda: HuggingFaceMLP(GELUTanh), "gated_mlp", "gelu_tanh"),
     "helpers": (Helpers, "gated_mlp", "silu"),
     "phi3": (PackedMLP, "gated_mlp", "silu"),
+    "up_first": (UpFirst, "gated_mlp", "silu"),
+    "split": (Split, "gated_mlp", "silu"),
     "llama": (LlamaFeedForward, "gated_mlp", "silu"),
     "torchtune": (TorchtuneFeedForward, "gated_mlp", "silu"),
     "torchtune_two": (lambda: TorchtuneFeedForward(up=False), "mlp", "silu"),
@@ -228,15 +250,19 @@ class UpTwice(HuggingFaceMLP):
         return self.down_proj(self.act_fn(self.gate_proj(x)) * self.gate_proj(x))
 
 
+class UnevenSplit(PackedMLP):
+    def __init__(self):
+        super().__init__()
+        self.down_proj = nn.Linear(16, 12)
+
+    def forward(self, x):
+        parts = self.gate_up_proj(x).split(16, dim=-1)
+        return self.down_proj(self.activation_fn(parts[0]) * parts[1])
+
+
 class NotTheInput(HuggingFaceMLP):
     def forward(self, x):
         return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x + 1))
-
-
-class UpFirst(PackedMLP):
-    def forward(self, x):
-        up, gate = self.gate_up_proj(x).chunk(2, dim=-1)
-        return self.down_proj(up * self.activation_fn(gate))
 
 
 class Branches(TimmMlp):
@@ -254,8 +280,8 @@ LEFT_ALONE = [
     Residual,
     WithScale,
     UpTwice,
+    UnevenSplit,
     NotTheInput,
-    UpFirst,
     Branches,
     lambda: TimmMlp(OwnActivation),
     lambda: TimmMlp(nn.Softplus),
@@ -351,6 +377,28 @@ def test_pairs_in_a_sequential(device):
     model(x)
     assert seen == [1]
     assert fusedops.fuse(model).blocks == []
+
+
+def test_dropout_inside_a_sequential(device):
+    """As in torchvision's MLP."""
+    torch.manual_seed(0)
+    layers = nn.Linear(12, 20), nn.GELU(), nn.Dropout(0.0), nn.Linear(20, 12), nn.Dropout(0.5)
+    model = nn.Sequential(*layers).to(device)
+    original = copy.deepcopy(model)
+    report = fusedops.fuse(model)
+    assert [(b.kind, b.layers, b.activation) for b in report.blocks] == [
+        ("mlp", ("0", "3"), "gelu")
+    ]
+    x = make(5, 12, dtype=torch.float32, device=device)
+    assert ops_of(model, x) == ["mlp_forward"]
+    model[2].p = original[2].p = 0.5
+    assert ops_of(model, x) == ["linear", "linear"]
+    torch.manual_seed(1)
+    y = model(x)
+    torch.manual_seed(1)
+    torch.testing.assert_close(y, original(x), rtol=1e-4, atol=1e-5)
+    assert ops_of(model.eval(), x) == ["mlp_forward"]
+    assert_same(original.eval(), model, x)
 
 
 def test_the_report_shows_blocks():

@@ -206,9 +206,13 @@ class InsideCall(Base):
 
 
 EFFECTS = [
-    MulInPlace, ClampInPlace, WeightInPlace, NoGrad, NoGradAround, GradModeCalls,
-    NoAutocast, Checkpointed, Counts, CountsInHelper, Stashes, StashesAndIsNoBlock, Appends,
-    AppendsToClass, AppendsToGlobal, Tries, Decorated, InsideActivation, InsideCall,
+    MulInPlace, ClampInPlace, NoGrad, GradModeCalls, Counts, Stashes, StashesAndIsNoBlock, Appends,
+    AppendsToClass, AppendsToGlobal, InsideActivation, InsideCall,
+]  # fmt: skip
+# What these do besides stands in other statements than their MLP, and goes on.
+AROUND = [
+    WeightInPlace, NoGradAround, NoAutocast, Checkpointed, CountsInHelper, Tries, Decorated,
+    ResidualInPlace,
 ]  # fmt: skip
 
 
@@ -241,13 +245,30 @@ def test_is_left_alone_and_never_run(device, kind):
     Base.losses.clear()
 
 
-def test_a_residual_added_in_place_is_no_block(device):
-    model = ResidualInPlace().to(device)
+@pytest.mark.parametrize("kind", AROUND)
+def test_effects_around_go_on(device, kind):
+    torch.manual_seed(0)
+    model = kind().to(device)
     original = copy.deepcopy(model)
-    assert fusedops.fuse(model).blocks == []
+    assert len(fusedops.fuse(model).blocks) == 1
+    assert (model.steps, CAPTURED) == (0, [])
     x = make(5, 12, dtype=torch.float32, device=device)
-    with torch.no_grad():
-        torch.testing.assert_close(model(x), original(x), rtol=1e-4, atol=1e-5)
+    results, calls = [], []
+    for one in (original, model):
+        CAPTURED.clear()
+        y = one(x)
+        calls.append((len(CAPTURED), one.steps, y.requires_grad))
+        if y.requires_grad:
+            y.square().sum().backward()
+        results.append([y.detach(), *(p.grad for p in one.parameters())])
+    assert calls[0] == calls[1]
+    for ours, theirs in zip(*results, strict=True):
+        if theirs is not None:
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        y, expected = model(x), original(x)
+    assert (y.dtype, y.requires_grad) == (expected.dtype, expected.requires_grad)
+    CAPTURED.clear()
 
 
 def test_hooks_on_an_activation_keep_firing(device):
@@ -265,11 +286,14 @@ def test_hooks_on_an_activation_keep_firing(device):
 
 
 @pytest.mark.parametrize("buffer", [torch.ones(4, 4), torch.zeros(())], ids=["mask", "zero"])
-def test_a_module_with_a_buffer_is_left_alone(device, buffer):
+def test_a_module_with_a_buffer_runs_as_its_method(device, buffer):
     model = Base()
     model.register_buffer("mask", buffer)
     report = fusedops.fuse(nn.Sequential(model, Base()).to(device))
-    assert [block.name for block in report.blocks] == ["1"]
+    assert sorted((block.name, block.note) for block in report.blocks) == [
+        ("0", "in forward"),
+        ("1", ""),
+    ]
 
 
 def test_a_class_that_refuses_subclasses_is_left_alone(device):

@@ -75,6 +75,7 @@ class Block:
     activation: str
     gated: bool  # with one first layer: gate and up packed in it
     dropouts: tuple[str, ...]
+    up_first: bool = False  # the packed layer's first rows are up's
 
     @property
     def kind(self) -> str:
@@ -99,7 +100,7 @@ _FUNCTIONS = {
 _METHODS = {"relu": "relu", "sigmoid": "sigmoid", "tanh": "tanh"}
 _MULTIPLY = {operator.mul, torch.mul}
 _POWER = {operator.pow, torch.pow}
-_KNOWN = {*_FUNCTIONS, *_MULTIPLY, *_POWER, F.gelu, torch.square, torch.chunk}
+_KNOWN = {*_FUNCTIONS, *_MULTIPLY, *_POWER, F.gelu, torch.square, torch.chunk, torch.split}
 
 
 class _Matcher:
@@ -146,19 +147,25 @@ class _Matcher:
             layers = (self.first_layer(gate), self.first_layer(up))
             if layers[0] is not None and layers[1] is not None and layers[0] != layers[1]:
                 return self.block((layers[0], layers[1]), down, name, gated=True)
-            packed = self.halves(gate, up)
-            if packed is not None:
-                return self.block((packed,), down, name, gated=True)
+            for up_first in (False, True):
+                packed = self.halves(*((up, gate) if up_first else (gate, up)))
+                if packed is not None:
+                    return self.block((packed,), down, name, gated=True, up_first=up_first)
         return None
 
     def block(
-        self, first: tuple[str, ...], down: fx.Node, activation: str, gated: bool
+        self,
+        first: tuple[str, ...],
+        down: fx.Node,
+        activation: str,
+        gated: bool,
+        up_first: bool = False,
     ) -> Block | None:
         names = (*first, str(down.target))
         if len(set(names)) != len(names) or not set(names) <= set(self.module._modules):
             return None
         name, dropouts = str(self.x.target), tuple(self.dropouts)
-        return Block(name, first, str(down.target), activation, gated, dropouts)
+        return Block(name, first, str(down.target), activation, gated, dropouts, up_first)
 
     def through(self, node: Any) -> Any:
         """The node behind modules that compute nothing (Dropout: outside training)."""
@@ -184,20 +191,28 @@ class _Matcher:
             return None
         return str(node.target)
 
-    def halves(self, gate: Any, up: Any) -> str | None:
-        """The name of the linear layer whose output both are halves of, gate first."""
+    def halves(self, *both: Any) -> str | None:
+        """The name of the linear layer whose output two nodes are the halves of, in order."""
         parts = []
-        for index, node in enumerate((gate, up)):
+        for index, node in enumerate(both):
             if not self.is_call(node, {operator.getitem}) or node.args[1] != index:
                 return None
             parts.append(node.args[0])
         chunk = parts[0]
-        if parts[1] is not chunk or not self.is_call(chunk, {torch.chunk}, "chunk"):
+        if parts[1] is not chunk:
             return None
-        arguments = dict(zip(("input", "chunks", "dim"), chunk.args, strict=False)) | chunk.kwargs
-        if arguments.get("chunks") != 2 or arguments.get("dim") != -1:
+        chunks = self.is_call(chunk, {torch.chunk}, "chunk")
+        if not chunks and not self.is_call(chunk, {torch.split}, "split"):
             return None
-        return self.first_layer(arguments["input"])
+        names = ("input", "chunks" if chunks else "split_size", "dim")
+        arguments = dict(zip(names, chunk.args, strict=False)) | chunk.kwargs
+        arguments.setdefault(names[1], arguments.pop("split_size_or_sections", None))
+        name = self.first_layer(arguments.get("input"))
+        if name is None or arguments.get("dim") != -1:
+            return None
+        rows = self.module.get_submodule(name).weight.shape[0]
+        wanted = (2,) if chunks else (rows // 2, (rows // 2, rows // 2), [rows // 2, rows // 2])
+        return name if rows % 2 == 0 and arguments[names[1]] in wanted else None
 
     def activation(self, node: Any) -> tuple[str, Any] | None:
         """(name, argument) where the node applies an activation."""
@@ -341,6 +356,8 @@ class FusedBlock(Fused):
         if not block.gated:
             return mlp(x, first.weight, first.bias, down.weight, down.bias, block.activation)
         up = self._modules[block.first[1]] if len(block.first) == 2 else None
+        if block.up_first:
+            return self._with_halves(x, first, down, block.activation)
         return gated_mlp(
             x,
             first.weight,
@@ -351,6 +368,15 @@ class FusedBlock(Fused):
             down.bias,
             block.activation,
         )
+
+    def _with_halves(self, x: Tensor, first: Any, down: Any, activation: str) -> Tensor:
+        """Of a packed layer whose gate comes second."""
+        if hasattr(first.weight, "main_grad"):  # which its halves have not
+            return self._base.forward(self, x)
+        up, gate = first.weight.chunk(2)
+        up_bias, gate_bias = (None, None) if first.bias is None else first.bias.chunk(2)
+        biases = (gate_bias, up_bias, down.bias)
+        return gated_mlp(x, gate, up, down.weight, *biases, activation)
 
     def _is(self, traced: _Traced) -> bool:
         """Whether the module's own forward would compute what it did when it was traced."""

@@ -165,7 +165,7 @@ class _Names:
         return self._names.get(name, _NOTHING)
 
 
-def _module_of(function: FunctionType) -> Any:
+def module_of(function: FunctionType) -> Any:
     """What has a function's globals as attributes."""
     names = function.__globals__
     module = sys.modules.get(names.get("__name__", ""))
@@ -177,7 +177,7 @@ def _code(function: FunctionType, outside: Outside) -> tuple[list[Any], list[str
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     closure = {name: cell.cell_contents for name, cell in cells.items()}
     outer = {**vars(builtins), **function.__globals__, **closure}
-    module = _module_of(function)
+    module = module_of(function)
     values, names = [], []
     last: Any = _NOTHING  # the value from outside that the last instruction loaded
     for step in dis.get_instructions(function):

@@ -15,6 +15,8 @@ from ..nn import Linear
 from ..nn.norm import fuse_norms
 from .blocks import fuse_block, hooked, hooked_by_others
 from .fused_class import fused_class
+from .fused_methods import fuse_methods
+from .leaf import FusedLeaf, fuse_leaf, may_be_leaf
 from .sequential import FusedSteps, activation_name, in_order, steps
 
 __all__ = ["FuseReport", "FusedLayer", "FusedMLP", "SkippedLayer", "fuse"]
@@ -62,12 +64,14 @@ class FuseReport:
         skipped: The linear layers and norms that were left alone, with the reason.
         unchanged: How many fused layers and norms were there before.
         blocks: The MLP blocks that run as one op now.
+        pairs: Norms that a method runs with the sum before them, as (path, method, norms).
     """
 
     fused: list[FusedLayer] = field(default_factory=list)
     skipped: list[SkippedLayer] = field(default_factory=list)
     unchanged: int = 0
     blocks: list[FusedMLP] = field(default_factory=list)
+    pairs: list[tuple[str, str, tuple[str, ...]]] = field(default_factory=list)
 
     @property
     def num_fused(self) -> int:
@@ -105,6 +109,11 @@ class FuseReport:
         if blocks:
             header = ("fused block", "op", "layers", "activation", "notes")
             lines += ["", *table(header, blocks)]
+        pairs = [
+            (name or "(model)", ", ".join(norms), method) for name, method, norms in self.pairs
+        ]
+        if pairs:
+            lines += ["", *table(("sums with norms", "norms", "in"), pairs)]
         left = [(s.name or "(model)", s.kind, s.reason) for s in self.skipped]
         if left:
             lines += ["", *table(("skipped layer", "type", "reason"), left)]
@@ -200,6 +209,81 @@ def _fuse_blocks(model: torch_nn.Module, report: FuseReport) -> None:
         report.blocks.append(FusedMLP(name, block.kind, layers, block.activation, note))
 
 
+def _fuse_methods(model: torch_nn.Module, report: FuseReport) -> None:
+    """Let methods run their MLPs as one op; inner modules first, whose classes change."""
+    found: list[FusedMLP] = []
+    for name, module in list(model.named_modules())[::-1]:
+        try:
+            kept = fuse_methods(module)
+        except Exception:  # the module's class may raise anything
+            kept = None
+        for method, norms in () if kept is None else kept.pairs:
+            report.pairs.append((name, method, norms))
+        for chain in () if kept is None else (one.chain for one in kept.found):
+            drops = sorted({".".join(d.path) or f"dropout({d.p})" for d in chain.dropouts})
+            note = f"in {chain.method}" + (
+                f"; unfused while {', '.join(drops)} drops" if drops else ""
+            )
+            found.append(FusedMLP(name, chain.kind, chain.layers, chain.activation, note))
+    report.blocks += found[::-1]
+
+
+def _looks_like_norm(module: torch_nn.Module) -> bool:
+    """Whether a report should say why a module was left alone."""
+    kind = type(module)
+    theirs = kind.__module__.split(".")[0] == "torch"
+    return "norm" in kind.__name__.lower() and not theirs and not module._modules
+
+
+def _fuse_leaves(model: torch_nn.Module, report: FuseReport) -> None:
+    """Turn norms and products of other classes into ours, by what they compute."""
+    for name, module in list(model.named_modules()):
+        if isinstance(module, (torch_nn.Linear, torch_nn.LayerNorm, torch_nn.RMSNorm)):
+            continue  # done as torch's, or as a subclass
+        if isinstance(module, FusedLeaf):
+            report.unchanged += 1
+            continue
+        if not may_be_leaf(module):
+            if _looks_like_norm(module):
+                reason = "has more than a weight and a bias"
+                report.skipped.append(SkippedLayer(name, type(module).__name__, reason))
+            continue
+        kind = type(module).__name__
+        why = fuse_leaf(module)
+        if why is None:
+            report.fused.append(FusedLayer(name, _shape_of(module), None, (), _note_of(module)))
+        elif _looks_like_norm(module):
+            report.skipped.append(SkippedLayer(name, kind, why))
+
+
+def _shape_of(module: Any) -> str:
+    form = module._fused.form
+    if form.weight is None:
+        return "-"
+    shape = tuple(getattr(module, form.weight).shape)
+    if form.kind == "linear":
+        shape = shape[::-1]
+    return f"{shape[0]} -> {shape[1]}" if len(shape) == 2 else str(shape)
+
+
+def _note_of(module: Any) -> str:
+    form = module._fused.form
+    return f"{module._base.__name__} is {form.kind}" + (" of 1 + weight" if form.plus_one else "")
+
+
+def _fuse_subclass(module: torch_nn.Module, name: str, reason: str, report: FuseReport) -> bool:
+    """Whether a subclass of one of torch's layers computes what our ops do; reported if not."""
+    kind = type(module).__name__
+    if isinstance(module, FusedLeaf):
+        report.unchanged += 1
+    elif may_be_leaf(module) and fuse_leaf(module) is None:
+        report.fused.append(FusedLayer(name, _shape_of(module), None, (), _note_of(module)))
+    else:
+        report.skipped.append(SkippedLayer(name, kind, reason))
+        return False
+    return True
+
+
 def fuse(model: torch_nn.Module) -> FuseReport:
     """Replace the linear layers and norms of a model by fused ones, in place.
 
@@ -211,9 +295,21 @@ def fuse(model: torch_nn.Module) -> FuseReport:
     Modules whose forward, as torch.fx traces it, is ``down(act(up(x)))`` or ``down(act(gate(x)) *
     up(x))`` of their linear layers, whatever the names (Llama's, Hugging Face's, torchtune's; gate
     and up packed in one layer too), become one op each way, `fusedops.mlp` or `fusedops.gated_mlp`.
-    A module stays what it is where its code might do more: store anything but local variables,
+    Such a module stays what it is where its code might do more: store anything but local variables,
     enter a ``with`` (no_grad, autocast), call other functions (checkpoint) or refer to other
     objects than modules, numbers and strings.
+
+    Other modules are looked at by what they compute:
+
+    - A module with a weight (and a bias) and no more is a norm or a linear layer where its source
+      does nothing but compute, and where it gives our op's values, gradients and dtypes on probe
+      values: Hugging Face's RMSNorms (Llama's, T5's, Gemma's with ``1 + weight``), layer norms of
+      other classes and over channels, transformers' Conv1D, torch_geometric's Linear. Each dtype
+      counts by itself: what was not found equal runs the module's own forward.
+    - Statements in a row in any method which are an MLP of the module's layers, or of modules of
+      layers (BERT, OPT, Whisper, T5, GPT-2): the method is written anew with the op for them, and
+      with the same statements where the op cannot stand for them.
+    - A sum and the norm of it, where the norm is the next thing that a method calls.
 
     Later changes are respected. A layer that has hooks, a forward of its own or an adapter around
     it (LoRA) runs by itself, and so does an activation. The own forward of a fused block runs while
@@ -229,11 +325,13 @@ def fuse(model: torch_nn.Module) -> FuseReport:
     stay valid, and a model which is itself one ``nn.Linear`` is replaced as well. A second call
     changes nothing.
 
-    Left alone, and reported with the reason: subclasses of nn.Linear (LoRA layers,
-    parametrizations, the output projection of nn.MultiheadAttention) and of the norms, layers and
-    norms with hooks (weight_norm, pruning; not torch.distributed's, which FSDP and tensor
-    parallelism are made of), with an own forward or with a dtype that the kernels do not have, and
-    linear layers with further parameters.
+    Left alone, and reported with the reason: subclasses of nn.Linear and of the norms that compute
+    something else (LoRA layers, parametrizations) or cannot be read, the output projection of
+    nn.MultiheadAttention (which torch reads the weight of), layers and norms with hooks
+    (weight_norm, pruning; not torch.distributed's, which FSDP and tensor parallelism are made of),
+    with an own forward or with a dtype that the kernels do not have, and linear layers with further
+    parameters. Separate q, k and v stay three products: one weight for
+    them would have to be packed in each step.
 
     torch.fx, torch.jit.script and quantize_dynamic do not see into fused modules.
 
@@ -260,7 +358,7 @@ def fuse(model: torch_nn.Module) -> FuseReport:
         reason = _reason_to_skip(module)
         if reason is not None:
             skipped.add(module)
-            report.skipped.append(SkippedLayer(", ".join(names), type(module).__name__, reason))
+            _fuse_subclass(module, ", ".join(names), reason, report)
         elif module not in before:
             set_own_class(module, Linear)
             module.activation = None
@@ -277,11 +375,13 @@ def fuse(model: torch_nn.Module) -> FuseReport:
         absorbed = tuple(with_it.activations)
         report.fused.append(FusedLayer(", ".join(names), shape, activation, absorbed, with_it.note))
     _fuse_blocks(model, report)
+    _fuse_leaves(model, report)
     for norm in fuse_norms(model, hooked_by_others):
         if norm.reason:
-            report.skipped.append(SkippedLayer(norm.name, norm.kind, norm.reason))
+            _fuse_subclass(model.get_submodule(norm.name), norm.name, norm.reason, report)
         elif norm.replaced:
             report.fused.append(FusedLayer(norm.name, norm.shape, None, ()))
         else:
             report.unchanged += 1
+    _fuse_methods(model, report)
     return report

@@ -31,6 +31,7 @@ _ACTIVATIONS = {
 }
 _GELUS = {"none": "gelu", "tanh": "gelu_tanh"}
 _FORWARDS = {kind: kind.forward for kind in _ACTIVATIONS}
+_dropout_forward = torch_nn.Dropout.forward
 _sequential_forward = torch_nn.Sequential.forward
 _sequential_iter = torch_nn.Sequential.__iter__
 
@@ -66,6 +67,18 @@ def _follower(layers: list[Any], index: int) -> str | None:
     return name if name is not None and untouched(layers[index]) else None
 
 
+def _passes(module: Any) -> bool:
+    """Whether a module gives its input: Identity, and Dropout that drops nothing."""
+    kind = type(module)
+    if kind is not torch_nn.Identity and kind is not torch_nn.Dropout:
+        return False
+    if kind is torch_nn.Dropout and (
+        (module.training and module.p > 0) or kind.forward is not _dropout_forward
+    ):
+        return False
+    return untouched(module)
+
+
 def step_at(layers: list[Any], start: int) -> Step | None:
     """What runs as one op from an index on; None where that module runs by itself."""
     first = layers[start]
@@ -78,7 +91,7 @@ def step_at(layers: list[Any], start: int) -> Step | None:
             return None
         end += 1
     i = end
-    while i < len(layers) and type(layers[i]) is torch_nn.Identity and untouched(layers[i]):
+    while i < len(layers) and _passes(layers[i]):
         i += 1
     if i < len(layers) and plain(layers[i]) and _follower(layers, i + 1) is None:
         return Step(activation, i, i + 1)

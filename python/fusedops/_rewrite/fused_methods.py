@@ -1,0 +1,470 @@
+"""Methods written anew with their MLPs as one op, in a class of the module's own."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import functools
+from types import CellType, CodeType, FunctionType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import nn as torch_nn
+
+from ..nn.linear import untouched
+from ..ops.mlp import gated_mlp, mlp
+from .activations import read_activation
+from .chains import Chain, Path, base_of, chains_of, child, product_form, without_docstring
+from .forward_code import Outside, same_constant
+from .fused_class import Fused
+from .leaf import FusedLeaf
+from .pairs import add_norm, is_fused_norm, write_pairs
+from .source import is_ordinary, tree_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_is_dynamo_compiling = torch.compiler.is_dynamo_compiling
+
+
+# ---- writing ----
+
+
+def unwrapped(function: Any) -> list[Any]:
+    """A function and what its decorators wrap, the innermost last."""
+    layers = [function]
+    while hasattr(layers[-1], "__wrapped__"):
+        layers.append(layers[-1].__wrapped__)
+    return layers
+
+
+def _rewrapped(layers: list[Any], new: FunctionType) -> Any:
+    """The decorators around a new innermost function; None where they are of another kind."""
+    for outer, inner in zip(layers[-2::-1], layers[:0:-1], strict=True):
+        if type(outer) is not FunctionType or not outer.__closure__:
+            return None
+        cells = tuple(CellType(new) if _holds(cell, inner) else cell for cell in outer.__closure__)
+        if sum(_holds(cell, inner) for cell in outer.__closure__) != 1:
+            return None
+        made = FunctionType(
+            outer.__code__, outer.__globals__, outer.__name__, outer.__defaults__, cells
+        )
+        made.__kwdefaults__ = outer.__kwdefaults__
+        made.__dict__.update(outer.__dict__, __wrapped__=new)
+        made.__qualname__, made.__doc__ = outer.__qualname__, outer.__doc__
+        new = made
+    return new
+
+
+def _holds(cell: Any, value: Any) -> bool:
+    return cell != CellType() and cell.cell_contents is value
+
+
+def _named(code: CodeType, name: str) -> CodeType:
+    for value in code.co_consts:
+        if isinstance(value, CodeType):
+            return value if value.co_name == name else _named(value, name)
+    raise ValueError(name)
+
+
+def _compiled(function: FunctionType, tree: ast.FunctionDef) -> FunctionType | None:
+    """A function of a tree with the names, defaults and cells of another one."""
+    tree.decorator_list = []
+    tree.returns = None
+    tree.args.defaults = []
+    tree.args.kw_defaults = [None] * len(tree.args.kwonlyargs)
+    for arg in ast.walk(tree.args):
+        if isinstance(arg, ast.arg):
+            arg.annotation = None
+    free = function.__code__.co_freevars
+    outer = ast.parse("def _outer():\n    pass").body[0]
+    assert isinstance(outer, ast.FunctionDef)
+    outer.body = [*(ast.parse(f"{name} = None").body[0] for name in free), tree]
+    module = ast.fix_missing_locations(ast.Module([outer], []))
+    file = function.__code__.co_filename
+    code = _named(compile(module, file, "exec", dont_inherit=True), tree.name)
+    cells = dict(zip(free, function.__closure__ or (), strict=True))
+    if not set(code.co_freevars) <= set(cells):
+        return None
+    made = FunctionType(
+        code, function.__globals__, function.__name__, function.__defaults__,
+        tuple(cells[name] for name in code.co_freevars),
+    )  # fmt: skip
+    made.__kwdefaults__ = function.__kwdefaults__
+    made.__dict__.update(function.__dict__)
+    made.__qualname__, made.__doc__ = function.__qualname__, function.__doc__
+    return made
+
+
+def _at(tree: ast.FunctionDef, steps: tuple[Any, ...]) -> list[ast.stmt]:
+    node: Any = tree
+    for step in steps:
+        node = node[step] if isinstance(step, int) else getattr(node, step)
+    return node  # type: ignore[no-any-return]
+
+
+def _expression(text: str) -> ast.expr:
+    return ast.parse(text, mode="eval").body
+
+
+def _with_op(tree: ast.FunctionDef, chain: Chain, index: int, source: str) -> None:
+    """Put the op before a chain's statements."""
+    me = (*tree.args.posonlyargs, *tree.args.args)[0].arg
+    body = _at(tree, chain.body)
+    start, end = chain.lines
+    last: Any = body[end - 1]
+    rates = [text for d in chain.dropouts if not d.path for text in (d.p, d.training)]
+    ready = _expression(f"{me}._fused_ready({', '.join([str(index), *rates])})")
+    value = _expression(f"{me}._fused_run({index}, {source})")
+    if chain.tail:
+        call = next(
+            n for n in ast.walk(last.value)
+            if isinstance(n, ast.Call) and ast.unparse(n.func) == f"{me}.{'.'.join(chain.tail)}"
+        )  # fmt: skip
+        rest = _expression(f"{me}.{'.'.join(chain.tail)}._fused_rest(None)")
+        assert isinstance(rest, ast.Call)
+        rest.args = [value, *copy.deepcopy(call.args[1:])]
+        value = rest
+    one: ast.stmt = (
+        ast.Return(value) if isinstance(last, ast.Return)
+        else ast.Assign(copy.deepcopy(last.targets), value)
+    )  # fmt: skip
+    choice = ast.If(ready, [one], body[start:end])
+    for node in (choice, *ast.walk(ready), *ast.walk(one)):
+        ast.copy_location(node, body[start])
+    body[start:end] = [choice]
+
+
+def _guarded(name: str, original: Any, new: Any) -> Any:
+    """A method that is the new one while a class still has the original."""
+
+    @functools.wraps(original)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        now = getattr(self._base, name)
+        if now is not original:
+            return now(self, *args, **kwargs)
+        return new(self, *args, **kwargs)
+
+    return method
+
+
+# ---- the class ----
+
+
+Pairs = tuple[tuple[str, tuple[str, ...]], ...]  # (method, norms that stand behind sums in it)
+
+
+class Found(NamedTuple):
+    """A chain of a module and the source of its input."""
+
+    chain: Chain
+    input: str
+
+
+class Kept(NamedTuple):
+    """What a module's chains were found with."""
+
+    found: tuple[Found, ...]
+    pairs: Pairs
+    kinds: tuple[tuple[Path, type], ...]  # modules inside, and what they were
+    flags: tuple[tuple[Path, str, Any], ...]  # (module, name, value)
+    shadows: tuple[tuple[Path, str], ...]  # (module, method)
+    outside: Outside | None
+
+    def __deepcopy__(self, memo: Any) -> Kept:
+        return self._replace(flags=copy.deepcopy(self.flags, memo))
+
+    def __reduce__(self) -> Any:
+        return _unread, ()  # where it is loaded, the code may be another one
+
+
+def _unread() -> Kept:
+    return Kept((), (), (), (), (), None)
+
+
+_classes: dict[Any, type] = {}
+
+
+def _methods(base: type, found: tuple[Found, ...], pairs: Pairs) -> dict[str, Any] | None:
+    """The methods of a class written anew."""
+    made = {}
+    for name in dict.fromkeys([*(f.chain.method for f in found), *(name for name, _ in pairs)]):
+        layers = unwrapped(getattr(base, name))
+        tree = copy.deepcopy(tree_of(layers[-1]))
+        assert tree is not None
+        chosen = [(i, f) for i, f in enumerate(found) if f.chain.method == name]
+        write_pairs(tree, dict(pairs).get(name, ()), _lines_of(tree, [f for _, f in chosen]))
+        for index, one in sorted(chosen, key=lambda c: (c[1].chain.body, c[1].chain.lines),
+                                 reverse=True):  # fmt: skip
+            _with_op(tree, one.chain, index, one.input)
+        new = _compiled(layers[-1], tree)
+        method = None if new is None else _rewrapped(layers, new)
+        if method is None:
+            return None
+        made[name] = _guarded(name, layers[0], method)
+    return made
+
+
+def _lines_of(tree: ast.FunctionDef, found: list[Found]) -> set[int]:
+    """The lines of a function that its chains stand in."""
+    lines: set[int] = set()
+    for one in found:
+        inside = _at(tree, one.chain.body)[one.chain.lines[0] : one.chain.lines[1]]
+        lines.update(*(range(s.lineno, (s.end_lineno or s.lineno) + 1) for s in inside))
+    return lines
+
+
+def chain_class(base: type, found: tuple[Found, ...], pairs: Pairs) -> type | None:
+    """The class of modules of a class with these chains and pairs."""
+    key = (base, found, pairs)
+    if key not in _classes:
+        methods = _methods(base, found, pairs)
+        if methods is None:
+            return None
+        names = {"_base": base, "_fused_rest": _rest(base, dict(pairs).get("forward", ()))}
+        _classes[key] = type(f"Fused{base.__name__}", (FusedMethods, base), {**names, **methods})
+    return _classes[key]
+
+
+def _rest(base: Any, norms: Any) -> FunctionType | None:
+    """A forward that goes on behind its first statement; None where its source is not known."""
+    function = base.forward
+    tree = copy.deepcopy(tree_of(function)) if type(function) is FunctionType else None
+    if tree is None or not tree.args.args or not _is_plain(tree):
+        return None
+    tree.body = without_docstring(tree.body)[1:] or [ast.Pass()]
+    write_pairs(tree, norms, set())
+    return _compiled(function, tree)
+
+
+def _rest_class(base: type) -> type | None:
+    """The class of a module whose forward can also go on behind its first layer."""
+    key = (base, "rest")
+    if key not in _classes:
+        rest = _rest(base, ())
+        if rest is None:
+            return None
+        _classes[key] = type(f"Fused{base.__name__}", (FusedRest, base),
+                             {"_base": base, "_fused_rest": rest})  # fmt: skip
+    return _classes[key]
+
+
+class FusedRest(Fused):
+    """Mixed into the class of a module whose first layer may run with what is before it."""
+
+    _fused_rest: Any
+    _base: Any
+
+    def __setstate__(self, state: Any) -> None:
+        super().__setstate__(state)  # type: ignore[misc]
+        self.__class__ = _rest_class(self._base) or self._base
+
+
+class FusedMethods(Fused):
+    """Mixed into the class of a module with MLPs in its methods."""
+
+    _fused_chains: Kept | None = None
+    _base: Any
+
+    def _fused_add_norm(self, name: str, a: Any, b: Any) -> tuple[Any, Any]:
+        return add_norm(getattr(self, name), a, b)
+
+    def _fused_ready(self, index: int, *rates: Any) -> bool:
+        """Whether the op computes what the chain's statements would."""
+        kept = self._fused_chains
+        if kept is None or kept.outside is None or _is_dynamo_compiling():
+            return False
+        chain = kept.found[index].chain
+        if any(rates[i] > 0 and rates[i + 1] for i in range(0, len(rates), 2)):
+            return False
+        dtypes = set()
+        for path in (*chain.first, chain.down):
+            layer = child(self, path)
+            if not isinstance(layer, torch_nn.Module) or not untouched(layer):
+                return False
+            if not _is_product(layer):
+                return False
+            dtypes.add(layer.weight.dtype)
+        for dropped in chain.dropouts:
+            if dropped.path:
+                module = child(self, dropped.path)
+                if type(module) is not torch_nn.Dropout or (module.training and module.p > 0):
+                    return False
+        return len(dtypes) == 1 and self._fused_is_same(kept, chain)
+
+    def _fused_is_same(self, kept: Kept, chain: Chain) -> bool:
+        for path in (*chain.through, *chain.acts, *(d.path for d in chain.dropouts if d.path)):
+            module: Any = child(self, path)
+            if not isinstance(module, torch_nn.Module) or not untouched(module):
+                return False
+        for path, kind in kept.kinds:
+            if type(child(self, path)) is not kind:
+                return False
+        for path, name, value in kept.flags:
+            now = getattr(child(self, path), name, None)
+            if now is not value and not same_constant(now, value):
+                return False
+        for path, name in kept.shadows:
+            if name in vars(child(self, path)):
+                return False
+        return kept.outside is not None and kept.outside.is_same()
+
+    def _fused_run(self, index: int, x: Any) -> Any:
+        """The chain, as one op."""
+        chain = self._fused_chains.found[index].chain  # type: ignore[union-attr]
+        layers = [child(self, path) for path in (*chain.first, chain.down)]
+        weights = [_weight(layer) for layer in layers]
+        if not chain.gated:
+            (w1, b1), (w2, b2) = weights
+            return mlp(x, w1, b1, w2, b2, chain.activation)
+        (wg, bg), (wu, bu), (wd, bd) = weights
+        return gated_mlp(x, wg, wu, wd, bg, bu, bd, chain.activation)
+
+    def __setstate__(self, state: Any) -> None:
+        super().__setstate__(state)  # type: ignore[misc]
+        kept, self.__class__ = self._fused_chains, self._base
+        if kept is not None and kept.outside is not None:
+            self.__class__ = chain_class(type(self), kept.found, kept.pairs) or type(self)
+        elif kept is not None:  # from a pickle: the code may be another one here
+            del self._fused_chains
+            fuse_methods(self)
+
+
+def _is_product(layer: Any) -> bool:
+    """Whether a layer is still what it was found to be."""
+    kinds = {type(p) for p in layer._parameters.values() if p is not None}
+    if kinds != {torch_nn.Parameter}:
+        return False
+    if type(layer) is torch_nn.Linear:
+        return True
+    if product_form(layer) is None:
+        return False
+    return not isinstance(layer, FusedLeaf) or layer._fused.is_same(layer)  # type: ignore[union-attr]
+
+
+def _weight(layer: Any) -> tuple[Any, Any]:
+    if isinstance(layer, FusedLeaf):
+        form = layer._fused.form  # type: ignore[union-attr]
+        weight = getattr(layer, form.weight)  # type: ignore[arg-type]
+        bias = None if form.bias is None else getattr(layer, form.bias)
+        return (weight.t() if form.kind == "matmul" else weight), bias
+    return layer.weight, layer.bias
+
+
+def _own_methods(kind: type) -> Iterator[tuple[str, Any]]:
+    """The methods that a module's class has of its own or from another one that is not torch's."""
+    seen = set()
+    for base in kind.__mro__:
+        if base.__module__.split(".")[0] == "torch" or base is object:
+            continue
+        for name, value in vars(base).items():
+            if name not in seen and not name.startswith("__") and type(value) is FunctionType:
+                yield name, value
+            seen.add(name)
+
+
+def _has_layers(module: Any, depth: int = 0) -> bool:
+    return any(
+        product_form(m) is not None or (depth < 2 and _has_layers(m, depth + 1))
+        for m in module._modules.values()
+        if m is not None
+    )
+
+
+def fuse_methods(module: torch_nn.Module) -> Kept | None:
+    """Make MLPs, and sums with norms behind, in a module's methods run as one op each, in place.
+
+    Returns:
+        What was found; None where nothing was.
+    """
+    kind = type(module)
+    special = (torch_nn.Sequential, torch_nn.ModuleList, Fused)
+    if isinstance(module, special) or kind.__module__.startswith("torch.nn."):
+        return None
+    if not is_ordinary(module, call=False) or not _has_layers(module):
+        return None
+    found: list[Found] = []
+    notes: list[Any] = []
+    pairs: list[tuple[str, tuple[str, ...]]] = []
+    norms = tuple(name for name, m in module._modules.items() if is_fused_norm(m))
+    for name, value in _own_methods(kind):
+        function = unwrapped(value)[-1]
+        if type(function) is not FunctionType or name in vars(module):
+            continue
+        tree = tree_of(function)
+        if tree is None or not _is_plain(tree):
+            continue
+        for chain, names, source in chains_of(module, name, function, tree):
+            found.append(Found(chain, source))
+            notes += names
+        taken = _lines_of(tree, [one for one in found if one.chain.method == name])
+        paired = write_pairs(copy.deepcopy(tree), norms, taken) if norms else ()
+        if paired:
+            pairs.append((name, paired))
+    if not (found or pairs) or not _ready_tails(module, found):
+        return None
+    kept = _kept(module, tuple(found), tuple(pairs), notes)
+    new = chain_class(kind, kept.found, kept.pairs)
+    if new is None:
+        return None
+    vars(module)["_fused_chains"] = kept
+    module.__class__ = new
+    return kept
+
+
+def _is_plain(tree: ast.FunctionDef) -> bool:
+    """Whether a function's local variables are its own affair."""
+    refused = (ast.Yield, ast.YieldFrom, ast.Await, ast.Global, ast.Nonlocal, ast.Delete)
+    nodes = list(ast.walk(tree))
+    me = (*tree.args.posonlyargs, *tree.args.args)[:1]
+    for node in nodes:
+        if isinstance(node, refused):
+            return False
+        if isinstance(node, ast.Name):
+            if node.id in ("locals", "eval", "exec", "vars"):
+                return False
+            if me and node.id == me[0].arg and isinstance(node.ctx, ast.Store):
+                return False
+    return bool(me)
+
+
+def _ready_tails(module: Any, found: list[Found]) -> bool:
+    """Give the tails of chains a class that has the rest of their forward."""
+    for one in found:
+        if one.chain.tail:
+            tail = child(module, one.chain.tail)
+            if isinstance(tail, Fused):
+                if getattr(tail, "_fused_rest", None) is None:
+                    return False
+                continue
+            new = _rest_class(type(tail))
+            if new is None:
+                return False
+            tail.__class__ = new
+    return True
+
+
+def _kept(module: Any, found: tuple[Found, ...], pairs: Pairs, notes: list[Any]) -> Kept:
+    """What has to stay as it is for the chains to be what they are."""
+    outside = Outside()
+    for owner, name, value in notes:
+        outside.add(owner, name, value)
+    kinds, flags, shadows = [], [], []
+    for one in found:
+        for path in one.chain.acts:
+            act = child(module, path)
+            kinds.append((path, type(act)))
+            outside.add_method(type(act), "forward")
+            if "approximate" in vars(act):
+                flags.append((path, "approximate", act.approximate))
+            read = read_activation(act)
+            if read is not None:
+                flags += [(path, n, v) for n, v in read[1].flags.items()]
+                shadows += [(path, n) for n in read[1].methods]
+                for owner, name, value in read[1].outside.entries:
+                    outside.add(owner, name, value)
+        for path in one.chain.through:
+            inner = child(module, path)
+            outside.add_method(base_of(inner), "forward")
+            kinds.append((path, type(inner)))
+    return Kept(found, pairs, tuple(kinds), tuple(flags), tuple(shadows), outside)
