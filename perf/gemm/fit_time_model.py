@@ -126,7 +126,7 @@ def read_skinny(path: Path) -> dict[table.Problem, dict[table.Choice, float]]:
     for row in csv.DictReader(path.open()):
         if row["kernel"].startswith("skinny"):
             problem = (int(row["m"]), int(row["n"]), int(row["k"]), "TN", "", False)
-            times[problem][row["kernel"], 1, table.DEFAULT_SWIZZLE] = float(row["us"])
+            times[problem][row["kernel"], 1, 1] = float(row["us"])
     return times
 
 
@@ -134,7 +134,7 @@ def arguments_of(problem: table.Problem) -> tuple[str, str, str, int]:
     """a's and b's major, the epilogue's and the activation's name for selection."""
     _, _, _, layout, output, costly = problem
     a, b = (major[1:].lower() for major in table.MAJORS[layout])
-    return a, b, table.EPILOGUES[output][0], CODES[table.COSTLY] if costly else 0
+    return a, b, table.EPILOGUES[output], CODES[table.COSTLY] if costly else 0
 
 
 def candidates_of(problem: table.Problem, sm_count: int) -> dict[table.Choice, int]:
