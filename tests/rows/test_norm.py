@@ -385,14 +385,20 @@ def test_fuse_replaces_the_module(device, norm):
 
 
 @every_norm
-def test_fuse_leaves_subclasses_alone(norm):
-    class Mine(MODULES[norm][1]):
+def test_fuse_goes_by_what_a_subclass_computes(norm):
+    class Same(MODULES[norm][1]):
         pass
 
-    model = torch.nn.Sequential(Mine(8))
+    class Twice(MODULES[norm][1]):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    model = torch.nn.Sequential(Same(8, eps=1e-5), Twice(8, eps=1e-5))
     report = fusedops.fuse(model)
-    assert [(s.name, s.kind) for s in report.skipped] == [("0", "Mine")]
-    assert type(model[0]) is Mine
+    assert [layer.name for layer in report.fused] == ["0"]
+    assert isinstance(model[0], Same)
+    assert [(s.name, s.kind) for s in report.skipped] == [("1", "Twice")]
+    assert type(model[1]) is Twice
 
 
 # ---- errors ----
