@@ -19,7 +19,7 @@ import resource
 import statistics
 import sysconfig
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -144,6 +144,8 @@ def read_corpus(folder: Path | None, most: int) -> Tensor:
         text += path.read_bytes() + b"\0"
         if len(text) >= most:
             break
+    if not text:
+        raise SystemExit(f"train_lm: no text in {root}")
     return torch.frombuffer(text[:most], dtype=torch.uint8)
 
 
@@ -281,8 +283,10 @@ def train(trainer: Trainer, log: Log) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     options = parser().parse_args(argv)
     p = PRESETS[options.preset]
-    p = Preset(**{**vars(p), "steps": options.steps or p.steps})
+    p = replace(p, steps=options.steps or p.steps)
     data = read_corpus(options.corpus, options.corpus_bytes)
+    if len(data) * VALIDATION <= p.length:
+        raise SystemExit(f"train_lm: {len(data)} bytes are too few for rows of {p.length}")
     trainer = Trainer(options, p, data)
     weights = sum(w.numel() for w in trainer.model.parameters())
     print(f"{weights * 1e-6:.1f} M parameters, {len(data) * 1e-6:.1f} MB of text, {options.device}")
@@ -298,22 +302,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+def positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a number from 1; got {text}")
+    return int(text)
+
+
 def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add = found.add_argument
     add("--fused", choices=("none", "fuse", "inductor"), default="fuse")
     gpu = torch.cuda.is_available()
     add("--preset", choices=tuple(PRESETS), default="small" if gpu else "tiny")
-    add("--steps", type=int, help="default: the preset's")
-    add("--stop-at", type=int, metavar="STEP", help="stop early, on the schedule of all steps")
+    add("--steps", type=positive, help="default: the preset's")
+    add("--stop-at", type=positive, metavar="STEP", help="stop early, on the schedule of all steps")
     add("--device", type=torch.device, default=torch.device("cuda" if gpu else "cpu"))
     add("--corpus", type=Path, metavar="FOLDER", help="default: Python's standard library")
-    add("--corpus-bytes", type=int, default=50_000_000, help="use no more of it")
+    add("--corpus-bytes", type=positive, default=50_000_000, help="use no more of it")
     add("--seed", type=int, default=0)
     add("--log", type=Path, metavar="FILE.csv")
-    add("--log-every", type=int, default=10)
+    add("--log-every", type=positive, default=10)
     add("--checkpoint", type=Path, metavar="FILE.pt")
-    add("--save-every", type=int, default=200)
+    add("--save-every", type=positive, default=200)
     return found
 
 

@@ -65,6 +65,7 @@ def test_it_has_twenty_models_and_more() -> None:
     found = [case.name for case in load_suite("models").cases(Selection("step"))]
     assert len(found) == 3 * len(KNOWN)
     assert "llama/fuse_compile" in found
+    assert tuple(KNOWN)[: len(suite.FIRST)] == suite.FIRST
     assert "models" not in ALL
 
 
@@ -176,11 +177,60 @@ def test_a_peer_that_is_wrong_or_raises_gets_no_time(
 
 
 @pytest.mark.usefixtures("_no_inductor")
-def test_times_count_where_no_profile_is_allowed(
+@pytest.mark.parametrize("out_of_memory", ["compile", "dlrm/inductor"])
+def test_what_raises_in_its_turn_is_dropped_and_the_others_are_timed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], out_of_memory: str
+) -> None:
+    """Between others a contender may find less memory than alone."""
+    make, calls = contenders.make, 0
+
+    def patched(name: str, *args: Any) -> Any:
+        call = make(name, *args)
+
+        def limited(*data: Any) -> Any:
+            nonlocal calls
+            limits = name == out_of_memory.split("/")[-1]
+            calls += limits
+            if limits and calls > 5:  # the check, the warm-up and two of one alone
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
+            return call(*data)
+
+        return limited
+
+    monkeypatch.setattr(suite, "make", patched)
+    failed = "dlrm" in out_of_memory
+    args = ("--case", "dlrm/*", "--pass", "infer", "--peers", "eager,compile")
+    assert bench(*args) == failed
+    assert "FAILED OutOfMemoryError: CUDA out of memory" in capsys.readouterr().out
+    left = variants("dlrm", ("eager", "compile") if failed else ("eager",), ("infer",))
+    assert cases() == {row for row in left if row[0] != out_of_memory}
+
+
+@pytest.mark.usefixtures("_no_inductor")
+def test_a_model_that_does_not_run_here_compiles_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    make, made = contenders.make, []
+
+    def patched(name: str, loaded: spec.Loaded, pass_: str) -> Any:
+        made.append(name)
+        if name == "eager":
+            raise RuntimeError("not implemented for fp32")
+        return make(name, loaded, pass_)
+
+    monkeypatch.setattr(suite, "make", patched)
+    assert bench("--case", "dlrm/*", "--pass", "step") == 1
+    assert capsys.readouterr().out.count("FAILED RuntimeError: not implemented for fp32") == 3
+    assert made == ["eager"]
+
+
+@pytest.mark.usefixtures("_no_inductor")
+@pytest.mark.parametrize("kind", [RuntimeError, AssertionError])
+def test_times_count_where_no_profile_is_allowed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kind: type[Exception]
+) -> None:
     def refuse(*_: Any) -> Any:
-        raise RuntimeError("CUPTI_ERROR_INSUFFICIENT_PRIVILEGES")
+        raise kind("CUPTI_ERROR_INSUFFICIENT_PRIVILEGES")
 
     monkeypatch.setattr(suite, "shares", refuse)
     assert bench("--case", "dlrm/fuse", "--pass", "infer", "--peers", "eager") == 0
@@ -282,4 +332,12 @@ def test_what_liger_replaces_is_in_place_while_it_runs_only() -> None:
     assert modeling_llama.apply_rotary_pos_emb is rope
     run = contenders._patched(changed, lambda: modeling_llama.apply_rotary_pos_emb)
     assert run() is other
+    assert modeling_llama.apply_rotary_pos_emb is rope
+
+    def patch_half() -> None:
+        patch()
+        raise AttributeError("of another version of transformers")
+
+    with pytest.raises(AttributeError):
+        contenders.changed_globals("transformers.models.", patch_half)
     assert modeling_llama.apply_rotary_pos_emb is rope

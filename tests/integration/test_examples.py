@@ -104,6 +104,19 @@ def test_train_lm_follows_a_cosine(lm):
     assert rates[-1] == pytest.approx(tiny.lr / 10)
 
 
+def test_train_lm_refuses_what_it_cannot_do(lm, tmp_path, capsys):
+    for option in ("--steps", "--stop-at", "--corpus-bytes", "--log-every", "--save-every"):
+        with pytest.raises(SystemExit):
+            lm.main([option, "0"])
+        assert f"{option}: expected a number from 1; got 0" in capsys.readouterr().err
+    tiny = ["--preset", "tiny", "--device", "cpu", "--corpus", str(tmp_path)]
+    with pytest.raises(SystemExit, match="no text in"):
+        lm.main(tiny)
+    (tmp_path / "text.md").write_text("a" * 999)
+    with pytest.raises(SystemExit, match="1000 bytes are too few for rows of 64"):
+        lm.main(tiny)
+
+
 @pytest.mark.slow
 def test_train_lm_through_the_graph_pass(lm, device, tolerance):
     plain, compiled = (run(lm, name, device, "--fused", name) for name in ("none", "inductor"))

@@ -32,6 +32,7 @@ class Contenders:
 
     calls: dict[str, Call] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)
+    us: dict[str, float] = field(default_factory=dict)  # of one call, roughly
     extra_mb: dict[str, float] = field(default_factory=dict)
     shares: dict[str, dict[str, float]] = field(default_factory=dict)
     notes: list[tuple[str, str]] = field(default_factory=list)  # contender, text
@@ -53,9 +54,10 @@ def measure_together(
     """
     start = time.perf_counter()
     torch.manual_seed(zlib.crc32(f"{suite.name} {suite.group(cases[0])}".encode()))
+    found = Contenders()
     with suite.context(dtype):
         data = suite.make_inputs(cases[0], torch_dtype(dtype), pass_, device)
-        found = Contenders()
+        suite.expect(pass_, dtype)  # what cannot run here fails before minutes of compiling
         for case in cases:
             _admit(found, case.name, partial(suite.ours, case, pass_), suite, data, dtype, pass_)
         if any(case.name in found.calls for case in cases):
@@ -63,11 +65,8 @@ def measure_together(
                 make = partial(suite.peer, name, cases[0], pass_, device)
                 _admit(found, name, make, suite, data, dtype, pass_)
         timings = _time(found, data, device, rounds)
-        try:
-            for name, call in found.calls.items():
-                found.shares[name] = suite.shares(call, data, device)
-        except RuntimeError as error:  # where no profile is allowed the times still count
-            found.notes.append((name, f"no profile: {first_line(error)}"))
+        _profile(found, suite, data, device)
+        found.calls.clear()  # nothing holds the model when the context frees its memory
     seconds = time.perf_counter() - start
     names = [case.name for case in cases]
     results = [
@@ -99,12 +98,12 @@ def _admit(
         del results
         call(*data)  # what compiled lazily has done so
         extra = extra_mb(call, data, device)
+        found.us[name] = timing.host_us({name: partial(call, *data)}, 1, 1, device)[name].us
     except PeerUnavailableError as error:
         found.notes.append((name, f"skipped: {first_line(error)}"))
         return
     except Exception as error:  # a contender's; the others run on
-        found.failures[name] = f"{type(error).__name__}: {first_line(error)}"
-        found.notes.append((name, f"FAILED {found.failures[name]}"))
+        _drop(found, name, error)
         return
     found.calls[name] = call
     if seconds > 1:
@@ -113,17 +112,45 @@ def _admit(
         found.extra_mb[name] = extra
 
 
+def _drop(found: Contenders, name: str, error: Exception) -> None:
+    found.calls.pop(name, None)
+    found.failures[name] = f"{type(error).__name__}: {first_line(error)}"
+    found.notes.append((name, f"FAILED {found.failures[name]}"))
+
+
 def _time(
     found: Contenders, data: Sequence[Tensor], device: torch.device, rounds: int
 ) -> dict[str, timing.Timing]:
-    """Wall time of steps that follow each other, as a training loop sees them."""
-    if not found.calls:
-        return {}
-    bound = {name: partial(call, *data) for name, call in found.calls.items()}
-    pilot = timing.host_us(bound, 1, 1, device)
-    fastest = min(t.us for t in pilot.values())
-    loops = max(1, min(math.ceil(ROUND_US / fastest), MAX_LOOPS))
-    return timing.host_us(bound, rounds, loops, device)
+    """Wall time of steps that follow each other, as a training loop sees them.
+
+    A contender that raises, say for memory, is dropped, and the others start again.
+    """
+    running = ""
+
+    def turn(name: str, call: Call) -> None:
+        nonlocal running
+        running = name
+        call(*data)
+
+    while found.calls:
+        bound = {name: partial(turn, name, call) for name, call in found.calls.items()}
+        fastest = min(found.us[name] for name in bound)
+        loops = max(1, min(math.ceil(ROUND_US / fastest), MAX_LOOPS))
+        try:
+            return timing.host_us(bound, rounds, loops, device)
+        except Exception as error:
+            _drop(found, running, error)
+    return {}
+
+
+def _profile(
+    found: Contenders, suite: GroupedSuite, data: Sequence[Tensor], device: torch.device
+) -> None:
+    try:
+        for name, call in found.calls.items():
+            found.shares[name] = suite.shares(call, data, device)
+    except Exception as error:  # where no profile is allowed the times still count
+        found.notes.append((name, f"no profile: {first_line(error)}"))
 
 
 def _measurement(

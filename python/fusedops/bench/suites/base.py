@@ -153,6 +153,10 @@ class GroupedSuite(Suite):
     clock = "wall"
 
     @abstractmethod
+    def expect(self, pass_: str, dtype: str) -> None:
+        """Computes what `check` compares with, of the inputs made last."""
+
+    @abstractmethod
     def check(self, results: Any, pass_: str, dtype: str) -> float:
         """The largest relative error of what a call returned; raises where it is no rounding."""
 

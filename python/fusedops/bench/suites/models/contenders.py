@@ -115,15 +115,17 @@ def liger(module: nn.Module) -> Globals:
 
 
 def changed_globals(prefix: str, action: Callable[[], object]) -> Globals:
-    """What `action` changes in the modules named so; they are as before when this returns."""
+    """What `action` changes in the modules named so; they are as before even where it raises."""
     before = {m: dict(vars(m)) for m in _modules(prefix)}
-    action()
     changed: Globals = {}
-    for module, names in before.items():
-        new = {k: v for k, v in vars(module).items() if k in names and names[k] is not v}
-        if new:
-            changed[module] = new
-            vars(module).update({k: names[k] for k in new})
+    try:
+        action()
+    finally:
+        for module, names in before.items():
+            new = {k: v for k, v in vars(module).items() if k in names and names[k] is not v}
+            if new:
+                changed[module] = new
+                vars(module).update({k: names[k] for k in new})
     return changed
 
 
