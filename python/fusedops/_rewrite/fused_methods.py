@@ -1,6 +1,7 @@
 """Methods written anew with their MLPs as one op, in a class of the module's own."""
 
 from __future__ import annotations
+import __future__
 
 import ast
 import copy
@@ -82,7 +83,8 @@ def _compiled(function: FunctionType, tree: ast.FunctionDef) -> FunctionType | N
     outer.body = [*(ast.parse(f"{name} = None").body[0] for name in free), tree]
     module = ast.fix_missing_locations(ast.Module([outer], []))
     file = function.__code__.co_filename
-    code = _named(compile(module, file, "exec", dont_inherit=True), tree.name)
+    future = function.__code__.co_flags & __future__.annotations.compiler_flag
+    code = _named(compile(module, file, "exec", future, dont_inherit=True), tree.name)
     cells = dict(zip(free, function.__closure__ or (), strict=True))
     if not set(code.co_freevars) <= set(cells):
         return None
@@ -418,7 +420,7 @@ def _is_plain(tree: ast.FunctionDef) -> bool:
     nodes = list(ast.walk(tree))
     me = (*tree.args.posonlyargs, *tree.args.args)[:1]
     for node in nodes:
-        if isinstance(node, refused):
+        if isinstance(node, refused) or _is_mangled(node):
             return False
         if isinstance(node, ast.Name):
             if node.id in ("locals", "eval", "exec", "vars"):
@@ -426,6 +428,12 @@ def _is_plain(tree: ast.FunctionDef) -> bool:
             if me and node.id == me[0].arg and isinstance(node.ctx, ast.Store):
                 return False
     return bool(me)
+
+
+def _is_mangled(node: ast.AST) -> bool:
+    """Whether a node has a name that means another one outside of its class: __name."""
+    names = (getattr(node, kind, None) for kind in ("id", "attr", "arg", "name"))
+    return any(isinstance(n, str) and n[:2] == "__" and n[-2:] != "__" for n in names)
 
 
 def _ready_tails(module: Any, found: list[Found]) -> bool:
@@ -447,9 +455,12 @@ def _ready_tails(module: Any, found: list[Found]) -> bool:
 def _kept(module: Any, found: tuple[Found, ...], pairs: Pairs, notes: list[Any]) -> Kept:
     """What has to stay as it is for the chains to be what they are."""
     outside = Outside()
-    for owner, name, value in notes:
-        outside.add(owner, name, value)
     kinds, flags, shadows = [], [], []
+    for owner, name, value in notes:
+        if isinstance(owner, tuple):
+            flags.append((owner, name, value))
+        else:
+            outside.add(owner, name, value)
     for one in found:
         for path in one.chain.acts:
             act = child(module, path)
