@@ -286,7 +286,7 @@ class FusedMethods(Fused):
                 return False
             if not _is_product(layer):
                 return False
-            dtypes.add(layer.weight.dtype)
+            dtypes.add(_weight(layer)[0].dtype)
         for dropped in chain.dropouts:
             if dropped.path:
                 module = child(self, dropped.path)
@@ -334,14 +334,17 @@ class FusedMethods(Fused):
 
 def _is_product(layer: Any) -> bool:
     """Whether a layer is still what it was found to be."""
-    kinds = {type(p) for p in layer._parameters.values() if p is not None}
-    if kinds != {torch_nn.Parameter}:
+    parameters = layer._parameters
+    if {type(p) for p in parameters.values() if p is not None} != {torch_nn.Parameter}:
         return False
     if type(layer) is torch_nn.Linear:
         return True
     if product_form(layer) is None:
         return False
-    return not isinstance(layer, FusedLeaf) or layer._fused.is_same(layer)  # type: ignore[union-attr]
+    if not isinstance(layer, FusedLeaf):
+        return True
+    leaf: Any = layer._fused
+    return parameters.get(leaf.form.weight) is not None and leaf.is_same(layer)
 
 
 def _weight(layer: Any) -> tuple[Any, Any]:
