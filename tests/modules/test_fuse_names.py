@@ -104,6 +104,25 @@ class Annotated(Base):
         return twice(h)
 
 
+class AsksItsName(Base):
+    def forward(self, x):
+        h = self.fc1(x)
+        h = F.gelu(h)
+        h = self.fc2(h)
+        return h * (2.0 if self.__class__.__name__ == "AsksItsName" else 3.0)
+
+
+class AsksItsClass(Base):
+    def forward(self, x):
+        h = self.fc1(x)
+        h = F.gelu(h)
+        h = self.fc2(h)
+        return h * (2.0 if self.mine() else 3.0)
+
+    def mine(self):
+        return type(self) is AsksItsClass
+
+
 class Bare(Base):
     def forward(self, x):
         h = self.fc1(x)
@@ -163,7 +182,18 @@ def assert_same(model, original, device):
 
 
 @pytest.mark.parametrize(
-    "kind", [Argument, ArgumentForModule, Local, ReadLater, Private, PrivateSum, Annotated]
+    "kind",
+    [
+        Argument,
+        ArgumentForModule,
+        Local,
+        ReadLater,
+        Private,
+        PrivateSum,
+        Annotated,
+        AsksItsName,
+        AsksItsClass,
+    ],
 )
 def test_names_that_mean_something_else(device, kind):
     original, model, _ = pair(kind, device)
@@ -189,3 +219,15 @@ def test_replaced_functions_of_instances(device, kind, copied):
     for one in (original, model):
         getattr(one, "inner", one).function = torch.tanh
     assert_same(model, original, device)
+
+
+@pytest.mark.parametrize("kind", [Bare, OfInner, lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU())])
+def test_classes_keep_their_names(device, kind):
+    """FSDP's and accelerate's policies go by them."""
+    original, model, _ = pair(kind, device)
+    assert repr(model) == repr(original)
+    for mine, theirs in zip(model.modules(), original.modules(), strict=True):
+        if not isinstance(theirs, (nn.Linear, nn.LayerNorm)):
+            assert type(mine).__qualname__ == type(theirs).__qualname__
+            assert type(mine).__module__ == type(theirs).__module__
+            assert type(mine).__doc__ == type(theirs).__doc__

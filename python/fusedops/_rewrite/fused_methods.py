@@ -17,7 +17,7 @@ from ..ops.mlp import gated_mlp, mlp
 from .activations import read_activation
 from .chains import Chain, Path, base_of, chains_of, child, product_form, without_docstring
 from .forward_code import Outside, same_constant
-from .fused_class import Fused
+from .fused_class import Fused, derived
 from .leaf import FusedLeaf
 from .pairs import add_norm, is_fused_norm, write_pairs
 from .source import is_ordinary, tree_of
@@ -223,8 +223,8 @@ def chain_class(base: type, found: tuple[Found, ...], pairs: Pairs) -> type | No
         methods = _methods(base, found, pairs)
         if methods is None:
             return None
-        names = {"_base": base, "_fused_rest": _rest(base, dict(pairs).get("forward", ()))}
-        _classes[key] = type(f"Fused{base.__name__}", (FusedMethods, base), {**names, **methods})
+        methods["_fused_rest"] = _rest(base, dict(pairs).get("forward", ()))
+        _classes[key] = derived(FusedMethods, base, **methods)
     return _classes[key]
 
 
@@ -246,8 +246,7 @@ def _rest_class(base: type) -> type | None:
         rest = _rest(base, ())
         if rest is None:
             return None
-        _classes[key] = type(f"Fused{base.__name__}", (FusedRest, base),
-                             {"_base": base, "_fused_rest": rest})  # fmt: skip
+        _classes[key] = derived(FusedRest, base, _fused_rest=rest)
     return _classes[key]
 
 
@@ -397,6 +396,8 @@ def fuse_methods(module: torch_nn.Module) -> Kept | None:
         if type(function) is not FunctionType or name in vars(module):
             continue
         tree = tree_of(function)
+        if tree is not None and _asks_class(tree):
+            return None
         if tree is None or not _is_plain(tree):
             continue
         for chain, names, source in chains_of(module, name, function, tree):
@@ -431,6 +432,14 @@ def _is_plain(tree: ast.FunctionDef) -> bool:
             if me and node.id == me[0].arg and isinstance(node.ctx, ast.Store):
                 return False
     return bool(me)
+
+
+def _asks_class(tree: ast.FunctionDef) -> bool:
+    """Whether a method compares the module's class, which becomes another one."""
+    asked = ("type(self)", "self.__class__")
+    parts = (part for n in ast.walk(tree) if isinstance(n, ast.Compare)
+             for part in (n.left, *n.comparators))  # fmt: skip
+    return any(ast.unparse(part) in asked for part in parts)
 
 
 def _is_mangled(node: ast.AST) -> bool:
