@@ -43,6 +43,22 @@ class Nested(PreNorm):
         return x  # noqa: RET504
 
 
+class InBranch(PreNorm):
+    """Where other branches do more with a name, as GPT-NeoX's layer."""
+
+    parallel = False
+
+    def forward(self, x):
+        y = self.attention(self.first(x))
+        if self.parallel:
+            x = self.mlp(y) + self.second(x)
+        else:
+            y = y + x
+            z = self.mlp(self.second(y))
+            x = z + y
+        return x
+
+
 class PostNorm(PreNorm):
     """The norm of a sum, as BERT's layer."""
 
@@ -140,6 +156,7 @@ KINDS = {
     "gemma": (lambda: PreNorm(lambda: leaves.GemmaNorm(12)), ("second",)),
     "rms": (lambda: PreNorm(lambda: nn.RMSNorm(12, eps=1e-5)), ("second",)),
     "nested": (Nested, ("second",)),
+    "branch": (lambda: InBranch(lambda: nn.LayerNorm(12)), ("second",)),
     "post": (lambda: PostNorm(lambda: nn.LayerNorm(12)), ("first", "second")),
 }
 

@@ -155,7 +155,14 @@ def _escapes(tree: ast.FunctionDef, body: list[ast.stmt], index: int, normed: as
             stored = [n.id for t in statement.targets for n in ast.walk(t)
                       if isinstance(n, ast.Name)]  # fmt: skip
             names.difference_update(stored)
-    return body is not tree.body and bool(names) and _is_seen(tree, names, normed)
+    if body is tree.body or not names:
+        return False
+    later = [n for n in ast.walk(tree) if isinstance(n, ast.stmt) and n is not tree]
+    again = (ast.For, ast.While, ast.FunctionDef, ast.Lambda)
+    if not any(isinstance(n, again) and n is not tree for n in ast.walk(tree)):
+        end = body[-1].end_lineno or 0
+        later = [n for n in later if n.lineno > end]
+    return any(_is_seen(n, names, normed) for n in later)
 
 
 class _Replace(ast.NodeTransformer):
