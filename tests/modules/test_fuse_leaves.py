@@ -224,6 +224,68 @@ def test_a_patched_function_is_respected(device, monkeypatch):
     assert torch.equal(model(x), x + 1)
 
 
+@pytest.mark.parametrize("kind", ["llama", "gemma", "t5", "sized", "cohere", "olmo"])
+def test_strides_are_those_of_the_own_forward(device, kind):
+    """Rows come first, or a part of wider ones."""
+    original, model = fused(kind, device)
+    x = make(3, 5, 72, dtype=torch.float32, device=device)
+    for part in (x.transpose(0, 1)[..., :24], x.split(24, -1)[1], x[::2, :, 24:48]):
+        mine, theirs = model(part), original(part)
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+        assert mine.stride() == theirs.stride()
+
+
+class OtherName(nn.Module):
+    """A product whose weight is not called weight."""
+
+    def __init__(self, size, out):
+        super().__init__()
+        self.out, self.kernel = out, nn.Parameter(torch.randn(size, out) / size**0.5)
+        self.shift = nn.Parameter(torch.randn(out))
+
+    def forward(self, x):
+        y = torch.addmm(self.shift, x.view(-1, x.size(-1)), self.kernel)
+        return y.view((*x.size()[:-1], self.out))
+
+
+class Layers(nn.Module):
+    def __init__(self, kind=leaves.Conv1D):
+        super().__init__()
+        self.first, self.act, self.second = kind(24, 36), nn.GELU(), kind(36, 24)
+
+    def forward(self, x):
+        y = self.first(x)
+        y = self.act(y)
+        y = self.second(y)
+        return y + x
+
+
+def test_a_chain_of_weights_of_other_names(device):
+    model = Layers(OtherName).to(device)
+    original = copy.deepcopy(model)
+    assert len(fusedops.fuse(model).blocks) == 1
+    x = make(3, 5, 24, dtype=torch.float32, device=device)
+    torch.testing.assert_close(model(x), original(x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", [leaves.Conv1D, Layers])
+def test_a_parametrized_weight_is_computed_once(device, kind):
+    """Spectral norm changes its buffers with each read of the weight."""
+    torch.manual_seed(0)
+    model = kind().to(device)
+    original = copy.deepcopy(model)
+    fusedops.fuse(model)
+    x = make(3, 5, 24, dtype=torch.float32, device=device)
+    results = []
+    for one in (original, model):
+        for part in list(one.modules()):
+            if isinstance(part, leaves.Conv1D):
+                torch.manual_seed(1)
+                torch.nn.utils.parametrizations.spectral_norm(part)
+        results.append([one(x), one(x), *one.buffers()])
+    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)
+
+
 def test_frozen_parameters_get_no_gradient(device):
     _, model = fused("conv1d", device)
     model[0].weight.requires_grad_(False)

@@ -43,6 +43,22 @@ class Nested(PreNorm):
         return x  # noqa: RET504
 
 
+class InBranch(PreNorm):
+    """Where other branches do more with a name, as GPT-NeoX's layer."""
+
+    parallel = False
+
+    def forward(self, x):
+        y = self.attention(self.first(x))
+        if self.parallel:
+            x = self.mlp(y) + self.second(x)
+        else:
+            y = y + x
+            z = self.mlp(self.second(y))
+            x = z + y
+        return x
+
+
 class PostNorm(PreNorm):
     """The norm of a sum, as BERT's layer."""
 
@@ -74,12 +90,73 @@ class Maybe(PreNorm):
         return self.second(y) if deep else y
 
 
+class Returned(PreNorm):
+    """Gives the sum as well, of which gradients may be asked."""
+
+    def forward(self, x):
+        y = x + self.attention(self.first(x))
+        return self.second(y), y
+
+
+class Stored(PreNorm):
+    def forward(self, x):
+        self.kept = None
+        y = x + self.attention(self.first(x))
+        z = self.second(y)
+        self.kept = y
+        return self.mlp(z) + y, self.kept
+
+
+class HandedOn(PreNorm):
+    """A function may do anything with the sum: hooks on it, a change in place."""
+
+    def forward(self, x):
+        y = x + self.attention(self.first(x))
+        residual = y
+        y = self.second(y)
+        return self.mlp(y) + self.passed(residual), residual
+
+    def passed(self, x):
+        if x.requires_grad:
+            x.register_hook(lambda grad: grad * 1.0)
+        return x
+
+
+class InLoop(PreNorm):
+    def forward(self, x):
+        sums = []
+        for _ in range(2):
+            y = x + self.attention(self.first(x))
+            z = self.second(y)
+            sums.append(self.mlp(z))
+        return sums[0], y
+
+
+class ChangedInPlace(PreNorm):
+    def forward(self, x):
+        y = x + self.attention(self.first(x))
+        z = self.second(y)
+        y += self.mlp(z)
+        return y
+
+
+class Transposed(PreNorm):
+    """Rows come first; the sum has strides that its product shows."""
+
+    def forward(self, x):
+        x = x.transpose(0, 1)
+        y = x + x * 2.0
+        z = self.second(y)
+        return (y * 2.0).transpose(0, 1).view(-1), z
+
+
 KINDS = {
     "pre": (PreNorm, ("second",)),
     "layer": (lambda: PreNorm(lambda: nn.LayerNorm(12)), ("second",)),
     "gemma": (lambda: PreNorm(lambda: leaves.GemmaNorm(12)), ("second",)),
     "rms": (lambda: PreNorm(lambda: nn.RMSNorm(12, eps=1e-5)), ("second",)),
     "nested": (Nested, ("second",)),
+    "branch": (lambda: InBranch(lambda: nn.LayerNorm(12)), ("second",)),
     "post": (lambda: PostNorm(lambda: nn.LayerNorm(12)), ("first", "second")),
 }
 
@@ -133,7 +210,31 @@ def test_one_op_gives_both(device, kind):
     torch.testing.assert_close(compiled(x), original(x), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", [Between, Late, Maybe])
+@pytest.mark.parametrize("kind", [Returned, Stored, HandedOn, InLoop])
+@pytest.mark.parametrize("norm", [lambda: nn.LayerNorm(12), lambda: leaves.LlamaNorm(12)])
+def test_gradients_of_sums_that_are_seen(device, kind, norm):
+    torch.manual_seed(0)
+    model = kind(norm).to(device)
+    original = copy.deepcopy(model)
+    assert fusedops.fuse(model).pairs == []
+    x = make(3, 5, 12, dtype=torch.float32, device=device).requires_grad_()
+    grads = []
+    for one in (original, model):
+        y, total = one(x)
+        grads.append(torch.autograd.grad(y.pow(3).sum(), total, allow_unused=True)[0])
+    torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-4)
+
+
+def test_strides_of_sums_are_torchs(device):
+    model = Transposed(lambda: nn.LayerNorm(12)).to(device)
+    original = copy.deepcopy(model)
+    assert len(fusedops.fuse(model).pairs) == 1
+    x = make(3, 5, 12, dtype=torch.float32, device=device)
+    for mine, theirs in zip(model(x), original(x), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", [Between, Late, Maybe, ChangedInPlace])
 def test_leaves_alone(device, kind):
     torch.manual_seed(0)
     model = kind().to(device)

@@ -19,6 +19,7 @@ from torch import nn as torch_nn
 
 from ..nn.linear import Linear, untouched
 from .activations import FUNCTIONS, activation_of
+from .forward_code import module_of
 from .leaf import FusedLeaf
 from .source import is_ordinary, outer_names, tree_of
 
@@ -108,7 +109,8 @@ class _Evaluator:
         self.through: list[Path] = []
         self.acts: list[Path] = []
         self.tail: Path = ()
-        self.notes: list[tuple[Any, str, Any]] = []  # names outside: (owner, name, value)
+        # Names outside and attributes of modules: (owner or the module's path, name, value)
+        self.notes: list[tuple[Any, str, Any]] = []
 
     def __call__(self, node: ast.expr) -> Term | None:
         if isinstance(node, ast.Name):
@@ -130,7 +132,13 @@ class _Evaluator:
     def resolve(self, node: ast.expr) -> Any:
         """The object that a name outside, or an attribute of a module there, stands for."""
         if isinstance(node, ast.Name):
-            return self.outer.get(node.id)
+            code = self.function.__code__
+            if node.id in (*code.co_varnames, *code.co_cellvars, *code.co_freevars):
+                return None  # an argument, or a variable that may change
+            value = self.outer.get(node.id)
+            if value is not None:
+                self.notes.append((module_of(self.function), node.id, value))
+            return value
         if isinstance(node, ast.Attribute):
             owner = self.resolve(node.value)
             value = getattr(owner, node.attr, None) if type(owner) is type(torch) else None
@@ -158,6 +166,7 @@ class _Evaluator:
         if name not in self.module._modules:
             value = vars(self.module).get(name)
             if len(node.args) == 1 and not node.keywords and _named(value):
+                self.notes.append((self.path, name, value))
                 return self.activated(FUNCTIONS[value], self(node.args[0]))
             return None
         if node.keywords or not node.args:
@@ -472,6 +481,6 @@ def _stored_before(
     node: ast.Name, tree: ast.FunctionDef, body: list[ast.stmt], lines: tuple[int, int]
 ) -> bool:
     """Whether a name is read before the chain, in straight code: its value is another one."""
-    bent = (ast.For, ast.While, ast.Lambda, ast.FunctionDef)
+    bent = (ast.For, ast.While, ast.Lambda, ast.FunctionDef, ast.GeneratorExp)
     loops = any(isinstance(n, bent) and n is not tree for n in ast.walk(tree))
     return not loops and node.lineno < body[lines[0]].lineno

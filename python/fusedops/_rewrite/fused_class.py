@@ -26,8 +26,15 @@ _classes: dict[tuple[type, type], type] = {}
 def fused_class(mixin: type, base: type) -> type:
     """The class of fused modules of a class."""
     if (mixin, base) not in _classes:
-        _classes[mixin, base] = type(f"Fused{base.__name__}", (mixin, base), {"_base": base})
+        _classes[mixin, base] = derived(mixin, base)
     return _classes[mixin, base]
+
+
+def derived(mixin: type, base: type, **members: Any) -> type:
+    """A class with the name of its base: models are wrapped and sharded by names of classes."""
+    same = ("__module__", "__qualname__", "__doc__")
+    members.update({name: getattr(base, name) for name in same}, _base=base)
+    return type(base.__name__, (mixin, base), members)
 
 
 def _rebuild(mixin: type, base: type, *args: Any) -> Any:

@@ -1,6 +1,7 @@
 """Methods written anew with their MLPs as one op, in a class of the module's own."""
 
 from __future__ import annotations
+import __future__
 
 import ast
 import copy
@@ -16,7 +17,7 @@ from ..ops.mlp import gated_mlp, mlp
 from .activations import read_activation
 from .chains import Chain, Path, base_of, chains_of, child, product_form, without_docstring
 from .forward_code import Outside, same_constant
-from .fused_class import Fused
+from .fused_class import Fused, derived
 from .leaf import FusedLeaf
 from .pairs import add_norm, is_fused_norm, write_pairs
 from .source import is_ordinary, tree_of
@@ -82,7 +83,8 @@ def _compiled(function: FunctionType, tree: ast.FunctionDef) -> FunctionType | N
     outer.body = [*(ast.parse(f"{name} = None").body[0] for name in free), tree]
     module = ast.fix_missing_locations(ast.Module([outer], []))
     file = function.__code__.co_filename
-    code = _named(compile(module, file, "exec", dont_inherit=True), tree.name)
+    future = function.__code__.co_flags & __future__.annotations.compiler_flag
+    code = _named(compile(module, file, "exec", future, dont_inherit=True), tree.name)
     cells = dict(zip(free, function.__closure__ or (), strict=True))
     if not set(code.co_freevars) <= set(cells):
         return None
@@ -221,8 +223,8 @@ def chain_class(base: type, found: tuple[Found, ...], pairs: Pairs) -> type | No
         methods = _methods(base, found, pairs)
         if methods is None:
             return None
-        names = {"_base": base, "_fused_rest": _rest(base, dict(pairs).get("forward", ()))}
-        _classes[key] = type(f"Fused{base.__name__}", (FusedMethods, base), {**names, **methods})
+        methods["_fused_rest"] = _rest(base, dict(pairs).get("forward", ()))
+        _classes[key] = derived(FusedMethods, base, **methods)
     return _classes[key]
 
 
@@ -244,8 +246,7 @@ def _rest_class(base: type) -> type | None:
         rest = _rest(base, ())
         if rest is None:
             return None
-        _classes[key] = type(f"Fused{base.__name__}", (FusedRest, base),
-                             {"_base": base, "_fused_rest": rest})  # fmt: skip
+        _classes[key] = derived(FusedRest, base, _fused_rest=rest)
     return _classes[key]
 
 
@@ -284,7 +285,7 @@ class FusedMethods(Fused):
                 return False
             if not _is_product(layer):
                 return False
-            dtypes.add(layer.weight.dtype)
+            dtypes.add(_weight(layer)[0].dtype)
         for dropped in chain.dropouts:
             if dropped.path:
                 module = child(self, dropped.path)
@@ -332,14 +333,17 @@ class FusedMethods(Fused):
 
 def _is_product(layer: Any) -> bool:
     """Whether a layer is still what it was found to be."""
-    kinds = {type(p) for p in layer._parameters.values() if p is not None}
-    if kinds != {torch_nn.Parameter}:
+    parameters = layer._parameters
+    if {type(p) for p in parameters.values() if p is not None} != {torch_nn.Parameter}:
         return False
     if type(layer) is torch_nn.Linear:
         return True
     if product_form(layer) is None:
         return False
-    return not isinstance(layer, FusedLeaf) or layer._fused.is_same(layer)  # type: ignore[union-attr]
+    if not isinstance(layer, FusedLeaf):
+        return True
+    leaf: Any = layer._fused
+    return parameters.get(leaf.form.weight) is not None and leaf.is_same(layer)
 
 
 def _weight(layer: Any) -> tuple[Any, Any]:
@@ -392,6 +396,8 @@ def fuse_methods(module: torch_nn.Module) -> Kept | None:
         if type(function) is not FunctionType or name in vars(module):
             continue
         tree = tree_of(function)
+        if tree is not None and _asks_class(tree):
+            return None
         if tree is None or not _is_plain(tree):
             continue
         for chain, names, source in chains_of(module, name, function, tree):
@@ -418,7 +424,7 @@ def _is_plain(tree: ast.FunctionDef) -> bool:
     nodes = list(ast.walk(tree))
     me = (*tree.args.posonlyargs, *tree.args.args)[:1]
     for node in nodes:
-        if isinstance(node, refused):
+        if isinstance(node, refused) or _is_mangled(node):
             return False
         if isinstance(node, ast.Name):
             if node.id in ("locals", "eval", "exec", "vars"):
@@ -426,6 +432,20 @@ def _is_plain(tree: ast.FunctionDef) -> bool:
             if me and node.id == me[0].arg and isinstance(node.ctx, ast.Store):
                 return False
     return bool(me)
+
+
+def _asks_class(tree: ast.FunctionDef) -> bool:
+    """Whether a method compares the module's class, which becomes another one."""
+    asked = ("type(self)", "self.__class__")
+    parts = (part for n in ast.walk(tree) if isinstance(n, ast.Compare)
+             for part in (n.left, *n.comparators))  # fmt: skip
+    return any(ast.unparse(part) in asked for part in parts)
+
+
+def _is_mangled(node: ast.AST) -> bool:
+    """Whether a node has a name that means another one outside of its class: __name."""
+    names = (getattr(node, kind, None) for kind in ("id", "attr", "arg", "name"))
+    return any(isinstance(n, str) and n[:2] == "__" and n[-2:] != "__" for n in names)
 
 
 def _ready_tails(module: Any, found: list[Found]) -> bool:
@@ -447,9 +467,12 @@ def _ready_tails(module: Any, found: list[Found]) -> bool:
 def _kept(module: Any, found: tuple[Found, ...], pairs: Pairs, notes: list[Any]) -> Kept:
     """What has to stay as it is for the chains to be what they are."""
     outside = Outside()
-    for owner, name, value in notes:
-        outside.add(owner, name, value)
     kinds, flags, shadows = [], [], []
+    for owner, name, value in notes:
+        if isinstance(owner, tuple):
+            flags.append((owner, name, value))
+        else:
+            outside.add(owner, name, value)
     for one in found:
         for path in one.chain.acts:
             act = child(module, path)

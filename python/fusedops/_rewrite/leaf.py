@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -395,10 +396,25 @@ def _in_autocast(x: Tensor) -> bool:
     return bool(_any_autocast() and torch.is_autocast_enabled(x.device.type))
 
 
+def held(module: Any, name: str) -> Any:
+    """A parameter, or the tensor that an instance has in the place of one."""
+    parameter = module._parameters.get(name)
+    return module.__dict__.get(name) if parameter is None else parameter
+
+
+def _densest_last(x: Tensor) -> bool:
+    """Whether what torch's pointwise functions make of a tensor is contiguous."""
+    if x.is_contiguous():
+        return True
+    strides = x.stride()
+    return 0 not in strides and all(a >= b for a, b in pairwise(strides))
+
+
 def takes(leaf: Leaf, module: Any, x: Tensor) -> bool:
     """Whether the op stands for the module on an input."""
     form = leaf.form
-    weight = None if form.weight is None else getattr(module, form.weight, None)
+    # NOTE: a weight that is computed on each read (parametrize) is the module's own affair.
+    weight = None if form.weight is None else held(module, form.weight)
     if form.weight is not None and not isinstance(weight, Tensor):
         return False
     if x.dim() not in leaf.dims or type(x) not in (Tensor, torch_nn.Parameter):
@@ -410,9 +426,11 @@ def takes(leaf: Leaf, module: Any, x: Tensor) -> bool:
     if leaf.size is not None and x.shape[1 if form.channels_first else -1] != leaf.size:
         return False
     # NOTE: what autocast makes of pow, mean and the like on a half x is the code's own affair.
-    if leaf.in_autocast or x.dtype not in _HALF:
+    if leaf.in_autocast:
         return True
-    return not _in_autocast(x)
+    if not _densest_last(x):
+        return False
+    return x.dtype not in _HALF or not _in_autocast(x)
 
 
 _OURS = (Linear, LayerNorm, RMSNorm)

@@ -41,7 +41,9 @@ def add_norm(norm: Any, a: Any, b: Any) -> tuple[Any, Any]:
     if not alike or _is_dynamo_compiling() or not isinstance(norm, torch.nn.Module):
         total = a + b
         return norm(total), total
-    if a.device == b.device and untouched(norm):
+    # NOTE: torch's sum of others has their strides; the op's is contiguous.
+    dense = a.is_contiguous() and b.is_contiguous()
+    if dense and a.device == b.device and untouched(norm):
         if type(norm) in (LayerNorm, RMSNorm):
             return norm.forward(a, b)  # type: ignore[no-any-return]
         leaf = norm._fused if isinstance(norm, FusedLeaf) and is_fused_norm(norm) else None
@@ -109,6 +111,60 @@ def _normed_next(body: list[ast.stmt], index: int, me: str, norms: Collection[st
     return None
 
 
+_SHAPES = ("shape", "dtype", "device", "ndim")
+
+
+def _copied(statement: ast.stmt, names: Collection[str]) -> str | None:
+    """The name that a statement stores the value of one of some names under, and no more."""
+    if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
+        return None
+    target, value = statement.targets[0], statement.value
+    if not isinstance(target, ast.Name) or not isinstance(value, ast.Name):
+        return None
+    return target.id if value.id in names else None
+
+
+def _is_seen(node: ast.AST, names: Collection[str], normed: ast.AST) -> bool:
+    """Whether code does more with the values of names than to add to them, or multiply."""
+    if isinstance(node, ast.Name):
+        return node.id in names and not isinstance(node.ctx, ast.Store)
+    if node is normed:
+        return False
+    if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+        return node.target.id in names or _is_seen(node.value, names, normed)
+    read = isinstance(node, ast.BinOp) or (isinstance(node, ast.Attribute) and node.attr in _SHAPES)
+    inner = (n for n in ast.iter_child_nodes(node) if not (read and isinstance(n, ast.Name)))
+    return any(_is_seen(part, names, normed) for part in inner)
+
+
+def _escapes(tree: ast.FunctionDef, body: list[ast.stmt], index: int, normed: ast.AST) -> bool:
+    """Whether anything sees the sum of a statement as a tensor: its hooks, grad or version.
+
+    NOTE: the gradient of the op's sum has no part that comes through the norm, and the op's
+    backward wants the sum as it was.
+    """
+    names = {body[index].targets[0].id}  # type: ignore[attr-defined]
+    for statement in body[index + 1 :]:
+        copied = _copied(statement, names)
+        if copied is not None:
+            names.add(copied)
+            continue
+        if _is_seen(statement, names, normed):
+            return True
+        if isinstance(statement, ast.Assign):
+            stored = [n.id for t in statement.targets for n in ast.walk(t)
+                      if isinstance(n, ast.Name)]  # fmt: skip
+            names.difference_update(stored)
+    if body is tree.body or not names:
+        return False
+    later = [n for n in ast.walk(tree) if isinstance(n, ast.stmt) and n is not tree]
+    again = (ast.For, ast.While, ast.FunctionDef, ast.Lambda)
+    if not any(isinstance(n, again) and n is not tree for n in ast.walk(tree)):
+        end = body[-1].end_lineno or 0
+        later = [n for n in later if n.lineno > end]
+    return any(_is_seen(n, names, normed) for n in later)
+
+
 class _Replace(ast.NodeTransformer):
     """Puts a node in the place of another one."""
 
@@ -159,6 +215,8 @@ def write_pairs(tree: ast.FunctionDef, norms: Collection[str], taken: set[int]) 
             total = _sum(statement)
             found = None if total is None else _normed_next(body, index, me, norms)
             if total is None or found is None or {statement.lineno, found.lineno} & taken:
+                continue
+            if _escapes(tree, body, index, found):
                 continue
             assert isinstance(statement, ast.Assign)
             both = [ast.Name(_VALUE, ast.Store()), statement.targets[0]]
