@@ -108,7 +108,7 @@ class _Evaluator:
         self.through: list[Path] = []
         self.acts: list[Path] = []
         self.tail: Path = ()
-        self.notes: list[tuple[Any, str, Any]] = []  # names outside: (owner, name, value)
+        self.notes: list[tuple[Any, str, Any]] = []  # (owner or a path, name, value)
 
     def __call__(self, node: ast.expr) -> Term | None:
         if isinstance(node, ast.Name):
@@ -158,6 +158,7 @@ class _Evaluator:
         if name not in self.module._modules:
             value = vars(self.module).get(name)
             if len(node.args) == 1 and not node.keywords and _named(value):
+                self.notes.append((self.path, name, value))
                 return self.activated(FUNCTIONS[value], self(node.args[0]))
             return None
         if node.keywords or not node.args:

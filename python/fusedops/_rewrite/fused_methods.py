@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 
+_TORCHS = (torch_nn.TransformerEncoderLayer, torch_nn.TransformerDecoderLayer)  # made of layers
+
 
 # ---- writing ----
 
@@ -221,7 +223,12 @@ def chain_class(base: type, found: tuple[Found, ...], pairs: Pairs) -> type | No
         methods = _methods(base, found, pairs)
         if methods is None:
             return None
-        names = {"_base": base, "_fused_rest": _rest(base, dict(pairs).get("forward", ()))}
+        names: dict[str, Any] = {
+            "_base": base,
+            "_fused_rest": _rest(base, dict(pairs).get("forward", ())),
+        }
+        if base in _TORCHS:
+            names["__module__"] = base.__module__  # what torch.fx knows a leaf by
         _classes[key] = type(f"Fused{base.__name__}", (FusedMethods, base), {**names, **methods})
     return _classes[key]
 
@@ -355,7 +362,8 @@ def _own_methods(kind: type) -> Iterator[tuple[str, Any]]:
     """The methods that a module's class has of its own or from another one that is not torch's."""
     seen = set()
     for base in kind.__mro__:
-        if base.__module__.split(".")[0] == "torch" or base is object:
+        theirs = base.__module__.split(".")[0] == "torch" and base not in _TORCHS
+        if theirs or base is object:
             continue
         for name, value in vars(base).items():
             if name not in seen and not name.startswith("__") and type(value) is FunctionType:
@@ -379,7 +387,8 @@ def fuse_methods(module: torch_nn.Module) -> Kept | None:
     """
     kind = type(module)
     special = (torch_nn.Sequential, torch_nn.ModuleList, Fused)
-    if isinstance(module, special) or kind.__module__.startswith("torch.nn."):
+    theirs = kind.__module__.startswith("torch.nn.") and kind not in _TORCHS
+    if isinstance(module, special) or theirs:
         return None
     if not is_ordinary(module, call=False) or not _has_layers(module):
         return None
@@ -447,9 +456,11 @@ def _ready_tails(module: Any, found: list[Found]) -> bool:
 def _kept(module: Any, found: tuple[Found, ...], pairs: Pairs, notes: list[Any]) -> Kept:
     """What has to stay as it is for the chains to be what they are."""
     outside = Outside()
+    flags = [note for note in notes if isinstance(note[0], tuple)]
     for owner, name, value in notes:
-        outside.add(owner, name, value)
-    kinds, flags, shadows = [], [], []
+        if not isinstance(owner, tuple):
+            outside.add(owner, name, value)
+    kinds, shadows = [], []
     for one in found:
         for path in one.chain.acts:
             act = child(module, path)
