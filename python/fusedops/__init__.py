@@ -13,6 +13,7 @@ from ._inductor import inductor
 from ._rewrite.fuse import FuseReport, fuse
 from ._tuning.explain import explain
 from ._tuning.tune import tune
+from .ops.attention import fast_attention
 from .ops.cross_entropy import cross_entropy
 from .ops.elementwise import (
     add,
@@ -88,6 +89,7 @@ __all__ = [
     "cumprod",
     "cumsum",
     "explain",
+    "fast_attention",
     "fma",
     "fma_",
     "fuse",

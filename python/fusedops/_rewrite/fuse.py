@@ -13,6 +13,7 @@ from .._core.dtensor import is_dtensor, own_class, set_own_class
 from .._core.text import table
 from ..nn import Linear
 from ..nn.norm import fuse_norms
+from .attention import FusedAttention, fuse_attention, is_attention
 from .blocks import fuse_block, hooked, hooked_by_others
 from .fused_class import fused_class
 from .fused_methods import fuse_methods
@@ -271,6 +272,27 @@ def _note_of(module: Any) -> str:
     return f"{module._base.__name__} is {form.kind}" + (" of 1 + weight" if form.plus_one else "")
 
 
+def _fuse_attention(model: torch_nn.Module, report: FuseReport) -> set[torch_nn.Module]:
+    """Let torch's attention run its projections as our linear: the out_projs that are done."""
+    done = set()
+    for name, module in model.named_modules():
+        if not is_attention(module):
+            continue
+        again = isinstance(module, FusedAttention)
+        reason = None if again else fuse_attention(module)
+        if reason is not None:
+            report.skipped.append(SkippedLayer(name, type(module).__name__, reason))
+            continue
+        done.add(module.out_proj)
+        if again:
+            report.unchanged += 1
+            continue
+        shape = f"{module.embed_dim} -> {module.embed_dim}"
+        note = "q, k, v and out as linear, the attention as torch's"
+        report.fused.append(FusedLayer(name, shape, None, (), note))
+    return done
+
+
 def _fuse_subclass(module: torch_nn.Module, name: str, reason: str, report: FuseReport) -> bool:
     """Whether a subclass of one of torch's layers computes what our ops do; reported if not."""
     kind = type(module).__name__
@@ -310,6 +332,8 @@ def fuse(model: torch_nn.Module) -> FuseReport:
       layers (BERT, OPT, Whisper, T5, GPT-2): the method is written anew with the op for them, and
       with the same statements where the op cannot stand for them.
     - A sum and the norm of it, where the norm is the next thing that a method calls.
+    - nn.MultiheadAttention runs its projections as `fusedops.linear`; masks, weights and the fast
+      path in inference are torch's own code.
 
     Later changes are respected. A layer that has hooks, a forward of its own or an adapter around
     it (LoRA) runs by itself, and so does an activation. The own forward of a fused block runs while
@@ -326,8 +350,7 @@ def fuse(model: torch_nn.Module) -> FuseReport:
     changes nothing.
 
     Left alone, and reported with the reason: subclasses of nn.Linear and of the norms that compute
-    something else (LoRA layers, parametrizations) or cannot be read, the output projection of
-    nn.MultiheadAttention (which torch reads the weight of), layers and norms with hooks
+    something else (LoRA layers, parametrizations) or cannot be read, layers and norms with hooks
     (weight_norm, pruning; not torch.distributed's, which FSDP and tensor parallelism are made of),
     with an own forward or with a dtype that the kernels do not have, and linear layers with further
     parameters. Separate q, k and v stay three products: one weight for
@@ -353,8 +376,10 @@ def fuse(model: torch_nn.Module) -> FuseReport:
     report = FuseReport()
     paths = _paths(model)
     before = {module for module in paths if isinstance(module, Linear)}
-    skipped = set()
+    skipped = _fuse_attention(model, report)
     for module, names in paths.items():
+        if module in skipped:
+            continue
         reason = _reason_to_skip(module)
         if reason is not None:
             skipped.add(module)

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 
+_TORCHS = (torch_nn.TransformerEncoderLayer, torch_nn.TransformerDecoderLayer)  # made of layers
+
 
 # ---- writing ----
 
@@ -359,7 +361,8 @@ def _own_methods(kind: type) -> Iterator[tuple[str, Any]]:
     """The methods that a module's class has of its own or from another one that is not torch's."""
     seen = set()
     for base in kind.__mro__:
-        if base.__module__.split(".")[0] == "torch" or base is object:
+        theirs = base.__module__.split(".")[0] == "torch" and base not in _TORCHS
+        if theirs or base is object:
             continue
         for name, value in vars(base).items():
             if name not in seen and not name.startswith("__") and type(value) is FunctionType:
@@ -383,7 +386,8 @@ def fuse_methods(module: torch_nn.Module) -> Kept | None:
     """
     kind = type(module)
     special = (torch_nn.Sequential, torch_nn.ModuleList, Fused)
-    if isinstance(module, special) or kind.__module__.startswith("torch.nn."):
+    theirs = kind.__module__.startswith("torch.nn.") and kind not in _TORCHS
+    if isinstance(module, special) or theirs:
         return None
     if not is_ordinary(module, call=False) or not _has_layers(module):
         return None
