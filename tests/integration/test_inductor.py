@@ -320,23 +320,18 @@ def test_a_model_after_fuse(device):
 
 # ---- what is left alone ----
 
+NONE = "none of our activations"
 LEFT = {
-    "mish": (lambda: Mlp(F.mish), "none of our activations"),
-    "quick_gelu": (lambda: Mlp(lambda z: z * torch.sigmoid(1.702 * z)), "none of our activations"),
-    "relu6": (lambda: Mlp(F.relu6), "none of our activations"),
-    "capped": (lambda: Mlp(lambda z: F.silu(z).clamp(max=20)), "none of our activations"),
-    "capped far": (lambda: Mlp(lambda z: F.relu(z).clamp(max=5e3)), "none of our activations"),
-    "branch": (
-        lambda: Mlp(lambda z: torch.where((z > 13) & (z < 14), 0.0, F.silu(z))),
-        "none of our activations",
-    ),
-    "no nan": (lambda: Mlp(lambda z: F.gelu(z).nan_to_num()), "none of our activations"),
-    "nan is zero": (lambda: Mlp(lambda z: torch.where(z > 0, z, 0.0)), "none of our activations"),
-    "float8": (
-        lambda: Mlp(lambda z: F.gelu(z).to(torch.float8_e4m3fn).to(z.dtype)),
-        "none of our activations",
-    ),
-    "scaled": (lambda: Mlp(lambda z: F.silu(z) * (1 + 5e-7)), "none of our activations"),
+    "mish": (lambda: Mlp(F.mish), NONE),
+    "quick_gelu": (lambda: Mlp(lambda z: z * torch.sigmoid(1.702 * z)), NONE),
+    "relu6": (lambda: Mlp(F.relu6), NONE),
+    "capped": (lambda: Mlp(lambda z: F.silu(z).clamp(max=20)), NONE),
+    "capped far": (lambda: Mlp(lambda z: F.relu(z).clamp(max=5e3)), NONE),
+    "branch": (lambda: Mlp(lambda z: torch.where((z > 13) & (z < 14), 0.0, F.silu(z))), NONE),
+    "no nan": (lambda: Mlp(lambda z: F.gelu(z).nan_to_num()), NONE),
+    "nan is zero": (lambda: Mlp(lambda z: torch.where(z > 0, z, 0.0)), NONE),
+    "float8": (lambda: Mlp(lambda z: F.gelu(z).to(torch.float8_e4m3fn).to(z.dtype)), NONE),
+    "scaled": (lambda: Mlp(lambda z: F.silu(z) * (1 + 5e-7)), NONE),
     "linear": (lambda: nn.Linear(K, H), "nothing behind it"),
     "two gates": (lambda: Llama(lambda g: F.silu(g) + 1), "no activation times"),
 }
