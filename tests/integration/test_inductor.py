@@ -320,11 +320,18 @@ def test_a_model_after_fuse(device):
 
 # ---- what is left alone ----
 
+NONE = "none of our activations"
 LEFT = {
-    "mish": (lambda: Mlp(F.mish), "none of our activations"),
-    "quick_gelu": (lambda: Mlp(lambda z: z * torch.sigmoid(1.702 * z)), "none of our activations"),
-    "relu6": (lambda: Mlp(F.relu6), "none of our activations"),
-    "capped": (lambda: Mlp(lambda z: F.silu(z).clamp(max=20)), "none of our activations"),
+    "mish": (lambda: Mlp(F.mish), NONE),
+    "quick_gelu": (lambda: Mlp(lambda z: z * torch.sigmoid(1.702 * z)), NONE),
+    "relu6": (lambda: Mlp(F.relu6), NONE),
+    "capped": (lambda: Mlp(lambda z: F.silu(z).clamp(max=20)), NONE),
+    "capped far": (lambda: Mlp(lambda z: F.relu(z).clamp(max=5e3)), NONE),
+    "branch": (lambda: Mlp(lambda z: torch.where((z > 13) & (z < 14), 0.0, F.silu(z))), NONE),
+    "no nan": (lambda: Mlp(lambda z: F.gelu(z).nan_to_num()), NONE),
+    "nan is zero": (lambda: Mlp(lambda z: torch.where(z > 0, z, 0.0)), NONE),
+    "float8": (lambda: Mlp(lambda z: F.gelu(z).to(torch.float8_e4m3fn).to(z.dtype)), NONE),
+    "scaled": (lambda: Mlp(lambda z: F.silu(z) * (1 + 5e-7)), NONE),
     "linear": (lambda: nn.Linear(K, H), "nothing behind it"),
     "two gates": (lambda: Llama(lambda g: F.silu(g) + 1), "no activation times"),
 }
@@ -338,6 +345,19 @@ def test_left_alone(device, name):
     got = step(compiled(model, ours), model, x)
     assert ours.report.replaced == []
     assert any(LEFT[name][1] in left.reason for left in ours.report.left)
+    assert_close(got, step(model, model, x), 1e-5)
+
+
+def test_a_site_that_cannot_be_written_leaves_the_graph(device, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("no such shape")
+
+    monkeypatch.setattr("fusedops._inductor.emit._Writer.fitted", fail)
+    model, x = make("gelu", device), inputs(device)
+    ours = fusedops.inductor(force=True)
+    got = step(compiled(model, ours), model, x)
+    assert ours.report.replaced == []
+    assert all("no such shape" in left.reason for left in ours.report.left)
     assert_close(got, step(model, model, x), 1e-5)
 
 

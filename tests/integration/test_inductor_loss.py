@@ -214,26 +214,103 @@ def two_cuts(z, target):
     return shifted(z, target) + z.float().logsumexp(-1).square().sum()
 
 
+def each(z, target):
+    return F.cross_entropy(*rows(z, target), reduction="none")
+
+
+class _Clipped(torch.autograd.Function):
+    """The identity, with a gradient that is clipped far away."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, dy):
+        return dy.clamp(-1.4, 1.4)
+
+
+def with_epsilon(z, target):
+    z, target = rows(z, target)
+    return F.nll_loss((z.softmax(1) + 1e-20).log(), target)
+
+
 OTHERS = {
     "logits returned": lambda z, t: (F.cross_entropy(*rows(z, t)), z)[0] + z.sum(),
     "weights of classes": classes_weighed,
     "weights of rows": rows_weighed,
     "two cuts": two_cuts,
     "gradient of its own": lambda z, t: F.cross_entropy(*rows(_Doubled.apply(z), t)),
+    "clipped gradient": lambda z, t: 1.5 * each(_Clipped.apply(z), t).sum(),
     "temperature": lambda z, t: F.cross_entropy(*rows(z / 2, t)),
     "soft targets": lambda z, t: F.cross_entropy(rows(z, t)[0], rows(z, t)[0].softmax(1)),
+    "one class does not count": lambda z, t: (each(z, t) * (t.flatten() != 42)).sum(),
+    "two classes do not count": lambda z, t: (each(z, t) * (t.flatten() != 3)).sum(),
+    "high classes do not count": lambda z, t: (each(z, t) * (t.flatten() < 40)).sum(),
+    "clamped logits": lambda z, t: F.cross_entropy(*rows(z.clamp(-20, 20), t)),
+    "branch": lambda z, t: F.cross_entropy(*rows(torch.where(z > 25, 2 * z, z), t)),
+    "clamped losses": lambda z, t: each(z, t).clamp(max=30).sum(),
+    "no nan": lambda z, t: F.cross_entropy(*rows(z.nan_to_num(), t)),
+    "probabilities with an epsilon": with_epsilon,
+    "float8": lambda z, t: F.cross_entropy(*rows(z.to(torch.float8_e4m3fn).float(), t)),
+    "every other row": lambda z, t: F.cross_entropy(*rows(z[:, ::2], t[:, ::2])),
 }
 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_losses_are_left_alone(device, name):
     head, x, target = make(device, torch.float32)
+    target[0, 4:6] = torch.tensor([42, 49])
+    x = 20 * x  # beyond what ends or branches at 20
     function = lambda x, t: OTHERS[name](head(x), t)  # noqa: E731
     ours = fusedops.inductor(force=True)
     got = step(compiled(function, ours), head, x, target)
     assert ours.report.kinds() == []
     assert not any("cannot read" in left.reason for left in ours.report.left)
     assert_close(got, step(function, head, x, target), 1e-5)
+
+
+MEANS = {
+    "torch's": lambda z, t: F.cross_entropy(*rows(z, t)),
+    "of one at least": lambda z, t: each(z, t).sum() / (t != -100).sum().clamp(min=1),
+    "of five at least": lambda z, t: each(z, t).sum() / (t != -100).sum().clamp(min=5),
+    "of some more": lambda z, t: each(z, t).sum() / ((t != -100).sum() + 1e-8),
+    "of ten at most": lambda z, t: each(z, t).sum() / (t != -100).sum().clamp(max=10),
+}
+
+
+@pytest.mark.parametrize("counted", [0, 1, 16])
+@pytest.mark.parametrize("name", MEANS)
+def test_means_over_few_rows(device, name, counted):
+    head, x, target = make(device, torch.float64)
+    target = torch.arange(B * T, device=device).reshape(B, T)
+    target.flatten()[counted:] = -100
+    function = lambda x, t: MEANS[name](head(x), t)  # noqa: E731
+    ours = fusedops.inductor(force=True)
+    got, want = step(compiled(function, ours), head, x, target), step(function, head, x, target)
+    assert ours.report.kinds() == ["linear_cross_entropy"]
+    if counted or "most" not in name:
+        for one, other in zip(got, want, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12, equal_nan=True)
+
+
+EXACT = {
+    "a third": lambda z, t: F.cross_entropy(*rows(z, t), label_smoothing=1 / 3),
+    "little": lambda z, t: each(z, t).sum() * (1 + 1e-7),
+    "little of the square": lambda z, t: (
+        each(z, t) + 1.2345e-7 * torch.where(t != -100, z.logsumexp(-1) ** 2, 0.0).flatten()
+    ).sum(),
+}
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_options_are_not_rounded(device, name):
+    head, x, target = make(device, torch.float64)
+    function = lambda x, t: EXACT[name](head(x), t)  # noqa: E731
+    ours = fusedops.inductor(force=True)
+    got = step(compiled(function, ours), head, x, target)
+    assert ours.report.kinds() == ["linear_cross_entropy"]
+    assert_close(got, step(function, head, x, target), 1e-12)
 
 
 def test_code_that_inductor_makes(device):

@@ -20,13 +20,17 @@ FORWARD, BACKWARD = "is_forward", "is_backward"
 
 
 def emit(joint: Joint, site: Site) -> None:
-    """Replace what the site replaces; the graph is left to be sorted."""
+    """Replace what the site replaces; the graph is left to be sorted, or as it was on an error."""
     writer = _Writer(joint)
-    for step in site.steps:
-        writer.run(step)
-    for node, by in site.replacements:
-        # NOTE: node may stand in `by` (a view of what it was computed from): not in this site's.
-        new = writer.fitted(by, node)
+    try:
+        for step in site.steps:
+            writer.run(step)
+        values = [writer.fitted(by, node) for node, by in site.replacements]
+    except Exception:
+        for node in reversed(writer.made):
+            joint.graph.erase_node(node)
+        raise
+    for (node, _), new in zip(site.replacements, values, strict=True):
         node.replace_all_uses_with(new)
     erase_unread(joint.graph, [replacement.node for replacement in site.replacements])
 
@@ -36,6 +40,7 @@ class _Writer:
         self.joint, self.graph = joint, joint.graph
         self.results: list[Node] = []
         self.items: dict[Out, Node] = {}
+        self.made: list[Node] = []
         self.like: Node  # whose place and marks new nodes take
         self.tag = FORWARD
 
@@ -51,6 +56,7 @@ class _Writer:
         args = self.nodes(args)
         with self.graph.inserting_before(self.like):
             node = self.graph.call_function(op, args, kwargs or {})
+        self.made.append(node)
         fakes = torch.fx.node.map_arg(args, value)
         with value(self.like).fake_mode, torch.no_grad():
             node.meta["val"] = op(*fakes, **node.kwargs)
@@ -78,6 +84,7 @@ class _Writer:
         if out not in self.items:
             with self.graph.inserting_after(result):
                 node = self.graph.call_function(operator.getitem, (result, out.item))
+            self.made.append(node)
             node.meta.update({k: result.meta[k] for k in (*COPIED, "partitioner_tag")
                               if k in result.meta})  # fmt: skip
             node.meta["val"] = value(result)[out.item]

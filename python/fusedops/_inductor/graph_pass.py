@@ -106,10 +106,7 @@ class _Rewriter:
         verdict = decide(site, self.force)
         if not verdict.take:
             return Left(verdict.reason)
-        left = self.checked(site)
-        if left is None:
-            self.replace(site, verdict)
-        return left
+        return self.checked(site) or self.replaced(site, verdict)
 
     def found(self, find: Finder, product: Product) -> tuple[Site | None, Left | None]:
         """A site, or why there is none; nothing in a user's graph may stop the compilation."""
@@ -130,13 +127,17 @@ class _Rewriter:
     ) -> Iterator[Product]:
         return (p for p in products(self.joint) if p.node not in tried)
 
-    def replace(self, site: Site, verdict: Verdict) -> None:
+    def replaced(self, site: Site, verdict: Verdict) -> Left | None:
         from torch._inductor.pattern_matcher import stable_topological_sort
 
+        try:
+            emit(self.joint, site)
+        except Exception as error:
+            return _unreadable(error)
         self.report.add(site, verdict)
-        emit(self.joint, site)
         stable_topological_sort(self.graph)
         self.joint = Joint(self.graph)
+        return None
 
 
 def _unreadable(error: Exception) -> Left:

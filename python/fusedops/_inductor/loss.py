@@ -28,6 +28,7 @@ from .graph import (
     value,
 )
 from .loss_probe import (
+    COMPARES,
     LossOptions,
     RowEvaluator,
     Rows,
@@ -58,7 +59,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 F = torch.ops.fusedops
-NO_INDEX = -100  # ignored where a loss ignores nothing: cross_entropy takes no such target
+ARRIVING = (1.25, -0.5, 1.0, 6e4, -1.0, 1e-3, 2.0)  # at the losses of the sets of probes
 MOST_NODES = 400  # behind the logits of a loss; what has more is no loss
 
 
@@ -86,7 +87,7 @@ class _Read:
 
 
 def _read(joint: Joint, product: Product) -> _Read | None:
-    m, classes, _ = product.sizes
+    classes = product.sizes[1]
     if not joint.picks_elements:
         return None
     logits, cuts = _logits(joint, product.node)
@@ -100,7 +101,8 @@ def _read(joint: Joint, product: Product) -> _Read | None:
     counted = value(logits).numel() // classes
     if dtype_of(target) is not torch.int64 or not equal_sizes(value(target).numel(), counted):
         return None
-    return _Read(logits, target, Rows(m, counted, classes, cuts[0] if cuts else None), region)
+    cut = cuts[0] if cuts else None
+    return _Read(logits, target, Rows(counted, classes, cut, target, product.node), region)
 
 
 def _logits(joint: Joint, z: Node) -> tuple[Node | None, list[Node]]:
@@ -178,14 +180,13 @@ class _LossSite:
 
     def indices(self) -> list[int]:
         """Targets that may be ignored."""
-        users = {self.read.target, *self.read.target.users}
-        users |= {u for n in users for u in n.users}
-        found = [int(n) for n in _numbers(list(users), aten.ne.Scalar, aten.eq.Scalar)]
-        return list(dict.fromkeys([*found, NO_INDEX]))
+        compared = [n for n in self.joint.nodes if is_call(n, *COMPARES)]
+        users = [n for n in compared if bare(n.args[0]) is self.read.target]
+        return list(dict.fromkeys(int(n) for n in _numbers(users, *COMPARES)))
 
     def evaluators(self, ignore_index: int) -> list[RowEvaluator]:
         return [
-            RowEvaluator(self.read.rows, {self.z: p.z, self.read.target: p.target})
+            RowEvaluator(self.read.rows, ignore_index, {self.z: p.z, self.read.target: p.target})
             for p in loss_probes(ignore_index)
         ]
 
@@ -257,6 +258,8 @@ class _LossSite:
         size = shape_of(source)[dim]
         if sizes is None or not isinstance(start, int) or start < 0 or not isinstance(end, int):
             return None
+        if len(cut.args) > 4 and cut.args[4] != 1:
+            return None
         if end >= 0 and not isinstance(size, int):
             return None
         behind = -end if end < 0 else max(size - end, 0)
@@ -269,7 +272,7 @@ class _LossSite:
 
     def backward(self, options: LossOptions) -> _Parts | Left:
         parts = _Parts()
-        evaluators = self.evaluators(options.ignore_index)[:2]
+        evaluators = self.evaluators(options.ignore_index)
         for dz in self.dz_candidates():
             parts.dloss = self.dloss(dz, options, evaluators)
             if parts.dloss is None:
@@ -299,20 +302,20 @@ class _LossSite:
 
     def dloss(self, dz: Node, options: LossOptions, evaluators: list[RowEvaluator]) -> Node | None:
         """The number that arrives at the loss."""
-        classes = self.read.rows.classes
-        probes = loss_probes(options.ignore_index)
+        classes, index = self.read.rows.classes, options.ignore_index
+        probes = loss_probes(index)
         with real():
-            arrives = [torch.tensor(v, dtype=torch.float64) for v in (1.25, -0.5)]
+            arrives = [torch.tensor(v, dtype=torch.float64) for v in ARRIVING]
             wanted = [
-                loss_gradient(probe, options, classes) * dloss
-                for probe, dloss in zip(probes, arrives, strict=False)
+                loss_gradient(probes[i], options, classes) * dloss
+                for i, dloss in enumerate(arrives)
             ]
         for node in self.numbers_behind(dz):
-            leaves = (
+            leaves = [
                 {**self.leaves(e), node: dloss}
-                for e, dloss in zip(evaluators, arrives, strict=True)
-            )
-            values = (RowEvaluator(self.read.rows, known)(dz) for known in leaves)
+                for e, dloss in zip(evaluators, arrives, strict=False)
+            ]
+            values = (RowEvaluator(self.read.rows, index, known)(dz) for known in leaves)
             if all(map(close, values, wanted)):
                 return node
         return None

@@ -2,12 +2,15 @@
 
 As in `probe`, but the nodes are no pointwise functions: they reduce rows, pick the target's class
 and put gradients back in its place. Whatever the sizes in the graph, its rows are `ROWS` here and
-its classes `CLASSES`, which no broadcast can confuse. Roundings between nodes are left out.
+its classes `CLASSES`, which no broadcast can confuse. Roundings between nodes are left out. The
+targets are compared with the one that is ignored and with nothing else, or classes that no probe
+has might be treated in another way.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,21 +24,39 @@ from .graph import (
     CONVERT,
     SAME_ORDER,
     aten,
+    bare,
+    dtype_of,
     equal_sizes,
     is_call,
     is_constant,
     is_pointwise,
+    same_shape,
     shape_of,
     value,
 )
-from .probe import DROPPED, real
+from .probe import DROPPED, is_probed, keeps, numbers_of, real
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-ROWS, CLASSES, SETS = 12, 7, 6
+ROWS, CLASSES = 12, 7
+# Sets of rows: how many of them are ignored, and how large their logits are. The options are fitted
+# to the first and hold for all; the last has no mean.
+SETS = (
+    (1, 3.0),
+    (2, 3.0),
+    (3, 1.0),
+    (4, 3.0),
+    (0, 2.0),
+    (6, 3.0),
+    (5, 400.0),
+    (11, 0.01),
+    (12, 3.0),
+)
+FITTED = 6
 SUMS = (aten.sum.dim_IntList, aten.amax.default)
-RTOL = 1e-7
+COMPARES = (aten.eq.Scalar, aten.ne.Scalar)
+RTOL = 1e-10
 
 
 @dataclass(frozen=True)
@@ -46,13 +67,16 @@ class Rows:
         logits: Rows of the product.
         counted: Rows of the loss, fewer where the logits are sliced ("shift").
         classes: Columns of the product.
+        target: The classes of the rows that count.
+        product: Whose dtype the logits have.
         cut: The slice of rows, if there is one.
     """
 
-    logits: Any
     counted: Any
     classes: int
     cut: Node | None
+    target: Node
+    product: Node
 
 
 class LossOptions(NamedTuple):
@@ -79,10 +103,12 @@ def loss_probes(ignore_index: int) -> tuple[Probe, ...]:
     with real():
         generator = torch.Generator().manual_seed(0)
         made = []
-        for i in range(SETS):
-            z = 3 * torch.randn(ROWS, CLASSES, generator=generator, dtype=torch.float64)
+        for ignored, size in SETS:
+            z = size * torch.randn(ROWS, CLASSES, generator=generator, dtype=torch.float64)
             target = torch.randint(CLASSES, (ROWS,), generator=generator)
-            target[: i + 1] = ignore_index
+            if 0 <= ignore_index < CLASSES:  # no row that counts has it
+                target[target == ignore_index] = (ignore_index + 1) % CLASSES
+            target[:ignored] = ignore_index
             made.append(Probe(z, target, target != ignore_index))
         return tuple(made)
 
@@ -90,8 +116,8 @@ def loss_probes(ignore_index: int) -> tuple[Probe, ...]:
 class RowEvaluator:
     """Values of nodes where the leaves have the given ones; None where a node has no number."""
 
-    def __init__(self, rows: Rows, leaves: dict[Node, Tensor]) -> None:
-        self.rows = rows
+    def __init__(self, rows: Rows, ignore_index: int, leaves: dict[Node, Tensor]) -> None:
+        self.rows, self.ignore_index = rows, ignore_index
         self.known: dict[Node, Tensor | None] = dict(leaves)
 
     def __call__(self, node: Node) -> Tensor | None:
@@ -129,31 +155,40 @@ class RowEvaluator:
         if target in SAME_ORDER:
             return self._shaped(node, first)
         if target is CONVERT:
-            if value(args[0]).dtype is torch.float64 is not args[1]:
-                return None  # a rounding that counts
-            return first.double() if args[1].is_floating_point else first.to(args[1])
+            if not args[1].is_floating_point:
+                return first.to(args[1])
+            return first.double() if keeps(args[1], dtype_of(self.rows.product)) else None
         if target is aten.expand.default:
             return first.expand(self._shape(node))
         if target is aten.sum.default:
             return self._total(args[0], first)
         if target in SUMS:
             return self._reduced(node, first)
-        if target is aten.gather.default and args[1] in (1, -1):
-            return first.gather(1, self.known[args[2]])
-        if target is aten.scatter.value and args[1] in (1, -1):
+        if target in (aten.gather.default, aten.scatter.value):
+            if args[1] not in (-1, len(shape_of(node)) - 1):
+                return None
+            if target is aten.gather.default:
+                return first.gather(1, self.known[args[2]])
             whole = first.expand(ROWS, CLASSES)
             return whole.scatter(1, self.known[args[2]], float(args[3]))
         if target is aten.slice.Tensor:
-            return first if self._is_cut(args[1:]) and self._is_logits(args[0]) else None
+            return first if self._is_cut(args[1:]) and same_shape(node, self.rows.cut) else None
         if target is aten.slice_scatter.default:
             nothing = is_constant(args[0]) and first.item() == 0
             return self.known[args[1]] if nothing and self._is_cut(args[2:]) else None
-        if not is_pointwise(node):
+        if not is_pointwise(node) or not self._is_probed(node):
             return None
         kwargs = {k: v for k, v in node.kwargs.items() if k not in DROPPED}
         taken = map_arg((args, kwargs), self.known.__getitem__)
         result = target(*taken[0], **taken[1])
         return result if isinstance(result, Tensor) else None
+
+    def _is_probed(self, node: Node) -> bool:
+        one = node.args[0]
+        if isinstance(one, Node) and value(one).dtype is torch.int64 and node.target in COMPARES:
+            return bare(one) is self.rows.target and numbers_of(node) == [self.ignore_index]
+        endless = node.target is aten.eq.Scalar and numbers_of(node) == [math.inf]  # logsumexp's
+        return endless or is_probed(node)
 
     def _shaped(self, node: Node, found: Tensor) -> Tensor | None:
         if found.dim() == 0 or found.numel() == ROWS * CLASSES:
@@ -193,9 +228,6 @@ class RowEvaluator:
 
     def _is_cut(self, args: Any) -> bool:
         return self.rows.cut is not None and tuple(args) == tuple(self.rows.cut.args[1:])
-
-    def _is_logits(self, node: Node) -> bool:
-        return equal_sizes(value(node).numel(), self.rows.logits * self.rows.classes)
 
 
 def _inputs(node: Node) -> list[Node]:
@@ -238,12 +270,13 @@ def fit(
         counts = torch.stack([p.counts.sum() for p in probes])
         for mean in (True, False):
             columns = terms / counts[:, None] if mean else terms
-            found = torch.linalg.lstsq(columns, got[:, None]).solution[:, 0]
-            if not torch.allclose(columns @ found, got, rtol=RTOL, atol=RTOL):
+            first = columns[:FITTED]
+            found = torch.linalg.lstsq(first, got[:FITTED, None]).solution[:, 0]
+            if not torch.allclose(columns @ found, got, rtol=RTOL, atol=RTOL, equal_nan=mean):
                 continue
             nll, smooth, square = found.tolist()
-            smoothing, z_loss = round(smooth * classes, 7) + 0.0, round(square, 9) + 0.0
-            if abs(nll + smoothing - 1) < 1e-6 and 0 <= smoothing <= 1 and z_loss >= 0:
+            smoothing, z_loss = round(smooth * classes, 12) + 0.0, round(square, 14) + 0.0
+            if abs(nll + smoothing - 1) < RTOL and 0 <= smoothing <= 1 and z_loss >= 0:
                 return LossOptions(ignore_index, smoothing, softcap, z_loss, mean)
         return None
 
@@ -264,4 +297,4 @@ def close(got: Tensor | None, want: Tensor) -> bool:
     if got is None or not got.is_floating_point() or got.shape != want.shape:
         return False
     with real():
-        return bool(torch.allclose(got, want, rtol=1e-6, atol=1e-8))
+        return bool(torch.allclose(got, want, rtol=RTOL, atol=1e-12))

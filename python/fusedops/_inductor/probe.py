@@ -3,7 +3,8 @@
 The nodes between a product and a candidate are run in float64 on a few hundred numbers, and the
 result is compared with the table of activations: `act(z)`, `act(g) * u`, `dh * act'(z)`. It does
 not matter how a decomposition writes them. Roundings between the nodes are left out, as our kernels
-leave them out.
+leave them out. A branch at some number may lie between or beyond all probes, so that a node counts
+only if it is smooth or branches at 0.
 """
 
 from __future__ import annotations
@@ -18,17 +19,35 @@ from torch.fx.node import map_arg
 
 from .._autograd.compose import activate
 from .._core.activation import ACTIVATIONS
-from .graph import CONSTANTS, CONVERT, SAME_ORDER, SAME_VALUES, is_constant, is_pointwise
+from .graph import (
+    CONSTANTS,
+    CONVERT,
+    SAME_ORDER,
+    SAME_VALUES,
+    aten,
+    dtype_of,
+    is_constant,
+    is_pointwise,
+)
 
 if TYPE_CHECKING:
     from torch.fx import Node
 
-# Far from zero, where clamps and caps show; 0 itself, where clamp(min=0) and relu differ in their
-# derivatives; small numbers, which tell relu2 from what is linear there.
+# Far from zero, where caps show; 0 itself, where clamp(min=0) and relu differ in their derivatives;
+# small numbers, which tell relu2 from what is linear there.
 FAR = (12.0, 25.0, 60.0, 250.0, 1e3)
 SMALL = (0.0, 1e-6, 1e-3, 0.02)
+NONE = (float("nan"),)  # which a function that branches may lose
 DROPPED = ("dtype", "device", "layout", "pin_memory", "memory_format")  # of kwargs
-RTOL, ATOL = 1e-6, 1e-7
+RTOL, ATOL = 1e-8, 1e-12
+_SMOOTH = """
+    add sub rsub mul div neg reciprocal square pow sqrt rsqrt exp exp2 expm1 log log2 log1p abs
+    tanh sigmoid erf erfc silu gelu relu tanh_backward sigmoid_backward silu_backward gelu_backward
+    where bitwise_not bitwise_and bitwise_or logical_not logical_and logical_or
+"""
+SMOOTH = {getattr(aten, name) for name in _SMOOTH.split()}
+_BRANCHES = "eq ne lt le gt ge clamp_min maximum threshold_backward"
+BRANCHES = {getattr(aten, name) for name in _BRANCHES.split()}
 
 
 def real() -> ExitStack:
@@ -41,6 +60,27 @@ def real() -> ExitStack:
     stack.enter_context(_disable_current_modes())
     stack.enter_context(torch.no_grad())
     return stack
+
+
+def numbers_of(node: Node) -> list[Any]:
+    """The numbers among a node's arguments."""
+    args = [a.args[CONSTANTS[a.target]] if is_constant(a) else a for a in node.args]
+    return [a for a in args if isinstance(a, (int, float))]
+
+
+def is_probed(node: Node) -> bool:
+    """Whether values at some numbers tell what a pointwise node computes."""
+    packet = getattr(node.target, "overloadpacket", None)
+    if packet in SMOOTH:
+        return "rounding_mode" not in node.kwargs
+    return packet in BRANCHES and numbers_of(node) == [0]
+
+
+def keeps(dtype: torch.dtype, own: torch.dtype) -> bool:
+    """Whether a cast of values of the product's dtype takes nothing from them."""
+    return dtype is own or (
+        dtype in (torch.float32, torch.float64) and own.itemsize < dtype.itemsize
+    )
 
 
 class Probes(NamedTuple):
@@ -59,7 +99,7 @@ def probes() -> Probes:
         random = torch.randn(3, 256, generator=generator, dtype=torch.float64)
         ends = torch.tensor([*FAR, *SMALL], dtype=torch.float64)
         z = torch.cat([ends, -ends, torch.linspace(-9, 9, 181, dtype=torch.float64)])
-        z = torch.cat([z, random[0]])
+        z = torch.cat([z, random[0], torch.tensor(NONE, dtype=torch.float64)])
         up, dh = (torch.cat([r, r.flip(0)])[: z.numel()].clone() for r in random[1:])
         acts = []
         for code in range(len(ACTIVATIONS)):
@@ -81,6 +121,7 @@ class Evaluator:
 
     def __init__(self, leaves: dict[Node, Tensor]) -> None:
         self.known: dict[Node, Tensor | None] = dict(leaves)
+        self.dtypes = {dtype_of(leaf) for leaf in leaves}
 
     def __call__(self, node: Node) -> Tensor | None:
         with real():
@@ -107,7 +148,10 @@ class Evaluator:
         if node.target in SAME_ORDER:
             return self.known[node.args[0]]
         if node.target is CONVERT:
-            return self.known[node.args[0]] if node.args[1].is_floating_point else None
+            kept = all(keeps(node.args[1], own) for own in self.dtypes)
+            return self.known[node.args[0]] if kept else None
+        if not is_probed(node):
+            return None
         args = map_arg(node.args, self.known.__getitem__)
         kwargs = {k: v for k, v in node.kwargs.items() if k not in DROPPED}
         try:
@@ -120,7 +164,7 @@ class Evaluator:
 def _close(got: Tensor | None, want: Tensor) -> bool:
     if got is None or not got.is_floating_point() or got.shape != want.shape:
         return False
-    return bool(torch.allclose(got, want, rtol=RTOL, atol=ATOL))
+    return bool(torch.allclose(got, want, rtol=RTOL, atol=ATOL, equal_nan=True))
 
 
 def activation_of(got: Tensor | None, factor: Tensor | None = None) -> int | None:
