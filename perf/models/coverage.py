@@ -4,7 +4,7 @@ Every model is built with random weights, run, copied, fused and run again. A ro
 of the FLOPs of linear layers (transformers' Conv1D too) and of the norms runs fused, and whether
 outputs and gradients are those of the model before. On the CPU:
 
-    python perf/models/coverage.py --library transformers --csv coverage.csv
+    python perf/models/coverage.py --csv perf/results/coverage/transformers.csv
     python perf/models/coverage.py --library timm --only vit
 """
 
@@ -13,6 +13,8 @@ from __future__ import annotations
 import argparse
 import copy
 import csv
+import importlib.metadata
+import os
 import signal
 import sys
 import traceback
@@ -48,7 +50,6 @@ SIZES = {
     "num_layers": 2,
     "n_layer": 2,
     "n_layers": 2,
-    "encoder_layers": 2,
     "decoder_layers": 2,
     "num_attention_heads": 4,
     "num_heads": 4,
@@ -71,12 +72,48 @@ SIZES = {
     "rotary_dim": 8,
     "word_embed_proj_dim": 64,
     "embedding_size": 64,
+    "encoder_layers": 2,
+    "num_encoder_layers": 2,
+    "num_decoder_layers": 2,
+    "depth": 2,
+    "embed_dims": 64,
+    "feature_size": 64,
+    "projection_dim": 64,
+    "out_hidden_size": 64,
+    "moe_num_heads": 4,
+    "num_mem_blocks": 1,
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_d_ssm": 128,
+    "mamba_d_state": 16,
+    "mamba_n_groups": 1,
+    "mamba_chunk_size": 16,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "norm_eps": 1e-5,
     "use_cache": False,
     "pad_token_id": 0,
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-SECONDS = 8  # of CPU time for one model
+# What some models ask for besides.
+OWN: dict[str, dict[str, Any]] = {
+    "Mamba2Config": {"num_heads": 8, "head_dim": 16, "n_groups": 1, "chunk_size": 16},
+    "Dots1Config": {"n_shared_experts": 1, "moe_intermediate_size": 48},
+    "NemotronConfig": {"num_key_value_heads": 2},
+    "GPTNeoConfig": {"num_layers": 2, "attention_types": [[["global", "local"], 1]]},
+    "ReformerConfig": {"is_decoder": False, "axial_pos_embds": False, "hidden_size": 64},
+    "XmodConfig": {"default_language": "en_XX"},
+    "FunnelConfig": {"block_sizes": [1, 1]},
+    "ProphetNetConfig": {"num_encoder_layers": 2, "num_decoder_layers": 2},
+    "MusicgenDecoderConfig": {"num_codebooks": 1},
+    "MusicgenMelodyDecoderConfig": {"num_codebooks": 1},
+}
+UNSET = {"FunnelConfig": ("num_hidden_layers",), "ProphetNetConfig": ("num_hidden_layers",),
+         "XLNetConfig": ("max_position_embeddings",)}  # fmt: skip
+SECONDS = 12  # of CPU time for one model
 
 
 @dataclass
@@ -92,6 +129,8 @@ class Row:
     grad_error: float = 0.0
     left: str = ""  # what was left alone
     failed: str = ""
+    version: str = ""  # of the library
+    torch: str = torch.__version__
 
 
 def is_product(module: nn.Module) -> bool:
@@ -141,6 +180,7 @@ def product_flops(model: nn.Module, call: Callable[[nn.Module], Any]) -> Counter
     def count(name: str) -> Any:
         def hook(module: nn.Module, args: Any, output: Tensor) -> None:
             weight = next(p for p in module.parameters(recurse=False) if p.dim() == 2)
+            output = first_tensor(output)
             found[name] += 2 * output.numel() * weight.numel() // output.shape[-1]
 
         return hook
@@ -190,27 +230,56 @@ def measure(row: Row, model: nn.Module, call: Callable[[nn.Module], Any]) -> Non
 
 def small(config: Any) -> dict[str, Any]:
     """The sizes that a config knows of, small; nested configs too."""
-    wanted = {k: v for k, v in SIZES.items() if hasattr(config, k)}
-    if isinstance(getattr(config, "num_key_value_heads", None), type(None)):
+    wanted = {k: v for k, v in SIZES.items() if has(config, k)}
+    if has(config, "num_key_value_heads") and plain(config, "num_key_value_heads") is None:
         wanted.pop("num_key_value_heads", None)
     if hasattr(config, "qk_rope_head_dim"):  # multi-head latent attention
         wanted |= {"qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 16, "head_dim": 8,
                    "q_lora_rank": 32, "kv_lora_rank": 32, "num_key_value_heads": 4}  # fmt: skip
-    return {k: v for k, v in wanted.items() if hasattr(config, k)}
+    return {k: v for k, v in wanted.items() if has(config, k)}
+
+
+def has(config: Any, name: str) -> bool:
+    """Whether a config knows of a size, be it another one for each layer."""
+    return name in vars(config) or name in getattr(config, "attribute_map", {})
+
+
+def plain(config: Any, name: str) -> Any:
+    try:
+        return getattr(config, name)
+    except Exception:  # one of its own for each layer
+        return 0
 
 
 def small_config(config_class: Any) -> Any:
-    """A config with small sizes, without those that it does not let be set."""
-    wanted = small(config_class())
-    for _ in range(len(wanted)):
-        try:
-            return config_class(**wanted)
-        except AttributeError as error:  # noqa: PERF203
-            name = next((n for n in wanted if f"'{n}'" in str(error)), None)
-            if name is None:
-                raise
-            del wanted[name]
-    return config_class()
+    """A config with small sizes, nested ones too, without those that it does not let be set."""
+    default = config_class()
+    wanted = small(default) | OWN.get(config_class.__name__, {})
+    for name in UNSET.get(config_class.__name__, ()):
+        wanted.pop(name, None)
+    for name in getattr(config_class, "sub_configs", {}):
+        inner = getattr(default, name, None)
+        if hasattr(inner, "to_dict"):
+            wanted[name] = small_config(type(inner))
+    kinds = [k for k in ("layer_types", "layers_block_type") if hasattr(default, k)]
+    trials = [dict(wanted)]
+    for kind in kinds:  # one layer of each kind
+        there = list(dict.fromkeys(getattr(default, kind) or ()))
+        if there:
+            trials.append(wanted | {kind: there, "num_hidden_layers": len(there)})
+    trials.append({k: v for k, v in wanted.items() if "layer" not in k})
+    first: Exception | None = None
+    for trial in trials:
+        for _ in range(len(trial) + 1):
+            try:
+                return config_class(**trial)
+            except Exception as error:  # noqa: PERF203
+                first = first or error
+                name = next((n for n in trial if f"'{n}'" in str(error)), None)
+                if name is None:
+                    break
+                del trial[name]
+    raise first or ValueError("no config")
 
 
 def transformer_models(only: str) -> Iterator[tuple[str, Callable[[], Any]]]:
@@ -300,7 +369,7 @@ def rows(library: str, only: str, skip: str) -> Iterator[Row]:
         if skipping:
             skipping = name != skip
             continue
-        row = Row(library, name)
+        row = Row(library, name, version=importlib.metadata.version(library))
         signal.setitimer(signal.ITIMER_PROF, SECONDS)
         try:
             measure(row, *build())
@@ -316,6 +385,10 @@ def rows(library: str, only: str, skip: str) -> Iterator[Row]:
 
 def too_long(*_: Any) -> None:
     raise TimeoutError(f"more than {SECONDS} s")
+
+
+def rounded(value: Any) -> Any:
+    return f"{value:.3g}" if isinstance(value, float) else value
 
 
 def show(row: Row) -> None:
@@ -343,18 +416,18 @@ def main() -> None:
     torch.set_num_threads(1)
     print(f"{'model':44} {'flops':>6} {'norms':>6} mlps {'error':>8} {'grads':>8}  left alone")
     done = []
-    for row in rows(options.library, options.only, options.skip):
-        show(row)
-        done.append(row)
+    with open(options.csv or os.devnull, "w", newline="") as file:
+        writer = csv.DictWriter(file, [field.name for field in fields(Row)], lineterminator="\n")
+        writer.writeheader()
+        for row in rows(options.library, options.only, options.skip):
+            show(row)
+            done.append(row)
+            writer.writerow({k: rounded(v) for k, v in asdict(row).items()})
+            file.flush()  # what ran counts, should the machine go away
     ran = [row for row in done if not row.failed]
     full = [r for r in ran if r.flops >= 0.95 and r.norms >= 0.95]
     same = [r for r in ran if r.error < 1e-4 and r.grad_error < 1e-3]
     print(f"{len(ran)} of {len(done)} run; {len(full)} have 95 % of both; {len(same)} match")
-    if options.csv:
-        with open(options.csv, "w", newline="") as file:
-            writer = csv.DictWriter(file, [field.name for field in fields(Row)])
-            writer.writeheader()
-            writer.writerows(asdict(row) for row in done)
 
 
 if __name__ == "__main__":
