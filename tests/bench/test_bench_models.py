@@ -206,6 +206,17 @@ def test_what_raises_in_its_turn_is_dropped_and_the_others_are_timed(
     assert cases() == {row for row in left if row[0] != out_of_memory}
 
 
+def test_nobody_is_dropped_where_the_gpu_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(_: torch.device) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    found = together.Contenders({"eager": lambda: None}, us={"eager": 1.0})
+    monkeypatch.setattr(together.timing, "synchronize", lost)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        together._time(found, (), CPU, 1)
+    assert list(found.calls) == ["eager"]
+
+
 @pytest.mark.usefixtures("_no_inductor")
 def test_a_model_that_does_not_run_here_compiles_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

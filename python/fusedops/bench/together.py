@@ -125,7 +125,6 @@ def _time(
 
     A contender that raises, say for memory, is dropped, and the others start again.
     """
-    running = ""
 
     def turn(name: str, call: Call) -> None:
         nonlocal running
@@ -133,12 +132,15 @@ def _time(
         call(*data)
 
     while found.calls:
+        running = ""
         bound = {name: partial(turn, name, call) for name, call in found.calls.items()}
         fastest = min(found.us[name] for name in bound)
         loops = max(1, min(math.ceil(ROUND_US / fastest), MAX_LOOPS))
         try:
             return timing.host_us(bound, rounds, loops, device)
         except Exception as error:
+            if not running:  # before anybody's turn: the GPU itself is gone
+                raise
             _drop(found, running, error)
     return {}
 
