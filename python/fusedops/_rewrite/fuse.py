@@ -335,7 +335,8 @@ def fuse(model: torch_nn.Module) -> FuseReport:
     parameters. Separate q, k and v stay three products: one weight for
     them would have to be packed in each step.
 
-    torch.fx, torch.jit.script and quantize_dynamic do not see into fused modules.
+    torch.fx, torch.jit.script and quantize_dynamic do not see into fused modules; torch.jit.trace
+    with gradients on needs ``check_trace=False``.
 
     Args:
         model: Any module.

@@ -275,13 +275,18 @@ def _product_weight(layer: Any) -> Any:
         if parameter is not None and type(parameter) is not torch_nn.Parameter:
             return None
     if type(layer) is torch_nn.Linear:
-        return parameters.get("weight")
-    if product_form(layer) is None:
+        name = "weight"
+    elif product_form(layer) is None:
         return None
-    if not isinstance(layer, FusedLeaf):
-        return parameters.get("weight")
-    leaf: Any = layer._fused
-    return parameters.get(leaf.form.weight) if leaf.is_same(layer) else None
+    elif not isinstance(layer, FusedLeaf):
+        name = "weight"
+    else:
+        leaf: Any = layer._fused
+        if not leaf.is_same(layer):
+            return None
+        name = leaf.form.weight
+    # NOTE: torch.fx hands out proxies for attributes, whose dtypes are unlike: no op runs then.
+    return None if parameters.get(name) is None else getattr(layer, name)
 
 
 def _weight(layer: Any) -> tuple[Any, Any]:
