@@ -268,6 +268,15 @@ def test_a_chain_of_weights_of_other_names(device):
     torch.testing.assert_close(model(x), original(x), rtol=1e-4, atol=1e-4)
 
 
+def test_a_chain_is_traced_layer_by_layer(device):
+    """torch.fx's proxies are no tensors that an op takes."""
+    model = Layers().to(device)
+    original = copy.deepcopy(model)
+    assert len(fusedops.fuse(model).blocks) == 1
+    x = make(3, 5, 24, dtype=torch.float32, device=device)
+    torch.testing.assert_close(torch.fx.symbolic_trace(model)(x), original(x))
+
+
 @pytest.mark.parametrize("kind", [leaves.Conv1D, Layers])
 def test_a_parametrized_weight_is_computed_once(device, kind):
     """Spectral norm changes its buffers with each read of the weight."""

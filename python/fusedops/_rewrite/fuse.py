@@ -342,7 +342,9 @@ def fuse(model: torch_nn.Module) -> FuseReport:
     replaced. Not seen are patches of ``nn.Linear.forward`` and of the norms' (whose classes have
     become ours), code that changes inside a function object, and, by the modules inside of what
     runs as one op, hooks on all modules (``register_module_forward_hook``). Compiled code looks for
-    new hooks where torch's does.
+    new hooks where torch's does. Our norms keep their input for backward, as torch's do: a norm
+    written by hand that keeps a copy in fp32 lets its half input be changed in place, ours does
+    not, and backward raises.
 
     A layer changes its class and stays the same object. So its parameters (what the optimizer
     holds, tied weights), state dict keys, device, training flag and everything that refers to it
@@ -356,7 +358,8 @@ def fuse(model: torch_nn.Module) -> FuseReport:
     parameters. Separate q, k and v stay three products: one weight for
     them would have to be packed in each step.
 
-    torch.fx, torch.jit.script and quantize_dynamic do not see into fused modules.
+    torch.fx, torch.jit.script and quantize_dynamic do not see into fused modules; torch.jit.trace
+    with gradients on needs ``check_trace=False``.
 
     Args:
         model: Any module.

@@ -1,12 +1,11 @@
 """Methods written anew with their MLPs as one op, in a class of the module's own."""
 
 from __future__ import annotations
-import __future__
 
 import ast
 import copy
 import functools
-from types import CellType, CodeType, FunctionType
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -20,6 +19,7 @@ from .forward_code import Outside, same_constant
 from .fused_class import Fused, derived
 from .leaf import FusedLeaf
 from .pairs import add_norm, is_fused_norm, write_pairs
+from .recompile import asks_class, compiled, is_plain, rewrapped, unwrapped
 from .source import is_ordinary, tree_of
 
 if TYPE_CHECKING:
@@ -31,73 +31,6 @@ _TORCHS = (torch_nn.TransformerEncoderLayer, torch_nn.TransformerDecoderLayer)  
 
 
 # ---- writing ----
-
-
-def unwrapped(function: Any) -> list[Any]:
-    """A function and what its decorators wrap, the innermost last."""
-    layers = [function]
-    while hasattr(layers[-1], "__wrapped__"):
-        layers.append(layers[-1].__wrapped__)
-    return layers
-
-
-def _rewrapped(layers: list[Any], new: FunctionType) -> Any:
-    """The decorators around a new innermost function; None where they are of another kind."""
-    for outer, inner in zip(layers[-2::-1], layers[:0:-1], strict=True):
-        if type(outer) is not FunctionType or not outer.__closure__:
-            return None
-        cells = tuple(CellType(new) if _holds(cell, inner) else cell for cell in outer.__closure__)
-        if sum(_holds(cell, inner) for cell in outer.__closure__) != 1:
-            return None
-        made = FunctionType(
-            outer.__code__, outer.__globals__, outer.__name__, outer.__defaults__, cells
-        )
-        made.__kwdefaults__ = outer.__kwdefaults__
-        made.__dict__.update(outer.__dict__, __wrapped__=new)
-        made.__qualname__, made.__doc__ = outer.__qualname__, outer.__doc__
-        new = made
-    return new
-
-
-def _holds(cell: Any, value: Any) -> bool:
-    return cell != CellType() and cell.cell_contents is value
-
-
-def _named(code: CodeType, name: str) -> CodeType:
-    for value in code.co_consts:
-        if isinstance(value, CodeType):
-            return value if value.co_name == name else _named(value, name)
-    raise ValueError(name)
-
-
-def _compiled(function: FunctionType, tree: ast.FunctionDef) -> FunctionType | None:
-    """A function of a tree with the names, defaults and cells of another one."""
-    tree.decorator_list = []
-    tree.returns = None
-    tree.args.defaults = []
-    tree.args.kw_defaults = [None] * len(tree.args.kwonlyargs)
-    for arg in ast.walk(tree.args):
-        if isinstance(arg, ast.arg):
-            arg.annotation = None
-    free = function.__code__.co_freevars
-    outer = ast.parse("def _outer():\n    pass").body[0]
-    assert isinstance(outer, ast.FunctionDef)
-    outer.body = [*(ast.parse(f"{name} = None").body[0] for name in free), tree]
-    module = ast.fix_missing_locations(ast.Module([outer], []))
-    file = function.__code__.co_filename
-    future = function.__code__.co_flags & __future__.annotations.compiler_flag
-    code = _named(compile(module, file, "exec", future, dont_inherit=True), tree.name)
-    cells = dict(zip(free, function.__closure__ or (), strict=True))
-    if not set(code.co_freevars) <= set(cells):
-        return None
-    made = FunctionType(
-        code, function.__globals__, function.__name__, function.__defaults__,
-        tuple(cells[name] for name in code.co_freevars),
-    )  # fmt: skip
-    made.__kwdefaults__ = function.__kwdefaults__
-    made.__dict__.update(function.__dict__)
-    made.__qualname__, made.__doc__ = function.__qualname__, function.__doc__
-    return made
 
 
 def _at(tree: ast.FunctionDef, steps: tuple[Any, ...]) -> list[ast.stmt]:
@@ -201,8 +134,8 @@ def _methods(base: type, found: tuple[Found, ...], pairs: Pairs) -> dict[str, An
         for index, one in sorted(chosen, key=lambda c: (c[1].chain.body, c[1].chain.lines),
                                  reverse=True):  # fmt: skip
             _with_op(tree, one.chain, index, one.input)
-        new = _compiled(layers[-1], tree)
-        method = None if new is None else _rewrapped(layers, new)
+        new = compiled(layers[-1], tree)
+        method = None if new is None else rewrapped(layers, new)
         if method is None:
             return None
         made[name] = _guarded(name, layers[0], method)
@@ -234,11 +167,11 @@ def _rest(base: Any, norms: Any) -> FunctionType | None:
     """A forward that goes on behind its first statement; None where its source is not known."""
     function = base.forward
     tree = copy.deepcopy(tree_of(function)) if type(function) is FunctionType else None
-    if tree is None or not tree.args.args or not _is_plain(tree):
+    if tree is None or not tree.args.args or not is_plain(tree):
         return None
     tree.body = without_docstring(tree.body)[1:] or [ast.Pass()]
     write_pairs(tree, norms, set())
-    return _compiled(function, tree)
+    return compiled(function, tree)
 
 
 def _rest_class(base: type) -> type | None:
@@ -278,28 +211,32 @@ class FusedMethods(Fused):
         if kept is None or kept.outside is None or _is_dynamo_compiling():
             return False
         chain = kept.found[index].chain
-        if any(rates[i] > 0 and rates[i + 1] for i in range(0, len(rates), 2)):
+        if rates and any(rates[i] > 0 and rates[i + 1] for i in range(0, len(rates), 2)):
             return False
-        dtypes = set()
+        dtype = None
         for path in (*chain.first, chain.down):
             layer = child(self, path)
             if not isinstance(layer, torch_nn.Module) or not untouched(layer):
                 return False
-            if not _is_product(layer):
+            weight = _product_weight(layer)
+            if weight is None or (dtype is not None and weight.dtype is not dtype):
                 return False
-            dtypes.add(_weight(layer)[0].dtype)
+            dtype = weight.dtype
         for dropped in chain.dropouts:
             if dropped.path:
                 module = child(self, dropped.path)
                 if type(module) is not torch_nn.Dropout or (module.training and module.p > 0):
                     return False
-        return len(dtypes) == 1 and self._fused_is_same(kept, chain)
+                if not untouched(module):
+                    return False
+        return self._fused_is_same(kept, chain)
 
     def _fused_is_same(self, kept: Kept, chain: Chain) -> bool:
-        for path in (*chain.through, *chain.acts, *(d.path for d in chain.dropouts if d.path)):
-            module: Any = child(self, path)
-            if not isinstance(module, torch_nn.Module) or not untouched(module):
-                return False
+        for paths in (chain.through, chain.acts):
+            for path in paths:
+                module: Any = child(self, path)
+                if not isinstance(module, torch_nn.Module) or not untouched(module):
+                    return False
         for path, kind in kept.kinds:
             if type(child(self, path)) is not kind:
                 return False
@@ -333,19 +270,25 @@ class FusedMethods(Fused):
             fuse_methods(self)
 
 
-def _is_product(layer: Any) -> bool:
-    """Whether a layer is still what it was found to be."""
+def _product_weight(layer: Any) -> Any:
+    """The weight of a layer that is still the product it was found to be, else None."""
     parameters = layer._parameters
-    if {type(p) for p in parameters.values() if p is not None} != {torch_nn.Parameter}:
-        return False
+    for parameter in parameters.values():
+        if parameter is not None and type(parameter) is not torch_nn.Parameter:
+            return None
     if type(layer) is torch_nn.Linear:
-        return True
-    if product_form(layer) is None:
-        return False
-    if not isinstance(layer, FusedLeaf):
-        return True
-    leaf: Any = layer._fused
-    return parameters.get(leaf.form.weight) is not None and leaf.is_same(layer)
+        name = "weight"
+    elif product_form(layer) is None:
+        return None
+    elif not isinstance(layer, FusedLeaf):
+        name = "weight"
+    else:
+        leaf: Any = layer._fused
+        if not leaf.is_same(layer):
+            return None
+        name = leaf.form.weight
+    # NOTE: torch.fx hands out proxies for attributes, whose dtypes are unlike: no op runs then.
+    return None if parameters.get(name) is None else getattr(layer, name)
 
 
 def _weight(layer: Any) -> tuple[Any, Any]:
@@ -400,9 +343,9 @@ def fuse_methods(module: torch_nn.Module) -> Kept | None:
         if type(function) is not FunctionType or name in vars(module):
             continue
         tree = tree_of(function)
-        if tree is not None and _asks_class(tree):
+        if tree is not None and asks_class(tree):
             return None
-        if tree is None or not _is_plain(tree):
+        if tree is None or not is_plain(tree):
             continue
         for chain, names, source in chains_of(module, name, function, tree):
             found.append(Found(chain, source))
@@ -420,36 +363,6 @@ def fuse_methods(module: torch_nn.Module) -> Kept | None:
     vars(module)["_fused_chains"] = kept
     module.__class__ = new
     return kept
-
-
-def _is_plain(tree: ast.FunctionDef) -> bool:
-    """Whether a function's local variables are its own affair."""
-    refused = (ast.Yield, ast.YieldFrom, ast.Await, ast.Global, ast.Nonlocal, ast.Delete)
-    nodes = list(ast.walk(tree))
-    me = (*tree.args.posonlyargs, *tree.args.args)[:1]
-    for node in nodes:
-        if isinstance(node, refused) or _is_mangled(node):
-            return False
-        if isinstance(node, ast.Name):
-            if node.id in ("locals", "eval", "exec", "vars"):
-                return False
-            if me and node.id == me[0].arg and isinstance(node.ctx, ast.Store):
-                return False
-    return bool(me)
-
-
-def _asks_class(tree: ast.FunctionDef) -> bool:
-    """Whether a method compares the module's class, which becomes another one."""
-    asked = ("type(self)", "self.__class__")
-    parts = (part for n in ast.walk(tree) if isinstance(n, ast.Compare)
-             for part in (n.left, *n.comparators))  # fmt: skip
-    return any(ast.unparse(part) in asked for part in parts)
-
-
-def _is_mangled(node: ast.AST) -> bool:
-    """Whether a node has a name that means another one outside of its class: __name."""
-    names = (getattr(node, kind, None) for kind in ("id", "attr", "arg", "name"))
-    return any(isinstance(n, str) and n[:2] == "__" and n[-2:] != "__" for n in names)
 
 
 def _ready_tails(module: Any, found: list[Found]) -> bool:
@@ -471,27 +384,30 @@ def _ready_tails(module: Any, found: list[Found]) -> bool:
 def _kept(module: Any, found: tuple[Found, ...], pairs: Pairs, notes: list[Any]) -> Kept:
     """What has to stay as it is for the chains to be what they are."""
     outside = Outside()
-    kinds, flags, shadows = [], [], []
+    kinds: dict[Path, type] = {}
+    flags: dict[tuple[Path, str], Any] = {}
+    shadows: dict[tuple[Path, str], None] = {}
     for owner, name, value in notes:
         if isinstance(owner, tuple):
-            flags.append((owner, name, value))
+            flags[owner, name] = value
         else:
             outside.add(owner, name, value)
     for one in found:
         for path in one.chain.acts:
             act = child(module, path)
-            kinds.append((path, type(act)))
+            kinds[path] = type(act)
             outside.add_method(type(act), "forward")
             if "approximate" in vars(act):
-                flags.append((path, "approximate", act.approximate))
+                flags[path, "approximate"] = act.approximate
             read = read_activation(act)
             if read is not None:
-                flags += [(path, n, v) for n, v in read[1].flags.items()]
-                shadows += [(path, n) for n in read[1].methods]
+                flags.update({(path, n): v for n, v in read[1].flags.items()})
+                shadows.update({(path, n): None for n in read[1].methods})
                 for owner, name, value in read[1].outside.entries:
                     outside.add(owner, name, value)
         for path in one.chain.through:
             inner = child(module, path)
             outside.add_method(base_of(inner), "forward")
-            kinds.append((path, type(inner)))
-    return Kept(found, pairs, tuple(kinds), tuple(flags), tuple(shadows), outside)
+            kinds[path] = type(inner)
+    kept = tuple((*key, value) for key, value in flags.items())
+    return Kept(found, pairs, tuple(kinds.items()), kept, tuple(shadows), outside)

@@ -208,9 +208,13 @@ class Leaf:
             now = getattr(module, name, None)
             if now is not value and not same_constant(now, value):
                 return False
-        if any(module._parameters.get(name) is not None for name in self.absent):
-            return False
-        return not any(name in module.__dict__ for name in self.methods)
+        for name in self.absent:
+            if module._parameters.get(name) is not None:
+                return False
+        for name in self.methods:  # noqa: SIM110  (written out: each call asks)
+            if name in module.__dict__:
+                return False
+        return True
 
 
 def _candidates(probe: _Probe, reader: Reader) -> Iterator[tuple[Form, int]]:
