@@ -141,7 +141,8 @@ def try_out(wheel: Path, python: str, torch: str) -> str:
     shutil.rmtree(venv, ignore_errors=True)
     run(python, "-m", "venv", venv)
     inside = venv / "bin" / "python"
-    version = install_torch(inside, f"torch=={torch}")
+    # NOTE: pip of Python 3.12.1 knows no `==*`.
+    version = install_torch(inside, "torch" if torch == "*" else f"torch=={torch}")
     pip(inside, "numpy", "pytest")
     pip(inside, "--no-deps", wheel)
     where = run(inside, "-c", "import fusedops; print(fusedops.__file__)")

@@ -140,6 +140,27 @@ def test_only_the_bindings_know_python(tmp_path: Path) -> None:
         assert sees_python == file.is_relative_to("csrc/bindings"), file
 
 
+def test_make_wheels_asks_old_pips_for_the_newest_torch_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    wheels = load("wheels", ROOT / "scripts" / "wheels.py")
+    venv = tmp_path / "venv"
+    asked = []
+
+    def install_torch(_: Path, requirement: str) -> str:
+        venv.mkdir()
+        asked.append(requirement)
+        return "2.99"
+
+    monkeypatch.setattr(wheels, "WORK", tmp_path)
+    monkeypatch.setattr(wheels, "run", lambda *_: f"{venv}/fusedops\n")
+    monkeypatch.setattr(wheels, "pip", lambda *_: None)
+    monkeypatch.setattr(wheels, "install_torch", install_torch)
+    for torch_version in ("2.11.*", "*"):
+        wheels.try_out(Path("any.whl"), sys.executable, torch_version)
+    assert asked == ["torch==2.11.*", "torch"]
+
+
 def test_make_wheels_says_which_python_is_missing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -125,6 +125,7 @@ def _time(
 
     A contender that raises, say for memory, is dropped, and the others start again.
     """
+    running = ""
 
     def turn(name: str, call: Call) -> None:
         nonlocal running
