@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import fusedops
 
@@ -31,6 +32,31 @@ TORCH_ACTIVATION: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
     "relu2": lambda z: F.relu(z).square(),
 }
+
+
+class Calls(TorchDispatchMode):
+    """The ops that a block of code calls, in their order."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []  # "aten.add.Tensor", "fusedops.linear"
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.append(str(function).removesuffix(".default"))
+        return function(*args, **(kwargs or {}))
+
+    @property
+    def ours(self):
+        """The names of our ops among them."""
+        return [name.split(".")[1] for name in self.names if name.startswith("fusedops.")]
+
+
+def calls_of(function, *args):
+    """What a call without gradients runs."""
+    with torch.no_grad(), Calls() as calls:
+        function(*args)
+    return calls
+
 
 # The accuracy rule: our error against float64 is at most RATIO times torch's own on the same input,
 # norm-wise and max-wise, plus a floor for inputs on which torch happens to be exact. The floor is

@@ -1,11 +1,10 @@
-"""A model of norms, MLPs and a head, its step on one process, and what runs of ours."""
+"""A model of norms, MLPs and a head, and its step on one process."""
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 D, H, V = 16, 32, 24
 
@@ -101,16 +100,3 @@ def check(loss, gradients, want, tolerance=1e-5):
         torch.testing.assert_close(
             grad, want[1][name], rtol=tolerance, atol=tolerance, msg=lambda t, n=name: f"{n}: {t}"
         )
-
-
-class Calls(TorchDispatchMode):
-    """The names of our ops that ran."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = set()
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if function.namespace == "fusedops":
-            self.names.add(function.__name__.removesuffix(".default"))
-        return function(*args, **(kwargs or {}))

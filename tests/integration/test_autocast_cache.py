@@ -8,11 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import fusedops
 from fusedops._autograd import autocast as _autocast
-from util import make
+from util import Calls, make
 
 BF16 = torch.bfloat16
 
@@ -44,16 +43,8 @@ MODES = {
 }
 
 
-class Seen(TorchDispatchMode):
+class Seen(Calls):
     """The ops of torch that make up a block of code."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.names.append(str(function).removesuffix(".default"))
-        return function(*args, **(kwargs or {}))
 
     @property
     def casts(self):

@@ -9,13 +9,12 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 import fusedops
 from gemm.mlp_util import every_kind, inputs, leaves_of, ours, present, torchs
-from util import ACTIVATIONS, linear_inputs, torch_linear
+from util import ACTIVATIONS, Calls, linear_inputs, torch_linear
 
 
 def flops(function, wanted):
@@ -103,20 +102,6 @@ def test_formulas_come_with_the_counter_and_not_before(order):
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-class Calls(TorchDispatchMode):
-    """Counts calls of our ops."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        name = str(function)
-        if name.startswith("fusedops."):
-            self.names.append(name.split(".")[1])
-        return function(*args, **(kwargs or {}))
-
-
 PRODUCTS = {
     "linear": lambda x, w, b: fusedops.linear(x, w, b, "relu"),
     "linear_preact": lambda x, w, b: fusedops.linear(x, w, b, "gelu"),
@@ -142,7 +127,7 @@ def test_selective_checkpointing_saves_products(device, op, autocast):
             y = around(lambda t: F.silu(PRODUCTS[op](torch.sin(t), *parameters)), leaf)
         with Calls() as backward:
             grads = torch.autograd.grad(y.float().square().sum(), [leaf, *parameters])
-        return [y, *grads], backward.names
+        return [y, *grads], backward.ours
 
     plain, without = step(lambda f, t: f(t))
     saved, ran = step(lambda f, t: checkpoint(f, t, use_reentrant=False, context_fn=contexts))

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import fusedops
-from util import make
+from util import Calls, make
 
 OPTIONS = {
     "plain": {},
@@ -72,16 +72,9 @@ def masks(kind, source, device):
 
 def our_linears(call):
     """How many of our linear's forwards a call runs."""
-    ran = []
-
-    class Record(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            ran.append(str(func))
-            return func(*args, **(kwargs or {}))
-
-    with Record():
+    with Calls() as calls:
         call()
-    return sum(name.startswith("fusedops.linear.") for name in ran)
+    return calls.ours.count("linear")
 
 
 def assert_same(theirs, ours, args, **keywords):

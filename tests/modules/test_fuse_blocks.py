@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import fusedops
-from util import make
+from util import calls_of, make
 
 
 class HuggingFaceMLP(nn.Module):
@@ -195,17 +195,7 @@ def assert_same(model, fused, x):
 
 def ops_of(model, x):
     """Our ops that a forward calls, without those of norms."""
-    seen = []
-
-    class Record(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            seen.append(str(function))
-            return function(*args, **(kwargs or {}))
-
-    with torch.no_grad(), Record():
-        model(x)
-    names = [name.split(".")[1] for name in seen if name.startswith("fusedops.")]
-    return [name for name in names if not name.endswith("_norm")]
+    return [name for name in calls_of(model, x).ours if not name.endswith("_norm")]
 
 
 @pytest.mark.parametrize("kind", BLOCKS)

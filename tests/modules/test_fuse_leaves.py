@@ -12,7 +12,7 @@ from torch import nn
 
 import fusedops
 from modules import leaves
-from util import make
+from util import calls_of, make
 
 NORMS = {
     "llama": (leaves.LlamaNorm, "LlamaNorm is rms_norm"),
@@ -52,16 +52,7 @@ def an_input(kind, device, dtype=torch.float32):
 
 
 def our_ops(model, x):
-    seen = []
-
-    class Record(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            seen.append(str(function))
-            return function(*args, **(kwargs or {}))
-
-    with torch.no_grad(), Record():
-        model(x)
-    return [name.split(".")[1] for name in seen if name.startswith("fusedops.")]
+    return calls_of(model, x).ours
 
 
 def fused(kind, device):

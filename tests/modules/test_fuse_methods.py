@@ -11,7 +11,7 @@ from torch import nn
 
 import fusedops
 from modules import layers
-from util import make
+from util import calls_of, make
 
 MODELS = {
     "bert": (layers.Bert, "mlp", ("intermediate.dense", "output.dense"), "gelu"),
@@ -36,16 +36,7 @@ LEFT_ALONE = [
 
 def mlps(model, x):
     """Our MLP ops that a forward calls."""
-    seen = []
-
-    class Record(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            seen.append(str(function))
-            return function(*args, **(kwargs or {}))
-
-    with torch.no_grad(), Record():
-        model(x)
-    return [name.split(".")[1] for name in seen if "mlp_forward" in name]
+    return [name for name in calls_of(model, x).ours if "mlp_forward" in name]
 
 
 def fused(kind, device, **options):

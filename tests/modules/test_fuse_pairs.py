@@ -11,7 +11,7 @@ from torch import nn
 
 import fusedops
 from modules import layers, leaves
-from util import make
+from util import calls_of, make
 
 
 class PreNorm(nn.Module):
@@ -163,16 +163,7 @@ KINDS = {
 
 def sums(model, x):
     """The sums that torch forms in a forward."""
-    seen = []
-
-    class Record(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            seen.append(str(function))
-            return function(*args, **(kwargs or {}))
-
-    with torch.no_grad(), Record():
-        model(x)
-    return seen.count("aten.add.Tensor")
+    return calls_of(model, x).names.count("aten.add.Tensor")
 
 
 def fused(kind, device):

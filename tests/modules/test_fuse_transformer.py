@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import fusedops
-from util import make
+from util import Calls, make
 
 ACTIVATIONS = {"relu": "relu", "gelu": F.gelu, "silu": nn.SiLU()}
 
@@ -41,16 +41,9 @@ def inputs(kind, device):
 
 def our_ops(call):
     """The names of our ops that a call runs."""
-    ran = []
-
-    class Record(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            ran.append(str(func))
-            return func(*args, **(kwargs or {}))
-
-    with Record():
+    with Calls() as calls:
         call()
-    return [name.split(".")[1] for name in ran if name.startswith("fusedops.")]
+    return calls.ours
 
 
 def assert_same(theirs, ours, args, **keywords):
