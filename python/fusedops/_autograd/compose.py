@@ -5,13 +5,17 @@ transforms and forward-mode AD, to which our ops are opaque.
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+import functools
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from .._core.activation import ACTIVATIONS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def activate(z: Tensor, code: int) -> Tensor:
@@ -34,6 +38,21 @@ def activate(z: Tensor, code: int) -> Tensor:
         case _:  # relu2; square() is fp32 under autocast
             y = torch.relu(z)
             return y * y
+
+
+def value_and_slope(function: Callable[[Tensor], Tensor], z: Tensor) -> tuple[Tensor, Tensor]:
+    """f(z) and f'(z) of a pointwise function."""
+    with torch.enable_grad():
+        leaf = z.clone().requires_grad_()
+        y = function(leaf)
+        (slope,) = torch.autograd.grad(y.sum(), leaf)
+    return y.detach(), slope
+
+
+def activation_table(z: Tensor) -> tuple[tuple[Tensor, Tensor], ...]:
+    """act(z) and act'(z) of every activation, by code."""
+    codes = range(len(ACTIVATIONS))
+    return tuple(value_and_slope(functools.partial(activate, code=code), z) for code in codes)
 
 
 def no_autocast(tensor: Tensor) -> Any:

@@ -23,6 +23,7 @@ from .graph import (
     CONSTANTS,
     CONVERT,
     SAME_ORDER,
+    SAME_VALUES,
     aten,
     bare,
     dtype_of,
@@ -34,7 +35,7 @@ from .graph import (
     shape_of,
     value,
 )
-from .probe import DROPPED, is_probed, keeps, numbers_of, real
+from .probe import DROPPED, NodeValues, is_probed, keeps, numbers_of, real
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -113,36 +114,30 @@ def loss_probes(ignore_index: int) -> tuple[Probe, ...]:
         return tuple(made)
 
 
-class RowEvaluator:
-    """Values of nodes where the leaves have the given ones; None where a node has no number."""
+class RowEvaluator(NodeValues):
+    """Values of the nodes of a loss, whose rows have other sizes here than in the graph."""
 
     def __init__(self, rows: Rows, ignore_index: int, leaves: dict[Node, Tensor]) -> None:
+        super().__init__(leaves)
         self.rows, self.ignore_index = rows, ignore_index
-        self.known: dict[Node, Tensor | None] = dict(leaves)
 
-    def __call__(self, node: Node) -> Tensor | None:
-        with real():
-            return self._of(node)
+    def inputs(self, node: Node) -> list[Node]:
+        """All that is read; nothing of what is no call."""
+        if node.op != "call_function" or is_constant(node):
+            return []
+        if is_call(node, *SAME_VALUES, aten.expand.default, aten.slice.Tensor):
+            return [node.args[0]]
+        if node.target is aten.slice_scatter.default:
+            return [i for i in node.args[:2] if isinstance(i, Node)]
+        return node.all_input_nodes  # type: ignore[no-any-return]
 
-    def _of(self, node: Node) -> Tensor | None:
-        stack = [node]
-        while stack:
-            at = stack[-1]
-            waiting = [i for i in _inputs(at) if i not in self.known]
-            if at in self.known or not waiting:
-                stack.pop()
-                if at not in self.known:
-                    self.known[at] = self._run(at)
-            else:
-                stack += waiting
-        return self.known[node]
-
-    def _run(self, node: Node) -> Tensor | None:
+    def run(self, node: Node) -> Tensor | None:
+        """None for what has no meaning in rows."""
         if is_constant(node):
             number = node.args[CONSTANTS[node.target]]
             dtype = torch.float64 if value(node).dtype.is_floating_point else torch.int64
             return torch.tensor(number, dtype=dtype)
-        inputs = [self.known[i] for i in _inputs(node)]
+        inputs = [self.known[i] for i in self.inputs(node)]
         if not inputs or any(i is None for i in inputs):
             return None
         try:
@@ -228,19 +223,6 @@ class RowEvaluator:
 
     def _is_cut(self, args: Any) -> bool:
         return self.rows.cut is not None and tuple(args) == tuple(self.rows.cut.args[1:])
-
-
-def _inputs(node: Node) -> list[Node]:
-    """What a node's value depends on; not the sizes of a view."""
-    if node.op != "call_function" or is_constant(node):
-        return []
-    if is_call(node, *SAME_ORDER, CONVERT, aten.expand.default, aten.slice.Tensor):
-        node = node.args[0]
-        return [node]
-    if node.target is aten.slice_scatter.default:
-        return [i for i in node.args[:2] if isinstance(i, Node)]
-    inputs: list[Node] = node.all_input_nodes
-    return inputs
 
 
 def capped(z: Tensor, softcap: float) -> Tensor:

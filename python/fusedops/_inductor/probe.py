@@ -10,6 +10,7 @@ only if it is smooth or branches at 0.
 from __future__ import annotations
 
 import functools
+from abc import ABC, abstractmethod
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,8 +18,7 @@ import torch
 from torch import Tensor
 from torch.fx.node import map_arg
 
-from .._autograd.compose import activate
-from .._core.activation import ACTIVATIONS
+from .._autograd.compose import activation_table
 from .graph import (
     CONSTANTS,
     CONVERT,
@@ -101,27 +101,22 @@ def probes() -> Probes:
         z = torch.cat([ends, -ends, torch.linspace(-9, 9, 181, dtype=torch.float64)])
         z = torch.cat([z, random[0], torch.tensor(NONE, dtype=torch.float64)])
         up, dh = (torch.cat([r, r.flip(0)])[: z.numel()].clone() for r in random[1:])
-        acts = []
-        for code in range(len(ACTIVATIONS)):
-            with torch.enable_grad():
-                leaf = z.clone().requires_grad_()
-                y = activate(leaf, code)
-                (slope,) = torch.autograd.grad(y.sum(), leaf)
-            acts.append((y.detach(), slope))
-        return Probes(z, up, dh, tuple(acts))
+        return Probes(z, up, dh, activation_table(z))
 
 
-def _inputs(node: Node) -> list[Node]:
-    """What a node's value depends on; not the sizes of a view."""
-    return [node.args[0]] if node.target in SAME_VALUES else node.all_input_nodes
-
-
-class Evaluator:
+class NodeValues(ABC):
     """Values of nodes where the leaves have the given ones; None where a node has no number."""
 
     def __init__(self, leaves: dict[Node, Tensor]) -> None:
         self.known: dict[Node, Tensor | None] = dict(leaves)
-        self.dtypes = {dtype_of(leaf) for leaf in leaves}
+
+    @abstractmethod
+    def inputs(self, node: Node) -> list[Node]:
+        """What a node's value depends on; not the sizes of a view."""
+
+    @abstractmethod
+    def run(self, node: Node) -> Tensor | None:
+        """A node's value, those of its inputs being known."""
 
     def __call__(self, node: Node) -> Tensor | None:
         with real():
@@ -131,19 +126,34 @@ class Evaluator:
         stack = [node]
         while stack:
             at = stack[-1]
-            waiting = [i for i in _inputs(at) if i not in self.known]
-            if at in self.known or is_constant(at) or not waiting:
+            waiting = [i for i in self.inputs(at) if i not in self.known]
+            if at in self.known or not waiting:
                 stack.pop()
                 if at not in self.known:
-                    self.known[at] = self._run(at)
+                    self.known[at] = self.run(at)
             else:
                 stack += waiting
         return self.known[node]
 
-    def _run(self, node: Node) -> Tensor | None:
+
+class Evaluator(NodeValues):
+    """Values of pointwise nodes in float64."""
+
+    def __init__(self, leaves: dict[Node, Tensor]) -> None:
+        super().__init__(leaves)
+        self.dtypes = {dtype_of(leaf) for leaf in leaves}
+
+    def inputs(self, node: Node) -> list[Node]:
+        """All that is read."""
+        if is_constant(node):
+            return []
+        return [node.args[0]] if node.target in SAME_VALUES else node.all_input_nodes
+
+    def run(self, node: Node) -> Tensor | None:
+        """None for what is not pointwise, or not told by values."""
         if is_constant(node):
             return torch.tensor(float(node.args[CONSTANTS[node.target]]), dtype=torch.float64)
-        if not is_pointwise(node) or any(self.known[i] is None for i in _inputs(node)):
+        if not is_pointwise(node) or any(self.known[i] is None for i in self.inputs(node)):
             return None
         if node.target in SAME_ORDER:
             return self.known[node.args[0]]

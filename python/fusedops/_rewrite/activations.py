@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch import nn as torch_nn
 
-from .._autograd.compose import activate
+from .._autograd.compose import activation_table, value_and_slope
 from .._core.activation import ACTIVATIONS
 from .forward_code import RefusedError
 from .sequential import activation_name
@@ -42,18 +42,9 @@ def _probes() -> Tensor:
     return torch.tensor(values, dtype=torch.float64, device="cpu")
 
 
-def _slopes(function: Any) -> tuple[Tensor, Tensor]:
-    with torch.enable_grad():
-        x = _probes().clone().requires_grad_()
-        y = function(x)
-        return y.detach(), torch.autograd.grad(y.sum(), x)[0]
-
-
 @functools.cache
 def _table() -> tuple[tuple[Tensor, Tensor], ...]:
-    return tuple(
-        _slopes(lambda x, code=code: activate(x, code)) for code in range(len(ACTIVATIONS))
-    )
+    return activation_table(_probes())
 
 
 def read_activation(module: torch_nn.Module) -> tuple[str, Reader] | None:
@@ -68,7 +59,7 @@ def read_activation(module: torch_nn.Module) -> tuple[str, Reader] | None:
             return None
         with torch.autocast("cpu", enabled=False):
             forward = functools.partial(type(module).forward, module)
-            y, slope = _slopes(forward)
+            y, slope = value_and_slope(forward, _probes())
             if any(forward(_probes()[:2].to(d)).dtype is not d for d in _DTYPES):
                 return None
     except (RefusedError, RuntimeError, TypeError, ValueError, AttributeError):
