@@ -117,11 +117,6 @@ class FusedAttention(Fused):
         return not hasattr(self.out_proj.weight, "main_grad")
 
 
-def is_attention(module: torch_nn.Module) -> bool:
-    """Whether a module is torch's attention, fused or not."""
-    return isinstance(module, torch_nn.MultiheadAttention)
-
-
 def fuse_attention(module: torch_nn.Module) -> str | None:
     """Make torch's attention run its projections as our linear, in place.
 
@@ -138,7 +133,5 @@ def fuse_attention(module: torch_nn.Module) -> str | None:
     weights = [p for p in module.parameters() if p is not None]
     if any(p.dtype not in _DTYPES or p.layout is not torch.strided for p in weights):
         return "has a dtype or layout that the kernels do not have"
-    fused = fused_class(FusedAttention, kind)
-    fused.__module__ = kind.__module__  # NOTE: what torch.fx knows a leaf by
-    set_own_class(module, fused)
+    set_own_class(module, fused_class(FusedAttention, kind))
     return None

@@ -13,7 +13,7 @@ from .._core.dtensor import is_dtensor, own_class, set_own_class
 from .._core.text import table
 from ..nn import Linear
 from ..nn.norm import fuse_norms
-from .attention import FusedAttention, fuse_attention, is_attention
+from .attention import FusedAttention, fuse_attention
 from .blocks import fuse_block, hooked, hooked_by_others
 from .fused_class import fused_class
 from .fused_methods import fuse_methods
@@ -241,20 +241,23 @@ def _fuse_leaves(model: torch_nn.Module, report: FuseReport) -> None:
     for name, module in list(model.named_modules()):
         if isinstance(module, (torch_nn.Linear, torch_nn.LayerNorm, torch_nn.RMSNorm)):
             continue  # done as torch's, or as a subclass
-        if isinstance(module, FusedLeaf):
-            report.unchanged += 1
-            continue
-        if not may_be_leaf(module):
-            if _looks_like_norm(module):
-                reason = "has more than a weight and a bias"
-                report.skipped.append(SkippedLayer(name, type(module).__name__, reason))
-            continue
-        kind = type(module).__name__
-        why = fuse_leaf(module)
-        if why is None:
-            report.fused.append(FusedLayer(name, _shape_of(module), None, (), _note_of(module)))
-        elif _looks_like_norm(module):
+        norm = _looks_like_norm(module)
+        kind, why = type(module).__name__, _as_leaf(module, name, report)
+        if why is not None and norm:
             report.skipped.append(SkippedLayer(name, kind, why))
+
+
+def _as_leaf(module: torch_nn.Module, name: str, report: FuseReport) -> str | None:
+    """Turn a module into ours by what it computes; why not, where it stays what it is."""
+    if isinstance(module, FusedLeaf):
+        report.unchanged += 1
+        return None
+    if not may_be_leaf(module):
+        return "has more than a weight and a bias"
+    why = fuse_leaf(module)
+    if why is None:
+        report.fused.append(FusedLayer(name, _shape_of(module), None, (), _note_of(module)))
+    return why
 
 
 def _shape_of(module: Any) -> str:
@@ -276,7 +279,7 @@ def _fuse_attention(model: torch_nn.Module, report: FuseReport) -> set[torch_nn.
     """Let torch's attention run its projections as our linear: the out_projs that are done."""
     done = set()
     for name, module in model.named_modules():
-        if not is_attention(module):
+        if not isinstance(module, torch_nn.MultiheadAttention):
             continue
         again = isinstance(module, FusedAttention)
         reason = None if again else fuse_attention(module)
@@ -293,17 +296,11 @@ def _fuse_attention(model: torch_nn.Module, report: FuseReport) -> set[torch_nn.
     return done
 
 
-def _fuse_subclass(module: torch_nn.Module, name: str, reason: str, report: FuseReport) -> bool:
-    """Whether a subclass of one of torch's layers computes what our ops do; reported if not."""
+def _fuse_subclass(module: torch_nn.Module, name: str, reason: str, report: FuseReport) -> None:
+    """A subclass of one of torch's layers, by what it computes; else left for the reason."""
     kind = type(module).__name__
-    if isinstance(module, FusedLeaf):
-        report.unchanged += 1
-    elif may_be_leaf(module) and fuse_leaf(module) is None:
-        report.fused.append(FusedLayer(name, _shape_of(module), None, (), _note_of(module)))
-    else:
+    if _as_leaf(module, name, report) is not None:
         report.skipped.append(SkippedLayer(name, kind, reason))
-        return False
-    return True
 
 
 def fuse(model: torch_nn.Module) -> FuseReport:
@@ -355,8 +352,8 @@ def fuse(model: torch_nn.Module) -> FuseReport:
     something else (LoRA layers, parametrizations) or cannot be read, layers and norms with hooks
     (weight_norm, pruning; not torch.distributed's, which FSDP and tensor parallelism are made of),
     with an own forward or with a dtype that the kernels do not have, and linear layers with further
-    parameters. Separate q, k and v stay three products: one weight for
-    them would have to be packed in each step.
+    parameters. Separate q, k and v stay three products: one weight for them would have to be packed
+    in each step.
 
     torch.fx, torch.jit.script and quantize_dynamic do not see into fused modules; torch.jit.trace
     with gradients on needs ``check_trace=False``.

@@ -153,11 +153,7 @@ def _agrees(probe: _Probe, form: Form, x: Tensor, dtype: torch.dtype, wide: torc
     """Whether the module gives the form's values on x in a dtype, with parameters of another."""
     x = x.to(dtype)
     y, made = probe.run(x, wide)
-    values = {name: p.detach().double() for name, p in made.items()}
-    weight = None if form.weight is None else values[form.weight]
-    bias = None if form.bias is None else values[form.bias]
-    want = _reference(form, x.double(), weight, bias)
-    return y.dtype is dtype and _close(y, want, dtype)
+    return y.dtype is dtype and _by_value([form], x, y, made, dtype) is not None
 
 
 def _same_gradients(probe: _Probe, form: Form, x: Tensor) -> bool:
@@ -283,13 +279,19 @@ def _fits(probe: _Probe, form: Form, shape: tuple[int, ...]) -> bool:
         return False
 
 
-def _by_value(forms: list[Form], x: Tensor, y: Tensor, made: dict[str, Tensor]) -> Form | None:
-    """The form whose values these are."""
+def _by_value(
+    forms: list[Form],
+    x: Tensor,
+    y: Tensor,
+    made: dict[str, Tensor],
+    dtype: torch.dtype = torch.float32,
+) -> Form | None:
+    """The form whose values these are, to the roundings of a dtype."""
     values = {name: p.detach().double() for name, p in made.items()}
     for form in forms:
         weight = None if form.weight is None else values[form.weight]
         bias = None if form.bias is None else values[form.bias]
-        if _close(y, _reference(form, x.double(), weight, bias), torch.float32):
+        if _close(y, _reference(form, x.double(), weight, bias), dtype):
             return form
     return None
 
@@ -463,7 +465,9 @@ def fuse_leaf(module: torch_nn.Module) -> str | None:
     if "forward" in vars(module):
         return "its forward was replaced on the instance"
     try:
-        with torch.random.fork_rng(devices=[]), _plain_state():
+        # NOTE: gradients on and autocast off, whatever holds around fuse.
+        autocast = torch.autocast("cpu", enabled=False)
+        with torch.random.fork_rng(devices=[]), torch.enable_grad(), autocast:
             leaf = _recognise(module)
         kind = fused_class(FusedLeaf, type(module))
     except RefusedError as reason:
@@ -473,19 +477,3 @@ def fuse_leaf(module: torch_nn.Module) -> str | None:
     vars(module)["_fused"] = leaf
     module.__class__ = kind
     return None
-
-
-class _plain_state:  # noqa: N801
-    """Gradients on, autocast off, whatever holds around fuse."""
-
-    def __enter__(self) -> None:
-        self.parts = [
-            torch.enable_grad(),
-            torch.autocast("cpu", enabled=False),
-        ]
-        for part in self.parts:
-            part.__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        for part in reversed(self.parts):
-            part.__exit__(*error)
