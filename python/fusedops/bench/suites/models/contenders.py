@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Callable
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+import fusedops
 from fusedops.bench.suites.base import PeerUnavailableError
 
 from .spec import layers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from torch import nn
 
@@ -26,17 +29,20 @@ VARIANTS = ("fuse", "inductor", "fuse_compile")  # ours
 PEERS = ("eager", "compile", "compile_whole", "liger")
 Results = dict[str, Tensor]  # the loss and the gradients by name, or the output
 Globals = dict[ModuleType, dict[str, Any]]
+Context = Callable[[], contextlib.AbstractContextManager[Any]]
 
 
 def make(name: str, loaded: Loaded, pass_: str) -> Call:
-    """What runs one step or one inference of the model in the way `name`."""
+    """What runs one step or one inference of the model in the way `name`.
+
+    Our own run forward inside fast_attention, which is torch's attention in another order.
+    """
     module = loaded.module if name == "eager" else loaded.twin()
     module.train(pass_ == "step")
     function = loaded.spec.loss if pass_ == "step" else loaded.spec.output
     if name in ("fuse", "fuse_compile"):
-        import fusedops
-
         fusedops.fuse(module)
+    around: Context = fusedops.fast_attention if name in VARIANTS else contextlib.nullcontext
     if name == "liger":
         return _patched(liger(module), as_pass(loaded, module, function, pass_))
     if name == "compile" and layers(module):
@@ -44,28 +50,30 @@ def make(name: str, loaded: Loaded, pass_: str) -> Call:
             layer.compile(dynamic=False)
     elif name not in ("eager", "fuse"):
         function = torch.compile(own_code(function, name), dynamic=False, **_options(name))
-    return as_pass(loaded, module, function, pass_)
+    return as_pass(loaded, module, function, pass_, around)
 
 
 def _options(name: str) -> dict[str, Any]:
-    if name != "inductor":
-        return {}
-    import fusedops
-
-    return fusedops.inductor()
+    return fusedops.inductor() if name == "inductor" else {}
 
 
 def as_pass(
-    loaded: Loaded, module: nn.Module, function: Callable[..., Tensor], pass_: str
+    loaded: Loaded,
+    module: nn.Module,
+    function: Callable[..., Tensor],
+    pass_: str,
+    around: Context = contextlib.nullcontext,
 ) -> Callable[..., Results]:
+    """One step or inference; `around` is the context of its forward."""
+
     def infer(*data: Tensor) -> Results:
-        with torch.no_grad(), loaded.precision():
+        with torch.no_grad(), around(), loaded.precision():
             return {"output": function(module, *data)}
 
     parameters = dict(module.named_parameters())
 
     def step(*data: Tensor) -> Results:
-        with loaded.precision():
+        with around(), loaded.precision():
             loss = function(module, *data)
         loss.backward()
         return {"loss": loss.detach(), **taken_gradients(parameters)}
