@@ -16,7 +16,7 @@ export VENV
 export USE_CUDA ?= auto
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
 
-.PHONY: help venv build demo test gpu-test need-wheel compat bench lint format wheel wheels clean
+.PHONY: help venv build demo test gpu-test need-wheel compat bench docs lint format wheel wheels clean
 help:  ## show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -63,6 +63,11 @@ compat: need-wheel venv  ## the tests against the newest wheel under another tor
 
 bench: build  ## measure every suite against its usual peers
 	@$(PY) -m fusedops bench all
+
+docs: build  ## HTML of docs/ and of the docstrings in build/docs; a warning is an error
+	@$(PY) scripts/requirements.py docs \
+	  | $(PY) -m pip --disable-pip-version-check install -q -r /dev/stdin
+	@$(PY) -m sphinx -W --keep-going -E -q -b html docs build/docs
 
 lint: venv  ## ruff, clang-format and mypy
 	@$(BIN)/ruff check --no-cache .

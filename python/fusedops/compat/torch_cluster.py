@@ -49,7 +49,7 @@ def knn(
         batch_size: Clouds; read from the batch vectors where None.
 
     Returns:
-        (2, E): indices of y, and of x, nearest first. Clouds with fewer than k points give fewer.
+        (2, E), indices of y, and of x, nearest first. Clouds with fewer than k points give fewer.
 
     Raises:
         ValueError: Batch vectors do not fit.
@@ -129,7 +129,7 @@ def radius(
         ignore_same_index: Leave out x[i] for y[i].
 
     Returns:
-        (2, E): indices of y, and of x, ascending.
+        (2, E), indices of y, and of x, ascending.
 
     Raises:
         ValueError: Batch vectors do not fit.

@@ -138,7 +138,7 @@ def cross_entropy(
         label_smoothing: From 0 to 1.
 
     Returns:
-        The loss in the logits' dtype: a scalar, or of target's shape for "none". Rows are summed in
+        The loss in the logits' dtype, a scalar or of target's shape for "none". Rows are summed in
         a fixed order.
 
     Raises:

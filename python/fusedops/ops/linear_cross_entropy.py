@@ -74,7 +74,7 @@ def linear_cross_entropy(
         chunk_size: Rows whose logits are in memory together. None: as many as fit 512 MiB.
 
     Returns:
-        The loss in x's dtype: a scalar, or of target's shape for "none".
+        The loss in x's dtype, a scalar or of target's shape for "none".
 
     Raises:
         TypeError: An argument is not a tensor.

@@ -94,7 +94,7 @@ def cummax(x: Tensor, dim: int = -1) -> tuple[Tensor, Tensor]:
         dim: The dimension to walk along.
 
     Returns:
-        torch's named tuple (values, indices), both of x's shape: values of x's dtype, int64
+        torch's named tuple (values, indices), both of x's shape, values of x's dtype and int64
         positions along dim.
 
     Raises:

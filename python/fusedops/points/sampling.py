@@ -47,9 +47,9 @@ def farthest_point_sample(
         offsets: (B + 1,) int64: the packed form.
 
     Returns:
-        Padded: indices (B, n) int64, -1 where a cloud has fewer than n points. Packed: the pair
-        (indices (S,), offsets (B + 1,)) of the same form, each cloud with min(n, length) samples;
-        S is read from the device, which is one synchronisation.
+        Of padded clouds indices (B, n) int64, -1 where one has fewer than n points. Of packed ones
+        the pair (indices (S,), offsets (B + 1,)) of the same form, each cloud with min(n, length)
+        samples; S is read from the device, which is one synchronisation.
 
     Raises:
         TypeError: an argument has another type.

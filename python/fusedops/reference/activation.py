@@ -18,18 +18,18 @@ def _gelu_tanh_inner(z: Tensor) -> Tensor:
 def activate(z: Tensor, activation: str | None = None) -> Tensor:
     """Apply an activation to the pre-activation z, in z's dtype.
 
-    ======== =====================================================
-    name     act(z)
-    ======== =====================================================
-    none     z
-    relu     max(z, 0)
-    gelu     z * (1 + erf(z / sqrt 2)) / 2
+    ========= =====================================================
+    name      act(z)
+    ========= =====================================================
+    none      z
+    relu      max(z, 0)
+    gelu      z * (1 + erf(z / sqrt 2)) / 2
     gelu_tanh z * (1 + tanh(sqrt(2 / pi) (z + 0.044715 z^3))) / 2
-    silu     z * sigmoid(z)
-    sigmoid  1 / (1 + exp(-z))
-    tanh     tanh(z)
-    relu2    max(z, 0)^2
-    ======== =====================================================
+    silu      z * sigmoid(z)
+    sigmoid   1 / (1 + exp(-z))
+    tanh      tanh(z)
+    relu2     max(z, 0)^2
+    ========= =====================================================
 
     NaN gives NaN for every activation.
     """

@@ -47,7 +47,7 @@ def chamfer_distance(
         abs_cosine: Normals have no sign.
 
     Returns:
-        The loss and that of the normals (1 - cosine; None without normals): scalars, (N,) with
+        The loss and that of the normals (1 - cosine; None without normals), scalars, (N,) with
         batch_reduction None; with point_reduction None pairs (N, P1), (N, P2), or the first of
         them with single_directional. Differentiable in x, y and the normals.
 

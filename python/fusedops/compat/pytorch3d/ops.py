@@ -81,7 +81,7 @@ def knn_gather(x: Tensor, idx: Tensor, lengths: Tensor | None = None) -> Tensor:
         lengths: (N,) int64, rows of each x. Default: M.
 
     Returns:
-        (N, L, K, U): x[n, idx[n, l, k]], and 0 where k >= lengths[n] or idx is no row of x.
+        (N, L, K, U), x[n, idx[n, l, k]], and 0 where k >= lengths[n] or idx is no row of x.
         Differentiable.
 
     Raises:
