@@ -111,6 +111,25 @@ def test_a_group(ranks, reduction, main_grad):
     ranks.run(by_group, ranks.device, reduction, main_grad)
 
 
+def compiled(device):
+    mesh = init_device_mesh(device, (2,))
+    plain, target = inputs(12, 37, torch.float32, device)
+    want = fusedops.linear_cross_entropy(plain[0], plain[1], target)
+    want.backward()
+    x = distribute_tensor(plain[0].detach(), mesh, [Replicate()]).requires_grad_()
+    w = distribute_tensor(plain[1].detach(), mesh, [Shard(0)]).requires_grad_()
+    call = torch.compile(fusedops.linear_cross_entropy, fullgraph=True, backend="aot_eager")
+    loss = call(x, w, distribute_tensor(target, mesh, [Replicate()]))
+    loss.backward()
+    close(whole(loss.detach()), want.detach())
+    close(whole(x.grad), plain[0].grad)
+    close(whole(w.grad), plain[1].grad)
+
+
+def test_compiled(ranks):
+    ranks.run(compiled, ranks.device)
+
+
 def errors(device):
     (x, w, b), target = inputs(6, 8, torch.float32, device)
     group = dist.group.WORLD

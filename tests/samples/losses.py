@@ -34,7 +34,7 @@ def loss_shard_samples(device, dtype, codes):
 
 
 def loss_shard_parts_samples(device, dtype, codes):
-    for given in loss_shard_samples(device, dtype, codes):
+    for given in list(loss_shard_samples(device, dtype, codes))[:2]:  # nothing has no finite top
         yield *given, 0.0, False
         yield *given, 5.0, True
 

@@ -18,8 +18,6 @@ inline LossShardShape check_loss_shard(const char* op, const Tensor& logits,  //
   const DType dtype = check_floating(op, "logits", logits);
   check_dim(op, "logits", logits, 2, "(M, pitch)");
   const int64_t rows = logits.size(0), pitch = logits.size(1);
-  FUSEDOPS_CHECK(logits.is_contiguous(), op, ": logits must be contiguous; got strides (",
-                 logits.stride(0), ", ", logits.stride(1), ")");
   FUSEDOPS_CHECK(pitch * dtype_bytes(dtype) % 16 == 0, op,
                  ": logits must have rows of whole 16 bytes; got shape ", shape_string(logits));
   FUSEDOPS_CHECK(width >= 0 && width <= pitch, op, ": width must be from 0 to ", pitch,
@@ -38,11 +36,13 @@ inline LossShardShape check_loss_shard(const char* op, const Tensor& logits,  //
   return {rows, pitch, first, width, classes, dtype};
 }
 
-// Whether each row has a factor of its own.
-inline bool check_loss_shard_factors(const char* op, const LossShardShape& shape,
-                                     const Tensor& logits,
-                                     const Tensor& lse,       // (M,)
-                                     const Tensor& factor) {  // (M,) or (1,)
+// Of what loss_shard_gradient_ is given besides; whether each row has a factor of its own.
+inline bool check_loss_shard_gradient(const char* op, const LossShardShape& shape,
+                                      const Tensor& logits,
+                                      const Tensor& lse,       // (M,)
+                                      const Tensor& factor) {  // (M,) or (1,)
+  FUSEDOPS_CHECK(logits.is_contiguous(), op, ": logits must be contiguous; got strides (",
+                 logits.stride(0), ", ", logits.stride(1), ")");
   check_statistic(op, "lse", lse, shape.dtype, shape.rows);
   const bool per_row = factor.dim() != 1 || factor.size(0) != 1;
   check_statistic(op, "factor", factor, shape.dtype, per_row ? shape.rows : 1);

@@ -24,7 +24,7 @@ Tensor loss_shard_parts(const Tensor& logits,  // (M, pitch)
   const LossShardShape shape = check_loss_shard("loss_shard_parts", logits, target, first, width,
                                                 classes, LossOptions{ignore_index, 0, softcap, 0});
   const NoGradGuard no_grad;
-  const Tensor targets = dense(target);
+  const Tensor targets = dense(target), rows = dense(logits);
   check_targets(targets, classes, ignore_index);
 
   // Allocate
@@ -41,7 +41,7 @@ Tensor loss_shard_parts(const Tensor& logits,  // (M, pitch)
         part[1] = 1;
         return;
       }
-      const Storage<D>* const x = data<D>(logits) + row * shape.pitch;
+      const Storage<D>* const x = data<D>(rows) + row * shape.pitch;
       std::vector<C> y(x, x + width);
       for (C& value : y) value = capped(value, static_cast<C>(softcap));
       const auto [top, sum] = normaliser<C>(y.data(), width, 1);
@@ -70,7 +70,7 @@ void loss_shard_gradient_(const Tensor& logits,  // (M, pitch)
   const LossShardShape shape =
       check_loss_shard(kOp, logits, target, first, width, classes,
                        LossOptions{ignore_index, label_smoothing, softcap, z_loss});
-  const bool per_row = check_loss_shard_factors(kOp, shape, logits, lse, factor);
+  const bool per_row = check_loss_shard_gradient(kOp, shape, logits, lse, factor);
   const NoGradGuard no_grad;
   const Tensor targets = dense(target), sums = dense(lse), factors = dense(factor);
   check_targets(targets, classes, ignore_index);

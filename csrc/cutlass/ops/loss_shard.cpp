@@ -5,14 +5,17 @@
 
 #include "csrc/common/checks/loss_shard_check.h"
 #include "csrc/common/checks/op_boundary.h"
+#include "csrc/common/host/aten.h"
 #include "csrc/common/host/launch.h"
 #include "csrc/cutlass/passes/loss_rows.h"
 
 namespace fusedops {
 namespace {
 
-LossRowsProblem shard_problem(const Tensor& logits, const Tensor& targets,
+LossRowsProblem shard_problem(const char* op, const Tensor& logits, const Tensor& targets,
                               const LossShardShape& shape, const LossOptions& options) {
+  FUSEDOPS_CHECK(reinterpret_cast<uintptr_t>(logits.const_data_ptr()) % 16 == 0, op,
+                 ": logits must begin at a multiple of 16 bytes");
   LossRowsProblem rows{};
   rows.dtype = shape.dtype;
   rows.logits = logits.mutable_data_ptr();
@@ -44,14 +47,16 @@ Tensor loss_shard_parts(const Tensor& logits,  // (M, pitch)
       check_loss_shard(kOp, logits, target, first, width, classes, options);
 
   // Allocate
+  const fusedops::cpu::NoGradGuard no_grad;
   const Tensor targets = torch::stable::contiguous(target);
+  const Tensor dense = torch::stable::contiguous(logits);
   const Tensor parts = torch::stable::new_empty(logits, {shape.rows, 4}, compute_type(shape.dtype));
 
   // Empty early return
   if (shape.rows == 0) return parts;
 
   // Launch
-  LossRowsProblem rows = shard_problem(logits, targets, shape, options);
+  LossRowsProblem rows = shard_problem(kOp, dense, targets, shape, options);
   rows.parts = parts.mutable_data_ptr();
   check_launched(kOp, loss_parts(rows, smooth, scope.context()));
 
@@ -74,15 +79,16 @@ void loss_shard_gradient_(const Tensor& logits,  // (M, pitch)
   const LossOptions options{ignore_index, label_smoothing, softcap, z_loss};
   const LossShardShape shape =
       check_loss_shard(kOp, logits, target, first, width, classes, options);
-  const bool per_row = check_loss_shard_factors(kOp, shape, logits, lse, factor);
+  const bool per_row = check_loss_shard_gradient(kOp, shape, logits, lse, factor);
 
   // Empty early return
   if (shape.rows == 0) return;
 
   // Launch
+  const fusedops::cpu::NoGradGuard no_grad;
   const Tensor targets = torch::stable::contiguous(target);
   const Tensor sums = torch::stable::contiguous(lse), factors = torch::stable::contiguous(factor);
-  LossRowsProblem rows = shard_problem(logits, targets, shape, options);
+  LossRowsProblem rows = shard_problem(kOp, logits, targets, shape, options);
   rows.lse = sums.const_data_ptr();
   rows.factor = factors.const_data_ptr();
   rows.factor_per_row = per_row;

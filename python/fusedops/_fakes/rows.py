@@ -252,10 +252,6 @@ def _check_loss_shard(
     check_matrix(op, "logits", logits, "(M, pitch)")
     rows, pitch = logits.shape
     torch._check(
-        logits.is_contiguous(),
-        lambda: f"{op}: logits must be contiguous; got strides {tuple(logits.stride())}",
-    )
-    torch._check(
         pitch * logits.element_size() % 16 == 0,
         lambda: f"{op}: logits must have rows of whole 16 bytes; got shape {shape_of(logits)}",
     )
@@ -321,6 +317,10 @@ def _loss_shard_gradient(
     op, rows = "loss_shard_gradient_", logits.shape[0]
     options = (label_smoothing, softcap, z_loss)
     _check_loss_shard(op, logits, target, first, width, classes, options)
+    torch._check(
+        logits.is_contiguous(),
+        lambda: f"{op}: logits must be contiguous; got strides {tuple(logits.stride())}",
+    )
     compute = _compute_dtype(logits)
     _check_statistic(op, "lse", lse, compute, rows)
     count = 1 if tuple(factor.shape) == (1,) else rows

@@ -52,6 +52,11 @@ def share(
     if group is not None:
         from torch import distributed as dist
 
+        kind = getattr(dist, "ProcessGroup", None)  # None: a torch without distributed
+        if kind is None or not isinstance(group, kind):
+            raise TypeError(
+                f"linear_cross_entropy: group must be a ProcessGroup; got {type(group).__name__}"
+            )
         width, ranks = weight.shape[0], dist.get_world_size(group)
         shard = ClassShard(group, dist.get_rank(group) * width, width, ranks * width)
         return (x, weight, bias, target), shard, _as_it_is
