@@ -42,14 +42,24 @@ Normaliser<C> normaliser(const T* x, int64_t n, int64_t stride) {
   return {top, sum};
 }
 
-// The cross entropy of a row that counts, and its log(sum(exp(x))); NaN for a target outside of the
-// row.
+// Throws torch's own IndexError where a target is neither a class nor ignored.
+inline void check_targets(const Tensor& targets,  // (rows,), contiguous
+                          int64_t classes, int64_t ignore_index) {
+  const auto* const target = static_cast<const int64_t*>(targets.const_data_ptr());
+  for (int64_t row = 0; row < targets.size(0); ++row) {
+    if (target[row] == ignore_index || (target[row] >= 0 && target[row] < classes)) continue;
+    Tensor all = targets;
+    call("aten::nll_loss", "", torch::stable::empty({1, classes}, ScalarType::Float),
+         torch::stable::narrow(all, 0, row, 1), std::optional<Tensor>{}, int64_t{1}, ignore_index);
+  }
+}
+
+// The cross entropy of a row that counts, and its log(sum(exp(x))).
 template <typename C, typename T>
 double row_loss(const T* x, int64_t n, int64_t target, double smoothing, C& lse) {
   const Normaliser<C> row = normaliser<C>(x, n, 1);
   const double top = row.top, log_sum = std::log(row.sum), exact = top + log_sum;
   lse = static_cast<C>(exact);
-  if (target < 0 || target >= n) return std::numeric_limits<double>::quiet_NaN();
   double loss = (1 - smoothing) * (top - static_cast<C>(x[target]) + log_sum);
   if (smoothing != 0) {
     double values = 0;

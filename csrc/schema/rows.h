@@ -26,6 +26,19 @@ inline constexpr const char* kRowSchemas[] = {
     "int ignore_index, float label_smoothing, float softcap, float z_loss, int reduction, "
     "bool fp32_out, int chunk_size, bool need_dx, bool need_dweight, bool need_dbias, "
     "bool dweight_fp32, bool allow_tf32) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    // What a shard of the classes knows of each row, (M, 4) in the compute dtype: the largest
+    // logit,
+    // the sum of exponentials relative to it, the sum of logits where smooth (else 0), the target's
+    // logit: 0 where another shard has it, NaN where none does. logits (M, pitch), of which `width`
+    // columns are those of the classes from `first` on, of `classes` in all; target (M,) int64.
+    "loss_shard_parts(Tensor logits, Tensor target, int first, int width, int classes, "
+    "int ignore_index, float softcap, bool smooth) -> Tensor",
+    // The gradient in the place of the logits, 0 behind `width`: lse (M,), factor (M,) or (1,) in
+    // the compute dtype are the log-sum-exp of all classes and what a row's gradient is multiplied
+    // by.
+    "loss_shard_gradient_(Tensor(a!) logits, Tensor target, Tensor lse, Tensor factor, int first, "
+    "int width, int classes, int ignore_index, float label_smoothing, float softcap, "
+    "float z_loss) -> ()",
     // gradient *= dloss () * scale (1,), which are on the device; untouched where that is 1.
     "scale_gradient_(Tensor(a!) gradient, Tensor dloss, Tensor scale) -> ()",
 

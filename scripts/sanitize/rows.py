@@ -71,3 +71,19 @@ def losses(o: Options, count: Counter[str], dtype: torch.dtype, rows: int, n: in
     ):
         loss.backward(torch.full_like(loss, 0.5))
         count[f"losses of {n} classes"] += 1
+    shards(o, count, dtype, rows, n)
+
+
+def shards(o: Options, count: Counter[str], dtype: torch.dtype, rows: int, n: int) -> None:
+    """The loss where n are some of 3 n classes."""
+    pitch = -(-n // 8) * 8
+    target = torch.arange(rows, device=o.device) % (3 * n)
+    for softcap in (0.0, 9.0):
+        logits = o.randn(rows, pitch, dtype=dtype)
+        where = (n, n, 3 * n, -100)
+        parts = torch.ops.fusedops.loss_shard_parts(logits, target, *where, softcap, True)
+        lse, factor = parts[:, 0].contiguous(), parts[:1, 1].contiguous()
+        torch.ops.fusedops.loss_shard_gradient_(
+            logits, target, lse, factor, *where, 0.1, softcap, 0.01
+        )
+        count[f"losses of {n} classes"] += 1

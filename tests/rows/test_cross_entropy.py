@@ -70,11 +70,18 @@ def test_ignore_index(device, ignore_index):
 
 
 @pytest.mark.parametrize("classes", [7, 5003])
-def test_a_wrong_target_gives_nan(device, classes):
+def test_a_wrong_target_is_an_error_or_nan(device, classes):
+    """On the CPU torch's error, on the GPU NaN: nothing waits for it."""
     for wrong in (classes, -1, -(2**40), 2**40):
         logits, target = inputs(12, classes, torch.float32, device)
         target[4] = wrong
         logits.requires_grad_()
+        if device == "cpu":
+            with pytest.raises(IndexError, match=rf"^Target {wrong} is out of bounds\.$"):
+                fusedops.cross_entropy(logits, target)
+            with pytest.raises(IndexError, match=rf"^Target {wrong} is out of bounds\.$"):
+                F.cross_entropy(logits, target)
+            continue
         loss = fusedops.cross_entropy(logits, target, reduction="none")
         assert loss.isnan().nonzero().flatten().tolist() == [4]
         loss.sum().backward()
@@ -202,13 +209,18 @@ def test_more_than_2_32_bytes():
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 @pytest.mark.parametrize("ignore_index", [-100, 0])
 def test_composed_targets_out_of_range(device, reduction, ignore_index):
-    """Their rows are NaN in second derivatives and in torch.func as well, not an error."""
+    """As elsewhere: torch's error on the CPU, else NaN in their rows, and no error."""
     logits = make(4, 5, dtype=torch.float32, device=device).requires_grad_()
     target = torch.tensor([1, 7, ignore_index, -3], device=device)
 
     def loss(x):
         return fusedops.cross_entropy(x, target, reduction=reduction, ignore_index=ignore_index)
 
+    if device == "cpu":
+        for call in (loss, torch.func.grad(lambda x: loss(x).sum())):
+            with pytest.raises(IndexError, match="^Target 7 is out of bounds"):
+                call(logits.detach())
+        return
     (expected,) = torch.autograd.grad(loss(logits).sum(), logits)
     assert expected.isnan().any(1).tolist() == [False, True, False, True]
     (composed,) = torch.autograd.grad(loss(logits).sum(), logits, create_graph=True)

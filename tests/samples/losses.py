@@ -25,6 +25,28 @@ def linear_cross_entropy_samples(device, dtype, codes):
         yield x, weight, None, target, None, -100, 0.0, 0.0, 0.0, 1, True, 2, *ones, True, False
 
 
+def loss_shard_samples(device, dtype, codes):
+    """(logits, target, then what both ops take) of the shards of 37 classes."""
+    for first, width in [(0, 20), (20, 17), (37, 0)]:
+        logits = make(6, 24, dtype=dtype, device=device, seed=first)
+        target = torch.tensor([0, 36, -100, 20, 5, 19], device=device)
+        yield logits, target, first, width, 37, -100
+
+
+def loss_shard_parts_samples(device, dtype, codes):
+    for given in list(loss_shard_samples(device, dtype, codes))[:2]:  # nothing has no finite top
+        yield *given, 0.0, False
+        yield *given, 5.0, True
+
+
+def loss_shard_gradient_samples(device, dtype, codes):
+    wide = torch.float64 if dtype is torch.float64 else torch.float32
+    for logits, target, *numbers in loss_shard_samples(device, dtype, codes):
+        lse = torch.linspace(3, 5, 6, dtype=wide, device=device)
+        yield logits, target, lse, lse[:1] * 0.1, *numbers, 0.0, 0.0, 0.0
+        yield logits, target, lse, lse * 0.1, *numbers, 0.1, 5.0, 0.01
+
+
 def scale_gradient_samples(device, dtype, codes):
     for shape in [(6, 8), (5, 37), (7,)]:
         gradient = make(*shape, dtype=dtype, device=device)
@@ -36,5 +58,7 @@ def scale_gradient_samples(device, dtype, codes):
 
 SAMPLES = {
     "linear_cross_entropy": linear_cross_entropy_samples,
+    "loss_shard_parts": loss_shard_parts_samples,
+    "loss_shard_gradient_": loss_shard_gradient_samples,
     "scale_gradient_": scale_gradient_samples,
 }

@@ -47,7 +47,6 @@ void finish_row(const Rows& r, Storage<D>* x, int64_t row) {
   if (r.dloss) {
     factor *= static_cast<const C*>(r.dloss->const_data_ptr())[r.shape.per_row() ? row : 0];
   }
-  if (target < 0 || target >= n) factor = std::numeric_limits<C>::quiet_NaN();
   const C other = static_cast<C>(-smoothing / static_cast<double>(n));
   const C weight = static_cast<C>(1 + 2 * z_loss * lse);
   for (int64_t i = 0; i < n; ++i) {
@@ -130,13 +129,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> linear_cross_entropy(
   const LinearCrossEntropyShape shape =
       check_linear_cross_entropy("linear_cross_entropy", x, weight, bias, target, dloss, options,
                                  reduction, fp32_out, chunk_size);
+  const NoGradGuard no_grad;
+  const Tensor targets = dense(target);
+  check_targets(targets, shape.n, ignore_index);
 
   // Allocate
-  const NoGradGuard no_grad;
   const ScalarType dtype = x.scalar_type(), compute = compute_type(shape.dtype);
   const ScalarType parameter = dweight_fp32 ? ScalarType::Float : dtype;
   const int64_t most = rows_of_chunk(shape.m, shape.n * x.element_size(), chunk_size);
-  const Tensor targets = dense(target);
   const Gradients g = gradients_of(shape, x, parameter, most, need_dx, need_dweight, need_dbias);
   const Tensor losses = torch::stable::empty({shape.m}, compute);
   std::optional<Tensor> wide;

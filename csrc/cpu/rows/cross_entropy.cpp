@@ -55,11 +55,12 @@ std::tuple<Tensor, Tensor, Tensor> cross_entropy(const Tensor& logits,  // (M, V
   // Checks
   const CrossEntropyShape shape =
       check_cross_entropy("cross_entropy", logits, target, label_smoothing, reduction, fp32_out);
+  const NoGradGuard no_grad;
+  const Tensor targets = torch::stable::contiguous(target);
+  check_targets(targets, shape.n, ignore_index);
 
   // Allocate
-  const NoGradGuard no_grad;
   const Tensor x = torch::stable::contiguous(logits);
-  const Tensor targets = torch::stable::contiguous(target);
   const ScalarType dtype = fp32_out ? ScalarType::Float : logits.scalar_type();
   const ScalarType compute = compute_type(shape.dtype);
   const Tensor loss = shape.reduction == Reduction::kNone
@@ -88,9 +89,8 @@ void backward(const O* dloss, const Tensor& logits, const Options& o,
   for_rows(shape.rows, shape.n, [&](int64_t row) {
     const int64_t target = o.target[row];
     const bool ignored = target == o.ignore_index;
-    const bool outside = target < 0 || target >= shape.n;
-    C factor = static_cast<C>(dloss[shape.reduction == Reduction::kNone ? row : 0]) * mean_scale;
-    if (outside) factor = std::numeric_limits<C>::quiet_NaN();
+    const C factor =
+        static_cast<C>(dloss[shape.reduction == Reduction::kNone ? row : 0]) * mean_scale;
     const Storage<D>* x = data<D>(logits) + row * shape.n;
     Storage<D>* dx = mutable_data<D>(dlogits) + row * shape.n;
     for (int64_t i = 0; i < shape.n; ++i) {
@@ -110,12 +110,13 @@ Tensor cross_entropy_backward(const Tensor& dloss,   // (M,) or ()
   // Checks
   const CrossEntropyShape shape = check_cross_entropy_backward(
       "cross_entropy_backward", dloss, logits, target, lse, scale, label_smoothing, reduction);
+  const NoGradGuard no_grad;
+  const Tensor targets = torch::stable::contiguous(target);
+  check_targets(targets, shape.n, ignore_index);
 
   // Allocate
-  const NoGradGuard no_grad;
   const Tensor grad = torch::stable::contiguous(dloss);
   const Tensor x = torch::stable::contiguous(logits);
-  const Tensor targets = torch::stable::contiguous(target);
   const Tensor lse_dense = torch::stable::contiguous(lse);
   const Tensor dlogits = torch::stable::empty(logits.sizes(), logits.scalar_type());
 

@@ -77,7 +77,7 @@ class Chunks {
       LossRowsProblem part = rows;
       part.logits = logits_.mutable_data_ptr();
       part.rows = count;
-      part.n = shape_.n;
+      part.n = part.classes = shape_.n;
       part.pitch = pitch_;
       part.target += first;
       part.sums = static_cast<char*>(rows.sums) + first * loss_sum_bytes();

@@ -36,7 +36,21 @@ LossRows<T> operands(const LossRowsProblem& p) {
           static_cast<int>(p.pitch),
           static_cast<C>(p.options.label_smoothing),
           static_cast<C>(p.options.softcap),
-          static_cast<C>(p.options.z_loss)};
+          static_cast<C>(p.options.z_loss),
+          p.first,
+          p.classes,
+          static_cast<LogitPart<C>*>(p.parts),
+          static_cast<const C*>(p.lse)};
+}
+
+// fn(a dtype, whether logits are capped, a block's threads).
+template <class Fn>
+const char* each_row(const LossRowsProblem& p, Fn fn) {
+  return reason_of(dispatch_dtype(p.dtype, [&]<DType D>(Tag<D> dtype) {
+    const int64_t threads = ceil_div(p.n, int64_t{kChunkOf<DeviceType<D>> * kRowChunks});
+    return dispatch_bool(p.options.softcap != 0,
+                         [&]<bool kCap>(Tag<kCap> capped) { return fn(dtype, capped, threads); });
+  }));
 }
 
 }  // namespace
@@ -44,13 +58,24 @@ LossRows<T> operands(const LossRowsProblem& p) {
 int64_t loss_sum_bytes() { return sizeof(LossSum); }
 
 const char* loss_rows(const LossRowsProblem& p, const LaunchContext& context) {
-  return reason_of(dispatch_dtype(p.dtype, [&]<DType D>(Tag<D>) {
+  return each_row(p, [&]<DType D, bool kCap>(Tag<D>, Tag<kCap>, int64_t threads) {
     using T = DeviceType<D>;
-    return dispatch_bool(p.options.softcap != 0, [&]<bool kCap>(Tag<kCap>) {
-      return launch(loss_rows_kernel<T, kCap>, p.rows,
-                    ceil_div(p.n, int64_t{kChunkOf<T> * kRowChunks}), context, operands<T>(p));
-    });
-  }));
+    return launch(loss_rows_kernel<T, kCap>, p.rows, threads, context, operands<T>(p));
+  });
+}
+
+const char* loss_parts(const LossRowsProblem& p, bool smooth, const LaunchContext& context) {
+  return each_row(p, [&]<DType D, bool kCap>(Tag<D>, Tag<kCap>, int64_t threads) {
+    using T = DeviceType<D>;
+    return launch(loss_parts_kernel<T, kCap>, p.rows, threads, context, operands<T>(p), smooth);
+  });
+}
+
+const char* loss_gradient(const LossRowsProblem& p, const LaunchContext& context) {
+  return each_row(p, [&]<DType D, bool kCap>(Tag<D>, Tag<kCap>, int64_t threads) {
+    using T = DeviceType<D>;
+    return launch(loss_gradient_kernel<T, kCap>, p.rows, threads, context, operands<T>(p));
+  });
 }
 
 const char* sum_losses(DType dtype, const void* sums, int64_t rows, bool mean, void* loss,

@@ -26,6 +26,10 @@ struct LossRows {
   int64_t ignore_index;
   int n, pitch;
   C smoothing, softcap, z_loss;
+  // Of a shard of the classes: its first one, and how many there are in all shards.
+  int64_t first, classes;
+  LogitPart<C>* parts;  // [rows]
+  const C* lse;         // [rows]
 };
 
 template <class C, bool kCap>
@@ -131,7 +135,30 @@ __device__ __forceinline__ LogitPart<C> join_block(LogitPart<C> part, bool smoot
   return part;
 }
 
-// Writes the gradient of a row in the place of its logits; `target` is a column of the row.
+// What the block's row has; every thread gets the same bits.
+template <class T, bool kCap>
+__device__ __forceinline__ LogitPart<Compute<T>> read_row(
+    const LossRows<T>& p, const T* x, const CappedLogit<Compute<T>, kCap>& logit, bool smooth) {
+  constexpr int kVec = kChunkOf<T>;
+  LossRowSums<T, kCap> mine;
+  each_chunks<T, false>(
+      p.n / kVec, [&](int i) { return load_passing<T, kVec>(x + int64_t{i} * kVec); },
+      [&](auto& held, int count, int) { mine.add(held, count, logit, smooth); });
+  const int tail = p.n / kVec * kVec + static_cast<int>(threadIdx.x);
+  if (tail < p.n) mine.add(logit(to_compute(x[tail])));
+  return join_block<T>(mine.part(), smooth);
+}
+
+template <class T>
+__device__ __forceinline__ void write_zeros(const LossRows<T>& p, T* x) {
+  constexpr int kVec = kChunkOf<T>;
+  const auto zero = splat<T, kVec>(from_compute<T>(Compute<T>{0}));
+  for (int i = threadIdx.x; i < p.pitch / kVec; i += blockDim.x) {
+    store_packed(x + int64_t{i} * kVec, zero);
+  }
+}
+
+// Writes the gradient of a row in the place of its logits; `target` is a column of the row, or -1.
 template <class T, bool kCap>
 __device__ __forceinline__ void write_gradient(const LossRows<T>& p, T* x, int target,
                                                Compute<T> lse, Compute<T> factor,
@@ -140,7 +167,7 @@ __device__ __forceinline__ void write_gradient(const LossRows<T>& p, T* x, int t
   constexpr int kVec = kChunkOf<T>;
   const int chunks = p.n / kVec;
   const C weight = factor * (1 + 2 * p.z_loss * lse);
-  const C other = factor * (-p.smoothing / static_cast<C>(p.n));
+  const C other = factor * (-p.smoothing / static_cast<C>(p.classes));
   const C at_target = factor * (p.smoothing - 1);
   const auto gradient = [&](C value, bool chosen) {
     const C y = logit(value), g = exp_from<T>(y, lse) * weight + other;
@@ -172,7 +199,6 @@ __device__ __forceinline__ void write_gradient(const LossRows<T>& p, T* x, int t
 template <class T, bool kCap>
 __global__ void __launch_bounds__(kLossThreads) loss_rows_kernel(LossRows<T> p) {
   using C = Compute<T>;
-  constexpr int kVec = kChunkOf<T>;
   wait_for_predecessor();
   const int64_t row = blockIdx.x, target = p.target[row];
   T* const x = p.x + row * p.pitch;
@@ -182,23 +208,14 @@ __global__ void __launch_bounds__(kLossThreads) loss_rows_kernel(LossRows<T> p) 
       if (p.losses != nullptr) p.losses[row] = 0;
     }
     if (p.factor == nullptr) return;
-    const auto zero = splat<T, kVec>(from_compute<T>(C{0}));
-    for (int i = threadIdx.x; i < p.pitch / kVec; i += blockDim.x) {
-      store_packed(x + int64_t{i} * kVec, zero);
-    }
+    write_zeros(p, x);
     return;
   }
 
   const CappedLogit<C, kCap> logit{p.softcap};
   const bool smooth = p.smoothing != 0, exists = target >= 0 && target < p.n;
   const C chosen = exists ? logit(to_compute(x[target])) : C{NAN};
-  LossRowSums<T, kCap> mine;
-  each_chunks<T, false>(
-      p.n / kVec, [&](int i) { return load_passing<T, kVec>(x + int64_t{i} * kVec); },
-      [&](auto& held, int count, int) { mine.add(held, count, logit, smooth); });
-  const int tail = p.n / kVec * kVec + static_cast<int>(threadIdx.x);
-  if (tail < p.n) mine.add(logit(to_compute(x[tail])));
-  LogitPart<C> all = join_block<T>(mine.part(), smooth);  // nobody writes before all have read
+  LogitPart<C> all = read_row(p, x, logit, smooth);  // nobody writes before all have read
   all.chosen = chosen;
   C lse;
   C loss = row_loss<T>(all, p.smoothing, p.n, lse);
@@ -210,6 +227,42 @@ __global__ void __launch_bounds__(kLossThreads) loss_rows_kernel(LossRows<T> p) 
   if (p.factor == nullptr) return;
   const C factor = exists ? p.factor[p.factor_per_row ? row : 0] : C{NAN};
   write_gradient<T, kCap>(p, x, exists ? static_cast<int>(target) : 0, lse, factor, logit);
+}
+
+// Leaves what a shard's part of each row has, its sum relative to its top. chosen: the target's
+// logit, 0 where another shard has it, NaN where none does.
+template <class T, bool kCap>
+__global__ void __launch_bounds__(kLossThreads) loss_parts_kernel(LossRows<T> p, bool smooth) {
+  using C = Compute<T>;
+  wait_for_predecessor();
+  const int64_t row = blockIdx.x, target = p.target[row], column = target - p.first;
+  if (target == p.ignore_index) {
+    if (threadIdx.x == 0) p.parts[row] = {0, 1, 0, 0};
+    return;
+  }
+  const T* const x = p.x + row * p.pitch;
+  const CappedLogit<C, kCap> logit{p.softcap};
+  LogitPart<C> all = read_row(p, x, logit, smooth);
+  if (threadIdx.x != 0) return;
+  const bool exists = target >= 0 && target < p.classes;
+  all.sum *= LogitExp<T>(finite_top(all.top)).left_out();
+  all.chosen = exists ? C{0} : C{NAN};
+  if (exists && column >= 0 && column < p.n) all.chosen = logit(to_compute(x[column]));
+  p.parts[row] = all;
+}
+
+// The gradient of a shard's logits in their place, from the log-sum-exp of all classes.
+template <class T, bool kCap>
+__global__ void __launch_bounds__(kLossThreads) loss_gradient_kernel(LossRows<T> p) {
+  using C = Compute<T>;
+  wait_for_predecessor();
+  const int64_t row = blockIdx.x, target = p.target[row], column = target - p.first;
+  T* const x = p.x + row * p.pitch;
+  if (target == p.ignore_index) return write_zeros(p, x);
+  const bool exists = target >= 0 && target < p.classes, here = column >= 0 && column < p.n;
+  const C factor = exists ? p.factor[p.factor_per_row ? row : 0] : C{NAN};
+  write_gradient<T, kCap>(p, x, exists && here ? static_cast<int>(column) : -1, p.lse[row], factor,
+                          CappedLogit<C, kCap>{p.softcap});
 }
 
 // One block computes the LossFactors.

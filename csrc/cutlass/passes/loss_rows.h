@@ -18,6 +18,9 @@ struct LossRowsProblem {
   const void* factor;  // of C, what a gradient is multiplied by: (rows,) or one; null: no gradient
   bool factor_per_row;
   LossOptions options;
+  int64_t first = 0, classes;  // the first class of the rows, and how many all shards have
+  void* parts = nullptr;       // (rows, 4) of C: out of loss_parts
+  const void* lse = nullptr;   // (rows,) of C: what loss_gradient takes
 };
 
 int64_t loss_sum_bytes();
@@ -25,6 +28,14 @@ int64_t loss_sum_bytes();
 // The loss of every row; where there is a factor the gradient replaces the logits, and zeros what
 // lies between n and pitch.
 const char* loss_rows(const LossRowsProblem& problem, const LaunchContext& context);
+
+// What a shard of the classes knows of each row: its largest logit, its sum of exponentials
+// relative to that, its sum of logits where `smooth`, and the target's logit: 0 where another shard
+// has it.
+const char* loss_parts(const LossRowsProblem& problem, bool smooth, const LaunchContext& context);
+
+// The gradient, from the log-sum-exp of all shards, in the place of the logits.
+const char* loss_gradient(const LossRowsProblem& problem, const LaunchContext& context);
 
 // loss: one C, the sum of sums (rows,) or their mean over the rows that count.
 const char* sum_losses(DType dtype, const void* sums, int64_t rows, bool mean, void* loss,

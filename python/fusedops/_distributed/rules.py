@@ -132,6 +132,8 @@ _more("cross_entropy_backward", "1 mv m m 1 -> mv", "m", _is_sum)
 _rule("linear_cross_entropy", "mk vk v m m -> m 1 mk vk/m v/m", "m", only_if=_is_none)
 _more("linear_cross_entropy", "mk vk v m 1 -> /m 1 mk vk/m v/m", "m", _is_sum)
 
+_rule("loss_shard_parts", "mv m -> m4", "m")
+_rule("loss_shard_gradient_", "mv m m m -> ", "m")
 _rule("scale_gradient_", "... 1 1 -> ")
 
 # ---- elementwise ----

@@ -239,6 +239,101 @@ def _linear_cross_entropy(
     )
 
 
+def _check_loss_shard(
+    op: str,
+    logits: Tensor,
+    target: Tensor,
+    first: int,
+    width: int,
+    classes: int,
+    options: tuple[float, float, float],
+) -> None:
+    check_floating(op, "logits", logits)
+    check_matrix(op, "logits", logits, "(M, pitch)")
+    rows, pitch = logits.shape
+    torch._check(
+        pitch * logits.element_size() % 16 == 0,
+        lambda: f"{op}: logits must have rows of whole 16 bytes; got shape {shape_of(logits)}",
+    )
+    torch._check(
+        0 <= width <= pitch,
+        lambda: (
+            f"{op}: width must be from 0 to {pitch} for logits {shape_of(logits)}; got {width}"
+        ),
+    )
+    torch._check(
+        0 < classes < 2**30, lambda: f"{op}: classes must be from 1 to 2^30 - 1; got {classes}"
+    )
+    torch._check(
+        0 <= first <= classes - width,
+        lambda: (
+            f"{op}: first must be from 0 to {classes - width} for {width} of {classes} classes; "
+            f"got {first}"
+        ),
+    )
+    torch._check(
+        target.device == logits.device,
+        lambda: f"{op}: target must be on {logits.device} like logits; got {target.device}",
+    )
+    torch._check(
+        target.dtype is torch.int64,
+        lambda: f"{op}: target must have dtype int64; got {dtype_of(target.dtype)}",
+    )
+    expected = f"shape ({rows},) to match logits {shape_of(logits)}"
+    check_same_shape(op, "target", target, (rows,), expected)
+    _check_loss_options(op, *options)
+
+
+@fake("loss_shard_parts")
+def _loss_shard_parts(
+    logits: Tensor,
+    target: Tensor,
+    first: int,
+    width: int,
+    classes: int,
+    ignore_index: int,
+    softcap: float,
+    smooth: bool,
+) -> Tensor:
+    options = (0.0, softcap, 0.0)
+    _check_loss_shard("loss_shard_parts", logits, target, first, width, classes, options)
+    return logits.new_empty((logits.shape[0], 4), dtype=_compute_dtype(logits))
+
+
+@fake("loss_shard_gradient_")
+def _loss_shard_gradient(
+    logits: Tensor,
+    target: Tensor,
+    lse: Tensor,
+    factor: Tensor,
+    first: int,
+    width: int,
+    classes: int,
+    ignore_index: int,
+    label_smoothing: float,
+    softcap: float,
+    z_loss: float,
+) -> None:
+    op, rows = "loss_shard_gradient_", logits.shape[0]
+    options = (label_smoothing, softcap, z_loss)
+    _check_loss_shard(op, logits, target, first, width, classes, options)
+    torch._check(
+        logits.is_contiguous(),
+        lambda: f"{op}: logits must be contiguous; got strides {tuple(logits.stride())}",
+    )
+    compute = _compute_dtype(logits)
+    _check_statistic(op, "lse", lse, compute, rows)
+    count = 1 if tuple(factor.shape) == (1,) else rows
+    _check_statistic(op, "factor", factor, compute, count)
+    for name, tensor in (("lse", lse), ("factor", factor)):
+        torch._check(
+            tensor.device == logits.device,
+            lambda name=name, tensor=tensor: (
+                f"{op}: {name} must be on {logits.device} like logits; got {tensor.device}"
+            ),
+        )
+
+
 @fake("scale_gradient_")
 def _scale_gradient(gradient: Tensor, dloss: Tensor, scale: Tensor) -> None:
     op = "scale_gradient_"

@@ -28,9 +28,11 @@ REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
 
 
 def _compose(logits: Tensor, target: Tensor, *, ignore_index: int, **options: Any) -> Tensor:
-    """F.cross_entropy, where a target out of range makes its row NaN instead of an error."""
+    """F.cross_entropy, where on the GPU a target out of range makes its row NaN and no error."""
     dim = 1 if logits.dim() > 1 else 0
     ignored = target == ignore_index
+    if logits.device.type == "cpu":
+        return F.cross_entropy(logits, target.masked_fill(ignored, -100), **options)
     outside = ~ignored & ((target < 0) | (target >= logits.shape[dim]))
     poison = torch.where(outside, torch.nan, 1.0).to(logits.dtype).unsqueeze(dim)
     safe = target.masked_fill(ignored, -100).masked_fill(outside, 0)
@@ -146,8 +148,9 @@ def cross_entropy(
         ValueError: The reduction is unknown.
         RuntimeError: Shapes, dtypes or devices do not fit; the message names op, argument, what was
             expected and what came.
+        IndexError: On the CPU, a target is neither a class nor ignore_index.
 
-    A target outside of [0, V) that is not ignore_index gives NaN, for the loss and for the row's
+    On the GPU a target outside of [0, V) that is not ignore_index gives NaN, for the loss and for the row's
     gradient: nothing waits for the GPU to look. Under autocast the loss of half logits is float32,
     as torch's. Class weights and class probabilities as targets are not supported.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import torch
 from torch import Tensor
 
@@ -17,9 +19,14 @@ from .linear_cross_entropy_autograd import (
     compose,
     in_compute_dtype,
     linear_cross_entropy_eager,
+    raise_shared,
     run,
 )
+from .linear_cross_entropy_shard import ClassShard, is_shared, share
 from .softmax import HALF_CODES
+
+if TYPE_CHECKING:
+    from .linear_cross_entropy_autograd import Options
 
 __all__ = ["linear_cross_entropy"]
 
@@ -52,6 +59,7 @@ def linear_cross_entropy(
     softcap: float | None = None,
     z_loss: float = 0.0,
     chunk_size: int | None = None,
+    group: Any = None,
 ) -> Tensor:
     """Compute ``cross_entropy(x @ weight.T + bias, target)`` without the logits of all rows.
 
@@ -72,6 +80,9 @@ def linear_cross_entropy(
         z_loss: ``z_loss * logsumexp(logits) ** 2`` is added to the loss of each row (Liger's
             lse_square_scale).
         chunk_size: Rows whose logits are in memory together. None: as many as fit 512 MiB.
+        group: ProcessGroup of the ranks that share the classes: each has as many rows of weight and bias, in the order
+            of the ranks, and the same x and target, whose indices are those of all classes. None:
+            weight has all classes.
 
     Returns:
         The loss in x's dtype, a scalar or of target's shape for "none".
@@ -81,18 +92,27 @@ def linear_cross_entropy(
         ValueError: The reduction is unknown.
         RuntimeError: Shapes, dtypes or devices do not fit; the message names op, argument, what was
             expected and what came.
+        IndexError: On the CPU, a target is neither a class nor ignore_index.
 
     Dtypes, TF32 and autocast are as in `linear`, ``main_grad`` as well (from an fp32 gradient of
     its own); under autocast the loss is float32. Softmax and losses are formed in fp32 (fp64 for
     float64) from logits rounded to x's dtype, as torch's. A half weight gradient of two chunks is
     the sum of two that are rounded; one of more chunks is added up in float32, which takes twice
     the memory of the gradient. Sums have a fixed order: the same bits every time. Nothing waits for
-    the GPU: a target out of range gives NaN, as in `cross_entropy`.
+    the GPU: there a target out of range gives NaN, as in `cross_entropy`.
+
+    Where ranks share the classes, each forms the logits of its own, and they exchange four numbers
+    for each row: the log-sum-exp is that of all classes, and every rank has the same loss. The
+    gradient of x is then this rank's part of a sum, which the caller adds up over the group (in
+    Megatron's terms: copy x to, or gather it from, the tensor parallel region). A DTensor weight
+    with placement Shard(0) on a mesh of one dimension does all of it without a group: the loss is
+    replicated and the gradient of x partial.
 
     Without a reduction backward forms the logits again, since it needs what arrives at each row
     first; so does a second backward through the same graph. Where nothing requires a gradient only
     the loss is formed. Gradients of any order, torch.func transforms and forward-mode AD are
-    supported, those by torch's own kernels, which hold all logits.
+    supported, those by torch's own kernels, which hold all logits; not where ranks share the
+    classes.
 
     Example:
         >>> loss = fusedops.linear_cross_entropy(hidden, lm_head.weight, labels)
@@ -108,26 +128,39 @@ def linear_cross_entropy(
         raise ValueError(
             f"{NAME}: reduction must be one of {', '.join(REDUCTIONS)}; got {reduction!r}"
         )
+    shape = target.shape
+    shard = None
+    if is_shared(weight, group):
+        (x, weight, bias, target), shard, whole = share(x, weight, bias, target, group)
+    x, target = _as_rows(x, target)
+    numbers = (ignore_index, label_smoothing, softcap or 0.0, z_loss)
+    loss = _loss(x, weight, bias, target, numbers, reduction, chunk_size or 0, shard)
+    loss = loss.reshape(shape) if reduction == "none" else loss
+    return loss if shard is None else whole(loss)
+
+
+def _loss(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    numbers: tuple[int, float, float, float],
+    reduction: str,
+    chunk_size: int,
+    shard: ClassShard | None,
+) -> Tensor:
+    """The loss of x (M, K) and target (M,)."""
     traced = _is_dynamo_compiling()
     composed = sees_torch_functions_only(x, weight, bias, target)
-    shape = target.shape
-    x, target = _as_rows(x, target)
     compute = _autocast_dtype(x) if _any_autocast() and not composed else None
     if compute is not None:
         x = cast(x, compute)
     fp32_out = compute is not None and x.dtype in HALF_CODES
-    options = (
-        ignore_index,
-        label_smoothing,
-        softcap or 0.0,
-        z_loss,
-        reduction,
-        fp32_out,
-        0 if chunk_size is None else chunk_size,
-    )
+    options: Options = (*numbers, reduction, fp32_out, chunk_size)
     if composed:
-        loss = compose(x, weight, bias, target, options)
-        return loss.reshape(shape) if reduction == "none" else loss
+        if shard is not None:
+            raise_shared("transforms")
+        return compose(x, weight, bias, target, options)
     allow_tf32 = x.dtype is _float32 and x.is_cuda and _tf32_allowed()
     if _is_grad_enabled() and (
         x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
@@ -135,9 +168,8 @@ def linear_cross_entropy(
         if traced:
             x, weight, bias = distinct(x, weight, bias)
         apply = LinearCrossEntropyFunction.apply if traced else linear_cross_entropy_eager
-        loss = apply(x, weight, bias, target, options, allow_tf32, compute)
-    else:
-        weight, bias = in_compute_dtype(weight, bias, compute)
-        needs = (False, False, False)
-        loss = run(x, weight, bias, target, None, options, needs, False, allow_tf32)[0]
-    return loss.reshape(shape) if reduction == "none" else loss
+        loss: Tensor = apply(x, weight, bias, target, options, allow_tf32, compute, shard)
+        return loss
+    weight, bias = in_compute_dtype(weight, bias, compute)
+    needs = (False, False, False)
+    return run(x, weight, bias, target, None, options, needs, False, allow_tf32, shard)[0]

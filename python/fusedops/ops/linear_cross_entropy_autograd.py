@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,7 @@ from .._autograd.main_grad import deliver, main_grad_owner
 from .._autograd.shared import _eager_apply
 from .cross_entropy import REDUCTIONS
 from .cross_entropy import _compose as compose_cross_entropy
+from .linear_cross_entropy_shard import ClassShard, run_shard
 
 _linear_cross_entropy = torch.ops.fusedops.linear_cross_entropy.default
 _scale_gradient = torch.ops.fusedops.scale_gradient_.default
@@ -50,6 +51,11 @@ def compose(
     return loss.sum() if reduction == "sum" else loss.sum() / counted.sum()
 
 
+def raise_shared(what: str) -> NoReturn:
+    """The error of what needs the logits of all classes."""
+    raise RuntimeError(f"{NAME}: {what} must not be asked for where ranks share the classes")
+
+
 def in_compute_dtype(
     weight: Tensor, bias: Tensor | None, compute: torch.dtype | None
 ) -> tuple[Tensor, Tensor | None]:
@@ -69,8 +75,12 @@ def run(
     needs: tuple[bool, bool, bool],
     dweight_fp32: bool,
     allow_tf32: bool,
+    shard: ClassShard | None = None,
 ) -> tuple[Tensor, ...]:
     """The op: (loss, scale, dx, dweight, dbias)."""
+    if shard is not None:
+        given = (x, weight, bias, target, dloss)
+        return run_shard(*given, options, needs, dweight_fp32, allow_tf32, shard)
     *numbers, reduction, fp32_out, chunk_size = options
     result: tuple[Tensor, ...] = _linear_cross_entropy(
         x,
@@ -90,7 +100,7 @@ def run(
 
 
 class LinearCrossEntropyFunction(torch.autograd.Function):
-    """(x (M, K), weight, bias, target (M,), options, allow_tf32, compute) -> loss.
+    """(x (M, K), weight, bias, target (M,), options, allow_tf32, compute, shard) -> loss.
 
     The loss of one number comes with its gradients, from the same logits; backward multiplies them
     by what arrives at the loss. Without a reduction, and in a second backward through the same
@@ -107,6 +117,7 @@ class LinearCrossEntropyFunction(torch.autograd.Function):
         options: Options,
         allow_tf32: bool,
         compute: torch.dtype | None,
+        shard: ClassShard | None,
     ) -> Tensor:
         w, b = in_compute_dtype(weight, bias, compute)
         needs = ctx.needs_input_grad[:3]
@@ -123,8 +134,9 @@ class LinearCrossEntropyFunction(torch.autograd.Function):
             needs if with_loss else (False, False, False),
             dweight_fp32,
             allow_tf32,
+            shard,
         )
-        ctx.options = (options, allow_tf32, compute, dweight_fp32, owner)
+        ctx.options = (options, allow_tf32, compute, dweight_fp32, owner, shard)
         ctx.gradients = None
         kept: list[Tensor] = []
         if with_loss and torch.compiler.is_compiling():
@@ -137,9 +149,9 @@ class LinearCrossEntropyFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dloss: Tensor) -> Any:
         x, weight, bias, target, *kept = ctx.saved_tensors
-        options, allow_tf32, compute, dweight_fp32, owner = ctx.options
+        options, allow_tf32, compute, dweight_fp32, owner, shard = ctx.options
         needs = ctx.needs_input_grad[:3]
-        rest = (None, None, None, None)
+        rest = (None,) * 5
         if torch.is_grad_enabled():
             return *_composed_gradients(x, weight, bias, target, dloss, ctx), *rest
         if kept:
@@ -155,7 +167,7 @@ class LinearCrossEntropyFunction(torch.autograd.Function):
         else:
             weight, bias = in_compute_dtype(weight, bias, compute)
             gradients = run(
-                x, weight, bias, target, dloss, options, needs, dweight_fp32, allow_tf32
+                x, weight, bias, target, dloss, options, needs, dweight_fp32, allow_tf32, shard
             )[2:]
         dx, dw, db = (g if need else None for g, need in zip(gradients, needs, strict=True))
         if owner is not None:
@@ -168,7 +180,9 @@ def _composed_gradients(
     x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, dloss: Tensor, ctx: Any
 ) -> list[Tensor | None]:
     """Gradients of x, weight and bias that can be differentiated again."""
-    options, _, compute, _, _ = ctx.options
+    options, _, compute, _, _, shard = ctx.options
+    if shard is not None:
+        raise_shared("gradients of gradients")
     inputs = (x, weight, bias)
     wanted = [t for t, need in zip(inputs, ctx.needs_input_grad, strict=False) if need]
     with no_autocast(dloss):
