@@ -25,9 +25,12 @@ FUNCTIONS: dict[Any, str] = {
     F.sigmoid: "sigmoid",
     torch.tanh: "tanh",
     F.tanh: "tanh",
+    F.hardswish: "hardswish",
+    F.mish: "mish",
+    F.relu6: "relu6",
 }
 _POINTWISE = {
-    *FUNCTIONS, torch.pow, torch.square, torch.erf, torch.exp, torch.mul, torch.add, torch.sub,
+    *FUNCTIONS, F.leaky_relu, F.softplus, F.elu, torch.pow, torch.square, torch.erf, torch.exp, torch.mul, torch.add, torch.sub,
     "pow", "square", "tanh", "sigmoid", "erf", "exp", "mul", "add", "sub", "relu", "neg",
     *(kind.forward for kind in (torch_nn.GELU, torch_nn.ReLU, torch_nn.SiLU, torch_nn.Tanh)),
     torch_nn.Sigmoid.forward,
