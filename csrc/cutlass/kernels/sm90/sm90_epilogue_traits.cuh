@@ -55,7 +55,7 @@ __device__ __forceinline__ float2 unpack(uint32_t packed) {
 // Clears a warpgroup's rows from `rows` on: zeros of A gave NaN there where B has an infinity.
 template <int kRowBlocks, int kPerRowBlock>
 __device__ __forceinline__ void clear_rows(float* acc, int rows) {
-  rows -= threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+  rows -= int(threadIdx.x) % 128 / 32 * 16 + int(threadIdx.x) % 32 / 4;
 #pragma unroll
   for (int i = 0; i < kRowBlocks * kPerRowBlock; ++i) {
     const int row = i / kPerRowBlock * 64 + i / 2 % 2 * 8;
