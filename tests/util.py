@@ -18,8 +18,11 @@ if TYPE_CHECKING:
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 HALVES = (torch.float16, torch.bfloat16)
-ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "relu2")
-SMOOTH = ("none", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh")
+ACTIVATIONS = (
+    "none", "relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "relu2", "quick_gelu",
+    "leaky_relu", "hardswish", "mish", "softplus", "elu", "relu6",
+)  # fmt: skip
+SMOOTH = ("none", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "quick_gelu", "mish", "softplus")
 
 # What a user writes without us.
 TORCH_ACTIVATION: dict[str, Callable[[Tensor], Tensor]] = {
@@ -31,6 +34,13 @@ TORCH_ACTIVATION: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,
     "tanh": torch.tanh,
     "relu2": lambda z: F.relu(z).square(),
+    "quick_gelu": lambda z: z * torch.sigmoid(1.702 * z),
+    "leaky_relu": F.leaky_relu,
+    "hardswish": F.hardswish,
+    "mish": F.mish,
+    "softplus": F.softplus,
+    "elu": F.elu,
+    "relu6": F.relu6,
 }
 
 

@@ -29,9 +29,9 @@ template <auto First, auto... Rest>
 struct Choices {};
 
 using FloatingDTypes = Choices<DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFloat64>;
-using Activations =
-    Choices<Activation::kNone, Activation::kRelu, Activation::kGelu, Activation::kGeluTanh,
-            Activation::kSilu, Activation::kSigmoid, Activation::kTanh, Activation::kRelu2>;
+using Activations = Choices<Activation::kNone, Activation::kRelu, Activation::kGelu,
+                            Activation::kGeluTanh, Activation::kSilu, Activation::kSigmoid,
+                            Activation::kTanh, Activation::kRelu2, kAnyRare>;
 using Booleans = Choices<false, true>;
 
 template <auto First, auto... Rest, typename Fn>
@@ -51,7 +51,7 @@ decltype(auto) dispatch_dtype(DType dtype, Fn&& fn) {
 
 template <typename Fn>
 decltype(auto) dispatch_activation(Activation activation, Fn&& fn) {
-  return dispatch(Activations{}, activation, fn);
+  return dispatch(Activations{}, is_rare(activation) ? kAnyRare : activation, fn);
 }
 
 template <typename Fn>

@@ -55,6 +55,10 @@ __device__ __forceinline__ float standard_tanh(float z) { return tanhf(z); }
 __device__ __forceinline__ double standard_tanh(double z) { return tanh(z); }
 __device__ __forceinline__ float standard_exp(float z) { return expf(z); }
 __device__ __forceinline__ double standard_exp(double z) { return exp(z); }
+__device__ __forceinline__ float standard_expm1(float z) { return expm1f(z); }
+__device__ __forceinline__ double standard_expm1(double z) { return expm1(z); }
+__device__ __forceinline__ float standard_log1p(float z) { return log1pf(z); }
+__device__ __forceinline__ double standard_log1p(double z) { return log1p(z); }
 
 // numerator / (1 + exp(-z)): sigmoid for numerator 1, silu for numerator z.
 template <Accuracy kAccuracy, class T>
@@ -99,6 +103,68 @@ __device__ __forceinline__ float tanh_half(float z) {
   const float small = x * (1.0f - x * x * (1.0f / 3.0f));
   return copysignf(x < 0.05f ? small : large, z);
 }
+
+// exp(z), without a result below 2^-126 where the accuracy is not that of fp32.
+template <Accuracy kAccuracy, class T>
+__device__ __forceinline__ T exp_as(T z) {
+  if constexpr (kAccuracy == Accuracy::kFloat32) {
+    return standard_exp(z);
+  } else {
+    return ex2_approx(kLog2E * z);
+  }
+}
+
+// exp(z) - 1 for z <= 0: a series where the difference would cancel, relative error 2^-16.
+template <Accuracy kAccuracy, class T>
+__device__ __forceinline__ T expm1_as(T z) {
+  if constexpr (kAccuracy == Accuracy::kFloat32) {
+    return standard_expm1(z);
+  } else {
+    const float series = z * (1.0f + z * (0.5f + z * (1.0f / 6.0f)));
+    return z > -0.0625f ? series : ex2_approx(kLog2E * z) - 1.0f;
+  }
+}
+
+// log(1 + exp(z)). The polynomial is log(1 + e) / e for e in [0, 1], interpolated at Chebyshev's
+// points, relative error 2^-20.
+template <Accuracy kAccuracy, class T>
+__device__ __forceinline__ T softplus(T z) {
+  if constexpr (kAccuracy == Accuracy::kFloat32) {
+    return z > T(20) ? z : standard_log1p(standard_exp(z));
+  } else {
+    const float e = ex2_approx(-kLog2E * fabsf(z));
+    float poly = -0.00837115255f;
+    poly = poly * e + 0.0434938998f;
+    poly = poly * e - 0.106850029f;
+    poly = poly * e + 0.176874767f;
+    poly = poly * e - 0.244747742f;
+    poly = poly * e + 0.332719284f;
+    poly = poly * e - 0.499971745f;
+    poly = poly * e + 0.999999781f;
+    return fmaxf(z, 0.0f) + e * poly;
+  }
+}
+
+// tanh(softplus(z)) = w / (w + 2) with w = e (e + 2) and e = exp(z), and its derivative,
+// 4 e (1 + e) / (w + 2)^2. From z = 30 on they are 1 and nothing; NaN stays.
+template <class T>
+struct MishFactor {
+  T value, slope;
+};
+template <Accuracy kAccuracy, class T>
+__device__ __forceinline__ MishFactor<T> mish_factor(T z) {
+  const T e = exp_as<kAccuracy>(z > T(30) ? T(30) : z);
+  const T w = e * (e + T(2));
+  T r;
+  if constexpr (kAccuracy == Accuracy::kFloat32) {
+    r = T(1) / (w + T(2));
+  } else {
+    r = rcp_approx(w + 2.0f);
+  }
+  return {w * r, T(4) * e * (T(1) + e) * r * r};
+}
+
+inline constexpr double kQuickGeluScale = 1.702, kLeakyReluSlope = 0.01;
 
 // ---- act(z) ----
 
@@ -145,14 +211,56 @@ __device__ __forceinline__ T activate_as(T z) {
   } else if constexpr (kActivation == Activation::kRelu2) {
     const T r = relu(z);
     return r * r;
+  } else if constexpr (kActivation == Activation::kQuickGelu) {
+    return over_one_plus_exp<kAccuracy>(z, T(kQuickGeluScale) * z);
+  } else if constexpr (kActivation == Activation::kLeakyRelu) {
+    return z > T(0) ? z : T(kLeakyReluSlope) * z;
+  } else if constexpr (kActivation == Activation::kHardswish) {
+    return z * (T(1.0 / 6) * min(max(z + T(3), T(0)), T(6)));
+  } else if constexpr (kActivation == Activation::kMish) {
+    return z * mish_factor<kAccuracy>(z).value;
+  } else if constexpr (kActivation == Activation::kSoftplus) {
+    return softplus<kAccuracy>(z);
+  } else if constexpr (kActivation == Activation::kElu) {
+    return z > T(0) ? z : expm1_as<kAccuracy>(z);
+  } else if constexpr (kActivation == Activation::kRelu6) {
+    const T r = relu(z);
+    return r > T(6) ? T(6) : r;
   } else {
+    static_assert(kActivation == Activation::kNone);
     return z;
   }
 }
 
 // ---- run-time choice: one uniform switch, the loop over elements inside ----
 
-// Calls body.template operator()<kActivation>() for the run-time code.
+// Calls body.template operator()<kActivation>() for the run-time code of a rare activation.
+template <class Body>
+__device__ __forceinline__ void with_rare_activation(Activation activation, Body&& body) {
+  switch (activation) {
+    case Activation::kQuickGelu: return body.template operator()<Activation::kQuickGelu>();
+    case Activation::kLeakyRelu: return body.template operator()<Activation::kLeakyRelu>();
+    case Activation::kHardswish: return body.template operator()<Activation::kHardswish>();
+    case Activation::kMish: return body.template operator()<Activation::kMish>();
+    case Activation::kSoftplus: return body.template operator()<Activation::kSoftplus>();
+    case Activation::kElu: return body.template operator()<Activation::kElu>();
+    default: return body.template operator()<Activation::kRelu6>();
+  }
+}
+
+// For the innermost loop of an instance: calls body for its activation, which for kAnyRare is the
+// run-time code's.
+template <Activation kActivation, class Body>
+__device__ __forceinline__ void resolve_rare(Activation activation, Body&& body) {
+  if constexpr (kActivation == kAnyRare) {
+    with_rare_activation(activation, body);
+  } else {
+    body.template operator()<kActivation>();
+  }
+}
+
+// Calls body.template operator()<kActivation>() for the run-time code, with kAnyRare for all rare
+// ones.
 template <class Body>
 __device__ __forceinline__ void with_activation(Activation activation, Body&& body) {
   switch (activation) {
@@ -164,6 +272,7 @@ __device__ __forceinline__ void with_activation(Activation activation, Body&& bo
     case Activation::kSigmoid: return body.template operator()<Activation::kSigmoid>();
     case Activation::kTanh: return body.template operator()<Activation::kTanh>();
     case Activation::kRelu2: return body.template operator()<Activation::kRelu2>();
+    default: return body.template operator()<kAnyRare>();
   }
 }
 
@@ -171,10 +280,12 @@ __device__ __forceinline__ void with_activation(Activation activation, Body&& bo
 template <Accuracy kAccuracy, class Array>
 __device__ __forceinline__ void activate_array(Activation activation, Array& z) {
   with_activation(activation, [&]<Activation kActivation>() {
+    resolve_rare<kActivation>(activation, [&]<Activation kNow>() {
 #pragma unroll
-    for (int i = 0; i < int(Array::kElements); ++i) {
-      z[i] = activate_as<kActivation, kAccuracy>(z[i]);
-    }
+      for (int i = 0; i < int(Array::kElements); ++i) {
+        z[i] = activate_as<kNow, kAccuracy>(z[i]);
+      }
+    });
   });
 }
 

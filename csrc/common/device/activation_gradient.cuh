@@ -67,7 +67,26 @@ __device__ __forceinline__ T activation_gradient_as(T dy, T saved) {
     return dy * (T(1) - saved * saved);
   } else if constexpr (kActivation == Activation::kRelu2) {
     return saved <= T(0) ? T(0) : dy * (T(2) * saved);
+  } else if constexpr (kActivation == Activation::kQuickGelu) {
+    constexpr T kScale = T(kQuickGeluScale);
+    const auto s = sigmoid_slope<kAccuracy>(kScale * saved);
+    return dy * (s.value + kScale * saved * s.slope);
+  } else if constexpr (kActivation == Activation::kLeakyRelu) {
+    return saved > T(0) ? dy : T(kLeakyReluSlope) * dy;
+  } else if constexpr (kActivation == Activation::kHardswish) {
+    const T inside = dy * (saved * T(1.0 / 3) + T(0.5));
+    return saved <= T(-3) ? T(0) : saved < T(3) ? inside : dy;
+  } else if constexpr (kActivation == Activation::kMish) {
+    const auto factor = mish_factor<kAccuracy>(saved);
+    return dy * (factor.value + saved * factor.slope);
+  } else if constexpr (kActivation == Activation::kSoftplus) {
+    return saved > T(20) ? dy : dy * sigmoid_slope<kAccuracy>(saved).value;
+  } else if constexpr (kActivation == Activation::kElu) {
+    return saved <= T(0) ? dy * exp_as<kAccuracy>(saved) : dy;
+  } else if constexpr (kActivation == Activation::kRelu6) {
+    return saved <= T(0) || saved >= T(6) ? T(0) : dy;
   } else {
+    static_assert(kActivation == Activation::kNone);
     return dy;
   }
 }

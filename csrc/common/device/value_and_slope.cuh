@@ -25,10 +25,12 @@ __device__ __forceinline__ ValueAndSlope<T> value_and_slope(T z) {
   }
 }
 
-// The gradient before act from that behind it: where relu stops it, an infinite one as well.
+// The gradient before act from that behind it: where a relu stops it, an infinite one as well.
 template <Activation kActivation, class T>
 __device__ __forceinline__ T times_slope(T gradient, T slope) {
-  if constexpr (kActivation == Activation::kRelu || kActivation == Activation::kRelu2) {
+  constexpr Activation kA = kActivation;
+  if constexpr (kA == Activation::kRelu || kA == Activation::kRelu2 || kA == Activation::kRelu6 ||
+                kA == Activation::kHardswish) {
     if (slope == T(0)) return T(0);
   }
   return gradient * slope;

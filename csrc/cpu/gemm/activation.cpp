@@ -1,5 +1,6 @@
 #include "csrc/cpu/activation.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "csrc/common/dispatch.h"
@@ -25,6 +26,54 @@ Tensor gradient(const Tensor& dy, const Tensor& saved, Fn fn) {
   const Tensor dz = torch::stable::empty_like(dy);
   combine(dy, saved, dz, fn);
   return dz;
+}
+
+constexpr double kQuickGeluScale = 1.702, kLeakyReluSlope = 0.01;
+
+// An out variant of ATen, in place.
+void in_place(const char* op, const Tensor& z) { call(op, "out", z, z); }
+
+// scale * z, a new tensor.
+Tensor scaled(const Tensor& z, double scale) {
+  const Tensor out = torch::stable::empty_like(z);
+  combine(z, z, out, [scale](auto v, auto) { return decltype(v)(scale) * v; });
+  return out;
+}
+
+void quick_gelu(const Tensor& z) {
+  const Tensor s = scaled(z, kQuickGeluScale);
+  in_place("aten::sigmoid", s);
+  combine(z, s, z, [](auto v, auto gate) { return v * gate; });
+}
+
+void softplus(const Tensor& z) {
+  const Tensor given = torch::stable::clone(z);
+  in_place("aten::exp", z);
+  in_place("aten::log1p", z);
+  combine(given, z, z, [](auto v, auto y) { return v > 20 ? v : y; });
+}
+
+void elu(const Tensor& z) {
+  const Tensor given = torch::stable::clone(z);
+  in_place("aten::expm1", z);
+  combine(given, z, z, [](auto v, auto y) { return v > 0 ? v : y; });
+}
+
+// The derivative at z of quick_gelu, softplus or elu, from s: sigmoid(1.702 z), sigmoid(z), exp(z).
+Tensor slope(const Tensor& z, Activation activation) {
+  const bool quick = activation == Activation::kQuickGelu;
+  const Tensor s = quick ? scaled(z, kQuickGeluScale) : torch::stable::clone(z);
+  in_place(activation == Activation::kElu ? "aten::exp" : "aten::sigmoid", s);
+  if (quick) {
+    combine(s, z, s, [](auto gate, auto v) {
+      return gate * (1 + decltype(v)(kQuickGeluScale) * v * (1 - gate));
+    });
+  } else if (activation == Activation::kSoftplus) {
+    combine(s, z, s, [](auto gate, auto v) { return v > 20 ? 1 : gate; });
+  } else {
+    combine(s, z, s, [](auto e, auto v) { return v <= 0 ? e : 1; });
+  }
+  return s;
 }
 
 // NOTE: oneDNN, which ATen calls for fp32, makes NaN of infinity.
@@ -55,6 +104,22 @@ void activate(const Tensor& z, Activation activation) {
     case Activation::kRelu2:
       call("aten::relu_", "", z);
       call("aten::square_", "", z);
+      break;
+    case Activation::kQuickGelu: quick_gelu(z); break;
+    case Activation::kLeakyRelu:
+      combine(z, z, z, [](auto v, auto) { return v > 0 ? v : decltype(v)(kLeakyReluSlope) * v; });
+      break;
+    case Activation::kHardswish:
+      combine(z, z, z, [](auto v, auto) {
+        using T = decltype(v);
+        return v * (T(1.0 / 6) * std::min(std::max(v + 3, T(0)), T(6)));
+      });
+      break;
+    case Activation::kMish: call("aten::mish_", "", z); break;
+    case Activation::kSoftplus: softplus(z); break;
+    case Activation::kElu: elu(z); break;
+    case Activation::kRelu6:
+      combine(z, z, z, [](auto v, auto) { return v <= 0 ? decltype(v){0} : v > 6 ? 6 : v; });
       break;
   }
 }
@@ -91,6 +156,22 @@ Tensor activation_backward(const Tensor& dy, const std::optional<Tensor>& saved,
     case Activation::kRelu2:
       return gradient(grad, kept,
                       [](auto d, auto z) { return z <= 0 ? decltype(d){0} : 2 * z * d; });
+    case Activation::kQuickGelu:
+    case Activation::kSoftplus:
+    case Activation::kElu:
+      return gradient(grad, slope(kept, activation), [](auto d, auto s) { return d * s; });
+    case Activation::kLeakyRelu:
+      return gradient(grad, kept,
+                      [](auto d, auto y) { return y > 0 ? d : decltype(d)(kLeakyReluSlope) * d; });
+    case Activation::kHardswish:
+      return gradient(grad, kept, [](auto d, auto z) {
+        using T = decltype(d);
+        return z <= -3 ? T(0) : z < 3 ? d * (z * T(1.0 / 3) + T(0.5)) : d;
+      });
+    case Activation::kMish: return call("aten::mish_backward", "", grad, kept);
+    case Activation::kRelu6:
+      return gradient(grad, kept,
+                      [](auto d, auto y) { return y <= 0 || y >= 6 ? decltype(d){0} : d; });
     default:
       return gradient(grad, kept, [](auto d, auto y) { return y <= 0 ? decltype(d){0} : d; });
   }

@@ -14,15 +14,18 @@ template <class T, Activation kActivation>
 struct ScaleBiasActAs {
   static constexpr int kInputs = 3;
   using V = Vec<T, kChunk<T>>;
+  Activation activation;  // read where kActivation is kAnyRare
 
   __device__ __forceinline__ V operator()(const V (&in)[kInputs], ChunkAt) const {
     Compute<T> y[kChunk<T>];
+    resolve_rare<kActivation>(activation, [&]<Activation kNow>() {
 #pragma unroll
-    for (int i = 0; i < kChunk<T>; ++i) {
-      const Compute<T> z =
-          to_compute(in[0].value[i]) * to_compute(in[1].value[i]) + to_compute(in[2].value[i]);
-      y[i] = activate_as<kActivation, kAccuracyOf<T>>(z);
-    }
+      for (int i = 0; i < kChunk<T>; ++i) {
+        const Compute<T> z =
+            to_compute(in[0].value[i]) * to_compute(in[1].value[i]) + to_compute(in[2].value[i]);
+        y[i] = activate_as<kNow, kAccuracyOf<T>>(z);
+      }
+    });
     return rounded<T>(y);
   }
 };
@@ -44,8 +47,9 @@ struct ScaleBiasAct {
   // One switch for all chunks of a thread.
   template <class Use>
   __device__ __forceinline__ void resolve(Use&& use) const {
-    with_activation(activation,
-                    [&]<Activation kActivation>() { use(ScaleBiasActAs<T, kActivation>{}); });
+    with_activation(activation, [&]<Activation kActivation>() {
+      use(ScaleBiasActAs<T, kActivation>{activation});
+    });
   }
 };
 
@@ -83,20 +87,31 @@ struct ScaleBiasActBackward {
                                                 C (&sums)[kSums][kVec]) const {
     Vec<T, kVec> dx;
     with_activation(activation, [&]<Activation kActivation>() {
-      constexpr Saved kSaved = saved_for_backward(kActivation);
+      C dz[kVec];
+      resolve_rare<kActivation>(activation,
+                                [&]<Activation kNow>() { gradients<kNow>(columns, in, dz); });
 #pragma unroll
       for (int i = 0; i < kVec; ++i) {
-        const C x = to_compute(in[1].value[i]);
-        C saved = x * columns.scale[i] + columns.bias[i];
-        if constexpr (kSaved == Saved::kOutput) saved = activate_as<kActivation, kAccuracy>(saved);
-        const C dz =
-            activation_gradient_as<kActivation, kAccuracy>(to_compute(in[0].value[i]), saved);
-        sums[0][i] += dz * x;
-        sums[1][i] += dz;
-        dx.value[i] = from_compute<T>(dz * columns.scale[i]);
+        sums[0][i] += dz[i] * to_compute(in[1].value[i]);
+        sums[1][i] += dz[i];
+        dx.value[i] = from_compute<T>(dz[i] * columns.scale[i]);
       }
     });
     return dx;
+  }
+
+ private:
+  template <Activation kActivation, int kVec>
+  __device__ __forceinline__ static void gradients(const Columns<kVec>& columns,
+                                                   const Vec<T, kVec> (&in)[kInputs],
+                                                   C (&dz)[kVec]) {
+    constexpr Saved kSaved = saved_for_backward(kActivation);
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) {
+      C saved = to_compute(in[1].value[i]) * columns.scale[i] + columns.bias[i];
+      if constexpr (kSaved == Saved::kOutput) saved = activate_as<kActivation, kAccuracy>(saved);
+      dz[i] = activation_gradient_as<kActivation, kAccuracy>(to_compute(in[0].value[i]), saved);
+    }
   }
 };
 

@@ -30,7 +30,7 @@ cudaError_t launch_main(const ActBackward& p, const ColumnGrid& grid,
       static_cast<const T*>(p.dy), static_cast<const T*>(p.saved), static_cast<T*>(p.dz),
       static_cast<Compute<T>*>(p.dbias ? p.partial : nullptr),
       ActBackwardShape{p.rows, p.cols, p.dy_stride, p.saved_stride}, grid.rows_per_block,
-      grid.threads_x);
+      grid.threads_x, p.activation);
 }
 
 template <class T, int kVec>

@@ -26,17 +26,20 @@ struct ActBackwardRows {
     if constexpr (kReadSaved) saved[u] = *reinterpret_cast<const V*>(saved_row);
   }
 
-  __device__ __forceinline__ void finish(int u, T* dz_row, C (&sum)[kVec]) const {
+  __device__ __forceinline__ void finish(int u, T* dz_row, C (&sum)[kVec],
+                                         Activation activation) const {
     V out;
+    resolve_rare<kActivation>(activation, [&]<Activation kNow>() {
 #pragma unroll
-    for (int i = 0; i < kVec; ++i) {
-      C z = to_compute(dy[u].value[i]);
-      if constexpr (kReadSaved) {
-        z = activation_gradient_as<kActivation, kAccuracyOf<T>>(z, to_compute(saved[u].value[i]));
+      for (int i = 0; i < kVec; ++i) {
+        C z = to_compute(dy[u].value[i]);
+        if constexpr (kReadSaved) {
+          z = activation_gradient_as<kNow, kAccuracyOf<T>>(z, to_compute(saved[u].value[i]));
+        }
+        sum[i] += z;
+        out.value[i] = from_compute<T>(z);
       }
-      sum[i] += z;
-      out.value[i] = from_compute<T>(z);
-    }
+    });
     if constexpr (kWriteDz) *reinterpret_cast<V*>(dz_row) = out;
   }
 };
@@ -46,7 +49,8 @@ struct ActBackwardRows {
 template <class T, int kVec, bool kWriteDz, Activation kActivation>
 __global__ void __launch_bounds__(kColumnThreads)
     act_backward_kernel(const T* dy, const T* saved, T* dz, Compute<T>* partial,
-                        ActBackwardShape shape, int64_t rows_per_block, int threads_x) {
+                        ActBackwardShape shape, int64_t rows_per_block, int threads_x,
+                        Activation activation) {
   using C = Compute<T>;
   __shared__ C shared[kColumnThreads * kVec];
   wait_for_predecessor();
@@ -71,12 +75,12 @@ __global__ void __launch_bounds__(kColumnThreads)
       }
 #pragma unroll
       for (int u = 0; u < kColumnUnroll; ++u) {
-        rows.finish(u, dz + (row + int64_t{u} * threads_y) * shape.cols + col, sum);
+        rows.finish(u, dz + (row + int64_t{u} * threads_y) * shape.cols + col, sum, activation);
       }
     }
     for (; row < row_end; row += threads_y) {
       rows.load(0, dy + row * shape.dy_stride + col, saved + row * shape.saved_stride + col);
-      rows.finish(0, dz + row * shape.cols + col, sum);
+      rows.finish(0, dz + row * shape.cols + col, sum, activation);
     }
   }
   if (partial == nullptr) return;

@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kColumnThreads)
   const ThreadRows rows = thread_rows<kVec>(shape.rows, rows_per_block, threads_x);
   if (rows.col >= shape.cols) return;
   with_activation(activation, [&]<Activation kActivation>() {
-    for_rows<4>(rows, [&]<int kRows>(int64_t row) {
+    for_rows<kActivation == kAnyRare ? 1 : 4>(rows, [&]<int kRows>(int64_t row) {
       V g[kRows], u[kRows];
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
@@ -59,12 +59,14 @@ __global__ void __launch_bounds__(kColumnThreads)
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
         V out;
+        resolve_rare<kActivation>(activation, [&]<Activation kNow>() {
 #pragma unroll
-        for (int i = 0; i < kVec; ++i) {
-          Compute<T> value = activate_as<kActivation, kAccuracyOf<T>>(to_compute(g[r].value[i]));
-          if constexpr (kGated) value *= to_compute(u[r].value[i]);
-          out.value[i] = from_compute<T>(value);
-        }
+          for (int i = 0; i < kVec; ++i) {
+            Compute<T> value = activate_as<kNow, kAccuracyOf<T>>(to_compute(g[r].value[i]));
+            if constexpr (kGated) value *= to_compute(u[r].value[i]);
+            out.value[i] = from_compute<T>(value);
+          }
+        });
         *reinterpret_cast<V*>(h + (row + r * rows.step) * shape.cols + rows.col) = out;
       }
     });
@@ -87,7 +89,7 @@ __global__ void __launch_bounds__(kColumnThreads)
   C sum_gate[kVec] = {}, sum_up[kVec] = {};
   if (rows.col < shape.cols) {
     with_activation(activation, [&]<Activation kActivation>() {
-      for_rows<2>(rows, [&]<int kRows>(int64_t row) {
+      for_rows<kActivation == kAnyRare ? 1 : 2>(rows, [&]<int kRows>(int64_t row) {
         V grad[kRows], g[kRows], u[kRows];
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {
@@ -99,19 +101,20 @@ __global__ void __launch_bounds__(kColumnThreads)
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {
           V out_gate, out_up, out_h;
+          resolve_rare<kActivation>(activation, [&]<Activation kNow>() {
 #pragma unroll
-          for (int i = 0; i < kVec; ++i) {
-            const C dy = to_compute(grad[r].value[i]), up_value = to_compute(u[r].value[i]);
-            const auto act =
-                value_and_slope<kActivation, kAccuracyOf<T>>(to_compute(g[r].value[i]));
-            const C d_gate = times_slope<kActivation>(dy * up_value, act.slope);
-            const C d_up = dy * act.value;
-            sum_gate[i] += d_gate;
-            sum_up[i] += d_up;
-            out_gate.value[i] = from_compute<T>(d_gate);
-            out_up.value[i] = from_compute<T>(d_up);
-            out_h.value[i] = from_compute<T>(act.value * up_value);
-          }
+            for (int i = 0; i < kVec; ++i) {
+              const C dy = to_compute(grad[r].value[i]), up_value = to_compute(u[r].value[i]);
+              const auto act = value_and_slope<kNow, kAccuracyOf<T>>(to_compute(g[r].value[i]));
+              const C d_gate = times_slope<kNow>(dy * up_value, act.slope);
+              const C d_up = dy * act.value;
+              sum_gate[i] += d_gate;
+              sum_up[i] += d_up;
+              out_gate.value[i] = from_compute<T>(d_gate);
+              out_up.value[i] = from_compute<T>(d_up);
+              out_h.value[i] = from_compute<T>(act.value * up_value);
+            }
+          });
           const int64_t at = row + r * rows.step;
           *reinterpret_cast<V*>(dgate + at * out_shape.gate_stride + rows.col) = out_gate;
           *reinterpret_cast<V*>(dup + at * out_shape.up_stride + rows.col) = out_up;

@@ -54,10 +54,12 @@ __global__ void __launch_bounds__(kSplitKReduceThreads) splitk_reduce_kernel(Spl
     *reinterpret_cast<Vec<Out, kVec>*>(static_cast<Out*>(p.preact) + first) = out;
   }
   with_activation(p.activation, [&]<Activation kActivation>() {
+    resolve_rare<kActivation>(p.activation, [&]<Activation kNow>() {
 #pragma unroll
-    for (int i = 0; i < kVec; ++i) {
-      out.value[i] = from_compute<Out>(activate_as<kActivation, kAccuracyOf<Out>>(z[i]));
-    }
+      for (int i = 0; i < kVec; ++i) {
+        out.value[i] = from_compute<Out>(activate_as<kNow, kAccuracyOf<Out>>(z[i]));
+      }
+    });
   });
   *reinterpret_cast<Vec<Out, kVec>*>(static_cast<Out*>(p.d) + first) = out;
 }

@@ -12,7 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .._core.activation import ACTIVATIONS
+from .._core.activation import (
+    ACTIVATIONS,
+    LEAKY_RELU_SLOPE,
+    QUICK_GELU_SCALE,
+    SOFTPLUS_THRESHOLD,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,9 +40,25 @@ def activate(z: Tensor, code: int) -> Tensor:
             return torch.sigmoid(z)
         case "tanh":
             return torch.tanh(z)
-        case _:  # relu2; square() is fp32 under autocast
+        case "relu2":  # square() is fp32 under autocast
             y = torch.relu(z)
             return y * y
+        case "quick_gelu":
+            return z * torch.sigmoid(QUICK_GELU_SCALE * z)
+        case "leaky_relu":
+            return F.leaky_relu(z)
+        case "hardswish":
+            return F.hardswish(z)
+        case "mish":
+            return F.mish(z)
+        case "softplus":
+            return F.softplus(z)
+        case "elu":
+            return F.elu(z)
+        case "relu6":
+            return F.relu6(z)
+        case _:
+            raise AssertionError(code)
 
 
 def value_and_slope(function: Callable[[Tensor], Tensor], z: Tensor) -> tuple[Tensor, Tensor]:
@@ -81,8 +102,33 @@ def act_grad(dy: Tensor, saved: Tensor | None, code: int) -> Tensor:
         case "silu":
             s = torch.sigmoid(saved)
             return dy * s * (1 + saved * (1 - s))
-        case _:  # relu2
+        case "relu2":
             return 2 * dy * torch.relu(saved)
+        case _:
+            return _act_grad_rare(dy, saved, code)
+
+
+def _act_grad_rare(dy: Tensor, saved: Tensor, code: int) -> Tensor:
+    match ACTIVATIONS[code]:
+        case "quick_gelu":
+            s = torch.sigmoid(QUICK_GELU_SCALE * saved)
+            return dy * s * (1 + QUICK_GELU_SCALE * saved * (1 - s))
+        case "leaky_relu":
+            return torch.where(saved > 0, dy, LEAKY_RELU_SLOPE * dy)
+        case "hardswish":
+            inside = torch.where(saved < 3, dy * (saved / 3 + 0.5), dy)
+            return torch.where(saved <= -3, 0, inside)
+        case "mish":
+            t = torch.tanh(F.softplus(saved))
+            return dy * (t + saved * torch.sigmoid(saved) * (1 - t * t))
+        case "softplus":
+            return torch.where(saved > SOFTPLUS_THRESHOLD, dy, dy * torch.sigmoid(saved))
+        case "elu":
+            return torch.where(saved <= 0, dy * torch.exp(saved.clamp(max=0)), dy)
+        case "relu6":
+            return torch.where((saved <= 0) | (saved >= 6), 0, dy)
+        case _:
+            raise AssertionError(code)
 
 
 def compose_dz(dy: Tensor | None, dz: Tensor | None, saved: Tensor | None, code: int) -> Tensor:

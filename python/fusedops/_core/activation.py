@@ -14,15 +14,29 @@ ACTIVATIONS: tuple[str, ...] = (
     "sigmoid",
     "tanh",
     "relu2",
+    "quick_gelu",
+    "leaky_relu",
+    "hardswish",
+    "mish",
+    "softplus",
+    "elu",
+    "relu6",
 )
 
 CODES: dict[str | None, int] = {None: 0, **{name: code for code, name in enumerate(ACTIVATIONS)}}
 
 # Indexed by code. Backward reads the output y, or the pre-activation z, or neither.
-SAVES_OUTPUT: tuple[bool, ...] = tuple(a in ("relu", "sigmoid", "tanh") for a in ACTIVATIONS)
-SAVES_PREACT: tuple[bool, ...] = tuple(
-    a in ("gelu", "gelu_tanh", "silu", "relu2") for a in ACTIVATIONS
+SAVES_OUTPUT: tuple[bool, ...] = tuple(
+    a in ("relu", "sigmoid", "tanh", "leaky_relu", "relu6") for a in ACTIVATIONS
 )
+SAVES_PREACT: tuple[bool, ...] = tuple(
+    a != "none" and not output for a, output in zip(ACTIVATIONS, SAVES_OUTPUT, strict=True)
+)
+
+# Parameters of activations, which are torch's defaults.
+QUICK_GELU_SCALE = 1.702
+LEAKY_RELU_SLOPE = 0.01
+SOFTPLUS_THRESHOLD = 20.0
 
 
 def raise_unknown(op: str, activation: object) -> NoReturn:
@@ -35,8 +49,9 @@ def activation_code(activation: str | None, op: str = "activation_code") -> int:
     """Return the integer that stands for an activation at the op boundary.
 
     Args:
-        activation: None, "none", "relu", "gelu" (erf form), "gelu_tanh", "silu", "sigmoid", "tanh"
-            or "relu2" (squared relu).
+        activation: None, "none", "relu", "gelu" (erf form), "gelu_tanh", "silu", "sigmoid", "tanh",
+            "relu2" (squared relu), "quick_gelu" (z sigmoid(1.702 z)), "leaky_relu" (slope 0.01),
+            "hardswish", "mish", "softplus" (beta 1, threshold 20), "elu" (alpha 1) or "relu6".
         op: The name that an error starts with.
 
     Raises:

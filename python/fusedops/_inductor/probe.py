@@ -4,7 +4,7 @@ The nodes between a product and a candidate are run in float64 on a few hundred 
 result is compared with the table of activations: `act(z)`, `act(g) * u`, `dh * act'(z)`. It does
 not matter how a decomposition writes them. Roundings between the nodes are left out, as our kernels
 leave them out. A branch at some number may lie between or beyond all probes, so that a node counts
-only if it is smooth or branches at 0.
+only if it is smooth or branches at 0 or where one of our activations does (`KINKS`).
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ _SMOOTH = """
     where bitwise_not bitwise_and bitwise_or logical_not logical_and logical_or
 """
 SMOOTH = {getattr(aten, name) for name in _SMOOTH.split()}
-_BRANCHES = "eq ne lt le gt ge clamp_min maximum threshold_backward"
+_BRANCHES = "eq ne lt le gt ge clamp_min clamp_max maximum threshold_backward"
 BRANCHES = {getattr(aten, name) for name in _BRANCHES.split()}
+KINKS = (0, 3, -3, 6, 20)  # those of relu, hardswish, relu6, softplus: probes lie around them
 
 
 def real() -> ExitStack:
@@ -68,12 +69,13 @@ def numbers_of(node: Node) -> list[Any]:
     return [a for a in args if isinstance(a, (int, float))]
 
 
-def is_probed(node: Node) -> bool:
-    """Whether values at some numbers tell what a pointwise node computes."""
+def is_probed(node: Node, kinks: tuple[int, ...] = (0,)) -> bool:
+    """Whether values at some numbers, below and above the kinks, tell what a node computes."""
     packet = getattr(node.target, "overloadpacket", None)
     if packet in SMOOTH:
         return "rounding_mode" not in node.kwargs
-    return packet in BRANCHES and numbers_of(node) == [0]
+    numbers = numbers_of(node)
+    return packet in BRANCHES and len(numbers) == 1 and numbers[0] in kinks
 
 
 def keeps(dtype: torch.dtype, own: torch.dtype) -> bool:
@@ -160,7 +162,7 @@ class Evaluator(NodeValues):
         if node.target is CONVERT:
             kept = all(keeps(node.args[1], own) for own in self.dtypes)
             return self.known[node.args[0]] if kept else None
-        if not is_probed(node):
+        if not is_probed(node, KINKS):
             return None
         args = map_arg(node.args, self.known.__getitem__)
         kwargs = {k: v for k, v in node.kwargs.items() if k not in DROPPED}

@@ -14,7 +14,7 @@ from .._autograd.compose import activation_table, value_and_slope
 from .._core.activation import ACTIVATIONS
 from .forward_code import RefusedError
 from .sequential import activation_name
-from .source import Reader
+from .source import ACTIVATION_FORWARDS, Reader
 
 FUNCTIONS: dict[Any, str] = {
     F.relu: "relu",
@@ -25,12 +25,17 @@ FUNCTIONS: dict[Any, str] = {
     F.sigmoid: "sigmoid",
     torch.tanh: "tanh",
     F.tanh: "tanh",
+    F.leaky_relu: "leaky_relu",
+    F.hardswish: "hardswish",
+    F.mish: "mish",
+    F.softplus: "softplus",
+    F.elu: "elu",
+    F.relu6: "relu6",
 }
 _POINTWISE = {
     *FUNCTIONS, torch.pow, torch.square, torch.erf, torch.exp, torch.mul, torch.add, torch.sub,
     "pow", "square", "tanh", "sigmoid", "erf", "exp", "mul", "add", "sub", "relu", "neg",
-    *(kind.forward for kind in (torch_nn.GELU, torch_nn.ReLU, torch_nn.SiLU, torch_nn.Tanh)),
-    torch_nn.Sigmoid.forward,
+    *ACTIVATION_FORWARDS,
 }  # fmt: skip
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 

@@ -97,10 +97,19 @@ _FUNCTIONS = {
     torch.tanh: "tanh",
     F.tanh: "tanh",
 }
+# With no argument but their input, and inplace.
+_DEFAULTS = {
+    F.leaky_relu: "leaky_relu",
+    F.hardswish: "hardswish",
+    F.mish: "mish",
+    F.softplus: "softplus",
+    F.elu: "elu",
+    F.relu6: "relu6",
+}
 _METHODS = {"relu": "relu", "sigmoid": "sigmoid", "tanh": "tanh"}
 _MULTIPLY = {operator.mul, torch.mul}
 _POWER = {operator.pow, torch.pow}
-_KNOWN = {*_FUNCTIONS, *_MULTIPLY, *_POWER, F.gelu, torch.square, torch.chunk, torch.split}
+_KNOWN = {*_FUNCTIONS, *_DEFAULTS, *_MULTIPLY, *_POWER, F.gelu, torch.square, torch.chunk, torch.split}
 
 
 class _Matcher:
@@ -226,6 +235,8 @@ class _Matcher:
             name = {None: "gelu", "none": "gelu", "tanh": "gelu_tanh"}.get(approximate)
         elif node.op == "call_function":
             name = _FUNCTIONS.get(node.target)
+            if name is None and len(node.args) == 1 and set(node.kwargs) <= {"inplace"}:
+                name = _DEFAULTS.get(node.target)
         elif node.op == "call_method":
             name = _METHODS.get(str(node.target))
         if name is not None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch import nn as torch_nn
 
+from .._core.activation import LEAKY_RELU_SLOPE, SOFTPLUS_THRESHOLD
 from ..nn.linear import Linear, guard_forwards, plain, untouched
 from ..ops.linear import linear
 from ..ops.mlp import mlp
@@ -28,8 +29,21 @@ _ACTIVATIONS = {
     torch_nn.SiLU: "silu",
     torch_nn.Sigmoid: "sigmoid",
     torch_nn.Tanh: "tanh",
+    torch_nn.LeakyReLU: "leaky_relu",
+    torch_nn.Hardswish: "hardswish",
+    torch_nn.Mish: "mish",
+    torch_nn.Softplus: "softplus",
+    torch_nn.ELU: "elu",
+    torch_nn.ReLU6: "relu6",
 }
 _GELUS = {"none": "gelu", "tanh": "gelu_tanh"}
+# What a module's settings have to be, where ours have none.
+_SETTINGS = {
+    "leaky_relu": {"negative_slope": LEAKY_RELU_SLOPE},
+    "softplus": {"beta": 1.0, "threshold": SOFTPLUS_THRESHOLD},
+    "elu": {"alpha": 1.0},
+    "relu6": {"min_val": 0.0, "max_val": 6.0},
+}
 _FORWARDS = {kind: kind.forward for kind in _ACTIVATIONS}
 _dropout_forward = torch_nn.Dropout.forward
 _sequential_forward = torch_nn.Sequential.forward
@@ -42,6 +56,10 @@ def activation_name(module: Any) -> str | None:
     kind = type(module)
     name = _ACTIVATIONS.get(kind)
     if name is None or "forward" in module.__dict__ or kind.forward is not _FORWARDS[kind]:
+        return None
+    if name in _SETTINGS and any(
+        getattr(module, setting) != value for setting, value in _SETTINGS[name].items()
+    ):
         return None
     return name if name != "gelu" else _GELUS.get(module.approximate)
 

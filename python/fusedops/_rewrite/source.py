@@ -107,6 +107,18 @@ _TORCH = {
     torch.tanh, torch.sigmoid, torch.erf, torch.relu, torch.clamp, torch.clip, torch.reciprocal,
     torch.matmul, torch.addmm, torch.mm, torch.rms_norm, torch.layer_norm, torch.finfo,
 }  # fmt: skip
+ACTIVATION_FORWARDS = {
+    kind.forward
+    for kind in (
+        torch_nn.GELU, torch_nn.ReLU, torch_nn.SiLU, torch_nn.Tanh, torch_nn.Sigmoid,
+        torch_nn.LeakyReLU, torch_nn.Hardswish, torch_nn.Mish, torch_nn.Softplus, torch_nn.ELU,
+        torch_nn.ReLU6,
+    )
+}  # fmt: skip
+_SETTINGS = (
+    "weight", "bias", "eps", "normalized_shape", "approximate", "negative_slope", "beta",
+    "threshold", "alpha", "min_val", "max_val",
+)  # fmt: skip
 _FUNCTIONS = {
     *_TORCH,
     F.layer_norm,
@@ -117,13 +129,18 @@ _FUNCTIONS = {
     F.relu,
     F.tanh,
     F.sigmoid,
+    F.leaky_relu,
+    F.hardswish,
+    F.mish,
+    F.softplus,
+    F.elu,
+    F.relu6,
     torch.jit.is_scripting,
     torch.jit.is_tracing,
     torch_nn.LayerNorm.forward,
     torch_nn.RMSNorm.forward,
     torch_nn.Linear.forward,
-    *(kind.forward for kind in (torch_nn.GELU, torch_nn.ReLU, torch_nn.SiLU, torch_nn.Tanh)),
-    torch_nn.Sigmoid.forward,
+    *ACTIVATION_FORWARDS,
 }
 _BUILTINS = {len, int, float, isinstance, tuple, list, range}
 # What may decide which branch runs: dtypes and dims, which are probed, and no values or devices.
@@ -170,7 +187,7 @@ class Reader:
         if function in _FUNCTIONS:
             self.calls.add(function)
             if owner is not None:
-                for name in ("weight", "bias", "eps", "normalized_shape", "approximate"):
+                for name in _SETTINGS:
                     self._attribute(name, missing_ok=True)
             return
         if type(function) is not FunctionType or depth > _DEPTH:

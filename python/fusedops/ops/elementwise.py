@@ -179,7 +179,8 @@ def scale_bias_act(
     Args:
         x: (..., N); float16, bfloat16, float32 or float64.
         scale, bias: (N,) of x's dtype, or None.
-        activation: None or "none", "relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "relu2".
+        activation: None or "none", "relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "relu2",
+            "quick_gelu", "leaky_relu", "hardswish", "mish", "softplus", "elu" or "relu6".
         out: (..., N), where to write; it may be x.
 
     Returns:

@@ -74,7 +74,8 @@ def linear(
         weight: Weight of shape (N, K), as in ``torch.nn.Linear``.
         bias: Bias of shape (N,), or None.
         activation: None or "none", "relu", "gelu" (erf form), "gelu_tanh", "silu", "sigmoid",
-            "tanh", "relu2" (squared relu).
+            "tanh", "relu2" (squared relu), or with torch's default parameters "quick_gelu",
+            "leaky_relu", "hardswish", "mish", "softplus", "elu", "relu6".
 
     Returns:
         A new contiguous tensor of shape (..., N) in the inputs' dtype.

@@ -140,7 +140,8 @@ def mlp(
         w2: Weight of shape (N, H).
         b2: Bias of shape (N,), or None.
         activation: None or "none", "relu", "gelu" (erf form), "gelu_tanh", "silu", "sigmoid",
-            "tanh", "relu2" (squared relu).
+            "tanh", "relu2" (squared relu), or with torch's default parameters "quick_gelu",
+            "leaky_relu", "hardswish", "mish", "softplus", "elu", "relu6".
         residual: Added to the result, shape (..., N), or None.
         recompute: Keep nothing of the hidden size; backward forms x @ w1.T + b1 again.
 

@@ -18,18 +18,25 @@ def _gelu_tanh_inner(z: Tensor) -> Tensor:
 def activate(z: Tensor, activation: str | None = None) -> Tensor:
     """Apply an activation to the pre-activation z, in z's dtype.
 
-    ========= =====================================================
-    name      act(z)
-    ========= =====================================================
-    none      z
-    relu      max(z, 0)
-    gelu      z * (1 + erf(z / sqrt 2)) / 2
-    gelu_tanh z * (1 + tanh(sqrt(2 / pi) (z + 0.044715 z^3))) / 2
-    silu      z * sigmoid(z)
-    sigmoid   1 / (1 + exp(-z))
-    tanh      tanh(z)
-    relu2     max(z, 0)^2
-    ========= =====================================================
+    ========== =====================================================
+    name       act(z)
+    ========== =====================================================
+    none       z
+    relu       max(z, 0)
+    gelu       z * (1 + erf(z / sqrt 2)) / 2
+    gelu_tanh  z * (1 + tanh(sqrt(2 / pi) (z + 0.044715 z^3))) / 2
+    silu       z * sigmoid(z)
+    sigmoid    1 / (1 + exp(-z))
+    tanh       tanh(z)
+    relu2      max(z, 0)^2
+    quick_gelu z * sigmoid(1.702 z)
+    leaky_relu z where z > 0, else 0.01 z
+    hardswish  z * min(max(z + 3, 0), 6) / 6
+    mish       z * tanh(log(1 + exp(z)))
+    softplus   log(1 + exp(z)); z where z > 20
+    elu        z where z > 0, else exp(z) - 1
+    relu6      min(max(z, 0), 6)
+    ========== =====================================================
 
     NaN gives NaN for every activation.
     """
@@ -50,11 +57,29 @@ def activate(z: Tensor, activation: str | None = None) -> Tensor:
             return torch.tanh(z)
         case "relu2":
             return z.clamp(min=0).square()
+        case "quick_gelu":
+            return z * torch.sigmoid(1.702 * z)
+        case "leaky_relu":
+            return torch.where(z > 0, z, 0.01 * z)
+        case "hardswish":
+            return z * ((z + 3.0).clamp(0, 6) / 6.0)
+        case "mish":
+            return z * torch.tanh(torch.log1p(torch.exp(z)))
+        case "softplus":
+            return torch.where(z > 20, z, torch.log1p(torch.exp(z)))
+        case "elu":
+            return torch.where(z > 0, z, torch.expm1(z))
+        case "relu6":
+            return z.clamp(0, 6)
     raise ValueError(f"reference: unknown activation {activation!r}")
 
 
 def activate_grad(z: Tensor, activation: str | None = None) -> Tensor:
-    """The derivative act'(z), in z's dtype; at the kink of relu it is 0, as in torch."""
+    """The derivative act'(z), in z's dtype; at the kink of relu it is 0, as in torch.
+
+    At those of the others it is torch's too: 0.01 for leaky_relu at 0, 0 and 1 for hardswish at -3
+    and 3, 0 for relu6 at 0 and 6.
+    """
     match activation:
         case None | "none":
             return torch.ones_like(z)
@@ -77,4 +102,21 @@ def activate_grad(z: Tensor, activation: str | None = None) -> Tensor:
             return 1.0 - torch.tanh(z).square()
         case "relu2":
             return 2.0 * z.clamp(min=0)
+        case "quick_gelu":
+            s = torch.sigmoid(1.702 * z)
+            return s * (1.0 + 1.702 * z * (1.0 - s))
+        case "leaky_relu":
+            return torch.where(z > 0, 1.0, 0.01).to(z.dtype)
+        case "hardswish":
+            slope = torch.where(z < 3, z / 3.0 + 0.5, torch.ones_like(z))
+            return torch.where(z <= -3, torch.zeros_like(z), slope)
+        case "mish":
+            t = torch.tanh(torch.log1p(torch.exp(z)))
+            return t + z * torch.sigmoid(z) * (1.0 - t.square())
+        case "softplus":
+            return torch.where(z > 20, torch.ones_like(z), torch.sigmoid(z))
+        case "elu":
+            return torch.where(z <= 0, torch.exp(z), torch.ones_like(z))
+        case "relu6":
+            return torch.where((z <= 0) | (z >= 6), torch.zeros_like(z), torch.ones_like(z))
     raise ValueError(f"reference: unknown activation {activation!r}")

@@ -159,10 +159,12 @@ __device__ __forceinline__ void store_swapped(const Problem& p, T* to,
 template <class T, class S>
 __device__ __forceinline__ void activate(float (&sum)[S::kColumns / 2], Activation activation) {
   with_activation(activation, [&]<Activation kActivation>() {
+    resolve_rare<kActivation>(activation, [&]<Activation kNow>() {
 #pragma unroll
-    for (int i = 0; i < S::kPieces * 4; ++i) {
-      sum[i] = activate_as<kActivation, kAccuracyOf<T>>(sum[i]);
-    }
+      for (int i = 0; i < S::kPieces * 4; ++i) {
+        sum[i] = activate_as<kNow, kAccuracyOf<T>>(sum[i]);
+      }
+    });
   });
 }
 

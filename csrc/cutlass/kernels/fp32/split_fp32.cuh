@@ -121,7 +121,9 @@ inline __global__ void __launch_bounds__(256)
     if (lane != 0) continue;
     if (p.preact != nullptr) p.preact[offset] = z;
     with_activation(p.activation, [&]<Activation kActivation>() {
-      p.d[offset] = activate_as<kActivation, Accuracy::kFloat32>(z);
+      resolve_rare<kActivation>(p.activation, [&]<Activation kNow>() {
+        p.d[offset] = activate_as<kNow, Accuracy::kFloat32>(z);
+      });
     });
   }
 }

@@ -44,10 +44,12 @@ class TileEpilogue<GatedTraits<Element, GatedProduct::kForward, kConfig>> {
 #pragma unroll
       for (int m = 0; m < 2; ++m) {
         float *gate = panel_values(acc, 0, m, 0), *up = panel_values(acc, 1, m, 0);
+        resolve_rare<kActivation>(p_.activation, [&]<Activation kNow>() {
 #pragma unroll
-        for (int i = 0; i < 32; ++i) {
-          gate[i] = activate_as<kActivation, kGatedAccuracy<Element>>(gate[i]) * up[i];
-        }
+          for (int i = 0; i < 32; ++i) {
+            gate[i] = activate_as<kNow, kGatedAccuracy<Element>>(gate[i]) * up[i];
+          }
+        });
       }
     });
     store(acc, 0, p_.d, tile);

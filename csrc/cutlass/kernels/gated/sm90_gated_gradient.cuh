@@ -116,8 +116,11 @@ class GatedEpilogueWarpgroup {
       if (time + 1 < kTimes) next = load(time + 1);
 #pragma unroll
       for (int pass = 0; pass < kPasses; ++pass) {
-        store(row_of(time, pass),
-              compute<kActivation>(rows.gate[pass], rows.up[pass], gradients[pass]));
+        Results results;
+        resolve_rare<kActivation>(p_.epilogue.activation, [&]<Activation kNow>() {
+          results = compute<kNow>(rows.gate[pass], rows.up[pass], gradients[pass]);
+        });
+        store(row_of(time, pass), results);
       }
     }
     phase_ ^= 1;

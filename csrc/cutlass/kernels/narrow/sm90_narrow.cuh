@@ -173,8 +173,10 @@ __device__ __forceinline__ void gradient_of(Unit& dy, const Unit& saved, float (
 // Gives put(offset, unit) each unit of dz of this thread; the offset is that of dy's unit in the
 // stage.
 template <class T, class S, Activation kActivation, class Put>
-__device__ __forceinline__ void gradient_as(uint32_t stage, float (&sum)[8], const Put& put) {
-  constexpr int kBatch = S::kPasses < 4 ? S::kPasses : 4;
+__device__ __forceinline__ void gradient_as(Activation activation, uint32_t stage, float (&sum)[8],
+                                            const Put& put) {
+  constexpr int kMost = kActivation == kAnyRare ? 1 : 4;
+  constexpr int kBatch = S::kPasses < kMost ? S::kPasses : kMost;
   const int unit = threadIdx.x % S::kUnits, row0 = threadIdx.x / S::kUnits;
 #pragma unroll 1
   for (int pass = 0; pass < S::kPasses; pass += kBatch) {
@@ -189,7 +191,8 @@ __device__ __forceinline__ void gradient_as(uint32_t stage, float (&sum)[8], con
     }
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
-      gradient_of<T, kActivation>(dy[i], saved[i], sum);
+      resolve_rare<kActivation>(
+          activation, [&]<Activation kNow>() { gradient_of<T, kNow>(dy[i], saved[i], sum); });
       put(at[i], dy[i]);
     }
   }
@@ -200,10 +203,10 @@ template <class T, class S, class Put>
 __device__ __forceinline__ void gradient(Activation activation, uint32_t stage, float (&sum)[8],
                                          const Put& put) {
   if (activation == Activation::kRelu) {
-    gradient_as<T, S, Activation::kRelu>(stage, sum, put);
+    gradient_as<T, S, Activation::kRelu>(activation, stage, sum, put);
   } else {
     with_activation(activation, [&]<Activation kActivation>() {
-      gradient_as<T, S, kActivation>(stage, sum, put);
+      gradient_as<T, S, kActivation>(activation, stage, sum, put);
     });
   }
 }

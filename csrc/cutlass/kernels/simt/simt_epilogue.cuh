@@ -44,12 +44,14 @@ __device__ __forceinline__ void store_group(const sm80::Output& output,
   }
   if (tile.preact != nullptr) store(tile.preact);
   with_activation(output.activation, [&]<Activation kActivation>() {
+    resolve_rare<kActivation>(output.activation, [&]<Activation kNow>() {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
+      for (int i = 0; i < 4; ++i) {
 #pragma unroll
-      for (int j = 0; j < 4; ++j)
-        z.value[i][j] = activate_as<kActivation, Accuracy::kFloat32>(z.value[i][j]);
-    }
+        for (int j = 0; j < 4; ++j)
+          z.value[i][j] = activate_as<kNow, Accuracy::kFloat32>(z.value[i][j]);
+      }
+    });
   });
   store(tile.d);
 }

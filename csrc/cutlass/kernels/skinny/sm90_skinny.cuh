@@ -262,12 +262,17 @@ __device__ void finish_as(const Problem& p, void* out, const float (&bias)[2], c
       add_shared(v[i], own + offset);
       if (part.blocks > 1) add_shared(v[i], received + offset);
     }
+    resolve_rare<kActivation>(p.activation, [&]<Activation kNow>() {
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          v[i][j] = activate_as<kNow, kAccuracyOf<T>>(v[i][j] + bias[j / 2]);
+        }
+      }
+    });
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        v[i][j] = activate_as<kActivation, kAccuracyOf<T>>(v[i][j] + bias[j / 2]);
-      }
       if (first + i < mine) to_tile<T>(tile, first + i, v[i]);
     }
   }

@@ -16,6 +16,7 @@
 #include "csrc/common/device/value_and_slope.cuh"
 #include "csrc/cutlass/configs/sm90_configs.h"
 #include "csrc/cutlass/kernels/sm90/sm90_epilogue_traits.cuh"
+#include "csrc/cutlass/kernels/sm90/sm90_rolled.cuh"
 #include "csrc/cutlass/kernels/sm90/sm90_tile_scheduler.h"
 
 namespace fusedops::sm90 {
@@ -43,8 +44,8 @@ class TileEpilogue {
   __device__ TileEpilogue(const EpilogueParams& params, Shared& shared, int warpgroup)
       : p_(params), shared_(shared), warpgroup_(warpgroup), thread_(threadIdx.x % 128) {}
 
-  // Comes before the epilogue of a tile, whose bias goes to shared memory; that of the next one is
-  // on the way from now on (a mainloop of small K is shorter than the latency of a load).
+  // Comes before the epilogue of a tile, whose bias goes to shared memory; the next one's is on its
+  // way from now on (a mainloop of small K is shorter than the latency of a load).
   __device__ void prefetch(const Tile& next) {
     if constexpr (kHasBias) exchange_bias(next);
   }
@@ -81,6 +82,7 @@ class TileEpilogue {
     }
     if constexpr (kHasBias) {
       with_activation(p_.activation, [&]<Activation kActivation>() {
+        if constexpr (kActivation == kAnyRare) activate_units(acc);
         for_each_panel([&](auto panel) { finish_panel<kActivation>(acc, panel, tile, row); });
       });
     } else {
@@ -112,36 +114,26 @@ class TileEpilogue {
 
   static constexpr int kBlockValues = 32;  // of this thread in a row block of a panel
 
-  // fn(values, panel, row block) over panels [kFirst, kLast), for work of many instructions. NOTE:
-  // a loop that is not unrolled, for which values move to registers of their own and back: by code
-  // that warps run through once they wait for instructions most of the time (kGrad with 30 an
-  // element and K = 384 took 1.3 times as long).
+  // fn(values, panel, row block) over panels [kFirst, kLast), for work of many instructions (kGrad
+  // with 30 an element and K = 384 took 1.3 times as long unrolled).
   template <int kFirst, int kLast, class Fn>
   __device__ __forceinline__ void for_each_block(float* acc, Fn&& fn) {
     static_assert(S::kPanelColumns * 4 / 8 == kBlockValues);
-    constexpr int kBegin = kFirst * kRowBlocks, kEnd = kLast * kRowBlocks;
-#pragma unroll 1
-    for (int i = kBegin; i < kEnd; ++i) {
-      float v[kBlockValues];
-      at_block<kBegin, kEnd>(i, acc, [&](float& value, int e) { v[e] = value; });
-      fn(v, i / kRowBlocks, i % kRowBlocks);
-      at_block<kBegin, kEnd>(i, acc, [&](float& value, int e) { value = v[e]; });
-    }
+    for_each_rolled<kFirst * kRowBlocks, kLast * kRowBlocks, kBlockValues>(
+        [&]<int kBlock>(cute::Int<kBlock>) {
+          return values_of(acc, kBlock / kRowBlocks, kBlock % kRowBlocks, 0);
+        },
+        [&](float* v, int i) { fn(v, i / kRowBlocks, i % kRowBlocks); });
   }
 
-  // fn(accumulator, number) over the i-th of blocks [kBegin, kEnd).
-  template <int kBegin, int kEnd, class Fn>
-  __device__ __forceinline__ static void at_block(int i, float* acc, Fn&& fn) {
-    constexpr int kMiddle = (kBegin + kEnd) / 2;
-    if constexpr (kEnd - kBegin > 1) {
-      if (i < kMiddle) return at_block<kBegin, kMiddle>(i, acc, fn);
-      return at_block<kMiddle, kEnd>(i, acc, fn);
-    } else {
-      asm volatile("");  // a branch, not selects of both sides
-      float* v = values_of(acc, kBegin / kRowBlocks, kBegin % kRowBlocks, 0);
-#pragma unroll
-      for (int e = 0; e < kBlockValues; ++e) fn(v[e], e);
-    }
+  // fn(values, row block, first column) over 16 columns at a time, whatever the panels: for work of
+  // many instructions and many kinds.
+  template <class Fn>
+  __device__ __forceinline__ void for_each_unit(float* acc, Fn&& fn) {
+    constexpr int kAcross = S::kColumns / 16;
+    for_each_rolled<0, kRowBlocks * kAcross, 8>(
+        [&]<int kUnit>(cute::Int<kUnit>) { return acc + kUnit * 8; },
+        [&](float* v, int i) { fn(v, i / kAcross, i % kAcross * 16); });
   }
 
   // ---- bias and activation ----
@@ -157,9 +149,12 @@ class TileEpilogue {
     next_bias_ = inside ? __ldg(reinterpret_cast<const uint4*>(bias)) : uint4{};
   }
 
-  // The bias of the two columns that this thread has among columns 8 j.. of a panel.
+  // The bias of the two columns that this thread has of eight.
   __device__ float2 bias_of(int panel, int j) const {
-    const Element* at = &shared_.bias[S::first_column(panel) + j * 8 + thread_ % 4 * 2];
+    return bias_of(S::first_column(panel) + j * 8);
+  }
+  __device__ float2 bias_of(int column) const {
+    const Element* at = &shared_.bias[column + thread_ % 4 * 2];
     return unpack<Element>(*reinterpret_cast<const uint32_t*>(at));
   }
 
@@ -182,12 +177,29 @@ class TileEpilogue {
     with_bias(acc, panel, [](float& value, float bias) { value += bias; });
   }
 
+  // Bias and a rare activation.
+  __device__ __forceinline__ void activate_units(float* acc) {
+    constexpr bool kAddsBias = T::kEpilogue != Epilogue::kPreact;
+    for_each_unit(acc, [&](float* v, int, int column) {
+      float2 bias[2] = {};
+      if constexpr (kAddsBias) bias[0] = bias_of(column), bias[1] = bias_of(column + 8);
+      resolve_rare<kAnyRare>(p_.activation, [&]<Activation kNow>() {
+#pragma unroll
+        for (int e = 0; e < 8; ++e) {
+          v[e] = activate_as<kNow, kAccuracy>(v[e] + (e % 2 ? bias[e / 4].y : bias[e / 4].x));
+        }
+      });
+    });
+  }
+
+  // kAnyRare: after activate_units.
   template <Activation kActivation, class Panel>
   __device__ __forceinline__ void finish_panel(float* acc, Panel panel, const Tile& tile, int row) {
     // ReLU of 16-bit results comes free with their rounding.
     constexpr bool kPacked = kActivation == Activation::kRelu && !S::kReadsAux;
     constexpr Activation kNow = kPacked ? Activation::kNone : kActivation;
-    if constexpr (kNow == Activation::kGelu && S::repeated(panel) == 0) {
+    if constexpr (kNow == kAnyRare) {
+    } else if constexpr (kNow == Activation::kGelu && S::repeated(panel) == 0) {
       finish_blocks<kNow>(acc, panel);
     } else if constexpr (T::kEpilogue == Epilogue::kPreact) {
       with_bias(acc, panel,
@@ -269,7 +281,19 @@ class TileEpilogue {
 
   template <Activation kActivation, bool kHidden>
   __device__ __forceinline__ void gradient(float* acc, const Tile& tile, int row) {
-    if constexpr (saved_for_backward(kActivation) == Saved::kPreact) {
+    if constexpr (kActivation == kAnyRare) {
+      for_each_unit(acc, [&](float* v, int m, int column) {
+        uint8_t* saved = matrix_unit(shared_.staging[column / 64], m, column % 64 / 8);
+        resolve_rare<kActivation>(p_.activation, [&]<Activation kNow>() {
+          constexpr bool kBoth = kHidden && saved_for_backward(kNow) == Saved::kPreact;
+          gradient_unit<kNow, kBoth>(v, saved);
+        });
+      });
+#pragma unroll 1
+      for (int panel = 0; kHidden && panel < S::kPanels; ++panel) {
+        publish(p_.hidden, panel, 0, tile, row);
+      }
+    } else if constexpr (saved_for_backward(kActivation) == Saved::kPreact) {
       for_each_block<0, S::kPanels>(acc, [&](float* v, int panel, int m) {
         gradient_block<kActivation, kHidden>(v, panel, m);
         if (kHidden && m == kRowBlocks - 1) publish(p_.hidden, panel, 0, tile, row);
@@ -323,7 +347,9 @@ class TileEpilogue {
   __device__ void sum_columns(float* acc, const Tile& tile, int row) {
     const int lane = thread_ % 32, warp = thread_ / 32;
     const int first_row = tile.m * T::kTileM + row;
-    if (p_.rows - first_row < S::kRows) clear_rows(acc, p_.rows - first_row);
+    if (p_.rows - first_row < S::kRows) {
+      clear_rows<kRowBlocks, kPerRowBlock>(acc, p_.rows - first_row);
+    }
     constexpr int kSums = S::kColumns / 4, kKept = kSums / 8;
     float sum[kSums];
 #pragma unroll
@@ -361,16 +387,6 @@ class TileEpilogue {
     }
   }
 
-  // Clears the rows from `rows` on: zeros of A gave NaN there where B has an infinity.
-  __device__ void clear_rows(float* acc, int rows) const {
-    rows -= thread_ / 32 * 16 + thread_ % 32 / 4;
-#pragma unroll
-    for (int i = 0; i < kRowBlocks * kPerRowBlock; ++i) {
-      const int row = i / kPerRowBlock * 64 + i / 2 % 2 * 8;
-      if (row >= rows) acc[i] = 0.0f;
-    }
-  }
-
   // ---- the way out ----
 
   // The place of this lane's row of an 8x8 matrix of 2-byte values in a panel, for matrices 0..3 =
@@ -387,7 +403,7 @@ class TileEpilogue {
                                               const Tile& tile, int row) {
 #pragma unroll
     for (int part = 0; part < S::kParts; ++part) {
-      // NOTE: over an auxiliary tile each warp writes where it alone has read.
+      // Over an auxiliary tile each warp writes where it alone has read.
       if (!S::kReadsAux || !p_.load_aux || p_.store_hidden) {
         if (thread_ == 0) wait_for_staging(panel * S::kParts + part);
         barrier();

@@ -1,5 +1,5 @@
 // What the epilogues of the sm_90a kernels (sm90_epilogue.cuh) are launched with, the sizes of what
-// they stage, and pairs of 16-bit values.
+// they stage, pairs of 16-bit values, and rows outside of a matrix.
 #pragma once
 
 #include <cutlass/arch/barrier.h>
@@ -49,6 +49,17 @@ __device__ __forceinline__ float2 unpack(uint32_t packed) {
     __half2 pair;
     memcpy(&pair, &packed, sizeof pair);
     return __half22float2(pair);
+  }
+}
+
+// Clears a warpgroup's rows from `rows` on: zeros of A gave NaN there where B has an infinity.
+template <int kRowBlocks, int kPerRowBlock>
+__device__ __forceinline__ void clear_rows(float* acc, int rows) {
+  rows -= int(threadIdx.x) % 128 / 32 * 16 + int(threadIdx.x) % 32 / 4;
+#pragma unroll
+  for (int i = 0; i < kRowBlocks * kPerRowBlock; ++i) {
+    const int row = i / kPerRowBlock * 64 + i / 2 % 2 * 8;
+    if (row >= rows) acc[i] = 0.0f;
   }
 }
 
