@@ -35,6 +35,10 @@ FUSEDOPS_TIME_CONSTANT kL2BytesPerCycle = 68.9;  // into shared memory, per SM
 FUSEDOPS_TIME_CONSTANT kCold = 0.141;
 FUSEDOPS_TIME_CONSTANT kCutLine = 0.39;
 FUSEDOPS_TIME_CONSTANT kCutSector = 0.62;
+// What bytes out of L2 cost in a training step, where the card is at its power limit. By hand, from
+// perf/results/h100/gemm_sustained.csv: the sweeps time products at rest.
+FUSEDOPS_TIME_CONSTANT kPowerBytesPerUs = 4e+07;
+FUSEDOPS_TIME_CONSTANT kPowerOverlap = 2;
 FUSEDOPS_TIME_CONSTANT kFillCycles = 358;  // of a kernel: until the first MMA
 // Of every tile, and then by its bytes and elements.
 FUSEDOPS_TIME_CONSTANT kEpilogueCycles = 286;

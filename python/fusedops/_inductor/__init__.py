@@ -8,7 +8,7 @@ from .report import InductorReport, LeftProduct, ReplacedSite
 
 __all__ = ["InductorOptions", "InductorReport", "LeftProduct", "ReplacedSite", "inductor"]
 
-_KEY = "joint_custom_pre_pass"
+_KEY, _MASK_KEY = "joint_custom_pre_pass", "pre_grad_custom_pass"
 
 
 class InductorOptions(dict[str, Any]):
@@ -29,7 +29,9 @@ def inductor(mode: str | None = None, *, force: bool = False, **options: Any) ->
     and a second product behind that (`mlp`), or a gate times an up projection (`gated_mlp`), a
     residual added, a cross entropy behind a product whose logits nothing else reads
     (`linear_cross_entropy`), and the same in backward with the gradients of biases and weights.
-    Where the time model expects a gain, our ops take their place, everything else is left to
+    A mask of attention that depends on no input and is causal, or hides nothing, as transformers
+    makes one while it is traced, becomes ``is_causal=True`` or no mask: torch has faster kernels
+    for that. Where the time model expects a gain, our ops take their place, everything else is left to
     Inductor; a loss may take 5 % longer where that spares 256 MiB of logits or more. Works
     for models of torch's modules and of ours, in training and inference, with autocast,
     checkpointing and dynamic shapes; Inductor's caches stay in use.
@@ -38,8 +40,8 @@ def inductor(mode: str | None = None, *, force: bool = False, **options: Any) ->
         mode: As in torch.compile, which takes no mode beside options: "reduce-overhead",
             "max-autotune" or "max-autotune-no-cudagraphs".
         force: Replace whatever is found, also where the model expects no gain (for comparisons).
-        **options: Further options of Inductor. A ``joint_custom_pre_pass`` in them, or in
-            ``torch._inductor.config``, runs before ours.
+        **options: Further options of Inductor. A ``joint_custom_pre_pass`` or
+            ``pre_grad_custom_pass`` in them, or in ``torch._inductor.config``, runs before ours.
 
     Returns:
         ``{"options": ...}``, a dict whose ``report`` says, after the first call, what was replaced
@@ -58,11 +60,13 @@ def inductor(mode: str | None = None, *, force: bool = False, **options: Any) ->
     from torch._inductor import config
 
     from .graph_pass import GraphPass
+    from .mask_pass import MaskPass
 
     merged: dict[str, Any] = {}
     if mode is not None and mode != "default":
         merged |= torch._inductor.list_mode_options(mode)
     merged |= options
-    first = merged.pop(_KEY, None) or getattr(config, _KEY)
-    merged[_KEY] = GraphPass(force=force, first=first)
+    first, first_mask = (merged.pop(key, None) or getattr(config, key) for key in (_KEY, _MASK_KEY))
+    ours = GraphPass(force=force, first=first)
+    merged |= {_KEY: ours, _MASK_KEY: MaskPass(ours.report, first=first_mask)}
     return InductorOptions(options=merged)

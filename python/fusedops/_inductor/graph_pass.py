@@ -53,7 +53,7 @@ class GraphPass(CustomGraphPass):
             if first is None:
                 return None  # as for the pass alone: nothing is cached
         tf32 = torch.backends.cuda.matmul.fp32_precision
-        text = repr((_sources(), _tuned_plans(), self.force, tf32, first))
+        text = repr((sources(), _tuned_plans(), self.force, tf32, first))
         return hashlib.sha256(text.encode()).hexdigest()
 
     def __call__(self, graph: torch.fx.Graph) -> None:
@@ -145,7 +145,7 @@ def _unreadable(error: Exception) -> Left:
 
 
 @functools.cache
-def _sources() -> str:
+def sources() -> str:
     """Our code: the Python sources, and the compiled module by its size and date."""
     digest = hashlib.sha256()
     root = Path(__file__).parent.parent

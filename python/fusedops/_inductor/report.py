@@ -46,11 +46,13 @@ class InductorReport:
         replaced: The sites where our ops stand.
         left: The forward products that stayed, with the reason.
         graphs: How many graphs the pass has seen.
+        masks: How many calls of attention have become causal or free of a mask.
     """
 
     replaced: list[ReplacedSite] = field(default_factory=list)
     left: list[LeftProduct] = field(default_factory=list)
     graphs: int = 0
+    masks: int = 0
 
     def kinds(self) -> list[str]:
         """The kinds of the replaced sites."""
@@ -60,7 +62,7 @@ class InductorReport:
         """Forget what was seen."""
         self.replaced.clear()
         self.left.clear()
-        self.graphs = 0
+        self.graphs = self.masks = 0
 
     def add(self, site: Site, verdict: Verdict) -> None:
         self.replaced.append(
@@ -83,6 +85,8 @@ class InductorReport:
             f"{self.graphs} graph(s) compiled, {len(self.replaced)} site(s) replaced, "
             f"{len(self.left)} product(s) left"
         ]
+        if self.masks:
+            lines.append(f"{self.masks} call(s) of attention are causal or full instead of masked")
         rows = [
             (s.where, s.kind, s.shape, s.activation, "step" if s.training else "forward", s.reason)
             for s in self.replaced

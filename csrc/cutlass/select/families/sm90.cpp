@@ -88,6 +88,12 @@ double l2_cycles(const GemmProblem& p, const GemmConfig& c) {
          kL2BytesPerCycle;
 }
 
+// Bytes of operands that all CTAs together read from L2.
+double l2_bytes(const GemmProblem& p, const GemmConfig& c) {
+  const double rows = (rows_of_a(c) + rows_of_b(c)) / (double(c.tile_m) * c.tile_n);
+  return double(p.m) * p.n * p.k * operand_bytes(p) * rows;
+}
+
 TileCost tile_cost(const GemmProblem& p, const GemmConfig& c, int64_t k) {
   const double steps = static_cast<double>(ceil_div(k, 128 / operand_bytes(p)));
   const double mma = double(c.tile_m) * c.tile_n * 64 / kMmaPerCycle;
@@ -135,7 +141,8 @@ double sm90_us(const GemmProblem& p, const GemmConfig& c, const GemmPlan& plan,
       (waves - 1) * wave + last + cost.epilogue * (pingpong ? 1 : kCooperativeEpilogue);
   const double sms = (kFillCycles + cycles) / (kClockGhz * 1e3);
   const double dram = dram_bytes(p) / kDramBytesPerUs;
-  double us = kLaunchUs + (slices > 1 ? std::max(sms, dram) : overlap(sms, dram, kDramOverlap));
+  double us = slices > 1 ? std::max(sms, dram) : overlap(sms, dram, kDramOverlap);
+  us = kLaunchUs + overlap(us, l2_bytes(p, c) / kPowerBytesPerUs, kPowerOverlap);
   if (slices > 1) us += reduce_us(p, slices);
   return us;
 }
@@ -156,8 +163,11 @@ bool may_have_tail(const GemmProblem& p, const GemmConfig& c, const DeviceModel&
 
 // Bands of about the square root of the tiles that run at a time: both operands then share L2 best.
 // Wider where few steps of K leave the output most of the traffic (1 to 3 % on H200, up to 8 % for
-// thousands of columns).
-int raster_width_of(const GemmProblem& p) { return p.k <= 512 && p.m >= p.n ? 32 : 8; }
+// thousands of columns), and where pairs of CTAs share operands (1 % on H200 and on H100).
+int raster_width_of(const GemmProblem& p, const GemmConfig& c) {
+  if (p.k <= 512 && p.m >= p.n) return 32;
+  return c.cluster_m * c.cluster_n > 1 ? 16 : 8;
+}
 
 // The candidates with so many slices of K; of one slice, those with a stream-K tail as well.
 void add_slices(const GemmProblem& problem, int slices, const char* refusal,
@@ -173,7 +183,7 @@ void add_slices(const GemmProblem& problem, int slices, const char* refusal,
                            .config = i,
                            .k_split = k_split,
                            .slices = slices,
-                           .raster_width = raster_width_of(problem)},
+                           .raster_width = raster_width_of(problem, config)},
                           refusal};
       if (!refusal) candidate.plan.expected_us = sm90_us(p, config, candidate.plan, device);
       candidates.push_back(candidate);

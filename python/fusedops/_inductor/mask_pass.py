@@ -1,0 +1,213 @@
+"""Attention masks that are causal or full: Inductor's pre_grad_custom_pass.
+
+Models of transformers make a mask of positions while they are traced, where they would otherwise
+say is_causal. With a mask torch takes slower kernels of attention, and the mask is memory besides.
+A mask that depends on no input is evaluated here, and where it is the lower triangle or hides
+nothing, attention is told so. This is before autograd, which chooses the kernel.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.utils._python_dispatch import _disable_current_modes
+
+from .graph_pass import sources
+
+if TYPE_CHECKING:
+    from torch.fx import Graph, Node
+
+    from .report import InductorReport
+
+LARGEST = 1 << 27  # elements of a mask that is evaluated, about 0.1 s
+
+# What may stand between positions and a mask: functions that change nothing and draw nothing.
+FUNCTIONS = {
+    *(torch.arange, torch.full, torch.ones, torch.zeros, torch.tril, torch.triu, torch.where),
+    *(torch.logical_and, torch.logical_or, torch.logical_not, torch.le, torch.lt, torch.ge),
+    *(torch.gt, torch.eq, torch.ne, torch.bitwise_and, torch.bitwise_or, torch.broadcast_to),
+    *(operator.add, operator.sub, operator.mul, operator.le, operator.lt, operator.ge),
+    *(operator.gt, operator.eq, operator.ne, operator.and_, operator.or_, operator.invert),
+    *(operator.getitem, operator.floordiv, torch.unsqueeze, torch.reshape),
+}
+METHODS = {
+    *("expand", "view", "reshape", "unsqueeze", "squeeze", "to", "bool", "clone", "contiguous"),
+    *("tril", "triu", "transpose", "permute", "logical_not", "expand_as"),
+}
+CHANGES = {operator.setitem} | {
+    getattr(operator, name)
+    for name in "iadd isub imul itruediv ifloordiv iand ior ixor ipow imod".split()
+}
+
+
+class MaskPass(CustomGraphPass):
+    """Replaces masks in calls of scaled_dot_product_attention.
+
+    Args:
+        report: Where the calls are counted.
+        first: A pass to run before, as Inductor takes it: one that the user had set.
+    """
+
+    def __init__(self, report: InductorReport, first: Any = None) -> None:
+        self.report, self.first = report, first
+
+    def uuid(self) -> Any:
+        """What the result depends on, besides the graph."""
+        if self.first is None:
+            return sources()
+        first = self.first.uuid() if isinstance(self.first, CustomGraphPass) else None
+        return None if first is None else (sources(), first)
+
+    def __call__(self, graph: Graph) -> None:
+        if self.first is not None:
+            self.first(graph)
+        known: dict[Node, str | None] = {}
+        for node in graph.find_nodes(
+            op="call_function", target=F.scaled_dot_product_attention, sort=False
+        ):
+            mask = _mask_of(node)
+            if mask is None:
+                continue
+            sizes = _lengths(node)
+            if mask not in known:
+                known[mask] = _meaning(graph, mask, sizes)
+            if known[mask] is not None and sizes is not None:
+                _say(node, causal=known[mask] == "causal")
+                self.report.masks += 1
+
+
+def _mask_of(node: Node) -> Node | None:
+    """The mask of a call that has no other word on it."""
+    arguments = dict(zip(("attn_mask", "dropout_p", "is_causal"), node.args[3:], strict=False))
+    arguments |= node.kwargs
+    mask = arguments.get("attn_mask")
+    if not isinstance(mask, torch.fx.Node) or arguments.get("is_causal") not in (None, False):
+        return None
+    return mask
+
+
+def _value(node: Any) -> Tensor | None:
+    value = node.meta.get("example_value") if isinstance(node, torch.fx.Node) else None
+    return value if isinstance(value, Tensor) else None
+
+
+def _lengths(node: Node) -> tuple[int, int] | None:
+    """How many queries and keys there are, where that is fixed."""
+    given = dict(zip(("query", "key"), node.args, strict=False)) | node.kwargs
+    query, key = _value(given.get("query")), _value(given.get("key"))
+    if query is None or key is None or query.dim() < 2 or key.dim() < 2:
+        return None
+    rows, columns = query.shape[-2], key.shape[-2]
+    return (rows, columns) if type(rows) is int and type(columns) is int else None
+
+
+def _meaning(graph: Graph, mask: Node, sizes: tuple[int, int] | None) -> str | None:
+    """ "causal" or "full", or None: anything else, or what cannot be known here."""
+    made_of = _origins(mask)
+    if sizes is None or sizes[0] * sizes[1] > LARGEST or made_of is None:
+        return None
+    if _is_changed(graph, made_of):
+        return None
+    with _disable_current_modes(), unset_fake_temporarily(), torch.no_grad():
+        try:
+            value = _evaluate(mask, made_of)
+        except Exception:  # nothing in a user's graph may stop the compilation
+            return None
+        return _meaning_of(value, sizes)
+
+
+def _meaning_of(value: Tensor, sizes: tuple[int, int]) -> str | None:
+    if value.dtype is not torch.bool or value.dim() < 2:
+        return None
+    try:
+        wide = value.expand(*value.shape[:-2], *sizes)
+    except RuntimeError:
+        return None
+    # Copies of a batch are one in memory.
+    for i, stride in enumerate(wide.stride()[:-2]):
+        if stride == 0:
+            wide = wide.narrow(i, 0, min(1, wide.shape[i]))
+    if wide.numel() == 0 or wide.numel() > LARGEST:
+        return None
+    if bool(wide.all()):
+        return "full"
+    triangle = torch.ones(sizes, dtype=torch.bool).tril()
+    return "causal" if bool((wide == triangle).all()) else None
+
+
+def _origins(mask: Node) -> list[Node] | None:
+    """All that a mask is made of, in order; None where an input is among it."""
+    found: dict[Node, None] = {}
+    waiting = [mask]
+    while waiting:
+        node = waiting.pop()
+        if node in found:
+            continue
+        known = (node.op == "call_function" and node.target in FUNCTIONS) or (
+            node.op == "call_method" and node.target in METHODS
+        )
+        if not known or "out" in node.kwargs:
+            return None
+        found[node] = None
+        waiting += node.all_input_nodes
+    return sorted(found)
+
+
+def _is_changed(graph: Graph, made_of: list[Node]) -> bool:
+    """Whether an operation of the graph writes into what the mask is made of."""
+    memory = {_storage(v) for n in made_of if (v := _value(n)) is not None}
+    for node in graph.nodes:
+        name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+        writes = node.target in CHANGES or "out" in node.kwargs or (
+            name.endswith("_") and not name.endswith("__") and node.op != "placeholder"
+        )
+        if writes and any(
+            _storage(v) in memory for n in node.all_input_nodes if (v := _value(n)) is not None
+        ):
+            return True
+    return False
+
+
+def _storage(value: Tensor) -> int:
+    return value.untyped_storage()._cdata
+
+
+def _evaluate(mask: Node, made_of: list[Node]) -> Tensor:
+    """The mask, computed on the CPU."""
+    values: dict[Node, Any] = {}
+
+    def on_cpu(argument: Any) -> Any:
+        is_device = isinstance(argument, torch.device) or (
+            isinstance(argument, str) and argument.split(":")[0] == "cuda"
+        )
+        return torch.device("cpu") if is_device else argument
+
+    for node in made_of:
+        args = torch.fx.node.map_aggregate(
+            torch.fx.node.map_arg(node.args, values.__getitem__), on_cpu
+        )
+        kwargs = torch.fx.node.map_aggregate(
+            torch.fx.node.map_arg(dict(node.kwargs), values.__getitem__), on_cpu
+        )
+        if node.op == "call_method":
+            values[node] = getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        else:
+            values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+    value = values[mask]
+    if not isinstance(value, Tensor):
+        raise TypeError("a mask is a tensor")
+    return value
+
+
+def _say(node: Node, *, causal: bool) -> None:
+    """Say in a call what its mask means."""
+    names = ("attn_mask", "dropout_p", "is_causal")
+    given = dict(zip(names, node.args[3:], strict=False)) | dict(node.kwargs)
+    node.args = node.args[:3]
+    node.kwargs = given | {"attn_mask": None, "is_causal": causal}

@@ -1,0 +1,166 @@
+"""Masks of attention in the graph pass: causal and full ones go, all others stay."""
+
+from __future__ import annotations
+
+import operator
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import fusedops
+from integration.test_inductor import without_codegen
+
+T = 6
+
+
+def positions(x):
+    return torch.arange(x.shape[-2], device=x.device)
+
+
+def causal(x):
+    p = positions(x) + 0
+    return (p[None, None, None, :] <= p[None, None, :, None]).expand(2, -1, T, T)
+
+
+def lower(x):
+    return torch.ones(T, T, dtype=torch.bool, device=x.device).tril()
+
+
+def full(x):
+    p = positions(x)
+    return (p[None, :] >= 0).expand(T, T)
+
+
+def window(x):
+    p = positions(x)
+    return causal(x) & (p[None, :] > p[:, None] - 3)
+
+
+def strict(x):
+    p = positions(x)
+    return p[None, :] < p[:, None] + 2
+
+
+def written(x):
+    mask = lower(x)
+    mask.view(-1)[5] = True
+    return mask
+
+
+def written_later(x):
+    mask = lower(x)
+    mask.logical_or_(x[0, 0, 0, 0] > 9)
+    return mask
+
+
+def additive(x):
+    return torch.zeros(T, T, device=x.device)
+
+
+def from_input(x):
+    return lower(x) & (x[0, 0, :1, :1] < 99)
+
+
+def random(x):
+    return torch.rand(T, T, device=x.device) < 2
+
+
+CASES = {causal: 1, lower: 1, full: 1} | dict.fromkeys(
+    (window, strict, written, written_later, additive, from_input, random), 0
+)
+
+
+def attend(mask, **options):
+    def run(x):
+        return F.scaled_dot_product_attention(x, x, x, attn_mask=mask(x), **options)
+
+    return run
+
+
+def masks_left(function, x, **options):
+    """The compiled function, the report, and the calls that still have a mask."""
+    torch._dynamo.reset()
+    seen = []
+    ours = fusedops.inductor(force=True, **options)
+    inner = without_codegen(ours["options"])
+
+    def backend(graph, inputs):
+        compiled = inner(graph, inputs)
+        nodes = graph.graph.find_nodes(
+            op="call_function", target=F.scaled_dot_product_attention
+        )
+        seen.extend((n.kwargs.get("attn_mask"), n.kwargs.get("is_causal")) for n in nodes)
+        return compiled
+
+    run = torch.compile(function, backend=backend, fullgraph=True, dynamic=False)
+    return run(x), ours.report, seen
+
+
+@pytest.mark.parametrize("mask", CASES, ids=operator.attrgetter("__name__"))
+def test_which_masks_go(device, mask):
+    x = torch.randn(2, 3, T, 8, device=device)
+    got, report, seen = masks_left(attend(mask), x)
+    torch.testing.assert_close(got, attend(mask)(x), rtol=1e-5, atol=1e-5)
+    assert report.masks == CASES[mask]
+    assert [m is None for m, _ in seen] == [bool(CASES[mask])]
+    if CASES[mask]:
+        assert seen[0][1] is (mask is not full)
+        assert "instead of masked" in str(report)
+
+
+def test_more_keys_than_queries(device):
+    """A triangle that ends at the last key is not torch's is_causal."""
+    x = torch.randn(2, 3, T, 8, device=device)
+
+    def run(x):
+        q, p = x[:, :, -2:], positions(x)
+        return F.scaled_dot_product_attention(q, x, x, attn_mask=p <= p[-2:, None])
+
+    got, report, _ = masks_left(run, x)
+    torch.testing.assert_close(got, run(x), rtol=1e-5, atol=1e-5)
+    assert report.masks == 0
+
+
+def test_gradients(device):
+    x = torch.randn(2, 3, T, 8, device=device, requires_grad=True)
+    got, report, _ = masks_left(attend(causal), x)
+    want = attend(causal)(x)
+    assert report.masks == 1
+    pair = [torch.autograd.grad(y.square().sum(), x)[0] for y in (got, want)]
+    torch.testing.assert_close(*pair, rtol=1e-5, atol=1e-5)
+
+
+def test_lengths_that_are_not_fixed_keep_the_mask(device):
+    torch._dynamo.reset()
+    ours = fusedops.inductor(force=True)
+    backend = without_codegen(ours["options"])
+
+    def run(x):
+        p = positions(x)
+        mask = p <= p[:, None]
+        return F.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+
+    compiled = torch.compile(run, backend=backend, dynamic=True)
+    for length in (5, 9):
+        x = torch.randn(2, 3, length, 8, device=device)
+        torch.testing.assert_close(compiled(x), run(x), rtol=1e-5, atol=1e-5)
+    assert ours.report.masks == 0
+
+
+def test_a_pass_that_was_there_runs_before(device):
+    seen = []
+    x = torch.randn(2, 3, T, 8, device=device)
+    first = lambda graph: seen.append(len(graph.nodes))  # noqa: E731
+    _, report, _ = masks_left(attend(causal), x, pre_grad_custom_pass=first)
+    assert len(seen) == 1
+    assert report.masks == 1
+
+
+def test_the_whole_of_inductor(device):
+    torch._dynamo.reset()
+    x = torch.randn(2, 3, T, 8, device=device)
+    ours = fusedops.inductor()
+    got = torch.compile(attend(causal), dynamic=False, **ours)(x)
+    torch.testing.assert_close(got, attend(causal)(x), rtol=1e-5, atol=1e-5)
+    assert ours.report.masks == 1
