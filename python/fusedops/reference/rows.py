@@ -1,4 +1,4 @@
-"""softmax, cross entropy and norms, written out: what every kernel has to compute."""
+"""softmax, cross entropy, norms and rotary embeddings, written out: what a kernel must compute."""
 
 from __future__ import annotations
 
@@ -91,3 +91,25 @@ def rms_norm(
     dims = tuple(range(-len(normalized_shape), 0))
     y = x / (x.square().mean(dims, keepdim=True) + eps).sqrt()
     return y if weight is None else y * weight
+
+
+def rope(
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    interleaved: bool = False,
+    rotary_dim: int | None = None,
+    unsqueeze_dim: int = 1,
+) -> Tensor:
+    """(a cos - b sin, b cos + a sin) of the pairs (a, b) of the first rotary_dim elements."""
+    rotary = x.shape[-1] if rotary_dim is None else rotary_dim
+    step = 2 if interleaved and cos.shape[-1] == rotary else 1
+    cos, sin = (t[..., ::step][..., : rotary // 2].unsqueeze(unsqueeze_dim - 4) for t in (cos, sin))
+    rotated, rest = x[..., :rotary], x[..., rotary:]
+    if interleaved:
+        a, b = rotated.unflatten(-1, (-1, 2)).unbind(-1)
+        y = torch.stack((a * cos - b * sin, b * cos + a * sin), -1).flatten(-2)
+    else:
+        a, b = rotated.chunk(2, -1)
+        y = torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+    return torch.cat((y, rest), -1) if rotary < x.shape[-1] else y
