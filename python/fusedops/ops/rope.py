@@ -13,6 +13,7 @@ from .._core.calls import public
 from .._core.checks import check_tensors
 from .._core.traced import is_traced
 from ..reference import rope as _by_torch
+from .softmax import HALF_CODES
 
 __all__ = ["rope"]
 
@@ -63,23 +64,26 @@ def _composed(
     return _by_torch(x.to(compute), *tables, interleaved, rotary_dim, unsqueeze_dim).to(x.dtype)
 
 
-def _is_torchs(q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, how: tuple[Any, ...]) -> bool:
-    """Whether the op would take the arguments of a call that torch.compile traces."""
-    if not is_traced() or how[0] not in (1, 2) or q.dim() != 4 or cos.dim() not in (2, 3):
+def _has_tables(q: Tensor, cos: Tensor, sin: Tensor, time: int, rotary: int) -> bool:
+    if sin.shape != cos.shape or sin.dtype is not cos.dtype:
         return False
-    heads_dim, rotary = how[0], how[1]
-    time, d = q.shape[3 - heads_dim], q.shape[3]
-    if rotary % 2 or not 2 <= rotary <= d or sin.shape != cos.shape:
+    if any(t.device != q.device for t in (cos, sin)):
         return False
-    if not (
-        q.is_floating_point() and cos.dtype in (q.dtype, torch.float32) and sin.dtype is cos.dtype
-    ):
-        return False
-    if cos.shape[-2] != time or cos.shape[-1] not in (rotary, rotary // 2):
+    if cos.dtype is not q.dtype and not (cos.dtype is torch.float32 and q.dtype in HALF_CODES):
         return False
     if cos.dim() == 3 and cos.shape[0] not in (1, q.shape[0]):
         return False
-    if any(t.device != q.device for t in (cos, sin)):
+    return cos.shape[-2] == time and cos.shape[-1] in (rotary, rotary // 2)
+
+
+def _is_torchs(q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, how: tuple[Any, ...]) -> bool:
+    """Whether the op would take the arguments of a call that torch.compile traces."""
+    heads_dim, rotary = how[0], how[1]
+    if not is_traced() or heads_dim not in (1, 2) or q.dim() != 4 or cos.dim() not in (2, 3):
+        return False
+    if not q.is_floating_point() or rotary % 2 or not 2 <= rotary <= q.shape[3]:
+        return False
+    if not _has_tables(q, cos, sin, q.shape[3 - heads_dim], rotary):
         return False
     if k is None:
         return True
