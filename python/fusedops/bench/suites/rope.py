@@ -14,8 +14,10 @@ from fusedops.bench.suites.linear import compiled
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# (batch, tokens, heads of q, heads of k, D)
-SHAPES = ((4, 4096, 32, 8, 128), (4, 4096, 32, 32, 128), (8, 2048, 16, 16, 64), (64, 1, 32, 8, 128))
+BATCH = 8
+GROUP = 4  # heads of q to one of k
+# (tokens, heads of q, D)
+SHAPES = ((4096, 32, 128), (2048, 64, 128), (4096, 16, 64), (4096, 32, 96), (1, 32, 128))
 
 
 def rotate_half(x: Tensor) -> Tensor:
@@ -61,7 +63,7 @@ def as_pass(forward: Call, pass_: str) -> Call:
 class RopeSuite(Suite):
     name = "rope"
     passes: tuple[str, ...] = ("fwd", "step")
-    shape = "BxTxHxKxD"
+    shape = "TxHxD"
     reference_peer = "reference"
 
     def cases(self, selection: Selection) -> list[Case]:
@@ -71,7 +73,7 @@ class RopeSuite(Suite):
     def make_inputs(
         self, case: Case, dtype: torch.dtype, pass_: str, device: torch.device
     ) -> tuple[Tensor, ...]:
-        batch, time, heads, k_heads, d = case["shape"]
+        (time, heads, d), batch = case["shape"], BATCH
         step = pass_ != "fwd"
 
         def rows(count: int) -> Tensor:  # as a projection gives them
@@ -81,6 +83,7 @@ class RopeSuite(Suite):
         positions = torch.arange(time, device=device, dtype=torch.float32)
         angles = positions[:, None] * 10000.0 ** -torch.linspace(0, 1, d // 2, device=device)
         angles = torch.cat((angles, angles), -1).expand(batch, -1, -1)
+        k_heads = -(-heads // GROUP)
         q, k = rows(heads).requires_grad_(step), rows(k_heads).requires_grad_(step)
         inputs = (q, k, angles.cos().to(dtype), angles.sin().to(dtype))
         return (*inputs, rows(heads), rows(k_heads)) if step else inputs
@@ -106,9 +109,9 @@ class RopeSuite(Suite):
         raise PeerUnavailableError(f"the suite has no peer {name!r}")
 
     def work(self, case: Case, dtype: torch.dtype, pass_: str) -> Work:
-        batch, time, heads, k_heads, d = case["shape"]
+        (time, heads, d), batch = case["shape"], BATCH
         tables = 2 * batch * time * d
-        numbers = 2 * batch * time * (heads + k_heads) * d + tables
+        numbers = 2 * batch * time * (heads + -(-heads // GROUP)) * d + tables
         return Work(numbers * dtype.itemsize * (1 if pass_ == "fwd" else 2), 0)
 
 
