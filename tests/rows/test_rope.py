@@ -76,6 +76,24 @@ def test_values_and_gradients(device, d, rotary, interleaved, heads_dim, dtype):
         assert torch.equal(y[..., rotary:], x[..., rotary:])
 
 
+@every_dtype
+@both_pairings
+@pytest.mark.parametrize(("d", "rotary"), [(64, 64), (18, 6)])
+def test_every_element_has_its_own_column(device, d, rotary, interleaved, dtype):
+    """Tables that are no rotation: what Hugging Face's expression makes of them."""
+    x = rows(1, 3, 5, d, dtype, device).requires_grad_()
+    cos, sin = (make(5, rotary, dtype=dtype, device=device, seed=s) for s in (1, 2))
+    y = fusedops.rope(x, None, cos, sin, interleaved=interleaved, rotary_dim=rotary)
+    torchs = eager(x, cos, sin, interleaved, rotary, 1)
+    wide = x.detach().double().requires_grad_()
+    exact = eager(wide, cos.double(), sin.double(), interleaved, rotary, 1)
+    assert_accurate(y.detach(), torchs.detach(), exact.detach(), "rope")
+    dy = make(*y.shape, dtype=dtype, device=device, seed=3)
+    grads = [torch.autograd.grad(a, b, dy.to(a.dtype))[0]
+             for a, b in ((y, x), (torchs, x), (exact, wide))]  # fmt: skip
+    assert_accurate(*grads, "rope gradient")
+
+
 @pytest.mark.parametrize("dtype", HALVES, ids=name)
 @both_pairings
 def test_rounds_once(device, interleaved, dtype):

@@ -18,8 +18,9 @@ struct RopeStrides {
 
 struct RopeShape {
   int64_t batch, time, q_heads, k_heads;
-  int64_t d, rotary;    // D, and how many of them are rotated
-  int64_t column_step;  // between the table's columns of two neighbouring pairs
+  int64_t d, rotary;      // D, and how many of them are rotated
+  int64_t column_step;    // between the table's columns of two neighbouring pairs
+  int64_t second_column;  // from the column of a pair's first element to that of its second
   int64_t heads_dim;
   DType dtype;
   bool fp32_tables;  // beside half q
@@ -72,6 +73,9 @@ inline RopeShape check_rope(const char* op, const Tensor& q, const std::optional
           .d = q.size(3),
           .rotary = rotary_dim,
           .column_step = whole && interleaved ? 2 : 1,
+          .second_column = !whole        ? 0
+                           : interleaved ? 1
+                                         : rotary_dim / 2,
           .heads_dim = heads_dim,
           .dtype = dtype,
           .fp32_tables = is_half(dtype) && cos.scalar_type() == ScalarType::Float};

@@ -15,17 +15,18 @@ struct Rope {
   const S* sin;
   std::array<int64_t, 2> cos_strides, sin_strides;
   bool interleaved;
-  C sign;  // of the angle
+  bool inverse;
 
   void row(const T* in, const S* cos_row, const S* sin_row, T* out) const {
     const int64_t half = shape.rotary / 2;
     for (int64_t i = 0; i < half; ++i) {
       const int64_t a = interleaved ? 2 * i : i, b = interleaved ? 2 * i + 1 : half + i;
-      const C c = static_cast<C>(cos_row[i * shape.column_step]);
-      const C s = sign * static_cast<C>(sin_row[i * shape.column_step]);
+      const int64_t first = i * shape.column_step, second = first + shape.second_column;
+      const C sin_a = static_cast<C>(sin_row[first]), sin_b = static_cast<C>(sin_row[second]);
       const C x = static_cast<C>(in[a]), y = static_cast<C>(in[b]);
-      out[a] = static_cast<T>(x * c - y * s);
-      out[b] = static_cast<T>(y * c + x * s);
+      const C from_b = inverse ? -sin_b : sin_a, from_a = inverse ? -sin_a : sin_b;
+      out[a] = static_cast<T>(x * static_cast<C>(cos_row[first]) - y * from_b);
+      out[b] = static_cast<T>(y * static_cast<C>(cos_row[second]) + x * from_a);
     }
     std::copy(in + shape.rotary, in + shape.d, out + shape.rotary);
   }
@@ -71,13 +72,9 @@ std::tuple<Tensor, Tensor> rope(const Tensor& q,                 // (B, H, T, D)
     const auto run = [&](const auto* cos_data, const auto* sin_data) {
       using S = std::remove_cvref_t<decltype(*cos_data)>;
       using C = Compute<D>;
-      const Rope<Storage<D>, C, S> op{shape,
-                                      cos_data,
-                                      sin_data,
-                                      table_strides(cos_rows),
-                                      table_strides(sin_rows),
-                                      interleaved,
-                                      inverse ? C{-1} : C{1}};
+      const Rope<Storage<D>, C, S> op{
+          shape,       cos_data, sin_data, table_strides(cos_rows), table_strides(sin_rows),
+          interleaved, inverse};
       if (q.numel() > 0) op.rotate(with_contiguous_rows(q), q_out, shape.q_heads);
       if (k && k->numel() > 0) op.rotate(with_contiguous_rows(*k), k_out, shape.k_heads);
     };

@@ -127,18 +127,18 @@ def rope(
     """Rotate the pairs of elements of query and key by the angles of their positions.
 
     A pair (a, b) becomes ``(a cos - b sin, b cos + a sin)``: Su et al., "RoFormer: Enhanced
-    Transformer with Rotary Position Embedding" (2021). One kernel reads q and k once, computes in
-    float32 (float64 for float64) and rounds once; the backward is the same kernel with the angle
-    reversed, and saves the tables alone.
+    Transformer with Rotary Position Embedding" (2021), where each element of the result takes the
+    columns of its own place in the tables. One kernel reads q and k once, computes in
+    float32 (float64 for float64) and rounds once; the backward is the same kernel, transposed, and
+    saves the tables alone.
 
     Args:
         q: (B, H, T, D); float16, bfloat16, float32 or float64. Rows of D elements may lie anywhere
             (a transposed slice of a projection's output, say); others are copied first.
         k: Like q with a number of heads of its own (grouped-query attention), or None.
-        cos: (T, W), (1, T, W) or (B, T, W), W = rotary_dim or rotary_dim / 2; q's dtype, or float32
-            beside a half q. A table as wide as rotary_dim repeats its columns in the layout of q,
-            as Hugging Face's do: two equal halves, or equal neighbours where interleaved. One of
-            the two is read.
+        cos: (T, W), (1, T, W) or (B, T, W); q's dtype, or float32 beside a half q. W is rotary_dim
+            / 2, a column for each pair, or rotary_dim, one for each element in its place, as in
+            Hugging Face's tables, where the columns of a pair are equal.
         sin: Like cos.
         interleaved: False: element i is paired with i + rotary_dim / 2 (``rotate_half``: Llama,
             GPT-NeoX); True: pairs are neighbours (GPT-J, torchtune, complex products).

@@ -101,15 +101,24 @@ def rope(
     rotary_dim: int | None = None,
     unsqueeze_dim: int = 1,
 ) -> Tensor:
-    """(a cos - b sin, b cos + a sin) of the pairs (a, b) of the first rotary_dim elements."""
+    """(a cos_a - b sin_a, b cos_b + a sin_b) of the pairs (a, b) of the first rotary_dim elements.
+
+    A table as wide as rotary_dim has a column for each element, one of half the width for each pair.
+    """
     rotary = x.shape[-1] if rotary_dim is None else rotary_dim
-    step = 2 if interleaved and cos.shape[-1] == rotary else 1
-    cos, sin = (t[..., ::step][..., : rotary // 2].unsqueeze(unsqueeze_dim - 4) for t in (cos, sin))
+
+    def of_pairs(t: Tensor) -> tuple[Tensor, Tensor]:
+        if interleaved:
+            return t[..., ::2], t[..., 1::2]
+        return t[..., : rotary // 2], t[..., rotary // 2 :]
+
+    def of_table(t: Tensor) -> tuple[Tensor, Tensor]:
+        t = t.unsqueeze(unsqueeze_dim - 4)
+        return of_pairs(t) if t.shape[-1] == rotary else (t, t)
+
     rotated, rest = x[..., :rotary], x[..., rotary:]
-    if interleaved:
-        a, b = rotated.unflatten(-1, (-1, 2)).unbind(-1)
-        y = torch.stack((a * cos - b * sin, b * cos + a * sin), -1).flatten(-2)
-    else:
-        a, b = rotated.chunk(2, -1)
-        y = torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+    a, b = of_pairs(rotated)
+    (cos_a, cos_b), (sin_a, sin_b) = of_table(cos), of_table(sin)
+    parts = a * cos_a - b * sin_a, b * cos_b + a * sin_b
+    y = torch.stack(parts, -1).flatten(-2) if interleaved else torch.cat(parts, -1)
     return torch.cat((y, rest), -1) if rotary < x.shape[-1] else y

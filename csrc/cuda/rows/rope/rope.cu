@@ -73,6 +73,7 @@ std::tuple<Tensor, Tensor> rope(const Tensor& q,                 // (B, H, T, D)
   problem.d = shape.d;
   problem.rotary = shape.rotary;
   problem.column_step = shape.column_step;
+  problem.second_column = shape.second_column;
   problem.fp32_tables = shape.fp32_tables;
   problem.interleaved = interleaved;
   problem.inverse = inverse;

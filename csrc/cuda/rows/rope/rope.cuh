@@ -33,8 +33,9 @@ struct RopeProblem {
   RopeTable cos, sin;
   int64_t tokens = 0, time = 0;
   int64_t d = 0, rotary = 0;
-  int64_t column_step = 1;   // between the table's columns of neighbouring pairs
-  bool fp32_tables = false;  // beside half rows
+  int64_t column_step = 1;    // between the table's columns of neighbouring pairs
+  int64_t second_column = 0;  // from the column of a pair's first element to that of its second
+  bool fp32_tables = false;   // beside half rows
   bool interleaved = false;
   bool inverse = false;
   // The launcher's.
@@ -58,39 +59,68 @@ __device__ __forceinline__ void load_columns(const S* row, int64_t first, int64_
 
 template <class T, int kVec>
 __device__ __forceinline__ void load_table(const RopeTable& table, const RopeProblem& p, int64_t b,
-                                           int64_t t, int64_t first, Compute<T> (&values)[kVec]) {
-  const int64_t row = b * table.strides[0] + t * table.strides[1];
+                                           int64_t t, int64_t pair, int64_t column,
+                                           Compute<T> (&values)[kVec]) {
+  const int64_t row = b * table.strides[0] + t * table.strides[1] + column;
   if (p.fp32_tables) {
     float wide[kVec];
-    load_columns(static_cast<const float*>(table.data) + row, first, p.column_step, wide);
+    load_columns(static_cast<const float*>(table.data) + row, pair, p.column_step, wide);
 #pragma unroll
     for (int i = 0; i < kVec; ++i) values[i] = wide[i];
   } else {
-    load_columns(static_cast<const T*>(table.data) + row, first, p.column_step, values);
+    load_columns(static_cast<const T*>(table.data) + row, pair, p.column_step, values);
   }
 }
 
-template <class T, class C>
-__device__ __forceinline__ void rotate_pair(T& x, T& y, C cos, C sin) {
+// What kVec pairs are rotated by: first and second elements have columns of their own.
+template <class C, int kVec>
+struct Angles {
+  C cos_a[kVec], cos_b[kVec];
+  C sin_a[kVec], sin_b[kVec];  // what of the other element is taken from the first, added to b
+};
+
+template <class T, class C, int kVec>
+__device__ __forceinline__ void load_angles(const RopeProblem& p, int64_t b, int64_t t,
+                                            int64_t pair, Angles<C, kVec>& angles) {
+  load_table<T>(p.cos, p, b, t, pair, 0, angles.cos_a);
+  load_table<T>(p.sin, p, b, t, pair, 0, angles.sin_a);
+  if (p.second_column != 0) {
+    load_table<T>(p.cos, p, b, t, pair, p.second_column, angles.cos_b);
+    load_table<T>(p.sin, p, b, t, pair, p.second_column, angles.sin_b);
+  }
+#pragma unroll
+  for (int i = 0; i < kVec; ++i) {
+    if (p.second_column == 0) {
+      angles.cos_b[i] = angles.cos_a[i];
+      angles.sin_b[i] = angles.sin_a[i];
+    }
+    if (p.inverse) {
+      const C sin_a = angles.sin_a[i];
+      angles.sin_a[i] = -angles.sin_b[i];
+      angles.sin_b[i] = -sin_a;
+    }
+  }
+}
+
+template <class T, class C, int kVec>
+__device__ __forceinline__ void rotate_pair(T& x, T& y, const Angles<C, kVec>& angles, int i) {
   const C a = to_compute(x), b = to_compute(y);
-  x = from_compute<T>(a * cos - b * sin);
-  y = from_compute<T>(b * cos + a * sin);
+  x = from_compute<T>(a * angles.cos_a[i] - b * angles.sin_a[i]);
+  y = from_compute<T>(b * angles.cos_b[i] + a * angles.sin_b[i]);
 }
 
 template <class T, class C, int kVec>
 __device__ __forceinline__ void rotate_unit(Vec<T, kVec>& low, Vec<T, kVec>& high,
-                                            const C (&cos)[kVec], const C (&sin)[kVec],
-                                            bool interleaved) {
-  if (!interleaved) {
+                                            const Angles<C, kVec>& angles, bool interleaved) {
+  if (kVec == 1 || !interleaved) {
 #pragma unroll
-    for (int i = 0; i < kVec; ++i) rotate_pair(low.value[i], high.value[i], cos[i], sin[i]);
-  } else if constexpr (kVec == 1) {
-    rotate_pair(low.value[0], high.value[0], cos[0], sin[0]);
+    for (int i = 0; i < kVec; ++i) rotate_pair(low.value[i], high.value[i], angles, i);
   } else {
+    constexpr int kHalf = kVec / 2;
 #pragma unroll
-    for (int i = 0; i < kVec / 2; ++i) {
-      rotate_pair(low.value[2 * i], low.value[2 * i + 1], cos[i], sin[i]);
-      rotate_pair(high.value[2 * i], high.value[2 * i + 1], cos[kVec / 2 + i], sin[kVec / 2 + i]);
+    for (int i = 0; i < kHalf; ++i) {
+      rotate_pair(low.value[2 * i], low.value[2 * i + 1], angles, i);
+      rotate_pair(high.value[2 * i], high.value[2 * i + 1], angles, kHalf + i);
     }
   }
 }
@@ -113,15 +143,8 @@ __global__ void __launch_bounds__(kRopeThreads) rope_kernel(const __grid_constan
   const int64_t low = halves ? pair : 2 * pair;
   const int64_t high = low + (halves ? half : kVec);
 
-  C cos[kVec], sin[kVec];
-  if (rotates) {
-    load_table<T>(p.cos, p, b, t, pair, cos);
-    load_table<T>(p.sin, p, b, t, pair, sin);
-    if (p.inverse) {
-#pragma unroll
-      for (int i = 0; i < kVec; ++i) sin[i] = -sin[i];
-    }
-  }
+  Angles<C, kVec> angles;
+  if (rotates) load_angles<T>(p, b, t, pair, angles);
 
   // All heads on their way, then rotated one by one
   V lows[kRopeHeads], highs[kRopeHeads];
@@ -144,7 +167,7 @@ __global__ void __launch_bounds__(kRopeThreads) rope_kernel(const __grid_constan
 #pragma unroll
   for (int j = 0; j < kRopeHeads; ++j) {
     if (to[j] == nullptr) continue;
-    if (rotates) rotate_unit(lows[j], highs[j], cos, sin, p.interleaved);
+    if (rotates) rotate_unit(lows[j], highs[j], angles, p.interleaved);
     *reinterpret_cast<V*>(to[j] + low) = lows[j];
     if (high < p.d) *reinterpret_cast<V*>(to[j] + high) = highs[j];
   }
