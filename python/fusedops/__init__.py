@@ -53,6 +53,7 @@ from .ops.reduce import (
     sum,
     var,
 )
+from .ops.rope import rope
 from .ops.scan import cummax, cummin, cumprod, cumsum
 from .ops.segment import segment_reduce
 from .ops.softmax import log_softmax, softmax
@@ -112,6 +113,7 @@ __all__ = [
     "relu",
     "relu_",
     "rms_norm",
+    "rope",
     "scale_bias_act",
     "scale_bias_act_",
     "segment_reduce",

@@ -1,4 +1,4 @@
-"""softmax, norms and cross entropy, forward and backward."""
+"""softmax, norms, cross entropy and rotary embeddings, forward and backward."""
 
 from __future__ import annotations
 
@@ -43,6 +43,8 @@ def run(o: Options, count: Counter[str]) -> None:
             y.backward(torch.ones_like(y), retain_graph=True)
         count[f"rows of {n}"] += len(outputs)
         losses(o, count, dtype, rows, n)
+    for dtype in DTYPES:
+        rotations(o, count, dtype)
     shapes = (*MUCH, *(MUCH_CLUSTERED if o.clusters else ()))
     for dtype, (rows, n) in itertools.product((torch.float16, torch.bfloat16), shapes):
         x, r = (o.randn(rows, n, dtype=dtype, grad=True) for _ in range(2))
@@ -87,3 +89,14 @@ def shards(o: Options, count: Counter[str], dtype: torch.dtype, rows: int, n: in
             logits, target, lse, factor, *where, 0.1, softcap, 0.01
         )
         count[f"losses of {n} classes"] += 1
+
+
+def rotations(o: Options, count: Counter[str], dtype: torch.dtype) -> None:
+    """rope by vectors and by elements, halves and pairs, a head and several heads of a thread."""
+    for d, rotary, time in ((128, 128, 40), (80, 32, 40), (72, 36, 40), (18, 6, 3), (64, 64, 9000)):
+        q, k = (o.randn(2, time, h, d, dtype=dtype, grad=True).transpose(1, 2) for h in (6, 3))
+        cos, sin = (o.randn(time, rotary // 2, dtype=dtype) for _ in range(2))
+        for interleaved in (False, True):
+            y = fusedops.rope(q, k, cos, sin, interleaved=interleaved, rotary_dim=rotary)
+            torch.autograd.backward(y, [torch.ones_like(t) for t in y])
+            count[f"rotations of {rotary} in {d}"] += 1

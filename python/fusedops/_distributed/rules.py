@@ -207,6 +207,20 @@ def _but_one(results: int, arguments_: int = 1) -> Rule:
     return rule
 
 
+def _rope(arguments: dict[str, Any], tensors: Sequence[Any]) -> list[Sharding]:
+    """Batch, time and heads; a single head of one of the two goes with all of the other's."""
+    q, k, cos = tensors[:3]
+    own, other, table = "bhtd", "bhtd", "tw" if cos.ndim == 2 else "btw"
+    if k is not None and 1 in (q.shape[arguments["heads_dim"]], k.shape[arguments["heads_dim"]]):
+        other = "bgtd"
+    if arguments["heads_dim"] == 2:
+        own, other = (text[0] + text[2] + text[1] + text[3] for text in (own, other))
+    made_k = "1" if k is None else other
+    given, made, _ = read(f"{own} {other} {table} {table} -> {own} {made_k}", tensors)
+    return shard_each("bth", given, made, tensors)
+
+
+RULES["rope"] = _rope
 RULES["softmax"] = _but_one(1)
 RULES["softmax_backward"] = _but_one(1, 2)
 RULES["cumsum"] = RULES["cumprod"] = _but_one(1)

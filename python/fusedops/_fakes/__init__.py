@@ -9,6 +9,7 @@ from . import (  # noqa: F401
     neighbours,
     points,
     reduce,
+    rope,
     rows,
     scan,
     stencil,

@@ -15,6 +15,7 @@ from .rows import (
     linear_cross_entropy,
     log_softmax,
     rms_norm,
+    rope,
     softmax,
 )
 from .scan import (
@@ -58,6 +59,7 @@ __all__ = [
     "mlp",
     "reduce",
     "rms_norm",
+    "rope",
     "scale_bias_act",
     "segment_reduce",
     "softmax",

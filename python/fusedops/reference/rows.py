@@ -1,4 +1,4 @@
-"""softmax, cross entropy and norms, written out: what every kernel has to compute."""
+"""softmax, cross entropy, norms and rotary embeddings, written out: what a kernel must compute."""
 
 from __future__ import annotations
 
@@ -91,3 +91,34 @@ def rms_norm(
     dims = tuple(range(-len(normalized_shape), 0))
     y = x / (x.square().mean(dims, keepdim=True) + eps).sqrt()
     return y if weight is None else y * weight
+
+
+def rope(
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    interleaved: bool = False,
+    rotary_dim: int | None = None,
+    unsqueeze_dim: int = 1,
+) -> Tensor:
+    """(a cos_a - b sin_a, b cos_b + a sin_b) of the pairs (a, b) of the first rotary_dim elements.
+
+    A table as wide as rotary_dim has a column for each element, one of half the width for each pair.
+    """
+    rotary = x.shape[-1] if rotary_dim is None else rotary_dim
+
+    def of_pairs(t: Tensor) -> tuple[Tensor, Tensor]:
+        if interleaved:
+            return t[..., ::2], t[..., 1::2]
+        return t[..., : rotary // 2], t[..., rotary // 2 :]
+
+    def of_table(t: Tensor) -> tuple[Tensor, Tensor]:
+        t = t.unsqueeze(unsqueeze_dim - 4)
+        return of_pairs(t) if t.shape[-1] == rotary else (t, t)
+
+    rotated, rest = x[..., :rotary], x[..., rotary:]
+    a, b = of_pairs(rotated)
+    (cos_a, cos_b), (sin_a, sin_b) = of_table(cos), of_table(sin)
+    parts = a * cos_a - b * sin_a, b * cos_b + a * sin_b
+    y = torch.stack(parts, -1).flatten(-2) if interleaved else torch.cat(parts, -1)
+    return torch.cat((y, rest), -1) if rotary < x.shape[-1] else y

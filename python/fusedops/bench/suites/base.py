@@ -31,6 +31,7 @@ SUITES = (
     "stencil",
     "scan",
     "norm",
+    "rope",
     "loss",
     "host",
     "models",
