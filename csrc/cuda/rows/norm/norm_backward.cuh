@@ -30,13 +30,14 @@ struct NormBackward {
 // How a thread works through a row: up to kChunks chunks of it. Column sums take registers per
 // chunk, what a row's threads have to agree on takes time per row.
 // NOTE: local memory would wait for what global loads are under way: nothing may be spilled.
-template <int kChunkCount, bool kBlockTeams, int kRegisterCount>
-struct NormStep {
-  static constexpr int kChunks = kChunkCount, kRegisters = kRegisterCount;
-  static constexpr bool kBlocks = kBlockTeams;  // a team is a block: fewer registers
+struct WarpStep {
+  static constexpr int kChunks = 2, kRegisters = 112;
+  static constexpr bool kBlocks = false;  // a team is a block: fewer registers
 };
-using WarpStep = NormStep<2, false, 112>;
-using BlockStep = NormStep<2, true, 112>;
+struct BlockStep {
+  static constexpr int kChunks = 2, kRegisters = 112;
+  static constexpr bool kBlocks = true;
+};
 
 // Words of a row that a thread holds: x, dy (two for fp32 beside half), dresidual.
 template <class T, class S>

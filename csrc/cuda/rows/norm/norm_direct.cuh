@@ -92,11 +92,12 @@ struct DirectParameter {
   }
 };
 
-template <bool kRms, class T, class W, bool kResidual, int kMax, bool kRagged, class Team,
-          int kThreads, int kBlocks>
-__global__ void __launch_bounds__(kThreads, kBlocks)
-    norm_direct_kernel(NormForward<T, W> p, int pitch, RowLayout layout) {
-  constexpr int kVec = kChunkOf<T>;
+template <bool kRms, bool kResidual, class T, class Team, uint64_t kCode>
+__global__ void __launch_bounds__(RowVariant::of(kCode).threads, RowVariant::of(kCode).blocks)
+    norm_direct_kernel(NormForward<T, T> p, int pitch, RowLayout layout) {
+  constexpr RowVariant kVariant = RowVariant::of(kCode);
+  constexpr bool kRagged = kVariant.ragged;
+  constexpr int kVec = kChunkOf<T>, kMax = kVariant.held;
   // NOTE: the launch that laid parameters out has waited for all that rows come from.
   constexpr bool kLaidOut = kRagged && kMax > kPlainChunks;
   using Chunk = Packed<T, kVec>;
@@ -105,8 +106,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   const int64_t row = team.row();
   const bool active = team.always() || row < layout.rows, last = ends_tensor(layout, row);
   const DirectRow<kVec, kMax, kRagged> slice(team, layout, row);
-  const DirectParameter<W, kVec, kMax, kRagged> weights(p.weight, pitch, slice.shift(), 1.0f);
-  const DirectParameter<W, kVec, kMax, kRagged> biases(p.bias, pitch, slice.shift(), 0.0f);
+  const DirectParameter<T, kVec, kMax, kRagged> weights(p.weight, pitch, slice.shift(), 1.0f);
+  const DirectParameter<T, kVec, kMax, kRagged> biases(p.bias, pitch, slice.shift(), 0.0f);
 
   const T* from = p.x + row * p.x_stride;
   if constexpr (!kLaidOut) wait_for_predecessor();
@@ -135,7 +136,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   }
   if constexpr (kLaidOut) wait_for_predecessor();
   constexpr int kReady = kMax <= kPlainChunks ? kMax : 1;  // chunks of parameters at a time
-  Packed<W, kVec> weight[kReady], bias[kReady] = {};
+  Chunk weight[kReady], bias[kReady] = {};
 #pragma unroll
   for (int k = 0; k < kReady; ++k) {
     weight[k] = weights.load(slice, k);
@@ -156,7 +157,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   T* y = static_cast<T*>(p.y) + row * layout.n;
 #pragma unroll
   for (int k = 0; k < kMax; ++k) {
-    const Packed<W, kVec> weight_here = weight[k % kReady], bias_here = bias[k % kReady];
+    const Chunk weight_here = weight[k % kReady], bias_here = bias[k % kReady];
     // NOTE: ahead of the store, which loads do not pass.
     if (kReady < kMax && k + 1 < kMax) {
       weight[0] = weights.load(slice, k + 1);

@@ -142,14 +142,15 @@ struct NormRow : EndsRow<T, kMax, Slice> {
   }
 };
 
-template <bool kRms, class T, bool kResidual, int kMax, bool kRagged, bool kWhole, bool kLong,
-          class Team, int kThreads, int kBlocks>
-__global__ void __launch_bounds__(kThreads, kBlocks)
+template <bool kRms, bool kResidual, class T, class Team, uint64_t kCode>
+__global__ void __launch_bounds__(RowVariant::of(kCode).threads, RowVariant::of(kCode).blocks)
     norm_ends_kernel(NormForward<T, T> p, int pitch, RowLayout layout) {
+  constexpr RowVariant kVariant = RowVariant::of(kCode);
+  constexpr bool kRagged = kVariant.ragged, kLong = kVariant.overflows;
   constexpr int kVec = kChunkOf<T>;
   using Chunk = Packed<T, kVec>;
-  using Slice = RowEnds<kVec, kRagged, kWhole, kRagged && kLong>;
-  using Row = NormRow<T, kMax, kLong, Slice>;
+  using Slice = RowEnds<kVec, kRagged, kVariant.full, kRagged && kLong>;
+  using Row = NormRow<T, kVariant.held, kLong, Slice>;
   extern __shared__ uint4 waiting[];
   __shared__ RowSlot<float> slots[Team::kSlots];
   // NOTE: the launch that laid parameters of ragged rows out has waited for all that rows come

@@ -174,18 +174,19 @@ inline NormPlan plan_norm(int64_t rows, int64_t n, int vec, bool rms, bool resid
   return {kind(), plan.rows};
 }
 
-// The kernels of a kind. The last argument of each: blocks on a multiprocessor at the least, so
-// that registers do not keep threads away: 64 * 16 and 256 * 4 are 1024 threads, for each of which
-// an SM has 64 registers. Kernels that need more ask for fewer, as `bench norm` found best.
+// The kernels of a kind. 64 * 16 and 256 * 4 are 1024 threads on a multiprocessor, for each of
+// which it has 64 registers. Kernels that need more ask for fewer blocks, as `bench norm` found
+// best.
 template <bool kRms, class T, bool kResidual, NormKind kKind>
 constexpr auto even_norm_kernel() {
   using K = NormKind;
   constexpr auto kFull = []<int kLanes>(Tag<kLanes>) {
-    return norm_ends_kernel<kRms, T, kResidual, kNormHeld, false, true, false, FixedLanes<kLanes>,
-                            64, 16>;
+    constexpr RowVariant kVariant{.threads = 64, .blocks = 16, .held = kNormHeld, .full = true};
+    return norm_ends_kernel<kRms, kResidual, T, FixedLanes<kLanes>, kVariant>;
   };
   if constexpr (kKind == K::kLanes) {
-    return norm_direct_kernel<kRms, T, T, kResidual, kNormHeld, false, LaneTeam, 64, 16>;
+    constexpr RowVariant kVariant = direct_variant<DirectKind::kLanes>(false);
+    return norm_direct_kernel<kRms, kResidual, T, LaneTeam, kVariant>;
   } else if constexpr (kKind == K::kFull8) {
     return kFull(Tag<8>{});
   } else if constexpr (kKind == K::kFull16) {
@@ -193,21 +194,23 @@ constexpr auto even_norm_kernel() {
   } else if constexpr (kKind == K::kFull32) {
     return kFull(Tag<32>{});
   } else if constexpr (kKind == K::kBlock) {
-    return norm_direct_kernel<kRms, T, T, kResidual, kNormHeld, false, BlockTeam, kBlockThreads, 4>;
+    constexpr RowVariant kVariant = direct_variant<DirectKind::kBlock>(false);
+    return norm_direct_kernel<kRms, kResidual, T, BlockTeam, kVariant>;
   } else if constexpr (kKind == K::kWide) {
-    constexpr int kBlocks = kRms ? 2 : 3;
-    return norm_direct_kernel<kRms, T, T, kResidual, kNormHeld, false, BlockTeam, kWideThreads,
-                              kBlocks>;
+    constexpr RowVariant kVariant{
+        .threads = kWideThreads, .blocks = kRms ? 2 : 3, .held = kNormHeld};
+    return norm_direct_kernel<kRms, kResidual, T, BlockTeam, kVariant>;
   } else if constexpr (kKind == K::kTallClusters) {
-    return norm_ends_kernel<kRms, T, kResidual, kNormHeld, false, false, false, FewClusterTeam,
-                            kTallThreads, 1>;
+    constexpr RowVariant kVariant{.threads = kTallThreads, .blocks = 1, .held = kNormHeld};
+    return norm_ends_kernel<kRms, kResidual, T, FewClusterTeam, kVariant>;
   } else if constexpr (kKind == K::kTwo) {
-    return norm_ends_kernel<kRms, T, kResidual, 2, false, false, false, BlockTeam, kTwoThreads, 4>;
+    constexpr RowVariant kVariant{.threads = kTwoThreads, .blocks = 4, .held = 2};
+    return norm_ends_kernel<kRms, kResidual, T, BlockTeam, kVariant>;
   } else {
     constexpr int kChunks = kKind == K::kTall1 ? 1 : kKind == K::kTall2 ? 2 : 4;
-    constexpr int kBlocks = kChunks == 1 ? 2 : 1;
-    return norm_ends_kernel<kRms, T, kResidual, kChunks, false, false, false, BlockTeam,
-                            kTallThreads, kBlocks>;
+    constexpr RowVariant kVariant{
+        .threads = kTallThreads, .blocks = kChunks == 1 ? 2 : 1, .held = kChunks};
+    return norm_ends_kernel<kRms, kResidual, T, BlockTeam, kVariant>;
   }
 }
 
@@ -215,38 +218,47 @@ template <bool kRms, class T, bool kResidual, NormKind kKind>
 constexpr auto ragged_norm_kernel() {
   using K = NormKind;
   if constexpr (kKind == K::kLanes) {
-    constexpr int kBlocks = kResidual ? 12 : 16;
-    return norm_direct_kernel<kRms, T, T, kResidual, kNormHeld, true, LaneTeam, 64, kBlocks>;
+    constexpr RowVariant kVariant{
+        .threads = 64, .blocks = kResidual ? 12 : 16, .held = kNormHeld, .ragged = true};
+    return norm_direct_kernel<kRms, kResidual, T, LaneTeam, kVariant>;
   } else if constexpr (kKind == K::kEnds) {
     constexpr int kBlocks = kResidual ? 12 : kRms ? 16 : 18;
-    return norm_ends_kernel<kRms, T, kResidual, kNormHeld, true, false, false, LaneTeam, 64,
-                            kBlocks>;
+    constexpr RowVariant kVariant{
+        .threads = 64, .blocks = kBlocks, .held = kNormHeld, .ragged = true};
+    return norm_ends_kernel<kRms, kResidual, T, LaneTeam, kVariant>;
   } else if constexpr (kKind == K::kBlock) {
-    constexpr int kBlocks = kResidual ? 4 : 5;
-    return norm_ends_kernel<kRms, T, kResidual, kNormHeld, true, false, false, BlockTeam,
-                            kBlockThreads, kBlocks>;
+    constexpr RowVariant kVariant{
+        .threads = kBlockThreads, .blocks = kResidual ? 4 : 5, .held = kNormHeld, .ragged = true};
+    return norm_ends_kernel<kRms, kResidual, T, BlockTeam, kVariant>;
   } else {
     constexpr int kBlocks = kRms && !kResidual ? 3 : 2;
     constexpr int kThreads = kRms || kResidual ? kWideThreads : 640;  // for fewer registers
-    return norm_ends_kernel<kRms, T, kResidual, kNormHeld, true, false, false, BlockTeam, kThreads,
-                            kBlocks>;
+    constexpr RowVariant kVariant{
+        .threads = kThreads, .blocks = kBlocks, .held = kNormHeld, .ragged = true};
+    return norm_ends_kernel<kRms, kResidual, T, BlockTeam, kVariant>;
   }
 }
 
 template <bool kRms, class T, bool kResidual, bool kRagged, NormKind kKind>
 constexpr auto norm_kernel_of() {
-  if constexpr (kKind == NormKind::kFewLanes) {
-    return norm_direct_kernel<kRms, T, T, kResidual, 1, kRagged, LaneTeam, 128, 8>;
-  } else if constexpr (kKind == NormKind::kFewBlocks) {
-    return norm_direct_kernel<kRms, T, T, kResidual, 1, kRagged, BlockTeam, 512, 2>;
-  } else if constexpr (kKind == NormKind::kFewClusters) {
-    return norm_direct_kernel<kRms, T, T, kResidual, kPlainChunks, kRagged, FewClusterTeam, 1024,
-                              1>;
-  } else if constexpr (kKind == NormKind::kLong || kKind == NormKind::kTallLong) {
-    constexpr int kThreads = kKind == NormKind::kTallLong ? kTallThreads : long_threads(kResidual);
-    constexpr int kHeld = long_held(kRagged, kResidual);
-    return norm_ends_kernel<kRms, T, kResidual, kHeld, kRagged, false, true, BlockTeam, kThreads,
-                            2>;
+  using K = NormKind;
+  if constexpr (kKind == K::kFewLanes) {
+    constexpr RowVariant kVariant = direct_variant<DirectKind::kFewLanes>(kRagged);
+    return norm_direct_kernel<kRms, kResidual, T, LaneTeam, kVariant>;
+  } else if constexpr (kKind == K::kFewBlocks) {
+    constexpr RowVariant kVariant = direct_variant<DirectKind::kFewBlocks>(kRagged);
+    return norm_direct_kernel<kRms, kResidual, T, BlockTeam, kVariant>;
+  } else if constexpr (kKind == K::kFewClusters) {
+    constexpr RowVariant kVariant = direct_variant<DirectKind::kFewClusters>(kRagged);
+    return norm_direct_kernel<kRms, kResidual, T, FewClusterTeam, kVariant>;
+  } else if constexpr (kKind == K::kLong || kKind == K::kTallLong) {
+    constexpr int kThreads = kKind == K::kTallLong ? kTallThreads : long_threads(kResidual);
+    constexpr RowVariant kVariant{.threads = kThreads,
+                                  .blocks = 2,
+                                  .held = long_held(kRagged, kResidual),
+                                  .ragged = kRagged,
+                                  .overflows = true};
+    return norm_ends_kernel<kRms, kResidual, T, BlockTeam, kVariant>;
   } else if constexpr (kRagged) {
     return ragged_norm_kernel<kRms, T, kResidual, kKind>();
   } else {

@@ -21,22 +21,28 @@ namespace {
 constexpr int kHeld = 4, kLongHeld = 3;  // chunks of a thread in registers
 constexpr int kLongThreads = 768;
 
-// The last argument of each: blocks on a multiprocessor at the least, which limits the registers of
-// a thread. NOTE: the softmax rows of perf/results/h200/norm.csv are with these numbers;
+// NOTE: the softmax rows of perf/results/h200/norm.csv are with these numbers;
 // `python -m fusedops bench norm --compare` says what others give.
 template <class T, bool kRagged, DirectKind kKind>
 constexpr auto softmax_kernel_of() {
   using K = DirectKind;
   if constexpr (kKind == K::kLong) {
-    return softmax_direct_kernel<T, kLongHeld, kRagged, true, BlockTeam, kLongThreads, 2>;
+    constexpr RowVariant kVariant{.threads = kLongThreads,
+                                  .blocks = 2,
+                                  .held = kLongHeld,
+                                  .ragged = kRagged,
+                                  .overflows = true};
+    return softmax_direct_kernel<T, BlockTeam, kVariant>;
   } else if constexpr (kKind == K::kWide) {
-    return softmax_ends_kernel<T, kHeld, kRagged, BlockTeam, kWideThreads, 3>;
+    constexpr RowVariant kVariant{
+        .threads = kWideThreads, .blocks = 3, .held = kHeld, .ragged = kRagged};
+    return softmax_ends_kernel<T, BlockTeam, kVariant>;
   } else if constexpr (kKind == K::kBlock && kRagged) {
-    return softmax_ends_kernel<T, kHeld, true, BlockTeam, kBlockThreads, 5>;
+    constexpr RowVariant kVariant{
+        .threads = kBlockThreads, .blocks = 5, .held = kHeld, .ragged = true};
+    return softmax_ends_kernel<T, BlockTeam, kVariant>;
   } else {
-    using D = DirectOf<kKind>;
-    return softmax_direct_kernel<T, D::kMax, kRagged, false, typename D::Team, D::kThreads,
-                                 D::kBlocks>;
+    return softmax_direct_kernel<T, DirectTeam<kKind>, direct_variant<kKind>(kRagged)>;
   }
 }
 
@@ -50,7 +56,8 @@ bool launch_direct(const SoftmaxForward<T, T>& p, const SoftmaxShape& shape,
   const RowLayout& layout = plan.rows.layout;
   // NOTE: the ends of a row take 16 lanes.
   if (kRagged && plan.kind == DirectKind::kLanes && layout.lanes >= 16) {
-    launch_rows(softmax_ends_kernel<T, kHeld, true, LaneTeam, 64, 16>, plan.rows, scope, p, layout);
+    constexpr RowVariant kVariant{.threads = 64, .blocks = 16, .held = kHeld, .ragged = true};
+    launch_rows(softmax_ends_kernel<T, LaneTeam, kVariant>, plan.rows, scope, p, layout);
     return true;
   }
   dispatch(DirectKinds{}, plan.kind, [&]<DirectKind K>(Tag<K>) {

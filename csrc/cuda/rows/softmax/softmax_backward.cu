@@ -41,17 +41,22 @@ bool launch_ends(const SoftmaxBackward<T, T>& p, const SoftmaxShape& shape,
   if constexpr (kRagged) {
     if (chunks > 16 && chunks <= 32 * kLaneChunks) {
       constexpr int kThreads = 64;
-      return launch(softmax_backward_ends_kernel<T, kLaneChunks, true, LaneTeam, kThreads, 14>,
+      constexpr RowVariant kVariant{
+          .threads = kThreads, .blocks = 14, .held = kLaneChunks, .ragged = true};
+      return launch(softmax_backward_ends_kernel<T, LaneTeam, kVariant>,
                     chunks <= 16 * kLaneChunks ? 16 : 32, 0, kThreads);
     }
   }
   if (chunks <= 32 * kLaneChunks) return false;
+  constexpr auto variant = [](uint8_t held) -> RowVariant {
+    return {.threads = kMaxThreads, .blocks = 2, .held = held, .ragged = kRagged};
+  };
   if (chunks <= kMaxThreads) {
-    return launch(softmax_backward_ends_kernel<T, 1, kRagged, BlockTeam, kMaxThreads, 2>, 32, 1,
+    return launch(softmax_backward_ends_kernel<T, BlockTeam, variant(1)>, 32, 1,
                   round_up(chunks, 32));
   }
   if (chunks <= 2 * kMaxThreads) {
-    return launch(softmax_backward_ends_kernel<T, 2, kRagged, BlockTeam, kMaxThreads, 2>, 32, 1,
+    return launch(softmax_backward_ends_kernel<T, BlockTeam, variant(2)>, 32, 1,
                   round_up(ceil_div(chunks, 2), 32));
   }
   constexpr int64_t kLargest = int64_t{kRowCluster} * kHeld * kMaxThreads;
@@ -59,15 +64,15 @@ bool launch_ends(const SoftmaxBackward<T, T>& p, const SoftmaxShape& shape,
   // NOTE: small blocks, where they are enough, leave less of a multiprocessor idle.
   const int64_t most = chunks <= kLargest / 2 ? kMaxThreads / 2 : kMaxThreads;
   const int64_t cluster = ceil_div(chunks, kHeld * most);
-  return launch(softmax_backward_ends_kernel<T, kHeld, kRagged, ClusterTeam, kMaxThreads, 2>, 32,
-                cluster, round_up(ceil_div(chunks, kHeld * cluster), 32));
+  return launch(softmax_backward_ends_kernel<T, ClusterTeam, variant(kHeld)>, 32, cluster,
+                round_up(ceil_div(chunks, kHeld * cluster), 32));
 }
 
 // Longer rows: what registers do not hold waits in shared memory.
 template <class T, bool kRagged>
 bool launch_long(const SoftmaxBackward<T, T>& p, const SoftmaxShape& shape,
                  const LaunchScope& scope) {
-  constexpr int kHeld = 2, kThreads = 512, kBlocks = 3;
+  constexpr int kHeld = 2, kThreads = 512;
   const int cluster = scope.facts().code_version >= 90 ? kRowCluster : 1;
   const int64_t chunks = ceil_div(shape.n, int64_t{kChunkOf<T>});
   const int64_t per_thread = ceil_div(chunks, int64_t{cluster} * kThreads);
@@ -83,8 +88,9 @@ bool launch_long(const SoftmaxBackward<T, T>& p, const SoftmaxShape& shape,
                          .bulk = false};
   const RowPlan plan{true, layout, kThreads, 2 * rest, shape.outer * cluster};
   const auto launch = [&]<class Team>(std::type_identity<Team>) {
-    constexpr auto kKernel =
-        softmax_backward_direct_kernel<T, kHeld, kRagged, true, Team, kThreads, kBlocks>;
+    constexpr RowVariant kVariant{
+        .threads = kThreads, .blocks = 3, .held = kHeld, .ragged = kRagged, .overflows = true};
+    constexpr auto kKernel = softmax_backward_direct_kernel<T, Team, kVariant>;
     allow_shared_memory<kKernel>(scope.device(), static_cast<int>(limit));
     launch_rows(kKernel, plan, scope, p, layout);
   };
@@ -111,12 +117,14 @@ bool launch_direct(const SoftmaxBackward<T, T>& p, const SoftmaxShape& shape,
   }
   using Kinds = Choices<K::kFewLanes, K::kFewBlocks, K::kFewClusters, K::kLanes>;
   dispatch(Kinds{}, plan.kind, [&]<DirectKind K>(Tag<K>) {
-    using D = DirectOf<K, kChunks>;
-    // NOTE: with more blocks registers are spilled.
-    constexpr int kBlocks = K == DirectKind::kLanes ? D::kBlocks * 7 / 8 : D::kBlocks;
-    launch_rows(softmax_backward_direct_kernel<T, D::kMax, kRagged, false, typename D::Team,
-                                               D::kThreads, kBlocks>,
-                plan.rows, scope, p, plan.rows.layout);
+    constexpr RowVariant kVariant = [] {
+      RowVariant variant = direct_variant<K>(kRagged);
+      // NOTE: with more blocks registers are spilled.
+      if (K == DirectKind::kLanes) variant.blocks = 14;
+      return variant;
+    }();
+    launch_rows(softmax_backward_direct_kernel<T, DirectTeam<K>, kVariant>, plan.rows, scope, p,
+                plan.rows.layout);
   });
   return true;
 }

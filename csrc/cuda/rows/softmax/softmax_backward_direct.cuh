@@ -54,18 +54,20 @@ class ClusterTeam {
   unsigned barrier_;
 };
 
-// kLong: what registers do not hold of a row waits in shared memory, first dy, then y.
-template <class T, int kMax, bool kRagged, bool kLong, class Team, int kThreads, int kBlocks>
-__global__ void __launch_bounds__(kThreads, kBlocks)
+// Of what registers do not hold dy waits in shared memory before y.
+template <class T, class Team, uint64_t kCode>
+__global__ void __launch_bounds__(RowVariant::of(kCode).threads, RowVariant::of(kCode).blocks)
     softmax_backward_direct_kernel(SoftmaxBackward<T, T> p, RowLayout layout) {
-  constexpr int kVec = kChunkOf<T>;
+  constexpr RowVariant kVariant = RowVariant::of(kCode);
+  constexpr bool kLong = kVariant.overflows;
+  constexpr int kVec = kChunkOf<T>, kMax = kVariant.held;
   using Chunk = Packed<T, kVec>;
   extern __shared__ uint4 rest[];
   __shared__ RowSlot<float> slots[Team::kSlots];
   Team team(layout, slots);
   const int64_t row = team.row();
   const bool active = team.always() || row < layout.rows, last = ends_tensor(layout, row);
-  const DirectRow<kVec, kMax, kRagged> slice(team, layout, row);
+  const DirectRow<kVec, kMax, kVariant.ragged> slice(team, layout, row);
   Chunk dy[kMax], y[kMax], dy_end, y_end;
   const T zero = from_compute<T>(0.0f);
   const T *const dy_row = p.dy + row * p.dy_stride, *const y_row = p.y + row * p.y_stride;

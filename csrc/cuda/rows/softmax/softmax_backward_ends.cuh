@@ -7,11 +7,13 @@
 
 namespace fusedops {
 
-template <class T, int kMax, bool kRagged, class Team, int kThreads, int kBlocks>
-__global__ void __launch_bounds__(kThreads, kBlocks)
+template <class T, class Team, uint64_t kCode>
+__global__ void __launch_bounds__(RowVariant::of(kCode).threads, RowVariant::of(kCode).blocks)
     softmax_backward_ends_kernel(SoftmaxBackward<T, T> p, RowLayout layout) {
-  constexpr int kVec = kChunkOf<T>;
-  using Slice = RowEnds<kVec, kRagged, false>;
+  constexpr RowVariant kVariant = RowVariant::of(kCode);
+  constexpr bool kRagged = kVariant.ragged;
+  constexpr int kVec = kChunkOf<T>, kMax = kVariant.held;
+  using Slice = RowEnds<kVec, kRagged, kVariant.full>;
   using Row = EndsRow<T, kMax, Slice>;
   __shared__ RowSlot<float> slots[Team::kSlots];
   wait_for_predecessor();

@@ -7,18 +7,19 @@
 
 namespace fusedops {
 
-// kLong: what registers do not hold of a row waits in shared memory.
-template <class T, int kMax, bool kRagged, bool kLong, class Team, int kThreads, int kBlocks>
-__global__ void __launch_bounds__(kThreads, kBlocks)
+template <class T, class Team, uint64_t kCode>
+__global__ void __launch_bounds__(RowVariant::of(kCode).threads, RowVariant::of(kCode).blocks)
     softmax_direct_kernel(SoftmaxForward<T, T> p, RowLayout layout) {
-  constexpr int kVec = kChunkOf<T>;
+  constexpr RowVariant kVariant = RowVariant::of(kCode);
+  constexpr bool kLong = kVariant.overflows;
+  constexpr int kVec = kChunkOf<T>, kMax = kVariant.held;
   using Chunk = Packed<T, kVec>;
   extern __shared__ uint4 rest[];
   __shared__ RowSlot<float> slots[Team::kSlots];
   Team team(layout, slots);
   const int64_t row = team.row();
   const bool active = team.always() || row < layout.rows, last = ends_tensor(layout, row);
-  const DirectRow<kVec, kMax, kRagged> slice(team, layout, row);
+  const DirectRow<kVec, kMax, kVariant.ragged> slice(team, layout, row);
   const T* from = p.x + row * p.x_stride;
   const T lowest = from_compute<T>(-INFINITY);
   wait_for_predecessor();

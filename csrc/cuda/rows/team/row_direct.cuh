@@ -5,7 +5,10 @@
 // holds them as one, so that no row takes more chunks than its elements fill.
 #pragma once
 
+#include <type_traits>
+
 #include "csrc/cuda/rows/team/row_slice.cuh"
+#include "csrc/cuda/rows/team/row_variant.h"
 
 namespace fusedops {
 
@@ -386,26 +389,27 @@ class DirectRow {
   int thread_, threads_, n_, chunks_, shift_;
 };
 
-// What a kernel is compiled for. kBlocks: on a multiprocessor at the least, so that registers do
-// not keep threads away.
-template <class AnyTeam, int kMaxOf, int kThreadsOf, int kBlocksOf>
-struct DirectTraits {
-  using Team = AnyTeam;
-  static constexpr int kMax = kMaxOf;  // chunks of a thread
-  static constexpr int kThreads = kThreadsOf, kBlocks = kBlocksOf;
-};
-template <DirectKind kKind, int kChunks = 4>
-struct DirectOf;
-template <int kChunks>
-struct DirectOf<DirectKind::kFewLanes, kChunks> : DirectTraits<LaneTeam, 1, 128, 8> {};
-template <int kChunks>
-struct DirectOf<DirectKind::kFewBlocks, kChunks> : DirectTraits<BlockTeam, 1, kRowThreads, 2> {};
-template <int kChunks>
-struct DirectOf<DirectKind::kFewClusters, kChunks> : DirectTraits<FewClusterTeam, 2, 1024, 1> {};
-template <int kChunks>
-struct DirectOf<DirectKind::kLanes, kChunks> : DirectTraits<LaneTeam, 4, 64, 16> {};
-template <int kChunks>
-struct DirectOf<DirectKind::kBlock, kChunks> : DirectTraits<BlockTeam, kChunks, kBlockThreads, 4> {
-};
+// What the kernels of a kind are compiled for.
+template <DirectKind kKind>
+constexpr RowVariant direct_variant(bool ragged) {
+  using K = DirectKind;
+  if constexpr (kKind == K::kFewLanes) {
+    return {.threads = 128, .blocks = 8, .held = 1, .ragged = ragged};
+  } else if constexpr (kKind == K::kFewBlocks) {
+    return {.threads = kRowThreads, .blocks = 2, .held = 1, .ragged = ragged};
+  } else if constexpr (kKind == K::kFewClusters) {
+    return {.threads = 1024, .blocks = 1, .held = 2, .ragged = ragged};
+  } else if constexpr (kKind == K::kLanes) {
+    return {.threads = 64, .blocks = 16, .held = 4, .ragged = ragged};
+  } else {
+    static_assert(kKind == K::kBlock);
+    return {.threads = kBlockThreads, .blocks = 4, .held = 4, .ragged = ragged};
+  }
+}
+template <DirectKind kKind>
+using DirectTeam = std::conditional_t<
+    kKind == DirectKind::kFewClusters, FewClusterTeam,
+    std::conditional_t<kKind == DirectKind::kFewLanes || kKind == DirectKind::kLanes, LaneTeam,
+                       BlockTeam>>;
 
 }  // namespace fusedops

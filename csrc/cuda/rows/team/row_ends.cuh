@@ -14,9 +14,9 @@ namespace fusedops {
 //
 // NOTE: a thread that has no chunk k loads another one's. Branches around loads would let the
 // compiler wait for a load together with those behind it.
-template <int kVec, bool kRagged, bool kWhole, bool kLines = false>
+template <int kVec, bool kRagged, bool kFull, bool kLines = false>
 class RowEnds {
-  static_assert(!(kWhole && kLines));
+  static_assert(!(kFull && kLines));
 
  public:
   static constexpr bool kInLines = kLines;
@@ -40,12 +40,12 @@ class RowEnds {
   __device__ __forceinline__ int head() const { return head_; }  // elements before the chunks
   __device__ __forceinline__ int rounds() const { return (first_ + chunks_ + size_ - 1) / size_; }
   __device__ __forceinline__ bool some(int k) const {
-    if constexpr (kWhole) return true;
+    if constexpr (kFull) return true;
     return chunk(k) < chunks_ && (!kLines || chunk(k) >= 0);
   }
   // Element 0 of chunk k has this place behind the head.
   __device__ __forceinline__ int place(int k) const {
-    if constexpr (kWhole) return chunk(k) * kVec;
+    if constexpr (kFull) return chunk(k) * kVec;
     const int inside = min(chunk(k), chunks_ - 1);
     return (kLines ? max(inside, 0) : inside) * kVec;
   }
@@ -53,7 +53,7 @@ class RowEnds {
   template <class T>
   __device__ __forceinline__ void store(T* row, int k, const Packed<T, kVec>& value) const {
     T* const to = row + column(k);
-    if constexpr (kWhole) return store_packed(to, value);
+    if constexpr (kFull) return store_packed(to, value);
     asm volatile(
         "{\n"
         ".reg .pred some;\n"
