@@ -290,7 +290,7 @@ LEFT_ALONE = [
     NotTheInput,
     Branches,
     lambda: TimmMlp(OwnActivation),
-    lambda: TimmMlp(nn.Softplus),
+    lambda: TimmMlp(nn.Softsign),
 ]
 
 

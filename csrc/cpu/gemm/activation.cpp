@@ -70,7 +70,7 @@ Tensor slope(const Tensor& z, Activation activation) {
   } else if (activation == Activation::kSoftplus) {
     combine(s, z, s, [](auto gate, auto v) { return v > 20 ? 1 : gate; });
   } else {
-    combine(s, z, s, [](auto e, auto v) { return v <= 0 ? e : 1; });
+    combine(s, z, s, [](auto e, auto v) { return v > 0 ? 1 : e; });
   }
   return s;
 }
