@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from options import Options
 
 # The first two alone under racecheck
-ACTIVATIONS = ("none", "gelu", "relu", "gelu_tanh", "silu", "sigmoid", "tanh", "relu2")
+ACTIVATIONS = (
+    "none", "gelu", "relu", "gelu_tanh", "silu", "sigmoid", "tanh", "relu2", "quick_gelu",
+    "leaky_relu", "hardswish", "mish", "softplus", "elu", "relu6",
+)  # fmt: skip
 
 # M, N, K that reach every helper kernel. TMA refuses the odd ones, so none of these is a cluster's.
 ODD = [(33, 17, 65), (135, 71, 263), (40, 7, 0)]

@@ -158,7 +158,8 @@ def test_unknown_activation_lists_the_known_ones(device, function, activation):
         function(x, x, activation=activation)
     assert str(caught.value) == (
         f"{function.__name__}: activation must be None or one of 'none', 'relu', 'gelu', "
-        f"'gelu_tanh', 'silu', 'sigmoid', 'tanh', 'relu2'; got {activation!r}"
+        f"'gelu_tanh', 'silu', 'sigmoid', 'tanh', 'relu2', 'quick_gelu', 'leaky_relu', "
+        f"'hardswish', 'mish', 'softplus', 'elu', 'relu6'; got {activation!r}"
     )
 
 

@@ -21,6 +21,19 @@ MODULES = {
     "silu": nn.SiLU,
     "sigmoid": nn.Sigmoid,
     "tanh": nn.Tanh,
+    "leaky_relu": nn.LeakyReLU,
+    "leaky_relu_inplace": lambda: nn.LeakyReLU(0.01, inplace=True),
+    "hardswish": nn.Hardswish,
+    "mish": nn.Mish,
+    "softplus": nn.Softplus,
+    "elu": nn.ELU,
+    "relu6": nn.ReLU6,
+}
+OTHER_SETTINGS = {
+    "slope": lambda: nn.LeakyReLU(0.2),
+    "beta": lambda: nn.Softplus(beta=2),
+    "threshold": lambda: nn.Softplus(threshold=1),
+    "alpha": lambda: nn.ELU(1.5),
 }
 
 
@@ -63,6 +76,25 @@ def test_absorbs_every_activation(device, kind):
     assert [layer.activation for layer in report.fused] == [kind.removesuffix("_inplace"), None]
     assert type(model[1]) is type(original[1])
     assert model[0].activation is model[2].activation is None
+    assert_same(original, model, make(5, 6, dtype=torch.float32, device=device))
+
+
+@pytest.mark.parametrize("kind", OTHER_SETTINGS)
+def test_leaves_activations_with_other_settings(device, kind):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), OTHER_SETTINGS[kind](), nn.Linear(8, 3)).to(device)
+    original = copy.deepcopy(model)
+    report = fusedops.fuse(model)
+    assert (report.num_fused, report.num_absorbed) == (2, 0)
+    assert_same(original, model, make(5, 6, dtype=torch.float32, device=device))
+
+
+def test_settings_may_change_after_fuse(device):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.LeakyReLU(), nn.Linear(8, 3)).to(device)
+    original = copy.deepcopy(model)
+    fusedops.fuse(model)
+    model[1].negative_slope = original[1].negative_slope = 0.3
     assert_same(original, model, make(5, 6, dtype=torch.float32, device=device))
 
 

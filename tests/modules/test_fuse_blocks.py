@@ -112,6 +112,18 @@ class ReLUSquared(nn.Module):
         return torch.square(F.relu(input))
 
 
+class QuickGELU(nn.Module):
+    """As in transformers."""
+
+    def forward(self, input):
+        return input * torch.sigmoid(1.702 * input)
+
+
+class Mish(nn.Module):
+    def forward(self, x):
+        return F.mish(x)
+
+
 class TimmMlp(nn.Module):
     """fc1, act, drop, norm, fc2, drop."""
 
@@ -174,6 +186,10 @@ BLOCKS = {
     "timm": (TimmMlp, "mlp", "gelu"),
     "wrapped": (lambda: TimmMlp(GELUActivation), "mlp", "gelu"),
     "relu2": (lambda: TimmMlp(ReLUSquared), "mlp", "relu2"),
+    "clip": (lambda: TimmMlp(QuickGELU), "mlp", "quick_gelu"),
+    "hardswish": (lambda: TimmMlp(nn.Hardswish), "mlp", "hardswish"),
+    "mish": (lambda: TimmMlp(Mish), "mlp", "mish"),
+    "elu": (lambda: HuggingFaceMLP(nn.ELU), "gated_mlp", "elu"),
 }
 
 
@@ -274,7 +290,7 @@ LEFT_ALONE = [
     NotTheInput,
     Branches,
     lambda: TimmMlp(OwnActivation),
-    lambda: TimmMlp(nn.Softplus),
+    lambda: TimmMlp(nn.Softsign),
 ]
 
 

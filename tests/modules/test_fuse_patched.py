@@ -241,7 +241,7 @@ TOWER_CHANGES = {
     "hook on the activation": lambda m: m[1].register_forward_hook(lambda *a: 2 * a[2]),
     "hook on the layer": lambda m: m[0].register_forward_hook(lambda *a: 2 * a[2]),
     "pre-hook": lambda m: m[3].register_forward_pre_hook(lambda _, a: (-a[0],)),
-    "another activation": lambda m: m.__setitem__(1, nn.Softplus()),
+    "another activation": lambda m: m.__setitem__(1, nn.Softsign()),
     "activation's forward": lambda m: setattr(m[1], "forward", torch.tanh),
     "no activation": lambda m: m.__setitem__(1, nn.Identity()),
     "module in between": lambda m: m.insert(1, nn.LayerNorm(16)),

@@ -1,6 +1,5 @@
 #include "csrc/cpu/activation.h"
 
-#include <algorithm>
 #include <cmath>
 
 #include "csrc/common/dispatch.h"
@@ -71,7 +70,7 @@ Tensor slope(const Tensor& z, Activation activation) {
   } else if (activation == Activation::kSoftplus) {
     combine(s, z, s, [](auto gate, auto v) { return v > 20 ? 1 : gate; });
   } else {
-    combine(s, z, s, [](auto e, auto v) { return v <= 0 ? e : 1; });
+    combine(s, z, s, [](auto e, auto v) { return v > 0 ? 1 : e; });
   }
   return s;
 }
@@ -109,12 +108,7 @@ void activate(const Tensor& z, Activation activation) {
     case Activation::kLeakyRelu:
       combine(z, z, z, [](auto v, auto) { return v > 0 ? v : decltype(v)(kLeakyReluSlope) * v; });
       break;
-    case Activation::kHardswish:
-      combine(z, z, z, [](auto v, auto) {
-        using T = decltype(v);
-        return v * (T(1.0 / 6) * std::min(std::max(v + 3, T(0)), T(6)));
-      });
-      break;
+    case Activation::kHardswish: call("aten::hardswish_", "", z); break;
     case Activation::kMish: call("aten::mish_", "", z); break;
     case Activation::kSoftplus: softplus(z); break;
     case Activation::kElu: elu(z); break;
@@ -163,11 +157,7 @@ Tensor activation_backward(const Tensor& dy, const std::optional<Tensor>& saved,
     case Activation::kLeakyRelu:
       return gradient(grad, kept,
                       [](auto d, auto y) { return y > 0 ? d : decltype(d)(kLeakyReluSlope) * d; });
-    case Activation::kHardswish:
-      return gradient(grad, kept, [](auto d, auto z) {
-        using T = decltype(d);
-        return z <= -3 ? T(0) : z < 3 ? d * (z * T(1.0 / 3) + T(0.5)) : d;
-      });
+    case Activation::kHardswish: return call("aten::hardswish_backward", "", grad, kept);
     case Activation::kMish: return call("aten::mish_backward", "", grad, kept);
     case Activation::kRelu6:
       return gradient(grad, kept,

@@ -109,7 +109,16 @@ _DEFAULTS = {
 _METHODS = {"relu": "relu", "sigmoid": "sigmoid", "tanh": "tanh"}
 _MULTIPLY = {operator.mul, torch.mul}
 _POWER = {operator.pow, torch.pow}
-_KNOWN = {*_FUNCTIONS, *_DEFAULTS, *_MULTIPLY, *_POWER, F.gelu, torch.square, torch.chunk, torch.split}
+_KNOWN = {
+    *_FUNCTIONS,
+    *_DEFAULTS,
+    *_MULTIPLY,
+    *_POWER,
+    F.gelu,
+    torch.square,
+    torch.chunk,
+    torch.split,
+}
 
 
 class _Matcher:

@@ -106,7 +106,7 @@ def activate_grad(z: Tensor, activation: str | None = None) -> Tensor:
             s = torch.sigmoid(1.702 * z)
             return s * (1.0 + 1.702 * z * (1.0 - s))
         case "leaky_relu":
-            return torch.where(z > 0, 1.0, 0.01).to(z.dtype)
+            return torch.where(z > 0, torch.ones_like(z), torch.full_like(z, 0.01))
         case "hardswish":
             slope = torch.where(z < 3, z / 3.0 + 0.5, torch.ones_like(z))
             return torch.where(z <= -3, torch.zeros_like(z), slope)

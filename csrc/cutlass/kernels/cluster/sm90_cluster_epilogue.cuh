@@ -4,6 +4,7 @@
 
 #include "csrc/common/device/vec.cuh"
 #include "csrc/cutlass/kernels/cluster/sm90_cluster_tile.cuh"
+#include "csrc/cutlass/kernels/hopper/rolled.cuh"
 
 namespace fusedops::cluster {
 
@@ -156,15 +157,28 @@ __device__ __forceinline__ void store_swapped(const Problem& p, T* to,
   }
 }
 
+template <class T, Activation kActivation, int kValues>
+__device__ __forceinline__ void activate_as(float* v) {
+#pragma unroll
+  for (int i = 0; i < kValues; ++i) {
+    v[i] = fusedops::activate_as<kActivation, kAccuracyOf<T>>(v[i]);
+  }
+}
+
 template <class T, class S>
 __device__ __forceinline__ void activate(float (&sum)[S::kColumns / 2], Activation activation) {
   with_activation(activation, [&]<Activation kActivation>() {
-    resolve_rare<kActivation>(activation, [&]<Activation kNow>() {
-#pragma unroll
-      for (int i = 0; i < S::kPieces * 4; ++i) {
-        sum[i] = activate_as<kNow, kAccuracyOf<T>>(sum[i]);
-      }
-    });
+    if constexpr (kActivation == kAnyRare) {
+      constexpr int kPieces = S::kPieces % 2 == 0 ? 2 : 1;  // at a time
+      for_each_rolled<0, S::kPieces / kPieces, kPieces * 4>(
+          [&]<int kIndex>(cute::Int<kIndex>) { return sum + kIndex * kPieces * 4; },
+          [&](float* v, int) {
+            with_rare_activation(activation,
+                                 [&]<Activation kNow>() { activate_as<T, kNow, kPieces * 4>(v); });
+          });
+    } else {
+      activate_as<T, kActivation, S::kPieces * 4>(sum);
+    }
   });
 }
 

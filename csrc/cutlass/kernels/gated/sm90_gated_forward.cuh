@@ -4,6 +4,7 @@
 
 #include "csrc/common/device/value_and_slope.cuh"
 #include "csrc/cutlass/kernels/gated/sm90_gated_traits.cuh"
+#include "csrc/cutlass/kernels/hopper/rolled.cuh"
 
 namespace fusedops::sm90 {
 
@@ -41,15 +42,15 @@ class TileEpilogue<GatedTraits<Element, GatedProduct::kForward, kConfig>> {
       store(acc, 1, p_.hidden, tile);
     }
     with_activation(p_.activation, [&]<Activation kActivation>() {
+      if constexpr (kActivation == kAnyRare) activate_gate(acc);
+      constexpr Activation kNow = kActivation == kAnyRare ? Activation::kNone : kActivation;
 #pragma unroll
       for (int m = 0; m < 2; ++m) {
         float *gate = panel_values(acc, 0, m, 0), *up = panel_values(acc, 1, m, 0);
-        resolve_rare<kActivation>(p_.activation, [&]<Activation kNow>() {
 #pragma unroll
-          for (int i = 0; i < 32; ++i) {
-            gate[i] = activate_as<kNow, kGatedAccuracy<Element>>(gate[i]) * up[i];
-          }
-        });
+        for (int i = 0; i < 32; ++i) {
+          gate[i] = activate_as<kNow, kGatedAccuracy<Element>>(gate[i]) * up[i];
+        }
       }
     });
     store(acc, 0, p_.d, tile);
@@ -62,6 +63,18 @@ class TileEpilogue<GatedTraits<Element, GatedProduct::kForward, kConfig>> {
  private:
   __device__ void barrier() const {
     asm volatile("bar.sync %0, 128;" ::"r"(8 + warpgroup_) : "memory");
+  }
+
+  // A rare activation.
+  __device__ __forceinline__ void activate_gate(float* acc) const {
+    for_each_rolled<0, 8, 8>(
+        [&]<int kUnit>(cute::Int<kUnit>) { return panel_values(acc, 0, kUnit / 4, kUnit % 4 * 2); },
+        [&](float* v, int) {
+          with_rare_activation(p_.activation, [&]<Activation kNow>() {
+#pragma unroll
+            for (int i = 0; i < 8; ++i) v[i] = activate_as<kNow, kGatedAccuracy<Element>>(v[i]);
+          });
+        });
   }
 
   // A panel leaves through the staging memory that the last panel but one has left.

@@ -15,8 +15,8 @@
 
 #include "csrc/common/device/value_and_slope.cuh"
 #include "csrc/cutlass/configs/sm90_configs.h"
+#include "csrc/cutlass/kernels/hopper/rolled.cuh"
 #include "csrc/cutlass/kernels/sm90/sm90_epilogue_traits.cuh"
-#include "csrc/cutlass/kernels/sm90/sm90_rolled.cuh"
 #include "csrc/cutlass/kernels/sm90/sm90_tile_scheduler.h"
 
 namespace fusedops::sm90 {

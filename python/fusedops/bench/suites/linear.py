@@ -111,6 +111,13 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,
     "tanh": torch.tanh,
     "relu2": lambda z: F.relu(z).square(),
+    "quick_gelu": lambda z: z * torch.sigmoid(1.702 * z),
+    "leaky_relu": F.leaky_relu,
+    "hardswish": F.hardswish,
+    "mish": F.mish,
+    "softplus": F.softplus,
+    "elu": F.elu,
+    "relu6": F.relu6,
 }
 
 

@@ -3,7 +3,7 @@
 
 #include <cute/numeric/integral_constant.hpp>
 
-namespace fusedops::sm90 {
+namespace fusedops {
 
 // fn(Int<i>) for i in [kBegin, kEnd).
 template <int kBegin, int kEnd, class Fn>
@@ -40,4 +40,4 @@ __device__ __forceinline__ void for_each_rolled(Place place, Fn&& fn) {
   }
 }
 
-}  // namespace fusedops::sm90
+}  // namespace fusedops
