@@ -131,7 +131,7 @@ def _form(function: FunctionType) -> Form | None:
         for interleaved in (False, True):
             for first_half in (False, True):
                 form = Form(heads_dim, interleaved, first_half)
-                if not _agrees(function, form, torch.float64, 8):
+                if not _agrees(function, form, torch.float32, 8):
                     continue
                 dtypes = tuple(d for d in _DTYPES if _agrees(function, form, d, 8))
                 partial = all(_agrees(function, form, d, 4) for d in dtypes)
