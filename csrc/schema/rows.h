@@ -60,8 +60,7 @@ inline constexpr const char* kRowSchemas[] = {
     // (q, k) rotated: q (B, H, T, D) for heads_dim 1, (B, T, H, D) for 2, k with heads of its own;
     // cos, sin (T, W) or (B or 1, T, W), W = rotary_dim, a column for each element, or half of it.
     // inverse: transposed, which is the gradient. A result is dense, its heads before or behind T
-    // in memory as in
-    // its input; k is (0,) without one.
+    // in memory as in its input; k is (0,) without one.
     "rope(Tensor q, Tensor? k, Tensor cos, Tensor sin, int heads_dim, int rotary_dim, "
     "bool interleaved, bool inverse) -> (Tensor, Tensor)",
 };

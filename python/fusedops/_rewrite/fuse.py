@@ -18,6 +18,7 @@ from .blocks import fuse_block, hooked, hooked_by_others
 from .fused_class import fused_class
 from .fused_methods import fuse_methods
 from .leaf import FusedLeaf, fuse_leaf, may_be_leaf
+from .rotary import fuse_rotary
 from .sequential import FusedSteps, activation_name, in_order, steps
 
 __all__ = ["FuseReport", "FusedLayer", "FusedMLP", "SkippedLayer", "fuse"]
@@ -66,6 +67,8 @@ class FuseReport:
         unchanged: How many fused layers and norms were there before.
         blocks: The MLP blocks that run as one op now.
         pairs: Norms that a method runs with the sum before them, as (path, method, norms).
+        rotations: Functions that rotate query and key and run as `fusedops.rope`, as (path, method,
+            names).
     """
 
     fused: list[FusedLayer] = field(default_factory=list)
@@ -73,6 +76,7 @@ class FuseReport:
     unchanged: int = 0
     blocks: list[FusedMLP] = field(default_factory=list)
     pairs: list[tuple[str, str, tuple[str, ...]]] = field(default_factory=list)
+    rotations: list[tuple[str, str, tuple[str, ...]]] = field(default_factory=list)
 
     @property
     def num_fused(self) -> int:
@@ -110,11 +114,13 @@ class FuseReport:
         if blocks:
             header = ("fused block", "op", "layers", "activation", "notes")
             lines += ["", *table(header, blocks)]
-        pairs = [
-            (name or "(model)", ", ".join(norms), method) for name, method, norms in self.pairs
-        ]
-        if pairs:
-            lines += ["", *table(("sums with norms", "norms", "in"), pairs)]
+        for called, inside in (
+            (("sums with norms", "norms", "in"), self.pairs),
+            (("rotary embeddings", "functions", "in"), self.rotations),
+        ):
+            calls = [(name or "(model)", ", ".join(names), at) for name, at, names in inside]
+            if calls:
+                lines += ["", *table(called, calls)]
         left = [(s.name or "(model)", s.kind, s.reason) for s in self.skipped]
         if left:
             lines += ["", *table(("skipped layer", "type", "reason"), left)]
@@ -229,6 +235,16 @@ def _fuse_methods(model: torch_nn.Module, report: FuseReport) -> None:
     report.blocks += found[::-1]
 
 
+def _fuse_rotary(model: torch_nn.Module, report: FuseReport) -> None:
+    """Let methods rotate query and key by one op."""
+    for name, module in list(model.named_modules()):
+        try:
+            found = fuse_rotary(module)
+        except Exception:  # the module's class may raise anything
+            continue
+        report.rotations += [(name, method, names) for method, names in found]
+
+
 def _looks_like_norm(module: torch_nn.Module) -> bool:
     """Whether a report should say why a module was left alone."""
     kind = type(module)
@@ -329,6 +345,11 @@ def fuse(model: torch_nn.Module) -> FuseReport:
       layers (BERT, OPT, Whisper, T5, GPT-2): the method is written anew with the op for them, and
       with the same statements where the op cannot stand for them.
     - A sum and the norm of it, where the norm is the next thing that a method calls.
+    - A function that a method calls with query, key and the two tables of a rotary embedding, where
+      its source does nothing but compute and its values and gradients on probes are those of
+      `fusedops.rope` (``apply_rotary_pos_emb`` of Hugging Face's models, halves or interleaved, a
+      part of the row too). It is called as it is with tables that require a gradient or have
+      another dtype.
     - nn.MultiheadAttention runs its projections as `fusedops.linear`; masks, weights and the fast
       path in inference are torch's own code.
 
@@ -409,4 +430,5 @@ def fuse(model: torch_nn.Module) -> FuseReport:
         else:
             report.unchanged += 1
     _fuse_methods(model, report)
+    _fuse_rotary(model, report)
     return report

@@ -100,12 +100,14 @@ _TENSOR_METHODS = {
     "squeeze", "mul", "add", "sub", "div", "neg", "exp", "abs", "tanh", "sigmoid", "erf", "relu",
     "clamp", "expand", "flatten", "movedim", "reciprocal", "matmul", "t", "numel", "half",
     "bfloat16", "is_floating_point", "is_contiguous", "view_as", "chunk", "split",
+    "repeat_interleave", "unbind", "unflatten",
 }  # fmt: skip
 _TORCH = {
     torch.pow, torch.square, torch.mean, torch.var, torch.var_mean, torch.sqrt, torch.rsqrt,
     torch.sum, torch.add, torch.sub, torch.mul, torch.div, torch.neg, torch.exp, torch.abs,
     torch.tanh, torch.sigmoid, torch.erf, torch.relu, torch.clamp, torch.clip, torch.reciprocal,
     torch.matmul, torch.addmm, torch.mm, torch.rms_norm, torch.layer_norm, torch.finfo,
+    torch.cat, torch.stack, torch.chunk, torch.repeat_interleave,
 }  # fmt: skip
 ACTIVATION_FORWARDS = {
     kind.forward
@@ -181,6 +183,14 @@ class Reader:
             raise RefusedError("is called in a way of its own")
         self.outside.add_method(type(self.module), "forward")
         self._function(type(self.module).forward, self.module, type(self.module), 0)
+
+    def read_function(self, function: Any) -> None:
+        """Read a function that belongs to no module.
+
+        Raises:
+            RefusedError: As `read`.
+        """
+        self._function(function, None, None, 0)
 
     def _function(self, function: Any, owner: Any, kind: type | None, depth: int) -> None:
         """Read a function; owner is what its first argument is, None for a plain function."""

@@ -103,7 +103,7 @@ def rope(
 ) -> Tensor:
     """(a cos_a - b sin_a, b cos_b + a sin_b) of the pairs (a, b) of the first rotary_dim elements.
 
-    A table as wide as rotary_dim has a column for each element, one of half the width for each pair.
+    A table as wide as rotary_dim has a column for each element, one half as wide for each pair.
     """
     rotary = x.shape[-1] if rotary_dim is None else rotary_dim
 
