@@ -87,9 +87,7 @@ def masks_left(function, x, **options):
 
     def backend(graph, inputs):
         compiled = inner(graph, inputs)
-        nodes = graph.graph.find_nodes(
-            op="call_function", target=F.scaled_dot_product_attention
-        )
+        nodes = graph.graph.find_nodes(op="call_function", target=F.scaled_dot_product_attention)
         seen.extend((n.kwargs.get("attn_mask"), n.kwargs.get("is_causal")) for n in nodes)
         return compiled
 

@@ -129,5 +129,5 @@ def test_errors(device):
         with pytest.raises(RuntimeError, match=r"^loss_shard_gradient_: factor must have shape"):
             OPS.loss_shard_gradient_(x, t, s, s[:2], *rest)
         wide = torch.ones(3, 16).to(to)[:, ::2]
-        with pytest.raises(RuntimeError, match="^loss_shard_gradient_: logits must be contiguous"):
+        with pytest.raises(RuntimeError, match=r"^loss_shard_gradient_: logits must be contiguous"):
             OPS.loss_shard_gradient_(wide, t, s, s, *rest)

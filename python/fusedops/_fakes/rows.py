@@ -257,9 +257,7 @@ def _check_loss_shard(
     )
     torch._check(
         0 <= width <= pitch,
-        lambda: (
-            f"{op}: width must be from 0 to {pitch} for logits {shape_of(logits)}; got {width}"
-        ),
+        lambda: f"{op}: width must be from 0 to {pitch} for logits {shape_of(logits)}; got {width}",
     )
     torch._check(
         0 < classes < 2**30, lambda: f"{op}: classes must be from 1 to 2^30 - 1; got {classes}"

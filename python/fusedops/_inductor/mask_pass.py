@@ -42,7 +42,7 @@ METHODS = {
 }
 CHANGES = {operator.setitem} | {
     getattr(operator, name)
-    for name in "iadd isub imul itruediv ifloordiv iand ior ixor ipow imod".split()
+    for name in ("iadd", "isub", "imul", "itruediv", "ifloordiv", "iand", "ior", "ixor", "ipow")
 }
 
 
@@ -164,8 +164,10 @@ def _is_changed(graph: Graph, made_of: list[Node]) -> bool:
     memory = {_storage(v) for n in made_of if (v := _value(n)) is not None}
     for node in graph.nodes:
         name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-        writes = node.target in CHANGES or "out" in node.kwargs or (
-            name.endswith("_") and not name.endswith("__") and node.op != "placeholder"
+        writes = (
+            node.target in CHANGES
+            or "out" in node.kwargs
+            or (name.endswith("_") and not name.endswith("__") and node.op != "placeholder")
         )
         if writes and any(
             _storage(v) in memory for n in node.all_input_nodes if (v := _value(n)) is not None

@@ -150,9 +150,9 @@ def cross_entropy(
             expected and what came.
         IndexError: On the CPU, a target is neither a class nor ignore_index.
 
-    On the GPU a target outside of [0, V) that is not ignore_index gives NaN, for the loss and for the row's
-    gradient: nothing waits for the GPU to look. Under autocast the loss of half logits is float32,
-    as torch's. Class weights and class probabilities as targets are not supported.
+    On the GPU a target outside of [0, V) that is not ignore_index gives NaN, for the loss and for
+    the row's gradient: nothing waits for the GPU to look. Under autocast the loss of half logits is
+    float32, as torch's. Class weights and class probabilities as targets are not supported.
 
     The gradient takes a row's log-sum-exp as one fp32 number (fp64 for float64): its relative error
     is about ``2**-24`` times the largest logit's magnitude.

@@ -80,9 +80,9 @@ def linear_cross_entropy(
         z_loss: ``z_loss * logsumexp(logits) ** 2`` is added to the loss of each row (Liger's
             lse_square_scale).
         chunk_size: Rows whose logits are in memory together. None: as many as fit 512 MiB.
-        group: ProcessGroup of the ranks that share the classes: each has as many rows of weight and bias, in the order
-            of the ranks, and the same x and target, whose indices are those of all classes. None:
-            weight has all classes.
+        group: ProcessGroup of the ranks that share the classes: each has as many rows of weight
+            and bias, in the order of the ranks, and the same x and target, whose indices are those
+            of all classes. None: weight has all classes.
 
     Returns:
         The loss in x's dtype, a scalar or of target's shape for "none".

@@ -97,9 +97,7 @@ def _check(smoothing: float, softcap: float, z_loss: float, chunk_size: int) -> 
     """The checks of the op linear_cross_entropy, in its words."""
     for name, value in (("softcap", softcap), ("z_loss", z_loss), ("chunk_size", chunk_size)):
         if value < 0:
-            raise RuntimeError(
-                f"linear_cross_entropy: {name} must be at least 0; got {value:g}"
-            )
+            raise RuntimeError(f"linear_cross_entropy: {name} must be at least 0; got {value:g}")
     if not 0 <= smoothing <= 1:
         raise RuntimeError(
             f"linear_cross_entropy: label_smoothing must be from 0 to 1; got {smoothing:g}"
