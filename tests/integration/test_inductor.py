@@ -331,9 +331,11 @@ def test_a_model_after_fuse(device):
 
 NONE = "none of our activations"
 LEFT = {
-    "mish": (lambda: Mlp(F.mish), NONE),
-    "quick_gelu": (lambda: Mlp(lambda z: z * torch.sigmoid(1.702 * z)), NONE),
-    "relu6": (lambda: Mlp(F.relu6), NONE),
+    "softsign": (lambda: Mlp(F.softsign), NONE),
+    "almost quick_gelu": (lambda: Mlp(lambda z: z * torch.sigmoid(1.7 * z)), NONE),
+    "slope": (lambda: Mlp(lambda z: F.leaky_relu(z, 0.2)), NONE),
+    "alpha": (lambda: Mlp(lambda z: F.elu(z, 0.5)), NONE),
+    "capped at 5": (lambda: Mlp(lambda z: F.relu(z).clamp(max=5)), NONE),
     "capped": (lambda: Mlp(lambda z: F.silu(z).clamp(max=20)), NONE),
     "capped far": (lambda: Mlp(lambda z: F.relu(z).clamp(max=5e3)), NONE),
     "branch": (lambda: Mlp(lambda z: torch.where((z > 13) & (z < 14), 0.0, F.silu(z))), NONE),

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import fusedops
+from modules import layers
 from util import calls_of, make
 
 
@@ -112,13 +113,6 @@ class ReLUSquared(nn.Module):
         return torch.square(F.relu(input))
 
 
-class QuickGELU(nn.Module):
-    """As in transformers."""
-
-    def forward(self, input):
-        return input * torch.sigmoid(1.702 * input)
-
-
 class Mish(nn.Module):
     def forward(self, x):
         return F.mish(x)
@@ -186,7 +180,7 @@ BLOCKS = {
     "timm": (TimmMlp, "mlp", "gelu"),
     "wrapped": (lambda: TimmMlp(GELUActivation), "mlp", "gelu"),
     "relu2": (lambda: TimmMlp(ReLUSquared), "mlp", "relu2"),
-    "clip": (lambda: TimmMlp(QuickGELU), "mlp", "quick_gelu"),
+    "clip": (lambda: TimmMlp(layers.QuickGELU), "mlp", "quick_gelu"),
     "hardswish": (lambda: TimmMlp(nn.Hardswish), "mlp", "hardswish"),
     "mish": (lambda: TimmMlp(Mish), "mlp", "mish"),
     "elu": (lambda: HuggingFaceMLP(nn.ELU), "gated_mlp", "elu"),

@@ -21,6 +21,8 @@ MODELS = {
     "t5": (layers.T5, "mlp", ("wi", "wo"), "relu"),
     "t5_gated": (layers.GatedT5, "gated_mlp", ("wi_0", "wi_1", "wo"), "gelu_tanh"),
     "gpt2": (layers.GPT2, "mlp", ("c_fc", "c_proj"), "gelu_tanh"),
+    "clip": (lambda **options: layers.T5(layers.QuickGELU, **options), "mlp", ("wi", "wo"),
+             "quick_gelu"),
     "functional": (layers.Functional, "mlp", ("fc1", "fc2"), "gelu_tanh"),
 }  # fmt: skip
 LEFT_ALONE = [
@@ -30,7 +32,7 @@ LEFT_ALONE = [
     layers.SumOfBoth,
     layers.Normed,
     layers.LambdaReads,
-    lambda: layers.T5(layers.QuickGELU),
+    lambda: layers.T5(nn.Softsign),
 ]
 
 

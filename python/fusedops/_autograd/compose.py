@@ -16,6 +16,8 @@ from .._core.activation import (
     ACTIVATIONS,
     LEAKY_RELU_SLOPE,
     QUICK_GELU_SCALE,
+    SAVES_OUTPUT,
+    SAVES_PREACT,
     SOFTPLUS_THRESHOLD,
 )
 
@@ -71,9 +73,18 @@ def value_and_slope(function: Callable[[Tensor], Tensor], z: Tensor) -> tuple[Te
 
 
 def activation_table(z: Tensor) -> tuple[tuple[Tensor, Tensor], ...]:
-    """act(z) and act'(z) of every activation, by code."""
-    codes = range(len(ACTIVATIONS))
-    return tuple(value_and_slope(functools.partial(activate, code=code), z) for code in codes)
+    """act(z) and act'(z) of every activation, by code.
+
+    NOTE: at NaN torch's vectorised CPU kernels differ from its others (elu, relu6): the derivative
+    there is that of act_grad, which is as torch's decompositions have it.
+    """
+    return tuple(_table_entry(z, code) for code in range(len(ACTIVATIONS)))
+
+
+def _table_entry(z: Tensor, code: int) -> tuple[Tensor, Tensor]:
+    y, slope = value_and_slope(functools.partial(activate, code=code), z)
+    saved = y if SAVES_OUTPUT[code] else z if SAVES_PREACT[code] else None
+    return y, torch.where(z.isnan(), act_grad(torch.ones_like(z), saved, code), slope)
 
 
 def no_autocast(tensor: Tensor) -> Any:
