@@ -42,6 +42,12 @@ def calls(device):
             "linear_cross_entropy": {"x": x, "weight": x, "target": whole},
             "layer_norm": {"x": x, "normalized_shape": 6},
             "rms_norm": {"x": x, "normalized_shape": 6},
+            "rope": {
+                "q": ones(2, 3, 4, 6),
+                "k": ones(2, 1, 4, 6),
+                "cos": ones(4, 6),
+                "sin": ones(4, 6),
+            },
             "linear": {"x": x, "weight": x},
             "matmul": {"a": x, "b": x.t()},
             "mlp": {"x": x, "w1": x, "b1": None, "w2": x.t(), "b2": None, "activation": "relu"},
