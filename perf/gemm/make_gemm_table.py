@@ -22,8 +22,8 @@ import fusedops
 from fusedops._core.activation import CODES
 
 TOLERANCE = 1.01
-# Long products run at the power limit, where less is noise.
-LONG_US, LONG_TOLERANCE = 300, 1.015
+# Long products run at the power limit in a training step, which a sweep does not see: the model has it.
+LONG_US, LONG_TOLERANCE = 100, 1.06
 # What cluster kernels lose to sm90's in a CUDA graph, behind another kernel, beside a sweep's queue
 # of calls: between nothing and 0.3 us for products of 3 to 12 us.
 GRAPH_US = {"sm90": 0.0, "cluster": 0.15}
