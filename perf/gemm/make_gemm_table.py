@@ -22,7 +22,7 @@ import fusedops
 from fusedops._core.activation import CODES
 
 TOLERANCE = 1.01
-# Long products run at the power limit in a training step, which a sweep does not see: the model has it.
+# Long products run at the power limit in a training step: no sweep sees it, the model knows it.
 LONG_US, LONG_TOLERANCE = 100, 1.06
 # What cluster kernels lose to sm90's in a CUDA graph, behind another kernel, beside a sweep's queue
 # of calls: between nothing and 0.3 us for products of 3 to 12 us.

@@ -199,9 +199,10 @@ def test_activation_codes_are_not_truncated(device, op):
     if "activation" not in position:
         pytest.skip("takes no activation")
     arguments = list(samples(op, device, codes=[1])[0])
-    for code in (2**40 + 1, 2**32 + 1, 8, -1, -(2**40), 2**63 - 1):
+    last = max(CODES.values())
+    for code in (2**40 + 1, 2**32 + 1, last + 1, -1, -(2**40), 2**63 - 1):
         arguments[position["activation"]] = code
-        text = rf"activation must be a code from 0 to 7; got {code}$"
+        text = rf"activation must be a code from 0 to {last}; got {code}$"
         for to in (device, "meta"):
             moved = [a.to(to) if isinstance(a, torch.Tensor) else a for a in arguments]
             with pytest.raises(RuntimeError, match=text):

@@ -177,7 +177,7 @@ def _is_changed(graph: Graph, made_of: list[Node]) -> bool:
 
 
 def _storage(value: Tensor) -> int:
-    return value.untyped_storage()._cdata
+    return int(value.untyped_storage()._cdata)
 
 
 def _evaluate(mask: Node, made_of: list[Node]) -> Tensor:
@@ -200,7 +200,7 @@ def _evaluate(mask: Node, made_of: list[Node]) -> Tensor:
         if node.op == "call_method":
             values[node] = getattr(args[0], str(node.target))(*args[1:], **kwargs)
         else:
-            values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+            values[node] = node.target(*args, **kwargs)
     value = values[mask]
     if not isinstance(value, Tensor):
         raise TypeError("a mask is a tensor")

@@ -102,11 +102,20 @@ __device__ __forceinline__ void load_angles(const RopeProblem& p, int64_t b, int
   }
 }
 
+// x a + y b, rounded in one order: the compiler would fuse one or the other product by kernel, and
+// bits would depend on strides.
+__device__ __forceinline__ float sum_of_products(float x, float a, float y, float b) {
+  return __fmaf_rn(y, b, __fmul_rn(x, a));
+}
+__device__ __forceinline__ double sum_of_products(double x, double a, double y, double b) {
+  return __fma_rn(y, b, __dmul_rn(x, a));
+}
+
 template <class T, class C, int kVec>
 __device__ __forceinline__ void rotate_pair(T& x, T& y, const Angles<C, kVec>& angles, int i) {
   const C a = to_compute(x), b = to_compute(y);
-  x = from_compute<T>(a * angles.cos_a[i] - b * angles.sin_a[i]);
-  y = from_compute<T>(b * angles.cos_b[i] + a * angles.sin_b[i]);
+  x = from_compute<T>(sum_of_products(a, angles.cos_a[i], -b, angles.sin_a[i]));
+  y = from_compute<T>(sum_of_products(b, angles.cos_b[i], a, angles.sin_b[i]));
 }
 
 template <class T, class C, int kVec>
