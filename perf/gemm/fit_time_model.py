@@ -54,6 +54,7 @@ NOT_FITTED = {
     "kGradientCycles",
     "kPowerBytesPerUs",
     "kPowerOverlap",
+    "kPowerUs",
     "kUnsteady",
     "kSm80Half",
     "kSm80Tf32",

@@ -20,10 +20,10 @@ def choose(m, n, k, **options):
     return _C.select_config(m, n, k, **options)[0]
 
 
-# The benchmark's shapes on H200. A change here wants a new sweep.
+# The benchmark's shapes. A change here wants a new sweep, or one under load for long products.
 PINNED = {
-    (4096, 4096, 4096, "TN"): "sm90 256x128 cooperative 1x1",
-    (8192, 8192, 8192, "TN"): "sm90 128x192 pingpong 1x1",
+    (4096, 4096, 4096, "TN"): "sm90 128x256 cooperative 2x1, raster width 16",
+    (8192, 8192, 8192, "TN"): "sm90 128x192 pingpong 2x1, stream-K tail, raster width 16",
     (8192, 4096, 1024, "TN"): "sm90 128x128 pingpong 1x1",
     (8192, 1024, 4096, "TN"): "sm90 128x256 cooperative 1x1",
     (16384, 3072, 768, "TN"): "sm90 128x192 pingpong 1x1",
@@ -36,10 +36,10 @@ PINNED = {
     (1048576, 64, 64, "TN"): "sm90 128x64 pingpong 1x1, raster width 32",
     (32768, 512, 512, "TN"): "sm90 128x128 pingpong 1x1, raster width 32",
     (8192, 11008, 4096, "TN"): "sm90 128x176 pingpong 1x1, stream-K tail",
-    (8192, 4096, 11008, "TN"): "sm90 128x256 cooperative 2x1, stream-K tail",
-    (4096, 28672, 4096, "TN"): "sm90 128x176 pingpong 1x1, stream-K tail",
+    (8192, 4096, 11008, "TN"): "sm90 128x256 cooperative 2x1, stream-K tail, raster width 16",
+    (4096, 28672, 4096, "TN"): "sm90 128x192 pingpong 2x1, stream-K tail, raster width 16",
     (3000, 1000, 520, "TN"): "cluster 216x128 swapped 1x1, clusters of 4 tiles",
-    (6144, 4608, 1536, "TN"): "sm90 128x192 pingpong 1x1",
+    (6144, 4608, 1536, "TN"): "sm90 128x192 pingpong 2x1, raster width 16",
     (2048, 5120, 1280, "TN"): "sm90 128x160 pingpong 1x1",
     (12544, 768, 768, "TN"): "sm90 128x192 pingpong 1x1",
     (12544, 3072, 768, "TN"): "sm90 128x192 pingpong 1x1",
@@ -61,7 +61,7 @@ PINNED = {
     (128, 8192, 1024, "TN"): "skinny 128x64 deep 1x1",
     (64, 8192, 1024, "TN"): "skinny 128x64 deep 1x1",
     (1, 8192, 1024, "TN"): "skinny 128x64 deep 1x1",
-    (8192, 1600, 6400, "TN"): "sm90 128x160 pingpong 1x1, stream-K tail",
+    (8192, 1600, 6400, "TN"): "sm90 128x160 pingpong 2x1, stream-K tail, raster width 16",
     (2048, 1280, 5120, "TN"): "cluster 160x128 swapped 1x1",
     (256, 11008, 4096, "TN"): "sm90 128x176 pingpong 1x1",
     (256, 4096, 11008, "TN"): "cluster 128x128 split-k 1x2",
@@ -80,18 +80,18 @@ PINNED = {
     # Epilogues that outlast their mainloops, and rows that cut lines and sectors of L2 as well.
     (12104, 688, 280, "TN"): "sm90 128x192 pingpong 2x1, raster width 32",
     (23856, 1920, 280, "TN"): "sm90 128x192 pingpong 2x1, raster width 32",
-    (4448, 5808, 296, "TN"): "sm90 128x192 pingpong 2x1",
+    (4448, 5808, 296, "TN"): "sm90 128x192 pingpong 2x1, raster width 16",
     (19072, 5392, 168, "TN"): "sm90 128x192 pingpong 2x1, raster width 32",
     # Rows that cut the sectors of L2: blocks load them once for several tiles.
     (904, 904, 3600, "TN"): "cluster 152x64 swapped 1x1, clusters of 8 tiles",
     (4288, 512, 3496, "TN"): "cluster 144x128 swapped 1x1, clusters of 8 tiles",
     (328, 5920, 5784, "TN"): "cluster 168x128 swapped 1x1, clusters of 8 tiles",
-    (8192, 1024, 4096, "NN"): "sm90 128x256 cooperative 2x1",
-    (4096, 1024, 8192, "NT"): "sm90 128x256 cooperative 2x1",
+    (8192, 1024, 4096, "NN"): "sm90 128x256 cooperative 2x1, raster width 16",
+    (4096, 1024, 8192, "NT"): "sm90 128x256 cooperative 2x1, raster width 16",
     (8192, 4096, 1024, "NN"): "sm90 128x192 pingpong 1x1",
-    (1024, 4096, 8192, "NT"): "sm90 128x256 cooperative 2x1",
-    (8192, 4096, 4096, "NN"): "sm90 256x128 cooperative 1x2",
-    (4096, 4096, 8192, "NT"): "sm90 128x256 cooperative 2x1",
+    (1024, 4096, 8192, "NT"): "sm90 128x256 cooperative 2x1, raster width 16",
+    (8192, 4096, 4096, "NN"): "sm90 128x192 pingpong 2x1, stream-K tail, raster width 16",
+    (4096, 4096, 8192, "NT"): "sm90 128x256 cooperative 2x1, raster width 16",
     (16384, 768, 3072, "NN"): "sm90 128x192 pingpong 1x1",
     (3072, 768, 16384, "NT"): "sm90 128x192 pingpong 1x1, stream-K tail",
     (1500, 1024, 4096, "NN"): "cluster 192x128 split-k 1x2",
@@ -106,14 +106,14 @@ PINNED = {
 
 # Weight gradients into main_grad.
 PINNED_MAIN_GRAD = {
-    (4096, 1024, 8192): "sm90 128x256 cooperative 2x1",
-    (1024, 4096, 8192): "sm90 128x256 cooperative 2x1",
-    (4096, 4096, 8192): "sm90 128x256 cooperative 2x1",
+    (4096, 1024, 8192): "sm90 128x256 cooperative 2x1, raster width 16",
+    (1024, 4096, 8192): "sm90 128x256 cooperative 2x1, raster width 16",
+    (4096, 4096, 8192): "sm90 128x256 cooperative 2x1, raster width 16",
     (3072, 768, 16384): "sm90 128x192 pingpong 1x1, stream-K tail",
     (768, 3072, 16384): "sm90 128x192 pingpong 1x1, stream-K tail",
-    (8192, 2048, 8192): "sm90 128x256 cooperative 2x1",
-    (14336, 4096, 8192): "sm90 128x256 cooperative 2x1, stream-K tail",
-    (4096, 14336, 8192): "sm90 128x192 pingpong 1x1, stream-K tail",
+    (8192, 2048, 8192): "sm90 128x256 cooperative 2x1, raster width 16",
+    (14336, 4096, 8192): "sm90 128x256 cooperative 2x1, stream-K tail, raster width 16",
+    (4096, 14336, 8192): "sm90 128x192 pingpong 2x1, stream-K tail, raster width 16",
 }
 
 
@@ -121,8 +121,8 @@ PINNED_MAIN_GRAD = {
 PINNED_GRAD = {
     (8192, 3072, 768): "sm90 128x128 pingpong 1x1",
     (100352, 768, 192): "sm90 128x128 pingpong 1x1, raster width 32",
-    (4096, 10240, 2560): "sm90 128x128 pingpong 1x1, stream-K tail",
-    (8192, 16384, 4096): "sm90 128x128 pingpong 1x1, stream-K tail",
+    (4096, 10240, 2560): "sm90 128x128 pingpong 2x1, stream-K tail, raster width 16",
+    (8192, 16384, 4096): "sm90 128x128 pingpong 2x1, stream-K tail, raster width 16",
     (512, 2048, 512): "sm90 64x64 pingpong 1x1",
 }
 

@@ -88,6 +88,11 @@ double l2_cycles(const GemmProblem& p, const GemmConfig& c) {
          kL2BytesPerCycle;
 }
 
+// What the Tensor Cores alone take.
+double mma_us(const GemmProblem& p, const DeviceModel& device) {
+  return double(p.m) * p.n * p.k / (kMmaPerCycle * device.sm_count * kClockGhz * 1e3);
+}
+
 // Bytes of operands that all CTAs together read from L2.
 double l2_bytes(const GemmProblem& p, const GemmConfig& c) {
   const double rows = (rows_of_a(c) + rows_of_b(c)) / (double(c.tile_m) * c.tile_n);
@@ -142,7 +147,10 @@ double sm90_us(const GemmProblem& p, const GemmConfig& c, const GemmPlan& plan,
   const double sms = (kFillCycles + cycles) / (kClockGhz * 1e3);
   const double dram = dram_bytes(p) / kDramBytesPerUs;
   double us = slices > 1 ? std::max(sms, dram) : overlap(sms, dram, kDramOverlap);
-  us = kLaunchUs + overlap(us, l2_bytes(p, c) / kPowerBytesPerUs, kPowerOverlap);
+  if (mma_us(p, device) > kPowerUs) {
+    us = overlap(us, l2_bytes(p, c) / kPowerBytesPerUs, kPowerOverlap);
+  }
+  us += kLaunchUs;
   if (slices > 1) us += reduce_us(p, slices);
   return us;
 }
@@ -219,12 +227,11 @@ bool wants_dynamic_schedule(const GemmProblem& p, const GemmPlan& plan, const De
   if (c.tile_m * c.tile_n < 128 * 128 && p.n > c.tile_n) return false;
   const TileCount tiles = count_tiles(p, c, device);
   if (tiles.all < kLeastWaves * tiles.slots) return false;
-  const double mma = double(p.m) * p.n * p.k / (kMmaPerCycle * device.sm_count * kClockGhz * 1e3);
   const double bytes = dram_bytes(p);
   if (is_costly(p.activation) && double(p.m) * p.n * output_bytes(p) > kMostOutputs * bytes) {
     return false;
   }
-  return mma < kMostMma * bytes / kDramBytesPerUs;
+  return mma_us(p, device) < kMostMma * bytes / kDramBytesPerUs;
 }
 
 int64_t column_sum_rows(const GemmPlan& plan, int64_t m) {
