@@ -113,6 +113,18 @@ def test_a_pass_that_the_user_had_set_runs_first(device):
     assert ours["options"]["joint_custom_pre_pass"].uuid() is None  # as for that pass alone
 
 
+def test_the_pass_is_idempotent(device):
+    model, x = make("gelu", device), inputs(device)
+    ours = fusedops.inductor(force=True)
+    twice = fusedops.inductor(
+        force=True, joint_custom_pre_pass=ours["options"]["joint_custom_pre_pass"]
+    )
+    got = step(compiled(model, twice), model, x)
+    assert ours.report.kinds() == ["mlp"]
+    assert twice.report.replaced == []
+    assert_close(got, step(model, model, x), 1e-5)
+
+
 def test_the_key_of_the_cache():
     key = lambda **options: fusedops.inductor(**options)["options"]["joint_custom_pre_pass"].uuid()  # noqa: E731
     assert key() == key()

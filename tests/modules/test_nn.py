@@ -68,7 +68,7 @@ def test_repr():
 
 
 def test_unknown_activation():
-    with pytest.raises(ValueError, match=r"fusedops.nn.Linear: activation must .*'relu2'; got 'x'"):
+    with pytest.raises(ValueError, match=r"fusedops.nn.Linear: activation must .*'relu6'; got 'x'"):
         fusedops.nn.Linear(3, 4, activation="x")
 
 
