@@ -41,12 +41,7 @@ inline LinearCrossEntropyShape check_linear_cross_entropy(
                  shape_string(weight));
   FUSEDOPS_CHECK(shape.n < (int64_t{1} << 30), op,
                  ": weight must have less than 2^30 classes; got ", shape.n);
-  FUSEDOPS_CHECK(same_device(target, x), op, ": target must be on ", device_string(x),
-                 " like x; got ", device_string(target));
-  FUSEDOPS_CHECK(target.scalar_type() == ScalarType::Long, op,
-                 ": target must have dtype int64; got ", dtype_name(target.scalar_type()));
-  FUSEDOPS_CHECK(target.dim() == 1 && target.size(0) == shape.m, op, ": target must have shape (",
-                 shape.m, ",) to match x ", shape_string(x), "; got ", shape_string(target));
+  check_target(op, target, "x", x);
   check_loss_options(op, options);
   FUSEDOPS_CHECK(reduction >= 0 && reduction <= 2, op,
                  ": reduction must be a code from 0 to 2; got ", reduction);

@@ -26,12 +26,7 @@ inline LossShardShape check_loss_shard(const char* op, const Tensor& logits,  //
                  ": classes must be from 1 to 2^30 - 1; got ", classes);
   FUSEDOPS_CHECK(first >= 0 && first <= classes - width, op, ": first must be from 0 to ",
                  classes - width, " for ", width, " of ", classes, " classes; got ", first);
-  FUSEDOPS_CHECK(same_device(target, logits), op, ": target must be on ", device_string(logits),
-                 " like logits; got ", device_string(target));
-  FUSEDOPS_CHECK(target.scalar_type() == ScalarType::Long, op,
-                 ": target must have dtype int64; got ", dtype_name(target.scalar_type()));
-  FUSEDOPS_CHECK(target.dim() == 1 && target.size(0) == rows, op, ": target must have shape (",
-                 rows, ",) to match logits ", shape_string(logits), "; got ", shape_string(target));
+  check_target(op, target, "logits", logits);
   check_loss_options(op, options);
   return {rows, pitch, first, width, classes, dtype};
 }

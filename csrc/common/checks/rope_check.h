@@ -3,6 +3,7 @@
 #pragma once
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/stable/ops.h>
 
 #include <array>
 #include <optional>
@@ -120,9 +121,9 @@ inline Tensor rope_result(const Tensor& x, int64_t heads_dim) {
 }
 
 // Rows of contiguous elements; a copy where they are not.
-inline bool has_contiguous_rows(const Tensor& x) {
+inline Tensor with_contiguous_rows(const Tensor& x) {
   const int64_t last = x.dim() - 1;
-  return x.size(last) == 1 || x.stride(last) == 1;
+  return x.size(last) == 1 || x.stride(last) == 1 ? x : torch::stable::contiguous(x);
 }
 
 }  // namespace fusedops

@@ -66,19 +66,25 @@ struct CrossEntropyShape {
   Reduction reduction;
 };
 
+// target (M,) to the rows of a matrix.
+inline void check_target(const char* op, const Tensor& target, const char* name,
+                         const Tensor& rows) {
+  FUSEDOPS_CHECK(same_device(target, rows), op, ": target must be on ", device_string(rows),
+                 " like ", name, "; got ", device_string(target));
+  FUSEDOPS_CHECK(target.scalar_type() == ScalarType::Long, op,
+                 ": target must have dtype int64; got ", dtype_name(target.scalar_type()));
+  FUSEDOPS_CHECK(target.dim() == 1 && target.size(0) == rows.size(0), op,
+                 ": target must have shape (", rows.size(0), ",) to match ", name, " ",
+                 shape_string(rows), "; got ", shape_string(target));
+}
+
 inline CrossEntropyShape check_logits(const char* op, const Tensor& logits,  // (M, V)
                                       const Tensor& target,                  // (M,)
                                       double label_smoothing, int64_t reduction, DType dtype) {
   check_dim(op, "logits", logits, 2, "(M, V)");
   FUSEDOPS_CHECK(logits.size(1) > 0, op, ": logits must have at least one class; got shape ",
                  shape_string(logits));
-  FUSEDOPS_CHECK(same_device(target, logits), op, ": target must be on ", device_string(logits),
-                 " like logits; got ", device_string(target));
-  FUSEDOPS_CHECK(target.scalar_type() == ScalarType::Long, op,
-                 ": target must have dtype int64; got ", dtype_name(target.scalar_type()));
-  FUSEDOPS_CHECK(target.dim() == 1 && target.size(0) == logits.size(0), op,
-                 ": target must have shape (", logits.size(0), ",) to match logits ",
-                 shape_string(logits), "; got ", shape_string(target));
+  check_target(op, target, "logits", logits);
   FUSEDOPS_CHECK(label_smoothing >= 0 && label_smoothing <= 1, op,
                  ": label_smoothing must be from 0 to 1; got ", label_smoothing);
   FUSEDOPS_CHECK(reduction >= 0 && reduction <= 2, op,

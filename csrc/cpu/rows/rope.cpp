@@ -48,10 +48,6 @@ struct Rope {
   }
 };
 
-Tensor with_contiguous_rows(const Tensor& x) {
-  return has_contiguous_rows(x) ? x : torch::stable::contiguous(x);
-}
-
 std::tuple<Tensor, Tensor> rope(const Tensor& q,                 // (B, H, T, D) or (B, T, H, D)
                                 const std::optional<Tensor>& k,  // the same, with its own heads
                                 const Tensor& cos,               // (T, W) or (B, T, W)

@@ -92,6 +92,20 @@ def _softmax_backward(dy: Tensor, y: Tensor, dim: int, log: bool, dx_dtype: int)
     return y.new_empty(y.shape, dtype=(y.dtype, *_HALVES)[dx_dtype])
 
 
+def _check_target(op: str, target: Tensor, name: str, matrix: Tensor) -> None:
+    torch._check(
+        target.device == matrix.device,
+        lambda: f"{op}: target must be on {matrix.device} like {name}; got {target.device}",
+    )
+    torch._check(
+        target.dtype is torch.int64,
+        lambda: f"{op}: target must have dtype int64; got {dtype_of(target.dtype)}",
+    )
+    rows = matrix.shape[0]
+    expected = f"shape ({rows},) to match {name} {shape_of(matrix)}"
+    check_same_shape(op, "target", target, (rows,), expected)
+
+
 def _check_logits(
     op: str, logits: Tensor, target: Tensor, label_smoothing: float, reduction: int
 ) -> None:
@@ -100,18 +114,7 @@ def _check_logits(
         logits.shape[1] > 0,
         lambda: f"{op}: logits must have at least one class; got shape {shape_of(logits)}",
     )
-    torch._check(
-        target.device == logits.device,
-        lambda: f"{op}: target must be on {logits.device} like logits; got {target.device}",
-    )
-    torch._check(
-        target.dtype is torch.int64,
-        lambda: f"{op}: target must have dtype int64; got {dtype_of(target.dtype)}",
-    )
-    rows = logits.shape[0]
-    check_same_shape(
-        op, "target", target, (rows,), f"shape ({rows},) to match logits {shape_of(logits)}"
-    )
+    _check_target(op, target, "logits", logits)
     torch._check(
         0 <= label_smoothing <= 1,
         lambda: f"{op}: label_smoothing must be from 0 to 1; got {label_smoothing:g}",
@@ -207,17 +210,8 @@ def _linear_cross_entropy(
         weight.shape[0] < 2**30,
         lambda: f"{op}: weight must have less than 2^30 classes; got {weight.shape[0]}",
     )
-    torch._check(
-        target.device == x.device,
-        lambda: f"{op}: target must be on {x.device} like x; got {target.device}",
-    )
-    torch._check(
-        target.dtype is torch.int64,
-        lambda: f"{op}: target must have dtype int64; got {dtype_of(target.dtype)}",
-    )
+    _check_target(op, target, "x", x)
     rows = x.shape[0]
-    expected = f"shape ({rows},) to match x {shape_of(x)}"
-    check_same_shape(op, "target", target, (rows,), expected)
     _check_loss_options(op, label_smoothing, softcap, z_loss)
     torch._check(
         0 <= reduction <= 2, lambda: f"{op}: reduction must be a code from 0 to 2; got {reduction}"
@@ -250,7 +244,7 @@ def _check_loss_shard(
 ) -> None:
     check_floating(op, "logits", logits)
     check_matrix(op, "logits", logits, "(M, pitch)")
-    rows, pitch = logits.shape
+    pitch = logits.shape[1]
     torch._check(
         pitch * logits.element_size() % 16 == 0,
         lambda: f"{op}: logits must have rows of whole 16 bytes; got shape {shape_of(logits)}",
@@ -269,16 +263,7 @@ def _check_loss_shard(
             f"got {first}"
         ),
     )
-    torch._check(
-        target.device == logits.device,
-        lambda: f"{op}: target must be on {logits.device} like logits; got {target.device}",
-    )
-    torch._check(
-        target.dtype is torch.int64,
-        lambda: f"{op}: target must have dtype int64; got {dtype_of(target.dtype)}",
-    )
-    expected = f"shape ({rows},) to match logits {shape_of(logits)}"
-    check_same_shape(op, "target", target, (rows,), expected)
+    _check_target(op, target, "logits", logits)
     _check_loss_options(op, *options)
 
 

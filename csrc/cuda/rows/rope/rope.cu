@@ -13,10 +13,6 @@
 namespace fusedops::cuda {
 namespace {
 
-Tensor with_contiguous_rows(const Tensor& x) {
-  return has_contiguous_rows(x) ? x : torch::stable::contiguous(x);
-}
-
 void copy_strides(const Tensor& x, int64_t heads_dim, int64_t (&strides)[3]) {
   const RopeStrides found = rope_strides(x, heads_dim);
   strides[0] = found.batch;
