@@ -33,7 +33,31 @@ UNREADABLE = "the pass cannot read what stands around it"
 Finder = Callable[[Joint, Product], Site | Left | None]
 
 
-class GraphPass(CustomGraphPass):
+class PassBehind(CustomGraphPass):
+    """A pass behind one that the user had set, or none: `first`, as Inductor takes it."""
+
+    def __init__(self, first: Any = None) -> None:
+        self.first = first
+
+    def key(self, *parts: Any) -> str | None:
+        """A cache key of these parts and of the first pass; None where that has none."""
+        first = None
+        if self.first is not None:
+            first = self.first.uuid() if isinstance(self.first, CustomGraphPass) else None
+            if first is None:
+                return None  # as for that pass alone: nothing is cached
+        return hashlib.sha256(repr((*parts, first)).encode()).hexdigest()
+
+    def __call__(self, graph: torch.fx.Graph) -> None:
+        if self.first is not None:
+            self.first(graph)
+        self.rewrite(graph)
+
+    def rewrite(self, graph: torch.fx.Graph) -> None:
+        raise NotImplementedError
+
+
+class GraphPass(PassBehind):
     """Finds what our ops compute in a joint graph, and replaces what pays.
 
     Args:
@@ -42,23 +66,16 @@ class GraphPass(CustomGraphPass):
     """
 
     def __init__(self, force: bool = False, first: Any = None) -> None:
-        self.force, self.first = force, first
+        super().__init__(first)
+        self.force = force
         self.report = InductorReport()
 
     def uuid(self) -> Any:
         """What the result depends on, besides what Inductor's cache keys hold already."""
-        first = None
-        if self.first is not None:
-            first = self.first.uuid() if isinstance(self.first, CustomGraphPass) else None
-            if first is None:
-                return None  # as for the pass alone: nothing is cached
         tf32 = torch.backends.cuda.matmul.fp32_precision
-        text = repr((sources(), _tuned_plans(), self.force, tf32, first))
-        return hashlib.sha256(text.encode()).hexdigest()
+        return self.key(sources(), _tuned_plans(), self.force, tf32)
 
-    def __call__(self, graph: torch.fx.Graph) -> None:
-        if self.first is not None:
-            self.first(graph)
+    def rewrite(self, graph: torch.fx.Graph) -> None:
         self.report.graphs += 1
         _Rewriter(graph, self.force, self.report).run()
 

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._python_dispatch import _disable_current_modes
 
-from .graph_pass import sources
+from .graph_pass import PassBehind, sources
 
 if TYPE_CHECKING:
     from torch.fx import Graph, Node
 
     from .report import InductorReport
 
+ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")  # by their places
 LARGEST = 1 << 27  # elements of a mask that is evaluated, about 0.1 s
 
 # What may stand between positions and a mask: functions that change nothing and draw nothing.
@@ -46,7 +46,7 @@ CHANGES = {operator.setitem} | {
 }
 
 
-class MaskPass(CustomGraphPass):
+class MaskPass(PassBehind):
     """Replaces masks in calls of scaled_dot_product_attention.
 
     Args:
@@ -55,18 +55,14 @@ class MaskPass(CustomGraphPass):
     """
 
     def __init__(self, report: InductorReport, first: Any = None) -> None:
-        self.report, self.first = report, first
+        super().__init__(first)
+        self.report = report
 
     def uuid(self) -> Any:
         """What the result depends on, besides the graph."""
-        if self.first is None:
-            return sources()
-        first = self.first.uuid() if isinstance(self.first, CustomGraphPass) else None
-        return None if first is None else (sources(), first)
+        return self.key(sources())
 
-    def __call__(self, graph: Graph) -> None:
-        if self.first is not None:
-            self.first(graph)
+    def rewrite(self, graph: Graph) -> None:
         known: dict[Node, str | None] = {}
         for node in graph.find_nodes(
             op="call_function", target=F.scaled_dot_product_attention, sort=False
@@ -82,10 +78,14 @@ class MaskPass(CustomGraphPass):
                 self.report.masks += 1
 
 
+def _arguments(node: Node) -> dict[str, Any]:
+    """What a call of attention is given, by name."""
+    return {**dict(zip(ARGUMENTS, node.args, strict=False)), **node.kwargs}
+
+
 def _mask_of(node: Node) -> Node | None:
     """The mask of a call that has no other word on it."""
-    arguments = dict(zip(("attn_mask", "dropout_p", "is_causal"), node.args[3:], strict=False))
-    arguments |= node.kwargs
+    arguments = _arguments(node)
     mask = arguments.get("attn_mask")
     if not isinstance(mask, torch.fx.Node) or arguments.get("is_causal") not in (None, False):
         return None
@@ -99,7 +99,7 @@ def _value(node: Any) -> Tensor | None:
 
 def _lengths(node: Node) -> tuple[int, int] | None:
     """How many queries and keys there are, where that is fixed."""
-    given = dict(zip(("query", "key"), node.args, strict=False)) | node.kwargs
+    given = _arguments(node)
     query, key = _value(given.get("query")), _value(given.get("key"))
     if query is None or key is None or query.dim() < 2 or key.dim() < 2:
         return None
@@ -209,7 +209,7 @@ def _evaluate(mask: Node, made_of: list[Node]) -> Tensor:
 
 def _say(node: Node, *, causal: bool) -> None:
     """Say in a call what its mask means."""
-    names = ("attn_mask", "dropout_p", "is_causal")
-    given = dict(zip(names, node.args[3:], strict=False)) | dict(node.kwargs)
+    given = _arguments(node) | {"attn_mask": None, "is_causal": causal}
     node.args = node.args[:3]
-    node.kwargs = given | {"attn_mask": None, "is_causal": causal}
+    by_place = ARGUMENTS[: len(node.args)]
+    node.kwargs = {name: value for name, value in given.items() if name not in by_place}

@@ -16,15 +16,17 @@ from .forward_code import RefusedError
 from .sequential import activation_name
 from .source import ACTIVATION_FORWARDS, Reader
 
-FUNCTIONS: dict[Any, str] = {
+PLAIN_FUNCTIONS: dict[Any, str] = {
     F.relu: "relu",
     torch.relu: "relu",
     F.silu: "silu",
-    F.gelu: "gelu",
     torch.sigmoid: "sigmoid",
     F.sigmoid: "sigmoid",
     torch.tanh: "tanh",
     F.tanh: "tanh",
+}
+# With no argument but their input, and inplace.
+DEFAULT_FUNCTIONS: dict[Any, str] = {
     F.leaky_relu: "leaky_relu",
     F.hardswish: "hardswish",
     F.mish: "mish",
@@ -32,6 +34,7 @@ FUNCTIONS: dict[Any, str] = {
     F.elu: "elu",
     F.relu6: "relu6",
 }
+FUNCTIONS = {**PLAIN_FUNCTIONS, **DEFAULT_FUNCTIONS, F.gelu: "gelu"}
 _POINTWISE = {
     *FUNCTIONS, torch.pow, torch.square, torch.erf, torch.exp, torch.mul, torch.add, torch.sub,
     "pow", "square", "tanh", "sigmoid", "erf", "exp", "mul", "add", "sub", "relu", "neg",

@@ -19,6 +19,7 @@ from torch import nn as torch_nn
 
 from ..nn.linear import Linear, guard_forwards, plain, untouched
 from ..ops.mlp import gated_mlp, mlp
+from .activations import DEFAULT_FUNCTIONS, PLAIN_FUNCTIONS
 from .forward_code import Outside, Read, code_of, same_constant
 from .fused_class import Fused, fused_class
 from .sequential import activation_name
@@ -88,30 +89,12 @@ class _Tracer(fx.Tracer):
         return isinstance(module, torch_nn.Linear) or super().is_leaf_module(module, path)
 
 
-_FUNCTIONS = {
-    F.relu: "relu",
-    torch.relu: "relu",
-    F.silu: "silu",
-    torch.sigmoid: "sigmoid",
-    F.sigmoid: "sigmoid",
-    torch.tanh: "tanh",
-    F.tanh: "tanh",
-}
-# With no argument but their input, and inplace.
-_DEFAULTS = {
-    F.leaky_relu: "leaky_relu",
-    F.hardswish: "hardswish",
-    F.mish: "mish",
-    F.softplus: "softplus",
-    F.elu: "elu",
-    F.relu6: "relu6",
-}
 _METHODS = {"relu": "relu", "sigmoid": "sigmoid", "tanh": "tanh"}
 _MULTIPLY = {operator.mul, torch.mul}
 _POWER = {operator.pow, torch.pow}
 _KNOWN = {
-    *_FUNCTIONS,
-    *_DEFAULTS,
+    *PLAIN_FUNCTIONS,
+    *DEFAULT_FUNCTIONS,
     *_MULTIPLY,
     *_POWER,
     F.gelu,
@@ -243,9 +226,9 @@ class _Matcher:
             approximate = node.args[1] if len(node.args) > 1 else node.kwargs.get("approximate")
             name = {None: "gelu", "none": "gelu", "tanh": "gelu_tanh"}.get(approximate)
         elif node.op == "call_function":
-            name = _FUNCTIONS.get(node.target)
+            name = PLAIN_FUNCTIONS.get(node.target)
             if name is None and len(node.args) == 1 and set(node.kwargs) <= {"inplace"}:
-                name = _DEFAULTS.get(node.target)
+                name = DEFAULT_FUNCTIONS.get(node.target)
         elif node.op == "call_method":
             name = _METHODS.get(str(node.target))
         if name is not None:
