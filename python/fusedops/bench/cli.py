@@ -17,6 +17,7 @@ import torch
 from fusedops._core.text import shapes
 from fusedops._timing.progress import Progress
 from fusedops._timing.timing import synchronize
+from fusedops._timing.turns import Turns
 from fusedops.bench import machine
 from fusedops.bench.report import results
 from fusedops.bench.runner import OURS, Measurement, measure, rows
@@ -116,6 +117,12 @@ def _parser() -> argparse.ArgumentParser:
         help="skip cases with a row of this commit and these peers",
     )
     add("--budget", type=float, metavar="SECONDS", help="start no case after this long")
+    add(
+        "--turns",
+        type=Path,
+        metavar="FILE",
+        help="models: benches that name this file compile side by side and measure one by one",
+    )
     add("--list", action="store_true", help="print the cases and stop")
     add("--merge", type=Path, metavar="PATH", help=f"merge a CSV or folder of them into {RESULTS}")
     add(
@@ -161,7 +168,8 @@ def _run(options: argparse.Namespace) -> tuple[int, list[Path]]:
                 left = len(jobs) - progress.done
                 progress.line(f"budget spent: {left} cases left (see --missing)")
                 break
-            failures += _run_batch(batch, outputs, device, options.rounds, progress)
+            turns = Turns(options.turns)
+            failures += _run_batch(batch, outputs, device, options.rounds, turns, progress)
             if failures and not _alive(device):
                 progress.line("the CUDA context is lost: what was stored is kept, start again")
                 break
@@ -184,6 +192,7 @@ def _run_batch(
     outputs: dict[str, Path],
     device: torch.device,
     rounds: int,
+    turns: Turns,
     progress: Progress,
 ) -> list[str]:
     """Measures, stores and prints; returns the names of the jobs that failed."""
@@ -193,7 +202,7 @@ def _run_batch(
     wrong: dict[str, str] = {}
     try:
         if isinstance(suite, GroupedSuite):
-            found, wrong = measure_together(suite, [job.case for job in batch], *how)
+            found, wrong = measure_together(suite, [job.case for job in batch], *how, turns)
         else:
             found = [measure(suite, batch[0].case, *how)]
         for result in found:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from fusedops._timing.turns import Turns
     from fusedops.bench.suites.base import GroupedSuite
 
 ROUND_US = 60000.0  # a contender's turn lasts at least about this long
@@ -32,7 +33,6 @@ class Contenders:
 
     calls: dict[str, Call] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)
-    us: dict[str, float] = field(default_factory=dict)  # of one call, roughly
     extra_mb: dict[str, float] = field(default_factory=dict)
     shares: dict[str, dict[str, float]] = field(default_factory=dict)
     notes: list[tuple[str, str]] = field(default_factory=list)  # contender, text
@@ -47,6 +47,7 @@ def measure_together(
     peers: Sequence[str],
     device: torch.device,
     rounds: int,
+    turns: Turns,
 ) -> tuple[list[Measurement], dict[str, str]]:
     """The measurements of the cases, and why others have none.
 
@@ -56,16 +57,12 @@ def measure_together(
     torch.manual_seed(zlib.crc32(f"{suite.name} {suite.group(cases[0])}".encode()))
     found = Contenders()
     with suite.context(dtype):
-        data = suite.make_inputs(cases[0], torch_dtype(dtype), pass_, device)
-        suite.expect(pass_, dtype)  # what cannot run here fails before minutes of compiling
-        for case in cases:
-            _admit(found, case.name, partial(suite.ours, case, pass_), suite, data, dtype, pass_)
-        if any(case.name in found.calls for case in cases):
-            for name in peers:
-                make = partial(suite.peer, name, cases[0], pass_, device)
-                _admit(found, name, make, suite, data, dtype, pass_)
-        timings = _time(found, data, device, rounds)
-        _profile(found, suite, data, device)
+        with turns.beside_others():
+            data = suite.make_inputs(cases[0], torch_dtype(dtype), pass_, device)
+            _prepare(found, suite, cases, data, dtype, pass_, peers)
+        with turns.alone():
+            timings = _time(found, data, device, rounds)
+            _profile(found, suite, data, device)
         found.calls.clear()  # nothing holds the model when the context frees its memory
     seconds = time.perf_counter() - start
     names = [case.name for case in cases]
@@ -75,6 +72,27 @@ def measure_together(
         if case.name in timings
     ]
     return results, {name: why for name, why in found.failures.items() if name in names}
+
+
+def _prepare(
+    found: Contenders,
+    suite: GroupedSuite,
+    cases: Sequence[Case],
+    data: Sequence[Tensor],
+    dtype: str,
+    pass_: str,
+    peers: Sequence[str],
+) -> None:
+    """Compiles and checks; leaves the GPU's memory to processes beside this one."""
+    suite.expect(pass_, dtype)  # what cannot run here fails before minutes of compiling
+    for case in cases:
+        _admit(found, case.name, partial(suite.ours, case, pass_), suite, data, dtype, pass_)
+    if any(case.name in found.calls for case in cases):
+        for name in peers:
+            make = partial(suite.peer, name, cases[0], pass_, data[0].device)
+            _admit(found, name, make, suite, data, dtype, pass_)
+    if data[0].device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def _admit(
@@ -98,7 +116,6 @@ def _admit(
         del results
         call(*data)  # what compiled lazily has done so
         extra = extra_mb(call, data, device)
-        found.us[name] = timing.host_us({name: partial(call, *data)}, 1, 1, device)[name].us
     except PeerUnavailableError as error:
         found.notes.append((name, f"skipped: {first_line(error)}"))
         return
@@ -135,9 +152,10 @@ def _time(
     while found.calls:
         running = ""
         bound = {name: partial(turn, name, call) for name, call in found.calls.items()}
-        fastest = min(found.us[name] for name in bound)
-        loops = max(1, min(math.ceil(ROUND_US / fastest), MAX_LOOPS))
         try:
+            once = timing.host_us(bound, 1, 1, device)
+            fastest = min(t.us for t in once.values())
+            loops = max(1, min(math.ceil(ROUND_US / fastest), MAX_LOOPS))
             return timing.host_us(bound, rounds, loops, device)
         except Exception as error:
             if not running:  # before anybody's turn: the GPU itself is gone

@@ -1,0 +1,36 @@
+"""Processes on one GPU that prepare side by side and measure alone."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+class Turns:
+    """A lock that all processes take on one file; without a file there is nobody to wait for."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+
+    def beside_others(self) -> contextlib.AbstractContextManager[None]:
+        """For what is not timed, such as compiling: never while another process measures."""
+        return self._held(exclusive=False)
+
+    def alone(self) -> contextlib.AbstractContextManager[None]:
+        """For what is timed: waits until every other process has prepared or ended."""
+        return self._held(exclusive=True)
+
+    @contextlib.contextmanager
+    def _held(self, exclusive: bool) -> Iterator[None]:
+        if self._path is None:
+            yield
+            return
+        import fcntl  # Unix only, as is a GPU's bench
+
+        with self._path.open("a") as file:  # closing it gives the lock back
+            fcntl.flock(file, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
+            yield
