@@ -23,6 +23,21 @@ def causal(x):
     return (p[None, None, None, :] <= p[None, None, :, None]).expand(2, -1, T, T)
 
 
+def packed(x, lengths=(T,)):
+    """As transformers makes it: keys up to the query, of the same sequence of a packed row."""
+    p = torch.cat([torch.arange(n, device=x.device) for n in lengths])[None].expand(2, -1)
+    sequence = (torch.diff(p, prepend=p[:, :1] - 1, dim=-1) != 1).cumsum(-1)
+    batch = torch.arange(2, device=x.device)[:, None, None, None]
+    q, k = positions(x)[None, None, :, None], positions(x)[None, None, None, :]
+    mask = q.new_ones((), dtype=torch.bool)
+    mask = mask & (k <= q).to(x.device)
+    return (mask & (sequence[batch, q] == sequence[batch, k])).expand(2, -1, T, T)
+
+
+def packed_twice(x):
+    return packed(x, (2, T - 2))
+
+
 def lower(x):
     return torch.ones(T, T, dtype=torch.bool, device=x.device).tril()
 
@@ -66,8 +81,8 @@ def random(x):
     return torch.rand(T, T, device=x.device) < 2
 
 
-CASES = {causal: 1, lower: 1, full: 1} | dict.fromkeys(
-    (window, strict, written, written_later, additive, from_input, random), 0
+CASES = {causal: 1, packed: 1, lower: 1, full: 1} | dict.fromkeys(
+    (packed_twice, window, strict, written, written_later, additive, from_input, random), 0
 )
 
 

@@ -28,17 +28,31 @@ ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")  # 
 LARGEST = 1 << 27  # elements of a mask that is evaluated, about 0.1 s
 
 # What may stand between positions and a mask: functions that change nothing and draw nothing.
-FUNCTIONS = {
-    *(torch.arange, torch.full, torch.ones, torch.zeros, torch.tril, torch.triu, torch.where),
-    *(torch.logical_and, torch.logical_or, torch.logical_not, torch.le, torch.lt, torch.ge),
-    *(torch.gt, torch.eq, torch.ne, torch.bitwise_and, torch.bitwise_or, torch.broadcast_to),
-    *(operator.add, operator.sub, operator.mul, operator.le, operator.lt, operator.ge),
-    *(operator.gt, operator.eq, operator.ne, operator.and_, operator.or_, operator.invert),
-    *(operator.getitem, operator.floordiv, torch.unsqueeze, torch.reshape),
+_COMPARISONS = ("le", "lt", "ge", "gt", "eq", "ne")
+_LOGIC = ("and", "or", "xor")
+_ELEMENTWISE = {
+    *_COMPARISONS,
+    *(f"{kind}_{name}" for kind in ("bitwise", "logical") for name in (*_LOGIC, "not")),
+    *("add", "sub", "mul", "abs", "remainder", "minimum", "maximum", "where", "masked_fill"),
+}
+_SHAPES = {
+    *("expand", "expand_as", "view", "view_as", "reshape", "unsqueeze", "squeeze", "flatten"),
+    *("unflatten", "transpose", "permute", "repeat", "repeat_interleave", "contiguous", "clone"),
+    *("broadcast_to", "narrow", "tril", "triu", "diff", "cumsum", "flip", "roll"),
+}
+_DUNDERS = {f"__{name}__" for name in (*_COMPARISONS, *_LOGIC, "invert", "getitem", "add", "sub")}
+FUNCTIONS = {getattr(torch, name) for name in (_ELEMENTWISE | _SHAPES) if hasattr(torch, name)} | {
+    *(torch.arange, torch.full, torch.ones, torch.zeros, torch.cat, torch.stack, torch.tensor),
+    *(torch.ones_like, torch.zeros_like, torch.full_like),
+    *(operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, operator.neg),
+    *(getattr(operator, name) for name in (*_COMPARISONS, "and_", "or_", "xor", "invert")),
+    operator.getitem,
 }
 METHODS = {
-    *("expand", "view", "reshape", "unsqueeze", "squeeze", "to", "bool", "clone", "contiguous"),
-    *("tril", "triu", "transpose", "permute", "logical_not", "expand_as"),
+    *_ELEMENTWISE,
+    *_SHAPES,
+    *_DUNDERS,
+    *("to", "type", "bool", "int", "long", "new_ones", "new_zeros", "new_full"),
 }
 CHANGES = {operator.setitem} | {
     getattr(operator, name)
@@ -163,11 +177,13 @@ def _is_changed(graph: Graph, made_of: list[Node]) -> bool:
     """Whether an operation of the graph writes into what the mask is made of."""
     memory = {_storage(v) for n in made_of if (v := _value(n)) is not None}
     for node in graph.nodes:
+        if node.target in FUNCTIONS and "out" not in node.kwargs:  # operator.and_ is none
+            continue
         name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
         writes = (
             node.target in CHANGES
             or "out" in node.kwargs
-            or (name.endswith("_") and not name.endswith("__") and node.op != "placeholder")
+            or (name.endswith("_") and not name.endswith("__") and node.op.startswith("call"))
         )
         if writes and any(
             _storage(v) in memory for n in node.all_input_nodes if (v := _value(n)) is not None
