@@ -87,7 +87,7 @@ PYTHON_LAYERS = {
     "compat": _NN,
     "_rewrite": _ABOVE,
     "_tuning": (*_ABOVE, "_timing"),
-    "_inductor": (*_ABOVE, "_tuning"),
+    "_inductor": (*_ABOVE, "_timing", "_tuning"),
     "bench/suites": ("", *_ABOVE, "_timing"),
     "bench/report": ("_core", "bench/suites"),
     "bench": ("", *_ABOVE, "_timing", "bench/suites", "bench/report"),

@@ -1,11 +1,10 @@
-"""The one place that decides which sites pay, by time models of the region with and without us.
+"""The one place that decides which sites pay: what the region takes with us and without.
 
-Ours are the products with their epilogues as `fusedops.explain` expects them (measured ones after
-`fusedops.tune`), and the passes that our backward adds. Theirs are the same products without
-epilogue, which cuBLAS is taken to run as fast as we do (not those of float32, which it forms
-without Tensor Cores), and the pointwise kernels that Inductor makes: what these move, at the
-memory's speed. A product without epilogue therefore stays cuBLAS's in half precision. Nothing is
-measured here: the answer is cached with the compiled graph.
+Ours are our calls, theirs are cuBLAS's products, both measured once for every size (measure.py),
+and the pointwise kernels that Inductor makes: what these move, at the memory's speed. Where there
+is no GPU to measure on, or no memory, a time model says what products take: ours with their
+epilogues as `fusedops.explain` expects them, theirs as fast as ours without (not those of float32,
+which cuBLAS forms without Tensor Cores). The answer is cached with the compiled graph.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from .._core.info import built_archs, kernels_for
 from .._tuning.explain import View, _explain_gemm, _gpu
 from .._tuning.names import DTYPES
 from .graph import value
+from .measure import measured
 
 if TYPE_CHECKING:
     from .sites import Site
@@ -34,11 +34,12 @@ MEMORY_SHARE = 0.9
 SLOWEST = 1.3e6  # of a GPU that does not say how fast its memory is
 FP32_FLOPS_PER_US = 50e6  # of cuBLAS at full float32 precision
 MARGIN = 1.0  # theirs must be slower by more than this factor
+NOISE = 1.01  # and where times are measured, by this one
 CHUNK_BYTES = 2**29  # of linear_cross_entropy's logits, as in linear_cross_entropy_check.h
-# Inductor's passes over rows of many logits take that much longer than ours, forward and backward,
-# by whether a row is whole 16-byte chunks: cross_entropy of 32000, 50257 and 128256 classes in
-# perf/results/h200/norm.csv.
-WIDE_ROW, INDUCTOR_LOSS = 2048, {True: (2.8, 1.35), False: (3.2, 1.85)}
+# Inductor's passes over rows of many logits, forward and backward, take more than the memory's
+# time: bytes of logits a microsecond, by whether a row is whole 16-byte chunks. From cross_entropy
+# of 32000, 50257 and 128256 classes in perf/results/h200/norm.csv; an H100 takes as long.
+WIDE_ROW, INDUCTOR_LOSS = 2048, {True: (1.57e6, 1.63e6), False: (1.38e6, 1.19e6)}
 # A loss without the logits in memory is worth that much of its time, if it spares so many bytes.
 WORTH, SPARED_BYTES = 0.95, 2**28
 
@@ -72,11 +73,15 @@ def decide(site: Site, force: bool) -> Verdict:
     if None in sizes:
         return Verdict(False, "its size is unknown when it is compiled")
     model = _Model(site, [int(s) for s in sizes if s is not None])
-    ours, theirs = model.times()
+    ours, theirs, margin, how = *model.times(), MARGIN, "expected"
     if math.isnan(ours):
         return Verdict(False, "no kernel takes one of its products")
-    text = f"{ours:.0f} us expected, {theirs:.0f} us by cuBLAS and Inductor"
-    margin, spared = MARGIN, model.spared()
+    found = measured(site, _hint, model.bytes_per_us)
+    if found is not None:
+        margin, how = NOISE, "measured"
+        ours, theirs = found[0], found[1] + _Pointwise(site, model.sizes).times()[1]
+    text = f"{ours:.0f} us {how}, {theirs:.0f} us by cuBLAS and Inductor"
+    spared = model.spared()
     if spared >= SPARED_BYTES:
         margin *= WORTH
         text += f"; {spared / 2**20:.0f} MiB of logits spared"
@@ -196,8 +201,14 @@ class _Model:
         logits, dweight = m * classes, classes * k
         ours = self.gemm(m, classes, k) + self.moved(logits)
         aligned = classes * self.element % 16 == 0
-        forward, backward = INDUCTOR_LOSS[aligned] if classes >= WIDE_ROW else (1.0, 1.0)
-        theirs = self.plain(m, classes, k) + forward * self.moved(logits)
+        forward, backward = self.moved(logits), self.moved(logits, logits)
+        if classes >= WIDE_ROW:
+            rates = INDUCTOR_LOSS[aligned]
+            forward, backward = (
+                max(us, logits * self.element / rate)
+                for us, rate in zip((forward, backward), rates, strict=True)
+            )
+        theirs = self.plain(m, classes, k) + forward
         if self.site.facts.get("dx"):
             product = self.dgrad(m, k, classes)
             ours += product
@@ -215,7 +226,7 @@ class _Model:
                 ours += self.moved((chunks - 1) * wide * dweight, wide * dweight, dweight)
         if self.training:
             ours += self.moved(logits)  # the gradient in the logits' place
-            theirs += backward * self.moved(logits, logits)
+            theirs += backward
         return ours, theirs
 
     def mlp(self, m: int, hidden: int, k: int, n: int) -> tuple[float, float]:
@@ -257,3 +268,15 @@ class _Model:
                 dx = self.cublas(self.dgrad(m, k, hidden), m, k, hidden)
                 theirs += 2 * dx + self.moved(3 * m * k)
         return ours, theirs
+
+
+class _Pointwise(_Model):
+    """What Inductor's pointwise kernels take: the products take nothing."""
+
+    def product(
+        self, m: int, n: int, k: int, views: tuple[View, View], epilogue: str, act: int
+    ) -> float:
+        return 0.0
+
+    def cublas(self, ours: float, m: int, n: int, k: int) -> float:
+        return 0.0

@@ -1,0 +1,87 @@
+"""What the graph pass measures before it decides: our calls as they are emitted, and products."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import fusedops
+from fusedops._inductor import decide, graph_pass, measure
+from integration import test_inductor_loss
+from integration.test_inductor import BLOCKS, compiled, inputs, make, step
+
+
+class Spy:
+    """Decides as forced, and times every site as a compilation on a GPU does."""
+
+    def __init__(self, monkeypatch):
+        self.times, self.keys, self.unknown = {}, {}, []
+        monkeypatch.setattr(graph_pass, "decide", self)
+
+    def __call__(self, site, force):
+        from torch._subclasses.fake_tensor import unset_fake_temporarily
+        from torch.utils._python_dispatch import _disable_current_modes
+
+        self.keys.setdefault(site.kind, []).append(measure._key(site, decide._hint))
+        self.unknown.append(measure._key(site, lambda size: None))  # as of a dynamic shape
+        device = site.node.meta["val"].device
+        with _disable_current_modes(), unset_fake_temporarily(), torch.no_grad():
+            bench = measure._Bench(site, decide._hint, device, 1e6)
+            self.times.setdefault(site.kind, []).append(bench.times())
+        return decide.decide(site, force)
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(measure, "RUN_US", 10.0)
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_blocks_run_as_they_are_emitted(device, name, monkeypatch, quick):
+    spy = Spy(monkeypatch)
+    model = make(name, device)
+    ours = fusedops.inductor(force=True)
+    step(compiled(model, ours), model, inputs(device))
+    assert ours.report.kinds()
+    assert {"mlp", "gated_mlp"} & spy.times.keys()
+    assert all(us > 0 for pairs in spy.times.values() for pair in pairs for us in pair)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_losses_run_as_they_are_emitted(device, bias, monkeypatch, quick):
+    spy = Spy(monkeypatch)
+    head, x, target = test_inductor_loss.make(device, torch.float32, bias)
+    ours = fusedops.inductor(force=True)
+    run = compiled(lambda x, target: test_inductor_loss.rows(head(x), target), ours)
+    test_inductor_loss.step(run, head, x, target)
+    assert "linear_cross_entropy" in spy.times
+    assert all(us > 0 for pair in spy.times["linear_cross_entropy"] for us in pair)
+
+
+def test_layers_of_one_size_are_measured_once(device, monkeypatch, quick):
+    spy = Spy(monkeypatch)
+    model = nn.Sequential(*(make("gelu", device) for _ in range(3)))
+    step(compiled(model, fusedops.inductor(force=True)), model, inputs(device))
+    keys = spy.keys["mlp"]
+    assert len(keys) >= 3
+    assert len(set(keys[1:])) == 1  # the last block, found first, gives nobody its dx
+    assert None not in keys
+    assert not any(spy.unknown)
+
+
+@pytest.mark.gpu
+def test_a_gpu_measures():
+    torch.manual_seed(0)
+    model = make("gelu", "cuda", torch.bfloat16)
+    ours = fusedops.inductor()
+    state = torch.cuda.get_rng_state()
+    step(compiled(model, ours), model, inputs("cuda", torch.bfloat16))
+    assert torch.equal(torch.cuda.get_rng_state(), state)  # a compilation draws nothing
+    reasons = [site.reason for site in ours.report.replaced]
+    reasons += [left.reason for left in ours.report.left]
+    assert any("us measured" in reason for reason in reasons)
+    assert measure._measured
+    assert not any(math.isnan(us) for pair in measure._measured.values() for us in pair)
