@@ -142,7 +142,7 @@ class _Bench:
     def rest(self, node: Node) -> int:
         """By how many elements the rows of a matrix in memory are too long, or 0."""
         matrix: Tensor = self.tensor(node)
-        longest = max((s for s in matrix.stride() if s != 1), default=0)
+        longest: int = max((s for s in matrix.stride() if s != 1), default=0)
         return longest % (ALIGNMENT // matrix.element_size())
 
     def product(self, product: Product) -> Callable[[], Tensor]:
