@@ -142,8 +142,8 @@ class _Bench:
     def rest(self, node: Node) -> int:
         """By how many elements the rows of a matrix in memory are too long, or 0."""
         matrix: Tensor = self.tensor(node)
-        longest: int = max((s for s in matrix.stride() if s != 1), default=0)
-        return longest % (ALIGNMENT // matrix.element_size())
+        longest = max((s for s in matrix.stride() if s != 1), default=0)
+        return int(longest % (ALIGNMENT // matrix.element_size()))
 
     def product(self, product: Product) -> Callable[[], Tensor]:
         a, b = self.aligned(product.a), self.aligned(product.b)
