@@ -31,8 +31,12 @@ def build(head: str, kind: str, config: Config) -> nn.Module:
     given = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2} | config
     settings = transformers.AutoConfig.for_model(kind, **given)
     settings.use_cache = False
-    model: nn.Module = getattr(transformers, head).from_config(settings)
-    return model
+    model: Any = getattr(transformers, head).from_config(settings)
+    if head == "AutoModelForCausalLM" and model.loss_type is None:
+        # GPT-2 names no loss: transformers warns at every call, and a warning breaks the graph.
+        model.loss_type = "ForCausalLM"
+    checked: nn.Module = model
+    return checked
 
 
 def labelled_loss(model: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
