@@ -16,6 +16,8 @@
 namespace fusedops {
 
 inline constexpr int kEmbeddingThreads = 256;
+// NOTE: of an SM. Without it nvcc takes 32 registers where it can, and one load after the other.
+inline constexpr int kEmbeddingBlocks = 3;
 inline constexpr int kEmbeddingUnroll = 8;   // vectors that a thread has in flight
 inline constexpr int kEmbeddingBytes = 128;  // and at most as many bytes
 inline constexpr int kEmbeddingRows = 8;     // rows of a thread group
@@ -40,22 +42,25 @@ struct EmbeddingAccess {
   static constexpr int kV = kV_;
   Compute<T> sum[kV] = {};
 
-  // Adds source(0), source(1), ..., in this order, several in flight.
+  // Adds source(0) to source(count - 1), in this order, several in flight.
   template <class S, class Source>
   __device__ __forceinline__ void add(uint32_t count, Source&& source) {
     using Values = Vec<S, kV>;
     constexpr int kUnroll = std::min<int>(kEmbeddingUnroll, kEmbeddingBytes / sizeof(Values));
     for (uint32_t i = 0; i < count; i += kUnroll) {
+      // NOTE: the last one is read again rather than none: loads under a condition come one by one.
       Values values[kUnroll];
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
-        values[u] = {};
-        if (i + u < count) values[u] = *reinterpret_cast<const Values*>(source(i + u));
+        values[u] = *reinterpret_cast<const Values*>(source(min(i + u, count - 1)));
       }
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
 #pragma unroll
-        for (int v = 0; v < kV; ++v) sum[v] += to_compute(values[u].value[v]);
+        for (int v = 0; v < kV; ++v) {
+          const Compute<T> value = to_compute(values[u].value[v]);
+          sum[v] += i + u < count ? value : Compute<T>(0);
+        }
       }
     }
   }
@@ -78,7 +83,7 @@ struct EmbeddingAccess {
 // places of `order`, if there is one. Two chunks do not begin so close to each other, and one that
 // begins there has the last of these places.
 template <class Access>
-__global__ void __launch_bounds__(kEmbeddingThreads)
+__global__ void __launch_bounds__(kEmbeddingThreads, kEmbeddingBlocks)
     embedding_chunks_kernel(EmbeddingGradient<typename Access::T> a, int64_t slots, int lanes) {
   const int lane = threadIdx.x % lanes;
   const int64_t slot =
@@ -103,7 +108,7 @@ __global__ void __launch_bounds__(kEmbeddingThreads)
 
 // A thread group takes kEmbeddingRows rows: it writes the zeros of all of them first.
 template <class Access>
-__global__ void __launch_bounds__(kEmbeddingThreads)
+__global__ void __launch_bounds__(kEmbeddingThreads, kEmbeddingBlocks)
     embedding_rows_kernel(EmbeddingGradient<typename Access::T> a, int lanes) {
   using T = typename Access::T;
   const int lane = threadIdx.x % lanes, group = threadIdx.x / lanes;
