@@ -33,6 +33,7 @@ BYTES_PER_US = {"H200": 4.4e6}
 MEMORY_SHARE = 0.9
 SLOWEST = 1.3e6  # of a GPU that does not say how fast its memory is
 FP32_FLOPS_PER_US = 50e6  # of cuBLAS at full float32 precision
+INDEX_US = 10.0  # listing the entries of an embedding's rows: estimated, not measured
 MARGIN = 1.0  # theirs must be slower by more than this factor
 CHUNK_BYTES = 2**29  # of linear_cross_entropy's logits, as in linear_cross_entropy_check.h
 # Inductor's passes over rows of many logits take that much longer than ours, forward and backward,
@@ -183,6 +184,15 @@ class _Model:
         out = n * k
         cast = self.moved(out, out * 4 // self.element)
         return self.wgrad(m, n, k, "accumulator"), self.wgrad(m, n, k) + cast
+
+    def embedding_grad(self, m: int, rows: int, d: int) -> tuple[float, float]:
+        """One pass that writes the gradient; zeros, atomics and a cast of the sums in float32."""
+        grad, out = m * d, rows * d
+        wide = max(4 // self.element, 1)
+        theirs = self.moved(wide * out) + self.moved(grad, 2 * wide * grad)
+        if wide > 1:
+            theirs += self.moved(wide * out, out)
+        return INDEX_US + self.moved(grad, out), theirs
 
     def spared(self) -> int:
         """Bytes of logits that are not in memory."""
