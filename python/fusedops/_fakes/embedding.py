@@ -31,9 +31,7 @@ def _embedding_backward(grad: Tensor, indices: Tensor, num_rows: int, padding_id
         lambda: f"{op}: indices must have at most {_MAX_ENTRIES} entries; got {indices.numel()}",
     )
     for good in (num_rows >= 0, num_rows <= _MAX_ROWS):
-        torch._check(
-            good, lambda: f"{op}: num_rows must be from 0 to {_MAX_ROWS}; got {num_rows}"
-        )
+        torch._check(good, lambda: f"{op}: num_rows must be from 0 to {_MAX_ROWS}; got {num_rows}")
     for good in (padding_idx >= -1, padding_idx < num_rows):
         torch._check(
             good, lambda: f"{op}: padding_idx must be -1 or a row of {num_rows}; got {padding_idx}"

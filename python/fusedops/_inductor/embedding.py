@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .graph import Joint
 
 SCATTERS = (aten.index_put.default, aten._unsafe_index_put.default)
+DEFAULTS = (-1, False, False)  # of aten.embedding: padding_idx, scale_grad_by_freq, sparse
 KIND = "embedding_grad"
 
 
@@ -81,13 +82,13 @@ def find_embedding_gradient(joint: Joint, scatter: Scatter) -> Site | Left | Non
     rows, ends = _without_casts(scatter, rows)
     if dtype_of(rows) not in DTYPES:
         return Left("unsupported dtype")
-    sizes = joint.sizes_of(scatter.node)
-    if sizes is None or -1 in sizes:
-        return Left("its shape cannot be written with the sizes that the graph has")
+    num_rows, d = shape_of(scatter.node)
+    if not isinstance(num_rows, int):
+        return Left("the number of rows is no constant, which our op takes")
     m = value(scatter.index).numel()
-    site = EmbeddingSite(KIND, "none", (m, *shape_of(scatter.node)), [], facts={"training": True})
+    site = EmbeddingSite(KIND, "none", (m, num_rows, d), [], facts={"training": True})
     op = torch.ops.fusedops.embedding_backward.default
-    site.step(op, (rows, lookup.index, sizes[0], padding), scatter.node)
+    site.step(op, (rows, lookup.index, num_rows, padding), scatter.node)
     site.replace(ends, Out(0, 0))
     return site
 
@@ -105,10 +106,11 @@ def _lookups(joint: Joint, scatter: Scatter) -> list[_Lookup]:
     for node in joint.nodes:
         if not is_call(node, aten.embedding.default) or node.kwargs:
             continue
-        defaults = (-1, False, False)
-        weight, index, padding, *flags = (*node.args, *defaults[len(node.args) - 2 :])
+        given = [*node.args, *DEFAULTS[len(node.args) - 2 :]]
+        weight, index, padding, by_frequency, sparse = given
         same_rows = equal_sizes(shape_of(weight)[0], shape_of(scatter.node)[0])
-        if same_rows and not any(flags) and _same_indices(index, scatter.index):
+        plain = not by_frequency and not sparse
+        if same_rows and plain and _same_indices(index, scatter.index):
             found.append(_Lookup(index, padding))
     return found
 

@@ -16,7 +16,7 @@ from .blocks import find_block
 from .decide import decide
 from .embedding import find_embedding_gradient, scatters
 from .emit import emit, share_sizes
-from .graph import Joint, Product
+from .graph import Joint
 from .layers import find_layer, find_product, find_weight_gradient
 from .loss import find_loss
 from .report import InductorReport
@@ -141,9 +141,7 @@ class _Rewriter:
         except Exception as error:
             return _unreadable(error)
 
-    def untried(
-        self, products: Callable[[Joint], list[Any]], tried: set[Node]
-    ) -> Iterator[Any]:
+    def untried(self, products: Callable[[Joint], list[Any]], tried: set[Node]) -> Iterator[Any]:
         return (p for p in products(self.joint) if p.node not in tried)
 
     def replaced(self, site: Site, verdict: Verdict) -> Left | None:
