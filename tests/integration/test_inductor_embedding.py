@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -167,6 +169,30 @@ def test_only_where_a_gpu_is(device):
         pytest.skip("a GPU's gradient is replaced where it is large")
     _, report = check(make(device), draw(device), force=False)
     assert report.kinds() == []
+
+
+def verdict(entries, rows, d, dtype):
+    """What the decision says of a GPU that is not here."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from fusedops._inductor.decide import _by_memory
+    from fusedops._inductor.embedding import EmbeddingSite
+
+    with FakeTensorMode():
+        fake = torch.empty(rows, d, dtype=dtype, device="cuda")
+    site = EmbeddingSite(KIND, "none", (entries, rows, d), [])
+    site.replace([SimpleNamespace(meta={"val": fake})], None)
+    return _by_memory(site, [entries, rows, d])
+
+
+def test_what_pays():
+    for shape in ((4096, 128256, 2048), (4096, 151936, 1024), (8192, 50257, 1024)):
+        found = verdict(*shape, torch.bfloat16)
+        assert found.take
+        assert found.theirs_us > 2.5 * found.ours_us
+    assert verdict(4096, 128256, 2048, torch.float32).take
+    assert not verdict(512, 100, 64, torch.bfloat16).take
+    assert "by Inductor" in verdict(512, 100, 64, torch.float32).reason
 
 
 # ---- what stays ----

@@ -72,6 +72,8 @@ def decide(site: Site, force: bool) -> Verdict:
     sizes = [_hint(s) for s in site.sizes]
     if None in sizes:
         return Verdict(False, "its size is unknown when it is compiled")
+    if not site.products:
+        return _by_memory(site, [int(s) for s in sizes if s is not None])
     model = _Model(site, [int(s) for s in sizes if s is not None])
     ours, theirs = model.times()
     if math.isnan(ours):
@@ -82,6 +84,13 @@ def decide(site: Site, force: bool) -> Verdict:
         margin *= WORTH
         text += f"; {spared / 2**20:.0f} MiB of logits spared"
     return Verdict(ours * margin < theirs, text, ours, theirs)
+
+
+def _by_memory(site: Site, sizes: list[int]) -> Verdict:
+    """Of a site without products, which costs what it moves."""
+    ours, theirs = _Model(site, sizes).times()
+    text = f"{ours:.0f} us expected, {theirs:.0f} us by Inductor"
+    return Verdict(ours * MARGIN < theirs, text, ours, theirs)
 
 
 def _bytes_per_us(name: str, device: torch.device) -> float:
