@@ -86,13 +86,6 @@ def decide(site: Site, force: bool) -> Verdict:
     return Verdict(ours * margin < theirs, text, ours, theirs)
 
 
-def _by_memory(site: Site, sizes: list[int]) -> Verdict:
-    """Of a site without products, which costs what it moves."""
-    ours, theirs = _Model(site, sizes).times()
-    text = f"{ours:.0f} us expected, {theirs:.0f} us by Inductor"
-    return Verdict(ours * MARGIN < theirs, text, ours, theirs)
-
-
 def _bytes_per_us(name: str, device: torch.device) -> float:
     """What a large elementwise kernel moves."""
     known = next((b for n, b in BYTES_PER_US.items() if n in name), None)
@@ -102,6 +95,13 @@ def _bytes_per_us(name: str, device: torch.device) -> float:
     bits, khz = getattr(facts, "memory_bus_width", 0), getattr(facts, "memory_clock_rate", 0)
     peak = 2 * khz * 1e-3 * bits / 8  # two transfers a clock
     return peak * MEMORY_SHARE or SLOWEST
+
+
+def _by_memory(site: Site, sizes: list[int]) -> Verdict:
+    """Of a site without products, which costs what it moves."""
+    ours, theirs = _Model(site, sizes).times()
+    text = f"{ours:.0f} us expected, {theirs:.0f} us by Inductor"
+    return Verdict(ours * MARGIN < theirs, text, ours, theirs)
 
 
 def _hint(size: Any) -> int | None:
