@@ -70,7 +70,7 @@ MODEL_COLUMNS = {
     "fuse_compile": "`fuse` + compile",
     "inductor": "graph pass",
 }
-MEMORY_SUITES = ("reduce", "norm", "rope", "scan", "elementwise")
+MEMORY_SUITES = ("reduce", "norm", "rope", "embedding", "scan", "elementwise")
 # The ten rows of the README: titles of those of GROUPS that are among them, then op, pass and
 # dtypes of others (none: all that were measured).
 HEADLINES = {

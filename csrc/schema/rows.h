@@ -1,4 +1,4 @@
-// Schemas: softmax, cross entropy, norms and rotary embeddings over rows.
+// Schemas: softmax, cross entropy, norms, rotary embeddings and the gradient of an embedding.
 #pragma once
 
 namespace fusedops {
@@ -63,6 +63,11 @@ inline constexpr const char* kRowSchemas[] = {
     // in memory as in its input; k is (0,) without one.
     "rope(Tensor q, Tensor? k, Tensor cos, Tensor sin, int heads_dim, int rotary_dim, "
     "bool interleaved, bool inverse) -> (Tensor, Tensor)",
+
+    // (num_rows, D): row v is the sum of grad (..., D) over the places where indices (...), int32
+    // or
+    // int64, are v, zeros for none and in row padding_idx (-1: no such row).
+    "embedding_backward(Tensor grad, Tensor indices, int num_rows, int padding_idx) -> Tensor",
 };
 
 }  // namespace fusedops

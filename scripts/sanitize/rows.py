@@ -1,4 +1,4 @@
-"""softmax, norms, cross entropy and rotary embeddings, forward and backward."""
+"""softmax, norms, cross entropy, rotary and other embeddings, forward and backward."""
 
 from __future__ import annotations
 
@@ -45,6 +45,7 @@ def run(o: Options, count: Counter[str]) -> None:
         losses(o, count, dtype, rows, n)
     for dtype in DTYPES:
         rotations(o, count, dtype)
+        embeddings(o, count, dtype)
     shapes = (*MUCH, *(MUCH_CLUSTERED if o.clusters else ()))
     for dtype, (rows, n) in itertools.product((torch.float16, torch.bfloat16), shapes):
         x, r = (o.randn(rows, n, dtype=dtype, grad=True) for _ in range(2))
@@ -100,3 +101,19 @@ def rotations(o: Options, count: Counter[str], dtype: torch.dtype) -> None:
             y = fusedops.rope(q, k, cos, sin, interleaved=interleaved, rotary_dim=rotary)
             torch.autograd.backward(y, [torch.ones_like(t) for t in y])
             count[f"rotations of {rotary} in {d}"] += 1
+
+
+def embeddings(o: Options, count: Counter[str], dtype: torch.dtype) -> None:
+    """embedding_backward: by vectors and by elements, short lists, chunks, counted and sorted."""
+    backward = torch.ops.fusedops.embedding_backward
+    for entries, rows, d in ((60, 300, 2056), (60, 9, 65), (5000, 5, 16), (5000, 1, 3)):
+        indices = torch.randint(rows, (entries,), device=o.device)
+        grad = o.randn(entries, d, dtype=dtype)
+        for idx, padding_idx in ((indices, -1), (indices.int(), rows - 1)):
+            backward(grad, idx, rows, padding_idx)
+            count[f"embeddings of {d}"] += 1
+    many = torch.randint(70, (300_000,), device=o.device)  # sorted, not counted
+    backward(o.randn(300_000, 8, dtype=dtype), many, 70, -1)
+    if o.device != "cpu":  # where indices that are no rows are an error
+        none = torch.tensor([-1, 3, 2**40] * 50, device=o.device)
+        backward(o.randn(150, 8, dtype=dtype), none, 4, -1)

@@ -5,6 +5,7 @@ One file per family; `codes` are the activation codes to cover, where an op take
 
 from . import (
     elementwise,
+    embedding,
     gemm,
     losses,
     mlp,
@@ -20,6 +21,7 @@ from . import (
 
 SAMPLES = {
     **elementwise.SAMPLES,
+    **embedding.SAMPLES,
     **gemm.SAMPLES,
     **losses.SAMPLES,
     **mlp.SAMPLES,

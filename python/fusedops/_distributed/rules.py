@@ -221,6 +221,7 @@ def _rope(arguments: dict[str, Any], tensors: Sequence[Any]) -> list[Sharding]:
 
 
 RULES["rope"] = _rope
+_rule("embedding_backward", "...d ... -> vd/...", "d")
 RULES["softmax"] = _but_one(1)
 RULES["softmax_backward"] = _but_one(1, 2)
 RULES["cumsum"] = RULES["cumprod"] = _but_one(1)

@@ -28,7 +28,8 @@ def inductor(mode: str | None = None, *, force: bool = False, **options: Any) ->
     not by the names of modules, where an activation stands behind a product, with or without bias,
     and a second product behind that (`mlp`), or a gate times an up projection (`gated_mlp`), a
     residual added, a cross entropy behind a product whose logits nothing else reads
-    (`linear_cross_entropy`), and the same in backward with the gradients of biases and weights.
+    (`linear_cross_entropy`), and the same in backward with the gradients of biases and weights;
+    the gradient of an embedding becomes one deterministic pass (`embedding_grad`).
     A mask of attention that depends on no input and is causal, or hides nothing, as transformers
     makes one while it is traced, becomes ``is_causal=True`` or no mask: torch has faster kernels
     for that. Where the time model expects a gain, our ops take their place, everything else is left

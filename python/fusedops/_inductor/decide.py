@@ -33,6 +33,7 @@ BYTES_PER_US = {"H200": 4.4e6}
 MEMORY_SHARE = 0.9
 SLOWEST = 1.3e6  # of a GPU that does not say how fast its memory is
 FP32_FLOPS_PER_US = 50e6  # of cuBLAS at full float32 precision
+INDEX_US = 10.0  # listing the entries of an embedding's rows: estimated, not measured
 MARGIN = 1.0  # theirs must be slower by more than this factor
 NOISE = 1.01  # and where times are measured, by this one
 CHUNK_BYTES = 2**29  # of linear_cross_entropy's logits, as in linear_cross_entropy_check.h
@@ -72,6 +73,8 @@ def decide(site: Site, force: bool) -> Verdict:
     sizes = [_hint(s) for s in site.sizes]
     if None in sizes:
         return Verdict(False, "its size is unknown when it is compiled")
+    if not site.products:
+        return _by_memory(site, [int(s) for s in sizes if s is not None])
     model = _Model(site, [int(s) for s in sizes if s is not None])
     ours, theirs, margin, how = *model.times(), MARGIN, "expected"
     if math.isnan(ours):
@@ -97,6 +100,13 @@ def _bytes_per_us(name: str, device: torch.device) -> float:
     bits, khz = getattr(facts, "memory_bus_width", 0), getattr(facts, "memory_clock_rate", 0)
     peak = 2 * khz * 1e-3 * bits / 8  # two transfers a clock
     return peak * MEMORY_SHARE or SLOWEST
+
+
+def _by_memory(site: Site, sizes: list[int]) -> Verdict:
+    """Of a site without products, which costs what it moves."""
+    ours, theirs = _Model(site, sizes).times()
+    text = f"{ours:.0f} us expected, {theirs:.0f} us by Inductor"
+    return Verdict(ours * MARGIN < theirs, text, ours, theirs)
 
 
 def _hint(size: Any) -> int | None:
@@ -188,6 +198,15 @@ class _Model:
         out = n * k
         cast = self.moved(out, out * 4 // self.element)
         return self.wgrad(m, n, k, "accumulator"), self.wgrad(m, n, k) + cast
+
+    def embedding_grad(self, m: int, rows: int, d: int) -> tuple[float, float]:
+        """One pass that writes the gradient; zeros, atomics and a cast of the sums in float32."""
+        grad, out = m * d, rows * d
+        wide = max(4 // self.element, 1)
+        theirs = self.moved(wide * out) + self.moved(grad, 2 * wide * grad)
+        if wide > 1:
+            theirs += self.moved(wide * out, out)
+        return INDEX_US + self.moved(grad, out), theirs
 
     def spared(self) -> int:
         """Bytes of logits that are not in memory."""

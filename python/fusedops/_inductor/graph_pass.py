@@ -14,8 +14,9 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from .. import _C
 from .blocks import find_block
 from .decide import decide
+from .embedding import find_embedding_gradient, scatters
 from .emit import emit, share_sizes
-from .graph import Joint, Product
+from .graph import Joint
 from .layers import find_layer, find_product, find_weight_gradient
 from .loss import find_loss
 from .report import InductorReport
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 NO_EPILOGUE = "a product with nothing behind it that an epilogue could take: cuBLAS's"
 UNREADABLE = "the pass cannot read what stands around it"
-Finder = Callable[[Joint, Product], Site | Left | None]
+Finder = Callable[[Joint, Any], Site | Left | None]
 
 
 class PassBehind(CustomGraphPass):
@@ -98,13 +99,14 @@ class _Rewriter:
             self.reasons.setdefault(product.node, NO_EPILOGUE)
         self.each(lambda j: j.forward_products, find_product)
         self.each(lambda j: j.backward_products, find_product)
+        self.each(scatters, find_embedding_gradient)
         self.graph.eliminate_dead_code()
         for product in self.joint.forward_products:
             self.report.leave(product, self.reasons[product.node])
 
     def each(
         self,
-        products: Callable[[Joint], list[Product]],
+        products: Callable[[Joint], list[Any]],  # or whatever has a `node`
         find: Finder,
     ) -> None:
         """Try every product once; after a replacement the graph is read anew."""
@@ -115,7 +117,7 @@ class _Rewriter:
             if left is not None:
                 self.reasons.setdefault(product.node, left.reason)
 
-    def tried(self, find: Finder, product: Product) -> Left | None:
+    def tried(self, find: Finder, product: Any) -> Left | None:
         """Replace what is found, or say why not."""
         site, left = self.found(find, product)
         if site is None:
@@ -125,7 +127,7 @@ class _Rewriter:
             return Left(verdict.reason)
         return self.checked(site) or self.replaced(site, verdict)
 
-    def found(self, find: Finder, product: Product) -> tuple[Site | None, Left | None]:
+    def found(self, find: Finder, product: Any) -> tuple[Site | None, Left | None]:
         """A site, or why there is none; nothing in a user's graph may stop the compilation."""
         try:
             site = find(self.joint, product)
@@ -139,9 +141,7 @@ class _Rewriter:
         except Exception as error:
             return _unreadable(error)
 
-    def untried(
-        self, products: Callable[[Joint], list[Product]], tried: set[Node]
-    ) -> Iterator[Product]:
+    def untried(self, products: Callable[[Joint], list[Any]], tried: set[Node]) -> Iterator[Any]:
         return (p for p in products(self.joint) if p.node not in tried)
 
     def replaced(self, site: Site, verdict: Verdict) -> Left | None:

@@ -78,7 +78,8 @@ class Site:
     """What is found, and what stands for it.
 
     Attributes:
-        kind: "mlp", "gated_mlp", "linear_cross_entropy", "linear", "weight_grad", "product".
+        kind: "mlp", "gated_mlp", "linear_cross_entropy", "linear", "weight_grad", "product",
+            "embedding_grad".
         activation: Its name.
         sizes: M, H, K and N of a block; M, N and K of a product.
         products: Products that are gone afterwards.

@@ -11,6 +11,7 @@ from .mlp import gated_mlp, mlp
 from .points import farthest_point_sample, group, interpolate
 from .rows import (
     cross_entropy,
+    embedding_backward,
     layer_norm,
     linear_cross_entropy,
     log_softmax,
@@ -41,6 +42,7 @@ __all__ = [
     "cumprod",
     "cumsum",
     "dropout_mask",
+    "embedding_backward",
     "farthest_point_sample",
     "fma",
     "gated_mlp",

@@ -1,4 +1,4 @@
-"""softmax, cross entropy, norms and rotary embeddings, written out: what a kernel must compute."""
+"""Operations on rows, written out: what a kernel must compute."""
 
 from __future__ import annotations
 
@@ -122,3 +122,13 @@ def rope(
     parts = a * cos_a - b * sin_a, b * cos_b + a * sin_b
     y = torch.stack(parts, -1).flatten(-2) if interleaved else torch.cat(parts, -1)
     return torch.cat((y, rest), -1) if rotary < x.shape[-1] else y
+
+
+def embedding_backward(
+    grad: Tensor, indices: Tensor, num_rows: int, padding_idx: int | None = None
+) -> Tensor:
+    """(num_rows, D): row v sums grad (..., D) where indices (...) are v; zeros for padding_idx."""
+    rows, where = grad.flatten(0, -2), indices.flatten()
+    if padding_idx is not None:
+        rows, where = rows[where != padding_idx], where[where != padding_idx]
+    return grad.new_zeros(num_rows, grad.shape[-1]).index_add(0, where, rows)

@@ -7,39 +7,12 @@
 
 #include "csrc/common/device/cloud.cuh"
 #include "csrc/common/int_math.h"
-#include "csrc/cuda/points/grouping/sort_by_key.h"
 
 namespace fusedops {
 
 inline constexpr int kScatterThreads = 256;
 inline constexpr int kScatterUnroll = 4;    // rows a lane has in flight
 inline constexpr unsigned kLongList = 128;  // entries that are worth a whole CTA
-
-// Keys: the destination row, or `clouds * n` where idx is no row. Values: the entry.
-__global__ void __launch_bounds__(kScatterThreads)
-    scatter_keys_kernel(const int64_t* __restrict__ idx, int64_t clouds, int64_t n, int64_t entries,
-                        uint32_t* __restrict__ keys, uint32_t* __restrict__ values) {
-  const int64_t i = int64_t{blockIdx.x} * kScatterThreads + threadIdx.x;  // within the cloud
-  if (i >= entries) return;
-  for (int64_t b = blockIdx.y; b < clouds; b += gridDim.y) {
-    const int64_t row = idx[b * entries + i];
-    const bool valid = row >= 0 && row < n;
-    keys[b * entries + i] = static_cast<uint32_t>(valid ? b * n + row : clouds * n);
-    values[b * entries + i] = static_cast<uint32_t>(b * entries + i);
-  }
-}
-
-// ranges[d] = first and last + 1 of destination d in the sorted keys; zeroed before.
-__global__ void __launch_bounds__(kScatterThreads)
-    scatter_ranges_kernel(const uint32_t* __restrict__ keys, int64_t count, int64_t destinations,
-                          uint2* __restrict__ ranges) {
-  const int64_t i = int64_t{blockIdx.x} * kScatterThreads + threadIdx.x;
-  if (i >= count) return;
-  const uint32_t key = keys[i];
-  if (key >= destinations) return;
-  if (i == 0 || keys[i - 1] != key) ranges[key].x = static_cast<unsigned>(i);
-  if (i == count - 1 || keys[i + 1] != key) ranges[key].y = static_cast<unsigned>(i + 1);
-}
 
 template <class T>
 struct ScatterRows {

@@ -32,6 +32,7 @@ SUITES = (
     "scan",
     "norm",
     "rope",
+    "embedding",
     "loss",
     "host",
     "models",

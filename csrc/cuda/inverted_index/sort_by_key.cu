@@ -1,6 +1,6 @@
 #include <cub/device/device_radix_sort.cuh>
 
-#include "csrc/cuda/points/grouping/sort_by_key.h"
+#include "csrc/cuda/inverted_index/sort_by_key.h"
 
 namespace fusedops {
 

@@ -10,6 +10,7 @@
 #include "csrc/common/device/shared_memory.cuh"
 #include "csrc/common/grid_limits.h"
 #include "csrc/common/int_math.h"
+#include "csrc/cuda/inverted_index/indices.cuh"
 
 namespace fusedops {
 
@@ -22,7 +23,7 @@ inline constexpr uint32_t kMaxRanked = 128;       // entries of a list that is o
 inline constexpr int kMaxLong = kMaxCounted / kMaxRanked;
 
 struct InvertIndex {
-  const int64_t* idx;  // [clouds][entries]
+  Indices idx;  // [clouds][entries]
   int64_t clouds, n, entries;
   int64_t part;      // destinations of a CTA
   uint2* placed;     // [clouds][entries] scratch: entry and destination
@@ -46,15 +47,17 @@ __device__ __forceinline__ uint32_t block_scan(uint32_t value, uint32_t* warps, 
   return __reduce_add_sync(0xffffffffu, below) + sum - value;
 }
 
-// fn(i, destination) for every entry of the cloud, several loads in flight.
+// fn(i, destination) for every entry of the cloud, several loads in flight. `first` is the cloud's
+// first entry in idx.
 template <typename Fn>
-__device__ __forceinline__ void for_each_entry(const int64_t* idx, int64_t entries, Fn&& fn) {
+__device__ __forceinline__ void for_each_entry(Indices idx, int64_t first, int64_t entries,
+                                               Fn&& fn) {
   for (int64_t base = 0; base < entries; base += kInvertThreads * kInvertUnroll) {
     int64_t row[kInvertUnroll];
 #pragma unroll
     for (int u = 0; u < kInvertUnroll; ++u) {
       const int64_t i = base + u * kInvertThreads + threadIdx.x;
-      row[u] = i < entries ? __ldg(idx + i) : -1;
+      row[u] = i < entries ? idx[first + i] : -1;
     }
 #pragma unroll
     for (int u = 0; u < kInvertUnroll; ++u) {
@@ -116,10 +119,10 @@ __device__ void order_long_list(const uint2* list, uint32_t count, int words, ui
 __device__ __forceinline__ void invert_part(const InvertIndex& a, int64_t b, int64_t low,
                                             int64_t count, uint2* staged, uint32_t* counters,
                                             uint32_t* bitmap, InvertShared& shared) {
-  const int64_t* idx = a.idx + b * a.entries;
-  const auto offset = static_cast<uint32_t>(b * a.entries);
+  const int64_t first = b * a.entries;
+  const auto offset = static_cast<uint32_t>(first);
   uint32_t below = 0, base;
-  for_each_entry(idx, a.entries, [&](uint32_t, int64_t row) {
+  for_each_entry(a.idx, first, a.entries, [&](uint32_t, int64_t row) {
     if (row >= low && row < low + count) {
       atomicAdd(counters + (row - low), 1u);
     } else if (row >= 0 && row < low) {
@@ -131,7 +134,7 @@ __device__ __forceinline__ void invert_part(const InvertIndex& a, int64_t b, int
   place_lists(counters, count, base, a.ranges + b * a.n + low, shared);
 
   uint2* list = shared.listed <= kStaged ? staged : a.placed + base;
-  for_each_entry(idx, a.entries, [&](uint32_t i, int64_t row) {
+  for_each_entry(a.idx, first, a.entries, [&](uint32_t i, int64_t row) {
     if (row >= low && row < low + count) {
       const auto d = static_cast<uint32_t>(row - low);
       list[atomicAdd(counters + d, 1u)] = {i, d};

@@ -1,0 +1,82 @@
+// Inverted indices, by counting where the array is short, else by sorting.
+#include <torch/csrc/stable/ops.h>
+
+#include <bit>
+
+#include "csrc/cuda/inverted_index/invert_by_counting.cuh"
+#include "csrc/cuda/inverted_index/invert_by_sorting.cuh"
+#include "csrc/cuda/inverted_index/inverted_index.h"
+#include "csrc/cuda/inverted_index/sort_by_key.h"
+
+namespace fusedops::cuda {
+namespace {
+
+// Bytes of the lists, each a multiple of 256.
+struct Layout {
+  int64_t ranges, list;
+
+  Layout(int64_t destinations, int64_t count)
+      : ranges(round_up(destinations * int64_t{sizeof(uint2)}, 256)),
+        list(round_up(count * int64_t{sizeof(uint32_t)}, 256)) {}
+};
+
+Indices indices_of(const Tensor& idx) {
+  return {idx.const_data_ptr(), idx.scalar_type() == ScalarType::Long};
+}
+
+Tensor bytes_like(const Tensor& like, int64_t bytes) {
+  return torch::stable::new_empty(like, {bytes}, ScalarType::Byte);
+}
+
+InvertedIndex by_counting(const LaunchScope& scope, const Tensor& idx, int64_t clouds, int64_t n) {
+  const int64_t count = idx.numel();
+  const Layout layout(clouds * n, count);
+  const Tensor memory = bytes_like(idx, layout.ranges + 3 * layout.list);
+  auto* base = static_cast<char*>(memory.mutable_data_ptr());
+  InvertIndex a{};
+  a.idx = indices_of(idx);
+  a.clouds = clouds;
+  a.n = n;
+  a.entries = count / clouds;
+  a.ranges = reinterpret_cast<uint2*>(base);
+  a.result = reinterpret_cast<uint32_t*>(base + layout.ranges);
+  a.placed = reinterpret_cast<uint2*>(base + layout.ranges + layout.list);
+  launch_invert_index(a, scope.facts().sm_count, scope.stream());
+  return {memory, a.result, a.ranges};
+}
+
+InvertedIndex by_sorting(const char* op, const LaunchScope& scope, const Tensor& idx,
+                         int64_t clouds, int64_t n) {
+  const int64_t count = idx.numel(), destinations = clouds * n;
+  const int bits = std::bit_width(static_cast<uint64_t>(destinations));
+  const size_t sort_bytes = sort_by_key_bytes(count, bits);
+  const Layout layout(destinations, count);
+  const int64_t lists = layout.ranges + 4 * layout.list;
+  const Tensor memory = bytes_like(idx, lists + static_cast<int64_t>(sort_bytes));
+  auto* base = static_cast<char*>(memory.mutable_data_ptr());
+  auto* ranges = reinterpret_cast<uint2*>(base);
+  const auto part = [&](int i) {
+    return reinterpret_cast<uint32_t*>(base + layout.ranges + i * layout.list);
+  };
+  SortBuffers buffers{part(0), part(1), part(2), part(3)};
+
+  cudaMemsetAsync(ranges, 0, sizeof(uint2) * static_cast<size_t>(destinations), scope.stream());
+  launch_inverted_keys(indices_of(idx), clouds, n, count / clouds, buffers.keys, buffers.values,
+                       scope.stream());
+  const cudaError_t error =
+      sort_by_key(base + lists, sort_bytes, buffers, count, bits, scope.stream());
+  FUSEDOPS_CHECK(error == cudaSuccess, op, ": CUDA error: ", cudaGetErrorString(error));
+  launch_inverted_ranges(buffers.keys, count, destinations, ranges, scope.stream());
+  return {memory, buffers.values, ranges};
+}
+
+}  // namespace
+
+InvertedIndex invert_index(const char* op, const LaunchScope& scope, const Tensor& idx,
+                           int64_t clouds, int64_t n) {
+  const bool counts = can_invert(clouds, n, idx.numel() / clouds, scope.facts().sm_count,
+                                 scope.facts().shared_memory_per_block);
+  return counts ? by_counting(scope, idx, clouds, n) : by_sorting(op, scope, idx, clouds, n);
+}
+
+}  // namespace fusedops::cuda
