@@ -52,6 +52,8 @@ STEPS = (0.3, 0.1, 0.04, 0.015, 0.006)  # by which a constant changes, the next 
 NOT_FITTED = {
     "kClockGhz",
     "kGradientCycles",
+    "kAddCycles",
+    "kPrefetchedAddCycles",
     "kPowerBytesPerUs",
     "kPowerOverlap",
     "kPowerUs",

@@ -57,7 +57,7 @@ def test_losses_run_as_they_are_emitted(device, bias, monkeypatch, quick):
     ours = fusedops.inductor(force=True)
     run = compiled(lambda x, target: test_inductor_loss.LOSSES["mean"](head(x), target), ours)
     test_inductor_loss.step(run, head, x, target)
-    assert "linear_cross_entropy" in spy.times
+    assert None not in spy.keys["linear_cross_entropy"]
     assert all(us > 0 for pair in spy.times["linear_cross_entropy"] for us in pair)
 
 

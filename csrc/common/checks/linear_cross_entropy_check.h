@@ -84,9 +84,10 @@ inline bool divides_later(const LinearCrossEntropyShape& shape, bool knows_dloss
   return shape.dtype == DType::kFloat16 && shape.mean() && !knows_dloss;
 }
 
-// Rows whose logits are in memory together, where `wanted` is 0: as many as fit 512 MiB.
+// Rows whose logits are in memory together, where `wanted` is 0: as many as fit 896 MiB. Each chunk
+// but the first reads and writes the weight gradient once more.
 inline int64_t rows_of_chunk(int64_t rows, int64_t row_bytes, int64_t wanted) {
-  constexpr int64_t kChunkBytes = int64_t{1} << 29;
+  constexpr int64_t kChunkBytes = int64_t{7} << 27;
   if (wanted > 0) return wanted;
   const int64_t chunks = std::max<int64_t>(ceil_div(rows * row_bytes, kChunkBytes), 1);
   return round_up(std::max<int64_t>(ceil_div(rows, chunks), 1), int64_t{128});

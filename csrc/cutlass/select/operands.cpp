@@ -18,6 +18,9 @@ constexpr int64_t kExactWorkspace = int64_t{1} << 30;  // bytes for the parts of
 
 // TF32 WGMMA reads K-major operands only: above this much work a transposing copy pays.
 constexpr double kPackMinWork = 1 << 28;
+// So do the 16-bit kernels that store the pre-activation, of B: with so many rows of A a copy is
+// little beside the product, which would otherwise be slices of K and a pass.
+constexpr int64_t kPackMinRows = 1024;
 // Kernels read operands in 16-byte accesses. One of the sm_80 kernels reads 4- and 8-byte elements
 // singly: enough for a small product.
 constexpr double kWordReadsMaxWork = 1 << 24;
@@ -40,7 +43,8 @@ bool natural_operand(const MatrixView& view, GemmOperand& operand) {
 }
 
 // Why an operand has to be copied; null, with `operand` filled in, when it is read in place.
-const char* pack_reason(const GemmProblem& p, const MatrixView& view, bool k_major_only,
+// `k_major` says why it has to be K-major, where it has to.
+const char* pack_reason(const GemmProblem& p, const MatrixView& view, const char* k_major,
                         GemmOperand& operand) {
   if (!natural_operand(view, operand)) {
     return view.row_stride == 1 || view.col_stride == 1 ? "its rows or columns overlap in memory"
@@ -50,8 +54,19 @@ const char* pack_reason(const GemmProblem& p, const MatrixView& view, bool k_maj
   if (!small_words && !sm80_operand_readable(p, operand, view.rows, 16)) {
     return "its address, stride or contiguous extent is not a multiple of 16 bytes";
   }
-  if (k_major_only && operand.major == Major::kMN) return "TF32 WGMMA reads K-major operands";
-  return nullptr;
+  return operand.major == Major::kMN ? k_major : nullptr;
+}
+
+const char* k_major_reason(const GemmProblem& p, const DeviceModel& device) {
+  const bool tf32 = p.math == MathMode::kTf32 && device.hopper() && work(p) >= kPackMinWork;
+  return tf32 ? "TF32 WGMMA reads K-major operands" : nullptr;
+}
+// Of B alone.
+const char* k_major_reason_of_b(const GemmProblem& p, const DeviceModel& device) {
+  const bool preact = p.epilogue == Epilogue::kPreact && device.hopper() &&
+                      dtype_bytes(p.dtype) == 2 && p.m >= kPackMinRows;
+  return preact ? "kernels that store the pre-activation read a K-major operand"
+                : k_major_reason(p, device);
 }
 
 }  // namespace
@@ -61,9 +76,8 @@ OperandPlan plan_operands(const MatrixView& a, const MatrixView& b, const GemmPr
   OperandPlan plan{problem};
   GemmProblem& p = plan.problem;
   const int64_t bytes = dtype_bytes(p.dtype);
-  const bool k_major_only = p.math == MathMode::kTf32 && device.hopper() && work(p) >= kPackMinWork;
-  plan.pack_a = pack_reason(p, a, k_major_only, p.a);
-  plan.pack_b = pack_reason(p, b.transposed(), k_major_only, p.b);
+  plan.pack_a = pack_reason(p, a, k_major_reason(p, device), p.a);
+  plan.pack_b = pack_reason(p, b.transposed(), k_major_reason_of_b(p, device), p.b);
   // NOTE: zero padding of a packed K is harmless only when both sides have it, so a ragged K packs
   // both.
   if (p.k % (16 / bytes) != 0 && (plan.pack_a || plan.pack_b)) {

@@ -19,12 +19,13 @@ struct Key {
 
 Key key_of(const GemmProblem& p, const DeviceModel& device) {
   uint64_t traits = static_cast<uint64_t>(p.dtype);
-  const auto append = [&traits](uint64_t value) { traits = traits * 8 + value; };
+  const auto append = [&traits](uint64_t value) { traits = traits * 16 + value; };
   append(static_cast<uint64_t>(p.math));
   append(static_cast<uint64_t>(p.epilogue));
   append(static_cast<uint64_t>(p.a.major));
   append(static_cast<uint64_t>(p.b.major));
   append(p.split_parts);
+  append(p.accumulate);
   append(static_cast<uint64_t>(p.activation));
   append(tma_refusal(p) == nullptr);
   append(sm80_readable(p, 16) ? 2 : sm80_readable(p, 4));

@@ -62,7 +62,9 @@ GemmPlan select_gemm(const GemmProblem& problem, const DeviceModel& device) {
   const Candidates candidates = enumerate_candidates(problem, device);
   // The skinny kernels won every measured product that they can run.
   const bool skinny = any_runs(candidates, [](Family family) { return family == Family::kSkinny; });
-  const MeasuredGemm* measured = skinny ? nullptr : measured_choice(problem);
+  // NOTE: the sweeps store; what is added to D in memory has other costs.
+  const bool in_table = !skinny && !problem.accumulate;
+  const MeasuredGemm* measured = in_table ? measured_choice(problem) : nullptr;
   GemmPlan best;
   for (const Candidate& candidate : candidates) {
     if (candidate.rejected || (skinny && candidate.plan.family != Family::kSkinny)) continue;

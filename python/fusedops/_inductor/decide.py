@@ -36,7 +36,7 @@ FP32_FLOPS_PER_US = 50e6  # of cuBLAS at full float32 precision
 INDEX_US = 10.0  # listing the entries of an embedding's rows: estimated, not measured
 MARGIN = 1.0  # theirs must be slower by more than this factor
 NOISE = 1.01  # and where times are measured, by this one
-CHUNK_BYTES = 2**29  # of linear_cross_entropy's logits, as in linear_cross_entropy_check.h
+CHUNK_BYTES = 7 << 27  # of linear_cross_entropy's logits, as in linear_cross_entropy_check.h
 # Inductor's passes over rows of many logits, forward and backward, take more than the memory's
 # time: bytes of logits a microsecond, by whether a row is whole 16-byte chunks. From cross_entropy
 # of 32000, 50257 and 128256 classes in perf/results/h200/norm.csv; an H100 takes as long.

@@ -93,7 +93,8 @@ class _Bench:
         self.values: dict[Node, Any] = {}
         self.left = float("inf")
         if device.type == "cuda":
-            self.left = MEMORY_SHARE * torch.cuda.mem_get_info(device)[0]
+            kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+            self.left = MEMORY_SHARE * (torch.cuda.mem_get_info(device)[0] + kept)
 
     def times(self) -> tuple[float, float]:
         ours, (theirs, copies_us) = self.ours, self.theirs()

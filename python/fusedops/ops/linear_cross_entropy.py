@@ -79,7 +79,7 @@ def linear_cross_entropy(
         softcap: The logits become ``softcap * tanh(logits / softcap)``; None or 0: they stay.
         z_loss: ``z_loss * logsumexp(logits) ** 2`` is added to the loss of each row (Liger's
             lse_square_scale).
-        chunk_size: Rows whose logits are in memory together. None: as many as fit 512 MiB.
+        chunk_size: Rows whose logits are in memory together. None: as many as fit 896 MiB.
         group: ProcessGroup of the ranks that share the classes: each has as many rows of weight
             and bias, in the order of the ranks, and the same x and target, whose indices are those
             of all classes. None: weight has all classes.

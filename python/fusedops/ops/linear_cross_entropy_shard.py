@@ -22,7 +22,7 @@ _linear_wgrad = torch.ops.fusedops.linear_wgrad_.default
 _parts = torch.ops.fusedops.loss_shard_parts.default
 _gradient = torch.ops.fusedops.loss_shard_gradient_.default
 
-CHUNK_BYTES = 1 << 29  # of logits, as in linear_cross_entropy_check.h
+CHUNK_BYTES = 7 << 27  # of logits, as in linear_cross_entropy_check.h
 HALVES = (torch.float16, torch.bfloat16)
 Given = tuple[Tensor, Tensor, Tensor | None, Tensor]  # x, weight, bias, target
 

@@ -41,7 +41,8 @@ struct KernelTraits {
   static constexpr Major kA = kA_, kB = kB_;
   static constexpr Epilogue kEpilogue = kEpilogue_;
   static constexpr int kWarpgroupM = kPingpong ? kTileM : kTileM / 2;
-  static constexpr bool kPrefetchesOutput = kEpilogue == Epilogue::kAccumulator && !kPingpong;
+  static constexpr bool kPrefetchesOutput =
+      (kEpilogue == Epilogue::kAccumulator || adds_halves(kEpilogue, kA, kB)) && !kPingpong;
   static constexpr bool kEpilogueWarpgroup = false;
   static constexpr bool kDynamic = false;
 

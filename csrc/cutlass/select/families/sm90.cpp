@@ -99,6 +99,12 @@ double l2_bytes(const GemmProblem& p, const GemmConfig& c) {
   return double(p.m) * p.n * p.k * operand_bytes(p) * rows;
 }
 
+// What adding to D in memory takes more than storing, by the element.
+double adding_cycles(const GemmProblem& p, const GemmConfig& c) {
+  if (!p.accumulate) return 0;
+  return c.schedule == Schedule::kPingpong ? kAddCycles : kPrefetchedAddCycles;
+}
+
 TileCost tile_cost(const GemmProblem& p, const GemmConfig& c, int64_t k) {
   const double steps = static_cast<double>(ceil_div(k, 128 / operand_bytes(p)));
   const double mma = double(c.tile_m) * c.tile_n * 64 / kMmaPerCycle;
@@ -108,10 +114,11 @@ TileCost tile_cost(const GemmProblem& p, const GemmConfig& c, int64_t k) {
   const double hot = kHotRowCycles * std::max(0.0, 1.0 - double(p.m) / c.tile_m) *
                      std::pow(static_cast<double>(ceil_div(p.n, c.tile_n)), kHotRowPower);
   const double epilogue =
-      kEpilogueCycles + double(c.tile_m) * c.tile_n *
-                            (kEpilogueByteCycles * output_bytes(p) + kEpilogueElementCycles +
-                             (is_costly(p.activation) ? kActivationCycles : 0) +
-                             (p.epilogue == Epilogue::kGrad ? kGradientCycles : 0));
+      kEpilogueCycles +
+      double(c.tile_m) * c.tile_n *
+          (kEpilogueByteCycles * output_bytes(p) + kEpilogueElementCycles +
+           (is_costly(p.activation) ? kActivationCycles : 0) +
+           (p.epilogue == Epilogue::kGrad ? kGradientCycles : 0) + adding_cycles(p, c));
   return {steps * (std::max({mma, shared, l2_cycles(p, c)}) + hot), epilogue};
 }
 
