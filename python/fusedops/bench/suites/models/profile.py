@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 from fusedops._timing.timing import synchronize
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     import torch
     from torch import Tensor
@@ -48,14 +48,24 @@ def shares(call: Call, data: Sequence[Tensor], device: torch.device) -> dict[str
         call(*data)
         synchronize(device)
     spent: dict[str, float] = defaultdict(float)
-    for event in seen.key_averages():
-        spent[kind(event.key)] += _own_time(event, on_gpu)
+    for name, us in _own_times(seen, on_gpu):
+        spent[kind(name)] += us
     busy = sum(spent.values())
     return {"busy_us": busy} | {k: spent[k] / busy if busy else 0.0 for k in KINDS}
 
 
-def _own_time(event: Any, on_gpu: bool) -> float:
+def _own_times(seen: Any, on_gpu: bool) -> Iterator[tuple[str, float]]:
+    """(name, us) of kernels, or of ops on a CPU.
+
+    A kernel that begins before its predecessor's end (programmatic dependent launch) waits for it:
+    its time counts from there.
+    """
     if not on_gpu:
-        return float(event.self_cpu_time_total)
-    is_kernel = event.device_type == DeviceType.CUDA
-    return float(event.self_device_time_total) if is_kernel else 0.0
+        for event in seen.key_averages():
+            yield event.key, float(event.self_cpu_time_total)
+        return
+    kernels = [e for e in seen.events() if e.device_type == DeviceType.CUDA]
+    done = 0.0
+    for event in sorted(kernels, key=lambda e: e.time_range.start):
+        yield event.name, max(event.time_range.end - max(event.time_range.start, done), 0.0)
+        done = max(done, event.time_range.end)
