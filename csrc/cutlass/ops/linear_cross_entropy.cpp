@@ -95,10 +95,6 @@ class Chunks {
     const auto* data = static_cast<const char*>(x_.const_data_ptr());
     return {data + first * shape_.k * dtype_bytes(shape_.dtype), count, shape_.k, shape_.k, 1};
   }
-  // The first `columns` of each of a chunk's rows.
-  MatrixView chunk(int64_t count, int64_t columns) const {
-    return {logits_.const_data_ptr(), count, columns, pitch_, 1};
-  }
 
   void form_logits(int64_t first, int64_t count) {
     GemmCall call = call_;
@@ -109,7 +105,7 @@ class Chunks {
 
   void add_gradients(const Gradients& g, int64_t first, int64_t count) {
     GemmCall call = call_;
-    const MatrixView dz = chunk(count, pitch_);
+    const MatrixView dz{logits_.const_data_ptr(), count, pitch_, pitch_, 1};
     if (g.need_dx) {
       call.a = dz;
       call.b = matrix_view(weight_);
@@ -121,11 +117,15 @@ class Chunks {
       run_wgrad(call, dz, rows_of_x(first, count), g.dweight, scope_);
     }
     if (g.need_dbias) {
-      const Tensor part = first > 0 ? new_empty(g.dbias, {shape_.n}) : g.dbias;
-      const LinearShape shape{count, shape_.n, 0, shape_.dtype, Activation::kNone};
-      run_act_backward(kOp, chunk(count, shape_.n), std::nullopt, shape, nullptr, &part, scope_);
+      // Whole rows, so that they are read in 16-byte accesses.
+      const bool in_place = first == 0 && pitch_ == shape_.n;
+      Tensor part = in_place ? g.dbias : new_empty(g.dbias, {pitch_});
+      const LinearShape shape{count, pitch_, 0, shape_.dtype, Activation::kNone};
+      run_act_backward(kOp, dz, std::nullopt, shape, nullptr, &part, scope_);
+      if (in_place) return;
+      const Tensor classes = torch::stable::narrow(part, 0, 0, shape_.n);
       Tensor dbias = g.dbias;
-      if (first > 0) torch::stable::copy_(dbias, sum(dbias, part));
+      torch::stable::copy_(dbias, first > 0 ? sum(dbias, classes) : classes);
     }
   }
 
