@@ -32,7 +32,7 @@ def inductor(mode: str | None = None, *, force: bool = False, **options: Any) ->
     the gradient of an embedding becomes one deterministic pass (`embedding_grad`).
     A mask of attention that depends on no input and is causal, or hides nothing, as transformers
     makes one while it is traced, becomes ``is_causal=True`` or no mask: torch has faster kernels
-    for that. Where the time model expects a gain, our ops take their place, everything else is left
+    for that. Where our ops are faster, they take their place, everything else is left
     to Inductor; a loss may take 5 % longer where that spares 256 MiB of logits or more. Works for
     models of torch's modules and of ours, in training and inference, with autocast,
     checkpointing and dynamic shapes; Inductor's caches stay in use.
