@@ -363,7 +363,7 @@ def test_a_site_that_cannot_be_written_leaves_the_graph(device, monkeypatch):
     def fail(*_):
         raise RuntimeError("no such shape")
 
-    monkeypatch.setattr("fusedops._inductor.emit._Writer.fitted", fail)
+    monkeypatch.setattr("fusedops._inductor.emit.Writer.fitted", fail)
     model, x = make("gelu", device), inputs(device)
     ours = fusedops.inductor(force=True)
     got = step(compiled(model, ours), model, x)

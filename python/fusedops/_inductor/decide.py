@@ -35,6 +35,7 @@ SLOWEST = 1.3e6  # of a GPU that does not say how fast its memory is
 FP32_FLOPS_PER_US = 50e6  # of cuBLAS at full float32 precision
 INDEX_US = 10.0  # listing the entries of an embedding's rows: estimated, not measured
 MARGIN = 1.0  # theirs must be slower by more than this factor
+LEAST_FEATURES = 32  # of a patch: two steps of a kernel's loop over K
 NOISE = 1.01  # and where times are measured, by this one
 CHUNK_BYTES = 7 << 27  # of linear_cross_entropy's logits, as in linear_cross_entropy_check.h
 # Inductor's passes over rows of many logits, forward and backward, take more than the memory's
@@ -89,6 +90,26 @@ def decide(site: Site, force: bool) -> Verdict:
         margin *= WORTH
         text += f"; {spared / 2**20:.0f} MiB of logits spared"
     return Verdict(ours * margin < theirs, text, ours, theirs)
+
+
+def decide_patches(x: Any, kernel: tuple[int, ...], channels_last: bool, force: bool) -> Verdict:
+    """Whether products take the place of a convolution of patches of x (N, C, ...).
+
+    No time is modelled. Of half precision cuDNN's kernels on Tensor Cores read channels last, in
+    whole 16 bytes: it copies an x that lies otherwise, and the result back, which is more than the
+    one copy of x that makes patches. Where x lies so it copies nothing, and the product would.
+    """
+    if force:
+        return Verdict(True, "forced")
+    if x.device.type != "cuda":
+        return Verdict(False, f"nothing is gained on {x.device.type}")
+    channels = int(x.shape[1])
+    features = channels * math.prod(kernel)
+    if features < LEAST_FEATURES:
+        return Verdict(False, f"a product of {features} features is bound by memory, as it is")
+    if channels_last and channels * x.dtype.itemsize % 16 == 0:
+        return Verdict(False, "cuDNN reads channels last as they are, a product copies them")
+    return Verdict(True, f"a product of {features} features: nothing is padded or laid out anew")
 
 
 def _bytes_per_us(name: str, device: torch.device) -> float:

@@ -21,7 +21,7 @@ FORWARD, BACKWARD = "is_forward", "is_backward"
 
 def emit(joint: Joint, site: Site) -> None:
     """Replace what the site replaces; the graph is left to be sorted, or as it was on an error."""
-    writer = _Writer(joint)
+    writer = Writer(joint)
     try:
         for step in site.steps:
             writer.run(step)
@@ -35,13 +35,16 @@ def emit(joint: Joint, site: Site) -> None:
     erase_unread(joint.graph, [replacement.node for replacement in site.replacements])
 
 
-class _Writer:
+class Writer:
+    """Makes nodes in the place, and with the marks, of the node that it is `at`."""
+
     def __init__(self, joint: Joint) -> None:
         self.joint, self.graph = joint, joint.graph
         self.results: list[Node] = []
         self.items: dict[Out, Node] = {}
         self.made: list[Node] = []
         self.like: Node  # whose place and marks new nodes take
+        self.mode: Any
         self.tag = FORWARD
 
     def run(self, step: Step) -> None:
@@ -51,6 +54,9 @@ class _Writer:
     def at(self, like: Node) -> None:
         self.like = like
         self.tag = BACKWARD if like in self.joint.backward else FORWARD
+        fakes = value(like)  # a tuple of many results
+        one = fakes if isinstance(fakes, torch.Tensor) else next(f for f in fakes if f is not None)
+        self.mode = one.fake_mode
 
     def call(self, op: Any, args: Any, kwargs: Any = None) -> Node:
         args = self.nodes(args)
@@ -58,7 +64,7 @@ class _Writer:
             node = self.graph.call_function(op, args, kwargs or {})
         self.made.append(node)
         fakes = torch.fx.node.map_arg(args, value)
-        with value(self.like).fake_mode, torch.no_grad():
+        with self.mode, torch.no_grad():
             node.meta["val"] = op(*fakes, **node.kwargs)
         return self.marked(node)
 

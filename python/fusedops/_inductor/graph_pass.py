@@ -19,6 +19,7 @@ from .emit import emit, share_sizes
 from .graph import Joint
 from .layers import find_layer, find_product, find_weight_gradient
 from .loss import find_loss
+from .patches import precisions, replace_convolutions
 from .report import InductorReport
 from .sites import Left, Site
 
@@ -74,7 +75,7 @@ class GraphPass(PassBehind):
     def uuid(self) -> Any:
         """What the result depends on, besides what Inductor's cache keys hold already."""
         tf32 = torch.backends.cuda.matmul.fp32_precision
-        return self.key(sources(), _tuned_plans(), self.force, tf32)
+        return self.key(sources(), _tuned_plans(), self.force, tf32, precisions())
 
     def rewrite(self, graph: torch.fx.Graph) -> None:
         self.report.graphs += 1
@@ -84,6 +85,7 @@ class GraphPass(PassBehind):
 class _Rewriter:
     def __init__(self, graph: torch.fx.Graph, force: bool, report: InductorReport) -> None:
         self.graph, self.force, self.report = graph, force, report
+        replace_convolutions(graph, force, report)
         share_sizes(graph)
         self.joint = Joint(graph)
         self.reasons: dict[Node, str] = {}  # why a product stays

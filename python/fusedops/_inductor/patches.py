@@ -1,0 +1,364 @@
+"""Convolutions whose patches do not overlap, as products.
+
+Where the kernel is as large as the stride and nothing is padded (the embeddings of ViT, CLIP and
+Swin, ConvNeXt between its stages), a convolution is ``patches @ weight.T + bias`` of matrices, with
+each element of x in one patch: its gradients are products too, and the one of x is put back by a
+permutation. These are written into the joint graph before the pass looks for products, and Inductor
+makes one kernel of each permutation with what stands around it.
+"""
+
+from __future__ import annotations
+
+import operator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .decide import decide_patches
+from .emit import Writer
+from .graph import (
+    CONVERT,
+    Joint,
+    aten,
+    dtype_of,
+    equal_sizes,
+    erase_unread,
+    is_call,
+    item_of,
+    shape_of,
+    value,
+)
+from .report import LeftProduct, ReplacedSite, where
+from .sites import DTYPES, Left
+
+if TYPE_CHECKING:
+    from torch.fx import Node
+
+    from .report import InductorReport
+
+FORWARD, BACKWARD = aten.convolution.default, aten.convolution_backward.default
+DENSE = {"memory_format": torch.contiguous_format}
+
+
+def replace_convolutions(graph: torch.fx.Graph, force: bool, report: InductorReport) -> None:
+    """Write products for the convolutions of patches that pay, into a graph in order."""
+    groups: dict[tuple[Node, Node], list[Convolution]] = {}
+    for node in graph.nodes:
+        if is_call(node, FORWARD, BACKWARD):
+            found = Convolution.of(node)
+            if found.is_of_patches():
+                groups.setdefault((found.x, found.weight), []).append(found)
+    joint = Joint(graph) if groups else None
+    for group in groups.values():
+        _replace(joint, group, force, report)
+
+
+def precisions() -> tuple[str, ...]:
+    """torch's settings for float32 that decide whether a product stands for a convolution."""
+    return tuple(_precision(kind, device) for device in ("cuda", "cpu") for kind in KINDS)
+
+
+KINDS = ("conv", "matmul")
+
+
+def _precision(kind: str, device: str) -> str:
+    backends = torch.backends
+    if device != "cuda":
+        setting = getattr(backends.mkldnn, kind).fp32_precision
+    else:
+        setting = (backends.cudnn.conv if kind == "conv" else backends.cuda.matmul).fp32_precision
+    return "ieee" if setting == "none" else str(setting)
+
+
+# ---- what is found ----
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """A call of aten.convolution, or of its backward."""
+
+    node: Node
+    dy: Node | None  # of a backward
+    x: Node
+    weight: Node
+    bias: Node | None
+    numbers: tuple[Any, ...]  # stride, padding, dilation, transposed, output padding, groups
+
+    @classmethod
+    def of(cls, node: Node) -> Convolution:
+        if node.target is FORWARD:
+            x, weight, bias = node.args[:3]
+            return cls(node, None, x, weight, bias, tuple(node.args[3:9]))
+        dy, x, weight = node.args[:3]
+        return cls(node, dy, x, weight, None, tuple(node.args[4:10]))
+
+    @property
+    def kernel(self) -> tuple[Any, ...]:
+        return shape_of(self.weight)[2:]
+
+    def is_of_patches(self) -> bool:
+        """Whether the kernel is as large as the stride, and larger than one element."""
+        stride, kernel = self.numbers[0], self.kernel
+        fixed = all(isinstance(n, int) for n in (*stride, *kernel))
+        return fixed and max(kernel) > 1 and tuple(_each(stride, len(kernel))) == kernel
+
+    def why_left(self) -> str | None:
+        """Why no product stands for it, None where one does."""
+        _, padding, dilation, transposed, _, groups = self.numbers
+        if transposed:
+            return "a transposed convolution"
+        if any(not equal_sizes(p, 0) for p in padding):
+            return "it pads: a patch is not all of x"
+        if any(d != 1 for d in dilation):
+            return "its kernel is dilated: patches overlap"
+        if groups != 1:
+            return f"it has {groups} groups"
+        dtype = dtype_of(self.x)
+        if dtype not in DTYPES or any(dtype_of(n) is not dtype for n in self.tensors()):
+            return "mixed or unsupported dtypes"
+        device = value(self.x).device.type
+        settings = [_precision(kind, device) for kind in KINDS]
+        if dtype is torch.float32 and settings[0] != settings[1]:
+            return f"torch's settings: {settings[0]} for convolutions, {settings[1]} for products"
+        return self._why_size()
+
+    def _why_size(self) -> str | None:
+        sizes = shape_of(self.x)
+        if not all(isinstance(s, int) and s > 0 for s in (*shape_of(self.weight), sizes[1])):
+            return "its channels are not known"
+        for size, width in zip(sizes[2:], self.kernel, strict=True):
+            if not isinstance(size, int) and not equal_sizes(size % width, 0):
+                return f"a size that is not known to be a multiple of {width}"
+        return None
+
+    def tensors(self) -> list[Node]:
+        return [n for n in (self.x, self.weight, self.bias, self.dy) if n is not None]
+
+    @property
+    def product(self) -> str:
+        """M x N x K of the product that it is."""
+        batch, channels, *sizes = shape_of(self.x)
+        outputs, features = shape_of(self.weight)[0], channels
+        for size, width in zip(sizes, self.kernel, strict=True):
+            batch, features = batch * (size // width), features * width
+        return f"{batch} x {outputs} x {features}"
+
+
+def _each(numbers: Any, rank: int) -> list[Any]:
+    return [*numbers] * rank if len(numbers) == 1 else [*numbers]
+
+
+def _replace(joint: Any, group: list[Convolution], force: bool, report: InductorReport) -> None:
+    """Convolutions of one x and one weight: a forward and its backwards."""
+    first = group[0]
+    why = next((why for one in group if (why := one.why_left()) is not None), None)
+    if why is None:
+        verdict = decide_patches(value(first.x), first.kernel, lies_last(value(first.x)), force)
+        why = None if verdict.take else verdict.reason
+    if why is None:
+        left = next((left for one in group if (left := _emit(joint, one)) is not None), None)
+        why = None if left is None else left.reason
+    at, sizes = where(first.node), first.product
+    if why is not None:
+        report.left.append(LeftProduct(at, sizes, f"a convolution of patches: {why}"))
+        return
+    training = any(one.dy is not None for one in group)
+    report.replaced.append(ReplacedSite("patches", at, sizes, "none", training, verdict.reason))
+
+
+def _emit(joint: Joint, found: Convolution) -> Left | None:
+    """Write one call anew; the graph is as it was where that fails."""
+    writer = Writer(joint)
+    writer.at(found.node)
+    env = value(found.x).fake_mode.shape_env
+    try:
+        # NOTE: what is written holds for all sizes, so that the fakes need no guards.
+        with nullcontext() if env is None else env.suppress_guards():
+            products = _Products(writer, found)
+            pairs = products.forward() if found.dy is None else products.backward(found.dy)
+    except Exception as error:  # nothing in a user's graph may stop the compilation
+        for node in reversed(writer.made):
+            joint.graph.erase_node(node)
+        return Left(f"cannot be written: {type(error).__name__}: {error}")
+    for old, new in pairs:
+        old.replace_all_uses_with(new)
+    erase_unread(joint.graph, [old for old, _ in pairs])
+    return None
+
+
+# ---- how tensors lie in memory ----
+
+
+def channels_last(rank: int) -> list[int]:
+    """The permutation from (N, C, ...) to (N, ..., C)."""
+    return [0, *range(2, rank), 1]
+
+
+def channels_first(rank: int) -> list[int]:
+    """The permutation from (N, ..., C) to (N, C, ...)."""
+    return [0, rank - 1, *range(1, rank - 1)]
+
+
+def is_dense(fake: torch.Tensor, order: list[int] | None = None) -> bool:
+    """Whether a tensor is contiguous with its dims in an order, for every input; adds no guard."""
+    stride: Any = 1
+    for dim in reversed(range(fake.dim()) if order is None else order):
+        size = fake.shape[dim]
+        if not equal_sizes(size, 1) and not equal_sizes(fake.stride(dim), stride):
+            return False
+        stride = stride * (size if isinstance(size, int) else torch.sym_max(size, 1))
+    return True
+
+
+def lies_last(fake: torch.Tensor) -> bool:
+    """Whether the channels of x (N, C, ...) are its innermost dim."""
+    return not is_dense(fake) and equal_sizes(fake.stride(1), 1)
+
+
+# ---- what is written ----
+
+
+class _Products:
+    """Writes the products of one convolution: features lie in a patch as they lie in x."""
+
+    def __init__(self, writer: Writer, found: Convolution) -> None:
+        self.call, self.found = writer.call, found
+        self.kernel = found.kernel
+        self.rank = len(self.kernel)
+        self.dims = self.rank + 2
+        self.last = lies_last(value(found.x))
+        self.channels = shape_of(found.x)[1]
+        self.batch = self.size(found.x, 0)
+        # Patches along each dim, and what is left over behind the last one.
+        self.counts: list[Any] = []
+        self.rest: list[int] = []
+        for i, width in enumerate(self.kernel):
+            size = self.size(found.x, i + 2)
+            known = isinstance(size, int)
+            self.counts.append(
+                size // width if known else self.call(operator.floordiv, (size, width))
+            )
+            self.rest.append(size % width if known else 0)
+
+    def size(self, node: Node, dim: int) -> Any:
+        known = shape_of(node)[dim]
+        return known if isinstance(known, int) else self.call(aten.sym_size.int, (node, dim))
+
+    def forward(self) -> list[tuple[Node, Node]]:
+        """(old, new) of the result."""
+        patches, weight = self.patches(), self.permuted(self.weight(), [1, 0])
+        if self.found.bias is None:
+            product = self.call(aten.mm.default, (patches, weight))
+        else:
+            product = self.call(aten.addmm.default, (self.found.bias, patches, weight))
+        node = self.found.node
+        y = self.view(product, [self.batch, *self.counts, shape_of(node)[1]])
+        return [(node, self.laid(y, True, node))]
+
+    def backward(self, dy: Node) -> list[tuple[Node, Node]]:
+        """(old, new) of each gradient that is read."""
+        rows = self.rows(self.permuted(dy, channels_last(self.dims)), shape_of(dy)[1])
+        gradients = (
+            lambda old: (old, self.x_gradient(rows, old)),
+            lambda old: self.weight_gradient(rows, old),
+            lambda old: (old, self.bias_gradient(dy)),
+        )
+        found = ((item_of(user), user) for user in list(self.found.node.users))
+        pairs = [(item[1], user) for item, user in found if item is not None]
+        return [gradients[i](old) for i, old in pairs if value(old) is not None]
+
+    def x_gradient(self, rows: Node, old: Node) -> Node:
+        """dy @ weight, each row put back where its patch was, zeros where x was cut off."""
+        widths, rank = list(self.kernel), self.rank
+        features = [*widths, self.channels] if self.last else [self.channels, *widths]
+        product = self.call(aten.mm.default, (rows, self.weight()))
+        product = self.view(product, [self.batch, *self.counts, *features])
+        first = rank + 1 if self.last else rank + 2  # the dim of the first width
+        sizes = [d for i in range(rank) for d in (i + 1, first + i)]
+        channel = 2 * rank + 1 if self.last else rank + 1
+        order = [0, *sizes, channel] if self.last else [0, channel, *sizes]
+        whole = [
+            size - rest if isinstance(size, int) else self.size(self.found.x, i + 2)
+            for i, (size, rest) in enumerate(
+                zip(shape_of(self.found.x)[2:], self.rest, strict=True)
+            )
+        ]
+        shape = [*whole, self.channels] if self.last else [self.channels, *whole]
+        dx = self.view(self.dense(self.permuted(product, order)), [self.batch, *shape])
+        if any(self.rest):
+            behind = [n for rest in reversed(self.rest) for n in (0, rest)]
+            behind = [0, 0, *behind] if self.last else behind
+            dx = self.call(aten.constant_pad_nd.default, (dx, behind, 0.0))
+        return self.laid(dx, self.last, old)
+
+    def weight_gradient(self, rows: Node, old: Node) -> tuple[Node, Node]:
+        """dy.T @ patches, and the node that it stands for: a cast to float32 behind it is part.
+
+        `layers.find_weight_gradient` looks for products with such a cast.
+        """
+        product = self.call(aten.mm.default, (self.permuted(rows, [1, 0]), self.patches()))
+        users = list(old.users)
+        if len(users) == 1 and is_call(users[0], CONVERT) and users[0].args[1] is torch.float32:
+            old = users[0]
+            product = self.call(CONVERT, (product, torch.float32))
+        outputs, channels, *widths = shape_of(self.found.weight)
+        shape = [*widths, channels] if self.last else [channels, *widths]
+        return old, self.laid(self.view(product, [outputs, *shape]), self.last, old)
+
+    def bias_gradient(self, dy: Node) -> Node:
+        return self.call(aten.sum.dim_IntList, (dy, [0, *range(2, self.dims)]))
+
+    def patches(self) -> Node:
+        """x as a matrix: a row for each patch."""
+        x, split = self.found.x, [self.batch, self.channels]
+        for i, (count, width, rest) in enumerate(
+            zip(self.counts, self.kernel, self.rest, strict=True)
+        ):
+            split += [count, width]
+            if rest:
+                x = self.call(aten.slice.Tensor, (x, i + 2, 0, count * width))
+        counts = [2 + 2 * i for i in range(self.rank)]
+        widths = [3 + 2 * i for i in range(self.rank)]
+        order = [0, *counts, *widths, 1] if self.last else [0, *counts, 1, *widths]
+        return self.rows(self.permuted(self.view(x, split), order), self.features)
+
+    @property
+    def features(self) -> int:
+        count: int = self.channels
+        for width in self.kernel:
+            count *= width
+        return count
+
+    def weight(self) -> Node:
+        """The weight as a matrix (N, K), with the features of a patch in its order."""
+        weight = self.found.weight
+        if self.last:
+            weight = self.permuted(weight, channels_last(self.dims))
+        return self.rows(weight, self.features)
+
+    def laid(self, node: Node, last: bool, old: Node) -> Node:
+        """(N, C, ...), given as that or as (N, ..., C), in memory like another node."""
+        fake, dims = value(old), self.dims
+        wants_last = not is_dense(fake)
+        if wants_last and not is_dense(fake, channels_last(dims)):
+            raise ValueError(f"strides {fake.stride()} of {old.name}")
+        if last is not wants_last:
+            order = channels_first(dims) if last else channels_last(dims)
+            node = self.dense(self.permuted(node, order))
+        return self.permuted(node, channels_first(dims)) if wants_last else node
+
+    def rows(self, node: Node, columns: int) -> Node:
+        return self.view(self.dense(node), [-1, columns])
+
+    def dense(self, node: Node) -> Node:
+        if is_dense(value(node)):
+            return node
+        return self.call(aten.clone.default, (node,), DENSE)
+
+    def view(self, node: Node, shape: list[Any]) -> Node:
+        return self.call(aten.view.default, (node, shape))
+
+    def permuted(self, node: Node, order: list[int]) -> Node:
+        return self.call(aten.permute.default, (node, order))
