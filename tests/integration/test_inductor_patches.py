@@ -9,8 +9,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import fusedops
+from fusedops._core import precision
 from fusedops._inductor import patches
 from fusedops._inductor.decide import decide_patches
 from integration.test_inductor import assert_close, compiled, without_codegen
@@ -66,15 +68,15 @@ def results(function, x, leaves):
     return [y.detach(), *torch.autograd.grad(y, leaves, dy.to(y.dtype))]
 
 
-def check(layer, x, leaves=None, tolerance=1e-12, **options):
+def check(layer, x, leaves=None, tolerance=1e-12, same_strides=True, **options):
     """Compile, compare with the layer, and return the report."""
     leaves = [x.requires_grad_(), *layer.parameters()] if leaves is None else leaves
     ours = fusedops.inductor(force=True)
     got = results(compiled(layer, ours, **options), x, leaves)
     want = results(layer, x, leaves)
     assert_close(got, want, tolerance)
-    # The gradient of x lies as AOTAutograd says, which is not eager's for every backend.
-    assert strides(got[:1]) == strides(want[:1])
+    if same_strides:
+        assert strides(got[:1]) == strides(want[:1])
     assert not any("cannot" in left.reason for left in ours.report.left), ours.report
     return ours.report
 
@@ -88,7 +90,8 @@ def test_values_and_gradients(device, name, lies, bias):
         formats = {4: torch.channels_last, 5: torch.channels_last_3d}
         layer = layer.to(memory_format=formats[x.dim()])
     x = last(x) if lies in ("last", "x last") else x
-    report = check(layer, x)
+    # NOTE: where a layout is mixed, each of torch's backends has its own.
+    report = check(layer, x, same_strides=lies == "first")
     assert report.kinds() == ["patches"]
     assert report.replaced[0].training
 
@@ -134,6 +137,32 @@ def test_autocast(device):
     assert ours.report.kinds() == ["patches", "weight_grad"]
     assert_close(got, results(function, x, leaves), 2e-2)
     assert not torch.equal(got[2], got[2].bfloat16().float())
+
+
+def test_checkpointing(device):
+    layer, x = make("2d cut", device)
+
+    def function(x):
+        return checkpoint(layer, x, use_reentrant=False).square()
+
+    ours = fusedops.inductor(force=True)
+    leaves = [x.requires_grad_(), *layer.parameters()]
+    got = results(compiled(function, ours), x, leaves)
+    assert set(ours.report.kinds()) == {"patches"}
+    assert_close(got, results(function, x, leaves), 1e-12)
+
+
+def test_two_convolutions_of_one_weight(device):
+    layer, x = make("2d cut", device)
+
+    def function(x):
+        return layer(x) * layer(2 * x)
+
+    ours = fusedops.inductor(force=True)
+    leaves = [x.requires_grad_(), *layer.parameters()]
+    got = results(compiled(function, ours), x, leaves)
+    assert ours.report.kinds() == ["patches"] * 2
+    assert_close(got, results(function, x, leaves), 1e-12)
 
 
 class Guards:
@@ -234,17 +263,17 @@ def test_images_of_unknown_multiples(device):
 
 def test_settings_of_float32_that_differ(device, monkeypatch):
     settings = {"conv": "tf32", "matmul": "ieee"}
-    monkeypatch.setattr(patches, "_precision", lambda kind, device: settings[kind])
+    monkeypatch.setattr(precision, "fp32_precision", lambda kind, device: settings[kind])
     layer, x = make("2d", device, torch.float32)
     report = check(layer, x, tolerance=5e-3)
     assert report.replaced == []
-    assert "tf32 for convolutions, ieee for products" in report.left[0].reason
+    assert "tf32 in convolutions, ieee in products" in report.left[0].reason
 
 
 def test_the_settings_are_in_the_key_of_the_cache(monkeypatch):
     key = lambda: fusedops.inductor()["options"]["joint_custom_pre_pass"].uuid()  # noqa: E731
     before = key()
-    monkeypatch.setattr(patches, "_precision", lambda kind, device: "ieee")
+    monkeypatch.setattr(precision, "fp32_precision", lambda kind, device: "bf16")
     assert key() != before
 
 

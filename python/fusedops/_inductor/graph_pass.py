@@ -12,6 +12,7 @@ import torch
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from .. import _C
+from .._core.precision import fp32_precisions
 from .blocks import find_block
 from .decide import decide
 from .embedding import find_embedding_gradient, scatters
@@ -19,7 +20,7 @@ from .emit import emit, share_sizes
 from .graph import Joint
 from .layers import find_layer, find_product, find_weight_gradient
 from .loss import find_loss
-from .patches import precisions, replace_convolutions
+from .patches import replace_convolutions
 from .report import InductorReport
 from .sites import Left, Site
 
@@ -74,8 +75,7 @@ class GraphPass(PassBehind):
 
     def uuid(self) -> Any:
         """What the result depends on, besides what Inductor's cache keys hold already."""
-        tf32 = torch.backends.cuda.matmul.fp32_precision
-        return self.key(sources(), _tuned_plans(), self.force, tf32, precisions())
+        return self.key(sources(), _tuned_plans(), self.force, fp32_precisions())
 
     def rewrite(self, graph: torch.fx.Graph) -> None:
         self.report.graphs += 1

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .._core.precision import why_another_precision
 from .decide import decide_patches
 from .emit import Writer
 from .graph import (
@@ -53,23 +54,6 @@ def replace_convolutions(graph: torch.fx.Graph, force: bool, report: InductorRep
     joint = Joint(graph) if groups else None
     for group in groups.values():
         _replace(joint, group, force, report)
-
-
-def precisions() -> tuple[str, ...]:
-    """torch's settings for float32 that decide whether a product stands for a convolution."""
-    return tuple(_precision(kind, device) for device in ("cuda", "cpu") for kind in KINDS)
-
-
-KINDS = ("conv", "matmul")
-
-
-def _precision(kind: str, device: str) -> str:
-    backends = torch.backends
-    if device != "cuda":
-        setting = getattr(backends.mkldnn, kind).fp32_precision
-    else:
-        setting = (backends.cudnn.conv if kind == "conv" else backends.cuda.matmul).fp32_precision
-    return "ieee" if setting == "none" else str(setting)
 
 
 # ---- what is found ----
@@ -118,10 +102,10 @@ class Convolution:
         dtype = dtype_of(self.x)
         if dtype not in DTYPES or any(dtype_of(n) is not dtype for n in self.tensors()):
             return "mixed or unsupported dtypes"
-        device = value(self.x).device.type
-        settings = [_precision(kind, device) for kind in KINDS]
-        if dtype is torch.float32 and settings[0] != settings[1]:
-            return f"torch's settings: {settings[0]} for convolutions, {settings[1]} for products"
+        if dtype is torch.float32:
+            why = why_another_precision(value(self.x).device.type)
+            if why is not None:
+                return why
         return self._why_size()
 
     def _why_size(self) -> str | None:

@@ -18,6 +18,7 @@ from .blocks import fuse_block, hooked, hooked_by_others
 from .fused_class import fused_class
 from .fused_methods import fuse_methods
 from .leaf import FusedLeaf, fuse_leaf, may_be_leaf
+from .patches import FusedPatches, fuse_patches, is_of_patches
 from .rotary import fuse_rotary
 from .sequential import FusedSteps, activation_name, in_order, steps
 
@@ -312,6 +313,24 @@ def _fuse_attention(model: torch_nn.Module, report: FuseReport) -> set[torch_nn.
     return done
 
 
+def _fuse_patches(model: torch_nn.Module, report: FuseReport) -> None:
+    """Let convolutions whose patches do not overlap run as our linear."""
+    for name, module in model.named_modules():
+        if not is_of_patches(module):
+            continue
+        if isinstance(module, FusedPatches):
+            report.unchanged += 1
+            continue
+        kind, why = type(module).__name__, fuse_patches(module)
+        if why is not None:
+            report.skipped.append(SkippedLayer(name, kind, why))
+            continue
+        layer: Any = module
+        kernel = " x ".join(map(str, layer.kernel_size))
+        shape = f"{layer.in_channels} -> {layer.out_channels}"
+        report.fused.append(FusedLayer(name, shape, None, (), f"linear of patches of {kernel}"))
+
+
 def _fuse_subclass(module: torch_nn.Module, name: str, reason: str, report: FuseReport) -> None:
     """A subclass of one of torch's layers, by what it computes; else left for the reason."""
     kind = type(module).__name__
@@ -350,6 +369,9 @@ def fuse(model: torch_nn.Module) -> FuseReport:
       `fusedops.rope` (``apply_rotary_pos_emb`` of Hugging Face's models, halves or interleaved, a
       part of the row too). It is called as it is with tables that require a gradient or have
       another dtype.
+    - A convolution whose kernel is as large as its stride, without padding, dilation or groups (the
+      embedding of ViT, CLIP, Swin), runs as `fusedops.linear` of its patches. Float32 on a GPU does
+      only where torch's settings of TF32 are the same for convolutions and products.
     - nn.MultiheadAttention runs its projections as `fusedops.linear`; masks, weights and the fast
       path in inference are torch's own code.
 
@@ -429,6 +451,7 @@ def fuse(model: torch_nn.Module) -> FuseReport:
             report.fused.append(FusedLayer(norm.name, norm.shape, None, ()))
         else:
             report.unchanged += 1
+    _fuse_patches(model, report)
     _fuse_methods(model, report)
     _fuse_rotary(model, report)
     return report
