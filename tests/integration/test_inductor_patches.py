@@ -248,10 +248,22 @@ def test_a_convolution_of_another_kind_is_not_mentioned(device, kernel, stride):
     assert report.replaced == report.left == []
 
 
-def test_a_transposed_convolution(device):
+def test_a_transposed_convolution_is_not_mentioned(device):
     layer = nn.ConvTranspose2d(4, 8, 2, 2).to(device, torch.float64)
     report = check(layer, torch.randn(2, 4, 8, 8, device=device, dtype=torch.float64))
-    assert "transposed" in report.left[0].reason
+    assert report.replaced == report.left == []
+
+
+def test_one_number_for_all_strides(device):
+    layer, x = make("2d", device)
+
+    def function(x):
+        return torch.conv2d(x, layer.weight, layer.bias, (4,))
+
+    ours = fusedops.inductor(force=True)
+    with torch.no_grad():
+        assert_close([compiled(function, ours)(x)], [layer(x)], 1e-12)
+    assert ours.report.kinds() == ["patches"]
 
 
 def test_images_of_unknown_multiples(device):

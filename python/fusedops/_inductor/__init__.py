@@ -30,6 +30,10 @@ def inductor(mode: str | None = None, *, force: bool = False, **options: Any) ->
     residual added, a cross entropy behind a product whose logits nothing else reads
     (`linear_cross_entropy`), and the same in backward with the gradients of biases and weights;
     the gradient of an embedding becomes one deterministic pass (`embedding_grad`).
+    A convolution whose patches do not overlap (kernel as large as stride, no padding, dilation or
+    groups: the embedding of ViT, CLIP and Swin) becomes products of torch's, forward and backward,
+    on a GPU where cuDNN would copy x besides; float32 where torch's settings of TF32 are the same
+    for convolutions and products.
     A mask of attention that depends on no input and is causal, or hides nothing, as transformers
     makes one while it is traced, becomes ``is_causal=True`` or no mask: torch has faster kernels
     for that. Where our ops are faster, they take their place, everything else is left
@@ -40,7 +44,7 @@ def inductor(mode: str | None = None, *, force: bool = False, **options: Any) ->
     Args:
         mode: As in torch.compile, which takes no mode beside options: "reduce-overhead",
             "max-autotune" or "max-autotune-no-cudagraphs".
-        force: Replace whatever is found, also where the model expects no gain (for comparisons).
+        force: Replace whatever is found, also where no gain is expected (for comparisons).
         **options: Further options of Inductor. A ``joint_custom_pre_pass`` or
             ``pre_grad_custom_pass`` in them, or in ``torch._inductor.config``, runs before ours.
 

@@ -9,6 +9,7 @@ makes one kernel of each permutation with what stands around it.
 
 from __future__ import annotations
 
+import math
 import operator
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -72,6 +73,7 @@ class Convolution:
 
     @classmethod
     def of(cls, node: Node) -> Convolution:
+        """The call, as its arguments stand in ATen's signatures."""
         if node.target is FORWARD:
             x, weight, bias = node.args[:3]
             return cls(node, None, x, weight, bias, tuple(node.args[3:9]))
@@ -84,15 +86,16 @@ class Convolution:
 
     def is_of_patches(self) -> bool:
         """Whether the kernel is as large as the stride, and larger than one element."""
-        stride, kernel = self.numbers[0], self.kernel
-        fixed = all(isinstance(n, int) for n in (*stride, *kernel))
-        return fixed and max(kernel) > 1 and tuple(_each(stride, len(kernel))) == kernel
+        kernel, transposed = self.kernel, self.numbers[3]
+        stride = tuple(self.numbers[0])
+        if len(stride) == 1:
+            stride *= len(kernel)
+        fixed = all(isinstance(n, int) for n in kernel)
+        return not transposed and fixed and max(kernel) > 1 and stride == kernel
 
     def why_left(self) -> str | None:
         """Why no product stands for it, None where one does."""
-        _, padding, dilation, transposed, _, groups = self.numbers
-        if transposed:
-            return "a transposed convolution"
+        _, padding, dilation, _, _, groups = self.numbers
         if any(not equal_sizes(p, 0) for p in padding):
             return "it pads: a patch is not all of x"
         if any(d != 1 for d in dilation):
@@ -123,15 +126,11 @@ class Convolution:
     @property
     def product(self) -> str:
         """M x N x K of the product that it is."""
-        batch, channels, *sizes = shape_of(self.x)
-        outputs, features = shape_of(self.weight)[0], channels
+        rows, _, *sizes = shape_of(self.x)
         for size, width in zip(sizes, self.kernel, strict=True):
-            batch, features = batch * (size // width), features * width
-        return f"{batch} x {outputs} x {features}"
-
-
-def _each(numbers: Any, rank: int) -> list[Any]:
-    return [*numbers] * rank if len(numbers) == 1 else [*numbers]
+            rows = rows * (size // width)
+        outputs, *features = shape_of(self.weight)
+        return f"{rows} x {outputs} x {math.prod(features)}"
 
 
 def _replace(joint: Any, group: list[Convolution], force: bool, report: InductorReport) -> None:
@@ -310,10 +309,8 @@ class _Products:
 
     @property
     def features(self) -> int:
-        count: int = self.channels
-        for width in self.kernel:
-            count *= width
-        return count
+        """How many elements a patch has."""
+        return int(math.prod(shape_of(self.found.weight)[1:]))
 
     def weight(self) -> Node:
         """The weight as a matrix (N, K), with the features of a patch in its order."""

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ReplacedSite:
-    """One place of a graph where our ops stand now."""
+    """One place of a graph where our ops stand now, or products in a convolution's place."""
 
-    kind: str  # of Site: "mlp", "gated_mlp", "linear_cross_entropy", ...
+    kind: str  # of Site: "mlp", "gated_mlp", "linear_cross_entropy", ...; "patches"
     where: str  # the module that it belongs to, as far as the graph says
     shape: str
     activation: str
@@ -29,7 +29,7 @@ class ReplacedSite:
 
 @dataclass(frozen=True)
 class LeftProduct:
-    """One product of a graph that stayed what it is."""
+    """One product, or convolution of patches, of a graph that stayed what it is."""
 
     where: str
     shape: str
@@ -43,8 +43,8 @@ class InductorReport:
     Graphs that come out of Inductor's caches are not in it: the pass does not run for them.
 
     Attributes:
-        replaced: The sites where our ops stand.
-        left: The forward products that stayed, with the reason.
+        replaced: The sites where our ops stand, and convolutions of patches that are products now.
+        left: The forward products and convolutions of patches that stayed, with the reason.
         graphs: How many graphs the pass has seen.
         masks: How many calls of attention have become causal or free of a mask.
     """

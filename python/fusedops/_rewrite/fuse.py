@@ -1,4 +1,4 @@
-"""fuse: replace nn.Linear, nn.Linear + activation, MLP blocks and norms in an existing model."""
+"""fuse: replace linear layers with activations, MLP blocks, norms and more in a model."""
 
 from __future__ import annotations
 
