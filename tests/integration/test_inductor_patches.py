@@ -15,6 +15,7 @@ import fusedops
 from fusedops._core import precision
 from fusedops._inductor import patches
 from fusedops._inductor.decide import decide_patches
+from fusedops._inductor.emit import share_sizes
 from integration.test_inductor import assert_close, compiled, without_codegen
 
 # Class, kernel, sizes of x behind batch and channels; the second of a pair leaves rows over.
@@ -24,6 +25,7 @@ CASES = {
     "2d": (nn.Conv2d, (4, 4), (16, 12)),
     "2d cut": (nn.Conv2d, (4, 4), (19, 14)),
     "2d wide": (nn.Conv2d, (2, 3), (8, 10)),
+    "2d odd": (nn.Conv2d, (3, 3), (6, 10)),  # 27 features, which are padded
     "2d one dim": (nn.Conv2d, (1, 4), (3, 9)),
     "2d one patch": (nn.Conv2d, (4, 4), (4, 4)),
     "3d": (nn.Conv3d, (2, 4, 4), (4, 8, 8)),
@@ -109,7 +111,7 @@ def test_every_combination_of_gradients(device, name, wanted):
 
 @pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("name", ["1d", "2d cut", "3d"])
+@pytest.mark.parametrize("name", ["1d", "2d cut", "2d odd", "3d"])
 def test_dtypes(device, name, dtype):
     layer, x = make(name, device, dtype)
     report = check(layer, x, tolerance=1e-5 if dtype is torch.float32 else 2e-2)
@@ -124,8 +126,9 @@ def test_inference(device):
     assert not report.replaced[0].training
 
 
-def test_autocast(device):
-    layer, x = make("2d", device, torch.float32)
+@pytest.mark.parametrize("name", ["2d", "2d odd"])
+def test_autocast(device, name):
+    layer, x = make(name, device, torch.float32)
 
     def function(x):
         with torch.autocast(device, dtype=torch.bfloat16):
@@ -163,6 +166,20 @@ def test_two_convolutions_of_one_weight(device):
     got = results(compiled(function, ours), x, leaves)
     assert ours.report.kinds() == ["patches"] * 2
     assert_close(got, results(function, x, leaves), 1e-12)
+
+
+def test_rows_of_patches_are_whole_16_bytes(device, monkeypatch):
+    seen = []
+
+    def spy(graph):
+        found = graph.find_nodes(op="call_function", target=torch.ops.aten.mm.default)
+        seen.extend(tuple(n.meta["val"].shape) for n in found)
+        share_sizes(graph)
+
+    monkeypatch.setattr("fusedops._inductor.graph_pass.share_sizes", spy)
+    layer, x = make("2d odd", device, torch.bfloat16, bias=False)
+    check(layer, x, tolerance=2e-2)
+    assert seen == [(12, OUTPUTS), (12, 32), (OUTPUTS, 32)]
 
 
 class Guards:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from .report import InductorReport
 
 FORWARD, BACKWARD = aten.convolution.default, aten.convolution_backward.default
+ALIGNED_BYTES = 16
 DENSE = {"memory_format": torch.contiguous_format}
 
 
@@ -213,6 +214,10 @@ class _Products:
         self.dims = self.rank + 2
         self.last = lies_last(value(found.x))
         self.channels = shape_of(found.x)[1]
+        self.features = int(math.prod(shape_of(found.weight)[1:]))  # of a patch
+        # NOTE: cuBLAS wants rows of whole 16 bytes, which CLIP's 588 halves are not; zeros behind
+        # them cost nothing in the copy that makes patches.
+        self.spare = -self.features % (ALIGNED_BYTES // dtype_of(found.x).itemsize)
         self.batch = self.size(found.x, 0)
         # Patches along each dim, and what is left over behind the last one.
         self.counts: list[Any] = []
@@ -256,7 +261,7 @@ class _Products:
         """dy @ weight, each row put back where its patch was, zeros where x was cut off."""
         widths, rank = list(self.kernel), self.rank
         features = [*widths, self.channels] if self.last else [self.channels, *widths]
-        product = self.call(aten.mm.default, (rows, self.weight()))
+        product = self.unpadded(self.call(aten.mm.default, (rows, self.weight())))
         product = self.view(product, [self.batch, *self.counts, *features])
         first = rank + 1 if self.last else rank + 2  # the dim of the first width
         sizes = [d for i in range(rank) for d in (i + 1, first + i)]
@@ -287,8 +292,9 @@ class _Products:
             old = users[0]
             product = self.call(CONVERT, (product, torch.float32))
         outputs, channels, *widths = shape_of(self.found.weight)
-        shape = [*widths, channels] if self.last else [channels, *widths]
-        return old, self.laid(self.view(product, [outputs, *shape]), self.last, old)
+        shape = [outputs, *widths, channels] if self.last else [outputs, channels, *widths]
+        product = self.view(self.dense(self.unpadded(product)), shape)
+        return old, self.laid(product, self.last, old)
 
     def bias_gradient(self, dy: Node) -> Node:
         return self.call(aten.sum.dim_IntList, (dy, [0, *range(2, self.dims)]))
@@ -305,19 +311,24 @@ class _Products:
         counts = [2 + 2 * i for i in range(self.rank)]
         widths = [3 + 2 * i for i in range(self.rank)]
         order = [0, *counts, *widths, 1] if self.last else [0, *counts, 1, *widths]
-        return self.rows(self.permuted(self.view(x, split), order), self.features)
-
-    @property
-    def features(self) -> int:
-        """How many elements a patch has."""
-        return int(math.prod(shape_of(self.found.weight)[1:]))
+        rows = self.rows(self.permuted(self.view(x, split), order), self.features)
+        return self.padded(rows)
 
     def weight(self) -> Node:
         """The weight as a matrix (N, K), with the features of a patch in its order."""
         weight = self.found.weight
         if self.last:
             weight = self.permuted(weight, channels_last(self.dims))
-        return self.rows(weight, self.features)
+        return self.padded(self.rows(weight, self.features))
+
+    def padded(self, rows: Node) -> Node:
+        """Rows of features, with zeros behind them."""
+        if not self.spare:
+            return rows
+        return self.call(aten.constant_pad_nd.default, (rows, [0, self.spare], 0.0))
+
+    def unpadded(self, rows: Node) -> Node:
+        return self.call(aten.slice.Tensor, (rows, 1, 0, self.features)) if self.spare else rows
 
     def laid(self, node: Node, last: bool, old: Node) -> Node:
         """(N, C, ...), given as that or as (N, ..., C), in memory like another node."""
