@@ -109,7 +109,7 @@ def decide_patches(x: Any, kernel: tuple[int, ...], channels_last: bool, force: 
         return Verdict(False, f"a product of {features} features is bound by memory, as it is")
     if channels_last and channels * x.dtype.itemsize % 16 == 0:
         return Verdict(False, "cuDNN reads channels last as they are, a product copies them")
-    return Verdict(True, f"a product of {features} features: nothing is padded or laid out anew")
+    return Verdict(True, f"a product of {features} features; cuDNN would lay x out anew")
 
 
 def _bytes_per_us(name: str, device: torch.device) -> float:
