@@ -69,7 +69,9 @@ def test_hugging_face(device, name):
     torch._dynamo.reset()
     run = torch.compile(function, backend=without_codegen(ours["options"]))
     got = gradients(run)
-    assert ours.report.kinds() == kinds
+    found = ours.report.kinds()
+    assert [kind for kind in found if kind != "embedding_grad"] == kinds
+    assert ("embedding_grad" in found) is bool(kinds)
     assert not any("cannot read" in left.reason for left in ours.report.left)
     # Of a key's bias only rounding comes back: softmax does not see it.
     pairs = [(a, b) for a, b in zip(got, gradients(function), strict=True) if b.abs().max() > 1e-6]
