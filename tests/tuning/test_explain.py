@@ -141,6 +141,19 @@ def test_a_ragged_k_is_packed_and_says_so():
     assert "not a multiple of 16 bytes" in found.notes[0]
 
 
+@NO_GPU
+def test_a_row_major_weight_is_copied_where_the_pre_activation_is_stored():
+    weight, bias = meta(1024, 4096).t(), meta(4096)
+    found = product(meta(8192, 1024), weight, bias, "gelu_tanh", backward=True)
+    assert [note.split(" reads")[0].split(" read ")[0] for note in found.notes] == [
+        "weight is packed first: kernels that store the pre-activation"
+    ]
+    assert found.plan["splits"] == 1
+    for rows, backward in ((8192, False), (256, True)):  # no z; so few rows that a copy is much
+        x = meta(rows, 1024)
+        assert not product(x, weight, bias, "gelu_tanh", backward=backward).notes
+
+
 def test_strides_and_offsets_count():
     x = meta(256, 1024)[:, ::2]
     assert "neither of its strides is 1" in product(x, meta(512, 512)).notes[0]
