@@ -1,4 +1,4 @@
-"""fuse: replace nn.Linear, nn.Linear + activation, MLP blocks and norms in an existing model."""
+"""fuse: replace linear layers, their activations, MLPs, norms and losses in an existing model."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from ..nn import Linear
 from ..nn.norm import fuse_norms
 from .attention import FusedAttention, fuse_attention
 from .blocks import fuse_block, hooked, hooked_by_others
+from .calls import fuse_calls
 from .fused_class import fused_class
 from .fused_methods import fuse_methods
 from .leaf import FusedLeaf, fuse_leaf, may_be_leaf
-from .rotary import fuse_rotary
+from .losses import fuse_criterion
 from .sequential import FusedSteps, activation_name, in_order, steps
 
 __all__ = ["FuseReport", "FusedLayer", "FusedMLP", "SkippedLayer", "fuse"]
@@ -69,6 +70,7 @@ class FuseReport:
         pairs: Norms that a method runs with the sum before them, as (path, method, norms).
         rotations: Functions that rotate query and key and run as `fusedops.rope`, as (path, method,
             names).
+        losses: Losses that run as `fusedops.cross_entropy`, as (path, method, what it calls).
     """
 
     fused: list[FusedLayer] = field(default_factory=list)
@@ -77,6 +79,7 @@ class FuseReport:
     blocks: list[FusedMLP] = field(default_factory=list)
     pairs: list[tuple[str, str, tuple[str, ...]]] = field(default_factory=list)
     rotations: list[tuple[str, str, tuple[str, ...]]] = field(default_factory=list)
+    losses: list[tuple[str, str, tuple[str, ...]]] = field(default_factory=list)
 
     @property
     def num_fused(self) -> int:
@@ -117,6 +120,7 @@ class FuseReport:
         for called, inside in (
             (("sums with norms", "norms", "in"), self.pairs),
             (("rotary embeddings", "functions", "in"), self.rotations),
+            (("losses", "calls", "in"), self.losses),
         ):
             calls = [(name or "(model)", ", ".join(names), at) for name, at, names in inside]
             if calls:
@@ -235,14 +239,18 @@ def _fuse_methods(model: torch_nn.Module, report: FuseReport) -> None:
     report.blocks += found[::-1]
 
 
-def _fuse_rotary(model: torch_nn.Module, report: FuseReport) -> None:
-    """Let methods rotate query and key by one op."""
+def _fuse_calls(model: torch_nn.Module, report: FuseReport) -> None:
+    """Let methods rotate query and key by one op, and form their loss by one."""
     for name, module in list(model.named_modules()):
+        if fuse_criterion(module):
+            report.losses.append((name, "forward", ("cross_entropy",)))
+            continue
         try:
-            found = fuse_rotary(module)
+            found = fuse_calls(module)
         except Exception:  # the module's class may raise anything
             continue
-        report.rotations += [(name, method, names) for method, names in found]
+        for what, method, names in found:
+            getattr(report, what).append((name, method, names))
 
 
 def _looks_like_norm(module: torch_nn.Module) -> bool:
@@ -350,6 +358,14 @@ def fuse(model: torch_nn.Module) -> FuseReport:
       `fusedops.rope` (``apply_rotary_pos_emb`` of Hugging Face's models, halves or interleaved, a
       part of the row too). It is called as it is with tables that require a gradient or have
       another dtype.
+    - A loss is `fusedops.cross_entropy` where a method calls ``F.cross_entropy`` or makes an
+      ``nn.CrossEntropyLoss``, where a module is one, and where the property ``loss_function`` of a
+      class gives a function of logits and labels whose source does nothing but prepare them, with
+      the values and gradients of our op on probes (Hugging Face's ForCausalLMLoss and
+      ForMaskedLMLoss). Half logits that such a function converts to float32 are read as they are.
+      What the op does not take (class weights, probabilities as targets, arguments of a function
+      besides those of ForCausalLMLoss) is torch's. On the GPU a label out of range makes the loss
+      NaN, where torch stops the program.
     - nn.MultiheadAttention runs its projections as `fusedops.linear`; masks, weights and the fast
       path in inference are torch's own code.
 
@@ -362,7 +378,7 @@ def fuse(model: torch_nn.Module) -> FuseReport:
     runs as one op, hooks on all modules (``register_module_forward_hook``). Compiled code looks for
     new hooks where torch's does. Our norms keep their input for backward, as torch's do: a norm
     written by hand that keeps a copy in fp32 lets its half input be changed in place, ours does
-    not, and backward raises.
+    not, and backward raises. The same is true of half logits whose loss is formed in fp32.
 
     A layer changes its class and stays the same object. So its parameters (what the optimizer
     holds, tied weights), state dict keys, device, training flag and everything that refers to it
@@ -430,5 +446,5 @@ def fuse(model: torch_nn.Module) -> FuseReport:
         else:
             report.unchanged += 1
     _fuse_methods(model, report)
-    _fuse_rotary(model, report)
+    _fuse_calls(model, report)
     return report

@@ -147,7 +147,7 @@ _FUNCTIONS = {
 _BUILTINS = {len, int, float, isinstance, tuple, list, range}
 # What may decide which branch runs: dtypes and dims, which are probed, and no values or devices.
 _TESTED = ("dtype", "ndim", "weight")
-_TESTS = ("isinstance", "dim", "is_floating_point")
+_TESTS = ("isinstance", "dim", "is_floating_point", "is_tensor")
 _VALUES = (*CONSTANTS, tuple, torch.Size, torch.dtype)
 _EXPRESSIONS = (
     ast.Constant, ast.BinOp, ast.UnaryOp, ast.IfExp, ast.Tuple, ast.List, ast.Subscript, ast.Slice,
@@ -165,8 +165,9 @@ class Reader:
         numbers: All floating-point constants that it contains or reads.
     """
 
-    def __init__(self, module: torch_nn.Module) -> None:
+    def __init__(self, module: torch_nn.Module, functions: frozenset[Any] = frozenset()) -> None:
         self.module = module
+        self.functions = _FUNCTIONS | functions  # that it may call
         self.flags: dict[str, Any] = {}
         self.methods: set[str] = set()
         self.outside = Outside()
@@ -194,7 +195,7 @@ class Reader:
 
     def _function(self, function: Any, owner: Any, kind: type | None, depth: int) -> None:
         """Read a function; owner is what its first argument is, None for a plain function."""
-        if function in _FUNCTIONS:
+        if function in self.functions:
             self.calls.add(function)
             if owner is not None:
                 for name in _SETTINGS:
@@ -310,9 +311,12 @@ class _Scope:
         elif isinstance(node, ast.UnaryOp):
             self.test(node.operand)
         elif isinstance(node, ast.Compare):
-            is_none = all(isinstance(op, (ast.Is, ast.IsNot)) for op in node.ops)
-            for part in (node.left, *node.comparators):
-                self.tested(part, is_none)
+            parts = (node.left, *node.comparators)
+            by_identity = all(isinstance(op, (ast.Is, ast.IsNot)) for op in node.ops)
+            # NOTE: no argument is text, which only constants are.
+            text = any(isinstance(p, ast.Constant) and isinstance(p.value, str) for p in parts)
+            for part in parts:
+                self.tested(part, by_identity or text)
         elif isinstance(node, ast.Call):
             self.tested(node, False)
         else:
@@ -446,7 +450,7 @@ class _Scope:
         hashable = getattr(value, "__hash__", None) is not None
         if hashable and value in _BUILTINS:
             return
-        if hashable and value in _FUNCTIONS:
+        if hashable and value in self.reader.functions:
             self.reader.calls.add(value)
             return
         self.reader._function(value, None, None, self.depth + 1)
