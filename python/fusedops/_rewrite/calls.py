@@ -17,13 +17,13 @@ from torch import nn as torch_nn
 
 from .fused_class import Fused, derived
 from .fused_methods import _guarded, _has_layers, _own_methods
-from .losses import LOSS_FUNCTIONS, LossCalls, LossFunction, loss_method
+from .losses import LOSS_FUNCTIONS, TORCHS, LossCalls, LossFunction, loss_method
 from .recompile import asks_class, compiled, is_plain, rewrapped, unwrapped
 from .rotary import RotaryCalls, rotary_method
 from .source import is_ordinary, tree_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 
@@ -69,11 +69,12 @@ class FusedLossFunction(FusedCalls):
         self._base.loss_function.__delete__(self)
 
 
-class _Writer(ast.NodeTransformer):
-    """Writes the calls in a function anew that a module of ours stands for."""
+class _Calls(ast.NodeTransformer):
+    """Finds the calls in a function that a module of ours stands for, and may write them anew."""
 
-    def __init__(self, function: FunctionType, tree: ast.FunctionDef) -> None:
+    def __init__(self, function: FunctionType, tree: ast.FunctionDef, write: bool) -> None:
         code = function.__code__
+        self.write = write
         self.names = function.__globals__
         self.local = {*code.co_varnames, *code.co_freevars, *code.co_cellvars}
         self.me = (*tree.args.posonlyargs, *tree.args.args)[0].arg
@@ -93,9 +94,10 @@ class _Writer(ast.NodeTransformer):
             name = None if value is None else method_of(value, node)
             if name is not None:
                 self.found.setdefault(kind, set()).add(ast.unparse(node.func))
-                method = ast.Attribute(ast.Name(self.me, ast.Load()), name, ast.Load())
-                node.args.insert(0, node.func)
-                node.func = ast.copy_location(method, node.args[0])
+                if self.write:
+                    method = ast.Attribute(ast.Name(self.me, ast.Load()), name, ast.Load())
+                    node.args.insert(0, node.func)
+                    node.func = ast.copy_location(method, node.args[0])
                 break
         return node
 
@@ -120,36 +122,56 @@ def _methods_of(kind: type, own: Any) -> Iterator[tuple[str, FunctionType]]:
             yield name, function
 
 
-def _written(kind: type, own: Any) -> tuple[Found, dict[str, ast.FunctionDef]]:
-    """The calls in a class's methods that go through the module, and the methods with them."""
-    found, trees = [], {}
-    for name, function in _methods_of(kind, own):
-        tree = tree_of(function)
-        if tree is not None and asks_class(tree):
-            return (), {}
+def _globals_of(function: FunctionType) -> list[Any]:
+    return [function.__globals__.get(name) for name in function.__code__.co_names]
+
+
+def _may_form_loss(function: FunctionType) -> bool:
+    """Whether a method has a name that its loss may come from."""
+    if not _LOSS_NAMES.isdisjoint(function.__code__.co_names):
+        return True
+    return any(value is one for value in _globals_of(function) for one in TORCHS)
+
+
+def _may_call(function: FunctionType) -> bool:
+    """Whether a method has a name of a function or of a loss."""
+    functions = any(type(value) is FunctionType for value in _globals_of(function))
+    return functions or _may_form_loss(function)
+
+
+def _ask_class(methods: Iterable[tuple[str, FunctionType]]) -> bool:
+    trees = (tree_of(function) for _, function in methods)
+    return any(tree is not None and asks_class(tree) for tree in trees)
+
+
+def _written(
+    methods: list[tuple[str, FunctionType]],
+) -> tuple[Found, dict[str, ast.FunctionDef]]:
+    """The calls in methods that go through the module, and the methods with them."""
+    found: list[tuple[str, str, tuple[str, ...]]] = []
+    trees: dict[str, ast.FunctionDef] = {}
+    for name, function in methods:
+        tree = tree_of(function) if _may_call(function) else None
         if tree is None or not is_plain(tree):
             continue
-        new = copy.deepcopy(tree)
-        for what, texts in _Writer(function, new).found.items():
-            found.append((what, name, tuple(sorted(texts))))
-            trees[name] = ast.fix_missing_locations(new)
+        calls = _Calls(function, tree, write=False).found
+        if calls:
+            found += [(what, name, tuple(sorted(texts))) for what, texts in calls.items()]
+            trees[name] = copy.deepcopy(tree)
+            _Calls(function, trees[name], write=True)
+            ast.fix_missing_locations(trees[name])
     return tuple(found), trees
 
 
-def _loss_function(module: torch_nn.Module) -> Found:
+def _loss_function(module: torch_nn.Module, methods: list[tuple[str, FunctionType]]) -> Found:
     """The methods that use the property `loss_function`, where what it gives is known."""
-    kind = type(module)
-    owner = next((base for base in kind.__mro__ if "loss_function" in vars(base)), None)
+    kinds = type(module).__mro__
+    owner = next((kind for kind in kinds if "loss_function" in vars(kind)), None)
     if owner is None or type(vars(owner)["loss_function"]) is not property:
         return ()
-    methods = list(_methods_of(kind, vars(module)))
     using = [name for name, f in methods if "loss_function" in f.__code__.co_names]
     if not using or LOSS_FUNCTIONS.find(module.loss_function) is None:
         return ()
-    for _, function in methods:
-        tree = tree_of(function)
-        if tree is not None and asks_class(tree):
-            return ()
     return tuple(("losses", name, ("loss_function",)) for name in using)
 
 
@@ -184,12 +206,12 @@ def fuse_calls(module: torch_nn.Module) -> Found:
         return ()
     if not is_ordinary(module, call=False):
         return ()
-    names = (f.__code__.co_names for _, f in _methods_of(kind, vars(module)))
-    if not _has_layers(module) and all(_LOSS_NAMES.isdisjoint(n) for n in names):
+    methods = list(_methods_of(kind, vars(module)))
+    if not _has_layers(module) and not any(_may_form_loss(function) for _, function in methods):
         return ()
-    found, trees = _written(kind, vars(module))
-    loss_function = _loss_function(module)
-    if not found and not loss_function:
+    found, trees = _written(methods)
+    loss_function = _loss_function(module, methods)
+    if not (found or loss_function) or _ask_class(methods):
         return ()
     mixin = FusedLossFunction if loss_function else FusedCalls
     new = _class_of(mixin, kind, found, trees)

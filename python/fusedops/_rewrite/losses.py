@@ -34,6 +34,7 @@ _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 
 _torch_loss = F.cross_entropy
 _torch_forward = torch_nn.CrossEntropyLoss.forward
+TORCHS = (_torch_loss, torch_nn.CrossEntropyLoss)
 _HALVES = (torch.bfloat16, torch.float16)
 _DTYPES = (torch.float64, torch.float32, *_HALVES)
 
