@@ -94,6 +94,20 @@ def test_other_arguments_of_a_function(device, dtype, kind):
         check_it(labels, 7, -100, valid)
 
 
+def test_arguments_by_other_names(device, monkeypatch):
+    original, model, _ = pair(device)
+    x, labels = inputs(device)
+    check(original, model, x, labels, cu_seq_lens=labels, label_smoothing=0.5)  # it reads neither
+    with pytest.raises(TypeError, match="multiple values"):
+        model(x, labels, source=x)
+    monkeypatch.setattr(LanguageModel, "function", staticmethod(losses.handing_on))
+    original, model, _ = pair(device)
+    check(original, model, x, labels)
+    check(original, model, x, labels, label_smoothing=0.5, ours=0)
+    with pytest.raises(TypeError, match="unexpected"):
+        model(x, labels, cu_seq_lens=labels)
+
+
 def test_all_labels_ignored(device):
     for kind in (LanguageModel, NanoGPT, Bert):
         original, model, _ = pair(device, kind=kind)
@@ -106,7 +120,6 @@ def test_all_labels_ignored(device):
 def test_other_arguments_run_the_function(device):
     original, model, _ = pair(device)
     x, labels = inputs(device)
-    check(original, model, x, labels, unknown=None, ours=0)
     check(original, model, x, labels, num_items_in_batch=7.5, ours=0)
     check(original, model, x[0], labels[0], ours=0)
     check(original, model, x, labels[:, :, None], shift_labels=labels.flatten(), ours=0)

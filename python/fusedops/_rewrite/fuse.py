@@ -363,8 +363,8 @@ def fuse(model: torch_nn.Module) -> FuseReport:
       class gives a function of logits and labels whose source does nothing but prepare them, with
       the values and gradients of our op on probes (Hugging Face's ForCausalLMLoss and
       ForMaskedLMLoss). Half logits that such a function converts to float32 are read as they are.
-      What the op does not take (class weights, probabilities as targets, arguments of a function
-      besides those of ForCausalLMLoss) is torch's. On the GPU a label out of range makes the loss
+      What the op does not take (class weights, probabilities as targets, arguments that change
+      what a function computes) is torch's. On the GPU a label out of range makes the loss
       NaN, where torch stops the program.
     - nn.MultiheadAttention runs its projections as `fusedops.linear`; masks, weights and the fast
       path in inference are torch's own code.

@@ -9,6 +9,7 @@ and our op computes in float32.
 from __future__ import annotations
 
 import functools
+import inspect
 import itertools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -166,6 +167,8 @@ class LossForm(NamedTuple):
 
     by_position: tuple[str, ...]  # its arguments
     by_name: frozenset[str]
+    named: frozenset[str]  # the arguments of all functions that it calls
+    others: bool  # it takes arguments by other names too, and does nothing with them
     ignore_index: int  # its default
     shifted: bool  # a token's label is the next token's
     wide: bool  # half logits are converted to float32 first
@@ -195,11 +198,13 @@ class LossForm(NamedTuple):
     def given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
         """A call's arguments by name, where the op stands for the function; else None."""
         given = dict(zip(self.by_position, args, strict=False))
-        if len(args) > len(given) or not self.by_name.issuperset(kwargs):
+        if len(args) > len(given) or not given.keys().isdisjoint(kwargs):
             return None
-        if not given.keys().isdisjoint(kwargs):
-            return None
-        given.update(kwargs)
+        for name, value in kwargs.items():
+            if name in self.by_name:
+                given[name] = value
+            elif not self.others or name in self.named:
+                return None
         if not given.keys() <= set(_ARGUMENTS) or not given.keys() >= set(_NEEDED):
             return None
         return given if self._takes(given) else None
@@ -240,9 +245,12 @@ def _read(function: FunctionType) -> tuple[LossForm, Outside] | None:
     if not reader.calls <= _CALLS or not reader.numbers <= {0.0}:
         return None
     taken = frozenset(names[code.co_posonlyargcount :])
+    more = (True, False) if code.co_flags & inspect.CO_VARKEYWORDS else (False,)
     forms = []
-    for shifted, wide in itertools.product((True, False), (True, False)):
-        form = LossForm(by_position, taken, ignored, shifted, wide, _DTYPES)
+    for others, shifted, wide in itertools.product(more, (True, False), (True, False)):
+        form = LossForm(
+            by_position, taken, frozenset(reader.arguments), others, ignored, shifted, wide
+        )
         dtypes = tuple(dtype for dtype in _DTYPES if _agrees(function, form, dtype))
         forms.append(form._replace(dtypes=dtypes))
     best = max(forms, key=lambda form: len(form.dtypes))
@@ -279,9 +287,10 @@ def _agrees(function: FunctionType, form: LossForm, dtype: torch.dtype) -> bool:
     with torch.inference_mode(False), torch.enable_grad():
         for given in _probes(form, dtype):
             logits = given["logits"].requires_grad_()
+            more = {"_fused_other": object()} if form.others else {}
             with no_autocast(logits):
                 try:
-                    theirs = function(**given)
+                    theirs = function(**given, **more)
                 except Exception:  # dtypes that it does not take
                     return False
                 ours = form.of(given)

@@ -162,6 +162,7 @@ class Reader:
     Attributes:
         flags: The plain attributes of the module that it reads, with their values.
         calls: The known functions and the tensor methods that it calls.
+        arguments: The names of the arguments of all functions that it reads.
         numbers: All floating-point constants that it contains or reads.
     """
 
@@ -172,6 +173,7 @@ class Reader:
         self.methods: set[str] = set()
         self.outside = Outside()
         self.calls: set[Any] = set()
+        self.arguments: set[str] = set()
         self.numbers: set[float] = set()
 
     def read(self) -> None:
@@ -212,6 +214,7 @@ class Reader:
             if isinstance(default, float):
                 self.numbers.add(default)
         arguments = [a.arg for a in (*tree.args.posonlyargs, *tree.args.args)]
+        self.arguments.update(arguments, (a.arg for a in tree.args.kwonlyargs))
         bound = owner is not None and arguments
         scope = _Scope(self, function, arguments[0] if bound else "", owner, kind, depth)
         scope.statements(tree.body)
@@ -314,7 +317,9 @@ class _Scope:
             parts = (node.left, *node.comparators)
             by_identity = all(isinstance(op, (ast.Is, ast.IsNot)) for op in node.ops)
             # NOTE: no argument is text, which only constants are.
-            text = any(isinstance(p, ast.Constant) and isinstance(p.value, str) for p in parts)
+            text = all(isinstance(op, (ast.Eq, ast.NotEq)) for op in node.ops) and any(
+                isinstance(part, ast.Constant) and isinstance(part.value, str) for part in parts
+            )
             for part in parts:
                 self.tested(part, by_identity or text)
         elif isinstance(node, ast.Call):
