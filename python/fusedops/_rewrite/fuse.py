@@ -365,7 +365,8 @@ def fuse(model: torch_nn.Module) -> FuseReport:
       ForMaskedLMLoss). Half logits that such a function converts to float32 are read as they are.
       What the op does not take (class weights, probabilities as targets, arguments that change
       what a function computes) is torch's. On the GPU a label out of range makes the loss
-      NaN, where torch stops the program.
+      NaN, where torch stops the program. A module that has statements of the kinds above (an MLP, a
+      sum and its norm) keeps its rotary embeddings and losses as they are.
     - nn.MultiheadAttention runs its projections as `fusedops.linear`; masks, weights and the fast
       path in inference are torch's own code.
 
