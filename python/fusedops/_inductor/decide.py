@@ -37,6 +37,9 @@ INDEX_US = 10.0  # listing the entries of an embedding's rows: estimated, not me
 MARGIN = 1.0  # theirs must be slower by more than this factor
 LEAST_FEATURES = 32  # of a patch: two steps of a kernel's loop over K
 NOISE = 1.01  # and where times are measured, by this one
+# Shorter sites are not measured: what starts a kernel is most of their time. Nor are products
+# alone: in half precision they are cuBLAS's.
+SHORT_US = 30.0
 CHUNK_BYTES = 7 << 27  # of linear_cross_entropy's logits, as in linear_cross_entropy_check.h
 # Inductor's passes over rows of many logits, forward and backward, take more than the memory's
 # time: bytes of logits a microsecond, by whether a row is whole 16-byte chunks. From cross_entropy
@@ -80,7 +83,9 @@ def decide(site: Site, force: bool) -> Verdict:
     ours, theirs, margin, how = *model.times(), MARGIN, "expected"
     if math.isnan(ours):
         return Verdict(False, "no kernel takes one of its products")
-    found = measured(site, _hint, model.bytes_per_us)
+    found = None
+    if theirs >= SHORT_US and site.kind != "product":
+        found = measured(site, _hint, model.bytes_per_us)
     if found is not None:
         margin, how = NOISE, "measured"
         ours, theirs = found[0], found[1] + _Pointwise(site, model.sizes).times()[1]

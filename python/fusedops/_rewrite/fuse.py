@@ -1,4 +1,4 @@
-"""fuse: replace linear layers with activations, MLP blocks, norms and more in a model."""
+"""fuse: replace linear layers, their activations, MLPs, norms and losses in an existing model."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from ..nn import Linear
 from ..nn.norm import fuse_norms
 from .attention import FusedAttention, fuse_attention
 from .blocks import fuse_block, hooked, hooked_by_others
+from .calls import fuse_calls
 from .fused_class import fused_class
 from .fused_methods import fuse_methods
 from .leaf import FusedLeaf, fuse_leaf, may_be_leaf
+from .losses import fuse_criterion
 from .patches import FusedPatches, fuse_patches, is_of_patches
-from .rotary import fuse_rotary
 from .sequential import FusedSteps, activation_name, in_order, steps
 
 __all__ = ["FuseReport", "FusedLayer", "FusedMLP", "SkippedLayer", "fuse"]
@@ -70,6 +71,7 @@ class FuseReport:
         pairs: Norms that a method runs with the sum before them, as (path, method, norms).
         rotations: Functions that rotate query and key and run as `fusedops.rope`, as (path, method,
             names).
+        losses: Losses that run as `fusedops.cross_entropy`, as (path, method, what it calls).
     """
 
     fused: list[FusedLayer] = field(default_factory=list)
@@ -78,6 +80,7 @@ class FuseReport:
     blocks: list[FusedMLP] = field(default_factory=list)
     pairs: list[tuple[str, str, tuple[str, ...]]] = field(default_factory=list)
     rotations: list[tuple[str, str, tuple[str, ...]]] = field(default_factory=list)
+    losses: list[tuple[str, str, tuple[str, ...]]] = field(default_factory=list)
 
     @property
     def num_fused(self) -> int:
@@ -118,6 +121,7 @@ class FuseReport:
         for called, inside in (
             (("sums with norms", "norms", "in"), self.pairs),
             (("rotary embeddings", "functions", "in"), self.rotations),
+            (("losses", "calls", "in"), self.losses),
         ):
             calls = [(name or "(model)", ", ".join(names), at) for name, at, names in inside]
             if calls:
@@ -236,14 +240,18 @@ def _fuse_methods(model: torch_nn.Module, report: FuseReport) -> None:
     report.blocks += found[::-1]
 
 
-def _fuse_rotary(model: torch_nn.Module, report: FuseReport) -> None:
-    """Let methods rotate query and key by one op."""
+def _fuse_calls(model: torch_nn.Module, report: FuseReport) -> None:
+    """Let methods rotate query and key by one op, and form their loss by one."""
     for name, module in list(model.named_modules()):
+        if fuse_criterion(module):
+            report.losses.append((name, "forward", ("cross_entropy",)))
+            continue
         try:
-            found = fuse_rotary(module)
+            found = fuse_calls(module)
         except Exception:  # the module's class may raise anything
             continue
-        report.rotations += [(name, method, names) for method, names in found]
+        for what, method, names in found:
+            getattr(report, what).append((name, method, names))
 
 
 def _looks_like_norm(module: torch_nn.Module) -> bool:
@@ -372,6 +380,15 @@ def fuse(model: torch_nn.Module) -> FuseReport:
     - A convolution whose kernel is as large as its stride, without padding, dilation or groups (the
       embedding of ViT, CLIP, Swin), runs as `fusedops.linear` of its patches. Float32 on a GPU does
       only where torch's settings of TF32 are the same for convolutions and products.
+    - A loss is `fusedops.cross_entropy` where a method calls ``F.cross_entropy`` or makes an
+      ``nn.CrossEntropyLoss``, where a module is one, and where the property ``loss_function`` of a
+      class gives a function of logits and labels whose source does nothing but prepare them, with
+      the values and gradients of our op on probes (Hugging Face's ForCausalLMLoss and
+      ForMaskedLMLoss). Half logits that such a function converts to float32 are read as they are.
+      What the op does not take (class weights, probabilities as targets, arguments that change
+      what a function computes) is torch's. On the GPU a label out of range makes the loss
+      NaN, where torch stops the program. A module that has statements of the kinds above (an MLP, a
+      sum and its norm) keeps its rotary embeddings and losses as they are.
     - nn.MultiheadAttention runs its projections as `fusedops.linear`; masks, weights and the fast
       path in inference are torch's own code.
 
@@ -384,7 +401,7 @@ def fuse(model: torch_nn.Module) -> FuseReport:
     runs as one op, hooks on all modules (``register_module_forward_hook``). Compiled code looks for
     new hooks where torch's does. Our norms keep their input for backward, as torch's do: a norm
     written by hand that keeps a copy in fp32 lets its half input be changed in place, ours does
-    not, and backward raises.
+    not, and backward raises. The same is true of half logits whose loss is formed in fp32.
 
     A layer changes its class and stays the same object. So its parameters (what the optimizer
     holds, tied weights), state dict keys, device, training flag and everything that refers to it
@@ -453,5 +470,5 @@ def fuse(model: torch_nn.Module) -> FuseReport:
             report.unchanged += 1
     _fuse_patches(model, report)
     _fuse_methods(model, report)
-    _fuse_rotary(model, report)
+    _fuse_calls(model, report)
     return report

@@ -9,9 +9,6 @@ nothing but compute, and by its values and gradients on probes, not by its name.
 from __future__ import annotations
 
 import ast
-import copy
-import weakref
-from types import FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -20,12 +17,12 @@ from torch import nn as torch_nn
 
 from .._autograd.compose import no_autocast
 from ..ops.rope import rope
-from .fused_class import Fused, derived
-from .fused_methods import _guarded, _has_layers, _own_methods
-from .recompile import asks_class, compiled, is_plain, rewrapped, unwrapped
-from .source import Reader, is_ordinary, tree_of
+from .known import KnownFunctions, close
+from .source import Reader
 
 if TYPE_CHECKING:
+    from types import FunctionType
+
     from .forward_code import Outside
 
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
@@ -78,52 +75,18 @@ class Form(NamedTuple):
         return not (_any_autocast() and torch.is_autocast_enabled(q.device.type))
 
 
-class Rotation(NamedTuple):
-    """A function that rotates, and what it was found with."""
-
-    form: Form
-    outside: Outside
-    made_of: tuple[Any, ...]
-
-    def is_same(self, function: FunctionType) -> bool:
-        return _parts(function) == self.made_of and self.outside.is_same()
-
-
-def _parts(function: FunctionType) -> tuple[Any, ...]:
-    return function.__code__, function.__defaults__, function.__kwdefaults__
-
-
-_known: weakref.WeakKeyDictionary[Any, Rotation] = weakref.WeakKeyDictionary()
-
-
 # ---- which functions ----
 
 
-def rotation_of(function: Any) -> Rotation | None:
-    """A function as a rotation; None where it is none."""
-    if type(function) is not FunctionType:
-        return None
-    known = _known.get(function)
-    if known is None or not known.is_same(function):
-        _known.pop(function, None)
-        known = _read(function)
-        if known is not None:
-            _known[function] = known
-    return known
-
-
-def _read(function: FunctionType) -> Rotation | None:
+def _read(function: FunctionType) -> tuple[Form, Outside] | None:
     code = function.__code__
     required = code.co_argcount - len(function.__defaults__ or ())
     if required > _ARGUMENTS or code.co_argcount < _ARGUMENTS or code.co_kwonlyargcount:
         return None
     reader = Reader(torch_nn.Module())
-    try:
-        reader.read_function(function)
-        form = _form(function)
-    except Exception:  # a RefusedError, or whatever the function raises on probes
-        return None
-    return None if form is None else Rotation(form, reader.outside, _parts(function))
+    reader.read_function(function)
+    form = _form(function)
+    return None if form is None else (form, reader.outside)
 
 
 def _form(function: FunctionType) -> Form | None:
@@ -165,135 +128,36 @@ def _agrees(function: FunctionType, form: Form, dtype: torch.dtype, width: int) 
                 ours = form.of(q, k, cos, sin)
                 if type(theirs) is not tuple or len(theirs) != 2:
                     return False
-                if not all(_close(a, b) for a, b in zip(theirs, ours, strict=True)):
+                if not all(close(a, b) for a, b in zip(theirs, ours, strict=True)):
                     return False
                 dy = [t.detach().flip(-1) for t in ours]
                 grads = [torch.autograd.grad(y, (q, k), dy) for y in (theirs, ours)]
-                if not all(_close(a, b) for a, b in zip(*grads, strict=True)):
+                if not all(close(a, b) for a, b in zip(*grads, strict=True)):
                     return False
     return True
 
 
-def _close(theirs: Any, ours: Tensor) -> bool:
-    """Whether a result is ours but for a few roundings."""
-    if type(theirs) is not Tensor or theirs.shape != ours.shape or theirs.dtype is not ours.dtype:
-        return False
-    difference = (theirs.double() - ours.double()).abs().max()
-    return bool(difference <= 4 * torch.finfo(ours.dtype).eps * ours.double().abs().max())
+ROTATIONS = KnownFunctions(_read)
 
 
 # ---- the class ----
 
 
-class FusedRotary(Fused):
+class RotaryCalls:
     """Mixed into the class of a module whose methods rotate query and key by a function."""
-
-    _base: Any
 
     def _fused_rotate(self, function: Any, q: Any, k: Any, cos: Any, sin: Any) -> Any:
         """function(q, k, cos, sin), as one op where it is one."""
-        if not _is_dynamo_compiling() and type(function) is FunctionType:
-            known = _known.get(function)
-            if known is not None and known.form.takes(q, k, cos, sin) and known.is_same(function):
-                return known.form.of(q, k, cos, sin)
+        if not _is_dynamo_compiling():
+            form = ROTATIONS.get(function)
+            if form is not None and form.takes(q, k, cos, sin):
+                return form.of(q, k, cos, sin)
         return function(q, k, cos, sin)
 
-    def __setstate__(self, state: Any) -> None:
-        super().__setstate__(state)  # type: ignore[misc]
-        self.__class__ = self._base
-        fuse_rotary(self)
 
-
-class _Calls(ast.NodeTransformer):
-    """Finds calls of names with four arguments, and writes those of chosen names anew."""
-
-    def __init__(self, tree: ast.FunctionDef, chosen: frozenset[str] = frozenset()) -> None:
-        self.me = (*tree.args.posonlyargs, *tree.args.args)[0].arg
-        self.chosen = chosen
-        self.found: set[str] = set()
-        for statement in tree.body:
-            self.visit(statement)
-
-    def visit(self, node: ast.AST) -> Any:
-        inner = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef, ast.ListComp,
-                 ast.SetComp, ast.DictComp, ast.GeneratorExp)  # fmt: skip
-        return node if isinstance(node, inner) else super().visit(node)
-
-    def visit_Call(self, node: ast.Call) -> ast.Call:
-        self.generic_visit(node)
-        plain = not node.keywords and not any(isinstance(a, ast.Starred) for a in node.args)
-        if not isinstance(node.func, ast.Name) or len(node.args) != _ARGUMENTS or not plain:
-            return node
-        self.found.add(node.func.id)
-        if node.func.id in self.chosen:
-            method = ast.Attribute(ast.Name(self.me, ast.Load()), "_fused_rotate", ast.Load())
-            node.args.insert(0, node.func)
-            node.func = ast.copy_location(method, node.args[0])
-        return node
-
-
-Found = tuple[tuple[str, tuple[str, ...]], ...]  # (method, names of functions in it)
-_classes: dict[Any, type | None] = {}
-
-
-def _found(kind: type, own: Any) -> Found:
-    """The methods of a class that rotate; none where one asks for the module's class."""
-    found = []
-    for name, value in _own_methods(kind):
-        function = unwrapped(value)[-1]
-        if type(function) is not FunctionType or name in own:
-            continue
-        tree = tree_of(function)
-        if tree is not None and asks_class(tree):
-            return ()
-        if tree is None or not is_plain(tree):
-            continue
-        code = function.__code__
-        local = {*code.co_varnames, *code.co_freevars, *code.co_cellvars}
-        names = sorted(
-            n for n in _Calls(copy.deepcopy(tree)).found - local
-            if rotation_of(function.__globals__.get(n)) is not None
-        )  # fmt: skip
-        if names:
-            found.append((name, tuple(names)))
-    return tuple(found)
-
-
-def _rotary_class(base: type, found: Found) -> type | None:
-    """The class of modules of a class whose methods rotate so; None where it cannot be written."""
-    key = (base, found)
-    if key not in _classes:
-        made: dict[str, Any] | None = {}
-        for name, names in found:
-            layers = unwrapped(getattr(base, name))
-            tree = copy.deepcopy(tree_of(layers[-1]))
-            assert tree is not None
-            _Calls(tree, frozenset(names))
-            new = compiled(layers[-1], ast.fix_missing_locations(tree))
-            method = None if new is None else rewrapped(layers, new)
-            if method is None:
-                made = None
-                break
-            made[name] = _guarded(name, layers[0], method)  # type: ignore[index]
-        _classes[key] = None if made is None else derived(FusedRotary, base, **made)
-    return _classes[key]
-
-
-def fuse_rotary(module: torch_nn.Module) -> Found:
-    """Make rotary embeddings in a module's methods run as one op, in place.
-
-    Returns:
-        The methods, with the names of the functions that rotate in them.
-    """
-    kind = type(module)
-    special = (torch_nn.Sequential, torch_nn.ModuleList, Fused)
-    if isinstance(module, special) or kind.__module__.startswith("torch.nn."):
-        return ()
-    if not is_ordinary(module, call=False) or not _has_layers(module):
-        return ()
-    found = _found(kind, vars(module))
-    new = _rotary_class(kind, found) if found else None
-    if new is None:
-        return ()
-    module.__class__ = new
-    return found
+def rotary_method(function: Any, call: ast.Call) -> str | None:
+    """The method that a call of a function by its name is written with; None where it stays."""
+    plain = not call.keywords and not any(isinstance(a, ast.Starred) for a in call.args)
+    if not plain or len(call.args) != _ARGUMENTS or not isinstance(call.func, ast.Name):
+        return None
+    return "_fused_rotate" if ROTATIONS.find(function) is not None else None

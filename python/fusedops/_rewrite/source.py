@@ -147,7 +147,7 @@ _FUNCTIONS = {
 _BUILTINS = {len, int, float, isinstance, tuple, list, range}
 # What may decide which branch runs: dtypes and dims, which are probed, and no values or devices.
 _TESTED = ("dtype", "ndim", "weight")
-_TESTS = ("isinstance", "dim", "is_floating_point")
+_TESTS = ("isinstance", "dim", "is_floating_point", "is_tensor")
 _VALUES = (*CONSTANTS, tuple, torch.Size, torch.dtype)
 _EXPRESSIONS = (
     ast.Constant, ast.BinOp, ast.UnaryOp, ast.IfExp, ast.Tuple, ast.List, ast.Subscript, ast.Slice,
@@ -162,15 +162,18 @@ class Reader:
     Attributes:
         flags: The plain attributes of the module that it reads, with their values.
         calls: The known functions and the tensor methods that it calls.
+        arguments: The names of the arguments of all functions that it reads.
         numbers: All floating-point constants that it contains or reads.
     """
 
-    def __init__(self, module: torch_nn.Module) -> None:
+    def __init__(self, module: torch_nn.Module, functions: frozenset[Any] = frozenset()) -> None:
         self.module = module
+        self.functions = _FUNCTIONS | functions  # that it may call
         self.flags: dict[str, Any] = {}
         self.methods: set[str] = set()
         self.outside = Outside()
         self.calls: set[Any] = set()
+        self.arguments: set[str] = set()
         self.numbers: set[float] = set()
 
     def read(self) -> None:
@@ -194,7 +197,7 @@ class Reader:
 
     def _function(self, function: Any, owner: Any, kind: type | None, depth: int) -> None:
         """Read a function; owner is what its first argument is, None for a plain function."""
-        if function in _FUNCTIONS:
+        if function in self.functions:
             self.calls.add(function)
             if owner is not None:
                 for name in _SETTINGS:
@@ -211,6 +214,7 @@ class Reader:
             if isinstance(default, float):
                 self.numbers.add(default)
         arguments = [a.arg for a in (*tree.args.posonlyargs, *tree.args.args)]
+        self.arguments.update(arguments, (a.arg for a in tree.args.kwonlyargs))
         bound = owner is not None and arguments
         scope = _Scope(self, function, arguments[0] if bound else "", owner, kind, depth)
         scope.statements(tree.body)
@@ -310,9 +314,14 @@ class _Scope:
         elif isinstance(node, ast.UnaryOp):
             self.test(node.operand)
         elif isinstance(node, ast.Compare):
-            is_none = all(isinstance(op, (ast.Is, ast.IsNot)) for op in node.ops)
-            for part in (node.left, *node.comparators):
-                self.tested(part, is_none)
+            parts = (node.left, *node.comparators)
+            by_identity = all(isinstance(op, (ast.Is, ast.IsNot)) for op in node.ops)
+            # NOTE: no argument is text, which only constants are.
+            text = all(isinstance(op, (ast.Eq, ast.NotEq)) for op in node.ops) and any(
+                isinstance(part, ast.Constant) and isinstance(part.value, str) for part in parts
+            )
+            for part in parts:
+                self.tested(part, by_identity or text)
         elif isinstance(node, ast.Call):
             self.tested(node, False)
         else:
@@ -446,7 +455,7 @@ class _Scope:
         hashable = getattr(value, "__hash__", None) is not None
         if hashable and value in _BUILTINS:
             return
-        if hashable and value in _FUNCTIONS:
+        if hashable and value in self.reader.functions:
             self.reader.calls.add(value)
             return
         self.reader._function(value, None, None, self.depth + 1)

@@ -85,6 +85,23 @@ class CrossEntropyFunction(torch.autograd.Function):
 _eager = _eager_apply(CrossEntropyFunction)
 
 
+def loss_of_rows(
+    logits: Tensor,
+    target: Tensor,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    reduction: str = "mean",
+    fp32_out: bool = False,
+) -> Tensor:
+    """The loss of logits (M, V), by the op; fp32_out: float32 from half logits, unrounded."""
+    if _is_grad_enabled() and logits.requires_grad:
+        apply = CrossEntropyFunction.apply if _is_dynamo_compiling() else _eager
+        loss: Tensor = apply(logits, target, ignore_index, label_smoothing, reduction, fp32_out)
+        return loss
+    code = REDUCTIONS[reduction]
+    return _cross_entropy(logits, target, ignore_index, label_smoothing, code, fp32_out)[0]
+
+
 def _as_matrix(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """(V,), (M, V) or (M, V, ...) logits as (M, V), with targets to match."""
     if logits.dim() == 0:
@@ -166,7 +183,6 @@ def cross_entropy(
         raise ValueError(
             f"cross_entropy: reduction must be one of {', '.join(REDUCTIONS)}; got {reduction!r}"
         )
-    traced = _is_dynamo_compiling()
     if type(logits) is not Tensor and (is_dtensor(logits) or is_subclass(logits)):
         return _of_subclass(logits, target, ignore_index, label_smoothing, reduction)
     if sees_torch_functions_only():
@@ -186,10 +202,5 @@ def cross_entropy(
     shape = target.shape
     if logits.dim() != 2:
         logits, target = _as_matrix(logits, target)
-    if _is_grad_enabled() and logits.requires_grad:
-        apply = CrossEntropyFunction.apply if traced else _eager
-        loss: Tensor = apply(logits, target, ignore_index, label_smoothing, reduction, fp32_out)
-    else:
-        code = REDUCTIONS[reduction]
-        loss = _cross_entropy(logits, target, ignore_index, label_smoothing, code, fp32_out)[0]
+    loss = loss_of_rows(logits, target, ignore_index, label_smoothing, reduction, fp32_out)
     return loss.reshape(shape) if reduction == "none" else loss

@@ -1,0 +1,319 @@
+"""Losses of models as our cross entropy: functions, torch's own, and torch's module.
+
+A function such as Hugging Face's ForCausalLMLoss counts by its source, which may do nothing but
+reshape logits and labels for torch's cross entropy, and by its values and gradients on probes, not
+by its name. Half logits that it converts to float32 are read as they are: the conversion is exact,
+and our op computes in float32.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch import nn as torch_nn
+
+from .._autograd.compose import no_autocast
+from .._autograd.shared import sees_torch_functions_only
+from ..ops.cross_entropy import REDUCTIONS, cross_entropy, loss_of_rows
+from .fused_class import Fused, fused_class
+from .known import KnownFunctions, close
+from .source import Reader
+
+if TYPE_CHECKING:
+    import ast
+    from types import FunctionType
+
+    from .forward_code import Outside
+
+_is_dynamo_compiling = torch.compiler.is_dynamo_compiling
+
+_torch_loss = F.cross_entropy
+_torch_forward = torch_nn.CrossEntropyLoss.forward
+TORCHS = (_torch_loss, torch_nn.CrossEntropyLoss)
+_HALVES = (torch.bfloat16, torch.float16)
+_DTYPES = (torch.float64, torch.float32, *_HALVES)
+
+
+def _plain(logits: Any, target: Any) -> bool:
+    """Whether logits and target are tensors that our op takes, in code that is not traced."""
+    if _is_dynamo_compiling() or type(logits) is not Tensor or type(target) is not Tensor:
+        return False
+    if logits.dtype not in _DTYPES or target.dtype is not torch.int64:
+        return False
+    if logits.layout is not torch.strided or target.layout is not torch.strided:
+        return False
+    device = logits.device
+    if device != target.device or device.type not in ("cpu", "cuda"):
+        return False
+    return not sees_torch_functions_only()
+
+
+# ---- torch's function and module ----
+
+
+def torch_cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """F.cross_entropy, by our op where it takes the arguments."""
+    if (
+        weight is None
+        and size_average is None
+        and reduce is None
+        and _plain(input, target)
+        and _has_rows(input, target)
+        and type(reduction) is str
+        and reduction in REDUCTIONS
+        and 0 <= label_smoothing <= 1
+    ):
+        return cross_entropy(
+            input,
+            target,
+            ignore_index=ignore_index,
+            reduction=reduction,
+            label_smoothing=label_smoothing,
+        )
+    return _torch_loss(
+        input, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing
+    )
+
+
+def _has_rows(logits: Tensor, target: Tensor) -> bool:
+    """Whether logits have a row in memory for each target, which is a class."""
+    dims = logits.dim()
+    if dims < 2:
+        return bool(dims == 1 and target.dim() == 0)
+    if logits.shape[:1] + logits.shape[2:] != target.shape:
+        return False
+    return bool(dims == 2 or logits.movedim(1, -1).is_contiguous())
+
+
+class FusedCriterion(Fused):
+    """Mixed into nn.CrossEntropyLoss."""
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        """The loss, by our op where torch's code is torch's own and the op takes the arguments."""
+        theirs = torch_nn.CrossEntropyLoss.forward is _torch_forward
+        if _is_dynamo_compiling() or not theirs or F.cross_entropy is not _torch_loss:
+            return super().forward(input, target)  # type: ignore[misc]
+        options: Any = self
+        return torch_cross_entropy(
+            input,
+            target,
+            options.weight,
+            ignore_index=options.ignore_index,
+            reduction=options.reduction,
+            label_smoothing=options.label_smoothing,
+        )
+
+
+_criterion = fused_class(FusedCriterion, torch_nn.CrossEntropyLoss)
+
+
+def fuse_criterion(module: torch_nn.Module) -> bool:
+    """Make an nn.CrossEntropyLoss run as our op, in place; whether it is one that did not."""
+    if type(module) is not torch_nn.CrossEntropyLoss:
+        return False
+    module.__class__ = _criterion
+    return True
+
+
+class LossCalls:
+    """Mixed into the class of a module whose methods form a cross entropy by torch's names."""
+
+    def _fused_cross_entropy(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        """function(...), by our op where it is torch's."""
+        if function is _torch_loss and not _is_dynamo_compiling():
+            function = torch_cross_entropy
+        return function(*args, **kwargs)
+
+    def _fused_criterion(self, kind: Any, *args: Any, **kwargs: Any) -> Any:
+        """kind(...), as our module where it is torch's."""
+        if kind is torch_nn.CrossEntropyLoss and not _is_dynamo_compiling():
+            kind = _criterion
+        return kind(*args, **kwargs)
+
+
+def loss_method(value: Any, call: ast.Call) -> str | None:
+    """The method that a call is written with; None where it stays."""
+    if value is torch_nn.CrossEntropyLoss:
+        return "_fused_criterion"
+    return "_fused_cross_entropy" if value is _torch_loss else None
+
+
+# ---- functions of logits and labels ----
+
+_NEEDED = ("logits", "labels", "vocab_size")
+_ARGUMENTS = (*_NEEDED, "num_items_in_batch", "ignore_index", "shift_labels")
+_FUNCTIONS = frozenset({F.cross_entropy, F.pad, torch.is_tensor})
+_CALLS = {*_FUNCTIONS, "float", "to", "view", "reshape", "flatten", "contiguous", "size", "dim",
+          "numel"}  # fmt: skip
+
+
+class LossForm(NamedTuple):
+    """How a function of logits and labels forms a cross entropy."""
+
+    by_position: tuple[str, ...]  # its arguments
+    by_name: frozenset[str]
+    named: frozenset[str]  # the arguments of all functions that it calls
+    others: bool  # it takes arguments by other names too, and does nothing with them
+    ignore_index: int  # its default
+    shifted: bool  # a token's label is the next token's
+    wide: bool  # half logits are converted to float32 first
+    dtypes: tuple[torch.dtype, ...] = ()
+
+    def of(self, given: dict[str, Any]) -> Tensor:
+        """What the function gives, by our op."""
+        logits, count = given["logits"], given.get("num_items_in_batch")
+        ignored = given.get("ignore_index", self.ignore_index)
+        labels = given.get("shift_labels")
+        if labels is None:
+            labels = given["labels"]
+            if self.shifted:
+                labels = F.pad(labels, (0, 1), value=ignored)[..., 1:]
+        half = logits.dtype in _HALVES
+        loss = loss_of_rows(
+            logits.view(-1, logits.shape[-1]),
+            labels.reshape(-1),
+            ignored,
+            reduction="mean" if count is None else "sum",
+            fp32_out=self.wide and half,
+        )
+        if count is None:
+            return loss
+        return loss / (count.to(loss.device) if isinstance(count, Tensor) else count)
+
+    def given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
+        """A call's arguments by name, where the op stands for the function; else None."""
+        given = dict(zip(self.by_position, args, strict=False))
+        if len(args) > len(given) or not given.keys().isdisjoint(kwargs):
+            return None
+        for name, value in kwargs.items():
+            if name in self.by_name:
+                given[name] = value
+            elif not self.others or name in self.named:
+                return None
+        if not given.keys() <= set(_ARGUMENTS) or not given.keys() >= set(_NEEDED):
+            return None
+        return given if self._takes(given) else None
+
+    def _takes(self, given: dict[str, Any]) -> bool:
+        logits, labels = given["logits"], given.get("shift_labels")
+        labels = given["labels"] if labels is None else labels
+        if not _plain(logits, labels) or logits.dtype not in self.dtypes:
+            return False
+        if logits.dim() != 3 or not logits.is_contiguous() or labels.shape != logits.shape[:2]:
+            return False
+        size, ignored = given["vocab_size"], given.get("ignore_index", self.ignore_index)
+        if type(size) is not int or size != logits.shape[2] or type(ignored) is not int:
+            return False
+        count: Any = given.get("num_items_in_batch")
+        if type(count) is Tensor:
+            if count.dim() or count.requires_grad:
+                return False
+        elif count is not None and type(count) is not int:
+            return False
+        # NOTE: autocast leaves a loss alone that is formed in float32.
+        return self.wide or not torch.is_autocast_enabled(logits.device.type)
+
+
+def _read(function: FunctionType) -> tuple[LossForm, Outside] | None:
+    code = function.__code__
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    if not set(_NEEDED) <= set(names):
+        return None
+    by_position = code.co_varnames[: code.co_argcount]
+    defaults = function.__defaults__ or ()
+    values = dict(zip(by_position[len(by_position) - len(defaults) :], defaults, strict=True))
+    ignored = {**values, **(function.__kwdefaults__ or {})}.get("ignore_index", -100)
+    if type(ignored) is not int:
+        return None
+    reader = Reader(torch_nn.Module(), _FUNCTIONS)
+    reader.read_function(function)
+    if not reader.calls <= _CALLS or not reader.numbers <= {0.0}:
+        return None
+    taken = frozenset(names[code.co_posonlyargcount :])
+    more = (True, False) if code.co_flags & inspect.CO_VARKEYWORDS else (False,)
+    forms = []
+    for others, shifted, wide in itertools.product(more, (True, False), (True, False)):
+        form = LossForm(
+            by_position, taken, frozenset(reader.arguments), others, ignored, shifted, wide
+        )
+        dtypes = tuple(dtype for dtype in _DTYPES if _agrees(function, form, dtype))
+        forms.append(form._replace(dtypes=dtypes))
+    best = max(forms, key=lambda form: len(form.dtypes))
+    return (best, reader.outside) if torch.float32 in best.dtypes else None
+
+
+def _probes(form: LossForm, dtype: torch.dtype) -> list[dict[str, Any]]:
+    """Arguments with labels that are ignored and others, in each combination that it takes."""
+    random = torch.Generator().manual_seed(7)
+    logits = torch.randn(2, 5, 7, generator=random, dtype=torch.float64, device="cpu").to(dtype)
+    labels = torch.randint(7, (2, 5), generator=random, device="cpu")
+    others = torch.randint(7, (2, 5), generator=random, device="cpu")
+    names = form.by_name.union(form.by_position)
+    choices: dict[str, tuple[Any, ...]] = {
+        "num_items_in_batch": (6, torch.tensor(6, device="cpu")),
+        "ignore_index": (3,),
+        "shift_labels": (others,),
+    }
+    choices = {name: (None, *values) for name, values in choices.items() if name in names}
+    probes = []
+    for values in itertools.product(*choices.values()):
+        more = {n: v for n, v in zip(choices, values, strict=True) if v is not None}
+        ignored = more.get("ignore_index", form.ignore_index)
+        for name, t in (("labels", labels), ("shift_labels", others)):
+            if name == "labels" or name in more:
+                more[name] = t.clone()
+                more[name][0, 2] = more[name][1, 4] = ignored
+        probes.append({"logits": logits, "vocab_size": 7, **more})
+    return probes
+
+
+def _agrees(function: FunctionType, form: LossForm, dtype: torch.dtype) -> bool:
+    """Whether a function gives what the op does, and the gradients."""
+    with torch.inference_mode(False), torch.enable_grad():
+        for given in _probes(form, dtype):
+            logits = given["logits"].requires_grad_()
+            more = {"_fused_other": object()} if form.others else {}
+            with no_autocast(logits):
+                try:
+                    theirs = function(**given, **more)
+                except Exception:  # dtypes that it does not take
+                    return False
+                ours = form.of(given)
+                if not close(theirs, ours):
+                    return False
+                grads = [torch.autograd.grad(3 * loss, logits)[0] for loss in (theirs, ours)]
+                if not close(*grads):
+                    return False
+    return True
+
+
+LOSS_FUNCTIONS = KnownFunctions(_read)
+
+
+class LossFunction:
+    """A function of logits and labels that is known, by our op where it takes the arguments."""
+
+    def __init__(self, function: FunctionType) -> None:
+        functools.update_wrapper(self, function)
+        self.function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """function(...)."""
+        form = None if _is_dynamo_compiling() else LOSS_FUNCTIONS.get(self.function)
+        given = None if form is None else form.given(args, kwargs)
+        return self.function(*args, **kwargs) if given is None else form.of(given)  # type: ignore[union-attr]
