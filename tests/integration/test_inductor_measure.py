@@ -75,13 +75,36 @@ def test_layers_of_one_size_are_measured_once(device, monkeypatch, quick):
 @pytest.mark.gpu
 def test_a_gpu_measures():
     torch.manual_seed(0)
-    model = make("gelu", "cuda", torch.bfloat16)
+    layers = nn.Linear(1024, 4096), nn.GELU(), nn.Linear(4096, 1024)
+    model = nn.Sequential(*layers).to("cuda", torch.bfloat16)
+    x = torch.randn(4096, 1024, device="cuda", dtype=torch.bfloat16)
     ours = fusedops.inductor()
     state = torch.cuda.get_rng_state()
-    step(compiled(model, ours), model, inputs("cuda", torch.bfloat16))
+    step(compiled(model, ours), model, x)
     assert torch.equal(torch.cuda.get_rng_state(), state)  # a compilation draws nothing
     reasons = [site.reason for site in ours.report.replaced]
     reasons += [left.reason for left in ours.report.left]
     assert any("us measured" in reason for reason in reasons)
     assert measure._measured
     assert not any(math.isnan(us) for pair in measure._measured.values() for us in pair)
+
+
+def test_rows_that_inductor_pads_are_padded(device, monkeypatch, quick):
+    """An odd number of classes: all products of a loss are timed in whole chunks of 16 bytes."""
+    made, mm = [], torch.mm
+
+    def seen(a, b):
+        made.append((a.shape[1], tuple(b.shape)))
+        return mm(a, b)
+
+    monkeypatch.setattr(torch, "mm", seen)
+    spy = Spy(monkeypatch)
+    head, x, target = test_inductor_loss.make(device, torch.float32, bias=False)
+    assert head.weight.shape == (50, 16)
+    run = compiled(
+        lambda x, target: test_inductor_loss.LOSSES["mean"](head(x), target),
+        fusedops.inductor(force=True),
+    )
+    test_inductor_loss.step(run, head, x, target)
+    assert "linear_cross_entropy" in spy.times
+    assert {(16, (16, 52)), (50, (50, 16))} <= set(made)

@@ -149,7 +149,7 @@ class _Bench:
     def product(self, product: Product) -> Callable[[], Tensor]:
         a, b = self.aligned(product.a), self.aligned(product.b)
         inner = min(a.shape[1], b.shape[0])  # one side may be padded along K
-        a, b = a[:, :inner], b[:inner]
+        a, b = a[:, :inner], self.wide(b[:inner])
         if product.bias is None or b.shape[1] != self.tensor(product.bias).shape[-1]:
             return lambda: torch.mm(a, b)
         bias = self.tensor(product.bias)
@@ -158,13 +158,27 @@ class _Bench:
     def aligned(self, node: Node) -> Tensor:
         """The operand in rows of whole chunks, as Inductor copies it."""
         matrix = self.tensor(node)
-        per = ALIGNMENT // matrix.element_size()
         if not self.rest(node):
             return matrix
         transposed = matrix.stride(0) == 1
         rows, columns = matrix.T.shape if transposed else matrix.shape
-        wide = self.made((rows, -(-columns // per) * per), None, matrix.dtype)
+        wide = self.made((rows, self.whole(columns, matrix)), None, matrix.dtype)
         return wide.T if transposed else wide
+
+    def wide(self, b: Tensor) -> Tensor:
+        """b with as many columns as make whole chunks of the result's rows; Inductor slices."""
+        k, n = b.shape
+        columns = self.whole(n, b)
+        if columns == n:
+            return b
+        if b.stride(0) == 1:
+            return self.made((columns, k), None, b.dtype).T
+        return self.made((k, columns), None, b.dtype)
+
+    @staticmethod
+    def whole(columns: int, matrix: Tensor) -> int:
+        per = ALIGNMENT // matrix.element_size()
+        return int(-(-columns // per) * per)
 
     # ---- tensors ----
 
