@@ -17,7 +17,9 @@ from collections import Counter
 import torch
 
 import elementwise
+import embeddings
 import gemm
+import losses
 import points
 import reduce
 import rows
@@ -31,6 +33,8 @@ FAMILIES = {
     "kernels": gemm.run_kernels,  # each GEMM kernel by itself
     "reduce": reduce.run,
     "rows": rows.run,
+    "losses": losses.run,
+    "embeddings": embeddings.run,
     "scan": scan.run,
     "elementwise": elementwise.run,
     "sampling": points.run_sampling,
