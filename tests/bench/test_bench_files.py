@@ -184,7 +184,12 @@ def test_numbers_have_no_exponent(value: float | None, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "folder"),
-    [("NVIDIA H200", "h200"), ("NVIDIA GeForce RTX 4090", "rtx-4090"), ("cpu", "cpu")],
+    [
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA GeForce RTX 4090", "rtx-4090"),
+        ("cpu", "cpu"),
+    ],
 )
 def test_folder_name(name: str, folder: str) -> None:
     assert machine.folder_name(name) == folder

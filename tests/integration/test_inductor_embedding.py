@@ -126,14 +126,20 @@ def test_one_embedding_read_twice(device):
 
 
 def test_dynamic_shapes(device):
+    """Every graph has the op, and there are no more graphs than without the pass."""
     model = make(device)
     ours = fusedops.inductor(force=True)
-    function = compiled(model, ours, dynamic=True)
-    for shape in ((3, 10), (2, 7), (5, 4)):
-        tokens = draw(device, *shape)
-        got = gradients(function, model, tokens)
-        assert_close(got, gradients(model, model, tokens), 4e-2)
-    assert_replaced(ours.report)
+    graphs = {}
+    for name, options in (("ours", ours), ("plain", {"options": {}})):
+        function = compiled(model, options, dynamic=True)
+        torch._dynamo.utils.counters.clear()
+        for shape in ((3, 10), (2, 7), (5, 4)):
+            tokens = draw(device, *shape)
+            got = gradients(function, model, tokens)
+            assert_close(got, gradients(model, model, tokens), 4e-2)
+        graphs[name] = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    assert graphs["ours"] == graphs["plain"] >= 1
+    assert_replaced(ours.report, graphs["ours"])
 
 
 def test_rows_of_a_dynamic_number_stay_and_are_no_reason_to_compile_again(device):

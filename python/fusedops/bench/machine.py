@@ -37,8 +37,9 @@ def gpu_name(device: torch.device) -> str:
 
 
 def folder_name(gpu: str) -> str:
-    """`NVIDIA H200` -> `h200`: the folder of perf/results."""
+    """`NVIDIA H100 80GB HBM3` -> `h100`: the folder of perf/results, whatever the memory."""
     words = re.sub(r"(?i)^nvidia\s+(geforce\s+)?", "", gpu)
+    words = re.sub(r"(?i)\s+\d+\s*GB\b.*", "", words)
     return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")
 
 
