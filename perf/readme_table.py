@@ -359,7 +359,10 @@ def pages(folder: Path) -> dict[Path, str]:
     tables = {README: render_headlines(folder), BENCHMARKS: render(folder)}
     found = {page: replace(page.read_text(), table) for page, table in tables.items()}
     if MODELS[0] in found[README]:
-        found[README] = replace(found[README], render_models(folder), MODELS)
+        # NOTE: models may have been measured on one of the cards only.
+        folders = (folder, ROOT / "perf/results/h100")
+        rendered = next((text for f in folders if (text := render_models(f))), "")
+        found[README] = replace(found[README], rendered, MODELS)
     return found
 
 
