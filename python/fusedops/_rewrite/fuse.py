@@ -375,8 +375,8 @@ def fuse(model: torch_nn.Module) -> FuseReport:
     - A function that a method calls with query, key and the two tables of a rotary embedding, where
       its source does nothing but compute and its values and gradients on probes are those of
       `fusedops.rope` (``apply_rotary_pos_emb`` of Hugging Face's models, halves or interleaved, a
-      part of the row too). It is called as it is with tables that require a gradient or have
-      another dtype.
+      part of the row too), or with one tensor and two tables. It is called as it is with tables
+      that require a gradient or have another dtype.
     - A convolution whose kernel is as large as its stride, without padding, dilation or groups (the
       embedding of ViT, CLIP, Swin), runs as `fusedops.linear` of its patches. Float32 on a GPU does
       only where torch's settings of TF32 are the same for convolutions and products.

@@ -18,6 +18,8 @@ from torch import nn as torch_nn
 from .._autograd.compose import no_autocast
 from ..ops.rope import rope
 from .known import KnownFunctions, close
+from .rotary_single import ARGUMENTS as SINGLE
+from .rotary_single import SINGLE_ROTATIONS
 from .source import Reader
 
 if TYPE_CHECKING:
@@ -154,10 +156,22 @@ class RotaryCalls:
                 return form.of(q, k, cos, sin)
         return function(q, k, cos, sin)
 
+    def _fused_rotate_one(self, function: Any, x: Any, cos: Any, sin: Any) -> Any:
+        """function(x, cos, sin), as one op where it is one."""
+        if not _is_dynamo_compiling():
+            form = SINGLE_ROTATIONS.get(function)
+            if form is not None and form.takes(x, cos, sin):
+                return form.of(x, cos, sin)
+        return function(x, cos, sin)
+
 
 def rotary_method(function: Any, call: ast.Call) -> str | None:
     """The method that a call of a function by its name is written with; None where it stays."""
     plain = not call.keywords and not any(isinstance(a, ast.Starred) for a in call.args)
-    if not plain or len(call.args) != _ARGUMENTS or not isinstance(call.func, ast.Name):
+    if not plain or not isinstance(call.func, ast.Name):
         return None
-    return "_fused_rotate" if ROTATIONS.find(function) is not None else None
+    if len(call.args) == _ARGUMENTS:
+        return "_fused_rotate" if ROTATIONS.find(function) is not None else None
+    if len(call.args) == SINGLE:
+        return "_fused_rotate_one" if SINGLE_ROTATIONS.find(function) is not None else None
+    return None
