@@ -72,21 +72,42 @@ def test_layers_of_one_size_are_measured_once(device, monkeypatch, quick):
     assert not any(spy.unknown)
 
 
-@pytest.mark.gpu
-def test_a_gpu_measures():
+def large():
     torch.manual_seed(0)
     layers = nn.Linear(1024, 4096), nn.GELU(), nn.Linear(4096, 1024)
     model = nn.Sequential(*layers).to("cuda", torch.bfloat16)
-    x = torch.randn(4096, 1024, device="cuda", dtype=torch.bfloat16)
+    return model, torch.randn(4096, 1024, device="cuda", dtype=torch.bfloat16)
+
+
+def reasons_of(report):
+    return [site.reason for site in report.replaced] + [left.reason for left in report.left]
+
+
+@pytest.mark.gpu
+def test_a_gpu_measures():
+    model, x = large()
     ours = fusedops.inductor()
     state = torch.cuda.get_rng_state()
     step(compiled(model, ours), model, x)
     assert torch.equal(torch.cuda.get_rng_state(), state)  # a compilation draws nothing
-    reasons = [site.reason for site in ours.report.replaced]
-    reasons += [left.reason for left in ours.report.left]
-    assert any("us measured" in reason for reason in reasons)
+    assert any("us measured" in reason for reason in reasons_of(ours.report))
     assert measure._measured
     assert not any(math.isnan(us) for pair in measure._measured.values() for us in pair)
+
+
+@pytest.mark.gpu
+def test_the_model_decides_where_nothing_can_be_measured(monkeypatch):
+    def fails(self):
+        raise RuntimeError("no such measurement")
+
+    monkeypatch.setattr(measure, "_measured", {})
+    monkeypatch.setattr(measure._Bench, "times", fails)
+    model, x = large()
+    ours = fusedops.inductor()
+    step(compiled(model, ours), model, x)
+    reasons = reasons_of(ours.report)
+    assert any("us expected" in reason for reason in reasons)
+    assert not any("us measured" in reason for reason in reasons)
 
 
 def test_rows_that_inductor_pads_are_padded(device, monkeypatch, quick):
