@@ -195,7 +195,7 @@ class _Bench:
         return self.values[node]
 
     def made(self, shape: Any, strides: Any, dtype: torch.dtype) -> Tensor:
-        """Random values; where strides are 0, as in the gradient of a sum, elements share memory."""
+        """Random values; elements share memory where strides are 0, as in a sum's gradient."""
         if strides is None:
             strides = torch.empty(shape, device="meta").stride()
         elements = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
