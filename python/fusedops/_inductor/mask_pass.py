@@ -221,7 +221,7 @@ def _tensors(node: Node) -> list[Tensor]:
 
 def _in_memory(value: Tensor) -> int:
     """Elements that are in memory: of what is expanded, one copy."""
-    return int(value.untyped_storage().nbytes()) // value.itemsize
+    return int(value.untyped_storage().nbytes() // value.itemsize)
 
 
 def _storage(value: Tensor) -> int:
