@@ -269,6 +269,30 @@ def test_what_reads_positions_is_no_reason_to_keep_the_mask(device):
     assert report.masks == 1
 
 
+def test_views_behind_attention_may_copy(device, monkeypatch):
+    """The kernel without a mask gives another layout; here it is made to."""
+    attention = mask_pass.F.scaled_dot_product_attention
+    say = mask_pass._say
+
+    def turned(*given, **options):
+        return attention(*given, **options).transpose(1, 2).contiguous().transpose(1, 2)
+
+    def say_and_turn(node, **options):
+        say(node, **options)
+        node.target = turned
+
+    def run(x):
+        before, heads = x.view(-1, 8), attend(lower)(x)
+        return heads.view(2, -1) * 2, heads.view(torch.int32), before
+
+    x = torch.randn(2, 3, T, 8, device=device)
+    monkeypatch.setattr(mask_pass, "_say", say_and_turn)
+    got, report, _ = masks_left(run, x)
+    torch.testing.assert_close(got[0], run(x)[0], rtol=1e-5, atol=1e-5)
+    assert got[1].dtype is torch.int32
+    assert report.masks == 1
+
+
 def test_calls_of_other_lengths_share_a_mask(device):
     """The first key alone is causal for one query, and is not for more."""
 

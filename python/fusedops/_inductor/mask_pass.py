@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
+from .graph import reached_from
 from .graph_pass import PassBehind, sources
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ class MaskPass(PassBehind):
 
     def rewrite(self, graph: Graph) -> None:
         known: dict[tuple[Node, tuple[int, int]], str | None] = {}
+        changed: list[Node] = []
         for node in graph.find_nodes(
             op="call_function", target=F.scaled_dot_product_attention, sort=False
         ):
@@ -93,6 +95,8 @@ class MaskPass(PassBehind):
             if known[key] is not None:
                 _say(node, causal=known[key] == "causal")
                 self.report.masks += 1
+                changed.append(node)
+        _free_views(changed)
 
 
 def _arguments(node: Node) -> dict[str, Any]:
@@ -253,6 +257,17 @@ def _evaluate(mask: Node, made_of: list[Node]) -> Tensor:
     if not isinstance(value, Tensor):
         raise TypeError("a mask is a tensor")
     return value
+
+
+def _free_views(changed: list[Node]) -> None:
+    """Let views behind attention copy: without a mask its result may lie otherwise in memory.
+
+    On a GPU flash attention lays it out as the query; kernels that take a mask need not.
+    """
+    for node in reached_from(changed):
+        is_view = node.op == "call_method" and node.target == "view" and not node.kwargs
+        if is_view and not isinstance(node.args[1], torch.dtype):
+            node.target = "reshape"
 
 
 def _say(node: Node, *, causal: bool) -> None:
