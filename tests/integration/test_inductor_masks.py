@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import fusedops
+from fusedops._inductor import mask_pass
 from integration.test_inductor import without_codegen
 
 T = 6
@@ -177,3 +178,149 @@ def test_the_whole_of_inductor(device):
     got = torch.compile(attend(causal), dynamic=False, **ours)(x)
     torch.testing.assert_close(got, attend(causal)(x), rtol=1e-5, atol=1e-5)
     assert ours.report.masks == 1
+
+
+# ---- what changes a mask behind its back ----
+
+
+@torch.library.custom_op("fusedops_test::clear_mask", mutates_args={"mask"})
+def clear_mask(mask: torch.Tensor) -> None:
+    mask.fill_(True)
+
+
+def by_remainder(p):
+    p %= 2
+
+
+def by_shift(p):
+    p <<= 1
+
+
+def by_relu(p):
+    F.relu(p, inplace=True)
+
+
+def by_relu_in_place_of_it(p):
+    F.relu(p, True)
+
+
+def by_method(p):
+    p.__imod__(2)
+
+
+def by_aten(p):
+    torch.ops.aten.fill_.Scalar(p, 0)
+
+
+def by_packet(p):
+    torch.ops.aten.fill_(p, 0)
+
+
+def by_custom_op(p):
+    clear_mask(p)
+
+
+def by_numpy(p):
+    p.numpy()[1:] = 0
+
+
+def by_list(p):
+    torch._foreach_mul_(p.split(2), 0)
+
+
+CHANGES = (
+    by_remainder, by_shift, by_relu, by_relu_in_place_of_it, by_method, by_aten, by_packet,
+    by_custom_op, by_numpy, by_list,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=operator.attrgetter("__name__"))
+def test_positions_that_are_changed_through_an_alias(device, change):
+    if change is by_numpy and device != "cpu":
+        pytest.skip("NumPy reads the memory of a CPU")
+
+    def run(x):
+        p = positions(x) - 3
+        seen = p.view(-1)
+        change(p)
+        mask = seen[None, :] <= (positions(x) - 3)[:, None]
+        return F.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+
+    x = torch.randn(2, 3, T, 8, device=device)
+    got, report, _ = masks_left(run, x)
+    torch.testing.assert_close(got, run(x), rtol=1e-5, atol=1e-5)
+    assert report.masks == 0
+
+
+def test_what_reads_positions_is_no_reason_to_keep_the_mask(device):
+    """As models do: embeddings, angles of rotary embeddings, functions that could work in place."""
+    table = torch.randn(T, 8, device=device)
+
+    def run(x):
+        p = positions(x)
+        angles = torch.matmul(p.float()[:, None], torch.ones(1, 8, device=x.device)).cos()
+        x = x * angles + F.embedding(p, table) + F.relu(p)[:, None]
+        x = x + torch.ops.aten.neg(p)[:, None]
+        return F.scaled_dot_product_attention(x, x, x, attn_mask=p <= p[:, None])
+
+    x = torch.randn(2, 3, T, 8, device=device)
+    got, report, _ = masks_left(run, x)
+    torch.testing.assert_close(got, run(x), rtol=1e-5, atol=1e-5)
+    assert report.masks == 1
+
+
+def test_views_behind_attention_may_copy(device, monkeypatch):
+    """The kernel without a mask gives another layout; here it is made to."""
+    attention = mask_pass.F.scaled_dot_product_attention
+    say = mask_pass._say
+
+    def turned(*given, **options):
+        return attention(*given, **options).transpose(1, 2).contiguous().transpose(1, 2)
+
+    def say_and_turn(node, **options):
+        say(node, **options)
+        node.target = turned
+
+    def run(x):
+        before, heads = x.view(-1, 8), attend(lower)(x)
+        return heads.view(2, -1) * 2, heads.view(torch.int32), before
+
+    x = torch.randn(2, 3, T, 8, device=device)
+    monkeypatch.setattr(mask_pass, "_say", say_and_turn)
+    got, report, _ = masks_left(run, x)
+    torch.testing.assert_close(got[0], run(x)[0], rtol=1e-5, atol=1e-5)
+    assert got[1].dtype is torch.int32
+    assert report.masks == 1
+
+
+def test_calls_of_other_lengths_share_a_mask(device):
+    """The first key alone is causal for one query, and is not for more."""
+
+    def run(x):
+        mask = positions(x)[None, :] < 1
+        queries = x[:, :, :1], x
+        return [F.scaled_dot_product_attention(q, x, x, attn_mask=mask) for q in queries]
+
+    x = torch.randn(2, 3, T, 8, device=device)
+    got, report, seen = masks_left(run, x)
+    torch.testing.assert_close(got, run(x), rtol=1e-5, atol=1e-5)
+    assert report.masks == 1
+    assert [m is None for m, _ in seen] == [True, False]
+
+
+def test_what_is_too_large_is_not_evaluated(device, monkeypatch):
+    """A mask of a large batch may be made of more than it is."""
+
+    def run(x):
+        p = positions(x)
+        many = torch.arange(1000, device=x.device)[:, None, None] >= 0
+        return F.scaled_dot_product_attention(x, x, x, attn_mask=(many & (p <= p[:, None]))[0])
+
+    evaluated = []
+    monkeypatch.setattr(mask_pass, "LARGEST", 999 * T * T)
+    monkeypatch.setattr(mask_pass, "_evaluate", lambda *given: evaluated.append(given))
+    x = torch.randn(2, 3, T, 8, device=device)
+    got, report, _ = masks_left(run, x)
+    torch.testing.assert_close(got, run(x), rtol=1e-5, atol=1e-5)
+    assert report.masks == 0
+    assert not evaluated

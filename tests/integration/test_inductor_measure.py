@@ -72,6 +72,48 @@ def test_layers_of_one_size_are_measured_once(device, monkeypatch, quick):
     assert not any(spy.unknown)
 
 
+@pytest.mark.parametrize("expanded", [False, True])
+@pytest.mark.parametrize("name", ["gelu", "llama"])
+def test_operands_whose_elements_share_memory(device, name, expanded, monkeypatch, quick):
+    """The gradient of a sum is expanded, and so may x be."""
+    spy = Spy(monkeypatch)
+    model, x = make(name, device), inputs(device)
+
+    def function(x):
+        return model(x[:1].expand_as(x) if expanded else x).sum()
+
+    ours = fusedops.inductor(force=True)
+    compiled(function, ours)(x).backward()
+    assert spy.times
+    assert not any("cannot be measured" in left.reason for left in ours.report.left)
+
+
+def test_tensors_of_a_measurement():
+    bench = measure._Bench(None, None, torch.device("cpu"), 1e6)
+    bench.left = 100.0
+    for shape, strides in [
+        ((3, 4), (0, 1)), ((3, 4), (1, 3)), ((0, 4), (4, 1)), ((), ()), ((2,), None)
+    ]:  # fmt: skip
+        made = bench.made(shape, strides, torch.float32)
+        assert made.shape == shape
+        assert strides is None or made.stride() == strides
+    assert bench.left == 100 - 4 * (4 + 12 + 0 + 1 + 2)
+    with pytest.raises(torch.OutOfMemoryError, match="too large"):
+        bench.made((3, 4), (4, 1), torch.float32)
+
+
+def test_a_measurement_that_fails_stops_nothing(device, monkeypatch):
+    def fail(site, force):
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setattr(graph_pass, "decide", fail)
+    model, x = make("gelu", device), inputs(device)
+    ours = fusedops.inductor(force=True)
+    torch.testing.assert_close(compiled(model, ours)(x), model(x))
+    assert ours.report.replaced == []
+    assert any("no such kernel" in left.reason for left in ours.report.left)
+
+
 def large():
     torch.manual_seed(0)
     layers = nn.Linear(1024, 4096), nn.GELU(), nn.Linear(4096, 1024)

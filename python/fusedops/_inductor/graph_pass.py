@@ -124,7 +124,10 @@ class _Rewriter:
         site, left = self.found(find, product)
         if site is None:
             return left
-        verdict = decide(site, self.force)
+        try:
+            verdict = decide(site, self.force)
+        except Exception as error:  # a kernel that fails on the GPU, while it is measured
+            return Left(f"cannot be measured: {type(error).__name__}: {error}")
         if not verdict.take:
             return Left(verdict.reason)
         return self.checked(site) or self.replaced(site, verdict)

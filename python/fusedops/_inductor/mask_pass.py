@@ -9,14 +9,18 @@ nothing, attention is told so. This is before autograd, which chooses the kernel
 from __future__ import annotations
 
 import operator
+from types import BuiltinFunctionType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._ops import OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves
 
+from .graph import reached_from
 from .graph_pass import PassBehind, sources
 
 if TYPE_CHECKING:
@@ -54,9 +58,9 @@ METHODS = {
     *_DUNDERS,
     *("to", "type", "bool", "int", "long", "new_ones", "new_zeros", "new_full"),
 }
-CHANGES = {operator.setitem} | {
-    getattr(operator, name)
-    for name in ("iadd", "isub", "imul", "itruediv", "ifloordiv", "iand", "ior", "ixor", "ipow")
+_IN_PLACE = {
+    *("iadd", "isub", "imul", "imatmul", "itruediv", "ifloordiv", "imod", "ipow"),
+    *("iand", "ior", "ixor", "ilshift", "irshift", "iconcat", "setitem", "delitem"),
 }
 
 
@@ -77,19 +81,22 @@ class MaskPass(PassBehind):
         return self.key(sources())
 
     def rewrite(self, graph: Graph) -> None:
-        known: dict[Node, str | None] = {}
+        known: dict[tuple[Node, tuple[int, int]], str | None] = {}
+        changed: list[Node] = []
         for node in graph.find_nodes(
             op="call_function", target=F.scaled_dot_product_attention, sort=False
         ):
-            mask = _mask_of(node)
-            if mask is None:
+            mask, sizes = _mask_of(node), _lengths(node)
+            if mask is None or sizes is None:
                 continue
-            sizes = _lengths(node)
-            if mask not in known:
-                known[mask] = _meaning(graph, mask, sizes)
-            if known[mask] is not None and sizes is not None:
-                _say(node, causal=known[mask] == "causal")
+            key = (mask, sizes)  # calls may share a mask that is broadcast
+            if key not in known:
+                known[key] = _meaning(graph, mask, sizes)
+            if known[key] is not None:
+                _say(node, causal=known[key] == "causal")
                 self.report.masks += 1
+                changed.append(node)
+        _free_views(changed)
 
 
 def _arguments(node: Node) -> dict[str, Any]:
@@ -121,19 +128,20 @@ def _lengths(node: Node) -> tuple[int, int] | None:
     return (rows, columns) if type(rows) is int and type(columns) is int else None
 
 
-def _meaning(graph: Graph, mask: Node, sizes: tuple[int, int] | None) -> str | None:
+def _meaning(graph: Graph, mask: Node, sizes: tuple[int, int]) -> str | None:
     """ "causal" or "full", or None: anything else, or what cannot be known here."""
     made_of = _origins(mask)
-    if sizes is None or sizes[0] * sizes[1] > LARGEST or made_of is None:
+    if sizes[0] * sizes[1] > LARGEST or made_of is None:
+        return None
+    if any(_in_memory(v) > LARGEST for n in made_of for v in _tensors(n)):
         return None
     if _is_changed(graph, made_of):
         return None
     with _disable_current_modes(), unset_fake_temporarily(), torch.no_grad():
         try:
-            value = _evaluate(mask, made_of)
+            return _meaning_of(_evaluate(mask, made_of), sizes)
         except Exception:  # nothing in a user's graph may stop the compilation
             return None
-        return _meaning_of(value, sizes)
 
 
 def _meaning_of(value: Tensor, sizes: tuple[int, int]) -> str | None:
@@ -174,22 +182,50 @@ def _origins(mask: Node) -> list[Node] | None:
 
 
 def _is_changed(graph: Graph, made_of: list[Node]) -> bool:
-    """Whether an operation of the graph writes into what the mask is made of."""
-    memory = {_storage(v) for n in made_of if (v := _value(n)) is not None}
-    for node in graph.nodes:
-        if node.target in FUNCTIONS and "out" not in node.kwargs:  # operator.and_ is none
-            continue
-        name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-        writes = (
-            node.target in CHANGES
-            or "out" in node.kwargs
-            or (name.endswith("_") and not name.endswith("__") and node.op.startswith("call"))
-        )
-        if writes and any(
-            _storage(v) in memory for n in node.all_input_nodes if (v := _value(n)) is not None
-        ):
-            return True
-    return False
+    """Whether an operation of the graph may write into what the mask is made of."""
+    memory = {_storage(v) for n in made_of for v in _tensors(n)}
+    return any(
+        _storage(v) in memory
+        for node in graph.nodes
+        if node.op.startswith("call") and _may_write(node)
+        for argument in node.all_input_nodes
+        for v in _tensors(argument)
+    )
+
+
+def _may_write(node: Node) -> bool:
+    """Whether a call may write into an argument: unless it is known that it does not."""
+    target = node.target
+    if "out" in node.kwargs or node.kwargs.get("inplace"):
+        return True
+    if node.op == "call_method":
+        return target.endswith("_") and (not target.endswith("__") or target[2:-2] in _IN_PLACE)
+    if target in FUNCTIONS:
+        return False
+    if isinstance(target, (OpOverload, OpOverloadPacket)):
+        overloads = [target] if isinstance(target, OpOverload) else _overloads(target)
+        return any(overload._schema.is_mutable for overload in overloads)
+    if isinstance(target, FunctionType) and target.__module__.startswith("torch."):
+        inplace = "inplace" in target.__code__.co_varnames and any(a is True for a in node.args)
+        return inplace or target.__name__.endswith("_")
+    if isinstance(target, BuiltinFunctionType):
+        return target.__name__ in _IN_PLACE or target.__name__.endswith("_")
+    return True  # operators of higher order, wrapped functions of NumPy
+
+
+def _overloads(packet: Any) -> list[Any]:
+    """All but those that are given `out`."""
+    return [getattr(packet, name) for name in packet.overloads() if not name.endswith("out")]
+
+
+def _tensors(node: Node) -> list[Tensor]:
+    """The values of a node, which may have many."""
+    return [v for v in tree_leaves(node.meta.get("example_value")) if isinstance(v, Tensor)]
+
+
+def _in_memory(value: Tensor) -> int:
+    """Elements that are in memory: of what is expanded, one copy."""
+    return int(value.untyped_storage().nbytes() // value.itemsize)
 
 
 def _storage(value: Tensor) -> int:
@@ -221,6 +257,17 @@ def _evaluate(mask: Node, made_of: list[Node]) -> Tensor:
     if not isinstance(value, Tensor):
         raise TypeError("a mask is a tensor")
     return value
+
+
+def _free_views(changed: list[Node]) -> None:
+    """Let views behind attention copy: without a mask its result may lie otherwise in memory.
+
+    On a GPU flash attention lays it out as the query; kernels that take a mask need not.
+    """
+    for node in reached_from(changed):
+        is_view = node.op == "call_method" and node.target == "view" and not node.kwargs
+        if is_view and not isinstance(node.args[1], torch.dtype):
+            node.target = "reshape"
 
 
 def _say(node: Node, *, causal: bool) -> None:

@@ -195,14 +195,17 @@ class _Bench:
         return self.values[node]
 
     def made(self, shape: Any, strides: Any, dtype: torch.dtype) -> Tensor:
-        made: Tensor
-        self.left -= int(torch.Size(shape).numel()) * dtype.itemsize
+        """Random values; elements share memory where strides are 0, as in a sum's gradient."""
+        if strides is None:
+            strides = torch.empty(shape, device="meta").stride()
+        elements = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
+        elements = elements if all(shape) else 0
+        self.left -= elements * dtype.itemsize
         if self.left < 0:
             raise torch.OutOfMemoryError("too large to be measured")
-        if strides is None:
-            made = torch.empty(shape, dtype=dtype, device=self.device)
-        else:
-            made = torch.empty_strided(shape, strides, dtype=dtype, device=self.device)
+        memory = torch.empty(elements, dtype=dtype, device=self.device)
         if dtype.is_floating_point:
-            return made.normal_(generator=self.random)
-        return made.zero_()
+            memory.normal_(generator=self.random)
+        else:
+            memory.zero_()
+        return memory.as_strided(shape, strides)
