@@ -31,6 +31,10 @@ class Turns:
             return
         import fcntl  # Unix only, as is a GPU's bench
 
-        with self._path.open("a") as file:  # closing it gives the lock back
+        with self._path.open("a") as file:  # the end of the process gives the lock back
             fcntl.flock(file, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
-            yield
+            try:
+                yield
+            finally:
+                # NOTE: closing would not: children forked meanwhile have the file open, too.
+                fcntl.flock(file, fcntl.LOCK_UN)
