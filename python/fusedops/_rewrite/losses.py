@@ -98,7 +98,7 @@ def _has_rows(logits: Tensor, target: Tensor) -> bool:
     if dims == 0 or logits.shape[min(dims - 1, 1)] == 0:  # no classes: torch's errors
         return False
     if dims == 1:
-        return target.dim() == 0
+        return bool(target.dim() == 0)
     if logits.shape[:1] + logits.shape[2:] != target.shape:
         return False
     return bool(dims == 2 or logits.movedim(1, -1).is_contiguous())

@@ -55,7 +55,7 @@ class FusedPatches(Fused):
             return self._base.forward(self, *args, **kwargs)
         weight, bias = self.weight, self.bias  # once: a parametrization computes them
         if _takes(x, weight, bias, tuple(self.stride)):  # type: ignore[attr-defined]
-            return convolve(x, weight, bias)  # type: ignore[arg-type]
+            return convolve(x, weight, bias)
         return self._conv_forward(x, weight, bias)  # type: ignore[attr-defined]
 
 
@@ -123,7 +123,7 @@ def is_of_patches(module: torch_nn.Module) -> bool:
 
 
 def why_left(module: Any) -> str | None:
-    """Why a convolution of patches stays what it is, by all but its weight; None where it need not."""
+    """Why a convolution of patches stays what it is, by all but its weight; else None."""
     kind = next(kind for kind in _CONVOLUTIONS if isinstance(module, kind))
     forward, inner, name, function = _CONVOLUTIONS[kind]
     base = getattr(type(module), "_base", None) or own_class(module)
