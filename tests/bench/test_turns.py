@@ -10,6 +10,7 @@ import time
 import pytest
 
 from fusedops._timing.turns import Turns
+from fusedops.bench.report import results
 
 
 def is_free(path):
@@ -81,3 +82,24 @@ def test_a_process_that_dies_gives_its_turn_back(path):
 def test_without_a_file_nobody_waits():
     with Turns().alone(), Turns().alone():
         pass
+
+
+def _merge_rows(path, name, start):
+    start.wait()
+    for case in range(40):
+        row = dict.fromkeys(results.COLUMNS, "1") | {"suite": name, "case": str(case)}
+        results.merge_rows(path, [row])
+
+
+def test_processes_that_merge_into_one_file_keep_all_rows(tmp_path):
+    context = multiprocessing.get_context("fork")
+    start, path = context.Barrier(3), tmp_path / "new" / "models.csv"
+    children = [
+        context.Process(target=_merge_rows, args=(path, name, start)) for name in ("a", "b", "c")
+    ]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join(60)
+        assert child.exitcode == 0
+    assert len(path.read_text().splitlines()) == 1 + 3 * 40
