@@ -86,6 +86,39 @@ def two_ahead(logits, labels, vocab_size):
     return F.cross_entropy(logits.float().view(-1, vocab_size), labels.reshape(-1))
 
 
+LONGEST = 64
+
+
+def cut(logits, labels, vocab_size):
+    logits, labels = logits[:, :32], labels[:, :32]
+    return F.cross_entropy(logits.float().reshape(-1, vocab_size), labels.reshape(-1))
+
+
+def cut_by_name(logits, labels, vocab_size):
+    logits, labels = logits[:, :LONGEST], labels[:, :LONGEST]
+    return F.cross_entropy(logits.float().reshape(-1, vocab_size), labels.reshape(-1))
+
+
+def cut_by_default(logits, labels, vocab_size, longest=64):
+    logits, labels = logits[:, :longest], labels[:, :longest]
+    return F.cross_entropy(logits.float().reshape(-1, vocab_size), labels.reshape(-1))
+
+
+def last_hundred(logits, labels, vocab_size):
+    logits, labels = logits[:, -100:], labels[:, -100:]
+    return F.cross_entropy(logits.float().reshape(-1, vocab_size), labels.reshape(-1))
+
+
+def first_two(logits, labels, vocab_size):
+    logits, labels = logits[:2], labels[:2]
+    return F.cross_entropy(logits.float().reshape(-1, vocab_size), labels.reshape(-1))
+
+
+def by_batch(logits, labels, vocab_size):
+    loss = F.cross_entropy(logits.float().view(-1, vocab_size), labels.view(-1))
+    return loss * (logits.size(0) // 2)
+
+
 counts = []
 
 
@@ -161,6 +194,16 @@ class Criterion(NanoGPT):
 
     def forward(self, x, labels):
         return self.criterion(self.lm_head(x).flatten(0, 1), labels.flatten())
+
+
+class WithoutSelf(NanoGPT):
+    """A function of its class that is no method."""
+
+    def loss(logits, labels):  # noqa: N805
+        return F.cross_entropy(logits, labels)
+
+    def forward(self, x, labels):
+        return type(self).loss(self.lm_head(x).flatten(0, 1), labels=labels.flatten())
 
 
 class Options(NanoGPT):

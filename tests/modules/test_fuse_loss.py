@@ -21,6 +21,7 @@ from modules.losses import (
     LanguageModel,
     NanoGPT,
     Options,
+    WithoutSelf,
     causal,
     check,
     counting,
@@ -117,6 +118,19 @@ def test_all_labels_ignored(device):
         assert model(x, labels).isnan()
 
 
+@pytest.mark.parametrize(
+    "function",
+    ["cut", "cut_by_name", "cut_by_default", "last_hundred", "first_two", "by_batch"],
+)
+def test_what_cuts_longer_rows_than_the_probes_stays(device, monkeypatch, function):
+    monkeypatch.setattr(LanguageModel, "function", staticmethod(getattr(losses, function)))
+    original, model, report = pair(device)
+    assert report.losses == []
+    x = make(5, 130, 16, dtype=torch.float32, device=device)
+    labels = torch.randint(CLASSES, (5, 130), device=device)
+    check(original, model, x, labels, ours=0)
+
+
 def test_other_arguments_run_the_function(device):
     original, model, _ = pair(device)
     x, labels = inputs(device)
@@ -200,6 +214,17 @@ def test_other_targets_and_shapes_are_torchs(device):
         model._fused_cross_entropy(F.cross_entropy, planes)
 
 
+def test_torchs_errors_are_torchs(device, monkeypatch):
+    original, model, _ = pair(device, kind=Options)
+    x, labels = inputs(device)
+    monkeypatch.setattr(Options, "options", {"ignore_index": True})
+    for one in (original, model):
+        with pytest.raises(TypeError, match="must be int, not bool"):
+            one(x, labels.flatten())
+    rows, target = torch.ones(0, 0, device=device), labels.flatten()[:0]
+    assert model._fused_cross_entropy(F.cross_entropy, rows, target).isnan()
+
+
 # ---- later changes ----
 
 
@@ -249,6 +274,30 @@ def test_a_patched_cross_entropy_is_followed(device, monkeypatch, kind):
         with monkeypatch.context() as patch:
             patch.setattr(losses, "CrossEntropyLoss", lambda: double)
             check(original, model, x, labels, ours=int(kind is Criterion))
+
+
+def test_a_class_without_its_property_is_followed(device, monkeypatch):
+    original, model, _ = pair(device)
+    x, labels = inputs(device)
+    monkeypatch.setattr(LanguageModel, "loss_function", lambda self, logits, **_: logits.sum())
+    check(original, model, x, labels, ours=0)
+    for one in (original, model):
+        one.loss_function = smoothed
+        assert one.loss_function is smoothed
+    check(original, model, x, labels, ours=0)
+    for one in (original, model):
+        del one.loss_function
+        with pytest.raises(AttributeError):
+            del one.loss_function
+    check(original, model, x, labels, ours=0)
+    monkeypatch.delattr(LanguageModel, "loss_function")
+    for one in (original, model):
+        assert not hasattr(one, "loss_function")
+
+
+def test_a_function_of_the_class_that_is_no_method(device):
+    original, model, _ = pair(device, kind=WithoutSelf)
+    check(original, model, *inputs(device), ours=0)
 
 
 def test_a_replaced_forward_is_followed(device, monkeypatch):

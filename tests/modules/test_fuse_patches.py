@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.utils import parametrizations
+from torch.nn.utils import parametrizations, parametrize
 
 import fusedops
 from fusedops._core import precision
@@ -172,6 +172,46 @@ def test_parametrizations(device):
     parametrizations.weight_norm(ours)
     assert runs_ours(ours, x)
     torch.testing.assert_close(ours(x), theirs(x))
+
+
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, weight):
+        self.calls += 1
+        return 2 * weight
+
+
+def test_a_parametrization_is_computed_once(device):
+    _, ours, x = pair("2d", device)
+    counting = Counting()
+    parametrize.register_parametrization(ours, "weight", counting)
+    for each in (x, x[0], x[:, :, :9, :9]):
+        counting.calls = 0
+        ours(each)
+        assert counting.calls == 1
+    parametrize.remove_parametrizations(ours, "weight")
+    assert runs_ours(ours, x)
+
+
+def test_a_parametrized_convolution_is_left_alone(device):
+    torch.manual_seed(0)
+    layer = parametrizations.spectral_norm(nn.Conv2d(3, 8, 4, 4)).to(device)
+    before = copy.deepcopy(layer.state_dict())
+    assert "parametrizations" in fusedops.fuse(layer).skipped[0].reason
+    for name, value in layer.state_dict().items():
+        assert torch.equal(value, before[name])
+    parametrize.remove_parametrizations(layer, "weight")
+    assert type(layer) is nn.Conv2d
+
+
+def test_settings_that_are_no_tuples_are_torchs(device):
+    theirs, ours, x = pair("2d", device)
+    for module in (theirs, ours):
+        module.stride, module.padding, module.dilation = 4, 0, 1
+    assert torch.equal(ours(x), theirs(x))
 
 
 # ---- recognition ----

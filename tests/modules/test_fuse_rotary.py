@@ -57,6 +57,14 @@ def part_of_pairs(q, k, cos, sin):
     return torch.cat([q_embed, q_pass], dim=-1), torch.cat([k_embed, k_pass], dim=-1)
 
 
+def of_first_heads(q, k, cos, sin):
+    return halves(q[:, :16], k[:, :16], cos, sin)
+
+
+def of_clamped(q, k, cos, sin):
+    return halves(q.clamp(-1000, 1000), k, cos, sin)
+
+
 def other_sign(q, k, cos, sin):
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     return q * cos + rotate_half(q) * sin, k * cos - rotate_half(k) * sin
@@ -171,8 +179,16 @@ def test_float64_where_the_function_keeps_it(device, rotation):
 
 @pytest.mark.parametrize(
     "function",
-    [other_sign, no_gradient, writes, by_length, lambda q, k, cos, sin: halves(q, k, cos, sin)],
-    ids=["other sign", "no gradient", "writes", "by length", "lambda"],
+    [
+        other_sign,
+        no_gradient,
+        writes,
+        by_length,
+        of_first_heads,
+        of_clamped,
+        lambda q, k, cos, sin: halves(q, k, cos, sin),
+    ],
+    ids=["other sign", "no gradient", "writes", "by length", "heads", "clamped", "lambda"],
 )
 def test_what_is_something_else_stays(device, rotation, function):
     rotation(function)

@@ -34,6 +34,7 @@ _KINDS: dict[str, Callable[[Any, ast.Call], str | None]] = {
     "rotations": rotary_method,
     "losses": loss_method,
 }
+_MISSING = object()
 _LOSS_NAMES = {"loss_function", "cross_entropy", "CrossEntropyLoss"}
 
 
@@ -54,19 +55,29 @@ class FusedLossFunction(FusedCalls):
     @property
     def loss_function(self) -> Any:
         """What the class gives now, by our op where it is known."""
-        now = self._base.loss_function
+        now = getattr(self._base, "loss_function", None)
         if _is_dynamo_compiling() and isinstance(now, property):  # super() finds it none
             return now.fget(self)  # type: ignore[misc]
+        if "loss_function" in vars(self) and not hasattr(now, "__set__"):  # no property any more
+            return vars(self)["loss_function"]
         theirs = super().loss_function  # type: ignore[misc]
         return theirs if LOSS_FUNCTIONS.get(theirs) is None else LossFunction(theirs)
 
     @loss_function.setter
     def loss_function(self, value: Any) -> None:
-        self._base.loss_function.__set__(self, value)
+        now = getattr(self._base, "loss_function", None)
+        if hasattr(now, "__set__"):
+            now.__set__(self, value)  # type: ignore[union-attr]
+        else:  # the class has no property any more
+            vars(self)["loss_function"] = value
 
     @loss_function.deleter
     def loss_function(self) -> None:
-        self._base.loss_function.__delete__(self)
+        now = getattr(self._base, "loss_function", None)
+        if hasattr(now, "__delete__"):
+            now.__delete__(self)  # type: ignore[union-attr]
+        elif vars(self).pop("loss_function", _MISSING) is _MISSING:
+            raise AttributeError("loss_function")
 
 
 class _Calls(ast.NodeTransformer):

@@ -76,11 +76,12 @@ def _guarded(name: str, original: Any, new: Any) -> Any:
     """A method that is the new one while a class still has the original."""
 
     @functools.wraps(original)
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        now = getattr(self._base, name)
-        if now is not original:
-            return now(self, *args, **kwargs)
-        return new(self, *args, **kwargs)
+    def method(*args: Any, **kwargs: Any) -> Any:
+        if not args or not isinstance(args[0], Fused):  # called as a function of its class
+            return original(*args, **kwargs)
+        kind: Any = args[0]
+        now = getattr(kind._base, name)
+        return (new if now is original else now)(*args, **kwargs)
 
     return method
 

@@ -27,6 +27,7 @@ from .source import Reader
 
 if TYPE_CHECKING:
     import ast
+    from collections.abc import Iterator
     from types import FunctionType
 
     from .forward_code import Outside
@@ -74,6 +75,7 @@ def torch_cross_entropy(
         and reduce is None
         and _plain(input, target)
         and _has_rows(input, target)
+        and type(ignore_index) is int
         and type(reduction) is str
         and reduction in REDUCTIONS
         and 0 <= label_smoothing <= 1
@@ -93,8 +95,10 @@ def torch_cross_entropy(
 def _has_rows(logits: Tensor, target: Tensor) -> bool:
     """Whether logits have a row in memory for each target, which is a class."""
     dims = logits.dim()
-    if dims < 2:
-        return bool(dims == 1 and target.dim() == 0)
+    if dims == 0 or logits.shape[min(dims - 1, 1)] == 0:  # no classes: torch's errors
+        return False
+    if dims == 1:
+        return bool(target.dim() == 0)
     if logits.shape[:1] + logits.shape[2:] != target.shape:
         return False
     return bool(dims == 2 or logits.movedim(1, -1).is_contiguous())
@@ -155,6 +159,9 @@ def loss_method(value: Any, call: ast.Call) -> str | None:
 
 # ---- functions of logits and labels ----
 
+_IGNORED = 100
+# Batch, time and classes of probes, one of them longer than what a function may cut.
+_LONG = ((_IGNORED + 3, 3, 4), (2, _IGNORED + 3, 4), (4, 3, _IGNORED + 3))
 _NEEDED = ("logits", "labels", "vocab_size")
 _ARGUMENTS = (*_NEEDED, "num_items_in_batch", "ignore_index", "shift_labels")
 _FUNCTIONS = frozenset({F.cross_entropy, F.pad, torch.is_tensor})
@@ -244,6 +251,8 @@ def _read(function: FunctionType) -> tuple[LossForm, Outside] | None:
     reader.read_function(function)
     if not reader.calls <= _CALLS or not reader.numbers <= {0.0}:
         return None
+    if not reader.integers <= {0, 1, 2, _IGNORED, abs(ignored)}:  # which might cut what is longer
+        return None
     taken = frozenset(names[code.co_posonlyargcount :])
     more = (True, False) if code.co_flags & inspect.CO_VARKEYWORDS else (False,)
     forms = []
@@ -257,29 +266,35 @@ def _read(function: FunctionType) -> tuple[LossForm, Outside] | None:
     return (best, reader.outside) if torch.float32 in best.dtypes else None
 
 
-def _probes(form: LossForm, dtype: torch.dtype) -> list[dict[str, Any]]:
+def _probes(form: LossForm, dtype: torch.dtype) -> Iterator[dict[str, Any]]:
     """Arguments with labels that are ignored and others, in each combination that it takes."""
-    random = torch.Generator().manual_seed(7)
-    logits = torch.randn(2, 5, 7, generator=random, dtype=torch.float64, device="cpu").to(dtype)
-    labels = torch.randint(7, (2, 5), generator=random, device="cpu")
-    others = torch.randint(7, (2, 5), generator=random, device="cpu")
     names = form.by_name.union(form.by_position)
-    choices: dict[str, tuple[Any, ...]] = {
+    values: dict[str, tuple[Any, ...]] = {
         "num_items_in_batch": (6, torch.tensor(6, device="cpu")),
         "ignore_index": (3,),
-        "shift_labels": (others,),
+        "shift_labels": (True,),
     }
-    choices = {name: (None, *values) for name, values in choices.items() if name in names}
-    probes = []
-    for values in itertools.product(*choices.values()):
-        more = {n: v for n, v in zip(choices, values, strict=True) if v is not None}
-        ignored = more.get("ignore_index", form.ignore_index)
-        for name, t in (("labels", labels), ("shift_labels", others)):
-            if name == "labels" or name in more:
-                more[name] = t.clone()
-                more[name][0, 2] = more[name][1, 4] = ignored
-        probes.append({"logits": logits, "vocab_size": 7, **more})
-    return probes
+    choices = {name: (None, *values[name]) for name in values if name in names}
+    for chosen in itertools.product(*choices.values()):
+        more = {n: v for n, v in zip(choices, chosen, strict=True) if v is not None}
+        yield _probe((3, 5, 7), form, dtype, more)
+    if dtype is torch.float32:
+        for size in _LONG:
+            yield _probe(size, form, dtype, {})
+
+
+def _probe(
+    size: tuple[int, int, int], form: LossForm, dtype: torch.dtype, more: dict[str, Any]
+) -> dict[str, Any]:
+    random = torch.Generator().manual_seed(7)
+    logits = torch.randn(*size, generator=random, dtype=torch.float64, device="cpu").to(dtype)
+    given = {**more, "logits": logits, "vocab_size": size[2], "labels": None}
+    for name in ("labels", "shift_labels"):
+        if name in given:
+            labels = torch.randint(size[2], size[:2], generator=random, device="cpu")
+            labels[0, 2] = labels[1, -1] = more.get("ignore_index", form.ignore_index)
+            given[name] = labels
+    return given
 
 
 def _agrees(function: FunctionType, form: LossForm, dtype: torch.dtype) -> bool:

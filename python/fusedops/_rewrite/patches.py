@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch import nn as torch_nn
 
-from .._core.dtensor import own_class, set_own_class
+from .._core.dtensor import is_dtensor, own_class, set_own_class
 from .._core.precision import why_another_precision
 from ..ops.linear import linear
 from .fused_class import Fused, fused_class
@@ -51,15 +51,19 @@ class FusedPatches(Fused):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the convolution gives."""
         x = args[0] if len(args) == 1 and not kwargs else None
-        if _is_dynamo_compiling() or not _takes(self, x):
+        if _is_dynamo_compiling() or type(x) not in _PLAIN or why_left(self) is not None:
             return self._base.forward(self, *args, **kwargs)
-        return convolve(x, self.weight, self.bias)
+        weight, bias = self.weight, self.bias  # once: a parametrization computes them
+        if _takes(x, weight, bias, tuple(self.stride)):  # type: ignore[attr-defined]
+            return convolve(x, weight, bias)
+        return self._conv_forward(x, weight, bias)  # type: ignore[attr-defined]
 
 
-def _takes(module: Any, x: Any) -> bool:
-    """Whether the product stands for the module on an input."""
-    weight, bias = module.weight, module.bias
-    if type(x) not in _PLAIN or type(weight) not in _PLAIN or why_left(module) is not None:
+def _takes(x: Any, weight: Any, bias: Any, stride: tuple[int, ...]) -> bool:
+    """Whether the product stands for a convolution of these."""
+    if type(weight) not in _PLAIN or type(bias) not in (*_PLAIN, type(None)):
+        return False
+    if why_weight_left(weight, stride) is not None:
         return False
     if x.dim() != weight.dim() or x.shape[1] != weight.shape[1] or x.device != weight.device:
         return False
@@ -119,7 +123,7 @@ def is_of_patches(module: torch_nn.Module) -> bool:
 
 
 def why_left(module: Any) -> str | None:
-    """Why a convolution of patches stays what it is, None where a product stands for it."""
+    """Why a convolution of patches stays what it is, by all but its weight; else None."""
     kind = next(kind for kind in _CONVOLUTIONS if isinstance(module, kind))
     forward, inner, name, function = _CONVOLUTIONS[kind]
     base = getattr(type(module), "_base", None) or own_class(module)
@@ -130,14 +134,23 @@ def why_left(module: Any) -> str | None:
     if getattr(F, name) is not function:
         return f"torch.nn.functional.{name} was replaced"
     padding = module.padding
+    settings = (module.stride, module.dilation, padding)
+    if not all(isinstance(setting, (tuple, str)) for setting in settings):
+        return "its stride, dilation or padding is no tuple"
     if padding != "valid" and (isinstance(padding, str) or any(padding)):
         return "it pads: a patch is not all of x"
     if any(d != 1 for d in module.dilation):
         return "its kernel is dilated: patches overlap"
     if module.groups != 1:
         return f"it has {module.groups} groups"
-    weight = module.weight
-    if tuple(weight.shape[2:]) != tuple(module.stride):
+    return None
+
+
+def why_weight_left(weight: Any, stride: tuple[int, ...]) -> str | None:
+    """Why a weight is not a product's; None where it is."""
+    if type(weight) not in _PLAIN and not is_dtensor(weight):
+        return f"its weight is a {type(weight).__name__}"
+    if tuple(weight.shape[2:]) != stride:
         return "its weight has another kernel than it says"
     if weight.dtype not in _DTYPES or math.prod(weight.shape) == 0:
         return "has a dtype or shape that the kernels do not have"
@@ -152,7 +165,10 @@ def fuse_patches(module: torch_nn.Module) -> str | None:
     """
     if torch_nn.parameter.is_lazy(module._parameters.get("weight")):
         return "its weight is not made yet"
-    why = why_left(module)
+    if hasattr(module, "parametrizations"):  # torch takes the class away when they are removed
+        return "has parametrizations"
+    layer: Any = module
+    why = why_left(layer) or why_weight_left(layer.weight, tuple(layer.stride))
     if why is None:
         set_own_class(module, fused_class(FusedPatches, own_class(module)))
     return why

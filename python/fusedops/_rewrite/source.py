@@ -122,28 +122,11 @@ _SETTINGS = (
     "threshold", "alpha", "min_val", "max_val",
 )  # fmt: skip
 _FUNCTIONS = {
-    *_TORCH,
-    F.layer_norm,
-    F.rms_norm,
-    F.linear,
-    F.gelu,
-    F.silu,
-    F.relu,
-    F.tanh,
-    F.sigmoid,
-    F.leaky_relu,
-    F.hardswish,
-    F.mish,
-    F.softplus,
-    F.elu,
-    F.relu6,
-    torch.jit.is_scripting,
-    torch.jit.is_tracing,
-    torch_nn.LayerNorm.forward,
-    torch_nn.RMSNorm.forward,
-    torch_nn.Linear.forward,
-    *ACTIVATION_FORWARDS,
-}
+    *_TORCH, F.layer_norm, F.rms_norm, F.linear, F.gelu, F.silu, F.relu, F.tanh, F.sigmoid,
+    F.leaky_relu, F.hardswish, F.mish, F.softplus, F.elu, F.relu6, torch.jit.is_scripting,
+    torch.jit.is_tracing, torch_nn.LayerNorm.forward, torch_nn.RMSNorm.forward,
+    torch_nn.Linear.forward, *ACTIVATION_FORWARDS,
+}  # fmt: skip
 _BUILTINS = {len, int, float, isinstance, tuple, list, range}
 # What may decide which branch runs: dtypes and dims, which are probed, and no values or devices.
 _TESTED = ("dtype", "ndim", "weight")
@@ -164,6 +147,7 @@ class Reader:
         calls: The known functions and the tensor methods that it calls.
         arguments: The names of the arguments of all functions that it reads.
         numbers: All floating-point constants that it contains or reads.
+        integers: The magnitudes of all integers that it contains or reads.
     """
 
     def __init__(self, module: torch_nn.Module, functions: frozenset[Any] = frozenset()) -> None:
@@ -175,6 +159,7 @@ class Reader:
         self.calls: set[Any] = set()
         self.arguments: set[str] = set()
         self.numbers: set[float] = set()
+        self.integers: set[int] = set()
 
     def read(self) -> None:
         """Read the forward.
@@ -211,8 +196,7 @@ class Reader:
         for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
             if not isinstance(default, _VALUES):
                 raise RefusedError(f"{function.__name__} has a default of another kind")
-            if isinstance(default, float):
-                self.numbers.add(default)
+            self.note(default)
         arguments = [a.arg for a in (*tree.args.posonlyargs, *tree.args.args)]
         self.arguments.update(arguments, (a.arg for a in tree.args.kwonlyargs))
         bound = owner is not None and arguments
@@ -232,9 +216,18 @@ class Reader:
             raise RefusedError(f"reads {name}")
         if isinstance(value, _VALUES):
             self.flags[name] = value
-            if isinstance(value, float):
-                self.numbers.add(value)
+            self.note(value)
         return value
+
+    def note(self, value: Any) -> None:
+        """Collect a constant, or those in a tuple."""
+        if isinstance(value, float):
+            self.numbers.add(value)
+        elif isinstance(value, int):
+            self.integers.add(abs(value))
+        elif isinstance(value, tuple):
+            for one in value:
+                self.note(one)
 
 
 _MISSING = object()
@@ -386,8 +379,7 @@ class _Scope:
             self.attribute(node)
             return
         if isinstance(node, ast.Constant):
-            if isinstance(node.value, float):
-                self.reader.numbers.add(node.value)
+            self.reader.note(node.value)
         elif isinstance(node, ast.Name):
             if self._is_me(node):
                 raise RefusedError("hands the module on")
@@ -395,6 +387,7 @@ class _Scope:
                 value = self.global_of(node)
                 if not isinstance(value, _VALUES) and value not in (Tensor, int, float):
                     raise RefusedError(f"refers to {node.id}")
+                self.reader.note(value)
         elif not isinstance(node, _EXPRESSIONS):
             raise RefusedError(f"has an expression {type(node).__name__.lower()}")
         for child in ast.iter_child_nodes(node):
@@ -410,6 +403,7 @@ class _Scope:
         if value is not _MISSING:
             if not isinstance(value, _VALUES) and value is not Tensor:
                 raise RefusedError(f"refers to {node.attr}")
+            self.reader.note(value)
             return
         if isinstance(node.value, ast.Call) and node.attr in ("eps", "max", "min"):  # of finfo
             self.expression(node.value)

@@ -3,11 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+
+@contextlib.contextmanager
+def folder_for_one(folder: Path) -> Iterator[None]:
+    """Only one process at a time is in here with a folder that exists."""
+    try:
+        import fcntl
+    except ImportError:  # not Unix, where no bench runs beside another one
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 class Turns:
@@ -31,6 +48,10 @@ class Turns:
             return
         import fcntl  # Unix only, as is a GPU's bench
 
-        with self._path.open("a") as file:  # closing it gives the lock back
+        with self._path.open("a") as file:  # the end of the process gives the lock back
             fcntl.flock(file, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
-            yield
+            try:
+                yield
+            finally:
+                # NOTE: closing would not: children forked meanwhile have the file open, too.
+                fcntl.flock(file, fcntl.LOCK_UN)

@@ -7,6 +7,7 @@ import io
 from typing import TYPE_CHECKING
 
 from fusedops._core.files import replace_file
+from fusedops._timing.turns import folder_for_one
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -64,7 +65,18 @@ def merge_rows(
     columns: Sequence[str] = COLUMNS,
     key: Sequence[str] = KEY,
 ) -> None:
-    """Replaces rows with the same key in place, appends the others; a crash leaves the old file."""
+    """Replaces rows with the same key in place, appends the others; a crash leaves the old file.
+
+    Several processes may merge into one file.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with folder_for_one(path.parent):
+        _merge(path, new_rows, columns, key)
+
+
+def _merge(
+    path: Path, new_rows: Iterable[Mapping[str, str]], columns: Sequence[str], key: Sequence[str]
+) -> None:
     rows: dict[tuple[str, ...], Row] = {}
     if path.exists():
         with path.open(newline="") as file:
@@ -73,7 +85,6 @@ def merge_rows(
         if row.get("peer") != NO_PEER:
             rows.pop(tuple(NO_PEER if k == "peer" else row[k] for k in key), None)
         rows[tuple(row[k] for k in key)] = dict(row)
-    path.parent.mkdir(parents=True, exist_ok=True)
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
