@@ -210,7 +210,7 @@ def test_nobody_is_dropped_where_the_gpu_is_gone(monkeypatch: pytest.MonkeyPatch
     def lost(_: torch.device) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    found = together.Contenders({"eager": lambda: None}, us={"eager": 1.0})
+    found = together.Contenders({"eager": lambda: None})
     monkeypatch.setattr(together.timing, "synchronize", lost)
     with pytest.raises(RuntimeError, match="illegal memory access"):
         together._time(found, (), CPU, 1)
