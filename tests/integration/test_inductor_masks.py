@@ -324,3 +324,15 @@ def test_what_is_too_large_is_not_evaluated(device, monkeypatch):
     torch.testing.assert_close(got, run(x), rtol=1e-5, atol=1e-5)
     assert report.masks == 0
     assert not evaluated
+
+
+def test_transforms_of_functions_keep_the_mask(device):
+    """What is made under torch.func.grad does not say which memory it has."""
+
+    def run(x):
+        return torch.func.grad(lambda x: attend(causal)(x).square().sum())(x)
+
+    x = torch.randn(2, 3, T, 8, device=device)
+    got, report, _ = masks_left(run, x)
+    torch.testing.assert_close(got, run(x), rtol=1e-5, atol=1e-5)
+    assert report.masks == 0

@@ -160,3 +160,19 @@ def test_report(device):
     assert str(fusedops.explain(ours)) == text
     ours.report.clear()
     assert "0 graph(s) compiled" in str(ours.report)
+
+
+def test_forward_takes_no_size_from_a_tangent(device):
+    """The gradient's place is before forward's nodes, and of a sum of sizes it is the first."""
+    layer = nn.Linear(8, 8, device=device)
+
+    def function(x, z):
+        both = torch.cat([x, z], 1)
+        return layer(both) @ both.transpose(1, 2) @ both
+
+    ours = fusedops.inductor(force=True)
+    run = compiled(function, ours, dynamic=True)
+    for sizes in ((3, 5), (4, 7)):
+        given = [torch.randn(2, n, 8, device=device, requires_grad=True) for n in sizes]
+        got, want = (torch.autograd.grad(f(*given).square().sum(), given) for f in (run, function))
+        assert_close(got, want, 1e-4)

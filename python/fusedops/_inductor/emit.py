@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .graph import CONVERT, Joint, aten, dtype_of, erase_unread, is_call, same_shape, value
+from .graph import (
+    CONVERT,
+    Joint,
+    aten,
+    dtype_of,
+    erase_unread,
+    is_call,
+    reached_from,
+    same_shape,
+    tangents,
+    value,
+)
 from .sites import Derived, Out
 
 if TYPE_CHECKING:
@@ -111,9 +122,11 @@ class Writer:
 def share_sizes(graph: torch.fx.Graph) -> None:
     """Take every symbolic size from the first node that has it.
 
-    A view in backward may otherwise need a node of the forward for nothing but its size.
+    A view in backward may otherwise need a node of the forward for nothing but its size. Forward
+    has no tangents to take one from, although they stand before its nodes.
     """
     inputs = [n for n in graph.nodes if n.op == "placeholder"]
+    backward = reached_from(tangents(graph))
     sources: dict[str, Node | tuple[Node, int]] = {
         str(value(n)): n for n in reversed(inputs) if isinstance(value(n), torch.SymInt)
     }
@@ -121,7 +134,7 @@ def share_sizes(graph: torch.fx.Graph) -> None:
         fake = value(node)
         if is_call(node, aten.sym_size.int) and isinstance(fake, torch.SymInt):
             key = str(fake)
-            source = sources[key]
+            source = sources.get(key, node)
             if isinstance(source, tuple) and source == node.args:
                 source = node
             elif isinstance(source, tuple):
@@ -131,10 +144,13 @@ def share_sizes(graph: torch.fx.Graph) -> None:
                 new.meta.update(node.meta)
                 new.meta["partitioner_tag"] = FORWARD
                 source = new
-            sources[key] = source
             if source is not node:
                 node.replace_all_uses_with(source)
                 graph.erase_node(node)
+            if source not in backward:
+                sources[key] = source
+        elif node in backward:
+            continue
         elif isinstance(fake, torch.SymInt):
             sources.setdefault(str(fake), node)
         elif isinstance(fake, torch.Tensor):

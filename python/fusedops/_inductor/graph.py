@@ -184,8 +184,7 @@ class Joint:
         self.nodes = list(graph.nodes)
         self.index = {node: i for i, node in enumerate(self.nodes)}
         self.output = self.nodes[-1]
-        tangents = [n for n in self.nodes if n.op == "placeholder" and "tangents" in str(n.target)]
-        self.backward = reached_from(tangents)
+        self.backward = reached_from(tangents(graph))
         products = [p for p in map(read_product, self.nodes) if p is not None]
         self.forward_products = [p for p in products if p.node not in self.backward]
         self.backward_products = [p for p in products if p.node in self.backward]
@@ -269,7 +268,9 @@ class Joint:
 
     def sizes_of(self, node: Node) -> list[Any] | None:
         """A node's shape as arguments of a view; None where the graph has no node for a size."""
-        sizes = [s if isinstance(s, int) else self._sizes.get(str(s), -1) for s in shape_of(node)]
+        known = [s if isinstance(s, int) else self._sizes.get(str(s), -1) for s in shape_of(node)]
+        forward = node not in self.backward
+        sizes = [-1 if forward and s in self.backward else s for s in known]
         return sizes if sizes.count(-1) < 2 else None
 
     @functools.cached_property
@@ -298,6 +299,11 @@ def erase_unread(graph: torch.fx.Graph, nodes: Iterable[Node]) -> None:
             continue
         stack += node.all_input_nodes
         graph.erase_node(node)
+
+
+def tangents(graph: torch.fx.Graph) -> list[Node]:
+    """The inputs that are gradients: with them backward begins."""
+    return [n for n in graph.nodes if n.op == "placeholder" and "tangents" in str(n.target)]
 
 
 def reached_from(nodes: Iterable[Node]) -> set[Node]:

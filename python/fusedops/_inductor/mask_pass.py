@@ -133,9 +133,11 @@ def _meaning(graph: Graph, mask: Node, sizes: tuple[int, int]) -> str | None:
     made_of = _origins(mask)
     if sizes[0] * sizes[1] > LARGEST or made_of is None:
         return None
-    if any(_in_memory(v) > LARGEST for n in made_of for v in _tensors(n)):
-        return None
-    if _is_changed(graph, made_of):
+    try:
+        too_large = any(_in_memory(v) > LARGEST for n in made_of for v in _tensors(n))
+        if too_large or _is_changed(graph, made_of):
+            return None
+    except NotImplementedError:  # tensors of torch.func's transforms do not say where they are
         return None
     with _disable_current_modes(), unset_fake_temporarily(), torch.no_grad():
         try:
