@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -214,6 +216,16 @@ def test_other_targets_and_shapes_are_torchs(device):
         model._fused_cross_entropy(F.cross_entropy, planes)
 
 
+def test_labels_that_a_function_cannot_view_are_its_error(device, monkeypatch):
+    original, model, _ = pair(device)
+    x, labels = inputs(device)
+    apart = labels.t().contiguous().t()
+    check(original, model, x, apart)  # which it pads
+    for one in (original, model):
+        with pytest.raises(RuntimeError, match="view"):
+            one(x, labels, shift_labels=apart)
+
+
 def test_torchs_errors_are_torchs(device, monkeypatch):
     original, model, _ = pair(device, kind=Options)
     x, labels = inputs(device)
@@ -298,6 +310,22 @@ def test_a_class_without_its_property_is_followed(device, monkeypatch):
 def test_a_function_of_the_class_that_is_no_method(device):
     original, model, _ = pair(device, kind=WithoutSelf)
     check(original, model, *inputs(device), ours=0)
+
+
+def test_a_cross_entropy_that_was_patched_before_the_import_is_not_torchs():
+    code = """
+import torch, torch.nn.functional as F
+from torch import nn
+torchs = F.cross_entropy
+F.cross_entropy = lambda *args, **kwargs: 2 * torchs(*args, **kwargs)
+import fusedops
+from modules import losses
+x, labels = torch.randn(2, 6, 16), torch.ones(2, 6, dtype=torch.int64)
+for kind in losses.MODELS:
+    original, model, _ = losses.pair("cpu", kind=kind)
+    assert torch.equal(model(x, labels), original(x, labels)), kind
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
 def test_a_replaced_forward_is_followed(device, monkeypatch):

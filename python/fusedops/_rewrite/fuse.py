@@ -401,7 +401,7 @@ def fuse(model: torch_nn.Module) -> FuseReport:
     runs as one op, hooks on all modules (``register_module_forward_hook``). Compiled code looks for
     new hooks where torch's does. Our norms keep their input for backward, as torch's do: a norm
     written by hand that keeps a copy in fp32 lets its half input be changed in place, ours does
-    not, and backward raises. The same is true of half logits whose loss is formed in fp32.
+    not, and backward raises. So it does for the logits of a loss, of which torch keeps a copy.
 
     A layer changes its class and stays the same object. So its parameters (what the optimizer
     holds, tied weights), state dict keys, device, training flag and everything that refers to it

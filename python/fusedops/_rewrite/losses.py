@@ -34,9 +34,16 @@ if TYPE_CHECKING:
 
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 
-_torch_loss = F.cross_entropy
-_torch_forward = torch_nn.CrossEntropyLoss.forward
-TORCHS = (_torch_loss, torch_nn.CrossEntropyLoss)
+
+def _of_torch(function: Any, owner: Any) -> Any:
+    """A function where the code is that of torch's file; None where it was replaced before."""
+    code = getattr(function, "__code__", None)
+    return function if code is not None and code.co_filename == owner.__file__ else None
+
+
+_torch_loss = _of_torch(F.cross_entropy, F)
+_torch_forward = _of_torch(torch_nn.CrossEntropyLoss.forward, torch_nn.modules.loss)
+TORCHS = tuple(one for one in (_torch_loss, torch_nn.CrossEntropyLoss) if one is not None)
 _HALVES = (torch.bfloat16, torch.float16)
 _DTYPES = (torch.float64, torch.float32, *_HALVES)
 
@@ -104,13 +111,18 @@ def _has_rows(logits: Tensor, target: Tensor) -> bool:
     return bool(dims == 2 or logits.movedim(1, -1).is_contiguous())
 
 
+def _are_torchs() -> bool:
+    """Whether torch's module and function are its own."""
+    theirs = torch_nn.CrossEntropyLoss.forward is _torch_forward
+    return theirs and F.cross_entropy is _torch_loss
+
+
 class FusedCriterion(Fused):
     """Mixed into nn.CrossEntropyLoss."""
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """The loss, by our op where torch's code is torch's own and the op takes the arguments."""
-        theirs = torch_nn.CrossEntropyLoss.forward is _torch_forward
-        if _is_dynamo_compiling() or not theirs or F.cross_entropy is not _torch_loss:
+        if _is_dynamo_compiling() or not _are_torchs():
             return super().forward(input, target)  # type: ignore[misc]
         options: Any = self
         return torch_cross_entropy(
@@ -137,13 +149,13 @@ def fuse_criterion(module: torch_nn.Module) -> bool:
 class LossCalls:
     """Mixed into the class of a module whose methods form a cross entropy by torch's names."""
 
-    def _fused_cross_entropy(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+    def _fused_cross_entropy(self, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         """function(...), by our op where it is torch's."""
         if function is _torch_loss and not _is_dynamo_compiling():
             function = torch_cross_entropy
         return function(*args, **kwargs)
 
-    def _fused_criterion(self, kind: Any, *args: Any, **kwargs: Any) -> Any:
+    def _fused_criterion(self, kind: Any, /, *args: Any, **kwargs: Any) -> Any:
         """kind(...), as our module where it is torch's."""
         if kind is torch_nn.CrossEntropyLoss and not _is_dynamo_compiling():
             kind = _criterion
@@ -164,7 +176,7 @@ _IGNORED = 100
 _LONG = ((_IGNORED + 3, 3, 4), (2, _IGNORED + 3, 4), (4, 3, _IGNORED + 3))
 _NEEDED = ("logits", "labels", "vocab_size")
 _ARGUMENTS = (*_NEEDED, "num_items_in_batch", "ignore_index", "shift_labels")
-_FUNCTIONS = frozenset({F.cross_entropy, F.pad, torch.is_tensor})
+_FUNCTIONS = frozenset({_torch_loss, F.pad, torch.is_tensor})
 _CALLS = {*_FUNCTIONS, "float", "to", "view", "reshape", "flatten", "contiguous", "size", "dim",
           "numel"}  # fmt: skip
 
@@ -218,10 +230,13 @@ class LossForm(NamedTuple):
 
     def _takes(self, given: dict[str, Any]) -> bool:
         logits, labels = given["logits"], given.get("shift_labels")
+        copied = self.shifted and labels is None
         labels = given["labels"] if labels is None else labels
         if not _plain(logits, labels) or logits.dtype not in self.dtypes:
             return False
         if logits.dim() != 3 or not logits.is_contiguous() or labels.shape != logits.shape[:2]:
+            return False
+        if not (copied or labels.is_contiguous()):  # the function may view them
             return False
         size, ignored = given["vocab_size"], given.get("ignore_index", self.ignore_index)
         if type(size) is not int or size != logits.shape[2] or type(ignored) is not int:

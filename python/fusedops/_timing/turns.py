@@ -3,28 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-
-@contextlib.contextmanager
-def folder_for_one(folder: Path) -> Iterator[None]:
-    """Only one process at a time is in here with a folder that exists."""
-    try:
-        import fcntl
-    except ImportError:  # not Unix, where no bench runs beside another one
-        yield
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
 
 
 class Turns:

@@ -6,8 +6,7 @@ import csv
 import io
 from typing import TYPE_CHECKING
 
-from fusedops._core.files import replace_file
-from fusedops._timing.turns import folder_for_one
+from fusedops._core.files import folder_for_one, replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
