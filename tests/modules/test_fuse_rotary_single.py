@@ -60,6 +60,18 @@ def by_heads(x, cos, sin):
     return halves(x, cos[: x.shape[1]], sin[: x.shape[1]])
 
 
+def cuts_rows(x, cos, sin):
+    return halves(x[:, :, :3000], cos, sin)
+
+
+def cuts_batches(x, cos, sin):
+    return torch.cat((halves(x[:3], cos[:3], sin[:3]), x[3:]))
+
+
+def cuts_values(x, cos, sin):
+    return halves(x.clamp(-1000, 1000), cos, sin)
+
+
 class Attention(nn.Module):
     def __init__(self, layout, dim=16, heads=4):
         super().__init__()
@@ -129,7 +141,9 @@ def test_rotations_run_as_rope(device, name, dtype):
     assert calls_of(again, x, cos, sin).ours.count("rope") == 2 * taken
 
 
-@pytest.mark.parametrize("function", [other_sign, no_gradient, writes])
+@pytest.mark.parametrize(
+    "function", [other_sign, no_gradient, writes, cuts_rows, cuts_batches, cuts_values]
+)
 def test_other_functions_are_none(function):
     assert SINGLE_ROTATIONS.find(function) is None
     assert not seen

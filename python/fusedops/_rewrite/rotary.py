@@ -19,7 +19,7 @@ from .._autograd.compose import no_autocast
 from ..ops.rope import rope
 from .known import KnownFunctions, close
 from .rotary_single import ARGUMENTS as SINGLE
-from .rotary_single import SINGLE_ROTATIONS
+from .rotary_single import SINGLE_ROTATIONS, may_cut
 from .source import Reader
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ _any_autocast = torch._C._is_any_autocast_enabled
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _ARGUMENTS = 4  # q, k, cos, sin
-_LIMITS = {"clamp", torch.clamp, torch.clip}
 
 
 class Form(NamedTuple):
@@ -88,8 +87,7 @@ def _read(function: FunctionType) -> tuple[Form, Outside] | None:
         return None
     reader = Reader(torch_nn.Module())
     reader.read_function(function)
-    # NOTE: a larger number might cut rows or values that are larger than those of the probes.
-    if not reader.integers <= {0, 1, 2} or reader.numbers or not _LIMITS.isdisjoint(reader.calls):
+    if may_cut(reader, 2):
         return None
     form = _form(function)
     return None if form is None else (form, reader.outside)
