@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 import subprocess
 import sys
@@ -325,7 +326,8 @@ for kind in losses.MODELS:
     original, model, _ = losses.pair("cpu", kind=kind)
     assert torch.equal(model(x, labels), original(x, labels)), kind
 """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    paths = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120, env=paths)
 
 
 def test_a_replaced_forward_is_followed(device, monkeypatch):
