@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import argparse
 import csv
-import random
-import statistics
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from sustained_gemm import in_a_row
+from sustained_gemm import in_turns
 from torch import Tensor
 
 from fusedops import _C
@@ -28,7 +26,7 @@ from fusedops._tuning.names import plan_text
 from fusedops._tuning.plan_store import GpuKey, gpu_key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 # Tokens, width and hidden width of MLPs; the activation of each.
 BLOCKS = [
@@ -41,7 +39,7 @@ BLOCKS = [
 ]
 EPILOGUES = ("preact", "grad")
 COLUMNS = ["epilogue", "activation", "m", "n", "k", "plan", "chosen", "expected_us", "us"]
-RUN_MS, ROUNDS = 8.0, 3
+RUN_MS = 8.0
 KEPT = 1.3  # of the best of a first try
 F = torch.ops.fusedops
 
@@ -73,35 +71,19 @@ def timed(problem: dict[str, Any], key: GpuKey, ours: Any, theirs: Any) -> dict[
     """Of each kernel by its text: whether it is chosen, its expected and its measured time."""
     plans = {plan_text(plan): (plan, chosen) for plan, chosen in candidates(problem, key)}
 
-    def run(name: str, ms: float, us: float) -> Callable[[], float]:
-        if name not in plans:
-            return in_a_row(theirs, us, ms)
+    def choose(name: str) -> None:
         _C.clear_tuned_plans()
-        plan = plans[name][0]
-        if not _C.add_tuned_plan(problem, plan | {"us": 1.0}, key.capability, key.sm_count):
-            raise RuntimeError(f"{name} is no plan of this build")
-        return in_a_row(ours, us, ms)
+        if name in plans:
+            plan = plans[name][0] | {"us": 1.0}
+            if not _C.add_tuned_plan(problem, plan, key.capability, key.sm_count):
+                raise RuntimeError(f"{name} is no plan of this build")
 
-    names, first = [*plans, "torch.mm"], {}
-    for name in names:
-        queued = run(name, 1.0, 200.0)
-        torch.cuda.synchronize()
-        queued = run(name, 1.0, queued())
-        torch.cuda.synchronize()
-        first[name] = queued()
-    best = min(first.values())
-    kept = [n for n in names if n == "torch.mm" or first[n] < KEPT * best]
-    times: dict[str, list[float]] = {name: [] for name in kept}
-    for round_ in range(ROUNDS):
-        for name in random.Random(round_).sample(kept, len(kept)):
-            queued = run(name, RUN_MS, first[name])
-            torch.cuda.synchronize()
-            times[name].append(queued())
+    times = in_turns(dict.fromkeys(plans, ours) | {"torch.mm": theirs}, KEPT, RUN_MS, choose)
     _C.clear_tuned_plans()
     found = {}
-    for name, values in times.items():
+    for name, us in times.items():
         plan, chosen = plans.get(name, ({"expected_us": ""}, ""))
-        found[name] = [chosen, plan["expected_us"], statistics.median(values)]
+        found[name] = [chosen, plan["expected_us"], us]
     return found
 
 

@@ -97,30 +97,50 @@ def in_a_row(call: Callable[[], Tensor], us: float, ms: float) -> Callable[[], f
     return lambda: begin.elapsed_time(end) * 1e3 / count
 
 
+def in_turns(
+    calls: dict[Any, Callable[[], Tensor]],
+    kept_share: float,
+    run_ms: float,
+    choose: Callable[[Any], None] = lambda name: None,
+) -> dict[Any, float]:
+    """The us of each call in a row, in shuffled rounds; the last one is torch.mm, which stays.
+
+    `choose` is told whose calls come next. Those are left out that a first try finds slower than
+    the best by more than the factor.
+    """
+
+    def queued(name: Any, us: float, ms: float) -> Callable[[], float]:
+        choose(name)
+        return in_a_row(calls[name], us, ms)
+
+    first = {}
+    for name, call in calls.items():
+        choose(name)
+        call()
+        read = queued(name, 200.0, 1.0)
+        torch.cuda.synchronize()
+        first[name] = read()
+    best, theirs = min(first.values()), [*calls][-1]
+    kept = [name for name in first if name == theirs or first[name] < kept_share * best]
+    times: dict[Any, list[float]] = {name: [] for name in kept}
+    for round_ in range(ROUNDS):
+        order = random.Random(round_).sample(kept, len(kept))
+        reads = [queued(name, first[name], run_ms) for name in order]
+        torch.cuda.synchronize()
+        for name, read in zip(order, reads, strict=True):
+            times[name].append(read())
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
 def measure(
     problem: Problem, plans: dict[Name, Candidate], device: torch.device
 ) -> dict[Name, float]:
     a, b, _ = make_inputs(problem, device, with_bias=False)
     out = torch.mm(a, b)
-    calls: dict[Name, Callable[[], Tensor]] = {TORCH: lambda: torch.mm(a, b, out=out)}
-    for name, plan in plans.items():
-        calls[name] = functools.partial(our_call(problem, plan), a, b, None)
-    first = {}
-    for name, call in calls.items():
-        call()
-        queued = in_a_row(call, 200.0, 1.0)
-        torch.cuda.synchronize()
-        first[name] = queued()
-    best = min(first.values())
-    kept = [name for name in first if name == TORCH or first[name] < KEPT * best]
-    times: dict[Name, list[float]] = {name: [] for name in kept}
-    for round_ in range(ROUNDS):
-        order = random.Random(round_).sample(kept, len(kept))
-        queued_all = [in_a_row(calls[name], first[name], RUN_MS) for name in order]
-        torch.cuda.synchronize()
-        for name, queued in zip(order, queued_all, strict=True):
-            times[name].append(queued())
-    return {name: statistics.median(values) for name, values in times.items()}
+    calls: dict[Name, Callable[[], Tensor]] = {
+        name: functools.partial(our_call(problem, plan), a, b, None) for name, plan in plans.items()
+    }
+    return in_turns(calls | {TORCH: lambda: torch.mm(a, b, out=out)}, KEPT, RUN_MS)
 
 
 def main() -> None:

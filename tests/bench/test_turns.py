@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from fusedops._timing.turns import Turns
 from fusedops.bench.report import results
+from fusedops.bench.turns import Turns
 
 
 def is_free(path):

@@ -28,16 +28,27 @@ def replace_file(path: Path, text: str) -> None:
 
 
 @contextlib.contextmanager
+def locked(handle: int, exclusive: bool = True) -> Iterator[None]:
+    """Hold a lock on an open file among all processes that ask; on Unix only."""
+    import fcntl
+
+    fcntl.flock(handle, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
+    try:
+        yield
+    finally:
+        # NOTE: closing would not give it back: children forked meanwhile have the file open, too.
+        fcntl.flock(handle, fcntl.LOCK_UN)
+
+
+@contextlib.contextmanager
 def folder_for_one(folder: Path) -> Iterator[None]:
     """Only one process at a time is in here with a folder that exists."""
-    try:
-        import fcntl
-    except ImportError:  # not Unix, where no bench runs beside another one
+    if os.name != "posix":  # where no bench runs beside another one
         yield
         return
     handle = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
+        with locked(handle):
+            yield
     finally:
         os.close(handle)

@@ -19,6 +19,7 @@ from .._core.activation import CODES, SAVES_PREACT
 from .._core.info import built_archs, kernels_for
 from .._tuning.explain import View, _explain_gemm, _gpu
 from .._tuning.names import DTYPES
+from ..ops.linear_cross_entropy_shard import CHUNK_BYTES
 from .graph import value
 from .measure import measured
 
@@ -34,13 +35,12 @@ MEMORY_SHARE = 0.9
 SLOWEST = 1.3e6  # of a GPU that does not say how fast its memory is
 FP32_FLOPS_PER_US = 50e6  # of cuBLAS at full float32 precision
 INDEX_US = 10.0  # listing the entries of an embedding's rows: estimated, not measured
-MARGIN = 1.0  # theirs must be slower by more than this factor
 LEAST_FEATURES = 32  # of a patch: two steps of a kernel's loop over K
+MARGIN = 1.0  # theirs must be slower by more than this factor
 NOISE = 1.01  # and where times are measured, by this one
 # Shorter sites are not measured: what starts a kernel is most of their time. Nor are products
 # alone: in half precision they are cuBLAS's.
 SHORT_US = 30.0
-CHUNK_BYTES = 7 << 27  # of linear_cross_entropy's logits, as in linear_cross_entropy_check.h
 # Inductor's passes over rows of many logits, forward and backward, take more than the memory's
 # time: bytes of logits a microsecond, by whether a row is whole 16-byte chunks. From cross_entropy
 # of 32000, 50257 and 128256 classes in perf/results/h200/norm.csv; an H100 takes as long.
@@ -74,12 +74,12 @@ def decide(site: Site, force: bool) -> Verdict:
         return Verdict(True, "forced")
     if device == "cpu":
         return Verdict(False, "on a CPU our ops are plain C++: nothing to gain")
-    sizes = [_hint(s) for s in site.sizes]
-    if None in sizes:
+    sizes = [s for size in site.sizes if (s := _hint(size)) is not None]
+    if len(sizes) < len(site.sizes):
         return Verdict(False, "its size is unknown when it is compiled")
     if not site.products:
-        return _by_memory(site, [int(s) for s in sizes if s is not None])
-    model = _Model(site, [int(s) for s in sizes if s is not None])
+        return _by_memory(site, sizes)
+    model = _Model(site, sizes)
     ours, theirs, margin, how = *model.times(), MARGIN, "expected"
     if math.isnan(ours):
         return Verdict(False, "no kernel takes one of its products")

@@ -126,7 +126,7 @@ class _Rewriter:
             return left
         try:
             verdict = decide(site, self.force)
-        except Exception as error:  # a kernel that fails on the GPU, while it is measured
+        except Exception as error:  # nothing may stop the compilation
             return Left(f"cannot be measured: {type(error).__name__}: {error}")
         if not verdict.take:
             return Left(verdict.reason)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from .._autograd.compose import no_autocast
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -35,7 +37,8 @@ def _parts(function: FunctionType) -> tuple[Any, ...]:
 class KnownFunctions(Generic[Form]):
     """Functions with a form each, which `read` finds, with the names that they read outside.
 
-    `read` may raise whatever a function raises on probes: it has no form then.
+    `read` runs with gradients, outside of inference mode, and may raise whatever a function raises
+    on probes: it has no form then.
     """
 
     def __init__(self, read: Callable[[FunctionType], tuple[Form, Outside] | None]) -> None:
@@ -49,7 +52,8 @@ class KnownFunctions(Generic[Form]):
             return form
         self._known.pop(function, None)
         try:
-            read = self._read(function)
+            with torch.inference_mode(False), torch.enable_grad():
+                read = self._read(function)
         except Exception:  # a RefusedError, or whatever the function raises on probes
             read = None
         if read is None:
@@ -63,6 +67,29 @@ class KnownFunctions(Generic[Form]):
             return None
         known = self._known.get(function)
         return known.form if known is not None and known.is_same(function) else None
+
+
+def agrees(function: Any, of: Callable[..., Any], args: list[Tensor], inputs: int) -> bool:
+    """Whether a function gives what `of` does, a tensor or a tuple of them, and the gradients.
+
+    The first `inputs` arguments get them.
+    """
+    leaves = [t.requires_grad_() for t in args[:inputs]]
+    with no_autocast(args[0]):
+        try:
+            theirs = function(*args)
+        except Exception:  # shapes or dtypes that it does not take
+            return False
+        ours = of(*args)
+        if isinstance(ours, Tensor):
+            theirs, ours = (theirs,), (ours,)
+        if type(theirs) is not tuple or len(theirs) != len(ours):
+            return False
+        if not all(close(a, b) for a, b in zip(theirs, ours, strict=True)):
+            return False
+        dy = [t.detach().flip(-1) for t in ours]
+        grads = [torch.autograd.grad(y, leaves, dy) for y in (theirs, ours)]
+        return all(close(a, b) for a, b in zip(*grads, strict=True))
 
 
 def close(theirs: Any, ours: Tensor, roundings: int = 4) -> bool:

@@ -314,21 +314,20 @@ def _probe(
 
 def _agrees(function: FunctionType, form: LossForm, dtype: torch.dtype) -> bool:
     """Whether a function gives what the op does, and the gradients."""
-    with torch.inference_mode(False), torch.enable_grad():
-        for given in _probes(form, dtype):
-            logits = given["logits"].requires_grad_()
-            more = {"_fused_other": object()} if form.others else {}
-            with no_autocast(logits):
-                try:
-                    theirs = function(**given, **more)
-                except Exception:  # dtypes that it does not take
-                    return False
-                ours = form.of(given)
-                if not close(theirs, ours):
-                    return False
-                grads = [torch.autograd.grad(3 * loss, logits)[0] for loss in (theirs, ours)]
-                if not close(*grads):
-                    return False
+    for given in _probes(form, dtype):
+        logits = given["logits"].requires_grad_()
+        more = {"_fused_other": object()} if form.others else {}
+        with no_autocast(logits):
+            try:
+                theirs = function(**given, **more)
+            except Exception:  # dtypes that it does not take
+                return False
+            ours = form.of(given)
+            if not close(theirs, ours):
+                return False
+            grads = [torch.autograd.grad(3 * loss, logits)[0] for loss in (theirs, ours)]
+            if not close(*grads):
+                return False
     return True
 
 

@@ -13,14 +13,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch import nn as torch_nn
 
-from .._autograd.compose import no_autocast
 from ..ops.rope import rope
-from .known import KnownFunctions, close
+from .known import KnownFunctions, agrees
+from .rotary_rules import are_fixed, outside_of
 from .rotary_single import ARGUMENTS as SINGLE
-from .rotary_single import SINGLE_ROTATIONS, may_cut
-from .source import Reader
+from .rotary_single import SINGLE_ROTATIONS
 
 if TYPE_CHECKING:
     from types import FunctionType
@@ -28,8 +26,6 @@ if TYPE_CHECKING:
     from .forward_code import Outside
 
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
-_is_grad_enabled = torch.is_grad_enabled
-_any_autocast = torch._C._is_any_autocast_enabled
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _ARGUMENTS = 4  # q, k, cos, sin
@@ -71,26 +67,16 @@ class Form(NamedTuple):
             return False
         if width % 2 or not (2 <= width < d if self.partial and width != d else width == d):
             return False
-        if _is_grad_enabled() and (cos.requires_grad or sin.requires_grad):
-            return False
-        # NOTE: what autocast makes of the function's own code is not on the probes.
-        return not (_any_autocast() and torch.is_autocast_enabled(q.device.type))
+        return are_fixed(cos, sin)
 
 
 # ---- which functions ----
 
 
 def _read(function: FunctionType) -> tuple[Form, Outside] | None:
-    code = function.__code__
-    required = code.co_argcount - len(function.__defaults__ or ())
-    if required > _ARGUMENTS or code.co_argcount < _ARGUMENTS or code.co_kwonlyargcount:
-        return None
-    reader = Reader(torch_nn.Module())
-    reader.read_function(function)
-    if may_cut(reader, 2):
-        return None
-    form = _form(function)
-    return None if form is None else (form, reader.outside)
+    outside = outside_of(function, _ARGUMENTS, 2)
+    form = None if outside is None else _form(function)
+    return None if outside is None or form is None else (form, outside)
 
 
 def _form(function: FunctionType) -> Form | None:
@@ -120,25 +106,7 @@ def _probes(form: Form, dtype: torch.dtype, width: int, batch: int) -> list[Tens
 
 def _agrees(function: FunctionType, form: Form, dtype: torch.dtype, width: int) -> bool:
     """Whether a function gives what the op does, and the gradients."""
-    for batch in (3, 1):
-        with torch.inference_mode(False), torch.enable_grad():
-            q, k, cos, sin = _probes(form, dtype, width, batch)
-            q.requires_grad_(), k.requires_grad_()
-            with no_autocast(q):
-                try:
-                    theirs = function(q, k, cos, sin)
-                except Exception:  # shapes that it does not take
-                    return False
-                ours = form.of(q, k, cos, sin)
-                if type(theirs) is not tuple or len(theirs) != 2:
-                    return False
-                if not all(close(a, b) for a, b in zip(theirs, ours, strict=True)):
-                    return False
-                dy = [t.detach().flip(-1) for t in ours]
-                grads = [torch.autograd.grad(y, (q, k), dy) for y in (theirs, ours)]
-                if not all(close(a, b) for a, b in zip(*grads, strict=True)):
-                    return False
-    return True
+    return all(agrees(function, form.of, _probes(form, dtype, width, batch), 2) for batch in (3, 1))
 
 
 ROTATIONS = KnownFunctions(_read)

@@ -7,20 +7,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch import nn as torch_nn
 
-from .._autograd.compose import no_autocast
 from ..ops.rope import rope
-from .known import KnownFunctions, close
-from .source import Reader
+from .known import KnownFunctions, agrees
+from .rotary_rules import are_fixed, outside_of
 
 if TYPE_CHECKING:
     from types import FunctionType
 
     from .forward_code import Outside
-
-_is_grad_enabled = torch.is_grad_enabled
-_any_autocast = torch._C._is_any_autocast_enabled
 
 ARGUMENTS = 3  # x, cos, sin
 _HALVES = (torch.bfloat16, torch.float16)
@@ -32,7 +27,6 @@ _DTYPES = (
 # Of probes: what a function reads of sizes (rows of a table, say) must be what the op reads.
 _SIZES = ((2, 4, 5, 8), (3, 1, 2, 12), (1, 2, 7, 4), (5, 6, 3, 8))  # batch, heads, time, D
 _MORE = 2
-_LIMITS = {"clamp", torch.clamp, torch.clip}
 
 
 class SingleForm(NamedTuple):
@@ -73,32 +67,13 @@ class SingleForm(NamedTuple):
             return False
         if self.table_dims == 3 and table[0] not in (1, x.shape[0]):
             return False
-        if _is_grad_enabled() and (cos.requires_grad or sin.requires_grad):
-            return False
-        # NOTE: what autocast makes of the function's own code is not on the probes.
-        return not (_any_autocast() and torch.is_autocast_enabled(x.device.type))
-
-
-def may_cut(reader: Reader, largest: int) -> bool:
-    """Whether a function may cut what is larger than on the probes, all of whose sizes it knows.
-
-    Integers up to `largest` name dims and halves; one that cut rows would do so on the probes, too.
-    """
-    few = all(number <= largest for number in reader.integers)
-    return not few or bool(reader.numbers) or not _LIMITS.isdisjoint(reader.calls)
+        return are_fixed(cos, sin)
 
 
 def _read(function: FunctionType) -> tuple[SingleForm, Outside] | None:
-    code = function.__code__
-    required = code.co_argcount - len(function.__defaults__ or ())
-    if required > ARGUMENTS or code.co_argcount < ARGUMENTS or code.co_kwonlyargcount:
-        return None
-    reader = Reader(torch_nn.Module())
-    reader.read_function(function)
-    if may_cut(reader, 3):  # GPT-J's repeats along dim 3
-        return None
-    form = _form(function)
-    return None if form is None else (form, reader.outside)
+    outside = outside_of(function, ARGUMENTS, 3)  # GPT-J's repeats along dim 3
+    form = None if outside is None else _form(function)
+    return None if outside is None or form is None else (form, outside)
 
 
 def _form(function: FunctionType) -> SingleForm | None:
@@ -140,23 +115,10 @@ def _agrees(
     more: int = 0,
 ) -> bool:
     """Whether a function gives what the op does, and the gradient, for tables with `more` rows."""
-    for sizes, repeats in itertools.product(_SIZES, (False, True)):
-        with torch.inference_mode(False), torch.enable_grad():
-            x, cos, sin = _probes(form, dtypes, sizes, repeats, more)
-            x.requires_grad_()
-            with no_autocast(x):
-                try:
-                    theirs = function(x, cos, sin)
-                except Exception:  # shapes that it does not take
-                    return False
-                ours = form.of(x, cos, sin)
-                if not close(theirs, ours):
-                    return False
-                dy = ours.detach().flip(-1)
-                grads = [torch.autograd.grad(y, x, dy)[0] for y in (theirs, ours)]
-                if not close(*grads):
-                    return False
-    return True
+    return all(
+        agrees(function, form.of, _probes(form, dtypes, sizes, repeats, more), 1)
+        for sizes, repeats in itertools.product(_SIZES, (False, True))
+    )
 
 
 SINGLE_ROTATIONS = KnownFunctions(_read)

@@ -17,7 +17,6 @@ import torch
 from fusedops._core.text import shapes
 from fusedops._timing.progress import Progress
 from fusedops._timing.timing import synchronize
-from fusedops._timing.turns import Turns
 from fusedops.bench import machine
 from fusedops.bench.report import results
 from fusedops.bench.runner import OURS, Measurement, measure, rows
@@ -34,6 +33,7 @@ from fusedops.bench.suites.base import (
     load_suite,
 )
 from fusedops.bench.together import measure_together
+from fusedops.bench.turns import Turns
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

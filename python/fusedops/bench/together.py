@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from fusedops._timing.turns import Turns
     from fusedops.bench.suites.base import GroupedSuite
+    from fusedops.bench.turns import Turns
 
 ROUND_US = 60000.0  # a contender's turn lasts at least about this long
 MAX_LOOPS = 30

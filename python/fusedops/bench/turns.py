@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
+from fusedops._core.files import locked
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
@@ -29,12 +31,5 @@ class Turns:
         if self._path is None:
             yield
             return
-        import fcntl  # Unix only, as is a GPU's bench
-
-        with self._path.open("a") as file:  # the end of the process gives the lock back
-            fcntl.flock(file, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
-            try:
-                yield
-            finally:
-                # NOTE: closing would not: children forked meanwhile have the file open, too.
-                fcntl.flock(file, fcntl.LOCK_UN)
+        with self._path.open("a") as file, locked(file.fileno(), exclusive):
+            yield  # the end of the process gives the lock back, too
