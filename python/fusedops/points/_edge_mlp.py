@@ -17,7 +17,7 @@ from .._autograd.compose import no_autocast
 from .._autograd.gemm import linear_eager
 from .._autograd.shared import sees_torch_functions_only
 from ..ops.linear import linear
-from . import _edge_composed
+from . import _edge_composed, _edge_fused
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -81,9 +81,9 @@ def edge_mlp(
 
     Arguments are checked by the callers, and cast where autocast is on.
     """
-    # NOTE: the place where `_edge_fused.supports(given, layers, ...)` is asked and
-    # `_edge_fused.edge_mlp(given, layers, ...)` called.
     with no_autocast(given.idx):
+        if _edge_fused.supports(given, layers, activation, negative_slope, pool):
+            return _edge_fused.edge_mlp(given, layers, activation, negative_slope, last_activation)
         return _edge_composed.edge_mlp(
             given, layers, activation, negative_slope, last_activation, pool
         )

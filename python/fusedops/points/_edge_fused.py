@@ -1,0 +1,495 @@
+"""Layers over edges in a few kernels: 16-bit types on CUDA, batch norm or none, a maximum.
+
+Activations of an edge never leave the chip. Forward, every layer with batch statistics is one pass
+over the edges that recomputes the layers before it, and the last pass takes the maxima as well;
+backward, every layer but the first is one pass, which stores the rows of the gradient below in the
+16-bit type. What is left of the first layer is linear in what was gathered, so its gradient is a
+sum by point of those rows and closed forms (csrc/cuda/points/edges).
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .._autograd.shared import distinct, sees_torch_functions_only
+from ._autograd import needs_grad
+from .norms import BatchNorm
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ._edge_mlp import EdgeInput, EdgeLayer
+
+_ops = torch.ops.fusedops
+_STEP = 32  # kEdgeWidthStep
+_MAX_LAYERS = 4
+_MAX_HIDDEN = 128  # kEdgeMaxHidden
+_MAX_LAST = 256  # beyond, GEMMs over gathered rows are faster
+_MAX_NEIGHBOURS = 2000  # kEdgeMaxNeighbours
+_SLOPES = {"relu": 0.0, "none": 1.0}
+_MEAN, _RSTD, _VARIANCE, _COUNT = range(4)  # rows of the statistics
+
+
+def _padded(width: int) -> int:
+    return -(-width // _STEP) * _STEP
+
+
+class _Plan(NamedTuple):
+    """What a call is, but for its tensors."""
+
+    channels: tuple[int, ...]
+    training: tuple[bool, ...]
+    eps: tuple[float, ...]
+    slope: float
+    last_slope: float
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        return tuple(map(_padded, self.channels))
+
+    def rows(self, layer: int) -> slice:
+        """The layer's channels among those of all."""
+        start = sum(self.widths[:layer])
+        return slice(start, start + self.widths[layer])
+
+
+def supports(
+    given: EdgeInput,
+    layers: Sequence[EdgeLayer],
+    activation: str,
+    negative_slope: float,
+    pool: str,
+) -> bool:
+    """Whether `edge_mlp` has kernels for the call."""
+    like = given.rows if given.rows is not None else given.xyz
+    assert like is not None
+    widths = _channels(given, layers)
+    return (
+        given.idx.is_cuda
+        and given.dtype in (torch.float16, torch.bfloat16)
+        and pool == "max"
+        and (activation in _SLOPES or (activation == "leaky_relu" and 0 <= negative_slope <= 1))
+        and 1 <= len(layers) <= _MAX_LAYERS
+        and all(width <= _MAX_HIDDEN for width in widths[:-1])
+        and widths[-1] <= _MAX_LAST
+        and given.idx.numel() > 0
+        and given.idx.shape[2] <= _MAX_NEIGHBOURS
+        and like.shape[1] > 0
+        and (given.xyz is None or given.xyz.shape[2] == 3)
+        and all(_supports_norm(layer.norm) for layer in layers)
+        and not torch.compiler.is_dynamo_compiling()
+        and not sees_torch_functions_only(given.idx, given.rows, given.xyz)
+    )
+
+
+def _supports_norm(norm: object) -> bool:
+    return norm is None or (isinstance(norm, BatchNorm) and norm.group is None)
+
+
+def _channels(given: EdgeInput, layers: Sequence[EdgeLayer]) -> tuple[int, ...]:
+    first = next(
+        t.shape[dim]
+        for t, dim in ((given.rows, 2), (given.group_rows, 2), (given.offset_weight, 0))
+        if t is not None
+    )
+    return (first, *(layer.weight.shape[0] for layer in layers[1:] if layer.weight is not None))
+
+
+@lru_cache(maxsize=64)
+def _fragment_order(width: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """(the channel at every place of a row in fragment order, the place of every channel)."""
+    places = torch.arange(width, device=device).view(-1, 4, 4, 2)  # [c][b][q][h] by channel
+    order = places.transpose(1, 2).reshape(-1)  # [c][q][b][h]
+    return order, order.argsort()
+
+
+def _in_fragment_order(rows: Tensor | None, width: int) -> Tensor | None:
+    if rows is None:
+        return None
+    if rows.shape[2] != width:
+        rows = F.pad(rows, (0, width - rows.shape[2]))
+    return rows[..., _fragment_order(width, rows.device)[0]]
+
+
+def _flat_weights(plan: _Plan, weights: Sequence[Tensor], like: Tensor, dtype: Any) -> Tensor:
+    """W_2, W_3, ... with their padding, one after the other."""
+    flat = []
+    for i, weight in enumerate(weights):
+        rows = plan.widths[i + 1] - weight.shape[0]
+        columns = plan.widths[i] - weight.shape[1]
+        padded = F.pad(weight, (0, columns, 0, rows)) if rows or columns else weight
+        flat.append(padded.reshape(-1))
+    if not flat:
+        return like.new_empty(0, dtype=dtype)
+    return flat[0].contiguous() if len(flat) == 1 else torch.cat(flat)
+
+
+def _offset_columns(weight: Tensor | None, width: int) -> Tensor | None:
+    """(width, 8): the columns x y z twice, for the offsets and for what their rounding left."""
+    if weight is None:
+        return None
+    return F.pad(torch.cat([weight, weight], 1), (0, 2, 0, width - weight.shape[0]))
+
+
+class _Norms(NamedTuple):
+    """Of every layer: parameters, the bias before the norm, running statistics; None for none."""
+
+    gamma: tuple[Tensor | None, ...]
+    beta: tuple[Tensor | None, ...]
+    bias: tuple[Tensor | None, ...]
+    mean: tuple[Tensor | None, ...]
+    var: tuple[Tensor | None, ...]
+
+
+def _affine(plan: _Plan, norms: _Norms, device: torch.device) -> Tensor:
+    """(scale, shift) of every channel; (gamma, beta) of a layer with batch statistics."""
+    defaults = (1.0, 0.0, 0.0, 0.0, 1.0)
+    pieces: list[Tensor] = []
+    for name, tensors, default in zip(norms._fields, norms, defaults, strict=True):
+        for layer, given in enumerate(tensors):
+            batch = plan.training[layer] and name in ("bias", "mean", "var")
+            width, value = plan.widths[layer], None if batch else given
+            if value is not None:
+                pieces.append(value.detach().float())
+                width -= value.shape[0]
+            if width:
+                pieces.append(_constant(width, default, device))
+    has_eps = [
+        var is not None and not batch for var, batch in zip(norms.var, plan.training, strict=True)
+    ]
+    for layer, width in enumerate(plan.widths):
+        pieces.append(_constant(width, plan.eps[layer] if has_eps[layer] else 0.0, device))
+    affine: Tensor = _ops.edge_affine(torch.cat(pieces).view(6, -1))
+    return affine
+
+
+@lru_cache(maxsize=256)
+def _constant(width: int, value: float, device: torch.device) -> Tensor:
+    return torch.full((width,), value, device=device)
+
+
+class _Problem(NamedTuple):
+    """The arguments that all passes share."""
+
+    rows: Tensor | None
+    group_rows: Tensor | None
+    offset_weight: Tensor | None
+    points: Tensor | None
+    centers: Tensor | None
+    idx: Tensor
+    weights: Tensor
+    affine: Tensor
+
+    def arguments(self, plan: _Plan, layers: int) -> tuple[Any, ...]:
+        """Those of the first `layers` layers."""
+        widths = plan.widths[:layers]
+        used = sum(a * b for a, b in zip(widths, widths[1:], strict=False))
+        c1, c2, c3, c4 = (*widths, *[0] * (_MAX_LAYERS - layers))
+        weights, affine = self.weights[:used], self.affine[: sum(widths)]
+        return (*self[:6], weights, affine, c1, c2, c3, c4, plan.slope)
+
+
+def _forward(
+    plan: _Plan, problem: _Problem, infer: bool
+) -> tuple[_Problem, list[Tensor | None], Any]:
+    """The problem with its statistics in it, those of every layer, and the last pass's results."""
+    stats: list[Tensor | None] = []
+    last = len(plan.channels) - 1
+    results: Any = None
+    for layer, (channels, batch) in enumerate(zip(plan.channels, plan.training, strict=True)):
+        if layer < last and not batch:
+            stats.append(None)
+            continue
+        pool = layer == last and not infer
+        results = _ops.edge_mlp_forward(
+            *problem.arguments(plan, layer + 1), channels, infer and layer == last, pool, batch,
+            plan.eps[layer],
+        )  # fmt: skip
+        stats.append(results[4] if batch else None)
+        if batch:
+            part = plan.rows(layer)
+            affine = torch.cat(
+                [problem.affine[: part.start], results[3], problem.affine[part.stop :]]
+            )
+            problem = problem._replace(affine=affine)
+    return problem, stats, results
+
+
+def _problem(
+    plan: _Plan,
+    gathered: tuple[Any, ...],
+    dtype: torch.dtype,
+    parameters: Sequence[Tensor | None],
+) -> _Problem:
+    """Everything as the kernels read it. parameters: weights, then `_Norms` layer by layer."""
+    rows, group_rows, offset_weight, xyz, centers, idx = gathered
+    count, width = len(plan.channels), plan.widths[0]
+    weights = [w for w in parameters[: count - 1] if w is not None]
+    norms = _Norms(*(tuple(parameters[count - 1 + i * count :][:count]) for i in range(5)))
+    wide_group = None if group_rows is None else group_rows.float()
+    return _Problem(
+        _in_fragment_order(rows, width), _in_fragment_order(wide_group, width),
+        _offset_columns(offset_weight, width), xyz, centers, idx,
+        _flat_weights(plan, weights, idx, dtype), _affine(plan, norms, idx.device),
+    )  # fmt: skip
+
+
+def _pooled(
+    plan: _Plan, problem: _Problem, infer: bool
+) -> tuple[_Problem, list[Tensor | None], Tensor, Tensor | None, Tensor | None]:
+    """(problem, statistics, activations, maxima, winners); the last two are for backward."""
+    problem, stats, (out, best, which, _, _) = _forward(plan, problem, infer)
+    if infer:
+        return problem, stats, out, None, None
+    affine = problem.affine[plan.rows(len(plan.channels) - 1)]
+    out = _ops.edge_pool_forward(best, which, affine, problem.weights, plan.last_slope)
+    return problem, stats, out, best, which
+
+
+class EdgeMax(torch.autograd.Function):
+    """(what is gathered, plan, parameters) -> the pooled activations and the statistics."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        rows: Tensor | None,
+        group_rows: Tensor | None,
+        offset_weight: Tensor | None,
+        xyz: Tensor | None,
+        centers: Tensor | None,
+        idx: Tensor,
+        plan: _Plan,
+        dtype: torch.dtype,
+        *parameters: Tensor | None,
+    ) -> tuple[Tensor, ...]:
+        gathered = (rows, group_rows, offset_weight, xyz, centers, idx)
+        problem = _problem(plan, gathered, dtype, parameters)
+        problem, stats, out, best, which = _pooled(plan, problem, False)
+        ctx.save_for_backward(*problem, best, which, *stats, offset_weight, *parameters)
+        ctx.plan, ctx.rows_dtype = plan, None if rows is None else rows.dtype
+        ctx.group_dtype = None if group_rows is None else group_rows.dtype
+        found = [s for s in stats if s is not None]
+        ctx.mark_non_differentiable(*found)
+        return (out, *found)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dout: Tensor, *_: Any) -> Any:
+        return _Backward(ctx).run(dout)
+
+
+class _Backward:
+    """The backward of one call."""
+
+    def __init__(self, ctx: Any) -> None:
+        saved = ctx.saved_tensors
+        self.ctx, self.plan = ctx, ctx.plan
+        self.count = len(self.plan.channels)
+        self.problem = _Problem(*saved[:8])
+        self.best, self.which = saved[8:10]
+        self.stats = saved[10 : 10 + self.count]
+        self.offset_weight = saved[10 + self.count]
+        parameters = saved[11 + self.count :]
+        self.weights = parameters[: self.count - 1]
+        self.parameters = parameters[self.count - 1 :]
+        self.needs = ctx.needs_input_grad
+
+    def run(self, dout: Tensor) -> tuple[Any, ...]:
+        last = self.count - 1
+        affine = self.problem.affine[self.plan.rows(last)]
+        best_grad, grads, dense = _ops.edge_pool_backward(
+            dout, self.best, self.which, affine, self.stats[last], self.plan.last_slope
+        )
+        affine_grads, weight_grads = {last: grads}, {}
+        above: Tensor | None = None
+        group_sums = None
+        won: tuple[Tensor | None, Tensor | None] = (best_grad, self.which)
+        for layer in range(last, 0, -1):
+            above, affine_grads[layer - 1], below_dense, group_sums, weight_grads[layer] = (
+                _ops.edge_mlp_backward(
+                    *self.problem.arguments(self.plan, layer + 1), *won, above,
+                    dense if self.stats[layer] is not None else None, self.stats[layer - 1],
+                    layer == 1,
+                )
+            )  # fmt: skip
+            won, dense = (None, None), below_dense
+        first = self._first_layer(best_grad, above, dense, group_sums)
+        weights = [self._weight_grad(layer, weight_grads) for layer in range(1, self.count)]
+        return (*first, None, None, None, *weights, *self._norm_grads(affine_grads))
+
+    def _weight_grad(self, layer: int, grads: dict[int, Tensor]) -> Tensor:
+        weight = self.weights[layer - 1]
+        rows, columns = weight.shape
+        return grads[layer][:rows, :columns].to(weight.dtype)
+
+    def _norm_grads(self, grads: dict[int, Tensor]) -> list[Tensor | None]:
+        """Of gamma, beta, bias, mean and variance of every layer."""
+        found: list[list[Tensor | None]] = [[], [], []]
+        by_kind = [self.parameters[i * self.count :][: self.count] for i in range(5)]
+        for layer, channels in enumerate(self.plan.channels):
+            gamma, beta, bias, mean, var = (kind[layer] for kind in by_kind)
+            dscale, dshift = grads[layer][:channels].unbind(1)
+            dgamma, dbias = dscale, torch.zeros_like(dshift)
+            if not self.plan.training[layer]:
+                rstd = 1.0 if var is None else (var.float() + self.plan.eps[layer]).rsqrt()
+                below = 0.0 if bias is None else bias.float()
+                below = below if mean is None else below - mean.float()
+                dgamma = (dscale + dshift * below) * rstd
+                dbias = dshift * rstd if gamma is None else dshift * rstd * gamma.float()
+            for kind, (tensor, grad) in enumerate(((gamma, dgamma), (beta, dshift), (bias, dbias))):
+                found[kind].append(None if tensor is None else grad.to(tensor.dtype))
+        return [*found[0], *found[1], *found[2], *[None] * (2 * self.count)]
+
+    def _first_layer(
+        self, best_grad: Tensor, above: Tensor | None, dense: Tensor, group_sums: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        """Gradients of rows, group_rows, offset_weight, xyz and centers."""
+        if not any(self.needs[:5]):
+            return (None,) * 5
+        problem, width = self.problem, self.plan.widths[0]
+        idx = problem.idx
+        if above is None:
+            assert self.count == 1
+            above = _ops.edge_winners(best_grad, self.which, problem.weights, idx.shape[2], width)
+            group_sums = F.pad(best_grad, (0, width - best_grad.shape[2]))
+            scale = None
+        else:
+            scale = problem.affine[:width, 0]
+        assert group_sums is not None
+        like = problem.rows if problem.rows is not None else problem.points
+        assert like is not None
+        n = like.shape[1]
+        merged = _without_repeats(idx)
+        by_point = _ops.group_backward(above, merged, n, 0, width, True)
+        if scale is not None:
+            by_point, group_sums = by_point * scale, group_sums * scale
+        if self.stats[0] is not None:
+            by_point, group_sums = self._add_dense(by_point, group_sums, dense, n)
+        return self._inputs(by_point, group_sums)
+
+    def _add_dense(
+        self, by_point: Tensor, by_group: Tensor, dense: Tensor, n: int
+    ) -> tuple[Tensor, Tensor]:
+        """Adds sums of A + B y_1 over the edges of every point and of every group."""
+        problem, plan = self.problem, self.plan
+        idx, width = problem.idx, plan.widths[0]
+        ones = torch.ones((*idx.shape, 1), dtype=torch.float32, device=idx.device)
+        valid = ((idx >= 0) & (idx < n)).unsqueeze(3)
+        edges = torch.where(valid, ones, 0)
+        if problem.points is not None:
+            offsets = _ops.group(None, idx, problem.points, problem.centers)
+            edges = torch.cat([edges, torch.where(valid, offsets, 0)], 3)
+        per_point = _ops.group_backward(edges, idx, n, 0, edges.shape[3], True)
+        per_group = edges.sum(2)
+        y_point = torch.zeros_like(by_point)
+        y_group = torch.zeros_like(by_group)
+        order = _fragment_order(width, idx.device)[1]
+        one = torch.ones(idx.shape, dtype=torch.float32, device=idx.device)
+        if problem.rows is not None:
+            rows = problem.rows.float()
+            y_point += (per_point[..., :1] * rows)[..., order]
+            y_group += _ops.interpolate(rows, idx, one)[..., order]
+        if problem.group_rows is not None:
+            y_group += (per_group[..., :1] * problem.group_rows)[..., order]
+            like = by_point[..., :width].contiguous()
+            spread = _ops.interpolate_backward(problem.group_rows, like, idx, one, True, False)[0]
+            y_point += spread[..., order]
+        if problem.offset_weight is not None:
+            weight = problem.offset_weight[:, :3].float()
+            y_point += per_point[..., 1:] @ weight.t()
+            y_group += per_group[..., 1:] @ weight.t()
+        a, b = dense.unbind(1)
+        by_point = by_point + per_point[..., :1] * a + b * y_point
+        return by_point, by_group + per_group[..., :1] * a + b * y_group
+
+    def _inputs(self, by_point: Tensor, by_group: Tensor) -> tuple[Tensor | None, ...]:
+        """From the gradients of y_1 summed by point and by group, in float32."""
+        problem, ctx = self.problem, self.ctx
+        channels = self.plan.channels[0]
+        du, dv = by_point[..., :channels], by_group[..., :channels]
+        drows = du.to(ctx.rows_dtype) if self.needs[0] else None
+        dgroup = dv.to(ctx.group_dtype) if self.needs[1] else None
+        dweight = dxyz = dcenters = None
+        if problem.points is not None:
+            weight = self.offset_weight.float()
+            if self.needs[2]:
+                dweight = du.flatten(0, 1).t() @ problem.points.flatten(0, 1)
+                if problem.centers is not None:
+                    dweight = dweight - dv.flatten(0, 1).t() @ problem.centers.flatten(0, 1)
+                dweight = dweight.to(self.offset_weight.dtype)
+            dxyz = du @ weight if self.needs[3] else None
+            dcenters = -(dv @ weight) if self.needs[4] else None
+        return drows, dgroup, dweight, dxyz, dcenters
+
+
+def _without_repeats(idx: Tensor) -> Tensor:
+    """idx with -1 where an entry repeats its group's first one, into which it was merged."""
+    repeats = idx == idx[..., :1]
+    repeats[..., 0] = False
+    return torch.where(repeats, -1, idx)
+
+
+def edge_mlp(
+    given: EdgeInput,
+    layers: Sequence[EdgeLayer],
+    activation: str,
+    negative_slope: float,
+    last_activation: bool,
+) -> Tensor:
+    """`_edge_mlp.edge_mlp` of a call that `supports` knows."""
+    slope = _SLOPES.get(activation, negative_slope)
+    batch = [layer.norm if isinstance(layer.norm, BatchNorm) else None for layer in layers]
+    plan = _Plan(
+        _channels(given, layers),
+        tuple(norm is not None and norm.training for norm in batch),
+        tuple(0.0 if norm is None else norm.eps for norm in batch),
+        slope,
+        slope if last_activation else 1.0,
+    )
+    norms = _Norms(
+        tuple(None if norm is None else norm.weight for norm in batch),
+        tuple(None if norm is None else norm.bias for norm in batch),
+        tuple(layer.bias for layer in layers),
+        tuple(None if n is None or n.training else n.running_mean for n in batch),
+        tuple(None if n is None or n.training else n.running_var for n in batch),
+    )
+    gathered = (*given[:5], given.idx)
+    parameters = [*(layer.weight for layer in layers[1:]), *(t for kind in norms for t in kind)]
+    if needs_grad(*gathered, *parameters):
+        arguments = distinct(*gathered, plan, given.dtype, *parameters)
+        out, *stats = EdgeMax.apply(*arguments)
+    else:
+        infer = not plan.training[-1] and (plan.slope == plan.last_slope or len(layers) == 1)
+        if len(layers) == 1:
+            plan = plan._replace(slope=plan.last_slope)
+        problem = _problem(plan, gathered, given.dtype, parameters)
+        _, found, out, _, _ = _pooled(plan, problem, infer)
+        stats = [s for s in found if s is not None]
+    trained = [
+        layer for layer in layers if isinstance(layer.norm, BatchNorm) and layer.norm.training
+    ]
+    for layer, values in zip(trained, stats, strict=True):
+        _update_running(layer, values)
+    result: Tensor = out
+    return result
+
+
+@torch.no_grad()
+def _update_running(layer: EdgeLayer, stats: Tensor) -> None:
+    """Mix the batch into the running statistics; not where no edge counts."""
+    norm = layer.norm
+    assert isinstance(norm, BatchNorm)
+    if norm.running_mean is None or norm.running_var is None:
+        return
+    size = norm.running_mean.shape[0]
+    mean = stats[_MEAN, :size]
+    if layer.bias is not None:
+        mean = mean + layer.bias
+    share = (stats[_COUNT, :size] > 0) * norm.momentum
+    for running, value in ((norm.running_mean, mean), (norm.running_var, stats[_VARIANCE, :size])):
+        running.copy_(torch.lerp(running.float(), value.float(), share))
