@@ -181,7 +181,8 @@ class _Problem(NamedTuple):
     offset_weight: Tensor | None
     points: Tensor | None
     centers: Tensor | None
-    idx: Tensor
+    list: Tensor  # of the edges that count
+    ends: Tensor  # where those of a group end
     weights: Tensor
     affine: Tensor
 
@@ -191,7 +192,7 @@ class _Problem(NamedTuple):
         used = sum(a * b for a, b in zip(widths, widths[1:], strict=False))
         c1, c2, c3, c4 = (*widths, *[0] * (_MAX_LAYERS - layers))
         weights, affine = self.weights[:used], self.affine[: sum(widths)]
-        return (*self[:6], weights, affine, c1, c2, c3, c4, plan.slope)
+        return (*self[:7], weights, affine, c1, c2, c3, c4, plan.slope)
 
 
 def _forward(
@@ -225,18 +226,26 @@ def _problem(
     gathered: tuple[Any, ...],
     dtype: torch.dtype,
     parameters: Sequence[Tensor | None],
-) -> _Problem:
-    """Everything as the kernels read it. parameters: weights, then `_Norms` layer by layer."""
+) -> tuple[_Problem, Tensor]:
+    """Everything as the kernels read it. parameters: weights, then `_Norms` layer by layer.
+
+    And the edges' points, for sums by point.
+    """
     rows, group_rows, offset_weight, xyz, centers, idx = gathered
     count, width = len(plan.channels), plan.widths[0]
     weights = [w for w in parameters[: count - 1] if w is not None]
     norms = _Norms(*(tuple(parameters[count - 1 + i * count :][:count]) for i in range(5)))
     wide_group = None if group_rows is None else group_rows.float()
-    return _Problem(
+    like = rows if rows is not None else xyz
+    assert like is not None
+    ends = _ops.edge_counts(idx, like.shape[1]).cumsum(0, dtype=torch.int32)
+    edges, points = _ops.edge_list(idx, ends, like.shape[1])
+    problem = _Problem(
         _in_fragment_order(rows, width), _in_fragment_order(wide_group, width),
-        _offset_columns(offset_weight, width), xyz, centers, idx,
+        _offset_columns(offset_weight, width), xyz, centers, edges, ends,
         _flat_weights(plan, weights, idx, dtype), _affine(plan, norms, idx.device),
     )  # fmt: skip
+    return problem, points
 
 
 def _pooled(
@@ -268,9 +277,11 @@ class EdgeMax(torch.autograd.Function):
         *parameters: Tensor | None,
     ) -> tuple[Tensor, ...]:
         gathered = (rows, group_rows, offset_weight, xyz, centers, idx)
-        problem = _problem(plan, gathered, dtype, parameters)
+        problem, points = _problem(plan, gathered, dtype, parameters)
         problem, stats, out, best, which = _pooled(plan, problem, False)
-        ctx.save_for_backward(*problem, best, which, *stats, offset_weight, *parameters)
+        ctx.save_for_backward(
+            *problem, points, idx, best, which, *stats, offset_weight, *parameters
+        )
         ctx.plan, ctx.rows_dtype = plan, None if rows is None else rows.dtype
         ctx.group_dtype = None if group_rows is None else group_rows.dtype
         found = [s for s in stats if s is not None]
@@ -283,6 +294,13 @@ class EdgeMax(torch.autograd.Function):
         return _Backward(ctx).run(dout)
 
 
+class _Sums(NamedTuple):
+    """Something summed over the edges of every point and of every group; None for 0."""
+
+    by_point: Tensor | None
+    by_group: Tensor | None
+
+
 class _Backward:
     """The backward of one call."""
 
@@ -290,11 +308,11 @@ class _Backward:
         saved = ctx.saved_tensors
         self.ctx, self.plan = ctx, ctx.plan
         self.count = len(self.plan.channels)
-        self.problem = _Problem(*saved[:8])
-        self.best, self.which = saved[8:10]
-        self.stats = saved[10 : 10 + self.count]
-        self.offset_weight = saved[10 + self.count]
-        parameters = saved[11 + self.count :]
+        size = len(_Problem._fields)
+        self.problem = _Problem(*saved[:size])
+        self.points, self.idx, self.best, self.which = saved[size : size + 4]
+        self.stats = saved[size + 4 :][: self.count]
+        self.offset_weight, *parameters = saved[size + 4 + self.count :]
         self.weights = parameters[: self.count - 1]
         self.parameters = parameters[self.count - 1 :]
         self.needs = ctx.needs_input_grad
@@ -302,23 +320,21 @@ class _Backward:
     def run(self, dout: Tensor) -> tuple[Any, ...]:
         last = self.count - 1
         affine = self.problem.affine[self.plan.rows(last)]
-        best_grad, grads, dense = _ops.edge_pool_backward(
+        winners, grads, dense = _ops.edge_pool_backward(
             dout, self.best, self.which, affine, self.stats[last], self.plan.last_slope
         )
         affine_grads, weight_grads = {last: grads}, {}
         above: Tensor | None = None
-        group_sums = None
-        won: tuple[Tensor | None, Tensor | None] = (best_grad, self.which)
         for layer in range(last, 0, -1):
-            above, affine_grads[layer - 1], below_dense, group_sums, weight_grads[layer] = (
+            above, affine_grads[layer - 1], below_dense, weight_grads[layer] = (
                 _ops.edge_mlp_backward(
-                    *self.problem.arguments(self.plan, layer + 1), *won, above,
+                    *self.problem.arguments(self.plan, layer + 1),
+                    winners if layer == last else None, above,
                     dense if self.stats[layer] is not None else None, self.stats[layer - 1],
-                    layer == 1,
                 )
             )  # fmt: skip
-            won, dense = (None, None), below_dense
-        first = self._first_layer(best_grad, above, dense, group_sums)
+            dense = below_dense
+        first = self._first_layer(winners, above, dense)
         weights = [self._weight_grad(layer, weight_grads) for layer in range(1, self.count)]
         return (*first, None, None, None, *weights, *self._norm_grads(affine_grads))
 
@@ -346,92 +362,96 @@ class _Backward:
         return [*found[0], *found[1], *found[2], *[None] * (2 * self.count)]
 
     def _first_layer(
-        self, best_grad: Tensor, above: Tensor | None, dense: Tensor, group_sums: Tensor | None
+        self, winners: Tensor, dz: Tensor | None, dense: Tensor
     ) -> tuple[Tensor | None, ...]:
         """Gradients of rows, group_rows, offset_weight, xyz and centers."""
         if not any(self.needs[:5]):
             return (None,) * 5
         problem, width = self.problem, self.plan.widths[0]
-        idx = problem.idx
-        if above is None:
-            assert self.count == 1
-            above = _ops.edge_winners(best_grad, self.which, problem.weights, idx.shape[2], width)
-            group_sums = F.pad(best_grad, (0, width - best_grad.shape[2]))
-            scale = None
-        else:
-            scale = problem.affine[:width, 0]
-        assert group_sums is not None
-        like = problem.rows if problem.rows is not None else problem.points
+        edges, ends, like = problem.list, problem.ends, problem.weights
+        scale: Tensor | None = problem.affine[:width]
+        if dz is None:  # one layer: the maxima's gradients, scaled already
+            dz, scale = _ops.edge_winners(winners, edges, ends, like), None
+        sums = _Sums(self._by_point(dz), _ops.edge_group_sums(dz, edges, ends, False))
+        own = moments = others = _Sums(None, None)
+        batch = dense if self.stats[0] is not None else None
+        if batch is not None:
+            values = _ops.edge_moments(edges, ends, problem.points, problem.centers)
+            moments = _Sums(self._by_point(values), self._small_group_sums(values))
+            own = _Sums(problem.rows, problem.group_rows)
+            others = self._others()
+        du, products = self._close(0, sums, scale, batch, moments, own, others, problem.points)
+        dv, group_products = self._close(
+            1, sums, scale, batch, moments, own, others, problem.centers
+        )
+        return self._inputs(du, dv, products, group_products)
+
+    def _by_point(self, rows: Tensor) -> Tensor:
+        """(B * N, C) float32: the sums of rows (E, C) over the edges to each point."""
+        count, width = self._num_points(), rows.shape[1]
+        sums: Tensor = _ops.group_backward(
+            rows.view(1, -1, 1, width), self.points.view(1, -1, 1), count, 0, width, True
+        )
+        return sums.squeeze(0)
+
+    def _num_points(self) -> int:
+        like = self.problem.rows if self.problem.rows is not None else self.problem.points
         assert like is not None
-        n = like.shape[1]
-        merged = _without_repeats(idx)
-        by_point = _ops.group_backward(above, merged, n, 0, width, True)
-        if scale is not None:
-            by_point, group_sums = by_point * scale, group_sums * scale
-        if self.stats[0] is not None:
-            by_point, group_sums = self._add_dense(by_point, group_sums, dense, n)
-        return self._inputs(by_point, group_sums)
+        return like.shape[0] * like.shape[1]
 
-    def _add_dense(
-        self, by_point: Tensor, by_group: Tensor, dense: Tensor, n: int
-    ) -> tuple[Tensor, Tensor]:
-        """Adds sums of A + B y_1 over the edges of every point and of every group."""
-        problem, plan = self.problem, self.plan
-        idx, width = problem.idx, plan.widths[0]
-        ones = torch.ones((*idx.shape, 1), dtype=torch.float32, device=idx.device)
-        valid = ((idx >= 0) & (idx < n)).unsqueeze(3)
-        edges = torch.where(valid, ones, 0)
-        if problem.points is not None:
-            offsets = _ops.group(None, idx, problem.points, problem.centers)
-            edges = torch.cat([edges, torch.where(valid, offsets, 0)], 3)
-        per_point = _ops.group_backward(edges, idx, n, 0, edges.shape[3], True)
-        per_group = edges.sum(2)
-        y_point = torch.zeros_like(by_point)
-        y_group = torch.zeros_like(by_group)
-        order = _fragment_order(width, idx.device)[1]
-        one = torch.ones(idx.shape, dtype=torch.float32, device=idx.device)
+    def _small_group_sums(self, rows: Tensor) -> Tensor:
+        padded = F.pad(rows, (0, _STEP - rows.shape[1]))
+        sums: Tensor = _ops.edge_group_sums(padded, self.problem.list, self.problem.ends, False)
+        return sums[:, : rows.shape[1]]
+
+    def _others(self) -> _Sums:
+        """Sums over edges of group_rows by point and of rows by group."""
+        problem = self.problem
+        by_point = by_group = None
         if problem.rows is not None:
-            rows = problem.rows.float()
-            y_point += (per_point[..., :1] * rows)[..., order]
-            y_group += _ops.interpolate(rows, idx, one)[..., order]
+            by_group = _ops.edge_group_sums(problem.rows, problem.list, problem.ends, True)
         if problem.group_rows is not None:
-            y_group += (per_group[..., :1] * problem.group_rows)[..., order]
-            like = by_point[..., :width].contiguous()
-            spread = _ops.interpolate_backward(problem.group_rows, like, idx, one, True, False)[0]
-            y_point += spread[..., order]
-        if problem.offset_weight is not None:
-            weight = problem.offset_weight[:, :3].float()
-            y_point += per_point[..., 1:] @ weight.t()
-            y_group += per_group[..., 1:] @ weight.t()
-        a, b = dense.unbind(1)
-        by_point = by_point + per_point[..., :1] * a + b * y_point
-        return by_point, by_group + per_group[..., :1] * a + b * y_group
+            one = torch.ones(self.idx.shape, dtype=torch.float32, device=self.idx.device)
+            width, clouds = self.plan.widths[0], self.idx.shape[0]
+            like = one.new_empty(()).expand(clouds, self._num_points() // clouds, width)
+            by_point = _ops.interpolate_backward(
+                problem.group_rows, like.contiguous(), self.idx, one, True, False
+            )[0].flatten(0, 1)
+        return _Sums(by_point, by_group)
 
-    def _inputs(self, by_point: Tensor, by_group: Tensor) -> tuple[Tensor | None, ...]:
+    def _close(
+        self, side: int, sums: _Sums, scale: Any, dense: Any, moments: _Sums, own: _Sums,
+        others: _Sums, coordinates: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        problem = self.problem
+        mine = None if own[side] is None else own[side].flatten(0, 1)
+        where = None if coordinates is None else coordinates.flatten(0, 1)
+        out, products = _ops.edge_close(
+            sums[side], scale, dense, moments[side], mine, others[side], problem.offset_weight,
+            where, problem.weights,
+        )  # fmt: skip
+        return out, products
+
+    def _inputs(
+        self, du: Tensor, dv: Tensor, products: Tensor, group_products: Tensor
+    ) -> tuple[Tensor | None, ...]:
         """From the gradients of y_1 summed by point and by group, in float32."""
-        problem, ctx = self.problem, self.ctx
-        channels = self.plan.channels[0]
-        du, dv = by_point[..., :channels], by_group[..., :channels]
+        ctx, channels = self.ctx, self.plan.channels[0]
+        clouds = self.idx.shape[0]
+        du = du.view(clouds, -1, du.shape[1])[..., :channels]
+        dv = dv.view(clouds, -1, dv.shape[1])[..., :channels]
         drows = du.to(ctx.rows_dtype) if self.needs[0] else None
         dgroup = dv.to(ctx.group_dtype) if self.needs[1] else None
         dweight = dxyz = dcenters = None
-        if problem.points is not None:
-            weight = self.offset_weight.float()
+        if self.offset_weight is not None:
             if self.needs[2]:
-                dweight = du.flatten(0, 1).t() @ problem.points.flatten(0, 1)
-                if problem.centers is not None:
-                    dweight = dweight - dv.flatten(0, 1).t() @ problem.centers.flatten(0, 1)
-                dweight = dweight.to(self.offset_weight.dtype)
+                centred = self.problem.centers is not None
+                dweight = products - group_products if centred else products
+                dweight = dweight[:channels].to(self.offset_weight.dtype)
+            weight = self.offset_weight.float()
             dxyz = du @ weight if self.needs[3] else None
             dcenters = -(dv @ weight) if self.needs[4] else None
         return drows, dgroup, dweight, dxyz, dcenters
-
-
-def _without_repeats(idx: Tensor) -> Tensor:
-    """idx with -1 where an entry repeats its group's first one, into which it was merged."""
-    repeats = idx == idx[..., :1]
-    repeats[..., 0] = False
-    return torch.where(repeats, -1, idx)
 
 
 def edge_mlp(
@@ -467,7 +487,7 @@ def edge_mlp(
         infer = not plan.training[-1] and (plan.slope == plan.last_slope or len(layers) == 1)
         if len(layers) == 1:
             plan = plan._replace(slope=plan.last_slope)
-        problem = _problem(plan, gathered, given.dtype, parameters)
+        problem, _ = _problem(plan, gathered, given.dtype, parameters)
         _, found, out, _, _ = _pooled(plan, problem, infer)
         stats = [s for s in found if s is not None]
     trained = [

@@ -18,15 +18,13 @@ struct EdgeForward {
 template <class T>
 struct EdgeBackward {
   EdgeProblem<T> problem;  // layers: l
-  int channels;            // of layer l without padding; a row of `best_grad`, `which`
-  const float* best_grad;  // [groups][channels], in the last layer; null below
-  const int16_t* which;    // [groups][channels]
-  const T* above;          // [groups][k][width[l - 1]], below the last layer
+  const int* winners;      // [groups][width[l - 1]] in the last layer, null below: a maximum's
+                           // gradient (T, the lower half) and its neighbour
+  const T* above;          // [rows][width[l - 1]], below the last layer
   const float4* dense;     // (A, B) of two channels of layer l; null without statistics
-  const float* center;       // [width[l - 2]]: the centres of layer l - 1's sums, or null for 0
-  T* below;                // [groups][k][width[l - 2]]: written where an entry lives
+  const float* center;     // [width[l - 2]]: the centres of layer l - 1's sums, or null for 0
+  T* below;                // [rows][width[l - 2]]
   float* below_sums;       // [grid.x][2][width[l - 2]]: of dz and of dz (y - center)
-  float* group_sums;       // [groups][width[l - 2]]: of dz, or null
   float* weight_sums;      // [grid.x][width[l - 1]][width[l - 2]], or null
 };
 

@@ -41,75 +41,40 @@ __device__ __forceinline__ const float4* layer_affine(const EdgeProblem<T>& p) {
   return affine;
 }
 
-// The gradient of y_l of channels 32 c .. 32 c + 31, from y_l.
+// The gradient of y_l of channels 32 c .. 32 c + 31, from y_l, of rows first .. first + 15.
 template <class T>
-__device__ __forceinline__ void output_gradient(const EdgeBackward<T>& a, const EdgeGroup& g,
-                                                const EdgeStep& s, int c, float (&y)[4][4]) {
+__device__ __forceinline__ void output_gradient(const EdgeBackward<T>& a, const EdgeTile& tile,
+                                                int64_t first, int c, float (&y)[4][4]) {
   const int q = lane_id() % 4, r = lane_id() / 4;
   const int width = a.problem.width[a.problem.layers - 1];
 #pragma unroll
   for (int b = 0; b < 4; ++b) {
     const int channel = 32 * c + 8 * b + 2 * q;
     const float4 dense = a.dense ? __ldg(a.dense + channel / 2) : float4{};
-    float best[2] = {};
-    float4 affine = {};
-    int which[2] = {-1, -1};
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      if (a.best_grad && channel + h < a.channels) {
-        best[h] = __ldg(a.best_grad + g.id * a.channels + channel + h);
-        which[h] = __ldg(a.which + g.id * a.channels + channel + h);
-      }
-    }
-    if (!a.best_grad) affine = __ldg(layer_affine(a.problem) + channel / 2);
+    const float4 affine =
+        a.winners ? float4{} : __ldg(layer_affine(a.problem) + channel / 2);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float weight = s.weight[half];
-      const int position = s.position + r + 8 * half;
-      float2 from_above = {which[0] == position ? best[0] : 0.f,
-                           which[1] == position ? best[1] : 0.f};
-      if (!a.best_grad && weight > 0.f) {
-        const int64_t row = g.id * a.problem.k + position;
-        const float2 dz = unpack_pair<T>(
-            __ldg(reinterpret_cast<const uint32_t*>(a.above + row * width + channel)));
-        from_above = {affine.x * dz.x, affine.z * dz.y};
+      const float weight = tile.weight(half);
+      float2 above{};
+      if (a.winners) {
+        const int2 won = __ldg(reinterpret_cast<const int2*>(
+            a.winners + tile.group(half) * width + channel));
+        const float2 g = unpack_pair<T>(__byte_perm(won.x, won.y, 0x5410));
+        above = {won.x >> 16 == tile.neighbour(half) ? g.x : 0.f,
+                 won.y >> 16 == tile.neighbour(half) ? g.y : 0.f};
+      } else if (weight > 0.f) {
+        const float2 dz = unpack_pair<T>(__ldg(reinterpret_cast<const uint32_t*>(
+            a.above + (first + r + 8 * half) * width + channel)));
+        above = {affine.x * dz.x, affine.z * dz.y};
       }
       float& y0 = y[b][2 * half];
       float& y1 = y[b][2 * half + 1];
-      const bool lives = weight > 0.f;
-      y0 = lives ? from_above.x + weight * fmaf(dense.y, y0, dense.x) : 0.f;
-      y1 = lives ? from_above.y + weight * fmaf(dense.w, y1, dense.z) : 0.f;
+      y0 = weight > 0.f ? above.x + weight * fmaf(dense.y, y0, dense.x) : 0.f;
+      y1 = weight > 0.f ? above.y + weight * fmaf(dense.w, y1, dense.z) : 0.f;
     }
   }
 }
-
-// A warp's way through the steps of its groups, one after the other.
-struct EdgeWalk {
-  EdgeGroup g;
-  EdgeStep s;
-  int64_t next_id;
-  int next_step;
-
-  template <class T>
-  __device__ __forceinline__ explicit EdgeWalk(const EdgeProblem<T>&)
-      : g{}, s{}, next_id(int64_t{blockIdx.x} * kEdgeWarps + warp_id()), next_step(0) {
-    g.last_live = -1;
-  }
-
-  // To the next step with a living row. False where there is none.
-  template <class T>
-  __device__ __forceinline__ bool advance(const EdgeProblem<T>& p) {
-    while (true) {
-      while (next_step * kEdgeStepRows <= g.last_live) {
-        if (open_step(p, g, next_step++, s)) return true;
-      }
-      if (next_id >= p.groups) return false;
-      g = open_group(p, next_id);
-      next_step = 0;
-      next_id += int64_t{gridDim.x} * kEdgeWarps;
-    }
-  }
-};
 
 // Rows of a warp in shared memory, 16 of them, `ld` elements apart.
 template <class T>
@@ -148,7 +113,7 @@ struct EdgeWeightGradient {
                                       int columns) {
     const int i = lane_id() / 8, r = lane_id() % 8;
     if (first_row() >= rows || first_column() >= columns) return;
-    for (int k = 0; k < kEdgeWarps * kEdgeStepRows; k += 16) {
+    for (int k = 0; k < kEdgeWarps * kEdgeRows; k += 16) {
       uint32_t a[kTiles][4];
 #pragma unroll
       for (int m = 0; m < kTiles; ++m) {
@@ -191,7 +156,7 @@ struct EdgeWeightGradient {
 template <int kWidth>
 struct EdgeColumnSums {
   static constexpr int kPairs = kWidth / 64;
-  float2 dz[kPairs] = {}, dzy[kPairs] = {}, group[kPairs] = {};
+  float2 dz[kPairs] = {}, dzy[kPairs] = {};
 
   // Adds the 16 rows of a warp.
   template <class T>
@@ -201,31 +166,16 @@ struct EdgeColumnSums {
     for (int i = 0; i < kPairs; ++i) {
       const int column = 64 * i + 2 * lane_id();
       if (column >= width) continue;
-      float2 sum = {};
-      for (int row = 0; row < kEdgeStepRows; ++row) {
+      for (int row = 0; row < kEdgeRows; ++row) {
         const float2 d = unpack_pair<T>(
             *reinterpret_cast<const uint32_t*>(dz_rows + row * dz_ld + column));
         const float2 y =
             unpack_pair<T>(*reinterpret_cast<const uint32_t*>(y_rows + row * y_ld + column));
-        sum.x += d.x;
-        sum.y += d.y;
+        dz[i].x += d.x;
+        dz[i].y += d.y;
         dzy[i].x = fmaf(d.x, y.x, dzy[i].x);
         dzy[i].y = fmaf(d.y, y.y, dzy[i].y);
       }
-      group[i].x += sum.x;
-      group[i].y += sum.y;
-    }
-  }
-
-  // The end of a group: its sums go to `to` where that is not null.
-  __device__ __forceinline__ void end_group(float* to, int width) {
-#pragma unroll
-    for (int i = 0; i < kPairs; ++i) {
-      const int column = 64 * i + 2 * lane_id();
-      dz[i].x += group[i].x;
-      dz[i].y += group[i].y;
-      if (to && column < width) *reinterpret_cast<float2*>(to + column) = group[i];
-      group[i] = {};
     }
   }
 };
@@ -256,16 +206,143 @@ struct EdgeTiles {
   static constexpr int kX = kHidden + kEdgePad;
   static constexpr int kDy =
       (kPass == EdgePass::kData || kOut < kHidden ? kHidden : kOut) + kEdgePad;
-  static constexpr int kRows = kEdgeWarps * kEdgeStepRows;
+  static constexpr int kRows = kEdgeWarps * kEdgeRows;
   static constexpr int kBytes = kRows * (kX + kDy) * 2;
 };
 
 // kHidden: at least the widths before layer l. kOut: at least that of layer l with kBoth; a block's
 // slice of it with kWeights; with kData it does not matter.
 template <class T, int kHidden, int kOut, EdgePass kPass>
-__global__ void __launch_bounds__(kEdgeThreads) edge_backward_kernel(EdgeBackward<T> a) {
-  constexpr bool kData = kPass != EdgePass::kWeights, kWeights = kPass != EdgePass::kData;
+struct EdgeBackwardPass {
+  static constexpr bool kData = kPass != EdgePass::kWeights, kWeights = kPass != EdgePass::kData;
   using Tiles = EdgeTiles<kHidden, kOut, kPass>;
+
+  const EdgeBackward<T>& a;
+  const EdgeWeights<T>& w;
+  int start, columns;  // of layer l
+  T* dy_tile;
+  T* x_tile;
+  EdgeWeightGradient<kOut, kHidden> dw;
+  EdgeColumnSums<kHidden> sums;
+  EdgeGathered<T> gathered;
+  EdgeOperand<kHidden> x, centred;
+
+  __device__ __forceinline__ T* dy_rows() const {
+    return dy_tile + warp_id() * kEdgeRows * Tiles::kDy;
+  }
+  __device__ __forceinline__ T* x_rows() const {
+    return x_tile + warp_id() * kEdgeRows * Tiles::kX;
+  }
+
+  // The operands of dW go into shared memory, dz takes the place of x.
+  __device__ __forceinline__ void compute(const EdgeTile& tile, const EdgeTile& next,
+                                          int64_t first) {
+    const EdgeProblem<T>& p = a.problem;
+    const int last = p.layers - 1, width_in = p.width[last - 1], ld = width_in + kEdgePad;
+    hidden_layers<T, kHidden>(p, w, tile, gathered, next, last, x, a.center,
+                              kData ? &centred : nullptr);
+    float dx[kHidden / 8][4] = {};
+    for (int c = 0; 32 * c < columns; ++c) {
+      float y[4][4] = {};
+      if (a.dense) product<T>(x, width_in, w.layer[last], ld, c, y);
+      output_gradient(a, tile, first, start / 32 + c, y);
+      EdgeOperand<32> dy;
+      store_operand<T>(y, 0, dy);
+      if constexpr (kWeights) {
+        store_fragment(dy.a[0], dy_rows(), Tiles::kDy, 32 * c);
+        store_fragment(dy.a[1], dy_rows(), Tiles::kDy, 32 * c + 16);
+      }
+      if constexpr (kData) {
+        product_back<T, kHidden>(dy.a, w.layer[last] + 32 * c * ld, ld, width_in, dx);
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < kHidden / 16; ++k) {
+      if (16 * k >= width_in) continue;
+      if constexpr (kWeights) store_fragment(x.a[k], x_rows(), Tiles::kX, 16 * k);
+      if constexpr (kData) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float2 act = unpack_pair<T>(x.a[k][i]);
+          const float* d = &dx[2 * k + i / 2][i % 2 * 2];
+          x.a[k][i] = pack_pair<T>(act.x > 0.f ? d[0] : p.slope * d[0],
+                                   act.y > 0.f ? d[1] : p.slope * d[1]);
+        }
+      }
+    }
+  }
+
+  // A warp without rows adds nothing to dW.
+  __device__ __forceinline__ void clear_rows() {
+    for (int i = lane_id(); i < kEdgeRows * Tiles::kDy / 2; i += 32) {
+      reinterpret_cast<uint32_t*>(dy_rows())[i] = 0;
+    }
+    for (int i = lane_id(); i < kEdgeRows * Tiles::kX / 2; i += 32) {
+      reinterpret_cast<uint32_t*>(x_rows())[i] = 0;
+    }
+  }
+
+  // dz, which is in x, into its rows and sums.
+  __device__ __forceinline__ void write_rows(int64_t first, int64_t end) {
+    const int width_in = a.problem.width[a.problem.layers - 2];
+    __syncwarp();
+#pragma unroll
+    for (int k = 0; k < kHidden / 16; ++k) {
+      if (16 * k >= width_in) continue;
+      store_fragment(x.a[k], x_rows(), Tiles::kX, 16 * k);
+      store_fragment(centred.a[k], dy_rows(), Tiles::kDy, 16 * k);
+    }
+    __syncwarp();
+    sums.add(x_rows(), Tiles::kX, dy_rows(), Tiles::kDy, width_in);
+    const int pieces = width_in / 8;
+    const int rows = static_cast<int>(min(end - first, int64_t{kEdgeRows}));
+    for (int i = lane_id(); i < rows * pieces; i += 32) {
+      const int row = i / pieces, piece = i % pieces;
+      reinterpret_cast<uint4*>(a.below + (first + row) * width_in)[piece] =
+          reinterpret_cast<const uint4*>(x_rows() + row * Tiles::kX)[piece];
+    }
+    __syncwarp();
+  }
+
+  __device__ __forceinline__ void run() {
+    const EdgeProblem<T>& p = a.problem;
+    const int width_in = p.width[p.layers - 2];
+    const int end = __ldg(p.ends + p.groups - 1);
+    const int64_t stride = int64_t{gridDim.x} * kEdgeWarps * kEdgeRows;
+    int64_t block_first = int64_t{blockIdx.x} * kEdgeWarps * kEdgeRows;
+    int64_t first = block_first + warp_id() * kEdgeRows;
+    EdgeTile tile;
+    if (first < end) {
+      tile = load_tile(p, static_cast<int>(first), end);
+      gathered.start_copy(p, tile, 0, p.width[0]);
+    }
+    for (; block_first < end; block_first += stride, first += stride) {
+      const bool has_rows = first < end;
+      if (has_rows) {
+        const int64_t following = first + stride < end ? first + stride : first;
+        const EdgeTile next = load_tile(p, static_cast<int>(following), end);
+        compute(tile, next, first);
+        tile = next;
+      } else if constexpr (kWeights) {
+        clear_rows();
+      }
+      if constexpr (kWeights) {
+        __syncthreads();
+        dw.add(dy_tile, Tiles::kDy, x_tile, Tiles::kX, columns, width_in);
+        __syncthreads();
+      }
+      if constexpr (kData) {
+        if (has_rows) write_rows(first, end);
+      }
+    }
+  }
+};
+
+template <class T, int kHidden, int kOut, EdgePass kPass>
+__global__ void __launch_bounds__(kEdgeThreads, edge_blocks_of_sm(kHidden > kOut ? kHidden : kOut))
+    edge_backward_kernel(const __grid_constant__ EdgeBackward<T> a) {
+  using Pass = EdgeBackwardPass<T, kHidden, kOut, kPass>;
+  using Tiles = typename Pass::Tiles;
   extern __shared__ __align__(16) unsigned char memory[];
   const EdgeProblem<T>& p = a.problem;
   const int last = p.layers - 1, width = p.width[last], width_in = p.width[last - 1];
@@ -274,98 +351,20 @@ __global__ void __launch_bounds__(kEdgeThreads) edge_backward_kernel(EdgeBackwar
   SharedTaker shared{memory};
   T* dy_tile = shared.take<T>(Tiles::kRows * Tiles::kDy);
   T* x_tile = shared.take<T>(Tiles::kRows * Tiles::kX);
-  const EdgeWeights<T> w = load_layers(p, p.layers, start, columns, shared);
+  __shared__ EdgeWeights<T> w;
+  const EdgeWeights<T> found = load_layers(p, p.layers, start, columns, shared);
+  if (threadIdx.x == 0) w = found;
   __syncthreads();
-  T* dy_rows = dy_tile + warp_id() * kEdgeStepRows * Tiles::kDy;
-  T* x_rows = x_tile + warp_id() * kEdgeStepRows * Tiles::kX;
-
-  EdgeWeightGradient<kOut, kHidden> dw;
-  EdgeColumnSums<kHidden> sums;
-  if constexpr (kWeights) dw.clear();
-  EdgeWalk walk(p);
-  bool has_step = walk.advance(p);
-  while (kWeights ? __syncthreads_or(has_step) : has_step) {
-    EdgeOperand<kHidden> x, centred;
-    if (has_step) {
-      hidden_layers<T, kHidden>(p, w, walk.g, walk.s, last, x, a.center, kData ? &centred : nullptr);
-      float dx[kHidden / 8][4] = {};
-      for (int c = 0; 32 * c < columns; ++c) {
-        float y[4][4] = {};
-        if (a.dense) product<T>(x, width_in, w.layer[last], width_in + kEdgePad, c, y);
-        output_gradient(a, walk.g, walk.s, start / 32 + c, y);
-        EdgeOperand<32> dy;
-        store_operand<T>(y, 0, dy);
-        if constexpr (kWeights) {
-          store_fragment(dy.a[0], dy_rows, Tiles::kDy, 32 * c);
-          store_fragment(dy.a[1], dy_rows, Tiles::kDy, 32 * c + 16);
-        }
-        if constexpr (kData) {
-          product_back<T, kHidden>(dy.a, w.layer[last] + 32 * c * (width_in + kEdgePad),
-                                   width_in + kEdgePad, width_in, dx);
-        }
-      }
-#pragma unroll
-      for (int k = 0; k < kHidden / 16; ++k) {
-        if (16 * k >= width_in) continue;
-        if constexpr (kWeights) store_fragment(x.a[k], x_rows, Tiles::kX, 16 * k);
-        if constexpr (kData) {
-#pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            const float2 act = unpack_pair<T>(x.a[k][i]);
-            const float* d = &dx[2 * k + i / 2][i % 2 * 2];
-            x.a[k][i] = pack_pair<T>(act.x > 0.f ? d[0] : p.slope * d[0],
-                                     act.y > 0.f ? d[1] : p.slope * d[1]);
-          }
-        }
-      }
-    } else {
-      // NOTE: only with kWeights: the block's other warps still have rows.
-      for (int i = lane_id(); i < kEdgeStepRows * Tiles::kDy / 2; i += 32) {
-        reinterpret_cast<uint32_t*>(dy_rows)[i] = 0;
-      }
-      for (int i = lane_id(); i < kEdgeStepRows * Tiles::kX / 2; i += 32) {
-        reinterpret_cast<uint32_t*>(x_rows)[i] = 0;
-      }
-    }
-    if constexpr (kWeights) {
-      __syncthreads();
-      dw.add(dy_tile, Tiles::kDy, x_tile, Tiles::kX, columns, width_in);
-      __syncthreads();
-    }
-    if (!has_step) continue;
-    if constexpr (kData) {
-      __syncwarp();
-#pragma unroll
-      for (int k = 0; k < kHidden / 16; ++k) {
-        if (16 * k >= width_in) continue;
-        store_fragment(x.a[k], x_rows, Tiles::kX, 16 * k);
-        store_fragment(centred.a[k], dy_rows, Tiles::kDy, 16 * k);
-      }
-      __syncwarp();
-      sums.add(x_rows, Tiles::kX, dy_rows, Tiles::kDy, width_in);
-      const int pieces = width_in / 8;
-      for (int i = lane_id(); i < kEdgeStepRows * pieces; i += 32) {
-        const int row = i / pieces, piece = i % pieces;
-        if (!(walk.s.live >> row & 1)) continue;
-        const int64_t to = walk.g.id * p.k + walk.s.position + row;
-        reinterpret_cast<uint4*>(a.below + to * width_in)[piece] =
-            reinterpret_cast<const uint4*>(x_rows + row * Tiles::kX)[piece];
-      }
-      __syncwarp();
-    }
-    const int64_t id = walk.g.id;
-    has_step = walk.advance(p);
-    if constexpr (kData) {
-      if (!has_step || walk.g.id != id) {
-        sums.end_group(a.group_sums ? a.group_sums + id * width_in : nullptr, width_in);
-      }
-    }
+  Pass pass{a,  w,  start, columns, dy_tile, x_tile, {}, {}, take_gathered(p, p.width[0], shared),
+            {}, {}};
+  if constexpr (Pass::kWeights) pass.dw.clear();
+  pass.run();
+  if constexpr (Pass::kWeights) {
+    pass.dw.write(a.weight_sums + (int64_t{blockIdx.x} * width + start) * width_in, columns,
+                  width_in);
   }
-  if constexpr (kWeights) {
-    dw.write(a.weight_sums + (int64_t{blockIdx.x} * width + start) * width_in, columns, width_in);
-  }
-  if constexpr (kData) {
-    write_column_sums(sums, reinterpret_cast<float*>(dy_tile), width_in,
+  if constexpr (Pass::kData) {
+    write_column_sums(pass.sums, reinterpret_cast<float*>(dy_tile), width_in,
                       a.below_sums + int64_t{blockIdx.x} * 2 * width_in);
   }
 }

@@ -77,24 +77,8 @@ struct EdgeMaxima {
   }
 };
 
-// The position of a living entry for one that may be dead: of the step's lowest living one, whose
-// values a dead row has.
-template <class T>
-__device__ __forceinline__ int living_position(const EdgeProblem<T>& p, const EdgeGroup& g,
-                                               int position) {
-  if (position >= 8 * 255) return g.first_live;  // nothing beat -Inf
-  const auto lives = [&](int at) {
-    const int64_t j = at < p.k ? __ldg(g.idx + at) : -1;
-    return is_row(j, p.n) && !(at > 0 && j == g.first);
-  };
-  if (lives(position)) return position;
-  int at = position / kEdgeStepRows * kEdgeStepRows;
-  while (!lives(at)) ++at;
-  return at;
-}
-
 template <class T, int kColumns, bool kWhich>
-__device__ __forceinline__ void write_group(const EdgeForward<T>& a, const EdgeGroup& g,
+__device__ __forceinline__ void write_group(const EdgeForward<T>& a, int64_t group, int2 rows,
                                             const EdgeMaxima<kColumns>& found, EdgeStage& stage,
                                             int start) {
   const int q = lane_id() % 4, r = lane_id() / 4;
@@ -133,13 +117,14 @@ __device__ __forceinline__ void write_group(const EdgeForward<T>& a, const EdgeG
       }
       const int channel = first + column;
       if (channel >= a.channels) continue;
-      const bool empty = g.first_live < 0;
-      const int64_t to = g.id * a.channels + channel;
+      const bool empty = rows.x >= rows.y;
+      const int64_t to = group * a.channels + channel;
       if (a.out) a.out[to] = from_compute<T>(empty ? 0.f : edge_activation(a.problem, best));
       if constexpr (kWhich) {
+        // NOTE: where nothing beats -Inf, it is the first row's.
+        const int row = rows.x + (position < 8 * 255 ? position : 0);
         a.best[to] = empty ? 0.f : best;
-        a.which[to] =
-            static_cast<int16_t>(empty ? -1 : living_position(a.problem, g, position));
+        a.which[to] = static_cast<int16_t>(empty ? -1 : __ldg(&a.problem.list[row].z));
       }
     }
   }
@@ -156,7 +141,7 @@ struct EdgeSums {
     for (int i = 0; i < kColumns / 4; ++i) v[i] = v2[i] = 0.f;
   }
 
-  __device__ __forceinline__ void add(const float (&y)[4][4], int c, const EdgeStep& s) {
+  __device__ __forceinline__ void add(const float (&y)[4][4], int c, const EdgeTile& tile) {
 #pragma unroll
     for (int b = 0; b < 4; ++b) {
 #pragma unroll
@@ -164,9 +149,7 @@ struct EdgeSums {
         const int i = 8 * c + 2 * b + h;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          // NOTE: a dead row of weight 0 may hold Inf, as the living row it copies.
-          const float value = s.weight[half] > 0.f ? y[b][2 * half + h] : 0.f;
-          const float weighted = s.weight[half] * value;
+          const float value = y[b][2 * half + h], weighted = tile.weight(half) * value;
           v[i] += weighted;
           v2[i] = fmaf(weighted, value, v2[i]);
         }
@@ -210,60 +193,144 @@ __device__ __forceinline__ void write_sums(const EdgeSums<kColumns>& sums, float
   }
 }
 
-// kHidden: the widest layer but the last, 0 where there is one layer only.
+// The rows of a group.
+template <class T>
+__device__ __forceinline__ int2 rows_of_group(const EdgeProblem<T>& p, int64_t group) {
+  if (group >= p.groups) return {};
+  return {group > 0 ? __ldg(p.ends + group - 1) : 0, __ldg(p.ends + group)};
+}
+
+// kHidden: at least the widest layer but the last, 0 where there is one layer only.
 template <class T, int kHidden, int kLast, bool kPool, bool kWhich, bool kSums>
-__global__ void __launch_bounds__(kEdgeThreads) edge_forward_kernel(EdgeForward<T> a) {
+struct EdgeForwardPass {
+  static constexpr int kFirst = kHidden ? kHidden : kLast;
+
+  const EdgeForward<T>& a;
+  const EdgeWeights<T>& w;
+  int start, columns;  // of the last layer
+  EdgeMaxima<kLast> maxima;
+  EdgeSums<kLast> sums;
+  EdgeGathered<T> gathered;
+
+  __device__ __forceinline__ void gather(const EdgeTile& tile) {
+    const EdgeProblem<T>& p = a.problem;
+    gathered.start_copy(p, tile, kHidden ? 0 : start, kHidden ? p.width[0] : columns);
+  }
+
+  // A tile whose values are gathered; those of `next` are afterwards.
+  __device__ __forceinline__ void add(const EdgeTile& tile, const EdgeTile& next, int step) {
+    const EdgeProblem<T>& p = a.problem;
+    const int last = p.layers - 1;
+    EdgeOperand<kFirst> x;
+    uint32_t offsets[2] = {};
+    if constexpr (kHidden > 0) {
+      hidden_layers<T, kHidden>(p, w, tile, gathered, next, last, x, nullptr, nullptr);
+    } else {
+      gathered.wait();
+      if (p.offset_weight) offset_operand(gathered, offsets);
+    }
+#pragma unroll
+    for (int c = 0; c < kLast / 32; ++c) {
+      if (32 * c >= columns) continue;
+      float v[4][4];
+      if constexpr (kHidden > 0) {
+        product<T>(x, p.width[last - 1], w.layer[last], p.width[last - 1] + kEdgePad, c, v);
+      } else {
+        first_layer(p, tile, gathered, offsets, w.offset, start, c, v);
+      }
+      apply_affine(w.affine[last], c, v);
+      if constexpr (kPool) maxima.template add<kWhich>(v, c, step);
+      if constexpr (kSums) sums.add(v, c, tile);
+    }
+    if constexpr (kHidden == 0) gather(next);
+    if constexpr (kSums) {
+      if (lane_id() % 4 == 0) sums.weight += tile.weight(0) + tile.weight(1);
+    }
+  }
+
+  // A warp owns a group.
+  __device__ __forceinline__ void run_groups(EdgeStage& stage) {
+    const EdgeProblem<T>& p = a.problem;
+    const int stride = static_cast<int>(gridDim.x) * kEdgeWarps;
+    int group = static_cast<int>(blockIdx.x) * kEdgeWarps + warp_id();
+    int2 rows = rows_of_group(p, group);
+    bool ready = false;
+    EdgeTile tile, next;
+    while (group < p.groups) {
+      const int2 next_rows = rows_of_group(p, int64_t{group} + stride);
+      maxima.clear();
+      for (int first = rows.x, step = 0; first < rows.y; first += kEdgeRows, ++step) {
+        if (!ready) {
+          tile = load_tile(p, first, rows.y);
+          gather(tile);
+        }
+        const bool more = first + kEdgeRows < rows.y;
+        const int2 following = more ? int2{first + kEdgeRows, rows.y} : next_rows;
+        ready = following.x < following.y;
+        next = ready ? load_tile(p, following.x, following.y) : tile;
+        add(tile, next, step);
+        tile = next;
+      }
+      write_group<T, kLast, kWhich>(a, group, rows, maxima, stage, start);
+      if (group > p.groups - stride) break;
+      group += stride;
+      rows = next_rows;
+    }
+  }
+
+  // Any rows in a warp.
+  __device__ __forceinline__ void run_rows() {
+    const EdgeProblem<T>& p = a.problem;
+    const int end = __ldg(p.ends + p.groups - 1);
+    const int64_t stride = int64_t{gridDim.x} * kEdgeWarps * kEdgeRows;
+    int64_t first = (int64_t{blockIdx.x} * kEdgeWarps + warp_id()) * kEdgeRows;
+    if (first >= end) return;
+    EdgeTile tile = load_tile(p, static_cast<int>(first), end);
+    gather(tile);
+    for (; first < end; first += stride) {
+      const int64_t following = first + stride < end ? first + stride : first;
+      const EdgeTile next = load_tile(p, static_cast<int>(following), end);
+      add(tile, next, 0);
+      tile = next;
+    }
+  }
+};
+
+// Blocks of a kernel that an SM is to hold: the narrow ones hide each other's latencies.
+__host__ __device__ constexpr int edge_blocks_of_sm(int widest) { return widest <= 64 ? 2 : 1; }
+
+template <class T, int kHidden, int kLast, bool kPool, bool kWhich, bool kSums>
+__global__ void __launch_bounds__(kEdgeThreads, edge_blocks_of_sm(kHidden > kLast ? kHidden : kLast))
+    edge_forward_kernel(const __grid_constant__ EdgeForward<T> a) {
   extern __shared__ __align__(16) unsigned char memory[];
   const EdgeProblem<T>& p = a.problem;
   SharedTaker shared{memory};
   EdgeStage* stages = shared.take<EdgeStage>(kEdgeWarps);
-  const int last = p.layers - 1, width = p.width[last];
+  const int width = p.width[p.layers - 1];
   const int start = static_cast<int>(blockIdx.y) * kLast;
   const int columns = min(kLast, width - start);
-  const EdgeWeights<T> w = load_layers(p, p.layers, start, columns, shared);
+  __shared__ EdgeWeights<T> w;
+  const EdgeWeights<T> found = load_layers(p, p.layers, start, columns, shared);
+  if (threadIdx.x == 0) w = found;
   __syncthreads();
-  EdgeMaxima<kLast> maxima;
-  EdgeSums<kLast> sums;
-  if constexpr (kSums) sums.clear();
-  for (int64_t id = int64_t{blockIdx.x} * kEdgeWarps + warp_id(); id < p.groups;
-       id += int64_t{gridDim.x} * kEdgeWarps) {
-    const EdgeGroup g = open_group(p, id);
-    if constexpr (kPool) maxima.clear();
-    for (int step = 0; step * kEdgeStepRows <= g.last_live; ++step) {
-      EdgeStep s;
-      if (!open_step(p, g, step, s)) continue;
-      EdgeOperand<kHidden ? kHidden : 32> x;
-      uint32_t offsets[2] = {};
-      if constexpr (kHidden > 0) {
-        hidden_layers<T, kHidden>(p, w, g, s, last, x, nullptr, nullptr);
-      } else if (p.offset_weight) {
-        load_offsets(p, g, s, offsets);
-      }
-#pragma unroll
-      for (int c = 0; c < kLast / 32; ++c) {
-        if (32 * c >= columns) continue;
-        float v[4][4];
-        if constexpr (kHidden > 0) {
-          product<T>(x, p.width[last - 1], w.layer[last], p.width[last - 1] + kEdgePad, c, v);
-        } else {
-          first_layer(p, g, s, offsets, w.offset, start / 32 + c, v);
-        }
-        apply_affine(w.affine[last], c, v);
-        if constexpr (kPool) maxima.template add<kWhich>(v, c, step);
-        if constexpr (kSums) sums.add(v, c, s);
-      }
-      if constexpr (kSums) {
-        if (lane_id() % 4 == 0) sums.weight += s.weight[0] + s.weight[1];
-      }
-    }
-    if constexpr (kPool) {
-      write_group<T, kLast, kWhich>(a, g, maxima, stages[warp_id()], start);
-    }
+  EdgeForwardPass<T, kHidden, kLast, kPool, kWhich, kSums> pass{
+      a, w, start, columns, {}, {}, take_gathered(p, kHidden ? p.width[0] : columns, shared)};
+  if constexpr (kSums) pass.sums.clear();
+  if constexpr (kPool) {
+    pass.run_groups(stages[warp_id()]);
+  } else {
+    pass.run_rows();
   }
   if constexpr (kSums) {
-    write_sums(sums, reinterpret_cast<float*>(stages), start, width,
+    write_sums(pass.sums, reinterpret_cast<float*>(stages), start, width,
                a.sums + int64_t{blockIdx.x} * (2 * width + 1));
   }
+}
+
+// Bytes of shared memory for the rows that are gathered, `columns` wide.
+template <class T>
+int edge_gathered_bytes(const EdgeProblem<T>& p, int columns) {
+  return p.rows && !p.wide_rows ? kEdgeWarps * kEdgeRows * (columns + kEdgePad) * 2 : 0;
 }
 
 // Bytes of shared memory for the layers, all but `last_rows` rows of the last one left out.

@@ -28,7 +28,8 @@ auto with_forward_kernel(const EdgeForward<T>& a, EdgeForwardMode mode, Fn&& fn)
   return dispatch(Choices<0, 64, 128>{}, hidden, [&]<int kHidden>(Tag<kHidden>) {
     return dispatch(EdgeWidths{}, edge_bucket(width), [&]<int kLast>(Tag<kLast>) {
       const int bytes = static_cast<int>(sizeof(EdgeStage)) * kEdgeWarps +
-                        edge_layer_bytes(p, p.layers, std::min(kLast, width));
+                        edge_layer_bytes(p, p.layers, std::min(kLast, width)) +
+                        edge_gathered_bytes(p, last == 0 ? std::min(kLast, width) : p.width[0]);
       const int slices = static_cast<int>(ceil_div(width, kLast));
       switch (mode) {
         case EdgeForwardMode::kInfer:
@@ -57,7 +58,8 @@ auto with_backward_kernel(const EdgeBackward<T>& a, EdgePass pass, Fn&& fn) {
     const auto call = [&]<EdgePass kPass, int kOut>() {
       const int rows = kPass == EdgePass::kWeights ? std::min(kOut, width) : width;
       const int bytes =
-          EdgeTiles<kHidden, kOut, kPass>::kBytes + edge_layer_bytes(p, p.layers, rows);
+          EdgeTiles<kHidden, kOut, kPass>::kBytes +
+                        edge_layer_bytes(p, p.layers, rows) + edge_gathered_bytes(p, p.width[0]);
       const int slices = kPass == EdgePass::kWeights ? static_cast<int>(ceil_div(width, kOut)) : 1;
       return fn(Tag<&edge_backward_kernel<T, kHidden, kOut, kPass>>{}, bytes, slices);
     };

@@ -11,7 +11,6 @@
 #include "csrc/common/host/launch.h"
 #include "csrc/cuda/points/edges/edge_launch.h"
 #include "csrc/cuda/points/edges/edge_norm.cuh"
-#include "csrc/cuda/points/edges/edge_winners.cuh"
 
 namespace fusedops::cuda {
 namespace {
@@ -40,13 +39,11 @@ EdgeProblem<T> problem_of(const EdgeArguments& a) {
                    .offset_weight = read<T>(a.offset_weight),
                    .points = read<float>(a.points),
                    .centers = read<float>(a.centers),
-                   .idx = static_cast<const int64_t*>(a.idx.const_data_ptr()),
+                   .list = static_cast<const int4*>(a.list.const_data_ptr()),
+                   .ends = static_cast<const int*>(a.ends.const_data_ptr()),
                    .weights = static_cast<const T*>(a.weights.const_data_ptr()),
                    .affine = static_cast<const float4*>(a.affine.const_data_ptr()),
-                   .groups = a.clouds * a.groups,
-                   .groups_per_cloud = a.groups,
-                   .n = a.n,
-                   .k = static_cast<int>(a.neighbours),
+                   .groups = static_cast<int>(a.clouds * a.groups),
                    .layers = a.layers,
                    .width = {},
                    .slope = static_cast<float>(a.slope),
@@ -80,6 +77,10 @@ unsigned norm_blocks(int64_t count) {
   return static_cast<unsigned>(ceil_div(count, kEdgeNormThreads));
 }
 
+const dim3 kSumBlock(32, kEdgeSumRows);
+
+unsigned sum_blocks(int64_t width) { return static_cast<unsigned>(width / 32); }
+
 EdgeForwardMode forward_mode(bool infer, bool pool, bool sums) {
   if (infer) return EdgeForwardMode::kInfer;
   if (pool) return sums ? EdgeForwardMode::kPoolAndSums : EdgeForwardMode::kPool;
@@ -89,16 +90,17 @@ EdgeForwardMode forward_mode(bool infer, bool pool, bool sums) {
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> edge_mlp_forward(
     const OptionalTensor& rows, const OptionalTensor& group_rows,
     const OptionalTensor& offset_weight, const OptionalTensor& points,
-    const OptionalTensor& centers, const Tensor& idx, const Tensor& weights, const Tensor& affine,
+    const OptionalTensor& centers, const Tensor& list, const Tensor& ends, const Tensor& weights,
+    const Tensor& affine,
     int64_t c1, int64_t c2, int64_t c3, int64_t c4, double slope, int64_t channels, bool infer,
     bool pool, bool sums, double eps) {
   constexpr const char* kOp = "edge_mlp_forward";
   // Guard
-  const LaunchScope scope(kOp, idx);
+  const LaunchScope scope(kOp, list);
 
   // Contract, checks
-  const EdgeArguments a = check_edges(kOp, rows, group_rows, offset_weight, points, centers, idx,
-                                      weights, affine, {c1, c2, c3, c4}, slope);
+  const EdgeArguments a = check_edges(kOp, rows, group_rows, offset_weight, points, centers, list,
+                                      ends, weights, affine, {c1, c2, c3, c4}, slope);
   const int64_t width = a.width();
   FUSEDOPS_CHECK(channels > 0 && channels <= width, kOp, ": channels must be from 1 to ", width,
                  "; got ", channels);
@@ -107,7 +109,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> edge_mlp_forward(
 
   // Allocate
   const auto empty = [&](bool wanted, std::vector<int64_t> shape, ScalarType type) {
-    return torch::stable::new_empty(idx, wanted ? shape : std::vector<int64_t>{0}, type);
+    return torch::stable::new_empty(list, wanted ? shape : std::vector<int64_t>{0}, type);
   };
   const std::vector<int64_t> pooled{a.clouds, a.groups, channels};
   const ScalarType fp32 = ScalarType::Float;
@@ -133,7 +135,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> edge_mlp_forward(
     args.sums = write_if<float>(sums, partial);
     launch_edge_forward(args, mode, blocks, device);
     if (sums) {
-      edge_statistics_kernel<<<norm_blocks(width), kEdgeNormThreads, 0, scope.stream()>>>(
+      edge_statistics_kernel<<<sum_blocks(width), kSumBlock, 0, scope.stream()>>>(
           write<float>(partial), blocks, static_cast<int>(width),
           pairs(a.affine) + a.first_channel(), static_cast<float>(eps), write<float2>(normal),
           write<float>(stats));
@@ -168,46 +170,37 @@ BackwardPlan plan_backward(const char* op, const EdgeBackward<T>& args, const Ed
   return plan;
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> edge_mlp_backward(
+std::tuple<Tensor, Tensor, Tensor, Tensor> edge_mlp_backward(
     const OptionalTensor& rows, const OptionalTensor& group_rows,
     const OptionalTensor& offset_weight, const OptionalTensor& points,
-    const OptionalTensor& centers, const Tensor& idx, const Tensor& weights, const Tensor& affine,
-    int64_t c1, int64_t c2, int64_t c3, int64_t c4, double slope, const OptionalTensor& best_grad,
-    const OptionalTensor& which, const OptionalTensor& above, const OptionalTensor& dense,
-    const OptionalTensor& below_stats, bool need_group_sums) {
+    const OptionalTensor& centers, const Tensor& list, const Tensor& ends, const Tensor& weights,
+    const Tensor& affine,
+    int64_t c1, int64_t c2, int64_t c3, int64_t c4, double slope, const OptionalTensor& winners,
+    const OptionalTensor& above, const OptionalTensor& dense, const OptionalTensor& below_stats) {
   constexpr const char* kOp = "edge_mlp_backward";
   // Guard
-  const LaunchScope scope(kOp, idx);
+  const LaunchScope scope(kOp, list);
 
   // Contract, checks
-  const EdgeArguments a = check_edges(kOp, rows, group_rows, offset_weight, points, centers, idx,
-                                      weights, affine, {c1, c2, c3, c4}, slope);
+  const EdgeArguments a = check_edges(kOp, rows, group_rows, offset_weight, points, centers, list,
+                                      ends, weights, affine, {c1, c2, c3, c4}, slope);
   FUSEDOPS_CHECK(a.layers > 1, kOp, ": there must be 2 to 4 widths; got 1");
-  FUSEDOPS_CHECK(
-      best_grad.has_value() == which.has_value() && best_grad.has_value() != above.has_value(), kOp,
-      ": best_grad and which, or above must be given");
+  FUSEDOPS_CHECK(winners.has_value() != above.has_value(), kOp,
+                 ": winners or above must be given, and not both");
   const int64_t width = a.width(), width_in = a.width_in();
   const ScalarType half = weights.scalar_type(), fp32 = ScalarType::Float;
-  const int64_t channels = best_grad ? best_grad->size(best_grad->dim() - 1) : width;
-  FUSEDOPS_CHECK(channels <= width, kOp, ": best_grad must have at most ", width,
-                 " channels; got ", channels);
-  const std::vector<int64_t> pooled{a.clouds, a.groups, channels};
-  const auto best_grad_ = check_edge_tensor(kOp, "best_grad", best_grad, idx, fp32, pooled);
-  const auto which_ = check_edge_tensor(kOp, "which", which, idx, ScalarType::Short, pooled);
-  const auto above_ = check_edge_tensor(kOp, "above", above, idx, half,
-                                        {a.clouds, a.groups, a.neighbours, width});
-  const auto dense_ = check_edge_tensor(kOp, "dense", dense, idx, fp32, {width, 2});
+  const auto winners_ = check_edge_tensor(kOp, "winners", winners, list, ScalarType::Int,
+                                          {a.clouds, a.groups, width});
+  const auto above_ = check_edge_tensor(kOp, "above", above, list, half, {a.edges, width});
+  const auto dense_ = check_edge_tensor(kOp, "dense", dense, list, fp32, {width, 2});
   const auto stats_ =
-      check_edge_tensor(kOp, "below_stats", below_stats, idx, fp32, {kEdgeStats, width_in});
+      check_edge_tensor(kOp, "below_stats", below_stats, list, fp32, {kEdgeStats, width_in});
 
   // Allocate
   const auto empty = [&](std::vector<int64_t> shape, ScalarType type) {
-    return torch::stable::new_empty(idx, shape, type);
+    return torch::stable::new_empty(list, shape, type);
   };
-  const Tensor below = empty({a.clouds, a.groups, a.neighbours, width_in}, half);
-  const Tensor group_sums =
-      need_group_sums ? torch::stable::new_zeros(idx, {a.clouds, a.groups, width_in}, fp32)
-                      : empty({0}, fp32);
+  const Tensor below = empty({a.edges, width_in}, half);
   const Tensor grads = empty({width_in, 2}, fp32), dw = empty({width, width_in}, fp32);
   const Tensor below_dense = empty({stats_ ? width_in : 0, 2}, fp32);
 
@@ -215,15 +208,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> edge_mlp_backward(
   dispatch_half(a.dtype, [&]<DType D>(Tag<D>) {
     using T = DeviceType<D>;
     EdgeBackward<T> args{.problem = problem_of<T>(a),
-                         .channels = static_cast<int>(channels),
-                         .best_grad = read<float>(best_grad_),
-                         .which = read<int16_t>(which_),
+                         .winners = read<int>(winners_),
                          .above = read<T>(above_),
                          .dense = read<float4>(dense_),
                          .center = read<float>(stats_),  // their first row: the means
                          .below = write<T>(below),
                          .below_sums = nullptr,
-                         .group_sums = write_if<float>(need_group_sums, group_sums),
                          .weight_sums = nullptr};
     const EdgeDevice device = device_of(scope);
     const BackwardPlan plan = plan_backward(kOp, args, device);
@@ -235,7 +225,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> edge_mlp_backward(
     if (plan.first == EdgePass::kData) {
       launch_edge_backward(args, EdgePass::kWeights, plan.weight_blocks, device);
     }
-    edge_sums_kernel<<<norm_blocks(width_in), kEdgeNormThreads, 0, scope.stream()>>>(
+    edge_sums_kernel<<<sum_blocks(width_in), kSumBlock, 0, scope.stream()>>>(
         write<float>(sums), plan.first_blocks, static_cast<int>(width_in),
         pairs(a.affine) + a.first_channel() - width_in, read<float>(stats_), write<float2>(grads),
         write<float2>(below_dense));
@@ -246,7 +236,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> edge_mlp_backward(
 
   // Launch check
   check_launch(kOp);
-  return {below, grads, below_dense, group_sums, dw};
+  return {below, grads, below_dense, dw};
 }
 
 // What the pooling ops read, contiguous.
@@ -259,9 +249,9 @@ PoolArguments check_pool(const char* op, const Tensor& best, const Tensor& which
                          const Tensor& affine) {
   check_dim(op, "best", best, 3, "(B, M, C)");
   const std::vector<int64_t> shape{best.size(0), best.size(1), best.size(2)};
-  FUSEDOPS_CHECK(affine.dim() == 2 && affine.size(0) >= shape[2], op,
-                 ": affine must have shape (C, 2) with C at least ", shape[2], "; got ",
-                 shape_string(affine));
+  FUSEDOPS_CHECK(affine.dim() == 2 && affine.size(0) >= shape[2] && affine.size(0) % 32 == 0, op,
+                 ": affine must have shape (C, 2) with C at least ", shape[2],
+                 " and a multiple of 32; got ", shape_string(affine));
   return {*check_edge_tensor(op, "best", best, best, ScalarType::Float, shape),
           *check_edge_tensor(op, "which", which, best, ScalarType::Short, shape),
           *check_edge_tensor(op, "affine", affine, best, ScalarType::Float, {affine.size(0), 2}),
@@ -329,8 +319,8 @@ std::tuple<Tensor, Tensor, Tensor> edge_pool_backward(const Tensor& dout,    // 
   const auto stats_ = check_edge_tensor(kOp, "stats", stats, best, fp32, {kEdgeStats, width});
 
   // Allocate
-  const Tensor best_grad = torch::stable::new_empty(
-      best, {best.size(0), best.size(1), best.size(2)}, fp32);
+  const Tensor winners = torch::stable::new_empty(best, {best.size(0), best.size(1), width},
+                                                  ScalarType::Int);
   const Tensor grads = torch::stable::new_empty(best, {width, 2}, fp32);
   const Tensor dense = torch::stable::new_empty(best, {stats ? width : 0, 2}, fp32);
 
@@ -346,18 +336,18 @@ std::tuple<Tensor, Tensor, Tensor> edge_pool_backward(const Tensor& dout,    // 
     EdgePool<T> a = pool_of<T>(p, slope);
     a.dout = static_cast<const T*>(contiguous.const_data_ptr());
     a.stats = read<float>(stats_);
-    a.best_grad = write<float>(best_grad);
+    a.winners = write<int>(winners);
     a.partial = write<float>(partial);
-    const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(ceil_div(width, 32)));
+    const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(width / 32));
     edge_pool_backward_kernel<<<grid, dim3(32, kEdgePoolRows), 0, scope.stream()>>>(a);
   });
-  edge_sums_kernel<<<norm_blocks(width), kEdgeNormThreads, 0, scope.stream()>>>(
+  edge_sums_kernel<<<sum_blocks(width), kSumBlock, 0, scope.stream()>>>(
       write<float>(partial), static_cast<int>(blocks), static_cast<int>(width), pairs(p.affine),
       read<float>(stats_), write<float2>(grads), write<float2>(dense));
 
   // Launch check
   check_launch(kOp);
-  return {best_grad, grads, dense};
+  return {winners, grads, dense};
 }
 
 // values: rows gamma, beta, bias, mean, variance and eps by channel.
@@ -382,42 +372,6 @@ Tensor edge_affine(const Tensor& values) {
   return affine;
 }
 
-Tensor edge_winners(const Tensor& best_grad,  // (B, M, C)
-                    const Tensor& which,      // (B, M, C)
-                    const Tensor& like, int64_t k, int64_t width) {
-  constexpr const char* kOp = "edge_winners";
-  // Guard
-  const LaunchScope scope(kOp, best_grad);
-
-  // Checks
-  check_dim(kOp, "best_grad", best_grad, 3, "(B, M, C)");
-  const int64_t channels = best_grad.size(2);
-  const std::vector<int64_t> shape{best_grad.size(0), best_grad.size(1), channels};
-  const auto grad = check_edge_tensor(kOp, "best_grad", best_grad, best_grad, ScalarType::Float, shape);
-  const auto won = check_edge_tensor(kOp, "which", which, best_grad, ScalarType::Short, shape);
-  FUSEDOPS_CHECK(like.element_size() == 2, kOp, ": like must be float16 or bfloat16; got ",
-                 dtype_name(like.scalar_type()));
-  FUSEDOPS_CHECK(width >= channels && width % kWinnerChannels == 0, kOp, ": width must be a multiple of ",
-                 kWinnerChannels, " from ", channels, "; got ", width);
-  FUSEDOPS_CHECK(k >= 0 && k <= 2000, kOp, ": k must be from 0 to 2000; got ", k);
-
-  // Allocate, launch
-  const Tensor rows =
-      torch::stable::new_empty(best_grad, {shape[0], shape[1], k, width}, like.scalar_type());
-  if (rows.numel() == 0) return rows;
-  const int64_t groups = shape[0] * shape[1];
-  const int64_t threads = groups * (width / kWinnerChannels);
-  dispatch_half(check_floating(kOp, "like", like), [&]<DType D>(Tag<D>) {
-    using T = DeviceType<D>;
-    edge_winners_kernel<<<static_cast<unsigned>(ceil_div(threads, kWinnerThreads)), kWinnerThreads,
-                          0, scope.stream()>>>(read<float>(grad), read<int16_t>(won), groups,
-                                               static_cast<int>(k), static_cast<int>(channels),
-                                               static_cast<int>(width), write<T>(rows));
-  });
-  check_launch(kOp);
-  return rows;
-}
-
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusedops, CUDA, m) {
@@ -426,7 +380,6 @@ STABLE_TORCH_LIBRARY_IMPL(fusedops, CUDA, m) {
   m.impl("edge_affine", FUSEDOPS_BOX(&edge_affine));
   m.impl("edge_pool_forward", FUSEDOPS_BOX(&edge_pool_forward));
   m.impl("edge_pool_backward", FUSEDOPS_BOX(&edge_pool_backward));
-  m.impl("edge_winners", FUSEDOPS_BOX(&edge_winners));
 }
 
 }  // namespace fusedops::cuda

@@ -1,9 +1,6 @@
-// What a warp does with the edges of a group: it walks them in steps of 16 rows, forms the first
-// layer from gathered rows and takes the hidden layers in registers, the accumulators of one being
-// the operand of the next.
-//
-// Entries that repeat the group's first one, as searches pad, count through that one's weight; a
-// row without an entry of its own is dead: it computes what the step's lowest living row does.
+// What a warp does with 16 rows: it forms the first layer from gathered values and takes the hidden
+// layers in registers, the accumulators of one being the operand of the next. What the rows after
+// these gather is on its way meanwhile.
 #pragma once
 
 #include "csrc/cuda/points/edges/edge_mma.cuh"
@@ -13,91 +10,94 @@ namespace fusedops {
 
 inline constexpr int kEdgeWarps = 8;
 inline constexpr int kEdgeThreads = 32 * kEdgeWarps;
-inline constexpr int kEdgeStepRows = 16;
 inline constexpr int kEdgePad = 8;  // elements behind a row in shared memory: no bank conflicts
 inline constexpr unsigned kAllLanes = 0xffffffffu;
 
 __device__ __forceinline__ int lane_id() { return static_cast<int>(threadIdx.x % 32); }
 __device__ __forceinline__ int warp_id() { return static_cast<int>(threadIdx.x / 32); }
 
-// A group as its warp knows it.
-struct EdgeGroup {
-  const int64_t* idx;
-  int64_t id, cloud_start;
-  int64_t first;    // the entry that repeats are merged into, or -1
-  float repeats;    // how often it is repeated
-  int first_live;   // position of the first valid entry, or -1 in an empty group
-  int last_live;    // and of the last that is no repeat
-};
+// A lane's two rows of 16, lane / 4 and lane / 4 + 8: their records. Rows behind the end repeat the
+// first one with weight 0.
+struct EdgeTile {
+  int4 record[2];
 
-__device__ __forceinline__ bool is_row(int64_t j, int64_t n) {
-  return static_cast<uint64_t>(j) < static_cast<uint64_t>(n);
-}
-
-template <class T>
-__device__ __forceinline__ EdgeGroup open_group(const EdgeProblem<T>& p, int64_t id) {
-  EdgeGroup g{p.idx + id * p.k, id, id / p.groups_per_cloud * p.n, -1, 0.f, -1, -1};
-  const int64_t first = __ldg(g.idx);
-  if (is_row(first, p.n)) g.first = first;
-  int repeats = 0;
-  for (int start = 0; start < p.k; start += 32) {
-    const int at = start + lane_id();
-    const int64_t j = at < p.k ? __ldg(g.idx + at) : -1;
-    const bool valid = is_row(j, p.n), repeat = valid && at > 0 && j == g.first;
-    repeats += __popc(__ballot_sync(kAllLanes, repeat));
-    const unsigned live = __ballot_sync(kAllLanes, valid && !repeat);
-    if (live == 0) continue;
-    if (g.first_live < 0) g.first_live = start + __ffs(static_cast<int>(live)) - 1;
-    g.last_live = start + 31 - __clz(static_cast<int>(live));
+  __device__ __forceinline__ int64_t point(int half) const { return record[half].x; }
+  __device__ __forceinline__ int64_t group(int half) const { return record[half].y; }
+  __device__ __forceinline__ int neighbour(int half) const { return record[half].z; }
+  __device__ __forceinline__ float weight(int half) const {
+    return __int_as_float(record[half].w);
   }
-  g.repeats = static_cast<float>(repeats);
-  return g;
-}
-
-// 16 rows of a group; a lane knows of its rows r = lane / 4 and r + 8.
-struct EdgeStep {
-  unsigned live;      // a bit a row
-  int64_t row[2];     // of points and rows
-  float weight[2];    // 0 where dead
-  int position;       // of row 0 in the group
 };
 
-// False where all of them are dead.
 template <class T>
-__device__ __forceinline__ bool open_step(const EdgeProblem<T>& p, const EdgeGroup& g, int step,
-                                          EdgeStep& s) {
-  s.position = step * kEdgeStepRows;
-  const int at = s.position + lane_id() % kEdgeStepRows;
-  const int64_t j = at < p.k ? __ldg(g.idx + at) : -1;
-  const bool live = is_row(j, p.n) && !(at > 0 && j == g.first);
-  s.live = __ballot_sync(kAllLanes, live) & 0xffffu;
-  if (s.live == 0) return false;
-  const int64_t lowest = __shfl_sync(kAllLanes, j, __ffs(static_cast<int>(s.live)) - 1);
-  const int64_t filled = live ? j : lowest;
+__device__ __forceinline__ EdgeTile load_tile(const EdgeProblem<T>& p, int first, int end) {
+  EdgeTile tile;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int row = lane_id() / 4 + 8 * half;
-    s.row[half] = g.cloud_start + __shfl_sync(kAllLanes, filled, row);
-    const bool merged = s.position + row == 0 && g.first >= 0;
-    s.weight[half] = s.live >> row & 1 ? 1.f + (merged ? g.repeats : 0.f) : 0.f;
+    const int row = first + lane_id() / 4 + 8 * half;
+    tile.record[half] = __ldg(p.list + (row < end ? row : first));
+    if (row >= end) tile.record[half].w = 0;
   }
-  return true;
+  return tile;
 }
 
-// The offsets of a step as an operand 16 x 8: their rounded values and what rounding left.
+// What a tile gathers: its rows, which are copied to the warp's place in shared memory, and a lane's
+// offsets.
 template <class T>
-__device__ __forceinline__ void load_offsets(const EdgeProblem<T>& p, const EdgeGroup& g,
-                                             const EdgeStep& s, uint32_t (&a)[2]) {
+struct EdgeGathered {
+  T* rows;  // [kEdgeRows][ld]; null where there are none or they are fp32
+  int ld;
+  float offset[2][3];
+
+  // Starts copying channels start .. start + columns of the tile's rows.
+  __device__ __forceinline__ void start_copy(const EdgeProblem<T>& p, const EdgeTile& tile, int start,
+                                             int columns) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (p.offset_weight) {
+#pragma unroll
+        for (int d = 0; d < 3; ++d) {
+          const float center = p.centers ? __ldg(p.centers + tile.group(half) * 3 + d) : 0.f;
+          offset[half][d] = __ldg(p.points + tile.point(half) * 3 + d) - center;
+        }
+      }
+      if (rows) {
+        const T* from = static_cast<const T*>(p.rows) + tile.point(half) * p.width[0] + start;
+        T* to = rows + (lane_id() / 4 + 8 * half) * ld;
+        for (int at = 8 * (lane_id() % 4); at < columns; at += 32) copy_async(to + at, from + at);
+      }
+    }
+    if (rows) asm volatile("cp.async.commit_group;");
+  }
+
+  // A lane reads what itself has copied.
+  __device__ __forceinline__ void wait() const {
+    if (rows) asm volatile("cp.async.wait_group 0;" ::: "memory");
+  }
+
+  __device__ __forceinline__ uint4 values(int half, int c) const {
+    return *reinterpret_cast<const uint4*>(rows + (lane_id() / 4 + 8 * half) * ld + 32 * c +
+                                           8 * (lane_id() % 4));
+  }
+
+ private:
+  static __device__ __forceinline__ void copy_async(T* to, const T* from) {
+    const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(to));
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
+  }
+};
+
+// The offsets as an operand 16 x 8: their rounded values and what rounding left.
+template <class T>
+__device__ __forceinline__ void offset_operand(const EdgeGathered<T>& x, uint32_t (&a)[2]) {
   const int q = lane_id() % 4;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     float high[3], low[3];
 #pragma unroll
     for (int d = 0; d < 3; ++d) {
-      const float center = p.centers ? __ldg(p.centers + g.id * 3 + d) : 0.f;
-      const float offset = __ldg(p.points + s.row[half] * 3 + d) - center;
-      high[d] = unpack_pair<T>(pack_pair<T>(offset, 0.f)).x;
-      low[d] = offset - high[d];
+      high[d] = unpack_pair<T>(pack_pair<T>(x.offset[half][d], 0.f)).x;
+      low[d] = x.offset[half][d] - high[d];
     }
     const float first = q == 0 ? high[0] : q == 1 ? high[2] : q == 2 ? low[1] : 0.f;
     const float second = q == 0 ? high[1] : q == 1 ? low[0] : q == 2 ? low[2] : 0.f;
@@ -105,10 +105,8 @@ __device__ __forceinline__ void load_offsets(const EdgeProblem<T>& p, const Edge
   }
 }
 
-// Adds a row's channels 32 c .. 32 c + 31 to the sums of its half of a tile.
 template <class T>
-__device__ __forceinline__ void add_row(float (&y)[4][4], const T* row, int half) {
-  const uint4 values = __ldg(reinterpret_cast<const uint4*>(row));
+__device__ __forceinline__ void add_row(float (&y)[4][4], uint4 values, int half) {
   const uint32_t pairs[4] = {values.x, values.y, values.z, values.w};
 #pragma unroll
   for (int b = 0; b < 4; ++b) {
@@ -129,35 +127,31 @@ __device__ __forceinline__ void add_wide_row(float (&y)[4][4], const float* row,
   }
 }
 
-// y_1 of channels 32 c .. 32 c + 31. offset_weight is in shared memory.
+// y_1 of channels start + 32 c .. start + 32 c + 31; what is gathered starts at `start`.
+// offset_weight is in shared memory.
 template <class T>
-__device__ __forceinline__ void first_layer(const EdgeProblem<T>& p, const EdgeGroup& g,
-                                            const EdgeStep& s, const uint32_t (&offsets)[2],
-                                            const T* offset_weight, int c, float (&y)[4][4]) {
+__device__ __forceinline__ void first_layer(const EdgeProblem<T>& p, const EdgeTile& tile,
+                                            const EdgeGathered<T>& gathered,
+                                            const uint32_t (&offsets)[2], const T* offset_weight,
+                                            int start, int c, float (&y)[4][4]) {
   const int q = lane_id() % 4;
-  const int64_t at = 32 * c + 8 * q;
+  const int64_t at = start + 32 * c + 8 * q;
 #pragma unroll
   for (int b = 0; b < 4; ++b) y[b][0] = y[b][1] = y[b][2] = y[b][3] = 0.f;
-  if (p.rows) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int64_t from = s.row[half] * p.width[0] + at;
-      if (p.wide_rows) {
-        add_wide_row(y, static_cast<const float*>(p.rows) + from, half);
-      } else {
-        add_row(y, static_cast<const T*>(p.rows) + from, half);
-      }
+  for (int half = 0; half < 2; ++half) {
+    if (gathered.rows) add_row<T>(y, gathered.values(half, c), half);
+    if (p.rows && p.wide_rows) {
+      add_wide_row(y, static_cast<const float*>(p.rows) + tile.point(half) * p.width[0] + at, half);
     }
-  }
-  if (p.group_rows) {
-    const float* row = p.group_rows + g.id * p.width[0] + at;
-    add_wide_row(y, row, 0);
-    add_wide_row(y, row, 1);
+    if (p.group_rows) {
+      add_wide_row(y, p.group_rows + tile.group(half) * p.width[0] + at, half);
+    }
   }
   if (p.offset_weight) {
 #pragma unroll
     for (int b = 0; b < 4; ++b) {
-      const T* w = offset_weight + (32 * c + 8 * b + lane_id() / 4) * kEdgeOffsetColumns + 2 * q;
+      const T* w = offset_weight + (start + 32 * c + 8 * b + lane_id() / 4) * kEdgeOffsetColumns + 2 * q;
       mma_k8<T>(y[b], offsets[0], offsets[1], *reinterpret_cast<const uint32_t*>(w));
     }
   }
@@ -222,7 +216,7 @@ __device__ __forceinline__ void store_operand(const float (&y)[4][4], int c,
   }
 }
 
-// Where the layers lie in shared memory.
+// Where the layers lie in shared memory; itself there, as it is indexed by a variable.
 template <class T>
 struct EdgeWeights {
   const T* offset;
@@ -230,51 +224,59 @@ struct EdgeWeights {
   const float4* affine[kEdgeMaxLayers];
 };
 
-// The activations of layer `depth` (counted from 1) of a step. Centred values of that layer before
-// its scale, rounded, go into `centred` where one is given.
+// Values of channels 32 c .. 32 c + 31 less `center`, rounded.
+template <class T, int kWidth>
+__device__ __forceinline__ void store_centred(const float (&y)[4][4], const float* center, int c,
+                                              EdgeOperand<kWidth>& to) {
+  float centred[4][4];
+#pragma unroll
+  for (int b = 0; b < 4; ++b) {
+    const float2 mean = center ? __ldg(reinterpret_cast<const float2*>(center + 32 * c + 8 * b) +
+                                       lane_id() % 4)
+                               : float2{};
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      centred[b][2 * half] = y[b][2 * half] - mean.x;
+      centred[b][2 * half + 1] = y[b][2 * half + 1] - mean.y;
+    }
+  }
+  store_operand<T>(centred, c, to);
+}
+
+// The activations of layer `depth` (counted from 1) of a tile; `gathered` is the tile's before and
+// the next one's after. Values of that layer before its scale, less `center` and rounded, go into
+// `centred` where one is given.
 template <class T, int kWidth>
 __device__ __forceinline__ void hidden_layers(const EdgeProblem<T>& p, const EdgeWeights<T>& w,
-                                              const EdgeGroup& g, const EdgeStep& s, int depth,
+                                              const EdgeTile& tile, EdgeGathered<T>& gathered,
+                                              const EdgeTile& next, int depth,
                                               EdgeOperand<kWidth>& x, const float* center,
                                               EdgeOperand<kWidth>* centred) {
   uint32_t offsets[2] = {};
-  if (p.offset_weight) load_offsets(p, g, s, offsets);
-  EdgeOperand<kWidth> next;
+  gathered.wait();
+  if (p.offset_weight) offset_operand(gathered, offsets);
+  EdgeOperand<kWidth> next_x;
   for (int l = 0; l < depth; ++l) {
 #pragma unroll
     for (int c = 0; c < kWidth / 32; ++c) {
       if (32 * c >= p.width[l]) continue;
       float y[4][4];
       if (l == 0) {
-        first_layer(p, g, s, offsets, w.offset, c, y);
+        first_layer(p, tile, gathered, offsets, w.offset, 0, c, y);
       } else {
         product<T>(x, p.width[l - 1], w.layer[l], p.width[l - 1] + kEdgePad, c, y);
       }
-      if (centred && l == depth - 1) {
-        float shifted[4][4];
-#pragma unroll
-        for (int b = 0; b < 4; ++b) {
-          const float2 mean =
-              center ? __ldg(reinterpret_cast<const float2*>(center + 32 * c + 8 * b) +
-                             lane_id() % 4)
-                     : float2{};
-#pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            shifted[b][2 * half] = y[b][2 * half] - mean.x;
-            shifted[b][2 * half + 1] = y[b][2 * half + 1] - mean.y;
-          }
-        }
-        store_operand<T>(shifted, c, *centred);
-      }
+      if (centred && l == depth - 1) store_centred<T>(y, center, c, *centred);
       apply_affine(w.affine[l], c, y);
 #pragma unroll
       for (int b = 0; b < 4; ++b) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) y[b][i] = edge_activation(p, y[b][i]);
       }
-      store_operand<T>(y, c, next);
+      store_operand<T>(y, c, next_x);
     }
-    x = next;
+    if (l == 0) gathered.start_copy(p, next, 0, p.width[0]);
+    x = next_x;
   }
 }
 
@@ -289,6 +291,18 @@ struct SharedTaker {
     return result;
   }
 };
+
+// A warp's place for the rows that it gathers, `columns` wide.
+template <class T>
+__device__ __forceinline__ EdgeGathered<T> take_gathered(const EdgeProblem<T>& p, int columns,
+                                                         SharedTaker& shared) {
+  EdgeGathered<T> gathered{nullptr, columns + kEdgePad, {}};
+  if (p.rows && !p.wide_rows) {
+    T* all = shared.take<T>(kEdgeWarps * kEdgeRows * gathered.ld);
+    gathered.rows = all + warp_id() * kEdgeRows * gathered.ld;
+  }
+  return gathered;
+}
 
 // Copies `rows` rows of `width` elements (a multiple of 8) to rows of width + kEdgePad.
 template <class T>
