@@ -169,7 +169,7 @@ def assert_as_accurate_as_torch(ours, reference, draws, jumps=True, **options):
     found = [errors(ours, reference, *d, 90 + i, **options) for i, d in enumerate(draws)]
     eps = torch.finfo(draws[0][2][0][0].dtype).eps
     ratio = RATIO + (1.5 / math.sqrt(len(draws)) if jumps else 0)
-    floor = (math.sqrt(eps) if jumps else eps) / 4
+    floor = math.sqrt(eps) / 2 if jumps else eps / 4
     for name in found[0]:
         error, theirs = (
             statistics.median(f[name][of] / max(f[name][2], 1e-30) for f in found) for of in (0, 1)
