@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .._autograd.compose import no_autocast
-from .._core.calls import public
+from .._core.calls import public_with
 from ._edge_checks import (
     check_cloud,
     check_edge_count,
@@ -29,7 +29,14 @@ __all__ = ["feature_propagation"]
 _WEIGHTS: dict[int, Weights] = {1: "inverse_distance", 2: "inverse_square"}
 
 
-@public
+@public_with(
+    points="known_xyz",
+    queries="xyz",
+    lengths="known_lengths",
+    query_lengths="lengths",
+    offsets="known_offsets",
+    query_offsets="offsets",
+)
 def feature_propagation(
     xyz: Tensor,
     known_xyz: Tensor,
@@ -120,9 +127,15 @@ def feature_propagation(
     valid = _of_a_cloud(xyz, lengths, offsets)
     packed = y.dim() == 2
     if packed:
-        y, valid = y.unsqueeze(0), valid.unsqueeze(0)
+        y, valid = y.unsqueeze(0), None if valid is None else valid.unsqueeze(0)
     out = point_mlp(
-        y, valid, edge_layers(layers), activation, negative_slope, last_activation, layers.dtype
+        y,
+        valid,
+        edge_layers(layers),
+        activation,
+        float(negative_slope),
+        last_activation,
+        layers.dtype,
     )
     return out.squeeze(0) if packed else out
 
@@ -166,11 +179,12 @@ def _interpolate(
         return interpolate(rows, idx, blend)
 
 
-def _of_a_cloud(xyz: Tensor, lengths: Tensor | None, offsets: Tensor | None) -> Tensor:
-    """(B, N) or (P,) bool: whether a row is a point of a cloud."""
+def _of_a_cloud(xyz: Tensor, lengths: Tensor | None, offsets: Tensor | None) -> Tensor | None:
+    """(B, N) or (P,) bool: whether a row is a point of a cloud; None: all are."""
+    if lengths is None and offsets is None:
+        return None
     at = torch.arange(xyz.shape[-2], device=xyz.device)
     if offsets is not None:
         return (at >= offsets[0]) & (at < offsets[-1])
-    if lengths is not None:
-        return at < lengths.unsqueeze(1)
-    return at.new_ones(xyz.shape[:-1], dtype=torch.bool)
+    assert lengths is not None
+    return at < lengths.unsqueeze(1)
