@@ -10,6 +10,7 @@ sum by point of those rows and closed forms (csrc/cuda/points/edges).
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -17,13 +18,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .._autograd.shared import distinct, sees_torch_functions_only
+from ..ops.linear import linear
 from ._autograd import needs_grad
 from .norms import BatchNorm
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ._edge_mlp import EdgeInput, EdgeLayer
+    from ._edge_mlp import EdgeInput, EdgeLayer, PointProduct
 
 _ops = torch.ops.fusedops
 _STEP = 32  # kEdgeWidthStep
@@ -47,6 +49,7 @@ class _Plan(NamedTuple):
     eps: tuple[float, ...]
     slope: float
     last_slope: float
+    ordered: bool  # rows are padded, and in fragment order
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -83,7 +86,7 @@ def supports(
         and (given.xyz is None or given.xyz.shape[2] == 3)
         and all(_supports_norm(layer.norm) for layer in layers)
         and not torch.compiler.is_dynamo_compiling()
-        and not sees_torch_functions_only(given.idx, given.rows, given.xyz)
+        and not sees_torch_functions_only(given.idx, given.xyz, given.group_rows)
     )
 
 
@@ -108,9 +111,9 @@ def _fragment_order(width: int, device: torch.device) -> tuple[Tensor, Tensor]:
     return order, order.argsort()
 
 
-def _in_fragment_order(rows: Tensor | None, width: int) -> Tensor | None:
-    if rows is None:
-        return None
+def _in_fragment_order(rows: Tensor | None, width: int, ordered: bool) -> Tensor | None:
+    if rows is None or ordered:
+        return rows
     if rows.shape[2] != width:
         rows = F.pad(rows, (0, width - rows.shape[2]))
     return rows[..., _fragment_order(width, rows.device)[0]]
@@ -189,7 +192,7 @@ class _Problem(NamedTuple):
     def arguments(self, plan: _Plan, layers: int) -> tuple[Any, ...]:
         """Those of the first `layers` layers."""
         widths = plan.widths[:layers]
-        used = sum(a * b for a, b in zip(widths, widths[1:], strict=False))
+        used = sum(a * b for a, b in pairwise(widths))
         c1, c2, c3, c4 = (*widths, *[0] * (_MAX_LAYERS - layers))
         weights, affine = self.weights[:used], self.affine[: sum(widths)]
         return (*self[:7], weights, affine, c1, c2, c3, c4, plan.slope)
@@ -241,7 +244,7 @@ def _problem(
     ends = _ops.edge_counts(idx, like.shape[1]).cumsum(0, dtype=torch.int32)
     edges, points = _ops.edge_list(idx, ends, like.shape[1])
     problem = _Problem(
-        _in_fragment_order(rows, width), _in_fragment_order(wide_group, width),
+        _in_fragment_order(rows, width, plan.ordered), _in_fragment_order(wide_group, width, False),
         _offset_columns(offset_weight, width), xyz, centers, edges, ends,
         _flat_weights(plan, weights, idx, dtype), _affine(plan, norms, idx.device),
     )  # fmt: skip
@@ -440,7 +443,11 @@ class _Backward:
         clouds = self.idx.shape[0]
         du = du.view(clouds, -1, du.shape[1])[..., :channels]
         dv = dv.view(clouds, -1, dv.shape[1])[..., :channels]
-        drows = du.to(ctx.rows_dtype) if self.needs[0] else None
+        drows = None
+        if self.needs[0]:
+            drows = du.to(ctx.rows_dtype)
+            if self.plan.ordered:
+                drows = _in_fragment_order(drows, self.plan.widths[0], False)
         dgroup = dv.to(ctx.group_dtype) if self.needs[1] else None
         dweight = dxyz = dcenters = None
         if self.offset_weight is not None:
@@ -464,12 +471,15 @@ def edge_mlp(
     """`_edge_mlp.edge_mlp` of a call that `supports` knows."""
     slope = _SLOPES.get(activation, negative_slope)
     batch = [layer.norm if isinstance(layer.norm, BatchNorm) else None for layer in layers]
+    ordered = isinstance(given.rows, tuple)
+    rows = _ordered_product(given.rows) if isinstance(given.rows, tuple) else given.rows
     plan = _Plan(
         _channels(given, layers),
         tuple(norm is not None and norm.training for norm in batch),
         tuple(0.0 if norm is None else norm.eps for norm in batch),
         slope,
         slope if last_activation else 1.0,
+        ordered,
     )
     norms = _Norms(
         tuple(None if norm is None else norm.weight for norm in batch),
@@ -478,7 +488,7 @@ def edge_mlp(
         tuple(None if n is None or n.training else n.running_mean for n in batch),
         tuple(None if n is None or n.training else n.running_var for n in batch),
     )
-    gathered = (*given[:5], given.idx)
+    gathered = (rows, *given[1:5], given.idx)
     parameters = [*(layer.weight for layer in layers[1:]), *(t for kind in norms for t in kind)]
     if needs_grad(*gathered, *parameters):
         arguments = distinct(*gathered, plan, given.dtype, *parameters)
@@ -497,6 +507,14 @@ def edge_mlp(
         _update_running(layer, values)
     result: Tensor = out
     return result
+
+
+def _ordered_product(product: PointProduct) -> Tensor:
+    """A product of all points (B, N, padded C1) in fragment order."""
+    features, weight = product
+    width = _padded(weight.shape[0])
+    weight = F.pad(weight, (0, 0, 0, width - weight.shape[0]))
+    return linear(features, weight[_fragment_order(width, weight.device)[0]])
 
 
 @torch.no_grad()
