@@ -17,6 +17,7 @@ from .interpolation import (
     three_interpolate,
     three_nn,
 )
+from .io import read_points
 from .neighbours import BallQuery, Neighbours, RadiusSearch, ball_query, knn, radius_search
 from .sampling import farthest_point_sample
 
@@ -34,6 +35,7 @@ __all__ = [
     "knn",
     "knn_interpolate",
     "radius_search",
+    "read_points",
     "three_interpolate",
     "three_nn",
 ]
