@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fusedops.bench.suites.base import Call, Case, PeerUnavailableError, Selection, Suite, Work
-from fusedops.bench.suites.points_clouds import CLOUDS
+from fusedops.bench.suites.points_clouds import CLOUDS, scan_size
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,6 +39,7 @@ BALL = (
     (1, 1_000_000, 1_000_000, 0.0125),
 )
 BALL_K = 32
+SCAN_K, SCAN_RADII = (1, 16, 32), (0.2, 0.5)  # metres
 # B, N, D, k
 FEATURES = ((8, 4096, 64, 20), (8, 4096, 128, 20), (8, 1024, 64, 20), (1, 16384, 64, 20))
 CHECKED = 1024
@@ -72,12 +73,16 @@ class NeighboursSuite(Suite):
 
     def cases(self, selection: Selection) -> list[Case]:
         knn = [(*size, "uniform") for size in KNN]
-        knn += [(*size, cloud) for cloud in CLOUDS if cloud != "uniform" for size in KNN_CLOUDS]
+        made = [cloud for cloud in CLOUDS if cloud not in ("uniform", "scan")]
+        knn += [(*size, cloud) for cloud in made for size in KNN_CLOUDS]
         knn += [(*size, k, "uniform") for size in KNN_K_SIZES for k in KNN_K]
-        ball = list(BALL)
+        ball = [(*size, "uniform") for size in BALL]
+        if size := scan_size():
+            knn += [(1, size, size, k, "scan") for k in SCAN_K]
+            ball += [(1, size, size, radius, "scan") for radius in SCAN_RADII]
         if selection.shapes:  # BxNxM
             knn = [(b, n, m, 16, "uniform") for b, n, m in selection.shapes]
-            ball = [(b, n, m, 0.2) for b, n, m in selection.shapes]
+            ball = [(b, n, m, 0.2, "uniform") for b, n, m in selection.shapes]
         return [
             Case(
                 f"knn/B{b}_N{n}_M{m}_k{k}_{cloud}",
@@ -86,16 +91,16 @@ class NeighboursSuite(Suite):
             for b, n, m, k, cloud in knn
         ] + [
             Case(
-                f"ball/B{b}_N{n}_M{m}_r{radius}_k{BALL_K}_uniform",
+                f"ball/B{b}_N{n}_M{m}_r{radius}_k{BALL_K}_{cloud}",
                 {
                     "op": "ball",
                     "shape": (b, n, m),
                     "k": min(BALL_K, n),
                     "radius": radius,
-                    "cloud": "uniform",
+                    "cloud": cloud,
                 },
             )
-            for b, n, m, radius in ball
+            for b, n, m, radius, cloud in ball
         ]
 
     def make_inputs(
