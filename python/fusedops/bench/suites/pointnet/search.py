@@ -1,4 +1,4 @@
-"""The searches under a layer, ours and torch's: the same interface, so that a model takes either."""
+"""The searches under a layer, ours and torch's, with one interface: a model takes either."""
 
 from __future__ import annotations
 
