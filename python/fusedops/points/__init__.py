@@ -8,6 +8,7 @@ clamped to it, and to a search an offset that falls counts as the largest before
 cloud find nothing. torch.func transforms and forward-mode AD run by torch's own kernels.
 """
 
+from .abstraction import edge_conv, set_abstraction
 from .grid import GridIndex
 from .grouping import gather, group
 from .interpolation import (
@@ -18,15 +19,21 @@ from .interpolation import (
     three_nn,
 )
 from .neighbours import BallQuery, Neighbours, RadiusSearch, ball_query, knn, radius_search
+from .norms import BatchNorm, LayerNorm
+from .propagation import feature_propagation
 from .sampling import farthest_point_sample
 
 __all__ = [
     "BallQuery",
+    "BatchNorm",
     "GridIndex",
+    "LayerNorm",
     "Neighbours",
     "RadiusSearch",
     "ball_query",
+    "edge_conv",
     "farthest_point_sample",
+    "feature_propagation",
     "gather",
     "group",
     "interpolate",
@@ -34,6 +41,7 @@ __all__ = [
     "knn",
     "knn_interpolate",
     "radius_search",
+    "set_abstraction",
     "three_interpolate",
     "three_nn",
 ]
