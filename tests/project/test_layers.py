@@ -84,7 +84,7 @@ PYTHON_LAYERS = {
     "_fakes": _REFERENCE,
     "_autograd": _AUTOGRAD,
     "ops": _OPS,
-    "points": _OPS,
+    "points": (*_OPS, "ops"),
     "nn": _NN,
     "compat": _NN,
     "_rewrite": _ABOVE,

@@ -8,6 +8,7 @@ clamped to it, and to a search an offset that falls counts as the largest before
 cloud find nothing. torch.func transforms and forward-mode AD run by torch's own kernels.
 """
 
+from .abstraction import edge_conv, set_abstraction
 from .grid import GridIndex
 from .grouping import gather, group
 from .interpolation import (
@@ -19,15 +20,21 @@ from .interpolation import (
 )
 from .io import read_points
 from .neighbours import BallQuery, Neighbours, RadiusSearch, ball_query, knn, radius_search
+from .norms import BatchNorm, LayerNorm
+from .propagation import feature_propagation
 from .sampling import farthest_point_sample
 
 __all__ = [
     "BallQuery",
+    "BatchNorm",
     "GridIndex",
+    "LayerNorm",
     "Neighbours",
     "RadiusSearch",
     "ball_query",
+    "edge_conv",
     "farthest_point_sample",
+    "feature_propagation",
     "gather",
     "group",
     "interpolate",
@@ -36,6 +43,7 @@ __all__ = [
     "knn_interpolate",
     "radius_search",
     "read_points",
+    "set_abstraction",
     "three_interpolate",
     "three_nn",
 ]

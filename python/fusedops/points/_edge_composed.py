@@ -1,0 +1,239 @@
+"""Layers over edges by torch's functions and our ops: any device, dtype, width and derivative.
+
+A slot of a group without a neighbour repeats the group's first one, whose copy changes no maximum
+and takes no gradient from another; only sums and statistics must leave it out. The last layer's
+norm and activation come after the maximum where they keep the order of values, so that its widest
+tensor is written once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .._autograd.compose import activate
+from .._core.activation import CODES, LEAKY_RELU_SLOPE
+from ..ops.linear import linear
+from ..ops.norm import layer_norm
+from ._autograd import group
+from ._edge_batch_norm import batch_norm, running_affine, wide_dtype
+from .norms import BatchNorm, LayerNorm
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ._edge_mlp import EdgeInput, EdgeLayer
+
+_MONOTONE = frozenset(
+    ("none", "relu", "relu2", "leaky_relu", "sigmoid", "tanh", "softplus", "elu", "relu6")
+)
+
+
+class Edges(NamedTuple):
+    """Who is whose neighbour, with every slot filled that can be."""
+
+    idx: Tensor  # (B, M, K)
+    valid: Tensor  # (B, M, K, 1) bool, of the slots as they were given
+    count: Tensor  # (B, M, 1) int64
+
+
+class Activation(NamedTuple):
+    """An activation with its parameter."""
+
+    name: str
+    slope: float
+
+    def __call__(self, z: Tensor) -> Tensor:
+        if self.name == "leaky_relu":
+            return F.leaky_relu(z, self.slope)
+        return activate(z, CODES[self.name])
+
+    @property
+    def fuses(self) -> bool:
+        """Whether `linear` has it in its epilogue."""
+        return self.name != "leaky_relu" or self.slope == LEAKY_RELU_SLOPE
+
+    @property
+    def is_monotone(self) -> bool:
+        return self.name in _MONOTONE and (self.name != "leaky_relu" or self.slope >= 0)
+
+
+def find_edges(idx: Tensor, num_points: int) -> Edges:
+    """The edges of idx (B, M, K)."""
+    if idx.shape[2] == 0:
+        idx = F.pad(idx, (0, 1), value=-1)
+    valid = (idx >= 0) & (idx < num_points)
+    first = idx.gather(2, valid.int().argmax(2, keepdim=True))
+    return Edges(torch.where(valid, idx, first), valid.unsqueeze(3), valid.sum(2, keepdim=True))
+
+
+def _first_product(given: EdgeInput, idx: Tensor, bias: Tensor | None) -> Tensor:
+    """y_1 (B, M, K, C1) with the bias, in float32 (float64): its summands are never rounded."""
+    wide = wide_dtype(given.dtype)
+    bias = None if bias is None else bias.to(wide)
+    y = None
+    if given.rows is not None:
+        rows = given.rows.to(wide)
+        y = group(rows if bias is None else rows + bias, idx)
+    if given.group_rows is not None:
+        per_group = given.group_rows.to(wide).unsqueeze(2)
+        y = per_group if y is None else y + per_group
+    if given.offset_weight is None:
+        assert y is not None
+        return y
+    assert given.xyz is not None
+    offsets = group(None, idx, given.xyz, given.centers)
+    weight = given.offset_weight.to(wide)
+    if y is None:
+        return linear(offsets, weight, bias)
+    return torch.addmm(y.flatten(0, 2), offsets.flatten(0, 2), weight.t()).reshape(y.shape)
+
+
+def _linear_with_running(
+    x: Tensor, layer: EdgeLayer, norm: BatchNorm, activation: str | None
+) -> Tensor:
+    """A linear layer into which the running statistics are folded; one rounding of the weight."""
+    assert layer.weight is not None
+    scale, shift = running_affine(norm, layer.bias, wide_dtype(x.dtype))
+    weight = (layer.weight.to(scale.dtype) * scale.unsqueeze(1)).to(x.dtype)
+    return linear(x, weight, shift.to(x.dtype), activation)
+
+
+def _layer_norm(y: Tensor, norm: LayerNorm) -> Tensor:
+    wide = wide_dtype(y.dtype)
+    weight, bias = (None if t is None else t.to(wide) for t in (norm.weight, norm.bias))
+    return layer_norm(y, y.shape[-1], weight, bias, norm.eps)
+
+
+def _is_training(norm: object) -> bool:
+    return isinstance(norm, BatchNorm) and norm.training
+
+
+def product(x: Tensor, layer: EdgeLayer, activation: str | None) -> Tensor:
+    """What a layer after the first makes of x before its own norm in training.
+
+    Batch norm in training wants it without the bias; one with running statistics is in it, and so
+    is the activation, which is given where no other norm follows.
+    """
+    if isinstance(layer.norm, BatchNorm) and not layer.norm.training:
+        return _linear_with_running(x, layer, layer.norm, activation)
+    assert layer.weight is not None
+    bias = None if layer.bias is None or _is_training(layer.norm) else layer.bias.to(x.dtype)
+    return linear(x, layer.weight, bias, activation if layer.norm is None else None)
+
+
+def first_normalised(y: Tensor, norm: object) -> Tensor:
+    """y_1 with its running statistics; itself under another norm."""
+    if isinstance(norm, BatchNorm) and not norm.training:
+        scale, shift = running_affine(norm, None, y.dtype)
+        return torch.addcmul(shift, y, scale)
+    return y
+
+
+def _normalised(y: Tensor, edges: Edges, layer: EdgeLayer, dtype: torch.dtype) -> Tensor:
+    """The norm that `product` and `first_normalised` have left, in dtype."""
+    if isinstance(layer.norm, LayerNorm):
+        return _layer_norm(y, layer.norm).to(dtype)
+    if isinstance(layer.norm, BatchNorm) and layer.norm.training:
+        return batch_norm(y, edges.valid, layer.norm, layer.bias, dtype)
+    return y.to(dtype)
+
+
+def _pooled_first(y: Tensor, edges: Edges, layer: EdgeLayer, act: Activation) -> Tensor:
+    """The maximum over k of act(norm(y)), by the extremum of y itself: (B, M, C) float32 (float64).
+
+    The lowest k wins of equal ones, and a NaN of all. Weights of 0 make all equal.
+    """
+    wide = wide_dtype(y.dtype)
+    norm = layer.norm
+    if not isinstance(norm, BatchNorm) or not norm.training:
+        z = _layer_norm(y, norm) if isinstance(norm, LayerNorm) else y
+        return act(z.max(2).values.to(wide))
+    with torch.no_grad():
+        key = y if norm.weight is None else y * norm.weight.sign().to(y.dtype)
+        winners = key.max(2, keepdim=True).indices
+    return act(batch_norm(y, edges.valid, norm, layer.bias, wide, winners))
+
+
+def _pool(a: Tensor, edges: Edges, pool: str) -> Tensor:
+    """a (B, M, K, C) over k; sums in float32 (float64)."""
+    if pool == "max":
+        return a.max(2).values
+    total = torch.where(edges.valid, a, 0).sum(2, dtype=wide_dtype(a.dtype))
+    return total if pool == "sum" else total / edges.count.clamp_min(1)
+
+
+def layers_from(
+    y: Tensor,
+    edges: Edges,
+    layers: Sequence[EdgeLayer],
+    act: Activation,
+    last_activation: bool,
+    pool: str,
+    dtype: torch.dtype,
+) -> Tensor:
+    """From y_1 (B, M, K, C1) in float32 (float64) to (B, M, C_L) in dtype."""
+    y = first_normalised(y, layers[0].norm)
+    last = len(layers) - 1
+    nothing = Activation("none", 0.0)
+    fused = False  # whether y is activated already
+    for i, layer in enumerate(layers[:-1]):
+        a = _normalised(y, edges, layer, dtype)
+        a = a if fused else act(a)
+        following = layers[i + 1]
+        follows = act if i + 1 < last or last_activation else nothing
+        late = i + 1 == last and pool == "max" and follows.is_monotone
+        fused = follows.fuses and not late and not _leaves_norm(following.norm)
+        y = product(a, following, follows.name if fused else None)
+    act = act if last_activation else nothing
+    if pool == "max" and act.is_monotone and edges.idx.shape[2] > 1:
+        pooled = _pooled_first(y, edges, layers[-1], act)
+    else:
+        a = _normalised(y, edges, layers[-1], dtype)
+        pooled = _pool(a if fused else act(a), edges, pool)
+    return torch.where(edges.count > 0, pooled, 0).to(dtype)
+
+
+def _leaves_norm(norm: object) -> bool:
+    """Whether `product` leaves the norm to be done."""
+    return isinstance(norm, LayerNorm) or _is_training(norm)
+
+
+def edge_mlp(
+    given: EdgeInput,
+    layers: Sequence[EdgeLayer],
+    activation: str,
+    negative_slope: float,
+    last_activation: bool,
+    pool: str,
+) -> Tensor:
+    """`_edge_mlp.edge_mlp`."""
+    like = given.rows if given.rows is not None else given.xyz
+    assert like is not None
+    edges = find_edges(given.idx, like.shape[1])
+    bias = None if _is_training(layers[0].norm) else layers[0].bias
+    y = _first_product(given, edges.idx, bias)
+    act = Activation(activation, negative_slope)
+    return layers_from(y, edges, layers, act, last_activation, pool, given.dtype)
+
+
+def point_mlp(
+    y: Tensor,
+    valid: Tensor,
+    layers: Sequence[EdgeLayer],
+    activation: str,
+    negative_slope: float,
+    last_activation: bool,
+    dtype: torch.dtype,
+) -> Tensor:
+    """`_edge_mlp.point_mlp`: groups of one edge."""
+    bias = layers[0].bias
+    if bias is not None and not _is_training(layers[0].norm):
+        y = y + bias.to(y.dtype)
+    slots = valid.unsqueeze(2)
+    edges = Edges(torch.zeros_like(slots, dtype=torch.int64), slots.unsqueeze(3), slots.long())
+    act = Activation(activation, negative_slope)
+    return layers_from(y.unsqueeze(2), edges, layers, act, last_activation, "max", dtype)

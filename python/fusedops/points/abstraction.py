@@ -1,0 +1,202 @@
+"""The layers of PointNet++ and DGCNN: an MLP over every neighbour of a group, and a pool."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence  # noqa: TC003 (`public` reads annotations)
+
+from torch import Tensor  # noqa: TC002 (likewise)
+
+from .._core.calls import public
+from ._edge_checks import (
+    check_cloud,
+    check_edge_count,
+    check_idx,
+    check_layers,
+    check_shape,
+    check_tensor,
+    check_words,
+    coordinates,
+    in_dtype,
+)
+from ._edge_mlp import EdgeInput, edge_layers, edge_mlp, product_by_point
+from .norms import Norm  # noqa: TC001 (`public` reads annotations)
+
+__all__ = ["edge_conv", "set_abstraction"]
+
+
+@public
+def set_abstraction(
+    xyz: Tensor | None,
+    features: Tensor | None,
+    centers: Tensor | None,
+    idx: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor | None] | None = None,
+    norms: Sequence[Norm | None] | None = None,
+    activation: str | None = "relu",
+    pool: str = "max",
+    *,
+    negative_slope: float = 0.01,
+    last_activation: bool = True,
+    normalize_radius: float | None = None,
+) -> Tensor:
+    """A set abstraction layer of PointNet++: an MLP over each group's neighbours, pooled.
+
+    ``out[b, m] = pool over k of mlp([xyz[b, j] - centers[b, m], features[b, j]])`` with
+    ``j = idx[b, m, k]``; a layer of the MLP is ``act(norm(x @ weight.T + bias))``. An index outside
+    the cloud, -1 above all, is no neighbour: it counts in no pool and no statistics. An index that
+    is repeated counts as often. A group without neighbours gives zeros and has no gradient.
+
+    The features' part of the first layer is a product of N rows, not of M x K; offsets are formed
+    in float32 before they are multiplied. Sums and statistics are float32 (float64 for float64).
+    Under a maximum the lowest k wins among equal values, and NaN wins; the gradient goes to the
+    winner. A batch norm in training has the exact statistics of the edges that count, and updates
+    its running ones in place; one edge in all raises, as in torch (where idx leaves one, the
+    variance is 0). The bias before such a norm moves the running mean alone, and its gradient is
+    exactly 0. Derivatives of any order; deterministic.
+
+    Qi, Yi, Su and Guibas, "PointNet++: Deep Hierarchical Feature Learning on Point Sets in a Metric
+    Space", 2017.
+
+    Args:
+        xyz: (B, N, D), or (P, D) packed: float32, float64 with float64 weights; halves beside half
+            weights are taken as float32. None: features alone.
+        features: (B, N, F) or (P, F) in the weights' dtype, or None: offsets alone.
+        centers: (B, M, D) or (Q, D) like xyz, or None: coordinates are not relative.
+        idx: (B, M, K) int64, or (Q, K) packed.
+        weights: (C1, D + F), columns [offset, features], then (C_l, C_{l-1}); float16, bfloat16,
+            float32 or float64.
+        biases: (C_l,) each, any floating dtype, or None.
+        norms: `BatchNorm`, `LayerNorm` or None for each layer.
+        activation: As in `fusedops.linear`, after every layer.
+        pool: "max", "mean" (over the neighbours there are) or "sum".
+        negative_slope: Of "leaky_relu".
+        last_activation: Whether the last layer has the activation.
+        normalize_radius: Offsets are divided by it (PointNeXt's normalize_dp), or None.
+
+    Returns:
+        (B, M, C_L) or (Q, C_L), contiguous, in the weights' dtype; under autocast in its dtype.
+        Coordinates stay float32 there, parameters of norms keep their dtypes.
+
+    Raises:
+        TypeError: an argument is no tensor, sequence or norm.
+        ValueError: a word is unknown, sequences differ in length, a norm lacks statistics, or one
+            edge is all that a batch norm in training sees.
+        RuntimeError: shapes, dtypes or devices do not fit.
+
+    Example:
+        >>> idx = ball_query(xyz, centers, 0.2, 32).idx
+        >>> y = set_abstraction(xyz, None, centers, idx, [w1, w2, w3], norms=[bn1, bn2, bn3])
+    """
+    op = "set_abstraction"
+    activation = check_words(op, activation, pool)
+    like = _check_groups(op, xyz, features, centers, idx)
+    if normalize_radius is not None and not normalize_radius > 0:
+        raise ValueError(f"{op}: normalize_radius must be positive or None; got {normalize_radius}")
+    dim = 0 if xyz is None else xyz.shape[-1]
+    columns = dim + (0 if features is None else features.shape[-1])
+    layers = check_layers(op, weights, biases, norms, columns, like)
+    check_edge_count(op, layers.norms, idx.numel())
+    rows = offset_weight = None
+    if features is not None:
+        features = in_dtype(op, "features", features, layers)
+        rows = product_by_point(features, layers.weights[0][:, dim:])
+    if xyz is not None:
+        xyz = coordinates(op, "xyz", xyz, layers)
+        centers = None if centers is None else coordinates(op, "centers", centers, layers)
+        offset_weight = layers.weights[0][:, :dim]
+        if normalize_radius is not None:
+            offset_weight = (offset_weight.to(xyz.dtype) / normalize_radius).to(layers.dtype)
+    packed = idx.dim() == 2
+    if packed:
+        rows, xyz, centers = (None if t is None else t.unsqueeze(0) for t in (rows, xyz, centers))
+        idx = idx.unsqueeze(0)
+    edges = EdgeInput(rows, None, offset_weight, xyz, centers, idx, layers.dtype)
+    out = edge_mlp(edges, edge_layers(layers), activation, negative_slope, last_activation, pool)
+    return out.squeeze(0) if packed else out
+
+
+def _check_groups(
+    op: str, xyz: Tensor | None, features: Tensor | None, centers: Tensor | None, idx: Tensor
+) -> Tensor:
+    """The errors of what is grouped; a tensor of the cloud."""
+    like = features if xyz is None else xyz
+    if like is None:
+        raise ValueError(f"{op}: xyz or features must be given; got None for both")
+    check_cloud(op, "features" if xyz is None else "xyz", like)
+    if features is not None:
+        check_cloud(op, "features", features, like)
+    check_idx(op, idx, like)
+    if centers is not None:
+        if xyz is None:
+            raise ValueError(f"{op}: centers must be None where xyz is; got a Tensor")
+        check_tensor(op, "centers", centers, like)
+        check_shape(op, "centers", centers, (*idx.shape[:-1], xyz.shape[-1]))
+    return like
+
+
+@public
+def edge_conv(
+    features: Tensor,
+    idx: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor | None] | None = None,
+    norms: Sequence[Norm | None] | None = None,
+    activation: str | None = "leaky_relu",
+    pool: str = "max",
+    *,
+    negative_slope: float = 0.2,
+    last_activation: bool = True,
+) -> Tensor:
+    """EdgeConv of DGCNN: ``out[b, i] = pool over k of mlp([f_j - f_i, f_i])``, j = idx[b, i, k].
+
+    Every point is the centre of a group. With weights[0] = [W_d, W_c] the first layer is
+    W_d f_j + (W_c - W_d) f_i, two products of N rows instead of one of N x K, summed in float32.
+    Neighbours that are none, repeats, norms, pools and derivatives are as in `set_abstraction`.
+
+    Wang, Sun, Liu, Sarma, Bronstein and Solomon, "Dynamic Graph CNN for Learning on Point Clouds",
+    2019, whose neighbours are `knn` of the features themselves.
+
+    Args:
+        features: (B, N, F), or (P, F) packed, in the weights' dtype.
+        idx: (B, N, K) int64, or (P, K) packed.
+        weights: (C1, 2 F), columns [f_j - f_i, f_i] (torch_geometric's are the other way round),
+            then (C_l, C_{l-1}); float16, bfloat16, float32 or float64.
+        biases: (C_l,) each, any floating dtype, or None.
+        norms: `BatchNorm`, `LayerNorm` or None for each layer.
+        activation: As in `fusedops.linear`, after every layer.
+        pool: "max", "mean" or "sum".
+        negative_slope: Of "leaky_relu".
+        last_activation: Whether the last layer has the activation.
+
+    Returns:
+        (B, N, C_L) or (P, C_L), contiguous, in the weights' dtype; under autocast in its dtype.
+
+    Raises:
+        TypeError: an argument is no tensor, sequence or norm.
+        ValueError: a word is unknown, sequences differ in length, a norm lacks statistics, or one
+            edge is all that a batch norm in training sees.
+        RuntimeError: shapes, dtypes or devices do not fit.
+
+    Example:
+        >>> idx = knn(features, None, 20).idx
+        >>> y = edge_conv(features, idx, [weight], norms=[norm])
+    """
+    op = "edge_conv"
+    activation = check_words(op, activation, pool)
+    check_cloud(op, "features", features)
+    check_idx(op, idx, features)
+    check_shape(op, "idx", idx, (*features.shape[:-1], "K"))
+    size = features.shape[-1]
+    layers = check_layers(op, weights, biases, norms, 2 * size, features)
+    check_edge_count(op, layers.norms, idx.numel())
+    features = in_dtype(op, "features", features, layers)
+    packed = idx.dim() == 2
+    if packed:
+        features, idx = features.unsqueeze(0), idx.unsqueeze(0)
+    of_difference, of_centre = layers.weights[0].split(size, 1)
+    rows = product_by_point(features, of_difference)
+    group_rows = product_by_point(features, of_centre) - rows
+    edges = EdgeInput(rows, group_rows, None, None, None, idx, layers.dtype)
+    out = edge_mlp(edges, edge_layers(layers), activation, negative_slope, last_activation, pool)
+    return out.squeeze(0) if packed else out
