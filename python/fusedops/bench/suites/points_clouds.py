@@ -98,5 +98,9 @@ CLOUDS: dict[str, Callable[[int, int, torch.device], Tensor]] = {
     "planar": planar,
     "lidar": lidar,
     "clustered": clustered,
-    "scan": scan,
 }
+
+
+def cloud(name: str, b: int, n: int, device: torch.device) -> Tensor:
+    """(b, n, 3): one of CLOUDS, or `scan`."""
+    return scan(b, n, device) if name == "scan" else CLOUDS[name](b, n, device)

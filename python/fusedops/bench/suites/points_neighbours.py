@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fusedops.bench.suites.base import Call, Case, PeerUnavailableError, Selection, Suite, Work
-from fusedops.bench.suites.points_clouds import CLOUDS, scan_size
+from fusedops.bench.suites.points_clouds import CLOUDS, cloud, scan_size
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -73,8 +73,7 @@ class NeighboursSuite(Suite):
 
     def cases(self, selection: Selection) -> list[Case]:
         knn = [(*size, "uniform") for size in KNN]
-        made = [cloud for cloud in CLOUDS if cloud not in ("uniform", "scan")]
-        knn += [(*size, cloud) for cloud in made for size in KNN_CLOUDS]
+        knn += [(*size, name) for name in CLOUDS if name != "uniform" for size in KNN_CLOUDS]
         knn += [(*size, k, "uniform") for size in KNN_K_SIZES for k in KNN_K]
         ball = [(*size, "uniform") for size in BALL]
         if size := scan_size():
@@ -85,29 +84,29 @@ class NeighboursSuite(Suite):
             ball = [(b, n, m, 0.2, "uniform") for b, n, m in selection.shapes]
         return [
             Case(
-                f"knn/B{b}_N{n}_M{m}_k{k}_{cloud}",
-                {"op": "knn", "shape": (b, n, m), "k": min(k, n), "cloud": cloud},
+                f"knn/B{b}_N{n}_M{m}_k{k}_{name}",
+                {"op": "knn", "shape": (b, n, m), "k": min(k, n), "cloud": name},
             )
-            for b, n, m, k, cloud in knn
+            for b, n, m, k, name in knn
         ] + [
             Case(
-                f"ball/B{b}_N{n}_M{m}_r{radius}_k{BALL_K}_{cloud}",
+                f"ball/B{b}_N{n}_M{m}_r{radius}_k{BALL_K}_{name}",
                 {
                     "op": "ball",
                     "shape": (b, n, m),
                     "k": min(BALL_K, n),
                     "radius": radius,
-                    "cloud": cloud,
+                    "cloud": name,
                 },
             )
-            for b, n, m, radius, cloud in ball
+            for b, n, m, radius, name in ball
         ]
 
     def make_inputs(
         self, case: Case, dtype: torch.dtype, pass_: str, device: torch.device
     ) -> tuple[Tensor, ...]:
         b, n, m = case["shape"]
-        points = CLOUDS[case["cloud"]](b, n, device).to(dtype)
+        points = cloud(case["cloud"], b, n, device).to(dtype)
         return (points,) if m == n else (points, points[:, :m].contiguous())
 
     def ours(self, case: Case, pass_: str) -> Call:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ...points.abstraction import feature_propagation
 from ...points.interpolation import knn_interpolate
+from ...points.propagation import feature_propagation
 from .mlp import SharedMLP
 
 if TYPE_CHECKING:

@@ -40,4 +40,4 @@ def cloud(name: str, b: int, n: int, device: torch.device) -> Tensor:
     """(b, n, 3) in float32: `surfaces`, or one of the suite `points`."""
     if name == "surfaces":
         return surfaces(b, n, device)
-    return points_clouds.CLOUDS[name](b, n, device)
+    return points_clouds.cloud(name, b, n, device)

@@ -135,7 +135,7 @@ def ours(case: Case, pass_: str) -> Call:
     of, training = case["of"], pass_ == "step"
 
     def norms_of(norms: Sequence[Sequence[Tensor]]) -> list[BatchNorm]:
-        return [BatchNorm(*norm, training=training) for norm in norms]
+        return [BatchNorm(w, b, mean, var, training) for w, b, mean, var in norms]
 
     def abstraction(xyz: Tensor, centers: Tensor, idx: Tensor, *rest: Tensor) -> Tensor:
         features, weights, norms = split(of, rest)
@@ -176,7 +176,7 @@ def plain(of: Layer | Edge, training: bool, search: Search) -> Call:
     def abstraction(xyz: Tensor, centers: Tensor, idx: Tensor, *rest: Tensor) -> Tensor:
         features, weights, norms = split(of, rest)
         y = eager.grouped(xyz, features, centers, idx, weights[0].dtype)
-        return eager.layers(y, weights, norms, training).amax(2)
+        return eager.layers(y, weights, norms, training).max(2).values
 
     def edge(*inputs: Tensor) -> Tensor:
         features, weights, norms = split(of, inputs)

@@ -77,7 +77,7 @@ class PlainSetAbstraction(SetAbstraction):
         for mlp, radius, k in zip(self.scales, self.radii, self.ks, strict=True):
             idx = self.search.ball(xyz, centers, radius, k)
             rows = eager.grouped(xyz, features, centers, idx, compute_dtype(mlp, xyz))
-            scales.append(mlp(rows).amax(2))
+            scales.append(mlp(rows).max(2).values)
         return centers, torch.cat(scales, -1)
 
 
@@ -91,7 +91,7 @@ class PlainEdgeConv(EdgeConv):
         still = features.detach()
         idx, _ = self.search.knn(still, still, self.k)
         features = features.to(compute_dtype(self.mlp, features))
-        out: Tensor = self.mlp(eager.edges(features, idx)).amax(2)
+        out: Tensor = self.mlp(eager.edges(features, idx)).max(2).values
         return out
 
 
