@@ -72,7 +72,7 @@ def read_stl(path: Path) -> Tensor:
     count = int(data[80:84].view(torch.int32))
     if len(data) != 84 + 50 * count:
         raise SystemExit(f"train_pointcloud: {path} is no binary STL")
-    corners = data[84:].view(count, 50)[:, 12:48].contiguous()
+    corners = data[84:].view(count, 50)[:, 12:48].reshape(-1)  # behind a normal's 12 bytes
     return corners.view(torch.float32).view(count, 3, 3)
 
 

@@ -130,5 +130,6 @@ def draw(surfaces: Sequence[Surface], count: int, g: Generator) -> Tensor:
     points = torch.empty(count, 3)
     for i, surface in enumerate(surfaces):
         mine = which == i
-        points[mine] = surface.sample(int(mine.sum()), g)
+        if bool(mine.any()):
+            points[mine] = surface.sample(int(mine.sum()), g)
     return points
