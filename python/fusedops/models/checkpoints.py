@@ -40,6 +40,9 @@ def load_erikwijmans(model: nn.Module, state_dict: dict[str, Any]) -> None:
     without biases before norms. Both sets of names that it has had are read, with DataParallel's
     prefix or without. The number of features is as there without the coordinates.
 
+    Coordinates get gradients through the weights of interpolation here, which pointnet2_ops leaves
+    out.
+
     Args:
         model: Its parameters are overwritten.
         state_dict: Of the model there, all of it.

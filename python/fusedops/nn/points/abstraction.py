@@ -41,7 +41,8 @@ class SetAbstraction(torch.nn.Module):
         radius: Of the neighbourhood, in units of the coordinates, or one for each scale; None for
             the k nearest points.
         k: Neighbours, or a number for each scale.
-        num_points: M, how many centres are sampled; None where centres are given.
+        num_points: M, how many centres are sampled (all points where there are fewer); None where
+            centres are given.
         dimensions: D of the coordinates.
         use_xyz: Whether the offsets to the centre are inputs beside the features.
         normalize_offsets: Divide the offsets by the radius, as PointNeXt does.
@@ -108,13 +109,16 @@ class SetAbstraction(torch.nn.Module):
         self.pad, self.closed, self.random_start = pad, closed, random_start
 
     def sample(self, xyz: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Choose the centres: their coordinates (B, M, D), and their indices (B, M) int64, -1
-        beyond a short cloud's length.
+        """Choose the centres: their coordinates (B, M, D), and their indices (B, M) int64.
+
+        M is num_points, or N where that is less; of a cloud with fewer points by its length the
+        centres beyond are none: index -1, coordinates 0.
         """
         if self.num_points is None:
             raise ValueError("SetAbstraction: centers must be given without num_points; got None")
         start: Any = "random" if self.random_start else 0
-        idx = farthest_point_sample(xyz, self.num_points, lengths, start)
+        count = min(self.num_points, xyz.shape[1])
+        idx = farthest_point_sample(xyz, count, lengths, start)
         assert isinstance(idx, Tensor)
         return gather(xyz, idx), idx
 
@@ -248,19 +252,26 @@ class GlobalSetAbstraction(torch.nn.Module):
         self, xyz: Tensor, features: Tensor | None = None, *, lengths: Tensor | None = None
     ) -> Tensor:
         """Apply the layer; points beyond lengths (B,) count nowhere."""
-        rows = []
+        if lengths is not None and self.mlp.readable:
+            at = torch.arange(xyz.shape[1], device=xyz.device)
+            idx = torch.where(at < lengths[:, None], at, -1).unsqueeze(1)
+            weights, biases, norms = self.mlp.arguments()
+            return set_abstraction(
+                xyz if self.use_xyz else None, features, None, idx, weights, biases, norms,
+                self.mlp.activation, self.pool, negative_slope=self.mlp.negative_slope,
+                last_activation=self.mlp.last_activation,
+            ).squeeze(1)  # fmt: skip
+        parts = [] if features is None else [features]
         if self.use_xyz:
-            rows.append(xyz if features is None else xyz.to(features.dtype))
-        if features is not None:
-            rows.append(features)
-        x = rows[0] if len(rows) == 1 else torch.cat(rows, dim=-1)
+            parts.insert(0, xyz if features is None else xyz.to(features.dtype))
+        x = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
         if lengths is not None:
             inside = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
             return run_on_edges(self.mlp, x, inside, self.pool)
-        y = self.mlp(x)
+        y: Tensor = self.mlp(x)
         if self.pool == "max":
-            return y.max(dim=1)[0]  # type: ignore[no-any-return]
-        return y.mean(dim=1) if self.pool == "mean" else y.sum(dim=1)  # type: ignore[no-any-return]
+            return y.max(dim=1)[0]
+        return y.mean(dim=1) if self.pool == "mean" else y.sum(dim=1)
 
     def extra_repr(self) -> str:
         """The pooling, and whether coordinates are left out."""
