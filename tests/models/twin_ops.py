@@ -11,9 +11,10 @@ def rows_at(x, idx):
     return torch.stack([one[i] for one, i in zip(x, idx, strict=True)])
 
 
-def furthest(xyz, count):
-    """Furthest point sampling from point 0 on: (B, count)."""
-    chosen = [torch.zeros(len(xyz), dtype=torch.long, device=xyz.device)]
+def furthest(xyz, count, random=False):
+    """Furthest point sampling from point 0 on, or from one drawn at random: (B, count)."""
+    start = torch.randint(0, xyz.shape[1] if random else 1, (len(xyz),), dtype=torch.long)
+    chosen = [start.to(xyz.device)]
     nearest = torch.full(xyz.shape[:2], torch.inf, dtype=xyz.dtype, device=xyz.device)
     for _ in range(count - 1):
         last = rows_at(xyz, chosen[-1].unsqueeze(1))

@@ -22,31 +22,58 @@ def conv_block(widths, dims=2):
     return nn.Sequential(*layers)
 
 
-class WijmansAbstraction(nn.Module):
-    """Offsets first; a radius of None takes all points, without centres."""
+class QueryAndGroup(nn.Module):
+    """Offsets first."""
 
-    def __init__(self, channels, count, radii, ks, mlps):
+    def __init__(self, radius, nsample, use_xyz=True):
         super().__init__()
-        self.count, self.radii, self.ks = count, radii, ks
-        self.mlps = nn.ModuleList(conv_block([channels + 3, *mlp]) for mlp in mlps)
+        self.radius, self.nsample, self.use_xyz = radius, nsample, use_xyz
+
+    def forward(self, xyz, centers, features):
+        idx = ball(xyz, centers, self.radius, self.nsample, closed=False)
+        parts = [rows_at(xyz, idx) - centers.unsqueeze(2)] if self.use_xyz else []
+        if features is not None:
+            parts.append(rows_at(features.transpose(1, 2), idx))
+        return torch.cat(parts, -1).permute(0, 3, 1, 2)
+
+
+class GroupAll(nn.Module):
+    def __init__(self, use_xyz=True):
+        super().__init__()
+        self.use_xyz = use_xyz
+
+    def forward(self, xyz, centers, features):
+        parts = [xyz.transpose(1, 2)] if self.use_xyz else []
+        parts += [] if features is None else [features]
+        return torch.cat(parts, 1).unsqueeze(2)
+
+
+class WijmansAbstraction(nn.Module):
+    """A count of None takes all points, without centres."""
+
+    def __init__(self, channels, count, radii, ks, mlps, use_xyz=True):
+        super().__init__()
+        self.npoint = count
+        first = channels + (3 if use_xyz else 0)
+        self.mlps = nn.ModuleList(conv_block([first, *mlp]) for mlp in mlps)
+        self.groupers = nn.ModuleList(
+            [GroupAll(use_xyz)]
+            if count is None
+            else [QueryAndGroup(r, k, use_xyz) for r, k in zip(radii, ks, strict=True)]
+        )
 
     def forward(self, xyz, features):
-        wide = None if features is None else features.transpose(1, 2)
-        if self.count is None:
-            x = xyz if wide is None else torch.cat([xyz, wide], -1)
-            return None, self.mlps[0](x.transpose(1, 2).unsqueeze(2)).amax(3)
-        centers = rows_at(xyz, furthest(xyz, self.count))
-        found = []
-        for radius, k, mlp in zip(self.radii, self.ks, self.mlps, strict=True):
-            idx = ball(xyz, centers, radius, k, closed=False)
-            parts = [rows_at(xyz, idx) - centers.unsqueeze(2)]
-            if wide is not None:
-                parts.append(rows_at(wide, idx))
-            found.append(mlp(torch.cat(parts, -1).permute(0, 3, 1, 2)).max(3)[0])
+        centers = None
+        if self.npoint is not None:
+            centers = rows_at(xyz, furthest(xyz, self.npoint))
+        found = [
+            mlp(grouper(xyz, centers, features)).max(3)[0]
+            for grouper, mlp in zip(self.groupers, self.mlps, strict=True)
+        ]
         return centers, torch.cat(found, 1)
 
 
-class WijmansPropagation(nn.Module):
+class PointnetFPModule(nn.Module):
     """Known features first, weights of 1 / distance."""
 
     def __init__(self, widths):
@@ -98,7 +125,7 @@ class WijmansSegmenter(nn.Module):
         self.FP_modules = nn.ModuleList()
         deeper = [mlp[-1] for mlp in propagations[1:]] + [skips[-1]]
         for mlp, below, skip in zip(propagations, deeper, skips, strict=False):
-            self.FP_modules.append(WijmansPropagation([below + skip, *mlp]))
+            self.FP_modules.append(PointnetFPModule([below + skip, *mlp]))
         width = propagations[0][-1]
         self.fc_lyaer = nn.Sequential(
             nn.Conv1d(width, width, 1, bias=False), nn.BatchNorm1d(width), nn.ReLU(),
@@ -138,20 +165,26 @@ def run(convs, norms, x):
 class YanAbstraction(nn.Module):
     """One scale, offsets first; or all points."""
 
+    random = False
+
     def __init__(self, channels, count, radius, k, mlp):
         super().__init__()
-        self.count, self.radius, self.k = count, radius, k
+        self.npoint, self.radius, self.nsample = count, radius, k
+        self.group_all = count is None
         self.mlp_convs, self.mlp_bns = convs_and_norms([channels, *mlp])
 
     def forward(self, xyz, features):
-        xyz, wide = xyz.transpose(1, 2), features.transpose(1, 2)
-        if self.count is None:
-            centers = torch.zeros_like(xyz[:, :1])
-            x = torch.cat([xyz, wide], -1).unsqueeze(1)
+        xyz = xyz.transpose(1, 2)
+        if self.group_all:
+            centers, parts = torch.zeros_like(xyz[:, :1]), [xyz.unsqueeze(1)]
+            idx = torch.arange(xyz.shape[1], device=xyz.device).expand(len(xyz), 1, -1)
         else:
-            centers = rows_at(xyz, furthest(xyz, self.count))
-            idx = ball(xyz, centers, self.radius, self.k, closed=True)
-            x = torch.cat([rows_at(xyz, idx) - centers.unsqueeze(2), rows_at(wide, idx)], -1)
+            centers = rows_at(xyz, furthest(xyz, self.npoint, self.random))
+            idx = ball(xyz, centers, self.radius, self.nsample, closed=True)
+            parts = [rows_at(xyz, idx) - centers.unsqueeze(2)]
+        if features is not None:
+            parts.append(rows_at(features.transpose(1, 2), idx))
+        x = torch.cat(parts, -1)
         y = run(self.mlp_convs, self.mlp_bns, x.permute(0, 3, 2, 1)).max(2)[0]
         return centers.transpose(1, 2), y
 
@@ -159,20 +192,24 @@ class YanAbstraction(nn.Module):
 class YanAbstractionMsg(nn.Module):
     """Several scales, offsets last."""
 
+    random = False
+
     def __init__(self, channels, count, radii, ks, mlps):
         super().__init__()
-        self.count, self.radii, self.ks = count, radii, ks
+        self.npoint, self.radius_list, self.nsample_list = count, radii, ks
         made = [convs_and_norms([channels + 3, *mlp]) for mlp in mlps]
         self.conv_blocks = nn.ModuleList(convs for convs, _ in made)
         self.bn_blocks = nn.ModuleList(norms for _, norms in made)
 
     def forward(self, xyz, features):
-        xyz, wide = xyz.transpose(1, 2), features.transpose(1, 2)
-        centers = rows_at(xyz, furthest(xyz, self.count))
+        xyz = xyz.transpose(1, 2)
+        centers = rows_at(xyz, furthest(xyz, self.npoint, self.random))
         found = []
-        for i, (radius, k) in enumerate(zip(self.radii, self.ks, strict=True)):
+        for i, (radius, k) in enumerate(zip(self.radius_list, self.nsample_list, strict=True)):
             idx = ball(xyz, centers, radius, k, closed=True)
-            x = torch.cat([rows_at(wide, idx), rows_at(xyz, idx) - centers.unsqueeze(2)], -1)
+            x = rows_at(xyz, idx) - centers.unsqueeze(2)
+            if features is not None:
+                x = torch.cat([rows_at(features.transpose(1, 2), idx), x], -1)
             y = run(self.conv_blocks[i], self.bn_blocks[i], x.permute(0, 3, 2, 1))
             found.append(y.max(2)[0])
         return centers.transpose(1, 2), torch.cat(found, 1)

@@ -68,8 +68,8 @@ class ResidualAbstraction(nn.Module):
 
     def forward(self, xyz: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
         """Apply the layer."""
-        self.abstraction.num_points = max(1, xyz.shape[1] // self.stride)
-        centers, idx = self.abstraction.sample(xyz)
+        count = max(1, xyz.shape[1] // self.stride)
+        centers, idx = self.abstraction.sample(xyz, num_points=count)
         _, y = self.abstraction(xyz, features, centers)
         if self.skip is not None:
             y = self.activation(y + self.skip(gather(features, idx)))

@@ -89,36 +89,38 @@ class SetAbstraction(torch.nn.Module):
     ) -> None:
         check_pool("SetAbstraction", pool)
         scales: Any = [mlps] if isinstance(mlps[0], int) else list(mlps)
-        self_radii = [radius] if isinstance(radius, (int, float, type(None))) else list(radius)
-        self_ks = [k] if isinstance(k, int) else list(k)
-        if not len(scales) == len(self_radii) == len(self_ks):
+        radii = [radius] if isinstance(radius, (int, float, type(None))) else list(radius)
+        ks = [k] if isinstance(k, int) else list(k)
+        if not len(scales) == len(radii) == len(ks):
             raise ValueError(
                 f"SetAbstraction: radius and k must have one value for each of {len(scales)} "
-                f"scale(s) of mlps; got {len(self_radii)} and {len(self_ks)}"
+                f"scale(s) of mlps; got {len(radii)} and {len(ks)}"
             )
         if not use_xyz and in_channels == 0:
             raise ValueError("SetAbstraction: in_channels must be positive without use_xyz; got 0")
-        if normalize_offsets and None in self_radii:
+        if normalize_offsets and None in radii:
             raise ValueError("SetAbstraction: normalize_offsets needs a radius; got None")
         super().__init__()
         first = in_channels + (dimensions if use_xyz else 0)
         self.scales = nn.ModuleList(SharedMLP([first, *widths], **mlp) for widths in scales)
-        self.radii, self.ks = self_radii, self_ks
+        self.radii, self.ks = radii, ks
         self.num_points, self.dimensions, self.pool = num_points, dimensions, pool
         self.use_xyz, self.normalize_offsets = use_xyz, normalize_offsets
         self.pad, self.closed, self.random_start = pad, closed, random_start
 
-    def sample(self, xyz: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def sample(
+        self, xyz: Tensor, lengths: Tensor | None = None, num_points: int | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Choose the centres: their coordinates (B, M, D), and their indices (B, M) int64.
 
-        M is num_points, or N where that is less; of a cloud with fewer points by its length the
+        M is num_points, the layer's by default, or N where that is less; of a cloud with fewer points by its length the
         centres beyond are none: index -1, coordinates 0.
         """
-        if self.num_points is None:
+        wanted = self.num_points if num_points is None else num_points
+        if wanted is None:
             raise ValueError("SetAbstraction: centers must be given without num_points; got None")
         start: Any = "random" if self.random_start else 0
-        count = min(self.num_points, xyz.shape[1])
-        idx = farthest_point_sample(xyz, count, lengths, start)
+        idx = farthest_point_sample(xyz, min(wanted, xyz.shape[1]), lengths, start)
         assert isinstance(idx, Tensor)
         return gather(xyz, idx), idx
 
