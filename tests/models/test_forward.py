@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from models.twin_ops import ball, furthest, rows_at, shuffle_norms
 
 from fusedops import models
 from fusedops.models import Segmentation, Stage
+from models.twin_ops import ball, furthest, rows_at, shuffle_norms
 
 STAGES = (Stage(8, (0.6,), (6,), ((8, 9),)), Stage(4, (0.9,), (4,), ((10,),)))
 

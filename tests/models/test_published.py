@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from models import twins
 
 from fusedops import models
+from models import twins
 
 WIDTHS = ((32, 32, 64), (64, 64, 128), (64, 96, 128))
 LAST = (256, 512, 1024)

@@ -5,15 +5,17 @@ Where torch_geometric is importable, its own modules are compared as well.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 import torch.nn.functional as F
-from models.twin_ops import ball, furthest, nearest_three, rows_at, shuffle_norms
 from torch import nn
 
 from fusedops import models
 from fusedops.models import Stage
 from fusedops.nn import EdgeConv, FeaturePropagation, GlobalSetAbstraction, SetAbstraction
+from models.twin_ops import ball, furthest, nearest_three, rows_at, shuffle_norms
 
 STAGES = ((16, 0.5, 8, (6, 10)), (6, 0.9, 5, (12, 14)))
 PLAIN = {"last_norm": False, "last_activation": False, "bias": True}
@@ -33,7 +35,7 @@ class MLP(nn.Module):
 
     def __init__(self, widths, norm=True):
         super().__init__()
-        self.lins = nn.ModuleList(nn.Linear(a, b) for a, b in zip(widths, widths[1:], strict=False))
+        self.lins = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
         self.norms = nn.ModuleList(Norm(b) if norm else nn.Identity() for b in widths[1:-1])
 
     def forward(self, x):
@@ -213,7 +215,13 @@ def test_its_own_modules():
         last = not options.get("plain_last", True)
         norm = options.get("norm", "batch")
         ours = EdgeConv(
-            4, [10, 6], norm=norm, bias=True, activation="relu", last_norm=last, last_activation=last
+            4,
+            [10, 6],
+            norm=norm,
+            bias=True,
+            activation="relu",
+            last_norm=last,
+            last_activation=last,
         )
         models.load_pyg(ours, theirs.state_dict())
         theirs.load_state_dict(models.to_pyg(ours))

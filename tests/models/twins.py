@@ -5,6 +5,8 @@ Layouts are theirs: features (B, C, N).
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -17,7 +19,7 @@ from models.twin_ops import ball, furthest, nearest_three, rows_at
 def conv_block(widths, dims=2):
     conv, norm = (nn.Conv2d, nn.BatchNorm2d) if dims == 2 else (nn.Conv1d, nn.BatchNorm1d)
     layers = []
-    for a, b in zip(widths, widths[1:], strict=False):
+    for a, b in pairwise(widths):
         layers += [conv(a, b, 1, bias=False), norm(b), nn.ReLU()]
     return nn.Sequential(*layers)
 
@@ -149,7 +151,7 @@ class WijmansSegmenter(nn.Module):
 
 def convs_and_norms(widths, dims=2):
     conv, norm = (nn.Conv2d, nn.BatchNorm2d) if dims == 2 else (nn.Conv1d, nn.BatchNorm1d)
-    pairs = list(zip(widths, widths[1:], strict=False))
+    pairs = list(pairwise(widths))
     return (
         nn.ModuleList(conv(a, b, 1) for a, b in pairs),
         nn.ModuleList(norm(b) for _, b in pairs),
@@ -260,7 +262,7 @@ class YanClassifier(nn.Module):
         self.depth = len(stages) + 1
         yan_stages(self, 3, stages, everything)
         widths = [everything[-1], *head]
-        for i, (a, b) in enumerate(zip(widths, widths[1:], strict=False), 1):
+        for i, (a, b) in enumerate(pairwise(widths), 1):
             setattr(self, f"fc{i}", nn.Linear(a, b))
             setattr(self, f"bn{i}", nn.BatchNorm1d(b))
         self.fc3 = nn.Linear(head[-1], classes)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import copy
 import pickle
+from itertools import pairwise
 
 import pytest
 import torch
-from models import twins
-from models.twin_ops import shuffle_norms
 from torch import nn
 
 import fusedops
+from models import twins
+from models.twin_ops import shuffle_norms
 from util import Calls
 
 LAYERS = {
@@ -52,10 +53,8 @@ def inputs(name, device="cpu", dtype=torch.float64):
 
     if name.endswith("_fp"):
         at = [draw(2, 30, 3), draw(2, 15, 3)]
-        if name == "wijmans_fp":  # no gradient there
-            at = [x.detach() for x in at]
-        else:
-            at = [x.transpose(1, 2) for x in at]
+        theirs = name == "wijmans_fp"  # whose distances have no gradient
+        at = [x.detach() if theirs else x.transpose(1, 2) for x in at]
         return [*at, draw(2, 5, 30), draw(2, 6, 15)]
     at = draw(2, 40, 3) if name.startswith("wijmans") else draw(2, 3, 40)
     return [at, draw(2, 4, 40)]
@@ -86,9 +85,7 @@ def assert_same(theirs, ours, given, rtol=1e-9):
         assert (a is None) == (b is None)
         if a is not None:
             torch.testing.assert_close(a, b, rtol=rtol, atol=10 * rtol)
-    for (key, a), b in zip(
-        ours.state_dict().items(), theirs.state_dict().values(), strict=True
-    ):
+    for (key, a), b in zip(ours.state_dict().items(), theirs.state_dict().values(), strict=True):
         torch.testing.assert_close(a, b, rtol=rtol, atol=rtol, msg=key)
     return calls
 
@@ -167,7 +164,7 @@ def _knn(x, y, x_ptr, y_ptr, k, cosine, workers):
     """Rows (query, neighbour) of the k nearest within each cloud."""
     bounds = [0, len(x)] if x_ptr is None else x_ptr.tolist()
     found = []
-    for start, end in zip(bounds, bounds[1:], strict=False):
+    for start, end in pairwise(bounds):
         cloud = x[start:end]
         dist2 = (cloud.unsqueeze(1) - cloud).square().sum(-1)
         near = dist2.topk(min(k, end - start), largest=False)[1] + start
@@ -182,7 +179,7 @@ def mlps(pyg, widths):
     a, b, c = widths
     return {
         "default": make([a, b, c]),
-        "full": make([a, b, c], plain_last=False, act="leaky_relu", act_kwargs={"negative_slope": 0.2}),
+        "full": make([a, b, c], plain_last=False, act=nn.LeakyReLU(0.2)),
         "bare": make([a, b, c], norm=None, bias=False),
         "sequential": nn.Sequential(nn.Linear(a, b), nn.ReLU(), nn.Linear(b, c)),
         "nested": nn.Sequential(

@@ -47,9 +47,7 @@ def norm_entries(norm: nn.Module, ours: str, *theirs: str) -> Iterable[Entry]:
         yield Entry(f"{ours}{key}", tuple(f"{one}{key}" for one in theirs))
 
 
-def loaded(
-    op: str, model: nn.Module, state: dict[str, Any], tables: Sequence[list[Entry]]
-) -> None:
+def loaded(op: str, model: nn.Module, state: dict[str, Any], tables: Sequence[list[Entry]]) -> None:
     """Copy a state dict into a model by the first table that has its names.
 
     Raises:

@@ -125,7 +125,7 @@ class PointNet2Classifier(nn.Module):
             xyz, features = stage(xyz, features, lengths=lengths)
             if lengths is not None:
                 lengths = lengths.clamp(max=stage.num_points)
-        return self.head(self.all_points(xyz, features, lengths=lengths))  # type: ignore[no-any-return]
+        return self.head(self.all_points(xyz, features, lengths=lengths))
 
 
 class PointNet2Segmenter(nn.Module):
@@ -231,19 +231,15 @@ class PointNet2Segmenter(nn.Module):
         for layer, (xyz, skip, lengths) in zip(
             reversed(self.propagations), reversed(levels), strict=True
         ):
-            known = layer(
-                xyz, known_xyz, skip, known, lengths=lengths, known_lengths=known_lengths
-            )
+            known = layer(xyz, known_xyz, skip, known, lengths=lengths, known_lengths=known_lengths)
             known_xyz, known_lengths = xyz, lengths
         if lengths is None:
-            return self.head(known)  # type: ignore[no-any-return]
+            return self.head(known)
         inside = torch.arange(known.shape[1], device=known.device) < lengths[:, None]
         rows: Tensor = self.head(known[inside])
         return rows.new_zeros(*inside.shape, rows.shape[-1]).index_put((inside,), rows)
 
-    def _skip(
-        self, xyz: Tensor, features: Tensor | None, category: Tensor | None
-    ) -> Tensor | None:
+    def _skip(self, xyz: Tensor, features: Tensor | None, category: Tensor | None) -> Tensor | None:
         """What the finest points have already: [category, coordinates, features]."""
         parts = []
         if self.num_categories:

@@ -79,12 +79,9 @@ def neighbour_table(edge_index: Any, sources: int, targets: int) -> Tensor | Non
 
 
 def _is_edges(edge_index: Any) -> bool:
-    return (
-        type(edge_index) is Tensor
-        and edge_index.dim() == 2
-        and edge_index.shape[0] == 2
-        and edge_index.dtype is torch.int64
-    )
+    if type(edge_index) is not Tensor or edge_index.dim() != 2:
+        return False
+    return edge_index.shape[0] == 2 and edge_index.dtype is torch.int64
 
 
 def _first_last(weights: list[Tensor], first: int) -> list[Tensor]:
@@ -93,7 +90,7 @@ def _first_last(weights: list[Tensor], first: int) -> list[Tensor]:
     return [torch.cat([weight[:, first:], weight[:, :first]], dim=1), *weights[1:]]
 
 
-def _edges(conv: Any, layers: Layers, x: Tensor, idx: Tensor, pool: str) -> Tensor:
+def _edges(layers: Layers, x: Tensor, idx: Tensor, pool: str) -> Tensor:
     biases, norms, options = layers.arguments()
     # NOTE: its columns are [f_i, f_j - f_i], ours [f_j - f_i, f_i].
     weights = _first_last(layers.weights(), x.shape[-1])
@@ -108,14 +105,19 @@ class FusedEdgeConv(Fused):
 
     def forward(self, x: Any, edge_index: Any) -> Any:
         """What the convolution gives."""
-        layers = None if _is_dynamo_compiling() else read_layers(self.nn)
+        y = None if _is_dynamo_compiling() else self._pooled(x, edge_index)
+        return self._base.forward(self, x, edge_index) if y is None else y
+
+    def _pooled(self, x: Any, edge_index: Any) -> Tensor | None:
+        """The pooled messages; None where they are the class's own affair."""
+        layers = read_layers(self.nn)
         pool = None if layers is None else _pool(self)
-        if layers is not None and pool is not None and type(x) is Tensor and x.dim() == 2:
-            if layers.takes(x) and _is_edges(edge_index) and edge_index.shape[1]:
-                idx = neighbour_table(edge_index, len(x), len(x))
-                if idx is not None:
-                    return _edges(self, layers, x, idx, pool)
-        return self._base.forward(self, x, edge_index)
+        if layers is None or pool is None or type(x) is not Tensor or x.dim() != 2:
+            return None
+        if not layers.takes(x) or not _is_edges(edge_index) or not edge_index.shape[1]:
+            return None
+        idx = neighbour_table(edge_index, len(x), len(x))
+        return None if idx is None else _edges(layers, x, idx, pool)
 
 
 class FusedDynamicEdgeConv(Fused):
@@ -139,7 +141,7 @@ class FusedDynamicEdgeConv(Fused):
             clouds = torch.arange(int(batch[-1]) + 2, device=x.device)
             offsets = torch.searchsorted(batch, clouds)
         idx = knn(x.detach(), None, self.k, offsets=offsets, return_dist=False).idx
-        return _edges(self, layers, x, idx, pool)
+        return _edges(layers, x, idx, pool)
 
 
 class FusedPointNetConv(Fused):
@@ -211,7 +213,7 @@ class FusedGeometricMLP(Fused):
 def _joins(message: Callable[..., Any], nn: str, inputs: list[Any], want: list[Tensor]) -> bool:
     """Whether a message's MLP is given these columns."""
     probe = SimpleNamespace(**{nn: lambda rows: rows})
-    return torch.equal(message(probe, *inputs), torch.cat(want, dim=-1))
+    return bool(torch.equal(message(probe, *inputs), torch.cat(want, dim=-1)))
 
 
 def geometric_mixin(module: Any) -> tuple[type, str] | None:
@@ -222,10 +224,10 @@ def geometric_mixin(module: Any) -> tuple[type, str] | None:
     if comes_from(module, "MLP", "torch_geometric.nn.models.mlp"):
         return FusedGeometricMLP, "linear"
     if comes_from(module, "PointNetConv", f"{place}.point_conv"):
-        if _joins(base.message, "local_nn", [a, p, q], [a, q - p]):
-            return FusedPointNetConv, "set_abstraction"
+        same = _joins(base.message, "local_nn", [a, p, q], [a, q - p])
+        return (FusedPointNetConv, "set_abstraction") if same else None
     for name, mixin in (("EdgeConv", FusedEdgeConv), ("DynamicEdgeConv", FusedDynamicEdgeConv)):
         if comes_from(module, name, f"{place}.edge_conv"):
-            if _joins(base.message, "nn", [a, b], [a, b - a]):
-                return mixin, "edge_conv"
+            same = _joins(base.message, "nn", [a, b], [a, b - a])
+            return (mixin, "edge_conv") if same else None
     return None

@@ -65,8 +65,9 @@ class Layers(NamedTuple):
 
 def original_class(module: Any) -> type:
     """The class of a module before fuse."""
-    kind = type(module)
-    return kind._base if issubclass(kind, Fused) else kind  # type: ignore[attr-defined, no-any-return]
+    kind: Any = type(module)
+    original: type = kind._base if issubclass(kind, Fused) else kind
+    return original
 
 
 def comes_from(module: Any, name: str, *packages: str) -> bool:

@@ -185,7 +185,7 @@ class FusedAbstraction(Fused):
             return None
         if features is None and not all(scale.use_xyz for scale in scales):
             return None
-        at = xyz if form.style == "wijmans" else _transposed(xyz)
+        at: Any = xyz if form.style == "wijmans" else _transposed(xyz)
         count = module.npoint  # type: ignore[attr-defined]
         if at.shape[-1] != 3 or (count is not None and not 0 < count <= at.shape[1]):
             return None

@@ -74,7 +74,7 @@ class SetAbstraction(torch.nn.Module):
         self,
         in_channels: int,
         mlps: Sequence[int] | Sequence[Sequence[int]],
-        radius: float | None | Sequence[float | None],
+        radius: float | Sequence[float | None] | None,
         k: int | Sequence[int],
         num_points: int | None = None,
         *,
@@ -113,8 +113,8 @@ class SetAbstraction(torch.nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Choose the centres: their coordinates (B, M, D), and their indices (B, M) int64.
 
-        M is num_points, the layer's by default, or N where that is less; of a cloud with fewer points by its length the
-        centres beyond are none: index -1, coordinates 0.
+        M is num_points, the layer's by default, or N where that is less; of a cloud with fewer
+        points by its length the centres beyond are none: index -1, coordinates 0.
         """
         wanted = self.num_points if num_points is None else num_points
         if wanted is None:
@@ -154,8 +154,7 @@ class SetAbstraction(torch.nn.Module):
             pad=self.pad, closed=self.closed,
         )  # fmt: skip
         scales = [
-            self._scale(i, xyz, features, centers, neighbours)
-            for i, neighbours in enumerate(found)
+            self._scale(i, xyz, features, centers, neighbours) for i, neighbours in enumerate(found)
         ]
         return centers, scales[0] if len(scales) == 1 else torch.cat(scales, dim=-1)
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ...points.propagation import feature_propagation
 from ...points.interpolation import knn_interpolate
+from ...points.propagation import feature_propagation
 from .mlp import SharedMLP
 
 if TYPE_CHECKING:
@@ -91,9 +91,7 @@ class FeaturePropagation(torch.nn.Module):
             known_xyz = xyz.new_zeros(xyz.shape[0], 1, xyz.shape[2])
         mlp = self.mlp
         if not mlp.readable:
-            return self._by_layers(
-                xyz, known_xyz, features, known_features, lengths, known_lengths
-            )
+            return self._by_layers(xyz, known_xyz, features, known_features, lengths, known_lengths)
         weights, biases, norms = mlp.arguments()
         return feature_propagation(
             xyz, known_xyz, features, known_features, weights, biases, norms, mlp.activation,
@@ -111,13 +109,13 @@ class FeaturePropagation(torch.nn.Module):
         known_lengths: Tensor | None,
     ) -> Tensor:
         weights: Any = "inverse_distance" if self.power == 1 else "inverse_square"
-        clouds = {"lengths": known_lengths, "query_lengths": lengths}
+        clouds: dict[str, Any] = {"lengths": known_lengths, "query_lengths": lengths}
         rows = knn_interpolate(known_features, known_xyz, xyz, self.k, weights, **clouds)
         if features is not None:
             parts = [rows, features.to(rows.dtype)]
             rows = torch.cat(parts if self.order == "known_first" else parts[::-1], dim=-1)
         if lengths is None:
-            return self.mlp(rows)  # type: ignore[no-any-return]
+            return self.mlp(rows)
         inside = torch.arange(rows.shape[1], device=rows.device) < lengths[:, None]
         y: Tensor = self.mlp(rows[inside])
         return y.new_zeros(*inside.shape, y.shape[-1]).index_put((inside,), y)
