@@ -47,9 +47,7 @@ def norm_entries(norm: nn.Module, ours: str, *theirs: str) -> Iterable[Entry]:
         yield Entry(f"{ours}{key}", tuple(f"{one}{key}" for one in theirs))
 
 
-def loaded(
-    op: str, model: nn.Module, state: dict[str, Any], tables: Sequence[list[Entry]]
-) -> None:
+def loaded(op: str, model: nn.Module, state: dict[str, Any], tables: Sequence[list[Entry]]) -> None:
     """Copy a state dict into a model by the first table that has its names.
 
     Raises:
@@ -59,7 +57,7 @@ def loaded(
     misfits = []
     for table in tables:
         names = {name for entry in table for name in entry.theirs}
-        missing = [entry.theirs[0] for entry in table if not _found(entry, state)]
+        missing = [entry.theirs[0] for entry in table if _found(entry, state) is None]
         more = sorted(state.keys() - names)
         if not missing and not more:
             break
@@ -74,9 +72,8 @@ def loaded(
     values = {}
     for entry in table:
         name = _found(entry, state)
-        if name is None or name == "":
-            continue
-        values[entry.ours] = _ours(op, entry, name, state[name], ours[entry.ours])
+        if name:
+            values[entry.ours] = _ours(op, entry, name, state[name], ours[entry.ours])
     with torch.no_grad():
         for key, value in values.items():
             ours[key].copy_(value)
@@ -92,11 +89,9 @@ def _found(entry: Entry, state: dict[str, Any]) -> str | None:
 
 
 def _ours(op: str, entry: Entry, name: str, value: Tensor, like: Tensor) -> Tensor:
-    ones = (1,) * entry.ones if entry.ours.endswith("weight") else ()
-    if tuple(value.shape) != (*like.shape, *ones):
-        raise ValueError(
-            f"{op}: {name} must have shape {(*like.shape, *ones)}; got {tuple(value.shape)}"
-        )
+    shape = (*like.shape, *(1,) * entry.ones)
+    if tuple(value.shape) != shape:
+        raise ValueError(f"{op}: {name} must have shape {shape}; got {tuple(value.shape)}")
     value = value.reshape(like.shape)
     return value if entry.columns is None else value[:, entry.columns.to(value.device)]
 
@@ -123,6 +118,6 @@ def written(model: nn.Module, table: list[Entry]) -> dict[str, Tensor]:
         value = ours[entry.ours].detach().clone()
         if entry.columns is not None:
             value = value[:, entry.columns.argsort().to(value.device)]
-        value = value.reshape(*value.shape, *(1,) * entry.ones)
+        value = value.reshape((*value.shape, *(1,) * entry.ones))
         state.update(dict.fromkeys(entry.theirs, value))
     return state

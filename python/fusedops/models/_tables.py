@@ -22,6 +22,16 @@ if TYPE_CHECKING:
     Names = Callable[[int], tuple[str, ...]]
 
 
+def always(*prefixes: str) -> Names:
+    """The same names for each layer."""
+    return lambda _: prefixes
+
+
+def numbered(prefix: str) -> Names:
+    """Names by the layer's number."""
+    return lambda k: (f"{prefix}{k}.",)
+
+
 def mlp_entries(
     mlp: SharedMLP,
     ours: str,
@@ -47,7 +57,7 @@ def head_entries(
     """The layers of a head, the last one included."""
     for i, mlp in enumerate(head.layers):
         yield from mlp_entries(
-            mlp, f"head.layers.{i}.", lambda _, i=i: (linear(i),), lambda _, i=i: norm(i), ones=ones
+            mlp, f"head.layers.{i}.", always(linear(i)), always(*norm(i)), ones=ones
         )
     yield from linear_entries(head.last, "head.last.", linear(len(head.layers)), ones=ones)
 
@@ -125,8 +135,8 @@ def yanx27(model: Any) -> list[Entry]:
             entries += mlp_entries(
                 mlp,
                 f"stages.{i - 1}.scales.{s}.",
-                lambda k, n=f"sa{i}.{conv}.{at}": (f"{n}{k}.",),
-                lambda k, n=f"sa{i}.{norm}.{at}": (f"{n}{k}.",),
+                numbered(f"sa{i}.{conv}.{at}"),
+                numbered(f"sa{i}.{norm}.{at}"),
                 ones=2,
                 columns=columns,
             )
@@ -146,8 +156,8 @@ def _convs(mlp: SharedMLP, ours: str, theirs: str, ones: int) -> Iterable[Entry]
     return mlp_entries(
         mlp,
         ours,
-        lambda k: (f"{theirs}.mlp_convs.{k}.",),
-        lambda k: (f"{theirs}.mlp_bns.{k}.",),
+        numbered(f"{theirs}.mlp_convs."),
+        numbered(f"{theirs}.mlp_bns."),
         ones=ones,
     )
 
@@ -164,29 +174,25 @@ def dgcnn(model: Any) -> list[Entry]:
         entries += mlp_entries(
             mlp,
             ours,
-            lambda _, i=i: (f"conv{i}.0.",),
-            lambda _, i=i: (f"bn{i}.", f"conv{i}.1."),
+            always(f"conv{i}.0."),
+            always(f"bn{i}.", f"conv{i}.1."),
             ones=ones,
         )
     first = len(mlps) + 1
-    heads = head_entries(
-        model.head, lambda i: f"linear{i + 1}.", lambda i: (f"bn{first + i}.",)
-    )
+    heads = head_entries(model.head, lambda i: f"linear{i + 1}.", lambda i: (f"bn{first + i}.",))
     return entries + list(heads)
 
 
 # ---- pyg-team/pytorch_geometric ----
 
 
-def pyg_mlp(
-    mlp: SharedMLP, ours: str, theirs: str, columns: Tensor | None, start: int = 0
-) -> Iterable[Entry]:
+def pyg_mlp(mlp: SharedMLP, ours: str, theirs: str, columns: Tensor | None) -> Iterable[Entry]:
     """torch_geometric.nn.MLP; norms are wrapped in one of its own."""
     return mlp_entries(
         mlp,
         ours,
-        lambda k: (f"{theirs}lins.{start + k}.",),
-        lambda k: (f"{theirs}norms.{start + k}.module.",),
+        numbered(f"{theirs}lins."),
+        lambda k: (f"{theirs}norms.{k}.module.",),
         columns=columns,
     )
 
@@ -204,7 +210,7 @@ def of_layer(layer: Any) -> tuple[SharedMLP, str]:
     if isinstance(layer, SetAbstraction):
         if len(layer.scales) != 1:
             raise ValueError(f"pyg: the layer must have one scale; got {len(layer.scales)}")
-        return layer.scales[0], "scales.0."  # type: ignore[return-value]
+        return layer.scales[0], "scales.0."
     if isinstance(layer, (GlobalSetAbstraction, FeaturePropagation, EdgeConv)):
         return layer.mlp, "mlp."
     raise TypeError(f"pyg: layer must be one of fusedops.nn; got {type(layer).__name__}")
@@ -214,9 +220,9 @@ def pyg_columns(layer: Any, mlp: SharedMLP) -> Tensor | None:
     """Its first layers take features first and then coordinates; edges f_i, then f_j - f_i."""
     total = mlp.linears[0].in_features
     if isinstance(layer, EdgeConv):
-        return moved_columns(total // 2, total)  # type: ignore[arg-type, operator]
+        return moved_columns(total // 2, total)
     if isinstance(layer, (SetAbstraction, GlobalSetAbstraction)) and layer.use_xyz:
-        return moved_columns(layer.dimensions, total)  # type: ignore[arg-type]
+        return moved_columns(layer.dimensions, total)
     if isinstance(layer, FeaturePropagation) and layer.order != "known_first":
         raise ValueError("pyg: the layer's order must be 'known_first'; got 'skip_first'")
     return None

@@ -36,9 +36,12 @@ def load_erikwijmans(model: nn.Module, state_dict: dict[str, Any]) -> None:
     """Load a state dict of erikwijmans/Pointnet2_PyTorch.
 
     Its classifiers are ``PointNet2Classifier(classes, in_channels, "ssg64" or "msg", dropout=(0,
-    0.5))``, its segmenters ``PointNet2Segmenter(classes, in_channels, "scene_ssg" or "scene_msg")``,
-    without biases before norms. Both sets of names that it has had are read, with DataParallel's
-    prefix or without. The number of features is as there without the coordinates.
+    0.5))``, its segmenters ``PointNet2Segmenter(classes, in_channels, "scene_ssg")`` or with
+    "scene_msg", without biases before norms. Both sets of names that it has had are read, with
+    DataParallel's prefix or without. The number of features is as there without the coordinates.
+
+    Coordinates get gradients through the weights of interpolation here, which pointnet2_ops leaves
+    out.
 
     Args:
         model: Its parameters are overwritten.
@@ -115,10 +118,10 @@ def load_pyg(model: nn.Module, state_dict: dict[str, Any], prefix: str = "") -> 
 
     A layer of `fusedops.nn` takes the tensors of an MLP there, whose names start with `prefix`:
     `SetAbstraction` those of a PointNetConv's local_nn ("sa1_module.conv.local_nn."),
-    `GlobalSetAbstraction` and `FeaturePropagation` those of an example's GlobalSAModule and FPModule
-    ("sa3_module.nn."), `EdgeConv` those of a (Dynamic)EdgeConv's nn ("conv1.nn."). Such an MLP is a
-    torch_geometric.nn.MLP or an nn.Sequential of linear layers, norms and activations. An MLP there
-    has by default a last layer without norm and activation: last_norm=False,
+    `GlobalSetAbstraction` and `FeaturePropagation` those of an example's GlobalSAModule and
+    FPModule ("sa3_module.nn."), `EdgeConv` those of a (Dynamic)EdgeConv's nn ("conv1.nn."). Such an
+    MLP is a torch_geometric.nn.MLP or an nn.Sequential of linear layers, norms and activations. An
+    MLP there has by default a last layer without norm and activation: last_norm=False,
     last_activation=False; it has biases (bias=True), and FPModule weights 1 / d^2 (power=2).
 
     The whole models of the examples are ``PointNet2Classifier(classes, bias=True, head_norm=None,

@@ -68,7 +68,8 @@ class DGCNN(nn.Module):
             raise ValueError(f"DGCNN: pools must be of 'max' and 'mean'; got {tuple(pools)}")
         super().__init__()
         options |= {"activation": activation, "negative_slope": negative_slope}
-        last = {"last_norm": not plain_last, "last_activation": not plain_last, "bias": bias}
+        last: dict[str, Any] = dict.fromkeys(("last_norm", "last_activation"), not plain_last)
+        last["bias"] = bias
         self.edges = nn.ModuleList()
         widths = [in_channels, *(mlp[-1] for mlp in mlps)]
         for width, mlp in zip(widths, mlps, strict=False):
@@ -97,7 +98,7 @@ class DGCNN(nn.Module):
             pooled = [y.max(1)[0] if pool == "max" else y.mean(1) for pool in self.pools]
         else:
             pooled = self._pool(wide, lengths)
-        return self.head(torch.cat(pooled, dim=-1))  # type: ignore[no-any-return]
+        return self.head(torch.cat(pooled, dim=-1))
 
     def _pool(self, wide: Tensor, lengths: Tensor) -> list[Tensor]:
         """The embedding of the points that count, pooled; an empty cloud gives zeros."""

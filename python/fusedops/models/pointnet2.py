@@ -125,7 +125,7 @@ class PointNet2Classifier(nn.Module):
             xyz, features = stage(xyz, features, lengths=lengths)
             if lengths is not None:
                 lengths = lengths.clamp(max=stage.num_points)
-        return self.head(self.all_points(xyz, features, lengths=lengths))  # type: ignore[no-any-return]
+        return self.head(self.all_points(xyz, features, lengths=lengths))
 
 
 class PointNet2Segmenter(nn.Module):
@@ -211,8 +211,7 @@ class PointNet2Segmenter(nn.Module):
             xyz: (B, N, 3).
             features: (B, N, F), or None where F is 0.
             category: (B,) int64, where the model has categories.
-            lengths: (B,) int64, the points of each cloud; logits of rows beyond are those of zero
-                features.
+            lengths: (B,) int64, the points of each cloud; rows beyond count nowhere and are zeros.
         """
         if self.xyz_features:
             features = xyz if features is None else torch.cat([xyz.to(features), features], -1)
@@ -223,24 +222,24 @@ class PointNet2Segmenter(nn.Module):
                 lengths = lengths.clamp(max=stage.num_points)
             levels.append((xyz, features, lengths))
         assert features is not None
-        known_xyz: Tensor | None = xyz
-        known, known_lengths = features, lengths
-        levels.pop() if self.all_points is None else None
-        if self.all_points is not None:
-            known_xyz, known_lengths = None, None
+        if self.all_points is None:
+            levels.pop()
+            known_xyz, known, known_lengths = xyz, features, lengths
+        else:
+            known_xyz = known_lengths = None
             known = self.all_points(xyz, features, lengths=lengths)
         for layer, (xyz, skip, lengths) in zip(
             reversed(self.propagations), reversed(levels), strict=True
         ):
-            known = layer(
-                xyz, known_xyz, skip, known, lengths=lengths, known_lengths=known_lengths
-            )
+            known = layer(xyz, known_xyz, skip, known, lengths=lengths, known_lengths=known_lengths)
             known_xyz, known_lengths = xyz, lengths
-        return self.head(known)  # type: ignore[no-any-return]
+        if lengths is None:
+            return self.head(known)
+        inside = torch.arange(known.shape[1], device=known.device) < lengths[:, None]
+        rows: Tensor = self.head(known[inside])
+        return rows.new_zeros(*inside.shape, rows.shape[-1]).index_put((inside,), rows)
 
-    def _skip(
-        self, xyz: Tensor, features: Tensor | None, category: Tensor | None
-    ) -> Tensor | None:
+    def _skip(self, xyz: Tensor, features: Tensor | None, category: Tensor | None) -> Tensor | None:
         """What the finest points have already: [category, coordinates, features]."""
         parts = []
         if self.num_categories:

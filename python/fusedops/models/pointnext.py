@@ -68,8 +68,8 @@ class ResidualAbstraction(nn.Module):
 
     def forward(self, xyz: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
         """Apply the layer."""
-        self.abstraction.num_points = max(1, xyz.shape[1] // self.stride)
-        centers, idx = self.abstraction.sample(xyz)
+        count = max(1, xyz.shape[1] // self.stride)
+        centers, idx = self.abstraction.sample(xyz, num_points=count)
         _, y = self.abstraction(xyz, features, centers)
         if self.skip is not None:
             y = self.activation(y + self.skip(gather(features, idx)))
@@ -107,7 +107,7 @@ class InvResMLP(nn.Module):
     def forward(self, xyz: Tensor, features: Tensor) -> Tensor:
         """Apply the block."""
         _, y = self.abstraction(xyz, features, xyz)
-        return self.activation(self.mlp(y) + features)  # type: ignore[no-any-return]
+        return self.activation(self.mlp(y) + features)
 
 
 class PointNeXt(nn.Module):
@@ -186,8 +186,8 @@ class PointNeXt(nn.Module):
         """Logits of clouds."""
         f = self.stem(xyz if features is None else torch.cat([xyz.to(features), features], -1))
         for stage in self.stages:
-            first, *more = stage  # type: ignore[misc]
+            first, *more = stage
             xyz, f = first(xyz, f)
             for block in more:
                 f = block(xyz, f)
-        return self.head(self.all_points(xyz, f))  # type: ignore[no-any-return]
+        return self.head(self.all_points(xyz, f))

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .._autograd.shared import distinct, sees_torch_functions_only
+from .._autograd.shared import sees_torch_functions_only
 from ._autograd import needs_grad
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def _update_running(norm: BatchNorm, found: Statistics, bias: Tensor | None) -> 
     mean = found.mean if bias is None else found.mean + bias
     unbiased = found.var * (found.count / (found.count - 1).clamp_min(1))
     for running, value in ((norm.running_mean, mean), (norm.running_var, unbiased)):
-        mixed = (1 - norm.momentum) * running + norm.momentum * value
+        mixed = (1 - norm.momentum) * running.to(value.dtype) + norm.momentum * value
         running.copy_(torch.where(found.count > 0, mixed, running))
 
 
@@ -196,11 +196,23 @@ def batch_norm(
     if torch.compiler.is_dynamo_compiling() or sees_torch_functions_only(y, weight, bias):
         z, *found = _compose(*arguments)
     else:
-        z, *found = BatchNormFunction.apply(*distinct(*arguments))
+        z, *found = BatchNormFunction.apply(*arguments)
     with torch.no_grad():
         shift = None if linear_bias is None else linear_bias.detach()
         _update_running(norm, Statistics(*(t.detach() for t in found)), shift)
     return z
+
+
+def running_norm(y: Tensor, norm: BatchNorm) -> Tensor:
+    """The norm of y (..., C) with its running statistics."""
+    wide = wide_dtype(y.dtype)
+    mean, var, weight, bias = (
+        None if t is None else t.to(wide)
+        for t in (norm.running_mean, norm.running_var, norm.weight, norm.bias)
+    )
+    return F.batch_norm(y.flatten(0, -2), mean, var, weight, bias, False, 0.0, norm.eps).reshape(
+        y.shape
+    )
 
 
 def running_affine(

@@ -49,7 +49,7 @@ def check_shape(op: str, name: str, value: Tensor, expected: Sequence[int | str]
         for have, want in zip(value.shape, expected, strict=True)
     )
     if not fits:
-        words = ", ".join(str(size) for size in expected)
+        words = ", ".join(str(size) for size in expected) + "," * (len(expected) == 1)
         raise RuntimeError(f"{op}: {name} must be ({words}); got {tuple(value.shape)}")
 
 

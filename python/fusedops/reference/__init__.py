@@ -4,6 +4,7 @@ Feed float64 tensors to get the values that the tests measure errors against.
 """
 
 from . import reduce
+from .abstraction import edge_conv, feature_propagation, set_abstraction
 from .activation import activate, activate_grad
 from .elementwise import bias_dropout_residual, dropout_mask, fma, scale_bias_act
 from .gemm import linear, linear_backward, linear_preact, matmul, matmul_backward, matmul_preact
@@ -42,8 +43,10 @@ __all__ = [
     "cumprod",
     "cumsum",
     "dropout_mask",
+    "edge_conv",
     "embedding_backward",
     "farthest_point_sample",
+    "feature_propagation",
     "fma",
     "gated_mlp",
     "group",
@@ -64,6 +67,7 @@ __all__ = [
     "rope",
     "scale_bias_act",
     "segment_reduce",
+    "set_abstraction",
     "softmax",
     "stencil",
     "topk",

@@ -41,7 +41,8 @@ class SetAbstraction(torch.nn.Module):
         radius: Of the neighbourhood, in units of the coordinates, or one for each scale; None for
             the k nearest points.
         k: Neighbours, or a number for each scale.
-        num_points: M, how many centres are sampled; None where centres are given.
+        num_points: M, how many centres are sampled (all points where there are fewer); None where
+            centres are given.
         dimensions: D of the coordinates.
         use_xyz: Whether the offsets to the centre are inputs beside the features.
         normalize_offsets: Divide the offsets by the radius, as PointNeXt does.
@@ -73,7 +74,7 @@ class SetAbstraction(torch.nn.Module):
         self,
         in_channels: int,
         mlps: Sequence[int] | Sequence[Sequence[int]],
-        radius: float | None | Sequence[float | None],
+        radius: float | Sequence[float | None] | None,
         k: int | Sequence[int],
         num_points: int | None = None,
         *,
@@ -88,33 +89,38 @@ class SetAbstraction(torch.nn.Module):
     ) -> None:
         check_pool("SetAbstraction", pool)
         scales: Any = [mlps] if isinstance(mlps[0], int) else list(mlps)
-        self_radii = [radius] if isinstance(radius, (int, float, type(None))) else list(radius)
-        self_ks = [k] if isinstance(k, int) else list(k)
-        if not len(scales) == len(self_radii) == len(self_ks):
+        radii = [radius] if isinstance(radius, (int, float, type(None))) else list(radius)
+        ks = [k] if isinstance(k, int) else list(k)
+        if not len(scales) == len(radii) == len(ks):
             raise ValueError(
                 f"SetAbstraction: radius and k must have one value for each of {len(scales)} "
-                f"scale(s) of mlps; got {len(self_radii)} and {len(self_ks)}"
+                f"scale(s) of mlps; got {len(radii)} and {len(ks)}"
             )
         if not use_xyz and in_channels == 0:
             raise ValueError("SetAbstraction: in_channels must be positive without use_xyz; got 0")
-        if normalize_offsets and None in self_radii:
+        if normalize_offsets and None in radii:
             raise ValueError("SetAbstraction: normalize_offsets needs a radius; got None")
         super().__init__()
         first = in_channels + (dimensions if use_xyz else 0)
         self.scales = nn.ModuleList(SharedMLP([first, *widths], **mlp) for widths in scales)
-        self.radii, self.ks = self_radii, self_ks
+        self.radii, self.ks = radii, ks
         self.num_points, self.dimensions, self.pool = num_points, dimensions, pool
         self.use_xyz, self.normalize_offsets = use_xyz, normalize_offsets
         self.pad, self.closed, self.random_start = pad, closed, random_start
 
-    def sample(self, xyz: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Choose the centres: their coordinates (B, M, D), and their indices (B, M) int64, -1
-        beyond a short cloud's length.
+    def sample(
+        self, xyz: Tensor, lengths: Tensor | None = None, num_points: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Choose the centres: their coordinates (B, M, D), and their indices (B, M) int64.
+
+        M is num_points, the layer's by default, or N where that is less; of a cloud with fewer
+        points by its length the centres beyond are none: index -1, coordinates 0.
         """
-        if self.num_points is None:
+        wanted = self.num_points if num_points is None else num_points
+        if wanted is None:
             raise ValueError("SetAbstraction: centers must be given without num_points; got None")
         start: Any = "random" if self.random_start else 0
-        idx = farthest_point_sample(xyz, self.num_points, lengths, start)
+        idx = farthest_point_sample(xyz, min(wanted, xyz.shape[1]), lengths, start)
         assert isinstance(idx, Tensor)
         return gather(xyz, idx), idx
 
@@ -148,8 +154,7 @@ class SetAbstraction(torch.nn.Module):
             pad=self.pad, closed=self.closed,
         )  # fmt: skip
         scales = [
-            self._scale(i, xyz, features, centers, neighbours)
-            for i, neighbours in enumerate(found)
+            self._scale(i, xyz, features, centers, neighbours) for i, neighbours in enumerate(found)
         ]
         return centers, scales[0] if len(scales) == 1 else torch.cat(scales, dim=-1)
 
@@ -248,19 +253,26 @@ class GlobalSetAbstraction(torch.nn.Module):
         self, xyz: Tensor, features: Tensor | None = None, *, lengths: Tensor | None = None
     ) -> Tensor:
         """Apply the layer; points beyond lengths (B,) count nowhere."""
-        rows = []
+        if lengths is not None and self.mlp.readable:
+            at = torch.arange(xyz.shape[1], device=xyz.device)
+            idx = torch.where(at < lengths[:, None], at, -1).unsqueeze(1)
+            weights, biases, norms = self.mlp.arguments()
+            return set_abstraction(
+                xyz if self.use_xyz else None, features, None, idx, weights, biases, norms,
+                self.mlp.activation, self.pool, negative_slope=self.mlp.negative_slope,
+                last_activation=self.mlp.last_activation,
+            ).squeeze(1)  # fmt: skip
+        parts = [] if features is None else [features]
         if self.use_xyz:
-            rows.append(xyz if features is None else xyz.to(features.dtype))
-        if features is not None:
-            rows.append(features)
-        x = rows[0] if len(rows) == 1 else torch.cat(rows, dim=-1)
+            parts.insert(0, xyz if features is None else xyz.to(features.dtype))
+        x = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
         if lengths is not None:
             inside = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
             return run_on_edges(self.mlp, x, inside, self.pool)
-        y = self.mlp(x)
+        y: Tensor = self.mlp(x)
         if self.pool == "max":
-            return y.max(dim=1)[0]  # type: ignore[no-any-return]
-        return y.mean(dim=1) if self.pool == "mean" else y.sum(dim=1)  # type: ignore[no-any-return]
+            return y.max(dim=1)[0]
+        return y.mean(dim=1) if self.pool == "mean" else y.sum(dim=1)
 
     def extra_repr(self) -> str:
         """The pooling, and whether coordinates are left out."""

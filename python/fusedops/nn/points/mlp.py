@@ -110,7 +110,7 @@ class SharedMLP(torch.nn.Module):
         if x.dim() == 2 or isinstance(norm, nn.LayerNorm):
             y: Tensor = norm(x)
             return y
-        return norm(x.flatten(0, -2)).view(x.shape)  # type: ignore[no-any-return]
+        return norm(x.flatten(0, -2)).view(x.shape)
 
     def _own_slope(self, activation: str | None) -> bool:
         return activation == "leaky_relu" and self.negative_slope != 0.01

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...points.grid import GridIndex
 from ...points.neighbours import ball_query, knn
@@ -43,7 +43,7 @@ def neighbourhoods(
             ).idx
             for radius, k in zip(radii, ks, strict=True)
         ]
-    clouds = {"lengths": lengths, "query_lengths": center_lengths}
+    clouds: dict[str, Any] = {"lengths": lengths, "query_lengths": center_lengths}
     return [
         knn(xyz.detach(), tight, k, return_dist=False, **clouds).idx
         if radius is None

@@ -82,54 +82,43 @@ class FeaturePropagation(torch.nn.Module):
                 (B, 1, G), the same for every point.
             features: (B, N, F), those that the points have already, or None.
             known_features: (B, M, G).
-            lengths: (B,) int64, the points of each cloud. Rows beyond are computed from zeros and
-                would count in batch statistics: they are left out of them and zero in the output.
+            lengths: (B,) int64, the points of each cloud; rows beyond count nowhere and are zeros.
             known_lengths: (B,) int64, the known points of each cloud.
         """
         if known_features.dim() == 2:
             known_features = known_features.unsqueeze(1)
-        if known_xyz is not None and lengths is None and known_lengths is None:
-            mlp = self.mlp
-            if mlp.readable:
-                weights, biases, norms = mlp.arguments()
-                return feature_propagation(
-                    xyz, known_xyz, features, known_features, weights, biases, norms,
-                    mlp.activation, k=self.k, order=self.order, power=self.power,
-                    negative_slope=mlp.negative_slope, last_activation=mlp.last_activation,
-                )  # fmt: skip
-        rows = self._rows(xyz, known_xyz, features, known_features, lengths, known_lengths)
-        if lengths is None:
-            return self.mlp(rows)  # type: ignore[no-any-return]
-        inside = torch.arange(rows.shape[1], device=rows.device) < lengths[:, None]
-        y = self.mlp(rows[inside])
-        return y.new_zeros(*inside.shape, y.shape[-1]).index_put((inside,), y)  # type: ignore[no-any-return]
+        if known_xyz is None:  # one point, wherever it is
+            known_xyz = xyz.new_zeros(xyz.shape[0], 1, xyz.shape[2])
+        mlp = self.mlp
+        if not mlp.readable:
+            return self._by_layers(xyz, known_xyz, features, known_features, lengths, known_lengths)
+        weights, biases, norms = mlp.arguments()
+        return feature_propagation(
+            xyz, known_xyz, features, known_features, weights, biases, norms, mlp.activation,
+            k=self.k, order=self.order, power=self.power, negative_slope=mlp.negative_slope,
+            last_activation=mlp.last_activation, lengths=lengths, known_lengths=known_lengths,
+        )  # fmt: skip
 
-    def _rows(
+    def _by_layers(
         self,
         xyz: Tensor,
-        known_xyz: Tensor | None,
+        known_xyz: Tensor,
         features: Tensor | None,
         known_features: Tensor,
         lengths: Tensor | None,
         known_lengths: Tensor | None,
     ) -> Tensor:
-        """The rows that the first layer takes."""
-        if known_xyz is None:
-            known = known_features.expand(-1, xyz.shape[1], -1)
-        else:
-            known = knn_interpolate(
-                known_features,
-                known_xyz,
-                xyz,
-                self.k,
-                "inverse_distance" if self.power == 1 else "inverse_square",
-                lengths=known_lengths,
-                query_lengths=lengths,
-            )
-        if features is None:
-            return known
-        parts = [known, features.to(known.dtype)]
-        return torch.cat(parts if self.order == "known_first" else parts[::-1], dim=-1)
+        weights: Any = "inverse_distance" if self.power == 1 else "inverse_square"
+        clouds: dict[str, Any] = {"lengths": known_lengths, "query_lengths": lengths}
+        rows = knn_interpolate(known_features, known_xyz, xyz, self.k, weights, **clouds)
+        if features is not None:
+            parts = [rows, features.to(rows.dtype)]
+            rows = torch.cat(parts if self.order == "known_first" else parts[::-1], dim=-1)
+        if lengths is None:
+            return self.mlp(rows)
+        inside = torch.arange(rows.shape[1], device=rows.device) < lengths[:, None]
+        y: Tensor = self.mlp(rows[inside])
+        return y.new_zeros(*inside.shape, y.shape[-1]).index_put((inside,), y)
 
     def extra_repr(self) -> str:
         """The interpolation."""
