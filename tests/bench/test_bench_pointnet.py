@@ -146,6 +146,14 @@ def test_layers_of_given_shapes_run() -> None:
 
 
 @pytest.mark.usefixtures("_no_inductor")
+def test_layers_compile_whole() -> None:
+    args = ("--shapes", "2x32x16", "--peers", "eager,compile", "--dtype", "fp32")
+    assert bench(*args) == 0
+    assert {peer for *_, peer in rows()} == {"eager", "compile"}
+    assert len(rows()) == 8
+
+
+@pytest.mark.usefixtures("_no_inductor")
 def test_models_run_in_tiny_widths() -> None:
     assert bench("--case", "*_*/B*_N?0??", "--peers", "eager,compile,torch") == 0
     assert rows() == {

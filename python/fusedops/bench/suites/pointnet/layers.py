@@ -67,7 +67,7 @@ LAYERS = (
 EDGES = (Edge(32, 1024, 20, 64, 64), Edge(8, 4096, 20, 64, 128))
 # What the picture of docs/ is of: time against K, and against the width of all three layers.
 SWEEP = (
-    *(Layer(32, 1024, 512, k, 0, (64, 64, 128), 0.4) for k in (8, 16, 64, 128)),
+    *(Layer(32, 1024, 512, k, 0, (64, 64, 128), 0.4) for k in (8, 16, 32, 64, 128)),
     *(Layer(32, 1024, 512, 32, 64, (w, w, w), 0.2) for w in (16, 32, 64, 96, 128, 192, 256, 512)),
 )
 
