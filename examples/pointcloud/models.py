@@ -25,7 +25,7 @@ class Preset:
 
 PRESETS = {
     "tiny": Preset(64, 128, 8, 2, 16, 3, 5e-3),  # seconds on a CPU
-    "small": Preset(256, 1024, 40, 10, 32, 10, 2e-3),  # minutes on a CPU
+    "small": Preset(256, 1024, 40, 30, 32, 10, 2e-3),  # minutes on a CPU
     "full": Preset(1024, 4096, 128, 32, 32, 60, 1e-3),
 }
 NAMES = ("ssg", "msg", "dgcnn")
