@@ -16,6 +16,7 @@ from ..nn.norm import fuse_norms
 from .attention import FusedAttention, fuse_attention
 from .blocks import fuse_block, hooked, hooked_by_others
 from .calls import fuse_calls
+from .clouds.fuse import fuse_clouds
 from .fused_class import fused_class
 from .fused_methods import fuse_methods
 from .leaf import FusedLeaf, fuse_leaf, may_be_leaf
@@ -41,10 +42,10 @@ class FusedLayer:
 
 @dataclass(frozen=True)
 class FusedMLP:
-    """One block of linear layers that runs as one op now; its layers are listed as well."""
+    """One block of layers that runs as one op now; its linear layers are listed as well."""
 
     name: str  # its path in the model
-    kind: str  # "mlp" or "gated_mlp"
+    kind: str  # "mlp", "gated_mlp", or a layer of point clouds: "set_abstraction", "edge_conv" ...
     layers: tuple[str, ...]  # the names of its layers in it
     activation: str
     note: str = ""  # when the module's own forward runs instead
@@ -221,6 +222,13 @@ def _fuse_blocks(model: torch_nn.Module, report: FuseReport) -> None:
         report.blocks.append(FusedMLP(name, block.kind, layers, block.activation, note))
 
 
+def _fuse_clouds(model: torch_nn.Module, report: FuseReport) -> None:
+    """Let layers of point clouds run as `fusedops.points` has them."""
+    for site in fuse_clouds(model):
+        note = "unfused under torch.compile, and where its layers compute more"
+        report.blocks.append(FusedMLP(site.name, site.op, site.layers, "as it has", note))
+
+
 def _fuse_methods(model: torch_nn.Module, report: FuseReport) -> None:
     """Let methods run their MLPs as one op; inner modules first, whose classes change."""
     found: list[FusedMLP] = []
@@ -389,6 +397,10 @@ def fuse(model: torch_nn.Module) -> FuseReport:
       what a function computes) is torch's. On the GPU a label out of range makes the loss
       NaN, where torch stops the program. A module that has statements of the kinds above (an MLP, a
       sum and its norm) keeps its rotary embeddings and losses as they are.
+    - Layers of point clouds run as `fusedops.points` has them: torch_geometric's PointNetConv,
+      EdgeConv and DynamicEdgeConv, and its MLP's layers without a norm; set abstraction and feature
+      propagation modules with the attributes of pointnet2_ops' and Pointnet_Pointnet2_pytorch's,
+      which have to give our values on probes.
     - nn.MultiheadAttention runs its projections as `fusedops.linear`; masks, weights and the fast
       path in inference are torch's own code.
 
@@ -459,6 +471,7 @@ def fuse(model: torch_nn.Module) -> FuseReport:
         activation = ", ".join(dict.fromkeys(with_it.activations.values())) or None
         absorbed = tuple(with_it.activations)
         report.fused.append(FusedLayer(", ".join(names), shape, activation, absorbed, with_it.note))
+    _fuse_clouds(model, report)
     _fuse_blocks(model, report)
     _fuse_leaves(model, report)
     for norm in fuse_norms(model, hooked_by_others):

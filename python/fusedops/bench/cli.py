@@ -101,7 +101,7 @@ def _main(options: argparse.Namespace) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m fusedops bench", description=__doc__)
     add = parser.add_argument
-    add("suite", nargs="*", help=f"{', '.join(SUITES)} or all (but models)")
+    add("suite", nargs="*", help=f"{', '.join(SUITES)} or all (but pointnet and models)")
     add("--case", metavar="GLOB", help="only cases whose name matches, e.g. '8192x*/relu'")
     add("--shapes", type=shapes, default=(), metavar="MxNxK,...", help="instead of the suite's")
     add("--peers", type=_peers, metavar="NAME,...", help="`none`: ours alone; default: the suite's")

@@ -15,7 +15,6 @@ from fusedops._timing.timing import num_bytes, tensors
 from fusedops.bench import machine
 from fusedops.bench.report.results import NO_PEER, Row, number
 from fusedops.bench.suites.base import (
-    TOLERANCES,
     Call,
     Case,
     PeerUnavailableError,
@@ -159,13 +158,13 @@ def _check(
     result.error = max(
         relative_error(a, b) for a, b in zip(tensors(got), tensors(expected), strict=True)
     )
-    tolerance = TOLERANCES[result.dtype]
+    tolerance = suite.tolerance(result.case, result.dtype)
     if not result.error <= tolerance:
         raise WrongResultError(
             f"relative error {result.error:.2e} against {name} > {tolerance:.0e}"
         )
     named = {OURS: got, name: expected}
-    result.errors = suite.errors(result.case, inputs, named)
+    result.errors = suite.errors(result.case, result.pass_, inputs, named)
     return got
 
 

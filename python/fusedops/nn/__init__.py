@@ -1,9 +1,27 @@
-"""Modules: torch.nn's interface over the fused functions."""
+"""Modules: torch.nn's interface over the fused functions, and the layers of point clouds."""
 
 from __future__ import annotations
 
 from .linear import Linear
 from .mlp import MLP, GatedMLP
 from .norm import LayerNorm, RMSNorm
+from .points import (
+    EdgeConv,
+    FeaturePropagation,
+    GlobalSetAbstraction,
+    SetAbstraction,
+    SharedMLP,
+)
 
-__all__ = ["MLP", "GatedMLP", "LayerNorm", "Linear", "RMSNorm"]
+__all__ = [
+    "MLP",
+    "EdgeConv",
+    "FeaturePropagation",
+    "GatedMLP",
+    "GlobalSetAbstraction",
+    "LayerNorm",
+    "Linear",
+    "RMSNorm",
+    "SetAbstraction",
+    "SharedMLP",
+]

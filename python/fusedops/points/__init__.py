@@ -18,6 +18,7 @@ from .interpolation import (
     three_interpolate,
     three_nn,
 )
+from .io import read_points
 from .neighbours import BallQuery, Neighbours, RadiusSearch, ball_query, knn, radius_search
 from .norms import BatchNorm, LayerNorm
 from .propagation import feature_propagation
@@ -41,6 +42,7 @@ __all__ = [
     "knn",
     "knn_interpolate",
     "radius_search",
+    "read_points",
     "set_abstraction",
     "three_interpolate",
     "three_nn",

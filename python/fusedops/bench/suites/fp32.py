@@ -48,7 +48,7 @@ class Fp32Suite(LinearSuite):
         return self._precision(dtype_label.removeprefix("fp32_"))
 
     def errors(
-        self, case: Case, inputs: Sequence[Tensor], results: dict[str, Any]
+        self, case: Case, pass_: str, inputs: Sequence[Tensor], results: dict[str, Any]
     ) -> dict[str, float]:
         exact = eager_linear(case["activation"])(*(t.double() for t in inputs))
         norm = torch.linalg.vector_norm(exact)

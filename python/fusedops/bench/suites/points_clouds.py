@@ -1,7 +1,14 @@
-"""Clouds of the suite `points`: each (B, N, 3) in float32, by name."""
+"""Clouds of the suite `points`: each (B, N, 3) in float32, by name.
+
+With FUSEDOPS_BENCH_SCAN=FILE a file of points (`fusedops.points.read_points`) is one more, `scan`:
+real scans are less even than anything made up (perf/points/fetch_scans.py fetches two).
+"""
 
 from __future__ import annotations
 
+import functools
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -49,6 +56,42 @@ def clustered(b: int, n: int, device: torch.device) -> Tensor:
     return centers.gather(1, which) + 0.005 * torch.randn(b, n, 3, device=device)
 
 
+SCAN = "FUSEDOPS_BENCH_SCAN"
+
+
+def scan_path() -> Path | None:
+    """The file that the environment names."""
+    named = os.environ.get(SCAN)
+    return Path(named) if named else None
+
+
+@functools.lru_cache(maxsize=1)
+def read_scan(path: Path) -> Tensor:
+    """(N, 3), around its mean, on the CPU."""
+    from fusedops import points
+
+    found: Tensor = points.read_points(path, dtype=torch.float64)
+    return (found - found.mean(0)).float()
+
+
+def scan_size() -> int:
+    """Of the scan; 0 without one."""
+    path = scan_path()
+    return len(read_scan(path)) if path else 0
+
+
+def scan(b: int, n: int, device: torch.device) -> Tensor:
+    """The scan, or n of its points; every cloud in an order of its own."""
+    path = scan_path()
+    if path is None:
+        raise ValueError(f"{SCAN} names no file of points")
+    whole = read_scan(path)
+    if n > len(whole):
+        raise ValueError(f"{path} has {len(whole)} points; asked for {n}")
+    order = torch.stack([torch.randperm(len(whole))[:n] for _ in range(b)])
+    return whole[order].to(device)
+
+
 CLOUDS: dict[str, Callable[[int, int, torch.device], Tensor]] = {
     "uniform": uniform,
     "sphere": sphere,
@@ -56,3 +99,8 @@ CLOUDS: dict[str, Callable[[int, int, torch.device], Tensor]] = {
     "lidar": lidar,
     "clustered": clustered,
 }
+
+
+def cloud(name: str, b: int, n: int, device: torch.device) -> Tensor:
+    """(b, n, 3): one of CLOUDS, or `scan`."""
+    return scan(b, n, device) if name == "scan" else CLOUDS[name](b, n, device)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fusedops.bench.suites.base import Call, Case, PeerUnavailableError, Selection, Suite, Work
-from fusedops.bench.suites.points_clouds import CLOUDS
+from fusedops.bench.suites.points_clouds import CLOUDS, cloud, scan_size
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,6 +39,7 @@ BALL = (
     (1, 1_000_000, 1_000_000, 0.0125),
 )
 BALL_K = 32
+SCAN_K, SCAN_RADII = (1, 16, 32), (0.2, 0.5)  # metres
 # B, N, D, k
 FEATURES = ((8, 4096, 64, 20), (8, 4096, 128, 20), (8, 1024, 64, 20), (1, 16384, 64, 20))
 CHECKED = 1024
@@ -72,37 +73,40 @@ class NeighboursSuite(Suite):
 
     def cases(self, selection: Selection) -> list[Case]:
         knn = [(*size, "uniform") for size in KNN]
-        knn += [(*size, cloud) for cloud in CLOUDS if cloud != "uniform" for size in KNN_CLOUDS]
+        knn += [(*size, name) for name in CLOUDS if name != "uniform" for size in KNN_CLOUDS]
         knn += [(*size, k, "uniform") for size in KNN_K_SIZES for k in KNN_K]
-        ball = list(BALL)
+        ball = [(*size, "uniform") for size in BALL]
+        if size := scan_size():
+            knn += [(1, size, size, k, "scan") for k in SCAN_K]
+            ball += [(1, size, size, radius, "scan") for radius in SCAN_RADII]
         if selection.shapes:  # BxNxM
             knn = [(b, n, m, 16, "uniform") for b, n, m in selection.shapes]
-            ball = [(b, n, m, 0.2) for b, n, m in selection.shapes]
+            ball = [(b, n, m, 0.2, "uniform") for b, n, m in selection.shapes]
         return [
             Case(
-                f"knn/B{b}_N{n}_M{m}_k{k}_{cloud}",
-                {"op": "knn", "shape": (b, n, m), "k": min(k, n), "cloud": cloud},
+                f"knn/B{b}_N{n}_M{m}_k{k}_{name}",
+                {"op": "knn", "shape": (b, n, m), "k": min(k, n), "cloud": name},
             )
-            for b, n, m, k, cloud in knn
+            for b, n, m, k, name in knn
         ] + [
             Case(
-                f"ball/B{b}_N{n}_M{m}_r{radius}_k{BALL_K}_uniform",
+                f"ball/B{b}_N{n}_M{m}_r{radius}_k{BALL_K}_{name}",
                 {
                     "op": "ball",
                     "shape": (b, n, m),
                     "k": min(BALL_K, n),
                     "radius": radius,
-                    "cloud": "uniform",
+                    "cloud": name,
                 },
             )
-            for b, n, m, radius in ball
+            for b, n, m, radius, name in ball
         ]
 
     def make_inputs(
         self, case: Case, dtype: torch.dtype, pass_: str, device: torch.device
     ) -> tuple[Tensor, ...]:
         b, n, m = case["shape"]
-        points = CLOUDS[case["cloud"]](b, n, device).to(dtype)
+        points = cloud(case["cloud"], b, n, device).to(dtype)
         return (points,) if m == n else (points, points[:, :m].contiguous())
 
     def ours(self, case: Case, pass_: str) -> Call:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fusedops.bench.suites.base import Call, Case, PeerUnavailableError, Selection, Suite, Work
-from fusedops.bench.suites.points_clouds import CLOUDS
+from fusedops.bench.suites.points_clouds import CLOUDS, cloud, scan_size
 
 # B, N, M: the table of the README; then the other clouds
 SIZES = (
@@ -23,6 +23,7 @@ SIZES = (
     (1, 5_000_000, 1024),
 )
 OTHER_CLOUDS = ((16, 16384, 4096), (1, 100_000, 10_000), (1, 1_000_000, 4096))
+SCAN_SAMPLES = 4096
 TIMED_EAGER = 1024  # samples up to which the loop of small kernels is worth its graph
 
 
@@ -32,21 +33,21 @@ class SamplingSuite(Suite):
 
     def cases(self, selection: Selection) -> list[Case]:
         shapes = [(*size, "uniform") for size in SIZES]
-        shapes += [
-            (*size, cloud) for cloud in CLOUDS if cloud != "uniform" for size in OTHER_CLOUDS
-        ]
+        shapes += [(*size, name) for name in CLOUDS if name != "uniform" for size in OTHER_CLOUDS]
+        if size := scan_size():
+            shapes += [(1, size, min(SCAN_SAMPLES, size), "scan")]
         if selection.shapes:  # BxNxM
             shapes = [(b, n, min(n, m), "uniform") for b, n, m in selection.shapes]
         return [
-            Case(f"fps/B{b}_N{n}_M{m}_{cloud}", {"shape": (b, n, m), "cloud": cloud})
-            for b, n, m, cloud in shapes
+            Case(f"fps/B{b}_N{n}_M{m}_{name}", {"shape": (b, n, m), "cloud": name})
+            for b, n, m, name in shapes
         ]
 
     def make_inputs(
         self, case: Case, dtype: torch.dtype, pass_: str, device: torch.device
     ) -> tuple[Tensor, ...]:
         b, n, _ = case["shape"]
-        return (CLOUDS[case["cloud"]](b, n, device).to(dtype),)
+        return (cloud(case["cloud"], b, n, device).to(dtype),)
 
     def ours(self, case: Case, pass_: str) -> Call:
         import fusedops

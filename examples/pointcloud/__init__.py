@@ -1,0 +1,1 @@
+"""Parts of train_pointcloud.py: shapes, clouds made of them, the loop, logs and pictures."""

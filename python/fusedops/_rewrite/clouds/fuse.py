@@ -1,0 +1,51 @@
+"""Which modules of a model are layers of point clouds, and their change of class."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..fused_class import Fused, fused_class
+from .geometric import geometric_mixin
+from .pointnet import MIXINS, pointnet_form
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import torch
+
+
+class CloudSite(NamedTuple):
+    """A module that runs as one of `fusedops.points`' layers now."""
+
+    name: str
+    op: str
+    layers: tuple[str, ...]
+
+
+def fuse_clouds(model: torch.nn.Module) -> Iterator[CloudSite]:
+    """Make layers of point clouds run as ours, in place: the class changes, the object stays."""
+    for name, module in list(model.named_modules()):
+        if isinstance(module, Fused) or "forward" in vars(module):
+            continue
+        op = _fuse(module)
+        if op is not None:
+            weights = (key for key, value in module.named_parameters() if value.dim() > 1)
+            yield CloudSite(name, op, tuple(key.removesuffix(".weight") for key in weights))
+
+
+def _fuse(module: torch.nn.Module) -> str | None:
+    """The op that a module runs as now; None where it stays what it is."""
+    try:
+        geometric = geometric_mixin(module)
+        found = None if geometric is not None else pointnet_form(module)
+    except Exception:  # a class of these attributes may hold and raise anything
+        return None
+    if geometric is not None:
+        module.__class__ = fused_class(geometric[0], type(module))
+        return geometric[1]
+    if found is None:
+        return None
+    form, op = found
+    vars(module)["_fused"] = form
+    module.__class__ = fused_class(MIXINS[form.kind], type(module))
+    return op

@@ -1,0 +1,332 @@
+"""Set abstraction and feature propagation modules of two widely copied code bases.
+
+erikwijmans' pointnet2_ops (PointnetSAModule, PointnetSAModuleMSG, PointnetFPModule) and yanx27's
+pointnet2_utils (PointNetSetAbstraction, PointNetSetAbstractionMsg, PointNetFeaturePropagation) are
+known by their attributes, whatever the classes are called. Copies of them differ, so that a module
+runs as ours only after it gave our values on clouds of probes; pointnet2_ops' own classes, which
+run on a GPU alone, are taken as they are published where their own code cannot run.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch import nn as torch_nn
+
+from ...nn.linear import untouched
+from ...points.abstraction import set_abstraction
+from ...points.grouping import gather
+from ...points.neighbours import ball_query
+from ...points.propagation import feature_propagation
+from ...points.sampling import farthest_point_sample
+from ..fused_class import Fused
+from .layers import Layers, layers_of, original_class, read_layers
+
+_is_dynamo_compiling = torch.compiler.is_dynamo_compiling
+_PUBLISHED = "pointnet2_ops.pointnet2_modules"
+
+
+class Form(NamedTuple):
+    """What is not in the attributes of a module."""
+
+    kind: str  # "abstraction" or "propagation"
+    style: str  # "wijmans" or "yan": the attributes, layouts and comparisons of that code base
+    offsets_last: bool = False
+    random_start: bool = False
+
+
+def forms_of(module: Any) -> list[Form]:
+    """What a module may compute by its attributes; an empty list for another one."""
+    mine = set(module._modules) | {k for k in vars(module) if not k.startswith("_")} - {"training"}
+    several = {"conv_blocks", "bn_blocks", "npoint", "radius_list", "nsample_list"}
+    if mine == {"mlp_convs", "mlp_bns", "npoint", "radius", "nsample", "group_all"}:
+        starts = (False,) if module.group_all else (True, False)
+        return [Form("abstraction", "yan", random_start=start) for start in starts]
+    if mine == several:
+        return [
+            Form("abstraction", "yan", offsets_last=last, random_start=start)
+            for last in (True, False)
+            for start in (True, False)
+        ]
+    if mine == {"mlp_convs", "mlp_bns"}:
+        return [Form("propagation", "yan")]
+    if mine == {"npoint", "groupers", "mlps"}:
+        return [Form("abstraction", "wijmans")]
+    published = original_class(module).__name__ == "PointnetFPModule"
+    return [Form("propagation", "wijmans")] if mine == {"mlp"} and published else []
+
+
+class Scale(NamedTuple):
+    """One scale of set abstraction; radius None: all points."""
+
+    layers: Layers
+    radius: float | None
+    k: int | None
+    use_xyz: bool
+
+
+def _yan_layers(convs: Any, norms: Any) -> Layers | None:
+    if len(convs) != len(norms):
+        return None
+    return layers_of(convs, norms, ("relu", 0.01), True)
+
+
+def scales_of(module: Any, form: Form) -> list[Scale] | None:
+    """The scales of a module; None where one of its layers computes more."""
+    if form.style == "wijmans":
+        if len(module.groupers) != len(module.mlps):
+            return None
+        found = [_wijmans_scale(*pair) for pair in zip(module.groupers, module.mlps, strict=True)]
+    elif "radius_list" in vars(module):
+        rows = zip(
+            module.conv_blocks, module.bn_blocks, module.radius_list, module.nsample_list,
+            strict=True,
+        )  # fmt: skip
+        found = [
+            None if (layers := _yan_layers(convs, norms)) is None else Scale(layers, r, k, True)
+            for convs, norms, r, k in rows
+        ]
+    else:
+        layers = _yan_layers(module.mlp_convs, module.mlp_bns)
+        radius, k = (None, None) if module.group_all else (module.radius, module.nsample)
+        found = [None if layers is None else Scale(layers, radius, k, True)]
+    scales = [scale for scale in found if scale is not None]
+    return scales if len(scales) == len(found) > 0 else None
+
+
+def _wijmans_scale(grouper: Any, mlp: Any) -> Scale | None:
+    layers = read_layers(mlp)
+    name, known = type(grouper).__name__, vars(grouper)
+    if layers is None or not untouched(grouper):
+        return None
+    more = {k: v for k, v in known.items() if not k.startswith("_") and k != "training"}
+    if name == "QueryAndGroup" and set(more) == {"radius", "nsample", "use_xyz"}:
+        return Scale(layers, more["radius"], more["nsample"], bool(more["use_xyz"]))
+    if name == "GroupAll" and set(more) == {"use_xyz"}:
+        return Scale(layers, None, None, bool(more["use_xyz"]))
+    return None
+
+
+def _scale(
+    scale: Scale, form: Form, xyz: Tensor, features: Tensor | None, centers: Tensor | None
+) -> Tensor:
+    """One scale (B, M, C)."""
+    biases, norms, options = scale.layers.arguments()
+    weights = scale.layers.weights()
+    if scale.radius is None or scale.k is None:
+        everything = torch.arange(xyz.shape[1], device=xyz.device)
+        idx = everything.expand(len(xyz), 1, -1)
+        centers = None
+    else:
+        assert centers is not None
+        closed = form.style == "yan"
+        idx = ball_query(
+            xyz.detach(), centers.detach(), scale.radius, scale.k, pad="first", closed=closed
+        ).idx
+    if form.offsets_last and features is not None:
+        width = features.shape[-1]
+        first = torch.cat([weights[0][:, width:], weights[0][:, :width]], dim=1)
+        weights = [first, *weights[1:]]
+    if not scale.use_xyz:
+        return set_abstraction(None, features, None, idx, weights, biases, norms, **options)
+    return set_abstraction(xyz, features, centers, idx, weights, biases, norms, **options)
+
+
+def _start(form: Form, xyz: Tensor) -> Any:
+    if not form.random_start:
+        return 0
+    # NOTE: drawn as there, so that a seed gives the same centres.
+    return torch.randint(0, xyz.shape[1], (len(xyz),), dtype=torch.long).to(xyz.device)
+
+
+def abstraction(
+    scales: list[Scale], count: int | None, form: Form, xyz: Tensor, features: Tensor | None
+) -> tuple[Tensor | None, Tensor]:
+    """xyz (B, N, 3), features (B, N, F) to centres (B, M, 3) and features (B, M, C)."""
+    centers = None
+    if count is not None and scales[0].radius is not None:
+        idx = farthest_point_sample(xyz, count, start=_start(form, xyz))
+        assert isinstance(idx, Tensor)
+        centers = gather(xyz, idx)
+    elif form.style == "yan":
+        centers = xyz.new_zeros(len(xyz), 1, xyz.shape[2])
+    found = [_scale(scale, form, xyz, features, centers) for scale in scales]
+    return centers, found[0] if len(found) == 1 else torch.cat(found, dim=-1)
+
+
+def _transposed(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.transpose(1, 2).contiguous()
+
+
+class FusedAbstraction(Fused):
+    """Mixed into a set abstraction module.
+
+    Its own forward runs for other arguments and dtypes, while a layer in it has hooks or was
+    replaced, and under torch.compile.
+    """
+
+    _base: Any
+    _fused: Form | None = None
+
+    def forward(self, xyz: Any, *args: Any, **kwargs: Any) -> Any:
+        """What the module gives."""
+        y = self._run(xyz, *args) if len(args) == 1 and not kwargs else None
+        return self._base.forward(self, xyz, *args, **kwargs) if y is None else y
+
+    def _run(self, xyz: Any, features: Any) -> Any:
+        form, module = self._fused, self
+        if form is None or _is_dynamo_compiling() or not _are_clouds(xyz, features):
+            return None
+        scales = scales_of(module, form)
+        if scales is None or not all(scale.layers.takes(xyz, features) for scale in scales):
+            return None
+        if features is None and not all(scale.use_xyz for scale in scales):
+            return None
+        at: Any = xyz if form.style == "wijmans" else _transposed(xyz)
+        count = module.npoint  # type: ignore[attr-defined]
+        if at.shape[-1] != 3 or (count is not None and not 0 < count <= at.shape[1]):
+            return None
+        centers, y = abstraction(scales, count, form, at, _transposed(features))
+        y = y.transpose(1, 2).contiguous()
+        return (centers if form.style == "wijmans" else _transposed(centers)), y
+
+
+class FusedPropagation(Fused):
+    """Mixed into a feature propagation module, as `FusedAbstraction` is."""
+
+    _base: Any
+    _fused: Form | None = None
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the module gives."""
+        y = self._run(*args) if len(args) == 4 and not kwargs else None
+        return self._base.forward(self, *args, **kwargs) if y is None else y
+
+    def _run(self, xyz: Any, known_xyz: Any, features: Any, known: Any) -> Any:
+        form, module = self._fused, self
+        if form is None or _is_dynamo_compiling() or not _are_clouds(xyz, known_xyz, features):
+            return None
+        if known_xyz is None or not _are_clouds(known):
+            return None
+        own: Any = module
+        wijmans = form.style == "wijmans"
+        layers = read_layers(own.mlp) if wijmans else _yan_layers(own.mlp_convs, own.mlp_bns)
+        if layers is None or not layers.takes(xyz, known_xyz, features, known):
+            return None
+        if not wijmans:
+            xyz, known_xyz = _transposed(xyz), _transposed(known_xyz)
+        if wijmans:  # pointnet2_ops has no gradient for distances
+            xyz, known_xyz = xyz.detach(), known_xyz.detach()
+        if xyz.shape[-1] != 3 or (known_xyz.shape[1] < 3 and (wijmans or known_xyz.shape[1] > 1)):
+            return None
+        biases, norms, options = layers.arguments()
+        y = feature_propagation(
+            xyz, known_xyz, _transposed(features), _transposed(known), layers.weights(), biases,
+            norms, order="known_first" if wijmans else "skip_first", power=1 if wijmans else 2,
+            **options,
+        )  # fmt: skip
+        return y.transpose(1, 2).contiguous()
+
+
+def _are_clouds(*given: Any) -> bool:
+    return all(x is None or (isinstance(x, Tensor) and x.dim() == 3) for x in given)
+
+
+# ---- recognition ----
+
+
+def _probes(module: Any, form: Form, like: Tensor) -> list[tuple[Any, ...]]:
+    """Arguments of calls that a module of this form takes."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.rand(*shape, generator=generator).to(like)
+
+    if form.kind == "propagation":
+        columns = _columns(module, form)
+        skip = columns // 2
+        calls = []
+        for some in {skip, 0}:
+            features = draw(2, some, 40) if some else None
+            at = [draw(2, 40, 3), draw(2, 20, 3)]
+            at = at if form.style == "wijmans" else [x.transpose(1, 2) for x in at]
+            calls.append((*at, features, draw(2, columns - some, 20)))
+        return calls
+    scales = scales_of(module, form)
+    assert scales is not None
+    width = scales[0].layers.linears[0].weight.shape[1] - (3 if scales[0].use_xyz else 0)
+    count = 2 * (module.npoint or 32)
+    largest = max((scale.radius or 1.0) for scale in scales)
+    features = draw(2, width, count) if width else None
+    if form.style == "yan":
+        return [(draw(2, 3, count) * 4 * largest, features)]
+    return [(draw(2, count, 3) * 4 * largest, features)]
+
+
+def _columns(module: Any, form: Form) -> int:
+    layers = module.mlp if form.style == "wijmans" else module.mlp_convs
+    return int(layers[0].weight.shape[1])
+
+
+def _agrees(module: Any, form: Form) -> bool | None:
+    """Whether a module's own values are ours on probes; None where its code cannot run here."""
+    mixin = MIXINS[form.kind]
+    probe = copy.deepcopy(module).eval()
+    like = next(probe.parameters())
+    for arguments in _probes(probe, form, like):
+        with torch.no_grad():
+            torch.manual_seed(0)
+            try:
+                theirs = type(module).forward(probe, *arguments)
+            except Exception:  # its ops may be missing, or be on a GPU alone
+                return None
+            torch.manual_seed(0)
+            probe._fused = form
+            ours = mixin._run(probe, *arguments)
+            del probe._fused
+        if ours is None or not _close(theirs, ours):
+            return False
+    return True
+
+
+def _close(theirs: Any, ours: Any) -> bool:
+    if not isinstance(ours, tuple):
+        theirs, ours = (theirs,), (ours,)
+    if not isinstance(theirs, tuple) or len(theirs) != len(ours):
+        return False
+    for a, b in zip(theirs, ours, strict=True):
+        if (a is None) != (b is None):
+            return False
+        if a is None:
+            continue
+        if a.shape != b.shape or a.dtype is not b.dtype:
+            return False
+        scale = b.abs().max().clamp_min(1e-6)
+        # NOTE: a distance near the radius, rounded otherwise, may give a few groups others.
+        far = ((a - b).abs() > 1e-4 * scale).any(1 if a.dim() == 3 else -1)
+        if far.double().mean() > 0.01:
+            return False
+    return True
+
+
+MIXINS: dict[str, Any] = {"abstraction": FusedAbstraction, "propagation": FusedPropagation}
+_OPS = {"abstraction": "set_abstraction", "propagation": "feature_propagation"}
+
+
+def pointnet_form(module: Any) -> tuple[Form, str] | None:
+    """The form of a module that computes one of ours, and the op that runs then."""
+    if isinstance(module, torch_nn.Sequential) or not module._modules:
+        return None
+    published = original_class(module).__module__ == _PUBLISHED
+    for form in forms_of(module):
+        if form.kind == "abstraction" and scales_of(module, form) is None:
+            continue
+        devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+        with torch.random.fork_rng(devices=devices):
+            agrees = _agrees(module, form)
+        if agrees or (agrees is None and published):
+            return form, _OPS[form.kind]
+    return None

@@ -1,0 +1,279 @@
+"""SetAbstraction and GlobalSetAbstraction, the encoder layers of PointNet++."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ...points.abstraction import set_abstraction
+from ...points.grouping import gather, group
+from ...points.sampling import farthest_point_sample
+from .mlp import SharedMLP
+from .neighbourhoods import neighbourhoods
+from .pooling import run_on_edges
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_POOLS = ("max", "mean", "sum")
+
+
+def check_pool(op: str, pool: str) -> None:
+    """Raise the error for an unknown pooling."""
+    if pool not in _POOLS:
+        raise ValueError(f"{op}: pool must be one of {', '.join(map(repr, _POOLS))}; got {pool!r}")
+
+
+class SetAbstraction(torch.nn.Module):
+    """A set abstraction layer of PointNet++ with one or several scales.
+
+    Centres are chosen by furthest point sampling, or given; the neighbours of each are the first k
+    points within a radius by index, repeated from the first on where there are fewer, as
+    pointnet2_ops has it; their offsets and features run through a `SharedMLP` and are pooled, all
+    in `fusedops.points.set_abstraction`. Qi et al., "PointNet++", 2017. While a module inside has
+    hooks or was replaced, the layers run one by one instead.
+
+    Args:
+        in_channels: F of the features; 0 for coordinates alone.
+        mlps: The widths of the layers, [64, 64, 128], or one such list for each scale.
+        radius: Of the neighbourhood, in units of the coordinates, or one for each scale; None for
+            the k nearest points.
+        k: Neighbours, or a number for each scale.
+        num_points: M, how many centres are sampled (all points where there are fewer); None where
+            centres are given.
+        dimensions: D of the coordinates.
+        use_xyz: Whether the offsets to the centre are inputs beside the features.
+        normalize_offsets: Divide the offsets by the radius, as PointNeXt does.
+        pool: "max", "mean" or "sum".
+        pad: "first", or -1 to leave missing neighbours out of everything.
+        closed: Whether a point exactly at the radius is a neighbour.
+        random_start: Whether sampling starts at a random point; else at the first.
+        norm, bias, activation, negative_slope, last_norm, last_activation: As in `SharedMLP`. The
+            statistics of batch norms are exact over all grouped rows.
+        device: Where the parameters are made.
+        dtype: Of the parameters.
+
+    Raises:
+        ValueError: The scales do not fit each other, there is nothing to compute from, or a word is
+            unknown.
+
+    Shape:
+        xyz (B, N, D), features (B, N, F) or None; output centers (B, M, D) and features
+        (B, M, sum of the scales' last widths).
+
+    Example:
+        >>> layer = fusedops.nn.SetAbstraction(0, [64, 64, 128], 0.2, 32, num_points=512)
+        >>> centers, features = layer(xyz)
+    """
+
+    __module__ = "fusedops.nn"  # what pickles name
+
+    def __init__(
+        self,
+        in_channels: int,
+        mlps: Sequence[int] | Sequence[Sequence[int]],
+        radius: float | Sequence[float | None] | None,
+        k: int | Sequence[int],
+        num_points: int | None = None,
+        *,
+        dimensions: int = 3,
+        use_xyz: bool = True,
+        normalize_offsets: bool = False,
+        pool: str = "max",
+        pad: int | str = "first",
+        closed: bool = False,
+        random_start: bool = False,
+        **mlp: Any,
+    ) -> None:
+        check_pool("SetAbstraction", pool)
+        scales: Any = [mlps] if isinstance(mlps[0], int) else list(mlps)
+        radii = [radius] if isinstance(radius, (int, float, type(None))) else list(radius)
+        ks = [k] if isinstance(k, int) else list(k)
+        if not len(scales) == len(radii) == len(ks):
+            raise ValueError(
+                f"SetAbstraction: radius and k must have one value for each of {len(scales)} "
+                f"scale(s) of mlps; got {len(radii)} and {len(ks)}"
+            )
+        if not use_xyz and in_channels == 0:
+            raise ValueError("SetAbstraction: in_channels must be positive without use_xyz; got 0")
+        if normalize_offsets and None in radii:
+            raise ValueError("SetAbstraction: normalize_offsets needs a radius; got None")
+        super().__init__()
+        first = in_channels + (dimensions if use_xyz else 0)
+        self.scales = nn.ModuleList(SharedMLP([first, *widths], **mlp) for widths in scales)
+        self.radii, self.ks = radii, ks
+        self.num_points, self.dimensions, self.pool = num_points, dimensions, pool
+        self.use_xyz, self.normalize_offsets = use_xyz, normalize_offsets
+        self.pad, self.closed, self.random_start = pad, closed, random_start
+
+    def sample(
+        self, xyz: Tensor, lengths: Tensor | None = None, num_points: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Choose the centres: their coordinates (B, M, D), and their indices (B, M) int64.
+
+        M is num_points, the layer's by default, or N where that is less; of a cloud with fewer
+        points by its length the centres beyond are none: index -1, coordinates 0.
+        """
+        wanted = self.num_points if num_points is None else num_points
+        if wanted is None:
+            raise ValueError("SetAbstraction: centers must be given without num_points; got None")
+        start: Any = "random" if self.random_start else 0
+        idx = farthest_point_sample(xyz, min(wanted, xyz.shape[1]), lengths, start)
+        assert isinstance(idx, Tensor)
+        return gather(xyz, idx), idx
+
+    def forward(
+        self,
+        xyz: Tensor,
+        features: Tensor | None = None,
+        centers: Tensor | None = None,
+        *,
+        lengths: Tensor | None = None,
+        center_lengths: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Apply the layer.
+
+        Args:
+            xyz: (B, N, D), float16, bfloat16, float32 or float64.
+            features: (B, N, F), or None.
+            centers: (B, M, D); None to sample them.
+            lengths: (B,) int64, the points of each cloud.
+            center_lengths: (B,) int64, the centres of each cloud; rows beyond are zeros.
+
+        Returns:
+            The centres (B, M, D) and their features.
+        """
+        if centers is None:
+            centers, idx = self.sample(xyz, lengths)
+            if lengths is not None:
+                center_lengths = lengths.clamp(max=idx.shape[1])
+        found = neighbourhoods(
+            xyz, centers, self.radii, self.ks, lengths=lengths, center_lengths=center_lengths,
+            pad=self.pad, closed=self.closed,
+        )  # fmt: skip
+        scales = [
+            self._scale(i, xyz, features, centers, neighbours) for i, neighbours in enumerate(found)
+        ]
+        return centers, scales[0] if len(scales) == 1 else torch.cat(scales, dim=-1)
+
+    def _scale(
+        self, i: int, xyz: Tensor, features: Tensor | None, centers: Tensor, idx: Tensor
+    ) -> Tensor:
+        mlp: Any = self.scales[i]
+        if not mlp.readable:
+            return self._by_layers(i, xyz, features, centers, idx)
+        weights, biases, norms = mlp.arguments()
+        return set_abstraction(
+            xyz if self.use_xyz else None,
+            features,
+            centers if self.use_xyz else None,
+            idx,
+            weights,
+            biases,
+            norms,
+            mlp.activation,
+            self.pool,
+            negative_slope=mlp.negative_slope,
+            last_activation=mlp.last_activation,
+            normalize_radius=self.radii[i] if self.normalize_offsets and self.use_xyz else None,
+        )
+
+    def _by_layers(
+        self, i: int, xyz: Tensor, features: Tensor | None, centers: Tensor, idx: Tensor
+    ) -> Tensor:
+        parts = []
+        if self.use_xyz:
+            offsets = group(None, idx, points=xyz, centers=centers)
+            scale = self.radii[i] if self.normalize_offsets else None
+            parts.append(offsets if scale is None else offsets / scale)
+        if features is not None:
+            parts.append(group(features, idx))
+        rows = torch.cat(parts, dim=-1)
+        return run_on_edges(self.scales[i], rows, idx >= 0, self.pool)
+
+    def extra_repr(self) -> str:
+        """The neighbourhoods, and what differs from the defaults."""
+        text = f"num_points={self.num_points}, radius={self.radii}, k={self.ks}"
+        for name, default in (
+            ("use_xyz", True), ("normalize_offsets", False), ("pool", "max"), ("pad", "first"),
+            ("closed", False), ("random_start", False),
+        ):  # fmt: skip
+            if getattr(self, name) != default:
+                text += f", {name}={getattr(self, name)!r}"
+        return text
+
+
+class GlobalSetAbstraction(torch.nn.Module):
+    """The last layer of a PointNet++ encoder: all points of a cloud are one group, without centre.
+
+    The coordinates (not offsets) and features run through a `SharedMLP` and are pooled over the
+    cloud.
+
+    Args:
+        in_channels: F of the features; 0 for coordinates alone.
+        mlp: The widths of the layers.
+        dimensions: D of the coordinates.
+        use_xyz: Whether the coordinates are inputs beside the features.
+        pool: "max", "mean" or "sum".
+        norm, bias, activation, negative_slope, last_norm, last_activation, device, dtype: As in
+            `SharedMLP`.
+
+    Raises:
+        ValueError: There is nothing to compute from, or a word is unknown.
+
+    Shape:
+        xyz (B, N, D), features (B, N, F) or None; output (B, mlp[-1]).
+    """
+
+    __module__ = "fusedops.nn"  # what pickles name
+
+    def __init__(
+        self,
+        in_channels: int,
+        mlp: Sequence[int],
+        *,
+        dimensions: int = 3,
+        use_xyz: bool = True,
+        pool: str = "max",
+        **options: Any,
+    ) -> None:
+        check_pool("GlobalSetAbstraction", pool)
+        if not use_xyz and in_channels == 0:
+            raise ValueError(
+                "GlobalSetAbstraction: in_channels must be positive without use_xyz; got 0"
+            )
+        super().__init__()
+        first = in_channels + (dimensions if use_xyz else 0)
+        self.mlp = SharedMLP([first, *mlp], **options)
+        self.dimensions, self.use_xyz, self.pool = dimensions, use_xyz, pool
+
+    def forward(
+        self, xyz: Tensor, features: Tensor | None = None, *, lengths: Tensor | None = None
+    ) -> Tensor:
+        """Apply the layer; points beyond lengths (B,) count nowhere."""
+        if lengths is not None and self.mlp.readable:
+            at = torch.arange(xyz.shape[1], device=xyz.device)
+            idx = torch.where(at < lengths[:, None], at, -1).unsqueeze(1)
+            weights, biases, norms = self.mlp.arguments()
+            return set_abstraction(
+                xyz if self.use_xyz else None, features, None, idx, weights, biases, norms,
+                self.mlp.activation, self.pool, negative_slope=self.mlp.negative_slope,
+                last_activation=self.mlp.last_activation,
+            ).squeeze(1)  # fmt: skip
+        parts = [] if features is None else [features]
+        if self.use_xyz:
+            parts.insert(0, xyz if features is None else xyz.to(features.dtype))
+        x = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+        if lengths is not None:
+            inside = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
+            return run_on_edges(self.mlp, x, inside, self.pool)
+        y: Tensor = self.mlp(x)
+        if self.pool == "max":
+            return y.max(dim=1)[0]
+        return y.mean(dim=1) if self.pool == "mean" else y.sum(dim=1)
+
+    def extra_repr(self) -> str:
+        """The pooling, and whether coordinates are left out."""
+        return f"pool={self.pool!r}" + ("" if self.use_xyz else ", use_xyz=False")

@@ -1,0 +1,52 @@
+"""The neighbourhoods of centres, for all scales of a layer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ...points.grid import GridIndex
+from ...points.neighbours import ball_query, knn
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+# From how many points on a cloud is indexed once for all scales.
+_INDEXED = 16384
+
+
+def neighbourhoods(
+    xyz: Tensor,
+    centers: Tensor,
+    radii: Sequence[float | None],
+    ks: Sequence[int],
+    *,
+    lengths: Tensor | None,
+    center_lengths: Tensor | None,
+    pad: int | str,
+    closed: bool,
+) -> list[Tensor]:
+    """Neighbour indices (B, M, K) of every scale; a radius of None means the K nearest.
+
+    NOTE: The first K points of a ball are not among the first K of a larger one, so that each
+    radius is a search of its own; large clouds are indexed once for all of them.
+    """
+    tight = centers.detach()
+    if len(ks) > 1 and xyz.shape[1] >= _INDEXED and xyz.shape[2] <= 3:
+        index = GridIndex(xyz.detach(), lengths)
+        return [
+            index.knn(tight, k, query_lengths=center_lengths, return_dist=False).idx
+            if radius is None
+            else index.ball_query(
+                tight, radius, k, query_lengths=center_lengths, pad=pad, closed=closed
+            ).idx
+            for radius, k in zip(radii, ks, strict=True)
+        ]
+    clouds: dict[str, Any] = {"lengths": lengths, "query_lengths": center_lengths}
+    return [
+        knn(xyz.detach(), tight, k, return_dist=False, **clouds).idx
+        if radius is None
+        else ball_query(xyz.detach(), tight, radius, k, pad=pad, closed=closed, **clouds).idx
+        for radius, k in zip(radii, ks, strict=True)
+    ]

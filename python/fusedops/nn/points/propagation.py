@@ -1,0 +1,125 @@
+"""FeaturePropagation, the decoder layer of PointNet++."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ...points.interpolation import knn_interpolate
+from ...points.propagation import feature_propagation
+from .mlp import SharedMLP
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_ORDERS = ("known_first", "skip_first")
+
+
+class FeaturePropagation(torch.nn.Module):
+    """A feature propagation layer of PointNet++.
+
+    Features of a coarser cloud are interpolated from the k nearest of its points, put beside the
+    features that the finer cloud has already (the skip connection), and run through a `SharedMLP`.
+    While a module inside has hooks or was replaced, the layers run one by one instead.
+
+    Args:
+        in_channels: Of the known and the skip features together.
+        mlp: The widths of the layers.
+        k: Neighbours to interpolate from.
+        order: Of the first layer's columns: "known_first" (pointnet2_ops, torch_geometric) or
+            "skip_first" (Pointnet_Pointnet2_pytorch).
+        power: Weights are 1 / distance ** power: 1 (pointnet2_ops) or 2 (the others).
+        norm, bias, activation, negative_slope, last_norm, last_activation, device, dtype: As in
+            `SharedMLP`.
+
+    Raises:
+        ValueError: A word or the power is unknown.
+
+    Shape:
+        xyz (B, N, 3), known_xyz (B, M, 3), features (B, N, F) or None, known_features (B, M, G);
+        output (B, N, mlp[-1]).
+    """
+
+    __module__ = "fusedops.nn"  # what pickles name
+
+    def __init__(
+        self,
+        in_channels: int,
+        mlp: Sequence[int],
+        *,
+        k: int = 3,
+        order: str = "known_first",
+        power: int = 1,
+        **options: Any,
+    ) -> None:
+        if order not in _ORDERS:
+            raise ValueError(
+                f"FeaturePropagation: order must be 'known_first' or 'skip_first'; got {order!r}"
+            )
+        if power not in (1, 2):
+            raise ValueError(f"FeaturePropagation: power must be 1 or 2; got {power!r}")
+        super().__init__()
+        self.mlp = SharedMLP([in_channels, *mlp], **options)
+        self.k, self.order, self.power = k, order, power
+
+    def forward(
+        self,
+        xyz: Tensor,
+        known_xyz: Tensor | None,
+        features: Tensor | None,
+        known_features: Tensor,
+        *,
+        lengths: Tensor | None = None,
+        known_lengths: Tensor | None = None,
+    ) -> Tensor:
+        """Apply the layer.
+
+        Args:
+            xyz: (B, N, D), where features are wanted.
+            known_xyz: (B, M, D), where they are known; None: known_features are (B, G) or
+                (B, 1, G), the same for every point.
+            features: (B, N, F), those that the points have already, or None.
+            known_features: (B, M, G).
+            lengths: (B,) int64, the points of each cloud; rows beyond count nowhere and are zeros.
+            known_lengths: (B,) int64, the known points of each cloud.
+        """
+        if known_features.dim() == 2:
+            known_features = known_features.unsqueeze(1)
+        if known_xyz is None:  # one point, wherever it is
+            known_xyz = xyz.new_zeros(xyz.shape[0], 1, xyz.shape[2])
+        mlp = self.mlp
+        if not mlp.readable:
+            return self._by_layers(xyz, known_xyz, features, known_features, lengths, known_lengths)
+        weights, biases, norms = mlp.arguments()
+        return feature_propagation(
+            xyz, known_xyz, features, known_features, weights, biases, norms, mlp.activation,
+            k=self.k, order=self.order, power=self.power, negative_slope=mlp.negative_slope,
+            last_activation=mlp.last_activation, lengths=lengths, known_lengths=known_lengths,
+        )  # fmt: skip
+
+    def _by_layers(
+        self,
+        xyz: Tensor,
+        known_xyz: Tensor,
+        features: Tensor | None,
+        known_features: Tensor,
+        lengths: Tensor | None,
+        known_lengths: Tensor | None,
+    ) -> Tensor:
+        weights: Any = "inverse_distance" if self.power == 1 else "inverse_square"
+        clouds: dict[str, Any] = {"lengths": known_lengths, "query_lengths": lengths}
+        rows = knn_interpolate(known_features, known_xyz, xyz, self.k, weights, **clouds)
+        if features is not None:
+            parts = [rows, features.to(rows.dtype)]
+            rows = torch.cat(parts if self.order == "known_first" else parts[::-1], dim=-1)
+        if lengths is None:
+            return self.mlp(rows)
+        inside = torch.arange(rows.shape[1], device=rows.device) < lengths[:, None]
+        y: Tensor = self.mlp(rows[inside])
+        return y.new_zeros(*inside.shape, y.shape[-1]).index_put((inside,), y)
+
+    def extra_repr(self) -> str:
+        """The interpolation."""
+        return f"k={self.k}, order={self.order!r}, power={self.power}"
