@@ -24,6 +24,7 @@ LAYERS = {
     "wijmans_features": lambda: twins.WijmansAbstraction(4, 12, [0.5], [4], [(8,)], use_xyz=False),
     "wijmans_all": lambda: twins.WijmansAbstraction(4, None, None, None, [(8, 9)]),
     "yan_fp": lambda: twins.YanPropagation(11, (8, 9)),
+    "dgcnn": lambda: twins.WangDGCNN(5, (6, 7, 8, 9), 6, 16, (12, 9)),
     "wijmans_fp": lambda: twins.PointnetFPModule([11, 8, 9]),
 }
 
@@ -38,6 +39,22 @@ class Squared(twins.YanAbstraction):
     def forward(self, xyz, features):
         centers, y = super().forward(xyz, features)
         return centers, y.square()
+
+
+class Float(twins.YanAbstraction):
+    """Runs in float32 alone."""
+
+    def forward(self, xyz, features):
+        if xyz.dtype is not torch.float32:
+            raise RuntimeError("float32 only")
+        return super().forward(xyz, features)
+
+
+class OnGPU(twins.WijmansAbstraction):
+    """Runs nowhere in these tests."""
+
+    def forward(self, xyz, features):
+        raise RuntimeError("CUDA only")
 
 
 def layer(name, device="cpu", dtype=torch.float64):
@@ -56,6 +73,8 @@ def inputs(name, device="cpu", dtype=torch.float64):
         theirs = name == "wijmans_fp"  # whose distances have no gradient
         at = [x.detach() if theirs else x.transpose(1, 2) for x in at]
         return [*at, draw(2, 5, 30), draw(2, 6, 15)]
+    if name == "dgcnn":
+        return [draw(3, 3, 40)]
     at = draw(2, 40, 3) if name.startswith("wijmans") else draw(2, 3, 40)
     return [at, draw(2, 4, 40)]
 
@@ -99,6 +118,7 @@ def test_modules_like_pointnets(device, name, training):
     report = fusedops.fuse(ours)
     assert torch.equal(before, torch.get_rng_state())
     op = "feature_propagation" if name.endswith("_fp") else "set_abstraction"
+    op = "edge_conv" if name == "dgcnn" else op
     assert [block.kind for block in report.blocks] == [op]
     assert type(ours).__name__ == type(theirs).__name__
     assert isinstance(ours, type(theirs))
@@ -110,6 +130,28 @@ def test_a_module_with_other_values_stays():
     module = shuffle_norms(Squared(7, 12, 0.5, 6, (8, 10)))
     assert not fusedops.fuse(module).blocks
     assert type(module) is Squared
+
+
+def test_a_module_that_cannot_run_in_float64():
+    torch.manual_seed(1)
+    ours = shuffle_norms(Float(7, 12, 0.5, 6, (8, 10)))
+    theirs = copy.deepcopy(ours)
+    assert fusedops.fuse(ours).blocks
+    assert_same(theirs, ours, inputs("yan", dtype=torch.float32), rtol=1e-4)
+
+
+def test_a_module_that_cannot_run_is_known_by_its_package(monkeypatch):
+    """pointnet2_ops' own classes are CUDA's alone; others of their attributes stay."""
+    arguments = (4, 12, [0.4, 0.8], [4, 7], [(8, 9), (6, 5)])
+    module = OnGPU(*arguments)
+    assert not fusedops.fuse(module).blocks
+    monkeypatch.setattr(OnGPU, "__module__", "pointnet2_ops.pointnet2_modules")
+    torch.manual_seed(1)
+    ours = shuffle_norms(OnGPU(*arguments)).double()
+    theirs = twins.WijmansAbstraction(*arguments).double()
+    theirs.load_state_dict(ours.state_dict())
+    assert [block.kind for block in fusedops.fuse(ours).blocks] == ["set_abstraction"]
+    assert_same(theirs, ours, inputs("wijmans"))
 
 
 def test_hooks_copies_and_pickles():
