@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 
 import fusedops
 from models import twins
+from models.twin_geometric import nn_of_twins
 from models.twin_ops import shuffle_norms
 from util import Calls
 
@@ -184,9 +186,12 @@ def test_other_arguments_run_their_own_forward():
 # ---- torch_geometric ----
 
 
-@pytest.fixture
-def geometric():
-    """torch_geometric, with a search of neighbours in torch where pyg-lib is missing."""
+@pytest.fixture(params=["twin", "torch_geometric"])
+def geometric(request):
+    """torch_geometric, or a twin of it; with a search in torch where pyg-lib is missing."""
+    if request.param == "twin":
+        yield SimpleNamespace(nn=nn_of_twins)
+        return
     pyg = pytest.importorskip("torch_geometric", reason="torch_geometric is not installed")
     import torch_geometric.typing
 
@@ -263,7 +268,7 @@ def test_dynamic_edge_conv(geometric, device, form, aggr):
     theirs = trained(geometric.nn.DynamicEdgeConv(mlp, k=5, aggr=aggr), device)
     ours = copy.deepcopy(theirs)
     report = fusedops.fuse(ours)
-    assert report.blocks[0].kind == "edge_conv"
+    assert "edge_conv" in [block.kind for block in report.blocks]
     x = torch.randn(40, 4, dtype=torch.float64, device=device, requires_grad=True)
     batch = torch.tensor([0] * 15 + [1] * 3 + [3] * 22, device=device)
     for given in ([x, batch], [x], [x, batch]):
@@ -370,9 +375,8 @@ def test_what_geometric_convolutions_leave_alone(geometric):
     assert called
     dropped = geometric.nn.EdgeConv(geometric.nn.MLP([8, 6, 4], dropout=0.5))
     fusedops.fuse(dropped)
-    torch.manual_seed(0)
-    one = dropped(x, edges(200, 200, 6, "cpu"))
-    assert not torch.equal(one, dropped(x, edges(200, 200, 6, "cpu")))
+    pairs = edges(200, 200, 6, "cpu")
+    assert not torch.equal(dropped(x, pairs), dropped(x, pairs))
 
 
 @every_form
@@ -387,4 +391,4 @@ def test_geometric_mlp(geometric, device, form):
         ours.eval()
         with Calls() as calls:
             ours(x.detach())
-        assert calls.ours == ["fusedops.linear", "fusedops.linear"]
+        assert calls.ours == ["linear", "linear"]
