@@ -52,7 +52,9 @@ inline std::optional<Tensor> check_edge_tensor(const char* op, const char* name,
 inline void check_edge_list(const char* op, const Tensor& list, const Tensor& ends) {
   check_edge_tensor(op, "list", list, ends, ScalarType::Int, {list.size(0), 4});
   check_edge_tensor(op, "ends", ends, ends, ScalarType::Int, {ends.numel()});
-  FUSEDOPS_CHECK(ends.numel() > 0 && list.numel() > 0, op, ": there must be groups and rows");
+  FUSEDOPS_CHECK(ends.numel() > 0 && list.numel() > 0 && list.size(0) % ends.numel() == 0, op,
+                 ": there must be groups of as many rows; got ", ends.numel(), " groups and ",
+                 list.size(0), " rows");
 }
 
 inline EdgeArguments check_edges(const char* op, const std::optional<Tensor>& rows,
@@ -95,9 +97,7 @@ inline EdgeArguments check_edges(const char* op, const std::optional<Tensor>& ro
                    widths[l]);
   }
   const ScalarType half = weights.scalar_type(), fp32 = ScalarType::Float;
-  const bool wide = rows && rows->scalar_type() == fp32;
-  a.rows = check_edge_tensor(op, "rows", rows, list, wide ? fp32 : half,
-                             {a.clouds, a.n, widths[0]});
+  a.rows = check_edge_tensor(op, "rows", rows, list, fp32, {a.clouds, a.n, widths[0]});
   a.group_rows = check_edge_tensor(op, "group_rows", group_rows, list, fp32,
                                    {a.clouds, a.groups, widths[0]});
   a.offset_weight =

@@ -232,23 +232,23 @@ def _problem(
 ) -> tuple[_Problem, Tensor]:
     """Everything as the kernels read it. parameters: weights, then `_Norms` layer by layer.
 
-    And the edges' points, for sums by point.
+    And idx without what does not count, for sums by point.
     """
     rows, group_rows, offset_weight, xyz, centers, idx = gathered
     count, width = len(plan.channels), plan.widths[0]
     weights = [w for w in parameters[: count - 1] if w is not None]
     norms = _Norms(*(tuple(parameters[count - 1 + i * count :][:count]) for i in range(5)))
-    wide_group = None if group_rows is None else group_rows.float()
+    rows, group_rows = (None if t is None else t.float() for t in (rows, group_rows))
     like = rows if rows is not None else xyz
     assert like is not None
     ends = _ops.edge_counts(idx, like.shape[1]).cumsum(0, dtype=torch.int32)
-    edges, points = _ops.edge_list(idx, ends, like.shape[1])
+    edges, merged = _ops.edge_list(idx, ends, like.shape[1])
     problem = _Problem(
-        _in_fragment_order(rows, width, plan.ordered), _in_fragment_order(wide_group, width, False),
+        _in_fragment_order(rows, width, plan.ordered), _in_fragment_order(group_rows, width, False),
         _offset_columns(offset_weight, width), xyz, centers, edges, ends,
         _flat_weights(plan, weights, idx, dtype), _affine(plan, norms, idx.device),
     )  # fmt: skip
-    return problem, points
+    return problem, merged
 
 
 def _pooled(
@@ -280,10 +280,10 @@ class EdgeMax(torch.autograd.Function):
         *parameters: Tensor | None,
     ) -> tuple[Tensor, ...]:
         gathered = (rows, group_rows, offset_weight, xyz, centers, idx)
-        problem, points = _problem(plan, gathered, dtype, parameters)
+        problem, merged = _problem(plan, gathered, dtype, parameters)
         problem, stats, out, best, which = _pooled(plan, problem, False)
         ctx.save_for_backward(
-            *problem, points, idx, best, which, *stats, offset_weight, *parameters
+            *problem, merged, idx, best, which, *stats, offset_weight, *parameters
         )
         ctx.plan, ctx.rows_dtype = plan, None if rows is None else rows.dtype
         ctx.group_dtype = None if group_rows is None else group_rows.dtype
@@ -313,7 +313,7 @@ class _Backward:
         self.count = len(self.plan.channels)
         size = len(_Problem._fields)
         self.problem = _Problem(*saved[:size])
-        self.points, self.idx, self.best, self.which = saved[size : size + 4]
+        self.merged, self.idx, self.best, self.which = saved[size : size + 4]
         self.stats = saved[size + 4 :][: self.count]
         self.offset_weight, *parameters = saved[size + 4 + self.count :]
         self.weights = parameters[: self.count - 1]
@@ -380,7 +380,7 @@ class _Backward:
         batch = dense if self.stats[0] is not None else None
         if batch is not None:
             values = _ops.edge_moments(edges, ends, problem.points, problem.centers)
-            moments = _Sums(self._by_point(values), self._small_group_sums(values))
+            moments = _Sums(self._by_point(values), _ops.edge_group_sums(values, edges, ends, False))
             own = _Sums(problem.rows, problem.group_rows)
             others = self._others()
         du, products = self._close(0, sums, scale, batch, moments, own, others, problem.points)
@@ -390,22 +390,18 @@ class _Backward:
         return self._inputs(du, dv, products, group_products)
 
     def _by_point(self, rows: Tensor) -> Tensor:
-        """(B * N, C) float32: the sums of rows (E, C) over the edges to each point."""
-        count, width = self._num_points(), rows.shape[1]
+        """(B * N, C) float32: the sums of rows by edge (E, C) over the edges to each point."""
+        clouds, width = self.idx.shape[0], rows.shape[1]
+        count = self._num_points() // clouds
         sums: Tensor = _ops.group_backward(
-            rows.view(1, -1, 1, width), self.points.view(1, -1, 1), count, 0, width, True
+            rows.view(*self.idx.shape, width), self.merged, count, 0, width, True
         )
-        return sums.squeeze(0)
+        return sums.flatten(0, 1)
 
     def _num_points(self) -> int:
         like = self.problem.rows if self.problem.rows is not None else self.problem.points
         assert like is not None
         return like.shape[0] * like.shape[1]
-
-    def _small_group_sums(self, rows: Tensor) -> Tensor:
-        padded = F.pad(rows, (0, _STEP - rows.shape[1]))
-        sums: Tensor = _ops.edge_group_sums(padded, self.problem.list, self.problem.ends, False)
-        return sums[:, : rows.shape[1]]
 
     def _others(self) -> _Sums:
         """Sums over edges of group_rows by point and of rows by group."""
@@ -514,7 +510,7 @@ def _ordered_product(product: PointProduct) -> Tensor:
     features, weight = product
     width = _padded(weight.shape[0])
     weight = F.pad(weight, (0, 0, 0, width - weight.shape[0]))
-    return linear(features, weight[_fragment_order(width, weight.device)[0]])
+    return product_by_point(features, weight[_fragment_order(width, weight.device)[0]])
 
 
 @torch.no_grad()

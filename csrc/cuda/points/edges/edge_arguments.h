@@ -20,10 +20,10 @@ struct EdgeBackward {
   EdgeProblem<T> problem;  // layers: l
   const int* winners;      // [groups][width[l - 1]] in the last layer, null below: a maximum's
                            // gradient (T, the lower half) and its neighbour
-  const T* above;          // [rows][width[l - 1]], below the last layer
+  const T* above;          // [groups][k][width[l - 1]], below the last layer
   const float4* dense;     // (A, B) of two channels of layer l; null without statistics
   const float* center;     // [width[l - 2]]: the centres of layer l - 1's sums, or null for 0
-  T* below;                // [rows][width[l - 2]]
+  T* below;                // [groups][k][width[l - 2]]: written where an edge counts
   float* below_sums;       // [grid.x][2][width[l - 2]]: of dz and of dz (y - center)
   float* weight_sums;      // [grid.x][width[l - 1]][width[l - 2]], or null
 };

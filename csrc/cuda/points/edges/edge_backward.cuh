@@ -41,37 +41,52 @@ __device__ __forceinline__ const float4* layer_affine(const EdgeProblem<T>& p) {
   return affine;
 }
 
-// The gradient of y_l of channels 32 c .. 32 c + 31, from y_l, of rows first .. first + 15.
+// Where the gradients from above of a lane's two rows are: of channel 2 * (lane % 4) and on.
+template <class T>
+struct EdgeAbove {
+  const int* winners[2];
+  const T* rows[2];
+
+  __device__ __forceinline__ EdgeAbove(const EdgeBackward<T>& a, const EdgeTile& tile, int start) {
+    const int width = a.problem.width[a.problem.layers - 1];
+    const int channel = start + 2 * (lane_id() % 4);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      winners[half] = a.winners + tile.group(half) * width + channel;
+      rows[half] = a.above + tile.edge(half, a.problem.k) * width + channel;
+    }
+  }
+};
+
+// The gradient of y_l of channels start + 32 c .. start + 32 c + 31, from y_l. A row behind the end has
+// weight 0 and is no neighbour: it gets 0.
 template <class T>
 __device__ __forceinline__ void output_gradient(const EdgeBackward<T>& a, const EdgeTile& tile,
-                                                int64_t first, int c, float (&y)[4][4]) {
-  const int q = lane_id() % 4, r = lane_id() / 4;
-  const int width = a.problem.width[a.problem.layers - 1];
+                                                const EdgeAbove<T>& from, const float4* affine,
+                                                const float4* dense, int c, float (&y)[4][4]) {
 #pragma unroll
   for (int b = 0; b < 4; ++b) {
-    const int channel = 32 * c + 8 * b + 2 * q;
-    const float4 dense = a.dense ? __ldg(a.dense + channel / 2) : float4{};
-    const float4 affine =
-        a.winners ? float4{} : __ldg(layer_affine(a.problem) + channel / 2);
+    const int at = 32 * c + 8 * b;
+    const float4 ab = a.dense ? __ldg(dense + at / 2) : float4{};
+    const float4 st = a.winners ? float4{} : __ldg(affine + at / 2);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float weight = tile.weight(half);
       float2 above{};
       if (a.winners) {
-        const int2 won = __ldg(reinterpret_cast<const int2*>(
-            a.winners + tile.group(half) * width + channel));
+        const int2 won = __ldg(reinterpret_cast<const int2*>(from.winners[half] + at));
         const float2 g = unpack_pair<T>(__byte_perm(won.x, won.y, 0x5410));
         above = {won.x >> 16 == tile.neighbour(half) ? g.x : 0.f,
                  won.y >> 16 == tile.neighbour(half) ? g.y : 0.f};
       } else if (weight > 0.f) {
-        const float2 dz = unpack_pair<T>(__ldg(reinterpret_cast<const uint32_t*>(
-            a.above + (first + r + 8 * half) * width + channel)));
-        above = {affine.x * dz.x, affine.z * dz.y};
+        const float2 dz =
+            unpack_pair<T>(__ldg(reinterpret_cast<const uint32_t*>(from.rows[half] + at)));
+        above = {st.x * dz.x, st.z * dz.y};
       }
       float& y0 = y[b][2 * half];
       float& y1 = y[b][2 * half + 1];
-      y0 = weight > 0.f ? above.x + weight * fmaf(dense.y, y0, dense.x) : 0.f;
-      y1 = weight > 0.f ? above.y + weight * fmaf(dense.w, y1, dense.z) : 0.f;
+      y0 = fmaf(weight, fmaf(ab.y, y0, ab.x), above.x);
+      y1 = fmaf(weight, fmaf(ab.w, y1, ab.z), above.y);
     }
   }
 }
@@ -224,7 +239,7 @@ struct EdgeBackwardPass {
   T* x_tile;
   EdgeWeightGradient<kOut, kHidden> dw;
   EdgeColumnSums<kHidden> sums;
-  EdgeGathered<T> gathered;
+  EdgeGathered gathered;
   EdgeOperand<kHidden> x, centred;
 
   __device__ __forceinline__ T* dy_rows() const {
@@ -235,17 +250,19 @@ struct EdgeBackwardPass {
   }
 
   // The operands of dW go into shared memory, dz takes the place of x.
-  __device__ __forceinline__ void compute(const EdgeTile& tile, const EdgeTile& next,
-                                          int64_t first) {
+  __device__ __forceinline__ void compute(const EdgeTile& tile, const EdgeTile& next) {
     const EdgeProblem<T>& p = a.problem;
     const int last = p.layers - 1, width_in = p.width[last - 1], ld = width_in + kEdgePad;
     hidden_layers<T, kHidden>(p, w, tile, gathered, next, last, x, a.center,
                               kData ? &centred : nullptr);
+    const EdgeAbove<T> above(a, tile, start);
+    const int pair = start / 2 + lane_id() % 4;
+    const float4* affine = layer_affine(p) + pair;
     float dx[kHidden / 8][4] = {};
     for (int c = 0; 32 * c < columns; ++c) {
       float y[4][4] = {};
       if (a.dense) product<T>(x, width_in, w.layer[last], ld, c, y);
-      output_gradient(a, tile, first, start / 32 + c, y);
+      output_gradient(a, tile, above, affine, a.dense + pair, c, y);
       EdgeOperand<32> dy;
       store_operand<T>(y, 0, dy);
       if constexpr (kWeights) {
@@ -282,8 +299,8 @@ struct EdgeBackwardPass {
     }
   }
 
-  // dz, which is in x, into its rows and sums.
-  __device__ __forceinline__ void write_rows(int64_t first, int64_t end) {
+  // dz, which is in x, into the tile's rows and sums.
+  __device__ __forceinline__ void write_rows(const EdgeTile& tile, int rows) {
     const int width_in = a.problem.width[a.problem.layers - 2];
     __syncwarp();
 #pragma unroll
@@ -294,12 +311,15 @@ struct EdgeBackwardPass {
     }
     __syncwarp();
     sums.add(x_rows(), Tiles::kX, dy_rows(), Tiles::kDy, width_in);
-    const int pieces = width_in / 8;
-    const int rows = static_cast<int>(min(end - first, int64_t{kEdgeRows}));
-    for (int i = lane_id(); i < rows * pieces; i += 32) {
-      const int row = i / pieces, piece = i % pieces;
-      reinterpret_cast<uint4*>(a.below + (first + row) * width_in)[piece] =
-          reinterpret_cast<const uint4*>(x_rows() + row * Tiles::kX)[piece];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = lane_id() / 4 + 8 * half;
+      if (row >= rows) continue;
+      T* to = a.below + tile.edge(half, a.problem.k) * width_in;
+      for (int at = 8 * (lane_id() % 4); at < width_in; at += 32) {
+        *reinterpret_cast<uint4*>(to + at) =
+            *reinterpret_cast<const uint4*>(x_rows() + row * Tiles::kX + at);
+      }
     }
     __syncwarp();
   }
@@ -311,7 +331,7 @@ struct EdgeBackwardPass {
     const int64_t stride = int64_t{gridDim.x} * kEdgeWarps * kEdgeRows;
     int64_t block_first = int64_t{blockIdx.x} * kEdgeWarps * kEdgeRows;
     int64_t first = block_first + warp_id() * kEdgeRows;
-    EdgeTile tile;
+    EdgeTile tile, done;
     if (first < end) {
       tile = load_tile(p, static_cast<int>(first), end);
       gathered.start_copy(p, tile, 0, p.width[0]);
@@ -321,7 +341,8 @@ struct EdgeBackwardPass {
       if (has_rows) {
         const int64_t following = first + stride < end ? first + stride : first;
         const EdgeTile next = load_tile(p, static_cast<int>(following), end);
-        compute(tile, next, first);
+        compute(tile, next);
+        done = tile;
         tile = next;
       } else if constexpr (kWeights) {
         clear_rows();
@@ -332,7 +353,7 @@ struct EdgeBackwardPass {
         __syncthreads();
       }
       if constexpr (kData) {
-        if (has_rows) write_rows(first, end);
+        if (has_rows) write_rows(done, static_cast<int>(min(end - first, int64_t{kEdgeRows})));
       }
     }
   }

@@ -40,6 +40,11 @@ void dispatch_half(const char* op, const Tensor& like, Fn&& fn) {
   dispatch(Choices<DType::kFloat16, DType::kBFloat16>{}, dtype, fn);
 }
 
+// K: there is room for every entry in the list.
+int neighbours_of(const Tensor& list, const Tensor& ends) {
+  return static_cast<int>(list.size(0) / ends.numel());
+}
+
 EdgeEntries entries_of(const char* op, const Tensor& idx, int64_t n) {
   constexpr int64_t kMaxEntries = std::numeric_limits<int32_t>::max();
   FUSEDOPS_CHECK(idx.scalar_type() == ScalarType::Long, op, ": idx must be int64; got ",
@@ -91,15 +96,14 @@ std::tuple<Tensor, Tensor> edge_list(const Tensor& idx,   // (B, M, K)
 
   // Allocate, launch
   const Tensor list = torch::stable::new_empty(idx, {idx.numel(), 4}, ScalarType::Int);
-  const Tensor points = torch::stable::new_empty(idx, {idx.numel()});
-  cudaMemsetAsync(points.mutable_data_ptr(), 0xff, sizeof(int64_t) * idx.numel(), scope.stream());
+  const Tensor merged = torch::stable::new_empty(idx, {idx.size(0), idx.size(1), idx.size(2)});
   edge_list_kernel<<<blocks_for(32 * entries.groups, kEdgeListThreads), kEdgeListThreads, 0,
                      scope.stream()>>>(entries, read<int>(ends_), write<int4>(list),
-                                       write<int64_t>(points));
+                                       write<int64_t>(merged));
 
   // Launch check
   check_launch(kOp);
-  return {list, points};
+  return {list, merged};
 }
 
 Tensor edge_moments(const Tensor& list, const Tensor& ends, const OptionalTensor& points,
@@ -121,7 +125,8 @@ Tensor edge_moments(const Tensor& list, const Tensor& ends, const OptionalTensor
   const Tensor out = torch::stable::new_empty(list, {list.size(0), 4}, ScalarType::Float);
   edge_moments_kernel<<<blocks_for(list.size(0), kEdgeFirstThreads), kEdgeFirstThreads, 0,
                         scope.stream()>>>(read<int4>(list), read<int>(ends),
-                                          static_cast<int>(ends.numel()), read<float>(points_),
+                                          static_cast<int>(ends.numel()), neighbours_of(list, ends),
+                                          read<float>(points_),
                                           read<float>(centers_), write<float4>(out));
 
   // Launch check
@@ -153,7 +158,8 @@ Tensor edge_winners(const Tensor& winners,  // (B, M, C)
     edge_winners_kernel<<<blocks_for(threads, kEdgeFirstThreads), kEdgeFirstThreads, 0,
                           scope.stream()>>>(read<int>(winners_), read<int4>(list), read<int>(ends),
                                             static_cast<int>(ends.numel()),
-                                            static_cast<int>(width), write<T>(rows));
+                                            neighbours_of(list, ends), static_cast<int>(width),
+                                            write<T>(rows));
   });
 
   // Launch check
@@ -174,7 +180,8 @@ Tensor edge_group_sums(const Tensor& rows, const Tensor& list, const Tensor& end
                  ": rows must have shape (B, N, C) where they are gathered, else (E, C); got ",
                  shape_string(rows));
   const int64_t width = rows.size(rows.dim() - 1);
-  FUSEDOPS_CHECK(width % 32 == 0, kOp, ": rows must have a multiple of 32 channels; got ", width);
+  FUSEDOPS_CHECK(width * static_cast<int64_t>(rows.element_size()) % 16 == 0, kOp,
+                 ": rows must be multiples of 16 bytes; got ", width, " channels");
   const Tensor dense = torch::stable::contiguous(rows);
 
   // Allocate, launch
@@ -186,6 +193,7 @@ Tensor edge_group_sums(const Tensor& rows, const Tensor& list, const Tensor& end
                              .list = read<int4>(list),
                              .ends = read<int>(ends),
                              .groups = static_cast<int>(ends.numel()),
+                             .k = neighbours_of(list, ends),
                              .width = static_cast<int>(width),
                              .gathers = gathers,
                              .out = write<float>(out)};
@@ -223,8 +231,7 @@ std::tuple<Tensor, Tensor> edge_close(const Tensor& sums,  // (R, C)
   const auto affine_ = check("affine", affine, fp32, {width, 2});
   const auto dense_ = check("dense", dense, fp32, {width, 2});
   const auto moments_ = check("moments", moments, fp32, {rows, 4});
-  const bool wide = own && own->scalar_type() == fp32;
-  const auto own_ = check("own", own, wide ? fp32 : like.scalar_type(), {rows, width});
+  const auto own_ = check("own", own, fp32, {rows, width});
   const auto others_ = check("others", others, fp32, {rows, width});
   const auto weight_ =
       check("offset_weight", offset_weight, like.scalar_type(), {width, kEdgeOffsetColumns});
@@ -245,13 +252,12 @@ std::tuple<Tensor, Tensor> edge_close(const Tensor& sums,  // (R, C)
                          .affine = read<float2>(affine_),
                          .dense = read<float2>(dense_),
                          .moments = read<float4>(moments_),
-                         .own = read<void>(own_),
+                         .own = read<float>(own_),
                          .others = read<float>(others_),
                          .offset_weight = read<T>(weight_),
                          .coordinates = read<float>(coordinates_),
                          .rows = rows,
                          .width = static_cast<int>(width),
-                         .wide_own = wide,
                          .out = write<float>(out),
                          .partial = write<float>(partial)};
     const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(width / 32));

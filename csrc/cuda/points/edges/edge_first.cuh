@@ -10,8 +10,8 @@ namespace fusedops {
 inline constexpr int kEdgeFirstThreads = 256;
 inline constexpr int kEdgeVector = 8;  // channels of a thread
 
-// (weight, weight * offset) of every row.
-static __global__ void edge_moments_kernel(const int4* list, const int* ends, int groups,
+// (weight, weight * offset) of every edge that counts: [groups][k].
+static __global__ void edge_moments_kernel(const int4* list, const int* ends, int groups, int k,
                                     const float* points, const float* centers, float4* out) {
   const int row = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
   if (row >= ends[groups - 1]) return;
@@ -24,13 +24,13 @@ static __global__ void edge_moments_kernel(const int4* list, const int* ends, in
       offset[d] = points[int64_t{record.x} * 3 + d] - center;
     }
   }
-  out[row] = {w, w * offset[0], w * offset[1], w * offset[2]};
+  out[int64_t{record.y} * k + record.z] = {w, w * offset[0], w * offset[1], w * offset[2]};
 }
 
-// Rows (r, c) of T: the gradients of the maxima that row r has.
+// Rows of T by edge, [groups][k][width]: the gradients of the maxima that it has.
 template <class T>
 __global__ void edge_winners_kernel(const int* winners, const int4* list, const int* ends,
-                                    int groups, int width, T* rows) {
+                                    int groups, int k, int width, T* rows) {
   const int pieces = width / kEdgeVector;
   const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   const int64_t row = i / pieces;
@@ -44,17 +44,18 @@ __global__ void edge_winners_kernel(const int* winners, const int4* list, const 
     const int won = __ldg(from + c);
     values[c] = won >> 16 == record.z ? static_cast<unsigned short>(won) : 0;
   }
-  *reinterpret_cast<uint4*>(rows + row * width + channel) =
+  *reinterpret_cast<uint4*>(rows + (int64_t{record.y} * k + record.z) * width + channel) =
       *reinterpret_cast<const uint4*>(values);
 }
 
-// out[g] = the sum of rows[r], or of weight * rows[point of r], over the rows r of group g.
+// out[g] = the sum of rows[e], or of weight * rows[point of e], over the edges e of group g that
+// count; rows are by edge, [groups][k], or by point.
 template <class T>
 struct EdgeGroupSums {
   const T* rows;
   const int4* list;
   const int* ends;
-  int groups, width;
+  int groups, k, width;
   bool gathers;
   float* out;
 };
@@ -71,9 +72,9 @@ __global__ void edge_group_sums_kernel(EdgeGroupSums<T> a) {
   float sum[kV] = {};
 #pragma unroll 4
   for (int row = first; row < end; ++row) {
-    const int4 record = a.gathers ? __ldg(a.list + row) : int4{};
+    const int4 record = __ldg(a.list + row);
     const float w = a.gathers ? __int_as_float(record.w) : 1.f;
-    const int64_t from = a.gathers ? record.x : row;
+    const int64_t from = a.gathers ? record.x : int64_t{record.y} * a.k + record.z;
     const auto values = *reinterpret_cast<const Vec<T, kV>*>(a.rows + from * a.width + channel);
 #pragma unroll
     for (int v = 0; v < kV; ++v) sum[v] = fmaf(w, to_compute(values.value[v]), sum[v]);
@@ -94,13 +95,12 @@ struct EdgeClose {
   const float2* affine;    // its scale, or null for 1
   const float2* dense;     // (A, B), or null
   const float4* moments;   // [rows]
-  const void* own;         // [rows][width] in fragment order, T or fp32, or null
+  const float* own;        // [rows][width] in fragment order, or null
   const float* others;     // [rows][width] in fragment order, or null
   const T* offset_weight;  // [width][8], or null
   const float* coordinates;  // [rows][3], or null
   int64_t rows;
   int width;
-  bool wide_own;
   float* out;      // [rows][width]
   float* partial;  // [grid.x][width][3], where there are coordinates
 };
@@ -123,6 +123,7 @@ __global__ void __launch_bounds__(32 * kEdgeCloseRows) edge_close_kernel(EdgeClo
   if (a.dense && a.offset_weight) {
     for (int d = 0; d < 3; ++d) w[d] = to_compute(a.offset_weight[c * kEdgeOffsetColumns + d]);
   }
+#pragma unroll 4
   for (int64_t row = int64_t{blockIdx.x} * kEdgeCloseRows + threadIdx.y; row < a.rows;
        row += int64_t{gridDim.x} * kEdgeCloseRows) {
     const int64_t i = row * a.width + c, in_fragment = row * a.width + place;
@@ -130,10 +131,7 @@ __global__ void __launch_bounds__(32 * kEdgeCloseRows) edge_close_kernel(EdgeClo
     if (a.dense) {
       const float4 m = __ldg(a.moments + row);
       float y = fmaf(w[0], m.y, fmaf(w[1], m.z, w[2] * m.w));
-      if (a.own) {
-        y = fmaf(m.x, a.wide_own ? static_cast<const float*>(a.own)[in_fragment]
-                                 : to_compute(static_cast<const T*>(a.own)[in_fragment]), y);
-      }
+      if (a.own) y = fmaf(m.x, a.own[in_fragment], y);
       if (a.others) y += a.others[in_fragment];
       value += fmaf(m.x, ab.x, ab.y * y);
     }

@@ -24,9 +24,6 @@ struct EdgeStage {
   unsigned short code[8][kStride];
 };
 
-// v beats best where it is larger, or NaN where best is none.
-__device__ __forceinline__ bool beats(float v, float best) { return !(v <= best) && best == best; }
-
 // The maxima of the rows that a lane has seen. A code is 2 * step + half, 255 before any.
 template <int kColumns>
 struct EdgeMaxima {
@@ -49,17 +46,15 @@ struct EdgeMaxima {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const int i = 8 * c + 2 * b + h;
-        const float low = v[b][h], high = v[b][2 + h];
-        if constexpr (kWhich) {
-          const bool second = beats(high, low);
-          const float value = second ? high : low;
-          if (beats(value, best[i])) {
-            best[i] = value;
-            const uint32_t found = 2 * step + (second ? 1 : 0);
-            code[i / 4] = __byte_perm(code[i / 4], found, place_of(i % 4));
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const float larger = max_or_nan(best[i], v[b][2 * half + h]);
+          if constexpr (kWhich) {
+            if (larger != best[i]) {
+              code[i / 4] = __byte_perm(code[i / 4], 2 * step + half, place_of(i % 4));
+            }
           }
-        } else {
-          best[i] = max_or_nan(best[i], max_or_nan(low, high));
+          best[i] = larger;
         }
       }
     }
@@ -70,12 +65,19 @@ struct EdgeMaxima {
   static __host__ __device__ constexpr uint32_t place_of(int byte) {
     return (0x3210u & ~(0xfu << 4 * byte)) | 4u << 4 * byte;
   }
-  static __device__ __forceinline__ float max_or_nan(float a, float b) {
-    float result;
-    asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
-    return result;
-  }
 };
+
+inline constexpr int kEdgeNoPlace = 8 * 255;
+
+// The larger value, at the lower place of equal ones; NaN is the largest.
+template <bool kWhich>
+__device__ __forceinline__ void take_best(float v, int at, float& best, int& place) {
+  if constexpr (kWhich) {
+    const bool better = v > best || v != v || (v == best && at < place);
+    place = better ? at : place;
+  }
+  best = max_or_nan(best, v);
+}
 
 template <class T, int kColumns, bool kWhich>
 __device__ __forceinline__ void write_group(const EdgeForward<T>& a, int64_t group, int2 rows,
@@ -99,31 +101,28 @@ __device__ __forceinline__ void write_group(const EdgeForward<T>& a, int64_t gro
       }
     }
     __syncwarp();
+    const int column = 2 * lane_id();
+    float best[2] = {-INFINITY, -INFINITY};
+    int place[2] = {kEdgeNoPlace, kEdgeNoPlace};
+#pragma unroll
+    for (int row = 0; row < 8; ++row) {
+      const float2 v = *reinterpret_cast<const float2*>(&stage.best[row][column]);
+      ushort2 code{};
+      if constexpr (kWhich) code = *reinterpret_cast<const ushort2*>(&stage.code[row][column]);
+      take_best<kWhich>(v.x, 8 * code.x + row, best[0], place[0]);
+      take_best<kWhich>(v.y, 8 * code.y + row, best[1], place[1]);
+    }
+    const bool empty = rows.x >= rows.y;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int column = 2 * lane_id() + h;
-      float best = stage.best[0][column];
-      int position = kWhich ? 8 * stage.code[0][column] : 0;
-#pragma unroll
-      for (int row = 1; row < 8; ++row) {
-        const float v = stage.best[row][column];
-        if constexpr (kWhich) {
-          const int at = 8 * stage.code[row][column] + row;
-          const bool tie = v == best || (v != v && best != best);
-          if (beats(v, best) || (tie && at < position)) best = v, position = at;
-        } else {
-          if (beats(v, best)) best = v;
-        }
-      }
-      const int channel = first + column;
+      const int channel = first + column + h;
       if (channel >= a.channels) continue;
-      const bool empty = rows.x >= rows.y;
       const int64_t to = group * a.channels + channel;
-      if (a.out) a.out[to] = from_compute<T>(empty ? 0.f : edge_activation(a.problem, best));
+      if (a.out) a.out[to] = from_compute<T>(empty ? 0.f : edge_activation(a.problem, best[h]));
       if constexpr (kWhich) {
         // NOTE: where nothing beats -Inf, it is the first row's.
-        const int row = rows.x + (position < 8 * 255 ? position : 0);
-        a.best[to] = empty ? 0.f : best;
+        const int row = rows.x + (place[h] < kEdgeNoPlace ? place[h] : 0);
+        a.best[to] = empty ? 0.f : best[h];
         a.which[to] = static_cast<int16_t>(empty ? -1 : __ldg(&a.problem.list[row].z));
       }
     }
@@ -210,7 +209,7 @@ struct EdgeForwardPass {
   int start, columns;  // of the last layer
   EdgeMaxima<kLast> maxima;
   EdgeSums<kLast> sums;
-  EdgeGathered<T> gathered;
+  EdgeGathered gathered;
 
   __device__ __forceinline__ void gather(const EdgeTile& tile) {
     const EdgeProblem<T>& p = a.problem;
@@ -227,7 +226,7 @@ struct EdgeForwardPass {
       hidden_layers<T, kHidden>(p, w, tile, gathered, next, last, x, nullptr, nullptr);
     } else {
       gathered.wait();
-      if (p.offset_weight) offset_operand(gathered, offsets);
+      if (p.offset_weight) offset_operand<T>(gathered, offsets);
     }
 #pragma unroll
     for (int c = 0; c < kLast / 32; ++c) {
@@ -297,10 +296,13 @@ struct EdgeForwardPass {
 };
 
 // Blocks of a kernel that an SM is to hold: the narrow ones hide each other's latencies.
-__host__ __device__ constexpr int edge_blocks_of_sm(int widest) { return widest <= 64 ? 2 : 1; }
+__host__ __device__ constexpr int edge_blocks_of_sm(int widest, bool is_lean = false) {
+  return widest <= 64 || is_lean ? 2 : 1;
+}
 
 template <class T, int kHidden, int kLast, bool kPool, bool kWhich, bool kSums>
-__global__ void __launch_bounds__(kEdgeThreads, edge_blocks_of_sm(kHidden > kLast ? kHidden : kLast))
+__global__ void __launch_bounds__(kEdgeThreads, edge_blocks_of_sm(kHidden > kLast ? kHidden : kLast,
+                                                  kHidden <= 64 && !kWhich && !kSums))
     edge_forward_kernel(const __grid_constant__ EdgeForward<T> a) {
   extern __shared__ __align__(16) unsigned char memory[];
   const EdgeProblem<T>& p = a.problem;
@@ -330,7 +332,7 @@ __global__ void __launch_bounds__(kEdgeThreads, edge_blocks_of_sm(kHidden > kLas
 // Bytes of shared memory for the rows that are gathered, `columns` wide.
 template <class T>
 int edge_gathered_bytes(const EdgeProblem<T>& p, int columns) {
-  return p.rows && !p.wide_rows ? kEdgeWarps * kEdgeRows * (columns + kEdgePad) * 2 : 0;
+  return p.rows ? kEdgeWarps * kEdgeRows * (columns + kEdgePad / 2) * 4 : 0;
 }
 
 // Bytes of shared memory for the layers, all but `last_rows` rows of the last one left out.

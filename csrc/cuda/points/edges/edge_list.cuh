@@ -46,9 +46,10 @@ static __global__ void edge_count_kernel(EdgeEntries e, int* counts) {
   if (threadIdx.x % 32 == 0) counts[group] = count;
 }
 
-// ends: the sums of the counts up to and with each group. points: of the rows, for a sum by point.
+// ends: the sums of the counts up to and with each group. merged: idx with -1
+// where an entry is none or a repeat.
 static __global__ void edge_list_kernel(EdgeEntries e, const int* ends, int4* list,
-                                 int64_t* points) {
+                                 int64_t* merged) {
   const int64_t group = group_of_warp();
   if (group >= e.groups) return;
   const unsigned lower = (1u << threadIdx.x % 32) - 1;
@@ -64,17 +65,15 @@ static __global__ void edge_list_kernel(EdgeEntries e, const int* ends, int4* li
       if (at == 0) {
         opening = record;
       } else {
-        const int row = to + __popc(live & lower);
-        list[row] = record;
-        points[row] = record.x;
+        list[to + __popc(live & lower)] = record;
       }
     }
     to += __popc(live);
+    if (at < e.k) merged[group * e.k + at] = valid && !repeat ? j : -1;
   });
   if (threadIdx.x % 32 == 0 && e.is_row(__ldg(e.idx + group * e.k))) {
     opening.w = __float_as_int(1.f + static_cast<float>(repeats));
     list[start] = opening;
-    points[start] = opening.x;
   }
 }
 

@@ -34,7 +34,7 @@ V* write_if(bool wanted, const Tensor& tensor) {
 
 template <class T>
 EdgeProblem<T> problem_of(const EdgeArguments& a) {
-  EdgeProblem<T> p{.rows = read<void>(a.rows),
+  EdgeProblem<T> p{.rows = read<float>(a.rows),
                    .group_rows = read<float>(a.group_rows),
                    .offset_weight = read<T>(a.offset_weight),
                    .points = read<float>(a.points),
@@ -44,11 +44,11 @@ EdgeProblem<T> problem_of(const EdgeArguments& a) {
                    .weights = static_cast<const T*>(a.weights.const_data_ptr()),
                    .affine = static_cast<const float4*>(a.affine.const_data_ptr()),
                    .groups = static_cast<int>(a.clouds * a.groups),
+                   .k = static_cast<int>(a.edges / (a.clouds * a.groups)),
                    .layers = a.layers,
                    .width = {},
                    .slope = static_cast<float>(a.slope),
                    .is_relu = a.slope == 0,
-                   .wide_rows = a.rows && a.rows->element_size() == 4,
                    .probes = false};
   for (int l = 0; l < a.layers; ++l) p.width[l] = static_cast<int>(a.widths[l]);
   return p;

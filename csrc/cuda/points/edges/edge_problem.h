@@ -23,7 +23,7 @@ inline constexpr int kEdgeOffsetColumns = 8;     // of an offset's weights: x y 
 template <class T>
 struct EdgeProblem {
   // Channel 32 c + 8 b + 2 q + h of a row is at 32 c + 8 q + 2 b + h: a lane's share in one piece.
-  const void* rows;         // [clouds * n][width[0]], T or fp32, or null
+  const float* rows;        // [clouds * n][width[0]], or null
   const float* group_rows;  // [groups][width[0]], or null
   const T* offset_weight;  // [width[0]][kEdgeOffsetColumns], or null
   const float* points;     // [clouds * n][3]
@@ -32,11 +32,10 @@ struct EdgeProblem {
   const int* ends;         // [groups]: where the group's rows end
   const T* weights;        // W_2, W_3, ...: [width[l]][width[l - 1]]
   const float4* affine;    // (scale, shift) of two channels, layer behind layer
-  int groups, layers;
+  int groups, k, layers;
   int width[kEdgeMaxLayers];
   float slope;      // of the activation below 0: 0 for ReLU, 1 for none
   bool is_relu;     // -Inf gives 0 then, not NaN
-  bool wide_rows;   // rows are fp32
   bool probes;      // the last layer's values are sign(scale) y instead
 };
 

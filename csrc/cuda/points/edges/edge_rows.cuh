@@ -17,13 +17,16 @@ __device__ __forceinline__ int lane_id() { return static_cast<int>(threadIdx.x %
 __device__ __forceinline__ int warp_id() { return static_cast<int>(threadIdx.x / 32); }
 
 // A lane's two rows of 16, lane / 4 and lane / 4 + 8: their records. Rows behind the end repeat the
-// first one with weight 0.
+// first one with weight 0, as no neighbour.
 struct EdgeTile {
   int4 record[2];
 
   __device__ __forceinline__ int64_t point(int half) const { return record[half].x; }
   __device__ __forceinline__ int64_t group(int half) const { return record[half].y; }
   __device__ __forceinline__ int neighbour(int half) const { return record[half].z; }
+  __device__ __forceinline__ int64_t edge(int half, int k) const {
+    return group(half) * k + neighbour(half);
+  }
   __device__ __forceinline__ float weight(int half) const {
     return __int_as_float(record[half].w);
   }
@@ -36,20 +39,20 @@ __device__ __forceinline__ EdgeTile load_tile(const EdgeProblem<T>& p, int first
   for (int half = 0; half < 2; ++half) {
     const int row = first + lane_id() / 4 + 8 * half;
     tile.record[half] = __ldg(p.list + (row < end ? row : first));
-    if (row >= end) tile.record[half].w = 0;
+    if (row >= end) tile.record[half].z = -1, tile.record[half].w = 0;
   }
   return tile;
 }
 
 // What a tile gathers: its rows, which are copied to the warp's place in shared memory, and a lane's
 // offsets.
-template <class T>
 struct EdgeGathered {
-  T* rows;  // [kEdgeRows][ld]; null where there are none or they are fp32
+  float* rows;  // [kEdgeRows][ld], or null
   int ld;
   float offset[2][3];
 
   // Starts copying channels start .. start + columns of the tile's rows.
+  template <class T>
   __device__ __forceinline__ void start_copy(const EdgeProblem<T>& p, const EdgeTile& tile, int start,
                                              int columns) {
 #pragma unroll
@@ -62,9 +65,12 @@ struct EdgeGathered {
         }
       }
       if (rows) {
-        const T* from = static_cast<const T*>(p.rows) + tile.point(half) * p.width[0] + start;
-        T* to = rows + (lane_id() / 4 + 8 * half) * ld;
-        for (int at = 8 * (lane_id() % 4); at < columns; at += 32) copy_async(to + at, from + at);
+        const float* from = p.rows + tile.point(half) * p.width[0] + start;
+        float* to = rows + (lane_id() / 4 + 8 * half) * ld;
+        for (int at = 8 * (lane_id() % 4); at < columns; at += 32) {
+          copy_async(to + at, from + at);
+          copy_async(to + at + 4, from + at + 4);
+        }
       }
     }
     if (rows) asm volatile("cp.async.commit_group;");
@@ -75,13 +81,13 @@ struct EdgeGathered {
     if (rows) asm volatile("cp.async.wait_group 0;" ::: "memory");
   }
 
-  __device__ __forceinline__ uint4 values(int half, int c) const {
-    return *reinterpret_cast<const uint4*>(rows + (lane_id() / 4 + 8 * half) * ld + 32 * c +
-                                           8 * (lane_id() % 4));
+  // The lane's share of channels 32 c .. 32 c + 31 of a row.
+  __device__ __forceinline__ const float* share(int half, int c) const {
+    return rows + (lane_id() / 4 + 8 * half) * ld + 32 * c + 8 * (lane_id() % 4);
   }
 
  private:
-  static __device__ __forceinline__ void copy_async(T* to, const T* from) {
+  static __device__ __forceinline__ void copy_async(float* to, const float* from) {
     const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(to));
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
   }
@@ -89,7 +95,7 @@ struct EdgeGathered {
 
 // The offsets as an operand 16 x 8: their rounded values and what rounding left.
 template <class T>
-__device__ __forceinline__ void offset_operand(const EdgeGathered<T>& x, uint32_t (&a)[2]) {
+__device__ __forceinline__ void offset_operand(const EdgeGathered& x, uint32_t (&a)[2]) {
   const int q = lane_id() % 4;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -105,21 +111,11 @@ __device__ __forceinline__ void offset_operand(const EdgeGathered<T>& x, uint32_
   }
 }
 
-template <class T>
-__device__ __forceinline__ void add_row(float (&y)[4][4], uint4 values, int half) {
-  const uint32_t pairs[4] = {values.x, values.y, values.z, values.w};
-#pragma unroll
-  for (int b = 0; b < 4; ++b) {
-    const float2 v = unpack_pair<T>(pairs[b]);
-    y[b][2 * half] += v.x;
-    y[b][2 * half + 1] += v.y;
-  }
-}
-
-__device__ __forceinline__ void add_wide_row(float (&y)[4][4], const float* row, int half) {
+// Adds a lane's share of a row to its half of a tile.
+__device__ __forceinline__ void add_row(float (&y)[4][4], const float* row, int half) {
 #pragma unroll
   for (int pair = 0; pair < 2; ++pair) {
-    const float4 v = __ldg(reinterpret_cast<const float4*>(row) + pair);
+    const float4 v = reinterpret_cast<const float4*>(row)[pair];
     y[2 * pair][2 * half] += v.x;
     y[2 * pair][2 * half + 1] += v.y;
     y[2 * pair + 1][2 * half] += v.z;
@@ -131,7 +127,7 @@ __device__ __forceinline__ void add_wide_row(float (&y)[4][4], const float* row,
 // offset_weight is in shared memory.
 template <class T>
 __device__ __forceinline__ void first_layer(const EdgeProblem<T>& p, const EdgeTile& tile,
-                                            const EdgeGathered<T>& gathered,
+                                            const EdgeGathered& gathered,
                                             const uint32_t (&offsets)[2], const T* offset_weight,
                                             int start, int c, float (&y)[4][4]) {
   const int q = lane_id() % 4;
@@ -140,12 +136,9 @@ __device__ __forceinline__ void first_layer(const EdgeProblem<T>& p, const EdgeT
   for (int b = 0; b < 4; ++b) y[b][0] = y[b][1] = y[b][2] = y[b][3] = 0.f;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    if (gathered.rows) add_row<T>(y, gathered.values(half, c), half);
-    if (p.rows && p.wide_rows) {
-      add_wide_row(y, static_cast<const float*>(p.rows) + tile.point(half) * p.width[0] + at, half);
-    }
+    if (gathered.rows) add_row(y, gathered.share(half, c), half);
     if (p.group_rows) {
-      add_wide_row(y, p.group_rows + tile.group(half) * p.width[0] + at, half);
+      add_row(y, p.group_rows + tile.group(half) * p.width[0] + at, half);
     }
   }
   if (p.offset_weight) {
@@ -197,10 +190,25 @@ __device__ __forceinline__ void apply_affine(const float4* affine, int c, float 
   }
 }
 
+__device__ __forceinline__ float max_or_nan(float a, float b) {
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+
 template <class T>
 __device__ __forceinline__ float edge_activation(const EdgeProblem<T>& p, float z) {
-  const float below = p.is_relu ? 0.f : p.slope * z;
-  return z < 0.f ? below : z;
+  if (p.is_relu) return max_or_nan(z, 0.f);
+  return z < 0.f ? p.slope * z : z;
+}
+
+template <class T>
+__device__ __forceinline__ void apply_activation(const EdgeProblem<T>& p, float (&z)[4][4]) {
+#pragma unroll
+  for (int b = 0; b < 4; ++b) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) z[b][i] = edge_activation(p, z[b][i]);
+  }
 }
 
 // Writes channels 32 c .. 32 c + 31 into an operand.
@@ -248,13 +256,13 @@ __device__ __forceinline__ void store_centred(const float (&y)[4][4], const floa
 // `centred` where one is given.
 template <class T, int kWidth>
 __device__ __forceinline__ void hidden_layers(const EdgeProblem<T>& p, const EdgeWeights<T>& w,
-                                              const EdgeTile& tile, EdgeGathered<T>& gathered,
+                                              const EdgeTile& tile, EdgeGathered& gathered,
                                               const EdgeTile& next, int depth,
                                               EdgeOperand<kWidth>& x, const float* center,
                                               EdgeOperand<kWidth>* centred) {
   uint32_t offsets[2] = {};
   gathered.wait();
-  if (p.offset_weight) offset_operand(gathered, offsets);
+  if (p.offset_weight) offset_operand<T>(gathered, offsets);
   EdgeOperand<kWidth> next_x;
   for (int l = 0; l < depth; ++l) {
 #pragma unroll
@@ -268,11 +276,7 @@ __device__ __forceinline__ void hidden_layers(const EdgeProblem<T>& p, const Edg
       }
       if (centred && l == depth - 1) store_centred<T>(y, center, c, *centred);
       apply_affine(w.affine[l], c, y);
-#pragma unroll
-      for (int b = 0; b < 4; ++b) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) y[b][i] = edge_activation(p, y[b][i]);
-      }
+      apply_activation(p, y);
       store_operand<T>(y, c, next_x);
     }
     if (l == 0) gathered.start_copy(p, next, 0, p.width[0]);
@@ -294,11 +298,11 @@ struct SharedTaker {
 
 // A warp's place for the rows that it gathers, `columns` wide.
 template <class T>
-__device__ __forceinline__ EdgeGathered<T> take_gathered(const EdgeProblem<T>& p, int columns,
+__device__ __forceinline__ EdgeGathered take_gathered(const EdgeProblem<T>& p, int columns,
                                                          SharedTaker& shared) {
-  EdgeGathered<T> gathered{nullptr, columns + kEdgePad, {}};
-  if (p.rows && !p.wide_rows) {
-    T* all = shared.take<T>(kEdgeWarps * kEdgeRows * gathered.ld);
+  EdgeGathered gathered{nullptr, columns + kEdgePad / 2, {}};
+  if (p.rows) {
+    float* all = shared.take<float>(kEdgeWarps * kEdgeRows * gathered.ld);
     gathered.rows = all + warp_id() * kEdgeRows * gathered.ld;
   }
   return gathered;
