@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from fusedops.bench.suites.base import ALL, Selection, load_suite
 from fusedops.bench.suites.pointnet import clouds, layers, nets, plain, search
 
 CPU = torch.device("cpu")
+DRAW = Path(__file__).resolve().parents[2] / "perf/points/draw_layers.py"
 
 
 @pytest.fixture(autouse=True)
@@ -192,6 +194,27 @@ def test_a_wrong_layer_gets_no_time(
     monkeypatch.setattr(layers, "ours", wrong)
     assert bench("--shapes", "2x32x16", "--pass", "fwd", "--peers", "eager") == 1
     assert "FAILED WrongModelError: result 0: relative error" in capsys.readouterr().out
+
+
+def test_layer_times_are_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    suite = load_suite("pointnet")
+    names = [case.name for case in suite.cases(Selection("fwd")) if case["kind"] == "sweep"]
+    found = [
+        dict.fromkeys(results.COLUMNS, "")
+        | {"suite": "pointnet", "case": name, "dtype": "bf16", "pass": pass_, "gpu": "H200"}
+        | {"ours_us": "10", "peer": "eager", "peer_us": "80"}
+        for name in names
+        for pass_ in ("fwd", "step")
+    ]
+    results.merge_rows(tmp_path / "a.csv", found)
+    spec = importlib.util.spec_from_file_location("draw_layers", DRAW)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.draw(results.read_rows(tmp_path / "a.csv"), tmp_path / "a.svg")
+    assert "<svg" in (tmp_path / "a.svg").read_text()
 
 
 @pytest.mark.gpu
