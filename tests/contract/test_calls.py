@@ -70,6 +70,25 @@ def calls(device):
             "interpolation_weights": {"dist2": ones(2, 4, 3), "idx": idx},
             "knn_interpolate": {"features": features, **pair},
             "GridIndex": {"points": cloud},
+            "set_abstraction": {
+                "xyz": cloud,
+                "features": features,
+                "centers": cloud[:, :4],
+                "idx": idx,
+                "weights": [ones(4, 8)],
+            },
+            "edge_conv": {
+                "features": features[:, :4],
+                "idx": idx,
+                "weights": [ones(4, 10)],
+            },
+            "feature_propagation": {
+                "xyz": cloud,
+                "known_xyz": cloud,
+                "features": features,
+                "known_features": features,
+                "weights": [ones(4, 10)],
+            },
         },
         torch_cluster: {
             "knn": {"x": cloud[0], "y": cloud[0], "k": 2},
@@ -140,7 +159,7 @@ def test_wrong_types(device, module, name):
                 is_tensor = parameter.annotation in ("Tensor", "Tensor | None")
                 assert isinstance(bad, torch.Tensor) or bad is None or not is_tensor
             elif module is not pytorch3d or type(error) is not ValueError:  # its own words
-                assert re.match(rf"{name}: \w+ ", str(error)), (argument, bad, error)
+                assert re.match(rf"{name}: [\w.\[\]]+ ", str(error)), (argument, bad, error)
 
 
 @pytest.mark.parametrize(("module", "name"), NAMES)

@@ -162,7 +162,7 @@ def test_trainings_are_compared_over_seeds(example):
             run(example, f"runs/{kind}_{seed}", "--seed", seed, *more)
     script = EXAMPLES.parent / "perf/points/compare_training.py"
     done = subprocess.run(
-        [sys.executable, str(script), "runs", "--out", "found/table"],
+        [sys.executable, str(script), "runs", "--out", "found/table.csv"],
         capture_output=True,
         text=True,
         check=True,

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from fusedops import models
 from fusedops.models import Segmentation, Stage
 from models.twin_ops import shuffle_norms
+from models.twin_pointnext import PointNeXtTwin
 from models.twins import WangDGCNN, WijmansClassifier, WijmansSegmenter, YanClassifier, YanSegmenter
 
 B, N, CLASSES = 3, 40, 5
@@ -73,6 +74,17 @@ def wang_dgcnn():
     return theirs, ours, models.load_dgcnn, models.to_dgcnn, ()
 
 
+def pointnext(small):
+    layers, residual = (2, True) if small else (1, False)
+    blocks = (1, 1) if small else (2, 3)
+    theirs = PointNeXtTwin(CLASSES, 2, 6, blocks, layers, residual, 0.4, 6, (8,))
+    ours = models.PointNeXt(
+        CLASSES, 2, width=6, blocks=blocks, strides=(2, 2), sa_layers=layers, residual=residual,
+        radius=0.4, k=6, head=(8,), dropout=(0,),
+    )  # fmt: skip
+    return theirs, ours, models.load_openpoints, models.to_openpoints, (2,)
+
+
 PAIRS = {
     "wijmans_ssg": lambda: wijmans_classifier(ONE),
     "wijmans_msg": lambda: wijmans_classifier(SEVERAL),
@@ -83,6 +95,8 @@ PAIRS = {
     "yan_part_ssg": lambda: yan_segmenter(ONE),
     "yan_part_msg": lambda: yan_segmenter(SEVERAL),
     "dgcnn": wang_dgcnn,
+    "pointnext_small": lambda: pointnext(True),
+    "pointnext_blocks": lambda: pointnext(False),
 }
 every_pair = pytest.mark.parametrize("name", PAIRS)
 
@@ -103,6 +117,11 @@ def pair(name, device="cpu"):
     return theirs, ours, to, inputs
 
 
+def _theirs(name, inputs):
+    """DGCNN's layout is (B, C, N) from the start."""
+    return [inputs[0].transpose(1, 2)] if name == "dgcnn" else inputs
+
+
 def same(got, want, at=""):
     torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9, msg=lambda m: f"{at}: {m}")
 
@@ -114,7 +133,7 @@ def test_outputs_statistics_and_gradients(device, name, training):
     theirs.train(training)
     ours.train(training)
     inputs = [x.requires_grad_() if x.is_floating_point() else x for x in inputs]
-    want, got = theirs(*inputs), ours(*inputs)
+    want, got = theirs(*_theirs(name, inputs)), ours(*inputs)
     if name.startswith("yan"):
         got = F.log_softmax(got, -1)
     same(got, want)

@@ -1,77 +1,17 @@
-"""Models beside plain torch where no other repository's names are at stake: PointNeXt, lengths."""
+"""What models promise beside values: padded clouds, half precision, torch.compile."""
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
-import torch.nn.functional as F
 
 from fusedops import models
 from fusedops.models import Segmentation, Stage
-from models.twin_ops import ball, furthest, rows_at, shuffle_norms
+from models.twin_ops import shuffle_norms
 
 STAGES = (Stage(8, (0.6,), (6,), ((8, 9),)), Stage(4, (0.9,), (4,), ((10,),)))
-
-
-def rows(mlp, x):
-    """The layers of a SharedMLP by torch, over (..., C)."""
-    for i, linear in enumerate(mlp.linears):
-        x = F.linear(x, linear.weight, linear.bias)
-        if i < len(mlp.norms):
-            norm = mlp.norms[i]
-            flat = F.batch_norm(
-                x.flatten(0, -2), norm.running_mean.clone(), norm.running_var.clone(), norm.weight,
-                norm.bias, norm.training, 0.1, norm.eps,
-            )  # fmt: skip
-            x = flat.view(x.shape)
-        if i < len(mlp.linears) - 1 or mlp.last_activation:
-            x = F.relu(x)
-    return x
-
-
-def around(layer, xyz, f, centers):
-    radius, k = layer.radii[0], layer.ks[0]
-    idx = ball(xyz, centers, radius, k, closed=False)
-    offsets = (rows_at(xyz, idx) - centers.unsqueeze(2)) / radius
-    return rows(layer.scales[0], torch.cat([offsets, rows_at(f, idx)], -1)).max(2)[0]
-
-
-def pointnext(model, xyz):
-    """PointNeXt's forward in plain torch, with our parameters."""
-    f = F.linear(xyz, model.stem.weight, model.stem.bias)
-    for first, *blocks in model.stages:
-        idx = furthest(xyz, xyz.shape[1] // first.stride)
-        centers = rows_at(xyz, idx)
-        y = around(first.abstraction, xyz, f, centers)
-        if first.skip is not None:
-            y = F.relu(y + F.linear(rows_at(f, idx), first.skip.weight, first.skip.bias))
-        xyz, f = centers, y
-        for block in blocks:
-            f = F.relu(rows(block.mlp, around(block.abstraction, xyz, f, xyz)) + f)
-    y = rows(model.all_points.mlp, torch.cat([xyz, f], -1)).max(1)[0]
-    for layer in model.head.layers:
-        y = rows(layer, y)
-    return F.linear(y, model.head.last.weight, model.head.last.bias)
-
-
-@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
-@pytest.mark.parametrize("small", [True, False])
-def test_pointnext(device, small, training):
-    torch.manual_seed(1)
-    options = {} if small else {"blocks": (2, 3), "sa_layers": 1, "residual": False}
-    model = models.PointNeXt(
-        5, width=6, **{"blocks": (1, 1), **options}, strides=(2, 2), radius=0.4, k=6,
-        head=(8,), dropout=(0.0,), dtype=torch.float64,
-    )  # fmt: skip
-    shuffle_norms(model).to(device).train(training)
-    xyz = torch.rand(3, 32, 3, dtype=torch.float64, device=device, requires_grad=True)
-    want, got = pointnext(model, xyz), model(xyz)
-    torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
-    weight = torch.randn_like(want)
-    inputs = [xyz, *model.parameters()]
-    grads = [torch.autograd.grad((y * weight).sum(), inputs) for y in (got, want)]
-    for a, b in zip(*grads, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
 
 
 MAKE = {
@@ -152,3 +92,25 @@ def test_half_precision_and_autocast(device):
     half = model.to(torch.bfloat16)
     got = half(xyz, features.bfloat16())
     torch.testing.assert_close(got.float(), want, rtol=0.1, atol=0.1)
+
+
+@pytest.mark.parametrize("name", ["classifier", "dgcnn"])
+def test_compile(device, name):
+    """One graph, forward and backward, in training and evaluation."""
+    torch.manual_seed(1)
+    model = shuffle_norms(MAKE[name]()).to(device, torch.float64)
+    xyz = torch.rand(2, 24, 3, dtype=torch.float64, device=device)
+    features = torch.randn(2, 24, 2, dtype=torch.float64, device=device)
+    given = (torch.cat([xyz, features], -1),) if name == "dgcnn" else (xyz, features)
+    compiled = torch.compile(copy.deepcopy(model), backend="aot_eager", fullgraph=True)
+    for training in (True, False):
+        model.train(training)
+        compiled.train(training)
+        want, got = model(*given), compiled(*given)
+        torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
+        for y in (want, got):
+            y.square().sum().backward()
+    for a, b in zip(compiled.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-9, atol=1e-9)
+    for a, b in zip(compiled.buffers(), model.buffers(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)

@@ -7,6 +7,7 @@ import torch
 
 from fusedops import models
 from models import twins
+from models.twin_pointnext import PointNeXtTwin
 
 WIDTHS = ((32, 32, 64), (64, 64, 128), (64, 96, 128))
 LAST = (256, 512, 1024)
@@ -86,6 +87,12 @@ CASES = {
         lambda: twins.WijmansSegmenter(13, 6, SCENE_MSG, SCENE_DECODERS[1]),
         models.to_erikwijmans,
         SCENE_MSG,
+    ),
+    "pointnext": (
+        lambda: models.PointNeXt(40),
+        lambda: PointNeXtTwin(40, 0, 32, (1, 1, 1, 1), 2, True, 0.15, 32, (512, 256)),
+        models.to_openpoints,
+        None,
     ),
     "dgcnn": (
         lambda: models.DGCNN(40),

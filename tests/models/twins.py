@@ -314,7 +314,7 @@ class WangDGCNN(nn.Module):
 
     def __init__(self, classes, widths, k, embedding, head):
         super().__init__()
-        self.k, self.depth = k, len(widths)
+        self.args, self.k = None, k
         channels = 3
         for i, width in enumerate(widths, 1):
             norm = nn.BatchNorm2d(width)
@@ -324,14 +324,19 @@ class WangDGCNN(nn.Module):
             channels = width
         norm = nn.BatchNorm1d(embedding)
         last = nn.Conv1d(sum(widths), embedding, 1, bias=False)
-        setattr(self, f"bn{self.depth + 1}", norm)
-        setattr(self, f"conv{self.depth + 1}", nn.Sequential(last, norm, nn.LeakyReLU(0.2)))
+        setattr(self, f"bn{len(widths) + 1}", norm)
+        setattr(self, f"conv{len(widths) + 1}", nn.Sequential(last, norm, nn.LeakyReLU(0.2)))
         a, b = head
         self.linear1 = nn.Linear(2 * embedding, a, bias=False)
         self.linear2 = nn.Linear(a, b)
         self.linear3 = nn.Linear(b, classes)
-        setattr(self, f"bn{self.depth + 2}", nn.BatchNorm1d(a))
-        setattr(self, f"bn{self.depth + 3}", nn.BatchNorm1d(b))
+        setattr(self, f"bn{len(widths) + 2}", nn.BatchNorm1d(a))
+        setattr(self, f"bn{len(widths) + 3}", nn.BatchNorm1d(b))
+        self.dp1, self.dp2 = nn.Dropout(0.0), nn.Dropout(0.0)
+
+    @property
+    def depth(self):
+        return sum(name.startswith("conv") for name in self._modules) - 1
 
     def edges(self, x):
         x = x.transpose(1, 2)
@@ -340,8 +345,8 @@ class WangDGCNN(nn.Module):
         own = x.unsqueeze(2).expand_as(near)
         return torch.cat([near - own, own], -1).permute(0, 3, 1, 2)
 
-    def forward(self, points):
-        x, found = points.transpose(1, 2), []
+    def forward(self, x):
+        found = []
         for i in range(self.depth):
             x = getattr(self, f"conv{i + 1}")(self.edges(x)).max(3)[0]
             found.append(x)

@@ -190,8 +190,8 @@ def test_errors(device):
          (features[0], idx, [weight])),
         (RuntimeError, r"edge_conv: weights\[0\] must be \(C, 8\); got \(5, 3\)",
          (features, idx, [weight[:, :3]])),
-        (RuntimeError, r"edge_conv: features must be torch.float32 like the weights; got "
-         r"torch.float64", (features.double(), idx, [weight])),
+        (RuntimeError, r"edge_conv: features must be float32 like the weights; got "
+         r"float64", (features.double(), idx, [weight])),
         (ValueError, r"edge_conv: pool must be one of 'max', 'mean', 'sum'; got 'median'",
          (features, idx, [weight], None, None, "relu", "median")),
     ]  # fmt: skip

@@ -206,7 +206,7 @@ def test_empty(device, size):
 def test_errors(device):
     xyz, known_xyz, features, known = (t.float() for t in clouds(device))
     weight = torch.zeros(6, KNOWN + SKIP, device=device)
-    tensors = (xyz, known_xyz, features, known)
+    tensors, lengths = (xyz, known_xyz, features, known), torch.full((B,), M, device=device)
     wrong = [
         (ValueError, r"order must be \"known_first\" or \"skip_first\"; got 'first'", tensors,
          {"order": "first"}),
@@ -220,7 +220,9 @@ def test_errors(device):
         (RuntimeError, r"weights\[0\] must be \(C, 5\); got \(6, 9\)",
          (xyz, known_xyz, None, known), {}),
         (TypeError, r"xyz must be a Tensor; got NoneType", (None, known_xyz, None, known), {}),
-        (RuntimeError, r"k must be", tensors, {"k": 0}),
+        (RuntimeError, r"k must be from 1 to 1024; got 0", tensors, {"k": 0}),
+        (RuntimeError, r"known_lengths must ", tensors, {"known_lengths": lengths[:1]}),
+        (RuntimeError, r"lengths must ", tensors, {"lengths": lengths[:1]}),
     ]  # fmt: skip
     for kind, message, arguments, options in wrong:
         with pytest.raises(kind, match=f"^feature_propagation: {message}"):

@@ -400,7 +400,7 @@ def fuse(model: torch_nn.Module) -> FuseReport:
     - Layers of point clouds run as `fusedops.points` has them: torch_geometric's PointNetConv,
       EdgeConv and DynamicEdgeConv, and its MLP's layers without a norm; set abstraction and feature
       propagation modules with the attributes of pointnet2_ops' and Pointnet_Pointnet2_pytorch's,
-      which have to give our values on probes.
+      which have to give our values on probes; DGCNN's classifier likewise.
     - nn.MultiheadAttention runs its projections as `fusedops.linear`; masks, weights and the fast
       path in inference are torch's own code.
 

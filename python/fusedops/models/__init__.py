@@ -5,10 +5,12 @@ from __future__ import annotations
 from .checkpoints import (
     load_dgcnn,
     load_erikwijmans,
+    load_openpoints,
     load_pyg,
     load_yanx27,
     to_dgcnn,
     to_erikwijmans,
+    to_openpoints,
     to_pyg,
     to_yanx27,
 )
@@ -28,10 +30,12 @@ __all__ = [
     "Stage",
     "load_dgcnn",
     "load_erikwijmans",
+    "load_openpoints",
     "load_pyg",
     "load_yanx27",
     "to_dgcnn",
     "to_erikwijmans",
+    "to_openpoints",
     "to_pyg",
     "to_yanx27",
 ]

@@ -183,6 +183,40 @@ def dgcnn(model: Any) -> list[Entry]:
     return entries + list(heads)
 
 
+# ---- guochengqian/openpoints ----
+
+
+def openpoints(model: Any) -> list[Entry]:
+    """PointNeXt's classifier; its blocks are Sequentials of convolution and norm."""
+
+    def blocks(mlp: SharedMLP, ours: str, theirs: str, ones: int) -> Iterable[Entry]:
+        linear, norm = (lambda k, i=i: (f"{theirs}.{k}.{i}.",) for i in range(2))
+        return mlp_entries(mlp, ours, linear, norm, ones=ones)
+
+    encoder = "encoder.encoder"
+    entries = list(linear_entries(model.stem, "stem.", f"{encoder}.0.0.convs.0.0.", ones=1))
+    for i, (first, *more) in enumerate(model.stages):
+        ours, theirs = f"stages.{i}", f"{encoder}.{i + 1}"
+        scale = first.abstraction.scales[0]
+        entries += blocks(scale, f"{ours}.0.abstraction.scales.0.", f"{theirs}.0.convs", 2)
+        if first.skip is not None:
+            skip = f"{theirs}.0.skipconv.0."
+            entries += linear_entries(first.skip, f"{ours}.0.skip.", skip, ones=1)
+        for j, block in enumerate(more, 1):
+            scale = block.abstraction.scales[0]
+            at, there = f"{ours}.{j}", f"{theirs}.{j}"
+            entries += blocks(scale, f"{at}.abstraction.scales.0.", f"{there}.convs.convs", 2)
+            entries += blocks(block.mlp, f"{at}.mlp.", f"{there}.pwconv", 1)
+    last = f"{encoder}.{len(model.stages) + 1}.0.convs"
+    entries += blocks(model.all_points.mlp, "all_points.mlp.", last, 2)
+    heads = head_entries(  # with a dropout between its blocks
+        model.head,
+        lambda i: f"prediction.head.{2 * i}.0.",
+        lambda i: (f"prediction.head.{2 * i}.1.",),
+    )
+    return entries + list(heads)
+
+
 # ---- pyg-team/pytorch_geometric ----
 
 

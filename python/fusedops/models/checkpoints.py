@@ -6,10 +6,20 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from ._entries import Entry, loaded, without_wrapper, written
-from ._tables import dgcnn, erikwijmans, mlp_entries, of_layer, pyg_columns, pyg_layer, pyg_model
+from ._tables import (
+    dgcnn,
+    erikwijmans,
+    mlp_entries,
+    of_layer,
+    openpoints,
+    pyg_columns,
+    pyg_layer,
+    pyg_model,
+)
 from ._tables import yanx27 as yanx27_table
 from .dgcnn import DGCNN
 from .pointnet2 import PointNet2Classifier, PointNet2Segmenter
+from .pointnext import PointNeXt
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -17,10 +27,12 @@ if TYPE_CHECKING:
 __all__ = [
     "load_dgcnn",
     "load_erikwijmans",
+    "load_openpoints",
     "load_pyg",
     "load_yanx27",
     "to_dgcnn",
     "to_erikwijmans",
+    "to_openpoints",
     "to_pyg",
     "to_yanx27",
 ]
@@ -111,6 +123,30 @@ def to_dgcnn(model: nn.Module) -> dict[str, Tensor]:
     """The state dict that `load_dgcnn` reads, every norm under both of its names."""
     _check("to_dgcnn", model, DGCNN)
     return written(model, dgcnn(model))
+
+
+def load_openpoints(model: nn.Module, state_dict: dict[str, Any]) -> None:
+    """Load a state dict of guochengqian/openpoints.
+
+    Its classifier PointNeXt-S is ``PointNeXt(classes, in_channels)`` with the number of features
+    beside the coordinates: 1 for ScanObjectNN there, 0 for ModelNet40.
+
+    Args:
+        model: Its parameters are overwritten.
+        state_dict: Of the model there (its checkpoints hold it as "model"), all of it.
+
+    Raises:
+        TypeError: model is no `PointNeXt`.
+        ValueError: Names or shapes are not those of the model.
+    """
+    _check("load_openpoints", model, PointNeXt)
+    loaded("load_openpoints", model, state_dict, [openpoints(model)])
+
+
+def to_openpoints(model: nn.Module) -> dict[str, Tensor]:
+    """The state dict that `load_openpoints` reads."""
+    _check("to_openpoints", model, PointNeXt)
+    return written(model, openpoints(model))
 
 
 def load_pyg(model: nn.Module, state_dict: dict[str, Any], prefix: str = "") -> None:

@@ -30,13 +30,17 @@ class Layers(NamedTuple):
     dtype: torch.dtype
 
 
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def check_tensor(op: str, name: str, value: object, like: Tensor | None = None) -> None:
     """Raise unless value is a tensor of floats (on the device of like)."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{op}: {name} must be a Tensor; got {type(value).__name__}")
     if value.dtype not in _FLOATS:
         raise RuntimeError(
-            f"{op}: {name} must be float16, bfloat16, float32 or float64; got {value.dtype}"
+            f"{op}: {name} must be float16, bfloat16, float32 or float64; got {_name(value.dtype)}"
         )
     if like is not None and value.device != like.device:
         raise RuntimeError(f"{op}: {name} must be on {like.device}; got {value.device}")
@@ -59,7 +63,7 @@ def check_idx(op: str, idx: object, like: Tensor) -> None:
         raise TypeError(f"{op}: idx must be a Tensor; got {type(idx).__name__}")
     if idx.dtype != torch.int64 or idx.device != like.device:
         raise RuntimeError(
-            f"{op}: idx must be int64 on {like.device}; got {idx.dtype} on {idx.device}"
+            f"{op}: idx must be int64 on {like.device}; got {_name(idx.dtype)} on {idx.device}"
         )
     shape = (like.shape[0], "M", "K") if like.dim() == 3 else ("Q", "K")
     check_shape(op, "idx", idx, shape)
@@ -159,8 +163,8 @@ def check_layers(
         check_shape(op, f"weights[{i}]", weight, ("C", columns))
         if weight.dtype != matrices[0].dtype and not _compute_dtype(op, matrices[0])[1]:
             raise RuntimeError(
-                f"{op}: weights[{i}] must be {matrices[0].dtype} like weights[0]; got "
-                f"{weight.dtype}"
+                f"{op}: weights[{i}] must be {_name(matrices[0].dtype)} like weights[0]; got "
+                f"{_name(weight.dtype)}"
             )
         columns = weight.shape[0]
         if bias is not None:
@@ -180,7 +184,7 @@ def in_dtype(op: str, name: str, value: Tensor, layers: Layers) -> Tensor:
         value = cast(value, layers.dtype)
     if value.dtype != layers.dtype:
         raise RuntimeError(
-            f"{op}: {name} must be {layers.dtype} like the weights; got {value.dtype}"
+            f"{op}: {name} must be {_name(layers.dtype)} like the weights; got {_name(value.dtype)}"
         )
     return value
 
@@ -189,6 +193,6 @@ def coordinates(op: str, name: str, value: Tensor, layers: Layers) -> Tensor:
     """Coordinates in float32 (float64 where layers are): they are never rounded to halves."""
     wide = wide_dtype(layers.dtype)
     if value.dtype not in (wide, layers.dtype):
-        also = "" if wide == layers.dtype else f" or {layers.dtype}"
-        raise RuntimeError(f"{op}: {name} must be {wide}{also}; got {value.dtype}")
+        also = "" if wide == layers.dtype else f" or {_name(layers.dtype)}"
+        raise RuntimeError(f"{op}: {name} must be {_name(wide)}{also}; got {_name(value.dtype)}")
     return value.to(wide)

@@ -91,6 +91,7 @@ def set_abstraction(
     op = "set_abstraction"
     activation = check_words(op, activation, pool)
     like = _check_groups(op, xyz, features, centers, idx)
+    normalize_radius = None if normalize_radius is None else float(normalize_radius)
     if normalize_radius is not None and not normalize_radius > 0:
         raise ValueError(f"{op}: normalize_radius must be positive or None; got {normalize_radius}")
     dim = 0 if xyz is None else xyz.shape[-1]
@@ -112,7 +113,9 @@ def set_abstraction(
         rows, xyz, centers = (None if t is None else t.unsqueeze(0) for t in (rows, xyz, centers))
         idx = idx.unsqueeze(0)
     edges = EdgeInput(rows, None, offset_weight, xyz, centers, idx, layers.dtype)
-    out = edge_mlp(edges, edge_layers(layers), activation, negative_slope, last_activation, pool)
+    out = edge_mlp(
+        edges, edge_layers(layers), activation, float(negative_slope), last_activation, pool
+    )
     return out.squeeze(0) if packed else out
 
 
@@ -198,5 +201,7 @@ def edge_conv(
     rows = product_by_point(features, of_difference)
     group_rows = product_by_point(features, of_centre) - rows
     edges = EdgeInput(rows, group_rows, None, None, None, idx, layers.dtype)
-    out = edge_mlp(edges, edge_layers(layers), activation, negative_slope, last_activation, pool)
+    out = edge_mlp(
+        edges, edge_layers(layers), activation, float(negative_slope), last_activation, pool
+    )
     return out.squeeze(0) if packed else out

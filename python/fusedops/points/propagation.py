@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .._autograd.compose import no_autocast
-from .._core.calls import public
+from .._core.calls import public_with
 from ._edge_checks import (
     check_cloud,
     check_edge_count,
@@ -29,7 +29,14 @@ __all__ = ["feature_propagation"]
 _WEIGHTS: dict[int, Weights] = {1: "inverse_distance", 2: "inverse_square"}
 
 
-@public
+@public_with(
+    points="known_xyz",
+    queries="xyz",
+    lengths="known_lengths",
+    query_lengths="lengths",
+    offsets="known_offsets",
+    query_offsets="offsets",
+)
 def feature_propagation(
     xyz: Tensor,
     known_xyz: Tensor,
@@ -122,7 +129,13 @@ def feature_propagation(
     if packed:
         y, valid = y.unsqueeze(0), valid.unsqueeze(0)
     out = point_mlp(
-        y, valid, edge_layers(layers), activation, negative_slope, last_activation, layers.dtype
+        y,
+        valid,
+        edge_layers(layers),
+        activation,
+        float(negative_slope),
+        last_activation,
+        layers.dtype,
     )
     return out.squeeze(0) if packed else out
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..fused_class import Fused, fused_class
+from .dgcnn import FusedDGCNN, dgcnn_calls, is_dgcnn, run_dgcnn
 from .geometric import geometric_mixin
-from .pointnet import MIXINS, pointnet_form
+from .pointnet import MIXINS, Form, pointnet_form
+from .probe import agrees
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,16 +38,23 @@ def fuse_clouds(model: torch.nn.Module) -> Iterator[CloudSite]:
 def _fuse(module: torch.nn.Module) -> str | None:
     """The op that a module runs as now; None where it stays what it is."""
     try:
-        geometric = geometric_mixin(module)
-        found = None if geometric is not None else pointnet_form(module)
+        found = _found(module)
     except Exception:  # a class of these attributes may hold and raise anything
         return None
-    if geometric is not None:
-        module.__class__ = fused_class(geometric[0], type(module))
-        return geometric[1]
     if found is None:
         return None
-    form, op = found
-    vars(module)["_fused"] = form
-    module.__class__ = fused_class(MIXINS[form.kind], type(module))
+    mixin, op, form = found
+    if form is not None:
+        vars(module)["_fused"] = form
+    module.__class__ = fused_class(mixin, type(module))
     return op
+
+
+def _found(module: torch.nn.Module) -> tuple[type, str, Form | None] | None:
+    geometric = geometric_mixin(module)
+    if geometric is not None:
+        return *geometric, None
+    if is_dgcnn(module) and agrees(module, run_dgcnn, dgcnn_calls):
+        return FusedDGCNN, "edge_conv", None
+    pointnet = pointnet_form(module)
+    return None if pointnet is None else (MIXINS[pointnet[0].kind], pointnet[1], pointnet[0])

@@ -9,12 +9,11 @@ run on a GPU alone, are taken as they are published where their own code cannot 
 
 from __future__ import annotations
 
-import copy
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch import nn as torch_nn
 
 from ...nn.linear import untouched
 from ...points.abstraction import set_abstraction
@@ -24,6 +23,7 @@ from ...points.propagation import feature_propagation
 from ...points.sampling import farthest_point_sample
 from ..fused_class import Fused
 from .layers import Layers, layers_of, original_class, read_layers
+from .probe import Calls, agrees, draws
 
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 _PUBLISHED = "pointnet2_ops.pointnet2_modules"
@@ -173,12 +173,13 @@ class FusedAbstraction(Fused):
 
     def forward(self, xyz: Any, *args: Any, **kwargs: Any) -> Any:
         """What the module gives."""
-        y = self._run(xyz, *args) if len(args) == 1 and not kwargs else None
+        form = None if len(args) != 1 or kwargs or _is_dynamo_compiling() else self._fused
+        y = None if form is None else FusedAbstraction._run(self, xyz, *args, form=form)
         return self._base.forward(self, xyz, *args, **kwargs) if y is None else y
 
-    def _run(self, xyz: Any, features: Any) -> Any:
-        form, module = self._fused, self
-        if form is None or _is_dynamo_compiling() or not _are_clouds(xyz, features):
+    @staticmethod
+    def _run(module: Any, xyz: Any, features: Any, *, form: Form) -> Any:
+        if not _are_clouds(xyz, features):
             return None
         scales = scales_of(module, form)
         if scales is None or not all(scale.layers.takes(xyz, features) for scale in scales):
@@ -186,7 +187,7 @@ class FusedAbstraction(Fused):
         if features is None and not all(scale.use_xyz for scale in scales):
             return None
         at: Any = xyz if form.style == "wijmans" else _transposed(xyz)
-        count = module.npoint  # type: ignore[attr-defined]
+        count = module.npoint
         if at.shape[-1] != 3 or (count is not None and not 0 < count <= at.shape[1]):
             return None
         centers, y = abstraction(scales, count, form, at, _transposed(features))
@@ -202,18 +203,21 @@ class FusedPropagation(Fused):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the module gives."""
-        y = self._run(*args) if len(args) == 4 and not kwargs else None
+        form = None if len(args) != 4 or kwargs or _is_dynamo_compiling() else self._fused
+        y = None if form is None else FusedPropagation._run(self, *args, form=form)
         return self._base.forward(self, *args, **kwargs) if y is None else y
 
-    def _run(self, xyz: Any, known_xyz: Any, features: Any, known: Any) -> Any:
-        form, module = self._fused, self
-        if form is None or _is_dynamo_compiling() or not _are_clouds(xyz, known_xyz, features):
+    @staticmethod
+    def _run(
+        module: Any, xyz: Any, known_xyz: Any, features: Any, known: Any, *, form: Form
+    ) -> Any:
+        if known_xyz is None or not _are_clouds(xyz, known_xyz, features, known):
             return None
-        if known_xyz is None or not _are_clouds(known):
-            return None
-        own: Any = module
         wijmans = form.style == "wijmans"
-        layers = read_layers(own.mlp) if wijmans else _yan_layers(own.mlp_convs, own.mlp_bns)
+        if wijmans:
+            layers = read_layers(module.mlp)
+        else:
+            layers = _yan_layers(module.mlp_convs, module.mlp_bns)
         if layers is None or not layers.takes(xyz, known_xyz, features, known):
             return None
         if not wijmans:
@@ -238,78 +242,26 @@ def _are_clouds(*given: Any) -> bool:
 # ---- recognition ----
 
 
-def _probes(module: Any, form: Form, like: Tensor) -> list[tuple[Any, ...]]:
+def _probes(form: Form, module: Any, like: Tensor) -> Calls:
     """Arguments of calls that a module of this form takes."""
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(*shape: int) -> Tensor:
-        return torch.rand(*shape, generator=generator).to(like)
-
+    draw = draws(like)
+    wijmans = form.style == "wijmans"
     if form.kind == "propagation":
-        columns = _columns(module, form)
-        skip = columns // 2
-        calls = []
-        for some in {skip, 0}:
-            features = draw(2, some, 40) if some else None
+        layer = module.mlp[0] if wijmans else module.mlp_convs[0]
+        columns = int(layer.weight.shape[1])
+        calls: Calls = []
+        for skip in {columns // 2, 0}:
             at = [draw(2, 40, 3), draw(2, 20, 3)]
-            at = at if form.style == "wijmans" else [x.transpose(1, 2) for x in at]
-            calls.append((*at, features, draw(2, columns - some, 20)))
+            at = at if wijmans else [x.transpose(1, 2) for x in at]
+            calls.append((*at, draw(2, skip, 40) if skip else None, draw(2, columns - skip, 20)))
         return calls
     scales = scales_of(module, form)
     assert scales is not None
     width = scales[0].layers.linears[0].weight.shape[1] - (3 if scales[0].use_xyz else 0)
     count = 2 * (module.npoint or 32)
-    largest = max((scale.radius or 1.0) for scale in scales)
     features = draw(2, width, count) if width else None
-    if form.style == "yan":
-        return [(draw(2, 3, count) * 4 * largest, features)]
-    return [(draw(2, count, 3) * 4 * largest, features)]
-
-
-def _columns(module: Any, form: Form) -> int:
-    layers = module.mlp if form.style == "wijmans" else module.mlp_convs
-    return int(layers[0].weight.shape[1])
-
-
-def _agrees(module: Any, form: Form) -> bool | None:
-    """Whether a module's own values are ours on probes; None where its code cannot run here."""
-    mixin = MIXINS[form.kind]
-    probe = copy.deepcopy(module).eval()
-    like = next(probe.parameters())
-    for arguments in _probes(probe, form, like):
-        with torch.no_grad():
-            torch.manual_seed(0)
-            try:
-                theirs = type(module).forward(probe, *arguments)
-            except Exception:  # its ops may be missing, or be on a GPU alone
-                return None
-            torch.manual_seed(0)
-            probe._fused = form
-            ours = mixin._run(probe, *arguments)
-            del probe._fused
-        if ours is None or not _close(theirs, ours):
-            return False
-    return True
-
-
-def _close(theirs: Any, ours: Any) -> bool:
-    if not isinstance(ours, tuple):
-        theirs, ours = (theirs,), (ours,)
-    if not isinstance(theirs, tuple) or len(theirs) != len(ours):
-        return False
-    for a, b in zip(theirs, ours, strict=True):
-        if (a is None) != (b is None):
-            return False
-        if a is None:
-            continue
-        if a.shape != b.shape or a.dtype is not b.dtype:
-            return False
-        scale = b.abs().max().clamp_min(1e-6)
-        # NOTE: a distance near the radius, rounded otherwise, may give a few groups others.
-        far = ((a - b).abs() > 1e-4 * scale).any(1 if a.dim() == 3 else -1)
-        if far.double().mean() > 0.01:
-            return False
-    return True
+    size = 4 * max((scale.radius or 1.0) for scale in scales)
+    return [(draw(2, count, 3) * size if wijmans else draw(2, 3, count) * size, features)]
 
 
 MIXINS: dict[str, Any] = {"abstraction": FusedAbstraction, "propagation": FusedPropagation}
@@ -318,15 +270,12 @@ _OPS = {"abstraction": "set_abstraction", "propagation": "feature_propagation"}
 
 def pointnet_form(module: Any) -> tuple[Form, str] | None:
     """The form of a module that computes one of ours, and the op that runs then."""
-    if isinstance(module, torch_nn.Sequential) or not module._modules:
-        return None
     published = original_class(module).__module__ == _PUBLISHED
     for form in forms_of(module):
         if form.kind == "abstraction" and scales_of(module, form) is None:
             continue
-        devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
-        with torch.random.fork_rng(devices=devices):
-            agrees = _agrees(module, form)
-        if agrees or (agrees is None and published):
+        run = partial(MIXINS[form.kind]._run, form=form)
+        same = agrees(module, run, partial(_probes, form))
+        if same or (same is None and published):
             return form, _OPS[form.kind]
     return None

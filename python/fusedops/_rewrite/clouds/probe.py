@@ -1,0 +1,82 @@
+"""Whether a module gives the values of what would run in its place, on clouds drawn at random."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+Calls = list[tuple[Any, ...]]
+# float64 leaves no doubt; code that names float32 cannot run in it.
+_DTYPES = (torch.float64, torch.float32)
+
+
+def draws(like: Tensor) -> Callable[..., Tensor]:
+    """A function that draws uniform tensors, of a tensor's dtype and device."""
+    generator = torch.Generator().manual_seed(0)
+    return lambda *shape: torch.rand(*shape, generator=generator).to(like)
+
+
+def agrees(
+    module: Any, ours: Callable[..., Any], calls: Callable[[Any, Tensor], Calls]
+) -> bool | None:
+    """Whether a module's values in evaluation are ours, with the same random numbers.
+
+    Args:
+        module: Stays as it is; a copy runs.
+        ours: Takes the copy and the arguments of a call; gives None where it cannot stand for it.
+        calls: Makes arguments for the copy, of the dtype and device of a tensor.
+
+    Returns:
+        None where the module's own code cannot run.
+    """
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices=devices), torch.no_grad():
+        for dtype in _DTYPES:
+            probe = copy.deepcopy(module).to(dtype).eval()
+            found = _agrees(module, probe, ours, calls(probe, next(probe.parameters())))
+            if found is not None:
+                return found
+    return None
+
+
+def _agrees(module: Any, probe: Any, ours: Callable[..., Any], calls: Calls) -> bool | None:
+    for arguments in calls:
+        torch.manual_seed(0)
+        try:
+            theirs = type(module).forward(probe, *arguments)
+        except Exception:  # its ops may be missing, or be of another device
+            return None
+        torch.manual_seed(0)
+        y = ours(probe, *arguments)
+        if y is None or not _close(theirs, y):
+            return False
+    return True
+
+
+def _close(theirs: Any, ours: Any) -> bool:
+    """Whether results are the same; in float32 but for a few groups."""
+    if not isinstance(ours, tuple):
+        theirs, ours = (theirs,), (ours,)
+    if not isinstance(theirs, tuple) or len(theirs) != len(ours):
+        return False
+    for a, b in zip(theirs, ours, strict=True):
+        if a is None or b is None:
+            if a is not b:
+                return False
+            continue
+        if a.shape != b.shape or a.dtype is not b.dtype:
+            return False
+        double = b.dtype is torch.float64
+        limit = (1e-9 if double else 1e-4) * b.abs().max().clamp_min(1e-6)
+        # NOTE: a distance near the radius, rounded otherwise, gives a group another neighbour.
+        far = ((a - b).abs() > limit).any(1).double().mean()
+        if far > (0 if double else 0.01):
+            return False
+    return True
