@@ -131,7 +131,7 @@ def compare(ours, reference, call, exact, rtol=1e-9, **options):
 
 
 def errors(ours, reference, tensors, idx, layers, dout_seed, **options):
-    """{name: (our error's norm, torch's, the exact norm)} of output and gradients."""
+    """{name: (our error's norm, torch's, the exact norm)} of gradients; the number of outputs."""
     call, torchs = Call(tensors, idx, layers), Call(tensors, idx, layers)
     exact = Call(tensors, idx, layers, torch.float64)
     out, eager, truth = (
@@ -154,7 +154,7 @@ def errors(ours, reference, tensors, idx, layers, dout_seed, **options):
             continue
         norms = (grad.double() - want[name], theirs[name].double() - want[name], want[name])
         found[name] = tuple(t.norm().item() for t in norms)
-    return found
+    return found, out.numel()
 
 
 def assert_as_accurate_as_torch(ours, reference, draws, jumps=True, **options):
@@ -164,12 +164,14 @@ def assert_as_accurate_as_torch(ours, reference, draws, jumps=True, **options):
     medians over the draws are compared.
     jumps: whether the derivative does, at a maximum or a relu. A rounding that changes a winner or
     a sign moves a whole entry; the share of those is of the order of eps, what they do to the norm
-    of that of its root. They are few, so that the medians scatter; those of 60 draws keep the rule.
+    of that of its root, and of that of one entry. They are few, so that the medians scatter; those
+    of 60 draws keep the rule.
     """
-    found = [errors(ours, reference, *d, 90 + i, **options) for i, d in enumerate(draws)]
+    results = [errors(ours, reference, *d, 90 + i, **options) for i, d in enumerate(draws)]
+    found, outputs = [result[0] for result in results], results[0][1]
     eps = torch.finfo(draws[0][2][0][0].dtype).eps
     ratio = RATIO + (1.5 / math.sqrt(len(draws)) if jumps else 0)
-    floor = math.sqrt(eps) / 2 if jumps else eps / 4
+    floor = max(math.sqrt(eps) / 2, math.sqrt(2 / outputs)) if jumps else eps / 4
     for name in found[0]:
         error, theirs = (
             statistics.median(f[name][of] / max(f[name][2], 1e-30) for f in found) for of in (0, 1)

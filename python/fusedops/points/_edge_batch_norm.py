@@ -7,6 +7,10 @@ which is sparse where only the winners of a maximum were normalised:
 
 The sums for dy are those of all ranks of the norm's process group, the gradients of weight and bias
 this rank's own, as those of torch.nn.SyncBatchNorm.
+
+Slots that do not count hold what the first slot of their group holds (`Edges`). So sums run over
+all slots, as torch's kernels do it, and the first slot takes back what its copies put in too much:
+its share of a sum is 1 - copies. In dy that gives each edge's point and weights what is theirs.
 """
 
 from __future__ import annotations
@@ -22,6 +26,13 @@ from ._autograd import needs_grad
 
 if TYPE_CHECKING:
     from .norms import BatchNorm
+
+
+class Slots(NamedTuple):
+    """Which slots of (B, M, K) count."""
+
+    valid: Tensor  # (B, M, K, 1) bool
+    copies: Tensor | None  # (B, M, 1) int64, how many do not; None: all count
 
 
 class Statistics(NamedTuple):
@@ -51,8 +62,8 @@ def _column_sums(y: Tensor) -> Tensor:
     return y.flatten(0, -2).sum(0)
 
 
-def statistics(y: Tensor, valid: Tensor, group: Any) -> Statistics:
-    """Of y (B, M, K, C) where valid (B, M, K, 1), differentiable in y; by two passes."""
+def _masked_statistics(y: Tensor, valid: Tensor, group: Any) -> Statistics:
+    """Of y (B, M, K, C) where valid, differentiable in y; by two passes."""
     y = y.to(wide_dtype(y.dtype))
     local = valid.sum().to(y.dtype)
     sums = _column_sums(torch.where(valid, y, 0))
@@ -64,6 +75,41 @@ def statistics(y: Tensor, valid: Tensor, group: Any) -> Statistics:
     return Statistics(mean, _all_reduce(squares, group) / some, count)
 
 
+def _moments(rows: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Mean and biased variance of the columns of (E, C), both by Welford's method."""
+    wide = wide_dtype(rows.dtype)
+    if rows.shape[0] == 0:
+        return rows.new_zeros(rows.shape[1], dtype=wide), rows.new_zeros(rows.shape[1], dtype=wide)
+    if rows.is_cuda:
+        mean, rstd = torch.batch_norm_stats(rows, eps)
+        # NOTE: 0 stands for the inverse of 0 where eps is 0.
+        var = torch.where(rstd == 0, 0, rstd.square().reciprocal() - eps).clamp_min(0)
+        return mean, var
+    var, mean = torch.var_mean(rows.to(wide), 0, correction=0)
+    return mean, var
+
+
+def _statistics(y: Tensor, slots: Slots, eps: float, group: Any) -> Statistics:
+    """`_masked_statistics` without a mask as large as y, not differentiable."""
+    rows = y.flatten(0, -2)
+    mean, var = _moments(rows, eps)
+    copies = None if slots.copies is None else slots.copies.to(mean.dtype)
+    sums, count = mean * rows.shape[0], mean.new_full((), rows.shape[0])
+    first = y[:, :, 0].to(mean.dtype)
+    if copies is not None:
+        sums = sums - _column_sums(copies * first)
+        count = count - copies.sum()
+    sums = _all_reduce(torch.cat([sums, count[None]]), group)
+    count = sums[-1]
+    some = count.clamp_min(1)
+    centre = sums[:-1] / some
+    squares = (var + (mean - centre).square()) * rows.shape[0]
+    if copies is not None:
+        squares = squares - _column_sums(copies * (first - centre).square())
+    var = _all_reduce(squares.clamp_min(0), group) / some
+    return Statistics(centre, var, count)
+
+
 def chosen(y: Tensor, winners: Tensor | None) -> Tensor:
     """y (B, M, K, C), or its values (B, M, C) at winners (B, M, 1, C)."""
     return y if winners is None else y.gather(2, winners).squeeze(2)
@@ -71,7 +117,7 @@ def chosen(y: Tensor, winners: Tensor | None) -> Tensor:
 
 def _compose(
     y: Tensor,
-    valid: Tensor,
+    slots: Slots,
     winners: Tensor | None,
     weight: Tensor | None,
     bias: Tensor | None,
@@ -80,15 +126,79 @@ def _compose(
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(z, mean, var, count) in torch functions that are differentiable to any order."""
-    found = statistics(y, valid, group)
+    found = _masked_statistics(y, slots.valid, group)
     z = (chosen(y, winners).to(found.mean.dtype) - found.mean) * (found.var + eps).rsqrt()
     z = z if weight is None else z * weight
     z = z if bias is None else z + bias
     return (z.to(dtype), *found)
 
 
+def _reduce_backward(
+    dz: Tensor, y: Tensor, winners: Tensor | None, mean: Tensor, rstd: Tensor
+) -> Tensor:
+    """(2, C): the sums of dz and of dz x."""
+    if winners is None and y.is_cuda and y.numel() > 0:
+        flat = dz.to(y.dtype).contiguous().flatten(0, -2)
+        rows, ones = y.contiguous().flatten(0, -2), torch.ones_like(rstd)
+        sums = torch.batch_norm_backward_reduce(flat, rows, mean, rstd, ones, True, True, True)
+        return torch.stack([sums[3], sums[2]])
+    dz = dz.to(mean.dtype)
+    normalised = (chosen(y, winners).to(mean.dtype) - mean) * rstd
+    return torch.stack([_column_sums(dz), _column_sums(dz * normalised)])
+
+
+class _Gradient(NamedTuple):
+    """dy = scale (dz - share (mean_dz + x mean_dzx)), where share is what a slot counts."""
+
+    mean: Tensor
+    rstd: Tensor
+    weight: Tensor
+    mean_dz: Tensor
+    mean_dzx: Tensor
+
+    @property
+    def scale(self) -> Tensor:
+        return self.weight * self.rstd
+
+    def of_statistics(self, y: Tensor, share: Tensor | float) -> Tensor:
+        """The term of the statistics for values y (..., C), in float32 (float64)."""
+        x = (y.to(self.mean.dtype) - self.mean) * self.rstd
+        return -share * self.scale * (self.mean_dz + x * self.mean_dzx)
+
+    def dense(self, dz: Tensor, y: Tensor, copies: Tensor | None) -> Tensor:
+        """dy where every slot was normalised."""
+        if y.is_cuda and y.numel() > 0:
+            count = torch.ones(1, dtype=torch.int32, device=y.device)
+            flat = dz.to(y.dtype).contiguous().flatten(0, -2)
+            sums = (self.mean_dz, self.mean_dzx / self.rstd)
+            dy = torch.batch_norm_backward_elemt(
+                flat, y.flatten(0, -2), self.mean, self.rstd, self.weight, *sums, count
+            ).reshape(y.shape)
+        else:
+            dy = (dz * self.scale + self.of_statistics(y, 1.0)).to(y.dtype)
+        if copies is not None:
+            share = (1 - copies).to(self.mean.dtype)
+            first = dz[:, :, 0] * self.scale + self.of_statistics(y[:, :, 0], share)
+            dy[:, :, 0] = first.to(y.dtype)
+        return dy
+
+    def sparse(self, dz: Tensor, y: Tensor, copies: Tensor | None, winners: Tensor) -> Tensor:
+        """dy where the winners alone were normalised."""
+        scale, half = self.scale, torch.full_like(self.rstd, 0.5)
+        slope, shift = -scale * self.mean_dzx * self.rstd, -scale * self.mean_dz
+        # NOTE: one pass with one rounding; the variance is 0.5 + 0.5, as eps must not be 0.
+        rows = F.batch_norm(y.flatten(0, -2), self.mean, half, slope, shift, False, 0.0, 0.5)
+        dy, share = rows.reshape(y.shape), None
+        if copies is not None:
+            of_first = (1 - copies).to(self.mean.dtype)
+            dy[:, :, 0] = self.of_statistics(y[:, :, 0], of_first).to(y.dtype)
+            share = torch.where(winners.squeeze(2) == 0, of_first, 1)
+        won = dz * scale + self.of_statistics(chosen(y, winners), 1.0 if share is None else share)
+        return dy.scatter_(2, winners, won.to(y.dtype).unsqueeze(2))
+
+
 class BatchNormFunction(torch.autograd.Function):
-    """(y, valid, winners, weight, bias, eps, group, dtype) -> z, and its statistics.
+    """(y, valid, copies, winners, weight, bias, eps, group, dtype) -> z, and its statistics.
 
     y, the one large tensor that is kept, is (B, M, K, C); z is as large, or (B, M, C) where winners
     are given. weight and bias are float32 (float64).
@@ -99,6 +209,7 @@ class BatchNormFunction(torch.autograd.Function):
         ctx: Any,
         y: Tensor,
         valid: Tensor,
+        copies: Tensor | None,
         winners: Tensor | None,
         weight: Tensor | None,
         bias: Tensor | None,
@@ -106,47 +217,45 @@ class BatchNormFunction(torch.autograd.Function):
         group: Any,
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        found = statistics(y, valid, group)
+        y = y.contiguous()
+        found = _statistics(y, Slots(valid, copies), eps, group)
         used = chosen(y, winners)
         if used.dtype.itemsize < dtype.itemsize:
             used = used.to(dtype)
         z = F.batch_norm(
             used.flatten(0, -2), found.mean, found.var, weight, bias, False, 0.0, eps
         ).reshape(used.shape)
-        ctx.save_for_backward(y, valid, winners, weight, bias, *found)
+        ctx.save_for_backward(y, valid, copies, winners, weight, bias, *found)
         ctx.options = (eps, group, dtype)
         ctx.mark_non_differentiable(*found)
         return (z.to(dtype), *found)
 
     @staticmethod
     def backward(ctx: Any, dz: Tensor, *_: Any) -> Any:
-        y, valid, winners, weight, bias, mean, var, count = ctx.saved_tensors
+        y, valid, copies, winners, weight, bias, mean, var, count = ctx.saved_tensors
         eps, group, dtype = ctx.options
-        needs = [ctx.needs_input_grad[i] for i in (0, 3, 4)]
+        needs = [ctx.needs_input_grad[i] for i in (0, 4, 5)]
         if torch.is_grad_enabled():
-            z = _compose(y, valid, winners, weight, bias, eps, group, dtype)[0]
+            slots = Slots(valid, copies)
+            z = _compose(y, slots, winners, weight, bias, eps, group, dtype)[0]
             inputs = [t for t, need in zip((y, weight, bias), needs, strict=True) if need]
             grads = iter(torch.autograd.grad(z, inputs, dz, create_graph=True))
             dy, dweight, dbias = (next(grads) if need else None for need in needs)
-            return dy, None, None, dweight, dbias, None, None, None
+            return dy, None, None, None, dweight, dbias, None, None, None
         rstd = (var + eps).rsqrt()
-        dz = dz.to(mean.dtype)
-        centred = y.to(mean.dtype) - mean
-        dbias = _column_sums(dz)
-        dweight = _column_sums(dz * chosen(centred, winners)) * rstd
+        sums = _reduce_backward(dz, y, winners, mean, rstd)
         dy = None
         if needs[0]:
-            scale = rstd if weight is None else weight * rstd
-            total, total_x = _all_reduce(torch.stack([dbias, dweight]), group) / count.clamp_min(1)
-            dy = torch.where(valid, centred.mul_(total_x * rstd).add_(total).mul_(-scale), 0)
+            means = _all_reduce(sums, group) / count.clamp_min(1)
+            gradient = _Gradient(
+                mean, rstd, torch.ones_like(rstd) if weight is None else weight, *means
+            )
             if winners is None:
-                dy.addcmul_(dz, scale)
+                dy = gradient.dense(dz, y, copies)
             else:
-                won = dy.gather(2, winners) + (dz * scale).unsqueeze(2)
-                dy.scatter_(2, winners, won)
-            dy = dy.to(y.dtype)
+                dy = gradient.sparse(dz, y, copies, winners)
         return (
-            dy, None, None, dweight if needs[1] else None, dbias if needs[2] else None,
+            dy, None, None, None, sums[1] if needs[1] else None, sums[0] if needs[2] else None,
             None, None, None,
         )  # fmt: skip
 
@@ -164,7 +273,7 @@ def _update_running(norm: BatchNorm, found: Statistics, bias: Tensor | None) -> 
 
 def batch_norm(
     y: Tensor,
-    valid: Tensor,
+    slots: Slots,
     norm: BatchNorm,
     linear_bias: Tensor | None,
     dtype: torch.dtype,
@@ -176,7 +285,7 @@ def batch_norm(
 
     Args:
         y: Pre-activations.
-        valid: (B, M, K, 1) bool, what counts.
+        slots: What counts.
         norm: With training True.
         linear_bias: (C,) or None.
         dtype: Of the result.
@@ -192,11 +301,11 @@ def batch_norm(
         assert linear_bias is not None
         unmoved = linear_bias.to(wide) * 0
         bias = unmoved if bias is None else bias + unmoved
-    arguments = (y, valid, winners, weight, bias, norm.eps, norm.group, dtype)
+    rest = (winners, weight, bias, norm.eps, norm.group, dtype)
     if torch.compiler.is_dynamo_compiling() or sees_torch_functions_only(y, weight, bias):
-        z, *found = _compose(*arguments)
+        z, *found = _compose(y, slots, *rest)
     else:
-        z, *found = BatchNormFunction.apply(*arguments)
+        z, *found = BatchNormFunction.apply(y, *slots, *rest)
     with torch.no_grad():
         shift = None if linear_bias is None else linear_bias.detach()
         _update_running(norm, Statistics(*(t.detach() for t in found)), shift)

@@ -15,11 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .._autograd.compose import activate
+from .._autograd.shared import sees_torch_functions_only
 from .._core.activation import CODES, LEAKY_RELU_SLOPE
 from ..ops.linear import linear
 from ..ops.norm import layer_norm
+from ..ops.reduce import amax
 from ._autograd import group, needs_grad
-from ._edge_batch_norm import batch_norm, chosen, running_affine, running_norm, wide_dtype
+from ._edge_batch_norm import Slots, batch_norm, chosen, running_affine, running_norm, wide_dtype
 from .norms import BatchNorm, LayerNorm
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ class Edges(NamedTuple):
     """Who is whose neighbour, with every slot filled that can be."""
 
     idx: Tensor  # (B, M, K)
-    valid: Tensor  # (B, M, K, 1) bool, of the slots as they were given
+    slots: Slots  # as they were given
     count: Tensor  # (B, M, 1) int64
 
 
@@ -67,29 +69,34 @@ def find_edges(idx: Tensor, num_points: int) -> Edges:
         idx = F.pad(idx, (0, 1), value=-1)
     valid = (idx >= 0) & (idx < num_points)
     first = idx.gather(2, valid.int().argmax(2, keepdim=True))
-    return Edges(torch.where(valid, idx, first), valid.unsqueeze(3), valid.sum(2, keepdim=True))
+    count = valid.sum(2, keepdim=True)
+    slots = Slots(valid.unsqueeze(3), idx.shape[2] - count)
+    return Edges(torch.where(valid, idx, first), slots, count)
 
 
-def _first_product(given: EdgeInput, idx: Tensor, bias: Tensor | None) -> Tensor:
-    """y_1 (B, M, K, C1) with the bias, in float32 (float64): its summands are never rounded."""
+def _first_product(given: EdgeInput, edges: Edges, bias: Tensor | None) -> Tensor:
+    """y_1 (B, M, K, C1) with the bias: summed in float32 (float64), rounded once."""
     wide = wide_dtype(given.dtype)
     bias = None if bias is None else bias.to(wide)
     y = None
     if given.rows is not None:
         rows = given.rows.to(wide)
-        y = group(rows if bias is None else rows + bias, idx)
+        y = group(rows if bias is None else rows + bias, edges.idx)
     if given.group_rows is not None:
-        per_group = given.group_rows.to(wide).unsqueeze(2)
+        # NOTE: a NaN of a group without neighbours must not reach the sums over all slots.
+        per_group = torch.where(edges.count > 0, given.group_rows.to(wide), 0).unsqueeze(2)
         y = per_group if y is None else y + per_group
-    if given.offset_weight is None:
-        assert y is not None
-        return y
-    assert given.xyz is not None
-    offsets = group(None, idx, given.xyz, given.centers)
-    weight = given.offset_weight.to(wide)
-    if y is None:
-        return linear(offsets, weight, bias)
-    return torch.addmm(y.flatten(0, 2), offsets.flatten(0, 2), weight.t()).reshape(y.shape)
+    if given.offset_weight is not None:
+        assert given.xyz is not None
+        offsets = group(None, edges.idx, given.xyz, given.centers)
+        weight = given.offset_weight.to(wide)
+        if y is None:
+            y = linear(offsets, weight, bias)
+        else:
+            flat = torch.addmm(y.flatten(0, 2), offsets.flatten(0, 2), weight.t())
+            y = flat.reshape(y.shape)
+    assert y is not None
+    return y.to(given.dtype)
 
 
 def _folds(layer: EdgeLayer, y: Tensor, dtype: torch.dtype, pool: str) -> bool:
@@ -136,10 +143,26 @@ def _normalised(y: Tensor, edges: Edges, layer: EdgeLayer, dtype: torch.dtype) -
     if isinstance(norm, LayerNorm):
         return _layer_norm(y, norm).to(dtype)
     if isinstance(norm, BatchNorm) and norm.training:
-        return batch_norm(y, edges.valid, norm, layer.bias, dtype)
+        return batch_norm(y, edges.slots, norm, layer.bias, dtype)
     if isinstance(norm, BatchNorm):
         return running_norm(y, norm).to(dtype)
     return y.to(dtype)
+
+
+def _maximum(z: Tensor) -> Tensor:
+    """z (B, M, K, C) over k; the gradient goes to the lowest k of equal ones."""
+    if needs_grad(z) or sees_torch_functions_only(z):
+        return z.max(2).values
+    return amax(z, 2)
+
+
+def _winners(y: Tensor, weight: Tensor | None) -> Tensor:
+    """(B, M, 1, C): where y times the weight's sign is largest over k."""
+    highest = y.max(2, keepdim=True).indices
+    if weight is None:
+        return highest
+    lowest = y.min(2, keepdim=True).indices
+    return torch.where(weight > 0, highest, torch.where(weight < 0, lowest, 0))
 
 
 def _pooled_first(y: Tensor, edges: Edges, layer: EdgeLayer, act: Activation) -> Tensor:
@@ -151,20 +174,18 @@ def _pooled_first(y: Tensor, edges: Edges, layer: EdgeLayer, act: Activation) ->
     norm = layer.norm
     if not isinstance(norm, BatchNorm):
         z = _layer_norm(y, norm) if isinstance(norm, LayerNorm) else y
-        return act(z.max(2).values.to(wide))
-    with torch.no_grad():
-        key = y if norm.weight is None else y * norm.weight.sign().to(y.dtype)
-        winners = key.max(2, keepdim=True).indices
+        return act(_maximum(z).to(wide))
+    winners = _winners(y.detach(), norm.weight)
     if norm.training:
-        return act(batch_norm(y, edges.valid, norm, layer.bias, wide, winners))
+        return act(batch_norm(y, edges.slots, norm, layer.bias, wide, winners))
     return act(running_norm(chosen(y, winners).to(wide), norm))
 
 
 def _pool(a: Tensor, edges: Edges, pool: str) -> Tensor:
     """a (B, M, K, C) over k; sums in float32 (float64)."""
     if pool == "max":
-        return a.max(2).values
-    total = torch.where(edges.valid, a, 0).sum(2, dtype=wide_dtype(a.dtype))
+        return _maximum(a)
+    total = torch.where(edges.slots.valid, a, 0).sum(2, dtype=wide_dtype(a.dtype))
     return total if pool == "sum" else total / edges.count.clamp_min(1)
 
 
@@ -177,7 +198,7 @@ def layers_from(
     pool: str,
     dtype: torch.dtype,
 ) -> Tensor:
-    """From y_1 (B, M, K, C1) in float32 (float64) to (B, M, C_L) in dtype."""
+    """From y_1 (B, M, K, C1) to (B, M, C_L), in dtype."""
     first, *others = layers
     layers = [first, *(_folded(x) if _folds(x, y, dtype, pool) else x for x in others)]
     last_act = act if last_activation else Activation("none", 0.0)
@@ -211,14 +232,14 @@ def edge_mlp(
     assert like is not None
     edges = find_edges(given.idx, like.shape[1])
     bias = None if _is_training(layers[0].norm) else layers[0].bias
-    y = _first_product(given, edges.idx, bias)
+    y = _first_product(given, edges, bias)
     act = Activation(activation, negative_slope)
     return layers_from(y, edges, layers, act, last_activation, pool, given.dtype)
 
 
 def point_mlp(
     y: Tensor,
-    valid: Tensor,
+    valid: Tensor | None,
     layers: Sequence[EdgeLayer],
     activation: str,
     negative_slope: float,
@@ -229,7 +250,14 @@ def point_mlp(
     bias = layers[0].bias
     if bias is not None and not _is_training(layers[0].norm):
         y = y + bias.to(y.dtype)
-    slots = valid.unsqueeze(2)
-    edges = Edges(torch.zeros_like(slots, dtype=torch.int64), slots.unsqueeze(3), slots.long())
+    if valid is None:
+        count = torch.ones_like(y[..., :1], dtype=torch.int64)
+        slots = Slots(count.unsqueeze(3) > 0, None)
+    else:
+        y = torch.where(valid.unsqueeze(2), y, 0)  # whatever is there reaches the sums
+        count = valid.unsqueeze(2).long()
+        slots = Slots(valid.reshape(*valid.shape, 1, 1), 1 - count)
+    edges = Edges(torch.zeros_like(count), slots, count)
     act = Activation(activation, negative_slope)
-    return layers_from(y.unsqueeze(2), edges, layers, act, last_activation, "max", dtype)
+    y = y.to(dtype).unsqueeze(2)
+    return layers_from(y, edges, layers, act, last_activation, "max", dtype)

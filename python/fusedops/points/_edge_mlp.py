@@ -91,7 +91,7 @@ def edge_mlp(
 
 def point_mlp(
     y: Tensor,
-    valid: Tensor,
+    valid: Tensor | None,
     layers: Sequence[EdgeLayer],
     activation: str,
     negative_slope: float,
@@ -100,7 +100,7 @@ def point_mlp(
 ) -> Tensor:
     """Layers over points from y_1 (B, N, C1), float32 (float64) and without the first bias.
 
-    Points that are not valid (B, N) are in no statistics, and their results are 0.
+    Points that are not valid (B, N) are in no statistics, and their results are 0; None: all are.
     """
     with no_autocast(y):
         return _edge_composed.point_mlp(

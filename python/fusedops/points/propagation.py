@@ -127,7 +127,7 @@ def feature_propagation(
     valid = _of_a_cloud(xyz, lengths, offsets)
     packed = y.dim() == 2
     if packed:
-        y, valid = y.unsqueeze(0), valid.unsqueeze(0)
+        y, valid = y.unsqueeze(0), None if valid is None else valid.unsqueeze(0)
     out = point_mlp(
         y,
         valid,
@@ -179,11 +179,12 @@ def _interpolate(
         return interpolate(rows, idx, blend)
 
 
-def _of_a_cloud(xyz: Tensor, lengths: Tensor | None, offsets: Tensor | None) -> Tensor:
-    """(B, N) or (P,) bool: whether a row is a point of a cloud."""
+def _of_a_cloud(xyz: Tensor, lengths: Tensor | None, offsets: Tensor | None) -> Tensor | None:
+    """(B, N) or (P,) bool: whether a row is a point of a cloud; None: all are."""
+    if lengths is None and offsets is None:
+        return None
     at = torch.arange(xyz.shape[-2], device=xyz.device)
     if offsets is not None:
         return (at >= offsets[0]) & (at < offsets[-1])
-    if lengths is not None:
-        return at < lengths.unsqueeze(1)
-    return at.new_ones(xyz.shape[:-1], dtype=torch.bool)
+    assert lengths is not None
+    return at < lengths.unsqueeze(1)
