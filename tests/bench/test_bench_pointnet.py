@@ -132,14 +132,23 @@ def test_what_the_plain_layer_lacks_is_said() -> None:
 # ---- a run ----
 
 
-def test_layers_of_given_shapes_run() -> None:
-    assert bench("--shapes", "2x32x16", "--dtype", "bf16,fp32,fp64", "--peers", "eager,torch") == 0
-    names = {"sa/B2_N32_M16_K8_C0_16-16-32": ("eager",), "edge/B2_N32_k8_16-16": ("eager", "torch")}
+@pytest.mark.parametrize(
+    ("shape", "dtypes"),
+    [((2, 32, 16), ("fp32", "fp64")), ((4, 256, 64), ("bf16", "fp16"))],  # few maxima are chance
+)
+def test_layers_of_given_shapes_run(shape: tuple[int, ...], dtypes: tuple[str, ...]) -> None:
+    b, n, m = shape
+    args = ("--shapes", f"{b}x{n}x{m}", "--dtype", ",".join(dtypes), "--peers", "eager,torch")
+    assert bench(*args) == 0
+    names = {
+        f"sa/B{b}_N{n}_M{m}_K8_C0_16-16-32": ("eager",),
+        f"edge/B{b}_N{n}_k8_16-16": ("eager", "torch"),
+    }
     assert rows() == {
         (name, dtype, pass_, peer)
         for name, peers in names.items()
         for peer in peers
-        for dtype in ("bf16", "fp32", "fp64")
+        for dtype in dtypes
         for pass_ in ("fwd", "step")
     }
     errors = Path("a.csv").with_name("pointnet_error.csv").read_text()
