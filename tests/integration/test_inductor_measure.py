@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -112,6 +114,38 @@ def test_a_measurement_that_fails_stops_nothing(device, monkeypatch):
     torch.testing.assert_close(compiled(model, ours)(x), model(x))
     assert ours.report.replaced == []
     assert any("no such kernel" in left.reason for left in ours.report.left)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("grown", [0, 1])
+def test_the_memory_of_a_measurement_goes_back(grown, fails, monkeypatch):
+    """Whether the GPU is asked to take it; it needs none here."""
+    device, freed, reserved = torch.device("cuda", 0), [], [100, 100 + grown]
+
+    def times(*given):
+        return None if fails else (1.0, 2.0)
+
+    monkeypatch.setattr(measure, "_measured", {})
+    monkeypatch.setattr(measure, "_times", times)
+    monkeypatch.setattr(measure, "_key", lambda site, size: "a site")
+    monkeypatch.setattr(measure, "value", lambda node: SimpleNamespace(device=device))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: reserved.pop(0))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: freed.append(True))
+    got = measure.measured(SimpleNamespace(node=None), decide._hint, 1e6)
+    assert got == (None if fails else (1.0, 2.0))
+    assert len(freed) == grown
+    assert len(measure._measured) == (not fails)
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, RuntimeError])
+def test_an_error_of_the_driver_is_no_measurement(error, monkeypatch):
+    def fail(bench):
+        raise error("CUDA driver error: out of memory")
+
+    monkeypatch.setattr(measure._Bench, "times", fail)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    assert measure._times(None, None, torch.device("cpu"), 1e6) is None
 
 
 def large():

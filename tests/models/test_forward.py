@@ -9,6 +9,7 @@ import torch
 
 from fusedops import models
 from fusedops.models import Segmentation, Stage
+from fusedops.nn import GlobalSetAbstraction
 from models.twin_ops import shuffle_norms
 
 STAGES = (Stage(8, (0.6,), (6,), ((8, 9),)), Stage(4, (0.9,), (4,), ((10,),)))
@@ -77,20 +78,47 @@ def test_lengths_in_training(device, name):
         torch.testing.assert_close(state[key], other[key], rtol=1e-12, atol=1e-12, msg=key)
 
 
-def test_half_precision_and_autocast(device):
+ALONE = {
+    **{f"{name}_features": make for name, make in MAKE.items() if name != "dgcnn"},
+    "classifier": lambda: models.PointNet2Classifier(
+        5, stages=STAGES, all_points=(8, 12), head=(9,), dropout=(0.0,)
+    ),
+    "segmenter": lambda: models.PointNet2Segmenter(
+        5,
+        config=Segmentation(STAGES, (8,), ((9,), (8,), (7,)), "skip_first", 2, True),
+        num_categories=3,
+        head=(6,),
+        dropout=(0.0,),
+    ),
+    "pointnext": lambda: models.PointNeXt(
+        5, width=6, blocks=(1, 2), strides=(2, 2), radius=0.4, k=6, head=(8,), dropout=(0.0,)
+    ),
+    "global": lambda: GlobalSetAbstraction(0, [8, 9]),
+}
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_half_precision_and_autocast(device, name):
+    """Coordinates stay float32; features and weights are halves, by autocast or by themselves."""
     torch.manual_seed(1)
-    model = MAKE["classifier"]().to(device)
-    xyz = torch.rand(4, 24, 3, device=device)
-    features = torch.randn(4, 24, 2, device=device)
+    model = ALONE[name]().to(device)
+    given = [torch.rand(4, 24, 3, device=device)]
+    if name.endswith("_features"):
+        given.append(torch.randn(4, 24, 2, device=device))
+    elif name == "segmenter":
+        given += [None, torch.arange(4, device=device) % 3]
     with torch.autocast(device, dtype=torch.bfloat16):
-        y = model(xyz, features)
-    assert y.dtype is torch.bfloat16
+        y = model(*given)
+    assert y.dtype is torch.bfloat16 or name == "global"
     y.float().square().sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
     model = model.eval()
-    want = model(xyz, features)
+    want = model(*given)
     half = model.to(torch.bfloat16)
-    got = half(xyz, features.bfloat16())
+    if name.endswith("_features"):
+        given[1] = given[1].bfloat16()
+    got = half(*given)
+    assert got.dtype is torch.bfloat16
     torch.testing.assert_close(got.float(), want, rtol=0.1, atol=0.1)
 
 

@@ -1,5 +1,6 @@
 #include <cuda_runtime_api.h>
 
+#include "csrc/common/checks/tensor_check.h"
 #include "csrc/common/host/code_version.h"
 
 namespace fusedops {
@@ -12,11 +13,12 @@ __global__ void code_version_kernel() {}
 
 int generic_code_version() {
   cudaFuncAttributes attributes{};
-  if (cudaFuncGetAttributes(&attributes, code_version_kernel) == cudaSuccess) {
-    return attributes.ptxVersion;
-  }
+  const cudaError_t error = cudaFuncGetAttributes(&attributes, code_version_kernel);
   cudaGetLastError();
-  return 0;
+  // There is code, which the GPU has no memory for now: nothing to be remembered.
+  FUSEDOPS_CHECK(error != cudaErrorMemoryAllocation,
+                 "device_facts: CUDA error: ", cudaGetErrorString(error));
+  return error == cudaSuccess ? attributes.ptxVersion : 0;
 }
 
 }  // namespace fusedops

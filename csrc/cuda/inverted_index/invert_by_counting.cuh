@@ -192,14 +192,14 @@ inline bool can_invert(int64_t clouds, int64_t n, int64_t entries, int sm_count,
          invert_shared_bytes(part, entries) + sizeof(InvertShared) <= size_t(shared_bytes);
 }
 
-inline cudaError_t launch_invert_index(InvertIndex a, int sm_count, cudaStream_t stream) {
+// Leaves its errors to check_launch.
+inline void launch_invert_index(InvertIndex a, int sm_count, cudaStream_t stream) {
   a.part = invert_part_size(a.clouds, a.n, sm_count);
   const size_t bytes = invert_shared_bytes(a.part, a.entries);
   allow_any_shared_memory<&invert_index_kernel>();
   const dim3 grid(static_cast<unsigned>(ceil_div(a.n, a.part)),
                   static_cast<unsigned>(std::min(a.clouds, kMaxGridY)));
   invert_index_kernel<<<grid, kInvertThreads, bytes, stream>>>(a);
-  return cudaGetLastError();
 }
 
 }  // namespace fusedops

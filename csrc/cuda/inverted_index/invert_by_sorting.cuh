@@ -38,19 +38,18 @@ __global__ void __launch_bounds__(kSortThreads)
   if (i == count - 1 || keys[i + 1] != key) ranges[key].y = static_cast<unsigned>(i + 1);
 }
 
-inline cudaError_t launch_inverted_keys(Indices idx, int64_t clouds, int64_t n, int64_t entries,
-                                        uint32_t* keys, uint32_t* values, cudaStream_t stream) {
+// The launchers leave their errors to check_launch.
+inline void launch_inverted_keys(Indices idx, int64_t clouds, int64_t n, int64_t entries,
+                                 uint32_t* keys, uint32_t* values, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(ceil_div(entries, kSortThreads)),
                   static_cast<unsigned>(std::min(clouds, kMaxGridY)));
   inverted_keys_kernel<<<grid, kSortThreads, 0, stream>>>(idx, clouds, n, entries, keys, values);
-  return cudaGetLastError();
 }
 
-inline cudaError_t launch_inverted_ranges(const uint32_t* keys, int64_t count, int64_t destinations,
-                                          uint2* ranges, cudaStream_t stream) {
+inline void launch_inverted_ranges(const uint32_t* keys, int64_t count, int64_t destinations,
+                                   uint2* ranges, cudaStream_t stream) {
   inverted_ranges_kernel<<<static_cast<unsigned>(ceil_div(count, kSortThreads)), kSortThreads, 0,
                            stream>>>(keys, count, destinations, ranges);
-  return cudaGetLastError();
 }
 
 }  // namespace fusedops

@@ -76,7 +76,10 @@ InvertedIndex invert_index(const char* op, const LaunchScope& scope, const Tenso
                            int64_t clouds, int64_t n) {
   const bool counts = can_invert(clouds, n, idx.numel() / clouds, scope.facts().sm_count,
                                  scope.facts().shared_memory_per_block);
-  return counts ? by_counting(scope, idx, clouds, n) : by_sorting(op, scope, idx, clouds, n);
+  const InvertedIndex inverted =
+      counts ? by_counting(scope, idx, clouds, n) : by_sorting(op, scope, idx, clouds, n);
+  check_launch(op);  // here: kernels that read lists which nobody wrote would read anywhere
+  return inverted;
 }
 
 }  // namespace fusedops::cuda

@@ -17,7 +17,8 @@ struct InvertedIndex {
 
 // idx (clouds, entries), int32 or int64, contiguous, neither empty nor beyond 2^31 - 1 elements:
 // entry b * entries + i belongs to destination b * n + idx[b, i], or to none where that is no row
-// of n. There are at most 2^32 - 2 destinations. `op` is named in errors.
+// of n. There are at most 2^32 - 2 destinations. `op` is named in errors,
+// those of the launches as well.
 InvertedIndex invert_index(const char* op, const LaunchScope& scope, const Tensor& idx,
                            int64_t clouds, int64_t n);
 

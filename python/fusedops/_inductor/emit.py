@@ -109,9 +109,16 @@ class Writer:
         return self.items[out]
 
     def fitted(self, by: Any, old: Node) -> Node:
-        """The value in the dtype and shape of the node that it stands for."""
+        """The value in the dtype and shape of the node that it stands for.
+
+        The partitioner takes one of many results for code that fuses with its readers: for backward
+        it would rather save what they make of it, by a pass of its own, in another layout or in
+        float32. It fuses no detach, which Inductor leaves out: that is in memory, as a product is.
+        """
         self.at(old)
         new: Node = self.nodes(by)
+        if new.target is operator.getitem and self.tag == FORWARD:
+            new = self.call(aten.detach.default, (new,))
         if dtype_of(new) is not dtype_of(old):
             new = self.call(CONVERT, (new, dtype_of(old)))
         if not same_shape(new, old):

@@ -47,13 +47,34 @@ def measured(site: Site, size: Size, bytes_per_us: float) -> tuple[float, float]
     if key is None:
         return None
     if key not in _measured:
-        with _disable_current_modes(), unset_fake_temporarily(), torch.no_grad():
-            try:
-                with torch.autocast(device.type, enabled=False), torch.cuda.device(device):
-                    _measured[key] = _Bench(site, size, device, bytes_per_us).times()
-            except Exception:  # no memory, say; nothing here may stop the compilation
-                return None
+        before = torch.cuda.memory_reserved(device)
+        times = _times(site, size, device, bytes_per_us)
+        _give_back(device, before)
+        if times is None:
+            return None
+        _measured[key] = times
     return _measured[key]
+
+
+def _times(
+    site: Site, size: Size, device: torch.device, bytes_per_us: float
+) -> tuple[float, float] | None:
+    with _disable_current_modes(), unset_fake_temporarily(), torch.no_grad():
+        try:
+            with torch.autocast(device.type, enabled=False), torch.cuda.device(device):
+                return _Bench(site, size, device, bytes_per_us).times()
+        except Exception:  # no memory, say; nothing here may stop the compilation
+            return None
+
+
+def _give_back(device: torch.device, before: int) -> None:
+    """Return what a measurement left in torch's cache to the GPU, where it made the cache grow.
+
+    The driver cannot take it from there for the code of kernels that are loaded next, Inductor's
+    among them, nor can other processes.
+    """
+    if torch.cuda.memory_reserved(device) > before:
+        torch.cuda.empty_cache()
 
 
 def _key(site: Site, size: Size) -> str | None:

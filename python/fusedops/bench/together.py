@@ -83,7 +83,11 @@ def _prepare(
     pass_: str,
     peers: Sequence[str],
 ) -> None:
-    """Compiles and checks; leaves the GPU's memory to processes beside this one."""
+    """Compiles and checks; leaves the GPU's memory to processes beside this one.
+
+    And to the driver, which loads the code of a contender's kernels: torch's cache is emptied
+    before each.
+    """
     suite.expect(pass_, dtype)  # what cannot run here fails before minutes of compiling
     for case in cases:
         _admit(found, case.name, partial(suite.ours, case, pass_), suite, data, dtype, pass_)
@@ -91,7 +95,11 @@ def _prepare(
         for name in peers:
             make = partial(suite.peer, name, cases[0], pass_, data[0].device)
             _admit(found, name, make, suite, data, dtype, pass_)
-    if data[0].device.type == "cuda":
+    _empty_cache(data[0].device)
+
+
+def _empty_cache(device: torch.device) -> None:
+    if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
@@ -106,6 +114,7 @@ def _admit(
 ) -> None:
     """Compiles and checks a contender. One that is wrong or raises gets no time, but a word."""
     device = data[0].device
+    _empty_cache(device)
     begin = time.perf_counter()
     try:
         call = make()

@@ -83,7 +83,7 @@ def load_yanx27(model: nn.Module, state_dict: dict[str, Any]) -> None:
     normals = 3 or 0; outputs there are log_softmax of these logits. With several scales its first
     columns are [features, offset]: they are put in our order.
 
-    What may differ by roundings: it forms squared distances as |a|^2 + |b|^2 - 2 a b, so that
+    What may differ by roundings: it forms squared distances as ``a.a + b.b - 2 a.b``, so that
     points very near to the radius may fall on its other side.
 
     Args:

@@ -214,7 +214,8 @@ class PointNet2Segmenter(nn.Module):
             lengths: (B,) int64, the points of each cloud; rows beyond count nowhere and are zeros.
         """
         if self.xyz_features:
-            features = xyz if features is None else torch.cat([xyz.to(features), features], -1)
+            wide = xyz.to(self.head.last.weight.dtype)
+            features = wide if features is None else torch.cat([wide, features], -1)
         levels = [(xyz, self._skip(xyz, features, category), lengths)]
         for stage in self.stages:
             xyz, features = stage(xyz, features, lengths=lengths)
@@ -245,10 +246,10 @@ class PointNet2Segmenter(nn.Module):
         if self.num_categories:
             if category is None:
                 raise ValueError("PointNet2Segmenter: category must be a Tensor; got None")
-            one_hot = F.one_hot(category, self.num_categories).to(xyz.dtype)
+            one_hot = F.one_hot(category, self.num_categories).to(self.head.last.weight.dtype)
             parts.append(one_hot.unsqueeze(1).expand(-1, xyz.shape[1], -1))
         if self.xyz_features:
-            parts.append(xyz)
+            parts.append(xyz.to(self.head.last.weight.dtype))
         if features is not None:
             parts.append(features)
         if not parts:

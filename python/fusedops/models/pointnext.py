@@ -184,7 +184,8 @@ class PointNeXt(nn.Module):
 
     def forward(self, xyz: Tensor, features: Tensor | None = None) -> Tensor:
         """Logits of clouds."""
-        f = self.stem(xyz if features is None else torch.cat([xyz.to(features), features], -1))
+        rows = xyz.to(self.stem.weight.dtype)
+        f = self.stem(rows if features is None else torch.cat([rows, features], -1))
         for stage in self.stages:
             first, *more = stage
             xyz, f = first(xyz, f)

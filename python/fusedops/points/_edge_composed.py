@@ -80,6 +80,7 @@ def _first_product(given: EdgeInput, edges: Edges, bias: Tensor | None) -> Tenso
     bias = None if bias is None else bias.to(wide)
     y = None
     if given.rows is not None:
+        assert isinstance(given.rows, Tensor)
         rows = given.rows.to(wide)
         y = group(rows if bias is None else rows + bias, edges.idx)
     if given.group_rows is not None:
@@ -228,6 +229,7 @@ def edge_mlp(
     pool: str,
 ) -> Tensor:
     """`_edge_mlp.edge_mlp`."""
+    assert given.rows is None or isinstance(given.rows, Tensor)
     like = given.rows if given.rows is not None else given.xyz
     assert like is not None
     edges = find_edges(given.idx, like.shape[1])

@@ -17,7 +17,7 @@ from .._autograd.compose import no_autocast
 from .._autograd.gemm import linear_eager
 from .._autograd.shared import sees_torch_functions_only
 from ..ops.linear import linear
-from . import _edge_composed
+from . import _edge_composed, _edge_fused
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,13 +26,25 @@ if TYPE_CHECKING:
     from .norms import Norm
 
 
+class PointProduct(NamedTuple):
+    """Products of the first layer that are still to be formed, one a point."""
+
+    features: Tensor  # (B, N, F)
+    weight: Tensor  # (C1, F)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Of the product."""
+        return (*self.features.shape[:2], self.weight.shape[0])
+
+
 class EdgeInput(NamedTuple):
     """The first layer's products, by point and by group, and the edges (i, j) themselves.
 
     y_1 = rows[j] + group_rows[i] + offset_weight (xyz[j] - centers[i]) + bias.
     """
 
-    rows: Tensor | None  # (B, N, C1), dtype, or float32 beside half dtypes
+    rows: Tensor | PointProduct | None  # (B, N, C1), float32 beside half dtypes
     group_rows: Tensor | None  # (B, M, C1), like rows
     offset_weight: Tensor | None  # (C1, D), dtype
     xyz: Tensor | None  # (B, N, D), float32 (float64 where dtype is)
@@ -81,9 +93,11 @@ def edge_mlp(
 
     Arguments are checked by the callers, and cast where autocast is on.
     """
-    # NOTE: the place where `_edge_fused.supports(given, layers, ...)` is asked and
-    # `_edge_fused.edge_mlp(given, layers, ...)` called.
     with no_autocast(given.idx):
+        if _edge_fused.supports(given, layers, activation, negative_slope, pool):
+            return _edge_fused.edge_mlp(given, layers, activation, negative_slope, last_activation)
+        if isinstance(given.rows, PointProduct):
+            given = given._replace(rows=product_by_point(*given.rows))
         return _edge_composed.edge_mlp(
             given, layers, activation, negative_slope, last_activation, pool
         )

@@ -18,7 +18,7 @@ from ._edge_checks import (
     coordinates,
     in_dtype,
 )
-from ._edge_mlp import EdgeInput, edge_layers, edge_mlp, product_by_point
+from ._edge_mlp import EdgeInput, PointProduct, edge_layers, edge_mlp, product_by_point
 from .norms import Norm  # noqa: TC001 (`public` reads annotations)
 
 __all__ = ["edge_conv", "set_abstraction"]
@@ -98,10 +98,11 @@ def set_abstraction(
     columns = dim + (0 if features is None else features.shape[-1])
     layers = check_layers(op, weights, biases, norms, columns, like)
     check_edge_count(op, layers.norms, idx.numel())
-    rows = offset_weight = None
+    product = offset_weight = None
     if features is not None:
         features = in_dtype(op, "features", features, layers)
-        rows = product_by_point(features, layers.weights[0][:, dim:])
+        features = features.unsqueeze(0) if idx.dim() == 2 else features
+        product = PointProduct(features, layers.weights[0][:, dim:])
     if xyz is not None:
         xyz = coordinates(op, "xyz", xyz, layers)
         centers = None if centers is None else coordinates(op, "centers", centers, layers)
@@ -110,9 +111,9 @@ def set_abstraction(
             offset_weight = (offset_weight.to(xyz.dtype) / normalize_radius).to(layers.dtype)
     packed = idx.dim() == 2
     if packed:
-        rows, xyz, centers = (None if t is None else t.unsqueeze(0) for t in (rows, xyz, centers))
+        xyz, centers = (None if t is None else t.unsqueeze(0) for t in (xyz, centers))
         idx = idx.unsqueeze(0)
-    edges = EdgeInput(rows, None, offset_weight, xyz, centers, idx, layers.dtype)
+    edges = EdgeInput(product, None, offset_weight, xyz, centers, idx, layers.dtype)
     out = edge_mlp(
         edges, edge_layers(layers), activation, float(negative_slope), last_activation, pool
     )

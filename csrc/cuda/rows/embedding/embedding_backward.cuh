@@ -142,9 +142,10 @@ __global__ void __launch_bounds__(kEmbeddingThreads, kEmbeddingBlocks)
   }
 }
 
+// Leaves its errors to check_launch.
 template <class Access>
-cudaError_t launch_embedding_backward(const EmbeddingGradient<typename Access::T>& a,
-                                      cudaStream_t stream) {
+void launch_embedding_backward(const EmbeddingGradient<typename Access::T>& a,
+                               cudaStream_t stream) {
   int lanes = 1;
   while (lanes < kEmbeddingThreads && int64_t{lanes} * Access::kV < a.d) lanes *= 2;
   const int groups = kEmbeddingThreads / lanes;
@@ -157,7 +158,6 @@ cudaError_t launch_embedding_backward(const EmbeddingGradient<typename Access::T
   embedding_rows_kernel<Access>
       <<<static_cast<unsigned>(ceil_div(a.rows, int64_t{groups} * kEmbeddingRows)),
          kEmbeddingThreads, 0, stream>>>(a, lanes);
-  return cudaGetLastError();
 }
 
 }  // namespace fusedops

@@ -264,7 +264,8 @@ class GlobalSetAbstraction(torch.nn.Module):
             ).squeeze(1)  # fmt: skip
         parts = [] if features is None else [features]
         if self.use_xyz:
-            parts.insert(0, xyz if features is None else xyz.to(features.dtype))
+            like = self.mlp.linears[0].weight if features is None else features
+            parts.insert(0, xyz.to(like.dtype))
         x = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
         if lengths is not None:
             inside = torch.arange(x.shape[1], device=x.device) < lengths[:, None]

@@ -1,0 +1,112 @@
+// The contract of the edge MLP ops, which fusedops.points.set_abstraction and edge_conv call after
+// checks of their own; the fakes know the shapes alone.
+#pragma once
+
+#include <array>
+
+#include "csrc/common/checks/cloud_check.h"
+
+namespace fusedops {
+
+// What the ops of an edge MLP read: contiguous tensors and sizes.
+struct EdgeArguments {
+  std::optional<Tensor> rows, group_rows, offset_weight, points, centers;
+  Tensor list, ends, weights, affine;
+  DType dtype;
+  int64_t clouds, n, groups, edges;  // groups: of a cloud; edges: room for rows
+  std::array<int64_t, 4> widths;
+  int layers;
+  double slope;
+
+  int64_t width() const { return widths[layers - 1]; }
+  int64_t width_in() const { return widths[layers - 2]; }
+  // Of the last layer, among those of all.
+  int64_t first_channel() const {
+    int64_t channels = 0;
+    for (int l = 0; l < layers - 1; ++l) channels += widths[l];
+    return channels;
+  }
+};
+
+inline std::optional<Tensor> check_edge_tensor(const char* op, const char* name,
+                                               const std::optional<Tensor>& tensor,
+                                               const Tensor& like, ScalarType type,
+                                               std::vector<int64_t> shape) {
+  if (!tensor) return std::nullopt;
+  FUSEDOPS_CHECK(same_device(*tensor, like), op, ": ", name, " must be on ", device_string(like),
+                 "; got ", device_string(*tensor));
+  FUSEDOPS_CHECK(tensor->scalar_type() == type, op, ": ", name, " must have dtype ",
+                 dtype_name(type), "; got ", dtype_name(tensor->scalar_type()));
+  bool fits = tensor->dim() == static_cast<int64_t>(shape.size());
+  std::ostringstream text;
+  for (size_t i = 0; i < shape.size(); ++i) {
+    fits = fits && tensor->size(static_cast<int64_t>(i)) == shape[i];
+    text << (i ? ", " : "") << shape[i];
+  }
+  FUSEDOPS_CHECK(fits, op, ": ", name, " must have shape (", text.str(), "); got ",
+                 shape_string(*tensor));
+  return torch::stable::contiguous(*tensor);
+}
+
+// The list of rows (edge_list) and where the groups' rows end in it.
+inline void check_edge_list(const char* op, const Tensor& list, const Tensor& ends) {
+  check_edge_tensor(op, "list", list, ends, ScalarType::Int, {list.size(0), 4});
+  check_edge_tensor(op, "ends", ends, ends, ScalarType::Int, {ends.numel()});
+  FUSEDOPS_CHECK(ends.numel() > 0 && list.numel() > 0, op, ": there must be groups and rows");
+}
+
+inline EdgeArguments check_edges(const char* op, const std::optional<Tensor>& rows,
+                                 const std::optional<Tensor>& group_rows,
+                                 const std::optional<Tensor>& offset_weight,
+                                 const std::optional<Tensor>& points,
+                                 const std::optional<Tensor>& centers, const Tensor& list,
+                                 const Tensor& ends, const Tensor& weights, const Tensor& affine,
+                                 const std::array<int64_t, 4>& widths, double slope) {
+  EdgeArguments a{.widths = widths, .slope = slope};
+  FUSEDOPS_CHECK(list.dim() == 2, op, ": list must have shape (E, 4); got ", shape_string(list));
+  check_edge_list(op, list, ends);
+  a.list = torch::stable::contiguous(list);
+  a.ends = torch::stable::contiguous(ends);
+  a.edges = list.size(0);
+  FUSEDOPS_CHECK(rows || points, op, ": points must be a tensor where rows is None; got None");
+  FUSEDOPS_CHECK(points.has_value() == offset_weight.has_value(), op,
+                 ": points and offset_weight must come together");
+  const Tensor& cloud = rows ? *rows : *points;
+  check_dim(op, rows ? "rows" : "points", cloud, 3, "(B, N, C)");
+  a.clouds = cloud.size(0), a.n = cloud.size(1);
+  FUSEDOPS_CHECK(a.clouds > 0 && a.n > 0 && ends.numel() % a.clouds == 0, op,
+                 ": ends must have as many groups for each of ", a.clouds, " clouds; got ",
+                 ends.numel());
+  a.groups = ends.numel() / a.clouds;
+  a.dtype = check_floating(op, "weights", weights);
+  FUSEDOPS_CHECK(weights.element_size() == 2, op, ": weights must be float16 or bfloat16; got ",
+                 dtype_name(weights.scalar_type()));
+  int64_t values = 0, channels = 0;
+  for (a.layers = 0; a.layers < 4 && widths[a.layers] > 0; ++a.layers) {
+    const int64_t width = widths[a.layers];
+    FUSEDOPS_CHECK(width % 32 == 0 && width <= 1024, op,
+                   ": widths must be multiples of 32 up to 1024; got ", width);
+    channels += width;
+    if (a.layers > 0) values += width * widths[a.layers - 1];
+  }
+  FUSEDOPS_CHECK(a.layers > 0, op, ": there must be 1 to 4 widths; got 0");
+  for (int l = 0; l < a.layers - 1; ++l) {
+    FUSEDOPS_CHECK(widths[l] <= 128, op, ": widths but the last must be at most 128; got ",
+                   widths[l]);
+  }
+  const ScalarType half = weights.scalar_type(), fp32 = ScalarType::Float;
+  const bool wide = rows && rows->scalar_type() == fp32;
+  a.rows = check_edge_tensor(op, "rows", rows, list, wide ? fp32 : half,
+                             {a.clouds, a.n, widths[0]});
+  a.group_rows = check_edge_tensor(op, "group_rows", group_rows, list, fp32,
+                                   {a.clouds, a.groups, widths[0]});
+  a.offset_weight =
+      check_edge_tensor(op, "offset_weight", offset_weight, list, half, {widths[0], 8});
+  a.points = check_edge_tensor(op, "points", points, list, fp32, {a.clouds, a.n, 3});
+  a.centers = check_edge_tensor(op, "centers", centers, list, fp32, {a.clouds, a.groups, 3});
+  a.weights = *check_edge_tensor(op, "weights", weights, list, half, {values});
+  a.affine = *check_edge_tensor(op, "affine", affine, list, fp32, {channels, 2});
+  return a;
+}
+
+}  // namespace fusedops

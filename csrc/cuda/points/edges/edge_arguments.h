@@ -1,0 +1,34 @@
+// What the passes of an edge MLP read and write.
+#pragma once
+
+#include "csrc/cuda/points/edges/edge_problem.h"
+
+namespace fusedops {
+
+template <class T>
+struct EdgeForward {
+  EdgeProblem<T> problem;
+  int channels;    // of the last layer, without padding
+  T* out;          // [groups][channels]: act(max v), 0 for an empty group; or null
+  float* best;     // [groups][channels]: max v; or null
+  int16_t* which;  // [groups][channels]: the first neighbour that has it, -1 in an empty group
+  float* sums;     // [grid.x][2 * width + 1]: of w v and w v^2, and of w; or null
+};
+
+template <class T>
+struct EdgeBackward {
+  EdgeProblem<T> problem;  // layers: l
+  const int* winners;      // [groups][width[l - 1]] in the last layer, null below: a maximum's
+                           // gradient (T, the lower half) and its neighbour
+  const T* above;          // [rows][width[l - 1]], below the last layer
+  const float4* dense;     // (A, B) of two channels of layer l; null without statistics
+  const float* center;     // [width[l - 2]]: the centres of layer l - 1's sums, or null for 0
+  T* below;                // [rows][width[l - 2]]
+  float* below_sums;       // [grid.x][2][width[l - 2]]: of dz and of dz (y - center)
+  float* weight_sums;      // [grid.x][width[l - 1]][width[l - 2]], or null
+};
+
+// What a pass does: both gradients, or one of them where a layer is too wide for both.
+enum class EdgePass { kBoth, kData, kWeights };
+
+}  // namespace fusedops

@@ -1,0 +1,282 @@
+// The rows of an edge MLP, and the gradient of its first layer, on CUDA.
+#include "csrc/cuda/points/edges/edge_first.cuh"
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+
+#include <tuple>
+
+#include "csrc/common/checks/edge_check.h"
+#include "csrc/common/checks/op_boundary.h"
+#include "csrc/common/device/device_types.cuh"
+#include "csrc/common/dispatch.h"
+#include "csrc/common/host/launch.h"
+#include "csrc/cuda/points/edges/edge_list.cuh"
+
+namespace fusedops::cuda {
+namespace {
+
+using OptionalTensor = std::optional<Tensor>;
+
+template <class V>
+const V* read(const OptionalTensor& tensor) {
+  return tensor ? static_cast<const V*>(tensor->const_data_ptr()) : nullptr;
+}
+
+template <class V>
+V* write(const Tensor& tensor) {
+  return static_cast<V*>(tensor.mutable_data_ptr());
+}
+
+unsigned blocks_for(int64_t threads, int block) {
+  return static_cast<unsigned>(ceil_div(threads, int64_t{block}));
+}
+
+template <class Fn>
+void dispatch_half(const char* op, const Tensor& like, Fn&& fn) {
+  const DType dtype = check_floating(op, "like", like);
+  FUSEDOPS_CHECK(like.element_size() == 2, op, ": like must be float16 or bfloat16; got ",
+                 dtype_name(like.scalar_type()));
+  dispatch(Choices<DType::kFloat16, DType::kBFloat16>{}, dtype, fn);
+}
+
+EdgeEntries entries_of(const char* op, const Tensor& idx, int64_t n) {
+  constexpr int64_t kMaxEntries = std::numeric_limits<int32_t>::max();
+  FUSEDOPS_CHECK(idx.scalar_type() == ScalarType::Long, op, ": idx must be int64; got ",
+                 dtype_name(idx.scalar_type()));
+  check_dim(op, "idx", idx, 3, "(B, M, K)");
+  FUSEDOPS_CHECK(idx.numel() > 0 && idx.numel() <= kMaxEntries, op, ": idx must have from 1 to ",
+                 kMaxEntries, " entries; got ", idx.numel());
+  FUSEDOPS_CHECK(n > 0 && n <= kMaxEntries / idx.size(0), op, ": the clouds must have from 1 to ",
+                 kMaxEntries, " points together; got ", idx.size(0), " of ", n);
+  // NOTE: places in a group are kept as 8 bits a lane.
+  FUSEDOPS_CHECK(idx.size(2) <= kEdgeMaxNeighbours, op, ": idx must have at most ",
+                 kEdgeMaxNeighbours, " neighbours; got ", idx.size(2));
+  return {static_cast<const int64_t*>(idx.const_data_ptr()), idx.size(0) * idx.size(1), idx.size(1),
+          n, static_cast<int>(idx.size(2))};
+}
+
+Tensor edge_counts(const Tensor& idx,  // (B, M, K)
+                   int64_t n) {
+  constexpr const char* kOp = "edge_counts";
+  // Guard
+  const LaunchScope scope(kOp, idx);
+
+  // Contract, checks
+  const Tensor dense = torch::stable::contiguous(idx);
+  const EdgeEntries entries = entries_of(kOp, dense, n);
+
+  // Allocate, launch
+  const Tensor counts = torch::stable::new_empty(idx, {entries.groups}, ScalarType::Int);
+  edge_count_kernel<<<blocks_for(32 * entries.groups, kEdgeListThreads), kEdgeListThreads, 0,
+                      scope.stream()>>>(entries, write<int>(counts));
+
+  // Launch check
+  check_launch(kOp);
+  return counts;
+}
+
+std::tuple<Tensor, Tensor> edge_list(const Tensor& idx,   // (B, M, K)
+                                     const Tensor& ends,  // (B * M)
+                                     int64_t n) {
+  constexpr const char* kOp = "edge_list";
+  // Guard
+  const LaunchScope scope(kOp, idx);
+
+  // Contract, checks
+  const Tensor dense = torch::stable::contiguous(idx);
+  const EdgeEntries entries = entries_of(kOp, dense, n);
+  const auto ends_ =
+      check_edge_tensor(kOp, "ends", ends, idx, ScalarType::Int, {entries.groups});
+
+  // Allocate, launch
+  const Tensor list = torch::stable::new_empty(idx, {idx.numel(), 4}, ScalarType::Int);
+  const Tensor points = torch::stable::new_empty(idx, {idx.numel()});
+  cudaMemsetAsync(points.mutable_data_ptr(), 0xff, sizeof(int64_t) * idx.numel(), scope.stream());
+  edge_list_kernel<<<blocks_for(32 * entries.groups, kEdgeListThreads), kEdgeListThreads, 0,
+                     scope.stream()>>>(entries, read<int>(ends_), write<int4>(list),
+                                       write<int64_t>(points));
+
+  // Launch check
+  check_launch(kOp);
+  return {list, points};
+}
+
+Tensor edge_moments(const Tensor& list, const Tensor& ends, const OptionalTensor& points,
+                    const OptionalTensor& centers) {
+  constexpr const char* kOp = "edge_moments";
+  // Guard
+  const LaunchScope scope(kOp, list);
+
+  // Checks
+  check_edge_list(kOp, list, ends);
+  const auto check = [&](const char* name, const OptionalTensor& t) {
+    return t ? check_edge_tensor(kOp, name, t, list, ScalarType::Float,
+                                 {t->size(0), t->size(1), 3})
+             : std::nullopt;
+  };
+  const auto points_ = check("points", points), centers_ = check("centers", centers);
+
+  // Allocate, launch
+  const Tensor out = torch::stable::new_empty(list, {list.size(0), 4}, ScalarType::Float);
+  edge_moments_kernel<<<blocks_for(list.size(0), kEdgeFirstThreads), kEdgeFirstThreads, 0,
+                        scope.stream()>>>(read<int4>(list), read<int>(ends),
+                                          static_cast<int>(ends.numel()), read<float>(points_),
+                                          read<float>(centers_), write<float4>(out));
+
+  // Launch check
+  check_launch(kOp);
+  return out;
+}
+
+Tensor edge_winners(const Tensor& winners,  // (B, M, C)
+                    const Tensor& list, const Tensor& ends, const Tensor& like) {
+  constexpr const char* kOp = "edge_winners";
+  // Guard
+  const LaunchScope scope(kOp, list);
+
+  // Checks
+  check_edge_list(kOp, list, ends);
+  check_dim(kOp, "winners", winners, 3, "(B, M, C)");
+  const int64_t width = winners.size(2);
+  const auto winners_ =
+      check_edge_tensor(kOp, "winners", winners, list, ScalarType::Int,
+                        {winners.size(0), ends.numel() / winners.size(0), width});
+  FUSEDOPS_CHECK(width % kEdgeVector == 0, kOp, ": winners must have a multiple of ", kEdgeVector,
+                 " channels; got ", width);
+
+  // Allocate, launch
+  const Tensor rows = torch::stable::new_empty(list, {list.size(0), width}, like.scalar_type());
+  dispatch_half(kOp, like, [&]<DType D>(Tag<D>) {
+    using T = DeviceType<D>;
+    const int64_t threads = list.size(0) * (width / kEdgeVector);
+    edge_winners_kernel<<<blocks_for(threads, kEdgeFirstThreads), kEdgeFirstThreads, 0,
+                          scope.stream()>>>(read<int>(winners_), read<int4>(list), read<int>(ends),
+                                            static_cast<int>(ends.numel()),
+                                            static_cast<int>(width), write<T>(rows));
+  });
+
+  // Launch check
+  check_launch(kOp);
+  return rows;
+}
+
+Tensor edge_group_sums(const Tensor& rows, const Tensor& list, const Tensor& ends, bool gathers) {
+  constexpr const char* kOp = "edge_group_sums";
+  // Guard
+  const LaunchScope scope(kOp, list);
+
+  // Checks
+  check_edge_list(kOp, list, ends);
+  const DType dtype = check_floating(kOp, "rows", rows);
+  FUSEDOPS_CHECK(dtype != DType::kFloat64, kOp, ": rows must not be float64");
+  FUSEDOPS_CHECK(rows.dim() == (gathers ? 3 : 2) && (gathers || rows.size(0) == list.size(0)), kOp,
+                 ": rows must have shape (B, N, C) where they are gathered, else (E, C); got ",
+                 shape_string(rows));
+  const int64_t width = rows.size(rows.dim() - 1);
+  FUSEDOPS_CHECK(width % 32 == 0, kOp, ": rows must have a multiple of 32 channels; got ", width);
+  const Tensor dense = torch::stable::contiguous(rows);
+
+  // Allocate, launch
+  const Tensor out = torch::stable::new_empty(list, {ends.numel(), width}, ScalarType::Float);
+  using Types = Choices<DType::kFloat16, DType::kBFloat16, DType::kFloat32>;
+  dispatch(Types{}, dtype, [&]<DType D>(Tag<D>) {
+    using T = DeviceType<D>;
+    const EdgeGroupSums<T> a{.rows = read<T>(dense),
+                             .list = read<int4>(list),
+                             .ends = read<int>(ends),
+                             .groups = static_cast<int>(ends.numel()),
+                             .width = static_cast<int>(width),
+                             .gathers = gathers,
+                             .out = write<float>(out)};
+    const int64_t threads = ends.numel() * (width * static_cast<int64_t>(sizeof(T)) / 16);
+    edge_group_sums_kernel<<<blocks_for(threads, kEdgeFirstThreads), kEdgeFirstThreads, 0,
+                             scope.stream()>>>(a);
+  });
+
+  // Launch check
+  check_launch(kOp);
+  return out;
+}
+
+std::tuple<Tensor, Tensor> edge_close(const Tensor& sums,  // (R, C)
+                                      const OptionalTensor& affine, const OptionalTensor& dense,
+                                      const OptionalTensor& moments, const OptionalTensor& own,
+                                      const OptionalTensor& others,
+                                      const OptionalTensor& offset_weight,
+                                      const OptionalTensor& coordinates, const Tensor& like) {
+  constexpr const char* kOp = "edge_close";
+  // Guard
+  const LaunchScope scope(kOp, sums);
+
+  // Checks
+  check_dim(kOp, "sums", sums, 2, "(R, C)");
+  const int64_t rows = sums.size(0), width = sums.size(1);
+  const ScalarType fp32 = ScalarType::Float;
+  FUSEDOPS_CHECK(width % 32 == 0, kOp, ": sums must have a multiple of 32 channels; got ", width);
+  FUSEDOPS_CHECK(!dense || moments, kOp, ": moments must be given where dense is");
+  const auto check = [&](const char* name, const OptionalTensor& t, ScalarType type,
+                         std::vector<int64_t> shape) {
+    return check_edge_tensor(kOp, name, t, sums, type, shape);
+  };
+  const auto sums_ = check("sums", sums, fp32, {rows, width});
+  const auto affine_ = check("affine", affine, fp32, {width, 2});
+  const auto dense_ = check("dense", dense, fp32, {width, 2});
+  const auto moments_ = check("moments", moments, fp32, {rows, 4});
+  const bool wide = own && own->scalar_type() == fp32;
+  const auto own_ = check("own", own, wide ? fp32 : like.scalar_type(), {rows, width});
+  const auto others_ = check("others", others, fp32, {rows, width});
+  const auto weight_ =
+      check("offset_weight", offset_weight, like.scalar_type(), {width, kEdgeOffsetColumns});
+  const auto coordinates_ = check("coordinates", coordinates, fp32, {rows, 3});
+
+  // Allocate
+  const Tensor out = torch::stable::new_empty(sums, {rows, width});
+  const Tensor products = torch::stable::new_empty(sums, {coordinates ? width : 0, 3});
+
+  // Config, launch
+  constexpr int64_t kRowsOfBlock = 16 * kEdgeCloseRows;
+  const int64_t blocks = std::min<int64_t>(
+      std::max<int64_t>(ceil_div(rows, kRowsOfBlock), 1), 4 * scope.facts().sm_count);
+  const Tensor partial = torch::stable::new_empty(sums, {coordinates ? blocks : 0, width, 3});
+  dispatch_half(kOp, like, [&]<DType D>(Tag<D>) {
+    using T = DeviceType<D>;
+    const EdgeClose<T> a{.sums = read<float>(sums_),
+                         .affine = read<float2>(affine_),
+                         .dense = read<float2>(dense_),
+                         .moments = read<float4>(moments_),
+                         .own = read<void>(own_),
+                         .others = read<float>(others_),
+                         .offset_weight = read<T>(weight_),
+                         .coordinates = read<float>(coordinates_),
+                         .rows = rows,
+                         .width = static_cast<int>(width),
+                         .wide_own = wide,
+                         .out = write<float>(out),
+                         .partial = write<float>(partial)};
+    const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(width / 32));
+    edge_close_kernel<<<grid, dim3(32, kEdgeCloseRows), 0, scope.stream()>>>(a);
+  });
+  if (coordinates) {
+    edge_blocks_kernel<<<blocks_for(width * 3, kEdgeNormThreads), kEdgeNormThreads, 0,
+                         scope.stream()>>>(write<float>(partial), static_cast<int>(blocks),
+                                           static_cast<int>(width * 3), write<float>(products));
+  }
+
+  // Launch check
+  check_launch(kOp);
+  return {out, products};
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(fusedops, CUDA, m) {
+  m.impl("edge_counts", FUSEDOPS_BOX(&edge_counts));
+  m.impl("edge_list", FUSEDOPS_BOX(&edge_list));
+  m.impl("edge_moments", FUSEDOPS_BOX(&edge_moments));
+  m.impl("edge_winners", FUSEDOPS_BOX(&edge_winners));
+  m.impl("edge_group_sums", FUSEDOPS_BOX(&edge_group_sums));
+  m.impl("edge_close", FUSEDOPS_BOX(&edge_close));
+}
+
+}  // namespace fusedops::cuda

@@ -1,0 +1,158 @@
+// What is left of the gradient of an edge MLP's first layer once dz_1 is known by rows: sums over the
+// rows of a group, and the closed forms by point and by group.
+#pragma once
+
+#include "csrc/common/device/vec.cuh"
+#include "csrc/cuda/points/edges/edge_norm.cuh"
+
+namespace fusedops {
+
+inline constexpr int kEdgeFirstThreads = 256;
+inline constexpr int kEdgeVector = 8;  // channels of a thread
+
+// (weight, weight * offset) of every row.
+static __global__ void edge_moments_kernel(const int4* list, const int* ends, int groups,
+                                    const float* points, const float* centers, float4* out) {
+  const int row = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+  if (row >= ends[groups - 1]) return;
+  const int4 record = list[row];
+  const float w = __int_as_float(record.w);
+  float offset[3] = {};
+  if (points) {
+    for (int d = 0; d < 3; ++d) {
+      const float center = centers ? centers[int64_t{record.y} * 3 + d] : 0.f;
+      offset[d] = points[int64_t{record.x} * 3 + d] - center;
+    }
+  }
+  out[row] = {w, w * offset[0], w * offset[1], w * offset[2]};
+}
+
+// Rows (r, c) of T: the gradients of the maxima that row r has.
+template <class T>
+__global__ void edge_winners_kernel(const int* winners, const int4* list, const int* ends,
+                                    int groups, int width, T* rows) {
+  const int pieces = width / kEdgeVector;
+  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  const int64_t row = i / pieces;
+  if (row >= ends[groups - 1]) return;
+  const int channel = static_cast<int>(i % pieces) * kEdgeVector;
+  const int4 record = list[row];
+  const int* from = winners + int64_t{record.y} * width + channel;
+  alignas(16) unsigned short values[kEdgeVector];
+#pragma unroll
+  for (int c = 0; c < kEdgeVector; ++c) {
+    const int won = __ldg(from + c);
+    values[c] = won >> 16 == record.z ? static_cast<unsigned short>(won) : 0;
+  }
+  *reinterpret_cast<uint4*>(rows + row * width + channel) =
+      *reinterpret_cast<const uint4*>(values);
+}
+
+// out[g] = the sum of rows[r], or of weight * rows[point of r], over the rows r of group g.
+template <class T>
+struct EdgeGroupSums {
+  const T* rows;
+  const int4* list;
+  const int* ends;
+  int groups, width;
+  bool gathers;
+  float* out;
+};
+
+template <class T>
+__global__ void edge_group_sums_kernel(EdgeGroupSums<T> a) {
+  constexpr int kV = 16 / sizeof(T);
+  const int pieces = a.width / kV;
+  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  const int group = static_cast<int>(i / pieces);
+  if (group >= a.groups) return;
+  const int channel = static_cast<int>(i % pieces) * kV;
+  const int first = group > 0 ? __ldg(a.ends + group - 1) : 0, end = __ldg(a.ends + group);
+  float sum[kV] = {};
+#pragma unroll 4
+  for (int row = first; row < end; ++row) {
+    const int4 record = a.gathers ? __ldg(a.list + row) : int4{};
+    const float w = a.gathers ? __int_as_float(record.w) : 1.f;
+    const int64_t from = a.gathers ? record.x : row;
+    const auto values = *reinterpret_cast<const Vec<T, kV>*>(a.rows + from * a.width + channel);
+#pragma unroll
+    for (int v = 0; v < kV; ++v) sum[v] = fmaf(w, to_compute(values.value[v]), sum[v]);
+  }
+  float4* to = reinterpret_cast<float4*>(a.out + int64_t{group} * a.width + channel);
+#pragma unroll
+  for (int v = 0; v < kV / 4; ++v) {
+    to[v] = {sum[4 * v], sum[4 * v + 1], sum[4 * v + 2], sum[4 * v + 3]};
+  }
+}
+
+// The gradient of y_1 summed over the edges of a point (or of a group):
+//   scale * sums + [statistics] (count A + B (count own + others + offset_weight r)),
+// count and r being the edges' moments; and the sums of it times coordinates.
+template <class T>
+struct EdgeClose {
+  const float* sums;       // [rows][width]
+  const float2* affine;    // its scale, or null for 1
+  const float2* dense;     // (A, B), or null
+  const float4* moments;   // [rows]
+  const void* own;         // [rows][width] in fragment order, T or fp32, or null
+  const float* others;     // [rows][width] in fragment order, or null
+  const T* offset_weight;  // [width][8], or null
+  const float* coordinates;  // [rows][3], or null
+  int64_t rows;
+  int width;
+  bool wide_own;
+  float* out;      // [rows][width]
+  float* partial;  // [grid.x][width][3], where there are coordinates
+};
+
+__device__ __forceinline__ int fragment_place(int channel) {
+  const int within = channel % 32;
+  return channel - within + within % 8 / 2 * 8 + within / 8 * 2 + within % 2;
+}
+
+inline constexpr int kEdgeCloseRows = 8;
+
+template <class T>
+__global__ void __launch_bounds__(32 * kEdgeCloseRows) edge_close_kernel(EdgeClose<T> a) {
+  __shared__ float sums[3][kEdgeCloseRows][32];
+  const int c = static_cast<int>(blockIdx.y * 32 + threadIdx.x);
+  const int place = fragment_place(c);
+  const float scale = a.affine ? a.affine[c].x : 1.f;
+  const float2 ab = a.dense ? a.dense[c] : float2{};
+  float w[3] = {}, total[3] = {};
+  if (a.dense && a.offset_weight) {
+    for (int d = 0; d < 3; ++d) w[d] = to_compute(a.offset_weight[c * kEdgeOffsetColumns + d]);
+  }
+  for (int64_t row = int64_t{blockIdx.x} * kEdgeCloseRows + threadIdx.y; row < a.rows;
+       row += int64_t{gridDim.x} * kEdgeCloseRows) {
+    const int64_t i = row * a.width + c, in_fragment = row * a.width + place;
+    float value = scale * a.sums[i];
+    if (a.dense) {
+      const float4 m = __ldg(a.moments + row);
+      float y = fmaf(w[0], m.y, fmaf(w[1], m.z, w[2] * m.w));
+      if (a.own) {
+        y = fmaf(m.x, a.wide_own ? static_cast<const float*>(a.own)[in_fragment]
+                                 : to_compute(static_cast<const T*>(a.own)[in_fragment]), y);
+      }
+      if (a.others) y += a.others[in_fragment];
+      value += fmaf(m.x, ab.x, ab.y * y);
+    }
+    a.out[i] = value;
+    if (a.coordinates) {
+#pragma unroll
+      for (int d = 0; d < 3; ++d) {
+        total[d] = fmaf(value, __ldg(a.coordinates + row * 3 + d), total[d]);
+      }
+    }
+  }
+  if (!a.coordinates) return;
+  for (int d = 0; d < 3; ++d) sums[d][threadIdx.y][threadIdx.x] = total[d];
+  __syncthreads();
+  if (threadIdx.y < 3) {
+    float sum = 0.f;
+    for (int row = 0; row < kEdgeCloseRows; ++row) sum += sums[threadIdx.y][row][threadIdx.x];
+    a.partial[(int64_t{blockIdx.x} * a.width + c) * 3 + threadIdx.y] = sum;
+  }
+}
+
+}  // namespace fusedops

@@ -1,0 +1,366 @@
+// An MLP over edges, forward: what the last layer's values v = scale y + shift are over a group (their
+// maximum and where it is) and over all edges (sums of v and v^2, weighted).
+//
+// A warp owns a group: the maxima stay in its registers until the group's end. Blocks (x, s) take
+// columns s * kLast to (s + 1) * kLast of the last layer.
+#pragma once
+
+#include <algorithm>
+
+#include "csrc/common/device/shared_memory.cuh"
+#include "csrc/common/device/vec.cuh"
+#include "csrc/common/int_math.h"
+#include "csrc/cuda/points/edges/edge_arguments.h"
+#include "csrc/cuda/points/edges/edge_rows.cuh"
+
+namespace fusedops {
+
+inline constexpr int kEdgeStage = 64;  // columns that are reduced over the rows of a warp at a time
+
+// What the lanes of a warp found for 64 columns, [lane / 4][column].
+struct EdgeStage {
+  static constexpr int kStride = kEdgeStage + 8;
+  float best[8][kStride];
+  unsigned short code[8][kStride];
+};
+
+// v beats best where it is larger, or NaN where best is none.
+__device__ __forceinline__ bool beats(float v, float best) { return !(v <= best) && best == best; }
+
+// The maxima of the rows that a lane has seen. A code is 2 * step + half, 255 before any.
+template <int kColumns>
+struct EdgeMaxima {
+  static constexpr int kValues = kColumns / 4;
+  float best[kValues];
+  uint32_t code[kValues / 4];
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int i = 0; i < kValues; ++i) best[i] = -INFINITY;
+#pragma unroll
+    for (int i = 0; i < kValues / 4; ++i) code[i] = 0xffffffffu;
+  }
+
+  // Channels 32 c .. 32 c + 31 of step `step`.
+  template <bool kWhich>
+  __device__ __forceinline__ void add(const float (&v)[4][4], int c, int step) {
+#pragma unroll
+    for (int b = 0; b < 4; ++b) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int i = 8 * c + 2 * b + h;
+        const float low = v[b][h], high = v[b][2 + h];
+        if constexpr (kWhich) {
+          const bool second = beats(high, low);
+          const float value = second ? high : low;
+          if (beats(value, best[i])) {
+            best[i] = value;
+            const uint32_t found = 2 * step + (second ? 1 : 0);
+            code[i / 4] = __byte_perm(code[i / 4], found, place_of(i % 4));
+          }
+        } else {
+          best[i] = max_or_nan(best[i], max_or_nan(low, high));
+        }
+      }
+    }
+  }
+
+ private:
+  // The selector that puts a byte of the second operand at `byte` of the first.
+  static __host__ __device__ constexpr uint32_t place_of(int byte) {
+    return (0x3210u & ~(0xfu << 4 * byte)) | 4u << 4 * byte;
+  }
+  static __device__ __forceinline__ float max_or_nan(float a, float b) {
+    float result;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+    return result;
+  }
+};
+
+template <class T, int kColumns, bool kWhich>
+__device__ __forceinline__ void write_group(const EdgeForward<T>& a, int64_t group, int2 rows,
+                                            const EdgeMaxima<kColumns>& found, EdgeStage& stage,
+                                            int start) {
+  const int q = lane_id() % 4, r = lane_id() / 4;
+#pragma unroll
+  for (int part = 0; part < kColumns / kEdgeStage; ++part) {
+    const int first = start + part * kEdgeStage;
+    if (first >= a.channels) break;
+    __syncwarp();
+#pragma unroll
+    for (int b = 0; b < 8; ++b) {
+      const int i = 16 * part + 2 * b;
+      *reinterpret_cast<float2*>(&stage.best[r][8 * b + 2 * q]) = {found.best[i],
+                                                                   found.best[i + 1]};
+      if constexpr (kWhich) {
+        const uint32_t pair = found.code[i / 4] >> 16 * (b % 2);
+        *reinterpret_cast<uint32_t*>(&stage.code[r][8 * b + 2 * q]) =
+            (pair & 0xffu) | (pair & 0xff00u) << 8;
+      }
+    }
+    __syncwarp();
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int column = 2 * lane_id() + h;
+      float best = stage.best[0][column];
+      int position = kWhich ? 8 * stage.code[0][column] : 0;
+#pragma unroll
+      for (int row = 1; row < 8; ++row) {
+        const float v = stage.best[row][column];
+        if constexpr (kWhich) {
+          const int at = 8 * stage.code[row][column] + row;
+          const bool tie = v == best || (v != v && best != best);
+          if (beats(v, best) || (tie && at < position)) best = v, position = at;
+        } else {
+          if (beats(v, best)) best = v;
+        }
+      }
+      const int channel = first + column;
+      if (channel >= a.channels) continue;
+      const bool empty = rows.x >= rows.y;
+      const int64_t to = group * a.channels + channel;
+      if (a.out) a.out[to] = from_compute<T>(empty ? 0.f : edge_activation(a.problem, best));
+      if constexpr (kWhich) {
+        // NOTE: where nothing beats -Inf, it is the first row's.
+        const int row = rows.x + (position < 8 * 255 ? position : 0);
+        a.best[to] = empty ? 0.f : best;
+        a.which[to] = static_cast<int16_t>(empty ? -1 : __ldg(&a.problem.list[row].z));
+      }
+    }
+  }
+}
+
+// Weighted sums of the rows that a lane has seen.
+template <int kColumns>
+struct EdgeSums {
+  float v[kColumns / 4], v2[kColumns / 4], weight;
+
+  __device__ __forceinline__ void clear() {
+    weight = 0.f;
+#pragma unroll
+    for (int i = 0; i < kColumns / 4; ++i) v[i] = v2[i] = 0.f;
+  }
+
+  __device__ __forceinline__ void add(const float (&y)[4][4], int c, const EdgeTile& tile) {
+#pragma unroll
+    for (int b = 0; b < 4; ++b) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int i = 8 * c + 2 * b + h;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const float value = y[b][2 * half + h], weighted = tile.weight(half) * value;
+          v[i] += weighted;
+          v2[i] = fmaf(weighted, value, v2[i]);
+        }
+      }
+    }
+  }
+};
+
+// The block's sums, rows of a warp first, then its warps, always in the same order.
+template <int kColumns>
+__device__ __forceinline__ void write_sums(const EdgeSums<kColumns>& sums, float* stage, int start,
+                                           int width, float* to) {
+  const int q = lane_id() % 4;
+  const auto over_rows = [](float value) {
+#pragma unroll
+    for (int mask = 4; mask < 32; mask *= 2) value += __shfl_xor_sync(kAllLanes, value, mask);
+    return value;
+  };
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kColumns / 4; ++i) {
+    const float v = over_rows(sums.v[i]), v2 = over_rows(sums.v2[i]);
+    const int column = 8 * (i / 2) + 2 * q + i % 2;
+    if (lane_id() < 4) {
+      stage[warp_id() * 2 * kColumns + column] = v;
+      stage[warp_id() * 2 * kColumns + kColumns + column] = v2;
+    }
+  }
+  const float weight = over_rows(sums.weight);
+  if (lane_id() == 0) stage[kEdgeWarps * 2 * kColumns + warp_id()] = weight;
+  __syncthreads();
+  for (int i = static_cast<int>(threadIdx.x); i <= 2 * kColumns; i += kEdgeThreads) {
+    const bool counts = i == 2 * kColumns;
+    const int column = start + i % kColumns;
+    if (counts ? start > 0 : column >= width) continue;
+    float sum = 0.f;
+    for (int w = 0; w < kEdgeWarps; ++w) {
+      sum += counts ? stage[kEdgeWarps * 2 * kColumns + w] : stage[w * 2 * kColumns + i];
+    }
+    to[counts ? 2 * width : i / kColumns * width + column] = sum;
+  }
+}
+
+// The rows of a group.
+template <class T>
+__device__ __forceinline__ int2 rows_of_group(const EdgeProblem<T>& p, int64_t group) {
+  if (group >= p.groups) return {};
+  return {group > 0 ? __ldg(p.ends + group - 1) : 0, __ldg(p.ends + group)};
+}
+
+// kHidden: at least the widest layer but the last, 0 where there is one layer only.
+template <class T, int kHidden, int kLast, bool kPool, bool kWhich, bool kSums>
+struct EdgeForwardPass {
+  static constexpr int kFirst = kHidden ? kHidden : kLast;
+
+  const EdgeForward<T>& a;
+  const EdgeWeights<T>& w;
+  int start, columns;  // of the last layer
+  EdgeMaxima<kLast> maxima;
+  EdgeSums<kLast> sums;
+  EdgeGathered<T> gathered;
+
+  __device__ __forceinline__ void gather(const EdgeTile& tile) {
+    const EdgeProblem<T>& p = a.problem;
+    gathered.start_copy(p, tile, kHidden ? 0 : start, kHidden ? p.width[0] : columns);
+  }
+
+  // A tile whose values are gathered; those of `next` are afterwards.
+  __device__ __forceinline__ void add(const EdgeTile& tile, const EdgeTile& next, int step) {
+    const EdgeProblem<T>& p = a.problem;
+    const int last = p.layers - 1;
+    EdgeOperand<kFirst> x;
+    uint32_t offsets[2] = {};
+    if constexpr (kHidden > 0) {
+      hidden_layers<T, kHidden>(p, w, tile, gathered, next, last, x, nullptr, nullptr);
+    } else {
+      gathered.wait();
+      if (p.offset_weight) offset_operand(gathered, offsets);
+    }
+#pragma unroll
+    for (int c = 0; c < kLast / 32; ++c) {
+      if (32 * c >= columns) continue;
+      float v[4][4];
+      if constexpr (kHidden > 0) {
+        product<T>(x, p.width[last - 1], w.layer[last], p.width[last - 1] + kEdgePad, c, v);
+      } else {
+        first_layer(p, tile, gathered, offsets, w.offset, start, c, v);
+      }
+      apply_affine(w.affine[last], c, v);
+      if constexpr (kPool) maxima.template add<kWhich>(v, c, step);
+      if constexpr (kSums) sums.add(v, c, tile);
+    }
+    if constexpr (kHidden == 0) gather(next);
+    if constexpr (kSums) {
+      if (lane_id() % 4 == 0) sums.weight += tile.weight(0) + tile.weight(1);
+    }
+  }
+
+  // A warp owns a group.
+  __device__ __forceinline__ void run_groups(EdgeStage& stage) {
+    const EdgeProblem<T>& p = a.problem;
+    const int stride = static_cast<int>(gridDim.x) * kEdgeWarps;
+    int group = static_cast<int>(blockIdx.x) * kEdgeWarps + warp_id();
+    int2 rows = rows_of_group(p, group);
+    bool ready = false;
+    EdgeTile tile, next;
+    while (group < p.groups) {
+      const int2 next_rows = rows_of_group(p, int64_t{group} + stride);
+      maxima.clear();
+      for (int first = rows.x, step = 0; first < rows.y; first += kEdgeRows, ++step) {
+        if (!ready) {
+          tile = load_tile(p, first, rows.y);
+          gather(tile);
+        }
+        const bool more = first + kEdgeRows < rows.y;
+        const int2 following = more ? int2{first + kEdgeRows, rows.y} : next_rows;
+        ready = following.x < following.y;
+        next = ready ? load_tile(p, following.x, following.y) : tile;
+        add(tile, next, step);
+        tile = next;
+      }
+      write_group<T, kLast, kWhich>(a, group, rows, maxima, stage, start);
+      if (group > p.groups - stride) break;
+      group += stride;
+      rows = next_rows;
+    }
+  }
+
+  // Any rows in a warp.
+  __device__ __forceinline__ void run_rows() {
+    const EdgeProblem<T>& p = a.problem;
+    const int end = __ldg(p.ends + p.groups - 1);
+    const int64_t stride = int64_t{gridDim.x} * kEdgeWarps * kEdgeRows;
+    int64_t first = (int64_t{blockIdx.x} * kEdgeWarps + warp_id()) * kEdgeRows;
+    if (first >= end) return;
+    EdgeTile tile = load_tile(p, static_cast<int>(first), end);
+    gather(tile);
+    for (; first < end; first += stride) {
+      const int64_t following = first + stride < end ? first + stride : first;
+      const EdgeTile next = load_tile(p, static_cast<int>(following), end);
+      add(tile, next, 0);
+      tile = next;
+    }
+  }
+};
+
+// Blocks of a kernel that an SM is to hold: the narrow ones hide each other's latencies.
+__host__ __device__ constexpr int edge_blocks_of_sm(int widest) { return widest <= 64 ? 2 : 1; }
+
+template <class T, int kHidden, int kLast, bool kPool, bool kWhich, bool kSums>
+__global__ void __launch_bounds__(kEdgeThreads, edge_blocks_of_sm(kHidden > kLast ? kHidden : kLast))
+    edge_forward_kernel(const __grid_constant__ EdgeForward<T> a) {
+  extern __shared__ __align__(16) unsigned char memory[];
+  const EdgeProblem<T>& p = a.problem;
+  SharedTaker shared{memory};
+  EdgeStage* stages = shared.take<EdgeStage>(kEdgeWarps);
+  const int width = p.width[p.layers - 1];
+  const int start = static_cast<int>(blockIdx.y) * kLast;
+  const int columns = min(kLast, width - start);
+  __shared__ EdgeWeights<T> w;
+  const EdgeWeights<T> found = load_layers(p, p.layers, start, columns, shared);
+  if (threadIdx.x == 0) w = found;
+  __syncthreads();
+  EdgeForwardPass<T, kHidden, kLast, kPool, kWhich, kSums> pass{
+      a, w, start, columns, {}, {}, take_gathered(p, kHidden ? p.width[0] : columns, shared)};
+  if constexpr (kSums) pass.sums.clear();
+  if constexpr (kPool) {
+    pass.run_groups(stages[warp_id()]);
+  } else {
+    pass.run_rows();
+  }
+  if constexpr (kSums) {
+    write_sums(pass.sums, reinterpret_cast<float*>(stages), start, width,
+               a.sums + int64_t{blockIdx.x} * (2 * width + 1));
+  }
+}
+
+// Bytes of shared memory for the rows that are gathered, `columns` wide.
+template <class T>
+int edge_gathered_bytes(const EdgeProblem<T>& p, int columns) {
+  return p.rows && !p.wide_rows ? kEdgeWarps * kEdgeRows * (columns + kEdgePad) * 2 : 0;
+}
+
+// Bytes of shared memory for the layers, all but `last_rows` rows of the last one left out.
+template <class T>
+int edge_layer_bytes(const EdgeProblem<T>& p, int layers, int last_rows) {
+  const auto rounded = [](int bytes) { return (bytes + 15) / 16 * 16; };
+  int bytes = p.offset_weight ? rounded(p.width[0] * kEdgeOffsetColumns * 2) : 0;
+  for (int l = 0; l < layers; ++l) {
+    const int rows = l == layers - 1 ? last_rows : p.width[l];
+    if (l > 0) bytes += rounded(rows * (p.width[l - 1] + kEdgePad) * 2);
+    bytes += rounded(rows / 2 * 16);
+  }
+  return bytes;
+}
+
+static_assert(sizeof(EdgeStage) * kEdgeWarps >=
+                  sizeof(float) * kEdgeWarps * (2 * kEdgeSlice + 1),
+              "a block's sums take the place of its stages");
+
+// The grid's x: blocks that are resident at once, or -1 on an error of the runtime.
+template <auto kKernel>
+int edge_grid(int bytes, int sm_count, int64_t groups, int slices, int warps) {
+  int blocks = 0;
+  if (allow_any_shared_memory<kKernel>() != cudaSuccess ||
+      cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kKernel, kEdgeThreads, bytes) !=
+          cudaSuccess) {
+    return -1;
+  }
+  const int64_t resident = std::max<int64_t>(int64_t{blocks} * sm_count / slices, 1);
+  return static_cast<int>(std::min(resident, ceil_div(groups, int64_t{warps})));
+}
+
+}  // namespace fusedops

@@ -1,0 +1,385 @@
+// The passes of an MLP over edges on CUDA.
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+
+#include <tuple>
+
+#include "csrc/common/checks/edge_check.h"
+#include "csrc/common/checks/op_boundary.h"
+#include "csrc/common/device/device_types.cuh"
+#include "csrc/common/dispatch.h"
+#include "csrc/common/host/launch.h"
+#include "csrc/cuda/points/edges/edge_launch.h"
+#include "csrc/cuda/points/edges/edge_norm.cuh"
+
+namespace fusedops::cuda {
+namespace {
+
+using OptionalTensor = std::optional<Tensor>;
+
+template <class V>
+const V* read(const OptionalTensor& tensor) {
+  return tensor ? static_cast<const V*>(tensor->const_data_ptr()) : nullptr;
+}
+
+template <class V>
+V* write(const Tensor& tensor) {
+  return static_cast<V*>(tensor.mutable_data_ptr());
+}
+
+template <class V>
+V* write_if(bool wanted, const Tensor& tensor) {
+  return wanted ? write<V>(tensor) : nullptr;
+}
+
+template <class T>
+EdgeProblem<T> problem_of(const EdgeArguments& a) {
+  EdgeProblem<T> p{.rows = read<void>(a.rows),
+                   .group_rows = read<float>(a.group_rows),
+                   .offset_weight = read<T>(a.offset_weight),
+                   .points = read<float>(a.points),
+                   .centers = read<float>(a.centers),
+                   .list = static_cast<const int4*>(a.list.const_data_ptr()),
+                   .ends = static_cast<const int*>(a.ends.const_data_ptr()),
+                   .weights = static_cast<const T*>(a.weights.const_data_ptr()),
+                   .affine = static_cast<const float4*>(a.affine.const_data_ptr()),
+                   .groups = static_cast<int>(a.clouds * a.groups),
+                   .layers = a.layers,
+                   .width = {},
+                   .slope = static_cast<float>(a.slope),
+                   .is_relu = a.slope == 0,
+                   .wide_rows = a.rows && a.rows->element_size() == 4,
+                   .probes = false};
+  for (int l = 0; l < a.layers; ++l) p.width[l] = static_cast<int>(a.widths[l]);
+  return p;
+}
+
+EdgeDevice device_of(const LaunchScope& scope) {
+  return {scope.facts().sm_count, scope.facts().shared_memory_per_block, scope.stream()};
+}
+
+template <class Fn>
+auto dispatch_half(DType dtype, Fn&& fn) {
+  return dispatch(Choices<DType::kFloat16, DType::kBFloat16>{}, dtype, fn);
+}
+
+void check_blocks(const char* op, int blocks) {
+  FUSEDOPS_CHECK(blocks != 0, op, ": the layers must fit into the shared memory of a block");
+  FUSEDOPS_CHECK(blocks > 0, op, ": the kernel cannot be configured on this device");
+}
+
+// Contiguous (C, 2): a pair of values a channel.
+const float2* pairs(const Tensor& tensor) {
+  return static_cast<const float2*>(tensor.const_data_ptr());
+}
+
+unsigned norm_blocks(int64_t count) {
+  return static_cast<unsigned>(ceil_div(count, kEdgeNormThreads));
+}
+
+const dim3 kSumBlock(32, kEdgeSumRows);
+
+unsigned sum_blocks(int64_t width) { return static_cast<unsigned>(width / 32); }
+
+EdgeForwardMode forward_mode(bool infer, bool pool, bool sums) {
+  if (infer) return EdgeForwardMode::kInfer;
+  if (pool) return sums ? EdgeForwardMode::kPoolAndSums : EdgeForwardMode::kPool;
+  return EdgeForwardMode::kSums;
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> edge_mlp_forward(
+    const OptionalTensor& rows, const OptionalTensor& group_rows,
+    const OptionalTensor& offset_weight, const OptionalTensor& points,
+    const OptionalTensor& centers, const Tensor& list, const Tensor& ends, const Tensor& weights,
+    const Tensor& affine,
+    int64_t c1, int64_t c2, int64_t c3, int64_t c4, double slope, int64_t channels, bool infer,
+    bool pool, bool sums, double eps) {
+  constexpr const char* kOp = "edge_mlp_forward";
+  // Guard
+  const LaunchScope scope(kOp, list);
+
+  // Contract, checks
+  const EdgeArguments a = check_edges(kOp, rows, group_rows, offset_weight, points, centers, list,
+                                      ends, weights, affine, {c1, c2, c3, c4}, slope);
+  const int64_t width = a.width();
+  FUSEDOPS_CHECK(channels > 0 && channels <= width, kOp, ": channels must be from 1 to ", width,
+                 "; got ", channels);
+  FUSEDOPS_CHECK(infer ? !pool && !sums : pool || sums, kOp,
+                 ": infer alone, pool or sums must be asked for");
+
+  // Allocate
+  const auto empty = [&](bool wanted, std::vector<int64_t> shape, ScalarType type) {
+    return torch::stable::new_empty(list, wanted ? shape : std::vector<int64_t>{0}, type);
+  };
+  const std::vector<int64_t> pooled{a.clouds, a.groups, channels};
+  const ScalarType fp32 = ScalarType::Float;
+  const Tensor out = empty(infer, pooled, weights.scalar_type());
+  const Tensor best = empty(pool, pooled, fp32), which = empty(pool, pooled, ScalarType::Short);
+  const Tensor normal = empty(sums, {width, 2}, fp32), stats = empty(sums, {kEdgeStats, width}, fp32);
+
+  // Config, launch
+  dispatch_half(a.dtype, [&]<DType D>(Tag<D>) {
+    using T = DeviceType<D>;
+    EdgeForward<T> args{.problem = problem_of<T>(a),
+                        .channels = static_cast<int>(channels),
+                        .out = write_if<T>(infer, out),
+                        .best = write_if<float>(pool, best),
+                        .which = write_if<int16_t>(pool, which),
+                        .sums = nullptr};
+    args.problem.probes = !infer;
+    const EdgeForwardMode mode = forward_mode(infer, pool, sums);
+    const EdgeDevice device = device_of(scope);
+    const int blocks = edge_forward_blocks(args, mode, device);
+    check_blocks(kOp, blocks);
+    const Tensor partial = empty(sums, {blocks, 2 * width + 1}, fp32);
+    args.sums = write_if<float>(sums, partial);
+    launch_edge_forward(args, mode, blocks, device);
+    if (sums) {
+      edge_statistics_kernel<<<sum_blocks(width), kSumBlock, 0, scope.stream()>>>(
+          write<float>(partial), blocks, static_cast<int>(width),
+          pairs(a.affine) + a.first_channel(), static_cast<float>(eps), write<float2>(normal),
+          write<float>(stats));
+    }
+  });
+
+  // Launch check
+  check_launch(kOp);
+  return {out, best, which, normal, stats};
+}
+
+// The passes of a layer: both gradients in one, where it is narrow enough.
+struct BackwardPlan {
+  EdgePass first;
+  int first_blocks, weight_blocks;
+};
+
+template <class T>
+BackwardPlan plan_backward(const char* op, const EdgeBackward<T>& args, const EdgeDevice& device) {
+  const int width = args.problem.width[args.problem.layers - 1];
+  if (width <= kEdgeSlice) {
+    const int blocks = edge_backward_blocks(args, EdgePass::kBoth, device);
+    if (blocks != 0) {
+      check_blocks(op, blocks);
+      return {EdgePass::kBoth, blocks, blocks};
+    }
+  }
+  const BackwardPlan plan{EdgePass::kData, edge_backward_blocks(args, EdgePass::kData, device),
+                          edge_backward_blocks(args, EdgePass::kWeights, device)};
+  check_blocks(op, plan.first_blocks);
+  check_blocks(op, plan.weight_blocks);
+  return plan;
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> edge_mlp_backward(
+    const OptionalTensor& rows, const OptionalTensor& group_rows,
+    const OptionalTensor& offset_weight, const OptionalTensor& points,
+    const OptionalTensor& centers, const Tensor& list, const Tensor& ends, const Tensor& weights,
+    const Tensor& affine,
+    int64_t c1, int64_t c2, int64_t c3, int64_t c4, double slope, const OptionalTensor& winners,
+    const OptionalTensor& above, const OptionalTensor& dense, const OptionalTensor& below_stats) {
+  constexpr const char* kOp = "edge_mlp_backward";
+  // Guard
+  const LaunchScope scope(kOp, list);
+
+  // Contract, checks
+  const EdgeArguments a = check_edges(kOp, rows, group_rows, offset_weight, points, centers, list,
+                                      ends, weights, affine, {c1, c2, c3, c4}, slope);
+  FUSEDOPS_CHECK(a.layers > 1, kOp, ": there must be 2 to 4 widths; got 1");
+  FUSEDOPS_CHECK(winners.has_value() != above.has_value(), kOp,
+                 ": winners or above must be given, and not both");
+  const int64_t width = a.width(), width_in = a.width_in();
+  const ScalarType half = weights.scalar_type(), fp32 = ScalarType::Float;
+  const auto winners_ = check_edge_tensor(kOp, "winners", winners, list, ScalarType::Int,
+                                          {a.clouds, a.groups, width});
+  const auto above_ = check_edge_tensor(kOp, "above", above, list, half, {a.edges, width});
+  const auto dense_ = check_edge_tensor(kOp, "dense", dense, list, fp32, {width, 2});
+  const auto stats_ =
+      check_edge_tensor(kOp, "below_stats", below_stats, list, fp32, {kEdgeStats, width_in});
+
+  // Allocate
+  const auto empty = [&](std::vector<int64_t> shape, ScalarType type) {
+    return torch::stable::new_empty(list, shape, type);
+  };
+  const Tensor below = empty({a.edges, width_in}, half);
+  const Tensor grads = empty({width_in, 2}, fp32), dw = empty({width, width_in}, fp32);
+  const Tensor below_dense = empty({stats_ ? width_in : 0, 2}, fp32);
+
+  // Config, launch
+  dispatch_half(a.dtype, [&]<DType D>(Tag<D>) {
+    using T = DeviceType<D>;
+    EdgeBackward<T> args{.problem = problem_of<T>(a),
+                         .winners = read<int>(winners_),
+                         .above = read<T>(above_),
+                         .dense = read<float4>(dense_),
+                         .center = read<float>(stats_),  // their first row: the means
+                         .below = write<T>(below),
+                         .below_sums = nullptr,
+                         .weight_sums = nullptr};
+    const EdgeDevice device = device_of(scope);
+    const BackwardPlan plan = plan_backward(kOp, args, device);
+    const Tensor sums = empty({plan.first_blocks, 2, width_in}, fp32);
+    const Tensor dw_sums = empty({plan.weight_blocks, width, width_in}, fp32);
+    args.below_sums = write<float>(sums);
+    args.weight_sums = write<float>(dw_sums);
+    launch_edge_backward(args, plan.first, plan.first_blocks, device);
+    if (plan.first == EdgePass::kData) {
+      launch_edge_backward(args, EdgePass::kWeights, plan.weight_blocks, device);
+    }
+    edge_sums_kernel<<<sum_blocks(width_in), kSumBlock, 0, scope.stream()>>>(
+        write<float>(sums), plan.first_blocks, static_cast<int>(width_in),
+        pairs(a.affine) + a.first_channel() - width_in, read<float>(stats_), write<float2>(grads),
+        write<float2>(below_dense));
+    edge_blocks_kernel<<<norm_blocks(width * width_in), kEdgeNormThreads, 0, scope.stream()>>>(
+        write<float>(dw_sums), plan.weight_blocks, static_cast<int>(width * width_in),
+        write<float>(dw));
+  });
+
+  // Launch check
+  check_launch(kOp);
+  return {below, grads, below_dense, dw};
+}
+
+// What the pooling ops read, contiguous.
+struct PoolArguments {
+  Tensor best, which, affine;
+  int64_t groups, channels;
+};
+
+PoolArguments check_pool(const char* op, const Tensor& best, const Tensor& which,
+                         const Tensor& affine) {
+  check_dim(op, "best", best, 3, "(B, M, C)");
+  const std::vector<int64_t> shape{best.size(0), best.size(1), best.size(2)};
+  FUSEDOPS_CHECK(affine.dim() == 2 && affine.size(0) >= shape[2] && affine.size(0) % 32 == 0, op,
+                 ": affine must have shape (C, 2) with C at least ", shape[2],
+                 " and a multiple of 32; got ", shape_string(affine));
+  return {*check_edge_tensor(op, "best", best, best, ScalarType::Float, shape),
+          *check_edge_tensor(op, "which", which, best, ScalarType::Short, shape),
+          *check_edge_tensor(op, "affine", affine, best, ScalarType::Float, {affine.size(0), 2}),
+          shape[0] * shape[1], shape[2]};
+}
+
+template <class T>
+EdgePool<T> pool_of(const PoolArguments& p, double slope) {
+  EdgePool<T> a{};
+  a.best = static_cast<const float*>(p.best.const_data_ptr());
+  a.which = static_cast<const int16_t*>(p.which.const_data_ptr());
+  a.affine = pairs(p.affine);
+  a.groups = p.groups;
+  a.channels = static_cast<int>(p.channels);
+  a.width = static_cast<int>(p.affine.size(0));
+  a.slope = static_cast<float>(slope);
+  return a;
+}
+
+Tensor edge_pool_forward(const Tensor& best,    // (B, M, C)
+                         const Tensor& which,   // (B, M, C)
+                         const Tensor& affine,  // (width, 2)
+                         const Tensor& like, double slope) {
+  constexpr const char* kOp = "edge_pool_forward";
+  // Guard
+  const LaunchScope scope(kOp, best);
+
+  // Checks
+  const PoolArguments p = check_pool(kOp, best, which, affine);
+  FUSEDOPS_CHECK(like.element_size() == 2, kOp, ": like must be float16 or bfloat16; got ",
+                 dtype_name(like.scalar_type()));
+
+  // Allocate, launch
+  const Tensor out = torch::stable::new_empty(
+      best, {best.size(0), best.size(1), best.size(2)}, like.scalar_type());
+  if (out.numel() == 0) return out;
+  dispatch_half(check_floating(kOp, "like", like), [&]<DType D>(Tag<D>) {
+    using T = DeviceType<D>;
+    EdgePool<T> a = pool_of<T>(p, slope);
+    a.out = write<T>(out);
+    edge_pool_kernel<<<norm_blocks(out.numel()), kEdgeNormThreads, 0, scope.stream()>>>(a);
+  });
+
+  // Launch check
+  check_launch(kOp);
+  return out;
+}
+
+std::tuple<Tensor, Tensor, Tensor> edge_pool_backward(const Tensor& dout,    // (B, M, C)
+                                                      const Tensor& best,    // (B, M, C)
+                                                      const Tensor& which,   // (B, M, C)
+                                                      const Tensor& affine,  // (width, 2)
+                                                      const OptionalTensor& stats, double slope) {
+  constexpr const char* kOp = "edge_pool_backward";
+  // Guard
+  const LaunchScope scope(kOp, best);
+
+  // Checks
+  const PoolArguments p = check_pool(kOp, best, which, affine);
+  const int64_t width = affine.size(0);
+  const ScalarType fp32 = ScalarType::Float;
+  FUSEDOPS_CHECK(dout.element_size() == 2, kOp, ": dout must be float16 or bfloat16; got ",
+                 dtype_name(dout.scalar_type()));
+  check_same_shape(kOp, "dout", dout, "best", best);
+  const auto stats_ = check_edge_tensor(kOp, "stats", stats, best, fp32, {kEdgeStats, width});
+
+  // Allocate
+  const Tensor winners = torch::stable::new_empty(best, {best.size(0), best.size(1), width},
+                                                  ScalarType::Int);
+  const Tensor grads = torch::stable::new_empty(best, {width, 2}, fp32);
+  const Tensor dense = torch::stable::new_empty(best, {stats ? width : 0, 2}, fp32);
+
+  // Config, launch
+  constexpr int64_t kRowsOfBlock = 16 * kEdgePoolRows;
+  const int64_t blocks =
+      std::min<int64_t>(std::max<int64_t>(ceil_div(p.groups, kRowsOfBlock), 1),
+                        2 * scope.facts().sm_count);
+  const Tensor partial = torch::stable::new_empty(best, {blocks, 2, width}, fp32);
+  const Tensor contiguous = torch::stable::contiguous(dout);
+  dispatch_half(check_floating(kOp, "dout", dout), [&]<DType D>(Tag<D>) {
+    using T = DeviceType<D>;
+    EdgePool<T> a = pool_of<T>(p, slope);
+    a.dout = static_cast<const T*>(contiguous.const_data_ptr());
+    a.stats = read<float>(stats_);
+    a.winners = write<int>(winners);
+    a.partial = write<float>(partial);
+    const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(width / 32));
+    edge_pool_backward_kernel<<<grid, dim3(32, kEdgePoolRows), 0, scope.stream()>>>(a);
+  });
+  edge_sums_kernel<<<sum_blocks(width), kSumBlock, 0, scope.stream()>>>(
+      write<float>(partial), static_cast<int>(blocks), static_cast<int>(width), pairs(p.affine),
+      read<float>(stats_), write<float2>(grads), write<float2>(dense));
+
+  // Launch check
+  check_launch(kOp);
+  return {winners, grads, dense};
+}
+
+// values: rows gamma, beta, bias, mean, variance and eps by channel.
+Tensor edge_affine(const Tensor& values) {
+  constexpr const char* kOp = "edge_affine";
+  // Guard
+  const LaunchScope scope(kOp, values);
+
+  // Checks
+  check_dim(kOp, "values", values, 2, "(6, C)");
+  const int64_t width = values.size(1);
+  const auto rows = check_edge_tensor(kOp, "values", values, values, ScalarType::Float, {6, width});
+
+  // Allocate, launch
+  const Tensor affine = torch::stable::new_empty(values, {width, 2});
+  if (width == 0) return affine;
+  edge_affine_kernel<<<norm_blocks(width), kEdgeNormThreads, 0, scope.stream()>>>(
+      read<float>(rows), static_cast<int>(width), write<float2>(affine));
+
+  // Launch check
+  check_launch(kOp);
+  return affine;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(fusedops, CUDA, m) {
+  m.impl("edge_mlp_forward", FUSEDOPS_BOX(&edge_mlp_forward));
+  m.impl("edge_mlp_backward", FUSEDOPS_BOX(&edge_mlp_backward));
+  m.impl("edge_affine", FUSEDOPS_BOX(&edge_affine));
+  m.impl("edge_pool_forward", FUSEDOPS_BOX(&edge_pool_forward));
+  m.impl("edge_pool_backward", FUSEDOPS_BOX(&edge_pool_backward));
+}
+
+}  // namespace fusedops::cuda

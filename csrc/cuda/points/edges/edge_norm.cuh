@@ -1,0 +1,177 @@
+// The small kernels around the passes of an edge MLP: batch statistics from the blocks' sums, the
+// pooled values' normalisation and activation, and the gradients of scale and shift.
+//
+// A gradient's sums are those of g and of g (y - mean), where z = scale y + shift is what g belongs
+// to. Under batch statistics (rstd) they are dbeta and dgamma / rstd, and every edge of weight w gets
+// w (A + B y) on top (set_abstraction.md, part 3); else they are the gradients of shift and scale.
+#pragma once
+
+#include "csrc/common/device/vec.cuh"
+#include "csrc/common/int_math.h"
+#include "csrc/cuda/points/edges/edge_problem.h"
+
+namespace fusedops {
+
+inline constexpr int kEdgeNormThreads = 128;
+
+// The rows of `stats`, [kEdgeStats][width].
+enum EdgeStat { kEdgeMean, kEdgeRstd, kEdgeVariance, kEdgeCount, kEdgeStats };
+
+__device__ __forceinline__ float probe_sign(float scale) { return scale < 0.f ? -1.f : 1.f; }
+
+// A norm with known statistics as scale and shift. values: [6][width]: gamma, beta, the bias before
+// the norm, mean, variance, eps.
+static __global__ void edge_affine_kernel(const float* values, int width, float2* affine) {
+  const int c = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+  if (c >= width) return;
+  const auto value = [&](int row) { return values[row * width + c]; };
+  const float scale = value(0) * __frsqrt_rn(value(4) + value(5));
+  affine[c] = {scale, fmaf(value(2) - value(3), scale, value(1))};
+}
+
+inline constexpr int kEdgeSumRows = 16;  // threads that share a channel's blocks
+
+// The sum over the blocks of partial[b * pitch + at], in double and always in the same order, for the
+// threads of row 0. A thread block is 32 channels x kEdgeSumRows.
+__device__ __forceinline__ double sum_of_blocks(const float* partial, int blocks, int64_t pitch,
+                                                int at, double (*stage)[32]) {
+  double sum = 0;
+#pragma unroll 4
+  for (int b = static_cast<int>(threadIdx.y); b < blocks; b += kEdgeSumRows) {
+    sum += partial[b * pitch + at];
+  }
+  stage[threadIdx.y][threadIdx.x] = sum;
+  __syncthreads();
+  sum = 0;
+  if (threadIdx.y == 0) {
+    for (int row = 0; row < kEdgeSumRows; ++row) sum += stage[row][threadIdx.x];
+  }
+  __syncthreads();
+  return sum;
+}
+
+// partial: [blocks][2 width + 1], of v = sign(gamma) y. given: (gamma, beta) by channel.
+static __global__ void edge_statistics_kernel(const float* partial, int blocks, int width,
+                                              const float2* given, float eps, float2* affine,
+                                              float* stats) {
+  __shared__ double stage[kEdgeSumRows][32];
+  const int c = static_cast<int>(blockIdx.x * 32 + threadIdx.x);
+  const int64_t pitch = 2 * width + 1;
+  const double v = sum_of_blocks(partial, blocks, pitch, c, stage);
+  const double v2 = sum_of_blocks(partial, blocks, pitch, width + c, stage);
+  const double n = sum_of_blocks(partial, blocks, pitch, 2 * width, stage);
+  if (threadIdx.y > 0) return;
+  const float2 gb = given[c];
+  const double counted = n > 0 ? n : 1;
+  const double mean = v / counted * probe_sign(gb.x);
+  const double m2 = fmax(v2 - v * v / counted, 0.0);
+  const bool is_nan = v2 != v2;  // fmax forgets it
+  const double variance = is_nan ? v2 : m2 / counted;
+  const double rstd = 1.0 / sqrt(variance + eps);
+  const double scale = gb.x * rstd;
+  affine[c] = {static_cast<float>(scale), static_cast<float>(gb.y - mean * scale)};
+  stats[kEdgeMean * width + c] = static_cast<float>(mean);
+  stats[kEdgeRstd * width + c] = static_cast<float>(rstd);
+  stats[kEdgeVariance * width + c] =
+      static_cast<float>(is_nan ? v2 : m2 / (n > 1 ? n - 1 : 1));
+  stats[kEdgeCount * width + c] = static_cast<float>(n);
+}
+
+// partial: [blocks][2][width]. grads: those of (scale, shift) or (gamma, beta); dense: (A, B), or
+// null without statistics.
+static __global__ void edge_sums_kernel(const float* partial, int blocks, int width,
+                                        const float2* affine, const float* stats, float2* grads,
+                                        float2* dense) {
+  __shared__ double stage[kEdgeSumRows][32];
+  const int c = static_cast<int>(blockIdx.x * 32 + threadIdx.x);
+  const double g = sum_of_blocks(partial, blocks, 2 * width, c, stage);
+  const double gy = sum_of_blocks(partial, blocks, 2 * width, width + c, stage);
+  if (threadIdx.y > 0) return;
+  const double rstd = stats ? stats[kEdgeRstd * width + c] : 1;
+  grads[c] = {static_cast<float>(gy * rstd), static_cast<float>(g)};
+  if (!stats) return;
+  const double n = fmax(stats[kEdgeCount * width + c], 1.f), mean = stats[kEdgeMean * width + c];
+  const double scale = affine[c].x;
+  const double slope = -scale * rstd * gy * rstd / n;
+  dense[c] = {static_cast<float>(-scale * g / n - slope * mean), static_cast<float>(slope)};
+}
+
+// out[i] = the blocks' values, in their order.
+static __global__ void edge_blocks_kernel(const float* partial, int blocks, int count, float* out) {
+  const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+  if (i >= count) return;
+  float sum = 0.f;
+#pragma unroll 8
+  for (int b = 0; b < blocks; ++b) sum += __ldg(partial + int64_t{b} * count + i);
+  out[i] = sum;
+}
+
+template <class T>
+struct EdgePool {
+  const float* best;     // [groups][channels]: sign(scale) y
+  const int16_t* which;  // negative: an empty group
+  const float2* affine;  // [channels]: (scale, shift)
+  int64_t groups;
+  int channels;
+  float slope;
+  T* out;                // forward: act(scale y + shift)
+  const T* dout;         // backward
+  const float* stats;    // its means, or null
+  int* winners;          // [groups][width]: scale times the gradient of z (T), and its neighbour
+  float* partial;        // [grid.x][2][width]
+  int width;
+};
+
+template <class T>
+static __global__ void edge_pool_kernel(EdgePool<T> a) {
+  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (i >= a.groups * a.channels) return;
+  const float2 st = a.affine[i % a.channels];
+  const float z = fmaf(probe_sign(st.x) * a.best[i], st.x, st.y);
+  const float value = z < 0.f ? (a.slope == 0.f ? 0.f : a.slope * z) : z;
+  a.out[i] = from_compute<T>(a.which[i] < 0 ? 0.f : value);
+}
+
+inline constexpr int kEdgePoolRows = 8;
+
+// A value of T and a neighbour in one word.
+template <class T>
+__device__ __forceinline__ int winner_of(float grad, int16_t neighbour) {
+  const T value = from_compute<T>(grad);
+  return *reinterpret_cast<const unsigned short*>(&value) | static_cast<int>(neighbour) << 16;
+}
+
+// A block takes 32 channels; its 8 rows of threads take every 8 * grid.x-th group.
+template <class T>
+__global__ void __launch_bounds__(32 * kEdgePoolRows) edge_pool_backward_kernel(EdgePool<T> a) {
+  __shared__ float sums[2][kEdgePoolRows][32];
+  const int c = static_cast<int>(blockIdx.y * 32 + threadIdx.x);
+  const bool is_channel = c < a.channels;
+  const float2 st = is_channel ? a.affine[c] : float2{};
+  const float mean = is_channel && a.stats ? a.stats[kEdgeMean * a.width + c] : 0.f;
+  float g = 0.f, gy = 0.f;
+  for (int64_t group = int64_t{blockIdx.x} * kEdgePoolRows + threadIdx.y; group < a.groups;
+       group += int64_t{gridDim.x} * kEdgePoolRows) {
+    int16_t which = -1;
+    float dz = 0.f;
+    if (is_channel) {
+      const int64_t i = group * a.channels + c;
+      const float y = probe_sign(st.x) * a.best[i];
+      which = a.which[i];
+      dz = which < 0 ? 0.f : to_compute(a.dout[i]) * (fmaf(y, st.x, st.y) > 0.f ? 1.f : a.slope);
+      g += dz;
+      gy = fmaf(dz, y - mean, gy);
+    }
+    a.winners[group * a.width + c] = winner_of<T>(dz * st.x, which);
+  }
+  sums[0][threadIdx.y][threadIdx.x] = g;
+  sums[1][threadIdx.y][threadIdx.x] = gy;
+  __syncthreads();
+  if (threadIdx.y < 2) {
+    float sum = 0.f;
+    for (int row = 0; row < kEdgePoolRows; ++row) sum += sums[threadIdx.y][row][threadIdx.x];
+    a.partial[(int64_t{2} * blockIdx.x + threadIdx.y) * a.width + c] = sum;
+  }
+}
+
+}  // namespace fusedops

@@ -1,0 +1,43 @@
+// An MLP over the edges of groups: edge (i, k) joins group i and its neighbour j = idx[i, k],
+//   y_1 = rows[j] + group_rows[i] + offset_weight (points[j] - centers[i]),  y_l = W_l a_{l-1},
+//   a_l = act(scale_l y_l + shift_l).
+// Rows are the edges that count, group by group in the order of k: an entry that repeats its group's
+// first one, as searches pad, is merged into that one's weight. Widths are padded to multiples of kEdgeWidthStep with zeros; biases are part of the shifts.
+#pragma once
+
+#include <cuda_runtime_api.h>
+#include <vector_types.h>
+
+#include <cstdint>
+
+namespace fusedops {
+
+inline constexpr int kEdgeMaxLayers = 4;
+inline constexpr int kEdgeWidthStep = 32;
+inline constexpr int kEdgeMaxHidden = 128;  // of the layers whose values stay in registers
+inline constexpr int kEdgeSlice = 128;      // columns of the last layer that a block takes
+inline constexpr int kEdgeMaxNeighbours = 2000;  // places are kept as 8 bits a lane
+inline constexpr int kEdgeRows = 16;             // that a warp takes at a time
+inline constexpr int kEdgeOffsetColumns = 8;     // of an offset's weights: x y z x y z 0 0
+
+template <class T>
+struct EdgeProblem {
+  // Channel 32 c + 8 b + 2 q + h of a row is at 32 c + 8 q + 2 b + h: a lane's share in one piece.
+  const void* rows;         // [clouds * n][width[0]], T or fp32, or null
+  const float* group_rows;  // [groups][width[0]], or null
+  const T* offset_weight;  // [width[0]][kEdgeOffsetColumns], or null
+  const float* points;     // [clouds * n][3]
+  const float* centers;    // [groups][3]
+  const int4* list;        // of every row: point, group, k, weight (a float's bits)
+  const int* ends;         // [groups]: where the group's rows end
+  const T* weights;        // W_2, W_3, ...: [width[l]][width[l - 1]]
+  const float4* affine;    // (scale, shift) of two channels, layer behind layer
+  int groups, layers;
+  int width[kEdgeMaxLayers];
+  float slope;      // of the activation below 0: 0 for ReLU, 1 for none
+  bool is_relu;     // -Inf gives 0 then, not NaN
+  bool wide_rows;   // rows are fp32
+  bool probes;      // the last layer's values are sign(scale) y instead
+};
+
+}  // namespace fusedops

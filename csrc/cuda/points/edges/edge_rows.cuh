@@ -1,0 +1,359 @@
+// What a warp does with 16 rows: it forms the first layer from gathered values and takes the hidden
+// layers in registers, the accumulators of one being the operand of the next. What the rows after
+// these gather is on its way meanwhile.
+#pragma once
+
+#include "csrc/cuda/points/edges/edge_mma.cuh"
+#include "csrc/cuda/points/edges/edge_problem.h"
+
+namespace fusedops {
+
+inline constexpr int kEdgeWarps = 8;
+inline constexpr int kEdgeThreads = 32 * kEdgeWarps;
+inline constexpr int kEdgePad = 8;  // elements behind a row in shared memory: no bank conflicts
+inline constexpr unsigned kAllLanes = 0xffffffffu;
+
+__device__ __forceinline__ int lane_id() { return static_cast<int>(threadIdx.x % 32); }
+__device__ __forceinline__ int warp_id() { return static_cast<int>(threadIdx.x / 32); }
+
+// A lane's two rows of 16, lane / 4 and lane / 4 + 8: their records. Rows behind the end repeat the
+// first one with weight 0.
+struct EdgeTile {
+  int4 record[2];
+
+  __device__ __forceinline__ int64_t point(int half) const { return record[half].x; }
+  __device__ __forceinline__ int64_t group(int half) const { return record[half].y; }
+  __device__ __forceinline__ int neighbour(int half) const { return record[half].z; }
+  __device__ __forceinline__ float weight(int half) const {
+    return __int_as_float(record[half].w);
+  }
+};
+
+template <class T>
+__device__ __forceinline__ EdgeTile load_tile(const EdgeProblem<T>& p, int first, int end) {
+  EdgeTile tile;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = first + lane_id() / 4 + 8 * half;
+    tile.record[half] = __ldg(p.list + (row < end ? row : first));
+    if (row >= end) tile.record[half].w = 0;
+  }
+  return tile;
+}
+
+// What a tile gathers: its rows, which are copied to the warp's place in shared memory, and a lane's
+// offsets.
+template <class T>
+struct EdgeGathered {
+  T* rows;  // [kEdgeRows][ld]; null where there are none or they are fp32
+  int ld;
+  float offset[2][3];
+
+  // Starts copying channels start .. start + columns of the tile's rows.
+  __device__ __forceinline__ void start_copy(const EdgeProblem<T>& p, const EdgeTile& tile, int start,
+                                             int columns) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (p.offset_weight) {
+#pragma unroll
+        for (int d = 0; d < 3; ++d) {
+          const float center = p.centers ? __ldg(p.centers + tile.group(half) * 3 + d) : 0.f;
+          offset[half][d] = __ldg(p.points + tile.point(half) * 3 + d) - center;
+        }
+      }
+      if (rows) {
+        const T* from = static_cast<const T*>(p.rows) + tile.point(half) * p.width[0] + start;
+        T* to = rows + (lane_id() / 4 + 8 * half) * ld;
+        for (int at = 8 * (lane_id() % 4); at < columns; at += 32) copy_async(to + at, from + at);
+      }
+    }
+    if (rows) asm volatile("cp.async.commit_group;");
+  }
+
+  // A lane reads what itself has copied.
+  __device__ __forceinline__ void wait() const {
+    if (rows) asm volatile("cp.async.wait_group 0;" ::: "memory");
+  }
+
+  __device__ __forceinline__ uint4 values(int half, int c) const {
+    return *reinterpret_cast<const uint4*>(rows + (lane_id() / 4 + 8 * half) * ld + 32 * c +
+                                           8 * (lane_id() % 4));
+  }
+
+ private:
+  static __device__ __forceinline__ void copy_async(T* to, const T* from) {
+    const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(to));
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
+  }
+};
+
+// The offsets as an operand 16 x 8: their rounded values and what rounding left.
+template <class T>
+__device__ __forceinline__ void offset_operand(const EdgeGathered<T>& x, uint32_t (&a)[2]) {
+  const int q = lane_id() % 4;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float high[3], low[3];
+#pragma unroll
+    for (int d = 0; d < 3; ++d) {
+      high[d] = unpack_pair<T>(pack_pair<T>(x.offset[half][d], 0.f)).x;
+      low[d] = x.offset[half][d] - high[d];
+    }
+    const float first = q == 0 ? high[0] : q == 1 ? high[2] : q == 2 ? low[1] : 0.f;
+    const float second = q == 0 ? high[1] : q == 1 ? low[0] : q == 2 ? low[2] : 0.f;
+    a[half] = pack_pair<T>(first, second);
+  }
+}
+
+template <class T>
+__device__ __forceinline__ void add_row(float (&y)[4][4], uint4 values, int half) {
+  const uint32_t pairs[4] = {values.x, values.y, values.z, values.w};
+#pragma unroll
+  for (int b = 0; b < 4; ++b) {
+    const float2 v = unpack_pair<T>(pairs[b]);
+    y[b][2 * half] += v.x;
+    y[b][2 * half + 1] += v.y;
+  }
+}
+
+__device__ __forceinline__ void add_wide_row(float (&y)[4][4], const float* row, int half) {
+#pragma unroll
+  for (int pair = 0; pair < 2; ++pair) {
+    const float4 v = __ldg(reinterpret_cast<const float4*>(row) + pair);
+    y[2 * pair][2 * half] += v.x;
+    y[2 * pair][2 * half + 1] += v.y;
+    y[2 * pair + 1][2 * half] += v.z;
+    y[2 * pair + 1][2 * half + 1] += v.w;
+  }
+}
+
+// y_1 of channels start + 32 c .. start + 32 c + 31; what is gathered starts at `start`.
+// offset_weight is in shared memory.
+template <class T>
+__device__ __forceinline__ void first_layer(const EdgeProblem<T>& p, const EdgeTile& tile,
+                                            const EdgeGathered<T>& gathered,
+                                            const uint32_t (&offsets)[2], const T* offset_weight,
+                                            int start, int c, float (&y)[4][4]) {
+  const int q = lane_id() % 4;
+  const int64_t at = start + 32 * c + 8 * q;
+#pragma unroll
+  for (int b = 0; b < 4; ++b) y[b][0] = y[b][1] = y[b][2] = y[b][3] = 0.f;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    if (gathered.rows) add_row<T>(y, gathered.values(half, c), half);
+    if (p.rows && p.wide_rows) {
+      add_wide_row(y, static_cast<const float*>(p.rows) + tile.point(half) * p.width[0] + at, half);
+    }
+    if (p.group_rows) {
+      add_wide_row(y, p.group_rows + tile.group(half) * p.width[0] + at, half);
+    }
+  }
+  if (p.offset_weight) {
+#pragma unroll
+    for (int b = 0; b < 4; ++b) {
+      const T* w = offset_weight + (start + 32 * c + 8 * b + lane_id() / 4) * kEdgeOffsetColumns + 2 * q;
+      mma_k8<T>(y[b], offsets[0], offsets[1], *reinterpret_cast<const uint32_t*>(w));
+    }
+  }
+}
+
+// The values of a layer of up to kWidth channels as the operand of a product.
+template <int kWidth>
+struct EdgeOperand {
+  uint32_t a[kWidth / 16][4];
+};
+
+// Columns 32 c .. 32 c + 31 of a times the transpose of w, which is [columns][ld] in shared memory.
+template <class T, int kWidth>
+__device__ __forceinline__ void product(const EdgeOperand<kWidth>& x, int width, const T* w, int ld,
+                                        int c, float (&y)[4][4]) {
+#pragma unroll
+  for (int b = 0; b < 4; ++b) y[b][0] = y[b][1] = y[b][2] = y[b][3] = 0.f;
+  const int lane = lane_id();
+  const T* row = w + (32 * c + (lane / 16) * 8 + lane % 8) * ld + (lane / 8 % 2) * 8;
+#pragma unroll
+  for (int k = 0; k < kWidth / 16; ++k) {
+    if (16 * k < width) {
+#pragma unroll
+      for (int pair = 0; pair < 2; ++pair) {
+        uint32_t b[4];
+        load_matrices(b, row + 16 * pair * ld + 16 * k);
+        mma_k16<T>(y[2 * pair], x.a[k], b[0], b[1]);
+        mma_k16<T>(y[2 * pair + 1], x.a[k], b[2], b[3]);
+      }
+    }
+  }
+}
+
+// scale y + shift of channels 32 c .. 32 c + 31.
+__device__ __forceinline__ void apply_affine(const float4* affine, int c, float (&y)[4][4]) {
+#pragma unroll
+  for (int b = 0; b < 4; ++b) {
+    const float4 st = affine[16 * c + 4 * b + lane_id() % 4];
+    y[b][0] = fmaf(y[b][0], st.x, st.y);
+    y[b][1] = fmaf(y[b][1], st.z, st.w);
+    y[b][2] = fmaf(y[b][2], st.x, st.y);
+    y[b][3] = fmaf(y[b][3], st.z, st.w);
+  }
+}
+
+template <class T>
+__device__ __forceinline__ float edge_activation(const EdgeProblem<T>& p, float z) {
+  const float below = p.is_relu ? 0.f : p.slope * z;
+  return z < 0.f ? below : z;
+}
+
+// Writes channels 32 c .. 32 c + 31 into an operand.
+template <class T, int kWidth>
+__device__ __forceinline__ void store_operand(const float (&y)[4][4], int c,
+                                              EdgeOperand<kWidth>& to) {
+#pragma unroll
+  for (int b = 0; b < 4; ++b) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      to.a[2 * c + b / 2][b % 2 * 2 + half] = pack_pair<T>(y[b][2 * half], y[b][2 * half + 1]);
+    }
+  }
+}
+
+// Where the layers lie in shared memory; itself there, as it is indexed by a variable.
+template <class T>
+struct EdgeWeights {
+  const T* offset;
+  const T* layer[kEdgeMaxLayers];  // W of layer l + 1, rows of width[l - 1] + kEdgePad
+  const float4* affine[kEdgeMaxLayers];
+};
+
+// Values of channels 32 c .. 32 c + 31 less `center`, rounded.
+template <class T, int kWidth>
+__device__ __forceinline__ void store_centred(const float (&y)[4][4], const float* center, int c,
+                                              EdgeOperand<kWidth>& to) {
+  float centred[4][4];
+#pragma unroll
+  for (int b = 0; b < 4; ++b) {
+    const float2 mean = center ? __ldg(reinterpret_cast<const float2*>(center + 32 * c + 8 * b) +
+                                       lane_id() % 4)
+                               : float2{};
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      centred[b][2 * half] = y[b][2 * half] - mean.x;
+      centred[b][2 * half + 1] = y[b][2 * half + 1] - mean.y;
+    }
+  }
+  store_operand<T>(centred, c, to);
+}
+
+// The activations of layer `depth` (counted from 1) of a tile; `gathered` is the tile's before and
+// the next one's after. Values of that layer before its scale, less `center` and rounded, go into
+// `centred` where one is given.
+template <class T, int kWidth>
+__device__ __forceinline__ void hidden_layers(const EdgeProblem<T>& p, const EdgeWeights<T>& w,
+                                              const EdgeTile& tile, EdgeGathered<T>& gathered,
+                                              const EdgeTile& next, int depth,
+                                              EdgeOperand<kWidth>& x, const float* center,
+                                              EdgeOperand<kWidth>* centred) {
+  uint32_t offsets[2] = {};
+  gathered.wait();
+  if (p.offset_weight) offset_operand(gathered, offsets);
+  EdgeOperand<kWidth> next_x;
+  for (int l = 0; l < depth; ++l) {
+#pragma unroll
+    for (int c = 0; c < kWidth / 32; ++c) {
+      if (32 * c >= p.width[l]) continue;
+      float y[4][4];
+      if (l == 0) {
+        first_layer(p, tile, gathered, offsets, w.offset, 0, c, y);
+      } else {
+        product<T>(x, p.width[l - 1], w.layer[l], p.width[l - 1] + kEdgePad, c, y);
+      }
+      if (centred && l == depth - 1) store_centred<T>(y, center, c, *centred);
+      apply_affine(w.affine[l], c, y);
+#pragma unroll
+      for (int b = 0; b < 4; ++b) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) y[b][i] = edge_activation(p, y[b][i]);
+      }
+      store_operand<T>(y, c, next_x);
+    }
+    if (l == 0) gathered.start_copy(p, next, 0, p.width[0]);
+    x = next_x;
+  }
+}
+
+// Shared memory is dealt out from the front, 16 bytes at a time.
+struct SharedTaker {
+  unsigned char* at;
+
+  template <class V>
+  __device__ V* take(int count) {
+    V* result = reinterpret_cast<V*>(at);
+    at += (count * static_cast<int>(sizeof(V)) + 15) / 16 * 16;
+    return result;
+  }
+};
+
+// A warp's place for the rows that it gathers, `columns` wide.
+template <class T>
+__device__ __forceinline__ EdgeGathered<T> take_gathered(const EdgeProblem<T>& p, int columns,
+                                                         SharedTaker& shared) {
+  EdgeGathered<T> gathered{nullptr, columns + kEdgePad, {}};
+  if (p.rows && !p.wide_rows) {
+    T* all = shared.take<T>(kEdgeWarps * kEdgeRows * gathered.ld);
+    gathered.rows = all + warp_id() * kEdgeRows * gathered.ld;
+  }
+  return gathered;
+}
+
+// Copies `rows` rows of `width` elements (a multiple of 8) to rows of width + kEdgePad.
+template <class T>
+__device__ __forceinline__ void copy_weights(const T* from, int rows, int width, T* to) {
+  const int pieces = width / 8;
+  for (int i = static_cast<int>(threadIdx.x); i < rows * pieces; i += kEdgeThreads) {
+    const int row = i / pieces, piece = i % pieces;
+    reinterpret_cast<uint4*>(to + row * (width + kEdgePad))[piece] =
+        __ldg(reinterpret_cast<const uint4*>(from + int64_t{row} * width) + piece);
+  }
+}
+
+template <class V>
+__device__ __forceinline__ void copy_values(const V* from, int count, V* to) {
+  for (int i = static_cast<int>(threadIdx.x); i < count; i += kEdgeThreads) to[i] = from[i];
+}
+
+__device__ __forceinline__ void copy_affine(const float4* from, int count, bool probes, float4* to) {
+  for (int i = static_cast<int>(threadIdx.x); i < count; i += kEdgeThreads) {
+    const float4 st = from[i];
+    to[i] = probes ? float4{st.x < 0.f ? -1.f : 1.f, 0.f, st.z < 0.f ? -1.f : 1.f, 0.f} : st;
+  }
+}
+
+// Brings layers 1 .. layers into shared memory; of the last one rows `start` .. `start + count`.
+template <class T>
+__device__ __forceinline__ EdgeWeights<T> load_layers(const EdgeProblem<T>& p, int layers, int start,
+                                                      int count, SharedTaker& shared) {
+  EdgeWeights<T> w{};
+  if (p.offset_weight) {
+    T* offset = shared.take<T>(p.width[0] * kEdgeOffsetColumns);
+    copy_values(p.offset_weight, p.width[0] * kEdgeOffsetColumns, offset);
+    w.offset = offset;
+  }
+  const T* from = p.weights;
+  const float4* affine = p.affine;
+  for (int l = 0; l < layers; ++l) {
+    const bool last = l == layers - 1;
+    const int first = last ? start : 0, rows = last ? count : p.width[l];
+    if (l > 0) {
+      T* to = shared.take<T>(rows * (p.width[l - 1] + kEdgePad));
+      copy_weights(from + int64_t{first} * p.width[l - 1], rows, p.width[l - 1], to);
+      w.layer[l] = to;
+      from += int64_t{p.width[l]} * p.width[l - 1];
+    }
+    float4* to = shared.take<float4>(rows / 2);
+    copy_affine(affine + first / 2, rows / 2, last && p.probes, to);
+    w.affine[l] = to;
+    affine += p.width[l] / 2;
+  }
+  return w;
+}
+
+}  // namespace fusedops
