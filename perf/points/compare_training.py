@@ -4,9 +4,9 @@
       python examples/train_pointcloud.py --data metaworld --seed $s --out runs/fused_$s
       python examples/train_pointcloud.py --data metaworld --seed $s --plain --out runs/plain_$s
     done
-    python perf/points/compare_training.py runs --out perf/results/pointcloud/training_cpu
+    python perf/points/compare_training.py runs --out perf/results/pointcloud/training_cpu.csv
 
-Writes OUT.csv with the last test of every run and OUT.svg with the curves (matplotlib), and prints
+Writes the last test of every run, and an SVG of that name with the curves (matplotlib), and prints
 means with their standard deviations and Welch's t, the difference of the means in its own standard
 error: around 2 and below it is noise.
 """
@@ -91,12 +91,12 @@ def columns(rows: Rows, name: str) -> tuple[list[float], list[float]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("runs", type=Path)
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="without ending")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE.csv")
     options = parser.parse_args()
     runs = find_runs(options.runs)
     rows = table(runs)
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    with options.out.with_suffix(".csv").open("w", newline="") as out:
+    with options.out.open("w", newline="") as out:
         writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from fusedops.bench.suites.base import ALL, Selection, load_suite
 from fusedops.bench.suites.pointnet import clouds, layers, nets, plain, search
 
 CPU = torch.device("cpu")
+DRAW = Path(__file__).resolve().parents[2] / "perf/points/draw_layers.py"
 
 
 @pytest.fixture(autouse=True)
@@ -130,14 +132,23 @@ def test_what_the_plain_layer_lacks_is_said() -> None:
 # ---- a run ----
 
 
-def test_layers_of_given_shapes_run() -> None:
-    assert bench("--shapes", "2x32x16", "--dtype", "bf16,fp32,fp64", "--peers", "eager,torch") == 0
-    names = {"sa/B2_N32_M16_K8_C0_16-16-32": ("eager",), "edge/B2_N32_k8_16-16": ("eager", "torch")}
+@pytest.mark.parametrize(
+    ("shape", "dtypes"),
+    [((2, 32, 16), ("fp32", "fp64")), ((4, 256, 64), ("bf16", "fp16"))],  # few maxima are chance
+)
+def test_layers_of_given_shapes_run(shape: tuple[int, ...], dtypes: tuple[str, ...]) -> None:
+    b, n, m = shape
+    args = ("--shapes", f"{b}x{n}x{m}", "--dtype", ",".join(dtypes), "--peers", "eager,torch")
+    assert bench(*args) == 0
+    names = {
+        f"sa/B{b}_N{n}_M{m}_K8_C0_16-16-32": ("eager",),
+        f"edge/B{b}_N{n}_k8_16-16": ("eager", "torch"),
+    }
     assert rows() == {
         (name, dtype, pass_, peer)
         for name, peers in names.items()
         for peer in peers
-        for dtype in ("bf16", "fp32", "fp64")
+        for dtype in dtypes
         for pass_ in ("fwd", "step")
     }
     errors = Path("a.csv").with_name("pointnet_error.csv").read_text()
@@ -192,6 +203,27 @@ def test_a_wrong_layer_gets_no_time(
     monkeypatch.setattr(layers, "ours", wrong)
     assert bench("--shapes", "2x32x16", "--pass", "fwd", "--peers", "eager") == 1
     assert "FAILED WrongModelError: result 0: relative error" in capsys.readouterr().out
+
+
+def test_layer_times_are_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    suite = load_suite("pointnet")
+    names = [case.name for case in suite.cases(Selection("fwd")) if case["kind"] == "sweep"]
+    found = [
+        dict.fromkeys(results.COLUMNS, "")
+        | {"suite": "pointnet", "case": name, "dtype": "bf16", "pass": pass_, "gpu": "H200"}
+        | {"ours_us": "10", "peer": "eager", "peer_us": "80"}
+        for name in names
+        for pass_ in ("fwd", "step")
+    ]
+    results.merge_rows(tmp_path / "a.csv", found)
+    spec = importlib.util.spec_from_file_location("draw_layers", DRAW)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.draw(results.read_rows(tmp_path / "a.csv"), tmp_path / "a.svg")
+    assert "<svg" in (tmp_path / "a.svg").read_text()
 
 
 @pytest.mark.gpu

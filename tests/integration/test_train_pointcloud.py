@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import statistics
 import struct
 import subprocess
 import sys
@@ -152,6 +153,37 @@ def test_tensorboard(example):
     events = EventAccumulator("run/tensorboard").Reload()
     assert [e.step for e in events.Scalars("train/loss")] == list(range(1, 7))
     assert [e.step for e in events.Scalars("test/accuracy")] == [6]
+
+
+def test_trainings_are_compared_over_seeds(example):
+    pytest.importorskip("matplotlib")
+    for kind, more in (("fused", ()), ("plain", ("--plain",))):
+        for seed in ("0", "1"):
+            run(example, f"runs/{kind}_{seed}", "--seed", seed, *more)
+    script = EXAMPLES.parent / "perf/points/compare_training.py"
+    done = subprocess.run(
+        [sys.executable, str(script), "runs", "--out", "found/table.csv"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "accuracy: fused 0." in done.stdout
+    assert len(Path("found/table.csv").read_text().splitlines()) == 5
+    assert "<svg" in Path("found/table.svg").read_text()
+
+
+def test_the_tutorial_has_the_figures_of_the_committed_runs(parts):
+    root = EXAMPLES.parent
+    from pointcloud import logs
+
+    found = logs.read(root / "perf/results/pointcloud/training_cpu.csv")
+    page = (root / "docs/tutorials/train-on-point-clouds.md").read_text()
+    for kind, name in (("fused", "`fusedops`"), ("plain", "plain torch")):
+        texts = []
+        for column in ("accuracy", "loss"):
+            values = [float(row[column]) for row in found if row["kind"] == kind]
+            texts.append(f"{statistics.mean(values):.3f} +- {statistics.stdev(values):.3f}")
+        assert f"| {name} | {texts[0]} | {texts[1]} |" in page
 
 
 @pytest.mark.slow
