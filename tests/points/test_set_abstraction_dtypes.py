@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fusedops
-from fusedops.points import set_abstraction
+from fusedops.points import _edge_batch_norm, set_abstraction
 from points.layer_cases import NORMS, Call, assert_as_accurate_as_torch, make_layers
 from util import DTYPES, HALVES, assert_accurate, generator, make, name
 
@@ -122,6 +122,40 @@ def test_repeated_padding_in_halves(device, kind):
 def test_float32(device, size, kind):
     draws = draws_of(SIZES[size], kind, torch.float32, device)
     assert_as_accurate_as_torch(set_abstraction, reference, draws)
+
+
+@pytest.mark.parametrize("shift", [0.0, 30.0])
+def test_few_neighbours_in_many_slots(device, shift):
+    """Statistics of 2 in 128 slots, far from 0: to float32's accuracy."""
+    size = (2, 100, 30, 128, 5, (16, 24))
+    tensors, idx = cloud(size, torch.float32, device)
+    idx = torch.where(torch.arange(128, device=device) < 126, -1, idx[..., :1] + 1)
+    idx[..., 127] = torch.arange(30, device=device)
+    layers = layers_of(size, "batch_train", torch.float32, device)
+    tensors = (tensors[0], tensors[1] + shift, tensors[2])
+    call, exact = Call(tensors, idx, layers), Call(tensors, idx, layers, torch.float64)
+    out, expected = call(set_abstraction), exact(reference)
+    tolerance = 1e-4 if shift else 1e-5
+    torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance)
+    for mine, true in zip(call.running(), exact.running(), strict=True):
+        torch.testing.assert_close(mine.double(), true, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=name)
+@pytest.mark.parametrize("mean", [0.0, 10.0])
+def test_statistics_of_halves(device, dtype, mean):
+    """Sums over all slots, less the copies, are those of the slots that count."""
+    y = make(3, 50, 1, 24, dtype=dtype, device=device) + mean
+    count = torch.randint(0, 9, (3, 50, 1), generator=generator("cpu")).to(device)
+    valid = (torch.arange(8, device=device) >= 8 - count).unsqueeze(3)
+    own = make(3, 50, 8, 24, dtype=dtype, device=device, seed=1) + mean
+    y = torch.where(valid, own, own.gather(2, (8 - count).clamp_max(7)[..., None].expand_as(y)))
+    got = _edge_batch_norm._statistics(y, _edge_batch_norm.Slots(valid, 8 - count), 1e-5, None)
+    rows = y.double()[valid.squeeze(3)]
+    for ours, exact in ((got.mean, rows.mean(0)), (got.var, rows.var(0, correction=0))):
+        assert ours.dtype is torch.float32
+        torch.testing.assert_close(ours.double(), exact, rtol=1e-5, atol=1e-5)
+    assert got.count == len(rows)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=name)

@@ -40,6 +40,8 @@ WRONG = [
     (ValueError, r"norms\[0\] must have running_mean and running_var, or neither of them in "
      "training; got running_mean a Tensor, running_var None, training True",
      {"norms": [BatchNorm(None, None, torch.zeros(6), training=True), None]}),
+    (ValueError, r"norms\[0\].eps must be positive; got 0.0",
+     {"norms": [FULL._replace(eps=0.0), None]}),
     (RuntimeError, "xyz must be float16, bfloat16, float32 or float64; got int64",
      {"xyz": XYZ.long()}),
     (RuntimeError, r"xyz must be \(B, N, C\) or \(P, C\); got \(3,\)", {"xyz": torch.zeros(3)}),

@@ -82,15 +82,19 @@ def _moments(rows: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         return rows.new_zeros(rows.shape[1], dtype=wide), rows.new_zeros(rows.shape[1], dtype=wide)
     if rows.is_cuda:
         mean, rstd = torch.batch_norm_stats(rows, eps)
-        # NOTE: 0 stands for the inverse of 0 where eps is 0.
-        var = torch.where(rstd == 0, 0, rstd.square().reciprocal() - eps).clamp_min(0)
-        return mean, var
+        return mean, (rstd.square().reciprocal() - eps).clamp_min(0)
     var, mean = torch.var_mean(rows.to(wide), 0, correction=0)
     return mean, var
 
 
 def _statistics(y: Tensor, slots: Slots, eps: float, group: Any) -> Statistics:
-    """`_masked_statistics` without a mask as large as y, not differentiable."""
+    """`_masked_statistics`, not differentiable; of halves without tensors as large as y.
+
+    NOTE: with few valid slots among many, what is taken back is most of a sum, and the mean has the
+    rounding error of that sum. It is below that of halves, not of float32.
+    """
+    if slots.copies is not None and y.dtype.itemsize > 2:
+        return _masked_statistics(y, slots.valid, group)
     rows = y.flatten(0, -2)
     mean, var = _moments(rows, eps)
     copies = None if slots.copies is None else slots.copies.to(mean.dtype)

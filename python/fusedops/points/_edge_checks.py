@@ -111,6 +111,8 @@ def _check_norm(op: str, name: str, norm: object, weight: Tensor) -> None:
         )
     parts = {"weight": norm.weight, "bias": norm.bias}
     if isinstance(norm, BatchNorm):
+        if not norm.eps > 0:  # as torch
+            raise ValueError(f"{op}: {name}.eps must be positive; got {norm.eps}")
         parts |= {"running_mean": norm.running_mean, "running_var": norm.running_var}
         missing = norm.running_mean is None or norm.running_var is None
         if missing and not (norm.training and norm.running_mean is norm.running_var):

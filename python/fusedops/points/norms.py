@@ -23,7 +23,7 @@ class BatchNorm(NamedTuple):
         running_var: (C,), likewise, with the unbiased variance (n - 1).
         training: Whether the statistics are those of the batch.
         momentum: The share of the batch in the running statistics.
-        eps: Added to the variance.
+        eps: Added to the variance; positive.
         group: A process group of torch.distributed: statistics are those of all its ranks, as those
             of torch.nn.SyncBatchNorm; every rank has to call, forward and backward. None: this
             process alone.
