@@ -27,7 +27,7 @@ from .norms import BatchNorm, LayerNorm
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ._edge_mlp import EdgeInput, EdgeLayer
+    from ._edge_input import EdgeInput, EdgeLayer
 
 _MONOTONE = frozenset(
     ("none", "relu", "relu2", "leaky_relu", "sigmoid", "tanh", "softplus", "elu", "relu6")

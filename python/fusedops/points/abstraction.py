@@ -18,7 +18,8 @@ from ._edge_checks import (
     coordinates,
     in_dtype,
 )
-from ._edge_mlp import EdgeInput, PointProduct, edge_layers, edge_mlp, product_by_point
+from ._edge_input import EdgeInput, PointProduct, edge_layers, product_by_point
+from ._edge_mlp import edge_mlp
 from .norms import Norm  # noqa: TC001 (`public` reads annotations)
 
 __all__ = ["edge_conv", "set_abstraction"]

@@ -19,7 +19,8 @@ from ._edge_checks import (
     coordinates,
     in_dtype,
 )
-from ._edge_mlp import edge_layers, point_mlp, product_by_point
+from ._edge_input import edge_layers, product_by_point
+from ._edge_mlp import point_mlp
 from .interpolation import Weights, interpolate, interpolation_weights
 from .neighbours import knn
 from .norms import Norm  # noqa: TC001 (`public` reads annotations)

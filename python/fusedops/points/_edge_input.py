@@ -1,0 +1,77 @@
+"""What layers over edges are given: products by point and by group, and the layers.
+
+The first layer is linear in the offset x_j - c_i and in the features of neighbour and centre, so
+its products with features are formed once a point and gathered; only the offsets' product belongs
+to an edge. That is exact algebra, not an approximation.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .._autograd.gemm import linear_eager
+from .._autograd.shared import sees_torch_functions_only
+from ..ops.linear import linear
+
+if TYPE_CHECKING:
+    from ._edge_checks import Layers
+    from .norms import Norm
+
+
+class PointProduct(NamedTuple):
+    """Products of the first layer that are still to be formed, one a point."""
+
+    features: Tensor  # (B, N, F)
+    weight: Tensor  # (C1, F)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Of the product."""
+        return (*self.features.shape[:2], self.weight.shape[0])
+
+
+class EdgeInput(NamedTuple):
+    """The first layer's products, by point and by group, and the edges (i, j) themselves.
+
+    y_1 = rows[j] + group_rows[i] + offset_weight (xyz[j] - centers[i]) + bias.
+    """
+
+    rows: Tensor | PointProduct | None  # (B, N, C1), float32 beside half dtypes
+    group_rows: Tensor | None  # (B, M, C1), like rows
+    offset_weight: Tensor | None  # (C1, D), dtype
+    xyz: Tensor | None  # (B, N, D), float32 (float64 where dtype is)
+    centers: Tensor | None  # (B, M, D) like xyz, or None for 0
+    idx: Tensor  # (B, M, K) int64; what is outside the cloud is no edge
+    dtype: torch.dtype  # of hidden activations and of the result
+
+
+class EdgeLayer(NamedTuple):
+    """One layer; the product of the first one is in EdgeInput."""
+
+    weight: Tensor | None  # (C_l, C_{l-1}) in EdgeInput.dtype; None for the first layer
+    bias: Tensor | None  # (C_l,), any floating dtype
+    norm: Norm | None
+
+
+def edge_layers(layers: Layers) -> list[EdgeLayer]:
+    """Checked layers as `edge_mlp` takes them."""
+    weights = [None, *layers.weights[1:]]
+    return [EdgeLayer(*layer) for layer in zip(weights, layers.biases, layers.norms, strict=True)]
+
+
+def product_by_point(x: Tensor, weight: Tensor) -> Tensor:
+    """x (..., F) times weight (C, F) transposed; in float32 of halves.
+
+    Rows that are summed with others must not be rounded before. Halves are exact in TF32.
+    """
+    if x.dtype.itemsize > 2:
+        return linear(x, weight)
+    x, weight = x.float(), weight.float()
+    if torch.compiler.is_dynamo_compiling() or sees_torch_functions_only(x, weight):
+        return F.linear(x, weight)
+    product: Tensor = linear_eager(x, weight, None, 0, x.is_cuda, None)
+    return product

@@ -1,0 +1,176 @@
+"""A call of the kernels of layers over edges: its plan, and its tensors as they read them."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ._edge_input import product_by_point
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ._edge_input import PointProduct
+
+_ops = torch.ops.fusedops
+WIDTH_STEP = 32  # kEdgeWidthStep
+MAX_LAYERS = 4
+
+
+def padded(width: int) -> int:
+    return -(-width // WIDTH_STEP) * WIDTH_STEP
+
+
+class Plan(NamedTuple):
+    """What a call is, but for its tensors."""
+
+    channels: tuple[int, ...]
+    training: tuple[bool, ...]
+    eps: tuple[float, ...]
+    slope: float
+    last_slope: float
+    ordered: bool  # rows are padded, and in fragment order
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        return tuple(map(padded, self.channels))
+
+    def rows(self, layer: int) -> slice:
+        """The layer's channels among those of all."""
+        start = sum(self.widths[:layer])
+        return slice(start, start + self.widths[layer])
+
+
+@lru_cache(maxsize=64)
+def fragment_order(width: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """(the channel at every place of a row in fragment order, the place of every channel)."""
+    places = torch.arange(width, device=device).view(-1, 4, 4, 2)  # [c][b][q][h] by channel
+    order = places.transpose(1, 2).reshape(-1)  # [c][q][b][h]
+    return order, order.argsort()
+
+
+def in_fragment_order(rows: Tensor | None, width: int, ordered: bool) -> Tensor | None:
+    if rows is None or ordered:
+        return rows
+    if rows.shape[2] != width:
+        rows = F.pad(rows, (0, width - rows.shape[2]))
+    return rows[..., fragment_order(width, rows.device)[0]]
+
+
+def _flat_weights(plan: Plan, weights: Sequence[Tensor], like: Tensor, dtype: Any) -> Tensor:
+    """W_2, W_3, ... with their padding, one after the other."""
+    flat = []
+    for i, weight in enumerate(weights):
+        rows = plan.widths[i + 1] - weight.shape[0]
+        columns = plan.widths[i] - weight.shape[1]
+        padded = F.pad(weight, (0, columns, 0, rows)) if rows or columns else weight
+        flat.append(padded.reshape(-1))
+    if not flat:
+        return like.new_empty(0, dtype=dtype)
+    return flat[0].contiguous() if len(flat) == 1 else torch.cat(flat)
+
+
+def _offset_columns(weight: Tensor | None, width: int) -> Tensor | None:
+    """(width, 8): the columns x y z twice, for the offsets and for what their rounding left."""
+    if weight is None:
+        return None
+    return F.pad(torch.cat([weight, weight], 1), (0, 2, 0, width - weight.shape[0]))
+
+
+class Norms(NamedTuple):
+    """Of every layer: parameters, the bias before the norm, running statistics; None for none."""
+
+    gamma: tuple[Tensor | None, ...]
+    beta: tuple[Tensor | None, ...]
+    bias: tuple[Tensor | None, ...]
+    mean: tuple[Tensor | None, ...]
+    var: tuple[Tensor | None, ...]
+
+
+def _affine(plan: Plan, norms: Norms, device: torch.device) -> Tensor:
+    """(scale, shift) of every channel; (gamma, beta) of a layer with batch statistics."""
+    defaults = (1.0, 0.0, 0.0, 0.0, 1.0)
+    pieces: list[Tensor] = []
+    for name, tensors, default in zip(norms._fields, norms, defaults, strict=True):
+        for layer, given in enumerate(tensors):
+            batch = plan.training[layer] and name in ("bias", "mean", "var")
+            width, value = plan.widths[layer], None if batch else given
+            if value is not None:
+                pieces.append(value.detach().float())
+                width -= value.shape[0]
+            if width:
+                pieces.append(_constant(width, default, device))
+    has_eps = [
+        var is not None and not batch for var, batch in zip(norms.var, plan.training, strict=True)
+    ]
+    for layer, width in enumerate(plan.widths):
+        pieces.append(_constant(width, plan.eps[layer] if has_eps[layer] else 0.0, device))
+    affine: Tensor = _ops.edge_affine(torch.cat(pieces).view(6, -1))
+    return affine
+
+
+@lru_cache(maxsize=256)
+def _constant(width: int, value: float, device: torch.device) -> Tensor:
+    return torch.full((width,), value, device=device)
+
+
+class Problem(NamedTuple):
+    """The arguments that all passes share."""
+
+    rows: Tensor | None
+    group_rows: Tensor | None
+    offset_weight: Tensor | None
+    points: Tensor | None
+    centers: Tensor | None
+    list: Tensor  # of the edges that count
+    ends: Tensor  # where those of a group end
+    weights: Tensor
+    affine: Tensor
+
+    def arguments(self, plan: Plan, layers: int) -> tuple[Any, ...]:
+        """Those of the first `layers` layers."""
+        widths = plan.widths[:layers]
+        used = sum(a * b for a, b in pairwise(widths))
+        c1, c2, c3, c4 = (*widths, *[0] * (MAX_LAYERS - layers))
+        weights, affine = self.weights[:used], self.affine[: sum(widths)]
+        return (*self[:7], weights, affine, c1, c2, c3, c4, plan.slope)
+
+
+def build_problem(
+    plan: Plan,
+    gathered: tuple[Any, ...],
+    dtype: torch.dtype,
+    parameters: Sequence[Tensor | None],
+) -> tuple[Problem, Tensor]:
+    """Everything as the kernels read it. parameters: weights, then `Norms` layer by layer.
+
+    And idx without what does not count, for sums by point.
+    """
+    rows, group_rows, offset_weight, xyz, centers, idx = gathered
+    count, width = len(plan.channels), plan.widths[0]
+    weights = [w for w in parameters[: count - 1] if w is not None]
+    norms = Norms(*(tuple(parameters[count - 1 + i * count :][:count]) for i in range(5)))
+    rows, group_rows = (None if t is None else t.float() for t in (rows, group_rows))
+    like = rows if rows is not None else xyz
+    assert like is not None
+    ends = _ops.edge_counts(idx, like.shape[1]).cumsum(0, dtype=torch.int32)
+    edges, merged = _ops.edge_list(idx, ends, like.shape[1])
+    problem = Problem(
+        in_fragment_order(rows, width, plan.ordered), in_fragment_order(group_rows, width, False),
+        _offset_columns(offset_weight, width), xyz, centers, edges, ends,
+        _flat_weights(plan, weights, idx, dtype), _affine(plan, norms, idx.device),
+    )  # fmt: skip
+    return problem, merged
+
+
+def ordered_product(product: PointProduct) -> Tensor:
+    """A product of all points (B, N, padded C1) in fragment order."""
+    features, weight = product
+    width = padded(weight.shape[0])
+    weight = F.pad(weight, (0, 0, 0, width - weight.shape[0]))
+    return product_by_point(features, weight[fragment_order(width, weight.device)[0]])
