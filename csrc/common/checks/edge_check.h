@@ -86,16 +86,17 @@ inline EdgeArguments check_edges(const char* op, const std::optional<Tensor>& ro
   int64_t values = 0, channels = 0;
   for (a.layers = 0; a.layers < 4 && widths[a.layers] > 0; ++a.layers) {
     const int64_t width = widths[a.layers];
-    FUSEDOPS_CHECK(width % 32 == 0 && width <= 1024, op,
-                   ": widths must be multiples of 32 up to 1024; got ", width);
     channels += width;
     if (a.layers > 0) values += width * widths[a.layers - 1];
   }
   FUSEDOPS_CHECK(a.layers > 0, op, ": there must be 1 to 4 widths; got 0");
   for (int l = 0; l < a.layers - 1; ++l) {
-    FUSEDOPS_CHECK(widths[l] <= 128, op, ": widths but the last must be at most 128; got ",
-                   widths[l]);
+    const int64_t width = widths[l];
+    FUSEDOPS_CHECK(width == widths[0] && (width == 32 || width == 64 || width == 128), op,
+                   ": widths but the last must all be 32, 64 or 128; got ", width);
   }
+  FUSEDOPS_CHECK(a.width() == 64 || (a.width() % 128 == 0 && a.width() <= 1024), op,
+                 ": the last width must be 64 or a multiple of 128 up to 1024; got ", a.width());
   const ScalarType half = weights.scalar_type(), fp32 = ScalarType::Float;
   a.rows = check_edge_tensor(op, "rows", rows, list, fp32, {a.clouds, a.n, widths[0]});
   a.group_rows = check_edge_tensor(op, "group_rows", group_rows, list, fp32,

@@ -18,7 +18,16 @@ from .._autograd.shared import distinct, sees_torch_functions_only
 from ._autograd import needs_grad
 from ._edge_backward import Backward
 from ._edge_input import PointProduct
-from ._edge_problem import MAX_LAYERS, Norms, Plan, Problem, build_problem, ordered_product
+from ._edge_problem import (
+    MAX_LAYERS,
+    Norms,
+    Plan,
+    Problem,
+    build_problem,
+    ordered_product,
+    padded_widths,
+    shared_memory,
+)
 from .norms import BatchNorm
 
 if TYPE_CHECKING:
@@ -58,9 +67,15 @@ def supports(
         and like.shape[1] > 0
         and (given.xyz is None or given.xyz.shape[2] == 3)
         and all(_supports_norm(layer.norm) for layer in layers)
+        and _fits(padded_widths(widths), given.rows is not None, given.idx.device)
         and not torch.compiler.is_dynamo_compiling()
         and not sees_torch_functions_only(given.idx, given.xyz, given.group_rows)
     )
+
+
+def _fits(widths: tuple[int, ...], has_rows: bool, device: torch.device) -> bool:
+    limit: int = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+    return shared_memory(widths, has_rows, torch.is_grad_enabled()) <= limit
 
 
 def _supports_norm(norm: object) -> bool:
@@ -157,7 +172,6 @@ def edge_mlp(
     slope = _SLOPES.get(activation, negative_slope)
     batch = [layer.norm if isinstance(layer.norm, BatchNorm) else None for layer in layers]
     ordered = isinstance(given.rows, PointProduct)
-    rows = ordered_product(given.rows) if isinstance(given.rows, PointProduct) else given.rows
     plan = Plan(
         channels_of(given, layers),
         tuple(norm is not None and norm.training for norm in batch),
@@ -166,6 +180,9 @@ def edge_mlp(
         slope if last_activation else 1.0,
         ordered,
     )
+    rows = given.rows
+    if isinstance(rows, PointProduct):
+        rows = ordered_product(rows, plan.widths[0])
     norms = Norms(
         tuple(None if norm is None else norm.weight for norm in batch),
         tuple(None if norm is None else norm.bias for norm in batch),

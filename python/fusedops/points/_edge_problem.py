@@ -18,12 +18,42 @@ if TYPE_CHECKING:
     from ._edge_input import PointProduct
 
 _ops = torch.ops.fusedops
-WIDTH_STEP = 32  # kEdgeWidthStep
 MAX_LAYERS = 4
+_SLICE = 128  # kEdgeSlice
+_PAD = 8  # kEdgePad
+_ROWS = 8 * 16  # of a block: kEdgeWarps * kEdgeRows
+_STAGES = 8 * 8 * 72 * 6  # sizeof(EdgeStage) * kEdgeWarps
 
 
-def padded(width: int) -> int:
-    return -(-width // WIDTH_STEP) * WIDTH_STEP
+def padded_widths(channels: Sequence[int]) -> tuple[int, ...]:
+    """Widths as the kernels have them: equal ones of 32, 64 or 128, then 64 or multiples of 128."""
+    *hidden, last = channels
+    widest = max(hidden, default=0)
+    width = next((w for w in (32, 64) if widest <= w), 128)
+    return (*[width] * len(hidden), 64 if last <= 64 else -(-last // 128) * 128)
+
+
+def _shared_bytes(widths: Sequence[int], columns: int, gathers: int, has_rows: bool) -> int:
+    """What layers take of a block's shared memory, `columns` of the last (edge_layer_bytes)."""
+    width, between = (widths[0], len(widths) - 2) if len(widths) > 1 else (0, 0)
+    weights = (between * width + (columns if width else 0)) * (width + _PAD) * 2
+    affine = ((len(widths) - 1) * width + columns) * 8
+    rows = _ROWS * (gathers + _PAD // 2) * 4 if has_rows else 0
+    return widths[0] * 16 + weights + affine + rows + 4 * 16
+
+
+def shared_memory(widths: Sequence[int], has_rows: bool, backward: bool) -> int:
+    """Bytes that the largest pass needs of a block's shared memory, rounded up."""
+    *hidden, last = widths
+    part = min(last, _SLICE)
+    width = hidden[0] if hidden else part
+    needs = [_STAGES + _shared_bytes(widths, part, width, has_rows)]
+    if backward and hidden:
+        tile = _ROWS * (width + _PAD) * 2
+        both = tile + _ROWS * (part + _PAD) * 2 + _shared_bytes(widths, part, width, has_rows)
+        data = tile + _shared_bytes(widths, last, width, has_rows)
+        needs += [both, data] if last > _SLICE else [both]
+    return max(needs)
 
 
 class Plan(NamedTuple):
@@ -38,7 +68,7 @@ class Plan(NamedTuple):
 
     @property
     def widths(self) -> tuple[int, ...]:
-        return tuple(map(padded, self.channels))
+        return padded_widths(self.channels)
 
     def rows(self, layer: int) -> slice:
         """The layer's channels among those of all."""
@@ -168,9 +198,8 @@ def build_problem(
     return problem, merged
 
 
-def ordered_product(product: PointProduct) -> Tensor:
-    """A product of all points (B, N, padded C1) in fragment order."""
+def ordered_product(product: PointProduct, width: int) -> Tensor:
+    """A product of all points (B, N, width) in fragment order."""
     features, weight = product
-    width = padded(weight.shape[0])
     weight = F.pad(weight, (0, 0, 0, width - weight.shape[0]))
     return product_by_point(features, weight[fragment_order(width, weight.device)[0]])

@@ -15,30 +15,21 @@ namespace fusedops {
 
 // dX += dY W for 32 rows of W: dY is an operand 16 x 32.
 template <class T, int kWidth>
-__device__ __forceinline__ void product_back(const uint32_t (&dy)[2][4], const T* w, int ld,
-                                             int width, float (&dx)[kWidth / 8][4]) {
+__device__ __forceinline__ void product_back(const uint32_t (&dy)[2][4], const T* w,
+                                             float (&dx)[kWidth / 8][4]) {
+  constexpr int kLd = kWidth + kEdgePad;
   const int lane = lane_id();
+  const T* row = w + (lane / 8 % 2 * 8 + lane % 8) * kLd + lane / 16 * 8;
 #pragma unroll
   for (int k = 0; k < 2; ++k) {
-    const T* row = w + (16 * k + lane / 8 % 2 * 8 + lane % 8) * ld + lane / 16 * 8;
 #pragma unroll
     for (int pair = 0; pair < kWidth / 16; ++pair) {
-      if (16 * pair < width) {
-        uint32_t b[4];
-        load_transposed(b, row + 16 * pair);
-        mma_k16<T>(dx[2 * pair], dy[k], b[0], b[1]);
-        mma_k16<T>(dx[2 * pair + 1], dy[k], b[2], b[3]);
-      }
+      uint32_t b[4];
+      load_transposed(b, row + 16 * k * kLd + 16 * pair);
+      mma_k16<T>(dx[2 * pair], dy[k], b[0], b[1]);
+      mma_k16<T>(dx[2 * pair + 1], dy[k], b[2], b[3]);
     }
   }
-}
-
-// (scale, shift) of the problem's last layer.
-template <class T>
-__device__ __forceinline__ const float4* layer_affine(const EdgeProblem<T>& p) {
-  const float4* affine = p.affine;
-  for (int l = 0; l < p.layers - 1; ++l) affine += p.width[l] / 2;
-  return affine;
 }
 
 // Where the gradients from above of a lane's two rows are: of channel 2 * (lane % 4) and on.
@@ -48,7 +39,7 @@ struct EdgeAbove {
   const T* rows[2];
 
   __device__ __forceinline__ EdgeAbove(const EdgeBackward<T>& a, const EdgeTile& tile, int start) {
-    const int width = a.problem.width[a.problem.layers - 1];
+    const int width = a.problem.width;
     const int channel = start + 2 * (lane_id() % 4);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -124,10 +115,8 @@ struct EdgeWeightGradient {
 
   // Adds dY^T X of the block's rows.
   template <class T>
-  __device__ __forceinline__ void add(const T* dy, int dy_ld, const T* x, int x_ld, int rows,
-                                      int columns) {
+  __device__ __forceinline__ void add(const T* dy, int dy_ld, const T* x, int x_ld) {
     const int i = lane_id() / 8, r = lane_id() % 8;
-    if (first_row() >= rows || first_column() >= columns) return;
     for (int k = 0; k < kEdgeWarps * kEdgeRows; k += 16) {
       uint32_t a[kTiles][4];
 #pragma unroll
@@ -147,8 +136,8 @@ struct EdgeWeightGradient {
     }
   }
 
-  // to: [rows][columns].
-  __device__ __forceinline__ void write(float* to, int rows, int columns) const {
+  // to: [kOut][kIn].
+  __device__ __forceinline__ void write(float* to) const {
 #pragma unroll
     for (int m = 0; m < kTiles; ++m) {
 #pragma unroll
@@ -157,10 +146,8 @@ struct EdgeWeightGradient {
 #pragma unroll
         for (int n = 0; n < kColumns; ++n) {
           const int column = first_column() + 8 * n + 2 * (lane_id() % 4);
-          if (row < rows && column < columns) {
-            *reinterpret_cast<float2*>(to + int64_t{row} * columns + column) = {
-                sum[m][n][2 * half], sum[m][n][2 * half + 1]};
-          }
+          *reinterpret_cast<float2*>(to + row * kIn + column) = {sum[m][n][2 * half],
+                                                                 sum[m][n][2 * half + 1]};
         }
       }
     }
@@ -170,24 +157,43 @@ struct EdgeWeightGradient {
 // The sums of layer l - 1 that a lane has: of columns 64 i + 2 lane and the next.
 template <int kWidth>
 struct EdgeColumnSums {
-  static constexpr int kPairs = kWidth / 64;
+  static constexpr int kPairs = kWidth < 64 ? 1 : kWidth / 64;
   float2 dz[kPairs] = {}, dzy[kPairs] = {};
 
-  // Adds the 16 rows of a warp.
+  // dz of the 16 rows of a warp.
+  uint32_t rows[kPairs][kEdgeRows];
+
+  __device__ __forceinline__ static bool has_column(int i) {
+    return kWidth % 64 == 0 || 64 * i + 2 * lane_id() < kWidth;
+  }
+
   template <class T>
-  __device__ __forceinline__ void add(const T* dz_rows, int dz_ld, const T* y_rows, int y_ld,
-                                      int width) {
+  __device__ __forceinline__ void add_gradients(const T* from, int ld) {
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) {
-      const int column = 64 * i + 2 * lane_id();
-      if (column >= width) continue;
+#pragma unroll
       for (int row = 0; row < kEdgeRows; ++row) {
-        const float2 d = unpack_pair<T>(
-            *reinterpret_cast<const uint32_t*>(dz_rows + row * dz_ld + column));
-        const float2 y =
-            unpack_pair<T>(*reinterpret_cast<const uint32_t*>(y_rows + row * y_ld + column));
+        if (!has_column(i)) continue;
+        const int at = row * ld + 64 * i + 2 * lane_id();
+        rows[i][row] = *reinterpret_cast<const uint32_t*>(from + at);
+        const float2 d = unpack_pair<T>(rows[i][row]);
         dz[i].x += d.x;
         dz[i].y += d.y;
+      }
+    }
+  }
+
+  // The centred values that belong to them.
+  template <class T>
+  __device__ __forceinline__ void add_products(const T* from, int ld) {
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+#pragma unroll
+      for (int row = 0; row < kEdgeRows; ++row) {
+        if (!has_column(i)) continue;
+        const int at = row * ld + 64 * i + 2 * lane_id();
+        const float2 d = unpack_pair<T>(rows[i][row]);
+        const float2 y = unpack_pair<T>(*reinterpret_cast<const uint32_t*>(from + at));
         dzy[i].x = fmaf(d.x, y.x, dzy[i].x);
         dzy[i].y = fmaf(d.y, y.y, dzy[i].y);
       }
@@ -195,32 +201,32 @@ struct EdgeColumnSums {
   }
 };
 
-// Sums the warps' columns in their order: to is [2][width].
+// Sums the warps' columns in their order: to is [2][kWidth].
 template <int kWidth>
 __device__ __forceinline__ void write_column_sums(const EdgeColumnSums<kWidth>& sums, float* stage,
-                                                  int width, float* to) {
+                                                  float* to) {
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < EdgeColumnSums<kWidth>::kPairs; ++i) {
-    float* at = stage + warp_id() * 2 * kWidth + 64 * i + 2 * lane_id();
+    const int column = 64 * i + 2 * lane_id();
+    if (column >= kWidth) continue;
+    float* at = stage + warp_id() * 2 * kWidth + column;
     *reinterpret_cast<float2*>(at) = sums.dz[i];
     *reinterpret_cast<float2*>(at + kWidth) = sums.dzy[i];
   }
   __syncthreads();
   for (int i = static_cast<int>(threadIdx.x); i < 2 * kWidth; i += kEdgeThreads) {
-    if (i % kWidth >= width) continue;
     float sum = 0.f;
     for (int w = 0; w < kEdgeWarps; ++w) sum += stage[w * 2 * kWidth + i];
-    to[i / kWidth * width + i % kWidth] = sum;
+    to[i] = sum;
   }
 }
 
-// Elements of a row of the tiles of dY (or centred y) and of X (or dz).
+// Elements of a row of the tiles of dY and of X, which dz and centred y pass through as well.
 template <int kHidden, int kOut, EdgePass kPass>
 struct EdgeTiles {
   static constexpr int kX = kHidden + kEdgePad;
-  static constexpr int kDy =
-      (kPass == EdgePass::kData || kOut < kHidden ? kHidden : kOut) + kEdgePad;
+  static constexpr int kDy = kPass == EdgePass::kData ? 0 : kOut + kEdgePad;
   static constexpr int kRows = kEdgeWarps * kEdgeRows;
   static constexpr int kBytes = kRows * (kX + kDy) * 2;
 };
@@ -233,7 +239,7 @@ struct EdgeBackwardPass {
   using Tiles = EdgeTiles<kHidden, kOut, kPass>;
 
   const EdgeBackward<T>& a;
-  const EdgeWeights<T>& w;
+  EdgeWeights<T> w;
   int start, columns;  // of layer l
   T* dy_tile;
   T* x_tile;
@@ -252,16 +258,14 @@ struct EdgeBackwardPass {
   // The operands of dW go into shared memory, dz takes the place of x.
   __device__ __forceinline__ void compute(const EdgeTile& tile, const EdgeTile& next) {
     const EdgeProblem<T>& p = a.problem;
-    const int last = p.layers - 1, width_in = p.width[last - 1], ld = width_in + kEdgePad;
-    hidden_layers<T, kHidden>(p, w, tile, gathered, next, last, x, a.center,
-                              kData ? &centred : nullptr);
+    hidden_layers<T, kData>(p, w, tile, gathered, next, x, a.center, centred);
     const EdgeAbove<T> above(a, tile, start);
     const int pair = start / 2 + lane_id() % 4;
-    const float4* affine = layer_affine(p) + pair;
+    const float4* affine = p.affine + (p.layers - 1) * kHidden / 2 + pair;
     float dx[kHidden / 8][4] = {};
     for (int c = 0; 32 * c < columns; ++c) {
       float y[4][4] = {};
-      if (a.dense) product<T>(x, width_in, w.layer[last], ld, c, y);
+      if (a.dense) product<T>(x, w.last, c, y);
       output_gradient(a, tile, above, affine, a.dense + pair, c, y);
       EdgeOperand<32> dy;
       store_operand<T>(y, 0, dy);
@@ -270,12 +274,11 @@ struct EdgeBackwardPass {
         store_fragment(dy.a[1], dy_rows(), Tiles::kDy, 32 * c + 16);
       }
       if constexpr (kData) {
-        product_back<T, kHidden>(dy.a, w.layer[last] + 32 * c * ld, ld, width_in, dx);
+        product_back<T, kHidden>(dy.a, w.last + 32 * c * (kHidden + kEdgePad), dx);
       }
     }
 #pragma unroll
     for (int k = 0; k < kHidden / 16; ++k) {
-      if (16 * k >= width_in) continue;
       if constexpr (kWeights) store_fragment(x.a[k], x_rows(), Tiles::kX, 16 * k);
       if constexpr (kData) {
 #pragma unroll
@@ -299,34 +302,37 @@ struct EdgeBackwardPass {
     }
   }
 
-  // dz, which is in x, into the tile's rows and sums.
-  __device__ __forceinline__ void write_rows(const EdgeTile& tile, int rows) {
-    const int width_in = a.problem.width[a.problem.layers - 2];
+  __device__ __forceinline__ void stage(const EdgeOperand<kHidden>& values) {
     __syncwarp();
 #pragma unroll
     for (int k = 0; k < kHidden / 16; ++k) {
-      if (16 * k >= width_in) continue;
-      store_fragment(x.a[k], x_rows(), Tiles::kX, 16 * k);
-      store_fragment(centred.a[k], dy_rows(), Tiles::kDy, 16 * k);
+      store_fragment(values.a[k], x_rows(), Tiles::kX, 16 * k);
     }
     __syncwarp();
-    sums.add(x_rows(), Tiles::kX, dy_rows(), Tiles::kDy, width_in);
+  }
+
+  // dz, which is in x, into the tile's rows and sums.
+  __device__ __forceinline__ void write_rows(const EdgeTile& tile, int rows) {
+    stage(x);
+    sums.add_gradients(x_rows(), Tiles::kX);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = lane_id() / 4 + 8 * half;
       if (row >= rows) continue;
-      T* to = a.below + tile.edge(half, a.problem.k) * width_in;
-      for (int at = 8 * (lane_id() % 4); at < width_in; at += 32) {
+      T* to = a.below + tile.edge(half, a.problem.k) * kHidden;
+#pragma unroll
+      for (int at = 8 * (lane_id() % 4); at < kHidden; at += 32) {
         *reinterpret_cast<uint4*>(to + at) =
             *reinterpret_cast<const uint4*>(x_rows() + row * Tiles::kX + at);
       }
     }
+    stage(centred);
+    sums.add_products(x_rows(), Tiles::kX);
     __syncwarp();
   }
 
   __device__ __forceinline__ void run() {
     const EdgeProblem<T>& p = a.problem;
-    const int width_in = p.width[p.layers - 2];
     const int end = __ldg(p.ends + p.groups - 1);
     const int64_t stride = int64_t{gridDim.x} * kEdgeWarps * kEdgeRows;
     int64_t block_first = int64_t{blockIdx.x} * kEdgeWarps * kEdgeRows;
@@ -334,7 +340,7 @@ struct EdgeBackwardPass {
     EdgeTile tile, done;
     if (first < end) {
       tile = load_tile(p, static_cast<int>(first), end);
-      gathered.start_copy(p, tile, 0, p.width[0]);
+      gathered.start_copy(p, tile, 0, kHidden);
     }
     for (; block_first < end; block_first += stride, first += stride) {
       const bool has_rows = first < end;
@@ -349,7 +355,7 @@ struct EdgeBackwardPass {
       }
       if constexpr (kWeights) {
         __syncthreads();
-        dw.add(dy_tile, Tiles::kDy, x_tile, Tiles::kX, columns, width_in);
+        dw.add(dy_tile, Tiles::kDy, x_tile, Tiles::kX);
         __syncthreads();
       }
       if constexpr (kData) {
@@ -366,27 +372,24 @@ __global__ void __launch_bounds__(kEdgeThreads, edge_blocks_of_sm(kHidden > kOut
   using Tiles = typename Pass::Tiles;
   extern __shared__ __align__(16) unsigned char memory[];
   const EdgeProblem<T>& p = a.problem;
-  const int last = p.layers - 1, width = p.width[last], width_in = p.width[last - 1];
-  const int start = kPass == EdgePass::kWeights ? static_cast<int>(blockIdx.y) * kOut : 0;
-  const int columns = kPass == EdgePass::kWeights ? min(kOut, width - start) : width;
+  const bool slices = kPass == EdgePass::kWeights;
+  const int start = slices ? static_cast<int>(blockIdx.y) * kOut : 0;
+  const int columns = kPass == EdgePass::kData ? p.width : kOut;
   SharedTaker shared{memory};
   T* dy_tile = shared.take<T>(Tiles::kRows * Tiles::kDy);
   T* x_tile = shared.take<T>(Tiles::kRows * Tiles::kX);
-  __shared__ EdgeWeights<T> w;
-  const EdgeWeights<T> found = load_layers(p, p.layers, start, columns, shared);
-  if (threadIdx.x == 0) w = found;
-  __syncthreads();
-  Pass pass{a,  w,  start, columns, dy_tile, x_tile, {}, {}, take_gathered(p, p.width[0], shared),
+  const EdgeWeights<T> w = load_layers(p, start, columns, shared);
+  Pass pass{a,  w,  start, columns, dy_tile, x_tile, {}, {}, take_gathered(p, kHidden, shared),
             {}, {}};
   if constexpr (Pass::kWeights) pass.dw.clear();
+  __syncthreads();
   pass.run();
   if constexpr (Pass::kWeights) {
-    pass.dw.write(a.weight_sums + (int64_t{blockIdx.x} * width + start) * width_in, columns,
-                  width_in);
+    pass.dw.write(a.weight_sums + (int64_t{blockIdx.x} * p.width + start) * kHidden);
   }
   if constexpr (Pass::kData) {
-    write_column_sums(pass.sums, reinterpret_cast<float*>(dy_tile), width_in,
-                      a.below_sums + int64_t{blockIdx.x} * 2 * width_in);
+    write_column_sums(pass.sums, reinterpret_cast<float*>(x_tile),
+                      a.below_sums + int64_t{blockIdx.x} * 2 * kHidden);
   }
 }
 

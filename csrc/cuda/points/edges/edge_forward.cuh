@@ -205,39 +205,37 @@ struct EdgeForwardPass {
   static constexpr int kFirst = kHidden ? kHidden : kLast;
 
   const EdgeForward<T>& a;
-  const EdgeWeights<T>& w;
-  int start, columns;  // of the last layer
+  EdgeWeights<T> w;
+  int start;  // the first of the last layer's columns
   EdgeMaxima<kLast> maxima;
   EdgeSums<kLast> sums;
   EdgeGathered gathered;
 
   __device__ __forceinline__ void gather(const EdgeTile& tile) {
     const EdgeProblem<T>& p = a.problem;
-    gathered.start_copy(p, tile, kHidden ? 0 : start, kHidden ? p.width[0] : columns);
+    gathered.start_copy(p, tile, kHidden ? 0 : start, kFirst);
   }
 
   // A tile whose values are gathered; those of `next` are afterwards.
   __device__ __forceinline__ void add(const EdgeTile& tile, const EdgeTile& next, int step) {
     const EdgeProblem<T>& p = a.problem;
-    const int last = p.layers - 1;
-    EdgeOperand<kFirst> x;
+    EdgeOperand<kFirst> x, unused;
     uint32_t offsets[2] = {};
     if constexpr (kHidden > 0) {
-      hidden_layers<T, kHidden>(p, w, tile, gathered, next, last, x, nullptr, nullptr);
+      hidden_layers<T, false>(p, w, tile, gathered, next, x, nullptr, unused);
     } else {
       gathered.wait();
       if (p.offset_weight) offset_operand<T>(gathered, offsets);
     }
 #pragma unroll
     for (int c = 0; c < kLast / 32; ++c) {
-      if (32 * c >= columns) continue;
       float v[4][4];
       if constexpr (kHidden > 0) {
-        product<T>(x, p.width[last - 1], w.layer[last], p.width[last - 1] + kEdgePad, c, v);
+        product<T>(x, w.last, c, v);
       } else {
         first_layer(p, tile, gathered, offsets, w.offset, start, c, v);
       }
-      apply_affine(w.affine[last], c, v);
+      apply_affine(w.last_affine, c, v);
       if constexpr (kPool) maxima.template add<kWhich>(v, c, step);
       if constexpr (kSums) sums.add(v, c, tile);
     }
@@ -308,15 +306,11 @@ __global__ void __launch_bounds__(kEdgeThreads, edge_blocks_of_sm(kHidden > kLas
   const EdgeProblem<T>& p = a.problem;
   SharedTaker shared{memory};
   EdgeStage* stages = shared.take<EdgeStage>(kEdgeWarps);
-  const int width = p.width[p.layers - 1];
   const int start = static_cast<int>(blockIdx.y) * kLast;
-  const int columns = min(kLast, width - start);
-  __shared__ EdgeWeights<T> w;
-  const EdgeWeights<T> found = load_layers(p, p.layers, start, columns, shared);
-  if (threadIdx.x == 0) w = found;
+  const EdgeWeights<T> w = load_layers(p, start, kLast, shared);
+  using Pass = EdgeForwardPass<T, kHidden, kLast, kPool, kWhich, kSums>;
+  Pass pass{a, w, start, {}, {}, take_gathered(p, Pass::kFirst, shared)};
   __syncthreads();
-  EdgeForwardPass<T, kHidden, kLast, kPool, kWhich, kSums> pass{
-      a, w, start, columns, {}, {}, take_gathered(p, kHidden ? p.width[0] : columns, shared)};
   if constexpr (kSums) pass.sums.clear();
   if constexpr (kPool) {
     pass.run_groups(stages[warp_id()]);
@@ -324,27 +318,22 @@ __global__ void __launch_bounds__(kEdgeThreads, edge_blocks_of_sm(kHidden > kLas
     pass.run_rows();
   }
   if constexpr (kSums) {
-    write_sums(pass.sums, reinterpret_cast<float*>(stages), start, width,
-               a.sums + int64_t{blockIdx.x} * (2 * width + 1));
+    write_sums(pass.sums, reinterpret_cast<float*>(stages), start, p.width,
+               a.sums + int64_t{blockIdx.x} * (2 * p.width + 1));
   }
 }
 
-// Bytes of shared memory for the rows that are gathered, `columns` wide.
+// Bytes of shared memory for the layers, `columns` of the last one, and the rows that are gathered,
+// `gathered` wide.
 template <class T>
-int edge_gathered_bytes(const EdgeProblem<T>& p, int columns) {
-  return p.rows ? kEdgeWarps * kEdgeRows * (columns + kEdgePad / 2) * 4 : 0;
-}
-
-// Bytes of shared memory for the layers, all but `last_rows` rows of the last one left out.
-template <class T>
-int edge_layer_bytes(const EdgeProblem<T>& p, int layers, int last_rows) {
+int edge_layer_bytes(const EdgeProblem<T>& p, int columns, int gathered) {
   const auto rounded = [](int bytes) { return (bytes + 15) / 16 * 16; };
-  int bytes = p.offset_weight ? rounded(p.width[0] * kEdgeOffsetColumns * 2) : 0;
-  for (int l = 0; l < layers; ++l) {
-    const int rows = l == layers - 1 ? last_rows : p.width[l];
-    if (l > 0) bytes += rounded(rows * (p.width[l - 1] + kEdgePad) * 2);
-    bytes += rounded(rows / 2 * 16);
-  }
+  const int ld = p.hidden + kEdgePad, between = std::max(p.layers - 2, 0);
+  int bytes = p.offset_weight ? rounded(p.first_width() * kEdgeOffsetColumns * 2) : 0;
+  bytes += rounded(between * p.hidden * ld * 2);
+  if (p.layers > 1) bytes += rounded(columns * ld * 2);
+  bytes += ((p.layers - 1) * p.hidden + columns) / 2 * 16;
+  if (p.rows) bytes += kEdgeWarps * kEdgeRows * (gathered + kEdgePad / 2) * 4;
   return bytes;
 }
 

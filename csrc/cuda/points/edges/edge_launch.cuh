@@ -7,30 +7,24 @@
 
 namespace fusedops {
 
-using EdgeWidths = Choices<64, 128>;
+using EdgeHidden = Choices<32, 64, 128>;
 
-inline int edge_bucket(int width) { return width <= 64 ? 64 : 128; }
-
-// The widest of the first `layers` layers.
+// Columns of the last layer that a block takes.
 template <class T>
-int widest_layer(const EdgeProblem<T>& p, int layers) {
-  int widest = 0;
-  for (int l = 0; l < layers; ++l) widest = std::max(widest, p.width[l]);
-  return widest;
+int edge_slice(const EdgeProblem<T>& p) {
+  return std::min(p.width, kEdgeSlice);
 }
 
 // Calls fn with the kernel, its bytes of shared memory and its slices.
 template <class T, class Fn>
 auto with_forward_kernel(const EdgeForward<T>& a, EdgeForwardMode mode, Fn&& fn) {
   const EdgeProblem<T>& p = a.problem;
-  const int last = p.layers - 1, width = p.width[last];
-  const int hidden = last == 0 ? 0 : edge_bucket(widest_layer(p, last));
-  return dispatch(Choices<0, 64, 128>{}, hidden, [&]<int kHidden>(Tag<kHidden>) {
-    return dispatch(EdgeWidths{}, edge_bucket(width), [&]<int kLast>(Tag<kLast>) {
+  const int hidden = p.layers > 1 ? p.hidden : 0;
+  return dispatch(Choices<0, 32, 64, 128>{}, hidden, [&]<int kHidden>(Tag<kHidden>) {
+    return dispatch(Choices<64, 128>{}, edge_slice(p), [&]<int kLast>(Tag<kLast>) {
       const int bytes = static_cast<int>(sizeof(EdgeStage)) * kEdgeWarps +
-                        edge_layer_bytes(p, p.layers, std::min(kLast, width)) +
-                        edge_gathered_bytes(p, last == 0 ? std::min(kLast, width) : p.width[0]);
-      const int slices = static_cast<int>(ceil_div(width, kLast));
+                        edge_layer_bytes(p, kLast, kHidden ? kHidden : kLast);
+      const int slices = p.width / kLast;
       switch (mode) {
         case EdgeForwardMode::kInfer:
           return fn(Tag<&edge_forward_kernel<T, kHidden, kLast, true, false, false>>{}, bytes,
@@ -52,21 +46,18 @@ auto with_forward_kernel(const EdgeForward<T>& a, EdgeForwardMode mode, Fn&& fn)
 template <class T, class Fn>
 auto with_backward_kernel(const EdgeBackward<T>& a, EdgePass pass, Fn&& fn) {
   const EdgeProblem<T>& p = a.problem;
-  const int last = p.layers - 1, width = p.width[last];
-  const int hidden = edge_bucket(widest_layer(p, last));
-  return dispatch(EdgeWidths{}, hidden, [&]<int kHidden>(Tag<kHidden>) {
+  return dispatch(EdgeHidden{}, p.hidden, [&]<int kHidden>(Tag<kHidden>) {
     const auto call = [&]<EdgePass kPass, int kOut>() {
-      const int rows = kPass == EdgePass::kWeights ? std::min(kOut, width) : width;
+      const int columns = kPass == EdgePass::kData ? p.width : kOut;
       const int bytes =
-          EdgeTiles<kHidden, kOut, kPass>::kBytes +
-                        edge_layer_bytes(p, p.layers, rows) + edge_gathered_bytes(p, p.width[0]);
-      const int slices = kPass == EdgePass::kWeights ? static_cast<int>(ceil_div(width, kOut)) : 1;
+          EdgeTiles<kHidden, kOut, kPass>::kBytes + edge_layer_bytes(p, columns, kHidden);
+      const int slices = kPass == EdgePass::kWeights ? p.width / kOut : 1;
       return fn(Tag<&edge_backward_kernel<T, kHidden, kOut, kPass>>{}, bytes, slices);
     };
     if (pass == EdgePass::kData) return call.template operator()<EdgePass::kData, 64>();
-    if (pass == EdgePass::kWeights) return call.template operator()<EdgePass::kWeights, 128>();
-    return dispatch(EdgeWidths{}, edge_bucket(width), [&]<int kOut>(Tag<kOut>) {
-      return call.template operator()<EdgePass::kBoth, kOut>();
+    return dispatch(Choices<64, 128>{}, edge_slice(p), [&]<int kOut>(Tag<kOut>) {
+      return pass == EdgePass::kWeights ? call.template operator()<EdgePass::kWeights, kOut>()
+                                        : call.template operator()<EdgePass::kBoth, kOut>();
     });
   });
 }

@@ -34,7 +34,7 @@ V* write_if(bool wanted, const Tensor& tensor) {
 
 template <class T>
 EdgeProblem<T> problem_of(const EdgeArguments& a) {
-  EdgeProblem<T> p{.rows = read<float>(a.rows),
+  return {.rows = read<float>(a.rows),
                    .group_rows = read<float>(a.group_rows),
                    .offset_weight = read<T>(a.offset_weight),
                    .points = read<float>(a.points),
@@ -46,12 +46,11 @@ EdgeProblem<T> problem_of(const EdgeArguments& a) {
                    .groups = static_cast<int>(a.clouds * a.groups),
                    .k = static_cast<int>(a.edges / (a.clouds * a.groups)),
                    .layers = a.layers,
-                   .width = {},
+                   .hidden = static_cast<int>(a.layers > 1 ? a.widths[0] : 0),
+                   .width = static_cast<int>(a.width()),
                    .slope = static_cast<float>(a.slope),
                    .is_relu = a.slope == 0,
                    .probes = false};
-  for (int l = 0; l < a.layers; ++l) p.width[l] = static_cast<int>(a.widths[l]);
-  return p;
 }
 
 EdgeDevice device_of(const LaunchScope& scope) {
@@ -155,7 +154,7 @@ struct BackwardPlan {
 
 template <class T>
 BackwardPlan plan_backward(const char* op, const EdgeBackward<T>& args, const EdgeDevice& device) {
-  const int width = args.problem.width[args.problem.layers - 1];
+  const int width = args.problem.width;
   if (width <= kEdgeSlice) {
     const int blocks = edge_backward_blocks(args, EdgePass::kBoth, device);
     if (blocks != 0) {

@@ -2,7 +2,9 @@
 //   y_1 = rows[j] + group_rows[i] + offset_weight (points[j] - centers[i]),  y_l = W_l a_{l-1},
 //   a_l = act(scale_l y_l + shift_l).
 // Rows are the edges that count, group by group in the order of k: an entry that repeats its group's
-// first one, as searches pad, is merged into that one's weight. Widths are padded to multiples of kEdgeWidthStep with zeros; biases are part of the shifts.
+// first one, as searches pad, is merged into that one's weight. All layers but the last have the same
+// width, 32, 64 or 128, and the last has 64 or a multiple of 128: narrower ones are padded with
+// zeros. Biases are part of the shifts.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -13,9 +15,7 @@
 namespace fusedops {
 
 inline constexpr int kEdgeMaxLayers = 4;
-inline constexpr int kEdgeWidthStep = 32;
-inline constexpr int kEdgeMaxHidden = 128;  // of the layers whose values stay in registers
-inline constexpr int kEdgeSlice = 128;      // columns of the last layer that a block takes
+inline constexpr int kEdgeSlice = 128;           // columns of the last layer that a block takes
 inline constexpr int kEdgeMaxNeighbours = 2000;  // places are kept as 8 bits a lane
 inline constexpr int kEdgeRows = 16;             // that a warp takes at a time
 inline constexpr int kEdgeOffsetColumns = 8;     // of an offset's weights: x y z x y z 0 0
@@ -23,20 +23,23 @@ inline constexpr int kEdgeOffsetColumns = 8;     // of an offset's weights: x y 
 template <class T>
 struct EdgeProblem {
   // Channel 32 c + 8 b + 2 q + h of a row is at 32 c + 8 q + 2 b + h: a lane's share in one piece.
-  const float* rows;        // [clouds * n][width[0]], or null
-  const float* group_rows;  // [groups][width[0]], or null
-  const T* offset_weight;  // [width[0]][kEdgeOffsetColumns], or null
+  const float* rows;        // [clouds * n][hidden] (width, of one layer), or null
+  const float* group_rows;  // [groups][likewise], or null
+  const T* offset_weight;  // [likewise][kEdgeOffsetColumns], or null
   const float* points;     // [clouds * n][3]
   const float* centers;    // [groups][3]
   const int4* list;        // of every row: point, group, k, weight (a float's bits)
   const int* ends;         // [groups]: where the group's rows end
-  const T* weights;        // W_2, W_3, ...: [width[l]][width[l - 1]]
+  const T* weights;        // W_2, W_3, ...: [width of l][hidden]
   const float4* affine;    // (scale, shift) of two channels, layer behind layer
   int groups, k, layers;
-  int width[kEdgeMaxLayers];
+  int hidden;       // width of all layers but the last
+  int width;        // of the last
   float slope;      // of the activation below 0: 0 for ReLU, 1 for none
   bool is_relu;     // -Inf gives 0 then, not NaN
   bool probes;      // the last layer's values are sign(scale) y instead
+
+  __host__ __device__ int first_width() const { return layers > 1 ? hidden : width; }
 };
 
 }  // namespace fusedops

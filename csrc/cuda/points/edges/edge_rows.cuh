@@ -65,7 +65,7 @@ struct EdgeGathered {
         }
       }
       if (rows) {
-        const float* from = p.rows + tile.point(half) * p.width[0] + start;
+        const float* from = p.rows + tile.point(half) * p.first_width() + start;
         float* to = rows + (lane_id() / 4 + 8 * half) * ld;
         for (int at = 8 * (lane_id() % 4); at < columns; at += 32) {
           copy_async(to + at, from + at);
@@ -138,7 +138,7 @@ __device__ __forceinline__ void first_layer(const EdgeProblem<T>& p, const EdgeT
   for (int half = 0; half < 2; ++half) {
     if (gathered.rows) add_row(y, gathered.share(half, c), half);
     if (p.group_rows) {
-      add_row(y, p.group_rows + tile.group(half) * p.width[0] + at, half);
+      add_row(y, p.group_rows + tile.group(half) * p.first_width() + at, half);
     }
   }
   if (p.offset_weight) {
@@ -156,24 +156,24 @@ struct EdgeOperand {
   uint32_t a[kWidth / 16][4];
 };
 
-// Columns 32 c .. 32 c + 31 of a times the transpose of w, which is [columns][ld] in shared memory.
+// Columns 32 c .. 32 c + 31 of x times the transpose of w, which is [columns][kWidth + kEdgePad] in
+// shared memory.
 template <class T, int kWidth>
-__device__ __forceinline__ void product(const EdgeOperand<kWidth>& x, int width, const T* w, int ld,
-                                        int c, float (&y)[4][4]) {
+__device__ __forceinline__ void product(const EdgeOperand<kWidth>& x, const T* w, int c,
+                                        float (&y)[4][4]) {
+  constexpr int kLd = kWidth + kEdgePad;
 #pragma unroll
   for (int b = 0; b < 4; ++b) y[b][0] = y[b][1] = y[b][2] = y[b][3] = 0.f;
   const int lane = lane_id();
-  const T* row = w + (32 * c + (lane / 16) * 8 + lane % 8) * ld + (lane / 8 % 2) * 8;
+  const T* row = w + (lane / 16 * 8 + lane % 8) * kLd + lane / 8 % 2 * 8 + 32 * c * kLd;
 #pragma unroll
   for (int k = 0; k < kWidth / 16; ++k) {
-    if (16 * k < width) {
 #pragma unroll
-      for (int pair = 0; pair < 2; ++pair) {
-        uint32_t b[4];
-        load_matrices(b, row + 16 * pair * ld + 16 * k);
-        mma_k16<T>(y[2 * pair], x.a[k], b[0], b[1]);
-        mma_k16<T>(y[2 * pair + 1], x.a[k], b[2], b[3]);
-      }
+    for (int pair = 0; pair < 2; ++pair) {
+      uint32_t b[4];
+      load_matrices(b, row + 16 * pair * kLd + 16 * k);
+      mma_k16<T>(y[2 * pair], x.a[k], b[0], b[1]);
+      mma_k16<T>(y[2 * pair + 1], x.a[k], b[2], b[3]);
     }
   }
 }
@@ -224,12 +224,14 @@ __device__ __forceinline__ void store_operand(const float (&y)[4][4], int c,
   }
 }
 
-// Where the layers lie in shared memory; itself there, as it is indexed by a variable.
+// Where the layers lie in shared memory. Rows of weights are kHidden + kEdgePad elements apart.
 template <class T>
 struct EdgeWeights {
-  const T* offset;
-  const T* layer[kEdgeMaxLayers];  // W of layer l + 1, rows of width[l - 1] + kEdgePad
-  const float4* affine[kEdgeMaxLayers];
+  const T* offset;       // [width of the first layer][kEdgeOffsetColumns]
+  const T* hidden;       // of the layers between the first and the last
+  const T* last;         // the block's rows
+  const float4* affine;  // of the hidden layers
+  const float4* last_affine;
 };
 
 // Values of channels 32 c .. 32 c + 31 less `center`, rounded.
@@ -251,36 +253,50 @@ __device__ __forceinline__ void store_centred(const float (&y)[4][4], const floa
   store_operand<T>(centred, c, to);
 }
 
-// The activations of layer `depth` (counted from 1) of a tile; `gathered` is the tile's before and
-// the next one's after. Values of that layer before its scale, less `center` and rounded, go into
-// `centred` where one is given.
-template <class T, int kWidth>
+// Turns y_l of channels 32 c .. 32 c + 31 into the next layer's operand. Where kCentred, y_l less
+// `center` and rounded goes into `centred`.
+template <class T, bool kCentred, int kWidth>
+__device__ __forceinline__ void activate(const EdgeProblem<T>& p, const float4* affine, int c,
+                                         float (&y)[4][4], EdgeOperand<kWidth>& to,
+                                         const float* center, EdgeOperand<kWidth>& centred) {
+  if constexpr (kCentred) store_centred<T>(y, center, c, centred);
+  apply_affine(affine, c, y);
+  apply_activation(p, y);
+  store_operand<T>(y, c, to);
+}
+
+// The activations of the last hidden layer of a tile; `gathered` is the tile's before and the next
+// one's after. Where kCentres, that layer's values before its scale, less `center` and rounded, go
+// into `centred`.
+template <class T, bool kCentres, int kWidth>
 __device__ __forceinline__ void hidden_layers(const EdgeProblem<T>& p, const EdgeWeights<T>& w,
                                               const EdgeTile& tile, EdgeGathered& gathered,
-                                              const EdgeTile& next, int depth,
-                                              EdgeOperand<kWidth>& x, const float* center,
-                                              EdgeOperand<kWidth>* centred) {
+                                              const EdgeTile& next, EdgeOperand<kWidth>& x,
+                                              const float* center, EdgeOperand<kWidth>& centred) {
   uint32_t offsets[2] = {};
   gathered.wait();
   if (p.offset_weight) offset_operand<T>(gathered, offsets);
-  EdgeOperand<kWidth> next_x;
-  for (int l = 0; l < depth; ++l) {
+#pragma unroll
+  for (int c = 0; c < kWidth / 32; ++c) {
+    float y[4][4];
+    first_layer(p, tile, gathered, offsets, w.offset, 0, c, y);
+    activate<T, kCentres>(p, w.affine, c, y, x, center, centred);
+  }
+  gathered.start_copy(p, next, 0, kWidth);
+  const T* weight = w.hidden;
+  const float4* affine = w.affine;
+#pragma unroll 1
+  for (int l = 1; l < p.layers - 1; ++l) {
+    affine += kWidth / 2;
+    EdgeOperand<kWidth> following;
 #pragma unroll
     for (int c = 0; c < kWidth / 32; ++c) {
-      if (32 * c >= p.width[l]) continue;
       float y[4][4];
-      if (l == 0) {
-        first_layer(p, tile, gathered, offsets, w.offset, 0, c, y);
-      } else {
-        product<T>(x, p.width[l - 1], w.layer[l], p.width[l - 1] + kEdgePad, c, y);
-      }
-      if (centred && l == depth - 1) store_centred<T>(y, center, c, *centred);
-      apply_affine(w.affine[l], c, y);
-      apply_activation(p, y);
-      store_operand<T>(y, c, next_x);
+      product<T>(x, weight, c, y);
+      activate<T, kCentres>(p, affine, c, y, following, center, centred);
     }
-    if (l == 0) gathered.start_copy(p, next, 0, p.width[0]);
-    x = next_x;
+    x = following;
+    weight += kWidth * (kWidth + kEdgePad);
   }
 }
 
@@ -331,33 +347,25 @@ __device__ __forceinline__ void copy_affine(const float4* from, int count, bool 
   }
 }
 
-// Brings layers 1 .. layers into shared memory; of the last one rows `start` .. `start + count`.
+// Brings all layers into shared memory; of the last one rows `start` .. `start + columns`.
 template <class T>
-__device__ __forceinline__ EdgeWeights<T> load_layers(const EdgeProblem<T>& p, int layers, int start,
-                                                      int count, SharedTaker& shared) {
-  EdgeWeights<T> w{};
-  if (p.offset_weight) {
-    T* offset = shared.take<T>(p.width[0] * kEdgeOffsetColumns);
-    copy_values(p.offset_weight, p.width[0] * kEdgeOffsetColumns, offset);
-    w.offset = offset;
+__device__ __forceinline__ EdgeWeights<T> load_layers(const EdgeProblem<T>& p, int start, int columns,
+                                                      SharedTaker& shared) {
+  const int width = p.hidden, ld = width + kEdgePad, between = max(p.layers - 2, 0);
+  const int hidden_pairs = (p.layers - 1) * width / 2;
+  T* offset = shared.take<T>(p.offset_weight ? p.first_width() * kEdgeOffsetColumns : 0);
+  T* hidden = shared.take<T>(between * width * ld);
+  T* last = shared.take<T>(p.layers > 1 ? columns * ld : 0);
+  float4* affine = shared.take<float4>(hidden_pairs);
+  float4* last_affine = shared.take<float4>(columns / 2);
+  if (p.offset_weight) copy_values(p.offset_weight, p.first_width() * kEdgeOffsetColumns, offset);
+  if (p.layers > 1) {
+    copy_weights(p.weights, between * width, width, hidden);
+    copy_weights(p.weights + int64_t{between * width + start} * width, columns, width, last);
   }
-  const T* from = p.weights;
-  const float4* affine = p.affine;
-  for (int l = 0; l < layers; ++l) {
-    const bool last = l == layers - 1;
-    const int first = last ? start : 0, rows = last ? count : p.width[l];
-    if (l > 0) {
-      T* to = shared.take<T>(rows * (p.width[l - 1] + kEdgePad));
-      copy_weights(from + int64_t{first} * p.width[l - 1], rows, p.width[l - 1], to);
-      w.layer[l] = to;
-      from += int64_t{p.width[l]} * p.width[l - 1];
-    }
-    float4* to = shared.take<float4>(rows / 2);
-    copy_affine(affine + first / 2, rows / 2, last && p.probes, to);
-    w.affine[l] = to;
-    affine += p.width[l] / 2;
-  }
-  return w;
+  copy_affine(p.affine, hidden_pairs, false, affine);
+  copy_affine(p.affine + hidden_pairs + start / 2, columns / 2, p.probes, last_affine);
+  return {offset, hidden, last, affine, last_affine};
 }
 
 }  // namespace fusedops
