@@ -61,6 +61,9 @@ inline constexpr const char* kPointsSchemas[] = {
     "edge_moments(Tensor list, Tensor ends, Tensor? points, Tensor? centers) -> Tensor",
     "edge_winners(Tensor winners, Tensor list, Tensor ends, Tensor like) -> Tensor",
     "edge_group_sums(Tensor rows, Tensor list, Tensor ends, bool gathers) -> Tensor",
+    // (C + 32, 3): products of rows (E, C) with the offsets, then those of weight * offset and weight.
+    "edge_offset_products(Tensor rows, Tensor list, Tensor ends, Tensor points, Tensor? centers) "
+    "-> Tensor",
     "edge_close(Tensor sums, Tensor? affine, Tensor? dense, Tensor? moments, Tensor? own, "
     "Tensor? others, Tensor? offset_weight, Tensor? coordinates, Tensor like) "
     "-> (Tensor out, Tensor products)",

@@ -95,8 +95,9 @@ inline EdgeArguments check_edges(const char* op, const std::optional<Tensor>& ro
     FUSEDOPS_CHECK(width == widths[0] && (width == 32 || width == 64 || width == 128), op,
                    ": widths but the last must all be 32, 64 or 128; got ", width);
   }
-  FUSEDOPS_CHECK(a.width() == 64 || (a.width() % 128 == 0 && a.width() <= 1024), op,
-                 ": the last width must be 64 or a multiple of 128 up to 1024; got ", a.width());
+  const int64_t last = a.width();
+  FUSEDOPS_CHECK(last == 32 || last == 64 || (last % 128 == 0 && last <= 1024), op,
+                 ": the last width must be 32, 64 or a multiple of 128 up to 1024; got ", last);
   const ScalarType half = weights.scalar_type(), fp32 = ScalarType::Float;
   a.rows = check_edge_tensor(op, "rows", rows, list, fp32, {a.clouds, a.n, widths[0]});
   a.group_rows = check_edge_tensor(op, "group_rows", group_rows, list, fp32,

@@ -93,9 +93,11 @@ class Backward:
         scale: Tensor | None = problem.affine[:width]
         if dz is None:  # one layer: the maxima's gradients, scaled already
             dz, scale = _ops.edge_winners(winners, edges, ends, like), None
+        batch = dense if self.stats[0] is not None else None
+        if problem.rows is None and problem.group_rows is None and not any(self.needs[3:5]):
+            return (None, None, self._offset_weight_grad(dz, scale, batch), None, None)
         sums = Sums(self._by_point(dz), _ops.edge_group_sums(dz, edges, ends, False))
         own = moments = others = Sums(None, None)
-        batch = dense if self.stats[0] is not None else None
         if batch is not None:
             values = _ops.edge_moments(edges, ends, problem.points, problem.centers)
             moments = Sums(self._by_point(values), _ops.edge_group_sums(values, edges, ends, False))
@@ -106,6 +108,25 @@ class Backward:
             1, sums, scale, batch, moments, own, others, problem.centers
         )
         return self._inputs(du, dv, products, group_products)
+
+    def _offset_weight_grad(
+        self, dz: Tensor, scale: Tensor | None, dense: Tensor | None
+    ) -> Tensor | None:
+        """Where y_1 is W_x (x_j - c_i) alone: sums over the edges, with their second moments."""
+        if self.offset_weight is None:
+            return None
+        problem, channels = self.problem, self.plan.channels[0]
+        products = _ops.edge_offset_products(
+            dz, problem.list, problem.ends, problem.points, problem.centers
+        )
+        moments = products[dz.shape[1] :]
+        found = products[:channels]
+        if scale is not None:
+            found = found * scale[:channels, :1]
+        if dense is not None:
+            a, b = dense[:channels].split(1, 1)
+            found = found + a * moments[3] + b * (self.offset_weight.float() @ moments[:3])
+        return found.to(self.offset_weight.dtype)
 
     def _by_point(self, rows: Tensor) -> Tensor:
         """(B * N, C) float32: the sums of rows by edge (E, C) over the edges to each point."""

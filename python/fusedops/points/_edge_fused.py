@@ -205,23 +205,28 @@ def edge_mlp(
     trained = [
         layer for layer in layers if isinstance(layer.norm, BatchNorm) and layer.norm.training
     ]
-    for layer, values in zip(trained, stats, strict=True):
-        _update_running(layer, values)
+    _update_running(trained, stats)
     result: Tensor = out
     return result
 
 
 @torch.no_grad()
-def _update_running(layer: EdgeLayer, stats: Tensor) -> None:
+def _update_running(layers: Sequence[EdgeLayer], stats: Sequence[Tensor]) -> None:
     """Mix the batch into the running statistics; not where no edge counts."""
-    norm = layer.norm
-    assert isinstance(norm, BatchNorm)
-    if norm.running_mean is None or norm.running_var is None:
-        return
-    size = norm.running_mean.shape[0]
-    mean = stats[_MEAN, :size]
-    if layer.bias is not None:
-        mean = mean + layer.bias
-    share = (stats[_COUNT, :size] > 0) * norm.momentum
-    for running, value in ((norm.running_mean, mean), (norm.running_var, stats[_VARIANCE, :size])):
-        running.copy_(torch.lerp(running.float(), value.float(), share))
+    running: list[Tensor] = []
+    values: list[Tensor] = []
+    shares: list[Tensor] = []
+    for layer, found in zip(layers, stats, strict=True):
+        norm = layer.norm
+        assert isinstance(norm, BatchNorm)
+        if norm.running_mean is None or norm.running_var is None:
+            continue
+        found = found[:, : norm.running_mean.shape[0]]
+        mean = found[_MEAN] if layer.bias is None else found[_MEAN] + layer.bias
+        share = (found[_COUNT] > 0) * norm.momentum
+        for old, new in ((norm.running_mean, mean), (norm.running_var, found[_VARIANCE])):
+            running.append(old)
+            values.append(new.to(old.dtype))
+            shares.append(share.to(old.dtype))
+    if running:
+        torch._foreach_lerp_(running, values, shares)

@@ -92,11 +92,12 @@ __device__ __forceinline__ void store_fragment(const uint32_t (&a)[4], T* rows, 
   }
 }
 
-// A block's gradient of a weight matrix, kOut x kIn: warps take quarters of its rows and halves of its
-// columns.
+// A block's gradient of a weight matrix, kOut x kIn: warps take quarters of its rows (halves of 32)
+// and halves of its columns.
 template <int kOut, int kIn>
 struct EdgeWeightGradient {
-  static constexpr int kTiles = kOut / 64, kColumns = kIn / 16;
+  static constexpr int kParts = kOut < 64 ? 2 : 4;
+  static constexpr int kTiles = kOut / kParts / 16, kColumns = kIn / 16;
   float sum[kTiles][kColumns][4];
 
   __device__ __forceinline__ void clear() {
@@ -110,13 +111,14 @@ struct EdgeWeightGradient {
     }
   }
 
-  static __device__ __forceinline__ int first_row() { return warp_id() % 4 * (kOut / 4); }
-  static __device__ __forceinline__ int first_column() { return warp_id() / 4 * (kIn / 2); }
+  static __device__ __forceinline__ int first_row() { return warp_id() % kParts * (kOut / kParts); }
+  static __device__ __forceinline__ int first_column() { return warp_id() / kParts * (kIn / 2); }
 
   // Adds dY^T X of the block's rows.
   template <class T>
   __device__ __forceinline__ void add(const T* dy, int dy_ld, const T* x, int x_ld) {
     const int i = lane_id() / 8, r = lane_id() % 8;
+    if (first_column() >= kIn) return;
     for (int k = 0; k < kEdgeWarps * kEdgeRows; k += 16) {
       uint32_t a[kTiles][4];
 #pragma unroll
@@ -138,6 +140,7 @@ struct EdgeWeightGradient {
 
   // to: [kOut][kIn].
   __device__ __forceinline__ void write(float* to) const {
+    if (first_column() >= kIn) return;
 #pragma unroll
     for (int m = 0; m < kTiles; ++m) {
 #pragma unroll

@@ -264,7 +264,7 @@ std::tuple<Tensor, Tensor> edge_close(const Tensor& sums,  // (R, C)
     edge_close_kernel<<<grid, dim3(32, kEdgeCloseRows), 0, scope.stream()>>>(a);
   });
   if (coordinates) {
-    edge_blocks_kernel<<<blocks_for(width * 3, kEdgeNormThreads), kEdgeNormThreads, 0,
+    edge_blocks_kernel<<<blocks_for(width * 3, 32), dim3(32, kEdgeBlockRows), 0,
                          scope.stream()>>>(write<float>(partial), static_cast<int>(blocks),
                                            static_cast<int>(width * 3), write<float>(products));
   }
@@ -272,6 +272,57 @@ std::tuple<Tensor, Tensor> edge_close(const Tensor& sums,  // (R, C)
   // Launch check
   check_launch(kOp);
   return {out, products};
+}
+
+Tensor edge_offset_products(const Tensor& rows,  // (E, C)
+                            const Tensor& list, const Tensor& ends, const Tensor& points,
+                            const OptionalTensor& centers) {
+  constexpr const char* kOp = "edge_offset_products";
+  // Guard
+  const LaunchScope scope(kOp, list);
+
+  // Checks
+  check_edge_list(kOp, list, ends);
+  FUSEDOPS_CHECK(rows.dim() == 2 && rows.size(0) == list.size(0) && rows.size(1) % 32 == 0, kOp,
+                 ": rows must have shape (", list.size(0), ", C) with C a multiple of 32; got ",
+                 shape_string(rows));
+  check_dim(kOp, "points", points, 3, "(B, N, 3)");
+  const int64_t clouds = points.size(0), width = rows.size(1);
+  const ScalarType fp32 = ScalarType::Float;
+  const auto points_ =
+      check_edge_tensor(kOp, "points", points, list, fp32, {clouds, points.size(1), 3});
+  const auto centers_ =
+      check_edge_tensor(kOp, "centers", centers, list, fp32, {clouds, ends.numel() / clouds, 3});
+  const Tensor dense = torch::stable::contiguous(rows);
+
+  // Allocate
+  const int64_t values = (width + 32) * 3;
+  const int64_t blocks = std::min<int64_t>(ceil_div(list.size(0), int64_t{16} * kEdgeCloseRows),
+                                           4 * scope.facts().sm_count);
+  const Tensor partial = torch::stable::new_empty(list, {blocks, values}, fp32);
+  const Tensor out = torch::stable::new_empty(list, {width + 32, 3}, fp32);
+
+  // Launch
+  dispatch_half(kOp, rows, [&]<DType D>(Tag<D>) {
+    using T = DeviceType<D>;
+    const EdgeOffsets<T> a{.rows = read<T>(dense),
+                           .list = read<int4>(list),
+                           .ends = read<int>(ends),
+                           .points = read<float>(points_),
+                           .centers = read<float>(centers_),
+                           .groups = static_cast<int>(ends.numel()),
+                           .k = neighbours_of(list, ends),
+                           .width = static_cast<int>(width),
+                           .partial = write<float>(partial)};
+    const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(width / 32 + 1));
+    edge_offset_products_kernel<<<grid, dim3(32, kEdgeCloseRows), 0, scope.stream()>>>(a);
+  });
+  edge_blocks_kernel<<<blocks_for(values, 32), dim3(32, kEdgeBlockRows), 0, scope.stream()>>>(
+      write<float>(partial), static_cast<int>(blocks), static_cast<int>(values), write<float>(out));
+
+  // Launch check
+  check_launch(kOp);
+  return out;
 }
 
 }  // namespace
@@ -282,6 +333,7 @@ STABLE_TORCH_LIBRARY_IMPL(fusedops, CUDA, m) {
   m.impl("edge_moments", FUSEDOPS_BOX(&edge_moments));
   m.impl("edge_winners", FUSEDOPS_BOX(&edge_winners));
   m.impl("edge_group_sums", FUSEDOPS_BOX(&edge_group_sums));
+  m.impl("edge_offset_products", FUSEDOPS_BOX(&edge_offset_products));
   m.impl("edge_close", FUSEDOPS_BOX(&edge_close));
 }
 

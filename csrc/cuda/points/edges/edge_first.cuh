@@ -153,4 +153,55 @@ __global__ void __launch_bounds__(32 * kEdgeCloseRows) edge_close_kernel(EdgeClo
   }
 }
 
+// Sums over the edges that count of their rows' values times their offsets; and behind them, as
+// three channels and one more, those of weight * offset and of weight.
+template <class T>
+struct EdgeOffsets {
+  const T* rows;  // [groups][k][width]
+  const int4* list;
+  const int* ends;
+  const float* points;
+  const float* centers;
+  int groups, k, width;
+  float* partial;  // [grid.x][width + 32][3]
+};
+
+template <class T>
+__global__ void __launch_bounds__(32 * kEdgeCloseRows)
+    edge_offset_products_kernel(EdgeOffsets<T> a) {
+  __shared__ float sums[3][kEdgeCloseRows][32];
+  const int lane = static_cast<int>(threadIdx.x);
+  const int c = static_cast<int>(blockIdx.y * 32) + lane;
+  const bool moments = static_cast<int>(blockIdx.y * 32) >= a.width;
+  const int end = __ldg(a.ends + a.groups - 1);
+  float total[3] = {};
+#pragma unroll 4
+  for (int row = static_cast<int>(blockIdx.x * kEdgeCloseRows + threadIdx.y); row < end;
+       row += static_cast<int>(gridDim.x) * kEdgeCloseRows) {
+    const int4 record = __ldg(a.list + row);
+    float offset[3];
+#pragma unroll
+    for (int d = 0; d < 3; ++d) {
+      const float center = a.centers ? __ldg(a.centers + int64_t{record.y} * 3 + d) : 0.f;
+      offset[d] = __ldg(a.points + int64_t{record.x} * 3 + d) - center;
+    }
+    float value;
+    if (moments) {
+      const float factor = lane == 0 ? offset[0] : lane == 1 ? offset[1] : lane == 2 ? offset[2] : 1.f;
+      value = __int_as_float(record.w) * factor;
+    } else {
+      value = to_compute(a.rows[(int64_t{record.y} * a.k + record.z) * a.width + c]);
+    }
+#pragma unroll
+    for (int d = 0; d < 3; ++d) total[d] = fmaf(value, offset[d], total[d]);
+  }
+  for (int d = 0; d < 3; ++d) sums[d][threadIdx.y][lane] = total[d];
+  __syncthreads();
+  if (threadIdx.y < 3) {
+    float sum = 0.f;
+    for (int row = 0; row < kEdgeCloseRows; ++row) sum += sums[threadIdx.y][row][lane];
+    a.partial[(int64_t{blockIdx.x} * (a.width + 32) + c) * 3 + threadIdx.y] = sum;
+  }
+}
+
 }  // namespace fusedops

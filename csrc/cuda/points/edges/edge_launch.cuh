@@ -21,19 +21,20 @@ auto with_forward_kernel(const EdgeForward<T>& a, EdgeForwardMode mode, Fn&& fn)
   const EdgeProblem<T>& p = a.problem;
   const int hidden = p.layers > 1 ? p.hidden : 0;
   return dispatch(Choices<0, 32, 64, 128>{}, hidden, [&]<int kHidden>(Tag<kHidden>) {
-    return dispatch(Choices<64, 128>{}, edge_slice(p), [&]<int kLast>(Tag<kLast>) {
+    return dispatch(Choices<32, 64, 128>{}, edge_slice(p), [&]<int kLast>(Tag<kLast>) {
       const int bytes = static_cast<int>(sizeof(EdgeStage)) * kEdgeWarps +
                         edge_layer_bytes(p, kLast, kHidden ? kHidden : kLast);
       const int slices = p.width / kLast;
+      constexpr int kPooled = kLast < 64 ? 64 : kLast;  // layers of 32 channels have sums alone
       switch (mode) {
         case EdgeForwardMode::kInfer:
-          return fn(Tag<&edge_forward_kernel<T, kHidden, kLast, true, false, false>>{}, bytes,
+          return fn(Tag<&edge_forward_kernel<T, kHidden, kPooled, true, false, false>>{}, bytes,
                     slices);
         case EdgeForwardMode::kPool:
-          return fn(Tag<&edge_forward_kernel<T, kHidden, kLast, true, true, false>>{}, bytes,
+          return fn(Tag<&edge_forward_kernel<T, kHidden, kPooled, true, true, false>>{}, bytes,
                     slices);
         case EdgeForwardMode::kPoolAndSums:
-          return fn(Tag<&edge_forward_kernel<T, kHidden, kLast, true, true, true>>{}, bytes,
+          return fn(Tag<&edge_forward_kernel<T, kHidden, kPooled, true, true, true>>{}, bytes,
                     slices);
         default:
           return fn(Tag<&edge_forward_kernel<T, kHidden, kLast, false, false, true>>{}, bytes,
@@ -55,7 +56,7 @@ auto with_backward_kernel(const EdgeBackward<T>& a, EdgePass pass, Fn&& fn) {
       return fn(Tag<&edge_backward_kernel<T, kHidden, kOut, kPass>>{}, bytes, slices);
     };
     if (pass == EdgePass::kData) return call.template operator()<EdgePass::kData, 64>();
-    return dispatch(Choices<64, 128>{}, edge_slice(p), [&]<int kOut>(Tag<kOut>) {
+    return dispatch(Choices<32, 64, 128>{}, edge_slice(p), [&]<int kOut>(Tag<kOut>) {
       return pass == EdgePass::kWeights ? call.template operator()<EdgePass::kWeights, kOut>()
                                         : call.template operator()<EdgePass::kBoth, kOut>();
     });

@@ -103,6 +103,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> edge_mlp_forward(
   const int64_t width = a.width();
   FUSEDOPS_CHECK(channels > 0 && channels <= width, kOp, ": channels must be from 1 to ", width,
                  "; got ", channels);
+  FUSEDOPS_CHECK(width >= 64 || !(infer || pool), kOp,
+                 ": the last width must be at least 64 where it is pooled; got ", width);
   FUSEDOPS_CHECK(infer ? !pool && !sums : pool || sums, kOp,
                  ": infer alone, pool or sums must be asked for");
 
@@ -228,7 +230,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> edge_mlp_backward(
         write<float>(sums), plan.first_blocks, static_cast<int>(width_in),
         pairs(a.affine) + a.first_channel() - width_in, read<float>(stats_), write<float2>(grads),
         write<float2>(below_dense));
-    edge_blocks_kernel<<<norm_blocks(width * width_in), kEdgeNormThreads, 0, scope.stream()>>>(
+    edge_blocks_kernel<<<sum_blocks(width * width_in), dim3(32, kEdgeBlockRows), 0,
+                         scope.stream()>>>(
         write<float>(dw_sums), plan.weight_blocks, static_cast<int>(width * width_in),
         write<float>(dw));
   });

@@ -96,13 +96,25 @@ static __global__ void edge_sums_kernel(const float* partial, int blocks, int wi
   dense[c] = {static_cast<float>(-scale * g / n - slope * mean), static_cast<float>(slope)};
 }
 
-// out[i] = the blocks' values, in their order.
+inline constexpr int kEdgeBlockRows = 8;
+
+// out[i] = the sum of the blocks' values, always in the same order. A thread block is 32 values x
+// kEdgeBlockRows.
 static __global__ void edge_blocks_kernel(const float* partial, int blocks, int count, float* out) {
-  const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
-  if (i >= count) return;
+  __shared__ float stage[kEdgeBlockRows][32];
+  const int i = static_cast<int>(blockIdx.x * 32 + threadIdx.x);
   float sum = 0.f;
+  if (i < count) {
 #pragma unroll 8
-  for (int b = 0; b < blocks; ++b) sum += __ldg(partial + int64_t{b} * count + i);
+    for (int b = static_cast<int>(threadIdx.y); b < blocks; b += kEdgeBlockRows) {
+      sum += __ldg(partial + int64_t{b} * count + i);
+    }
+  }
+  stage[threadIdx.y][threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.y > 0 || i >= count) return;
+  sum = 0.f;
+  for (int row = 0; row < kEdgeBlockRows; ++row) sum += stage[row][threadIdx.x];
   out[i] = sum;
 }
 
