@@ -16,6 +16,7 @@ from collections import Counter
 
 import torch
 
+import edges
 import elementwise
 import embeddings
 import gemm
@@ -40,6 +41,7 @@ FAMILIES = {
     "sampling": points.run_sampling,
     "neighbours": points.run_neighbours,
     "offsets": points.run_hostile_offsets,
+    "edges": edges.run,
 }
 GPU_ONLY = ("kernels",)
 

@@ -31,9 +31,11 @@ class Backward:
         self.count = len(self.plan.channels)
         size = len(Problem._fields)
         self.problem = Problem(*saved[:size])
-        self.merged, self.idx, self.best, self.which = saved[size : size + 4]
-        self.stats = saved[size + 4 :][: self.count]
-        self.offset_weight, *parameters = saved[size + 4 + self.count :]
+        self.merged, self.best, self.which = saved[size : size + 3]
+        self.stats = saved[size + 3 :][: self.count]
+        self.gathered = saved[size + 3 + self.count :][:6]
+        self.offset_weight, self.idx = self.gathered[2], self.gathered[5]
+        parameters = saved[size + 9 + self.count :]
         self.weights = parameters[: self.count - 1]
         self.parameters = parameters[self.count - 1 :]
         self.needs = ctx.needs_input_grad

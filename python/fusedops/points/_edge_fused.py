@@ -15,15 +15,17 @@ import torch
 from torch import Tensor
 
 from .._autograd.shared import distinct, sees_torch_functions_only
+from . import _edge_composed
 from ._autograd import needs_grad
 from ._edge_backward import Backward
-from ._edge_input import PointProduct
+from ._edge_input import EdgeInput, EdgeLayer, PointProduct
 from ._edge_problem import (
     MAX_LAYERS,
     Norms,
     Plan,
     Problem,
     build_problem,
+    fragment_order,
     ordered_product,
     padded_widths,
     shared_memory,
@@ -33,7 +35,6 @@ from .norms import BatchNorm
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ._edge_input import EdgeInput, EdgeLayer
 
 _ops = torch.ops.fusedops
 _MAX_HIDDEN = 128  # kEdgeMaxHidden
@@ -152,9 +153,7 @@ class EdgeMax(torch.autograd.Function):
         gathered = (rows, group_rows, offset_weight, xyz, centers, idx)
         problem, merged = build_problem(plan, gathered, dtype, parameters)
         problem, stats, out, best, which = _pooled(plan, problem, False)
-        ctx.save_for_backward(
-            *problem, merged, idx, best, which, *stats, offset_weight, *parameters
-        )
+        ctx.save_for_backward(*problem, merged, best, which, *stats, *gathered, *parameters)
         ctx.plan, ctx.rows_dtype = plan, None if rows is None else rows.dtype
         ctx.group_dtype = None if group_rows is None else group_rows.dtype
         found = [s for s in stats if s is not None]
@@ -162,9 +161,36 @@ class EdgeMax(torch.autograd.Function):
         return (out, *found)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dout: Tensor, *_: Any) -> Any:
+        if torch.is_grad_enabled():
+            return _composed_backward(Backward(ctx), dout)
         return Backward(ctx).run(dout)
+
+
+def _composed_backward(call: Backward, dout: Tensor) -> tuple[Any, ...]:
+    """A backward that can be differentiated again: that of the composed layers."""
+    plan, count = call.plan, call.count
+    rows, group_rows, offset_weight, xyz, centers, idx = call.gathered
+    if plan.ordered and rows is not None:
+        order = fragment_order(plan.widths[0], rows.device)[1]
+        rows = rows[..., order[: plan.channels[0]]]
+    norms = Norms(*(tuple(call.parameters[i * count :][:count]) for i in range(5)))
+    layers = []
+    for i, weight in enumerate((None, *call.weights)):
+        norm = None
+        if plan.has_norm[i]:
+            statistics = (norms.mean[i], norms.var[i])
+            norm = BatchNorm(
+                norms.gamma[i], norms.beta[i], *statistics, plan.training[i], eps=plan.eps[i]
+            )
+        layers.append(EdgeLayer(weight, norms.bias[i], norm))
+    given = EdgeInput(rows, group_rows, offset_weight, xyz, centers, idx, dout.dtype)
+    name = {0.0: "relu", 1.0: "none"}.get(plan.slope, "leaky_relu")
+    out = _edge_composed.edge_mlp(given, layers, name, plan.slope, plan.last_activation, "max")
+    inputs = (*call.gathered, None, None, *call.weights, *call.parameters)
+    wanted = [t for t, need in zip(inputs, call.needs, strict=True) if need]
+    grads = iter(torch.autograd.grad(out, wanted, dout, create_graph=True, allow_unused=True))
+    return tuple(next(grads) if need else None for need in call.needs)
 
 
 def edge_mlp(
@@ -182,8 +208,10 @@ def edge_mlp(
         channels_of(given, layers),
         tuple(norm is not None and norm.training for norm in batch),
         tuple(0.0 if norm is None else norm.eps for norm in batch),
+        tuple(norm is not None for norm in batch),
         slope,
         slope if last_activation else 1.0,
+        last_activation,
         ordered,
     )
     rows = given.rows

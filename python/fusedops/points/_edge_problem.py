@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._python_dispatch import _len_torch_dispatch_stack
 
 from ._edge_input import product_by_point
 
@@ -62,8 +63,10 @@ class Plan(NamedTuple):
     channels: tuple[int, ...]
     training: tuple[bool, ...]
     eps: tuple[float, ...]
+    has_norm: tuple[bool, ...]
     slope: float
     last_slope: float
+    last_activation: bool
     ordered: bool  # rows are padded, and in fragment order
 
     @property
@@ -76,12 +79,28 @@ class Plan(NamedTuple):
         return slice(start, start + self.widths[layer])
 
 
-@lru_cache(maxsize=64)
+def _may_keep() -> bool:
+    """Whether a tensor that is made now may serve other calls."""
+    return not (
+        torch.compiler.is_compiling()
+        or torch.is_inference_mode_enabled()
+        or torch.cuda.is_current_stream_capturing()
+        or _len_torch_dispatch_stack()
+    )
+
+
 def fragment_order(width: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """(the channel at every place of a row in fragment order, the place of every channel)."""
+    return _kept_order(width, device) if _may_keep() else _fragment_order(width, device)
+
+
+def _fragment_order(width: int, device: torch.device) -> tuple[Tensor, Tensor]:
     places = torch.arange(width, device=device).view(-1, 4, 4, 2)  # [c][b][q][h] by channel
     order = places.transpose(1, 2).reshape(-1)  # [c][q][b][h]
     return order, order.argsort()
+
+
+_kept_order = lru_cache(maxsize=64)(_fragment_order)
 
 
 def in_fragment_order(rows: Tensor | None, width: int, ordered: bool) -> Tensor | None:
@@ -144,9 +163,15 @@ def _affine(plan: Plan, norms: Norms, device: torch.device) -> Tensor:
     return affine
 
 
-@lru_cache(maxsize=256)
 def _constant(width: int, value: float, device: torch.device) -> Tensor:
+    return (_kept_constant if _may_keep() else _full)(width, value, device)
+
+
+def _full(width: int, value: float, device: torch.device) -> Tensor:
     return torch.full((width,), value, device=device)
+
+
+_kept_constant = lru_cache(maxsize=256)(_full)
 
 
 class Problem(NamedTuple):

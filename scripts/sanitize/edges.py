@@ -1,0 +1,74 @@
+"""Layers over edges: set abstraction and EdgeConv by every kernel, forward and backward."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import torch
+
+import fusedops
+
+if TYPE_CHECKING:
+    from collections import Counter
+
+    from options import Options
+
+BatchNorm = fusedops.points.BatchNorm
+
+
+def run(o: Options, count: Counter[str]) -> None:
+    """Depths, widths, paddings and norms; small, as every layer is several kernels."""
+    widths = ((20,), (64,), (256,), (32, 32, 64), (64, 64, 128), (48, 10), (128, 128, 256))
+    for dtype in o.some((torch.bfloat16, torch.float16), 1):
+        for channels in widths:
+            for k, training in ((5, True), (17, False), (33, True)):
+                _set_abstraction(o, channels, k, training, dtype)
+                count["set abstraction"] += 1
+        for channels in ((64,), (64, 128)):
+            _edge_conv(o, channels, dtype)
+            count["edge conv"] += 1
+
+
+def _norms(o: Options, channels: tuple[int, ...], training: bool) -> list[BatchNorm]:
+    return [
+        BatchNorm(o.randn(c, grad=True), o.randn(c, grad=True), o.rand(c), 1 + o.rand(c), training)
+        for c in channels
+    ]
+
+
+def _idx(o: Options, groups: int, n: int, k: int) -> torch.Tensor:
+    """Repeats, none, a group without neighbours and one that is full."""
+    idx = torch.randint(-1, n + 1, (2, groups, k), device=o.device)
+    idx[:, ::3, k // 2 :] = idx[:, ::3, :1]
+    idx[0, 1] = -1
+    idx[1, 2] = torch.arange(k, device=o.device) % n
+    return idx
+
+
+def _set_abstraction(
+    o: Options, channels: tuple[int, ...], k: int, training: bool, dtype: torch.dtype
+) -> None:
+    n, groups, features = 50, 37, 6
+    sizes = (3 + features, *channels)
+    weights = [o.randn(b, a, dtype=dtype, grad=True) for a, b in pairwise(sizes)]
+    out = fusedops.points.set_abstraction(
+        o.rand(2, n, 3, grad=True), o.randn(2, n, features, dtype=dtype, grad=True),
+        o.rand(2, groups, 3, grad=True), _idx(o, groups, n, k), weights,
+        norms=_norms(o, channels, training),
+    )  # fmt: skip
+    out.sum().backward()
+    with torch.no_grad():
+        fusedops.points.set_abstraction(
+            o.rand(2, n, 3), None, o.rand(2, groups, 3), _idx(o, groups, n, k),
+            [weights[0][:, :3], *weights[1:]], norms=_norms(o, channels, False),
+        )  # fmt: skip
+
+
+def _edge_conv(o: Options, channels: tuple[int, ...], dtype: torch.dtype) -> None:
+    n, k, features = 50, 9, 16
+    sizes = (2 * features, *channels)
+    weights = [o.randn(b, a, dtype=dtype, grad=True) for a, b in pairwise(sizes)]
+    x = o.randn(2, n, features, dtype=dtype, grad=True)
+    idx = _idx(o, n, n, k)
+    fusedops.points.edge_conv(x, idx, weights, norms=_norms(o, channels, True)).sum().backward()
