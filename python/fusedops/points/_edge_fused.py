@@ -52,28 +52,54 @@ def supports(
     pool: str,
 ) -> bool:
     """Whether `edge_mlp` has kernels for the call."""
+    limit, backward = _shared_limit(given.idx.device), torch.is_grad_enabled()
+    return refusal(given, layers, activation, negative_slope, pool, limit, backward) is None
+
+
+def refusal(
+    given: EdgeInput,
+    layers: Sequence[EdgeLayer],
+    activation: str,
+    negative_slope: float,
+    pool: str,
+    shared_limit: int,
+    backward: bool,
+) -> str | None:
+    """The first reason why `edge_mlp` has no kernels for the call, None where it has.
+
+    shared_limit: bytes of a block, 0 where there are no kernels. backward: whether it may follow.
+    """
     like = given.rows if given.rows is not None else given.xyz
     assert like is not None
     widths = channels_of(given, layers)
-    return (
-        given.dtype in (torch.float16, torch.bfloat16)
-        and pool == "max"
-        and (activation in _SLOPES or (activation == "leaky_relu" and 0 <= negative_slope <= 1))
-        and 1 <= len(layers) <= MAX_LAYERS
-        and all(width <= _MAX_HIDDEN for width in widths[:-1])
-        and widths[-1] <= _MAX_LAST
-        and given.idx.numel() > 0
-        and given.idx.shape[2] <= _MAX_NEIGHBOURS
-        and like.shape[1] > 0
-        and (given.xyz is None or given.xyz.shape[2] == 3)
-        and all(_supports_norm(layer.norm) for layer in layers)
-        and _fits(padded_widths(widths), given.rows is not None, given.idx.device)
-        and not sees_torch_functions_only(given.idx, given.xyz, given.group_rows)
-    )
-
-
-def _fits(widths: tuple[int, ...], has_rows: bool, device: torch.device) -> bool:
-    return shared_memory(widths, has_rows, torch.is_grad_enabled()) <= _shared_limit(device)
+    has_slope = activation in _SLOPES or (activation == "leaky_relu" and 0 <= negative_slope <= 1)
+    if not shared_limit:
+        return "the kernels are CUDA's"
+    if given.dtype not in (torch.float16, torch.bfloat16):
+        return "the kernels are for float16 and bfloat16"
+    if pool != "max":
+        return "the kernels pool by max"
+    if not has_slope:
+        return "the kernels have relu, leaky_relu with a slope from 0 to 1, and none"
+    if not 1 <= len(layers) <= MAX_LAYERS:
+        return f"the kernels chain at most {MAX_LAYERS} layers"
+    if any(width > _MAX_HIDDEN for width in widths[:-1]):
+        return f"a layer before the last has more than {_MAX_HIDDEN} channels"
+    if widths[-1] > _MAX_LAST:
+        return f"the last layer has more than {_MAX_LAST} channels: GEMMs over rows are faster"
+    if given.idx.numel() == 0 or like.shape[1] == 0:
+        return "there are no edges"
+    if given.idx.shape[2] > _MAX_NEIGHBOURS:
+        return f"a group has more than {_MAX_NEIGHBOURS} neighbours"
+    if given.xyz is not None and given.xyz.shape[2] != 3:
+        return "the kernels take coordinates of 3 dimensions"
+    if not all(_supports_norm(layer.norm) for layer in layers):
+        return "the kernels have batch norm of one process, or no norm"
+    if shared_memory(padded_widths(widths), given.rows is not None, backward) > shared_limit:
+        return "the layers do not fit into the shared memory of a block"
+    if sees_torch_functions_only(given.idx, given.xyz, given.group_rows):
+        return "torch.func, forward-mode AD and tensor subclasses see torch's functions only"
+    return None
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]

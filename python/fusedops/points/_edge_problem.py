@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _ops = torch.ops.fusedops
 MAX_LAYERS = 4
-_SLICE = 128  # kEdgeSlice
+SLICE = 128  # kEdgeSlice: columns of the last layer that a block takes
 _PAD = 8  # kEdgePad
 _ROWS = 8 * 16  # of a block: kEdgeWarps * kEdgeRows
 _STAGES = 8 * 8 * 72 * 6  # sizeof(EdgeStage) * kEdgeWarps
@@ -43,17 +43,29 @@ def _shared_bytes(widths: Sequence[int], columns: int, gathers: int, has_rows: b
     return widths[0] * 16 + weights + affine + rows + 4 * 16
 
 
+def forward_memory(widths: Sequence[int], has_rows: bool) -> int:
+    """Bytes that a forward pass over layers of these widths needs of a block's shared memory."""
+    part = min(widths[-1], SLICE)
+    gathers = widths[0] if len(widths) > 1 else part
+    return _STAGES + _shared_bytes(widths, part, gathers, has_rows)
+
+
+def backward_memory(widths: Sequence[int], has_rows: bool) -> dict[str, int]:
+    """Those of the passes back through the last of several: "both", or "data" and "weights"."""
+    width, last = widths[0], widths[-1]
+    part = min(last, SLICE)
+    tile = _ROWS * (width + _PAD) * 2
+    both = tile + _ROWS * (part + _PAD) * 2 + _shared_bytes(widths, part, width, has_rows)
+    if last <= SLICE:
+        return {"both": both}
+    return {"data": tile + _shared_bytes(widths, last, width, has_rows), "weights": both}
+
+
 def shared_memory(widths: Sequence[int], has_rows: bool, backward: bool) -> int:
     """Bytes that the largest pass needs of a block's shared memory, rounded up."""
-    *hidden, last = widths
-    part = min(last, _SLICE)
-    width = hidden[0] if hidden else part
-    needs = [_STAGES + _shared_bytes(widths, part, width, has_rows)]
-    if backward and hidden:
-        tile = _ROWS * (width + _PAD) * 2
-        both = tile + _ROWS * (part + _PAD) * 2 + _shared_bytes(widths, part, width, has_rows)
-        data = tile + _shared_bytes(widths, last, width, has_rows)
-        needs += [both, data] if last > _SLICE else [both]
+    needs = [forward_memory(widths, has_rows)]
+    if backward and len(widths) > 1:
+        needs += backward_memory(widths, has_rows).values()
     return max(needs)
 
 
