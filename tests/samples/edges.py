@@ -172,11 +172,13 @@ def edge_close_samples(device, dtype):
     yield rows[0], pairs[0], None, None, None, None, None, None, weight
 
 
-SAMPLES = {
-    name.removesuffix("_samples"): on_cuda(samples)
+# {op: its samples of a 16-bit type on any device}
+OF_HALVES = {
+    name.removesuffix("_samples"): samples
     for name, samples in list(globals().items())
     if name.endswith("_samples")
 }
+SAMPLES = {op: on_cuda(samples) for op, samples in OF_HALVES.items()}
 
 _NOT_FLOATING = "must be float16, bfloat16, float32 or float64; got int32$"
 

@@ -165,9 +165,7 @@ def _check_entries(op: str, idx: Tensor, n: int) -> None:
         )
     torch._check(
         idx.shape[2] <= _MOST_NEIGHBOURS,
-        lambda: (
-            f"{op}: idx must have at most {_MOST_NEIGHBOURS} neighbours; got {idx.shape[2]}"
-        ),
+        lambda: f"{op}: idx must have at most {_MOST_NEIGHBOURS} neighbours; got {idx.shape[2]}",
     )
 
 
