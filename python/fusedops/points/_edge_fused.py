@@ -56,8 +56,7 @@ def supports(
     assert like is not None
     widths = channels_of(given, layers)
     return (
-        given.idx.is_cuda
-        and given.dtype in (torch.float16, torch.bfloat16)
+        given.dtype in (torch.float16, torch.bfloat16)
         and pool == "max"
         and (activation in _SLOPES or (activation == "leaky_relu" and 0 <= negative_slope <= 1))
         and 1 <= len(layers) <= MAX_LAYERS
@@ -69,14 +68,25 @@ def supports(
         and (given.xyz is None or given.xyz.shape[2] == 3)
         and all(_supports_norm(layer.norm) for layer in layers)
         and _fits(padded_widths(widths), given.rows is not None, given.idx.device)
-        and not torch.compiler.is_dynamo_compiling()
         and not sees_torch_functions_only(given.idx, given.xyz, given.group_rows)
     )
 
 
 def _fits(widths: tuple[int, ...], has_rows: bool, device: torch.device) -> bool:
+    return shared_memory(widths, has_rows, torch.is_grad_enabled()) <= _shared_limit(device)
+
+
+def _shared_limit(device: torch.device) -> int:
+    """Bytes of shared memory that a block may have; 0 where there are no kernels."""
+    if device.type != "cuda":
+        return 0
     limit: int = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
-    return shared_memory(widths, has_rows, torch.is_grad_enabled()) <= limit
+    return limit
+
+
+# NOTE: torch.compiler.assume_constant_result without its import of torch._dynamo, which guards on
+# the device of a tensor anyway.
+_shared_limit._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _supports_norm(norm: object) -> bool:

@@ -29,7 +29,7 @@ _STAGES = 8 * 8 * 72 * 6  # sizeof(EdgeStage) * kEdgeWarps
 def padded_widths(channels: Sequence[int]) -> tuple[int, ...]:
     """Widths as the kernels have them: equal ones of 32, 64 or 128, then 64 or multiples of 128."""
     *hidden, last = channels
-    widest = max(hidden, default=0)
+    widest = max([0, *hidden])
     width = next((w for w in (32, 64) if widest <= w), 128)
     return (*[width] * len(hidden), 64 if last <= 64 else -(-last // 128) * 128)
 
