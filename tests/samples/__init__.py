@@ -4,6 +4,7 @@ One file per family; `codes` are the activation codes to cover, where an op take
 """
 
 from . import (
+    edges,
     elementwise,
     embedding,
     gemm,
@@ -20,6 +21,7 @@ from . import (
 )
 
 SAMPLES = {
+    **edges.SAMPLES,
     **elementwise.SAMPLES,
     **embedding.SAMPLES,
     **gemm.SAMPLES,
@@ -39,4 +41,7 @@ SAMPLES = {
 INTEGER_OPS = elementwise.INTEGER_OPS
 
 # Ops whose wrong dtype is another one: (it, the message).
-REFUSED = {**reduce.REFUSED, **scan.REFUSED}
+REFUSED = {**edges.REFUSED, **reduce.REFUSED, **scan.REFUSED}
+
+# Ops without a CPU implementation.
+CUDA_ONLY = frozenset(edges.SAMPLES)

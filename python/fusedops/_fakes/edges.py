@@ -1,4 +1,4 @@
-"""Fakes of the passes of an MLP over edges; the checks are those of csrc/common/checks/edge_check.h
+"""Fakes of the passes of an MLP over edges; the checks are those of csrc/cuda/points/edges/edge_check.h
 and of the ops in csrc/cuda/points/edges."""
 
 from __future__ import annotations
@@ -75,6 +75,19 @@ def _check_list(op: str, edges: Tensor, ends: Tensor) -> None:
     torch._check(edges.shape[0] % ends.numel() == 0, text)
 
 
+def _check_groups(op: str, ends: Tensor, clouds: int) -> int:
+    """The number of groups of each cloud."""
+
+    def text() -> str:
+        return (
+            f"{op}: ends must have as many groups for each of {clouds} clouds; got {ends.numel()}"
+        )
+
+    torch._check(clouds > 0, text)
+    torch._check(ends.numel() % clouds == 0, text)
+    return ends.numel() // clouds
+
+
 def _check_widths(op: str, given: tuple[int, ...]) -> tuple[int, ...]:
     """The widths up to the first 0."""
     count = next((i for i, width in enumerate(given) if width <= 0), len(given))
@@ -115,15 +128,8 @@ def _check_edges(
     )
     check_dim(op, name, cloud, 3, "(B, N, C)")
     clouds, n = cloud.shape[:2]
-    for good in (clouds > 0, n > 0, ends.numel() % clouds == 0 if clouds > 0 else True):
-        torch._check(
-            good,
-            lambda: (
-                f"{op}: ends must have as many groups for each of {clouds} clouds; got "
-                f"{ends.numel()}"
-            ),
-        )
-    groups = ends.numel() // clouds
+    torch._check(n > 0, lambda: f"{op}: clouds must have points; got {shape_of(cloud)}")
+    groups = _check_groups(op, ends, clouds)
     check_floating(op, "weights", weights)
     _check_half(op, "weights", weights)
     widths = _check_widths(op, given_widths)
@@ -159,9 +165,7 @@ def _check_entries(op: str, idx: Tensor, n: int) -> None:
         )
     torch._check(
         idx.shape[2] <= _MOST_NEIGHBOURS,
-        lambda: (
-            f"{op}: idx must have at most {_MOST_NEIGHBOURS} neighbours; got {idx.shape[2]}"
-        ),
+        lambda: f"{op}: idx must have at most {_MOST_NEIGHBOURS} neighbours; got {idx.shape[2]}",
     )
 
 
@@ -354,7 +358,8 @@ def _edge_winners(
     _check_list(op, list, ends)
     check_dim(op, "winners", winners, 3, "(B, M, C)")
     clouds, _, width = winners.shape
-    _check_tensor(op, "winners", winners, list, _INT32, (clouds, ends.numel() // clouds, width))
+    groups = _check_groups(op, ends, clouds)
+    _check_tensor(op, "winners", winners, list, _INT32, (clouds, groups, width))
     torch._check(
         width % _VECTOR == 0,
         lambda: f"{op}: winners must have a multiple of {_VECTOR} channels; got {width}",
@@ -415,8 +420,9 @@ def _edge_offset_products(
     torch._check(rows.shape[1] % 32 == 0, text)
     check_dim(op, "points", points, 3, "(B, N, 3)")
     clouds = points.shape[0]
+    groups = _check_groups(op, ends, clouds)
     _check_tensor(op, "points", points, list, _FP32, (clouds, points.shape[1], 3))
-    _check_tensor(op, "centers", centers, list, _FP32, (clouds, ends.numel() // clouds, 3))
+    _check_tensor(op, "centers", centers, list, _FP32, (clouds, groups, 3))
     check_floating(op, "rows", rows)
     _check_half(op, "rows", rows)
     return list.new_empty((rows.shape[1] + 32, 3), dtype=_FP32)

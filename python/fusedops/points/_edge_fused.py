@@ -102,13 +102,17 @@ def refusal(
     return None
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _shared_limit(device: torch.device) -> int:
     """Bytes of shared memory that a block may have; 0 where there are no kernels."""
     if device.type != "cuda":
         return 0
     limit: int = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
     return limit
+
+
+# NOTE: torch.compiler.assume_constant_result without its import of torch._dynamo, which guards on
+# the device of a tensor anyway.
+_shared_limit._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _supports_norm(norm: object) -> bool:

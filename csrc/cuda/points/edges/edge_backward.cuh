@@ -2,9 +2,9 @@
 // and of the values before the activation of layer l - 1, whose rows are stored for the next pass
 // and whose sums give the gradients of that layer's scale and shift.
 //
-// The gradient of y_l of an edge of weight w is (what comes from above) + w (A + B y_l), where A and
-// B are those of the batch statistics, and from above comes, in the last layer, the gradient of a
-// maximum at its place, else scale_l times the row that the pass before stored.
+// The gradient of y_l of an edge of weight w is (what comes from above) + w (A + B y_l), where A
+// and B are those of the batch statistics, and from above comes, in the last layer, the gradient of
+// a maximum at its place, else scale_l times the row that the pass before stored.
 //
 // All warps of a block step together: their tiles of 16 rows are operands of the block's dW_l.
 #pragma once
@@ -49,8 +49,8 @@ struct EdgeAbove {
   }
 };
 
-// The gradient of y_l of channels start + 32 c .. start + 32 c + 31, from y_l. A row behind the end has
-// weight 0 and is no neighbour: it gets 0.
+// The gradient of y_l of channels start + 32 c .. start + 32 c + 31, from y_l. A row behind the end
+// has weight 0 and is no neighbour: it gets 0.
 template <class T>
 __device__ __forceinline__ void output_gradient(const EdgeBackward<T>& a, const EdgeTile& tile,
                                                 const EdgeAbove<T>& from, const float4* affine,
@@ -84,7 +84,8 @@ __device__ __forceinline__ void output_gradient(const EdgeBackward<T>& a, const 
 
 // Rows of a warp in shared memory, 16 of them, `ld` elements apart.
 template <class T>
-__device__ __forceinline__ void store_fragment(const uint32_t (&a)[4], T* rows, int ld, int column) {
+__device__ __forceinline__ void store_fragment(const uint32_t (&a)[4], T* rows, int ld,
+                                               int column) {
   T* to = rows + lane_id() / 4 * ld + column + 2 * (lane_id() % 4);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -382,7 +383,7 @@ __global__ void __launch_bounds__(kEdgeThreads, edge_blocks_of_sm(kHidden > kOut
   T* dy_tile = shared.take<T>(Tiles::kRows * Tiles::kDy);
   T* x_tile = shared.take<T>(Tiles::kRows * Tiles::kX);
   const EdgeWeights<T> w = load_layers(p, start, columns, shared);
-  Pass pass{a,  w,  start, columns, dy_tile, x_tile, {}, {}, take_gathered(p, kHidden, shared),
+  Pass pass{a,  w, start, columns, dy_tile, x_tile, {}, {}, take_gathered(p, kHidden, shared),
             {}, {}};
   if constexpr (Pass::kWeights) pass.dw.clear();
   __syncthreads();

@@ -1,16 +1,15 @@
 // The rows of an edge MLP, and the gradient of its first layer, on CUDA.
-#include "csrc/cuda/points/edges/edge_first.cuh"
-
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
 #include <tuple>
 
-#include "csrc/common/checks/edge_check.h"
 #include "csrc/common/checks/op_boundary.h"
 #include "csrc/common/device/device_types.cuh"
 #include "csrc/common/dispatch.h"
 #include "csrc/common/host/launch.h"
+#include "csrc/cuda/points/edges/edge_check.h"
+#include "csrc/cuda/points/edges/edge_first.cuh"
 #include "csrc/cuda/points/edges/edge_list.cuh"
 
 namespace fusedops::cuda {
@@ -38,11 +37,6 @@ void dispatch_half(const char* op, const Tensor& like, Fn&& fn) {
   FUSEDOPS_CHECK(like.element_size() == 2, op, ": like must be float16 or bfloat16; got ",
                  dtype_name(like.scalar_type()));
   dispatch(Choices<DType::kFloat16, DType::kBFloat16>{}, dtype, fn);
-}
-
-// K: there is room for every entry in the list.
-int neighbours_of(const Tensor& list, const Tensor& ends) {
-  return static_cast<int>(list.size(0) / ends.numel());
 }
 
 EdgeEntries entries_of(const char* op, const Tensor& idx, int64_t n) {
@@ -91,8 +85,7 @@ std::tuple<Tensor, Tensor> edge_list(const Tensor& idx,   // (B, M, K)
   // Contract, checks
   const Tensor dense = torch::stable::contiguous(idx);
   const EdgeEntries entries = entries_of(kOp, dense, n);
-  const auto ends_ =
-      check_edge_tensor(kOp, "ends", ends, idx, ScalarType::Int, {entries.groups});
+  const auto ends_ = check_edge_tensor(kOp, "ends", ends, idx, ScalarType::Int, {entries.groups});
 
   // Allocate, launch
   const Tensor list = torch::stable::new_empty(idx, {idx.numel(), 4}, ScalarType::Int);
@@ -113,21 +106,20 @@ Tensor edge_moments(const Tensor& list, const Tensor& ends, const OptionalTensor
   const LaunchScope scope(kOp, list);
 
   // Checks
-  check_edge_list(kOp, list, ends);
-  const auto check = [&](const char* name, const OptionalTensor& t) {
-    return t ? check_edge_tensor(kOp, name, t, list, ScalarType::Float,
-                                 {t->size(0), t->size(1), 3})
-             : std::nullopt;
+  const EdgeList edges = check_edge_list(kOp, list, ends);
+  const auto check = [&](const char* name, const OptionalTensor& t) -> OptionalTensor {
+    if (!t) return std::nullopt;
+    check_dim(kOp, name, *t, 3, "(B, N, 3)");
+    return check_edge_tensor(kOp, name, t, list, ScalarType::Float, {t->size(0), t->size(1), 3});
   };
   const auto points_ = check("points", points), centers_ = check("centers", centers);
 
   // Allocate, launch
   const Tensor out = torch::stable::new_empty(list, {list.size(0), 4}, ScalarType::Float);
   edge_moments_kernel<<<blocks_for(list.size(0), kEdgeFirstThreads), kEdgeFirstThreads, 0,
-                        scope.stream()>>>(read<int4>(list), read<int>(ends),
-                                          static_cast<int>(ends.numel()), neighbours_of(list, ends),
-                                          read<float>(points_),
-                                          read<float>(centers_), write<float4>(out));
+                        scope.stream()>>>(
+      read<int4>(edges.list), read<int>(edges.ends), static_cast<int>(ends.numel()),
+      edges.neighbours(), read<float>(points_), read<float>(centers_), write<float4>(out));
 
   // Launch check
   check_launch(kOp);
@@ -141,12 +133,12 @@ Tensor edge_winners(const Tensor& winners,  // (B, M, C)
   const LaunchScope scope(kOp, list);
 
   // Checks
-  check_edge_list(kOp, list, ends);
+  const EdgeList edges = check_edge_list(kOp, list, ends);
   check_dim(kOp, "winners", winners, 3, "(B, M, C)");
   const int64_t width = winners.size(2);
   const auto winners_ =
       check_edge_tensor(kOp, "winners", winners, list, ScalarType::Int,
-                        {winners.size(0), ends.numel() / winners.size(0), width});
+                        {winners.size(0), check_edge_groups(kOp, ends, winners.size(0)), width});
   FUSEDOPS_CHECK(width % kEdgeVector == 0, kOp, ": winners must have a multiple of ", kEdgeVector,
                  " channels; got ", width);
 
@@ -156,9 +148,9 @@ Tensor edge_winners(const Tensor& winners,  // (B, M, C)
     using T = DeviceType<D>;
     const int64_t threads = list.size(0) * (width / kEdgeVector);
     edge_winners_kernel<<<blocks_for(threads, kEdgeFirstThreads), kEdgeFirstThreads, 0,
-                          scope.stream()>>>(read<int>(winners_), read<int4>(list), read<int>(ends),
-                                            static_cast<int>(ends.numel()),
-                                            neighbours_of(list, ends), static_cast<int>(width),
+                          scope.stream()>>>(read<int>(winners_), read<int4>(edges.list),
+                                            read<int>(edges.ends), static_cast<int>(ends.numel()),
+                                            edges.neighbours(), static_cast<int>(width),
                                             write<T>(rows));
   });
 
@@ -173,7 +165,7 @@ Tensor edge_group_sums(const Tensor& rows, const Tensor& list, const Tensor& end
   const LaunchScope scope(kOp, list);
 
   // Checks
-  check_edge_list(kOp, list, ends);
+  const EdgeList edges = check_edge_list(kOp, list, ends);
   const DType dtype = check_floating(kOp, "rows", rows);
   FUSEDOPS_CHECK(dtype != DType::kFloat64, kOp, ": rows must not be float64");
   FUSEDOPS_CHECK(rows.dim() == (gathers ? 3 : 2) && (gathers || rows.size(0) == list.size(0)), kOp,
@@ -190,10 +182,10 @@ Tensor edge_group_sums(const Tensor& rows, const Tensor& list, const Tensor& end
   dispatch(Types{}, dtype, [&]<DType D>(Tag<D>) {
     using T = DeviceType<D>;
     const EdgeGroupSums<T> a{.rows = read<T>(dense),
-                             .list = read<int4>(list),
-                             .ends = read<int>(ends),
+                             .list = read<int4>(edges.list),
+                             .ends = read<int>(edges.ends),
                              .groups = static_cast<int>(ends.numel()),
-                             .k = neighbours_of(list, ends),
+                             .k = edges.neighbours(),
                              .width = static_cast<int>(width),
                              .gathers = gathers,
                              .out = write<float>(out)};
@@ -207,6 +199,33 @@ Tensor edge_group_sums(const Tensor& rows, const Tensor& list, const Tensor& end
   return out;
 }
 
+// What edge_close reads, contiguous.
+struct CloseArguments {
+  Tensor sums;
+  OptionalTensor affine, dense, moments, own, others, offset_weight, coordinates;
+};
+
+CloseArguments check_close(const char* op, const CloseArguments& given, ScalarType half) {
+  const Tensor& sums = given.sums;
+  check_dim(op, "sums", sums, 2, "(R, C)");
+  const int64_t rows = sums.size(0), width = sums.size(1);
+  const ScalarType fp32 = ScalarType::Float;
+  FUSEDOPS_CHECK(width % 32 == 0, op, ": sums must have a multiple of 32 channels; got ", width);
+  FUSEDOPS_CHECK(!given.dense || given.moments, op, ": moments must be given where dense is");
+  const auto check = [&](const char* name, const OptionalTensor& t, ScalarType type,
+                         const std::vector<int64_t>& shape) {
+    return check_edge_tensor(op, name, t, sums, type, shape);
+  };
+  return {*check("sums", sums, fp32, {rows, width}),
+          check("affine", given.affine, fp32, {width, 2}),
+          check("dense", given.dense, fp32, {width, 2}),
+          check("moments", given.moments, fp32, {rows, 4}),
+          check("own", given.own, fp32, {rows, width}),
+          check("others", given.others, fp32, {rows, width}),
+          check("offset_weight", given.offset_weight, half, {width, kEdgeOffsetColumns}),
+          check("coordinates", given.coordinates, fp32, {rows, 3})};
+}
+
 std::tuple<Tensor, Tensor> edge_close(const Tensor& sums,  // (R, C)
                                       const OptionalTensor& affine, const OptionalTensor& dense,
                                       const OptionalTensor& moments, const OptionalTensor& own,
@@ -218,24 +237,10 @@ std::tuple<Tensor, Tensor> edge_close(const Tensor& sums,  // (R, C)
   const LaunchScope scope(kOp, sums);
 
   // Checks
-  check_dim(kOp, "sums", sums, 2, "(R, C)");
+  const CloseArguments given =
+      check_close(kOp, {sums, affine, dense, moments, own, others, offset_weight, coordinates},
+                  like.scalar_type());
   const int64_t rows = sums.size(0), width = sums.size(1);
-  const ScalarType fp32 = ScalarType::Float;
-  FUSEDOPS_CHECK(width % 32 == 0, kOp, ": sums must have a multiple of 32 channels; got ", width);
-  FUSEDOPS_CHECK(!dense || moments, kOp, ": moments must be given where dense is");
-  const auto check = [&](const char* name, const OptionalTensor& t, ScalarType type,
-                         std::vector<int64_t> shape) {
-    return check_edge_tensor(kOp, name, t, sums, type, shape);
-  };
-  const auto sums_ = check("sums", sums, fp32, {rows, width});
-  const auto affine_ = check("affine", affine, fp32, {width, 2});
-  const auto dense_ = check("dense", dense, fp32, {width, 2});
-  const auto moments_ = check("moments", moments, fp32, {rows, 4});
-  const auto own_ = check("own", own, fp32, {rows, width});
-  const auto others_ = check("others", others, fp32, {rows, width});
-  const auto weight_ =
-      check("offset_weight", offset_weight, like.scalar_type(), {width, kEdgeOffsetColumns});
-  const auto coordinates_ = check("coordinates", coordinates, fp32, {rows, 3});
 
   // Allocate
   const Tensor out = torch::stable::new_empty(sums, {rows, width});
@@ -243,19 +248,19 @@ std::tuple<Tensor, Tensor> edge_close(const Tensor& sums,  // (R, C)
 
   // Config, launch
   constexpr int64_t kRowsOfBlock = 16 * kEdgeCloseRows;
-  const int64_t blocks = std::min<int64_t>(
-      std::max<int64_t>(ceil_div(rows, kRowsOfBlock), 1), 4 * scope.facts().sm_count);
+  const int64_t blocks = std::min<int64_t>(std::max<int64_t>(ceil_div(rows, kRowsOfBlock), 1),
+                                           4 * scope.facts().sm_count);
   const Tensor partial = torch::stable::new_empty(sums, {coordinates ? blocks : 0, width, 3});
   dispatch_half(kOp, like, [&]<DType D>(Tag<D>) {
     using T = DeviceType<D>;
-    const EdgeClose<T> a{.sums = read<float>(sums_),
-                         .affine = read<float2>(affine_),
-                         .dense = read<float2>(dense_),
-                         .moments = read<float4>(moments_),
-                         .own = read<float>(own_),
-                         .others = read<float>(others_),
-                         .offset_weight = read<T>(weight_),
-                         .coordinates = read<float>(coordinates_),
+    const EdgeClose<T> a{.sums = read<float>(given.sums),
+                         .affine = read<float2>(given.affine),
+                         .dense = read<float2>(given.dense),
+                         .moments = read<float4>(given.moments),
+                         .own = read<float>(given.own),
+                         .others = read<float>(given.others),
+                         .offset_weight = read<T>(given.offset_weight),
+                         .coordinates = read<float>(given.coordinates),
                          .rows = rows,
                          .width = static_cast<int>(width),
                          .out = write<float>(out),
@@ -264,9 +269,9 @@ std::tuple<Tensor, Tensor> edge_close(const Tensor& sums,  // (R, C)
     edge_close_kernel<<<grid, dim3(32, kEdgeCloseRows), 0, scope.stream()>>>(a);
   });
   if (coordinates) {
-    edge_blocks_kernel<<<blocks_for(width * 3, 32), dim3(32, kEdgeBlockRows), 0,
-                         scope.stream()>>>(write<float>(partial), static_cast<int>(blocks),
-                                           static_cast<int>(width * 3), write<float>(products));
+    edge_blocks_kernel<<<blocks_for(width * 3, 32), dim3(32, kEdgeBlockRows), 0, scope.stream()>>>(
+        write<float>(partial), static_cast<int>(blocks), static_cast<int>(width * 3),
+        write<float>(products));
   }
 
   // Launch check
@@ -282,17 +287,17 @@ Tensor edge_offset_products(const Tensor& rows,  // (E, C)
   const LaunchScope scope(kOp, list);
 
   // Checks
-  check_edge_list(kOp, list, ends);
+  const EdgeList edges = check_edge_list(kOp, list, ends);
   FUSEDOPS_CHECK(rows.dim() == 2 && rows.size(0) == list.size(0) && rows.size(1) % 32 == 0, kOp,
                  ": rows must have shape (", list.size(0), ", C) with C a multiple of 32; got ",
                  shape_string(rows));
   check_dim(kOp, "points", points, 3, "(B, N, 3)");
   const int64_t clouds = points.size(0), width = rows.size(1);
+  const int64_t groups = check_edge_groups(kOp, ends, clouds);
   const ScalarType fp32 = ScalarType::Float;
   const auto points_ =
       check_edge_tensor(kOp, "points", points, list, fp32, {clouds, points.size(1), 3});
-  const auto centers_ =
-      check_edge_tensor(kOp, "centers", centers, list, fp32, {clouds, ends.numel() / clouds, 3});
+  const auto centers_ = check_edge_tensor(kOp, "centers", centers, list, fp32, {clouds, groups, 3});
   const Tensor dense = torch::stable::contiguous(rows);
 
   // Allocate
@@ -306,12 +311,12 @@ Tensor edge_offset_products(const Tensor& rows,  // (E, C)
   dispatch_half(kOp, rows, [&]<DType D>(Tag<D>) {
     using T = DeviceType<D>;
     const EdgeOffsets<T> a{.rows = read<T>(dense),
-                           .list = read<int4>(list),
-                           .ends = read<int>(ends),
+                           .list = read<int4>(edges.list),
+                           .ends = read<int>(edges.ends),
                            .points = read<float>(points_),
                            .centers = read<float>(centers_),
                            .groups = static_cast<int>(ends.numel()),
-                           .k = neighbours_of(list, ends),
+                           .k = edges.neighbours(),
                            .width = static_cast<int>(width),
                            .partial = write<float>(partial)};
     const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(width / 32 + 1));

@@ -1,5 +1,5 @@
-// What is left of the gradient of an edge MLP's first layer once dz_1 is known by rows: sums over the
-// rows of a group, and the closed forms by point and by group.
+// What is left of the gradient of an edge MLP's first layer once dz_1 is known by rows: sums over
+// the rows of a group, and the closed forms by point and by group.
 #pragma once
 
 #include "csrc/common/device/vec.cuh"
@@ -12,7 +12,7 @@ inline constexpr int kEdgeVector = 8;  // channels of a thread
 
 // (weight, weight * offset) of every edge that counts: [groups][k].
 static __global__ void edge_moments_kernel(const int4* list, const int* ends, int groups, int k,
-                                    const float* points, const float* centers, float4* out) {
+                                           const float* points, const float* centers, float4* out) {
   const int row = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
   if (row >= ends[groups - 1]) return;
   const int4 record = list[row];
@@ -91,13 +91,13 @@ __global__ void edge_group_sums_kernel(EdgeGroupSums<T> a) {
 // count and r being the edges' moments; and the sums of it times coordinates.
 template <class T>
 struct EdgeClose {
-  const float* sums;       // [rows][width]
-  const float2* affine;    // its scale, or null for 1
-  const float2* dense;     // (A, B), or null
-  const float4* moments;   // [rows]
-  const float* own;        // [rows][width] in fragment order, or null
-  const float* others;     // [rows][width] in fragment order, or null
-  const T* offset_weight;  // [width][8], or null
+  const float* sums;         // [rows][width]
+  const float2* affine;      // its scale, or null for 1
+  const float2* dense;       // (A, B), or null
+  const float4* moments;     // [rows]
+  const float* own;          // [rows][width] in fragment order, or null
+  const float* others;       // [rows][width] in fragment order, or null
+  const T* offset_weight;    // [width][8], or null
   const float* coordinates;  // [rows][3], or null
   int64_t rows;
   int width;
@@ -187,7 +187,10 @@ __global__ void __launch_bounds__(32 * kEdgeCloseRows)
     }
     float value;
     if (moments) {
-      const float factor = lane == 0 ? offset[0] : lane == 1 ? offset[1] : lane == 2 ? offset[2] : 1.f;
+      const float factor = lane == 0   ? offset[0]
+                           : lane == 1 ? offset[1]
+                           : lane == 2 ? offset[2]
+                                       : 1.f;
       value = __int_as_float(record.w) * factor;
     } else {
       value = to_compute(a.rows[(int64_t{record.y} * a.k + record.z) * a.width + c]);

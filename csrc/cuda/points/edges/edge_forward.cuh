@@ -1,5 +1,5 @@
-// An MLP over edges, forward: what the last layer's values v = scale y + shift are over a group (their
-// maximum and where it is) and over all edges (sums of v and v^2, weighted).
+// An MLP over edges, forward: what the last layer's values v = scale y + shift are over a group
+// (their maximum and where it is) and over all edges (sums of v and v^2, weighted).
 //
 // A warp owns a group: the maxima stay in its registers until the group's end. Blocks (x, s) take
 // columns s * kLast to (s + 1) * kLast of the last layer.
@@ -299,8 +299,9 @@ __host__ __device__ constexpr int edge_blocks_of_sm(int widest, bool is_lean = f
 }
 
 template <class T, int kHidden, int kLast, bool kPool, bool kWhich, bool kSums>
-__global__ void __launch_bounds__(kEdgeThreads, edge_blocks_of_sm(kHidden > kLast ? kHidden : kLast,
-                                                  kHidden <= 64 && !kWhich && !kSums))
+__global__ void __launch_bounds__(kEdgeThreads,
+                                  edge_blocks_of_sm(kHidden > kLast ? kHidden : kLast,
+                                                    kHidden <= 64 && !kWhich && !kSums))
     edge_forward_kernel(const __grid_constant__ EdgeForward<T> a) {
   extern __shared__ __align__(16) unsigned char memory[];
   const EdgeProblem<T>& p = a.problem;
@@ -337,8 +338,7 @@ int edge_layer_bytes(const EdgeProblem<T>& p, int columns, int gathered) {
   return bytes;
 }
 
-static_assert(sizeof(EdgeStage) * kEdgeWarps >=
-                  sizeof(float) * kEdgeWarps * (2 * kEdgeSlice + 1),
+static_assert(sizeof(EdgeStage) * kEdgeWarps >= sizeof(float) * kEdgeWarps * (2 * kEdgeSlice + 1),
               "a block's sums take the place of its stages");
 
 // The grid's x: blocks that are resident at once, or -1 on an error of the runtime.

@@ -101,11 +101,11 @@ void launch_edge_backward(const EdgeBackward<T>& a, EdgePass pass, int blocks,
   });
 }
 
-#define FUSEDOPS_EDGE_LAUNCHES(T)                                                           \
+#define FUSEDOPS_EDGE_LAUNCHES(T)                                                              \
   template int edge_forward_blocks(const EdgeForward<T>&, EdgeForwardMode, const EdgeDevice&); \
-  template int edge_backward_blocks(const EdgeBackward<T>&, EdgePass, const EdgeDevice&);   \
-  template void launch_edge_forward(const EdgeForward<T>&, EdgeForwardMode, int,            \
-                                    const EdgeDevice&);                                     \
+  template int edge_backward_blocks(const EdgeBackward<T>&, EdgePass, const EdgeDevice&);      \
+  template void launch_edge_forward(const EdgeForward<T>&, EdgeForwardMode, int,               \
+                                    const EdgeDevice&);                                        \
   template void launch_edge_backward(const EdgeBackward<T>&, EdgePass, int, const EdgeDevice&);
 
 }  // namespace fusedops

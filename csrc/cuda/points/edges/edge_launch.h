@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cuda_runtime_api.h>
+
 #include "csrc/cuda/points/edges/edge_arguments.h"
 
 namespace fusedops {

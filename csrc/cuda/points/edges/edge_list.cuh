@@ -18,8 +18,8 @@ struct EdgeEntries {
   }
 };
 
-// Calls take(position, j, is valid, is a repeat of the first one) for all entries of a group, 32 at a
-// time, all lanes together.
+// Calls take(position, j, is valid, is a repeat of the first one) for all entries of a group, 32 at
+// a time, all lanes together.
 template <class Take>
 __device__ __forceinline__ void walk_entries(const EdgeEntries& e, int64_t group, Take&& take) {
   const int64_t* idx = e.idx + group * e.k;
@@ -49,7 +49,7 @@ static __global__ void edge_count_kernel(EdgeEntries e, int* counts) {
 // ends: the sums of the counts up to and with each group. merged: idx with -1
 // where an entry is none or a repeat.
 static __global__ void edge_list_kernel(EdgeEntries e, const int* ends, int4* list,
-                                 int64_t* merged) {
+                                        int64_t* merged) {
   const int64_t group = group_of_warp();
   if (group >= e.groups) return;
   const unsigned lower = (1u << threadIdx.x % 32) - 1;

@@ -4,11 +4,11 @@
 
 #include <tuple>
 
-#include "csrc/common/checks/edge_check.h"
 #include "csrc/common/checks/op_boundary.h"
 #include "csrc/common/device/device_types.cuh"
 #include "csrc/common/dispatch.h"
 #include "csrc/common/host/launch.h"
+#include "csrc/cuda/points/edges/edge_check.h"
 #include "csrc/cuda/points/edges/edge_launch.h"
 #include "csrc/cuda/points/edges/edge_norm.cuh"
 
@@ -35,22 +35,22 @@ V* write_if(bool wanted, const Tensor& tensor) {
 template <class T>
 EdgeProblem<T> problem_of(const EdgeArguments& a) {
   return {.rows = read<float>(a.rows),
-                   .group_rows = read<float>(a.group_rows),
-                   .offset_weight = read<T>(a.offset_weight),
-                   .points = read<float>(a.points),
-                   .centers = read<float>(a.centers),
-                   .list = static_cast<const int4*>(a.list.const_data_ptr()),
-                   .ends = static_cast<const int*>(a.ends.const_data_ptr()),
-                   .weights = static_cast<const T*>(a.weights.const_data_ptr()),
-                   .affine = static_cast<const float4*>(a.affine.const_data_ptr()),
-                   .groups = static_cast<int>(a.clouds * a.groups),
-                   .k = static_cast<int>(a.edges / (a.clouds * a.groups)),
-                   .layers = a.layers,
-                   .hidden = static_cast<int>(a.layers > 1 ? a.widths[0] : 0),
-                   .width = static_cast<int>(a.width()),
-                   .slope = static_cast<float>(a.slope),
-                   .is_relu = a.slope == 0,
-                   .probes = false};
+          .group_rows = read<float>(a.group_rows),
+          .offset_weight = read<T>(a.offset_weight),
+          .points = read<float>(a.points),
+          .centers = read<float>(a.centers),
+          .list = static_cast<const int4*>(a.list.const_data_ptr()),
+          .ends = static_cast<const int*>(a.ends.const_data_ptr()),
+          .weights = static_cast<const T*>(a.weights.const_data_ptr()),
+          .affine = static_cast<const float4*>(a.affine.const_data_ptr()),
+          .groups = static_cast<int>(a.clouds * a.groups),
+          .k = static_cast<int>(a.edges / (a.clouds * a.groups)),
+          .layers = a.layers,
+          .hidden = static_cast<int>(a.layers > 1 ? a.widths[0] : 0),
+          .width = static_cast<int>(a.width()),
+          .slope = static_cast<float>(a.slope),
+          .is_relu = a.slope == 0,
+          .probes = false};
 }
 
 EdgeDevice device_of(const LaunchScope& scope) {
@@ -86,13 +86,72 @@ EdgeForwardMode forward_mode(bool infer, bool pool, bool sums) {
   return EdgeForwardMode::kSums;
 }
 
+// What forward is asked for.
+struct ForwardRequest {
+  int64_t channels;
+  bool infer, pool, sums;
+  double eps;
+};
+
+// Empty where they are not asked for.
+struct ForwardResults {
+  Tensor out, best, which, affine, stats;
+};
+
+void check_request(const char* op, const ForwardRequest& r, int64_t width) {
+  FUSEDOPS_CHECK(r.channels > 0 && r.channels <= width, op, ": channels must be from 1 to ", width,
+                 "; got ", r.channels);
+  FUSEDOPS_CHECK(width >= 64 || !(r.infer || r.pool), op,
+                 ": the last width must be at least 64 where it is pooled; got ", width);
+  FUSEDOPS_CHECK(r.infer ? !r.pool && !r.sums : r.pool || r.sums, op,
+                 ": infer alone, pool or sums must be asked for");
+}
+
+Tensor empty_if(bool wanted, const Tensor& like, const std::vector<int64_t>& shape,
+                ScalarType type) {
+  return torch::stable::new_empty(like, wanted ? shape : std::vector<int64_t>{0}, type);
+}
+
+ForwardResults allocate_forward(const EdgeArguments& a, const ForwardRequest& r) {
+  const std::vector<int64_t> pooled{a.clouds, a.groups, r.channels};
+  const ScalarType fp32 = ScalarType::Float;
+  return {.out = empty_if(r.infer, a.list, pooled, a.weights.scalar_type()),
+          .best = empty_if(r.pool, a.list, pooled, fp32),
+          .which = empty_if(r.pool, a.list, pooled, ScalarType::Short),
+          .affine = empty_if(r.sums, a.list, {a.width(), 2}, fp32),
+          .stats = empty_if(r.sums, a.list, {kEdgeStats, a.width()}, fp32)};
+}
+
+template <class T>
+void run_forward(const char* op, const LaunchScope& scope, const EdgeArguments& a,
+                 const ForwardRequest& r, const ForwardResults& to) {
+  EdgeForward<T> args{.problem = problem_of<T>(a),
+                      .channels = static_cast<int>(r.channels),
+                      .out = write_if<T>(r.infer, to.out),
+                      .best = write_if<float>(r.pool, to.best),
+                      .which = write_if<int16_t>(r.pool, to.which),
+                      .sums = nullptr};
+  args.problem.probes = !r.infer;
+  const EdgeForwardMode mode = forward_mode(r.infer, r.pool, r.sums);
+  const EdgeDevice device = device_of(scope);
+  const int blocks = edge_forward_blocks(args, mode, device);
+  check_blocks(op, blocks);
+  const int64_t width = a.width();
+  const Tensor partial = empty_if(r.sums, a.list, {blocks, 2 * width + 1}, ScalarType::Float);
+  args.sums = write_if<float>(r.sums, partial);
+  launch_edge_forward(args, mode, blocks, device);
+  if (!r.sums) return;
+  edge_statistics_kernel<<<sum_blocks(width), kSumBlock, 0, scope.stream()>>>(
+      write<float>(partial), blocks, static_cast<int>(width), pairs(a.affine) + a.first_channel(),
+      static_cast<float>(r.eps), write<float2>(to.affine), write<float>(to.stats));
+}
+
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> edge_mlp_forward(
     const OptionalTensor& rows, const OptionalTensor& group_rows,
     const OptionalTensor& offset_weight, const OptionalTensor& points,
     const OptionalTensor& centers, const Tensor& list, const Tensor& ends, const Tensor& weights,
-    const Tensor& affine,
-    int64_t c1, int64_t c2, int64_t c3, int64_t c4, double slope, int64_t channels, bool infer,
-    bool pool, bool sums, double eps) {
+    const Tensor& affine, int64_t c1, int64_t c2, int64_t c3, int64_t c4, double slope,
+    int64_t channels, bool infer, bool pool, bool sums, double eps) {
   constexpr const char* kOp = "edge_mlp_forward";
   // Guard
   const LaunchScope scope(kOp, list);
@@ -100,52 +159,20 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> edge_mlp_forward(
   // Contract, checks
   const EdgeArguments a = check_edges(kOp, rows, group_rows, offset_weight, points, centers, list,
                                       ends, weights, affine, {c1, c2, c3, c4}, slope);
-  const int64_t width = a.width();
-  FUSEDOPS_CHECK(channels > 0 && channels <= width, kOp, ": channels must be from 1 to ", width,
-                 "; got ", channels);
-  FUSEDOPS_CHECK(width >= 64 || !(infer || pool), kOp,
-                 ": the last width must be at least 64 where it is pooled; got ", width);
-  FUSEDOPS_CHECK(infer ? !pool && !sums : pool || sums, kOp,
-                 ": infer alone, pool or sums must be asked for");
+  const ForwardRequest request{channels, infer, pool, sums, eps};
+  check_request(kOp, request, a.width());
 
   // Allocate
-  const auto empty = [&](bool wanted, std::vector<int64_t> shape, ScalarType type) {
-    return torch::stable::new_empty(list, wanted ? shape : std::vector<int64_t>{0}, type);
-  };
-  const std::vector<int64_t> pooled{a.clouds, a.groups, channels};
-  const ScalarType fp32 = ScalarType::Float;
-  const Tensor out = empty(infer, pooled, weights.scalar_type());
-  const Tensor best = empty(pool, pooled, fp32), which = empty(pool, pooled, ScalarType::Short);
-  const Tensor normal = empty(sums, {width, 2}, fp32), stats = empty(sums, {kEdgeStats, width}, fp32);
+  const ForwardResults results = allocate_forward(a, request);
 
   // Config, launch
   dispatch_half(a.dtype, [&]<DType D>(Tag<D>) {
-    using T = DeviceType<D>;
-    EdgeForward<T> args{.problem = problem_of<T>(a),
-                        .channels = static_cast<int>(channels),
-                        .out = write_if<T>(infer, out),
-                        .best = write_if<float>(pool, best),
-                        .which = write_if<int16_t>(pool, which),
-                        .sums = nullptr};
-    args.problem.probes = !infer;
-    const EdgeForwardMode mode = forward_mode(infer, pool, sums);
-    const EdgeDevice device = device_of(scope);
-    const int blocks = edge_forward_blocks(args, mode, device);
-    check_blocks(kOp, blocks);
-    const Tensor partial = empty(sums, {blocks, 2 * width + 1}, fp32);
-    args.sums = write_if<float>(sums, partial);
-    launch_edge_forward(args, mode, blocks, device);
-    if (sums) {
-      edge_statistics_kernel<<<sum_blocks(width), kSumBlock, 0, scope.stream()>>>(
-          write<float>(partial), blocks, static_cast<int>(width),
-          pairs(a.affine) + a.first_channel(), static_cast<float>(eps), write<float2>(normal),
-          write<float>(stats));
-    }
+    run_forward<DeviceType<D>>(kOp, scope, a, request, results);
   });
 
   // Launch check
   check_launch(kOp);
-  return {out, best, which, normal, stats};
+  return {results.out, results.best, results.which, results.affine, results.stats};
 }
 
 // The passes of a layer: both gradients in one, where it is narrow enough.
@@ -171,13 +198,54 @@ BackwardPlan plan_backward(const char* op, const EdgeBackward<T>& args, const Ed
   return plan;
 }
 
+struct BackwardResults {
+  Tensor below, grads, below_dense, dw;
+};
+
+BackwardResults allocate_backward(const EdgeArguments& a, bool has_below_stats) {
+  const int64_t width = a.width(), width_in = a.width_in();
+  const auto empty = [&](const std::vector<int64_t>& shape, ScalarType type) {
+    return empty_if(true, a.list, shape, type);
+  };
+  return {.below = empty({a.edges, width_in}, a.weights.scalar_type()),
+          .grads = empty({width_in, 2}, ScalarType::Float),
+          .below_dense = empty({has_below_stats ? width_in : 0, 2}, ScalarType::Float),
+          .dw = empty({width, width_in}, ScalarType::Float)};
+}
+
+template <class T>
+void run_backward(const char* op, const LaunchScope& scope, const EdgeArguments& a,
+                  EdgeBackward<T> args, const BackwardResults& to) {
+  const int64_t width = a.width(), width_in = a.width_in();
+  const EdgeDevice device = device_of(scope);
+  const BackwardPlan plan = plan_backward(op, args, device);
+  const auto empty = [&](const std::vector<int64_t>& shape) {
+    return empty_if(true, a.list, shape, ScalarType::Float);
+  };
+  const Tensor sums = empty({plan.first_blocks, 2, width_in});
+  const Tensor dw_sums = empty({plan.weight_blocks, width, width_in});
+  args.below_sums = write<float>(sums);
+  args.weight_sums = write<float>(dw_sums);
+  launch_edge_backward(args, plan.first, plan.first_blocks, device);
+  if (plan.first == EdgePass::kData) {
+    launch_edge_backward(args, EdgePass::kWeights, plan.weight_blocks, device);
+  }
+  edge_sums_kernel<<<sum_blocks(width_in), kSumBlock, 0, scope.stream()>>>(
+      write<float>(sums), plan.first_blocks, static_cast<int>(width_in),
+      pairs(a.affine) + a.first_channel() - width_in, args.center, write<float2>(to.grads),
+      write<float2>(to.below_dense));
+  edge_blocks_kernel<<<sum_blocks(width * width_in), dim3(32, kEdgeBlockRows), 0, scope.stream()>>>(
+      write<float>(dw_sums), plan.weight_blocks, static_cast<int>(width * width_in),
+      write<float>(to.dw));
+}
+
 std::tuple<Tensor, Tensor, Tensor, Tensor> edge_mlp_backward(
     const OptionalTensor& rows, const OptionalTensor& group_rows,
     const OptionalTensor& offset_weight, const OptionalTensor& points,
     const OptionalTensor& centers, const Tensor& list, const Tensor& ends, const Tensor& weights,
-    const Tensor& affine,
-    int64_t c1, int64_t c2, int64_t c3, int64_t c4, double slope, const OptionalTensor& winners,
-    const OptionalTensor& above, const OptionalTensor& dense, const OptionalTensor& below_stats) {
+    const Tensor& affine, int64_t c1, int64_t c2, int64_t c3, int64_t c4, double slope,
+    const OptionalTensor& winners, const OptionalTensor& above, const OptionalTensor& dense,
+    const OptionalTensor& below_stats) {
   constexpr const char* kOp = "edge_mlp_backward";
   // Guard
   const LaunchScope scope(kOp, list);
@@ -188,57 +256,35 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> edge_mlp_backward(
   FUSEDOPS_CHECK(a.layers > 1, kOp, ": there must be 2 to 4 widths; got 1");
   FUSEDOPS_CHECK(winners.has_value() != above.has_value(), kOp,
                  ": winners or above must be given, and not both");
-  const int64_t width = a.width(), width_in = a.width_in();
+  const int64_t width = a.width();
   const ScalarType half = weights.scalar_type(), fp32 = ScalarType::Float;
   const auto winners_ = check_edge_tensor(kOp, "winners", winners, list, ScalarType::Int,
                                           {a.clouds, a.groups, width});
   const auto above_ = check_edge_tensor(kOp, "above", above, list, half, {a.edges, width});
   const auto dense_ = check_edge_tensor(kOp, "dense", dense, list, fp32, {width, 2});
   const auto stats_ =
-      check_edge_tensor(kOp, "below_stats", below_stats, list, fp32, {kEdgeStats, width_in});
+      check_edge_tensor(kOp, "below_stats", below_stats, list, fp32, {kEdgeStats, a.width_in()});
 
   // Allocate
-  const auto empty = [&](std::vector<int64_t> shape, ScalarType type) {
-    return torch::stable::new_empty(list, shape, type);
-  };
-  const Tensor below = empty({a.edges, width_in}, half);
-  const Tensor grads = empty({width_in, 2}, fp32), dw = empty({width, width_in}, fp32);
-  const Tensor below_dense = empty({stats_ ? width_in : 0, 2}, fp32);
+  const BackwardResults results = allocate_backward(a, stats_.has_value());
 
   // Config, launch
   dispatch_half(a.dtype, [&]<DType D>(Tag<D>) {
     using T = DeviceType<D>;
-    EdgeBackward<T> args{.problem = problem_of<T>(a),
-                         .winners = read<int>(winners_),
-                         .above = read<T>(above_),
-                         .dense = read<float4>(dense_),
-                         .center = read<float>(stats_),  // their first row: the means
-                         .below = write<T>(below),
-                         .below_sums = nullptr,
-                         .weight_sums = nullptr};
-    const EdgeDevice device = device_of(scope);
-    const BackwardPlan plan = plan_backward(kOp, args, device);
-    const Tensor sums = empty({plan.first_blocks, 2, width_in}, fp32);
-    const Tensor dw_sums = empty({plan.weight_blocks, width, width_in}, fp32);
-    args.below_sums = write<float>(sums);
-    args.weight_sums = write<float>(dw_sums);
-    launch_edge_backward(args, plan.first, plan.first_blocks, device);
-    if (plan.first == EdgePass::kData) {
-      launch_edge_backward(args, EdgePass::kWeights, plan.weight_blocks, device);
-    }
-    edge_sums_kernel<<<sum_blocks(width_in), kSumBlock, 0, scope.stream()>>>(
-        write<float>(sums), plan.first_blocks, static_cast<int>(width_in),
-        pairs(a.affine) + a.first_channel() - width_in, read<float>(stats_), write<float2>(grads),
-        write<float2>(below_dense));
-    edge_blocks_kernel<<<sum_blocks(width * width_in), dim3(32, kEdgeBlockRows), 0,
-                         scope.stream()>>>(
-        write<float>(dw_sums), plan.weight_blocks, static_cast<int>(width * width_in),
-        write<float>(dw));
+    const EdgeBackward<T> args{.problem = problem_of<T>(a),
+                               .winners = read<int>(winners_),
+                               .above = read<T>(above_),
+                               .dense = read<float4>(dense_),
+                               .center = read<float>(stats_),  // their first row: the means
+                               .below = write<T>(results.below),
+                               .below_sums = nullptr,
+                               .weight_sums = nullptr};
+    run_backward(kOp, scope, a, args, results);
   });
 
   // Launch check
   check_launch(kOp);
-  return {below, grads, below_dense, dw};
+  return {results.below, results.grads, results.below_dense, results.dw};
 }
 
 // What the pooling ops read, contiguous.
@@ -287,8 +333,8 @@ Tensor edge_pool_forward(const Tensor& best,    // (B, M, C)
                  dtype_name(like.scalar_type()));
 
   // Allocate, launch
-  const Tensor out = torch::stable::new_empty(
-      best, {best.size(0), best.size(1), best.size(2)}, like.scalar_type());
+  const Tensor out = torch::stable::new_empty(best, {best.size(0), best.size(1), best.size(2)},
+                                              like.scalar_type());
   if (out.numel() == 0) return out;
   dispatch_half(check_floating(kOp, "like", like), [&]<DType D>(Tag<D>) {
     using T = DeviceType<D>;
@@ -321,16 +367,15 @@ std::tuple<Tensor, Tensor, Tensor> edge_pool_backward(const Tensor& dout,    // 
   const auto stats_ = check_edge_tensor(kOp, "stats", stats, best, fp32, {kEdgeStats, width});
 
   // Allocate
-  const Tensor winners = torch::stable::new_empty(best, {best.size(0), best.size(1), width},
-                                                  ScalarType::Int);
+  const Tensor winners =
+      torch::stable::new_empty(best, {best.size(0), best.size(1), width}, ScalarType::Int);
   const Tensor grads = torch::stable::new_empty(best, {width, 2}, fp32);
   const Tensor dense = torch::stable::new_empty(best, {stats ? width : 0, 2}, fp32);
 
   // Config, launch
   constexpr int64_t kRowsOfBlock = 16 * kEdgePoolRows;
-  const int64_t blocks =
-      std::min<int64_t>(std::max<int64_t>(ceil_div(p.groups, kRowsOfBlock), 1),
-                        2 * scope.facts().sm_count);
+  const int64_t blocks = std::min<int64_t>(std::max<int64_t>(ceil_div(p.groups, kRowsOfBlock), 1),
+                                           2 * scope.facts().sm_count);
   const Tensor partial = torch::stable::new_empty(best, {blocks, 2, width}, fp32);
   const Tensor contiguous = torch::stable::contiguous(dout);
   dispatch_half(check_floating(kOp, "dout", dout), [&]<DType D>(Tag<D>) {

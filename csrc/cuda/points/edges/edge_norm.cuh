@@ -2,8 +2,9 @@
 // pooled values' normalisation and activation, and the gradients of scale and shift.
 //
 // A gradient's sums are those of g and of g (y - mean), where z = scale y + shift is what g belongs
-// to. Under batch statistics (rstd) they are dbeta and dgamma / rstd, and every edge of weight w gets
-// w (A + B y) on top (set_abstraction.md, part 3); else they are the gradients of shift and scale.
+// to. Under batch statistics (rstd) they are dbeta and dgamma / rstd, and every edge of weight w
+// gets w (A + B y) on top (set_abstraction.md, part 3); else they are the gradients of shift and
+// scale.
 #pragma once
 
 #include "csrc/common/device/vec.cuh"
@@ -31,8 +32,8 @@ static __global__ void edge_affine_kernel(const float* values, int width, float2
 
 inline constexpr int kEdgeSumRows = 16;  // threads that share a channel's blocks
 
-// The sum over the blocks of partial[b * pitch + at], in double and always in the same order, for the
-// threads of row 0. A thread block is 32 channels x kEdgeSumRows.
+// The sum over the blocks of partial[b * pitch + at], in double and always in the same order, for
+// the threads of row 0. A thread block is 32 channels x kEdgeSumRows.
 __device__ __forceinline__ double sum_of_blocks(const float* partial, int blocks, int64_t pitch,
                                                 int at, double (*stage)[32]) {
   double sum = 0;
@@ -72,8 +73,7 @@ static __global__ void edge_statistics_kernel(const float* partial, int blocks, 
   affine[c] = {static_cast<float>(scale), static_cast<float>(gb.y - mean * scale)};
   stats[kEdgeMean * width + c] = static_cast<float>(mean);
   stats[kEdgeRstd * width + c] = static_cast<float>(rstd);
-  stats[kEdgeVariance * width + c] =
-      static_cast<float>(is_nan ? v2 : m2 / (n > 1 ? n - 1 : 1));
+  stats[kEdgeVariance * width + c] = static_cast<float>(is_nan ? v2 : m2 / (n > 1 ? n - 1 : 1));
   stats[kEdgeCount * width + c] = static_cast<float>(n);
 }
 
@@ -126,11 +126,11 @@ struct EdgePool {
   int64_t groups;
   int channels;
   float slope;
-  T* out;                // forward: act(scale y + shift)
-  const T* dout;         // backward
-  const float* stats;    // its means, or null
-  int* winners;          // [groups][width]: scale times the gradient of z (T), and its neighbour
-  float* partial;        // [grid.x][2][width]
+  T* out;              // forward: act(scale y + shift)
+  const T* dout;       // backward
+  const float* stats;  // its means, or null
+  int* winners;        // [groups][width]: scale times the gradient of z (T), and its neighbour
+  float* partial;      // [grid.x][2][width]
   int width;
 };
 

@@ -1,10 +1,10 @@
 // An MLP over the edges of groups: edge (i, k) joins group i and its neighbour j = idx[i, k],
 //   y_1 = rows[j] + group_rows[i] + offset_weight (points[j] - centers[i]),  y_l = W_l a_{l-1},
 //   a_l = act(scale_l y_l + shift_l).
-// Rows are the edges that count, group by group in the order of k: an entry that repeats its group's
-// first one, as searches pad, is merged into that one's weight. All layers but the last have the same
-// width, 32, 64 or 128, and the last has 64 or a multiple of 128: narrower ones are padded with
-// zeros. Biases are part of the shifts.
+// Rows are the edges that count, group by group in the order of k: an entry that repeats its
+// group's first one, as searches pad, is merged into that one's weight. All layers but the last
+// have the same width, 32, 64 or 128, and the last has 64 or a multiple of 128: narrower ones are
+// padded with zeros. Biases are part of the shifts.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -25,19 +25,19 @@ struct EdgeProblem {
   // Channel 32 c + 8 b + 2 q + h of a row is at 32 c + 8 q + 2 b + h: a lane's share in one piece.
   const float* rows;        // [clouds * n][hidden] (width, of one layer), or null
   const float* group_rows;  // [groups][likewise], or null
-  const T* offset_weight;  // [likewise][kEdgeOffsetColumns], or null
-  const float* points;     // [clouds * n][3]
-  const float* centers;    // [groups][3]
-  const int4* list;        // of every row: point, group, k, weight (a float's bits)
-  const int* ends;         // [groups]: where the group's rows end
-  const T* weights;        // W_2, W_3, ...: [width of l][hidden]
-  const float4* affine;    // (scale, shift) of two channels, layer behind layer
+  const T* offset_weight;   // [likewise][kEdgeOffsetColumns], or null
+  const float* points;      // [clouds * n][3]
+  const float* centers;     // [groups][3]
+  const int4* list;         // of every row: point, group, k, weight (a float's bits)
+  const int* ends;          // [groups]: where the group's rows end
+  const T* weights;         // W_2, W_3, ...: [width of l][hidden]
+  const float4* affine;     // (scale, shift) of two channels, layer behind layer
   int groups, k, layers;
-  int hidden;       // width of all layers but the last
-  int width;        // of the last
-  float slope;      // of the activation below 0: 0 for ReLU, 1 for none
-  bool is_relu;     // -Inf gives 0 then, not NaN
-  bool probes;      // the last layer's values are sign(scale) y instead
+  int hidden;    // width of all layers but the last
+  int width;     // of the last
+  float slope;   // of the activation below 0: 0 for ReLU, 1 for none
+  bool is_relu;  // -Inf gives 0 then, not NaN
+  bool probes;   // the last layer's values are sign(scale) y instead
 
   __host__ __device__ int first_width() const { return layers > 1 ? hidden : width; }
 };

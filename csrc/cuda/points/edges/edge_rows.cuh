@@ -3,7 +3,7 @@
 // these gather is on its way meanwhile.
 #pragma once
 
-#include "csrc/cuda/points/edges/edge_mma.cuh"
+#include "csrc/common/device/mma.cuh"
 #include "csrc/cuda/points/edges/edge_problem.h"
 
 namespace fusedops {
@@ -27,9 +27,7 @@ struct EdgeTile {
   __device__ __forceinline__ int64_t edge(int half, int k) const {
     return group(half) * k + neighbour(half);
   }
-  __device__ __forceinline__ float weight(int half) const {
-    return __int_as_float(record[half].w);
-  }
+  __device__ __forceinline__ float weight(int half) const { return __int_as_float(record[half].w); }
 };
 
 template <class T>
@@ -44,8 +42,8 @@ __device__ __forceinline__ EdgeTile load_tile(const EdgeProblem<T>& p, int first
   return tile;
 }
 
-// What a tile gathers: its rows, which are copied to the warp's place in shared memory, and a lane's
-// offsets.
+// What a tile gathers: its rows, which are copied to the warp's place in shared memory, and a
+// lane's offsets.
 struct EdgeGathered {
   float* rows;  // [kEdgeRows][ld], or null
   int ld;
@@ -53,8 +51,8 @@ struct EdgeGathered {
 
   // Starts copying channels start .. start + columns of the tile's rows.
   template <class T>
-  __device__ __forceinline__ void start_copy(const EdgeProblem<T>& p, const EdgeTile& tile, int start,
-                                             int columns) {
+  __device__ __forceinline__ void start_copy(const EdgeProblem<T>& p, const EdgeTile& tile,
+                                             int start, int columns) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if (p.offset_weight) {
@@ -144,7 +142,8 @@ __device__ __forceinline__ void first_layer(const EdgeProblem<T>& p, const EdgeT
   if (p.offset_weight) {
 #pragma unroll
     for (int b = 0; b < 4; ++b) {
-      const T* w = offset_weight + (start + 32 * c + 8 * b + lane_id() / 4) * kEdgeOffsetColumns + 2 * q;
+      const T* w =
+          offset_weight + (start + 32 * c + 8 * b + lane_id() / 4) * kEdgeOffsetColumns + 2 * q;
       mma_k8<T>(y[b], offsets[0], offsets[1], *reinterpret_cast<const uint32_t*>(w));
     }
   }
@@ -241,9 +240,9 @@ __device__ __forceinline__ void store_centred(const float (&y)[4][4], const floa
   float centred[4][4];
 #pragma unroll
   for (int b = 0; b < 4; ++b) {
-    const float2 mean = center ? __ldg(reinterpret_cast<const float2*>(center + 32 * c + 8 * b) +
-                                       lane_id() % 4)
-                               : float2{};
+    const float2 mean =
+        center ? __ldg(reinterpret_cast<const float2*>(center + 32 * c + 8 * b) + lane_id() % 4)
+               : float2{};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       centred[b][2 * half] = y[b][2 * half] - mean.x;
@@ -315,7 +314,7 @@ struct SharedTaker {
 // A warp's place for the rows that it gathers, `columns` wide.
 template <class T>
 __device__ __forceinline__ EdgeGathered take_gathered(const EdgeProblem<T>& p, int columns,
-                                                         SharedTaker& shared) {
+                                                      SharedTaker& shared) {
   EdgeGathered gathered{nullptr, columns + kEdgePad / 2, {}};
   if (p.rows) {
     float* all = shared.take<float>(kEdgeWarps * kEdgeRows * gathered.ld);
@@ -340,7 +339,8 @@ __device__ __forceinline__ void copy_values(const V* from, int count, V* to) {
   for (int i = static_cast<int>(threadIdx.x); i < count; i += kEdgeThreads) to[i] = from[i];
 }
 
-__device__ __forceinline__ void copy_affine(const float4* from, int count, bool probes, float4* to) {
+__device__ __forceinline__ void copy_affine(const float4* from, int count, bool probes,
+                                            float4* to) {
   for (int i = static_cast<int>(threadIdx.x); i < count; i += kEdgeThreads) {
     const float4 st = from[i];
     to[i] = probes ? float4{st.x < 0.f ? -1.f : 1.f, 0.f, st.z < 0.f ? -1.f : 1.f, 0.f} : st;
@@ -349,8 +349,8 @@ __device__ __forceinline__ void copy_affine(const float4* from, int count, bool 
 
 // Brings all layers into shared memory; of the last one rows `start` .. `start + columns`.
 template <class T>
-__device__ __forceinline__ EdgeWeights<T> load_layers(const EdgeProblem<T>& p, int start, int columns,
-                                                      SharedTaker& shared) {
+__device__ __forceinline__ EdgeWeights<T> load_layers(const EdgeProblem<T>& p, int start,
+                                                      int columns, SharedTaker& shared) {
   const int width = p.hidden, ld = width + kEdgePad, between = max(p.layers - 2, 0);
   const int hidden_pairs = (p.layers - 1) * width / 2;
   T* offset = shared.take<T>(p.offset_weight ? p.first_width() * kEdgeOffsetColumns : 0);

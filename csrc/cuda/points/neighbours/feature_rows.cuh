@@ -4,6 +4,7 @@
 
 #include <cuda_bf16.h>
 
+#include "csrc/common/device/mma.cuh"
 #include "csrc/cuda/points/neighbours.cuh"
 
 namespace fusedops {
@@ -72,19 +73,6 @@ struct FeatureLayout {
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
-__device__ __forceinline__ void load_matrices(uint32_t (&r)[4], const __nv_bfloat16* row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(shared_address(row)));
-}
-__device__ __forceinline__ void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
-                                             uint32_t b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-      "{%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
 // 16 bytes; zeros where `valid` is false.
 __device__ __forceinline__ void copy_async(void* to, const void* from, bool valid) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
@@ -122,8 +110,8 @@ __device__ __forceinline__ void tile_products(const __nv_bfloat16* query_tile,
   const auto multiply = [&](const uint32_t (&a)[4], const uint32_t (&b)[kPairs][4]) {
 #pragma unroll
     for (int n = 0; n < kPairs; ++n) {
-      multiply_add(product[2 * n], a, b[n][0], b[n][1]);
-      multiply_add(product[2 * n + 1], a, b[n][2], b[n][3]);
+      mma_k16<__nv_bfloat16>(product[2 * n], a, b[n][0], b[n][1]);
+      mma_k16<__nv_bfloat16>(product[2 * n + 1], a, b[n][2], b[n][3]);
     }
   };
   for (int at = 0; at < width; at += 16) {

@@ -48,13 +48,30 @@ inline std::optional<Tensor> check_edge_tensor(const char* op, const char* name,
   return torch::stable::contiguous(*tensor);
 }
 
-// The list of rows (edge_list) and where the groups' rows end in it.
-inline void check_edge_list(const char* op, const Tensor& list, const Tensor& ends) {
-  check_edge_tensor(op, "list", list, ends, ScalarType::Int, {list.size(0), 4});
-  check_edge_tensor(op, "ends", ends, ends, ScalarType::Int, {ends.numel()});
+// The list of rows (edge_list) and where the groups' rows end in it, contiguous.
+struct EdgeList {
+  Tensor list, ends;
+
+  // K: there is room for every entry of a group.
+  int neighbours() const { return static_cast<int>(list.size(0) / ends.numel()); }
+};
+
+inline EdgeList check_edge_list(const char* op, const Tensor& list, const Tensor& ends) {
+  FUSEDOPS_CHECK(list.dim() == 2, op, ": list must have shape (E, 4); got ", shape_string(list));
+  const auto list_ = check_edge_tensor(op, "list", list, ends, ScalarType::Int, {list.size(0), 4});
+  const auto ends_ = check_edge_tensor(op, "ends", ends, ends, ScalarType::Int, {ends.numel()});
   FUSEDOPS_CHECK(ends.numel() > 0 && list.numel() > 0 && list.size(0) % ends.numel() == 0, op,
                  ": there must be groups of as many rows; got ", ends.numel(), " groups and ",
                  list.size(0), " rows");
+  return {*list_, *ends_};
+}
+
+// Of each of `clouds` clouds.
+inline int64_t check_edge_groups(const char* op, const Tensor& ends, int64_t clouds) {
+  FUSEDOPS_CHECK(clouds > 0 && ends.numel() % clouds == 0, op,
+                 ": ends must have as many groups for each of ", clouds, " clouds; got ",
+                 ends.numel());
+  return ends.numel() / clouds;
 }
 
 inline EdgeArguments check_edges(const char* op, const std::optional<Tensor>& rows,
@@ -65,10 +82,8 @@ inline EdgeArguments check_edges(const char* op, const std::optional<Tensor>& ro
                                  const Tensor& ends, const Tensor& weights, const Tensor& affine,
                                  const std::array<int64_t, 4>& widths, double slope) {
   EdgeArguments a{.widths = widths, .slope = slope};
-  FUSEDOPS_CHECK(list.dim() == 2, op, ": list must have shape (E, 4); got ", shape_string(list));
-  check_edge_list(op, list, ends);
-  a.list = torch::stable::contiguous(list);
-  a.ends = torch::stable::contiguous(ends);
+  const EdgeList rows_of = check_edge_list(op, list, ends);
+  a.list = rows_of.list, a.ends = rows_of.ends;
   a.edges = list.size(0);
   FUSEDOPS_CHECK(rows || points, op, ": points must be a tensor where rows is None; got None");
   FUSEDOPS_CHECK(points.has_value() == offset_weight.has_value(), op,
@@ -76,10 +91,8 @@ inline EdgeArguments check_edges(const char* op, const std::optional<Tensor>& ro
   const Tensor& cloud = rows ? *rows : *points;
   check_dim(op, rows ? "rows" : "points", cloud, 3, "(B, N, C)");
   a.clouds = cloud.size(0), a.n = cloud.size(1);
-  FUSEDOPS_CHECK(a.clouds > 0 && a.n > 0 && ends.numel() % a.clouds == 0, op,
-                 ": ends must have as many groups for each of ", a.clouds, " clouds; got ",
-                 ends.numel());
-  a.groups = ends.numel() / a.clouds;
+  FUSEDOPS_CHECK(a.n > 0, op, ": clouds must have points; got ", shape_string(cloud));
+  a.groups = check_edge_groups(op, ends, a.clouds);
   a.dtype = check_floating(op, "weights", weights);
   FUSEDOPS_CHECK(weights.element_size() == 2, op, ": weights must be float16 or bfloat16; got ",
                  dtype_name(weights.scalar_type()));
@@ -100,8 +113,8 @@ inline EdgeArguments check_edges(const char* op, const std::optional<Tensor>& ro
                  ": the last width must be 32, 64 or a multiple of 128 up to 1024; got ", last);
   const ScalarType half = weights.scalar_type(), fp32 = ScalarType::Float;
   a.rows = check_edge_tensor(op, "rows", rows, list, fp32, {a.clouds, a.n, widths[0]});
-  a.group_rows = check_edge_tensor(op, "group_rows", group_rows, list, fp32,
-                                   {a.clouds, a.groups, widths[0]});
+  a.group_rows =
+      check_edge_tensor(op, "group_rows", group_rows, list, fp32, {a.clouds, a.groups, widths[0]});
   a.offset_weight =
       check_edge_tensor(op, "offset_weight", offset_weight, list, half, {widths[0], 8});
   a.points = check_edge_tensor(op, "points", points, list, fp32, {a.clouds, a.n, 3});

@@ -1,6 +1,6 @@
-// Tensor Core instructions for rows that stay in registers: m16n8k16 and m16n8k8 of 16-bit types
-// with fp32 sums, and the loads of their operands from shared memory. A lane holds rows lane / 4 and
-// lane / 4 + 8 of a tile, and columns 2 * (lane % 4) and the next one of every 8.
+// Tensor Core instructions of one warp: m16n8k16 and m16n8k8 of 16-bit types with fp32 sums, and
+// the loads of their operands from shared memory. A lane holds rows lane / 4 and lane / 4 + 8 of a
+// tile, and columns 2 * (lane % 4) and the next one of every 8.
 #pragma once
 
 #include <cuda_bf16.h>

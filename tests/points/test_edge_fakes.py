@@ -1,0 +1,314 @@
+"""The ops over edges where there is no GPU: shapes and errors of their fakes, and traces of the layers
+that rest on them.
+"""
+
+from __future__ import annotations
+
+import functools
+from itertools import pairwise
+
+import pytest
+import torch
+from torch._dynamo.backends.common import aot_autograd
+
+from fusedops.points import BatchNorm, LayerNorm, _edge_fused, edge_conv, set_abstraction
+from fusedops.points._edge_input import EdgeInput, EdgeLayer
+from points.layer_cases import make_layers
+from samples import edges
+from util import HALVES, make, name
+
+HALF, FP32, INT32 = "half", torch.float32, torch.int32
+NONE = ((0,), FP32)
+NO_HALF, NO_INT16 = ((0,), HALF), ((0,), torch.int16)
+
+# (shape, dtype) of the results, sample by sample.
+RESULTS = {
+    "edge_counts": [[((10,), INT32)]],
+    "edge_list": [[((160, 4), INT32), ((2, 5, 16), torch.int64)]],
+    "edge_mlp_forward": [
+        [((2, 5, 60), HALF), NONE, NO_INT16, NONE, NONE],
+        [NO_HALF, ((2, 5, 128), FP32), ((2, 5, 128), torch.int16), ((128, 2), FP32),
+         ((4, 128), FP32)],
+        [NO_HALF, ((2, 5, 250), FP32), ((2, 5, 250), torch.int16), NONE, NONE],
+        [NO_HALF, NONE, NO_INT16, ((32, 2), FP32), ((4, 32), FP32)],
+        [NO_HALF, ((2, 5, 64), FP32), ((2, 5, 64), torch.int16), ((64, 2), FP32), ((4, 64), FP32)],
+    ],
+    "edge_mlp_backward": [
+        [((160, 64), HALF), ((64, 2), FP32), ((64, 2), FP32), ((128, 64), FP32)],
+        [((160, 32), HALF), ((32, 2), FP32), ((32, 2), FP32), ((256, 32), FP32)],
+        [((160, 64), HALF), ((64, 2), FP32), ((0, 2), FP32), ((64, 64), FP32)],
+    ],
+    "edge_affine": [[((96, 2), FP32)]],
+    "edge_pool_forward": [[((2, 5, 10), HALF)], [((2, 5, 64), HALF)]],
+    "edge_pool_backward": [
+        [((2, 5, 64), INT32), ((64, 2), FP32), ((0, 2), FP32)],
+        [((2, 5, 64), INT32), ((64, 2), FP32), ((64, 2), FP32)],
+    ],
+    "edge_moments": [[((160, 4), FP32)]] * 2,
+    "edge_winners": [[((160, 64), HALF)]],
+    "edge_group_sums": [[((10, 32), FP32)], [((10, 32), FP32)], [((10, 64), FP32)]],
+    "edge_offset_products": [[((96, 3), FP32)]] * 2,
+    "edge_close": [[((70, 64), FP32), ((64, 3), FP32)], [((70, 64), FP32), ((0, 3), FP32)]],
+}  # fmt: skip
+every_op = pytest.mark.parametrize("op", edges.OF_HALVES)
+meta_and_cuda = pytest.mark.parametrize("on", ["meta", pytest.param("cuda", marks=pytest.mark.gpu)])
+
+
+def moved(arguments, device):
+    return [a.to(device) if isinstance(a, torch.Tensor) else a for a in arguments]
+
+
+def call(op, arguments):
+    result = getattr(torch.ops.fusedops, op)(*arguments)
+    return result if isinstance(result, tuple) else (result,)
+
+
+def kinds(results, dtype, device):
+    for t in results:
+        assert t.device.type == device
+        assert t.is_contiguous()
+    return [(tuple(t.shape), HALF if t.dtype is dtype else t.dtype) for t in results]
+
+
+@every_op
+@pytest.mark.parametrize("dtype", HALVES, ids=name)
+def test_shapes_of_meta_tensors(op, dtype):
+    samples = list(edges.OF_HALVES[op]("cpu", dtype))
+    for arguments, expected in zip(samples, RESULTS[op], strict=True):
+        assert kinds(call(op, moved(arguments, "meta")), dtype, "meta") == expected
+
+
+@every_op
+def test_shapes_of_fake_tensors(op):
+    dtype = torch.bfloat16
+    for arguments, expected in zip(edges.OF_HALVES[op]("cpu", dtype), RESULTS[op], strict=True):
+        with torch._subclasses.FakeTensorMode() as mode:
+            fakes = [mode.from_tensor(a) if isinstance(a, torch.Tensor) else a for a in arguments]
+            assert kinds(call(op, fakes), dtype, "cpu") == expected
+
+
+# op: (which sample, {argument: another value}, the message)
+WRONG = [
+    ("edge_counts", 0, {"idx": lambda t: t[0]},
+     r"idx must be 3-dimensional, \(B, M, K\); got shape \(5, 16\)"),
+    ("edge_counts", 0, {"idx": lambda t: t[:, :0]}, "idx must have from 1 to .* entries; got 0"),
+    ("edge_counts", 0, {"n": lambda _: 0},
+     "the clouds must have from 1 to .* points together; got 2 of 0"),
+    ("edge_counts", 0, {"idx": lambda t: t.repeat(1, 1, 126)},
+     "idx must have at most 2000 neighbours; got 2016"),
+    ("edge_list", 0, {"ends": lambda t: t[1:]}, r"ends must have shape \(10\); got \(9,\)"),
+    ("edge_list", 0, {"ends": lambda t: t.long()}, "ends must have dtype int32; got int64"),
+    ("edge_mlp_forward", 0, {"list": lambda t: t[0]}, r"list must have shape \(E, 4\); got \(4,\)"),
+    ("edge_mlp_forward", 0, {"list": lambda t: t[1:]},
+     "there must be groups of as many rows; got 10 groups and 159 rows"),
+    ("edge_mlp_forward", 1, {"points": lambda _: None},
+     "points must be a tensor where rows is None; got None"),
+    ("edge_mlp_forward", 0, {"points": lambda _: None},
+     "points and offset_weight must come together"),
+    ("edge_mlp_forward", 0, {"rows": lambda t: t[0]},
+     r"rows must be 3-dimensional, \(B, N, C\); got shape \(40, 32\)"),
+    ("edge_mlp_forward", 0, {"rows": lambda t: t[:0]},
+     "ends must have as many groups for each of 0 clouds; got 10"),
+    ("edge_mlp_forward", 0, {"rows": lambda t: t[:, :0]},
+     r"clouds must have points; got \(2, 0, 32\)"),
+    ("edge_mlp_forward", 0, {"weights": lambda t: t.float()},
+     "weights must be float16 or bfloat16; got float32"),
+    ("edge_mlp_forward", 0, {"c1": lambda _: 0}, "there must be 1 to 4 widths; got 0"),
+    ("edge_mlp_forward", 0, {"c1": lambda _: 48},
+     "widths but the last must all be 32, 64 or 128; got 48"),
+    ("edge_mlp_forward", 0, {"c2": lambda _: 96},
+     "the last width must be 32, 64 or a multiple of 128 up to 1024; got 96"),
+    ("edge_mlp_forward", 0, {"rows": lambda t: t[..., :16]},
+     r"rows must have shape \(2, 40, 32\); got \(2, 40, 16\)"),
+    ("edge_mlp_forward", 0, {"centers": lambda t: t[:, :1]},
+     r"centers must have shape \(2, 5, 3\); got \(2, 1, 3\)"),
+    ("edge_mlp_forward", 0, {"weights": lambda t: t[1:]},
+     r"weights must have shape \(2048\); got \(2047,\)"),
+    ("edge_mlp_forward", 0, {"affine": lambda t: t[1:]},
+     r"affine must have shape \(96, 2\); got \(95, 2\)"),
+    ("edge_mlp_forward", 0, {"channels": lambda _: 65}, "channels must be from 1 to 64; got 65"),
+    ("edge_mlp_forward", 3, {"pool": lambda _: True},
+     "the last width must be at least 64 where it is pooled; got 32"),
+    ("edge_mlp_forward", 0, {"sums": lambda _: True},
+     "infer alone, pool or sums must be asked for"),
+    ("edge_mlp_backward", 0, {"winners": lambda _: None},
+     "winners or above must be given, and not both"),
+    ("edge_mlp_backward", 0, {"dense": lambda t: t[1:]},
+     r"dense must have shape \(128, 2\); got \(127, 2\)"),
+    ("edge_mlp_backward", 0, {"below_stats": lambda t: t[1:]},
+     r"below_stats must have shape \(4, 64\); got \(3, 64\)"),
+    ("edge_affine", 0, {"values": lambda t: t[1:]},
+     r"values must have shape \(6, 96\); got \(5, 96\)"),
+    ("edge_pool_forward", 0, {"affine": lambda t: t[:40]},
+     r"affine must have shape \(C, 2\) with C at least 10 and a multiple of 32; got \(40, 2\)"),
+    ("edge_pool_forward", 0, {"like": lambda t: t.float()},
+     "like must be float16 or bfloat16; got float32"),
+    ("edge_pool_backward", 0, {"dout": lambda t: t[:1]},
+     r"dout must have shape \(2, 5, 10\) like best; got \(1, 5, 10\)"),
+    ("edge_moments", 0, {"centers": lambda t: t[0]},
+     r"centers must be 3-dimensional, \(B, N, 3\); got shape \(5, 3\)"),
+    ("edge_winners", 0, {"winners": lambda t: t[:0]},
+     "ends must have as many groups for each of 0 clouds; got 10"),
+    ("edge_winners", 0, {"winners": lambda t: t[..., :60]},
+     "winners must have a multiple of 8 channels; got 60"),
+    ("edge_group_sums", 0, {"rows": lambda t: t[1:]},
+     r"rows must have shape \(B, N, C\) where they are gathered, else \(E, C\); got \(159, 32\)"),
+    ("edge_group_sums", 0, {"rows": lambda t: t[:, :12]},
+     "rows must be multiples of 16 bytes; got 12 channels"),
+    ("edge_group_sums", 0, {"rows": lambda t: t.double()}, "rows must not be float64"),
+    ("edge_offset_products", 0, {"rows": lambda t: t[:, :40]},
+     r"rows must have shape \(160, C\) with C a multiple of 32; got \(160, 40\)"),
+    ("edge_offset_products", 0, {"points": lambda t: t[:0]},
+     "ends must have as many groups for each of 0 clouds; got 10"),
+    ("edge_close", 0, {"sums": lambda t: t[:, :40]},
+     "sums must have a multiple of 32 channels; got 40"),
+    ("edge_close", 0, {"moments": lambda _: None}, "moments must be given where dense is"),
+    ("edge_close", 0, {"coordinates": lambda t: t[1:]},
+     r"coordinates must have shape \(70, 3\); got \(69, 3\)"),
+]  # fmt: skip
+
+
+@meta_and_cuda
+@pytest.mark.parametrize(("op", "sample", "changes", "text"), WRONG)
+def test_errors(on, op, sample, changes, text):
+    names = [a.name for a in getattr(torch.ops.fusedops, op).default._schema.arguments]
+    arguments = moved(list(edges.OF_HALVES[op]("cpu", torch.bfloat16))[sample], on)
+    for argument, change in changes.items():
+        at = names.index(argument)
+        arguments[at] = change(arguments[at])
+    with pytest.raises(RuntimeError, match=f"^{op}: {text}$"):
+        call(op, arguments)
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    """The layers' kernels are chosen for tensors of the CPU, as by an H100."""
+    monkeypatch.setattr(_edge_fused, "_shared_limit", lambda device: 232448)
+
+
+@pytest.fixture
+def graphs(as_on_a_gpu):
+    """[the names of a graph's ops of ours]: forward, then backward."""
+    torch._dynamo.reset()
+    yield []
+    torch._dynamo.reset()
+
+
+def backend_of(graphs):
+    """A backend that lists a graph's ops, and runs none."""
+
+    def compiler(graph, inputs):
+        nodes = [node for node in graph.graph.nodes if node.op == "call_function"]
+        found = [str(node.target).split(".") for node in nodes]
+        graphs.append([words[1] for words in found if words[0] == "fusedops"])
+        outputs = next(node for node in graph.graph.nodes if node.op == "output").args[0]
+
+        def run(_inputs):
+            values = [o.meta["val"] if isinstance(o, torch.fx.Node) else o for o in outputs]
+            return [
+                torch.zeros([int(s) for s in v.shape], dtype=v.dtype)
+                if isinstance(v, torch.Tensor) else v
+                for v in values
+            ]  # fmt: skip
+
+        run._boxed_call = True
+        return run
+
+    return aot_autograd(fw_compiler=compiler, bw_compiler=compiler)
+
+
+def cloud_of(features, dtype=torch.bfloat16):
+    xyz = make(2, 100, 3, dtype=torch.float32, device="cpu")
+    rows = make(2, 100, features, dtype=dtype, device="cpu") if features else None
+    idx = torch.randint(100, (2, 30, 16))
+    return xyz, rows, xyz[:, :30].contiguous(), idx
+
+
+TRACED = {
+    "features": (6, (64, 64, 128), "batch_train", ("edge_moments", "edge_close")),
+    "offsets alone": (0, (64, 64, 128), "batch_train", ("edge_offset_products",)),
+    "one layer": (6, (64,), "batch_train", ("edge_winners", "edge_close")),
+    "running statistics": (3, (20, 10), "batch_eval", ("edge_group_sums", "edge_close")),
+    "no norm": (3, (32, 48, 50, 200), "none", ("edge_group_sums", "edge_close")),
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "dynamic"), [*((case, None) for case in TRACED), ("features", True)]
+)
+def test_set_abstraction_is_one_graph(graphs, case, dynamic):
+    features, widths, kind, last = TRACED[case]
+    given = cloud_of(features)
+    layers = make_layers(3 + features, widths, kind, torch.bfloat16, "cpu", torch.float32)
+    for weight in layers[0]:
+        weight.requires_grad_()
+    compiled = torch.compile(
+        set_abstraction, fullgraph=True, backend=backend_of(graphs), dynamic=dynamic
+    )
+    out = compiled(*given, *layers)
+    assert out.shape == (2, 30, widths[-1])
+    grads = torch.autograd.grad(out.sum(), layers[0])
+    assert [g.shape for g in grads] == [w.shape for w in layers[0]]
+    forward, backward = graphs
+    passes = len(widths) if kind == "batch_train" else 1
+    assert forward.count("edge_mlp_forward") == passes
+    assert backward.count("edge_mlp_backward") == len(widths) - 1
+    assert set(last) <= set(backward)
+
+
+def test_inference_and_edge_conv_are_one_graph(graphs):
+    given = cloud_of(6)
+    layers = make_layers(9, (64, 128), "batch_eval", torch.bfloat16, "cpu", torch.float32)
+    compiled = torch.compile(set_abstraction, fullgraph=True, backend=backend_of(graphs))
+    with torch.no_grad():
+        compiled(*given, *layers)
+    assert "edge_mlp_forward" in graphs[0]
+    assert "edge_pool_forward" not in graphs[0]
+    layers = make_layers(12, (64,), "batch_train", torch.bfloat16, "cpu", torch.float32)
+    rows = given[1].requires_grad_()
+    compiled = torch.compile(edge_conv, fullgraph=True, backend=backend_of(graphs))
+    compiled(rows, torch.randint(100, (2, 100, 16)), *layers).sum().backward()
+    assert "edge_mlp_forward" in graphs[1]
+    assert "edge_winners" in graphs[2]
+
+
+def edges_of(widths, norms, dtype=torch.bfloat16, k=16, dim=3):
+    xyz = torch.zeros(2, 10, dim)
+    idx = torch.zeros(2, 4, k, dtype=torch.int64)
+    given = EdgeInput(None, None, torch.zeros(widths[0], dim, dtype=dtype), xyz, None, idx, dtype)
+    weights = [None, *(torch.zeros(b, a, dtype=dtype) for a, b in pairwise(widths))]
+    return given, [EdgeLayer(w, None, norm) for w, norm in zip(weights, norms, strict=True)]
+
+
+def supports(widths=(64, 64, 128), norm=None, activation="relu", slope=0.01, pool="max", **how):
+    given, layers = edges_of(widths, [norm] * len(widths), **how)
+    return _edge_fused.supports(given, layers, activation, slope, pool)
+
+
+def test_what_has_kernels(as_on_a_gpu):
+    """The rest is composed."""
+    stats = functools.partial(BatchNorm, None, None, torch.zeros(64), torch.ones(64))
+    taken = (
+        {}, {"widths": (128, 128, 256)}, {"widths": (20, 10)}, {"widths": (256,)},
+        {"widths": (1, 100, 100, 200)}, {"norm": stats()}, {"norm": stats(training=True)},
+        {"activation": "none"}, {"activation": "leaky_relu", "slope": 0.2},
+        {"dtype": torch.float16}, {"k": 2000},
+    )  # fmt: skip
+    composed = (
+        {"widths": (129, 64)}, {"widths": (64, 257)}, {"widths": (64,) * 5},
+        {"norm": stats(group=object())}, {"norm": LayerNorm(None, None)}, {"activation": "gelu"},
+        {"activation": "leaky_relu", "slope": 1.5}, {"pool": "mean"}, {"pool": "sum"},
+        {"dtype": torch.float32}, {"k": 2001}, {"k": 0}, {"dim": 2},
+    )  # fmt: skip
+    assert [case for case in taken if not supports(**case)] == []
+    assert [case for case in composed if supports(**case)] == []
+
+
+def test_the_cpu_has_no_kernels():
+    assert not supports()
+
+
+def test_small_shared_memory_composes(monkeypatch):
+    monkeypatch.setattr(_edge_fused, "_shared_limit", lambda device: 100 * 1024)
+    assert supports((64, 64, 64))
+    assert not supports((128, 128, 128))

@@ -1,0 +1,202 @@
+"""Samples of the passes of an MLP over edges, which run on CUDA only: on the CPU there are none.
+
+Every entry counts, so that every element of a result is written.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from util import make
+
+CLOUDS, POINTS, GROUPS, K = 2, 40, 5, 16
+
+
+def half_of(dtype):
+    return dtype if dtype.itemsize == 2 else torch.bfloat16
+
+
+def fp32(*shape, device, seed=0):
+    return make(*shape, dtype=torch.float32, device=device, seed=seed)
+
+
+def neighbours(device):
+    """Distinct ones."""
+    drawn = torch.rand(CLOUDS, GROUPS, POINTS, generator=torch.Generator().manual_seed(3))
+    return drawn.argsort(2)[..., :K].contiguous().to(device)
+
+
+def edge_list(device):
+    """(list, ends) where every entry counts once."""
+    idx = neighbours(device)
+    cloud = torch.arange(CLOUDS, device=device).view(-1, 1, 1)
+    group = torch.arange(CLOUDS * GROUPS, device=device).view(CLOUDS, GROUPS, 1)
+    place = torch.arange(K, device=device)
+    weight = torch.ones((), device=device).view(torch.int32)
+    columns = (idx + POINTS * cloud, group, place, weight)
+    rows = torch.stack([t.expand(idx.shape).int() for t in columns], -1).view(-1, 4)
+    return rows, torch.arange(K, (CLOUDS * GROUPS + 1) * K, K, device=device, dtype=torch.int32)
+
+
+def coordinates(device):
+    points = fp32(CLOUDS, POINTS, 3, device=device, seed=1)
+    return points, points[:, :GROUPS].contiguous()
+
+
+def problem(device, dtype, widths, rows=True, group_rows=False, offsets=True):
+    """The arguments up to the slope."""
+    first = widths[0]
+    points, centers = coordinates(device) if offsets else (None, None)
+    offset_weight = make(first, 8, dtype=dtype, device=device, seed=2) if offsets else None
+    if offsets:
+        offset_weight[:, 6:] = 0
+    values = sum(a * b for a, b in zip(widths, widths[1:], strict=False))
+    affine = fp32(sum(widths), 2, device=device, seed=6)
+    return (
+        fp32(CLOUDS, POINTS, first, device=device, seed=3) if rows else None,
+        fp32(CLOUDS, GROUPS, first, device=device, seed=4) if group_rows else None,
+        offset_weight, points, centers, *edge_list(device),
+        make(values, dtype=dtype, device=device, seed=5, scale=0.1), affine,
+        *widths, *[0] * (4 - len(widths)), 0.0,
+    )  # fmt: skip
+
+
+def winners_of(device, dtype, width):
+    """A maximum's gradient and its neighbour's place above it."""
+    value = make(CLOUDS, GROUPS, width, dtype=dtype, device=device, seed=8)
+    place = torch.arange(width, device=device).remainder(K).expand(value.shape).int()
+    return (place << 16) | (value.view(torch.int16).int() & 0xFFFF)
+
+
+def statistics(device, width):
+    """Means, reciprocal deviations, variances and counts."""
+    deviation = fp32(width, device=device, seed=9).abs() + 0.5
+    count = torch.full_like(deviation, CLOUDS * GROUPS * K)
+    mean = fp32(width, device=device, seed=10)
+    return torch.stack([mean, 1 / deviation, deviation.square(), count])
+
+
+def on_cuda(samples):
+    """Nothing on the CPU; 16-bit types in place of the others."""
+
+    def given(device, dtype, codes):
+        if not device.startswith("cpu"):
+            yield from samples(device, half_of(dtype))
+
+    return given
+
+
+def edge_counts_samples(device, dtype):
+    yield neighbours(device), POINTS
+
+
+def edge_list_samples(device, dtype):
+    yield neighbours(device), edge_list(device)[1], POINTS
+
+
+def edge_mlp_forward_samples(device, dtype):
+    yield *problem(device, dtype, (32, 64)), 60, True, False, False, 1e-5
+    yield *problem(device, dtype, (64, 64, 128), rows=False), 128, False, True, True, 1e-5
+    yield *problem(device, dtype, (128, 256), offsets=False), 250, False, True, False, 1e-5
+    yield *problem(device, dtype, (32, 32), group_rows=True), 32, False, False, True, 1e-5
+    yield *problem(device, dtype, (64,), group_rows=True), 64, False, True, True, 1e-5
+
+
+def edge_mlp_backward_samples(device, dtype):
+    edges = CLOUDS * GROUPS * K
+    for widths in ((64, 128), (32, 256)):
+        winners = winners_of(device, dtype, widths[-1])
+        dense = fp32(widths[-1], 2, device=device, seed=11)
+        below_stats = statistics(device, widths[0])
+        yield *problem(device, dtype, widths), winners, None, dense, below_stats
+    above = make(edges, 64, dtype=dtype, device=device, seed=12)
+    yield *problem(device, dtype, (64, 64, 64), rows=False), None, above, None, None
+
+
+def edge_affine_samples(device, dtype):
+    values = fp32(6, 96, device=device)
+    values[4:] = values[4:].abs() + 0.1
+    yield (values,)
+
+
+def pooled(device, channels):
+    best = fp32(CLOUDS, GROUPS, channels, device=device)
+    which = torch.arange(channels, device=device).remainder(K).expand(best.shape)
+    return best, which.to(torch.int16)
+
+
+def edge_pool_forward_samples(device, dtype):
+    for channels in (10, 64):
+        affine = fp32(64, 2, device=device, seed=1)
+        yield *pooled(device, channels), affine, make(1, dtype=dtype, device=device), 0.2
+
+
+def edge_pool_backward_samples(device, dtype):
+    for channels, stats in ((10, None), (64, statistics(device, 64))):
+        best, which = pooled(device, channels)
+        dout = make(*best.shape, dtype=dtype, device=device, seed=3)
+        yield dout, best, which, fp32(64, 2, device=device, seed=1), stats, 0.0
+
+
+def edge_moments_samples(device, dtype):
+    points, centers = coordinates(device)
+    yield *edge_list(device), points, centers
+    yield *edge_list(device), points, None
+
+
+def edge_winners_samples(device, dtype):
+    yield winners_of(device, dtype, 64), *edge_list(device), make(1, dtype=dtype, device=device)
+
+
+def edge_group_sums_samples(device, dtype):
+    rows = make(CLOUDS * GROUPS * K, 32, dtype=dtype, device=device)
+    yield rows, *edge_list(device), False
+    yield rows.float(), *edge_list(device), False
+    yield fp32(CLOUDS, POINTS, 64, device=device), *edge_list(device), True
+
+
+def edge_offset_products_samples(device, dtype):
+    rows = make(CLOUDS * GROUPS * K, 64, dtype=dtype, device=device)
+    points, centers = coordinates(device)
+    yield rows, *edge_list(device), points, centers
+    yield rows, *edge_list(device), points, None
+
+
+def edge_close_samples(device, dtype):
+    count, width = 70, 64
+    rows = [fp32(count, width, device=device, seed=i) for i in range(3)]
+    pairs = [fp32(width, 2, device=device, seed=i) for i in (3, 4)]
+    moments, where = fp32(count, 4, device=device, seed=5), fp32(count, 3, device=device, seed=6)
+    weight = make(width, 8, dtype=dtype, device=device, seed=7)
+    yield rows[0], pairs[0], pairs[1], moments, rows[1], rows[2], weight, where, weight
+    yield rows[0], pairs[0], None, None, None, None, None, None, weight
+
+
+# {op: its samples of a 16-bit type on any device}
+OF_HALVES = {
+    name.removesuffix("_samples"): samples
+    for name, samples in list(globals().items())
+    if name.endswith("_samples")
+}
+SAMPLES = {op: on_cuda(samples) for op, samples in OF_HALVES.items()}
+
+_NOT_FLOATING = "must be float16, bfloat16, float32 or float64; got int32$"
+
+# The first argument that int32 tensors are wrong for.
+REFUSED = {
+    op: (torch.int32, f"^{op}: {text}")
+    for op, text in {
+        "edge_counts": "idx must be int64; got int32$",
+        "edge_list": "idx must be int64; got int32$",
+        "edge_mlp_forward": f"weights {_NOT_FLOATING}",
+        "edge_mlp_backward": f"weights {_NOT_FLOATING}",
+        "edge_affine": "values must have dtype float32; got int32$",
+        "edge_pool_forward": "best must have dtype float32; got int32$",
+        "edge_pool_backward": "best must have dtype float32; got int32$",
+        "edge_moments": "points must have dtype float32; got int32$",
+        "edge_winners": f"like {_NOT_FLOATING}",
+        "edge_group_sums": f"rows {_NOT_FLOATING}",
+        "edge_offset_products": "points must have dtype float32; got int32$",
+        "edge_close": "sums must have dtype float32; got int32$",
+    }.items()
+}
