@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -215,6 +217,13 @@ def test_floors_are_by_the_largest_term_and_the_gpu():
         assert b.floor_us == pytest.approx(a.floor_us * (2 if bound else 1), rel=0.9 * (not bound))
     times = [set_abstraction(*SA1, gpu=name).forward_us for name in ("H200", "H100", "A100")]
     assert times == sorted(times)
+
+
+def test_the_page_shows_a_real_report():
+    page = Path(__file__).resolve().parents[2] / "docs/points.md"
+    if not page.exists():
+        pytest.skip("the documents are not here")
+    assert f"```text\n{set_abstraction(*SA1)}\n```" in page.read_text()
 
 
 def test_the_report_says_what_it_is():

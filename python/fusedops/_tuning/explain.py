@@ -156,7 +156,8 @@ def explain(
         TypeError: An argument is neither a tensor nor a shape, or `dtype` is no torch.dtype.
         RuntimeError: What the call itself would raise for these shapes and dtypes.
 
-    The GPU is that of x, else the current one, else an H200 is assumed.
+    The GPU is that of x, else the current one, else an H200 is assumed. Layers of point clouds have
+    `explain_set_abstraction` and `explain_edge_conv`.
 
     Example:
         >>> print(fusedops.explain(x, weight, bias, "gelu"))
