@@ -106,7 +106,7 @@ class LayerExplanation:
             f"  work      {self.mlp_flops / 1e9:.3g} GFLOP for the MLP once, "
             f"{more}{self.flops / 1e9:.3g} in all passes",
             *([f"  kept      {more}{self.kept_bytes / 2**20:.3g} MiB"] if self.kept_bytes else []),
-            f"  time      at least {time}: a floor, unmeasured",
+            f"  time      {time}: a floor where no neighbour repeats, unmeasured",
             *(f"  note      {note}" for note in self.notes),
         ]
         for name, backward in (("forward", False), ("backward", True)):
@@ -150,7 +150,7 @@ def explain_set_abstraction(
     sm_count: int | None = None,
     shared_memory: int | None = None,
 ) -> LayerExplanation:
-    """Say what `fusedops.points.set_abstraction` runs at these sizes, and how long at least.
+    """Say what `fusedops.points.set_abstraction` runs at these sizes, and a floor of its time.
 
     Nothing is computed. The report names the path, by the function that the call itself asks, and
     the reason where it is not the fused one; the passes forward and backward, what chains in
@@ -158,7 +158,8 @@ def explain_set_abstraction(
     the time. The floor of a pass is the longest of its arithmetic, its traffic with global memory
     and its gathers from L2, at assumed rates: 325 TFLOP/s of 16-bit products, 4.2 TB/s and
     5.5 TB/s on an H200; arithmetic and L2 of other GPUs by their number of SMs, memory by its
-    nominal rate. Nothing in it is measured. Backward has gradients of features and parameters, and
+    nominal rate. Nothing in it is measured, and neighbours that repeat, which the kernels merge, are
+    counted. Backward has gradients of features and parameters, and
     none of coordinates.
 
     Args:
