@@ -229,7 +229,8 @@ def test_the_report_says_what_it_is():
     text = str(set_abstraction(*SA1))
     for part in (
         "set_abstraction of 32 x 1024 points, 512 groups of 32", "path      fused",
-        "layers 1 to 3 chain in registers", "kept ", "a floor where no neighbour repeats, unmeasured", "325 TFLOP/s",
+        "layers 1 to 3 chain in registers", "kept ", "325 TFLOP/s",
+        "a floor where no neighbour repeats, unmeasured",
         "edge_mlp_backward", "KiB shared", "NVIDIA H200",
     ):  # fmt: skip
         assert part in text

@@ -158,9 +158,8 @@ def explain_set_abstraction(
     the time. The floor of a pass is the longest of its arithmetic, its traffic with global memory
     and its gathers from L2, at assumed rates: 325 TFLOP/s of 16-bit products, 4.2 TB/s and
     5.5 TB/s on an H200; arithmetic and L2 of other GPUs by their number of SMs, memory by its
-    nominal rate. Nothing in it is measured, and neighbours that repeat, which the kernels merge, are
-    counted. Backward has gradients of features and parameters, and
-    none of coordinates.
+    nominal rate. Nothing in it is measured, and neighbours that repeat, which the kernels merge,
+    are counted. Backward has gradients of features and parameters, and none of coordinates.
 
     Args:
         clouds: B, clouds of equal size.
