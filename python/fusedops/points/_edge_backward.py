@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ._edge_problem import Problem, in_fragment_order
+from ._edge_problem import Problem, in_fragment_order, padded_to
 
 _ops = torch.ops.fusedops
 
@@ -105,11 +105,22 @@ class Backward:
             moments = Sums(self._by_point(values), _ops.edge_group_sums(values, edges, ends, False))
             own = Sums(problem.rows, problem.group_rows)
             others = self._others()
-        du, products = self._close(0, sums, scale, batch, moments, own, others, problem.points)
-        dv, group_products = self._close(
-            1, sums, scale, batch, moments, own, others, problem.centers
-        )
+        points, centers = self._coordinates()
+        du, products = self._close(0, sums, scale, batch, moments, own, others, points)
+        dv, group_products = self._close(1, sums, scale, batch, moments, own, others, centers)
         return self._inputs(du, dv, products, group_products)
+
+    def _coordinates(self) -> tuple[Tensor | None, Tensor | None]:
+        """points and centers for the gradient of W_x, sum du x - sum dv c.
+
+        In every cloud du and dv have the same sum, so any origin serves; a near one, because far
+        from it the difference cancels.
+        """
+        points, centers = self.problem.points, self.problem.centers
+        if points is None or centers is None:
+            return points, centers
+        origin = centers[:, :1].nan_to_num(0.0, 0.0, 0.0)
+        return points - origin, centers - origin
 
     def _offset_weight_grad(
         self, dz: Tensor, scale: Tensor | None, dense: Tensor | None
@@ -186,7 +197,7 @@ class Backward:
         if self.needs[0]:
             drows = du.to(ctx.rows_dtype)
             if self.plan.ordered:
-                drows = in_fragment_order(drows, self.plan.widths[0], False)
+                drows = in_fragment_order(padded_to(drows, self.plan.widths[0]), -1)
         dgroup = dv.to(ctx.group_dtype) if self.needs[1] else None
         dweight = dxyz = dcenters = None
         if self.offset_weight is not None:

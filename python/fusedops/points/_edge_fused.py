@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from .._autograd.compose import no_autocast
 from .._autograd.shared import distinct, sees_torch_functions_only
 from . import _edge_composed
 from ._autograd import needs_grad
@@ -25,7 +26,7 @@ from ._edge_problem import (
     Plan,
     Problem,
     build_problem,
-    fragment_order,
+    in_fragment_order,
     ordered_product,
     padded_widths,
     shared_memory,
@@ -68,8 +69,15 @@ def supports(
         and (given.xyz is None or given.xyz.shape[2] == 3)
         and all(_supports_norm(layer.norm) for layer in layers)
         and _fits(padded_widths(widths), given.rows is not None, given.idx.device)
-        and not sees_torch_functions_only(given.idx, given.xyz, given.group_rows)
+        and not sees_torch_functions_only(*_tensors_of(given, layers))
     )
+
+
+def _tensors_of(given: EdgeInput, layers: Sequence[EdgeLayer]) -> list[Tensor | None]:
+    rows = given.rows if isinstance(given.rows, PointProduct) else (given.rows,)
+    norms = [(n.weight, n.bias) for n in (layer.norm for layer in layers) if n is not None]
+    own = [t for layer in layers for t in (layer.weight, layer.bias)]
+    return [*rows, *given[1:6], *own, *(t for norm in norms for t in norm)]
 
 
 def _fits(widths: tuple[int, ...], has_rows: bool, device: torch.device) -> bool:
@@ -166,21 +174,29 @@ class EdgeMax(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor, *_: Any) -> Any:
-        if torch.is_grad_enabled():
-            return _composed_backward(Backward(ctx), dout)
-        return Backward(ctx).run(dout)
+        with no_autocast(dout):
+            call = Backward(ctx)
+            return _composed_backward(call, dout) if torch.is_grad_enabled() else call.run(dout)
+
+
+def _alias(t: Tensor | None) -> Tensor | None:
+    return t.view_as(t) if t is not None and t.is_floating_point() else t
 
 
 def _composed_backward(call: Backward, dout: Tensor) -> tuple[Any, ...]:
     """A backward that can be differentiated again: that of the composed layers."""
     plan, count = call.plan, call.count
-    rows, group_rows, offset_weight, xyz, centers, idx = call.gathered
+    # NOTE: aliases, because inputs may be made of each other: what leads from one to another is for
+    # the engine to follow.
+    inputs = [_alias(t) for t in (*call.gathered, None, None, *call.weights, *call.parameters)]
+    rows, group_rows, offset_weight, xyz, centers, idx = inputs[:6]
+    assert idx is not None
+    weights, parameters = inputs[8 : 7 + count], inputs[7 + count :]
     if plan.ordered and rows is not None:
-        order = fragment_order(plan.widths[0], rows.device)[1]
-        rows = rows[..., order[: plan.channels[0]]]
-    norms = Norms(*(tuple(call.parameters[i * count :][:count]) for i in range(5)))
+        rows = in_fragment_order(rows, -1)[..., : plan.channels[0]]
+    norms = Norms(*(tuple(parameters[i * count :][:count]) for i in range(5)))
     layers = []
-    for i, weight in enumerate((None, *call.weights)):
+    for i, weight in enumerate((None, *weights)):
         norm = None
         if plan.has_norm[i]:
             statistics = (norms.mean[i], norms.var[i])
@@ -191,7 +207,6 @@ def _composed_backward(call: Backward, dout: Tensor) -> tuple[Any, ...]:
     given = EdgeInput(rows, group_rows, offset_weight, xyz, centers, idx, dout.dtype)
     name = {0.0: "relu", 1.0: "none"}.get(plan.slope, "leaky_relu")
     out = _edge_composed.edge_mlp(given, layers, name, plan.slope, plan.last_activation, "max")
-    inputs = (*call.gathered, None, None, *call.weights, *call.parameters)
     wanted = [t for t, need in zip(inputs, call.needs, strict=True) if need]
     grads = iter(torch.autograd.grad(out, wanted, dout, create_graph=True, allow_unused=True))
     return tuple(next(grads) if need else None for need in call.needs)
@@ -264,7 +279,11 @@ def _update_running(layers: Sequence[EdgeLayer], stats: Sequence[Tensor]) -> Non
         share = (found[_COUNT] > 0) * norm.momentum
         for old, new in ((norm.running_mean, mean), (norm.running_var, found[_VARIANCE])):
             running.append(old)
-            values.append(new.to(old.dtype))
-            shares.append(share.to(old.dtype))
+            values.append(new)
+            shares.append(share)
+    wide = [t.float() for t in running]
     if running:
-        torch._foreach_lerp_(running, values, shares)
+        torch._foreach_lerp_(wide, values, shares)
+    for old, mixed in zip(running, wide, strict=True):
+        if old is not mixed:  # half precision: rounded once
+            old.copy_(mixed)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._python_dispatch import _len_torch_dispatch_stack
 
 from ._edge_input import product_by_point
 
@@ -79,36 +77,19 @@ class Plan(NamedTuple):
         return slice(start, start + self.widths[layer])
 
 
-def _may_keep() -> bool:
-    """Whether a tensor that is made now may serve other calls."""
-    return not (
-        torch.compiler.is_compiling()
-        or torch.is_inference_mode_enabled()
-        or torch.cuda.is_current_stream_capturing()
-        or _len_torch_dispatch_stack()
-    )
+def in_fragment_order(x: Tensor, dim: int) -> Tensor:
+    """x with its channels along dim, a multiple of 32, as the kernels have them; and back again.
+
+    Channel 32 c + 8 b + 2 q + h is at 32 c + 8 q + 2 b + h.
+    """
+    dim %= x.dim()
+    parts = x.unflatten(dim, (-1, 4, 4, 2)).transpose(dim + 1, dim + 2)
+    return parts.flatten(dim, dim + 3)
 
 
-def fragment_order(width: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """(the channel at every place of a row in fragment order, the place of every channel)."""
-    return _kept_order(width, device) if _may_keep() else _fragment_order(width, device)
-
-
-def _fragment_order(width: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    places = torch.arange(width, device=device).view(-1, 4, 4, 2)  # [c][b][q][h] by channel
-    order = places.transpose(1, 2).reshape(-1)  # [c][q][b][h]
-    return order, order.argsort()
-
-
-_kept_order = lru_cache(maxsize=64)(_fragment_order)
-
-
-def in_fragment_order(rows: Tensor | None, width: int, ordered: bool) -> Tensor | None:
-    if rows is None or ordered:
-        return rows
-    if rows.shape[2] != width:
-        rows = F.pad(rows, (0, width - rows.shape[2]))
-    return rows[..., fragment_order(width, rows.device)[0]]
+def padded_to(x: Tensor, width: int) -> Tensor:
+    """x with zeros behind its last dimension."""
+    return x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1]))
 
 
 def _flat_weights(plan: Plan, weights: Sequence[Tensor], like: Tensor, dtype: Any) -> Tensor:
@@ -143,35 +124,22 @@ class Norms(NamedTuple):
 
 def _affine(plan: Plan, norms: Norms, device: torch.device) -> Tensor:
     """(scale, shift) of every channel; (gamma, beta) of a layer with batch statistics."""
-    defaults = (1.0, 0.0, 0.0, 0.0, 1.0)
-    pieces: list[Tensor] = []
-    for name, tensors, default in zip(norms._fields, norms, defaults, strict=True):
-        for layer, given in enumerate(tensors):
-            batch = plan.training[layer] and name in ("bias", "mean", "var")
-            width, value = plan.widths[layer], None if batch else given
-            if value is not None:
-                pieces.append(value.detach().float())
-                width -= value.shape[0]
-            if width:
-                pieces.append(_constant(width, default, device))
-    has_eps = [
-        var is not None and not batch for var, batch in zip(norms.var, plan.training, strict=True)
-    ]
-    for layer, width in enumerate(plan.widths):
-        pieces.append(_constant(width, plan.eps[layer] if has_eps[layer] else 0.0, device))
-    affine: Tensor = _ops.edge_affine(torch.cat(pieces).view(6, -1))
+    values = torch.zeros(6, sum(plan.widths), dtype=torch.float32, device=device)
+    values[:5:4] = 1  # gamma and the variance of what has none
+    targets: list[Tensor] = []
+    sources: list[Tensor] = []
+    for layer, batch in enumerate(plan.training):
+        part = values[:, plan.rows(layer)]
+        for kind, given in enumerate(tensors[layer] for tensors in norms):
+            if given is not None and not (batch and kind > 1):
+                targets.append(part[kind, : given.shape[0]])
+                sources.append(given.detach())
+        if norms.var[layer] is not None and not batch:
+            part[5] = plan.eps[layer]
+    if targets:
+        torch._foreach_copy_(targets, sources)
+    affine: Tensor = _ops.edge_affine(values)
     return affine
-
-
-def _constant(width: int, value: float, device: torch.device) -> Tensor:
-    return (_kept_constant if _may_keep() else _full)(width, value, device)
-
-
-def _full(width: int, value: float, device: torch.device) -> Tensor:
-    return torch.full((width,), value, device=device)
-
-
-_kept_constant = lru_cache(maxsize=256)(_full)
 
 
 class Problem(NamedTuple):
@@ -213,10 +181,12 @@ def build_problem(
     rows, group_rows = (None if t is None else t.float() for t in (rows, group_rows))
     like = rows if rows is not None else xyz
     assert like is not None
+    if rows is not None and not plan.ordered:
+        rows = in_fragment_order(padded_to(rows, width), -1)
     ends = _ops.edge_counts(idx, like.shape[1]).cumsum(0, dtype=torch.int32)
     edges, merged = _ops.edge_list(idx, ends, like.shape[1])
     problem = Problem(
-        in_fragment_order(rows, width, plan.ordered), in_fragment_order(group_rows, width, False),
+        rows, None if group_rows is None else in_fragment_order(padded_to(group_rows, width), -1),
         _offset_columns(offset_weight, width), xyz, centers, edges, ends,
         _flat_weights(plan, weights, idx, dtype), _affine(plan, norms, idx.device),
     )  # fmt: skip
@@ -227,4 +197,4 @@ def ordered_product(product: PointProduct, width: int) -> Tensor:
     """A product of all points (B, N, width) in fragment order."""
     features, weight = product
     weight = F.pad(weight, (0, 0, 0, width - weight.shape[0]))
-    return product_by_point(features, weight[fragment_order(width, weight.device)[0]])
+    return product_by_point(features, in_fragment_order(weight, 0))

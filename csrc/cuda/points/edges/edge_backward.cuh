@@ -235,6 +235,12 @@ struct EdgeTiles {
   static constexpr int kBytes = kRows * (kX + kDy) * 2;
 };
 
+// The gradient before an activation, from its value and the gradient behind it.
+template <class T>
+__device__ __forceinline__ float through_activation(const EdgeProblem<T>& p, float value, float d) {
+  return value <= 0.f ? (p.is_relu ? 0.f : p.slope * d) : d;
+}
+
 // kHidden: at least the widths before layer l. kOut: at least that of layer l with kBoth; a block's
 // slice of it with kWeights; with kData it does not matter.
 template <class T, int kHidden, int kOut, EdgePass kPass>
@@ -289,8 +295,7 @@ struct EdgeBackwardPass {
         for (int i = 0; i < 4; ++i) {
           const float2 act = unpack_pair<T>(x.a[k][i]);
           const float* d = &dx[2 * k + i / 2][i % 2 * 2];
-          x.a[k][i] = pack_pair<T>(act.x > 0.f ? d[0] : p.slope * d[0],
-                                   act.y > 0.f ? d[1] : p.slope * d[1]);
+          x.a[k][i] = pack_pair<T>(through_activation(p, act.x, d[0]), through_activation(p, act.y, d[1]));
         }
       }
     }
@@ -366,6 +371,7 @@ struct EdgeBackwardPass {
         if (has_rows) write_rows(done, static_cast<int>(min(end - first, int64_t{kEdgeRows})));
       }
     }
+    gathered.wait();
   }
 };
 

@@ -45,7 +45,9 @@ inline std::optional<Tensor> check_edge_tensor(const char* op, const char* name,
   }
   FUSEDOPS_CHECK(fits, op, ": ", name, " must have shape (", text.str(), "); got ",
                  shape_string(*tensor));
-  return torch::stable::contiguous(*tensor);
+  const Tensor dense = torch::stable::contiguous(*tensor);
+  const bool aligned = reinterpret_cast<uintptr_t>(dense.const_data_ptr()) % 16 == 0;
+  return aligned ? dense : torch::stable::clone(dense);
 }
 
 // The list of rows (edge_list) and where the groups' rows end in it, contiguous.

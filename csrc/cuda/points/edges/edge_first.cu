@@ -40,7 +40,8 @@ void dispatch_half(const char* op, const Tensor& like, Fn&& fn) {
 }
 
 EdgeEntries entries_of(const char* op, const Tensor& idx, int64_t n) {
-  constexpr int64_t kMaxEntries = std::numeric_limits<int32_t>::max();
+  // NOTE: a block may count that far behind the last row.
+  constexpr int64_t kMaxEntries = std::numeric_limits<int32_t>::max() - (1 << 16);
   FUSEDOPS_CHECK(idx.scalar_type() == ScalarType::Long, op, ": idx must be int64; got ",
                  dtype_name(idx.scalar_type()));
   check_dim(op, "idx", idx, 3, "(B, M, K)");

@@ -131,12 +131,13 @@ __global__ void __launch_bounds__(32 * kEdgeCloseRows) edge_close_kernel(EdgeClo
     if (a.dense) {
       const float4 m = __ldg(a.moments + row);
       float y = fmaf(w[0], m.y, fmaf(w[1], m.z, w[2] * m.w));
-      if (a.own) y = fmaf(m.x, a.own[in_fragment], y);
+      if (a.own && m.x > 0.f) y = fmaf(m.x, a.own[in_fragment], y);
       if (a.others) y += a.others[in_fragment];
       value += fmaf(m.x, ab.x, ab.y * y);
     }
     a.out[i] = value;
-    if (a.coordinates) {
+    // NOTE: a point without edges may lie anywhere, even nowhere.
+    if (a.coordinates && value != 0.f) {
 #pragma unroll
       for (int d = 0; d < 3; ++d) {
         total[d] = fmaf(value, __ldg(a.coordinates + row * 3 + d), total[d]);

@@ -38,9 +38,11 @@ struct EdgeMaxima {
     for (int i = 0; i < kValues / 4; ++i) code[i] = 0xffffffffu;
   }
 
-  // Channels 32 c .. 32 c + 31 of step `step`.
+  // Channels 32 c .. 32 c + 31 of step `step`. `fixed`: a bit for each of the lane's channels whose
+  // scale is 0: all of their values tie, and the group's first row has the lowest place.
   template <bool kWhich>
-  __device__ __forceinline__ void add(const float (&v)[4][4], int c, int step) {
+  __device__ __forceinline__ void add(const float (&v)[4][4], int c, int step, uint32_t fixed) {
+    if (kWhich && fixed != 0) return add_fixed(v, c, step, fixed);
 #pragma unroll
     for (int b = 0; b < 4; ++b) {
 #pragma unroll
@@ -48,19 +50,45 @@ struct EdgeMaxima {
         const int i = 8 * c + 2 * b + h;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const float larger = max_or_nan(best[i], v[b][2 * half + h]);
+          const float value = v[b][2 * half + h];
           if constexpr (kWhich) {
-            if (larger != best[i]) {
+            if (beats(value, best[i])) {
               code[i / 4] = __byte_perm(code[i / 4], 2 * step + half, place_of(i % 4));
             }
           }
-          best[i] = larger;
+          best[i] = max_or_nan(best[i], value);
         }
       }
     }
   }
 
  private:
+  // v is larger than best, or the first NaN.
+  static __device__ __forceinline__ bool beats(float v, float best) {
+    return !(v <= best) && best == best;
+  }
+
+  __device__ __forceinline__ void add_fixed(const float (&v)[4][4], int c, int step,
+                                            uint32_t fixed) {
+#pragma unroll
+    for (int b = 0; b < 4; ++b) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int i = 8 * c + 2 * b + h;
+        const bool is_fixed = fixed >> i & 1;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const float value = v[b][2 * half + h];
+          const bool first = step == 0 && half == 0 && lane_id() < 4;
+          if (is_fixed ? first : beats(value, best[i])) {
+            code[i / 4] = __byte_perm(code[i / 4], 2 * step + half, place_of(i % 4));
+            best[i] = value;
+          }
+        }
+      }
+    }
+  }
+
   // The selector that puts a byte of the second operand at `byte` of the first.
   static __host__ __device__ constexpr uint32_t place_of(int byte) {
     return (0x3210u & ~(0xfu << 4 * byte)) | 4u << 4 * byte;
@@ -73,7 +101,8 @@ inline constexpr int kEdgeNoPlace = 8 * 255;
 template <bool kWhich>
 __device__ __forceinline__ void take_best(float v, int at, float& best, int& place) {
   if constexpr (kWhich) {
-    const bool better = v > best || v != v || (v == best && at < place);
+    const bool lower = at < place;
+    const bool better = v > best || (v == best && lower) || (v != v && (best == best || lower));
     place = better ? at : place;
   }
   best = max_or_nan(best, v);
@@ -192,6 +221,19 @@ __device__ __forceinline__ void write_sums(const EdgeSums<kColumns>& sums, float
   }
 }
 
+// A bit for each of a lane's channels in `EdgeMaxima` whose scale is 0.
+template <int kColumns, class T>
+__device__ __forceinline__ uint32_t channels_of_scale_0(const EdgeProblem<T>& p, int start) {
+  const float2* affine =
+      reinterpret_cast<const float2*>(p.affine) + (p.layers - 1) * p.hidden + start;
+  uint32_t fixed = 0;
+  for (int i = 0; i < kColumns / 4; ++i) {
+    const int column = 8 * (i / 2) + 2 * (lane_id() % 4) + i % 2;
+    if (__ldg(affine + column).x == 0.f) fixed |= 1u << i;
+  }
+  return fixed;
+}
+
 // The rows of a group.
 template <class T>
 __device__ __forceinline__ int2 rows_of_group(const EdgeProblem<T>& p, int64_t group) {
@@ -206,7 +248,8 @@ struct EdgeForwardPass {
 
   const EdgeForward<T>& a;
   EdgeWeights<T> w;
-  int start;  // the first of the last layer's columns
+  int start;       // the first of the last layer's columns
+  uint32_t fixed;  // the lane's channels of scale 0
   EdgeMaxima<kLast> maxima;
   EdgeSums<kLast> sums;
   EdgeGathered gathered;
@@ -236,7 +279,7 @@ struct EdgeForwardPass {
         first_layer(p, tile, gathered, offsets, w.offset, start, c, v);
       }
       apply_affine(w.last_affine, c, v);
-      if constexpr (kPool) maxima.template add<kWhich>(v, c, step);
+      if constexpr (kPool) maxima.template add<kWhich>(v, c, step, fixed);
       if constexpr (kSums) sums.add(v, c, tile);
     }
     if constexpr (kHidden == 0) gather(next);
@@ -258,6 +301,7 @@ struct EdgeForwardPass {
       maxima.clear();
       for (int first = rows.x, step = 0; first < rows.y; first += kEdgeRows, ++step) {
         if (!ready) {
+          gathered.wait();  // for a copy that nobody has read
           tile = load_tile(p, first, rows.y);
           gather(tile);
         }
@@ -273,6 +317,7 @@ struct EdgeForwardPass {
       group += stride;
       rows = next_rows;
     }
+    gathered.wait();
   }
 
   // Any rows in a warp.
@@ -290,6 +335,7 @@ struct EdgeForwardPass {
       add(tile, next, 0);
       tile = next;
     }
+    gathered.wait();
   }
 };
 
@@ -310,9 +356,10 @@ __global__ void __launch_bounds__(kEdgeThreads,
   const int start = static_cast<int>(blockIdx.y) * kLast;
   const EdgeWeights<T> w = load_layers(p, start, kLast, shared);
   using Pass = EdgeForwardPass<T, kHidden, kLast, kPool, kWhich, kSums>;
-  Pass pass{a, w, start, {}, {}, take_gathered(p, Pass::kFirst, shared)};
+  Pass pass{a, w, start, 0, {}, {}, take_gathered(p, Pass::kFirst, shared)};
   __syncthreads();
   if constexpr (kSums) pass.sums.clear();
+  if constexpr (kWhich) pass.fixed = channels_of_scale_0<kLast>(p, start);
   if constexpr (kPool) {
     pass.run_groups(stages[warp_id()]);
   } else {

@@ -63,23 +63,31 @@ auto with_backward_kernel(const EdgeBackward<T>& a, EdgePass pass, Fn&& fn) {
   });
 }
 
+// work: what there is for a warp, groups or tiles.
 template <auto kKernel>
-int edge_blocks(int bytes, int slices, int64_t groups, const EdgeDevice& device) {
+int edge_blocks(int bytes, int slices, int64_t work, const EdgeDevice& device) {
   if (bytes > device.shared_memory) return 0;
-  return edge_grid<kKernel>(bytes, device.sm_count, groups, slices, kEdgeWarps);
+  return edge_grid<kKernel>(bytes, device.sm_count, work, slices, kEdgeWarps);
+}
+
+template <class T>
+int64_t most_tiles(const EdgeProblem<T>& p) {
+  return ceil_div(int64_t{p.groups} * p.k, int64_t{kEdgeRows});
 }
 
 template <class T>
 int edge_forward_blocks(const EdgeForward<T>& a, EdgeForwardMode mode, const EdgeDevice& device) {
+  const bool by_group = mode != EdgeForwardMode::kSums;
+  const int64_t work = by_group ? int64_t{a.problem.groups} : most_tiles(a.problem);
   return with_forward_kernel(a, mode, [&]<auto kKernel>(Tag<kKernel>, int bytes, int slices) {
-    return edge_blocks<kKernel>(bytes, slices, a.problem.groups, device);
+    return edge_blocks<kKernel>(bytes, slices, work, device);
   });
 }
 
 template <class T>
 int edge_backward_blocks(const EdgeBackward<T>& a, EdgePass pass, const EdgeDevice& device) {
   return with_backward_kernel(a, pass, [&]<auto kKernel>(Tag<kKernel>, int bytes, int slices) {
-    return edge_blocks<kKernel>(bytes, slices, a.problem.groups, device);
+    return edge_blocks<kKernel>(bytes, slices, most_tiles(a.problem), device);
   });
 }
 

@@ -65,15 +65,15 @@ static __global__ void edge_statistics_kernel(const float* partial, int blocks, 
   const float2 gb = given[c];
   const double counted = n > 0 ? n : 1;
   const double mean = v / counted * probe_sign(gb.x);
-  const double m2 = fmax(v2 - v * v / counted, 0.0);
-  const bool is_nan = v2 != v2;  // fmax forgets it
-  const double variance = is_nan ? v2 : m2 / counted;
+  const double raw = v2 - v * v / counted;
+  const double m2 = raw < 0 ? 0 : raw;  // and NaN where a value was not finite
+  const double variance = m2 / counted;
   const double rstd = 1.0 / sqrt(variance + eps);
   const double scale = gb.x * rstd;
   affine[c] = {static_cast<float>(scale), static_cast<float>(gb.y - mean * scale)};
   stats[kEdgeMean * width + c] = static_cast<float>(mean);
   stats[kEdgeRstd * width + c] = static_cast<float>(rstd);
-  stats[kEdgeVariance * width + c] = static_cast<float>(is_nan ? v2 : m2 / (n > 1 ? n - 1 : 1));
+  stats[kEdgeVariance * width + c] = static_cast<float>(m2 / (n > 1 ? n - 1 : 1));
   stats[kEdgeCount * width + c] = static_cast<float>(n);
 }
 
@@ -170,7 +170,8 @@ __global__ void __launch_bounds__(32 * kEdgePoolRows) edge_pool_backward_kernel(
       const int64_t i = group * a.channels + c;
       const float y = probe_sign(st.x) * a.best[i];
       which = a.which[i];
-      dz = which < 0 ? 0.f : to_compute(a.dout[i]) * (fmaf(y, st.x, st.y) > 0.f ? 1.f : a.slope);
+      const float below = a.slope == 0.f ? 0.f : a.slope * to_compute(a.dout[i]);
+      dz = which < 0 ? 0.f : fmaf(y, st.x, st.y) <= 0.f ? below : to_compute(a.dout[i]);
       g += dz;
       gy = fmaf(dz, y - mean, gy);
     }

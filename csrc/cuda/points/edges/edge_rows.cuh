@@ -100,7 +100,10 @@ __device__ __forceinline__ void offset_operand(const EdgeGathered& x, uint32_t (
     float high[3], low[3];
 #pragma unroll
     for (int d = 0; d < 3; ++d) {
-      high[d] = unpack_pair<T>(pack_pair<T>(x.offset[half][d], 0.f)).x;
+      float offset = x.offset[half][d];
+      // NOTE: twice the largest __half still comes as two of them.
+      if constexpr (__is_same(T, __half)) offset = fminf(fmaxf(offset, -65504.f), 65504.f);
+      high[d] = unpack_pair<T>(pack_pair<T>(offset, 0.f)).x;
       low[d] = x.offset[half][d] - high[d];
     }
     const float first = q == 0 ? high[0] : q == 1 ? high[2] : q == 2 ? low[1] : 0.f;
