@@ -51,7 +51,8 @@ inline constexpr const char* kPointsSchemas[] = {
 
     // act(scale y + shift) of pooled values, of the dtype of like; and backward: the gradient of
     // the maxima of y, of scale and shift, and the dense part of y's where there are statistics.
-    "edge_pool_forward(Tensor best, Tensor which, Tensor affine, Tensor like, float slope) -> Tensor",
+    "edge_pool_forward(Tensor best, Tensor which, Tensor affine, Tensor like, float slope) -> "
+    "Tensor",
     "edge_pool_backward(Tensor dout, Tensor best, Tensor which, Tensor affine, Tensor? stats, "
     "float slope) -> (Tensor winners, Tensor grads, Tensor dense)",
 
@@ -61,7 +62,8 @@ inline constexpr const char* kPointsSchemas[] = {
     "edge_moments(Tensor list, Tensor ends, Tensor? points, Tensor? centers) -> Tensor",
     "edge_winners(Tensor winners, Tensor list, Tensor ends, Tensor like) -> Tensor",
     "edge_group_sums(Tensor rows, Tensor list, Tensor ends, bool gathers) -> Tensor",
-    // (C + 32, 3): products of rows (E, C) with the offsets, then those of weight * offset and weight.
+    // (C + 32, 3): products of rows (E, C) with the offsets, then those of weight * offset and
+    // weight.
     "edge_offset_products(Tensor rows, Tensor list, Tensor ends, Tensor points, Tensor? centers) "
     "-> Tensor",
     "edge_close(Tensor sums, Tensor? affine, Tensor? dense, Tensor? moments, Tensor? own, "

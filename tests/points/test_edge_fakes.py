@@ -1,5 +1,5 @@
-"""The ops over edges where there is no GPU: shapes and errors of their fakes, and traces of the layers
-that rest on them.
+"""The ops over edges where there is no GPU: shapes and errors of their fakes, and traces of the
+layers that rest on them.
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@ Every entry counts, so that every element of a result is written.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 
 from util import make
@@ -50,7 +52,7 @@ def problem(device, dtype, widths, rows=True, group_rows=False, offsets=True):
     offset_weight = make(first, 8, dtype=dtype, device=device, seed=2) if offsets else None
     if offsets:
         offset_weight[:, 6:] = 0
-    values = sum(a * b for a, b in zip(widths, widths[1:], strict=False))
+    values = sum(a * b for a, b in pairwise(widths))
     affine = fp32(sum(widths), 2, device=device, seed=6)
     return (
         fp32(CLOUDS, POINTS, first, device=device, seed=3) if rows else None,

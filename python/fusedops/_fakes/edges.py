@@ -1,8 +1,8 @@
-"""Fakes of the passes of an MLP over edges; the checks are those of csrc/cuda/points/edges/edge_check.h
-and of the ops in csrc/cuda/points/edges."""
+"""Fakes of the passes of an MLP over edges; their checks are those of csrc/cuda/points/edges."""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -85,7 +85,8 @@ def _check_groups(op: str, ends: Tensor, clouds: int) -> int:
 
     torch._check(clouds > 0, text)
     torch._check(ends.numel() % clouds == 0, text)
-    return ends.numel() // clouds
+    groups: int = ends.numel() // clouds
+    return groups
 
 
 def _check_widths(op: str, given: tuple[int, ...]) -> tuple[int, ...]:
@@ -134,7 +135,7 @@ def _check_edges(
     _check_half(op, "weights", weights)
     widths = _check_widths(op, given_widths)
     first = widths[0]
-    values = sum(a * b for a, b in zip(widths, widths[1:], strict=False))
+    values = sum(a * b for a, b in pairwise(widths))
     _check_tensor(op, "rows", rows, edges, _FP32, (clouds, n, first))
     _check_tensor(op, "group_rows", group_rows, edges, _FP32, (clouds, groups, first))
     offset_shape = (first, _OFFSET_COLUMNS)
@@ -190,7 +191,7 @@ def _edge_mlp_forward(
     offset_weight: Tensor | None,
     points: Tensor | None,
     centers: Tensor | None,
-    list: Tensor,  # noqa: A002
+    list: Tensor,
     ends: Tensor,
     weights: Tensor,
     affine: Tensor,
@@ -242,7 +243,7 @@ def _edge_mlp_backward(
     offset_weight: Tensor | None,
     points: Tensor | None,
     centers: Tensor | None,
-    list: Tensor,  # noqa: A002
+    list: Tensor,
     ends: Tensor,
     weights: Tensor,
     affine: Tensor,
@@ -333,7 +334,7 @@ def _edge_pool_backward(
 
 @fake("edge_moments")
 def _edge_moments(
-    list: Tensor,  # noqa: A002
+    list: Tensor,
     ends: Tensor,
     points: Tensor | None,
     centers: Tensor | None,
@@ -350,7 +351,7 @@ def _edge_moments(
 @fake("edge_winners")
 def _edge_winners(
     winners: Tensor,
-    list: Tensor,  # noqa: A002
+    list: Tensor,
     ends: Tensor,
     like: Tensor,
 ) -> Tensor:
@@ -372,7 +373,7 @@ def _edge_winners(
 @fake("edge_group_sums")
 def _edge_group_sums(
     rows: Tensor,
-    list: Tensor,  # noqa: A002
+    list: Tensor,
     ends: Tensor,
     gathers: bool,
 ) -> Tensor:
@@ -401,7 +402,7 @@ def _edge_group_sums(
 @fake("edge_offset_products")
 def _edge_offset_products(
     rows: Tensor,
-    list: Tensor,  # noqa: A002
+    list: Tensor,
     ends: Tensor,
     points: Tensor,
     centers: Tensor | None,
