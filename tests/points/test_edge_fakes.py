@@ -308,6 +308,13 @@ def test_the_cpu_has_no_kernels():
     assert not supports()
 
 
+def test_half_precision_is_one_graph_on_the_cpu():
+    given = cloud_of(6)
+    layers = make_layers(9, (64, 128), "batch_eval", torch.bfloat16, "cpu", torch.float32)
+    compiled = torch.compile(set_abstraction, fullgraph=True, backend="eager")
+    assert torch.equal(compiled(*given, *layers), set_abstraction(*given, *layers))
+
+
 def test_small_shared_memory_composes(monkeypatch):
     monkeypatch.setattr(_edge_fused, "_shared_limit", lambda device: 100 * 1024)
     assert supports((64, 64, 64))

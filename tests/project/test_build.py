@@ -300,6 +300,8 @@ def test_version() -> None:
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("key", ["CPU", "CUDA"])
 def test_every_op_is_implemented(op: str, key: str) -> None:
+    if key == "CPU" and op.startswith("edge_"):
+        pytest.skip("passes of layers over edges: on a CPU the layers are composed of other ops")
     assert torch._C._dispatch_has_kernel_for_dispatch_key(f"fusedops::{op}", key)
 
 

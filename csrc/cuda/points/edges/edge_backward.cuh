@@ -295,7 +295,8 @@ struct EdgeBackwardPass {
         for (int i = 0; i < 4; ++i) {
           const float2 act = unpack_pair<T>(x.a[k][i]);
           const float* d = &dx[2 * k + i / 2][i % 2 * 2];
-          x.a[k][i] = pack_pair<T>(through_activation(p, act.x, d[0]), through_activation(p, act.y, d[1]));
+          x.a[k][i] =
+              pack_pair<T>(through_activation(p, act.x, d[0]), through_activation(p, act.y, d[1]));
         }
       }
     }
