@@ -170,7 +170,7 @@ def assert_as_accurate_as_torch(ours, reference, draws, jumps=True, **options):
     results = [errors(ours, reference, *d, 90 + i, **options) for i, d in enumerate(draws)]
     found, outputs = [result[0] for result in results], results[0][1]
     eps = torch.finfo(draws[0][2][0][0].dtype).eps
-    ratio = RATIO + (1.5 / math.sqrt(len(draws)) if jumps else 0)
+    ratio = RATIO + (2 / math.sqrt(len(draws)) if jumps else 0)
     floor = max(math.sqrt(eps) / 2, math.sqrt(2 / outputs)) if jumps else eps / 4
     for name in found[0]:
         error, theirs = (
