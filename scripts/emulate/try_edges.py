@@ -1,0 +1,93 @@
+"""Layers over edges by the emulated kernels, against the composed layers in float64.
+
+    python scripts/emulate/try_edges.py build/emulated.so
+
+No activation, so that no rounding changes its derivative: only another winner of a maximum does.
+"""
+
+from __future__ import annotations
+
+import sys
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fusedops.points import BatchNorm, _edge_fused, edge_conv, set_abstraction
+
+
+class Case(NamedTuple):
+    """A layer to try."""
+
+    channels: tuple[int, ...]
+    features: int
+    k: int
+    conv: bool
+    training: bool
+
+
+CASES = (
+    Case((64,), 5, 7, False, True),
+    Case((32, 40), 5, 20, False, True),
+    Case((32, 32, 64), 6, 17, False, False),
+    Case((64, 128), 5, 33, False, True),
+    Case((20, 64), 8, 9, True, True),
+)
+POINTS, GROUPS = 30, 9
+OUTPUT_ERROR, GRADIENT_ERROR = 0.01, 0.25  # relative; bf16, few groups
+
+
+def draw(case: Case) -> tuple[list[Tensor], Tensor]:
+    """(xyz, features, weights, norms); indices with repeats, none, a group without any."""
+    groups = POINTS if case.conv else GROUPS
+    idx = torch.randint(POINTS, (2, groups, case.k))
+    idx[:, ::2, case.k // 2 :] = idx[:, ::2, :1]
+    idx[0, 1], idx[1, 2, 3:] = -1, -1
+    sizes = (2 * case.features if case.conv else 3 + case.features, *case.channels)
+    weights = [torch.randn(b, a) / a**0.5 for a, b in pairwise(sizes)]
+    norms = [torch.stack([1 + 0.3 * torch.randn(c), torch.randn(c)]) for c in case.channels]
+    return [torch.rand(2, POINTS, 3), torch.randn(2, POINTS, case.features), *weights, *norms], idx
+
+
+def run(case: Case, parts: list[Tensor], idx: Tensor, dtype: torch.dtype) -> list[Tensor]:
+    """The output, the last running statistics, and all gradients."""
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    count = len(case.channels)
+    xyz = parts[0].to(wide).requires_grad_()
+    x, *weights = (t.bfloat16().to(dtype).requires_grad_() for t in parts[1 : 2 + count])
+    norms = [t.to(wide).requires_grad_() for t in parts[2 + count :]]
+    running = [(torch.zeros(c, dtype=wide), torch.ones(c, dtype=wide)) for c in case.channels]
+    given = [BatchNorm(n[0], n[1], *s, case.training) for n, s in zip(norms, running, strict=True)]
+    if case.conv:
+        out = edge_conv(x, idx, weights, norms=given, activation=None)
+    else:
+        centers = xyz[:, :GROUPS] + 0.1
+        out = set_abstraction(xyz, x, centers, idx, weights, norms=given, activation=None)
+    inputs = [x, *weights, *norms] + ([] if case.conv else [xyz])
+    dout = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).view_as(out).to(out.dtype)
+    return [out.detach(), *running[-1], *torch.autograd.grad(out, inputs, dout)]
+
+
+def check(case: Case) -> None:
+    parts, idx = draw(case)
+    calls, fused = [], _edge_fused.edge_mlp
+    _edge_fused.edge_mlp = lambda *arguments: calls.append(1) or fused(*arguments)
+    ours = run(case, parts, idx, torch.bfloat16)
+    _edge_fused.edge_mlp = fused
+    if not calls:
+        raise SystemExit(f"{case}: the layers were composed")
+    for number, (a, b) in enumerate(zip(ours, run(case, parts, idx, torch.float64), strict=True)):
+        error = float((a.double() - b).norm() / b.norm().clamp_min(1e-9))
+        allowed = OUTPUT_ERROR if number < 3 else GRADIENT_ERROR
+        if not error < allowed:
+            raise SystemExit(f"{case}: tensor {number}: relative error {error:.2e} > {allowed}")
+    print(f"{case}: right")
+
+
+if __name__ == "__main__":
+    torch.ops.load_library(sys.argv[1])
+    _edge_fused._shared_limit = lambda device: 232448
+    torch.manual_seed(0)
+    for each in CASES:
+        check(each)
