@@ -14,7 +14,6 @@
 
 namespace fusedops {
 
-inline constexpr int kEdgeMaxLayers = 4;
 inline constexpr int kEdgeSlice = 128;           // columns of the last layer that a block takes
 inline constexpr int kEdgeMaxNeighbours = 2000;  // places are kept as 8 bits a lane
 inline constexpr int kEdgeRows = 16;             // that a warp takes at a time
