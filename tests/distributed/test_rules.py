@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import fusedops  # noqa: F401  (registers the ops)
-from samples import SAMPLES
+from samples import CUDA_ONLY, SAMPLES
 
 tensor = pytest.importorskip("torch.distributed.tensor")
 init_device_mesh = torch.distributed.device_mesh.init_device_mesh
@@ -18,7 +18,8 @@ from fusedops._distributed.rules import RULES  # noqa: E402
 
 OPS = torch.ops.fusedops
 # They return what they made as well, which DTensor's in-place ops cannot; it says that it has none.
-WITHOUT = ("mlp_backward_", "gated_mlp_backward_")
+# And passes of layers over edges, which DTensors do not take: those are composed.
+WITHOUT = ("mlp_backward_", "gated_mlp_backward_", *CUDA_ONLY)
 WHOLE = ("radius_count", "radius_fill", "point_grid")  # what a rank makes depends on all clouds
 CODES = (0, 1, 2)  # activations: none, one that saves its output, one that saves what it is given
 MOST = 4  # samples of an op that are tried, each in all shardings of its rule and in others

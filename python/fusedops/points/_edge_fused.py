@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .._autograd.compose import no_autocast
 from .._autograd.shared import distinct, sees_torch_functions_only
+from .._core.dtensor import is_dtensor
 from . import _edge_composed
 from ._autograd import needs_grad
 from ._edge_backward import Backward
@@ -98,8 +99,11 @@ def refusal(
         return "the kernels have batch norm of one process, or no norm"
     if shared_memory(padded_widths(widths), given.rows is not None, backward) > shared_limit:
         return "the layers do not fit into the shared memory of a block"
-    if sees_torch_functions_only(*_tensors_of(given, layers)):
+    tensors = _tensors_of(given, layers)
+    if sees_torch_functions_only(*tensors):
         return "torch.func, forward-mode AD and tensor subclasses see torch's functions only"
+    if any(map(is_dtensor, tensors)):
+        return "the kernels have no sharding strategy"
     return None
 
 
