@@ -43,6 +43,7 @@ class Backward:
     def run(self, dout: Tensor) -> tuple[Any, ...]:
         last = self.count - 1
         affine = self.problem.affine[self.plan.rows(last)]
+        winners: Tensor | None
         winners, grads, dense = _ops.edge_pool_backward(
             dout, self.best, self.which, affine, self.stats[last], self.plan.last_slope
         )
@@ -52,11 +53,11 @@ class Backward:
             above, affine_grads[layer - 1], below_dense, weight_grads[layer] = (
                 _ops.edge_mlp_backward(
                     *self.problem.arguments(self.plan, layer + 1),
-                    winners if layer == last else None, above,
+                    winners, above,
                     dense if self.stats[layer] is not None else None, self.stats[layer - 1],
                 )
             )  # fmt: skip
-            dense = below_dense
+            winners, dense = None, below_dense
         first = self._first_layer(winners, above, dense)
         weights = [self._weight_grad(layer, weight_grads) for layer in range(1, self.count)]
         return (*first, None, None, None, *weights, *self._norm_grads(affine_grads))
@@ -85,7 +86,7 @@ class Backward:
         return [*found[0], *found[1], *found[2], *[None] * (2 * self.count)]
 
     def _first_layer(
-        self, winners: Tensor, dz: Tensor | None, dense: Tensor
+        self, winners: Tensor | None, dz: Tensor | None, dense: Tensor
     ) -> tuple[Tensor | None, ...]:
         """Gradients of rows, group_rows, offset_weight, xyz and centers."""
         if not any(self.needs[:5]):
