@@ -7,15 +7,17 @@ to an edge. That is exact algebra, not an approximation.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .._autograd.compose import no_autocast
 from .._autograd.gemm import linear_eager
-from .._autograd.shared import sees_torch_functions_only
+from .._autograd.shared import distinct, sees_torch_functions_only
 from ..ops.linear import linear
+from ._autograd import needs_grad
 
 if TYPE_CHECKING:
     from ._edge_checks import Layers
@@ -63,15 +65,46 @@ def edge_layers(layers: Layers) -> list[EdgeLayer]:
     return [EdgeLayer(*layer) for layer in zip(weights, layers.biases, layers.norms, strict=True)]
 
 
-def product_by_point(x: Tensor, weight: Tensor) -> Tensor:
-    """x (..., F) times weight (C, F) transposed; in float32 of halves.
-
-    Rows that are summed with others must not be rounded before. Halves are exact in TF32.
-    """
+def _product(x: Tensor, weight: Tensor) -> Tensor:
     if x.dtype.itemsize > 2:
         return linear(x, weight)
     x, weight = x.float(), weight.float()
     if torch.compiler.is_dynamo_compiling() or sees_torch_functions_only(x, weight):
         return F.linear(x, weight)
     product: Tensor = linear_eager(x, weight, None, 0, x.is_cuda, None)
+    return product
+
+
+class PointRows(torch.autograd.Function):
+    """(x, weight) -> the products of all rows; a row without a gradient is in none of the weight's.
+
+    It may hold anything, even NaN: it belongs to no edge.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return _product(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        with no_autocast(dout):
+            dout = dout.to(x.dtype)
+            dx = dout @ weight if ctx.needs_input_grad[0] else None
+            if not ctx.needs_input_grad[1]:
+                return dx, None
+            used = (dout != 0).any(-1, keepdim=True)
+            rows = torch.where(used, x, 0).flatten(0, -2)
+            return dx, dout.flatten(0, -2).t() @ rows
+
+
+def product_by_point(x: Tensor, weight: Tensor) -> Tensor:
+    """x (..., F) times weight (C, F) transposed; in float32 of halves.
+
+    Rows that are summed with others must not be rounded before. Halves are exact in TF32.
+    """
+    if sees_torch_functions_only(x, weight) or not needs_grad(x, weight):
+        return _product(x, weight)
+    product: Tensor = PointRows.apply(*distinct(x, weight))
     return product

@@ -108,8 +108,9 @@ def set_abstraction(
         xyz = coordinates(op, "xyz", xyz, layers)
         centers = None if centers is None else coordinates(op, "centers", centers, layers)
         offset_weight = layers.weights[0][:, :dim]
-        if normalize_radius is not None:
-            offset_weight = (offset_weight.to(xyz.dtype) / normalize_radius).to(layers.dtype)
+        if normalize_radius is not None:  # in float32: the weight may be a half
+            xyz = xyz / normalize_radius
+            centers = None if centers is None else centers / normalize_radius
     packed = idx.dim() == 2
     if packed:
         xyz, centers = (None if t is None else t.unsqueeze(0) for t in (xyz, centers))
@@ -199,7 +200,7 @@ def edge_conv(
     packed = idx.dim() == 2
     if packed:
         features, idx = features.unsqueeze(0), idx.unsqueeze(0)
-    of_difference, of_centre = layers.weights[0].split(size, 1)
+    of_difference, of_centre = layers.weights[0][:, :size], layers.weights[0][:, size:]
     rows = product_by_point(features, of_difference)
     group_rows = product_by_point(features, of_centre) - rows
     edges = EdgeInput(rows, group_rows, None, None, None, idx, layers.dtype)

@@ -71,6 +71,10 @@ def run_dgcnn(model: Any, points: Any) -> Tensor | None:
 
 
 def dgcnn_calls(model: Any, like: Tensor) -> Calls:
-    """A call of the classifier."""
+    """Calls of the classifier: clouds of two sizes and scales."""
     channels = model.conv1[0].weight.shape[1] // 2
-    return [(draws(like)(2, channels, max(64, 2 * model.k)),)]
+    draw, least = draws(like), max(48, 2 * model.k)
+    return [
+        ((2 * draw(2, channels, points) - 1) * scale,)
+        for points, scale in ((least, 1.0), (2 * least, 30.0))
+    ]

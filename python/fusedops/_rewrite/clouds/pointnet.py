@@ -9,6 +9,7 @@ run on a GPU alone, are taken as they are published where their own code cannot 
 
 from __future__ import annotations
 
+import copy
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -36,6 +37,7 @@ class Form(NamedTuple):
     style: str  # "wijmans" or "yan": the attributes, layouts and comparisons of that code base
     offsets_last: bool = False
     random_start: bool = False
+    detached: bool = False  # no gradient for coordinates through distances, as pointnet2_ops
 
 
 def forms_of(module: Any) -> list[Form]:
@@ -184,7 +186,7 @@ class FusedAbstraction(Fused):
         scales = scales_of(module, form)
         if scales is None or not all(scale.layers.takes(xyz, features) for scale in scales):
             return None
-        if features is None and not all(scale.use_xyz for scale in scales):
+        if not _fits(scales, features):
             return None
         at: Any = xyz if form.style == "wijmans" else _transposed(xyz)
         count = module.npoint
@@ -222,7 +224,7 @@ class FusedPropagation(Fused):
             return None
         if not wijmans:
             xyz, known_xyz = _transposed(xyz), _transposed(known_xyz)
-        if wijmans:  # pointnet2_ops has no gradient for distances
+        if form.detached:
             xyz, known_xyz = xyz.detach(), known_xyz.detach()
         if xyz.shape[-1] != 3 or (known_xyz.shape[1] < 3 and (wijmans or known_xyz.shape[1] > 1)):
             return None
@@ -259,9 +261,35 @@ def _probes(form: Form, module: Any, like: Tensor) -> Calls:
     assert scales is not None
     width = scales[0].layers.linears[0].weight.shape[1] - (3 if scales[0].use_xyz else 0)
     count = 2 * (module.npoint or 32)
-    features = draw(2, width, count) if width else None
-    size = 4 * max((scale.radius or 1.0) for scale in scales)
-    return [(draw(2, count, 3) * size if wijmans else draw(2, 3, count) * size, features)]
+    most = max(scale.k or 1 for scale in scales)
+    size = max((scale.radius or 1.0) for scale in scales)
+    calls = []
+    # Balls that are full, that are short, and that hold their centre alone.
+    for points, side, scale in ((count + 4 * most, 1, 1.0), (count, 4, 30.0), (count, 200, 1000.0)):
+        at = draw(2, points, 3) * (side * size)
+        features = (2 * draw(2, width, points) - 1) * scale if width else None
+        calls.append((at if wijmans else at.transpose(1, 2).contiguous(), features))
+    return calls
+
+
+def _fits(scales: list[Scale], features: Tensor | None) -> bool:
+    """Whether the first layers have the columns that would come."""
+    given = 0 if features is None else features.shape[1]
+    columns = (s.layers.linears[0].weight.shape[1] - (3 if s.use_xyz else 0) for s in scales)
+    return all(c == given for c in columns)
+
+
+def _follows_coordinates(module: Any) -> bool:
+    """Whether a propagation module of pointnet2_ops' form has a gradient for coordinates."""
+    probe = copy.deepcopy(module)
+    like = next(probe.parameters())
+    ((xyz, known, *features), *_) = _probes(Form("propagation", "wijmans"), probe, like)
+    try:
+        with torch.enable_grad():
+            y = type(module).forward(probe, xyz.requires_grad_(), known, *features)
+            return torch.autograd.grad(y.sum(), xyz, allow_unused=True)[0] is not None
+    except Exception:  # its ops may be missing
+        return False
 
 
 MIXINS: dict[str, Any] = {"abstraction": FusedAbstraction, "propagation": FusedPropagation}
@@ -274,6 +302,8 @@ def pointnet_form(module: Any) -> tuple[Form, str] | None:
     for form in forms_of(module):
         if form.kind == "abstraction" and scales_of(module, form) is None:
             continue
+        if form.kind == "propagation" and form.style == "wijmans":
+            form = form._replace(detached=published or not _follows_coordinates(module))
         run = partial(MIXINS[form.kind]._run, form=form)
         same = agrees(module, run, partial(_probes, form))
         if same or (same is None and published):

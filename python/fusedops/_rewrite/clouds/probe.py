@@ -26,10 +26,13 @@ def draws(like: Tensor) -> Callable[..., Tensor]:
 def agrees(
     module: Any, ours: Callable[..., Any], calls: Callable[[Any, Tensor], Calls]
 ) -> bool | None:
-    """Whether a module's values in evaluation are ours, with the same random numbers.
+    """Whether a module's values are ours, with the same random numbers, in evaluation and training.
+
+    Norms of the copies that run are drawn at random: fresh ones hide what large weights or other
+    statistics show. In training the statistics that a call leaves behind are compared as well.
 
     Args:
-        module: Stays as it is; a copy runs.
+        module: Stays as it is; copies run.
         ours: Takes the copy and the arguments of a call; gives None where it cannot stand for it.
         calls: Makes arguments for the copy, of the dtype and device of a tensor.
 
@@ -37,27 +40,44 @@ def agrees(
         None where the module's own code cannot run.
     """
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices=devices), torch.no_grad():
+    autocast = [torch.autocast(kind, enabled=False) for kind in ("cpu", "cuda")]
+    with torch.random.fork_rng(devices=devices), torch.no_grad(), autocast[0], autocast[1]:
         for dtype in _DTYPES:
-            probe = copy.deepcopy(module).to(dtype).eval()
-            found = _agrees(module, probe, ours, calls(probe, next(probe.parameters())))
-            if found is not None:
-                return found
+            probe = copy.deepcopy(module).to(dtype)
+            _draw_norms(probe)
+            made = calls(probe, next(probe.parameters()))
+            found = [_agrees(module, probe.train(mode), ours, made) for mode in (False, True)]
+            if None not in found:
+                return all(found)
     return None
 
 
+def _draw_norms(probe: Any) -> None:
+    torch.manual_seed(1)
+    for norm in probe.modules():
+        if isinstance(norm, torch.nn.modules.batchnorm._BatchNorm):
+            for name, low, high in (("weight", 0.5, 6.0), ("bias", -1.0, 1.0)):
+                if getattr(norm, name) is not None:
+                    getattr(norm, name).uniform_(low, high)
+            if norm.running_mean is not None and norm.running_var is not None:
+                norm.running_mean.uniform_(-0.5, 0.5)
+                norm.running_var.uniform_(0.5, 2.0)
+
+
 def _agrees(module: Any, probe: Any, ours: Callable[..., Any], calls: Calls) -> bool | None:
+    own, other = copy.deepcopy(probe), copy.deepcopy(probe)
     for arguments in calls:
         torch.manual_seed(0)
         try:
-            theirs = type(module).forward(probe, *arguments)
+            theirs = type(module).forward(own, *arguments)
         except Exception:  # its ops may be missing, or be of another device
             return None
         torch.manual_seed(0)
-        y = ours(probe, *arguments)
+        y = ours(other, *arguments)
         if y is None or not _close(theirs, y):
             return False
-    return True
+    buffers = zip(own.buffers(), other.buffers(), strict=True)
+    return all(torch.allclose(a, b, rtol=1e-3, atol=1e-6) for a, b in buffers)
 
 
 def _close(theirs: Any, ours: Any) -> bool:
