@@ -88,7 +88,7 @@ def _moments(rows: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 
 
 def _statistics(y: Tensor, slots: Slots, eps: float, group: Any) -> Statistics:
-    """`_masked_statistics`, not differentiable; of halves without tensors as large as y.
+    """`_masked_statistics`, not differentiable; of halves with one tensor as large as y at most.
 
     NOTE: with few valid slots among many, what is taken back is most of a sum, and the mean has the
     rounding error of that sum. It is below that of halves, not of float32.
@@ -107,10 +107,13 @@ def _statistics(y: Tensor, slots: Slots, eps: float, group: Any) -> Statistics:
     count = sums[-1]
     some = count.clamp_min(1)
     centre = sums[:-1] / some
-    squares = (var + (mean - centre).square()) * rows.shape[0]
-    if copies is not None:
-        squares = squares - _column_sums(copies * (first - centre).square())
-    var = _all_reduce(squares.clamp_min(0), group) / some
+    if copies is None:
+        squares = (var + (mean - centre).square()) * rows.shape[0]
+    else:
+        # NOTE: slots of groups without neighbours are far from the centre; taken back from a sum,
+        # they would leave its rounding error.
+        squares = _column_sums((y - centre).square_().mul_(slots.valid))
+    var = _all_reduce(squares, group) / some
     return Statistics(centre, var, count)
 
 
