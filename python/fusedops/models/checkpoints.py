@@ -202,6 +202,12 @@ def _sequential(layer: Any, state: dict[str, Any]) -> list[Entry] | None:
     mlp, ours = of_layer(layer)
     if len(linears) != len(mlp.linears) or len(norms) != len(mlp.norms):
         return None
+    for k, (norm, linear) in enumerate(zip(norms, linears, strict=False)):
+        if norm != linear + 1:
+            raise ValueError(
+                f"load_pyg: expected norm {k} right behind its linear layer {linear}, as ours runs "
+                f"it; got it at {norm}"
+            )
     return list(
         mlp_entries(
             mlp,

@@ -47,7 +47,8 @@ def read_points(
 
     Raises:
         ImportError: The package that reads this format is missing; the text names it.
-        ValueError: An unknown ending, or the file has no points, coordinates or such a field.
+        ValueError: An unknown ending, or the file has no coordinates or no such field, is cut off
+            or cannot be read.
     """
     path = Path(path)
     read = READERS.get(path.suffix.lower())
@@ -60,11 +61,47 @@ def read_points(
         raise FileNotFoundError(f"read_points: path: no file {path}")
     names = (*AXES, *fields)
     np = _package("numpy", path)
-    columns = [np.asarray(c, dtype=np.float64).reshape(-1) for c in read(path, names)]
+    columns = [_column(path, np, c) for c in _read(read, path, names)]
     found = torch.from_numpy(np.stack(columns, axis=1))
     if finite:
         found = found[found[:, :3].isfinite().all(1)]
     return found.to(dtype)
+
+
+def _read(
+    read: Callable[[Path, Sequence[str]], list[Any]], path: Path, names: Sequence[str]
+) -> list[Any]:
+    """The columns, or one kind of error for what the packages raise of a broken file."""
+    try:
+        return read(path, names)
+    except ImportError:
+        raise
+    except Exception as error:
+        text = str(error)
+        if text.startswith("read_points: "):
+            raise
+        raise ValueError(
+            f"read_points: {path}: the file cannot be read: {type(error).__name__}: {text}"
+        ) from error
+
+
+def _column(path: Path, np: Any, values: Any) -> Any:
+    column = np.asarray(values)
+    if column.ndim == 2 and column.shape[1] == 1:
+        column = column[:, 0]
+    if column.ndim != 1 or np.iscomplexobj(column):
+        raise ValueError(
+            f"read_points: {path}: expected one real number a point; got {column.dtype} of shape "
+            f"{tuple(column.shape)}"
+        )
+    return column.astype(np.float64)
+
+
+def _check_count(path: Path, expected: int, found: int) -> None:
+    if expected != found:
+        raise ValueError(
+            f"read_points: {path}: expected {expected} points, as the file says; got {found}"
+        )
 
 
 def _read_npy(path: Path, names: Sequence[str]) -> list[Any]:
@@ -93,11 +130,13 @@ def _read_ply(path: Path, names: Sequence[str]) -> list[Any]:
 
 def _read_pcd(path: Path, names: Sequence[str]) -> list[Any]:
     cloud = _package("pypcd4", path).PointCloud.from_path(path)
+    _check_count(path, int(cloud.metadata.points), len(cloud.pc_data))
     return _named(path, cloud.pc_data, tuple(cloud.fields), names)
 
 
 def _read_las(path: Path, names: Sequence[str]) -> list[Any]:
     cloud = _package("laspy", path).read(path)
+    _check_count(path, int(cloud.header.point_count), len(cloud.points))
     known = (*AXES, *cloud.point_format.dimension_names)
     scaled = {name: cloud[name] for name in names if name in known}  # x is X scaled and moved
     return _named(path, scaled, known, names)
