@@ -127,7 +127,8 @@ class Trainer:
         o = self.options
         names = ("model", "preset", "plain", "precision", "seed", "data", "sync_batch_norm")
         run = {name: getattr(o, name) for name in names}
-        return run | {"epochs": self.p.epochs, "processes": self.ranks.size}
+        shared = {"epochs": self.p.epochs, "processes": self.ranks.size}
+        return run | shared | {"device": self.device.type}
 
     def save(self, file: Path) -> None:
         """All processes call; the first one writes."""

@@ -202,7 +202,7 @@ def test_errors():
     with pytest.raises(TypeError, match=r"must be one of fusedops\.nn; got Linear"):
         models.load_pyg(nn.Linear(3, 4), {})
     layer = FeaturePropagation(8, [8], order="skip_first")
-    with pytest.raises(ValueError, match="order must be 'known_first'"):
+    with pytest.raises(ValueError, match="must have order 'known_first'"):
         models.load_pyg(layer, {})
     with pytest.raises(ValueError, match=r"missing lins\.0\.weight"):
         models.load_pyg(EdgeConv(4, [8]), {})

@@ -103,6 +103,7 @@ def erikwijmans(model: Any, old: bool) -> list[Entry]:
             )
         return entries + list(heads)
     for i, layer in enumerate(model.propagations):
+        _check_propagation("erikwijmans", layer, "known_first", 1)
         entries += layers(layer.mlp, f"propagations.{i}.mlp.", f"FP_modules.{i}.mlp")
     if old:
         heads = head_entries(
@@ -147,9 +148,20 @@ def yanx27(model: Any) -> list[Entry]:
         heads = head_entries(model.head, lambda i: f"fc{i + 1}.", lambda i: (f"bn{i + 1}.",))
         return entries + list(heads)
     for i, layer in enumerate(model.propagations):
+        _check_propagation("yanx27", layer, "skip_first", 2)
         entries += _convs(layer.mlp, f"propagations.{i}.mlp.", f"fp{i + 1}", 1)
     heads = head_entries(model.head, lambda i: f"conv{i + 1}.", lambda i: (f"bn{i + 1}.",), ones=1)
     return entries + list(heads)
+
+
+def _check_propagation(name: str, layer: FeaturePropagation, order: str, power: int) -> None:
+    """An error where a layer computes something else than that code base does."""
+    for word, expected in (("order", order), ("power", power)):
+        if getattr(layer, word) != expected:
+            raise ValueError(
+                f"{name}: a FeaturePropagation must have {word} {expected!r}; got "
+                f"{getattr(layer, word)!r}"
+            )
 
 
 def _convs(mlp: SharedMLP, ours: str, theirs: str, ones: int) -> Iterable[Entry]:
@@ -257,8 +269,8 @@ def pyg_columns(layer: Any, mlp: SharedMLP) -> Tensor | None:
         return moved_columns(total // 2, total)
     if isinstance(layer, (SetAbstraction, GlobalSetAbstraction)) and layer.use_xyz:
         return moved_columns(layer.dimensions, total)
-    if isinstance(layer, FeaturePropagation) and layer.order != "known_first":
-        raise ValueError("pyg: the layer's order must be 'known_first'; got 'skip_first'")
+    if isinstance(layer, FeaturePropagation):
+        _check_propagation("pyg", layer, "known_first", 2)
     return None
 
 

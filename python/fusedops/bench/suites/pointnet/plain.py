@@ -52,6 +52,10 @@ class PlainMLP(SharedMLP):
             if i < len(self.norms):
                 x = self.norms[i](x.flatten(0, -2)).view(x.shape)
             if i < len(self.linears) - 1 or self.last_activation:
+                if self.activation not in ("relu", "leaky_relu"):
+                    raise ValueError(
+                        f"as_plain: activation must be relu or leaky_relu; got {self.activation!r}"
+                    )
                 leaky = self.activation == "leaky_relu"
                 x = F.leaky_relu(x, self.negative_slope) if leaky else F.relu(x)
         return x
@@ -88,6 +92,8 @@ class PlainEdgeConv(EdgeConv):
                 lengths: Tensor | None = None) -> Tensor:  # fmt: skip
         assert idx is None
         assert lengths is None
+        if self.pool != "max":
+            raise ValueError(f"as_plain: pool must be 'max'; got {self.pool!r}")
         still = features.detach()
         idx, _ = self.search.knn(still, still, self.k)
         features = features.to(compute_dtype(self.mlp, features))
