@@ -136,8 +136,9 @@ def passes_of(call: EdgeCall, *, fused: bool) -> list[ExplainedPass]:
     moved = rows * (call.features * call.itemsize + call.products * call.channels[0] * _FLOAT)
     what = f"features times W_1, by point, TF32 or wider, {call.products} x"
     forward = ExplainedPass("linear", False, what, 0, call.product_flops, moved, speed=_TF32_SPEED)
-    what = "gradients of features and of their columns of W_1"
-    last = replace(forward, op="linear_backward", backward=True, what=what, flops=2 * forward.flops)
+    what = "gradients of features and of their columns of W_1, in the layer's dtype"
+    speed = 1.0 if call.itemsize == _HALF else _TF32_SPEED
+    last = replace(forward, op="mm", backward=True, what=what, flops=2 * forward.flops, speed=speed)
     return [forward, *passes, *([last] if call.backward else [])]
 
 
@@ -278,7 +279,7 @@ def fused_kept(call: EdgeCall) -> int:
         kept += points * call.widths[0] * _FLOAT
     elif call.products > 1:  # as they were formed, and in the kernels' order
         kept += (points + groups) * (call.channels[0] + call.widths[0]) * _FLOAT
-    return kept + points * call.features * _FLOAT * call.products  # each product has its own copy
+    return kept  # features are the caller's
 
 
 # ---- the composed path ----
