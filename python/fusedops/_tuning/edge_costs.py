@@ -138,7 +138,14 @@ def passes_of(call: EdgeCall, *, fused: bool) -> list[ExplainedPass]:
     forward = ExplainedPass("linear", False, what, 0, call.product_flops, moved, speed=_TF32_SPEED)
     what = "gradients of features and of their columns of W_1, in the layer's dtype"
     speed = 1.0 if call.itemsize == _HALF else _TF32_SPEED
-    last = replace(forward, op="mm", backward=True, what=what, flops=2 * forward.flops, speed=speed)
+    last = replace(
+        forward,
+        op="linear_backward",
+        backward=True,
+        what=what,
+        flops=2 * forward.flops,
+        speed=speed,
+    )
     return [forward, *passes, *([last] if call.backward else [])]
 
 
