@@ -27,7 +27,7 @@ class Backward:
 
     def __init__(self, ctx: Any) -> None:
         saved = ctx.saved_tensors
-        self.ctx, self.plan = ctx, ctx.plan
+        self.plan = ctx.plan
         self.count = len(self.plan.channels)
         size = len(Problem._fields)
         self.problem = Problem(*saved[:size])
@@ -190,16 +190,17 @@ class Backward:
         self, du: Tensor, dv: Tensor, products: Tensor, group_products: Tensor
     ) -> tuple[Tensor | None, ...]:
         """From the gradients of y_1 summed by point and by group, in float32."""
-        ctx, channels = self.ctx, self.plan.channels[0]
+        rows, group_rows, *_ = self.gathered
+        channels = self.plan.channels[0]
         clouds = self.idx.shape[0]
         du = du.view(clouds, -1, du.shape[1])[..., :channels]
         dv = dv.view(clouds, -1, dv.shape[1])[..., :channels]
         drows = None
         if self.needs[0]:
-            drows = du.to(ctx.rows_dtype)
+            drows = du.to(rows.dtype)
             if self.plan.ordered:
                 drows = in_fragment_order(padded_to(drows, self.plan.widths[0]), -1)
-        dgroup = dv.to(ctx.group_dtype) if self.needs[1] else None
+        dgroup = dv.to(group_rows.dtype) if self.needs[1] else None
         dweight = dxyz = dcenters = None
         if self.offset_weight is not None:
             if self.needs[2]:

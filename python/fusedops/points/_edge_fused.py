@@ -196,8 +196,7 @@ class EdgeMax(torch.autograd.Function):
         problem, merged = build_problem(plan, gathered, dtype, parameters)
         problem, stats, out, best, which = _pooled(plan, problem, False)
         ctx.save_for_backward(*problem, merged, best, which, *stats, *gathered, *parameters)
-        ctx.plan, ctx.rows_dtype = plan, None if rows is None else rows.dtype
-        ctx.group_dtype = None if group_rows is None else group_rows.dtype
+        ctx.plan = plan
         found = [s for s in stats if s is not None]
         ctx.mark_non_differentiable(*found)
         return (out, *found)
@@ -251,6 +250,7 @@ def edge_mlp(
 ) -> Tensor:
     """`_edge_mlp.edge_mlp` of a call that `supports` knows."""
     slope = _SLOPES.get(activation, negative_slope)
+    last_slope = slope if last_activation else 1.0
     batch = [layer.norm if isinstance(layer.norm, BatchNorm) else None for layer in layers]
     ordered = isinstance(given.rows, PointProduct)
     plan = Plan(
@@ -258,8 +258,8 @@ def edge_mlp(
         tuple(norm is not None and norm.training for norm in batch),
         tuple(0.0 if norm is None else norm.eps for norm in batch),
         tuple(norm is not None for norm in batch),
-        slope,
-        slope if last_activation else 1.0,
+        slope if len(layers) > 1 else last_slope,
+        last_slope,
         last_activation,
         ordered,
     )
@@ -279,9 +279,7 @@ def edge_mlp(
         arguments = distinct(*gathered, plan, given.dtype, *parameters)
         out, *stats = EdgeMax.apply(*arguments)
     else:
-        infer = not plan.training[-1] and (plan.slope == plan.last_slope or len(layers) == 1)
-        if len(layers) == 1:
-            plan = plan._replace(slope=plan.last_slope)
+        infer = not plan.training[-1] and plan.slope == plan.last_slope
         problem, _ = build_problem(plan, gathered, given.dtype, parameters)
         _, found, out, _, _ = _pooled(plan, problem, infer)
         stats = [s for s in found if s is not None]

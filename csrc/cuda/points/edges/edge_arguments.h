@@ -18,14 +18,14 @@ struct EdgeForward {
 template <class T>
 struct EdgeBackward {
   EdgeProblem<T> problem;  // layers: l
-  const int* winners;      // [groups][width[l - 1]] in the last layer, null below: a maximum's
+  const int* winners;      // [groups][width] in the last layer, null below: a maximum's
                            // gradient (T, the lower half) and its neighbour
-  const T* above;          // [groups][k][width[l - 1]], below the last layer
+  const T* above;          // [groups][k][width], below the last layer
   const float4* dense;     // (A, B) of two channels of layer l; null without statistics
-  const float* center;     // [width[l - 2]]: the centres of layer l - 1's sums, or null for 0
-  T* below;                // [groups][k][width[l - 2]]: written where an edge counts
-  float* below_sums;       // [grid.x][2][width[l - 2]]: of dz and of dz (y - center)
-  float* weight_sums;      // [grid.x][width[l - 1]][width[l - 2]], or null
+  const float* center;     // [hidden]: the centres of layer l - 1's sums, or null for 0
+  T* below;                // [groups][k][hidden]: written where an edge counts
+  float* below_sums;       // [grid.x][2][hidden]: of dz and of dz (y - center)
+  float* weight_sums;      // [grid.x][width][hidden], or null
 };
 
 // What a pass does: both gradients, or one of them where a layer is too wide for both.

@@ -11,32 +11,13 @@
 #include "csrc/cuda/points/edges/edge_check.h"
 #include "csrc/cuda/points/edges/edge_first.cuh"
 #include "csrc/cuda/points/edges/edge_list.cuh"
+#include "csrc/cuda/points/edges/edge_tensors.h"
 
 namespace fusedops::cuda {
 namespace {
 
-using OptionalTensor = std::optional<Tensor>;
-
-template <class V>
-const V* read(const OptionalTensor& tensor) {
-  return tensor ? static_cast<const V*>(tensor->const_data_ptr()) : nullptr;
-}
-
-template <class V>
-V* write(const Tensor& tensor) {
-  return static_cast<V*>(tensor.mutable_data_ptr());
-}
-
 unsigned blocks_for(int64_t threads, int block) {
   return static_cast<unsigned>(ceil_div(threads, int64_t{block}));
-}
-
-template <class Fn>
-void dispatch_half(const char* op, const Tensor& like, Fn&& fn) {
-  const DType dtype = check_floating(op, "like", like);
-  FUSEDOPS_CHECK(like.element_size() == 2, op, ": like must be float16 or bfloat16; got ",
-                 dtype_name(like.scalar_type()));
-  dispatch(Choices<DType::kFloat16, DType::kBFloat16>{}, dtype, fn);
 }
 
 EdgeEntries entries_of(const char* op, const Tensor& idx, int64_t n) {
@@ -145,7 +126,7 @@ Tensor edge_winners(const Tensor& winners,  // (B, M, C)
 
   // Allocate, launch
   const Tensor rows = torch::stable::new_empty(list, {list.size(0), width}, like.scalar_type());
-  dispatch_half(kOp, like, [&]<DType D>(Tag<D>) {
+  dispatch_like(kOp, "like", like, [&]<DType D>(Tag<D>) {
     using T = DeviceType<D>;
     const int64_t threads = list.size(0) * (width / kEdgeVector);
     edge_winners_kernel<<<blocks_for(threads, kEdgeFirstThreads), kEdgeFirstThreads, 0,
@@ -252,7 +233,7 @@ std::tuple<Tensor, Tensor> edge_close(const Tensor& sums,  // (R, C)
   const int64_t blocks = std::min<int64_t>(std::max<int64_t>(ceil_div(rows, kRowsOfBlock), 1),
                                            4 * scope.facts().sm_count);
   const Tensor partial = torch::stable::new_empty(sums, {coordinates ? blocks : 0, width, 3});
-  dispatch_half(kOp, like, [&]<DType D>(Tag<D>) {
+  dispatch_like(kOp, "like", like, [&]<DType D>(Tag<D>) {
     using T = DeviceType<D>;
     const EdgeClose<T> a{.sums = read<float>(given.sums),
                          .affine = read<float2>(given.affine),
@@ -309,7 +290,7 @@ Tensor edge_offset_products(const Tensor& rows,  // (E, C)
   const Tensor out = torch::stable::new_empty(list, {width + 32, 3}, fp32);
 
   // Launch
-  dispatch_half(kOp, rows, [&]<DType D>(Tag<D>) {
+  dispatch_like(kOp, "rows", rows, [&]<DType D>(Tag<D>) {
     using T = DeviceType<D>;
     const EdgeOffsets<T> a{.rows = read<T>(dense),
                            .list = read<int4>(edges.list),

@@ -11,21 +11,10 @@
 #include "csrc/cuda/points/edges/edge_check.h"
 #include "csrc/cuda/points/edges/edge_launch.h"
 #include "csrc/cuda/points/edges/edge_norm.cuh"
+#include "csrc/cuda/points/edges/edge_tensors.h"
 
 namespace fusedops::cuda {
 namespace {
-
-using OptionalTensor = std::optional<Tensor>;
-
-template <class V>
-const V* read(const OptionalTensor& tensor) {
-  return tensor ? static_cast<const V*>(tensor->const_data_ptr()) : nullptr;
-}
-
-template <class V>
-V* write(const Tensor& tensor) {
-  return static_cast<V*>(tensor.mutable_data_ptr());
-}
 
 template <class V>
 V* write_if(bool wanted, const Tensor& tensor) {
@@ -55,11 +44,6 @@ EdgeProblem<T> problem_of(const EdgeArguments& a) {
 
 EdgeDevice device_of(const LaunchScope& scope) {
   return {scope.facts().sm_count, scope.facts().shared_memory_per_block, scope.stream()};
-}
-
-template <class Fn>
-auto dispatch_half(DType dtype, Fn&& fn) {
-  return dispatch(Choices<DType::kFloat16, DType::kBFloat16>{}, dtype, fn);
 }
 
 void check_blocks(const char* op, int blocks) {
