@@ -71,7 +71,7 @@ py::dict describe(const GemmProblem& p) {
       "math"_a = name_of(p.math, kMathModes), "epilogue"_a = name_of(p.epilogue, kEpilogues),
       "a_major"_a = name_of(p.a.major, kMajors), "b_major"_a = name_of(p.b.major, kMajors),
       "activation"_a = static_cast<int64_t>(p.activation), "split_parts"_a = p.split_parts,
-      "lda"_a = p.a.ld, "ldb"_a = p.b.ld, "a_offset"_a = offset(p.a.data),
+      "lda"_a = p.a.ld, "ldb"_a = p.b.ld, "ldd"_a = p.ldd, "a_offset"_a = offset(p.a.data),
       "b_offset"_a = offset(p.b.data));
 }
 
@@ -96,7 +96,7 @@ GemmProblem parse_problem(const py::dict& fields) {
   p.b.ld = given("ldb", p.b.major == Major::kK ? p.k : p.n);
   p.a.data = paper_pointer(given("a_offset", 0));
   p.b.data = paper_pointer(given("b_offset", 0));
-  p.ldd = p.n;
+  p.ldd = given("ldd", p.n);
   p.d = p.preact = paper_pointer(0);
   return p;
 }

@@ -9,6 +9,7 @@
 #include "csrc/common/int_math.h"
 #include "csrc/cutlass/configs/operand_layout.h"
 #include "csrc/cutlass/configs/registry.h"
+#include "csrc/cutlass/configs/skinny_configs.h"
 #include "csrc/cutlass/configs/sm90_configs.h"
 #include "csrc/cutlass/kernels/fp32/split_fp32.h"
 #include "csrc/cutlass/launch/launch_memory.h"
@@ -41,14 +42,14 @@ const void* offset(const void* data, int64_t elements, int64_t element_bytes) {
 
 // Copies (rows, k) into a K-contiguous buffer whose rows are padded with zeros to whole 16-byte
 // accesses.
-GemmOperand packed_operand(const GemmCall& call, const MatrixView& view, Tensor& holder,
+GemmOperand packed_operand(const char* op, DType dtype, const MatrixView& view, Tensor& holder,
                            const LaunchScope& scope) {
-  const int64_t bytes = dtype_bytes(call.dtype);
+  const int64_t bytes = dtype_bytes(dtype);
   const int64_t ld = packed_ld(view.cols, bytes);
   holder = workspace(view.rows * ld * bytes, scope);
   const PackSource source{view.data, view.rows, view.cols, view.row_stride, view.col_stride};
-  check_launched(call.op, pack_operand(source, bytes, holder.mutable_data_ptr(), view.rows, ld,
-                                       scope.context()));
+  check_launched(
+      op, pack_operand(source, bytes, holder.mutable_data_ptr(), view.rows, ld, scope.context()));
   return {holder.const_data_ptr(), ld, Major::kK};
 }
 
@@ -172,17 +173,40 @@ void run_exact(const GemmCall& call, const GemmProblem& p, const LaunchScope& sc
 
 struct Prepared {
   GemmProblem problem;
-  Tensor a, b;  // packed copies, where they were needed
+  Tensor a, b;     // packed copies, where they were needed
+  Tensor d, bias;  // padded ones, where d leaves through such rows
 };
+
+// Memory for padded rows of d, and the bias in a row of as many zeros.
+void pad_result(const GemmCall& call, Prepared& prepared, const LaunchScope& scope) {
+  GemmProblem& p = prepared.problem;
+  const int64_t bytes = dtype_bytes(p.dtype);
+  prepared.d = workspace(p.m * p.ldd * bytes, scope);
+  p.d = prepared.d.mutable_data_ptr();
+  if (!call.bias) return;
+  const MatrixView row{call.bias->const_data_ptr(), 1, p.n, p.n, 1};
+  p.bias = packed_operand(call.op, call.dtype, row, prepared.bias, scope).data;
+}
 
 Prepared prepare(const GemmCall& call, const GemmProblem& p, const LaunchScope& scope) {
   const OperandPlan plan = plan_operands(call.a, call.b, p, device_model(scope));
-  Prepared prepared{plan.problem, {}, {}};
-  if (plan.pack_a) prepared.problem.a = packed_operand(call, call.a, prepared.a, scope);
-  if (plan.pack_b) {
-    prepared.problem.b = packed_operand(call, call.b.transposed(), prepared.b, scope);
-  }
+  Prepared prepared{plan.problem};
+  const auto packed = [&](const MatrixView& view, Tensor& holder) {
+    return packed_operand(call.op, call.dtype, view, holder, scope);
+  };
+  if (plan.pack_a) prepared.problem.a = packed(call.a, prepared.a);
+  if (plan.pack_b) prepared.problem.b = packed(call.b.transposed(), prepared.b);
+  if (plan.pads_d) pad_result(call, prepared, scope);
   return prepared;
+}
+
+// Launches the plan, and what brings padded rows to where `p` wants them.
+void launch_prepared(const GemmCall& call, const GemmPlan& plan, const Prepared& prepared,
+                     const GemmProblem& p, const LaunchScope& scope) {
+  launch_plan(call.op, plan, prepared.problem, scope);
+  if (!prepared.d.defined()) return;
+  const PackSource padded{prepared.d.const_data_ptr(), p.m, p.n, prepared.problem.ldd, 1};
+  check_launched(call.op, unpack_rows(padded, p.d, scope.context()));
 }
 
 // Whether the result needs no product: d is empty, or it is act(bias), which this launches.
@@ -224,6 +248,17 @@ MatrixView rows_view(const Tensor& tensor, Tensor& holder) {
   return {holder.const_data_ptr(), rows, cols, row_stride, cols == 1 ? 1 : holder.stride(dims - 1)};
 }
 
+MatrixView addressable_rows(const char* op, const MatrixView& view, DType dtype, Tensor& holder,
+                            const LaunchScope& scope) {
+  const bool aligned = reinterpret_cast<uintptr_t>(view.data) % 16 == 0 && view.row_stride % 8 == 0;
+  if (dtype_bytes(dtype) != 2 || aligned || view.col_stride != 1 || view.rows <= skinny::kMaxRows ||
+      view.cols == 0 || !device_model(scope).hopper()) {
+    return view;
+  }
+  const GemmOperand copy = packed_operand(op, dtype, view, holder, scope);
+  return {copy.data, view.rows, view.cols, copy.ld, 1};
+}
+
 void run_gemm(const GemmCall& call, const Tensor& d, const Tensor* preact,
               const LaunchScope& scope) {
   const GemmProblem p = problem_of(call, d, preact);
@@ -235,7 +270,7 @@ void run_gemm(const GemmCall& call, const Tensor& d, const Tensor* preact,
                  ": K must be at most 2^31 - 1; got ", p.k);
   FUSEDOPS_CHECK(plan.config >= 0, call.op, ": no kernel takes this problem: M = ", p.m,
                  ", N = ", p.n, ", K = ", p.k);
-  launch_plan(call.op, plan, prepared.problem, scope);
+  launch_prepared(call, plan, prepared, p, scope);
 }
 
 bool run_gemm_gradient(const GemmCall& call, const GradientOutputs& outputs,
@@ -292,7 +327,7 @@ void run_gemm_with_plan(const GemmCall& call, const GemmPlan& plan, const Tensor
                         const Tensor* preact, const LaunchScope& scope) {
   const GemmProblem p = problem_of(call, d, preact);
   if (launch_without_product(call, p, scope)) return;
-  launch_plan(call.op, plan, prepare(call, p, scope).problem, scope);
+  launch_prepared(call, plan, prepare(call, p, scope), p, scope);
 }
 
 }  // namespace fusedops

@@ -19,6 +19,11 @@ Tensor workspace(int64_t bytes, const LaunchScope& scope);
 // dimensions do not collapse to one stride.
 MatrixView rows_view(const Tensor& tensor, Tensor& holder);
 
+// A matrix as WGMMA kernels can read it both ways, for two products: itself, or, where its 16-bit
+// rows begin within 16 bytes, a copy of padded rows in `holder`.
+MatrixView addressable_rows(const char* op, const MatrixView& view, DType dtype, Tensor& holder,
+                            const LaunchScope& scope);
+
 // What to compute: d = act(a @ b + bias).
 struct GemmCall {
   const char* op;

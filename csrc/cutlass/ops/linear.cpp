@@ -135,6 +135,10 @@ std::tuple<Tensor, Tensor, Tensor> linear_backward(const Tensor& dy,            
   run_act_backward(op, dz_view, saved, shape, need_dz ? &dz : nullptr,
                    need_dbias ? &dbias : nullptr, scope);
   if (need_dz) dz_view = matrix_view(dz);
+  Tensor rows_holder;
+  if (need_dx || need_dweight) {
+    dz_view = addressable_rows(op, dz_view, shape.dtype, rows_holder, scope);
+  }
 
   // dx = dz @ weight
   GemmCall call{.op = op,
@@ -157,7 +161,9 @@ void linear_wgrad_(const Tensor& dz,         // (..., N)
   const LinearShape shape = check_linear_wgrad(op, dz, x, main_grad);
   const LaunchScope scope(op, dz);
   Tensor dz_holder, x_holder;
-  const MatrixView dz_view = rows_view(dz, dz_holder), x_view = rows_view(x, x_holder);
+  const MatrixView x_view = rows_view(x, x_holder);
+  const MatrixView dz_view =
+      addressable_rows(op, rows_view(dz, dz_holder), shape.dtype, dz_holder, scope);
   const GemmCall call{.op = op,
                       .a = dz_view,
                       .b = x_view,

@@ -27,10 +27,9 @@ const char* launch(const PackSource& source, const PackShape& shape, void* out,
     constexpr int64_t kVector = 16 / sizeof(T);
     const int64_t blocks = ceil_div(shape.out_rows * (shape.ld / kVector), kPackThreads);
     if (blocks > INT_MAX) return kTooLarge;
-    const bool vector_loads = source.col_stride == 1 && source.row_stride % kVector == 0 &&
-                              reinterpret_cast<uintptr_t>(data) % 16 == 0;
-    status = dispatch_bool(vector_loads, [&]<bool kVectorLoads>(Tag<kVectorLoads>) {
-      return launch_kernel(pack_rows_kernel<T, kVectorLoads>, dim3(unsigned(blocks)),
+    const bool contiguous = source.col_stride == 1 && source.row_stride >= 0;
+    status = dispatch_bool(contiguous, [&]<bool kContiguous>(Tag<kContiguous>) {
+      return launch_kernel(pack_rows_kernel<T, kContiguous>, dim3(unsigned(blocks)),
                            dim3(kPackThreads), 0, stream, context.overlap, data,
                            static_cast<T*>(out), shape);
     });
@@ -39,6 +38,24 @@ const char* launch(const PackSource& source, const PackShape& shape, void* out,
 }
 
 }  // namespace
+
+const char* unpack_rows(const PackSource& padded, void* out, const LaunchContext& context) {
+  // checks
+  if (padded.col_stride != 1 || reinterpret_cast<uintptr_t>(out) % 16 != 0) {
+    return "unpack_rows: rows must be contiguous, and the output aligned to 16 bytes";
+  }
+  // empty early return
+  if (padded.rows == 0 || padded.cols == 0) return nullptr;
+  // launch
+  const int64_t blocks = ceil_div(ceil_div(padded.rows * padded.cols, int64_t{8}), kPackThreads);
+  if (blocks > INT_MAX) return kTooLarge;
+  const cudaError_t status =
+      launch_kernel(unpack_rows_kernel<uint16_t>, dim3(unsigned(blocks)), dim3(kPackThreads), 0,
+                    static_cast<cudaStream_t>(context.stream), context.overlap,
+                    static_cast<const uint16_t*>(padded.data), static_cast<uint16_t*>(out),
+                    padded.rows, padded.cols, padded.row_stride);
+  return status == cudaSuccess ? nullptr : cudaGetErrorString(status);
+}
 
 const char* pack_operand(const PackSource& source, int64_t element_bytes, void* out,
                          int64_t out_rows, int64_t ld, const LaunchContext& context) {

@@ -1,6 +1,7 @@
-// Copies a strided matrix into an aligned, zero-padded, row-major buffer, 16 bytes per store. Rows
-// that are contiguous in the source are copied straight; a source that is contiguous along its rows
-// index is transposed through shared memory, so that both sides are coalesced.
+// Copies a strided matrix into an aligned, zero-padded, row-major buffer, and such a buffer into a
+// dense matrix, 16 bytes per store. Rows that are contiguous in the source are copied straight; a
+// source that is contiguous along its rows index is transposed through shared memory, so that both
+// sides are coalesced.
 #pragma once
 
 #include "csrc/common/device/pdl.cuh"
@@ -16,10 +17,42 @@ struct PackShape {
 
 inline constexpr int kPackThreads = 256;
 
+// The 16 bytes that begin `bytes` (below 16) behind the first of lo.
+__device__ __forceinline__ uint4 bytes_behind(const uint4& lo, const uint4& hi, unsigned bytes) {
+  uint32_t w[8] = {lo.x, lo.y, lo.z, lo.w, hi.x, hi.y, hi.z, hi.w};
+#pragma unroll
+  for (int i = 0; i < 6; ++i) w[i] = bytes & 8 ? w[i + 2] : w[i];
+#pragma unroll
+  for (int i = 0; i < 5; ++i) w[i] = bytes & 4 ? w[i + 1] : w[i];
+  const unsigned bits = bytes % 4 * 8;
+  return {__funnelshift_r(w[0], w[1], bits), __funnelshift_r(w[1], w[2], bits),
+          __funnelshift_r(w[2], w[3], bits), __funnelshift_r(w[3], w[4], bits)};
+}
+
+// The 16 bytes at `from`, which is aligned to an element, by aligned loads; false, with nothing
+// loaded, where those reach behind `end`.
+template <class T>
+__device__ __forceinline__ bool load_unaligned(const T* from, const T* end,
+                                               Vec<T, 16 / sizeof(T)>& vector) {
+  const unsigned bytes = reinterpret_cast<uintptr_t>(from) % 16;
+  const auto* aligned = reinterpret_cast<const uint4*>(reinterpret_cast<uintptr_t>(from) - bytes);
+  if (reinterpret_cast<const T*>(aligned + (bytes ? 2 : 1)) > end) return false;
+  const uint4 lo = __ldg(aligned), hi = bytes ? __ldg(aligned + 1) : uint4{};
+  *reinterpret_cast<uint4*>(&vector) = bytes_behind(lo, hi, bytes);
+  return true;
+}
+
+// index / divisor, both not negative.
+__device__ __forceinline__ int64_t quotient(int64_t index, int64_t divisor) {
+  return max(index, divisor) <= UINT32_MAX
+             ? static_cast<uint32_t>(index) / static_cast<uint32_t>(divisor)
+             : index / divisor;
+}
+
 // ---- source rows are (nearly) contiguous ----
 
-// One 16-byte vector of the output per thread. kVectorLoads: source vectors are aligned too.
-template <class T, bool kVectorLoads>
+// One 16-byte vector of the output per thread. kContiguous: so are source rows, each for itself.
+template <class T, bool kContiguous>
 __global__ void __launch_bounds__(kPackThreads)
     pack_rows_kernel(const T* __restrict__ source, T* __restrict__ out, PackShape shape) {
   constexpr int kVector = 16 / sizeof(T);
@@ -29,16 +62,14 @@ __global__ void __launch_bounds__(kPackThreads)
   if (index >= shape.out_rows * vectors_per_row) return;
   wait_for_predecessor();
 
-  const int64_t row = max(index, vectors_per_row) <= UINT32_MAX
-                          ? static_cast<uint32_t>(index) / static_cast<uint32_t>(vectors_per_row)
-                          : index / vectors_per_row;
+  const int64_t row = quotient(index, vectors_per_row);
   const int64_t col = (index - row * vectors_per_row) * kVector;
   const T* first = source + row * shape.row_stride + col * shape.col_stride;
   Vector vector{};
   if (row < shape.rows) {
-    if (kVectorLoads && col + kVector <= shape.cols) {
-      vector = *reinterpret_cast<const Vector*>(first);
-    } else {
+    const bool whole = kContiguous && col + kVector <= shape.cols;
+    const T* end = source + (shape.rows - 1) * shape.row_stride + shape.cols;
+    if (!whole || !load_unaligned(first, end, vector)) {
 #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         if (col + i < shape.cols) vector.value[i] = first[i * shape.col_stride];
@@ -46,6 +77,31 @@ __global__ void __launch_bounds__(kPackThreads)
     }
   }
   reinterpret_cast<Vector*>(out)[index] = vector;
+}
+
+// The way back: one vector of a dense matrix (rows, cols) per thread, from rows of row_stride.
+template <class T>
+__global__ void __launch_bounds__(kPackThreads)
+    unpack_rows_kernel(const T* __restrict__ source, T* __restrict__ out, int64_t rows,
+                       int64_t cols, int64_t row_stride) {
+  constexpr int kVector = 16 / sizeof(T);
+  using Vector = Vec<T, kVector>;
+  const int64_t first = (int64_t{blockIdx.x} * kPackThreads + threadIdx.x) * kVector;
+  if (first >= rows * cols) return;
+  wait_for_predecessor();
+
+  int64_t row = quotient(first, cols), col = first - row * cols;
+  const T* end = source + (rows - 1) * row_stride + cols;
+  Vector vector{};
+  const bool whole = col + kVector <= cols;
+  if (whole && load_unaligned(source + row * row_stride + col, end, vector)) {
+    *reinterpret_cast<Vector*>(out + first) = vector;
+    return;
+  }
+  for (int i = 0; i < kVector && row < rows; ++i) {  // over the end of a row, or the last one
+    out[first + i] = source[row * row_stride + col];
+    if (++col == cols) col = 0, ++row;
+  }
 }
 
 // ---- source columns are (nearly) contiguous ----

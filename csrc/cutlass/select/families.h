@@ -24,4 +24,7 @@ void add_skinny(const GemmProblem& problem, const DeviceModel& device, Candidate
 // Why TMA cannot address this problem (null: it can). The sm_80 family serves what this refuses.
 const char* tma_refusal(const GemmProblem& problem);
 
+// The same of the sm90 kernels, some of which also take rows that end within 16 bytes.
+const char* sm90_refusal(const GemmProblem& problem);
+
 }  // namespace fusedops

@@ -5,7 +5,11 @@
 
 #include "csrc/common/int_math.h"
 #include "csrc/cutlass/configs/operand_layout.h"
+#include "csrc/cutlass/configs/skinny_configs.h"
 #include "csrc/cutlass/configs/sm80_configs.h"
+#include "csrc/cutlass/configs/sm90_configs.h"
+#include "csrc/cutlass/select/families.h"
+#include "csrc/cutlass/select/time_model.h"
 
 namespace fusedops {
 namespace {
@@ -24,6 +28,11 @@ constexpr int64_t kPackMinRows = 1024;
 // Kernels read operands in 16-byte accesses. One of the sm_80 kernels reads 4- and 8-byte elements
 // singly: enough for a small product.
 constexpr double kWordReadsMaxWork = 1 << 24;
+// Rows of an odd length in 16-bit d: WGMMA kernels write padded ones, and a pass copies those. The
+// pass moves 4 bytes an element at the speed of memory, 1.4 ps; mma.sync instead of WGMMA takes 3
+// ps more for an element and 1024 of K.
+constexpr int64_t kPadMinK = 512;
+constexpr double kPadMinOutputs = 1 << 20;  // below, the second launch is what counts
 
 double work(const GemmProblem& p) { return double(p.m) * p.n * p.k; }
 
@@ -42,16 +51,22 @@ bool natural_operand(const MatrixView& view, GemmOperand& operand) {
   return false;
 }
 
+bool begins_aligned(const GemmProblem& p, const GemmOperand& operand) {
+  return reinterpret_cast<uintptr_t>(operand.data) % 16 == 0 &&
+         operand.ld * dtype_bytes(p.dtype) % 16 == 0;
+}
+
 // Why an operand has to be copied; null, with `operand` filled in, when it is read in place.
-// `k_major` says why it has to be K-major, where it has to.
+// `k_major` says why it has to be K-major, where it has to; `ragged`: its rows may end anywhere.
 const char* pack_reason(const GemmProblem& p, const MatrixView& view, const char* k_major,
-                        GemmOperand& operand) {
+                        bool ragged, GemmOperand& operand) {
   if (!natural_operand(view, operand)) {
     return view.row_stride == 1 || view.col_stride == 1 ? "its rows or columns overlap in memory"
                                                         : "neither of its strides is 1";
   }
   const bool small_words = dtype_bytes(p.dtype) >= 4 && work(p) <= kWordReadsMaxWork;
-  if (!small_words && !sm80_operand_readable(p, operand, view.rows, 16)) {
+  if (!small_words && !(ragged && begins_aligned(p, operand)) &&
+      !sm80_operand_readable(p, operand, view.rows, 16)) {
     return "its address, stride or contiguous extent is not a multiple of 16 bytes";
   }
   return operand.major == Major::kMN ? k_major : nullptr;
@@ -69,18 +84,23 @@ const char* k_major_reason_of_b(const GemmProblem& p, const DeviceModel& device)
                 : k_major_reason(p, device);
 }
 
-}  // namespace
+// Whether the result leaves through padded rows.
+bool pads_result(const GemmProblem& p) {
+  return p.epilogue == Epilogue::kFused && !p.accumulate && p.n % 8 != 0 && p.k >= kPadMinK &&
+         double(p.m) * p.n >= kPadMinOutputs && reinterpret_cast<uintptr_t>(p.d) % 16 == 0;
+}
 
-OperandPlan plan_operands(const MatrixView& a, const MatrixView& b, const GemmProblem& problem,
-                          const DeviceModel& device) {
+// `ragged`: for kernels that take rows which end within 16 bytes.
+OperandPlan plan_for(const MatrixView& a, const MatrixView& b, const GemmProblem& problem,
+                     bool ragged, const DeviceModel& device) {
   OperandPlan plan{problem};
   GemmProblem& p = plan.problem;
   const int64_t bytes = dtype_bytes(p.dtype);
-  plan.pack_a = pack_reason(p, a, k_major_reason(p, device), p.a);
-  plan.pack_b = pack_reason(p, b.transposed(), k_major_reason_of_b(p, device), p.b);
+  plan.pack_a = pack_reason(p, a, k_major_reason(p, device), ragged, p.a);
+  plan.pack_b = pack_reason(p, b.transposed(), k_major_reason_of_b(p, device), ragged, p.b);
   // NOTE: zero padding of a packed K is harmless only when both sides have it, so a ragged K packs
   // both.
-  if (p.k % (16 / bytes) != 0 && (plan.pack_a || plan.pack_b)) {
+  if (!ragged && p.k % (16 / bytes) != 0 && (plan.pack_a || plan.pack_b)) {
     constexpr const char* kPadding = "K is padded with zeros on both sides";
     if (!plan.pack_a) plan.pack_a = kPadding;
     if (!plan.pack_b) plan.pack_b = kPadding;
@@ -89,7 +109,34 @@ OperandPlan plan_operands(const MatrixView& a, const MatrixView& b, const GemmPr
   if (plan.pack_a) p.a = packed;
   if (plan.pack_b) p.b = packed;
   if (plan.pack_a && plan.pack_b) p.k = packed.ld;
+  if (ragged && pads_result(p)) {
+    plan.pads_d = true;
+    p.d = nullptr;
+    p.bias = nullptr;
+    p.ldd = packed_ld(p.n, bytes);
+  }
   return plan;
+}
+
+// Whether a WGMMA kernel takes what was planned for it.
+bool served(const GemmProblem& p) {
+  if (sm90_refusal(p) != nullptr) return false;
+  for (int i = 0; i < kNumSm90Configs; ++i) {
+    if (sm90_compiled(i, p.dtype, p.math, p.epilogue, p.a.major, p.b.major)) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+OperandPlan plan_operands(const MatrixView& a, const MatrixView& b, const GemmProblem& problem,
+                          const DeviceModel& device) {
+  // NOTE: up to so many rows the skinny kernels are faster, copies included.
+  if (device.hopper() && is_half(problem.dtype) && problem.m > skinny::kMaxRows) {
+    const OperandPlan plan = plan_for(a, b, problem, true, device);
+    if (served(plan.problem)) return plan;
+  }
+  return plan_for(a, b, problem, false, device);
 }
 
 bool wants_exact_parts(const GemmProblem& p, const DeviceModel& device) {

@@ -1,6 +1,6 @@
 // How the strided operands of a product reach the kernels: in place, packed into a dense copy, or
-// as bf16 parts of fp32. Decisions only: gemm_launch.cpp acts on them, explain shows them. Host
-// only.
+// as bf16 parts of fp32; and whether its result leaves through padded rows. Decisions only:
+// gemm_launch.cpp acts on them, explain shows them. Host only.
 #pragma once
 
 #include "csrc/cutlass/select/select.h"
@@ -20,6 +20,7 @@ struct OperandPlan {
   GemmProblem problem;           // a packed operand has no address yet; k includes its padding
   const char* pack_a = nullptr;  // the reason for the copy, or null
   const char* pack_b = nullptr;
+  bool pads_d = false;  // rows of d and the bias are problem.ldd long in memory yet to be found
 };
 
 // `problem` holds all but its operands, a is (M, K), b is (K, N).

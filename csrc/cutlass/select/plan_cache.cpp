@@ -27,7 +27,8 @@ Key key_of(const GemmProblem& p, const DeviceModel& device) {
   append(p.split_parts);
   append(p.accumulate);
   append(static_cast<uint64_t>(p.activation));
-  append(tma_refusal(p) == nullptr);
+  append(tma_refusal(p) == nullptr ? 2 : sm90_refusal(p) == nullptr);
+  append(p.ldd != p.n);
   append(sm80_readable(p, 16) ? 2 : sm80_readable(p, 4));
   return {p.m, p.n, p.k, traits, device.capability, device.sm_count};
 }

@@ -16,6 +16,7 @@ inline bool slices_allowed(const GemmProblem& p, int slices) {
   // NOTE: fp64 partial sums would be rounded to fp32, bf16 parts of fp32 be cut apart.
   if (p.dtype == DType::kFloat64 || p.split_parts) return false;
   if (p.epilogue > Epilogue::kAccumulator) return false;  // splitk_reduce has no such epilogue
+  if (p.ldd != p.n) return false;                         // nor such rows
   return p.slices == 1 && p.k / slices >= kMinSliceK;
 }
 

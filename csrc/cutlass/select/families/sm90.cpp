@@ -19,30 +19,44 @@ namespace {
 
 bool aligned16(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
 
-const char* operand_refusal(const GemmOperand& operand, int64_t rows, int64_t k, int64_t bytes) {
+const char* operand_refusal(const GemmOperand& operand, int64_t rows, int64_t k, int64_t bytes,
+                            bool ragged) {
   if (!aligned16(operand.data)) return "an operand is not 16-byte aligned";
   if (operand.ld * bytes % 16 != 0) return "a leading dimension is not a multiple of 16 bytes";
   const int64_t contiguous = operand.major == Major::kK ? k : rows;
-  if (contiguous * bytes % 16 != 0) return "a contiguous extent is not a multiple of 16 bytes";
+  if (!ragged && contiguous * bytes % 16 != 0) {
+    return "a contiguous extent is not a multiple of 16 bytes";
+  }
   return nullptr;
 }
 
-}  // namespace
-
-const char* tma_refusal(const GemmProblem& p) {
+// `ragged`: rows may end within 16 bytes, if only each begins on them.
+const char* refusal_of_rows(const GemmProblem& p, bool ragged) {
   const int64_t bytes = operand_bytes(p);
   const int64_t limit = std::numeric_limits<int32_t>::max();
   if (p.dtype == DType::kFloat64) return "fp64 has no WGMMA";
   if (p.math == MathMode::kFp32 && !p.split_parts) return "fp32 has no WGMMA but over bf16 parts";
   if (p.m > limit || p.n > limit || p.k > limit) return "an extent exceeds 2^31 - 1";
-  if (const char* reason = operand_refusal(p.a, p.m, p.k, bytes)) return reason;
-  if (const char* reason = operand_refusal(p.b, p.n, p.k, bytes)) return reason;
+  if (const char* reason = operand_refusal(p.a, p.m, p.k, bytes, ragged)) return reason;
+  if (const char* reason = operand_refusal(p.b, p.n, p.k, bytes, ragged)) return reason;
   const int64_t out_bytes = p.epilogue == Epilogue::kAccumulator ? 4 : dtype_bytes(p.dtype);
   if (!aligned16(p.d) || !aligned16(p.preact) || !aligned16(p.bias) || !aligned16(p.aux) ||
-      !aligned16(p.hidden) || p.ldd * out_bytes % 16 != 0 || p.n * out_bytes % 16 != 0) {
+      !aligned16(p.hidden) || p.ldd * out_bytes % 16 != 0 ||
+      (!ragged && p.n * out_bytes % 16 != 0)) {
     return "the output or the bias is not 16-byte aligned";
   }
   return nullptr;
+}
+
+}  // namespace
+
+const char* tma_refusal(const GemmProblem& p) { return refusal_of_rows(p, false); }
+
+// NOTE: TMA fills boxes with zeros behind an extent and leaves out what lies there when it stores.
+// The kernels of fp32 matrices are CUTLASS's own, which want whole accesses.
+const char* sm90_refusal(const GemmProblem& p) {
+  const bool known = p.epilogue == Epilogue::kFused || p.epilogue == Epilogue::kAccumulator;
+  return refusal_of_rows(p, known && is_half(p.dtype));
 }
 
 namespace {
@@ -211,7 +225,7 @@ void add_slices(const GemmProblem& problem, int slices, const char* refusal,
 }  // namespace
 
 void add_sm90(const GemmProblem& problem, const DeviceModel& device, Candidates& candidates) {
-  const char* refusal = device.hopper() ? tma_refusal(problem) : kNotHopper;
+  const char* refusal = device.hopper() ? sm90_refusal(problem) : kNotHopper;
   for (int slices = 1; slices <= kMostSlices; ++slices) {
     if (slices_allowed(problem, slices)) {
       add_slices(problem, slices, refusal, device, candidates);
