@@ -36,7 +36,7 @@ def _shared_bytes(widths: Sequence[int], columns: int, gathers: int, has_rows: b
     """What layers take of a block's shared memory, `columns` of the last (edge_layer_bytes)."""
     width, between = (widths[0], len(widths) - 2) if len(widths) > 1 else (0, 0)
     weights = (between * width + (columns if width else 0)) * (width + _PAD) * 2
-    affine = ((len(widths) - 1) * width + columns) * 8
+    affine = ((len(widths) - 1) * width + (0 if width else columns)) * 8
     rows = _ROWS * (gathers + _PAD // 2) * 4 if has_rows else 0
     return widths[0] * 16 + weights + affine + rows + 4 * 16
 

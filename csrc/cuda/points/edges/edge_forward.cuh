@@ -1,5 +1,6 @@
-// An MLP over edges, forward: what the last layer's values v = scale y + shift are over a group
-// (their maximum and where it is) and over all edges (sums of v and v^2, weighted).
+// An MLP over edges, forward: what the last layer's values v = sign(scale) y are over a group
+// (their maximum and where it is) and over all edges (sums of v and v^2, weighted). Weights are in
+// shared memory with that sign; scale and shift come to the maximum, as they keep the order.
 //
 // A warp owns a group: the maxima stay in its registers until the group's end. Blocks (x, s) take
 // columns s * kLast to (s + 1) * kLast of the last layer.
@@ -51,12 +52,14 @@ struct EdgeMaxima {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const float value = v[b][2 * half + h];
+          const float larger = max_or_nan(best[i], value);
           if constexpr (kWhich) {
-            if (beats(value, best[i])) {
+            // NOTE: v is never -0, and NaN has one form: a first NaN changes bits, others do not.
+            if (__float_as_int(larger) != __float_as_int(best[i])) {
               code[i / 4] = __byte_perm(code[i / 4], 2 * step + half, place_of(i % 4));
             }
           }
-          best[i] = max_or_nan(best[i], value);
+          best[i] = larger;
         }
       }
     }
@@ -147,7 +150,13 @@ __device__ __forceinline__ void write_group(const EdgeForward<T>& a, int64_t gro
       const int channel = first + column + h;
       if (channel >= a.channels) continue;
       const int64_t to = group * a.channels + channel;
-      if (a.out) a.out[to] = from_compute<T>(empty ? 0.f : edge_activation(a.problem, best[h]));
+      if constexpr (!kWhich) {
+        const EdgeProblem<T>& p = a.problem;
+        const float2 st =
+            __ldg(reinterpret_cast<const float2*>(p.affine) + (p.layers - 1) * p.hidden + channel);
+        const float z = fmaf(best[h], fabsf(st.x), st.y);
+        a.out[to] = from_compute<T>(empty ? 0.f : edge_activation(p, z));
+      }
       if constexpr (kWhich) {
         // NOTE: where nothing beats -Inf, it is the first row's.
         const int row = rows.x + (place[h] < kEdgeNoPlace ? place[h] : 0);
@@ -277,8 +286,8 @@ struct EdgeForwardPass {
         product<T>(x, w.last, c, v);
       } else {
         first_layer(p, tile, gathered, offsets, w.offset, start, c, v);
+        apply_affine(w.signs, c, v);
       }
-      apply_affine(w.last_affine, c, v);
       if constexpr (kPool) maxima.template add<kWhich>(v, c, step, fixed);
       if constexpr (kSums) sums.add(v, c, tile);
     }
@@ -354,7 +363,7 @@ __global__ void __launch_bounds__(kEdgeThreads,
   SharedTaker shared{memory};
   EdgeStage* stages = shared.take<EdgeStage>(kEdgeWarps);
   const int start = static_cast<int>(blockIdx.y) * kLast;
-  const EdgeWeights<T> w = load_layers(p, start, kLast, shared);
+  const EdgeWeights<T> w = load_layers(p, start, kLast, true, shared);
   using Pass = EdgeForwardPass<T, kHidden, kLast, kPool, kWhich, kSums>;
   Pass pass{a, w, start, 0, {}, {}, take_gathered(p, Pass::kFirst, shared)};
   __syncthreads();
@@ -380,7 +389,7 @@ int edge_layer_bytes(const EdgeProblem<T>& p, int columns, int gathered) {
   int bytes = p.offset_weight ? rounded(p.first_width() * kEdgeOffsetColumns * 2) : 0;
   bytes += rounded(between * p.hidden * ld * 2);
   if (p.layers > 1) bytes += rounded(columns * ld * 2);
-  bytes += ((p.layers - 1) * p.hidden + columns) / 2 * 16;
+  bytes += ((p.layers - 1) * p.hidden + (p.layers > 1 ? 0 : columns)) / 2 * 16;
   if (p.rows) bytes += kEdgeWarps * kEdgeRows * (gathered + kEdgePad / 2) * 4;
   return bytes;
 }

@@ -38,8 +38,7 @@ EdgeProblem<T> problem_of(const EdgeArguments& a) {
           .hidden = static_cast<int>(a.layers > 1 ? a.widths[0] : 0),
           .width = static_cast<int>(a.width()),
           .slope = static_cast<float>(a.slope),
-          .is_relu = a.slope == 0,
-          .probes = false};
+          .is_relu = a.slope == 0};
 }
 
 EdgeDevice device_of(const LaunchScope& scope) {
@@ -115,7 +114,6 @@ void run_forward(const char* op, const LaunchScope& scope, const EdgeArguments& 
                       .best = write_if<float>(r.pool, to.best),
                       .which = write_if<int16_t>(r.pool, to.which),
                       .sums = nullptr};
-  args.problem.probes = !r.infer;
   const EdgeForwardMode mode = forward_mode(r.infer, r.pool, r.sums);
   const EdgeDevice device = device_of(scope);
   const int blocks = edge_forward_blocks(args, mode, device);

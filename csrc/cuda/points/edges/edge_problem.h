@@ -36,7 +36,6 @@ struct EdgeProblem {
   int width;     // of the last
   float slope;   // of the activation below 0: 0 for ReLU, 1 for none
   bool is_relu;  // -Inf gives 0 then, not NaN
-  bool probes;   // the last layer's values are sign(scale) y instead
 
   __host__ __device__ int first_width() const { return layers > 1 ? hidden : width; }
 };

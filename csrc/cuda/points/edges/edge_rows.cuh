@@ -17,15 +17,17 @@ __device__ __forceinline__ int lane_id() { return static_cast<int>(threadIdx.x %
 __device__ __forceinline__ int warp_id() { return static_cast<int>(threadIdx.x / 32); }
 
 // A lane's two rows of 16, lane / 4 and lane / 4 + 8: their records. Rows behind the end repeat the
-// first one with weight 0, as no neighbour.
+// first one of the tile with weight 0, and their neighbour is turned over: it is none.
 struct EdgeTile {
   int4 record[2];
 
   __device__ __forceinline__ int64_t point(int half) const { return record[half].x; }
   __device__ __forceinline__ int64_t group(int half) const { return record[half].y; }
   __device__ __forceinline__ int neighbour(int half) const { return record[half].z; }
+  // The edge that is read, there for a row behind the end as well.
   __device__ __forceinline__ int64_t edge(int half, int k) const {
-    return group(half) * k + neighbour(half);
+    const int place = record[half].z;
+    return group(half) * k + (place < 0 ? ~place : place);
   }
   __device__ __forceinline__ float weight(int half) const { return __int_as_float(record[half].w); }
 };
@@ -37,7 +39,7 @@ __device__ __forceinline__ EdgeTile load_tile(const EdgeProblem<T>& p, int first
   for (int half = 0; half < 2; ++half) {
     const int row = first + lane_id() / 4 + 8 * half;
     tile.record[half] = __ldg(p.list + (row < end ? row : first));
-    if (row >= end) tile.record[half].z = -1, tile.record[half].w = 0;
+    if (row >= end) tile.record[half].z = ~tile.record[half].z, tile.record[half].w = 0;
   }
   return tile;
 }
@@ -164,8 +166,6 @@ template <class T, int kWidth>
 __device__ __forceinline__ void product(const EdgeOperand<kWidth>& x, const T* w, int c,
                                         float (&y)[4][4]) {
   constexpr int kLd = kWidth + kEdgePad;
-#pragma unroll
-  for (int b = 0; b < 4; ++b) y[b][0] = y[b][1] = y[b][2] = y[b][3] = 0.f;
   const int lane = lane_id();
   const T* row = w + (lane / 16 * 8 + lane % 8) * kLd + lane / 8 % 2 * 8 + 32 * c * kLd;
 #pragma unroll
@@ -174,8 +174,13 @@ __device__ __forceinline__ void product(const EdgeOperand<kWidth>& x, const T* w
     for (int pair = 0; pair < 2; ++pair) {
       uint32_t b[4];
       load_matrices(b, row + 16 * pair * kLd + 16 * k);
-      mma_k16<T>(y[2 * pair], x.a[k], b[0], b[1]);
-      mma_k16<T>(y[2 * pair + 1], x.a[k], b[2], b[3]);
+      if (k == 0) {
+        mma_k16_first<T>(y[2 * pair], x.a[k], b[0], b[1]);
+        mma_k16_first<T>(y[2 * pair + 1], x.a[k], b[2], b[3]);
+      } else {
+        mma_k16<T>(y[2 * pair], x.a[k], b[0], b[1]);
+        mma_k16<T>(y[2 * pair + 1], x.a[k], b[2], b[3]);
+      }
     }
   }
 }
@@ -204,15 +209,6 @@ __device__ __forceinline__ float edge_activation(const EdgeProblem<T>& p, float 
   return z < 0.f ? p.slope * z : z;
 }
 
-template <class T>
-__device__ __forceinline__ void apply_activation(const EdgeProblem<T>& p, float (&z)[4][4]) {
-#pragma unroll
-  for (int b = 0; b < 4; ++b) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) z[b][i] = edge_activation(p, z[b][i]);
-  }
-}
-
 // Writes channels 32 c .. 32 c + 31 into an operand.
 template <class T, int kWidth>
 __device__ __forceinline__ void store_operand(const float (&y)[4][4], int c,
@@ -226,6 +222,28 @@ __device__ __forceinline__ void store_operand(const float (&y)[4][4], int c,
   }
 }
 
+// Likewise act(z). NOTE: one branch for all values; ReLU is part of the rounding.
+template <class T, int kWidth>
+__device__ __forceinline__ void store_activated(const EdgeProblem<T>& p, float (&z)[4][4], int c,
+                                                EdgeOperand<kWidth>& to) {
+  if (p.is_relu) {
+#pragma unroll
+    for (int b = 0; b < 4; ++b) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        to.a[2 * c + b / 2][b % 2 * 2 + half] = pack_relu<T>(z[b][2 * half], z[b][2 * half + 1]);
+      }
+    }
+  } else {
+#pragma unroll
+    for (int b = 0; b < 4; ++b) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) z[b][i] = z[b][i] < 0.f ? p.slope * z[b][i] : z[b][i];
+    }
+    store_operand<T>(z, c, to);
+  }
+}
+
 // Where the layers lie in shared memory. Rows of weights are kHidden + kEdgePad elements apart.
 template <class T>
 struct EdgeWeights {
@@ -233,7 +251,7 @@ struct EdgeWeights {
   const T* hidden;       // of the layers between the first and the last
   const T* last;         // the block's rows
   const float4* affine;  // of the hidden layers
-  const float4* last_affine;
+  const float4* signs;   // of a lone layer's scales: (sign, 0) of two channels
 };
 
 // Values of channels 32 c .. 32 c + 31 less `center`, rounded.
@@ -263,8 +281,7 @@ __device__ __forceinline__ void activate(const EdgeProblem<T>& p, const float4* 
                                          const float* center, EdgeOperand<kWidth>& centred) {
   if constexpr (kCentred) store_centred<T>(y, center, c, centred);
   apply_affine(affine, c, y);
-  apply_activation(p, y);
-  store_operand<T>(y, c, to);
+  store_activated<T>(p, y, c, to);
 }
 
 // The activations of the last hidden layer of a tile; `gathered` is the tile's before and the next
@@ -326,14 +343,20 @@ __device__ __forceinline__ EdgeGathered take_gathered(const EdgeProblem<T>& p, i
   return gathered;
 }
 
-// Copies `rows` rows of `width` elements (a multiple of 8) to rows of width + kEdgePad.
+// Copies `rows` rows of `width` elements (a multiple of 8) to rows of width + kEdgePad; rows whose
+// scale is negative with the other sign, where scales are given.
 template <class T>
-__device__ __forceinline__ void copy_weights(const T* from, int rows, int width, T* to) {
+__device__ __forceinline__ void copy_weights(const T* from, int rows, int width,
+                                             const float2* affine, T* to) {
   const int pieces = width / 8;
   for (int i = static_cast<int>(threadIdx.x); i < rows * pieces; i += kEdgeThreads) {
     const int row = i / pieces, piece = i % pieces;
-    reinterpret_cast<uint4*>(to + row * (width + kEdgePad))[piece] =
-        __ldg(reinterpret_cast<const uint4*>(from + int64_t{row} * width) + piece);
+    uint4 values = __ldg(reinterpret_cast<const uint4*>(from + int64_t{row} * width) + piece);
+    if (affine && affine[row].x < 0.f) {
+      constexpr uint32_t kSigns = 0x80008000u;
+      values = {values.x ^ kSigns, values.y ^ kSigns, values.z ^ kSigns, values.w ^ kSigns};
+    }
+    reinterpret_cast<uint4*>(to + row * (width + kEdgePad))[piece] = values;
   }
 }
 
@@ -342,33 +365,37 @@ __device__ __forceinline__ void copy_values(const V* from, int count, V* to) {
   for (int i = static_cast<int>(threadIdx.x); i < count; i += kEdgeThreads) to[i] = from[i];
 }
 
-__device__ __forceinline__ void copy_affine(const float4* from, int count, bool probes,
-                                            float4* to) {
+__device__ __forceinline__ void copy_signs(const float4* from, int count, float4* to) {
   for (int i = static_cast<int>(threadIdx.x); i < count; i += kEdgeThreads) {
     const float4 st = from[i];
-    to[i] = probes ? float4{st.x < 0.f ? -1.f : 1.f, 0.f, st.z < 0.f ? -1.f : 1.f, 0.f} : st;
+    to[i] = {st.x < 0.f ? -1.f : 1.f, 0.f, st.z < 0.f ? -1.f : 1.f, 0.f};
   }
 }
 
-// Brings all layers into shared memory; of the last one rows `start` .. `start + columns`.
+// Brings all layers into shared memory; of the last one rows `start` .. `start + columns`, with the
+// signs of its scales where `probes`.
 template <class T>
 __device__ __forceinline__ EdgeWeights<T> load_layers(const EdgeProblem<T>& p, int start,
-                                                      int columns, SharedTaker& shared) {
+                                                      int columns, bool probes,
+                                                      SharedTaker& shared) {
   const int width = p.hidden, ld = width + kEdgePad, between = max(p.layers - 2, 0);
   const int hidden_pairs = (p.layers - 1) * width / 2;
   T* offset = shared.take<T>(p.offset_weight ? p.first_width() * kEdgeOffsetColumns : 0);
   T* hidden = shared.take<T>(between * width * ld);
   T* last = shared.take<T>(p.layers > 1 ? columns * ld : 0);
   float4* affine = shared.take<float4>(hidden_pairs);
-  float4* last_affine = shared.take<float4>(columns / 2);
+  float4* signs = shared.take<float4>(p.layers > 1 ? 0 : columns / 2);
+  const float4* last_affine = p.affine + hidden_pairs + start / 2;
   if (p.offset_weight) copy_values(p.offset_weight, p.first_width() * kEdgeOffsetColumns, offset);
   if (p.layers > 1) {
-    copy_weights(p.weights, between * width, width, hidden);
-    copy_weights(p.weights + int64_t{between * width + start} * width, columns, width, last);
+    copy_weights<T>(p.weights, between * width, width, nullptr, hidden);
+    copy_weights(p.weights + int64_t{between * width + start} * width, columns, width,
+                 probes ? reinterpret_cast<const float2*>(last_affine) : nullptr, last);
+  } else {
+    copy_signs(last_affine, columns / 2, signs);
   }
-  copy_affine(p.affine, hidden_pairs, false, affine);
-  copy_affine(p.affine + hidden_pairs + start / 2, columns / 2, p.probes, last_affine);
-  return {offset, hidden, last, affine, last_affine};
+  copy_values(p.affine, hidden_pairs, affine);
+  return {offset, hidden, last, affine, signs};
 }
 
 }  // namespace fusedops
