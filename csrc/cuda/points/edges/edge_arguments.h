@@ -23,7 +23,7 @@ struct EdgeBackward {
   const T* above;          // [groups][k][width], below the last layer
   const float4* dense;     // (A, B) of two channels of layer l; null without statistics
   const float* center;     // [hidden]: the centres of layer l - 1's sums, or null for 0
-  T* below;                // [groups][k][hidden]: written where an edge counts
+  T* below;                // [groups][k][hidden]: written where an edge counts; may be `above`
   float* below_sums;       // [grid.x][2][hidden]: of dz and of dz (y - center)
   float* weight_sums;      // [grid.x][width][hidden], or null
 };

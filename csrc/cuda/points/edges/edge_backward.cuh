@@ -51,7 +51,7 @@ struct EdgeAbove {
       for (int half = 0; half < 2; ++half) {
         const uint32_t* from = reinterpret_cast<const uint32_t*>(a.above + at[half] + 32 * c);
 #pragma unroll
-        for (int b = 0; b < 4; ++b) raw[b][half].x = __ldg(from + 4 * b);
+        for (int b = 0; b < 4; ++b) raw[b][half].x = from[4 * b];  // will be written
       }
     }
   }

@@ -247,7 +247,9 @@ __device__ __forceinline__ uint32_t channels_of_scale_0(const EdgeProblem<T>& p,
 template <class T>
 __device__ __forceinline__ int2 rows_of_group(const EdgeProblem<T>& p, int64_t group) {
   if (group >= p.groups) return {};
-  return {group > 0 ? __ldg(p.ends + group - 1) : 0, __ldg(p.ends + group)};
+  const int end = __ldg(p.ends + group);
+  if (p.spaced) return {static_cast<int>(group) * p.k, end};
+  return {group > 0 ? __ldg(p.ends + group - 1) : 0, end};
 }
 
 // kHidden: at least the widest layer but the last, 0 where there is one layer only.
@@ -272,12 +274,10 @@ struct EdgeForwardPass {
   __device__ __forceinline__ void add(const EdgeTile& tile, const EdgeTile& next, int step) {
     const EdgeProblem<T>& p = a.problem;
     EdgeOperand<kFirst> x, unused;
-    uint32_t offsets[2] = {};
     if constexpr (kHidden > 0) {
       hidden_layers<T, false>(p, w, tile, gathered, next, x, nullptr, unused);
     } else {
       gathered.wait();
-      if (p.offset_weight) offset_operand<T>(gathered, offsets);
     }
 #pragma unroll
     for (int c = 0; c < kLast / 32; ++c) {
@@ -285,7 +285,7 @@ struct EdgeForwardPass {
       if constexpr (kHidden > 0) {
         product<T>(x, w.last, c, v);
       } else {
-        first_layer(p, tile, gathered, offsets, w.offset, start, c, v);
+        first_layer(p, tile, gathered, w.first, start, c, v);
         apply_affine(w.signs, c, v);
       }
       if constexpr (kPool) maxima.template add<kWhich>(v, c, step, fixed);
@@ -386,7 +386,7 @@ template <class T>
 int edge_layer_bytes(const EdgeProblem<T>& p, int columns, int gathered) {
   const auto rounded = [](int bytes) { return (bytes + 15) / 16 * 16; };
   const int ld = p.hidden + kEdgePad, between = std::max(p.layers - 2, 0);
-  int bytes = p.offset_weight ? rounded(p.first_width() * kEdgeOffsetColumns * 2) : 0;
+  int bytes = p.planes * p.first_width() * kEdgePlane * 2;
   bytes += rounded(between * p.hidden * ld * 2);
   if (p.layers > 1) bytes += rounded(columns * ld * 2);
   bytes += ((p.layers - 1) * p.hidden + (p.layers > 1 ? 0 : columns)) / 2 * 16;
