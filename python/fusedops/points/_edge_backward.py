@@ -75,15 +75,19 @@ class Backward:
         for layer, channels in enumerate(self.plan.channels):
             gamma, beta, bias, mean, var = (kind[layer] for kind in by_kind)
             dscale, dshift = grads[layer][:channels].unbind(1)
-            dgamma, dbias = dscale, torch.zeros_like(dshift)
-            if not self.plan.training[layer]:
+            dgamma, dbias = dscale, None
+            if self.plan.training[layer]:
+                dbias = None if bias is None else torch.zeros_like(dshift)
+            else:
                 rstd = 1.0 if var is None else (var.float() + self.plan.eps[layer]).rsqrt()
                 below = 0.0 if bias is None else bias.float()
                 below = below if mean is None else below - mean.float()
                 dgamma = (dscale + dshift * below) * rstd
                 dbias = dshift * rstd if gamma is None else dshift * rstd * gamma.float()
             for kind, (tensor, grad) in enumerate(((gamma, dgamma), (beta, dshift), (bias, dbias))):
-                found[kind].append(None if tensor is None else grad.to(tensor.dtype))
+                found[kind].append(
+                    None if tensor is None or grad is None else grad.to(tensor.dtype)
+                )
         return [*found[0], *found[1], *found[2], *[None] * (2 * self.count)]
 
     def _first_layer(

@@ -215,6 +215,7 @@ class EdgeMax(torch.autograd.Function):
         ctx.plan = plan
         found = [s for s in stats if s is not None]
         ctx.mark_non_differentiable(*found)
+        ctx.set_materialize_grads(False)
         return (out, *found)
 
     @staticmethod
@@ -323,6 +324,7 @@ def _update_running(layers: Sequence[EdgeLayer], stats: Sequence[Tensor]) -> Non
     running: list[Tensor] = []
     values: list[Tensor] = []
     shares: list[Tensor] = []
+    known: dict[tuple[float, int], Tensor] = {}  # all layers count the same edges
     for layer, found in zip(layers, stats, strict=True):
         norm = layer.norm
         assert isinstance(norm, BatchNorm)
@@ -330,7 +332,10 @@ def _update_running(layers: Sequence[EdgeLayer], stats: Sequence[Tensor]) -> Non
             continue
         found = found[:, : norm.running_mean.shape[0]]
         mean = found[_MEAN] if layer.bias is None else found[_MEAN] + layer.bias
-        share = (found[_COUNT] > 0) * norm.momentum
+        key = (norm.momentum, found.shape[1])
+        share = known.get(key)
+        if share is None:
+            share = known[key] = (found[_COUNT] > 0) * norm.momentum
         for old, new in ((norm.running_mean, mean), (norm.running_var, found[_VARIANCE])):
             running.append(old)
             values.append(new)
