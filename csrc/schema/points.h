@@ -26,28 +26,41 @@ inline constexpr const char* kPointsSchemas[] = {
 
     // The passes of an MLP over edges (csrc/cuda/points/edges/edge_problem.h), CUDA only.
     // How many entries of idx (B, M, K) every group has that are rows of n and no repeats; from
-    // their running sums, the rows (E, 4) and their points (E), -1 behind the last.
+    // their running sums, the rows (E, 4), idx with -1 for what does not count, and the rows'
+    // operands (planes, E, 8), of offsets and up to 10 features, in like's dtype. Without the sums
+    // a group's rows begin at K times its number, and `ends` says where they end.
     "edge_counts(Tensor idx, int n) -> Tensor",
-    "edge_list(Tensor idx, Tensor ends, int n) -> (Tensor list, Tensor points)",
+    "edge_list(Tensor idx, Tensor? ends, int n, Tensor? points, Tensor? centers, "
+    "Tensor? features, Tensor like) -> "
+    "(Tensor list, Tensor merged, Tensor own_ends, Tensor operands)",
 
-    // rows (B, N, c1) in fragment order, points (B, N, 3), weights flat, affine (C, 2).
-    // infer: out, act(max) (B, M, channels). pool: best, which: the maxima of sign(scale) y in fp32
+    // Weights and norms of up to four layers of padded widths c1 to c4: the first one's columns for
+    // the operands (planes, c1, 8), W_2 and on in one piece, (scale, shift) of every channel.
+    "edge_parameters(Tensor? offset_weight, Tensor? feature_weight, Tensor? w2, Tensor? w3, "
+    "Tensor? w4, Tensor? gamma1, Tensor? gamma2, Tensor? gamma3, Tensor? gamma4, Tensor? beta1, "
+    "Tensor? beta2, Tensor? beta3, Tensor? beta4, Tensor? bias1, Tensor? bias2, Tensor? bias3, "
+    "Tensor? bias4, Tensor? mean1, Tensor? mean2, Tensor? mean3, Tensor? mean4, Tensor? var1, "
+    "Tensor? var2, Tensor? var3, Tensor? var4, int c1, int c2, int c3, int c4, float eps1, "
+    "float eps2, float eps3, float eps4, Tensor like) -> "
+    "(Tensor first_weight, Tensor weights, Tensor affine)",
+
+    // rows (B, N, c1) in fragment order, what edge_list and edge_parameters gave, `clouds` B.
+    // infer: out, act(max) (B, M, channels), of a list without given ends. pool: best, which: the
+    // maxima of sign(scale) y in fp32
     // and where they are, in int16. sums: affine (c, 2) and stats (4, c) of the last layer by its
     // batch statistics, its given affine being (gamma, beta).
-    "edge_mlp_forward(Tensor? rows, Tensor? group_rows, Tensor? offset_weight, Tensor? points, "
-    "Tensor? centers, Tensor list, Tensor ends, Tensor weights, Tensor affine, int c1, int c2, "
+    "edge_mlp_forward(Tensor? rows, Tensor? group_rows, Tensor? first_weight, Tensor? operands, "
+    "Tensor list, Tensor ends, Tensor weights, Tensor affine, int clouds, int c1, int c2, "
     "int c3, int c4, float slope, int channels, bool infer, bool pool, bool sums, "
     "float eps) -> (Tensor out, Tensor best, Tensor which, Tensor affine, Tensor stats)",
 
     // Through layer l: rows of the gradient of layer l - 1 before its activation (E, c), those of
-    // its scale and shift (c, 2), the dense part by its statistics (c, 2), dW.
-    "edge_mlp_backward(Tensor? rows, Tensor? group_rows, Tensor? offset_weight, Tensor? points, "
-    "Tensor? centers, Tensor list, Tensor ends, Tensor weights, Tensor affine, int c1, int c2, "
-    "int c3, int c4, float slope, Tensor? winners, Tensor? above, Tensor? dense, "
+    // its scale and shift (c, 2), the dense part by its statistics (c, 2), dW. The rows are written
+    // over those from above, where there are such.
+    "edge_mlp_backward_(Tensor? rows, Tensor? group_rows, Tensor? first_weight, Tensor? operands, "
+    "Tensor list, Tensor ends, Tensor weights, Tensor affine, int clouds, int c1, int c2, "
+    "int c3, int c4, float slope, Tensor? winners, Tensor(a!)? above, Tensor? dense, "
     "Tensor? below_stats) -> (Tensor below, Tensor grads, Tensor below_dense, Tensor dw)",
-
-    // (C, 2), scale and shift, of (6, C): gamma, beta, bias, mean, variance, eps.
-    "edge_affine(Tensor values) -> Tensor",
 
     // act(scale y + shift) of pooled values, of the dtype of like; and backward: the gradient of
     // the maxima of y, of scale and shift, and the dense part of y's where there are statistics.
@@ -62,12 +75,11 @@ inline constexpr const char* kPointsSchemas[] = {
     "edge_moments(Tensor list, Tensor ends, Tensor? points, Tensor? centers) -> Tensor",
     "edge_winners(Tensor winners, Tensor list, Tensor ends, Tensor like) -> Tensor",
     "edge_group_sums(Tensor rows, Tensor list, Tensor ends, bool gathers) -> Tensor",
-    // (C + 32, 3): products of rows (E, C) with the offsets, then those of weight * offset and
-    // weight.
-    "edge_offset_products(Tensor rows, Tensor list, Tensor ends, Tensor points, Tensor? centers) "
-    "-> Tensor",
+    // (C + 32, 16): products of rows (E, C) with the operands, then those of weight * operand, and
+    // the sum of weight * operand.
+    "edge_products(Tensor rows, Tensor list, Tensor ends, Tensor operands) -> Tensor",
     "edge_close(Tensor sums, Tensor? affine, Tensor? dense, Tensor? moments, Tensor? own, "
-    "Tensor? others, Tensor? offset_weight, Tensor? coordinates, Tensor like) "
+    "Tensor? others, Tensor? first_weight, Tensor? coordinates, Tensor? features, Tensor like) "
     "-> (Tensor out, Tensor products)",
 };
 

@@ -31,6 +31,11 @@ uint32_t pack_pair(float low, float high) {
 }
 
 template <class T>
+uint32_t pack_relu(float low, float high) {
+  return pack_pair<T>(emulated::max_or_nan(low, 0.f), emulated::max_or_nan(high, 0.f));
+}
+
+template <class T>
 float2 unpack_pair(uint32_t pair) {
   return {value_of<T>(pair, 0), value_of<T>(pair, 1)};
 }
@@ -58,6 +63,12 @@ template <class T>
 void mma_k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   const uint32_t b[2] = {b0, b1};
   multiply<T, 16>(d, a, b);
+}
+
+template <class T>
+void mma_k16_first(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  for (float& value : d) value = 0.f;
+  mma_k16<T>(d, a, b0, b1);
 }
 
 template <class T>

@@ -25,14 +25,18 @@ class Case(NamedTuple):
     k: int
     conv: bool
     training: bool
+    moves: bool  # coordinates have gradients; else few features are a part of edges' operands
 
 
 CASES = (
-    Case((64,), 5, 7, False, True),
-    Case((32, 40), 5, 20, False, True),
-    Case((32, 32, 64), 6, 17, False, False),
-    Case((64, 128), 5, 33, False, True),
-    Case((20, 64), 8, 9, True, True),
+    Case((64,), 5, 7, False, True, True),
+    Case((32, 40), 5, 20, False, True, False),
+    Case((32, 32, 64), 6, 17, False, False, True),
+    Case((64, 128), 10, 33, False, True, False),
+    Case((64, 128), 14, 33, False, True, True),
+    Case((48, 20, 256), 6, 20, False, True, False),
+    Case((32, 64), 0, 20, False, True, False),
+    Case((20, 64), 8, 9, True, True, False),
 )
 POINTS, GROUPS = 30, 9
 OUTPUT_ERROR, GRADIENT_ERROR = 0.01, 0.25  # relative; bf16, few groups
@@ -44,17 +48,18 @@ def draw(case: Case) -> tuple[list[Tensor], Tensor]:
     idx = torch.randint(POINTS, (2, groups, case.k))
     idx[:, ::2, case.k // 2 :] = idx[:, ::2, :1]
     idx[0, 1], idx[1, 2, 3:] = -1, -1
+    count = max(case.features, 1)
     sizes = (2 * case.features if case.conv else 3 + case.features, *case.channels)
     weights = [torch.randn(b, a) / a**0.5 for a, b in pairwise(sizes)]
     norms = [torch.stack([1 + 0.3 * torch.randn(c), torch.randn(c)]) for c in case.channels]
-    return [torch.rand(2, POINTS, 3), torch.randn(2, POINTS, case.features), *weights, *norms], idx
+    return [torch.rand(2, POINTS, 3), torch.randn(2, POINTS, count), *weights, *norms], idx
 
 
 def run(case: Case, parts: list[Tensor], idx: Tensor, dtype: torch.dtype) -> list[Tensor]:
     """The output, the last running statistics, and all gradients."""
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     count = len(case.channels)
-    xyz = parts[0].to(wide).requires_grad_()
+    xyz = parts[0].to(wide).requires_grad_(case.moves)
     x, *weights = (t.bfloat16().to(dtype).requires_grad_() for t in parts[1 : 2 + count])
     norms = [t.to(wide).requires_grad_() for t in parts[2 + count :]]
     running = [(torch.zeros(c, dtype=wide), torch.ones(c, dtype=wide)) for c in case.channels]
@@ -63,8 +68,9 @@ def run(case: Case, parts: list[Tensor], idx: Tensor, dtype: torch.dtype) -> lis
         out = edge_conv(x, idx, weights, norms=given, activation=None)
     else:
         centers = xyz[:, :GROUPS] + 0.1
-        out = set_abstraction(xyz, x, centers, idx, weights, norms=given, activation=None)
-    inputs = [x, *weights, *norms] + ([] if case.conv else [xyz])
+        features = x if case.features else None
+        out = set_abstraction(xyz, features, centers, idx, weights, norms=given, activation=None)
+    inputs = [*([x] if case.features else []), *weights, *norms, *([xyz] if case.moves else [])]
     dout = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).view_as(out).to(out.dtype)
     return [out.detach(), *running[-1], *torch.autograd.grad(out, inputs, dout)]
 

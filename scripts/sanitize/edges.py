@@ -52,12 +52,13 @@ def _set_abstraction(
     n, groups, features = 50, 37, 6
     sizes = (3 + features, *channels)
     weights = [o.randn(b, a, dtype=dtype, grad=True) for a, b in pairwise(sizes)]
-    out = fusedops.points.set_abstraction(
-        o.rand(2, n, 3, grad=True), o.randn(2, n, features, dtype=dtype, grad=True),
-        o.rand(2, groups, 3, grad=True), _idx(o, groups, n, k), weights,
-        norms=_norms(o, channels, training),
-    )  # fmt: skip
-    out.sum().backward()
+    norms = _norms(o, channels, training)
+    for moves in (True, False):  # without gradients of coordinates, features are gathered
+        out = fusedops.points.set_abstraction(
+            o.rand(2, n, 3, grad=moves), o.randn(2, n, features, dtype=dtype, grad=True),
+            o.rand(2, groups, 3, grad=moves), _idx(o, groups, n, k), weights, norms=norms,
+        )  # fmt: skip
+        out.sum().backward()
     with torch.no_grad():
         fusedops.points.set_abstraction(
             o.rand(2, n, 3), None, o.rand(2, groups, 3), _idx(o, groups, n, k),

@@ -24,7 +24,16 @@ NO_HALF, NO_INT16 = ((0,), HALF), ((0,), torch.int16)
 # (shape, dtype) of the results, sample by sample.
 RESULTS = {
     "edge_counts": [[((10,), INT32)]],
-    "edge_list": [[((160, 4), INT32), ((2, 5, 16), torch.int64)]],
+    "edge_list": [
+        [((160, 4), INT32), ((2, 5, 16), torch.int64), ((0,), INT32), ((1, 160, 8), HALF)],
+        [((160, 4), INT32), ((0, 5, 16), torch.int64), ((10,), INT32), ((2, 160, 8), HALF)],
+        [((160, 4), INT32), ((2, 5, 16), torch.int64), ((0,), INT32), ((0, 160, 8), HALF)],
+    ],
+    "edge_parameters": [
+        [((2, 32, 8), HALF), ((2048,), HALF), ((96, 2), FP32)],
+        [((1, 64, 8), HALF), NO_HALF, ((64, 2), FP32)],
+        [((0, 0, 8), HALF), ((2048,), HALF), ((96, 2), FP32)],
+    ],
     "edge_mlp_forward": [
         [((2, 5, 60), HALF), NONE, NO_INT16, NONE, NONE],
         [NO_HALF, ((2, 5, 128), FP32), ((2, 5, 128), torch.int16), ((128, 2), FP32),
@@ -33,12 +42,11 @@ RESULTS = {
         [NO_HALF, NONE, NO_INT16, ((32, 2), FP32), ((4, 32), FP32)],
         [NO_HALF, ((2, 5, 64), FP32), ((2, 5, 64), torch.int16), ((64, 2), FP32), ((4, 64), FP32)],
     ],
-    "edge_mlp_backward": [
+    "edge_mlp_backward_": [
         [((160, 64), HALF), ((64, 2), FP32), ((64, 2), FP32), ((128, 64), FP32)],
         [((160, 32), HALF), ((32, 2), FP32), ((32, 2), FP32), ((256, 32), FP32)],
-        [((160, 64), HALF), ((64, 2), FP32), ((0, 2), FP32), ((64, 64), FP32)],
+        [((0, 64), HALF), ((64, 2), FP32), ((0, 2), FP32), ((64, 64), FP32)],
     ],
-    "edge_affine": [[((96, 2), FP32)]],
     "edge_pool_forward": [[((2, 5, 10), HALF)], [((2, 5, 64), HALF)]],
     "edge_pool_backward": [
         [((2, 5, 64), INT32), ((64, 2), FP32), ((0, 2), FP32)],
@@ -47,8 +55,10 @@ RESULTS = {
     "edge_moments": [[((160, 4), FP32)]] * 2,
     "edge_winners": [[((160, 64), HALF)]],
     "edge_group_sums": [[((10, 32), FP32)], [((10, 32), FP32)], [((10, 64), FP32)]],
-    "edge_offset_products": [[((96, 3), FP32)]] * 2,
-    "edge_close": [[((70, 64), FP32), ((64, 3), FP32)], [((70, 64), FP32), ((0, 3), FP32)]],
+    "edge_products": [[((96, 16), FP32)], [((128, 16), FP32)]],
+    "edge_close": [
+        [((70, 64), FP32), ((64, 3), FP32)], *[[((70, 64), FP32), ((0, 3), FP32)]] * 2,
+    ],
 }  # fmt: skip
 every_op = pytest.mark.parametrize("op", edges.OF_HALVES)
 meta_and_cuda = pytest.mark.parametrize("on", ["meta", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -101,13 +111,33 @@ WRONG = [
     ("edge_mlp_forward", 0, {"list": lambda t: t[0]}, r"list must have shape \(E, 4\); got \(4,\)"),
     ("edge_mlp_forward", 0, {"list": lambda t: t[1:]},
      "there must be groups of as many rows; got 10 groups and 159 rows"),
-    ("edge_mlp_forward", 1, {"points": lambda _: None},
-     "points must be a tensor where rows is None; got None"),
-    ("edge_mlp_forward", 0, {"points": lambda _: None},
-     "points and offset_weight must come together"),
+    ("edge_list", 0, {"centers": lambda t: t[:, :1]},
+     r"centers must have shape \(2, 5, 3\); got \(2, 1, 3\)"),
+    ("edge_list", 1, {"features": lambda t: t.repeat(1, 1, 2)},
+     "features must have from 1 to 10 channels; got 20"),
+    ("edge_list", 0, {"like": lambda t: t.float()},
+     "like must be float16 or bfloat16; got float32"),
+    ("edge_parameters", 0, {"feature_weight": lambda t: t.repeat(1, 2)},
+     r"feature_weight must have shape \(O, I\) with O up to 32 and I up to 10; got \(30, 20\)"),
+    ("edge_parameters", 0, {"w2": lambda t: t.float()},
+     "w2 must be bfloat16 on .*; got float32 on .*"),
+    ("edge_parameters", 0, {"w2": lambda t: t.t().contiguous().t()},
+     "w2 must have its columns in one piece"),
+    ("edge_parameters", 0, {"gamma1": lambda t: t.repeat(2)},
+     r"gamma must have shape \(C,\) with C up to 32; got \(60,\)"),
+    ("edge_parameters", 0, {"var1": lambda t: t.double()},
+     "var must be float32 on .*; got float64 on .*"),
+    ("edge_parameters", 0, {"c1": lambda _: 0},
+     "widths must be from 1 to 1024, and 0 behind the last; got 0"),
+    ("edge_mlp_forward", 1, {"operands": lambda _: None},
+     "operands must be a tensor where rows is None; got None"),
+    ("edge_mlp_forward", 0, {"operands": lambda _: None},
+     "operands and first_weight must come together"),
+    ("edge_mlp_forward", 0, {"operands": lambda t: t.repeat(3, 1, 1)},
+     "operands must have 1 or 2 planes; got 3"),
     ("edge_mlp_forward", 0, {"rows": lambda t: t[0]},
      r"rows must be 3-dimensional, \(B, N, C\); got shape \(40, 32\)"),
-    ("edge_mlp_forward", 0, {"rows": lambda t: t[:0]},
+    ("edge_mlp_forward", 0, {"clouds": lambda _: 0},
      "ends must have as many groups for each of 0 clouds; got 10"),
     ("edge_mlp_forward", 0, {"rows": lambda t: t[:, :0]},
      r"clouds must have points; got \(2, 0, 32\)"),
@@ -120,8 +150,8 @@ WRONG = [
      "the last width must be 32, 64 or a multiple of 128 up to 1024; got 96"),
     ("edge_mlp_forward", 0, {"rows": lambda t: t[..., :16]},
      r"rows must have shape \(2, 40, 32\); got \(2, 40, 16\)"),
-    ("edge_mlp_forward", 0, {"centers": lambda t: t[:, :1]},
-     r"centers must have shape \(2, 5, 3\); got \(2, 1, 3\)"),
+    ("edge_mlp_forward", 0, {"operands": lambda t: t[:, 1:]},
+     r"operands must have shape \(1, 160, 8\); got \(1, 159, 8\)"),
     ("edge_mlp_forward", 0, {"weights": lambda t: t[1:]},
      r"weights must have shape \(2048\); got \(2047,\)"),
     ("edge_mlp_forward", 0, {"affine": lambda t: t[1:]},
@@ -131,14 +161,15 @@ WRONG = [
      "the last width must be at least 64 where it is pooled; got 32"),
     ("edge_mlp_forward", 0, {"sums": lambda _: True},
      "infer alone, pool or sums must be asked for"),
-    ("edge_mlp_backward", 0, {"winners": lambda _: None},
+    ("edge_mlp_backward_", 0, {"winners": lambda _: None},
      "winners or above must be given, and not both"),
-    ("edge_mlp_backward", 0, {"dense": lambda t: t[1:]},
+    ("edge_mlp_backward_", 0, {"dense": lambda t: t[1:]},
      r"dense must have shape \(128, 2\); got \(127, 2\)"),
-    ("edge_mlp_backward", 0, {"below_stats": lambda t: t[1:]},
+    ("edge_mlp_backward_", 0, {"below_stats": lambda t: t[1:]},
      r"below_stats must have shape \(4, 64\); got \(3, 64\)"),
-    ("edge_affine", 0, {"values": lambda t: t[1:]},
-     r"values must have shape \(6, 96\); got \(5, 96\)"),
+    ("edge_mlp_backward_", 2, {"above": lambda t: t.t().contiguous().t()},
+     "above is written: it must be contiguous, aligned to 16 bytes, and as wide as what is below; "
+     r"got shape \(160, 64\)"),
     ("edge_pool_forward", 0, {"affine": lambda t: t[:40]},
      r"affine must have shape \(C, 2\) with C at least 10 and a multiple of 32; got \(40, 2\)"),
     ("edge_pool_forward", 0, {"like": lambda t: t.float()},
@@ -156,10 +187,12 @@ WRONG = [
     ("edge_group_sums", 0, {"rows": lambda t: t[:, :12]},
      "rows must be multiples of 16 bytes; got 12 channels"),
     ("edge_group_sums", 0, {"rows": lambda t: t.double()}, "rows must not be float64"),
-    ("edge_offset_products", 0, {"rows": lambda t: t[:, :40]},
+    ("edge_products", 0, {"rows": lambda t: t[:, :40]},
      r"rows must have shape \(160, C\) with C a multiple of 32; got \(160, 40\)"),
-    ("edge_offset_products", 0, {"points": lambda t: t[:0]},
-     "ends must have as many groups for each of 0 clouds; got 10"),
+    ("edge_products", 0, {"operands": lambda t: t[:0]},
+     "operands must have 1 or 2 planes; got 0"),
+    ("edge_close", 2, {"first_weight": lambda t: t[:1]},
+     "features must have up to 10 channels, and first_weight two planes then; got 9 and 1"),
     ("edge_close", 0, {"sums": lambda t: t[:, :40]},
      "sums must have a multiple of 32 channels; got 40"),
     ("edge_close", 0, {"moments": lambda _: None}, "moments must be given where dense is"),
@@ -199,7 +232,11 @@ def backend_of(graphs):
 
     def compiler(graph, inputs):
         nodes = [node for node in graph.graph.nodes if node.op == "call_function"]
-        found = [str(node.target).split(".") for node in nodes]
+        # An op that writes to an argument is one of its own, which has the op as an argument.
+        found = [
+            str(n.args[0] if "auto_functionalized" in str(n.target) else n.target).split(".")
+            for n in nodes
+        ]
         graphs.append([words[1] for words in found if words[0] == "fusedops"])
         outputs = next(node for node in graph.graph.nodes if node.op == "output").args[0]
 
@@ -225,11 +262,12 @@ def cloud_of(features, dtype=torch.bfloat16):
 
 
 TRACED = {
-    "features": (6, (64, 64, 128), "batch_train", ("edge_moments", "edge_close")),
-    "offsets alone": (0, (64, 64, 128), "batch_train", ("edge_offset_products",)),
-    "one layer": (6, (64,), "batch_train", ("edge_winners", "edge_close")),
-    "running statistics": (3, (20, 10), "batch_eval", ("edge_group_sums", "edge_close")),
-    "no norm": (3, (32, 48, 50, 200), "none", ("edge_group_sums", "edge_close")),
+    "features": (12, (64, 64, 128), "batch_train", ("edge_moments", "edge_close")),
+    "few features": (6, (64, 64, 128), "batch_train", ("edge_products",)),
+    "offsets alone": (0, (64, 64, 128), "batch_train", ("edge_products",)),
+    "one layer": (6, (64,), "batch_train", ("edge_winners", "edge_products")),
+    "running statistics": (13, (20, 10), "batch_eval", ("edge_group_sums", "edge_close")),
+    "no norm": (3, (32, 48, 50, 200), "none", ("edge_products",)),
 }
 
 
@@ -252,7 +290,7 @@ def test_set_abstraction_is_one_graph(graphs, case, dynamic):
     forward, backward = graphs
     passes = len(widths) if kind == "batch_train" else 1
     assert forward.count("edge_mlp_forward") == passes
-    assert backward.count("edge_mlp_backward") == len(widths) - 1
+    assert backward.count("edge_mlp_backward_") == len(widths) - 1
     assert set(last) <= set(backward)
 
 

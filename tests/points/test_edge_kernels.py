@@ -144,6 +144,47 @@ def test_few_groups(groups, features):
     assert_as_accurate_as_torch(set_abstraction, reference, given)
 
 
+def still(function):
+    """The function of coordinates that have no gradients: few features are gathered as they are."""
+
+    def call(xyz, features, centers, *rest, **options):
+        xyz, centers = (None if t is None else t.detach() for t in (xyz, centers))
+        return function(xyz, features, centers, *rest, **options)
+
+    return call
+
+
+@pytest.mark.parametrize("features", [0, 1, 6, 8, 9, 10, 11])
+@pytest.mark.parametrize("kind", ["none", "batch_train"])
+@pytest.mark.parametrize("widths", [(64,), (32, 64), (40, 128, 256)], ids=str)
+def test_few_features(widths, kind, features):
+    given = draws(widths, kind=kind, features=features, padding="mixed", empty=True)
+    assert_as_accurate_as_torch(still(set_abstraction), still(reference), given)
+
+
+@pytest.mark.parametrize("features", [4, 10])
+def test_few_features_without_coordinates(features):
+    given = [
+        ((None, rows, None), idx, ([w[0][:, 3:], *w[1:]], *rest))
+        for (_, rows, _), idx, (w, *rest) in draws((64, 128), features=features)
+    ]
+    assert_as_accurate_as_torch(set_abstraction, reference, given)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=name)
+def test_offsets_larger_than_a_half(dtype):
+    """Up to twice the largest float16: the rest comes as what rounding left."""
+    (tensors, idx, layers), *_ = draws((64,), 7, "none", "none", dtype, features=3)
+    tensors[0][0, 5] = torch.tensor([90000.0, -70000.0, 1.0], device="cuda")
+    idx[idx == 5] = 4
+    idx[0, 2, 0] = 5
+    layers[0][0].mul_(2**-6)
+    with torch.no_grad():
+        out = still(set_abstraction)(*tensors, idx, *layers)
+        exact = Call(tensors, idx, layers, torch.float64)(reference)
+    torch.testing.assert_close(out[0, 2].double(), exact[0, 2], rtol=1e-2, atol=1e-1)
+
+
 def test_no_coordinates():
     given = [
         ((None, rows, None), idx, ([w[0][:, 3:], *w[1:]], *rest))

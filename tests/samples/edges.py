@@ -45,21 +45,26 @@ def coordinates(device):
     return points, points[:, :GROUPS].contiguous()
 
 
-def problem(device, dtype, widths, rows=True, group_rows=False, offsets=True):
+def operands_of(device, dtype, planes):
+    """Of every edge; the columns that hold no feature are small."""
+    return make(planes, CLOUDS * GROUPS * K, 8, dtype=dtype, device=device, seed=1)
+
+
+def problem(device, dtype, widths, rows=True, group_rows=False, planes=1):
     """The arguments up to the slope."""
     first = widths[0]
-    points, centers = coordinates(device) if offsets else (None, None)
-    offset_weight = make(first, 8, dtype=dtype, device=device, seed=2) if offsets else None
-    if offsets:
-        offset_weight[:, 6:] = 0
+    first_weight = operands = None
+    if planes:
+        first_weight = make(planes, first, 8, dtype=dtype, device=device, seed=2)
+        operands = operands_of(device, dtype, planes)
     values = sum(a * b for a, b in pairwise(widths))
     affine = fp32(sum(widths), 2, device=device, seed=6)
     return (
         fp32(CLOUDS, POINTS, first, device=device, seed=3) if rows else None,
         fp32(CLOUDS, GROUPS, first, device=device, seed=4) if group_rows else None,
-        offset_weight, points, centers, *edge_list(device),
+        first_weight, operands, *edge_list(device),
         make(values, dtype=dtype, device=device, seed=5, scale=0.1), affine,
-        *widths, *[0] * (4 - len(widths)), 0.0,
+        CLOUDS, *widths, *[0] * (4 - len(widths)), 0.0,
     )  # fmt: skip
 
 
@@ -93,18 +98,37 @@ def edge_counts_samples(device, dtype):
 
 
 def edge_list_samples(device, dtype):
-    yield neighbours(device), edge_list(device)[1], POINTS
+    idx, ends = neighbours(device), edge_list(device)[1]
+    like = make(1, dtype=dtype, device=device)
+    features = make(CLOUDS, POINTS, 10, dtype=dtype, device=device, seed=2)
+    yield idx, ends, POINTS, *coordinates(device), None, like
+    yield idx, None, POINTS, coordinates(device)[0], None, features, like
+    yield idx, ends, POINTS, None, None, None, like
+
+
+def edge_parameters_samples(device, dtype):
+    like = make(1, dtype=dtype, device=device)
+    first = make(30, 13, dtype=dtype, device=device, seed=1)
+    w2 = make(60, 30, dtype=dtype, device=device, seed=2)
+    of_one = [fp32(30, device=device, seed=i) for i in range(4)]
+    var = fp32(30, device=device, seed=9).abs()
+    norms = [t for kind in (*of_one, var) for t in (kind, None, None, None)]
+    none = [None] * 20
+    widths, eps = (32, 64, 0, 0), (1e-5, 0.0, 0.0, 0.0)
+    yield first[:, :3], first[:, 3:], w2, None, None, *norms, *widths, *eps, like
+    yield first[:, :3], None, None, None, None, *none, 64, 0, 0, 0, *eps, like
+    yield None, None, w2, None, None, *none, *widths, *eps, like
 
 
 def edge_mlp_forward_samples(device, dtype):
     yield *problem(device, dtype, (32, 64)), 60, True, False, False, 1e-5
-    yield *problem(device, dtype, (64, 64, 128), rows=False), 128, False, True, True, 1e-5
-    yield *problem(device, dtype, (128, 256), offsets=False), 250, False, True, False, 1e-5
+    yield *problem(device, dtype, (64, 64, 128), rows=False, planes=2), 128, False, True, True, 1e-5
+    yield *problem(device, dtype, (128, 256), planes=0), 250, False, True, False, 1e-5
     yield *problem(device, dtype, (32, 32), group_rows=True), 32, False, False, True, 1e-5
     yield *problem(device, dtype, (64,), group_rows=True), 64, False, True, True, 1e-5
 
 
-def edge_mlp_backward_samples(device, dtype):
+def edge_mlp_backward__samples(device, dtype):
     edges = CLOUDS * GROUPS * K
     for widths in ((64, 128), (32, 256)):
         winners = winners_of(device, dtype, widths[-1])
@@ -113,12 +137,6 @@ def edge_mlp_backward_samples(device, dtype):
         yield *problem(device, dtype, widths), winners, None, dense, below_stats
     above = make(edges, 64, dtype=dtype, device=device, seed=12)
     yield *problem(device, dtype, (64, 64, 64), rows=False), None, above, None, None
-
-
-def edge_affine_samples(device, dtype):
-    values = fp32(6, 96, device=device)
-    values[4:] = values[4:].abs() + 0.1
-    yield (values,)
 
 
 def pooled(device, channels):
@@ -157,11 +175,10 @@ def edge_group_sums_samples(device, dtype):
     yield fp32(CLOUDS, POINTS, 64, device=device), *edge_list(device), True
 
 
-def edge_offset_products_samples(device, dtype):
-    rows = make(CLOUDS * GROUPS * K, 64, dtype=dtype, device=device)
-    points, centers = coordinates(device)
-    yield rows, *edge_list(device), points, centers
-    yield rows, *edge_list(device), points, None
+def edge_products_samples(device, dtype):
+    for width, planes in ((64, 1), (96, 2)):
+        rows = make(CLOUDS * GROUPS * K, width, dtype=dtype, device=device)
+        yield rows, *edge_list(device), operands_of(device, dtype, planes)
 
 
 def edge_close_samples(device, dtype):
@@ -169,9 +186,11 @@ def edge_close_samples(device, dtype):
     rows = [fp32(count, width, device=device, seed=i) for i in range(3)]
     pairs = [fp32(width, 2, device=device, seed=i) for i in (3, 4)]
     moments, where = fp32(count, 4, device=device, seed=5), fp32(count, 3, device=device, seed=6)
-    weight = make(width, 8, dtype=dtype, device=device, seed=7)
-    yield rows[0], pairs[0], pairs[1], moments, rows[1], rows[2], weight, where, weight
-    yield rows[0], pairs[0], None, None, None, None, None, None, weight
+    one, two = (make(n, width, 8, dtype=dtype, device=device, seed=7) for n in (1, 2))
+    features = make(count, 9, dtype=dtype, device=device, seed=8)
+    yield rows[0], pairs[0], pairs[1], moments, rows[1], rows[2], one, where, None, one
+    yield rows[0], pairs[0], None, None, None, None, None, None, None, one
+    yield rows[0], pairs[0], pairs[1], moments, None, None, two, None, features, one
 
 
 # {op: its samples of a 16-bit type on any device}
@@ -190,15 +209,15 @@ REFUSED = {
     for op, text in {
         "edge_counts": "idx must be int64; got int32$",
         "edge_list": "idx must be int64; got int32$",
+        "edge_parameters": f"like {_NOT_FLOATING}",
         "edge_mlp_forward": f"weights {_NOT_FLOATING}",
-        "edge_mlp_backward": f"weights {_NOT_FLOATING}",
-        "edge_affine": "values must have dtype float32; got int32$",
+        "edge_mlp_backward_": f"weights {_NOT_FLOATING}",
         "edge_pool_forward": "best must have dtype float32; got int32$",
         "edge_pool_backward": "best must have dtype float32; got int32$",
         "edge_moments": "points must have dtype float32; got int32$",
         "edge_winners": f"like {_NOT_FLOATING}",
         "edge_group_sums": f"rows {_NOT_FLOATING}",
-        "edge_offset_products": "points must have dtype float32; got int32$",
+        "edge_products": f"rows {_NOT_FLOATING}",
         "edge_close": "sums must have dtype float32; got int32$",
     }.items()
 }

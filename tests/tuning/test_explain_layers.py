@@ -35,7 +35,7 @@ class Trace(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = str(func).removeprefix("fusedops.").removesuffix(".default")
-        if name.startswith(("edge_", "group_b", "interpolate_b")) and name != "edge_affine":
+        if name.startswith(("edge_", "group_b", "interpolate_b")):
             layers = sum(w > 0 for w in args[9:13]) if "edge_mlp" in name else 0
             finds = tuple(args[15:18]) if name == "edge_mlp_forward" else ()
             self.found.append((name, layers, finds))
@@ -116,6 +116,7 @@ def call(kind, sizes, training, backward):
         ("set_abstraction", SA2),
         ("set_abstraction", (2, 4096, 1024, 32, 6, (32, 40, 48, 200))),
         ("set_abstraction", (8, 1000, 500, 20, 5, (64,))),
+        ("set_abstraction", (8, 1000, 500, 20, 11, (64,))),
         ("set_abstraction", (8, 1000, 500, 20, 0, (64,))),
         ("edge_conv", (32, 1024, 20, 64, (64, 64))),
         ("edge_conv", (8, 1000, 20, 3, (64,))),
@@ -160,7 +161,7 @@ def test_composed_layers_keep_at_least_that():
     ],
 )
 def test_why_it_is_composed(options, channels, why):
-    found = set_abstraction(2, 100, 10, 16, 4, channels, **options)
+    found = set_abstraction(2, 100, 10, 16, 12, channels, **options)
     assert found.path == "composed"
     assert why in found.why
     assert why in str(found)
@@ -188,19 +189,20 @@ def test_arithmetic_by_hand():
     edges = 32 * 512 * 32
     assert found.mlp_flops == 2 * edges * (3 * 64 + 64 * 64 + 64 * 128)
     flops = [one.flops // (2 * edges) for one in found.passes if "edge_mlp" in one.op]
-    first, middle, last = 8 * 64, 64 * 64, 64 * 128
+    first, middle, last = 16 * 64, 64 * 64, 64 * 128
     assert flops == [
         first, first + middle, first + middle + last,
         first + middle + 3 * last, first + 3 * middle,
     ]  # fmt: skip
-    assert found.flops == 2 * edges * sum(flops)
+    products = 16 * (64 + 3 * 16)  # with the operands, and their moments
+    assert found.flops == 2 * edges * (sum(flops) + products)
     # eval without backward is one pass, whose floor is its arithmetic
     lone = [p for p in set_abstraction(*SA1, training=False).passes if "edge_mlp" in p.op]
     assert [p.floor_us for p in lone] == [pytest.approx(lone[0].flops / 325e6)]
     # 256 columns are two slices, of which each has the layers before
     wide = [p for p in set_abstraction(*SA2).passes if "edge_mlp" in p.op]
     edges, square = 32 * 128 * 64, 128 * 128
-    assert wide[2].flops == 2 * edges * (2 * (8 * 128 + square) + 2 * square)
+    assert wide[2].flops == 2 * edges * (2 * (16 * 128 + square) + 2 * square)
     assert [p.what.split(":")[0] for p in wide[3:]] == ["data", "weights", "both"]
 
 
@@ -212,7 +214,7 @@ def test_floors_are_by_the_largest_term_and_the_gpu():
     assert edge_costs.ExplainedPass("", False, "", gathered=11_000_000).on(gpu).floor_us == 2
     half = set_abstraction(*SA1, sm_count=66).passes
     for a, b in zip(set_abstraction(*SA1).passes, half, strict=True):
-        bound = a.flops > 1e9
+        bound = a.flops > 2e9
         assert b.floor_us == pytest.approx(a.floor_us * (2 if bound else 1), rel=0.9 * (not bound))
     times = [set_abstraction(*SA1, gpu=name).forward_us for name in ("H200", "H100", "A100")]
     assert times == sorted(times)
@@ -231,7 +233,7 @@ def test_the_report_says_what_it_is():
         "set_abstraction of 32 x 1024 points, 512 groups of 32", "path      fused",
         "layers 1 to 3 chain in registers", "kept ", "325 TFLOP/s",
         "a floor where no neighbour repeats, unmeasured",
-        "edge_mlp_backward", "KiB shared", "NVIDIA H200",
+        "edge_mlp_backward_", "KiB shared", "NVIDIA H200",
     ):  # fmt: skip
         assert part in text
     assert "backward" not in str(set_abstraction(*SA1, training=False))

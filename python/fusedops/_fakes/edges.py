@@ -12,10 +12,10 @@ from .checks import check_floating, check_same_shape, dtype_of, fake, shape_of
 from .cloud import check_dim
 
 _STATS = 4  # kEdgeStats
-_OFFSET_COLUMNS = 8  # kEdgeOffsetColumns
+PLANE = 8  # kEdgePlane
+MOST_FEATURES = 10  # kEdgeMostFeatures
+_MOMENT_ROWS = 32  # kEdgeMomentRows
 _VECTOR = 8  # kEdgeVector
-_MOST_NEIGHBOURS = 2000  # kEdgeMaxNeighbours
-_MOST = 2**31 - 1
 _HALVES = (torch.float16, torch.bfloat16)
 _FP32, _INT32 = torch.float32, torch.int32
 
@@ -29,7 +29,7 @@ class _Edges(NamedTuple):
     widths: tuple[int, ...]
 
 
-def _check_tensor(
+def check_edge_tensor(
     op: str,
     name: str,
     tensor: Tensor | None,
@@ -50,7 +50,7 @@ def _check_tensor(
     check_same_shape(op, name, tensor, shape, f"shape ({', '.join(map(str, shape))})")
 
 
-def _check_half(op: str, name: str, tensor: Tensor) -> None:
+def check_half(op: str, name: str, tensor: Tensor) -> None:
     torch._check(
         tensor.dtype in _HALVES,
         lambda: f"{op}: {name} must be float16 or bfloat16; got {dtype_of(tensor.dtype)}",
@@ -61,8 +61,8 @@ def _check_list(op: str, edges: Tensor, ends: Tensor) -> None:
     torch._check(
         edges.dim() == 2, lambda: f"{op}: list must have shape (E, 4); got {shape_of(edges)}"
     )
-    _check_tensor(op, "list", edges, ends, _INT32, (edges.shape[0], 4))
-    _check_tensor(op, "ends", ends, ends, _INT32, (ends.numel(),))
+    check_edge_tensor(op, "list", edges, ends, _INT32, (edges.shape[0], 4))
+    check_edge_tensor(op, "ends", ends, ends, _INT32, (ends.numel(),))
 
     def text() -> str:
         return (
@@ -113,88 +113,58 @@ def _check_edges(
     ends: Tensor,
     weights: Tensor,
     affine: Tensor,
+    clouds: int,
     given_widths: tuple[int, ...],
 ) -> _Edges:
-    rows, group_rows, offset_weight, points, centers = gathered
+    rows, group_rows, first_weight, operands = gathered
     _check_list(op, edges, ends)
-    cloud, name = (points, "points") if rows is None else (rows, "rows")
     torch._check(
-        cloud is not None,
-        lambda: f"{op}: points must be a tensor where rows is None; got None",
+        rows is not None or operands is not None,
+        lambda: f"{op}: operands must be a tensor where rows is None; got None",
     )
-    assert cloud is not None
     torch._check(
-        (points is None) == (offset_weight is None),
-        lambda: f"{op}: points and offset_weight must come together",
+        (operands is None) == (first_weight is None),
+        lambda: f"{op}: operands and first_weight must come together",
     )
-    check_dim(op, name, cloud, 3, "(B, N, C)")
-    clouds, n = cloud.shape[:2]
-    torch._check(n > 0, lambda: f"{op}: clouds must have points; got {shape_of(cloud)}")
+    if rows is not None:
+        check_dim(op, "rows", rows, 3, "(B, N, C)")
+        torch._check(
+            rows.shape[1] > 0, lambda: f"{op}: clouds must have points; got {shape_of(rows)}"
+        )
+    planes = 0
+    if operands is not None:
+        check_dim(op, "operands", operands, 3, "(planes, E, 8)")
+        planes = operands.shape[0]
+    torch._check(planes <= 2, lambda: f"{op}: operands must have 1 or 2 planes; got {planes}")
     groups = _check_groups(op, ends, clouds)
     check_floating(op, "weights", weights)
-    _check_half(op, "weights", weights)
+    check_half(op, "weights", weights)
     widths = _check_widths(op, given_widths)
     first = widths[0]
     values = sum(a * b for a, b in pairwise(widths))
-    _check_tensor(op, "rows", rows, edges, _FP32, (clouds, n, first))
-    _check_tensor(op, "group_rows", group_rows, edges, _FP32, (clouds, groups, first))
-    offset_shape = (first, _OFFSET_COLUMNS)
-    _check_tensor(op, "offset_weight", offset_weight, edges, weights.dtype, offset_shape)
-    _check_tensor(op, "points", points, edges, _FP32, (clouds, n, 3))
-    _check_tensor(op, "centers", centers, edges, _FP32, (clouds, groups, 3))
-    _check_tensor(op, "weights", weights, edges, weights.dtype, (values,))
-    _check_tensor(op, "affine", affine, edges, _FP32, (sum(widths), 2))
+    if rows is not None:
+        check_edge_tensor(op, "rows", rows, edges, _FP32, (clouds, rows.shape[1], first))
+    check_edge_tensor(op, "group_rows", group_rows, edges, _FP32, (clouds, groups, first))
+    first_shape = (planes, first, PLANE)
+    check_edge_tensor(op, "first_weight", first_weight, edges, weights.dtype, first_shape)
+    operands_shape = (planes, edges.shape[0], PLANE)
+    check_edge_tensor(op, "operands", operands, edges, weights.dtype, operands_shape)
+    check_edge_tensor(op, "weights", weights, edges, weights.dtype, (values,))
+    check_edge_tensor(op, "affine", affine, edges, _FP32, (sum(widths), 2))
     return _Edges(clouds, groups, edges.shape[0], widths)
-
-
-def _check_entries(op: str, idx: Tensor, n: int) -> None:
-    torch._check(
-        idx.dtype == torch.int64, lambda: f"{op}: idx must be int64; got {dtype_of(idx.dtype)}"
-    )
-    check_dim(op, "idx", idx, 3, "(B, M, K)")
-    for good in (idx.numel() > 0, idx.numel() <= _MOST):
-        torch._check(
-            good, lambda: f"{op}: idx must have from 1 to {_MOST} entries; got {idx.numel()}"
-        )
-    for good in (n > 0, n * idx.shape[0] <= _MOST):
-        torch._check(
-            good,
-            lambda: (
-                f"{op}: the clouds must have from 1 to {_MOST} points together; got "
-                f"{idx.shape[0]} of {n}"
-            ),
-        )
-    torch._check(
-        idx.shape[2] <= _MOST_NEIGHBOURS,
-        lambda: f"{op}: idx must have at most {_MOST_NEIGHBOURS} neighbours; got {idx.shape[2]}",
-    )
-
-
-@fake("edge_counts")
-def _edge_counts(idx: Tensor, n: int) -> Tensor:
-    _check_entries("edge_counts", idx, n)
-    return idx.new_empty((idx.shape[0] * idx.shape[1],), dtype=_INT32)
-
-
-@fake("edge_list")
-def _edge_list(idx: Tensor, ends: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    op = "edge_list"
-    _check_entries(op, idx, n)
-    _check_tensor(op, "ends", ends, idx, _INT32, (idx.shape[0] * idx.shape[1],))
-    return idx.new_empty((idx.numel(), 4), dtype=_INT32), idx.new_empty(idx.shape)
 
 
 @fake("edge_mlp_forward")
 def _edge_mlp_forward(
     rows: Tensor | None,
     group_rows: Tensor | None,
-    offset_weight: Tensor | None,
-    points: Tensor | None,
-    centers: Tensor | None,
+    first_weight: Tensor | None,
+    operands: Tensor | None,
     list: Tensor,
     ends: Tensor,
     weights: Tensor,
     affine: Tensor,
+    clouds: int,
     c1: int,
     c2: int,
     c3: int,
@@ -207,8 +177,8 @@ def _edge_mlp_forward(
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     op = "edge_mlp_forward"
-    gathered = (rows, group_rows, offset_weight, points, centers)
-    sizes = _check_edges(op, gathered, list, ends, weights, affine, (c1, c2, c3, c4))
+    gathered = (rows, group_rows, first_weight, operands)
+    sizes = _check_edges(op, gathered, list, ends, weights, affine, clouds, (c1, c2, c3, c4))
     width = sizes.widths[-1]
     torch._check(
         0 < channels <= width,
@@ -236,17 +206,17 @@ def _edge_mlp_forward(
     )
 
 
-@fake("edge_mlp_backward")
+@fake("edge_mlp_backward_")
 def _edge_mlp_backward(
     rows: Tensor | None,
     group_rows: Tensor | None,
-    offset_weight: Tensor | None,
-    points: Tensor | None,
-    centers: Tensor | None,
+    first_weight: Tensor | None,
+    operands: Tensor | None,
     list: Tensor,
     ends: Tensor,
     weights: Tensor,
     affine: Tensor,
+    clouds: int,
     c1: int,
     c2: int,
     c3: int,
@@ -257,33 +227,32 @@ def _edge_mlp_backward(
     dense: Tensor | None,
     below_stats: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    op = "edge_mlp_backward"
-    gathered = (rows, group_rows, offset_weight, points, centers)
-    sizes = _check_edges(op, gathered, list, ends, weights, affine, (c1, c2, c3, c4))
+    op = "edge_mlp_backward_"
+    gathered = (rows, group_rows, first_weight, operands)
+    sizes = _check_edges(op, gathered, list, ends, weights, affine, clouds, (c1, c2, c3, c4))
     torch._check(len(sizes.widths) > 1, lambda: f"{op}: there must be 2 to 4 widths; got 1")
     torch._check(
         (winners is None) != (above is None),
         lambda: f"{op}: winners or above must be given, and not both",
     )
     below, width = sizes.widths[-2:]
-    _check_tensor(op, "winners", winners, list, _INT32, (sizes.clouds, sizes.groups, width))
-    _check_tensor(op, "above", above, list, weights.dtype, (sizes.edges, width))
-    _check_tensor(op, "dense", dense, list, _FP32, (width, 2))
-    _check_tensor(op, "below_stats", below_stats, list, _FP32, (_STATS, below))
+    check_edge_tensor(op, "winners", winners, list, _INT32, (sizes.clouds, sizes.groups, width))
+    check_edge_tensor(op, "above", above, list, weights.dtype, (sizes.edges, width))
+    torch._check(
+        above is None or (width == below and above.is_contiguous()),
+        lambda: (
+            f"{op}: above is written: it must be contiguous, aligned to 16 bytes, and as wide as "
+            f"what is below; got shape {shape_of(list if above is None else above)}"
+        ),
+    )
+    check_edge_tensor(op, "dense", dense, list, _FP32, (width, 2))
+    check_edge_tensor(op, "below_stats", below_stats, list, _FP32, (_STATS, below))
     return (
-        list.new_empty((sizes.edges, below), dtype=weights.dtype),
+        list.new_empty((0 if above is not None else sizes.edges, below), dtype=weights.dtype),
         list.new_empty((below, 2), dtype=_FP32),
         list.new_empty((0 if below_stats is None else below, 2), dtype=_FP32),
         list.new_empty((width, below), dtype=_FP32),
     )
-
-
-@fake("edge_affine")
-def _edge_affine(values: Tensor) -> Tensor:
-    op = "edge_affine"
-    check_dim(op, "values", values, 2, "(6, C)")
-    _check_tensor(op, "values", values, values, _FP32, (6, values.shape[1]))
-    return values.new_empty((values.shape[1], 2))
 
 
 def _check_pool(op: str, best: Tensor, which: Tensor, affine: Tensor) -> None:
@@ -300,9 +269,9 @@ def _check_pool(op: str, best: Tensor, which: Tensor, affine: Tensor) -> None:
     torch._check(affine.shape[0] >= channels, text)
     torch._check(affine.shape[0] % 32 == 0, text)
     shape = tuple(best.shape)
-    _check_tensor(op, "best", best, best, _FP32, shape)
-    _check_tensor(op, "which", which, best, torch.int16, shape)
-    _check_tensor(op, "affine", affine, best, _FP32, (affine.shape[0], 2))
+    check_edge_tensor(op, "best", best, best, _FP32, shape)
+    check_edge_tensor(op, "which", which, best, torch.int16, shape)
+    check_edge_tensor(op, "affine", affine, best, _FP32, (affine.shape[0], 2))
 
 
 @fake("edge_pool_forward")
@@ -311,7 +280,7 @@ def _edge_pool_forward(
 ) -> Tensor:
     op = "edge_pool_forward"
     _check_pool(op, best, which, affine)
-    _check_half(op, "like", like)
+    check_half(op, "like", like)
     return best.new_empty(best.shape, dtype=like.dtype)
 
 
@@ -321,10 +290,10 @@ def _edge_pool_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     op = "edge_pool_backward"
     _check_pool(op, best, which, affine)
-    _check_half(op, "dout", dout)
+    check_half(op, "dout", dout)
     check_same_shape(op, "dout", dout, tuple(best.shape), f"shape {shape_of(best)} like best")
     width = affine.shape[0]
-    _check_tensor(op, "stats", stats, best, _FP32, (_STATS, width))
+    check_edge_tensor(op, "stats", stats, best, _FP32, (_STATS, width))
     return (
         best.new_empty((*best.shape[:2], width), dtype=_INT32),
         best.new_empty((width, 2)),
@@ -344,7 +313,7 @@ def _edge_moments(
     for name, tensor in (("points", points), ("centers", centers)):
         if tensor is not None:
             check_dim(op, name, tensor, 3, "(B, N, 3)")
-            _check_tensor(op, name, tensor, list, _FP32, (*tensor.shape[:2], 3))
+            check_edge_tensor(op, name, tensor, list, _FP32, (*tensor.shape[:2], 3))
     return list.new_empty((list.shape[0], 4), dtype=_FP32)
 
 
@@ -360,13 +329,13 @@ def _edge_winners(
     check_dim(op, "winners", winners, 3, "(B, M, C)")
     clouds, _, width = winners.shape
     groups = _check_groups(op, ends, clouds)
-    _check_tensor(op, "winners", winners, list, _INT32, (clouds, groups, width))
+    check_edge_tensor(op, "winners", winners, list, _INT32, (clouds, groups, width))
     torch._check(
         width % _VECTOR == 0,
         lambda: f"{op}: winners must have a multiple of {_VECTOR} channels; got {width}",
     )
     check_floating(op, "like", like)
-    _check_half(op, "like", like)
+    check_half(op, "like", like)
     return list.new_empty((list.shape[0], width), dtype=like.dtype)
 
 
@@ -399,15 +368,14 @@ def _edge_group_sums(
     return list.new_empty((ends.numel(), width), dtype=_FP32)
 
 
-@fake("edge_offset_products")
-def _edge_offset_products(
+@fake("edge_products")
+def _edge_products(
     rows: Tensor,
     list: Tensor,
     ends: Tensor,
-    points: Tensor,
-    centers: Tensor | None,
+    operands: Tensor,
 ) -> Tensor:
-    op = "edge_offset_products"
+    op = "edge_products"
     _check_list(op, list, ends)
 
     def text() -> str:
@@ -419,14 +387,14 @@ def _edge_offset_products(
     torch._check(rows.dim() == 2, text)
     torch._check(rows.shape[0] == list.shape[0], text)
     torch._check(rows.shape[1] % 32 == 0, text)
-    check_dim(op, "points", points, 3, "(B, N, 3)")
-    clouds = points.shape[0]
-    groups = _check_groups(op, ends, clouds)
-    _check_tensor(op, "points", points, list, _FP32, (clouds, points.shape[1], 3))
-    _check_tensor(op, "centers", centers, list, _FP32, (clouds, groups, 3))
+    check_dim(op, "operands", operands, 3, "(planes, E, 8)")
+    planes = operands.shape[0]
+    torch._check(planes in (1, 2), lambda: f"{op}: operands must have 1 or 2 planes; got {planes}")
+    shape = (planes, list.shape[0], PLANE)
+    check_edge_tensor(op, "operands", operands, list, rows.dtype, shape)
     check_floating(op, "rows", rows)
-    _check_half(op, "rows", rows)
-    return list.new_empty((rows.shape[1] + 32, 3), dtype=_FP32)
+    check_half(op, "rows", rows)
+    return list.new_empty((rows.shape[1] + _MOMENT_ROWS, 2 * PLANE), dtype=_FP32)
 
 
 @fake("edge_close")
@@ -437,8 +405,9 @@ def _edge_close(
     moments: Tensor | None,
     own: Tensor | None,
     others: Tensor | None,
-    offset_weight: Tensor | None,
+    first_weight: Tensor | None,
     coordinates: Tensor | None,
+    features: Tensor | None,
     like: Tensor,
 ) -> tuple[Tensor, Tensor]:
     op = "edge_close"
@@ -452,16 +421,26 @@ def _edge_close(
         dense is None or moments is not None,
         lambda: f"{op}: moments must be given where dense is",
     )
-    _check_tensor(op, "sums", sums, sums, _FP32, (rows, width))
-    _check_tensor(op, "affine", affine, sums, _FP32, (width, 2))
-    _check_tensor(op, "dense", dense, sums, _FP32, (width, 2))
-    _check_tensor(op, "moments", moments, sums, _FP32, (rows, 4))
-    _check_tensor(op, "own", own, sums, _FP32, (rows, width))
-    _check_tensor(op, "others", others, sums, _FP32, (rows, width))
-    shape = (width, _OFFSET_COLUMNS)
-    _check_tensor(op, "offset_weight", offset_weight, sums, like.dtype, shape)
-    _check_tensor(op, "coordinates", coordinates, sums, _FP32, (rows, 3))
+    planes = 0 if first_weight is None else first_weight.shape[0]
+    count = 0 if features is None else features.shape[1]
+    torch._check(
+        count <= MOST_FEATURES and (count == 0 or planes == 2),
+        lambda: (
+            f"{op}: features must have up to {MOST_FEATURES} channels, and first_weight two planes "
+            f"then; got {count} and {planes}"
+        ),
+    )
+    check_edge_tensor(op, "sums", sums, sums, _FP32, (rows, width))
+    check_edge_tensor(op, "affine", affine, sums, _FP32, (width, 2))
+    check_edge_tensor(op, "dense", dense, sums, _FP32, (width, 2))
+    check_edge_tensor(op, "moments", moments, sums, _FP32, (rows, 4))
+    check_edge_tensor(op, "own", own, sums, _FP32, (rows, width))
+    check_edge_tensor(op, "others", others, sums, _FP32, (rows, width))
+    shape = (planes, width, PLANE)
+    check_edge_tensor(op, "first_weight", first_weight, sums, like.dtype, shape)
+    check_edge_tensor(op, "coordinates", coordinates, sums, _FP32, (rows, 3))
+    check_edge_tensor(op, "features", features, sums, like.dtype, (rows, count))
     check_floating(op, "like", like)
-    _check_half(op, "like", like)
+    check_half(op, "like", like)
     products = (0 if coordinates is None else width, 3)
     return sums.new_empty((rows, width)), sums.new_empty(products)

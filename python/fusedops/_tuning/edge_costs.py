@@ -11,7 +11,13 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..points._edge_problem import SLICE, backward_memory, forward_memory, padded_widths
+from ..points._edge_problem import (
+    MOST_FEATURES,
+    SLICE,
+    backward_memory,
+    forward_memory,
+    padded_widths,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,7 +26,8 @@ TFLOPS = 325.0  # of 16-bit products on the 132 SMs of an H200 (reference/set_ab
 L2_TBYTES = 5.5  # likewise
 H200_TBYTES = 4.2
 H200_SMS = 132
-_OFFSET_COLUMNS = 8  # kEdgeOffsetColumns: three, twice, with padding
+_OPERAND_COLUMNS = 16  # of one product with what an edge has itself: offsets and few features
+_PLANE = 8  # kEdgePlane
 _RECORD = 16  # bytes of an edge in the list
 _FLOAT, _INDEX, _HALF = 4, 8, 2
 _TF32_SPEED = 0.5
@@ -69,8 +76,17 @@ class EdgeCall(NamedTuple):
         return padded_widths(self.channels)
 
     @property
+    def raw(self) -> bool:
+        """Whether features are a part of the edges' operands."""
+        return self.products == 1 and self.features <= MOST_FEATURES and self.itemsize == _HALF
+
+    @property
+    def planes(self) -> int:
+        return 2 if self.raw else int(self.dims > 0)
+
+    @property
     def has_rows(self) -> bool:
-        return self.features > 0
+        return self.features > 0 and not self.raw
 
     @property
     def product_flops(self) -> int:
@@ -130,7 +146,7 @@ def _names(first: int, last: int) -> str:
 def passes_of(call: EdgeCall, *, fused: bool) -> list[ExplainedPass]:
     """All of them in the order of their launches, without floors."""
     passes = list(fused_passes(call) if fused else composed_passes(call))
-    if not call.has_rows:
+    if not call.features or (fused and call.raw):
         return passes
     rows = call.clouds * call.points
     moved = rows * (call.features * call.itemsize + call.products * call.channels[0] * _FLOAT)
@@ -155,11 +171,16 @@ def passes_of(call: EdgeCall, *, fused: bool) -> list[ExplainedPass]:
 def fused_passes(call: EdgeCall) -> Iterator[ExplainedPass]:
     """Every pass over edges, in the order of their launches."""
     edges = call.edges
-    yield ExplainedPass(
-        "edge_counts", False, "the edges that count, by group", moved=_INDEX * edges
-    )
-    moved = (2 * _INDEX + _RECORD) * edges
-    yield ExplainedPass("edge_list", False, "their list, repeats merged", moved=moved)
+    if not call.infer:
+        yield ExplainedPass(
+            "edge_counts", False, "the edges that count, by group", moved=_INDEX * edges
+        )
+    moved = ((1 if call.infer else 2) * _INDEX + _RECORD + call.planes * _PLANE * _HALF) * edges
+    what = "their list, repeats merged" + (", and operands" if call.planes else "")
+    yield ExplainedPass("edge_list", False, what, moved=moved)
+    values = sum(a * b for a, b in pairwise(call.widths)) * _HALF
+    what = "weights and norms as the passes read them"
+    yield ExplainedPass("edge_parameters", False, what, moved=2 * values)
     last = len(call.channels)
     for layer in range(1, last + 1):
         if layer == last or call.batch:
@@ -179,20 +200,21 @@ def fused_passes(call: EdgeCall) -> Iterator[ExplainedPass]:
 
 
 def _first_macs(call: EdgeCall) -> int:
-    return _OFFSET_COLUMNS * call.widths[0] if call.dims else 0
+    return _OPERAND_COLUMNS * call.widths[0] if call.planes else 0
 
 
 def _inputs(call: EdgeCall) -> int:
     """Bytes of what a pass gathers from, once, and of the list."""
-    by_point = call.widths[0] * _FLOAT * (call.products > 0) + call.dims * _FLOAT
-    by_group = call.widths[0] * _FLOAT * (call.products > 1) + call.dims * _FLOAT
+    by_point = call.widths[0] * _FLOAT * call.has_rows
+    by_group = call.widths[0] * _FLOAT * (call.products > 1)
     points, groups = call.clouds * call.points, call.clouds * call.groups
-    return _RECORD * call.edges + points * by_point + groups * by_group
+    by_edge = _RECORD + call.planes * _PLANE * _HALF
+    return by_edge * call.edges + points * by_point + groups * by_group
 
 
 def _row_bytes(call: EdgeCall) -> int:
     """That an edge gathers."""
-    return call.widths[0] * _FLOAT * (call.products > 0) + call.dims * _FLOAT
+    return call.widths[0] * _FLOAT * call.has_rows
 
 
 def _forward_pass(call: EdgeCall, layer: int) -> ExplainedPass:
@@ -235,7 +257,7 @@ def _backward_passes(call: EdgeCall, layer: int) -> Iterator[ExplainedPass]:
         products = 2 * product if kind == "both" else product
         what = {"both": "dW and the rows below", "data": "the rows below", "weights": "dW"}[kind]
         yield ExplainedPass(
-            "edge_mlp_backward",
+            "edge_mlp_backward_",
             True,
             f"{kind}: {_names(1, layer - 1)} again, {what} of layer {layer}",
             layer,
@@ -253,11 +275,24 @@ def _first_layer_passes(call: EdgeCall) -> Iterator[ExplainedPass]:
     if len(call.channels) == 1:
         what = "the maxima's gradients as rows of edges"
         yield ExplainedPass("edge_winners", True, what, moved=records + groups + rows)
-    if not call.has_rows:
-        what = "rows times offsets, second moments: dW_x"
-        yield ExplainedPass("edge_offset_products", True, what, moved=records + rows)
-        return
     index = _INDEX * edges
+    if not call.has_rows:
+        if call.features:
+            if call.batch:
+                what = "weights and offsets of the edges"
+                yield ExplainedPass("edge_moments", True, what, moved=2 * records)
+                yield ExplainedPass(
+                    "group_backward", True, "those by point", moved=records + 2 * index
+                )
+            what = "rows by point"
+            yield ExplainedPass("group_backward", True, what, moved=rows + points + 2 * index)
+            what = "closed form of layer 1: points"
+            yield ExplainedPass("edge_close", True, what, moved=2 * points)
+        operands = edges * call.planes * _PLANE * _HALF
+        what = "rows times operands, second moments: dW_1"
+        flops = 2 * edges * _OPERAND_COLUMNS * (width + 3 * _OPERAND_COLUMNS)
+        yield ExplainedPass("edge_products", True, what, 0, flops, moved=records + rows + operands)
+        return
     yield ExplainedPass("group_backward", True, "rows by point", moved=rows + points + 2 * index)
     yield ExplainedPass("edge_group_sums", True, "rows by group", moved=rows + groups)
     if call.batch:
@@ -280,9 +315,9 @@ def _first_layer_passes(call: EdgeCall) -> Iterator[ExplainedPass]:
 def fused_kept(call: EdgeCall) -> int:
     """Bytes that forward allocates and backward reads, but for parameters and statistics."""
     points, groups = call.clouds * call.points, call.clouds * call.groups
-    kept = (_RECORD + _INDEX) * call.edges + _FLOAT * groups
+    kept = (_RECORD + call.planes * _PLANE * _HALF + _INDEX) * call.edges + _FLOAT * groups
     kept += groups * call.channels[-1] * (_FLOAT + _HALF)
-    if call.products == 1:
+    if call.products == 1 and call.has_rows:
         kept += points * call.widths[0] * _FLOAT
     elif call.products > 1:  # as they were formed, and in the kernels' order
         kept += (points + groups) * (call.channels[0] + call.widths[0]) * _FLOAT

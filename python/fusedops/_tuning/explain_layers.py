@@ -10,7 +10,7 @@ import torch
 
 from ..points._edge_checks import check_words
 from ..points._edge_fused import refusal
-from ..points._edge_input import EdgeInput, EdgeLayer
+from ..points._edge_input import EdgeInput, EdgeLayer, PointProduct
 from ..points._edge_problem import SLICE
 from ..points.norms import BatchNorm, LayerNorm
 from .edge_costs import (
@@ -362,8 +362,11 @@ def _refusal(call: EdgeCall, setting: Setting, gpu: Gpu) -> str | None:
 
     first, *others = call.channels
     points, groups = (call.clouds, call.points), (call.clouds, call.groups)
+    rows: torch.Tensor | PointProduct | None = paper(*points, first) if call.products else None
+    if call.products == 1:
+        rows = PointProduct(paper(*points, call.features), paper(first, call.features))
     given = EdgeInput(
-        paper(*points, first) if call.products else None,
+        rows,
         paper(*groups, first) if call.products > 1 else None,
         paper(first, call.dims) if call.dims else None,
         paper(*points, call.dims) if call.dims else None,

@@ -13,6 +13,7 @@ from torch import Tensor
 from ._edge_problem import Problem, in_fragment_order, padded_to
 
 _ops = torch.ops.fusedops
+_FIRST_MOMENTS = 16  # the row of the operands' sum, behind their second moments
 
 
 class Sums(NamedTuple):
@@ -34,7 +35,7 @@ class Backward:
         self.merged, self.best, self.which = saved[size : size + 3]
         self.stats = saved[size + 3 :][: self.count]
         self.gathered = saved[size + 3 + self.count :][:6]
-        self.offset_weight, self.idx = self.gathered[2], self.gathered[5]
+        self.offset_weight, self.xyz, self.centers, self.idx = self.gathered[2:]
         parameters = saved[size + 9 + self.count :]
         self.weights = parameters[: self.count - 1]
         self.parameters = parameters[self.count - 1 :]
@@ -43,22 +44,22 @@ class Backward:
     def run(self, dout: Tensor) -> tuple[Any, ...]:
         last = self.count - 1
         affine = self.problem.affine[self.plan.rows(last)]
-        winners: Tensor | None
         winners, grads, dense = _ops.edge_pool_backward(
             dout, self.best, self.which, affine, self.stats[last], self.plan.last_slope
         )
         affine_grads, weight_grads = {last: grads}, {}
-        above: Tensor | None = None
+        rows: Tensor | None = None  # of dz, from the second layer's pass on in place
         for layer in range(last, 0, -1):
-            above, affine_grads[layer - 1], below_dense, weight_grads[layer] = (
-                _ops.edge_mlp_backward(
+            below, affine_grads[layer - 1], below_dense, weight_grads[layer] = (
+                _ops.edge_mlp_backward_(
                     *self.problem.arguments(self.plan, layer + 1),
-                    winners, above,
+                    winners if rows is None else None, rows,
                     dense if self.stats[layer] is not None else None, self.stats[layer - 1],
                 )
             )  # fmt: skip
+            rows = below if rows is None else rows
             winners, dense = None, below_dense
-        first = self._first_layer(winners, above, dense)
+        first = self._first_layer(winners, rows, dense)
         weights = [self._weight_grad(layer, weight_grads) for layer in range(1, self.count)]
         return (*first, None, None, None, *weights, *self._norm_grads(affine_grads))
 
@@ -74,15 +75,19 @@ class Backward:
         for layer, channels in enumerate(self.plan.channels):
             gamma, beta, bias, mean, var = (kind[layer] for kind in by_kind)
             dscale, dshift = grads[layer][:channels].unbind(1)
-            dgamma, dbias = dscale, torch.zeros_like(dshift)
-            if not self.plan.training[layer]:
+            dgamma, dbias = dscale, None
+            if self.plan.training[layer]:
+                dbias = None if bias is None else torch.zeros_like(dshift)
+            else:
                 rstd = 1.0 if var is None else (var.float() + self.plan.eps[layer]).rsqrt()
                 below = 0.0 if bias is None else bias.float()
                 below = below if mean is None else below - mean.float()
                 dgamma = (dscale + dshift * below) * rstd
                 dbias = dshift * rstd if gamma is None else dshift * rstd * gamma.float()
             for kind, (tensor, grad) in enumerate(((gamma, dgamma), (beta, dshift), (bias, dbias))):
-                found[kind].append(None if tensor is None else grad.to(tensor.dtype))
+                found[kind].append(
+                    None if tensor is None or grad is None else grad.to(tensor.dtype)
+                )
         return [*found[0], *found[1], *found[2], *[None] * (2 * self.count)]
 
     def _first_layer(
@@ -98,11 +103,15 @@ class Backward:
             dz, scale = _ops.edge_winners(winners, edges, ends, like), None
         batch = dense if self.stats[0] is not None else None
         if problem.rows is None and problem.group_rows is None and not any(self.needs[3:5]):
-            return (None, None, self._offset_weight_grad(dz, scale, batch), None, None)
+            drows = None
+            if self.needs[0]:
+                drows = self._features_grad(dz, scale, batch)
+            dweight, dfeature_weight = self._first_weight_grads(dz, scale, batch)
+            return (drows, dfeature_weight, dweight, None, None)
         sums = Sums(self._by_point(dz), _ops.edge_group_sums(dz, edges, ends, False))
         own = moments = others = Sums(None, None)
         if batch is not None:
-            values = _ops.edge_moments(edges, ends, problem.points, problem.centers)
+            values = _ops.edge_moments(edges, ends, *self._offsets())
             moments = Sums(self._by_point(values), _ops.edge_group_sums(values, edges, ends, False))
             own = Sums(problem.rows, problem.group_rows)
             others = self._others()
@@ -117,45 +126,74 @@ class Backward:
         In every cloud du and dv have the same sum, so any origin serves; a near one, because far
         from it the difference cancels.
         """
-        points, centers = self.problem.points, self.problem.centers
+        points, centers = self._offsets()
         if points is None or centers is None:
             return points, centers
         origin = centers[:, :1].nan_to_num(0.0, 0.0, 0.0)
         return points - origin, centers - origin
 
-    def _offset_weight_grad(
+    def _offsets(self) -> tuple[Tensor | None, Tensor | None]:
+        """xyz and centers, where there are offsets."""
+        return (None, None) if self.offset_weight is None else (self.xyz, self.centers)
+
+    def _first_weight_grads(
         self, dz: Tensor, scale: Tensor | None, dense: Tensor | None
-    ) -> Tensor | None:
-        """Where y_1 is W_x (x_j - c_i) alone: sums over the edges, with their second moments."""
-        if self.offset_weight is None:
-            return None
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Of W_x and W_f, where y_1 is their products with edges' operands alone.
+
+        Sums over the edges, with the operands' second moments.
+        """
         problem, channels = self.problem, self.plan.channels[0]
-        products = _ops.edge_offset_products(
-            dz, problem.list, problem.ends, problem.points, problem.centers
-        )
-        moments = products[dz.shape[1] :]
+        operands, weight = problem.operands, problem.first_weight
+        if not (self.needs[1] or self.needs[2]) or operands is None or weight is None:
+            return None, None
+        products = _ops.edge_products(dz, problem.list, problem.ends, operands)
         found = products[:channels]
         if scale is not None:
             found = found * scale[:channels, :1]
         if dense is not None:
+            moments = products[dz.shape[1] :]
             a, b = dense[:channels].split(1, 1)
-            found = found + a * moments[3] + b * (self.offset_weight.float() @ moments[:3])
-        return found.to(self.offset_weight.dtype)
+            columns = weight[:, :channels].float().transpose(0, 1).flatten(1)
+            product = columns @ moments[: columns.shape[1]]
+            found = found + a * moments[_FIRST_MOMENTS] + b * product
+        dweight = dfeature_weight = None
+        if self.offset_weight is not None:
+            dweight = (found[:, :3] + found[:, 3:6]).to(self.offset_weight.dtype)
+        if self.plan.raw:
+            count = self.gathered[1].shape[1]
+            features = torch.cat([found[:, 8:], found[:, 6:8]], 1)[:, :count]
+            dfeature_weight = features.to(self.gathered[1].dtype)
+        return dweight, dfeature_weight
+
+    def _features_grad(self, dz: Tensor, scale: Tensor | None, dense: Tensor | None) -> Tensor:
+        """Of features that edges gather: sums by point of the gradient of y_1, times W_f."""
+        features, weight = self.gathered[:2]
+        moments = None
+        if dense is not None:
+            problem = self.problem
+            values = _ops.edge_moments(problem.list, problem.ends, *self._offsets())
+            moments = self._by_point(values)
+        du, _ = _ops.edge_close(
+            self._by_point(dz), scale, dense, moments, None, None, self.problem.first_weight, None,
+            features.flatten(0, 1), self.problem.weights,
+        )  # fmt: skip
+        du = du[:, : self.plan.channels[0]].to(features.dtype)
+        return (du @ weight).view(features.shape)
 
     def _by_point(self, rows: Tensor) -> Tensor:
         """(B * N, C) float32: the sums of rows by edge (E, C) over the edges to each point."""
-        clouds, width = self.idx.shape[0], rows.shape[1]
-        count = self._num_points() // clouds
+        width = rows.shape[1]
+        count = self._num_points()
         sums: Tensor = _ops.group_backward(
             rows.view(*self.idx.shape, width), self.merged, count, 0, width, True
         )
         return sums.flatten(0, 1)
 
     def _num_points(self) -> int:
-        like = self.problem.rows if self.problem.rows is not None else self.problem.points
-        assert like is not None
-        clouds, points = like.shape[:2]
-        return int(clouds * points)
+        """Of a cloud."""
+        rows = self.gathered[0] if self.gathered[0] is not None else self.xyz
+        return int(rows.shape[1])
 
     def _others(self) -> Sums:
         """Sums over edges of group_rows by point and of rows by group."""
@@ -166,7 +204,7 @@ class Backward:
         if problem.group_rows is not None:
             one = torch.ones(self.idx.shape, dtype=torch.float32, device=self.idx.device)
             width, clouds = self.plan.widths[0], self.idx.shape[0]
-            like = one.new_empty(()).expand(clouds, self._num_points() // clouds, width)
+            like = one.new_empty(()).expand(clouds, self._num_points(), width)
             by_point = _ops.interpolate_backward(
                 problem.group_rows, like.contiguous(), self.idx, one, True, False
             )[0].flatten(0, 1)
@@ -181,8 +219,8 @@ class Backward:
         mine = None if rows is None else rows.flatten(0, 1)
         where = None if coordinates is None else coordinates.flatten(0, 1)
         out, products = _ops.edge_close(
-            sums[side], scale, dense, moments[side], mine, others[side], problem.offset_weight,
-            where, problem.weights,
+            sums[side], scale, dense, moments[side], mine, others[side], problem.first_weight,
+            where, None, problem.weights,
         )  # fmt: skip
         return out, products
 
@@ -204,7 +242,7 @@ class Backward:
         dweight = dxyz = dcenters = None
         if self.offset_weight is not None:
             if self.needs[2]:
-                centred = self.problem.centers is not None
+                centred = self.centers is not None
                 dweight = products - group_products if centred else products
                 dweight = dweight[:channels].to(self.offset_weight.dtype)
             weight = self.offset_weight.float()

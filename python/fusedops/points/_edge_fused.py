@@ -20,9 +20,10 @@ from .._core.dtensor import is_dtensor
 from . import _edge_composed
 from ._autograd import needs_grad
 from ._edge_backward import Backward
-from ._edge_input import EdgeInput, EdgeLayer, PointProduct
+from ._edge_input import EdgeInput, EdgeLayer, PointProduct, product_by_point
 from ._edge_problem import (
     MAX_LAYERS,
+    MOST_FEATURES,
     Norms,
     Plan,
     Problem,
@@ -97,7 +98,8 @@ def refusal(
         return "the kernels take coordinates of 3 dimensions"
     if not all(_supports_norm(layer.norm) for layer in layers):
         return "the kernels have batch norm of one process, or no norm"
-    if shared_memory(padded_widths(widths), given.rows is not None, backward) > shared_limit:
+    has_rows = given.rows is not None and not takes_features(given)
+    if shared_memory(padded_widths(widths), has_rows, backward) > shared_limit:
         return "the layers do not fit into the shared memory of a block"
     tensors = _tensors_of(given, layers)
     if sees_torch_functions_only(*tensors):
@@ -105,6 +107,20 @@ def refusal(
     if any(map(is_dtensor, tensors)):
         return "the kernels have no sharding strategy"
     return None
+
+
+def takes_features(given: EdgeInput) -> bool:
+    """Whether edges gather features themselves instead of their product.
+
+    Not where coordinates have gradients: those are sums by group as well.
+    """
+    rows = given.rows
+    return (
+        isinstance(rows, PointProduct)
+        and 0 < rows.features.shape[2] <= MOST_FEATURES
+        and rows.features.dtype == rows.weight.dtype == given.dtype
+        and not needs_grad(given.xyz, given.centers)
+    )
 
 
 def _tensors_of(given: EdgeInput, layers: Sequence[EdgeLayer]) -> list[Tensor | None]:
@@ -199,6 +215,7 @@ class EdgeMax(torch.autograd.Function):
         ctx.plan = plan
         found = [s for s in stats if s is not None]
         ctx.mark_non_differentiable(*found)
+        ctx.set_materialize_grads(False)
         return (out, *found)
 
     @staticmethod
@@ -221,6 +238,10 @@ def _composed_backward(call: Backward, dout: Tensor) -> tuple[Any, ...]:
     rows, group_rows, offset_weight, xyz, centers, idx = inputs[:6]
     assert idx is not None
     weights, parameters = inputs[8 : 7 + count], inputs[7 + count :]
+    if plan.raw:
+        assert rows is not None
+        assert group_rows is not None
+        rows, group_rows = product_by_point(rows, group_rows), None
     if plan.ordered and rows is not None:
         rows = in_fragment_order(rows, -1)[..., : plan.channels[0]]
     norms = Norms(*(tuple(parameters[i * count :][:count]) for i in range(5)))
@@ -252,7 +273,8 @@ def edge_mlp(
     slope = _SLOPES.get(activation, negative_slope)
     last_slope = slope if last_activation else 1.0
     batch = [layer.norm if isinstance(layer.norm, BatchNorm) else None for layer in layers]
-    ordered = isinstance(given.rows, PointProduct)
+    raw = takes_features(given)
+    ordered = isinstance(given.rows, PointProduct) and not raw
     plan = Plan(
         channels_of(given, layers),
         tuple(norm is not None and norm.training for norm in batch),
@@ -262,10 +284,15 @@ def edge_mlp(
         last_slope,
         last_activation,
         ordered,
+        given.idx.shape[0],
+        raw,
     )
-    rows = given.rows
+    rows, group_rows = given.rows, given.group_rows
     if isinstance(rows, PointProduct):
-        rows = ordered_product(rows, plan.widths[0])
+        if raw:
+            rows, group_rows = rows
+        else:
+            rows = ordered_product(rows, plan.widths[0])
     norms = Norms(
         tuple(None if norm is None else norm.weight for norm in batch),
         tuple(None if norm is None else norm.bias for norm in batch),
@@ -273,14 +300,14 @@ def edge_mlp(
         tuple(None if n is None or n.training else n.running_mean for n in batch),
         tuple(None if n is None or n.training else n.running_var for n in batch),
     )
-    gathered = (rows, *given[1:5], given.idx)
+    gathered = (rows, group_rows, *given[2:5], given.idx)
     parameters = [*(layer.weight for layer in layers[1:]), *(t for kind in norms for t in kind)]
     if needs_grad(*gathered, *parameters):
         arguments = distinct(*gathered, plan, given.dtype, *parameters)
         out, *stats = EdgeMax.apply(*arguments)
     else:
-        infer = not plan.training[-1] and plan.slope == plan.last_slope
-        problem, _ = build_problem(plan, gathered, given.dtype, parameters)
+        infer = not any(plan.training) and plan.slope == plan.last_slope
+        problem, _ = build_problem(plan, gathered, given.dtype, parameters, infer)
         _, found, out, _, _ = _pooled(plan, problem, infer)
         stats = [s for s in found if s is not None]
     trained = [
@@ -297,6 +324,7 @@ def _update_running(layers: Sequence[EdgeLayer], stats: Sequence[Tensor]) -> Non
     running: list[Tensor] = []
     values: list[Tensor] = []
     shares: list[Tensor] = []
+    known: dict[tuple[float, int], Tensor] = {}  # all layers count the same edges
     for layer, found in zip(layers, stats, strict=True):
         norm = layer.norm
         assert isinstance(norm, BatchNorm)
@@ -304,7 +332,10 @@ def _update_running(layers: Sequence[EdgeLayer], stats: Sequence[Tensor]) -> Non
             continue
         found = found[:, : norm.running_mean.shape[0]]
         mean = found[_MEAN] if layer.bias is None else found[_MEAN] + layer.bias
-        share = (found[_COUNT] > 0) * norm.momentum
+        key = (norm.momentum, found.shape[1])
+        share = known.get(key)
+        if share is None:
+            share = known[key] = (found[_COUNT] > 0) * norm.momentum
         for old, new in ((norm.running_mean, mean), (norm.running_var, found[_VARIANCE])):
             running.append(old)
             values.append(new)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _ops = torch.ops.fusedops
 MAX_LAYERS = 4
+MOST_FEATURES = 10  # kEdgeMostFeatures
 SLICE = 128  # kEdgeSlice: columns of the last layer that a block takes
 _PAD = 8  # kEdgePad
 _ROWS = 8 * 16  # of a block: kEdgeWarps * kEdgeRows
@@ -36,9 +37,10 @@ def _shared_bytes(widths: Sequence[int], columns: int, gathers: int, has_rows: b
     """What layers take of a block's shared memory, `columns` of the last (edge_layer_bytes)."""
     width, between = (widths[0], len(widths) - 2) if len(widths) > 1 else (0, 0)
     weights = (between * width + (columns if width else 0)) * (width + _PAD) * 2
-    affine = ((len(widths) - 1) * width + columns) * 8
+    affine = ((len(widths) - 1) * width + (0 if width else columns)) * 8
     rows = _ROWS * (gathers + _PAD // 2) * 4 if has_rows else 0
-    return widths[0] * 16 + weights + affine + rows + 4 * 16
+    first = widths[0] * 32  # of two planes
+    return first + weights + affine + rows + 4 * 16
 
 
 def forward_memory(widths: Sequence[int], has_rows: bool) -> int:
@@ -78,6 +80,8 @@ class Plan(NamedTuple):
     last_slope: float
     last_activation: bool
     ordered: bool  # rows are padded, and in fragment order
+    clouds: int
+    raw: bool = False  # features are a part of the operands; beside them is their weight
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -104,26 +108,6 @@ def padded_to(x: Tensor, width: int) -> Tensor:
     return x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1]))
 
 
-def _flat_weights(plan: Plan, weights: Sequence[Tensor], like: Tensor, dtype: Any) -> Tensor:
-    """W_2, W_3, ... with their padding, one after the other."""
-    flat = []
-    for i, weight in enumerate(weights):
-        rows = plan.widths[i + 1] - weight.shape[0]
-        columns = plan.widths[i] - weight.shape[1]
-        padded = F.pad(weight, (0, columns, 0, rows)) if rows or columns else weight
-        flat.append(padded.reshape(-1))
-    if not flat:
-        return like.new_empty(0, dtype=dtype)
-    return flat[0].contiguous() if len(flat) == 1 else torch.cat(flat)
-
-
-def _offset_columns(weight: Tensor | None, width: int) -> Tensor | None:
-    """(width, 8): the columns x y z twice, for the offsets and for what their rounding left."""
-    if weight is None:
-        return None
-    return F.pad(torch.cat([weight, weight], 1), (0, 2, 0, width - weight.shape[0]))
-
-
 class Norms(NamedTuple):
     """Of every layer: parameters, the bias before the norm, running statistics; None for none."""
 
@@ -134,24 +118,40 @@ class Norms(NamedTuple):
     var: tuple[Tensor | None, ...]
 
 
-def _affine(plan: Plan, norms: Norms, device: torch.device) -> Tensor:
-    """(scale, shift) of every channel; (gamma, beta) of a layer with batch statistics."""
-    values = torch.zeros(6, sum(plan.widths), dtype=torch.float32, device=device)
-    values[:5:4] = 1  # gamma and the variance of what has none
-    targets: list[Tensor] = []
-    sources: list[Tensor] = []
-    for layer, batch in enumerate(plan.training):
-        part = values[:, plan.rows(layer)]
-        for kind, given in enumerate(tensors[layer] for tensors in norms):
-            if given is not None and not (batch and kind > 1):
-                targets.append(part[kind, : given.shape[0]])
-                sources.append(given.detach())
-        if norms.var[layer] is not None and not batch:
-            part[5] = plan.eps[layer]
-    if targets:
-        torch._foreach_copy_(targets, sources)
-    affine: Tensor = _ops.edge_affine(values)
-    return affine
+def _parameters(
+    plan: Plan,
+    weights: Sequence[Tensor],
+    norms: Norms,
+    offset_weight: Tensor | None,
+    feature_weight: Tensor | None,
+    like: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(weights of the operands, W_2 and on, (scale, shift) of every channel).
+
+    In place of the latter (gamma, beta) of a layer with batch statistics.
+    """
+    count = len(plan.channels)
+    rest = [None] * (MAX_LAYERS - count)
+    vectors: list[Tensor | None] = []
+    for kind, tensors in enumerate(norms):
+        for tensor, batch in zip(tensors, plan.training, strict=True):
+            known = tensor is None or (batch and kind > 1)
+            vectors.append(None if known else tensor.detach().float().contiguous())  # type: ignore[union-attr]
+        vectors += rest
+    matrices = [
+        t if t is None or t.stride(1) == 1 else t.contiguous()
+        for t in (offset_weight, feature_weight, *weights)
+    ]
+    matrices += [None] * (MAX_LAYERS + 1 - len(matrices))
+    eps = [
+        0.0 if batch or var is None else eps
+        for eps, batch, var in zip(plan.eps, plan.training, norms.var, strict=True)
+    ]
+    zeros = [0] * len(rest)
+    found: tuple[Tensor, Tensor, Tensor] = _ops.edge_parameters(
+        *matrices, *vectors, *plan.widths, *zeros, *eps, *map(float, zeros), like
+    )
+    return found
 
 
 class Problem(NamedTuple):
@@ -159,9 +159,8 @@ class Problem(NamedTuple):
 
     rows: Tensor | None
     group_rows: Tensor | None
-    offset_weight: Tensor | None
-    points: Tensor | None
-    centers: Tensor | None
+    first_weight: Tensor | None
+    operands: Tensor | None  # of the edges, for the first weight
     list: Tensor  # of the edges that count
     ends: Tensor  # where those of a group end
     weights: Tensor
@@ -173,7 +172,7 @@ class Problem(NamedTuple):
         used = sum(a * b for a, b in pairwise(widths))
         c1, c2, c3, c4 = (*widths, *[0] * (MAX_LAYERS - layers))
         weights, affine = self.weights[:used], self.affine[: sum(widths)]
-        return (*self[:7], weights, affine, c1, c2, c3, c4, plan.slope)
+        return (*self[:6], weights, affine, plan.clouds, c1, c2, c3, c4, plan.slope)
 
 
 def build_problem(
@@ -181,26 +180,38 @@ def build_problem(
     gathered: tuple[Any, ...],
     dtype: torch.dtype,
     parameters: Sequence[Tensor | None],
+    infer: bool = False,
 ) -> tuple[Problem, Tensor]:
     """Everything as the kernels read it. parameters: weights, then `Norms` layer by layer.
 
-    And idx without what does not count, for sums by point.
+    And idx without what does not count, for sums by point; for the pass that infers there is none,
+    and the groups' rows are spaced.
     """
     rows, group_rows, offset_weight, xyz, centers, idx = gathered
+    features = feature_weight = None
+    if plan.raw:
+        features, feature_weight, rows, group_rows = rows, group_rows, None, None
     count, width = len(plan.channels), plan.widths[0]
     weights = [w for w in parameters[: count - 1] if w is not None]
     norms = Norms(*(tuple(parameters[count - 1 + i * count :][:count]) for i in range(5)))
     rows, group_rows = (None if t is None else t.float() for t in (rows, group_rows))
-    like = rows if rows is not None else xyz
-    assert like is not None
     if rows is not None and not plan.ordered:
         rows = in_fragment_order(padded_to(rows, width), -1)
-    ends = _ops.edge_counts(idx, like.shape[1]).cumsum(0, dtype=torch.int32)
-    edges, merged = _ops.edge_list(idx, ends, like.shape[1])
+    if group_rows is not None:
+        group_rows = in_fragment_order(padded_to(group_rows, width), -1)
+    points = next(t.shape[1] for t in (rows, features, xyz) if t is not None)
+    like = idx.new_empty(0, dtype=dtype)
+    ends = None if infer else _ops.edge_counts(idx, points).cumsum(0, dtype=torch.int32)
+    edges, merged, own_ends, operands = _ops.edge_list(
+        idx, ends, points, xyz if offset_weight is not None else None, centers, features, like
+    )
+    first_weight, flat, affine = _parameters(
+        plan, weights, norms, offset_weight, feature_weight, like
+    )
+    has_operands = offset_weight is not None or feature_weight is not None
     problem = Problem(
-        rows, None if group_rows is None else in_fragment_order(padded_to(group_rows, width), -1),
-        _offset_columns(offset_weight, width), xyz, centers, edges, ends,
-        _flat_weights(plan, weights, idx, dtype), _affine(plan, norms, idx.device),
+        rows, group_rows, first_weight if has_operands else None,
+        operands if has_operands else None, edges, own_ends if ends is None else ends, flat, affine,
     )  # fmt: skip
     return problem, merged
 

@@ -9,8 +9,8 @@ template <class T>
 struct EdgeForward {
   EdgeProblem<T> problem;
   int channels;    // of the last layer, without padding
-  T* out;          // [groups][channels]: act(max v), 0 for an empty group; or null
-  float* best;     // [groups][channels]: max v; or null
+  T* out;          // [groups][channels]: act(scale y + shift) there, 0 for an empty group; or null
+  float* best;     // [groups][channels]: max v, v = sign(scale) y; or null
   int16_t* which;  // [groups][channels]: the first neighbour that has it, -1 in an empty group
   float* sums;     // [grid.x][2 * width + 1]: of w v and w v^2, and of w; or null
 };
@@ -23,7 +23,7 @@ struct EdgeBackward {
   const T* above;          // [groups][k][width], below the last layer
   const float4* dense;     // (A, B) of two channels of layer l; null without statistics
   const float* center;     // [hidden]: the centres of layer l - 1's sums, or null for 0
-  T* below;                // [groups][k][hidden]: written where an edge counts
+  T* below;                // [groups][k][hidden]: written where an edge counts; may be `above`
   float* below_sums;       // [grid.x][2][hidden]: of dz and of dz (y - center)
   float* weight_sums;      // [grid.x][width][hidden], or null
 };

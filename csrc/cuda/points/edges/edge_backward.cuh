@@ -32,52 +32,77 @@ __device__ __forceinline__ void product_back(const uint32_t (&dy)[2][4], const T
   }
 }
 
-// Where the gradients from above of a lane's two rows are: of channel 2 * (lane % 4) and on.
-template <class T>
+// What comes from above to 32 channels of a lane's two rows, as it is read.
 struct EdgeAbove {
-  const int* winners[2];
-  const T* rows[2];
+  uint2 raw[4][2];  // two winners, or a pair of T and nothing
 
-  __device__ __forceinline__ EdgeAbove(const EdgeBackward<T>& a, const EdgeTile& tile, int start) {
-    const int width = a.problem.width;
-    const int channel = start + 2 * (lane_id() % 4);
+  // at: where a row's channels begin, those of the lane.
+  template <class T>
+  __device__ __forceinline__ void load(const EdgeBackward<T>& a, const int64_t (&at)[2], int c) {
+    if (a.winners) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      winners[half] = a.winners + tile.group(half) * width + channel;
-      rows[half] = a.above + tile.edge(half, a.problem.k) * width + channel;
+      for (int half = 0; half < 2; ++half) {
+        const uint2* from = reinterpret_cast<const uint2*>(a.winners + at[half] + 32 * c);
+#pragma unroll
+        for (int b = 0; b < 4; ++b) raw[b][half] = __ldg(from + 4 * b);
+      }
+    } else {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const uint32_t* from = reinterpret_cast<const uint32_t*>(a.above + at[half] + 32 * c);
+#pragma unroll
+        for (int b = 0; b < 4; ++b) raw[b][half].x = from[4 * b];  // will be written
+      }
     }
   }
 };
 
-// The gradient of y_l of channels start + 32 c .. start + 32 c + 31, from y_l. A row behind the end
-// has weight 0 and is no neighbour: it gets 0.
+// The lower half of a winner as a number, where its neighbour (shifted up by 16 bits) is this one.
+template <class T>
+__device__ __forceinline__ float gradient_of(uint32_t winner, uint32_t neighbour) {
+  const float value = unpack_pair<T>(winner).x;
+  return (winner ^ neighbour) < 0x10000u ? value : 0.f;
+}
+
+// y = weight (A + B y) + above of two channels.
+__device__ __forceinline__ void add_dense(float weight, const float4& ab, float2 above, float* y) {
+  y[0] = fmaf(weight, fmaf(ab.y, y[0], ab.x), above.x);
+  y[1] = fmaf(weight, fmaf(ab.w, y[1], ab.z), above.y);
+}
+
+// The gradient of y_l of 32 channels, from y_l. affine and dense begin at the lane's channels. A
+// row behind the end has weight 0 and is no neighbour: it gets 0.
 template <class T>
 __device__ __forceinline__ void output_gradient(const EdgeBackward<T>& a, const EdgeTile& tile,
-                                                const EdgeAbove<T>& from, const float4* affine,
-                                                const float4* dense, int c, float (&y)[4][4]) {
+                                                const EdgeAbove& from, const float4* affine,
+                                                const float4* dense, float (&y)[4][4]) {
+  float4 ab[4] = {};
+  if (a.dense) {
 #pragma unroll
-  for (int b = 0; b < 4; ++b) {
-    const int at = 32 * c + 8 * b;
-    const float4 ab = a.dense ? __ldg(dense + at / 2) : float4{};
-    const float4 st = a.winners ? float4{} : __ldg(affine + at / 2);
+    for (int b = 0; b < 4; ++b) ab[b] = __ldg(dense + 4 * b);
+  }
+  if (a.winners) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float weight = tile.weight(half);
-      float2 above{};
-      if (a.winners) {
-        const int2 won = __ldg(reinterpret_cast<const int2*>(from.winners[half] + at));
-        const float2 g = unpack_pair<T>(__byte_perm(won.x, won.y, 0x5410));
-        above = {won.x >> 16 == tile.neighbour(half) ? g.x : 0.f,
-                 won.y >> 16 == tile.neighbour(half) ? g.y : 0.f};
-      } else if (weight > 0.f) {
-        const float2 dz =
-            unpack_pair<T>(__ldg(reinterpret_cast<const uint32_t*>(from.rows[half] + at)));
-        above = {st.x * dz.x, st.z * dz.y};
+      const uint32_t neighbour = static_cast<uint32_t>(tile.neighbour(half)) << 16;
+#pragma unroll
+      for (int b = 0; b < 4; ++b) {
+        const uint2 won = from.raw[b][half];
+        add_dense(tile.weight(half), ab[b],
+                  {gradient_of<T>(won.x, neighbour), gradient_of<T>(won.y, neighbour)},
+                  y[b] + 2 * half);
       }
-      float& y0 = y[b][2 * half];
-      float& y1 = y[b][2 * half + 1];
-      y0 = fmaf(weight, fmaf(ab.y, y0, ab.x), above.x);
-      y1 = fmaf(weight, fmaf(ab.w, y1, ab.z), above.y);
+    }
+  } else {
+#pragma unroll
+    for (int b = 0; b < 4; ++b) {
+      const float4 st = __ldg(affine + 4 * b);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float weight = tile.weight(half);
+        const float2 dz = unpack_pair<T>(weight > 0.f ? from.raw[b][half].x : 0u);
+        add_dense(weight, ab[b], {st.x * dz.x, st.z * dz.y}, y[b] + 2 * half);
+      }
     }
   }
 }
@@ -235,10 +260,45 @@ struct EdgeTiles {
   static constexpr int kBytes = kRows * (kX + kDy) * 2;
 };
 
-// The gradient before an activation, from its value and the gradient behind it.
+// All bits of each half where a value is positive, or NaN.
 template <class T>
-__device__ __forceinline__ float through_activation(const EdgeProblem<T>& p, float value, float d) {
-  return value <= 0.f ? (p.is_relu ? 0.f : p.slope * d) : d;
+__device__ __forceinline__ uint32_t positive_mask(uint32_t pair) {
+  if constexpr (__is_same(T, __half)) {
+    const __half zero = __ushort_as_half(0);
+    return __hgtu2_mask(*reinterpret_cast<const __half2*>(&pair), __half2(zero, zero));
+  } else {
+    const __nv_bfloat16 zero = __ushort_as_bfloat16(0);
+    return __hgtu2_mask(*reinterpret_cast<const __nv_bfloat162*>(&pair),
+                        __nv_bfloat162(zero, zero));
+  }
+}
+
+// Turns the values of a layer into the gradients before its activation; dx: those behind it.
+template <class T, int kWidth>
+__device__ __forceinline__ void through_activation(const EdgeProblem<T>& p,
+                                                   const float (&dx)[kWidth / 8][4],
+                                                   EdgeOperand<kWidth>& x) {
+  if (p.is_relu) {
+#pragma unroll
+    for (int k = 0; k < kWidth / 16; ++k) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float* d = &dx[2 * k + i / 2][i % 2 * 2];
+        x.a[k][i] = pack_pair<T>(d[0], d[1]) & positive_mask<T>(x.a[k][i]);
+      }
+    }
+  } else {
+#pragma unroll
+    for (int k = 0; k < kWidth / 16; ++k) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float2 act = unpack_pair<T>(x.a[k][i]);
+        const float* d = &dx[2 * k + i / 2][i % 2 * 2];
+        x.a[k][i] = pack_pair<T>(act.x <= 0.f ? p.slope * d[0] : d[0],
+                                 act.y <= 0.f ? p.slope * d[1] : d[1]);
+      }
+    }
+  }
 }
 
 // kHidden: at least the widths before layer l. kOut: at least that of layer l with kBoth; a block's
@@ -269,14 +329,23 @@ struct EdgeBackwardPass {
   __device__ __forceinline__ void compute(const EdgeTile& tile, const EdgeTile& next) {
     const EdgeProblem<T>& p = a.problem;
     hidden_layers<T, kData>(p, w, tile, gathered, next, x, a.center, centred);
-    const EdgeAbove<T> above(a, tile, start);
-    const int pair = start / 2 + lane_id() % 4;
-    const float4* affine = p.affine + (p.layers - 1) * kHidden / 2 + pair;
+    const int channel = start + 2 * (lane_id() % 4);
+    int64_t at[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int64_t row = a.winners ? tile.group(half) : tile.edge(half, p.k);
+      at[half] = row * p.width + channel;
+    }
+    const float4* affine = p.affine + ((p.layers - 1) * kHidden + channel) / 2;
+    const float4* dense = a.dense + channel / 2;
     float dx[kHidden / 8][4] = {};
-    for (int c = 0; 32 * c < columns; ++c) {
+#pragma unroll 1
+    for (int c = 0; 32 * c < columns; ++c, affine += 16, dense += 16) {
+      EdgeAbove above;
+      above.load(a, at, c);
       float y[4][4] = {};
       if (a.dense) product<T>(x, w.last, c, y);
-      output_gradient(a, tile, above, affine, a.dense + pair, c, y);
+      output_gradient(a, tile, above, affine, dense, y);
       EdgeOperand<32> dy;
       store_operand<T>(y, 0, dy);
       if constexpr (kWeights) {
@@ -290,16 +359,8 @@ struct EdgeBackwardPass {
 #pragma unroll
     for (int k = 0; k < kHidden / 16; ++k) {
       if constexpr (kWeights) store_fragment(x.a[k], x_rows(), Tiles::kX, 16 * k);
-      if constexpr (kData) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float2 act = unpack_pair<T>(x.a[k][i]);
-          const float* d = &dx[2 * k + i / 2][i % 2 * 2];
-          x.a[k][i] =
-              pack_pair<T>(through_activation(p, act.x, d[0]), through_activation(p, act.y, d[1]));
-        }
-      }
     }
+    if constexpr (kData) through_activation<T>(p, dx, x);
   }
 
   // A warp without rows adds nothing to dW.
@@ -389,7 +450,7 @@ __global__ void __launch_bounds__(kEdgeThreads, edge_blocks_of_sm(kHidden > kOut
   SharedTaker shared{memory};
   T* dy_tile = shared.take<T>(Tiles::kRows * Tiles::kDy);
   T* x_tile = shared.take<T>(Tiles::kRows * Tiles::kX);
-  const EdgeWeights<T> w = load_layers(p, start, columns, shared);
+  const EdgeWeights<T> w = load_layers(p, start, columns, false, shared);
   Pass pass{a,  w, start, columns, dy_tile, x_tile, {}, {}, take_gathered(p, kHidden, shared),
             {}, {}};
   if constexpr (Pass::kWeights) pass.dw.clear();

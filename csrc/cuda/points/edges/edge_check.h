@@ -10,10 +10,10 @@ namespace fusedops {
 
 // What the ops of an edge MLP read: contiguous tensors and sizes.
 struct EdgeArguments {
-  std::optional<Tensor> rows, group_rows, offset_weight, points, centers;
+  std::optional<Tensor> rows, group_rows, first_weight, operands;
   Tensor list, ends, weights, affine;
   DType dtype;
-  int64_t clouds, n, groups, edges;  // groups: of a cloud; edges: room for rows
+  int64_t clouds, groups, edges;  // groups: of a cloud; edges: room for rows
   std::array<int64_t, 4> widths;
   int layers;
   double slope;
@@ -78,22 +78,26 @@ inline int64_t check_edge_groups(const char* op, const Tensor& ends, int64_t clo
 
 inline EdgeArguments check_edges(const char* op, const std::optional<Tensor>& rows,
                                  const std::optional<Tensor>& group_rows,
-                                 const std::optional<Tensor>& offset_weight,
-                                 const std::optional<Tensor>& points,
-                                 const std::optional<Tensor>& centers, const Tensor& list,
+                                 const std::optional<Tensor>& first_weight,
+                                 const std::optional<Tensor>& operands, const Tensor& list,
                                  const Tensor& ends, const Tensor& weights, const Tensor& affine,
-                                 const std::array<int64_t, 4>& widths, double slope) {
+                                 int64_t clouds, const std::array<int64_t, 4>& widths,
+                                 double slope) {
   EdgeArguments a{.widths = widths, .slope = slope};
   const EdgeList rows_of = check_edge_list(op, list, ends);
   a.list = rows_of.list, a.ends = rows_of.ends;
   a.edges = list.size(0);
-  FUSEDOPS_CHECK(rows || points, op, ": points must be a tensor where rows is None; got None");
-  FUSEDOPS_CHECK(points.has_value() == offset_weight.has_value(), op,
-                 ": points and offset_weight must come together");
-  const Tensor& cloud = rows ? *rows : *points;
-  check_dim(op, rows ? "rows" : "points", cloud, 3, "(B, N, C)");
-  a.clouds = cloud.size(0), a.n = cloud.size(1);
-  FUSEDOPS_CHECK(a.n > 0, op, ": clouds must have points; got ", shape_string(cloud));
+  FUSEDOPS_CHECK(rows || operands, op, ": operands must be a tensor where rows is None; got None");
+  FUSEDOPS_CHECK(operands.has_value() == first_weight.has_value(), op,
+                 ": operands and first_weight must come together");
+  a.clouds = clouds;
+  if (rows) {
+    check_dim(op, "rows", *rows, 3, "(B, N, C)");
+    FUSEDOPS_CHECK(rows->size(1) > 0, op, ": clouds must have points; got ", shape_string(*rows));
+  }
+  if (operands) check_dim(op, "operands", *operands, 3, "(planes, E, 8)");
+  const int64_t planes = operands ? operands->size(0) : 0;
+  FUSEDOPS_CHECK(planes <= 2, op, ": operands must have 1 or 2 planes; got ", planes);
   a.groups = check_edge_groups(op, ends, a.clouds);
   a.dtype = check_floating(op, "weights", weights);
   FUSEDOPS_CHECK(weights.element_size() == 2, op, ": weights must be float16 or bfloat16; got ",
@@ -114,13 +118,13 @@ inline EdgeArguments check_edges(const char* op, const std::optional<Tensor>& ro
   FUSEDOPS_CHECK(last == 32 || last == 64 || (last % 128 == 0 && last <= 1024), op,
                  ": the last width must be 32, 64 or a multiple of 128 up to 1024; got ", last);
   const ScalarType half = weights.scalar_type(), fp32 = ScalarType::Float;
-  a.rows = check_edge_tensor(op, "rows", rows, list, fp32, {a.clouds, a.n, widths[0]});
+  a.rows = check_edge_tensor(op, "rows", rows, list, fp32,
+                             {a.clouds, rows ? rows->size(1) : 0, widths[0]});
   a.group_rows =
       check_edge_tensor(op, "group_rows", group_rows, list, fp32, {a.clouds, a.groups, widths[0]});
-  a.offset_weight =
-      check_edge_tensor(op, "offset_weight", offset_weight, list, half, {widths[0], 8});
-  a.points = check_edge_tensor(op, "points", points, list, fp32, {a.clouds, a.n, 3});
-  a.centers = check_edge_tensor(op, "centers", centers, list, fp32, {a.clouds, a.groups, 3});
+  a.first_weight =
+      check_edge_tensor(op, "first_weight", first_weight, list, half, {planes, widths[0], 8});
+  a.operands = check_edge_tensor(op, "operands", operands, list, half, {planes, a.edges, 8});
   a.weights = *check_edge_tensor(op, "weights", weights, list, half, {values});
   a.affine = *check_edge_tensor(op, "affine", affine, list, fp32, {channels, 2});
   return a;

@@ -11,6 +11,7 @@
 #include "csrc/cuda/points/edges/edge_check.h"
 #include "csrc/cuda/points/edges/edge_first.cuh"
 #include "csrc/cuda/points/edges/edge_list.cuh"
+#include "csrc/cuda/points/edges/edge_products.cuh"
 #include "csrc/cuda/points/edges/edge_tensors.h"
 
 namespace fusedops::cuda {
@@ -57,9 +58,35 @@ Tensor edge_counts(const Tensor& idx,  // (B, M, K)
   return counts;
 }
 
-std::tuple<Tensor, Tensor> edge_list(const Tensor& idx,   // (B, M, K)
-                                     const Tensor& ends,  // (B * M)
-                                     int64_t n) {
+// What edge_list makes operands of, contiguous.
+struct OperandArguments {
+  OptionalTensor points, centers, features;
+
+  int64_t planes() const { return features ? 2 : points ? 1 : 0; }
+};
+
+OperandArguments check_operands(const char* op, const Tensor& idx, int64_t n,
+                                const OperandArguments& given, const Tensor& like) {
+  const ScalarType fp32 = ScalarType::Float, half = like.scalar_type();
+  const int64_t clouds = idx.size(0), groups = idx.size(1);
+  int64_t count = 0;
+  if (given.features) {
+    check_dim(op, "features", *given.features, 3, "(B, N, F)");
+    count = given.features->size(2);
+    FUSEDOPS_CHECK(count > 0 && count <= kEdgeMostFeatures, op, ": features must have from 1 to ",
+                   kEdgeMostFeatures, " channels; got ", count);
+  }
+  return {check_edge_tensor(op, "points", given.points, idx, fp32, {clouds, n, 3}),
+          check_edge_tensor(op, "centers", given.centers, idx, fp32, {clouds, groups, 3}),
+          check_edge_tensor(op, "features", given.features, idx, half, {clouds, n, count})};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> edge_list(const Tensor& idx,           // (B, M, K)
+                                                     const OptionalTensor& ends,  // (B * M)
+                                                     int64_t n, const OptionalTensor& points,
+                                                     const OptionalTensor& centers,
+                                                     const OptionalTensor& features,
+                                                     const Tensor& like) {
   constexpr const char* kOp = "edge_list";
   // Guard
   const LaunchScope scope(kOp, idx);
@@ -68,17 +95,37 @@ std::tuple<Tensor, Tensor> edge_list(const Tensor& idx,   // (B, M, K)
   const Tensor dense = torch::stable::contiguous(idx);
   const EdgeEntries entries = entries_of(kOp, dense, n);
   const auto ends_ = check_edge_tensor(kOp, "ends", ends, idx, ScalarType::Int, {entries.groups});
+  const OperandArguments given = check_operands(kOp, idx, n, {points, centers, features}, like);
 
-  // Allocate, launch
-  const Tensor list = torch::stable::new_empty(idx, {idx.numel(), 4}, ScalarType::Int);
-  const Tensor merged = torch::stable::new_empty(idx, {idx.size(0), idx.size(1), idx.size(2)});
-  edge_list_kernel<<<blocks_for(32 * entries.groups, kEdgeListThreads), kEdgeListThreads, 0,
-                     scope.stream()>>>(entries, read<int>(ends_), write<int4>(list),
-                                       write<int64_t>(merged));
+  // Allocate
+  const ScalarType integer = ScalarType::Int;
+  const Tensor list = torch::stable::new_empty(idx, {idx.numel(), 4}, integer);
+  const Tensor merged = torch::stable::new_empty(
+      idx, {ends ? idx.size(0) : 0, idx.size(1), idx.size(2)}, ScalarType::Long);
+  const Tensor own_ends = torch::stable::new_empty(idx, {ends ? 0 : entries.groups}, integer);
+  const Tensor operands =
+      torch::stable::new_empty(idx, {given.planes(), idx.numel(), kEdgePlane}, like.scalar_type());
+
+  // Launch
+  dispatch_like(kOp, "like", like, [&]<DType D>(Tag<D>) {
+    using T = DeviceType<D>;
+    const EdgeOperands<T> to{
+        .points = read<float>(given.points),
+        .centers = read<float>(given.centers),
+        .features = read<T>(given.features),
+        .count = static_cast<int>(given.features ? given.features->size(2) : 0),
+        .edges = idx.numel(),
+        .out = given.planes() ? write<T>(operands) : nullptr};
+    const EdgeListResults results{.list = write<int4>(list),
+                                  .merged = ends ? write<int64_t>(merged) : nullptr,
+                                  .ends = ends ? nullptr : write<int>(own_ends)};
+    edge_list_kernel<<<blocks_for(32 * entries.groups, kEdgeListThreads), kEdgeListThreads, 0,
+                       scope.stream()>>>(entries, read<int>(ends_), to, results);
+  });
 
   // Launch check
   check_launch(kOp);
-  return {list, merged};
+  return {list, merged, own_ends, operands};
 }
 
 Tensor edge_moments(const Tensor& list, const Tensor& ends, const OptionalTensor& points,
@@ -184,7 +231,7 @@ Tensor edge_group_sums(const Tensor& rows, const Tensor& list, const Tensor& end
 // What edge_close reads, contiguous.
 struct CloseArguments {
   Tensor sums;
-  OptionalTensor affine, dense, moments, own, others, offset_weight, coordinates;
+  OptionalTensor affine, dense, moments, own, others, first_weight, coordinates, features;
 };
 
 CloseArguments check_close(const char* op, const CloseArguments& given, ScalarType half) {
@@ -194,6 +241,11 @@ CloseArguments check_close(const char* op, const CloseArguments& given, ScalarTy
   const ScalarType fp32 = ScalarType::Float;
   FUSEDOPS_CHECK(width % 32 == 0, op, ": sums must have a multiple of 32 channels; got ", width);
   FUSEDOPS_CHECK(!given.dense || given.moments, op, ": moments must be given where dense is");
+  const int64_t planes = given.first_weight ? given.first_weight->size(0) : 0;
+  const int64_t count = given.features ? given.features->size(1) : 0;
+  FUSEDOPS_CHECK(count <= kEdgeMostFeatures && (count == 0 || planes == 2), op,
+                 ": features must have up to ", kEdgeMostFeatures,
+                 " channels, and first_weight two planes then; got ", count, " and ", planes);
   const auto check = [&](const char* name, const OptionalTensor& t, ScalarType type,
                          const std::vector<int64_t>& shape) {
     return check_edge_tensor(op, name, t, sums, type, shape);
@@ -204,24 +256,26 @@ CloseArguments check_close(const char* op, const CloseArguments& given, ScalarTy
           check("moments", given.moments, fp32, {rows, 4}),
           check("own", given.own, fp32, {rows, width}),
           check("others", given.others, fp32, {rows, width}),
-          check("offset_weight", given.offset_weight, half, {width, kEdgeOffsetColumns}),
-          check("coordinates", given.coordinates, fp32, {rows, 3})};
+          check("first_weight", given.first_weight, half, {planes, width, kEdgePlane}),
+          check("coordinates", given.coordinates, fp32, {rows, 3}),
+          check("features", given.features, half, {rows, count})};
 }
 
 std::tuple<Tensor, Tensor> edge_close(const Tensor& sums,  // (R, C)
                                       const OptionalTensor& affine, const OptionalTensor& dense,
                                       const OptionalTensor& moments, const OptionalTensor& own,
                                       const OptionalTensor& others,
-                                      const OptionalTensor& offset_weight,
-                                      const OptionalTensor& coordinates, const Tensor& like) {
+                                      const OptionalTensor& first_weight,
+                                      const OptionalTensor& coordinates,
+                                      const OptionalTensor& features, const Tensor& like) {
   constexpr const char* kOp = "edge_close";
   // Guard
   const LaunchScope scope(kOp, sums);
 
   // Checks
-  const CloseArguments given =
-      check_close(kOp, {sums, affine, dense, moments, own, others, offset_weight, coordinates},
-                  like.scalar_type());
+  const CloseArguments given = check_close(
+      kOp, {sums, affine, dense, moments, own, others, first_weight, coordinates, features},
+      like.scalar_type());
   const int64_t rows = sums.size(0), width = sums.size(1);
 
   // Allocate
@@ -241,8 +295,10 @@ std::tuple<Tensor, Tensor> edge_close(const Tensor& sums,  // (R, C)
                          .moments = read<float4>(given.moments),
                          .own = read<float>(given.own),
                          .others = read<float>(given.others),
-                         .offset_weight = read<T>(given.offset_weight),
+                         .first_weight = read<T>(given.first_weight),
                          .coordinates = read<float>(given.coordinates),
+                         .features = read<T>(given.features),
+                         .count = static_cast<int>(features ? features->size(1) : 0),
                          .rows = rows,
                          .width = static_cast<int>(width),
                          .out = write<float>(out),
@@ -261,10 +317,10 @@ std::tuple<Tensor, Tensor> edge_close(const Tensor& sums,  // (R, C)
   return {out, products};
 }
 
-Tensor edge_offset_products(const Tensor& rows,  // (E, C)
-                            const Tensor& list, const Tensor& ends, const Tensor& points,
-                            const OptionalTensor& centers) {
-  constexpr const char* kOp = "edge_offset_products";
+Tensor edge_products(const Tensor& rows,  // (E, C)
+                     const Tensor& list, const Tensor& ends,
+                     const Tensor& operands) {  // (planes, E, 8)
+  constexpr const char* kOp = "edge_products";
   // Guard
   const LaunchScope scope(kOp, list);
 
@@ -273,36 +329,40 @@ Tensor edge_offset_products(const Tensor& rows,  // (E, C)
   FUSEDOPS_CHECK(rows.dim() == 2 && rows.size(0) == list.size(0) && rows.size(1) % 32 == 0, kOp,
                  ": rows must have shape (", list.size(0), ", C) with C a multiple of 32; got ",
                  shape_string(rows));
-  check_dim(kOp, "points", points, 3, "(B, N, 3)");
-  const int64_t clouds = points.size(0), width = rows.size(1);
-  const int64_t groups = check_edge_groups(kOp, ends, clouds);
-  const ScalarType fp32 = ScalarType::Float;
-  const auto points_ =
-      check_edge_tensor(kOp, "points", points, list, fp32, {clouds, points.size(1), 3});
-  const auto centers_ = check_edge_tensor(kOp, "centers", centers, list, fp32, {clouds, groups, 3});
-  const Tensor dense = torch::stable::contiguous(rows);
+  check_dim(kOp, "operands", operands, 3, "(planes, E, 8)");
+  const int64_t width = rows.size(1), planes = operands.size(0);
+  FUSEDOPS_CHECK(planes == 1 || planes == 2, kOp, ": operands must have 1 or 2 planes; got ",
+                 planes);
+  const auto operands_ = check_edge_tensor(kOp, "operands", operands, list, rows.scalar_type(),
+                                           {planes, list.size(0), kEdgePlane});
+  const auto rows_ =
+      check_edge_tensor(kOp, "rows", rows, list, rows.scalar_type(), {rows.size(0), rows.size(1)});
 
   // Allocate
-  const int64_t values = (width + 32) * 3;
-  const int64_t blocks = std::min<int64_t>(ceil_div(list.size(0), int64_t{16} * kEdgeCloseRows),
-                                           4 * scope.facts().sm_count);
+  const ScalarType fp32 = ScalarType::Float;
+  const int64_t values = (width + kEdgeMomentRows) * kEdgeOperandColumns;
+  const int64_t blocks = std::min<int64_t>(ceil_div(list.size(0), int64_t{64} * kEdgeProductWarps),
+                                           2 * scope.facts().sm_count);
   const Tensor partial = torch::stable::new_empty(list, {blocks, values}, fp32);
-  const Tensor out = torch::stable::new_empty(list, {width + 32, 3}, fp32);
+  const Tensor out =
+      torch::stable::new_empty(list, {width + kEdgeMomentRows, kEdgeOperandColumns}, fp32);
 
   // Launch
   dispatch_like(kOp, "rows", rows, [&]<DType D>(Tag<D>) {
     using T = DeviceType<D>;
-    const EdgeOffsets<T> a{.rows = read<T>(dense),
-                           .list = read<int4>(edges.list),
-                           .ends = read<int>(edges.ends),
-                           .points = read<float>(points_),
-                           .centers = read<float>(centers_),
-                           .groups = static_cast<int>(ends.numel()),
-                           .k = edges.neighbours(),
-                           .width = static_cast<int>(width),
-                           .partial = write<float>(partial)};
-    const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(width / 32 + 1));
-    edge_offset_products_kernel<<<grid, dim3(32, kEdgeCloseRows), 0, scope.stream()>>>(a);
+    const EdgeProducts<T> a{.rows = read<T>(rows_),
+                            .operands = read<T>(operands_),
+                            .list = read<int4>(edges.list),
+                            .ends = read<int>(edges.ends),
+                            .groups = static_cast<int>(ends.numel()),
+                            .k = edges.neighbours(),
+                            .width = static_cast<int>(width),
+                            .planes = static_cast<int>(planes),
+                            .edges = list.size(0),
+                            .partial = write<float>(partial)};
+    const dim3 grid(static_cast<unsigned>(blocks),
+                    static_cast<unsigned>(ceil_div(width, int64_t{kEdgeProductSlice})));
+    edge_products_kernel<<<grid, 32 * kEdgeProductWarps, 0, scope.stream()>>>(a);
   });
   edge_blocks_kernel<<<blocks_for(values, 32), dim3(32, kEdgeBlockRows), 0, scope.stream()>>>(
       write<float>(partial), static_cast<int>(blocks), static_cast<int>(values), write<float>(out));
@@ -320,7 +380,7 @@ STABLE_TORCH_LIBRARY_IMPL(fusedops, CUDA, m) {
   m.impl("edge_moments", FUSEDOPS_BOX(&edge_moments));
   m.impl("edge_winners", FUSEDOPS_BOX(&edge_winners));
   m.impl("edge_group_sums", FUSEDOPS_BOX(&edge_group_sums));
-  m.impl("edge_offset_products", FUSEDOPS_BOX(&edge_offset_products));
+  m.impl("edge_products", FUSEDOPS_BOX(&edge_products));
   m.impl("edge_close", FUSEDOPS_BOX(&edge_close));
 }
 

@@ -87,7 +87,7 @@ __global__ void edge_group_sums_kernel(EdgeGroupSums<T> a) {
 }
 
 // The gradient of y_1 summed over the edges of a point (or of a group):
-//   scale * sums + [statistics] (count A + B (count own + others + offset_weight r)),
+//   scale * sums + [statistics] (count A + B (count (own + W_f features) + others + W_x r)),
 // count and r being the edges' moments; and the sums of it times coordinates.
 template <class T>
 struct EdgeClose {
@@ -97,8 +97,10 @@ struct EdgeClose {
   const float4* moments;     // [rows]
   const float* own;          // [rows][width] in fragment order, or null
   const float* others;       // [rows][width] in fragment order, or null
-  const T* offset_weight;    // [width][8], or null
+  const T* first_weight;     // [planes][width][kEdgePlane]: W_x and W_f, or null
   const float* coordinates;  // [rows][3], or null
+  const T* features;         // [rows][count], or null
+  int count;
   int64_t rows;
   int width;
   float* out;      // [rows][width]
@@ -119,9 +121,15 @@ __global__ void __launch_bounds__(32 * kEdgeCloseRows) edge_close_kernel(EdgeClo
   const int place = fragment_place(c);
   const float scale = a.affine ? a.affine[c].x : 1.f;
   const float2 ab = a.dense ? a.dense[c] : float2{};
-  float w[3] = {}, total[3] = {};
-  if (a.dense && a.offset_weight) {
-    for (int d = 0; d < 3; ++d) w[d] = to_compute(a.offset_weight[c * kEdgeOffsetColumns + d]);
+  float w[3] = {}, of_features[kEdgeMostFeatures] = {}, total[3] = {};
+  if (a.dense && a.first_weight) {
+    const T* from = a.first_weight + c * kEdgePlane;
+    for (int d = 0; d < 3; ++d) w[d] = to_compute(from[d]);
+#pragma unroll
+    for (int i = 0; i < kEdgeMostFeatures; ++i) {
+      if (i >= a.count) continue;
+      of_features[i] = to_compute(i < 8 ? from[a.width * kEdgePlane + i] : from[i - 2]);
+    }
   }
 #pragma unroll 4
   for (int64_t row = int64_t{blockIdx.x} * kEdgeCloseRows + threadIdx.y; row < a.rows;
@@ -132,6 +140,15 @@ __global__ void __launch_bounds__(32 * kEdgeCloseRows) edge_close_kernel(EdgeClo
       const float4 m = __ldg(a.moments + row);
       float y = fmaf(w[0], m.y, fmaf(w[1], m.z, w[2] * m.w));
       if (a.own && m.x > 0.f) y = fmaf(m.x, a.own[in_fragment], y);
+      if (a.features && m.x > 0.f) {
+        float product = 0.f;
+#pragma unroll
+        for (int i = 0; i < kEdgeMostFeatures; ++i) {
+          if (i >= a.count) break;
+          product = fmaf(of_features[i], to_compute(a.features[row * a.count + i]), product);
+        }
+        y = fmaf(m.x, product, y);
+      }
       if (a.others) y += a.others[in_fragment];
       value += fmaf(m.x, ab.x, ab.y * y);
     }
@@ -151,60 +168,6 @@ __global__ void __launch_bounds__(32 * kEdgeCloseRows) edge_close_kernel(EdgeClo
     float sum = 0.f;
     for (int row = 0; row < kEdgeCloseRows; ++row) sum += sums[threadIdx.y][row][threadIdx.x];
     a.partial[(int64_t{blockIdx.x} * a.width + c) * 3 + threadIdx.y] = sum;
-  }
-}
-
-// Sums over the edges that count of their rows' values times their offsets; and behind them, as
-// three channels and one more, those of weight * offset and of weight.
-template <class T>
-struct EdgeOffsets {
-  const T* rows;  // [groups][k][width]
-  const int4* list;
-  const int* ends;
-  const float* points;
-  const float* centers;
-  int groups, k, width;
-  float* partial;  // [grid.x][width + 32][3]
-};
-
-template <class T>
-__global__ void __launch_bounds__(32 * kEdgeCloseRows)
-    edge_offset_products_kernel(EdgeOffsets<T> a) {
-  __shared__ float sums[3][kEdgeCloseRows][32];
-  const int lane = static_cast<int>(threadIdx.x);
-  const int c = static_cast<int>(blockIdx.y * 32) + lane;
-  const bool moments = static_cast<int>(blockIdx.y * 32) >= a.width;
-  const int end = __ldg(a.ends + a.groups - 1);
-  float total[3] = {};
-#pragma unroll 4
-  for (int row = static_cast<int>(blockIdx.x * kEdgeCloseRows + threadIdx.y); row < end;
-       row += static_cast<int>(gridDim.x) * kEdgeCloseRows) {
-    const int4 record = __ldg(a.list + row);
-    float offset[3];
-#pragma unroll
-    for (int d = 0; d < 3; ++d) {
-      const float center = a.centers ? __ldg(a.centers + int64_t{record.y} * 3 + d) : 0.f;
-      offset[d] = __ldg(a.points + int64_t{record.x} * 3 + d) - center;
-    }
-    float value;
-    if (moments) {
-      const float factor = lane == 0   ? offset[0]
-                           : lane == 1 ? offset[1]
-                           : lane == 2 ? offset[2]
-                                       : 1.f;
-      value = __int_as_float(record.w) * factor;
-    } else {
-      value = to_compute(a.rows[(int64_t{record.y} * a.k + record.z) * a.width + c]);
-    }
-#pragma unroll
-    for (int d = 0; d < 3; ++d) total[d] = fmaf(value, offset[d], total[d]);
-  }
-  for (int d = 0; d < 3; ++d) sums[d][threadIdx.y][lane] = total[d];
-  __syncthreads();
-  if (threadIdx.y < 3) {
-    float sum = 0.f;
-    for (int row = 0; row < kEdgeCloseRows; ++row) sum += sums[threadIdx.y][row][lane];
-    a.partial[(int64_t{blockIdx.x} * (a.width + 32) + c) * 3 + threadIdx.y] = sum;
   }
 }
 

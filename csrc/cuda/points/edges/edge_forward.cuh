@@ -1,5 +1,6 @@
-// An MLP over edges, forward: what the last layer's values v = scale y + shift are over a group
-// (their maximum and where it is) and over all edges (sums of v and v^2, weighted).
+// An MLP over edges, forward: what the last layer's values v = sign(scale) y are over a group
+// (their maximum and where it is) and over all edges (sums of v and v^2, weighted). Weights are in
+// shared memory with that sign; scale and shift come to the maximum, as they keep the order.
 //
 // A warp owns a group: the maxima stay in its registers until the group's end. Blocks (x, s) take
 // columns s * kLast to (s + 1) * kLast of the last layer.
@@ -51,12 +52,14 @@ struct EdgeMaxima {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const float value = v[b][2 * half + h];
+          const float larger = max_or_nan(best[i], value);
           if constexpr (kWhich) {
-            if (beats(value, best[i])) {
+            // NOTE: v is never -0, and NaN has one form: a first NaN changes bits, others do not.
+            if (__float_as_int(larger) != __float_as_int(best[i])) {
               code[i / 4] = __byte_perm(code[i / 4], 2 * step + half, place_of(i % 4));
             }
           }
-          best[i] = max_or_nan(best[i], value);
+          best[i] = larger;
         }
       }
     }
@@ -147,7 +150,13 @@ __device__ __forceinline__ void write_group(const EdgeForward<T>& a, int64_t gro
       const int channel = first + column + h;
       if (channel >= a.channels) continue;
       const int64_t to = group * a.channels + channel;
-      if (a.out) a.out[to] = from_compute<T>(empty ? 0.f : edge_activation(a.problem, best[h]));
+      if constexpr (!kWhich) {
+        const EdgeProblem<T>& p = a.problem;
+        const float2 st =
+            __ldg(reinterpret_cast<const float2*>(p.affine) + (p.layers - 1) * p.hidden + channel);
+        const float z = fmaf(best[h], fabsf(st.x), st.y);
+        a.out[to] = from_compute<T>(empty ? 0.f : edge_activation(p, z));
+      }
       if constexpr (kWhich) {
         // NOTE: where nothing beats -Inf, it is the first row's.
         const int row = rows.x + (place[h] < kEdgeNoPlace ? place[h] : 0);
@@ -238,7 +247,9 @@ __device__ __forceinline__ uint32_t channels_of_scale_0(const EdgeProblem<T>& p,
 template <class T>
 __device__ __forceinline__ int2 rows_of_group(const EdgeProblem<T>& p, int64_t group) {
   if (group >= p.groups) return {};
-  return {group > 0 ? __ldg(p.ends + group - 1) : 0, __ldg(p.ends + group)};
+  const int end = __ldg(p.ends + group);
+  if (p.spaced) return {static_cast<int>(group) * p.k, end};
+  return {group > 0 ? __ldg(p.ends + group - 1) : 0, end};
 }
 
 // kHidden: at least the widest layer but the last, 0 where there is one layer only.
@@ -263,12 +274,10 @@ struct EdgeForwardPass {
   __device__ __forceinline__ void add(const EdgeTile& tile, const EdgeTile& next, int step) {
     const EdgeProblem<T>& p = a.problem;
     EdgeOperand<kFirst> x, unused;
-    uint32_t offsets[2] = {};
     if constexpr (kHidden > 0) {
       hidden_layers<T, false>(p, w, tile, gathered, next, x, nullptr, unused);
     } else {
       gathered.wait();
-      if (p.offset_weight) offset_operand<T>(gathered, offsets);
     }
 #pragma unroll
     for (int c = 0; c < kLast / 32; ++c) {
@@ -276,9 +285,9 @@ struct EdgeForwardPass {
       if constexpr (kHidden > 0) {
         product<T>(x, w.last, c, v);
       } else {
-        first_layer(p, tile, gathered, offsets, w.offset, start, c, v);
+        first_layer(p, tile, gathered, w.first, start, c, v);
+        apply_affine(w.signs, c, v);
       }
-      apply_affine(w.last_affine, c, v);
       if constexpr (kPool) maxima.template add<kWhich>(v, c, step, fixed);
       if constexpr (kSums) sums.add(v, c, tile);
     }
@@ -354,7 +363,7 @@ __global__ void __launch_bounds__(kEdgeThreads,
   SharedTaker shared{memory};
   EdgeStage* stages = shared.take<EdgeStage>(kEdgeWarps);
   const int start = static_cast<int>(blockIdx.y) * kLast;
-  const EdgeWeights<T> w = load_layers(p, start, kLast, shared);
+  const EdgeWeights<T> w = load_layers(p, start, kLast, true, shared);
   using Pass = EdgeForwardPass<T, kHidden, kLast, kPool, kWhich, kSums>;
   Pass pass{a, w, start, 0, {}, {}, take_gathered(p, Pass::kFirst, shared)};
   __syncthreads();
@@ -377,10 +386,10 @@ template <class T>
 int edge_layer_bytes(const EdgeProblem<T>& p, int columns, int gathered) {
   const auto rounded = [](int bytes) { return (bytes + 15) / 16 * 16; };
   const int ld = p.hidden + kEdgePad, between = std::max(p.layers - 2, 0);
-  int bytes = p.offset_weight ? rounded(p.first_width() * kEdgeOffsetColumns * 2) : 0;
+  int bytes = p.planes * p.first_width() * kEdgePlane * 2;
   bytes += rounded(between * p.hidden * ld * 2);
   if (p.layers > 1) bytes += rounded(columns * ld * 2);
-  bytes += ((p.layers - 1) * p.hidden + columns) / 2 * 16;
+  bytes += ((p.layers - 1) * p.hidden + (p.layers > 1 ? 0 : columns)) / 2 * 16;
   if (p.rows) bytes += kEdgeWarps * kEdgeRows * (gathered + kEdgePad / 2) * 4;
   return bytes;
 }

@@ -25,11 +25,13 @@ template <class T>
 EdgeProblem<T> problem_of(const EdgeArguments& a) {
   return {.rows = read<float>(a.rows),
           .group_rows = read<float>(a.group_rows),
-          .offset_weight = read<T>(a.offset_weight),
-          .points = read<float>(a.points),
-          .centers = read<float>(a.centers),
+          .first_weight = read<T>(a.first_weight),
+          .operands = read<T>(a.operands),
+          .planes = static_cast<int>(a.operands ? a.operands->size(0) : 0),
+          .edges = a.edges,
           .list = static_cast<const int4*>(a.list.const_data_ptr()),
           .ends = static_cast<const int*>(a.ends.const_data_ptr()),
+          .spaced = false,
           .weights = static_cast<const T*>(a.weights.const_data_ptr()),
           .affine = static_cast<const float4*>(a.affine.const_data_ptr()),
           .groups = static_cast<int>(a.clouds * a.groups),
@@ -38,8 +40,7 @@ EdgeProblem<T> problem_of(const EdgeArguments& a) {
           .hidden = static_cast<int>(a.layers > 1 ? a.widths[0] : 0),
           .width = static_cast<int>(a.width()),
           .slope = static_cast<float>(a.slope),
-          .is_relu = a.slope == 0,
-          .probes = false};
+          .is_relu = a.slope == 0};
 }
 
 EdgeDevice device_of(const LaunchScope& scope) {
@@ -115,7 +116,7 @@ void run_forward(const char* op, const LaunchScope& scope, const EdgeArguments& 
                       .best = write_if<float>(r.pool, to.best),
                       .which = write_if<int16_t>(r.pool, to.which),
                       .sums = nullptr};
-  args.problem.probes = !r.infer;
+  args.problem.spaced = r.infer;
   const EdgeForwardMode mode = forward_mode(r.infer, r.pool, r.sums);
   const EdgeDevice device = device_of(scope);
   const int blocks = edge_forward_blocks(args, mode, device);
@@ -132,17 +133,17 @@ void run_forward(const char* op, const LaunchScope& scope, const EdgeArguments& 
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> edge_mlp_forward(
     const OptionalTensor& rows, const OptionalTensor& group_rows,
-    const OptionalTensor& offset_weight, const OptionalTensor& points,
-    const OptionalTensor& centers, const Tensor& list, const Tensor& ends, const Tensor& weights,
-    const Tensor& affine, int64_t c1, int64_t c2, int64_t c3, int64_t c4, double slope,
-    int64_t channels, bool infer, bool pool, bool sums, double eps) {
+    const OptionalTensor& first_weight, const OptionalTensor& operands, const Tensor& list,
+    const Tensor& ends, const Tensor& weights, const Tensor& affine, int64_t clouds, int64_t c1,
+    int64_t c2, int64_t c3, int64_t c4, double slope, int64_t channels, bool infer, bool pool,
+    bool sums, double eps) {
   constexpr const char* kOp = "edge_mlp_forward";
   // Guard
   const LaunchScope scope(kOp, list);
 
   // Contract, checks
-  const EdgeArguments a = check_edges(kOp, rows, group_rows, offset_weight, points, centers, list,
-                                      ends, weights, affine, {c1, c2, c3, c4}, slope);
+  const EdgeArguments a = check_edges(kOp, rows, group_rows, first_weight, operands, list, ends,
+                                      weights, affine, clouds, {c1, c2, c3, c4}, slope);
   const ForwardRequest request{channels, infer, pool, sums, eps};
   check_request(kOp, request, a.width());
 
@@ -186,12 +187,12 @@ struct BackwardResults {
   Tensor below, grads, below_dense, dw;
 };
 
-BackwardResults allocate_backward(const EdgeArguments& a, bool has_below_stats) {
+BackwardResults allocate_backward(const EdgeArguments& a, bool has_below_stats, bool in_place) {
   const int64_t width = a.width(), width_in = a.width_in();
   const auto empty = [&](const std::vector<int64_t>& shape, ScalarType type) {
     return empty_if(true, a.list, shape, type);
   };
-  return {.below = empty({a.edges, width_in}, a.weights.scalar_type()),
+  return {.below = empty({in_place ? 0 : a.edges, width_in}, a.weights.scalar_type()),
           .grads = empty({width_in, 2}, ScalarType::Float),
           .below_dense = empty({has_below_stats ? width_in : 0, 2}, ScalarType::Float),
           .dw = empty({width, width_in}, ScalarType::Float)};
@@ -210,10 +211,11 @@ void run_backward(const char* op, const LaunchScope& scope, const EdgeArguments&
   const Tensor dw_sums = empty({plan.weight_blocks, width, width_in});
   args.below_sums = write<float>(sums);
   args.weight_sums = write<float>(dw_sums);
-  launch_edge_backward(args, plan.first, plan.first_blocks, device);
+  // NOTE: weights first: the other pass may write its rows over those from above.
   if (plan.first == EdgePass::kData) {
     launch_edge_backward(args, EdgePass::kWeights, plan.weight_blocks, device);
   }
+  launch_edge_backward(args, plan.first, plan.first_blocks, device);
   edge_sums_kernel<<<sum_blocks(width_in), kSumBlock, 0, scope.stream()>>>(
       write<float>(sums), plan.first_blocks, static_cast<int>(width_in),
       pairs(a.affine) + a.first_channel() - width_in, args.center, write<float2>(to.grads),
@@ -225,18 +227,17 @@ void run_backward(const char* op, const LaunchScope& scope, const EdgeArguments&
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> edge_mlp_backward(
     const OptionalTensor& rows, const OptionalTensor& group_rows,
-    const OptionalTensor& offset_weight, const OptionalTensor& points,
-    const OptionalTensor& centers, const Tensor& list, const Tensor& ends, const Tensor& weights,
-    const Tensor& affine, int64_t c1, int64_t c2, int64_t c3, int64_t c4, double slope,
-    const OptionalTensor& winners, const OptionalTensor& above, const OptionalTensor& dense,
-    const OptionalTensor& below_stats) {
-  constexpr const char* kOp = "edge_mlp_backward";
+    const OptionalTensor& first_weight, const OptionalTensor& operands, const Tensor& list,
+    const Tensor& ends, const Tensor& weights, const Tensor& affine, int64_t clouds, int64_t c1,
+    int64_t c2, int64_t c3, int64_t c4, double slope, const OptionalTensor& winners,
+    OptionalTensor above, const OptionalTensor& dense, const OptionalTensor& below_stats) {
+  constexpr const char* kOp = "edge_mlp_backward_";
   // Guard
   const LaunchScope scope(kOp, list);
 
   // Contract, checks
-  const EdgeArguments a = check_edges(kOp, rows, group_rows, offset_weight, points, centers, list,
-                                      ends, weights, affine, {c1, c2, c3, c4}, slope);
+  const EdgeArguments a = check_edges(kOp, rows, group_rows, first_weight, operands, list, ends,
+                                      weights, affine, clouds, {c1, c2, c3, c4}, slope);
   FUSEDOPS_CHECK(a.layers > 1, kOp, ": there must be 2 to 4 widths; got 1");
   FUSEDOPS_CHECK(winners.has_value() != above.has_value(), kOp,
                  ": winners or above must be given, and not both");
@@ -245,12 +246,17 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> edge_mlp_backward(
   const auto winners_ = check_edge_tensor(kOp, "winners", winners, list, ScalarType::Int,
                                           {a.clouds, a.groups, width});
   const auto above_ = check_edge_tensor(kOp, "above", above, list, half, {a.edges, width});
+  FUSEDOPS_CHECK(
+      !above || (width == a.width_in() && above_->const_data_ptr() == above->const_data_ptr()), kOp,
+      ": above is written: it must be contiguous, aligned to 16 bytes, and as wide "
+      "as what is below; got shape ",
+      shape_string(above ? *above : list));
   const auto dense_ = check_edge_tensor(kOp, "dense", dense, list, fp32, {width, 2});
   const auto stats_ =
       check_edge_tensor(kOp, "below_stats", below_stats, list, fp32, {kEdgeStats, a.width_in()});
 
   // Allocate
-  const BackwardResults results = allocate_backward(a, stats_.has_value());
+  const BackwardResults results = allocate_backward(a, stats_.has_value(), above_.has_value());
 
   // Config, launch
   dispatch_half(a.dtype, [&]<DType D>(Tag<D>) {
@@ -260,7 +266,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> edge_mlp_backward(
                                .above = read<T>(above_),
                                .dense = read<float4>(dense_),
                                .center = read<float>(stats_),  // their first row: the means
-                               .below = write<T>(results.below),
+                               .below = write<T>(above_ ? *above_ : results.below),
                                .below_sums = nullptr,
                                .weight_sums = nullptr};
     run_backward(kOp, scope, a, args, results);
@@ -381,34 +387,11 @@ std::tuple<Tensor, Tensor, Tensor> edge_pool_backward(const Tensor& dout,    // 
   return {winners, grads, dense};
 }
 
-// values: rows gamma, beta, bias, mean, variance and eps by channel.
-Tensor edge_affine(const Tensor& values) {
-  constexpr const char* kOp = "edge_affine";
-  // Guard
-  const LaunchScope scope(kOp, values);
-
-  // Checks
-  check_dim(kOp, "values", values, 2, "(6, C)");
-  const int64_t width = values.size(1);
-  const auto rows = check_edge_tensor(kOp, "values", values, values, ScalarType::Float, {6, width});
-
-  // Allocate, launch
-  const Tensor affine = torch::stable::new_empty(values, {width, 2});
-  if (width == 0) return affine;
-  edge_affine_kernel<<<norm_blocks(width), kEdgeNormThreads, 0, scope.stream()>>>(
-      read<float>(rows), static_cast<int>(width), write<float2>(affine));
-
-  // Launch check
-  check_launch(kOp);
-  return affine;
-}
-
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusedops, CUDA, m) {
   m.impl("edge_mlp_forward", FUSEDOPS_BOX(&edge_mlp_forward));
-  m.impl("edge_mlp_backward", FUSEDOPS_BOX(&edge_mlp_backward));
-  m.impl("edge_affine", FUSEDOPS_BOX(&edge_affine));
+  m.impl("edge_mlp_backward_", FUSEDOPS_BOX(&edge_mlp_backward));
   m.impl("edge_pool_forward", FUSEDOPS_BOX(&edge_pool_forward));
   m.impl("edge_pool_backward", FUSEDOPS_BOX(&edge_pool_backward));
 }

@@ -20,16 +20,6 @@ enum EdgeStat { kEdgeMean, kEdgeRstd, kEdgeVariance, kEdgeCount, kEdgeStats };
 
 __device__ __forceinline__ float probe_sign(float scale) { return scale < 0.f ? -1.f : 1.f; }
 
-// A norm with known statistics as scale and shift. values: [6][width]: gamma, beta, the bias before
-// the norm, mean, variance, eps.
-static __global__ void edge_affine_kernel(const float* values, int width, float2* affine) {
-  const int c = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
-  if (c >= width) return;
-  const auto value = [&](int row) { return values[row * width + c]; };
-  const float scale = value(0) * __frsqrt_rn(value(4) + value(5));
-  affine[c] = {scale, fmaf(value(2) - value(3), scale, value(1))};
-}
-
 inline constexpr int kEdgeSumRows = 16;  // threads that share a channel's blocks
 
 // The sum over the blocks of partial[b * pitch + at], in double and always in the same order, for

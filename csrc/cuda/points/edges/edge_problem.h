@@ -1,6 +1,6 @@
 // An MLP over the edges of groups: edge (i, k) joins group i and its neighbour j = idx[i, k],
-//   y_1 = rows[j] + group_rows[i] + offset_weight (points[j] - centers[i]),  y_l = W_l a_{l-1},
-//   a_l = act(scale_l y_l + shift_l).
+//   y_1 = rows[j] + group_rows[i] + first_weight (points[j] - centers[i], features[j]),
+//   y_l = W_l a_{l-1},  a_l = act(scale_l y_l + shift_l).
 // Rows are the edges that count, group by group in the order of k: an entry that repeats its
 // group's first one, as searches pad, is merged into that one's weight. All layers but the last
 // have the same width, 32, 64 or 128, and the last has 64 or a multiple of 128: narrower ones are
@@ -17,18 +17,24 @@ namespace fusedops {
 inline constexpr int kEdgeSlice = 128;           // columns of the last layer that a block takes
 inline constexpr int kEdgeMaxNeighbours = 2000;  // places are kept as 8 bits a lane
 inline constexpr int kEdgeRows = 16;             // that a warp takes at a time
-inline constexpr int kEdgeOffsetColumns = 8;     // of an offset's weights: x y z x y z 0 0
+
+// What an edge multiplies by first_weight, its operand, is one or two planes of eight columns: the
+// offset x y z rounded, what rounding left of x y z, features 8 and 9; then features 0 to 7.
+inline constexpr int kEdgePlane = 8;
+inline constexpr int kEdgeMostFeatures = 10;
 
 template <class T>
 struct EdgeProblem {
   // Channel 32 c + 8 b + 2 q + h of a row is at 32 c + 8 q + 2 b + h: a lane's share in one piece.
   const float* rows;        // [clouds * n][hidden] (width, of one layer), or null
   const float* group_rows;  // [groups][likewise], or null
-  const T* offset_weight;   // [likewise][kEdgeOffsetColumns], or null
-  const float* points;      // [clouds * n][3]
-  const float* centers;     // [groups][3]
+  const T* first_weight;    // [planes][width of layer 1][kEdgePlane]
+  const T* operands;        // [planes][edges][kEdgePlane], in the list's order
+  int planes;               // 0, 1 or 2
+  int64_t edges;            // room for rows
   const int4* list;         // of every row: point, group, k, weight (a float's bits)
   const int* ends;          // [groups]: where the group's rows end
+  bool spaced;              // a group's rows begin at group * k; else where the last one's end
   const T* weights;         // W_2, W_3, ...: [width of l][hidden]
   const float4* affine;     // (scale, shift) of two channels, layer behind layer
   int groups, k, layers;
@@ -36,7 +42,6 @@ struct EdgeProblem {
   int width;     // of the last
   float slope;   // of the activation below 0: 0 for ReLU, 1 for none
   bool is_relu;  // -Inf gives 0 then, not NaN
-  bool probes;   // the last layer's values are sign(scale) y instead
 
   __host__ __device__ int first_width() const { return layers > 1 ? hidden : width; }
 };

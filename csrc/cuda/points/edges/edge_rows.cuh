@@ -17,15 +17,18 @@ __device__ __forceinline__ int lane_id() { return static_cast<int>(threadIdx.x %
 __device__ __forceinline__ int warp_id() { return static_cast<int>(threadIdx.x / 32); }
 
 // A lane's two rows of 16, lane / 4 and lane / 4 + 8: their records. Rows behind the end repeat the
-// first one with weight 0, as no neighbour.
+// first one of the tile with weight 0, and their neighbour is turned over: it is none.
 struct EdgeTile {
+  int row[2];
   int4 record[2];
 
   __device__ __forceinline__ int64_t point(int half) const { return record[half].x; }
   __device__ __forceinline__ int64_t group(int half) const { return record[half].y; }
   __device__ __forceinline__ int neighbour(int half) const { return record[half].z; }
+  // The edge that is read, there for a row behind the end as well.
   __device__ __forceinline__ int64_t edge(int half, int k) const {
-    return group(half) * k + neighbour(half);
+    const int place = record[half].z;
+    return group(half) * k + (place < 0 ? ~place : place);
   }
   __device__ __forceinline__ float weight(int half) const { return __int_as_float(record[half].w); }
 };
@@ -36,42 +39,49 @@ __device__ __forceinline__ EdgeTile load_tile(const EdgeProblem<T>& p, int first
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = first + lane_id() / 4 + 8 * half;
-    tile.record[half] = __ldg(p.list + (row < end ? row : first));
-    if (row >= end) tile.record[half].z = -1, tile.record[half].w = 0;
+    tile.row[half] = row < end ? row : first;
+    tile.record[half] = __ldg(p.list + tile.row[half]);
+    if (row >= end) tile.record[half].z = ~tile.record[half].z, tile.record[half].w = 0;
   }
   return tile;
 }
 
-// What a tile gathers: its rows, which are copied to the warp's place in shared memory, and a
-// lane's offsets.
+// What a tile gathers: its rows, which are copied to the warp's place in shared memory, and its
+// operands.
 struct EdgeGathered {
   float* rows;  // [kEdgeRows][ld], or null
   int ld;
-  float offset[2][3];
+  uint32_t operand[4];  // 16 x 16, the second half 0 where there is one plane
 
   // Starts copying channels start .. start + columns of the tile's rows.
   template <class T>
   __device__ __forceinline__ void start_copy(const EdgeProblem<T>& p, const EdgeTile& tile,
                                              int start, int columns) {
+    const uint32_t* words = reinterpret_cast<const uint32_t*>(p.operands) + lane_id() % 4;
+    constexpr int kWords = kEdgePlane / 2;
+    if (p.planes > 0) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      if (p.offset_weight) {
-#pragma unroll
-        for (int d = 0; d < 3; ++d) {
-          const float center = p.centers ? __ldg(p.centers + tile.group(half) * 3 + d) : 0.f;
-          offset[half][d] = __ldg(p.points + tile.point(half) * 3 + d) - center;
-        }
-      }
-      if (rows) {
-        const float* from = p.rows + tile.point(half) * p.first_width() + start;
-        float* to = rows + (lane_id() / 4 + 8 * half) * ld;
-        for (int at = 8 * (lane_id() % 4); at < columns; at += 32) {
-          copy_async(to + at, from + at);
-          copy_async(to + at + 4, from + at + 4);
-        }
+      for (int half = 0; half < 2; ++half) {
+        operand[half] = __ldg(words + int64_t{tile.row[half]} * kWords);
       }
     }
-    if (rows) asm volatile("cp.async.commit_group;");
+    if (p.planes > 1) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        operand[2 + half] = __ldg(words + (p.edges + tile.row[half]) * kWords);
+      }
+    }
+    if (!rows) return;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float* from = p.rows + tile.point(half) * p.first_width() + start;
+      float* to = rows + (lane_id() / 4 + 8 * half) * ld;
+      for (int at = 8 * (lane_id() % 4); at < columns; at += 32) {
+        copy_async(to + at, from + at);
+        copy_async(to + at + 4, from + at + 4);
+      }
+    }
+    asm volatile("cp.async.commit_group;");
   }
 
   // A lane reads what itself has copied.
@@ -91,27 +101,6 @@ struct EdgeGathered {
   }
 };
 
-// The offsets as an operand 16 x 8: their rounded values and what rounding left.
-template <class T>
-__device__ __forceinline__ void offset_operand(const EdgeGathered& x, uint32_t (&a)[2]) {
-  const int q = lane_id() % 4;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    float high[3], low[3];
-#pragma unroll
-    for (int d = 0; d < 3; ++d) {
-      float offset = x.offset[half][d];
-      // NOTE: twice the largest __half still comes as two of them.
-      if constexpr (__is_same(T, __half)) offset = fminf(fmaxf(offset, -65504.f), 65504.f);
-      high[d] = unpack_pair<T>(pack_pair<T>(offset, 0.f)).x;
-      low[d] = x.offset[half][d] - high[d];
-    }
-    const float first = q == 0 ? high[0] : q == 1 ? high[2] : q == 2 ? low[1] : 0.f;
-    const float second = q == 0 ? high[1] : q == 1 ? low[0] : q == 2 ? low[2] : 0.f;
-    a[half] = pack_pair<T>(first, second);
-  }
-}
-
 // Adds a lane's share of a row to its half of a tile.
 __device__ __forceinline__ void add_row(float (&y)[4][4], const float* row, int half) {
 #pragma unroll
@@ -124,12 +113,11 @@ __device__ __forceinline__ void add_row(float (&y)[4][4], const float* row, int 
   }
 }
 
-// y_1 of channels start + 32 c .. start + 32 c + 31; what is gathered starts at `start`.
-// offset_weight is in shared memory.
+// y_1 of channels start + 32 c .. start + 32 c + 31; what is gathered starts at `start`. weight is
+// first_weight in shared memory.
 template <class T>
 __device__ __forceinline__ void first_layer(const EdgeProblem<T>& p, const EdgeTile& tile,
-                                            const EdgeGathered& gathered,
-                                            const uint32_t (&offsets)[2], const T* offset_weight,
+                                            const EdgeGathered& gathered, const T* weight,
                                             int start, int c, float (&y)[4][4]) {
   const int q = lane_id() % 4;
   const int64_t at = start + 32 * c + 8 * q;
@@ -142,12 +130,15 @@ __device__ __forceinline__ void first_layer(const EdgeProblem<T>& p, const EdgeT
       add_row(y, p.group_rows + tile.group(half) * p.first_width() + at, half);
     }
   }
-  if (p.offset_weight) {
+  if (p.planes > 0) {
+    const T* w = weight + (start + 32 * c + lane_id() / 4) * kEdgePlane + 2 * q;
+    const T* second = w + p.first_width() * kEdgePlane;
 #pragma unroll
     for (int b = 0; b < 4; ++b) {
-      const T* w =
-          offset_weight + (start + 32 * c + 8 * b + lane_id() / 4) * kEdgeOffsetColumns + 2 * q;
-      mma_k8<T>(y[b], offsets[0], offsets[1], *reinterpret_cast<const uint32_t*>(w));
+      const uint32_t b0 = *reinterpret_cast<const uint32_t*>(w + 8 * b * kEdgePlane);
+      uint32_t b1 = 0;
+      if (p.planes > 1) b1 = *reinterpret_cast<const uint32_t*>(second + 8 * b * kEdgePlane);
+      mma_k16<T>(y[b], gathered.operand, b0, b1);
     }
   }
 }
@@ -164,8 +155,6 @@ template <class T, int kWidth>
 __device__ __forceinline__ void product(const EdgeOperand<kWidth>& x, const T* w, int c,
                                         float (&y)[4][4]) {
   constexpr int kLd = kWidth + kEdgePad;
-#pragma unroll
-  for (int b = 0; b < 4; ++b) y[b][0] = y[b][1] = y[b][2] = y[b][3] = 0.f;
   const int lane = lane_id();
   const T* row = w + (lane / 16 * 8 + lane % 8) * kLd + lane / 8 % 2 * 8 + 32 * c * kLd;
 #pragma unroll
@@ -174,8 +163,13 @@ __device__ __forceinline__ void product(const EdgeOperand<kWidth>& x, const T* w
     for (int pair = 0; pair < 2; ++pair) {
       uint32_t b[4];
       load_matrices(b, row + 16 * pair * kLd + 16 * k);
-      mma_k16<T>(y[2 * pair], x.a[k], b[0], b[1]);
-      mma_k16<T>(y[2 * pair + 1], x.a[k], b[2], b[3]);
+      if (k == 0) {
+        mma_k16_first<T>(y[2 * pair], x.a[k], b[0], b[1]);
+        mma_k16_first<T>(y[2 * pair + 1], x.a[k], b[2], b[3]);
+      } else {
+        mma_k16<T>(y[2 * pair], x.a[k], b[0], b[1]);
+        mma_k16<T>(y[2 * pair + 1], x.a[k], b[2], b[3]);
+      }
     }
   }
 }
@@ -204,15 +198,6 @@ __device__ __forceinline__ float edge_activation(const EdgeProblem<T>& p, float 
   return z < 0.f ? p.slope * z : z;
 }
 
-template <class T>
-__device__ __forceinline__ void apply_activation(const EdgeProblem<T>& p, float (&z)[4][4]) {
-#pragma unroll
-  for (int b = 0; b < 4; ++b) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) z[b][i] = edge_activation(p, z[b][i]);
-  }
-}
-
 // Writes channels 32 c .. 32 c + 31 into an operand.
 template <class T, int kWidth>
 __device__ __forceinline__ void store_operand(const float (&y)[4][4], int c,
@@ -226,14 +211,36 @@ __device__ __forceinline__ void store_operand(const float (&y)[4][4], int c,
   }
 }
 
+// Likewise act(z). NOTE: one branch for all values; ReLU is part of the rounding.
+template <class T, int kWidth>
+__device__ __forceinline__ void store_activated(const EdgeProblem<T>& p, float (&z)[4][4], int c,
+                                                EdgeOperand<kWidth>& to) {
+  if (p.is_relu) {
+#pragma unroll
+    for (int b = 0; b < 4; ++b) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        to.a[2 * c + b / 2][b % 2 * 2 + half] = pack_relu<T>(z[b][2 * half], z[b][2 * half + 1]);
+      }
+    }
+  } else {
+#pragma unroll
+    for (int b = 0; b < 4; ++b) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) z[b][i] = z[b][i] < 0.f ? p.slope * z[b][i] : z[b][i];
+    }
+    store_operand<T>(z, c, to);
+  }
+}
+
 // Where the layers lie in shared memory. Rows of weights are kHidden + kEdgePad elements apart.
 template <class T>
 struct EdgeWeights {
-  const T* offset;       // [width of the first layer][kEdgeOffsetColumns]
+  const T* first;        // [planes][width of the first layer][kEdgePlane]
   const T* hidden;       // of the layers between the first and the last
   const T* last;         // the block's rows
   const float4* affine;  // of the hidden layers
-  const float4* last_affine;
+  const float4* signs;   // of a lone layer's scales: (sign, 0) of two channels
 };
 
 // Values of channels 32 c .. 32 c + 31 less `center`, rounded.
@@ -263,8 +270,7 @@ __device__ __forceinline__ void activate(const EdgeProblem<T>& p, const float4* 
                                          const float* center, EdgeOperand<kWidth>& centred) {
   if constexpr (kCentred) store_centred<T>(y, center, c, centred);
   apply_affine(affine, c, y);
-  apply_activation(p, y);
-  store_operand<T>(y, c, to);
+  store_activated<T>(p, y, c, to);
 }
 
 // The activations of the last hidden layer of a tile; `gathered` is the tile's before and the next
@@ -275,13 +281,11 @@ __device__ __forceinline__ void hidden_layers(const EdgeProblem<T>& p, const Edg
                                               const EdgeTile& tile, EdgeGathered& gathered,
                                               const EdgeTile& next, EdgeOperand<kWidth>& x,
                                               const float* center, EdgeOperand<kWidth>& centred) {
-  uint32_t offsets[2] = {};
   gathered.wait();
-  if (p.offset_weight) offset_operand<T>(gathered, offsets);
 #pragma unroll
   for (int c = 0; c < kWidth / 32; ++c) {
     float y[4][4];
-    first_layer(p, tile, gathered, offsets, w.offset, 0, c, y);
+    first_layer(p, tile, gathered, w.first, 0, c, y);
     activate<T, kCentres>(p, w.affine, c, y, x, center, centred);
   }
   gathered.start_copy(p, next, 0, kWidth);
@@ -326,14 +330,20 @@ __device__ __forceinline__ EdgeGathered take_gathered(const EdgeProblem<T>& p, i
   return gathered;
 }
 
-// Copies `rows` rows of `width` elements (a multiple of 8) to rows of width + kEdgePad.
+// Copies `rows` rows of `width` elements (a multiple of 8) to rows of width + kEdgePad; rows whose
+// scale is negative with the other sign, where scales are given.
 template <class T>
-__device__ __forceinline__ void copy_weights(const T* from, int rows, int width, T* to) {
+__device__ __forceinline__ void copy_weights(const T* from, int rows, int width,
+                                             const float2* affine, T* to) {
   const int pieces = width / 8;
   for (int i = static_cast<int>(threadIdx.x); i < rows * pieces; i += kEdgeThreads) {
     const int row = i / pieces, piece = i % pieces;
-    reinterpret_cast<uint4*>(to + row * (width + kEdgePad))[piece] =
-        __ldg(reinterpret_cast<const uint4*>(from + int64_t{row} * width) + piece);
+    uint4 values = __ldg(reinterpret_cast<const uint4*>(from + int64_t{row} * width) + piece);
+    if (affine && affine[row].x < 0.f) {
+      constexpr uint32_t kSigns = 0x80008000u;
+      values = {values.x ^ kSigns, values.y ^ kSigns, values.z ^ kSigns, values.w ^ kSigns};
+    }
+    reinterpret_cast<uint4*>(to + row * (width + kEdgePad))[piece] = values;
   }
 }
 
@@ -342,33 +352,39 @@ __device__ __forceinline__ void copy_values(const V* from, int count, V* to) {
   for (int i = static_cast<int>(threadIdx.x); i < count; i += kEdgeThreads) to[i] = from[i];
 }
 
-__device__ __forceinline__ void copy_affine(const float4* from, int count, bool probes,
-                                            float4* to) {
+__device__ __forceinline__ void copy_signs(const float4* from, int count, float4* to) {
   for (int i = static_cast<int>(threadIdx.x); i < count; i += kEdgeThreads) {
     const float4 st = from[i];
-    to[i] = probes ? float4{st.x < 0.f ? -1.f : 1.f, 0.f, st.z < 0.f ? -1.f : 1.f, 0.f} : st;
+    to[i] = {st.x < 0.f ? -1.f : 1.f, 0.f, st.z < 0.f ? -1.f : 1.f, 0.f};
   }
 }
 
-// Brings all layers into shared memory; of the last one rows `start` .. `start + columns`.
+// Brings all layers into shared memory; of the last one rows `start` .. `start + columns`, with the
+// signs of its scales where `probes`.
 template <class T>
 __device__ __forceinline__ EdgeWeights<T> load_layers(const EdgeProblem<T>& p, int start,
-                                                      int columns, SharedTaker& shared) {
+                                                      int columns, bool probes,
+                                                      SharedTaker& shared) {
   const int width = p.hidden, ld = width + kEdgePad, between = max(p.layers - 2, 0);
   const int hidden_pairs = (p.layers - 1) * width / 2;
-  T* offset = shared.take<T>(p.offset_weight ? p.first_width() * kEdgeOffsetColumns : 0);
+  const int first_count = p.planes * p.first_width() * kEdgePlane;
+  T* first = shared.take<T>(first_count);
   T* hidden = shared.take<T>(between * width * ld);
   T* last = shared.take<T>(p.layers > 1 ? columns * ld : 0);
   float4* affine = shared.take<float4>(hidden_pairs);
-  float4* last_affine = shared.take<float4>(columns / 2);
-  if (p.offset_weight) copy_values(p.offset_weight, p.first_width() * kEdgeOffsetColumns, offset);
+  float4* signs = shared.take<float4>(p.layers > 1 ? 0 : columns / 2);
+  const float4* last_affine = p.affine + hidden_pairs + start / 2;
+  copy_values(reinterpret_cast<const uint4*>(p.first_weight), first_count / 8,
+              reinterpret_cast<uint4*>(first));
   if (p.layers > 1) {
-    copy_weights(p.weights, between * width, width, hidden);
-    copy_weights(p.weights + int64_t{between * width + start} * width, columns, width, last);
+    copy_weights<T>(p.weights, between * width, width, nullptr, hidden);
+    copy_weights(p.weights + int64_t{between * width + start} * width, columns, width,
+                 probes ? reinterpret_cast<const float2*>(last_affine) : nullptr, last);
+  } else {
+    copy_signs(last_affine, columns / 2, signs);
   }
-  copy_affine(p.affine, hidden_pairs, false, affine);
-  copy_affine(p.affine + hidden_pairs + start / 2, columns / 2, p.probes, last_affine);
-  return {offset, hidden, last, affine, last_affine};
+  copy_values(p.affine, hidden_pairs, affine);
+  return {first, hidden, last, affine, signs};
 }
 
 }  // namespace fusedops

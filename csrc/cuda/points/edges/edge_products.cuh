@@ -1,0 +1,158 @@
+// Sums over edges of their values times their operands: what is left of the gradient of an edge
+// MLP's first weight once dz_1 is known by rows.
+#pragma once
+
+#include "csrc/common/device/mma.cuh"
+#include "csrc/cuda/points/edges/edge_problem.h"
+
+namespace fusedops {
+
+inline constexpr int kEdgeProductWarps = 8;
+inline constexpr int kEdgeProductSlice = 64;  // channels of a block
+inline constexpr int kEdgeOperandColumns = 2 * kEdgePlane;
+inline constexpr int kEdgeMomentRows = 32;  // behind those of the channels
+
+// Row c: the sum of rows[e][c] * operand[e]. Row width + i: that of weight * operand[e][i] *
+// operand[e]; row width + 16: of weight * operand[e]. One plane's second half is 0.
+template <class T>
+struct EdgeProducts {
+  const T* rows;      // [groups][k][width]
+  const T* operands;  // [planes][edges][kEdgePlane]
+  const int4* list;
+  const int* ends;
+  int groups, k, width, planes;
+  int64_t edges;
+  float* partial;  // [grid.x][width + kEdgeMomentRows][kEdgeOperandColumns]
+};
+
+// Sixteen rows of a warp.
+template <class T>
+struct EdgeProductTile {
+  static constexpr int kRows = 16, kLd = kEdgeProductSlice + 8, kSmall = kEdgeOperandColumns + 8;
+  T values[kRows * kLd];
+  T operands[kRows * kSmall];
+  T weighted[2][kRows * kSmall];  // weight * operand, and what rounding left of it
+
+  // The lane's part: a row and every other piece of eight columns.
+  __device__ __forceinline__ void load(const EdgeProducts<T>& a, int first, int end, int start,
+                                       bool moments) {
+    const int lane = static_cast<int>(threadIdx.x % 32), r = lane / 2, part = lane % 2;
+    const bool live = first + r < end;
+    const int4 record = live ? __ldg(a.list + first + r) : int4{};
+    const T* from = a.rows + (int64_t{record.y} * a.k + record.z) * a.width;
+#pragma unroll
+    for (int i = 0; i < kEdgeProductSlice / 16; ++i) {
+      const int column = 16 * i + 8 * part;
+      uint4 piece{};
+      if (live && start + column < a.width) {
+        piece = __ldg(reinterpret_cast<const uint4*>(from + start + column));
+      }
+      *reinterpret_cast<uint4*>(values + r * kLd + column) = piece;
+    }
+    uint4 operand{};
+    if (live && part < a.planes) {
+      operand = __ldg(reinterpret_cast<const uint4*>(a.operands) + part * a.edges + first + r);
+    }
+    const int at = r * kSmall + 8 * part;
+    *reinterpret_cast<uint4*>(operands + at) = operand;
+    if (!moments) return;
+    const float weight = __int_as_float(record.w);
+    uint4 high, low;
+    weigh(operand.x, weight, high.x, low.x);
+    weigh(operand.y, weight, high.y, low.y);
+    weigh(operand.z, weight, high.z, low.z);
+    weigh(operand.w, weight, high.w, low.w);
+    *reinterpret_cast<uint4*>(weighted[0] + at) = high;
+    *reinterpret_cast<uint4*>(weighted[1] + at) = low;
+  }
+
+  // 16 columns of rows [kRows][ld] as an operand by rows (of its transpose), and by columns.
+  static __device__ __forceinline__ void load_left(const T* rows, int ld, uint32_t (&x)[4]) {
+    const int i = static_cast<int>(threadIdx.x % 32) / 8, r = static_cast<int>(threadIdx.x % 8);
+    load_transposed(x, rows + (i / 2 * 8 + r) * ld + i % 2 * 8);
+  }
+  static __device__ __forceinline__ void load_right(const T* rows, int ld, uint32_t (&x)[4]) {
+    const int i = static_cast<int>(threadIdx.x % 32) / 8, r = static_cast<int>(threadIdx.x % 8);
+    load_transposed(x, rows + (i % 2 * 8 + r) * ld + i / 2 * 8);
+  }
+
+ private:
+  static __device__ __forceinline__ void weigh(uint32_t pair, float weight, uint32_t& high,
+                                               uint32_t& low) {
+    const float2 v = unpack_pair<T>(pair);
+    high = pack_pair<T>(weight * v.x, weight * v.y);
+    const float2 near = unpack_pair<T>(high);
+    low = pack_pair<T>(fmaf(weight, v.x, -near.x), fmaf(weight, v.y, -near.y));
+  }
+};
+
+// d += a b of 16 x 16 values.
+template <class T>
+__device__ __forceinline__ void add_products(float (&d)[2][4], const uint32_t (&a)[4],
+                                             const uint32_t (&b)[4]) {
+  mma_k16<T>(d[0], a, b[0], b[1]);
+  mma_k16<T>(d[1], a, b[2], b[3]);
+}
+
+// Blocks (x, s) take channels 64 s and on; those of s = 0 the moments, too.
+template <class T>
+__global__ void __launch_bounds__(32 * kEdgeProductWarps) edge_products_kernel(EdgeProducts<T> a) {
+  constexpr int kTiles = kEdgeProductSlice / 16, kAll = kTiles + kEdgeMomentRows / 16;
+  __shared__ __align__(16) EdgeProductTile<T> tiles[kEdgeProductWarps];
+  __shared__ float total[16 * kAll * kEdgeOperandColumns];
+  using Tile = EdgeProductTile<T>;
+  const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
+  Tile& tile = tiles[warp];
+  const int start = static_cast<int>(blockIdx.y) * kEdgeProductSlice;
+  const bool moments = start == 0;
+  const int end = __ldg(a.ends + a.groups - 1);
+  const uint32_t one = lane < 4 ? pack_pair<T>(1.f, 1.f) : 0u;
+  const uint32_t ones[4] = {one, 0u, one, 0u};
+  float sum[kAll][2][4] = {};
+  const int stride = static_cast<int>(gridDim.x) * kEdgeProductWarps * Tile::kRows;
+  for (int64_t first = (int64_t{blockIdx.x} * kEdgeProductWarps + warp) * Tile::kRows; first < end;
+       first += stride) {
+    __syncwarp();
+    tile.load(a, static_cast<int>(first), end, start, moments);
+    __syncwarp();
+    uint32_t left[4], right[4];
+    Tile::load_right(tile.operands, Tile::kSmall, right);
+#pragma unroll
+    for (int m = 0; m < kTiles; ++m) {
+      Tile::load_left(tile.values + 16 * m, Tile::kLd, left);
+      add_products<T>(sum[m], left, right);
+    }
+    if (!moments) continue;
+    Tile::load_left(tile.operands, Tile::kSmall, left);
+#pragma unroll
+    for (int part = 0; part < 2; ++part) {
+      Tile::load_right(tile.weighted[part], Tile::kSmall, right);
+      add_products<T>(sum[kTiles], left, right);
+      add_products<T>(sum[kTiles + 1], ones, right);
+    }
+  }
+  // Warps one after the other, so that two runs agree.
+  for (int w = 0; w < kEdgeProductWarps; ++w) {
+    __syncthreads();
+    if (w != warp) continue;
+#pragma unroll
+    for (int i = 0; i < 8 * kAll; ++i) {
+      const int m = i / 8, n = i / 4 % 2, v = i % 4;
+      const int row = 16 * m + 8 * (v / 2) + lane / 4, column = 8 * n + 2 * (lane % 4) + v % 2;
+      float& to = total[row * kEdgeOperandColumns + column];
+      to = w > 0 ? to + sum[m][n][v] : sum[m][n][v];
+    }
+  }
+  __syncthreads();
+  float* out = a.partial + int64_t{blockIdx.x} * (a.width + kEdgeMomentRows) * kEdgeOperandColumns;
+  for (int i = static_cast<int>(threadIdx.x); i < 16 * kAll * kEdgeOperandColumns;
+       i += 32 * kEdgeProductWarps) {
+    const int row = i / kEdgeOperandColumns, column = i % kEdgeOperandColumns;
+    const bool is_moment = row >= kEdgeProductSlice;
+    const int to = is_moment ? a.width + row - kEdgeProductSlice : start + row;
+    if (is_moment ? !moments : to >= a.width) continue;
+    out[to * kEdgeOperandColumns + column] = total[i];
+  }
+}
+
+}  // namespace fusedops
