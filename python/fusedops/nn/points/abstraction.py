@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from ...points.abstraction import set_abstraction
 from ...points.grouping import gather, group
 from ...points.sampling import farthest_point_sample
-from .mlp import SharedMLP
+from .lengths import check_lengths
+from .mlp import SharedMLP, is_readable
 from .neighbourhoods import neighbourhoods
-from .pooling import run_on_edges
+from .pooling import in_dtype_of, run_on_edges, run_on_points
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -162,7 +163,7 @@ class SetAbstraction(torch.nn.Module):
         self, i: int, xyz: Tensor, features: Tensor | None, centers: Tensor, idx: Tensor
     ) -> Tensor:
         mlp: Any = self.scales[i]
-        if not mlp.readable:
+        if not is_readable(mlp):
             return self._by_layers(i, xyz, features, centers, idx)
         weights, biases, norms = mlp.arguments()
         return set_abstraction(
@@ -185,7 +186,8 @@ class SetAbstraction(torch.nn.Module):
     ) -> Tensor:
         parts = []
         if self.use_xyz:
-            offsets = group(None, idx, points=xyz, centers=centers)
+            wide = torch.promote_types(xyz.dtype, torch.float32)
+            offsets = group(None, idx, points=xyz.to(wide), centers=centers.to(wide))
             scale = self.radii[i] if self.normalize_offsets else None
             parts.append(offsets if scale is None else offsets / scale)
         if features is not None:
@@ -252,8 +254,17 @@ class GlobalSetAbstraction(torch.nn.Module):
     def forward(
         self, xyz: Tensor, features: Tensor | None = None, *, lengths: Tensor | None = None
     ) -> Tensor:
-        """Apply the layer; points beyond lengths (B,) count nowhere."""
-        if lengths is not None and self.mlp.readable:
+        """Apply the layer.
+
+        Args:
+            xyz: (B, N, D), float16, bfloat16, float32 or float64.
+            features: (B, N, F), or None.
+            lengths: (B,) int64, the points of each cloud; rows beyond count nowhere. More than N
+                are N; a cloud without points gives zeros.
+        """
+        if lengths is not None:
+            check_lengths("GlobalSetAbstraction", lengths, xyz)
+        if lengths is not None and is_readable(self.mlp):
             at = torch.arange(xyz.shape[1], device=xyz.device)
             idx = torch.where(at < lengths[:, None], at, -1).unsqueeze(1)
             weights, biases, norms = self.mlp.arguments()
@@ -264,13 +275,13 @@ class GlobalSetAbstraction(torch.nn.Module):
             ).squeeze(1)  # fmt: skip
         parts = [] if features is None else [features]
         if self.use_xyz:
-            like = self.mlp.linears[0].weight if features is None else features
-            parts.insert(0, xyz.to(like.dtype))
+            own = in_dtype_of(self.mlp, xyz) if features is None else xyz.to(features.dtype)
+            parts.insert(0, own)
         x = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
         if lengths is not None:
             inside = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
             return run_on_edges(self.mlp, x, inside, self.pool)
-        y: Tensor = self.mlp(x)
+        y = run_on_points(self.mlp, x)
         if self.pool == "max":
             return y.max(dim=1)[0]
         return y.mean(dim=1) if self.pool == "mean" else y.sum(dim=1)

@@ -11,7 +11,7 @@ from ...points.abstraction import edge_conv
 from ...points.grouping import group
 from ...points.neighbours import knn
 from .abstraction import check_pool
-from .mlp import SharedMLP
+from .mlp import SharedMLP, is_readable
 from .pooling import run_on_edges
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class EdgeConv(torch.nn.Module):
         if idx is None:
             idx = knn(features.detach(), None, self.k, lengths=lengths, return_dist=False).idx
         mlp = self.mlp
-        if not mlp.readable:
+        if not is_readable(mlp):
             near, own = group(features, idx), features.unsqueeze(-2)
             rows = torch.cat([near - own, own.expand_as(near)], dim=-1)
             return run_on_edges(mlp, rows, idx >= 0, self.pool)

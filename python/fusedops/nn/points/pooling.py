@@ -2,28 +2,49 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .mlp import SharedMLP
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import Tensor
+    from torch import Tensor, nn
 
 
-def run_on_edges(
-    layers: Callable[[Tensor], Tensor], rows: Tensor, valid: Tensor, pool: str
-) -> Tensor:
+def in_dtype_of(layers: nn.Module, rows: Tensor) -> Tensor:
+    """Rows as the layers take them: in the dtype of their first parameter of floats.
+
+    As they are where autocast is on, which casts them, and where there is no such parameter.
+    """
+    if torch.is_autocast_enabled(rows.device.type):
+        return rows
+    for parameter in layers.parameters():
+        if parameter.is_floating_point():
+            return rows.to(parameter.dtype)
+    return rows
+
+
+def run_on_points(layers: Any, x: Tensor) -> Tensor:
+    """Layers on x (B, N, C), cast to their dtype; another module than a `SharedMLP` gets rows."""
+    x = in_dtype_of(layers, x)
+    if isinstance(layers, SharedMLP):
+        y: Tensor = layers(x)
+        return y
+    rows: Tensor = layers(x.flatten(0, -2))
+    return rows.view(*x.shape[:-1], rows.shape[-1])
+
+
+def run_on_edges(layers: Any, rows: Tensor, valid: Tensor, pool: str) -> Tensor:
     """Layers on the rows of the edges that count, pooled over each group.
 
     Args:
-        layers: Of rows (E, C).
-        rows: (..., K, C).
+        layers: A module of rows (E, C).
+        rows: (..., K, C); cast to the layers' dtype.
         valid: (..., K) bool: the edges that count.
         pool: "max", "mean" or "sum"; a group without edges gives zeros.
     """
-    y = layers(rows[valid])
+    y = layers(in_dtype_of(layers, rows)[valid])
     some = valid.any(-1, keepdim=True)
     fill = -torch.inf if pool == "max" else 0.0
     grouped = y.new_full((*valid.shape, y.shape[-1]), fill).index_put((valid,), y)

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from ...points.interpolation import knn_interpolate
 from ...points.propagation import feature_propagation
-from .mlp import SharedMLP
+from .mlp import SharedMLP, is_readable
+from .pooling import in_dtype_of, run_on_points
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -90,7 +91,7 @@ class FeaturePropagation(torch.nn.Module):
         if known_xyz is None:  # one point, wherever it is
             known_xyz = xyz.new_zeros(xyz.shape[0], 1, xyz.shape[2])
         mlp = self.mlp
-        if not mlp.readable:
+        if not is_readable(mlp):
             return self._by_layers(xyz, known_xyz, features, known_features, lengths, known_lengths)
         weights, biases, norms = mlp.arguments()
         return feature_propagation(
@@ -115,7 +116,8 @@ class FeaturePropagation(torch.nn.Module):
             parts = [rows, features.to(rows.dtype)]
             rows = torch.cat(parts if self.order == "known_first" else parts[::-1], dim=-1)
         if lengths is None:
-            return self.mlp(rows)
+            return run_on_points(self.mlp, rows)
+        rows = in_dtype_of(self.mlp, rows)
         inside = torch.arange(rows.shape[1], device=rows.device) < lengths[:, None]
         y: Tensor = self.mlp(rows[inside])
         return y.new_zeros(*inside.shape, y.shape[-1]).index_put((inside,), y)
