@@ -11,6 +11,7 @@ from fusedops import models
 from fusedops.models import Segmentation, Stage
 from fusedops.nn import GlobalSetAbstraction
 from models.twin_ops import shuffle_norms
+from util import Calls
 
 STAGES = (Stage(8, (0.6,), (6,), ((8, 9),)), Stage(4, (0.9,), (4,), ((10,),)))
 
@@ -56,6 +57,35 @@ def test_lengths(device, name):
         alone = model(xyz[1:, :17], features[1:, :17])
     got = got[1:] if got.dim() == 2 else got[1:, :17]
     torch.testing.assert_close(got, alone, rtol=1e-9, atol=1e-9)
+
+
+def test_more_points_than_there_are(device):
+    """A length beyond N is N, for DGCNN's mean too; an empty cloud is zeros."""
+    torch.manual_seed(1)
+    model = shuffle_norms(MAKE["dgcnn"]()).to(device, torch.float64).eval()
+    points = torch.rand(3, 24, 5, dtype=torch.float64, device=device)
+    got = model(points, torch.tensor([24, 1000, 0], device=device))
+    torch.testing.assert_close(got[:2], model(points[:2]), rtol=1e-9, atol=1e-9)
+    assert got[2].isfinite().all()
+
+
+@pytest.mark.parametrize("activation", ["gelu", "leaky_relu", "none"])
+def test_activation_of_pointnext(device, activation):
+    """Everywhere: no relu is left, behind residual connections neither."""
+    torch.manual_seed(1)
+    model = models.PointNeXt(
+        5, width=6, blocks=(1, 2), radius=0.4, strides=(2, 2), k=6, head=(8,), dropout=(0.0,),
+        activation=activation, negative_slope=0.3,
+    ).to(device, torch.float64)  # fmt: skip
+    xyz = torch.rand(2, 24, 3, dtype=torch.float64, device=device)
+    with Calls() as calls:
+        model(xyz)
+    assert not [name for name in calls.names if name.startswith("aten.relu")]
+    (first,), (_, block) = model.stages
+    rows = torch.randn(2, 24, 6, dtype=torch.float64, device=device)
+    centers, y = first(xyz, rows)
+    assert y.min() < 0
+    assert block(centers, torch.cat([y, y], -1)).min() < 0
 
 
 @pytest.mark.parametrize("name", ["classifier", "scenes"])

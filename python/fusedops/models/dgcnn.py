@@ -86,7 +86,7 @@ class DGCNN(nn.Module):
 
         Args:
             points: (B, N, in_channels).
-            lengths: (B,) int64, the points of each cloud.
+            lengths: (B,) int64, the points of each cloud; more than N are N.
         """
         outputs, x = [], points
         for edge in self.edges:
@@ -109,6 +109,6 @@ class DGCNN(nn.Module):
         largest = y.masked_fill(~inside.unsqueeze(-1), -torch.inf).max(1)[0]
         found = {
             "max": torch.where(some, largest, 0),
-            "mean": y.sum(1) / lengths.clamp(min=1).unsqueeze(1),
+            "mean": y.sum(1) / inside.sum(1, keepdim=True).clamp_min(1),
         }
         return [found[pool] for pool in self.pools]

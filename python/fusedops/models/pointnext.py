@@ -8,11 +8,17 @@ import torch
 from torch import Tensor, nn
 
 from ..nn import GlobalSetAbstraction, SetAbstraction, SharedMLP
+from ..nn.points.mlp import activated
 from ..points.grouping import gather
 from .head import Head
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+
+def activation_options(options: dict[str, Any]) -> tuple[str | None, float]:
+    """The activation and its slope of a `SharedMLP` with these options."""
+    return options.get("activation", "relu"), options.get("negative_slope", 0.01)
 
 
 class ResidualAbstraction(nn.Module):
@@ -30,7 +36,7 @@ class ResidualAbstraction(nn.Module):
         stride: Every how many points there is a centre.
         residual: Whether there is the residual connection; without it the last layer has its
             activation.
-        norm, bias, activation, device, dtype: As in `fusedops.nn.SharedMLP`.
+        norm, bias, activation, negative_slope, device, dtype: As in `fusedops.nn.SharedMLP`.
 
     Shape:
         xyz (B, N, 3), features (B, N, F); output (B, N // stride, 3) and (B, N // stride, mlp[-1]).
@@ -64,7 +70,7 @@ class ResidualAbstraction(nn.Module):
         if residual:
             same = {name: options[name] for name in ("device", "dtype") if name in options}
             self.skip = nn.Linear(in_channels, mlp[-1], **same)
-        self.activation = nn.ReLU()
+        self.activation = activation_options(options)
 
     def forward(self, xyz: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
         """Apply the layer."""
@@ -72,7 +78,7 @@ class ResidualAbstraction(nn.Module):
         centers, idx = self.abstraction.sample(xyz, num_points=count)
         _, y = self.abstraction(xyz, features, centers)
         if self.skip is not None:
-            y = self.activation(y + self.skip(gather(features, idx)))
+            y = activated(y + self.skip(gather(features, idx)), *self.activation)
         return centers, y
 
 
@@ -85,7 +91,7 @@ class InvResMLP(nn.Module):
         radius: Of the neighbourhood.
         k: Neighbours.
         expansion: The middle's width in channels.
-        norm, bias, device, dtype: As in `fusedops.nn.SharedMLP`.
+        norm, bias, activation, negative_slope, device, dtype: As in `fusedops.nn.SharedMLP`.
 
     Shape:
         xyz (B, N, 3), features (B, N, channels); output features alike.
@@ -102,12 +108,12 @@ class InvResMLP(nn.Module):
         )
         widths = [channels, channels * expansion, channels]
         self.mlp = SharedMLP(widths, last_activation=False, **options)
-        self.activation = nn.ReLU()
+        self.activation = activation_options(options)
 
     def forward(self, xyz: Tensor, features: Tensor) -> Tensor:
         """Apply the block."""
         _, y = self.abstraction(xyz, features, xyz)
-        return self.activation(self.mlp(y) + features)
+        return activated(self.mlp(y) + features, *self.activation)
 
 
 class PointNeXt(nn.Module):
@@ -133,7 +139,7 @@ class PointNeXt(nn.Module):
         expansion: As in `InvResMLP`.
         head: The widths of the head's hidden layers.
         dropout: Behind each of them.
-        norm, activation, device, dtype: As in `fusedops.nn.SharedMLP`.
+        norm, activation, negative_slope, device, dtype: As in `fusedops.nn.SharedMLP`.
 
     Shape:
         xyz (B, N, 3), features (B, N, F) or None; output (B, num_classes), logits.
