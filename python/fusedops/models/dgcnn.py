@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from ..nn import EdgeConv, SharedMLP
+from ..nn.points.pooling import in_clouds, run_on_points
+from ..ops.segment import segment_reduce
 from .head import Head
 
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ class DGCNN(nn.Module):
         ValueError: A word is unknown.
 
     Shape:
-        points (B, N, in_channels), output (B, num_classes), logits.
+        points (B, N, in_channels), or (P, in_channels) packed; output (B, num_classes), logits.
     """
 
     __module__ = "fusedops.models"  # what pickles name
@@ -81,19 +83,25 @@ class DGCNN(nn.Module):
             [embedding * len(pools), *head, num_classes], dropout, bias=biases, **options
         )
 
-    def forward(self, points: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def forward(
+        self, points: Tensor, lengths: Tensor | None = None, offsets: Tensor | None = None
+    ) -> Tensor:
         """Logits of clouds.
 
         Args:
-            points: (B, N, in_channels).
+            points: (B, N, in_channels), or (P, in_channels) packed.
             lengths: (B,) int64, the points of each cloud; more than N are N.
+            offsets: (B + 1,) int64, where packed clouds begin.
         """
         outputs, x = [], points
         for edge in self.edges:
-            x = edge(x, lengths=lengths)
+            x = edge(x, lengths=lengths, offsets=offsets)
             outputs.append(x)
         wide = torch.cat(outputs, dim=-1)
-        if lengths is None:
+        if offsets is not None:
+            y = run_on_points(self.embedding, wide, in_clouds(wide, None, offsets))
+            pooled = [segment_reduce(y, offsets, pool) for pool in self.pools]
+        elif lengths is None:
             y = self.embedding(wide)
             pooled = [y.max(1)[0] if pool == "max" else y.mean(1) for pool in self.pools]
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from ..nn import SharedMLP
@@ -50,3 +51,21 @@ class Head(nn.Module):
             x = dropout(layer(x))
         y: Tensor = self.last(x)
         return y
+
+
+def run_head(head: nn.Module, x: Tensor, inside: Tensor | None) -> Tensor:
+    """The head on the rows of x that count, inside; others give zeros. None: all count."""
+    if inside is None:
+        y: Tensor = head(x)
+        return y
+    rows: Tensor = head(x[inside])
+    return rows.new_zeros(*inside.shape, rows.shape[-1]).index_put((inside,), rows)
+
+
+def of_points(x: Tensor, points: Tensor, offsets: Tensor | None) -> Tensor:
+    """x (B, C), one row a cloud, for every point (B, N, D) or, with offsets, (P, D)."""
+    if offsets is None:
+        return x.unsqueeze(1).expand(-1, points.shape[1], -1)
+    at = torch.arange(points.shape[0], device=points.device)
+    cloud = torch.searchsorted(offsets[1:].contiguous(), at, right=True)
+    return x[cloud.clamp(max=x.shape[0] - 1)]

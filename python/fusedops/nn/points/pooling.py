@@ -25,9 +25,23 @@ def in_dtype_of(layers: nn.Module, rows: Tensor) -> Tensor:
     return rows
 
 
-def run_on_points(layers: Any, x: Tensor) -> Tensor:
-    """Layers on x (B, N, C), cast to their dtype; another module than a `SharedMLP` gets rows."""
+def in_clouds(x: Tensor, lengths: Tensor | None, offsets: Tensor | None) -> Tensor | None:
+    """(B, N) or (P,) bool: whether a row of x (B, N, C) or (P, C) is in a cloud; None: all are."""
+    at = torch.arange(x.shape[-2], device=x.device)
+    if offsets is not None:
+        return (at >= offsets[0]) & (at < offsets[-1])
+    return None if lengths is None else at < lengths[:, None]
+
+
+def run_on_points(layers: Any, x: Tensor, inside: Tensor | None = None) -> Tensor:
+    """Layers on x (B, N, C), cast to their dtype; another module than a `SharedMLP` gets rows.
+
+    inside, (B, N) or (P,) bool: the rows that count; others give zeros.
+    """
     x = in_dtype_of(layers, x)
+    if inside is not None:
+        some: Tensor = layers(x[inside])
+        return some.new_zeros(*inside.shape, some.shape[-1]).index_put((inside,), some)
     if isinstance(layers, SharedMLP):
         y: Tensor = layers(x)
         return y
