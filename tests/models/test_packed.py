@@ -9,7 +9,7 @@ import torch
 
 from fusedops import models
 from fusedops.nn import EdgeConv, FeaturePropagation, GlobalSetAbstraction, SetAbstraction
-from models.test_forward import MAKE, STAGES
+from models.test_forward import MAKE, SEGMENT, STAGES
 from models.twin_ops import shuffle_norms
 
 LENGTHS = (24, 17, 20)
@@ -158,6 +158,37 @@ def test_layers(device, name, hooked):
             lambda m: pack(m(xyz, known_xyz, features, known, lengths=lengths, **more), lengths),
         )
     assert_same(layer, *run, [features])
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+def test_segmenter_of_parts(device, training):
+    torch.manual_seed(1)
+    model = shuffle_norms(SEGMENT["dgcnn_parts"]()).to(device, torch.float64).train(training)
+    model.transform.head.last.weight.data.normal_(std=0.1)
+    xyz, _, lengths = padded(device)
+    category = torch.tensor([2, 0, 1], device=device)
+    assert_same(
+        model,
+        lambda m: m(pack(xyz, lengths), category, offsets=offsets_of(lengths)),
+        lambda m: pack(m(xyz, category, lengths=lengths), lengths),
+        [xyz],
+    )
+
+
+@pytest.mark.parametrize("segments", [False, True], ids=["clouds", "points"])
+def test_pointnext(device, segments):
+    """Every cloud has centres by its own number of points."""
+    torch.manual_seed(1)
+    model = models.PointNeXt(
+        5, 2, width=6, blocks=(1, 2), strides=(2, 3), radius=0.3, k=6, head=(8,), dropout=(0.0,)
+    )
+    model = SEGMENT["pointnext_scenes"]() if segments else model
+    model = shuffle_norms(model).to(device, torch.float64).eval()
+    xyz, features, lengths = padded(device)
+    got = model(pack(xyz, lengths), pack(features, lengths), offsets=offsets_of(lengths))
+    alone = [model(xyz[i : i + 1, :n], features[i : i + 1, :n]) for i, n in enumerate(LENGTHS)]
+    want = torch.cat([y.flatten(0, -2) for y in alone])
+    torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
 
 
 def test_an_empty_cloud_among_packed_ones(device):

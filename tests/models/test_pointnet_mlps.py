@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -128,3 +130,21 @@ def test_lengths_of_the_layer_over_all_points(device):
             wrong = wrong.to(device) if isinstance(wrong, torch.Tensor) else wrong
             with pytest.raises(error, match=f"GlobalSetAbstraction: {message}"):
                 layer(xyz, features, lengths=wrong)
+
+
+def test_momentum_none_under_compile(device):
+    """The count of batches is a tensor all along: one graph."""
+    torch.manual_seed(1)
+    layer = WITH_MLP["abstraction"](**DOUBLE).to(device)
+    for norm in layer.scales[0].norms:
+        norm.momentum = None
+    other = copy.deepcopy(layer)
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    xyz, features = clouds(device)
+    for scale in (1.0, 2.0, 3.0):
+        torch.testing.assert_close(
+            compiled(xyz, scale * features)[1], other(xyz, scale * features)[1]
+        )
+    for key, value in other.state_dict().items():
+        torch.testing.assert_close(layer.state_dict()[key], value, msg=key)
+    assert layer.scales[0].norms[0].num_batches_tracked == 3

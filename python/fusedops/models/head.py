@@ -14,12 +14,13 @@ if TYPE_CHECKING:
 
 
 class Head(nn.Module):
-    """Layers with norm, activation and dropout, and a last one with a bias and nothing else.
+    """Layers with norm, activation and dropout, and a last linear one.
 
     Args:
         channels: Widths, from the input's on.
         dropout: The probability behind each layer but the last.
         bias: Whether each layer but the last has a bias; None: where there is no norm.
+        last_bias: Whether the last one has.
         norm, activation, negative_slope, device, dtype: As in `fusedops.nn.SharedMLP`.
     """
 
@@ -29,6 +30,7 @@ class Head(nn.Module):
         dropout: Sequence[float],
         *,
         bias: Sequence[bool | None] | None = None,
+        last_bias: bool = True,
         device: Any = None,
         dtype: Any = None,
         **options: Any,
@@ -43,7 +45,9 @@ class Head(nn.Module):
             for i in range(hidden)
         )
         self.dropouts = nn.ModuleList(nn.Dropout(p) for p in dropout)
-        self.last = nn.Linear(channels[-2], channels[-1], device=device, dtype=dtype)
+        self.last = nn.Linear(
+            channels[-2], channels[-1], bias=last_bias, device=device, dtype=dtype
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Rows (..., channels[0]) to (..., channels[-1])."""
