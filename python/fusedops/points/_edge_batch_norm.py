@@ -298,6 +298,7 @@ def batch_norm(
     linear_bias: Tensor | None,
     dtype: torch.dtype,
     winners: Tensor | None = None,
+    sign: Tensor | None = None,
 ) -> Tensor:
     """The norm, in training, of y (B, M, K, C) without the bias of its linear layer.
 
@@ -310,12 +311,15 @@ def batch_norm(
         linear_bias: (C,) or None.
         dtype: Of the result.
         winners: (B, M, 1, C) int64: normalise only the values there.
+        sign: (C,) of 1 and -1: y is the pre-activation times that.
 
     Returns:
         Like y, or (B, M, C) where winners are given.
     """
     wide = wide_dtype(y.dtype)
     weight = None if norm.weight is None else norm.weight.to(wide)
+    if sign is not None:
+        weight = sign.to(wide) if weight is None else weight * sign
     bias = None if norm.bias is None else norm.bias.to(wide)
     if needs_grad(linear_bias):
         assert linear_bias is not None
@@ -328,7 +332,10 @@ def batch_norm(
         z, *found = BatchNormFunction.apply(y, *slots, *rest)
     with torch.no_grad():
         shift = None if linear_bias is None else linear_bias.detach()
-        _update_running(norm, Statistics(*(t.detach() for t in found)), shift)
+        statistics = Statistics(*(t.detach() for t in found))
+        if sign is not None:
+            statistics = statistics._replace(mean=statistics.mean * sign)
+        _update_running(norm, statistics, shift)
     return z
 
 
