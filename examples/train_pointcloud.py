@@ -25,8 +25,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from pointcloud import logs, mujoco, pictures, procedural
+from pointcloud import errors, logs, mujoco, pictures, procedural
 from pointcloud.data import TEST_SEED, Kinds, Shapes, views
+from pointcloud.errors import positive
 from pointcloud.models import NAMES, PRESETS
 from pointcloud.ranks import Ranks
 from pointcloud.trainer import HALVES, Trainer
@@ -43,13 +44,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         logs.need("matplotlib", "--pictures")
     if options.tensorboard:
         logs.need("torch.utils.tensorboard", "--tensorboard")
+    if options.plain and options.sync_batch_norm and not torch.cuda.is_available():
+        raise errors.failure("--plain with --sync-batch-norm needs a GPU: torch's norm is for GPUs")
+    errors.make_folder(options.out)
     p = PRESETS[options.preset]
     p = replace(p, epochs=options.epochs or p.epochs)
     kinds = find_kinds(options)
     ranks = Ranks.join(options.device)
     try:
         if p.batch % ranks.size:
-            raise SystemExit(f"train_pointcloud: {ranks.size} processes cannot share {p.batch}")
+            raise errors.failure(f"{ranks.size} processes cannot share {p.batch}")
         train = Shapes.make(kinds, p.each, p.pool, 0)  # the same for every seed
         test = Shapes.make(kinds, p.test_each, p.pool, TEST_SEED)
         run(Trainer(options, p, train, test, ranks))
@@ -66,7 +70,6 @@ def find_kinds(options: argparse.Namespace) -> Kinds:
 
 def run(trainer: Trainer) -> None:
     options, ranks = trainer.options, trainer.ranks
-    options.out.mkdir(parents=True, exist_ok=True)
     checkpoint = options.out / "checkpoint.pt"
     if checkpoint.exists():
         trainer.resume(checkpoint)
@@ -177,12 +180,6 @@ def draw_some(trainer: Trainer, file: Path) -> None:
     pictures.draw_clouds(clouds, labels.tolist(), taken_for.tolist(), names, file)
 
 
-def positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a number from 1; got {text}")
-    return int(text)
-
-
 def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add = found.add_argument
@@ -199,8 +196,8 @@ def parser() -> argparse.ArgumentParser:
     add("--sync-batch-norm", action="store_true", help="statistics of all processes (GPUs)")
     add("--epochs", type=positive, help="default: the preset's")
     add("--stop-at", type=positive, metavar="STEP", help="stop early, on the schedule of all steps")
-    add("--device", type=torch.device, help="default: the GPU, else the CPU")
-    add("--seed", type=int, default=0)
+    add("--device", type=errors.device, help="default: the GPU, else the CPU")
+    add("--seed", type=errors.seed, default=0)
     add("--log-every", type=positive, default=10)
     add("--save-every", type=positive, default=200)
     add("--pictures", action="store_true")

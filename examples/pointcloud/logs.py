@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import csv
+import importlib
 from typing import TYPE_CHECKING, Any
+
+from .errors import failure, reading
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,11 +20,16 @@ class Log:
 
     def __init__(self, file: Path, columns: tuple[str, ...], behind: int) -> None:
         self.file, self.columns = file, columns
-        rows = read(file) if behind and file.exists() else []
-        with file.open("w", newline="") as out:
+        rows = []
+        if behind and file.exists():
+            with reading(file, "log of a run", KeyError, ValueError, TypeError, csv.Error):
+                rows = [row for row in read(file) if int(row["step"]) <= behind]
+                if any(row.keys() != set(columns) for row in rows):
+                    raise ValueError(f"expected the columns {', '.join(columns)}")
+        with reading(file, "log of a run"), file.open("w", newline="") as out:
             writer = csv.DictWriter(out, columns, lineterminator="\n")
             writer.writeheader()
-            writer.writerows(row for row in rows if int(row["step"]) <= behind)
+            writer.writerows(rows)
 
     def write(self, *values: float) -> None:
         with self.file.open("a", newline="") as out:
@@ -55,12 +63,8 @@ def read(file: Path) -> list[dict[str, str]]:
 
 def need(module: str, option: str) -> None:
     """Before the run, not behind it."""
-    import importlib
-
     try:
         importlib.import_module(module)
     except ImportError as error:
         package = module.split(".")[0] if module != "torch.utils.tensorboard" else "tensorboard"
-        raise SystemExit(
-            f"train_pointcloud: {option} needs {package}: pip install {package} ({error})"
-        ) from None
+        raise failure(f"{option} needs {package}: pip install {package} ({error})") from None

@@ -17,6 +17,7 @@ from xml.etree import ElementTree
 import torch
 from torch import Generator, Tensor
 
+from .errors import failure, reading
 from .surfaces import Surface, box, capsule, cylinder, mesh, moved, one, sphere
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ SCENES, ROOM = "assets/objects", "../scene/basic_scene.xml"
 # The same objects in another place or colour, single primitives, and the robot.
 LEFT_OUT = ("binB", "doorlockB", "block", "block_cyl", "boxtop", "objA", "wall", "xyz_base", "plug",
             "peg_insert", "sphere", "table_hole")  # fmt: skip
+# What reading of one that is none ends in: no XML, names that are missing, numbers that are none.
+_NO_SCENE = (ElementTree.ParseError, KeyError, ValueError, IndexError, RuntimeError)
 
 
 def find_objects(folder: Path | None) -> dict[str, Callable[[Generator], list[Surface]]]:
@@ -35,23 +38,29 @@ def find_objects(folder: Path | None) -> dict[str, Callable[[Generator], list[Su
     if folder is None:
         found = importlib.util.find_spec("metaworld")
         if found is None or not found.submodule_search_locations:
-            raise SystemExit(f"train_pointcloud: metaworld is not installed: {INSTALL}")
+            raise failure(f"metaworld is not installed: {INSTALL}")
         folder = Path(next(iter(found.submodule_search_locations)))
     scenes = [path for path in sorted((folder / SCENES).glob("*.xml")) if path.stem not in LEFT_OUT]
     if not scenes:
-        raise SystemExit(f"train_pointcloud: no objects in {folder / SCENES}: {INSTALL}")
+        raise failure(f"no objects in {folder / SCENES}: {INSTALL}")
     return {path.stem: _object(path) for path in scenes}
 
 
 def _object(scene: Path) -> Callable[[Generator], list[Surface]]:
     """Of the bodies of a scene, with the meshes that its includes name."""
-    root = _with_includes(ElementTree.parse(scene).getroot(), scene.parent)
-    meshes = {}
-    for element in root.iter("mesh"):
-        file = scene.parent / element.attrib["file"].replace("\\", "/")
-        meshes[element.get("name", file.stem)] = file.resolve()
-    (world,) = root.findall("worldbody")
-    return functools.partial(_body, world, meshes, torch.eye(3), torch.zeros(3))
+    with reading(scene, "scene of MuJoCo", *_NO_SCENE):
+        root = _with_includes(ElementTree.parse(scene).getroot(), scene.parent)
+        meshes = {}
+        for element in root.iter("mesh"):
+            file = scene.parent / element.attrib["file"].replace("\\", "/")
+            meshes[element.get("name", file.stem)] = file.resolve()
+        (world,) = root.findall("worldbody")
+
+    def draw(g: Generator) -> list[Surface]:
+        with reading(scene, "scene of MuJoCo", *_NO_SCENE):
+            return _body(world, meshes, torch.eye(3), torch.zeros(3), g)
+
+    return draw
 
 
 def _with_includes(element: Element, folder: Path) -> Element:
@@ -61,17 +70,20 @@ def _with_includes(element: Element, folder: Path) -> Element:
         if child.tag != "include":
             children.append(_with_includes(child, folder))
         elif (file := child.attrib["file"].replace("\\", "/")) != ROOM:
-            children += list(ElementTree.parse(folder / file).getroot())
+            with reading(folder / file, "scene of MuJoCo", *_NO_SCENE):
+                children += list(ElementTree.parse(folder / file).getroot())
     element[:] = children
     return element
 
 
 def read_stl(path: Path) -> Tensor:
     """(T, 3, 3) of a binary STL: a header of 80 bytes, a count, 50 bytes a triangle."""
-    data = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
-    count = int(data[80:84].view(torch.int32))
-    if len(data) != 84 + 50 * count:
-        raise SystemExit(f"train_pointcloud: {path} is no binary STL")
+    with reading(path, "binary STL"):
+        content = bytearray(path.read_bytes())
+    if len(content) < 84 or len(content) != 84 + 50 * int.from_bytes(content[80:84], "little"):
+        raise failure(f"{path} is no binary STL")
+    data = torch.frombuffer(content, dtype=torch.uint8)
+    count = (len(content) - 84) // 50
     corners = data[84:].view(count, 50)[:, 12:48].reshape(-1)  # behind a normal's 12 bytes
     return corners.view(torch.float32).view(count, 3, 3)
 
@@ -121,7 +133,7 @@ def _surfaces(geom: Element, meshes: dict[str, Path]) -> list[Surface]:
         return cylinder(*size[:2])  # some have a third number, which MuJoCo ignores
     if kind == "capsule":
         return capsule(*size[:2])
-    raise SystemExit(f"train_pointcloud: a body of type {kind!r} is not known")
+    raise failure(f"a body of type {kind!r} is not known")
 
 
 @functools.cache

@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .errors import failure
+
 
 @dataclass(frozen=True)
 class Ranks:
@@ -25,7 +27,11 @@ class Ranks:
         if size == 1:
             return cls(0, 1, found)
         if found.type == "cuda":
-            found = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+            local = int(os.environ["LOCAL_RANK"])
+            if local >= torch.cuda.device_count():
+                count = torch.cuda.device_count()
+                raise failure(f"process {local} of this machine has no GPU; torch sees {count}")
+            found = torch.device("cuda", local)
             torch.cuda.set_device(found)
         dist.init_process_group("nccl" if found.type == "cuda" else "gloo")
         return cls(dist.get_rank(), size, found)

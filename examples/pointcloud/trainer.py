@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .data import TEST_SEED, Shapes, batch_at, views
+from .errors import failure, reading
 from .models import Preset, build, plain
 
 if TYPE_CHECKING:
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
     from .ranks import Ranks
 
 WEIGHT_DECAY, SMOOTHING, MAX_NORM, WARMUP = 0.05, 0.1, 5.0, 0.05
+# What reading of one that is none ends in.
+_NO_CHECKPOINT = (pickle.UnpicklingError, EOFError, KeyError, TypeError, ValueError, RuntimeError,
+                  IndexError, AttributeError)  # fmt: skip
 HALVES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -151,16 +156,19 @@ class Trainer:
         self.ranks.wait()
 
     def resume(self, file: Path) -> None:
-        state = torch.load(file, map_location="cpu", weights_only=True)
+        with reading(file, "checkpoint of this script", *_NO_CHECKPOINT):
+            state = torch.load(file, map_location="cpu", weights_only=True)
+            settings = dict(state["settings"])
         for name, value in self.settings().items():
-            was = state["settings"].get(name)
+            was = settings.get(name)
             if was != value:
-                raise SystemExit(f"train_pointcloud: {file} has {name} {was}; this run {value}")
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.scaler.load_state_dict(state["scaler"])
-        self.step = state["step"]
-        generators = state["generators"][self.ranks.rank]
-        torch.set_rng_state(generators[0])
-        if self.device.type == "cuda":
-            torch.cuda.set_rng_state(generators[1], self.device)
+                raise failure(f"{file} has {name} {was}; this run {value}")
+        with reading(file, "checkpoint of this script", *_NO_CHECKPOINT):
+            self.model.load_state_dict(state["model"])
+            self.optimizer.load_state_dict(state["optimizer"])
+            self.scaler.load_state_dict(state["scaler"])
+            self.step = state["step"]
+            generators = state["generators"][self.ranks.rank]
+            torch.set_rng_state(generators[0])
+            if self.device.type == "cuda":
+                torch.cuda.set_rng_state(generators[1], self.device)

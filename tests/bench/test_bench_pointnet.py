@@ -14,7 +14,7 @@ from fusedops._timing import timing
 from fusedops.bench import cli, machine
 from fusedops.bench.report import results
 from fusedops.bench.suites import points_clouds
-from fusedops.bench.suites.base import ALL, Selection, load_suite
+from fusedops.bench.suites.base import ALL, Case, Selection, load_suite
 from fusedops.bench.suites.pointnet import clouds, layers, nets, plain, search
 
 CPU = torch.device("cpu")
@@ -76,6 +76,19 @@ def test_it_has_the_cases_that_are_promised() -> None:
     assert step == forward | whole
     assert {*passes["infer"]} == whole
     assert "pointnet" not in ALL
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_every_tensor_counts_once(dtype) -> None:
+    """Coordinates in float32, features and results in the dtype and twice in a step, indices."""
+    layer = layers.Layer(2, 30, 7, 5, 4, (8, 9), 0.3)
+    case = Case("sa/small", {"kind": "sa", "of": layer})
+    device = torch.device("cpu")
+    xyz, centers, idx, features = layers.make_inputs(case, dtype, "fwd", device)[:4]
+    out = 2 * 7 * 9 * dtype.itemsize
+    fixed = xyz.nbytes + centers.nbytes + idx.nbytes
+    assert layers.work(case, dtype, "fwd").bytes == fixed + features.nbytes + out
+    assert layers.work(case, dtype, "step").bytes == fixed + 2 * (features.nbytes + out)
 
 
 def test_clouds_are_surfaces() -> None:

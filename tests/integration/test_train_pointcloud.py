@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import statistics
 import struct
 import subprocess
@@ -122,6 +123,82 @@ def test_another_run_does_not_go_on(example):
         run(example, "run", "--seed", "1")
     with pytest.raises(SystemExit, match="has plain False; this run True"):
         run(example, "run", "--plain")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--device", "gpu"], "argument --device: expected cpu, cuda or cuda:N; got gpu"),
+        (["--device", "meta"], "argument --device: expected cpu, cuda or cuda:N; got meta"),
+        (["--device", "cuda:99"], r"cuda:99 is none of the \d GPU"),
+        (["--seed", "-1"], "argument --seed: expected a number from 0 to 999999; got -1"),
+        (["--epochs", "0"], "argument --epochs: expected a number from 1; got 0"),
+    ],
+)
+def test_wrong_arguments_end_in_one_line(example, capsys, arguments, message):
+    with pytest.raises(SystemExit) as ended:
+        example.main(["--preset", "tiny", "--out", "run", *arguments])
+    assert ended.value.code == 2
+    assert re.search(message, capsys.readouterr().err.splitlines()[-1])
+
+
+def broken_checkpoint(content):
+    torch.save(content, "run/checkpoint.pt")
+
+
+def test_broken_files_end_in_one_line(example):
+    """Of --out: a file in its place, a checkpoint or a log that is none."""
+    Path("taken").write_text("a file")
+    with pytest.raises(SystemExit, match=r"^train_pointcloud: --out taken: File exists$"):
+        run(example, "taken")
+    run(example, "run", "--stop-at", "2", "--save-every", "2")
+    whole = torch.load("run/checkpoint.pt", weights_only=True)
+    log = Path("run/train.csv").read_text()
+    wrong = r"^train_pointcloud: run/checkpoint\.pt is no checkpoint of this script: .*$"
+    for content in (b"", b"no pickle", Path("run/checkpoint.pt").read_bytes()[:1000]):
+        Path("run/checkpoint.pt").write_bytes(content)
+        with pytest.raises(SystemExit, match=wrong):
+            run(example, "run")
+    for content in ([1], {}, {**whole, "model": {}}, {**whole, "generators": []}):
+        broken_checkpoint(content)
+        with pytest.raises(SystemExit, match=wrong):
+            run(example, "run")
+    broken_checkpoint(whole)
+    for content in ("step,loss\nx,1\n", "loss\n1\n", "step,loss\n1,1\n"):
+        Path("run/train.csv").write_text(content)
+        with pytest.raises(
+            SystemExit, match=r"^train_pointcloud: run/train\.csv is no log of a run"
+        ):
+            run(example, "run")
+    Path("run/train.csv").write_text(log)
+    assert len(run(example, "run", "--stop-at", "3")) == 3
+
+
+def test_broken_meshes_end_in_one_line(parts, tmp_path):
+    mujoco = parts["mujoco"]
+    folder = tmp_path / "assets/objects"
+    folder.mkdir(parents=True)
+    scene, mesh = folder / "cup.xml", folder / "cup.stl"
+    body = (
+        '<mujoco><asset><mesh file="cup.stl"/></asset><worldbody><geom mesh="cup"{}/></worldbody>'
+    )
+
+    def ends(message):
+        with pytest.raises(SystemExit, match=f"^train_pointcloud: {message}"):
+            mujoco.find_objects(tmp_path)["cup"](torch.Generator())
+
+    for content in ("", "<mujoco>", "<mujoco/>", "<mujoco><include/></mujoco>"):
+        scene.write_text(content)
+        ends(r".*cup\.xml is no scene of MuJoCo")
+    scene.write_text('<mujoco><include file="gone.xml"/></mujoco>')
+    ends(r".*gone\.xml: No such file")
+    scene.write_text(body.format(' pos="a b c"') + "</mujoco>")
+    ends(r".*cup\.xml is no scene of MuJoCo")
+    scene.write_text(body.format("") + "</mujoco>")
+    ends(r".*cup\.stl: No such file")
+    for content in (b"", b"solid cup", bytes(84) + b"x", bytes(80) + b"\xff" * 4):
+        mesh.write_bytes(content)
+        ends(r".*cup\.stl is no binary STL")
 
 
 def test_pictures(example):

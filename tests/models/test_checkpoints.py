@@ -15,6 +15,7 @@ from fusedops import models
 from fusedops.models import Segmentation, Stage
 from models.twin_ops import shuffle_norms
 from models.twin_pointnext import PointNeXtTwin
+from models.twin_segment import PartDGCNN, PointNeXtScenes
 from models.twins import WangDGCNN, WijmansClassifier, WijmansSegmenter, YanClassifier, YanSegmenter
 
 B, N, CLASSES = 3, 40, 5
@@ -85,6 +86,29 @@ def pointnext(small):
     return theirs, ours, models.load_openpoints, models.to_openpoints, (2,)
 
 
+def part_dgcnn():
+    theirs = PartDGCNN(CLASSES, 4, 6, 7, 16, (11, 10, 9), ((5, 6), 12, (8, 7)))
+    ours = models.DGCNNSegmenter(
+        CLASSES, num_categories=4, mlps=[(7, 7), (7, 7), (7,)], k=6, embedding=16, category=7,
+        head=(11, 10, 9), dropout=(0, 0, 0),
+    )  # fmt: skip
+    ours.transform = models.PointTransform(
+        3, (5, 6), 6, 12, (8, 7), activation="leaky_relu", negative_slope=0.2
+    )
+    return theirs, ours, models.load_dgcnn, models.to_dgcnn, ("category",)
+
+
+def pointnext_scenes(small):
+    layers, residual = (2, True) if small else (1, False)
+    blocks = (1, 1) if small else (2, 3)
+    theirs = PointNeXtScenes(CLASSES, 2, 6, blocks, 2, layers, residual, 0.3, 6)
+    ours = models.PointNeXtSegmenter(
+        CLASSES, 2, xyz_features=False, width=6, blocks=blocks, strides=(2, 2), sa_layers=layers,
+        residual=residual, radius=0.3, k=6, dropout=0.0,
+    )  # fmt: skip
+    return theirs, ours, models.load_openpoints, models.to_openpoints, (2,)
+
+
 PAIRS = {
     "wijmans_ssg": lambda: wijmans_classifier(ONE),
     "wijmans_msg": lambda: wijmans_classifier(SEVERAL),
@@ -97,6 +121,9 @@ PAIRS = {
     "dgcnn": wang_dgcnn,
     "pointnext_small": lambda: pointnext(True),
     "pointnext_blocks": lambda: pointnext(False),
+    "parts_dgcnn": part_dgcnn,
+    "pointnext_scenes_small": lambda: pointnext_scenes(True),
+    "pointnext_scenes_blocks": lambda: pointnext_scenes(False),
 }
 every_pair = pytest.mark.parametrize("name", PAIRS)
 
@@ -208,7 +235,7 @@ def test_older_names_and_wrappers(name):
 def test_errors():
     theirs, ours, *_ = pair("yan_ssg")
     state = theirs.state_dict()
-    with pytest.raises(TypeError, match="load_dgcnn: model must be a DGCNN; got PointNet2Class"):
+    with pytest.raises(TypeError, match="model must be a DGCNN or DGCNNSegmenter; got PointN"):
         models.load_dgcnn(ours, state)
     del state["fc1.weight"]
     state["extra"] = torch.zeros(1)

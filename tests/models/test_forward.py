@@ -11,6 +11,7 @@ from fusedops import models
 from fusedops.models import Segmentation, Stage
 from fusedops.nn import GlobalSetAbstraction
 from models.twin_ops import shuffle_norms
+from util import Calls
 
 STAGES = (Stage(8, (0.6,), (6,), ((8, 9),)), Stage(4, (0.9,), (4,), ((10,),)))
 
@@ -38,6 +39,16 @@ MAKE = {
     ),
 }
 
+SEGMENT = {
+    "dgcnn_parts": lambda: models.DGCNNSegmenter(
+        5, num_categories=3, mlps=[[8, 8], [9]], k=4, embedding=12, category=6, head=(8, 7),
+        dropout=(0.0, 0.0),
+    ),
+    "pointnext_scenes": lambda: models.PointNeXtSegmenter(
+        5, 2, width=6, blocks=(1, 2), strides=(2, 3), radius=0.3, k=6, dropout=0.0
+    ),
+}  # fmt: skip
+
 
 @pytest.mark.parametrize("name", MAKE)
 def test_lengths(device, name):
@@ -56,6 +67,35 @@ def test_lengths(device, name):
         alone = model(xyz[1:, :17], features[1:, :17])
     got = got[1:] if got.dim() == 2 else got[1:, :17]
     torch.testing.assert_close(got, alone, rtol=1e-9, atol=1e-9)
+
+
+def test_more_points_than_there_are(device):
+    """A length beyond N is N, for DGCNN's mean too; an empty cloud is zeros."""
+    torch.manual_seed(1)
+    model = shuffle_norms(MAKE["dgcnn"]()).to(device, torch.float64).eval()
+    points = torch.rand(3, 24, 5, dtype=torch.float64, device=device)
+    got = model(points, torch.tensor([24, 1000, 0], device=device))
+    torch.testing.assert_close(got[:2], model(points[:2]), rtol=1e-9, atol=1e-9)
+    assert got[2].isfinite().all()
+
+
+@pytest.mark.parametrize("activation", ["gelu", "leaky_relu", "none"])
+def test_activation_of_pointnext(device, activation):
+    """Everywhere: no relu is left, behind residual connections neither."""
+    torch.manual_seed(1)
+    model = models.PointNeXt(
+        5, width=6, blocks=(1, 2), radius=0.4, strides=(2, 2), k=6, head=(8,), dropout=(0.0,),
+        activation=activation, negative_slope=0.3,
+    ).to(device, torch.float64)  # fmt: skip
+    xyz = torch.rand(2, 24, 3, dtype=torch.float64, device=device)
+    with Calls() as calls:
+        model(xyz)
+    assert not [name for name in calls.names if name.startswith("aten.relu")]
+    (first,), (_, block) = model.stages
+    rows = torch.randn(2, 24, 6, dtype=torch.float64, device=device)
+    centers, y, _ = first(xyz, rows)
+    assert y.min() < 0
+    assert block(centers, torch.cat([y, y], -1)).min() < 0
 
 
 @pytest.mark.parametrize("name", ["classifier", "scenes"])
@@ -93,6 +133,7 @@ ALONE = {
     "pointnext": lambda: models.PointNeXt(
         5, width=6, blocks=(1, 2), strides=(2, 2), radius=0.4, k=6, head=(8,), dropout=(0.0,)
     ),
+    "pointnext_scenes_features": SEGMENT["pointnext_scenes"],
     "global": lambda: GlobalSetAbstraction(0, [8, 9]),
 }
 
@@ -120,6 +161,36 @@ def test_half_precision_and_autocast(device, name):
     got = half(*given)
     assert got.dtype is torch.bfloat16
     torch.testing.assert_close(got.float(), want, rtol=0.1, atol=0.1)
+
+
+def test_dgcnn_of_parts(device):
+    """Lengths, no category where none is wanted, and points that are turned by what is learnt."""
+    torch.manual_seed(1)
+    model = shuffle_norms(SEGMENT["dgcnn_parts"]()).to(device, torch.float64).eval()
+    points = torch.rand(2, 24, 3, dtype=torch.float64, device=device)
+    category = torch.tensor([2, 0], device=device)
+    torch.testing.assert_close(model.transform(points), points)  # at first the identity
+    model.transform.head.last.weight.data.normal_()
+    got = model(points, category, lengths=torch.tensor([24, 17], device=device))
+    alone = model(points[1:, :17], category[1:])
+    torch.testing.assert_close(got[1:, :17], alone, rtol=1e-9, atol=1e-9)
+    assert not got[1, 17:].any()
+    with pytest.raises(ValueError, match="DGCNNSegmenter: category must be a Tensor; got None"):
+        model(points)
+    plain = models.DGCNNSegmenter(5, 4, num_categories=0, transform=False, k=4).eval()
+    assert plain(torch.rand(2, 9, 4)).shape == (2, 9, 5)
+    with pytest.raises(ValueError, match=r"dropout must have 3 value\(s\); got 1"):
+        models.DGCNNSegmenter(5, dropout=(0.5,))
+
+
+def test_features_of_pointnexts_scenes():
+    model = models.PointNeXtSegmenter(5, 4, xyz_features=False, strides=(2, 2, 2, 2))
+    with pytest.raises(ValueError, match="features must be a Tensor; got None"):
+        model(torch.rand(2, 32, 3))
+    with pytest.raises(ValueError, match="in_channels must be positive without xyz_features"):
+        models.PointNeXtSegmenter(5, xyz_features=False)
+    with pytest.raises(ValueError, match="PointNeXtSegmenter: strides must have a value for each"):
+        models.PointNeXtSegmenter(5, blocks=(1, 1))
 
 
 @pytest.mark.parametrize("name", ["classifier", "dgcnn"])

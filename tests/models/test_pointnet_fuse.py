@@ -43,6 +43,23 @@ class Squared(twins.YanAbstraction):
         return centers, y.square()
 
 
+def other_boundary(base, closed, dtype):
+    """A class like base, whose balls hold a point at the radius, or do not; of one dtype alone."""
+
+    class Other(base):
+        def forward(self, xyz, features):
+            if xyz.dtype is not dtype:
+                raise RuntimeError(f"{dtype} only")
+            real = twins.ball
+            twins.ball = lambda xyz, centers, radius, k, **_: real(xyz, centers, radius, k, closed)
+            try:
+                return super().forward(xyz, features)
+            finally:
+                twins.ball = real
+
+    return Other
+
+
 class Float(twins.YanAbstraction):
     """Runs in float32 alone."""
 
@@ -132,6 +149,18 @@ def test_a_module_with_other_values_stays():
     module = shuffle_norms(Squared(7, 12, 0.5, 6, (8, 10)))
     assert not fusedops.fuse(module).blocks
     assert type(module) is Squared
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("name", ["yan", "yan_msg", "wijmans"])
+def test_a_module_with_another_boundary_stays(name, dtype):
+    """A point exactly at the radius is no rounding: a lattice has many."""
+    open_ball = name == "wijmans"
+    for closed in (open_ball, not open_ball):
+        module = layer(name)
+        module.__class__ = other_boundary(type(module), closed, dtype)
+        blocks = fusedops.fuse(module.to(dtype)).blocks
+        assert bool(blocks) == (closed is not open_ball), closed
 
 
 def test_a_module_that_cannot_run_in_float64():

@@ -116,6 +116,29 @@ def test_published_models(name):
         assert ours.all_points is None or ours.all_points.mlp.linears[-1].out_features == 1024
 
 
+def count(model):
+    return sum(p.numel() for p in model.parameters())
+
+
+def test_segmenters():
+    """PointNeXt of S3DIS: 0.8, 3.8, 7.1 and 41.6 million parameters, as published; radii double."""
+    features = {"in_channels": 4, "xyz_features": False}
+    small = models.PointNeXtSegmenter(13, **features)
+    assert round(count(small) / 1e6, 1) == 0.8
+    assert [stage[0].abstraction.radii for stage in small.stages] == [[0.1], [0.2], [0.4], [0.8]]
+    for blocks, width, millions in (
+        ((2, 3, 2, 2), 32, 3.8), ((3, 5, 3, 3), 32, 7.1), ((4, 7, 4, 4), 64, 41.6)
+    ):  # fmt: skip
+        model = models.PointNeXtSegmenter(
+            13, **features, sa_layers=1, residual=False, blocks=blocks, width=width
+        )
+        assert round(count(model) / 1e6, 1) == millions
+    parts = models.DGCNNSegmenter(50)
+    assert {edge.k for edge in parts.edges} == {40}
+    assert parts.mixed.mlp.linears[0].in_features == 1280
+    assert parts.head.last.bias is None
+
+
 def test_pointnext_small():
     """1.4 million parameters, as published; radii 0.15 times 1.5 a stage."""
     with torch.device("meta"):

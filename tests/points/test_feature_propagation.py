@@ -227,3 +227,16 @@ def test_errors(device):
     for kind, message, arguments, options in wrong:
         with pytest.raises(kind, match=f"^feature_propagation: {message}"):
             feature_propagation(*arguments, [weight], **options)
+
+
+def test_errors_name_its_own_arguments(device):
+    """Not those of the search inside."""
+    xyz, known = torch.zeros(2, 5, 3, device=device), torch.zeros(2, 4, 3, device=device)
+    rows, weight = torch.zeros(2, 4, 6, device=device), torch.zeros(7, 6, device=device)
+    sizes = torch.tensor([5, 5], device=device)
+    for lengths, offsets in (("lengths", "offsets"), ("known_lengths", "known_offsets")):
+        message = f"feature_propagation: {lengths} must be None where {offsets} is given"
+        with pytest.raises(RuntimeError, match=message):
+            feature_propagation(
+                xyz, known, None, rows, [weight], **{lengths: sizes, offsets: sizes}
+            )

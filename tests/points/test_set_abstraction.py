@@ -9,7 +9,7 @@ import torch.nn.functional as F
 import fusedops
 from fusedops.points import BatchNorm, LayerNorm, group, set_abstraction
 from points.layer_cases import NORMS, Call, compare, indices, leaf_norm, make_layers, make_norm
-from util import generator, make
+from util import Calls, generator, make
 
 reference = fusedops.reference.set_abstraction
 WIDTHS = (6, 5, 7, 3)
@@ -320,3 +320,17 @@ def test_parameters_of_norms_in_float32_beside_halves(device):
         assert grads["norm 0 weight"].dtype is torch.float32
         assert grads["weight 1"].dtype is torch.bfloat16
     assert isinstance(call.norms[0], LayerNorm)
+
+
+@pytest.mark.parametrize("kind", ["batch_train", "batch_eval"])
+def test_one_extremum_is_taken_of_the_widest_layer(device, kind):
+    """Where weights of a norm are negative, the product has their sign: no minimum is needed."""
+    tensors = [t.bfloat16() if i == 1 else t.float() for i, t in enumerate(clouds(device))]
+    idx = indices(B, N, M, K, device)
+    layers = make_layers(3 + FEATURES, (6, 300), kind, torch.bfloat16, device, torch.float32)
+    call = Call(tensors, idx, layers)
+    assert (layers[2][1].weight < 0).any()
+    with Calls() as calls:
+        call(set_abstraction)
+    assert "aten.max.dim" in calls.names
+    assert not [name for name in calls.names if name.startswith(("aten.min", "aten.amin"))]

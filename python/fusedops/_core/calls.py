@@ -124,7 +124,7 @@ def _raise_better(
 
 def _translated(text: str, inner: Mapping[str, str]) -> str:
     return re.sub(
-        r"(^|\blike |\bmatch |\bof )(\w+)\b", lambda m: m[1] + inner.get(m[2], m[2]), text
+        r"(^|\blike |\bmatch |\bof |\bwhere )(\w+)\b", lambda m: m[1] + inner.get(m[2], m[2]), text
     )
 
 

@@ -15,16 +15,20 @@ from .checkpoints import (
     to_yanx27,
 )
 from .dgcnn import DGCNN
+from .dgcnn_parts import DGCNNSegmenter, PointTransform
 from .pointnet2 import PointNet2Classifier, PointNet2Segmenter
-from .pointnext import InvResMLP, PointNeXt, ResidualAbstraction
+from .pointnext import InvResMLP, PointNeXt, PointNeXtSegmenter, ResidualAbstraction
 from .stages import Segmentation, Stage
 
 __all__ = [
     "DGCNN",
+    "DGCNNSegmenter",
     "InvResMLP",
     "PointNeXt",
+    "PointNeXtSegmenter",
     "PointNet2Classifier",
     "PointNet2Segmenter",
+    "PointTransform",
     "ResidualAbstraction",
     "Segmentation",
     "Stage",

@@ -13,6 +13,7 @@ from ..nn import (
 )
 from ._entries import Entry, linear_entries, moved_columns, norm_entries
 from .pointnet2 import PointNet2Classifier
+from .pointnext import PointNeXtSegmenter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -195,11 +196,55 @@ def dgcnn(model: Any) -> list[Entry]:
     return entries + list(heads)
 
 
+def dgcnn_parts(model: Any) -> list[Entry]:
+    """antao97/dgcnn.pytorch's segmenter of parts: its convolutions are numbered in order."""
+    entries: list[Entry] = []
+
+    def layers(mlp: SharedMLP, ours: str, theirs: str, first: int, ones: int) -> None:
+        nonlocal entries
+        entries += mlp_entries(
+            mlp,
+            ours,
+            lambda k: (f"{theirs}conv{first + k}.0.",),
+            lambda k: (f"{theirs}bn{first + k}.", f"{theirs}conv{first + k}.1."),
+            ones=ones,
+        )
+
+    if model.transform is not None:
+        turn, net = model.transform, "transform_net."
+        layers(turn.edge.mlp, "transform.edge.mlp.", net, 1, 2)
+        count = len(turn.edge.mlp.linears)
+        # NOTE: bn3 is the name of the head's first norm there, too, which took it.
+        embedding = f"{net}conv{count + 1}."
+        entries += mlp_entries(
+            turn.embedding, "transform.embedding.", always(f"{embedding}0."),
+            always(f"{embedding}1."), ones=1,
+        )  # fmt: skip
+        for i, mlp in enumerate(turn.head.layers):
+            entries += mlp_entries(
+                mlp, f"transform.head.layers.{i}.", always(f"{net}linear{i + 1}."),
+                always(f"{net}bn{count + 1 + i}."),
+            )  # fmt: skip
+        entries += linear_entries(turn.head.last, "transform.head.last.", f"{net}transform.")
+    at = 1
+    for i, edge in enumerate(model.edges):
+        layers(edge.mlp, f"edges.{i}.mlp.", "", at, 2)
+        at += len(edge.mlp.linears)
+    mlps = [(model.embedding, "embedding."), (model.category, "category."),
+            (model.mixed.mlp, "mixed.mlp.")]  # fmt: skip
+    mlps += [(mlp, f"head.layers.{i}.") for i, mlp in enumerate(model.head.layers)]
+    for mlp, ours in mlps:
+        if mlp is not None:
+            layers(mlp, ours, "", at, 1)
+            at += 1
+    return entries + list(linear_entries(model.head.last, "head.last.", f"conv{at}.", ones=1))
+
+
 # ---- guochengqian/openpoints ----
 
 
 def openpoints(model: Any) -> list[Entry]:
-    """PointNeXt's classifier; its blocks are Sequentials of convolution and norm."""
+    """PointNeXt's models; its blocks are Sequentials of convolution and norm."""
 
     def blocks(mlp: SharedMLP, ours: str, theirs: str, ones: int) -> Iterable[Entry]:
         linear, norm = (lambda k, i=i: (f"{theirs}.{k}.{i}.",) for i in range(2))
@@ -219,12 +264,21 @@ def openpoints(model: Any) -> list[Entry]:
             at, there = f"{ours}.{j}", f"{theirs}.{j}"
             entries += blocks(scale, f"{at}.abstraction.scales.0.", f"{there}.convs.convs", 2)
             entries += blocks(block.mlp, f"{at}.mlp.", f"{there}.pwconv", 1)
-    last = f"{encoder}.{len(model.stages) + 1}.0.convs"
-    entries += blocks(model.all_points.mlp, "all_points.mlp.", last, 2)
+    segments = isinstance(model, PointNeXtSegmenter)
+    if segments:
+        for i, layer in enumerate(model.propagations):
+            _check_propagation("openpoints", layer, "skip_first", 1)
+            theirs = f"decoder.decoder.{i}.0.convs"
+            entries += blocks(layer.mlp, f"propagations.{i}.mlp.", theirs, 1)
+    else:
+        last = f"{encoder}.{len(model.stages) + 1}.0.convs"
+        entries += blocks(model.all_points.mlp, "all_points.mlp.", last, 2)
+    head = "head.head" if segments else "prediction.head"
     heads = head_entries(  # with a dropout between its blocks
         model.head,
-        lambda i: f"prediction.head.{2 * i}.0.",
-        lambda i: (f"prediction.head.{2 * i}.1.",),
+        lambda i: f"{head}.{2 * i}.0.",
+        lambda i: (f"{head}.{2 * i}.1.",),
+        ones=1 if segments else 0,
     )
     return entries + list(heads)
 

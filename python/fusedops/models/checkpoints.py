@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ._entries import Entry, loaded, without_wrapper, written
 from ._tables import (
     dgcnn,
+    dgcnn_parts,
     erikwijmans,
     mlp_entries,
     of_layer,
@@ -18,8 +19,9 @@ from ._tables import (
 )
 from ._tables import yanx27 as yanx27_table
 from .dgcnn import DGCNN
+from .dgcnn_parts import DGCNNSegmenter
 from .pointnet2 import PointNet2Classifier, PointNet2Segmenter
-from .pointnext import PointNeXt
+from .pointnext import PointNeXt, PointNeXtSegmenter
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -105,47 +107,55 @@ def to_yanx27(model: nn.Module) -> dict[str, Tensor]:
 
 
 def load_dgcnn(model: nn.Module, state_dict: dict[str, Any]) -> None:
-    """Load a state dict of WangYueFt/dgcnn (pytorch), whose classifier is ``DGCNN(classes)``.
+    """Load a state dict of WangYueFt/dgcnn (pytorch) or antao97/dgcnn.pytorch.
+
+    The classifier of both is ``DGCNN(classes)``, the segmenter of parts of the latter
+    ``DGCNNSegmenter(parts)``.
 
     Args:
         model: Its parameters are overwritten.
         state_dict: Of the model there, all of it.
 
     Raises:
-        TypeError: model is no `DGCNN`.
+        TypeError: model is no `DGCNN` and no `DGCNNSegmenter`.
         ValueError: Names or shapes are not those of the model.
     """
-    _check("load_dgcnn", model, DGCNN)
-    loaded("load_dgcnn", model, state_dict, [dgcnn(model)])
+    _check("load_dgcnn", model, DGCNN, DGCNNSegmenter)
+    loaded("load_dgcnn", model, state_dict, [_dgcnn_table(model)])
+
+
+def _dgcnn_table(model: nn.Module) -> list[Entry]:
+    return dgcnn_parts(model) if isinstance(model, DGCNNSegmenter) else dgcnn(model)
 
 
 def to_dgcnn(model: nn.Module) -> dict[str, Tensor]:
     """The state dict that `load_dgcnn` reads, every norm under both of its names."""
-    _check("to_dgcnn", model, DGCNN)
-    return written(model, dgcnn(model))
+    _check("to_dgcnn", model, DGCNN, DGCNNSegmenter)
+    return written(model, _dgcnn_table(model))
 
 
 def load_openpoints(model: nn.Module, state_dict: dict[str, Any]) -> None:
     """Load a state dict of guochengqian/openpoints.
 
     Its classifier PointNeXt-S is ``PointNeXt(classes, in_channels)`` with the number of features
-    beside the coordinates: 1 for ScanObjectNN there, 0 for ModelNet40.
+    beside the coordinates: 1 for ScanObjectNN there, 0 for ModelNet40. The segmenter of S3DIS is
+    ``PointNeXtSegmenter(13, 4, xyz_features=False)``.
 
     Args:
         model: Its parameters are overwritten.
         state_dict: Of the model there (its checkpoints hold it as "model"), all of it.
 
     Raises:
-        TypeError: model is no `PointNeXt`.
+        TypeError: model is no `PointNeXt` and no `PointNeXtSegmenter`.
         ValueError: Names or shapes are not those of the model.
     """
-    _check("load_openpoints", model, PointNeXt)
+    _check("load_openpoints", model, PointNeXt, PointNeXtSegmenter)
     loaded("load_openpoints", model, state_dict, [openpoints(model)])
 
 
 def to_openpoints(model: nn.Module) -> dict[str, Tensor]:
     """The state dict that `load_openpoints` reads."""
-    _check("to_openpoints", model, PointNeXt)
+    _check("to_openpoints", model, PointNeXt, PointNeXtSegmenter)
     return written(model, openpoints(model))
 
 

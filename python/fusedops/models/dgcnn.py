@@ -1,4 +1,4 @@
-"""DGCNN, a classifier of edge convolutions."""
+"""DGCNN: a classifier of clouds, and a segmenter of their points, by edge convolutions."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from ..nn import EdgeConv, SharedMLP
+from ..nn.points.pooling import in_clouds, run_on_points
+from ..ops.segment import segment_reduce
 from .head import Head
 
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ class DGCNN(nn.Module):
         ValueError: A word is unknown.
 
     Shape:
-        points (B, N, in_channels), output (B, num_classes), logits.
+        points (B, N, in_channels), or (P, in_channels) packed; output (B, num_classes), logits.
     """
 
     __module__ = "fusedops.models"  # what pickles name
@@ -81,34 +83,43 @@ class DGCNN(nn.Module):
             [embedding * len(pools), *head, num_classes], dropout, bias=biases, **options
         )
 
-    def forward(self, points: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def forward(
+        self, points: Tensor, lengths: Tensor | None = None, offsets: Tensor | None = None
+    ) -> Tensor:
         """Logits of clouds.
 
         Args:
-            points: (B, N, in_channels).
-            lengths: (B,) int64, the points of each cloud.
+            points: (B, N, in_channels), or (P, in_channels) packed.
+            lengths: (B,) int64, the points of each cloud; more than N are N.
+            offsets: (B + 1,) int64, where packed clouds begin.
         """
         outputs, x = [], points
         for edge in self.edges:
-            x = edge(x, lengths=lengths)
+            x = edge(x, lengths=lengths, offsets=offsets)
             outputs.append(x)
         wide = torch.cat(outputs, dim=-1)
-        if lengths is None:
-            y = self.embedding(wide)
-            pooled = [y.max(1)[0] if pool == "max" else y.mean(1) for pool in self.pools]
-        else:
-            pooled = self._pool(wide, lengths)
+        pooled = pool_points(self.embedding, wide, self.pools, lengths, offsets)
         return self.head(torch.cat(pooled, dim=-1))
 
-    def _pool(self, wide: Tensor, lengths: Tensor) -> list[Tensor]:
-        """The embedding of the points that count, pooled; an empty cloud gives zeros."""
-        inside = torch.arange(wide.shape[1], device=wide.device) < lengths[:, None]
-        rows = self.embedding(wide[inside])
-        y = rows.new_zeros(*inside.shape, rows.shape[-1]).index_put((inside,), rows)
-        some = inside.any(1, keepdim=True)
-        largest = y.masked_fill(~inside.unsqueeze(-1), -torch.inf).max(1)[0]
-        found = {
-            "max": torch.where(some, largest, 0),
-            "mean": y.sum(1) / lengths.clamp(min=1).unsqueeze(1),
-        }
-        return [found[pool] for pool in self.pools]
+
+def pool_points(
+    mlp: nn.Module,
+    x: Tensor,
+    pools: Sequence[str],
+    lengths: Tensor | None,
+    offsets: Tensor | None,
+) -> list[Tensor]:
+    """The MLP of every point, pooled over the points that count; an empty cloud gives zeros."""
+    inside = in_clouds(x, lengths, offsets)
+    y = run_on_points(mlp, x, inside)
+    if offsets is not None:
+        return [segment_reduce(y, offsets, pool) for pool in pools]
+    if inside is None:
+        return [y.max(1)[0] if pool == "max" else y.mean(1) for pool in pools]
+    count = inside.sum(1, keepdim=True)
+    largest = y.masked_fill(~inside.unsqueeze(-1), -torch.inf).max(1)[0]
+    found = {
+        "max": torch.where(count > 0, largest, 0),
+        "mean": y.sum(1) / count.clamp_min(1),
+    }
+    return [found[pool] for pool in pools]

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..nn import FeaturePropagation, GlobalSetAbstraction, SetAbstraction
-from .head import Head
+from ..nn.points.pooling import in_clouds
+from .head import Head, of_points, run_head
 from .stages import ALL_POINTS, CLASSIFIERS, SEGMENTERS, Segmentation, Stage
 
 if TYPE_CHECKING:
@@ -35,6 +36,16 @@ def _stages(
         )
         in_channels = stage.channels
     return layers
+
+
+def coarser(
+    stage: Any, xyz: Tensor, features: Tensor | None, lengths: Tensor | None, offsets: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """What a set abstraction layer gives of clouds: centres, features, lengths and offsets."""
+    xyz, features, *more = stage(xyz, features, lengths=lengths, offsets=offsets)
+    if lengths is not None:
+        lengths = lengths.clamp(max=stage.num_points)
+    return xyz, features, lengths, more[0] if more else None
 
 
 def _split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -112,20 +123,23 @@ class PointNet2Classifier(nn.Module):
         self.head = Head(widths, dropout, **{**kept, "bias": [bias] * len(head)})
 
     def forward(
-        self, xyz: Tensor, features: Tensor | None = None, lengths: Tensor | None = None
+        self,
+        xyz: Tensor,
+        features: Tensor | None = None,
+        lengths: Tensor | None = None,
+        offsets: Tensor | None = None,
     ) -> Tensor:
         """Logits of clouds.
 
         Args:
-            xyz: (B, N, 3).
-            features: (B, N, F), or None where F is 0.
+            xyz: (B, N, 3), or (P, 3) packed.
+            features: (B, N, F) or (P, F), or None where F is 0.
             lengths: (B,) int64, the points of each cloud.
+            offsets: (B + 1,) int64, where packed clouds begin.
         """
         for stage in self.stages:
-            xyz, features = stage(xyz, features, lengths=lengths)
-            if lengths is not None:
-                lengths = lengths.clamp(max=stage.num_points)
-        return self.head(self.all_points(xyz, features, lengths=lengths))
+            xyz, features, lengths, offsets = coarser(stage, xyz, features, lengths, offsets)
+        return self.head(self.all_points(xyz, features, lengths=lengths, offsets=offsets))
 
 
 class PointNet2Segmenter(nn.Module):
@@ -204,50 +218,55 @@ class PointNet2Segmenter(nn.Module):
         features: Tensor | None = None,
         category: Tensor | None = None,
         lengths: Tensor | None = None,
+        offsets: Tensor | None = None,
     ) -> Tensor:
         """Logits of points.
 
         Args:
-            xyz: (B, N, 3).
-            features: (B, N, F), or None where F is 0.
+            xyz: (B, N, 3), or (P, 3) packed.
+            features: (B, N, F) or (P, F), or None where F is 0.
             category: (B,) int64, where the model has categories.
             lengths: (B,) int64, the points of each cloud; rows beyond count nowhere and are zeros.
+            offsets: (B + 1,) int64, where packed clouds begin.
         """
         if self.xyz_features:
             wide = xyz.to(self.head.last.weight.dtype)
             features = wide if features is None else torch.cat([wide, features], -1)
-        levels = [(xyz, self._skip(xyz, features, category), lengths)]
+        levels = [(xyz, self._skip(xyz, features, category, offsets), lengths, offsets)]
         for stage in self.stages:
-            xyz, features = stage(xyz, features, lengths=lengths)
-            if lengths is not None:
-                lengths = lengths.clamp(max=stage.num_points)
-            levels.append((xyz, features, lengths))
+            xyz, features, lengths, offsets = coarser(stage, xyz, features, lengths, offsets)
+            levels.append((xyz, features, lengths, offsets))
         assert features is not None
         if self.all_points is None:
             levels.pop()
-            known_xyz, known, known_lengths = xyz, features, lengths
+            known_xyz, known, known_lengths, known_offsets = xyz, features, lengths, offsets
         else:
-            known_xyz = known_lengths = None
-            known = self.all_points(xyz, features, lengths=lengths)
-        for layer, (xyz, skip, lengths) in zip(
+            known_xyz = known_lengths = known_offsets = None
+            known = self.all_points(xyz, features, lengths=lengths, offsets=offsets)
+        for layer, (xyz, skip, lengths, offsets) in zip(
             reversed(self.propagations), reversed(levels), strict=True
         ):
-            known = layer(xyz, known_xyz, skip, known, lengths=lengths, known_lengths=known_lengths)
-            known_xyz, known_lengths = xyz, lengths
-        if lengths is None:
-            return self.head(known)
-        inside = torch.arange(known.shape[1], device=known.device) < lengths[:, None]
-        rows: Tensor = self.head(known[inside])
-        return rows.new_zeros(*inside.shape, rows.shape[-1]).index_put((inside,), rows)
+            known = layer(
+                xyz, known_xyz, skip, known, lengths=lengths, known_lengths=known_lengths,
+                offsets=offsets, known_offsets=known_offsets,
+            )  # fmt: skip
+            known_xyz, known_lengths, known_offsets = xyz, lengths, offsets
+        return run_head(self.head, known, in_clouds(known, lengths, offsets))
 
-    def _skip(self, xyz: Tensor, features: Tensor | None, category: Tensor | None) -> Tensor | None:
+    def _skip(
+        self,
+        xyz: Tensor,
+        features: Tensor | None,
+        category: Tensor | None,
+        offsets: Tensor | None,
+    ) -> Tensor | None:
         """What the finest points have already: [category, coordinates, features]."""
         parts = []
         if self.num_categories:
             if category is None:
                 raise ValueError("PointNet2Segmenter: category must be a Tensor; got None")
             one_hot = F.one_hot(category, self.num_categories).to(self.head.last.weight.dtype)
-            parts.append(one_hot.unsqueeze(1).expand(-1, xyz.shape[1], -1))
+            parts.append(of_points(one_hot, xyz, offsets))
         if self.xyz_features:
             parts.append(xyz.to(self.head.last.weight.dtype))
         if features is not None:

@@ -63,7 +63,10 @@ def _column_sums(y: Tensor) -> Tensor:
 
 
 def _masked_statistics(y: Tensor, valid: Tensor, group: Any) -> Statistics:
-    """Of y (B, M, K, C) where valid, differentiable in y; by two passes."""
+    """Of y (B, M, K, C) where valid, differentiable in y; by two passes.
+
+    The second one also corrects the mean, which has the rounding errors of a sum.
+    """
     y = y.to(wide_dtype(y.dtype))
     local = valid.sum().to(y.dtype)
     sums = _column_sums(torch.where(valid, y, 0))
@@ -71,8 +74,10 @@ def _masked_statistics(y: Tensor, valid: Tensor, group: Any) -> Statistics:
     count = sums[-1].detach()
     some = count.clamp_min(1)
     mean = sums[:-1] / some
-    squares = _column_sums(torch.where(valid, y - mean, 0).square())
-    return Statistics(mean, _all_reduce(squares, group) / some, count)
+    centred = torch.where(valid, y - mean, 0)
+    sums = torch.stack([_column_sums(centred), _column_sums(centred.square())])
+    shift, square = _all_reduce(sums, group) / some
+    return Statistics(mean + shift, square - shift.square(), count)
 
 
 def _moments(rows: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -83,8 +88,10 @@ def _moments(rows: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     if rows.is_cuda:
         mean, rstd = torch.batch_norm_stats(rows, eps)
         return mean, (rstd.square().reciprocal() - eps).clamp_min(0)
-    var, mean = torch.var_mean(rows.to(wide), 0, correction=0)
-    return mean, var
+    # NOTE: by distances to one of them, which hardly vary where the values do not.
+    first = rows[0].to(wide)
+    var, mean = torch.var_mean(rows - first, 0, correction=0)
+    return first + mean, var
 
 
 def _statistics(y: Tensor, slots: Slots, eps: float, group: Any) -> Statistics:
@@ -229,8 +236,13 @@ class BatchNormFunction(torch.autograd.Function):
         used = chosen(y, winners)
         if used.dtype.itemsize < dtype.itemsize:
             used = used.to(dtype)
+        mean = found.mean
+        if not used.is_cuda:
+            # NOTE: torch's CPU kernel has scale y + (bias - scale mean), which cancels where the
+            # mean is many standard deviations away.
+            used, mean = used - mean, torch.zeros_like(mean)
         z = F.batch_norm(
-            used.flatten(0, -2), found.mean, found.var, weight, bias, False, 0.0, eps
+            used.flatten(0, -2), mean, found.var, weight, bias, False, 0.0, eps
         ).reshape(used.shape)
         ctx.save_for_backward(y, valid, copies, winners, weight, bias, *found)
         ctx.options = (eps, group, dtype)
@@ -271,6 +283,7 @@ def _update_running(norm: BatchNorm, found: Statistics, bias: Tensor | None) -> 
     """Mix this batch into the running statistics; not where no edge counts."""
     if norm.running_mean is None or norm.running_var is None:
         return
+    assert norm.momentum is not None
     mean = found.mean if bias is None else found.mean + bias
     unbiased = found.var * (found.count / (found.count - 1).clamp_min(1))
     for running, value in ((norm.running_mean, mean), (norm.running_var, unbiased)):
@@ -285,6 +298,7 @@ def batch_norm(
     linear_bias: Tensor | None,
     dtype: torch.dtype,
     winners: Tensor | None = None,
+    sign: Tensor | None = None,
 ) -> Tensor:
     """The norm, in training, of y (B, M, K, C) without the bias of its linear layer.
 
@@ -297,12 +311,15 @@ def batch_norm(
         linear_bias: (C,) or None.
         dtype: Of the result.
         winners: (B, M, 1, C) int64: normalise only the values there.
+        sign: (C,) of 1 and -1: y is the pre-activation times that.
 
     Returns:
         Like y, or (B, M, C) where winners are given.
     """
     wide = wide_dtype(y.dtype)
     weight = None if norm.weight is None else norm.weight.to(wide)
+    if sign is not None:
+        weight = sign.to(wide) if weight is None else weight * sign
     bias = None if norm.bias is None else norm.bias.to(wide)
     if needs_grad(linear_bias):
         assert linear_bias is not None
@@ -315,7 +332,10 @@ def batch_norm(
         z, *found = BatchNormFunction.apply(y, *slots, *rest)
     with torch.no_grad():
         shift = None if linear_bias is None else linear_bias.detach()
-        _update_running(norm, Statistics(*(t.detach() for t in found)), shift)
+        statistics = Statistics(*(t.detach() for t in found))
+        if sign is not None:
+            statistics = statistics._replace(mean=statistics.mean * sign)
+        _update_running(norm, statistics, shift)
     return z
 
 

@@ -110,9 +110,10 @@ def _check_norm(op: str, name: str, norm: object, weight: Tensor) -> None:
             f"{op}: {name} must be a BatchNorm, a LayerNorm or None; got {type(norm).__name__}"
         )
     parts = {"weight": norm.weight, "bias": norm.bias}
-    if isinstance(norm, BatchNorm):
-        if not norm.eps > 0:  # as torch
-            raise ValueError(f"{op}: {name}.eps must be positive; got {norm.eps}")
+    if isinstance(norm, LayerNorm):
+        _check_number(op, f"{name}.eps", norm.eps)
+    else:
+        _check_settings(op, name, norm, weight)
         parts |= {"running_mean": norm.running_mean, "running_var": norm.running_var}
         missing = norm.running_mean is None or norm.running_var is None
         if missing and not (norm.training and norm.running_mean is norm.running_var):
@@ -125,6 +126,41 @@ def _check_norm(op: str, name: str, norm: object, weight: Tensor) -> None:
         if value is not None:
             check_tensor(op, f"{name}.{part}", value, weight)
             check_shape(op, f"{name}.{part}", value, (weight.shape[0],))
+
+
+def _check_number(op: str, name: str, value: object, more: str = "") -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{op}: {name} must be a number{more}; got {type(value).__name__}")
+
+
+def _check_settings(op: str, name: str, norm: BatchNorm, weight: Tensor) -> None:
+    """The errors of what is no parameter and no statistic."""
+    _check_number(op, f"{name}.eps", norm.eps)
+    if not norm.eps > 0:  # as torch
+        raise ValueError(f"{op}: {name}.eps must be positive; got {norm.eps}")
+    count = norm.num_batches_tracked
+    if count is not None:
+        if not isinstance(count, Tensor):
+            raise TypeError(
+                f"{op}: {name}.num_batches_tracked must be a Tensor or None; got "
+                f"{type(count).__name__}"
+            )
+        if count.dtype != torch.int64 or count.device != weight.device or count.numel() != 1:
+            raise RuntimeError(
+                f"{op}: {name}.num_batches_tracked must be () int64 on {weight.device}; got "
+                f"{tuple(count.shape)} {_name(count.dtype)} on {count.device}"
+            )
+    if isinstance(norm.momentum, Tensor):
+        if norm.momentum.numel() != 1:
+            shape = tuple(norm.momentum.shape)
+            raise RuntimeError(f"{op}: {name}.momentum must be (); got {shape}")
+    elif norm.momentum is not None:
+        _check_number(op, f"{name}.momentum", norm.momentum, ", a Tensor or None")
+    elif norm.training and norm.running_mean is not None and count is None:
+        raise ValueError(
+            f"{op}: {name} must have num_batches_tracked where momentum is None in training; got "
+            "None"
+        )
 
 
 def _word(value: object) -> str:

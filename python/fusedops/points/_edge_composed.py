@@ -157,29 +157,48 @@ def _maximum(z: Tensor) -> Tensor:
     return amax(z, 2)
 
 
-def _winners(y: Tensor, weight: Tensor | None) -> Tensor:
-    """(B, M, 1, C): where y times the weight's sign is largest over k."""
+def _signed(layer: EdgeLayer) -> tuple[EdgeLayer, Tensor | None]:
+    """The layer with y times the sign of its norm's weight, and that sign (C,); None: it is y.
+
+    NOTE: the minimum that negative weights ask for would be another pass over the widest tensor.
+    """
+    norm = layer.norm
+    if layer.weight is None or not isinstance(norm, BatchNorm) or norm.weight is None:
+        return layer, None
+    sign = torch.where(norm.weight.detach() < 0, -1, 1).to(layer.weight.dtype)
+    bias = None if layer.bias is None else layer.bias * sign
+    return layer._replace(weight=layer.weight * sign.unsqueeze(1), bias=bias), sign
+
+
+def _winners(y: Tensor, weight: Tensor | None, sign: Tensor | None) -> Tensor:
+    """(B, M, 1, C): where y is largest over k; without a sign, y times that of the weight."""
     highest = y.max(2, keepdim=True).indices
     if weight is None:
         return highest
+    if sign is not None:
+        return torch.where(weight.abs() > 0, highest, 0)
     lowest = y.min(2, keepdim=True).indices
     return torch.where(weight > 0, highest, torch.where(weight < 0, lowest, 0))
 
 
-def _pooled_first(y: Tensor, edges: Edges, layer: EdgeLayer, act: Activation) -> Tensor:
+def _pooled_first(
+    y: Tensor, edges: Edges, layer: EdgeLayer, act: Activation, sign: Tensor | None
+) -> Tensor:
     """The maximum over k of act(norm(y)), by the extremum of y itself: (B, M, C) float32 (float64).
 
-    The lowest k wins of equal ones, and a NaN of all. Weights of 0 make all equal.
+    The lowest k wins of equal ones, and a NaN of all. Weights of 0 make all equal. With a sign, y
+    has it already.
     """
     wide = wide_dtype(y.dtype)
     norm = layer.norm
     if not isinstance(norm, BatchNorm):
         z = _layer_norm(y, norm) if isinstance(norm, LayerNorm) else y
         return act(_maximum(z).to(wide))
-    winners = _winners(y.detach(), norm.weight)
+    winners = _winners(y.detach(), norm.weight, sign)
     if norm.training:
-        return act(batch_norm(y, edges.slots, norm, layer.bias, wide, winners))
-    return act(running_norm(chosen(y, winners).to(wide), norm))
+        return act(batch_norm(y, edges.slots, norm, layer.bias, wide, winners, sign))
+    best = chosen(y, winners).to(wide)
+    return act(running_norm(best if sign is None else best * sign, norm))
 
 
 def _pool(a: Tensor, edges: Edges, pool: str) -> Tensor:
@@ -206,14 +225,17 @@ def layers_from(
     pools_first = pool == "max" and last_act.is_monotone and edges.idx.shape[2] > 1
     acts = [act] * (len(layers) - 1) + [last_act]
     is_activated = False  # whether y went through its activation in the product's epilogue
+    sign = None
     for i, following in enumerate(layers[1:], 1):
         a = _normalised(y, edges, layers[i - 1], dtype)
         a = a if is_activated else acts[i - 1](a)
         late = pools_first and following is layers[-1]
+        if late:
+            following, sign = _signed(following)
         is_activated = following.norm is None and acts[i].fuses and not late
         y = _product(a, following, acts[i] if is_activated else None)
     if pools_first:
-        pooled = _pooled_first(y, edges, layers[-1], last_act)
+        pooled = _pooled_first(y, edges, layers[-1], last_act, sign)
     else:
         a = _normalised(y, edges, layers[-1], dtype)
         pooled = _pool(a if is_activated else last_act(a), edges, pool)

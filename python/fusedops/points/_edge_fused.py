@@ -330,6 +330,7 @@ def _update_running(layers: Sequence[EdgeLayer], stats: Sequence[Tensor]) -> Non
         assert isinstance(norm, BatchNorm)
         if norm.running_mean is None or norm.running_var is None:
             continue
+        assert norm.momentum is not None
         found = found[:, : norm.running_mean.shape[0]]
         mean = found[_MEAN] if layer.bias is None else found[_MEAN] + layer.bias
         key = (norm.momentum, found.shape[1])

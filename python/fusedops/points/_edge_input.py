@@ -18,6 +18,8 @@ from .._autograd.gemm import linear_eager
 from .._autograd.shared import distinct, sees_torch_functions_only
 from ..ops.linear import linear
 from ._autograd import needs_grad
+from ._edge_batch_norm import wide_dtype
+from .norms import BatchNorm
 
 if TYPE_CHECKING:
     from ._edge_checks import Layers
@@ -60,9 +62,22 @@ class EdgeLayer(NamedTuple):
 
 
 def edge_layers(layers: Layers) -> list[EdgeLayer]:
-    """Checked layers as `edge_mlp` takes them."""
+    """Checked layers as `edge_mlp` takes them; norms count this call."""
     weights = [None, *layers.weights[1:]]
-    return [EdgeLayer(*layer) for layer in zip(weights, layers.biases, layers.norms, strict=True)]
+    norms = [_counted(norm, layers.dtype) for norm in layers.norms]
+    return [EdgeLayer(*layer) for layer in zip(weights, layers.biases, norms, strict=True)]
+
+
+@torch.no_grad()
+def _counted(norm: Norm | None, dtype: torch.dtype) -> Norm | None:
+    """A batch norm in training counts its batch, and has a momentum from then on."""
+    if not isinstance(norm, BatchNorm) or not norm.training or norm.num_batches_tracked is None:
+        return norm
+    norm.num_batches_tracked.add_(1)
+    if norm.momentum is not None:
+        return norm
+    # NOTE: a tensor, as the number would be one to wait for.
+    return norm._replace(momentum=1 / norm.num_batches_tracked.to(wide_dtype(dtype)).reshape(()))
 
 
 def _product(x: Tensor, weight: Tensor) -> Tensor:

@@ -22,11 +22,14 @@ class BatchNorm(NamedTuple):
         running_mean: (C,), updated in place in training; or None.
         running_var: (C,), likewise, with the unbiased variance (n - 1).
         training: Whether the statistics are those of the batch.
-        momentum: The share of the batch in the running statistics.
+        momentum: The share of the batch in the running statistics, a number or a tensor () of one.
+            None: they become the plain mean over all batches, as in torch; that takes
+            num_batches_tracked.
         eps: Added to the variance; positive.
         group: A process group of torch.distributed: statistics are those of all its ranks, as those
             of torch.nn.SyncBatchNorm; every rank has to call, forward and backward. None: this
             process alone.
+        num_batches_tracked: () int64, counted up by one at a call in training; None: not counted.
     """
 
     weight: Tensor | None = None
@@ -34,9 +37,10 @@ class BatchNorm(NamedTuple):
     running_mean: Tensor | None = None
     running_var: Tensor | None = None
     training: bool = False
-    momentum: float = 0.1
+    momentum: float | Tensor | None = 0.1
     eps: float = 1e-5
     group: Any = None
+    num_batches_tracked: Tensor | None = None
 
 
 class LayerNorm(NamedTuple):

@@ -30,9 +30,13 @@ def edge_norm(y: Tensor, valid: Tensor, norm: Any) -> Tensor:
     if not norm.training:
         flat = y.flatten(0, -2)
         return F.batch_norm(flat, *statistics, *parameters, eps=norm.eps).reshape(y.shape)
+    momentum = norm.momentum
+    if norm.num_batches_tracked is not None:
+        norm.num_batches_tracked.add_(1)
+        momentum = 1 / int(norm.num_batches_tracked) if momentum is None else momentum
     if not valid.any():
         return torch.where(valid.unsqueeze(-1), y, 0)
-    z = F.batch_norm(y[valid], *statistics, *parameters, True, norm.momentum, norm.eps)
+    z = F.batch_norm(y[valid], *statistics, *parameters, True, float(momentum or 0), norm.eps)
     return torch.zeros_like(y, dtype=z.dtype).index_put((valid,), z)
 
 

@@ -36,7 +36,7 @@ class Layers(NamedTuple):
         return [layer.weight.flatten(1) for layer in self.linears]
 
     def arguments(self) -> tuple[list[Any], list[Any], dict[str, Any]]:
-        """Biases, norms, and the keywords of a function; in training, norms count a batch."""
+        """Biases, norms, and the keywords of a function; norms count its call in training."""
         biases = [layer.bias for layer in self.linears]
         norms = [None if norm is None else norm_arguments(norm) for norm in self.norms]
         return (

@@ -10,6 +10,7 @@ run on a GPU alone, are taken as they are published where their own code cannot 
 from __future__ import annotations
 
 import copy
+import math
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -272,6 +273,48 @@ def _probes(form: Form, module: Any, like: Tensor) -> Calls:
     return calls
 
 
+def _with_binary_radii(module: Any, form: Form) -> Any:
+    """A copy whose radii are powers of two: their squares, and distances of them, are exact."""
+    made = copy.deepcopy(module)
+
+    def binary(radius: float | None) -> float | None:
+        return None if radius is None else 2.0 ** round(math.log2(radius))
+
+    if form.style == "wijmans":
+        for grouper in made.groupers:
+            if hasattr(grouper, "radius"):
+                grouper.radius = binary(grouper.radius)
+    elif "radius_list" in vars(made):
+        made.radius_list = [binary(radius) for radius in made.radius_list]
+    else:
+        made.radius = binary(made.radius)
+    return made
+
+
+def _boundary_probes(form: Form, module: Any, like: Tensor) -> Calls:
+    """A cloud for each radius: two points that far apart, others far from all."""
+    draw, scales = draws(like), scales_of(module, form)
+    assert scales is not None
+    width = scales[0].layers.linears[0].weight.shape[1] - (3 if scales[0].use_xyz else 0)
+    radii = [scale.radius for scale in scales if scale.radius is not None]
+    count = max(2, module.npoint)  # so that all points are centres
+    at = (1 + draw(len(radii), count, 3)) * (200 * max(radii))
+    at[:, :2] = 0
+    for cloud, radius in zip(at, radii, strict=True):
+        cloud[1, 0] = radius
+    features = draw(len(radii), width, count) if width else None
+    return [(at if form.style == "wijmans" else at.transpose(1, 2).contiguous(), features)]
+
+
+def _agrees_at_the_radius(module: Any, form: Form, run: Any) -> bool | None:
+    """Whether a point exactly at the radius is a neighbour where it is one of ours."""
+    scales = scales_of(module, form) if form.kind == "abstraction" else None
+    if not scales or any(scale.radius is None or scale.radius <= 0 for scale in scales):
+        return True
+    made = _with_binary_radii(module, form)
+    return agrees(made, run, partial(_boundary_probes, form), exact=True)
+
+
 def _fits(scales: list[Scale], features: Tensor | None) -> bool:
     """Whether the first layers have the columns that would come."""
     given = 0 if features is None else features.shape[1]
@@ -306,6 +349,7 @@ def pointnet_form(module: Any) -> tuple[Form, str] | None:
             form = form._replace(detached=published or not _follows_coordinates(module))
         run = partial(MIXINS[form.kind]._run, form=form)
         same = agrees(module, run, partial(_probes, form))
+        same = same and _agrees_at_the_radius(module, form, run)
         if same or (same is None and published):
             return form, _OPS[form.kind]
     return None

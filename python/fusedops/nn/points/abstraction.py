@@ -7,17 +7,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from ..._fakes.cloud import check_clouds
+from ...ops.segment import segment_reduce
+from ...points._cloud import check_cloud_arguments
 from ...points.abstraction import set_abstraction
 from ...points.grouping import gather, group
 from ...points.sampling import farthest_point_sample
-from .mlp import SharedMLP
+from .lengths import check_lengths
+from .mlp import SharedMLP, is_readable
 from .neighbourhoods import neighbourhoods
-from .pooling import run_on_edges
+from .pooling import in_clouds, in_dtype_of, run_on_edges, run_on_points
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _POOLS = ("max", "mean", "sum")
+_NAMES = ("xyz", "lengths", "offsets")
 
 
 def check_pool(op: str, pool: str) -> None:
@@ -61,7 +66,8 @@ class SetAbstraction(torch.nn.Module):
 
     Shape:
         xyz (B, N, D), features (B, N, F) or None; output centers (B, M, D) and features
-        (B, M, sum of the scales' last widths).
+        (B, M, sum of the scales' last widths). Packed: (P, D), (P, F); (Q, D), (Q, ...) and the
+        centres' offsets (B + 1,).
 
     Example:
         >>> layer = fusedops.nn.SetAbstraction(0, [64, 64, 128], 0.2, 32, num_points=512)
@@ -109,18 +115,31 @@ class SetAbstraction(torch.nn.Module):
         self.pad, self.closed, self.random_start = pad, closed, random_start
 
     def sample(
-        self, xyz: Tensor, lengths: Tensor | None = None, num_points: int | None = None
-    ) -> tuple[Tensor, Tensor]:
+        self,
+        xyz: Tensor,
+        lengths: Tensor | None = None,
+        num_points: int | Tensor | None = None,
+        *,
+        offsets: Tensor | None = None,
+    ) -> tuple[Tensor, ...]:
         """Choose the centres: their coordinates (B, M, D), and their indices (B, M) int64.
 
         M is num_points, the layer's by default, or N where that is less; of a cloud with fewer
-        points by its length the centres beyond are none: index -1, coordinates 0.
+        points by its length the centres beyond are none: index -1, coordinates 0. Of packed clouds
+        (Q, D), (Q,) and the centres' offsets (B + 1,), each cloud with as many as it has points at
+        most; num_points may be a tensor (B,) there. Q is read from the device.
         """
         wanted = self.num_points if num_points is None else num_points
         if wanted is None:
             raise ValueError("SetAbstraction: centers must be given without num_points; got None")
         start: Any = "random" if self.random_start else 0
-        idx = farthest_point_sample(xyz, min(wanted, xyz.shape[1]), lengths, start)
+        if offsets is not None:
+            idx, center_offsets = farthest_point_sample(
+                xyz, wanted, lengths, start, offsets=offsets
+            )
+            return gather(xyz, idx), idx, center_offsets
+        count = wanted if isinstance(wanted, Tensor) else min(wanted, xyz.shape[1])
+        idx = farthest_point_sample(xyz, count, lengths, start)
         assert isinstance(idx, Tensor)
         return gather(xyz, idx), idx
 
@@ -132,37 +151,48 @@ class SetAbstraction(torch.nn.Module):
         *,
         lengths: Tensor | None = None,
         center_lengths: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
+        offsets: Tensor | None = None,
+        center_offsets: Tensor | None = None,
+    ) -> tuple[Tensor, ...]:
         """Apply the layer.
 
         Args:
-            xyz: (B, N, D), float16, bfloat16, float32 or float64.
-            features: (B, N, F), or None.
-            centers: (B, M, D); None to sample them.
+            xyz: (B, N, D), or (P, D) packed; float16, bfloat16, float32 or float64.
+            features: (B, N, F) or (P, F), or None.
+            centers: (B, M, D) or (Q, D); None to sample them.
             lengths: (B,) int64, the points of each cloud.
             center_lengths: (B,) int64, the centres of each cloud; rows beyond are zeros.
+            offsets: (B + 1,) int64, where packed clouds begin.
+            center_offsets: (B + 1,) int64, those of given centres.
 
         Returns:
-            The centres (B, M, D) and their features.
+            The centres (B, M, D) and their features; of packed clouds (Q, ...) and, as third, the
+            centres' offsets.
         """
-        if centers is None:
+        if centers is None and offsets is not None:
+            centers, _, center_offsets = self.sample(xyz, lengths, offsets=offsets)
+        elif centers is None:
             centers, idx = self.sample(xyz, lengths)
             if lengths is not None:
                 center_lengths = lengths.clamp(max=idx.shape[1])
         found = neighbourhoods(
             xyz, centers, self.radii, self.ks, lengths=lengths, center_lengths=center_lengths,
-            pad=self.pad, closed=self.closed,
+            offsets=offsets, center_offsets=center_offsets, pad=self.pad, closed=self.closed,
         )  # fmt: skip
         scales = [
             self._scale(i, xyz, features, centers, neighbours) for i, neighbours in enumerate(found)
         ]
-        return centers, scales[0] if len(scales) == 1 else torch.cat(scales, dim=-1)
+        y = scales[0] if len(scales) == 1 else torch.cat(scales, dim=-1)
+        if offsets is None:
+            return centers, y
+        assert center_offsets is not None  # else the searches raised
+        return centers, y, center_offsets
 
     def _scale(
         self, i: int, xyz: Tensor, features: Tensor | None, centers: Tensor, idx: Tensor
     ) -> Tensor:
         mlp: Any = self.scales[i]
-        if not mlp.readable:
+        if not is_readable(mlp):
             return self._by_layers(i, xyz, features, centers, idx)
         weights, biases, norms = mlp.arguments()
         return set_abstraction(
@@ -185,7 +215,8 @@ class SetAbstraction(torch.nn.Module):
     ) -> Tensor:
         parts = []
         if self.use_xyz:
-            offsets = group(None, idx, points=xyz, centers=centers)
+            wide = torch.promote_types(xyz.dtype, torch.float32)
+            offsets = group(None, idx, points=xyz.to(wide), centers=centers.to(wide))
             scale = self.radii[i] if self.normalize_offsets else None
             parts.append(offsets if scale is None else offsets / scale)
         if features is not None:
@@ -224,7 +255,8 @@ class GlobalSetAbstraction(torch.nn.Module):
         ValueError: There is nothing to compute from, or a word is unknown.
 
     Shape:
-        xyz (B, N, D), features (B, N, F) or None; output (B, mlp[-1]).
+        xyz (B, N, D), features (B, N, F) or None, or packed (P, D) and (P, F); output
+        (B, mlp[-1]).
     """
 
     __module__ = "fusedops.nn"  # what pickles name
@@ -250,30 +282,67 @@ class GlobalSetAbstraction(torch.nn.Module):
         self.dimensions, self.use_xyz, self.pool = dimensions, use_xyz, pool
 
     def forward(
-        self, xyz: Tensor, features: Tensor | None = None, *, lengths: Tensor | None = None
+        self,
+        xyz: Tensor,
+        features: Tensor | None = None,
+        *,
+        lengths: Tensor | None = None,
+        offsets: Tensor | None = None,
     ) -> Tensor:
-        """Apply the layer; points beyond lengths (B,) count nowhere."""
-        if lengths is not None and self.mlp.readable:
-            at = torch.arange(xyz.shape[1], device=xyz.device)
-            idx = torch.where(at < lengths[:, None], at, -1).unsqueeze(1)
-            weights, biases, norms = self.mlp.arguments()
-            return set_abstraction(
-                xyz if self.use_xyz else None, features, None, idx, weights, biases, norms,
-                self.mlp.activation, self.pool, negative_slope=self.mlp.negative_slope,
-                last_activation=self.mlp.last_activation,
-            ).squeeze(1)  # fmt: skip
-        parts = [] if features is None else [features]
-        if self.use_xyz:
-            like = self.mlp.linears[0].weight if features is None else features
-            parts.insert(0, xyz.to(like.dtype))
-        x = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+        """Apply the layer.
+
+        Args:
+            xyz: (B, N, D), or (P, D) packed; float16, bfloat16, float32 or float64.
+            features: (B, N, F) or (P, F), or None.
+            lengths: (B,) int64, the points of each cloud; rows beyond count nowhere. More than N
+                are N; a cloud without points gives zeros.
+            offsets: (B + 1,) int64, where packed clouds begin.
+        """
+        if offsets is not None:
+            check_cloud_arguments("GlobalSetAbstraction", xyz, lengths, offsets)
+            check_clouds("GlobalSetAbstraction", xyz, lengths, offsets, _NAMES)
+            return self._packed(xyz, features, offsets)
         if lengths is not None:
-            inside = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
+            check_lengths("GlobalSetAbstraction", lengths, xyz)
+        inside = in_clouds(xyz, lengths, None)
+        if inside is not None and is_readable(self.mlp):
+            at = torch.arange(xyz.shape[1], device=xyz.device)
+            idx = torch.where(inside, at, -1).unsqueeze(1)
+            return self._of_groups(xyz, features, idx).squeeze(1)
+        x = self._rows(xyz, features)
+        if inside is not None:
             return run_on_edges(self.mlp, x, inside, self.pool)
-        y: Tensor = self.mlp(x)
+        y = run_on_points(self.mlp, x)
         if self.pool == "max":
             return y.max(dim=1)[0]
         return y.mean(dim=1) if self.pool == "mean" else y.sum(dim=1)
+
+    def _of_groups(self, xyz: Tensor, features: Tensor | None, idx: Tensor) -> Tensor:
+        weights, biases, norms = self.mlp.arguments()
+        return set_abstraction(
+            xyz if self.use_xyz else None, features, None, idx, weights, biases, norms,
+            self.mlp.activation, self.pool, negative_slope=self.mlp.negative_slope,
+            last_activation=self.mlp.last_activation,
+        )  # fmt: skip
+
+    def _rows(self, xyz: Tensor, features: Tensor | None) -> Tensor:
+        """What the MLP takes of every point."""
+        parts = [] if features is None else [features]
+        if self.use_xyz:
+            own = in_dtype_of(self.mlp, xyz) if features is None else xyz.to(features.dtype)
+            parts.insert(0, own)
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+
+    def _packed(self, xyz: Tensor, features: Tensor | None, offsets: Tensor) -> Tensor:
+        """Groups of one point each through the MLP, then a reduction of every cloud's rows."""
+        inside = in_clouds(xyz, None, offsets)
+        assert inside is not None
+        if is_readable(self.mlp):
+            at = torch.arange(xyz.shape[0], device=xyz.device)
+            y = self._of_groups(xyz, features, torch.where(inside, at, -1).unsqueeze(1))
+        else:
+            y = run_on_points(self.mlp, self._rows(xyz, features), inside)
+        return segment_reduce(y, offsets, self.pool)
 
     def extra_repr(self) -> str:
         """The pooling, and whether coordinates are left out."""

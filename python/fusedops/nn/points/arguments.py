@@ -36,7 +36,7 @@ def readable(linears: Iterable[Any], norms: Iterable[Any]) -> bool:
 
 
 def norm_arguments(norm: Any) -> Norm:
-    """A norm of torch.nn as an argument; in training its count of batches goes up by one.
+    """A norm of torch.nn as an argument, whose count of batches goes up at a call in training.
 
     As torch's do: without running statistics those of the batch are used in evaluation too, and
     a momentum of None makes the running ones a plain mean of all batches.
@@ -46,14 +46,13 @@ def norm_arguments(norm: Any) -> Norm:
     mean, var = norm.running_mean, norm.running_var
     training = bool(norm.training or (mean is None and var is None))
     momentum = 0.0 if norm.momentum is None else norm.momentum
+    count = None
     if norm.training and norm.track_running_stats and norm.num_batches_tracked is not None:
-        norm.num_batches_tracked.add_(1)
-        if norm.momentum is None:
-            momentum = 1.0 / float(norm.num_batches_tracked)
+        momentum, count = norm.momentum, norm.num_batches_tracked
     if norm.training and not norm.track_running_stats:
         mean = var = None
     group = _process_group(norm) if norm.training else None
-    return BatchNorm(norm.weight, norm.bias, mean, var, training, momentum, norm.eps, group)
+    return BatchNorm(norm.weight, norm.bias, mean, var, training, momentum, norm.eps, group, count)
 
 
 def _process_group(norm: Any) -> Any:

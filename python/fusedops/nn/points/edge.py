@@ -11,7 +11,7 @@ from ...points.abstraction import edge_conv
 from ...points.grouping import group
 from ...points.neighbours import knn
 from .abstraction import check_pool
-from .mlp import SharedMLP
+from .mlp import SharedMLP, is_readable
 from .pooling import run_on_edges
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class EdgeConv(torch.nn.Module):
         ValueError: A word is unknown.
 
     Shape:
-        features (B, N, F), output (B, N, mlp[-1]).
+        features (B, N, F), output (B, N, mlp[-1]); packed (P, F) and (P, mlp[-1]).
     """
 
     __module__ = "fusedops.nn"  # what pickles name
@@ -66,20 +66,28 @@ class EdgeConv(torch.nn.Module):
         self.k, self.pool = k, pool
 
     def forward(
-        self, features: Tensor, idx: Tensor | None = None, *, lengths: Tensor | None = None
+        self,
+        features: Tensor,
+        idx: Tensor | None = None,
+        *,
+        lengths: Tensor | None = None,
+        offsets: Tensor | None = None,
     ) -> Tensor:
         """Apply the layer.
 
         Args:
-            features: (B, N, F).
-            idx: (B, N, K) int64, the neighbours; None to search them among the features. -1 is
-                none.
+            features: (B, N, F), or (P, F) packed.
+            idx: (B, N, K) or (P, K) int64, the neighbours; None to search them among the features.
+                -1 is none.
             lengths: (B,) int64, the points of each cloud, for that search.
+            offsets: (B + 1,) int64, where packed clouds begin, for that search.
         """
         if idx is None:
-            idx = knn(features.detach(), None, self.k, lengths=lengths, return_dist=False).idx
+            idx = knn(
+                features.detach(), None, self.k, lengths=lengths, offsets=offsets, return_dist=False
+            ).idx
         mlp = self.mlp
-        if not mlp.readable:
+        if not is_readable(mlp):
             near, own = group(features, idx), features.unsqueeze(-2)
             rows = torch.cat([near - own, own.expand_as(near)], dim=-1)
             return run_on_edges(mlp, rows, idx >= 0, self.pool)

@@ -12,13 +12,25 @@ from torch import Tensor, nn
 from ..._autograd.compose import activate
 from ..._core.activation import activation_code
 from ...ops.linear import linear
-from ..linear import plain
+from ..linear import plain, untouched
 from .arguments import LayerArguments, layer_arguments, readable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _NORMS = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
+
+
+def activated(x: Tensor, activation: str | None, negative_slope: float = 0.01) -> Tensor:
+    """x through an activation by its name."""
+    if activation == "leaky_relu":
+        return F.leaky_relu(x, negative_slope)
+    return activate(x, activation_code(activation))
+
+
+def is_readable(mlp: object) -> bool:
+    """Whether a function may run what stands in the place of a layer's `SharedMLP`."""
+    return isinstance(mlp, SharedMLP) and mlp.readable
 
 
 class SharedMLP(torch.nn.Module):
@@ -84,13 +96,14 @@ class SharedMLP(torch.nn.Module):
 
     @property
     def readable(self) -> bool:
-        """Whether a function may run the layers from their parameters: none has hooks of its own
-        or was replaced.
+        """Whether a function may run the layers from their parameters: neither this module nor one
+        in it has hooks, a forward of its own or was replaced.
         """
-        return readable(self.linears, self.norms)
+        own = type(self).forward is SharedMLP.forward and untouched(self)
+        return own and readable(self.linears, self.norms)
 
     def arguments(self) -> LayerArguments:
-        """The layers as arguments of a function; in training, norms count a batch."""
+        """The layers as arguments of a function, a call of which norms count in training."""
         return layer_arguments(self.linears, self.norms)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -116,9 +129,7 @@ class SharedMLP(torch.nn.Module):
         return activation == "leaky_relu" and self.negative_slope != 0.01
 
     def _activate(self, x: Tensor, activation: str | None) -> Tensor:
-        if activation == "leaky_relu":
-            return F.leaky_relu(x, self.negative_slope)
-        return activate(x, activation_code(activation))
+        return activated(x, activation, self.negative_slope)
 
     def extra_repr(self) -> str:
         """The activation, and where the last layer has none."""

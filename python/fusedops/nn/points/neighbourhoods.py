@@ -24,26 +24,27 @@ def neighbourhoods(
     *,
     lengths: Tensor | None,
     center_lengths: Tensor | None,
+    offsets: Tensor | None,
+    center_offsets: Tensor | None,
     pad: int | str,
     closed: bool,
 ) -> list[Tensor]:
-    """Neighbour indices (B, M, K) of every scale; a radius of None means the K nearest.
+    """Neighbour indices (B, M, K) or (Q, K) of every scale; a radius of None: the K nearest.
 
     NOTE: The first K points of a ball are not among the first K of a larger one, so that each
     radius is a search of its own; large clouds are indexed once for all of them.
     """
     tight = centers.detach()
-    if len(ks) > 1 and xyz.shape[1] >= _INDEXED and xyz.shape[2] <= 3:
-        index = GridIndex(xyz.detach(), lengths)
+    queries: dict[str, Any] = {"query_lengths": center_lengths, "query_offsets": center_offsets}
+    if len(ks) > 1 and xyz.shape[-2] >= _INDEXED and xyz.shape[-1] <= 3:
+        index = GridIndex(xyz.detach(), lengths, offsets)
         return [
-            index.knn(tight, k, query_lengths=center_lengths, return_dist=False).idx
+            index.knn(tight, k, return_dist=False, **queries).idx
             if radius is None
-            else index.ball_query(
-                tight, radius, k, query_lengths=center_lengths, pad=pad, closed=closed
-            ).idx
+            else index.ball_query(tight, radius, k, pad=pad, closed=closed, **queries).idx
             for radius, k in zip(radii, ks, strict=True)
         ]
-    clouds: dict[str, Any] = {"lengths": lengths, "query_lengths": center_lengths}
+    clouds: dict[str, Any] = {"lengths": lengths, "offsets": offsets, **queries}
     return [
         knn(xyz.detach(), tight, k, return_dist=False, **clouds).idx
         if radius is None

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from ...points.interpolation import knn_interpolate
 from ...points.propagation import feature_propagation
-from .mlp import SharedMLP
+from .mlp import SharedMLP, is_readable
+from .pooling import in_clouds, run_on_points
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,7 +40,7 @@ class FeaturePropagation(torch.nn.Module):
 
     Shape:
         xyz (B, N, 3), known_xyz (B, M, 3), features (B, N, F) or None, known_features (B, M, G);
-        output (B, N, mlp[-1]).
+        output (B, N, mlp[-1]); packed (P, 3), (R, 3), (P, F), (R, G) and (P, mlp[-1]).
     """
 
     __module__ = "fusedops.nn"  # what pickles name
@@ -73,30 +74,42 @@ class FeaturePropagation(torch.nn.Module):
         *,
         lengths: Tensor | None = None,
         known_lengths: Tensor | None = None,
+        offsets: Tensor | None = None,
+        known_offsets: Tensor | None = None,
     ) -> Tensor:
         """Apply the layer.
 
         Args:
-            xyz: (B, N, D), where features are wanted.
+            xyz: (B, N, D), where features are wanted; packed, everything is (P, ...) and (R, ...).
             known_xyz: (B, M, D), where they are known; None: known_features are (B, G) or
                 (B, 1, G), the same for every point.
             features: (B, N, F), those that the points have already, or None.
             known_features: (B, M, G).
             lengths: (B,) int64, the points of each cloud; rows beyond count nowhere and are zeros.
             known_lengths: (B,) int64, the known points of each cloud.
+            offsets: (B + 1,) int64, where packed clouds begin.
+            known_offsets: (B + 1,) int64, those of the known points.
         """
-        if known_features.dim() == 2:
+        if offsets is None and known_features.dim() == 2:
             known_features = known_features.unsqueeze(1)
         if known_xyz is None:  # one point, wherever it is
-            known_xyz = xyz.new_zeros(xyz.shape[0], 1, xyz.shape[2])
+            known_features = known_features if offsets is None else known_features.flatten(0, -2)
+            known_xyz = xyz.new_zeros(*known_features.shape[:-1], xyz.shape[-1])
+            known_lengths = None
+            if offsets is not None:
+                known_offsets = torch.arange(len(known_features) + 1, device=xyz.device)
         mlp = self.mlp
-        if not mlp.readable:
-            return self._by_layers(xyz, known_xyz, features, known_features, lengths, known_lengths)
+        clouds: dict[str, Any] = {
+            "lengths": lengths, "known_lengths": known_lengths,
+            "offsets": offsets, "known_offsets": known_offsets,
+        }  # fmt: skip
+        if not is_readable(mlp):
+            return self._by_layers(xyz, known_xyz, features, known_features, **clouds)
         weights, biases, norms = mlp.arguments()
         return feature_propagation(
             xyz, known_xyz, features, known_features, weights, biases, norms, mlp.activation,
             k=self.k, order=self.order, power=self.power, negative_slope=mlp.negative_slope,
-            last_activation=mlp.last_activation, lengths=lengths, known_lengths=known_lengths,
+            last_activation=mlp.last_activation, **clouds,
         )  # fmt: skip
 
     def _by_layers(
@@ -107,18 +120,19 @@ class FeaturePropagation(torch.nn.Module):
         known_features: Tensor,
         lengths: Tensor | None,
         known_lengths: Tensor | None,
+        offsets: Tensor | None,
+        known_offsets: Tensor | None,
     ) -> Tensor:
         weights: Any = "inverse_distance" if self.power == 1 else "inverse_square"
-        clouds: dict[str, Any] = {"lengths": known_lengths, "query_lengths": lengths}
+        clouds: dict[str, Any] = {
+            "lengths": known_lengths, "query_lengths": lengths,
+            "offsets": known_offsets, "query_offsets": offsets,
+        }  # fmt: skip
         rows = knn_interpolate(known_features, known_xyz, xyz, self.k, weights, **clouds)
         if features is not None:
             parts = [rows, features.to(rows.dtype)]
             rows = torch.cat(parts if self.order == "known_first" else parts[::-1], dim=-1)
-        if lengths is None:
-            return self.mlp(rows)
-        inside = torch.arange(rows.shape[1], device=rows.device) < lengths[:, None]
-        y: Tensor = self.mlp(rows[inside])
-        return y.new_zeros(*inside.shape, y.shape[-1]).index_put((inside,), y)
+        return run_on_points(self.mlp, rows, in_clouds(rows, lengths, offsets))
 
     def extra_repr(self) -> str:
         """The interpolation."""

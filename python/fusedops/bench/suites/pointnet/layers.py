@@ -242,15 +242,17 @@ def work(case: Case, dtype: torch.dtype, pass_: str) -> Work:
     of = case["of"]
     if isinstance(of, Edge):
         rows = of.b * of.n
-        values, indices = rows * (of.c + of.out), 0
+        values, indices, coordinates = rows * (of.c + of.out), 0, 0
         macs = 2.0 * rows * of.c * of.out
     else:
         edges = of.b * of.m * of.k
         values, indices = of.b * (of.n * of.c + of.m * of.widths[-1]), edges
+        coordinates = of.b * (of.n + of.m) * 3  # which have no gradient
         inner = sum(a * b for a, b in itertools.pairwise((3, *of.widths)))
         macs = float(of.b * of.n * of.c * of.widths[0] + edges * inner)
     steps = 3 if pass_ == "step" else 1
     moved = values * dtype.itemsize * (2 if pass_ == "step" else 1) + 8 * indices
+    moved += coordinates * torch.promote_types(dtype, torch.float32).itemsize
     return Work(moved, 2 * macs * steps)
 
 

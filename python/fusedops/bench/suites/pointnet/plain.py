@@ -89,9 +89,11 @@ class PlainEdgeConv(EdgeConv):
     search: Any
 
     def forward(self, features: Tensor, idx: Tensor | None = None, *,
-                lengths: Tensor | None = None) -> Tensor:  # fmt: skip
+                lengths: Tensor | None = None,
+                offsets: Tensor | None = None) -> Tensor:  # fmt: skip
         assert idx is None
         assert lengths is None
+        assert offsets is None
         if self.pool != "max":
             raise ValueError(f"as_plain: pool must be 'max'; got {self.pool!r}")
         still = features.detach()
