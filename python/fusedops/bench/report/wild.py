@@ -95,7 +95,7 @@ def _worst(row: Row, value: float, kernels: dict[tuple[str, ...], str]) -> str:
 
 def read_kernels(paths: Sequence[Path]) -> dict[tuple[str, ...], str]:
     """(case, dtype, pass): kernels, from the sidecars beside the given CSVs."""
-    found = {}
+    found: dict[tuple[str, ...], str] = {}
     for folder in {path if path.is_dir() else path.parent for path in paths}:
         for file in sorted(folder.glob("*_kernels.csv")):
             with file.open(newline="") as handle:

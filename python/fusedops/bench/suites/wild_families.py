@@ -104,6 +104,7 @@ def draw_reduce(draw: Draw) -> Drawn:
     kind, dtype = draw.weighted(**kinds), draw.dtype(wide=0.35, double=0.05)
     form = draw.weighted(matrix=0.25, few=0.15, tall=0.15, middle=0.25, general=0.2)
     dims: tuple[int, ...]
+    shape: tuple[int, ...]
     if form == "matrix":
         shape, dims = (draw.size(1, 1 << 20), draw.size(1, 1 << 20)), (draw.pick((0, 1)),)
     elif form == "few":
