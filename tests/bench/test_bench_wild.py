@@ -14,8 +14,8 @@ from fusedops.bench import cli, machine
 from fusedops.bench.report import results, wild
 from fusedops.bench.suites import wild as wild_suite
 from fusedops.bench.suites.base import PASSES, WILD_FAMILIES, Selection
-from fusedops.bench.suites.wild_draw import Draw, laid_out
-from fusedops.bench.suites.wild_families import ELEMENTS, FAMILIES, MANY_ROWS, TINY
+from fusedops.bench.suites.wild.draw import Draw, laid_out
+from fusedops.bench.suites.wild.families import ELEMENTS, FAMILIES, MANY_ROWS, TINY
 
 
 @pytest.fixture(autouse=True)

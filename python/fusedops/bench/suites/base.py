@@ -62,7 +62,7 @@ TOLERANCES = {
 }
 
 
-# What `--family` of the suite `wild` may name, in the order of suites/wild_families.py.
+# What `--family` of the suite `wild` may name, in the order of suites/wild/families.py.
 WILD_FAMILIES = (
     *("linear", "mlp", "gated", "skinny", "reduce", "norm", "softmax", "scan", "segment"),
     *("elementwise", "stencil", "knn", "ball", "fps", "group", "interpolate"),

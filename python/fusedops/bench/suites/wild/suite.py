@@ -1,7 +1,7 @@
 """Random shapes of every family against the usual peers: a list of cases proves nothing.
 
 A case is `FAMILY/INDEX/seedS_LAYOUTS/NAME`, NAME as the family's own suite has it. Family, seed and
-index alone decide it, on any machine (wild_draw.py, wild_families.py): `--case FAMILY/INDEX` with
+index alone decide it, on any machine (draw.py, families.py): `--case FAMILY/INDEX` with
 the seed measures it again.
 """
 
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from fusedops._timing.timing import Pace
 from fusedops.bench.suites.base import Call, Case, Selection, Suite, Work
-from fusedops.bench.suites.wild_draw import Draw, laid_out
-from fusedops.bench.suites.wild_families import FAMILIES, FEATURES
+from fusedops.bench.suites.wild.draw import Draw, laid_out
+from fusedops.bench.suites.wild.families import FAMILIES, FEATURES
 
 if TYPE_CHECKING:
     import contextlib

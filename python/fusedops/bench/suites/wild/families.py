@@ -26,7 +26,7 @@ from fusedops.bench.suites.points_clouds import CLOUDS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fusedops.bench.suites.wild_draw import Draw
+    from fusedops.bench.suites.wild.draw import Draw
 
 ELEMENTS = 1 << 27  # of the largest tensor of a case
 FLOPS, FP32_FLOPS = 2e12, 2e11  # of a case, by Tensor Cores and without
