@@ -101,7 +101,7 @@ __device__ __forceinline__ void reduce_edges(typename Op::Running (&acc)[kVec],
 // Few rows of many columns: one thread holds all rows of its columns, which begin where a vector of
 // outputs does.
 template <class Op>
-__global__ void __launch_bounds__(kReduceThreads)
+__global__ void __launch_bounds__(kReduceThreads, shifted_blocks<Op>())
     few_shifted_rows_kernel(const __grid_constant__ ReduceArgs args) {
   using T = typename Op::Element;
   constexpr int kVec = kVecOf<T>;
