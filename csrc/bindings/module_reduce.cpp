@@ -25,7 +25,7 @@ py::dict describe(const ReducePlan& plan) {
                   "fold"_a = plan.fold, "batch"_a = batch, "batches"_a = plan.batches,
                   "outputs"_a = plan.outputs, "splits"_a = plan.splits, "chunk"_a = plan.chunk,
                   "parts"_a = plan.parts, "blocks"_a = plan.blocks, "tile_rows"_a = plan.tile_rows,
-                  "per_lane"_a = plan.per_lane,
+                  "per_lane"_a = plan.per_lane, "active"_a = plan.active, "span"_a = plan.span,
                   "threads"_a = py::make_tuple(plan.threads_x, plan.threads_y, plan.threads_b));
 }
 

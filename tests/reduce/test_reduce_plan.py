@@ -49,6 +49,16 @@ PINNED = {
     ((1024, 1024, 1024), (1,)): ("columns", (32, 8, 1), 1),
     ((256, 64, 256, 256), (0, 2, 3)): ("long rows", (256, 1, 1), 256),
     ((32768,), (0,)): ("long rows", (1024, 1, 1), 1),
+    # rows that no vector divides
+    ((1 << 26, 17), (0,)): ("packed columns", (256, 1, 1), 4083),
+    ((4_000_001, 5), (0,)): ("packed columns", (256, 1, 1), 981),
+    ((3, 10_000_001), (0,)): ("few shifted rows", (256, 1, 1), 1),
+    ((20, 2_000_001), (0,)): ("few shifted rows", (256, 1, 1), 1),
+    ((64, 100_003), (0,)): ("shifted columns", (32, 8, 1), 1),
+    ((16, 8, 500_001), (1,)): ("few shifted rows", (256, 1, 1), 1),
+    ((20_000, 128, 17), (1,)): ("staged columns", (256, 1, 1), 1),
+    ((500, 4096, 31), (1,)): ("packed columns", (256, 1, 1), 3),
+    ((2_000_000, 9, 3), (1,)): ("staged columns", (256, 1, 1), 1),
 }
 
 
@@ -81,7 +91,8 @@ def test_collapsing():
 def test_alignment():
     assert plan(paper(1000, 64), (1,))["kernel"] == "short rows"
     assert plan(paper(1000, 64), (1,), alignment=2)["kernel"] == "long rows"
-    assert plan(paper(1000, 64), (0,), alignment=2)["kernel"] == "scalar columns"
+    assert plan(paper(1000, 64), (0,), alignment=2)["kernel"] == "packed columns"
+    assert plan(paper(1000, 640), (0,), alignment=2)["kernel"] == "shifted columns"
 
 
 def test_small_problems_take_one_pass():
@@ -113,7 +124,7 @@ def walk(p):
     """(slot in [parts, outputs], memory offset, logical index) of every element read."""
     for start, slot, index in batches(p):
         for s in range(p["splits"]):
-            if p["kernel"] in ("few rows", "columns", "scalar columns"):
+            if p["kernel"].endswith("columns") or p["kernel"].startswith("few"):
                 yield from walk_columns(p, s, start, slot, index)
                 continue
             for r in range(s * p["chunk"], min((s + 1) * p["chunk"], p["reduced"])):
@@ -151,6 +162,9 @@ VIEWS = {
     "wide": torch.arange(3 * 3001).reshape(3, 3001),
     "long": torch.arange(70000),
     "eights": torch.arange(64 * 24).reshape(64, 24),
+    "odd middle": torch.arange(40 * 5 * 301).reshape(40, 5, 301),
+    "small entries": torch.arange(70 * 9 * 3).reshape(70, 9, 3),
+    "odd": torch.arange(1 + 20 * 77)[1:].reshape(20, 77),
 }
 
 

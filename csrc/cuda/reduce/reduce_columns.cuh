@@ -2,7 +2,7 @@
 #pragma once
 
 #include "csrc/common/device/pdl.cuh"
-#include "csrc/cuda/reduce/reduce_device.cuh"
+#include "csrc/cuda/reduce/reduce_shifted.cuh"
 
 namespace fusedops {
 
@@ -26,25 +26,6 @@ struct ColumnThread {
     y = threadIdx.x % group / plan.threads_x;
   }
 };
-
-// Keys of one column out of the rows that a thread has loaded.
-template <class Op, int kVec, int kRows>
-__device__ __forceinline__ void absorb_rows(typename Op::Running (&acc)[kVec],
-                                            Vec<typename Op::Element, kVec> (&rows)[kRows],
-                                            int position, int step, const ReduceOptions& options) {
-  using T = typename Op::Element;
-#pragma unroll
-  for (int u = 0; u < kRows; ++u) {
-    if constexpr (Op::kMasked) rows[u] = masked(rows[u], options);
-  }
-#pragma unroll
-  for (int i = 0; i < kVec; ++i) {
-    Key<T> keys[kRows];
-#pragma unroll
-    for (int u = 0; u < kRows; ++u) keys[u] = to_key(rows[u].value[i]);
-    Op::template absorb<kRows>(acc[i], keys, position, step, options);
-  }
-}
 
 // What a thread has of its columns: the rows y, y + threads_y, ... of the slice. Positions are
 // (folded) rows of the slice.
@@ -100,6 +81,28 @@ __device__ __forceinline__ void reduce_columns(typename Op::Running (&acc)[kVec]
   }
 }
 
+// The same over rows that are not aligned; the last vector of columns may be a part of one.
+template <class Op, int kVec>
+__device__ __forceinline__ void reduce_shifted_columns(typename Op::Running (&acc)[kVec],
+                                                       const ColumnThread& at,
+                                                       const ReducePlace& place,
+                                                       const ReduceArgs& args) {
+  using T = typename Op::Element;
+  const ReducePlan& plan = args.plan;
+  const int64_t begin = at.slice * plan.chunk;
+  const int rows = static_cast<int>(min(plan.chunk, plan.reduced - begin));
+  if (at.y >= rows) return;
+  const T* x = static_cast<const T*>(args.x) + place.in + begin * plan.reduced_stride + at.column;
+  const bool whole = at.column + kVec <= plan.cols && shifted_readable(x, args) &&
+                     shifted_readable(x + (rows - 1) * plan.reduced_stride, args);
+  if (whole) {
+    reduce_shifted<Op, kVec>(acc, x, at.y, plan.threads_y, rows, plan.reduced_stride, args);
+  } else {
+    reduce_edges<Op, kVec>(acc, x, at.y, plan.threads_y, rows, plan.reduced_stride, at.column,
+                           plan.cols, args);
+  }
+}
+
 // The accumulators of a thread's columns, with the logical indices of their rows.
 template <class Op, int kVec>
 __device__ __forceinline__ void settle_columns(typename Op::Acc (&acc)[kVec],
@@ -134,18 +137,23 @@ __device__ __forceinline__ void emit_columns(const ReduceArgs& args, typename Op
                                              const ReducePlace& place, const ColumnThread& at) {
   const ReducePlan& plan = args.plan;
   if constexpr (kVec > 1) {
-    if (plan.parts == 1 && plan.col_out == 1 && place.slot % kVec == 0) {
+    const bool whole = at.column + kVec <= plan.width();
+    if (whole && plan.parts == 1 && plan.col_out == 1 && place.slot % kVec == 0) {
       finish_outputs<Op>(args, acc, place.slot + at.column);
       return;
     }
   }
 #pragma unroll
-  for (int i = 0; i < kVec; ++i) emit_column<Op>(args, acc[i], place, at.slice, at.column + i);
+  for (int i = 0; i < kVec; ++i) {
+    if (kVec == 1 || at.column + i < plan.width()) {
+      emit_column<Op>(args, acc[i], place, at.slice, at.column + i);
+    }
+  }
 }
 
-// kVec = 1: any column stride.
-template <class Op, int kVec>
-__global__ void __launch_bounds__(kReduceThreads, 3)
+// kVec = 1: any column stride. kShifted: rows of any alignment.
+template <class Op, int kVec, bool kShifted = false>
+__global__ void __launch_bounds__(kReduceThreads, kShifted ? shifted_blocks<Op>() : 3)
     columns_kernel(const __grid_constant__ ReduceArgs args) {
   using Acc = typename Op::Acc;
   // As many of a thread's columns at a time as fit 16 KB
@@ -161,7 +169,11 @@ __global__ void __launch_bounds__(kReduceThreads, 3)
   typename Op::Running running[kVec];
 #pragma unroll
   for (int i = 0; i < kVec; ++i) running[i] = Op::start(args.options);
-  if (valid) reduce_columns<Op, kVec>(running, at, place, args);
+  if constexpr (kShifted) {
+    if (valid) reduce_shifted_columns<Op, kVec>(running, at, place, args);
+  } else {
+    if (valid) reduce_columns<Op, kVec>(running, at, place, args);
+  }
   Acc acc[kVec];
   settle_columns<Op, kVec>(acc, running, at, place, plan);
   if (plan.threads_y == 1) {

@@ -41,6 +41,23 @@ __device__ __forceinline__ Vec<T, N> load_vector(const T* p) {
   return *reinterpret_cast<const Vec<T, N>*>(p);
 }
 
+// Copies `count` elements from an aligned address to shared memory by vectors, all of them on their
+// way at a time, and waits for the whole block.
+template <class T, int N>
+__device__ __forceinline__ void stage_tile(Vec<T, N>* tile, const T* x, int count) {
+  const int vectors = count / N;
+  const auto shared = static_cast<unsigned>(__cvta_generic_to_shared(tile));
+#pragma unroll 4
+  for (int i = threadIdx.x; i < vectors; i += kReduceThreads) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared + i * 16), "l"(x + i * N)
+                 : "memory");
+  }
+  const int rest = vectors * N + threadIdx.x;
+  if (rest < count) reinterpret_cast<T*>(tile)[rest] = x[rest];
+  asm volatile("cp.async.wait_all;" ::: "memory");
+  __syncthreads();
+}
+
 // x -> (x & keep) ^ flip on the bits.
 template <class T, int N>
 __device__ __forceinline__ Vec<T, N> masked(const Vec<T, N>& vector, const ReduceOptions& options) {
@@ -69,6 +86,25 @@ __device__ __forceinline__ void absorb_vector(typename Op::Running& acc,
 #pragma unroll
   for (int i = 0; i < N; ++i) keys[i] = to_key(elements.value[i]);
   Op::template absorb<N>(acc, keys, position, 1, options);
+}
+
+// Keys of one column out of the rows that a thread has loaded.
+template <class Op, int kVec, int kRows>
+__device__ __forceinline__ void absorb_rows(typename Op::Running (&acc)[kVec],
+                                            Vec<typename Op::Element, kVec> (&rows)[kRows],
+                                            int position, int step, const ReduceOptions& options) {
+  using T = typename Op::Element;
+#pragma unroll
+  for (int u = 0; u < kRows; ++u) {
+    if constexpr (Op::kMasked) rows[u] = masked(rows[u], options);
+  }
+#pragma unroll
+  for (int i = 0; i < kVec; ++i) {
+    Key<T> keys[kRows];
+#pragma unroll
+    for (int u = 0; u < kRows; ++u) keys[u] = to_key(rows[u].value[i]);
+    Op::template absorb<kRows>(acc[i], keys, position, step, options);
+  }
 }
 
 template <class Acc>

@@ -4,6 +4,7 @@
 #include "csrc/common/device/element_types.cuh"
 #include "csrc/cuda/reduce/reduce_columns.cuh"
 #include "csrc/cuda/reduce/reduce_launch.h"
+#include "csrc/cuda/reduce/reduce_packed.cuh"
 #include "csrc/cuda/reduce/reduce_rows.cuh"
 
 namespace fusedops {
@@ -32,6 +33,11 @@ ReduceKernelFn reduce_kernel(const ReducePlan& plan) {
     case ReduceKernel::kLongRows: return long_rows_kernel<Op, true>;
     case ReduceKernel::kStridedRows: return long_rows_kernel<Op, false>;
     case ReduceKernel::kFewRows: return few_rows_kernel<Op>;
+    case ReduceKernel::kFewShiftedRows: return few_shifted_rows_kernel<Op>;
+    case ReduceKernel::kShiftedColumns:
+      return columns_kernel<Op, kVecOf<typename Op::Element>, true>;
+    case ReduceKernel::kPackedColumns: return packed_columns_kernel<Op>;
+    case ReduceKernel::kStagedColumns: return staged_columns_kernel<Op>;
     case ReduceKernel::kColumns: return columns_kernel<Op, kVecOf<typename Op::Element>>;
     default: return columns_kernel<Op, 1>;
   }

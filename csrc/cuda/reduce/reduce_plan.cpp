@@ -18,9 +18,16 @@ constexpr int64_t kSingleBlockBytes = 64 << 10;  // one block beats two launches
 constexpr int64_t kStagedBytes = 2048;           // longest row that goes through shared memory
 constexpr int64_t kLeastStagedRows = 32;
 constexpr int64_t kLeastFewRowsColumns = 1024;
-constexpr int64_t kLeastFoldedRows = 64;  // rows of a fold that takes more rows than it must
-constexpr int kVectorsPerThread = 32;     // of a long row, where there are many
-constexpr int64_t kLongestChain = 4096;   // sums in a row, for accuracy
+constexpr int64_t kMostPackedColumns = 64;
+constexpr int64_t kMostFoldedColumns = 256;  // wider rows fill vectors without a fold
+constexpr int64_t kLeastRowsPerFold = 64;    // of such a row: fewer are less than its partial sums
+constexpr int64_t kMostFewRows = 64;         // of a thread, where the columns fill the GPU
+constexpr int64_t kStagedBatchBytes = 8
+                                      << 10;  // largest batch entry that goes through shared memory
+constexpr int64_t kMostStagedColumnRows = 512;  // that one thread adds
+constexpr int64_t kLeastFoldedRows = 64;        // rows of a fold that takes more rows than it must
+constexpr int kVectorsPerThread = 32;           // of a long row, where there are many
+constexpr int64_t kLongestChain = 4096;         // sums in a row, for accuracy
 constexpr int64_t kLongestChunk = int64_t{1} << 30;  // positions in a slice are 32-bit
 
 int64_t power_of_two(int64_t least) {
@@ -64,7 +71,10 @@ class Planner {
         vec_(kVectorBytes / problem.element_bytes) {}
 
   ReducePlan plan() {
-    for (const ReduceDim& dim : dims_) plan_.outputs *= dim.reduced ? 1 : dim.size;
+    for (const ReduceDim& dim : dims_) {
+      plan_.outputs *= dim.reduced ? 1 : dim.size;
+      plan_.span += (dim.size - 1) * dim.stride;
+    }
     const bool columns = !dims_.empty() && !dims_.back().reduced;
     if (columns) {
       take_columns();
@@ -230,16 +240,76 @@ class Planner {
                        [this](const ReduceDim& d) { return whole_vectors(d.out); });
   }
 
-  void plan_few_rows() {
+  // Shifted columns begin where a vector of outputs does, up to a vector before the first.
+  void plan_few_rows(bool shifted) {
     ReducePlan& p = plan_;
-    p.kernel = ReduceKernel::kFewRows;
+    p.kernel = shifted ? ReduceKernel::kFewShiftedRows : ReduceKernel::kFewRows;
     p.chunk = p.reduced;
     p.threads_x = kReduceThreads;
-    const int64_t vectors = p.cols / vec_;
+    const int64_t vectors = shifted ? ceil_div(p.cols + vec_ - 1, vec_) : p.cols / vec_;
+    while (shifted && p.threads_x > 32 && p.threads_x / 2 >= vectors) p.threads_x /= 2;
     while (p.threads_x > 32 && ceil_div(vectors, p.threads_x) * p.batches < sm_count_) {
       p.threads_x /= 2;
     }
     p.blocks = ceil_div(vectors, p.threads_x) * p.batches;
+  }
+
+  // One thread takes all rows of its columns.
+  bool wants_few_rows(bool vectors_fit, bool shifted) const {
+    const ReducePlan& p = plan_;
+    const bool few = p.reduced <= 2 * kReduceUnroll && p.cols >= kLeastFewRowsColumns;
+    if (vectors_fit) return few && aligned_outputs();
+    const int64_t threads = p.batches * (p.cols / vec_);
+    const bool full = threads >= int64_t{sm_count_} * kMostReduceThreads;
+    return shifted && (few || (full && p.reduced <= kMostFewRows && p.cols >= 8 * vec_));
+  }
+
+  // Dense batch entries (reduced, cols), as many as fit shared memory to a block.
+  bool plan_staged_columns() {
+    ReducePlan& p = plan_;
+    const int64_t entry = p.reduced * p.cols;
+    const bool dense = p.num_batch == 1 && p.batch[0].stride == entry && p.parts == 1;
+    if (!dense || problem_.alignment != 0 || p.batches < kLeastStagedRows ||
+        p.reduced > kMostStagedColumnRows || bytes(entry) > kStagedBatchBytes) {
+      return false;
+    }
+    const int64_t whole = vec_ / std::gcd(entry, int64_t{vec_});  // entries that are whole vectors
+    const int64_t fitting = kReduceTileBytes / bytes(entry * whole);
+    if (fitting == 0) return false;
+    p.kernel = ReduceKernel::kStagedColumns;
+    p.chunk = p.reduced;
+    p.threads_x = kReduceThreads;
+    const int64_t spread = ceil_div(p.batches, int64_t{sm_count_} * kBlocksPerSm * whole);
+    p.tile_rows = std::clamp<int64_t>(spread, 1, fitting) * whole;
+    p.blocks = ceil_div(p.batches, p.tile_rows);
+    return true;
+  }
+
+  // Dense rows of few columns. Where a vector is whole rows, columns that are folded do as well.
+  bool plan_packed_columns(bool aligned) {
+    ReducePlan& p = plan_;
+    if (p.cols > kMostPackedColumns || (aligned && p.num_batch == 0 && vec_ % p.cols == 0)) {
+      return false;
+    }
+    const int64_t period = p.cols / std::gcd(p.cols, int64_t{vec_});
+    const int64_t vectors = ceil_div(p.reduced * p.cols, vec_);
+    // NOTE: four periods at least: packed_columns_kernel keeps one of each entry in shared memory.
+    int64_t threads = std::max<int64_t>(32, power_of_two(4 * period));
+    if (threads > kReduceThreads || vectors < threads) return false;
+    while (threads < kReduceThreads && vectors >= 2 * kReduceUnroll * threads) threads *= 2;
+    p.kernel = ReduceKernel::kPackedColumns;
+    p.threads_x = static_cast<int>(threads);
+    p.active = static_cast<int>(threads / period * period);
+    p.threads_b =
+        static_cast<int>(std::min<int64_t>(kReduceThreads / threads, power_of_two(p.batches)));
+    const int64_t step = p.active * vec_ / p.cols;  // rows from a thread's vector to its next one
+    const int64_t blocks = ceil_div(p.batches, p.threads_b);
+    split(blocks, std::max<int64_t>(1, p.reduced / (2 * kReduceUnroll * step)));
+    p.chunk = std::min(p.chunk, step * kLongestChain);
+    if (p.chunk < p.reduced) p.chunk = round_up(p.chunk, step);
+    p.splits = ceil_div(p.reduced, p.chunk);
+    p.blocks = blocks * p.splits;
+    return true;
   }
 
   // Dense rows side by side: to whole vectors, then until few of a block's threads idle.
@@ -257,16 +327,25 @@ class Planner {
 
   void plan_columns() {
     ReducePlan& p = plan_;
-    const bool unit = p.col_stride == 1 && aligned_batches();
-    p.fold = unit && p.reduced_stride == p.cols ? choose_fold() : 1;
-    const bool vectors_fit =
-        unit && whole_vectors(p.width()) && (p.fold > 1 || whole_vectors(p.reduced_stride));
-    p.kernel = vectors_fit ? ReduceKernel::kColumns : ReduceKernel::kScalarColumns;
-    const bool few = p.reduced <= 2 * kReduceUnroll && p.cols >= kLeastFewRowsColumns;
-    if (vectors_fit && few && p.fold == 1 && p.parts == 1 && p.col_out == 1 && aligned_outputs()) {
-      return plan_few_rows();
+    const bool unit = p.col_stride == 1, aligned = unit && aligned_batches();
+    if (unit && p.reduced_stride == p.cols && !(aligned && whole_vectors(p.cols)) &&
+        (plan_staged_columns() || plan_packed_columns(aligned))) {
+      return;
     }
-    const int vec = p.kernel == ReduceKernel::kColumns ? vec_ : 1;
+    p.fold = aligned && p.reduced_stride == p.cols ? choose_fold() : 1;
+    const bool wide = p.cols > kMostPackedColumns &&
+                      (p.cols >= kMostFoldedColumns || p.reduced < kLeastRowsPerFold * p.fold);
+    if (wide) p.fold = 1;
+    const bool vectors_fit =
+        aligned && whole_vectors(p.width()) && (p.fold > 1 || whole_vectors(p.reduced_stride));
+    const bool shifted = !vectors_fit && unit && p.cols >= 4 * vec_ && p.reduced > 1;
+    p.kernel = vectors_fit ? ReduceKernel::kColumns
+               : shifted   ? ReduceKernel::kShiftedColumns
+                           : ReduceKernel::kScalarColumns;
+    if (p.fold == 1 && p.parts == 1 && p.col_out == 1 && wants_few_rows(vectors_fit, shifted)) {
+      return plan_few_rows(shifted);
+    }
+    const int vec = p.kernel == ReduceKernel::kScalarColumns ? 1 : vec_;
     const int64_t rows = p.reduced / p.fold;  // the ragged rest is the last slice's
     const int64_t vectors = ceil_div(p.width(), vec);
     const int64_t rows_wanted = power_of_two(ceil_div(rows, kReduceUnroll) / 2 + 1);
@@ -311,8 +390,10 @@ ReducePlan plan_reduce(const ReduceProblem& problem, int sm_count) {
 }
 
 const char* reduce_kernel_name(ReduceKernel kernel) {
-  constexpr const char* kNames[] = {"short rows",   "packed rows", "staged rows", "long rows",
-                                    "strided rows", "few rows",    "columns",     "scalar columns"};
+  constexpr const char* kNames[] = {"short rows",      "packed rows",    "staged rows",
+                                    "long rows",       "strided rows",   "few rows",
+                                    "columns",         "scalar columns", "few shifted rows",
+                                    "shifted columns", "packed columns", "staged columns"};
   return kNames[static_cast<int>(kernel)];
 }
 

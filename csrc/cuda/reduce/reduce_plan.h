@@ -32,14 +32,18 @@ struct ReduceProblem {
 };
 
 enum class ReduceKernel : int8_t {
-  kShortRows,      // a few lanes per row, one vector each
-  kPackedRows,     // dense rows of 4 or 8 bytes
-  kStagedRows,     // dense rows that no vector divides, through shared memory
-  kLongRows,       // a warp, a block, or several blocks per row
-  kStridedRows,    // the same, element by element
-  kFewRows,        // a few rows of many vectors
-  kColumns,        // vectors along a kept dimension
-  kScalarColumns,  // the same, element by element
+  kShortRows,       // a few lanes per row, one vector each
+  kPackedRows,      // dense rows of 4 or 8 bytes
+  kStagedRows,      // dense rows that no vector divides, through shared memory
+  kLongRows,        // a warp, a block, or several blocks per row
+  kStridedRows,     // the same, element by element
+  kFewRows,         // a few rows of many vectors
+  kColumns,         // vectors along a kept dimension
+  kScalarColumns,   // the same, element by element
+  kFewShiftedRows,  // kFewRows of any alignment
+  kShiftedColumns,  // kColumns of any alignment
+  kPackedColumns,   // dense rows of few columns, several in a vector
+  kStagedColumns,   // small dense batch entries, through shared memory
 };
 
 // A dimension of the outer loop: kept, or reduced by the second pass.
@@ -72,7 +76,9 @@ struct ReducePlan {
   int64_t parts = 1;
   int threads_x = 32, threads_y = 1, threads_b = 1;  // along the row or columns; rows; batches
   int per_lane = 1;       // kShortRows: vectors of a row that a lane reads: 1, 2 or 4
-  int64_t tile_rows = 0;  // kStagedRows: rows of a block
+  int64_t tile_rows = 0;  // kStagedRows: rows of a block; kStagedColumns: batch entries
+  int active = 0;         // kPackedColumns: threads of threads_x that read
+  int64_t span = 1;       // elements from the first to behind the last one in memory
   int64_t blocks = 1;
 
   constexpr int64_t width() const { return cols * fold; }

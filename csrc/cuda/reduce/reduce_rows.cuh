@@ -156,20 +156,8 @@ __global__ void __launch_bounds__(kReduceThreads)
   const int length = static_cast<int>(plan.reduced);
   const T* x = static_cast<const T*>(args.x) + first * length;
 
-  // Tile
-  const int vectors = rows * length / kVec;
-  const auto shared = static_cast<unsigned>(__cvta_generic_to_shared(tile));
-#pragma unroll 4
-  for (int i = threadIdx.x; i < vectors; i += kReduceThreads) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared + i * 16),
-                 "l"(x + i * kVec)
-                 : "memory");
-  }
-  T* elements = reinterpret_cast<T*>(tile);
-  const int rest = vectors * kVec + threadIdx.x;
-  if (rest < rows * length) elements[rest] = x[rest];
-  asm volatile("cp.async.wait_all;" ::: "memory");
-  __syncthreads();
+  stage_tile(tile, x, rows * length);
+  const T* elements = reinterpret_cast<const T*>(tile);
 
   // Rows
   const int lane = threadIdx.x % plan.threads_x;

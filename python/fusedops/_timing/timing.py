@@ -36,6 +36,15 @@ class Timing:
     calls: int  # per replay
 
 
+@dataclass(frozen=True)
+class Pace:
+    """How long a contender is timed; None: as long as for a committed row."""
+
+    replay_us: float | None = None
+    settle_ms: float | None = None
+    captured_us: float = math.inf  # a call that takes longer is timed without a CUDA graph
+
+
 class Replay(Protocol):
     calls: int
 
@@ -61,9 +70,10 @@ def num_sets(set_bytes: int, device: torch.device) -> int:
     return max(2, min(wanted, affordable, MAX_SETS))
 
 
-def num_calls(us_per_call: float, sets: int) -> int:
-    """Calls per replay: about REPLAY_US in all, whole rotations where that stays under the cap."""
-    calls = max(1, min(math.ceil(REPLAY_US / max(us_per_call, 0.1)), MAX_CALLS))
+def num_calls(us_per_call: float, sets: int, replay_us: float | None = None) -> int:
+    """Calls per replay: about `replay_us` in all, whole rotations where they stay under the cap."""
+    replay_us = REPLAY_US if replay_us is None else replay_us
+    calls = max(1, min(math.ceil(replay_us / max(us_per_call, 0.1)), MAX_CALLS))
     rotations = math.ceil(calls / sets) * sets
     return rotations if rotations * us_per_call <= MAX_REPLAY_US else calls
 
@@ -71,7 +81,13 @@ def num_calls(us_per_call: float, sets: int) -> int:
 class GraphReplay:
     """`calls` calls captured into one CUDA graph."""
 
-    def __init__(self, fn: Callable[..., Any], sets: Sequence[Inputs], stream: Any) -> None:
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        sets: Sequence[Inputs],
+        stream: Any,
+        replay_us: float | None = None,
+    ) -> None:
         self._fn, self._sets, self._stream = fn, sets, stream
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -81,7 +97,7 @@ class GraphReplay:
         self.calls = min(len(sets), 16)
         self._capture()
         pilot_us = self._replay_us() / self.calls
-        calls = num_calls(pilot_us, len(sets))
+        calls = num_calls(pilot_us, len(sets), replay_us)
         if calls != self.calls:
             self.calls = calls
             self._capture()
@@ -114,14 +130,17 @@ class GraphReplay:
 class LoopReplay:
     """`calls` plain calls: for the CPU, and for what no CUDA graph can hold."""
 
-    def __init__(self, fn: Callable[..., Any], sets: Sequence[Inputs]) -> None:
+    def __init__(
+        self, fn: Callable[..., Any], sets: Sequence[Inputs], replay_us: float | None = None
+    ) -> None:
         self._fn, self._sets = fn, sets
         for i in range(WARMUP_CALLS):
             fn(*sets[i % len(sets)])
         self.calls = len(sets)
         start = time.perf_counter()
         self.run()
-        self.calls = num_calls((time.perf_counter() - start) * 1e6 / self.calls, len(sets))
+        us = (time.perf_counter() - start) * 1e6 / self.calls
+        self.calls = num_calls(us, len(sets), replay_us)
 
     def run(self) -> None:
         fn, sets = self._fn, self._sets
@@ -129,11 +148,25 @@ class LoopReplay:
             fn(*sets[i % len(sets)])
 
 
-def prepare(fn: Callable[..., Any], sets: Sequence[Inputs], device: torch.device) -> Replay:
+def prepare(
+    fn: Callable[..., Any], sets: Sequence[Inputs], device: torch.device, pace: Pace | None = None
+) -> Replay:
     """Warm-up and capture; raises what `fn` raises."""
+    pace = pace or Pace()
     if device.type == "cuda" and not synchronises(fn, sets[0]):
-        return GraphReplay(fn, sets, _side_stream(device))
-    return LoopReplay(fn, sets)
+        if not math.isinf(pace.captured_us) and _wall_us(fn, sets[0], device) > pace.captured_us:
+            return LoopReplay(fn, sets, pace.replay_us)
+        return GraphReplay(fn, sets, _side_stream(device), pace.replay_us)
+    return LoopReplay(fn, sets, pace.replay_us)
+
+
+def _wall_us(fn: Callable[..., Any], inputs: Inputs, device: torch.device) -> float:
+    """Of one call from an idle GPU to an idle GPU."""
+    synchronize(device)
+    start = time.perf_counter()
+    fn(*inputs)
+    synchronize(device)
+    return (time.perf_counter() - start) * 1e6
 
 
 def synchronises(fn: Callable[..., Any], inputs: Inputs) -> bool:
@@ -155,7 +188,10 @@ def synchronises(fn: Callable[..., Any], inputs: Inputs) -> bool:
 
 
 def interleave(
-    replays: Mapping[str, Replay], rounds: int, device: torch.device
+    replays: Mapping[str, Replay],
+    rounds: int,
+    device: torch.device,
+    settle_ms: float | None = None,
 ) -> dict[str, Timing]:
     """Medians over `rounds` rounds of all of them, each round in an order of its own.
 
@@ -165,7 +201,10 @@ def interleave(
     names = list(replays)
     shuffled = random.Random(0)
     orders = [shuffled.sample(names, len(names)) for _ in range(rounds)]
-    samples = (_device_rounds if device.type == "cuda" else _wall_rounds)(replays, orders)
+    if device.type == "cuda":
+        samples = _device_rounds(replays, orders, SETTLE_MS if settle_ms is None else settle_ms)
+    else:
+        samples = _wall_rounds(replays, orders)
     return {name: _summarise(samples[name], replays[name].calls) for name in names}
 
 
@@ -201,14 +240,14 @@ def synchronize(device: torch.device) -> None:
 
 
 def _device_rounds(
-    replays: Mapping[str, Replay], orders: Sequence[Sequence[str]]
+    replays: Mapping[str, Replay], orders: Sequence[Sequence[str]], settle_ms: float
 ) -> dict[str, list[float]]:
     # Everything is queued at once, so that the GPU never waits for the host between two events.
     events: dict[str, list[tuple[Any, Any]]] = {name: [] for name in replays}
     round_us = _wait_us(_queue(lambda: _run_all(replays)))
     long = round_us >= LONG_US * sum(replay.calls for replay in replays.values())
     torch.cuda._sleep(HEAD_START_CYCLES)
-    for _ in range(math.ceil(SETTLE_MS * 1e3 / round_us) if long else 0):
+    for _ in range(math.ceil(settle_ms * 1e3 / round_us) if long else 0):
         _run_all(replays)
     for order in orders:
         for name in order:

@@ -73,6 +73,11 @@ class ExplainedGemm:
     refused: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = ()
 
+    @property
+    def kernel(self) -> str:
+        """The kernel with its splits and tile order; why there is none where nothing runs."""
+        return self.why if self.plan is None else plan_text(self.plan)
+
     def __str__(self) -> str:
         lines = [f"{self.role}: {problem_text(self.problem)}"]
         if self.plan is None:
@@ -83,7 +88,7 @@ class ExplainedGemm:
             for extent, size in zip("mn", config["tile"], strict=False)
         )
         lines += [
-            f"  kernel    {plan_text(self.plan)}",
+            f"  kernel    {self.kernel}",
             f"  grid      {tiles * max(self.plan['splits'], 1)} tiles of "
             f"{config['tile'][0]} x {config['tile'][1]}",
             f"  time      {us_text(self.expected_us)} expected"

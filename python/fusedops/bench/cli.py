@@ -6,6 +6,7 @@ import argparse
 import fnmatch
 import functools
 import itertools
+import re
 import sys
 import time
 from dataclasses import dataclass
@@ -19,12 +20,15 @@ from fusedops._timing.progress import Progress
 from fusedops._timing.timing import synchronize
 from fusedops.bench import machine
 from fusedops.bench.report import results
+from fusedops.bench.report.wild import wild_report
 from fusedops.bench.runner import OURS, Measurement, measure, rows
 from fusedops.bench.suites.base import (
     ALL,
+    APART,
     PASSES,
     SUITES,
     TOLERANCES,
+    WILD_FAMILIES,
     Case,
     GroupedSuite,
     PeerUnavailableError,
@@ -34,12 +38,13 @@ from fusedops.bench.suites.base import (
 )
 from fusedops.bench.together import measure_together
 from fusedops.bench.turns import Turns
+from fusedops.bench.wild_kernels import store_kernels
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
 RESULTS = Path("perf/results")
-DEFAULT_ROUNDS = 9
+WILD_COUNT = 300
 CPU_FLOPS_LIMIT = 3e9  # of a case that runs on a CPU without being asked for
 CPU_BYTES_LIMIT = 1 << 28
 CASE_SECONDS, PEER_SECONDS, COMPILE_SECONDS = 0.3, 0.1, 5.0  # the estimate before a run
@@ -101,14 +106,18 @@ def _main(options: argparse.Namespace) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m fusedops bench", description=__doc__)
     add = parser.add_argument
-    add("suite", nargs="*", help=f"{', '.join(SUITES)} or all (but pointnet and models)")
-    add("--case", metavar="GLOB", help="only cases whose name matches, e.g. '8192x*/relu'")
+    add("suite", nargs="*", help=f"{', '.join(SUITES)} or all (but {', '.join(APART)})")
+    add(
+        "--case",
+        metavar="GLOB",
+        help="only cases whose name matches, or its part before a slash, e.g. '8192x*/relu'",
+    )
     add("--shapes", type=shapes, default=(), metavar="MxNxK,...", help="instead of the suite's")
     add("--peers", type=_peers, metavar="NAME,...", help="`none`: ours alone; default: the suite's")
     add("--dtype", type=functools.partial(_names_of, TOLERANCES), metavar="NAME,...")
     add("--activation", type=_names, default=(), metavar="NAME,...")
     add("--pass", dest="pass_", type=functools.partial(_names_of, PASSES), metavar=",".join(PASSES))
-    add("--rounds", type=_positive, default=DEFAULT_ROUNDS)
+    add("--rounds", type=_positive, help="default: the suite's")
     add("--device", type=_device, help="default: the GPU, else the CPU")
     add("--out", type=Path, metavar="FILE.csv", help=f"or a folder; default {RESULTS}/<gpu>/")
     add(
@@ -123,6 +132,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="models: benches that name this file compile side by side and measure one by one",
     )
+    add("--family", type=_names, default=(), metavar="NAME,...", help="of wild; default: all")
+    add("--count", type=_positive, default=WILD_COUNT, help="of wild: cases a family")
+    add("--seed", type=int, default=0, help="of wild: other shapes")
     add("--list", action="store_true", help="print the cases and stop")
     add("--merge", type=Path, metavar="PATH", help=f"merge a CSV or folder of them into {RESULTS}")
     add(
@@ -169,10 +181,15 @@ def _run(options: argparse.Namespace) -> tuple[int, list[Path]]:
                 progress.line(f"budget spent: {left} cases left (see --missing)")
                 break
             turns = Turns(options.turns)
-            failures += _run_batch(batch, outputs, device, options.rounds, turns, progress)
+            rounds = options.rounds or batch[0].suite.default_rounds
+            failures += _run_batch(batch, outputs, device, rounds, turns, progress)
             if failures and not _alive(device):
                 progress.line("the CUDA context is lost: what was stored is kept, start again")
                 break
+    if "wild" in outputs and _alive(device):
+        drawn = {j.case.name: j.case for j in jobs if j.suite.name == "wild"}
+        store_kernels(outputs["wild"], load_suite("wild"), drawn, device)
+        print(wild_report([outputs["wild"]], {*drawn}))
     for name in failures:
         print(f"FAILED {name}")
     return len(failures), sorted(set(outputs.values()))
@@ -237,6 +254,8 @@ def _jobs(options: argparse.Namespace, device: torch.device) -> list[Job]:
         for pass_ in suite.passes:
             if pass_ in (options.pass_ or suite.passes):
                 jobs += _suite_jobs(options, suite, pass_, device)
+    # NOTE: a budget that ends early leaves as many cases of every family of `wild`.
+    jobs.sort(key=lambda job: int(job.case.args.get("index", 0)))
     known = {peer for job in jobs for peer in job.suite.peers(job.case, job.pass_)}
     unknown = sorted(set(options.peers or ()) - known)
     if jobs and unknown:
@@ -261,13 +280,13 @@ def _suite_jobs(
                 f"bench: --shapes do not fit suite {suite.name}: expected {suite.shape}; got {got}"
             )
     try:
-        cases = suite.cases(Selection(pass_, options.activation, options.shapes))
+        cases = suite.cases(_selection(options, pass_))
     except ValueError as error:
         if not options.shapes:
             raise
         raise SystemExit(f"bench: --shapes do not fit suite {suite.name}: {error}") from None
     if options.case:
-        cases = [case for case in cases if fnmatch.fnmatchcase(case.name, options.case)]
+        cases = [case for case in cases if _matches(case.name, options.case)]
     if device.type == "cpu" and not options.case and not options.shapes:
         cases = _small_cases(suite, cases, pass_)
     dtypes = [d for d in suite.dtypes if d in (options.dtype or suite.default_dtypes_of(pass_))]
@@ -278,6 +297,23 @@ def _suite_jobs(
         for case in cases
         if suite.runs(case, dtype)
     ]
+
+
+def _selection(options: argparse.Namespace, pass_: str) -> Selection:
+    unknown = sorted({*options.family} - {*WILD_FAMILIES})
+    if unknown:
+        known = ", ".join(WILD_FAMILIES)
+        raise SystemExit(f"bench: no family {', '.join(unknown)}; choose from {known}")
+    named = re.fullmatch(r"(\w+)/(\d+)", options.case or "")  # of wild: FAMILY/INDEX
+    count = max(options.count, int(named[2]) + 1) if named else options.count
+    return Selection(pass_, options.activation, options.shapes, options.family, count, options.seed)
+
+
+def _matches(name: str, pattern: str) -> bool:
+    """Whether the pattern matches the whole name, or what stands before one of its slashes."""
+    parts = name.split("/")
+    heads = ("/".join(parts[:count]) for count in range(1, len(parts) + 1))
+    return any(fnmatch.fnmatchcase(head, pattern) for head in heads)
 
 
 def _small_cases(suite: Suite, cases: list[Case], pass_: str) -> list[Case]:

@@ -149,7 +149,7 @@ def _check(
     device: torch.device,
 ) -> Any:
     """Compares ours with the reference peer on fresh inputs; returns our result."""
-    name = suite.reference_peer
+    name = suite.reference(result.case)
     reference = calls.get(name) or suite.peer(name, result.case, result.pass_, device)
     expected = reference(*inputs)
     poison(expected)
@@ -192,9 +192,9 @@ def _time(
             if first > 0.5:
                 result.notes.append(f"{name}: first call {first:.1f} s")
             extra = extra_mb(call, inputs, device)
-            replays[name] = timing.prepare(call, sets, device)
+            replays[name] = timing.prepare(call, sets, device, suite.pace)
             if device.type == "cuda" and isinstance(replays[name], timing.LoopReplay):
-                result.notes.append(f"{name} synchronises: timed without a CUDA graph")
+                result.notes.append(f"{name} synchronises or is slow: timed without a CUDA graph")
         except Exception as error:  # whatever a peer raises must not hide our result
             if name == OURS:
                 raise
@@ -202,7 +202,7 @@ def _time(
             continue
         if extra is not None:
             result.extra_mb[name] = extra
-    result.timings = timing.interleave(replays, rounds, device)
+    result.timings = timing.interleave(replays, rounds, device, suite.pace.settle_ms)
 
 
 def extra_mb(call: Call, inputs: Sequence[Tensor], device: torch.device) -> float | None:

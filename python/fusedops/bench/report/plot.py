@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fusedops.bench.report.figures import shape, speedup
 from fusedops.bench.report.model_plot import speed_chart
 from fusedops.bench.report.results import NO_PEER, Row, read_rows
+from fusedops.bench.report.wild import histogram
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,7 +21,7 @@ PANEL_LINES = 48
 def plot(paths: Sequence[Path]) -> list[Path]:
     """Writes <folder>/plots/<suite>_<pass>_{speedup,roofline}.{svg,png}; returns the files.
 
-    Of the suite models: models_<pass>.
+    Of the suite models: models_<pass>. Of the suite wild: a histogram, wild.
     """
     import matplotlib
 
@@ -33,8 +34,12 @@ def plot(paths: Sequence[Path]) -> list[Path]:
         for row in read_rows(path):
             groups[row["suite"], row["pass"]].append(row)
         folder = (path if path.is_dir() else path.parent) / "plots"
+        random = [row for key, found in groups.items() if key[0] == "wild" for row in found]
+        written += _save(histogram(random), folder, "wild")
         for (suite, pass_), rows in groups.items():
             stem = f"{suite}_{pass_}"
+            if suite == "wild":
+                continue
             if suite == "models":
                 written += _save(speed_chart(rows, pass_), folder, stem)
                 continue

@@ -23,7 +23,14 @@ ERROR_KEY = ("case", "dtype", "contender")
 ERROR_COLUMNS = (*ERROR_KEY, "rel_error", *MACHINE)
 SHARES_KEY = ("case", "dtype", "pass", "contender")
 SHARES_COLUMNS = (*SHARES_KEY, "busy_us", "gemm", "attention", "norm", "other", *MACHINE)
-SIDECARS = {ERROR_COLUMNS: ERROR_KEY, SHARES_COLUMNS: SHARES_KEY}  # files beside the results
+KERNELS_KEY = ("case", "dtype", "pass")
+KERNELS_COLUMNS = (*KERNELS_KEY, "kernels", *MACHINE)
+# Files beside the results
+SIDECARS = {
+    ERROR_COLUMNS: ERROR_KEY,
+    SHARES_COLUMNS: SHARES_KEY,
+    KERNELS_COLUMNS: KERNELS_KEY,
+}
 NO_PEER = "-"  # the peer of a row that holds our time alone
 
 

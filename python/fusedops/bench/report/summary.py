@@ -23,6 +23,7 @@ from fusedops.bench.report.memory_bars import memory_bars
 from fusedops.bench.report.model_bars import model_bars
 from fusedops.bench.report.point_bars import point_bars
 from fusedops.bench.report.results import NO_PEER, Row, read_rows
+from fusedops.bench.report.wild import wild_bars, wild_report
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,9 +35,12 @@ REGRESSION = 0.97  # a new speed-up under this share of the old one; less is noi
 
 def summary(paths: Sequence[Path]) -> str:
     rows = [row for path in paths for row in read_rows(path)]
-    compared = [row for row in rows if row["peer"] != NO_PEER]
+    compared = [row for row in rows if row["peer"] != NO_PEER and row["suite"] != "wild"]
     report = bars(rows, read_errors(paths))
-    lines = [_geomeans(compared), "", _worst(compared), "", "Bars", *report]
+    lines = [_geomeans(compared), "", _worst(compared), ""] if compared else []
+    if len(compared) < len(rows) and any(row["suite"] == "wild" for row in rows):
+        lines += [wild_report(paths), ""]
+    lines += ["Bars", *report]
     return "\n".join(lines)
 
 
@@ -89,6 +93,7 @@ def bars(rows: Sequence[Row], errors: Sequence[Row]) -> list[str]:
         *memory_bars(rows),
         *point_bars(rows),
         *model_bars(rows),
+        *wild_bars(rows),
     ]
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fusedops._core.activation import ACTIVATIONS
+from fusedops._timing.timing import Pace
 
 Call = Callable[
     ..., Any
@@ -37,9 +38,10 @@ SUITES = (
     "loss",
     "host",
     "models",
+    "wild",
 )
-COMPILING = ("pointnet", "models")  # they compile for long: not of `bench all`
-ALL = tuple(name for name in SUITES if name not in COMPILING)
+APART = ("pointnet", "models", "wild")  # they take long: not of `bench all`
+ALL = tuple(name for name in SUITES if name not in APART)
 
 DTYPES = {
     "bf16": torch.bfloat16,
@@ -60,6 +62,11 @@ TOLERANCES = {
 }
 
 
+# What `--family` of the suite `wild` may name, in the order of suites/wild/families.py.
+WILD_FAMILIES = (
+    *("linear", "mlp", "gated", "skinny", "reduce", "norm", "softmax", "scan", "segment"),
+    *("elementwise", "stencil", "knn", "ball", "fps", "group", "interpolate"),
+)
 PASSES = ("fwd", "bwd", "step", "infer")
 
 
@@ -91,6 +98,9 @@ class Selection:
     pass_: str
     activations: tuple[str, ...] = ()  # empty: the suite's own choice
     shapes: tuple[tuple[int, ...], ...] = ()  # empty: the suite's own choice
+    families: tuple[str, ...] = ()  # of `wild`; empty: all
+    count: int = 1  # of `wild`: cases a family
+    seed: int = 0  # of `wild`
 
 
 class Suite(ABC):
@@ -101,6 +111,8 @@ class Suite(ABC):
     activations: tuple[str, ...] = tuple(ACTIVATIONS)  # that --activation may name
     shape = ""  # what --shapes takes, e.g. "MxNxK"; empty: any number of sizes
     reference_peer = "eager"  # ours is checked against this one before it gets a time
+    pace = Pace()
+    default_rounds = 9
     clock = "device"  # or "host": CPU time per call; or "wall": of calls that follow each other
 
     @abstractmethod
@@ -143,6 +155,9 @@ class Suite(ABC):
     def context(self, dtype_label: str) -> contextlib.AbstractContextManager[None]:
         """Global settings under which the case runs (fp32 precision)."""
         return contextlib.nullcontext()
+
+    def reference(self, case: Case) -> str:
+        return self.reference_peer
 
     def tolerance(self, case: Case, dtype: str) -> float:
         """Largest relative norm of (ours - reference peer)."""

@@ -1,0 +1,143 @@
+// Pass 1 along a kept dimension whose rows are not aligned: vectors of 16 bytes put together from
+// two aligned ones. DRAM is read once; the second load finds its bytes in L1.
+#pragma once
+
+#include "csrc/common/device/pdl.cuh"
+#include "csrc/cuda/reduce/reduce_device.cuh"
+
+namespace fusedops {
+
+// Blocks to an SM that leave a thread of such a kernel the registers for its accumulators.
+template <class Op>
+constexpr int shifted_blocks() {
+  constexpr int kBytes = sizeof(typename Op::Acc) * kVecOf<typename Op::Element>;
+  if (kBytes > 128) return 1;
+  return kBytes > 64 || sizeof(typename Op::Element) == 8 ? 2 : 3;
+}
+
+__device__ __forceinline__ unsigned misalignment(const void* p) {
+  return static_cast<unsigned>(reinterpret_cast<uintptr_t>(p) % 16);
+}
+
+// 16 bytes at an address of any alignment; both aligned vectors around them are readable.
+template <class T>
+__device__ __forceinline__ Vec<T, kVecOf<T>> load_shifted(const T* p) {
+  const unsigned shift = misalignment(p);
+  const auto* from =
+      reinterpret_cast<const uint4*>(reinterpret_cast<const unsigned char*>(p) - shift);
+  const uint4 low = from[0];
+  uint4 high = low;
+  if (shift > 0) high = from[1];
+  unsigned words[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+  if (shift & 8) {
+#pragma unroll
+    for (int i = 0; i < 6; ++i) words[i] = words[i + 2];
+  }
+  if (shift & 4) {
+#pragma unroll
+    for (int i = 0; i < 5; ++i) words[i] = words[i + 1];
+  }
+  union {
+    unsigned words[4];
+    Vec<T, kVecOf<T>> vector;
+  } result;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    result.words[i] = __funnelshift_r(words[i], words[i + 1], shift % 4 * 8);
+  }
+  return result.vector;
+}
+
+// Whether load_shifted may read 16 bytes at `p` of a tensor: it never leaves the tensor.
+template <class T>
+__device__ __forceinline__ bool shifted_readable(const T* p, const ReduceArgs& args) {
+  const unsigned shift = misalignment(p);
+  const auto* from = reinterpret_cast<const unsigned char*>(p) - shift;
+  const auto* begin = static_cast<const unsigned char*>(args.x);
+  const auto* end = begin + args.plan.span * static_cast<int64_t>(sizeof(T));
+  return from >= begin && from + (shift > 0 ? 32 : 16) <= end;
+}
+
+// A thread's rows first, first + step, ... of `rows`, `stride` elements apart, by vectors. `x` is
+// row 0, at the thread's columns.
+template <class Op, int kVec>
+__device__ __forceinline__ void reduce_shifted(typename Op::Running (&acc)[kVec],
+                                               const typename Op::Element* x, int first, int step,
+                                               int rows, int64_t stride, const ReduceArgs& args) {
+  using T = typename Op::Element;
+  int row = first;
+#pragma unroll 1
+  for (; row + (kReduceUnroll - 1) * step < rows; row += kReduceUnroll * step) {
+    Vec<T, kVec> loaded[kReduceUnroll];
+#pragma unroll
+    for (int u = 0; u < kReduceUnroll; ++u) loaded[u] = load_shifted(x + (row + u * step) * stride);
+    absorb_rows<Op, kVec>(acc, loaded, row, step, args.options);
+  }
+#pragma unroll 1
+  for (; row < rows; row += step) {
+    Vec<T, kVec> loaded[1] = {load_shifted(x + row * stride)};
+    absorb_rows<Op, kVec>(acc, loaded, row, 0, args.options);
+  }
+}
+
+// The same element by element, for the columns in [0, count) at `column`: at the ends of rows.
+template <class Op, int kVec>
+__device__ __forceinline__ void reduce_edges(typename Op::Running (&acc)[kVec],
+                                             const typename Op::Element* x, int first, int step,
+                                             int rows, int64_t stride, int64_t column,
+                                             int64_t count, const ReduceArgs& args) {
+  using T = typename Op::Element;
+#pragma unroll 1
+  for (int row = first; row < rows; row += step) {
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) {
+      if (column + i >= 0 && column + i < count) {
+        absorb_vector<Op, 1>(acc[i], load_vector<T, 1>(x + row * stride + i), row, args.options);
+      }
+    }
+  }
+}
+
+// Few rows of many columns: one thread holds all rows of its columns, which begin where a vector of
+// outputs does.
+template <class Op>
+__global__ void __launch_bounds__(kReduceThreads, shifted_blocks<Op>())
+    few_shifted_rows_kernel(const __grid_constant__ ReduceArgs args) {
+  using T = typename Op::Element;
+  constexpr int kVec = kVecOf<T>;
+  wait_for_predecessor();
+  const ReducePlan& plan = args.plan;
+  const auto width_blocks =
+      static_cast<uint32_t>(ceil_div(plan.cols + kVec - 1, int64_t{plan.threads_x} * kVec));
+  const uint32_t batch = blockIdx.x / width_blocks, x = blockIdx.x - batch * width_blocks;
+  const ReducePlace place = place_of(plan, batch);
+  const int64_t lead = place.slot % kVec;
+  const int64_t column = (int64_t{x} * plan.threads_x + threadIdx.x) * kVec - lead;
+  if (column >= plan.cols) return;
+  const T* from = static_cast<const T*>(args.x) + place.in + column;
+  const int rows = static_cast<int>(plan.reduced);
+  const bool whole = column >= 0 && column + kVec <= plan.cols && shifted_readable(from, args) &&
+                     shifted_readable(from + (rows - 1) * plan.reduced_stride, args);
+
+  typename Op::Running running[kVec];
+#pragma unroll
+  for (int i = 0; i < kVec; ++i) running[i] = Op::start(args.options);
+  if (whole) {
+    reduce_shifted<Op, kVec>(running, from, 0, 1, rows, plan.reduced_stride, args);
+  } else {
+    reduce_edges<Op, kVec>(running, from, 0, 1, rows, plan.reduced_stride, column, plan.cols, args);
+  }
+  typename Op::Acc acc[kVec];
+#pragma unroll
+  for (int i = 0; i < kVec; ++i) acc[i] = Op::settle(running[i], place.index, plan.index_step);
+  if (whole) {
+    finish_outputs<Op>(args, acc, place.slot + column);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kVec; ++i) {
+    if (column + i >= 0 && column + i < plan.cols) emit<Op>(args, acc[i], place.slot + column + i);
+  }
+}
+
+}  // namespace fusedops
