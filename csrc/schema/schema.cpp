@@ -23,9 +23,9 @@ namespace fusedops {
 namespace {
 
 constexpr std::span<const char* const> kFamilies[] = {
-    kElementwiseSchemas, kGemmSchemas,   kNeighbourSchemas, kPointsSchemas, kMlpSchemas,
-    kStencilSchemas,     kReduceSchemas, kRowSchemas,       kScanSchemas,   kTemplateSchemas,
-    kFp8Schemas,
+    kElementwiseSchemas, kGemmSchemas,     kNeighbourSchemas, kPointsSchemas,
+    kMlpSchemas,         kStencilSchemas,  kReduceSchemas,    kRowSchemas,
+    kScanSchemas,        kTemplateSchemas, kFp8Schemas,
 };
 
 #ifndef USE_CUDA

@@ -16,6 +16,9 @@ from util import DTYPES, linear_inputs, name, poisoned
 
 OPS = torch.ops.fusedops
 ALL_CODES = range(len(ACTIVATIONS))
+OPCHECKS = (
+    "test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic",
+)  # fmt: skip
 CODE_OF = {code: activation for activation, code in CODES.items() if activation is not None}
 
 
@@ -153,7 +156,10 @@ def test_fake_agrees_with_real_on_strided_and_empty_inputs(device, op):
 def test_opcheck(device, op):
     # One activation of each kind of saved tensor, and both sets of flags.
     for arguments in samples(op, device, codes=[0, 1, 2])[:12]:
-        torch.library.opcheck(overload(op), arguments)
+        of_fp8 = any(isinstance(a, torch.Tensor) and plain(a) is not a for a in arguments)
+        # NOTE: torch's check of the schema multiplies the arguments, which FP8 tensors refuse.
+        utils = [u for u in OPCHECKS if not (of_fp8 and u == "test_schema")]
+        torch.library.opcheck(overload(op), arguments, test_utils=utils)
 
 
 @every_op

@@ -53,8 +53,7 @@ inline QuantizeShape check_fp8_quantize(const char* op,
     check_like(op, "factor", *factor, "x", x);
     check_same_shape(op, "factor", *factor, "x", x);
   }
-  return {x.size(0), x.size(1),   dtype, code, static_cast<Fp8Format>(format),
-          by_rows,   by_columns};
+  return {x.size(0), x.size(1), dtype, code, static_cast<Fp8Format>(format), by_rows, by_columns};
 }
 
 constexpr ScalarType scalar_type_of(Fp8Format format) {
@@ -83,8 +82,8 @@ inline Fp8Scaling check_fp8_scale(const char* op, const char* name, const Tensor
                                   const char* of_name, const Tensor& of) {  // (rows, K)
   FUSEDOPS_CHECK(same_device(scale, of), op, ": ", name, " must be on ", device_string(of),
                  " like ", of_name, "; got ", device_string(scale));
-  FUSEDOPS_CHECK(scale.scalar_type() == ScalarType::Float, op, ": ", name,
-                 " must be float32; got ", dtype_name(scale.scalar_type()));
+  FUSEDOPS_CHECK(scale.scalar_type() == ScalarType::Float, op, ": ", name, " must be float32; got ",
+                 dtype_name(scale.scalar_type()));
   const int64_t rows = of.size(0), blocks = ceil_div(of.size(1), kFp8Block);
   const int64_t tiles = ceil_div(rows, kFp8Block);
   if (scale.dim() == 2) {
@@ -94,14 +93,14 @@ inline Fp8Scaling check_fp8_scale(const char* op, const char* name, const Tensor
     if (first == rows && second == blocks) return Fp8Scaling::kBlock;
     if (first == tiles && second == blocks) return Fp8Scaling::kTile;
   }
-  fail(op, ": ", name, " must have shape (1, 1), (", rows, ", 1), (", rows, ", ", blocks,
-       ") or (", tiles, ", ", blocks, ") to match ", of_name, " ", shape_string(of), "; got ",
+  fail(op, ": ", name, " must have shape (1, 1), (", rows, ", 1), (", rows, ", ", blocks, ") or (",
+       tiles, ", ", blocks, ") to match ", of_name, " ", shape_string(of), "; got ",
        shape_string(scale));
 }
 
 inline Fp8MatmulShape check_fp8_matmul(const char* op,
-                                       const Tensor& a,                    // (M, K)
-                                       const Tensor& b,                    // (N, K)
+                                       const Tensor& a,  // (M, K)
+                                       const Tensor& b,  // (N, K)
                                        const Tensor& scale_a, const Tensor& scale_b,
                                        const std::optional<Tensor>& bias,  // (N,)
                                        int64_t activation, int64_t out_dtype) {
@@ -114,8 +113,8 @@ inline Fp8MatmulShape check_fp8_matmul(const char* op,
                  device_string(b));
   check_dim(op, "a", a, 2, "(M, K)");
   check_dim(op, "b", b, 2, "(N, K)");
-  FUSEDOPS_CHECK(b.size(1) == a.size(1), op, ": b must have shape (N, ", a.size(1),
-                 ") to match a ", shape_string(a), "; got ", shape_string(b));
+  FUSEDOPS_CHECK(b.size(1) == a.size(1), op, ": b must have shape (N, ", a.size(1), ") to match a ",
+                 shape_string(a), "; got ", shape_string(b));
   const Fp8Scaling scaling_a = check_fp8_scale(op, "scale_a", scale_a, "a", a);
   const Fp8Scaling scaling_b = check_fp8_scale(op, "scale_b", scale_b, "b", b);
   if (bias) {

@@ -24,8 +24,8 @@ inline Tensor dequantized(const Tensor& q,      // (rows, K)
   return call("aten::mul", "Tensor", torch::stable::to(q, ScalarType::Float), of_elements);
 }
 
-inline Tensor emulate_fp8_matmul(const Tensor& a,                    // (M, K)
-                                 const Tensor& b,                    // (N, K)
+inline Tensor emulate_fp8_matmul(const Tensor& a,  // (M, K)
+                                 const Tensor& b,  // (N, K)
                                  const Tensor& scale_a, const Tensor& scale_b,
                                  const std::optional<Tensor>& bias,  // (N,)
                                  const Fp8MatmulShape& shape) {

@@ -5,8 +5,8 @@
 namespace fusedops::cpu {
 namespace {
 
-Tensor fp8_matmul(const Tensor& a,                    // (M, K)
-                  const Tensor& b,                    // (N, K)
+Tensor fp8_matmul(const Tensor& a,  // (M, K)
+                  const Tensor& b,  // (N, K)
                   const Tensor& scale_a, const Tensor& scale_b,
                   const std::optional<Tensor>& bias,  // (N,)
                   int64_t activation, int64_t out_dtype) {
@@ -18,8 +18,6 @@ Tensor fp8_matmul(const Tensor& a,                    // (M, K)
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(fusedops, CPU, m) {
-  m.impl("_fp8_matmul", FUSEDOPS_BOX(&fp8_matmul));
-}
+STABLE_TORCH_LIBRARY_IMPL(fusedops, CPU, m) { m.impl("_fp8_matmul", FUSEDOPS_BOX(&fp8_matmul)); }
 
 }  // namespace fusedops::cpu

@@ -117,18 +117,18 @@ std::pair<Tensor, Tensor> quantized(const View& view, Fp8Scaling scaling, Fp8For
               scale_of(0, largest_value(format), power_of_two).scale);
   if (view.rows == 0 || view.columns == 0) return {q, scales};
   const Block size = block_of(scaling, view);
-  torch::stable::parallel_for(
-      0, ceil_div(view.rows, size.rows), grain_of(size.rows * view.columns),
-      [&](int64_t begin, int64_t end) {
-        for (int64_t i = begin; i < end; ++i) {
-          for (int64_t j = 0; j * size.columns < view.columns; ++j) {
-            const int64_t at =
-                scaling == Fp8Scaling::kBlock ? j * shape.columns + i : i * shape.columns + j;
-            quantize_block(view, i * size.rows, j * size.columns, size, bytes, pitch, scale + at,
-                           format, power_of_two);
-          }
-        }
-      });
+  torch::stable::parallel_for(0, ceil_div(view.rows, size.rows), grain_of(size.rows * view.columns),
+                              [&](int64_t begin, int64_t end) {
+                                for (int64_t i = begin; i < end; ++i) {
+                                  for (int64_t j = 0; j * size.columns < view.columns; ++j) {
+                                    const int64_t at = scaling == Fp8Scaling::kBlock
+                                                           ? j * shape.columns + i
+                                                           : i * shape.columns + j;
+                                    quantize_block(view, i * size.rows, j * size.columns, size,
+                                                   bytes, pitch, scale + at, format, power_of_two);
+                                  }
+                                }
+                              });
   return {q, scales};
 }
 
@@ -144,10 +144,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> fp8_quantize(
   const Tensor exact = values(x, saved, factor, gradient, shape.activation);
   const Tensor v = copy_as(to_dtype(exact, x.scalar_type()), ScalarType::Float);
   const auto* const data = static_cast<const float*>(v.const_data_ptr());
-  const auto [q, scale] = quantized({data, shape.m, shape.k, shape.k, 1}, shape.rows, shape.format,
-                                    power_of_two);
-  const auto [q_t, scale_t] = quantized({data, shape.k, shape.m, 1, shape.k}, shape.columns,
-                                        shape.format, power_of_two);
+  const auto [q, scale] =
+      quantized({data, shape.m, shape.k, shape.k, 1}, shape.rows, shape.format, power_of_two);
+  const auto [q_t, scale_t] =
+      quantized({data, shape.k, shape.m, 1, shape.k}, shape.columns, shape.format, power_of_two);
   const ScalarType dtype = sums_fp32 ? ScalarType::Float : x.scalar_type();
   const Tensor sums = need_sums ? sum_rows(exact, dtype) : torch::stable::empty({0}, dtype);
   return {q, scale, q_t, scale_t, sums};
@@ -155,8 +155,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> fp8_quantize(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(fusedops, CPU, m) {
-  m.impl("fp8_quantize", FUSEDOPS_BOX(&fp8_quantize));
-}
+STABLE_TORCH_LIBRARY_IMPL(fusedops, CPU, m) { m.impl("fp8_quantize", FUSEDOPS_BOX(&fp8_quantize)); }
 
 }  // namespace fusedops::cpu

@@ -43,8 +43,8 @@ Side allocate_side(const Tensor& x, Fp8Scaling scaling, Fp8Format format, int64_
   made.side.scaling = scaling;
   made.side.pitch = wanted ? round_up(columns, kFp8Columns) : 0;
   made.side.scale_pitch = shape.columns;
-  made.q = torch::stable::new_empty(x, {wanted ? rows : 0, made.side.pitch},
-                                    scalar_type_of(format));
+  made.q =
+      torch::stable::new_empty(x, {wanted ? rows : 0, made.side.pitch}, scalar_type_of(format));
   made.scale = torch::stable::new_empty(x, {shape.rows, shape.columns}, ScalarType::Float);
   made.side.q = static_cast<uint8_t*>(made.q.mutable_data_ptr());
   made.side.scale = static_cast<float*>(made.scale.mutable_data_ptr());
@@ -89,8 +89,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> fp8_quantize(
   const Side by_rows = allocate_side(x, shape.rows, shape.format, shape.m, shape.k);
   const Side by_columns = allocate_side(x, shape.columns, shape.format, shape.k, shape.m);
   const DType sums_dtype = sums_fp32 ? DType::kFloat32 : shape.dtype;
-  const Tensor sums = torch::stable::new_empty(x, {need_sums ? shape.k : 0},
-                                               scalar_type_of(sums_dtype));
+  const Tensor sums =
+      torch::stable::new_empty(x, {need_sums ? shape.k : 0}, scalar_type_of(sums_dtype));
   const std::tuple result{by_rows.q, by_rows.scale, by_columns.q, by_columns.scale, sums};
 
   // Empty early return
@@ -118,8 +118,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> fp8_quantize(
     p.vectors = p.vectors && takes_vectors(*times, p.dtype);
   }
   p.rows = by_rows.side, p.columns = by_columns.side;
-  const Tensor partial = torch::stable::new_empty(
-      x, {need_sums ? tile_rows * shape.k : 0}, ScalarType::Float);
+  const Tensor partial =
+      torch::stable::new_empty(x, {need_sums ? tile_rows * shape.k : 0}, ScalarType::Float);
   if (need_sums) p.partial = static_cast<float*>(partial.mutable_data_ptr());
 
   // Launch

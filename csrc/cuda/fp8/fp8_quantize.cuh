@@ -24,8 +24,7 @@ struct TilePlace {
 // kOwn elements of a row; zeros outside the matrix.
 template <class T>
 __device__ __forceinline__ Vec<T, kOwn> load_row(const void* matrix, int64_t stride, int64_t row,
-                                                 int64_t column, bool whole,
-                                                 const Fp8Quantize& p) {
+                                                 int64_t column, bool whole, const Fp8Quantize& p) {
   Vec<T, kOwn> v;
   const T* const from = static_cast<const T*>(matrix) + row * stride + column;
   if (whole) {
@@ -83,8 +82,8 @@ __device__ __forceinline__ void load_own(OwnValues<T>& own, float (&sums)[kOwn],
                                          const Fp8Quantize& p) {
 #pragma unroll
   for (int c = 0; c < kOwn; ++c) sums[c] = 0;
-  const bool inside = p.vectors && (at.tile_row + 1) * kTile <= p.m &&
-                      (at.tile_column + 1) * kTile <= p.k;
+  const bool inside =
+      p.vectors && (at.tile_row + 1) * kTile <= p.m && (at.tile_column + 1) * kTile <= p.k;
   if (kPlain && inside) {
 #pragma unroll
     for (int r = 0; r < kOwn; ++r) {
@@ -155,7 +154,7 @@ __device__ __forceinline__ void store_rows(const OwnValues<T>& own, const float*
     }
     if (at.row + r < p.m) {
       *reinterpret_cast<uint2*>(p.rows.q + (at.row + r) * p.rows.pitch + at.column) = {words[0],
-                                                                                      words[1]};
+                                                                                       words[1]};
     }
   }
 }
@@ -191,7 +190,9 @@ __device__ __forceinline__ void store_columns(const uint8_t* bytes, const TilePl
   }
 }
 
-template <class T, Activation kActivation, bool kPlain>
+// NOTE: the activation as an int, since nvcc 13.0 names an enumeration's -1 (kAnyRare) wrongly in
+// the host code of this kernel.
+template <class T, int kActivationCode, bool kPlain>
 __global__ void __launch_bounds__(kTileThreads, sizeof(T) == 2 ? 3 : 2)
     fp8_quantize_kernel(const __grid_constant__ Fp8Quantize p, bool maxima_only) {
   extern __shared__ __align__(32) uint8_t bytes[];  // staged values, then warps' columns, then q_t
@@ -210,7 +211,8 @@ __global__ void __launch_bounds__(kTileThreads, sizeof(T) == 2 ? 3 : 2)
   at.column = at.tile_column * kTile + threadIdx.x % kTileX * kOwn;
   OwnValues<T> own;
   float sums[kOwn];
-  load_own<T, kActivation, kPlain>(own, sums, reinterpret_cast<Vec<T, kOwn>*>(bytes), at, p);
+  load_own<T, Activation{kActivationCode}, kPlain>(own, sums,
+                                                   reinterpret_cast<Vec<T, kOwn>*>(bytes), at, p);
   __syncthreads();
 
   // Maxima and sums

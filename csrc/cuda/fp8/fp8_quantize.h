@@ -14,8 +14,8 @@ struct Fp8Side {
   uint8_t* q = nullptr;
   int64_t pitch = 0;  // bytes between rows of q
   float* scale = nullptr;
-  int64_t scale_pitch = 0;      // elements between rows of scale
-  uint32_t* maxima = nullptr;   // of rows or of the tensor, by the pass before; as bits of floats
+  int64_t scale_pitch = 0;     // elements between rows of scale
+  uint32_t* maxima = nullptr;  // of rows or of the tensor, by the pass before; as bits of floats
 };
 
 struct Fp8Quantize {
@@ -26,10 +26,10 @@ struct Fp8Quantize {
   bool power_of_two;
   int64_t m, k;
   const void* x;
-  const void* saved;   // null: none
-  const void* factor;  // null: none
+  const void* saved;                              // null: none
+  const void* factor;                             // null: none
   int64_t x_stride, saved_stride, factor_stride;  // elements between rows
-  bool vectors;       // rows may be read in accesses of 16 bytes
+  bool vectors;                                   // rows may be read in accesses of 16 bytes
   Fp8Side rows, columns;
   float* partial = nullptr;  // sums of columns (ceil(m / 128), k), null: not wanted
 };

@@ -3,7 +3,7 @@
 namespace fusedops {
 
 cudaError_t launch_fp8_quantize_bf16(const Fp8Quantize& p, bool maxima_only,
-                                    const LaunchContext& context) {
+                                     const LaunchContext& context) {
   return launch_fp8_quantize_of<__nv_bfloat16>(p, maxima_only, context);
 }
 

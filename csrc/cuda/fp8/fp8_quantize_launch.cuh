@@ -11,7 +11,7 @@ template <class T, Activation kActivation, bool kPlain>
 cudaError_t launch_fp8_kernel(const Fp8Quantize& p, bool maxima_only,
                               const LaunchContext& context) {
   constexpr int kBytes = kQuantizeSharedBytes<T>;
-  constexpr auto kKernel = &fp8_quantize_kernel<T, kActivation, kPlain>;
+  constexpr auto kKernel = &fp8_quantize_kernel<T, int(kActivation), kPlain>;
   if (const cudaError_t status = allow_shared_memory<kKernel>(context.device, kBytes)) {
     return status;
   }

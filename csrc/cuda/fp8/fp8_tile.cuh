@@ -10,8 +10,8 @@
 namespace fusedops {
 
 inline constexpr int kTile = int(kFp8Block), kTileThreads = 256;
-inline constexpr int kOwn = 8;                       // rows and columns of a thread
-inline constexpr int kTileX = kTile / kOwn;          // threads along the columns
+inline constexpr int kOwn = 8;                        // rows and columns of a thread
+inline constexpr int kTileX = kTile / kOwn;           // threads along the columns
 inline constexpr int kTileWarps = kTileThreads / 32;  // two rows of threads each
 inline constexpr uint32_t kAllLanes = 0xffffffffu;
 

@@ -74,9 +74,7 @@ def _fp8_quantize(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     op = "fp8_quantize"
     check_activation(op, activation)
-    torch._check(
-        format in (0, 1), lambda: f"{op}: format must be a code from 0 to 1; got {format}"
-    )
+    torch._check(format in (0, 1), lambda: f"{op}: format must be a code from 0 to 1; got {format}")
     _check_scalings(op, rows, columns)
     check_floating(op, "x", x)
     check_matrix(op, "x", x, "(M, K)")
@@ -96,9 +94,7 @@ def _fp8_quantize(
 def _check_fp8(op: str, name: str, tensor: Tensor) -> None:
     torch._check(
         tensor.dtype in FORMATS,
-        lambda: (
-            f"{op}: {name} must be float8_e4m3fn or float8_e5m2; got {dtype_of(tensor.dtype)}"
-        ),
+        lambda: f"{op}: {name} must be float8_e4m3fn or float8_e5m2; got {dtype_of(tensor.dtype)}",
     )
 
 

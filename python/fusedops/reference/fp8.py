@@ -62,7 +62,8 @@ def fp8_scales(
     maxima = padded.view(down, height, across, width).abs().amax((1, 3))
     finite = maxima.isfinite()
     maxima = maxima.clamp_min(SMALLEST_MAXIMUM)
-    scale, inverse = maxima / largest, largest / maxima
+    # NOTE: number / tensor rounds twice in torch, as the reciprocal times the number.
+    scale, inverse = maxima / largest, torch.full_like(maxima, largest) / maxima
     if power_of_two:
         fraction, exponent = torch.frexp(scale.nan_to_num(1.0, 1.0))
         power = exponent - (fraction == 0.5).int()
