@@ -17,9 +17,10 @@ struct Variant {
 };
 
 // Rows of a warpgroup, warpgroups of a ring, rings, blocks of a cluster, panels of staging memory.
-template <Scaling kScaling, int kRows, int kSharers, int kRings, int kCtas, int kStoreRing>
+template <Scaling kScaling, int kRows, int kSharers, int kRings, int kCtas, int kStoreRing,
+          bool kTurns = false>
 constexpr Variant variant(const char* name) {
-  using T = Traits<E4M3, E4M3, BF16, kScaling, kRows, kSharers, kRings, kCtas, kStoreRing>;
+  using T = Traits<E4M3, E4M3, BF16, kScaling, kRows, kSharers, kRings, kCtas, kStoreRing, kTurns>;
   return {name, &Gemm<T>::run, T::kStages};
 }
 
@@ -27,6 +28,7 @@ constexpr Variant kVariants[] = {
     variant<Scaling::kRowTile, 128, 2, 1, 1, 2>("cooperative 256x128"),
     variant<Scaling::kRowTile, 128, 2, 1, 1, 1>("cooperative 256x128, one panel"),
     variant<Scaling::kRowTile, 128, 2, 1, 2, 2>("cooperative 256x128, cluster"),
+    variant<Scaling::kRowTile, 128, 2, 1, 1, 2, true>("cooperative 256x128, turns"),
     variant<Scaling::kRowTile, 128, 1, 2, 1, 1>("owned 128x128"),
     variant<Scaling::kRowTile, 128, 1, 2, 2, 1>("owned 128x128, cluster"),
     variant<Scaling::kRowTile, 64, 3, 1, 1, 2>("three 192x128"),

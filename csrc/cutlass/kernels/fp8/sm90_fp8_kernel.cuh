@@ -165,9 +165,18 @@ struct Kernel {
     float next_;
   };
 
+  // Warpgroups that take turns at the tensor cores.
+  __device__ static void wait_turn(int consumer) {
+    if constexpr (T::kTurns) asm volatile("bar.sync %0, 256;" ::"r"(1 + consumer) : "memory");
+  }
+  __device__ static void give_turn(int consumer) {
+    if constexpr (T::kTurns) asm volatile("bar.arrive %0, 256;" ::"r"(2 - consumer) : "memory");
+  }
+
   // sums (of this warpgroup, whose first row in the tile is `row`) = A's tile by B's.
   __device__ static void multiply_tile(const Params& p, Shared& shared, int ring, const Tile& tile,
-                                       int row, Place& place, float (&sums)[kSums]) {
+                                       int row, bool last_tile, Place& place,
+                                       float (&sums)[kSums]) {
     constexpr bool kScaled = T::kScaling != Scaling::kResult;
     constexpr bool kRowRow = T::kScaling == Scaling::kRowRow;
 #pragma unroll
@@ -192,10 +201,15 @@ struct Kernel {
       const float shared_scale = kScaled && (!kRowRow || of_a) ? tile_scale.take() : 1.0f;
 #pragma unroll
       for (int wave = 0; wave < T::kWaves; ++wave) {
+        const bool last = wave == T::kWaves - 1;
+        wait_turn(row / T::kRows);
         multiply(acc, stage + (row + wave * 64) * kBoxRowBytes, stage + kBytesA);
+        // The last turn of all is given to nobody.
+        if (row == 0 || !last_tile || !last || step + 1 < p.schedule.k_steps) {
+          give_turn(row / T::kRows);
+        }
         wgmma::wait<0>();
         wgmma::settle(acc);
-        const bool last = wave == T::kWaves - 1;
         if (last && !kRowRow) release(shared.empty[ring][place.stage]);
         promote(sums + wave * kAcc, acc, rows.upper[wave] * shared_scale,
                 rows.lower[wave] * shared_scale, scales.b);
@@ -238,15 +252,16 @@ struct Kernel {
     Walk walk(ring);
     Tile tile = tile_of(p, walk.index);
     epilogue.prefetch(tile);
+    if (row > 0) give_turn(1);
     while (walk.valid(p)) {
       float sums[kSums];
-      multiply_tile(p, shared, ring, tile, row, place, sums);
-      if constexpr (T::kScaling == Scaling::kResult) scale_result(p, tile, row, sums);
+      const Tile now = tile;
       walk.next();
-      const Tile next = tile_of(p, walk.index);
-      epilogue.prefetch(next);
-      epilogue.run(sums, tile, row);
-      tile = next;
+      multiply_tile(p, shared, ring, tile, row, !walk.valid(p), place, sums);
+      if constexpr (T::kScaling == Scaling::kResult) scale_result(p, now, row, sums);
+      tile = tile_of(p, walk.index);
+      epilogue.prefetch(tile);
+      epilogue.run(sums, now, row);
     }
     epilogue.finish();
   }

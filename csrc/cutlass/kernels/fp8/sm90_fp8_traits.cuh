@@ -40,16 +40,18 @@ struct Params {
 // other share a ring of stages, and B; there are kRings such teams, each with tiles of its own.
 // kCtas blocks of a cluster, below each other, share what they load of B.
 template <class A_, class B_, class Out_, Scaling kScaling_, int kRows_, int kSharers_, int kRings_,
-          int kCtas_, int kStoreRing_ = 2>
+          int kCtas_, int kStoreRing_ = 2, bool kTurns_ = false>
 struct Traits {
   using A = A_;
   using B = B_;
   using Out = Out_;
   static constexpr Scaling kScaling = kScaling_;
   static constexpr int kRows = kRows_, kSharers = kSharers_, kRings = kRings_, kCtas = kCtas_;
+  static constexpr bool kTurns = kTurns_;  // two sharers multiply wave by wave in turn
   static constexpr int kWaves = kRows / 64, kColumns = 128;
   static constexpr int kConsumers = kSharers * kRings, kThreads = 128 * (kConsumers + 1);
   static constexpr int kTileM = kRows * kSharers, kTileN = kColumns;
+  static_assert(!kTurns || (kSharers == 2 && kRings == 1));
   static_assert(kRows % 64 == 0 && kCtas <= 2 && kConsumers <= 3);
 
   // ---- what TileEpilogue asks for ----
