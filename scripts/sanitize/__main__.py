@@ -19,6 +19,7 @@ import torch
 import edges
 import elementwise
 import embeddings
+import fp8
 import gemm
 import losses
 import points
@@ -31,6 +32,7 @@ FAMILIES = {
     "gemm": gemm.run_ops,
     "gradients": gemm.run_gradients,
     "narrow": gemm.run_narrow,
+    "fp8_matmul": fp8.run_matmul,
     "kernels": gemm.run_kernels,  # each GEMM kernel by itself
     "reduce": reduce.run,
     "rows": rows.run,

@@ -45,6 +45,13 @@ CXX_LAYERS = {
         "cutlass/kernels/hopper",
         "cutlass/kernels/sm90",
     ),
+    "cutlass/kernels/fp8": (
+        "common*",
+        "cutlass",
+        "cutlass/configs",
+        "cutlass/kernels/hopper",
+        "cutlass/kernels/sm90",
+    ),
     "cutlass/kernels/simt": ("common*", "cutlass", "cutlass/configs", "cutlass/kernels/sm80"),
     "cutlass/kernels/sm80": ("common*", "cutlass", "cutlass/configs"),
     "cutlass/kernels/*": ("common*", "cutlass", "cutlass/configs", "cutlass/kernels/hopper"),
@@ -66,6 +73,7 @@ CXX_LAYERS = {
         "cutlass/passes",
         "cutlass/launch",
         "cutlass/kernels/narrow/sm90_narrow.h",
+        "cutlass/kernels/fp8/sm90_fp8.h",
     ),
     "bindings": ("cutlass/configs", "cutlass/select", "cuda/reduce/reduce_plan.h"),
 }

@@ -8,21 +8,6 @@
 
 namespace fusedops::fp8 {
 
-// d (m, n), leading dimension ldd, = act((a scale_a) @ (b scale_b)^T + bias); a (m, k), b (n, k).
-struct Problem {
-  int64_t m = 0, n = 0, k = 0;
-  const void *a = nullptr, *b = nullptr;
-  int64_t lda = 0, ldb = 0;
-  Scales scale_a, scale_b;
-  bool a_by_tile = false;
-  void* d = nullptr;
-  int64_t ldd = 0;
-  const void* bias = nullptr;  // of d's type, or null
-  Activation activation = Activation::kNone;
-  bool accumulate = false;  // of fp32 d: add to what it holds
-  int raster_width = 8;     // in tiles
-};
-
 template <class T>
 struct Gemm {
   static const char* encode_operand(const void* data, int64_t ld, int64_t rows, int64_t k,
@@ -88,6 +73,30 @@ struct Gemm {
                                 static_cast<cudaStream_t>(context.stream), context.overlap, params);
     }
     return status == cudaSuccess ? nullptr : cudaGetErrorString(status);
+  }
+};
+
+// The kernels of one pair of operand types and one output type.
+template <class A, class B, class Out>
+struct Family {
+  // 256 or 128 rows by 128 columns, of two warpgroups.
+  template <Scaling kScaling, int kRows>
+  using Tile = Traits<A, B, Out, kScaling, kRows / 2, 2, 1, 1>;
+
+  template <Scaling kScaling>
+  static const char* run_scaling(const Problem& p, const LaunchContext& context) {
+    if (takes_large_tile(p.m, p.n, context.sm_count)) {
+      return Gemm<Tile<kScaling, 256>>::run(p, context);
+    }
+    return Gemm<Tile<kScaling, 128>>::run(p, context);
+  }
+
+  static const char* run(const Problem& p, const LaunchContext& context) {
+    switch (p.scaling) {
+      case Scaling::kResult: return run_scaling<Scaling::kResult>(p, context);
+      case Scaling::kRowTile: return run_scaling<Scaling::kRowTile>(p, context);
+      default: return run_scaling<Scaling::kRowRow>(p, context);
+    }
   }
 };
 

@@ -245,6 +245,29 @@ struct Kernel {
     }
   }
 
+  // fp32 results get bias and activation here: the epilogue stores them as they are.
+  __device__ static void finish_fp32(const Params& p, const Tile& tile, float (&sums)[kSums]) {
+    const auto* bias = static_cast<const float*>(p.epilogue.bias);
+    const Activation activation = p.epilogue.activation;
+    if (bias == nullptr && activation == Activation::kNone) return;
+    for_each_rolled<0, kSums / 8, 8>(
+        [&]<int kUnit>(cute::Int<kUnit>) { return sums + kUnit * 8; },
+        [&](float* v, int unit) {
+          const int first = tile.n * T::kTileN + unit * 8 % kAcc * 2 + int(threadIdx.x) % 4 * 2;
+#pragma unroll
+          for (int e = 0; e < 8; ++e) {
+            const int column = first + e / 4 * 8 + e % 2;
+            if (bias != nullptr && column < p.epilogue.columns) v[e] += __ldg(bias + column);
+          }
+          with_activation(activation, [&]<Activation kActivation>() {
+            resolve_rare<kActivation>(activation, [&]<Activation kNow>() {
+#pragma unroll
+              for (int e = 0; e < 8; ++e) v[e] = activate_as<kNow, Accuracy::kFloat32>(v[e]);
+            });
+          });
+        });
+  }
+
   __device__ static void consume(const Params& p, Shared& shared, int consumer) {
     const int ring = consumer % T::kRings, row = consumer / T::kRings * T::kRows;
     sm90::TileEpilogue<T> epilogue(p.epilogue, shared.epilogue[consumer], consumer);
@@ -259,6 +282,7 @@ struct Kernel {
       walk.next();
       multiply_tile(p, shared, ring, tile, row, !walk.valid(p), place, sums);
       if constexpr (T::kScaling == Scaling::kResult) scale_result(p, now, row, sums);
+      if constexpr (T::kFp32) finish_fp32(p, now, sums);
       tile = tile_of(p, walk.index);
       epilogue.prefetch(tile);
       epilogue.run(sums, now, row);

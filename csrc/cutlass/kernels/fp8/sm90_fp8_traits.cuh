@@ -5,6 +5,7 @@
 #include <cute/arch/mma_sm90_gmma.hpp>
 #include <cutlass/float8.h>
 
+#include "csrc/cutlass/kernels/fp8/sm90_fp8.h"
 #include "csrc/cutlass/kernels/sm90/sm90_epilogue_traits.cuh"
 #include "csrc/cutlass/kernels/sm90/sm90_tile_scheduler.h"
 
@@ -12,20 +13,6 @@ namespace fusedops::fp8 {
 
 using sm90::kBoxRowBytes;
 using sm90::Tile;
-
-// Where the scales of operands act. kResult: a factor of a row and one of a column, upon the
-// finished sums (tensorwise, rowwise). kRowTile: every 128 of K, one for each row of A and one for
-// 128 columns (1x128 by 128x128). kRowRow: every 128 of K, one for each row of A, or for 128 of
-// them, and one for each column.
-enum class Scaling { kResult, kRowTile, kRowRow };
-
-inline constexpr int kBlock = 128;  // of K, of a step, and of the rows of a 128x128 scale
-
-// One scale for a row (or 128 rows) by a block of K.
-struct Scales {
-  const float* data = nullptr;
-  int64_t row_stride = 0, block_stride = 0;
-};
 
 struct Params {
   CUtensorMap a, b;

@@ -1,0 +1,40 @@
+"""FP8 products by every kernel: tiles, scalings, operand and output types."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+import torch
+
+import fusedops  # noqa: F401  loads the ops
+
+if TYPE_CHECKING:
+    from collections import Counter
+
+    from options import Options
+
+# By rows of a scale and by blocks of K: (1, 1), each row, 1x128, 128x128.
+PAIRS = (("one", "one"), ("row", "row"), ("block", "tile"), ("block", "block"), ("tile", "block"))
+
+
+def _scale(o: Options, scaling: str, rows: int, k: int) -> torch.Tensor:
+    blocks = -(-k // 128)
+    if scaling == "block":  # a unit of 16 bytes ends the memory
+        return (o.rand(blocks, -(-rows // 4) * 4) + 0.5)[:, :rows].t()
+    shape = {"one": (1, 1), "row": (rows, 1), "tile": (-(-rows // 128), blocks)}[scaling]
+    return o.rand(*shape) + 0.5
+
+
+def run_matmul(o: Options, count: Counter[str]) -> None:
+    """The last shape takes tiles of 256 rows on a GPU of 132 SMs."""
+    formats = (torch.float8_e4m3fn, torch.float8_e5m2)
+    shapes = o.some(((3, 17, 16), (200, 136, 400), (130, 259, 144), (2000, 4104, 144)), 3)
+    types = ((0, torch.float16), (1, torch.bfloat16), (2, torch.float32))
+    for (m, n, k), pair, format_a, (out, dtype) in itertools.product(shapes, PAIRS, formats, types):
+        a, b = o.randn(m, k).to(format_a), o.randn(n, k).to(formats[0])
+        scales = _scale(o, pair[0], m, k), _scale(o, pair[1], n, k)
+        bias = o.randn(n, dtype=dtype)
+        for activation, added in ((0, None), (0, bias), (2, bias), (11, bias)):
+            torch.ops.fusedops._fp8_matmul(a, b, *scales, added, activation, out)
+        count["fp8 matmul"] += 4
