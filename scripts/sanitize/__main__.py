@@ -32,8 +32,8 @@ FAMILIES = {
     "gemm": gemm.run_ops,
     "gradients": gemm.run_gradients,
     "narrow": gemm.run_narrow,
-    "fp8_matmul": fp8.run_matmul,
     "kernels": gemm.run_kernels,  # each GEMM kernel by itself
+    "fp8_matmul": fp8.run_matmul,
     "reduce": reduce.run,
     "rows": rows.run,
     "losses": losses.run,
