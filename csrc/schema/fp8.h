@@ -18,6 +18,11 @@ inline constexpr const char* kFp8Schemas[] = {
     // shape: (1, 1), (rows, 1), (rows, ceil(K / 128)) or (ceil(rows / 128), ceil(K / 128)).
     "_fp8_matmul(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias, "
     "int activation, int out_dtype) -> Tensor",
+
+    // main_grad (M, N), fp32: (a * scale_a) @ (b * scale_b).T, added to what it holds where
+    // `accumulate`.
+    "_fp8_wgrad_(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor(a!) main_grad, "
+    "bool accumulate) -> ()",
 };
 
 }  // namespace fusedops

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from options import Options
 
+OPS = torch.ops.fusedops
+
 # By rows of a scale and by blocks of K: (1, 1), each row, 1x128, 128x128.
 PAIRS = (("one", "one"), ("row", "row"), ("block", "tile"), ("block", "block"), ("tile", "block"))
 
@@ -36,5 +38,7 @@ def run_matmul(o: Options, count: Counter[str]) -> None:
         scales = _scale(o, pair[0], m, k), _scale(o, pair[1], n, k)
         bias = o.randn(n, dtype=dtype)
         for activation, added in ((0, None), (0, bias), (2, bias), (11, bias)):
-            torch.ops.fusedops._fp8_matmul(a, b, *scales, added, activation, out)
-        count["fp8 matmul"] += 4
+            OPS._fp8_matmul(a, b, *scales, added, activation, out)
+        main_grad = o.randn(m, n)
+        OPS._fp8_wgrad_(a, b, *scales, main_grad, True)
+        count["fp8 matmul"] += 5

@@ -13,6 +13,7 @@ from fusedops import reference
 from util import ACTIVATIONS, LAYOUTS, assert_replays_and_streams, make, name, poisoned
 
 OP = torch.ops.fusedops._fp8_matmul
+WGRAD = torch.ops.fusedops._fp8_wgrad_
 OUT = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 PAIRS = (
@@ -182,6 +183,25 @@ def test_a_nan_scale_shows(device, pair):
     assert torch.equal(y.isnan(), exact.isnan())
 
 
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize("pair", KERNEL_PAIRS, ids="-".join)
+def test_main_grad(device, pair, accumulate):
+    """Any layout of what gradients are added to; N that units of 16 bytes do not divide."""
+    for (m, n, k), lay in itertools.product(((200, 136, 400), (130, 135, 144)), LAYOUTS):
+        if lay == "expanded":
+            continue
+        a, scale_a = make_operand(m, k, pair[0], device, 1, E5M2)
+        b, scale_b = make_operand(n, k, pair[1], device, 3)
+        before = make(m, n, dtype=torch.float32, device=device, seed=5)
+        main_grad = LAYOUTS[lay](before.clone())
+        assert WGRAD(a, b, scale_a, scale_b, main_grad, accumulate) is None
+        exact = dequantized(a, scale_a, pair[0]) @ dequantized(b, scale_b, pair[1]).t()
+        check(main_grad.contiguous(), exact + before.double() * accumulate, what=f"{lay} {n}")
+    wrong = torch.zeros(m, n, device=device, dtype=torch.bfloat16)
+    with pytest.raises(RuntimeError, match="main_grad must be a float32 tensor"):
+        WGRAD(a, b, scale_a, scale_b, wrong, accumulate)
+
+
 def test_nothing_to_multiply(device):
     for m, n, k in ((0, 16, 32), (16, 0, 32), (16, 8, 0)):
         a, b = (torch.zeros(r, k, device=device).to(E4M3) for r in (m, n))
@@ -189,6 +209,11 @@ def test_nothing_to_multiply(device):
         bias = make(n, dtype=torch.bfloat16, device=device)
         y = OP(a, b, one, one, bias, ACTIVATIONS.index("relu"), 1)
         assert torch.equal(y, bias.relu().expand(m, n))
+        main_grad = torch.ones(m, n, device=device)
+        WGRAD(a, b, one, one, main_grad, True)
+        assert (main_grad == 1).all()
+        WGRAD(a, b, one, one, main_grad, False)
+        assert (main_grad == 0).all()
 
 
 def test_bad_input_is_refused(device):

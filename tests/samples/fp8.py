@@ -49,6 +49,22 @@ def matmul_samples(device, dtype, codes):
             yield a, b, scale_a, scale_b, bias, code, out
 
 
-SAMPLES = {"fp8_quantize": quantize_samples, "_fp8_matmul": matmul_samples}
+def wgrad_samples(device, dtype, codes):
+    for m, n, k in [(6, 8, 16), (150, 135, 272)]:
+        for scalings in [(3, 4), (3, 3), (2, 2)]:
+            a, scale_a = operand(m, k, scalings[0], device, 1)
+            b, scale_b = operand(n, k, scalings[1], device, 2)
+            yield a, b, scale_a, scale_b, torch.ones(m, n, device=device), True
+            yield a, b, scale_a, scale_b, torch.ones(n, m, device=device).t(), False
 
-REFUSED = {"_fp8_matmul": (torch.int32, rf"^_fp8_matmul: a must be {WANTED}; got int32$")}
+
+SAMPLES = {
+    "fp8_quantize": quantize_samples,
+    "_fp8_matmul": matmul_samples,
+    "_fp8_wgrad_": wgrad_samples,
+}
+
+REFUSED = {
+    op: (torch.int32, rf"^{op}: a must be {WANTED}; got int32$")
+    for op in ("_fp8_matmul", "_fp8_wgrad_")
+}

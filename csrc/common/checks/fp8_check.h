@@ -128,4 +128,17 @@ inline Fp8MatmulShape check_fp8_matmul(const char* op,
   return {a.size(0), b.size(0), a.size(1), format_a, format_b, scaling_a, scaling_b, code, out};
 }
 
+// ---- _fp8_wgrad_ ----
+
+inline Fp8MatmulShape check_fp8_wgrad(const char* op,
+                                      const Tensor& a,  // (M, K)
+                                      const Tensor& b,  // (N, K)
+                                      const Tensor& scale_a, const Tensor& scale_b,
+                                      const Tensor& main_grad) {  // (M, N)
+  const Fp8MatmulShape shape =
+      check_fp8_matmul(op, a, b, scale_a, scale_b, std::nullopt, 0, int64_t(DType::kFloat32));
+  check_main_grad(op, main_grad, shape.m, shape.n, a);
+  return shape;
+}
+
 }  // namespace fusedops

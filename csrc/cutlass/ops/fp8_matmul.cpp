@@ -1,4 +1,4 @@
-// _fp8_matmul on CUDA.
+// _fp8_matmul and _fp8_wgrad_ on CUDA.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
@@ -9,6 +9,7 @@
 #include "csrc/common/host/fp8_emulation.h"
 #include "csrc/common/host/launch.h"
 #include "csrc/cutlass/kernels/fp8/sm90_fp8.h"
+#include "csrc/cutlass/ops/linear_parts.h"
 
 namespace fusedops {
 namespace fp8 {
@@ -128,7 +129,50 @@ Tensor padded_bias(const Tensor& bias, int64_t n, int64_t unit) {
   return padded;
 }
 
-// ---- the op ----
+// ---- the ops ----
+
+// d, in rows of ldd elements that begin at units of 16 bytes, = act((a scale_a) (b scale_b)^T +
+// bias); added to what it holds where `accumulate`, which fp32 alone can.
+struct Target {
+  void* d;
+  int64_t ldd;
+  bool accumulate = false;
+};
+void launch(const char* op, fp8::RunFn run, const Fp8MatmulShape& shape, const Tensor& a,
+            const Tensor& b, const Tensor& scale_a, const Tensor& scale_b,
+            const std::optional<Tensor>& bias, const Target& target, const LaunchScope& scope) {
+  const Tensor dense_a = dense_operand(a), dense_b = dense_operand(b);
+  Tensor bias_holder;
+  if (bias) bias_holder = padded_bias(*bias, shape.n, 16 / dtype_bytes(shape.out_dtype));
+  ScaleHolders holders;
+  fp8::Problem p;
+  p.m = shape.m, p.n = shape.n, p.k = shape.k;
+  p.a = dense_a.const_data_ptr(), p.b = dense_b.const_data_ptr();
+  p.lda = dense_a.stride(0), p.ldb = dense_b.stride(0);
+  set_scales(scale_a, scale_b, shape, p, holders);
+  p.d = target.d, p.ldd = target.ldd, p.accumulate = target.accumulate;
+  p.bias = bias ? bias_holder.const_data_ptr() : nullptr;
+  p.activation = shape.activation;
+  const char* failure = run(p, scope.context());
+  FUSEDOPS_CHECK(failure == nullptr, op, ": the launch failed: ", failure);
+}
+
+Tensor product(const char* op, const Fp8MatmulShape& shape, const Tensor& a, const Tensor& b,
+               const Tensor& scale_a, const Tensor& scale_b, const std::optional<Tensor>& bias,
+               const LaunchScope& scope) {
+  const ScalarType type = scalar_type_of(shape.out_dtype);
+  if (shape.m == 0 || shape.n == 0) return new_empty(a, {shape.m, shape.n}, type);
+  const fp8::RunFn run = kernels_of(shape, scope);
+  const cpu::NoGradGuard no_grad;
+  if (run == nullptr) return cpu::emulate_fp8_matmul(a, b, scale_a, scale_b, bias, shape);
+  // NOTE: TMA wants rows of whole units, so other rows are formed with padding behind them.
+  const int64_t columns = round_up(shape.n, 16 / dtype_bytes(shape.out_dtype));
+  Tensor y = new_empty(a, {shape.m, columns}, type);
+  const Target target{y.mutable_data_ptr(), columns};
+  launch(op, run, shape, a, b, scale_a, scale_b, bias, target, scope);
+  if (columns == shape.n) return y;
+  return torch::stable::contiguous(torch::stable::narrow(y, 1, 0, shape.n));
+}
 
 Tensor fp8_matmul(const Tensor& a,  // (M, K)
                   const Tensor& b,  // (N, K)
@@ -139,38 +183,35 @@ Tensor fp8_matmul(const Tensor& a,  // (M, K)
   const Fp8MatmulShape shape =
       check_fp8_matmul(op, a, b, scale_a, scale_b, bias, activation, out_dtype);
   const LaunchScope scope(op, a);
-  const ScalarType type = scalar_type_of(shape.out_dtype);
-  if (shape.m == 0 || shape.n == 0) return new_empty(a, {shape.m, shape.n}, type);
+  return product(op, shape, a, b, scale_a, scale_b, bias, scope);
+}
+
+void fp8_wgrad_(const Tensor& a,  // (M, K)
+                const Tensor& b,  // (N, K)
+                const Tensor& scale_a, const Tensor& scale_b,
+                const Tensor& main_grad,  // (M, N) fp32
+                bool accumulate) {
+  const char* op = "_fp8_wgrad_";
+  const Fp8MatmulShape shape = check_fp8_wgrad(op, a, b, scale_a, scale_b, main_grad);
+  const LaunchScope scope(op, a);
+  if (shape.m == 0 || shape.n == 0) return;
   const fp8::RunFn run = kernels_of(shape, scope);
-  if (run == nullptr) {
-    const cpu::NoGradGuard no_grad;
-    return cpu::emulate_fp8_matmul(a, b, scale_a, scale_b, bias, shape);
+  const bool dense = main_grad.is_contiguous() && aligned(main_grad) && shape.n % 4 == 0;
+  if (run != nullptr && dense) {
+    const Target target{main_grad.mutable_data_ptr(), shape.n, accumulate};
+    return launch(op, run, shape, a, b, scale_a, scale_b, std::nullopt, target, scope);
   }
-  // NOTE: TMA wants rows of whole units, so other rows are formed with padding behind them.
-  const int64_t unit = 16 / dtype_bytes(shape.out_dtype), columns = round_up(shape.n, unit);
-  const Tensor y = new_empty(a, {shape.m, columns}, type);
-  const Tensor dense_a = dense_operand(a), dense_b = dense_operand(b);
-  Tensor bias_holder;
-  if (bias) bias_holder = padded_bias(*bias, shape.n, unit);
-  ScaleHolders holders;
-  fp8::Problem p;
-  p.m = shape.m, p.n = shape.n, p.k = shape.k;
-  p.a = dense_a.const_data_ptr(), p.b = dense_b.const_data_ptr();
-  p.lda = dense_a.stride(0), p.ldb = dense_b.stride(0);
-  set_scales(scale_a, scale_b, shape, p, holders);
-  p.d = y.mutable_data_ptr(), p.ldd = columns;
-  p.bias = bias ? bias_holder.const_data_ptr() : nullptr;
-  p.activation = shape.activation;
-  const char* failure = run(p, scope.context());
-  FUSEDOPS_CHECK(failure == nullptr, op, ": the launch failed: ", failure);
-  if (columns == shape.n) return y;
+  const Tensor y = product(op, shape, a, b, scale_a, scale_b, std::nullopt, scope);
   const cpu::NoGradGuard no_grad;
-  Tensor padded = y;
-  return torch::stable::contiguous(torch::stable::narrow(padded, 1, 0, shape.n));
+  Tensor target = main_grad;
+  torch::stable::copy_(target, accumulate ? sum(main_grad, y) : y);
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(fusedops, CUDA, m) { m.impl("_fp8_matmul", FUSEDOPS_BOX(&fp8_matmul)); }
+STABLE_TORCH_LIBRARY_IMPL(fusedops, CUDA, m) {
+  m.impl("_fp8_matmul", FUSEDOPS_BOX(&fp8_matmul));
+  m.impl("_fp8_wgrad_", FUSEDOPS_BOX(&fp8_wgrad_));
+}
 
 }  // namespace fusedops

@@ -27,7 +27,7 @@ from .checks import (
     fake,
     shape_of,
 )
-from .gemm import _check_bias, _check_saved
+from .gemm import _check_bias, _check_saved, check_main_grad
 
 
 def _check_scalings(op: str, rows: int, columns: int) -> None:
@@ -129,6 +129,22 @@ def _check_scale(op: str, name: str, scale: Tensor, of_name: str, of: Tensor) ->
     torch._check(fits, text)
 
 
+def _check_operands(op: str, a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) -> None:
+    _check_fp8(op, "a", a)
+    _check_fp8(op, "b", b)
+    _check_device(op, "b", b, "a", a)
+    check_matrix(op, "a", a, "(M, K)")
+    check_matrix(op, "b", b, "(N, K)")
+    torch._check(
+        b.shape[1] == a.shape[1],
+        lambda: (
+            f"{op}: b must have shape (N, {a.shape[1]}) to match a {shape_of(a)}; got {shape_of(b)}"
+        ),
+    )
+    _check_scale(op, "scale_a", scale_a, "a", a)
+    _check_scale(op, "scale_b", scale_b, "b", b)
+
+
 @fake("_fp8_matmul")
 def _fp8_matmul(
     a: Tensor,
@@ -146,19 +162,7 @@ def _fp8_matmul(
         lambda: f"{op}: out_dtype must be a code from 0 to 2; got {out_dtype}",
     )
     dtype = OUT_DTYPES[out_dtype]
-    _check_fp8(op, "a", a)
-    _check_fp8(op, "b", b)
-    _check_device(op, "b", b, "a", a)
-    check_matrix(op, "a", a, "(M, K)")
-    check_matrix(op, "b", b, "(N, K)")
-    torch._check(
-        b.shape[1] == a.shape[1],
-        lambda: (
-            f"{op}: b must have shape (N, {a.shape[1]}) to match a {shape_of(a)}; got {shape_of(b)}"
-        ),
-    )
-    _check_scale(op, "scale_a", scale_a, "a", a)
-    _check_scale(op, "scale_b", scale_b, "b", b)
+    _check_operands(op, a, b, scale_a, scale_b)
     if bias is not None:
         _check_device(op, "bias", bias, "a", a)
         torch._check(
@@ -170,3 +174,12 @@ def _fp8_matmul(
         )
         _check_bias(op, bias, b.shape[0], "b", b)
     return a.new_empty((a.shape[0], b.shape[0]), dtype=dtype)
+
+
+@fake("_fp8_wgrad_")
+def _fp8_wgrad(
+    a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, main_grad: Tensor, accumulate: bool
+) -> None:
+    op = "_fp8_wgrad_"
+    _check_operands(op, a, b, scale_a, scale_b)
+    check_main_grad(op, main_grad, a.shape[0], b.shape[0], a)
