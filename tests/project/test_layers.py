@@ -81,7 +81,8 @@ CXX_LAYERS = {
 # What a folder of python/fusedops may import besides itself and the extension.
 _REFERENCE = ("_core",)
 _AUTOGRAD = ("_core", "reference", "_fakes")
-_OPS = (*_AUTOGRAD, "_autograd")
+_FP8 = (*_AUTOGRAD, "_autograd")
+_OPS = (*_FP8, "fp8")
 _NN = (*_OPS, "ops", "points")
 _ABOVE = (*_NN, "nn", "compat")
 PYTHON_LAYERS = {
@@ -91,6 +92,7 @@ PYTHON_LAYERS = {
     "reference": _REFERENCE,
     "_fakes": _REFERENCE,
     "_autograd": _AUTOGRAD,
+    "fp8": _FP8,
     "ops": _OPS,
     "points": (*_OPS, "ops"),
     "nn": _NN,

@@ -18,7 +18,9 @@ HAS_FP8 = (9, 0)  # the compute capability that has WGMMA of FP8
 
 def has_fp8(device: torch.device) -> bool:
     """Whether a device's Tensor Cores multiply FP8 with our kernels."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) == HAS_FP8
+    if device.type != "cuda":
+        return False
+    return bool(torch.cuda.get_device_capability(device) == HAS_FP8)
 
 
 def warn_of_emulation(device: torch.device) -> None:

@@ -78,7 +78,7 @@ def as_format(op: str, dtype: object) -> torch.dtype:
             f"{op}: dtype must be 'e4m3', 'e5m2', torch.float8_e4m3fn or torch.float8_e5m2; got "
             f"{dtype!r}"
         )
-    return found  # type: ignore[return-value]
+    return found
 
 
 def quantize(
