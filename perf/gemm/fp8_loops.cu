@@ -1,8 +1,9 @@
 // Main loops of FP8 products beside each other: a shared library that fp8_loops.py calls.
-//   nvcc -std=c++20 -O3 -arch=sm_90a -shared -Xcompiler -fPIC -I. -I$CUTLASS fp8_loops.cu
+//   nvcc -std=c++20 -O3 --expt-relaxed-constexpr -gencode=arch=compute_90a,code=sm_90a -shared
+//     -Xcompiler -fPIC -I. -I$CUTLASS/include perf/gemm/fp8_loops.cu -o fp8_loops.so
 #include <cuda_runtime.h>
 
-#include "csrc/cutlass/kernels/fp8/sm90_fp8_gemm.cuh"
+#include "perf/gemm/fp8_quantizing.cuh"
 
 namespace fusedops::fp8 {
 namespace {
@@ -12,7 +13,7 @@ using BF16 = cutlass::bfloat16_t;
 
 struct Variant {
   const char* name;
-  const char* (*run)(const Problem&, const LaunchContext&);
+  const char* (*run)(const Problem&, const QuantizedOutput&, const LaunchContext&);
   int stages;
 };
 
@@ -21,7 +22,19 @@ template <Scaling kScaling, int kRows, int kSharers, int kRings, int kCtas, int 
           bool kTurns = false>
 constexpr Variant variant(const char* name) {
   using T = Traits<E4M3, E4M3, BF16, kScaling, kRows, kSharers, kRings, kCtas, kStoreRing, kTurns>;
-  return {name, &Gemm<T>::run, T::kStages};
+  return {name,
+          [](const Problem& p, const QuantizedOutput&, const LaunchContext& context) {
+            return Gemm<T>::run(p, context);
+          },
+          T::kStages};
+}
+
+// The last number is of half tiles on their way out.
+template <int kSharers, int kRings, int kCtas, int kBuffers>
+constexpr Variant quantizing(const char* name) {
+  using Base = Traits<E4M3, E4M3, BF16, Scaling::kRowTile, 128, kSharers, kRings, kCtas, 1>;
+  using T = QuantizingTraits<Base, kBuffers>;
+  return {name, &run_quantizing<T>, T::kStages};
 }
 
 constexpr Variant kVariants[] = {
@@ -33,9 +46,12 @@ constexpr Variant kVariants[] = {
     variant<Scaling::kRowTile, 128, 1, 2, 2, 1>("owned 128x128, cluster"),
     variant<Scaling::kRowTile, 64, 3, 1, 1, 2>("three 192x128"),
     variant<Scaling::kRowTile, 64, 3, 1, 2, 2>("three 192x128, cluster"),
-    variant<Scaling::kRowTile, 64, 2, 1, 2, 2>("cooperative 128x128, cluster"),
+    variant<Scaling::kRowTile, 64, 2, 1, 1, 2>("cooperative 128x128"),
     variant<Scaling::kRowRow, 128, 2, 1, 1, 2>("1x128 both, cooperative 256x128"),
     variant<Scaling::kResult, 128, 2, 1, 1, 2>("rowwise, cooperative 256x128"),
+    quantizing<2, 1, 1, 4>("quantising, cooperative 256x128"),
+    quantizing<1, 2, 1, 1>("quantising, owned 128x128"),
+    quantizing<1, 2, 2, 1>("quantising, owned 128x128, cluster"),
 };
 
 }  // namespace
@@ -48,10 +64,11 @@ const char* fp8_name(int variant) { return fusedops::fp8::kVariants[variant].nam
 int fp8_stages(int variant) { return fusedops::fp8::kVariants[variant].stages; }
 
 // scale_a: strides of a row and of a block of K; scale_b: of a row (or 128 rows) and of a block.
-// Null, or why not.
+// d (m, n) bf16, or e4m3 rows (m, n), columns (n, m) and their scales. Null, or why not.
 const char* fp8_run(int variant, const void* a, const void* b, const float* scale_a,
                     int64_t a_row_stride, int64_t a_block_stride, const float* scale_b,
-                    int64_t b_row_stride, int64_t b_block_stride, void* d, int64_t m, int64_t n,
+                    int64_t b_row_stride, int64_t b_block_stride, void* d, void* rows,
+                    void* columns, float* row_scales, float* tile_scales, int64_t m, int64_t n,
                     int64_t k, int raster_width, void* stream) {
   fusedops::fp8::Problem p;
   p.m = m, p.n = n, p.k = k;
@@ -66,6 +83,7 @@ const char* fp8_run(int variant, const void* a, const void* b, const float* scal
   cudaGetDevice(&context.device);
   cudaDeviceGetAttribute(&context.sm_count, cudaDevAttrMultiProcessorCount, context.device);
   context.stream = stream;
-  return fusedops::fp8::kVariants[variant].run(p, context);
+  const fusedops::fp8::QuantizedOutput out{rows, columns, row_scales, tile_scales};
+  return fusedops::fp8::kVariants[variant].run(p, out, context);
 }
 }

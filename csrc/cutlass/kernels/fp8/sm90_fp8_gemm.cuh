@@ -37,8 +37,8 @@ struct Gemm {
     return sm90::encode_panel_map<typename T::Staging>(t, map);
   }
 
-  static const char* run(const Problem& p, const LaunchContext& context) {
-    Params params;
+  // All but the way out.
+  static const char* fill(const Problem& p, Params& params) {
     if (const char* refusal = encode_operand(p.a, p.lda, p.m, p.k, T::kTileM, &params.a)) {
       return refusal;
     }
@@ -46,7 +46,6 @@ struct Gemm {
             encode_operand(p.b, p.ldb, p.n, p.k, T::kTileN / T::kCtas, &params.b)) {
       return refusal;
     }
-    if (const char* refusal = encode_output(p, &params.epilogue.d)) return refusal;
     const int64_t clusters_m = ceil_div(ceil_div(p.m, T::kTileM), T::kCtas);
     const int64_t tiles_n = ceil_div(p.n, T::kTileN);
     if (clusters_m * tiles_n > INT32_MAX / 4) return "too many output tiles";
@@ -62,6 +61,17 @@ struct Gemm {
     params.epilogue.activation = p.activation;
     params.epilogue.load_aux = params.epilogue.store_hidden = false;
     params.epilogue.accumulate = p.accumulate;
+    return nullptr;
+  }
+
+  static const char* run(const Problem& p, const LaunchContext& context) {
+    Params params;
+    if (const char* refusal = fill(p, params)) return refusal;
+    if (const char* refusal = encode_output(p, &params.epilogue.d)) return refusal;
+    return launch(params, context);
+  }
+
+  static const char* launch(const typename T::Params& params, const LaunchContext& context) {
     const int slots = context.sm_count / T::kCtas;
     const int grid = std::min(params.schedule.count, slots) * T::kCtas;
     constexpr int kSharedBytes = Kernel<T>::kSharedBytes;

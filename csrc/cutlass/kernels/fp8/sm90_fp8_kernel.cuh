@@ -8,19 +8,18 @@
 
 #include <utility>
 
-#include <cute/algorithm/tuple_algorithms.hpp>
 #include <cutlass/arch/reg_reconfig.h>
 
 #include "csrc/common/device/pdl.cuh"
 #include "csrc/cutlass/kernels/fp8/sm90_fp8_traits.cuh"
 #include "csrc/cutlass/kernels/hopper/sm90_pipeline.cuh"
 #include "csrc/cutlass/kernels/hopper/wgmma.cuh"
-#include "csrc/cutlass/kernels/sm90/sm90_epilogue.cuh"
 
 namespace fusedops::fp8 {
 
 template <class T>
 struct Kernel {
+  using Params = typename T::Params;
   using Shared = KernelShared<T>;
   using Place = sm90::Place;
   static constexpr int kSharedBytes = int(sizeof(Shared));
@@ -71,9 +70,7 @@ struct Kernel {
         sm90::wait_barrier(shared_address(&shared.empty[ring][place.stage]), place.parity ^ 1);
         expect_bytes(shared_address(full), T::kStageBytes + bytes_a + bytes_b);
         sm90::load_box<false>(p.a, full, to, step * kBlock, row);
-        constexpr int kPart = T::kTileN / T::kCtas;
-        sm90::load_box<(T::kCtas > 1)>(p.b, full, to + kBytesA + rank * kPart * kBoxRowBytes,
-                                       step * kBlock, column + rank * kPart);
+        T::load_b(p, full, to + kBytesA, step * kBlock, column, rank);
         load_scales(p.scale_a, full, scales.a, row, step, bytes_a);
         load_scales(p.scale_b, full, scales.b, column, step, bytes_b);
       }
@@ -270,7 +267,7 @@ struct Kernel {
 
   __device__ static void consume(const Params& p, Shared& shared, int consumer) {
     const int ring = consumer % T::kRings, row = consumer / T::kRings * T::kRows;
-    sm90::TileEpilogue<T> epilogue(p.epilogue, shared.epilogue[consumer], consumer);
+    typename T::Store epilogue = T::make_store(p, shared.epilogue[consumer], consumer);
     Place place;
     Walk walk(ring);
     Tile tile = tile_of(p, walk.index);
@@ -299,7 +296,7 @@ struct Kernel {
         init_barrier(shared_address(&shared.empty[ring][i]), T::kSharers * 4 * T::kCtas);
       }
     }
-    for (auto& epilogue : shared.epilogue) sm90::TileEpilogue<T>::init(epilogue);
+    for (auto& epilogue : shared.epilogue) T::Store::init(epilogue);
     fence_barrier_init();
   }
 
@@ -326,7 +323,7 @@ struct Kernel {
 
 template <class T>
 __global__ void __launch_bounds__(T::kThreads, 1)
-    fp8_kernel(const __grid_constant__ Params params) {
+    fp8_kernel(const __grid_constant__ typename T::Params params) {
   extern __shared__ __align__(1024) uint8_t raw[];
   Kernel<T>::run(params, raw);
 }

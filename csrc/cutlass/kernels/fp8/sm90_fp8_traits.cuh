@@ -2,11 +2,12 @@
 // their shared memory.
 #pragma once
 
+#include <cute/algorithm/tuple_algorithms.hpp>
 #include <cute/arch/mma_sm90_gmma.hpp>
 #include <cutlass/float8.h>
 
 #include "csrc/cutlass/kernels/fp8/sm90_fp8.h"
-#include "csrc/cutlass/kernels/sm90/sm90_epilogue_traits.cuh"
+#include "csrc/cutlass/kernels/sm90/sm90_epilogue.cuh"
 #include "csrc/cutlass/kernels/sm90/sm90_tile_scheduler.h"
 
 namespace fusedops::fp8 {
@@ -56,6 +57,20 @@ struct Traits {
       uint64_t aux_full;
     };
   };
+
+  // ---- the way in of B's rows, and the way out ----
+  using Params = fp8::Params;
+  using Store = sm90::TileEpilogue<Traits>;
+  __device__ static Store make_store(const Params& p, typename Staging::Shared& shared,
+                                     int consumer) {
+    return Store(p.epilogue, shared, consumer);
+  }
+  // kCtas blocks each load a part of B's tile into all of them.
+  __device__ static void load_b(const Params& p, uint64_t* full, uint8_t* to, int k, int row,
+                                int rank) {
+    const int skip = rank * kTileN / kCtas;
+    sm90::load_box<(kCtas > 1)>(p.b, full, to + skip * kBoxRowBytes, k, row + skip);
+  }
 
   // ---- shared memory ----
   static constexpr int kStageBytes = (kTileM + kTileN) * kBoxRowBytes;
