@@ -21,6 +21,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
+try:
+    import fusedops
+except ImportError:  # the loops need nothing of it
+    fusedops = None
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -194,6 +199,8 @@ def peers(case: Case) -> dict[str, Callable[[], object]]:
         )
 
     result = {"torch bf16": lambda: a16 @ b16.t(), "_scaled_mm tensor": scaled(one, one)}
+    if fusedops is not None:
+        result["ours bf16"] = lambda: fusedops.linear(a16, b16)
     result["_scaled_mm row"] = scaled(row_a, row_b.t().contiguous())
     if case.k % 512 == 0:  # else cuBLAS reads scales with padding that this call does not take
         result["_scaled_mm block"] = scaled(block_a, block_b.t())
