@@ -56,6 +56,28 @@ Side allocate_side(const Tensor& x, Fp8Scaling scaling, Fp8Format format, int64_
   return made;
 }
 
+// What is read, and how; the tensors are readable ones.
+Fp8Quantize problem_of(const QuantizeShape& shape, bool gradient, bool power_of_two,
+                       const Tensor& x, const std::optional<Tensor>& saved,
+                       const std::optional<Tensor>& factor) {
+  Fp8Quantize p{};
+  p.dtype = shape.dtype == DType::kFloat64 ? DType::kFloat32 : shape.dtype;
+  p.activation = shape.activation, p.gradient = gradient;
+  p.format = shape.format, p.power_of_two = power_of_two;
+  p.m = shape.m, p.k = shape.k;
+  p.x = x.const_data_ptr(), p.x_stride = x.stride(0);
+  p.vectors = takes_vectors(x, p.dtype);
+  if (gradient && saved && saved_for_backward(shape.activation) != Saved::kNothing) {
+    p.saved = saved->const_data_ptr(), p.saved_stride = saved->stride(0);
+    p.vectors = p.vectors && takes_vectors(*saved, p.dtype);
+  }
+  if (factor) {
+    p.factor = factor->const_data_ptr(), p.factor_stride = factor->stride(0);
+    p.vectors = p.vectors && takes_vectors(*factor, p.dtype);
+  }
+  return p;
+}
+
 // What the tensors of an empty matrix hold.
 void fill_empty(const Side& side, Fp8Format format, bool power_of_two, const Tensor& sums) {
   const float scale = kFp8SmallestMaximum / largest_value(format);
@@ -102,21 +124,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> fp8_quantize(
   }
 
   // Config
-  Fp8Quantize p{};
-  p.dtype = shape.dtype == DType::kFloat64 ? DType::kFloat32 : shape.dtype;
-  p.activation = shape.activation, p.gradient = gradient;
-  p.format = shape.format, p.power_of_two = power_of_two;
-  p.m = shape.m, p.k = shape.k;
-  p.x = input.const_data_ptr(), p.x_stride = input.stride(0);
-  p.vectors = takes_vectors(input, p.dtype);
-  if (gradient && given && saved_for_backward(shape.activation) != Saved::kNothing) {
-    p.saved = given->const_data_ptr(), p.saved_stride = given->stride(0);
-    p.vectors = p.vectors && takes_vectors(*given, p.dtype);
-  }
-  if (times) {
-    p.factor = times->const_data_ptr(), p.factor_stride = times->stride(0);
-    p.vectors = p.vectors && takes_vectors(*times, p.dtype);
-  }
+  Fp8Quantize p = problem_of(shape, gradient, power_of_two, input, given, times);
   p.rows = by_rows.side, p.columns = by_columns.side;
   const Tensor partial =
       torch::stable::new_empty(x, {need_sums ? tile_rows * shape.k : 0}, ScalarType::Float);

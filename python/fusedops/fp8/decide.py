@@ -1,8 +1,8 @@
 """Whether FP8 pays for a layer: a floor of its time in bf16 and in FP8, by arithmetic.
 
 Rates are those of long products on an H200 and an H100: the bf16 rate is measured (README), FP8's
-are what its bytes, its promotion and the power limit leave. Both counts have the same waves of
-tiles and the same launches, so that what decides is what FP8 adds: passes that quantise. A product
+are what its bytes, its promotion and the power limit leave. Both counts leave out what both have
+(waves of tiles, epilogues), so that what decides is what FP8 adds: passes that quantise. A product
 that is short is bound by launches, and FP8 has more of them.
 """
 
@@ -15,8 +15,6 @@ import torch
 
 from .inference import has_fp8
 
-SMS = 132
-TILE = 128
 BF16_FLOPS_PER_US = 690e6
 FP8_FLOPS_PER_US = 1150e6  # forward and input gradient
 FP8_WGRAD_FLOPS_PER_US = 1000e6  # inputs [tile], gradients 1x128
@@ -48,10 +46,11 @@ class Fp8Estimate:
         return self.bf16_us / self.fp8_us
 
 
-def _product_us(m: Any, n: Any, k: Any, flops_per_us: float) -> Any:
-    tiles = -(-m // TILE) * -(-n // TILE)
-    waves = -(-tiles // SMS)
-    return LAUNCH_US + waves * SMS * 2.0 * TILE * TILE * k / flops_per_us
+def _product_us(m: Any, n: Any, k: Any, flops_per_us: float, size: int, copy: float) -> Any:
+    """A product by its arithmetic or by its bytes; operands have `size` bytes an element."""
+    arithmetic = 2.0 * m * n * k / flops_per_us
+    memory = ((m + n) * k * float(size) + 2.0 * m * n) / copy
+    return LAUNCH_US + max(arithmetic, memory)
 
 
 def _pass_us(elements: Any, bytes_each: int, copy: float) -> Any:
@@ -62,17 +61,19 @@ def times(
     m: Any, n: Any, k: Any, need_x: bool, need_w: bool, copy: float, keeps_weight: bool = True
 ) -> tuple[Any, Any]:
     """(bf16, fp8) of a linear layer of m rows, in us; keeps_weight: quantised before."""
-    bf16 = _product_us(m, n, k, BF16_FLOPS_PER_US)
-    fp8 = _product_us(m, n, k, FP8_FLOPS_PER_US) + _pass_us(m * k, 4 if need_w else 3, copy)
+    bf16 = _product_us(m, n, k, BF16_FLOPS_PER_US, 2, copy)
+    fp8 = _product_us(m, n, k, FP8_FLOPS_PER_US, 1, copy) + _pass_us(
+        m * k, 4 if need_w else 3, copy
+    )
     trains = need_x or need_w
     if trains or not keeps_weight:
         fp8 = fp8 + _pass_us(n * k, 4 if need_x else 3, copy)  # once a step
     if need_x:
-        bf16 = bf16 + _product_us(m, k, n, BF16_FLOPS_PER_US)
-        fp8 = fp8 + _product_us(m, k, n, FP8_FLOPS_PER_US)
+        bf16 = bf16 + _product_us(m, k, n, BF16_FLOPS_PER_US, 2, copy)
+        fp8 = fp8 + _product_us(m, k, n, FP8_FLOPS_PER_US, 1, copy)
     if need_w:
-        bf16 = bf16 + _product_us(n, k, m, BF16_FLOPS_PER_US)
-        fp8 = fp8 + _product_us(n, k, m, FP8_WGRAD_FLOPS_PER_US)
+        bf16 = bf16 + _product_us(n, k, m, BF16_FLOPS_PER_US, 2, copy)
+        fp8 = fp8 + _product_us(n, k, m, FP8_WGRAD_FLOPS_PER_US, 1, copy)
     if trains:
         fp8 = fp8 + _pass_us(m * n, 2 + need_x + need_w, copy)
     return bf16, fp8
@@ -122,7 +123,7 @@ def estimate(
 
 def rows_to_pay(n: int, k: int, gpu: str = "H200", most: int = 1 << 20) -> int | None:
     """The fewest rows, a power of two, from which "auto" trains a layer in FP8; None: never."""
-    rows = TILE
+    rows = 128
     while rows <= most:
         if all(estimate(r, n, k, gpu=gpu).pays for r in (rows, 2 * rows)):
             return rows

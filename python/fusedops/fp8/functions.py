@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from .._autograd.autocast import cast
-from .._autograd.main_grad import deliver, main_grad_owner
-from .._core.activation import ACTIVATIONS, SAVES_OUTPUT, SAVES_PREACT
+from .._autograd.main_grad import delivered, main_grad_owner, target
+from .._core.activation import SAVES_OUTPUT, SAVES_PREACT
 from .._core.fp8 import BLOCKS, FORMAT_NAMES, NONE, SCALING_CODES, TILES
-from .inference import fp8_product
+from .inference import fp8_product, warn_of_emulation
 from .quantizer import Operand, quantize_rows
 from .weights import quantized_weight, weight_scaling
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .recipe import Recipe
 
 _scale_bias_act = torch.ops.fusedops.scale_bias_act.default
+_wgrad = torch.ops.fusedops._fp8_wgrad_.default
 
 
 class Numbers(NamedTuple):
@@ -93,11 +94,23 @@ def operand(q: Tensor, scale: Tensor, scaling: int) -> Operand:
 
 
 def weight_grad(
-    op: str, owner: Tensor | None, dz_t: Operand, x_t: Operand, dtype: torch.dtype
+    owner: Tensor | None, dz_t: Operand, x_t: Operand, dtype: torch.dtype, again: bool = False
 ) -> Tensor | None:
-    """dz.T @ x for autograd in the weight's dtype, or in its owner's main_grad."""
-    dweight = product(dz_t, x_t, torch.float32 if owner is not None else dtype)
-    return dweight if owner is None else deliver(op, owner, dweight)
+    """dz.T @ x for autograd in the weight's dtype, or in its owner's main_grad.
+
+    again: a weight used twice already has the other use's gradient there.
+    """
+    if owner is None:
+        return product(dz_t, x_t, dtype)
+    main_grad, add = target(owner)
+    into_main_grad(dz_t, x_t, main_grad, add or again)
+    return delivered(owner)
+
+
+def into_main_grad(dz_t: Operand, x_t: Operand, main_grad: Tensor, add: bool) -> None:
+    """Form dz.T @ x there, or add it."""
+    warn_of_emulation(main_grad.device)
+    _wgrad(dz_t.q, x_t.q, dz_t.scale_of_rows(), x_t.scale_of_rows(), main_grad, add)
 
 
 def refuse_second_derivatives(op: str) -> None:
@@ -109,19 +122,12 @@ def refuse_second_derivatives(op: str) -> None:
         )
 
 
-def _rows(tensor: Tensor) -> Tensor:
+def as_rows(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1, tensor.shape[-1])
 
 
-def _as(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+def as_dtype(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     return None if tensor is None else cast(tensor, dtype)
-
-
-def _saved_of(gate: Tensor, code: int) -> Tensor:
-    """What act' reads, from the pre-activation: its sign does for all but two of the outputs."""
-    if ACTIVATIONS[code] in ("sigmoid", "tanh"):
-        return _scale_bias_act(gate, None, None, code)
-    return gate
 
 
 class Fp8LinearFunction(torch.autograd.Function):
@@ -134,8 +140,8 @@ class Fp8LinearFunction(torch.autograd.Function):
         need_x, need_w = ctx.needs_input_grad[:2]
         how = numbers(recipe)
         w8, w8_t = how.weight(weight, need_x)
-        x8, x8_t = how.inputs(_rows(x), need_w)
-        added = _as(bias, x.dtype)
+        x8, x8_t = how.inputs(as_rows(x), need_w)
+        added = as_dtype(bias, x.dtype)
         saved = None
         if SAVES_PREACT[code] and any(ctx.needs_input_grad):
             saved = product(x8, w8, x.dtype, added)
@@ -156,7 +162,7 @@ class Fp8LinearFunction(torch.autograd.Function):
         code, how, shape, weight_dtype, bias_dtype = ctx.options
         need_x, need_w, need_b = ctx.needs_input_grad[:3]
         dz, dz_t, sums = how.gradients(
-            _rows(dy), need_x, need_w, saved=None if saved is None else _rows(saved),
+            as_rows(dy), need_x, need_w, saved=None if saved is None else as_rows(saved),
             activation=code, gradient=True, need_sums=need_b,
             sums_fp32=bias_dtype is torch.float32,
         )  # fmt: skip
@@ -165,7 +171,7 @@ class Fp8LinearFunction(torch.autograd.Function):
             dx = product(dz, operand(w_t, w_scale, how.weight_scaling), dy.dtype).view(shape)
         if need_w:
             of_x = operand(x_t, x_scale, how.inputs_transposed)
-            dw = weight_grad("linear", ctx.owner, dz_t, of_x, weight_dtype)
+            dw = weight_grad(ctx.owner, dz_t, of_x, weight_dtype)
         return dx, dw, sums if need_b else None, None, None
 
 
@@ -188,16 +194,16 @@ class Fp8MLPFunction(torch.autograd.Function):
         how = numbers(recipe)
         one, one_t = how.weight(w1, need_x)
         two, two_t = how.weight(w2, first)
-        x8, x8_t = how.inputs(_rows(x), need_w1)
+        x8, x8_t = how.inputs(as_rows(x), need_w1)
         late = 0 if SAVES_OUTPUT[code] else code  # the activation that the quantiser applies
-        hidden = product(x8, one, x.dtype, _as(b1, x.dtype), code if late == 0 else 0)
+        hidden = product(x8, one, x.dtype, as_dtype(b1, x.dtype), code if late == 0 else 0)
         h8, _ = how.inputs(hidden, False, activation=late)
-        y = product(h8, two, x.dtype, _as(b2, x.dtype))
+        y = product(h8, two, x.dtype, as_dtype(b2, x.dtype))
         keep_hidden = hidden if first or need_w2 else None
         ctx.save_for_backward(
             *kept(x8_t, need_w1), *kept(one_t, need_x), *kept(two_t, first), keep_hidden
         )
-        ctx.options = code, late, how, x.shape, (w1.dtype, w2.dtype), _dtypes(b1, b2)
+        ctx.options = code, late, how, x.shape, (w1.dtype, w2.dtype), dtypes_of(b1, b2)
         ctx.owners = main_grad_owner("mlp", w1), main_grad_owner("mlp", w2)
         return y.view(*x.shape[:-1], w2.shape[0])
 
@@ -211,12 +217,12 @@ class Fp8MLPFunction(torch.autograd.Function):
         first = need_x or need_w1 or need_b1
         dx = dw1 = db1 = dw2 = None
         dy8, dy8_t, db2 = how.gradients(
-            _rows(dy), first, need_w2, need_sums=need_b2,
+            as_rows(dy), first, need_w2, need_sums=need_b2,
             sums_fp32=bias_dtypes[1] is torch.float32,
         )  # fmt: skip
         if need_w2:
             _, h8_t = how.inputs(hidden, True, rows=False, activation=late)
-            dw2 = weight_grad("mlp", owner2, dy8_t, h8_t, weight_dtypes[1])
+            dw2 = weight_grad(owner2, dy8_t, h8_t, weight_dtypes[1])
         if first:
             dh = product(dy8, operand(two_t, two_scale, how.weight_scaling), dy.dtype)
             dz, dz_t, db1 = how.gradients(
@@ -228,141 +234,11 @@ class Fp8MLPFunction(torch.autograd.Function):
                 dx = dx.view(shape)
             if need_w1:
                 of_x = operand(x_t, x_scale, how.inputs_transposed)
-                dw1 = weight_grad("mlp", owner1, dz_t, of_x, weight_dtypes[0])
+                again = need_w2 and owner1 is owner2
+                dw1 = weight_grad(owner1, dz_t, of_x, weight_dtypes[0], again)
         return dx, dw1, db1 if need_b1 else None, dw2, db2 if need_b2 else None, None, None
 
 
-class Fp8GatedMLPFunction(torch.autograd.Function):
-    """(x, w_gate, w_up, b_gate, b_up, w_down, b_down, code, recipe) -> y.
-
-    w_up None: the rows of w_gate are those of the gate, then those of up.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        w_gate: Tensor,
-        w_up: Tensor | None,
-        b_gate: Tensor | None,
-        b_up: Tensor | None,
-        w_down: Tensor,
-        b_down: Tensor | None,
-        code: int,
-        recipe: Recipe,
-    ) -> Tensor:
-        needs = ctx.needs_input_grad[:7]
-        need_x, need_down = needs[0], needs[5]
-        first = any(needs[:5])
-        how = numbers(recipe)
-        packed = w_up is None
-        parts = [(w_gate, 0), (w_gate, 1)] if w_up is None else [(w_gate, None), (w_up, None)]
-        weights = [how.weight(w, need_x, half) for w, half in parts]
-        if packed:
-            biases = [None, None] if b_gate is None else list(b_gate.chunk(2))
-        else:
-            biases = [b_gate, b_up]
-        x8, x8_t = how.inputs(_rows(x), needs[1] or needs[2])
-        gate, up = (
-            product(x8, w[0], x.dtype, _as(b, x.dtype))
-            for w, b in zip(weights, biases, strict=True)
-        )
-        h8, _ = how.inputs(gate, False, activation=code, factor=up)
-        down, down_t = how.weight(w_down, first)
-        y = product(h8, down, x.dtype, _as(b_down, x.dtype))
-        keep = first or need_down
-        ctx.save_for_backward(
-            *kept(x8_t, needs[1] or needs[2]),
-            *kept(weights[0][1], need_x),
-            *kept(weights[1][1], need_x),
-            *kept(down_t, first),
-            gate if keep else None,
-            up if keep else None,
-        )
-        ctx.options = code, how, packed, x.shape
-        ctx.dtypes = (w_gate.dtype, w_down.dtype), _dtypes(b_gate, b_up, b_down)
-        ctx.owners = [
-            None if w is None else main_grad_owner("gated_mlp", w) for w in (w_gate, w_up, w_down)
-        ]
-        return y.view(*x.shape[:-1], w_down.shape[0])
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> Any:
-        refuse_second_derivatives("gated_mlp")
-        x_t, x_scale, *of_weights, gate, up = ctx.saved_tensors
-        code, how, packed, shape = ctx.options
-        weight_dtypes, bias_dtypes = ctx.dtypes
-        need_x, need_gate, need_up, need_bg, need_bu, need_down, need_bd = ctx.needs_input_grad[:7]
-        dy8, dy8_t, db_down = how.gradients(
-            _rows(dy), any(ctx.needs_input_grad[:5]), need_down, need_sums=need_bd,
-            sums_fp32=bias_dtypes[2] is torch.float32,
-        )  # fmt: skip
-        ddown = None
-        if need_down:
-            _, h8_t = how.inputs(gate, True, rows=False, activation=code, factor=up)
-            ddown = weight_grad("gated_mlp", ctx.owners[2], dy8_t, h8_t, weight_dtypes[1])
-        results: list[Any] = [None, None, None, None, None]
-        if any(ctx.needs_input_grad[:5]):
-            down_t = operand(of_weights[4], of_weights[5], how.weight_scaling)
-            dh = product(dy8, down_t, dy.dtype)
-            wants = need_gate, need_gate if packed else need_up
-            sums = need_bg, need_bg if packed else need_bu
-            grads = [
-                how.gradients(
-                    dh, need_x, wants[0], saved=_saved_of(gate, code), factor=up,
-                    activation=code, gradient=True, need_sums=sums[0],
-                    sums_fp32=bias_dtypes[0] is torch.float32,
-                ),
-                how.gradients(
-                    gate, need_x, wants[1], factor=dh, activation=code, need_sums=sums[1],
-                    sums_fp32=(bias_dtypes[0] if packed else bias_dtypes[1]) is torch.float32,
-                ),
-            ]  # fmt: skip
-            results = _gated_input_grads(
-                ctx, dy.dtype, grads, x_t, x_scale, of_weights, wants, sums
-            )
-            if results[0] is not None:
-                results[0] = results[0].view(shape)
-        return (*results, ddown, db_down if need_bd else None, None, None)
-
-
-def _gated_input_grads(
-    ctx: Any,
-    out: torch.dtype,
-    grads: list[tuple[Operand, Operand, Tensor]],
-    x_t: Tensor,
-    x_scale: Tensor,
-    of_weights: list[Tensor],
-    wants: tuple[bool, bool],
-    sums: tuple[bool, bool],
-) -> list[Any]:
-    """dx, dgate, dup and the gradients of both biases from the quantised dz of gate and up."""
-    _, how, packed, _ = ctx.options
-    dtype = ctx.dtypes[0][0]
-    dx = dgate = dup = None
-    if ctx.needs_input_grad[0]:
-        both = (operand(of_weights[i], of_weights[i + 1], how.weight_scaling) for i in (0, 2))
-        dx, more = (product(g[0], w, out) for g, w in zip(grads, both, strict=True))
-        dx = dx + more
-    if any(wants):
-        of_x = operand(x_t, x_scale, how.inputs_transposed)
-        if packed:
-            owner = ctx.owners[0]
-            wide = torch.float32 if owner is not None else dtype
-            dgate = torch.cat([product(g[1], of_x, wide) for g in grads])
-            if owner is not None:
-                dgate = deliver("gated_mlp", owner, dgate)
-        else:
-            dgate, dup = (
-                weight_grad("gated_mlp", owner, g[1], of_x, dtype) if wanted else None
-                for owner, g, wanted in zip(ctx.owners[:2], grads, wants, strict=True)
-            )
-    if packed:
-        biases = [torch.cat([g[2] for g in grads]) if sums[0] else None, None]
-    else:
-        biases = [g[2] if wanted else None for g, wanted in zip(grads, sums, strict=True)]
-    return [dx, dgate, dup, *biases]
-
-
-def _dtypes(*tensors: Tensor | None) -> tuple[torch.dtype | None, ...]:
+def dtypes_of(*tensors: Tensor | None) -> tuple[torch.dtype | None, ...]:
+    """The dtypes of parameters, None for those that are not there."""
     return tuple(None if t is None else t.dtype for t in tensors)

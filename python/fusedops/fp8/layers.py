@@ -13,7 +13,8 @@ from .._core.dtensor import is_dtensor
 from .._core.traced import alike, projects
 from . import recipe as region
 from .decide import pays
-from .functions import Fp8GatedMLPFunction, Fp8LinearFunction, Fp8MLPFunction
+from .functions import Fp8LinearFunction, Fp8MLPFunction
+from .gated import Fp8GatedMLPFunction
 
 if TYPE_CHECKING:
     from .recipe import Recipe

@@ -10,7 +10,7 @@ from .._core.fp8 import FORMAT_NAMES
 
 _CHOICES = {
     "scaling": ("block", "row", "tensor"),
-    "forward": tuple(FORMAT_NAMES),
+    "forward": ("e4m3",),
     "backward": tuple(FORMAT_NAMES),
     "weight_gradient": ("tile", "block"),
     "when": ("auto", "always"),
@@ -28,10 +28,8 @@ class Recipe:
         scaling: "block": inputs and gradients have a scale for 1x128 elements along the contracted
             dimension, weights for 128x128. "row": a scale for each row of an operand. "tensor": one
             scale. Scales are made of the values at hand; nothing is delayed.
-        forward: Format of inputs and weights, "e4m3" (3 bits of mantissa, to 448) or "e5m2" (2
-            bits, to 57344).
-        backward: Format of gradients. Two operands in e5m2 make no product: with
-            forward="e5m2" it must be "e4m3".
+        forward: Format of inputs and weights: "e4m3" (3 bits of mantissa, to 448).
+        backward: Format of gradients: "e4m3" or "e5m2" (2 bits of mantissa, to 57344).
         power_of_two_scales: Round scales up to powers of two.
         weight_gradient: Scales of the transposed inputs under "block": "tile" for 128x128, "block"
             for 1x128 along the tokens.
@@ -62,8 +60,6 @@ class Recipe:
         if not isinstance(self.power_of_two_scales, bool):
             kind = type(self.power_of_two_scales).__name__
             raise TypeError(f"Recipe: power_of_two_scales must be a bool; got {kind}")
-        if self.forward == self.backward == "e5m2":
-            raise ValueError("Recipe: forward and backward must not both be 'e5m2'")
 
 
 current: Recipe | None = None  # of the region; read by every call of a layer

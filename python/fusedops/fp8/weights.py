@@ -2,8 +2,8 @@
 
 A weight's version alone does not tell a change: torch's fused optimisers leave it, and so do writes
 to ``weight.data`` and replays of CUDA graphs. The key holds its memory, its version and how many
-steps any optimizer has taken; `invalidate` is for the rest. FSDP gathers weights into memory that it
-uses again, which none of these shows: where it is loaded and ranks are there, nothing is kept.
+steps any optimizer has taken; `invalidate` is for the rest. FSDP gathers weights into memory that
+it uses again, which none of these shows: where it is loaded and ranks are there, nothing is kept.
 """
 
 from __future__ import annotations
