@@ -24,6 +24,7 @@ SUITES = (
     "mlp",
     "skinny",
     "wgrad",
+    "fp8",
     "fp32",
     "points",
     "pointnet",
@@ -60,7 +61,7 @@ TOLERANCES = {
 }
 
 
-PASSES = ("fwd", "bwd", "step", "infer")
+PASSES = ("fwd", "bwd", "wgrad", "step", "infer")
 
 
 class PeerUnavailableError(Exception):
