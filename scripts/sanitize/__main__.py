@@ -34,6 +34,7 @@ FAMILIES = {
     "narrow": gemm.run_narrow,
     "kernels": gemm.run_kernels,  # each GEMM kernel by itself
     "fp8_matmul": fp8.run_matmul,
+    "fp8_quantize": fp8.run_quantize,
     "reduce": reduce.run,
     "rows": rows.run,
     "losses": losses.run,

@@ -42,3 +42,22 @@ def run_matmul(o: Options, count: Counter[str]) -> None:
         main_grad = o.randn(m, n)
         OPS._fp8_wgrad_(a, b, *scales, main_grad, True)
         count["fp8 matmul"] += 5
+
+
+def run_quantize(o: Options, count: Counter[str]) -> None:
+    """Whole tiles, cut ones, rows that vectors cannot read; as it is and behind a function."""
+    shapes = o.some(((1, 1), (128, 128), (130, 262), (300, 1032)), 4)
+    dtypes = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    for (m, k), dtype in itertools.product(shapes, dtypes):
+        x, saved, factor = (o.randn(m, k + 1, dtype=dtype)[:, 1:] for _ in range(3))
+        for given in (x, x.contiguous()):
+            for rows, columns in ((3, 4), (4, 4), (3, 3), (2, 2), (1, 1), (3, 0), (0, 4)):
+                for format in (0, 1):
+                    OPS.fp8_quantize(
+                        given, None, None, 0, False, format, rows, columns, False, True, True
+                    )
+                    count["fp8 quantize"] += 1
+            for code in range(15):
+                OPS.fp8_quantize(given, saved, None, code, True, 0, 3, 3, False, True, False)
+                OPS.fp8_quantize(given, None, factor, code, False, 0, 3, 4, True, False, False)
+                count["fp8 quantize"] += 2
