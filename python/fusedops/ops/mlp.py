@@ -113,12 +113,15 @@ def _kept_or_not(recompute: bool, compose: Callable[..., Tensor], *args: Any) ->
     return y
 
 
-def _in_fp8(recompute: bool, function: Callable[..., Tensor | None], *args: Any) -> Tensor | None:
-    """function(*args), whose last but one is the call's own recipe, as `_kept_or_not` has it."""
+def _in_fp8(
+    recompute: bool, function: Callable[..., Tensor | None], x: Tensor, *args: Any
+) -> Tensor | None:
+    """function(x, *args), whose last one is the call's own recipe, as `_kept_or_not` has it."""
+    dtype = _autocast_dtype(x) if _any_autocast() else None
     if not (recompute and _is_grad_enabled()):
-        return function(*args)
-    own = _region.current if args[-2] is None else args[-2]  # the region has ended in backward
-    again = (*args[:-2], own, args[-1])
+        return function(x, *args, dtype)
+    own = _region.current if args[-1] is None else args[-1]  # the region has ended in backward
+    again = (x, *args[:-1], own, dtype)
     y: Tensor | None = checkpoint(function, *again, use_reentrant=False, preserve_rng_state=False)
     return y
 
@@ -181,8 +184,7 @@ def mlp(
     optional = ("b1", "b2", "residual")
     check_tensors("mlp", optional, x=x, w1=w1, w2=w2, b1=b1, b2=b2, residual=residual)
     if recipe is not None or _region.current is not None:
-        dtype = _autocast_dtype(x) if _any_autocast() else None
-        y = _in_fp8(recompute, fp8_mlp, x, w1, b1, w2, b2, code, recipe, dtype)
+        y = _in_fp8(recompute, fp8_mlp, x, w1, b1, w2, b2, code, recipe)
         if y is not None:
             return _plus(y, residual)
     traced = _is_dynamo_compiling()
@@ -259,22 +261,14 @@ def gated_mlp(
         >>> y = fusedops.gated_mlp(x, w_gate, w_up, w_down, activation="silu")
     """
     code = _code_of("gated_mlp", activation)
+    optional = ("w_up", "b_gate", "b_up", "b_down", "residual")
     check_tensors(
-        "gated_mlp",
-        ("w_up", "b_gate", "b_up", "b_down", "residual"),
-        x=x,
-        w_gate=w_gate,
-        w_down=w_down,
-        w_up=w_up,
-        b_gate=b_gate,
-        b_up=b_up,
-        b_down=b_down,
-        residual=residual,
-    )
+        "gated_mlp", optional, x=x, w_gate=w_gate, w_down=w_down, w_up=w_up, b_gate=b_gate,
+        b_up=b_up, b_down=b_down, residual=residual,
+    )  # fmt: skip
     if recipe is not None or _region.current is not None:
-        dtype = _autocast_dtype(x) if _any_autocast() else None
         layers = (x, w_gate, w_up, b_gate, b_up, w_down, b_down)
-        y = _in_fp8(recompute, fp8_gated_mlp, *layers, code, recipe, dtype)
+        y = _in_fp8(recompute, fp8_gated_mlp, *layers, code, recipe)
         if y is not None:
             return _plus(y, residual)
     traced = _is_dynamo_compiling()
