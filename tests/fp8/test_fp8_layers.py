@@ -374,7 +374,7 @@ def test_main_grad_holds_the_gradient_in_fp32():
     assert relative(layer.weight.main_grad - 1, twin.weight.grad.double()) < 0.01
 
 
-@pytest.mark.parametrize("recipe", RECIPES[:3], ids=str)
+@pytest.mark.parametrize("recipe", [fp8.Recipe(), *RECIPES[1:3]], ids=str)
 def test_compiles_whole(recipe):
     model = model_of(recipe)
     x, labels = torch.randn(40, 64), torch.arange(40) % 10
@@ -386,6 +386,22 @@ def test_compiles_whole(recipe):
     assert torch.equal(loss, loss2)
     for a, b in zip(grads, grads2, strict=True):
         torch.testing.assert_close(a, b)
+
+
+def test_compiles_whole_where_auto_decides_by_a_dynamic_size(monkeypatch):
+    """As on a GPU that has FP8; what it decides guards the graph."""
+    monkeypatch.setattr(fp8.decide, "has_fp8", lambda device: True)
+    layer = fusedops.nn.Linear(2048, 2048, bias=False, recipe=fp8.Recipe())
+    compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend="aot_eager")
+    weight = layer.weight.detach()
+    for rows, in_fp8 in ((16, False), (8192, True)):
+        x = torch.randn(rows, 2048)
+        with torch.no_grad():
+            y = compiled(x)
+        error = relative(y[:16], x[:16].double() @ weight.double().t())
+        assert (error > 0.01) == in_fp8
+        with torch.no_grad():
+            assert ("_fp8_matmul" in calls_of(layer, x).ours) == in_fp8
 
 
 def test_compiles_whole_inside_a_region():

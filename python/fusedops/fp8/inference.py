@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 
 import torch
@@ -20,7 +21,17 @@ def has_fp8(device: torch.device) -> bool:
     """Whether a device's Tensor Cores multiply FP8 with our kernels."""
     if device.type != "cuda":
         return False
-    return bool(torch.cuda.get_device_capability(device) == HAS_FP8)
+    return _capability(device) == HAS_FP8
+
+
+@functools.cache
+def _capability(device: torch.device) -> tuple[int, int]:
+    major, minor = torch.cuda.get_device_capability(device)
+    return int(major), int(minor)
+
+
+# NOTE: as in ops/linear.py, torch.compiler.assume_constant_result without its import.
+has_fp8._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def warn_of_emulation(device: torch.device) -> None:

@@ -62,8 +62,9 @@ def fp8_scales(
     maxima = padded.view(down, height, across, width).abs().amax((1, 3))
     finite = maxima.isfinite()
     maxima = maxima.clamp_min(SMALLEST_MAXIMUM)
-    # NOTE: number / tensor rounds twice in torch, as the reciprocal times the number.
-    scale, inverse = maxima / largest, torch.full_like(maxima, largest) / maxima
+    # NOTE: torch divides numbers by tensors, and on a GPU tensors by numbers, by a reciprocal.
+    of_format = torch.full_like(maxima, largest)
+    scale, inverse = maxima / of_format, of_format / maxima
     if power_of_two:
         fraction, exponent = torch.frexp(scale.nan_to_num(1.0, 1.0))
         power = exponent - (fraction == 0.5).int()
