@@ -3,6 +3,7 @@
     python examples/train_lm.py --fused none --log none.csv
     python examples/train_lm.py --fused fuse --log fuse.csv        # fusedops.fuse(model)
     python examples/train_lm.py --fused inductor --log graph.csv   # torch.compile, our graph pass
+    python examples/train_lm.py --fp8 block --log fp8.csv          # fuse with a recipe of FP8
 
 A Llama in plain torch, AdamW, clipped gradients, a cosine schedule; fp32 weights under bf16
 autocast on a GPU. Seed and step alone decide which bytes a batch holds, so that the runs see the
@@ -28,6 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fusedops
+from fusedops import fp8
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -168,7 +170,8 @@ class Trainer:
         torch.manual_seed(options.seed)
         self.model = Llama(p).to(self.device)
         if options.fused == "fuse":
-            print(fusedops.fuse(self.model))
+            recipe = None if options.fp8 is None else fp8.Recipe(options.fp8, when=options.fp8_when)
+            print(fusedops.fuse(self.model, fp8=recipe))
         self.loss: Callable[[Tensor, Tensor], Tensor] = self._loss
         if options.fused == "inductor":
             self.loss = torch.compile(self._loss, **fusedops.inductor())
@@ -282,6 +285,8 @@ def train(trainer: Trainer, log: Log) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = parser().parse_args(argv)
+    if options.fp8 and options.fused != "fuse":
+        raise SystemExit(f"train_lm: --fp8 goes with --fused fuse; got {options.fused}")
     p = PRESETS[options.preset]
     p = replace(p, steps=options.steps or p.steps)
     data = read_corpus(options.corpus, options.corpus_bytes)
@@ -295,8 +300,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         trainer.resume(options.checkpoint)
     log = Log(options.log, goes_on)
     train(trainer, log)
+    how = options.fused + (f", FP8 {options.fp8}" if options.fp8 else "")
     print(
-        f"fused {options.fused}: validation loss {trainer.validate():.4f}, "
+        f"fused {how}: validation loss {trainer.validate():.4f}, "
         f"{log.tokens_per_s():.0f} tokens/s, peak memory {peak_mb(options.device):.0f} MB"
     )
     return 0
@@ -312,6 +318,8 @@ def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add = found.add_argument
     add("--fused", choices=("none", "fuse", "inductor"), default="fuse")
+    add("--fp8", choices=("block", "row", "tensor"), help="scaling of FP8, with --fused fuse")
+    add("--fp8-when", choices=("auto", "always"), default="always")
     gpu = torch.cuda.is_available()
     add("--preset", choices=tuple(PRESETS), default="small" if gpu else "tiny")
     add("--steps", type=positive, help="default: the preset's")

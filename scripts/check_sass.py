@@ -17,7 +17,7 @@ from pathlib import Path
 from fusedops import _C
 
 # Per architecture, the instructions that at least one kernel must use.
-EXPECTED = {"sm_90a": ("HGMMA", "UTMALDG", "HMMA"), "sm_80": ("HMMA", "LDGSTS")}
+EXPECTED = {"sm_90a": ("HGMMA", "QGMMA", "UTMALDG", "HMMA"), "sm_80": ("HMMA", "LDGSTS")}
 # A copy whose 64-bit descriptor would begin in an odd register: see cache_hint.cuh.
 BROKEN = re.compile(r"LDGSTS.*desc\[UR\d*[13579]\]")
 # Stores to local memory of an sm_90a GEMM kernel: a few are spilled constants, thousands the
@@ -51,7 +51,8 @@ def inspect(arch: str, instructions: tuple[str, ...], tools: str) -> tuple[set[s
             wanted -= {name for name in wanted if f" {name}" in line}
             broken += bool(BROKEN.search(line))
             if "Function :" in line:
-                own_gemm, local_stores = "sm90" in line and "gemm_kernel" in line, 0
+                own_gemm = ("sm90" in line and "gemm_kernel" in line) or "fp8_kernel" in line
+                local_stores = 0
             elif own_gemm and " STL" in line:
                 local_stores += 1
                 broken += local_stores == MOST_LOCAL_STORES

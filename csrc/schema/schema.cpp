@@ -8,6 +8,7 @@
 
 #include "csrc/common/checks/tensor_check.h"
 #include "csrc/schema/elementwise.h"
+#include "csrc/schema/fp8.h"
 #include "csrc/schema/gemm.h"
 #include "csrc/schema/mlp.h"
 #include "csrc/schema/neighbours.h"
@@ -22,8 +23,9 @@ namespace fusedops {
 namespace {
 
 constexpr std::span<const char* const> kFamilies[] = {
-    kElementwiseSchemas, kGemmSchemas,   kNeighbourSchemas, kPointsSchemas, kMlpSchemas,
-    kStencilSchemas,     kReduceSchemas, kRowSchemas,       kScanSchemas,   kTemplateSchemas,
+    kElementwiseSchemas, kGemmSchemas,     kNeighbourSchemas, kPointsSchemas,
+    kMlpSchemas,         kStencilSchemas,  kReduceSchemas,    kRowSchemas,
+    kScanSchemas,        kTemplateSchemas, kFp8Schemas,
 };
 
 #ifndef USE_CUDA

@@ -19,6 +19,7 @@ import torch
 import edges
 import elementwise
 import embeddings
+import fp8
 import gemm
 import losses
 import points
@@ -32,6 +33,8 @@ FAMILIES = {
     "gradients": gemm.run_gradients,
     "narrow": gemm.run_narrow,
     "kernels": gemm.run_kernels,  # each GEMM kernel by itself
+    "fp8_matmul": fp8.run_matmul,
+    "fp8_quantize": fp8.run_quantize,
     "reduce": reduce.run,
     "rows": rows.run,
     "losses": losses.run,

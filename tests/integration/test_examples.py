@@ -117,6 +117,18 @@ def test_train_lm_refuses_what_it_cannot_do(lm, tmp_path, capsys):
         lm.main(tiny)
 
 
+@pytest.mark.filterwarnings("ignore:fusedops.fp8")
+def test_train_lm_in_fp8_has_the_loss_curve_of_bf16(lm, device, capsys):
+    plain, in_fp8 = (
+        run(lm, f"fp8_{i}", device, *more) for i, more in enumerate([(), ("--fp8", "block")])
+    )
+    torch.testing.assert_close(losses(in_fp8), losses(plain), rtol=0.02, atol=0)
+    assert not torch.equal(losses(in_fp8), losses(plain))
+    assert "fused fuse, FP8 block: validation loss" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="--fp8 goes with --fused fuse; got none"):
+        lm.main(["--fp8", "row", "--fused", "none"])
+
+
 @pytest.mark.slow
 def test_train_lm_through_the_graph_pass(lm, device, tolerance):
     plain, compiled = (run(lm, name, device, "--fused", name) for name in ("none", "inductor"))

@@ -45,6 +45,13 @@ CXX_LAYERS = {
         "cutlass/kernels/hopper",
         "cutlass/kernels/sm90",
     ),
+    "cutlass/kernels/fp8": (
+        "common*",
+        "cutlass",
+        "cutlass/configs",
+        "cutlass/kernels/hopper",
+        "cutlass/kernels/sm90",
+    ),
     "cutlass/kernels/simt": ("common*", "cutlass", "cutlass/configs", "cutlass/kernels/sm80"),
     "cutlass/kernels/sm80": ("common*", "cutlass", "cutlass/configs"),
     "cutlass/kernels/*": ("common*", "cutlass", "cutlass/configs", "cutlass/kernels/hopper"),
@@ -66,6 +73,7 @@ CXX_LAYERS = {
         "cutlass/passes",
         "cutlass/launch",
         "cutlass/kernels/narrow/sm90_narrow.h",
+        "cutlass/kernels/fp8/sm90_fp8.h",
     ),
     "bindings": ("cutlass/configs", "cutlass/select", "cuda/reduce/reduce_plan.h"),
 }
@@ -73,7 +81,8 @@ CXX_LAYERS = {
 # What a folder of python/fusedops may import besides itself and the extension.
 _REFERENCE = ("_core",)
 _AUTOGRAD = ("_core", "reference", "_fakes")
-_OPS = (*_AUTOGRAD, "_autograd")
+_FP8 = (*_AUTOGRAD, "_autograd")
+_OPS = (*_FP8, "fp8")
 _NN = (*_OPS, "ops", "points")
 _ABOVE = (*_NN, "nn", "compat")
 PYTHON_LAYERS = {
@@ -83,6 +92,7 @@ PYTHON_LAYERS = {
     "reference": _REFERENCE,
     "_fakes": _REFERENCE,
     "_autograd": _AUTOGRAD,
+    "fp8": _FP8,
     "ops": _OPS,
     "points": (*_OPS, "ops"),
     "nn": _NN,

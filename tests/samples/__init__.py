@@ -7,6 +7,7 @@ from . import (
     edges,
     elementwise,
     embedding,
+    fp8,
     gemm,
     losses,
     mlp,
@@ -24,6 +25,7 @@ SAMPLES = {
     **edges.SAMPLES,
     **elementwise.SAMPLES,
     **embedding.SAMPLES,
+    **fp8.SAMPLES,
     **gemm.SAMPLES,
     **losses.SAMPLES,
     **mlp.SAMPLES,
@@ -41,7 +43,7 @@ SAMPLES = {
 INTEGER_OPS = elementwise.INTEGER_OPS
 
 # Ops whose wrong dtype is another one: (it, the message).
-REFUSED = {**edges.REFUSED, **reduce.REFUSED, **scan.REFUSED}
+REFUSED = {**edges.REFUSED, **fp8.REFUSED, **reduce.REFUSED, **scan.REFUSED}
 
 # Ops without a CPU implementation.
 CUDA_ONLY = frozenset(edges.SAMPLES)

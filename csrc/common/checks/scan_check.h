@@ -3,6 +3,8 @@
 
 #include <torch/csrc/stable/ops.h>
 
+#include <cmath>
+
 #include "csrc/common/checks/element_check.h"
 
 namespace fusedops {
@@ -56,6 +58,20 @@ inline std::pair<ScanShape, Tensor> scan_shape(const char* op, const Tensor& x, 
 inline ScalarType scan_dtype(ScanKind kind, const Tensor& x, Element element) {
   const bool extreme = kind == ScanKind::kMax || kind == ScanKind::kMin;
   return extreme || is_floating(element) ? x.scalar_type() : ScalarType::Long;
+}
+
+// ---- bincount and histogram ----
+
+inline constexpr int64_t kMaxBins = int64_t{1} << 31;
+
+inline void check_bins(const char* op, int64_t bins) {
+  FUSEDOPS_CHECK(bins >= 1 && bins < kMaxBins, op, ": bins must be from 1 to 2147483647; got ",
+                 bins);
+}
+
+inline void check_range(const char* op, double low, double high) {
+  FUSEDOPS_CHECK(std::isfinite(low) && std::isfinite(high) && low < high, op,
+                 ": low must be less than high, both finite; got ", low, " and ", high);
 }
 
 }  // namespace fusedops

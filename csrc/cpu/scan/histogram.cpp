@@ -1,8 +1,8 @@
 // bincount and histogram on the CPU.
 #include <algorithm>
 
-#include "csrc/common/checks/histogram_check.h"
 #include "csrc/common/checks/op_boundary.h"
+#include "csrc/common/checks/scan_check.h"
 #include "csrc/common/histogram_range.h"
 #include "csrc/common/host/aten.h"
 #include "csrc/cpu/element_types.h"

@@ -2,8 +2,8 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
-#include "csrc/common/checks/histogram_check.h"
 #include "csrc/common/checks/op_boundary.h"
+#include "csrc/common/checks/scan_check.h"
 #include "csrc/common/device/device_types.cuh"
 #include "csrc/common/device/shared_memory.cuh"
 #include "csrc/common/host/launch.h"

@@ -35,6 +35,11 @@ def _matmul(a: Shape, b: Shape, *_: Any, **__: Any) -> int:
     return _product(a, b)
 
 
+@register_flop_formula([_ops._fp8_matmul, _ops._fp8_wgrad_])
+def _fp8_product(a: Shape, b: Shape, *_: Any, **__: Any) -> int:
+    return _product(a, b)
+
+
 @register_flop_formula([_ops.linear_backward])
 def _linear_backward(
     dy: Shape, x: Shape, weight: Shape, saved: Any, activation: int, need_dx: bool,

@@ -22,6 +22,7 @@ compute_intensive_ops: list[torch._ops.OpOverload[..., Any]] = [
     _ops.mlp_forward.default,
     _ops.gated_mlp_forward.default,
     _ops.gated_linear.default,
+    _ops._fp8_matmul.default,
 ]
 
 import_after("torch.utils.flop_counter", f"{__package__}.flops")  # takes 0.2 s by itself

@@ -7,6 +7,7 @@ from . import (  # noqa: F401
     edges,
     elementwise,
     embedding,
+    fp8,
     gemm,
     mlp,
     neighbours,

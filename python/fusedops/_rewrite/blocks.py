@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +23,9 @@ from .activations import DEFAULT_FUNCTIONS, PLAIN_FUNCTIONS
 from .forward_code import Outside, Read, code_of, same_constant
 from .fused_class import Fused, fused_class
 from .sequential import activation_name
+
+if TYPE_CHECKING:
+    from ..fp8.recipe import Recipe
 
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 
@@ -183,7 +186,8 @@ class _Matcher:
         """The node, if it calls a linear layer with one argument."""
         if not isinstance(node, fx.Node) or node.op != "call_module" or node.kwargs:
             return None
-        return node if plain(self.module.get_submodule(str(node.target))) else None
+        layer = self.module.get_submodule(str(node.target))
+        return node if plain(layer, recipes=True) else None
 
     def first_layer(self, node: Any) -> str | None:
         """The name of the linear layer that the node applies to the input."""
@@ -356,11 +360,15 @@ class FusedBlock(Fused):
         if not isinstance(x, Tensor) or not self._is(traced):
             return self._base.forward(self, *args, **kwargs)
         first, down = self._modules[block.first[0]], self._modules[block.down]
+        recipe = getattr(down, "recipe", None)
+        if any(getattr(self._modules[name], "recipe", None) != recipe for name in block.first):
+            return self._base.forward(self, *args, **kwargs)
         if not block.gated:
-            return mlp(x, first.weight, first.bias, down.weight, down.bias, block.activation)
+            weights = first.weight, first.bias, down.weight, down.bias
+            return mlp(x, *weights, block.activation, recipe=recipe)
         up = self._modules[block.first[1]] if len(block.first) == 2 else None
         if block.up_first:
-            return self._with_halves(x, first, down, block.activation)
+            return self._with_halves(x, first, down, block.activation, recipe)
         return gated_mlp(
             x,
             first.weight,
@@ -370,16 +378,19 @@ class FusedBlock(Fused):
             None if up is None else up.bias,
             down.bias,
             block.activation,
+            recipe=recipe,
         )
 
-    def _with_halves(self, x: Tensor, first: Any, down: Any, activation: str) -> Tensor:
+    def _with_halves(
+        self, x: Tensor, first: Any, down: Any, activation: str, recipe: Recipe | None
+    ) -> Tensor:
         """Of a packed layer whose gate comes second."""
         if hasattr(first.weight, "main_grad"):  # which its halves have not
             return self._base.forward(self, x)
         up, gate = first.weight.chunk(2)
         up_bias, gate_bias = (None, None) if first.bias is None else first.bias.chunk(2)
         biases = (gate_bias, up_bias, down.bias)
-        return gated_mlp(x, gate, up, down.weight, *biases, activation)
+        return gated_mlp(x, gate, up, down.weight, *biases, activation, recipe=recipe)
 
     def _is(self, traced: _Traced) -> bool:
         """Whether the module's own forward would compute what it did when it was traced."""
@@ -390,7 +401,7 @@ class FusedBlock(Fused):
             guard_forwards(part.module for part in traced.parts)
         for name, child in self._modules.items():
             was = traced.children.get(name, self)
-            if not (plain(child) if was is Linear else child is was):
+            if not (plain(child, recipes=True) if was is Linear else child is was):
                 return False
         for part in traced.parts:
             module = part.module

@@ -4,29 +4,34 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn as torch_nn
 
-from .._core.dtensor import is_dtensor, own_class, set_own_class
+from .._core.dtensor import set_own_class
 from .._core.text import table
+from ..fp8.recipe import check_recipe
 from ..nn import Linear
 from ..nn.norm import fuse_norms
 from .attention import FusedAttention, fuse_attention
 from .blocks import fuse_block, hooked, hooked_by_others
 from .calls import fuse_calls
 from .clouds.fuse import fuse_clouds
+from .fp8 import Fp8Layer, set_recipe
 from .fused_class import fused_class
 from .fused_methods import fuse_methods
 from .leaf import FusedLeaf, fuse_leaf, may_be_leaf
 from .losses import fuse_criterion
+from .ordinary import reason_to_skip
 from .patches import FusedPatches, fuse_patches, is_of_patches
 from .sequential import FusedSteps, activation_name, in_order, steps
 
-__all__ = ["FuseReport", "FusedLayer", "FusedMLP", "SkippedLayer", "fuse"]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    from ..fp8 import Recipe
+
+__all__ = ["FuseReport", "FusedLayer", "FusedMLP", "SkippedLayer", "fuse"]
 
 
 @dataclass(frozen=True)
@@ -73,6 +78,7 @@ class FuseReport:
         rotations: Functions that rotate query and key and run as `fusedops.rope`, as (path, method,
             names).
         losses: Losses that run as `fusedops.cross_entropy`, as (path, method, what it calls).
+        fp8: The linear layers, where a recipe was given, and whether each has it now.
     """
 
     fused: list[FusedLayer] = field(default_factory=list)
@@ -82,6 +88,7 @@ class FuseReport:
     pairs: list[tuple[str, str, tuple[str, ...]]] = field(default_factory=list)
     rotations: list[tuple[str, str, tuple[str, ...]]] = field(default_factory=list)
     losses: list[tuple[str, str, tuple[str, ...]]] = field(default_factory=list)
+    fp8: list[Fp8Layer] = field(default_factory=list)
 
     @property
     def num_fused(self) -> int:
@@ -127,6 +134,9 @@ class FuseReport:
             calls = [(name or "(model)", ", ".join(names), at) for name, at, names in inside]
             if calls:
                 lines += ["", *table(called, calls)]
+        if self.fp8:
+            rows_of = [(layer.name or "(model)", layer.shape, layer.note) for layer in self.fp8]
+            lines += ["", *table(("FP8 layer", "shape", "notes"), rows_of)]
         left = [(s.name or "(model)", s.kind, s.reason) for s in self.skipped]
         if left:
             lines += ["", *table(("skipped layer", "type", "reason"), left)]
@@ -138,35 +148,6 @@ class FuseReport:
 def _absorbed_text(layer: FusedLayer) -> str:
     absorbed = f"absorbed {', '.join(layer.absorbed)}" if layer.absorbed else ""
     return "; ".join(text for text in (absorbed, layer.note) if text)
-
-
-def _reason_to_skip(module: torch_nn.Linear) -> str | None:
-    """Why a linear layer must stay what it is, None where it may be replaced."""
-    if own_class(module) not in (torch_nn.Linear, Linear):
-        # NOTE: parametrize and weight_norm make subclasses too.
-        if hasattr(module, "parametrizations"):
-            return "has parametrizations"
-        return "a subclass of nn.Linear may compute something else"
-    if hooked_by_others(module):
-        return "has hooks (weight_norm, spectral_norm and pruning are hooks too)"
-    if "forward" in vars(module):
-        return "its forward was replaced on the instance"
-    extra = [*module._modules, *module._buffers, *(set(module._parameters) - {"weight", "bias"})]
-    if extra:
-        return f"has more than weight and bias: {', '.join(sorted(extra))}"
-    for name in ("weight", "bias"):
-        tensor = module._parameters.get(name)
-        if tensor is None:
-            if name == "weight":
-                return "weight is not a parameter"
-            continue
-        if type(tensor) is not torch_nn.Parameter and not is_dtensor(tensor):
-            return f"{name} is a {type(tensor).__name__}"
-        if tensor.dtype not in _DTYPES:
-            return f"{name} has dtype {str(tensor.dtype).removeprefix('torch.')}"
-        if tensor.layout is not torch.strided:
-            return f"{name} has layout {str(tensor.layout).removeprefix('torch.')}"
-    return None
 
 
 @dataclass
@@ -354,7 +335,9 @@ def _fuse_subclass(module: torch_nn.Module, name: str, reason: str, report: Fuse
         report.skipped.append(SkippedLayer(name, kind, reason))
 
 
-def fuse(model: torch_nn.Module) -> FuseReport:
+def fuse(
+    model: torch_nn.Module, fp8: Recipe | None = None, skip: Sequence[str] | None = None
+) -> FuseReport:
     """Replace the linear layers and norms of a model by fused ones, in place.
 
     Every ``torch.nn.LayerNorm``, ``RMSNorm`` and ``Linear`` becomes that of `fusedops.nn`. Where an
@@ -432,12 +415,15 @@ def fuse(model: torch_nn.Module) -> FuseReport:
 
     Args:
         model: Any module.
+        fp8: Have the linear layers of `fusedops.nn`, and MLPs of them, run by this recipe.
+        skip: Names of layers that keep what they have, as patterns of fnmatch ("*.lm_head"); None
+            for the model's first and its last linear layer.
 
     Returns:
         The report; print it for a table.
 
     Raises:
-        TypeError: model is not an nn.Module.
+        TypeError: model is not an nn.Module, or fp8 no recipe.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
@@ -445,6 +431,7 @@ def fuse(model: torch_nn.Module) -> FuseReport:
     """
     if not isinstance(model, torch_nn.Module):
         raise TypeError(f"fuse: model must be a torch.nn.Module; got {type(model).__name__}")
+    check_recipe("fuse", fp8)
     report = FuseReport()
     paths = _paths(model)
     before = {module for module in paths if isinstance(module, Linear)}
@@ -452,7 +439,7 @@ def fuse(model: torch_nn.Module) -> FuseReport:
     for module, names in paths.items():
         if module in skipped:
             continue
-        reason = _reason_to_skip(module)
+        reason = reason_to_skip(module)
         if reason is not None:
             skipped.add(module)
             _fuse_subclass(module, ", ".join(names), reason, report)
@@ -484,4 +471,6 @@ def fuse(model: torch_nn.Module) -> FuseReport:
     _fuse_patches(model, report)
     _fuse_methods(model, report)
     _fuse_calls(model, report)
+    if fp8 is not None:
+        report.fp8 += set_recipe(model, fp8, skip)
     return report

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import nn as torch_nn
 
+from .._autograd.compose import activate
+from .._core.activation import activation_code
 from ..nn.linear import untouched
 from ..ops.mlp import gated_mlp, mlp
 from .activations import read_activation
@@ -254,12 +256,16 @@ class FusedMethods(Fused):
         """The chain, as one op."""
         chain = self._fused_chains.found[index].chain  # type: ignore[union-attr]
         layers = [child(self, path) for path in (*chain.first, chain.down)]
+        recipe, *others = (getattr(layer, "recipe", None) for layer in layers)
+        if any(other != recipe for other in others):
+            hidden = activate(layers[0](x), activation_code(chain.activation))
+            return layers[-1](hidden * layers[1](x) if chain.gated else hidden)
         weights = [_weight(layer) for layer in layers]
         if not chain.gated:
             (w1, b1), (w2, b2) = weights
-            return mlp(x, w1, b1, w2, b2, chain.activation)
+            return mlp(x, w1, b1, w2, b2, chain.activation, recipe=recipe)
         (wg, bg), (wu, bu), (wd, bd) = weights
-        return gated_mlp(x, wg, wu, wd, bg, bu, bd, chain.activation)
+        return gated_mlp(x, wg, wu, wd, bg, bu, bd, chain.activation, recipe=recipe)
 
     def __setstate__(self, state: Any) -> None:
         super().__setstate__(state)  # type: ignore[misc]

@@ -111,7 +111,11 @@ def step_at(layers: list[Any], start: int) -> Step | None:
     i = end
     while i < len(layers) and _passes(layers[i]):
         i += 1
-    if i < len(layers) and plain(layers[i]) and _follower(layers, i + 1) is None:
+    last = layers[i] if i < len(layers) else None
+    if plain(last, recipes=True) and _follower(layers, i + 1) is None:
+        same = getattr(last, "recipe", None) == first.recipe
+        if not same:
+            return Step(activation, None, end)
         return Step(activation, i, i + 1)
     return Step(activation, None, end)
 
@@ -148,8 +152,9 @@ class FusedSteps(Fused):
                 continue
             activation, second, i = step
             if second is None:
-                input = linear(input, first.weight, first.bias, activation)
+                input = linear(input, first.weight, first.bias, activation, first.recipe)
             else:
                 last = layers[second]
-                input = mlp(input, first.weight, first.bias, last.weight, last.bias, activation)
+                weights = first.weight, first.bias, last.weight, last.bias
+                input = mlp(input, *weights, activation, recipe=first.recipe)
         return input

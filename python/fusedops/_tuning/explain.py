@@ -15,7 +15,10 @@ from .. import _C
 from .._autograd.main_grad import main_grad_owner
 from .._core.activation import ACTIVATIONS, SAVES_PREACT, activation_code
 from .._core.checks import raise_not_tensor
+from .._core.fp8 import PADDING, ceil_div
 from .._core.info import built_archs, chosen_as
+from ..fp8.decide import Fp8Estimate, estimate
+from ..fp8.recipe import Recipe, check_recipe
 from ..ops.linear import _autocast_dtype, _tf32_allowed
 from . import plan_store  # noqa: F401  (the tuned plans)
 from .names import DTYPES, plan_text, problem_text, us_text
@@ -108,6 +111,7 @@ class Explanation:
     gpu: str
     products: list[ExplainedGemm] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    fp8: Fp8Estimate | None = None  # where a recipe was given
 
     def __str__(self) -> str:
         head = [f"{self.call} on {self.gpu}", *self.notes]
@@ -127,6 +131,7 @@ def explain(
     *,
     dtype: torch.dtype | None = ...,
     backward: bool | None = ...,
+    recipe: Recipe | None = ...,
 ) -> Explanation: ...
 def explain(
     x: Tensor | Sequence[int] | HasReport,
@@ -136,6 +141,7 @@ def explain(
     *,
     dtype: torch.dtype | None = None,
     backward: bool | None = None,
+    recipe: Recipe | None = None,
 ) -> Explanation | object:
     """Say which kernel ``fusedops.linear(x, weight, bias, activation)`` takes, and why.
 
@@ -152,6 +158,7 @@ def explain(
         activation: As in `fusedops.linear`.
         dtype: Of shapes; bfloat16 by default.
         backward: Whether to include the products of backward; None: where a tensor requires grad.
+        recipe: Says as well whether FP8 pays for the call; the products are those without it.
 
     Returns:
         The report; ``print`` it. Its fields hold the same facts.
@@ -204,8 +211,29 @@ def explain(
     notes = [note] if note else []
     if isinstance(x, Tensor) and x.device.type == "cpu":
         notes.append("x is on the CPU, where plain C++ runs; this is for the same call on the GPU")
+    found = None
+    if recipe is not None:
+        found = _explain_fp8((m, n, k), (wants[0], wants[1]), recipe, gpu, notes)
     shapes = f"x {tuple(paper[0].shape)}, weight {tuple(paper[1].shape)}, {same['dtype']}"
-    return Explanation(f"linear of {shapes}, {ACTIVATIONS[code]}", gpu, products, notes)
+    return Explanation(f"linear of {shapes}, {ACTIVATIONS[code]}", gpu, products, notes, found)
+
+
+def _explain_fp8(
+    sizes: tuple[int, int, int],
+    wants: tuple[bool, bool],
+    recipe: Recipe,
+    gpu: str,
+    notes: list[str],
+) -> Fp8Estimate:
+    """What the recipe's "auto" decides for the call, with a note of it."""
+    m, n, k = sizes
+    check_recipe("explain", recipe)
+    found = estimate(m, n, k, *wants, gpu=gpu)
+    chosen = "in FP8" if found.pays or recipe.when == "always" else "in bf16"
+    notes.append(f"FP8 ({recipe.scaling} scaling, {recipe.when}): runs {chosen}, {found.reason}")
+    if k % PADDING:
+        notes.append(f"K is padded to {ceil_div(k, PADDING) * PADDING} by the quantiser")
+    return found
 
 
 def _explain_backward(

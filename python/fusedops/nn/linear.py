@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .._core.activation import activation_code
+from ..fp8.recipe import Recipe, check_recipe
 from ..ops.linear import linear
 
 if TYPE_CHECKING:
@@ -28,9 +29,11 @@ class Linear(torch.nn.Linear):
         dtype: Of the parameters.
         activation: As in `fusedops.linear`; part of the module's configuration, not of its state
             dict.
+        recipe: How to run in FP8, as in `fusedops.linear`; likewise.
 
     Raises:
         ValueError: The activation is unknown.
+        TypeError: recipe is neither a `fusedops.fp8.Recipe` nor None.
 
     Shape:
         Input (..., K), output (..., N).
@@ -42,6 +45,7 @@ class Linear(torch.nn.Linear):
     __module__ = "fusedops.nn"  # what pickles name
 
     activation: str | None
+    recipe: Recipe | None = None  # what older pickles lack
 
     def __init__(
         self,
@@ -51,19 +55,24 @@ class Linear(torch.nn.Linear):
         device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
         activation: str | None = None,
+        recipe: Recipe | None = None,
     ) -> None:
         activation_code(activation, op="fusedops.nn.Linear")
+        check_recipe("fusedops.nn.Linear", recipe)
         super().__init__(in_features, out_features, bias=bias, device=device, dtype=dtype)
         self.activation = activation
+        self.recipe = recipe
 
     def forward(self, input: Tensor) -> Tensor:
         """Apply the layer to input (..., K)."""
-        return linear(input, self.weight, self.bias, self.activation)
+        return linear(input, self.weight, self.bias, self.activation, self.recipe)
 
     def extra_repr(self) -> str:
         """nn.Linear's line, with the activation where there is one."""
         base = super().extra_repr()
-        return base if self.activation is None else f"{base}, activation={self.activation!r}"
+        if self.activation is not None:
+            base += f", activation={self.activation!r}"
+        return base if self.recipe is None else f"{base}, recipe={self.recipe}"
 
 
 def guard_forwards(modules: Iterable[Any]) -> None:
@@ -86,8 +95,10 @@ def untouched(module: torch.nn.Module) -> bool:
     )
 
 
-def plain(layer: Any) -> bool:
-    """Whether a layer computes x @ weight.T + bias and nothing else."""
+def plain(layer: Any, recipes: bool = False) -> bool:
+    """Whether a layer computes x @ weight.T + bias and nothing else; recipes: in FP8, too."""
     kind = type(layer)
+    if kind is Linear and layer.recipe is not None and not recipes:
+        return False
     bare = kind is torch.nn.Linear or (kind is Linear and layer.activation in (None, "none"))
     return bare and untouched(layer)

@@ -9,11 +9,17 @@ from torch import Tensor
 
 from .._autograd.compose import activate
 from .._core.activation import activation_code
+from ..fp8.recipe import Recipe, check_recipe
 from ..ops.mlp import gated_mlp, mlp
 from .linear import plain
 
 # Other names of gate, up and down projections in checkpoints: Llama's own and torchtune's.
 _ALIASES = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
+
+
+def _options_text(block: Any) -> str:
+    text = f"activation={block.activation!r}" + (", recompute=True" if block.recompute else "")
+    return text if block.recipe is None else f"{text}, recipe={block.recipe}"
 
 
 class MLP(torch.nn.Module):
@@ -32,9 +38,11 @@ class MLP(torch.nn.Module):
         recompute: Keep nothing of the hidden size for backward; it forms fc1(x) again.
         device: Where the parameters are made.
         dtype: Of the parameters.
+        recipe: How to run in FP8, as in `fusedops.linear`.
 
     Raises:
         ValueError: The activation is unknown.
+        TypeError: recipe is neither a `fusedops.fp8.Recipe` nor None.
 
     Shape:
         Input (..., K), residual and output (..., N).
@@ -45,6 +53,7 @@ class MLP(torch.nn.Module):
     """
 
     __module__ = "fusedops.nn"  # what pickles name
+    recipe: Recipe | None = None  # what older pickles lack
 
     def __init__(
         self,
@@ -56,8 +65,10 @@ class MLP(torch.nn.Module):
         recompute: bool = False,
         device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
+        recipe: Recipe | None = None,
     ) -> None:
         activation_code(activation, op="fusedops.nn.MLP")
+        check_recipe("fusedops.nn.MLP", recipe)
         super().__init__()
         out_features = in_features if out_features is None else out_features
         options: dict[str, Any] = {"bias": bias, "device": device, "dtype": dtype}
@@ -65,6 +76,7 @@ class MLP(torch.nn.Module):
         self.fc2 = torch.nn.Linear(hidden_features, out_features, **options)
         self.activation = activation
         self.recompute = recompute
+        self.recipe = recipe
 
     def forward(self, input: Tensor, residual: Tensor | None = None) -> Tensor:
         """Apply the block to input (..., K)."""
@@ -74,12 +86,12 @@ class MLP(torch.nn.Module):
             return y if residual is None else y + residual
         return mlp(
             input, one.weight, one.bias, two.weight, two.bias, self.activation, residual,
-            self.recompute,
+            self.recompute, self.recipe,
         )  # fmt: skip
 
     def extra_repr(self) -> str:
-        """The activation, and recompute where it is on."""
-        return f"activation={self.activation!r}" + (", recompute=True" if self.recompute else "")
+        """The activation, and recompute and recipe where they are on."""
+        return _options_text(self)
 
 
 class GatedMLP(torch.nn.Module):
@@ -102,9 +114,11 @@ class GatedMLP(torch.nn.Module):
         recompute: Keep neither gate nor up for backward; it forms them again.
         device: Where the parameters are made.
         dtype: Of the parameters.
+        recipe: How to run in FP8, as in `fusedops.linear`.
 
     Raises:
         ValueError: The activation is unknown.
+        TypeError: recipe is neither a `fusedops.fp8.Recipe` nor None.
 
     Shape:
         Input (..., K), residual and output (..., N).
@@ -114,6 +128,7 @@ class GatedMLP(torch.nn.Module):
     """
 
     __module__ = "fusedops.nn"  # what pickles name
+    recipe: Recipe | None = None  # what older pickles lack
 
     def __init__(
         self,
@@ -126,8 +141,10 @@ class GatedMLP(torch.nn.Module):
         recompute: bool = False,
         device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
+        recipe: Recipe | None = None,
     ) -> None:
         activation_code(activation, op="fusedops.nn.GatedMLP")
+        check_recipe("fusedops.nn.GatedMLP", recipe)
         super().__init__()
         out_features = in_features if out_features is None else out_features
         options: dict[str, Any] = {"bias": bias, "device": device, "dtype": dtype}
@@ -140,6 +157,7 @@ class GatedMLP(torch.nn.Module):
         self.activation = activation
         self.packed = packed
         self.recompute = recompute
+        self.recipe = recipe
 
     def forward(self, input: Tensor, residual: Tensor | None = None) -> Tensor:
         """Apply the block to input (..., K)."""
@@ -159,6 +177,7 @@ class GatedMLP(torch.nn.Module):
             self.activation,
             residual,
             self.recompute,
+            self.recipe,
         )
 
     def _by_layers(self, input: Tensor, residual: Tensor | None) -> Tensor:
@@ -186,5 +205,5 @@ class GatedMLP(torch.nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def extra_repr(self) -> str:
-        """The activation, and recompute where it is on."""
-        return f"activation={self.activation!r}" + (", recompute=True" if self.recompute else "")
+        """The activation, and recompute and recipe where they are on."""
+        return _options_text(self)

@@ -15,6 +15,9 @@ from .._autograd.shared import distinct, sees_torch_functions_only
 from .._core.activation import CODES, raise_unknown
 from .._core.checks import raise_not_tensor
 from .._core.traced import alike, is_traced, projects
+from ..fp8 import recipe as _region
+from ..fp8.layers import fp8_linear
+from ..fp8.recipe import Recipe  # noqa: TC001  (for get_type_hints)
 
 __all__ = ["linear", "matmul"]
 
@@ -61,7 +64,11 @@ def _matmul_is_torchs(a: Tensor, b: Tensor, bias: Tensor | None) -> bool:
 
 
 def linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    recipe: Recipe | None = None,
 ) -> Tensor:
     """Compute ``act(x @ weight.T + bias)`` in one kernel.
 
@@ -76,13 +83,16 @@ def linear(
         activation: None or "none", "relu", "gelu" (erf form), "gelu_tanh", "silu", "sigmoid",
             "tanh", "relu2" (squared relu), or with torch's default parameters "quick_gelu",
             "leaky_relu", "hardswish", "mish", "softplus", "elu", "relu6".
+        recipe: How to run in FP8, or None: as `fusedops.fp8.autocast` says. Calls that FP8 is not
+            for (float64, nothing to compute, tensor subclasses, transforms, or slower under "auto")
+            run without it.
 
     Returns:
         A new contiguous tensor of shape (..., N) in the inputs' dtype.
 
     Raises:
         ValueError: The activation is unknown.
-        TypeError: An argument is not a tensor.
+        TypeError: An argument is not a tensor, or recipe is no Recipe.
         RuntimeError: Shapes, dtypes or devices do not fit; the message names op, argument, what was
             expected and what came.
 
@@ -111,6 +121,11 @@ def linear(
         and (bias is None or isinstance(bias, Tensor))
     ):
         raise_not_tensor("linear", x=x, weight=weight, bias=bias)
+    if recipe is not None or _region.current is not None:
+        compute = _autocast_dtype(x) if _any_autocast() else None
+        in_fp8 = fp8_linear(x, weight, bias, code, recipe, compute)
+        if in_fp8 is not None:
+            return in_fp8
     traced = _is_dynamo_compiling()
     if sees_torch_functions_only(x, weight, bias) or (
         traced and _linear_is_torchs(x, weight, bias)

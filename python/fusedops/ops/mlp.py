@@ -27,6 +27,9 @@ from .._core.activation import CODES, raise_unknown
 from .._core.calls import public
 from .._core.checks import check_tensors
 from .._core.traced import alike, is_traced, projects
+from ..fp8 import recipe as _region
+from ..fp8.layers import fp8_gated_mlp, fp8_mlp
+from ..fp8.recipe import Recipe  # noqa: TC001  (for get_type_hints)
 from .linear import _any_autocast, _autocast_dtype, _float32, _tf32_allowed
 
 if TYPE_CHECKING:
@@ -110,6 +113,19 @@ def _kept_or_not(recompute: bool, compose: Callable[..., Tensor], *args: Any) ->
     return y
 
 
+def _in_fp8(
+    recompute: bool, function: Callable[..., Tensor | None], x: Tensor, *args: Any
+) -> Tensor | None:
+    """function(x, *args), whose last one is the call's own recipe, as `_kept_or_not` has it."""
+    dtype = _autocast_dtype(x) if _any_autocast() else None
+    if not (recompute and _is_grad_enabled()):
+        return function(x, *args, dtype)
+    own = _region.current if args[-1] is None else args[-1]  # the region has ended in backward
+    again = (x, *args[:-1], own, dtype)
+    y: Tensor | None = checkpoint(function, *again, use_reentrant=False, preserve_rng_state=False)
+    return y
+
+
 def _plus(y: Tensor, *terms: Tensor | None) -> Tensor:
     for term in terms:
         if term is not None:
@@ -127,6 +143,7 @@ def mlp(
     activation: str | None,
     residual: Tensor | None = None,
     recompute: bool = False,
+    recipe: Recipe | None = None,
 ) -> Tensor:
     """Compute ``act(x @ w1.T + b1) @ w2.T + b2 (+ residual)``.
 
@@ -144,6 +161,7 @@ def mlp(
             "leaky_relu", "hardswish", "mish", "softplus", "elu", "relu6".
         residual: Added to the result, shape (..., N), or None.
         recompute: Keep nothing of the hidden size; backward forms x @ w1.T + b1 again.
+        recipe: As in `fusedops.linear`.
 
     Returns:
         A new contiguous tensor of shape (..., N) in the inputs' dtype.
@@ -165,6 +183,10 @@ def mlp(
     code = _code_of("mlp", activation)
     optional = ("b1", "b2", "residual")
     check_tensors("mlp", optional, x=x, w1=w1, w2=w2, b1=b1, b2=b2, residual=residual)
+    if recipe is not None or _region.current is not None:
+        y = _in_fp8(recompute, fp8_mlp, x, w1, b1, w2, b2, code, recipe)
+        if y is not None:
+            return _plus(y, residual)
     traced = _is_dynamo_compiling()
     if traced and _is_torchs("mlp", x, (w1, w2), (b1, b2), residual):
         y = _kept_or_not(recompute, _compose_mlp, x, w1, b1, w2, b2, code)
@@ -203,6 +225,7 @@ def gated_mlp(
     activation: str | None = "silu",
     residual: Tensor | None = None,
     recompute: bool = False,
+    recipe: Recipe | None = None,
 ) -> Tensor:
     """Compute ``(act(x @ w_gate.T + b_gate) * (x @ w_up.T + b_up)) @ w_down.T + b_down``.
 
@@ -221,6 +244,7 @@ def gated_mlp(
         activation: Of the gate, as in `mlp`.
         residual: Added to the result, shape (..., N), or None.
         recompute: Keep neither gate nor up; backward forms them again.
+        recipe: As in `fusedops.linear`.
 
     Returns:
         A new contiguous tensor of shape (..., N) in the inputs' dtype.
@@ -237,18 +261,16 @@ def gated_mlp(
         >>> y = fusedops.gated_mlp(x, w_gate, w_up, w_down, activation="silu")
     """
     code = _code_of("gated_mlp", activation)
+    optional = ("w_up", "b_gate", "b_up", "b_down", "residual")
     check_tensors(
-        "gated_mlp",
-        ("w_up", "b_gate", "b_up", "b_down", "residual"),
-        x=x,
-        w_gate=w_gate,
-        w_down=w_down,
-        w_up=w_up,
-        b_gate=b_gate,
-        b_up=b_up,
-        b_down=b_down,
-        residual=residual,
-    )
+        "gated_mlp", optional, x=x, w_gate=w_gate, w_down=w_down, w_up=w_up, b_gate=b_gate,
+        b_up=b_up, b_down=b_down, residual=residual,
+    )  # fmt: skip
+    if recipe is not None or _region.current is not None:
+        layers = (x, w_gate, w_up, b_gate, b_up, w_down, b_down)
+        y = _in_fp8(recompute, fp8_gated_mlp, *layers, code, recipe)
+        if y is not None:
+            return _plus(y, residual)
     traced = _is_dynamo_compiling()
     if traced:
         given = (w_gate, w_down) if w_up is None else (w_gate, w_down, w_up)

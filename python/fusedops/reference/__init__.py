@@ -7,6 +7,7 @@ from . import reduce
 from .abstraction import edge_conv, feature_propagation, set_abstraction
 from .activation import activate, activate_grad
 from .elementwise import bias_dropout_residual, dropout_mask, fma, scale_bias_act
+from .fp8 import fp8_dequantize, fp8_matmul, fp8_quantize, fp8_round, fp8_scales
 from .gemm import linear, linear_backward, linear_preact, matmul, matmul_backward, matmul_preact
 from .mlp import gated_mlp, mlp
 from .points import farthest_point_sample, group, interpolate
@@ -48,6 +49,11 @@ __all__ = [
     "farthest_point_sample",
     "feature_propagation",
     "fma",
+    "fp8_dequantize",
+    "fp8_matmul",
+    "fp8_quantize",
+    "fp8_round",
+    "fp8_scales",
     "gated_mlp",
     "group",
     "histogram",

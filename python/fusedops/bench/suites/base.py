@@ -25,6 +25,7 @@ SUITES = (
     "mlp",
     "skinny",
     "wgrad",
+    "fp8",
     "fp32",
     "points",
     "pointnet",
@@ -67,7 +68,7 @@ WILD_FAMILIES = (
     *("linear", "mlp", "gated", "skinny", "reduce", "norm", "softmax", "scan", "segment"),
     *("elementwise", "stencil", "knn", "ball", "fps", "group", "interpolate"),
 )
-PASSES = ("fwd", "bwd", "step", "infer")
+PASSES = ("fwd", "bwd", "wgrad", "step", "infer")
 
 
 class PeerUnavailableError(Exception):

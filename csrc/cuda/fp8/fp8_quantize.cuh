@@ -1,0 +1,285 @@
+// Reads x once, in tiles of 128x128, and writes e4m3 or e5m2 by rows and transposed, each with its
+// scales, and the sums of columns; before that, it may apply an activation or its gradient. Scales
+// of 1x128 and 128x128 are the tile's own; those of whole rows and of the tensor take a pass for
+// their maxima before.
+#pragma once
+
+#include "csrc/common/device/activation_gradient.cuh"
+#include "csrc/common/device/pdl.cuh"
+#include "csrc/cuda/fp8/fp8_quantize.h"
+#include "csrc/cuda/fp8/fp8_tile.cuh"
+
+namespace fusedops {
+
+// Staged values of T; the transpose and the warps' columns take less.
+template <class T>
+inline constexpr int kQuantizeSharedBytes = kTile * kTile * int(sizeof(T));
+
+// Where a thread's values lie in x.
+struct TilePlace {
+  int64_t tile_row, tile_column;  // of tiles
+  int64_t row, column;            // the first of the thread
+};
+
+// kOwn elements of a row; zeros outside the matrix.
+template <class T>
+__device__ __forceinline__ Vec<T, kOwn> load_row(const void* matrix, int64_t stride, int64_t row,
+                                                 int64_t column, bool whole, const Fp8Quantize& p) {
+  Vec<T, kOwn> v;
+  const T* const from = static_cast<const T*>(matrix) + row * stride + column;
+  if (whole) {
+#pragma unroll
+    for (int i = 0; i < int(sizeof(v) / 16); ++i) {
+      reinterpret_cast<uint4*>(&v)[i] = __ldg(reinterpret_cast<const uint4*>(from) + i);
+    }
+    return v;
+  }
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) {
+    v.value[i] = row < p.m && column + i < p.k ? from[i] : from_compute<T>(0.0f);
+  }
+  return v;
+}
+
+// Puts act(x) or x * act'(saved), times factor, into shared memory, rounded to T as if another
+// kernel had written it, and adds to the sums of columns before that.
+template <class T, Activation kActivation>
+__device__ __forceinline__ void compute_own(Vec<T, kOwn>* staged, float (&sums)[kOwn],
+                                            const TilePlace& at, const Fp8Quantize& p) {
+  const bool from_saved = p.gradient && saved_for_backward(p.activation) != Saved::kNothing;
+#pragma unroll(kActivation == kAnyRare ? 1 : 2)
+  for (int r = 0; r < kOwn; ++r) {
+    const int64_t row = at.row + r;
+    const bool whole = p.vectors && row < p.m && at.column + kOwn <= p.k;
+    const Vec<T, kOwn> x = load_row<T>(p.x, p.x_stride, row, at.column, whole, p);
+    Vec<T, kOwn> saved = x, factor = x;
+    if (from_saved) saved = load_row<T>(p.saved, p.saved_stride, row, at.column, whole, p);
+    if (p.factor) factor = load_row<T>(p.factor, p.factor_stride, row, at.column, whole, p);
+    Vec<T, kOwn> out;
+    resolve_rare<kActivation>(p.activation, [&]<Activation kNow>() {
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) {
+        float v = to_compute(x.value[i]);
+        if (p.gradient) {
+          v = activation_gradient_as<kNow, kAccuracyOf<T>>(v, to_compute(saved.value[i]));
+        } else {
+          v = activate_as<kNow, kAccuracyOf<T>>(v);
+        }
+        if (p.factor) v *= to_compute(factor.value[i]);
+        if (row >= p.m || at.column + i >= p.k) v = 0;  // act(0) may be more
+        sums[i] += v;
+        out.value[i] = from_compute<T>(v);
+      }
+    });
+    staged[r * kTileThreads] = out;
+  }
+}
+
+// The values of a thread and the sums of its columns.
+template <class T, Activation kActivation, bool kPlain>
+__device__ __forceinline__ void load_own(OwnValues<T>& own, float (&sums)[kOwn],
+                                         Vec<T, kOwn>* staged, const TilePlace& at,
+                                         const Fp8Quantize& p) {
+#pragma unroll
+  for (int c = 0; c < kOwn; ++c) sums[c] = 0;
+  const bool inside =
+      p.vectors && (at.tile_row + 1) * kTile <= p.m && (at.tile_column + 1) * kTile <= p.k;
+  if (kPlain && inside) {
+#pragma unroll
+    for (int r = 0; r < kOwn; ++r) {
+      own.row[r] = load_row<T>(p.x, p.x_stride, at.row + r, at.column, true, p);
+    }
+    if (p.partial == nullptr) return;
+#pragma unroll
+    for (int r = 0; r < kOwn; ++r) {
+#pragma unroll
+      for (int c = 0; c < kOwn; ++c) sums[c] += to_compute(own.row[r].value[c]);
+    }
+    return;
+  }
+  staged += threadIdx.x;
+  compute_own<T, kActivation>(staged, sums, at, p);
+#pragma unroll
+  for (int r = 0; r < kOwn; ++r) own.row[r] = staged[r * kTileThreads];  // its own, no barrier
+}
+
+// What a thread does with the maximum of its row (threads 0 to 127) or column: its scale goes to
+// memory, and its inverse to shared memory.
+__device__ __forceinline__ float scale_line(const Fp8Side& side, int64_t line, int64_t lines,
+                                            int64_t block, int64_t tile, uint32_t own,
+                                            uint32_t of_tile, int in_tile, const Fp8Quantize& p) {
+  const bool given = side.scaling == Fp8Scaling::kTensor || side.scaling == Fp8Scaling::kRow;
+  const bool inside = line < lines;
+  uint32_t maximum = side.scaling == Fp8Scaling::kTile ? of_tile : own;
+  if (given) {
+    maximum = side.maxima[side.scaling == Fp8Scaling::kTensor ? 0 : inside ? line : 0];
+  }
+  const Fp8Scale s = fp8_scale(maximum, largest_value(p.format), p.power_of_two);
+  switch (side.scaling) {
+    case Fp8Scaling::kTensor:
+      if (line == 0 && block == 0) side.scale[0] = s.scale;
+      break;
+    case Fp8Scaling::kRow:
+      if (inside && block == 0) side.scale[line] = s.scale;
+      break;
+    case Fp8Scaling::kBlock:
+      if (line < side.scale_pitch) side.scale[block * side.scale_pitch + line] = s.scale;
+      break;
+    default:
+      if (in_tile == 0) side.scale[tile * side.scale_pitch + block] = s.scale;
+  }
+  return s.inverse;
+}
+
+// NOTE: maxima of non-negative numbers are the same in every order.
+__device__ __forceinline__ void keep_maximum(const Fp8Side& side, int64_t line, int64_t lines,
+                                             uint32_t own, uint32_t of_tile, int in_tile) {
+  if (side.scaling == Fp8Scaling::kTensor && in_tile == 0) atomicMax(side.maxima, of_tile);
+  if (side.scaling == Fp8Scaling::kRow && line < lines) atomicMax(side.maxima + line, own);
+}
+
+template <__nv_fp8_interpretation_t kFormat, class T>
+__device__ __forceinline__ void store_rows(const OwnValues<T>& own, const float* inverses,
+                                           const TilePlace& at, const Fp8Quantize& p) {
+  if (at.column >= p.rows.pitch) return;
+#pragma unroll
+  for (int r = 0; r < kOwn; ++r) {
+    const float inverse = inverses[r];
+    uint32_t words[2];
+#pragma unroll
+    for (int w = 0; w < 2; ++w) {
+      const T* v = own.row[r].value + 4 * w;
+      words[w] = fp8_pair<kFormat>(to_compute(v[0]) * inverse, to_compute(v[1]) * inverse) |
+                 fp8_pair<kFormat>(to_compute(v[2]) * inverse, to_compute(v[3]) * inverse) << 16;
+    }
+    if (at.row + r < p.m) {
+      *reinterpret_cast<uint2*>(p.rows.q + (at.row + r) * p.rows.pitch + at.column) = {words[0],
+                                                                                       words[1]};
+    }
+  }
+}
+
+template <__nv_fp8_interpretation_t kFormat, class T>
+__device__ __forceinline__ void columns_into(const OwnValues<T>& own, const float* inverses,
+                                             uint8_t* bytes) {
+  const int x = threadIdx.x % kTileX, y = threadIdx.x / kTileX;
+#pragma unroll
+  for (int c = 0; c < kOwn; ++c) {
+    const float inverse = inverses[c];
+    uint32_t words[2];
+#pragma unroll
+    for (int w = 0; w < 2; ++w) {
+      const auto v = [&](int r) { return to_compute(own.row[4 * w + r].value[c]) * inverse; };
+      words[w] = fp8_pair<kFormat>(v(0), v(1)) | fp8_pair<kFormat>(v(2), v(3)) << 16;
+    }
+    *reinterpret_cast<uint2*>(chunk_of(bytes, x * kOwn + c, y)) = {words[0], words[1]};
+  }
+}
+
+__device__ __forceinline__ void store_columns(const uint8_t* bytes, const TilePlace& at,
+                                              const Fp8Quantize& p) {
+  constexpr int kPieces = kTile / 16;  // of a column
+  const int i = threadIdx.x % kPieces;
+  const int64_t token = at.tile_row * kTile + i * 16;
+#pragma unroll
+  for (int c = threadIdx.x / kPieces; c < kTile; c += kTileThreads / kPieces) {
+    const int64_t column = at.tile_column * kTile + c;
+    if (column >= p.k || token >= p.columns.pitch) continue;
+    *reinterpret_cast<uint4*>(p.columns.q + column * p.columns.pitch + token) =
+        two_chunks(bytes, c, i);
+  }
+}
+
+// NOTE: the activation as an int, since nvcc 13.0 names an enumeration's -1 (kAnyRare) wrongly in
+// the host code of this kernel.
+template <class T, int kActivationCode, bool kPlain>
+__global__ void __launch_bounds__(kTileThreads, sizeof(T) == 2 ? 3 : 2)
+    fp8_quantize_kernel(const __grid_constant__ Fp8Quantize p, bool maxima_only) {
+  extern __shared__ __align__(32) uint8_t bytes[];  // staged values, then warps' columns, then q_t
+  __shared__ uint32_t row_maxima[kTile], warp_maxima[kTile / 32];
+  __shared__ __align__(16) float inverses[2][kTile];  // of rows, of columns
+  auto* const warp_columns = reinterpret_cast<uint32_t*>(bytes);
+  auto* const warp_sums = reinterpret_cast<float*>(bytes) + kTileWarps * kTile;
+  wait_for_predecessor();
+
+  // Load
+  const int64_t tiles_k = ceil_div(p.k, kTile);
+  TilePlace at;
+  at.tile_row = blockIdx.x / tiles_k;
+  at.tile_column = blockIdx.x % tiles_k;
+  at.row = at.tile_row * kTile + threadIdx.x / kTileX * kOwn;
+  at.column = at.tile_column * kTile + threadIdx.x % kTileX * kOwn;
+  OwnValues<T> own;
+  float sums[kOwn];
+  load_own<T, Activation{kActivationCode}, kPlain>(own, sums,
+                                                   reinterpret_cast<Vec<T, kOwn>*>(bytes), at, p);
+  __syncthreads();
+
+  // Maxima and sums
+  {
+    uint32_t by_row[kOwn], by_column[kOwn];
+    own_maxima(own, by_row, by_column);
+    rows_to_shared(by_row, row_maxima);
+    columns_to_shared(by_column, warp_columns, [](uint32_t a, uint32_t b) { return max(a, b); });
+  }
+  if (p.partial && !maxima_only) {
+    columns_to_shared(sums, warp_sums, [](float a, float b) { return a + b; });
+  }
+  __syncthreads();
+
+  // A thread for each row, then one for each column
+  const bool is_row = threadIdx.x < kTile;
+  const int line_in_tile = threadIdx.x % kTile;
+  uint32_t own_maximum = 0;
+  if (is_row) {
+    own_maximum = row_maxima[line_in_tile];
+    const uint32_t of_warp = __reduce_max_sync(kAllLanes, own_maximum);
+    if (threadIdx.x % 32 == 0) warp_maxima[threadIdx.x / 32] = of_warp;
+  } else {
+    float sum = 0;
+#pragma unroll
+    for (int w = 0; w < kTileWarps; ++w) {
+      own_maximum = max(own_maximum, warp_columns[w * kTile + line_in_tile]);
+    }
+    const int64_t column = at.tile_column * kTile + line_in_tile;
+    if (p.partial && !maxima_only && column < p.k) {
+      for (int w = 0; w < kTileWarps; ++w) sum += warp_sums[w * kTile + line_in_tile];
+      p.partial[at.tile_row * p.k + column] = sum;
+    }
+  }
+  __syncthreads();
+  uint32_t of_tile = 0;
+#pragma unroll
+  for (int w = 0; w < kTile / 32; ++w) of_tile = max(of_tile, warp_maxima[w]);
+
+  // Scales
+  const Fp8Side& side = is_row ? p.rows : p.columns;
+  const int64_t tile = is_row ? at.tile_row : at.tile_column;
+  const int64_t block = is_row ? at.tile_column : at.tile_row;
+  const int64_t line = tile * kTile + line_in_tile, lines = is_row ? p.m : p.k;
+  if (maxima_only) {
+    keep_maximum(side, line, lines, own_maximum, of_tile, line_in_tile);
+    return;
+  }
+  if (side.scaling != Fp8Scaling::kNone) {
+    inverses[is_row ? 0 : 1][line_in_tile] =
+        scale_line(side, line, lines, block, tile, own_maximum, of_tile, line_in_tile, p);
+  }
+  __syncthreads();
+
+  // Bytes
+  const int x = threadIdx.x % kTileX, y = threadIdx.x / kTileX;
+  const bool e4m3 = p.format == Fp8Format::kE4M3;
+  if (p.rows.scaling != Fp8Scaling::kNone) {
+    e4m3 ? store_rows<__NV_E4M3>(own, inverses[0] + y * kOwn, at, p)
+         : store_rows<__NV_E5M2>(own, inverses[0] + y * kOwn, at, p);
+  }
+  if (p.columns.scaling != Fp8Scaling::kNone) {
+    e4m3 ? columns_into<__NV_E4M3>(own, inverses[1] + x * kOwn, bytes)
+         : columns_into<__NV_E5M2>(own, inverses[1] + x * kOwn, bytes);
+    __syncthreads();
+    store_columns(bytes, at, p);
+  }
+}
+
+}  // namespace fusedops

@@ -1,0 +1,10 @@
+#include "csrc/cuda/fp8/fp8_quantize_launch.cuh"
+
+namespace fusedops {
+
+cudaError_t launch_fp8_quantize_bf16(const Fp8Quantize& p, bool maxima_only,
+                                     const LaunchContext& context) {
+  return launch_fp8_quantize_of<__nv_bfloat16>(p, maxima_only, context);
+}
+
+}  // namespace fusedops

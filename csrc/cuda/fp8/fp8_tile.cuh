@@ -1,0 +1,162 @@
+// A 128x128 tile in the registers of 256 threads, each with 8 rows of 8 columns: its maxima and
+// sums, and its transpose through shared memory.
+#pragma once
+
+#include <cuda_fp8.h>
+
+#include "csrc/common/device/vec.cuh"
+#include "csrc/common/fp8.h"
+
+namespace fusedops {
+
+inline constexpr int kTile = int(kFp8Block), kTileThreads = 256;
+inline constexpr int kOwn = 8;                        // rows and columns of a thread
+inline constexpr int kTileX = kTile / kOwn;           // threads along the columns
+inline constexpr int kTileWarps = kTileThreads / 32;  // two rows of threads each
+inline constexpr uint32_t kAllLanes = 0xffffffffu;
+
+template <class T>
+struct OwnValues {
+  Vec<T, kOwn> row[kOwn];
+};
+
+// ---- maxima, as the bits of magnitudes: their order is that of integers, with NaN at the top ----
+
+__device__ __forceinline__ uint32_t magnitude(float v) { return __float_as_uint(v) & 0x7fffffffu; }
+
+__device__ __forceinline__ __half2 larger_pair(__half2 a, __half2 b) { return __hmax2_nan(a, b); }
+__device__ __forceinline__ __nv_bfloat162 larger_pair(__nv_bfloat162 a, __nv_bfloat162 b) {
+  return __hmax2_nan(a, b);
+}
+__device__ __forceinline__ float2 as_floats(__half2 v) { return __half22float2(v); }
+__device__ __forceinline__ float2 as_floats(__nv_bfloat162 v) { return __bfloat1622float2(v); }
+
+template <class T>
+struct PairOf;
+template <>
+struct PairOf<__half> {
+  using type = __half2;
+};
+template <>
+struct PairOf<__nv_bfloat16> {
+  using type = __nv_bfloat162;
+};
+
+// Those of a thread's rows and columns.
+template <class T>
+__device__ __forceinline__ void own_maxima(const OwnValues<T>& v, uint32_t (&by_row)[kOwn],
+                                           uint32_t (&by_column)[kOwn]) {
+  if constexpr (sizeof(T) == 2) {
+    using Pair = typename PairOf<T>::type;
+    Pair column[kOwn / 2];
+#pragma unroll
+    for (int r = 0; r < kOwn; ++r) {
+      const auto* pairs = reinterpret_cast<const Pair*>(v.row[r].value);
+      Pair row;
+#pragma unroll
+      for (int c = 0; c < kOwn / 2; ++c) {
+        const Pair pair = __habs2(pairs[c]);
+        row = c == 0 ? pair : larger_pair(row, pair);
+        column[c] = r == 0 ? pair : larger_pair(column[c], pair);
+      }
+      const float2 both = as_floats(row);
+      by_row[r] = max(magnitude(both.x), magnitude(both.y));
+    }
+#pragma unroll
+    for (int c = 0; c < kOwn / 2; ++c) {
+      const float2 both = as_floats(column[c]);
+      by_column[2 * c] = magnitude(both.x);
+      by_column[2 * c + 1] = magnitude(both.y);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) by_row[i] = by_column[i] = 0;
+#pragma unroll
+    for (int r = 0; r < kOwn; ++r) {
+#pragma unroll
+      for (int c = 0; c < kOwn; ++c) {
+        const uint32_t m = magnitude(v.row[r].value[c]);
+        by_row[r] = max(by_row[r], m);
+        by_column[c] = max(by_column[c], m);
+      }
+    }
+  }
+}
+
+// One step of a reduction in which lanes that differ in `bit` share kCount values: each keeps half
+// of them, the upper half where its bit is set.
+template <int kCount, class V, class Combine>
+__device__ __forceinline__ void exchange(V (&values)[kOwn], int bit, Combine combine) {
+  const bool upper = threadIdx.x & bit;
+#pragma unroll
+  for (int i = 0; i < kCount / 2; ++i) {
+    const V kept = upper ? values[i + kCount / 2] : values[i];
+    const V sent = upper ? values[i] : values[i + kCount / 2];
+    values[i] = combine(kept, __shfl_xor_sync(kAllLanes, sent, bit));
+  }
+}
+
+// The maxima of the tile's rows, to shared memory. The 16 lanes of a row of threads share rows.
+__device__ __forceinline__ void rows_to_shared(uint32_t (&by_row)[kOwn], uint32_t* maxima) {
+  const auto larger = [](uint32_t a, uint32_t b) { return max(a, b); };
+  exchange<8>(by_row, 8, larger);
+  exchange<4>(by_row, 4, larger);
+  exchange<2>(by_row, 2, larger);
+  const uint32_t other = __shfl_xor_sync(kAllLanes, by_row[0], 1);
+  const int lane = threadIdx.x % kTileX, y = threadIdx.x / kTileX;
+  if (lane % 2 == 0) maxima[y * kOwn + lane / 2] = max(by_row[0], other);
+}
+
+// What each warp has of the tile's columns, to row `warp` of shared memory.
+template <class V, class Combine>
+__device__ __forceinline__ void columns_to_shared(V (&by_column)[kOwn], V* of_warps,
+                                                  Combine combine) {
+  exchange<8>(by_column, kTileX, combine);
+  const int x = threadIdx.x % kTileX, warp = threadIdx.x / 32;
+  const int half = threadIdx.x % 32 / kTileX;
+  auto* const to = of_warps + warp * kTile + x * kOwn + half * (kOwn / 2);
+  *reinterpret_cast<Vec<V, kOwn / 2>*>(to) = {by_column[0], by_column[1], by_column[2],
+                                              by_column[3]};
+}
+
+// ---- scales ----
+
+struct Fp8Scale {
+  float scale, inverse;
+};
+
+// NOTE: a block with NaN or infinity has a scale of NaN, and 0 for an inverse: what is finite in
+// it, and the padding, becomes 0.
+__device__ __forceinline__ Fp8Scale fp8_scale(uint32_t maximum_bits, float largest,
+                                              bool power_of_two) {
+  if (maximum_bits >= 0x7f800000u) return {__uint_as_float(0x7fc00000u), 0.0f};
+  const float maximum = fmaxf(__uint_as_float(maximum_bits), kFp8SmallestMaximum);
+  const float scale = __fdiv_rn(maximum, largest);
+  if (!power_of_two) return {scale, __fdiv_rn(largest, maximum)};
+  const float power = __uint_as_float((__float_as_uint(scale) + 0x7fffffu) & 0xff800000u);
+  return {power, __fdiv_rn(1.0f, power)};
+}
+
+// ---- bytes ----
+
+// Two values in the lower half of a word, the first one lowest.
+template <__nv_fp8_interpretation_t kFormat>
+__device__ __forceinline__ uint32_t fp8_pair(float first, float second) {
+  return __nv_cvt_float2_to_fp8x2(make_float2(first, second), __NV_SATFINITE, kFormat);
+}
+
+// The transpose of bytes goes through a 128x128 array whose row is a column of the tile, in chunks
+// of 8 bytes. Chunk y of column c lies at y ^ (c / 8): neither side meets a bank twice.
+__device__ __forceinline__ uint8_t* chunk_of(uint8_t* bytes, int column, int y) {
+  return bytes + column * kTile + ((y ^ (column / kOwn)) * kOwn);
+}
+
+// Chunks 2 i and 2 i + 1 of a column.
+__device__ __forceinline__ uint4 two_chunks(const uint8_t* bytes, int column, int i) {
+  const int x = column / kOwn;
+  const int at = ((2 * i) ^ x) & ~1;
+  const uint4 both = *reinterpret_cast<const uint4*>(bytes + column * kTile + at * kOwn);
+  return x % 2 == 0 ? both : uint4{both.z, both.w, both.x, both.y};
+}
+
+}  // namespace fusedops

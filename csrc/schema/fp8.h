@@ -1,0 +1,28 @@
+// Schemas: FP8, e4m3 and e5m2.
+#pragma once
+
+namespace fusedops {
+
+inline constexpr const char* kFp8Schemas[] = {
+    // v = act(x), or x * act'(saved) where `gradient`, times factor where there is one; all (M, K).
+    // (q, scale, q_t, scale_t, sums): v = q * scale by rows, v.T = q_t * scale_t by columns, and
+    // the sums of v's columns (K,). What is not wanted comes back with shape (0,) or (0, 0).
+    // format: 0 e4m3, 1 e5m2. rows, columns: 0 not wanted, 1 one scale, 2 a scale for each row of
+    // q (of q_t), 3 for 1x128, 4 for 128x128; csrc/common/fp8.h says how scales lie.
+    "fp8_quantize(Tensor x, Tensor? saved, Tensor? factor, int activation, bool gradient, "
+    "int format, int rows, int columns, bool power_of_two, bool need_sums, bool sums_fp32) "
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+
+    // out (M, N) = act((a * scale_a) @ (b * scale_b).T + bias); a (M, K), b (N, K), e4m3 or e5m2;
+    // bias (N,) in out's dtype; out_dtype: 0 float16, 1 bfloat16, 2 float32. Scales, fp32, by their
+    // shape: (1, 1), (rows, 1), (rows, ceil(K / 128)) or (ceil(rows / 128), ceil(K / 128)).
+    "_fp8_matmul(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias, "
+    "int activation, int out_dtype) -> Tensor",
+
+    // main_grad (M, N), fp32: (a * scale_a) @ (b * scale_b).T, added to what it holds where
+    // `accumulate`.
+    "_fp8_wgrad_(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor(a!) main_grad, "
+    "bool accumulate) -> ()",
+};
+
+}  // namespace fusedops

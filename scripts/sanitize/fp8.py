@@ -1,0 +1,63 @@
+"""FP8 products by every kernel: tiles, scalings, operand and output types."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+import torch
+
+import fusedops  # noqa: F401  loads the ops
+
+if TYPE_CHECKING:
+    from collections import Counter
+
+    from options import Options
+
+OPS = torch.ops.fusedops
+
+# By rows of a scale and by blocks of K: (1, 1), each row, 1x128, 128x128.
+PAIRS = (("one", "one"), ("row", "row"), ("block", "tile"), ("block", "block"), ("tile", "block"))
+
+
+def _scale(o: Options, scaling: str, rows: int, k: int) -> torch.Tensor:
+    blocks = -(-k // 128)
+    if scaling == "block":  # a unit of 16 bytes ends the memory
+        return (o.rand(blocks, -(-rows // 4) * 4) + 0.5)[:, :rows].t()
+    shape = {"one": (1, 1), "row": (rows, 1), "tile": (-(-rows // 128), blocks)}[scaling]
+    return o.rand(*shape) + 0.5
+
+
+def run_matmul(o: Options, count: Counter[str]) -> None:
+    """The last shape takes tiles of 256 rows on a GPU of 132 SMs."""
+    formats = (torch.float8_e4m3fn, torch.float8_e5m2)
+    shapes = o.some(((3, 17, 16), (200, 136, 400), (130, 259, 144), (2000, 4104, 144)), 3)
+    types = ((0, torch.float16), (1, torch.bfloat16), (2, torch.float32))
+    for (m, n, k), pair, format_a, (out, dtype) in itertools.product(shapes, PAIRS, formats, types):
+        a, b = o.randn(m, k).to(format_a), o.randn(n, k).to(formats[0])
+        scales = _scale(o, pair[0], m, k), _scale(o, pair[1], n, k)
+        bias = o.randn(n, dtype=dtype)
+        for activation, added in ((0, None), (0, bias), (2, bias), (11, bias)):
+            OPS._fp8_matmul(a, b, *scales, added, activation, out)
+        main_grad = o.randn(m, n)
+        OPS._fp8_wgrad_(a, b, *scales, main_grad, True)
+        count["fp8 matmul"] += 5
+
+
+def run_quantize(o: Options, count: Counter[str]) -> None:
+    """Whole tiles, cut ones, rows that vectors cannot read; as it is and behind a function."""
+    shapes = o.some(((1, 1), (128, 128), (130, 262), (300, 1032)), 4)
+    dtypes = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    for (m, k), dtype in itertools.product(shapes, dtypes):
+        x, saved, factor = (o.randn(m, k + 1, dtype=dtype)[:, 1:] for _ in range(3))
+        for given in (x, x.contiguous()):
+            for rows, columns in ((3, 4), (4, 4), (3, 3), (2, 2), (1, 1), (3, 0), (0, 4)):
+                for format in (0, 1):
+                    OPS.fp8_quantize(
+                        given, None, None, 0, False, format, rows, columns, False, True, True
+                    )
+                    count["fp8 quantize"] += 1
+            for code in range(15):
+                OPS.fp8_quantize(given, saved, None, code, True, 0, 3, 3, False, True, False)
+                OPS.fp8_quantize(given, None, factor, code, False, 0, 3, 4, True, False, False)
+                count["fp8 quantize"] += 2
