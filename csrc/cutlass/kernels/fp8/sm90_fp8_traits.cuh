@@ -83,8 +83,12 @@ struct Traits {
   static constexpr int kStages = kFit < 8 ? kFit : 8;
   static_assert(kStages >= 3);
 
-  // Registers of a thread: those of an SM are shared out among the warpgroups.
-  static constexpr int kProducerRegisters = 32, kConsumerRegisters = kConsumers == 3 ? 160 : 240;
+  // Registers of a thread. NOTE: warpgroups share out what a block was launched with, 168 for each
+  // of 384 threads or 128 for each of 512, and wait forever for more.
+  static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : 24;
+  static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : 240;
+  static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <=
+                (kConsumers == 3 ? 128 * 4 : 168 * 3));
 };
 
 template <class T>
