@@ -20,6 +20,7 @@ PACKAGES = [
     "fusedops.compat.pointnet2_ops",
     "fusedops.compat.pytorch3d",
     "fusedops.compat.torch_cluster",
+    "fusedops.jit",
     "fusedops.models",
     "fusedops.nn",
     "fusedops.points",

@@ -18,17 +18,17 @@ import re
 import sys
 import warnings
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .. import _C
-from .._core.files import replace_file
+from .._core.files import cache_dir, replace_file
 from .._core.info import build_info, built_archs, chosen_as
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from pathlib import Path
 
 Plan = dict[str, Any]  # one entry of the file: PROBLEM and CHOICE fields
 
@@ -58,17 +58,6 @@ class GpuKey:
         digest = hashlib.sha256(repr(self).encode()).hexdigest()[:10]
         words = re.sub(r"[^a-z0-9]+", "-", self.gpu.lower()).strip("-")
         return cache_dir() / f"gemm-{words}-{digest}.json"
-
-
-def cache_dir() -> Path:
-    """$FUSEDOPS_CACHE_DIR, else the user's cache directory of this platform."""
-    if given := os.environ.get("FUSEDOPS_CACHE_DIR"):
-        return Path(os.path.expanduser(given))  # as it is where there is no such user
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData/Local")) / "fusedops"
-    if sys.platform == "darwin":
-        return Path.home() / "Library/Caches/fusedops"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fusedops"
 
 
 def gpu_key(device: torch.device) -> GpuKey:
