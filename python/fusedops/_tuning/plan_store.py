@@ -15,6 +15,7 @@ import json
 import math
 import os
 import re
+import stat
 import sys
 import warnings
 from dataclasses import asdict, dataclass
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 Plan = dict[str, Any]  # one entry of the file: PROBLEM and CHOICE fields
 
 FORMAT = 1
+MOST_BYTES = 64 << 20  # of a file; a plan takes about 300
 PROBLEM = (
     *("m", "n", "k", "dtype", "math", "epilogue"),
     *("a_major", "b_major", "activation", "split_parts"),
@@ -95,6 +97,10 @@ def _build() -> str:
 def read_plans(path: Path) -> list[Plan]:
     """The plans of a file that make sense, none where there is no file; a warning about others."""
     try:
+        facts = path.stat()
+        # NOTE: a pipe or a device in its place would never end.
+        if not stat.S_ISREG(facts.st_mode) or facts.st_size > MOST_BYTES:
+            raise ValueError(f"no regular file, or of more than {MOST_BYTES} bytes")
         content = json.loads(path.read_text(encoding="utf-8"))
         if content["format"] != FORMAT:
             raise ValueError(f"format {content['format']!r}, this version reads {FORMAT}")

@@ -392,17 +392,10 @@ def _is_whole(library: Path) -> bool:
 def _writable(folder: Path) -> Iterator[None]:
     try:
         yield
-    except (PermissionError, NotADirectoryError, FileExistsError) as error:
-        raise BuildError(
-            f"fusedops.jit: cannot write to {folder} ({error.strerror}); set FUSEDOPS_CACHE_DIR to "
-            "a folder that can be written"
-        ) from error
     except OSError as error:
-        if error.errno not in (28, 30):  # ENOSPC, EROFS
-            raise
         raise BuildError(
-            f"fusedops.jit: cannot write to {folder} ({error.strerror}); set FUSEDOPS_CACHE_DIR to "
-            "another disk"
+            f"fusedops.jit: cannot write to {folder} ({error}); set FUSEDOPS_CACHE_DIR to a folder "
+            "that can be written"
         ) from error
 
 
