@@ -85,7 +85,7 @@ class Draw:
             x[(chosen >= 0.02) & (chosen < 0.04)] = math.inf
             x[(chosen >= 0.04) & (chosen < 0.06)] = -math.inf
             x[(chosen >= 0.06) & (chosen < 0.08)] = -0.0
-        return self.laid_out(x.to(dtype), layout).to(self.device)
+        return self.laid_out(x.to(dtype).to(self.device), layout)
 
     def integers(self, shape: Sequence[int], low: int, high: int) -> Tensor:
         """int64 in [low, high)."""
@@ -93,17 +93,17 @@ class Draw:
         return found.to(self.device)
 
     def laid_out(self, x: Tensor, layout: str) -> Tensor:
-        """The same values with other strides; `expanded` repeats the first row."""
+        """The same values with other strides, on their device; `expanded` repeats the first row."""
         if x.dim() == 0 or x.numel() == 0:
             return x
         if layout == "transposed" and x.dim() > 1:
             return x.transpose(0, -1).contiguous().transpose(0, -1)
         if layout == "stepped":
-            wide = torch.full((*x.shape[:-1], 2 * x.shape[-1]), 77.0).to(x.dtype)
+            wide = x.new_full((*x.shape[:-1], 2 * x.shape[-1]), 77.0)
             wide[..., ::2] = x
             return wide[..., ::2]
         if layout == "shifted":
-            flat = torch.full((x.numel() + 1,), 77.0).to(x.dtype)
+            flat = x.new_full((x.numel() + 1,), 77.0)
             flat[1:] = x.flatten()
             return flat[1:].view(x.shape)
         if layout == "expanded" and x.dim() > 1:
