@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch  # noqa: F401  (loads libtorch, which _C is linked against)
 
-from . import _C, _distributed, fp8, models, nn, points, reference  # noqa: F401
+from . import _C, _distributed, fp8, jit, models, nn, points, reference  # noqa: F401
 from ._core import math_bits  # noqa: F401
 from ._core.products import compute_intensive_ops
 from ._inductor import inductor
@@ -101,6 +101,7 @@ __all__ = [
     "gated_mlp",
     "histogram",
     "inductor",
+    "jit",
     "layer_norm",
     "linear",
     "linear_cross_entropy",

@@ -21,6 +21,20 @@ def test_activations_and_their_derivatives(activation):
     )
 
 
+@pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
+def test_definitions_have_gradients_everywhere(activation):
+    """The fuzzer found NaN where an exponential overflows that the value does not use."""
+    z = torch.tensor([-2000.0, -800.0, 750.0, 2000.0], dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(reference.activate(z, activation).sum(), z)
+    torch.testing.assert_close(slope, reference.activate_grad(z.detach(), activation))
+
+
+@pytest.mark.parametrize("function", [reference.softmax, reference.log_softmax])
+def test_rows_of_nothing(function):
+    assert function(torch.ones(3, 0), 1).shape == (3, 0)
+    assert function(torch.ones(0, 3), 0).shape == (0, 3)
+
+
 @pytest.mark.parametrize("function", [reference.activate, reference.activate_grad])
 def test_unknown_activation(function):
     with pytest.raises(ValueError, match="unknown activation 'x'"):

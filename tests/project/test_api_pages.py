@@ -21,6 +21,7 @@ PACKAGES = [
     "fusedops.compat.pytorch3d",
     "fusedops.compat.torch_cluster",
     "fusedops.fp8",
+    "fusedops.jit",
     "fusedops.models",
     "fusedops.nn",
     "fusedops.points",

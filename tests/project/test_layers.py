@@ -88,6 +88,7 @@ _ABOVE = (*_NN, "nn", "compat")
 PYTHON_LAYERS = {
     "_core": (),
     "_timing": (),
+    "jit": ("_core",),
     "_distributed": ("_core",),
     "reference": _REFERENCE,
     "_fakes": _REFERENCE,
@@ -104,6 +105,7 @@ PYTHON_LAYERS = {
     "bench/suites": ("", *_ABOVE, "models", "_timing"),
     "bench/report": ("_core", "bench/suites"),
     "bench": ("", *_ABOVE, "_timing", "bench/suites", "bench/report"),
+    "_cli": ("*",),
     "": ("*",),
 }
 

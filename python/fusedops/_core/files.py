@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
+
+
+def cache_dir() -> Path:
+    """$FUSEDOPS_CACHE_DIR, else the user's cache directory of this platform."""
+    if given := os.environ.get("FUSEDOPS_CACHE_DIR"):
+        return Path(os.path.expanduser(given))  # as it is where there is no such user
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData/Local")) / "fusedops"
+    if sys.platform == "darwin":
+        return Path.home() / "Library/Caches/fusedops"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fusedops"
 
 
 def replace_file(path: Path, text: str) -> None:

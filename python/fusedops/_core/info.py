@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import platform
 
 import torch
@@ -10,6 +11,7 @@ import torch
 from .. import _C
 
 OLDEST_CAPABILITY = (8, 0)
+NO_KERNELS = "none: CPU-only build"
 
 
 def build_info() -> dict[str, object]:
@@ -72,7 +74,7 @@ def facts() -> list[tuple[str, str]]:
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
         capability = (properties.major, properties.minor)
-        served = kernels_for(capability, archs) if info["cuda"] else "none: CPU-only build"
+        served = kernels_for(capability, archs) if info["cuda"] else NO_KERNELS
         size = f"{properties.total_memory / 2**30:.0f} GiB"
         rows.append(
             (
@@ -83,6 +85,36 @@ def facts() -> list[tuple[str, str]]:
         )
         rows.append(("  kernels", served))
     return rows
+
+
+def as_json() -> str:
+    """The same for programs: build facts as they are, versions, and a list of GPUs."""
+    info = build_info()
+    archs = built_archs()
+    gpus = []
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        properties = torch.cuda.get_device_properties(index)
+        capability = (properties.major, properties.minor)
+        gpus.append(
+            {
+                "index": index,
+                "name": properties.name,
+                "capability": list(capability),
+                "sm_count": properties.multi_processor_count,
+                "memory_bytes": properties.total_memory,
+                "kernels": kernels_for(capability, archs) if info["cuda"] else NO_KERNELS,
+            }
+        )
+    found = {
+        **info,
+        "archs": archs,
+        "module": str(_C.__file__),
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "torch_cuda": torch.version.cuda,
+        "gpus": gpus,
+    }
+    return json.dumps(found, indent=1)
 
 
 def table() -> str:

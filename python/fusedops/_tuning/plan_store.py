@@ -15,24 +15,26 @@ import json
 import math
 import os
 import re
+import stat
 import sys
 import warnings
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .. import _C
-from .._core.files import replace_file
+from .._core.files import cache_dir, replace_file
 from .._core.info import build_info, built_archs, chosen_as
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from pathlib import Path
 
 Plan = dict[str, Any]  # one entry of the file: PROBLEM and CHOICE fields
 
 FORMAT = 1
+MOST_BYTES = 64 << 20  # of a file; a plan takes about 300
 PROBLEM = (
     *("m", "n", "k", "dtype", "math", "epilogue"),
     *("a_major", "b_major", "activation", "split_parts"),
@@ -58,17 +60,6 @@ class GpuKey:
         digest = hashlib.sha256(repr(self).encode()).hexdigest()[:10]
         words = re.sub(r"[^a-z0-9]+", "-", self.gpu.lower()).strip("-")
         return cache_dir() / f"gemm-{words}-{digest}.json"
-
-
-def cache_dir() -> Path:
-    """$FUSEDOPS_CACHE_DIR, else the user's cache directory of this platform."""
-    if given := os.environ.get("FUSEDOPS_CACHE_DIR"):
-        return Path(os.path.expanduser(given))  # as it is where there is no such user
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData/Local")) / "fusedops"
-    if sys.platform == "darwin":
-        return Path.home() / "Library/Caches/fusedops"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fusedops"
 
 
 def gpu_key(device: torch.device) -> GpuKey:
@@ -106,6 +97,10 @@ def _build() -> str:
 def read_plans(path: Path) -> list[Plan]:
     """The plans of a file that make sense, none where there is no file; a warning about others."""
     try:
+        facts = path.stat()
+        # NOTE: a pipe or a device in its place would never end.
+        if not stat.S_ISREG(facts.st_mode) or facts.st_size > MOST_BYTES:
+            raise ValueError(f"no regular file, or of more than {MOST_BYTES} bytes")
         content = json.loads(path.read_text(encoding="utf-8"))
         if content["format"] != FORMAT:
             raise ValueError(f"format {content['format']!r}, this version reads {FORMAT}")

@@ -64,11 +64,12 @@ def activate(z: Tensor, activation: str | None = None) -> Tensor:
         case "hardswish":
             return z * ((z + 3.0).clamp(0, 6) / 6.0)
         case "mish":
-            return z * torch.tanh(torch.log1p(torch.exp(z)))
+            return z * torch.tanh(torch.logaddexp(z, torch.zeros_like(z)))
         case "softplus":
-            return torch.where(z > 20, z, torch.log1p(torch.exp(z)))
+            # NOTE: an exponential that overflows would have a gradient of NaN, unused as it is.
+            return torch.where(z > 20, z, torch.log1p(torch.exp(z.clamp(max=20))))
         case "elu":
-            return torch.where(z > 0, z, torch.expm1(z))
+            return torch.where(z > 0, z, torch.expm1(z.clamp(max=0)))
         case "relu6":
             return z.clamp(0, 6)
     raise ValueError(f"reference: unknown activation {activation!r}")

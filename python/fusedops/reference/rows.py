@@ -17,6 +17,8 @@ def softmax(x: Tensor, dim: int = -1) -> Tensor:
 
 def log_softmax(x: Tensor, dim: int = -1) -> Tensor:
     """x - log(sum(exp(x))) over dim."""
+    if x.numel() == 0:  # nothing has no maximum
+        return x.clone()
     shifted = x - x.detach().amax(dim, keepdim=True)
     return shifted - shifted.exp().sum(dim, keepdim=True).log()
 

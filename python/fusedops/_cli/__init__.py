@@ -1,0 +1,1 @@
+"""The commands of `fusedops` that are no part of bench or tuning."""
