@@ -81,7 +81,8 @@ def same_checkpoints(a, b):
 
 @pytest.mark.parametrize("model", ["ssg", "msg", "dgcnn"])
 def test_it_learns_and_logs(example, model, device, capsys):
-    found = run(example, "run", "--model", model, "--epochs", "10", device=device)
+    more = ("--model", model, "--epochs", "10", "--precision", "fp32")
+    found = run(example, "run", *more, device=device)
     assert [row["step"] for row in found] == [str(i + 1) for i in range(60)]
     assert losses(found)[-6:].mean() < losses(found)[:6].mean() - 0.1
     tests = rows(Path("run/test.csv"))
@@ -91,7 +92,10 @@ def test_it_learns_and_logs(example, model, device, capsys):
 
 
 def test_plain_torch_has_the_same_loss_curve(example, device):
-    fused, plain = (run(example, f"run{len(o)}", *o, device=device) for o in ((), ("--plain",)))
+    fp32 = ("--precision", "fp32")
+    fused, plain = (
+        run(example, f"run{len(o)}", *fp32, *o, device=device) for o in ((), ("--plain",))
+    )
     torch.testing.assert_close(losses(fused)[:4], losses(plain)[:4], rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(losses(fused).mean(), losses(plain).mean(), rtol=0.1, atol=0.1)
 

@@ -340,8 +340,9 @@ def test_edge_conv(geometric, device, form):
     shuffled = pairs[:, torch.randperm(pairs.shape[1], device=device)]
     for edge_index in (pairs, shuffled):
         runs_ours(assert_same_graph(theirs, ours, [x, edge_index]), form)
-    with pytest.raises((IndexError, RuntimeError)):
-        ours(x, pairs + 39)
+    if device == "cpu":  # on a GPU torch's own indexing asserts, which ends the process's context
+        with pytest.raises((IndexError, RuntimeError)):
+            ours(x, pairs + 39)
 
 
 @pytest.mark.parametrize("loops", [True, False])
