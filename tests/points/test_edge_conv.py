@@ -63,7 +63,7 @@ def test_one_point_and_one_feature(device, kind):
 
 @pytest.mark.parametrize("kind", NORMS)
 def test_all_points_equal(device, kind):
-    """One leaf stands for all points: which of equal neighbours is the maximum is anybody's choice."""
+    """One leaf stands for all points: which equal neighbour wins is open."""
 
     def of_one(function):
         return lambda point, *rest, **o: function(point.expand(B, N, FEATURES), *rest, **o)
