@@ -85,14 +85,14 @@ def test_ranks_share_their_statistics(ranks, layer, options):
             torch.testing.assert_close(mine, [expected, expected])
 
 
-def edge_counts():
+def edge_counts(device):
     """One edge on each rank: enough for both, and refused by neither."""
-    _, tensors, idx, columns = arguments("set_abstraction", "cpu")
-    layers = make_layers(columns, WIDTHS[:1], "batch_train", torch.float64, "cpu")
+    _, tensors, idx, columns = arguments("set_abstraction", device)
+    layers = make_layers(columns, WIDTHS[:1], "batch_train", torch.float64, device)
     layers[2][0] = layers[2][0]._replace(group=dist.group.WORLD)
     tensors = [t[dist.get_rank(), :1][None] for t in tensors]
     return Call(tensors, idx[:1, :1, :1] * 0, layers)(set_abstraction).detach()
 
 
 def test_one_edge_a_rank(ranks):
-    assert all(out.isfinite().all() for out in ranks.run(edge_counts))
+    assert all(out.isfinite().all() for out in ranks.run(edge_counts, ranks.device))

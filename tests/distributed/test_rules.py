@@ -18,8 +18,12 @@ from fusedops._distributed.rules import RULES  # noqa: E402
 
 OPS = torch.ops.fusedops
 # They return what they made as well, which DTensor's in-place ops cannot; it says that it has none.
-# And passes of layers over edges, which DTensors do not take: those are composed.
-WITHOUT = ("mlp_backward_", "gated_mlp_backward_", *CUDA_ONLY)
+# And what DTensors do not reach: passes of layers over edges, which are composed for them, and FP8,
+# without which their layers run.
+WITHOUT = (
+    *("mlp_backward_", "gated_mlp_backward_", "fp8_quantize", "_fp8_matmul", "_fp8_wgrad_"),
+    *CUDA_ONLY,
+)
 WHOLE = ("radius_count", "radius_fill", "point_grid")  # what a rank makes depends on all clouds
 CODES = (0, 1, 2)  # activations: none, one that saves its output, one that saves what it is given
 MOST = 4  # samples of an op that are tried, each in all shardings of its rule and in others
