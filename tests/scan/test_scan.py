@@ -39,6 +39,8 @@ SHAPES = [
     ((20011, 3), 0),
     ((2, 700, 40), 1),
     ((5, 2, 3), 0),
+    ((65, 2, 477), 1),
+    ((30, 9, 264), 1),
 ]
 shapes = pytest.mark.parametrize(("shape", "dim"), SHAPES, ids=str)
 directions = pytest.mark.parametrize(

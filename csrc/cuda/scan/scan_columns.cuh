@@ -7,6 +7,9 @@
 // totals of the segments before it in order.
 #pragma once
 
+#include <algorithm>
+#include <bit>
+
 #include "csrc/common/device/pdl.cuh"
 #include "csrc/cuda/scan/scan_op.cuh"
 
@@ -194,13 +197,18 @@ template <class Op>
 void plan_columns(ScanColumns<Op>& p, int vec, int sm_count) {
   constexpr int kNarrow = 8;  // lanes of 16 bytes: a full cache line
   const int64_t vectors = ceil_div(p.inner, vec);
+  // NOTE: steps beyond the rows of a short n would idle, but each column of a vector has a thread.
+  const int64_t useful = std::max<int64_t>(vec, ceil_div(p.n, kColumnRows));
+  const int most_steps =
+      useful < kColumnMaxSteps ? std::bit_ceil(unsigned(useful)) : kColumnMaxSteps;
   const auto shape = [&](int lanes) {
     p.lanes = lanes;
-    p.steps = std::min(kColumnThreads / lanes, kColumnMaxSteps);
+    p.steps = std::min(kColumnThreads / lanes, most_steps);
     p.strips = ceil_div(vectors, lanes);
   };
+  const int most_lanes = std::max(32, kColumnThreads / most_steps);
   int lanes = 1;
-  while (lanes < 32 && lanes < vectors) lanes *= 2;
+  while (lanes < most_lanes && lanes < vectors) lanes *= 2;
   shape(lanes);
   while (p.lanes > kNarrow && p.strips * p.outer < 4 * sm_count) shape(p.lanes / 2);
 
