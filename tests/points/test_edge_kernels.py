@@ -238,6 +238,23 @@ def test_nan_of_a_coordinate_reaches_its_groups_alone(kind):
     assert torch.equal(trained.isnan(), out.isnan())
 
 
+@pytest.mark.parametrize("widths", [(32, 20, 64), (20, 20, 64), (64, 40, 40), (20, 40)], ids=str)
+def test_infinity_of_a_hidden_layer_stays_infinity(widths):
+    """Beyond 65504; padded channels, whose weights are 0, have no part in it."""
+    features = torch.rand(1, 12, 8, generator=generator("cpu", 1)).half().cuda()
+    features[0, 3] = 40000.0
+    idx = torch.tensor([[[3, 1, 2], [4, 5, 6], [2, 2, 7]]], device="cuda")
+    sizes = (8, *widths)
+    weights = [
+        torch.rand(n, k, generator=generator("cpu", n)).half().cuda()
+        for k, n in zip(sizes, widths, strict=False)
+    ]
+    for leaves in (weights, [w.clone().requires_grad_() for w in weights]):
+        out = set_abstraction(None, features, None, idx, leaves)
+        assert out[0, 0].isposinf().all()
+        assert out[0, 1:].isfinite().all()
+
+
 @pytest.mark.parametrize("features", [0, 6])
 def test_all_points_equal(features):
     """Variances of 0, and every neighbour a maximum: the first one wins."""

@@ -93,8 +93,15 @@ __global__ void edge_parameters_kernel(const __grid_constant__ Parameters<T> p) 
   float2* to = p.affine + i;
   for (int l = 0; l < kLayers; ++l) {
     if (i < p.widths[l]) {
+      const bool hidden = l + 1 < kLayers && p.widths[l + 1] > 0;
+      const int channels = l > 0 ? p.weights[l].rows : max(p.offset.rows, p.features.rows);
+      if (hidden && channels > 0 && i >= channels) {
+        *to = {kPaddingScale, 0.f};
+        return;
+      }
       const NormVectors& n = p.norms[l];
-      const float scale = n.gamma.at(i, 1.f) * __frsqrt_rn(n.var.at(i, 1.f) + n.eps);
+      // NOTE: + 0 makes 0 of the -0 that stands for padding.
+      const float scale = n.gamma.at(i, 1.f) * __frsqrt_rn(n.var.at(i, 1.f) + n.eps) + 0.f;
       *to = {scale, fmaf(n.bias.at(i, 0.f) - n.mean.at(i, 0.f), scale, n.beta.at(i, 0.f))};
       return;
     }

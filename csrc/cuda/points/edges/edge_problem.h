@@ -23,6 +23,9 @@ inline constexpr int kEdgeRows = 16;             // that a warp takes at a time
 inline constexpr int kEdgePlane = 8;
 inline constexpr int kEdgeMostFeatures = 10;
 
+// The scale of a hidden layer's padded channels, which no other channel has.
+inline constexpr float kPaddingScale = -0.f;
+
 template <class T>
 struct EdgeProblem {
   // Channel 32 c + 8 b + 2 q + h of a row is at 32 c + 8 q + 2 b + h: a lane's share in one piece.

@@ -186,6 +186,20 @@ __device__ __forceinline__ void apply_affine(const float4* affine, int c, float 
   }
 }
 
+__device__ __forceinline__ bool is_padding(float scale) {
+  return __float_as_int(scale) == __float_as_int(kPaddingScale);
+}
+
+// Makes padded channels 0: their weights are, but an infinite operand makes them NaN.
+__device__ __forceinline__ void clear_padding(const float4* affine, int c, float (&y)[4][4]) {
+#pragma unroll
+  for (int b = 0; b < 4; ++b) {
+    const float4 st = affine[16 * c + 4 * b + lane_id() % 4];
+    if (is_padding(st.x)) y[b][0] = y[b][2] = 0.f;
+    if (is_padding(st.z)) y[b][1] = y[b][3] = 0.f;
+  }
+}
+
 __device__ __forceinline__ float max_or_nan(float a, float b) {
   float result;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
@@ -282,10 +296,12 @@ __device__ __forceinline__ void hidden_layers(const EdgeProblem<T>& p, const Edg
                                               const EdgeTile& next, EdgeOperand<kWidth>& x,
                                               const float* center, EdgeOperand<kWidth>& centred) {
   gathered.wait();
+  bool padded = is_padding(w.affine[kWidth / 2 - 1].z);
 #pragma unroll
   for (int c = 0; c < kWidth / 32; ++c) {
     float y[4][4];
     first_layer(p, tile, gathered, w.first, 0, c, y);
+    if (padded) clear_padding(w.affine, c, y);
     activate<T, kCentres>(p, w.affine, c, y, x, center, centred);
   }
   gathered.start_copy(p, next, 0, kWidth);
@@ -294,11 +310,13 @@ __device__ __forceinline__ void hidden_layers(const EdgeProblem<T>& p, const Edg
 #pragma unroll 1
   for (int l = 1; l < p.layers - 1; ++l) {
     affine += kWidth / 2;
+    padded = is_padding(affine[kWidth / 2 - 1].z);
     EdgeOperand<kWidth> following;
 #pragma unroll
     for (int c = 0; c < kWidth / 32; ++c) {
       float y[4][4];
       product<T>(x, weight, c, y);
+      if (padded) clear_padding(affine, c, y);
       activate<T, kCentres>(p, affine, c, y, following, center, centred);
     }
     x = following;
