@@ -75,7 +75,9 @@ def test_all_suites_run_on_cpu() -> None:
     assert (
         bench("all", "--shapes", "16x8x12", "--peers", "eager", "--out", "out/", "--summary") == 0
     )
-    assert sorted(p.stem for p in Path("out").iterdir()) == sorted([*ALL, "fp32_error"])
+    assert sorted(p.stem for p in Path("out").iterdir()) == sorted(
+        [*ALL, "fp32_error", "fp8_error"]
+    )
     with Path("out/fp32_error.csv").open() as file:
         errors = list(csv.DictReader(file))
     assert {(e["dtype"], e["contender"]) for e in errors} == {

@@ -110,7 +110,7 @@ def test_what_holds_no_results_is_named(capsys: pytest.CaptureFixture[str]) -> N
         (["linear", "--shapes", "8xx8"], "expected MxNxK"),
         (["linear", "--rounds", "0"], "expected a number from 1; got 0"),
         (["linear", "--rounds", "-1"], "expected a number from 1; got -1"),
-        (["linear", "--pass", "fwd,back"], "no back; choose from fwd, bwd, step"),
+        (["linear", "--pass", "fwd,back"], "no back; choose from fwd, bwd, wgrad, step"),
         (["linear", "--dtype", "bf17"], "no bf17; choose from bf16"),
     ],
 )
@@ -124,7 +124,7 @@ def test_wrong_options_are_named(
 
 def test_nothing_asked_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([]) == 2
-    assert "--pass fwd,bwd,step" in capsys.readouterr().out
+    assert "--pass fwd,bwd,wgrad,step" in capsys.readouterr().out
 
 
 def test_an_interrupt_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

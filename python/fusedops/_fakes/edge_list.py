@@ -139,10 +139,6 @@ def _check_matrix(
             f"{dtype_of(matrix.dtype)} on {matrix.device}"
         ),
     )
-    torch._check(
-        matrix.shape[1] < 2 or matrix.stride(1) == 1,
-        lambda: f"{op}: {name} must have its columns in one piece",
-    )
 
 
 def _check_vector(op: str, name: str, vector: Tensor | None, like: Tensor, width: int) -> None:

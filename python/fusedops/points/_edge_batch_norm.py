@@ -346,6 +346,8 @@ def running_norm(y: Tensor, norm: BatchNorm) -> Tensor:
         None if t is None else t.to(wide)
         for t in (norm.running_mean, norm.running_var, norm.weight, norm.bias)
     )
+    if weight is None and bias is not None:  # torch's CUDA kernel has no bias gradient then
+        weight = torch.ones_like(bias)
     return F.batch_norm(y.flatten(0, -2), mean, var, weight, bias, False, 0.0, norm.eps).reshape(
         y.shape
     )

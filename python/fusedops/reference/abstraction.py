@@ -26,7 +26,10 @@ def edge_norm(y: Tensor, valid: Tensor, norm: Any) -> Tensor:
     if not hasattr(norm, "training"):
         return F.layer_norm(y, y.shape[-1:], norm.weight, norm.bias, norm.eps)
     statistics = (norm.running_mean, norm.running_var)
-    parameters = (norm.weight, norm.bias)
+    weight = norm.weight
+    if weight is None and norm.bias is not None:  # torch's CUDA kernel has no bias gradient then
+        weight = torch.ones_like(norm.bias)
+    parameters = (weight, norm.bias)
     if not norm.training:
         flat = y.flatten(0, -2)
         return F.batch_norm(flat, *statistics, *parameters, eps=norm.eps).reshape(y.shape)

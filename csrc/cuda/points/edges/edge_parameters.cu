@@ -25,12 +25,12 @@ template <class T>
 struct Matrix {
   const T* data;
   int rows, columns;
-  int64_t stride;
+  int64_t row_stride, column_stride;
 
   // 0 outside.
   __device__ __forceinline__ T at(int row, int column) const {
     const bool inside = row < rows && column >= 0 && column < columns;
-    return inside ? data[row * stride + column] : from_compute<T>(0.f);
+    return inside ? data[row * row_stride + column * column_stride] : from_compute<T>(0.f);
   }
 };
 
@@ -122,7 +122,6 @@ Vector vector_of(const char* op, const char* name, const OptionalTensor& tensor,
   return {static_cast<const float*>(tensor->const_data_ptr()), static_cast<int>(tensor->size(0))};
 }
 
-// Rows of any stride, columns in one piece.
 template <class T>
 Matrix<T> matrix_of(const char* op, const char* name, const OptionalTensor& tensor,
                     const Tensor& like, int64_t width, int64_t columns) {
@@ -135,10 +134,8 @@ Matrix<T> matrix_of(const char* op, const char* name, const OptionalTensor& tens
                  device_string(like), "; got ", dtype_name(tensor->scalar_type()), " on ",
                  device_string(*tensor));
   const auto strides = tensor->strides();
-  FUSEDOPS_CHECK(tensor->size(1) < 2 || strides[1] == 1, op, ": ", name,
-                 " must have its columns in one piece");
   return {static_cast<const T*>(tensor->const_data_ptr()), static_cast<int>(tensor->size(0)),
-          static_cast<int>(tensor->size(1)), strides[0]};
+          static_cast<int>(tensor->size(1)), strides[0], strides[1]};
 }
 
 using Optional = OptionalTensor;
