@@ -48,6 +48,18 @@ def test_bias_and_activation(device, activation):
     assert (got.double() - exact).norm() <= 0.004 * exact.norm()
 
 
+@pytest.mark.parametrize("n", [128, 256])
+def test_as_many_tiles_as_rows_are_tiles(device, n):
+    """K = 16384: the scales of a weight by tiles are as many as its rows."""
+    x8, scale_x, *_ = fp8.quantize(make(3, 128**2, dtype=torch.float32, device=device))
+    rising = torch.linspace(0.1, 3, 128, device=device).repeat_interleave(128)
+    w = make(n, 128**2, dtype=torch.float32, device=device, seed=1) * rising
+    w8, scale_w, *_ = fp8.quantize(w, "tile")
+    assert scale_w.numel() == n
+    exact = reference.fp8_matmul(x8.double(), w8.double(), scale_x.double(), scale_w.double())
+    assert_close(fp8.linear(x8, w8, scale_x, scale_w), exact)
+
+
 def test_layouts_of_scaled_mm_and_of_checkpoints(device):
     """Scalars, vectors of rows lying either way, row-major 1x128, the blocks of DeepSeek-V3."""
     x8, w8, scale_x, scale_w = operands(device, "row", "row")

@@ -61,14 +61,16 @@ def fp8_product(
     return y
 
 
-def _as_scale(name: str, scale: Tensor, rows: int) -> Tensor:
-    """The scale in the op's shape: one number and a vector of rows may have any."""
+def _as_scale(name: str, scale: Tensor, of: Tensor) -> Tensor:
+    """The scale of a matrix in the op's shape: one number may have any, a vector of rows lie."""
     if not isinstance(scale, Tensor) or scale.dtype is not torch.float32:
         found = scale.dtype if isinstance(scale, Tensor) else type(scale).__name__
         raise TypeError(f"fp8.linear: {name} must be a float32 Tensor; got {found}")
     if scale.numel() == 1:
         return scale.reshape(1, 1)
-    if scale.numel() == rows and scale.dim() <= 2:
+    rows, blocks = of.shape[0], -(-of.shape[1] // 128)
+    is_tiles = scale.shape == (-(-rows // 128), blocks)
+    if scale.shape in ((rows,), (1, rows)) and not is_tiles:
         return scale.reshape(rows, 1)
     return scale
 
@@ -89,7 +91,7 @@ def linear(
     its name):
 
     - one number for an operand, of any shape;
-    - a number for each row: (M, 1), (N, 1), or their transposes;
+    - a number for each row: (M, 1), (N, 1), (M,), (N,), or a transpose that is no shape below;
     - 1x128: (M, ceil(K/128)); with strides (1, M') no copy is made;
     - 128x128: (ceil(M/128), ceil(K/128)).
 
@@ -134,8 +136,8 @@ def linear(
     y = fp8_product(
         rows.detach(),
         w8.detach(),
-        _as_scale("scale_x", scale_x, rows.shape[0]),
-        _as_scale("scale_w", scale_w, w8.shape[0]),
+        _as_scale("scale_x", scale_x, rows),
+        _as_scale("scale_w", scale_w, w8),
         None if bias is None else bias.detach(),
         code,
         dtype,
