@@ -116,12 +116,20 @@ def _statistics(y: Tensor, slots: Slots, eps: float, group: Any) -> Statistics:
     centre = sums[:-1] / some
     if copies is None:
         squares = (var + (mean - centre).square()) * rows.shape[0]
-    else:
-        # NOTE: slots of groups without neighbours are far from the centre; taken back from a sum,
-        # they would leave its rounding error.
-        squares = _column_sums((y - centre).square_().mul_(slots.valid))
-    var = _all_reduce(squares, group) / some
-    return Statistics(centre, var, count)
+        return Statistics(centre, _all_reduce(squares, group) / some, count)
+    # NOTE: slots of groups without neighbours are far from the centre; taken back from a sum, they
+    # would leave its rounding error. They take the centre's place, as halves have it.
+    stand_in = centre.to(y.dtype)
+    mean, var = _moments(torch.where(slots.valid, y, stand_in).flatten(0, -2), eps)
+    off, left = stand_in.to(mean.dtype) - centre, copies.sum()
+    sums = torch.stack(
+        [
+            (mean - centre) * rows.shape[0] - off * left,
+            (var + (mean - centre).square()) * rows.shape[0] - off.square() * left,
+        ]
+    )
+    shift, square = _all_reduce(sums, group) / some
+    return Statistics(centre + shift, (square - shift.square()).clamp_min(0), count)
 
 
 def chosen(y: Tensor, winners: Tensor | None) -> Tensor:
