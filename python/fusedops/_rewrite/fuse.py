@@ -416,7 +416,7 @@ def fuse(
     Args:
         model: Any module.
         fp8: Have the linear layers of `fusedops.nn`, and MLPs of them, run by this recipe.
-        skip: Names of layers that keep what they have, as patterns of fnmatch (``"*.lm_head"``); None
+        skip: Names of layers that keep what they have, patterns of fnmatch (``"*.lm_head"``); None
             for the model's first and its last linear layer.
 
     Returns:
