@@ -24,37 +24,31 @@ def _weights(draw: Draw, dtype: torch.dtype, *shapes: tuple[int, ...]) -> list[T
     return found
 
 
-def mlp(draw: Draw) -> Case:
-    dtype, activation = draw.dtype(), draw.pick(SMOOTH)
-    t, d, h = draw.size(), draw.size(1, 65), draw.size(1, 129)
-    tensors = [
-        draw.floats((t, d), dtype, "normal"),
-        *_weights(draw, dtype, (h, d), (h,), (d, h), (d,)),
-    ]
-    options = {"activation": activation}
+def _of_mlp(name: str, activation: str, tensors: list[Any]) -> Case:
+    """A case of the op `name`, which takes an activation."""
     return Case(
-        f"mlp/{activation}",
-        partial(fusedops.mlp, **options),
-        partial(ref.mlp, **options),
+        f"{name}/{activation}",
+        partial(getattr(fusedops, name), activation=activation),
+        partial(getattr(ref, name), activation=activation),
         tensors,
         differentiable=True,
         scale=lambda *_: torch.tensor(10.0),
     )
+
+
+def mlp(draw: Draw) -> Case:
+    dtype, activation = draw.dtype(), draw.pick(SMOOTH)
+    t, d, h = draw.size(), draw.size(1, 65), draw.size(1, 129)
+    x = draw.floats((t, d), dtype, "normal")
+    weights = _weights(draw, dtype, (h, d), (h,), (d, h), (d,))
+    return _of_mlp("mlp", activation, [x, *weights])
 
 
 def gated_mlp(draw: Draw) -> Case:
     dtype, activation = draw.dtype(), draw.pick(SMOOTH)
     t, d, h = draw.size(), draw.size(1, 65), draw.size(1, 129)
     tensors = [draw.floats((t, d), dtype, "normal"), *_weights(draw, dtype, (h, d), (h, d), (d, h))]
-    options = {"activation": activation}
-    return Case(
-        f"gated_mlp/{activation}",
-        partial(fusedops.gated_mlp, **options),
-        partial(ref.gated_mlp, **options),
-        tensors,
-        differentiable=True,
-        scale=lambda *_: torch.tensor(10.0),
-    )
+    return _of_mlp("gated_mlp", activation, tensors)
 
 
 def linear_cross_entropy(draw: Draw) -> Case:
