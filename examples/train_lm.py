@@ -142,7 +142,8 @@ def read_corpus(folder: Path | None, most: int) -> Tensor:
     root = folder or Path(sysconfig.get_path("stdlib"))
     names = (p for p in root.rglob("*") if p.suffix in (".py", ".txt", ".rst", ".md"))
     text = bytearray()
-    for path in sorted(p for p in names if "site-packages" not in p.parts and p.is_file()):
+    own = (p for p in names if "site-packages" not in p.relative_to(root).parts and p.is_file())
+    for path in sorted(own):
         text += path.read_bytes() + b"\0"
         if len(text) >= most:
             break
