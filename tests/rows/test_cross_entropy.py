@@ -192,6 +192,25 @@ def test_errors(device):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("dtype", HALVES, ids=name)
+@pytest.mark.parametrize("classes", [2047, 2049, 4096, 30522])
+def test_rows_of_the_gradient(dtype, classes):
+    """Long odd rows are padded to whole 16 bytes: products read such rows as they are."""
+    logits, target = inputs(6, classes, dtype, "cuda")
+    leaf = logits.view(2, 3, classes).clone().requires_grad_()
+    op = torch.ops.fusedops.cross_entropy_backward
+    loss, lse, scale = torch.ops.fusedops.cross_entropy(logits, target, -100, 0.0, 1, False)
+    arguments = (torch.ones_like(loss), logits, target, lse, scale, -100, 0.0, 1)
+    with poisoned():
+        grad = op(*arguments)
+    pitch = classes if classes < 2048 else -(-classes // 8) * 8
+    assert grad.stride() == (pitch, 1)
+    torch.library.opcheck(op.default, arguments, test_utils=("test_schema", "test_faketensor"))
+    fusedops.cross_entropy(leaf.flatten(0, 1), target).backward()
+    torch.testing.assert_close(leaf.grad.view(6, classes), grad, rtol=0, atol=0)
+
+
+@pytest.mark.gpu
 @pytest.mark.slow
 def test_more_than_2_32_bytes():
     rows, classes = (2**32 + 17) // 2 // 4097 + 1, 4097

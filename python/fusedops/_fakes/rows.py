@@ -20,6 +20,7 @@ from .checks import (
 from .gemm import check_linear
 
 _HALVES = (torch.float16, torch.bfloat16)
+_LONG_ROW, _CHUNK = 2048, 8  # of logits in halves: elements
 
 
 def _compute_dtype(x: Tensor) -> torch.dtype:
@@ -167,7 +168,15 @@ def _cross_entropy_backward(
     check_same_shape(op, "dloss", dloss, (rows,) if reduction == 0 else (), "the shape of the loss")
     _check_statistic(op, "lse", lse, compute, rows)
     _check_statistic(op, "scale", scale, compute, 1 if reduction == 1 else 0)
-    return logits.new_empty(logits.shape)
+    return _logit_gradient(logits)
+
+
+def _logit_gradient(logits: Tensor) -> Tensor:
+    """Dense, but for long odd rows of halves on a GPU (csrc/cuda/rows/softmax/cross_entropy.cu)."""
+    rows, classes = logits.shape
+    if logits.device.type != "cuda" or logits.dtype not in _HALVES or classes < _LONG_ROW:
+        return logits.new_empty(logits.shape)
+    return logits.new_empty((rows, -(-classes // _CHUNK) * _CHUNK))[:, :classes]
 
 
 def _check_loss_options(op: str, label_smoothing: float, softcap: float, z_loss: float) -> None:

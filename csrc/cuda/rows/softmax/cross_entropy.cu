@@ -103,9 +103,19 @@ void launch_forward(const RowInput& x, const CrossEntropy<T>& p, const CrossEntr
   }
 }
 
+// Rows of the gradient are padded to whole chunks where those of the logits are long odd halves:
+// the products behind it read such rows as they are, and would copy dense ones. The fake op
+// (python/fusedops/_fakes/rows.py) says the same.
+int64_t gradient_pitch(int64_t n, ScalarType dtype) {
+  constexpr int64_t kLongRow = 2048;
+  const bool half = dtype == ScalarType::Half || dtype == ScalarType::BFloat16;
+  return half && n >= kLongRow ? round_up(n, int64_t{kChunkOf<uint16_t>}) : n;
+}
+
+// dx: [rows, n], rows dx_stride apart: n, or gradient_pitch.
 template <class T, class O>
 void launch_backward(const CrossEntropy<T>& p, const CrossEntropyShape& shape, const O* dloss,
-                     const Compute<T>* scale, T* dx, const LaunchScope& scope) {
+                     const Compute<T>* scale, T* dx, int64_t dx_stride, const LaunchScope& scope) {
   constexpr int kVec = kChunkOf<T>;
   const int64_t chunks = ceil_div(shape.n, int64_t{kVec});
   const bool few = shape.rows * chunks <= int64_t{scope.facts().sm_count} * 1024;
@@ -117,10 +127,17 @@ void launch_backward(const CrossEntropy<T>& p, const CrossEntropyShape& shape, c
       const int64_t tiles = kInWarp ? 1 : ceil_div(chunks, int64_t{kTileThreads} * kChunks);
       const int64_t blocks =
           kInWarp ? ceil_div(shape.rows, int64_t{kTileThreads / lanes}) : shape.rows * tiles;
-      launch_plain(cross_entropy_backward_kernel<T, O, kChunks, kInWarp>,
-                   dim3(static_cast<unsigned>(blocks)), dim3(kTileThreads), scope, p, dloss, scale,
-                   shape.reduction == Reduction::kNone, dx, shape.rows, shape.n, lanes,
-                   static_cast<unsigned>(tiles));
+      const auto launch = [&](auto* kernel) {
+        launch_plain(kernel, dim3(static_cast<unsigned>(blocks)), dim3(kTileThreads), scope, p,
+                     dloss, scale, shape.reduction == Reduction::kNone, dx, dx_stride, shape.rows,
+                     shape.n, lanes, static_cast<unsigned>(tiles));
+      };
+      if constexpr (sizeof(T) == 2 && !kInWarp) {
+        if (dx_stride != shape.n) {
+          return launch(cross_entropy_backward_kernel<T, O, kChunks, false, true>);
+        }
+      }
+      launch(cross_entropy_backward_kernel<T, O, kChunks, kInWarp, false>);
     });
   });
 }
@@ -183,7 +200,9 @@ Tensor cross_entropy_backward(const Tensor& dloss,   // (M,) or ()
   const Tensor lse_dense = torch::stable::contiguous(lse);
 
   // Allocate
-  const Tensor dx = torch::stable::new_empty(logits, logits.sizes());
+  const int64_t pitch = gradient_pitch(shape.n, logits.scalar_type());
+  Tensor dx = torch::stable::new_empty(logits, {shape.rows, pitch});
+  if (pitch != shape.n) dx = torch::stable::narrow(dx, 1, 0, shape.n);
 
   // Empty early return
   if (shape.rows == 0) return dx;
@@ -200,7 +219,7 @@ Tensor cross_entropy_backward(const Tensor& dloss,   // (M,) or ()
       launch_backward<T, O>(operands<T>(x, targets, lse_dense, ignore_index, label_smoothing),
                             shape, static_cast<const O*>(grad.const_data_ptr()),
                             mean ? static_cast<const C*>(scale.const_data_ptr()) : nullptr,
-                            static_cast<T*>(dx.mutable_data_ptr()), scope);
+                            static_cast<T*>(dx.mutable_data_ptr()), pitch, scope);
     });
   });
 
