@@ -237,7 +237,7 @@ def test_composed_targets_out_of_range(device, reduction, ignore_index):
 
     if device == "cpu":
         for call in (loss, torch.func.grad(lambda x: loss(x).sum())):
-            with pytest.raises(IndexError, match=r"^Target 7 is out of bounds"):
+            with pytest.raises(IndexError, match=r"^Target (7|-3) is out of bounds"):
                 call(logits.detach())
         return
     (expected,) = torch.autograd.grad(loss(logits).sum(), logits)
