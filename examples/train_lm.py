@@ -134,6 +134,10 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((a * cos - b * sin, a * sin + b * cos), -1).type_as(x)
 
 
+def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(logits.flatten(0, 1).float(), target.flatten())
+
+
 # ---- the data ----
 
 
@@ -173,6 +177,9 @@ class Trainer:
         if options.fused == "fuse":
             recipe = None if options.fp8 is None else fp8.Recipe(options.fp8, when=options.fp8_when)
             print(fusedops.fuse(self.model, fp8=recipe))
+        self.criterion: Callable[[Tensor, Tensor], Tensor] = cross_entropy
+        if options.fused == "fuse":
+            self.criterion = fusedops.fuse_loss(cross_entropy)
         self.loss: Callable[[Tensor, Tensor], Tensor] = self._loss
         if options.fused == "inductor":
             self.loss = torch.compile(self._loss, **fusedops.inductor())
@@ -180,8 +187,7 @@ class Trainer:
         self.step = 0
 
     def _loss(self, x: Tensor, target: Tensor) -> Tensor:
-        logits = self.model(x)
-        return F.cross_entropy(logits.flatten(0, 1).float(), target.flatten())
+        return self.criterion(self.model(x), target)
 
     def _groups(self) -> list[dict[str, Any]]:
         """Matrices decay, the weights of norms do not."""

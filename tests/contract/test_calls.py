@@ -144,7 +144,7 @@ def error_of(function, **arguments):
 def test_every_public_function_is_here():
     # They are no ops.
     explains = {"explain", "explain_edge_conv", "explain_set_abstraction"}
-    tools = {"FuseReport", "fast_attention", "fuse", "inductor", "read_points", "tune"}
+    tools = {"FuseReport", "fast_attention", "fuse", "fuse_loss", "inductor", "read_points", "tune"}
     for module in (fusedops, points, torch_cluster, pytorch3d, pointnet2_ops):
         public = {n for n in module.__all__ if inspect.isfunction(getattr(module, n))}
         assert public - tools - explains <= {

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from .forward_code import Outside
 
-_is_dynamo_compiling = torch.compiler.is_dynamo_compiling
+is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 
 
 def _of_torch(function: Any, owner: Any) -> Any:
@@ -44,15 +44,15 @@ def _of_torch(function: Any, owner: Any) -> Any:
 _torch_loss = _of_torch(F.cross_entropy, F)
 _torch_forward = _of_torch(torch_nn.CrossEntropyLoss.forward, torch_nn.modules.loss)
 TORCHS = tuple(one for one in (_torch_loss, torch_nn.CrossEntropyLoss) if one is not None)
-_HALVES = (torch.bfloat16, torch.float16)
-_DTYPES = (torch.float64, torch.float32, *_HALVES)
+HALVES = (torch.bfloat16, torch.float16)
+DTYPES = (torch.float64, torch.float32, *HALVES)
 
 
-def _plain(logits: Any, target: Any) -> bool:
+def plain(logits: Any, target: Any) -> bool:
     """Whether logits and target are tensors that our op takes, in code that is not traced."""
-    if _is_dynamo_compiling() or type(logits) is not Tensor or type(target) is not Tensor:
+    if is_dynamo_compiling() or type(logits) is not Tensor or type(target) is not Tensor:
         return False
-    if logits.dtype not in _DTYPES or target.dtype is not torch.int64:
+    if logits.dtype not in DTYPES or target.dtype is not torch.int64:
         return False
     if logits.layout is not torch.strided or target.layout is not torch.strided:
         return False
@@ -80,7 +80,7 @@ def torch_cross_entropy(
         weight is None
         and size_average is None
         and reduce is None
-        and _plain(input, target)
+        and plain(input, target)
         and _has_rows(input, target)
         and type(ignore_index) is int
         and type(reduction) is str
@@ -122,7 +122,7 @@ class FusedCriterion(Fused):
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """The loss, by our op where torch's code is torch's own and the op takes the arguments."""
-        if _is_dynamo_compiling() or not _are_torchs():
+        if is_dynamo_compiling() or not _are_torchs():
             return super().forward(input, target)  # type: ignore[misc]
         options: Any = self
         return torch_cross_entropy(
@@ -151,13 +151,13 @@ class LossCalls:
 
     def _fused_cross_entropy(self, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         """function(...), by our op where it is torch's."""
-        if function is _torch_loss and not _is_dynamo_compiling():
+        if function is _torch_loss and not is_dynamo_compiling():
             function = torch_cross_entropy
         return function(*args, **kwargs)
 
     def _fused_criterion(self, kind: Any, /, *args: Any, **kwargs: Any) -> Any:
         """kind(...), as our module where it is torch's."""
-        if kind is torch_nn.CrossEntropyLoss and not _is_dynamo_compiling():
+        if kind is torch_nn.CrossEntropyLoss and not is_dynamo_compiling():
             kind = _criterion
         return kind(*args, **kwargs)
 
@@ -176,8 +176,8 @@ _IGNORED = 100
 _LONG = ((_IGNORED + 3, 3, 4), (2, _IGNORED + 3, 4), (4, 3, _IGNORED + 3))
 _NEEDED = ("logits", "labels", "vocab_size")
 _ARGUMENTS = (*_NEEDED, "num_items_in_batch", "ignore_index", "shift_labels")
-_FUNCTIONS = frozenset({_torch_loss, F.pad, torch.is_tensor})
-_CALLS = {*_FUNCTIONS, "float", "to", "view", "reshape", "flatten", "contiguous", "size", "dim",
+FUNCTIONS = frozenset({_torch_loss, F.pad, torch.is_tensor})
+CALLS = {*FUNCTIONS, "float", "to", "view", "reshape", "flatten", "contiguous", "size", "dim",
           "numel"}  # fmt: skip
 
 
@@ -202,7 +202,7 @@ class LossForm(NamedTuple):
             labels = given["labels"]
             if self.shifted:
                 labels = F.pad(labels, (0, 1), value=ignored)[..., 1:]
-        half = logits.dtype in _HALVES
+        half = logits.dtype in HALVES
         loss = loss_of_rows(
             logits.view(-1, logits.shape[-1]),
             labels.reshape(-1),
@@ -232,7 +232,7 @@ class LossForm(NamedTuple):
         logits, labels = given["logits"], given.get("shift_labels")
         copied = self.shifted and labels is None
         labels = given["labels"] if labels is None else labels
-        if not _plain(logits, labels) or logits.dtype not in self.dtypes:
+        if not plain(logits, labels) or logits.dtype not in self.dtypes:
             return False
         if logits.dim() != 3 or not logits.is_contiguous() or labels.shape != logits.shape[:2]:
             return False
@@ -262,9 +262,9 @@ def _read(function: FunctionType) -> tuple[LossForm, Outside] | None:
     ignored = {**values, **(function.__kwdefaults__ or {})}.get("ignore_index", -100)
     if type(ignored) is not int:
         return None
-    reader = Reader(torch_nn.Module(), _FUNCTIONS)
+    reader = Reader(torch_nn.Module(), FUNCTIONS)
     reader.read_function(function)
-    if not reader.calls <= _CALLS or not reader.numbers <= {0.0}:
+    if not reader.calls <= CALLS or not reader.numbers <= {0.0}:
         return None
     if not reader.integers <= {0, 1, 2, _IGNORED, abs(ignored)}:  # which might cut what is longer
         return None
@@ -275,7 +275,7 @@ def _read(function: FunctionType) -> tuple[LossForm, Outside] | None:
         form = LossForm(
             by_position, taken, frozenset(reader.arguments), others, ignored, shifted, wide
         )
-        dtypes = tuple(dtype for dtype in _DTYPES if _agrees(function, form, dtype))
+        dtypes = tuple(dtype for dtype in DTYPES if _agrees(function, form, dtype))
         forms.append(form._replace(dtypes=dtypes))
     best = max(forms, key=lambda form: len(form.dtypes))
     return (best, reader.outside) if torch.float32 in best.dtypes else None
@@ -343,6 +343,6 @@ class LossFunction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """function(...)."""
-        form = None if _is_dynamo_compiling() else LOSS_FUNCTIONS.get(self.function)
+        form = None if is_dynamo_compiling() else LOSS_FUNCTIONS.get(self.function)
         given = None if form is None else form.given(args, kwargs)
         return self.function(*args, **kwargs) if given is None else form.of(given)  # type: ignore[union-attr]

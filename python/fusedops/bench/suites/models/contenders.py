@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from fusedops.bench.suites.base import Call
 
-    from .spec import Loaded
+    from .spec import Loaded, Model
 
 VARIANTS = ("fuse", "inductor", "fuse_compile")  # ours
 PEERS = ("eager", "compile", "compile_whole", "liger")
@@ -42,6 +42,8 @@ def make(name: str, loaded: Loaded, pass_: str) -> Call:
     function = loaded.spec.loss if pass_ == "step" else loaded.spec.output
     if name in ("fuse", "fuse_compile"):
         fusedops.fuse(module)
+    if name == "fuse" and pass_ == "step" and loaded.spec.criterion is not None:
+        function = fused_loss(loaded.spec)
     around: Context = fusedops.fast_attention if name in VARIANTS else contextlib.nullcontext
     if name == "liger":
         return _patched(liger(module), as_pass(loaded, module, function, pass_))
@@ -51,6 +53,18 @@ def make(name: str, loaded: Loaded, pass_: str) -> Call:
     elif name not in ("eager", "fuse"):
         function = torch.compile(own_code(function, name), dynamic=False, **_options(name))
     return as_pass(loaded, module, function, pass_, around)
+
+
+def fused_loss(spec: Model) -> Callable[..., Tensor]:
+    """The loss of a model whose criterion stands beside it."""
+    assert spec.criterion is not None
+    criterion = fusedops.fuse_loss(spec.criterion)
+
+    def loss(module: nn.Module, *data: Tensor) -> Tensor:
+        found: Tensor = criterion(spec.output(module, *data), data[-1])
+        return found
+
+    return loss
 
 
 def _options(name: str) -> dict[str, Any]:

@@ -153,8 +153,12 @@ def small_weights(module: nn.Module) -> None:
         nn.init.zeros_(module.bias)
 
 
+def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(logits.flatten(0, 1).float(), target.flatten())
+
+
 def language_loss(model: nn.Module, x: Tensor, target: Tensor) -> Tensor:
-    return F.cross_entropy(model(x).flatten(0, 1).float(), target.flatten())
+    return cross_entropy(model(x), target)
 
 
 def language_output(model: nn.Module, x: Tensor, target: Tensor) -> Tensor:
@@ -183,7 +187,14 @@ def nanogpt_data(_: nn.Module, tiny: bool) -> Data:
 
 
 MODELS = (
-    Model("titan_llama", build_llama, llama_data, language_loss, language_output),
+    Model(
+        "titan_llama",
+        build_llama,
+        llama_data,
+        language_loss,
+        language_output,
+        criterion=cross_entropy,
+    ),
     Model(
         "nanogpt_autocast",
         build_nanogpt,
@@ -192,5 +203,6 @@ MODELS = (
         language_output,
         autocast=True,
         fp32=False,
+        criterion=cross_entropy,
     ),
 )

@@ -34,6 +34,8 @@ class Model:
     package: str = "torch"
     autocast: bool = False  # fp32 weights, the dtype by autocast
     fp32: bool = True  # whether it runs in fp32, and in fp64 for the comparison
+    # (output, last of the data), where the loss stands beside the model: `fuse` sees none in it
+    criterion: Callable[[Tensor, Tensor], Tensor] | None = None
 
     def load(self, tiny: bool, dtype: torch.dtype, device: torch.device) -> Loaded:
         """Builds the model and its data; raises PeerUnavailableError without its package."""
