@@ -10,8 +10,8 @@ from . import _C, _distributed, fp8, jit, models, nn, points, reference  # noqa:
 from ._core import math_bits  # noqa: F401
 from ._core.products import compute_intensive_ops
 from ._inductor import inductor
-from ._rewrite.criterion import fuse_loss
 from ._rewrite.fuse import FuseReport, fuse
+from ._rewrite.losses.criterion import fuse_loss
 from ._tuning.explain import explain
 from ._tuning.explain_layers import explain_edge_conv, explain_set_abstraction
 from ._tuning.tune import tune

@@ -17,7 +17,7 @@ from torch import nn as torch_nn
 
 from .fused_class import Fused, derived
 from .fused_methods import _guarded, _has_layers, _own_methods
-from .losses import LOSS_FUNCTIONS, TORCHS, LossCalls, LossFunction, loss_method
+from .losses.functions import LOSS_FUNCTIONS, TORCHS, LossCalls, LossFunction, loss_method
 from .recompile import asks_class, compiled, is_plain, rewrapped, unwrapped
 from .rotary import RotaryCalls, rotary_method
 from .source import is_ordinary, tree_of

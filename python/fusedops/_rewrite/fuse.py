@@ -21,7 +21,7 @@ from .fp8 import Fp8Layer, set_recipe
 from .fused_class import fused_class
 from .fused_methods import fuse_methods
 from .leaf import FusedLeaf, fuse_leaf, may_be_leaf
-from .losses import fuse_criterion
+from .losses.functions import fuse_criterion
 from .ordinary import reason_to_skip
 from .patches import FusedPatches, fuse_patches, is_of_patches
 from .sequential import FusedSteps, activation_name, in_order, steps

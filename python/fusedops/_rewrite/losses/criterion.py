@@ -1,6 +1,6 @@
 """fuse_loss: a function of logits and targets as our cross entropy.
 
-What a function forms is found as in losses.py: its source may do nothing but prepare logits and
+What a function forms is found as in functions.py: its source may do nothing but prepare logits and
 targets for torch's cross entropy, and its values and gradients on probes have to be our op's.
 """
 
@@ -16,16 +16,16 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch import nn as torch_nn
 
-from .._autograd.compose import no_autocast
-from ..ops.cross_entropy import loss_of_rows
-from .known import KnownFunctions, close
-from .losses import CALLS, DTYPES, FUNCTIONS, HALVES, is_dynamo_compiling, plain
-from .source import Reader
+from ..._autograd.compose import no_autocast
+from ...ops.cross_entropy import loss_of_rows
+from ..known import KnownFunctions, close
+from ..source import Reader
+from .functions import CALLS, DTYPES, FUNCTIONS, HALVES, is_dynamo_compiling, plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from .forward_code import Outside
+    from ..forward_code import Outside
 
 _IGNORED = -100  # by default
 _PLAIN = frozenset({0, 1, 2})  # of dimensions, and of a shift by one token

@@ -18,19 +18,19 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch import nn as torch_nn
 
-from .._autograd.compose import no_autocast
-from .._autograd.shared import sees_torch_functions_only
-from ..ops.cross_entropy import REDUCTIONS, cross_entropy, loss_of_rows
-from .fused_class import Fused, fused_class
-from .known import KnownFunctions, close
-from .source import Reader
+from ..._autograd.compose import no_autocast
+from ..._autograd.shared import sees_torch_functions_only
+from ...ops.cross_entropy import REDUCTIONS, cross_entropy, loss_of_rows
+from ..fused_class import Fused, fused_class
+from ..known import KnownFunctions, close
+from ..source import Reader
 
 if TYPE_CHECKING:
     import ast
     from collections.abc import Iterator
     from types import FunctionType
 
-    from .forward_code import Outside
+    from ..forward_code import Outside
 
 is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 

@@ -1,0 +1,1 @@
+"""Losses of models and of training loops as our cross entropy."""
