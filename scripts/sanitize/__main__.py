@@ -3,15 +3,18 @@
     compute-sanitizer --tool memcheck --error-exitcode 1 python scripts/sanitize
     compute-sanitizer --tool memcheck --error-exitcode 1 python scripts/sanitize rows scan
     compute-sanitizer --tool racecheck --error-exitcode 1 python scripts/sanitize --no-clusters
-    compute-sanitizer python scripts/sanitize kernels --match "sm90 64x64"
+    compute-sanitizer python scripts/sanitize kernels --match "sm90 64x64" --part 1/4
+    python scripts/sanitize/tools.py    # every tool over every family, in parallel, with a log
 
 Families run in the order given, all of them by default. racecheck fails inside itself on thread
 block clusters: --no-clusters leaves out what reaches them. Sizes are ragged on every side.
+`--part I/N` is every N-th item of the long families (`kernels`, `gemm`, `reduce`, `fp8_matmul`).
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 from collections import Counter
 
 import torch
@@ -49,17 +52,27 @@ FAMILIES = {
 GPU_ONLY = ("kernels",)
 
 
+def _part(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"(\d+)/(\d+)", text)
+    if not found or not 1 <= int(found[1]) <= int(found[2]):
+        raise argparse.ArgumentTypeError(f"expected I/N with I from 1 to N; got {text}")
+    return int(found[1]) - 1, int(found[2])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="sanitize", description=__doc__.splitlines()[0])
     parser.add_argument("family", nargs="*", help=", ".join(FAMILIES))
     parser.add_argument("--no-clusters", action="store_true", help="for racecheck")
     parser.add_argument("--match", default="", help="regular expression: only such GEMM kernels")
+    parser.add_argument("--part", type=_part, default=(0, 1), metavar="I/N")
     parser.add_argument("--device", default="cuda", help="cpu: a trial of this program")
     wanted = parser.parse_args()
     unknown = sorted({*wanted.family} - {*FAMILIES})
     if unknown:
         parser.error(f"no family {', '.join(unknown)}; choose from {', '.join(FAMILIES)}")
-    options = Options(wanted.device, not wanted.no_clusters, wanted.match)
+    options = Options(wanted.device, not wanted.no_clusters, wanted.match, wanted.part)
+    gpu = torch.cuda.get_device_name() if wanted.device == "cuda" else "a CPU"
+    print(f"on {gpu}, torch {torch.__version__}", flush=True)
     count: Counter[str] = Counter()
     for family in wanted.family or FAMILIES:
         if family in GPU_ONLY and wanted.device == "cpu":

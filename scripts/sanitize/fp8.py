@@ -33,7 +33,8 @@ def run_matmul(o: Options, count: Counter[str]) -> None:
     formats = (torch.float8_e4m3fn, torch.float8_e5m2)
     shapes = o.some(((3, 17, 16), (200, 136, 400), (130, 259, 144), (2000, 4104, 144)), 3)
     types = ((0, torch.float16), (1, torch.bfloat16), (2, torch.float32))
-    for (m, n, k), pair, format_a, (out, dtype) in itertools.product(shapes, PAIRS, formats, types):
+    products = itertools.product(shapes, PAIRS, formats, types)
+    for (m, n, k), pair, format_a, (out, dtype) in o.mine(products):
         a, b = o.randn(m, k).to(format_a), o.randn(n, k).to(formats[0])
         scales = _scale(o, pair[0], m, k), _scale(o, pair[1], n, k)
         bias = o.randn(n, dtype=dtype)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 T = TypeVar("T")
 
@@ -20,14 +20,21 @@ class Options:
     """clusters: also the shapes that reach kernels of thread block clusters.
 
     Without them, for racecheck, which takes a hundred times as long: fewer activations and dtypes.
+    part: (I, N), this process runs each N-th item from the I-th on, counted from 0.
     """
 
     device: str = "cuda"
     clusters: bool = True
     kernels: str = ""
+    part: tuple[int, int] = (0, 1)
 
     def some(self, everything: Sequence[T], few: int) -> Sequence[T]:
         return everything if self.clusters else everything[:few]
+
+    def mine(self, items: Iterable[T]) -> list[T]:
+        """Of a long list what falls to this process."""
+        first, step = self.part
+        return list(items)[first::step]
 
     def randn(
         self, *shape: int, dtype: torch.dtype = torch.float32, grad: bool = False

@@ -22,7 +22,7 @@ SHAPES += [(5, 4001), (300, 301), (40, 12, 301), (33, 4001, 5)]
 
 
 def run(o: Options, count: Counter[str]) -> None:
-    for dtype, shape in itertools.product((*DTYPES, torch.int8, torch.int64), SHAPES):
+    for dtype, shape in o.mine(itertools.product((*DTYPES, torch.int8, torch.int64), SHAPES)):
         x = torch.ones(shape, device=o.device, dtype=dtype)
         floating = dtype.is_floating_point
         for code, dim in itertools.product(range(len(REDUCTIONS)), range(x.dim() + 1)):
@@ -33,3 +33,6 @@ def run(o: Options, count: Counter[str]) -> None:
         for name in ("prod", "amax", "norm", "logsumexp", "std") if floating else ():
             getattr(fusedops, name)(x.requires_grad_(), dim=1).sum().backward()
             count[f"{name} backward"] += 1
+        if dtype in DTYPES:
+            fusedops.bias_grad(x.detach())
+            count["bias_grad"] += 1
