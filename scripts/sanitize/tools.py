@@ -130,7 +130,11 @@ class Runner:
         begin = time.monotonic()
         with tempfile.TemporaryFile("w+") as output:
             process = subprocess.Popen(
-                command, stdout=output, stderr=subprocess.STDOUT, env=environment, process_group=0
+                command,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
             )
             try:
                 code: int | None = process.wait(timeout=left)
