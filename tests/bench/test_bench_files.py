@@ -281,7 +281,7 @@ def test_compare_lists_regressions(capsys: pytest.CaptureFixture[str]) -> None:
     results.merge_rows(Path("old.csv"), [row(speedup="1.5"), row(peer="compile")])
     new = [row(speedup="1.2"), row(peer="compile"), row(peer="quack")]
     results.merge_rows(Path("new.csv"), new)
-    assert cli.main(["--compare", "old.csv", "--out", "new.csv"]) == 0
+    assert cli.main(["--compare", "old.csv", "--out", "new.csv"]) == 1
     out = capsys.readouterr().out
     assert "0 better, 1 worse; 0 rows only then, 1 only now" in out
     assert "speed-up 1.5 -> 1.2" in out

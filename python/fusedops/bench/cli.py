@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
 import fnmatch
-import functools
 import itertools
 import re
 import sys
@@ -15,19 +13,17 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fusedops._core.text import shapes
 from fusedops._timing.progress import Progress
 from fusedops._timing.timing import synchronize
 from fusedops.bench import machine
+from fusedops.bench.options import ALL_SECONDS, RESULTS, make_parser
 from fusedops.bench.report import results
 from fusedops.bench.report.wild import wild_report
 from fusedops.bench.runner import OURS, Measurement, measure, rows
+from fusedops.bench.shapes import ShapesError, from_file
 from fusedops.bench.suites.base import (
     ALL,
-    APART,
-    PASSES,
     SUITES,
-    TOLERANCES,
     WILD_FAMILIES,
     Case,
     GroupedSuite,
@@ -41,10 +37,9 @@ from fusedops.bench.turns import Turns
 from fusedops.bench.wild_kernels import store_kernels
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    import argparse
+    from collections.abc import Sequence
 
-RESULTS = Path("perf/results")
-WILD_COUNT = 300
 CPU_FLOPS_LIMIT = 3e9  # of a case that runs on a CPU without being asked for
 CPU_BYTES_LIMIT = 1 << 28
 CASE_SECONDS, PEER_SECONDS, COMPILE_SECONDS = 0.3, 0.1, 5.0  # the estimate before a run
@@ -72,18 +67,22 @@ class Job:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = _parser()
+    parser = make_parser()
     options = parser.parse_args(argv)
     unknown = sorted({*options.suite} - {*SUITES, "all"})
     if unknown:
         parser.error(f"no suite {', '.join(unknown)}; choose from {', '.join(SUITES)}, all")
-    readings = options.merge, options.summary, options.compare
+    readings = options.merge, options.summary, options.compare, options.html
     if not (options.suite or options.list or options.plot or any(p is not None for p in readings)):
         parser.print_help()
         return 2
+    if options.budget is None and "all" in options.suite:
+        options.budget = ALL_SECONDS
     try:
+        if isinstance(options.shapes, Path):
+            options.shapes = from_file(options.shapes, options.tokens)
         return _main(options)
-    except results.ResultsError as error:
+    except (results.ResultsError, ShapesError) as error:
         raise SystemExit(f"bench: {error}") from None
     except KeyboardInterrupt:
         raise SystemExit("bench: interrupted; what was measured is stored") from None
@@ -99,59 +98,8 @@ def _main(options: argparse.Namespace) -> int:
         print("merged into " + ", ".join(str(path) for path in outputs))
     if options.suite:
         failures, outputs = _run(options)
-    _read_out(options, [options.out] if options.out and not outputs else outputs)
-    return 1 if failures else 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m fusedops bench", description=__doc__)
-    add = parser.add_argument
-    add("suite", nargs="*", help=f"{', '.join(SUITES)} or all (but {', '.join(APART)})")
-    add(
-        "--case",
-        metavar="GLOB",
-        help="only cases whose name matches, or its part before a slash, e.g. '8192x*/relu'",
-    )
-    add("--shapes", type=shapes, default=(), metavar="MxNxK,...", help="instead of the suite's")
-    add("--peers", type=_peers, metavar="NAME,...", help="`none`: ours alone; default: the suite's")
-    add("--dtype", type=functools.partial(_names_of, TOLERANCES), metavar="NAME,...")
-    add("--activation", type=_names, default=(), metavar="NAME,...")
-    add("--pass", dest="pass_", type=functools.partial(_names_of, PASSES), metavar=",".join(PASSES))
-    add("--rounds", type=_positive, help="default: the suite's")
-    add("--device", type=_device, help="default: the GPU, else the CPU")
-    add("--out", type=Path, metavar="FILE.csv", help=f"or a folder; default {RESULTS}/<gpu>/")
-    add(
-        "--missing",
-        action="store_true",
-        help="skip cases with a row of this commit and these peers",
-    )
-    add("--budget", type=float, metavar="SECONDS", help="start no case after this long")
-    add(
-        "--turns",
-        type=Path,
-        metavar="FILE",
-        help="models: benches that name this file compile side by side and measure one by one",
-    )
-    add("--family", type=_names, default=(), metavar="NAME,...", help="of wild; default: all")
-    add("--count", type=_positive, default=WILD_COUNT, help="of wild: cases a family")
-    add("--seed", type=int, default=0, help="of wild: other shapes")
-    add("--list", action="store_true", help="print the cases and stop")
-    add("--merge", type=Path, metavar="PATH", help=f"merge a CSV or folder of them into {RESULTS}")
-    add(
-        "--summary",
-        type=Path,
-        nargs="?",
-        const=Path(),
-        metavar="PATH",
-        help=f"geomeans and bars of a CSV or folder; default {RESULTS}/<gpu>",
-    )
-    add(
-        "--plot",
-        action="store_true",
-        help="draw heat map and roofline beside the CSV (of --summary)",
-    )
-    add("--compare", type=Path, metavar="OLD.csv", help="print regressions against OLD.csv")
-    return parser
+    worse = _read_out(options, [options.out] if options.out and not outputs else outputs)
+    return 1 if failures or worse else 0
 
 
 def _run(options: argparse.Namespace) -> tuple[int, list[Path]]:
@@ -162,7 +110,7 @@ def _run(options: argparse.Namespace) -> tuple[int, list[Path]]:
     outputs = {name: _out_path(options.out, name, device) for name in {j.suite.name for j in jobs}}
     if options.missing:
         jobs = _unmeasured(jobs, outputs)
-    estimate = sum(job.seconds for job in jobs)
+    estimate = min(sum(job.seconds for job in jobs), options.budget or float("inf"))
     print(
         f"{len(jobs)} cases on {machine.gpu_name(device)}, about {estimate:.0f} s; "
         f"torch {torch.__version__}, commit {machine.commit()}",
@@ -249,18 +197,32 @@ def _alive(device: torch.device) -> bool:
 def _jobs(options: argparse.Namespace, device: torch.device) -> list[Job]:
     jobs: list[Job] = []
     asked = [n for name in options.suite for n in (ALL if name == "all" else (name,))]
+    if "all" in options.suite and options.shapes:
+        asked = [name for name in asked if options.shapes.knows(name)]
     for name in dict.fromkeys(asked):
         suite = load_suite(name)
         for pass_ in suite.passes:
             if pass_ in (options.pass_ or suite.passes):
                 jobs += _suite_jobs(options, suite, pass_, device)
-    # NOTE: a budget that ends early leaves as many cases of every family of `wild`.
+    # NOTE: a budget that ends early leaves as many cases of every family of `wild`, and the same
+    # share of every suite of `all`.
     jobs.sort(key=lambda job: int(job.case.args.get("index", 0)))
+    if "all" in options.suite:
+        jobs = _in_turns(jobs)
     known = {peer for job in jobs for peer in job.suite.peers(job.case, job.pass_)}
     unknown = sorted(set(options.peers or ()) - known)
     if jobs and unknown:
         raise SystemExit(f"bench: no peer {', '.join(unknown)}; these cases know {sorted(known)}")
     return jobs
+
+
+def _in_turns(jobs: list[Job]) -> list[Job]:
+    """The suites by turns, each spread evenly over all; what is measured together stays so."""
+    of_suite: dict[str, list[list[Job]]] = {}
+    for batch in _batches(jobs):
+        of_suite.setdefault(batch[0].suite.name, []).append(batch)
+    placed = [(i / len(b), batch) for b in of_suite.values() for i, batch in enumerate(b)]
+    return [job for _, batch in sorted(placed, key=lambda p: p[0]) for job in batch]
 
 
 def _suite_jobs(
@@ -273,14 +235,14 @@ def _suite_jobs(
             f"bench: suite {suite.name} has no activation {', '.join(unknown)}; it knows {known}"
         )
     sizes = suite.shape.count("x") + 1 if suite.shape else 0
-    for shape in options.shapes:
+    for shape in options.shapes.of(suite.name):
         if sizes not in (0, len(shape)):
             got = "x".join(map(str, shape))
             raise SystemExit(
                 f"bench: --shapes do not fit suite {suite.name}: expected {suite.shape}; got {got}"
             )
     try:
-        cases = suite.cases(_selection(options, pass_))
+        cases = suite.cases(_selection(options, suite.name, pass_))
     except ValueError as error:
         if not options.shapes:
             raise
@@ -299,14 +261,16 @@ def _suite_jobs(
     ]
 
 
-def _selection(options: argparse.Namespace, pass_: str) -> Selection:
+def _selection(options: argparse.Namespace, suite: str, pass_: str) -> Selection:
     unknown = sorted({*options.family} - {*WILD_FAMILIES})
     if unknown:
         known = ", ".join(WILD_FAMILIES)
         raise SystemExit(f"bench: no family {', '.join(unknown)}; choose from {known}")
     named = re.fullmatch(r"(\w+)/(\d+)", options.case or "")  # of wild: FAMILY/INDEX
     count = max(options.count, int(named[2]) + 1) if named else options.count
-    return Selection(pass_, options.activation, options.shapes, options.family, count, options.seed)
+    activations = options.activation or options.shapes.activations.get(suite, ())
+    shapes = options.shapes.of(suite)
+    return Selection(pass_, activations, shapes, options.family, count, options.seed)
 
 
 def _matches(name: str, pattern: str) -> bool:
@@ -378,13 +342,16 @@ def _line(result: Measurement) -> str:
     return "; ".join([", ".join(parts), error, *result.notes])
 
 
-def _read_out(options: argparse.Namespace, outputs: list[Path]) -> None:
+def _read_out(options: argparse.Namespace, outputs: list[Path]) -> int:
+    """Prints and draws what is asked; returns the number of regressions."""
     given = options.summary is not None and options.summary != Path()
     for path in (options.summary if given else None, options.compare):
         if path is not None and not path.exists():
             raise SystemExit(f"bench: {path} does not exist")
     paths = [path for path in ([options.summary] if given else outputs) if path.exists()]
-    if not paths and (options.summary is not None or options.plot or options.compare):
+    if not paths and (
+        options.summary is not None or options.plot or options.compare or options.html
+    ):
         folder = _out_path(None, "", options.device or machine.default_device()).parent
         if not any(folder.glob("*.csv")):
             raise SystemExit(
@@ -395,15 +362,22 @@ def _read_out(options: argparse.Namespace, outputs: list[Path]) -> None:
         from fusedops.bench.report.summary import summary
 
         print(summary(paths))
+    worse = 0
     if options.compare:
         from fusedops.bench.report.summary import compare
 
-        print(compare(options.compare, paths))
+        text, worse = compare(options.compare, paths, options.allow)
+        print(text)
     if options.plot:
         from fusedops.bench.report.plot import plot
 
         for file in plot(paths):
             print(f"wrote {file}")
+    if options.html:
+        from fusedops.bench.report.html import write_html
+
+        print(f"wrote {write_html(paths, options.html)}")
+    return worse
 
 
 def _out_path(out: Path | None, suite: str, device: torch.device) -> Path:
@@ -420,41 +394,6 @@ def _list_cases(options: argparse.Namespace) -> int:
     for job in _jobs(options, torch.device("meta")):
         print(job.suite.name, job.case.name, job.dtype, job.pass_, ",".join(job.peers))
     return 0
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name for name in text.split(",") if name)
-
-
-def _names_of(known: Collection[str], text: str) -> tuple[str, ...]:
-    names = _names(text)
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise argparse.ArgumentTypeError(f"no {', '.join(unknown)}; choose from {', '.join(known)}")
-    return names
-
-
-def _peers(text: str) -> tuple[str, ...]:
-    return () if text == "none" else _names(text)
-
-
-def _device(text: str) -> torch.device:
-    try:
-        device = torch.device(text)
-    except RuntimeError:
-        raise argparse.ArgumentTypeError(f"{text} is no torch device") from None
-    if device.type not in ("cpu", "cuda"):
-        raise argparse.ArgumentTypeError(f"expected cpu or cuda; got {text}")
-    gpus = torch.cuda.device_count()
-    if device.type == "cuda" and (device.index or 0) >= gpus:
-        raise argparse.ArgumentTypeError(f"{text}: {gpus} CUDA GPUs are visible")
-    return device
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a number from 1; got {text}")
-    return int(text)
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ def summary(paths: Sequence[Path]) -> str:
     return "\n".join(lines)
 
 
-def _kind(row: Row) -> str:
+def kind(row: Row) -> str:
     """What cases of a suite have in common: a GEMM's activation, an op, a variant of ours."""
     if row["suite"] in GEMM_SUITES:
         return activation(row)
@@ -57,7 +57,7 @@ def _kind(row: Row) -> str:
 def _geomeans(rows: Sequence[Row]) -> str:
     groups: dict[tuple[str, ...], list[Row]] = defaultdict(list)
     for row in rows:
-        groups[row["suite"], row["pass"], row["dtype"], _kind(row), row["peer"]].append(row)
+        groups[row["suite"], row["pass"], row["dtype"], kind(row), row["peer"]].append(row)
     lines = [
         f"{'suite pass dtype kind peer':46} {'cases':>5} {'geomean':>8} {'worst':>6} "
         f"{'best':>6} {f'M>={LARGE_M}':>8} {'worst':>6}"
@@ -160,8 +160,13 @@ def read_errors(paths: Sequence[Path]) -> list[Row]:
     return rows
 
 
-def compare(old_path: Path, new_paths: Sequence[Path]) -> str:
-    """Regressions of the speed-up: ratios hold while the card's clocks drift, times do not."""
+def compare(
+    old_path: Path, new_paths: Sequence[Path], allowed: float = REGRESSION
+) -> tuple[str, int]:
+    """Regressions of the speed-up, and their number; 1 where there is nothing to compare.
+
+    Ratios hold while the card's clocks drift, times do not.
+    """
 
     def keyed(paths: Sequence[Path]) -> dict[tuple[str, ...], Row]:
         key = ("suite", "case", "dtype", "pass", "peer")
@@ -171,9 +176,9 @@ def compare(old_path: Path, new_paths: Sequence[Path]) -> str:
     old, new = keyed([old_path]), keyed(new_paths)
     shared = [key for key in old if key in new]
     if not shared:
-        return f"compare: no case in common with {old_path}"
+        return f"compare: no case in common with {old_path}", 1  # nothing was held
     ratios = {key: speedup(new[key]) / speedup(old[key]) for key in shared}
-    worse = sorted((key for key in shared if ratios[key] < REGRESSION), key=ratios.__getitem__)
+    worse = sorted((key for key in shared if ratios[key] < allowed), key=ratios.__getitem__)
     better = sum(ratio > 1 / REGRESSION for ratio in ratios.values())
     lines = [
         f"compare: {len(shared)} rows, speed-up now / then {geomean(ratios.values()):.3f}; "
@@ -185,4 +190,4 @@ def compare(old_path: Path, new_paths: Sequence[Path]) -> str:
         f"{new[key]['speedup']}, ours {old[key]['ours_us']} -> {new[key]['ours_us']} us"
         for key in worse
     ]
-    return "\n".join(lines)
+    return "\n".join(lines), len(worse)
