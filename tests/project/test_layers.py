@@ -102,6 +102,7 @@ PYTHON_LAYERS = {
     "_rewrite": _ABOVE,
     "_tuning": (*_ABOVE, "_timing"),
     "_inductor": (*_ABOVE, "_timing", "_tuning"),
+    "integrations": ("", *_ABOVE, "_rewrite"),
     "bench/suites": ("", *_ABOVE, "models", "_timing"),
     "bench/report": ("_core", "bench/suites"),
     "bench": ("", *_ABOVE, "_timing", "bench/suites", "bench/report"),

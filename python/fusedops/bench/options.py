@@ -45,6 +45,14 @@ def make_parser() -> argparse.ArgumentParser:
     add("--pass", dest="pass_", type=functools.partial(_names_of, PASSES), metavar=",".join(PASSES))
     add("--rounds", type=_positive, help="default: the suite's")
     add("--device", type=_device, help="default: the GPU, else the CPU")
+    _add_run(parser)
+    _add_reports(parser)
+    return parser
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    """How to run, and what of `wild`."""
+    add = parser.add_argument
     add("--out", type=Path, metavar="FILE.csv", help=f"or a folder; default {RESULTS}/<gpu>/")
     add(
         "--missing",
@@ -67,6 +75,11 @@ def make_parser() -> argparse.ArgumentParser:
     add("--count", type=_positive, default=WILD_COUNT, help="of wild: cases a family")
     add("--seed", type=int, default=0, help="of wild: other shapes")
     add("--list", action="store_true", help="print the cases and stop")
+
+
+def _add_reports(parser: argparse.ArgumentParser) -> None:
+    """What to read out."""
+    add = parser.add_argument
     add("--merge", type=Path, metavar="PATH", help=f"merge a CSV or folder of them into {RESULTS}")
     add(
         "--summary",
@@ -100,7 +113,6 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="SHARE",
         help=f"of the old speed-up that is no regression (default: {REGRESSION})",
     )
-    return parser
 
 
 def _names(text: str) -> tuple[str, ...]:
