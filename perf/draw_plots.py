@@ -8,6 +8,7 @@ Every number is a row of a committed CSV. Pictures are as narrow as a telephone 
 
 from __future__ import annotations
 
+import csv
 import shutil
 import sys
 from collections import defaultdict
@@ -266,11 +267,33 @@ def random_shapes(plt: Any) -> Any:
     return figure
 
 
+def fp8_curve(plt: Any) -> Any:
+    """The loss of a language model in bf16 and in FP8, every seed."""
+    with (RESULTS / "fp8/training_h100.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    runs: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
+    for row in rows:
+        if row["loss"]:
+            runs[row["mode"], row["seed"]].append((float(row["tokens"]) / 1e6, float(row["loss"])))
+    figure, axes = plt.subplots(figsize=(WIDTH, 3.6), layout="constrained")
+    modes = dict.fromkeys(mode for mode, _ in runs)
+    for mode, colour in zip(modes, (ORANGE, BLUE), strict=False):
+        curves = [points for (of, _), points in runs.items() if of == mode]
+        for i, points in enumerate(curves):
+            label = f"{mode}, {len(curves)} seeds" if i == 0 else None
+            axes.plot(*zip(*points, strict=True), color=colour, lw=1, alpha=0.8, label=label)
+    axes.set(xlabel="million tokens", ylabel="training loss, nats a byte")
+    axes.grid(True, lw=0.3)
+    axes.legend(fontsize=8)
+    axes.set_title("A byte-level language model, H100", fontsize=10)
+    return figure
+
+
 PICTURES: dict[str, Callable[[Any], Any]] = {
     draw.__name__: draw
     for draw in (
         *(linear_speedup, models_speedup, rows_speedup, roofline),
-        *(knn_scaling, mlp_memory, random_shapes),
+        *(knn_scaling, mlp_memory, random_shapes, fp8_curve),
     )
 }
 COPIED = {"training_curve": RESULTS / "pointcloud/training_cpu.svg"}  # compare_training.py drew it

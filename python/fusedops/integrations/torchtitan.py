@@ -9,6 +9,7 @@ on configs and not on models: `fuse_before` wraps the `parallelize_fn` of a mode
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -54,10 +55,9 @@ def register() -> bool:
     Raises:
         ImportError: torchtitan is not installed.
     """
-    import torchtitan  # noqa: F401
-
+    importlib.import_module("torchtitan")
     try:
-        from torchtitan.protocols import model_converter
+        model_converter = importlib.import_module("torchtitan.protocols.model_converter")
     except ImportError:
         return False
     if NAME not in model_converter._registry_model_converter_cls:
