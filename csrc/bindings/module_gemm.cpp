@@ -10,6 +10,7 @@
 #include "csrc/cutlass/select/narrow_plan.h"
 #include "csrc/cutlass/select/operands.h"
 #include "csrc/cutlass/select/sm90_plan.h"
+#include "csrc/cutlass/select/thin_plan.h"
 #include "csrc/cutlass/select/tuned_plans.h"
 
 namespace py = pybind11;
@@ -154,9 +155,9 @@ MatrixView paper_view(const Strides& s, int64_t rows, int64_t cols) {
   return {paper_pointer(std::get<2>(s)), rows, cols, std::get<0>(s), std::get<1>(s)};
 }
 
-py::dict prepare_gemm(int64_t m, int64_t n, int64_t k, const Strides& a, const Strides& b,
-                      const std::string& dtype, const std::string& epilogue, int64_t activation,
-                      bool allow_tf32, int capability, int sm_count) {
+// What a call of the op has, without operands.
+GemmProblem paper_problem(int64_t m, int64_t n, int64_t k, const std::string& dtype,
+                          const std::string& epilogue, int64_t activation, bool allow_tf32) {
   GemmProblem problem;
   problem.m = m;
   problem.n = problem.ldd = n;
@@ -168,6 +169,13 @@ py::dict prepare_gemm(int64_t m, int64_t n, int64_t k, const Strides& a, const S
   if (problem.dtype == DType::kFloat32) {
     problem.math = allow_tf32 ? MathMode::kTf32 : MathMode::kFp32;
   }
+  return problem;
+}
+
+py::dict prepare_gemm(int64_t m, int64_t n, int64_t k, const Strides& a, const Strides& b,
+                      const std::string& dtype, const std::string& epilogue, int64_t activation,
+                      bool allow_tf32, int capability, int sm_count) {
+  const GemmProblem problem = paper_problem(m, n, k, dtype, epilogue, activation, allow_tf32);
   const DeviceModel device{capability, sm_count};
   if (wants_exact_parts(problem, device)) {
     return py::dict("problem"_a = describe(exact_tile(problem)), "pack_a"_a = py::none(),
@@ -176,6 +184,20 @@ py::dict prepare_gemm(int64_t m, int64_t n, int64_t k, const Strides& a, const S
   const OperandPlan plan = plan_operands(paper_view(a, m, k), paper_view(b, k, n), problem, device);
   return py::dict("problem"_a = describe(plan.problem), "pack_a"_a = plan.pack_a,
                   "pack_b"_a = plan.pack_b);
+}
+
+py::dict thin_gemm(int64_t m, int64_t n, int64_t k, const Strides& a, const Strides& b,
+                   const std::string& dtype, const std::string& epilogue, int64_t activation,
+                   bool allow_tf32, int capability, int sm_count) {
+  const GemmProblem problem = paper_problem(m, n, k, dtype, epilogue, activation, allow_tf32);
+  const DeviceModel device{capability, sm_count};
+  const MatrixView view_a = paper_view(a, m, k), view_b = paper_view(b, k, n);
+  const ThinPlan plan = plan_thin(view_a, view_b, problem, device);
+  if (plan.rejected) return py::dict("takes"_a = false, "rejected"_a = plan.rejected);
+  const double other_us = gemm_us(view_a, view_b, problem, device);
+  return py::dict("takes"_a = plan.expected_us < other_us, "rejected"_a = py::none(),
+                  "name"_a = thin_name(plan), "tile"_a = thin_tile(plan),
+                  "expected_us"_a = plan.expected_us, "other_us"_a = other_us);
 }
 
 py::dict plan_gemm(const py::dict& fields, int capability, int sm_count) {
@@ -275,6 +297,10 @@ void bind_gemm(py::module_& m) {
         "epilogue"_a, "activation"_a, "allow_tf32"_a, "capability"_a, "sm_count"_a,
         "The problem that the kernels see for strided operands a and b, given as (row stride, "
         "column stride, address), and why one of them is packed.");
+  m.def("thin_gemm", &thin_gemm, "m"_a, "n"_a, "k"_a, py::kw_only(), "a"_a, "b"_a, "dtype"_a,
+        "epilogue"_a, "activation"_a, "allow_tf32"_a, "capability"_a, "sm_count"_a,
+        "Whether a streaming kernel takes this product ('takes'), its name and expected time and "
+        "that of the other kernels; else why none of them can run.");
   m.def("narrow_backward", &narrow_backward, "m"_a, "n"_a, "k"_a, py::kw_only(), "x"_a, "weight"_a,
         "dtype"_a, "activation"_a, "dx"_a, "dweight"_a, "dbias"_a, "capability"_a, "sm_count"_a,
         "Whether one kernel forms these gradients of a linear layer, for a dense dy.");

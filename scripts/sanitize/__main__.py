@@ -35,6 +35,7 @@ FAMILIES = {
     "gemm": gemm.run_ops,
     "gradients": gemm.run_gradients,
     "narrow": gemm.run_narrow,
+    "thin": gemm.run_thin,
     "kernels": gemm.run_kernels,  # each GEMM kernel by itself
     "fp8_matmul": fp8.run_matmul,
     "fp8_quantize": fp8.run_quantize,

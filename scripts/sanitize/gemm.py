@@ -88,6 +88,26 @@ def run_narrow(o: Options, count: Counter[str]) -> None:
             count[f"narrow {activation}"] += 1
 
 
+# M, N, K that stream: one feature, K in chunks, N in groups and in parts.
+THIN = [(4101, 1, 2), (4099, 5, 3), (4098, 11, 64), (4097, 9, 70), (4100, 17, 24), (4097, 133, 3)]
+
+
+def run_thin(o: Options, count: Counter[str]) -> None:
+    """Forward and gradients of a few features and many rows, dense, in columns and as slices."""
+    dtypes = (torch.bfloat16, torch.float16, torch.float32)
+    for dtype, (m, n, k) in itertools.product(dtypes, THIN):
+        m = m if o.device == "cuda" else m % 100
+        w, b, dy = (o.randn(*s, dtype=dtype) for s in ((n, k), (n,), (m, n)))
+        for x in (
+            o.randn(m, k, dtype=dtype),
+            o.randn(k, m, dtype=dtype).t(),
+            o.randn(m, k + 3, dtype=dtype)[:, 1 : k + 1],
+        ):
+            x = x.detach().requires_grad_()
+            fusedops.linear(x, w.detach().requires_grad_(), b, "gelu").backward(dy)
+            count[f"thin {dtype}"] += 1
+
+
 def run_mlps(o: Options, dtype: torch.dtype, activation: str, m: int, n: int, k: int) -> None:
     """mlp and gated_mlp forward and backward, once owning what forward saved and once not."""
     shapes = ((m, k), (n, k), (n,), (k, n), (k,))

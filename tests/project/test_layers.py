@@ -64,6 +64,7 @@ CXX_LAYERS = {
         "cutlass/select",
         "cutlass/passes",
         "cutlass/kernels/fp32/split_fp32.h",
+        "cutlass/kernels/thin/thin.h",
     ),
     "cutlass/ops": (
         "common*",

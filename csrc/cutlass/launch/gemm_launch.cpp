@@ -13,6 +13,7 @@
 #include "csrc/cutlass/configs/sm90_configs.h"
 #include "csrc/cutlass/kernels/fp32/split_fp32.h"
 #include "csrc/cutlass/launch/launch_memory.h"
+#include "csrc/cutlass/launch/thin_gemm.h"
 #include "csrc/cutlass/passes/act_backward.h"
 #include "csrc/cutlass/passes/pack.h"
 #include "csrc/cutlass/passes/splitk_reduce.h"
@@ -263,6 +264,7 @@ void run_gemm(const GemmCall& call, const Tensor& d, const Tensor* preact,
               const LaunchScope& scope) {
   const GemmProblem p = problem_of(call, d, preact);
   if (launch_without_product(call, p, scope)) return;
+  if (run_thin(call, p, scope)) return;
   if (wants_exact_parts(p, device_model(scope))) return run_exact(call, p, scope);
   const Prepared prepared = prepare(call, p, scope);
   const GemmPlan plan = select_gemm_cached(prepared.problem, device_model(scope));

@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "csrc/common/checks/op_boundary.h"
+#include "csrc/cutlass/launch/thin_gemm.h"
 #include "csrc/cutlass/ops/linear_parts.h"
 #include "csrc/cutlass/ops/narrow_backward.h"
 
@@ -135,17 +136,18 @@ std::tuple<Tensor, Tensor, Tensor> linear_backward(const Tensor& dy,            
   run_act_backward(op, dz_view, saved, shape, need_dz ? &dz : nullptr,
                    need_dbias ? &dbias : nullptr, scope);
   if (need_dz) dz_view = matrix_view(dz);
-  Tensor rows_holder;
-  if (need_dx || need_dweight) {
-    dz_view = addressable_rows(op, dz_view, shape.dtype, rows_holder, scope);
-  }
-
-  // dx = dz @ weight
   GemmCall call{.op = op,
                 .a = dz_view,
                 .b = matrix_view(weight),
                 .dtype = shape.dtype,
                 .allow_tf32 = allow_tf32};
+  Tensor rows_holder;
+  if ((need_dx && !takes_thin(call, scope)) ||
+      (need_dweight && !takes_thin(wgrad_call(call, dz_view, x_view, dweight_fp32), scope))) {
+    call.a = dz_view = addressable_rows(op, dz_view, shape.dtype, rows_holder, scope);
+  }
+
+  // dx = dz @ weight
   if (need_dx) run_gemm(call, dx, nullptr, scope);
 
   // dweight = dz.T @ x

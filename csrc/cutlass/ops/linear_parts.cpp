@@ -113,14 +113,21 @@ void run_wgrad_in_blocks(const GemmCall& call, const Tensor& dweight, const Laun
 
 }  // namespace
 
-void run_wgrad(const GemmCall& shape_and_math, const MatrixView& dz, const MatrixView& x,
-               const Tensor& dweight, const LaunchScope& scope) {
+GemmCall wgrad_call(const GemmCall& shape_and_math, const MatrixView& dz, const MatrixView& x,
+                    bool fp32) {
   GemmCall call = shape_and_math;
   call.a = dz.transposed();
   call.b = x;
   call.activation = Activation::kNone;
-  const bool half = is_half(call.dtype), fp32 = dweight.scalar_type() == ScalarType::Float;
-  call.epilogue = fp32 && half ? Epilogue::kAccumulator : Epilogue::kFused;
+  call.epilogue = fp32 && is_half(call.dtype) ? Epilogue::kAccumulator : Epilogue::kFused;
+  return call;
+}
+
+void run_wgrad(const GemmCall& shape_and_math, const MatrixView& dz, const MatrixView& x,
+               const Tensor& dweight, const LaunchScope& scope) {
+  const bool half = is_half(shape_and_math.dtype);
+  const bool fp32 = dweight.scalar_type() == ScalarType::Float;
+  const GemmCall call = wgrad_call(shape_and_math, dz, x, fp32);
   // NOTE: the fp64 kernels write fp64 only, 16-bit operands alone accumulate, outputs are dense.
   const bool narrow = fp32 && call.dtype == DType::kFloat64;
   const bool dense = dweight.is_contiguous() && dz.rows > 0;

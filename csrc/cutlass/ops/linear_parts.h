@@ -29,6 +29,9 @@ void run_act_backward(const char* op, const MatrixView& dy, const std::optional<
                       const LinearShape& shape, const Tensor* dz, const Tensor* dbias,
                       const LaunchScope& scope);
 
+// The product dweight = dz.T @ x, into fp32 or the call's dtype.
+GemmCall wgrad_call(const GemmCall& call, const MatrixView& dz, const MatrixView& x, bool fp32);
+
 // dweight (N, K) = dz.T @ x for dz (M, N) and x (M, K), in the call's dtype or in fp32; added to
 // what dweight holds where the call accumulates. The call says the rest.
 void run_wgrad(const GemmCall& call, const MatrixView& dz, const MatrixView& x,

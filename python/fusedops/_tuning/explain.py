@@ -21,7 +21,7 @@ from ..fp8.decide import Fp8Estimate, estimate
 from ..fp8.recipe import Recipe, check_recipe
 from ..ops.linear import _autocast_dtype, _tf32_allowed
 from . import plan_store  # noqa: F401  (the tuned plans)
-from .names import DTYPES, plan_text, problem_text, us_text
+from .names import DEFAULT_RASTER_WIDTH, DTYPES, plan_text, problem_text, us_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,6 +42,7 @@ View = tuple[int, int, int]  # row stride, column stride, address modulo 16
 H200 = ("NVIDIA H200 (assumed: no GPU is visible)", 90, 132)
 RUNNERS_UP = 4
 ONE_KERNEL = "few features: one kernel forms every gradient in one pass over the rows"
+STREAMS = "few features: a kernel that streams the rows is the fastest by its time model"
 WHY = {  # kChosenBy of module_gemm.cpp
     "tuned": "measured on this machine by fusedops.tune, of {} candidates",
     "measured": "measured on an H200 for exactly this product (the table that is compiled in)",
@@ -85,15 +86,13 @@ class ExplainedGemm:
         lines = [f"{self.role}: {problem_text(self.problem)}"]
         if self.plan is None:
             return "\n".join([*lines, f"  {self.why}"])
-        config = config_of(self.plan)
+        tile = self.plan.get("tile") or config_of(self.plan)["tile"]
         tiles = math.prod(
-            -(-self.problem[extent] // size)
-            for extent, size in zip("mn", config["tile"], strict=False)
+            -(-self.problem[extent] // size) for extent, size in zip("mn", tile, strict=False)
         )
         lines += [
             f"  kernel    {self.kernel}",
-            f"  grid      {tiles * max(self.plan['splits'], 1)} tiles of "
-            f"{config['tile'][0]} x {config['tile'][1]}",
+            f"  grid      {tiles * max(self.plan['splits'], 1)} tiles of {tile[0]} x {tile[1]}",
             f"  time      {us_text(self.expected_us)} expected"
             + (f", {us_text(self.measured_us)} measured by tune" if self.measured_us else ""),
             f"  why       {self.why}",
@@ -381,6 +380,9 @@ def _explain_gemm(
 ) -> ExplainedGemm:
     prepared = _C.prepare_gemm(m, n, k, a=a, b=b, **options)
     problem = prepared["problem"]
+    thin = _C.thin_gemm(m, n, k, a=a, b=b, **options)
+    if thin["takes"]:
+        return _explain_thin(role, (m, n, k), thin, problem)
     if m == 0 or n == 0:
         return ExplainedGemm(role, problem, None, "nothing is computed: the output is empty")
     if k == 0:
@@ -411,6 +413,22 @@ def _explain_gemm(
         runners_up=tuple((plan_text(c), c["expected_us"]) for c in others[:RUNNERS_UP]),
         refused=refused,
         notes=tuple(notes),
+    )
+
+
+def _explain_thin(
+    role: str, sizes: tuple[int, int, int], thin: dict[str, Any], packed: dict[str, Any]
+) -> ExplainedGemm:
+    """A product through a streaming kernel, which reads its operands where they lie."""
+    m, n, k = sizes
+    plan = {"name": thin["name"], "family": "thin", "splits": 1, "swizzle": DEFAULT_RASTER_WIDTH}
+    return ExplainedGemm(
+        role=role,
+        problem=packed | {"m": m, "n": n, "k": k, "ldd": n},
+        plan=plan | {"tile": thin["tile"]},
+        why=STREAMS,
+        expected_us=thin["expected_us"],
+        runners_up=(("the other kernels, with their copies", thin["other_us"]),),
     )
 
 

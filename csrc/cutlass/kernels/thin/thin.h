@@ -1,0 +1,16 @@
+// Host face of the streaming kernels: a matrix of many rows by one with a short side, and sums over
+// many rows.
+#pragma once
+
+#include "csrc/common/launch_context.h"
+#include "csrc/cutlass/configs/thin_problem.h"
+
+namespace fusedops::thin {
+
+// Launch; return null or the reason of the failure.
+const char* multiply_rows(const Rows& problem, const LaunchContext& context);
+
+// Only the blocks' sums, (slots, n, k) in problem.partial: the caller adds them up.
+const char* add_rows(const Sums& problem, const LaunchContext& context);
+
+}  // namespace fusedops::thin

@@ -1,0 +1,186 @@
+#include "csrc/cutlass/select/thin_plan.h"
+
+#include <algorithm>
+#include <limits>
+#include <string>
+#include <utility>
+
+#include "csrc/cutlass/select/plan_cache.h"
+#include "csrc/cutlass/select/time_model.h"
+
+namespace fusedops {
+namespace {
+
+// By hand; no sweep holds these kernels. The part of the bandwidth that streams of 4-byte copies
+// and stores reach; instructions of a thread for a unit that comes and a word that goes, of which
+// an SM issues 128 a cycle, and for an activation; multiply-adds of an SM and cycle that are left
+// beside the reads of shared memory.
+constexpr double kStreamed = 0.85;
+constexpr double kUnitInstructions = 18, kWordInstructions = 18, kActivationInstructions = 20;
+constexpr double kThinFma = 72, kThinMma = 350;
+constexpr double kThinLaunchUs = 4, kSumsUs = 4;  // the second: of the blocks' sums
+constexpr int kSharedOfOther = 96 * 1024;         // of GPUs beside the A100 and Hopper
+
+// Lines of a matrix, or false where its elements lie apart along both sides.
+bool lines_of(const MatrixView& view, thin::Lines* lines) {
+  const bool rows = view.col_stride == 1 || view.cols == 1;
+  if (!rows && view.row_stride != 1 && view.rows != 1) return false;
+  *lines = {view.data, rows ? view.row_stride : view.col_stride, !rows};
+  return true;
+}
+
+const char* common_refusal(const GemmProblem& p, const DeviceModel& device) {
+  constexpr int64_t kMost = int64_t{1} << 40;  // rows: addresses and tiles stay in 64 bits
+  if (p.dtype == DType::kFloat64) return "fp64";
+  if (p.m < 1 || p.n < 1 || p.k < 1) return "an extent is zero";
+  if (p.m > kMost || p.k > kMost) return "an extent is too large";
+  if (p.accumulate || p.ldd != p.n) return "the result is added to d, or d has gaps";
+  if (reinterpret_cast<uintptr_t>(p.d) % 4 != 0) return "d is not aligned to 4 bytes";
+  if (wants_exact_parts(p, device)) return "fp32 goes over bf16 parts";
+  return nullptr;
+}
+
+int shared_limit(const DeviceModel& device) {
+  const bool large = device.capability == 80 || device.capability == 90;
+  return large ? thin::kSharedLimit : kSharedOfOther;
+}
+
+// ---- times ----
+
+double stream_us(double bytes, double instructions, double cycles, const DeviceModel& device) {
+  const double dram = bytes / (kStreamed * kDramBytesPerUs);
+  const double sm = instructions / 128 + cycles;
+  return overlap(dram, sm / (device.sm_count * kClockGhz * 1e3), kDramOverlap);
+}
+
+double copy_instructions(const thin::TileLayout& tile, double bytes) {
+  return bytes / (tile.wide ? 16 : 4) * kUnitInstructions;
+}
+
+double rows_us(const GemmProblem& p, const thin::RowsPlan& plan, const DeviceModel& device) {
+  const double x = double(p.m) * p.k * dtype_bytes(p.dtype), d = dram_bytes(p) - x;
+  const double act = is_costly(p.activation) ? double(p.m) * p.n * kActivationInstructions : 0;
+  const double instructions =
+      copy_instructions(plan.x, x * plan.parts) + d / 4 * kWordInstructions + act;
+  const double columns = double(plan.groups) * plan.group * plan.parts;
+  const double rate = is_half(p.dtype) ? kThinMma : kThinFma;
+  const double cycles = double(p.m) * columns * plan.padded_k / rate;
+  return kThinLaunchUs + stream_us(x + d, instructions, cycles, device);
+}
+
+double sums_us(const GemmProblem& p, const thin::SumsPlan& plan, const DeviceModel& device) {
+  const double rows = double(p.k), size = double(dtype_bytes(p.dtype));
+  // Each block of sums brings its own columns: what they share comes once from DRAM.
+  const double instructions = copy_instructions(plan.a, rows * p.m * plan.blocks_k * size) +
+                              copy_instructions(plan.b, rows * p.n * plan.blocks_n * size);
+  const double owners = is_half(p.dtype) ? thin::kSumThreads / 32 : thin::kSumThreads;
+  const double idle = owners / (plan.tiles() * plan.splits);
+  const double sums =
+      double(plan.tiles()) * plan.own_n * plan.own_k * plan.blocks_n * plan.blocks_k;
+  const double cycles = rows * sums * idle / (is_half(p.dtype) ? kThinMma : kThinFma);
+  return kThinLaunchUs + kSumsUs + stream_us(dram_bytes(p), instructions, cycles, device);
+}
+
+// ---- what runs ----
+
+void plan_rows(const MatrixView& a, const MatrixView& b, const GemmProblem& p,
+               const DeviceModel& device, ThinPlan& plan) {
+  plan.kernel = ThinKernel::kRows;
+  plan.rows = {.dtype = p.dtype, .m = p.m, .n = p.n, .k = p.k};
+  plan.rows.w = b.data;
+  plan.rows.w_stride_n = b.col_stride;
+  plan.rows.w_stride_k = b.row_stride;
+  if (p.epilogue != Epilogue::kFused && p.epilogue != Epilogue::kPreact) {
+    plan.rejected = "no kernel with this epilogue";
+  } else if (std::min(p.n, p.k) > thin::kFew || std::max(p.n, p.k) > thin::kMostLong) {
+    plan.rejected = "neither N nor K is at most 32, with the other one at most 4096";
+  } else if (!lines_of(a, &plan.rows.x)) {
+    plan.rejected = "neither stride of A is 1";
+  } else if (reinterpret_cast<uintptr_t>(p.preact) % 4 != 0) {
+    plan.rejected = "preact is not aligned to 4 bytes";
+  }
+  if (plan.rejected) return;
+  const thin::RowsPlan rows = thin::rows_plan(p.dtype, plan.rows.x, p.n, p.k);
+  if (rows.bytes() > shared_limit(device)) {
+    plan.rejected = "B does not fit the shared memory";
+    return;
+  }
+  plan.expected_us = rows_us(p, rows, device);
+}
+
+void plan_sums(const MatrixView& a, const MatrixView& b, const GemmProblem& p,
+               const DeviceModel& device, ThinPlan& plan) {
+  plan.kernel = ThinKernel::kSums;
+  plan.sums = {.dtype = p.dtype, .m = p.k, .n = p.m, .k = p.n};
+  plan.sums.fp32_out = p.epilogue == Epilogue::kAccumulator || p.dtype == DType::kFloat32;
+  const bool plain = p.bias == nullptr && p.activation == Activation::kNone;
+  if ((p.epilogue != Epilogue::kFused || !plain) && p.epilogue != Epilogue::kAccumulator) {
+    plan.rejected = "no kernel with this epilogue";
+  } else if (std::min(p.m, p.n) > thin::kFew || std::max(p.m, p.n) > thin::kMostLong) {
+    plan.rejected = "neither M nor N is at most 32, with the other one at most 4096";
+  } else if (!lines_of(a.transposed(), &plan.sums.a) || !lines_of(b, &plan.sums.b)) {
+    plan.rejected = "neither stride of an operand is 1";
+  }
+  if (plan.rejected) return;
+  const thin::SumsPlan sums =
+      thin::sums_plan(p.dtype, plan.sums.a, plan.sums.b, plan.sums.n, plan.sums.k);
+  if (sums.bytes() > shared_limit(device)) {
+    plan.rejected = "a tile does not fit the shared memory";
+    return;
+  }
+  plan.expected_us = sums_us(p, sums, device);
+}
+
+}  // namespace
+
+ThinPlan plan_thin(const MatrixView& a, const MatrixView& b, const GemmProblem& p,
+                   const DeviceModel& device) {
+  ThinPlan plan;
+  plan.rejected = common_refusal(p, device);
+  if (plan.rejected) return plan;
+  if (p.m >= thin::kMinRows) {
+    plan_rows(a, b, p, device, plan);
+  } else if (p.k >= thin::kMinRows) {
+    plan_sums(a, b, p, device, plan);
+  } else {
+    plan.rejected = "neither M nor K is at least 4096";
+  }
+  return plan;
+}
+
+double gemm_us(const MatrixView& a, const MatrixView& b, const GemmProblem& problem,
+               const DeviceModel& device) {
+  const OperandPlan operands = plan_operands(a, b, problem, device);
+  const GemmPlan plan = select_gemm_cached(operands.problem, device);
+  if (plan.config < 0) return std::numeric_limits<double>::infinity();
+  const auto copy_us = [&](int64_t rows, int64_t cols) {
+    return kLaunchUs + 2.0 * rows * cols * dtype_bytes(problem.dtype) / kDramBytesPerUs;
+  };
+  return plan.expected_us + (operands.pack_a ? copy_us(problem.m, problem.k) : 0) +
+         (operands.pack_b ? copy_us(problem.k, problem.n) : 0) +
+         (operands.pads_d ? copy_us(problem.m, problem.n) : 0);
+}
+
+bool thin_takes(const ThinPlan& plan, const MatrixView& a, const MatrixView& b,
+                const GemmProblem& problem, const DeviceModel& device) {
+  return plan.rejected == nullptr && plan.expected_us < gemm_us(a, b, problem, device);
+}
+
+std::pair<int, int> thin_tile(const ThinPlan& plan) {
+  if (plan.kernel == ThinKernel::kRows) {
+    const thin::Rows& p = plan.rows;
+    const thin::RowsPlan rows = thin::rows_plan(p.dtype, p.x, p.n, p.k);
+    return {rows.tile_rows, rows.group};
+  }
+  const thin::Sums& p = plan.sums;
+  const thin::SumsPlan sums = thin::sums_plan(p.dtype, p.a, p.b, p.n, p.k);
+  return {sums.block_n, sums.block_k};
+}
+
+std::string thin_name(const ThinPlan& plan) {
+  const auto [rows, columns] = thin_tile(plan);
+  const char* kernel = plan.kernel == ThinKernel::kRows ? "rows" : "sums";
+  return std::string("thin ") + kernel + ' ' + std::to_string(rows) + 'x' + std::to_string(columns);
+}
+
+}  // namespace fusedops
