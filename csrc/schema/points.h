@@ -78,6 +78,23 @@ inline constexpr const char* kPointsSchemas[] = {
     // (C + 32, 16): products of rows (E, C) with the operands, then those of weight * operand, and
     // the sum of weight * operand.
     "edge_products(Tensor rows, Tensor list, Tensor ends, Tensor operands) -> Tensor",
+    // The edges to every point: entries (E,) of idx (B, M, K) by the row of n that they name,
+    // ascending, and where those of a row are, ranges (B * n, 2). Sums by them (B * n, C) in
+    // float32 of rows (E / per_row, C), times an entry's weight.
+    "edge_lists(Tensor idx, int n) -> (Tensor entries, Tensor ranges)",
+    "edge_point_sums(Tensor rows, Tensor entries, Tensor ranges, Tensor? weights, int per_row) -> "
+    "Tensor",
+
+    // One layer over the edges of points among themselves (edge_conv.cuh): products (B, N, 2 C) of
+    // the features, u then v + u; idx (B, N, K); affine (width, 2). Results as of
+    // edge_mlp_forward; with sums also totals, the sums of y by group, and products keep u and v.
+    // Backward: from winners (edge_pool_backward) and the dense part of the gradient to that of the
+    // products, in like's dtype, and which points are in an edge.
+    "edge_conv_forward_(Tensor(a!) products, Tensor idx, Tensor affine, Tensor like, float slope, "
+    "bool infer, bool sums, float eps) -> (Tensor out, Tensor best, Tensor which, Tensor totals, "
+    "Tensor normed, Tensor stats)",
+    "edge_conv_backward(Tensor products, Tensor idx, Tensor winners, Tensor? totals, "
+    "Tensor? dense, Tensor entries, Tensor ranges, Tensor like) -> (Tensor out, Tensor used)",
     "edge_close(Tensor sums, Tensor? affine, Tensor? dense, Tensor? moments, Tensor? own, "
     "Tensor? others, Tensor? first_weight, Tensor? coordinates, Tensor? features, Tensor like) "
     "-> (Tensor out, Tensor products)",

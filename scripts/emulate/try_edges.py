@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fusedops.points import BatchNorm, _edge_fused, edge_conv, set_abstraction
+from fusedops.points import BatchNorm, _edge_conv, _edge_fused, edge_conv, set_abstraction
 
 
 class Case(NamedTuple):
@@ -37,9 +37,35 @@ CASES = (
     Case((48, 20, 256), 6, 20, False, True, False),
     Case((32, 64), 0, 20, False, True, False),
     Case((20, 64), 8, 9, True, True, False),
+    Case((64,), 8, 9, True, True, False),
+    Case((200,), 12, 40, True, True, False),
+    Case((24,), 8, 17, True, False, False),
 )
 POINTS, GROUPS = 30, 9
 OUTPUT_ERROR, GRADIENT_ERROR = 0.01, 0.25  # relative; bf16, few groups
+
+
+def edge_lists(idx: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    """Of csrc/cuda/points/grouping, which is not emulated."""
+    clouds = idx.shape[0]
+    to = torch.where((idx >= 0) & (idx < n), idx, n) + torch.arange(clouds).view(-1, 1, 1) * (n + 1)
+    order = to.flatten().sort(stable=True)
+    counts = to.flatten().bincount(minlength=clouds * (n + 1))
+    ends = counts.cumsum(0)
+    ranges = torch.stack([ends - counts, ends], 1).view(clouds, n + 1, 2)[:, :n].flatten(0, 1)
+    return order.indices.int(), ranges.int().contiguous()
+
+
+def edge_point_sums(
+    rows: Tensor, entries: Tensor, ranges: Tensor, weights: Tensor | None, per_row: int
+) -> Tensor:
+    """Likewise."""
+    out = torch.zeros(ranges.shape[0], rows.shape[1])
+    for point, (begin, end) in enumerate(ranges.tolist()):
+        taken = entries[begin:end].long()
+        found = rows[taken // per_row].float()
+        out[point] = (found if weights is None else found * weights[taken, None]).sum(0)
+    return out
 
 
 def draw(case: Case) -> tuple[list[Tensor], Tensor]:
@@ -77,10 +103,11 @@ def run(case: Case, parts: list[Tensor], idx: Tensor, dtype: torch.dtype) -> lis
 
 def check(case: Case) -> None:
     parts, idx = draw(case)
-    calls, fused = [], _edge_fused.edge_mlp
+    calls, fused, conv = [], _edge_fused.edge_mlp, _edge_conv.edge_conv
     _edge_fused.edge_mlp = lambda *arguments: calls.append(1) or fused(*arguments)
+    _edge_conv.edge_conv = lambda *arguments: calls.append(1) or conv(*arguments)
     ours = run(case, parts, idx, torch.bfloat16)
-    _edge_fused.edge_mlp = fused
+    _edge_fused.edge_mlp, _edge_conv.edge_conv = fused, conv
     if not calls:
         raise SystemExit(f"{case}: the layers were composed")
     for number, (a, b) in enumerate(zip(ours, run(case, parts, idx, torch.float64), strict=True)):
@@ -93,6 +120,9 @@ def check(case: Case) -> None:
 
 if __name__ == "__main__":
     torch.ops.load_library(sys.argv[1])
+    library = torch.library.Library("fusedops", "IMPL")
+    library.impl("edge_lists", edge_lists, "CPU")
+    library.impl("edge_point_sums", edge_point_sums, "CPU")
     _edge_fused._shared_limit = lambda device: 232448
     torch.manual_seed(0)
     for each in CASES:

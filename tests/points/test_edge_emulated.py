@@ -27,4 +27,4 @@ def test_kernels_thread_by_thread(tmp_path):
     command = [sys.executable, EMULATE / "try_edges.py", library]
     tried = subprocess.run(command, capture_output=True, text=True, check=False)
     assert tried.returncode == 0, tried.stderr[-3000:]
-    assert tried.stdout.count("right") == 8
+    assert tried.stdout.count("right") == 11

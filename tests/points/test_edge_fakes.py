@@ -59,6 +59,18 @@ RESULTS = {
     "edge_close": [
         [((70, 64), FP32), ((64, 3), FP32)], *[[((70, 64), FP32), ((0, 3), FP32)]] * 2,
     ],
+    "edge_lists": [[((160,), INT32), ((80, 2), INT32)]],
+    "edge_point_sums": [[((80, 40), FP32)], [((80, 64), FP32)]],
+    "edge_conv_forward_": [
+        [NO_HALF, ((2, 40, 64), FP32), ((2, 40, 64), torch.int16), ((2, 40, 64), FP32),
+         ((64, 2), FP32), ((4, 64), FP32)],
+        [((2, 40, 40), HALF), NONE, NO_INT16, NONE, NONE, NONE],
+        [NO_HALF, ((2, 40, 136), FP32), ((2, 40, 136), torch.int16), NONE, NONE, NONE],
+    ],
+    "edge_conv_backward": [
+        [((2, 40, 128), HALF), ((2, 40), torch.bool)],
+        [((2, 40, 272), HALF), ((2, 40), torch.bool)],
+    ],
 }  # fmt: skip
 every_op = pytest.mark.parametrize("op", edges.OF_HALVES)
 meta_and_cuda = pytest.mark.parametrize("on", ["meta", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -196,6 +208,33 @@ WRONG = [
     ("edge_close", 0, {"moments": lambda _: None}, "moments must be given where dense is"),
     ("edge_close", 0, {"coordinates": lambda t: t[1:]},
      r"coordinates must have shape \(70, 3\); got \(69, 3\)"),
+    ("edge_lists", 0, {"idx": lambda t: t.int()}, "idx must be int64; got int32"),
+    ("edge_lists", 0, {"idx": lambda t: t[:, :0]}, "idx must have from 1 to .* entries; got 0"),
+    ("edge_lists", 0, {"n": lambda _: 0},
+     "the clouds must have from 1 to .* points together; got 2 of 0"),
+    ("edge_point_sums", 0, {"rows": lambda t: t[1:]},
+     r"rows must have shape \(160 / per_row, C\); got \(159, 40\)"),
+    ("edge_point_sums", 0, {"ranges": lambda t: t.long()},
+     r"entries and ranges must be what edge_lists gives; got shapes \(160,\) and \(80, 2\)"),
+    ("edge_point_sums", 1, {"weights": lambda _: None},
+     "weights must be given where per_row is not 1; got 16"),
+    ("edge_point_sums", 1, {"weights": lambda t: t[1:]},
+     r"weights must be 160 float32 values; got \(159,\)"),
+    ("edge_conv_forward_", 0, {"products": lambda t: t[..., :24]},
+     "products must have twice a multiple of 8 channels; got 24"),
+    ("edge_conv_forward_", 0, {"affine": lambda t: t[:40]},
+     "affine must have 64 or a multiple of 128 rows, at least 64; got 40"),
+    ("edge_conv_forward_", 0, {"idx": lambda t: t.repeat(1, 1, 126)},
+     "idx must have at most 2000 neighbours; got 2016"),
+    ("edge_conv_forward_", 0, {"idx": lambda t: t[:, 1:]},
+     r"idx must have shape \(2, 40, 16\); got \(2, 39, 16\)"),
+    ("edge_conv_forward_", 0, {"products": lambda t: t.mT.contiguous().mT},
+     "products are written: they must be contiguous and aligned to 16 bytes"),
+    ("edge_conv_forward_", 0, {"infer": lambda _: True},
+     "infer or sums must be asked for, and not both"),
+    ("edge_conv_backward", 0, {"totals": lambda _: None}, "totals and dense must come together"),
+    ("edge_conv_backward", 0, {"winners": lambda t: t.long()},
+     "winners must have dtype int32; got int64"),
 ]  # fmt: skip
 
 
@@ -304,8 +343,8 @@ def test_inference_and_edge_conv_are_one_graph(graphs):
     rows = given[1].requires_grad_()
     compiled = torch.compile(edge_conv, fullgraph=True, backend=backend_of(graphs))
     compiled(rows, torch.randint(100, (2, 100, 16)), *layers).sum().backward()
-    assert "edge_mlp_forward" in graphs[1]
-    assert "edge_winners" in graphs[2]
+    assert "edge_conv_forward_" in graphs[1]
+    assert "edge_conv_backward" in graphs[2]
 
 
 def edges_of(widths, norms, dtype=torch.bfloat16, k=16, dim=3):

@@ -12,7 +12,14 @@ import pytest
 import torch
 
 import fusedops
-from fusedops.points import BatchNorm, _edge_fused, _edge_mlp, edge_conv, set_abstraction
+from fusedops.points import (
+    BatchNorm,
+    _edge_conv,
+    _edge_fused,
+    _edge_mlp,
+    edge_conv,
+    set_abstraction,
+)
 from points.layer_cases import Call, assert_as_accurate_as_torch, make_layers
 from util import HALVES, assert_accurate, assert_replays_and_streams, generator, make, name
 
@@ -24,16 +31,20 @@ PADDINGS = ("none", "repeats", "minus", "mixed")
 @pytest.fixture(autouse=True)
 def fused_calls(monkeypatch):
     """The number of calls that took the kernels; a composed one fails."""
-    count, edge_mlp = [0], _edge_fused.edge_mlp
+    count = [0]
 
-    def counted(*arguments):
-        count[0] += 1
-        return edge_mlp(*arguments)
+    def counting(function):
+        def counted(*arguments):
+            count[0] += 1
+            return function(*arguments)
+
+        return counted
 
     def composed(*_):
         pytest.fail("the layers were composed")
 
-    monkeypatch.setattr(_edge_fused, "edge_mlp", counted)
+    for module, name_of in ((_edge_fused, "edge_mlp"), (_edge_conv, "edge_conv")):
+        monkeypatch.setattr(module, name_of, counting(getattr(module, name_of)))
     monkeypatch.setattr(_edge_mlp._edge_composed, "edge_mlp", composed)
     yield count
     assert count[0] > 0
@@ -208,6 +219,55 @@ def test_edge_conv(widths, kind):
         given.append(((rows,), neighbours(2, 60, 60, 20, "none", seed), layers))
     exact = fusedops.reference.edge_conv
     assert_as_accurate_as_torch(edge_conv, exact, given)
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize("kind", ["none", "batch_eval", "batch_train"])
+@pytest.mark.parametrize("width", [8, 72, 256])
+def test_one_layer_of_edge_conv(width, kind, padding):
+    """Whose gradients are sums by point alone, of points with many edges as well."""
+    given = []
+    for seed in (0, 100, 200):
+        rows = make(2, 400, 16, dtype=torch.bfloat16, device="cuda", seed=seed)
+        idx = neighbours(2, 400, 400, 20, padding, seed, empty=padding == "minus")
+        idx[:, 1:, 1] = 7
+        layers = make_layers(32, (width,), kind, torch.bfloat16, "cuda", seed=10 + seed)
+        given.append(((rows,), idx, layers))
+    exact = fusedops.reference.edge_conv
+    assert_as_accurate_as_torch(edge_conv, exact, given)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=name)
+def test_one_layer_of_edge_conv_repeats_and_infers(dtype):
+    """Two runs agree bit by bit; without gradients the same values come in one pass."""
+    rows = make(2, 300, 16, dtype=dtype, device="cuda").requires_grad_()
+    idx = neighbours(2, 300, 300, 20, "mixed")
+    layers = make_layers(32, (64,), "batch_eval", dtype, "cuda")
+    leaves = [rows, *layers[0]]
+    runs = []
+    for _ in range(2):
+        out = edge_conv(rows, idx, *layers)
+        runs.append([out, *torch.autograd.grad(out.float().square().sum(), leaves)])
+    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+    with torch.no_grad():
+        assert torch.equal(edge_conv(rows, idx, *layers), runs[0][0])
+
+
+def test_one_layer_of_edge_conv_in_special_values():
+    """NaN and infinity reach their groups; scales of 0 take the first neighbour."""
+    rows = make(1, 60, 16, dtype=torch.bfloat16, device="cuda")
+    idx = neighbours(1, 60, 60, 9, "minus")
+    rows[0, 3, 1], rows[0, 5, 2] = math.nan, math.inf
+    weights, biases, (norm,) = make_layers(32, (64,), "batch_eval", torch.bfloat16, "cuda")
+    norm = norm._replace(
+        weight=torch.where(torch.arange(64, device="cuda") % 3 > 0, norm.weight, 0)
+    )
+    call = Call((rows,), idx, (weights, biases, [norm]))
+    exact = Call((rows,), idx, (weights, biases, [norm]), torch.float64)
+    out = call(edge_conv)
+    assert torch.equal(out.isnan(), exact(fusedops.reference.edge_conv).isnan())
+    with torch.no_grad():
+        assert torch.equal(call(edge_conv).isnan(), out.isnan())
 
 
 @pytest.mark.parametrize("features", [0, 6])

@@ -193,6 +193,54 @@ def edge_close_samples(device, dtype):
     yield rows[0], pairs[0], pairs[1], moments, None, None, two, None, features, one
 
 
+def lists_of(idx, n):
+    """(entries, ranges) by the point that entries of idx name; all are points."""
+    to = idx + n * torch.arange(idx.shape[0], device=idx.device).view(-1, 1, 1)
+    order = to.flatten().sort(stable=True).indices
+    counts = to.flatten().bincount(minlength=idx.shape[0] * n)
+    ends = counts.cumsum(0)
+    return order.int(), torch.stack([ends - counts, ends], 1).int()
+
+
+def edge_lists_samples(device, dtype):
+    yield neighbours(device), POINTS
+
+
+def edge_point_sums_samples(device, dtype):
+    lists, edges = lists_of(neighbours(device), POINTS), CLOUDS * GROUPS * K
+    yield make(edges, 40, dtype=dtype, device=device), *lists, None, 1
+    weights = fp32(edges, device=device, seed=1)
+    yield fp32(CLOUDS * GROUPS, 64, device=device), *lists, weights, K
+
+
+def all_neighbours(device):
+    """K of every point."""
+    drawn = torch.rand(CLOUDS, POINTS, POINTS, generator=torch.Generator().manual_seed(4))
+    return drawn.argsort(2)[..., :K].contiguous().to(device)
+
+
+def edge_conv_forward__samples(device, dtype):
+    like, idx = make(1, dtype=dtype, device=device), all_neighbours(device)
+    for channels, width, infer, sums in (
+        (64, 64, False, True), (40, 64, True, False), (136, 256, False, False),
+    ):  # fmt: skip
+        products = fp32(CLOUDS, POINTS, 2 * channels, device=device, seed=1)
+        affine = fp32(width, 2, device=device, seed=2)
+        yield products, idx, affine, like, 0.2, infer, sums, 1e-5
+
+
+def edge_conv_backward_samples(device, dtype):
+    like, idx = make(1, dtype=dtype, device=device), all_neighbours(device)
+    for channels, width, batch in ((64, 64, True), (136, 256, False)):
+        products = fp32(CLOUDS, POINTS, 2 * channels, device=device, seed=1)
+        value = make(CLOUDS, POINTS, width, dtype=dtype, device=device, seed=2)
+        place = torch.arange(width, device=device).remainder(K).expand(value.shape).int()
+        winners = (place << 16) | (value.view(torch.int16).int() & 0xFFFF)
+        totals = fp32(CLOUDS, POINTS, channels, device=device, seed=3) if batch else None
+        dense = fp32(width, 2, device=device, seed=4) if batch else None
+        yield products, idx, winners, totals, dense, *lists_of(idx, POINTS), like
+
+
 # {op: its samples of a 16-bit type on any device}
 OF_HALVES = {
     name.removesuffix("_samples"): samples

@@ -120,6 +120,8 @@ def call(kind, sizes, training, backward):
         ("set_abstraction", (8, 1000, 500, 20, 0, (64,))),
         ("edge_conv", (32, 1024, 20, 64, (64, 64))),
         ("edge_conv", (8, 1000, 20, 3, (64,))),
+        ("edge_conv", (8, 1000, 20, 16, (60,))),
+        ("edge_conv", (8, 1000, 20, 16, (256,))),
     ],
 )
 def test_passes_and_bytes_are_those_of_the_call(fused, kind, sizes, backward, training):

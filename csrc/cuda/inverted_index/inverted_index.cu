@@ -28,25 +28,25 @@ Tensor bytes_like(const Tensor& like, int64_t bytes) {
   return torch::stable::new_empty(like, {bytes}, ScalarType::Byte);
 }
 
-InvertedIndex by_counting(const LaunchScope& scope, const Tensor& idx, int64_t clouds, int64_t n) {
+InvertedIndex by_counting(const LaunchScope& scope, const Tensor& idx, int64_t clouds, int64_t n,
+                          const InvertedTensors* into) {
   const int64_t count = idx.numel();
   const Layout layout(clouds * n, count);
-  const Tensor memory = bytes_like(idx, layout.ranges + 3 * layout.list);
+  const Tensor memory = bytes_like(idx, into ? 0 : layout.ranges + layout.list);
   auto* base = static_cast<char*>(memory.mutable_data_ptr());
   InvertIndex a{};
   a.idx = indices_of(idx);
   a.clouds = clouds;
   a.n = n;
   a.entries = count / clouds;
-  a.ranges = reinterpret_cast<uint2*>(base);
-  a.result = reinterpret_cast<uint32_t*>(base + layout.ranges);
-  a.placed = reinterpret_cast<uint2*>(base + layout.ranges + layout.list);
+  a.ranges = static_cast<uint2*>(into ? into->ranges.mutable_data_ptr() : base);
+  a.result = static_cast<uint32_t*>(into ? into->entries.mutable_data_ptr() : base + layout.ranges);
   launch_invert_index(a, scope.facts().sm_count, scope.stream());
   return {memory, a.result, a.ranges};
 }
 
 InvertedIndex by_sorting(const char* op, const LaunchScope& scope, const Tensor& idx,
-                         int64_t clouds, int64_t n) {
+                         int64_t clouds, int64_t n, const InvertedTensors* into) {
   const int64_t count = idx.numel(), destinations = clouds * n;
   const int bits = std::bit_width(static_cast<uint64_t>(destinations));
   const size_t sort_bytes = sort_by_key_bytes(count, bits);
@@ -54,7 +54,7 @@ InvertedIndex by_sorting(const char* op, const LaunchScope& scope, const Tensor&
   const int64_t lists = layout.ranges + 4 * layout.list;
   const Tensor memory = bytes_like(idx, lists + static_cast<int64_t>(sort_bytes));
   auto* base = static_cast<char*>(memory.mutable_data_ptr());
-  auto* ranges = reinterpret_cast<uint2*>(base);
+  auto* ranges = static_cast<uint2*>(into ? into->ranges.mutable_data_ptr() : base);
   const auto part = [&](int i) {
     return reinterpret_cast<uint32_t*>(base + layout.ranges + i * layout.list);
   };
@@ -67,17 +67,21 @@ InvertedIndex by_sorting(const char* op, const LaunchScope& scope, const Tensor&
       sort_by_key(base + lists, sort_bytes, buffers, count, bits, scope.stream());
   FUSEDOPS_CHECK(error == cudaSuccess, op, ": CUDA error: ", cudaGetErrorString(error));
   launch_inverted_ranges(buffers.keys, count, destinations, ranges, scope.stream());
-  return {memory, buffers.values, ranges};
+  if (!into) return {memory, buffers.values, ranges};
+  auto* entries = static_cast<uint32_t*>(into->entries.mutable_data_ptr());
+  cudaMemcpyAsync(entries, buffers.values, sizeof(uint32_t) * static_cast<size_t>(count),
+                  cudaMemcpyDeviceToDevice, scope.stream());
+  return {memory, entries, ranges};
 }
 
 }  // namespace
 
 InvertedIndex invert_index(const char* op, const LaunchScope& scope, const Tensor& idx,
-                           int64_t clouds, int64_t n) {
+                           int64_t clouds, int64_t n, const InvertedTensors* into) {
   const bool counts = can_invert(clouds, n, idx.numel() / clouds, scope.facts().sm_count,
                                  scope.facts().shared_memory_per_block);
-  const InvertedIndex inverted =
-      counts ? by_counting(scope, idx, clouds, n) : by_sorting(op, scope, idx, clouds, n);
+  const InvertedIndex inverted = counts ? by_counting(scope, idx, clouds, n, into)
+                                        : by_sorting(op, scope, idx, clouds, n, into);
   check_launch(op);  // here: kernels that read lists which nobody wrote would read anywhere
   return inverted;
 }

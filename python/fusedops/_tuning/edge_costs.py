@@ -1,7 +1,8 @@
 """What a layer over edges costs: its passes, their arithmetic and memory, and what is kept.
 
-The fused passes are those that points/_edge_fused.py and points/_edge_backward.py launch (a test
-compares them with a traced call). Every edge slot counts: what is none or a repeat costs less.
+The fused passes are those that _edge_fused.py, _edge_backward.py and _edge_conv.py of points launch
+(a test compares them with a traced call). Every edge slot counts: what is none or a repeat costs
+less.
 """
 
 from __future__ import annotations
@@ -89,6 +90,11 @@ class EdgeCall(NamedTuple):
         return self.features > 0 and not self.raw
 
     @property
+    def is_conv(self) -> bool:
+        """Whether it is one layer over the edges of points among themselves."""
+        return self.products > 1 and len(self.channels) == 1 and self.channels[0] % 8 == 0
+
+    @property
     def product_flops(self) -> int:
         """Of the features' products, by point."""
         rows = self.clouds * self.points
@@ -170,6 +176,9 @@ def passes_of(call: EdgeCall, *, fused: bool) -> list[ExplainedPass]:
 
 def fused_passes(call: EdgeCall) -> Iterator[ExplainedPass]:
     """Every pass over edges, in the order of their launches."""
+    if call.is_conv:
+        yield from _conv_passes(call)
+        return
     edges = call.edges
     if not call.infer:
         yield ExplainedPass(
@@ -197,6 +206,37 @@ def fused_passes(call: EdgeCall) -> Iterator[ExplainedPass]:
         for layer in range(last, 1, -1):
             yield from _backward_passes(call, layer)
         yield from _first_layer_passes(call)
+
+
+def _conv_passes(call: EdgeCall) -> Iterator[ExplainedPass]:
+    """Of one layer of EdgeConv."""
+    rows, channels = call.clouds * call.points, call.channels[0]
+    index, pooled = _INDEX * call.edges, rows * channels
+    yield ExplainedPass("edge_parameters", False, "weights and norms as the passes read them")
+    found = ["statistics"] if call.batch else []
+    found = ["the pooled activations"] if call.infer else ["maxima", *found]
+    written = pooled * (_HALF if call.infer else _FLOAT + _HALF + 2 * _FLOAT * call.batch)
+    yield ExplainedPass(
+        "edge_conv_forward_", False, f"layer 1: {' and '.join(found)}",
+        moved=index + 2 * pooled * _FLOAT + written, gathered=call.edges * channels * _FLOAT,
+    )  # fmt: skip
+    if not call.infer:
+        what = "norm and activation of the maxima"
+        moved = pooled * (_FLOAT + 2 * _HALF)
+        yield ExplainedPass("edge_pool_forward", False, what, moved=moved)
+    if not call.backward:
+        return
+    winners = rows * call.widths[0] * _FLOAT
+    what = "gradients of the maxima, sums of the last norm"
+    moved = pooled * (_FLOAT + 2 * _HALF) + winners
+    yield ExplainedPass("edge_pool_backward", True, what, moved=moved)
+    lists = index // 2 + 2 * _FLOAT * rows
+    yield ExplainedPass("edge_lists", True, "the edges to every point", moved=index + lists)
+    what = "sums by point and by group: gradients of the products"
+    read = pooled * 3 * _FLOAT if call.batch else 0
+    gathered = call.edges * channels * _FLOAT * (2 if call.batch else 1)
+    moved = lists + index + winners + read + 2 * pooled * _HALF
+    yield ExplainedPass("edge_conv_backward", True, what, moved=moved, gathered=gathered)
 
 
 def _first_macs(call: EdgeCall) -> int:
@@ -275,17 +315,19 @@ def _first_layer_passes(call: EdgeCall) -> Iterator[ExplainedPass]:
     if len(call.channels) == 1:
         what = "the maxima's gradients as rows of edges"
         yield ExplainedPass("edge_winners", True, what, moved=records + groups + rows)
-    index = _INDEX * edges
+    index = _INDEX * edges // 2  # of the lists
+    lists = ExplainedPass("edge_lists", True, "the edges to every point", moved=3 * index)
+    by_point = ExplainedPass("edge_point_sums", True, "rows by point", moved=rows + points + index)
+    moments = [
+        ExplainedPass("edge_moments", True, "weights and offsets of the edges", moved=2 * records),
+        ExplainedPass("edge_point_sums", True, "those by point", moved=records + index),
+    ]
     if not call.has_rows:
         if call.features:
             if call.batch:
-                what = "weights and offsets of the edges"
-                yield ExplainedPass("edge_moments", True, what, moved=2 * records)
-                yield ExplainedPass(
-                    "group_backward", True, "those by point", moved=records + 2 * index
-                )
-            what = "rows by point"
-            yield ExplainedPass("group_backward", True, what, moved=rows + points + 2 * index)
+                yield from (moments[0], lists, moments[1], by_point)
+            else:
+                yield from (lists, by_point)
             what = "closed form of layer 1: points"
             yield ExplainedPass("edge_close", True, what, moved=2 * points)
         operands = edges * call.planes * _PLANE * _HALF
@@ -293,21 +335,18 @@ def _first_layer_passes(call: EdgeCall) -> Iterator[ExplainedPass]:
         flops = 2 * edges * _OPERAND_COLUMNS * (width + 3 * _OPERAND_COLUMNS)
         yield ExplainedPass("edge_products", True, what, 0, flops, moved=records + rows + operands)
         return
-    yield ExplainedPass("group_backward", True, "rows by point", moved=rows + points + 2 * index)
+    yield from (lists, by_point)
     yield ExplainedPass("edge_group_sums", True, "rows by group", moved=rows + groups)
     if call.batch:
-        what = "weights and offsets of the edges"
-        yield ExplainedPass("edge_moments", True, what, moved=2 * records)
-        yield ExplainedPass("group_backward", True, "those by point", moved=records + 2 * index)
+        yield from moments
         yield ExplainedPass("edge_group_sums", True, "those by group", moved=records)
         gathered = edges * width * _FLOAT
         what = "the first product by group"
         yield ExplainedPass("edge_group_sums", True, what, moved=groups, gathered=gathered)
         if call.products > 1:
             what = "the centres' product by point"
-            yield ExplainedPass(
-                "interpolate_backward", True, what, moved=points + index, gathered=gathered
-            )
+            moved = points + index
+            yield ExplainedPass("edge_point_sums", True, what, moved=moved, gathered=gathered)
     for what, size in (("points", points), ("groups", groups)):
         yield ExplainedPass("edge_close", True, f"closed form of layer 1: {what}", moved=2 * size)
 
@@ -315,6 +354,9 @@ def _first_layer_passes(call: EdgeCall) -> Iterator[ExplainedPass]:
 def fused_kept(call: EdgeCall) -> int:
     """Bytes that forward allocates and backward reads, but for parameters and statistics."""
     points, groups = call.clouds * call.points, call.clouds * call.groups
+    if call.is_conv:  # maxima and their places, both products, sums by group
+        values = 3 * _FLOAT + _HALF + (_FLOAT if call.batch else 0)
+        return points * call.channels[0] * values
     kept = (_RECORD + call.planes * _PLANE * _HALF + _INDEX) * call.edges + _FLOAT * groups
     kept += groups * call.channels[-1] * (_FLOAT + _HALF)
     if call.products == 1 and call.has_rows:

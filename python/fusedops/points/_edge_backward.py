@@ -5,12 +5,17 @@ Under batch statistics every edge of weight w gets w (A + B y) on top of what co
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ._edge_problem import Problem, in_fragment_order, padded_to
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ._edge_problem import Plan
 
 _ops = torch.ops.fusedops
 _FIRST_MOMENTS = 16  # the row of the operands' sum, behind their second moments
@@ -21,6 +26,30 @@ class Sums(NamedTuple):
 
     by_point: Tensor | None
     by_group: Tensor | None
+
+
+def norm_grads(
+    plan: Plan, parameters: Sequence[Tensor | None], grads: dict[int, Tensor]
+) -> list[Tensor | None]:
+    """Of gamma, beta, bias, mean and variance of every layer, from those of scales and shifts."""
+    count = len(plan.channels)
+    found: list[list[Tensor | None]] = [[], [], []]
+    by_kind = [parameters[i * count :][:count] for i in range(5)]
+    for layer, channels in enumerate(plan.channels):
+        gamma, beta, bias, mean, var = (kind[layer] for kind in by_kind)
+        dscale, dshift = grads[layer][:channels].unbind(1)
+        dgamma, dbias = dscale, None
+        if plan.training[layer]:
+            dbias = None if bias is None else torch.zeros_like(dshift)
+        else:
+            rstd = 1.0 if var is None else (var.float() + plan.eps[layer]).rsqrt()
+            below = 0.0 if bias is None else bias.float()
+            below = below if mean is None else below - mean.float()
+            dgamma = (dscale + dshift * below) * rstd
+            dbias = dshift * rstd if gamma is None else dshift * rstd * gamma.float()
+        for kind, (tensor, grad) in enumerate(((gamma, dgamma), (beta, dshift), (bias, dbias))):
+            found[kind].append(None if tensor is None or grad is None else grad.to(tensor.dtype))
+    return [*found[0], *found[1], *found[2], *[None] * (2 * count)]
 
 
 class Backward:
@@ -40,6 +69,7 @@ class Backward:
         self.weights = parameters[: self.count - 1]
         self.parameters = parameters[self.count - 1 :]
         self.needs = ctx.needs_input_grad
+        self.lists: tuple[Tensor, Tensor] | None = None  # of the edges to every point
 
     def run(self, dout: Tensor) -> tuple[Any, ...]:
         last = self.count - 1
@@ -61,34 +91,19 @@ class Backward:
             winners, dense = None, below_dense
         first = self._first_layer(winners, rows, dense)
         weights = [self._weight_grad(layer, weight_grads) for layer in range(1, self.count)]
-        return (*first, None, None, None, *weights, *self._norm_grads(affine_grads))
+        return (
+            *first,
+            None,
+            None,
+            None,
+            *weights,
+            *norm_grads(self.plan, self.parameters, affine_grads),
+        )
 
     def _weight_grad(self, layer: int, grads: dict[int, Tensor]) -> Tensor:
         weight = self.weights[layer - 1]
         rows, columns = weight.shape
         return grads[layer][:rows, :columns].to(weight.dtype)
-
-    def _norm_grads(self, grads: dict[int, Tensor]) -> list[Tensor | None]:
-        """Of gamma, beta, bias, mean and variance of every layer."""
-        found: list[list[Tensor | None]] = [[], [], []]
-        by_kind = [self.parameters[i * self.count :][: self.count] for i in range(5)]
-        for layer, channels in enumerate(self.plan.channels):
-            gamma, beta, bias, mean, var = (kind[layer] for kind in by_kind)
-            dscale, dshift = grads[layer][:channels].unbind(1)
-            dgamma, dbias = dscale, None
-            if self.plan.training[layer]:
-                dbias = None if bias is None else torch.zeros_like(dshift)
-            else:
-                rstd = 1.0 if var is None else (var.float() + self.plan.eps[layer]).rsqrt()
-                below = 0.0 if bias is None else bias.float()
-                below = below if mean is None else below - mean.float()
-                dgamma = (dscale + dshift * below) * rstd
-                dbias = dshift * rstd if gamma is None else dshift * rstd * gamma.float()
-            for kind, (tensor, grad) in enumerate(((gamma, dgamma), (beta, dshift), (bias, dbias))):
-                found[kind].append(
-                    None if tensor is None or grad is None else grad.to(tensor.dtype)
-                )
-        return [*found[0], *found[1], *found[2], *[None] * (2 * self.count)]
 
     def _first_layer(
         self, winners: Tensor | None, dz: Tensor | None, dense: Tensor
@@ -114,7 +129,7 @@ class Backward:
             values = _ops.edge_moments(edges, ends, *self._offsets())
             moments = Sums(self._by_point(values), _ops.edge_group_sums(values, edges, ends, False))
             own = Sums(problem.rows, problem.group_rows)
-            others = self._others()
+            others = self._others(values)
         points, centers = self._coordinates()
         du, products = self._close(0, sums, scale, batch, moments, own, others, points)
         dv, group_products = self._close(1, sums, scale, batch, moments, own, others, centers)
@@ -181,33 +196,31 @@ class Backward:
         du = du[:, : self.plan.channels[0]].to(features.dtype)
         return (du @ weight).view(features.shape)
 
-    def _by_point(self, rows: Tensor) -> Tensor:
-        """(B * N, C) float32: the sums of rows by edge (E, C) over the edges to each point."""
-        width = rows.shape[1]
-        count = self._num_points()
-        sums: Tensor = _ops.group_backward(
-            rows.view(*self.idx.shape, width), self.merged, count, 0, width, True
-        )
-        return sums.flatten(0, 1)
+    def _by_point(self, rows: Tensor, weights: Tensor | None = None) -> Tensor:
+        """(B * N, C) float32: the sums of rows by edge (E, C) over the edges to each point.
+
+        Or of rows by group, times weights of the edges.
+        """
+        if self.lists is None:
+            self.lists = _ops.edge_lists(self.merged, self._num_points())
+        per_row = 1 if weights is None else self.idx.shape[2]
+        sums: Tensor = _ops.edge_point_sums(rows, *self.lists, weights, per_row)
+        return sums
 
     def _num_points(self) -> int:
         """Of a cloud."""
         rows = self.gathered[0] if self.gathered[0] is not None else self.xyz
         return int(rows.shape[1])
 
-    def _others(self) -> Sums:
+    def _others(self, moments: Tensor) -> Sums:
         """Sums over edges of group_rows by point and of rows by group."""
         problem = self.problem
         by_point = by_group = None
         if problem.rows is not None:
             by_group = _ops.edge_group_sums(problem.rows, problem.list, problem.ends, True)
         if problem.group_rows is not None:
-            one = torch.ones(self.idx.shape, dtype=torch.float32, device=self.idx.device)
-            width, clouds = self.plan.widths[0], self.idx.shape[0]
-            like = one.new_empty(()).expand(clouds, self._num_points(), width)
-            by_point = _ops.interpolate_backward(
-                problem.group_rows, like.contiguous(), self.idx, one, True, False
-            )[0].flatten(0, 1)
+            weights = moments[:, 0].contiguous()
+            by_point = self._by_point(problem.group_rows.flatten(0, 1), weights)
         return Sums(by_point, by_group)
 
     def _close(

@@ -147,6 +147,11 @@ def _supports_norm(norm: object) -> bool:
     return norm is None or (isinstance(norm, BatchNorm) and norm.group is None)
 
 
+def slope_of(activation: str, negative_slope: float) -> float:
+    """Of an activation that `refusal` lets pass."""
+    return _SLOPES.get(activation, negative_slope)
+
+
 def channels_of(given: EdgeInput, layers: Sequence[EdgeLayer]) -> tuple[int, ...]:
     first = next(
         t.shape[dim]
@@ -225,7 +230,7 @@ class EdgeMax(torch.autograd.Function):
             return _composed_backward(call, dout) if torch.is_grad_enabled() else call.run(dout)
 
 
-def _alias(t: Tensor | None) -> Tensor | None:
+def alias(t: Tensor | None) -> Tensor | None:
     return t.view_as(t) if t is not None and t.is_floating_point() else t
 
 
@@ -234,7 +239,7 @@ def _composed_backward(call: Backward, dout: Tensor) -> tuple[Any, ...]:
     plan, count = call.plan, call.count
     # NOTE: aliases, because inputs may be made of each other: what leads from one to another is for
     # the engine to follow.
-    inputs = [_alias(t) for t in (*call.gathered, None, None, *call.weights, *call.parameters)]
+    inputs = [alias(t) for t in (*call.gathered, None, None, *call.weights, *call.parameters)]
     rows, group_rows, offset_weight, xyz, centers, idx = inputs[:6]
     assert idx is not None
     weights, parameters = inputs[8 : 7 + count], inputs[7 + count :]
@@ -270,7 +275,7 @@ def edge_mlp(
     last_activation: bool,
 ) -> Tensor:
     """`_edge_mlp.edge_mlp` of a call that `supports` knows."""
-    slope = _SLOPES.get(activation, negative_slope)
+    slope = slope_of(activation, negative_slope)
     last_slope = slope if last_activation else 1.0
     batch = [layer.norm if isinstance(layer.norm, BatchNorm) else None for layer in layers]
     raw = takes_features(given)
@@ -313,13 +318,13 @@ def edge_mlp(
     trained = [
         layer for layer in layers if isinstance(layer.norm, BatchNorm) and layer.norm.training
     ]
-    _update_running(trained, stats)
+    update_running(trained, stats)
     result: Tensor = out
     return result
 
 
 @torch.no_grad()
-def _update_running(layers: Sequence[EdgeLayer], stats: Sequence[Tensor]) -> None:
+def update_running(layers: Sequence[EdgeLayer], stats: Sequence[Tensor]) -> None:
     """Mix the batch into the running statistics; not where no edge counts."""
     running: list[Tensor] = []
     values: list[Tensor] = []

@@ -80,7 +80,8 @@ def _counted(norm: Norm | None, dtype: torch.dtype) -> Norm | None:
     return norm._replace(momentum=1 / norm.num_batches_tracked.to(wide_dtype(dtype)).reshape(()))
 
 
-def _product(x: Tensor, weight: Tensor) -> Tensor:
+def plain_product(x: Tensor, weight: Tensor) -> Tensor:
+    """`product_by_point` without a gradient."""
     if x.dtype.itemsize > 2:
         return linear(x, weight)
     x, weight = x.float(), weight.float()
@@ -99,7 +100,7 @@ class PointRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return _product(x, weight)
+        return plain_product(x, weight)
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, Tensor | None]:
@@ -120,6 +121,6 @@ def product_by_point(x: Tensor, weight: Tensor) -> Tensor:
     Rows that are summed with others must not be rounded before. Halves are exact in TF32.
     """
     if sees_torch_functions_only(x, weight) or not needs_grad(x, weight):
-        return _product(x, weight)
+        return plain_product(x, weight)
     product: Tensor = PointRows.apply(*distinct(x, weight))
     return product

@@ -118,7 +118,7 @@ class Norms(NamedTuple):
     var: tuple[Tensor | None, ...]
 
 
-def _parameters(
+def parameters_of(
     plan: Plan,
     weights: Sequence[Tensor],
     norms: Norms,
@@ -205,7 +205,7 @@ def build_problem(
     edges, merged, own_ends, operands = _ops.edge_list(
         idx, ends, points, xyz if offset_weight is not None else None, centers, features, like
     )
-    first_weight, flat, affine = _parameters(
+    first_weight, flat, affine = parameters_of(
         plan, weights, norms, offset_weight, feature_weight, like
     )
     has_operands = offset_weight is not None or feature_weight is not None

@@ -7,6 +7,7 @@ from collections.abc import Sequence  # noqa: TC003 (`public` reads annotations)
 from torch import Tensor  # noqa: TC002 (likewise)
 
 from .._core.calls import public
+from . import _edge_conv
 from ._edge_checks import (
     check_cloud,
     check_edge_count,
@@ -200,11 +201,15 @@ def edge_conv(
     packed = idx.dim() == 2
     if packed:
         features, idx = features.unsqueeze(0), idx.unsqueeze(0)
-    of_difference, of_centre = layers.weights[0][:, :size], layers.weights[0][:, size:]
-    rows = product_by_point(features, of_difference)
-    group_rows = product_by_point(features, of_centre) - rows
+    weight, own_layers = layers.weights[0], edge_layers(layers)
+    slope = float(negative_slope)
+    if _edge_conv.supports(features, weight, idx, own_layers, activation, slope, pool):
+        out = _edge_conv.edge_conv(
+            features, weight, idx, own_layers[0], activation, slope, last_activation
+        )
+        return out.squeeze(0) if packed else out
+    rows = product_by_point(features, weight[:, :size])
+    group_rows = product_by_point(features, weight[:, size:]) - rows
     edges = EdgeInput(rows, group_rows, None, None, None, idx, layers.dtype)
-    out = edge_mlp(
-        edges, edge_layers(layers), activation, float(negative_slope), last_activation, pool
-    )
+    out = edge_mlp(edges, own_layers, activation, slope, last_activation, pool)
     return out.squeeze(0) if packed else out

@@ -12,7 +12,7 @@ struct EdgeForward {
   T* out;          // [groups][channels]: act(scale y + shift) there, 0 for an empty group; or null
   float* best;     // [groups][channels]: max v, v = sign(scale) y; or null
   int16_t* which;  // [groups][channels]: the first neighbour that has it, -1 in an empty group
-  float* sums;     // [grid.x][2 * width + 1]: of w v and w v^2, and of w; or null
+  float* sums;     // [grid.x][2 * width + 1]: means of v, squared distances, count; or null
 };
 
 template <class T>

@@ -195,7 +195,8 @@ struct EdgeSums {
   }
 };
 
-// The block's sums, rows of a warp first, then its warps, always in the same order.
+// The block's mean, squared distances to it and count, from sums over rows of a warp first, then
+// over its warps, always in the same order.
 template <int kColumns>
 __device__ __forceinline__ void write_sums(const EdgeSums<kColumns>& sums, float* stage, int start,
                                            int width, float* to) {
@@ -218,15 +219,19 @@ __device__ __forceinline__ void write_sums(const EdgeSums<kColumns>& sums, float
   const float weight = over_rows(sums.weight);
   if (lane_id() == 0) stage[kEdgeWarps * 2 * kColumns + warp_id()] = weight;
   __syncthreads();
-  for (int i = static_cast<int>(threadIdx.x); i <= 2 * kColumns; i += kEdgeThreads) {
-    const bool counts = i == 2 * kColumns;
-    const int column = start + i % kColumns;
-    if (counts ? start > 0 : column >= width) continue;
-    float sum = 0.f;
+  const float* weights = stage + kEdgeWarps * 2 * kColumns;
+  for (int i = static_cast<int>(threadIdx.x); i < kColumns; i += kEdgeThreads) {
+    if (start + i >= width) continue;
+    double n = 0, v = 0, v2 = 0;
     for (int w = 0; w < kEdgeWarps; ++w) {
-      sum += counts ? stage[kEdgeWarps * 2 * kColumns + w] : stage[w * 2 * kColumns + i];
+      n += weights[w];
+      v += stage[w * 2 * kColumns + i];
+      v2 += stage[w * 2 * kColumns + kColumns + i];
     }
-    to[counts ? 2 * width : i / kColumns * width + column] = sum;
+    const double mean = n > 0 ? v / n : 0, rest = v2 - v * mean;
+    to[start + i] = static_cast<float>(mean);
+    to[width + start + i] = static_cast<float>(rest < 0 ? 0 : rest);  // NaN stays
+    if (start + i == 0) to[2 * width] = static_cast<float>(n);
   }
 }
 

@@ -22,15 +22,13 @@ __device__ __forceinline__ float probe_sign(float scale) { return scale < 0.f ? 
 
 inline constexpr int kEdgeSumRows = 16;  // threads that share a channel's blocks
 
-// The sum over the blocks of partial[b * pitch + at], in double and always in the same order, for
-// the threads of row 0. A thread block is 32 channels x kEdgeSumRows.
-__device__ __forceinline__ double sum_of_blocks(const float* partial, int blocks, int64_t pitch,
-                                                int at, double (*stage)[32]) {
+// The sum over the blocks of value(b), in double and always in the same order, for the threads of
+// row 0. A thread block is 32 channels x kEdgeSumRows.
+template <class Value>
+__device__ __forceinline__ double sum_over_blocks(int blocks, double (*stage)[32], Value&& value) {
   double sum = 0;
 #pragma unroll 4
-  for (int b = static_cast<int>(threadIdx.y); b < blocks; b += kEdgeSumRows) {
-    sum += partial[b * pitch + at];
-  }
+  for (int b = static_cast<int>(threadIdx.y); b < blocks; b += kEdgeSumRows) sum += value(b);
   stage[threadIdx.y][threadIdx.x] = sum;
   __syncthreads();
   sum = 0;
@@ -41,22 +39,39 @@ __device__ __forceinline__ double sum_of_blocks(const float* partial, int blocks
   return sum;
 }
 
-// partial: [blocks][2 width + 1], of v = sign(gamma) y. given: (gamma, beta) by channel.
+// Of partial[b * pitch + at].
+__device__ __forceinline__ double sum_of_blocks(const float* partial, int blocks, int64_t pitch,
+                                                int at, double (*stage)[32]) {
+  return sum_over_blocks(blocks, stage, [&](int b) -> double { return partial[b * pitch + at]; });
+}
+
+// partial: [blocks][2 width + 1]: the blocks' means of v = sign(gamma) y, sums of squared distances
+// to them, and how many. given: (gamma, beta) by channel.
 static __global__ void edge_statistics_kernel(const float* partial, int blocks, int width,
                                               const float2* given, float eps, float2* affine,
                                               float* stats) {
   __shared__ double stage[kEdgeSumRows][32];
+  __shared__ double means[32];
   const int c = static_cast<int>(blockIdx.x * 32 + threadIdx.x);
   const int64_t pitch = 2 * width + 1;
-  const double v = sum_of_blocks(partial, blocks, pitch, c, stage);
-  const double v2 = sum_of_blocks(partial, blocks, pitch, width + c, stage);
-  const double n = sum_of_blocks(partial, blocks, pitch, 2 * width, stage);
+  const float* counts = partial + 2 * width;
+  const double n =
+      sum_over_blocks(blocks, stage, [&](int b) -> double { return counts[b * pitch]; });
+  const double counted = n > 0 ? n : 1;
+  const double sum = sum_over_blocks(blocks, stage, [&](int b) -> double {
+    const double count = counts[b * pitch];
+    return count > 0 ? count * partial[b * pitch + c] : 0;
+  });
+  if (threadIdx.y == 0) means[threadIdx.x] = sum / counted;
+  __syncthreads();
+  const double center = means[threadIdx.x];
+  const double m2 = sum_over_blocks(blocks, stage, [&](int b) -> double {
+    const double count = counts[b * pitch], distance = partial[b * pitch + c] - center;
+    return count > 0 ? partial[b * pitch + width + c] + count * distance * distance : 0;
+  });
   if (threadIdx.y > 0) return;
   const float2 gb = given[c];
-  const double counted = n > 0 ? n : 1;
-  const double mean = v / counted * probe_sign(gb.x);
-  const double raw = v2 - v * v / counted;
-  const double m2 = raw < 0 ? 0 : raw;  // and NaN where a value was not finite
+  const double mean = center * probe_sign(gb.x);
   const double variance = m2 / counted;
   const double rstd = 1.0 / sqrt(variance + eps);
   const double scale = gb.x * rstd;

@@ -59,8 +59,14 @@ Tensor scatter_rows(const LaunchScope& scope, const ScatterRequest& request) {
     return out;
   }
   const InvertedIndex sorted = invert_index("scatter_rows", scope, request.idx, clouds, request.n);
-  dispatch_dtype(dtype, [&]<DType D>(Tag<D>) { launch<D>(scope, request, sorted, out); });
+  scatter_lists(scope, request, sorted, out);
   return out;
+}
+
+void scatter_lists(const LaunchScope& scope, const ScatterRequest& request,
+                   const InvertedIndex& lists, const Tensor& out) {
+  const DType dtype = check_floating("scatter_rows", "rows", request.rows);
+  dispatch_dtype(dtype, [&]<DType D>(Tag<D>) { launch<D>(scope, request, lists, out); });
 }
 
 }  // namespace fusedops::cuda

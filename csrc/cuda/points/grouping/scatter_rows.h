@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "csrc/common/host/launch.h"
+#include "csrc/cuda/inverted_index/inverted_index.h"
 
 namespace fusedops::cuda {
 
@@ -19,5 +20,9 @@ struct ScatterRequest {
 };
 
 Tensor scatter_rows(const LaunchScope& scope, const ScatterRequest& request);
+
+// Likewise into out by the lists of idx, of which only the size of the first dimension is read.
+void scatter_lists(const LaunchScope& scope, const ScatterRequest& request,
+                   const InvertedIndex& lists, const Tensor& out);
 
 }  // namespace fusedops::cuda
