@@ -19,7 +19,7 @@ FeatureLayout layout_with(const NeighbourTensors& in, int64_t k, int stages) {
   layout.splits = in.points.dtype == DType::kBFloat16 ? 1 : 2;
   layout.stages = stages;
   layout.list = k <= 32 ? 32 : k <= 64 ? 64 : 128;
-  // 1.2 to 1.4 k candidates are expected, and up to 64 come at once
+  // 1.2 to 1.4 k candidates are expected, and up to 32 come at once
   layout.room = k <= 32 ? 96 : k <= 64 ? 160 : 224;
   layout.scratch = k <= 32 ? 0 : k <= 64 ? 256 : 512;
   return layout;
@@ -60,16 +60,18 @@ PreparedRows prepare(const LaunchScope& scope, const CloudTensors& clouds, bool 
 
 template <class S, bool Split, int Sets>
 void launch_features(const LaunchScope& scope, const NeighbourTensors& in,
-                     const NeighbourOutput<float>& out, const FeatureLayout& layout) {
+                     const NeighbourOutput<float>& out, FeatureLayout layout) {
   const PreparedRows points = prepare<S>(scope, in.points, Split);
   const bool self = in.queries.view.points == in.points.view.points &&
                     in.queries.view.num_rows() == in.points.view.num_rows();
   const PreparedRows queries = self ? points : prepare<S>(scope, in.queries, Split);
-  const auto aligned = [&](const void* data) {
-    return reinterpret_cast<uintptr_t>(data) % (4 * sizeof(S)) == 0;
+  const auto aligned = [&](size_t bytes) {
+    const auto at = [&](const void* data) { return reinterpret_cast<uintptr_t>(data) % bytes; };
+    return in.points.view.dim * sizeof(S) % bytes == 0 && at(in.points.view.points) == 0 &&
+           at(in.queries.view.points) == 0;
   };
-  const bool vectors = in.points.view.dim % 4 == 0 && aligned(in.points.view.points) &&
-                       aligned(in.queries.view.points);
+  const bool vectors = aligned(4 * sizeof(S));
+  layout.staged = layout.list == 32 && aligned(16);
   constexpr auto kernel = &feature_knn_kernel<S, Split, Sets>;
   allow_any_shared_memory<kernel>();
   const int64_t groups = num_row_groups(in.queries.view, kFeatureGroupBits);

@@ -59,6 +59,46 @@ __device__ __noinline__ uint64_t rank_candidates(FeatureQuery query, int count, 
   return query.best[k - 1];
 }
 
+// A warp's candidates in shared memory, `room` of them: whole rows come in pieces of 16 bytes, so
+// that lanes, which take a row each, do not read 32 places of global memory at once.
+template <class S>
+struct StagedCandidates {
+  static constexpr int kValues = 16 / sizeof(S);
+  const S* cloud;
+  char* to;
+  int dim, room;
+
+  __device__ __forceinline__ int pitch() const { return dim * static_cast<int>(sizeof(S)) + 16; }
+
+  // Starts copying candidates begin .. begin + room, up to count.
+  __device__ __forceinline__ void fetch(const uint32_t* positions, int begin, int count) const {
+    const int pieces = dim / kValues, rows = min(room, count - begin);
+    for (int i = static_cast<int>(threadIdx.x % 32); i < rows * pieces; i += 32) {
+      const int row = i / pieces, piece = i % pieces;
+      const S* from = cloud + int64_t{positions[begin + row]} * dim + piece * kValues;
+      copy_async(to + row * pitch() + piece * 16, from, true);
+    }
+    commit_copies();
+  }
+
+  // Exactly `exact_distance`.
+  __device__ __forceinline__ float distance(const S* query, int row) const {
+    const char* from = to + row * pitch();
+    float d = 0.0f;
+#pragma unroll 4
+    for (int c = 0; c < dim; c += kValues) {
+      const auto q = *reinterpret_cast<const Vec<S, kValues>*>(query + c);
+      const auto p = *reinterpret_cast<const Vec<S, kValues>*>(from + c * sizeof(S));
+#pragma unroll
+      for (int i = 0; i < kValues; ++i) {
+        const float delta = to_compute(q.value[i]) - to_compute(p.value[i]);
+        d = fmaf(delta, delta, d);
+      }
+    }
+    return d;
+  }
+};
+
 // At or above the k-th smallest of 32 Count values, none of them NaN: the largest value with fewer
 // than k below it, bit by bit; the last bits of a bound are not worth the time.
 template <int Count>
@@ -235,11 +275,20 @@ __global__ void __launch_bounds__(kFeatureWarps * 32, Sets > 2 ? 2 : 3)
   }
 
   // Second pass: candidates
+  const auto rank_full = [&] {
+    __syncwarp();
+    unsigned full = __ballot_sync(
+        kFullWarp, lane < kFeatureRows && counts[warp * kFeatureRows + lane % kFeatureRows] >
+                                              layout.room - kFeatureTile / 2);
+    for (; full != 0; full &= full - 1) rank(__ffs(full) - 1);
+  };
   const int slots[2] = {warp * kFeatureRows + quad_row, warp * kFeatureRows + quad_row + 8};
   stream(1.0f, [&](int64_t start, const auto& product, const float* norms) {
-    const float limit[2] = {limits[slots[0]], limits[slots[1]]};
+  // Half a tile at a time: that many candidates of a query may come at once
 #pragma unroll
     for (int n = 0; n < kFeatureTile / 8; ++n) {
+      if (n % (kFeatureTile / 16) == 0) rank_full();
+      const float limit[2] = {limits[slots[0]], limits[slots[1]]};
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float bound = fmaf(-2.0f, product[n][i], norms[n * 8 + i % 2]);
@@ -253,15 +302,52 @@ __global__ void __launch_bounds__(kFeatureWarps * 32, Sets > 2 ? 2 : 3)
         }
       }
     }
-    __syncwarp();
-    unsigned full = __ballot_sync(
-        kFullWarp, lane < kFeatureRows && counts[warp * kFeatureRows + lane % kFeatureRows] >
-                                              layout.room - kFeatureTile);
-    for (; full != 0; full &= full - 1) rank(__ffs(full) - 1);
   });
 
   // Rank what is left and write
   const int64_t base = points.index_base(group.cloud);
+  if (layout.staged) {
+    const StagedCandidates<S> staged{
+        cloud, reinterpret_cast<char*>(point_stages) + warp * kFeatureRows * layout.staged_bytes(),
+        dim, kFeatureRows * layout.stages};
+    const int last =
+        static_cast<int>(min(num_queries - warp * kFeatureRows, int64_t{kFeatureRows}));
+    const auto candidates = [&](int row) { return query_state(row).buffered; };
+    const auto count_of = [&](int row) { return counts[warp * kFeatureRows + row]; };
+    if (last > 0) staged.fetch(candidates(0), 0, count_of(0));
+    for (int row = 0; row < last; ++row) {
+      const int slot = warp * kFeatureRows + row, count = count_of(row);
+      const S* features = static_cast<const S*>(queries.points) + (first_query + slot) * dim;
+      uint64_t best = query_state(row).best[lane], key = empty;
+      int begin = 0;
+      do {
+        wait_copies();
+        __syncwarp();
+        const int r = lane - begin % 32;
+        if (r >= 0 && r < staged.room && begin + r < count) {
+          const uint32_t position = candidates(row)[begin + r];
+          key = candidate_key<Select::kNearest>(staged.distance(features, r), position);
+          key = min(key, empty);
+        }
+        __syncwarp();
+        begin += staged.room;
+        if (begin < count) {
+          staged.fetch(candidates(row), begin, count);
+        } else if (row + 1 < last) {
+          staged.fetch(candidates(row + 1), 0, count_of(row + 1));
+        }
+        if (begin % 32 == 0 || begin >= count) {
+          best = warp_merge(best, warp_sort(key, lane), lane);
+          key = empty;
+        }
+      } while (begin < count);
+      const uint64_t first = __shfl_sync(kFullWarp, best, 0);
+      if (lane < k) {
+        write_neighbour<Select::kNearest>(out, first_query + slot, lane, best, first, empty, base);
+      }
+    }
+    return;
+  }
   for (int row = 0; row < kFeatureRows; ++row) {
     const int slot = warp * kFeatureRows + row;
     if (slot >= num_queries) break;

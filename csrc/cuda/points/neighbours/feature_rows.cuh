@@ -51,15 +51,18 @@ __global__ void feature_prepare_kernel(const S* __restrict__ rows, int64_t count
 // Shared memory of a block: queries, points, lists, scratch, candidates, norms.
 struct FeatureLayout {
   int width, stride;
-  int splits;   // parts of a value: high, low
-  int stages;   // of copies of points
-  int list;     // best keys of a query: 32, 64 or 128
-  int room;     // candidates of a query before they are ranked
-  int scratch;  // keys, a power of two of at least list + room; 0 where a list fits a warp
+  int splits;           // parts of a value: high, low
+  int stages;           // of copies of points
+  int list;             // best keys of a query: 32, 64 or 128
+  int room;             // candidates of a query before they are ranked
+  int scratch;          // keys, a power of two of at least list + room; 0 where a list fits a warp
+  bool staged = false;  // candidates are ranked from where points were: lists of 32, aligned rows
 
   __host__ __device__ int matrix_bytes() const {
     return kFeatureTile * stride * 2;  // of one part of 64 rows
   }
+  // Of a staged row, at most: points of a stage are as many rows.
+  __host__ __device__ int staged_bytes() const { return stride * 2 * splits * stages; }
   __host__ __device__ int lists_at() const { return matrix_bytes() * splits * (1 + stages); }
   __host__ __device__ int scratch_at() const { return lists_at() + kFeatureTile * list * 8; }
   __host__ __device__ int buffers_at() const { return scratch_at() + kFeatureWarps * scratch * 8; }
