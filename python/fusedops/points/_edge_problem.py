@@ -22,7 +22,7 @@ MOST_FEATURES = 10  # kEdgeMostFeatures
 SLICE = 128  # kEdgeSlice: columns of the last layer that a block takes
 _PAD = 8  # kEdgePad
 _ROWS = 8 * 16  # of a block: kEdgeWarps * kEdgeRows
-_STAGES = 8 * 8 * 72 * 6  # sizeof(EdgeStage) * kEdgeWarps
+_STAGES = 8 * (8 * 72 * 6 + 128 * 4)  # (sizeof(EdgeStage) + pivots) * kEdgeWarps
 
 
 def padded_widths(channels: Sequence[int]) -> tuple[int, ...]:

@@ -113,6 +113,28 @@ __device__ __forceinline__ int fragment_place(int channel) {
 }
 
 inline constexpr int kEdgeCloseRows = 8;
+inline constexpr int kEdgeCloseUnroll = 4;  // rows of a thread in flight
+
+// What a thread reads of a row.
+struct EdgeCloseRow {
+  float sum, own, others;
+  float4 moments;
+  float features[kEdgeMostFeatures];
+
+  template <class T>
+  __device__ __forceinline__ void load(const EdgeClose<T>& a, int64_t row, int channel, int place) {
+    sum = __ldg(a.sums + row * a.width + channel);
+    if (!a.dense) return;
+    moments = __ldg(a.moments + row);
+    if (a.own) own = __ldg(a.own + row * a.width + place);
+    if (a.others) others = __ldg(a.others + row * a.width + place);
+    if (!a.features) return;
+#pragma unroll
+    for (int i = 0; i < kEdgeMostFeatures; ++i) {
+      if (i < a.count) features[i] = to_compute(a.features[row * a.count + i]);
+    }
+  }
+};
 
 template <class T>
 __global__ void __launch_bounds__(32 * kEdgeCloseRows) edge_close_kernel(EdgeClose<T> a) {
@@ -131,33 +153,42 @@ __global__ void __launch_bounds__(32 * kEdgeCloseRows) edge_close_kernel(EdgeClo
       of_features[i] = to_compute(i < 8 ? from[a.width * kEdgePlane + i] : from[i - 2]);
     }
   }
-#pragma unroll 4
-  for (int64_t row = int64_t{blockIdx.x} * kEdgeCloseRows + threadIdx.y; row < a.rows;
-       row += int64_t{gridDim.x} * kEdgeCloseRows) {
-    const int64_t i = row * a.width + c, in_fragment = row * a.width + place;
-    float value = scale * a.sums[i];
-    if (a.dense) {
-      const float4 m = __ldg(a.moments + row);
-      float y = fmaf(w[0], m.y, fmaf(w[1], m.z, w[2] * m.w));
-      if (a.own && m.x > 0.f) y = fmaf(m.x, a.own[in_fragment], y);
-      if (a.features && m.x > 0.f) {
-        float product = 0.f;
+  // What the rows read is on its way before any of it is used.
+  const int64_t stride = int64_t{gridDim.x} * kEdgeCloseRows;
+  for (int64_t first = int64_t{blockIdx.x} * kEdgeCloseRows + threadIdx.y; first < a.rows;
+       first += kEdgeCloseUnroll * stride) {
+    EdgeCloseRow given[kEdgeCloseUnroll];
 #pragma unroll
-        for (int i = 0; i < kEdgeMostFeatures; ++i) {
-          if (i >= a.count) break;
-          product = fmaf(of_features[i], to_compute(a.features[row * a.count + i]), product);
-        }
-        y = fmaf(m.x, product, y);
-      }
-      if (a.others) y += a.others[in_fragment];
-      value += fmaf(m.x, ab.x, ab.y * y);
+    for (int u = 0; u < kEdgeCloseUnroll; ++u) {
+      if (first + u * stride < a.rows) given[u].load(a, first + u * stride, c, place);
     }
-    a.out[i] = value;
-    // NOTE: a point without edges may lie anywhere, even nowhere.
-    if (a.coordinates && value != 0.f) {
 #pragma unroll
-      for (int d = 0; d < 3; ++d) {
-        total[d] = fmaf(value, __ldg(a.coordinates + row * 3 + d), total[d]);
+    for (int u = 0; u < kEdgeCloseUnroll; ++u) {
+      const int64_t row = first + u * stride;
+      if (row >= a.rows) break;
+      float value = scale * given[u].sum;
+      if (a.dense) {
+        const float4 m = given[u].moments;
+        float y = fmaf(w[0], m.y, fmaf(w[1], m.z, w[2] * m.w));
+        if (a.own && m.x > 0.f) y = fmaf(m.x, given[u].own, y);
+        if (a.features && m.x > 0.f) {
+          float product = 0.f;
+#pragma unroll
+          for (int i = 0; i < kEdgeMostFeatures; ++i) {
+            if (i < a.count) product = fmaf(of_features[i], given[u].features[i], product);
+          }
+          y = fmaf(m.x, product, y);
+        }
+        if (a.others) y += given[u].others;
+        value += fmaf(m.x, ab.x, ab.y * y);
+      }
+      a.out[row * a.width + c] = value;
+      // NOTE: a point without edges may lie anywhere, even nowhere.
+      if (a.coordinates && value != 0.f) {
+#pragma unroll
+        for (int d = 0; d < 3; ++d) {
+          total[d] = fmaf(value, __ldg(a.coordinates + row * 3 + d), total[d]);
+        }
       }
     }
   }

@@ -25,6 +25,8 @@ struct EdgeStage {
   unsigned short code[8][kStride];
 };
 
+inline constexpr int kEdgePivots = kEdgeWarps * kEdgeSlice;  // of a block's sums
+
 // The maxima of the rows that a lane has seen. A code is 2 * step + half, 255 before any.
 template <int kColumns>
 struct EdgeMaxima {
@@ -167,10 +169,12 @@ __device__ __forceinline__ void write_group(const EdgeForward<T>& a, int64_t gro
   }
 }
 
-// Weighted sums of the rows that a lane has seen.
+// Weighted sums of the rows that a lane has seen, of distances to the first row of its warp: sums
+// of squares lose what is small beside the mean.
 template <int kColumns>
 struct EdgeSums {
   float v[kColumns / 4], v2[kColumns / 4], weight;
+  float* pivots;  // [kColumns] of the warp
 
   __device__ __forceinline__ void clear() {
     weight = 0.f;
@@ -178,15 +182,29 @@ struct EdgeSums {
     for (int i = 0; i < kColumns / 4; ++i) v[i] = v2[i] = 0.f;
   }
 
+  // The warp's first tile, whose first row counts.
+  __device__ __forceinline__ void set_pivots(const float (&y)[4][4], int c) {
+    if (lane_id() < 4) {
+#pragma unroll
+      for (int b = 0; b < 4; ++b) {
+        *reinterpret_cast<float2*>(pivots + 32 * c + 8 * b + 2 * lane_id()) = {y[b][0], y[b][1]};
+      }
+    }
+    __syncwarp();
+  }
+
   __device__ __forceinline__ void add(const float (&y)[4][4], int c, const EdgeTile& tile) {
 #pragma unroll
     for (int b = 0; b < 4; ++b) {
+      const int column = 32 * c + 8 * b + 2 * (lane_id() % 4);
+      const float2 pivot = *reinterpret_cast<const float2*>(pivots + column);
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const int i = 8 * c + 2 * b + h;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const float value = y[b][2 * half + h], weighted = tile.weight(half) * value;
+          const float value = y[b][2 * half + h] - (h == 0 ? pivot.x : pivot.y);
+          const float weighted = tile.weight(half) * value;
           v[i] += weighted;
           v2[i] = fmaf(weighted, value, v2[i]);
         }
@@ -195,8 +213,8 @@ struct EdgeSums {
   }
 };
 
-// The block's mean, squared distances to it and count, from sums over rows of a warp first, then
-// over its warps, always in the same order.
+// The block's mean, squared distances to it and count, those of its warps first, always in the same
+// order.
 template <int kColumns>
 __device__ __forceinline__ void write_sums(const EdgeSums<kColumns>& sums, float* stage, int start,
                                            int width, float* to) {
@@ -207,30 +225,35 @@ __device__ __forceinline__ void write_sums(const EdgeSums<kColumns>& sums, float
     return value;
   };
   __syncthreads();
+  const float weight = __shfl_sync(kAllLanes, over_rows(sums.weight), 0);
+  const float some = weight > 0.f ? weight : 1.f;
 #pragma unroll
   for (int i = 0; i < kColumns / 4; ++i) {
     const float v = over_rows(sums.v[i]), v2 = over_rows(sums.v2[i]);
     const int column = 8 * (i / 2) + 2 * q + i % 2;
     if (lane_id() < 4) {
-      stage[warp_id() * 2 * kColumns + column] = v;
-      stage[warp_id() * 2 * kColumns + kColumns + column] = v2;
+      const float rest = v2 - v * (v / some);
+      stage[warp_id() * 2 * kColumns + column] =
+          weight > 0.f ? sums.pivots[column] + v / some : 0.f;
+      stage[warp_id() * 2 * kColumns + kColumns + column] = rest < 0.f ? 0.f : rest;  // NaN stays
     }
   }
-  const float weight = over_rows(sums.weight);
   if (lane_id() == 0) stage[kEdgeWarps * 2 * kColumns + warp_id()] = weight;
   __syncthreads();
   const float* weights = stage + kEdgeWarps * 2 * kColumns;
   for (int i = static_cast<int>(threadIdx.x); i < kColumns; i += kEdgeThreads) {
     if (start + i >= width) continue;
-    double n = 0, v = 0, v2 = 0;
+    double n = 0, mean = 0, square = 0;
     for (int w = 0; w < kEdgeWarps; ++w) {
-      n += weights[w];
-      v += stage[w * 2 * kColumns + i];
-      v2 += stage[w * 2 * kColumns + kColumns + i];
+      if (!(weights[w] > 0.f)) continue;
+      const double more = weights[w], distance = stage[w * 2 * kColumns + i] - mean;
+      square +=
+          stage[w * 2 * kColumns + kColumns + i] + distance * distance * n * more / (n + more);
+      n += more;
+      mean += distance * more / n;
     }
-    const double mean = n > 0 ? v / n : 0, rest = v2 - v * mean;
     to[start + i] = static_cast<float>(mean);
-    to[width + start + i] = static_cast<float>(rest < 0 ? 0 : rest);  // NaN stays
+    to[width + start + i] = static_cast<float>(square);
     if (start + i == 0) to[2 * width] = static_cast<float>(n);
   }
 }
@@ -269,6 +292,7 @@ struct EdgeForwardPass {
   EdgeMaxima<kLast> maxima;
   EdgeSums<kLast> sums;
   EdgeGathered gathered;
+  bool has_pivots;
 
   __device__ __forceinline__ void gather(const EdgeTile& tile) {
     const EdgeProblem<T>& p = a.problem;
@@ -294,10 +318,14 @@ struct EdgeForwardPass {
         apply_affine(w.signs, c, v);
       }
       if constexpr (kPool) maxima.template add<kWhich>(v, c, step, fixed);
-      if constexpr (kSums) sums.add(v, c, tile);
+      if constexpr (kSums) {
+        if (!has_pivots) sums.set_pivots(v, c);
+        sums.add(v, c, tile);
+      }
     }
     if constexpr (kHidden == 0) gather(next);
     if constexpr (kSums) {
+      has_pivots = true;
       if (lane_id() % 4 == 0) sums.weight += tile.weight(0) + tile.weight(1);
     }
   }
@@ -367,12 +395,16 @@ __global__ void __launch_bounds__(kEdgeThreads,
   const EdgeProblem<T>& p = a.problem;
   SharedTaker shared{memory};
   EdgeStage* stages = shared.take<EdgeStage>(kEdgeWarps);
+  float* pivots = shared.take<float>(kEdgePivots);
   const int start = static_cast<int>(blockIdx.y) * kLast;
   const EdgeWeights<T> w = load_layers(p, start, kLast, true, shared);
   using Pass = EdgeForwardPass<T, kHidden, kLast, kPool, kWhich, kSums>;
-  Pass pass{a, w, start, 0, {}, {}, take_gathered(p, Pass::kFirst, shared)};
+  Pass pass{a, w, start, 0, {}, {}, take_gathered(p, Pass::kFirst, shared), false};
   __syncthreads();
-  if constexpr (kSums) pass.sums.clear();
+  if constexpr (kSums) {
+    pass.sums.clear();
+    pass.sums.pivots = pivots + warp_id() * kLast;
+  }
   if constexpr (kWhich) pass.fixed = channels_of_scale_0<kLast>(p, start);
   if constexpr (kPool) {
     pass.run_groups(stages[warp_id()]);

@@ -22,7 +22,7 @@ auto with_forward_kernel(const EdgeForward<T>& a, EdgeForwardMode mode, Fn&& fn)
   const int hidden = p.layers > 1 ? p.hidden : 0;
   return dispatch(Choices<0, 32, 64, 128>{}, hidden, [&]<int kHidden>(Tag<kHidden>) {
     return dispatch(Choices<32, 64, 128>{}, edge_slice(p), [&]<int kLast>(Tag<kLast>) {
-      const int bytes = static_cast<int>(sizeof(EdgeStage)) * kEdgeWarps +
+      const int bytes = static_cast<int>(sizeof(EdgeStage)) * kEdgeWarps + 4 * kEdgePivots +
                         edge_layer_bytes(p, kLast, kHidden ? kHidden : kLast);
       const int slices = p.width / kLast;
       constexpr int kPooled = kLast < 64 ? 64 : kLast;  // layers of 32 channels have sums alone

@@ -330,7 +330,11 @@ Tensor edge_pool_forward(const Tensor& best,    // (B, M, C)
     using T = DeviceType<D>;
     EdgePool<T> a = pool_of<T>(p, slope);
     a.out = write<T>(out);
-    edge_pool_kernel<<<norm_blocks(out.numel()), kEdgeNormThreads, 0, scope.stream()>>>(a);
+    dispatch(Choices<1, 4>{}, p.channels % 4 == 0 ? 4 : 1, [&]<int kValues>(Tag<kValues>) {
+      constexpr auto kernel = &edge_pool_kernel<T, kValues>;
+      const unsigned blocks = norm_blocks(out.numel() / kValues);
+      kernel<<<blocks, kEdgeNormThreads, 0, scope.stream()>>>(a);
+    });
   });
 
   // Launch check

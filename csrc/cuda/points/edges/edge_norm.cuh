@@ -74,8 +74,10 @@ static __global__ void edge_statistics_kernel(const float* partial, int blocks, 
   const double mean = center * probe_sign(gb.x);
   const double variance = m2 / counted;
   const double rstd = 1.0 / sqrt(variance + eps);
-  const double scale = gb.x * rstd;
-  affine[c] = {static_cast<float>(scale), static_cast<float>(gb.y - mean * scale)};
+  // NOTE: the shift that belongs to the rounded scale: what rounding took from it times a large
+  // mean would be seen.
+  const float scale = static_cast<float>(gb.x * rstd);
+  affine[c] = {scale, static_cast<float>(gb.y - mean * scale)};
   stats[kEdgeMean * width + c] = static_cast<float>(mean);
   stats[kEdgeRstd * width + c] = static_cast<float>(rstd);
   stats[kEdgeVariance * width + c] = static_cast<float>(m2 / (n > 1 ? n - 1 : 1));
@@ -139,14 +141,23 @@ struct EdgePool {
   int width;
 };
 
-template <class T>
+// A thread has kValues channels, which divide a group's.
+template <class T, int kValues>
 static __global__ void edge_pool_kernel(EdgePool<T> a) {
-  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  const int64_t i = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) * kValues;
   if (i >= a.groups * a.channels) return;
-  const float2 st = a.affine[i % a.channels];
-  const float z = fmaf(probe_sign(st.x) * a.best[i], st.x, st.y);
-  const float value = z < 0.f ? (a.slope == 0.f ? 0.f : a.slope * z) : z;
-  a.out[i] = from_compute<T>(a.which[i] < 0 ? 0.f : value);
+  const int channel = static_cast<int>(i % a.channels);
+  const auto best = *reinterpret_cast<const Vec<float, kValues>*>(a.best + i);
+  const auto which = *reinterpret_cast<const Vec<int16_t, kValues>*>(a.which + i);
+  Vec<T, kValues> out;
+#pragma unroll
+  for (int v = 0; v < kValues; ++v) {
+    const float2 st = __ldg(a.affine + channel + v);
+    const float z = fmaf(probe_sign(st.x) * best.value[v], st.x, st.y);
+    const float value = z < 0.f ? (a.slope == 0.f ? 0.f : a.slope * z) : z;
+    out.value[v] = from_compute<T>(which.value[v] < 0 ? 0.f : value);
+  }
+  *reinterpret_cast<Vec<T, kValues>*>(a.out + i) = out;
 }
 
 inline constexpr int kEdgePoolRows = 8;
