@@ -25,9 +25,10 @@ def run(o: Options, count: Counter[str]) -> None:
             for k, training in ((5, True), (17, False), (33, True)):
                 _set_abstraction(o, channels, k, training, dtype)
                 count["set abstraction"] += 1
-        for channels in ((64,), (64, 128)):
-            _edge_conv(o, channels, dtype)
-            count["edge conv"] += 1
+        for channels in ((64,), (64, 128), (24,), (136,), (256,)):
+            for training in (True, False):
+                _edge_conv(o, channels, dtype, training)
+                count["edge conv"] += 1
 
 
 def _norms(o: Options, channels: tuple[int, ...], training: bool) -> list[BatchNorm]:
@@ -66,10 +67,14 @@ def _set_abstraction(
         )  # fmt: skip
 
 
-def _edge_conv(o: Options, channels: tuple[int, ...], dtype: torch.dtype) -> None:
-    n, k, features = 50, 9, 16
+def _edge_conv(o: Options, channels: tuple[int, ...], dtype: torch.dtype, training: bool) -> None:
+    n, k, features = 300, 9, 16
     sizes = (2 * features, *channels)
     weights = [o.randn(b, a, dtype=dtype, grad=True) for a, b in pairwise(sizes)]
     x = o.randn(2, n, features, dtype=dtype, grad=True)
     idx = _idx(o, n, n, k)
-    fusedops.points.edge_conv(x, idx, weights, norms=_norms(o, channels, True)).sum().backward()
+    idx[:, 2:, 1] = 7  # a point with more edges than a group of lanes takes alone
+    norms = _norms(o, channels, training)
+    fusedops.points.edge_conv(x, idx, weights, norms=norms).sum().backward()
+    with torch.no_grad():
+        fusedops.points.edge_conv(x, idx, weights, norms=norms)

@@ -68,7 +68,7 @@ def run_neighbours(o: Options, count: Counter[str]) -> None:
     dtypes = o.some((torch.float32, torch.float16, torch.bfloat16, torch.float64), 2)
     cases = [*itertools.product(few, (2, 3), dtypes)]
     cases += [*itertools.product(o.some(many, 1), (3,), dtypes)]
-    cases += [*itertools.product(o.some((few[0], many[0]), 1), (5, 40), dtypes)]
+    cases += [*itertools.product(o.some((few[0], many[0]), 1), (5, 40, 200), dtypes)]
     for (m, k), dim, dtype in cases:
         points = o.rand(2, 333, dim, dtype=dtype)
         queries = o.rand(2, m // 2, dim, dtype=dtype)
