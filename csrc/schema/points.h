@@ -71,7 +71,7 @@ inline constexpr const char* kPointsSchemas[] = {
 
     // Of the first layer's gradient: (E, 4) weights and weighted offsets of the rows; (E, C) the
     // rows' winners; sums over the rows of a group (G, C); sums in closed form (R, C) and their
-    // products with coordinates (C, 3).
+    // products with coordinates (C, 3); the sums in like's dtype where that rounds.
     "edge_moments(Tensor list, Tensor ends, Tensor? points, Tensor? centers) -> Tensor",
     "edge_winners(Tensor winners, Tensor list, Tensor ends, Tensor like) -> Tensor",
     "edge_group_sums(Tensor rows, Tensor list, Tensor ends, bool gathers) -> Tensor",
@@ -85,6 +85,10 @@ inline constexpr const char* kPointsSchemas[] = {
     "edge_point_sums(Tensor rows, Tensor entries, Tensor ranges, Tensor? weights, int per_row) -> "
     "Tensor",
 
+    // Of the rows of edge_list, (B * n, 4): sums by point of their weights and weighted offsets.
+    "edge_point_moments(Tensor entries, Tensor ranges, Tensor list, Tensor ends, Tensor? points, "
+    "Tensor? centers) -> Tensor",
+
     // One layer over the edges of points among themselves (edge_conv.cuh): products (B, N, 2 C) of
     // the features, u then v + u; idx (B, N, K); affine (width, 2). Results as of
     // edge_mlp_forward; with sums also totals, the sums of y by group, and products keep u and v.
@@ -96,8 +100,8 @@ inline constexpr const char* kPointsSchemas[] = {
     "edge_conv_backward(Tensor products, Tensor idx, Tensor winners, Tensor? totals, "
     "Tensor? dense, Tensor entries, Tensor ranges, Tensor like) -> (Tensor out, Tensor used)",
     "edge_close(Tensor sums, Tensor? affine, Tensor? dense, Tensor? moments, Tensor? own, "
-    "Tensor? others, Tensor? first_weight, Tensor? coordinates, Tensor? features, Tensor like) "
-    "-> (Tensor out, Tensor products)",
+    "Tensor? others, Tensor? first_weight, Tensor? coordinates, Tensor? features, Tensor like, "
+    "bool rounds) -> (Tensor out, Tensor products)",
 };
 
 }  // namespace fusedops

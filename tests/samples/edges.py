@@ -188,9 +188,9 @@ def edge_close_samples(device, dtype):
     moments, where = fp32(count, 4, device=device, seed=5), fp32(count, 3, device=device, seed=6)
     one, two = (make(n, width, 8, dtype=dtype, device=device, seed=7) for n in (1, 2))
     features = make(count, 9, dtype=dtype, device=device, seed=8)
-    yield rows[0], pairs[0], pairs[1], moments, rows[1], rows[2], one, where, None, one
-    yield rows[0], pairs[0], None, None, None, None, None, None, None, one
-    yield rows[0], pairs[0], pairs[1], moments, None, None, two, None, features, one
+    yield rows[0], pairs[0], pairs[1], moments, rows[1], rows[2], one, where, None, one, False
+    yield rows[0], pairs[0], None, None, None, None, None, None, None, one, False
+    yield rows[0], pairs[0], pairs[1], moments, None, None, two, None, features, one, True
 
 
 def lists_of(idx, n):
@@ -211,6 +211,13 @@ def edge_point_sums_samples(device, dtype):
     yield make(edges, 40, dtype=dtype, device=device), *lists, None, 1
     weights = fp32(edges, device=device, seed=1)
     yield fp32(CLOUDS * GROUPS, 64, device=device), *lists, weights, K
+
+
+def edge_point_moments_samples(device, dtype):
+    lists = lists_of(neighbours(device), POINTS)
+    points, centers = (t.flatten(0, 1) for t in coordinates(device))
+    yield *lists, *edge_list(device), points, centers
+    yield *lists, *edge_list(device), None, None
 
 
 def all_neighbours(device):

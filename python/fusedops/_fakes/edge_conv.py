@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .checks import check_floating, dtype_of, fake, shape_of
 from .cloud import check_dim
-from .edges import check_edge_tensor, check_half
+from .edges import check_edge_tensor, check_half, check_list
 
 _STATS = 4  # kEdgeStats
 _MAX_NEIGHBOURS = 2000  # kEdgeMaxNeighbours
@@ -86,6 +86,26 @@ def _edge_point_sums(
             lambda t=tensor: f"{op}: all tensors must be on {rows.device}; got {t.device}",
         )
     return rows.new_empty((ranges.shape[0], rows.shape[1]), dtype=_FP32)
+
+
+@fake("edge_point_moments")
+def _edge_point_moments(
+    entries: Tensor,
+    ranges: Tensor,
+    list: Tensor,
+    ends: Tensor,
+    points: Tensor | None,
+    centers: Tensor | None,
+) -> Tensor:
+    op = "edge_point_moments"
+    check_list(op, list, ends)
+    check_dim(op, "ranges", ranges, 2, "(P, 2)")
+    count = ranges.shape[0]
+    check_edge_tensor(op, "entries", entries, list, _INT32, (list.shape[0],))
+    check_edge_tensor(op, "ranges", ranges, list, _INT32, (count, 2))
+    check_edge_tensor(op, "points", points, list, _FP32, (count, 3))
+    check_edge_tensor(op, "centers", centers, list, _FP32, (ends.numel(), 3))
+    return list.new_empty((count, 4), dtype=_FP32)
 
 
 def _check_conv(op: str, products: Tensor, idx: Tensor, width: int) -> tuple[int, int, int]:

@@ -57,7 +57,7 @@ def check_half(op: str, name: str, tensor: Tensor) -> None:
     )
 
 
-def _check_list(op: str, edges: Tensor, ends: Tensor) -> None:
+def check_list(op: str, edges: Tensor, ends: Tensor) -> None:
     torch._check(
         edges.dim() == 2, lambda: f"{op}: list must have shape (E, 4); got {shape_of(edges)}"
     )
@@ -117,7 +117,7 @@ def _check_edges(
     given_widths: tuple[int, ...],
 ) -> _Edges:
     rows, group_rows, first_weight, operands = gathered
-    _check_list(op, edges, ends)
+    check_list(op, edges, ends)
     torch._check(
         rows is not None or operands is not None,
         lambda: f"{op}: operands must be a tensor where rows is None; got None",
@@ -309,7 +309,7 @@ def _edge_moments(
     centers: Tensor | None,
 ) -> Tensor:
     op = "edge_moments"
-    _check_list(op, list, ends)
+    check_list(op, list, ends)
     for name, tensor in (("points", points), ("centers", centers)):
         if tensor is not None:
             check_dim(op, name, tensor, 3, "(B, N, 3)")
@@ -325,7 +325,7 @@ def _edge_winners(
     like: Tensor,
 ) -> Tensor:
     op = "edge_winners"
-    _check_list(op, list, ends)
+    check_list(op, list, ends)
     check_dim(op, "winners", winners, 3, "(B, M, C)")
     clouds, _, width = winners.shape
     groups = _check_groups(op, ends, clouds)
@@ -347,7 +347,7 @@ def _edge_group_sums(
     gathers: bool,
 ) -> Tensor:
     op = "edge_group_sums"
-    _check_list(op, list, ends)
+    check_list(op, list, ends)
     check_floating(op, "rows", rows)
     torch._check(rows.dtype != torch.float64, lambda: f"{op}: rows must not be float64")
 
@@ -376,7 +376,7 @@ def _edge_products(
     operands: Tensor,
 ) -> Tensor:
     op = "edge_products"
-    _check_list(op, list, ends)
+    check_list(op, list, ends)
 
     def text() -> str:
         return (
@@ -409,6 +409,7 @@ def _edge_close(
     coordinates: Tensor | None,
     features: Tensor | None,
     like: Tensor,
+    rounds: bool,
 ) -> tuple[Tensor, Tensor]:
     op = "edge_close"
     check_dim(op, "sums", sums, 2, "(R, C)")
@@ -443,4 +444,5 @@ def _edge_close(
     check_floating(op, "like", like)
     check_half(op, "like", like)
     products = (0 if coordinates is None else width, 3)
-    return sums.new_empty((rows, width)), sums.new_empty(products)
+    out = sums.new_empty((rows, width), dtype=like.dtype if rounds else _FP32)
+    return out, sums.new_empty(products)

@@ -324,10 +324,11 @@ def _first_layer_passes(call: EdgeCall) -> Iterator[ExplainedPass]:
     ]
     if not call.has_rows:
         if call.features:
+            yield lists
             if call.batch:
-                yield from (moments[0], lists, moments[1], by_point)
-            else:
-                yield from (lists, by_point)
+                what = "weights and offsets of the edges by point"
+                yield ExplainedPass("edge_point_moments", True, what, moved=records + index)
+            yield by_point
             what = "closed form of layer 1: points"
             yield ExplainedPass("edge_close", True, what, moved=2 * points)
         operands = edges * call.planes * _PLANE * _HALF

@@ -187,13 +187,15 @@ class Backward:
         moments = None
         if dense is not None:
             problem = self.problem
-            values = _ops.edge_moments(problem.list, problem.ends, *self._offsets())
-            moments = self._by_point(values)
+            points, centers = (t if t is None else t.flatten(0, 1) for t in self._offsets())
+            moments = _ops.edge_point_moments(
+                *self._lists(), problem.list, problem.ends, points, centers
+            )
         du, _ = _ops.edge_close(
             self._by_point(dz), scale, dense, moments, None, None, self.problem.first_weight, None,
-            features.flatten(0, 1), self.problem.weights,
+            features.flatten(0, 1), self.problem.weights, True,
         )  # fmt: skip
-        du = du[:, : self.plan.channels[0]].to(features.dtype)
+        du = du[:, : self.plan.channels[0]]
         return (du @ weight).view(features.shape)
 
     def _by_point(self, rows: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -201,11 +203,15 @@ class Backward:
 
         Or of rows by group, times weights of the edges.
         """
+        per_row = 1 if weights is None else self.idx.shape[2]
+        sums: Tensor = _ops.edge_point_sums(rows, *self._lists(), weights, per_row)
+        return sums
+
+    def _lists(self) -> tuple[Tensor, Tensor]:
+        """The edges to every point: all sums share them."""
         if self.lists is None:
             self.lists = _ops.edge_lists(self.merged, self._num_points())
-        per_row = 1 if weights is None else self.idx.shape[2]
-        sums: Tensor = _ops.edge_point_sums(rows, *self.lists, weights, per_row)
-        return sums
+        return self.lists
 
     def _num_points(self) -> int:
         """Of a cloud."""
@@ -233,7 +239,7 @@ class Backward:
         where = None if coordinates is None else coordinates.flatten(0, 1)
         out, products = _ops.edge_close(
             sums[side], scale, dense, moments[side], mine, others[side], problem.first_weight,
-            where, None, problem.weights,
+            where, None, problem.weights, False,
         )  # fmt: skip
         return out, products
 

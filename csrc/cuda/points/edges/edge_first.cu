@@ -155,6 +155,45 @@ Tensor edge_moments(const Tensor& list, const Tensor& ends, const OptionalTensor
   return out;
 }
 
+Tensor edge_point_moments(const Tensor& entries, const Tensor& ranges, const Tensor& list,
+                          const Tensor& ends, const OptionalTensor& points,
+                          const OptionalTensor& centers) {
+  constexpr const char* kOp = "edge_point_moments";
+  // Guard
+  const LaunchScope scope(kOp, list);
+
+  // Checks
+  const EdgeList edges = check_edge_list(kOp, list, ends);
+  check_dim(kOp, "ranges", ranges, 2, "(P, 2)");
+  const int64_t count = ranges.size(0), groups = ends.numel();
+  const auto check = [&](const char* name, const OptionalTensor& t, ScalarType type,
+                         const std::vector<int64_t>& shape) {
+    return check_edge_tensor(kOp, name, t, list, type, shape);
+  };
+  const auto entries_ = check("entries", entries, ScalarType::Int, {list.size(0)});
+  const auto ranges_ = check("ranges", ranges, ScalarType::Int, {count, 2});
+  const auto points_ = check("points", points, ScalarType::Float, {count, 3});
+  const auto centers_ = check("centers", centers, ScalarType::Float, {groups, 3});
+
+  // Allocate, launch
+  const Tensor out = torch::stable::new_empty(list, {count, 4}, ScalarType::Float);
+  const EdgePointMoments a{.entries = read<uint32_t>(entries_),
+                           .ranges = read<uint2>(ranges_),
+                           .list = read<int4>(edges.list),
+                           .ends = read<int>(edges.ends),
+                           .count = static_cast<int>(count),
+                           .k = edges.neighbours(),
+                           .points = read<float>(points_),
+                           .centers = read<float>(centers_),
+                           .out = write<float4>(out)};
+  edge_point_moments_kernel<<<blocks_for(count * kEdgeMomentLanes, kEdgeFirstThreads),
+                              kEdgeFirstThreads, 0, scope.stream()>>>(a);
+
+  // Launch check
+  check_launch(kOp);
+  return out;
+}
+
 Tensor edge_winners(const Tensor& winners,  // (B, M, C)
                     const Tensor& list, const Tensor& ends, const Tensor& like) {
   constexpr const char* kOp = "edge_winners";
@@ -267,7 +306,8 @@ std::tuple<Tensor, Tensor> edge_close(const Tensor& sums,  // (R, C)
                                       const OptionalTensor& others,
                                       const OptionalTensor& first_weight,
                                       const OptionalTensor& coordinates,
-                                      const OptionalTensor& features, const Tensor& like) {
+                                      const OptionalTensor& features, const Tensor& like,
+                                      bool rounds) {
   constexpr const char* kOp = "edge_close";
   // Guard
   const LaunchScope scope(kOp, sums);
@@ -279,7 +319,8 @@ std::tuple<Tensor, Tensor> edge_close(const Tensor& sums,  // (R, C)
   const int64_t rows = sums.size(0), width = sums.size(1);
 
   // Allocate
-  const Tensor out = torch::stable::new_empty(sums, {rows, width});
+  const Tensor out = torch::stable::new_empty(sums, {rows, width},
+                                              rounds ? like.scalar_type() : ScalarType::Float);
   const Tensor products = torch::stable::new_empty(sums, {coordinates ? width : 0, 3});
 
   // Config, launch
@@ -301,7 +342,8 @@ std::tuple<Tensor, Tensor> edge_close(const Tensor& sums,  // (R, C)
                          .count = static_cast<int>(features ? features->size(1) : 0),
                          .rows = rows,
                          .width = static_cast<int>(width),
-                         .out = write<float>(out),
+                         .out = rounds ? nullptr : write<float>(out),
+                         .rounded = rounds ? write<T>(out) : nullptr,
                          .partial = write<float>(partial)};
     const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(width / 32));
     edge_close_kernel<<<grid, dim3(32, kEdgeCloseRows), 0, scope.stream()>>>(a);
@@ -378,6 +420,7 @@ STABLE_TORCH_LIBRARY_IMPL(fusedops, CUDA, m) {
   m.impl("edge_counts", FUSEDOPS_BOX(&edge_counts));
   m.impl("edge_list", FUSEDOPS_BOX(&edge_list));
   m.impl("edge_moments", FUSEDOPS_BOX(&edge_moments));
+  m.impl("edge_point_moments", FUSEDOPS_BOX(&edge_point_moments));
   m.impl("edge_winners", FUSEDOPS_BOX(&edge_winners));
   m.impl("edge_group_sums", FUSEDOPS_BOX(&edge_group_sums));
   m.impl("edge_products", FUSEDOPS_BOX(&edge_products));

@@ -27,6 +27,58 @@ static __global__ void edge_moments_kernel(const int4* list, const int* ends, in
   out[int64_t{record.y} * k + record.z] = {w, w * offset[0], w * offset[1], w * offset[2]};
 }
 
+inline constexpr int kEdgeMomentLanes = 16;  // of a point
+
+// Sums of weights and of weighted offsets over the edges to a point, [points]: lists of them by
+// point (edge_lists), where they are by group.
+struct EdgePointMoments {
+  const uint32_t* entries;
+  const uint2* ranges;
+  const int4* list;
+  const int* ends;
+  int count, k;          // count: of the points
+  const float* points;   // [count][3], or null
+  const float* centers;  // [groups][3], or null for 0
+  float4* out;
+};
+
+static __global__ void __launch_bounds__(kEdgeFirstThreads)
+    edge_point_moments_kernel(EdgePointMoments a) {
+  const int64_t thread = int64_t{blockIdx.x} * kEdgeFirstThreads + threadIdx.x;
+  const int64_t point = thread / kEdgeMomentLanes;
+  const int lane = static_cast<int>(thread % kEdgeMomentLanes);
+  const bool exists = point < a.count;
+  const uint2 range = exists ? a.ranges[point] : uint2{};
+  float at[3] = {}, sum[4] = {};
+  if (exists && a.points) {
+    for (int d = 0; d < 3; ++d) at[d] = __ldg(a.points + point * 3 + d);
+  }
+#pragma unroll 4
+  for (uint32_t p = range.x + lane; p < range.y; p += kEdgeMomentLanes) {
+    const uint32_t entry = __ldg(a.entries + p), group = entry / a.k;
+    float weight = 1.f;
+    if (entry == group * a.k) {  // the group's first entry, which has its repeats
+      const int start = group > 0 ? __ldg(a.ends + group - 1) : 0;
+      weight = __int_as_float(__ldg(a.list + start).w);
+    }
+    sum[3] += weight;
+    if (!a.points) continue;
+#pragma unroll
+    for (int d = 0; d < 3; ++d) {
+      const float center = a.centers ? __ldg(a.centers + int64_t{group} * 3 + d) : 0.f;
+      sum[d] = fmaf(weight, at[d] - center, sum[d]);
+    }
+  }
+#pragma unroll
+  for (int v = 0; v < 4; ++v) {
+#pragma unroll
+    for (int mask = kEdgeMomentLanes / 2; mask > 0; mask /= 2) {
+      sum[v] += __shfl_xor_sync(0xffffffffu, sum[v], mask);
+    }
+  }
+  if (exists && lane == 0) a.out[point] = {sum[3], sum[0], sum[1], sum[2]};
+}
+
 // Rows of T by edge, [groups][k][width]: the gradients of the maxima that it has.
 template <class T>
 __global__ void edge_winners_kernel(const int* winners, const int4* list, const int* ends,
@@ -103,7 +155,8 @@ struct EdgeClose {
   int count;
   int64_t rows;
   int width;
-  float* out;      // [rows][width]
+  float* out;      // [rows][width], or null
+  T* rounded;      // likewise, where out is null
   float* partial;  // [grid.x][width][3], where there are coordinates
 };
 
@@ -182,7 +235,11 @@ __global__ void __launch_bounds__(32 * kEdgeCloseRows) edge_close_kernel(EdgeClo
         if (a.others) y += given[u].others;
         value += fmaf(m.x, ab.x, ab.y * y);
       }
-      a.out[row * a.width + c] = value;
+      if (a.out) {
+        a.out[row * a.width + c] = value;
+      } else {
+        a.rounded[row * a.width + c] = from_compute<T>(value);
+      }
       // NOTE: a point without edges may lie anywhere, even nowhere.
       if (a.coordinates && value != 0.f) {
 #pragma unroll
