@@ -191,9 +191,21 @@ __device__ __forceinline__ Fp8Scale fp8_scale(uint32_t maximum_bits, float large
 
 // Two values in the lower half of a word, the first one lowest.
 template <__nv_fp8_interpretation_t kFormat>
-__device__ __forceinline__ uint32_t fp8_pair(float first, float second) {
+__device__ __forceinline__ uint32_t fp8_pair_here(float first, float second) {
   return __nv_cvt_float2_to_fp8x2(make_float2(first, second), __NV_SATFINITE, kFormat);
 }
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
+// A long function where there is no instruction.
+template <__nv_fp8_interpretation_t kFormat>
+__device__ __noinline__ uint32_t fp8_pair(float first, float second) {
+  return fp8_pair_here<kFormat>(first, second);
+}
+#else
+template <__nv_fp8_interpretation_t kFormat>
+__device__ __forceinline__ uint32_t fp8_pair(float first, float second) {
+  return fp8_pair_here<kFormat>(first, second);
+}
+#endif
 
 // kOwn values of a row.
 template <__nv_fp8_interpretation_t kFormat, class T>
