@@ -79,11 +79,14 @@ __device__ __forceinline__ HiddenValues hidden_values(float dh, float saved, flo
   }
 }
 
-// In the slots, in place: rounded to T, and zeros outside the matrix.
+// In the slots, in place: rounded to T, and zeros outside the matrix. sums: of the gradient's
+// columns before it is rounded, where there is one gradient.
 template <class T, Activation kActivation, bool kGated>
-__device__ __forceinline__ void compute_slots(Vec<T, kOwn>* slots, const TilePlace& at,
-                                              const Fp8Hidden& p) {
+__device__ __forceinline__ void compute_slots(Vec<T, kOwn>* slots, float (&sums)[kOwn],
+                                              const TilePlace& at, const Fp8Hidden& p) {
   constexpr int kSlot = kTile * kTile / kOwn;
+#pragma unroll
+  for (int c = 0; c < kOwn; ++c) sums[c] = 0;
 #pragma unroll(kActivation == kAnyRare ? 1 : 2)
   for (int r = 0; r < kOwn; ++r) {
     Vec<T, kOwn>* const from = slots + r * kTileThreads;
@@ -96,6 +99,7 @@ __device__ __forceinline__ void compute_slots(Vec<T, kOwn>* slots, const TilePla
         const float2 f = two_of(factor.value + i);
         const HiddenValues x = hidden_values<kNow, kAccuracyOf<T>, kGated>(dh.x, z.x, f.x);
         const HiddenValues y = hidden_values<kNow, kAccuracyOf<T>, kGated>(dh.y, z.y, f.y);
+        if (!kGated) sums[i] += x.gradient, sums[i + 1] += y.gradient;
         store_two(gradient.value + i, x.gradient, y.gradient);
         store_two(saved.value + i, x.hidden, y.hidden);
         if (kGated) store_two(factor.value + i, x.factor, y.factor);
@@ -116,6 +120,22 @@ __device__ __forceinline__ void compute_slots(Vec<T, kOwn>* slots, const TilePla
       }
     }
   }
+}
+
+template <class T>
+__device__ __forceinline__ void sum_own(const OwnValues<T>& own, float (&sums)[kOwn]) {
+#pragma unroll
+  for (int c = 0; c < kOwn; ++c) {
+    sums[c] = 0;
+#pragma unroll
+    for (int r = 0; r < kOwn; ++r) sums[c] += to_compute(own.row[r].value[c]);
+  }
+}
+
+// Whether nothing of a slot is wanted.
+__device__ __forceinline__ bool is_idle(const Fp8Quantize& p) {
+  return p.rows.scaling == Fp8Scaling::kNone && p.columns.scaling == Fp8Scaling::kNone &&
+         p.partial == nullptr;
 }
 
 // NOTE: the activation as an int, as in fp8_quantize.cuh.
@@ -142,23 +162,21 @@ __global__ void __launch_bounds__(kTileThreads, 2)
   for (int slot = 0; slot < kSlots; ++slot) fetch(slots + slot * kSlot, at, of_slot(slot));
   while (tile < tiles) {
     wait_for_units();
-    compute_slots<T, Activation{kActivationCode}, kGated>(slots, at, p);
+    float sums[kOwn];
+    compute_slots<T, Activation{kActivationCode}, kGated>(slots, sums, at, p);
     tile += gridDim.x;
     const TilePlace next = place_of(tile, tiles_k);
 #pragma unroll 1
     for (int slot = 0; slot < kSlots; ++slot) {
       const Fp8Quantize& now = of_slot(slot);
+      if (is_idle(now)) {
+        if (tile < tiles) fetch(slots + slot * kSlot, next, now);
+        continue;
+      }
       OwnValues<T> own;
 #pragma unroll
       for (int r = 0; r < kOwn; ++r) own.row[r] = slots[slot * kSlot + r * kTileThreads];
-      float sums[kOwn] = {};
-      if (now.partial) {
-#pragma unroll
-        for (int r = 0; r < kOwn; ++r) {
-#pragma unroll
-          for (int c = 0; c < kOwn; ++c) sums[c] += to_compute(own.row[r].value[c]);
-        }
-      }
+      if (kGated && now.partial) sum_own(own, sums);
       quantize_tile(own, sums, at, memory, false, now, [&] {
         if (tile < tiles) fetch(slots + slot * kSlot, next, now);
       });

@@ -85,9 +85,27 @@ bool rows_alone(const Fp8Quantize& p) {
          p.partial == nullptr && !p.gradient;
 }
 
+// dz = x act'(saved) by blocks, which a hidden layer's kernel does without its values.
+bool is_hidden_gradient(const Fp8Quantize& p) {
+  const auto by_blocks = [](const Fp8Side& side) {
+    return side.scaling == Fp8Scaling::kNone || scales_blocks(side.scaling);
+  };
+  return p.gradient && p.saved != nullptr && p.factor == nullptr && p.vectors &&
+         dtype_bytes(p.dtype) == 2 && by_blocks(p.rows) && by_blocks(p.columns);
+}
+const char* launch_hidden_gradient(const Fp8Quantize& p, const LaunchContext& context) {
+  Fp8Hidden hidden;
+  hidden.gradient = p, hidden.saved = p;
+  hidden.saved.x = p.saved, hidden.saved.x_stride = p.saved_stride;
+  hidden.saved.rows = hidden.saved.columns = {}, hidden.saved.partial = nullptr;
+  hidden.activation = p.activation, hidden.m = p.m, hidden.k = p.k;
+  return launch_fp8_hidden(hidden, context);
+}
+
 // That of maxima, where scales need it, and the one that quantises.
 const char* launch_passes(const Fp8Quantize& p, const LaunchContext& context) {
   if (rows_alone(p)) return launch_fp8_rows(p, context);
+  if (is_hidden_gradient(p)) return launch_hidden_gradient(p, context);
   if (p.rows.maxima || p.columns.maxima) {
     if (const char* error = launch_fp8_quantize(p, true, context)) return error;
   }
