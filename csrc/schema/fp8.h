@@ -13,6 +13,26 @@ inline constexpr const char* kFp8Schemas[] = {
     "int format, int rows, int columns, bool power_of_two, bool need_sums, bool sums_fp32) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 
+    // (q, scale, q_t, scale_t) of a above b, both (N, K) with N a multiple of 128, scaled by
+    // 128x128, as fp8_quantize gives them; the transpose only where `columns`.
+    "_fp8_quantize_pair(Tensor a, Tensor b, int format, bool columns, bool power_of_two) "
+    "-> (Tensor, Tensor, Tensor, Tensor)",
+
+    // Backward at the hidden layer of an MLP, all of 1x128 blocks; dh, saved, factor (M, K).
+    // Without a
+    // factor dz = dh * act'(saved), what forward saved, and h = act(z), which is saved where act
+    // keeps its output. With one, of a gated MLP up, saved is gate, and dz has two parts, dh *
+    // factor *
+    // act'(saved) and dh * act(saved); h = act(saved) * factor. (q, scale, q_t, scale_t, h_t,
+    // h_scale_t, sums): dz as fp8_quantize gives it, the parts beside each other, in q each padded
+    // to
+    // a multiple of 16 columns; h.T in e4m3, scaled as hidden says: 0 not wanted, 3 for 1x128, 4
+    // for
+    // 128x128; the sums of dz's columns.
+    "_fp8_hidden_grads(Tensor dh, Tensor saved, Tensor? factor, int activation, int format, "
+    "bool rows, bool columns, int hidden, bool power_of_two, bool need_sums, bool sums_fp32) "
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+
     // out (M, N) = act((a * scale_a) @ (b * scale_b).T + bias); a (M, K), b (N, K), e4m3 or e5m2;
     // bias (N,) in out's dtype; out_dtype: 0 float16, 1 bfloat16, 2 float32. Scales, fp32, by their
     // shape: (1, 1), (rows, 1), (rows, ceil(K / 128)) or (ceil(rows / 128), ceil(K / 128)).

@@ -39,6 +39,7 @@ FAMILIES = {
     "kernels": gemm.run_kernels,  # each GEMM kernel by itself
     "fp8_matmul": fp8.run_matmul,
     "fp8_quantize": fp8.run_quantize,
+    "fp8_hidden": fp8.run_hidden,
     "reduce": reduce.run,
     "rows": rows.run,
     "losses": losses.run,

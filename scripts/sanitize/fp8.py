@@ -62,3 +62,19 @@ def run_quantize(o: Options, count: Counter[str]) -> None:
                 OPS.fp8_quantize(given, saved, None, code, True, 0, 3, 3, False, True, False)
                 OPS.fp8_quantize(given, None, factor, code, False, 0, 3, 4, True, False, False)
                 count["fp8 quantize"] += 2
+
+
+def run_hidden(o: Options, count: Counter[str]) -> None:
+    """Backward at hidden layers: several tiles for a block, cut ones, and rows apart."""
+    shapes = o.some(((1, 1), (128, 128), (130, 264), (2000, 2056)), 3)
+    dtypes = (torch.float16, torch.bfloat16, torch.float32)
+    for (m, k), dtype in itertools.product(shapes, dtypes):
+        dh, saved, factor = (o.randn(m, k + 8, dtype=dtype)[:, 8:] for _ in range(3))
+        for code in range(15) if m < 1000 else (3, 4):
+            OPS._fp8_hidden_grads(dh, saved, None, code, 0, True, True, 4, False, True, True)
+            OPS._fp8_hidden_grads(dh, saved, factor, code, 1, True, True, 3, True, True, False)
+            OPS.fp8_quantize(saved, None, factor, code, False, 0, 3, 0, False, False, False)
+            count["fp8 hidden"] += 3
+        pair = o.randn(256, k, dtype=dtype), o.randn(256, k, dtype=dtype)
+        OPS._fp8_quantize_pair(*pair, 0, True, False)
+        count["fp8 hidden"] += 1

@@ -21,7 +21,8 @@ OPS = torch.ops.fusedops
 # And what DTensors do not reach: passes of layers over edges, which are composed for them, and FP8,
 # without which their layers run.
 WITHOUT = (
-    *("mlp_backward_", "gated_mlp_backward_", "fp8_quantize", "_fp8_matmul", "_fp8_wgrad_"),
+    *("mlp_backward_", "gated_mlp_backward_"),
+    *("fp8_quantize", "_fp8_quantize_pair", "_fp8_hidden_grads", "_fp8_matmul", "_fp8_wgrad_"),
     *CUDA_ONLY,
 )
 WHOLE = ("radius_count", "radius_fill", "point_grid")  # what a rank makes depends on all clouds

@@ -23,6 +23,24 @@ def quantize_samples(device, dtype, codes):
             yield x, None, factor, code, False, 1, 4, 3, False, False, True
 
 
+def pair_samples(device, dtype, codes):
+    for n, k, format, columns, power_of_two in [(128, 7, 0, True, False), (256, 200, 1, True, True),
+                                                (128, 128, 0, False, False)]:  # fmt: skip
+        a, b = (make(n, k, dtype=dtype, device=device, seed=s) for s in range(2))
+        yield a, b, format, columns, power_of_two
+
+
+def hidden_samples(device, dtype, codes):
+    for m, k in [(5, 7), (130, 152)]:
+        dh, z, factor = (make(m, k, dtype=dtype, device=device, seed=s) for s in range(3))
+        yield dh, z, None, 0, 1, False, True, 3, True, False, False
+        for code in codes:
+            saved = torch.sigmoid(z) if SAVES_OUTPUT[code] else z
+            yield dh, saved, None, code, 0, True, True, 4, False, True, True
+            yield dh, z, factor, code, 0, True, True, 4, False, True, False
+        yield dh, z, factor, codes[-1], 1, True, False, 0, True, False, False
+
+
 def operand(rows, k, scaling, device, seed, format=0):
     """An FP8 matrix and its scale, as _fp8_matmul takes them."""
     x = make(rows, k, dtype=torch.float32, device=device, seed=seed)
@@ -60,6 +78,8 @@ def wgrad_samples(device, dtype, codes):
 
 SAMPLES = {
     "fp8_quantize": quantize_samples,
+    "_fp8_quantize_pair": pair_samples,
+    "_fp8_hidden_grads": hidden_samples,
     "_fp8_matmul": matmul_samples,
     "_fp8_wgrad_": wgrad_samples,
 }

@@ -26,6 +26,12 @@ constexpr bool scales_blocks(Fp8Scaling scaling) {
   return scaling == Fp8Scaling::kBlock || scaling == Fp8Scaling::kTile;
 }
 
+inline Fp8Format check_fp8_format(const char* op, int64_t format) {
+  FUSEDOPS_CHECK(format == 0 || format == 1, op, ": format must be a code from 0 to 1; got ",
+                 format);
+  return static_cast<Fp8Format>(format);
+}
+
 // Blocks are scaled in one pass over x, whole rows and tensors in two.
 constexpr bool scales_together(Fp8Scaling a, Fp8Scaling b) {
   return a == Fp8Scaling::kNone || b == Fp8Scaling::kNone || a == b ||
@@ -39,8 +45,7 @@ inline QuantizeShape check_fp8_quantize(const char* op,
                                         int64_t activation, bool gradient, int64_t format,
                                         int64_t rows, int64_t columns) {
   const Activation code = check_activation(op, activation);
-  FUSEDOPS_CHECK(format == 0 || format == 1, op, ": format must be a code from 0 to 1; got ",
-                 format);
+  const Fp8Format of = check_fp8_format(op, format);
   const Fp8Scaling by_rows = check_fp8_scaling(op, "rows", rows);
   const Fp8Scaling by_columns = check_fp8_scaling(op, "columns", columns);
   FUSEDOPS_CHECK(scales_together(by_rows, by_columns), op,
@@ -53,7 +58,54 @@ inline QuantizeShape check_fp8_quantize(const char* op,
     check_like(op, "factor", *factor, "x", x);
     check_same_shape(op, "factor", *factor, "x", x);
   }
-  return {x.size(0), x.size(1), dtype, code, static_cast<Fp8Format>(format), by_rows, by_columns};
+  return {x.size(0), x.size(1), dtype, code, of, by_rows, by_columns};
+}
+
+// ---- _fp8_quantize_pair ----
+
+// Of both, above each other.
+inline QuantizeShape check_fp8_pair(const char* op,
+                                    const Tensor& a,  // (N, K)
+                                    const Tensor& b,  // (N, K)
+                                    int64_t format, bool columns) {
+  const Fp8Format of = check_fp8_format(op, format);
+  const DType dtype = check_floating(op, "a", a);
+  check_dim(op, "a", a, 2, "(N, K)");
+  FUSEDOPS_CHECK(a.size(0) % kFp8Block == 0, op, ": a must have a multiple of ", kFp8Block,
+                 " rows; got shape ", shape_string(a));
+  check_like(op, "b", b, "a", a);
+  check_same_shape(op, "b", b, "a", a);
+  return {2 * a.size(0),
+          a.size(1),
+          dtype,
+          Activation::kNone,
+          of,
+          Fp8Scaling::kTile,
+          columns ? Fp8Scaling::kTile : Fp8Scaling::kNone};
+}
+
+// ---- _fp8_hidden_grads ----
+
+inline QuantizeShape check_fp8_hidden(const char* op,
+                                      const Tensor& dh,                     // (M, K)
+                                      const Tensor& saved,                  // (M, K)
+                                      const std::optional<Tensor>& factor,  // (M, K)
+                                      int64_t activation, int64_t format, bool rows, bool columns,
+                                      int64_t hidden) {
+  const Activation code = check_activation(op, activation);
+  const Fp8Format of = check_fp8_format(op, format);
+  FUSEDOPS_CHECK(hidden == 0 || hidden == 3 || hidden == 4, op, ": hidden must be 0, 3 or 4; got ",
+                 hidden);
+  const DType dtype = check_floating(op, "dh", dh);
+  check_dim(op, "dh", dh, 2, "(M, K)");
+  check_like(op, "saved", saved, "dh", dh);
+  check_same_shape(op, "saved", saved, "dh", dh);
+  if (factor) {
+    check_like(op, "factor", *factor, "dh", dh);
+    check_same_shape(op, "factor", *factor, "dh", dh);
+  }
+  const auto by = [](bool wanted) { return wanted ? Fp8Scaling::kBlock : Fp8Scaling::kNone; };
+  return {dh.size(0), dh.size(1), dtype, code, of, by(rows), by(columns)};
 }
 
 constexpr ScalarType scalar_type_of(Fp8Format format) {

@@ -9,7 +9,7 @@
 
 #include "csrc/common/checks/fp8_check.h"
 #include "csrc/common/checks/op_boundary.h"
-#include "csrc/common/host/aten.h"
+#include "csrc/common/host/fp8_hidden_parts.h"
 #include "csrc/cpu/activation.h"
 #include "csrc/cpu/pointwise.h"
 
@@ -153,8 +153,39 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> fp8_quantize(
   return {q, scale, q_t, scale_t, sums};
 }
 
+std::tuple<Tensor, Tensor, Tensor, Tensor> fp8_quantize_pair(const Tensor& a,  // (N, K)
+                                                             const Tensor& b,  // (N, K)
+                                                             int64_t format, bool columns,
+                                                             bool power_of_two) {
+  const QuantizeShape shape = check_fp8_pair("_fp8_quantize_pair", a, b, format, columns);
+  const NoGradGuard no_grad;
+  const Tensor both = joined(a, b, 0, shape.m / 2, shape.m);
+  const auto [q, scale, q_t, scale_t, sums] =
+      fp8_quantize(both, std::nullopt, std::nullopt, 0, false, format, int64_t(shape.rows),
+                   int64_t(shape.columns), power_of_two, false, false);
+  return {q, scale, q_t, scale_t};
+}
+
+Fp8HiddenGrads fp8_hidden_grads(const Tensor& dh,                     // (M, K)
+                                const Tensor& saved,                  // (M, K)
+                                const std::optional<Tensor>& factor,  // (M, K)
+                                int64_t activation, int64_t format, bool rows, bool columns,
+                                int64_t hidden, bool power_of_two, bool need_sums, bool sums_fp32) {
+  const QuantizeShape shape = check_fp8_hidden("_fp8_hidden_grads", dh, saved, factor, activation,
+                                               format, rows, columns, hidden);
+  const NoGradGuard no_grad;
+  const Fp8HiddenOptions options{
+      activation, format,       int64_t(shape.rows), int64_t(shape.columns),
+      hidden,     power_of_two, need_sums,           sums_fp32};
+  return compose_hidden_grads(&fp8_quantize, dh, saved, factor, options);
+}
+
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(fusedops, CPU, m) { m.impl("fp8_quantize", FUSEDOPS_BOX(&fp8_quantize)); }
+STABLE_TORCH_LIBRARY_IMPL(fusedops, CPU, m) {
+  m.impl("fp8_quantize", FUSEDOPS_BOX(&fp8_quantize));
+  m.impl("_fp8_quantize_pair", FUSEDOPS_BOX(&fp8_quantize_pair));
+  m.impl("_fp8_hidden_grads", FUSEDOPS_BOX(&fp8_hidden_grads));
+}
 
 }  // namespace fusedops::cpu

@@ -21,26 +21,6 @@ struct TilePlace {
   int64_t row, column;            // the first of the thread
 };
 
-// kOwn elements of a row; zeros outside the matrix.
-template <class T>
-__device__ __forceinline__ Vec<T, kOwn> load_row(const void* matrix, int64_t stride, int64_t row,
-                                                 int64_t column, bool whole, const Fp8Quantize& p) {
-  Vec<T, kOwn> v;
-  const T* const from = static_cast<const T*>(matrix) + row * stride + column;
-  if (whole) {
-#pragma unroll
-    for (int i = 0; i < int(sizeof(v) / 16); ++i) {
-      reinterpret_cast<uint4*>(&v)[i] = __ldg(reinterpret_cast<const uint4*>(from) + i);
-    }
-    return v;
-  }
-#pragma unroll
-  for (int i = 0; i < kOwn; ++i) {
-    v.value[i] = row < p.m && column + i < p.k ? from[i] : from_compute<T>(0.0f);
-  }
-  return v;
-}
-
 // Puts act(x) or x * act'(saved), times factor, into shared memory, rounded to T as if another
 // kernel had written it, and adds to the sums of columns before that.
 template <class T, Activation kActivation>
@@ -123,7 +103,7 @@ __device__ __forceinline__ float scale_line(const Fp8Side& side, int64_t line, i
       if (inside && block == 0) side.scale[line] = s.scale;
       break;
     case Fp8Scaling::kBlock:
-      if (line < side.scale_pitch) side.scale[block * side.scale_pitch + line] = s.scale;
+      if (line < side.scale_lines) side.scale[block * side.scale_pitch + line] = s.scale;
       break;
     default:
       if (in_tile == 0) side.scale[tile * side.scale_pitch + block] = s.scale;
@@ -141,21 +121,13 @@ __device__ __forceinline__ void keep_maximum(const Fp8Side& side, int64_t line, 
 template <__nv_fp8_interpretation_t kFormat, class T>
 __device__ __forceinline__ void store_rows(const OwnValues<T>& own, const float* inverses,
                                            const TilePlace& at, const Fp8Quantize& p) {
-  if (at.column >= p.rows.pitch) return;
+  if (at.column >= p.rows.width) return;
+  uint8_t* to = p.rows.q + at.row * p.rows.pitch + at.column;
+  const bool inside = (at.tile_row + 1) * kTile <= p.m;
 #pragma unroll
-  for (int r = 0; r < kOwn; ++r) {
-    const float inverse = inverses[r];
-    uint32_t words[2];
-#pragma unroll
-    for (int w = 0; w < 2; ++w) {
-      const T* v = own.row[r].value + 4 * w;
-      words[w] = fp8_pair<kFormat>(to_compute(v[0]) * inverse, to_compute(v[1]) * inverse) |
-                 fp8_pair<kFormat>(to_compute(v[2]) * inverse, to_compute(v[3]) * inverse) << 16;
-    }
-    if (at.row + r < p.m) {
-      *reinterpret_cast<uint2*>(p.rows.q + (at.row + r) * p.rows.pitch + at.column) = {words[0],
-                                                                                       words[1]};
-    }
+  for (int r = 0; r < kOwn; ++r, to += p.rows.pitch) {
+    const uint2 words = fp8_row<kFormat>(own.row[r], inverses[r]);
+    if (inside || at.row + r < p.m) *reinterpret_cast<uint2*>(to) = words;
   }
 }
 
@@ -179,62 +151,61 @@ __device__ __forceinline__ void columns_into(const OwnValues<T>& own, const floa
 __device__ __forceinline__ void store_columns(const uint8_t* bytes, const TilePlace& at,
                                               const Fp8Quantize& p) {
   constexpr int kPieces = kTile / 16;  // of a column
-  const int i = threadIdx.x % kPieces;
+  constexpr int kStep = kTileThreads / kPieces;
+  const int i = threadIdx.x % kPieces, first = threadIdx.x / kPieces;
   const int64_t token = at.tile_row * kTile + i * 16;
+  const int64_t column = at.tile_column * kTile + first;
+  if (token >= p.columns.pitch) return;
+  uint8_t* to = p.columns.q + column * p.columns.pitch + token;
+  const bool inside = (at.tile_column + 1) * kTile <= p.k;
 #pragma unroll
-  for (int c = threadIdx.x / kPieces; c < kTile; c += kTileThreads / kPieces) {
-    const int64_t column = at.tile_column * kTile + c;
-    if (column >= p.k || token >= p.columns.pitch) continue;
-    *reinterpret_cast<uint4*>(p.columns.q + column * p.columns.pitch + token) =
-        two_chunks(bytes, c, i);
+  for (int c = 0; c < kTile; c += kStep, to += kStep * p.columns.pitch) {
+    const uint4 both = two_chunks(bytes, first + c, i);
+    if (inside || column + c < p.k) *reinterpret_cast<uint4*>(to) = both;
   }
 }
 
-// NOTE: the activation as an int, since nvcc 13.0 names an enumeration's -1 (kAnyRare) wrongly in
-// the host code of this kernel.
-template <class T, int kActivationCode, bool kPlain>
-__global__ void __launch_bounds__(kTileThreads, sizeof(T) == 2 ? 3 : 2)
-    fp8_quantize_kernel(const __grid_constant__ Fp8Quantize p, bool maxima_only) {
-  extern __shared__ __align__(32) uint8_t bytes[];  // staged values, then warps' columns, then q_t
-  __shared__ uint32_t row_maxima[kTile], warp_maxima[kTile / 32];
-  __shared__ __align__(16) float inverses[2][kTile];  // of rows, of columns
-  auto* const warp_columns = reinterpret_cast<uint32_t*>(bytes);
-  auto* const warp_sums = reinterpret_cast<float*>(bytes) + kTileWarps * kTile;
-  wait_for_predecessor();
+// The shared memory of a block.
+struct TileMemory {
+  uint8_t* bytes;  // of a tile: what warps have of its columns, then q_t
+  uint32_t *row_maxima, *warp_maxima;
+  float* inverses;  // of rows, then of columns
+};
 
-  // Load
-  const int64_t tiles_k = ceil_div(p.k, kTile);
-  TilePlace at;
-  at.tile_row = blockIdx.x / tiles_k;
-  at.tile_column = blockIdx.x % tiles_k;
-  at.row = at.tile_row * kTile + threadIdx.x / kTileX * kOwn;
-  at.column = at.tile_column * kTile + threadIdx.x % kTileX * kOwn;
-  OwnValues<T> own;
-  float sums[kOwn];
-  load_own<T, Activation{kActivationCode}, kPlain>(own, sums,
-                                                   reinterpret_cast<Vec<T, kOwn>*>(bytes), at, p);
-  __syncthreads();
+struct NothingBetween {
+  __device__ void operator()() const {}
+};
 
+// Writes what is wanted of a tile. All threads call it; `bytes` is theirs again after a barrier.
+// between() runs once everybody has shown its maxima.
+template <class T, class Between = NothingBetween>
+__device__ __forceinline__ void quantize_tile(const OwnValues<T>& own, float (&sums)[kOwn],
+                                              const TilePlace& at, const TileMemory& memory,
+                                              bool maxima_only, const Fp8Quantize& p,
+                                              const Between& between = {}) {
+  auto* const warp_columns = reinterpret_cast<uint32_t*>(memory.bytes);
+  auto* const warp_sums = reinterpret_cast<float*>(memory.bytes) + kTileWarps * kTile;
   // Maxima and sums
   {
     uint32_t by_row[kOwn], by_column[kOwn];
     own_maxima(own, by_row, by_column);
-    rows_to_shared(by_row, row_maxima);
+    rows_to_shared(by_row, memory.row_maxima);
     columns_to_shared(by_column, warp_columns, [](uint32_t a, uint32_t b) { return max(a, b); });
   }
   if (p.partial && !maxima_only) {
     columns_to_shared(sums, warp_sums, [](float a, float b) { return a + b; });
   }
   __syncthreads();
+  between();
 
   // A thread for each row, then one for each column
   const bool is_row = threadIdx.x < kTile;
   const int line_in_tile = threadIdx.x % kTile;
   uint32_t own_maximum = 0;
   if (is_row) {
-    own_maximum = row_maxima[line_in_tile];
+    own_maximum = memory.row_maxima[line_in_tile];
     const uint32_t of_warp = __reduce_max_sync(kAllLanes, own_maximum);
-    if (threadIdx.x % 32 == 0) warp_maxima[threadIdx.x / 32] = of_warp;
+    if (threadIdx.x % 32 == 0) memory.warp_maxima[threadIdx.x / 32] = of_warp;
   } else {
     float sum = 0;
 #pragma unroll
@@ -250,7 +221,7 @@ __global__ void __launch_bounds__(kTileThreads, sizeof(T) == 2 ? 3 : 2)
   __syncthreads();
   uint32_t of_tile = 0;
 #pragma unroll
-  for (int w = 0; w < kTile / 32; ++w) of_tile = max(of_tile, warp_maxima[w]);
+  for (int w = 0; w < kTile / 32; ++w) of_tile = max(of_tile, memory.warp_maxima[w]);
 
   // Scales
   const Fp8Side& side = is_row ? p.rows : p.columns;
@@ -262,7 +233,7 @@ __global__ void __launch_bounds__(kTileThreads, sizeof(T) == 2 ? 3 : 2)
     return;
   }
   if (side.scaling != Fp8Scaling::kNone) {
-    inverses[is_row ? 0 : 1][line_in_tile] =
+    memory.inverses[threadIdx.x] =
         scale_line(side, line, lines, block, tile, own_maximum, of_tile, line_in_tile, p);
   }
   __syncthreads();
@@ -271,15 +242,41 @@ __global__ void __launch_bounds__(kTileThreads, sizeof(T) == 2 ? 3 : 2)
   const int x = threadIdx.x % kTileX, y = threadIdx.x / kTileX;
   const bool e4m3 = p.format == Fp8Format::kE4M3;
   if (p.rows.scaling != Fp8Scaling::kNone) {
-    e4m3 ? store_rows<__NV_E4M3>(own, inverses[0] + y * kOwn, at, p)
-         : store_rows<__NV_E5M2>(own, inverses[0] + y * kOwn, at, p);
+    e4m3 ? store_rows<__NV_E4M3>(own, memory.inverses + y * kOwn, at, p)
+         : store_rows<__NV_E5M2>(own, memory.inverses + y * kOwn, at, p);
   }
   if (p.columns.scaling != Fp8Scaling::kNone) {
-    e4m3 ? columns_into<__NV_E4M3>(own, inverses[1] + x * kOwn, bytes)
-         : columns_into<__NV_E5M2>(own, inverses[1] + x * kOwn, bytes);
+    e4m3 ? columns_into<__NV_E4M3>(own, memory.inverses + kTile + x * kOwn, memory.bytes)
+         : columns_into<__NV_E5M2>(own, memory.inverses + kTile + x * kOwn, memory.bytes);
     __syncthreads();
-    store_columns(bytes, at, p);
+    store_columns(memory.bytes, at, p);
   }
+}
+
+// NOTE: the activation as an int, since nvcc 13.0 names an enumeration's -1 (kAnyRare) wrongly in
+// the host code of this kernel.
+template <class T, int kActivationCode, bool kPlain>
+__global__ void __launch_bounds__(kTileThreads, sizeof(T) == 2 ? 3 : 2)
+    fp8_quantize_kernel(const __grid_constant__ Fp8Quantize p, bool maxima_only) {
+  extern __shared__ __align__(32) uint8_t bytes[];  // staged values, then warps' columns, then q_t
+  __shared__ uint32_t row_maxima[kTile], warp_maxima[kTile / 32];
+  __shared__ __align__(16) float inverses[2 * kTile];
+  wait_for_predecessor();
+
+  // Load
+  const int64_t tiles_k = ceil_div(p.k, kTile);
+  TilePlace at;
+  at.tile_row = blockIdx.x / tiles_k;
+  at.tile_column = blockIdx.x % tiles_k;
+  at.row = at.tile_row * kTile + threadIdx.x / kTileX * kOwn;
+  at.column = at.tile_column * kTile + threadIdx.x % kTileX * kOwn;
+  OwnValues<T> own;
+  float sums[kOwn];
+  load_own<T, Activation{kActivationCode}, kPlain>(own, sums,
+                                                   reinterpret_cast<Vec<T, kOwn>*>(bytes), at, p);
+  __syncthreads();
+
+  quantize_tile(own, sums, at, {bytes, row_maxima, warp_maxima, inverses}, maxima_only, p);
 }
 
 }  // namespace fusedops

@@ -13,8 +13,10 @@ struct Fp8Side {
   Fp8Scaling scaling = Fp8Scaling::kNone;
   uint8_t* q = nullptr;
   int64_t pitch = 0;  // bytes between rows of q
+  int64_t width = 0;  // bytes of a row, with its padding
   float* scale = nullptr;
   int64_t scale_pitch = 0;     // elements between rows of scale
+  int64_t scale_lines = 0;     // of 1x128: how many of a row are written
   uint32_t* maxima = nullptr;  // of rows or of the tensor, by the pass before; as bits of floats
 };
 
@@ -33,6 +35,9 @@ struct Fp8Quantize {
   Fp8Side rows, columns;
   float* partial = nullptr;  // sums of columns (ceil(m / 128), k), null: not wanted
 };
+
+// Rows in blocks of 1x128 and nothing else, of x or act(x), times factor.
+const char* launch_fp8_rows(const Fp8Quantize& problem, const LaunchContext& context);
 
 // One pass over x. maxima_only: the pass that finds those of rows or of the tensor.
 // Returns null or the reason of the failure.

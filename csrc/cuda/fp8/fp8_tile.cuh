@@ -20,6 +20,38 @@ struct OwnValues {
   Vec<T, kOwn> row[kOwn];
 };
 
+// kOwn elements of a row; zeros outside the matrix.
+template <class T, class Problem>
+__device__ __forceinline__ Vec<T, kOwn> load_row(const void* matrix, int64_t stride, int64_t row,
+                                                 int64_t column, bool whole, const Problem& p) {
+  Vec<T, kOwn> v;
+  const T* const from = static_cast<const T*>(matrix) + row * stride + column;
+  if (whole) {
+#pragma unroll
+    for (int i = 0; i < int(sizeof(v) / 16); ++i) {
+      reinterpret_cast<uint4*>(&v)[i] = __ldg(reinterpret_cast<const uint4*>(from) + i);
+    }
+    return v;
+  }
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) {
+    v.value[i] = row < p.m && column + i < p.k ? from[i] : from_compute<T>(0.0f);
+  }
+  return v;
+}
+
+// Two neighbouring values, rounded to T.
+template <class T>
+__device__ __forceinline__ void store_two(T* to, float first, float second) {
+  to[0] = from_compute<T>(first), to[1] = from_compute<T>(second);
+}
+__device__ __forceinline__ void store_two(__nv_bfloat16* to, float first, float second) {
+  *reinterpret_cast<__nv_bfloat162*>(to) = __floats2bfloat162_rn(first, second);
+}
+__device__ __forceinline__ void store_two(__half* to, float first, float second) {
+  *reinterpret_cast<__half2*>(to) = __floats2half2_rn(first, second);
+}
+
 // ---- maxima, as the bits of magnitudes: their order is that of integers, with NaN at the top ----
 
 __device__ __forceinline__ uint32_t magnitude(float v) { return __float_as_uint(v) & 0x7fffffffu; }
@@ -41,6 +73,24 @@ template <>
 struct PairOf<__nv_bfloat16> {
   using type = __nv_bfloat162;
 };
+
+template <class T>
+__device__ __forceinline__ uint32_t row_maximum(const Vec<T, kOwn>& v) {
+  if constexpr (sizeof(T) == 2) {
+    using Pair = typename PairOf<T>::type;
+    const auto* pairs = reinterpret_cast<const Pair*>(v.value);
+    Pair row = __habs2(pairs[0]);
+#pragma unroll
+    for (int c = 1; c < kOwn / 2; ++c) row = larger_pair(row, __habs2(pairs[c]));
+    const float2 both = as_floats(row);
+    return max(magnitude(both.x), magnitude(both.y));
+  } else {
+    uint32_t row = 0;
+#pragma unroll
+    for (int c = 0; c < kOwn; ++c) row = max(row, magnitude(v.value[c]));
+    return row;
+  }
+}
 
 // Those of a thread's rows and columns.
 template <class T>
@@ -141,8 +191,33 @@ __device__ __forceinline__ Fp8Scale fp8_scale(uint32_t maximum_bits, float large
 
 // Two values in the lower half of a word, the first one lowest.
 template <__nv_fp8_interpretation_t kFormat>
-__device__ __forceinline__ uint32_t fp8_pair(float first, float second) {
+__device__ __forceinline__ uint32_t fp8_pair_here(float first, float second) {
   return __nv_cvt_float2_to_fp8x2(make_float2(first, second), __NV_SATFINITE, kFormat);
+}
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
+// A long function where there is no instruction.
+template <__nv_fp8_interpretation_t kFormat>
+__device__ __noinline__ uint32_t fp8_pair(float first, float second) {
+  return fp8_pair_here<kFormat>(first, second);
+}
+#else
+template <__nv_fp8_interpretation_t kFormat>
+__device__ __forceinline__ uint32_t fp8_pair(float first, float second) {
+  return fp8_pair_here<kFormat>(first, second);
+}
+#endif
+
+// kOwn values of a row.
+template <__nv_fp8_interpretation_t kFormat, class T>
+__device__ __forceinline__ uint2 fp8_row(const Vec<T, kOwn>& row, float inverse) {
+  uint32_t words[2];
+#pragma unroll
+  for (int w = 0; w < 2; ++w) {
+    const T* v = row.value + 4 * w;
+    words[w] = fp8_pair<kFormat>(to_compute(v[0]) * inverse, to_compute(v[1]) * inverse) |
+               fp8_pair<kFormat>(to_compute(v[2]) * inverse, to_compute(v[3]) * inverse) << 16;
+  }
+  return {words[0], words[1]};
 }
 
 // The transpose of bytes goes through a 128x128 array whose row is a column of the tile, in chunks

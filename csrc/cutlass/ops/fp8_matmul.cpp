@@ -131,6 +131,12 @@ Tensor padded_bias(const Tensor& bias, int64_t n, int64_t unit) {
 
 // ---- the ops ----
 
+// In tiles. NOTE: on an H100, 16 takes 1 to 2 % less where all three sizes are alike.
+int raster_width_of(const Fp8MatmulShape& shape) {
+  const auto [least, most] = std::minmax({shape.m, shape.n, shape.k});
+  return 2 * least > most ? 16 : 8;
+}
+
 // d, in rows of ldd elements that begin at units of 16 bytes, = act((a scale_a) (b scale_b)^T +
 // bias); added to what it holds where `accumulate`, which fp32 alone can.
 struct Target {
@@ -153,6 +159,7 @@ void launch(const char* op, fp8::RunFn run, const Fp8MatmulShape& shape, const T
   p.d = target.d, p.ldd = target.ldd, p.accumulate = target.accumulate;
   p.bias = bias ? bias_holder.const_data_ptr() : nullptr;
   p.activation = shape.activation;
+  p.raster_width = raster_width_of(shape);
   const char* failure = run(p, scope.context());
   FUSEDOPS_CHECK(failure == nullptr, op, ": the launch failed: ", failure);
 }

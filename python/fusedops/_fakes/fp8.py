@@ -91,6 +91,65 @@ def _fp8_quantize(
     return q, scale, q_t, scale_t, sums
 
 
+@fake("_fp8_quantize_pair")
+def _fp8_quantize_pair(
+    a: Tensor, b: Tensor, format: int, columns: bool, power_of_two: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    op = "_fp8_quantize_pair"
+    torch._check(format in (0, 1), lambda: f"{op}: format must be a code from 0 to 1; got {format}")
+    check_floating(op, "a", a)
+    check_matrix(op, "a", a, "(N, K)")
+    torch._check(
+        a.shape[0] % BLOCK == 0,
+        lambda: f"{op}: a must have a multiple of {BLOCK} rows; got shape {shape_of(a)}",
+    )
+    check_like(op, "b", b, "a", a)
+    check_same_shape(op, "b", b, tuple(a.shape), f"shape {shape_of(a)} like a")
+    n, k = 2 * a.shape[0], a.shape[1]
+    rows = _side(a, TILES, FORMATS[format], n, k)
+    return *rows, *_side(a, TILES if columns else NONE, FORMATS[format], k, n)
+
+
+@fake("_fp8_hidden_grads")
+def _fp8_hidden_grads(
+    dh: Tensor,
+    saved: Tensor,
+    factor: Tensor | None,
+    activation: int,
+    format: int,
+    rows: bool,
+    columns: bool,
+    hidden: int,
+    power_of_two: bool,
+    need_sums: bool,
+    sums_fp32: bool,
+) -> tuple[Tensor, ...]:
+    op = "_fp8_hidden_grads"
+    check_activation(op, activation)
+    torch._check(format in (0, 1), lambda: f"{op}: format must be a code from 0 to 1; got {format}")
+    torch._check(
+        hidden in (NONE, BLOCKS, TILES), lambda: f"{op}: hidden must be 0, 3 or 4; got {hidden}"
+    )
+    check_floating(op, "dh", dh)
+    check_matrix(op, "dh", dh, "(M, K)")
+    for name, tensor in (("saved", saved), ("factor", factor)):
+        if tensor is not None:
+            check_like(op, name, tensor, "dh", dh)
+            check_same_shape(op, name, tensor, tuple(dh.shape), f"shape {shape_of(dh)} like dh")
+    m, k = dh.shape
+    parts = 1 if factor is None else 2
+    dtype = FORMATS[format]
+    q, scale = _side(dh, BLOCKS if rows else NONE, dtype, m, k)
+    q_t, scale_t = _side(dh, BLOCKS if columns else NONE, dtype, parts * k, m)
+    h_t, h_scale = _side(dh, hidden, FORMATS[0], k, m)
+    sums = dh.new_empty(
+        (parts * k if need_sums else 0,), dtype=torch.float32 if sums_fp32 else dh.dtype
+    )
+    q = q.new_empty((q.shape[0], parts * q.shape[1]))
+    scale = scale.new_empty((parts * scale.shape[0], scale.shape[1]))
+    return q, scale, q_t, scale_t, h_t, h_scale, sums
+
+
 def _check_fp8(op: str, name: str, tensor: Tensor) -> None:
     torch._check(
         tensor.dtype in FORMATS,

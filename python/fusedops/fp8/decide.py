@@ -1,7 +1,7 @@
 """Whether FP8 pays for a layer: a floor of its time in bf16 and in FP8, by arithmetic.
 
-Rates are those of long products on an H200 and an H100: the bf16 rate is measured (README), FP8's
-are what its bytes, its promotion and the power limit leave. Both counts leave out what both have
+Rates are those of long products, measured on an H100 (perf/results/h100/fp8.csv); the bf16 rate is
+among the highest that were seen, FP8's among the lowest. Both counts leave out what both have
 (waves of tiles, epilogues), so that what decides is what FP8 adds: passes that quantise. A product
 that is short is bound by launches, and FP8 has more of them.
 """
@@ -16,8 +16,8 @@ import torch
 from .inference import has_fp8
 
 BF16_FLOPS_PER_US = 690e6
-FP8_FLOPS_PER_US = 1150e6  # forward and input gradient
-FP8_WGRAD_FLOPS_PER_US = 1000e6  # inputs [tile], gradients 1x128
+FP8_FLOPS_PER_US = 1080e6  # forward and input gradient: 1041 to 1228
+FP8_WGRAD_FLOPS_PER_US = 1080e6  # inputs [tile], gradients 1x128: 1050 to 1206
 COPY_BYTES_PER_US = {"H100": 2.9e6, "H200": 4.2e6}
 QUANTIZE_SHARE = 0.85  # of a copy's rate
 LAUNCH_US = 3.3
@@ -97,7 +97,11 @@ _copy_rate._dynamo_marked_constant = True  # type: ignore[attr-defined]
 def pays(
     layers: tuple[tuple[Any, Any], ...], m: Any, need_x: bool, need_w: bool, device: torch.device
 ) -> bool:
-    """Whether "auto" runs layers (N, K) of a call in FP8. Where FP8 is emulated, as asked."""
+    """Whether "auto" runs layers (N, K) of a call in FP8. Where FP8 is emulated, as asked.
+
+    Of two layers the first one's results (N, gate and up of a gated MLP) become the second one's
+    input by passes of their own, which a linear layer alone does not have.
+    """
     if not has_fp8(device):
         return True
     copy = _copy_rate()
@@ -105,6 +109,10 @@ def pays(
     for n, k in layers:
         of_layer = times(m, n, k, need_x, need_w, copy)
         bf16, fp8 = bf16 + of_layer[0], fp8 + of_layer[1]
+    if len(layers) > 1:
+        (first, _), (_, hidden) = layers
+        between = first if need_x or need_w else first - hidden
+        fp8 = fp8 + m * between * 2.0 / (QUANTIZE_SHARE * copy)
     return bool(fp8 < MARGIN * bf16)
 
 

@@ -16,9 +16,10 @@ from .._autograd.autocast import cast
 from .._autograd.main_grad import delivered, main_grad_owner, target
 from .._core.activation import SAVES_OUTPUT, SAVES_PREACT
 from .._core.fp8 import BLOCKS, FORMAT_NAMES, NONE, SCALING_CODES, TILES
+from .hidden import hidden_grads, takes_hidden_grads
 from .inference import fp8_product, warn_of_emulation
 from .quantizer import Operand, quantize_rows
-from .weights import quantized_weight, weight_scaling
+from .weights import quantized_pair, quantized_weight, weight_scaling
 
 if TYPE_CHECKING:
     from .recipe import Recipe
@@ -59,6 +60,14 @@ class Numbers(NamedTuple):
     ) -> tuple[Operand, Operand | None]:
         """The quantised weight (N, K), transposed as well where dx is wanted."""
         return quantized_weight(weight, self.recipe, self.forward, both, half)
+
+    def weight_pair(
+        self, gate: Tensor, up: Tensor | None, both: bool
+    ) -> tuple[Operand, Operand | None]:
+        """Two quantised weights above each other, or one that holds both (up None)."""
+        if up is None:
+            return self.weight(gate, both)
+        return quantized_pair(gate, up, self.recipe, self.forward, both)
 
 
 def numbers(recipe: Recipe) -> Numbers:
@@ -211,7 +220,7 @@ class Fp8MLPFunction(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> Any:
         refuse_second_derivatives("mlp")
         x_t, x_scale, one_t, one_scale, two_t, two_scale, hidden = ctx.saved_tensors
-        code, late, how, shape, weight_dtypes, bias_dtypes = ctx.options
+        _, late, how, shape, weight_dtypes, bias_dtypes = ctx.options
         need_x, need_w1, need_b1, need_w2, need_b2 = ctx.needs_input_grad[:5]
         owner1, owner2 = ctx.owners
         first = need_x or need_w1 or need_b1
@@ -220,23 +229,43 @@ class Fp8MLPFunction(torch.autograd.Function):
             as_rows(dy), first, need_w2, need_sums=need_b2,
             sums_fp32=bias_dtypes[1] is torch.float32,
         )  # fmt: skip
-        if need_w2:
-            _, h8_t = how.inputs(hidden, True, rows=False, activation=late)
-            dw2 = weight_grad(owner2, dy8_t, h8_t, weight_dtypes[1])
+        h8_t = None
         if first:
             dh = product(dy8, operand(two_t, two_scale, how.weight_scaling), dy.dtype)
-            dz, dz_t, db1 = how.gradients(
-                dh, need_x, need_w1, saved=hidden, activation=code, gradient=True,
-                need_sums=need_b1, sums_fp32=bias_dtypes[0] is torch.float32,
-            )  # fmt: skip
+            dz, dz_t, h8_t, db1 = _before_activation(ctx, how, dh, hidden)
+            del dh
             if need_x:
                 dx = product(dz, operand(one_t, one_scale, how.weight_scaling), dy.dtype)
                 dx = dx.view(shape)
-            if need_w1:
-                of_x = operand(x_t, x_scale, how.inputs_transposed)
-                again = need_w2 and owner1 is owner2
-                dw1 = weight_grad(owner1, dz_t, of_x, weight_dtypes[0], again)
+        if need_w2:
+            if h8_t is None:
+                _, h8_t = how.inputs(hidden, True, rows=False, activation=late)
+            dw2 = weight_grad(owner2, dy8_t, h8_t, weight_dtypes[1])
+        if need_w1:
+            of_x = operand(x_t, x_scale, how.inputs_transposed)
+            again = need_w2 and owner1 is owner2
+            dw1 = weight_grad(owner1, dz_t, of_x, weight_dtypes[0], again)
         return dx, dw1, db1 if need_b1 else None, dw2, db2 if need_b2 else None, None, None
+
+
+def _before_activation(
+    ctx: Any, how: Numbers, dh: Tensor, hidden: Tensor
+) -> tuple[Operand, Operand, Operand | None, Tensor]:
+    """Of an MLP: the gradient by rows and columns, the hidden values where that has them, sums."""
+    code, _, _, _, _, bias_dtypes = ctx.options
+    need_x, need_w1, need_b1, need_w2, _ = ctx.needs_input_grad[:5]
+    fp32 = bias_dtypes[0] is torch.float32
+    if takes_hidden_grads(how):
+        grads = hidden_grads(
+            how, dh, hidden, None, code, need_x, need_w1, need_w2,
+            need_sums=need_b1, sums_fp32=fp32,
+        )  # fmt: skip
+        return grads.rows, grads.columns, grads.hidden_t, grads.sums
+    rows, columns, sums = how.gradients(
+        dh, need_x, need_w1, saved=hidden, activation=code, gradient=True,
+        need_sums=need_b1, sums_fp32=fp32,
+    )  # fmt: skip
+    return rows, columns, None, sums
 
 
 def dtypes_of(*tensors: Tensor | None) -> tuple[torch.dtype | None, ...]:

@@ -18,13 +18,17 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from .._core.fp8 import NONE, ROW, TENSOR, TILES
+from .._core.fp8 import FORMATS, NONE, ROW, TENSOR, TILES
 from .quantizer import Operand, quantize_rows
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .recipe import Recipe
 
 Both = tuple[Operand, Operand | None]
+
+_quantize_pair = torch.ops.fusedops._fp8_quantize_pair.default
 
 _is_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)
 _cache: Any = WeakTensorKeyDictionary()  # weight -> {what of it: (key, its operands)}
@@ -88,22 +92,55 @@ def quantized_weight(
 
     half: 0 or 1 for the upper or lower half of its rows.
     """
-    part = weight.detach()
-    if half is not None:
-        part = part.chunk(2)[half]
-    if torch.compiler.is_compiling() or type(weight) not in (Tensor, torch.nn.Parameter):
+
+    def make() -> Both:
+        part = weight.detach()
+        if half is not None:
+            part = part.chunk(2)[half]
         return _quantized(part, recipe, dtype, both)
-    if not _may_keep(weight):
-        return _quantized(part, recipe, dtype, both)
-    _watch_optimizers()
-    kept = _cache.setdefault(weight, {})
+
     what = half, recipe.scaling, recipe.power_of_two_scales, dtype
-    memory = StorageWeakRef(weight.untyped_storage()), weight.data_ptr()
-    key = memory, weight._version, _steps, weight.dtype, tuple(weight.shape)
-    found = kept.get(what)
-    if found is not None and found[0] == key and (not both or found[1][1] is not None):
+    return _kept(what, (weight,), both, make)
+
+
+def quantized_pair(
+    first: Tensor, second: Tensor, recipe: Recipe, dtype: torch.dtype, both: bool
+) -> Both:
+    """(rows, columns) of two weights above each other, scaled by blocks; from the cache if it may
+    be.
+    """
+
+    def make() -> Both:
+        q, scale, q_t, scale_t = _quantize_pair(
+            first.detach(), second.detach(), FORMATS.index(dtype), both, recipe.power_of_two_scales
+        )
+        return Operand(q, scale, False), Operand(q_t, scale_t, False) if both else None
+
+    return _kept(("pair", recipe.power_of_two_scales, dtype), (first, second), both, make)
+
+
+def _kept(
+    what: tuple[object, ...], weights: tuple[Tensor, ...], both: bool, make: Callable[[], Both]
+) -> Both:
+    """What the first of the weights keeps, or made anew where any has changed."""
+    plain = all(type(w) in (Tensor, torch.nn.Parameter) for w in weights)
+    if torch.compiler.is_compiling() or not plain or not all(map(_may_keep, weights)):
+        return make()
+    _watch_optimizers()
+    first, *others = (_cache.setdefault(weight, {}) for weight in weights)
+    key = _steps, *map(_key, weights)
+    found = first.get(what)
+    same = found is not None and found[0] == key and all(o.get(what) == key for o in others)
+    if same and (not both or found[1][1] is not None):
         whole: Both = found[1]
         return whole
-    made = _quantized(part, recipe, dtype, both)
-    kept[what] = key, made
+    made = make()
+    first[what] = key, made
+    for other in others:  # so that forgetting any of them forgets the pair
+        other[what] = key
     return made
+
+
+def _key(weight: Tensor) -> tuple[object, ...]:
+    memory = StorageWeakRef(weight.untyped_storage()), weight.data_ptr()
+    return memory, weight._version, weight.dtype, tuple(weight.shape)
