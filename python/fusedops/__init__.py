@@ -15,6 +15,7 @@ from ._tuning.explain import explain
 from ._tuning.explain_layers import explain_edge_conv, explain_set_abstraction
 from ._tuning.tune import tune
 from .ops.attention import fast_attention
+from .ops.conv import conv_bn_act
 from .ops.cross_entropy import cross_entropy
 from .ops.elementwise import (
     add,
@@ -84,6 +85,7 @@ __all__ = [
     "box_filter2d",
     "box_filter3d",
     "compute_intensive_ops",
+    "conv_bn_act",
     "count_nonzero",
     "cross_entropy",
     "cummax",
