@@ -15,6 +15,7 @@ from ._tuning.explain import explain
 from ._tuning.explain_layers import explain_edge_conv, explain_set_abstraction
 from ._tuning.tune import tune
 from .ops.attention import fast_attention
+from .ops.batch_norm import batch_norm_act
 from .ops.conv import conv_bn_act
 from .ops.cross_entropy import cross_entropy
 from .ops.elementwise import (
@@ -75,6 +76,7 @@ __all__ = [
     "any",
     "argmax",
     "argmin",
+    "batch_norm_act",
     "bias_act",
     "bias_act_",
     "bias_dropout_residual",
