@@ -16,6 +16,7 @@ from .._autograd.batch_norm import BatchNormOptions, batch_norm
 from .._core.activation import CODES
 from .._core.calls import public
 from .._core.precision import fp32_precision
+from . import conv_graph
 from .batch_norm import channels_behind, channels_second, sees_torch, torch_batch_norm_act
 from .conv_problem import (
     CHANNELS_LAST,
@@ -39,7 +40,7 @@ _RELU = CODES["relu"]
 _HALVES = (torch.float16, torch.bfloat16)
 
 # What a call without a gradient runs; see `inference_path`.
-GEMM, CUDNN, PASS = "gemm", "cudnn", "pass"
+GEMM, GRAPH, CUDNN, PASS = "gemm", "graph", "cudnn", "pass"
 
 
 class Norm(NamedTuple):
@@ -86,11 +87,18 @@ def inference_path(
         return PASS, "2^31 elements or more: torch cuts the convolution, then one pass"
     if is_pointwise(weight, problem) and not with_residual:
         return GEMM, "1x1 with stride 1: a product of rows, with all the rest in its epilogue"
+    if conv_graph.is_for(x, code):
+        return GRAPH, "cuDNN's graph has bias, residual and activation in its epilogue"
+    return _without_graph(problem, code, with_residual)
+
+
+def _without_graph(problem: ConvProblem, code: int, with_residual: bool) -> tuple[str, str]:
+    """(path, why) where there is no graph."""
     with_cudnn = torch.backends.cudnn.enabled and torch.backends.cudnn.is_available()
     if with_cudnn and code == _RELU and with_residual and not problem.is_uneven:
         return CUDNN, "cuDNN's fused kernel has bias, residual and ReLU in its epilogue"
-    what = "a residual" if with_residual else "this kernel size, stride or number of groups"
-    return PASS, f"no kernel that fuses the norm and the activation behind it takes {what}"
+    why = "torch has no fused kernel for it; nvidia-cudnn-frontend (the extra conv) may have one"
+    return PASS, f"cuDNN's convolution, then one pass: {why}"
 
 
 def _folded(
@@ -128,6 +136,12 @@ def _infer(
         matrix = folded.reshape(folded.shape[:2])
         y: Tensor = _ops.linear.default(channels_behind(x), matrix, shift, code, allow_tf32)
         return y
+    if path == GRAPH:
+        by_graph = conv_graph.convolve_by_graph(x, folded, shift, residual, problem, code)
+        if by_graph is not None:
+            return channels_behind(by_graph)
+        if _without_graph(problem, code, residual is not None)[0] == PASS:
+            return None
     geometry = (problem.stride, problem.padding, problem.dilation, problem.groups)
     y = torch.cudnn_convolution_add_relu(x, folded, residual, 1.0, shift, *geometry)
     return channels_behind(y)
@@ -242,8 +256,9 @@ def conv_bn_act(
             training; None: this rank's alone.
 
     Returns:
-        A new tensor in the memory format that torch's convolution gives. On a GPU the kernels run
-        in ``channels_last``: x in another format costs a copy, and one of the result back.
+        A new tensor, in ``channels_last`` memory where x or the weight is, else contiguous. On a
+        GPU the kernels run in ``channels_last``: x in another format costs a copy, and one of the
+        result back.
 
     Raises:
         ValueError: The activation is unknown, or training has one value per channel.
