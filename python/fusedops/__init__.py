@@ -12,6 +12,7 @@ from ._core.products import compute_intensive_ops
 from ._inductor import inductor
 from ._rewrite.fuse import FuseReport, fuse
 from ._tuning.explain import explain
+from ._tuning.explain_conv import explain_conv_bn_act
 from ._tuning.explain_layers import explain_edge_conv, explain_set_abstraction
 from ._tuning.tune import tune
 from .ops.attention import fast_attention
@@ -95,6 +96,7 @@ __all__ = [
     "cumprod",
     "cumsum",
     "explain",
+    "explain_conv_bn_act",
     "explain_edge_conv",
     "explain_set_abstraction",
     "fast_attention",

@@ -13,6 +13,7 @@ from torch import Tensor
 from .. import _fakes  # noqa: F401  (registers the fakes)
 from .._autograd.autocast import cast, cast_weight
 from .._autograd.batch_norm import BatchNormOptions, batch_norm
+from .._autograd.gemm import linear_eager
 from .._core.activation import CODES
 from .._core.calls import public
 from .._core.precision import fp32_precision
@@ -36,8 +37,8 @@ __all__ = ["conv_bn_act"]
 _any_autocast = torch._C._is_any_autocast_enabled
 _CONV: dict[int, Any] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _ops = torch.ops.fusedops
-_RELU = CODES["relu"]
 _HALVES = (torch.float16, torch.bfloat16)
+_RELU = CODES["relu"]
 
 # What a call without a gradient runs; see `inference_path`.
 GEMM, GRAPH, CUDNN, PASS = "gemm", "graph", "cudnn", "pass"
@@ -67,27 +68,48 @@ def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, problem: ConvProbl
     return y
 
 
-def is_pointwise(weight: Tensor, problem: ConvProblem) -> bool:
+def is_pointwise(weight_shape: Sequence[int], problem: ConvProblem) -> bool:
     """Whether the convolution is a product of its rows with a matrix."""
-    one = all(n == 1 for n in (*weight.shape[2:], *problem.stride))
+    one = all(n == 1 for n in (*weight_shape[2:], *problem.stride))
     return one and problem.groups == 1 and not any(problem.padding)
 
 
+def uses_product(
+    device_type: str, dtype: torch.dtype, weight_shape: Sequence[int], problem: ConvProblem
+) -> bool:
+    """Whether the convolution in front of a pass is our product, backward too, and not torch's."""
+    return device_type == "cuda" and dtype in _HALVES and is_pointwise(weight_shape, problem)
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None, wants: bool) -> Tensor:
+    """A pointwise convolution (N, ..., O) as a product of rows with a matrix."""
+    function = linear_eager if wants else _ops.linear.default
+    rest = (None,) if wants else ()  # no cast of autocast
+    y: Tensor = function(channels_behind(x), weight.flatten(1), bias, 0, False, *rest)
+    return y
+
+
 def inference_path(
-    x: Tensor, weight: Tensor, problem: ConvProblem, code: int, with_residual: bool
+    device_type: str,
+    dtype: torch.dtype,
+    x_shape: Sequence[int],
+    weight_shape: Sequence[int],
+    problem: ConvProblem,
+    code: int,
+    with_residual: bool,
 ) -> tuple[str, str]:
     """(path, why) of a call without a gradient."""
-    if not x.is_cuda:
-        return PASS, "a CPU: oneDNN's convolution, then one pass"
-    if x.dtype not in _HALVES and fp32_precision("conv", "cuda") != "tf32":
-        return PASS, "full precision: cuDNN's convolution, then one pass"
-    if x.dtype is torch.float64:
-        return PASS, "float64: cuDNN's convolution, then one pass"
-    if max(x.numel(), math.prod(problem.out_shape)) >= 2**31:
-        return PASS, "2^31 elements or more: torch cuts the convolution, then one pass"
-    if is_pointwise(weight, problem) and not with_residual:
+    if device_type != "cuda":
+        return PASS, "on a CPU it is oneDNN's convolution, then one pass"
+    if dtype is torch.float64 or (
+        dtype is torch.float32 and fp32_precision("conv", "cuda") != "tf32"
+    ):
+        return PASS, "at full precision it is cuDNN's convolution, then one pass"
+    if max(math.prod(x_shape), math.prod(problem.out_shape)) >= 2**31:
+        return PASS, "of 2^31 elements or more torch cuts the convolution; then one pass"
+    if is_pointwise(weight_shape, problem) and not with_residual:
         return GEMM, "1x1 with stride 1: a product of rows, with all the rest in its epilogue"
-    if conv_graph.is_for(x, code):
+    if conv_graph.is_for(dtype, code):
         return GRAPH, "cuDNN's graph has bias, residual and activation in its epilogue"
     return _without_graph(problem, code, with_residual)
 
@@ -127,7 +149,9 @@ def _infer(
     eps: float,
 ) -> Tensor | None:
     """y (N, ..., O) from one kernel, None where no kernel has all of it."""
-    path, _ = inference_path(x, weight, problem, code, residual is not None)
+    path, _ = inference_path(
+        x.device.type, x.dtype, x.shape, weight.shape, problem, code, residual is not None
+    )
     if path == PASS:
         return None
     folded, shift = _folded(weight, bias, norm, eps, CHANNELS_LAST[x.dim()])
@@ -181,7 +205,10 @@ def _run(
         bias, norm = None, norm._replace(bias=bias)
     elif bias is not None and not wants:
         norm, bias = _without_bias(norm, bias), None
-    z = channels_behind(_convolve(x, weight, bias, problem))
+    if uses_product(x.device.type, x.dtype, weight.shape, problem):
+        z = _product(x, weight, bias, wants)
+    else:
+        z = channels_behind(_convolve(x, weight, bias, problem))
     added = None if residual is None else channels_behind(residual)
     return channels_second(
         batch_norm(z, added, norm.weight, norm.bias, norm.mean, norm.var, shift, options)

@@ -156,9 +156,9 @@ def _plan(
     return _plans[key]
 
 
-def is_for(x: Tensor, code: int) -> bool:
+def is_for(dtype: torch.dtype, code: int) -> bool:
     """Whether graphs may take a call; each has yet to be built."""
-    return x.dtype in _HALVES and code in SUPPORTED and is_installed()
+    return dtype in _HALVES and code in SUPPORTED and is_installed()
 
 
 def convolve_by_graph(
