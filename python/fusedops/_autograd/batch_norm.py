@@ -182,6 +182,7 @@ def _backward(
     need_x, need_residual, need_weight, need_bias = needs
     code, eps = options.code, options.eps
     vectors = (mean, var, weight, bias)
+    dy = dy.contiguous()  # once for both passes
     x = dy if x is None else x  # which nothing reads
     need_dz = need_residual and code != 0
     sums = total = dz = dx = None

@@ -14,6 +14,7 @@ from .._autograd.batch_norm import BatchNormOptions, batch_norm
 from .._autograd.compose import activate
 from .._autograd.shared import sees_torch_functions_only
 from .._core.calls import public
+from .._core.dtensor import is_dtensor
 from .conv_problem import (
     check_alike,
     check_floating,
@@ -24,9 +25,11 @@ from .conv_problem import (
     code_of,
     shape_text,
 )
+from .linear import _autocast_dtype
 
 __all__ = ["batch_norm_act"]
 
+_any_autocast = torch._C._is_any_autocast_enabled
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 
 
@@ -68,8 +71,14 @@ def channels_second(x: Tensor) -> Tensor:
 
 
 def sees_torch(*tensors: Tensor | None) -> bool:
-    """Whether a call is for torch's functions: one that is traced, too, where Inductor fuses."""
-    return _is_dynamo_compiling() or sees_torch_functions_only(*tensors)
+    """Whether a call is for torch's functions: one that is traced, too, where Inductor fuses, and
+    one of DTensors, which have no rules for our norm.
+    """
+    return (
+        _is_dynamo_compiling()
+        or sees_torch_functions_only(*tensors)
+        or any(type(t) is not Tensor and is_dtensor(t) for t in tensors)
+    )
 
 
 @public
@@ -118,7 +127,7 @@ def batch_norm_act(
         RuntimeError: Shapes, dtypes or devices do not fit; the message names op, argument, what was
             expected and what came.
 
-    Under autocast x and the residual keep their dtypes, as in torch. Source of the method: Ioffe
+    Under autocast x keeps its dtype, and the residual takes it. Source of the method: Ioffe
     and Szegedy, Batch normalization, 2015; of the statistics: Chan, Golub and LeVeque, 1979.
     """
     op = "batch_norm_act"
@@ -130,8 +139,8 @@ def batch_norm_act(
         raise RuntimeError(
             f"{op}: x must be (N, C, ...) with two to five dimensions; got shape {shape_text(x)}"
         )
-    if residual is not None:
-        residual = cast(residual, x.dtype) if torch.is_autocast_enabled(x.device.type) else residual
+    if residual is not None and _any_autocast() and _autocast_dtype(x) is not None:
+        residual = cast(residual, x.dtype)
     check_alike(op, x, residual=residual)
     check_residual(op, residual, tuple(x.shape))
     check_vectors(

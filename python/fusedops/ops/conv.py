@@ -111,13 +111,18 @@ def inference_path(
         return GEMM, "1x1 with stride 1: a product of rows, with all the rest in its epilogue"
     if conv_graph.is_for(dtype, code):
         return GRAPH, "cuDNN's graph has bias, residual and activation in its epilogue"
-    return _without_graph(problem, code, with_residual)
+    return _without_graph(x_shape[1], problem, code, with_residual)
 
 
-def _without_graph(problem: ConvProblem, code: int, with_residual: bool) -> tuple[str, str]:
-    """(path, why) where there is no graph."""
+def _without_graph(
+    channels: int, problem: ConvProblem, code: int, with_residual: bool
+) -> tuple[str, str]:
+    """(path, why) where there is no graph; channels: of x."""
     with_cudnn = torch.backends.cudnn.enabled and torch.backends.cudnn.is_available()
-    if with_cudnn and code == _RELU and with_residual and not problem.is_uneven:
+    # NOTE: it raises for what it has no kernel for; one group of whole vectors is what it is for.
+    plain = problem.groups == 1 and not problem.is_uneven
+    plain = plain and all(n % 8 == 0 for n in (channels, problem.out_shape[1]))
+    if with_cudnn and code == _RELU and with_residual and plain:
         return CUDNN, "cuDNN's fused kernel has bias, residual and ReLU in its epilogue"
     why = "torch has no fused kernel for it; nvidia-cudnn-frontend (the extra conv) may have one"
     return PASS, f"cuDNN's convolution, then one pass: {why}"
@@ -164,7 +169,7 @@ def _infer(
         by_graph = conv_graph.convolve_by_graph(x, folded, shift, residual, problem, code)
         if by_graph is not None:
             return channels_behind(by_graph)
-        if _without_graph(problem, code, residual is not None)[0] == PASS:
+        if _without_graph(x.shape[1], problem, code, residual is not None)[0] == PASS:
             return None
     geometry = (problem.stride, problem.padding, problem.dilation, problem.groups)
     y = torch.cudnn_convolution_add_relu(x, folded, residual, 1.0, shift, *geometry)
