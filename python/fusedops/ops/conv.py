@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence  # noqa: TC003  (for get_type_hints)
 from typing import Any, NamedTuple
@@ -118,7 +119,7 @@ def _without_graph(
     channels: int, problem: ConvProblem, code: int, with_residual: bool
 ) -> tuple[str, str]:
     """(path, why) where there is no graph; channels: of x."""
-    with_cudnn = torch.backends.cudnn.enabled and torch.backends.cudnn.is_available()
+    with_cudnn = torch.backends.cudnn.is_available()
     # NOTE: it raises for what it has no kernel for; one group of whole vectors is what it is for.
     plain = problem.groups == 1 and not problem.is_uneven
     plain = plain and all(n % 8 == 0 for n in (channels, problem.out_shape[1]))
@@ -126,6 +127,10 @@ def _without_graph(
         return CUDNN, "cuDNN's fused kernel has bias, residual and ReLU in its epilogue"
     why = "torch has no fused kernel for it; nvidia-cudnn-frontend (the extra conv) may have one"
     return PASS, f"cuDNN's convolution, then one pass: {why}"
+
+
+# NOTE: for half precision, to which no setting of torch's matters.
+_known_path = functools.lru_cache(maxsize=4096)(inference_path)
 
 
 def _folded(
@@ -154,17 +159,18 @@ def _infer(
     eps: float,
 ) -> Tensor | None:
     """y (N, ..., O) from one kernel, None where no kernel has all of it."""
-    path, _ = inference_path(
+    find = _known_path if x.dtype in _HALVES else inference_path
+    path, _ = find(
         x.device.type, x.dtype, x.shape, weight.shape, problem, code, residual is not None
     )
-    if path == PASS:
+    if path == PASS or (path == CUDNN and not torch.backends.cudnn.enabled):
         return None
-    folded, shift = _folded(weight, bias, norm, eps, CHANNELS_LAST[x.dim()])
     if path == GEMM:
+        matrix, shift = _ops.batch_norm_fold.default(weight.flatten(1), bias, *norm, eps)
         allow_tf32 = x.dtype is torch.float32
-        matrix = folded.reshape(folded.shape[:2])
         y: Tensor = _ops.linear.default(channels_behind(x), matrix, shift, code, allow_tf32)
         return y
+    folded, shift = _folded(weight, bias, norm, eps, CHANNELS_LAST[x.dim()])
     if path == GRAPH:
         by_graph = conv_graph.convolve_by_graph(x, folded, shift, residual, problem, code)
         if by_graph is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
@@ -94,39 +95,52 @@ def conv_problem(
 ) -> ConvProblem:
     """Check x (N, C, ...), weight (O, C / groups, ...) and the numbers; raise what is wrong."""
     check_floating(op, x)
-    if weight.dim() not in (3, 4, 5):
+    numbers = [n if isinstance(n, (int, str)) else tuple(n) for n in (stride, padding, dilation)]
+    arguments: tuple[Any, ...] = (op, tuple(x.shape), tuple(weight.shape), *numbers, groups)
+    # NOTE: what torch.compile traces may have sizes that are no numbers.
+    traced = torch.compiler.is_compiling() or any(type(n) is not int for n in x.shape)
+    problem: ConvProblem = (_geometry if traced else _known_geometry)(*arguments)
+    return problem
+
+
+def _geometry(
+    op: str, x: Sizes, weight: Sizes, stride: Any, padding: Any, dilation: Any, groups: int
+) -> ConvProblem:
+    """`conv_problem` of shapes."""
+    if len(weight) not in (3, 4, 5):
         raise RuntimeError(
             f"{op}: weight must be (O, C / groups, ...) with one to three spatial dimensions; got "
-            f"shape {shape_text(weight)}"
+            f"shape {weight}"
         )
-    if x.dim() != weight.dim():
+    if len(x) != len(weight):
         raise RuntimeError(
-            f"{op}: x must be {weight.dim()}-dimensional, (N, C, ...), to match weight "
-            f"{shape_text(weight)}; got shape {shape_text(x)}"
+            f"{op}: x must be {len(weight)}-dimensional, (N, C, ...), to match weight {weight}; "
+            f"got shape {x}"
         )
-    if groups < 1 or weight.shape[0] % groups:
+    if groups < 1 or weight[0] % groups:
         raise RuntimeError(
-            f"{op}: groups must divide the {weight.shape[0]} channels of weight "
-            f"{shape_text(weight)}; got {groups}"
+            f"{op}: groups must divide the {weight[0]} channels of weight {weight}; got {groups}"
         )
-    if x.shape[1] != weight.shape[1] * groups:
+    if x[1] != weight[1] * groups:
         raise RuntimeError(
-            f"{op}: x must have {weight.shape[1] * groups} channels to match weight "
-            f"{shape_text(weight)} in {groups} group(s); got shape {shape_text(x)}"
+            f"{op}: x must have {weight[1] * groups} channels to match weight {weight} in {groups} "
+            f"group(s); got shape {x}"
         )
-    kernel = tuple(weight.shape[2:])
+    kernel = weight[2:]
     stride = _numbers(op, "stride", stride, len(kernel), 1)
     dilation = _numbers(op, "dilation", dilation, len(kernel), 1)
     padding, extra = _padding(op, padding, kernel, stride, dilation)
-    sizes = zip(x.shape[2:], kernel, stride, padding, dilation, extra, strict=True)
+    sizes = zip(x[2:], kernel, stride, padding, dilation, extra, strict=True)
     out = tuple((n + 2 * p + e - d * (k - 1) - 1) // s + 1 for n, k, s, p, d, e in sizes)
     if any(n < 1 for n in out):
         raise RuntimeError(
             f"{op}: x must be as large as the kernel {kernel} with its dilation after padding; got "
-            f"shape {shape_text(x)}"
+            f"shape {x}"
         )
-    shape = (x.shape[0], weight.shape[0], *out)
-    return ConvProblem(stride, padding, dilation, groups, extra, shape)
+    return ConvProblem(stride, padding, dilation, groups, extra, (x[0], weight[0], *out))
+
+
+_known_geometry = functools.lru_cache(maxsize=4096)(_geometry)
 
 
 def check_alike(op: str, x: Tensor, **others: Tensor | None) -> None:
