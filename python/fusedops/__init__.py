@@ -13,9 +13,12 @@ from ._inductor import inductor
 from ._rewrite.fuse import FuseReport, fuse
 from ._rewrite.losses.criterion import fuse_loss
 from ._tuning.explain import explain
+from ._tuning.explain_conv import explain_conv_bn_act
 from ._tuning.explain_layers import explain_edge_conv, explain_set_abstraction
 from ._tuning.tune import tune
 from .ops.attention import fast_attention
+from .ops.batch_norm import batch_norm_act
+from .ops.conv import conv_bn_act
 from .ops.cross_entropy import cross_entropy
 from .ops.elementwise import (
     add,
@@ -75,6 +78,7 @@ __all__ = [
     "any",
     "argmax",
     "argmin",
+    "batch_norm_act",
     "bias_act",
     "bias_act_",
     "bias_dropout_residual",
@@ -85,6 +89,7 @@ __all__ = [
     "box_filter2d",
     "box_filter3d",
     "compute_intensive_ops",
+    "conv_bn_act",
     "count_nonzero",
     "cross_entropy",
     "cummax",
@@ -92,6 +97,7 @@ __all__ = [
     "cumprod",
     "cumsum",
     "explain",
+    "explain_conv_bn_act",
     "explain_edge_conv",
     "explain_set_abstraction",
     "fast_attention",

@@ -69,6 +69,37 @@ def scale_bias_act(draw: Draw) -> Case:
     )
 
 
+def batch_norm(draw: Draw) -> Case:
+    dtype, activation = draw.dtype(), draw.pick(tuple(ACTIVATIONS))
+    shape = (draw.size(2, 9), draw.size(1, 65), *(draw.size(1, 9) for _ in range(2)))
+    x = draw.floats(shape, dtype, draw.pick(TAME))
+    vectors = [draw.floats(shape[1:2], dtype, draw.pick(TAME)) for _ in range(2)]
+    residual = [draw.floats(shape, dtype, draw.pick(TAME))] if draw.chance(0.5) else []
+    mean, var = (torch.rand(shape[1], device=x.device, dtype=torch.float64) + 0.5 for _ in "mv")
+
+    def call(function: Any) -> Any:
+        def act(x: Any, weight: Any, bias: Any, added: Any = None) -> Any:
+            kind = x.dtype if isinstance(x, Tensor) else dtype
+            running = (t.to(dtype).to(kind) for t in (mean, var))
+            return function(x, *running, weight, bias, activation=activation, residual=added)
+
+        return act
+
+    def scale(x: Any, weight: Any, bias: Any, added: Any = None) -> Any:
+        columns = (1, -1, 1, 1)
+        z = (x.abs() + 2) * 2 * weight.abs().view(columns)
+        return z + bias.abs().view(columns) + (0 if added is None else added.abs())
+
+    return Case(
+        f"batch_norm_act/{activation}",
+        call(fusedops.batch_norm_act),
+        call(ref.batch_norm_act),
+        [x, *vectors, *residual],
+        differentiable=activation in SMOOTH,
+        scale=scale,
+    )
+
+
 def fma(draw: Draw) -> Case:
     dtype, shape = draw.dtype(), draw.shape(0, 3)
     tensors = [draw.floats(shape, dtype) for _ in range(3)]
@@ -301,6 +332,7 @@ def grouping(draw: Draw) -> Case:
 FAMILIES: dict[str, tuple[Callable[[Draw], Case], ...]] = {
     "gemm": (linear, matmul),
     "elementwise": (scale_bias_act, fma),
+    "batch_norm": (batch_norm,),
     "reduce": (reduction,),
     "rows": (rows, cross_entropy),
     "scan": (scan, topk, histogram, bincount, segments),

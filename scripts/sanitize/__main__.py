@@ -19,6 +19,7 @@ from collections import Counter
 
 import torch
 
+import conv
 import edges
 import elementwise
 import embeddings
@@ -46,6 +47,7 @@ FAMILIES = {
     "embeddings": embeddings.run,
     "scan": scan.run,
     "elementwise": elementwise.run,
+    "conv": conv.run,
     "sampling": points.run_sampling,
     "neighbours": points.run_neighbours,
     "offsets": points.run_hostile_offsets,

@@ -48,6 +48,8 @@ def calls(device):
                 "cos": ones(4, 6),
                 "sin": ones(4, 6),
             },
+            "batch_norm_act": {"x": x, "running_mean": ones(6), "running_var": ones(6)},
+            "conv_bn_act": {"x": ones(2, 3, 5, 5), "weight": ones(4, 3, 2, 2)},
             "linear": {"x": x, "weight": x},
             "matmul": {"a": x, "b": x.t()},
             "mlp": {"x": x, "w1": x, "b1": None, "w2": x.t(), "b2": None, "activation": "relu"},
@@ -143,7 +145,7 @@ def error_of(function, **arguments):
 
 def test_every_public_function_is_here():
     # They are no ops.
-    explains = {"explain", "explain_edge_conv", "explain_set_abstraction"}
+    explains = {"explain", "explain_conv_bn_act", "explain_edge_conv", "explain_set_abstraction"}
     tools = {"FuseReport", "fast_attention", "fuse", "fuse_loss", "inductor", "read_points", "tune"}
     for module in (fusedops, points, torch_cluster, pytorch3d, pointnet2_ops):
         public = {n for n in module.__all__ if inspect.isfunction(getattr(module, n))}

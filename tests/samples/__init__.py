@@ -4,6 +4,7 @@ One file per family; `codes` are the activation codes to cover, where an op take
 """
 
 from . import (
+    batch_norm,
     edges,
     elementwise,
     embedding,
@@ -22,6 +23,7 @@ from . import (
 )
 
 SAMPLES = {
+    **batch_norm.SAMPLES,
     **edges.SAMPLES,
     **elementwise.SAMPLES,
     **embedding.SAMPLES,

@@ -4,7 +4,7 @@
 #include <tuple>
 
 #include "csrc/common/checks/op_boundary.h"
-#include "csrc/common/checks/topk_check.h"
+#include "csrc/common/checks/scan_check.h"
 #include "csrc/common/host/aten.h"
 #include "csrc/cpu/element_types.h"
 

@@ -5,7 +5,7 @@
 #include <tuple>
 
 #include "csrc/common/checks/op_boundary.h"
-#include "csrc/common/checks/topk_check.h"
+#include "csrc/common/checks/scan_check.h"
 #include "csrc/common/device/device_types.cuh"
 #include "csrc/common/device/element_types.cuh"
 #include "csrc/common/host/launch.h"

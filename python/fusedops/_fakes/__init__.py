@@ -3,6 +3,7 @@ run. One file per family; importing the package registers them all.
 """
 
 from . import (  # noqa: F401
+    batch_norm,
     edge_conv,
     edge_list,
     edges,

@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .._autograd.batch_norm import all_reduce
 from .._autograd.shared import sees_torch_functions_only
 from ._autograd import needs_grad
 
@@ -48,16 +49,6 @@ def wide_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def _all_reduce(x: Tensor, group: Any) -> Tensor:
-    """The sum over the ranks of a group, differentiable; x itself without one."""
-    if group is None:
-        return x
-    from torch.distributed.nn.functional import all_reduce
-
-    total: Tensor = all_reduce(x, group=group)
-    return total
-
-
 def _column_sums(y: Tensor) -> Tensor:
     return y.flatten(0, -2).sum(0)
 
@@ -70,13 +61,13 @@ def _masked_statistics(y: Tensor, valid: Tensor, group: Any) -> Statistics:
     y = y.to(wide_dtype(y.dtype))
     local = valid.sum().to(y.dtype)
     sums = _column_sums(torch.where(valid, y, 0))
-    sums = _all_reduce(torch.cat([sums, local[None]]), group)
+    sums = all_reduce(torch.cat([sums, local[None]]), group)
     count = sums[-1].detach()
     some = count.clamp_min(1)
     mean = sums[:-1] / some
     centred = torch.where(valid, y - mean, 0)
     sums = torch.stack([_column_sums(centred), _column_sums(centred.square())])
-    shift, square = _all_reduce(sums, group) / some
+    shift, square = all_reduce(sums, group) / some
     return Statistics(mean + shift, square - shift.square(), count)
 
 
@@ -110,13 +101,13 @@ def _statistics(y: Tensor, slots: Slots, eps: float, group: Any) -> Statistics:
     if copies is not None:
         sums = sums - _column_sums(copies * first)
         count = count - copies.sum()
-    sums = _all_reduce(torch.cat([sums, count[None]]), group)
+    sums = all_reduce(torch.cat([sums, count[None]]), group)
     count = sums[-1]
     some = count.clamp_min(1)
     centre = sums[:-1] / some
     if copies is None:
         squares = (var + (mean - centre).square()) * rows.shape[0]
-        return Statistics(centre, _all_reduce(squares, group) / some, count)
+        return Statistics(centre, all_reduce(squares, group) / some, count)
     # NOTE: slots of groups without neighbours are far from the centre; taken back from a sum, they
     # would leave its rounding error. They take the centre's place, as halves have it.
     stand_in = centre.to(y.dtype)
@@ -128,7 +119,7 @@ def _statistics(y: Tensor, slots: Slots, eps: float, group: Any) -> Statistics:
             (var + (mean - centre).square()) * rows.shape[0] - off.square() * left,
         ]
     )
-    shift, square = _all_reduce(sums, group) / some
+    shift, square = all_reduce(sums, group) / some
     return Statistics(centre + shift, (square - shift.square()).clamp_min(0), count)
 
 
@@ -273,7 +264,7 @@ class BatchNormFunction(torch.autograd.Function):
         sums = _reduce_backward(dz, y, winners, mean, rstd)
         dy = None
         if needs[0]:
-            means = _all_reduce(sums, group) / count.clamp_min(1)
+            means = all_reduce(sums, group) / count.clamp_min(1)
             gradient = _Gradient(
                 mean, rstd, torch.ones_like(rstd) if weight is None else weight, *means
             )

@@ -6,6 +6,7 @@ Feed float64 tensors to get the values that the tests measure errors against.
 from . import reduce
 from .abstraction import edge_conv, feature_propagation, set_abstraction
 from .activation import activate, activate_grad
+from .conv import batch_norm_act, conv_bn_act
 from .elementwise import bias_dropout_residual, dropout_mask, fma, scale_bias_act
 from .fp8 import fp8_dequantize, fp8_matmul, fp8_quantize, fp8_round, fp8_scales
 from .gemm import linear, linear_backward, linear_preact, matmul, matmul_backward, matmul_preact
@@ -36,8 +37,10 @@ from .stencil import stencil
 __all__ = [
     "activate",
     "activate_grad",
+    "batch_norm_act",
     "bias_dropout_residual",
     "bincount",
+    "conv_bn_act",
     "cross_entropy",
     "cummax",
     "cummin",

@@ -1,0 +1,63 @@
+// Host side of the passes over channels: operands, grid and launches.
+#pragma once
+
+#include <torch/csrc/stable/ops.h>
+
+#include <initializer_list>
+#include <vector>
+
+#include "csrc/common/checks/batch_norm_check.h"
+#include "csrc/common/device/device_types.cuh"
+#include "csrc/common/dispatch.h"
+#include "csrc/common/host/launch.h"
+#include "csrc/cuda/batch_norm/channel_walk.cuh"
+
+namespace fusedops::cuda {
+
+inline Tensor dense(const Tensor& tensor) { return torch::stable::contiguous(tensor); }
+inline std::optional<Tensor> dense(const std::optional<Tensor>& tensor) {
+  return tensor ? std::optional<Tensor>(torch::stable::contiguous(*tensor)) : std::nullopt;
+}
+
+inline const void* pointer(const std::optional<Tensor>& tensor) {
+  return tensor ? tensor->const_data_ptr() : nullptr;
+}
+
+// NOTE: beside x of float32 or float64, T is Compute<T>.
+inline bool is_wide(const Tensor& vector) {
+  return vector.scalar_type() == ScalarType::Float || vector.scalar_type() == ScalarType::Double;
+}
+
+// The vectors of a norm, contiguous, for as long as a launch needs them.
+struct DenseNorm {
+  std::optional<Tensor> mean, var, weight, bias;
+
+  explicit DenseNorm(const NormVectors& norm)
+      : mean(dense(norm.mean)),
+        var(dense(norm.var)),
+        weight(dense(norm.weight)),
+        bias(dense(norm.bias)) {}
+
+  NormArguments arguments(double eps) const {
+    return {vector(mean), vector(var), vector(weight), vector(bias), eps};
+  }
+  static ChannelVector vector(const std::optional<Tensor>& tensor) {
+    if (!tensor) return {};
+    return {tensor->const_data_ptr(), is_wide(*tensor)};
+  }
+};
+
+// Elements of an access: 16 bytes where every row of every operand allows them, else one.
+inline int access_width(DType dtype, int64_t channels, std::initializer_list<const void*> data) {
+  const int64_t vec = 16 / dtype_bytes(dtype);
+  bool fits = channels % vec == 0;
+  for (const void* at : data) fits = fits && reinterpret_cast<uintptr_t>(at) % 16 == 0;
+  return fits ? static_cast<int>(vec) : 1;
+}
+
+inline std::vector<int64_t> shape_of(const Tensor& tensor) {
+  const auto sizes = tensor.sizes();
+  return {sizes.begin(), sizes.end()};
+}
+
+}  // namespace fusedops::cuda

@@ -1,0 +1,231 @@
+// The passes of batch norm with residual and activation: y, the sums of its backward, and dx.
+#pragma once
+
+#include "csrc/common/device/activation_gradient.cuh"
+#include "csrc/cuda/batch_norm/channel_walk.cuh"
+
+namespace fusedops {
+
+// z = (x - mean) * rstd * weight + bias + residual
+struct PassProblem {
+  int64_t rows, channels;
+  const void* dy = nullptr;     // (rows, channels)
+  const void* x = nullptr;      // null where nothing reads it
+  const void* added = nullptr;  // residual; in backward what was saved; or null
+  bool added_is_output = false;
+  void* out = nullptr;          // y or dx
+  void* dz = nullptr;           // or null
+  double* partial = nullptr;    // (2, channels, row_blocks): sums of dz and of dz (x - mean)
+  const void* sums = nullptr;   // (2, channels) of Compute; null: the statistics are constants
+  const void* count = nullptr;  // () of Compute; null: rows
+  NormArguments norm;
+  Activation activation;
+  WalkGrid grid;
+};
+
+inline constexpr int kApplyBlocks = 3, kBackwardBlocks = 2;  // of a multiprocessor
+inline constexpr int kPassUnroll = 2;
+
+// What a thread keeps of its channels.
+template <class T, int kVec>
+struct NormChannels {
+  using C = Compute<T>;
+  C mean[kVec], scale[kVec], bias[kVec];
+
+  __device__ __forceinline__ void load(const NormArguments& norm, int64_t col) {
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) {
+      mean[i] = norm.mean.at<T>(col + i, C(0));
+      scale[i] = norm.rstd<T>(col + i) * norm.weight.at<T>(col + i, C(1));
+      // NOTE: -0 keeps zeros of both signs.
+      bias[i] = norm.bias.at<T>(col + i, C(-0.0));
+    }
+  }
+  __device__ __forceinline__ C normalised(int i, T x) const {
+    return (to_compute(x) - mean[i]) * scale[i] + bias[i];
+  }
+};
+
+template <class T, int kVec>
+__device__ __forceinline__ void store_row(void* to, const PassProblem& p, int64_t row, int64_t col,
+                                          const Compute<T> (&values)[kVec]) {
+  Vec<T, kVec> v;
+#pragma unroll
+  for (int i = 0; i < kVec; ++i) v.value[i] = from_compute<T>(values[i]);
+  *reinterpret_cast<Vec<T, kVec>*>(static_cast<T*>(to) + row * p.channels + col) = v;
+}
+
+template <class T, int kVec>
+__global__ void __launch_bounds__(kWalkThreads, sizeof(T) == 8 ? 2 : kApplyBlocks)
+    batch_norm_apply_kernel(const __grid_constant__ PassProblem p) {
+  using C = Compute<T>;
+  using V = Vec<T, kVec>;
+  wait_for_predecessor();
+  const auto at = WalkPlace::of<kVec>(p.grid, p.rows, p.channels);
+  NormChannels<T, kVec> channels;
+  if (at.active) channels.load(p.norm, at.col);
+  const T* const in[2] = {static_cast<const T*>(p.x), static_cast<const T*>(p.added)};
+  const auto body = [&](const V(&v)[2][kPassUnroll], int count, int64_t row) {
+#pragma unroll
+    for (int u = 0; u < kPassUnroll; ++u) {
+      if (u >= count) break;
+      C z[kVec];
+#pragma unroll
+      for (int i = 0; i < kVec; ++i) z[i] = channels.normalised(i, v[0][u].value[i]);
+      if (in[1]) {
+#pragma unroll
+        for (int i = 0; i < kVec; ++i) z[i] += to_compute(v[1][u].value[i]);
+      }
+      with_activation(p.activation, [&]<Activation kActivation>() {
+        resolve_rare<kActivation>(p.activation, [&]<Activation kNow>() {
+#pragma unroll
+          for (int i = 0; i < kVec; ++i) z[i] = activate_as<kNow, kAccuracyOf<T>>(z[i]);
+        });
+      });
+      store_row<T>(p.out, p, row + int64_t{u} * p.grid.threads_y, at.col, z);
+    }
+  };
+  walk_rows<T, kVec, kPassUnroll>(p.grid, at, in, p.channels, body);
+}
+
+// dz = dy act'(z) of kVec elements.
+template <class T, int kVec>
+__device__ __forceinline__ void gradients(const PassProblem& p,
+                                          const NormChannels<T, kVec>& channels,
+                                          const Vec<T, kVec>& dy, const Vec<T, kVec>& x,
+                                          const Vec<T, kVec>& added, Compute<T> (&dz)[kVec]) {
+  using C = Compute<T>;
+  // NOTE: the coarse tanh of bf16 outputs is too coarse under 1 - y^2.
+  constexpr Accuracy kAccuracy = sizeof(T) > 2 ? Accuracy::kFloat32 : Accuracy::kFloat16;
+#pragma unroll
+  for (int i = 0; i < kVec; ++i) dz[i] = to_compute(dy.value[i]);
+  if (p.activation == Activation::kNone) return;
+  C saved[kVec];  // z, or y where it was saved
+  if (p.added_is_output) {
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) saved[i] = to_compute(added.value[i]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) {
+      saved[i] = channels.normalised(i, x.value[i]);
+      if (p.added) saved[i] += to_compute(added.value[i]);
+    }
+  }
+  with_activation(p.activation, [&]<Activation kActivation>() {
+    resolve_rare<kActivation>(p.activation, [&]<Activation kNow>() {
+      // NOTE: z tells of relu and its like what y does.
+      constexpr bool kFromOutput = kNow == Activation::kSigmoid || kNow == Activation::kTanh;
+      if (kFromOutput && !p.added_is_output) {
+#pragma unroll
+        for (int i = 0; i < kVec; ++i) saved[i] = activate_as<kNow, kAccuracy>(saved[i]);
+      }
+#pragma unroll
+      for (int i = 0; i < kVec; ++i) {
+        dz[i] = activation_gradient_as<kNow, kAccuracy>(dz[i], saved[i]);
+      }
+    });
+  });
+}
+
+template <class T, int kVec>
+__global__ void __launch_bounds__(kWalkThreads, sizeof(T) == 8 ? 1 : kBackwardBlocks)
+    batch_norm_sums_kernel(const __grid_constant__ PassProblem p) {
+  using C = Compute<T>;
+  using V = Vec<T, kVec>;
+  __shared__ double shared[2 * kWalkThreads * kVec];
+  wait_for_predecessor();
+  const auto at = WalkPlace::of<kVec>(p.grid, p.rows, p.channels);
+  NormChannels<T, kVec> channels;
+  if (at.active) channels.load(p.norm, at.col);
+  const T* const in[3] = {static_cast<const T*>(p.dy), static_cast<const T*>(p.x),
+                          static_cast<const T*>(p.added)};
+  C sums[2][kVec] = {};
+  const auto body = [&](const V(&v)[3][kPassUnroll], int count, int64_t row) {
+#pragma unroll
+    for (int u = 0; u < kPassUnroll; ++u) {
+      if (u >= count) break;
+      C dz[kVec];
+      gradients<T>(p, channels, v[0][u], v[1][u], v[2][u], dz);
+#pragma unroll
+      for (int i = 0; i < kVec; ++i) {
+        sums[0][i] += dz[i];
+        sums[1][i] += dz[i] * (to_compute(v[1][u].value[i]) - channels.mean[i]);
+      }
+      const int64_t r = row + int64_t{u} * p.grid.threads_y;
+      if (p.dz) store_row<T>(p.dz, p, r, at.col, dz);
+    }
+  };
+  walk_rows<T, kVec, kPassUnroll>(p.grid, at, in, p.channels, body);
+  block_channel_sums<kVec, 2>(
+      p.grid, at, sums, shared, p.channels, [&](int s, int64_t channel, double sum) {
+        p.partial[(s * p.channels + channel) * p.grid.row_blocks + at.row_block] = sum;
+      });
+}
+
+// sums (2, channels): one warp for each channel.
+template <class T>
+__global__ void __launch_bounds__(kWalkThreads)
+    batch_norm_finish_sums_kernel(const __grid_constant__ PassProblem p, Compute<T>* sums) {
+  wait_for_predecessor();
+  const int64_t channel = int64_t{blockIdx.x} * (kWalkThreads / 32) + threadIdx.x / 32;
+  if (channel >= p.channels) return;
+#pragma unroll
+  for (int s = 0; s < 2; ++s) {
+    const double* const from = p.partial + (s * p.channels + channel) * p.grid.row_blocks;
+    double total = 0;
+    for (int64_t b = threadIdx.x % 32; b < p.grid.row_blocks; b += 32) total += from[b];
+    total = warp_total(total);
+    if (threadIdx.x % 32 != 0) continue;
+    const double unit = s == 0 ? 1.0 : static_cast<double>(p.norm.rstd<T>(channel));
+    sums[s * p.channels + channel] = static_cast<Compute<T>>(total * unit);
+  }
+}
+
+template <class T, int kVec>
+__global__ void __launch_bounds__(kWalkThreads, sizeof(T) == 8 ? 1 : kBackwardBlocks)
+    batch_norm_backward_kernel(const __grid_constant__ PassProblem p) {
+  using C = Compute<T>;
+  using V = Vec<T, kVec>;
+  wait_for_predecessor();
+  const auto at = WalkPlace::of<kVec>(p.grid, p.rows, p.channels);
+  NormChannels<T, kVec> channels;
+  C mean_dz[kVec] = {}, slope[kVec] = {};  // dx = scale (dz - mean_dz - slope (x - mean))
+  if (at.active) {
+    channels.load(p.norm, at.col);
+    if (p.sums) {
+      const C* const sums = static_cast<const C*>(p.sums);
+      const C count = p.count ? *static_cast<const C*>(p.count) : static_cast<C>(p.rows);
+      const C share = C(1) / count;
+#pragma unroll
+      for (int i = 0; i < kVec; ++i) {
+        mean_dz[i] = sums[at.col + i] * share;
+        slope[i] = sums[p.channels + at.col + i] * share * p.norm.rstd<T>(at.col + i);
+      }
+    }
+  }
+  const T* const in[3] = {static_cast<const T*>(p.dy), static_cast<const T*>(p.x),
+                          static_cast<const T*>(p.added)};
+  const auto body = [&](const V(&v)[3][kPassUnroll], int count, int64_t row) {
+#pragma unroll
+    for (int u = 0; u < kPassUnroll; ++u) {
+      if (u >= count) break;
+      C dz[kVec], dx[kVec];
+      gradients<T>(p, channels, v[0][u], v[1][u], v[2][u], dz);
+#pragma unroll
+      for (int i = 0; i < kVec; ++i) {
+        C centred = dz[i];
+        if (p.sums) {
+          centred -= mean_dz[i];
+          centred -= slope[i] * (to_compute(v[1][u].value[i]) - channels.mean[i]);
+        }
+        dx[i] = centred * channels.scale[i];
+      }
+      const int64_t r = row + int64_t{u} * p.grid.threads_y;
+      if (p.dz) store_row<T>(p.dz, p, r, at.col, dz);
+      store_row<T>(p.out, p, r, at.col, dx);
+    }
+  };
+  walk_rows<T, kVec, kPassUnroll>(p.grid, at, in, p.channels, body);
+}
+
+}  // namespace fusedops

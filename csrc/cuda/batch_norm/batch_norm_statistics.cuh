@@ -1,0 +1,164 @@
+// Mean and variance of channels over rows, in one read: threads merge groups of rows by Chan's
+// formula (Chan, Golub and LeVeque, Updating formulae and a pairwise algorithm for computing sample
+// variances, 1979), so that a mean of a thousand standard deviations leaves the variance its
+// digits.
+#pragma once
+
+#include "csrc/cuda/batch_norm/channel_walk.cuh"
+
+namespace fusedops {
+
+inline constexpr int kStatisticsBlocks = 3;  // of a multiprocessor
+inline constexpr int kStatisticsUnroll = 4;
+
+struct StatisticsProblem {
+  int64_t rows, channels;
+  const void* x;    // (rows, channels)
+  double* partial;  // (2, channels, row_blocks): means, and sums of squares about them
+  WalkGrid grid;
+};
+
+template <class T, int kVec>
+__global__ void __launch_bounds__(kWalkThreads)
+    batch_norm_partial_kernel(const __grid_constant__ StatisticsProblem p) {
+  using C = Compute<T>;
+  using V = Vec<T, kVec>;
+  __shared__ double shared[2 * kWalkThreads * kVec];
+  __shared__ C reference[32 * kVec];
+  wait_for_predecessor();
+  const auto at = WalkPlace::of<kVec>(p.grid, p.rows, p.channels);
+  C mean[kVec] = {}, square[kVec] = {}, seen = 0;
+  const T* const in[1] = {static_cast<const T*>(p.x)};
+  const auto body = [&](const V(&x)[1][kStatisticsUnroll], int count, int64_t) {
+    const C n = static_cast<C>(count), of_group = C(1) / n;
+    const C weight = n / (seen + n), both = seen * weight;
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) {
+      // NOTE: about the first row, as a sum of large values
+      // would round.
+      const C origin = to_compute(x[0][0].value[i]);
+      C offset = 0;
+#pragma unroll
+      for (int u = 1; u < kStatisticsUnroll; ++u) {
+        if (u < count) offset += to_compute(x[0][u].value[i]) - origin;
+      }
+      const C own = origin + offset * of_group;
+      C own_square = 0;
+#pragma unroll
+      for (int u = 0; u < kStatisticsUnroll; ++u) {
+        if (u >= count) break;
+        const C d = to_compute(x[0][u].value[i]) - own;
+        own_square += d * d;
+      }
+      const C away = own - mean[i];
+      mean[i] += away * weight;
+      square[i] += own_square + away * away * both;
+    }
+    seen += n;
+  };
+  walk_rows<T, kVec, kStatisticsUnroll>(p.grid, at, in, p.channels, body);
+
+  // Sums of the block about the mean of its first row of threads
+  if (at.ty == 0) {
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) reference[at.tx * kVec + i] = mean[i];
+  }
+  __syncthreads();
+  C sums[2][kVec] = {};
+#pragma unroll
+  for (int i = 0; i < kVec; ++i) {
+    if (seen == C(0)) break;
+    const C away = mean[i] - reference[at.tx * kVec + i];
+    sums[0][i] = seen * away;
+    sums[1][i] = square[i] + seen * away * away;
+  }
+  const double block_rows = static_cast<double>(at.row_end - at.row_begin);
+  const int64_t first_channel = blockIdx.x % p.grid.col_blocks * p.grid.threads_x * kVec;
+  static_assert(32 * kVec <= kWalkThreads);  // a thread stores one channel
+  double offset = 0;
+  block_channel_sums<kVec, 2>(
+      p.grid, at, sums, shared, p.channels, [&](int s, int64_t channel, double sum) {
+        double* const to =
+            p.partial + (s * p.channels + channel) * p.grid.row_blocks + at.row_block;
+        if (s == 0) {
+          offset = sum / block_rows;
+          *to = reference[channel - first_channel] + offset;
+        } else {
+          *to = sum - offset * offset * block_rows;
+        }
+      });
+}
+
+// What the last kernel of the statistics writes.
+struct StatisticsResult {
+  void* mean;  // (channels,) of Compute
+  void* var;
+  ChannelVector shift;
+  void* running_mean;  // (channels,) of T or, wide, of Compute; or null
+  void* running_var;
+  bool mean_wide, var_wide;
+  double momentum;
+};
+
+template <class T>
+__device__ __forceinline__ void mix(void* running, bool wide, int64_t channel, double momentum,
+                                    double value) {
+  using C = Compute<T>;
+  if (running == nullptr) return;
+  if (wide) {
+    C& to = static_cast<C*>(running)[channel];
+    to = static_cast<C>((1 - momentum) * to + momentum * value);
+  } else {
+    T& to = static_cast<T*>(running)[channel];
+    to = from_compute<T>(static_cast<C>((1 - momentum) * to_compute(to) + momentum * value));
+  }
+}
+
+// One warp for each channel.
+template <class T>
+__global__ void __launch_bounds__(kWalkThreads)
+    batch_norm_statistics_kernel(const __grid_constant__ StatisticsProblem p,
+                                 const __grid_constant__ StatisticsResult result) {
+  wait_for_predecessor();
+  const int64_t channel = int64_t{blockIdx.x} * (kWalkThreads / 32) + threadIdx.x / 32;
+  if (channel >= p.channels) return;
+  const int64_t blocks = p.grid.row_blocks;
+  const double* const means = p.partial + channel * blocks;
+  const double* const squares = means + p.channels * blocks;
+  const double reference = means[0];
+  double offset = 0, square = 0;
+  for (int64_t b = threadIdx.x % 32; b < blocks; b += 32) {
+    const int64_t begin = b * p.grid.rows_per_block;
+    const double rows = static_cast<double>(min(p.grid.rows_per_block, p.rows - begin));
+    const double away = means[b] - reference;
+    offset += rows * away;
+    square += squares[b] + rows * away * away;
+  }
+  offset = warp_total(offset);
+  square = warp_total(square);
+  if (threadIdx.x % 32 != 0) return;
+  const double rows = static_cast<double>(p.rows);
+  const double mean = reference + offset / rows;
+  const double centred = square - offset * offset / rows;
+  const double sum = centred < 0 ? 0 : centred;  // NaN stays
+  static_cast<Compute<T>*>(result.mean)[channel] = static_cast<Compute<T>>(mean);
+  static_cast<Compute<T>*>(result.var)[channel] = static_cast<Compute<T>>(sum / rows);
+  const double shift = result.shift.at<T>(channel, Compute<T>(0));
+  mix<T>(result.running_mean, result.mean_wide, channel, result.momentum, mean + shift);
+  mix<T>(result.running_var, result.var_wide, channel, result.momentum, sum / max(rows - 1, 1.0));
+}
+
+template <class T>
+cudaError_t launch_statistics(const StatisticsProblem& p, const StatisticsResult& result, int vec,
+                              cudaStream_t stream, bool overlap) {
+  const dim3 grid(static_cast<unsigned>(p.grid.row_blocks * p.grid.col_blocks));
+  const auto kernel =
+      vec > 1 ? batch_norm_partial_kernel<T, 16 / sizeof(T)> : batch_norm_partial_kernel<T, 1>;
+  const cudaError_t status = launch_kernel(kernel, grid, dim3(kWalkThreads), 0, stream, overlap, p);
+  if (status != cudaSuccess) return status;
+  const dim3 warps(static_cast<unsigned>(ceil_div(p.channels, int64_t{kWalkThreads / 32})));
+  return launch_kernel(batch_norm_statistics_kernel<T>, warps, dim3(kWalkThreads), 0, stream,
+                       overlap, p, result);
+}
+
+}  // namespace fusedops

@@ -1,0 +1,156 @@
+// A walk over the rows of (rows, channels) matrices in which a thread keeps its channels: what is
+// constant along a channel stays in registers, and sums over rows need no atomics. A block takes
+// consecutive rows; its threads read consecutive chunks of 16 bytes, whatever the channels.
+#pragma once
+
+#include "csrc/common/device/pdl.cuh"
+#include "csrc/common/device/vec.cuh"
+
+namespace fusedops {
+
+inline constexpr int kWalkThreads = 256;
+
+// How the rows are cut into blocks.
+struct WalkGrid {
+  int threads_x;           // threads along the channels of a block
+  int threads_y;           // threads along its rows
+  int64_t rows_per_block;  // rows that one block walks
+  int64_t row_blocks;
+  int64_t col_blocks;
+};
+
+// unroll: rows that a thread loads at once. One wave: blocks that begin anew would load what is
+// constant along their channels anew.
+inline WalkGrid walk_grid(int64_t rows, int64_t channels, int vec, int unroll, int sm_count,
+                          int blocks_per_sm) {
+  WalkGrid grid{};
+  const int64_t chunks = ceil_div(channels, int64_t{vec});
+  grid.col_blocks = ceil_div(chunks, int64_t{32});
+  grid.threads_x = static_cast<int>(ceil_div(chunks, grid.col_blocks));
+  grid.threads_y = kWalkThreads / grid.threads_x;
+  const int64_t rows_per_step = int64_t{grid.threads_y} * unroll;
+  const int64_t steps = ceil_div(rows, rows_per_step);
+  const int64_t wanted = ceil_div(int64_t{sm_count} * blocks_per_sm, grid.col_blocks);
+  grid.rows_per_block = ceil_div(steps, wanted < steps ? wanted : steps) * rows_per_step;
+  grid.row_blocks = ceil_div(rows, grid.rows_per_block);
+  return grid;
+}
+
+// Where a thread stands.
+struct WalkPlace {
+  int tx, ty;
+  int64_t row_block, col;      // col: the first of its channels
+  int64_t row_begin, row_end;  // of the block
+  bool active;
+
+  template <int kVec>
+  __device__ __forceinline__ static WalkPlace of(const WalkGrid& grid, int64_t rows,
+                                                 int64_t channels) {
+    WalkPlace at{};
+    at.tx = threadIdx.x % grid.threads_x;
+    at.ty = threadIdx.x / grid.threads_x;
+    at.row_block = blockIdx.x / grid.col_blocks;
+    at.col = (blockIdx.x % grid.col_blocks * grid.threads_x + at.tx) * int64_t{kVec};
+    at.row_begin = at.row_block * grid.rows_per_block;
+    at.row_end = min(at.row_begin + grid.rows_per_block, rows);
+    at.active = at.ty < grid.threads_y && at.col < channels;
+    return at;
+  }
+};
+
+// Calls body(row values of every input, count of them that are rows, first row) for kUnroll
+// rows at a time. in: (rows, channels) contiguous each; a null one reads as nothing.
+template <class T, int kVec, int kUnroll, int kInputs, class Body>
+__device__ __forceinline__ void walk_rows(const WalkGrid& grid, const WalkPlace& at,
+                                          const T* const (&in)[kInputs], int64_t channels,
+                                          Body&& body) {
+  using V = Vec<T, kVec>;
+  if (!at.active) return;
+  const int64_t step = int64_t{grid.threads_y} * kUnroll;
+  for (int64_t row = at.row_begin + at.ty; row < at.row_end; row += step) {
+    V values[kInputs][kUnroll];
+    int count = 0;
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      const int64_t r = row + int64_t{u} * grid.threads_y;
+      if (r >= at.row_end) break;
+      count = u + 1;
+#pragma unroll
+      for (int k = 0; k < kInputs; ++k) {
+        if (in[k]) values[k][u] = *reinterpret_cast<const V*>(in[k] + r * channels + at.col);
+      }
+    }
+    body(values, count, row);
+  }
+}
+
+// Sums over the rows of threads of a block, in a fixed order, for kSums values of each channel:
+// calls store(sum index, channel, sum). shared: 2 * kWalkThreads * kVec doubles.
+template <int kVec, int kSums, class C, class Store>
+__device__ __forceinline__ void block_channel_sums(const WalkGrid& grid, const WalkPlace& at,
+                                                   const C (&sums)[kSums][kVec], double* shared,
+                                                   int64_t channels, Store&& store) {
+  const int width = grid.threads_x * kVec;
+  const int groups = max(1, kWalkThreads / width);
+  double* const second = shared + kWalkThreads * kVec;
+  const int64_t first_channel = blockIdx.x % grid.col_blocks * width;
+#pragma unroll
+  for (int s = 0; s < kSums; ++s) {
+    __syncthreads();
+    if (at.ty < grid.threads_y) {
+#pragma unroll
+      for (int i = 0; i < kVec; ++i) shared[at.ty * width + at.tx * kVec + i] = sums[s][i];
+    }
+    __syncthreads();
+    const int group = threadIdx.x / width;
+    if (group < groups) {
+      for (int c = threadIdx.x % width; c < width; c += kWalkThreads) {
+        double total = 0;
+        for (int y = group; y < grid.threads_y; y += groups) total += shared[y * width + c];
+        second[group * width + c] = total;
+      }
+    }
+    __syncthreads();
+    for (int c = threadIdx.x; c < width && first_channel + c < channels; c += kWalkThreads) {
+      double total = 0;
+      for (int g = 0; g < groups; ++g) total += second[g * width + c];
+      store(s, first_channel + c, total);
+    }
+  }
+}
+
+// The sum over a warp, in every lane.
+__device__ __forceinline__ double warp_total(double value) {
+#pragma unroll
+  for (int width = 16; width > 0; width /= 2) value += __shfl_xor_sync(~0u, value, width);
+  return value;
+}
+
+// ---- vectors of channels ----
+
+// A vector (channels,) of T or, wide, of Compute<T>; null: absent.
+struct ChannelVector {
+  const void* data = nullptr;
+  bool wide = false;
+
+  template <class T>
+  __device__ __forceinline__ Compute<T> at(int64_t channel, Compute<T> absent) const {
+    if (data == nullptr) return absent;
+    if (wide) return static_cast<const Compute<T>*>(data)[channel];
+    return to_compute(static_cast<const T*>(data)[channel]);
+  }
+};
+
+struct NormArguments {
+  ChannelVector mean, var, weight, bias;
+  double eps = 0;
+
+  template <class T>
+  __device__ __forceinline__ Compute<T> rstd(int64_t channel) const {
+    using C = Compute<T>;
+    if (var.data == nullptr) return C(1);
+    return C(1) / sqrt(var.at<T>(channel, C(0)) + static_cast<C>(eps));
+  }
+};
+
+}  // namespace fusedops

@@ -1,0 +1,359 @@
+"""conv_bn_act: convolution, batch norm, residual and activation."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence  # noqa: TC003  (for get_type_hints)
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .. import _fakes  # noqa: F401  (registers the fakes)
+from .._autograd.autocast import cast, cast_weight
+from .._autograd.batch_norm import BatchNormOptions, batch_norm
+from .._autograd.gemm import linear_eager
+from .._core.activation import CODES
+from .._core.calls import public
+from .._core.precision import fp32_precision
+from . import conv_graph
+from .batch_norm import channels_behind, channels_second, sees_torch, torch_batch_norm_act
+from .conv_problem import (
+    CHANNELS_LAST,
+    ConvProblem,
+    check_alike,
+    check_residual,
+    check_statistics,
+    check_values,
+    check_vectors,
+    code_of,
+    conv_problem,
+)
+from .linear import _autocast_dtype
+
+__all__ = ["conv_bn_act"]
+
+_any_autocast = torch._C._is_any_autocast_enabled
+_CONV: dict[int, Any] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+_ops = torch.ops.fusedops
+_HALVES = (torch.float16, torch.bfloat16)
+_RELU = CODES["relu"]
+
+# What a call without a gradient runs; see `inference_path`.
+GEMM, GRAPH, CUDNN, PASS = "gemm", "graph", "cudnn", "pass"
+
+
+class Norm(NamedTuple):
+    """The tensors of a batch norm, (O,) each."""
+
+    mean: Tensor | None
+    var: Tensor | None
+    weight: Tensor | None
+    bias: Tensor | None
+
+    @property
+    def is_none(self) -> bool:
+        """Whether there is no norm, unless statistics of the batch are asked for."""
+        return all(t is None for t in self)
+
+
+def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, problem: ConvProblem) -> Tensor:
+    """The convolution, by torch."""
+    if problem.is_uneven:
+        x = F.pad(x, [side for extra in reversed(problem.extra) for side in (0, extra)])
+    y: Tensor = _CONV[problem.spatial](
+        x, weight, bias, problem.stride, problem.padding, problem.dilation, problem.groups
+    )
+    return y
+
+
+def is_pointwise(weight_shape: Sequence[int], problem: ConvProblem) -> bool:
+    """Whether the convolution is a product of its rows with a matrix."""
+    one = all(n == 1 for n in (*weight_shape[2:], *problem.stride))
+    return one and problem.groups == 1 and not any(problem.padding)
+
+
+def uses_product(
+    device_type: str, dtype: torch.dtype, weight_shape: Sequence[int], problem: ConvProblem
+) -> bool:
+    """Whether the convolution in front of a pass is our product, backward too, and not torch's."""
+    return device_type == "cuda" and dtype in _HALVES and is_pointwise(weight_shape, problem)
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None, wants: bool) -> Tensor:
+    """A pointwise convolution (N, ..., O) as a product of rows with a matrix."""
+    function = linear_eager if wants else _ops.linear.default
+    rest = (None,) if wants else ()  # no cast of autocast
+    y: Tensor = function(channels_behind(x), weight.flatten(1), bias, 0, False, *rest)
+    return y
+
+
+def inference_path(
+    device_type: str,
+    dtype: torch.dtype,
+    x_shape: Sequence[int],
+    weight_shape: Sequence[int],
+    problem: ConvProblem,
+    code: int,
+    with_residual: bool,
+) -> tuple[str, str]:
+    """(path, why) of a call without a gradient."""
+    if device_type != "cuda":
+        return PASS, "on a CPU it is oneDNN's convolution, then one pass"
+    if dtype is torch.float64 or (
+        dtype is torch.float32 and fp32_precision("conv", "cuda") != "tf32"
+    ):
+        return PASS, "at full precision it is cuDNN's convolution, then one pass"
+    if max(math.prod(x_shape), math.prod(problem.out_shape)) >= 2**31:
+        return PASS, "of 2^31 elements or more torch cuts the convolution; then one pass"
+    if is_pointwise(weight_shape, problem) and not with_residual:
+        return GEMM, "1x1 with stride 1: a product of rows, with all the rest in its epilogue"
+    if conv_graph.is_for(dtype, code):
+        return GRAPH, "cuDNN's graph has bias, residual and activation in its epilogue"
+    return _without_graph(x_shape[1], problem, code, with_residual)
+
+
+def _without_graph(
+    channels: int, problem: ConvProblem, code: int, with_residual: bool
+) -> tuple[str, str]:
+    """(path, why) where there is no graph; channels: of x."""
+    with_cudnn = torch.backends.cudnn.is_available()
+    # NOTE: it raises for what it has no kernel for; one group of whole vectors is what it is for.
+    plain = problem.groups == 1 and not problem.is_uneven
+    plain = plain and all(n % 8 == 0 for n in (channels, problem.out_shape[1]))
+    if with_cudnn and code == _RELU and with_residual and plain:
+        return CUDNN, "cuDNN's fused kernel has bias, residual and ReLU in its epilogue"
+    why = "torch has no fused kernel for it; nvidia-cudnn-frontend (the extra conv) may have one"
+    return PASS, f"cuDNN's convolution, then one pass: {why}"
+
+
+# NOTE: for half precision, to which no setting of torch's matters.
+_known_path = functools.lru_cache(maxsize=4096)(inference_path)
+
+
+def _folded(
+    weight: Tensor, bias: Tensor | None, norm: Norm, eps: float, last: torch.memory_format
+) -> tuple[Tensor, Tensor]:
+    """(weight, bias) of the convolution that includes a norm with constant statistics.
+
+    NOTE: one small kernel in each call. Fused optimisers, torch's own batch norm and replays of
+    CUDA graphs change tensors without a trace, so that a copy which is kept would get old.
+    """
+    rows = weight.contiguous(memory_format=last).movedim(1, -1)
+    matrix, shift = _ops.batch_norm_fold.default(
+        rows.reshape(weight.shape[0], -1), bias, *norm, eps
+    )
+    return matrix.view(rows.shape).movedim(-1, 1), shift
+
+
+def _infer(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    norm: Norm,
+    residual: Tensor | None,
+    problem: ConvProblem,
+    code: int,
+    eps: float,
+) -> Tensor | None:
+    """y (N, ..., O) from one kernel, None where no kernel has all of it."""
+    find = _known_path if x.dtype in _HALVES else inference_path
+    path, _ = find(
+        x.device.type, x.dtype, x.shape, weight.shape, problem, code, residual is not None
+    )
+    if path == PASS or (path == CUDNN and not torch.backends.cudnn.enabled):
+        return None
+    if path == GEMM:
+        matrix, shift = _ops.batch_norm_fold.default(weight.flatten(1), bias, *norm, eps)
+        allow_tf32 = x.dtype is torch.float32
+        y: Tensor = _ops.linear.default(channels_behind(x), matrix, shift, code, allow_tf32)
+        return y
+    folded, shift = _folded(weight, bias, norm, eps, CHANNELS_LAST[x.dim()])
+    if path == GRAPH:
+        by_graph = conv_graph.convolve_by_graph(x, folded, shift, residual, problem, code)
+        if by_graph is not None:
+            return channels_behind(by_graph)
+        if _without_graph(x.shape[1], problem, code, residual is not None)[0] == PASS:
+            return None
+    geometry = (problem.stride, problem.padding, problem.dilation, problem.groups)
+    y = torch.cudnn_convolution_add_relu(x, folded, residual, 1.0, shift, *geometry)
+    return channels_behind(y)
+
+
+def _without_bias(norm: Norm, bias: Tensor) -> Norm:
+    """The norm of a convolution that is left without its bias."""
+    assert norm.mean is not None
+    wide = torch.promote_types(torch.float32, bias.dtype)
+    return norm._replace(mean=norm.mean.to(wide) - bias.to(wide))
+
+
+def _run(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    norm: Norm,
+    residual: Tensor | None,
+    problem: ConvProblem,
+    options: BatchNormOptions,
+) -> Tensor:
+    """y (N, O, ...) in two or three spatial dimensions, in `channels_last` memory."""
+    last = CHANNELS_LAST[x.dim()]
+    if x.is_cuda:
+        x, weight = x.contiguous(memory_format=last), weight.contiguous(memory_format=last)
+    wants = torch.is_grad_enabled() and any(
+        t is not None and t.requires_grad for t in (x, weight, bias, *norm[2:], residual)
+    )
+    if not wants and not options.training and 0 not in problem.out_shape:
+        y = _infer(x, weight, bias, norm, residual, problem, options.code, options.eps)
+        if y is not None:
+            return channels_second(y)
+    shift = None
+    if options.training:
+        bias, shift = None, bias
+    elif norm.is_none:
+        bias, norm = None, norm._replace(bias=bias)
+    elif bias is not None and not wants:
+        norm, bias = _without_bias(norm, bias), None
+    if uses_product(x.device.type, x.dtype, weight.shape, problem):
+        z = _product(x, weight, bias, wants)
+    else:
+        z = channels_behind(_convolve(x, weight, bias, problem))
+    added = None if residual is None else channels_behind(residual)
+    return channels_second(
+        batch_norm(z, added, norm.weight, norm.bias, norm.mean, norm.var, shift, options)
+    )
+
+
+def _in_two_dimensions(problem: ConvProblem) -> ConvProblem:
+    return problem._replace(
+        stride=(1, *problem.stride),
+        padding=(0, *problem.padding),
+        dilation=(1, *problem.dilation),
+        extra=(0, *problem.extra),
+        out_shape=(*problem.out_shape[:2], 1, problem.out_shape[2]),
+    )
+
+
+def _keeps_last(*tensors: Tensor) -> bool:
+    """Whether torch's convolution of them gives `channels_last` memory."""
+    return any(
+        t.dim() in CHANNELS_LAST
+        and t.is_contiguous(memory_format=CHANNELS_LAST[t.dim()])
+        and not t.is_contiguous()
+        for t in tensors
+    )
+
+
+@public
+def conv_bn_act(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    bn_weight: Tensor | None = None,
+    bn_bias: Tensor | None = None,
+    *,
+    activation: str | None = "identity",
+    residual: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | str | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    group: Any = None,
+) -> Tensor:
+    """Compute ``act(batch_norm(conv(x, weight, bias)) + residual)``.
+
+    The convolution is ``torch.nn.functional.conv1d``, ``conv2d`` or ``conv3d`` by the dimensions of
+    the weight, the norm ``batch_norm``; where no tensor of a norm is given and training is False,
+    there is none. Without a gradient and in evaluation a GPU runs one kernel for all of it where
+    there is one (`fusedops.explain_conv_bn_act` says which), with the norm folded into weight and
+    bias: weight times scale, formed in float32 and rounded once. Otherwise the norm, the residual
+    and the activation are `batch_norm_act`: one pass behind the statistics, two in backward.
+
+    Args:
+        x: (N, C, ...) with one to three spatial dimensions; float16, bfloat16, float32 or float64.
+        weight: (O, C / groups, ...) of x's dtype.
+        bias: (O,) of x's dtype, or None. In training it moves the running mean alone, and its
+            gradient is exactly 0.
+        running_mean, running_var: (O,) of x's dtype or float32, both or neither. In training they
+            are moved in place towards the batch's mean and unbiased variance.
+        bn_weight, bn_bias: (O,) of x's dtype or float32, or None.
+        activation: "identity", or as in `linear`.
+        residual: Like the result, or None.
+        stride, padding, dilation, groups: As in torch; padding also "valid" and "same".
+        training: Whether the statistics are those of this batch.
+        momentum: What part of the running statistics a batch replaces.
+        eps: Added to the variance.
+        group: A process group whose ranks share the statistics (as torch.nn.SyncBatchNorm does), in
+            training; None: this rank's alone.
+
+    Returns:
+        A new tensor, in ``channels_last`` memory where x or the weight is, else contiguous. On a
+        GPU the kernels run in ``channels_last``: x in another format costs a copy, and one of the
+        result back.
+
+    Raises:
+        ValueError: The activation is unknown, or training has one value per channel.
+        TypeError: An argument has another type.
+        RuntimeError: Shapes, dtypes or devices do not fit; the message names op, argument, what was
+            expected and what came.
+
+    float32 on a GPU follows torch's precision setting for convolutions. Under autocast x, weight,
+    bias and residual are cast as in `linear`. Gradients of any order are supported, and by torch's
+    own functions transforms, forward-mode AD and torch.compile. Two runs agree bit by bit where
+    torch's convolution does (``torch.backends.cudnn.deterministic``).
+
+    Example:
+        >>> y = fusedops.conv_bn_act(x, weight, None, mean, var, gamma, beta, activation="relu")
+    """
+    op = "conv_bn_act"
+    options = BatchNormOptions(
+        code_of(op, activation), training, momentum, eps, group if training else None
+    )
+    if _any_autocast() and (compute := _autocast_dtype(x)) is not None:
+        x, weight = cast(x, compute), cast_weight(weight, compute)
+        bias = None if bias is None else cast_weight(bias, compute)
+        residual = None if residual is None else cast(residual, compute)
+    problem = conv_problem(op, x, weight, stride, padding, dilation, groups)
+    norm = Norm(running_mean, running_var, bn_weight, bn_bias)
+    _check(op, x, weight, bias, norm, residual, problem, options)
+    if sees_torch(x, weight, bias, *norm, residual) and options.group is None:
+        z = _convolve(x, weight, bias, problem)
+        return torch_batch_norm_act(z, *norm, residual, options)
+    keeps_last = _keeps_last(x, weight)
+    if problem.spatial == 1:
+        x, weight = x.unsqueeze(2), weight.unsqueeze(2)
+        residual = None if residual is None else residual.unsqueeze(2)
+        flat = _in_two_dimensions(problem)
+        return _run(x, weight, bias, norm, residual, flat, options).squeeze(2).contiguous()
+    y = _run(x, weight, bias, norm, residual, problem, options)
+    return y if keeps_last else y.contiguous()
+
+
+def _check(
+    op: str,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    norm: Norm,
+    residual: Tensor | None,
+    problem: ConvProblem,
+    options: BatchNormOptions,
+) -> None:
+    """Raise what is wrong with the tensors."""
+    check_alike(op, x, weight=weight, bias=bias, residual=residual)
+    check_residual(op, residual, problem.out_shape)
+    check_vectors(
+        op, x, weight.shape[0], bias=bias, running_mean=norm.mean, running_var=norm.var,
+        bn_weight=norm.weight, bn_bias=norm.bias,
+    )  # fmt: skip
+    if options.training or not norm.is_none:
+        check_statistics(op, norm.mean, norm.var, options.training)
+    if options.training and options.group is None:
+        check_values(op, problem.out_shape)

@@ -1,0 +1,61 @@
+"""Batch norm and convolutions: whole chunks of 16 bytes, odd channels, odd addresses, one value."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+import torch
+
+import fusedops
+
+if TYPE_CHECKING:
+    from collections import Counter
+
+    from options import Options
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+# Rows and channels: a block with idle threads, several steps, more columns than a block has.
+SHAPES = ((3, 8), (1000, 24), (129, 7), (77, 1), (5000, 64), (19, 600), (2, 2056))
+
+
+def run(o: Options, count: Counter[str]) -> None:
+    activations = o.some(("relu", "silu", "sigmoid", "none"), 2)
+    for dtype, (rows, channels) in itertools.product(o.some(DTYPES, 2), SHAPES):
+        for activation, with_residual in itertools.product(activations, (False, True)):
+            x = o.randn(rows, channels + 1, dtype=dtype)
+            for view in (x[:, :channels].contiguous(), x.flatten()[1 : rows * channels + 1]):
+                norm_act(o, view.view(rows, channels), activation, with_residual)
+                count["batch_norm_act"] += 2
+    for dtype in (torch.float16, torch.bfloat16):
+        for kernel, activation in itertools.product((1, 3), ("relu", "silu")):
+            convolve(o, dtype, kernel, activation)
+            count["conv_bn_act"] += 3
+
+
+def norm_act(o: Options, x: torch.Tensor, activation: str, with_residual: bool) -> None:
+    x = x.detach().requires_grad_()
+    mean, weight, bias = (torch.randn_like(x[0]).detach() for _ in range(3))
+    var = torch.rand_like(mean) + 0.5
+    weight, bias = weight.requires_grad_(), bias.requires_grad_()
+    residual = torch.randn_like(x).requires_grad_() if with_residual else None
+    for training in (True, False):
+        y = fusedops.batch_norm_act(
+            x, mean, var, weight, bias, activation=activation, residual=residual, training=training
+        )
+        y.sum().backward()
+
+
+def convolve(o: Options, dtype: torch.dtype, kernel: int, activation: str) -> None:
+    x = o.randn(2, 24, 7, 9, dtype=dtype).to(memory_format=torch.channels_last)
+    weight = o.randn(40, 24, kernel, kernel, dtype=dtype)
+    mean, var = o.randn(40, dtype=dtype), o.rand(40, dtype=dtype) + 0.5
+    for residual in (None, o.randn(2, 40, 7, 9, dtype=dtype)):
+        fusedops.conv_bn_act(
+            x, weight, None, mean, var, activation=activation, residual=residual,
+            padding=kernel // 2,
+        )  # fmt: skip
+    weight = weight.requires_grad_()
+    fusedops.conv_bn_act(
+        x, weight, None, mean, var, activation=activation, padding=kernel // 2, training=True
+    ).sum().backward()

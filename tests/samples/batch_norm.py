@@ -1,0 +1,83 @@
+"""Samples of the ops of batch norm."""
+
+from __future__ import annotations
+
+import torch
+
+from fusedops._core.activation import SAVES_OUTPUT, SAVES_PREACT
+from util import make
+
+SHAPES = [(6, 8), (5, 7), (3, 2, 40), (2, 3, 2, 3)]
+
+
+def wide(dtype):
+    return torch.float64 if dtype is torch.float64 else torch.float32
+
+
+def vectors(n, dtype, device):
+    """mean, var, weight, bias."""
+    mean, weight, bias = (make(n, dtype=dtype, device=device, seed=s) for s in (11, 12, 13))
+    return mean, make(n, dtype=dtype, device=device, seed=14).abs() + 0.5, weight, bias
+
+
+def statistics(device, dtype, codes):
+    for shape in SHAPES:
+        x = make(*shape, dtype=dtype, device=device)
+        mean, var, shift, _ = vectors(shape[-1], dtype, device)
+        yield x, None, None, None, 0.1
+        yield x, shift, mean, var, 0.25
+        yield x, None, mean.to(wide(dtype)), var.to(wide(dtype)), 1.0
+
+
+def apply(device, dtype, codes):
+    for shape in SHAPES:
+        x, residual = (make(*shape, dtype=dtype, device=device, seed=s) for s in (1, 2))
+        mean, var, weight, bias = vectors(shape[-1], dtype, device)
+        for code in codes:
+            yield x, mean, var, weight, bias, residual, 1e-5, code
+            yield x, mean.to(wide(dtype)), var.to(wide(dtype)), None, None, None, 1e-5, code
+            yield x, None, None, None, bias, residual, 1e-5, code
+
+
+def _backward(device, dtype, codes):
+    for shape in SHAPES:
+        dy, x, residual = (make(*shape, dtype=dtype, device=device, seed=s) for s in (3, 1, 2))
+        norm = vectors(shape[-1], dtype, device)
+        for code in codes:
+            y = torch.ops.fusedops.batch_norm_apply(x, *norm, residual, 1e-5, code)
+            saved = y if SAVES_OUTPUT[code] else residual if SAVES_PREACT[code] else None
+            yield dy, x, *norm, saved, 1e-5, code
+            yield dy, x, *norm, None, 1e-5, code
+            yield dy, x, None, None, None, norm[3], None, 1e-5, code
+
+
+def sums(device, dtype, codes):
+    for i, arguments in enumerate(_backward(device, dtype, codes)):
+        yield *arguments, i % 2 == 0
+
+
+def backward(device, dtype, codes):
+    for i, (dy, x, *rest, eps, code) in enumerate(_backward(device, dtype, codes)):
+        total = make(2, x.shape[-1], dtype=wide(dtype), device=device, seed=5)
+        count = torch.full((), 9.0, dtype=wide(dtype), device=device)
+        for some in [(None, None), (total, None), (total, count)]:
+            yield dy, x, *rest, *some, eps, code, i % 2 == 0
+
+
+def fold(device, dtype, codes):
+    for shape in [(6, 8), (5, 7), (3, 300)]:
+        weight = make(*shape, dtype=dtype, device=device)
+        mean, var, scale, bias = vectors(shape[0], dtype, device)
+        conv_bias = make(shape[0], dtype=dtype, device=device, seed=6)
+        yield weight, conv_bias, mean, var, scale, bias, 1e-5
+        yield weight, None, mean.to(wide(dtype)), var.to(wide(dtype)), None, None, 1e-3
+        yield weight, None, None, None, None, None, 1e-5
+
+
+SAMPLES = {
+    "batch_norm_statistics_": statistics,
+    "batch_norm_apply": apply,
+    "batch_norm_sums": sums,
+    "batch_norm_backward": backward,
+    "batch_norm_fold": fold,
+}
