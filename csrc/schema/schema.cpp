@@ -7,6 +7,7 @@
 #include <string>
 
 #include "csrc/common/checks/tensor_check.h"
+#include "csrc/schema/edge_rows.h"
 #include "csrc/schema/elementwise.h"
 #include "csrc/schema/fp8.h"
 #include "csrc/schema/gemm.h"
@@ -25,7 +26,7 @@ namespace {
 constexpr std::span<const char* const> kFamilies[] = {
     kElementwiseSchemas, kGemmSchemas,     kNeighbourSchemas, kPointsSchemas,
     kMlpSchemas,         kStencilSchemas,  kReduceSchemas,    kRowSchemas,
-    kScanSchemas,        kTemplateSchemas, kFp8Schemas,
+    kScanSchemas,        kTemplateSchemas, kFp8Schemas,       kEdgeRowsSchemas,
 };
 
 #ifndef USE_CUDA
