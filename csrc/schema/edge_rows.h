@@ -22,6 +22,12 @@ inline constexpr const char* kEdgeRowsSchemas[] = {
     "Tensor(a!)? running_mean, Tensor(b!)? running_var, Tensor? share, float momentum, float eps, "
     "bool batch, int k) -> (Tensor stats, Tensor best, Tensor which)",
 
+    // weight (O, K) and bias (O,), in weight's dtype, of (x weight^T + shift - mean) gamma / sigma
+    // +
+    // beta; the vectors (O,) are float32.
+    "edge_rows_fold(Tensor weight, Tensor? gamma, Tensor? beta, Tensor? shift, Tensor? mean, "
+    "Tensor? var, float eps) -> (Tensor, Tensor)",
+
     // act(z); zeros where which is negative or valid is false.
     "edge_rows_apply(Tensor y, Tensor stats, Tensor? which, Tensor? valid, float slope) -> Tensor",
 

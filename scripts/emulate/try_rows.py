@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,6 +32,7 @@ CASES = (
     Case("abstraction", (32, 40), 5, 20, True),
     Case("abstraction", (296, 24, 264), 6, 17, False),
     Case("abstraction", (64, 8), 0, 40, True),
+    Case("abstraction", (20, 36, 12), 6, 17, True),
     Case("conv", (24, 64), 8, 9, True),
     Case("propagation", (24, 40), 6, 3, True),
     Case("propagation", (264,), 0, 3, False),
@@ -63,7 +64,7 @@ def run(case: Case, parts: list[Tensor], idx: Tensor, dtype: torch.dtype) -> lis
     norms = [t.to(wide).requires_grad_() for t in parts[2 + count :]]
     running = [(torch.zeros(c, dtype=wide), torch.ones(c, dtype=wide)) for c in case.channels]
     given = [BatchNorm(n[0], n[1], *s, case.training) for n, s in zip(norms, running, strict=True)]
-    options = {"norms": given, "activation": None}
+    options: dict[str, Any] = {"norms": given, "activation": None}
     used = [x] if case.features else []
     if case.layer == "conv":
         out = edge_conv(x, idx, weights, **options)
@@ -77,7 +78,9 @@ def run(case: Case, parts: list[Tensor], idx: Tensor, dtype: torch.dtype) -> lis
         lengths = torch.tensor([POINTS, POINTS - 7])
         deep = deep if not case.features else deep[..., :10]
         features = x if case.features else None
-        out = feature_propagation(points, known, features, deep, weights, lengths=lengths, **options)
+        out = feature_propagation(
+            points, known, features, deep, weights, lengths=lengths, **options
+        )
     inputs = [*used, *weights, *norms]
     dout = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).view_as(out).to(out.dtype)
     return [out.detach(), *running[-1], *torch.autograd.grad(out, inputs, dout)]

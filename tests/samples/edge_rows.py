@@ -54,6 +54,13 @@ def edge_rows_statistics__samples(device, dtype):
     yield y, valid, None, None, shift, None, None, None, 0.0, 0.0, False, 0
 
 
+def edge_rows_fold_samples(device, dtype):
+    weight = make(CHANNELS, 13, dtype=dtype, device=device)
+    gamma, beta, shift, mean = (fp32(CHANNELS, device=device, seed=i) for i in range(1, 5))
+    yield weight, gamma, beta, shift, mean, mean.abs() + 0.5, 1e-5
+    yield weight, None, None, None, mean, mean.abs() + 0.5, 1e-3
+
+
 def edge_rows_apply_samples(device, dtype):
     yield rows_of(device, dtype), statistics(device), None, valid_of(device), 0.0
     groups = rows_of(device, dtype, count=CLOUDS * GROUPS)
@@ -97,6 +104,7 @@ REFUSED = {
     for op, text in {
         "edge_rows_first": "rows must have dtype float32; got int32$",
         "edge_rows_statistics_": f"y {_NOT_FLOATING}",
+        "edge_rows_fold": f"weight {_NOT_FLOATING}",
         "edge_rows_apply": f"y {_NOT_FLOATING}",
         "edge_rows_sums": f"y {_NOT_FLOATING}",
         "edge_rows_backward": f"y {_NOT_FLOATING}",

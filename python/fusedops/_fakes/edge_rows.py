@@ -176,3 +176,22 @@ def _edge_rows_offsets(dy: Tensor, idx: Tensor, points: Tensor, centers: Tensor 
     _check_edges(op, idx, points, centers, points.shape[1])
     check_edge_tensor(op, "dy", dy, idx, dy.dtype, (idx.numel(), channels))
     return dy.new_empty((3, channels), dtype=_FP32)
+
+
+@fake("edge_rows_fold")
+def _edge_rows_fold(
+    weight: Tensor,
+    gamma: Tensor | None,
+    beta: Tensor | None,
+    shift: Tensor | None,
+    mean: Tensor | None,
+    var: Tensor | None,
+    eps: float,
+) -> tuple[Tensor, Tensor]:
+    op = "edge_rows_fold"
+    check_dim(op, "weight", weight, 2, "(O, K)")
+    named = {"gamma": gamma, "beta": beta, "shift": shift, "mean": mean, "var": var}
+    for name, vector in named.items():
+        check_edge_tensor(op, name, vector, weight, _FP32, (weight.shape[0],))
+    check_half(op, "weight", weight)
+    return weight.new_empty(weight.shape), weight.new_empty((weight.shape[0],))

@@ -8,6 +8,7 @@ import torch
 
 from .._autograd.compose import no_autocast
 from . import _edge_composed, _edge_fused, _edge_rows
+from ._edge_checks import check_layers, in_dtype
 from ._edge_input import EdgeInput, PointProduct, product_by_point
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ._edge_input import EdgeLayer
+    from .norms import Norm
 
 
 def edge_mlp(
@@ -52,7 +54,7 @@ def point_mlp(
     last_activation: bool,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Layers over points from y_1 = y + added (B, N, C1), float32 (float64), without the first bias.
+    """Layers over points from y_1 = y + added (B, N, C1), float32 (float64), without a bias.
 
     Points that are not valid (B, N) are in no statistics, and their results are 0; None: all are.
     """
@@ -70,3 +72,19 @@ def point_mlp(
             y if added is None else y + added,
             valid, layers, activation, negative_slope, last_activation, dtype,
         )  # fmt: skip
+
+
+def shared_mlp(
+    x: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor | None],
+    norms: Sequence[Norm | None],
+    activation: str,
+    negative_slope: float,
+    last_activation: bool,
+) -> Tensor | None:
+    """Layers on rows x (..., C) by the kernels over rows; None: there are none for the call."""
+    layers = check_layers("SharedMLP", weights, biases, norms, x.shape[-1], x)
+    rows = in_dtype("SharedMLP", "x", x, layers).flatten(0, -2)
+    y = _edge_rows.rows_mlp(rows, layers, activation, negative_slope, last_activation)
+    return None if y is None else y.unflatten(0, x.shape[:-1])

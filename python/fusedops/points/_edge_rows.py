@@ -1,4 +1,4 @@
-"""Wide layers over edges: GEMMs over rows that lie in memory, and what is between them in few passes.
+"""Wide layers over edges: GEMMs over rows in memory, and what is between them in few passes.
 
 Rows are those of all slots (B M K), with a mask of those that count. The first layer's rows are
 gathered, summed in float32 and rounded by one kernel; a layer's batch statistics are one read, and
@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .._autograd.compose import no_autocast
@@ -22,11 +23,13 @@ from ..ops.linear import linear
 from . import _edge_composed
 from ._autograd import needs_grad
 from ._edge_composed import Activation
-from ._edge_input import EdgeInput, EdgeLayer, PointProduct
+from ._edge_input import EdgeInput, EdgeLayer, PointProduct, edge_layers
 from .norms import BatchNorm
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from ._edge_checks import Layers
 
 _ops = torch.ops.fusedops
 _linear = _ops.linear.default
@@ -63,22 +66,37 @@ def supports(
     assert like is not None
     products = (rows, given.group_rows, given.offset_weight)
     first = [t.shape[dim] for t, dim in zip(products, (2, 2, 0), strict=True) if t is not None]
-    widths = [*first, *(layer.weight.shape[0] for layer in layers if layer.weight is not None)]
-    tensors = _tensors_of(given, layers)
     return (
-        _runs_on(given.idx.device)
-        and given.dtype in (torch.float16, torch.bfloat16)
-        and pool == "max"
-        and (activation in _SLOPES or (activation == "leaky_relu" and 0 <= slope <= 1))
-        and all(width > 0 and width % _VECTOR == 0 for width in widths)
+        pool == "max"
         and 0 < given.idx.numel() <= _MOST_ROWS
         and 0 < like.shape[0] * like.shape[1] <= _MOST_ROWS
+        and min(first) > 0
         and (given.offset_weight is None or given.offset_weight.shape[1] == 3)
-        and all(_supports_norm(layer.norm) for layer in layers)
-        and not torch.compiler.is_dynamo_compiling()
-        and not sees_torch_functions_only(*tensors)
-        and not any(map(is_dtensor, tensors))
+        and _supports_layers(given.idx.device, given.dtype, layers, activation, slope)
+        and _sees_values(_tensors_of(given, layers))
     )
+
+
+def _supports_layers(
+    device: torch.device,
+    dtype: torch.dtype,
+    layers: Sequence[EdgeLayer],
+    activation: str,
+    slope: float,
+) -> bool:
+    return (
+        _runs_on(device)
+        and not torch.compiler.is_dynamo_compiling()
+        and dtype in (torch.float16, torch.bfloat16)
+        and (activation in _SLOPES or (activation == "leaky_relu" and 0 <= slope <= 1))
+        and all(layer.weight is None or layer.weight.numel() > 0 for layer in layers)
+        and all(_supports_norm(layer.norm) for layer in layers)
+    )
+
+
+def _sees_values(tensors: Sequence[Tensor | None]) -> bool:
+    opaque: bool = sees_torch_functions_only(*tensors) or any(map(is_dtensor, tensors))
+    return not opaque
 
 
 def _runs_on(device: torch.device) -> bool:
@@ -110,7 +128,7 @@ def _statistics(
     vectors: Sequence[Tensor | None],
     k: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(stats, best, which) of `edge_rows_statistics_`; vectors: gamma, beta and the layer's bias."""
+    """(stats, best, which) of `edge_rows_statistics_`; vectors: gamma, beta and a bias."""
     gamma, beta, bias = (None if t is None else t.detach().float() for t in vectors)
     mean = var = share = None
     momentum, eps, training = 0.0, 0.0, False
@@ -129,17 +147,20 @@ def _statistics(
     return found
 
 
-def _first(gathered: Sequence[Any], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _first(
+    gathered: Sequence[Any], plan: RowsPlan, dtype: torch.dtype
+) -> tuple[Tensor, Tensor | None]:
+    """y_1 (B M K, C1) and which rows count, None: all."""
     rows, group_rows, offset_weight, xyz, centers, idx = gathered
+    if plan.identity and plan.whole and group_rows is None and rows.dtype == dtype:
+        return rows.flatten(0, 1).contiguous(), None
     weight = None if offset_weight is None else offset_weight.float()
     if weight is None:
         xyz = centers = None
     like = idx.new_empty(0, dtype=dtype)
     rows, group_rows = (None if t is None else t.float() for t in (rows, group_rows))
-    found: tuple[Tensor, Tensor] = _ops.edge_rows_first(
-        rows, group_rows, weight, xyz, centers, idx, like
-    )
-    return found
+    y, valid = _ops.edge_rows_first(rows, group_rows, weight, xyz, centers, idx, like)
+    return y, None if plan.whole else valid
 
 
 class RowsMax(torch.autograd.Function):
@@ -164,8 +185,7 @@ class RowsMax(torch.autograd.Function):
         gathered = (rows, group_rows, offset_weight, xyz, centers, idx)
         count = len(plan.norms)
         k = idx.shape[2] if idx.shape[2] > 1 else 0
-        y, mask = _first(gathered, dtype)
-        valid = None if plan.whole else mask
+        y, valid = _first(gathered, plan, dtype)
         kept: list[Tensor] = []
         best = which = None
         for layer, norm in enumerate(plan.norms):
@@ -254,7 +274,7 @@ def _first_backward(ctx: Any, gathered: Sequence[Any], dy: Tensor) -> list[Tenso
     need_xyz, need_centers = need_xyz and weight is not None, need_centers and weight is not None
     by_point = by_group = of_weight = of_xyz = of_centers = None
     if ctx.plan.identity:
-        by_point = by_group = dy.squeeze(2).float()
+        by_point = by_group = dy.squeeze(2) if like.dtype == dy.dtype else dy.squeeze(2).float()
     else:
         if need_rows or need_xyz:
             by_point = _group_backward(dy, idx, like.shape[1], 0, dy.shape[3], True)
@@ -263,13 +283,13 @@ def _first_backward(ctx: Any, gathered: Sequence[Any], dy: Tensor) -> list[Tenso
     if need_weight:
         sums = _ops.edge_rows_offsets(dy.flatten(0, 2), idx, xyz, centers)
         of_weight = sums.t().to(offset_weight.dtype)
-    if need_xyz:
+    if need_xyz and by_point is not None:
         of_xyz = by_point @ weight
-    if need_centers:
+    if need_centers and by_group is not None:
         of_centers = -(by_group @ weight)
     return [
-        by_point.to(rows.dtype) if need_rows else None,
-        by_group.to(group_rows.dtype) if need_group else None,
+        by_point.to(rows.dtype) if need_rows and by_point is not None else None,
+        by_group.to(group_rows.dtype) if need_group and by_group is not None else None,
         of_weight,
         of_xyz,
         of_centers,
@@ -288,7 +308,7 @@ def _composed_backward(
         t.view_as(t) if t is not None and t.is_floating_point() else t
         for t in (*gathered, *parameters)
     ]
-    given = EdgeInput(*tensors[:6], ctx.dtype)
+    given = EdgeInput._make([*tensors[:6], ctx.dtype])
     layers = []
     for i, norm in enumerate(plan.norms):
         weight = tensors[5 + i] if i > 0 else None
@@ -321,6 +341,8 @@ def edge_mlp(
 
     identity: idx (B, N, 1) has i or no point in row i. whole: all entries of idx are points.
     """
+    width = _last_width(given, layers)
+    given, layers, running = _padded(given, layers)
     norms = tuple(layer.norm if isinstance(layer.norm, BatchNorm) else None for layer in layers)
     plan = RowsPlan(norms, Activation(activation, negative_slope), last_activation, identity, whole)
     gathered = given[:6]
@@ -331,17 +353,116 @@ def edge_mlp(
         *(layer.bias for layer in layers),
     ]
     if needs_grad(*gathered, *parameters):
-        arguments = distinct(*gathered, plan, given.dtype, *parameters)
-        result: Tensor = RowsMax.apply(*arguments)
-        return result
-    return _infer(plan, given, layers)
+        out: Tensor = RowsMax.apply(*distinct(*gathered, plan, given.dtype, *parameters))
+    else:
+        out = _infer(plan, given, layers)
+    with torch.no_grad():
+        for own, padded in running:
+            own.copy_(padded[: own.shape[0]])
+    return out if out.shape[2] == width else out[..., :width].contiguous()
+
+
+def _last_width(given: EdgeInput, layers: Sequence[EdgeLayer]) -> int:
+    width: int
+    weight = layers[-1].weight
+    if weight is not None:
+        width = weight.shape[0]
+        return width
+    rows = given.rows if given.rows is not None else given.group_rows
+    if rows is not None:
+        width = rows.shape[2]
+        return width
+    assert given.offset_weight is not None
+    width = given.offset_weight.shape[0]
+    return width
+
+
+def _pad(t: Any, *dims: int) -> Any:
+    """t with zeros behind these dimensions, up to multiples of 8."""
+    if t is None or all(t.shape[dim] % _VECTOR == 0 for dim in dims):
+        return t
+    behind = [0] * t.dim()
+    for dim in dims:
+        behind[dim] = -t.shape[dim] % _VECTOR
+    return F.pad(t, [size for amount in reversed(behind) for size in (0, amount)])
+
+
+def _padded(
+    given: EdgeInput, layers: Sequence[EdgeLayer]
+) -> tuple[EdgeInput, list[EdgeLayer], list[tuple[Tensor, Tensor]]]:
+    """The call with zeros behind its channels, and running statistics beside what stands for them.
+
+    Accesses have 16 bytes, and products of other widths would run on kernels half as fast.
+    """
+    given = given._replace(
+        rows=_pad(given.rows, -1),
+        group_rows=_pad(given.group_rows, -1),
+        offset_weight=_pad(given.offset_weight, 0),
+    )
+    running: list[tuple[Tensor, Tensor]] = []
+    padded = []
+    for layer in layers:
+        norm = layer.norm
+        if isinstance(norm, BatchNorm):
+            own = (norm.running_mean, norm.running_var)
+            mean, var = (_pad(t, -1) for t in own)
+            if norm.training and mean is not own[0]:
+                running += zip(own, (mean, var), strict=True)
+            norm = BatchNorm(_pad(norm.weight, -1), _pad(norm.bias, -1), mean, var, *norm[4:])
+        padded.append(EdgeLayer(_pad(layer.weight, 0, 1), _pad(layer.bias, -1), norm))
+    return given, padded, running
+
+
+def folded(layer: EdgeLayer) -> EdgeLayer:
+    """The layer with its running statistics in its weight and bias."""
+    norm = layer.norm
+    assert isinstance(norm, BatchNorm)
+    vectors = (
+        None if t is None else t.detach().float()
+        for t in (norm.weight, norm.bias, layer.bias, norm.running_mean, norm.running_var)
+    )
+    weight, bias = _ops.edge_rows_fold(layer.weight, *vectors, norm.eps)
+    return EdgeLayer(weight, bias, None)
+
+
+def rows_mlp(
+    x: Tensor, layers: Layers, activation: str, negative_slope: float, last_activation: bool
+) -> Tensor | None:
+    """Layers on rows x (R, C) in their dtype; None: there are no kernels for the call."""
+    zipped = zip(layers.weights, layers.biases, layers.norms, strict=True)
+    known = [EdgeLayer(*layer) for layer in zipped]
+    norms = [layer.norm for layer in known]
+    tensors = [x, *(t for one in known for t in one[:2]), *(t for n in norms if n for t in n[:2])]
+    if not (
+        x.numel() > 0
+        and 1 < x.shape[0] <= _MOST_ROWS
+        and _supports_layers(x.device, layers.dtype, known, activation, negative_slope)
+        and _sees_values(tensors)
+    ):
+        return None
+    act = Activation(activation, negative_slope)
+    with no_autocast(x):
+        evaluates = all(isinstance(n, BatchNorm) and not n.training for n in norms)
+        if evaluates and act.fuses and not needs_grad(*tensors):
+            for i, layer in enumerate(map(folded, known)):
+                assert layer.weight is not None
+                name = activation if last_activation or i < len(known) - 1 else None
+                x = linear(x, layer.weight, layer.bias, name)
+            return x
+        rows = linear(x, layers.weights[0]).unsqueeze(0)
+        at = torch.arange(x.shape[0], device=x.device).view(1, -1, 1)
+        given = EdgeInput(rows, None, None, None, None, at, layers.dtype)
+        y = edge_mlp(
+            given, edge_layers(layers), activation, negative_slope, last_activation,
+            identity=True, whole=True,
+        )  # fmt: skip
+        return y.squeeze(0)
 
 
 def _infer(plan: RowsPlan, given: EdgeInput, layers: Sequence[EdgeLayer]) -> Tensor:
     """Without gradients: running statistics are in the weights, activations in the products."""
     k = given.idx.shape[2] if given.idx.shape[2] > 1 else 0
-    y, mask = _first(given[:6], given.dtype)
-    valid = None if plan.whole else mask
+    y, valid = _first(given[:6], plan, given.dtype)
     a = y
     for i, layer in enumerate(layers):
         last = i == len(layers) - 1
@@ -349,7 +470,7 @@ def _infer(plan: RowsPlan, given: EdgeInput, layers: Sequence[EdgeLayer]) -> Ten
         vectors = [None, None, bias] if norm is None else [norm.weight, norm.bias, bias]
         if i > 0:
             if isinstance(norm, BatchNorm) and not norm.training:
-                layer = _edge_composed.folded(layer)
+                layer = folded(layer)
                 norm = None
             bias, name = None, None
             if norm is None:

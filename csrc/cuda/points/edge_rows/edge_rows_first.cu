@@ -99,7 +99,7 @@ std::tuple<Tensor, Tensor> edge_rows_first(const OptionalTensor& rows_,
                         .valid = write<bool>(valid),
                         .channels = static_cast<int>(channels),
                         .grid = grid};
-    edge_rows_first_kernel<T><<<blocks_of(grid), kRowThreads, 0, scope.stream()>>>(p);
+    edge_rows_first_kernel<T><<<blocks_of(grid), dim3(kRowThreads), 0, scope.stream()>>>(p);
   });
 
   // Launch check
@@ -133,7 +133,7 @@ Tensor edge_rows_offsets(const Tensor& dy_, const Tensor& idx, const Tensor& poi
                           .partial = write<float>(partial),
                           .channels = static_cast<int>(shape.channels),
                           .grid = grid};
-    edge_rows_offsets_kernel<T><<<blocks_of(grid), kRowThreads, 0, scope.stream()>>>(p);
+    edge_rows_offsets_kernel<T><<<blocks_of(grid), dim3(kRowThreads), 0, scope.stream()>>>(p);
   });
   const int values = static_cast<int>(3 * shape.channels);
   const RowSums end{write<float>(partial), write<float>(sums), grid.row_blocks, values};

@@ -62,7 +62,7 @@ Tensor edge_rows_apply(const Tensor& y_, const Tensor& stats_, const OptionalTen
     p.channels = static_cast<int>(shape.channels);
     p.slope = static_cast<float>(slope);
     p.grid = grid;
-    edge_rows_apply_kernel<T><<<blocks_of(grid), kRowThreads, 0, scope.stream()>>>(p);
+    edge_rows_apply_kernel<T><<<blocks_of(grid), dim3(kRowThreads), 0, scope.stream()>>>(p);
   });
 
   // Launch check
@@ -104,7 +104,7 @@ Tensor edge_rows_sums(const Tensor& da_, const Tensor& y_, const Tensor& stats_,
     p.channels = static_cast<int>(shape.channels);
     p.slope = static_cast<float>(slope);
     p.grid = grid;
-    edge_rows_sums_kernel<T><<<blocks_of(grid), kRowThreads, 0, scope.stream()>>>(p);
+    edge_rows_sums_kernel<T><<<blocks_of(grid), dim3(kRowThreads), 0, scope.stream()>>>(p);
   });
   const int values = static_cast<int>(2 * shape.channels);
   const RowSums end{write<float>(partial), write<float>(sums), grid.row_blocks, values};
@@ -180,9 +180,10 @@ Tensor edge_rows_backward(const Tensor& da_, const Tensor& y_, const Tensor& sta
     p.slope = static_cast<float>(slope);
     p.grid = grid;
     if (which) {
-      edge_rows_pool_backward_kernel<T><<<blocks_of(grid), kRowThreads, 0, scope.stream()>>>(p);
+      edge_rows_pool_backward_kernel<T>
+          <<<blocks_of(grid), dim3(kRowThreads), 0, scope.stream()>>>(p);
     } else {
-      edge_rows_backward_kernel<T><<<blocks_of(grid), kRowThreads, 0, scope.stream()>>>(p);
+      edge_rows_backward_kernel<T><<<blocks_of(grid), dim3(kRowThreads), 0, scope.stream()>>>(p);
     }
   });
 
