@@ -2,11 +2,13 @@
 
     python scripts/emulate build/emulated.so
     python scripts/emulate/try_edges.py build/emulated.so
+    python scripts/emulate/try_rows.py build/emulated.so
 
 The library has the ops of csrc/cuda/points/edges and edge_rows for CPU tensors, made of the same
 sources: host code, indices, barriers, shuffles, shared memory, Tensor Core fragments and cp.async
-run as they are written, one thread after the other. Races between threads, timing and memory models do not show;
-shared memory begins as NaN, copies arrive as late as they may, and a misaligned ldmatrix aborts.
+run as they are written, one thread after the other. Races between threads, timing and memory models
+do not show; shared memory begins as NaN, copies arrive as late as they may, and a misaligned
+ldmatrix aborts.
 Needs g++ and the headers of CUDA (CUDA_HOME, nvcc on PATH, or /usr/local/cuda).
 """
 

@@ -24,7 +24,8 @@ def test_kernels_thread_by_thread(tmp_path):
     if "no CUDA headers" in built.stderr:
         pytest.skip("no CUDA headers")
     assert built.returncode == 0, built.stderr[-3000:]
-    command = [sys.executable, EMULATE / "try_edges.py", library]
-    tried = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert tried.returncode == 0, tried.stderr[-3000:]
-    assert tried.stdout.count("right") == 8
+    for program in ("try_edges.py", "try_rows.py"):
+        command = [sys.executable, EMULATE / program, library]
+        tried = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert tried.returncode == 0, tried.stderr[-3000:]
+        assert tried.stdout.count("right") == 8

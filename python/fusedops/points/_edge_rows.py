@@ -100,7 +100,8 @@ def _sees_values(tensors: Sequence[Tensor | None]) -> bool:
 
 
 def _runs_on(device: torch.device) -> bool:
-    return device.type == "cuda"
+    on_gpu: bool = device.type == "cuda"
+    return on_gpu
 
 
 def _supports_norm(norm: object) -> bool:
