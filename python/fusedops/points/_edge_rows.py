@@ -109,10 +109,7 @@ def _supports_norm(norm: object) -> bool:
         return True
     if not isinstance(norm, BatchNorm) or norm.group is not None:
         return False
-    running = (norm.running_mean, norm.running_var)
-    return (running[0] is None) == (running[1] is None) and all(
-        t is None or (t.dtype == torch.float32 and t.is_contiguous()) for t in running
-    )
+    return (norm.running_mean is None) == (norm.running_var is None)
 
 
 def _tensors_of(given: EdgeInput, layers: Sequence[EdgeLayer]) -> list[Tensor | None]:
@@ -406,7 +403,7 @@ def _padded(
         norm = layer.norm
         if isinstance(norm, BatchNorm):
             own = (norm.running_mean, norm.running_var)
-            mean, var = (_pad(t, -1) for t in own)
+            mean, var = (None if t is None else _pad(t.float().contiguous(), -1) for t in own)
             if norm.training and mean is not own[0]:
                 running += zip(own, (mean, var), strict=True)
             norm = BatchNorm(_pad(norm.weight, -1), _pad(norm.bias, -1), mean, var, *norm[4:])
