@@ -8,6 +8,7 @@
 
 #include "csrc/common/checks/tensor_check.h"
 #include "csrc/schema/batch_norm.h"
+#include "csrc/schema/edge_rows.h"
 #include "csrc/schema/elementwise.h"
 #include "csrc/schema/fp8.h"
 #include "csrc/schema/gemm.h"
@@ -24,9 +25,9 @@ namespace fusedops {
 namespace {
 
 constexpr std::span<const char* const> kFamilies[] = {
-    kElementwiseSchemas, kGemmSchemas,     kNeighbourSchemas, kPointsSchemas,
-    kMlpSchemas,         kStencilSchemas,  kReduceSchemas,    kRowSchemas,
-    kScanSchemas,        kTemplateSchemas, kFp8Schemas,       kBatchNormSchemas,
+    kElementwiseSchemas, kGemmSchemas,      kNeighbourSchemas, kPointsSchemas, kMlpSchemas,
+    kStencilSchemas,     kReduceSchemas,    kRowSchemas,       kScanSchemas,   kTemplateSchemas,
+    kFp8Schemas,         kBatchNormSchemas, kEdgeRowsSchemas,
 };
 
 #ifndef USE_CUDA

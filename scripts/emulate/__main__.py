@@ -2,11 +2,13 @@
 
     python scripts/emulate build/emulated.so
     python scripts/emulate/try_edges.py build/emulated.so
+    python scripts/emulate/try_rows.py build/emulated.so
 
-The library has the ops of csrc/cuda/points/edges for CPU tensors, made of the same sources: host
-code, indices, barriers, shuffles, shared memory, Tensor Core fragments and cp.async run as they are
-written, one thread after the other. Races between threads, timing and memory models do not show;
-shared memory begins as NaN, copies arrive as late as they may, and a misaligned ldmatrix aborts.
+The library has the ops of csrc/cuda/points/edges and edge_rows for CPU tensors, made of the same
+sources: host code, indices, barriers, shuffles, shared memory, Tensor Core fragments and cp.async
+run as they are written, one thread after the other. Races between threads, timing and memory models
+do not show; shared memory begins as NaN, copies arrive as late as they may, and a misaligned
+ldmatrix aborts.
 Needs g++ and the headers of CUDA (CUDA_HOME, nvcc on PATH, or /usr/local/cuda).
 """
 
@@ -24,7 +26,7 @@ import torch
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-SOURCES = "csrc/cuda/points/edges"
+SOURCES = ("csrc/cuda/points/edges", "csrc/cuda/points/edge_rows")
 # What of PTX and CUDA has another form on a CPU.
 WORDS = (
     (
@@ -85,7 +87,7 @@ def without_launches(text: str) -> str:
     while "<<<" in text:
         opening = text.index("<<<")
         ending = text.index(">>>", opening)
-        name = re.search(r"\w+$", text[:opening])
+        name = re.search(r"\w+(<[\w, ]*>)?\s*$", text[:opening])
         assert name is not None
         grid, block, size, *_ = arguments_of(text[opening + 3 : ending])
         end = closing(text, ending + 3) + 1
@@ -98,10 +100,11 @@ def without_launches(text: str) -> str:
 def translate(to: Path) -> None:
     """The sources as g++ takes them."""
     shutil.copytree(ROOT / "csrc/common", to / "csrc/common")
-    shutil.copytree(ROOT / SOURCES, to / SOURCES)
+    for folder in SOURCES:
+        shutil.copytree(ROOT / folder, to / folder)
     shutil.copy(HERE / "mma.cuh", to / "csrc/common/device/mma.cuh")
     shutil.copy(HERE / "launch.h", to / "csrc/common/host/launch.h")
-    for path in (to / SOURCES).iterdir():
+    for path in (path for folder in SOURCES for path in (to / folder).iterdir()):
         text = path.read_text()
         for word, other in WORDS:
             text = text.replace(word, other)
@@ -122,7 +125,8 @@ def build(to: Path) -> None:
         flags += ["-DTORCH_TARGET_VERSION=0x020b000000000000"]
         flags += [f"-I{source}", f"-I{HERE}", "-isystem", str(headers)]
         flags += ["-isystem", str(torch_home / "include"), "-include", "emulated.h", "-x", "c++"]
-        files = [*sorted((source / SOURCES).glob("*.cu")), HERE / "emulated.cpp"]
+        files = sorted(path for folder in SOURCES for path in (source / folder).glob("*.cu"))
+        files.append(HERE / "emulated.cpp")
         files.append(source / "csrc/common/checks/op_boundary.cpp")
         objects = [source / f"{file.stem}.o" for file in files]
         for start in range(0, len(files), 2):

@@ -25,6 +25,10 @@ def run(o: Options, count: Counter[str]) -> None:
             for k, training in ((5, True), (17, False), (33, True)):
                 _set_abstraction(o, channels, k, training, dtype)
                 count["set abstraction"] += 1
+        for channels in ((20, 264), (136, 40), (264, 264, 272)):
+            for k, training in ((1, True), (17, False), (40, True)):
+                _set_abstraction(o, channels, k, training, dtype)
+                count["wide set abstraction"] += 1
         for channels in ((64,), (64, 128), (24,), (136,), (256,)):
             for training in (True, False):
                 _edge_conv(o, channels, dtype, training)

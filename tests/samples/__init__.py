@@ -5,6 +5,7 @@ One file per family; `codes` are the activation codes to cover, where an op take
 
 from . import (
     batch_norm,
+    edge_rows,
     edges,
     elementwise,
     embedding,
@@ -24,6 +25,7 @@ from . import (
 
 SAMPLES = {
     **batch_norm.SAMPLES,
+    **edge_rows.SAMPLES,
     **edges.SAMPLES,
     **elementwise.SAMPLES,
     **embedding.SAMPLES,
@@ -45,7 +47,13 @@ SAMPLES = {
 INTEGER_OPS = elementwise.INTEGER_OPS
 
 # Ops whose wrong dtype is another one: (it, the message).
-REFUSED = {**edges.REFUSED, **fp8.REFUSED, **reduce.REFUSED, **scan.REFUSED}
+REFUSED = {
+    **edge_rows.REFUSED,
+    **edges.REFUSED,
+    **fp8.REFUSED,
+    **reduce.REFUSED,
+    **scan.REFUSED,
+}
 
 # Ops without a CPU implementation.
-CUDA_ONLY = frozenset(edges.SAMPLES)
+CUDA_ONLY = frozenset({**edges.SAMPLES, **edge_rows.SAMPLES})

@@ -6,6 +6,7 @@ from . import (  # noqa: F401
     batch_norm,
     edge_conv,
     edge_list,
+    edge_rows,
     edges,
     elementwise,
     embedding,

@@ -112,7 +112,7 @@ def _folds(layer: EdgeLayer, y: Tensor, dtype: torch.dtype, pool: str) -> bool:
     return dtype.itemsize > 2 or (pool == "max" and not needs_grad(y, *parameters))
 
 
-def _folded(layer: EdgeLayer) -> EdgeLayer:
+def folded(layer: EdgeLayer) -> EdgeLayer:
     """The layer without its norm."""
     assert layer.weight is not None
     assert isinstance(layer.norm, BatchNorm)
@@ -220,7 +220,7 @@ def layers_from(
 ) -> Tensor:
     """From y_1 (B, M, K, C1) to (B, M, C_L), in dtype."""
     first, *others = layers
-    layers = [first, *(_folded(x) if _folds(x, y, dtype, pool) else x for x in others)]
+    layers = [first, *(folded(x) if _folds(x, y, dtype, pool) else x for x in others)]
     last_act = act if last_activation else Activation("none", 0.0)
     pools_first = pool == "max" and last_act.is_monotone and edges.idx.shape[2] > 1
     acts = [act] * (len(layers) - 1) + [last_act]

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from .._autograd.compose import no_autocast
-from . import _edge_composed, _edge_fused
-from ._edge_input import PointProduct, product_by_point
+from . import _edge_composed, _edge_fused, _edge_rows
+from ._edge_checks import check_layers, in_dtype
+from ._edge_input import EdgeInput, PointProduct, product_by_point
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import torch
     from torch import Tensor
 
-    from ._edge_input import EdgeInput, EdgeLayer
+    from ._edge_input import EdgeLayer
+    from .norms import Norm
 
 
 def edge_mlp(
@@ -34,6 +37,8 @@ def edge_mlp(
             return _edge_fused.edge_mlp(given, layers, activation, negative_slope, last_activation)
         if isinstance(given.rows, PointProduct):
             given = given._replace(rows=product_by_point(*given.rows))
+        if _edge_rows.supports(given, layers, activation, negative_slope, pool):
+            return _edge_rows.edge_mlp(given, layers, activation, negative_slope, last_activation)
         return _edge_composed.edge_mlp(
             given, layers, activation, negative_slope, last_activation, pool
         )
@@ -41,6 +46,7 @@ def edge_mlp(
 
 def point_mlp(
     y: Tensor,
+    added: Tensor | None,
     valid: Tensor | None,
     layers: Sequence[EdgeLayer],
     activation: str,
@@ -48,11 +54,37 @@ def point_mlp(
     last_activation: bool,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Layers over points from y_1 (B, N, C1), float32 (float64) and without the first bias.
+    """Layers over points from y_1 = y + added (B, N, C1), float32 (float64), without a bias.
 
     Points that are not valid (B, N) are in no statistics, and their results are 0; None: all are.
     """
     with no_autocast(y):
+        at = torch.arange(y.shape[1], device=y.device).expand(y.shape[:2])
+        if valid is not None:
+            at = torch.where(valid, at, -1)
+        given = EdgeInput(y, added, None, None, None, at.unsqueeze(2), dtype)
+        if _edge_rows.supports(given, layers, activation, negative_slope, "max"):
+            return _edge_rows.edge_mlp(
+                given, layers, activation, negative_slope, last_activation,
+                identity=True, whole=valid is None,
+            )  # fmt: skip
         return _edge_composed.point_mlp(
-            y, valid, layers, activation, negative_slope, last_activation, dtype
-        )
+            y if added is None else y + added,
+            valid, layers, activation, negative_slope, last_activation, dtype,
+        )  # fmt: skip
+
+
+def shared_mlp(
+    x: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor | None],
+    norms: Sequence[Norm | None],
+    activation: str,
+    negative_slope: float,
+    last_activation: bool,
+) -> Tensor | None:
+    """Layers on rows x (..., C) by the kernels over rows; None: there are none for the call."""
+    layers = check_layers("SharedMLP", weights, biases, norms, x.shape[-1], x)
+    rows = in_dtype("SharedMLP", "x", x, layers).flatten(0, -2)
+    y = _edge_rows.rows_mlp(rows, layers, activation, negative_slope, last_activation)
+    return None if y is None else y.unflatten(0, x.shape[:-1])

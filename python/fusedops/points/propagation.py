@@ -123,14 +123,17 @@ def feature_propagation(
     y = _interpolate(
         rows, known_xyz, xyz, k, _WEIGHTS[power], known_lengths, lengths, known_offsets, offsets
     )
+    added = None
     if features is not None:
-        y = y + product_by_point(in_dtype(op, "features", features, layers), skip_weight)
+        added = product_by_point(in_dtype(op, "features", features, layers), skip_weight)
     valid = _of_a_cloud(xyz, lengths, offsets)
     packed = y.dim() == 2
     if packed:
-        y, valid = y.unsqueeze(0), None if valid is None else valid.unsqueeze(0)
+        y, added, valid = (None if t is None else t.unsqueeze(0) for t in (y, added, valid))
+        assert y is not None
     out = point_mlp(
         y,
+        added,
         valid,
         edge_layers(layers),
         activation,

@@ -309,6 +309,9 @@ class GlobalSetAbstraction(torch.nn.Module):
             at = torch.arange(xyz.shape[1], device=xyz.device)
             idx = torch.where(inside, at, -1).unsqueeze(1)
             return self._of_groups(xyz, features, idx).squeeze(1)
+        if inside is None and self._runs_grouped(xyz, features):
+            at = torch.arange(xyz.shape[1], device=xyz.device)
+            return self._of_groups(xyz, features, at.expand(xyz.shape[0], 1, -1)).squeeze(1)
         x = self._rows(xyz, features)
         if inside is not None:
             return run_on_edges(self.mlp, x, inside, self.pool)
@@ -316,6 +319,20 @@ class GlobalSetAbstraction(torch.nn.Module):
         if self.pool == "max":
             return y.max(dim=1)[0]
         return y.mean(dim=1) if self.pool == "mean" else y.sum(dim=1)
+
+    def _runs_grouped(self, xyz: Tensor, features: Tensor | None) -> bool:
+        """Whether the kernels of set abstraction take the cloud as one group."""
+        if not (xyz.is_cuda and self.pool == "max" and xyz.shape[2] == 3 and xyz.numel() > 0):
+            return False
+        dtype = next(self.mlp.parameters()).dtype
+        casts = torch.is_autocast_enabled("cuda")
+        return (
+            (casts or dtype in (torch.float16, torch.bfloat16))
+            and (casts or features is None or features.dtype == dtype)
+            and xyz.dtype in (torch.float32, dtype)
+            and not torch.compiler.is_compiling()
+            and is_readable(self.mlp)
+        )
 
     def _of_groups(self, xyz: Tensor, features: Tensor | None, idx: Tensor) -> Tensor:
         weights, biases, norms = self.mlp.arguments()

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ..._autograd.compose import activate
 from ..._core.activation import activation_code
 from ...ops.linear import linear
+from ...points._edge_mlp import shared_mlp
 from ..linear import plain, untouched
 from .arguments import LayerArguments, layer_arguments, readable
 
@@ -108,6 +109,13 @@ class SharedMLP(torch.nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layers to rows (..., C); batch norms take their statistics over all of them."""
+        if self._runs_whole(x):
+            whole = shared_mlp(
+                x, *self.arguments(), self.activation or "none", self.negative_slope,
+                self.last_activation,
+            )  # fmt: skip
+            if whole is not None:
+                return whole
         for i, layer in enumerate(self.linears):
             last = i == len(self.linears) - 1
             activation = "none" if last and not self.last_activation else self.activation
@@ -118,6 +126,18 @@ class SharedMLP(torch.nn.Module):
             else:
                 x = self._activate(layer(x), activation)
         return x
+
+    def _runs_whole(self, x: Tensor) -> bool:
+        """Whether the kernels over rows may have the layers: on CUDA, with norms, as they are."""
+        if not x.is_cuda or torch.compiler.is_compiling() or x.dim() < 2 or x.numel() == 0:
+            return False
+        norms = (nn.BatchNorm1d, nn.BatchNorm2d, nn.SyncBatchNorm)
+        if not len(self.norms) or type(self.norms[0]) not in norms:
+            return False
+        dtype = self.linears[0].weight.dtype
+        casts = torch.is_autocast_enabled("cuda")
+        halves = (torch.float16, torch.bfloat16)
+        return (casts or (x.dtype == dtype and dtype in halves)) and self.readable
 
     def _normalise(self, norm: nn.Module, x: Tensor) -> Tensor:
         if x.dim() == 2 or isinstance(norm, nn.LayerNorm):

@@ -1,0 +1,151 @@
+// edge_rows_statistics_ on CUDA.
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+
+#include <tuple>
+
+#include "csrc/common/checks/op_boundary.h"
+#include "csrc/common/device/device_types.cuh"
+#include "csrc/common/host/launch.h"
+#include "csrc/cuda/points/edge_rows/edge_rows_check.h"
+#include "csrc/cuda/points/edge_rows/edge_rows_statistics.cuh"
+#include "csrc/cuda/points/edges/edge_tensors.h"
+
+namespace fusedops::cuda {
+namespace {
+
+// The vectors of a norm, (C,) in float32.
+struct RowVectors {
+  OptionalTensor weight, bias, shift, running_mean, running_var, share;
+};
+
+RowVectors check_vectors(const char* op, const RowVectors& v, const Tensor& y) {
+  const auto vector = [&](const char* name, const OptionalTensor& tensor) {
+    return check_edge_tensor(op, name, tensor, y, ScalarType::Float, {y.size(1)});
+  };
+  const auto written = [&](const char* name, const OptionalTensor& tensor) {
+    vector(name, tensor);
+    FUSEDOPS_CHECK(!tensor || tensor->is_contiguous(), op, ": ", name, " must be contiguous");
+    return tensor;
+  };
+  FUSEDOPS_CHECK(v.running_mean.has_value() == v.running_var.has_value(), op,
+                 ": running_mean and running_var must come together");
+  return {vector("weight", v.weight),
+          vector("bias", v.bias),
+          vector("shift", v.shift),
+          written("running_mean", v.running_mean),
+          written("running_var", v.running_var),
+          check_edge_tensor(op, "share", v.share, y, ScalarType::Float, {})};
+}
+
+// Threads that share a group: more where groups are few.
+int split_of(int64_t groups, int64_t k, int64_t channels, int sm_count) {
+  const int64_t chunks = channels / kRowVec;
+  int split = 1;
+  while (split < 8 && 2 * split * kRowUnroll <= k &&
+         groups * chunks * split < int64_t{sm_count} * kRowThreads * 2)
+    split *= 2;
+  const RowGrid grid = row_grid(groups, channels, 1, sm_count);
+  while (split > grid.threads_y) split /= 2;
+  return split;
+}
+
+template <class T>
+void launch_rows(const RowStatistics<T>& p, bool pool, bool sums, cudaStream_t stream) {
+  const dim3 grid(static_cast<unsigned>(p.grid.row_blocks * p.grid.col_blocks));
+  const dim3 block(kRowThreads);
+  if (pool && sums) {
+    edge_rows_statistics_kernel<T, true, true><<<grid, block, 0, stream>>>(p);
+  } else if (pool) {
+    edge_rows_statistics_kernel<T, true, false><<<grid, block, 0, stream>>>(p);
+  } else if (sums) {
+    edge_rows_statistics_kernel<T, false, true><<<grid, block, 0, stream>>>(p);
+  }
+}
+
+std::tuple<Tensor, Tensor, Tensor> edge_rows_statistics_(
+    const Tensor& y_, const OptionalTensor& valid_, const OptionalTensor& weight,
+    const OptionalTensor& bias, const OptionalTensor& shift, const OptionalTensor& running_mean,
+    const OptionalTensor& running_var, const OptionalTensor& share, double momentum, double eps,
+    bool batch, int64_t k) {
+  constexpr const char* kOp = "edge_rows_statistics_";
+  // Guard
+  const LaunchScope scope(kOp, y_);
+
+  // Checks
+  const RowShape shape = check_edge_rows(kOp, "y", y_);
+  const OptionalTensor valid = check_row_mask(kOp, valid_, y_);
+  const RowVectors v =
+      check_vectors(kOp, {weight, bias, shift, running_mean, running_var, share}, y_);
+  FUSEDOPS_CHECK(k >= 0 && (k == 0 || shape.rows % k == 0), kOp,
+                 ": k must be 0 or divide the rows of y; got ", k);
+  const Tensor y = *check_edge_tensor(kOp, "y", y_, y_, y_.scalar_type(), {y_.size(0), y_.size(1)});
+
+  // Allocate
+  const bool pool = k > 0;
+  const int64_t groups = pool ? shape.rows / k : shape.rows, channels = shape.channels;
+  const Tensor stats = torch::stable::new_empty(y, {kRowStatistics, channels}, ScalarType::Float);
+  const std::vector<int64_t> pooled =
+      pool ? std::vector<int64_t>{groups, channels} : std::vector<int64_t>{0};
+  const Tensor best = torch::stable::new_empty(y, pooled);
+  const Tensor which = torch::stable::new_empty(y, pooled, ScalarType::Int);
+
+  // Config
+  const int sm_count = scope.facts().sm_count;
+  const int split = pool ? split_of(groups, k, channels, sm_count) : 1;
+  const int64_t items = pool ? groups : ceil_div(groups, int64_t{kRowUnroll});
+  const RowGrid grid = row_grid(items, channels, split, sm_count);
+  const Tensor partial = torch::stable::new_empty(
+      y, {batch ? grid.row_blocks * (2 * channels + 1) : 0}, ScalarType::Float);
+
+  // Launch
+  float* const sums = batch ? write<float>(partial) : nullptr;
+  int* const counts =
+      batch ? reinterpret_cast<int*>(sums + grid.row_blocks * 2 * channels) : nullptr;
+  dispatch_like(kOp, "y", y, [&]<DType D>(Tag<D>) {
+    using T = DeviceType<D>;
+    const RowStatistics<T> p{.y = static_cast<const T*>(y.const_data_ptr()),
+                             .valid = read<bool>(valid),
+                             .weight = read<float>(v.weight),
+                             .groups = groups,
+                             .k = static_cast<int>(pool ? k : 1),
+                             .channels = static_cast<int>(channels),
+                             .split = split,
+                             .grid = grid,
+                             .partial = sums,
+                             .counts = counts,
+                             .best = pool ? write<T>(best) : nullptr,
+                             .which = pool ? write<int>(which) : nullptr};
+    launch_rows(p, pool, batch, scope.stream());
+  });
+  const auto running = [](const OptionalTensor& t) { return t ? write<float>(*t) : nullptr; };
+  const RowStatisticsEnd end{.partial = sums,
+                             .counts = counts,
+                             .row_blocks = grid.row_blocks,
+                             .channels = static_cast<int>(channels),
+                             .rows = shape.rows,
+                             .weight = read<float>(v.weight),
+                             .bias = read<float>(v.bias),
+                             .shift = read<float>(v.shift),
+                             .running_mean = running(v.running_mean),
+                             .running_var = running(v.running_var),
+                             .share = read<float>(v.share),
+                             .momentum = static_cast<float>(momentum),
+                             .eps = static_cast<float>(eps),
+                             .stats = write<float>(stats)};
+  const dim3 blocks(static_cast<unsigned>(ceil_div(channels, int64_t{32})));
+  const dim3 slices(32, kRowSlices);
+  edge_rows_statistics_end_kernel<<<blocks, slices, 0, scope.stream()>>>(end);
+
+  // Launch check
+  check_launch(kOp);
+  return {stats, best, which};
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(fusedops, CUDA, m) {
+  m.impl("edge_rows_statistics_", FUSEDOPS_BOX(&edge_rows_statistics_));
+}
+
+}  // namespace fusedops::cuda
