@@ -18,6 +18,8 @@ SHAPES = {
     "rows that fill the GPU": ((64, 20, 5001), 1),
     "many odd rows": ((300, 1031), 0),
     "many odd rows of entries": ((3, 77, 301), 1),
+    "rows that end inside a vector": ((5, 700, 95), 1),
+    "one such row beyond a step": ((2, 66, 135), 1),
     "five columns": ((30_001, 5), 0),
     "seven columns": ((9_001, 7), 0),
     "31 columns of entries": ((3, 4097, 31), 1),

@@ -81,7 +81,21 @@ __device__ __forceinline__ void reduce_columns(typename Op::Running (&acc)[kVec]
   }
 }
 
-// The same over rows that are not aligned; the last vector of columns may be a part of one.
+// values[i] = values[i + by]; what has none keeps what it was.
+template <int kVec, class T>
+__device__ __forceinline__ void move_down(T (&values)[kVec], int by) {
+#pragma unroll
+  for (int bit = 1; bit < kVec; bit *= 2) {
+    if (by & bit) {
+#pragma unroll
+      for (int i = 0; i + bit < kVec; ++i) values[i] = values[i + bit];
+    }
+  }
+}
+
+// The same over rows that are not aligned.
+// NOTE: where the last vector of columns is a part of one, its thread reads the vector that ends
+// with the row, and keeps the end of it: a warp that went element by element would be the last.
 template <class Op, int kVec>
 __device__ __forceinline__ void reduce_shifted_columns(typename Op::Running (&acc)[kVec],
                                                        const ColumnThread& at,
@@ -89,18 +103,30 @@ __device__ __forceinline__ void reduce_shifted_columns(typename Op::Running (&ac
                                                        const ReduceArgs& args) {
   using T = typename Op::Element;
   const ReducePlan& plan = args.plan;
-  const int64_t begin = at.slice * plan.chunk;
+  const int64_t begin = at.slice * plan.chunk, stride = plan.reduced_stride;
   const int rows = static_cast<int>(min(plan.chunk, plan.reduced - begin));
   if (at.y >= rows) return;
-  const T* x = static_cast<const T*>(args.x) + place.in + begin * plan.reduced_stride + at.column;
-  const bool whole = at.column + kVec <= plan.cols && shifted_readable(x, args) &&
-                     shifted_readable(x + (rows - 1) * plan.reduced_stride, args);
-  if (whole) {
-    reduce_shifted<Op, kVec>(acc, x, at.y, plan.threads_y, rows, plan.reduced_stride, args);
-  } else {
-    reduce_edges<Op, kVec>(acc, x, at.y, plan.threads_y, rows, plan.reduced_stride, at.column,
-                           plan.cols, args);
+  const int64_t column = min(at.column, plan.cols - kVec);
+  const T* x = static_cast<const T*>(args.x) + place.in + begin * stride + column;
+
+  // Rows [low, high) by vectors; the first and the last one can be at the tensor's ends
+  int low = shifted_readable(x, args) ? 0 : 1;
+  int high = max(low, shifted_readable(x + (rows - 1) * stride, args) ? rows : rows - 1);
+  if (low < high && !(shifted_readable(x + low * stride, args) &&
+                      shifted_readable(x + (high - 1) * stride, args))) {
+    low = high = rows;
   }
+  const int step = plan.threads_y;
+  int row = at.y;
+  const auto advance = [&](int to) {
+    if (row < to) row += (to - row + step - 1) / step * step;
+  };
+  reduce_edges<Op, kVec>(acc, x, row, step, low, stride, column, plan.cols, args);
+  advance(low);
+  reduce_shifted<Op, kVec>(acc, x, row, step, high, stride, args);
+  advance(high);
+  reduce_edges<Op, kVec>(acc, x, row, step, rows, stride, column, plan.cols, args);
+  move_down(acc, static_cast<int>(at.column - column));
 }
 
 // The accumulators of a thread's columns, with the logical indices of their rows.
