@@ -218,7 +218,11 @@ def fuse_model(model: torch_nn.Module) -> tuple[list[FusedConv], list[Left]]:
             continue
         found += [as_fused(name, *one) for one in units]
     # NOTE: what a module calls one by one does not run in the nn.Sequential that holds it.
-    found = list({unit.name: unit for unit in sorted(found, key=lambda u: u.residual)}.values())
+    called: dict[str, FusedConv] = {}
+    for unit in found:
+        if unit.name not in called or unit.residual:
+            called[unit.name] = unit
+    found = list(called.values())
     done = {unit.norm for unit in found}
     left = [
         Left(name, type(module).__name__, _why_left(module))

@@ -99,6 +99,8 @@ class Graph:
             self.result = self.value(statement.value)
         elif isinstance(statement, ast.Assign) and len(statement.targets) == 1:
             self.env[self._target(statement.targets[0])] = self.value(statement.value)
+        elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
+            self.env[self._target(statement.target)] = self.value(statement.value)
         elif isinstance(statement, ast.AugAssign) and isinstance(statement.op, ast.Add):
             name = self._target(statement.target)
             left = self._name(name)

@@ -158,7 +158,9 @@ def _may(
     if not takes(x, conv, norm, residual, dims):
         return False
     passes = (norm is not None) + (activation != "none") + (residual is not None)
-    return passes > 0 and pays(x, math.prod(output_shape(x, conv)), passes, residual)
+    folds = norm is not None and not norm.training and not torch.is_grad_enabled()
+    result = math.prod(output_shape(x, conv))
+    return passes > 0 and pays(x, conv.weight, residual, result, passes, folds)
 
 
 def _sum(y: Any, residual: Any, in_place: bool) -> Any:

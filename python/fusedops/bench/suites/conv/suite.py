@@ -40,8 +40,7 @@ class ConvSuite(Suite):
     def cases(self, selection: Selection) -> list[Case]:
         if selection.shapes:
             wanted = selection.activations or ("relu",)
-            sizes = [Layer(*shape, activation=a) for shape in selection.shapes for a in wanted]
-            return [layer.case for layer in sizes]
+            return [_layer(shape, a).case for shape in selection.shapes for a in wanted]
         found = [layer.case for layer in LAYERS]
         return [*found, nets.case(nets.BATCHES[selection.pass_])]
 
@@ -117,6 +116,13 @@ class ConvSuite(Suite):
         if self._net is None:
             raise RuntimeError("conv: make_inputs builds the model that the calls are of")
         return self._net[1]
+
+
+def _layer(shape: tuple[int, ...], activation: str) -> Layer:
+    if len(shape) != 6:
+        raise ValueError(f"conv: a shape is {ConvSuite.shape}; got {shape}")
+    n, c, h, o, k, s = shape
+    return Layer(n, c, h, o, k, s, activation=activation)
 
 
 def ours_layer(layer: Layer, training: bool) -> Call:
