@@ -24,11 +24,11 @@ class ConvBNAct(torch.nn.Module):
 
     Its two submodules are those of torch.nn, ``conv`` and ``bn``: parameters, initialisation,
     running statistics, modes and state dicts are theirs, and
-    ``nn.SyncBatchNorm.convert_sync_batchnorm`` converts the norm. Each call asks them: a frozen
-    norm (``module.bn.eval()``) uses its running statistics in a model that trains, and a momentum
-    of None makes them the plain mean of all batches. The modules themselves run, one after the
-    other, where one has hooks or was replaced by another kind, where a SyncBatchNorm takes
-    statistics over several processes, for an x without a batch, and under torch.compile.
+    ``nn.SyncBatchNorm.convert_sync_batchnorm`` converts the norm, whose statistics are those of all
+    its processes in the op, too. Each call asks them: a frozen norm (``module.bn.eval()``) uses its
+    running statistics in a model that trains, and a momentum of None makes them the plain mean of
+    all batches. The modules themselves run, one after the other, where one has hooks or was
+    replaced by another kind, for an x without a batch, and under torch.compile.
 
     Args:
         in_channels: Channels C of the input.

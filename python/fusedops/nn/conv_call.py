@@ -13,8 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .._autograd.compose import activate
-from .._core.activation import activation_code
 from ..ops.conv import conv_bn_act
 from .linear import untouched
 
@@ -50,6 +48,7 @@ class NormArguments(NamedTuple):
     momentum: float | None = 0.1  # None: the running ones become the plain mean of all batches
     eps: float = 1e-5
     batches: Tensor | None = None  # goes up by one at a call; None: does not
+    group: Any = None  # the processes that share the statistics; None: this one alone
 
 
 def dims_of(conv: Any) -> int | None:
@@ -71,19 +70,22 @@ def is_norm(norm: Any) -> bool:
     return kind.forward is (_sync_forward if kind is nn.SyncBatchNorm else _forward)
 
 
-def shares_statistics(norm: Any) -> bool:
-    """Whether a norm takes statistics over several processes at a call now."""
-    if type(norm) is not nn.SyncBatchNorm or not norm.training:
-        return False
+def _process_group(norm: Any) -> Any:
+    """The processes that share the statistics of a SyncBatchNorm now; None where there is one."""
     distributed = torch.distributed
-    return bool(distributed.is_available() and distributed.is_initialized())
+    if type(norm) is not nn.SyncBatchNorm or not norm.training:
+        return None
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return None
+    group = norm.process_group or distributed.group.WORLD
+    return group if distributed.get_world_size(group) > 1 else None
 
 
 def norm_arguments(norm: Any, dims: int) -> NormArguments | None:
     """What a norm of torch.nn would compute now; None where it is not the op's."""
-    if dims + 2 not in _NORM_DIMS[type(norm)] or shares_statistics(norm):
+    if dims + 2 not in _NORM_DIMS[type(norm)]:
         return None
-    return norm_settings(norm)
+    return norm_settings(norm)._replace(group=_process_group(norm))
 
 
 def norm_settings(norm: Any) -> NormArguments:
@@ -118,7 +120,8 @@ def takes(x: Any, conv: Any, norm: NormArguments | None, residual: Any, dims: in
     shape = output_shape(x, conv)
     if any(size < 1 for size in shape[2:]):  # torch's error
         return False
-    if norm is not None and norm.training and shape[0] * math.prod(shape[2:]) == 1:
+    alone = norm is not None and norm.training and norm.group is None
+    if alone and shape[0] * math.prod(shape[2:]) == 1:  # torch's error
         return False
     if residual is None:
         return True
@@ -192,7 +195,7 @@ def run(
         x, conv.weight, conv.bias, mean, var, norm.weight, norm.bias,
         activation=activation, residual=residual, stride=conv.stride, padding=padding,
         dilation=conv.dilation, groups=conv.groups, training=norm.training,
-        momentum=0.0 if momentum is None else momentum, eps=norm.eps,
+        momentum=0.0 if momentum is None else momentum, eps=norm.eps, group=norm.group,
     )  # fmt: skip
     if own:
         assert mean is not None
@@ -206,11 +209,3 @@ def run(
             for running, batch in ((norm.mean, mean), (norm.var, var)):
                 running.copy_(torch.lerp(running.to(wide), batch.to(wide), share))
     return y
-
-
-def compose(x: Any, conv: Any, norm: Any, activation: str, residual: Any) -> Any:
-    """The same by calling the modules."""
-    y = conv(x)
-    y = y if norm is None else norm(y)
-    y = y if residual is None else y + residual
-    return activate(y, activation_code(activation))

@@ -240,3 +240,12 @@ def test_methods_are_those_of_the_class_again():
     Local.forward = lambda self, x: x + 1
     x = input_of("basic")
     assert torch.equal(model(x), x + 1)
+
+
+def test_our_module_stays_what_it_is():
+    layer = fusedops.nn.ConvBNAct(8, 8, 1)
+    model = nn.Sequential(layer, nn.Conv2d(8, 8, 1), nn.ReLU())
+    report = fusedops.fuse(model)
+    assert [conv.name for conv in report.convs] == ["1"]
+    assert report.skipped == []
+    assert type(layer) is fusedops.nn.ConvBNAct

@@ -98,7 +98,7 @@ def assert_same(ours, theirs, x, activation="relu", with_residual=False, **close
 
 
 def closeness(device):
-    return {"rtol": 2e-3, "atol": 2e-3} if device == "cuda" else {"rtol": 1e-4, "atol": 1e-5}
+    return dict.fromkeys(("rtol", "atol"), 2e-3 if device == "cuda" else 1e-4)
 
 
 @pytest.mark.parametrize("case", CASES)

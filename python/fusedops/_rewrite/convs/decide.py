@@ -42,7 +42,7 @@ def pays(
     if not _lies_last(x):
         copied = x.numel() + result + (0 if residual is None else residual.numel())
         ours += 2 * copied * size + _LAUNCH * (2 if residual is None else 3)
-    return ours <= theirs
+    return bool(ours <= theirs)
 
 
 def _lies_last(x: Tensor) -> bool:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import nn as torch_nn
 
+from ...nn.conv import ConvBNAct
 from ...nn.conv_call import dims_of
 from ...nn.linear import untouched
 from ..blocks import hooked_by_others
@@ -134,7 +135,7 @@ def fuse_convs(module: torch_nn.Module) -> list[tuple[str, Unit]]:
         The methods, with the units in them.
     """
     kind: Any = type(module)
-    special = (torch_nn.Sequential, torch_nn.ModuleList, Fused)
+    special = (torch_nn.Sequential, torch_nn.ModuleList, Fused, ConvBNAct)
     if isinstance(module, special) or kind.__module__.startswith("torch.nn."):
         return []
     if not is_ordinary(module, call=False) or not _has_convs(module):
@@ -224,6 +225,7 @@ def fuse_model(model: torch_nn.Module) -> tuple[list[FusedConv], list[Left]]:
             called[unit.name] = unit
     found = list(called.values())
     done = {unit.norm for unit in found}
+    done |= {f"{n}.bn" if n else "bn" for n, m in model.named_modules() if type(m) is ConvBNAct}
     left = [
         Left(name, type(module).__name__, _why_left(module))
         for name, module in model.named_modules()

@@ -41,7 +41,7 @@ def build(dtype: torch.dtype, device: torch.device) -> nn.Module:
         norm = isinstance(module, torch.nn.BatchNorm2d)
         for tensor in (*module.parameters(recurse=False),):
             tensor.data = tensor.data.to(torch.float32 if norm else dtype)
-    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
+    return model.to(memory_format=torch.channels_last)
 
 
 def make_inputs(
