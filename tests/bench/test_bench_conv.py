@@ -40,7 +40,7 @@ def test_a_layer(layer: layers.Layer, pass_: str) -> None:
     result = runner.measure(suite, layer.case, "bf16", pass_, ("eager", "cudnn"), CPU, 1)
     assert set(result.timings) == {"ours", "eager"}
     assert result.error is not None
-    assert result.error < 2e-2
+    assert result.error < (6e-2 if pass_ == "step" else 1e-2)
     missing = ["cudnn skipped: needs a GPU"] if pass_ == "infer" else []
     assert result.notes == missing
     assert set(result.errors) == ({"ours", "eager"} if pass_ == "infer" else set())

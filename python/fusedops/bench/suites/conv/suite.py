@@ -56,7 +56,7 @@ class ConvSuite(Suite):
         if self._net is None or self._net[0] != key:
             self._net = key, nets.build(dtype, device)
         small = device.type == "cpu"
-        return nets.make_inputs(2 if small else case["batch"], 32 if small else 224, dtype, device)
+        return nets.make_inputs(2 if small else case["batch"], 96 if small else 224, dtype, device)
 
     def ours(self, case: Case, pass_: str) -> Call:
         if case["kind"] == "net":
@@ -87,11 +87,13 @@ class ConvSuite(Suite):
         return case["layer"].work(dtype, pass_) if case["kind"] == "layer" else None
 
     def tolerance(self, case: Case, dtype: str) -> float:
-        """Of gradients through statistics, and of a model's last layer, more than of one product.
+        """Of a step's gradients, and of a model's last layer, more than of one product.
 
-        torch rounds what is between convolution, norm, sum and activation; ours does not.
+        torch rounds what is between norm, sum and activation; ours does not. So a value in a
+        thousand is on the other side of ReLU's kink, and its gradient differs whole. What
+        inference gives is held to eager's error besides.
         """
-        half = {"bf16": 2e-2, "fp16": 4e-3}.get(dtype, 1e-3)
+        half = {"bf16": 6e-2, "fp16": 3e-2}.get(dtype, 1e-3)
         return half if case["kind"] == "layer" else 0.1
 
     def errors(
