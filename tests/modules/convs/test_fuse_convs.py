@@ -11,6 +11,7 @@ from torch import nn
 
 import fusedops
 from fusedops._rewrite.convs import unit as units
+from fusedops._rewrite.convs.decide import pays
 from modules.convs import conv_layers as layers
 
 MODELS = {  # what it is, how many units it has and how many of them with a residual
@@ -46,6 +47,7 @@ def ran(monkeypatch):
         return whole(x, conv, norm, activation, residual)
 
     monkeypatch.setattr(units, "run", run)
+    monkeypatch.setattr(units, "pays", lambda *_: True)
     return found
 
 
@@ -240,6 +242,47 @@ def test_methods_are_those_of_the_class_again():
     Local.forward = lambda self, x: x + 1
     x = input_of("basic")
     assert torch.equal(model(x), x + 1)
+
+
+def test_a_cpu_keeps_to_torch(monkeypatch):
+    """Whose kernels are as fast there or faster."""
+    original, model, report = both(layers.Basic)
+    assert len(report.convs) == 2
+    monkeypatch.setattr(units, "run", None)
+    assert_same(original, model, input_of("basic"))
+
+
+class OnGPU:
+    """A tensor's sizes, as if it were on a GPU."""
+
+    is_cuda = True
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+    def __getattr__(self, name):
+        return getattr(self.tensor, name)
+
+
+@pytest.mark.parametrize(
+    ("shape", "last", "result", "passes", "residual", "folds", "want"),
+    [
+        ((64, 256, 56, 56), True, 64 * 64 * 56 * 56, 2, False, True, True),
+        ((64, 256, 56, 56), True, 64 * 64 * 56 * 56, 1, False, False, True),
+        ((64, 256, 56, 56), False, 64 * 64 * 56 * 56, 2, False, True, False),  # copies of x
+        ((64, 64, 56, 56), False, 64 * 256 * 56 * 56, 3, True, False, False),
+        ((1, 2048, 7, 7), True, 512 * 7 * 7, 2, False, True, True),
+        ((1, 2048, 7, 7), True, 512 * 7 * 7, 1, False, True, False),  # the fold is a launch, too
+        ((1, 8192, 7, 7), True, 8192 * 7 * 7, 2, False, True, False),  # a weight of 134 MB
+    ],
+)
+def test_what_pays(shape, last, result, passes, residual, folds, want):
+    form = torch.channels_last if last else torch.contiguous_format
+    x = torch.empty(shape, device="meta", dtype=torch.float16, memory_format=form)
+    weight = torch.empty(result // (shape[2] * shape[3] * shape[0]), shape[1], device="meta")
+    given = OnGPU(x)
+    other = OnGPU(torch.empty(result, device="meta")) if residual else None
+    assert pays(given, weight, other, result, passes, folds) is want
 
 
 def test_our_module_stays_what_it_is():

@@ -32,8 +32,8 @@ def pays(
         passes: How many of norm, sum and activation stand behind it.
         folds: Whether the op may fold the norm into the weight.
     """
-    if not x.is_cuda:
-        return True
+    if not x.is_cuda:  # the op is there to be right: torch's kernels are as fast or faster
+        return False
     size = x.element_size()
     theirs = passes * (2 * result * size + _LAUNCH)
     ours = 2 * result * size + _LAUNCH
