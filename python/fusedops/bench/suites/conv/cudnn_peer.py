@@ -8,10 +8,10 @@ import torch
 
 from fusedops.bench.suites.base import Call, PeerUnavailableError
 
-from .layers import EPS, Layer
-
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from .layers import Layer
 
 _ACTIVATIONS = {"none": "", "relu": "relu", "silu": "swish"}
 
@@ -64,8 +64,8 @@ class _Graph:
         self.workspace = torch.empty(max(size, 1), dtype=torch.uint8, device=x.device)
         self.graph = graph
 
-    def __call__(self, inputs: tuple[Tensor, ...], scale: Tensor, shift: Tensor) -> Tensor:
-        x = inputs[0]
+    def __call__(self, inputs: tuple[Tensor, ...]) -> Tensor:
+        x, (scale, shift) = inputs[0], inputs[-2:]
         y = torch.empty(self.shape, dtype=x.dtype, device=x.device).permute(0, 3, 1, 2)
         pack = {self.x: x, self.weight: inputs[1], self.scale: scale, self.shift: shift, self.y: y}
         if self.residual is not None:
@@ -77,7 +77,7 @@ class _Graph:
 
 
 def cudnn_layer(layer: Layer, pass_: str, device: torch.device) -> Call:
-    """Inference by one graph; scale and shift of the norm are formed once for each set of inputs.
+    """Inference by one graph; scale and shift of the norm are among the inputs.
 
     Raises:
         PeerUnavailableError: The frontend is not installed, or has no graph for the layer.
@@ -93,15 +93,10 @@ def cudnn_layer(layer: Layer, pass_: str, device: torch.device) -> Call:
     except ImportError as error:
         raise PeerUnavailableError(f"nvidia-cudnn-frontend is not installed ({error})") from None
     planned: list[_Graph] = []
-    folded: dict[int, tuple[Tensor, Tensor]] = {}
 
     def call(*inputs: Tensor) -> Tensor:
-        mean, var, weight, bias = inputs[2:6]
-        if var.data_ptr() not in folded:
-            scale = weight * (var + EPS).rsqrt()
-            folded[var.data_ptr()] = scale, bias - mean * scale
         if not planned:
             planned.append(_Graph(cudnn, layer, inputs))
-        return planned[0](inputs, *folded[var.data_ptr()])
+        return planned[0](inputs)
 
     return call

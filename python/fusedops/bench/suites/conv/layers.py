@@ -109,7 +109,10 @@ LAYERS = (*resnet(64), *efficientnet(64), *unet(8))
 def make_inputs(
     layer: Layer, dtype: torch.dtype, pass_: str, device: torch.device
 ) -> tuple[Tensor, ...]:
-    """x, weight, running mean and variance, the norm's weight and bias, residual (or none), dy."""
+    """x, weight, running mean and variance, the norm's weight and bias, residual (or none).
+
+    Behind them dy in a step, in inference the norm's scale and shift for who takes them so.
+    """
 
     def image(channels: int, side: int) -> Tensor:
         shape = (layer.batch, side, side, channels)
@@ -124,7 +127,8 @@ def make_inputs(
     if layer.residual:
         tensors.append(image(layer.out, layer.out_side))
     if pass_ == "infer":
-        return tuple(tensors)
+        rate = scale * (var + EPS).rsqrt()
+        return (*tensors, rate, shift - 1 - (mean - 1) * rate)
     learnt = (t if i in (2, 3) else t.requires_grad_() for i, t in enumerate(tensors))
     return (*learnt, image(layer.out, layer.out_side))
 
