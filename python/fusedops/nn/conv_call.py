@@ -6,6 +6,7 @@ do: modes, momenta, hooks and replaced parameters are seen.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -90,15 +91,20 @@ def norm_arguments(norm: Any, dims: int) -> NormArguments | None:
 
 def norm_settings(norm: Any) -> NormArguments:
     """What a module with the attributes of torch's batch norms would compute now."""
-    mean, var = norm.running_mean, norm.running_var
+    # NOTE: from the dicts, where __getattr__ of a module finds them too; each call of a unit asks.
+    buffers, parameters, momentum = norm._buffers, norm._parameters, norm.momentum
+    mean, var = buffers.get("running_mean"), buffers.get("running_var")
     training = bool(norm.training or (mean is None and var is None))
-    momentum, count = (0.0 if norm.momentum is None else norm.momentum), None
+    count = None
     if norm.training:
         if not norm.track_running_stats:
             mean = var = None
-        elif norm.num_batches_tracked is not None:
-            momentum, count = norm.momentum, norm.num_batches_tracked
-    return NormArguments(mean, var, norm.weight, norm.bias, training, momentum, norm.eps, count)
+        else:
+            count = buffers.get("num_batches_tracked")
+    if momentum is None and count is None:
+        momentum = 0.0
+    weight, bias = parameters.get("weight"), parameters.get("bias")
+    return NormArguments(mean, var, weight, bias, training, momentum, norm.eps, count)
 
 
 def takes(x: Any, conv: Any, norm: NormArguments | None, residual: Any, dims: int) -> bool:
@@ -110,15 +116,14 @@ def takes(x: Any, conv: Any, norm: NormArguments | None, residual: Any, dims: in
     if weight.device != device or x.shape[1] != weight.shape[1] * conv.groups:
         return False
     dtype = compute_dtype(x)
-    if dtype not in _DTYPES:
+    if dtype not in _DTYPES or compute_dtype(weight) is not dtype:
         return False
-    if any(t is not None and (type(t) not in _PLAIN or compute_dtype(t) is not dtype)
-           for t in (weight, bias)):  # fmt: skip
+    if bias is not None and (type(bias) not in _PLAIN or compute_dtype(bias) is not dtype):
         return False
     if norm is not None and not _takes_norm(norm, weight.shape[0], device, dtype):
         return False
     shape = output_shape(x, conv)
-    if any(size < 1 for size in shape[2:]):  # torch's error
+    if min(shape[2:]) < 1:  # torch's error
         return False
     alone = norm is not None and norm.training and norm.group is None
     if alone and shape[0] * math.prod(shape[2:]) == 1:  # torch's error
@@ -127,7 +132,8 @@ def takes(x: Any, conv: Any, norm: NormArguments | None, residual: Any, dims: in
         return True
     if type(residual) not in _PLAIN or residual.dtype is not dtype or residual.device != device:
         return False
-    return tuple(residual.shape) == shape
+    same: bool = residual.shape == shape
+    return same
 
 
 def compute_dtype(t: Tensor) -> torch.dtype:
@@ -141,40 +147,60 @@ def compute_dtype(t: Tensor) -> torch.dtype:
 def _takes_norm(
     norm: NormArguments, channels: int, device: torch_device, dtype: torch.dtype
 ) -> bool:
-    # NOTE: torch's kernels take statistics and parameters of x's dtype, or all of them in float32.
-    of = {t.dtype for t in norm[:4] if t is not None}
-    wide = torch.float64 if dtype is torch.float64 else torch.float32
-    if len(of) > 1 or not of <= {dtype, wide}:
-        return False
     if (norm.mean is None) != (norm.var is None):
         return False
-    return all(
-        t is None or (type(t) in _PLAIN and t.device == device and t.shape == (channels,))
-        for t in norm[:4]
-    )
+    wide = torch.float64 if dtype is torch.float64 else torch.float32
+    of = None
+    for t in norm[:4]:
+        if t is None:
+            continue
+        if type(t) not in _PLAIN or t.device != device or t.numel() != channels or t.dim() != 1:
+            return False
+        # NOTE: torch's kernels take all of them in x's dtype, or all in float32.
+        if (t.dtype is not dtype and t.dtype is not wide) or (of is not None and t.dtype is not of):
+            return False
+        of = t.dtype
+    return True
 
 
 def output_shape(x: Tensor, conv: Any) -> tuple[int, ...]:
     """The shape of a convolution's result."""
-    before = conv._reversed_padding_repeated_twice
-    last = x.dim() - 1
+    both = tuple(conv._reversed_padding_repeated_twice)
+    return _shape(x.shape, conv.weight.shape, both, conv.dilation, conv.stride)
+
+
+@functools.lru_cache(maxsize=1024)
+def _shape(
+    x: tuple[int, ...],
+    weight: tuple[int, ...],
+    padding: tuple[int, ...],
+    dilation: tuple[int, ...],
+    stride: tuple[int, ...],
+) -> tuple[int, ...]:
     sizes = []
-    for i, width in enumerate(conv.kernel_size):
+    for i, width in enumerate(weight[2:]):
         # NOTE: torch keeps the padding of the last dim first, of both sides.
-        at = 2 * (last - (i + 2))
-        padded = x.shape[i + 2] + before[at] + before[at + 1]
-        sizes.append((padded - conv.dilation[i] * (width - 1) - 1) // conv.stride[i] + 1)
-    return (x.shape[0], conv.weight.shape[0], *sizes)
+        at = 2 * (len(x) - 1 - (i + 2))
+        padded = x[i + 2] + padding[at] + padding[at + 1]
+        sizes.append((padded - dilation[i] * (width - 1) - 1) // stride[i] + 1)
+    return (x[0], weight[0], *sizes)
+
+
+@functools.lru_cache(maxsize=256)
+def _even(both: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The padding of each dim where it is the same on both sides."""
+    sides = list(zip(both[::2], both[1::2], strict=True))[::-1]
+    return tuple(a for a, _ in sides) if all(a == b for a, b in sides) else None
 
 
 def padded(x: Tensor, conv: Any) -> tuple[Tensor, tuple[int, ...]]:
     """x and the padding of zeros that is left for the op: other modes are torch's own pass."""
-    both = conv._reversed_padding_repeated_twice
-    sides = list(zip(both[::2], both[1::2], strict=True))[::-1]
-    if conv.padding_mode == "zeros" and all(a == b for a, b in sides):
-        return x, tuple(a for a, _ in sides)
+    both = tuple(conv._reversed_padding_repeated_twice)
+    even = _even(both)
+    if conv.padding_mode == "zeros" and even is not None:
+        return x, even
     mode = "constant" if conv.padding_mode == "zeros" else conv.padding_mode
-    return F.pad(x, both, mode), (0,) * len(sides)
+    return F.pad(x, both, mode), (0,) * (len(both) // 2)
 
 
 def run(

@@ -6,7 +6,6 @@ Everything is asked at each call: hooks, modes, replaced modules and parameters,
 from __future__ import annotations
 
 import copy
-import math
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,7 +18,7 @@ from ..._core.activation import CODES
 from ...nn.activation import activation_name
 from ...nn.conv_call import NormArguments, dims_of, output_shape, run, takes
 from ...nn.linear import untouched
-from .decide import pays
+from .decide import Call, may_pay, pays
 from .norms import is_known_norm, norm_now
 
 if TYPE_CHECKING:
@@ -125,7 +124,7 @@ def run_unit(
         in_place: Whether the sum is taken in place.
     """
     y, name = None, _name_of(act)
-    dims = dims_of(conv)
+    dims = dims_of(conv) if may_pay(x) else None
     now = norm_now(norm, dims) if dims is not None and norm is not None else None
     if dims is not None and (norm is None or (now is not None and now.takes(x))):
         found = None if now is None else now.arguments
@@ -158,9 +157,9 @@ def _may(
     if not takes(x, conv, norm, residual, dims):
         return False
     passes = (norm is not None) + (activation != "none") + (residual is not None)
-    folds = norm is not None and not norm.training and not torch.is_grad_enabled()
-    result = math.prod(output_shape(x, conv))
-    return passes > 0 and pays(x, conv.weight, residual, result, passes, folds)
+    shape = output_shape(x, conv)
+    training = torch.is_grad_enabled() or (norm is not None and norm.training)
+    return passes > 0 and pays(Call(x, conv.weight, residual, shape, passes, training))
 
 
 def _sum(y: Any, residual: Any, in_place: bool) -> Any:
