@@ -34,6 +34,12 @@ CASES = {
 }
 
 
+@pytest.fixture(autouse=True)
+def _full_precision(monkeypatch):
+    """Torch's convolutions of float32 run in TF32 on a GPU otherwise."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+
 @pytest.fixture
 def ran(monkeypatch):
     """How often the op ran."""
