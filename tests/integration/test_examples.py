@@ -145,3 +145,19 @@ def test_finetune_hf_has_one_loss_curve(capsys):
     assert fused == pytest.approx(plain, rel=2e-2)
     assert fused < 5.5  # 5.55 is what knows nothing of bytes
     assert "gated_mlp" in capsys.readouterr().out
+
+
+def test_train_images_has_one_loss(device, capsys):
+    pytest.importorskip("sklearn")
+    images = load("train_images")
+    args = ["--epochs", "1", "--seeds", "1", "--device", device]
+    args += ["--csv", "log.csv", "--plot", "log.svg"]
+    images.main(args)  # a first epoch differs by more than the trained model
+    out = capsys.readouterr().out
+    assert "Accuracies" in out
+    with Path("log.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["variant"] for row in rows] == ["fusedops", "torch"]
+    loss = [float(row["loss"]) for row in rows]
+    assert loss[0] == pytest.approx(loss[1], rel=2e-2 if device == "cuda" else 1e-3)
+    assert Path("log.svg").stat().st_size > 1000

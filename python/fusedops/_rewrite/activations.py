@@ -12,8 +12,8 @@ from torch import nn as torch_nn
 
 from .._autograd.compose import activation_table, value_and_slope
 from .._core.activation import ACTIVATIONS
+from ..nn.activation import activation_name
 from .forward_code import RefusedError
-from .sequential import activation_name
 from .source import ACTIVATION_FORWARDS, Reader
 
 PLAIN_FUNCTIONS: dict[Any, str] = {

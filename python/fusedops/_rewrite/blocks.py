@@ -17,12 +17,12 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 from torch import nn as torch_nn
 
+from ..nn.activation import activation_name
 from ..nn.linear import Linear, guard_forwards, plain, untouched
 from ..ops.mlp import gated_mlp, mlp
 from .activations import DEFAULT_FUNCTIONS, PLAIN_FUNCTIONS
 from .forward_code import Outside, Read, code_of, same_constant
 from .fused_class import Fused, fused_class
-from .sequential import activation_name
 
 if TYPE_CHECKING:
     from ..fp8.recipe import Recipe

@@ -1,4 +1,4 @@
-"""fuse: replace linear layers, their activations, MLPs, norms and losses in an existing model."""
+"""fuse: replace linear layers, convolutions, MLPs, norms and losses in an existing model."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from .._core.dtensor import set_own_class
 from .._core.text import table
 from ..fp8.recipe import check_recipe
 from ..nn import Linear
+from ..nn.activation import activation_name
 from ..nn.norm import fuse_norms
 from .attention import FusedAttention, fuse_attention
 from .blocks import fuse_block, hooked, hooked_by_others
 from .calls import fuse_calls
 from .clouds.fuse import fuse_clouds
+from .convs.fuse import FusedConv, fuse_model
 from .fp8 import Fp8Layer, set_recipe
 from .fused_class import fused_class
 from .fused_methods import fuse_methods
@@ -24,7 +26,7 @@ from .leaf import FusedLeaf, fuse_leaf, may_be_leaf
 from .losses.functions import fuse_criterion
 from .ordinary import reason_to_skip
 from .patches import FusedPatches, fuse_patches, is_of_patches
-from .sequential import FusedSteps, activation_name, in_order, steps
+from .sequential import FusedSteps, in_order, steps
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,6 +80,7 @@ class FuseReport:
         rotations: Functions that rotate query and key and run as `fusedops.rope`, as (path, method,
             names).
         losses: Losses that run as `fusedops.cross_entropy`, as (path, method, what it calls).
+        convs: Convolutions that run with the norm, sum and activation behind them.
         fp8: The linear layers, where a recipe was given, and whether each has it now.
     """
 
@@ -88,6 +91,7 @@ class FuseReport:
     pairs: list[tuple[str, str, tuple[str, ...]]] = field(default_factory=list)
     rotations: list[tuple[str, str, tuple[str, ...]]] = field(default_factory=list)
     losses: list[tuple[str, str, tuple[str, ...]]] = field(default_factory=list)
+    convs: list[FusedConv] = field(default_factory=list)
     fp8: list[Fp8Layer] = field(default_factory=list)
 
     @property
@@ -134,6 +138,9 @@ class FuseReport:
             calls = [(name or "(model)", ", ".join(names), at) for name, at, names in inside]
             if calls:
                 lines += ["", *table(called, calls)]
+        if self.convs:
+            header = ("fused convolution", "norm", "activation", "sum", "in")
+            lines += ["", *table(header, [conv.row for conv in self.convs])]
         if self.fp8:
             rows_of = [(layer.name or "(model)", layer.shape, layer.note) for layer in self.fp8]
             lines += ["", *table(("FP8 layer", "shape", "notes"), rows_of)]
@@ -368,6 +375,8 @@ def fuse(
       `fusedops.rope` (``apply_rotary_pos_emb`` of Hugging Face's models, halves or interleaved, a
       part of the row too), or with one tensor and two tables. It is called as it is with tables
       that require a gradient or have another dtype.
+    - A convolution and what stands behind it in a method or an ``nn.Sequential``, its batch norm, a
+      sum and an activation, runs as `fusedops.conv_bn_act`: docs/conv.md says which.
     - A convolution whose kernel is as large as its stride, without padding, dilation or groups (the
       embedding of ViT, CLIP, Swin), runs as `fusedops.linear` of its patches. Float32 on a GPU does
       only where torch's settings of TF32 are the same for convolutions and products.
@@ -471,6 +480,8 @@ def fuse(
     _fuse_patches(model, report)
     _fuse_methods(model, report)
     _fuse_calls(model, report)
+    report.convs, left = fuse_model(model)
+    report.skipped += [SkippedLayer(*one) for one in left]
     if fp8 is not None:
         report.fp8 += set_recipe(model, fp8, skip)
     return report

@@ -1,4 +1,5 @@
-"""nn.Sequential in which a linear layer runs with what follows it: an activation, a second layer.
+"""nn.Sequential in which a linear layer runs with what follows it: an activation, a second layer,
+and a convolution with its norm and activation.
 
 Nothing in it is replaced, and each call looks at its modules anew: what has hooks or another
 forward by now, and an adapter that wraps a layer, runs as it would in any nn.Sequential.
@@ -12,10 +13,11 @@ import torch
 from torch import Tensor
 from torch import nn as torch_nn
 
-from .._core.activation import LEAKY_RELU_SLOPE, SOFTPLUS_THRESHOLD
+from ..nn.activation import activation_name
 from ..nn.linear import Linear, guard_forwards, plain, untouched
 from ..ops.linear import linear
 from ..ops.mlp import mlp
+from .convs.unit import conv_step, run_unit
 from .fused_class import Fused
 
 if TYPE_CHECKING:
@@ -23,45 +25,9 @@ if TYPE_CHECKING:
 
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 
-_ACTIVATIONS = {
-    torch_nn.ReLU: "relu",
-    torch_nn.GELU: "gelu",
-    torch_nn.SiLU: "silu",
-    torch_nn.Sigmoid: "sigmoid",
-    torch_nn.Tanh: "tanh",
-    torch_nn.LeakyReLU: "leaky_relu",
-    torch_nn.Hardswish: "hardswish",
-    torch_nn.Mish: "mish",
-    torch_nn.Softplus: "softplus",
-    torch_nn.ELU: "elu",
-    torch_nn.ReLU6: "relu6",
-}
-_GELUS = {"none": "gelu", "tanh": "gelu_tanh"}
-# What a module's settings have to be, where ours have none.
-_SETTINGS = {
-    "leaky_relu": {"negative_slope": LEAKY_RELU_SLOPE},
-    "softplus": {"beta": 1.0, "threshold": SOFTPLUS_THRESHOLD},
-    "elu": {"alpha": 1.0},
-    "relu6": {"min_val": 0.0, "max_val": 6.0},
-}
-_FORWARDS = {kind: kind.forward for kind in _ACTIVATIONS}
 _dropout_forward = torch_nn.Dropout.forward
 _sequential_forward = torch_nn.Sequential.forward
 _sequential_iter = torch_nn.Sequential.__iter__
-
-
-def activation_name(module: Any) -> str | None:
-    """The activation that a call of a torch module computes, None for any other module."""
-    # NOTE: exact types; a subclass may compute anything.
-    kind = type(module)
-    name = _ACTIVATIONS.get(kind)
-    if name is None or "forward" in module.__dict__ or kind.forward is not _FORWARDS[kind]:
-        return None
-    if name in _SETTINGS and any(
-        getattr(module, setting) != value for setting, value in _SETTINGS[name].items()
-    ):
-        return None
-    return name if name != "gelu" else _GELUS.get(module.approximate)
 
 
 def in_order(kind: type) -> bool:
@@ -146,6 +112,11 @@ class FusedSteps(Fused):
         i = 0
         while i < len(layers):
             first, step = layers[i], step_at(layers, i)
+            unit = None if step is not None else conv_step(layers, i)
+            if unit is not None:
+                norm, act, i = unit
+                input = run_unit(input, None, first, norm, (), act)
+                continue
             if step is None:
                 input = first(input)
                 i += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .conv import ConvBNAct
 from .linear import Linear
 from .mlp import MLP, GatedMLP
 from .norm import LayerNorm, RMSNorm
@@ -15,6 +16,7 @@ from .points import (
 
 __all__ = [
     "MLP",
+    "ConvBNAct",
     "EdgeConv",
     "FeaturePropagation",
     "GatedMLP",

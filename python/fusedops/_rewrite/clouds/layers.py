@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 from torch import nn as torch_nn
 
+from ...nn.activation import activation_name
 from ...nn.linear import plain, untouched
 from ...nn.points.arguments import norm_arguments, readable
 from ..fused_class import Fused
-from ..sequential import activation_name, in_order
+from ..sequential import in_order
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

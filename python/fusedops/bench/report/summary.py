@@ -7,6 +7,7 @@ import math
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from fusedops.bench.report.conv_bars import conv_bars
 from fusedops.bench.report.figures import (
     GEMM_SUITES,
     LARGE_M,
@@ -92,6 +93,7 @@ def bars(rows: Sequence[Row], errors: Sequence[Row]) -> list[str]:
         *gemm_bars(rows),
         *memory_bars(rows),
         *point_bars(rows),
+        *conv_bars(rows),
         *model_bars(rows),
         *wild_bars(rows),
     ]

@@ -32,6 +32,7 @@ SUITES = (
     "reduce",
     "elementwise",
     "stencil",
+    "conv",
     "scan",
     "norm",
     "rope",
@@ -41,7 +42,7 @@ SUITES = (
     "models",
     "wild",
 )
-APART = ("pointnet", "models", "wild")  # they take long: not of `bench all`
+APART = ("pointnet", "conv", "models", "wild")  # they take long: not of `bench all`
 ALL = tuple(name for name in SUITES if name not in APART)
 
 DTYPES = {

@@ -1,0 +1,1 @@
+"""Convolutions with their norms, residuals and activations in existing models, as one op each."""

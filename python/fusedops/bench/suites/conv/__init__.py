@@ -1,0 +1,5 @@
+"""The suite `conv`."""
+
+from .suite import SUITE
+
+__all__ = ["SUITE"]
