@@ -296,7 +296,7 @@ def test_linear_cases_cover_the_baselines() -> None:
     forward = {case.name for case in suite.cases(Selection("fwd"))}
     assert {"8192x4096x1024/relu", "1x4096x4096/gelu_tanh", "3000x1000x520/relu"} <= forward
     assert len(forward) == 2 * len(linear_suite.forward_shapes())
-    assert len(suite.cases(Selection("step"))) == 9
+    assert len(suite.cases(Selection("step"))) == 24
 
 
 def test_eager_and_step_agree_with_autograd() -> None:

@@ -22,6 +22,15 @@ from util import (
 
 CONV = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}
 LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+@pytest.fixture(autouse=True)
+def _full_precision():
+    """Torch's convolutions of float32 run in TF32 on a GPU otherwise."""
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        yield
+
+
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=name)
 
 # x, weight, geometry. One for each path: 1x1, strided 1x1, 3x3, a first layer, depthwise, groups,
@@ -91,7 +100,9 @@ def compare(case, dtype, device, activation, with_residual, with_bias, norm_dtyp
     assert_accurate(got, own, exact, case)
     assert got.dtype is x.dtype
     if got.dim() == 4 and 1 not in got.shape:
-        assert got.stride() == own.stride()
+        # NOTE: torch's convolution of float64 on a GPU leaves channels_last, ours does not.
+        kept = got.is_cuda and dtype is torch.float64
+        assert got.stride() == (as_last(own) if kept else own).stride()
 
 
 @pytest.mark.smoke
@@ -101,6 +112,19 @@ def test_evaluation(device, case, dtype):
     for activation, with_residual in itertools.product(("relu", "silu"), (False, True)):
         compare(case, dtype, device, activation, with_residual, with_bias=False)
     compare(case, dtype, device, "none", with_residual=False, with_bias=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", ["1x1", "3x3"])
+def test_evaluation_in_tf32(case):
+    """Where torch's setting allows it: eleven bits of each factor."""
+    x, weight, _, _ = inputs(case, torch.float32, "cuda")
+    norm = vectors(weight.shape[0], torch.float32, "cuda")
+    with torch.no_grad(), torch.backends.cudnn.flags(enabled=True, allow_tf32=True):
+        got = fusedops.conv_bn_act(x, weight, None, *norm, activation="relu", **CASES[case][2])
+    wide = [t.double() for t in (x, weight, *norm)]
+    exact = reference.conv_bn_act(*wide[:2], None, *wide[2:], activation="relu", **CASES[case][2])
+    assert (got - exact).norm() <= 2e-3 * exact.norm()
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=name)
@@ -191,6 +215,16 @@ def test_contiguous_input_gives_a_contiguous_result(device, dtype, training):
     torch.testing.assert_close(*results, rtol=2e-2, atol=2e-2)
 
 
+def autocast_by_torch(x, weight, bias, norm, residual, training, dtype):
+    """By torch's functions, under autocast where there is a dtype."""
+    mean, var, gamma, beta = norm
+    with torch.autocast(x.device.type, dtype, enabled=dtype is not None):
+        return torchs(
+            x, weight, bias, mean.clone(), var.clone(), gamma, beta, residual=residual,
+            activation="relu", padding=1, training=training,
+        )  # fmt: skip
+
+
 @pytest.mark.parametrize("dtype", HALVES, ids=name)
 def test_autocast(device, dtype):
     x, weight, bias, residual = inputs("3x3", torch.float32, device)
@@ -203,17 +237,16 @@ def test_autocast(device, dtype):
                 activation="relu", padding=1, training=training,
             )  # fmt: skip
         assert y.dtype is dtype
-        want = torchs(
-            x, w, bias, norm[0].clone(), norm[1].clone(), g, norm[3], residual=residual,
-            activation="relu", padding=1, training=training,
-        )  # fmt: skip
+
+        want, own = (
+            autocast_by_torch(x, w, bias, (*norm[:2], g, norm[3]), residual, training, half)
+            for half in (None, dtype)
+        )
         torch.testing.assert_close(y.float(), want, rtol=5e-2, atol=5e-2)
-        for a, b in zip(
-            torch.autograd.grad(y.float().sum(), (w, g)), torch.autograd.grad(want.sum(), (w, g)),
-            strict=True,
-        ):  # fmt: skip
+        found = [torch.autograd.grad(f.float().sum(), (w, g)) for f in (y, own, want)]
+        for a, b, exact in zip(*found, strict=True):
             assert a.dtype is torch.float32
-            assert (a - b).norm() <= 0.05 * b.norm() + 0.5
+            assert (a - exact).norm() <= 1.5 * (b - exact).norm() + 0.01 * exact.norm()
 
 
 def test_empty_batches(device):

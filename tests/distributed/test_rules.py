@@ -20,7 +20,8 @@ OPS = torch.ops.fusedops
 # They return what they made as well, which DTensor's in-place ops cannot; it says that it has none.
 # And what DTensors do not reach: passes of layers over edges, which are composed for them, and FP8,
 # without which their layers run.
-WITHOUT = (
+WITHOUT = (  # batch_norm_act and conv_bn_act of DTensors are torch's functions
+    *(name for name in SAMPLES if name.startswith("batch_norm_")),
     *("mlp_backward_", "gated_mlp_backward_"),
     *("fp8_quantize", "_fp8_quantize_pair", "_fp8_hidden_grads", "_fp8_matmul", "_fp8_wgrad_"),
     *CUDA_ONLY,

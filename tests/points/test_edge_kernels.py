@@ -243,7 +243,7 @@ def test_one_layer_of_edge_conv_repeats_and_infers(dtype):
     rows = make(2, 300, 16, dtype=dtype, device="cuda").requires_grad_()
     idx = neighbours(2, 300, 300, 20, "mixed")
     layers = make_layers(32, (64,), "batch_eval", dtype, "cuda")
-    leaves = [rows, *layers[0]]
+    leaves = [rows, *(weight.requires_grad_() for weight in layers[0])]
     runs = []
     for _ in range(2):
         out = edge_conv(rows, idx, *layers)

@@ -264,6 +264,10 @@ REFUSED = {
     for op, text in {
         "edge_counts": "idx must be int64; got int32$",
         "edge_list": "idx must be int64; got int32$",
+        "edge_lists": "idx must be int64; got int32$",
+        "edge_point_moments": "points must have dtype float32; got int32$",
+        "edge_conv_forward_": "products must have dtype float32; got int32$",
+        "edge_conv_backward": "products must have dtype float32; got int32$",
         "edge_parameters": f"like {_NOT_FLOATING}",
         "edge_mlp_forward": f"weights {_NOT_FLOATING}",
         "edge_mlp_backward_": f"weights {_NOT_FLOATING}",

@@ -47,7 +47,6 @@ def _edge_rows_first(
         rows is not None or points is not None,
         lambda: f"{op}: rows or points must be given; got None for both",
     )
-    check_half(op, "like", like)
     if rows is not None:
         n, channels = rows.shape[1:]
     else:
@@ -62,6 +61,7 @@ def _edge_rows_first(
     check_edge_tensor(op, "rows", rows, idx, _FP32, (clouds, n, channels))
     check_edge_tensor(op, "group_rows", group_rows, idx, _FP32, (clouds, groups, channels))
     check_edge_tensor(op, "offset_weight", offset_weight, idx, _FP32, (channels, 3))
+    check_half(op, "like", like)
     y = idx.new_empty((idx.numel(), channels), dtype=like.dtype)
     return y, idx.new_empty((idx.numel(),), dtype=torch.bool)
 

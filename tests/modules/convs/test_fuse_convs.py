@@ -38,9 +38,10 @@ LEFT = {
 
 
 @pytest.fixture(autouse=True)
-def _full_precision(monkeypatch):
+def _full_precision():
     """Torch's convolutions of float32 run in TF32 on a GPU otherwise."""
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        yield
 
 
 @pytest.fixture

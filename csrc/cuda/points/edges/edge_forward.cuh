@@ -169,8 +169,8 @@ __device__ __forceinline__ void write_group(const EdgeForward<T>& a, int64_t gro
   }
 }
 
-// Weighted sums of the rows that a lane has seen, of distances to the first row of its warp: sums
-// of squares lose what is small beside the mean.
+// Weighted sums of the rows that a lane has seen, of distances to the first row of its warp that
+// counts: sums of squares lose what is small beside the mean.
 template <int kColumns>
 struct EdgeSums {
   float v[kColumns / 4], v2[kColumns / 4], weight;
@@ -182,15 +182,22 @@ struct EdgeSums {
     for (int i = 0; i < kColumns / 4; ++i) v[i] = v2[i] = 0.f;
   }
 
-  // The warp's first tile, whose first row counts.
-  __device__ __forceinline__ void set_pivots(const float (&y)[4][4], int c) {
-    if (lane_id() < 4) {
+  // The first row of the tile that counts, or 0; whether there is one.
+  __device__ __forceinline__ bool set_pivots(const float (&y)[4][4], int c, const EdgeTile& tile) {
+    const unsigned low = __ballot_sync(kAllLanes, tile.weight(0) > 0.f);
+    const unsigned high = __ballot_sync(kAllLanes, tile.weight(1) > 0.f);
+    const unsigned counts = low != 0 ? low : high;
+    const int row = counts != 0 ? (__ffs(static_cast<int>(counts)) - 1) / 4 : 0;
+    if (lane_id() / 4 == row) {
 #pragma unroll
       for (int b = 0; b < 4; ++b) {
-        *reinterpret_cast<float2*>(pivots + 32 * c + 8 * b + 2 * lane_id()) = {y[b][0], y[b][1]};
+        float2 pivot = low != 0 ? float2{y[b][0], y[b][1]} : float2{y[b][2], y[b][3]};
+        if (counts == 0) pivot = {0.f, 0.f};
+        *reinterpret_cast<float2*>(pivots + 32 * c + 8 * b + 2 * (lane_id() % 4)) = pivot;
       }
     }
     __syncwarp();
+    return counts != 0;
   }
 
   __device__ __forceinline__ void add(const float (&y)[4][4], int c, const EdgeTile& tile) {
@@ -308,6 +315,7 @@ struct EdgeForwardPass {
     } else {
       gathered.wait();
     }
+    bool counts = has_pivots;
 #pragma unroll
     for (int c = 0; c < kLast / 32; ++c) {
       float v[4][4];
@@ -319,13 +327,13 @@ struct EdgeForwardPass {
       }
       if constexpr (kPool) maxima.template add<kWhich>(v, c, step, fixed);
       if constexpr (kSums) {
-        if (!has_pivots) sums.set_pivots(v, c);
+        if (!has_pivots) counts = sums.set_pivots(v, c, tile);
         sums.add(v, c, tile);
       }
     }
     if constexpr (kHidden == 0) gather(next);
     if constexpr (kSums) {
-      has_pivots = true;
+      has_pivots = counts;
       if (lane_id() % 4 == 0) sums.weight += tile.weight(0) + tile.weight(1);
     }
   }

@@ -49,7 +49,7 @@ Tensor edge_point_sums(const Tensor& rows,  // (E / per_row, C)
   check_floating(kOp, "rows", rows);
   FUSEDOPS_CHECK(entries.scalar_type() == ScalarType::Int && entries.dim() == 1 &&
                      ranges.scalar_type() == ScalarType::Int && ranges.dim() == 2 &&
-                     ranges.size(1) == 2 && entries.is_contiguous() && ranges.is_contiguous(),
+                     ranges.size(1) == 2,
                  kOp, ": entries and ranges must be what edge_lists gives; got shapes ",
                  shape_string(entries), " and ", shape_string(ranges));
   FUSEDOPS_CHECK(per_row > 0 && rows.dim() == 2 && rows.size(0) * per_row == edges, kOp,
@@ -68,8 +68,10 @@ Tensor edge_point_sums(const Tensor& rows,  // (E / per_row, C)
   // Allocate, launch
   const Tensor out = torch::stable::new_empty(rows, {points, rows.size(1)}, ScalarType::Float);
   if (out.numel() == 0) return out;
-  const InvertedIndex lists{entries, static_cast<const uint32_t*>(entries.const_data_ptr()),
-                            static_cast<const uint2*>(ranges.const_data_ptr())};
+  const Tensor listed = torch::stable::contiguous(entries);
+  const Tensor spans = torch::stable::contiguous(ranges);
+  const InvertedIndex lists{listed, static_cast<const uint32_t*>(listed.const_data_ptr()),
+                            static_cast<const uint2*>(spans.const_data_ptr())};
   ScatterRequest request{.rows = torch::stable::contiguous(rows),
                          .pitch = rows.size(1),
                          .first = 0,
