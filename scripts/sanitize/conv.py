@@ -55,6 +55,7 @@ def convolve(o: Options, dtype: torch.dtype, kernel: int, activation: str) -> No
             x, weight, None, mean, var, activation=activation, residual=residual,
             padding=kernel // 2,
         )  # fmt: skip
+    torch.ops.fusedops.batch_norm_fold(weight.flatten(1), None, mean, var, None, None, 1e-5)
     weight = weight.requires_grad_()
     fusedops.conv_bn_act(
         x, weight, None, mean, var, activation=activation, padding=kernel // 2, training=True

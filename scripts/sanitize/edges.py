@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -11,6 +13,7 @@ import fusedops
 
 if TYPE_CHECKING:
     from collections import Counter
+    from collections.abc import Callable
 
     from options import Options
 
@@ -20,19 +23,19 @@ BatchNorm = fusedops.points.BatchNorm
 def run(o: Options, count: Counter[str]) -> None:
     """Depths, widths, paddings and norms; small, as every layer is several kernels."""
     widths = ((20,), (64,), (256,), (32, 32, 64), (64, 64, 128), (48, 10), (128, 128, 256))
+    wide = ((20, 264), (136, 40), (264, 264, 272))
+    alone = ((64,), (64, 128), (24,), (136,), (256,))
+    cases: list[tuple[str, Callable[..., None]]] = []
+    for channels, few in (*((w, False) for w in widths), *((w, True) for w in wide)):
+        for k, training in ((1 if few else 5, True), (17, False), (40 if few else 33, True)):
+            call = partial(_set_abstraction, o, channels, k, training)
+            cases.append(("wide set abstraction" if few else "set abstraction", call))
+    for channels, training in itertools.product(alone, (True, False)):
+        cases.append(("edge conv", partial(_edge_conv, o, channels, training=training)))
     for dtype in o.some((torch.bfloat16, torch.float16), 1):
-        for channels in widths:
-            for k, training in ((5, True), (17, False), (33, True)):
-                _set_abstraction(o, channels, k, training, dtype)
-                count["set abstraction"] += 1
-        for channels in ((20, 264), (136, 40), (264, 264, 272)):
-            for k, training in ((1, True), (17, False), (40, True)):
-                _set_abstraction(o, channels, k, training, dtype)
-                count["wide set abstraction"] += 1
-        for channels in ((64,), (64, 128), (24,), (136,), (256,)):
-            for training in (True, False):
-                _edge_conv(o, channels, dtype, training)
-                count["edge conv"] += 1
+        for name, call in o.mine(cases):
+            call(dtype=dtype)
+            count[name] += 1
 
 
 def _norms(o: Options, channels: tuple[int, ...], training: bool) -> list[BatchNorm]:

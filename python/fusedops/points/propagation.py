@@ -103,10 +103,7 @@ def feature_propagation(
     """
     op = "feature_propagation"
     activation = check_words(op, activation, "max")
-    if order not in ("known_first", "skip_first"):
-        raise ValueError(f'{op}: order must be "known_first" or "skip_first"; got {order!r}')
-    if power not in _WEIGHTS:
-        raise ValueError(f"{op}: power must be 1 or 2; got {power!r}")
+    _check_choices(op, order, power)
     _check_clouds(op, xyz, known_xyz, features, known_features)
     of_known = known_features.shape[-1]
     of_skip = 0 if features is None else features.shape[-1]
@@ -142,6 +139,13 @@ def feature_propagation(
         layers.dtype,
     )
     return out.squeeze(0) if packed else out
+
+
+def _check_choices(op: str, order: str, power: int) -> None:
+    if order not in ("known_first", "skip_first"):
+        raise ValueError(f'{op}: order must be "known_first" or "skip_first"; got {order!r}')
+    if power not in _WEIGHTS:
+        raise ValueError(f"{op}: power must be 1 or 2; got {power!r}")
 
 
 def _check_clouds(

@@ -127,6 +127,45 @@ int split_of(int64_t groups, int64_t k, const RowShape& shape, int sm_count) {
   return split;
 }
 
+struct BackwardOperands {
+  Tensor da, y, stats;
+  OptionalTensor sums, best, which, valid;
+};
+
+// One pass: dense rows of da, or a row a group whose winners `which` names.
+void launch_backward(const BackwardOperands& o, const RowShape& shape, int64_t groups, double slope,
+                     const Tensor& dy, const LaunchScope& scope) {
+  const int64_t k = shape.rows / groups;
+  const int sm_count = scope.facts().sm_count;
+  const int split = o.which ? split_of(groups, k, shape, sm_count) : 1;
+  const RowGrid grid =
+      o.which ? row_grid(groups, shape.channels, split, sm_count) : pass_grid(shape, scope);
+  dispatch_like("edge_rows_backward", "y", o.y, [&]<DType D>(Tag<D>) {
+    using T = DeviceType<D>;
+    RowPass<T> p{};
+    p.da = static_cast<const T*>(o.da.const_data_ptr());
+    p.y = static_cast<const T*>(o.y.const_data_ptr());
+    p.best = read<T>(o.best);
+    p.which = read<int>(o.which);
+    p.valid = read<bool>(o.valid);
+    p.stats = static_cast<const float*>(o.stats.const_data_ptr());
+    p.sums = read<float>(o.sums);
+    p.out = write<T>(dy);
+    p.rows = groups;
+    p.k = static_cast<int>(k);
+    p.channels = static_cast<int>(shape.channels);
+    p.split = split;
+    p.slope = static_cast<float>(slope);
+    p.grid = grid;
+    if (o.which) {
+      edge_rows_pool_backward_kernel<T>
+          <<<blocks_of(grid), dim3(kRowThreads), 0, scope.stream()>>>(p);
+    } else {
+      edge_rows_backward_kernel<T><<<blocks_of(grid), dim3(kRowThreads), 0, scope.stream()>>>(p);
+    }
+  });
+}
+
 Tensor edge_rows_backward(const Tensor& da_, const Tensor& y_, const Tensor& stats_,
                           const OptionalTensor& sums_, const OptionalTensor& best_,
                           const OptionalTensor& which_, const OptionalTensor& valid_,
@@ -143,49 +182,20 @@ Tensor edge_rows_backward(const Tensor& da_, const Tensor& y_, const Tensor& sta
   const int64_t groups = which_ ? da_.size(0) : shape.rows;
   FUSEDOPS_CHECK(shape.rows % groups == 0, kOp, ": da must have a row a group; got ",
                  shape_string(da_), " for y ", shape_string(y_));
-  const Tensor y = check_rows_like(kOp, "y", y_, y_, shape.rows);
-  const Tensor da = check_rows_like(kOp, "da", da_, y_, groups);
-  const Tensor stats = check_row_statistics(kOp, stats_, y_);
-  const OptionalTensor sums =
-      check_edge_tensor(kOp, "sums", sums_, y_, ScalarType::Float, {2, shape.channels});
-  const OptionalTensor best =
-      check_edge_tensor(kOp, "best", best_, y_, y_.scalar_type(), {groups, shape.channels});
-  const OptionalTensor which = check_places(kOp, which_, y_, groups);
-  const OptionalTensor valid = check_row_mask(kOp, valid_, y_);
+  const BackwardOperands operands{
+      .da = check_rows_like(kOp, "da", da_, y_, groups),
+      .y = check_rows_like(kOp, "y", y_, y_, shape.rows),
+      .stats = check_row_statistics(kOp, stats_, y_),
+      .sums = check_edge_tensor(kOp, "sums", sums_, y_, ScalarType::Float, {2, shape.channels}),
+      .best = check_edge_tensor(kOp, "best", best_, y_, y_.scalar_type(), {groups, shape.channels}),
+      .which = check_places(kOp, which_, y_, groups),
+      .valid = check_row_mask(kOp, valid_, y_)};
 
   // Allocate
-  const Tensor dy = torch::stable::new_empty(y, {shape.rows, shape.channels});
+  const Tensor dy = torch::stable::new_empty(operands.y, {shape.rows, shape.channels});
 
   // Config, launch
-  const int64_t k = shape.rows / groups;
-  const int sm_count = scope.facts().sm_count;
-  const int split = which ? split_of(groups, k, shape, sm_count) : 1;
-  const RowGrid grid =
-      which ? row_grid(groups, shape.channels, split, sm_count) : pass_grid(shape, scope);
-  dispatch_like(kOp, "y", y, [&]<DType D>(Tag<D>) {
-    using T = DeviceType<D>;
-    RowPass<T> p{};
-    p.da = static_cast<const T*>(da.const_data_ptr());
-    p.y = static_cast<const T*>(y.const_data_ptr());
-    p.best = read<T>(best);
-    p.which = read<int>(which);
-    p.valid = read<bool>(valid);
-    p.stats = static_cast<const float*>(stats.const_data_ptr());
-    p.sums = read<float>(sums);
-    p.out = write<T>(dy);
-    p.rows = groups;
-    p.k = static_cast<int>(k);
-    p.channels = static_cast<int>(shape.channels);
-    p.split = split;
-    p.slope = static_cast<float>(slope);
-    p.grid = grid;
-    if (which) {
-      edge_rows_pool_backward_kernel<T>
-          <<<blocks_of(grid), dim3(kRowThreads), 0, scope.stream()>>>(p);
-    } else {
-      edge_rows_backward_kernel<T><<<blocks_of(grid), dim3(kRowThreads), 0, scope.stream()>>>(p);
-    }
-  });
+  launch_backward(operands, shape, groups, slope, dy, scope);
 
   // Launch check
   check_launch(kOp);

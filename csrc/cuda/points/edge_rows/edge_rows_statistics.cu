@@ -63,6 +63,65 @@ void launch_rows(const RowStatistics<T>& p, bool pool, bool sums, cudaStream_t s
   }
 }
 
+// How rows, or groups of k of them, are dealt out.
+struct StatisticsPlan {
+  bool pool;
+  int64_t groups, channels;
+  int k, split;
+  RowGrid grid;
+
+  // Behind the partial sums, which may be null.
+  int* counts(float* sums) const {
+    return sums == nullptr ? nullptr
+                           : reinterpret_cast<int*>(sums + grid.row_blocks * 2 * channels);
+  }
+};
+
+StatisticsPlan plan_statistics(const RowShape& shape, int64_t k, int sm_count) {
+  const bool pool = k > 0;
+  const int64_t groups = pool ? shape.rows / k : shape.rows;
+  const int split = pool ? split_of(groups, k, shape.channels, sm_count) : 1;
+  const int64_t items = pool ? groups : ceil_div(groups, int64_t{kRowUnroll});
+  return {pool,           groups,
+          shape.channels, static_cast<int>(pool ? k : 1),
+          split,          row_grid(items, shape.channels, split, sm_count)};
+}
+
+// Sums of blocks where `sums` is not null, and the extrema of groups.
+void launch_partials(const StatisticsPlan& plan, const Tensor& y, const OptionalTensor& valid,
+                     const OptionalTensor& weight, float* sums, const Tensor& best,
+                     const Tensor& which, cudaStream_t stream) {
+  dispatch_like("edge_rows_statistics_", "y", y, [&]<DType D>(Tag<D>) {
+    using T = DeviceType<D>;
+    const RowStatistics<T> p{.y = static_cast<const T*>(y.const_data_ptr()),
+                             .valid = read<bool>(valid),
+                             .weight = read<float>(weight),
+                             .groups = plan.groups,
+                             .k = plan.k,
+                             .channels = static_cast<int>(plan.channels),
+                             .split = plan.split,
+                             .grid = plan.grid,
+                             .partial = sums,
+                             .counts = plan.counts(sums),
+                             .best = plan.pool ? write<T>(best) : nullptr,
+                             .which = plan.pool ? write<int>(which) : nullptr};
+    launch_rows(p, plan.pool, sums != nullptr, stream);
+  });
+}
+
+// Joins the partial sums; the statistics, and the running ones.
+void launch_end(RowStatisticsEnd end, const RowVectors& v, cudaStream_t stream) {
+  const auto running = [](const OptionalTensor& t) { return t ? write<float>(*t) : nullptr; };
+  end.weight = read<float>(v.weight);
+  end.bias = read<float>(v.bias);
+  end.shift = read<float>(v.shift);
+  end.running_mean = running(v.running_mean);
+  end.running_var = running(v.running_var);
+  end.share = read<float>(v.share);
+  const dim3 blocks(static_cast<unsigned>(ceil_div(end.channels, 32)));
+  edge_rows_statistics_end_kernel<<<blocks, dim3(32, kRowSlices), 0, stream>>>(end);
+}
+
 std::tuple<Tensor, Tensor, Tensor> edge_rows_statistics_(
     const Tensor& y_, const OptionalTensor& valid_, const OptionalTensor& weight,
     const OptionalTensor& bias, const OptionalTensor& shift, const OptionalTensor& running_mean,
@@ -91,51 +150,23 @@ std::tuple<Tensor, Tensor, Tensor> edge_rows_statistics_(
   const Tensor which = torch::stable::new_empty(y, pooled, ScalarType::Int);
 
   // Config
-  const int sm_count = scope.facts().sm_count;
-  const int split = pool ? split_of(groups, k, channels, sm_count) : 1;
-  const int64_t items = pool ? groups : ceil_div(groups, int64_t{kRowUnroll});
-  const RowGrid grid = row_grid(items, channels, split, sm_count);
+  const StatisticsPlan plan = plan_statistics(shape, k, scope.facts().sm_count);
   const Tensor partial = torch::stable::new_empty(
-      y, {batch ? grid.row_blocks * (2 * channels + 1) : 0}, ScalarType::Float);
+      y, {batch ? plan.grid.row_blocks * (2 * channels + 1) : 0}, ScalarType::Float);
 
   // Launch
   float* const sums = batch ? write<float>(partial) : nullptr;
-  int* const counts =
-      batch ? reinterpret_cast<int*>(sums + grid.row_blocks * 2 * channels) : nullptr;
-  dispatch_like(kOp, "y", y, [&]<DType D>(Tag<D>) {
-    using T = DeviceType<D>;
-    const RowStatistics<T> p{.y = static_cast<const T*>(y.const_data_ptr()),
-                             .valid = read<bool>(valid),
-                             .weight = read<float>(v.weight),
-                             .groups = groups,
-                             .k = static_cast<int>(pool ? k : 1),
-                             .channels = static_cast<int>(channels),
-                             .split = split,
-                             .grid = grid,
-                             .partial = sums,
-                             .counts = counts,
-                             .best = pool ? write<T>(best) : nullptr,
-                             .which = pool ? write<int>(which) : nullptr};
-    launch_rows(p, pool, batch, scope.stream());
-  });
-  const auto running = [](const OptionalTensor& t) { return t ? write<float>(*t) : nullptr; };
-  const RowStatisticsEnd end{.partial = sums,
-                             .counts = counts,
-                             .row_blocks = grid.row_blocks,
-                             .channels = static_cast<int>(channels),
-                             .rows = shape.rows,
-                             .weight = read<float>(v.weight),
-                             .bias = read<float>(v.bias),
-                             .shift = read<float>(v.shift),
-                             .running_mean = running(v.running_mean),
-                             .running_var = running(v.running_var),
-                             .share = read<float>(v.share),
-                             .momentum = static_cast<float>(momentum),
-                             .eps = static_cast<float>(eps),
-                             .stats = write<float>(stats)};
-  const dim3 blocks(static_cast<unsigned>(ceil_div(channels, int64_t{32})));
-  const dim3 slices(32, kRowSlices);
-  edge_rows_statistics_end_kernel<<<blocks, slices, 0, scope.stream()>>>(end);
+  int* const counts = plan.counts(sums);
+  launch_partials(plan, y, valid, v.weight, sums, best, which, scope.stream());
+  launch_end({.partial = sums,
+              .counts = counts,
+              .row_blocks = plan.grid.row_blocks,
+              .channels = static_cast<int>(channels),
+              .rows = shape.rows,
+              .momentum = static_cast<float>(momentum),
+              .eps = static_cast<float>(eps),
+              .stats = write<float>(stats)},
+             v, scope.stream());
 
   // Launch check
   check_launch(kOp);
