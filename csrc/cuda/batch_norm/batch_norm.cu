@@ -39,8 +39,9 @@ std::tuple<Tensor, Tensor> batch_norm_statistics_(
   const std::optional<Tensor> shift = dense(shift_);
   const int vec = access_width(shape.dtype, shape.channels, {x.const_data_ptr()});
   StatisticsProblem problem{shape.rows, shape.channels, x.const_data_ptr(), nullptr, {}};
-  problem.grid = walk_grid(shape.rows, shape.channels, vec, kStatisticsUnroll,
-                           scope.facts().sm_count, kStatisticsBlocks);
+  problem.grid =
+      walk_grid(shape.rows, shape.channels, vec, statistics_unroll(dtype_bytes(shape.dtype)),
+                scope.facts().sm_count, kStatisticsBlocks);
   const Tensor partial = torch::stable::new_empty(x, {2 * shape.channels * problem.grid.row_blocks},
                                                   ScalarType::Double);
   problem.partial = static_cast<double*>(partial.mutable_data_ptr());
@@ -103,16 +104,19 @@ Tensor batch_norm_apply(const Tensor& x_,                        // (..., C)
   const int vec =
       access_width(shape.dtype, shape.channels, {problem.x, problem.added, problem.out});
   problem.grid =
-      walk_grid(shape.rows, shape.channels, vec, kPassUnroll, scope.facts().sm_count, kApplyBlocks);
+      walk_grid(shape.rows, shape.channels, vec, pass_unroll(problem.added == nullptr ? 1 : 2),
+                scope.facts().sm_count, kPassBlocks);
 
   // Launch
   const dim3 grid(static_cast<unsigned>(problem.grid.row_blocks * problem.grid.col_blocks));
   const bool overlap = scope.facts().code_version >= 90;
   dispatch_dtype(shape.dtype, [&]<DType D>(Tag<D>) {
     using T = DeviceType<D>;
-    const auto kernel =
-        vec > 1 ? batch_norm_apply_kernel<T, 16 / sizeof(T)> : batch_norm_apply_kernel<T, 1>;
-    launch_kernel(kernel, grid, dim3(kWalkThreads), 0, scope.stream(), overlap, problem);
+    with_added(problem, [&]<bool kAdded>() {
+      const auto kernel = vec > 1 ? batch_norm_apply_kernel<T, 16 / sizeof(T), kAdded>
+                                  : batch_norm_apply_kernel<T, 1, kAdded>;
+      launch_kernel(kernel, grid, dim3(kWalkThreads), 0, scope.stream(), overlap, problem);
+    });
   });
 
   // Launch check

@@ -60,8 +60,9 @@ std::tuple<Tensor, Tensor> batch_norm_sums(const Tensor& dy,                    
   if (need_dz) problem.dz = dz.mutable_data_ptr();
   const int vec =
       access_width(shape.dtype, shape.channels, {problem.dy, problem.x, problem.added, problem.dz});
-  problem.grid = walk_grid(shape.rows, shape.channels, vec, kPassUnroll, scope.facts().sm_count,
-                           kBackwardBlocks);
+  problem.grid =
+      walk_grid(shape.rows, shape.channels, vec, pass_unroll(problem.added == nullptr ? 2 : 3),
+                scope.facts().sm_count, kPassBlocks);
   const Tensor partial = torch::stable::new_empty(
       dy, {2 * shape.channels * problem.grid.row_blocks}, ScalarType::Double);
   problem.partial = static_cast<double*>(partial.mutable_data_ptr());
@@ -72,11 +73,13 @@ std::tuple<Tensor, Tensor> batch_norm_sums(const Tensor& dy,                    
   const bool overlap = scope.facts().code_version >= 90;
   dispatch_dtype(shape.dtype, [&]<DType D>(Tag<D>) {
     using T = DeviceType<D>;
-    const auto kernel =
-        vec > 1 ? batch_norm_sums_kernel<T, 16 / sizeof(T)> : batch_norm_sums_kernel<T, 1>;
-    if (launch_kernel(kernel, grid, dim3(kWalkThreads), 0, scope.stream(), overlap, problem) !=
-        cudaSuccess)
-      return;
+    cudaError_t status = cudaSuccess;
+    with_added(problem, [&]<bool kAdded>() {
+      const auto kernel = vec > 1 ? batch_norm_sums_kernel<T, 16 / sizeof(T), kAdded>
+                                  : batch_norm_sums_kernel<T, 1, kAdded>;
+      status = launch_kernel(kernel, grid, dim3(kWalkThreads), 0, scope.stream(), overlap, problem);
+    });
+    if (status != cudaSuccess) return;
     launch_kernel(batch_norm_finish_sums_kernel<T>, warps, dim3(kWalkThreads), 0, scope.stream(),
                   overlap, problem, static_cast<Compute<T>*>(sums.mutable_data_ptr()));
   });
@@ -124,17 +127,20 @@ std::tuple<Tensor, Tensor> batch_norm_backward(const Tensor& dy,                
   problem.count = pointer(count);
   const int vec = access_width(shape.dtype, shape.channels,
                                {problem.dy, problem.x, problem.added, problem.out, problem.dz});
-  problem.grid = walk_grid(shape.rows, shape.channels, vec, kPassUnroll, scope.facts().sm_count,
-                           kBackwardBlocks);
+  problem.grid =
+      walk_grid(shape.rows, shape.channels, vec, pass_unroll(problem.added == nullptr ? 2 : 3),
+                scope.facts().sm_count, kPassBlocks);
 
   // Launch
   const dim3 grid(static_cast<unsigned>(problem.grid.row_blocks * problem.grid.col_blocks));
   const bool overlap = scope.facts().code_version >= 90;
   dispatch_dtype(shape.dtype, [&]<DType D>(Tag<D>) {
     using T = DeviceType<D>;
-    const auto kernel =
-        vec > 1 ? batch_norm_backward_kernel<T, 16 / sizeof(T)> : batch_norm_backward_kernel<T, 1>;
-    launch_kernel(kernel, grid, dim3(kWalkThreads), 0, scope.stream(), overlap, problem);
+    with_added(problem, [&]<bool kAdded>() {
+      const auto kernel = vec > 1 ? batch_norm_backward_kernel<T, 16 / sizeof(T), kAdded>
+                                  : batch_norm_backward_kernel<T, 1, kAdded>;
+      launch_kernel(kernel, grid, dim3(kWalkThreads), 0, scope.stream(), overlap, problem);
+    });
   });
 
   // Launch check

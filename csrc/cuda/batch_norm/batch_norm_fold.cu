@@ -35,7 +35,12 @@ std::tuple<Tensor, Tensor> batch_norm_fold(const Tensor& weight_,               
   const Tensor weight = dense(weight_);
   const std::optional<Tensor> conv_bias = dense(conv_bias_);
   const DenseNorm norm(vectors);
-  const FoldProblem problem{inner,
+  const int vec = access_width(dtype, inner, {weight.const_data_ptr(), folded.const_data_ptr()});
+  int lanes = 32;
+  while (lanes < kWalkThreads && int64_t{lanes} * vec < inner) lanes *= 2;
+  const FoldProblem problem{outputs,
+                            inner,
+                            lanes,
                             inner > 0 ? weight.const_data_ptr() : nullptr,
                             inner > 0 ? folded.mutable_data_ptr() : nullptr,
                             shift.mutable_data_ptr(),
@@ -43,11 +48,13 @@ std::tuple<Tensor, Tensor> batch_norm_fold(const Tensor& weight_,               
                             norm.arguments(eps)};
 
   // Launch
-  const dim3 grid(static_cast<unsigned>(outputs));
+  const dim3 grid(static_cast<unsigned>(ceil_div(outputs, int64_t{kWalkThreads / lanes})));
   const bool overlap = scope.facts().code_version >= 90;
   dispatch_dtype(dtype, [&]<DType D>(Tag<D>) {
-    launch_kernel(batch_norm_fold_kernel<DeviceType<D>>, grid, dim3(kWalkThreads), 0,
-                  scope.stream(), overlap, problem);
+    using T = DeviceType<D>;
+    const auto kernel =
+        vec > 1 ? batch_norm_fold_kernel<T, 16 / sizeof(T)> : batch_norm_fold_kernel<T, 1>;
+    launch_kernel(kernel, grid, dim3(kWalkThreads), 0, scope.stream(), overlap, problem);
   });
 
   // Launch check

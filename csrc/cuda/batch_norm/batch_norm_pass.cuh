@@ -23,8 +23,20 @@ struct PassProblem {
   WalkGrid grid;
 };
 
-inline constexpr int kApplyBlocks = 3, kBackwardBlocks = 2;  // of a multiprocessor
-inline constexpr int kPassUnroll = 2;
+inline constexpr int kPassBlocks = 2;  // of a multiprocessor
+
+// Rows that a thread loads at once, of so many inputs: the same bytes on their way for each pass.
+constexpr int pass_unroll(int inputs) { return 6 / inputs; }
+
+// Calls body.operator()<kAdded>().
+template <class Body>
+void with_added(const PassProblem& p, Body&& body) {
+  if (p.added != nullptr) {
+    body.template operator()<true>();
+  } else {
+    body.template operator()<false>();
+  }
+}
 
 // What a thread keeps of its channels.
 template <class T, int kVec>
@@ -33,13 +45,14 @@ struct NormChannels {
   C mean[kVec], scale[kVec], bias[kVec];
 
   __device__ __forceinline__ void load(const NormArguments& norm, int64_t col) {
+    C rstd[kVec];
+    norm.mean.load<T>(col, C(0), mean);
+    norm.weight.load<T>(col, C(1), scale);
+    // NOTE: -0 keeps zeros of both signs.
+    norm.bias.load<T>(col, C(-0.0), bias);
+    norm.rstds<T>(col, rstd);
 #pragma unroll
-    for (int i = 0; i < kVec; ++i) {
-      mean[i] = norm.mean.at<T>(col + i, C(0));
-      scale[i] = norm.rstd<T>(col + i) * norm.weight.at<T>(col + i, C(1));
-      // NOTE: -0 keeps zeros of both signs.
-      bias[i] = norm.bias.at<T>(col + i, C(-0.0));
-    }
+    for (int i = 0; i < kVec; ++i) scale[i] *= rstd[i];
   }
   __device__ __forceinline__ C normalised(int i, T x) const {
     return (to_compute(x) - mean[i]) * scale[i] + bias[i];
@@ -55,24 +68,26 @@ __device__ __forceinline__ void store_row(void* to, const PassProblem& p, int64_
   *reinterpret_cast<Vec<T, kVec>*>(static_cast<T*>(to) + row * p.channels + col) = v;
 }
 
-template <class T, int kVec>
-__global__ void __launch_bounds__(kWalkThreads, sizeof(T) == 8 ? 2 : kApplyBlocks)
+template <class T, int kVec, bool kAdded>
+__global__ void __launch_bounds__(kWalkThreads, kPassBlocks)
     batch_norm_apply_kernel(const __grid_constant__ PassProblem p) {
   using C = Compute<T>;
   using V = Vec<T, kVec>;
   wait_for_predecessor();
   const auto at = WalkPlace::of<kVec>(p.grid, p.rows, p.channels);
   NormChannels<T, kVec> channels;
-  if (at.active) channels.load(p.norm, at.col);
-  const T* const in[2] = {static_cast<const T*>(p.x), static_cast<const T*>(p.added)};
-  const auto body = [&](const V(&v)[2][kPassUnroll], int count, int64_t row) {
+  const auto prepare = [&] { channels.load(p.norm, at.col); };
+  constexpr int kInputs = kAdded ? 2 : 1, kUnroll = pass_unroll(kInputs);
+  const T* in[kInputs] = {static_cast<const T*>(p.x)};
+  if constexpr (kAdded) in[1] = static_cast<const T*>(p.added);
+  const auto body = [&](const V(&v)[kInputs][kUnroll], int count, int64_t row) {
 #pragma unroll
-    for (int u = 0; u < kPassUnroll; ++u) {
+    for (int u = 0; u < kUnroll; ++u) {
       if (u >= count) break;
       C z[kVec];
 #pragma unroll
       for (int i = 0; i < kVec; ++i) z[i] = channels.normalised(i, v[0][u].value[i]);
-      if (in[1]) {
+      if constexpr (kAdded) {
 #pragma unroll
         for (int i = 0; i < kVec; ++i) z[i] += to_compute(v[1][u].value[i]);
       }
@@ -85,11 +100,11 @@ __global__ void __launch_bounds__(kWalkThreads, sizeof(T) == 8 ? 2 : kApplyBlock
       store_row<T>(p.out, p, row + int64_t{u} * p.grid.threads_y, at.col, z);
     }
   };
-  walk_rows<T, kVec, kPassUnroll>(p.grid, at, in, p.channels, body);
+  walk_rows<T, kVec, kUnroll>(p.grid, at, in, p.channels, prepare, body);
 }
 
-// dz = dy act'(z) of kVec elements.
-template <class T, int kVec>
+// dz = dy act'(z) of kVec elements; added: read where kAdded says so.
+template <class T, int kVec, bool kAdded>
 __device__ __forceinline__ void gradients(const PassProblem& p,
                                           const NormChannels<T, kVec>& channels,
                                           const Vec<T, kVec>& dy, const Vec<T, kVec>& x,
@@ -101,21 +116,21 @@ __device__ __forceinline__ void gradients(const PassProblem& p,
   for (int i = 0; i < kVec; ++i) dz[i] = to_compute(dy.value[i]);
   if (p.activation == Activation::kNone) return;
   C saved[kVec];  // z, or y where it was saved
-  if (p.added_is_output) {
+  if (kAdded && p.added_is_output) {
 #pragma unroll
     for (int i = 0; i < kVec; ++i) saved[i] = to_compute(added.value[i]);
   } else {
 #pragma unroll
     for (int i = 0; i < kVec; ++i) {
       saved[i] = channels.normalised(i, x.value[i]);
-      if (p.added) saved[i] += to_compute(added.value[i]);
+      if (kAdded) saved[i] += to_compute(added.value[i]);
     }
   }
   with_activation(p.activation, [&]<Activation kActivation>() {
     resolve_rare<kActivation>(p.activation, [&]<Activation kNow>() {
       // NOTE: z tells of relu and its like what y does.
       constexpr bool kFromOutput = kNow == Activation::kSigmoid || kNow == Activation::kTanh;
-      if (kFromOutput && !p.added_is_output) {
+      if (kFromOutput && !(kAdded && p.added_is_output)) {
 #pragma unroll
         for (int i = 0; i < kVec; ++i) saved[i] = activate_as<kNow, kAccuracy>(saved[i]);
       }
@@ -127,8 +142,8 @@ __device__ __forceinline__ void gradients(const PassProblem& p,
   });
 }
 
-template <class T, int kVec>
-__global__ void __launch_bounds__(kWalkThreads, sizeof(T) == 8 ? 1 : kBackwardBlocks)
+template <class T, int kVec, bool kAdded>
+__global__ void __launch_bounds__(kWalkThreads, sizeof(T) == 8 ? 1 : kPassBlocks)
     batch_norm_sums_kernel(const __grid_constant__ PassProblem p) {
   using C = Compute<T>;
   using V = Vec<T, kVec>;
@@ -136,16 +151,17 @@ __global__ void __launch_bounds__(kWalkThreads, sizeof(T) == 8 ? 1 : kBackwardBl
   wait_for_predecessor();
   const auto at = WalkPlace::of<kVec>(p.grid, p.rows, p.channels);
   NormChannels<T, kVec> channels;
-  if (at.active) channels.load(p.norm, at.col);
-  const T* const in[3] = {static_cast<const T*>(p.dy), static_cast<const T*>(p.x),
-                          static_cast<const T*>(p.added)};
+  const auto prepare = [&] { channels.load(p.norm, at.col); };
+  constexpr int kInputs = kAdded ? 3 : 2, kUnroll = pass_unroll(kInputs);
+  const T* in[kInputs] = {static_cast<const T*>(p.dy), static_cast<const T*>(p.x)};
+  if constexpr (kAdded) in[2] = static_cast<const T*>(p.added);
   C sums[2][kVec] = {};
-  const auto body = [&](const V(&v)[3][kPassUnroll], int count, int64_t row) {
+  const auto body = [&](const V(&v)[kInputs][kUnroll], int count, int64_t row) {
 #pragma unroll
-    for (int u = 0; u < kPassUnroll; ++u) {
+    for (int u = 0; u < kUnroll; ++u) {
       if (u >= count) break;
       C dz[kVec];
-      gradients<T>(p, channels, v[0][u], v[1][u], v[2][u], dz);
+      gradients<T, kVec, kAdded>(p, channels, v[0][u], v[1][u], v[kInputs - 1][u], dz);
 #pragma unroll
       for (int i = 0; i < kVec; ++i) {
         sums[0][i] += dz[i];
@@ -155,7 +171,7 @@ __global__ void __launch_bounds__(kWalkThreads, sizeof(T) == 8 ? 1 : kBackwardBl
       if (p.dz) store_row<T>(p.dz, p, r, at.col, dz);
     }
   };
-  walk_rows<T, kVec, kPassUnroll>(p.grid, at, in, p.channels, body);
+  walk_rows<T, kVec, kUnroll>(p.grid, at, in, p.channels, prepare, body);
   block_channel_sums<kVec, 2>(
       p.grid, at, sums, shared, p.channels, [&](int s, int64_t channel, double sum) {
         p.partial[(s * p.channels + channel) * p.grid.row_blocks + at.row_block] = sum;
@@ -173,7 +189,15 @@ __global__ void __launch_bounds__(kWalkThreads)
   for (int s = 0; s < 2; ++s) {
     const double* const from = p.partial + (s * p.channels + channel) * p.grid.row_blocks;
     double total = 0;
-    for (int64_t b = threadIdx.x % 32; b < p.grid.row_blocks; b += 32) total += from[b];
+    for (int64_t b = threadIdx.x % 32; b < p.grid.row_blocks; b += 32 * kJoinUnroll) {
+      double part[kJoinUnroll];  // on their way at once
+#pragma unroll
+      for (int u = 0; u < kJoinUnroll; ++u) {
+        part[u] = b + 32 * u < p.grid.row_blocks ? from[b + 32 * u] : 0;
+      }
+#pragma unroll
+      for (int u = 0; u < kJoinUnroll; ++u) total += part[u];
+    }
     total = warp_total(total);
     if (threadIdx.x % 32 != 0) continue;
     const double unit = s == 0 ? 1.0 : static_cast<double>(p.norm.rstd<T>(channel));
@@ -181,8 +205,8 @@ __global__ void __launch_bounds__(kWalkThreads)
   }
 }
 
-template <class T, int kVec>
-__global__ void __launch_bounds__(kWalkThreads, sizeof(T) == 8 ? 1 : kBackwardBlocks)
+template <class T, int kVec, bool kAdded>
+__global__ void __launch_bounds__(kWalkThreads, sizeof(T) == 8 ? 1 : kPassBlocks)
     batch_norm_backward_kernel(const __grid_constant__ PassProblem p) {
   using C = Compute<T>;
   using V = Vec<T, kVec>;
@@ -190,27 +214,31 @@ __global__ void __launch_bounds__(kWalkThreads, sizeof(T) == 8 ? 1 : kBackwardBl
   const auto at = WalkPlace::of<kVec>(p.grid, p.rows, p.channels);
   NormChannels<T, kVec> channels;
   C mean_dz[kVec] = {}, slope[kVec] = {};  // dx = scale (dz - mean_dz - slope (x - mean))
-  if (at.active) {
+  const auto prepare = [&] {
     channels.load(p.norm, at.col);
-    if (p.sums) {
-      const C* const sums = static_cast<const C*>(p.sums);
-      const C count = p.count ? *static_cast<const C*>(p.count) : static_cast<C>(p.rows);
-      const C share = C(1) / count;
+    if (!p.sums) return;
+    const C* const sums = static_cast<const C*>(p.sums);
+    const C count = p.count ? *static_cast<const C*>(p.count) : static_cast<C>(p.rows);
+    const C share = C(1) / count;
+    C rstd[kVec];
+    p.norm.rstds<T>(at.col, rstd);
+    ChannelVector{sums, true}.load<T>(at.col, C(0), mean_dz);
+    ChannelVector{sums + p.channels, true}.load<T>(at.col, C(0), slope);
 #pragma unroll
-      for (int i = 0; i < kVec; ++i) {
-        mean_dz[i] = sums[at.col + i] * share;
-        slope[i] = sums[p.channels + at.col + i] * share * p.norm.rstd<T>(at.col + i);
-      }
+    for (int i = 0; i < kVec; ++i) {
+      mean_dz[i] *= share;
+      slope[i] = slope[i] * share * rstd[i];
     }
-  }
-  const T* const in[3] = {static_cast<const T*>(p.dy), static_cast<const T*>(p.x),
-                          static_cast<const T*>(p.added)};
-  const auto body = [&](const V(&v)[3][kPassUnroll], int count, int64_t row) {
+  };
+  constexpr int kInputs = kAdded ? 3 : 2, kUnroll = pass_unroll(kInputs);
+  const T* in[kInputs] = {static_cast<const T*>(p.dy), static_cast<const T*>(p.x)};
+  if constexpr (kAdded) in[2] = static_cast<const T*>(p.added);
+  const auto body = [&](const V(&v)[kInputs][kUnroll], int count, int64_t row) {
 #pragma unroll
-    for (int u = 0; u < kPassUnroll; ++u) {
+    for (int u = 0; u < kUnroll; ++u) {
       if (u >= count) break;
       C dz[kVec], dx[kVec];
-      gradients<T>(p, channels, v[0][u], v[1][u], v[2][u], dz);
+      gradients<T, kVec, kAdded>(p, channels, v[0][u], v[1][u], v[kInputs - 1][u], dz);
 #pragma unroll
       for (int i = 0; i < kVec; ++i) {
         C centred = dz[i];
@@ -225,7 +253,7 @@ __global__ void __launch_bounds__(kWalkThreads, sizeof(T) == 8 ? 1 : kBackwardBl
       store_row<T>(p.out, p, r, at.col, dx);
     }
   };
-  walk_rows<T, kVec, kPassUnroll>(p.grid, at, in, p.channels, body);
+  walk_rows<T, kVec, kUnroll>(p.grid, at, in, p.channels, prepare, body);
 }
 
 }  // namespace fusedops

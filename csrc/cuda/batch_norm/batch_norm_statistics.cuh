@@ -8,8 +8,9 @@
 
 namespace fusedops {
 
-inline constexpr int kStatisticsBlocks = 3;  // of a multiprocessor
-inline constexpr int kStatisticsUnroll = 4;
+inline constexpr int kStatisticsBlocks = 2;  // of a multiprocessor
+// Rows that a thread loads at once and merges as a group.
+constexpr int statistics_unroll(int64_t element_bytes) { return element_bytes == 2 ? 8 : 4; }
 
 struct StatisticsProblem {
   int64_t rows, channels;
@@ -19,17 +20,18 @@ struct StatisticsProblem {
 };
 
 template <class T, int kVec>
-__global__ void __launch_bounds__(kWalkThreads)
+__global__ void __launch_bounds__(kWalkThreads, kStatisticsBlocks)
     batch_norm_partial_kernel(const __grid_constant__ StatisticsProblem p) {
   using C = Compute<T>;
   using V = Vec<T, kVec>;
+  constexpr int kUnroll = statistics_unroll(sizeof(T));
   __shared__ double shared[2 * kWalkThreads * kVec];
   __shared__ C reference[32 * kVec];
   wait_for_predecessor();
   const auto at = WalkPlace::of<kVec>(p.grid, p.rows, p.channels);
   C mean[kVec] = {}, square[kVec] = {}, seen = 0;
   const T* const in[1] = {static_cast<const T*>(p.x)};
-  const auto body = [&](const V(&x)[1][kStatisticsUnroll], int count, int64_t) {
+  const auto body = [&](const V(&x)[1][kUnroll], int count, int64_t) {
     const C n = static_cast<C>(count), of_group = C(1) / n;
     const C weight = n / (seen + n), both = seen * weight;
 #pragma unroll
@@ -39,13 +41,13 @@ __global__ void __launch_bounds__(kWalkThreads)
       const C origin = to_compute(x[0][0].value[i]);
       C offset = 0;
 #pragma unroll
-      for (int u = 1; u < kStatisticsUnroll; ++u) {
+      for (int u = 1; u < kUnroll; ++u) {
         if (u < count) offset += to_compute(x[0][u].value[i]) - origin;
       }
       const C own = origin + offset * of_group;
       C own_square = 0;
 #pragma unroll
-      for (int u = 0; u < kStatisticsUnroll; ++u) {
+      for (int u = 0; u < kUnroll; ++u) {
         if (u >= count) break;
         const C d = to_compute(x[0][u].value[i]) - own;
         own_square += d * d;
@@ -56,7 +58,7 @@ __global__ void __launch_bounds__(kWalkThreads)
     }
     seen += n;
   };
-  walk_rows<T, kVec, kStatisticsUnroll>(p.grid, at, in, p.channels, body);
+  walk_rows<T, kVec, kUnroll>(p.grid, at, in, p.channels, [] {}, body);
 
   // Sums of the block about the mean of its first row of threads
   if (at.ty == 0) {
@@ -127,12 +129,24 @@ __global__ void __launch_bounds__(kWalkThreads)
   const double* const squares = means + p.channels * blocks;
   const double reference = means[0];
   double offset = 0, square = 0;
-  for (int64_t b = threadIdx.x % 32; b < blocks; b += 32) {
-    const int64_t begin = b * p.grid.rows_per_block;
-    const double rows = static_cast<double>(min(p.grid.rows_per_block, p.rows - begin));
-    const double away = means[b] - reference;
-    offset += rows * away;
-    square += squares[b] + rows * away * away;
+  for (int64_t first = threadIdx.x % 32; first < blocks; first += 32 * kJoinUnroll) {
+    double mean[kJoinUnroll], own[kJoinUnroll];  // on their way at once
+#pragma unroll
+    for (int u = 0; u < kJoinUnroll; ++u) {
+      const int64_t b = first + 32 * u;
+      mean[u] = b < blocks ? means[b] : 0;
+      own[u] = b < blocks ? squares[b] : 0;
+    }
+#pragma unroll
+    for (int u = 0; u < kJoinUnroll; ++u) {
+      const int64_t b = first + 32 * u;
+      if (b >= blocks) break;
+      const int64_t begin = b * p.grid.rows_per_block;
+      const double rows = static_cast<double>(min(p.grid.rows_per_block, p.rows - begin));
+      const double away = mean[u] - reference;
+      offset += rows * away;
+      square += own[u] + rows * away * away;
+    }
   }
   offset = warp_total(offset);
   square = warp_total(square);

@@ -9,6 +9,7 @@
 namespace fusedops {
 
 inline constexpr int kWalkThreads = 256;
+inline constexpr int kJoinUnroll = 8;  // partial sums that a lane loads at once
 
 // How the rows are cut into blocks.
 struct WalkGrid {
@@ -59,14 +60,16 @@ struct WalkPlace {
 };
 
 // Calls body(row values of every input, count of them that are rows, first row) for kUnroll
-// rows at a time. in: (rows, channels) contiguous each; a null one reads as nothing.
-template <class T, int kVec, int kUnroll, int kInputs, class Body>
+// rows at a time, and prepare() once while the first of them are on their way.
+// in: (rows, channels) contiguous each; a null one reads as nothing.
+template <class T, int kVec, int kUnroll, int kInputs, class Prepare, class Body>
 __device__ __forceinline__ void walk_rows(const WalkGrid& grid, const WalkPlace& at,
                                           const T* const (&in)[kInputs], int64_t channels,
-                                          Body&& body) {
+                                          Prepare&& prepare, Body&& body) {
   using V = Vec<T, kVec>;
   if (!at.active) return;
   const int64_t step = int64_t{grid.threads_y} * kUnroll;
+  bool first = true;
   for (int64_t row = at.row_begin + at.ty; row < at.row_end; row += step) {
     V values[kInputs][kUnroll];
     int count = 0;
@@ -80,6 +83,8 @@ __device__ __forceinline__ void walk_rows(const WalkGrid& grid, const WalkPlace&
         if (in[k]) values[k][u] = *reinterpret_cast<const V*>(in[k] + r * channels + at.col);
       }
     }
+    if (first) prepare();
+    first = false;
     body(values, count, row);
   }
 }
@@ -139,6 +144,37 @@ struct ChannelVector {
     if (wide) return static_cast<const Compute<T>*>(data)[channel];
     return to_compute(static_cast<const T*>(data)[channel]);
   }
+
+  // kVec channels from one on, by accesses of 16 bytes where the memory allows them.
+  template <class T, int kVec>
+  __device__ __forceinline__ void load(int64_t channel, Compute<T> absent,
+                                       Compute<T> (&to)[kVec]) const {
+    if (data == nullptr) {
+#pragma unroll
+      for (int i = 0; i < kVec; ++i) to[i] = absent;
+    } else if (wide) {
+      load_as(static_cast<const Compute<T>*>(data) + channel, to);
+    } else {
+      load_as(static_cast<const T*>(data) + channel, to);
+    }
+  }
+
+ private:
+  template <class From, class C, int kVec>
+  __device__ __forceinline__ static void load_as(const From* from, C (&to)[kVec]) {
+    constexpr int kChunk = kVec * sizeof(From) >= 16 ? 16 / sizeof(From) : 1;
+    if (kChunk > 1 && reinterpret_cast<uintptr_t>(from) % 16 == 0) {
+#pragma unroll
+      for (int i = 0; i < kVec; i += kChunk) {
+        const auto chunk = *reinterpret_cast<const Vec<From, kChunk>*>(from + i);
+#pragma unroll
+        for (int j = 0; j < kChunk; ++j) to[i + j] = to_compute(chunk.value[j]);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kVec; ++i) to[i] = to_compute(from[i]);
+    }
+  }
 };
 
 struct NormArguments {
@@ -150,6 +186,15 @@ struct NormArguments {
     using C = Compute<T>;
     if (var.data == nullptr) return C(1);
     return C(1) / sqrt(var.at<T>(channel, C(0)) + static_cast<C>(eps));
+  }
+
+  template <class T, int kVec>
+  __device__ __forceinline__ void rstds(int64_t channel, Compute<T> (&to)[kVec]) const {
+    using C = Compute<T>;
+    var.load<T>(channel, C(1), to);
+    if (var.data == nullptr) return;
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) to[i] = C(1) / sqrt(to[i] + static_cast<C>(eps));
   }
 };
 
