@@ -41,6 +41,10 @@ _ops = torch.ops.fusedops
 _HALVES = (torch.float16, torch.bfloat16)
 _RELU = CODES["relu"]
 
+# Channels of x from which on a product of rows is no faster than cuDNN's, and its weight takes a
+# part of the time to fold (measured on an H100, layers of ResNet-50).
+_LONG = 512
+
 # What a call without a gradient runs; see `inference_path`.
 GEMM, GRAPH, CUDNN, PASS = "gemm", "graph", "cudnn", "pass"
 
@@ -108,9 +112,12 @@ def inference_path(
         return PASS, "at full precision it is cuDNN's convolution, then one pass"
     if max(math.prod(x_shape), math.prod(problem.out_shape)) >= 2**31:
         return PASS, "of 2^31 elements or more torch cuts the convolution; then one pass"
+    graph = conv_graph.is_for(dtype, code)
     if is_pointwise(weight_shape, problem) and not with_residual:
+        if graph and code in (0, _RELU) and weight_shape[1] >= _LONG:
+            return GRAPH, "1x1 of many channels: cuDNN's graph leaves their weight as it is"
         return GEMM, "1x1 with stride 1: a product of rows, with all the rest in its epilogue"
-    if conv_graph.is_for(dtype, code):
+    if graph:
         return GRAPH, "cuDNN's graph has bias, residual and activation in its epilogue"
     return _without_graph(x_shape[1], problem, code, with_residual)
 
@@ -165,21 +172,61 @@ def _infer(
     )
     if path == PASS or (path == CUDNN and not torch.backends.cudnn.enabled):
         return None
+    if path == GRAPH:
+        y = _by_graph(x, weight, bias, norm, residual, problem, code, eps)
+        if y is not None:
+            return channels_behind(y)
+        product = is_pointwise(weight.shape, problem) and residual is None
+        path = (
+            GEMM if product else _without_graph(x.shape[1], problem, code, residual is not None)[0]
+        )
+        if path == PASS:
+            return None
     if path == GEMM:
         matrix, shift = _ops.batch_norm_fold.default(weight.flatten(1), bias, *norm, eps)
         allow_tf32 = x.dtype is torch.float32
-        y: Tensor = _ops.linear.default(channels_behind(x), matrix, shift, code, allow_tf32)
-        return y
+        rows: Tensor = _ops.linear.default(channels_behind(x), matrix, shift, code, allow_tf32)
+        return rows
     folded, shift = _folded(weight, bias, norm, eps, CHANNELS_LAST[x.dim()])
-    if path == GRAPH:
-        by_graph = conv_graph.convolve_by_graph(x, folded, shift, residual, problem, code)
-        if by_graph is not None:
-            return channels_behind(by_graph)
-        if _without_graph(x.shape[1], problem, code, residual is not None)[0] == PASS:
-            return None
     geometry = (problem.stride, problem.padding, problem.dilation, problem.groups)
     y = torch.cudnn_convolution_add_relu(x, folded, residual, 1.0, shift, *geometry)
     return channels_behind(y)
+
+
+def _by_graph(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    norm: Norm,
+    residual: Tensor | None,
+    problem: ConvProblem,
+    code: int,
+    eps: float,
+) -> Tensor | None:
+    """y (N, O, ...) from a graph of cuDNN: of those that it has, the one with the least before it.
+
+    NOTE: all of the norm inside, else with the scale formed by one kernel over O channels, where
+    float32 keeps its digits, else folded into the weight. None: cuDNN has neither, or what is left
+    is a product, which has our epilogue.
+    """
+    rest = (residual, problem, code)
+    matrix = weight.movedim(1, -1).reshape(weight.shape[0], -1)
+    filters = matrix.view(weight.shape[0], *weight.shape[2:], -1).movedim(-1, 1)
+    inside = conv_graph.Behind(bias, norm.mean, norm.var, norm.weight, norm.bias, eps)
+    y = conv_graph.convolve_by_graph(x, filters, inside, *rest)
+    if y is not None:
+        return y
+    gamma, var = norm.weight, norm.var
+    if gamma is not None and var is not None and gamma.dtype is var.dtype is torch.float32:
+        scale, _ = _ops.batch_norm_fold.default(gamma[:, None], None, None, var, None, None, eps)
+        beside = inside._replace(var=None, scale=scale.flatten(), eps=0.0)
+        y = conv_graph.convolve_by_graph(x, filters, beside, *rest)
+        if y is not None:
+            return y
+    if is_pointwise(weight.shape, problem) and residual is None:
+        return None
+    folded, shift = _folded(weight, bias, norm, eps, CHANNELS_LAST[x.dim()])
+    return conv_graph.convolve_by_graph(x, folded, conv_graph.Behind(shift), *rest)
 
 
 def _without_bias(norm: Norm, bias: Tensor) -> Norm:

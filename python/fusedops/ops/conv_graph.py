@@ -1,4 +1,4 @@
-"""cuDNN's graphs: convolution, bias, residual and activation as one kernel.
+"""cuDNN's graphs: convolution, bias, norm, residual and activation as one kernel.
 
 They come with the optional package nvidia-cudnn-frontend (the extra "conv"). A plan is built once
 for each shape, dtype and geometry, which takes cuDNN a fraction of a second; what it has no engine
@@ -32,11 +32,31 @@ SUPPORTED = frozenset(
 )
 
 
+class Behind(NamedTuple):
+    """Vectors (O,) that a graph has behind the convolution, in this order; None: left out.
+
+    z = (conv + bias - mean) * scale / sqrt(var + eps) + shift. Each has x's dtype or float32.
+    """
+
+    bias: Tensor | None = None
+    mean: Tensor | None = None
+    var: Tensor | None = None
+    scale: Tensor | None = None
+    shift: Tensor | None = None
+    eps: float = 0.0
+
+    @property
+    def vectors(self) -> tuple[Tensor | None, ...]:
+        """All but eps."""
+        return (self.bias, self.mean, self.var, self.scale, self.shift)
+
+
 class _Plan(NamedTuple):
     graph: Any
     x: Any
     weight: Any
-    bias: Any
+    vectors: tuple[Any, ...]  # as in Behind
+    eps: Any  # (of the graph, on the host), or None
     residual: Any
     y: Any
     workspace: int
@@ -90,7 +110,13 @@ def _activated(graph: Any, z: Any, code: int) -> Any:
 
 
 def _build(
-    x: Tensor, weight: Tensor, residual: Tensor | None, y: Tensor, problem: ConvProblem, code: int
+    x: Tensor,
+    weight: Tensor,
+    behind: Behind,
+    residual: Tensor | None,
+    y: Tensor,
+    problem: ConvProblem,
+    code: int,
 ) -> _Plan:
     cudnn = _cudnn()
     kind, wide = cudnn.data_type, cudnn.data_type.FLOAT
@@ -107,12 +133,20 @@ def _build(
         return graph.tensor(name=name, dim=sizes, stride=strides, data_type=half)
 
     channels, ones = weight.shape[0], [1] * problem.spatial
+
+    def vector(name: str, tensor: Tensor | None) -> Any:
+        if tensor is None:
+            return None
+        return graph.tensor(
+            name=name,
+            dim=[1, channels, *ones],
+            stride=[channels, 1, *(channels for _ in ones)],
+            data_type=wide if tensor.dtype is torch.float32 else half,
+        )
+
     image, filters = operand("x", x), operand("weight", weight)
-    bias = graph.tensor(
-        name="bias",
-        dim=[1, channels, *ones],
-        stride=[channels, 1, *(channels for _ in ones)],
-        data_type=half,
+    vectors = tuple(
+        vector(name, tensor) for name, tensor in zip(Behind._fields, behind.vectors, strict=False)
     )
     added = None if residual is None else operand("residual", residual)
     z = graph.conv_fprop(
@@ -123,10 +157,26 @@ def _build(
         stride=list(problem.stride),
         dilation=list(problem.dilation),
     )
-    z = graph.add(a=z, b=bias)
+    eps = None if behind.var is None else _number(graph, x.dim(), behind.eps)
+    z = _normalised(graph, z, vectors, None if eps is None else eps[0])
     z = z if added is None else graph.add(a=z, b=added)
     out = _activated(graph, z, code)
     out.set_output(True).set_data_type(half).set_dim(list(y.shape)).set_stride(list(y.stride()))
+    _finish(graph)
+    workspace = int(graph.get_workspace_size())
+    return _Plan(graph, image, filters, vectors, eps, added, out, workspace)
+
+
+def _number(graph: Any, dims: int, value: float) -> tuple[Any, Tensor]:
+    """A number of a graph, and what is given for it."""
+    one, wide = [1] * dims, _cudnn().data_type.FLOAT
+    node = graph.tensor(name="eps", dim=one, stride=one, data_type=wide, is_pass_by_value=True)
+    return node, torch.full(one, value, dtype=torch.float32, device="cpu")
+
+
+def _finish(graph: Any) -> None:
+    """Choose an engine and compile it; raise where there is none."""
+    cudnn = _cudnn()
     graph.validate()
     graph.build_operation_graph()
     graph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
@@ -134,23 +184,40 @@ def _build(
     graph.deselect_workspace_greater_than(_WORKSPACE)
     graph.check_support()
     graph.build_plans()
-    return _Plan(graph, image, filters, bias, added, out, int(graph.get_workspace_size()))
+
+
+def _normalised(graph: Any, z: Any, vectors: tuple[Any, ...], eps: Any) -> Any:
+    """The nodes of `Behind`."""
+    bias, mean, var, scale, shift = vectors
+    z = z if bias is None else graph.add(a=z, b=bias)
+    z = z if mean is None else graph.sub(a=z, b=mean)
+    z = z if var is None else graph.mul(a=z, b=graph.rsqrt(input=graph.add(a=var, b=eps)))
+    z = z if scale is None else graph.mul(a=z, b=scale)
+    return z if shift is None else graph.add(a=z, b=shift)
 
 
 def _plan(
-    x: Tensor, weight: Tensor, residual: Tensor | None, y: Tensor, problem: ConvProblem, code: int
+    x: Tensor,
+    weight: Tensor,
+    behind: Behind,
+    residual: Tensor | None,
+    y: Tensor,
+    problem: ConvProblem,
+    code: int,
 ) -> _Plan | None:
     with_residual = None if residual is None else residual.stride()
+    vectors = tuple(None if t is None else t.dtype for t in behind.vectors)
     key = (
         x.device, x.dtype, x.shape, x.stride(), weight.shape, weight.stride(), with_residual,
-        problem, code, threading.get_ident(),
+        problem, code, vectors, behind.eps, threading.get_ident(),
     )  # fmt: skip
     if key not in _plans:
         try:
-            _plans[key] = _build(x, weight, residual, y, problem, code)
+            _plans[key] = _build(x, weight, behind, residual, y, problem, code)
         except Exception as error:  # cuDNN names no one class for what it does not support
             _plans[key] = None
-            if type(error).__name__ != "cudnnGraphNotSupportedError":
+            # NOTE: a norm inside is a wish that cuDNN may refuse in more than one way.
+            if behind.var is None and type(error).__name__ != "cudnnGraphNotSupportedError":
                 text = f"conv_bn_act: cuDNN's graph could not be built ({error}); others run"
                 warnings.warn(text, stacklevel=2)
     return _plans[key]
@@ -164,27 +231,32 @@ def is_for(dtype: torch.dtype, code: int) -> bool:
 def convolve_by_graph(
     x: Tensor,
     weight: Tensor,
-    bias: Tensor,
+    behind: Behind,
     residual: Tensor | None,
     problem: ConvProblem,
     code: int,
 ) -> Tensor | None:
-    """act(conv(x, weight) + bias + residual) of `channels_last` tensors in half precision.
+    """act(z + residual) with z of `Behind`, of `channels_last` tensors in half precision.
 
     Returns None where cuDNN has no engine for it, or an operand is not aligned to 16 bytes.
     """
     like = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
     if residual is not None:
         residual = residual.contiguous(memory_format=like)
-    operands = [x, weight, bias, *(() if residual is None else (residual,))]
+    vectors = [None if t is None else t.detach().contiguous() for t in behind.vectors]
+    operands = [t for t in (x, weight, residual, *vectors) if t is not None]
     if any(t.data_ptr() % _ALIGNED for t in operands):
         return None
     with torch.cuda.device(x.device):
         y = torch.empty(problem.out_shape, dtype=x.dtype, device=x.device, memory_format=like)
-        plan = _plan(x, weight, residual, y, problem, code)
+        plan = _plan(x, weight, behind, residual, y, problem, code)
         if plan is None:
             return None
-        given = {plan.x: x.detach(), plan.weight: weight, plan.bias: bias, plan.y: y}
+        given = {plan.x: x.detach(), plan.weight: weight.detach(), plan.y: y}
+        pairs = zip(plan.vectors, vectors, strict=True)
+        given |= {node: vector for node, vector in pairs if vector is not None}
+        if plan.eps is not None:
+            given[plan.eps[0]] = plan.eps[1]
         if residual is not None:
             given[plan.residual] = residual.detach()
         workspace = torch.empty(max(plan.workspace, 1), dtype=torch.uint8, device=x.device)
