@@ -24,9 +24,20 @@ MUCH = (
     *((240, 5000), (90, 12345), (70, 16384), (60, 20000), (34, 32769), (34, 32776), (23, 50257)),
 )
 MUCH_CLUSTERED = ((18, 65536),)  # one beside a residual
+# Short rows, many to a warp: staged in shared memory, the last tile in part.
+SHORT = ((36_005, 7), (18_003, 16), (9_001, 31), (4_501, 64), (2_401, 127), (1_201, 200))
+
+
+def run_short(o: Options, count: Counter[str]) -> None:
+    for dtype, (rows, n) in itertools.product(DTYPES, SHORT):
+        x = o.randn(rows, n, dtype=dtype, grad=True)
+        for y in (fusedops.softmax(x, 1), fusedops.log_softmax(x, 1, torch.float32)):
+            y.backward(torch.ones_like(y))
+        count[f"{rows} rows of {n}"] += 2
 
 
 def run(o: Options, count: Counter[str]) -> None:
+    run_short(o, count)
     shapes = (*SHAPES, *(CLUSTERED if o.clusters else ()))
     for dtype, (rows, n) in itertools.product(DTYPES, shapes):
         x, r = (o.randn(rows, n, dtype=dtype, grad=True) for _ in range(2))

@@ -12,6 +12,7 @@
 #include "csrc/common/dispatch.h"
 #include "csrc/cuda/rows/softmax/softmax_direct.cuh"
 #include "csrc/cuda/rows/softmax/softmax_ends.cuh"
+#include "csrc/cuda/rows/softmax/softmax_packed.cuh"
 #include "csrc/cuda/rows/softmax/softmax_stream.cuh"
 #include "csrc/cuda/rows/team/row_plan.h"
 
@@ -71,6 +72,24 @@ bool launch_direct(const SoftmaxForward<T, T>& p, const SoftmaxShape& shape,
   return true;
 }
 
+// Short rows side by side, many to a warp; false: not here.
+template <class T, class O>
+bool launch_packed(const SoftmaxForward<T, O>& p, const SoftmaxShape& shape,
+                   const LaunchScope& scope) {
+  constexpr int64_t kLongest = sizeof(T) == 2 ? kPackedLongest / 2 : kPackedLongest;
+  constexpr int kBytes = kPackedBytes<T, O, 1>;
+  if (p.x_stride != shape.n) return false;
+  const PackedRows rows = plan_packed(shape.outer, shape.n, kChunkOf<T>, shape.n * kBytes, kLongest,
+                                      scope.facts().sm_count);
+  if (rows.tile == 0) return false;
+  dispatch_bool(rows.staged, [&]<bool kStaged>(Tag<kStaged>) {
+    const int64_t bytes = kStaged ? kPackedThreads / 32 * rows.tile * shape.n * kBytes : 0;
+    launch_kernel(softmax_packed_kernel<T, O, kStaged>, dim3(rows.blocks()), dim3(kPackedThreads),
+                  bytes, scope.stream(), scope.context().overlap, p, rows);
+  });
+  return true;
+}
+
 // The innermost dim.
 template <class T, class O, bool kRagged>
 void launch_rows_of(const Tensor& x, const SoftmaxShape& shape, int64_t dims, bool log, O* y,
@@ -79,7 +98,11 @@ void launch_rows_of(const Tensor& x, const SoftmaxShape& shape, int64_t dims, bo
   constexpr int kVec = kChunkOf<T>;
   const RowInput input = row_input(x, shape.n, dims > 0 ? 1 : 0, kVec);
   const SoftmaxForward<T, O> p{input.as<T>(), y, input.stride, log};
-  if constexpr (sizeof(T) == 2 && std::is_same_v<T, O>) {
+  constexpr bool kDirect = sizeof(T) == 2 && std::is_same_v<T, O>;
+  if constexpr (kRagged || !kDirect) {
+    if (launch_packed<T, O>(p, shape, scope)) return;
+  }
+  if constexpr (kDirect) {
     if (launch_direct<T, kRagged>(p, shape, scope)) return;
   }
   constexpr int kMax = kSoftmaxChunks<kRagged>;

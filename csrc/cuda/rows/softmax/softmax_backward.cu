@@ -12,6 +12,7 @@
 #include "csrc/common/dispatch.h"
 #include "csrc/cuda/rows/softmax/softmax_backward_direct.cuh"
 #include "csrc/cuda/rows/softmax/softmax_backward_ends.cuh"
+#include "csrc/cuda/rows/softmax/softmax_packed.cuh"
 #include "csrc/cuda/rows/softmax/softmax_stream.cuh"
 #include "csrc/cuda/rows/team/row_plan.h"
 
@@ -129,6 +130,24 @@ bool launch_direct(const SoftmaxBackward<T, T>& p, const SoftmaxShape& shape,
   return true;
 }
 
+// Short rows side by side, many to a warp; false: not here.
+template <class T, class S>
+bool launch_packed(const SoftmaxBackward<T, S>& p, const SoftmaxShape& shape,
+                   const LaunchScope& scope) {
+  constexpr int64_t kLongest = sizeof(T) == 2 ? kPackedLongest / 2 : kPackedLongest;
+  constexpr int kBytes = kPackedBytes<S, T, 2>;
+  if (p.dy_stride != shape.n || p.y_stride != shape.n) return false;
+  const PackedRows rows = plan_packed(shape.outer, shape.n, kChunkOf<T>, shape.n * kBytes, kLongest,
+                                      scope.facts().sm_count);
+  if (rows.tile == 0) return false;
+  dispatch_bool(rows.staged, [&]<bool kStaged>(Tag<kStaged>) {
+    const int64_t bytes = kStaged ? kPackedThreads / 32 * rows.tile * shape.n * kBytes : 0;
+    launch_kernel(softmax_backward_packed_kernel<T, S, kStaged>, dim3(rows.blocks()),
+                  dim3(kPackedThreads), bytes, scope.stream(), scope.context().overlap, p, rows);
+  });
+  return true;
+}
+
 template <class T, class S, bool kRagged>
 void launch_rows_of(const Tensor& dy, const Tensor& y, const SoftmaxShape& shape, bool log, T* dx,
                     const LaunchScope& scope) {
@@ -139,7 +158,11 @@ void launch_rows_of(const Tensor& dy, const Tensor& y, const SoftmaxShape& shape
   const RowInput y_rows = row_input(y, shape.n, inner_dims, kVec);
   const SoftmaxBackward<T, S> p{dy_rows.as<S>(), y_rows.as<S>(), dx,
                                 dy_rows.stride,  y_rows.stride,  log};
-  if constexpr (sizeof(T) == 2 && std::is_same_v<T, S>) {
+  constexpr bool kDirect = sizeof(T) == 2 && std::is_same_v<T, S>;
+  if constexpr (kRagged || !kDirect) {
+    if (launch_packed<T, S>(p, shape, scope)) return;
+  }
+  if constexpr (kDirect) {
     if (launch_direct<T, kRagged>(p, shape, scope)) return;
   }
   // NOTE: of two tensors, half as many chunks are as many bytes on their way; a quarter where the
