@@ -92,6 +92,22 @@ def test_a_scale_is_not_rounded_to_half(monkeypatch):
     assert seen == ["inside", "folded"]
 
 
+@pytest.mark.parametrize(
+    ("x_shape", "w_shape", "with_residual", "pays"),
+    [
+        ((64, 256, 14, 14), (256, 256, 3, 3), False, True),
+        ((64, 512, 7, 7), (80, 512, 1, 1), True, True),
+        ((64, 64, 56, 56), (256, 64, 1, 1), True, False),
+        ((64, 3, 224, 224), (64, 3, 7, 7), False, False),
+        ((8, 512, 34, 34), (512, 512, 3, 3), False, False),
+    ],
+)
+def test_where_a_norm_inside_pays(x_shape, w_shape, with_residual, pays):
+    x, weight = (torch.empty(shape, device="meta") for shape in (x_shape, w_shape))
+    problem = conv_problem("conv_bn_act", x, weight, 1, 0, 1, 1)
+    assert conv.pays_inside(w_shape, problem, with_residual) is pays
+
+
 def test_nothing_is_folded_without_a_norm(monkeypatch):
     x, weight, bias, _ = operands(3, torch.float32, "cpu")
     monkeypatch.setattr(conv_graph, "convolve_by_graph", by_torch)

@@ -96,18 +96,18 @@ OF_HALVES = {
 }
 SAMPLES = {op: on_cuda(samples) for op, samples in OF_HALVES.items()}
 
-_NOT_HALF = "must be float16 or bfloat16; got int32$"
+_NOT_FLOATING = "must be float16, bfloat16, float32 or float64; got int32$"
 
 # The first argument that int32 tensors are wrong for.
 REFUSED = {
     op: (torch.int32, f"^{op}: {text}")
     for op, text in {
         "edge_rows_first": "idx must have dtype int64; got int32$",
-        "edge_rows_statistics_": f"y {_NOT_HALF}",
+        "edge_rows_statistics_": f"y {_NOT_FLOATING}",
         "edge_rows_fold": "gamma must have dtype float32; got int32$",
-        "edge_rows_apply": f"y {_NOT_HALF}",
-        "edge_rows_sums": f"y {_NOT_HALF}",
-        "edge_rows_backward": f"y {_NOT_HALF}",
-        "edge_rows_offsets": f"dy {_NOT_HALF}",
+        "edge_rows_apply": f"y {_NOT_FLOATING}",
+        "edge_rows_sums": f"y {_NOT_FLOATING}",
+        "edge_rows_backward": f"y {_NOT_FLOATING}",
+        "edge_rows_offsets": f"dy {_NOT_FLOATING}",
     }.items()
 }

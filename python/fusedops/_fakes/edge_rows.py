@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .checks import fake, shape_of
+from .checks import check_floating, fake, shape_of
 from .cloud import check_dim
 from .edges import check_edge_tensor, check_half
 
@@ -16,6 +16,7 @@ _VECTOR = 8  # kRowVec
 
 def _check_rows(op: str, name: str, y: Tensor) -> tuple[int, int]:
     check_dim(op, name, y, 2, "(R, C)")
+    check_floating(op, name, y)
     check_half(op, name, y)
     rows, channels = y.shape
     torch._check(

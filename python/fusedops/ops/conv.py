@@ -49,6 +49,11 @@ _LONG = 512
 GEMM, GRAPH, CUDNN, PASS = "gemm", "graph", "cudnn", "pass"
 
 
+# The largest results, and convolutions, of graphs with the norm inside: from the layers of suite
+# conv on an H100, each measured both ways.
+_INSIDE_ELEMENTS, _INSIDE_WITH_RESIDUAL, _INSIDE_FLOPS = 13_000_000, 2_000_000, 2e10
+
+
 class Norm(NamedTuple):
     """The tensors of a batch norm, (O,) each."""
 
@@ -193,6 +198,18 @@ def _infer(
     return channels_behind(y)
 
 
+def pays_inside(weight_shape: Sequence[int], problem: ConvProblem, with_residual: bool) -> bool:
+    """Whether a graph with the norm in it beats one with the norm folded into the weight.
+
+    The norm slows the convolution's kernel by a tenth, and far more where it writes much beside a
+    residual; folding is a kernel of a few microseconds before it.
+    """
+    elements = math.prod(problem.out_shape)
+    flops = 2 * elements * math.prod(weight_shape[1:])
+    most = _INSIDE_WITH_RESIDUAL if with_residual else _INSIDE_ELEMENTS
+    return elements <= most and flops <= _INSIDE_FLOPS
+
+
 def _by_graph(
     x: Tensor,
     weight: Tensor,
@@ -205,11 +222,13 @@ def _by_graph(
 ) -> Tensor | None:
     """y (N, O, ...) from a graph of cuDNN: of those that it has, the one with the least before it.
 
-    NOTE: all of the norm inside, else with the scale formed by one kernel over O channels, where
-    float32 keeps its digits, else folded into the weight. None: cuDNN has neither, or what is left
-    is a product, which has our epilogue.
+    NOTE: all of the norm inside where that pays, else with the scale formed by one kernel over O
+    channels, where float32 keeps its digits, else folded into the weight. None: cuDNN has neither,
+    or what is left is a product, which has our epilogue.
     """
     rest = (residual, problem, code)
+    if not (norm.is_none or pays_inside(weight.shape, problem, residual is not None)):
+        return _by_folded_graph(x, weight, bias, norm, rest, eps)
     matrix = weight.movedim(1, -1).reshape(weight.shape[0], -1)
     filters = matrix.view(weight.shape[0], *weight.shape[2:], -1).movedim(-1, 1)
     inside = conv_graph.Behind(bias, norm.mean, norm.var, norm.weight, norm.bias, eps)
@@ -223,7 +242,19 @@ def _by_graph(
         y = conv_graph.convolve_by_graph(x, filters, beside, *rest)
         if y is not None:
             return y
-    if is_pointwise(weight.shape, problem) and residual is None:
+    return _by_folded_graph(x, weight, bias, norm, rest, eps)
+
+
+def _by_folded_graph(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    norm: Norm,
+    rest: tuple[Tensor | None, ConvProblem, int],
+    eps: float,
+) -> Tensor | None:
+    """From a graph behind the kernel that folds; None of a product without a residual."""
+    if is_pointwise(weight.shape, rest[1]) and rest[0] is None:
         return None
     folded, shift = _folded(weight, bias, norm, eps, CHANNELS_LAST[x.dim()])
     return conv_graph.convolve_by_graph(x, folded, conv_graph.Behind(shift), *rest)
