@@ -135,6 +135,25 @@ struct MmaSums {
 
 // ---- kernel ----
 
+// The sum of `splits` floats that lie `stride` apart, in a fixed order. Eight chains, so that none
+// is longer than 16: one of 128 would round more than all else of an fp32 sum.
+__device__ __forceinline__ float join_splits(const float* sums, int stride, int splits) {
+  constexpr int kChains = 8;
+  float chain[kChains] = {};
+  for (int first = 0; first < splits; first += kChains) {
+#pragma unroll
+    for (int i = 0; i < kChains; ++i) {
+      if (first + i < splits) chain[i] += sums[(first + i) * stride];
+    }
+  }
+#pragma unroll
+  for (int step = kChains / 2; step > 0; step /= 2) {
+#pragma unroll
+    for (int i = 0; i < step; ++i) chain[i] += chain[i + step];
+  }
+  return chain[0];
+}
+
 // blockIdx.y: the part of the sums.
 template <class Owned>
 __global__ void __launch_bounds__(kSumThreads, 2)
@@ -195,9 +214,8 @@ __global__ void __launch_bounds__(kSumThreads, 2)
   float* partial = p.partial + blockIdx.x * int64_t{p.n} * p.k;
   for (int i = threadIdx.x; i < count_n * count_k; i += kSumThreads) {
     const int n = i / count_k, k = i % count_k;
-    float sum = 0.0f;
-    for (int s = 0; s < plan.splits; ++s) sum += shared[s * all + n * width + k];
-    partial[int64_t{first_n + n} * p.k + first_k + k] = sum;
+    partial[int64_t{first_n + n} * p.k + first_k + k] =
+        join_splits(shared + n * width + k, all, plan.splits);
   }
 }
 
