@@ -16,9 +16,9 @@ import torch
 from torch import nn as torch_nn
 
 from .fused_class import Fused, derived
-from .fused_methods import _guarded, _has_layers, _own_methods
+from .fused_methods import _has_layers, _own_methods, rewritten_methods
 from .losses.functions import LOSS_FUNCTIONS, TORCHS, LossCalls, LossFunction, loss_method
-from .recompile import asks_class, compiled, is_plain, rewrapped, unwrapped
+from .recompile import asks_class, is_plain, unwrapped
 from .rotary import RotaryCalls, rotary_method
 from .source import is_ordinary, tree_of
 
@@ -192,15 +192,7 @@ def _class_of(
     """The class of modules of a class with such calls; None where it cannot be written."""
     key = (mixin, base, found)
     if key not in _classes:
-        made: dict[str, Any] | None = {}
-        for name, tree in trees.items():
-            layers = unwrapped(getattr(base, name))
-            new = compiled(layers[-1], tree)
-            method = None if new is None else rewrapped(layers, new)
-            if method is None:
-                made = None
-                break
-            made[name] = _guarded(name, layers[0], method)  # type: ignore[index]
+        made = rewritten_methods(base, trees)
         _classes[key] = None if made is None else derived(mixin, base, **made)
     return _classes[key]
 

@@ -137,12 +137,25 @@ def _methods(base: type, found: tuple[Found, ...], pairs: Pairs) -> dict[str, An
         for index, one in sorted(chosen, key=lambda c: (c[1].chain.body, c[1].chain.lines),
                                  reverse=True):  # fmt: skip
             _with_op(tree, one.chain, index, one.input)
-        new = compiled(layers[-1], tree)
-        method = None if new is None else rewrapped(layers, new)
+        method = _rewritten(base, name, tree)
         if method is None:
             return None
-        made[name] = _guarded(name, layers[0], method)
+        made[name] = method
     return made
+
+
+def _rewritten(base: Any, name: str, tree: ast.FunctionDef) -> Any:
+    """The method of a class compiled from another tree, and guarded; None where it cannot be."""
+    layers = unwrapped(getattr(base, name))
+    new = compiled(layers[-1], tree)
+    method = None if new is None else rewrapped(layers, new)
+    return None if method is None else _guarded(name, layers[0], method)
+
+
+def rewritten_methods(base: Any, trees: dict[str, ast.FunctionDef]) -> dict[str, Any] | None:
+    """Methods of a class compiled from other trees, and guarded; None where one cannot be."""
+    made = {name: _rewritten(base, name, tree) for name, tree in trees.items()}
+    return None if None in made.values() else made
 
 
 def _lines_of(tree: ast.FunctionDef, found: list[Found]) -> set[int]:

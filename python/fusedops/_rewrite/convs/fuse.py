@@ -19,8 +19,8 @@ from ..blocks import hooked_by_others
 from ..chains import base_of, child
 from ..forward_code import Outside
 from ..fused_class import Fused, derived, fused_class
-from ..fused_methods import _guarded, _own_methods
-from ..recompile import asks_class, compiled, is_plain, rewrapped, unwrapped
+from ..fused_methods import _own_methods, rewritten_methods
+from ..recompile import asks_class, is_plain, unwrapped
 from ..sequential import FusedSteps, in_order
 from ..source import is_ordinary, tree_of
 from .match import Unit
@@ -115,15 +115,7 @@ _classes: dict[Any, type | None] = {}
 def _class_of(base: Any, rows: tuple[Row, ...], trees: dict[str, ast.FunctionDef]) -> type | None:
     key = (base, rows)
     if key not in _classes:
-        made: dict[str, Any] | None = {}
-        for name, tree in trees.items():
-            layers = unwrapped(getattr(base, name))
-            new = compiled(layers[-1], tree)
-            method = None if new is None else rewrapped(layers, new)
-            if method is None:
-                made = None
-                break
-            made[name] = _guarded(name, layers[0], method)  # type: ignore[index]
+        made = rewritten_methods(base, trees)
         _classes[key] = None if made is None else derived(FusedConvs, base, **made)
     return _classes[key]
 
