@@ -24,11 +24,7 @@ CONV = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}
 LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
-@pytest.fixture(autouse=True)
-def _full_precision():
-    """Torch's convolutions of float32 run in TF32 on a GPU otherwise."""
-    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-        yield
+pytestmark = pytest.mark.usefixtures("exact_convolutions")
 
 
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=name)

@@ -37,11 +37,7 @@ LEFT = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _full_precision():
-    """Torch's convolutions of float32 run in TF32 on a GPU otherwise."""
-    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-        yield
+pytestmark = pytest.mark.usefixtures("exact_convolutions")
 
 
 @pytest.fixture
