@@ -28,6 +28,16 @@ inline constexpr const char* kBatchNormSchemas[] = {
     "Tensor? bias, Tensor? saved, Tensor? sums, Tensor? count, float eps, int activation, "
     "bool need_dz) -> (Tensor, Tensor)",
 
+    // (y, mean, var): batch_norm_statistics_ and batch_norm_apply as one call.
+    "batch_norm_train_(Tensor x, Tensor? weight, Tensor? bias, Tensor? residual, Tensor? shift, "
+    "Tensor(a!)? running_mean, Tensor(b!)? running_var, float momentum, float eps, "
+    "int activation) -> (Tensor, Tensor, Tensor)",
+
+    // (dx, dz, sums): batch_norm_sums and batch_norm_backward by these sums as one call.
+    "batch_norm_train_backward(Tensor dy, Tensor x, Tensor mean, Tensor var, Tensor? weight, "
+    "Tensor? bias, Tensor? saved, float eps, int activation, bool need_dz) "
+    "-> (Tensor, Tensor, Tensor)",
+
     // (weight scale, shift) in weight's dtype: what convolves to (conv(x) + conv_bias - mean) scale
     // + bias, where scale = bn_weight / sqrt(var + eps). weight (O, K), the vectors (O,).
     "batch_norm_fold(Tensor weight, Tensor? conv_bias, Tensor? mean, Tensor? var, "

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from options import Options
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
-# Rows and channels: a block with idle threads, several steps, more columns than a block has.
-SHAPES = ((3, 8), (1000, 24), (129, 7), (77, 1), (5000, 64), (19, 600), (2, 2056))
+# Rows and channels: idle threads, several steps, more columns than a block has, clusters.
+SHAPES = ((3, 8), (1000, 24), (129, 7), (77, 1), (5000, 64), (19, 600), (2, 2056), (200, 264))
 
 
 def run(o: Options, count: Counter[str]) -> None:
@@ -39,6 +39,7 @@ def norm_act(o: Options, x: torch.Tensor, activation: str, with_residual: bool) 
     var = torch.rand_like(mean) + 0.5
     weight, bias = weight.requires_grad_(), bias.requires_grad_()
     residual = torch.randn_like(x).requires_grad_() if with_residual else None
+    torch.ops.fusedops.batch_norm_statistics_(x.detach(), None, None, None, 0.1)
     for training in (True, False):
         y = fusedops.batch_norm_act(
             x, mean, var, weight, bias, activation=activation, residual=residual, training=training

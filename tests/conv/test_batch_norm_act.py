@@ -26,10 +26,11 @@ from util import (
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=name)
 in_training = pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
 # One channel, odd ones, whole chunks of 16 bytes, more than a block's columns; one step of a block,
-# several, and many rows for each.
+# several, and many rows for each; channels for a cluster each, and for one without a row to spare.
 SHAPES = (
     *((2, 1, 3, 3), (3, 3, 5, 7), (1, 7, 4, 4), (4, 8, 3, 5), (2, 24, 9, 9), (2, 40, 8, 8)),
     *((5, 64, 14, 14), (2, 300, 5, 5), (3, 520, 2, 2), (700, 12), (6, 16, 50), (2, 16, 3, 4, 5)),
+    *((3, 256, 6, 6), (64, 520)),
 )
 LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
@@ -354,6 +355,45 @@ def test_is_captured_in_a_cuda_graph():
         return fusedops.batch_norm_act(x, residual=residual, activation="relu", training=True)
 
     assert_replays_and_streams(call, call())
+
+
+# Rows of which all stay in shared memory, and some do not; with channels for clusters, and without.
+ONE_KERNEL = ((3000, 64), (300_000, 64), (4000, 512), (100_003, 264), (70_000, 24), (130, 4104))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES[:3], ids=name)
+@pytest.mark.parametrize("shape", ONE_KERNEL, ids=str)
+def test_one_kernel_agrees_with_the_passes(shape, dtype):
+    ops, rows, channels = torch.ops.fusedops, *shape
+    x, residual, dy = (make(*shape, dtype=dtype, device="cuda", seed=s) for s in (1, 2, 3))
+    norm = vectors(channels, torch.float32, "cuda")[2:]
+    exact = torch.var_mean((x + 2).double(), 0, correction=0)[::-1]
+    for some, code in itertools.product((None, residual), (0, 1)):
+        runs = [
+            ops.batch_norm_train_(x + 2, *norm, some, None, None, None, 0.1, 1e-5, code)
+            for _ in range(2)
+        ]
+        y, *found = runs[0]
+        assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+        for a, b in zip(found, exact, strict=True):
+            torch.testing.assert_close(a.double(), b, rtol=2e-6, atol=1e-6)
+        want = ops.batch_norm_apply(x + 2, *found, *norm, some, 1e-5, code)
+        torch.testing.assert_close(y, want)
+        need = some is not None and code == 1
+        saved = y if need else None
+        arguments = (x + 2, *found, *norm)
+        runs = [
+            ops.batch_norm_train_backward(dy, *arguments, saved, 1e-5, code, need) for _ in range(2)
+        ]
+        dx, dz, sums = runs[0]
+        assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+        want_sums, want_dz = ops.batch_norm_sums(dy, *arguments, saved, 1e-5, code, need)
+        torch.testing.assert_close(dz, want_dz)
+        torch.testing.assert_close(sums, want_sums, rtol=1e-5, atol=1e-4 * rows**0.5)
+        rest = (None, sums, None, 1e-5, 0 if need else code, False)
+        want, _ = ops.batch_norm_backward(dz if need else dy, *arguments, *rest)
+        torch.testing.assert_close(dx, want)
 
 
 @pytest.mark.gpu

@@ -64,6 +64,23 @@ def backward(device, dtype, codes):
             yield dy, x, *rest, *some, eps, code, i % 2 == 0
 
 
+def train(device, dtype, codes):
+    for i, shape in enumerate([*SHAPES, (200, 24)]):
+        x, residual = (make(*shape, dtype=dtype, device=device, seed=s) for s in (1, 2))
+        mean, var, weight, bias = vectors(shape[-1], dtype, device)
+        shift = None if i % 2 else make(shape[-1], dtype=dtype, device=device, seed=6)
+        for code in codes:
+            yield x, weight, bias, residual, shift, mean, var, 0.25, 1e-5, code
+            yield x, None, None, None, None, None, None, 0.1, 1e-3, code
+
+
+def train_backward(device, dtype, codes):
+    for dy, x, mean, var, weight, bias, saved, eps, code in _backward(device, dtype, codes):
+        if mean is not None:
+            yield dy, x, mean, var, weight, bias, saved, eps, code, saved is not None
+            yield dy, x, mean, var, None, None, None, eps, code, False
+
+
 def fold(device, dtype, codes):
     for shape in [(6, 8), (5, 7), (3, 300)]:
         weight = make(*shape, dtype=dtype, device=device)
@@ -79,5 +96,7 @@ SAMPLES = {
     "batch_norm_apply": apply,
     "batch_norm_sums": sums,
     "batch_norm_backward": backward,
+    "batch_norm_train_": train,
+    "batch_norm_train_backward": train_backward,
     "batch_norm_fold": fold,
 }

@@ -288,6 +288,43 @@ std::tuple<Tensor, Tensor> batch_norm_backward(const Tensor& dy,                
   return {to_dtype(dx, x_.scalar_type()), returned(dz, x_, need_dz)};
 }
 
+std::tuple<Tensor, Tensor, Tensor> batch_norm_train_(
+    const Tensor& x,                            // (..., C)
+    const std::optional<Tensor>& weight,        // (C,)
+    const std::optional<Tensor>& bias,          // (C,)
+    const std::optional<Tensor>& residual,      // (..., C)
+    const std::optional<Tensor>& shift,         // (C,)
+    const std::optional<Tensor>& running_mean,  // (C,), written
+    const std::optional<Tensor>& running_var,   // (C,), written
+    double momentum, double eps, int64_t activation) {
+  constexpr const char* kOp = "batch_norm_train_";
+  check_batch_norm_statistics(kOp, x, shift, running_mean, running_var);
+  const std::optional<Tensor> none;
+  check_batch_norm_apply(kOp, x, {none, none, weight, bias}, residual, activation);
+  const auto [mean, var] = batch_norm_statistics_(x, shift, running_mean, running_var, momentum);
+  return {batch_norm_apply(x, mean, var, weight, bias, residual, eps, activation), mean, var};
+}
+
+std::tuple<Tensor, Tensor, Tensor> batch_norm_train_backward(
+    const Tensor& dy,                     // (..., C)
+    const Tensor& x,                      // (..., C)
+    const Tensor& mean,                   // (C,)
+    const Tensor& var,                    // (C,)
+    const std::optional<Tensor>& weight,  // (C,)
+    const std::optional<Tensor>& bias,    // (C,)
+    const std::optional<Tensor>& saved,   // (..., C)
+    double eps, int64_t activation, bool need_dz) {
+  const std::optional<Tensor> given_mean = mean, given_var = var;
+  check_batch_norm_backward("batch_norm_train_backward", dy, x,
+                            {given_mean, given_var, weight, bias}, saved, activation);
+  const auto [sums, dz] =
+      batch_norm_sums(dy, x, given_mean, given_var, weight, bias, saved, eps, activation, need_dz);
+  const auto [dx, unused] = batch_norm_backward(need_dz ? dz : dy, x, given_mean, given_var, weight,
+                                                bias, need_dz ? std::nullopt : saved, sums,
+                                                std::nullopt, eps, need_dz ? 0 : activation, false);
+  return {dx, dz, sums};
+}
+
 std::tuple<Tensor, Tensor> batch_norm_fold(const Tensor& weight_,                   // (O, K)
                                            const std::optional<Tensor>& conv_bias,  // (O,)
                                            const std::optional<Tensor>& mean,       // (O,)
@@ -326,6 +363,8 @@ STABLE_TORCH_LIBRARY_IMPL(fusedops, CPU, m) {
   m.impl("batch_norm_apply", FUSEDOPS_BOX(&batch_norm_apply));
   m.impl("batch_norm_sums", FUSEDOPS_BOX(&batch_norm_sums));
   m.impl("batch_norm_backward", FUSEDOPS_BOX(&batch_norm_backward));
+  m.impl("batch_norm_train_", FUSEDOPS_BOX(&batch_norm_train_));
+  m.impl("batch_norm_train_backward", FUSEDOPS_BOX(&batch_norm_train_backward));
   m.impl("batch_norm_fold", FUSEDOPS_BOX(&batch_norm_fold));
 }
 

@@ -7,8 +7,6 @@
 #include "csrc/cuda/batch_norm/batch_norm_statistics.cuh"
 
 namespace fusedops::cuda {
-namespace {
-
 std::tuple<Tensor, Tensor> batch_norm_statistics_(
     const Tensor& x_,                           // (..., C)
     const std::optional<Tensor>& shift_,        // (C,)
@@ -45,19 +43,8 @@ std::tuple<Tensor, Tensor> batch_norm_statistics_(
   const Tensor partial = torch::stable::new_empty(x, {2 * shape.channels * problem.grid.row_blocks},
                                                   ScalarType::Double);
   problem.partial = static_cast<double*>(partial.mutable_data_ptr());
-  StatisticsResult result{};
-  result.mean = mean.mutable_data_ptr();
-  result.var = var.mutable_data_ptr();
-  result.shift = DenseNorm::vector(shift);
-  result.momentum = momentum;
-  if (running_mean) {
-    result.running_mean = running_mean->mutable_data_ptr();
-    result.mean_wide = is_wide(*running_mean);
-  }
-  if (running_var) {
-    result.running_var = running_var->mutable_data_ptr();
-    result.var_wide = is_wide(*running_var);
-  }
+  const StatisticsResult result =
+      statistics_result(mean, var, shift, running_mean, running_var, momentum);
 
   // Launch
   const bool overlap = scope.facts().code_version >= 90;
@@ -123,8 +110,6 @@ Tensor batch_norm_apply(const Tensor& x_,                        // (..., C)
   check_launch(kOp);
   return y;
 }
-
-}  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusedops, CUDA, m) {
   m.impl("batch_norm_statistics_", FUSEDOPS_BOX(&batch_norm_statistics_));

@@ -31,6 +31,8 @@ struct Operands {
   }
 };
 
+}  // namespace
+
 std::tuple<Tensor, Tensor> batch_norm_sums(const Tensor& dy,                     // (..., C)
                                            const Tensor& x,                      // (..., C)
                                            const std::optional<Tensor>& mean,    // (C,)
@@ -147,8 +149,6 @@ std::tuple<Tensor, Tensor> batch_norm_backward(const Tensor& dy,                
   check_launch(kOp);
   return {dx, dz};
 }
-
-}  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusedops, CUDA, m) {
   m.impl("batch_norm_sums", FUSEDOPS_BOX(&batch_norm_sums));

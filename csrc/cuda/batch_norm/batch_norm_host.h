@@ -4,6 +4,7 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <initializer_list>
+#include <tuple>
 #include <vector>
 
 #include "csrc/common/checks/batch_norm_check.h"
@@ -59,5 +60,54 @@ inline std::vector<int64_t> shape_of(const Tensor& tensor) {
   const auto sizes = tensor.sizes();
   return {sizes.begin(), sizes.end()};
 }
+
+inline StatisticsResult statistics_result(const Tensor& mean, const Tensor& var,
+                                          const std::optional<Tensor>& shift,
+                                          const std::optional<Tensor>& running_mean,
+                                          const std::optional<Tensor>& running_var,
+                                          double momentum) {
+  StatisticsResult result{};
+  result.mean = mean.mutable_data_ptr();
+  result.var = var.mutable_data_ptr();
+  result.shift = DenseNorm::vector(shift);
+  result.momentum = momentum;
+  if (running_mean) {
+    result.running_mean = running_mean->mutable_data_ptr();
+    result.mean_wide = is_wide(*running_mean);
+  }
+  if (running_var) {
+    result.running_var = running_var->mutable_data_ptr();
+    result.var_wide = is_wide(*running_var);
+  }
+  return result;
+}
+
+// ---- the passes one by one, as their schemas say ----
+
+std::tuple<Tensor, Tensor> batch_norm_statistics_(const Tensor& x,
+                                                  const std::optional<Tensor>& shift,
+                                                  const std::optional<Tensor>& running_mean,
+                                                  const std::optional<Tensor>& running_var,
+                                                  double momentum);
+
+Tensor batch_norm_apply(const Tensor& x, const std::optional<Tensor>& mean,
+                        const std::optional<Tensor>& var, const std::optional<Tensor>& weight,
+                        const std::optional<Tensor>& bias, const std::optional<Tensor>& residual,
+                        double eps, int64_t activation);
+
+std::tuple<Tensor, Tensor> batch_norm_sums(const Tensor& dy, const Tensor& x,
+                                           const std::optional<Tensor>& mean,
+                                           const std::optional<Tensor>& var,
+                                           const std::optional<Tensor>& weight,
+                                           const std::optional<Tensor>& bias,
+                                           const std::optional<Tensor>& saved, double eps,
+                                           int64_t activation, bool need_dz);
+
+std::tuple<Tensor, Tensor> batch_norm_backward(
+    const Tensor& dy, const Tensor& x, const std::optional<Tensor>& mean,
+    const std::optional<Tensor>& var, const std::optional<Tensor>& weight,
+    const std::optional<Tensor>& bias, const std::optional<Tensor>& saved,
+    const std::optional<Tensor>& sums, const std::optional<Tensor>& count, double eps,
+    int64_t activation, bool need_dz);
 
 }  // namespace fusedops::cuda

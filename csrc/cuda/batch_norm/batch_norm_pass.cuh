@@ -45,27 +45,53 @@ struct NormChannels {
   C mean[kVec], scale[kVec], bias[kVec];
 
   __device__ __forceinline__ void load(const NormArguments& norm, int64_t col) {
+    load(norm, col, col);
+  }
+  // from: where the statistics of the channels at col stand.
+  __device__ __forceinline__ void load(const NormArguments& norm, int64_t col, int64_t from) {
     C rstd[kVec];
-    norm.mean.load<T>(col, C(0), mean);
+    norm.mean.load<T>(from, C(0), mean);
     norm.weight.load<T>(col, C(1), scale);
     // NOTE: -0 keeps zeros of both signs.
     norm.bias.load<T>(col, C(-0.0), bias);
-    norm.rstds<T>(col, rstd);
+    norm.rstds<T>(from, rstd);
 #pragma unroll
     for (int i = 0; i < kVec; ++i) scale[i] *= rstd[i];
   }
   __device__ __forceinline__ C normalised(int i, T x) const {
     return (to_compute(x) - mean[i]) * scale[i] + bias[i];
   }
+  // y; added: read where kAdded says so.
+  template <bool kAdded>
+  __device__ __forceinline__ void output(const Vec<T, kVec>& x, const Vec<T, kVec>& added,
+                                         Activation activation, C (&z)[kVec]) const {
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) z[i] = normalised(i, x.value[i]);
+    if constexpr (kAdded) {
+#pragma unroll
+      for (int i = 0; i < kVec; ++i) z[i] += to_compute(added.value[i]);
+    }
+    with_activation(activation, [&]<Activation kActivation>() {
+      resolve_rare<kActivation>(activation, [&]<Activation kNow>() {
+#pragma unroll
+        for (int i = 0; i < kVec; ++i) z[i] = activate_as<kNow, kAccuracyOf<T>>(z[i]);
+      });
+    });
+  }
 };
 
 template <class T, int kVec>
-__device__ __forceinline__ void store_row(void* to, const PassProblem& p, int64_t row, int64_t col,
-                                          const Compute<T> (&values)[kVec]) {
+__device__ __forceinline__ void store_vector(void* to, int64_t element,
+                                             const Compute<T> (&values)[kVec]) {
   Vec<T, kVec> v;
 #pragma unroll
   for (int i = 0; i < kVec; ++i) v.value[i] = from_compute<T>(values[i]);
-  *reinterpret_cast<Vec<T, kVec>*>(static_cast<T*>(to) + row * p.channels + col) = v;
+  *reinterpret_cast<Vec<T, kVec>*>(static_cast<T*>(to) + element) = v;
+}
+template <class T, int kVec>
+__device__ __forceinline__ void store_row(void* to, const PassProblem& p, int64_t row, int64_t col,
+                                          const Compute<T> (&values)[kVec]) {
+  store_vector<T>(to, row * p.channels + col, values);
 }
 
 template <class T, int kVec, bool kAdded>
@@ -85,18 +111,7 @@ __global__ void __launch_bounds__(kWalkThreads, kPassBlocks)
     for (int u = 0; u < kUnroll; ++u) {
       if (u >= count) break;
       C z[kVec];
-#pragma unroll
-      for (int i = 0; i < kVec; ++i) z[i] = channels.normalised(i, v[0][u].value[i]);
-      if constexpr (kAdded) {
-#pragma unroll
-        for (int i = 0; i < kVec; ++i) z[i] += to_compute(v[1][u].value[i]);
-      }
-      with_activation(p.activation, [&]<Activation kActivation>() {
-        resolve_rare<kActivation>(p.activation, [&]<Activation kNow>() {
-#pragma unroll
-          for (int i = 0; i < kVec; ++i) z[i] = activate_as<kNow, kAccuracyOf<T>>(z[i]);
-        });
-      });
+      channels.template output<kAdded>(v[0][u], v[kInputs - 1][u], p.activation, z);
       store_row<T>(p.out, p, row + int64_t{u} * p.grid.threads_y, at.col, z);
     }
   };
@@ -178,13 +193,9 @@ __global__ void __launch_bounds__(kWalkThreads, sizeof(T) == 8 ? 1 : kPassBlocks
       });
 }
 
-// sums (2, channels): one warp for each channel.
+// A warp joins what the blocks of rows left of one channel: sums (2, channels).
 template <class T>
-__global__ void __launch_bounds__(kWalkThreads)
-    batch_norm_finish_sums_kernel(const __grid_constant__ PassProblem p, Compute<T>* sums) {
-  wait_for_predecessor();
-  const int64_t channel = int64_t{blockIdx.x} * (kWalkThreads / 32) + threadIdx.x / 32;
-  if (channel >= p.channels) return;
+__device__ __forceinline__ void join_sums(const PassProblem& p, Compute<T>* sums, int64_t channel) {
 #pragma unroll
   for (int s = 0; s < 2; ++s) {
     const double* const from = p.partial + (s * p.channels + channel) * p.grid.row_blocks;
@@ -205,6 +216,38 @@ __global__ void __launch_bounds__(kWalkThreads)
   }
 }
 
+// One warp for each channel.
+template <class T>
+__global__ void __launch_bounds__(kWalkThreads)
+    batch_norm_finish_sums_kernel(const __grid_constant__ PassProblem p, Compute<T>* sums) {
+  wait_for_predecessor();
+  const int64_t channel = int64_t{blockIdx.x} * (kWalkThreads / 32) + threadIdx.x / 32;
+  if (channel < p.channels) join_sums<T>(p, sums, channel);
+}
+
+// What dx is made of beside the norm: dx = scale (dz - mean_dz - slope (x - mean)).
+template <class T, int kVec>
+struct GradientChannels {
+  using C = Compute<T>;
+  C mean_dz[kVec] = {}, slope[kVec] = {};
+
+  // from: where the sums of the channels at col stand in each half of p.sums, `stride` long.
+  __device__ __forceinline__ void load(const PassProblem& p, const C* sums, int64_t stride,
+                                       int64_t col, int64_t from) {
+    const C count = p.count ? *static_cast<const C*>(p.count) : static_cast<C>(p.rows);
+    const C share = C(1) / count;
+    C rstd[kVec];
+    p.norm.rstds<T>(col, rstd);
+    ChannelVector{sums, true}.load<T>(from, C(0), mean_dz);
+    ChannelVector{sums + stride, true}.load<T>(from, C(0), slope);
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) {
+      mean_dz[i] *= share;
+      slope[i] = slope[i] * share * rstd[i];
+    }
+  }
+};
+
 template <class T, int kVec, bool kAdded>
 __global__ void __launch_bounds__(kWalkThreads, sizeof(T) == 8 ? 1 : kPassBlocks)
     batch_norm_backward_kernel(const __grid_constant__ PassProblem p) {
@@ -213,22 +256,10 @@ __global__ void __launch_bounds__(kWalkThreads, sizeof(T) == 8 ? 1 : kPassBlocks
   wait_for_predecessor();
   const auto at = WalkPlace::of<kVec>(p.grid, p.rows, p.channels);
   NormChannels<T, kVec> channels;
-  C mean_dz[kVec] = {}, slope[kVec] = {};  // dx = scale (dz - mean_dz - slope (x - mean))
+  GradientChannels<T, kVec> sums;
   const auto prepare = [&] {
     channels.load(p.norm, at.col);
-    if (!p.sums) return;
-    const C* const sums = static_cast<const C*>(p.sums);
-    const C count = p.count ? *static_cast<const C*>(p.count) : static_cast<C>(p.rows);
-    const C share = C(1) / count;
-    C rstd[kVec];
-    p.norm.rstds<T>(at.col, rstd);
-    ChannelVector{sums, true}.load<T>(at.col, C(0), mean_dz);
-    ChannelVector{sums + p.channels, true}.load<T>(at.col, C(0), slope);
-#pragma unroll
-    for (int i = 0; i < kVec; ++i) {
-      mean_dz[i] *= share;
-      slope[i] = slope[i] * share * rstd[i];
-    }
+    if (p.sums) sums.load(p, static_cast<const C*>(p.sums), p.channels, at.col, at.col);
   };
   constexpr int kInputs = kAdded ? 3 : 2, kUnroll = pass_unroll(kInputs);
   const T* in[kInputs] = {static_cast<const T*>(p.dy), static_cast<const T*>(p.x)};
@@ -243,8 +274,8 @@ __global__ void __launch_bounds__(kWalkThreads, sizeof(T) == 8 ? 1 : kPassBlocks
       for (int i = 0; i < kVec; ++i) {
         C centred = dz[i];
         if (p.sums) {
-          centred -= mean_dz[i];
-          centred -= slope[i] * (to_compute(v[1][u].value[i]) - channels.mean[i]);
+          centred -= sums.mean_dz[i];
+          centred -= sums.slope[i] * (to_compute(v[1][u].value[i]) - channels.mean[i]);
         }
         dx[i] = centred * channels.scale[i];
       }

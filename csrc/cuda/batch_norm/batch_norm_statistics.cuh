@@ -19,6 +19,52 @@ struct StatisticsProblem {
   WalkGrid grid;
 };
 
+// Mean and sum of squares about it of the rows that a thread has seen.
+template <class C, int kVec>
+struct ChannelMoments {
+  C mean[kVec] = {}, square[kVec] = {}, seen = 0;
+
+  // The first `count` of a group of rows.
+  template <class T, int kUnroll>
+  __device__ __forceinline__ void add(const Vec<T, kVec> (&x)[kUnroll], int count) {
+    const C n = static_cast<C>(count), of_group = C(1) / n;
+    const C weight = n / (seen + n), both = seen * weight;
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) {
+      // NOTE: about the first row, as a sum of large values
+      // would round.
+      const C origin = to_compute(x[0].value[i]);
+      C offset = 0;
+#pragma unroll
+      for (int u = 1; u < kUnroll; ++u) {
+        if (u < count) offset += to_compute(x[u].value[i]) - origin;
+      }
+      const C own = origin + offset * of_group;
+      C own_square = 0;
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        if (u >= count) break;
+        const C d = to_compute(x[u].value[i]) - own;
+        own_square += d * d;
+      }
+      const C away = own - mean[i];
+      mean[i] += away * weight;
+      square[i] += own_square + away * away * both;
+    }
+    seen += n;
+  }
+
+  // Sums of the rows and of their squares, about references.
+  __device__ __forceinline__ void sums_about(const C* reference, C (&sums)[2][kVec]) const {
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) {
+      const C away = mean[i] - reference[i];
+      sums[0][i] = seen * away;
+      sums[1][i] = square[i] + seen * away * away;
+    }
+  }
+};
+
 template <class T, int kVec>
 __global__ void __launch_bounds__(kWalkThreads, kStatisticsBlocks)
     batch_norm_partial_kernel(const __grid_constant__ StatisticsProblem p) {
@@ -29,51 +75,19 @@ __global__ void __launch_bounds__(kWalkThreads, kStatisticsBlocks)
   __shared__ C reference[32 * kVec];
   wait_for_predecessor();
   const auto at = WalkPlace::of<kVec>(p.grid, p.rows, p.channels);
-  C mean[kVec] = {}, square[kVec] = {}, seen = 0;
+  ChannelMoments<C, kVec> moments;
   const T* const in[1] = {static_cast<const T*>(p.x)};
-  const auto body = [&](const V(&x)[1][kUnroll], int count, int64_t) {
-    const C n = static_cast<C>(count), of_group = C(1) / n;
-    const C weight = n / (seen + n), both = seen * weight;
-#pragma unroll
-    for (int i = 0; i < kVec; ++i) {
-      // NOTE: about the first row, as a sum of large values
-      // would round.
-      const C origin = to_compute(x[0][0].value[i]);
-      C offset = 0;
-#pragma unroll
-      for (int u = 1; u < kUnroll; ++u) {
-        if (u < count) offset += to_compute(x[0][u].value[i]) - origin;
-      }
-      const C own = origin + offset * of_group;
-      C own_square = 0;
-#pragma unroll
-      for (int u = 0; u < kUnroll; ++u) {
-        if (u >= count) break;
-        const C d = to_compute(x[0][u].value[i]) - own;
-        own_square += d * d;
-      }
-      const C away = own - mean[i];
-      mean[i] += away * weight;
-      square[i] += own_square + away * away * both;
-    }
-    seen += n;
-  };
+  const auto body = [&](const V(&x)[1][kUnroll], int count, int64_t) { moments.add(x[0], count); };
   walk_rows<T, kVec, kUnroll>(p.grid, at, in, p.channels, [] {}, body);
 
   // Sums of the block about the mean of its first row of threads
   if (at.ty == 0) {
 #pragma unroll
-    for (int i = 0; i < kVec; ++i) reference[at.tx * kVec + i] = mean[i];
+    for (int i = 0; i < kVec; ++i) reference[at.tx * kVec + i] = moments.mean[i];
   }
   __syncthreads();
   C sums[2][kVec] = {};
-#pragma unroll
-  for (int i = 0; i < kVec; ++i) {
-    if (seen == C(0)) break;
-    const C away = mean[i] - reference[at.tx * kVec + i];
-    sums[0][i] = seen * away;
-    sums[1][i] = square[i] + seen * away * away;
-  }
+  if (moments.seen != C(0)) moments.sums_about(reference + at.tx * kVec, sums);
   const double block_rows = static_cast<double>(at.row_end - at.row_begin);
   const int64_t first_channel = blockIdx.x % p.grid.col_blocks * p.grid.threads_x * kVec;
   static_assert(32 * kVec <= kWalkThreads);  // a thread stores one channel
@@ -91,17 +105,6 @@ __global__ void __launch_bounds__(kWalkThreads, kStatisticsBlocks)
       });
 }
 
-// What the last kernel of the statistics writes.
-struct StatisticsResult {
-  void* mean;  // (channels,) of Compute
-  void* var;
-  ChannelVector shift;
-  void* running_mean;  // (channels,) of T or, wide, of Compute; or null
-  void* running_var;
-  bool mean_wide, var_wide;
-  double momentum;
-};
-
 template <class T>
 __device__ __forceinline__ void mix(void* running, bool wide, int64_t channel, double momentum,
                                     double value) {
@@ -116,14 +119,23 @@ __device__ __forceinline__ void mix(void* running, bool wide, int64_t channel, d
   }
 }
 
-// One warp for each channel.
+// Writes what becomes of a channel's mean and sum of squares about it.
 template <class T>
-__global__ void __launch_bounds__(kWalkThreads)
-    batch_norm_statistics_kernel(const __grid_constant__ StatisticsProblem p,
-                                 const __grid_constant__ StatisticsResult result) {
-  wait_for_predecessor();
-  const int64_t channel = int64_t{blockIdx.x} * (kWalkThreads / 32) + threadIdx.x / 32;
-  if (channel >= p.channels) return;
+__device__ __forceinline__ void write_statistics(const StatisticsResult& result, int64_t channel,
+                                                 double rows, double mean, double square) {
+  using C = Compute<T>;
+  static_cast<C*>(result.mean)[channel] = static_cast<C>(mean);
+  static_cast<C*>(result.var)[channel] = static_cast<C>(square / rows);
+  const double shift = result.shift.at<T>(channel, C(0));
+  mix<T>(result.running_mean, result.mean_wide, channel, result.momentum, mean + shift);
+  mix<T>(result.running_var, result.var_wide, channel, result.momentum,
+         square / max(rows - 1, 1.0));
+}
+
+// A warp joins what the blocks of rows left of one channel.
+template <class T>
+__device__ __forceinline__ void join_statistics(const StatisticsProblem& p,
+                                                const StatisticsResult& result, int64_t channel) {
   const int64_t blocks = p.grid.row_blocks;
   const double* const means = p.partial + channel * blocks;
   const double* const squares = means + p.channels * blocks;
@@ -152,14 +164,19 @@ __global__ void __launch_bounds__(kWalkThreads)
   square = warp_total(square);
   if (threadIdx.x % 32 != 0) return;
   const double rows = static_cast<double>(p.rows);
-  const double mean = reference + offset / rows;
   const double centred = square - offset * offset / rows;
   const double sum = centred < 0 ? 0 : centred;  // NaN stays
-  static_cast<Compute<T>*>(result.mean)[channel] = static_cast<Compute<T>>(mean);
-  static_cast<Compute<T>*>(result.var)[channel] = static_cast<Compute<T>>(sum / rows);
-  const double shift = result.shift.at<T>(channel, Compute<T>(0));
-  mix<T>(result.running_mean, result.mean_wide, channel, result.momentum, mean + shift);
-  mix<T>(result.running_var, result.var_wide, channel, result.momentum, sum / max(rows - 1, 1.0));
+  write_statistics<T>(result, channel, rows, reference + offset / rows, sum);
+}
+
+// One warp for each channel.
+template <class T>
+__global__ void __launch_bounds__(kWalkThreads)
+    batch_norm_statistics_kernel(const __grid_constant__ StatisticsProblem p,
+                                 const __grid_constant__ StatisticsResult result) {
+  wait_for_predecessor();
+  const int64_t channel = int64_t{blockIdx.x} * (kWalkThreads / 32) + threadIdx.x / 32;
+  if (channel < p.channels) join_statistics<T>(p, result, channel);
 }
 
 template <class T>

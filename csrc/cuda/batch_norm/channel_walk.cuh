@@ -177,6 +177,17 @@ struct ChannelVector {
   }
 };
 
+// What statistics are written to.
+struct StatisticsResult {
+  void* mean;  // (channels,) of Compute
+  void* var;
+  ChannelVector shift;
+  void* running_mean;  // (channels,) of T or, wide, of Compute; or null
+  void* running_var;
+  bool mean_wide, var_wide;
+  double momentum;
+};
+
 struct NormArguments {
   ChannelVector mean, var, weight, bias;
   double eps = 0;

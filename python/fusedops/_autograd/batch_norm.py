@@ -83,16 +83,12 @@ def _statistics(
     shift: Tensor | None,
     options: BatchNormOptions,
 ) -> _Statistics:
-    """What x is normalised by; in training the running statistics take their part of it."""
+    """What x is normalised by: the running statistics, in training those of the group's rows, of
+    which the running ones take their part.
+    """
     if not options.training:
         return _Statistics(running_mean, running_var, None)
     momentum, group = options.momentum, options.group
-    if group is None:
-        mean, var = _ops.batch_norm_statistics_.default(
-            x, shift, running_mean, running_var, momentum
-        )
-        _written(running_mean, running_var)
-        return _Statistics(mean, var, None)
     mean, var = _ops.batch_norm_statistics_.default(x, None, None, None, 0.0)
     found = _shared(mean, var, x.shape[:-1].numel(), group)
     assert found.mean is not None
@@ -103,6 +99,30 @@ def _statistics(
     _mix(running_mean, moved, found.rows, momentum)
     _mix(running_var, unbiased, found.rows, momentum)
     return found
+
+
+def _forward(
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    shift: Tensor | None,
+    options: BatchNormOptions,
+) -> tuple[Tensor, _Statistics]:
+    """y, and what x was normalised by."""
+    eps, code = options.eps, options.code
+    y: Tensor
+    if options.training and options.group is None:
+        y, mean, var = _ops.batch_norm_train_.default(
+            x, weight, bias, residual, shift, running_mean, running_var, options.momentum, eps, code
+        )
+        _written(running_mean, running_var)
+        return y, _Statistics(mean, var, None)
+    found = _statistics(x, running_mean, running_var, shift, options)
+    y = _ops.batch_norm_apply.default(x, found.mean, found.var, weight, bias, residual, eps, code)
+    return y, found
 
 
 def batch_norm_forward(
@@ -116,11 +136,8 @@ def batch_norm_forward(
     options: BatchNormOptions,
 ) -> Tensor:
     """y for x (..., C), without a gradient."""
-    found = _statistics(x, running_mean, running_var, shift, options)
-    y: Tensor = _ops.batch_norm_apply.default(
-        x, found.mean, found.var, weight, bias, residual, options.eps, options.code
-    )
-    return y
+    arguments = (x, residual, weight, bias, running_mean, running_var, shift, options)
+    return _forward(*arguments)[0]
 
 
 class BatchNormFunction(torch.autograd.Function):
@@ -143,10 +160,8 @@ class BatchNormFunction(torch.autograd.Function):
         options: BatchNormOptions,
     ) -> Tensor:
         code = options.code
-        found = _statistics(x, running_mean, running_var, shift, options)
-        y: Tensor = _ops.batch_norm_apply.default(
-            x, found.mean, found.var, weight, bias, residual, options.eps, code
-        )
+        arguments = (x, residual, weight, bias, running_mean, running_var, shift, options)
+        y, found = _forward(*arguments)
         kept = None  # what z is found again from, beside x
         if residual is not None:
             kept = y if SAVES_OUTPUT[code] else residual if SAVES_PREACT[code] else None
@@ -186,7 +201,12 @@ def _backward(
     x = dy if x is None else x  # which nothing reads
     need_dz = need_residual and code != 0
     sums = total = dz = dx = None
-    if need_weight or need_bias or (need_x and options.training):
+    if need_x and options.training and options.group is None:
+        dx, dz, sums = _ops.batch_norm_train_backward.default(
+            dy, x, *vectors, kept, eps, code, need_dz
+        )
+        need_x = need_dz = False
+    elif need_weight or need_bias or (need_x and options.training):
         sums, dz = _ops.batch_norm_sums.default(dy, x, *vectors, kept, eps, code, need_dz)
         dy, code, kept = (dz, 0, None) if need_dz else (dy, code, kept)
         if options.training:
@@ -197,8 +217,9 @@ def _backward(
             dy, x, *vectors, kept, total, count, eps, code, need_dz
         )
         dz = own if need_dz else dz
+        dx = dx if need_x else None
     return (
-        dx if need_x else None,
+        dx,
         None if not need_residual else dy if options.code == 0 else dz,
         sums[1].to(weight.dtype) if need_weight and sums is not None else None,
         sums[0].to(bias.dtype) if need_bias and sums is not None else None,

@@ -169,6 +169,52 @@ def _batch_norm_backward(
     return dy.new_empty(dy.shape), dy.new_empty(dy.shape if need_dz else (0,))
 
 
+@fake("batch_norm_train_")
+def _batch_norm_train(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    shift: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    momentum: float,
+    eps: float,
+    activation: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    op = "batch_norm_train_"
+    check_floating(op, "x", x)
+    check_min_dim(op, "x", x, 1)
+    _check_channels(op, "shift", shift, x)
+    _check_running(op, "running_mean", running_mean, x)
+    _check_running(op, "running_var", running_var, x)
+    check_activation(op, activation)
+    _check_vectors(op, x, None, None, weight, bias)
+    _check_rows_like(op, "residual", residual, "x", x)
+    wide = _compute_dtype(x)
+    mean, var = (x.new_empty(x.shape[-1:], dtype=wide) for _ in range(2))
+    return x.new_empty(x.shape), mean, var
+
+
+@fake("batch_norm_train_backward")
+def _batch_norm_train_backward(
+    dy: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    saved: Tensor | None,
+    eps: float,
+    activation: int,
+    need_dz: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    op = "batch_norm_train_backward"
+    _check_backward(op, dy, x, (mean, var, weight, bias), saved, activation)
+    sums = dy.new_empty((2, dy.shape[-1]), dtype=_compute_dtype(dy))
+    return dy.new_empty(dy.shape), dy.new_empty(dy.shape if need_dz else (0,)), sums
+
+
 @fake("batch_norm_fold")
 def _batch_norm_fold(
     weight: Tensor,
