@@ -69,7 +69,7 @@ def test_the_first_form_that_is_not_refused(monkeypatch, kernel, with_residual, 
 
     monkeypatch.setattr(conv_graph, "convolve_by_graph", graph)
     problem = conv_problem("conv_bn_act", x, weight, 1, kernel // 2, 1, 1)
-    got = conv._by_graph(x, weight, bias, norm, residual, problem, 1, 1e-5)
+    got = conv._by_graph(conv.Fused(x, weight, bias, norm, residual, problem, 1, 1e-5))
     if refused == 2 and kernel == 1 and not with_residual:
         assert got is None  # left to a product of rows
         assert seen == ["inside", "beside"]
@@ -88,7 +88,7 @@ def test_a_scale_is_not_rounded_to_half(monkeypatch):
         conv_graph, "convolve_by_graph", lambda x, w, behind, *_: seen.append(form_of(behind))
     )
     problem = conv_problem("conv_bn_act", x, weight, 1, 1, 1, 1)
-    assert conv._by_graph(x, weight, bias, norm, None, problem, 1, 1e-5) is None
+    assert conv._by_graph(conv.Fused(x, weight, bias, norm, None, problem, 1, 1e-5)) is None
     assert seen == ["inside", "folded"]
 
 
@@ -112,7 +112,9 @@ def test_nothing_is_folded_without_a_norm(monkeypatch):
     x, weight, bias, _ = operands(3, torch.float32, "cpu")
     monkeypatch.setattr(conv_graph, "convolve_by_graph", by_torch)
     problem = conv_problem("conv_bn_act", x, weight, 1, 1, 1, 1)
-    got = conv._by_graph(x, weight, bias, conv.Norm(*[None] * 4), None, problem, 1, 1e-5)
+    got = conv._by_graph(
+        conv.Fused(x, weight, bias, conv.Norm(*[None] * 4), None, problem, 1, 1e-5)
+    )
     torch.testing.assert_close(got, F.relu(F.conv2d(x, weight, bias, padding=1)))
 
 
@@ -138,7 +140,7 @@ def test_each_form_on_a_gpu(monkeypatch, form, kernel, dtype):
     monkeypatch.setattr(conv_graph, "convolve_by_graph", graph)
     problem = conv_problem("conv_bn_act", x, weight, 1, kernel // 2, 1, 1)
     with torch.no_grad():
-        got = conv._by_graph(x, weight, bias, norm, residual, problem, 1, 1e-5)
+        got = conv._by_graph(conv.Fused(x, weight, bias, norm, residual, problem, 1, 1e-5))
     if tried == [False]:
         pytest.skip(f"this cuDNN has no engine for the norm {form}")
     z = F.batch_norm(F.conv2d(x, weight, bias, padding=kernel // 2), *norm)

@@ -68,6 +68,43 @@ class Norm(NamedTuple):
         return all(t is None for t in self)
 
 
+class Fused(NamedTuple):
+    """A convolution with a norm of constant statistics, for one kernel where there is one."""
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    norm: Norm
+    residual: Tensor | None
+    problem: ConvProblem
+    code: int  # of the activation
+    eps: float
+
+    @property
+    def is_product(self) -> bool:
+        """Whether our product has all of it."""
+        return self.residual is None and is_pointwise(self.weight.shape, self.problem)
+
+    def graph(self, weight: Tensor, behind: conv_graph.Behind) -> Tensor | None:
+        """y (N, O, ...) by one of cuDNN's graphs, None where there is none."""
+        return conv_graph.convolve_by_graph(
+            self.x, weight, behind, self.residual, self.problem, self.code
+        )
+
+    def folded(self) -> tuple[Tensor, Tensor]:
+        """(weight, bias) of the convolution that includes the norm, in `channels_last` memory.
+
+        NOTE: one small kernel in each call. Fused optimisers, torch's own batch norm and replays of
+        CUDA graphs change tensors without a trace, so that a copy which is kept would get old.
+        """
+        last = CHANNELS_LAST[self.x.dim()]
+        rows = self.weight.contiguous(memory_format=last).movedim(1, -1)
+        matrix, shift = _ops.batch_norm_fold.default(
+            rows.reshape(rows.shape[0], -1), self.bias, *self.norm, self.eps
+        )
+        return matrix.view(rows.shape).movedim(-1, 1), shift
+
+
 def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, problem: ConvProblem) -> Tensor:
     """The convolution, by torch."""
     if problem.is_uneven:
@@ -145,56 +182,29 @@ def _without_graph(
 _known_path = functools.lru_cache(maxsize=4096)(inference_path)
 
 
-def _folded(
-    weight: Tensor, bias: Tensor | None, norm: Norm, eps: float, last: torch.memory_format
-) -> tuple[Tensor, Tensor]:
-    """(weight, bias) of the convolution that includes a norm with constant statistics.
-
-    NOTE: one small kernel in each call. Fused optimisers, torch's own batch norm and replays of
-    CUDA graphs change tensors without a trace, so that a copy which is kept would get old.
-    """
-    rows = weight.contiguous(memory_format=last).movedim(1, -1)
-    matrix, shift = _ops.batch_norm_fold.default(
-        rows.reshape(weight.shape[0], -1), bias, *norm, eps
-    )
-    return matrix.view(rows.shape).movedim(-1, 1), shift
-
-
-def _infer(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    norm: Norm,
-    residual: Tensor | None,
-    problem: ConvProblem,
-    code: int,
-    eps: float,
-) -> Tensor | None:
+def _infer(call: Fused) -> Tensor | None:
     """y (N, ..., O) from one kernel, None where no kernel has all of it."""
+    x, weight, problem, with_residual = call.x, call.weight, call.problem, call.residual is not None
     find = _known_path if x.dtype in _HALVES else inference_path
-    path, _ = find(
-        x.device.type, x.dtype, x.shape, weight.shape, problem, code, residual is not None
-    )
-    if path == PASS or (path == CUDNN and not torch.backends.cudnn.enabled):
-        return None
+    path, _ = find(x.device.type, x.dtype, x.shape, weight.shape, problem, call.code, with_residual)
     if path == GRAPH:
-        y = _by_graph(x, weight, bias, norm, residual, problem, code, eps)
+        y = _by_graph(call)
         if y is not None:
             return channels_behind(y)
-        product = is_pointwise(weight.shape, problem) and residual is None
-        path = (
-            GEMM if product else _without_graph(x.shape[1], problem, code, residual is not None)[0]
-        )
-        if path == PASS:
-            return None
+        without = _without_graph(x.shape[1], problem, call.code, with_residual)[0]
+        path = GEMM if call.is_product else without
+    if path == PASS or (path == CUDNN and not torch.backends.cudnn.enabled):
+        return None
     if path == GEMM:
-        matrix, shift = _ops.batch_norm_fold.default(weight.flatten(1), bias, *norm, eps)
+        matrix, shift = _ops.batch_norm_fold.default(
+            weight.flatten(1), call.bias, *call.norm, call.eps
+        )
         allow_tf32 = x.dtype is torch.float32
-        rows: Tensor = _ops.linear.default(channels_behind(x), matrix, shift, code, allow_tf32)
+        rows: Tensor = _ops.linear.default(channels_behind(x), matrix, shift, call.code, allow_tf32)
         return rows
-    folded, shift = _folded(weight, bias, norm, eps, CHANNELS_LAST[x.dim()])
+    folded, shift = call.folded()
     geometry = (problem.stride, problem.padding, problem.dilation, problem.groups)
-    y = torch.cudnn_convolution_add_relu(x, folded, residual, 1.0, shift, *geometry)
+    y = torch.cudnn_convolution_add_relu(x, folded, call.residual, 1.0, shift, *geometry)
     return channels_behind(y)
 
 
@@ -210,54 +220,34 @@ def pays_inside(weight_shape: Sequence[int], problem: ConvProblem, with_residual
     return elements <= most and flops <= _INSIDE_FLOPS
 
 
-def _by_graph(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    norm: Norm,
-    residual: Tensor | None,
-    problem: ConvProblem,
-    code: int,
-    eps: float,
-) -> Tensor | None:
+def _by_graph(call: Fused) -> Tensor | None:
     """y (N, O, ...) from a graph of cuDNN: of those that it has, the one with the least before it.
 
     NOTE: all of the norm inside where that pays, else with the scale formed by one kernel over O
     channels, where float32 keeps its digits, else folded into the weight. None: cuDNN has neither,
     or what is left is a product, which has our epilogue.
     """
-    rest = (residual, problem, code)
-    if not (norm.is_none or pays_inside(weight.shape, problem, residual is not None)):
-        return _by_folded_graph(x, weight, bias, norm, rest, eps)
-    matrix = weight.movedim(1, -1).reshape(weight.shape[0], -1)
-    filters = matrix.view(weight.shape[0], *weight.shape[2:], -1).movedim(-1, 1)
-    inside = conv_graph.Behind(bias, norm.mean, norm.var, norm.weight, norm.bias, eps)
-    y = conv_graph.convolve_by_graph(x, filters, inside, *rest)
-    if y is not None:
-        return y
-    gamma, var = norm.weight, norm.var
-    if gamma is not None and var is not None and gamma.dtype is var.dtype is torch.float32:
-        scale, _ = _ops.batch_norm_fold.default(gamma[:, None], None, None, var, None, None, eps)
-        beside = inside._replace(var=None, scale=scale.flatten(), eps=0.0)
-        y = conv_graph.convolve_by_graph(x, filters, beside, *rest)
+    weight, norm = call.weight, call.norm
+    if norm.is_none or pays_inside(weight.shape, call.problem, call.residual is not None):
+        matrix = weight.movedim(1, -1).reshape(weight.shape[0], -1)
+        filters = matrix.view(weight.shape[0], *weight.shape[2:], -1).movedim(-1, 1)
+        inside = conv_graph.Behind(call.bias, norm.mean, norm.var, norm.weight, norm.bias, call.eps)
+        y = call.graph(filters, inside)
+        gamma, var = norm.weight, norm.var
+        if (
+            y is None and gamma is not None and var is not None
+            and gamma.dtype is var.dtype is torch.float32
+        ):  # fmt: skip
+            scale, _ = _ops.batch_norm_fold.default(
+                gamma[:, None], None, None, var, None, None, call.eps
+            )
+            y = call.graph(filters, inside._replace(var=None, scale=scale.flatten(), eps=0.0))
         if y is not None:
             return y
-    return _by_folded_graph(x, weight, bias, norm, rest, eps)
-
-
-def _by_folded_graph(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    norm: Norm,
-    rest: tuple[Tensor | None, ConvProblem, int],
-    eps: float,
-) -> Tensor | None:
-    """From a graph behind the kernel that folds; None of a product without a residual."""
-    if is_pointwise(weight.shape, rest[1]) and rest[0] is None:
+    if call.is_product:
         return None
-    folded, shift = _folded(weight, bias, norm, eps, CHANNELS_LAST[x.dim()])
-    return conv_graph.convolve_by_graph(x, folded, conv_graph.Behind(shift), *rest)
+    folded, shift = call.folded()
+    return call.graph(folded, conv_graph.Behind(shift))
 
 
 def _without_bias(norm: Norm, bias: Tensor) -> Norm:
@@ -284,7 +274,7 @@ def _run(
         t is not None and t.requires_grad for t in (x, weight, bias, *norm[2:], residual)
     )
     if not wants and not options.training and 0 not in problem.out_shape:
-        y = _infer(x, weight, bias, norm, residual, problem, options.code, options.eps)
+        y = _infer(Fused(x, weight, bias, norm, residual, problem, options.code, options.eps))
         if y is not None:
             return channels_second(y)
     shift = None
