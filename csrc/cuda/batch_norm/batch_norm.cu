@@ -95,15 +95,8 @@ Tensor batch_norm_apply(const Tensor& x_,                        // (..., C)
                 scope.facts().sm_count, kPassBlocks);
 
   // Launch
-  const dim3 grid(static_cast<unsigned>(problem.grid.row_blocks * problem.grid.col_blocks));
-  const bool overlap = scope.facts().code_version >= 90;
-  dispatch_dtype(shape.dtype, [&]<DType D>(Tag<D>) {
-    using T = DeviceType<D>;
-    with_added(problem, [&]<bool kAdded>() {
-      const auto kernel = vec > 1 ? batch_norm_apply_kernel<T, 16 / sizeof(T), kAdded>
-                                  : batch_norm_apply_kernel<T, 1, kAdded>;
-      launch_kernel(kernel, grid, dim3(kWalkThreads), 0, scope.stream(), overlap, problem);
-    });
+  launch_pass(problem, shape.dtype, vec, scope, [&]<class T, int kVec, bool kAdded>() {
+    return &batch_norm_apply_kernel<T, kVec, kAdded>;
   });
 
   // Launch check

@@ -70,21 +70,18 @@ std::tuple<Tensor, Tensor> batch_norm_sums(const Tensor& dy,                    
   problem.partial = static_cast<double*>(partial.mutable_data_ptr());
 
   // Launch
-  const dim3 grid(static_cast<unsigned>(problem.grid.row_blocks * problem.grid.col_blocks));
-  const dim3 warps(static_cast<unsigned>(ceil_div(shape.channels, int64_t{kWalkThreads / 32})));
-  const bool overlap = scope.facts().code_version >= 90;
-  dispatch_dtype(shape.dtype, [&]<DType D>(Tag<D>) {
-    using T = DeviceType<D>;
-    cudaError_t status = cudaSuccess;
-    with_added(problem, [&]<bool kAdded>() {
-      const auto kernel = vec > 1 ? batch_norm_sums_kernel<T, 16 / sizeof(T), kAdded>
-                                  : batch_norm_sums_kernel<T, 1, kAdded>;
-      status = launch_kernel(kernel, grid, dim3(kWalkThreads), 0, scope.stream(), overlap, problem);
+  const cudaError_t status = launch_pass(
+      problem, shape.dtype, vec, scope,
+      [&]<class T, int kVec, bool kAdded>() { return &batch_norm_sums_kernel<T, kVec, kAdded>; });
+  if (status == cudaSuccess) {
+    const dim3 warps(static_cast<unsigned>(ceil_div(shape.channels, int64_t{kWalkThreads / 32})));
+    const bool overlap = scope.facts().code_version >= 90;
+    dispatch_dtype(shape.dtype, [&]<DType D>(Tag<D>) {
+      using T = DeviceType<D>;
+      launch_kernel(batch_norm_finish_sums_kernel<T>, warps, dim3(kWalkThreads), 0, scope.stream(),
+                    overlap, problem, static_cast<Compute<T>*>(sums.mutable_data_ptr()));
     });
-    if (status != cudaSuccess) return;
-    launch_kernel(batch_norm_finish_sums_kernel<T>, warps, dim3(kWalkThreads), 0, scope.stream(),
-                  overlap, problem, static_cast<Compute<T>*>(sums.mutable_data_ptr()));
-  });
+  }
 
   // Launch check
   check_launch(kOp);
@@ -134,15 +131,8 @@ std::tuple<Tensor, Tensor> batch_norm_backward(const Tensor& dy,                
                 scope.facts().sm_count, kPassBlocks);
 
   // Launch
-  const dim3 grid(static_cast<unsigned>(problem.grid.row_blocks * problem.grid.col_blocks));
-  const bool overlap = scope.facts().code_version >= 90;
-  dispatch_dtype(shape.dtype, [&]<DType D>(Tag<D>) {
-    using T = DeviceType<D>;
-    with_added(problem, [&]<bool kAdded>() {
-      const auto kernel = vec > 1 ? batch_norm_backward_kernel<T, 16 / sizeof(T), kAdded>
-                                  : batch_norm_backward_kernel<T, 1, kAdded>;
-      launch_kernel(kernel, grid, dim3(kWalkThreads), 0, scope.stream(), overlap, problem);
-    });
+  launch_pass(problem, shape.dtype, vec, scope, [&]<class T, int kVec, bool kAdded>() {
+    return &batch_norm_backward_kernel<T, kVec, kAdded>;
   });
 
   // Launch check

@@ -11,7 +11,7 @@
 #include "csrc/common/device/device_types.cuh"
 #include "csrc/common/dispatch.h"
 #include "csrc/common/host/launch.h"
-#include "csrc/cuda/batch_norm/channel_walk.cuh"
+#include "csrc/cuda/batch_norm/batch_norm_pass.cuh"
 
 namespace fusedops::cuda {
 
@@ -80,6 +80,24 @@ inline StatisticsResult statistics_result(const Tensor& mean, const Tensor& var,
     result.var_wide = is_wide(*running_var);
   }
   return result;
+}
+
+// Launches kernel_of.operator()<T, kVec, kAdded>() over the grid of a pass.
+template <class KernelOf>
+cudaError_t launch_pass(const PassProblem& p, DType dtype, int vec, const LaunchScope& scope,
+                        KernelOf&& kernel_of) {
+  const dim3 grid(static_cast<unsigned>(p.grid.row_blocks * p.grid.col_blocks));
+  const bool overlap = scope.facts().code_version >= 90;
+  cudaError_t status = cudaSuccess;
+  dispatch_dtype(dtype, [&]<DType D>(Tag<D>) {
+    using T = DeviceType<D>;
+    with_added(p, [&]<bool kAdded>() {
+      const auto kernel = vec > 1 ? kernel_of.template operator()<T, 16 / sizeof(T), kAdded>()
+                                  : kernel_of.template operator()<T, 1, kAdded>();
+      status = launch_kernel(kernel, grid, dim3(kWalkThreads), 0, scope.stream(), overlap, p);
+    });
+  });
+  return status;
 }
 
 // ---- the passes one by one, as their schemas say ----
