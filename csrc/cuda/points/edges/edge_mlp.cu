@@ -12,6 +12,7 @@
 #include "csrc/cuda/points/edges/edge_launch.h"
 #include "csrc/cuda/points/edges/edge_norm.cuh"
 #include "csrc/cuda/points/edges/edge_tensors.h"
+#include "csrc/cuda/points/edges/edge_wgmma.h"
 
 namespace fusedops::cuda {
 namespace {
@@ -107,6 +108,24 @@ ForwardResults allocate_forward(const EdgeArguments& a, const ForwardRequest& r)
           .stats = empty_if(r.sums, a.list, {kEdgeStats, a.width()}, fp32)};
 }
 
+// Blocks of a forward pass and the kernels that they are of.
+template <class T>
+struct ForwardPlan {
+  int blocks;
+  EdgeForwardKernels<T> kernels;
+};
+
+template <class T>
+ForwardPlan<T> plan_forward(const EdgeForward<T>& args, EdgeForwardMode mode,
+                            const EdgeDevice& device, const DeviceFacts& facts) {
+  const EdgeForwardKernels<T> wgmma = edge_wgmma_forward<T>;
+  // WGMMA reads a layer once for 64 rows, where mma.sync reads it once for 16.
+  const bool takes_wgmma = wgmma.blocks && facts.capability == 90 && !getenv("EDGE_MMA");
+  const int blocks = takes_wgmma ? wgmma.blocks(args, mode, device) : 0;
+  if (blocks != 0) return {blocks, wgmma};
+  return {edge_forward_blocks(args, mode, device), {&edge_forward_blocks, &launch_edge_forward}};
+}
+
 template <class T>
 void run_forward(const char* op, const LaunchScope& scope, const EdgeArguments& a,
                  const ForwardRequest& r, const ForwardResults& to) {
@@ -119,12 +138,13 @@ void run_forward(const char* op, const LaunchScope& scope, const EdgeArguments& 
   args.problem.spaced = r.infer;
   const EdgeForwardMode mode = forward_mode(r.infer, r.pool, r.sums);
   const EdgeDevice device = device_of(scope);
-  const int blocks = edge_forward_blocks(args, mode, device);
+  const ForwardPlan<T> plan = plan_forward(args, mode, device, scope.facts());
+  const int blocks = plan.blocks;
   check_blocks(op, blocks);
   const int64_t width = a.width();
   const Tensor partial = empty_if(r.sums, a.list, {blocks, 2 * width + 1}, ScalarType::Float);
   args.sums = write_if<float>(r.sums, partial);
-  launch_edge_forward(args, mode, blocks, device);
+  plan.kernels.launch(args, mode, blocks, device);
   if (!r.sums) return;
   edge_statistics_kernel<<<sum_blocks(width), kSumBlock, 0, scope.stream()>>>(
       write<float>(partial), blocks, static_cast<int>(width), pairs(a.affine) + a.first_channel(),
