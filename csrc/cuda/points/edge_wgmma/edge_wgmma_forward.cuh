@@ -35,74 +35,12 @@ struct EdgeWgmmaPass {
   EdgeGathered gathered;
   bool has_pivots;
 
-  // What the products of part i of the first layer are added to.
-  __device__ __forceinline__ void gather_part(const EdgeTile& tile, int i, EdgePart& part) const {
-    const EdgeProblem<T>& p = a.problem;
-    part.clear();
-#pragma unroll
-    for (int c = 0; c < kEdgePart / 32; ++c) {
-      const int at = 2 * i + c;
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        if (gathered.rows) add_row(part.y[c], gathered.share(half, at), half);
-        if (p.group_rows) {
-          const int64_t row = tile.group(half) * kHidden + 32 * at + 8 * (lane_id() % 4);
-          add_row(part.y[c], p.group_rows + row, half);
-        }
-      }
-    }
-  }
-
-  __device__ __forceinline__ void activate_part(const float4* affine, bool padded, int i,
-                                                EdgePart& part, EdgeOperand<kHidden>& to) {
-    EdgeOperand<kHidden> unused;
-#pragma unroll
-    for (int c = 0; c < kEdgePart / 32; ++c) {
-      if (padded) clear_padding(affine, 2 * i + c, part.y[c]);
-      activate<T, false>(a.problem, affine, 2 * i + c, part.y[c], to, nullptr, unused);
-    }
-  }
-
-  // The activations of the last hidden layer.
-  __device__ __forceinline__ void hidden(const EdgeTile& tile, const EdgeTile& next,
-                                         EdgeOperand<kHidden>& x) {
-    constexpr int kParts = kHidden / kEdgePart;
-    const EdgeProblem<T>& p = a.problem;
-    gathered.wait();
-    bool padded = is_padding(w.affine[kHidden / 2 - 1].z);
-    // NOTE: one buffer: ptxas serialises WGMMAs beside which registers of others are written.
-    take_parts<kParts, 1>(
-        [&](int i, EdgePart& part) {
-          gather_part(tile, i, part);
-          edge_fence();
-          edge_multiply<T>(part, gathered.operand, w.first + static_cast<uint64_t>(i * kEdgePart));
-          edge_commit();
-        },
-        [&](int i, EdgePart& part) { activate_part(w.affine, padded, i, part, x); });
-    gathered.start_copy(p, next, 0, kHidden);
-    uint64_t weight = w.hidden;
-    const float4* affine = w.affine;
-#pragma unroll 1
-    for (int l = 1; l < p.layers - 1; ++l) {
-      affine += kHidden / 2;
-      padded = is_padding(affine[kHidden / 2 - 1].z);
-      EdgeOperand<kHidden> following;
-      take_parts<kParts, 1>(
-          [&](int i, EdgePart& part) {
-            start_product<T>(part, x, weight + static_cast<uint64_t>(i * kEdgePart), kHidden);
-          },
-          [&](int i, EdgePart& part) { activate_part(affine, padded, i, part, following); });
-      x = following;
-      weight += kHidden * kHidden / kEdgePlane;
-    }
-  }
-
   // A tile whose values are gathered; those of `next` are afterwards. All warps of a warpgroup come
   // here together; one without a tile (`is_there`) only for the products of the others.
   __device__ __forceinline__ void add(const EdgeTile& tile, const EdgeTile& next, bool is_there,
                                       int step) {
-    EdgeOperand<kHidden> x;
-    hidden(tile, next, x);
+    EdgeOperand<kHidden> x, unused;
+    wgmma_hidden_layers<T, false>(a.problem, w, tile, gathered, next, x, nullptr, unused);
     bool counts = has_pivots;
     take_parts<kLast / kEdgePart, kBuffers>(
         [&](int i, EdgePart& part) {
@@ -124,11 +62,6 @@ struct EdgeWgmmaPass {
       has_pivots = counts;
       if (is_there && lane_id() % 4 == 0) sums.weight += tile.weight(0) + tile.weight(1);
     }
-  }
-
-  // Rows that are there to be read, and no more.
-  __device__ __forceinline__ static EdgeTile no_tile() {
-    return {{0, 0}, {{0, 0, ~0, 0}, {0, 0, ~0, 0}}};
   }
 
   __device__ __forceinline__ int stride() const { return static_cast<int>(gridDim.x) * kEdgeWarps; }
@@ -236,7 +169,7 @@ __global__ void __launch_bounds__(kEdgeThreads,
   float* pivots = shared.take<float>(kEdgePivots);
   int* tiles = shared.take<int>(kEdgeWarps);
   const int start = static_cast<int>(blockIdx.y) * kLast;
-  const EdgeWgmmaWeights w = load_wgmma_layers<T, kHidden, kLast>(p, start, shared);
+  const EdgeWgmmaWeights w = load_wgmma_layers<T, kHidden, kLast>(p, start, true, shared);
   EdgeWgmmaPass<T, kHidden, kLast, kPool, kWhich, kSums> pass{
       a, w, start, 0, {}, {}, take_gathered(p, kHidden, shared), false};
   __syncthreads();
@@ -256,15 +189,10 @@ __global__ void __launch_bounds__(kEdgeThreads,
   }
 }
 
-// Bytes of shared memory of a kernel.
 template <int kHidden, int kLast, class T>
-int edge_wgmma_bytes(const EdgeProblem<T>& p) {
-  int bytes = static_cast<int>(sizeof(EdgeStage)) * kEdgeWarps + 4 * kEdgePivots + 4 * kEdgeWarps;
-  bytes += 2 * kHidden * kEdgePlane * 2;
-  bytes += ((p.layers - 2) * kHidden + kLast) * kHidden * 2;
-  bytes += (p.layers - 1) * kHidden / 2 * 16;
-  if (p.rows) bytes += kEdgeWarps * kEdgeRows * (kHidden + kEdgePad / 2) * 4;
-  return bytes;
+int edge_forward_bytes(const EdgeProblem<T>& p) {
+  return static_cast<int>(sizeof(EdgeStage)) * kEdgeWarps + 4 * kEdgePivots + 4 * kEdgeWarps +
+         edge_wgmma_bytes(p, kHidden, kLast);
 }
 
 // Calls fn with the kernel, its bytes of shared memory and its slices; gives 0 where there is none.
@@ -273,7 +201,7 @@ int with_wgmma_kernel(const EdgeForward<T>& a, EdgeForwardMode mode, const EdgeD
                       Fn&& fn) {
   const EdgeProblem<T>& p = a.problem;
   const auto call = [&]<int kHidden, int kLast>() -> int {
-    const int bytes = edge_wgmma_bytes<kHidden, kLast>(p), slices = p.width / kLast;
+    const int bytes = edge_forward_bytes<kHidden, kLast>(p), slices = p.width / kLast;
     if (bytes > device.shared_memory) return 0;
     if constexpr (kLast > kEdgeSlice) {
       return fn(Tag<&edge_wgmma_forward_kernel<T, kHidden, kLast, true, false, false>>{}, bytes,

@@ -1,4 +1,4 @@
-// Forward kernels of the edge MLP that multiply by WGMMA. Builds without code for sm_90a have none.
+// The kernels of the edge MLP that multiply by WGMMA. Builds without code for sm_90a have none.
 #pragma once
 
 #include "csrc/cuda/points/edges/edge_launch.h"
@@ -12,8 +12,17 @@ struct EdgeForwardKernels {
   void (*launch)(const EdgeForward<T>&, EdgeForwardMode, int blocks, const EdgeDevice&);
 };
 
+// Likewise backward.
+template <class T>
+struct EdgeBackwardKernels {
+  int (*blocks)(const EdgeBackward<T>&, EdgePass, const EdgeDevice&);
+  void (*launch)(const EdgeBackward<T>&, EdgePass, int blocks, const EdgeDevice&);
+};
+
 // What csrc/cuda/points/edge_wgmma registers.
 template <class T>
 inline EdgeForwardKernels<T> edge_wgmma_forward{};
+template <class T>
+inline EdgeBackwardKernels<T> edge_wgmma_backward{};
 
 }  // namespace fusedops
