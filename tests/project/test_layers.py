@@ -32,6 +32,7 @@ CXX_LAYERS = {
     "cuda/points/neighbours": ("common*", "cuda/points", "cuda/points/index"),
     "cuda/points/grouping": ("common*", "cuda/points", "cuda/inverted_index"),
     "cuda/points/edge_rows": ("common*", "cuda/points", "cuda/points/edges"),
+    "cuda/points/edge_wgmma": ("common*", "cuda/points", "cuda/points/edges"),
     "cuda/points/*": ("common*", "cuda/points"),
     "cuda/*": ("common*",),
     "cutlass": ("common",),

@@ -12,6 +12,7 @@
 #include "csrc/cuda/points/edges/edge_launch.h"
 #include "csrc/cuda/points/edges/edge_norm.cuh"
 #include "csrc/cuda/points/edges/edge_tensors.h"
+#include "csrc/cuda/points/edges/edge_wgmma.h"
 
 namespace fusedops::cuda {
 namespace {
@@ -107,6 +108,26 @@ ForwardResults allocate_forward(const EdgeArguments& a, const ForwardRequest& r)
           .stats = empty_if(r.sums, a.list, {kEdgeStats, a.width()}, fp32)};
 }
 
+// WGMMA reads a layer from shared memory once for 64 rows, where mma.sync reads it once for 16.
+bool takes_wgmma(const DeviceFacts& facts) { return facts.capability == 90 && !getenv("EDGE_MMA"); }
+
+// Blocks of a forward pass and the kernels that they are of.
+template <class T>
+struct ForwardPlan {
+  int blocks;
+  EdgeForwardKernels<T> kernels;
+};
+
+template <class T>
+ForwardPlan<T> plan_forward(const EdgeForward<T>& args, EdgeForwardMode mode,
+                            const EdgeDevice& device, const DeviceFacts& facts) {
+  const EdgeForwardKernels<T> wgmma = edge_wgmma_forward<T>;
+  const bool has_kernels = wgmma.blocks && takes_wgmma(facts);
+  const int blocks = has_kernels ? wgmma.blocks(args, mode, device) : 0;
+  if (blocks != 0) return {blocks, wgmma};
+  return {edge_forward_blocks(args, mode, device), {&edge_forward_blocks, &launch_edge_forward}};
+}
+
 template <class T>
 void run_forward(const char* op, const LaunchScope& scope, const EdgeArguments& a,
                  const ForwardRequest& r, const ForwardResults& to) {
@@ -119,12 +140,13 @@ void run_forward(const char* op, const LaunchScope& scope, const EdgeArguments& 
   args.problem.spaced = r.infer;
   const EdgeForwardMode mode = forward_mode(r.infer, r.pool, r.sums);
   const EdgeDevice device = device_of(scope);
-  const int blocks = edge_forward_blocks(args, mode, device);
+  const ForwardPlan<T> plan = plan_forward(args, mode, device, scope.facts());
+  const int blocks = plan.blocks;
   check_blocks(op, blocks);
   const int64_t width = a.width();
   const Tensor partial = empty_if(r.sums, a.list, {blocks, 2 * width + 1}, ScalarType::Float);
   args.sums = write_if<float>(r.sums, partial);
-  launch_edge_forward(args, mode, blocks, device);
+  plan.kernels.launch(args, mode, blocks, device);
   if (!r.sums) return;
   edge_statistics_kernel<<<sum_blocks(width), kSumBlock, 0, scope.stream()>>>(
       write<float>(partial), blocks, static_cast<int>(width), pairs(a.affine) + a.first_channel(),
@@ -161,23 +183,35 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> edge_mlp_forward(
 }
 
 // The passes of a layer: both gradients in one, where it is narrow enough.
+template <class T>
 struct BackwardPlan {
   EdgePass first;
   int first_blocks, weight_blocks;
+  void (*launch)(const EdgeBackward<T>&, EdgePass, int blocks, const EdgeDevice&);
 };
 
 template <class T>
-BackwardPlan plan_backward(const char* op, const EdgeBackward<T>& args, const EdgeDevice& device) {
+BackwardPlan<T> plan_backward(const char* op, const EdgeBackward<T>& args, const EdgeDevice& device,
+                              const DeviceFacts& facts) {
   const int width = args.problem.width;
+  const EdgeBackwardKernels<T> wgmma = edge_wgmma_backward<T>;
+  if (wgmma.blocks && takes_wgmma(facts)) {
+    const int blocks = wgmma.blocks(args, EdgePass::kBoth, device);
+    if (blocks != 0) {
+      check_blocks(op, blocks);
+      return {EdgePass::kBoth, blocks, blocks, wgmma.launch};
+    }
+  }
   if (width <= kEdgeSlice) {
     const int blocks = edge_backward_blocks(args, EdgePass::kBoth, device);
     if (blocks != 0) {
       check_blocks(op, blocks);
-      return {EdgePass::kBoth, blocks, blocks};
+      return {EdgePass::kBoth, blocks, blocks, &launch_edge_backward};
     }
   }
-  const BackwardPlan plan{EdgePass::kData, edge_backward_blocks(args, EdgePass::kData, device),
-                          edge_backward_blocks(args, EdgePass::kWeights, device)};
+  const BackwardPlan<T> plan{EdgePass::kData, edge_backward_blocks(args, EdgePass::kData, device),
+                             edge_backward_blocks(args, EdgePass::kWeights, device),
+                             &launch_edge_backward};
   check_blocks(op, plan.first_blocks);
   check_blocks(op, plan.weight_blocks);
   return plan;
@@ -203,7 +237,7 @@ void run_backward(const char* op, const LaunchScope& scope, const EdgeArguments&
                   EdgeBackward<T> args, const BackwardResults& to) {
   const int64_t width = a.width(), width_in = a.width_in();
   const EdgeDevice device = device_of(scope);
-  const BackwardPlan plan = plan_backward(op, args, device);
+  const BackwardPlan<T> plan = plan_backward(op, args, device, scope.facts());
   const auto empty = [&](const std::vector<int64_t>& shape) {
     return empty_if(true, a.list, shape, ScalarType::Float);
   };
@@ -215,7 +249,7 @@ void run_backward(const char* op, const LaunchScope& scope, const EdgeArguments&
   if (plan.first == EdgePass::kData) {
     launch_edge_backward(args, EdgePass::kWeights, plan.weight_blocks, device);
   }
-  launch_edge_backward(args, plan.first, plan.first_blocks, device);
+  plan.launch(args, plan.first, plan.first_blocks, device);
   edge_sums_kernel<<<sum_blocks(width_in), kSumBlock, 0, scope.stream()>>>(
       write<float>(sums), plan.first_blocks, static_cast<int>(width_in),
       pairs(a.affine) + a.first_channel() - width_in, args.center, write<float2>(to.grads),

@@ -1,0 +1,299 @@
+// WGMMA for layers of an edge MLP: y (64, 64) = x (64, K) @ w (64, K)^T, x in registers and w
+// in shared memory. A warp's 16 rows lie as in edge_rows.cuh, so that each of the four warps has
+// rows of its own groups. sm_90a only.
+#pragma once
+
+#include "csrc/cuda/points/edges/edge_rows.cuh"
+
+namespace fusedops {
+
+inline constexpr int kEdgePart = 64;  // columns of an instruction
+
+// Values of kEdgePart columns of a lane's two rows, 32 columns at a time.
+struct EdgePart {
+  float y[kEdgePart / 32][4][4];
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int c = 0; c < kEdgePart / 32; ++c) {
+#pragma unroll
+      for (int i = 0; i < 16; ++i) y[c][i / 4][i % 4] = 0.f;
+    }
+  }
+
+  // The compiler must not move uses over the wait for the products.
+  __device__ __forceinline__ void settle() {
+#pragma unroll
+    for (int c = 0; c < kEdgePart / 32; ++c) {
+#pragma unroll
+      for (int i = 0; i < 16; ++i) asm volatile("" : "+f"(y[c][i / 4][i % 4]));
+    }
+  }
+};
+
+// A matrix in shared memory that consists of pieces of 8 values; 8 pieces, of 8 rows, follow each
+// other. PTX ISA, "Shared memory matrix layout", without swizzle. K along a piece: leading_pieces
+// is from 8 of K to the next 8, stride_pieces from 8 rows to the next. K across pieces (a
+// transposed operand): leading_pieces is from 8 of K to the next, stride_pieces of the other side.
+__device__ __forceinline__ uint64_t edge_descriptor(const void* matrix, int leading_pieces,
+                                                    int stride_pieces) {
+  const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(matrix));
+  return uint64_t((address & 0x3ffff) >> 4) | uint64_t(leading_pieces) << 16 |
+         uint64_t(stride_pieces) << 32;
+}
+
+// The number of this thread's warpgroup, in a uniform register, as descriptors made from it are.
+__device__ __forceinline__ int edge_warpgroup() { return __shfl_sync(kAllLanes, warp_id() / 4, 0); }
+
+__device__ __forceinline__ void edge_fence() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void edge_commit() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+// Returns when at most kGroups of the committed groups are still running.
+template <int kGroups>
+__device__ __forceinline__ void edge_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kGroups) : "memory");
+}
+
+#define FUSEDOPS_Y4(mode, c, b) \
+  mode(d.y[c][b][0]), mode(d.y[c][b][1]), mode(d.y[c][b][2]), mode(d.y[c][b][3])
+#define FUSEDOPS_Y16(mode, c) \
+  FUSEDOPS_Y4(mode, c, 0), FUSEDOPS_Y4(mode, c, 1), FUSEDOPS_Y4(mode, c, 2), FUSEDOPS_Y4(mode, c, 3)
+// operand: a; at: b, behind it; flags: which of both are transposed.
+#define FUSEDOPS_WGMMA(type, mode, adds, operand, at, flags, ...)                            \
+  asm volatile(                                                                              \
+      "{.reg .pred p; setp.ne.b32 p, " adds                                                  \
+      ", 0;"                                                                                 \
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type                            \
+      " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22," \
+      "%23,%24,%25,%26,%27,%28,%29,%30,%31}, " operand ", " at ", p, 1, 1, " flags ";}"      \
+      : FUSEDOPS_Y16(mode, 0), FUSEDOPS_Y16(mode, 1)                                         \
+      : __VA_ARGS__)
+#define FUSEDOPS_RS(type, mode, adds)                                                     \
+  FUSEDOPS_WGMMA(type, mode, adds, "{%32,%33,%34,%35}", "%36", "0", "r"(a[0]), "r"(a[1]), \
+                 "r"(a[2]), "r"(a[3]), "l"(b))
+#define FUSEDOPS_SS(type, mode, adds) \
+  FUSEDOPS_WGMMA(type, mode, adds, "%32", "%33", "%34, 1", "l"(a), "l"(b), "n"(int(kTransA)))
+#define FUSEDOPS_ADDED(x) "+f"(x)
+#define FUSEDOPS_NEW(x) "=f"(x)
+
+// One instruction: d += a b.
+template <class T>
+__device__ __forceinline__ void edge_multiply(EdgePart& d, const uint32_t (&a)[4], uint64_t b) {
+  if constexpr (__is_same(T, __half)) {
+    FUSEDOPS_RS("f16", FUSEDOPS_ADDED, "1");
+  } else {
+    FUSEDOPS_RS("bf16", FUSEDOPS_ADDED, "1");
+  }
+}
+
+// d = a b, likewise.
+template <class T>
+__device__ __forceinline__ void edge_multiply_first(EdgePart& d, const uint32_t (&a)[4],
+                                                    uint64_t b) {
+  if constexpr (__is_same(T, __half)) {
+    FUSEDOPS_RS("f16", FUSEDOPS_NEW, "0");
+  } else {
+    FUSEDOPS_RS("bf16", FUSEDOPS_NEW, "0");
+  }
+}
+
+// d += a b, or d = a b, of operands in shared memory: b is transposed, and a where asked for.
+template <class T, bool kTransA>
+__device__ __forceinline__ void edge_multiply(EdgePart& d, uint64_t a, uint64_t b) {
+  if constexpr (__is_same(T, __half)) {
+    FUSEDOPS_SS("f16", FUSEDOPS_ADDED, "1");
+  } else {
+    FUSEDOPS_SS("bf16", FUSEDOPS_ADDED, "1");
+  }
+}
+
+template <class T, bool kTransA>
+__device__ __forceinline__ void edge_multiply_first(EdgePart& d, uint64_t a, uint64_t b) {
+  if constexpr (__is_same(T, __half)) {
+    FUSEDOPS_SS("f16", FUSEDOPS_NEW, "0");
+  } else {
+    FUSEDOPS_SS("bf16", FUSEDOPS_NEW, "0");
+  }
+}
+
+#undef FUSEDOPS_NEW
+#undef FUSEDOPS_ADDED
+#undef FUSEDOPS_SS
+#undef FUSEDOPS_RS
+#undef FUSEDOPS_WGMMA
+#undef FUSEDOPS_Y16
+#undef FUSEDOPS_Y4
+
+// Starts d = x w^T for the columns that `w` begins at, of a matrix of `rows` rows.
+template <class T, int kWidth>
+__device__ __forceinline__ void start_product(EdgePart& d, const EdgeOperand<kWidth>& x, uint64_t w,
+                                              int rows) {
+  edge_fence();
+#pragma unroll
+  for (int k = 0; k < kWidth / 16; ++k) {
+    const uint64_t at = w + static_cast<uint64_t>(2 * k * rows);
+    if (k == 0) {
+      edge_multiply_first<T>(d, x.a[k], at);
+    } else {
+      edge_multiply<T>(d, x.a[k], at);
+    }
+  }
+  edge_commit();
+}
+
+// start(i, part) starts the products of part i of kParts, take(i, part) gets their results. With
+// two buffers the products of a part run while the part before is taken.
+template <int kParts, int kBuffers, class Start, class Take>
+__device__ __forceinline__ void take_parts(Start&& start, Take&& take) {
+  EdgePart parts[kBuffers];
+  start(0, parts[0]);
+#pragma unroll
+  for (int i = 0; i < kParts; ++i) {
+    if (kBuffers > 1 && i + 1 < kParts) {
+      start(i + 1, parts[(i + 1) % kBuffers]);
+      edge_wait<1>();
+    } else {
+      edge_wait<0>();
+    }
+    parts[i % kBuffers].settle();
+    take(i, parts[i % kBuffers]);
+    if (kBuffers == 1 && i + 1 < kParts) start(i + 1, parts[0]);
+  }
+}
+
+// Brings a matrix of `rows` rows (a multiple of 8) of `width` values (of 32) into pieces: piece
+// k / 8 of row n at (k / 8) * rows + n; rows whose scale is negative with the other sign, where
+// scales are given. A warp takes 4 pieces of 8 rows.
+template <class T>
+__device__ __forceinline__ void copy_pieces(const T* from, int rows, int width,
+                                            const float2* affine, T* to) {
+  const int across = width / 32, count = rows / 8 * across;
+  for (int i = warp_id(); i < count; i += static_cast<int>(blockDim.x) / 32) {
+    const int row = i / across * 8 + lane_id() % 8, piece = i % across * 4 + lane_id() / 8;
+    uint4 values = __ldg(reinterpret_cast<const uint4*>(from + int64_t{row} * width) + piece);
+    if (affine && affine[row].x < 0.f) {
+      constexpr uint32_t kSigns = 0x80008000u;
+      values = {values.x ^ kSigns, values.y ^ kSigns, values.z ^ kSigns, values.w ^ kSigns};
+    }
+    reinterpret_cast<uint4*>(to)[piece * rows + row] = values;
+  }
+}
+
+// Where the layers lie in shared memory, as descriptors but for what is read by threads.
+struct EdgeWgmmaWeights {
+  uint64_t first;        // [2 pieces][kHidden]
+  uint64_t hidden;       // of the layers between the first and the last
+  uint64_t last;         // the block's rows
+  uint64_t transposed;   // the same
+  const float4* affine;  // of the hidden layers
+};
+
+// Brings all layers into shared memory, as load_layers does.
+template <class T, int kHidden, int kLast>
+__device__ __forceinline__ EdgeWgmmaWeights load_wgmma_layers(const EdgeProblem<T>& p, int start,
+                                                              bool probes, SharedTaker& shared) {
+  const int between = p.layers - 2, pairs = (p.layers - 1) * kHidden / 2;
+  T* first = shared.take<T>(2 * kHidden * kEdgePlane);
+  T* hidden = shared.take<T>(between * kHidden * kHidden);
+  T* last = shared.take<T>(kLast * kHidden);
+  float4* affine = shared.take<float4>(pairs);
+  const int threads = static_cast<int>(blockDim.x);
+  for (int i = static_cast<int>(threadIdx.x); i < 2 * kHidden; i += threads) {
+    const bool is_there = i < p.planes * kHidden;
+    reinterpret_cast<uint4*>(first)[i] =
+        is_there ? __ldg(reinterpret_cast<const uint4*>(p.first_weight) + i) : uint4{};
+  }
+  for (int l = 0; l < between; ++l) {
+    const int64_t at = int64_t{l} * kHidden * kHidden;
+    copy_pieces<T>(p.weights + at, kHidden, kHidden, nullptr, hidden + at);
+  }
+  copy_pieces<T>(p.weights + int64_t{between * kHidden + start} * kHidden, kLast, kHidden,
+                 probes ? reinterpret_cast<const float2*>(p.affine + pairs + start / 2) : nullptr,
+                 last);
+  for (int i = static_cast<int>(threadIdx.x); i < pairs; i += threads) affine[i] = p.affine[i];
+  // NOTE: WGMMA reads through the asynchronous proxy.
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  return {edge_descriptor(first, kHidden, 8), edge_descriptor(hidden, kHidden, 8),
+          edge_descriptor(last, kLast, 8), edge_descriptor(last, 8, kLast), affine};
+}
+
+// What the products of part i of the first layer are added to.
+template <class T, int kHidden>
+__device__ __forceinline__ void gather_part(const EdgeProblem<T>& p, const EdgeGathered& gathered,
+                                            const EdgeTile& tile, int i, EdgePart& part) {
+  part.clear();
+#pragma unroll
+  for (int c = 0; c < kEdgePart / 32; ++c) {
+    const int at = 2 * i + c;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (gathered.rows) add_row(part.y[c], gathered.share(half, at), half);
+      if (p.group_rows) {
+        const int64_t row = tile.group(half) * kHidden + 32 * at + 8 * (lane_id() % 4);
+        add_row(part.y[c], p.group_rows + row, half);
+      }
+    }
+  }
+}
+
+// hidden_layers by WGMMA: the four warps of a warpgroup come here together.
+template <class T, bool kCentres, int kHidden>
+__device__ __forceinline__ void wgmma_hidden_layers(const EdgeProblem<T>& p,
+                                                    const EdgeWgmmaWeights& w, const EdgeTile& tile,
+                                                    EdgeGathered& gathered, const EdgeTile& next,
+                                                    EdgeOperand<kHidden>& x, const float* center,
+                                                    EdgeOperand<kHidden>& centred) {
+  constexpr int kParts = kHidden / kEdgePart;
+  const float4* affine = w.affine;
+  bool padded = is_padding(affine[kHidden / 2 - 1].z);
+  const auto activate_part = [&](int i, EdgePart& part, EdgeOperand<kHidden>& to) {
+#pragma unroll
+    for (int c = 0; c < kEdgePart / 32; ++c) {
+      if (padded) clear_padding(affine, 2 * i + c, part.y[c]);
+      activate<T, kCentres>(p, affine, 2 * i + c, part.y[c], to, center, centred);
+    }
+  };
+  gathered.wait();
+  // NOTE: one buffer: ptxas serialises WGMMAs beside which registers of others are written.
+  take_parts<kParts, 1>(
+      [&](int i, EdgePart& part) {
+        gather_part<T, kHidden>(p, gathered, tile, i, part);
+        edge_fence();
+        edge_multiply<T>(part, gathered.operand, w.first + static_cast<uint64_t>(i * kEdgePart));
+        edge_commit();
+      },
+      [&](int i, EdgePart& part) { activate_part(i, part, x); });
+  gathered.start_copy(p, next, 0, kHidden);
+  uint64_t weight = w.hidden;
+#pragma unroll 1
+  for (int l = 1; l < p.layers - 1; ++l) {
+    affine += kHidden / 2;
+    padded = is_padding(affine[kHidden / 2 - 1].z);
+    EdgeOperand<kHidden> following;
+    take_parts<kParts, 1>(
+        [&](int i, EdgePart& part) {
+          start_product<T>(part, x, weight + static_cast<uint64_t>(i * kEdgePart), kHidden);
+        },
+        [&](int i, EdgePart& part) { activate_part(i, part, following); });
+    x = following;
+    weight += kHidden * kHidden / kEdgePlane;
+  }
+}
+
+// Rows that are there to be read, for a warp that has none.
+__device__ __forceinline__ EdgeTile no_tile() { return {{0, 0}, {{0, 0, ~0, 0}, {0, 0, ~0, 0}}}; }
+
+// Bytes of shared memory for the layers, `columns` of the last one, and the rows that are gathered.
+template <class T>
+int edge_wgmma_bytes(const EdgeProblem<T>& p, int hidden, int columns) {
+  int bytes = 2 * hidden * kEdgePlane * 2;
+  bytes += ((p.layers - 2) * hidden + columns) * hidden * 2;
+  bytes += (p.layers - 1) * hidden / 2 * 16;
+  if (p.rows) bytes += kEdgeWarps * kEdgeRows * (hidden + kEdgePad / 2) * 4;
+  return bytes;
+}
+
+}  // namespace fusedops

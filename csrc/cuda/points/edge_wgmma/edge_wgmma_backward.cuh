@@ -1,0 +1,278 @@
+// edge_backward.cuh with WGMMA, both gradients in one pass, for a layer of 128 channels above
+// hidden ones of 64 or 128. The gradient of y_l lies in shared memory as the operand of both of its
+// products: with W_l, by the warpgroup that has its rows, and with x, over the block's rows, where
+// each of two warpgroups takes 64 rows of dW_l.
+#pragma once
+
+#include "csrc/common/dispatch.h"
+#include "csrc/cuda/points/edge_wgmma/edge_wgmma.cuh"
+#include "csrc/cuda/points/edges/edge_backward.cuh"
+#include "csrc/cuda/points/edges/edge_launch.h"
+
+namespace fusedops {
+
+inline constexpr int kEdgeWgmmaOut = 128;
+
+// Writes a warp's 16 x 16 values at `column` of its rows, which lie in pieces: 8 rows take 8 ld
+// elements.
+template <class T>
+__device__ __forceinline__ void store_pieces(const uint32_t (&a)[4], T* rows, int ld, int column) {
+  T* to = rows + 8 * column + 8 * (lane_id() / 4) + 2 * (lane_id() % 4);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    *reinterpret_cast<uint32_t*>(to + i % 2 * 8 * ld + i / 2 * 64) = a[i];
+  }
+}
+
+template <class T, int kHidden>
+struct EdgeWgmmaBackward {
+  static constexpr int kOut = kEdgeWgmmaOut, kParts = kHidden / kEdgePart;
+  using Tiles = EdgeTiles<kHidden, kOut, EdgePass::kBoth>;
+  static_assert(kEdgeWarps == 8 && kOut == 2 * kEdgePart, "a warpgroup has half of dW's rows");
+
+  const EdgeBackward<T>& a;
+  EdgeWgmmaWeights w;
+  T* dy_tile;  // [8 rows a time][kOut / 8 pieces and one to spare][row][8]
+  T* x_tile;   // likewise; dz and centred y pass through, row by row
+  EdgePart dw[kParts];
+  EdgeColumnSums<kHidden> sums;
+  EdgeGathered gathered;
+  EdgeOperand<kHidden> x, centred;
+
+  __device__ __forceinline__ T* dy_rows() const {
+    return dy_tile + warp_id() * kEdgeRows * Tiles::kDy;
+  }
+  __device__ __forceinline__ T* x_rows() const {
+    return x_tile + warp_id() * kEdgeRows * Tiles::kX;
+  }
+
+  // x and the gradient of y_l of a warp's rows go into shared memory.
+  __device__ __forceinline__ void compute(const EdgeTile& tile, const EdgeTile& next) {
+    const EdgeProblem<T>& p = a.problem;
+    wgmma_hidden_layers<T, true>(p, w, tile, gathered, next, x, a.center, centred);
+    const int channel = 2 * (lane_id() % 4);
+    int64_t at[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int64_t row = a.winners ? tile.group(half) : tile.edge(half, p.k);
+      at[half] = row * p.width + channel;
+    }
+    const float4* affine = p.affine + ((p.layers - 1) * kHidden + channel) / 2;
+    const float4* dense = a.dense + channel / 2;
+    take_parts<kOut / kEdgePart, 1>(
+        [&](int i, EdgePart& part) {
+          start_product<T>(part, x, w.last + static_cast<uint64_t>(i * kEdgePart), kOut);
+        },
+        [&](int i, EdgePart& part) {
+          if (!a.dense) part.clear();
+#pragma unroll
+          for (int c = 0; c < kEdgePart / 32; ++c) {
+            EdgeAbove above;
+            above.load(a, at, 2 * i + c);
+            output_gradient(a, tile, above, affine + 16 * (2 * i + c), dense + 16 * (2 * i + c),
+                            part.y[c]);
+            EdgeOperand<32> dy;
+            store_operand<T>(part.y[c], 0, dy);
+            store_pieces(dy.a[0], dy_rows(), Tiles::kDy, kEdgePart * i + 32 * c);
+            store_pieces(dy.a[1], dy_rows(), Tiles::kDy, kEdgePart * i + 32 * c + 16);
+          }
+        });
+#pragma unroll
+    for (int k = 0; k < kHidden / 16; ++k) store_pieces(x.a[k], x_rows(), Tiles::kX, 16 * k);
+  }
+
+  // A warp without rows adds nothing to dW.
+  __device__ __forceinline__ void clear_rows() {
+    __syncwarp();
+    for (int i = lane_id(); i < kEdgeRows * Tiles::kDy / 2; i += 32) {
+      reinterpret_cast<uint32_t*>(dy_rows())[i] = 0;
+    }
+    for (int i = lane_id(); i < kEdgeRows * Tiles::kX / 2; i += 32) {
+      reinterpret_cast<uint32_t*>(x_rows())[i] = 0;
+    }
+  }
+
+  // Starts dW += dY^T x over the block's rows.
+  __device__ __forceinline__ void add_weights() {
+    uint64_t dy = edge_descriptor(dy_tile + edge_warpgroup() * 64 * kEdgePart / 8, Tiles::kDy, 8);
+    uint64_t from = edge_descriptor(x_tile, Tiles::kX, 8);
+    edge_fence();
+#pragma unroll
+    for (int k = 0; k < kEdgeWarps; ++k) {
+#pragma unroll
+      for (int i = 0; i < kParts; ++i) {
+        edge_multiply<T, true>(dw[i], dy, from + static_cast<uint64_t>(i * kEdgePart));
+      }
+      dy += 2 * Tiles::kDy;
+      from += 2 * Tiles::kX;
+    }
+    edge_commit();
+  }
+
+  // Columns 64 i .. 64 i + 63 of dX = dY W of the warpgroup's rows, through the activation: dz
+  // takes the place of x.
+  __device__ __forceinline__ void take_back(int i, EdgePart& dx) {
+    const T* rows = dy_tile + edge_warpgroup() * 4 * kEdgeRows * Tiles::kDy;
+    const uint64_t dy = edge_descriptor(rows, 8, Tiles::kDy);
+    const uint64_t weight = w.transposed + static_cast<uint64_t>(i * (kEdgePart / 8) * kOut);
+    edge_fence();
+#pragma unroll
+    for (int k = 0; k < kOut / 16; ++k) {
+      if (k == 0) {
+        edge_multiply_first<T, false>(dx, dy, weight);
+      } else {
+        edge_multiply<T, false>(dx, dy + 16 * k, weight + 16 * k);
+      }
+    }
+    edge_commit();
+    edge_wait<0>();
+    dx.settle();
+    const EdgeProblem<T>& p = a.problem;
+#pragma unroll
+    for (int k = 0; k < kEdgePart / 16; ++k) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float* d = &dx.y[k / 2][k % 2 * 2 + j / 2][j % 2 * 2];
+        uint32_t& value = x.a[i * (kEdgePart / 16) + k][j];
+        if (p.is_relu) {
+          value = pack_pair<T>(d[0], d[1]) & positive_mask<T>(value);
+        } else {
+          const float2 act = unpack_pair<T>(value);
+          value = pack_pair<T>(act.x <= 0.f ? p.slope * d[0] : d[0],
+                               act.y <= 0.f ? p.slope * d[1] : d[1]);
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void stage(const EdgeOperand<kHidden>& values) {
+    __syncwarp();
+#pragma unroll
+    for (int k = 0; k < kHidden / 16; ++k) {
+      store_fragment(values.a[k], x_rows(), Tiles::kX, 16 * k);
+    }
+    __syncwarp();
+  }
+
+  // dz, which is in x, into the tile's rows and sums.
+  __device__ __forceinline__ void write_rows(const EdgeTile& tile, int rows) {
+    stage(x);
+    sums.add_gradients(x_rows(), Tiles::kX);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = lane_id() / 4 + 8 * half;
+      if (row >= rows) continue;
+      T* to = a.below + tile.edge(half, a.problem.k) * kHidden;
+#pragma unroll
+      for (int at = 8 * (lane_id() % 4); at < kHidden; at += 32) {
+        *reinterpret_cast<uint4*>(to + at) =
+            *reinterpret_cast<const uint4*>(x_rows() + row * Tiles::kX + at);
+      }
+    }
+    stage(centred);
+    sums.add_products(x_rows(), Tiles::kX);
+    __syncwarp();
+  }
+
+  __device__ __forceinline__ void run() {
+    const EdgeProblem<T>& p = a.problem;
+    const int end = __ldg(p.ends + p.groups - 1);
+    const int64_t stride = int64_t{gridDim.x} * kEdgeWarps * kEdgeRows;
+    const auto load = [&](int64_t first) {
+      return first < end ? load_tile(p, static_cast<int>(first), end) : no_tile();
+    };
+    int64_t block_first = int64_t{blockIdx.x} * kEdgeWarps * kEdgeRows;
+    int64_t first = block_first + warp_id() * kEdgeRows;
+    EdgeTile tile = load(first);
+    gathered.start_copy(p, tile, 0, kHidden);
+    for (; block_first < end; block_first += stride, first += stride) {
+      const EdgeTile next = load(first + stride);
+      compute(tile, next);
+      if (first >= end) clear_rows();
+      // NOTE: WGMMA reads through the asynchronous proxy.
+      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+      __syncthreads();
+      add_weights();
+#pragma unroll
+      for (int i = 0; i < kParts; ++i) {
+        EdgePart dx;
+        take_back(i, dx);
+      }
+#pragma unroll
+      for (int i = 0; i < kParts; ++i) dw[i].settle();
+      __syncthreads();
+      if (first < end) write_rows(tile, static_cast<int>(min(end - first, int64_t{kEdgeRows})));
+      tile = next;
+    }
+    gathered.wait();
+  }
+
+  // to: [kOut][kHidden].
+  __device__ __forceinline__ void write_weights(float* to) const {
+    const int row = warp_id() * 16 + lane_id() / 4;
+#pragma unroll
+    for (int i = 0; i < kParts * 2; ++i) {
+#pragma unroll
+      for (int b = 0; b < 4; ++b) {
+        const float* d = dw[i / 2].y[i % 2][b];
+        float* at = to + row * kHidden + 32 * i + 8 * b + 2 * (lane_id() % 4);
+        *reinterpret_cast<float2*>(at) = {d[0], d[1]};
+        *reinterpret_cast<float2*>(at + 8 * kHidden) = {d[2], d[3]};
+      }
+    }
+  }
+};
+
+template <class T, int kHidden>
+__global__ void __launch_bounds__(kEdgeThreads, 1)
+    edge_wgmma_backward_kernel(const __grid_constant__ EdgeBackward<T> a) {
+  using Pass = EdgeWgmmaBackward<T, kHidden>;
+  using Tiles = typename Pass::Tiles;
+  extern __shared__ __align__(16) unsigned char memory[];
+  const EdgeProblem<T>& p = a.problem;
+  SharedTaker shared{memory};
+  T* dy_tile = shared.take<T>(Tiles::kRows * Tiles::kDy);
+  T* x_tile = shared.take<T>(Tiles::kRows * Tiles::kX);
+  const EdgeWgmmaWeights w = load_wgmma_layers<T, kHidden, Pass::kOut>(p, 0, false, shared);
+  Pass pass{a, w, dy_tile, x_tile, {}, {}, take_gathered(p, kHidden, shared), {}, {}};
+#pragma unroll
+  for (int i = 0; i < Pass::kParts; ++i) pass.dw[i].clear();
+  __syncthreads();
+  pass.run();
+  pass.write_weights(a.weight_sums + int64_t{blockIdx.x} * Pass::kOut * kHidden);
+  write_column_sums(pass.sums, reinterpret_cast<float*>(x_tile),
+                    a.below_sums + int64_t{blockIdx.x} * 2 * kHidden);
+}
+
+// Calls fn with the kernel and its bytes of shared memory; gives 0 where there is none.
+template <class T, class Fn>
+int with_wgmma_kernel(const EdgeBackward<T>& a, EdgePass pass, const EdgeDevice& device, Fn&& fn) {
+  const EdgeProblem<T>& p = a.problem;
+  if (pass != EdgePass::kBoth || p.width != kEdgeWgmmaOut) return 0;
+  if (p.layers < 2 || (p.hidden != 64 && p.hidden != 128)) return 0;
+  return dispatch(Choices<64, 128>{}, p.hidden, [&]<int kHidden>(Tag<kHidden>) -> int {
+    const int bytes =
+        EdgeWgmmaBackward<T, kHidden>::Tiles::kBytes + edge_wgmma_bytes(p, kHidden, kEdgeWgmmaOut);
+    if (bytes > device.shared_memory) return 0;
+    return fn(Tag<&edge_wgmma_backward_kernel<T, kHidden>>{}, bytes);
+  });
+}
+
+template <class T>
+int edge_wgmma_blocks(const EdgeBackward<T>& a, EdgePass pass, const EdgeDevice& device) {
+  const int64_t tiles = ceil_div(int64_t{a.problem.groups} * a.problem.k, int64_t{kEdgeRows});
+  return with_wgmma_kernel(a, pass, device, [&]<auto kKernel>(Tag<kKernel>, int bytes) {
+    return edge_grid<kKernel>(bytes, device.sm_count, tiles, 1, kEdgeWarps);
+  });
+}
+
+template <class T>
+void launch_edge_wgmma(const EdgeBackward<T>& a, EdgePass pass, int blocks,
+                       const EdgeDevice& device) {
+  with_wgmma_kernel(a, pass, device, [&]<auto kKernel>(Tag<kKernel>, int bytes) {
+    kKernel<<<static_cast<unsigned>(blocks), kEdgeThreads, bytes, device.stream>>>(a);
+    return 1;
+  });
+}
+
+}  // namespace fusedops
