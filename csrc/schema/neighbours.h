@@ -21,6 +21,13 @@ inline constexpr const char* kNeighbourSchemas[] = {
     "Tensor? offsets, Tensor? query_offsets, Tensor? grid, float radius, int k, bool nearest, "
     "bool pad_first, bool closed, int algorithm) -> (Tensor, Tensor, Tensor)",
 
+    // (idx, counts) of one to four radii in one pass over the points, each as ball_query's: idx
+    // flat,
+    // radius after radius, (B M (k_1 + ... + k_S),); counts (S, B, M).
+    "ball_query_scales(Tensor points, Tensor queries, Tensor? lengths, Tensor? query_lengths, "
+    "Tensor? offsets, Tensor? query_offsets, float[] radii, int[] ks, bool pad_first, "
+    "bool closed) -> (Tensor, Tensor)",
+
     // How many points lie within the radius of each query, (B, M) or (Q,).
     "radius_count(Tensor points, Tensor queries, Tensor? lengths, Tensor? query_lengths, "
     "Tensor? offsets, Tensor? query_offsets, Tensor? grid, float radius, bool closed, "

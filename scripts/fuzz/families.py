@@ -311,6 +311,30 @@ def ball(draw: Draw) -> Case:
     return Case(f"ball_query/{options['select']}", ours, exact, [points, queries])
 
 
+def ball_scales(draw: Draw) -> Case:
+    from fusedops.reference import neighbours
+
+    batch = draw.random.randint(1, 3)
+    points = _cloud(draw, batch)
+    queries = _cloud(draw, batch).to(points.dtype)
+    scales = draw.random.randint(1, 4)
+    options: dict[str, Any] = {
+        "radii": [draw.pick((0.5, 1.0, 2.0, 3.0)) for _ in range(scales)],
+        "ks": [draw.random.randint(1, 20) for _ in range(scales)],
+        "closed": draw.chance(0.5),
+    }
+
+    def ours(p: Tensor, q: Tensor) -> list[Tensor]:
+        found = fusedops.points.ball_query_scales(p, q, **options)
+        return [tensor for ball in found for tensor in ball[:2]]
+
+    def exact(p: Tensor, q: Tensor) -> list[Tensor]:
+        found = neighbours.ball_query_scales(p, q, **options)
+        return [tensor for ball in found for tensor in ball]
+
+    return Case("ball_query_scales", ours, exact, [points, queries])
+
+
 def sampling(draw: Draw) -> Case:
     points = _cloud(draw, 1, 1)
     n = draw.random.randint(1, points.shape[1])
@@ -337,5 +361,5 @@ FAMILIES: dict[str, tuple[Callable[[Draw], Case], ...]] = {
     "rows": (rows, cross_entropy),
     "scan": (scan, topk, histogram, bincount, segments),
     "stencil": (stencil,),
-    "points": (knn, ball, sampling, grouping),
+    "points": (knn, ball, ball_scales, sampling, grouping),
 }

@@ -86,6 +86,10 @@ def run_neighbours(o: Options, count: Counter[str]) -> None:
         for algorithm, select in itertools.product(algorithms, ("first", "nearest")):
             ops.ball_query(points, queries, 0.2, k, select=select, algorithm=algorithm, **clouds)
             count[f"ball_query {algorithm}"] += 1
+        for scales in (1, 2, 3, 4):
+            radii, ks = (0.1, 0.3, 0.2, 2.0)[:scales], (k, 2 * k, 3, 400)[:scales]
+            ops.ball_query_scales(points, queries, radii, ks, pad="first", **clouds)
+            count["ball_query_scales"] += 1
         for algorithm in algorithms:
             ops.radius_search(points, queries, 0.1, algorithm=algorithm, **clouds)
             count[f"radius_search {algorithm}"] += 1

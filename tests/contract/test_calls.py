@@ -62,6 +62,7 @@ def calls(device):
         points: {
             "knn": {**pair, "k": 2},
             "ball_query": {**pair, "radius": 0.5, "k": 2},
+            "ball_query_scales": {**pair, "radii": [0.5, 0.8], "ks": [2, 3]},
             "radius_search": {**pair, "radius": 0.5},
             "three_nn": pair,
             "farthest_point_sample": {"points": cloud, "n": 3},

@@ -26,7 +26,8 @@ WITHOUT = (  # batch_norm_act and conv_bn_act of DTensors are torch's functions
     *("fp8_quantize", "_fp8_quantize_pair", "_fp8_hidden_grads", "_fp8_matmul", "_fp8_wgrad_"),
     *CUDA_ONLY,
 )
-WHOLE = ("radius_count", "radius_fill", "point_grid")  # what a rank makes depends on all clouds
+# What a rank makes depends on all clouds
+WHOLE = ("ball_query_scales", "radius_count", "radius_fill", "point_grid")
 CODES = (0, 1, 2)  # activations: none, one that saves its output, one that saves what it is given
 MOST = 4  # samples of an op that are tried, each in all shardings of its rule and in others
 TOLERANCE = {torch.float64: (1e-7, 1e-9), torch.float32: (1e-4, 1e-5)}

@@ -247,3 +247,106 @@ def test_rows_without_clouds(device, algorithm):
     assert torch.all(found.dist2 == torch.inf)
     assert P.radius_search(points, points, 0.5, **clouds).idx.numel() == 0
     P.GridIndex(points, offsets=none)
+
+
+def assert_scales(points, queries, radii, ks, pad=-1, closed=False, **clouds):
+    """What searches of one radius find, every place and count."""
+    found = P.ball_query_scales(points, queries, radii, ks, pad=pad, closed=closed, **clouds)
+    assert len(found) == len(radii)
+    for ball, radius, k in zip(found, radii, ks, strict=True):
+        want = P.ball_query(points, queries, radius, k, pad=pad, closed=closed, **clouds)
+        assert ball.idx.shape == want.idx.shape
+        assert torch.equal(ball.idx, want.idx)
+        assert torch.equal(ball.counts, want.counts)
+        assert ball.dist2 is None
+    return found
+
+
+SCALES = (
+    ((0.2,), (8,)),
+    ((0.1, 0.4), (16, 3)),
+    ((0.4, 0.1, 0.2), (128, 16, 32)),
+    ((0.3, 0.0, math.inf, 0.3), (1, 4, 1024, 70)),
+)
+
+
+@pytest.mark.parametrize(("radii", "ks"), SCALES, ids=lambda value: str(len(value)))
+@pytest.mark.parametrize("dim", [2, 3, 5])
+def test_scales_match_reference(device, dim, radii, ks):
+    points = cloud(2, 700, dim, device=device, dtype=torch.float64)
+    queries = cloud(2, 90, dim, device=device, dtype=torch.float64, seed=1)
+    clouds = {
+        "lengths": torch.tensor([700, 2], device=device),
+        "query_lengths": torch.tensor([90, 41], device=device),
+    }
+    for options in ({}, clouds):
+        want = reference.ball_query_scales(points, queries, radii, ks, **options)
+        for ball, (idx, counts) in zip(
+            P.ball_query_scales(points, queries, radii, ks, **options), want, strict=True
+        ):
+            assert torch.equal(ball.idx, idx)
+            assert torch.equal(ball.counts, counts)
+
+
+@pytest.mark.parametrize(("radii", "ks"), SCALES, ids=lambda value: str(len(value)))
+@pytest.mark.parametrize("dtype", DTYPES, ids=name)
+def test_scales_are_searches_of_one_radius(device, dtype, radii, ks):
+    # Of few and of many queries; the last point of a tile, and one beyond
+    for n, m in ((1537, 300), (3072, 4500 if "cuda" in str(device) else 100)):
+        points = cloud(2, n, 3, device=device, dtype=dtype)
+        queries = cloud(2, m, 3, device=device, dtype=dtype, seed=1)
+        clouds = {
+            "lengths": torch.tensor([n, 40], device=device),
+            "query_lengths": torch.tensor([m - 5, 41], device=device),
+        }
+        for pad, closed in ((-1, True), ("first", False)):
+            assert_scales(points, queries, radii, ks, pad, closed)
+            assert_scales(points, queries, radii, ks, pad, closed, **clouds)
+    packed = points.flatten(0, 1)
+    offsets = torch.tensor([0, 700, 690, 4000], device=device)
+    assert_scales(packed, None, radii, ks, offsets=offsets)
+
+
+def test_scales_of_hard_clouds(device):
+    for _, points in hard_clouds(1700, device):
+        points[5] = math.nan
+        points[6, 1] = math.inf
+        for radii, ks in SCALES[1:]:
+            assert_scales(points[None], points[None, -40:], radii, ks)
+            assert_scales(points[None], points[None, :70], radii, ks, "first", True)
+
+
+def test_scales_of_nothing(device):
+    points, queries = cloud(2, 9, 3, device=device), cloud(2, 4, 3, device=device)
+    for p, q in ((points[:, :0], queries), (points, queries[:, :0]), (points[:0], queries[:0])):
+        assert_scales(p, q, (0.5, 1.0), (3, 2), "first")
+
+
+def test_scales_errors(device):
+    points = cloud(1, 9, 3, device=device)
+    cases = (
+        ((), (), "radii and ks must be 1 to 4 of each; got 0 and 0"),
+        ((1.0,), (1, 2), "radii and ks must be 1 to 4 of each; got 1 and 2"),
+        ((1.0,) * 5, (1,) * 5, "radii and ks must be 1 to 4 of each; got 5 and 5"),
+        ((1.0, -1.0), (1, 2), "radius must not be negative; got -1"),
+        ((1.0, 1.0), (1, 0), "k must be from 1 to 1024; got 0"),
+    )
+    for radii, ks, message in cases:
+        with pytest.raises(RuntimeError, match=f"ball_query_scales: {message}"):
+            P.ball_query_scales(points, None, radii, ks)
+    with pytest.raises(ValueError, match="ball_query_scales: pad must be -1 or 'first'; got 0"):
+        P.ball_query_scales(points, None, (1.0,), (1,), pad=0)
+    with pytest.raises(TypeError, match="ball_query_scales: ks must be ints; got"):
+        P.ball_query_scales(points, None, (1.0,), (1.5,))
+
+
+def test_scales_compile(device):
+    points = cloud(2, 300, 3, device=device)
+
+    def search(points):
+        found = P.ball_query_scales(points, None, (0.1, 0.3), (4, 9), pad="first")
+        return [ball.idx for ball in found]
+
+    compiled = torch.compile(search, fullgraph=True)
+    for a, b in zip(compiled(points), search(points), strict=True):
+        assert torch.equal(a, b)

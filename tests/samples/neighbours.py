@@ -57,6 +57,12 @@ def ball_query_samples(device, dtype, codes):
                 yield *clouds, None, 1e3, 6, nearest, True, False, algorithm
 
 
+def ball_query_scales_samples(device, dtype, codes):
+    for clouds in cloud_samples(device, dtype):
+        yield *clouds, [1e3, 0.8], [6, 3], True, False
+        yield *clouds, [0.5, 1e3, 0.9], [2, 5, 40], False, True
+
+
 def radius_count_samples(device, dtype, codes):
     for clouds in cloud_samples(device, dtype):
         for algorithm in (1, 2):
@@ -76,6 +82,7 @@ SAMPLES = {
     "knn": knn_samples,
     "knn_backward": knn_backward_samples,
     "ball_query": ball_query_samples,
+    "ball_query_scales": ball_query_scales_samples,
     "radius_count": radius_count_samples,
     "radius_fill": radius_fill_samples,
 }

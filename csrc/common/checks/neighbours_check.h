@@ -76,6 +76,8 @@ inline NeighbourTensors check_neighbours(const char* op, const Tensor& points,
   return result;
 }
 
+inline constexpr size_t kMaxBallScales = 4;  // radii of one search
+
 inline void check_k(const char* op, int64_t k) {
   FUSEDOPS_CHECK(k >= 1 && k <= kMaxNeighbours, op, ": k must be from 1 to ", kMaxNeighbours,
                  "; got ", k);
@@ -140,6 +142,25 @@ inline NeighbourTensors check_ball_query(const Tensor& points, const Tensor& que
   return result;
 }
 
+inline NeighbourTensors check_ball_query_scales(const Tensor& points, const Tensor& queries,
+                                                const std::optional<Tensor>& lengths,
+                                                const std::optional<Tensor>& query_lengths,
+                                                const std::optional<Tensor>& offsets,
+                                                const std::optional<Tensor>& query_offsets,
+                                                const std::vector<double>& radii,
+                                                const std::vector<int64_t>& ks) {
+  const char* op = "ball_query_scales";
+  NeighbourTensors result =
+      check_neighbours(op, points, queries, lengths, query_lengths, offsets, query_offsets,
+                       std::nullopt, static_cast<int64_t>(NeighbourAlgorithm::kAuto));
+  FUSEDOPS_CHECK(!radii.empty() && radii.size() <= kMaxBallScales && radii.size() == ks.size(), op,
+                 ": radii and ks must be 1 to ", kMaxBallScales, " of each; got ", radii.size(),
+                 " and ", ks.size());
+  for (const double radius : radii) check_radius(op, radius);
+  for (const int64_t k : ks) check_k(op, k);
+  return result;
+}
+
 inline void check_radius_fill(const NeighbourTensors& in, const Tensor& starts, int64_t total) {
   check_index_vector("radius_fill", "starts", starts, in.queries.view.num_rows() + 1, "points",
                      in.points.points);
@@ -194,6 +215,21 @@ inline std::vector<int64_t> rows_of(const CloudTensors& queries) {
   std::vector<int64_t> shape = rows_by(queries, 1);
   shape.pop_back();
   return shape;
+}
+
+// All indices of a search of several radii.
+inline int64_t scales_total(const CloudTensors& queries, const std::vector<int64_t>& ks) {
+  int64_t total = 0;
+  for (const int64_t k : ks) total += queries.view.num_rows() * k;
+  return total;
+}
+
+// A row of counts a radius.
+inline std::vector<int64_t> rows_of_scales(const CloudTensors& queries,
+                                           const std::vector<int64_t>& ks) {
+  std::vector<int64_t> sizes = rows_of(queries);
+  sizes.insert(sizes.begin(), static_cast<int64_t>(ks.size()));
+  return sizes;
 }
 
 // What a squared distance is compared with: the square of the radius, rounded like the distances.

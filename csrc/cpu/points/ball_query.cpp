@@ -1,4 +1,4 @@
-// ball_query, radius_count and radius_fill on the CPU.
+// ball_query, ball_query_scales, radius_count and radius_fill on the CPU.
 #include <tuple>
 
 #include "csrc/common/checks/op_boundary.h"
@@ -41,6 +41,46 @@ std::tuple<Tensor, Tensor, Tensor> ball_query(const Tensor& points,   // (B, N, 
                static_cast<int64_t*>(counts.mutable_data_ptr()), pad_first});
   });
   return {index, counts, distance};
+}
+
+std::tuple<Tensor, Tensor> ball_query_scales(const Tensor& points,   // (B, N, D) or (P, D)
+                                             const Tensor& queries,  // (B, M, D) or (Q, D)
+                                             const std::optional<Tensor>& lengths,
+                                             const std::optional<Tensor>& query_lengths,
+                                             const std::optional<Tensor>& offsets,
+                                             const std::optional<Tensor>& query_offsets,
+                                             std::vector<double> radii, std::vector<int64_t> ks,
+                                             bool pad_first, bool closed) {
+  // Contract, checks
+  const NoGradGuard no_grad;
+  const NeighbourTensors in = with_monotone_offsets(check_ball_query_scales(
+      points, queries, lengths, query_lengths, offsets, query_offsets, radii, ks));
+
+  // Allocate
+  Tensor index = torch::stable::empty({scales_total(in.queries, ks)}, ScalarType::Long);
+  Tensor counts = torch::stable::empty(rows_of_scales(in.queries, ks), ScalarType::Long);
+
+  // Empty early return
+  if (counts.numel() == 0) return {index, counts};
+
+  // Launch
+  const int64_t rows = in.queries.view.num_rows();
+  with_compute(in.points.dtype, [&]<class T>() {
+    const SearchData<T> data(in, 2);  // the index, where one is built, serves all radii
+    auto* index_at = static_cast<int64_t*>(index.mutable_data_ptr());
+    auto* counts_at = static_cast<int64_t*>(counts.mutable_data_ptr());
+    for (size_t s = 0; s < ks.size(); ++s) {
+      search<T>(data,
+                {.k = ks[s],
+                 .select = Select::kFirst,
+                 .bound = squared_radius(radii[s], in.points.dtype),
+                 .closed = closed},
+                {index_at, nullptr, counts_at, pad_first});
+      index_at += rows * ks[s];
+      counts_at += rows;
+    }
+  });
+  return {index, counts};
 }
 
 // Calls found(row, d, index) for every neighbour within the radius.
@@ -130,6 +170,7 @@ std::tuple<Tensor, Tensor> radius_fill(
 
 STABLE_TORCH_LIBRARY_IMPL(fusedops, CPU, m) {
   m.impl("ball_query", FUSEDOPS_BOX(&ball_query));
+  m.impl("ball_query_scales", FUSEDOPS_BOX(&ball_query_scales));
   m.impl("radius_count", FUSEDOPS_BOX(&radius_count));
   m.impl("radius_fill", FUSEDOPS_BOX(&radius_fill));
 }

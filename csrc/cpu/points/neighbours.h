@@ -152,7 +152,7 @@ void for_each_query(const NeighbourTensors& in, Each each) {
 template <class T>
 struct RowOutput {
   int64_t* index;
-  T* distance;
+  T* distance;      // or null
   int64_t* counts;  // or null
   bool pad_first;
 };
@@ -173,6 +173,7 @@ void search(const SearchData<T>& data, const NeighbourQuery& query, const RowOut
       const bool repeat = out.pad_first && !found.empty();
       const int64_t at = j < std::ssize(found) ? j : repeat ? 0 : -1;
       out.index[row * query.k + j] = at < 0 ? -1 : base + found[at].index;
+      if (!out.distance) continue;
       out.distance[row * query.k + j] =
           at < 0 ? std::numeric_limits<T>::infinity() : found[at].distance;
     }

@@ -288,5 +288,5 @@ RULES["knn_backward"] = _knn_backward
 
 # ---- the whole op on every rank: what a rank makes depends on all clouds ----
 
-for _name in ("radius_count", "radius_fill", "point_grid"):
+for _name in ("ball_query_scales", "radius_count", "radius_fill", "point_grid"):
     RULES[_name] = lambda a, t: []

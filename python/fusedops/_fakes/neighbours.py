@@ -20,6 +20,8 @@ _MAX_GRID_DIM = 3
 _NUM_ALGORITHMS = 4
 _TENSOR = 3
 _GRID = 2
+_AUTO = 0
+_MAX_BALL_SCALES = 4
 _QUERY_NAMES = ("queries", "query_lengths", "query_offsets")
 
 
@@ -236,6 +238,41 @@ def _ball_query(
         queries.new_empty(shape, dtype=torch.int64),
         queries.new_empty(queries.shape[:-1], dtype=torch.int64),
         queries.new_empty(shape, dtype=_distance_dtype(points)),
+    )
+
+
+@fake("ball_query_scales")
+def _ball_query_scales(
+    points: Tensor,
+    queries: Tensor,
+    lengths: Tensor | None,
+    query_lengths: Tensor | None,
+    offsets: Tensor | None,
+    query_offsets: Tensor | None,
+    radii: list[float],
+    ks: list[int],
+    pad_first: bool,
+    closed: bool,
+) -> tuple[Tensor, Tensor]:
+    op = "ball_query_scales"
+    _check_neighbours(
+        op, points, queries, lengths, query_lengths, offsets, query_offsets, None, _AUTO
+    )
+    torch._check(
+        0 < len(radii) <= _MAX_BALL_SCALES and len(radii) == len(ks),
+        lambda: (
+            f"{op}: radii and ks must be 1 to {_MAX_BALL_SCALES} of each; got {len(radii)} and "
+            f"{len(ks)}"
+        ),
+    )
+    for radius in radii:
+        _check_radius(op, radius, _AUTO)
+    for k in ks:
+        _check_k(op, k)
+    shape = queries.shape[:-1]
+    return (
+        queries.new_empty((shape.numel() * sum(ks),), dtype=torch.int64),
+        queries.new_empty((len(ks), *shape), dtype=torch.int64),
     )
 
 

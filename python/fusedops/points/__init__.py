@@ -19,7 +19,15 @@ from .interpolation import (
     three_nn,
 )
 from .io import read_points
-from .neighbours import BallQuery, Neighbours, RadiusSearch, ball_query, knn, radius_search
+from .neighbours import (
+    BallQuery,
+    Neighbours,
+    RadiusSearch,
+    ball_query,
+    ball_query_scales,
+    knn,
+    radius_search,
+)
 from .norms import BatchNorm, LayerNorm
 from .propagation import feature_propagation
 from .sampling import farthest_point_sample
@@ -32,6 +40,7 @@ __all__ = [
     "Neighbours",
     "RadiusSearch",
     "ball_query",
+    "ball_query_scales",
     "edge_conv",
     "farthest_point_sample",
     "feature_propagation",

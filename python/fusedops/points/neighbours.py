@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence  # noqa: TC003 (`public` reads annotations)
 from typing import NamedTuple
 
 import torch
@@ -11,7 +12,15 @@ from .._core.calls import as_int, public
 from ._cloud import read_sizes
 from ._search import Search, algorithm_code, detached, make_search, with_gradient
 
-__all__ = ["BallQuery", "Neighbours", "RadiusSearch", "ball_query", "knn", "radius_search"]
+__all__ = [
+    "BallQuery",
+    "Neighbours",
+    "RadiusSearch",
+    "ball_query",
+    "ball_query_scales",
+    "knn",
+    "radius_search",
+]
 
 _ops = torch.ops.fusedops
 
@@ -171,6 +180,56 @@ def run_ball_query(
         *detached(search), radius, k, select == "nearest", pad == "first", closed, algorithm
     )
     return BallQuery(idx, counts, with_gradient(search, idx, dist, 2) if return_dist else None)
+
+
+@public
+def ball_query_scales(
+    points: Tensor,
+    queries: Tensor | None,
+    radii: Sequence[float],
+    ks: Sequence[int],
+    *,
+    lengths: Tensor | None = None,
+    query_lengths: Tensor | None = None,
+    offsets: Tensor | None = None,
+    query_offsets: Tensor | None = None,
+    pad: int | str = -1,
+    closed: bool = False,
+) -> list[BallQuery]:
+    """Find the first k points within each of several radii, by one pass over the points.
+
+    The balls of a multi-scale layer (Qi et al., "PointNet++", 2017, section 3.3). The answer for
+    every radius is exactly `ball_query`'s. CUDA compares every pair, once for all radii; for clouds
+    of many ten thousand points a `GridIndex` serves several searches better.
+
+    Args:
+        points, queries, lengths, query_lengths, offsets, query_offsets: As for `knn`.
+        radii: One to four; each not negative, infinity is allowed, in any order.
+        ks: As many; each 1 to 1024.
+        pad, closed: As for `ball_query`.
+
+    Returns:
+        For every radius what `ball_query` returns: idx (B, M, k) or (Q, k) int64, counts (B, M) or
+        (Q,) int64, and no distances.
+
+    Raises:
+        TypeError, ValueError, RuntimeError: As `knn`.
+    """
+    op = "ball_query_scales"
+    search = make_search(op, points, queries, lengths, query_lengths, offsets, query_offsets)
+    if pad not in (-1, "first"):
+        raise ValueError(f"{op}: pad must be -1 or 'first'; got {pad!r}")
+    sizes = [k if type(k) is int else as_int(op, "ks", k, "ints") for k in ks]
+    found, counts = _ops.ball_query_scales.default(
+        *detached(search)[:-1], list(radii), sizes, pad == "first", closed
+    )
+    shape = search.queries.shape[:-1]
+    rows = found.numel() // sum(sizes)
+    parts = found.split([rows * k for k in sizes])
+    return [
+        BallQuery(part.view(*shape, k), count, None)
+        for part, count, k in zip(parts, counts.unbind(0), sizes, strict=True)
+    ]
 
 
 @public

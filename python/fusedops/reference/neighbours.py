@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 def _clouds(
@@ -101,3 +104,18 @@ def ball_query(
         first=select == "first",
         **clouds,
     )
+
+
+def ball_query_scales(
+    points: Tensor,
+    queries: Tensor,
+    radii: Sequence[float],
+    ks: Sequence[int],
+    closed: bool = False,
+    **clouds: Any,
+) -> list[tuple[Tensor, Tensor]]:
+    """(idx, counts) of `fusedops.points.ball_query_scales`, radius by radius."""
+    return [
+        ball_query(points, queries, radius, k, closed=closed, **clouds)[:2]
+        for radius, k in zip(radii, ks, strict=True)
+    ]

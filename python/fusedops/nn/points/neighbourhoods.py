@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ..._core.dtensor import is_dtensor
 from ...points.grid import GridIndex
-from ...points.neighbours import ball_query, knn
+from ...points.neighbours import ball_query, ball_query_scales, knn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 # From how many points on a cloud is indexed once for all scales.
 _INDEXED = 16384
+_MAX_SCALES = 4  # of one search
 
 
 def neighbourhoods(
@@ -32,7 +34,7 @@ def neighbourhoods(
     """Neighbour indices (B, M, K) or (Q, K) of every scale; a radius of None: the K nearest.
 
     NOTE: The first K points of a ball are not among the first K of a larger one, so that each
-    radius is a search of its own; large clouds are indexed once for all of them.
+    radius has a list of its own; one search fills them. Large clouds are indexed once for all.
     """
     tight = centers.detach()
     queries: dict[str, Any] = {"query_lengths": center_lengths, "query_offsets": center_offsets}
@@ -45,6 +47,11 @@ def neighbourhoods(
             for radius, k in zip(radii, ks, strict=True)
         ]
     clouds: dict[str, Any] = {"lengths": lengths, "offsets": offsets, **queries}
+    balls = [radius for radius in radii if radius is not None]
+    # NOTE: the clouds of a DTensor stay where they are in searches of one radius alone
+    if 1 < len(balls) == len(ks) <= _MAX_SCALES and xyz.shape[-1] == 3 and not is_dtensor(xyz):
+        found = ball_query_scales(xyz.detach(), tight, balls, ks, pad=pad, closed=closed, **clouds)
+        return [scale.idx for scale in found]
     return [
         knn(xyz.detach(), tight, k, return_dist=False, **clouds).idx
         if radius is None
