@@ -56,7 +56,9 @@ PINNED = {
     ((20, 2_000_001), (0,)): ("few shifted rows", (256, 1, 1), 1),
     ((64, 100_003), (0,)): ("shifted columns", (32, 8, 1), 1),
     ((16, 8, 500_001), (1,)): ("few shifted rows", (256, 1, 1), 1),
-    ((20_000, 128, 17), (1,)): ("staged columns", (256, 1, 1), 1),
+    ((20_000, 128, 17), (1,)): ("staged columns", (128, 2, 1), 1),
+    ((20_001, 31, 129), (1,)): ("staged columns", (256, 1, 1), 1),
+    ((621, 1902, 95), (1,)): ("dense columns", (288, 1, 1), 3),
     ((500, 4096, 31), (1,)): ("packed columns", (256, 1, 1), 3),
     ((2_000_000, 9, 3), (1,)): ("staged columns", (256, 1, 1), 1),
 }
@@ -92,7 +94,9 @@ def test_alignment():
     assert plan(paper(1000, 64), (1,))["kernel"] == "short rows"
     assert plan(paper(1000, 64), (1,), alignment=2)["kernel"] == "long rows"
     assert plan(paper(1000, 64), (0,), alignment=2)["kernel"] == "packed columns"
-    assert plan(paper(1000, 640), (0,), alignment=2)["kernel"] == "shifted columns"
+    assert plan(paper(1000, 640), (0,), alignment=2)["kernel"] == "dense columns"
+    assert plan(paper(1000, 1024), (0,), alignment=2)["kernel"] == "dense columns"
+    assert plan(paper(1000, 1025), (0,), alignment=2)["kernel"] == "shifted columns"
 
 
 def test_small_problems_take_one_pass():

@@ -1,4 +1,4 @@
-"""Kept inner dimensions that no vector divides: shifted, packed and staged columns.
+"""Kept inner dimensions that no vector divides: shifted, packed, staged and dense columns.
 
 Every shape is one regime of the planner (test_reduce_plan.py pins them); values are small integers,
 so that sums are exact in any order.
@@ -11,7 +11,7 @@ import torch
 
 import fusedops
 
-# (shape, dim): few shifted rows, shifted columns, packed columns, staged columns
+# (shape, dim): few shifted rows, shifted, packed, staged and dense columns
 SHAPES = {
     "few long rows": ((3, 10_007), 0),
     "few rows of entries": ((5, 7, 4001), 1),
@@ -26,6 +26,11 @@ SHAPES = {
     "63 columns": ((7_001, 63), 0),
     "small entries": ((500, 9, 3), 1),
     "entries of 17": ((200, 128, 17), 1),
+    "entries of a few vectors": ((501, 31, 129), 1),
+    "entries of long columns": ((70, 501, 3), 1),
+    "dense rows": ((7, 1902, 95), 1),
+    "dense rows of four": ((5, 333, 268), 1),
+    "dense rows by the block": ((3, 90, 509), 1),
     "one column": ((64, 7, 1), 1),
     "reduced entries": ((3, 601, 5, 7), (0, 2)),
 }

@@ -2,6 +2,8 @@
 // `out` may be. And the loop nest that follows from the operands' strides.
 #pragma once
 
+#include <torch/csrc/stable/ops.h>
+
 #include <algorithm>
 #include <numeric>
 #include <optional>
@@ -150,6 +152,18 @@ inline DType check_bias_dropout_residual_backward(const char* op,
 inline std::vector<int64_t> shape_of(const Tensor& tensor) {
   const auto sizes = tensor.sizes();
   return {sizes.begin(), sizes.end()};
+}
+
+// A new result of `shape`, in the order of memory of the first input that has this shape (as
+// torch.empty_like keeps it), so that permuted inputs are read and written along memory.
+inline Tensor new_result(const std::vector<int64_t>& shape, NamedTensors inputs) {
+  for (const NamedTensor& input : inputs) {
+    const auto sizes = input.tensor->sizes();
+    if (!std::equal(sizes.begin(), sizes.end(), shape.begin(), shape.end())) continue;
+    if (input.tensor->is_contiguous()) break;
+    return torch::stable::empty_like(*input.tensor);
+  }
+  return torch::stable::new_empty(*inputs[0].tensor, shape);
 }
 
 // Elements between the first and the last of a tensor, both included.

@@ -64,7 +64,7 @@ void launch(const char* op, const Tensor& out, const NamedTensor (&inputs)[kInpu
 
 template <typename Fn, int kInputs>
 Tensor run(const char* op, const NamedTensor (&inputs)[kInputs]) {
-  const Tensor out = torch::stable::new_empty(*inputs[0].tensor, check_broadcast(op, inputs));
+  const Tensor out = new_result(check_broadcast(op, inputs), inputs);
   launch<Fn>(op, out, inputs);
   return out;
 }

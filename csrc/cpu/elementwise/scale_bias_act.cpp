@@ -46,7 +46,11 @@ Tensor scale_bias_act(const Tensor& x,                     // (..., N)
   const NoGradGuard no_grad;
   const Tensor z =
       compute("scale_bias_act", x, scale, bias, dtype, static_cast<Activation>(activation));
-  return torch::stable::to(z, x.scalar_type());
+  if (x.is_contiguous()) return torch::stable::to(z, x.scalar_type());
+  const NamedTensor like[] = {{"x", &x}};
+  Tensor out = new_result(shape_of(x), like);
+  torch::stable::copy_(out, z);
+  return out;
 }
 
 void scale_bias_act_out(const Tensor& x,                     // (..., N)

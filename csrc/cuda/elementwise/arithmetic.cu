@@ -51,7 +51,7 @@ Tensor run(const char* op, const NamedTensor (&inputs)[kInputs]) {
   const std::vector<int64_t> shape = check_broadcast(op, inputs);
 
   // Allocate
-  const Tensor out = torch::stable::new_empty(*inputs[0].tensor, shape);
+  const Tensor out = new_result(shape, inputs);
   launch<Fn>(op, scope, out, inputs);
   return out;
 }

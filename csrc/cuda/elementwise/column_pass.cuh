@@ -3,9 +3,16 @@
 // order into a partial row, column_sum_kernel adds the partial rows in order. fp64 sums in fp64,
 // every other dtype in fp32 (fp64 across threads), before anything is rounded.
 //
-// An op is a functor: kInputs, kSums, Columns<kVec> (what is constant along a column), load(col),
-// and apply(columns, in, row, col, sums) -> the result of kVec elements, which adds to sums.
+// Dense rows that no vector divides are folded: `fold` of them, side by side, are one row of whole
+// vectors. The rows that are left fill a part of the last one.
+//
+// An op is a functor: kInputs, kSums, Columns<kVec> (what is constant along a column), load(col,
+// period) where columns repeat after `period`, and apply(columns, in, row, col, sums) -> the result
+// of kVec elements, which adds to sums; rows and columns are those of the fold.
 #pragma once
+
+#include <algorithm>
+#include <numeric>
 
 #include "csrc/common/device/column_sums.cuh"
 
@@ -15,13 +22,42 @@ inline constexpr int kColumnPassUnroll = 4;
 
 template <int kInputs, int kSums>
 struct ColumnPass {
-  int64_t rows = 0, cols = 0;
+  int64_t rows = 0, cols = 0;    // of the fold
+  int64_t period = 0, left = 0;  // columns, and elements of a last row that is not whole
   const void* in[kInputs] = {};
   int64_t strides[kInputs] = {};  // elements between rows
   void* out = nullptr;            // (rows, cols) contiguous, or null
-  void* partial[kSums] = {};      // (row_blocks, cols) of Compute, or null
+  void* partial[kSums] = {};      // (row_blocks, cols or period) of Compute, or null
   ColumnGrid grid{};
+
+  // A block that has all columns of a fold adds those that are one.
+  __host__ __device__ bool adds_fold() const { return grid.col_blocks == 1; }
+  __host__ __device__ int64_t partial_cols() const { return adds_fold() ? period : cols; }
 };
+
+// The part of a last row that is not whole, element by element.
+template <class T, int kVec, class Op>
+__device__ __forceinline__ void column_pass_rest(const ColumnPass<Op::kInputs, Op::kSums>& p,
+                                                 const Op& op, int64_t col,
+                                                 Compute<T> (&sums)[Op::kSums][kVec]) {
+#pragma unroll 1
+  for (int i = 0; i < kVec; ++i) {
+    if (col + i >= p.left) break;
+    Vec<T, 1> in[Op::kInputs];
+#pragma unroll
+    for (int k = 0; k < Op::kInputs; ++k) {
+      in[k].value[0] = static_cast<const T*>(p.in[k])[p.rows * p.strides[k] + col + i];
+    }
+    Compute<T> part[Op::kSums][1] = {};
+    const Vec<T, 1> v = op.apply(op.template load<1>(col + i, p.period), in, p.rows, col + i, part);
+    if (p.out) static_cast<T*>(p.out)[p.rows * p.cols + col + i] = v.value[0];
+#pragma unroll
+    for (int s = 0; s < Op::kSums; ++s) {
+#pragma unroll
+      for (int j = 0; j < kVec; ++j) sums[s][j] += j == i ? part[s][0] : 0;
+    }
+  }
+}
 
 template <class T, int kVec, class Op>
 __global__ void __launch_bounds__(kColumnThreads)
@@ -41,7 +77,7 @@ __global__ void __launch_bounds__(kColumnThreads)
 
   C sums[Op::kSums][kVec] = {};
   if (col < p.cols) {
-    const auto columns = op.template load<kVec>(col);
+    const auto columns = op.template load<kVec>(col, p.period);
     const int64_t step = int64_t{threads_y} * kColumnPassUnroll;
     for (int64_t row = row_begin + ty; row < row_end; row += step) {
       V in[kColumnPassUnroll][Op::kInputs];
@@ -63,10 +99,14 @@ __global__ void __launch_bounds__(kColumnThreads)
         if (p.out) *reinterpret_cast<V*>(static_cast<T*>(p.out) + r * p.cols + col) = v;
       }
     }
+    if (p.left > 0 && row_block == p.grid.row_blocks - 1 && ty == 0) {
+      column_pass_rest<T, kVec>(p, op, col, sums);
+    }
   }
 
   // Column sums of the block: rows of threads in order
   const int width = threads_x * kVec;
+  const int64_t partial_cols = p.partial_cols();
 #pragma unroll
   for (int s = 0; s < Op::kSums; ++s) {
     if (p.partial[s] == nullptr) continue;
@@ -76,10 +116,18 @@ __global__ void __launch_bounds__(kColumnThreads)
     __syncthreads();
     for (int c = threadIdx.x; c < width; c += kColumnThreads) {
       const int64_t column = col_block * width + c;
-      if (column >= p.cols) break;
+      if (column >= partial_cols) break;
       double total = 0;  // NOTE: a chain of fp32 sums would be less exact than torch's tree
-      for (int y = 0; y < threads_y; ++y) total += shared[y * width + c];
-      static_cast<C*>(p.partial[s])[row_block * p.cols + column] = static_cast<C>(total);
+      for (int y = 0; y < threads_y; ++y) {
+        if (!p.adds_fold()) {
+          total += shared[y * width + c];
+          continue;
+        }
+        for (int at = c; at < p.cols; at += static_cast<int>(partial_cols)) {
+          total += shared[y * width + at];
+        }
+      }
+      static_cast<C*>(p.partial[s])[row_block * partial_cols + column] = static_cast<C>(total);
     }
   }
 }
@@ -94,7 +142,44 @@ bool vectorizable(const ColumnPass<kInputs, kSums>& p) {
   return fits;
 }
 
-// sums: where the column sums go, (cols,) of T or null. Needs p.grid and p.partial.
+// The grid of a folded pass: blocks as wide as a fold, up to all their threads.
+inline ColumnGrid folded_grid(int64_t rows, int64_t cols, int vec, int sm_count) {
+  ColumnGrid grid{};
+  grid.threads_x = 1;
+  while (grid.threads_x < kColumnThreads && int64_t{grid.threads_x} * vec < cols) {
+    grid.threads_x *= 2;
+  }
+  grid.col_blocks = ceil_div(cols, int64_t{grid.threads_x} * vec);
+  const int64_t step = int64_t{kColumnThreads / grid.threads_x} * kColumnPassUnroll;
+  const int64_t steps = ceil_div(rows, step);
+  const int64_t wanted = std::min(ceil_div(int64_t{sm_count} * 8, grid.col_blocks), steps);
+  grid.rows_per_block = ceil_div(steps, wanted) * step;
+  grid.row_blocks = ceil_div(rows, grid.rows_per_block);
+  return grid;
+}
+
+// Folds dense rows that no vector divides, where there are many. Asks for the pointers, and for
+// rows and strides of single rows.
+template <class T, int kInputs, int kSums>
+bool fold_rows(ColumnPass<kInputs, kSums>& p, int sm_count) {
+  constexpr int64_t kVec = 16 / sizeof(T), kLeastRows = 64;
+  const int64_t fold = kVec / std::gcd(p.cols, kVec);
+  if (fold == 1 || p.rows < kLeastRows * fold || p.cols > INT32_MAX / (2 * kVec)) return false;
+  ColumnPass<kInputs, kSums> folded = p;
+  for (int k = 0; k < kInputs; ++k) {
+    if (p.strides[k] != p.cols) return false;
+    folded.strides[k] = p.cols * fold;
+  }
+  folded.cols = p.cols * fold;
+  folded.rows = p.rows / fold;
+  folded.left = p.rows % fold * p.cols;
+  if (!vectorizable<T>(folded)) return false;
+  folded.grid = folded_grid(folded.rows, folded.cols, kVec, sm_count);
+  p = folded;
+  return true;
+}
+
+// sums: where the column sums go, (period,) of T or null. Needs p.grid and p.partial.
 template <class T, class Op>
 cudaError_t launch_column_pass(const ColumnPass<Op::kInputs, Op::kSums>& p, const Op& op,
                                void* const (&sums)[Op::kSums], cudaStream_t stream, bool overlap) {
@@ -104,10 +189,10 @@ cudaError_t launch_column_pass(const ColumnPass<Op::kInputs, Op::kSums>& p, cons
   cudaError_t status = launch_kernel(kernel, grid, dim3(kColumnThreads), 0, stream, overlap, p, op);
   for (int s = 0; s < Op::kSums; ++s) {
     if (status != cudaSuccess || sums[s] == nullptr) continue;
-    status = launch_kernel(column_sum_kernel<Compute<T>, T>, dim3(ceil_div(p.cols, kColumnSumX)),
+    status = launch_kernel(column_sum_kernel<Compute<T>, T>, dim3(ceil_div(p.period, kColumnSumX)),
                            dim3(kColumnSumX, kColumnSumY), 0, stream, overlap,
                            static_cast<const Compute<T>*>(p.partial[s]), static_cast<T*>(sums[s]),
-                           p.grid.row_blocks, p.cols);
+                           p.grid.row_blocks * (p.partial_cols() / p.period), p.period);
   }
   return status;
 }

@@ -51,6 +51,8 @@ inline void* pointer_or_null(const Tensor& tensor) {
 
 template <class T, int kInputs, int kSums>
 void set_grid(ColumnPass<kInputs, kSums>& pass, const LaunchScope& scope) {
+  pass.period = pass.cols;
+  if (fold_rows<T>(pass, scope.facts().sm_count)) return;
   const int vec = vectorizable<T>(pass) ? static_cast<int>(16 / sizeof(T)) : 1;
   pass.grid = column_grid(pass.rows, pass.cols, vec, scope.facts().sm_count);
 }

@@ -113,7 +113,7 @@ std::tuple<Tensor, Tensor> bias_dropout_residual_backward(
     pass.partial[0] = partial.mutable_data_ptr();
 
     // Launch
-    launch_column_pass<T>(pass, DropoutBackward<T>{dropout_of(seed, p), n},
+    launch_column_pass<T>(pass, DropoutBackward<T>{dropout_of(seed, p), pass.cols},
                           {dbias.mutable_data_ptr()}, scope.stream(),
                           scope.facts().code_version >= 90);
   });

@@ -92,7 +92,7 @@ struct DropoutBackward {
   template <int kVec>
   struct Columns {};
   template <int kVec>
-  __device__ __forceinline__ Columns<kVec> load(int64_t) const {
+  __device__ __forceinline__ Columns<kVec> load(int64_t, int64_t) const {
     return {};
   }
 
@@ -101,7 +101,7 @@ struct DropoutBackward {
                                                 const Vec<T, kVec> (&in)[kInputs], int64_t row,
                                                 int64_t col, C (&sums)[kSums][kVec]) const {
     bool keep[kVec];
-    dropout.mask(row * cols + col, false, keep);
+    dropout.mask(row * cols + col, kVec > 1, keep);  // whole vectors to a row
     const C scale = static_cast<C>(dropout.rule.scale);
     Vec<T, kVec> dx;
 #pragma unroll

@@ -41,7 +41,8 @@ Tensor scale_bias_act(const Tensor& x,                     // (..., N)
   const DType dtype = check_scale_bias_act("scale_bias_act", x, scale, bias, activation);
 
   // Allocate
-  const Tensor out = torch::stable::new_empty(x, x.sizes());
+  const NamedTensor like[] = {{"x", &x}};
+  const Tensor out = new_result(shape_of(x), like);
   launch(scope, out, {{"x", &x}, named("scale", scale), named("bias", bias)}, dtype,
          static_cast<Activation>(activation));
   return out;

@@ -71,12 +71,14 @@ struct ScaleBiasActBackward {
   };
 
   template <int kVec>
-  __device__ __forceinline__ Columns<kVec> load(int64_t col) const {
+  __device__ __forceinline__ Columns<kVec> load(int64_t col, int64_t period) const {
     Columns<kVec> columns;
 #pragma unroll
     for (int i = 0; i < kVec; ++i) {
-      columns.scale[i] = scale ? to_compute(scale[col + i]) : C(1);
-      columns.bias[i] = bias ? to_compute(bias[col + i]) : C(0);
+      int64_t at = col + i;
+      if (at >= period) at = static_cast<uint32_t>(at) % static_cast<uint32_t>(period);
+      columns.scale[i] = scale ? to_compute(scale[at]) : C(1);
+      columns.bias[i] = bias ? to_compute(bias[at]) : C(0);
     }
     return columns;
   }

@@ -43,26 +43,27 @@ __device__ __forceinline__ void reduce_columns(typename Op::Running (&acc)[kVec]
   const T* x =
       static_cast<const T*>(args.x) + place.in + begin * stride + at.column * plan.col_stride;
 
+  // NOTE: single elements are a quarter of a vector or less: more of them on their way.
+  constexpr int kRows = kVec == 1 ? 2 * kReduceUnroll : kReduceUnroll;
   int row = at.y;
 #pragma unroll 1
-  for (; row + (kReduceUnroll - 1) * plan.threads_y < count;
-       row += kReduceUnroll * plan.threads_y) {
-    Vec<T, kVec> loaded[kReduceUnroll];
+  for (; row + (kRows - 1) * plan.threads_y < count; row += kRows * plan.threads_y) {
+    Vec<T, kVec> loaded[kRows];
 #pragma unroll
-    for (int u = 0; u < kReduceUnroll; ++u) {
+    for (int u = 0; u < kRows; ++u) {
       loaded[u] = load_vector<T, kVec>(x + (row + u * plan.threads_y) * stride);
     }
     absorb_rows<Op, kVec>(acc, loaded, row, plan.threads_y, args.options);
   }
   if (row < count) {
-    Vec<T, kVec> loaded[kReduceUnroll - 1][1];
+    Vec<T, kVec> loaded[kRows - 1][1];
 #pragma unroll
-    for (int u = 0; u < kReduceUnroll - 1; ++u) {
+    for (int u = 0; u < kRows - 1; ++u) {
       const int r = row + u * plan.threads_y;
       if (r < count) loaded[u][0] = load_vector<T, kVec>(x + r * stride);
     }
 #pragma unroll
-    for (int u = 0; u < kReduceUnroll - 1; ++u) {
+    for (int u = 0; u < kRows - 1; ++u) {
       const int r = row + u * plan.threads_y;
       if (r < count) absorb_rows<Op, kVec>(acc, loaded[u], r, 0, args.options);
     }

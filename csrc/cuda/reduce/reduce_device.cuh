@@ -58,6 +58,31 @@ __device__ __forceinline__ void stage_tile(Vec<T, N>* tile, const T* x, int coun
   __syncthreads();
 }
 
+// The same from any address. The elements begin up to a vector into the tile, which has one vector
+// more; a vector that reaches beyond the tensor goes element by element.
+template <class T, int N>
+__device__ __forceinline__ const T* stage_unaligned(Vec<T, N>* tile, const T* x, int count,
+                                                    const ReduceArgs& args) {
+  const int lead = static_cast<int>(reinterpret_cast<uintptr_t>(x) % 16 / sizeof(T));
+  const T *begin = static_cast<const T*>(args.x), *end = begin + args.plan.span;
+  const auto shared = static_cast<unsigned>(__cvta_generic_to_shared(tile));
+#pragma unroll 4
+  for (int i = threadIdx.x; i * N < lead + count; i += kReduceThreads) {
+    const T* from = x - lead + i * N;
+    if (from >= begin && from + N <= end) {
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared + i * 16), "l"(from)
+                   : "memory");
+    } else {
+      for (int k = 0; k < N; ++k) {
+        if (from + k >= x && from + k < end) tile[i].value[k] = from[k];
+      }
+    }
+  }
+  asm volatile("cp.async.wait_all;" ::: "memory");
+  __syncthreads();
+  return reinterpret_cast<const T*>(tile) + lead;
+}
+
 // x -> (x & keep) ^ flip on the bits.
 template <class T, int N>
 __device__ __forceinline__ Vec<T, N> masked(const Vec<T, N>& vector, const ReduceOptions& options) {

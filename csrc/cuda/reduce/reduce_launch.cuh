@@ -3,6 +3,7 @@
 
 #include "csrc/common/device/element_types.cuh"
 #include "csrc/cuda/reduce/reduce_columns.cuh"
+#include "csrc/cuda/reduce/reduce_dense.cuh"
 #include "csrc/cuda/reduce/reduce_launch.h"
 #include "csrc/cuda/reduce/reduce_packed.cuh"
 #include "csrc/cuda/reduce/reduce_rows.cuh"
@@ -38,6 +39,7 @@ ReduceKernelFn reduce_kernel(const ReducePlan& plan) {
       return columns_kernel<Op, kVecOf<typename Op::Element>, true>;
     case ReduceKernel::kPackedColumns: return packed_columns_kernel<Op>;
     case ReduceKernel::kStagedColumns: return staged_columns_kernel<Op>;
+    case ReduceKernel::kDenseColumns: return dense_columns_kernel<Op>;
     case ReduceKernel::kColumns: return columns_kernel<Op, kVecOf<typename Op::Element>>;
     default: return columns_kernel<Op, 1>;
   }

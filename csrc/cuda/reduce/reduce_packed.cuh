@@ -148,42 +148,46 @@ __global__ void __launch_bounds__(kReduceThreads, shifted_blocks<Op>())
   }
 }
 
-// Small dense batch entries (reduced, cols): whole ones go through shared memory by vectors, and a
-// thread takes a column of one.
+// Small dense batch entries (reduced, cols): whole ones go through shared memory by vectors. A
+// column of one is threads_y neighbouring lanes', each of which takes every threads_y-th row.
 template <class Op>
 __global__ void __launch_bounds__(kReduceThreads)
     staged_columns_kernel(const __grid_constant__ ReduceArgs args) {
   using T = typename Op::Element;
-  __shared__ Vec<T, kVecOf<T>> tile[kReduceTileBytes / 16];
+  __shared__ Vec<T, kVecOf<T>> tile[kReduceTileBytes / 16 + 1];
   wait_for_predecessor();
   const ReducePlan& plan = args.plan;
   const int64_t first = int64_t{blockIdx.x} * plan.tile_rows;
   const int batches = static_cast<int>(min(plan.tile_rows, plan.batches - first));
   const int rows = static_cast<int>(plan.reduced), cols = static_cast<int>(plan.cols);
-  stage_tile(tile, static_cast<const T*>(args.x) + first * rows * cols, batches * rows * cols);
+  const T* elements = stage_unaligned(tile, static_cast<const T*>(args.x) + first * rows * cols,
+                                      batches * rows * cols, args);
 
-  const T* elements = reinterpret_cast<const T*>(tile);
-  for (int output = threadIdx.x; output < batches * cols; output += kReduceThreads) {
+  const int lanes = plan.threads_y, lane = threadIdx.x % lanes;
+  for (int base = 0; base < batches * cols; base += plan.threads_x) {
+    const int output = base + threadIdx.x / lanes;
+    const bool valid = output < batches * cols;
     const int batch = output / cols, column = output - batch * cols;
     const T* from = elements + batch * rows * cols + column;
     typename Op::Running running[1] = {Op::start(args.options)};
-    int row = 0;
+    int row = valid ? lane : rows;
 #pragma unroll 1
-    for (; row + kReduceUnroll <= rows; row += kReduceUnroll) {
+    for (; row + (kReduceUnroll - 1) * lanes < rows; row += kReduceUnroll * lanes) {
       Vec<T, 1> loaded[kReduceUnroll];
 #pragma unroll
       for (int u = 0; u < kReduceUnroll; ++u) {
-        loaded[u] = load_vector<T, 1>(from + (row + u) * cols);
+        loaded[u] = load_vector<T, 1>(from + (row + u * lanes) * cols);
       }
-      absorb_rows<Op, 1>(running, loaded, row, 1, args.options);
+      absorb_rows<Op, 1>(running, loaded, row, lanes, args.options);
     }
 #pragma unroll 1
-    for (; row < rows; ++row) {
+    for (; row < rows; row += lanes) {
       absorb_vector<Op, 1>(running[0], load_vector<T, 1>(from + row * cols), row, args.options);
     }
-    const ReducePlace place = place_of(plan, first + batch);
-    emit<Op>(args, Op::settle(running[0], place.index, plan.index_step),
-             place.slot + column * plan.col_out);
+    const ReducePlace place = place_of(plan, valid ? first + batch : 0);
+    typename Op::Acc acc = Op::settle(running[0], place.index, plan.index_step);
+    if (lanes > 1) combine_lanes<Op>(acc, lanes, args.options);
+    if (valid && lane == 0) emit<Op>(args, acc, place.slot + column * plan.col_out);
   }
 }
 

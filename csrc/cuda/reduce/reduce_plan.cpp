@@ -22,12 +22,12 @@ constexpr int64_t kMostPackedColumns = 64;
 constexpr int64_t kMostFoldedColumns = 256;  // wider rows fill vectors without a fold
 constexpr int64_t kLeastRowsPerFold = 64;    // of such a row: fewer are less than its partial sums
 constexpr int64_t kMostFewRows = 64;         // of a thread, where the columns fill the GPU
-constexpr int64_t kStagedBatchBytes = 8
+constexpr int64_t kStagedBatchBytes = 16
                                       << 10;  // largest batch entry that goes through shared memory
-constexpr int64_t kMostStagedColumnRows = 512;  // that one thread adds
-constexpr int64_t kLeastFoldedRows = 64;        // rows of a fold that takes more rows than it must
-constexpr int kVectorsPerThread = 32;           // of a long row, where there are many
-constexpr int64_t kLongestChain = 4096;         // sums in a row, for accuracy
+constexpr int64_t kLeastDenseThreads = 192;
+constexpr int64_t kLeastFoldedRows = 64;  // rows of a fold that takes more rows than it must
+constexpr int kVectorsPerThread = 32;     // of a long row, where there are many
+constexpr int64_t kLongestChain = 4096;   // sums in a row, for accuracy
 constexpr int64_t kLongestChunk = int64_t{1} << 30;  // positions in a slice are 32-bit
 
 int64_t power_of_two(int64_t least) {
@@ -269,19 +269,49 @@ class Planner {
     ReducePlan& p = plan_;
     const int64_t entry = p.reduced * p.cols;
     const bool dense = p.num_batch == 1 && p.batch[0].stride == entry && p.parts == 1;
-    if (!dense || problem_.alignment != 0 || p.batches < kLeastStagedRows ||
-        p.reduced > kMostStagedColumnRows || bytes(entry) > kStagedBatchBytes) {
-      return false;
-    }
-    const int64_t whole = vec_ / std::gcd(entry, int64_t{vec_});  // entries that are whole vectors
-    const int64_t fitting = kReduceTileBytes / bytes(entry * whole);
-    if (fitting == 0) return false;
+    if (!dense || p.batches < kLeastStagedRows || bytes(entry) > kStagedBatchBytes) return false;
     p.kernel = ReduceKernel::kStagedColumns;
     p.chunk = p.reduced;
-    p.threads_x = kReduceThreads;
-    const int64_t spread = ceil_div(p.batches, int64_t{sm_count_} * kBlocksPerSm * whole);
-    p.tile_rows = std::clamp<int64_t>(spread, 1, fitting) * whole;
+    const int64_t spread = ceil_div(p.batches, int64_t{sm_count_} * kBlocksPerSm);
+    p.tile_rows = std::clamp<int64_t>(spread, 1, kReduceTileBytes / bytes(entry));
     p.blocks = ceil_div(p.batches, p.tile_rows);
+    p.threads_y = 1;
+    while (p.threads_y < 32 && p.tile_rows * p.cols * p.threads_y * 2 <= kReduceThreads &&
+           p.threads_y * 2 * kReduceUnroll <= p.reduced) {
+      p.threads_y *= 2;
+    }
+    p.threads_x = kReduceThreads / p.threads_y;
+    return true;
+  }
+
+  // Threads of a block that read, whole periods of them: few of the last warp's should idle.
+  int64_t choose_active(int64_t period, int64_t per_row) const {
+    int64_t best = 0;
+    const auto filled = [](int64_t active) { return active * 1024 / round_up(active, 32); };
+    for (int64_t active = period; active <= kMostDenseThreads && active * per_row <= kDenseSlots;
+         active += period) {
+      if (best == 0 || best < kLeastDenseThreads || filled(active) > filled(best)) best = active;
+      if (best >= kLeastDenseThreads && 10 * filled(best) >= 9 * 1024) break;
+    }
+    return best;
+  }
+
+  // Dense rows that no vector divides, where their columns repeat within a block's vectors.
+  bool plan_dense_columns() {
+    ReducePlan& p = plan_;
+    const int64_t per_row = std::gcd(p.cols, int64_t{vec_});
+    const int64_t active = choose_active(p.cols / per_row, per_row);
+    const int64_t vectors = p.reduced * p.cols / vec_;
+    if (active == 0 || vectors < 2 * active) return false;
+    p.kernel = ReduceKernel::kDenseColumns;
+    p.active = static_cast<int>(active);
+    p.threads_x = static_cast<int>(round_up(active, 32));
+    const int64_t step = active * vec_ / p.cols;  // rows from a thread's vector to its next one
+    split(p.batches, std::max<int64_t>(1, vectors / (2 * kReduceUnroll * active)));
+    p.chunk = std::min(p.chunk, step * kLongestChain);
+    if (p.chunk < p.reduced) p.chunk = round_up(p.chunk, step);
+    p.splits = ceil_div(p.reduced, p.chunk);
+    p.blocks = p.batches * p.splits;
     return true;
   }
 
@@ -339,9 +369,12 @@ class Planner {
     const bool vectors_fit =
         aligned && whole_vectors(p.width()) && (p.fold > 1 || whole_vectors(p.reduced_stride));
     const bool shifted = !vectors_fit && unit && p.cols >= 4 * vec_ && p.reduced > 1;
-    p.kernel = vectors_fit ? ReduceKernel::kColumns
-               : shifted   ? ReduceKernel::kShiftedColumns
-                           : ReduceKernel::kScalarColumns;
+    const bool many_rows = p.reduced > 2 * kReduceUnroll || p.cols < kLeastFewRowsColumns;
+    if (shifted && many_rows && p.reduced_stride == p.cols && plan_dense_columns()) return;
+    // NOTE: four bytes a lane keep up with memory, without a second load and a shift.
+    p.kernel = vectors_fit                             ? ReduceKernel::kColumns
+               : shifted && problem_.element_bytes < 4 ? ReduceKernel::kShiftedColumns
+                                                       : ReduceKernel::kScalarColumns;
     if (p.fold == 1 && p.parts == 1 && p.col_out == 1 && wants_few_rows(vectors_fit, shifted)) {
       return plan_few_rows(shifted);
     }
@@ -390,10 +423,10 @@ ReducePlan plan_reduce(const ReduceProblem& problem, int sm_count) {
 }
 
 const char* reduce_kernel_name(ReduceKernel kernel) {
-  constexpr const char* kNames[] = {"short rows",      "packed rows",    "staged rows",
-                                    "long rows",       "strided rows",   "few rows",
-                                    "columns",         "scalar columns", "few shifted rows",
-                                    "shifted columns", "packed columns", "staged columns"};
+  constexpr const char* kNames[] = {
+      "short rows",     "packed rows",    "staged rows",    "long rows",        "strided rows",
+      "few rows",       "columns",        "scalar columns", "few shifted rows", "shifted columns",
+      "packed columns", "staged columns", "dense columns"};
   return kNames[static_cast<int>(kernel)];
 }
 

@@ -44,6 +44,7 @@ enum class ReduceKernel : int8_t {
   kShiftedColumns,  // kColumns of any alignment
   kPackedColumns,   // dense rows of few columns, several in a vector
   kStagedColumns,   // small dense batch entries, through shared memory
+  kDenseColumns,    // dense rows, a whole number of them between a thread's vectors
 };
 
 // A dimension of the outer loop: kept, or reduced by the second pass.
@@ -58,6 +59,8 @@ inline constexpr int kReduceThreads = 256;
 inline constexpr int kMostReduceThreads = 1024;
 inline constexpr int kReduceUnroll = 4;            // vectors a thread has in flight
 inline constexpr int kReduceTileBytes = 32 << 10;  // kStagedRows
+inline constexpr int kMostDenseThreads = 512;      // kDenseColumns
+inline constexpr int kDenseSlots = 2048;           // and accumulators in shared memory
 
 // Pass 1 reduces one dimension, `reduced`, for every batch entry (and every column); what it leaves
 // are `parts` partial results per output, in a fixed order, for pass 2. parts == 1: no pass 2. The
@@ -77,7 +80,7 @@ struct ReducePlan {
   int threads_x = 32, threads_y = 1, threads_b = 1;  // along the row or columns; rows; batches
   int per_lane = 1;       // kShortRows: vectors of a row that a lane reads: 1, 2 or 4
   int64_t tile_rows = 0;  // kStagedRows: rows of a block; kStagedColumns: batch entries
-  int active = 0;         // kPackedColumns: threads of threads_x that read
+  int active = 0;         // kPackedColumns, kDenseColumns: threads of threads_x that read
   int64_t span = 1;       // elements from the first to behind the last one in memory
   int64_t blocks = 1;
 

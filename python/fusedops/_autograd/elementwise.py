@@ -113,7 +113,20 @@ class ReluFunction(torch.autograd.Function):
         (y,) = ctx.saved_tensors
         if torch.is_grad_enabled() or y.dim() == 0:
             return act_grad(dy, y, _RELU)
+        if not y.is_contiguous():
+            return _relu_gradient_along_memory(dy, y)
         return _ops.act_backward_bias_grad.default(dy, y, _RELU, False, False)[0]
+
+
+def _relu_gradient_along_memory(dy: Tensor, y: Tensor) -> Tensor:
+    """The gradient of a permuted y (dense: relu's result), with y's strides."""
+    order = sorted(range(y.dim()), key=y.stride, reverse=True)
+    back = sorted(range(y.dim()), key=order.__getitem__)
+    dx = _ops.act_backward_bias_grad.default(
+        dy.permute(order), y.permute(order), _RELU, False, False
+    )[0]
+    result: Tensor = dx.permute(back)
+    return result
 
 
 def affine(x: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor:

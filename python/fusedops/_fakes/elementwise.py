@@ -48,6 +48,14 @@ def _check_broadcast(op: str, inputs: _Named) -> torch.Size:
     return shape
 
 
+def _new_result(shape: torch.Size, *inputs: Tensor) -> Tensor:
+    """In the order of memory of the first input of that shape, as torch.empty_like keeps it."""
+    for tensor in inputs:
+        if tensor.shape == shape:
+            return torch.empty_like(tensor)
+    return inputs[0].new_empty(shape)
+
+
 def _check_out(op: str, out: Tensor, shape: torch.Size, like_name: str, like: Tensor) -> None:
     check_like(op, "out", out, like_name, like)
     check_same_shape(op, "out", out, tuple(shape), f"shape {tuple(shape)}")
@@ -63,7 +71,7 @@ def _check_trailing(op: str, name: str, vector: Tensor | None, x: Tensor) -> Non
 
 @fake("add")
 def _add(x: Tensor, y: Tensor) -> Tensor:
-    return x.new_empty(_check_broadcast("add", [("x", x), ("y", y)]))
+    return _new_result(_check_broadcast("add", [("x", x), ("y", y)]), x, y)
 
 
 @fake("add_out")
@@ -73,7 +81,7 @@ def _add_out(x: Tensor, y: Tensor, out: Tensor) -> None:
 
 @fake("fma")
 def _fma(a: Tensor, x: Tensor, b: Tensor) -> Tensor:
-    return a.new_empty(_check_broadcast("fma", [("a", a), ("x", x), ("b", b)]))
+    return _new_result(_check_broadcast("fma", [("a", a), ("x", x), ("b", b)]), a, x, b)
 
 
 @fake("fma_out")
@@ -83,7 +91,7 @@ def _fma_out(a: Tensor, x: Tensor, b: Tensor, out: Tensor) -> None:
 
 @fake("square")
 def _square(x: Tensor) -> Tensor:
-    return x.new_empty(_check_broadcast("square", [("x", x)]))
+    return _new_result(_check_broadcast("square", [("x", x)]), x)
 
 
 @fake("square_out")
@@ -97,12 +105,12 @@ def _square_backward(dy: Tensor, x: Tensor) -> Tensor:
     check_floating(op, "dy", dy)
     check_like(op, "x", x, "dy", dy)
     check_same_shape(op, "x", x, tuple(dy.shape), f"shape {shape_of(dy)} like dy")
-    return dy.new_empty(dy.shape)
+    return _new_result(dy.shape, dy, x)
 
 
 @fake("relu")
 def _relu(x: Tensor) -> Tensor:
-    return x.new_empty(_check_broadcast("relu", [("x", x)]))
+    return _new_result(_check_broadcast("relu", [("x", x)]), x)
 
 
 @fake("relu_out")
@@ -120,7 +128,7 @@ def _scale_bias_act(
     check_min_dim(op, "x", x, 1)
     _check_trailing(op, "scale", scale, x)
     _check_trailing(op, "bias", bias, x)
-    return x.new_empty(x.shape)
+    return _new_result(x.shape, x)
 
 
 @fake("scale_bias_act_out")

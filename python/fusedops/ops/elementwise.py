@@ -1,7 +1,9 @@
 """Elementwise fusions: one pass over memory each, with in-place (`_`) and `out=` forms.
 
-Every function takes any strides, alignment and size; the result is contiguous unless `out` is
-given. Forms that write into a tensor have no backward and refuse tensors that require grad.
+Every function takes any strides, alignment and size. Without `out`, a result lies in memory as
+``torch.empty_like`` of the first operand of its shape, so that permuted operands stay permuted; but
+that of `bias_dropout_residual`, whose mask counts positions, is contiguous. Forms that write into a
+tensor have no backward and refuse tensors that require grad.
 """
 
 from __future__ import annotations
@@ -71,7 +73,7 @@ def add(x: Tensor, y: Tensor, *, out: Tensor | None = None) -> Tensor:
         out: Where to write, of the broadcast shape; it may be x or y, but overlap neither in part.
 
     Returns:
-        `out`, or a new contiguous tensor.
+        `out`, or a new tensor that lies in memory as the first operand of its shape.
 
     Raises:
         TypeError: An argument is not a tensor.
@@ -103,7 +105,7 @@ def fma(a: Tensor, x: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor
         out: As in `add`.
 
     Returns:
-        `out`, or a new contiguous tensor.
+        `out`, or a new tensor that lies in memory as the first operand of its shape.
 
     Raises:
         TypeError, RuntimeError: As in `add`.
@@ -184,7 +186,7 @@ def scale_bias_act(
         out: (..., N), where to write; it may be x.
 
     Returns:
-        `out`, or a new contiguous tensor like x.
+        `out`, or a new tensor that lies in memory as x.
 
     Raises:
         ValueError: The activation is unknown.
