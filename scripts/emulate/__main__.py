@@ -4,11 +4,11 @@
     python scripts/emulate/try_edges.py build/emulated.so
     python scripts/emulate/try_rows.py build/emulated.so
 
-The library has the ops of csrc/cuda/points/edges, edge_rows and edge_wgmma for CPU tensors, made of the same
-sources: host code, indices, barriers, shuffles, shared memory, Tensor Core fragments and cp.async
-run as they are written, one thread after the other. Races between threads, timing and memory models
-do not show; shared memory begins as NaN, copies arrive as late as they may, and a misaligned
-ldmatrix aborts.
+The library has the ops of csrc/cuda/points/edges, edge_rows and edge_wgmma for CPU tensors, made of
+the same sources: host code, indices, barriers, shuffles, shared memory, Tensor Core fragments and
+descriptors, and cp.async run as they are written, one thread after the other. Races between
+threads, timing and memory models do not show; shared memory begins as NaN, copies arrive as late
+as they may, and a misaligned ldmatrix or operand of WGMMA aborts.
 Needs g++ and the headers of CUDA (CUDA_HOME, nvcc on PATH, or /usr/local/cuda).
 """
 
