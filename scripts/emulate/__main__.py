@@ -4,11 +4,11 @@
     python scripts/emulate/try_edges.py build/emulated.so
     python scripts/emulate/try_rows.py build/emulated.so
 
-The library has the ops of csrc/cuda/points/edges and edge_rows for CPU tensors, made of the same
-sources: host code, indices, barriers, shuffles, shared memory, Tensor Core fragments and cp.async
-run as they are written, one thread after the other. Races between threads, timing and memory models
-do not show; shared memory begins as NaN, copies arrive as late as they may, and a misaligned
-ldmatrix aborts.
+The library has the ops of csrc/cuda/points/edges, edge_rows and edge_wgmma for CPU tensors, made of
+the same sources: host code, indices, barriers, shuffles, shared memory, Tensor Core fragments and
+descriptors, and cp.async run as they are written, one thread after the other. Races between
+threads, timing and memory models do not show; shared memory begins as NaN, copies arrive as late
+as they may, and a misaligned ldmatrix or operand of WGMMA aborts.
 Needs g++ and the headers of CUDA (CUDA_HOME, nvcc on PATH, or /usr/local/cuda).
 """
 
@@ -26,7 +26,11 @@ import torch
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-SOURCES = ("csrc/cuda/points/edges", "csrc/cuda/points/edge_rows")
+SOURCES = (
+    "csrc/cuda/points/edges",
+    "csrc/cuda/points/edge_rows",
+    "csrc/cuda/points/edge_wgmma",
+)
 # What of PTX and CUDA has another form on a CPU.
 WORDS = (
     (
@@ -103,6 +107,7 @@ def translate(to: Path) -> None:
     for folder in SOURCES:
         shutil.copytree(ROOT / folder, to / folder)
     shutil.copy(HERE / "mma.cuh", to / "csrc/common/device/mma.cuh")
+    shutil.copy(HERE / "wgmma.cuh", to / "csrc/cuda/points/edge_wgmma/wgmma.cuh")
     shutil.copy(HERE / "launch.h", to / "csrc/common/host/launch.h")
     for path in (path for folder in SOURCES for path in (to / folder).iterdir()):
         text = path.read_text()

@@ -29,6 +29,7 @@ struct Thread {
 
 std::vector<Thread> threads;
 std::vector<Warp> warps;
+std::vector<Warp> warpgroups;  // of which none ends before the others
 Thread* now = nullptr;
 ucontext_t scheduler;
 dim3 grid, block, place;
@@ -85,6 +86,7 @@ void start(int number) {
 void run_block(int count) {
   std::memset(memory, 0xff, sizeof memory);  // NaN where nothing is written
   warps.assign((count + 31) / 32, {});
+  warpgroups.assign((count + 127) / 128, {});
   alive = count;
   arrived = 0;
   for (int i = 0; i < count; ++i) start(i);
@@ -107,6 +109,10 @@ int lane() { return now->number % 32; }
 unsigned char* shared_memory() { return memory; }
 uint64_t* shown(int which) { return warp().shown[which]; }
 void warp_barrier() { wait_for(warp().arrived, warp().generation, warp().alive); }
+void warpgroup_barrier() {
+  Warp& group = warpgroups[now->number / 128];
+  wait_for(group.arrived, group.generation, 128);
+}
 void block_barrier() { wait_for(arrived, generation, alive); }
 void copy_later(void* to, const void* from) { now->copies.push_back({to, from}); }
 void wait_for_copies() {

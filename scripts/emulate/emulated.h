@@ -38,6 +38,7 @@ dim3& grid_size();
 int lane();
 unsigned char* shared_memory();
 void warp_barrier();
+void warpgroup_barrier();
 void block_barrier();
 
 // What a lane shows the others of its warp: [which][lane].
@@ -97,6 +98,11 @@ inline unsigned __ballot_sync(unsigned, bool predicate) {
 }
 inline void __syncthreads() { emulated::block_barrier(); }
 inline void __syncwarp() { emulated::warp_barrier(); }
+inline int __reduce_add_sync(unsigned, int value) {
+  for (int mask = 1; mask < 32; mask *= 2)
+    value += emulated::taken_from(value, emulated::lane() ^ mask);
+  return value;
+}
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
 inline int __clz(int x) { return x ? __builtin_clz(static_cast<unsigned>(x)) : 32; }

@@ -3,129 +3,10 @@
 // rows of its own groups. sm_90a only.
 #pragma once
 
+#include "csrc/cuda/points/edge_wgmma/wgmma.cuh"
 #include "csrc/cuda/points/edges/edge_rows.cuh"
 
 namespace fusedops {
-
-inline constexpr int kEdgePart = 64;  // columns of an instruction
-
-// Values of kEdgePart columns of a lane's two rows, 32 columns at a time.
-struct EdgePart {
-  float y[kEdgePart / 32][4][4];
-
-  __device__ __forceinline__ void clear() {
-#pragma unroll
-    for (int c = 0; c < kEdgePart / 32; ++c) {
-#pragma unroll
-      for (int i = 0; i < 16; ++i) y[c][i / 4][i % 4] = 0.f;
-    }
-  }
-
-  // The compiler must not move uses over the wait for the products.
-  __device__ __forceinline__ void settle() {
-#pragma unroll
-    for (int c = 0; c < kEdgePart / 32; ++c) {
-#pragma unroll
-      for (int i = 0; i < 16; ++i) asm volatile("" : "+f"(y[c][i / 4][i % 4]));
-    }
-  }
-};
-
-// A matrix in shared memory that consists of pieces of 8 values; 8 pieces, of 8 rows, follow each
-// other. PTX ISA, "Shared memory matrix layout", without swizzle. K along a piece: leading_pieces
-// is from 8 of K to the next 8, stride_pieces from 8 rows to the next. K across pieces (a
-// transposed operand): leading_pieces is from 8 of K to the next, stride_pieces of the other side.
-__device__ __forceinline__ uint64_t edge_descriptor(const void* matrix, int leading_pieces,
-                                                    int stride_pieces) {
-  const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(matrix));
-  return uint64_t((address & 0x3ffff) >> 4) | uint64_t(leading_pieces) << 16 |
-         uint64_t(stride_pieces) << 32;
-}
-
-// The number of this thread's warpgroup, in a uniform register, as descriptors made from it are.
-__device__ __forceinline__ int edge_warpgroup() { return __shfl_sync(kAllLanes, warp_id() / 4, 0); }
-
-__device__ __forceinline__ void edge_fence() {
-  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-}
-__device__ __forceinline__ void edge_commit() {
-  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-}
-// Returns when at most kGroups of the committed groups are still running.
-template <int kGroups>
-__device__ __forceinline__ void edge_wait() {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kGroups) : "memory");
-}
-
-#define FUSEDOPS_Y4(mode, c, b) \
-  mode(d.y[c][b][0]), mode(d.y[c][b][1]), mode(d.y[c][b][2]), mode(d.y[c][b][3])
-#define FUSEDOPS_Y16(mode, c) \
-  FUSEDOPS_Y4(mode, c, 0), FUSEDOPS_Y4(mode, c, 1), FUSEDOPS_Y4(mode, c, 2), FUSEDOPS_Y4(mode, c, 3)
-// operand: a; at: b, behind it; flags: which of both are transposed.
-#define FUSEDOPS_WGMMA(type, mode, adds, operand, at, flags, ...)                            \
-  asm volatile(                                                                              \
-      "{.reg .pred p; setp.ne.b32 p, " adds                                                  \
-      ", 0;"                                                                                 \
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type                            \
-      " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22," \
-      "%23,%24,%25,%26,%27,%28,%29,%30,%31}, " operand ", " at ", p, 1, 1, " flags ";}"      \
-      : FUSEDOPS_Y16(mode, 0), FUSEDOPS_Y16(mode, 1)                                         \
-      : __VA_ARGS__)
-#define FUSEDOPS_RS(type, mode, adds)                                                     \
-  FUSEDOPS_WGMMA(type, mode, adds, "{%32,%33,%34,%35}", "%36", "0", "r"(a[0]), "r"(a[1]), \
-                 "r"(a[2]), "r"(a[3]), "l"(b))
-#define FUSEDOPS_SS(type, mode, adds) \
-  FUSEDOPS_WGMMA(type, mode, adds, "%32", "%33", "%34, 1", "l"(a), "l"(b), "n"(int(kTransA)))
-#define FUSEDOPS_ADDED(x) "+f"(x)
-#define FUSEDOPS_NEW(x) "=f"(x)
-
-// One instruction: d += a b.
-template <class T>
-__device__ __forceinline__ void edge_multiply(EdgePart& d, const uint32_t (&a)[4], uint64_t b) {
-  if constexpr (__is_same(T, __half)) {
-    FUSEDOPS_RS("f16", FUSEDOPS_ADDED, "1");
-  } else {
-    FUSEDOPS_RS("bf16", FUSEDOPS_ADDED, "1");
-  }
-}
-
-// d = a b, likewise.
-template <class T>
-__device__ __forceinline__ void edge_multiply_first(EdgePart& d, const uint32_t (&a)[4],
-                                                    uint64_t b) {
-  if constexpr (__is_same(T, __half)) {
-    FUSEDOPS_RS("f16", FUSEDOPS_NEW, "0");
-  } else {
-    FUSEDOPS_RS("bf16", FUSEDOPS_NEW, "0");
-  }
-}
-
-// d += a b, or d = a b, of operands in shared memory: b is transposed, and a where asked for.
-template <class T, bool kTransA>
-__device__ __forceinline__ void edge_multiply(EdgePart& d, uint64_t a, uint64_t b) {
-  if constexpr (__is_same(T, __half)) {
-    FUSEDOPS_SS("f16", FUSEDOPS_ADDED, "1");
-  } else {
-    FUSEDOPS_SS("bf16", FUSEDOPS_ADDED, "1");
-  }
-}
-
-template <class T, bool kTransA>
-__device__ __forceinline__ void edge_multiply_first(EdgePart& d, uint64_t a, uint64_t b) {
-  if constexpr (__is_same(T, __half)) {
-    FUSEDOPS_SS("f16", FUSEDOPS_NEW, "0");
-  } else {
-    FUSEDOPS_SS("bf16", FUSEDOPS_NEW, "0");
-  }
-}
-
-#undef FUSEDOPS_NEW
-#undef FUSEDOPS_ADDED
-#undef FUSEDOPS_SS
-#undef FUSEDOPS_RS
-#undef FUSEDOPS_WGMMA
-#undef FUSEDOPS_Y16
-#undef FUSEDOPS_Y4
 
 // Starts d = x w^T for the columns that `w` begins at, of a matrix of `rows` rows.
 template <class T, int kWidth>
@@ -214,8 +95,7 @@ __device__ __forceinline__ EdgeWgmmaWeights load_wgmma_layers(const EdgeProblem<
                  probes ? reinterpret_cast<const float2*>(p.affine + pairs + start / 2) : nullptr,
                  last);
   for (int i = static_cast<int>(threadIdx.x); i < pairs; i += threads) affine[i] = p.affine[i];
-  // NOTE: WGMMA reads through the asynchronous proxy.
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  publish_operands();
   return {edge_descriptor(first, kHidden, 8), edge_descriptor(hidden, kHidden, 8),
           edge_descriptor(last, kLast, 8), edge_descriptor(last, 8, kLast), affine};
 }

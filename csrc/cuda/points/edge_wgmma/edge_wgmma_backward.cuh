@@ -189,8 +189,7 @@ struct EdgeWgmmaBackward {
       const EdgeTile next = load(first + stride);
       compute(tile, next);
       if (first >= end) clear_rows();
-      // NOTE: WGMMA reads through the asynchronous proxy.
-      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+      publish_operands();
       __syncthreads();
       add_weights();
 #pragma unroll

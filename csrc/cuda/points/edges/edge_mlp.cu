@@ -109,7 +109,7 @@ ForwardResults allocate_forward(const EdgeArguments& a, const ForwardRequest& r)
 }
 
 // WGMMA reads a layer from shared memory once for 64 rows, where mma.sync reads it once for 16.
-bool takes_wgmma(const DeviceFacts& facts) { return facts.capability == 90 && !getenv("EDGE_MMA"); }
+bool takes_wgmma(const DeviceFacts& facts) { return facts.capability == 90; }
 
 // Blocks of a forward pass and the kernels that they are of.
 template <class T>
