@@ -1,5 +1,5 @@
 // _fp8_norm of two ops, a norm and the quantiser: for the CPU, and for what
-// csrc/cuda/fp8/fp8_norm.cuh does not take.
+// csrc/cuda/fp8/norm/fp8_norm.cuh does not take.
 #pragma once
 
 #include <tuple>

@@ -217,7 +217,8 @@ def _norm_gated(recipe: Any) -> Call:
 
     def in_bf16(x: Tensor, residual: Tensor, w: Tensor, *layers: Tensor) -> Tensor:
         y, total = fusedops.rms_norm(x, x.shape[-1], w, 1e-5, residual=residual)
-        out: Tensor = fusedops.gated_mlp(y, *layers, residual=total)
+        gate, up, down = layers
+        out: Tensor = fusedops.gated_mlp(y, gate, up, down, residual=total)
         return out
 
     def in_fp8(x: Tensor, residual: Tensor, w: Tensor, *layers: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 #include <atomic>
 
 #include "csrc/common/device/shared_memory.cuh"
-#include "csrc/cuda/fp8/fp8_norm.cuh"
+#include "csrc/cuda/fp8/norm/fp8_norm.cuh"
 
 namespace fusedops {
 namespace {

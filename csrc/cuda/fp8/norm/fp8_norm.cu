@@ -5,7 +5,7 @@
 #include "csrc/common/host/fp8_norm_parts.h"
 #include "csrc/common/host/launch.h"
 #include "csrc/cuda/fp8/fp8_host.h"
-#include "csrc/cuda/fp8/fp8_norm.h"
+#include "csrc/cuda/fp8/norm/fp8_norm.h"
 
 namespace fusedops::cuda {
 namespace {

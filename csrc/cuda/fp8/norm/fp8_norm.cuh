@@ -7,7 +7,7 @@
 
 #include "csrc/common/device/mbarrier.cuh"
 #include "csrc/cuda/fp8/fp8_hidden.cuh"
-#include "csrc/cuda/fp8/fp8_norm.h"
+#include "csrc/cuda/fp8/norm/fp8_norm.h"
 
 namespace fusedops {
 
