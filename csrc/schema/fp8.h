@@ -33,6 +33,13 @@ inline constexpr const char* kFp8Schemas[] = {
     "bool rows, bool columns, int hidden, bool power_of_two, bool need_sums, bool sums_fp32) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
 
+    // layer_norm, or rms_norm where `rms`, of the rows of x (M, K), or of sum = x + residual, and
+    // fp8_quantize of what it gives in x's dtype: (q, scale, q_t, scale_t, sum, mean, rstd); weight
+    // and bias (K,) as the norm's, sum (0,) without a residual, mean (0,) of an RMS norm.
+    "_fp8_norm(Tensor x, Tensor? residual, Tensor? weight, Tensor? bias, bool rms, float eps, "
+    "int format, int rows, int columns, bool power_of_two) "
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+
     // out (M, N) = act((a * scale_a) @ (b * scale_b).T + bias); a (M, K), b (N, K), e4m3 or e5m2;
     // bias (N,) in out's dtype; out_dtype: 0 float16, 1 bfloat16, 2 float32. Scales, fp32, by their
     // shape: (1, 1), (rows, 1), (rows, ceil(K / 128)) or (ceil(rows / 128), ceil(K / 128)).

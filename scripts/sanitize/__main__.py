@@ -41,6 +41,7 @@ FAMILIES = {
     "fp8_matmul": fp8.run_matmul,
     "fp8_quantize": fp8.run_quantize,
     "fp8_hidden": fp8.run_hidden,
+    "fp8_norm": fp8.run_norm,
     "reduce": reduce.run,
     "rows": rows.run,
     "losses": losses.run,

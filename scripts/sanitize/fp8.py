@@ -64,6 +64,23 @@ def run_quantize(o: Options, count: Counter[str]) -> None:
                 count["fp8 quantize"] += 2
 
 
+def run_norm(o: Options, count: Counter[str]) -> None:
+    """Norms that quantise: one block, clusters of several, wide rows, and rows of two passes."""
+    shapes = [(1, 8), (130, 256), (3, 12296)]
+    if o.clusters:
+        shapes += [(130, 264), (300, 1040), (129, 4104)]
+    for (m, k), dtype in itertools.product(shapes, (torch.bfloat16, torch.float16)):
+        x, residual = (o.randn(m, k + 8, dtype=dtype)[:, 8:] for _ in range(2))
+        for parameters in (dtype, torch.float32):
+            weight, bias = (o.randn(k, dtype=parameters) for _ in range(2))
+            for rows, columns in ((3, 4), (3, 3), (3, 0)):
+                for other in (None, residual):
+                    last = (0, rows, columns, False)
+                    OPS._fp8_norm(x, other, weight, None, True, 1e-6, *last)
+                    OPS._fp8_norm(x, other, weight, bias, False, 1e-5, *last)
+                    count["fp8 norm"] += 2
+
+
 def run_hidden(o: Options, count: Counter[str]) -> None:
     """Backward at hidden layers: several tiles for a block, cut ones, and rows apart."""
     shapes = o.some(((1, 1), (128, 128), (130, 264), (2000, 2056)), 3)

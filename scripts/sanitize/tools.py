@@ -38,6 +38,7 @@ PARTS = {
     "edges": 4,
     "fp8_quantize": 1,
     "fp8_hidden": 1,
+    "fp8_norm": 1,
     "narrow": 1,
     "thin": 1,
     "conv": 1,

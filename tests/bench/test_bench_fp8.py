@@ -18,7 +18,11 @@ def test_cases_cover_the_bars() -> None:
     names = {p: {case.name for case in suite.cases(Selection(p))} for p in suite.passes}
     for shape in ("4096x4096x7168", "8192x4096x4096", "8192x14336x4096", "8192x8192x8192"):
         assert all(f"{shape}/block" in of_pass for of_pass in names.values())
-    assert {"T8192_d4096_h16384/mlp", "T8192_d4096_h14336/gated"} <= names["step"]
+    assert {
+        "T8192_d4096_h16384/mlp",
+        "T8192_d4096_h14336/gated",
+        "T8192_d4096_h14336/norm_gated",
+    } <= names["step"]
     assert "quantize/16384x14336" in names["fwd"]
 
 
@@ -32,12 +36,18 @@ def test_a_layer_is_near_bf16(pass_: str) -> None:
     assert suite.work(case, torch.bfloat16, pass_).flops >= 2 * 128 * 256 * 384
 
 
-@pytest.mark.parametrize("kind", ["mlp", "gated", "quantize"])
+@pytest.mark.parametrize(
+    "kind", ["mlp", "gated", "quantize", "rms_norm", "layer_norm", "norm_gated"]
+)
 def test_blocks_and_the_quantiser(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     suite = Fp8Suite()
-    passes = ("fwd",) if kind == "quantize" else ("fwd", "step")
+    only = {
+        "norm_gated": ("step",),
+        **dict.fromkeys(("quantize", "rms_norm", "layer_norm"), ("fwd",)),
+    }
+    passes = only.get(kind, ("fwd", "step"))
     for pass_ in passes:
-        case = next(c for c in suite.cases(Selection(pass_)) if kind in c.name)
+        case = next(c for c in suite.cases(Selection(pass_)) if c.args["kind"] == kind)
         monkeypatch.setitem(case.args, "shape", (128, 256, 384))
         result = runner.measure(suite, case, "bf16", pass_, ("ours_bf16",), CPU, 2)
         assert result.error < (1e-6 if kind == "quantize" else 0.12), result.notes

@@ -23,6 +23,15 @@ def quantize_samples(device, dtype, codes):
             yield x, None, factor, code, False, 1, 4, 3, False, False, True
 
 
+def norm_samples(device, dtype, codes):
+    for m, k in [(5, 7), (130, 264)]:
+        x, residual = (make(m, k, dtype=dtype, device=device, seed=s) for s in range(2))
+        weight, bias = (make(k, dtype=dtype, device=device, seed=s) for s in (3, 4))
+        yield x, None, weight, None, True, 1e-6, 0, 3, 4, False
+        yield x, residual, weight, bias, False, 1e-5, 1, 3, 3, True
+        yield x, residual, None, None, True, 1e-5, 0, 4, 0, False
+
+
 def pair_samples(device, dtype, codes):
     for n, k, format, columns, power_of_two in [(128, 7, 0, True, False), (256, 200, 1, True, True),
                                                 (128, 128, 0, False, False)]:  # fmt: skip
@@ -78,6 +87,7 @@ def wgrad_samples(device, dtype, codes):
 
 SAMPLES = {
     "fp8_quantize": quantize_samples,
+    "_fp8_norm": norm_samples,
     "_fp8_quantize_pair": pair_samples,
     "_fp8_hidden_grads": hidden_samples,
     "_fp8_matmul": matmul_samples,

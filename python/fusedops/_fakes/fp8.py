@@ -28,6 +28,7 @@ from .checks import (
     shape_of,
 )
 from .gemm import _check_bias, _check_saved, check_main_grad
+from .rows import _norm
 
 
 def _check_scalings(op: str, rows: int, columns: int) -> None:
@@ -89,6 +90,36 @@ def _fp8_quantize(
     q_t, scale_t = _side(x, columns, dtype, k, m)
     sums = x.new_empty((k if need_sums else 0,), dtype=torch.float32 if sums_fp32 else x.dtype)
     return q, scale, q_t, scale_t, sums
+
+
+@fake("_fp8_norm")
+def _fp8_norm(
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    rms: bool,
+    eps: float,
+    format: int,
+    rows: int,
+    columns: int,
+    power_of_two: bool,
+) -> tuple[Tensor, ...]:
+    op = "_fp8_norm"
+    torch._check(format in (0, 1), lambda: f"{op}: format must be a code from 0 to 1; got {format}")
+    _check_scalings(op, rows, columns)
+    check_floating(op, "x", x)
+    check_matrix(op, "x", x, "(M, K)")
+    _, total, rstd = _norm(op, x, residual, weight, bias, 1, False, True)
+    torch._check(
+        not rms or bias is None,
+        lambda: f"{op}: bias must be None for an RMS norm; got a tensor",
+    )
+    m, k = x.shape
+    q, scale = _side(x, rows, FORMATS[format], m, k)
+    q_t, scale_t = _side(x, columns, FORMATS[format], k, m)
+    mean = rstd.new_empty((0,)) if rms else torch.empty_like(rstd)
+    return q, scale, q_t, scale_t, total, mean, rstd
 
 
 @fake("_fp8_quantize_pair")

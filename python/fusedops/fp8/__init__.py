@@ -5,6 +5,7 @@ functions and `fusedops.fuse` take one, and `autocast` sets one for a region.
 """
 
 from .inference import linear
+from .normed import layer_norm, rms_norm
 from .quantizer import Quantized, dequantize, quantize
 from .recipe import Recipe, autocast, checkpoint_contexts
 from .weights import invalidate
@@ -16,6 +17,8 @@ __all__ = [
     "checkpoint_contexts",
     "dequantize",
     "invalidate",
+    "layer_norm",
     "linear",
     "quantize",
+    "rms_norm",
 ]

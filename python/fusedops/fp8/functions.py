@@ -131,6 +131,16 @@ def refuse_second_derivatives(op: str) -> None:
         )
 
 
+def input_operands(
+    how: Numbers, x: Tensor, transposed: bool, given: tuple[Tensor | None, ...]
+) -> tuple[Operand, Operand]:
+    """The input of a layer and its transpose: quantised here, or what a norm has written."""
+    q, scale, q_t, scale_t = given
+    if q is None or scale is None or q_t is None or scale_t is None:
+        return how.inputs(as_rows(x), transposed)
+    return operand(q, scale, how.rows), operand(q_t, scale_t, how.inputs_transposed)
+
+
 def as_rows(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1, tensor.shape[-1])
 
@@ -140,16 +150,26 @@ def as_dtype(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 
 
 class Fp8LinearFunction(torch.autograd.Function):
-    """(x (..., K), weight, bias, code, recipe) -> y (..., N); x has the dtype of y."""
+    """(x (..., K), weight, bias, code, recipe, *given) -> y (..., N); x has the dtype of y.
+
+    given: of a norm that has quantised x (q, scale, q_t, scale_t), and x is a tensor without values
+    then; else four times None.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, code: int, recipe: Recipe
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        code: int,
+        recipe: Recipe,
+        *given: Tensor | None,
     ) -> Tensor:
         need_x, need_w = ctx.needs_input_grad[:2]
         how = numbers(recipe)
         w8, w8_t = how.weight(weight, need_x)
-        x8, x8_t = how.inputs(as_rows(x), need_w)
+        x8, x8_t = input_operands(how, x, need_w, given)
         added = as_dtype(bias, x.dtype)
         saved = None
         if SAVES_PREACT[code] and any(ctx.needs_input_grad):
@@ -181,11 +201,11 @@ class Fp8LinearFunction(torch.autograd.Function):
         if need_w:
             of_x = operand(x_t, x_scale, how.inputs_transposed)
             dw = weight_grad(ctx.owner, dz_t, of_x, weight_dtype)
-        return dx, dw, sums if need_b else None, None, None
+        return dx, dw, sums if need_b else None, *[None] * 6
 
 
 class Fp8MLPFunction(torch.autograd.Function):
-    """(x, w1, b1, w2, b2, code, recipe) -> y = act(x w1.T + b1) w2.T + b2."""
+    """(x, w1, b1, w2, b2, code, recipe, *given) -> y = act(x w1.T + b1) w2.T + b2."""
 
     @staticmethod
     def forward(
@@ -197,13 +217,14 @@ class Fp8MLPFunction(torch.autograd.Function):
         b2: Tensor | None,
         code: int,
         recipe: Recipe,
+        *given: Tensor | None,
     ) -> Tensor:
         need_x, need_w1, need_b1, need_w2, _ = ctx.needs_input_grad[:5]
         first = need_x or need_w1 or need_b1
         how = numbers(recipe)
         one, one_t = how.weight(w1, need_x)
         two, two_t = how.weight(w2, first)
-        x8, x8_t = how.inputs(as_rows(x), need_w1)
+        x8, x8_t = input_operands(how, x, need_w1, given)
         late = 0 if SAVES_OUTPUT[code] else code  # the activation that the quantiser applies
         hidden = product(x8, one, x.dtype, as_dtype(b1, x.dtype), code if late == 0 else 0)
         h8, _ = how.inputs(hidden, False, activation=late)
@@ -245,7 +266,7 @@ class Fp8MLPFunction(torch.autograd.Function):
             of_x = operand(x_t, x_scale, how.inputs_transposed)
             again = need_w2 and owner1 is owner2
             dw1 = weight_grad(owner1, dz_t, of_x, weight_dtypes[0], again)
-        return dx, dw1, db1 if need_b1 else None, dw2, db2 if need_b2 else None, None, None
+        return dx, dw1, db1 if need_b1 else None, dw2, db2 if need_b2 else None, *[None] * 6
 
 
 def _before_activation(

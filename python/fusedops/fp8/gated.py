@@ -19,6 +19,7 @@ from .functions import (
     as_dtype,
     as_rows,
     dtypes_of,
+    input_operands,
     into_main_grad,
     kept,
     numbers,
@@ -52,7 +53,7 @@ def _both(a: Tensor | None, b: Tensor | None, packed: bool) -> tuple[Tensor | No
 
 
 class Fp8GatedMLPFunction(torch.autograd.Function):
-    """(x, w_gate, w_up, b_gate, b_up, w_down, b_down, code, recipe) -> y.
+    """(x, w_gate, w_up, b_gate, b_up, w_down, b_down, code, recipe, *given) -> y.
 
     w_up None: the rows of w_gate are those of the gate, then those of up.
     """
@@ -69,11 +70,12 @@ class Fp8GatedMLPFunction(torch.autograd.Function):
         b_down: Tensor | None,
         code: int,
         recipe: Recipe,
+        *given: Tensor | None,
     ) -> Tensor:
         needs = ctx.needs_input_grad[:7]
         need_x, first, need_firsts = needs[0], any(needs[:5]), needs[1] or needs[2]
         how, packed = numbers(recipe), w_up is None
-        x8, x8_t = how.inputs(as_rows(x), need_firsts)
+        x8, x8_t = input_operands(how, x, need_firsts, given)
         biases = b_gate, b_up
         of_weights, gate, up = _gate_and_up(how, x8, x.dtype, (w_gate, w_up), biases, need_x)
         down, down_t = how.weight(w_down, first)
@@ -118,7 +120,7 @@ class Fp8GatedMLPFunction(torch.autograd.Function):
             of_x = None if x_t is None else operand(x_t, x_scale, how.inputs_transposed)
             results[1:3] = _weight_grads(ctx, grads, of_x)
             results[3:5] = _bias_grads(ctx, grads)
-        return (*results, ddown, db_down if need_bd else None, None, None)
+        return (*results, ddown, db_down if need_bd else None, *[None] * 6)
 
 
 def _gate_and_up(

@@ -15,6 +15,7 @@ from . import recipe as region
 from .decide import pays
 from .functions import Fp8LinearFunction, Fp8MLPFunction
 from .gated import Fp8GatedMLPFunction
+from .normed import Norm, operands_of, takes_norm
 
 if TYPE_CHECKING:
     from .recipe import Recipe
@@ -53,12 +54,31 @@ def _is_worth(
     return pays(shapes, rows, _grads(x), _grads(*weights), x.device)
 
 
-def _apply(function: Any, x: Tensor, dtype: torch.dtype, tensors: Any, *options: Any) -> Tensor:
-    arguments = (cast(x, dtype), *tensors)
+def _apply(
+    function: Any,
+    x: Tensor,
+    dtype: torch.dtype,
+    tensors: tuple[Tensor | None, ...],
+    code: int,
+    recipe: Recipe,
+    norm: Norm | None,
+    firsts: tuple[Tensor | None, ...],
+) -> Any:
+    """The layer's result; behind a norm (y, what was normalised), None where that is apart.
+
+    firsts: the weights whose gradients read the transposed input.
+    """
+    if norm is None:
+        arguments = (cast(x, dtype), *tensors)
+        if torch.compiler.is_dynamo_compiling():
+            arguments = distinct(*arguments)
+        return function.apply(*arguments, code, recipe, *[None] * 4)
+    if not takes_norm(norm, x, dtype, recipe):
+        return None
+    x, given, total = operands_of(norm, x, recipe, _grads(*firsts))
     if torch.compiler.is_dynamo_compiling():
-        arguments = distinct(*arguments)
-    y: Tensor = function.apply(*arguments, *options)
-    return y
+        tensors = distinct(*tensors)
+    return function.apply(x, *tensors, code, recipe, *given), total
 
 
 def fp8_linear(
@@ -68,8 +88,12 @@ def fp8_linear(
     code: int,
     own: Recipe | None,
     compute: torch.dtype | None,
-) -> Tensor | None:
-    """The result of a linear layer in FP8; None where it runs as without a recipe."""
+    norm: Norm | None = None,
+) -> Any:
+    """The result of a linear layer in FP8; None where it runs as without a recipe.
+
+    norm: of x first, and the result is (y, what was normalised).
+    """
     recipe = _recipe("linear", own)
     dtype = x.dtype if compute is None else compute
     if recipe is None or not _takes(x, (weight, bias), dtype):
@@ -78,7 +102,7 @@ def fp8_linear(
         return None  # the op says what is wrong
     if not _is_worth(recipe, x, (weight,), (tuple(weight.shape),)):
         return None
-    return _apply(Fp8LinearFunction, x, dtype, (weight, bias), code, recipe)
+    return _apply(Fp8LinearFunction, x, dtype, (weight, bias), code, recipe, norm, (weight,))
 
 
 def fp8_mlp(
@@ -90,7 +114,8 @@ def fp8_mlp(
     code: int,
     own: Recipe | None,
     compute: torch.dtype | None,
-) -> Tensor | None:
+    norm: Norm | None = None,
+) -> Any:
     """act(x w1.T + b1) w2.T + b2 in FP8; None where it runs as without a recipe."""
     recipe = _recipe("mlp", own)
     dtype = x.dtype if compute is None else compute
@@ -100,7 +125,7 @@ def fp8_mlp(
         return None
     if not _is_worth(recipe, x, (w1, w2), (tuple(w1.shape), tuple(w2.shape))):
         return None
-    return _apply(Fp8MLPFunction, x, dtype, (w1, b1, w2, b2), code, recipe)
+    return _apply(Fp8MLPFunction, x, dtype, (w1, b1, w2, b2), code, recipe, norm, (w1,))
 
 
 def fp8_gated_mlp(
@@ -114,7 +139,8 @@ def fp8_gated_mlp(
     code: int,
     own: Recipe | None,
     compute: torch.dtype | None,
-) -> Tensor | None:
+    norm: Norm | None = None,
+) -> Any:
     """(act(gate) * up) w_down.T + b_down in FP8; None where it runs as without a recipe."""
     recipe = _recipe("gated_mlp", own)
     dtype = x.dtype if compute is None else compute
@@ -134,4 +160,4 @@ def fp8_gated_mlp(
     weights = (w_gate, w_down) if w_up is None else (w_gate, w_up, w_down)
     if not _is_worth(recipe, x, weights, shapes):
         return None
-    return _apply(Fp8GatedMLPFunction, x, dtype, tensors, code, recipe)
+    return _apply(Fp8GatedMLPFunction, x, dtype, tensors, code, recipe, norm, (w_gate, w_up))

@@ -13,6 +13,7 @@ from .points import (
     SetAbstraction,
     SharedMLP,
 )
+from .pre_norm import PreNorm
 
 __all__ = [
     "MLP",
@@ -23,6 +24,7 @@ __all__ = [
     "GlobalSetAbstraction",
     "LayerNorm",
     "Linear",
+    "PreNorm",
     "RMSNorm",
     "SetAbstraction",
     "SharedMLP",

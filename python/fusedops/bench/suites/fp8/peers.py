@@ -81,6 +81,7 @@ def torchao(case: Case, device: torch.device) -> Call:
         raise PeerUnavailableError("needs a GPU")
     _, n, k = case["shape"]
     shapes = {"linear": ((k, n),), "mlp": ((k, n), (n, k)), "gated": ((k, n), (k, n), (n, k))}
+    shapes["norm_gated"] = shapes["gated"]
     layers = [
         torch.nn.Linear(*s, bias=False, device=device, dtype=torch.bfloat16)
         for s in shapes[case["kind"]]
@@ -93,6 +94,11 @@ def torchao(case: Case, device: torch.device) -> Call:
         return y
 
     def forward(x: Tensor, *weights: Tensor) -> Tensor:
+        if case["kind"] == "norm_gated":
+            total, weights = x + weights[0], weights[1:]
+            x, weights = F.rms_norm(total, (k,), weights[0], 1e-5), weights[1:]
+            gate, up = layer(0, x, weights[0]), layer(1, x, weights[1])
+            return total + layer(2, F.silu(gate) * up, weights[2])
         if case["kind"] == "linear":
             return layer(0, x, weights[0])
         if case["kind"] == "mlp":
@@ -114,3 +120,17 @@ def quantize_by_torch(x: Tensor) -> tuple[Tensor, ...]:
     q_t = (tiles * inverse).clamp(-448, 448).to(E4M3).view(m, k).t().contiguous()
     scale = (maxima / 448).t().contiguous()
     return q.view(m, k), scale, q_t, (of_tiles / 448).t().contiguous()
+
+
+def by_torch(case: Case) -> Call:
+    """torch's norm of a case, where it has one, and its quantiser behind it."""
+    if case["kind"] == "quantize":
+        return quantize_by_torch
+
+    def call(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+        shape = (x.shape[-1],)
+        if case["kind"] == "rms_norm":
+            return quantize_by_torch(F.rms_norm(x, shape, weight, 1e-5))
+        return quantize_by_torch(F.layer_norm(x, shape, weight, bias, 1e-5))
+
+    return call

@@ -14,7 +14,7 @@ import torch
 from fusedops.bench.suites.base import Call, Case, PeerUnavailableError, Selection, Suite, Work
 from fusedops.bench.suites.linear import compiled
 
-from .peers import E4M3, as_pass, quantize_by_torch, scaled_mm, torchao
+from .peers import E4M3, as_pass, by_torch, scaled_mm, torchao
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,7 +31,10 @@ SHAPES = (
 )
 BLOCKS = (("mlp", 8192, 4096, 16384), ("mlp", 16384, 2048, 8192), ("gated", 8192, 4096, 14336),
           ("gated", 16384, 2048, 8192))  # fmt: skip
+NORM_BLOCKS = ((8192, 4096, 14336), (16384, 2048, 8192))
+NORMS = ((8192, 4096), (16384, 2048), (8192, 5120), (8192, 8192))
 QUANTIZE = ((8192, 4096), (16384, 14336), (16384, 2048))
+PASSES = ("quantize", "rms_norm", "layer_norm")  # that quantise
 SCALED_MM = ("tensor", "row", "block")  # modes of torch's
 
 
@@ -53,7 +56,17 @@ class Fp8Suite(Suite):
             Case(f"T{t}_d{d}_h{h}/{kind}", {"kind": kind, "shape": (t, h, d)})
             for kind, t, d, h in BLOCKS
         ]
+        if selection.pass_ == "step":
+            found += [
+                Case(f"T{t}_d{d}_h{h}/norm_gated", {"kind": "norm_gated", "shape": (t, h, d)})
+                for t, d, h in NORM_BLOCKS
+            ]
         if selection.pass_ == "fwd":
+            found += [
+                Case(f"{kind}/{m}x{k}", {"kind": kind, "shape": (m, 0, k)})
+                for kind in ("rms_norm", "layer_norm")
+                for m, k in NORMS
+            ]
             found += [
                 Case(f"quantize/{m}x{k}", {"kind": "quantize", "shape": (m, 0, k)})
                 for m, k in QUANTIZE
@@ -70,6 +83,8 @@ class Fp8Suite(Suite):
 
         if case["kind"] == "quantize":
             return (values(m, k),)
+        if case["kind"] in ("rms_norm", "layer_norm"):
+            return (values(m, k), values(k), values(k))
         if case["kind"] == "linear" and pass_ != "step":
             # wgrad: dy (M, N) and x (M, K), whose transposes are the operands.
             x, w = (
@@ -77,7 +92,9 @@ class Fp8Suite(Suite):
             )
             return (x, w, *_operands(x, w, pass_ == "wgrad"))
         tensors = [values(m, k), values(n, k, scale=k**-0.5)]
-        if case["kind"] == "gated":
+        if case["kind"] == "norm_gated":
+            tensors[1:1] = [values(m, k), 1 + values(k, scale=0.1)]
+        if case["kind"] in ("gated", "norm_gated"):
             tensors.append(values(n, k, scale=k**-0.5))
         if case["kind"] != "linear":
             tensors.append(values(k, n, scale=n**-0.5))
@@ -90,7 +107,7 @@ class Fp8Suite(Suite):
         return _call(case, pass_, Recipe(when="always"))
 
     def peers(self, case: Case, pass_: str) -> tuple[str, ...]:
-        if case["kind"] == "quantize":
+        if case["kind"] in PASSES:
             return ("compile",)
         if case["kind"] == "linear" and pass_ != "step":
             modes = SCALED_MM if pass_ == "fwd" else SCALED_MM[:2]
@@ -103,9 +120,9 @@ class Fp8Suite(Suite):
 
     def peer(self, name: str, case: Case, pass_: str, device: torch.device) -> Call:
         if name == "ours_bf16":
-            return quantize_by_torch if case["kind"] == "quantize" else _call(case, pass_, None)
+            return by_torch(case) if case["kind"] in PASSES else _call(case, pass_, None)
         if name == "compile":
-            return compiled(quantize_by_torch)
+            return compiled(by_torch(case))
         if name.startswith("scaled_mm_"):
             return scaled_mm(name.removeprefix("scaled_mm_"), device)
         if name == "torchao":
@@ -114,9 +131,9 @@ class Fp8Suite(Suite):
 
     def work(self, case: Case, dtype: torch.dtype, pass_: str) -> Work:
         m, n, k = case["shape"]
-        if case["kind"] == "quantize":
+        if case["kind"] in PASSES:
             return Work(4 * m * k, 0)
-        products = {"linear": 1, "mlp": 2, "gated": 3}[case["kind"]]
+        products = {"linear": 1, "mlp": 2, "gated": 3, "norm_gated": 3}[case["kind"]]
         flops = 2.0 * m * n * k * products
         if case["kind"] == "linear" and pass_ == "fwd":
             return Work(m * k + n * k + 2 * m * n, flops)
@@ -128,7 +145,9 @@ class Fp8Suite(Suite):
 
     def tolerance(self, case: Case, dtype: str) -> float:
         """Of quantising itself: a product has 3.7 %, the gradient of a gated MLP 8 %."""
-        return 1e-6 if case["kind"] == "quantize" else 0.12
+        if case["kind"] == "quantize":
+            return 1e-6
+        return 0.02 if case["kind"] in PASSES else 0.12
 
     def errors(
         self, case: Case, pass_: str, inputs: Sequence[Tensor], results: dict[str, Any]
@@ -170,6 +189,11 @@ def _call(case: Case, pass_: str, recipe: Any) -> Call:
     if kind == "quantize":
         op = torch.ops.fusedops.fp8_quantize
         return lambda x: op(x, None, None, 0, False, 0, 3, 4, False, False, False)[:4]
+    if kind in PASSES:
+        norm, rms = torch.ops.fusedops._fp8_norm, kind == "rms_norm"
+        return lambda x, w, b: norm(x, None, w, None if rms else b, rms, 1e-5, 0, 3, 4, False)[:4]
+    if kind == "norm_gated":
+        return as_pass(_norm_gated(recipe), pass_)
     if kind == "linear" and pass_ != "step":
         if recipe is not None:
             return lambda x, w, x8, w8, sx, sw, *_: fp8.linear(x8, w8, sx, sw)
@@ -182,6 +206,30 @@ def _call(case: Case, pass_: str, recipe: Any) -> Call:
         "gated": lambda x, gate, up, down: fusedops.gated_mlp(x, gate, up, down, recipe=recipe),
     }
     return as_pass(forwards[kind], pass_)
+
+
+def _norm_gated(recipe: Any) -> Call:
+    """The half of a block behind attention: norm of x + residual, gated MLP, and their sum."""
+    import fusedops
+    from fusedops._core.activation import CODES
+    from fusedops.fp8.layers import fp8_gated_mlp
+    from fusedops.fp8.normed import Norm
+
+    def in_bf16(x: Tensor, residual: Tensor, w: Tensor, *layers: Tensor) -> Tensor:
+        y, total = fusedops.rms_norm(x, x.shape[-1], w, 1e-5, residual=residual)
+        gate, up, down = layers
+        out: Tensor = fusedops.gated_mlp(y, gate, up, down, residual=total)
+        return out
+
+    def in_fp8(x: Tensor, residual: Tensor, w: Tensor, *layers: Tensor) -> Tensor:
+        gate, up, down = layers
+        norm = Norm(True, w, None, 1e-5, residual)
+        code = CODES["silu"]
+        y, total = fp8_gated_mlp(x, gate, up, None, None, down, None, code, recipe, None, norm)
+        out: Tensor = y + total
+        return out
+
+    return in_bf16 if recipe is None else in_fp8
 
 
 SUITE = Fp8Suite
