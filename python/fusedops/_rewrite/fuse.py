@@ -22,7 +22,7 @@ from .convs.fuse import FusedConv, fuse_model
 from .fp8 import Fp8Layer, set_recipe
 from .fused_class import fused_class
 from .fused_methods import fuse_methods
-from .gated_norm import fuse_gated_norm, has_gate
+from .gated.norm import fuse_gated_norm, has_gate
 from .leaf import FusedLeaf, fuse_leaf, may_be_leaf
 from .losses.functions import fuse_criterion
 from .ordinary import reason_to_skip

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch import nn as torch_nn
 
 from .forward_code import CONSTANTS, Outside, RefusedError, module_of
-from .table_entry import read_entry
+from .gated.table_entry import read_entry
 
 _FIELDS = ("co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars")
 

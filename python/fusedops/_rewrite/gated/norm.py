@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch import nn as torch_nn
 
-from ..ops.norm import rms_norm
-from .forward_code import RefusedError
-from .leaf import (
+from ...ops.norm import rms_norm
+from ..forward_code import RefusedError
+from ..leaf import (
     _HALF,
     _SMOOTH,
     FusedLeaf,
@@ -29,7 +29,7 @@ from .leaf import (
     fuse_leaf,
     held,
 )
-from .source import Reader
+from ..source import Reader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

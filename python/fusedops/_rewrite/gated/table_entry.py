@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn as torch_nn
 
-from .forward_code import RefusedError
+from ..forward_code import RefusedError
 
 _UNSET = object()
 
