@@ -113,7 +113,7 @@ OWN: dict[str, dict[str, Any]] = {
 }
 UNSET = {"FunnelConfig": ("num_hidden_layers",), "ProphetNetConfig": ("num_hidden_layers",),
          "XLNetConfig": ("max_position_embeddings",)}  # fmt: skip
-SECONDS = 12  # of CPU time for one model
+SECONDS = 30  # of CPU time for one model
 
 
 @dataclass

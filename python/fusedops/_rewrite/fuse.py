@@ -22,6 +22,7 @@ from .convs.fuse import FusedConv, fuse_model
 from .fp8 import Fp8Layer, set_recipe
 from .fused_class import fused_class
 from .fused_methods import fuse_methods
+from .gated.norm import fuse_gated_norm, has_gate
 from .leaf import FusedLeaf, fuse_leaf, may_be_leaf
 from .losses.functions import fuse_criterion
 from .ordinary import reason_to_skip
@@ -275,7 +276,7 @@ def _as_leaf(module: torch_nn.Module, name: str, report: FuseReport) -> str | No
         return None
     if not may_be_leaf(module):
         return "has more than a weight and a bias"
-    why = fuse_leaf(module)
+    why = fuse_gated_norm(module) if has_gate(module) else fuse_leaf(module)
     if why is None:
         report.fused.append(FusedLayer(name, _shape_of(module), None, (), _note_of(module)))
     return why

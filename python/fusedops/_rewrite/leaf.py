@@ -26,7 +26,7 @@ from .fused_class import Fused, fused_class
 from .source import Reader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from .forward_code import Outside
 
@@ -394,8 +394,11 @@ class FusedLeaf(Fused):
         if self._fused is not None and self._fused.outside is None:
             kind, self.__class__ = type(self), self._base
             del self._fused
-            if fuse_leaf(self) is not None:
+            if not kind._fuse_again(self):
                 self.__class__ = kind
+
+    def _fuse_again(self) -> bool:
+        return fuse_leaf(self) is None
 
 
 def _in_autocast(x: Tensor) -> bool:
@@ -456,8 +459,17 @@ def may_be_leaf(module: torch_nn.Module) -> bool:
     return all(p.dim() in (1, 2) and p.is_floating_point() for p in parameters)
 
 
-def fuse_leaf(module: torch_nn.Module) -> str | None:
+def fuse_leaf(
+    module: torch_nn.Module,
+    recognise: Callable[[torch_nn.Module], Leaf] = _recognise,
+    mixin: type[FusedLeaf] = FusedLeaf,
+) -> str | None:
     """Make a module that computes a norm or a product run as our op, in place.
+
+    Args:
+        module: A module without others inside.
+        recognise: Finds what it computes, or raises a RefusedError.
+        mixin: Runs what was found.
 
     Returns:
         None where it does now, else the reason why it stays what it is.
@@ -468,8 +480,8 @@ def fuse_leaf(module: torch_nn.Module) -> str | None:
         # NOTE: gradients on and autocast off, whatever holds around fuse.
         autocast = torch.autocast("cpu", enabled=False)
         with torch.random.fork_rng(devices=[]), torch.enable_grad(), autocast:
-            leaf = _recognise(module)
-        kind = fused_class(FusedLeaf, type(module))
+            leaf = recognise(module)
+        kind = fused_class(mixin, type(module))
     except RefusedError as reason:
         return str(reason)
     except Exception as error:  # the class and its code may raise anything

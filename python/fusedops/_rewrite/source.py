@@ -20,6 +20,7 @@ from torch import Tensor
 from torch import nn as torch_nn
 
 from .forward_code import CONSTANTS, Outside, RefusedError, module_of
+from .gated.table_entry import read_entry
 
 _FIELDS = ("co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars")
 
@@ -264,6 +265,7 @@ class _Scope:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             for target in targets:
                 names = target.elts if isinstance(target, ast.Tuple) else [target]
+                names = [n.value if isinstance(n, ast.Starred) else n for n in names]
                 if not all(isinstance(name, ast.Name) and name.id != self.me for name in names):
                     raise RefusedError("stores more than local variables")
             if node.value is not None:
@@ -426,6 +428,8 @@ class _Scope:
         value = self.global_of(function)
         if value is not _MISSING:
             self.known(value)
+        elif isinstance(function, ast.Subscript):
+            read_entry(self, function)
         elif isinstance(function, ast.Attribute) and function.attr in _TENSOR_METHODS:
             self.reader.calls.add(function.attr)
             self.expression(function.value)

@@ -1,0 +1,1 @@
+"""Gated RMS norms in fuse, and the tables in which their code looks activations up."""
