@@ -67,26 +67,6 @@ __global__ void grid_radius_kernel(Clouds points, GridView<T> grid, Clouds queri
 
 // ---- radius search: each row in the order of its index ----
 
-// keys: (row, index) of every entry; values: where the entry is.
-__global__ void radius_keys_kernel(const int64_t* __restrict__ starts, int64_t rows,
-                                   const int64_t* __restrict__ index, int64_t total, int index_bits,
-                                   uint64_t* keys, uint32_t* places) {
-  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  if (i >= total) return;
-  int64_t low = 0;
-  int64_t high = rows - 1;
-  while (low < high) {  // the last row that starts at or before i
-    const int64_t middle = (low + high + 1) / 2;
-    if (starts[middle] <= i) {
-      low = middle;
-    } else {
-      high = middle - 1;
-    }
-  }
-  keys[i] = static_cast<uint64_t>(low) << index_bits | static_cast<uint64_t>(index[i]);
-  places[i] = static_cast<uint32_t>(i);
-}
-
 template <class T>
 __global__ void radius_gather_kernel(const uint64_t* __restrict__ keys,
                                      const uint32_t* __restrict__ places,
