@@ -53,19 +53,6 @@ __device__ __forceinline__ uint32_t block_scan(uint32_t value, uint32_t* warps, 
   return __reduce_add_sync(0xffffffffu, below) + sum - value;
 }
 
-// What __match_any_sync gives, the lanes with the same destination or with none (-1), by a vote for
-// each of the `bits` bits of a destination.
-__device__ __forceinline__ unsigned lanes_alike(int destination, int bits) {
-  const unsigned some = __ballot_sync(0xffffffffu, destination >= 0);
-  unsigned peers = destination >= 0 ? some : ~some;
-  for (int bit = 0; bit < bits; ++bit) {
-    const bool set = (destination >> bit & 1) != 0;
-    const unsigned with = __ballot_sync(0xffffffffu, set);
-    peers &= set ? with : ~with;
-  }
-  return peers;
-}
-
 // fn(i, destination) for every entry of the cloud, several loads in flight. `first` is the cloud's
 // first entry in idx.
 template <typename Fn>
@@ -95,7 +82,6 @@ struct InvertPart {
   int64_t first;  // the cloud's first entry
   int64_t low;
   int count, pitch;    // pitch: of a warp's counters, an even number
-  int bits;            // of the largest destination
   uint32_t* counters;  // [count]: how many, then where the next one goes
   uint16_t* of_warp;   // [kInvertWarps][pitch]
   uint32_t below;      // the thread's entries of smaller destinations
@@ -135,7 +121,7 @@ struct InvertPart {
         if (s + u >= steps) continue;
         const int d = destination(row[u]);
         if (kCounts && row[u] >= 0 && row[u] < low) ++below;
-        const unsigned peers = lanes_alike(d, bits);
+        const unsigned peers = __match_any_sync(0xffffffffu, d);
         if (d >= 0) {
           const uint32_t before = own[d];
           ranked[s + u] = static_cast<uint32_t>(d) << kInvertPlaceBits |
@@ -254,7 +240,6 @@ __global__ void __launch_bounds__(kInvertThreads) invert_index_kernel(InvertInde
                     low,
                     count,
                     static_cast<int>(invert_pitch(a.part)),
-                    32 - __clz(count - 1),
                     counters,
                     reinterpret_cast<uint16_t*>(counters + a.part),
                     0};
