@@ -43,10 +43,16 @@ def test_channels_that_hardly_vary(device, dtype, ratio, missing):
     torchs = run(reference, features, idx, dtype, torch.float32)
     ours = run(set_abstraction, features, idx, dtype, torch.float32)
     eps = torch.finfo(dtype).eps
+    # A constant channel: on a GPU the mean is scaled by 1 / sqrt(eps) before it is taken away, and
+    # half a unit in its last place of fp32 is left of it.
+    left = features.double().abs().max().item() * 1e-5**-0.5 * 1.5 * 2**-24
     for name, want in exact.items():
         error, theirs = ((f[name].double() - want).norm().item() for f in (ours, torchs))
         # NOTE: both are the rounding of sums, whose order threads decide.
-        assert error <= 2 * theirs + 2 * eps * want.norm().item(), (name, error, theirs)
+        bound = 2 * theirs + 2 * eps * want.norm().item()
+        if name == "out" and device == "cuda":
+            bound += left * want.numel() ** 0.5
+        assert error <= bound, (name, error, theirs)
 
 
 @pytest.mark.parametrize("value", [1000.3, 12345.6])

@@ -35,7 +35,7 @@ void launch_problem(const TrainProblem& problem, DType dtype, Sharing sharing,
 std::optional<TrainPlan> plan_for(const BatchNormShape& shape, int vec, int inputs,
                                   const DeviceFacts& facts) {
   if (vec == 1 || shape.dtype == DType::kFloat64) return std::nullopt;
-  return train_plan(shape.rows, shape.channels, vec, facts.sm_count, facts.code_version >= 90,
+  return train_plan(shape.rows, shape.channels, vec, facts.sm_count,
                     train_slots(facts.shared_memory_per_block, inputs));
 }
 

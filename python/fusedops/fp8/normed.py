@@ -162,12 +162,10 @@ def layer_norm(
     transposed: bool = False,
     power_of_two_scales: bool = False,
 ) -> Quantized | tuple[Quantized, Tensor]:
-    """Normalise over the last dimension and quantise, in one read of x: scales for 1x128 elements.
+    """Normalise over the last dimension and quantise: scales for 1x128 elements.
 
-    What comes out is `quantize` of what `fusedops.layer_norm` gives in x's dtype, which is never
-    written. On Hopper a thread block cluster holds 128 rows of a 16-bit x in its shared memory, up
-    to 12288 features; other calls are two passes. No gradient flows through it: for training see
-    `fusedops.nn.PreNorm`.
+    What comes out is `quantize` of what `fusedops.layer_norm` gives in x's dtype, in two passes. No
+    gradient flows through it: for training see `fusedops.nn.PreNorm`.
 
     Args:
         x: (..., K); float16, bfloat16, float32 or float64.
@@ -206,7 +204,10 @@ def rms_norm(
     transposed: bool = False,
     power_of_two_scales: bool = False,
 ) -> Quantized | tuple[Quantized, Tensor]:
-    """Divide by the root mean square over the last dimension and quantise, in one read of x.
+    """Divide by the root mean square over the last dimension and quantise.
+
+    On Hopper a thread block cluster holds 128 rows of a 16-bit x in its shared memory and reads x
+    once, for 8192 rows and more of up to 4096 features; other calls are two passes.
 
     Args, returns and errors are those of `layer_norm`, without a bias; eps None is float32's
     machine epsilon.

@@ -19,10 +19,16 @@ bool aligned(const std::optional<Tensor>& parameter) {
                         reinterpret_cast<uintptr_t>(parameter->const_data_ptr()) % 32 == 0);
 }
 
+constexpr int64_t kClusterWidth = 4096;
+constexpr int64_t kClusterRows = 8192;
+
 // Whether the kernel of clusters takes the call; what it does not take are two passes.
 bool takes_clusters(const QuantizeShape& s, const Tensor& x, const std::optional<Tensor>& residual,
                     const std::optional<Tensor>& weight, const std::optional<Tensor>& bias,
-                    const LaunchScope& scope) {
+                    bool rms, const LaunchScope& scope) {
+  // NOTE: measured on an H200 beside the two passes: 1.02 to 1.18 x their speed for RMS norms of
+  // 16384 rows of 2048 and 4096, slower for wider or fewer rows and for layer norms.
+  if (!rms || s.k > kClusterWidth || s.m < kClusterRows) return false;
   if (scope.facts().code_version < 90 || s.m == 0 || s.k == 0 || s.k % 8 != 0) return false;
   if (!is_half(s.dtype) || !by_blocks(s.rows) || !by_blocks(s.columns)) return false;
   if (!takes_vectors(x, s.dtype) || (residual && !takes_vectors(*residual, s.dtype))) return false;
@@ -97,7 +103,7 @@ Fp8NormResult fp8_norm(const Tensor& x,                        // (M, K)
   const cpu::NoGradGuard no_grad;
   const Tensor input = readable(x);
   const std::optional<Tensor> other = readable(residual);
-  if (!takes_clusters(shape, input, other, weight, bias, scope)) {
+  if (!takes_clusters(shape, input, other, weight, bias, rms, scope)) {
     return cpu::compose_fp8_norm(x, residual, weight, bias, options);
   }
   return launch_clusters(kOp, shape, input, other, weight, bias, options, scope);
