@@ -23,7 +23,14 @@ OPS = torch.ops.fusedops
 WITHOUT = (  # batch_norm_act and conv_bn_act of DTensors are torch's functions
     *(name for name in SAMPLES if name.startswith("batch_norm_")),
     *("mlp_backward_", "gated_mlp_backward_"),
-    *("fp8_quantize", "_fp8_quantize_pair", "_fp8_hidden_grads", "_fp8_matmul", "_fp8_wgrad_"),
+    *(
+        "fp8_quantize",
+        "_fp8_quantize_pair",
+        "_fp8_norm",
+        "_fp8_hidden_grads",
+        "_fp8_matmul",
+        "_fp8_wgrad_",
+    ),
     *CUDA_ONLY,
 )
 # What a rank makes depends on all clouds
