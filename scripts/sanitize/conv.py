@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from options import Options
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
-# Rows and channels: idle threads, several steps, more columns than a block has, clusters.
+# Rows and channels: idle threads, several steps, more columns than a block has; passes one by one.
 SHAPES = ((3, 8), (1000, 24), (129, 7), (77, 1), (5000, 64), (19, 600), (2, 2056), (200, 264))
 
 

@@ -26,7 +26,7 @@ from util import (
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=name)
 in_training = pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
 # One channel, odd ones, whole chunks of 16 bytes, more than a block's columns; one step of a block,
-# several, and many rows for each; channels for a cluster each, and for one without a row to spare.
+# several, and many rows for each; few rows of many channels, and of as many as a block has.
 SHAPES = (
     *((2, 1, 3, 3), (3, 3, 5, 7), (1, 7, 4, 4), (4, 8, 3, 5), (2, 24, 9, 9), (2, 40, 8, 8)),
     *((5, 64, 14, 14), (2, 300, 5, 5), (3, 520, 2, 2), (700, 12), (6, 16, 50), (2, 16, 3, 4, 5)),
@@ -357,7 +357,7 @@ def test_is_captured_in_a_cuda_graph():
     assert_replays_and_streams(call, call())
 
 
-# Rows of which all stay in shared memory, and some do not; with channels for clusters, and without.
+# Shapes that one kernel takes each way, and shapes that take the passes one by one.
 ONE_KERNEL = ((3000, 64), (300_000, 64), (4000, 512), (100_003, 264), (70_000, 24), (130, 4104))
 
 

@@ -4,10 +4,10 @@
 #include <tuple>
 #include <vector>
 
-#include "csrc/common/checks/batch_norm_check.h"
 #include "csrc/common/checks/op_boundary.h"
 #include "csrc/common/dispatch.h"
 #include "csrc/common/host/aten.h"
+#include "csrc/common/host/batch_norm_parts.h"
 #include "csrc/cpu/activation.h"
 #include "csrc/cpu/pointwise.h"
 
@@ -300,9 +300,10 @@ std::tuple<Tensor, Tensor, Tensor> batch_norm_train_(
   constexpr const char* kOp = "batch_norm_train_";
   check_batch_norm_statistics(kOp, x, shift, running_mean, running_var);
   const std::optional<Tensor> none;
-  check_batch_norm_apply(kOp, x, {none, none, weight, bias}, residual, activation);
-  const auto [mean, var] = batch_norm_statistics_(x, shift, running_mean, running_var, momentum);
-  return {batch_norm_apply(x, mean, var, weight, bias, residual, eps, activation), mean, var};
+  const NormVectors affine{none, none, weight, bias};
+  check_batch_norm_apply(kOp, x, affine, residual, activation);
+  return batch_norm_train_by_passes<batch_norm_statistics_, batch_norm_apply>(
+      x, affine, residual, shift, running_mean, running_var, momentum, eps, activation);
 }
 
 std::tuple<Tensor, Tensor, Tensor> batch_norm_train_backward(
@@ -315,14 +316,10 @@ std::tuple<Tensor, Tensor, Tensor> batch_norm_train_backward(
     const std::optional<Tensor>& saved,   // (..., C)
     double eps, int64_t activation, bool need_dz) {
   const std::optional<Tensor> given_mean = mean, given_var = var;
-  check_batch_norm_backward("batch_norm_train_backward", dy, x,
-                            {given_mean, given_var, weight, bias}, saved, activation);
-  const auto [sums, dz] =
-      batch_norm_sums(dy, x, given_mean, given_var, weight, bias, saved, eps, activation, need_dz);
-  const auto [dx, unused] = batch_norm_backward(need_dz ? dz : dy, x, given_mean, given_var, weight,
-                                                bias, need_dz ? std::nullopt : saved, sums,
-                                                std::nullopt, eps, need_dz ? 0 : activation, false);
-  return {dx, dz, sums};
+  const NormVectors norm{given_mean, given_var, weight, bias};
+  check_batch_norm_backward("batch_norm_train_backward", dy, x, norm, saved, activation);
+  return batch_norm_train_backward_by_passes<batch_norm_sums, batch_norm_backward>(
+      dy, x, norm, saved, eps, activation, need_dz);
 }
 
 std::tuple<Tensor, Tensor> batch_norm_fold(const Tensor& weight_,                   // (O, K)

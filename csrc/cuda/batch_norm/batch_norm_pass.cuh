@@ -45,16 +45,12 @@ struct NormChannels {
   C mean[kVec], scale[kVec], bias[kVec];
 
   __device__ __forceinline__ void load(const NormArguments& norm, int64_t col) {
-    load(norm, col, col);
-  }
-  // from: where the statistics of the channels at col stand.
-  __device__ __forceinline__ void load(const NormArguments& norm, int64_t col, int64_t from) {
     C rstd[kVec];
-    norm.mean.load<T>(from, C(0), mean);
+    norm.mean.load<T>(col, C(0), mean);
     norm.weight.load<T>(col, C(1), scale);
     // NOTE: -0 keeps zeros of both signs.
     norm.bias.load<T>(col, C(-0.0), bias);
-    norm.rstds<T>(from, rstd);
+    norm.rstds<T>(col, rstd);
 #pragma unroll
     for (int i = 0; i < kVec; ++i) scale[i] *= rstd[i];
   }
@@ -231,15 +227,14 @@ struct GradientChannels {
   using C = Compute<T>;
   C mean_dz[kVec] = {}, slope[kVec] = {};
 
-  // from: where the sums of the channels at col stand in each half of p.sums, `stride` long.
-  __device__ __forceinline__ void load(const PassProblem& p, const C* sums, int64_t stride,
-                                       int64_t col, int64_t from) {
+  // sums: (2, channels).
+  __device__ __forceinline__ void load(const PassProblem& p, const C* sums, int64_t col) {
     const C count = p.count ? *static_cast<const C*>(p.count) : static_cast<C>(p.rows);
     const C share = C(1) / count;
     C rstd[kVec];
     p.norm.rstds<T>(col, rstd);
-    ChannelVector{sums, true}.load<T>(from, C(0), mean_dz);
-    ChannelVector{sums + stride, true}.load<T>(from, C(0), slope);
+    ChannelVector{sums, true}.load<T>(col, C(0), mean_dz);
+    ChannelVector{sums + p.channels, true}.load<T>(col, C(0), slope);
 #pragma unroll
     for (int i = 0; i < kVec; ++i) {
       mean_dz[i] *= share;
@@ -259,7 +254,7 @@ __global__ void __launch_bounds__(kWalkThreads, sizeof(T) == 8 ? 1 : kPassBlocks
   GradientChannels<T, kVec> sums;
   const auto prepare = [&] {
     channels.load(p.norm, at.col);
-    if (p.sums) sums.load(p, static_cast<const C*>(p.sums), p.channels, at.col, at.col);
+    if (p.sums) sums.load(p, static_cast<const C*>(p.sums), at.col);
   };
   constexpr int kInputs = kAdded ? 3 : 2, kUnroll = pass_unroll(kInputs);
   const T* in[kInputs] = {static_cast<const T*>(p.dy), static_cast<const T*>(p.x)};

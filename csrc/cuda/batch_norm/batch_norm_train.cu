@@ -3,6 +3,7 @@
 #include <tuple>
 
 #include "csrc/common/checks/op_boundary.h"
+#include "csrc/common/host/batch_norm_parts.h"
 #include "csrc/cuda/batch_norm/batch_norm_host.h"
 #include "csrc/cuda/batch_norm/batch_norm_train_launch.cuh"
 
@@ -10,25 +11,21 @@ namespace fusedops::cuda {
 namespace {
 
 template <class T, bool kForward>
-cudaError_t launch_typed(const TrainProblem& problem, Sharing sharing, const LaunchScope& scope) {
-  const bool overlap = scope.facts().code_version >= 90;
-  cudaError_t status = cudaSuccess;
+void launch_typed(const TrainProblem& problem, cudaStream_t stream) {
   with_added(problem.pass, [&]<bool kAdded>() {
-    status = kForward ? launch_train_forward<T, kAdded>(problem, sharing, scope.stream(), overlap)
-                      : launch_train_backward<T, kAdded>(problem, sharing, scope.stream(), overlap);
+    kForward ? launch_train_forward<T, kAdded>(problem, stream)
+             : launch_train_backward<T, kAdded>(problem, stream);
   });
-  return status;
 }
 
 template <bool kForward>
-void launch_problem(const TrainProblem& problem, DType dtype, Sharing sharing,
-                    const LaunchScope& scope) {
+void launch_problem(const TrainProblem& problem, DType dtype, cudaStream_t stream) {
   if (dtype == DType::kFloat16) {
-    launch_typed<__half, kForward>(problem, sharing, scope);
+    launch_typed<__half, kForward>(problem, stream);
   } else if (dtype == DType::kBFloat16) {
-    launch_typed<__nv_bfloat16, kForward>(problem, sharing, scope);
+    launch_typed<__nv_bfloat16, kForward>(problem, stream);
   } else {
-    launch_typed<float, kForward>(problem, sharing, scope);
+    launch_typed<float, kForward>(problem, stream);
   }
 }
 
@@ -50,11 +47,10 @@ TrainProblem problem_of(const BatchNormShape& shape, const TrainPlan& plan, cons
   return problem;
 }
 
-// Sums of blocks that share channels through memory.
+// Sums of blocks.
 Tensor partial_sums(const Tensor& like, const BatchNormShape& shape, const TrainPlan& plan) {
-  const bool needed = plan.sharing == Sharing::kGrid;
-  const int64_t count = needed ? 2 * shape.channels * plan.grid.row_blocks : 0;
-  return torch::stable::new_empty(like, {count}, ScalarType::Double);
+  return torch::stable::new_empty(like, {2 * shape.channels * plan.grid.row_blocks},
+                                  ScalarType::Double);
 }
 
 std::tuple<Tensor, Tensor, Tensor> batch_norm_train_(
@@ -85,8 +81,8 @@ std::tuple<Tensor, Tensor, Tensor> batch_norm_train_(
                                {x.const_data_ptr(), pointer(residual), y.const_data_ptr()});
   const std::optional<TrainPlan> plan = plan_for(shape, vec, 1, scope.facts());
   if (!plan) {
-    const auto [mean, var] = batch_norm_statistics_(x, shift, running_mean, running_var, momentum);
-    return {batch_norm_apply(x, mean, var, weight, bias, residual, eps, activation), mean, var};
+    return batch_norm_train_by_passes<batch_norm_statistics_, batch_norm_apply>(
+        x, affine, residual, shift, running_mean, running_var, momentum, eps, activation);
   }
   const Tensor mean = torch::stable::new_empty(x, {shape.channels}, wide_dtype(x));
   const Tensor var = torch::stable::new_empty(x, {shape.channels}, wide_dtype(x));
@@ -99,24 +95,11 @@ std::tuple<Tensor, Tensor, Tensor> batch_norm_train_(
   problem.statistics = statistics_result(mean, var, shift, running_mean, running_var, momentum);
 
   // Launch
-  launch_problem<true>(problem, shape.dtype, plan->sharing, scope);
+  launch_problem<true>(problem, shape.dtype, scope.stream());
 
   // Launch check
   check_launch(kOp);
   return {y, mean, var};
-}
-
-// (dx, dz, sums)
-std::tuple<Tensor, Tensor, Tensor> by_passes(const Tensor& dy, const Tensor& x,
-                                             const NormVectors& norm,
-                                             const std::optional<Tensor>& saved, double eps,
-                                             int64_t activation, bool need_dz) {
-  const auto [sums, dz] = batch_norm_sums(dy, x, norm.mean, norm.var, norm.weight, norm.bias, saved,
-                                          eps, activation, need_dz);
-  const auto [dx, unused] = batch_norm_backward(
-      need_dz ? dz : dy, x, norm.mean, norm.var, norm.weight, norm.bias,
-      need_dz ? std::nullopt : saved, sums, std::nullopt, eps, need_dz ? 0 : activation, false);
-  return {dx, dz, sums};
 }
 
 std::tuple<Tensor, Tensor, Tensor> batch_norm_train_backward(
@@ -154,7 +137,8 @@ std::tuple<Tensor, Tensor, Tensor> batch_norm_train_backward(
   const std::optional<TrainPlan> plan =
       fits ? plan_for(shape, vec, saved ? 3 : 2, scope.facts()) : std::nullopt;
   if (!plan) {
-    return by_passes(dy, x, vectors, saved, eps, activation, need_dz);
+    return batch_norm_train_backward_by_passes<batch_norm_sums, batch_norm_backward>(
+        dy, x, vectors, saved, eps, activation, need_dz);
   }
   const Tensor sums = torch::stable::new_empty(dy, {2, shape.channels}, wide_dtype(dy));
   const Tensor partial = partial_sums(dy, shape, *plan);
@@ -169,7 +153,7 @@ std::tuple<Tensor, Tensor, Tensor> batch_norm_train_backward(
   problem.pass.dz = dz_data;
 
   // Launch
-  launch_problem<false>(problem, shape.dtype, plan->sharing, scope);
+  launch_problem<false>(problem, shape.dtype, scope.stream());
 
   // Launch check
   check_launch(kOp);

@@ -20,7 +20,7 @@ struct TrainProblem {
 
 extern __shared__ __align__(16) unsigned char resident_bytes[];
 
-template <class T, bool kAdded, Sharing kSharing>
+template <class T, bool kAdded>
 __global__ void __launch_bounds__(kResidentThreads, 1)
     batch_norm_train_kernel(const __grid_constant__ TrainProblem problem) {
   constexpr int kVec = 16 / sizeof(T);
@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(kResidentThreads, 1)
   const StatisticsResult& result = problem.statistics;
   __shared__ ResidentShared shared;
   wait_for_predecessor();
-  const auto at = resident_place<kVec, kSharing>(p.grid, p.rows, p.channels);
+  const auto at = resident_place<kVec>(p.grid, p.rows, p.channels);
   const int width = p.grid.threads_x * kVec, own = threadIdx.x;
   const int64_t first_channel = at.col - at.tx * kVec;
 
@@ -56,58 +56,17 @@ __global__ void __launch_bounds__(kResidentThreads, 1)
   }
 
   // Statistics of all rows
-  const int64_t channel = first_channel + own;
+  share_sums(p, at, width, first_channel + own, shared);
+  const StatisticsProblem joined{p.rows, p.channels, p.x, p.partial, p.grid};
+  join_channels(p.channels, [&](int64_t channel) { join_statistics<T>(joined, result, channel); });
   NormArguments norm = p.norm;
-  int64_t from = at.col;
-  if constexpr (kSharing == Sharing::kCluster) {
-    sync_cluster();
-    if (own < width) {
-      double reference = 0, offset = 0, square = 0;
-      visit_cluster_sums(shared, own, [&](int rank, double mean, double about) {
-        const int64_t begin = rank * p.grid.rows_per_block;
-        const double count = static_cast<double>(min(p.grid.rows_per_block, p.rows - begin));
-        if (rank == 0) reference = mean;
-        const double away = mean - reference;
-        offset += count * away;
-        square += about + count * away * away;
-      });
-      const double all = static_cast<double>(p.rows);
-      const double centred = square - offset * offset / all;
-      const double sum = centred < 0 ? 0 : centred;  // NaN stays
-      shared.result[0][own] = static_cast<float>(reference + offset / all);
-      shared.result[1][own] = static_cast<float>(sum / all);
-      if (at.row_block == 0 && channel < p.channels) {
-        write_statistics<T>(result, channel, all, reference + offset / all, sum);
-      }
-    }
-    sync_cluster();
-    norm.mean = {shared.result[0], true};
-    norm.var = {shared.result[1], true};
-    from = at.tx * kVec;
-  } else {
-    if (own < width && channel < p.channels) {
-#pragma unroll
-      for (int s = 0; s < 2; ++s) {
-        p.partial[(s * p.channels + channel) * p.grid.row_blocks + at.row_block] =
-            shared.sums[s][own];
-      }
-    }
-    cooperative_groups::this_grid().sync();
-    const StatisticsProblem joined{p.rows, p.channels, p.x, p.partial, p.grid};
-    constexpr int kWarps = kResidentThreads / 32;
-    for (int64_t c = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32; c < p.channels;
-         c += int64_t{gridDim.x} * kWarps) {
-      join_statistics<T>(joined, result, c);
-    }
-    cooperative_groups::this_grid().sync();
-    norm.mean = {result.mean, true};
-    norm.var = {result.var, true};
-  }
+  norm.mean = {result.mean, true};
+  norm.var = {result.var, true};
 
   // y
   if (rows.count == 0) return;
   NormChannels<T, kVec> channels;
-  channels.load(norm, at.col, from);
+  channels.load(norm, at.col);
   constexpr int kUnroll = pass_unroll(kAdded ? 2 : 1);
   rows.template walk_back<kUnroll>([&](int k0, int count) {
     V x[kUnroll], added[kUnroll];
@@ -131,7 +90,7 @@ __global__ void __launch_bounds__(kResidentThreads, 1)
 }
 
 // Sums and dx. NOTE: dz, where the residual wants it, is rounded before dx is made of it.
-template <class T, bool kAdded, Sharing kSharing>
+template <class T, bool kAdded>
 __global__ void __launch_bounds__(kResidentThreads, 1)
     batch_norm_train_backward_kernel(const __grid_constant__ TrainProblem problem) {
   constexpr int kVec = 16 / sizeof(T);
@@ -140,8 +99,8 @@ __global__ void __launch_bounds__(kResidentThreads, 1)
   float* const total = static_cast<float*>(problem.sums);
   __shared__ ResidentShared shared;
   wait_for_predecessor();
-  const auto at = resident_place<kVec, kSharing>(p.grid, p.rows, p.channels);
-  const int width = p.grid.threads_x * kVec, own = threadIdx.x;
+  const auto at = resident_place<kVec>(p.grid, p.rows, p.channels);
+  const int width = p.grid.threads_x * kVec;
   const int64_t first_channel = at.col - at.tx * kVec;
 
   // Sums of the block
@@ -175,50 +134,13 @@ __global__ void __launch_bounds__(kResidentThreads, 1)
   resident_block_sums(p.grid, at, sums, shared);
 
   // Sums of all rows
-  const int64_t channel = first_channel + own;
-  const float* found = total;
-  int64_t from = at.col, stride = p.channels;
-  if constexpr (kSharing == Sharing::kCluster) {
-    sync_cluster();
-    if (own < width && channel < p.channels) {
-      double first = 0, second = 0;
-      visit_cluster_sums(shared, own, [&](int, double a, double b) {
-        first += a;
-        second += b;
-      });
-      second *= static_cast<double>(p.norm.rstd<T>(channel));
-      shared.result[0][own] = static_cast<float>(first);
-      shared.result[1][own] = static_cast<float>(second);
-      if (at.row_block == 0) {
-        total[channel] = shared.result[0][own];
-        total[p.channels + channel] = shared.result[1][own];
-      }
-    }
-    sync_cluster();
-    found = shared.result[0];
-    from = at.tx * kVec;
-    stride = kResidentChannels;
-  } else {
-    if (own < width && channel < p.channels) {
-#pragma unroll
-      for (int s = 0; s < 2; ++s) {
-        p.partial[(s * p.channels + channel) * p.grid.row_blocks + at.row_block] =
-            shared.sums[s][own];
-      }
-    }
-    cooperative_groups::this_grid().sync();
-    constexpr int kWarps = kResidentThreads / 32;
-    for (int64_t c = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32; c < p.channels;
-         c += int64_t{gridDim.x} * kWarps) {
-      join_sums<T>(p, total, c);
-    }
-    cooperative_groups::this_grid().sync();
-  }
+  share_sums(p, at, width, first_channel + threadIdx.x, shared);
+  join_channels(p.channels, [&](int64_t channel) { join_sums<T>(p, total, channel); });
 
   // dx
   if (rows.count == 0) return;
   GradientChannels<T, kVec> slopes;
-  slopes.load(p, found, stride, at.col, from);
+  slopes.load(p, total, at.col);
   constexpr int kUnroll = pass_unroll(2);
   rows.template walk_back<kUnroll>([&](int k0, int count) {
     V dy[kUnroll], x[kUnroll];

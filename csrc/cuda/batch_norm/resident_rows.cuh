@@ -1,12 +1,11 @@
 // What batch norm in one kernel is built of: rows that a thread copies into shared memory once and
-// reads twice, and sums over the blocks that share channels. Those are a thread block cluster,
-// which exchanges its sums through distributed shared memory, or the blocks of one column of a grid
-// that is resident as a whole, which exchange them through memory.
+// reads twice, and sums over the blocks of a grid that is resident as a whole, which exchange them
+// through memory.
 #pragma once
 
 #include <cooperative_groups.h>
 
-#include "csrc/cuda/batch_norm/channel_walk.cuh"
+#include "csrc/cuda/batch_norm/batch_norm_pass.cuh"
 
 namespace fusedops {
 
@@ -14,19 +13,14 @@ inline constexpr int kResidentThreads = 512;
 inline constexpr int kResidentDepth = 4;       // groups of rows on their way at once
 inline constexpr int kResidentChannels = 256;  // the most of a block
 
-// Which blocks share channels.
-enum class Sharing { kCluster, kGrid };
-
-template <int kVec, Sharing kSharing>
+template <int kVec>
 __device__ __forceinline__ WalkPlace resident_place(const WalkGrid& grid, int64_t rows,
                                                     int64_t channels) {
   WalkPlace at{};
-  const bool cluster = kSharing == Sharing::kCluster;
   at.tx = threadIdx.x % grid.threads_x;
   at.ty = threadIdx.x / grid.threads_x;
-  at.row_block = cluster ? blockIdx.x % grid.row_blocks : blockIdx.x / grid.col_blocks;
-  const int64_t col_block = cluster ? blockIdx.x / grid.row_blocks : blockIdx.x % grid.col_blocks;
-  at.col = (col_block * grid.threads_x + at.tx) * int64_t{kVec};
+  at.row_block = blockIdx.x / grid.col_blocks;
+  at.col = (blockIdx.x % grid.col_blocks * grid.threads_x + at.tx) * int64_t{kVec};
   at.row_begin = at.row_block * grid.rows_per_block;
   at.row_end = min(at.row_begin + grid.rows_per_block, rows);
   at.active = at.ty < grid.threads_y && at.col < channels;
@@ -131,8 +125,7 @@ struct ResidentRows {
 struct ResidentShared {
   float scratch[kResidentThreads * 8];
   double groups[kResidentThreads];
-  double sums[2][kResidentChannels];   // of this block
-  float result[2][kResidentChannels];  // of all rows
+  double sums[2][kResidentChannels];  // of this block
   float reference[kResidentChannels];
 };
 
@@ -168,24 +161,27 @@ __device__ __forceinline__ void resident_block_sums(const WalkGrid& grid, const 
   __syncthreads();
 }
 
-// Hands every block of a cluster the sums of all: visit(rank, first sum, second sum) for the
-// channel of a thread, in the order of the ranks.
-template <class Visit>
-__device__ __forceinline__ void visit_cluster_sums(const ResidentShared& shared, int own,
-                                                   Visit&& visit) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  const auto cluster = cooperative_groups::this_cluster();
-  const int blocks = static_cast<int>(cluster.num_blocks());
-  for (int rank = 0; rank < blocks; ++rank) {
-    const double* const first = cluster.map_shared_rank(&shared.sums[0][own], rank);
-    visit(rank, first[0], first[kResidentChannels]);
+// Leaves what this block found of its channels where all blocks can read it.
+__device__ __forceinline__ void share_sums(const PassProblem& p, const WalkPlace& at, int width,
+                                           int64_t channel, const ResidentShared& shared) {
+  const int own = threadIdx.x;
+  if (own >= width || channel >= p.channels) return;
+#pragma unroll
+  for (int s = 0; s < 2; ++s) {
+    p.partial[(s * p.channels + channel) * p.grid.row_blocks + at.row_block] = shared.sums[s][own];
   }
-#endif
 }
-__device__ __forceinline__ void sync_cluster() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  cooperative_groups::this_cluster().sync();
-#endif
+
+// Calls join(channel) for each channel once, with a whole warp of the grid, between two barriers.
+template <class Join>
+__device__ __forceinline__ void join_channels(int64_t channels, Join&& join) {
+  constexpr int kWarps = kResidentThreads / 32;
+  cooperative_groups::this_grid().sync();
+  for (int64_t c = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32; c < channels;
+       c += int64_t{gridDim.x} * kWarps) {
+    join(c);
+  }
+  cooperative_groups::this_grid().sync();
 }
 
 }  // namespace fusedops

@@ -111,7 +111,7 @@ def _forward(
     shift: Tensor | None,
     options: BatchNormOptions,
 ) -> tuple[Tensor, _Statistics]:
-    """y, and what x was normalised by."""
+    """y for x (..., C), without a gradient, and what x was normalised by."""
     eps, code = options.eps, options.code
     y: Tensor
     if options.training and options.group is None:
@@ -125,23 +125,8 @@ def _forward(
     return y, found
 
 
-def batch_norm_forward(
-    x: Tensor,
-    residual: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    shift: Tensor | None,
-    options: BatchNormOptions,
-) -> Tensor:
-    """y for x (..., C), without a gradient."""
-    arguments = (x, residual, weight, bias, running_mean, running_var, shift, options)
-    return _forward(*arguments)[0]
-
-
 class BatchNormFunction(torch.autograd.Function):
-    """`batch_norm_forward`, whose running statistics are constants.
+    """`_forward`, whose running statistics are constants.
 
     residual and y are like x (..., C). NOTE: shift, the bias of a convolution in front, moves the
     running mean alone: statistics of the batch take it out again, and its gradient is exactly 0.
@@ -290,4 +275,4 @@ def batch_norm(
     ):
         y: Tensor = BatchNormFunction.apply(*arguments)
         return y
-    return batch_norm_forward(*arguments)
+    return _forward(*arguments)[0]
