@@ -18,6 +18,7 @@ endfunction()
 
 fusedops_install_headers(
   csrc/common/*.h csrc/common/*.cuh csrc/cuda/rows/team/*.h csrc/cuda/rows/team/*.cuh
+  csrc/cutlass/kernels/visitor/visitor_abi.h
   csrc/common/checks/op_boundary.cpp csrc/common/host/launch.cpp csrc/common/host/code_version.cu
   csrc/cuda/rows/team/row_plan.cu)
 file(GLOB headers RELATIVE ${PROJECT_SOURCE_DIR} csrc/cpu/*.h)

@@ -9,6 +9,7 @@ import torch  # noqa: F401  (loads libtorch, which _C is linked against)
 from . import _C, _distributed, fp8, jit, models, nn, points, reference  # noqa: F401
 from ._core import math_bits  # noqa: F401
 from ._core.products import compute_intensive_ops
+from ._epilogue.epilogue import epilogue
 from ._inductor import inductor
 from ._rewrite.fuse import FuseReport, fuse
 from ._rewrite.losses.criterion import fuse_loss
@@ -96,6 +97,7 @@ __all__ = [
     "cummin",
     "cumprod",
     "cumsum",
+    "epilogue",
     "explain",
     "explain_conv_bn_act",
     "explain_edge_conv",

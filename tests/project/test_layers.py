@@ -55,6 +55,13 @@ CXX_LAYERS = {
         "cutlass/kernels/hopper",
         "cutlass/kernels/sm90",
     ),
+    "cutlass/kernels/visitor": (
+        "common*",
+        "cutlass",
+        "cutlass/configs",
+        "cutlass/kernels/hopper",
+        "cutlass/kernels/sm90",
+    ),
     "cutlass/kernels/simt": ("common*", "cutlass", "cutlass/configs", "cutlass/kernels/sm80"),
     "cutlass/kernels/sm80": ("common*", "cutlass", "cutlass/configs"),
     "cutlass/kernels/*": ("common*", "cutlass", "cutlass/configs", "cutlass/kernels/hopper"),
@@ -79,6 +86,7 @@ CXX_LAYERS = {
         "cutlass/kernels/narrow/sm90_narrow.h",
         "cutlass/kernels/fp8/sm90_fp8.h",
     ),
+    "cutlass/visitor": ("cutlass/kernels/visitor",),
     "bindings": ("cutlass/configs", "cutlass/select", "cuda/reduce/reduce_plan.h"),
 }
 
@@ -86,13 +94,14 @@ CXX_LAYERS = {
 _REFERENCE = ("_core",)
 _AUTOGRAD = ("_core", "reference", "_fakes")
 _FP8 = (*_AUTOGRAD, "_autograd")
-_OPS = (*_FP8, "fp8")
+_OPS = (*_FP8, "fp8", "_epilogue")
 _NN = (*_OPS, "ops", "points")
 _ABOVE = (*_NN, "nn", "compat")
 PYTHON_LAYERS = {
     "_core": (),
     "_timing": (),
     "jit": ("_core",),
+    "_epilogue": (*_AUTOGRAD, "_autograd", "jit"),
     "_distributed": ("_core",),
     "reference": _REFERENCE,
     "_fakes": _REFERENCE,

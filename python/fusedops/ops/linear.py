@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -15,6 +17,7 @@ from .._autograd.shared import distinct, sees_torch_functions_only
 from .._core.activation import CODES, raise_unknown
 from .._core.checks import raise_not_tensor
 from .._core.traced import alike, is_traced, projects
+from .._epilogue.epilogue import BoundEpilogue, Epilogue
 from ..fp8 import recipe as _region
 from ..fp8.layers import fp8_linear
 from ..fp8.recipe import Recipe  # noqa: TC001  (for get_type_hints)
@@ -63,12 +66,35 @@ def _matmul_is_torchs(a: Tensor, b: Tensor, bias: Tensor | None) -> bool:
     return projects(a.shape[1], b.t(), bias)
 
 
+def with_epilogue(
+    op: str, x: Tensor, weight: Tensor, epilogue: BoundEpilogue | Epilogue, others: tuple[Any, ...]
+) -> Tensor:
+    """The epilogue of x @ weight.T, under autocast as other products are."""
+    bound = epilogue() if isinstance(epilogue, Epilogue) else epilogue
+    if not isinstance(bound, BoundEpilogue):
+        raise TypeError(
+            f"{op}: epilogue must come from fusedops.epilogue, with its operands; got "
+            f"{type(epilogue).__name__}"
+        )
+    if any(other is not None for other in others):
+        raise ValueError(
+            f"{op}: an epilogue stands instead of bias, activation and recipe; write them into its "
+            "function"
+        )
+    compute = _autocast_dtype(x) if _any_autocast() else None
+    if compute is not None:
+        x, weight = cast(x, compute), cast_weight(weight, compute)
+    return bound.of_product(op, x, weight, cast=compute is not None)
+
+
 def linear(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
     activation: str | None = None,
     recipe: Recipe | None = None,
+    *,
+    epilogue: BoundEpilogue | Epilogue | None = None,
 ) -> Tensor:
     """Compute ``act(x @ weight.T + bias)`` in one kernel.
 
@@ -86,13 +112,15 @@ def linear(
         recipe: How to run in FP8, or None: as `fusedops.fp8.autocast` says. Calls that FP8 is not
             for (float64, nothing to compute, tensor subclasses, transforms, or slower under "auto")
             run without it.
+        epilogue: An epilogue of one's own (`fusedops.epilogue`), with its operands, instead of
+            bias, activation and recipe.
 
     Returns:
         A new contiguous tensor of shape (..., N) in the inputs' dtype.
 
     Raises:
-        ValueError: The activation is unknown.
-        TypeError: An argument is not a tensor, or recipe is no Recipe.
+        ValueError: The activation is unknown, or an epilogue comes with bias, activation or recipe.
+        TypeError: An argument is not a tensor, recipe no Recipe, or epilogue no epilogue.
         RuntimeError: Shapes, dtypes or devices do not fit; the message names op, argument, what was
             expected and what came.
 
@@ -121,6 +149,8 @@ def linear(
         and (bias is None or isinstance(bias, Tensor))
     ):
         raise_not_tensor("linear", x=x, weight=weight, bias=bias)
+    if epilogue is not None:
+        return with_epilogue("linear", x, weight, epilogue, (bias, activation, recipe))
     if recipe is not None or _region.current is not None:
         compute = _autocast_dtype(x) if _any_autocast() else None
         in_fp8 = fp8_linear(x, weight, bias, code, recipe, compute)
@@ -152,7 +182,12 @@ def linear(
 
 
 def matmul(
-    a: Tensor, b: Tensor, bias: Tensor | None = None, activation: str | None = None
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    *,
+    epilogue: BoundEpilogue | Epilogue | None = None,
 ) -> Tensor:
     """Compute ``act(a @ b + bias)`` in one kernel.
 
@@ -164,13 +199,14 @@ def matmul(
         b: Right operand of shape (K, N), any strides.
         bias: Bias of shape (N,), or None.
         activation: As in `linear`.
+        epilogue: As in `linear`; b is then copied where it is row-major.
 
     Returns:
         A new contiguous tensor of shape (M, N) in the inputs' dtype.
 
     Raises:
-        ValueError: The activation is unknown.
-        TypeError: An argument is not a tensor.
+        ValueError: The activation is unknown, or an epilogue comes with bias or activation.
+        TypeError: An argument is not a tensor, or epilogue no epilogue.
         RuntimeError: Shapes, dtypes or devices do not fit; the message names op, argument, what was
             expected and what came.
 
@@ -189,6 +225,8 @@ def matmul(
         and (bias is None or isinstance(bias, Tensor))
     ):
         raise_not_tensor("matmul", a=a, b=b, bias=bias)
+    if epilogue is not None:
+        return with_epilogue("matmul", a, b.t(), epilogue, (bias, activation))
     traced = _is_dynamo_compiling()
     if sees_torch_functions_only(a, b, bias) or (traced and _matmul_is_torchs(a, b, bias)):
         return activate(a @ b if bias is None else torch.addmm(bias, a, b), code)

@@ -27,10 +27,18 @@ from .._core.activation import CODES, raise_unknown
 from .._core.calls import public
 from .._core.checks import check_tensors
 from .._core.traced import alike, is_traced, projects
+from .._epilogue.epilogue import BoundEpilogue, Epilogue  # noqa: TC001  (for get_type_hints)
 from ..fp8 import recipe as _region
 from ..fp8.layers import fp8_gated_mlp, fp8_mlp
 from ..fp8.recipe import Recipe  # noqa: TC001  (for get_type_hints)
-from .linear import _any_autocast, _autocast_dtype, _float32, _tf32_allowed
+from .linear import (
+    _any_autocast,
+    _autocast_dtype,
+    _float32,
+    _tf32_allowed,
+    linear,
+    with_epilogue,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -144,6 +152,8 @@ def mlp(
     residual: Tensor | None = None,
     recompute: bool = False,
     recipe: Recipe | None = None,
+    *,
+    epilogue: BoundEpilogue | Epilogue | None = None,
 ) -> Tensor:
     """Compute ``act(x @ w1.T + b1) @ w2.T + b2 (+ residual)``.
 
@@ -162,12 +172,15 @@ def mlp(
         residual: Added to the result, shape (..., N), or None.
         recompute: Keep nothing of the hidden size; backward forms x @ w1.T + b1 again.
         recipe: As in `fusedops.linear`.
+        epilogue: An epilogue of one's own (`fusedops.epilogue`) of the first product, instead of b1
+            and activation; the layers are then two ops.
 
     Returns:
         A new contiguous tensor of shape (..., N) in the inputs' dtype.
 
     Raises:
-        ValueError: The activation is unknown.
+        ValueError: The activation is unknown, or an epilogue comes with b1, activation, recompute
+            or recipe.
         TypeError: An argument is not a tensor.
         RuntimeError: Shapes, dtypes or devices do not fit; the message names op, argument, what was
             expected and what came.
@@ -183,6 +196,9 @@ def mlp(
     code = _code_of("mlp", activation)
     optional = ("b1", "b2", "residual")
     check_tensors("mlp", optional, x=x, w1=w1, w2=w2, b1=b1, b2=b2, residual=residual)
+    if epilogue is not None:
+        hidden = with_epilogue("mlp", x, w1, epilogue, (b1, activation, recompute or None, recipe))
+        return _plus(linear(hidden, w2, b2), residual)
     if recipe is not None or _region.current is not None:
         y = _in_fp8(recompute, fp8_mlp, x, w1, b1, w2, b2, code, recipe)
         if y is not None:

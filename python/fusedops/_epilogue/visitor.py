@@ -1,0 +1,394 @@
+"""The CUDA C++ of an expression: what a main loop calls, and the kernel of its backward.
+
+A program computes in float, one statement for each node, with the hardware's approximations where
+they are finer than the rounding of 16-bit results.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ..jit.kit import include_dir
+from .derive import BEHIND
+from .graph import ACCUMULATOR, Node, order
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+ABI = "csrc/cutlass/kernels/visitor/visitor_abi.h"
+FULL, COLUMN, ROW, NUMBER = "full", "column", "row", "number"
+
+_CALLS = {
+    "neg": "-{}",
+    "add": "{} + {}",
+    "mul": "{} * {}",
+    "div": "__fdividef({}, {})",
+    "lt": "{} < {}",
+    "le": "{} <= {}",
+    "eq": "{} == {}",
+    "where": "{} ? {} : {}",
+    "exp": "exp2_approx(1.4426950408889634f * {})",
+    "log": "logf({})",
+    "sqrt": "sqrtf({})",
+    "pow": "powf({}, {})",
+    "sin": "sinf({})",
+    "cos": "cosf({})",
+    "maximum": "max_or_nan({}, {})",
+    "minimum": "min_or_nan({}, {})",
+}
+
+# Of 16-bit values two are one word. NOTE: bfloat16 is the upper half of a float.
+_ELEMENT = {
+    "bf16": """
+__device__ __forceinline__ float low(unsigned w) { return __uint_as_float(w << 16); }
+__device__ __forceinline__ float high(unsigned w) { return __uint_as_float(w & 0xffff0000u); }
+__device__ __forceinline__ unsigned packed(float a, float b) {
+  unsigned w;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(b), "f"(a));
+  return w;
+}
+""",
+    "fp16": """
+__device__ __forceinline__ float low(unsigned w) {
+  float x;
+  asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l;}" : "=f"(x) : "r"(w));
+  return x;
+}
+__device__ __forceinline__ float high(unsigned w) { return low(w >> 16); }
+__device__ __forceinline__ unsigned packed(float a, float b) {
+  unsigned w;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(b), "f"(a));
+  return w;
+}
+""",
+}
+_MATH = """
+__device__ __forceinline__ float exp2_approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ __forceinline__ float reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ __forceinline__ float tanh_coarse(float x) {  // relative error 2^-11
+  float y;
+  asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ __forceinline__ float tanh_fine(float x) {
+  const float m = fabsf(x), e = exp2_approx(-2.885390081777927f * m);
+  const float far = (1.0f - e) * reciprocal(1.0f + e), near = m * (1.0f - m * m * 0.33333333f);
+  return copysignf(m < 0.05f ? near : far, x);
+}
+__device__ __forceinline__ float sigmoid_coarse(float x) {  // absolute error 2^-12
+  return 0.5f * tanh_coarse(0.5f * x) + 0.5f;
+}
+__device__ __forceinline__ float sigmoid_fine(float x) {
+  return reciprocal(1.0f + exp2_approx(-1.4426950408889634f * x));
+}
+// Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26: absolute error 1.5e-7.
+__device__ __forceinline__ float half_erfc_of_size(float m) {
+  const float t = reciprocal(1.0f + 0.3275911f * m);
+  float poly = 0.5f * 1.061405429f;
+  poly = poly * t - 0.5f * 1.453152027f;
+  poly = poly * t + 0.5f * 1.421413741f;
+  poly = poly * t - 0.5f * 0.284496736f;
+  poly = poly * t + 0.5f * 0.254829592f;
+  return poly * t * exp2_approx(-1.4426950408889634f * m * m);
+}
+__device__ __forceinline__ float normal_cdf(float x) {
+  const float tail = half_erfc_of_size(fabsf(x) * 0.7071067811865476f);
+  return x >= 0.0f ? 1.0f - tail : tail;
+}
+__device__ __forceinline__ float max_or_nan(float a, float b) {
+  float y;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
+__device__ __forceinline__ float min_or_nan(float a, float b) {
+  float y;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
+"""
+
+
+def statements(outputs: Sequence[Node], coarse: bool) -> tuple[list[str], list[str]]:
+    """One statement for each node, and the word for each output.
+
+    coarse: bfloat16 results, for which tanh, and a sigmoid that only scales, are approximated.
+    """
+    nodes = order(list(outputs))
+    scales = _only_factors(nodes, outputs)
+    words: dict[int, str] = {}
+    lines = []
+    for number, node in enumerate(nodes):
+        if node.op == "input":
+            words[id(node)] = f"in_{node.value}"
+        elif node.op == "const":
+            words[id(node)] = _number(float(node.value))
+        else:
+            call = _call(node, coarse, scales).format(*(words[id(arg)] for arg in node.args))
+            words[id(node)] = f"t{number}"
+            lines.append(f"const auto t{number} = {call};")
+    return lines, [words[id(output)] for output in outputs]
+
+
+def _only_factors(nodes: Sequence[Node], outputs: Sequence[Node]) -> set[int]:
+    """Nodes that are read by products alone."""
+    others = {id(arg) for node in nodes if node.op != "mul" for arg in node.args}
+    others |= {id(output) for output in outputs}
+    return {id(node) for node in nodes} - others
+
+
+def _number(value: float) -> str:
+    if value != value:
+        return "__int_as_float(0x7fc00000)"
+    if value in (float("inf"), float("-inf")):
+        return f"__int_as_float(0x{'7f8' if value > 0 else 'ff8'}00000)"
+    return f"({value!r}f)" if "e" in repr(value) or "." in repr(value) else f"({value!r}.0f)"
+
+
+def _call(node: Node, coarse: bool, scales: set[int]) -> str:
+    if node.op in _CALLS:
+        return _CALLS[node.op]
+    if node.op == "tanh":
+        return "tanh_coarse({})" if coarse else "tanh_fine({})"
+    if node.op == "sigmoid":
+        return "sigmoid_coarse({})" if coarse and id(node) in scales else "sigmoid_fine({})"
+    return {"normal_cdf": "normal_cdf({})", "erf": "erff({})"}[node.op]
+
+
+def _abi() -> str:
+    return (include_dir() / ABI).read_text().replace("#pragma once", "")
+
+
+def _vector_value(element_bytes: int, at: str, index: str) -> str:
+    """One value of a vector at an address."""
+    if element_bytes == 4:
+        return f"*reinterpret_cast<const float*>({at} + ({index}) * 4)"
+    return f"low(*reinterpret_cast<const unsigned short*>({at} + ({index}) * 2))"
+
+
+def forward_source(output: Node, operands: Mapping[str, tuple[str, int]], element: str) -> str:
+    """fusedops_visit. operands: of each name its kind and the bytes of an element, in order."""
+    lines, (result,) = statements([output], coarse=element == "bf16")
+    before: list[str] = []
+    pairs: list[str] = []
+    values: list[str] = []
+    names: list[str] = []
+    full = vectors = numbers = 0
+    for name, (kind, size) in operands.items():
+        names.append(f"float in_{name}")
+        if kind == FULL:
+            before.append(_full_words(full))
+            values.append(f"e ? high(f{full}[j][i]) : low(f{full}[j][i])")
+            full += 1
+        elif kind == NUMBER:
+            values.append(f"a->scalars[{numbers}]")
+            numbers += 1
+        else:
+            at = f"(place->vectors + {vectors} * place->vector_bytes)"
+            index = "place->tile_row + 8 * i" if kind == ROW else "place->tile_column + 8 * j + e"
+            where = before if kind == ROW else pairs
+            loop = "i" if kind == ROW else "e"
+            where.append(
+                f"float v{vectors}[2]; for (int {loop} = 0; {loop} < 2; ++{loop}) "
+                f"v{vectors}[{loop}] = {_vector_value(size, at, index)};"
+            )
+            values.append(f"v{vectors}[{loop}]")
+            vectors += 1
+    names.insert(0, f"float in_{ACCUMULATOR}")
+    body = "\n  ".join(lines)
+    return f"""{_abi()}
+using namespace fusedops;
+{_ELEMENT[element]}{_MATH}
+__device__ __forceinline__ float value_at({", ".join(names)}) {{
+  {body}
+  return {result};
+}}
+
+extern "C" __device__ void fusedops_visit(float* v, const VisitorPlace* place,
+                                          const VisitorArguments* a) {{
+{_block(before)}
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {{
+{_block(pairs)}
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {{
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {{
+        float& x = v[4 * j + 2 * i + e];
+        x = value_at({", ".join(["x", *values])});
+      }}
+    }}
+  }}
+}}
+"""
+
+
+def _block(declarations: Sequence[str]) -> str:
+    """Each declaration, and its loops unrolled."""
+    return "\n".join(text.replace("for (", '\n_Pragma("unroll") for (') for text in declarations)
+
+
+def _full_words(number: int) -> str:
+    """The pairs of an (M, N) operand, all on their way at a time."""
+    return (
+        f"unsigned f{number}[8][2]; for (int j = 0; j < 8; ++j) for (int i = 0; i < 2; ++i) {{ "
+        f"const int row = place->row + 8 * i, column = place->column + 8 * j; "
+        f"const auto* from = static_cast<const unsigned short*>(a->full[{number}].data) + "
+        f"row * a->full[{number}].row_stride + column; f{number}[j][i] = row < a->rows && "
+        f"column < a->columns ? __ldg(reinterpret_cast<const unsigned*>(from)) : 0u; }}"
+    )
+
+
+def kernel_text(results: Mapping[str, Node]) -> str:
+    """The statements of expressions, and which word is which result, for people."""
+    lines, words = statements(list(results.values()), coarse=False)
+    ends = [f"{name} = {word};" for name, word in zip(results, words, strict=True)]
+    return "\n".join([*lines, *ends])
+
+
+# ---- backward ----
+
+ROWS_PER_BLOCK, COLUMNS_PER_BLOCK = 64, 256
+
+
+@dataclass
+class _Backward:
+    """The parts of the kernel of a backward, while they are gathered."""
+
+    parameters: list[str]
+    inputs: list[str]  # of an element
+    before: list[str] = field(default_factory=list)  # of a thread
+    sums: list[str] = field(default_factory=list)  # of a row, also where it has no columns
+    row_loads: list[str] = field(default_factory=list)
+    steps: list[str] = field(default_factory=list)  # of an element, behind the expressions
+    stores: list[str] = field(default_factory=list)  # of a row
+    finish: list[str] = field(default_factory=list)  # of a thread
+
+    def read(self, name: str, kind: str, size: int) -> None:
+        """An operand comes in."""
+        if kind == FULL:
+            self.parameters.append(f"const uint4* __restrict__ p_{name}")
+        elif kind == NUMBER:
+            self.parameters.append(f"const float in_{name}")
+        else:
+            c_type = "float" if size == 4 else "unsigned short"
+            self.parameters.append(f"const {c_type}* __restrict__ p_{name}")
+            if kind == ROW:
+                self.row_loads.append(f"const float in_{name} = {_read(name, size, 'row')};")
+                return
+            value = _read(name, size, "column + e")
+            self.before.append(
+                f"float c_{name}[8]; for (int e = 0; e < 8; ++e) "
+                f"c_{name}[e] = inside ? {value} : 0.0f;"
+            )
+            self.inputs.append(f"const float in_{name} = c_{name}[e];")
+
+    def write(self, name: str, kind: str, result: str) -> None:
+        """A gradient goes out."""
+        c_type = "uint4" if kind == FULL else "float"
+        self.parameters.append(f"{c_type}* __restrict__ d_{name}")
+        if kind == FULL:
+            words = ", ".join(f"packed(o_{name}[{2 * i}], o_{name}[{2 * i + 1}])" for i in range(4))
+            self.row_loads.append(f"float o_{name}[8];")
+            self.steps.append(f"o_{name}[e] = {result};")
+            self.stores.append(f"d_{name}[at] = make_uint4({words});")
+        elif kind == COLUMN:
+            self.before.append(f"float s_{name}[8] = {{}};")
+            self.steps.append(f"s_{name}[e] += {result};")
+            self.finish.append(f"column_sums(s_{name}, d_{name}, columns, column, inside);")
+        else:
+            self.sums.append(f"float r_{name} = 0.0f;")
+            self.steps.append(f"r_{name} += {result};")
+            self.stores.append(
+                f"}} r_{name} = warp_sum(r_{name}); if (threadIdx.x == 0) "
+                f"d_{name}[row * gridDim.x + blockIdx.x] = r_{name}; if (inside) {{"
+            )
+
+
+def backward_source(
+    gradients: Mapping[str, Node], operands: Mapping[str, tuple[str, int]], element: str
+) -> str:
+    """fusedops_backward: gradients of `gradients`' names, elementwise or as partial sums.
+
+    Its parameters: rows, columns, dy, acc, then each operand, then the results in the order of
+    gradients: (M, N) for acc and (M, N) operands, (blocks above each other, N) of float for
+    columns, (M, blocks side by side) of float for rows.
+    """
+    kinds = {ACCUMULATOR: FULL, **{name: kind for name, (kind, _) in operands.items()}}
+    lines, results = statements(list(gradients.values()), coarse=False)
+    reads = [BEHIND, ACCUMULATOR, *(n for n, (kind, _) in operands.items() if kind == FULL)]
+    loads = [f"const uint4 w_{name} = __ldcs(p_{name} + at);" for name in reads]
+    parts = _Backward(
+        ["const long long rows", "const long long columns"],
+        [f"const float in_{name} = of(w_{name}, e);" for name in reads],
+    )
+    for name in reads[:2]:
+        parts.read(name, FULL, 2)
+    for name, (kind, size) in operands.items():
+        parts.read(name, kind, size)
+    for name, result in zip(gradients, results, strict=True):
+        parts.write(name, kinds[name], result)
+    gap = "\n      "
+    return f"""{_ELEMENT[element]}{_MATH}{_BACKWARD_PARTS}
+extern "C" __global__ void __launch_bounds__(256) fusedops_backward(
+    {", ".join(parts.parameters)}) {{
+  const long long column = blockIdx.x * {COLUMNS_PER_BLOCK}ll + threadIdx.x * 8;
+  const bool inside = column < columns;
+{_block(parts.before)}
+#pragma unroll 2
+  for (int r = threadIdx.y; r < {ROWS_PER_BLOCK}; r += 8) {{
+    const long long row = blockIdx.y * {ROWS_PER_BLOCK}ll + r;
+    if (row >= rows) break;
+    const long long at = (row * columns + column) / 8;
+    {gap.join([*parts.sums, *parts.row_loads])}
+    if (inside) {{
+      {gap.join(loads)}
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {{
+        {gap.join([*parts.inputs, *lines, *parts.steps])}
+      }}
+      {gap.join(parts.stores)}
+    }}
+  }}
+  {gap.join(parts.finish)}
+}}
+"""
+
+
+def _read(name: str, size: int, index: str) -> str:
+    """A value of a vector in global memory."""
+    return f"p_{name}[{index}]" if size == 4 else f"low(p_{name}[{index}])"
+
+
+_BACKWARD_PARTS = """
+__device__ __forceinline__ float of(const uint4& w, int e) {
+  const unsigned word = e < 2 ? w.x : e < 4 ? w.y : e < 6 ? w.z : w.w;
+  return e % 2 ? high(word) : low(word);
+}
+__device__ __forceinline__ float warp_sum(float x) {
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
+  return x;
+}
+// The sums of a block's eight warps, in order.
+__device__ __forceinline__ void column_sums(const float (&sums)[8], float* to, long long columns,
+                                            long long column, bool inside) {
+  __shared__ float parts[8][32][9];
+  __syncthreads();
+#pragma unroll
+  for (int e = 0; e < 8; ++e) parts[threadIdx.y][threadIdx.x][e] = sums[e];
+  __syncthreads();
+  if (!inside) return;
+  float sum = 0.0f;  // of column e = threadIdx.y
+  for (int warp = 0; warp < 8; ++warp) sum += parts[warp][threadIdx.x][threadIdx.y];
+  to[blockIdx.y * columns + column + threadIdx.y] = sum;
+}
+"""

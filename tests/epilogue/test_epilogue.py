@@ -1,0 +1,384 @@
+"""Epilogues of one's own: tracing, the derived backward, the unfused way, the C++ text."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import fusedops
+from fusedops._epilogue import launch, run, toolchain
+from fusedops._epilogue.derive import derive
+from fusedops._epilogue.epilogue import Epilogue, epilogue
+from fusedops._epilogue.graph import evaluate, order
+from fusedops._epilogue.trace import trace
+
+
+def mixed(acc, scale, bias):
+    chosen = torch.where(acc > bias, acc.exp().clamp(max=3), -acc.abs())
+    return chosen / (scale.square() + 1)
+
+
+def powers(acc, res):
+    return (acc**3 - 2 * acc**2) / torch.sqrt(res * res + 1) + torch.rsqrt(acc.square() + 1)
+
+
+def extrema(acc, res):
+    both = torch.maximum(acc, res) - torch.minimum(acc, 0.5 * res)
+    return both + 1 / (1 + torch.sigmoid(acc))
+
+
+def waves(acc, bias):
+    return torch.sin(acc) * torch.cos(bias) + torch.erf(acc - bias) + F.leaky_relu(acc, 0.1)
+
+
+EXPRESSIONS = {
+    "issue": lambda acc, scale, bias, res: torch.relu(acc * scale + bias) + res,
+    "gelu": lambda acc, bias: F.gelu(acc + bias),
+    "gelu_tanh": lambda acc, scale: F.gelu(acc, approximate="tanh") * scale,
+    "gate": lambda acc, bias, res: F.silu(acc + bias) * res,
+    "softcap": lambda acc: 5.0 * torch.tanh(acc / 5.0),
+    "log": lambda acc: torch.log(acc.square() + 1) - (-acc).clamp(-1.0, 1.0),
+    "mixed": mixed,
+    "powers": powers,
+    "extrema": extrema,
+    "waves": waves,
+}
+SHAPES = {"scale": (5,), "bias": (5,), "res": (3, 5)}
+
+
+def gradients_of(
+    result: torch.Tensor, leaves: list[torch.Tensor], dy: torch.Tensor
+) -> list[torch.Tensor]:
+    """By autograd; zeros where only a comparison reads a leaf."""
+    found = torch.autograd.grad(result, leaves, dy, allow_unused=True)
+    return [torch.zeros_like(t) if g is None else g for g, t in zip(found, leaves, strict=True)]
+
+
+@pytest.mark.parametrize("name", EXPRESSIONS)
+def test_the_expression_is_the_function(name: str) -> None:
+    function = EXPRESSIONS[name]
+    _, output, operands = trace(function)
+    values = {n: torch.randn(3, 5, dtype=torch.float64) for n in ("acc", *operands)}
+    (got,) = evaluate([output], values)
+    expected = function(values["acc"], *(values[n] for n in operands))
+    torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", EXPRESSIONS)
+def test_the_derived_gradient_is_autograds(name: str) -> None:
+    function = EXPRESSIONS[name]
+    builder, output, operands = trace(function)
+    names = ("acc", *operands)
+    values = {n: torch.randn(40, 50, dtype=torch.float64, requires_grad=True) for n in names}
+    dy = torch.randn(40, 50, dtype=torch.float64)
+    expected = gradients_of(function(*values.values()), list(values.values()), dy)
+    gradients = derive(builder, output, names)
+    got = evaluate([gradients[n] for n in names], {**values, "dy": dy})
+    for n, g, e in zip(names, got, expected, strict=True):
+        torch.testing.assert_close(g.expand(e.shape), e, rtol=1e-10, atol=1e-12, msg=n)
+
+
+def test_the_gradient_by_hand() -> None:
+    """Symbolically: nothing is computed twice, and the kink stops the gradient itself."""
+    found = epilogue(EXPRESSIONS["issue"]).gradients
+    z = "add(mul(acc, scale), bias)"
+    behind = f"where(le({z}, 0), 0, dy)"
+    assert found == {
+        "acc": f"mul({behind}, scale)",
+        "scale": f"mul({behind}, acc)",
+        "bias": behind,
+        "res": "dy",
+    }
+
+
+def test_equal_nodes_are_one_and_constants_fold() -> None:
+    builder, output, _ = trace(lambda acc: (acc + 1) * (acc + 1) + 0 + math.pi * (2 - 2))
+    assert [node.op for node in order([output])] == ["input", "const", "add", "mul"]
+    gradient = derive(builder, output, ("acc",))["acc"]
+    assert gradient.text() == "add(mul(dy, add(acc, 1)), mul(dy, add(acc, 1)))"
+
+
+def leaves_of(
+    made: Epilogue, device: str, dtype: torch.dtype, m: int = 24, n: int = 40, k: int = 16
+) -> dict[str, torch.Tensor]:
+    """x, w and operands by the names' kinds, that require gradients."""
+    shapes = {"x": (m, k), "w": (n, k)}
+    shapes |= {name: (m, n) if name == "res" else (n,) for name in made.operands}
+    return {
+        name: torch.randn(shape, device=device).to(dtype).requires_grad_()
+        for name, shape in shapes.items()
+    }
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("name", EXPRESSIONS)
+def test_linear(device: str, dtype: torch.dtype, name: str) -> None:
+    """Values and gradients of every operand against float64, rounded once."""
+    function = EXPRESSIONS[name]
+    fused = device == "cuda" and dtype in run.ELEMENTS and hopper()
+    made = epilogue(function, unfused=not fused)
+    leaves = leaves_of(made, device, dtype)
+    operands = {name: leaves[name] for name in made.operands}
+    got = fusedops.linear(leaves["x"], leaves["w"], epilogue=made(**operands))
+    wide = {n: t.detach().double().requires_grad_() for n, t in leaves.items()}
+    acc = wide["x"] @ wide["w"].t()
+    expected = function(acc, *(wide[n] for n in made.operands))
+    close = {torch.float64: 1e-10, torch.float32: 2e-4, torch.float16: 4e-3}.get(dtype, 3e-2)
+    torch.testing.assert_close(got.double(), expected, rtol=close, atol=close)
+    dy = torch.randn(expected.shape, device=device).to(dtype)
+    ours = torch.autograd.grad(got, list(leaves.values()), dy)
+    theirs = gradients_of(expected, list(wide.values()), dy.double())
+    for leaf, g, e in zip(leaves, ours, theirs, strict=True):
+        # NOTE: a kink may lie between the product and what is kept of it.
+        scale = float(e.abs().max()) + 1e-6
+        assert float((g.double() - e).norm() / (e.norm() + 1e-6)) < 8 * close, leaf
+        assert g.dtype == dtype
+        assert float((g.double() - e).abs().max()) < 40 * close * scale, leaf
+
+
+def hopper() -> bool:
+    return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
+
+
+def mixture(acc, r, c, f, s, t):
+    return acc * r + c * f + torch.tanh(acc * s) * t
+
+
+def test_kinds_of_operands() -> None:
+    """A row, a column, all, one element, a number; with leading dimensions; to second use."""
+    made = epilogue(mixture)
+    shapes = ((2, 3, 4), (5, 4), (2, 3, 1), (5,), (2, 3, 5), ())
+    leaves = [torch.randn(s, dtype=torch.float64).requires_grad_() for s in shapes]
+
+    def call(x, w, r, c, f, s):
+        return fusedops.linear(x, w, epilogue=made(r=r, c=c, f=f, s=s, t=0.5))
+
+    assert call(*leaves).shape == (2, 3, 5)
+    # NOTE: exact, since float64 products are kept in float64.
+    assert torch.autograd.gradcheck(call, leaves)
+
+
+def test_matmul_and_mlp() -> None:
+    made = epilogue(lambda acc, bias: F.silu(acc + bias))
+    a, b, bias = (torch.randn(s, dtype=torch.float64) for s in ((6, 8), (8, 16), (16,)))
+    hidden = F.silu(a @ b + bias)
+    torch.testing.assert_close(fusedops.matmul(a, b, epilogue=made(bias=bias)), hidden)
+    w2, b2, res = (torch.randn(s, dtype=torch.float64) for s in ((8, 16), (8,), (6, 8)))
+    got = fusedops.mlp(a, b.t(), None, w2, b2, None, res, epilogue=made(bias=bias))
+    torch.testing.assert_close(got, F.linear(hidden, w2, b2) + res)
+
+
+def test_only_what_is_needed_gets_a_gradient() -> None:
+    made = epilogue(EXPRESSIONS["gate"])
+    x, w, bias, res = (torch.randn(s) for s in ((3, 4), (5, 4), (5,), (3, 5)))
+    bias.requires_grad_()
+    fusedops.linear(x, w, epilogue=made(bias=bias, res=res)).sum().backward()
+    assert x.grad is None
+    assert bias.grad is not None
+    with torch.no_grad():
+        assert not fusedops.linear(x, w, epilogue=made(bias=bias, res=res)).requires_grad
+
+
+def test_autocast() -> None:
+    made = epilogue(EXPRESSIONS["issue"])
+    x, w, s, r = (torch.randn(q).requires_grad_() for q in ((8, 8), (16, 8), (16,), (8, 16)))
+    with torch.autocast("cpu", torch.bfloat16):
+        y = fusedops.linear(x, w, epilogue=made(scale=s, bias=s, res=r))
+    assert y.dtype is torch.bfloat16
+    y.sum().backward()
+    assert all(t.grad.dtype is torch.float32 for t in (x, w, s, r))
+
+
+def test_main_grad_and_empty() -> None:
+    made = epilogue(EXPRESSIONS["softcap"])
+    x, w = torch.randn(4, 8), torch.randn(16, 8).requires_grad_()
+    w.main_grad = torch.zeros(16, 8)
+    fusedops.linear(x, w, epilogue=made()).sum().backward()
+    plain = w.detach().clone().requires_grad_()
+    (5 * torch.tanh(F.linear(x, plain) / 5)).sum().backward()
+    torch.testing.assert_close(w.main_grad, plain.grad)
+    assert fusedops.linear(x[:0], plain, epilogue=made).shape == (0, 16)
+
+
+@pytest.mark.parametrize("name", ["issue", "gelu", "softcap"])
+def test_compile(name: str) -> None:
+    """Without a graph break, forward and backward."""
+    made = epilogue(EXPRESSIONS[name])
+    leaves = leaves_of(made, "cpu", torch.float32)
+    order_ = list(leaves)
+
+    def call(*tensors: torch.Tensor) -> torch.Tensor:
+        named = dict(zip(order_, tensors, strict=True))
+        x, w = named.pop("x"), named.pop("w")
+        return fusedops.linear(x, w, epilogue=made(**named)) * 2
+
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    got, expected = compiled(*leaves.values()), call(*leaves.values())
+    torch.testing.assert_close(got, expected)
+    ours = torch.autograd.grad(got.sum(), list(leaves.values()))
+    theirs = torch.autograd.grad(expected.sum(), list(leaves.values()))
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_opcheck() -> None:
+    made = epilogue(EXPRESSIONS["issue"])
+    x, w, v, r = (torch.randn(s) for s in ((4, 8), (16, 8), (16,), (4, 16)))
+    kinds = (("scale", "column", 4), ("bias", "column", 4), ("res", "full", 4))
+    program = made.program(kinds)
+    ops = torch.ops.fusedops_epilogue
+    torch.library.opcheck(ops.forward.default, (x, w, [v, v, r], [], program, True))
+    names = "acc,scale,res"
+    torch.library.opcheck(ops.backward.default, (r, r, [v, v, r], [], program, names))
+
+
+@pytest.mark.parametrize(
+    ("function", "error", "words"),
+    [
+        (lambda acc: torch.softmax(acc, 1), TypeError, "softmax is not supported; supported: "),
+        (lambda acc: acc.sum(), TypeError, "sum is not supported"),
+        (lambda acc: acc if acc > 0 else -acc, TypeError, "a branch depends on values"),
+        (lambda acc: acc + torch.ones(3), TypeError, "met a tensor from outside; pass it as"),
+        (lambda acc: acc + "x", TypeError, "takes operands and numbers; got str"),
+        (lambda acc: acc > 0, TypeError, "must return one tensor"),
+        (lambda acc: (acc, acc), TypeError, "must return one tensor; got tuple"),
+        (lambda acc: acc**acc, TypeError, "pow takes a number as exponent"),
+        (lambda acc, b: acc + 1, ValueError, "the result does not depend on b"),
+        (lambda acc, b: b + 1, ValueError, "the result does not depend on acc"),
+        (lambda *acc: acc, ValueError, r"the function must take \(acc, operands...\)"),
+        (lambda acc: sum(torch.sin(acc + i) for i in range(200)), ValueError, "more than 256"),
+    ],
+)
+def test_what_is_refused(function: object, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=f"epilogue: .*{words}"):
+        epilogue(function)  # type: ignore[arg-type]
+
+
+def test_wrong_calls() -> None:
+    made = epilogue(EXPRESSIONS["gelu"])
+    x, w, b = torch.randn(3, 4), torch.randn(5, 4), torch.randn(5)
+    with pytest.raises(TypeError, match="operands must be bias; got none"):
+        fusedops.linear(x, w, epilogue=made)
+    with pytest.raises(TypeError, match="bias must be a tensor or a number; got str"):
+        made(bias="b")
+    with pytest.raises(ValueError, match="linear: an epilogue stands instead of bias"):
+        fusedops.linear(x, w, b, epilogue=made(bias=b))
+    with pytest.raises(TypeError, match=r"matmul: epilogue must come from fusedops.epilogue"):
+        fusedops.matmul(x, w.t(), epilogue=torch.relu)  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match=r"linear: the epilogue's bias must have shape \(3, 5\)"):
+        fusedops.linear(x, w, epilogue=made(bias=x))
+    with pytest.raises(RuntimeError, match=r"linear: the epilogue's bias must be .* got .*float64"):
+        fusedops.linear(x, w, epilogue=made(bias=b.double()))
+    with pytest.raises(RuntimeError, match=r"x must be \(..., K\) and weight \(N, K\)"):
+        fusedops.linear(x, w.t(), epilogue=made(bias=b))
+    wide = epilogue(lambda acc, a, b, c, d, e, f, g: acc + a + b + c + d + e + f + g)
+    with pytest.raises(RuntimeError, match="at most 6 operands along rows and columns; got 7"):
+        fusedops.linear(x, w, epilogue=wide(**dict.fromkeys("abcdefg", b)))
+
+
+# ---- what a GPU runs, compiled without one ----
+
+needs_nvrtc = pytest.mark.skipif(torch.version.cuda is None, reason="a torch without CUDA")
+KINDS = {"scale": ("column", 2), "bias": ("row", 4), "res": ("full", 2)}
+
+
+def program_of(name: str) -> run.Program:
+    builder, output, operands = trace(EXPRESSIONS[name])
+    kinds = tuple((n, *KINDS[n]) for n in operands)
+    return run.Program(output, derive(builder, output, ("acc", *operands)), kinds)
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", EXPRESSIONS)
+def test_the_texts_compile(name: str, dtype: torch.dtype) -> None:
+    program = program_of(name)
+    ir = toolchain.compile_text(program.forward_source(dtype), run.ARCH, ir=True)
+    cubin = toolchain.compile_text(
+        program.backward_source(dtype, list(program.gradients)), run.ARCH, ir=False
+    )
+    assert len(ir) > 1000
+    assert cubin[:4] == b"\x7fELF"
+
+
+@needs_nvrtc
+def test_a_refused_text_shows_what_the_compiler_said() -> None:
+    with pytest.raises(fusedops.jit.BuildError, match='identifier "wrong" is undefined'):
+        toolchain.compile_text("int f() { return wrong; }", run.ARCH, ir=False)
+
+
+CHILD = """
+import sys, time, torch
+from fusedops._epilogue import toolchain
+made = []
+def make():
+    made.append(1); time.sleep(0.3); return b"content"
+assert toolchain.cached("text", ".cubin", make) == b"content"
+print(len(made))
+"""
+
+
+def test_one_of_many_processes_compiles(tmp_path: Path) -> None:
+    environment = {**os.environ, "FUSEDOPS_CACHE_DIR": str(tmp_path)}
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", CHILD], stdout=subprocess.PIPE, text=True, env=environment
+        )
+        for _ in range(4)
+    ]
+    assert sorted(child.communicate()[0].strip() for child in children) == ["0", "0", "0", "1"]
+    assert all(child.returncode == 0 for child in children)
+
+
+def test_a_cut_file_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSEDOPS_CACHE_DIR", str(tmp_path))
+    assert toolchain.cached("a", ".cubin", lambda: b"first") == b"first"
+    (file,) = tmp_path.rglob("*.cubin")
+    file.write_bytes(file.read_bytes()[:-1])
+    assert toolchain.cached("a", ".cubin", lambda: b"second") == b"second"
+    assert toolchain.cached("a", ".cubin", lambda: b"third") == b"second"
+
+
+def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(fusedops.jit.BuildError, match=r"no NVRTC .* pass unfused=True"):
+        toolchain._library("NVRTC", ("no-such-package",), "libno-such.so")
+
+
+@pytest.mark.parametrize(
+    ("divisor", "multiplier", "shift"),
+    [(1, 0, 0), (2, 2147483648, 0), (3, 2863311531, 1), (7, 2454267027, 2), (132, 4164816772, 7)],
+)
+def test_fast_division(divisor: int, multiplier: int, shift: int) -> None:
+    """As cutlass::FastDivmod makes them."""
+    made = launch._fast_division(divisor)
+    assert [int.from_bytes(made[i : i + 4], "little") for i in (0, 4, 8)] == [
+        divisor,
+        multiplier,
+        shift,
+    ]
+
+
+def test_the_configurations_are_those_of_the_kernels() -> None:
+    text = (Path(__file__).parents[2] / "csrc/cutlass/configs/sm90_configs.h").read_text()
+    rows = [line.strip() for line in text.splitlines() if line.startswith("    {")]
+    for config in launch.CONFIGS:
+        sizes = f"{{{config.tile_m}, {config.tile_n}, 64, {config.cluster_m}, {config.cluster_n},"
+        assert rows[config.number].startswith(sizes)
+    assert launch.choose(64, 4096, 132).tile_m == 64
+    assert launch.choose(8192, 4096, 132).tile_m * launch.choose(8192, 4096, 132).tile_n == 32768
+
+
+@pytest.mark.gpu
+def test_what_the_kernels_do_not_take() -> None:
+    made = epilogue(EXPRESSIONS["softcap"])
+    x, w = torch.randn(8, 12, device="cuda"), torch.randn(16, 12, device="cuda")
+    with pytest.raises(RuntimeError, match=r"take float16 and bfloat16; got .*unfused=True"):
+        fusedops.linear(x, w, epilogue=made)
+    with pytest.raises(RuntimeError, match=r"multiples of 8; got K 12, N 16; .*unfused=True"):
+        fusedops.linear(x.half(), w.half(), epilogue=made)
