@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from .graph import COMPARISONS, ONE_OVER_SQRT_2PI, TWO_OVER_SQRT_PI, Builder, Node, inputs_of, order
-
-BEHIND = "dy"  # the gradient that comes in
+from .graph import (
+    BEHIND,
+    COMPARISONS,
+    ONE_OVER_SQRT_2PI,
+    TWO_OVER_SQRT_PI,
+    Builder,
+    Node,
+    inputs_of,
+    order,
+)
 
 
 def derive(b: Builder, output: Node, names: tuple[str, ...]) -> dict[str, Node]:

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from .. import _fakes  # noqa: F401  (registers torch.ops.fusedops and its fakes)
 from .._autograd.main_grad import accumulate, main_grad_owner
-from .derive import BEHIND, derive
-from .graph import ACCUMULATOR
+from .derive import derive
+from .graph import ACCUMULATOR, BEHIND
 from .ops import nodes_to_text, to_text
 from .trace import trace
 from .visitor import COLUMN, FULL, NUMBER, ROW, kernel_text
@@ -28,6 +28,7 @@ class Epilogue:
         builder, self._output, self.operands = trace(function)
         self._gradients = derive(builder, self._output, (ACCUMULATOR, *self.operands))
         self._nodes = nodes_to_text(self._output)
+        self._programs: dict[Any, str] = {}
         self.unfused = unfused
 
     @property
@@ -45,7 +46,7 @@ class Epilogue:
         results = {BEHIND: self._output, **self._gradients}
         return kernel_text(results)
 
-    def __call__(self, **operands: Tensor | float) -> BoundEpilogue:
+    def __call__(self, /, **operands: Tensor | float) -> BoundEpilogue:
         """The epilogue with its operands, for one call of `linear`, `matmul` or `mlp`.
 
         Args:
@@ -76,7 +77,11 @@ class Epilogue:
 
     def program(self, operands: tuple[tuple[str, str, int], ...]) -> str:
         """The ops' argument for operands of given names, kinds and element sizes."""
-        return to_text(self._nodes, operands, self.unfused)
+        if torch.compiler.is_compiling():
+            return to_text(self._nodes, operands, self.unfused)
+        if operands not in self._programs:
+            self._programs[operands] = to_text(self._nodes, operands, self.unfused)
+        return self._programs[operands]
 
 
 class BoundEpilogue:
@@ -89,7 +94,7 @@ class BoundEpilogue:
         """The epilogue of x (..., K) @ weight (N, K).T, with gradients; cast: operands to x's."""
         _check_product(op, x, weight)
         shape = torch.Size((*x.shape[:-1], weight.shape[0]))
-        flat = x.reshape(-1, x.shape[-1])
+        flat = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
         rows = flat.shape[0]
         signature, tensors, numbers = [], [], []
         for name, value in zip(self.epilogue.operands, self.values, strict=True):
@@ -97,9 +102,8 @@ class BoundEpilogue:
                 numbers.append(float(value))
                 signature.append((name, NUMBER, 4))
                 continue
-            kind, prepared = _prepared(
-                op, name, value.to(x.dtype) if cast else value, x, shape, rows
-            )
+            given = value.to(x.dtype) if cast else value
+            kind, prepared = _prepared(op, name, given, x, shape, rows)
             signature.append((name, kind, prepared.element_size()))
             tensors.append(prepared)
         _check_count(op, [kind for _, kind, _ in signature])
@@ -111,7 +115,7 @@ class BoundEpilogue:
             y, _ = torch.ops.fusedops_epilogue.forward(
                 flat, weight, tensors, numbers, program, False
             )
-        return y.reshape(shape)
+        return y if x.dim() == 2 else y.reshape(shape)
 
 
 def _check_product(op: str, x: Tensor, weight: Tensor) -> None:
@@ -146,7 +150,7 @@ def _prepared(
     if value.shape == shape[-1:]:
         kind, prepared = COLUMN, value
     elif value.shape == shape:
-        kind, prepared = FULL, value.reshape(rows, columns)
+        kind, prepared = FULL, value if len(shape) == 2 else value.reshape(rows, columns)
     elif value.shape == (*shape[:-1], 1) and len(shape) > 1:
         kind, prepared = ROW, value.reshape(rows, 1)
     elif value.numel() == 1:
@@ -156,9 +160,9 @@ def _prepared(
             f"{op}: the epilogue's {name} must have shape {tuple(shape)}, {tuple(shape[-1:])}, "
             f"{(*shape[:-1], 1)} or one element; got {tuple(value.shape)}"
         )
-    narrow = x.dtype if kind == FULL else (x.dtype, torch.float32)
     fits = value.dtype == x.dtype or (kind != FULL and value.dtype is torch.float32)
     if not fits or value.device != x.device:
+        narrow = x.dtype if kind == FULL else (x.dtype, torch.float32)
         raise RuntimeError(
             f"{op}: the epilogue's {name} must be {narrow} on {x.device}; got {value.dtype} on "
             f"{value.device}"

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MOST_NODES = 256
+LONGEST_TEXT = 2000
 ACCUMULATOR = "acc"
+BEHIND = "dy"  # the gradient that comes in
 
 UNARY: dict[str, Callable[..., Any]] = {
     "neg": torch.neg,
@@ -51,10 +53,15 @@ class Node:
     value: float | str = ""
 
     def text(self) -> str:
-        """The expression, for people."""
-        if self.op in ("input", "const"):
-            return f"{self.value:g}" if isinstance(self.value, float) else self.value
-        return f"{self.op}({', '.join(arg.text() for arg in self.args)})"
+        """The expression, for people; "..." stands for arguments that are long."""
+        words: dict[int, str] = {}
+        for node in order([self]):
+            args = ", ".join(words[id(arg)] for arg in node.args)
+            if node.op in ("input", "const"):
+                words[id(node)] = f"{node.value:g}" if isinstance(node.value, float) else node.value
+            else:
+                words[id(node)] = f"{node.op}({args if len(args) <= LONGEST_TEXT else '...'})"
+        return words[id(self)]
 
 
 class Builder:
@@ -84,6 +91,8 @@ class Builder:
         if b.op == "const":
             if (op == "add" and b.value == 0) or (op in ("mul", "div", "pow") and b.value == 1):
                 return a
+            if op == "pow" and b.value == 0:
+                return self.const(1)
             if op == "pow" and b.value == 2:
                 return self.binary("mul", a, a)
             if op == "mul" and b.value == -1:
@@ -117,15 +126,14 @@ def _fold(function: Callable[..., Any], *args: Node) -> float:
 def order(outputs: list[Node]) -> list[Node]:
     """All nodes below the outputs, arguments first."""
     found: dict[int, Node] = {}
-
-    def visit(node: Node) -> None:
-        if id(node) not in found:
-            for arg in node.args:
-                visit(arg)
+    ahead = list(reversed(outputs))
+    while ahead:
+        missing = [arg for arg in ahead[-1].args if id(arg) not in found]
+        if missing:
+            ahead.extend(reversed(missing))
+        else:
+            node = ahead.pop()
             found[id(node)] = node
-
-    for output in outputs:
-        visit(output)
     return list(found.values())
 
 

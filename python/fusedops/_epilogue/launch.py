@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .visitor import FULL, NUMBER, ROW
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -19,7 +21,10 @@ _SHARED_LIMIT = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _CLUSTER, _OVERLAP = 4, 6  # CUlaunchAttributeID
 _MAP_TYPES = {torch.float16: 6, torch.bfloat16: 9}  # CUtensorMapDataType
 _RASTER_WIDTH = 8  # clusters of tiles that a persistent grid walks side by side
-_PARAMS_BYTES = 1152  # sizeof(VisitorParams); sm90_visitor_ir.cu checks these
+# Sizes in bytes of VisitorParams and of what lies in front of its VisitorArguments;
+# sm90_visitor_ir.cu checks all offsets.
+_PARAMS_BYTES, _ARGUMENTS = 1152, 880
+_ADDRESS, _FLOAT = struct.Struct("=Q"), struct.Struct("=f")
 
 
 @dataclass(frozen=True)
@@ -78,9 +83,32 @@ class _LaunchConfig(ctypes.Structure):
     ]
 
 
+class Launch:
+    """Attributes of a launch, as the driver takes them."""
+
+    def __init__(self, cluster: int = 1, overlap: bool = False) -> None:
+        attributes = b""
+        if cluster > 1:
+            attributes += struct.pack("=ii3I52x", _CLUSTER, 0, cluster, 1, 1)
+        if overlap:
+            attributes += struct.pack("=iii60x", _OVERLAP, 0, 1)
+        self._memory = ctypes.create_string_buffer(attributes, max(len(attributes), 1))
+        self.address, self.count = ctypes.addressof(self._memory), (cluster > 1) + overlap
+
+
+PLAIN = Launch()
+
+
 @functools.cache
-def _driver() -> ctypes.CDLL:
-    return ctypes.CDLL("libcuda.so.1")
+def _driver() -> Any:
+    driver, pointer, number = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p, ctypes.c_uint
+    driver.cuLaunchKernelEx.argtypes = (pointer, pointer, pointer, pointer)
+    driver.cuTensorMapReplaceAddress.argtypes = (pointer, pointer)
+    driver.cuTensorMapEncodeTiled.argtypes = (
+        *(pointer, number, number, pointer, pointer, pointer, pointer, pointer),
+        *(number, number, number, number),
+    )
+    return driver
 
 
 def _check(what: str, status: int) -> None:
@@ -108,37 +136,30 @@ class Kernel:
     def launch(
         self,
         device: int,
+        stream: int,
         grid: tuple[int, int],
-        block: tuple[int, int],
-        arguments: Sequence[Any],
-        cluster: int = 1,
-        overlap: bool = False,
+        threads: tuple[int, int],
+        arguments: Sequence[int],
+        attributes: Launch = PLAIN,
     ) -> None:
-        """On the device's current stream; arguments: ctypes values, one for each parameter."""
-        driver = _driver()
+        """On a stream of the current device; arguments: the address of each parameter."""
         if self._shared_bytes and device not in self._devices:
-            status = driver.cuKernelSetAttribute(
+            status = _driver().cuKernelSetAttribute(
                 _SHARED_LIMIT, self._shared_bytes, self._kernel, device
             )
             _check("raising the limit of shared memory", status)
             self._devices.add(device)
-        attributes = b""
-        if cluster > 1:
-            attributes += struct.pack("=ii3I52x", _CLUSTER, 0, cluster, 1, 1)
-        if overlap:
-            attributes += struct.pack("=iii60x", _OVERLAP, 0, 1)
-        held = ctypes.create_string_buffer(attributes, max(len(attributes), 1))
         config = _LaunchConfig(
-            (ctypes.c_uint * 3)(*grid, 1),
-            (ctypes.c_uint * 3)(*block, 1),
+            (*grid, 1),
+            (*threads, 1),
             self._shared_bytes,
-            torch.cuda.current_stream(device).cuda_stream,
-            ctypes.addressof(held),
-            (cluster > 1) + overlap,
+            stream,
+            attributes.address,
+            attributes.count,
         )
-        pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(a) for a in arguments))
-        status = driver.cuLaunchKernelEx(
-            ctypes.byref(config), self._kernel, pointers, ctypes.c_void_p()
+        pointers = (ctypes.c_void_p * len(arguments))(*arguments)
+        status = _driver().cuLaunchKernelEx(
+            ctypes.addressof(config), self._kernel, ctypes.addressof(pointers), None
         )
         _check("the launch", status)
 
@@ -149,20 +170,18 @@ class Kernel:
 def _tensor_map(tensor: Tensor, box_rows: int, outer: bool, to: int) -> None:
     """Boxes of 128 bytes by box_rows, swizzled; `to`: 64-byte aligned memory for the map."""
     rows, columns = tensor.shape
-    stride = tensor.stride(0) if rows > 1 else columns
-    rank = 3 if outer else 2
     sizes = (ctypes.c_uint64 * 3)(columns, rows, 1)
-    strides = (ctypes.c_uint64 * 2)(stride * 2, rows * stride * 2)
+    strides = (ctypes.c_uint64 * 2)(columns * 2, rows * columns * 2)
     box, steps = (ctypes.c_uint32 * 3)(64, box_rows, 1), (ctypes.c_uint32 * 3)(1, 1, 1)
     status = _driver().cuTensorMapEncodeTiled(
-        ctypes.c_void_p(to),
+        to,
         _MAP_TYPES[tensor.dtype],
-        rank,
-        ctypes.c_void_p(tensor.data_ptr()),
-        sizes,
-        strides,
-        box,
-        steps,
+        3 if outer else 2,
+        tensor.data_ptr(),
+        ctypes.addressof(sizes),
+        ctypes.addressof(strides),
+        ctypes.addressof(box),
+        ctypes.addressof(steps),
         0,  # no interleave
         3,  # swizzle of 128 bytes
         2,  # L2 promotion of 128 bytes
@@ -188,50 +207,82 @@ def _schedule(clusters_m: int, clusters_n: int, k_steps: int) -> bytes:
     return struct.pack("=9i", *facts) + b"".join(map(_fast_division, divisors))
 
 
-def launch_main_loop(
-    kernel: Kernel,
-    config: Config,
-    x: Tensor,
-    weight: Tensor,
-    out: Tensor,
-    sums: Tensor | None,
-    full: Sequence[Tensor],
-    vectors: Sequence[tuple[Tensor, bool]],
-    numbers: Sequence[float],
-) -> None:
-    """out (M, N) = the visitor's of x (M, K) @ weight (N, K).T, and the product into sums."""
-    (m, k), n = x.shape, weight.shape[0]
+class MainLoop:
+    """A main loop with a visitor for one product (M, N, K): its parameters but for addresses."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        config: Config,
+        sms: int,
+        maps: Sequence[Tensor],
+        operands: Sequence[tuple[str, int]],
+    ) -> None:
+        """maps: x (M, K), weight (N, K), the result (M, N), and the product where it is kept;
+        operands: of each its kind and the bytes of an element."""
+        (m, k), n = maps[0].shape, maps[1].shape[0]
+        self._kernel, self._maps = kernel, len(maps)
+        clusters_m = _up(_up(m, config.tile_m), config.cluster_m)
+        clusters_n = _up(_up(n, config.tile_n), config.cluster_n)
+        clusters = min(clusters_m * clusters_n, sms // config.ctas)
+        self._grid, self._cluster = (clusters * config.ctas, 1), Launch(config.ctas, overlap=True)
+        memory, at, skip = _parameters()
+        boxes = (
+            config.tile_m // (2 if config.cluster_n == 2 else 1),
+            config.tile_n // (2 if config.cluster_m == 2 else 1),
+            *(64, 64),
+        )
+        for i, tensor in enumerate(maps):
+            _tensor_map(tensor, boxes[i], i > 1, at + 128 * i)
+        epilogue = (0, 0, n, m, 0, False, len(maps) == 4, False)
+        struct.pack_into("=QQiiq???", memory, skip + 640, *epilogue)
+        struct.pack_into("=84s", memory, skip + 768, _schedule(clusters_m, clusters_n, _up(k, 64)))
+        self._places = self._describe(memory, skip + _ARGUMENTS, operands, m, n)
+        self._template = memory[skip : skip + _PARAMS_BYTES]
+
+    def _describe(
+        self, memory: Any, at: int, operands: Sequence[tuple[str, int]], m: int, n: int
+    ) -> list[tuple[Any, int]]:
+        """What is constant of VisitorArguments; of each operand how and where its value goes."""
+        full = vectors = numbers = 0
+        places: list[tuple[Any, int]] = []
+        for kind, size in operands:
+            if kind == NUMBER:
+                places.append((_FLOAT, _ARGUMENTS + 160 + 4 * numbers))
+                numbers += 1
+            elif kind == FULL:
+                places.append((_ADDRESS, _ARGUMENTS + 16 * full))
+                struct.pack_into("=q", memory, at + 16 * full + 8, n)
+                full += 1
+            else:
+                places.append((_ADDRESS, _ARGUMENTS + 64 + 16 * vectors))
+                struct.pack_into("=i?", memory, at + 64 + 16 * vectors + 8, size, kind == ROW)
+                vectors += 1
+        struct.pack_into("=iii", memory, at + 192, vectors, m, n)
+        return places
+
+    def launch(
+        self, device: int, stream: int, maps: Sequence[Tensor], values: Sequence[int | float]
+    ) -> None:
+        """maps as before, perhaps elsewhere; values: of each operand its address or number."""
+        memory, at, skip = _parameters()
+        ctypes.memmove(at, self._template, _PARAMS_BYTES)
+        replace = _driver().cuTensorMapReplaceAddress
+        for i, tensor in enumerate(maps):
+            _check("a tensor map", replace(at + 128 * i, tensor.data_ptr()))
+        for (form, place), value in zip(self._places, values, strict=True):
+            form.pack_into(memory, skip + place, value)
+        self._kernel.launch(device, stream, self._grid, (384, 1), (at,), self._cluster)
+
+
+def _parameters() -> tuple[Any, int, int]:
+    """Memory for the parameters, the address in it that they begin at, and where that is in it."""
     memory = ctypes.create_string_buffer(_PARAMS_BYTES + 64)
-    at = -(-ctypes.addressof(memory) // 64) * 64
-    skip = at - ctypes.addressof(memory)
-    cluster_m, cluster_n = config.cluster_m, config.cluster_n
-    _tensor_map(x, config.tile_m // (2 if cluster_n == 2 else 1), False, at)
-    _tensor_map(weight, config.tile_n // (2 if cluster_m == 2 else 1), False, at + 128)
-    _tensor_map(out, 64, True, at + 256)
-    if sums is not None:
-        _tensor_map(sums, 64, True, at + 384)
-    struct.pack_into("=QQiiq???", memory, skip + 640, 0, 0, n, m, 0, False, sums is not None, False)
-    clusters_m, clusters_n = (
-        _up(_up(m, config.tile_m), cluster_m),
-        _up(_up(n, config.tile_n), cluster_n),
-    )
-    schedule = _schedule(clusters_m, clusters_n, _up(k, 64))
-    struct.pack_into("=84s", memory, skip + 768, schedule)
-    base = skip + 880
-    for i, tensor in enumerate(full):
-        struct.pack_into("=Qq", memory, base + 16 * i, tensor.data_ptr(), tensor.stride(0))
-    for i, (tensor, along_rows) in enumerate(vectors):
-        facts = (tensor.data_ptr(), tensor.element_size(), along_rows)
-        struct.pack_into("=Qi?", memory, base + 64 + 16 * i, *facts)
-    struct.pack_into(f"={len(numbers)}f", memory, base + 160, *numbers)
-    struct.pack_into("=iii", memory, base + 192, len(vectors), m, n)
-    device = x.get_device()
-    slots = _sms(device) // config.ctas
-    grid = min(clusters_m * clusters_n, slots) * config.ctas
-    params = (ctypes.c_char * _PARAMS_BYTES).from_buffer(memory, skip)
-    kernel.launch(device, (grid, 1), (384, 1), [params], config.ctas, overlap=True)
+    skip = -ctypes.addressof(memory) % 64
+    return memory, ctypes.addressof(memory) + skip, skip
 
 
 @functools.cache
-def _sms(device: int) -> int:
+def multiprocessors(device: int) -> int:
+    """Of a GPU."""
     return int(torch.cuda.get_device_properties(device).multi_processor_count)

@@ -3,6 +3,7 @@ compiled, exported or cached elsewhere means the same in every process."""
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import json
 from typing import TYPE_CHECKING
@@ -10,8 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .derive import BEHIND, derive
-from .graph import ACCUMULATOR, Builder, Node, evaluate, order
+from .derive import derive
+from .graph import ACCUMULATOR, BEHIND, Builder, Node, evaluate, order
 from .run import ELEMENTS, Program
 from .visitor import COLUMN, FULL, NUMBER, ROW
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _MULTIPLE = 8  # of K and N, for copies of 16 bytes
+_library = torch.library.Library("fusedops_epilogue", "DEF")
 
 
 # ---- programs as text ----
@@ -64,14 +66,27 @@ def _refuse(x: Tensor, weight: Tensor) -> str:
         return f"K and N must be multiples of {_MULTIPLE}; got K {k}, N {n}"
     if max(m, n, k) >= 2**31:
         return f"M, N and K must be below 2**31; got {m}, {n}, {k}"
-    major, _ = torch.cuda.get_device_capability(x.device)
-    return "" if major == 9 else "the kernels are for Hopper GPUs (sm_90a)"
+    return "" if _is_hopper(x.get_device()) else "the kernels are for Hopper GPUs (sm_90a)"
+
+
+@functools.cache
+def _is_hopper(device: int) -> bool:
+    return torch.cuda.get_device_capability(device)[0] == 9
+
+
+def _on_gpu(tensor: Tensor) -> bool:
+    return tensor.is_cuda
 
 
 def _aligned(tensor: Tensor) -> Tensor:
     """Contiguous, at a multiple of 16 bytes."""
     tensor = tensor.contiguous()
     return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()
+
+
+def _ready(values: Sequence[Tensor | float]) -> list[Tensor | float]:
+    """As the kernels take them: tensors that lie well, and what float32 makes of numbers."""
+    return [_aligned(v) if isinstance(v, Tensor) else ctypes.c_float(v).value for v in values]
 
 
 def _values(
@@ -98,8 +113,7 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 # ---- forward ----
 
 
-@torch.library.custom_op("fusedops_epilogue::forward", mutates_args=())
-def forward(
+def _forward(
     x: Tensor,
     weight: Tensor,
     operands: list[Tensor],
@@ -110,7 +124,7 @@ def forward(
     """The result (M, N), and the product before it, or with keep false an empty tensor."""
     compiled, unfused = from_text(program)
     values = _values(compiled, operands, numbers)
-    if not x.is_cuda or unfused:
+    if unfused or not _on_gpu(x):
         acc = torch.nn.functional.linear(x.to(_wide(x.dtype)), weight.to(_wide(x.dtype)))
         (y,) = evaluate([compiled.output], _named(compiled, acc, values))
         y = y.expand(acc.shape)
@@ -120,13 +134,11 @@ def forward(
         raise RuntimeError(
             f"epilogue: {why}; fusedops.epilogue(function, unfused=True) runs it by torch's ops"
         )
-    aligned = [_aligned(v) if isinstance(v, Tensor) else v for v in values]
-    y, sums = compiled.run(_aligned(x), _aligned(weight), aligned, keep)
+    y, sums = compiled.run(_aligned(x), _aligned(weight), _ready(values), keep)
     return y, x.new_empty(0) if sums is None else sums
 
 
-@forward.register_fake
-def _(
+def _forward_fake(
     x: Tensor,
     weight: Tensor,
     operands: list[Tensor],
@@ -141,8 +153,7 @@ def _(
 # ---- backward ----
 
 
-@torch.library.custom_op("fusedops_epilogue::backward", mutates_args=())
-def backward(
+def _backward(
     dy: Tensor,
     acc: Tensor,
     operands: list[Tensor],
@@ -156,9 +167,8 @@ def backward(
     like = {ACCUMULATOR: acc}
     like |= {n: v for (n, _, _), v in zip(compiled.operands, values, strict=True)}
     kinds = {ACCUMULATOR: FULL, **{name: kind for name, kind, _ in compiled.operands}}
-    if acc.is_cuda and not unfused and acc.numel() > 0:
-        aligned = [_aligned(v) if isinstance(v, Tensor) else v for v in values]
-        found = compiled.run_backward(_aligned(dy), acc, aligned, wanted)
+    if not unfused and _on_gpu(acc) and acc.numel() > 0:
+        found = compiled.run_backward(_aligned(dy), acc, _ready(values), wanted)
     else:
         wide = _named(compiled, acc.to(_wide(acc.dtype)), values)
         wide[BEHIND] = dy.to(_wide(acc.dtype))
@@ -176,8 +186,7 @@ def _reduced(gradient: Tensor, kind: str) -> Tensor:
     return gradient.sum(1, keepdim=True) if kind == ROW else gradient.clone()
 
 
-@backward.register_fake
-def _(
+def _backward_fake(
     dy: Tensor,
     acc: Tensor,
     operands: list[Tensor],
@@ -190,3 +199,26 @@ def _(
     like = {ACCUMULATOR: acc}
     like |= {n: v for (n, _, _), v in zip(compiled.operands, values, strict=True)}
     return [like[name].new_empty(like[name].shape) for name in names.split(",")]
+
+
+# ---- registration ----
+
+# NOTE: not torch.library.custom_op, whose Python around every call takes as long as all of ours.
+for _schema, _function, _fake in (
+    (
+        "forward(Tensor x, Tensor weight, Tensor[] operands, float[] numbers, str program, "
+        "bool keep) -> (Tensor, Tensor)",
+        _forward,
+        _forward_fake,
+    ),
+    (
+        "backward(Tensor dy, Tensor acc, Tensor[] operands, float[] numbers, str program, "
+        "str names) -> Tensor[]",
+        _backward,
+        _backward_fake,
+    ),
+):
+    _name = _schema.split("(")[0]
+    _library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
+    _library.impl(_name, _function, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"fusedops_epilogue::{_name}", _fake, lib=_library)

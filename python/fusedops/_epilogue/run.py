@@ -1,20 +1,21 @@
-"""Running programs: on a GPU what was compiled for them, elsewhere torch's ops in float32."""
+"""Running programs on a GPU: what was compiled for them, loaded and launched."""
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
+import struct
+from ctypes import addressof, c_uint64
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .graph import ACCUMULATOR
-from .launch import Kernel, _sms, choose, launch_main_loop
+from .launch import Kernel, MainLoop, choose, multiprocessors
 from .toolchain import cached, compile_text, link, main_loop
 from .visitor import (
     COLUMN,
     COLUMNS_PER_BLOCK,
     FULL,
-    NUMBER,
     ROW,
     ROWS_PER_BLOCK,
     backward_source,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 ARCH = "sm_90a"
 ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+MOST_LOOPS = 256  # products that a program keeps parameters of
 Operands = tuple[tuple[str, str, int], ...]  # name, kind, bytes of an element
 
 
@@ -60,6 +62,7 @@ class Program:
         self.operands = operands
         self._kinds = {name: (kind, size) for name, kind, size in operands}
         self._forward: dict[tuple[torch.dtype, int], Kernel] = {}
+        self._loops: dict[Any, MainLoop] = {}
         self._backward: dict[tuple[torch.dtype, tuple[str, ...]], Kernel] = {}
 
     def forward_source(self, dtype: torch.dtype) -> str:
@@ -72,38 +75,44 @@ class Program:
         return backward_source(chosen, self._kinds, ELEMENTS[dtype])
 
     def run(
-        self, x: Tensor, weight: Tensor, values: Sequence[Any], keep: bool
+        self, x: Tensor, weight: Tensor, values: Sequence[Tensor | float], keep: bool
     ) -> tuple[Tensor, Tensor | None]:
         """y and, with keep, the product; x (M, K), weight (N, K), on a Hopper GPU."""
-        m, n = x.shape[0], weight.shape[0]
-        y = x.new_empty(m, n)
-        sums = x.new_empty(m, n) if keep else None
-        if y.numel() == 0:
+        (m, k), n = x.shape, weight.shape[0]
+        y = x.new_empty((m, n))
+        sums = x.new_empty((m, n)) if keep else None
+        if m == 0 or n == 0:
             return y, sums
-        config = choose(m, n, _sms(x.get_device()))
-        key = (x.dtype, config.number)
-        kernel = self._forward.get(key)
-        if kernel is None:
-            cubin = forward_cubin(self.forward_source(x.dtype), ELEMENTS[x.dtype], config.number)
-            kernel = Kernel(cubin, "fusedops_visitor", config.shared_bytes)
-            self._forward[key] = kernel
-        full, vectors, numbers = [], [], []
-        for (_, kind, _), value in zip(self.operands, values, strict=True):
-            if kind == NUMBER:
-                numbers.append(float(value))
-            elif kind == FULL:
-                full.append(value)
-            else:
-                vectors.append((value, kind == ROW))
-        with torch.cuda.device(x.device):
-            launch_main_loop(kernel, config, x, weight, y, sums, full, vectors, numbers)
+        maps = (x, weight, y) if sums is None else (x, weight, y, sums)
+        device = x.get_device()
+        with on_device(device):
+            key = (x.dtype, device, m, n, k, keep)
+            loop = self._loops.get(key) or self._make_loop(key, maps, multiprocessors(device))
+            addresses = [v if isinstance(v, float) else v.data_ptr() for v in values]
+            loop.launch(device, stream_of(device), maps, addresses)
         return y, sums
+
+    def _make_loop(self, key: Any, maps: Sequence[Tensor], sms: int) -> MainLoop:
+        dtype, (_, _, m, n, _, _) = maps[0].dtype, key
+        config = choose(m, n, sms)
+        kernel = self._forward.get((dtype, config.number))
+        if kernel is None:
+            cubin = forward_cubin(self.forward_source(dtype), ELEMENTS[dtype], config.number)
+            kernel = Kernel(cubin, "fusedops_visitor", config.shared_bytes)
+            self._forward[dtype, config.number] = kernel
+        if len(self._loops) >= MOST_LOOPS:
+            self._loops.clear()
+        loop = MainLoop(
+            kernel, config, sms, maps, [(kind, size) for _, kind, size in self.operands]
+        )
+        self._loops[key] = loop
+        return loop
 
     def run_backward(
         self,
         dy: Tensor,
         acc: Tensor,
-        values: Sequence[Any],
+        values: Sequence[Tensor | float],
         names: Sequence[str],
     ) -> list[Tensor]:
         """The gradients of `names` (acc or operands), of the operands' shapes; on a GPU."""
@@ -113,26 +122,41 @@ class Program:
         if kernel is None:
             cubin = backward_cubin(self.backward_source(acc.dtype, names))
             kernel = self._backward[key] = Kernel(cubin, "fusedops_backward")
-        grid = (-(-n // COLUMNS_PER_BLOCK), -(-m // ROWS_PER_BLOCK))
+        across, down = -(-n // COLUMNS_PER_BLOCK), -(-m // ROWS_PER_BLOCK)
         kinds = {ACCUMULATOR: FULL, **{name: kind for name, (kind, _) in self._kinds.items()}}
-        arguments: list[Any] = [ctypes.c_int64(m), ctypes.c_int64(n)]
-        arguments += [ctypes.c_void_p(t.data_ptr()) for t in (dy, acc)]
-        for (_, kind, _), value in zip(self.operands, values, strict=True):
-            arguments.append(
-                ctypes.c_float(float(value))
-                if kind == NUMBER
-                else ctypes.c_void_p(value.data_ptr())
-            )
-        shapes = {FULL: (m, n), COLUMN: (grid[1], n), ROW: (m, grid[0])}
+        shapes = {FULL: (m, n), COLUMN: (down, n), ROW: (m, across)}
         parts = []
         for name in names:
-            like = acc if kinds[name] == FULL else acc.new_empty(0, dtype=torch.float32)
-            parts.append(like.new_empty(shapes[kinds[name]]))
-        arguments += [ctypes.c_void_p(t.data_ptr()) for t in parts]
-        with torch.cuda.device(acc.device):
-            kernel.launch(acc.get_device(), grid, (32, 8), arguments)
+            dtype = acc.dtype if kinds[name] == FULL else torch.float32
+            parts.append(acc.new_empty(shapes[kinds[name]], dtype=dtype))
+        # NOTE: a parameter of 4 bytes is in the lower half of its word.
+        words = [m, n] + [
+            _word(value) if isinstance(value, float) else value.data_ptr()
+            for value in (dy, acc, *values, *parts)
+        ]
+        memory = (c_uint64 * len(words))(*words)
+        begin, device = addressof(memory), acc.get_device()
+        arguments = range(begin, begin + 8 * len(words), 8)
+        with on_device(device):
+            kernel.launch(device, stream_of(device), (across * down, 1), (32, 8), arguments)
         sums = {COLUMN: lambda t: t.sum(0), ROW: lambda t: t.sum(1, keepdim=True)}
         return [
             part if kinds[name] == FULL else sums[kinds[name]](part)
             for name, part in zip(names, parts, strict=True)
         ]
+
+
+def _word(number: float) -> int:
+    return int.from_bytes(struct.pack("=f", number), "little")
+
+
+def stream_of(device: int) -> int:
+    """The handle of the current one."""
+    return int(torch.cuda.current_stream(device).cuda_stream)
+
+
+def on_device(device: int) -> contextlib.AbstractContextManager[Any]:
+    """The device is the current one in here."""
+    if torch.cuda.current_device() == device:
+        return contextlib.nullcontext()
+    return torch.cuda.device(device)

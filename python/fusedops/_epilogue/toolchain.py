@@ -143,14 +143,22 @@ def cached(text: str, suffix: str, make: Callable[[], bytes]) -> bytes:
     path = folder / f"{digest[2:34]}{suffix}"
     if (kept := _read(path)) is not None:
         return kept
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with folder_for_one(folder):
-            if (kept := _read(path)) is not None:
-                return kept
-            made = make()
+    with contextlib.ExitStack() as held:
+        with _writing_to(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            held.enter_context(folder_for_one(folder))
+        if (kept := _read(path)) is not None:
+            return kept
+        made = make()
+        with _writing_to(folder):
             _publish(path, made)
-            return made
+        return made
+
+
+@contextlib.contextmanager
+def _writing_to(folder: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise BuildError(
             f"fusedops.epilogue: cannot write to {folder} ({error}); set FUSEDOPS_CACHE_DIR to a "
@@ -161,7 +169,7 @@ def cached(text: str, suffix: str, make: Callable[[], bytes]) -> bytes:
 def _read(path: Path) -> bytes | None:
     """The content of a whole file: its own digest stands in front of it."""
     try:
-        data = path.read_bytes()
+        data = path.read_bytes() if path.is_file() else b""
     except OSError:
         return None
     return data[32:] if hashlib.sha256(data[32:]).digest() == data[:32] else None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 
-from .graph import ACCUMULATOR, MOST_NODES, Builder, Node, inputs_of, order
+from .graph import ACCUMULATOR, BEHIND, MOST_NODES, Builder, Node, inputs_of, order
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -208,10 +208,14 @@ def trace(function: Callable[..., Any]) -> tuple[Builder, Node, tuple[str, ...]]
     if not names or kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
         raise ValueError(f"epilogue: the function must take (acc, operands...); it takes {names}")
     first, operands = names[0], tuple(names[1:])
+    for name in operands:
+        if name in (ACCUMULATOR, BEHIND) or not name.isascii():
+            raise ValueError(
+                f"epilogue: an operand's name must be of ASCII letters, and neither {ACCUMULATOR} "
+                f"nor {BEHIND}; got {name}"
+            )
     leaves = {name: Traced(builder, builder.input(name)) for name in operands}
     result = function(Traced(builder, builder.input(ACCUMULATOR)), **leaves)
-    if ACCUMULATOR in operands:
-        raise ValueError(f"epilogue: no operand may be called {ACCUMULATOR}")
     if not isinstance(result, Traced) or result.node.op in ("lt", "le", "eq"):
         raise TypeError(
             f"epilogue: the function must return one tensor; got {type(result).__name__}"

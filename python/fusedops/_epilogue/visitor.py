@@ -6,12 +6,12 @@ they are finer than the rounding of 16-bit results.
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..jit.kit import include_dir
-from .derive import BEHIND
-from .graph import ACCUMULATOR, Node, order
+from .graph import ACCUMULATOR, BEHIND, Node, order
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -146,6 +146,7 @@ def _only_factors(nodes: Sequence[Node], outputs: Sequence[Node]) -> set[int]:
 
 
 def _number(value: float) -> str:
+    value = ctypes.c_float(value).value
     if value != value:
         return "__int_as_float(0x7fc00000)"
     if value in (float("inf"), float("-inf")):
@@ -178,6 +179,7 @@ def forward_source(output: Node, operands: Mapping[str, tuple[str, int]], elemen
     """fusedops_visit. operands: of each name its kind and the bytes of an element, in order."""
     lines, (result,) = statements([output], coarse=element == "bf16")
     before: list[str] = []
+    exchanges: list[str] = []  # behind all loads
     pairs: list[str] = []
     values: list[str] = []
     names: list[str] = []
@@ -185,8 +187,9 @@ def forward_source(output: Node, operands: Mapping[str, tuple[str, int]], elemen
     for name, (kind, size) in operands.items():
         names.append(f"float in_{name}")
         if kind == FULL:
-            before.append(_full_words(full))
-            values.append(f"e ? high(f{full}[j][i]) : low(f{full}[j][i])")
+            before.append(f"FullWords f{full}; f{full}.read(a->full[{full}], *place, *a);")
+            exchanges.append(f"f{full}.exchange();")
+            values.append(f"f{full}.at(i, j, e)")
             full += 1
         elif kind == NUMBER:
             values.append(f"a->scalars[{numbers}]")
@@ -206,7 +209,7 @@ def forward_source(output: Node, operands: Mapping[str, tuple[str, int]], elemen
     body = "\n  ".join(lines)
     return f"""{_abi()}
 using namespace fusedops;
-{_ELEMENT[element]}{_MATH}
+{_ELEMENT[element]}{_MATH}{_FULL_WORDS if full else ""}
 __device__ __forceinline__ float value_at({", ".join(names)}) {{
   {body}
   return {result};
@@ -214,7 +217,7 @@ __device__ __forceinline__ float value_at({", ".join(names)}) {{
 
 extern "C" __device__ void fusedops_visit(float* v, const VisitorPlace* place,
                                           const VisitorArguments* a) {{
-{_block(before)}
+{_block([*before, *exchanges])}
 #pragma unroll
   for (int j = 0; j < 8; ++j) {{
 {_block(pairs)}
@@ -236,15 +239,47 @@ def _block(declarations: Sequence[str]) -> str:
     return "\n".join(text.replace("for (", '\n_Pragma("unroll") for (') for text in declarations)
 
 
-def _full_words(number: int) -> str:
-    """The pairs of an (M, N) operand, all on their way at a time."""
-    return (
-        f"unsigned f{number}[8][2]; for (int j = 0; j < 8; ++j) for (int i = 0; i < 2; ++i) {{ "
-        f"const int row = place->row + 8 * i, column = place->column + 8 * j; "
-        f"const auto* from = static_cast<const unsigned short*>(a->full[{number}].data) + "
-        f"row * a->full[{number}].row_stride + column; f{number}[j][i] = row < a->rows && "
-        f"column < a->columns ? __ldg(reinterpret_cast<const unsigned*>(from)) : 0u; }}"
-    )
+_FULL_WORDS = """
+// Word k of lane q of four becomes word q of lane k.
+__device__ __forceinline__ void transpose(uint4& w) {
+  const bool odd = threadIdx.x & 1, upper = threadIdx.x & 2;
+  unsigned a = __shfl_xor_sync(0xffffffffu, odd ? w.x : w.y, 1);
+  unsigned b = __shfl_xor_sync(0xffffffffu, odd ? w.z : w.w, 1);
+  w = odd ? make_uint4(a, w.y, b, w.w) : make_uint4(w.x, a, w.z, b);
+  a = __shfl_xor_sync(0xffffffffu, upper ? w.x : w.z, 2);
+  b = __shfl_xor_sync(0xffffffffu, upper ? w.y : w.w, 2);
+  w = upper ? make_uint4(a, b, w.z, w.w) : make_uint4(w.x, w.y, a, b);
+}
+// An (M, N) operand in 64 rows by 64 columns: words[i][h] are the pairs of row `row` + 8 i and
+// columns `column` + 32 h + 0, 8, 16, 24. Each of the four lanes of a row reads eight columns at a
+// time, which exist all or not at all, as N is a multiple of 8.
+struct FullWords {
+  uint4 words[2][2];
+  __device__ __forceinline__ void read(const VisitorFull& from, const VisitorPlace& place,
+                                       const VisitorArguments& a) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int row = place.row + 8 * i, column = place.column + threadIdx.x % 4 * 6 + 32 * h;
+        const auto* at = static_cast<const unsigned short*>(from.data) + row * from.row_stride;
+        words[i][h] = row < a.rows && column < a.columns
+                          ? __ldg(reinterpret_cast<const uint4*>(at + column))
+                          : make_uint4(0, 0, 0, 0);
+      }
+    }
+  }
+  __device__ __forceinline__ void exchange() {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) transpose(words[i / 2][i % 2]);
+  }
+  __device__ __forceinline__ float at(int i, int j, int e) const {
+    const uint4& w = words[i][j / 4];
+    const unsigned word = j % 4 == 0 ? w.x : j % 4 == 1 ? w.y : j % 4 == 2 ? w.z : w.w;
+    return e ? high(word) : low(word);
+  }
+};
+"""
 
 
 def kernel_text(results: Mapping[str, Node]) -> str:
@@ -303,13 +338,15 @@ class _Backward:
         elif kind == COLUMN:
             self.before.append(f"float s_{name}[8] = {{}};")
             self.steps.append(f"s_{name}[e] += {result};")
-            self.finish.append(f"column_sums(s_{name}, d_{name}, columns, column, inside);")
+            self.finish.append(
+                f"column_sums(s_{name}, d_{name} + block_row * columns, column, inside);"
+            )
         else:
             self.sums.append(f"float r_{name} = 0.0f;")
             self.steps.append(f"r_{name} += {result};")
             self.stores.append(
                 f"}} r_{name} = warp_sum(r_{name}); if (threadIdx.x == 0) "
-                f"d_{name}[row * gridDim.x + blockIdx.x] = r_{name}; if (inside) {{"
+                f"d_{name}[row * blocks_across + block_column] = r_{name}; if (inside) {{"
             )
 
 
@@ -340,12 +377,14 @@ def backward_source(
     return f"""{_ELEMENT[element]}{_MATH}{_BACKWARD_PARTS}
 extern "C" __global__ void __launch_bounds__(256) fusedops_backward(
     {", ".join(parts.parameters)}) {{
-  const long long column = blockIdx.x * {COLUMNS_PER_BLOCK}ll + threadIdx.x * 8;
+  const unsigned blocks_across = (columns + {COLUMNS_PER_BLOCK - 1}) / {COLUMNS_PER_BLOCK};
+  const unsigned block_row = blockIdx.x / blocks_across, block_column = blockIdx.x % blocks_across;
+  const long long column = block_column * {COLUMNS_PER_BLOCK}ll + threadIdx.x * 8;
   const bool inside = column < columns;
 {_block(parts.before)}
 #pragma unroll 2
   for (int r = threadIdx.y; r < {ROWS_PER_BLOCK}; r += 8) {{
-    const long long row = blockIdx.y * {ROWS_PER_BLOCK}ll + r;
+    const long long row = block_row * {ROWS_PER_BLOCK}ll + r;
     if (row >= rows) break;
     const long long at = (row * columns + column) / 8;
     {gap.join([*parts.sums, *parts.row_loads])}
@@ -379,8 +418,8 @@ __device__ __forceinline__ float warp_sum(float x) {
   return x;
 }
 // The sums of a block's eight warps, in order.
-__device__ __forceinline__ void column_sums(const float (&sums)[8], float* to, long long columns,
-                                            long long column, bool inside) {
+__device__ __forceinline__ void column_sums(const float (&sums)[8], float* to, long long column,
+                                            bool inside) {
   __shared__ float parts[8][32][9];
   __syncthreads();
 #pragma unroll
@@ -389,6 +428,6 @@ __device__ __forceinline__ void column_sums(const float (&sums)[8], float* to, l
   if (!inside) return;
   float sum = 0.0f;  // of column e = threadIdx.y
   for (int warp = 0; warp < 8; ++warp) sum += parts[warp][threadIdx.x][threadIdx.y];
-  to[blockIdx.y * columns + column + threadIdx.y] = sum;
+  to[column + threadIdx.y] = sum;
 }
 """
