@@ -158,6 +158,23 @@ def test_the_skinny_suite_holds_its_grid() -> None:
     assert suite.default_peers("fwd") == ("eager", "cublaslt")
 
 
+def test_the_epilogue_suite_times_one_function() -> None:
+    """Ours and eager agree in results and gradients; the built-in one is another function."""
+    suite, device = load_suite("epilogue"), torch.device("cpu")
+    cases = suite.cases(Selection("step", shapes=((64, 32, 16),)))
+    assert len(cases) == 5
+    for case in cases:
+        inputs = suite.make_inputs(case, torch.float32, "step", device)
+        ours, eager = (
+            f(*inputs)
+            for f in (suite.ours(case, "step"), suite.peer("eager", case, "step", device))
+        )
+        assert len(ours) == len(inputs)
+        torch.testing.assert_close(ours, eager)
+        y, *gradients = suite.peer("builtin", case, "step", device)(*inputs)
+        assert [t.shape for t in (y, *gradients)] == [(64, 32), (64, 16), (32, 16), (32,)]
+
+
 def test_the_wgrad_suite_checks_each_target() -> None:
     assert bench("wgrad", "--shapes", "24x16x8", "--dtype", "bf16", "--out", "a.csv") == 0
     found = {(r["case"].split("/")[1], r["peer"]) for r in results.read_rows(Path("a.csv"))}

@@ -17,7 +17,6 @@ from fusedops.__main__ import main
 from fusedops._cli import new
 
 ROOT = Path(__file__).resolve().parents[2]
-TEMPLATES = ROOT / "python/fusedops/_cli/templates/op"
 
 
 def run(*command: object, cwd: Path, **variables: str) -> str:
@@ -106,20 +105,41 @@ def test_a_wheel(tmp_path: Path, device: str) -> None:
     assert str(installed) in said
 
 
-def test_what_it_writes_is_formatted(tmp_path: Path) -> None:
-    files = new.write("my_op", tmp_path)
+def test_an_epilogue(tmp_path: Path) -> None:
+    """Of one's own, too: nothing is compiled, and its tests pass."""
+    said = run(sys.executable, "-m", "fusedops", "new", "--epilogue", "lift", cwd=tmp_path)
+    assert "cd lift\n  python -m pytest" in said
+    said = run(sys.executable, "-m", "pytest", "-q", "-k", "cpu", cwd=tmp_path / "lift")
+    assert re.search(r"\d\d passed", said), said
+    said = run(sys.executable, "bench.py", "8", "8", "8", cwd=tmp_path / "lift")
+    assert "lift" in said
+
+
+@pytest.mark.gpu
+def test_an_epilogue_on_a_gpu(tmp_path: Path) -> None:
+    new.write("lift", tmp_path, "epilogue")
+    said = run(sys.executable, "-m", "pytest", "-q", "-rs", cwd=tmp_path)
+    assert "passed" in said
+    if torch.cuda.get_device_capability()[0] == 9:
+        assert "skipped" not in said, said
+
+
+@pytest.mark.parametrize("kind", ["op", "epilogue"])
+def test_what_it_writes_is_formatted(tmp_path: Path, kind: str) -> None:
+    files = new.write("my_op", tmp_path, kind)
     code = [str(file) for file in files if file.suffix in (".cpp", ".h", ".cu", ".cuh")]
-    run(
-        tool("clang-format"), f"--style=file:{ROOT}/.clang-format", "-n", "-Werror", *code, cwd=ROOT
-    )
+    style = f"--style=file:{ROOT}/.clang-format"
+    if kind == "op":
+        run(tool("clang-format"), style, "-n", "-Werror", *code, cwd=ROOT)
     for command in (("check",), ("format", "--check")):
         options = ("--no-cache", "--config", ROOT / "pyproject.toml", tmp_path)
         run(tool("ruff"), *command, *options, cwd=ROOT)
 
 
-def test_its_words_are_the_ops_own(tmp_path: Path) -> None:
-    files = new.write("gate_it", tmp_path)
-    assert len(files) == len(list(TEMPLATES.rglob("*.in"))) > 10
+@pytest.mark.parametrize(("kind", "least"), [("op", 10), ("epilogue", 6)])
+def test_its_words_are_the_ops_own(tmp_path: Path, kind: str, least: int) -> None:
+    files = new.write("gate_it", tmp_path, kind)
+    assert len(files) == len({*files}) > least
     for file in files:
         assert "my_op" not in file.read_text() + file.as_posix(), file
     rows = (tmp_path / "README.md").read_text()

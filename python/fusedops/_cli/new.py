@@ -1,4 +1,4 @@
-"""`fusedops new`: an op of one's own, as a project that builds and whose tests pass."""
+"""`fusedops new`: an op or an epilogue of one's own, as a project whose tests pass."""
 
 from __future__ import annotations
 
@@ -21,10 +21,12 @@ def main(argv: Sequence[str], prog: str) -> int:
         description=(
             "Write a project with an op of your own: kernel, CPU twin, schema, fake, gradient, "
             "reference, tests, bench, and a build as a wheel. It computes silu(alpha * x) * y, and "
-            "its tests pass: replace the formula."
+            "its tests pass: replace the formula. With --epilogue, a project in Python alone with "
+            "an epilogue of a product, of which fusedops derives the gradient."
         ),
     )
     parser.add_argument("name", help="of the op, the package and the namespace, e.g. my_op")
+    parser.add_argument("--epilogue", action="store_true", help="an epilogue instead of an op")
     parser.add_argument("--folder", type=Path, help="to write into; default: ./NAME")
     options = parser.parse_args(argv)
     if problem := name_problem(options.name):
@@ -33,7 +35,7 @@ def main(argv: Sequence[str], prog: str) -> int:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise SystemExit(f"new: {folder} exists and is not an empty folder; nothing was written")
     try:
-        files = write(options.name, folder)
+        files = write(options.name, folder, "epilogue" if options.epilogue else "op")
     except OSError as error:
         raise SystemExit(f"new: cannot write {folder}: {error.strerror}") from None
     print(f"wrote {len(files)} files into {folder}. Try it:")
@@ -52,20 +54,22 @@ def name_problem(name: str) -> str | None:
     return None
 
 
-def write(name: str, folder: Path) -> list[Path]:
+def write(name: str, folder: Path, kind: str = "op") -> list[Path]:
     """Fills in the templates.
 
     Args:
         name: Of the op, as `name_problem` allows.
         folder: Made where it is missing.
+        kind: "op" or "epilogue".
 
     Returns:
         The files.
     """
-    root = TEMPLATES / "op"
+    roots = (TEMPLATES / kind, TEMPLATES / "both")
     files = []
-    for template in sorted(root.rglob("*.in")):
-        words = template.relative_to(root).as_posix().removesuffix(".in")
+    pairs = sorted((root, file) for root in roots for file in root.rglob("*.in"))
+    for home, template in pairs:
+        words = template.relative_to(home).as_posix().removesuffix(".in")
         words = words.replace("gitignore", ".gitignore").replace("my_op", name)
         file = folder / words
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -71,11 +71,11 @@ def _refuse(x: Tensor, weight: Tensor) -> str:
 
 @functools.cache
 def _is_hopper(device: int) -> bool:
-    return torch.cuda.get_device_capability(device)[0] == 9
+    return bool(torch.cuda.get_device_capability(device)[0] == 9)
 
 
 def _on_gpu(tensor: Tensor) -> bool:
-    return tensor.is_cuda
+    return bool(tensor.is_cuda)
 
 
 def _aligned(tensor: Tensor) -> Tensor:

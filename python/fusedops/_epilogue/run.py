@@ -157,6 +157,7 @@ def stream_of(device: int) -> int:
 
 def on_device(device: int) -> contextlib.AbstractContextManager[Any]:
     """The device is the current one in here."""
-    if torch.cuda.current_device() == device:
-        return contextlib.nullcontext()
-    return torch.cuda.device(device)
+    here: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+    if torch.cuda.current_device() != device:
+        here = torch.cuda.device(device)
+    return here

@@ -25,6 +25,7 @@ SUITES = (
     "mlp",
     "skinny",
     "wgrad",
+    "epilogue",
     "fp8",
     "fp32",
     "points",
@@ -42,7 +43,7 @@ SUITES = (
     "models",
     "wild",
 )
-APART = ("pointnet", "conv", "models", "wild")  # they take long: not of `bench all`
+APART = ("epilogue", "pointnet", "conv", "models", "wild")  # they take long: not of `bench all`
 ALL = tuple(name for name in SUITES if name not in APART)
 
 DTYPES = {
