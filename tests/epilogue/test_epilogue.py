@@ -36,7 +36,7 @@ def extrema(acc, res):
 
 
 def waves(acc, bias):
-    return torch.sin(acc) * torch.cos(bias) + torch.erf(acc - bias) + F.leaky_relu(acc, 0.1)
+    return torch.sin(acc) * abs(torch.cos(bias)) + torch.erf(acc - bias) + F.leaky_relu(acc, 0.1)
 
 
 EXPRESSIONS = {
@@ -265,6 +265,12 @@ def test_opcheck() -> None:
         (lambda acc: acc.sum(), TypeError, "sum is not supported"),
         (lambda acc: acc if acc > 0 else -acc, TypeError, "a branch depends on values"),
         (lambda acc: acc + torch.ones(3), TypeError, "met a tensor from outside; pass it as"),
+        (lambda acc: acc[0], TypeError, "__getitem__ is not supported; supported: "),
+        (lambda acc: acc // 2, TypeError, "__floordiv__ is not supported"),
+        (lambda acc: float(acc), TypeError, "__float__ is not supported"),
+        (lambda acc: acc.add_(1), TypeError, "add_ is not supported"),
+        (3, TypeError, "function must be a Python function .* got 3"),
+        (torch.relu, TypeError, "function must be a Python function"),
         (lambda acc: acc + "x", TypeError, "takes operands and numbers; got str"),
         (lambda acc: acc > 0, TypeError, "must return one tensor"),
         (lambda acc: (acc, acc), TypeError, "must return one tensor; got tuple"),

@@ -162,7 +162,8 @@ def _prepared(
         )
     fits = value.dtype == x.dtype or (kind != FULL and value.dtype is torch.float32)
     if not fits or value.device != x.device:
-        narrow = x.dtype if kind == FULL else (x.dtype, torch.float32)
+        takes = dict.fromkeys((x.dtype,) if kind == FULL else (x.dtype, torch.float32))
+        narrow = " or ".join(map(str, takes))
         raise RuntimeError(
             f"{op}: the epilogue's {name} must be {narrow} on {x.device}; got {value.dtype} on "
             f"{value.device}"

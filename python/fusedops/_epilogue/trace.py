@@ -176,7 +176,21 @@ def _operator(rule: Any) -> Any:
     return lambda self, *others: _call(self.builder, "an operator", rule, (self, *others), {})
 
 
+def _refused(name: str) -> Any:
+    def refuse(self: Traced, *others: Any) -> Any:
+        raise TypeError(f"epilogue: {name} is not supported; {_SUPPORTED}")
+
+    return refuse
+
+
+for _name in (
+    *("__getitem__", "__iter__", "__len__", "__float__", "__int__", "__index__", "__invert__"),
+    *("__floordiv__", "__rfloordiv__", "__mod__", "__rmod__", "__matmul__", "__rmatmul__"),
+    *("__and__", "__rand__", "__or__", "__ror__", "__xor__", "__rxor__", "__rpow__"),
+):
+    setattr(Traced, _name, _refused(_name))
 for _names, _rule in (
+    (("__abs__",), _abs),
     (("__add__", "__radd__"), _RULES["add"]),
     (("__mul__", "__rmul__"), _RULES["mul"]),
     (("__sub__",), _sub),
@@ -203,8 +217,13 @@ def trace(function: Callable[..., Any]) -> tuple[Builder, Node, tuple[str, ...]]
         ValueError: Its arguments are no accumulator and operands, or it is too large.
     """
     builder = Builder()
-    names = list(inspect.signature(function).parameters)
-    kinds = {p.kind for p in inspect.signature(function).parameters.values()}
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"epilogue: function must be a Python function of (acc, operands...); got {function!r}"
+        ) from None
+    names, kinds = list(parameters), {p.kind for p in parameters.values()}
     if not names or kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
         raise ValueError(f"epilogue: the function must take (acc, operands...); it takes {names}")
     first, operands = names[0], tuple(names[1:])
