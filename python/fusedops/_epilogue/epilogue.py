@@ -61,9 +61,7 @@ class Epilogue:
         Raises:
             TypeError: An operand is missing, unknown, or neither tensor nor number.
         """
-        missing = [name for name in self.operands if name not in operands]
-        unknown = [name for name in operands if name not in self.operands]
-        if missing or unknown:
+        if len(operands) != len(self.operands) or any(n not in operands for n in self.operands):
             raise TypeError(
                 f"epilogue: operands must be {', '.join(self.operands) or 'none'}; got "
                 f"{', '.join(operands) or 'none'}"
@@ -93,7 +91,7 @@ class BoundEpilogue:
     def of_product(self, op: str, x: Tensor, weight: Tensor, cast: bool = False) -> Tensor:
         """The epilogue of x (..., K) @ weight (N, K).T, with gradients; cast: operands to x's."""
         _check_product(op, x, weight)
-        shape = torch.Size((*x.shape[:-1], weight.shape[0]))
+        shape = (*x.shape[:-1], weight.shape[0])
         flat = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
         rows = flat.shape[0]
         signature, tensors, numbers = [], [], []
@@ -106,7 +104,8 @@ class BoundEpilogue:
             kind, prepared = _prepared(op, name, given, x, shape, rows)
             signature.append((name, kind, prepared.element_size()))
             tensors.append(prepared)
-        _check_count(op, [kind for _, kind, _ in signature])
+        if len(signature) > min(_MOST.values()):
+            _check_count(op, [kind for _, kind, _ in signature])
         program = self.epilogue.program(tuple(signature))
         if torch.is_grad_enabled() and any(t.requires_grad for t in (flat, weight, *tensors)):
             kinds = ",".join(name for name, kind, _ in signature if kind != NUMBER)
@@ -143,7 +142,7 @@ def _check_count(op: str, kinds: list[str]) -> None:
 
 
 def _prepared(
-    op: str, name: str, value: Tensor, x: Tensor, shape: torch.Size, rows: int
+    op: str, name: str, value: Tensor, x: Tensor, shape: tuple[int, ...], rows: int
 ) -> tuple[str, Tensor]:
     """The kind of an operand, and the operand as (M, N), (N,) or (M, 1)."""
     columns = shape[-1]

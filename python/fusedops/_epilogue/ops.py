@@ -80,8 +80,9 @@ def _on_gpu(tensor: Tensor) -> bool:
 
 def _aligned(tensor: Tensor) -> Tensor:
     """Contiguous, at a multiple of 16 bytes."""
-    tensor = tensor.contiguous()
-    return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()
+    if tensor.is_contiguous() and tensor.data_ptr() % 16 == 0:
+        return tensor
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def _ready(values: Sequence[Tensor | float]) -> list[Tensor | float]:
