@@ -5,6 +5,7 @@
 
 #include <cooperative_groups.h>
 
+#include "csrc/common/device/async_copy.cuh"
 #include "csrc/cuda/batch_norm/batch_norm_pass.cuh"
 
 namespace fusedops {
@@ -25,18 +26,6 @@ __device__ __forceinline__ WalkPlace resident_place(const WalkGrid& grid, int64_
   at.row_end = min(at.row_begin + grid.rows_per_block, rows);
   at.active = at.ty < grid.threads_y && at.col < channels;
   return at;
-}
-
-__device__ __forceinline__ void copy_row(uint4* to, const void* from) {
-  const auto address = static_cast<unsigned>(__cvta_generic_to_shared(to));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
-}
-__device__ __forceinline__ void end_copies() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
-template <int kPending>
-__device__ __forceinline__ void wait_for_copies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
 // The rows of a thread: the first `slots` stay in shared memory, where no other thread reads them.
@@ -77,9 +66,9 @@ struct ResidentRows {
       const int k = k0 + u;
       if (k >= count || !stays(k)) break;
 #pragma unroll
-      for (int i = 0; i < kInputs; ++i) copy_row(slot(i, k), in[i] + element(k));
+      for (int i = 0; i < kInputs; ++i) copy_async(shared_address(slot(i, k)), in[i] + element(k));
     }
-    end_copies();
+    commit_copies();
   }
 
   template <class Value>

@@ -7,6 +7,7 @@
 // that copies are on the way while others are scaled and written.
 #pragma once
 
+#include "csrc/common/device/async_copy.cuh"
 #include "csrc/common/device/value_and_slope.cuh"
 #include "csrc/cuda/fp8/fp8_hidden.h"
 #include "csrc/cuda/fp8/fp8_quantize.cuh"
@@ -18,16 +19,6 @@ inline constexpr int kTileBytes = kTile * kTile;  // of an FP8 tile
 template <bool kGated>
 inline constexpr int kHiddenSharedBytes =
     (kGated ? 3 : 2) * kSlotBytes + kTileBytes + 2 * kTile * int(sizeof(float));
-
-// bytes of 16 from memory, then zeros.
-__device__ __forceinline__ void copy_unit(void* to, const void* from, int bytes) {
-  const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(to));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(bytes)
-               : "memory");
-}
-__device__ __forceinline__ void wait_for_units() {
-  asm volatile("cp.async.wait_all;" ::: "memory");
-}
 
 __device__ __forceinline__ TilePlace place_of(int64_t tile, int64_t tiles_k) {
   TilePlace at;
@@ -45,7 +36,8 @@ __device__ __forceinline__ void fetch(Vec<T, kOwn>* slot, const TilePlace& at,
   const T* from = static_cast<const T*>(p.x) + at.row * p.x_stride + at.column;
   if ((at.tile_row + 1) * kTile <= p.m && (at.tile_column + 1) * kTile <= p.k) {
 #pragma unroll
-    for (int r = 0; r < kOwn; ++r, from += p.x_stride) copy_unit(slot + r * kTileThreads, from, 16);
+    for (int r = 0; r < kOwn; ++r, from += p.x_stride)
+      copy_async(shared_address(slot + r * kTileThreads), from, 16);
     return;
   }
   const int64_t left = (p.k - at.column) * int64_t{sizeof(T)};
@@ -53,7 +45,7 @@ __device__ __forceinline__ void fetch(Vec<T, kOwn>* slot, const TilePlace& at,
 #pragma unroll 1
   for (int r = 0; r < kOwn; ++r, from += p.x_stride) {
     const bool inside = bytes > 0 && at.row + r < p.m;
-    copy_unit(slot + r * kTileThreads, inside ? from : p.x, inside ? bytes : 0);
+    copy_async(shared_address(slot + r * kTileThreads), inside ? from : p.x, inside ? bytes : 0);
   }
 }
 
@@ -161,7 +153,7 @@ __global__ void __launch_bounds__(kTileThreads, 2)
 #pragma unroll 1
   for (int slot = 0; slot < kSlots; ++slot) fetch(slots + slot * kSlot, at, of_slot(slot));
   while (tile < tiles) {
-    wait_for_units();
+    wait_for_all_copies();
     float sums[kOwn];
     compute_slots<T, Activation{kActivationCode}, kGated>(slots, sums, at, p);
     tile += gridDim.x;

@@ -244,7 +244,7 @@ __global__ void __launch_bounds__(kTileThreads, 2)
   for (int t = 0; t < count; ++t) fetch(slots + t * kSlot, place(t), p.quantize);
   NormParameters<kRms> next;
   next.template load_all<T>(place(0).column, p);
-  wait_for_units();  // each thread reads what it has copied
+  wait_for_all_copies();  // each thread reads what it has copied
   if (p.residual) {
 #pragma unroll 1
     for (int t = 0; t < count; ++t) add_residual(slots + t * kSlot, place(t), p);

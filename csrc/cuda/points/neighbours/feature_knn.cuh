@@ -76,7 +76,7 @@ struct StagedCandidates {
     for (int i = static_cast<int>(threadIdx.x % 32); i < rows * pieces; i += 32) {
       const int row = i / pieces, piece = i % pieces;
       const S* from = cloud + int64_t{positions[begin + row]} * dim + piece * kValues;
-      copy_async(to + row * pitch() + piece * 16, from, true);
+      copy_async(shared_address(to + row * pitch() + piece * 16), from, 16);
     }
     commit_copies();
   }
@@ -208,7 +208,7 @@ __global__ void __launch_bounds__(kFeatureWarps * 32, Sets > 2 ? 2 : 3)
     if (length > 0) load_points(0, 0, scale);
     for (int64_t start = 0; start < length; start += kFeatureTile) {
       const int stage = layout.stages == 2 ? static_cast<int>(start / kFeatureTile % 2) : 0;
-      wait_copies();
+      wait_for_copies();
       __syncthreads();
       if (layout.stages == 2 && start + kFeatureTile < length) {
         load_points(start + kFeatureTile, 1 - stage, scale);
@@ -223,7 +223,7 @@ __global__ void __launch_bounds__(kFeatureWarps * 32, Sets > 2 ? 2 : 3)
         if (start + kFeatureTile < length) load_points(start + kFeatureTile, 0, scale);
       }
     }
-    wait_copies();
+    wait_for_copies();
     __syncthreads();
   };
 
@@ -321,7 +321,7 @@ __global__ void __launch_bounds__(kFeatureWarps * 32, Sets > 2 ? 2 : 3)
       uint64_t best = query_state(row).best[lane], key = empty;
       int begin = 0;
       do {
-        wait_copies();
+        wait_for_copies();
         __syncwarp();
         const int r = lane - begin % 32;
         if (r >= 0 && r < staged.room && begin + r < count) {

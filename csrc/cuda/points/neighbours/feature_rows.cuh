@@ -4,6 +4,7 @@
 
 #include <cuda_bf16.h>
 
+#include "csrc/common/device/async_copy.cuh"
 #include "csrc/common/device/mma.cuh"
 #include "csrc/cuda/points/neighbours.cuh"
 
@@ -73,17 +74,6 @@ struct FeatureLayout {
   }
 };
 
-__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
-}
-// 16 bytes; zeros where `valid` is false.
-__device__ __forceinline__ void copy_async(void* to, const void* from, bool valid) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
-               "r"(valid ? 16 : 0));
-}
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;"); }
-__device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_group 0;"); }
-
 // Starts copying 64 rows, part after part; rows from `count` on become zeros.
 __device__ __forceinline__ void copy_rows(const FeatureRows& rows, int64_t first, int64_t count,
                                           const FeatureLayout& layout, __nv_bfloat16* to) {
@@ -94,8 +84,8 @@ __device__ __forceinline__ void copy_rows(const FeatureRows& rows, int64_t first
     const int at = i % chunks * 8;
     const bool valid = row < count;
     const __nv_bfloat16* from = place >= kFeatureTile ? rows.low : rows.high;
-    copy_async(to + place * layout.stride + at,
-               from + (valid ? (first + row) * layout.width + at : 0), valid);
+    copy_async(shared_address(to + place * layout.stride + at),
+               from + (valid ? (first + row) * layout.width + at : 0), valid ? 16 : 0);
   }
 }
 
