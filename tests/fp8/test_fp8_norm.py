@@ -13,10 +13,12 @@ from util import HALVES, make, name
 
 OP = torch.ops.fusedops._fp8_norm
 QUANTIZE = torch.ops.fusedops.fp8_quantize
-# Less than a tile, whole ones, tiles cut in every way, clusters of 4, 8, 16 blocks and of blocks
-# with three tiles, rows beyond a cluster, and one that vectors cannot read.
+# Less than a tile, whole ones, tiles cut in every way, long rows, and one that vectors cannot read:
+# all of them are two passes on a GPU.
 SHAPES = [(5, 8), (128, 256), (300, 264), (260, 1032), (129, 2048), (130, 4104), (64, 5120),
           (3, 12296), (129, 1030)]  # fmt: skip
+# What the kernel of clusters takes, of 1, 2, 8 and 16 blocks, and one wider than those.
+MANY_ROWS = [(8192, 8), (8200, 264), (8193, 1040), (8193, 2056), (8192, 4096), (8192, 4104)]
 RECIPE = fp8.Recipe(when="always")
 
 pytestmark = pytest.mark.filterwarnings("ignore:fusedops.fp8")
@@ -38,18 +40,39 @@ def inputs(m, k, dtype, device, residual, parameters=None):
 @pytest.mark.parametrize("dtype", HALVES, ids=name)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_rms_norm_is_what_the_quantiser_makes_of_the_norm(device, shape, dtype, residual):
+    check_rms_norm(*inputs(*shape, dtype, device, residual)[:3])
+
+
+@pytest.mark.parametrize("parameters", [None, torch.float32], ids=str)
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("dtype", HALVES, ids=name)
+def test_rms_norm_of_many_rows(device, dtype, residual, parameters):
+    check_rms_norm(*inputs(8200, 264, dtype, device, residual, parameters)[:3])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("shape", MANY_ROWS, ids=str)
+def test_rms_norm_in_clusters(shape, residual, weighted):
+    x, other, weight, _ = inputs(*shape, torch.bfloat16, "cuda", residual)
+    check_rms_norm(x, other, weight if weighted else None)
+
+
+def check_rms_norm(x, other, weight):
     """Bit for bit, given the row's statistic, whose sum may have another order."""
-    x, other, weight, _ = inputs(*shape, dtype, device, residual)
+    dtype = x.dtype
     q, scale, q_t, scale_t, total, mean, rstd = OP(
         x, other, weight, None, True, 1e-6, 0, 3, 4, False
     )
     normed = x if other is None else (x.float() + other.float()).to(dtype)
-    if residual:
+    if other is not None:
         assert torch.equal(total, normed)
     exact = (normed.double().square().mean(1) + 1e-6).rsqrt()
     torch.testing.assert_close(rstd.double(), exact, rtol=2e-6, atol=0)
     assert mean.numel() == 0
-    y = (normed.float() * rstd[:, None] * weight.float()).to(dtype)
+    y = normed.float() * rstd[:, None]
+    y = (y if weight is None else y * weight.float()).to(dtype)
     wanted = QUANTIZE(y, None, None, 0, False, 0, 3, 4, False, False, False)
     for got, want in zip((q, scale, q_t, scale_t), wanted, strict=False):
         assert torch.equal(as_bytes(got), as_bytes(want))

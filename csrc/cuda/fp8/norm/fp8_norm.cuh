@@ -1,5 +1,5 @@
-// layer_norm or rms_norm of rows, with a residual that is added first, straight into FP8 by rows
-// and transposed: x is read once and the norm's result never written.
+// rms_norm of rows, with a residual that is added first, straight into FP8 by rows and transposed:
+// x is read once and the norm's result never written.
 //
 // A thread block cluster has 128 rows in its shared memory, each block some tiles of 128x128. The
 // blocks tell each other what they know of each row, and then each has whole tiles to scale.
@@ -11,25 +11,21 @@
 
 namespace fusedops {
 
-inline constexpr int kNormClusters = 16;  // blocks of a cluster, at most
-inline constexpr int kNormTiles = 6;      // of a block, at most
-
 constexpr int norm_shared_bytes(int tiles) {
   return kTileBytes + 2 * kTile * int(sizeof(float)) + tiles * kSlotBytes;
 }
 
 // What a block knows of its part of a row.
 struct PartOfRow {
-  float squares, mean;  // of a layer norm differences to the mean
+  float squares, none;  // NOTE: a pair, as it was measured
 };
-static_assert(kNormClusters * kTile * sizeof(PartOfRow) <= kTileBytes);
 
 // To the same place of block `rank` of the cluster.
 __device__ __forceinline__ void store_there(PartOfRow* to, uint32_t rank, PartOfRow part) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile(
       "st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(cluster_address(shared_address(to), rank)),
-      "f"(part.squares), "f"(part.mean)
+      "f"(part.squares), "f"(part.none)
       : "memory");
 #endif
 }
@@ -41,9 +37,6 @@ struct TileRange {
 __device__ __forceinline__ TileRange tiles_of(int rank, int cluster, int tiles) {
   return {rank * tiles / cluster, (rank + 1) * tiles / cluster};
 }
-__device__ __forceinline__ float columns_of(TileRange range, int64_t k) {
-  return float(min(int64_t{range.end} * kTile, k) - int64_t{range.first} * kTile);
-}
 
 // Values of this thread's rows that 16 lanes share: afterwards the sum of row lane / 2.
 __device__ __forceinline__ float sum_rows(float (&values)[kOwn]) {
@@ -54,37 +47,25 @@ __device__ __forceinline__ float sum_rows(float (&values)[kOwn]) {
   return values[0] + __shfl_xor_sync(kAllLanes, values[0], 1);
 }
 
-// Weight and bias of this thread's columns.
-template <bool kRms>
-struct NormParameters {
-  float weight[kOwn], bias[kRms ? 1 : kOwn];
-
-  template <class W>
-  __device__ __forceinline__ static void load_as(float (&to)[kOwn], const void* from,
-                                                 int64_t column) {
-    const auto values =
-        *reinterpret_cast<const Vec<W, kOwn>*>(static_cast<const W*>(from) + column);
+// The weight of this thread's columns.
+template <class W>
+__device__ __forceinline__ void load_weight_as(float (&to)[kOwn], const void* from,
+                                               int64_t column) {
+  const auto values = *reinterpret_cast<const Vec<W, kOwn>*>(static_cast<const W*>(from) + column);
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) to[i] = to_compute(values.value[i]);
-  }
-  template <class T>
-  __device__ __forceinline__ static void load(float (&to)[kOwn], const void* from, float missing,
-                                              int64_t column, const Fp8Norm& p) {
-    if (from == nullptr || column >= p.quantize.k) {
+  for (int i = 0; i < kOwn; ++i) to[i] = to_compute(values.value[i]);
+}
+template <class T>
+__device__ __forceinline__ void load_weight(float (&to)[kOwn], int64_t column, const Fp8Norm& p) {
+  if (p.weight == nullptr || column >= p.quantize.k) {
 #pragma unroll
-      for (int i = 0; i < kOwn; ++i) to[i] = missing;
-    } else if (p.wide_parameters) {
-      load_as<float>(to, from, column);
-    } else {
-      load_as<T>(to, from, column);
-    }
+    for (int i = 0; i < kOwn; ++i) to[i] = 1.0f;
+  } else if (p.wide_weight) {
+    load_weight_as<float>(to, p.weight, column);
+  } else {
+    load_weight_as<T>(to, p.weight, column);
   }
-  template <class T>
-  __device__ __forceinline__ void load_all(int64_t column, const Fp8Norm& p) {
-    load<T>(weight, p.weight, 1.0f, column, p);
-    if constexpr (!kRms) load<T>(bias, p.bias, 0.0f, column, p);
-  }
-};
+}
 
 // x + residual of a tile, rounded to T, in x's place and to memory.
 template <class T>
@@ -114,14 +95,11 @@ __device__ __forceinline__ void add_residual(Vec<T, kOwn>* slot, const TilePlace
   }
 }
 
-// What this block knows of row lane / 2 of a thread's rows. NOTE: columns behind the last are
-// zeros, and count in no mean.
-template <bool kRms, class T>
-__device__ __forceinline__ PartOfRow part_of_row(const Vec<T, kOwn>* slots, TileRange range,
-                                                 int64_t k) {
+// The sum of squares of this block's part of row lane / 2 of a thread's rows; columns behind the
+// last are zeros.
+template <class T>
+__device__ __forceinline__ PartOfRow part_of_row(const Vec<T, kOwn>* slots, int count) {
   constexpr int kSlot = kTile * kTile / kOwn;
-  const int count = range.end - range.first;
-  const int64_t column = int64_t{range.first} * kTile + threadIdx.x % kTileX * kOwn;
   float values[kOwn];
 #pragma unroll
   for (int r = 0; r < kOwn; ++r) values[r] = 0;
@@ -132,78 +110,32 @@ __device__ __forceinline__ PartOfRow part_of_row(const Vec<T, kOwn>* slots, Tile
 #pragma unroll
       for (int i = 0; i < kOwn; i += 2) {
         const float2 x = two_of(v.value + i);
-        values[r] += kRms ? x.x * x.x + x.y * x.y : x.x + x.y;
+        values[r] += x.x * x.x + x.y * x.y;
       }
     }
   }
-  const float total = sum_rows(values);
-  if constexpr (kRms) {
-    return {total, 0};
-  } else {
-    const float mean = total / columns_of(range, k);
-#pragma unroll
-    for (int r = 0; r < kOwn; ++r) values[r] = 0;
-    float means[kOwn];
-#pragma unroll
-    for (int r = 0; r < kOwn; ++r) means[r] = __shfl_sync(kAllLanes, mean, 2 * r, kTileX);
-    for (int t = 0; t < count; ++t) {
-      if (column + t * kTile >= k) break;
-#pragma unroll
-      for (int r = 0; r < kOwn; ++r) {
-        const Vec<T, kOwn> v = slots[t * kSlot + r * kTileThreads];
-#pragma unroll
-        for (int i = 0; i < kOwn; i += 2) {
-          const float2 x = two_of(v.value + i);
-          const float a = x.x - means[r], b = x.y - means[r];
-          values[r] += a * a + b * b;
-        }
-      }
-    }
-    return {sum_rows(values), mean};
-  }
+  return {sum_rows(values), 0};
 }
 
-// Of a row, from what all blocks know, joined as Chan, Golub and LeVeque do.
-struct RowStatistics {
-  float mean, rstd;
-};
-template <bool kRms>
-__device__ __forceinline__ RowStatistics join_parts(const PartOfRow* parts, int tiles,
-                                                    const Fp8Norm& p) {
+// 1 / the root mean square of a row, from the sums of all blocks.
+__device__ __forceinline__ float join_parts(const PartOfRow* parts, const Fp8Norm& p) {
   const float inverse = 1.0f / float(p.quantize.k);
-  float mean = 0, squares = 0;
-  if constexpr (!kRms) {
-    for (int b = 0; b < p.cluster; ++b) {
-      mean += columns_of(tiles_of(b, p.cluster, tiles), p.quantize.k) * parts[b * kTile].mean;
-    }
-    mean *= inverse;
-  }
-  for (int b = 0; b < p.cluster; ++b) {
-    const PartOfRow part = parts[b * kTile];
-    squares += part.squares;
-    if constexpr (!kRms) {
-      const float d = part.mean - mean;
-      squares += columns_of(tiles_of(b, p.cluster, tiles), p.quantize.k) * d * d;
-    }
-  }
-  return {mean, rsqrtf(squares * inverse + p.eps)};
+  float squares = 0;
+  for (int b = 0; b < p.cluster; ++b) squares += parts[b * kTile].squares;
+  return rsqrtf(squares * inverse + p.eps);
 }
 
 // The norm of this thread's part of a tile, rounded to T as a norm that writes it does; zeros
 // outside the matrix.
-template <bool kRms, class T>
+template <class T>
 __device__ __forceinline__ void normalize(OwnValues<T>& own, const Vec<T, kOwn>* slot,
-                                          const RowStatistics (&of_row)[kOwn],
-                                          const NormParameters<kRms>& with, const TilePlace& at,
-                                          const Fp8Quantize& p) {
+                                          const float (&rstd)[kOwn], const float (&weight)[kOwn],
+                                          const TilePlace& at, const Fp8Quantize& p) {
   const bool inside = (at.tile_row + 1) * kTile <= p.m && (at.tile_column + 1) * kTile <= p.k;
 #pragma unroll
   for (int r = 0; r < kOwn; ++r) {
     const Vec<T, kOwn> v = slot[r * kTileThreads];
-    const auto one = [&](float x, int i) {
-      if constexpr (kRms) return x * of_row[r].rstd * with.weight[i];
-      return fmaf((x - of_row[r].mean) * of_row[r].rstd, with.weight[i], with.bias[kRms ? 0 : i]);
-    };
+    const auto one = [&](float x, int i) { return x * rstd[r] * weight[i]; };
 #pragma unroll
     for (int i = 0; i < kOwn; i += 2) {
       const float2 x = two_of(v.value + i);
@@ -213,13 +145,13 @@ __device__ __forceinline__ void normalize(OwnValues<T>& own, const Vec<T, kOwn>*
   }
 }
 
-template <class T, bool kRms>
+template <class T>
 __global__ void __launch_bounds__(kTileThreads, 2)
     fp8_norm_kernel(const __grid_constant__ Fp8Norm p) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   extern __shared__ __align__(32) uint8_t bytes[];  // parts of rows or a tile's bytes; as below
   auto* const parts = reinterpret_cast<PartOfRow*>(bytes);
-  auto* const inverses = reinterpret_cast<float*>(bytes + kTileBytes);  // before: statistics
+  auto* const inverses = reinterpret_cast<float*>(bytes + kTileBytes);  // before: rstd
   auto* const slots =
       reinterpret_cast<Vec<T, kOwn>*>(bytes + kTileBytes + 2 * kTile * sizeof(float)) + threadIdx.x;
   auto* const maxima = reinterpret_cast<uint32_t*>(bytes) + 2 * kTileWarps * kTile;
@@ -242,8 +174,8 @@ __global__ void __launch_bounds__(kTileThreads, 2)
   };
 #pragma unroll 1
   for (int t = 0; t < count; ++t) fetch(slots + t * kSlot, place(t), p.quantize);
-  NormParameters<kRms> next;
-  next.template load_all<T>(place(0).column, p);
+  float next[kOwn];
+  load_weight<T>(next, place(0).column, p);
   wait_for_all_copies();  // each thread reads what it has copied
   if (p.residual) {
 #pragma unroll 1
@@ -251,27 +183,24 @@ __global__ void __launch_bounds__(kTileThreads, 2)
   }
 
   // Statistics
-  const PartOfRow part = part_of_row<kRms>(slots, range, p.quantize.k);
+  const PartOfRow part = part_of_row(slots, count);
   cluster_wait();
   const int lane = threadIdx.x % kTileX, y = threadIdx.x / kTileX;
   PartOfRow* const mine = parts + rank * kTile + y * kOwn + lane / 2;
   for (int b = lane % 2; b < p.cluster; b += 2) store_there(mine, b, part);
   cluster_sync();
   if (threadIdx.x < kTile) {
-    const RowStatistics of_row = join_parts<kRms>(parts + threadIdx.x, tiles, p);
-    inverses[threadIdx.x] = of_row.mean, inverses[kTile + threadIdx.x] = of_row.rstd;
+    const float of_row = join_parts(parts + threadIdx.x, p);
+    inverses[threadIdx.x] = 0, inverses[kTile + threadIdx.x] = of_row;
     const int64_t row = place(0).tile_row * kTile + threadIdx.x;
     if (rank == 0 && row < p.quantize.m) {
-      if (!kRms && p.mean) p.mean[row] = of_row.mean;
-      if (p.rstd) p.rstd[row] = of_row.rstd;
+      if (p.rstd) p.rstd[row] = of_row;
     }
   }
   __syncthreads();
-  RowStatistics of_row[kOwn];
+  float rstd[kOwn];
 #pragma unroll
-  for (int r = 0; r < kOwn; ++r) {
-    of_row[r] = {kRms ? 0 : inverses[y * kOwn + r], inverses[kTile + y * kOwn + r]};
-  }
+  for (int r = 0; r < kOwn; ++r) rstd[r] = inverses[kTile + y * kOwn + r];
 
   // Tiles
   float no_sums[kOwn] = {};
@@ -279,8 +208,8 @@ __global__ void __launch_bounds__(kTileThreads, 2)
   for (int t = 0; t < count; ++t) {
     const TilePlace at = place(t);
     OwnValues<T> own;
-    normalize<kRms>(own, slots + t * kSlot, of_row, next, at, p.quantize);
-    if (t + 1 < count) next.template load_all<T>(place(t + 1).column, p);
+    normalize(own, slots + t * kSlot, rstd, next, at, p.quantize);
+    if (t + 1 < count) load_weight<T>(next, place(t + 1).column, p);
     quantize_tile(own, no_sums, at, memory, false, p.quantize);
     __syncthreads();
   }
