@@ -390,14 +390,6 @@ def _lists(node: ast.AST, steps: tuple[Any, ...] = ()) -> Any:
                     yield from _lists(statement, (*steps, name, index))
 
 
-def _loads(nodes: list[ast.stmt], name: str) -> bool:
-    return any(
-        isinstance(n, ast.Name) and n.id == name and not isinstance(n.ctx, ast.Store)
-        for node in nodes
-        for n in ast.walk(node)
-    )
-
-
 def chains_of(root: Any, name: str, function: FunctionType, tree: ast.FunctionDef) -> list[Any]:
     """The MLPs in a method of a module: (chain, names outside that it refers to)."""
     found: list[Any] = []
