@@ -114,6 +114,8 @@ def _raise_better(
     if named is None or not (named[1] in _names or hasattr(torch.ops.fusedops, named[1])):
         _check_types(function, op, args, kwargs)
         return
+    # NOTE: an array of NumPy has a shape and a dtype too, about which checks then speak.
+    _check_types(function, op, args, kwargs, only=Tensor)
     text = f"{op}: {_translated(text[named.end() :], inner)}"
     # NOTE: torch's type for it, which an op cannot raise.
     out_of_range = text.startswith(f"{op}: dim must be from ")
@@ -129,15 +131,24 @@ def _translated(text: str, inner: Mapping[str, str]) -> str:
 
 
 def _check_types(
-    function: Callable[..., Any], op: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    function: Callable[..., Any],
+    op: str,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    only: type | None = None,
 ) -> None:
-    """Raise the TypeError for the first argument whose annotation is another type."""
+    """Raise the TypeError for the first argument whose annotation is another type.
+
+    only: of those arguments alone whose annotation names this type.
+    """
     hints = typing.get_type_hints(function)
     try:
         given = inspect.signature(function).bind(*args, **kwargs).arguments
     except TypeError:
         return  # the error is about this
     for name, value in given.items():
+        if only is not None and only not in _options(hints.get(name)):
+            continue
         if name in hints and not _fits(value, hints[name]):
             expected = " or ".join(dict.fromkeys(_words(hints[name])))
             raise TypeError(f"{op}: {name} must be {expected}; got {_kind(value)}") from None
