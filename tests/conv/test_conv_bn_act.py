@@ -409,7 +409,7 @@ def test_numbers_that_equal_an_int(device):
         for right in (np.int64(2), [np.int32(2), 2], torch.Size((2, 2)), torch.tensor(2)):
             y = fusedops.conv_bn_act(x, weight, **{name: right})
             assert torch.equal(y, F.conv2d(x, weight, **{name: 2}))
-    with pytest.raises(TypeError, match="^conv_bn_act: groups must be an int; got True"):
+    with pytest.raises(TypeError, match=r"^conv_bn_act: groups must be an int; got True"):
         fusedops.conv_bn_act(x, weight, groups=True)
     assert torch.equal(fusedops.conv_bn_act(x, weight), F.conv2d(x, weight))
 
@@ -426,5 +426,5 @@ def test_what_torch_refuses_of_a_norm(device):
         for eps in (0, -1.0):
             with pytest.raises(ValueError, match=f"^{op}: eps must be positive; got {eps}"):
                 call(training=True, eps=eps)
-    with pytest.raises(RuntimeError, match="^conv_bn_act: x must have at least 1 channel"):
+    with pytest.raises(RuntimeError, match=r"^conv_bn_act: x must have at least 1 channel"):
         fusedops.conv_bn_act(x[:, :0], weight[:, :0])

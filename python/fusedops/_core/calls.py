@@ -49,18 +49,22 @@ _KINDS: dict[Any, str] = {
 }
 
 
-def public(function: Callable[P, R], inner: Mapping[str, str] | None = None) -> Callable[P, R]:
+def public(
+    function: Callable[P, R], inner: Mapping[str, str] | None = None, op: str = ""
+) -> Callable[P, R]:
     """Let a function be called with torch's names, and let its errors be its own.
 
     Args:
         function: Its annotations say which types its arguments have.
         inner: Names of arguments in messages of the functions inside, and what they are here.
+        op: What messages call it, if not by its name.
     """
     code = function.__code__
     parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    *owners, op = function.__qualname__.split(".")
-    if op in ("__init__", "forward"):
-        op = owners[-1]
+    *owners, name = function.__qualname__.split(".")
+    if name in ("__init__", "forward"):
+        name = owners[-1]
+    op = op or name
     _names.add(op)
 
     @functools.wraps(function)
@@ -79,9 +83,9 @@ def public(function: Callable[P, R], inner: Mapping[str, str] | None = None) -> 
     return call
 
 
-def public_with(**inner: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def public_with(op: str = "", /, **inner: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """`public` with names of arguments inside."""
-    return lambda function: public(function, inner)
+    return lambda function: public(function, inner, op)
 
 
 def _by_our_names(op: str, parameters: tuple[str, ...], given: dict[str, Any]) -> dict[str, Any]:
