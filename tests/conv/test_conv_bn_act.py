@@ -402,13 +402,13 @@ def test_errors_of_python(device):
 def test_numbers_that_equal_an_int(device):
     """Geometry is kept by its arguments, in which True and 2.0 are equal to 1 and 2."""
     x, weight = torch.ones(1, 3, 9, 11, device=device), torch.ones(5, 3, 3, 3, device=device)
-    for name in ("stride", "padding", "dilation"):
+    for argument in ("stride", "padding", "dilation"):
         for wrong in (True, 2.0, (2.0, 2.0), (True, 1), None):
-            with pytest.raises(TypeError, match=f"^conv_bn_act: {name} must be an int"):
-                fusedops.conv_bn_act(x, weight, **{name: wrong})
+            with pytest.raises(TypeError, match=f"^conv_bn_act: {argument} must be an int"):
+                fusedops.conv_bn_act(x, weight, **{argument: wrong})
         for right in (np.int64(2), [np.int32(2), 2], torch.Size((2, 2)), torch.tensor(2)):
-            y = fusedops.conv_bn_act(x, weight, **{name: right})
-            assert torch.equal(y, F.conv2d(x, weight, **{name: 2}))
+            y = fusedops.conv_bn_act(x, weight, **{argument: right})
+            assert torch.equal(y, F.conv2d(x, weight, **{argument: 2}))
     with pytest.raises(TypeError, match=r"^conv_bn_act: groups must be an int; got True"):
         fusedops.conv_bn_act(x, weight, groups=True)
     assert torch.equal(fusedops.conv_bn_act(x, weight), F.conv2d(x, weight))
