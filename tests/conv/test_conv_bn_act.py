@@ -426,5 +426,13 @@ def test_what_torch_refuses_of_a_norm(device):
         for eps in (0, -1.0):
             with pytest.raises(ValueError, match=f"^{op}: eps must be positive; got {eps}"):
                 call(training=True, eps=eps)
+        channels = {"conv_bn_act": 6, "batch_norm_act": 4}[op]
+        mean, var = torch.zeros(channels, device=device), torch.ones(channels, device=device)
+        for which, value in (("running_mean", mean), ("running_var", var)):
+            given = {"running_mean": mean, "running_var": var} | {
+                which: value.clone().requires_grad_()
+            }
+            with pytest.raises(RuntimeError, match=f"^{op}: {which} must not require grad"):
+                call(**given, training=True)
     with pytest.raises(RuntimeError, match=r"^conv_bn_act: x must have at least 1 channel"):
         fusedops.conv_bn_act(x[:, :0], weight[:, :0])

@@ -122,7 +122,9 @@ def _raise_better(
     _check_types(function, op, args, kwargs, only=Tensor)
     text = f"{op}: {_translated(text[named.end() :], inner)}"
     # NOTE: torch's type for it, which an op cannot raise.
-    out_of_range = text.startswith(f"{op}: dim must be from ")
+    out_of_range = text.startswith(f"{op}: dim must be from ") or (
+        op != "norm" and text.startswith(f"{op}: x must have at least one element along the re")
+    )
     kind = IndexError if out_of_range else type(error)
     if text != str(error) or kind is not type(error):
         raise kind(text) from None

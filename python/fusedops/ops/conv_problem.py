@@ -222,6 +222,12 @@ def check_statistics(
         raise RuntimeError(
             f"{op}: running_mean and running_var must both be given or neither; {name} is None"
         )
+    for name, running in (("running_mean", running_mean), ("running_var", running_var)):
+        if running is not None and running.requires_grad and torch.is_grad_enabled():
+            raise RuntimeError(
+                f"{op}: {name} must not require grad, since it has no gradient; got a tensor that "
+                "requires grad"
+            )
     if running_mean is None and not training:
         raise RuntimeError(
             f"{op}: running_mean and running_var must be given where training is False and a "
