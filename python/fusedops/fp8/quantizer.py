@@ -24,8 +24,8 @@ _quantize = torch.ops.fusedops.fp8_quantize.default
 
 def as_rows(tensor: Tensor) -> Tensor:
     """(..., K) as the matrix (M, K)."""
-    # NOTE: reshape(-1, K) cannot tell M where K is 0.
-    return tensor.flatten(0, -2) if tensor.dim() > 1 else tensor[None]
+    # NOTE: reshape(-1, K) cannot tell M where K is 0, and torch does not batch flatten in backward.
+    return tensor.reshape(tensor.shape[:-1].numel(), tensor.shape[-1])
 
 
 class Quantized(NamedTuple):

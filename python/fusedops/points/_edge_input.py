@@ -111,8 +111,10 @@ class PointRows(torch.autograd.Function):
             if not ctx.needs_input_grad[1]:
                 return dx, None
             used = (dout != 0).any(-1, keepdim=True)
-            rows = torch.where(used, x, 0).flatten(0, -2)
-            return dx, dout.flatten(0, -2).t() @ rows
+            # NOTE: torch does not batch flatten in a backward.
+            count = x.shape[:-1].numel()
+            rows = torch.where(used, x, 0).reshape(count, x.shape[-1])
+            return dx, dout.reshape(count, dout.shape[-1]).t() @ rows
 
 
 def product_by_point(x: Tensor, weight: Tensor) -> Tensor:
