@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
@@ -237,7 +238,7 @@ def check_statistics(
 
 def check_values(op: str, shape: Sizes) -> None:
     """Raise, as torch does, where the statistics would be those of a single value."""
-    if torch.Size((shape[0], *shape[2:])).numel() == 1:
+    if math.prod((shape[0], *shape[2:])) == 1:
         raise ValueError(
             f"{op}: x must give more than 1 value per channel when training; got input size "
             f"{tuple(shape)}"

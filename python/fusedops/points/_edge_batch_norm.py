@@ -15,6 +15,7 @@ its share of a sum is 1 - copies. In dy that gives each edge's point and weights
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -52,7 +53,7 @@ def wide_dtype(dtype: torch.dtype) -> torch.dtype:
 def rows_of(y: Tensor) -> Tensor:
     """(..., C) as a matrix."""
     # NOTE: torch does not batch flatten in a backward, and reshape(-1, 0) is ambiguous.
-    return y.reshape(y.shape[:-1].numel(), y.shape[-1])
+    return y.reshape(math.prod(y.shape[:-1]), y.shape[-1])
 
 
 def _column_sums(y: Tensor) -> Tensor:

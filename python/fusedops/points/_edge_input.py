@@ -7,6 +7,7 @@ to an edge. That is exact algebra, not an approximation.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -112,7 +113,7 @@ class PointRows(torch.autograd.Function):
                 return dx, None
             used = (dout != 0).any(-1, keepdim=True)
             # NOTE: torch does not batch flatten in a backward.
-            count = x.shape[:-1].numel()
+            count = math.prod(x.shape[:-1])
             rows = torch.where(used, x, 0).reshape(count, x.shape[-1])
             return dx, dout.reshape(count, dout.shape[-1]).t() @ rows
 
