@@ -375,3 +375,31 @@ def test_numbers_of_numpy():
             assert torch.equal(layer.eval()(xyz)[1], plain.eval()(xyz)[1])
     assert fusedops.layer_norm(xyz, np.int64(3)).shape == xyz.shape
     assert fusedops.rms_norm(xyz, np.int32(3)).shape == xyz.shape
+
+
+@pytest.mark.parametrize(
+    ("make_layer", "channels"),
+    [
+        (lambda: SetAbstraction(4, [6, 5], 0.6, 3, num_points=4), (3, 4)),
+        (lambda: SetAbstraction(4, [[6], [3]], [0.6, 0.9], [3, 4], num_points=4), (3, 4)),
+        (lambda: EdgeConv(4, [6, 5], k=3), (4,)),
+        (lambda: FeaturePropagation(7, [6, 5]), (3, 3, 3, 4)),
+    ],
+    ids=["one scale", "two scales", "edges", "propagation"],
+)
+def test_exports_batches_of_any_size(make_layer, channels):
+    """torch.export keeps the batch as a symbol, of which nothing in a layer makes a number."""
+    layer = make_layer().eval()
+    generator = torch.Generator().manual_seed(0)
+    inputs = tuple(torch.rand(6, 9, c, generator=generator) for c in channels)
+    batch = torch.export.Dim("batch", min=2, max=64)
+    program = torch.export.export(
+        layer, tuple(x[:3] for x in inputs), dynamic_shapes=tuple({0: batch} for _ in inputs),
+        strict=False,
+    )  # fmt: skip
+    for got, want in zip(
+        torch.utils._pytree.tree_leaves(program.module()(*inputs)),
+        torch.utils._pytree.tree_leaves(layer(*inputs)),
+        strict=True,
+    ):
+        torch.testing.assert_close(got, want)

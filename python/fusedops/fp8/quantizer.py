@@ -25,8 +25,8 @@ _quantize = torch.ops.fusedops.fp8_quantize.default
 
 def as_rows(tensor: Tensor) -> Tensor:
     """(..., K) as the matrix (M, K)."""
-    # NOTE: reshape(-1, K) cannot tell M where K is 0, torch does not batch flatten in a backward, and
-    # torch.Size.numel makes numbers of the sizes that torch.export keeps as symbols.
+    # NOTE: reshape(-1, K) cannot tell M where K is 0, torch does not batch flatten in a backward,
+    # and torch.Size.numel makes numbers of the sizes that torch.export keeps as symbols.
     return tensor.reshape(math.prod(tensor.shape[:-1]), tensor.shape[-1])
 
 
