@@ -174,7 +174,7 @@ def test_what_is_no_tensor(device, module, name):
     function, good = getattr(module, name), calls(device)[module, name]
     for argument, value in good.items():
         if isinstance(value, torch.Tensor):
-            for bad in ([1.0], 1.0, "x"):
+            for bad in ([1.0], 1.0, "x", value.cpu().numpy()):
                 kind = ValueError if name == "chamfer_distance" else TypeError
                 with pytest.raises(kind) as caught:
                     function(**{**good, argument: bad})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -396,3 +397,42 @@ def test_errors_of_python(device):
         fusedops.conv_bn_act(x, weight, padding="full")
     with pytest.raises(TypeError, match=r"^conv_bn_act: weight must be a Tensor; got NoneType"):
         fusedops.conv_bn_act(x, None)
+
+
+def test_numbers_that_equal_an_int(device):
+    """Geometry is kept by its arguments, in which True and 2.0 are equal to 1 and 2."""
+    x, weight = torch.ones(1, 3, 9, 11, device=device), torch.ones(5, 3, 3, 3, device=device)
+    for argument in ("stride", "padding", "dilation"):
+        for wrong in (True, 2.0, (2.0, 2.0), (True, 1), None):
+            with pytest.raises(TypeError, match=f"^conv_bn_act: {argument} must be an int"):
+                fusedops.conv_bn_act(x, weight, **{argument: wrong})
+        for right in (np.int64(2), [np.int32(2), 2], torch.Size((2, 2)), torch.tensor(2)):
+            y = fusedops.conv_bn_act(x, weight, **{argument: right})
+            assert torch.equal(y, F.conv2d(x, weight, **{argument: 2}))
+    with pytest.raises(TypeError, match=r"^conv_bn_act: groups must be an int; got True"):
+        fusedops.conv_bn_act(x, weight, groups=True)
+    assert torch.equal(fusedops.conv_bn_act(x, weight), F.conv2d(x, weight))
+
+
+def test_what_torch_refuses_of_a_norm(device):
+    x, weight = torch.ones(2, 4, 3, 3, device=device), torch.ones(6, 4, 1, 1, device=device)
+    calls = {
+        "conv_bn_act": lambda **k: fusedops.conv_bn_act(x, weight, **k),
+        "batch_norm_act": lambda **k: fusedops.batch_norm_act(x, **k),
+    }
+    for op, call in calls.items():
+        with pytest.raises(TypeError, match=f"^{op}: training must be a bool; got 'yes'"):
+            call(training="yes")
+        for eps in (0, -1.0):
+            with pytest.raises(ValueError, match=f"^{op}: eps must be positive; got {eps}"):
+                call(training=True, eps=eps)
+        channels = {"conv_bn_act": 6, "batch_norm_act": 4}[op]
+        mean, var = torch.zeros(channels, device=device), torch.ones(channels, device=device)
+        for which, value in (("running_mean", mean), ("running_var", var)):
+            given = {"running_mean": mean, "running_var": var} | {
+                which: value.clone().requires_grad_()
+            }
+            with pytest.raises(RuntimeError, match=f"^{op}: {which} must not require grad"):
+                call(**given, training=True)
+    with pytest.raises(RuntimeError, match=r"^conv_bn_act: x must have at least 1 channel"):
+        fusedops.conv_bn_act(x[:, :0], weight[:, :0])

@@ -69,3 +69,12 @@ def test_fakes_of_permuted_inputs(device, function):
     compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
     permuted = [t.permute(2, 0, 3, 1) for t in inputs]
     assert compiled(*permuted).stride() == ours(*permuted).stride()
+
+
+def test_fakes_of_dimensions_of_one(device):
+    """Strides of dimensions of one element do not count: such results are plainly contiguous."""
+    x = torch.ones(2, 3, 1, 1, device=device)
+    last = x.contiguous(memory_format=torch.channels_last)
+    for y in (last, x.transpose(1, 2)):
+        for call in (fusedops.relu, fusedops.square, lambda t: fusedops.add(t, t)):
+            assert call(y).stride() == call(y.to("meta")).stride()

@@ -113,9 +113,11 @@ def test_errors():
         fp8.linear(x8, w8, scale_x.double(), scale_w)
     with pytest.raises(TypeError, match=r"fp8\.linear: w8 must be a Tensor; got list"):
         fp8.linear(x8, [1], scale_x, scale_w)
-    with pytest.raises(RuntimeError, match="a must be float8_e4m3fn or float8_e5m2; got float32"):
+    with pytest.raises(
+        RuntimeError, match=r"^fp8\.linear: x8 must be float8_e4m3fn or float8_e5m2"
+    ):
         fp8.linear(x8.float(), w8, scale_x, scale_w)
-    with pytest.raises(RuntimeError, match=r"scale_b must have shape \(1, 1\), \(136, 1\), \(136"):
+    with pytest.raises(RuntimeError, match=r"^fp8\.linear: scale_w must have shape \(1, 1\)"):
         fp8.linear(x8, w8, scale_x, scale_w[:, :2])
-    with pytest.raises(RuntimeError, match="bias must have dtype bfloat16 like the output; got fl"):
+    with pytest.raises(RuntimeError, match=r"^fp8\.linear: bias must have dtype bfloat16 like"):
         fp8.linear(x8, w8, scale_x, scale_w, torch.ones(N))

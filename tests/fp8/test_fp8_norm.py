@@ -130,10 +130,14 @@ def test_errors(device):
     x = make(4, 16, dtype=torch.bfloat16, device=device)
     with pytest.raises(RuntimeError, match="_fp8_norm: bias must be None for an RMS norm"):
         OP(x, None, None, x[0], True, 1e-6, 0, 3, 4, False)
-    with pytest.raises(RuntimeError, match="_fp8_norm: weight must have the shape of the last 1"):
+    with pytest.raises(RuntimeError, match=r"^rms_norm: weight must have the shape of the last 1"):
         fp8.rms_norm(x, x[0, :8])
-    with pytest.raises(RuntimeError, match="_fp8_norm: residual must have shape"):
+    with pytest.raises(RuntimeError, match=r"^layer_norm: residual must have shape"):
         fp8.layer_norm(x, residual=x[:2])
+    with pytest.raises(TypeError, match=r"^layer_norm: eps must be a number; got NoneType"):
+        fp8.layer_norm(x, eps=None)
+    with pytest.raises(TypeError, match=r"^rms_norm: power_of_two_scales must be a bool; got str"):
+        fp8.rms_norm(x, power_of_two_scales="yes")
     with pytest.raises(TypeError, match=r"PreNorm: norm must be a fusedops\.nn\.LayerNorm or"):
         fusedops.nn.PreNorm(torch.nn.LayerNorm(16), fusedops.nn.Linear(16, 16))
     with pytest.raises(TypeError, match="PreNorm: layer must be a "):

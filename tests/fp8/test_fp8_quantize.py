@@ -214,11 +214,15 @@ def test_errors():
     x = torch.ones(4, 4)
     with pytest.raises(ValueError, match="quantize: scaling must be 'block', 'tile', 'row' or"):
         fp8.quantize(x, "rows")
+    with pytest.raises(ValueError, match=r"quantize: scaling must be .*; got \['block'\]"):
+        fp8.quantize(x, ["block"])
+    with pytest.raises(TypeError, match=r"^quantize: power_of_two_scales must be a bool; got str"):
+        fp8.quantize(x, power_of_two_scales="yes")
     with pytest.raises(ValueError, match="quantize: dtype must be 'e4m3', 'e5m2'"):
         fp8.quantize(x, dtype=torch.float16)
     with pytest.raises(TypeError, match="quantize: x must be a Tensor"):
         fp8.quantize([1.0])
-    with pytest.raises(RuntimeError, match=r"fp8_quantize: x must be float16.*; got int64"):
+    with pytest.raises(RuntimeError, match=r"^quantize: x must be float16.*; got int64"):
         fp8.quantize(x.long())
     with pytest.raises(RuntimeError, match="quantize: x must have at least 1 dimension"):
         fp8.quantize(torch.tensor(1.0))
@@ -228,3 +232,27 @@ def test_errors():
                 OP(x.to(to), None, None, 0, False, 0, rows, columns, False, False, False)
     with pytest.raises(RuntimeError, match=r"dequantize: scale must have shape \(1, 1\)"):
         fp8.dequantize(fp8.quantize(x).q, torch.ones(3, 3))
+    with pytest.raises(RuntimeError, match=r"dequantize: q must be 2-dimensional, \(M, K\); got"):
+        fp8.dequantize(fp8.quantize(x).q[None], torch.ones(1, 1))
+    with pytest.raises(TypeError, match=r"^dequantize: scale must be a Tensor; got NoneType"):
+        fp8.dequantize(fp8.quantize(x).q, None)
+    with pytest.raises(TypeError, match=r"^invalidate: model must be a Module or a Tensor or None"):
+        fp8.invalidate("model")
+
+
+@pytest.mark.parametrize("shape", [(0,), (2, 3, 0), (0, 5), (2, 0, 5)], ids=str)
+def test_no_elements(device, shape):
+    x = torch.ones(shape, device=device)
+    rows, columns = math.prod(shape[:-1]), shape[-1]
+    made = [fp8.quantize(x, scaling, transposed=True) for scaling in SCALINGS]
+    made += [fp8.rms_norm(x, transposed=True), fp8.layer_norm(x, transposed=True)]
+    for q, scale, q_t, scale_t in made:
+        assert (tuple(q.shape), tuple(q_t.shape)) == ((rows, columns), (columns, rows))
+        assert fp8.dequantize(q, scale).shape == q.shape
+        assert fp8.dequantize(q_t, scale_t).shape == q_t.shape
+    total = fp8.rms_norm(x, residual=x)[1]
+    assert total.shape == x.shape
+    w8 = torch.ones(4, columns, device=device).to(E4M3)
+    one, bias = torch.ones(1, device=device), torch.ones(4, device=device)
+    y = fp8.linear(x.to(E4M3), w8, one, one, bias, dtype=torch.float32)
+    assert torch.equal(y, torch.nn.functional.linear(x, w8.float(), bias))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -326,6 +327,7 @@ def test_shared_mlp(device):
         (lambda: EdgeConv(4, [8], pool="min"), "EdgeConv: pool must be one of"),
         (lambda: FeaturePropagation(4, [8], order="first"), "'known_first' or 'skip_first'"),
         (lambda: FeaturePropagation(4, [8], power=3), "power must be 1 or 2; got 3"),
+        (lambda: SetAbstraction(4, [], 0.1, 3), "SetAbstraction: mlps must have one width or"),
         (lambda: SharedMLP([4]), "two widths or more"),
         (lambda: SharedMLP([4, 8], norm="group"), "norm must be 'batch', 'layer' or None"),
         (lambda: SharedMLP([4, 8], activation="swish"), "activation must be None or one of"),
@@ -334,3 +336,70 @@ def test_shared_mlp(device):
 def test_errors(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: SetAbstraction(4, ["a"], 0.1, 3), "SetAbstraction: mlps must be a sequence of"),
+        (lambda: SetAbstraction(4, [8], "a", 3), "SetAbstraction: radius must be a number or None"),
+        (lambda: SetAbstraction(4, [8], 0.1, 3.0), "SetAbstraction: k must be an int; got 3.0"),
+        (lambda: SetAbstraction(4, [8], 0.1, True), "SetAbstraction: k must be an int; got True"),
+        (lambda: GlobalSetAbstraction(4, 8), "GlobalSetAbstraction: mlp must be a sequence of"),
+        (lambda: EdgeConv(4, 8), "EdgeConv: mlp must be a sequence of ints; got 8"),
+        (lambda: FeaturePropagation(4, None), "FeaturePropagation: mlp must be a sequence of"),
+        (lambda: SharedMLP(4), "SharedMLP: channels must be a sequence of ints; got 4"),
+        (lambda: SharedMLP([4, 8.0]), "SharedMLP: channels must be a sequence of ints; got 8.0"),
+    ],
+)  # fmt: skip
+def test_errors_of_types(call, message):
+    with pytest.raises(TypeError, match=f"^{message}"):
+        call()
+
+
+def test_numbers_of_numpy():
+    """Configurations hold them: np.arange, np.sqrt and tables of pandas give no Python numbers."""
+    xyz = torch.rand(2, 20, 3, generator=torch.Generator().manual_seed(0))
+    width, k, radius = np.int64(8), np.int32(3), np.float32(0.25)
+    for one, several in [
+        (([width], radius, k), ([[width], (4, width)], [radius, np.float64(0.5)], (k, 2))),
+        (
+            (np.array([4, 8]), torch.tensor(0.25), torch.tensor(3)),
+            (((4, 8), [8]), (0.25, 1), (3, k)),
+        ),
+    ]:
+        for arguments in (one, several):
+            layer = SetAbstraction(0, *arguments, num_points=np.int64(5))
+            plain = pickle.loads(pickle.dumps(layer))
+            assert all(type(n) in (int, float) for n in (*layer.radii, *layer.ks))
+            assert torch.equal(layer.eval()(xyz)[1], plain.eval()(xyz)[1])
+    assert fusedops.layer_norm(xyz, np.int64(3)).shape == xyz.shape
+    assert fusedops.rms_norm(xyz, np.int32(3)).shape == xyz.shape
+
+
+@pytest.mark.parametrize(
+    ("make_layer", "channels"),
+    [
+        (lambda: SetAbstraction(4, [6, 5], 0.6, 3, num_points=4), (3, 4)),
+        (lambda: SetAbstraction(4, [[6], [3]], [0.6, 0.9], [3, 4], num_points=4), (3, 4)),
+        (lambda: EdgeConv(4, [6, 5], k=3), (4,)),
+        (lambda: FeaturePropagation(7, [6, 5]), (3, 3, 3, 4)),
+    ],
+    ids=["one scale", "two scales", "edges", "propagation"],
+)
+def test_exports_batches_of_any_size(make_layer, channels):
+    """torch.export keeps the batch as a symbol, of which nothing in a layer makes a number."""
+    layer = make_layer().eval()
+    generator = torch.Generator().manual_seed(0)
+    inputs = tuple(torch.rand(6, 9, c, generator=generator) for c in channels)
+    batch = torch.export.Dim("batch", min=2, max=64)
+    program = torch.export.export(
+        layer, tuple(x[:3] for x in inputs), dynamic_shapes=tuple({0: batch} for _ in inputs),
+        strict=False,
+    )  # fmt: skip
+    for got, want in zip(
+        torch.utils._pytree.tree_leaves(program.module()(*inputs)),
+        torch.utils._pytree.tree_leaves(layer(*inputs)),
+        strict=True,
+    ):
+        torch.testing.assert_close(got, want)

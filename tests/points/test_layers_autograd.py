@@ -181,3 +181,18 @@ def test_inference_mode(device, layer):
     expected = call(function)
     with torch.inference_mode():
         torch.testing.assert_close(call(function), expected.detach())
+
+
+@every_layer
+@pytest.mark.parametrize("kind", NORMS)
+def test_batches_of_gradients(device, layer, kind):
+    """What jacobian(vectorize=True) and is_grads_batched ask for, which torch batches itself."""
+    function, call = call_of(layer, device, kind)
+    leaves, run = as_function(function, call)
+    y = run(*leaves)
+    dys = make(3, *y.shape, dtype=y.dtype, device=device, seed=5)
+    options = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
+    batched = torch.autograd.grad(y, leaves, dys, is_grads_batched=True, **options)
+    for i, dy in enumerate(dys):
+        for got, want in zip(batched, torch.autograd.grad(y, leaves, dy, **options), strict=True):
+            torch.testing.assert_close(got[i], want)

@@ -318,6 +318,14 @@ def test_empty(device):
 # ---- the Python face ----
 
 
+def test_extrema_of_nothing_raise_torchs_error(device):
+    x = torch.ones(3, 0, 2, device=device)
+    for kind in ("amax", "amin", "argmax", "argmin"):
+        for function in (getattr(torch, kind), getattr(fusedops, kind)):
+            with pytest.raises(IndexError, match=kind):
+                function(x, dim=1)
+
+
 def test_signatures_follow_torch(device):
     x = make(4, 5, 6, dtype=torch.float32, device=device)
     for kind in ("sum", "mean", "amax", "amin", "std", "var", "logsumexp", "count_nonzero"):

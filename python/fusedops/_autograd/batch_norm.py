@@ -11,6 +11,7 @@ whose derivative it tells, or the residual. (Ioffe and Szegedy, Batch normalizat
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -90,7 +91,7 @@ def _statistics(
         return _Statistics(running_mean, running_var, None)
     momentum, group = options.momentum, options.group
     mean, var = _ops.batch_norm_statistics_.default(x, None, None, None, 0.0)
-    found = _shared(mean, var, x.shape[:-1].numel(), group)
+    found = _shared(mean, var, math.prod(x.shape[:-1]), group)
     assert found.mean is not None
     assert found.var is not None
     assert found.rows is not None
@@ -224,7 +225,7 @@ def _normalised(
     z = x.to(wide)
     if options.training:
         group = options.group
-        sums = torch.cat([z.flatten(0, -2).sum(0), z.new_full((1,), z.shape[:-1].numel())])
+        sums = torch.cat([z.flatten(0, -2).sum(0), z.new_full((1,), math.prod(z.shape[:-1]))])
         sums = all_reduce(sums, group)
         count = sums[-1].detach().clamp_min(1)
         mean = sums[:-1] / count

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -161,7 +162,7 @@ def compose_linear_backward(
         dx = dz @ weight.to(dz.dtype)
     if need_w:
         assert x is not None
-        rows = x.shape[:-1].numel()
+        rows = math.prod(x.shape[:-1])
         dw = dz.reshape(rows, dz.shape[-1]).t() @ x.reshape(rows, x.shape[-1])
     if need_b:
         db = dz.sum(tuple(range(dz.ndim - 1))) if dz.ndim > 1 else dz

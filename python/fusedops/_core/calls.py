@@ -49,18 +49,22 @@ _KINDS: dict[Any, str] = {
 }
 
 
-def public(function: Callable[P, R], inner: Mapping[str, str] | None = None) -> Callable[P, R]:
+def public(
+    function: Callable[P, R], inner: Mapping[str, str] | None = None, op: str = ""
+) -> Callable[P, R]:
     """Let a function be called with torch's names, and let its errors be its own.
 
     Args:
         function: Its annotations say which types its arguments have.
         inner: Names of arguments in messages of the functions inside, and what they are here.
+        op: What messages call it, if not by its name.
     """
     code = function.__code__
     parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    *owners, op = function.__qualname__.split(".")
-    if op in ("__init__", "forward"):
-        op = owners[-1]
+    *owners, name = function.__qualname__.split(".")
+    if name in ("__init__", "forward"):
+        name = owners[-1]
+    op = op or name
     _names.add(op)
 
     @functools.wraps(function)
@@ -79,9 +83,9 @@ def public(function: Callable[P, R], inner: Mapping[str, str] | None = None) -> 
     return call
 
 
-def public_with(**inner: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def public_with(op: str = "", /, **inner: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """`public` with names of arguments inside."""
-    return lambda function: public(function, inner)
+    return lambda function: public(function, inner, op)
 
 
 def _by_our_names(op: str, parameters: tuple[str, ...], given: dict[str, Any]) -> dict[str, Any]:
@@ -114,9 +118,13 @@ def _raise_better(
     if named is None or not (named[1] in _names or hasattr(torch.ops.fusedops, named[1])):
         _check_types(function, op, args, kwargs)
         return
+    # NOTE: an array of NumPy has a shape and a dtype too, about which checks then speak.
+    _check_types(function, op, args, kwargs, only=Tensor)
     text = f"{op}: {_translated(text[named.end() :], inner)}"
     # NOTE: torch's type for it, which an op cannot raise.
-    out_of_range = text.startswith(f"{op}: dim must be from ")
+    out_of_range = text.startswith(f"{op}: dim must be from ") or (
+        op != "norm" and text.startswith(f"{op}: x must have at least one element along the re")
+    )
     kind = IndexError if out_of_range else type(error)
     if text != str(error) or kind is not type(error):
         raise kind(text) from None
@@ -129,15 +137,24 @@ def _translated(text: str, inner: Mapping[str, str]) -> str:
 
 
 def _check_types(
-    function: Callable[..., Any], op: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    function: Callable[..., Any],
+    op: str,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    only: type | None = None,
 ) -> None:
-    """Raise the TypeError for the first argument whose annotation is another type."""
+    """Raise the TypeError for the first argument whose annotation is another type.
+
+    only: of those arguments alone whose annotation names this type.
+    """
     hints = typing.get_type_hints(function)
     try:
         given = inspect.signature(function).bind(*args, **kwargs).arguments
     except TypeError:
         return  # the error is about this
     for name, value in given.items():
+        if only is not None and only not in _options(hints.get(name)):
+            continue
         if name in hints and not _fits(value, hints[name]):
             expected = " or ".join(dict.fromkeys(_words(hints[name])))
             raise TypeError(f"{op}: {name} must be {expected}; got {_kind(value)}") from None

@@ -1,10 +1,15 @@
-"""How precisely torch multiplies float32: its settings for convolutions and for products."""
+"""How precisely torch computes: its settings for float32, and whether autocast casts."""
 
 from __future__ import annotations
 
 import torch
 
 KINDS = ("conv", "matmul")
+
+
+def is_autocast_on(device_type: str) -> bool:
+    """Whether autocast is on for a device; meta has none, and torch raises where it is asked."""
+    return device_type != "meta" and torch.is_autocast_enabled(device_type)
 
 
 def fp32_precision(kind: str, device_type: str) -> str:

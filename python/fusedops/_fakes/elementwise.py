@@ -51,8 +51,11 @@ def _check_broadcast(op: str, inputs: _Named) -> torch.Size:
 def _new_result(shape: torch.Size, *inputs: Tensor) -> Tensor:
     """In the order of memory of the first input of that shape, as torch.empty_like keeps it."""
     for tensor in inputs:
-        if tensor.shape == shape:
-            return torch.empty_like(tensor)
+        if tensor.shape != shape:
+            continue
+        if tensor.is_contiguous():  # whatever the strides of dimensions of one element are
+            break
+        return torch.empty_like(tensor)
     return inputs[0].new_empty(shape)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -271,7 +273,7 @@ def _ball_query_scales(
         _check_k(op, k)
     shape = queries.shape[:-1]
     return (
-        queries.new_empty((shape.numel() * sum(ks),), dtype=torch.int64),
+        queries.new_empty((math.prod(shape) * sum(ks),), dtype=torch.int64),
         queries.new_empty((len(ks), *shape), dtype=torch.int64),
     )
 
@@ -317,7 +319,7 @@ def _radius_fill(
         op, points, queries, lengths, query_lengths, offsets, query_offsets, grid, algorithm
     )
     _check_radius(op, radius, algorithm)
-    rows = queries.shape[:-1].numel()
+    rows = math.prod(queries.shape[:-1])
     check_index_vector(op, "starts", starts, rows + 1, "points", points)
     torch._check(0 <= total < 2**31, lambda: f"{op}: total must be from 0 to 2^31 - 1; got {total}")
     return (

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch import nn as torch_nn
 
+from .._core.precision import is_autocast_on
 from ..nn.linear import Linear
 from ..nn.norm import LayerNorm, RMSNorm
 from ..ops.linear import linear, matmul
@@ -402,7 +403,7 @@ class FusedLeaf(Fused):
 
 
 def _in_autocast(x: Tensor) -> bool:
-    return bool(_any_autocast() and torch.is_autocast_enabled(x.device.type))
+    return bool(_any_autocast() and is_autocast_on(x.device.type))
 
 
 def held(module: Any, name: str) -> Any:

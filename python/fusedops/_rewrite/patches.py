@@ -15,7 +15,7 @@ from torch import Tensor
 from torch import nn as torch_nn
 
 from .._core.dtensor import is_dtensor, own_class, set_own_class
-from .._core.precision import why_another_precision
+from .._core.precision import is_autocast_on, why_another_precision
 from ..ops.linear import linear
 from .fused_class import Fused, fused_class
 
@@ -70,7 +70,7 @@ def _takes(x: Any, weight: Any, bias: Any, stride: tuple[int, ...]) -> bool:
     if any(size < width for size, width in zip(x.shape[2:], weight.shape[2:], strict=True)):
         return False
     dtype = x.dtype
-    if _any_autocast() and torch.is_autocast_enabled(x.device.type):
+    if _any_autocast() and is_autocast_on(x.device.type):
         # NOTE: autocast makes one dtype of all that are not float64.
         return all(t is None or t.dtype in _DTYPES[:3] for t in (x, weight, bias))
     if dtype not in _DTYPES or any(t is not None and t.dtype is not dtype for t in (weight, bias)):

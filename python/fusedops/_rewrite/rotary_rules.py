@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn as torch_nn
 
+from .._core.precision import is_autocast_on
 from .source import Reader
 
 if TYPE_CHECKING:
@@ -47,4 +48,4 @@ def are_fixed(cos: Tensor, sin: Tensor) -> bool:
     if _is_grad_enabled() and (cos.requires_grad or sin.requires_grad):
         return False
     # NOTE: what autocast makes of the function's own code is not on the probes.
-    return not (_any_autocast() and torch.is_autocast_enabled(cos.device.type))
+    return not (_any_autocast() and is_autocast_on(cos.device.type))

@@ -18,7 +18,7 @@ from .._core.activation import SAVES_OUTPUT, SAVES_PREACT
 from .._core.fp8 import BLOCKS, FORMAT_NAMES, NONE, SCALING_CODES, TILES
 from .hidden import hidden_grads, takes_hidden_grads
 from .inference import fp8_product, warn_of_emulation
-from .quantizer import Operand, quantize_rows
+from .quantizer import Operand, as_rows, quantize_rows
 from .weights import quantized_pair, quantized_weight, weight_scaling
 
 if TYPE_CHECKING:
@@ -139,10 +139,6 @@ def input_operands(
     if q is None or scale is None or q_t is None or scale_t is None:
         return how.inputs(as_rows(x), transposed)
     return operand(q, scale, how.rows), operand(q_t, scale_t, how.inputs_transposed)
-
-
-def as_rows(tensor: Tensor) -> Tensor:
-    return tensor.reshape(-1, tensor.shape[-1])
 
 
 def as_dtype(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:

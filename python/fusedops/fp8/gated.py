@@ -17,7 +17,6 @@ from .._core.activation import ACTIVATIONS
 from .._core.fp8 import BLOCK
 from .functions import (
     as_dtype,
-    as_rows,
     dtypes_of,
     input_operands,
     into_main_grad,
@@ -29,6 +28,7 @@ from .functions import (
     weight_grad,
 )
 from .hidden import HiddenGrads, hidden_grads, takes_hidden_grads
+from .quantizer import as_rows
 
 if TYPE_CHECKING:
     from .functions import Numbers

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from .._core.activation import CODES, raise_unknown
+from .._core.calls import public_with
 from .._core.checks import check_tensors
 from .._core.fp8 import FORMATS, OUT_CODES
+from .quantizer import as_rows
 
 _matmul = torch.ops.fusedops._fp8_matmul.default
 _warned: set[str] = set()
@@ -75,6 +77,7 @@ def _as_scale(name: str, scale: Tensor, of: Tensor) -> Tensor:
     return scale
 
 
+@public_with("fp8.linear", a="x8", b="w8", scale_a="scale_x", scale_b="scale_w")
 def linear(
     x8: Tensor,
     w8: Tensor,
@@ -132,7 +135,7 @@ def linear(
         )
     if x8.dtype not in FORMATS or x8.dim() == 0 or w8.dim() != 2:
         fp8_product(x8, w8, scale_x, scale_w, bias, code, dtype)  # raises
-    rows = x8.reshape(-1, x8.shape[-1])
+    rows = as_rows(x8)
     y = fp8_product(
         rows.detach(),
         w8.detach(),

@@ -9,12 +9,13 @@ from torch import Tensor
 
 from .. import _fakes  # noqa: F401  (registers the fakes)
 from .._autograd.shared import distinct, is_subclass, sees_torch_functions_only
+from .._core.calls import public
 from .._core.checks import check_tensors
 from .._core.dtensor import is_dtensor
 from .._core.fp8 import BLOCKS, FORMATS, NONE
 from .._core.traced import alike
-from .functions import as_rows, numbers, refuse_second_derivatives
-from .quantizer import Operand, Quantized, as_format
+from .functions import numbers, refuse_second_derivatives
+from .quantizer import Operand, Quantized, as_format, as_rows
 
 if TYPE_CHECKING:
     from .recipe import Recipe
@@ -151,6 +152,7 @@ def _quantized(
     return found if norm.residual is None else (found, total.view(x.shape))
 
 
+@public
 def layer_norm(
     x: Tensor,
     weight: Tensor | None = None,
@@ -194,6 +196,7 @@ def layer_norm(
     return found  # type: ignore[no-any-return]
 
 
+@public
 def rms_norm(
     x: Tensor,
     weight: Tensor | None = None,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .. import _fakes  # noqa: F401  (registers the fakes)
+from .._core.calls import public
 from .._core.checks import raise_not_tensor
 from .._core.fp8 import (
     BLOCK,
@@ -19,6 +21,13 @@ from .._core.fp8 import (
 )
 
 _quantize = torch.ops.fusedops.fp8_quantize.default
+
+
+def as_rows(tensor: Tensor) -> Tensor:
+    """(..., K) as the matrix (M, K)."""
+    # NOTE: reshape(-1, K) cannot tell M where K is 0, torch does not batch flatten in a backward,
+    # and torch.Size.numel makes numbers of the sizes that torch.export keeps as symbols.
+    return tensor.reshape(math.prod(tensor.shape[:-1]), tensor.shape[-1])
 
 
 class Quantized(NamedTuple):
@@ -81,6 +90,7 @@ def as_format(op: str, dtype: object) -> torch.dtype:
     return found
 
 
+@public
 def quantize(
     x: Tensor,
     scaling: str = "block",
@@ -121,13 +131,13 @@ def quantize(
     """
     if not isinstance(x, Tensor):
         raise_not_tensor("quantize", x=x)
-    if scaling not in SCALING_CODES or scaling == "none":
+    if not isinstance(scaling, str) or scaling not in SCALING_CODES or scaling == "none":
         allowed = "'block', 'tile', 'row' or 'tensor'"
         raise ValueError(f"quantize: scaling must be {allowed}; got {scaling!r}")
     code, wanted = SCALING_CODES[scaling], as_format("quantize", dtype)
     if x.dim() == 0:
         raise RuntimeError("quantize: x must have at least 1 dimension(s); got shape ()")
-    matrix = x.detach().reshape(-1, x.shape[-1]) if x.dim() != 2 else x.detach()
+    matrix = as_rows(x.detach())
     columns = code if transposed else NONE
     by_rows, by_columns, _ = quantize_rows(matrix, wanted, code, columns, power_of_two_scales)
     m, k = matrix.shape
@@ -137,6 +147,7 @@ def quantize(
     return Quantized(q, scale, by_columns.q[:, :m], by_columns.scale_of_rows())
 
 
+@public
 def dequantize(q: Tensor, scale: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Form ``q * scale`` for a matrix and its scale of any shape that `quantize` gives.
 
@@ -149,8 +160,11 @@ def dequantize(q: Tensor, scale: Tensor, dtype: torch.dtype = torch.float32) -> 
         A new tensor (M, K).
 
     Raises:
-        RuntimeError: The scale's shape is none of these.
+        TypeError: q or scale is not a tensor.
+        RuntimeError: q is no matrix, or the scale's shape is none of these.
     """
+    if q.dim() != 2:
+        raise RuntimeError(f"dequantize: q must be 2-dimensional, (M, K); got {tuple(q.shape)}")
     m, k = q.shape
     tiles, blocks = -(-m // BLOCK), -(-k // BLOCK)
     shape = tuple(scale.shape)

@@ -18,6 +18,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from .._core.calls import public
 from .._core.fp8 import FORMATS, NONE, ROW, TENSOR, TILES
 from .quantizer import Operand, quantize_rows
 
@@ -46,6 +47,7 @@ def _watch_optimizers() -> None:
     register_optimizer_step_post_hook(_count_step)
 
 
+@public
 def invalidate(model: torch.nn.Module | Tensor | None = None) -> None:
     """Forget the quantised weights of a model, of one weight, or of everything.
 

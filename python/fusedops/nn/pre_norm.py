@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .._core.activation import activation_code
+from .._core.precision import is_autocast_on
 from ..fp8 import recipe as _region
 from ..fp8.layers import fp8_gated_mlp, fp8_linear, fp8_mlp
 from ..fp8.normed import Norm
@@ -79,7 +80,7 @@ class PreNorm(torch.nn.Module):
         bias = None if rms else norm.bias
         given = Norm(rms, norm.weight, bias, eps, residual)
         compute = None
-        if torch.is_autocast_enabled(x.device.type):
+        if is_autocast_on(x.device.type):
             compute = torch.get_autocast_dtype(x.device.type)
         return _layer_in_fp8(layer, x, compute, given)
 

@@ -13,7 +13,7 @@ from .._autograd.autocast import cast
 from .._autograd.batch_norm import BatchNormOptions, batch_norm
 from .._autograd.compose import activate
 from .._autograd.shared import sees_torch_functions_only
-from .._core.calls import public
+from .._core.calls import public, shown
 from .._core.dtensor import is_dtensor
 from .conv_problem import (
     check_alike,
@@ -31,6 +31,19 @@ __all__ = ["batch_norm_act"]
 
 _any_autocast = torch._C._is_any_autocast_enabled
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
+
+
+def options_of(
+    op: str, activation: str | None, training: bool, momentum: float, eps: float, group: Any
+) -> BatchNormOptions:
+    """The options of a call; raises, as torch does, for what is no bool and an eps of 0."""
+    if training is not True and training is not False:
+        raise TypeError(f"{op}: training must be a bool; got {shown(training)}")
+    if eps <= 0:
+        raise ValueError(f"{op}: eps must be positive; got {eps}")
+    return BatchNormOptions(
+        code_of(op, activation), training, momentum, eps, group if training else None
+    )
 
 
 def torch_batch_norm_act(
@@ -122,7 +135,8 @@ def batch_norm_act(
         A new tensor like x, in its memory format.
 
     Raises:
-        ValueError: The activation is unknown, or training has one value per channel.
+        ValueError: The activation is unknown, eps is not positive, or training has one value per
+            channel.
         TypeError: An argument has another type.
         RuntimeError: Shapes, dtypes or devices do not fit; the message names op, argument, what was
             expected and what came.
@@ -131,9 +145,7 @@ def batch_norm_act(
     and Szegedy, Batch normalization, 2015; of the statistics: Chan, Golub and LeVeque, 1979.
     """
     op = "batch_norm_act"
-    options = BatchNormOptions(
-        code_of(op, activation), training, momentum, eps, group if training else None
-    )
+    options = options_of(op, activation, training, momentum, eps, group)
     check_floating(op, x)
     if x.dim() not in (2, 3, 4, 5):
         raise RuntimeError(

@@ -19,7 +19,13 @@ from .._core.activation import CODES
 from .._core.calls import public
 from .._core.precision import fp32_precision
 from . import conv_graph
-from .batch_norm import channels_behind, channels_second, sees_torch, torch_batch_norm_act
+from .batch_norm import (
+    channels_behind,
+    channels_second,
+    options_of,
+    sees_torch,
+    torch_batch_norm_act,
+)
 from .conv_problem import (
     CHANNELS_LAST,
     ConvProblem,
@@ -28,7 +34,6 @@ from .conv_problem import (
     check_statistics,
     check_values,
     check_vectors,
-    code_of,
     conv_problem,
 )
 from .linear import _autocast_dtype
@@ -367,7 +372,8 @@ def conv_bn_act(
         result back.
 
     Raises:
-        ValueError: The activation is unknown, or training has one value per channel.
+        ValueError: The activation is unknown, eps is not positive, or training has one value per
+            channel.
         TypeError: An argument has another type.
         RuntimeError: Shapes, dtypes or devices do not fit; the message names op, argument, what was
             expected and what came.
@@ -381,9 +387,7 @@ def conv_bn_act(
         >>> y = fusedops.conv_bn_act(x, weight, None, mean, var, gamma, beta, activation="relu")
     """
     op = "conv_bn_act"
-    options = BatchNormOptions(
-        code_of(op, activation), training, momentum, eps, group if training else None
-    )
+    options = options_of(op, activation, training, momentum, eps, group)
     if _any_autocast() and (compute := _autocast_dtype(x)) is not None:
         x, weight = cast(x, compute), cast_weight(weight, compute)
         bias = None if bias is None else cast_weight(bias, compute)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from .._core.activation import activation_code
+from .._core.calls import as_int, shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,8 +58,34 @@ def check_floating(op: str, x: Tensor) -> None:
         raise RuntimeError(f"{op}: x must be float16, bfloat16, float32 or float64; got {dtype}")
 
 
+def _integers(op: str, name: str, value: Any) -> Any:
+    """An int or a tuple of them; padding's words are left.
+
+    NOTE: what is kept by arguments is found by equal ones, and True and 1.0 equal 1.
+    """
+    if type(value) is int or (name == "padding" and isinstance(value, str)):
+        return value
+    if isinstance(value, (tuple, list)):
+        if all(type(n) is int for n in value):
+            return tuple(value)
+        return tuple(_integer(op, name, n, value) for n in value)
+    return _integer(op, name, value, value)
+
+
+def _integer(op: str, name: str, number: Any, value: Any) -> Any:
+    if isinstance(number, torch.SymInt):
+        return number
+    try:
+        return as_int(op, name, number)
+    except TypeError:
+        expected = "an int, a str" if name == "padding" else "an int"
+        raise TypeError(
+            f"{op}: {name} must be {expected} or a sequence of ints; got {shown(value)}"
+        ) from None
+
+
 def _numbers(op: str, name: str, value: Any, spatial: int, least: int) -> Sizes:
-    numbers = (value,) * spatial if isinstance(value, int) else tuple(value)
+    numbers = value if isinstance(value, tuple) else (value,) * spatial
     if len(numbers) == 1:
         numbers *= spatial
     if len(numbers) != spatial or any(n < least for n in numbers):
@@ -95,7 +123,9 @@ def conv_problem(
 ) -> ConvProblem:
     """Check x (N, C, ...), weight (O, C / groups, ...) and the numbers; raise what is wrong."""
     check_floating(op, x)
-    numbers = [n if isinstance(n, (int, str)) else tuple(n) for n in (stride, padding, dilation)]
+    given = {"stride": stride, "padding": padding, "dilation": dilation}
+    numbers = [_integers(op, name, value) for name, value in given.items()]
+    groups = groups if type(groups) is int else as_int(op, "groups", groups)
     arguments: tuple[Any, ...] = (op, tuple(x.shape), tuple(weight.shape), *numbers, groups)
     # NOTE: what torch.compile traces may have sizes that are no numbers.
     traced = torch.compiler.is_compiling() or any(type(n) is not int for n in x.shape)
@@ -126,6 +156,8 @@ def _geometry(
             f"{op}: x must have {weight[1] * groups} channels to match weight {weight} in {groups} "
             f"group(s); got shape {x}"
         )
+    if x[1] == 0:  # torch's result has no channels then, whatever the weight has
+        raise RuntimeError(f"{op}: x must have at least 1 channel; got shape {x}")
     kernel = weight[2:]
     stride = _numbers(op, "stride", stride, len(kernel), 1)
     dilation = _numbers(op, "dilation", dilation, len(kernel), 1)
@@ -191,6 +223,12 @@ def check_statistics(
         raise RuntimeError(
             f"{op}: running_mean and running_var must both be given or neither; {name} is None"
         )
+    for name, running in (("running_mean", running_mean), ("running_var", running_var)):
+        if running is not None and running.requires_grad and torch.is_grad_enabled():
+            raise RuntimeError(
+                f"{op}: {name} must not require grad, since it has no gradient; got a tensor that "
+                "requires grad"
+            )
     if running_mean is None and not training:
         raise RuntimeError(
             f"{op}: running_mean and running_var must be given where training is False and a "
@@ -200,7 +238,7 @@ def check_statistics(
 
 def check_values(op: str, shape: Sizes) -> None:
     """Raise, as torch does, where the statistics would be those of a single value."""
-    if torch.Size((shape[0], *shape[2:])).numel() == 1:
+    if math.prod((shape[0], *shape[2:])) == 1:
         raise ValueError(
             f"{op}: x must give more than 1 value per channel when training; got input size "
             f"{tuple(shape)}"

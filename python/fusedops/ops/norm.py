@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence  # noqa: TC003 (`public` reads annotations)
 from typing import Any, overload
 
@@ -187,6 +188,8 @@ def _norm_dims(op: str, x: Tensor, normalized_shape: int | Sequence[int]) -> int
     """How many dims are normalised; what the op never gets to see is checked here."""
     if isinstance(normalized_shape, int):
         normalized_shape = (normalized_shape,)
+    elif not hasattr(normalized_shape, "__len__") and hasattr(normalized_shape, "__index__"):
+        normalized_shape = (operator.index(normalized_shape),)  # of NumPy
     count = len(normalized_shape)
     if count == 0 or tuple(x.shape[-count:]) != tuple(normalized_shape):
         raise RuntimeError(

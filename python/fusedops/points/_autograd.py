@@ -62,7 +62,7 @@ class Group(torch.autograd.Function):
         if need_centers:
             valid = ((idx >= 0) & (idx < ctx.rows)).unsqueeze(-1)
             wide = torch.float64 if dout.dtype == torch.float64 else torch.float32
-            sums = torch.where(valid, dout[..., :dim], 0).sum(2, dtype=wide)
+            sums = torch.where(valid, dout.narrow(-1, 0, dim), 0).sum(2, dtype=wide)
             dcenters = -sums.to(ctx.point_dtype)
         return dfeatures, None, dpoints, dcenters
 

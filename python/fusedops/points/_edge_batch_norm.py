@@ -15,6 +15,7 @@ its share of a sum is 1 - copies. In dy that gives each edge's point and weights
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -49,8 +50,14 @@ def wide_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def rows_of(y: Tensor) -> Tensor:
+    """(..., C) as a matrix."""
+    # NOTE: torch does not batch flatten in a backward, and reshape(-1, 0) is ambiguous.
+    return y.reshape(math.prod(y.shape[:-1]), y.shape[-1])
+
+
 def _column_sums(y: Tensor) -> Tensor:
-    return y.flatten(0, -2).sum(0)
+    return rows_of(y).sum(0)
 
 
 def _masked_statistics(y: Tensor, valid: Tensor, group: Any) -> Statistics:
@@ -93,7 +100,7 @@ def _statistics(y: Tensor, slots: Slots, eps: float, group: Any) -> Statistics:
     """
     if slots.copies is not None and y.dtype.itemsize > 2:
         return _masked_statistics(y, slots.valid, group)
-    rows = y.flatten(0, -2)
+    rows = rows_of(y)
     mean, var = _moments(rows, eps)
     copies = None if slots.copies is None else slots.copies.to(mean.dtype)
     sums, count = mean * rows.shape[0], mean.new_full((), rows.shape[0])
@@ -111,7 +118,7 @@ def _statistics(y: Tensor, slots: Slots, eps: float, group: Any) -> Statistics:
     # NOTE: slots of groups without neighbours are far from the centre; taken back from a sum, they
     # would leave its rounding error. They take the centre's place, as halves have it.
     stand_in = centre.to(y.dtype)
-    mean, var = _moments(torch.where(slots.valid, y, stand_in).flatten(0, -2), eps)
+    mean, var = _moments(rows_of(torch.where(slots.valid, y, stand_in)), eps)
     off, left = stand_in.to(mean.dtype) - centre, copies.sum()
     sums = torch.stack(
         [
@@ -151,8 +158,8 @@ def _reduce_backward(
 ) -> Tensor:
     """(2, C): the sums of dz and of dz x."""
     if winners is None and y.is_cuda and y.numel() > 0:
-        flat = dz.to(y.dtype).contiguous().flatten(0, -2)
-        rows, ones = y.contiguous().flatten(0, -2), torch.ones_like(rstd)
+        flat = rows_of(dz.to(y.dtype).contiguous())
+        rows, ones = rows_of(y.contiguous()), torch.ones_like(rstd)
         sums = torch.batch_norm_backward_reduce(flat, rows, mean, rstd, ones, True, True, True)
         return torch.stack([sums[3], sums[2]])
     dz = dz.to(mean.dtype)
@@ -182,10 +189,10 @@ class _Gradient(NamedTuple):
         """dy where every slot was normalised."""
         if y.is_cuda and y.numel() > 0:
             count = torch.ones(1, dtype=torch.int32, device=y.device)
-            flat = dz.to(y.dtype).contiguous().flatten(0, -2)
+            flat = rows_of(dz.to(y.dtype).contiguous())
             sums = (self.mean_dz, self.mean_dzx / self.rstd)
             dy = torch.batch_norm_backward_elemt(
-                flat, y.flatten(0, -2), self.mean, self.rstd, self.weight, *sums, count
+                flat, rows_of(y), self.mean, self.rstd, self.weight, *sums, count
             ).reshape(y.shape)
         else:
             dy = (dz * self.scale + self.of_statistics(y, 1.0)).to(y.dtype)
@@ -200,7 +207,7 @@ class _Gradient(NamedTuple):
         scale, half = self.scale, torch.full_like(self.rstd, 0.5)
         slope, shift = -scale * self.mean_dzx * self.rstd, -scale * self.mean_dz
         # NOTE: one pass with one rounding; the variance is 0.5 + 0.5, as eps must not be 0.
-        rows = F.batch_norm(y.flatten(0, -2), self.mean, half, slope, shift, False, 0.0, 0.5)
+        rows = F.batch_norm(rows_of(y), self.mean, half, slope, shift, False, 0.0, 0.5)
         dy, share = rows.reshape(y.shape), None
         if copies is not None:
             of_first = (1 - copies).to(self.mean.dtype)
@@ -240,9 +247,9 @@ class BatchNormFunction(torch.autograd.Function):
             # NOTE: torch's CPU kernel has scale y + (bias - scale mean), which cancels where the
             # mean is many standard deviations away.
             used, mean = used - mean, torch.zeros_like(mean)
-        z = F.batch_norm(
-            used.flatten(0, -2), mean, found.var, weight, bias, False, 0.0, eps
-        ).reshape(used.shape)
+        z = F.batch_norm(rows_of(used), mean, found.var, weight, bias, False, 0.0, eps).reshape(
+            used.shape
+        )
         ctx.save_for_backward(y, valid, copies, winners, weight, bias, *found)
         ctx.options = (eps, group, dtype)
         ctx.mark_non_differentiable(*found)
@@ -347,9 +354,7 @@ def running_norm(y: Tensor, norm: BatchNorm) -> Tensor:
     )
     if weight is None and bias is not None:  # torch's CUDA kernel has no bias gradient then
         weight = torch.ones_like(bias)
-    return F.batch_norm(y.flatten(0, -2), mean, var, weight, bias, False, 0.0, norm.eps).reshape(
-        y.shape
-    )
+    return F.batch_norm(rows_of(y), mean, var, weight, bias, False, 0.0, norm.eps).reshape(y.shape)
 
 
 def running_affine(

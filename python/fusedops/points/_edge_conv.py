@@ -118,8 +118,10 @@ def _backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
             dfeatures = dproducts @ stacked
         if needs[1]:
             # NOTE: a point in no edge may hold anything, even NaN.
-            rows = torch.where(used.unsqueeze(-1), features, 0).flatten(0, 1)
-            dweight = _unstacked(dproducts.flatten(0, 1).t() @ rows)
+            # torch does not batch flatten in a backward.
+            count = used.numel()
+            rows = torch.where(used.unsqueeze(-1), features, 0).reshape(count, features.shape[-1])
+            dweight = _unstacked(dproducts.reshape(count, dproducts.shape[-1]).t() @ rows)
     return (dfeatures, dweight, None, None, *norm_grads(plan, norms, {0: grads}))
 
 

@@ -7,6 +7,7 @@ to an edge. That is exact algebra, not an approximation.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -111,8 +112,10 @@ class PointRows(torch.autograd.Function):
             if not ctx.needs_input_grad[1]:
                 return dx, None
             used = (dout != 0).any(-1, keepdim=True)
-            rows = torch.where(used, x, 0).flatten(0, -2)
-            return dx, dout.flatten(0, -2).t() @ rows
+            # NOTE: torch does not batch flatten in a backward.
+            count = math.prod(x.shape[:-1])
+            rows = torch.where(used, x, 0).reshape(count, x.shape[-1])
+            return dx, dout.reshape(count, dout.shape[-1]).t() @ rows
 
 
 def product_by_point(x: Tensor, weight: Tensor) -> Tensor:

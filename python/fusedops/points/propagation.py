@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence  # noqa: TC003 (`public` reads annotations)
 
 import torch
@@ -108,7 +109,7 @@ def feature_propagation(
     of_known = known_features.shape[-1]
     of_skip = 0 if features is None else features.shape[-1]
     layers = check_layers(op, weights, biases, norms, of_known + of_skip, xyz)
-    check_edge_count(op, layers.norms, xyz.shape[:-1].numel())
+    check_edge_count(op, layers.norms, math.prod(xyz.shape[:-1]))
     xyz = coordinates(op, "xyz", xyz, layers)
     known_xyz = coordinates(op, "known_xyz", known_xyz, layers)
     weight = layers.weights[0]

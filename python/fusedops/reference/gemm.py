@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from .activation import activate, activate_grad
@@ -49,6 +50,6 @@ def linear_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients (dx, dweight, dbias) of `linear` for the output gradient dy (..., N)."""
     dz = dy * activate_grad(linear_preact(x, weight, bias), activation)
-    rows = x.shape[:-1].numel()
+    rows = math.prod(x.shape[:-1])
     dz_rows = dz.reshape(rows, weight.shape[0])
     return dz @ weight, dz_rows.t() @ x.reshape(rows, weight.shape[1]), dz_rows.sum(0)

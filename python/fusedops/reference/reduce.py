@@ -76,4 +76,4 @@ def std(x: Tensor, dims: Dims, correction: float = 1, keepdim: bool = False) -> 
 
 def bias_grad(dy: Tensor) -> Tensor:
     """dy (..., N) summed to (N,)."""
-    return dy.reshape(dy.shape[:-1].numel(), dy.shape[-1]).sum(0)
+    return dy.reshape(math.prod(dy.shape[:-1]), dy.shape[-1]).sum(0)

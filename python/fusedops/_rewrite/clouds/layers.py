@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch import nn as torch_nn
 
+from ..._core.precision import is_autocast_on
 from ...nn.activation import activation_name
 from ...nn.linear import plain, untouched
 from ...nn.points.arguments import norm_arguments, readable
@@ -59,7 +60,7 @@ class Layers(NamedTuple):
             return False
         if dtype not in _FLOATS or any(layer.weight.dtype is not dtype for layer in self.linears):
             return False
-        if _any_autocast() and torch.is_autocast_enabled(device.type):
+        if _any_autocast() and is_autocast_on(device.type):
             return dtype is torch.float32 and all(x.is_floating_point() for x in given)
         return all(x.dtype is dtype for x in given)
 

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch import nn as torch_nn
 
+from ..._core.precision import is_autocast_on
 from ...ops.cross_entropy import loss_of_rows
 from ..known import KnownFunctions
 from ..source import Reader
@@ -64,7 +65,7 @@ class CriterionForm(NamedTuple):
         if not (logits.is_contiguous() and target.is_contiguous()):  # which it may view
             return False
         # NOTE: autocast leaves a loss alone that is formed in float32.
-        return self.wide or not torch.is_autocast_enabled(logits.device.type)
+        return self.wide or not is_autocast_on(logits.device.type)
 
 
 def _read(function: FunctionType) -> tuple[CriterionForm, Outside] | None:

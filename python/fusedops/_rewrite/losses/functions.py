@@ -20,6 +20,7 @@ from torch import nn as torch_nn
 
 from ..._autograd.compose import no_autocast
 from ..._autograd.shared import sees_torch_functions_only
+from ..._core.precision import is_autocast_on
 from ...ops.cross_entropy import REDUCTIONS, cross_entropy, loss_of_rows
 from ..fused_class import Fused, fused_class
 from ..known import KnownFunctions, close
@@ -248,7 +249,7 @@ class LossForm(NamedTuple):
         elif count is not None and type(count) is not int:
             return False
         # NOTE: autocast leaves a loss alone that is formed in float32.
-        return self.wide or not torch.is_autocast_enabled(logits.device.type)
+        return self.wide or not is_autocast_on(logits.device.type)
 
 
 def _read(function: FunctionType) -> tuple[LossForm, Outside] | None:

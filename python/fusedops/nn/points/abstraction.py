@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from ..._core.calls import as_int, shown
 from ..._fakes.cloud import check_clouds
 from ...ops.segment import segment_reduce
 from ...points._cloud import check_cloud_arguments
@@ -14,7 +15,7 @@ from ...points.abstraction import set_abstraction
 from ...points.grouping import gather, group
 from ...points.sampling import farthest_point_sample
 from .lengths import check_lengths
-from .mlp import SharedMLP, is_readable
+from .mlp import SharedMLP, is_readable, widths_of
 from .neighbourhoods import neighbourhoods
 from .pooling import in_clouds, in_dtype_of, run_on_edges, run_on_points
 
@@ -29,6 +30,42 @@ def check_pool(op: str, pool: str) -> None:
     """Raise the error for an unknown pooling."""
     if pool not in _POOLS:
         raise ValueError(f"{op}: pool must be one of {', '.join(map(repr, _POOLS))}; got {pool!r}")
+
+
+def _listed(value: Any) -> list[Any] | None:
+    """The values of a sequence; None for a number, of NumPy or a tensor too."""
+    try:
+        return list(value)
+    except TypeError:
+        return None
+
+
+def _each(value: Any) -> list[Any]:
+    """The values of a sequence, or the one value."""
+    found = _listed(value)
+    return [value] if found is None else found
+
+
+def _radius(value: Any) -> Any:
+    """A radius as a number of Python, or None."""
+    if value is None or type(value) in (int, float):
+        return value
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"SetAbstraction: radius must be a number or None; got {shown(value)}"
+        ) from None
+
+
+def _scales(mlps: Any) -> list[list[int]]:
+    """The widths of each scale: of one whose widths are given by themselves, or of several."""
+    given = _each(mlps)
+    if not given:
+        raise ValueError("SetAbstraction: mlps must have one width or more; got []")
+    one = isinstance(given[0], str) or _listed(given[0]) is None
+    several = [given] if one else given
+    return [widths_of("SetAbstraction", "mlps", widths) for widths in several]
 
 
 class SetAbstraction(torch.nn.Module):
@@ -94,9 +131,9 @@ class SetAbstraction(torch.nn.Module):
         **mlp: Any,
     ) -> None:
         check_pool("SetAbstraction", pool)
-        scales: Any = [mlps] if isinstance(mlps[0], int) else list(mlps)
-        radii = [radius] if isinstance(radius, (int, float, type(None))) else list(radius)
-        ks = [k] if isinstance(k, int) else list(k)
+        scales = _scales(mlps)
+        radii = [_radius(one) for one in _each(radius)]
+        ks = [as_int("SetAbstraction", "k", one) for one in _each(k)]
         if not len(scales) == len(radii) == len(ks):
             raise ValueError(
                 f"SetAbstraction: radius and k must have one value for each of {len(scales)} "
@@ -278,7 +315,7 @@ class GlobalSetAbstraction(torch.nn.Module):
             )
         super().__init__()
         first = in_channels + (dimensions if use_xyz else 0)
-        self.mlp = SharedMLP([first, *mlp], **options)
+        self.mlp = SharedMLP([first, *widths_of("GlobalSetAbstraction", "mlp", mlp)], **options)
         self.dimensions, self.use_xyz, self.pool = dimensions, use_xyz, pool
 
     def forward(

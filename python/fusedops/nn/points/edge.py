@@ -11,7 +11,7 @@ from ...points.abstraction import edge_conv
 from ...points.grouping import group
 from ...points.neighbours import knn
 from .abstraction import check_pool
-from .mlp import SharedMLP, is_readable
+from .mlp import SharedMLP, is_readable, widths_of
 from .pooling import run_on_edges
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class EdgeConv(torch.nn.Module):
         check_pool("EdgeConv", pool)
         super().__init__()
         self.mlp = SharedMLP(
-            [2 * in_channels, *mlp],
+            [2 * in_channels, *widths_of("EdgeConv", "mlp", mlp)],
             activation=activation,
             negative_slope=negative_slope,
             **options,

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..._autograd.compose import activate
 from ..._core.activation import activation_code
+from ..._core.calls import as_int, shown
 from ...ops.linear import linear
 from ...points._edge_mlp import shared_mlp
 from ..linear import plain, untouched
@@ -27,6 +28,16 @@ def activated(x: Tensor, activation: str | None, negative_slope: float = 0.01) -
     if activation == "leaky_relu":
         return F.leaky_relu(x, negative_slope)
     return activate(x, activation_code(activation))
+
+
+def widths_of(op: str, name: str, widths: Any) -> list[int]:
+    """Widths of layers as a list of ints; raises what is wrong with them."""
+    expected = "a sequence of ints"
+    try:
+        given = list(widths)
+    except TypeError:
+        raise TypeError(f"{op}: {name} must be {expected}; got {shown(widths)}") from None
+    return [as_int(op, name, width, expected) for width in given]
 
 
 def is_readable(mlp: object) -> bool:
@@ -56,6 +67,7 @@ class SharedMLP(torch.nn.Module):
         dtype: Of the parameters.
 
     Raises:
+        TypeError: A width is no int.
         ValueError: The activation or norm is unknown, or there are fewer than two widths.
 
     Shape:
@@ -80,6 +92,7 @@ class SharedMLP(torch.nn.Module):
         activation_code(activation, op="fusedops.nn.SharedMLP")
         if norm is not None and norm not in _NORMS:
             raise ValueError(f"SharedMLP: norm must be 'batch', 'layer' or None; got {norm!r}")
+        channels = widths_of("SharedMLP", "channels", channels)
         if len(channels) < 2:
             raise ValueError(f"SharedMLP: channels must have two widths or more; got {channels}")
         super().__init__()

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..._core.precision import is_autocast_on
 from .mlp import SharedMLP
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ def in_dtype_of(layers: nn.Module, rows: Tensor) -> Tensor:
 
     As they are where autocast is on, which casts them, and where there is no such parameter.
     """
-    if torch.is_autocast_enabled(rows.device.type):
+    if is_autocast_on(rows.device.type):
         return rows
     for parameter in layers.parameters():
         if parameter.is_floating_point():

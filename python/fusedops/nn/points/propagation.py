@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...points.interpolation import knn_interpolate
 from ...points.propagation import feature_propagation
-from .mlp import SharedMLP, is_readable
+from .mlp import SharedMLP, is_readable, widths_of
 from .pooling import in_clouds, run_on_points
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class FeaturePropagation(torch.nn.Module):
         if power not in (1, 2):
             raise ValueError(f"FeaturePropagation: power must be 1 or 2; got {power!r}")
         super().__init__()
-        self.mlp = SharedMLP([in_channels, *mlp], **options)
+        self.mlp = SharedMLP([in_channels, *widths_of("FeaturePropagation", "mlp", mlp)], **options)
         self.k, self.order, self.power = k, order, power
 
     def forward(
