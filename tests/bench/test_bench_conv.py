@@ -7,6 +7,7 @@ import torch
 
 from fusedops.bench import runner
 from fusedops.bench.report.conv_bars import conv_bars
+from fusedops.bench.report.summary import kind
 from fusedops.bench.suites.base import ALL, PeerUnavailableError, Selection, load_suite
 from fusedops.bench.suites.conv import layers, nets
 
@@ -50,6 +51,15 @@ def test_a_layer(layer: layers.Layer, pass_: str) -> None:
     assert inputs[0].is_contiguous(memory_format=torch.channels_last)
     y = layers.by_torch(layer, False)(*(t.detach() for t in inputs[: 6 + layer.residual]))
     assert y.shape == (layer.batch, layer.out, layer.out_side, layer.out_side)
+
+
+def test_the_summary_has_a_line_a_kind_of_layer() -> None:
+    names = [layer.name for layer in SMALL] + ["resnet50/B64"]
+    kinds = [kind({"suite": "conv", "case": name}) for name in names]
+    assert kinds == ["3x3", "1x1", "depthwise", "7x7", "resnet50"]
+    names = ["8x16x24/block", "T8_d16_h32/mlp", "quantize/8x16", "rms_norm/8x16"]
+    kinds = [kind({"suite": "fp8", "case": name}) for name in names]
+    assert kinds == ["block", "mlp", "quantize", "rms_norm"]
 
 
 def test_errors_stop_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
