@@ -46,7 +46,11 @@ def test_a_layer(layer: layers.Layer, pass_: str) -> None:
     assert result.notes == missing
     assert set(result.errors) == ({"ours", "eager"} if pass_ == "infer" else set())
     (row,) = runner.rows(suite, result, CPU)
-    assert float(row["tflops"]) > 0
+    assert row["tflops"]
+    work = suite.work(
+        layer.case, torch.bfloat16, pass_
+    )  # the row rounds a slow machine's rate to 0
+    assert work.flops > 0
     inputs = suite.make_inputs(layer.case, torch.bfloat16, pass_, CPU)
     assert inputs[0].is_contiguous(memory_format=torch.channels_last)
     y = layers.by_torch(layer, False)(*(t.detach() for t in inputs[: 6 + layer.residual]))
