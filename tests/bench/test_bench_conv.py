@@ -47,9 +47,8 @@ def test_a_layer(layer: layers.Layer, pass_: str) -> None:
     assert set(result.errors) == ({"ours", "eager"} if pass_ == "infer" else set())
     (row,) = runner.rows(suite, result, CPU)
     assert row["tflops"]
-    work = suite.work(
-        layer.case, torch.bfloat16, pass_
-    )  # the row rounds a slow machine's rate to 0
+    # NOTE: the row rounds the rate of a busy machine to 0.
+    work = suite.work(layer.case, torch.bfloat16, pass_)
     assert work.flops > 0
     inputs = suite.make_inputs(layer.case, torch.bfloat16, pass_, CPU)
     assert inputs[0].is_contiguous(memory_format=torch.channels_last)

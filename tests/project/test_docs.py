@@ -86,7 +86,8 @@ def test_python_runs(page: Path) -> None:
 
 def test_no_comment_begins_with_of() -> None:
     """A comment is a sentence with a subject."""
-    begins = re.compile(r'(//|^\s*#|"""|^\s+\w+:) Of |"""Of ')
+    begins = re.compile(r'((//|^\s*#|^\s+\w+:) |"{3})Of ')
+    assert all(begins.search(f"{mark}Of a") for mark in ("  // ", "# ", "  x: ", '"' * 3))
     found = [
         f"{path.relative_to(ROOT)}:{number}"
         for folder in ("csrc", "python", "tests", "perf", "scripts", "examples")
