@@ -16,7 +16,7 @@ export VENV
 export USE_CUDA ?= auto
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
 
-.PHONY: help venv build demo test gpu-test need-wheel compat bench docs lint format wheel wheels clean
+.PHONY: help venv build demo test gpu-test need-wheel compat bench figures docs lint format wheel wheels clean
 help:  ## show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -63,6 +63,12 @@ compat: need-wheel venv  ## the tests against the newest wheel under another tor
 
 bench: build  ## measure every suite against its usual peers
 	@$(PY) -m fusedops bench all
+
+figures: build  ## every table and picture of the documents, again from the CSVs of perf/results
+	@$(PY) scripts/requirements.py bench \
+	  | $(PY) -m pip --disable-pip-version-check install -q -r /dev/stdin
+	@$(PY) perf/readme_table.py
+	@$(PY) perf/draw_plots.py
 
 docs: build  ## HTML of docs/ and of the docstrings in build/docs; a warning is an error
 	@$(PY) scripts/requirements.py docs \

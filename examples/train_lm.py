@@ -242,7 +242,7 @@ class Trainer:
 
 
 def peak_mb(device: torch.device) -> float:
-    """Of the GPU's allocator, or of the process."""
+    """The peak of the GPU's allocator, or of the process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) * 1e-6
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1.024e-3

@@ -1,9 +1,11 @@
-"""Draws the pictures of docs/performance.md from the CSVs in perf/results: docs/plots/*.svg.
+"""Draws the pictures of all pages from the CSVs in perf/results: `make figures`.
 
-    python perf/draw_plots.py            # into docs/plots
-    python perf/draw_plots.py FOLDER     # elsewhere: a test compares
+    python perf/draw_plots.py            # docs/plots/*.svg and perf/results/*/plots/*.svg
+    python perf/draw_plots.py FOLDER     # FOLDER/*.svg and FOLDER/*/plots/*.svg: a test compares
 
-Every number is a row of a committed CSV. Pictures are as narrow as a telephone shows them.
+Those of docs/plots are shown by docs/performance.md, the others, which `bench --plot` draws as
+well, by README.md and docs/benchmarks.md. Every number is a row of a committed CSV. Pictures of
+docs/plots are as narrow as a telephone shows them.
 """
 
 from __future__ import annotations
@@ -11,12 +13,14 @@ from __future__ import annotations
 import csv
 import shutil
 import sys
+import tempfile
 from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fusedops.bench.report.figures import geomean, shape
 from fusedops.bench.report.model_bars import VARIANTS, models
+from fusedops.bench.report.plot import plot
 from fusedops.bench.report.results import NO_PEER, Row, read_rows
 
 if TYPE_CHECKING:
@@ -297,9 +301,29 @@ PICTURES: dict[str, Callable[[Any], Any]] = {
     )
 }
 COPIED = {"training_curve": RESULTS / "pointcloud/training_cpu.svg"}  # compare_training.py drew it
+# Charts of `bench --plot` that README.md and docs/benchmarks.md show.
+CHARTS = {
+    "h200/linear": ("linear_fwd_speedup", "linear_fwd_roofline", "linear_step_speedup"),
+    "h200/skinny": ("skinny_fwd_speedup",),
+    "h100/models": ("models_step",),
+}
+
+
+def charts(folder: Path) -> list[Path]:
+    """Draws the CHARTS into `folder`/<card>/plots."""
+    written = []
+    for source, names in CHARTS.items():
+        card = source.split("/")[0]
+        with tempfile.TemporaryDirectory() as scratch:
+            drawn = {f.name: f for f in plot([RESULTS / f"{source}.csv"], Path(scratch))}
+            for name in (f"{n}.svg" for n in names):
+                (folder / card / "plots").mkdir(parents=True, exist_ok=True)
+                written.append(Path(shutil.copyfile(drawn[name], folder / card / "plots" / name)))
+    return written
 
 
 def main(folder: Path) -> list[Path]:
+    """Draws the PICTURES and copies the COPIED."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -320,5 +344,8 @@ def main(folder: Path) -> list[Path]:
 
 
 if __name__ == "__main__":
-    for path in main(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs/plots"):
+    elsewhere = Path(sys.argv[1]) if len(sys.argv) > 1 else None
+    # NOTE: the charts come first; `main` sets a smaller font than `bench --plot` has.
+    files = charts(elsewhere or RESULTS)
+    for path in [*files, *main(elsewhere or ROOT / "docs/plots")]:
         print(f"wrote {path}")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[1]
 README, BENCHMARKS = ROOT / "README.md", ROOT / "docs/benchmarks.md"
 BEGIN, END = "<!-- perf:begin (perf/readme_table.py) -->", "<!-- perf:end -->"
-# Of whole models, at the top of the README; nothing stands between them while none is measured.
+# Whole models stand at the top of the README; nothing is between these while none is measured.
 MODELS = "<!-- models:begin (perf/readme_table.py) -->", "<!-- models:end -->"
 PEERS = {
     "eager": "eager",
@@ -102,7 +102,7 @@ POINTS = (
     "group/B32_N1024_M512_K32_C128",
     "interpolate/B16_N1024_M4096_K3_C256",
 )
-# `python -m fusedops bench --plot` draws these.
+# perf/draw_plots.py draws these.
 PLOTS = ("linear_fwd_speedup", "linear_fwd_roofline", "linear_step_speedup", "skinny_fwd_speedup")
 PASSES = {
     "fwd": "forward",
@@ -374,7 +374,7 @@ def main() -> int:
     stale = {p: text for p, text in pages(options.results).items() if p.read_text() != text}
     for page, text in stale.items():
         if options.check:
-            print(f"{page} is out of date; run: python {sys.argv[0]}", file=sys.stderr)
+            print(f"{page} is out of date; run: make figures", file=sys.stderr)
         else:
             page.write_text(text)
     return int(options.check and bool(stale))

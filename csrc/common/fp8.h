@@ -32,7 +32,7 @@ inline constexpr int64_t kFp8ScaleRows = 4;  // and the rows of 1x128 scales
 // The smallest maximum of a block: zeros stay zeros, and 448 / maximum stays finite.
 inline constexpr float kFp8SmallestMaximum = 0x1p-100f;
 
-// Of a normal number, by its bits: the mantissa 0, the exponent one more where it was not.
+// The bits of a normal number: the mantissa becomes 0, the exponent one more where it was not.
 constexpr float next_power_of_two(float value) {
   return std::bit_cast<float>((std::bit_cast<uint32_t>(value) + 0x7fffffu) & 0xff800000u);
 }

@@ -69,7 +69,7 @@ inline constexpr const char* kPointsSchemas[] = {
     "edge_pool_backward(Tensor dout, Tensor best, Tensor which, Tensor affine, Tensor? stats, "
     "float slope) -> (Tensor winners, Tensor grads, Tensor dense)",
 
-    // Of the first layer's gradient: (E, 4) weights and weighted offsets of the rows; (E, C) the
+    // The first layer's gradient needs (E, 4) weights and weighted offsets of the rows; (E, C) the
     // rows' winners; sums over the rows of a group (G, C); sums in closed form (R, C) and their
     // products with coordinates (C, 3); the sums in like's dtype where that rounds.
     "edge_moments(Tensor list, Tensor ends, Tensor? points, Tensor? centers) -> Tensor",
@@ -85,7 +85,7 @@ inline constexpr const char* kPointsSchemas[] = {
     "edge_point_sums(Tensor rows, Tensor entries, Tensor ranges, Tensor? weights, int per_row) -> "
     "Tensor",
 
-    // Of the rows of edge_list, (B * n, 4): sums by point of their weights and weighted offsets.
+    // Sums by point (B * n, 4) of the weights and weighted offsets of edge_list's rows.
     "edge_point_moments(Tensor entries, Tensor ranges, Tensor list, Tensor ends, Tensor? points, "
     "Tensor? centers) -> Tensor",
 

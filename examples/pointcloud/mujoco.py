@@ -47,7 +47,7 @@ def find_objects(folder: Path | None) -> dict[str, Callable[[Generator], list[Su
 
 
 def _object(scene: Path) -> Callable[[Generator], list[Surface]]:
-    """Of the bodies of a scene, with the meshes that its includes name."""
+    """The bodies of a scene, with the meshes that its includes name."""
     with reading(scene, "scene of MuJoCo", *_NO_SCENE):
         root = _with_includes(ElementTree.parse(scene).getroot(), scene.parent)
         meshes = {}
@@ -150,7 +150,7 @@ def _vector(
 
 
 def _rotation(element: Element) -> Tensor:
-    """Of Euler angles (radian, about the turned axes x, y, z) or a quaternion (w, x, y, z)."""
+    """From Euler angles (radian, about the turned axes x, y, z) or a quaternion (w, x, y, z)."""
     if "quat" in element.attrib:
         w, *xyz = torch.nn.functional.normalize(_vector(element, "quat", 4), dim=0)
         axis = torch.stack(xyz)

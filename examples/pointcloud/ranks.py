@@ -50,7 +50,7 @@ class Ranks:
         return value
 
     def gather(self, value: Any) -> list[Any]:
-        """Of every process, in every process."""
+        """Every process gets the values of all."""
         found = [value] * self.size
         if self.size > 1:
             dist.all_gather_object(found, value)

@@ -26,7 +26,7 @@ def one(g: Generator, low: float, high: float) -> float:
 
 
 def mesh(triangles: Tensor) -> Surface:
-    """Of triangles (T, 3 corners, 3)."""
+    """The surface of triangles (T, 3 corners, 3)."""
     a, b, c = triangles.double().unbind(1)
     areas = torch.linalg.cross(b - a, c - a).norm(dim=1) / 2
 

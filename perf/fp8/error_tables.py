@@ -64,7 +64,7 @@ def error(got: Tensor, exact: Tensor) -> float:
 
 
 def linear_errors(kind: str, recipe: Recipe | None) -> list[float]:
-    """Of y, dx and dweight of a linear layer."""
+    """The errors of y, dx and dweight of a linear layer."""
     x = inputs(kind, TOKENS, FEATURES, 1).requires_grad_()
     weight = (0.02 * inputs("normal", HIDDEN, FEATURES, 2)).requires_grad_()
     dy = inputs("gradients", TOKENS, HIDDEN, 3)
@@ -81,7 +81,7 @@ def linear_errors(kind: str, recipe: Recipe | None) -> list[float]:
 
 
 def block_errors(gated: bool, recipe: Recipe | None) -> list[float]:
-    """Of y, dx, the first and the last weight's gradient of an MLP with GELU or of a SwiGLU."""
+    """The errors of y, dx, first and last weight's gradient of an MLP with GELU or a SwiGLU."""
     torch.manual_seed(0)
     kind = fusedops.nn.GatedMLP if gated else fusedops.nn.MLP
     block = kind(FEATURES, HIDDEN, bias=False)

@@ -68,7 +68,7 @@ def candidates(problem: dict[str, Any], key: GpuKey) -> Iterator[tuple[dict[str,
 
 
 def timed(problem: dict[str, Any], key: GpuKey, ours: Any, theirs: Any) -> dict[str, list[Any]]:
-    """Of each kernel by its text: whether it is chosen, its expected and its measured time."""
+    """By the text of a kernel: whether it is chosen, its expected and its measured time."""
     plans = {plan_text(plan): (plan, chosen) for plan, chosen in candidates(problem, key)}
 
     def choose(name: str) -> None:

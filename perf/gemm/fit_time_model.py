@@ -187,14 +187,14 @@ class Model:
         return us
 
     def losses(self, expected: np.ndarray) -> np.ndarray:
-        """Of each product, how much more than the best kernel the chosen one takes."""
+        """How much more than the best kernel the chosen one takes, for each product."""
         lost = []
         for i, (start, end) in enumerate(zip(self.starts, self.starts[1:], strict=False)):
             lost.append(self.us[start + np.argmin(expected[start:end])] / self.best[i] - 1)
         return np.array(lost)
 
     def objective(self, expected: np.ndarray) -> np.ndarray:
-        """Of each product, a loss that is smooth in the constants."""
+        """A loss of each product that is smooth in the constants."""
         least = np.repeat(np.minimum.reduceat(expected, self.starts[:-1]), self.sizes)
         weights = np.exp(-np.log(expected / least) / SOFTNESS)
         excess = self.us / np.repeat(self.best, self.sizes) - 1

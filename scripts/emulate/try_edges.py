@@ -49,7 +49,7 @@ OUTPUT_ERROR, GRADIENT_ERROR = 0.01, 0.25  # relative; bf16, few groups
 
 
 def edge_lists(idx: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """Of csrc/cuda/points/grouping, which is not emulated."""
+    """The lists of csrc/cuda/points/grouping, which is not emulated."""
     clouds = idx.shape[0]
     to = torch.where((idx >= 0) & (idx < n), idx, n) + torch.arange(clouds).view(-1, 1, 1) * (n + 1)
     order = to.flatten().sort(stable=True)

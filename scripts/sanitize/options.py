@@ -32,7 +32,7 @@ class Options:
         return everything if self.clusters else everything[:few]
 
     def mine(self, items: Iterable[T]) -> list[T]:
-        """Of a long list what falls to this process."""
+        """The part of a long list that falls to this process."""
         first, step = self.part
         return list(items)[first::step]
 

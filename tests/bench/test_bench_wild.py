@@ -38,7 +38,7 @@ def bench(*args: str) -> int:
 
 # ---- what is drawn ----
 
-# Of seed 0: a change of a distribution, or of Draw, gives other shapes to everybody.
+# Shapes of seed 0: a change of a distribution, or of Draw, gives others to everybody.
 PINNED = {
     "linear": [
         "linear/0/seed0_transposed_plain/2733x12209x13440/none",

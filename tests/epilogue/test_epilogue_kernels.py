@@ -50,7 +50,7 @@ FUNCTIONS = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of compiled texts."""
+    """Where compiled texts lie."""
     return tmp_path_factory.mktemp("texts")
 
 

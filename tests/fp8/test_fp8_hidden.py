@@ -78,7 +78,7 @@ def test_gradients_and_values_of_every_activation(device, activation, gated):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("gated", [False, True])
 def test_scales_and_layouts_are_the_quantisers(device, shape, gated):
-    """Of the values that the passes apart give: a relu's are the same in both."""
+    """They are those of the values that the passes apart give: a relu's are the same in both."""
     m, k = shape
     for dtype in HALVES:
         dh, saved, factor = inputs(m, k, dtype, device, "relu", gated)

@@ -73,7 +73,7 @@ def test_hugging_face(device, name):
     assert [kind for kind in found if kind != "embedding_grad"] == kinds
     assert ("embedding_grad" in found) is bool(kinds)
     assert not any("cannot read" in left.reason for left in ours.report.left)
-    # Of a key's bias only rounding comes back: softmax does not see it.
+    # A key's bias gets only rounding as its gradient: softmax does not see it.
     pairs = [(a, b) for a, b in zip(got, gradients(function), strict=True) if b.abs().max() > 1e-6]
     assert len(pairs) > len(got) // 2
     assert_close(*zip(*pairs, strict=True), 1e-4)

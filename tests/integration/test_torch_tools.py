@@ -18,7 +18,7 @@ from util import ACTIVATIONS, Calls, linear_inputs, torch_linear
 
 
 def flops(function, wanted):
-    """Of a forward and the gradients of the wanted tensors."""
+    """The FLOPs of a forward and the gradients of the wanted tensors."""
     with FlopCounterMode(display=False) as counter:
         torch.autograd.grad(function().sum(), wanted)
     return counter.get_total_flops()

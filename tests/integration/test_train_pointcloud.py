@@ -149,7 +149,7 @@ def broken_checkpoint(content):
 
 
 def test_broken_files_end_in_one_line(example):
-    """Of --out: a file in its place, a checkpoint or a log that is none."""
+    """A file in the place of --out, a checkpoint or a log that is none."""
     Path("taken").write_text("a file")
     with pytest.raises(SystemExit, match=r"^train_pointcloud: --out taken: File exists$"):
         run(example, "taken")

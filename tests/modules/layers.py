@@ -162,7 +162,7 @@ class GatedT5(nn.Module):
 
 
 class GPT2(nn.Module):
-    """Of Conv1D."""
+    """The layers are Conv1D."""
 
     def __init__(self, drop=0.0):
         super().__init__()

@@ -212,7 +212,7 @@ class InTraining(LlamaNorm):
 
 
 class Rounded(LlamaNorm):
-    """Of another value: no square root."""
+    """It divides by another value: no square root."""
 
     def forward(self, x):
         return self.weight * x / (x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)

@@ -291,7 +291,7 @@ def test_scales_match_reference(device, dim, radii, ks):
 @pytest.mark.parametrize(("radii", "ks"), SCALES, ids=lambda value: str(len(value)))
 @pytest.mark.parametrize("dtype", DTYPES, ids=name)
 def test_scales_are_searches_of_one_radius(device, dtype, radii, ks):
-    # Of few and of many queries; the last point of a tile, and one beyond
+    # Few and many queries; the last point of a tile, and one beyond
     for n, m in ((1537, 300), (3072, 4500 if "cuda" in str(device) else 100)):
         points = cloud(2, n, 3, device=device, dtype=dtype)
         queries = cloud(2, m, 3, device=device, dtype=dtype, seed=1)

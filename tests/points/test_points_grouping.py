@@ -49,7 +49,7 @@ def tables(shape, dtype, device, dim=3):
 
 
 def tolerance(dtype):
-    """Of one rounding of a sum that was formed in a wider type."""
+    """One rounding of a sum that was formed in a wider type."""
     return {"rtol": 4 * torch.finfo(dtype).eps, "atol": 16 * torch.finfo(dtype).eps}
 
 

@@ -120,7 +120,7 @@ def test_what_cannot_be_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_real_scan() -> None:
-    """Of small-gicp's source distribution: 69,792 points of a LiDAR, metres."""
+    """small-gicp's source distribution has it: 69,792 points of a LiDAR, metres."""
     folder = os.environ.get(SCANS)
     if not folder:
         pytest.skip(f"{SCANS} names no folder with scans: python perf/points/fetch_scans.py FOLDER")

@@ -46,7 +46,7 @@ def coordinates(device):
 
 
 def operands_of(device, dtype, planes):
-    """Of every edge; the columns that hold no feature are small."""
+    """Rows of every edge; the columns that hold no feature are small."""
     return make(planes, CLOUDS * GROUPS * K, 8, dtype=dtype, device=device, seed=1)
 
 

@@ -49,7 +49,7 @@ def offsets_of(what, device):
 
 
 def largest_partial_sums(x, offsets, kind):
-    """Of each segment, which round a sum that cancels more than its own size does."""
+    """Each segment's, which round a sum that cancels more than its own size does."""
     sums = torch.cat([x.new_zeros(1, *x.shape[1:]), x.cumsum(0)])
     found = []
     for begin, end in zip(offsets.tolist(), offsets[1:].tolist(), strict=False):

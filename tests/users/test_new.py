@@ -106,7 +106,7 @@ def test_a_wheel(tmp_path: Path, device: str) -> None:
 
 
 def test_an_epilogue(tmp_path: Path) -> None:
-    """Of one's own, too: nothing is compiled, and its tests pass."""
+    """An epilogue of one's own, too: nothing is compiled, and its tests pass."""
     said = run(sys.executable, "-m", "fusedops", "new", "--epilogue", "lift", cwd=tmp_path)
     assert "cd lift\n  python -m pytest" in said
     said = run(sys.executable, "-m", "pytest", "-q", "-k", "cpu", cwd=tmp_path / "lift")

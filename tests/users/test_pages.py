@@ -1,5 +1,5 @@
 """Pages for users: each message of the page on troubleshooting comes as it is quoted there, and the
-pictures of the page on performance are those of the committed CSVs.
+pictures of all pages are those of the committed CSVs.
 """
 
 from __future__ import annotations
@@ -67,18 +67,36 @@ def texts(file: Path) -> list[str]:
     return re.findall(r"<text[^>]*>([^<]*)</text>", file.read_text())
 
 
-def test_pictures_show_the_committed_rows(tmp_path: Path) -> None:
+def load_draw_plots() -> Any:
     pytest.importorskip("matplotlib", reason="the pictures need matplotlib")
     spec = importlib.util.spec_from_file_location("draw_plots", ROOT / "perf/draw_plots.py")
     assert spec
     assert spec.loader
     program = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(program)
-    drawn = program.main(tmp_path)
+    return program
+
+
+STALE = "the CSVs changed; run: make figures (without make: python perf/draw_plots.py)"
+
+
+def test_pictures_show_the_committed_rows(tmp_path: Path) -> None:
+    drawn = load_draw_plots().main(tmp_path)
     shown = re.findall(r"\]\(plots/([\w.]+)\)", (ROOT / "docs/performance.md").read_text())
     assert sorted(shown) == sorted(path.name for path in drawn)
     committed = sorted(path.name for path in (ROOT / "docs/plots").iterdir())
     assert committed == sorted(shown)
     for path in drawn:
-        stale = f"{path.name}: the CSVs changed; run python perf/draw_plots.py"
-        assert texts(path) == texts(ROOT / "docs/plots" / path.name), stale
+        assert texts(path) == texts(ROOT / "docs/plots" / path.name), f"{path.name}: {STALE}"
+
+
+def test_charts_show_the_committed_rows(tmp_path: Path) -> None:
+    drawn = load_draw_plots().charts(tmp_path)
+    names = sorted(path.relative_to(tmp_path).as_posix() for path in drawn)
+    results = ROOT / "perf/results"
+    committed = sorted(p.relative_to(results).as_posix() for p in results.glob("*/plots/*.svg"))
+    assert names == committed
+    pages = "".join((ROOT / p).read_text() for p in ("README.md", "docs/benchmarks.md"))
+    for name in names:
+        assert f"perf/results/{name}" in pages, f"{name}: no page shows it"
+        assert texts(tmp_path / name) == texts(results / name), f"{name}: {STALE}"

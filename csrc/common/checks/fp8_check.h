@@ -63,7 +63,7 @@ inline QuantizeShape check_fp8_quantize(const char* op,
 
 // ---- _fp8_quantize_pair ----
 
-// Of both, above each other.
+// Checks both operands; the shape is that of one above the other.
 inline QuantizeShape check_fp8_pair(const char* op,
                                     const Tensor& a,  // (N, K)
                                     const Tensor& b,  // (N, K)

@@ -31,7 +31,7 @@ inline LossShardShape check_loss_shard(const char* op, const Tensor& logits,  //
   return {rows, pitch, first, width, classes, dtype};
 }
 
-// Of what loss_shard_gradient_ is given besides; whether each row has a factor of its own.
+// Checks the other operands of loss_shard_gradient_; says whether each row has its own factor.
 inline bool check_loss_shard_gradient(const char* op, const LossShardShape& shape,
                                       const Tensor& logits,
                                       const Tensor& lse,       // (M,)

@@ -46,7 +46,7 @@ inline Tensor joined(Tensor first, Tensor second, int64_t dim, int64_t keep, int
   return whole;
 }
 
-// Of a gated MLP: gate's and up's gradients beside each other.
+// Quantises the gradients of gate and up of a gated MLP beside each other.
 inline Fp8Quantized both_grads(Fp8QuantizeFn quantize, const Tensor& dh, const Tensor& gate,
                                const Tensor& up, const Fp8HiddenOptions& o) {
   Tensor saved = gate;

@@ -5,7 +5,7 @@
 
 namespace fusedops {
 
-// Of matrices (m, k) of 16-bit elements whose rows begin at units of 16 bytes. Each slot has what
+// Matrices are (m, k) of 16-bit elements; rows begin at units of 16 bytes. Each slot has what
 // is read (x) and what comes out for it:
 //   gradient: dh, gives dz = dh act'(saved), with a factor dh factor act'(saved);
 //   saved:    what forward saved, or what act was given where there is a factor; gives the hidden

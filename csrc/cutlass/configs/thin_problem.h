@@ -16,7 +16,7 @@ inline constexpr int64_t kMostWide = 256;  // of the other side, where it is not
 inline constexpr int64_t kMostLong = 4096;
 inline constexpr int64_t kMinRows = 4096;
 inline constexpr int kThreads = 128;
-// Of a tile: as many are enough, and so many may be in shared memory where lines are padded.
+// A tile's bytes: as many are enough; with padded lines at most so many are in shared memory.
 inline constexpr int kTileBytes = 8192, kMostTileBytes = 24 * 1024;
 inline constexpr int kStages = 3;                // of the ring of tiles in shared memory
 inline constexpr int kSharedLimit = 160 * 1024;  // what an A100 has

@@ -26,7 +26,7 @@ struct LossRows {
   int64_t ignore_index;
   int n, pitch;
   C smoothing, softcap, z_loss;
-  // Of a shard of the classes: its first one, and how many there are in all shards.
+  // The first class of this shard, and how many there are in all shards.
   int64_t first, classes;
   LogitPart<C>* parts;  // [rows]
   const C* lse;         // [rows]

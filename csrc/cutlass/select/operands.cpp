@@ -76,7 +76,7 @@ const char* k_major_reason(const GemmProblem& p, const DeviceModel& device) {
   const bool tf32 = p.math == MathMode::kTf32 && device.hopper() && work(p) >= kPackMinWork;
   return tf32 ? "TF32 WGMMA reads K-major operands" : nullptr;
 }
-// Of B alone.
+// The reason why B alone must be K-major.
 const char* k_major_reason_of_b(const GemmProblem& p, const DeviceModel& device) {
   const bool preact = p.epilogue == Epilogue::kPreact && device.hopper() &&
                       dtype_bytes(p.dtype) == 2 && p.m >= kPackMinRows;

@@ -41,7 +41,7 @@ FUSEDOPS_TIME_CONSTANT kPowerUs = 100;  // products that take longer, by their a
 FUSEDOPS_TIME_CONSTANT kPowerBytesPerUs = 4e+07;
 FUSEDOPS_TIME_CONSTANT kPowerOverlap = 2;
 FUSEDOPS_TIME_CONSTANT kFillCycles = 358;  // of a kernel: until the first MMA
-// Of every tile, and then by its bytes and elements.
+// Every tile costs the first, and the next two by its bytes and elements.
 FUSEDOPS_TIME_CONSTANT kEpilogueCycles = 286;
 FUSEDOPS_TIME_CONSTANT kEpilogueByteCycles = 0.0586;
 FUSEDOPS_TIME_CONSTANT kEpilogueElementCycles = 0.009;

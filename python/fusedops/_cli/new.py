@@ -58,7 +58,7 @@ def write(name: str, folder: Path, kind: str = "op") -> list[Path]:
     """Fills in the templates.
 
     Args:
-        name: Of the op, as `name_problem` allows.
+        name: Name of the op, as `name_problem` allows.
         folder: Made where it is missing.
         kind: "op" or "epilogue".
 

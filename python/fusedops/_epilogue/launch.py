@@ -284,5 +284,5 @@ def _parameters() -> tuple[Any, int, int]:
 
 @functools.cache
 def multiprocessors(device: int) -> int:
-    """Of a GPU."""
+    """The number of multiprocessors of a GPU."""
     return int(torch.cuda.get_device_properties(device).multi_processor_count)

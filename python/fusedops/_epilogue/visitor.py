@@ -38,7 +38,7 @@ _CALLS = {
     "minimum": "min_or_nan({}, {})",
 }
 
-# Of 16-bit values two are one word. NOTE: bfloat16 is the upper half of a float.
+# Two 16-bit values are one word. NOTE: bfloat16 is the upper half of a float.
 _ELEMENT = {
     "bf16": """
 __device__ __forceinline__ float low(unsigned w) { return __uint_as_float(w << 16); }

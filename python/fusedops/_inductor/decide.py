@@ -129,7 +129,7 @@ def _bytes_per_us(name: str, device: torch.device) -> float:
 
 
 def _by_memory(site: Site, sizes: list[int]) -> Verdict:
-    """Of a site without products, which costs what it moves."""
+    """Decides a site without products, which costs what it moves."""
     ours, theirs = _Model(site, sizes).times()
     text = f"{ours:.0f} us expected, {theirs:.0f} us by Inductor"
     return Verdict(ours * MARGIN < theirs, text, ours, theirs)

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 RUN_US = 4000.0  # that each side runs in a row
 ROUNDS = 9
-# Of all rounds of a side, in order: another process on the GPU makes some longer, and the first run
-# at the clock of a GPU that was idle.
+# The round, by ascending time, that counts: another process on the GPU makes some longer, and the
+# first ones run at the clock of a GPU that was idle.
 TAKEN = 2
 MOST_CALLS = 60
 MEMORY_SHARE = 0.4  # of the free memory, for the tensors of both sides

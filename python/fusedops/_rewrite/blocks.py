@@ -384,7 +384,7 @@ class FusedBlock(Fused):
     def _with_halves(
         self, x: Tensor, first: Any, down: Any, activation: str, recipe: Recipe | None
     ) -> Tensor:
-        """Of a packed layer whose gate comes second."""
+        """Runs a packed layer whose gate comes second."""
         if hasattr(first.weight, "main_grad"):  # which its halves have not
             return self._base.forward(self, x)
         up, gate = first.weight.chunk(2)

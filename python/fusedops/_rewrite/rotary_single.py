@@ -24,7 +24,7 @@ _DTYPES = (
     *((d, d) for d in (torch.float32, torch.float64, *_HALVES)),
     *((half, torch.float32) for half in _HALVES),
 )
-# Of probes: what a function reads of sizes (rows of a table, say) must be what the op reads.
+# The sizes of probes: what a function reads (rows of a table, say) must be what the op reads.
 _SIZES = ((2, 4, 5, 8), (3, 1, 2, 12), (1, 2, 7, 4), (5, 6, 3, 8))  # batch, heads, time, D
 _MORE = 2
 

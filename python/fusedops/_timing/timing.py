@@ -161,7 +161,7 @@ def prepare(
 
 
 def _wall_us(fn: Callable[..., Any], inputs: Inputs, device: torch.device) -> float:
-    """Of one call from an idle GPU to an idle GPU."""
+    """The time of one call from an idle GPU to an idle GPU."""
     synchronize(device)
     start = time.perf_counter()
     fn(*inputs)

@@ -44,7 +44,7 @@ class Gpu(NamedTuple):
 
     @property
     def tflops(self) -> float:
-        """Of 16-bit products."""
+        """The rate of 16-bit products."""
         return TFLOPS * self.sm_count / H200_SMS
 
     @property
@@ -96,13 +96,13 @@ class EdgeCall(NamedTuple):
 
     @property
     def product_flops(self) -> int:
-        """Of the features' products, by point."""
+        """The work of the features' products, by point."""
         rows = self.clouds * self.points
         return 2 * self.products * rows * self.features * self.channels[0]
 
     @property
     def mlp_flops(self) -> int:
-        """Of the MLP once, with the features' part of its first layer by point."""
+        """The work of the MLP once, with the features' part of its first layer by point."""
         macs = self.dims * self.channels[0] + sum(a * b for a, b in pairwise(self.channels))
         return self.product_flops + 2 * self.edges * macs
 
@@ -120,7 +120,7 @@ class ExplainedPass:
         moved: Bytes to and from global memory.
         gathered: Bytes of rows that edges gather, mostly from L2.
         shared_memory: Bytes of a block, 0 where it is small.
-        speed: Of its products beside 16-bit ones.
+        speed: Speed of its products beside 16-bit ones.
         floor_us: The largest of its three times at the assumed rates; it is not measured.
     """
 
@@ -209,7 +209,7 @@ def fused_passes(call: EdgeCall) -> Iterator[ExplainedPass]:
 
 
 def _conv_passes(call: EdgeCall) -> Iterator[ExplainedPass]:
-    """Of one layer of EdgeConv."""
+    """The passes of one layer of EdgeConv."""
     rows, channels = call.clouds * call.points, call.channels[0]
     index, pooled = _INDEX * call.edges, rows * channels
     yield ExplainedPass("edge_parameters", False, "weights and norms as the passes read them")

@@ -155,7 +155,7 @@ def explain(
         weight: Weight (N, K), likewise.
         bias: Bias (N,), likewise, or None.
         activation: As in `fusedops.linear`.
-        dtype: Of shapes; bfloat16 by default.
+        dtype: Dtype of the shapes; bfloat16 by default.
         backward: Whether to include the products of backward; None: where a tensor requires grad.
         recipe: Says as well whether FP8 pays for the call; the products are those without it.
 

@@ -41,7 +41,7 @@ class ConvExplanation:
         path: "gemm", "graph", "cudnn" or "pass"; "train" where statistics are the batch's.
         why: Why it is that one.
         passes: The kernels in their order, those of backward behind.
-        moved_bytes: Of activations, by all of them.
+        moved_bytes: Traffic of activations, by all of them.
         notes: What else runs.
     """
 
@@ -93,7 +93,7 @@ def explain_conv_bn_act(
     Args:
         x: (N, C, ...), the sizes of x.
         weight: (O, C / groups, ...), those of the weight.
-        dtype: Of both.
+        dtype: Dtype of both.
         device: "cuda" or "cpu".
         activation: As in the call.
         residual: Whether there is one.

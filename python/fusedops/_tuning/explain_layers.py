@@ -66,7 +66,7 @@ class LayerExplanation:
         path: "fused" or "composed".
         why: The first reason why it is composed, None where it is fused.
         passes: In the order of their launches; floors of each are in it.
-        mlp_flops: Of the MLP once, with the features' part of its first layer by point.
+        mlp_flops: Work of the MLP once, with the features' part of its first layer by point.
         kept_bytes: Kept from forward for backward, beside inputs and parameters; 0 without one.
         notes: What chains on chip, what is stored between passes, and what was assumed.
     """
@@ -82,7 +82,7 @@ class LayerExplanation:
 
     @property
     def flops(self) -> int:
-        """Of all passes."""
+        """The work of all passes."""
         return sum(one.flops for one in self.passes)
 
     @property
@@ -169,7 +169,7 @@ def explain_set_abstraction(
         features: F, of a point; 0 for none.
         channels: (C_1, ..., C_L).
         xyz: Whether offsets of three coordinates are part of the first layer.
-        dtype: Of the weights.
+        dtype: Dtype of the weights.
         norm: "batch", "sync_batch" (over a process group), "layer" or None, of every layer.
         activation: As in the call.
         pool: Likewise.
@@ -234,7 +234,7 @@ def explain_edge_conv(
         neighbours: K, of a point.
         features: F, of a point.
         channels: (C_1, ..., C_L).
-        dtype: Of the weights.
+        dtype: Dtype of the weights.
         norm: "batch", "sync_batch", "layer" or None.
         activation: As in the call.
         pool: Likewise.

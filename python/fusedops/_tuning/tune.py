@@ -118,8 +118,8 @@ def tune(
         model_or_shapes: A module or any callable, run as ``model(*inputs)``; or a sequence of
             (M, N, K), each standing for ``fusedops.linear`` of x (M, K) and weight (N, K).
         inputs: What the model is called with; CUDA tensors where it takes tensors.
-        dtype: Of the shapes' tensors.
-        activation: Of the shapes' linear, as in `fusedops.linear`.
+        dtype: Dtype of the shapes' tensors.
+        activation: Activation of the shapes' linear, as in `fusedops.linear`.
         backward: Whether the products of backward are measured as well.
         force: Measure products again that the table holds.
         progress: Show a bar while measuring, on a terminal.

@@ -134,7 +134,7 @@ def _from_csv(text: str) -> dict[str, tuple[Sizes, ...]]:
 
 
 def _text_config(config: dict[str, Any]) -> dict[str, Any]:
-    """Of a model of several kinds of input the part that reads text."""
+    """The part that reads text, of a model of several kinds of input."""
     found = config.get("text_config")
     return found if isinstance(found, dict) else {}
 

@@ -198,7 +198,7 @@ def fps(
     Args:
         src: (N, F) or (N,).
         batch: (N,), default: one cloud.
-        ratio: Of each cloud's n points ceil(ratio n) are taken; a number, a tensor () or (B,).
+        ratio: ceil(ratio n) of a cloud's n points are taken; a number, a tensor () or (B,).
             Default: 0.5.
         random_start: Begin anywhere instead of at each cloud's first point.
         batch_size: Clouds; read from batch where None.

@@ -268,7 +268,7 @@ class Fp8MLPFunction(torch.autograd.Function):
 def _before_activation(
     ctx: Any, how: Numbers, dh: Tensor, hidden: Tensor
 ) -> tuple[Operand, Operand, Operand | None, Tensor]:
-    """Of an MLP: the gradient by rows and columns, the hidden values where that has them, sums."""
+    """An MLP's gradient by rows and columns, the hidden values where that has them, sums."""
     code, _, _, _, _, bias_dtypes = ctx.options
     need_x, need_w1, need_b1, need_w2, _ = ctx.needs_input_grad[:5]
     fp32 = bias_dtypes[0] is torch.float32

@@ -106,7 +106,7 @@ def linear(
         scale_w: float32, as above.
         bias: (N,) in `dtype`, or None.
         activation: As in `fusedops.linear`.
-        dtype: Of the result: torch.float16, torch.bfloat16 or torch.float32.
+        dtype: Dtype of the result: torch.float16, torch.bfloat16 or torch.float32.
 
     Returns:
         A new contiguous tensor (..., N). No gradient flows through it.

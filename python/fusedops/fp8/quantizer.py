@@ -154,7 +154,7 @@ def dequantize(q: Tensor, scale: Tensor, dtype: torch.dtype = torch.float32) -> 
     Args:
         q: Matrix (M, K) of an FP8 dtype.
         scale: (1, 1), (M, 1), (M, ceil(K/128)) or (ceil(M/128), ceil(K/128)), float32.
-        dtype: Of the result.
+        dtype: Dtype of the result.
 
     Returns:
         A new tensor (M, K).

@@ -59,7 +59,7 @@ def load_erikwijmans(model: nn.Module, state_dict: dict[str, Any]) -> None:
 
     Args:
         model: Its parameters are overwritten.
-        state_dict: Of the model there, all of it.
+        state_dict: State dict of the model there, all of it.
 
     Raises:
         TypeError: model is no PointNet++.
@@ -90,7 +90,7 @@ def load_yanx27(model: nn.Module, state_dict: dict[str, Any]) -> None:
 
     Args:
         model: Its parameters are overwritten.
-        state_dict: Of the model there, all of it.
+        state_dict: State dict of the model there, all of it.
 
     Raises:
         TypeError: model is no PointNet++.
@@ -114,7 +114,7 @@ def load_dgcnn(model: nn.Module, state_dict: dict[str, Any]) -> None:
 
     Args:
         model: Its parameters are overwritten.
-        state_dict: Of the model there, all of it.
+        state_dict: State dict of the model there, all of it.
 
     Raises:
         TypeError: model is no `DGCNN` and no `DGCNNSegmenter`.
@@ -143,7 +143,7 @@ def load_openpoints(model: nn.Module, state_dict: dict[str, Any]) -> None:
 
     Args:
         model: Its parameters are overwritten.
-        state_dict: Of the model there (its checkpoints hold it as "model"), all of it.
+        state_dict: State dict of the model there (its checkpoints hold it as "model"), all of it.
 
     Raises:
         TypeError: model is no `PointNeXt` and no `PointNeXtSegmenter`.
@@ -179,8 +179,8 @@ def load_pyg(model: nn.Module, state_dict: dict[str, Any], prefix: str = "") -> 
 
     Args:
         model: A layer or model; its parameters are overwritten.
-        state_dict: Of the model there; with a prefix, other names are passed over.
-        prefix: Of the names that count.
+        state_dict: State dict of the model there; with a prefix, other names are passed over.
+        prefix: Prefix of the names that count.
 
     Raises:
         TypeError: model is none of these.

@@ -28,7 +28,7 @@ class DGCNN(nn.Module):
 
     Args:
         num_classes: Classes.
-        in_channels: Of the points, 3 for coordinates.
+        in_channels: Channels of the points, 3 for coordinates.
         mlps: The widths of each edge convolution's layers.
         k: Neighbours.
         embedding: The width of the layer over all outputs.

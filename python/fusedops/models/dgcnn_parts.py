@@ -74,8 +74,8 @@ class DGCNNSegmenter(nn.Module):
 
     Args:
         num_parts: Classes of points.
-        in_channels: Of the points, 3 for coordinates.
-        num_categories: Of the shapes, which are given; 0 for none.
+        in_channels: Channels of the points, 3 for coordinates.
+        num_categories: Number of categories of the shapes, which are given; 0 for none.
         mlps: The widths of each edge convolution's layers.
         k: Neighbours.
         embedding: The width of the layer over all outputs.

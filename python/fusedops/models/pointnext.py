@@ -33,7 +33,7 @@ class ResidualAbstraction(nn.Module):
     Args:
         in_channels: F of the features.
         mlp: The widths of the layers.
-        radius: Of the neighbourhood.
+        radius: Radius of the neighbourhood.
         k: Neighbours.
         stride: Every how many points there is a centre.
         residual: Whether there is the residual connection; without it the last layer has its
@@ -95,8 +95,8 @@ class InvResMLP(nn.Module):
     point with a wide middle, and the block's input added.
 
     Args:
-        channels: Of input and output.
-        radius: Of the neighbourhood.
+        channels: Channels of input and output.
+        radius: Radius of the neighbourhood.
         k: Neighbours.
         expansion: The middle's width in channels.
         norm, bias, activation, negative_slope, device, dtype: As in `fusedops.nn.SharedMLP`.
@@ -187,10 +187,10 @@ class PointNeXt(nn.Module):
             coordinates and features.
         width: The stem's output.
         blocks: Blocks of each stage, the set abstraction among them.
-        strides: Of each stage.
+        strides: Stride of each stage.
         sa_layers: Layers of each set abstraction, the inner ones half as wide as the output.
         residual: Whether set abstractions have residual connections.
-        radius: Of the first stage; times radius_scaling for each further one.
+        radius: Radius of the first stage; times radius_scaling for each further one.
         radius_scaling: See above.
         k: Neighbours.
         expansion: As in `InvResMLP`.

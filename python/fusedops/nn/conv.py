@@ -33,7 +33,7 @@ class ConvBNAct(torch.nn.Module):
     Args:
         in_channels: Channels C of the input.
         out_channels: Channels O of the output.
-        kernel_size: Of the convolution, one number or one for each dim, and so on.
+        kernel_size: Kernel size of the convolution, one number or one for each dim, and so on.
         stride: As nn.Conv2d takes it.
         padding: As nn.Conv2d takes it; numbers, "valid" or "same".
         dilation: As nn.Conv2d takes it.
@@ -43,12 +43,12 @@ class ConvBNAct(torch.nn.Module):
             torch before it.
         activation: As in `fusedops.linear`.
         dims: 1, 2 or 3: of the images, without batch and channels.
-        eps: Of the norm.
-        momentum: Of the norm; None: a plain mean.
+        eps: Epsilon of the norm.
+        momentum: Momentum of the norm; None: a plain mean.
         affine: Whether the norm has a weight and a bias.
         track_running_stats: Whether the norm keeps running statistics.
         device: Where the parameters are made.
-        dtype: Of the parameters.
+        dtype: Dtype of the parameters.
 
     Raises:
         ValueError: The activation is unknown, or dims is none of 1, 2 and 3.

@@ -53,7 +53,7 @@ class NormArguments(NamedTuple):
 
 
 def dims_of(conv: Any) -> int | None:
-    """Of how many dims a module is the convolution of torch.nn and no more; None: it is none."""
+    """The dims of the convolution of torch.nn that a module is, and no more; None: it is none."""
     kind = type(conv)
     found = _CONVS.get(kind)
     if found is None or kind.forward is not found[1] or kind._conv_forward is not found[2]:

@@ -26,7 +26,7 @@ class Linear(torch.nn.Linear):
         out_features: Size N of the last dimension of the output.
         bias: Whether to learn an additive bias.
         device: Where the parameters are made.
-        dtype: Of the parameters.
+        dtype: Dtype of the parameters.
         activation: As in `fusedops.linear`; part of the module's configuration, not of its state
             dict.
         recipe: How to run in FP8, as in `fusedops.linear`; likewise.

@@ -37,7 +37,7 @@ class MLP(torch.nn.Module):
         activation: As in `fusedops.mlp`.
         recompute: Keep nothing of the hidden size for backward; it forms fc1(x) again.
         device: Where the parameters are made.
-        dtype: Of the parameters.
+        dtype: Dtype of the parameters.
         recipe: How to run in FP8, as in `fusedops.linear`.
 
     Raises:
@@ -109,11 +109,11 @@ class GatedMLP(torch.nn.Module):
         hidden_features: Size H of gate and up.
         out_features: Size N of the last dimension of the output; None: in_features.
         bias: Whether the layers have biases.
-        activation: Of the gate, as in `fusedops.gated_mlp`.
+        activation: Activation of the gate, as in `fusedops.gated_mlp`.
         packed: Gate and up in one parameter.
         recompute: Keep neither gate nor up for backward; it forms them again.
         device: Where the parameters are made.
-        dtype: Of the parameters.
+        dtype: Dtype of the parameters.
         recipe: How to run in FP8, as in `fusedops.linear`.
 
     Raises:

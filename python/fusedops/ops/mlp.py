@@ -257,7 +257,7 @@ def gated_mlp(
         b_gate: Bias of shape (H,), or (2H,) where w_up is None, or None.
         b_up: Bias of shape (H,), or None.
         b_down: Bias of shape (N,), or None.
-        activation: Of the gate, as in `mlp`.
+        activation: Activation of the gate, as in `mlp`.
         residual: Added to the result, shape (..., N), or None.
         recompute: Keep neither gate nor up; backward forms them again.
         recipe: As in `fusedops.linear`.

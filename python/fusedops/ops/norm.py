@@ -256,7 +256,7 @@ def layer_norm(
         x: (..., normalized_shape); float16, bfloat16, float32 or float64. Rows may lie apart, other
             strides are copied first.
         normalized_shape: The sizes of the dims to normalise over, or one size.
-        weight: Of normalized_shape, or None for 1; x's dtype, or float32 beside a half x.
+        weight: Its shape is normalized_shape; or None for 1; x's dtype, or float32 beside a half x.
         bias: Like weight, or None for 0.
         eps: Added to the variance.
         residual: Like x: ``x + residual`` is normalised instead, in the same pass. Where it has

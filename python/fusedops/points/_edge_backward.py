@@ -31,7 +31,7 @@ class Sums(NamedTuple):
 def norm_grads(
     plan: Plan, parameters: Sequence[Tensor | None], grads: dict[int, Tensor]
 ) -> list[Tensor | None]:
-    """Of gamma, beta, bias, mean and variance of every layer, from those of scales and shifts."""
+    """Gradients of every layer's gamma, beta, bias, mean, variance, from scales' and shifts'."""
     count = len(plan.channels)
     found: list[list[Tensor | None]] = [[], [], []]
     by_kind = [parameters[i * count :][:count] for i in range(5)]
@@ -154,7 +154,7 @@ class Backward:
     def _first_weight_grads(
         self, dz: Tensor, scale: Tensor | None, dense: Tensor | None
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Of W_x and W_f, where y_1 is their products with edges' operands alone.
+        """The gradients of W_x and W_f, where y_1 is their products with edges' operands alone.
 
         Sums over the edges, with the operands' second moments.
         """
@@ -182,7 +182,7 @@ class Backward:
         return dweight, dfeature_weight
 
     def _features_grad(self, dz: Tensor, scale: Tensor | None, dense: Tensor | None) -> Tensor:
-        """Of features that edges gather: sums by point of the gradient of y_1, times W_f."""
+        """The gradient of gathered features: sums by point of the gradient of y_1, times W_f."""
         features, weight = self.gathered[:2]
         moments = None
         if dense is not None:
@@ -214,7 +214,7 @@ class Backward:
         return self.lists
 
     def _num_points(self) -> int:
-        """Of a cloud."""
+        """The number of points of a cloud."""
         rows = self.gathered[0] if self.gathered[0] is not None else self.xyz
         return int(rows.shape[1])
 

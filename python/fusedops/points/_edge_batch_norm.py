@@ -38,7 +38,7 @@ class Slots(NamedTuple):
 
 
 class Statistics(NamedTuple):
-    """Of the edges that count, in float32 (float64)."""
+    """Statistics of the edges that count, in float32 (float64)."""
 
     mean: Tensor  # (C,)
     var: Tensor  # (C,), biased
@@ -61,7 +61,7 @@ def _column_sums(y: Tensor) -> Tensor:
 
 
 def _masked_statistics(y: Tensor, valid: Tensor, group: Any) -> Statistics:
-    """Of y (B, M, K, C) where valid, differentiable in y; by two passes.
+    """Statistics of y (B, M, K, C) where valid, differentiable in y; by two passes.
 
     The second one also corrects the mean, which has the rounding errors of a sum.
     """
@@ -315,7 +315,7 @@ def batch_norm(
         slots: What counts.
         norm: With training True.
         linear_bias: (C,) or None.
-        dtype: Of the result.
+        dtype: Dtype of the result.
         winners: (B, M, 1, C) int64: normalise only the values there.
         sign: (C,) of 1 and -1: y is the pre-activation times that.
 

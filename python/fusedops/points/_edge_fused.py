@@ -148,7 +148,7 @@ def _supports_norm(norm: object) -> bool:
 
 
 def slope_of(activation: str, negative_slope: float) -> float:
-    """Of an activation that `refusal` lets pass."""
+    """The slope of an activation that `refusal` lets pass."""
     return _SLOPES.get(activation, negative_slope)
 
 

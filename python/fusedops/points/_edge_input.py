@@ -35,7 +35,7 @@ class PointProduct(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Of the product."""
+        """The shape of the product."""
         return (*self.features.shape[:2], self.weight.shape[0])
 
 

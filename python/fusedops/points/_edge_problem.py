@@ -109,7 +109,7 @@ def padded_to(x: Tensor, width: int) -> Tensor:
 
 
 class Norms(NamedTuple):
-    """Of every layer: parameters, the bias before the norm, running statistics; None for none."""
+    """Every layer's parameters, bias before the norm and running statistics; None for none."""
 
     gamma: tuple[Tensor | None, ...]
     beta: tuple[Tensor | None, ...]

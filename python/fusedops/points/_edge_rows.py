@@ -51,7 +51,7 @@ class RowsPlan(NamedTuple):
     whole: bool  # all rows count
 
     def slope(self, layer: int) -> float:
-        """Of the activation behind a layer."""
+        """The slope of the activation behind a layer."""
         if layer == len(self.norms) - 1 and not self.last_activation:
             return 1.0
         return _SLOPES.get(self.activation.name, self.activation.slope)

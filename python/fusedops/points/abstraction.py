@@ -72,7 +72,7 @@ def set_abstraction(
         norms: `BatchNorm`, `LayerNorm` or None for each layer.
         activation: As in `fusedops.linear`, after every layer.
         pool: "max", "mean" (over the neighbours there are) or "sum".
-        negative_slope: Of "leaky_relu".
+        negative_slope: Slope of "leaky_relu".
         last_activation: Whether the last layer has the activation.
         normalize_radius: Offsets are divided by it (PointNeXt's normalize_dp), or None.
 
@@ -173,7 +173,7 @@ def edge_conv(
         norms: `BatchNorm`, `LayerNorm` or None for each layer.
         activation: As in `fusedops.linear`, after every layer.
         pool: "max", "mean" or "sum".
-        negative_slope: Of "leaky_relu".
+        negative_slope: Slope of "leaky_relu".
         last_activation: Whether the last layer has the activation.
 
     Returns:

@@ -37,8 +37,9 @@ def read_points(
             fields.
         fields: Names of further columns as the file has them, e.g. `("intensity",)`; of a plain
             .npy the column's number, `"3"`.
-        dtype: Of the result. Coordinates are read as the file has them and rounded once. Those of a
-            map in metres (.las) need float64: subtract an origin before they become float32.
+        dtype: Dtype of the result. Coordinates are read as the file has them and rounded once.
+            Those of a map in metres (.las) need float64: subtract an origin before they become
+            float32.
         finite: Leave out points with a coordinate that is NaN or infinite, which scanners write
             where nothing came back.
 

@@ -83,7 +83,7 @@ def feature_propagation(
         k: Neighbours.
         order: "known_first", columns [known_features, features], or "skip_first".
         power: Weights are 1 / (distance^power + 1e-8), power 1 or 2.
-        negative_slope: Of "leaky_relu".
+        negative_slope: Slope of "leaky_relu".
         last_activation: Whether the last layer has the activation.
         lengths: (B,) int64, points of each padded cloud; rows beyond count nowhere and are zeros.
         known_lengths: (B,) int64, known points of each padded cloud.

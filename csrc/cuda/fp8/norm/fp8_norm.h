@@ -7,7 +7,7 @@ namespace fusedops {
 
 inline constexpr int64_t kFp8NormWidth = 4096;  // elements of a row, at most
 
-// Of matrices (m, k) of 16-bit elements, k a multiple of 8, whose rows begin at units of 16 bytes.
+// Matrices are (m, k) of 16-bit elements; k is a multiple of 8, rows begin at units of 16 bytes.
 struct Fp8Norm {
   Fp8Quantize quantize;      // x, what comes out for its norm, and how
   bool unused = false;       // NOTE: the kernel is scheduled by its parameters' places

@@ -6,7 +6,7 @@
 
 namespace fusedops {
 
-// Of y (R, C) and what goes with it.
+// The sizes of y (R, C) and of what goes with it.
 struct RowShape {
   int64_t rows, channels;
 };

@@ -66,7 +66,7 @@ struct EdgeWgmmaPass {
 
   __device__ __forceinline__ int stride() const { return static_cast<int>(gridDim.x) * kEdgeWarps; }
 
-  // Of the groups of this warp, whose first one is `group`.
+  // Counts the tiles of this warp's groups, whose first one is `group`.
   __device__ __forceinline__ int count_tiles(int64_t group) const {
     int tiles = 0;
     for (int64_t g = group + int64_t{lane_id()} * stride(); g < a.problem.groups;

@@ -20,7 +20,7 @@ struct EdgeArguments {
 
   int64_t width() const { return widths[layers - 1]; }
   int64_t width_in() const { return widths[layers - 2]; }
-  // Of the last layer, among those of all.
+  // Where the last layer's channels begin among those of all layers.
   int64_t first_channel() const {
     int64_t channels = 0;
     for (int l = 0; l < layers - 1; ++l) channels += widths[l];
@@ -68,7 +68,7 @@ inline EdgeList check_edge_list(const char* op, const Tensor& list, const Tensor
   return {*list_, *ends_};
 }
 
-// Of each of `clouds` clouds.
+// The number of groups of each of `clouds` clouds.
 inline int64_t check_edge_groups(const char* op, const Tensor& ends, int64_t clouds) {
   FUSEDOPS_CHECK(clouds > 0 && ends.numel() % clouds == 0, op,
                  ": ends must have as many groups for each of ", clouds, " clouds; got ",

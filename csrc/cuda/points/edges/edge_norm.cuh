@@ -39,7 +39,7 @@ __device__ __forceinline__ double sum_over_blocks(int blocks, double (*stage)[32
   return sum;
 }
 
-// Of partial[b * pitch + at].
+// The sum of partial[b * pitch + at] over the blocks b.
 __device__ __forceinline__ double sum_of_blocks(const float* partial, int blocks, int64_t pitch,
                                                 int at, double (*stage)[32]) {
   return sum_over_blocks(blocks, stage, [&](int b) -> double { return partial[b * pitch + at]; });

@@ -109,7 +109,7 @@ __global__ void edge_parameters_kernel(const __grid_constant__ Parameters<T> p) 
   }
 }
 
-// Of a width at most, in fp32.
+// Checks a vector in fp32 that is `width` long at most.
 Vector vector_of(const char* op, const char* name, const OptionalTensor& tensor, const Tensor& like,
                  int64_t width) {
   if (!tensor) return {};

@@ -62,7 +62,7 @@ struct FeatureLayout {
   __host__ __device__ int matrix_bytes() const {
     return kFeatureTile * stride * 2;  // of one part of 64 rows
   }
-  // Of a staged row, at most: points of a stage are as many rows.
+  // The bytes of a staged row at most: points of a stage are as many rows.
   __host__ __device__ int staged_bytes() const { return stride * 2 * splits * stages; }
   __host__ __device__ int lists_at() const { return matrix_bytes() * splits * (1 + stages); }
   __host__ __device__ int scratch_at() const { return lists_at() + kFeatureTile * list * 8; }

@@ -18,7 +18,7 @@ struct RopeRows {
   const void* in = nullptr;
   void* out = nullptr;
   int64_t heads = 0;
-  // Of batch, time and heads, in elements.
+  // The strides of batch, time and heads, in elements.
   int64_t in_strides[3] = {};
   int64_t out_strides[3] = {};
 };

@@ -54,7 +54,7 @@ class ClusterTeam {
   unsigned barrier_;
 };
 
-// Of what registers do not hold dy waits in shared memory before y.
+// Shared memory holds what registers do not: dy first, then y.
 template <class T, class Team, uint64_t kCode>
 __global__ void __launch_bounds__(RowVariant::of(kCode).threads, RowVariant::of(kCode).blocks)
     softmax_backward_direct_kernel(SoftmaxBackward<T, T> p, RowLayout layout) {

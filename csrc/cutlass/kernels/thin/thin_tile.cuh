@@ -140,7 +140,7 @@ struct Tile {
     if constexpr (sizeof(T) == 2) index += (first + row * row_parity + col * col_parity) & 1;
     return data[index];
   }
-  // Of rows that begin with a word: columns col and col + 1, col even.
+  // Columns col and col + 1, col even, where rows begin with a word.
   __device__ __forceinline__ uint32_t pair(int row, int col) const {
     return *reinterpret_cast<const uint32_t*>(data + row * row_stride + col);
   }

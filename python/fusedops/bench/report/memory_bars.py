@@ -72,7 +72,7 @@ def is_large(row: Row) -> bool:
 
 
 def share_of_copy(row: Row) -> float:
-    """Of the copy bandwidth measured in the same run."""
+    """The share of the copy bandwidth measured in the same run."""
     return float(row["floor_us"]) / float(row["ours_us"])
 
 

@@ -18,10 +18,11 @@ FORMATS = ("svg", "png")
 PANEL_LINES = 48
 
 
-def plot(paths: Sequence[Path]) -> list[Path]:
-    """Writes <folder>/plots/<suite>_<pass>_{speedup,roofline}.{svg,png}; returns the files.
+def plot(paths: Sequence[Path], into: Path | None = None) -> list[Path]:
+    """Writes <suite>_<pass>_{speedup,roofline}.{svg,png} and returns the files.
 
-    Of the suite models: models_<pass>. Of the suite wild: a histogram, wild.
+    They lie in `into`, or in plots/ beside each CSV. The suite models has models_<pass>, the suite
+    wild a histogram named wild.
     """
     import matplotlib
 
@@ -33,7 +34,7 @@ def plot(paths: Sequence[Path]) -> list[Path]:
         groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
         for row in read_rows(path):
             groups[row["suite"], row["pass"]].append(row)
-        folder = (path if path.is_dir() else path.parent) / "plots"
+        folder = into or (path if path.is_dir() else path.parent) / "plots"
         random = [row for key, found in groups.items() if key[0] == "wild" for row in found]
         written += _save(histogram(random), folder, "wild")
         for (suite, pass_), rows in groups.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
@@ -46,10 +47,17 @@ def summary(paths: Sequence[Path]) -> str:
 
 
 def kind(row: Row) -> str:
-    """What cases of a suite have in common: a GEMM's activation, an op, a variant of ours."""
+    """What cases of a suite have in common: a GEMM's activation, an op, a variant of ours, the
+    window of a convolution, a recipe or block of FP8.
+    """
     if row["suite"] in GEMM_SUITES:
         return activation(row)
     op = row["case"].split("/")[0]
+    if row["suite"] == "conv":
+        window = re.search(r"_k(\d+)_s\d+(_g)?", op)
+        return op if not window else "depthwise" if window[2] else f"{window[1]}x{window[1]}"
+    if row["suite"] == "fp8" and re.match(r"T?\d", op):
+        return activation(row)
     if row["suite"] == "models":
         return row["case"].split("/")[1]
     return f"{op}/{activation(row)}" if row["suite"] == "host" else op

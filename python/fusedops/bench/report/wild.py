@@ -52,7 +52,7 @@ def best_peers(rows: Sequence[Row]) -> dict[Group, list[tuple[Row, float]]]:
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
-    """Of ascending values, between two of them by their distance."""
+    """The percentile of ascending values, interpolated between two of them."""
     place = percent / 100 * (len(ordered) - 1)
     low = int(place)
     high = min(low + 1, len(ordered) - 1)

@@ -75,7 +75,7 @@ def read_scan(path: Path) -> Tensor:
 
 
 def scan_size() -> int:
-    """Of the scan; 0 without one."""
+    """The points of the scan; 0 without one."""
     path = scan_path()
     return len(read_scan(path)) if path else 0
 

@@ -159,7 +159,7 @@ class QueryAndGroup(nn.Module):
     """`ball_query`, then the coordinates relative to the centre before the features.
 
     Args:
-        radius: Of the balls.
+        radius: Radius of the balls.
         nsample: Points of each group, 1 to 1024.
         use_xyz: False leaves the coordinates out.
     """

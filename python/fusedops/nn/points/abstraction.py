@@ -80,8 +80,8 @@ class SetAbstraction(torch.nn.Module):
     Args:
         in_channels: F of the features; 0 for coordinates alone.
         mlps: The widths of the layers, [64, 64, 128], or one such list for each scale.
-        radius: Of the neighbourhood, in units of the coordinates, or one for each scale; None for
-            the k nearest points.
+        radius: Radius of the neighbourhood, in units of the coordinates, or one for each scale;
+            None for the k nearest points.
         k: Neighbours, or a number for each scale.
         num_points: M, how many centres are sampled (all points where there are fewer); None where
             centres are given.
@@ -95,7 +95,7 @@ class SetAbstraction(torch.nn.Module):
         norm, bias, activation, negative_slope, last_norm, last_activation: As in `SharedMLP`. The
             statistics of batch norms are exact over all grouped rows.
         device: Where the parameters are made.
-        dtype: Of the parameters.
+        dtype: Dtype of the parameters.
 
     Raises:
         ValueError: The scales do not fit each other, there is nothing to compute from, or a word is

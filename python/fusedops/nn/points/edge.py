@@ -32,7 +32,7 @@ class EdgeConv(torch.nn.Module):
         k: Neighbours.
         pool: "max", "mean" or "sum".
         activation: As in `SharedMLP`, here "leaky_relu" by default.
-        negative_slope: Of "leaky_relu".
+        negative_slope: Slope of "leaky_relu".
         norm, bias, last_norm, last_activation, device, dtype: As in `SharedMLP`.
 
     Raises:

@@ -60,11 +60,11 @@ class SharedMLP(torch.nn.Module):
             None.
         bias: Whether the linear layers have biases; None: where there is no norm.
         activation: As in `fusedops.linear`; "none" for none.
-        negative_slope: Of "leaky_relu".
+        negative_slope: Slope of "leaky_relu".
         last_norm: Whether the last layer has a norm.
         last_activation: Whether the last layer has an activation.
         device: Where the parameters are made.
-        dtype: Of the parameters.
+        dtype: Dtype of the parameters.
 
     Raises:
         TypeError: A width is no int.

@@ -26,10 +26,10 @@ class FeaturePropagation(torch.nn.Module):
     While a module inside has hooks or was replaced, the layers run one by one instead.
 
     Args:
-        in_channels: Of the known and the skip features together.
+        in_channels: Channels of the known and the skip features together.
         mlp: The widths of the layers.
         k: Neighbours to interpolate from.
-        order: Of the first layer's columns: "known_first" (pointnet2_ops, torch_geometric) or
+        order: Order of the first layer's columns: "known_first" (pointnet2_ops, torch_geometric) or
             "skip_first" (Pointnet_Pointnet2_pytorch).
         power: Weights are 1 / distance ** power: 1 (pointnet2_ops) or 2 (the others).
         norm, bias, activation, negative_slope, last_norm, last_activation, device, dtype: As in

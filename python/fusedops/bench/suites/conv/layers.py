@@ -66,7 +66,7 @@ class Layer:
 
 
 def resnet(batch: int) -> list[Layer]:
-    """Of ResNet-50: its stem, and each kind of layer in its four stages."""
+    """ResNet-50's stem, and each kind of layer in its four stages."""
     found = [Layer(batch, 3, 224, 64, 7, 2), Layer(batch, 64, 56, 64, 1)]
     for width, side in ((64, 56), (128, 28), (256, 14), (512, 7)):
         found += [
@@ -78,7 +78,7 @@ def resnet(batch: int) -> list[Layer]:
 
 
 def efficientnet(batch: int) -> list[Layer]:
-    """Of EfficientNet-B0: expansions, depthwise convolutions and projections."""
+    """EfficientNet-B0's expansions, depthwise convolutions and projections."""
 
     def depthwise(channels: int, side: int, kernel: int, stride: int) -> Layer:
         return Layer(batch, channels, side, channels, kernel, stride, channels, "silu")
@@ -98,7 +98,7 @@ def efficientnet(batch: int) -> list[Layer]:
 
 
 def unet(batch: int) -> list[Layer]:
-    """Of a U-Net on images of 256 x 256: double convolutions down and up."""
+    """A U-Net's double convolutions down and up, on images of 256 x 256."""
     sizes = ((64, 256, 64), (128, 128, 128), (256, 64, 256), (512, 32, 512), (128, 256, 64))
     return [Layer(batch, a, side, b, 3) for a, side, b in sizes]
 

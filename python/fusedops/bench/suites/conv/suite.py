@@ -87,7 +87,7 @@ class ConvSuite(Suite):
         return case["layer"].work(dtype, pass_) if case["kind"] == "layer" else None
 
     def tolerance(self, case: Case, dtype: str) -> float:
-        """Of a step's gradients, and of a model's last layer, more than of one product.
+        """A step's gradients, and a model's last layer, may differ more than one product.
 
         torch rounds what is between norm, sum and activation; ours does not. So a value in a
         thousand is on the other side of ReLU's kink, and its gradient differs whole. What
@@ -99,7 +99,7 @@ class ConvSuite(Suite):
     def errors(
         self, case: Case, pass_: str, inputs: Sequence[Tensor], results: dict[str, Any]
     ) -> dict[str, float]:
-        """Of inference on a few images, against float64: at most 1.1 x eager's."""
+        """Inference on a few images, against float64: at most 1.1 x eager's error."""
         if case["kind"] != "layer" or pass_ != "infer":
             return {}
         images = (0, 6)  # x and residual: an image counts by itself

@@ -144,7 +144,7 @@ class Fp8Suite(Suite):
         return Work(size, flops) if pass_ == "fwd" else Work(2 * size, 3 * flops)
 
     def tolerance(self, case: Case, dtype: str) -> float:
-        """Of quantising itself: a product has 3.7 %, the gradient of a gated MLP 8 %."""
+        """Quantising alone gives 3.7 % in a product, 8 % in the gradient of a gated MLP."""
         if case["kind"] == "quantize":
             return 1e-6
         return 0.02 if case["kind"] in PASSES else 0.12
@@ -152,7 +152,7 @@ class Fp8Suite(Suite):
     def errors(
         self, case: Case, pass_: str, inputs: Sequence[Tensor], results: dict[str, Any]
     ) -> dict[str, float]:
-        """Of a product alone, against the quantised one in float64: at most 1.05 x bf16's rounding
+        """A product alone, against the quantised one in float64: at most 1.05 x bf16's rounding
         and what sums of 14 bits leave.
         """
         if case["kind"] != "linear" or pass_ == "step":

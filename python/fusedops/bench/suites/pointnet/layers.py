@@ -73,7 +73,7 @@ SWEEP = (
 
 
 def layer_cases(selection: Selection) -> list[Case]:
-    """Of the command line's BxNxM, small ones of both kinds."""
+    """The suite's layers; for the command line's BxNxM small ones of both kinds."""
     kinds: list[tuple[str, Layer | Edge]] = []
     if selection.shapes:
         for b, n, m in selection.shapes:
@@ -88,7 +88,7 @@ def layer_cases(selection: Selection) -> list[Case]:
 def make_inputs(
     case: Case, dtype: torch.dtype, pass_: str, device: torch.device
 ) -> tuple[Tensor, ...]:
-    """Of a set abstraction xyz, centers, idx, features unless C is 0; of an EdgeConv features.
+    """A set abstraction has xyz, centers, idx, features unless C is 0; an EdgeConv has features.
 
     Then the parameters, layer by layer, and dout for a step. What a training has gradients of
     requires them: features and parameters, not coordinates.
