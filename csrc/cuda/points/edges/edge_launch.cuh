@@ -51,7 +51,7 @@ auto with_backward_kernel(const EdgeBackward<T>& a, EdgePass pass, Fn&& fn) {
     const auto call = [&]<EdgePass kPass, int kOut>() {
       const int columns = kPass == EdgePass::kData ? p.width : kOut;
       const int bytes =
-          EdgeTiles<kHidden, kOut, kPass>::kBytes + edge_layer_bytes(p, columns, kHidden);
+          EdgeTiles<T, kHidden, kOut, kPass>::kBytes + edge_layer_bytes(p, columns, kHidden);
       const int slices = kPass == EdgePass::kWeights ? p.width / kOut : 1;
       return fn(Tag<&edge_backward_kernel<T, kHidden, kOut, kPass>>{}, bytes, slices);
     };
