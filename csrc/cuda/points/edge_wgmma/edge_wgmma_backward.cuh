@@ -218,9 +218,8 @@ int with_wgmma_kernel(const EdgeBackward<T>& a, EdgePass pass, const EdgeDevice&
 
 template <class T>
 int edge_wgmma_blocks(const EdgeBackward<T>& a, EdgePass pass, const EdgeDevice& device) {
-  const int64_t tiles = ceil_div(int64_t{a.problem.groups} * a.problem.k, int64_t{kEdgeRows});
   return with_wgmma_kernel(a, pass, device, [&]<auto kKernel>(Tag<kKernel>, int bytes) {
-    return edge_grid<kKernel>(bytes, device.sm_count, tiles, 1, kEdgeWarps);
+    return edge_grid<kKernel>(bytes, device.sm_count, most_tiles(a.problem), 1, kEdgeWarps);
   });
 }
 
