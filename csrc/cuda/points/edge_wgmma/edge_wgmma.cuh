@@ -54,12 +54,7 @@ __device__ __forceinline__ void copy_pieces(const T* from, int rows, int width,
   const int across = width / 32, count = rows / 8 * across;
   for (int i = warp_id(); i < count; i += static_cast<int>(blockDim.x) / 32) {
     const int row = i / across * 8 + lane_id() % 8, piece = i % across * 4 + lane_id() / 8;
-    uint4 values = __ldg(reinterpret_cast<const uint4*>(from + int64_t{row} * width) + piece);
-    if (affine && affine[row].x < 0.f) {
-      constexpr uint32_t kSigns = 0x80008000u;
-      values = {values.x ^ kSigns, values.y ^ kSigns, values.z ^ kSigns, values.w ^ kSigns};
-    }
-    reinterpret_cast<uint4*>(to)[piece * rows + row] = values;
+    reinterpret_cast<uint4*>(to)[piece * rows + row] = load_piece(from, row, width, piece, affine);
   }
 }
 

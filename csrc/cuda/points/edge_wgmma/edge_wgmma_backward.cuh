@@ -27,24 +27,17 @@ __device__ __forceinline__ void store_pieces(const uint32_t (&a)[4], T* rows, in
 template <class T, int kHidden>
 struct EdgeWgmmaBackward {
   static constexpr int kOut = kEdgeWgmmaOut, kParts = kHidden / kEdgePart;
-  using Tiles = EdgeTiles<kHidden, kOut, EdgePass::kBoth>;
+  using Tiles = EdgeTiles<T, kHidden, kOut, EdgePass::kBoth>;
   static_assert(kEdgeWarps == 8 && kOut == 2 * kEdgePart, "a warpgroup has half of dW's rows");
 
   const EdgeBackward<T>& a;
   EdgeWgmmaWeights w;
-  T* dy_tile;  // [8 rows a time][kOut / 8 pieces and one to spare][row][8]
-  T* x_tile;   // likewise; dz and centred y pass through, row by row
+  // [8 rows a time][pieces of a row and one to spare][row][8]; dz and centred y are row by row.
+  Tiles tiles;
   EdgePart dw[kParts];
   EdgeColumnSums<kHidden> sums;
   EdgeGathered gathered;
   EdgeOperand<kHidden> x, centred;
-
-  __device__ __forceinline__ T* dy_rows() const {
-    return dy_tile + warp_id() * kEdgeRows * Tiles::kDy;
-  }
-  __device__ __forceinline__ T* x_rows() const {
-    return x_tile + warp_id() * kEdgeRows * Tiles::kX;
-  }
 
   // x and the gradient of y_l of a warp's rows go into shared memory.
   __device__ __forceinline__ void compute(const EdgeTile& tile, const EdgeTile& next) {
@@ -73,29 +66,18 @@ struct EdgeWgmmaBackward {
                             part.y[c]);
             EdgeOperand<32> dy;
             store_operand<T>(part.y[c], 0, dy);
-            store_pieces(dy.a[0], dy_rows(), Tiles::kDy, kEdgePart * i + 32 * c);
-            store_pieces(dy.a[1], dy_rows(), Tiles::kDy, kEdgePart * i + 32 * c + 16);
+            store_pieces(dy.a[0], tiles.dy_rows(), Tiles::kDy, kEdgePart * i + 32 * c);
+            store_pieces(dy.a[1], tiles.dy_rows(), Tiles::kDy, kEdgePart * i + 32 * c + 16);
           }
         });
 #pragma unroll
-    for (int k = 0; k < kHidden / 16; ++k) store_pieces(x.a[k], x_rows(), Tiles::kX, 16 * k);
-  }
-
-  // A warp without rows adds nothing to dW.
-  __device__ __forceinline__ void clear_rows() {
-    __syncwarp();
-    for (int i = lane_id(); i < kEdgeRows * Tiles::kDy / 2; i += 32) {
-      reinterpret_cast<uint32_t*>(dy_rows())[i] = 0;
-    }
-    for (int i = lane_id(); i < kEdgeRows * Tiles::kX / 2; i += 32) {
-      reinterpret_cast<uint32_t*>(x_rows())[i] = 0;
-    }
+    for (int k = 0; k < kHidden / 16; ++k) store_pieces(x.a[k], tiles.x_rows(), Tiles::kX, 16 * k);
   }
 
   // Starts dW += dY^T x over the block's rows.
   __device__ __forceinline__ void add_weights() {
-    uint64_t dy = edge_descriptor(dy_tile + edge_warpgroup() * 64 * kEdgePart / 8, Tiles::kDy, 8);
-    uint64_t from = edge_descriptor(x_tile, Tiles::kX, 8);
+    uint64_t dy = edge_descriptor(tiles.dy + edge_warpgroup() * 64 * kEdgePart / 8, Tiles::kDy, 8);
+    uint64_t from = edge_descriptor(tiles.x, Tiles::kX, 8);
     edge_fence();
 #pragma unroll
     for (int k = 0; k < kEdgeWarps; ++k) {
@@ -112,7 +94,7 @@ struct EdgeWgmmaBackward {
   // Columns 64 i .. 64 i + 63 of dX = dY W of the warpgroup's rows, through the activation: dz
   // takes the place of x.
   __device__ __forceinline__ void take_back(int i, EdgePart& dx) {
-    const T* rows = dy_tile + edge_warpgroup() * 4 * kEdgeRows * Tiles::kDy;
+    const T* rows = tiles.dy + edge_warpgroup() * 4 * kEdgeRows * Tiles::kDy;
     const uint64_t dy = edge_descriptor(rows, 8, Tiles::kDy);
     const uint64_t weight = w.transposed + static_cast<uint64_t>(i * (kEdgePart / 8) * kOut);
     edge_fence();
@@ -145,35 +127,6 @@ struct EdgeWgmmaBackward {
     }
   }
 
-  __device__ __forceinline__ void stage(const EdgeOperand<kHidden>& values) {
-    __syncwarp();
-#pragma unroll
-    for (int k = 0; k < kHidden / 16; ++k) {
-      store_fragment(values.a[k], x_rows(), Tiles::kX, 16 * k);
-    }
-    __syncwarp();
-  }
-
-  // dz, which is in x, into the tile's rows and sums.
-  __device__ __forceinline__ void write_rows(const EdgeTile& tile, int rows) {
-    stage(x);
-    sums.add_gradients(x_rows(), Tiles::kX);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = lane_id() / 4 + 8 * half;
-      if (row >= rows) continue;
-      T* to = a.below + tile.edge(half, a.problem.k) * kHidden;
-#pragma unroll
-      for (int at = 8 * (lane_id() % 4); at < kHidden; at += 32) {
-        *reinterpret_cast<uint4*>(to + at) =
-            *reinterpret_cast<const uint4*>(x_rows() + row * Tiles::kX + at);
-      }
-    }
-    stage(centred);
-    sums.add_products(x_rows(), Tiles::kX);
-    __syncwarp();
-  }
-
   __device__ __forceinline__ void run() {
     const EdgeProblem<T>& p = a.problem;
     const int end = __ldg(p.ends + p.groups - 1);
@@ -188,7 +141,10 @@ struct EdgeWgmmaBackward {
     for (; block_first < end; block_first += stride, first += stride) {
       const EdgeTile next = load(first + stride);
       compute(tile, next);
-      if (first >= end) clear_rows();
+      if (first >= end) {
+        __syncwarp();
+        tiles.clear_rows();
+      }
       publish_operands();
       __syncthreads();
       add_weights();
@@ -200,7 +156,10 @@ struct EdgeWgmmaBackward {
 #pragma unroll
       for (int i = 0; i < kParts; ++i) dw[i].settle();
       __syncthreads();
-      if (first < end) write_rows(tile, static_cast<int>(min(end - first, int64_t{kEdgeRows})));
+      if (first < end) {
+        const int rows = static_cast<int>(min(end - first, int64_t{kEdgeRows}));
+        tiles.write_rows(a, tile, rows, x, centred, sums);
+      }
       tile = next;
     }
     gathered.wait();
@@ -230,16 +189,16 @@ __global__ void __launch_bounds__(kEdgeThreads, 1)
   extern __shared__ __align__(16) unsigned char memory[];
   const EdgeProblem<T>& p = a.problem;
   SharedTaker shared{memory};
-  T* dy_tile = shared.take<T>(Tiles::kRows * Tiles::kDy);
-  T* x_tile = shared.take<T>(Tiles::kRows * Tiles::kX);
+  const Tiles tiles{shared.take<T>(Tiles::kRows * Tiles::kDy),
+                    shared.take<T>(Tiles::kRows * Tiles::kX)};
   const EdgeWgmmaWeights w = load_wgmma_layers<T, kHidden, Pass::kOut>(p, 0, false, shared);
-  Pass pass{a, w, dy_tile, x_tile, {}, {}, take_gathered(p, kHidden, shared), {}, {}};
+  Pass pass{a, w, tiles, {}, {}, take_gathered(p, kHidden, shared), {}, {}};
 #pragma unroll
   for (int i = 0; i < Pass::kParts; ++i) pass.dw[i].clear();
   __syncthreads();
   pass.run();
   pass.write_weights(a.weight_sums + int64_t{blockIdx.x} * Pass::kOut * kHidden);
-  write_column_sums(pass.sums, reinterpret_cast<float*>(x_tile),
+  write_column_sums(pass.sums, reinterpret_cast<float*>(tiles.x),
                     a.below_sums + int64_t{blockIdx.x} * 2 * kHidden);
 }
 
@@ -259,9 +218,8 @@ int with_wgmma_kernel(const EdgeBackward<T>& a, EdgePass pass, const EdgeDevice&
 
 template <class T>
 int edge_wgmma_blocks(const EdgeBackward<T>& a, EdgePass pass, const EdgeDevice& device) {
-  const int64_t tiles = ceil_div(int64_t{a.problem.groups} * a.problem.k, int64_t{kEdgeRows});
   return with_wgmma_kernel(a, pass, device, [&]<auto kKernel>(Tag<kKernel>, int bytes) {
-    return edge_grid<kKernel>(bytes, device.sm_count, tiles, 1, kEdgeWarps);
+    return edge_grid<kKernel>(bytes, device.sm_count, most_tiles(a.problem), 1, kEdgeWarps);
   });
 }
 

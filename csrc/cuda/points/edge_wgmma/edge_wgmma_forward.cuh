@@ -28,12 +28,9 @@ struct EdgeWgmmaPass {
 
   const EdgeForward<T>& a;
   EdgeWgmmaWeights w;
-  int start;       // the first of the last layer's columns
-  uint32_t fixed;  // the lane's channels of scale 0
-  EdgeMaxima<kLast> maxima;
-  EdgeSums<kLast> sums;
+  int start;  // the first of the last layer's columns
+  EdgeFound<kLast, kPool, kWhich, kSums> found;
   EdgeGathered gathered;
-  bool has_pivots;
 
   // A tile whose values are gathered; those of `next` are afterwards. All warps of a warpgroup come
   // here together; one without a tile (`is_there`) only for the products of the others.
@@ -41,7 +38,7 @@ struct EdgeWgmmaPass {
                                       int step) {
     EdgeOperand<kHidden> x, unused;
     wgmma_hidden_layers<T, false>(a.problem, w, tile, gathered, next, x, nullptr, unused);
-    bool counts = has_pivots;
+    bool counts = found.has_pivots;
     take_parts<kLast / kEdgePart, kBuffers>(
         [&](int i, EdgePart& part) {
           start_product<T>(part, x, w.last + static_cast<uint64_t>(i * kEdgePart), kLast);
@@ -50,17 +47,12 @@ struct EdgeWgmmaPass {
           if (!is_there) return;
 #pragma unroll
           for (int c = 0; c < kEdgePart / 32; ++c) {
-            const int at = 2 * i + c;
-            if constexpr (kPool) maxima.template add<kWhich>(part.y[c], at, step, fixed);
-            if constexpr (kSums) {
-              if (!has_pivots) counts = sums.set_pivots(part.y[c], at, tile);
-              sums.add(part.y[c], at, tile);
-            }
+            found.add(part.y[c], 2 * i + c, tile, step, counts);
           }
         });
     if constexpr (kSums) {
-      has_pivots = counts;
-      if (is_there && lane_id() % 4 == 0) sums.weight += tile.weight(0) + tile.weight(1);
+      found.has_pivots = counts;
+      if (is_there && lane_id() % 4 == 0) found.sums.weight += tile.weight(0) + tile.weight(1);
     }
   }
 
@@ -90,7 +82,7 @@ struct EdgeWgmmaPass {
       walk.first = walk.rows.x;
       walk.pending = rows_of_group(p, int64_t{walk.group} + stride());
       if (walk.group < p.groups && walk.rows.x >= walk.rows.y) {
-        write_group<T, kLast, kWhich>(a, walk.group, walk.rows, maxima, stage, start);
+        write_group<T, kLast, kWhich>(a, walk.group, walk.rows, found.maxima, stage, start);
       }
     } while (walk.group < p.groups && walk.rows.x >= walk.rows.y);
   }
@@ -104,7 +96,7 @@ struct EdgeWgmmaPass {
     int most = 0;
     for (int i = 0; i < 4; ++i) most = max(most, tiles[warp_id() / 4 * 4 + i]);
 
-    maxima.clear();
+    found.maxima.clear();
     EdgeWalk walk{group - stride(), 0, {}, rows_of_group(p, group)};
     enter_group(walk, stage);
     EdgeTile tile = walk.group < p.groups ? load_tile(p, walk.first, walk.rows.y) : no_tile();
@@ -122,8 +114,8 @@ struct EdgeWgmmaPass {
           walk.group < p.groups ? load_tile(p, walk.first, walk.rows.y) : no_tile();
       add(tile, next, is_there, at.step());
       if (is_end) {
-        write_group<T, kLast, kWhich>(a, at.group, at.rows, maxima, stage, start);
-        maxima.clear();
+        write_group<T, kLast, kWhich>(a, at.group, at.rows, found.maxima, stage, start);
+        found.maxima.clear();
       }
       tile = next;
     }
@@ -171,20 +163,16 @@ __global__ void __launch_bounds__(kEdgeThreads,
   const int start = static_cast<int>(blockIdx.y) * kLast;
   const EdgeWgmmaWeights w = load_wgmma_layers<T, kHidden, kLast>(p, start, true, shared);
   EdgeWgmmaPass<T, kHidden, kLast, kPool, kWhich, kSums> pass{
-      a, w, start, 0, {}, {}, take_gathered(p, kHidden, shared), false};
+      a, w, start, {}, take_gathered(p, kHidden, shared)};
   __syncthreads();
-  if constexpr (kSums) {
-    pass.sums.clear();
-    pass.sums.pivots = pivots + warp_id() * kLast;
-  }
-  if constexpr (kWhich) pass.fixed = channels_of_scale_0<kLast>(p, start);
+  pass.found.begin(p, start, pivots);
   if constexpr (kPool) {
     pass.run_groups(stages[warp_id()], tiles);
   } else {
     pass.run_rows();
   }
   if constexpr (kSums) {
-    write_sums(pass.sums, reinterpret_cast<float*>(stages), start, p.width,
+    write_sums(pass.found.sums, reinterpret_cast<float*>(stages), start, p.width,
                a.sums + int64_t{blockIdx.x} * (2 * p.width + 1));
   }
 }
@@ -203,24 +191,14 @@ int with_wgmma_kernel(const EdgeForward<T>& a, EdgeForwardMode mode, const EdgeD
   const auto call = [&]<int kHidden, int kLast>() -> int {
     const int bytes = edge_forward_bytes<kHidden, kLast>(p), slices = p.width / kLast;
     if (bytes > device.shared_memory) return 0;
-    if constexpr (kLast > kEdgeSlice) {
-      return fn(Tag<&edge_wgmma_forward_kernel<T, kHidden, kLast, true, false, false>>{}, bytes,
+    const auto call_mode = [&]<bool kPool, bool kWhich, bool kSums>() -> int {
+      return fn(Tag<&edge_wgmma_forward_kernel<T, kHidden, kLast, kPool, kWhich, kSums>>{}, bytes,
                 slices);
+    };
+    if constexpr (kLast > kEdgeSlice) {
+      return call_mode.template operator()<true, false, false>();
     } else {
-      switch (mode) {
-        case EdgeForwardMode::kInfer:
-          return fn(Tag<&edge_wgmma_forward_kernel<T, kHidden, kLast, true, false, false>>{}, bytes,
-                    slices);
-        case EdgeForwardMode::kPool:
-          return fn(Tag<&edge_wgmma_forward_kernel<T, kHidden, kLast, true, true, false>>{}, bytes,
-                    slices);
-        case EdgeForwardMode::kPoolAndSums:
-          return fn(Tag<&edge_wgmma_forward_kernel<T, kHidden, kLast, true, true, true>>{}, bytes,
-                    slices);
-        default:
-          return fn(Tag<&edge_wgmma_forward_kernel<T, kHidden, kLast, false, false, true>>{}, bytes,
-                    slices);
-      }
+      return with_forward_mode(mode, call_mode);
     }
   };
   if (p.layers < 2 || (p.hidden != 64 && p.hidden != 128)) return 0;
@@ -236,8 +214,8 @@ int with_wgmma_kernel(const EdgeForward<T>& a, EdgeForwardMode mode, const EdgeD
 
 template <class T>
 int edge_wgmma_blocks(const EdgeForward<T>& a, EdgeForwardMode mode, const EdgeDevice& device) {
-  const int64_t most_tiles = ceil_div(int64_t{a.problem.groups} * a.problem.k, int64_t{kEdgeRows});
-  const int64_t work = mode != EdgeForwardMode::kSums ? int64_t{a.problem.groups} : most_tiles;
+  const bool by_group = mode != EdgeForwardMode::kSums;
+  const int64_t work = by_group ? int64_t{a.problem.groups} : most_tiles(a.problem);
   return with_wgmma_kernel(a, mode, device, [&]<auto kKernel>(Tag<kKernel>, int bytes, int slices) {
     return edge_grid<kKernel>(bytes, device.sm_count, work, slices, kEdgeWarps);
   });

@@ -251,13 +251,60 @@ __device__ __forceinline__ void write_column_sums(const EdgeColumnSums<kWidth>& 
   }
 }
 
-// Elements of a row of the tiles of dY and of X, which dz and centred y pass through as well.
-template <int kHidden, int kOut, EdgePass kPass>
+// A block's tiles of dY and of X in shared memory; dz and centred y pass through that of X as well.
+template <class T, int kHidden, int kOut, EdgePass kPass>
 struct EdgeTiles {
-  static constexpr int kX = kHidden + kEdgePad;
+  static constexpr int kX = kHidden + kEdgePad;  // elements of a row
   static constexpr int kDy = kPass == EdgePass::kData ? 0 : kOut + kEdgePad;
   static constexpr int kRows = kEdgeWarps * kEdgeRows;
   static constexpr int kBytes = kRows * (kX + kDy) * 2;
+
+  T* dy;
+  T* x;
+
+  // The warp's rows.
+  __device__ __forceinline__ T* dy_rows() const { return dy + warp_id() * kEdgeRows * kDy; }
+  __device__ __forceinline__ T* x_rows() const { return x + warp_id() * kEdgeRows * kX; }
+
+  // A warp without rows adds nothing to dW.
+  __device__ __forceinline__ void clear_rows() const {
+    for (int i = lane_id(); i < kEdgeRows * kDy / 2; i += 32) {
+      reinterpret_cast<uint32_t*>(dy_rows())[i] = 0;
+    }
+    for (int i = lane_id(); i < kEdgeRows * kX / 2; i += 32) {
+      reinterpret_cast<uint32_t*>(x_rows())[i] = 0;
+    }
+  }
+
+  __device__ __forceinline__ void stage(const EdgeOperand<kHidden>& values) const {
+    __syncwarp();
+#pragma unroll
+    for (int k = 0; k < kHidden / 16; ++k) store_fragment(values.a[k], x_rows(), kX, 16 * k);
+    __syncwarp();
+  }
+
+  // Writes dz of the first `rows` of a tile's rows and adds it to the sums, with centred y.
+  __device__ __forceinline__ void write_rows(const EdgeBackward<T>& a, const EdgeTile& tile,
+                                             int rows, const EdgeOperand<kHidden>& dz,
+                                             const EdgeOperand<kHidden>& centred,
+                                             EdgeColumnSums<kHidden>& sums) const {
+    stage(dz);
+    sums.add_gradients(x_rows(), kX);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = lane_id() / 4 + 8 * half;
+      if (row >= rows) continue;
+      T* to = a.below + tile.edge(half, a.problem.k) * kHidden;
+#pragma unroll
+      for (int at = 8 * (lane_id() % 4); at < kHidden; at += 32) {
+        *reinterpret_cast<uint4*>(to + at) =
+            *reinterpret_cast<const uint4*>(x_rows() + row * kX + at);
+      }
+    }
+    stage(centred);
+    sums.add_products(x_rows(), kX);
+    __syncwarp();
+  }
 };
 
 // All bits of each half where a value is positive, or NaN.
@@ -306,24 +353,16 @@ __device__ __forceinline__ void through_activation(const EdgeProblem<T>& p,
 template <class T, int kHidden, int kOut, EdgePass kPass>
 struct EdgeBackwardPass {
   static constexpr bool kData = kPass != EdgePass::kWeights, kWeights = kPass != EdgePass::kData;
-  using Tiles = EdgeTiles<kHidden, kOut, kPass>;
+  using Tiles = EdgeTiles<T, kHidden, kOut, kPass>;
 
   const EdgeBackward<T>& a;
   EdgeWeights<T> w;
   int start, columns;  // of layer l
-  T* dy_tile;
-  T* x_tile;
+  Tiles tiles;
   EdgeWeightGradient<kOut, kHidden> dw;
   EdgeColumnSums<kHidden> sums;
   EdgeGathered gathered;
   EdgeOperand<kHidden> x, centred;
-
-  __device__ __forceinline__ T* dy_rows() const {
-    return dy_tile + warp_id() * kEdgeRows * Tiles::kDy;
-  }
-  __device__ __forceinline__ T* x_rows() const {
-    return x_tile + warp_id() * kEdgeRows * Tiles::kX;
-  }
 
   // The operands of dW go into shared memory, dz takes the place of x.
   __device__ __forceinline__ void compute(const EdgeTile& tile, const EdgeTile& next) {
@@ -349,8 +388,8 @@ struct EdgeBackwardPass {
       EdgeOperand<32> dy;
       store_operand<T>(y, 0, dy);
       if constexpr (kWeights) {
-        store_fragment(dy.a[0], dy_rows(), Tiles::kDy, 32 * c);
-        store_fragment(dy.a[1], dy_rows(), Tiles::kDy, 32 * c + 16);
+        store_fragment(dy.a[0], tiles.dy_rows(), Tiles::kDy, 32 * c);
+        store_fragment(dy.a[1], tiles.dy_rows(), Tiles::kDy, 32 * c + 16);
       }
       if constexpr (kData) {
         product_back<T, kHidden>(dy.a, w.last + 32 * c * (kHidden + kEdgePad), dx);
@@ -358,48 +397,9 @@ struct EdgeBackwardPass {
     }
 #pragma unroll
     for (int k = 0; k < kHidden / 16; ++k) {
-      if constexpr (kWeights) store_fragment(x.a[k], x_rows(), Tiles::kX, 16 * k);
+      if constexpr (kWeights) store_fragment(x.a[k], tiles.x_rows(), Tiles::kX, 16 * k);
     }
     if constexpr (kData) through_activation<T>(p, dx, x);
-  }
-
-  // A warp without rows adds nothing to dW.
-  __device__ __forceinline__ void clear_rows() {
-    for (int i = lane_id(); i < kEdgeRows * Tiles::kDy / 2; i += 32) {
-      reinterpret_cast<uint32_t*>(dy_rows())[i] = 0;
-    }
-    for (int i = lane_id(); i < kEdgeRows * Tiles::kX / 2; i += 32) {
-      reinterpret_cast<uint32_t*>(x_rows())[i] = 0;
-    }
-  }
-
-  __device__ __forceinline__ void stage(const EdgeOperand<kHidden>& values) {
-    __syncwarp();
-#pragma unroll
-    for (int k = 0; k < kHidden / 16; ++k) {
-      store_fragment(values.a[k], x_rows(), Tiles::kX, 16 * k);
-    }
-    __syncwarp();
-  }
-
-  // dz, which is in x, into the tile's rows and sums.
-  __device__ __forceinline__ void write_rows(const EdgeTile& tile, int rows) {
-    stage(x);
-    sums.add_gradients(x_rows(), Tiles::kX);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = lane_id() / 4 + 8 * half;
-      if (row >= rows) continue;
-      T* to = a.below + tile.edge(half, a.problem.k) * kHidden;
-#pragma unroll
-      for (int at = 8 * (lane_id() % 4); at < kHidden; at += 32) {
-        *reinterpret_cast<uint4*>(to + at) =
-            *reinterpret_cast<const uint4*>(x_rows() + row * Tiles::kX + at);
-      }
-    }
-    stage(centred);
-    sums.add_products(x_rows(), Tiles::kX);
-    __syncwarp();
   }
 
   __device__ __forceinline__ void run() {
@@ -422,15 +422,17 @@ struct EdgeBackwardPass {
         done = tile;
         tile = next;
       } else if constexpr (kWeights) {
-        clear_rows();
+        tiles.clear_rows();
       }
       if constexpr (kWeights) {
         __syncthreads();
-        dw.add(dy_tile, Tiles::kDy, x_tile, Tiles::kX);
+        dw.add(tiles.dy, Tiles::kDy, tiles.x, Tiles::kX);
         __syncthreads();
       }
       if constexpr (kData) {
-        if (has_rows) write_rows(done, static_cast<int>(min(end - first, int64_t{kEdgeRows})));
+        if (!has_rows) continue;
+        const int rows = static_cast<int>(min(end - first, int64_t{kEdgeRows}));
+        tiles.write_rows(a, done, rows, x, centred, sums);
       }
     }
     gathered.wait();
@@ -448,11 +450,10 @@ __global__ void __launch_bounds__(kEdgeThreads, edge_blocks_of_sm(kHidden > kOut
   const int start = slices ? static_cast<int>(blockIdx.y) * kOut : 0;
   const int columns = kPass == EdgePass::kData ? p.width : kOut;
   SharedTaker shared{memory};
-  T* dy_tile = shared.take<T>(Tiles::kRows * Tiles::kDy);
-  T* x_tile = shared.take<T>(Tiles::kRows * Tiles::kX);
+  const Tiles tiles{shared.take<T>(Tiles::kRows * Tiles::kDy),
+                    shared.take<T>(Tiles::kRows * Tiles::kX)};
   const EdgeWeights<T> w = load_layers(p, start, columns, false, shared);
-  Pass pass{a,  w, start, columns, dy_tile, x_tile, {}, {}, take_gathered(p, kHidden, shared),
-            {}, {}};
+  Pass pass{a, w, start, columns, tiles, {}, {}, take_gathered(p, kHidden, shared), {}, {}};
   if constexpr (Pass::kWeights) pass.dw.clear();
   __syncthreads();
   pass.run();
@@ -460,7 +461,7 @@ __global__ void __launch_bounds__(kEdgeThreads, edge_blocks_of_sm(kHidden > kOut
     pass.dw.write(a.weight_sums + (int64_t{blockIdx.x} * p.width + start) * kHidden);
   }
   if constexpr (Pass::kData) {
-    write_column_sums(pass.sums, reinterpret_cast<float*>(x_tile),
+    write_column_sums(pass.sums, reinterpret_cast<float*>(tiles.x),
                       a.below_sums + int64_t{blockIdx.x} * 2 * kHidden);
   }
 }

@@ -287,6 +287,34 @@ __device__ __forceinline__ int2 rows_of_group(const EdgeProblem<T>& p, int64_t g
   return {group > 0 ? __ldg(p.ends + group - 1) : 0, end};
 }
 
+// What a warp found: the maxima of a group and the sums of all of its rows.
+template <int kColumns, bool kPool, bool kWhich, bool kSums>
+struct EdgeFound {
+  uint32_t fixed = 0;  // the lane's channels of scale 0
+  EdgeMaxima<kColumns> maxima;
+  EdgeSums<kColumns> sums;
+  bool has_pivots = false;
+
+  template <class T>
+  __device__ __forceinline__ void begin(const EdgeProblem<T>& p, int start, float* pivots) {
+    if constexpr (kSums) {
+      sums.clear();
+      sums.pivots = pivots + warp_id() * kColumns;
+    }
+    if constexpr (kWhich) fixed = channels_of_scale_0<kColumns>(p, start);
+  }
+
+  // Channels 32 c .. 32 c + 31 of a tile; `counts` becomes whether one of its rows counts.
+  __device__ __forceinline__ void add(const float (&v)[4][4], int c, const EdgeTile& tile, int step,
+                                      bool& counts) {
+    if constexpr (kPool) maxima.template add<kWhich>(v, c, step, fixed);
+    if constexpr (kSums) {
+      if (!has_pivots) counts = sums.set_pivots(v, c, tile);
+      sums.add(v, c, tile);
+    }
+  }
+};
+
 // kHidden: at least the widest layer but the last, 0 where there is one layer only.
 template <class T, int kHidden, int kLast, bool kPool, bool kWhich, bool kSums>
 struct EdgeForwardPass {
@@ -294,12 +322,9 @@ struct EdgeForwardPass {
 
   const EdgeForward<T>& a;
   EdgeWeights<T> w;
-  int start;       // the first of the last layer's columns
-  uint32_t fixed;  // the lane's channels of scale 0
-  EdgeMaxima<kLast> maxima;
-  EdgeSums<kLast> sums;
+  int start;  // the first of the last layer's columns
+  EdgeFound<kLast, kPool, kWhich, kSums> found;
   EdgeGathered gathered;
-  bool has_pivots;
 
   __device__ __forceinline__ void gather(const EdgeTile& tile) {
     const EdgeProblem<T>& p = a.problem;
@@ -315,7 +340,7 @@ struct EdgeForwardPass {
     } else {
       gathered.wait();
     }
-    bool counts = has_pivots;
+    bool counts = found.has_pivots;
 #pragma unroll
     for (int c = 0; c < kLast / 32; ++c) {
       float v[4][4];
@@ -325,16 +350,12 @@ struct EdgeForwardPass {
         first_layer(p, tile, gathered, w.first, start, c, v);
         apply_affine(w.signs, c, v);
       }
-      if constexpr (kPool) maxima.template add<kWhich>(v, c, step, fixed);
-      if constexpr (kSums) {
-        if (!has_pivots) counts = sums.set_pivots(v, c, tile);
-        sums.add(v, c, tile);
-      }
+      found.add(v, c, tile, step, counts);
     }
     if constexpr (kHidden == 0) gather(next);
     if constexpr (kSums) {
-      has_pivots = counts;
-      if (lane_id() % 4 == 0) sums.weight += tile.weight(0) + tile.weight(1);
+      found.has_pivots = counts;
+      if (lane_id() % 4 == 0) found.sums.weight += tile.weight(0) + tile.weight(1);
     }
   }
 
@@ -348,7 +369,7 @@ struct EdgeForwardPass {
     EdgeTile tile, next;
     while (group < p.groups) {
       const int2 next_rows = rows_of_group(p, int64_t{group} + stride);
-      maxima.clear();
+      found.maxima.clear();
       for (int first = rows.x, step = 0; first < rows.y; first += kEdgeRows, ++step) {
         if (!ready) {
           gathered.wait();  // for a copy that nobody has read
@@ -362,7 +383,7 @@ struct EdgeForwardPass {
         add(tile, next, step);
         tile = next;
       }
-      write_group<T, kLast, kWhich>(a, group, rows, maxima, stage, start);
+      write_group<T, kLast, kWhich>(a, group, rows, found.maxima, stage, start);
       if (group > p.groups - stride) break;
       group += stride;
       rows = next_rows;
@@ -407,20 +428,16 @@ __global__ void __launch_bounds__(kEdgeThreads,
   const int start = static_cast<int>(blockIdx.y) * kLast;
   const EdgeWeights<T> w = load_layers(p, start, kLast, true, shared);
   using Pass = EdgeForwardPass<T, kHidden, kLast, kPool, kWhich, kSums>;
-  Pass pass{a, w, start, 0, {}, {}, take_gathered(p, Pass::kFirst, shared), false};
+  Pass pass{a, w, start, {}, take_gathered(p, Pass::kFirst, shared)};
   __syncthreads();
-  if constexpr (kSums) {
-    pass.sums.clear();
-    pass.sums.pivots = pivots + warp_id() * kLast;
-  }
-  if constexpr (kWhich) pass.fixed = channels_of_scale_0<kLast>(p, start);
+  pass.found.begin(p, start, pivots);
   if constexpr (kPool) {
     pass.run_groups(stages[warp_id()]);
   } else {
     pass.run_rows();
   }
   if constexpr (kSums) {
-    write_sums(pass.sums, reinterpret_cast<float*>(stages), start, p.width,
+    write_sums(pass.found.sums, reinterpret_cast<float*>(stages), start, p.width,
                a.sums + int64_t{blockIdx.x} * (2 * p.width + 1));
   }
 }
@@ -441,6 +458,12 @@ int edge_layer_bytes(const EdgeProblem<T>& p, int columns, int gathered) {
 
 static_assert(sizeof(EdgeStage) * kEdgeWarps >= sizeof(float) * kEdgeWarps * (2 * kEdgeSlice + 1),
               "a block's sums take the place of its stages");
+
+// Tiles of all groups' rows, at most.
+template <class T>
+int64_t most_tiles(const EdgeProblem<T>& p) {
+  return ceil_div(int64_t{p.groups} * p.k, int64_t{kEdgeRows});
+}
 
 // The grid's x: blocks that are resident at once, or -1 on an error of the runtime.
 template <auto kKernel>

@@ -25,21 +25,11 @@ auto with_forward_kernel(const EdgeForward<T>& a, EdgeForwardMode mode, Fn&& fn)
       const int bytes = static_cast<int>(sizeof(EdgeStage)) * kEdgeWarps + 4 * kEdgePivots +
                         edge_layer_bytes(p, kLast, kHidden ? kHidden : kLast);
       const int slices = p.width / kLast;
-      constexpr int kPooled = kLast < 64 ? 64 : kLast;  // layers of 32 channels have sums alone
-      switch (mode) {
-        case EdgeForwardMode::kInfer:
-          return fn(Tag<&edge_forward_kernel<T, kHidden, kPooled, true, false, false>>{}, bytes,
-                    slices);
-        case EdgeForwardMode::kPool:
-          return fn(Tag<&edge_forward_kernel<T, kHidden, kPooled, true, true, false>>{}, bytes,
-                    slices);
-        case EdgeForwardMode::kPoolAndSums:
-          return fn(Tag<&edge_forward_kernel<T, kHidden, kPooled, true, true, true>>{}, bytes,
-                    slices);
-        default:
-          return fn(Tag<&edge_forward_kernel<T, kHidden, kLast, false, false, true>>{}, bytes,
-                    slices);
-      }
+      return with_forward_mode(mode, [&]<bool kPool, bool kWhich, bool kSums>() {
+        constexpr int kColumns = kPool && kLast < 64 ? 64 : kLast;  // 32 channels have sums alone
+        return fn(Tag<&edge_forward_kernel<T, kHidden, kColumns, kPool, kWhich, kSums>>{}, bytes,
+                  slices);
+      });
     });
   });
 }
@@ -51,7 +41,7 @@ auto with_backward_kernel(const EdgeBackward<T>& a, EdgePass pass, Fn&& fn) {
     const auto call = [&]<EdgePass kPass, int kOut>() {
       const int columns = kPass == EdgePass::kData ? p.width : kOut;
       const int bytes =
-          EdgeTiles<kHidden, kOut, kPass>::kBytes + edge_layer_bytes(p, columns, kHidden);
+          EdgeTiles<T, kHidden, kOut, kPass>::kBytes + edge_layer_bytes(p, columns, kHidden);
       const int slices = kPass == EdgePass::kWeights ? p.width / kOut : 1;
       return fn(Tag<&edge_backward_kernel<T, kHidden, kOut, kPass>>{}, bytes, slices);
     };
@@ -68,11 +58,6 @@ template <auto kKernel>
 int edge_blocks(int bytes, int slices, int64_t work, const EdgeDevice& device) {
   if (bytes > device.shared_memory) return 0;
   return edge_grid<kKernel>(bytes, device.sm_count, work, slices, kEdgeWarps);
-}
-
-template <class T>
-int64_t most_tiles(const EdgeProblem<T>& p) {
-  return ceil_div(int64_t{p.groups} * p.k, int64_t{kEdgeRows});
 }
 
 template <class T>

@@ -16,6 +16,17 @@ struct EdgeDevice {
 // What a forward pass writes.
 enum class EdgeForwardMode { kInfer, kPool, kPoolAndSums, kSums };
 
+// Calls fn<kPool, kWhich, kSums> of a mode: whether it takes maxima, their places, and sums.
+template <class Fn>
+auto with_forward_mode(EdgeForwardMode mode, Fn&& fn) {
+  switch (mode) {
+    case EdgeForwardMode::kInfer: return fn.template operator()<true, false, false>();
+    case EdgeForwardMode::kPool: return fn.template operator()<true, true, false>();
+    case EdgeForwardMode::kPoolAndSums: return fn.template operator()<true, true, true>();
+    default: return fn.template operator()<false, false, true>();
+  }
+}
+
 // Blocks of a pass along x, of which each writes its own sums; 0 where its layers do not fit into
 // shared memory, -1 on an error of the runtime.
 template <class T>

@@ -348,6 +348,19 @@ __device__ __forceinline__ EdgeGathered take_gathered(const EdgeProblem<T>& p, i
   return gathered;
 }
 
+// Eight elements of a row of `width`, with the other sign where scales are given and its is
+// negative.
+template <class T>
+__device__ __forceinline__ uint4 load_piece(const T* from, int row, int width, int piece,
+                                            const float2* affine) {
+  uint4 values = __ldg(reinterpret_cast<const uint4*>(from + int64_t{row} * width) + piece);
+  if (affine && affine[row].x < 0.f) {
+    constexpr uint32_t kSigns = 0x80008000u;
+    values = {values.x ^ kSigns, values.y ^ kSigns, values.z ^ kSigns, values.w ^ kSigns};
+  }
+  return values;
+}
+
 // Copies `rows` rows of `width` elements (a multiple of 8) to rows of width + kEdgePad; rows whose
 // scale is negative with the other sign, where scales are given.
 template <class T>
@@ -356,12 +369,8 @@ __device__ __forceinline__ void copy_weights(const T* from, int rows, int width,
   const int pieces = width / 8;
   for (int i = static_cast<int>(threadIdx.x); i < rows * pieces; i += kEdgeThreads) {
     const int row = i / pieces, piece = i % pieces;
-    uint4 values = __ldg(reinterpret_cast<const uint4*>(from + int64_t{row} * width) + piece);
-    if (affine && affine[row].x < 0.f) {
-      constexpr uint32_t kSigns = 0x80008000u;
-      values = {values.x ^ kSigns, values.y ^ kSigns, values.z ^ kSigns, values.w ^ kSigns};
-    }
-    reinterpret_cast<uint4*>(to + row * (width + kEdgePad))[piece] = values;
+    reinterpret_cast<uint4*>(to + row * (width + kEdgePad))[piece] =
+        load_piece(from, row, width, piece, affine);
   }
 }
 
