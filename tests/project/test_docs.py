@@ -96,9 +96,7 @@ def test_no_comment_begins_with_of() -> None:
         for number, line in enumerate(path.read_text().splitlines(), 1)
         if begins.search(line)
     ]
-    # NOTE: a comment there compiles the FP8 products again; it goes with their next change.
-    later = "csrc/cutlass/kernels/fp8/sm90_fp8_kernel.cuh:"
-    assert [at for at in found if not at.startswith(later)] == []
+    assert found == []
 
 
 def test_hosted_ci_runs_what_ci_run_runs() -> None:

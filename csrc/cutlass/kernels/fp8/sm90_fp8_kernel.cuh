@@ -178,7 +178,7 @@ struct Kernel {
     constexpr bool kRowRow = T::kScaling == Scaling::kRowRow;
 #pragma unroll
     for (int i = 0; i < kSums; ++i) sums[i] = 0.0f;
-    // Of A where it has one for 128 rows, else of B.
+    // One scale for 128 rows of A where A has such, else of B.
     const bool of_a = kRowRow && p.a_by_tile;
     TileScale tile_scale(
         of_a ? p.scale_a : p.scale_b, of_a ? tile.m * T::kTileM + row : tile.n * T::kTileN,
