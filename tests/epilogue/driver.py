@@ -38,7 +38,11 @@ template <class T> unsigned of_pair(T a, T b) {
   return w;
 }
 template <class V> V __ldcs(const V* from) { return *from; }
-inline float __fdividef(float a, float b) { return a / b; }
+inline float __fdividef(float a, float b) {  // as the CUDA C++ Programming Guide has it
+  const float m = std::fabs(b);
+  if (m < 0x1p-126f) return a / std::copysign(0.0f, b);
+  return m > 0x1p126f ? a * std::copysign(0.0f, b) : a / b;
+}
 """
 BACKWARD = """
 template <class... A, size_t... kPlaces>

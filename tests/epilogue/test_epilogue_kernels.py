@@ -110,3 +110,17 @@ def test_the_kernels(driver: Driver, name: str, dtype: torch.dtype, m: int, n: i
             theirs = sums.get(kind, lambda t: t)(whole.expand(m, n))
             torch.testing.assert_close(mine.double(), theirs, rtol=unit, atol=1e-4, msg=o)
     assert driver.replaced == 14
+
+
+def test_divisors_of_any_size(driver: Driver) -> None:
+    """The hardware's fast division is that of divisors near one."""
+    builder, output, _ = trace(lambda acc, by: acc / by)
+    operands = (("by", "column", 4),)
+    program = run.Program(output, derive(builder, output, ("acc", "by")), operands)
+    by = torch.tensor([3e38, -2e38, 1e38, 1e-38, 1e-39, -1e-40, 2.0, 0.0])
+    x, weight = torch.zeros(4, 8).bfloat16(), torch.zeros(8, 8).bfloat16()
+    x[:, 0], weight[:, 0] = torch.tensor([2e38, 1.0, -1e-38, 1e-39]), 1
+    y, _ = program.run(x, weight, [by], keep=False)
+    expected = (x[:, :1].double() / by.double()).bfloat16()
+    torch.testing.assert_close(y, expected, rtol=2.0**-8, atol=1e-39)
+    assert driver.replaced == 3

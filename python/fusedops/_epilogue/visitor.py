@@ -23,7 +23,7 @@ _CALLS = {
     "neg": "-{}",
     "add": "{} + {}",
     "mul": "{} * {}",
-    "div": "__fdividef({}, {})",
+    "div": "divide({}, {})",
     "lt": "{} < {}",
     "le": "{} <= {}",
     "eq": "{} == {}",
@@ -103,6 +103,11 @@ __device__ __forceinline__ float half_erfc_of_size(float m) {
 __device__ __forceinline__ float normal_cdf(float x) {
   const float tail = half_erfc_of_size(fabsf(x) * 0.7071067811865476f);
   return x >= 0.0f ? 1.0f - tail : tail;
+}
+// NOTE: __fdividef alone takes subnormal divisors for zeros and those from 2^126 on for infinities.
+__device__ __forceinline__ float divide(float a, float b) {
+  const float m = fabsf(b), scale = m > 0x1p125f ? 0.25f : m < 0x1p-126f ? 0x1p24f : 1.0f;
+  return __fdividef(a * scale, b * scale);
 }
 __device__ __forceinline__ float max_or_nan(float a, float b) {
   float y;
