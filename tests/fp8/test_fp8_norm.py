@@ -253,3 +253,20 @@ def test_compiles_to_one_graph(device, kind):
         torch.testing.assert_close(
             got, want, rtol=0.02, atol=0.02 * float(want.detach().abs().max())
         )
+
+
+@pytest.mark.parametrize("with_residual", [False, True])
+@pytest.mark.parametrize("rms", [True, False])
+def test_compiles_to_one_graph_where_the_sum_is_not_used(device, rms, with_residual):
+    block = block_of("linear", device, rms)
+    given = [make(64, 256, dtype=torch.bfloat16, device=device, seed=s) for s in (1, 2)]
+    given = given[: 1 + with_residual]
+    found = []
+    for call in (block, torch.compile(block, fullgraph=True, backend="aot_eager")):
+        tensors = [t.detach().clone().requires_grad_() for t in given]
+        y = call(*tensors)[0] if with_residual else call(*tensors)
+        grads = torch.autograd.grad(y.float().square().sum(), [*tensors, *block.parameters()])
+        found.append((y, *grads))
+    for got, want in zip(*found, strict=True):
+        scale = want.float().norm()
+        assert (got.float() - want.float()).norm() <= (0 if device == "cpu" else 0.01) * scale

@@ -63,7 +63,7 @@ class Fp8NormFunction(torch.autograd.Function):
         )  # fmt: skip
         total = total.view(x.shape) if residual is not None else total
         ctx.save_for_backward(x if residual is None else total, weight, mean, rstd)
-        ctx.rms = rms
+        ctx.rms, ctx.added = rms, residual is not None
         ctx.set_materialize_grads(False)
         y = x.new_empty(1).expand(x.shape)
         unused = (
@@ -78,12 +78,14 @@ class Fp8NormFunction(torch.autograd.Function):
         x, weight, mean, rstd = ctx.saved_tensors
         need_x, need_residual, need_w, need_b = ctx.needs_input_grad[:4]
         need_dx = need_x or need_residual
-        dx, dw, db = others[-1], None, None
+        # NOTE: torch.compile gives a gradient of the sum, empty as it, where there is none.
+        dtotal = others[-1] if ctx.added else None
+        dx, dw, db = dtotal, None, None
         if dy is not None and ctx.rms:
-            dx, dw = _rms_norm_backward(dy, others[-1], x, weight, rstd, 1, need_dx, need_w)
+            dx, dw = _rms_norm_backward(dy, dtotal, x, weight, rstd, 1, need_dx, need_w)
         elif dy is not None:
             dx, dw, db = _layer_norm_backward(
-                dy, others[-1], x, weight, mean, rstd, 1, need_dx, need_w, need_b
+                dy, dtotal, x, weight, mean, rstd, 1, need_dx, need_w, need_b
             )
         return (
             dx if need_x else None,
