@@ -119,7 +119,7 @@ def _raise_better(
         _check_types(function, op, args, kwargs)
         return
     # NOTE: an array of NumPy has a shape and a dtype too, about which checks then speak.
-    _check_types(function, op, args, kwargs, only=Tensor)
+    _check_types(function, op, args, kwargs, arrays=True)
     text = f"{op}: {_translated(text[named.end() :], inner)}"
     # NOTE: torch's type for it, which an op cannot raise.
     out_of_range = text.startswith(f"{op}: dim must be from ") or (
@@ -141,11 +141,11 @@ def _check_types(
     op: str,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
-    only: type | None = None,
+    arrays: bool = False,
 ) -> None:
     """Raise the TypeError for the first argument whose annotation is another type.
 
-    only: of those arguments alone whose annotation names this type.
+    arrays: of NumPy's and their kin alone.
     """
     hints = typing.get_type_hints(function)
     try:
@@ -153,7 +153,7 @@ def _check_types(
     except TypeError:
         return  # the error is about this
     for name, value in given.items():
-        if only is not None and only not in _options(hints.get(name)):
+        if arrays and (isinstance(value, Tensor) or not getattr(value, "shape", ())):
             continue
         if name in hints and not _fits(value, hints[name]):
             expected = " or ".join(dict.fromkeys(_words(hints[name])))
