@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(kResidentThreads, 1)
   const StatisticsResult& result = problem.statistics;
   __shared__ ResidentShared shared;
   wait_for_predecessor();
-  const auto at = resident_place<kVec>(p.grid, p.rows, p.channels);
+  const auto at = WalkPlace::of<kVec>(p.grid, p.rows, p.channels);
   const int width = p.grid.threads_x * kVec, own = threadIdx.x;
   const int64_t first_channel = at.col - at.tx * kVec;
 
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kResidentThreads, 1)
   float* const total = static_cast<float*>(problem.sums);
   __shared__ ResidentShared shared;
   wait_for_predecessor();
-  const auto at = resident_place<kVec>(p.grid, p.rows, p.channels);
+  const auto at = WalkPlace::of<kVec>(p.grid, p.rows, p.channels);
   const int width = p.grid.threads_x * kVec;
   const int64_t first_channel = at.col - at.tx * kVec;
 

@@ -14,20 +14,6 @@ inline constexpr int kResidentThreads = 512;
 inline constexpr int kResidentDepth = 4;       // groups of rows on their way at once
 inline constexpr int kResidentChannels = 256;  // the most of a block
 
-template <int kVec>
-__device__ __forceinline__ WalkPlace resident_place(const WalkGrid& grid, int64_t rows,
-                                                    int64_t channels) {
-  WalkPlace at{};
-  at.tx = threadIdx.x % grid.threads_x;
-  at.ty = threadIdx.x / grid.threads_x;
-  at.row_block = blockIdx.x / grid.col_blocks;
-  at.col = (blockIdx.x % grid.col_blocks * grid.threads_x + at.tx) * int64_t{kVec};
-  at.row_begin = at.row_block * grid.rows_per_block;
-  at.row_end = min(at.row_begin + grid.rows_per_block, rows);
-  at.active = at.ty < grid.threads_y && at.col < channels;
-  return at;
-}
-
 // The rows of a thread: the first `slots` stay in shared memory, where no other thread reads them.
 template <class T, int kInputs>
 struct ResidentRows {
