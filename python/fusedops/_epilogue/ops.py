@@ -6,7 +6,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -98,13 +98,19 @@ def _values(
     return [next(plain) if kind == NUMBER else next(tensors) for _, kind, _ in program.operands]
 
 
-def _named(program: Program, acc: Tensor, values: Sequence[Tensor | float]) -> dict[str, Tensor]:
-    """By name, in the type of acc, which is computed in."""
-    found = {ACCUMULATOR: acc}
-    for (name, _, _), value in zip(program.operands, values, strict=True):
-        wide = value.to(acc.dtype) if isinstance(value, Tensor) else acc.new_tensor(value)
-        found[name] = wide
-    return found
+def _by_name(program: Program, acc: Tensor, values: Sequence[Tensor | float]) -> dict[str, Any]:
+    names = (name for name, _, _ in program.operands)
+    return {ACCUMULATOR: acc, **dict(zip(names, values, strict=True))}
+
+
+def _wide_by_name(
+    program: Program, acc: Tensor, values: Sequence[Tensor | float]
+) -> dict[str, Tensor]:
+    """In the type of acc, which is computed in."""
+    return {
+        name: value.to(acc.dtype) if isinstance(value, Tensor) else acc.new_tensor(value)
+        for name, value in _by_name(program, acc, values).items()
+    }
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
@@ -127,7 +133,7 @@ def _forward(
     values = _values(compiled, operands, numbers)
     if unfused or not _on_gpu(x):
         acc = torch.nn.functional.linear(x.to(_wide(x.dtype)), weight.to(_wide(x.dtype)))
-        (y,) = evaluate([compiled.output], _named(compiled, acc, values))
+        (y,) = evaluate([compiled.output], _wide_by_name(compiled, acc, values))
         y = y.expand(acc.shape)
         # NOTE: backward starts from what a GPU keeps, the sums in the operands' type.
         return y.to(x.dtype), acc.to(x.dtype, copy=True) if keep else x.new_empty(0)
@@ -165,13 +171,12 @@ def _backward(
     """The gradients of `names`, comma-separated: of acc (M, N), or operands in their shapes."""
     compiled, unfused = from_text(program)
     values, wanted = _values(compiled, operands, numbers), names.split(",")
-    like = {ACCUMULATOR: acc}
-    like |= {n: v for (n, _, _), v in zip(compiled.operands, values, strict=True)}
+    like = _by_name(compiled, acc, values)
     kinds = {ACCUMULATOR: FULL, **{name: kind for name, kind, _ in compiled.operands}}
     if not unfused and _on_gpu(acc) and acc.numel() > 0:
         found = compiled.run_backward(_aligned(dy), acc, _ready(values), wanted)
     else:
-        wide = _named(compiled, acc.to(_wide(acc.dtype)), values)
+        wide = _wide_by_name(compiled, acc.to(_wide(acc.dtype)), values)
         wide[BEHIND] = dy.to(_wide(acc.dtype))
         found = evaluate([compiled.gradients[name] for name in wanted], wide)
         found = [
@@ -196,9 +201,7 @@ def _backward_fake(
     names: str,
 ) -> list[Tensor]:
     compiled, _ = from_text(program)
-    values = _values(compiled, operands, numbers)
-    like = {ACCUMULATOR: acc}
-    like |= {n: v for (n, _, _), v in zip(compiled.operands, values, strict=True)}
+    like = _by_name(compiled, acc, _values(compiled, operands, numbers))
     return [like[name].new_empty(like[name].shape) for name in names.split(",")]
 
 
