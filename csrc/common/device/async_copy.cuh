@@ -19,6 +19,13 @@ __device__ __forceinline__ void copy_async(uint32_t to, const void* from, int by
                : "memory");
 }
 
+// kBytes (4, 8 or 16), through the first-level cache.
+template <int kBytes>
+__device__ __forceinline__ void copy_async_cached(uint32_t to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(kBytes)
+               : "memory");
+}
+
 // Ends a group of the thread's copies.
 __device__ __forceinline__ void commit_copies() {
   asm volatile("cp.async.commit_group;" ::: "memory");

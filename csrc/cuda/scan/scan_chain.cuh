@@ -11,6 +11,7 @@
 
 #include <cstdint>
 
+#include "csrc/common/device/async_copy.cuh"
 #include "csrc/common/device/pdl.cuh"
 #include "csrc/cuda/scan/scan_block.cuh"
 
@@ -154,19 +155,11 @@ struct ChainRing {
       if (!aligned || !window.whole(k)) {
         at(stage, k) = window.gather(k);
       } else if constexpr (sizeof(In) >= 4) {
-        const auto to = static_cast<unsigned>(__cvta_generic_to_shared(&at(stage, k)));
-        asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(window.vector(k)),
-                     "n"(sizeof(In))
-                     : "memory");
+        copy_async_cached<sizeof(In)>(shared_address(&at(stage, k)), window.vector(k));
       } else {
         at(stage, k) = *window.vector(k);
       }
     }
-  }
-  static __device__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-  template <int kLeft>
-  static __device__ void wait() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
   }
 };
 
@@ -272,7 +265,7 @@ __global__ void __launch_bounds__(kScanThreads, kChainBlocks)
   };
   const auto load = [&](const ChainPart& part, int stage) {
     if (part.exists) ring.load(window_of(part), stage);
-    Ring::commit();
+    commit_copies();
   };
   ChainShare<Op, Mode> share, following;
   const auto add_up = [&](const ChainPart& part, int stage) {
@@ -288,7 +281,7 @@ __global__ void __launch_bounds__(kScanThreads, kChainBlocks)
   ChainPart last = share_drawn(draw());
   unsigned ahead = draw();
   if (!part.exists) return;
-  Ring::template wait<1>();
+  wait_for_copies<1>();
   add_up(part, 0);
   share = following;
   ChainCursor<Op> cursor;
@@ -300,7 +293,7 @@ __global__ void __launch_bounds__(kScanThreads, kChainBlocks)
     // NOTE: read by all behind the barrier of add_up, written again behind that of prefix
     if (threadIdx.x == 0) shared.drawn = ahead;
     ahead = draw();
-    Ring::template wait<1>();
+    wait_for_copies<1>();
     if (next.exists) {
       add_up(next, stage == kChainStages - 1 ? 0 : stage + 1);
     } else {

@@ -83,7 +83,7 @@ struct NormRow : EndsRow<T, kMax, Slice> {
       for (int k = kHeld; k < slice.rounds(); ++k) {
         copy_evict_last(place(k), row + slice.column(k));
       }
-      asm volatile("cp.async.commit_group;" ::: "memory");
+      commit_copies();
     }
     pivot = row[0];
   }
@@ -111,7 +111,7 @@ struct NormRow : EndsRow<T, kMax, Slice> {
       slice.store(sum, k, held[k]);
     }
     if constexpr (!kLong) return;
-    asm volatile("cp.async.wait_group 0;" ::: "memory");
+    wait_for_copies();
 #pragma unroll 4
     for (int k = kHeld; k < slice.rounds(); ++k) {
       const Chunk both = plus(get(k), load_once<T, kVec>(other + slice.column(k)));
@@ -129,7 +129,7 @@ struct NormRow : EndsRow<T, kMax, Slice> {
     for (int k = 0; k < kHeld; ++k) sums.add(held[k]);
     if (slice.alone()) sums.add(to_compute(alone));
     if constexpr (kLong) {
-      asm volatile("cp.async.wait_group 0;" ::: "memory");
+      wait_for_copies();
 #pragma unroll 4
       for (int k = kHeld; slice.some(k); ++k) sums.add(get(k));
     }

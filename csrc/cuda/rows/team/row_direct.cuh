@@ -272,11 +272,11 @@ class DirectRow {
       const int count = last ? min(elements(k), kVec) : kVec;
       copy_evict_last(shared, row + column(k), count * int{sizeof(T)});
     }
-    asm volatile("cp.async.commit_group;" ::: "memory");
+    commit_copies();
   }
   template <class T>
   __device__ __forceinline__ void wait_for_rest(unsigned shared, T filler) const {
-    asm volatile("cp.async.wait_group 0;" ::: "memory");
+    wait_for_copies();
     if constexpr (kRagged) {
       const int k = (chunks_ - 1) / threads_;
       if (k < kMax || chunk(k) != chunks_ - 1 || elements(k) >= kVec) return;

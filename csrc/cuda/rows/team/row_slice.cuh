@@ -1,6 +1,7 @@
 // Which elements of a row a thread holds, and the ring that brings rows from memory.
 #pragma once
 
+#include "csrc/common/device/async_copy.cuh"
 #include "csrc/cuda/rows/team/row_team.cuh"
 
 namespace fusedops {
@@ -149,7 +150,7 @@ class RowRing {
         if (!active || i >= slice.count()) break;
         (own(stage, stream, slice, i), ...);
       }
-      asm volatile("cp.async.commit_group;" ::: "memory");
+      commit_copies();
       return;
     }
     if (!asks_) return;
@@ -173,12 +174,10 @@ class RowRing {
       wait_for_bytes(barrier_ + 8 * stage, phase_ >> stage & 1);
       phase_ ^= 1u << stage;
     } else {
-      asm volatile("cp.async.wait_group %0;" ::"n"(kAhead - 1) : "memory");
+      wait_for_copies<kAhead - 1>();
     }
   }
-  __device__ __forceinline__ void drain() const {
-    asm volatile("cp.async.wait_group 0;" ::: "memory");
-  }
+  __device__ __forceinline__ void drain() const { wait_for_copies(); }
 
   // Writes `value` over what the chunks of a stage hold beside the row.
   template <class S, int kVec, int kMax, bool kRagged>
@@ -243,13 +242,8 @@ class RowRing {
 #pragma unroll
     for (int h = 0; h < kWordsOf<S, kVec>; ++h) {
       const int left = slice.hi(i) * static_cast<int>(sizeof(S)) - 16 * h;
-      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
-                       at<S, kVec>(stage, stream.place, i) + 16 * h),
-                   "l"(chunk + 16 * h),
-                   "r"(left < 0    ? 0
-                       : left < 16 ? left
-                                   : 16)
-                   : "memory");
+      const int bytes = left < 0 ? 0 : left < 16 ? left : 16;
+      copy_async(at<S, kVec>(stage, stream.place, i) + 16 * h, chunk + 16 * h, bytes);
     }
   }
   // Elements [from, to) of the part.
