@@ -18,6 +18,7 @@ inline constexpr int64_t kMinRows = 4096;
 inline constexpr int kThreads = 128;
 // A tile's bytes: as many are enough; with padded lines at most so many are in shared memory.
 inline constexpr int kTileBytes = 8192, kMostTileBytes = 24 * 1024;
+inline constexpr int kMostRunBytes = 32 * 1024;  // of one that is a run of long rows
 inline constexpr int kStages = 3;                // of the ring of tiles in shared memory
 inline constexpr int kSharedLimit = 160 * 1024;  // what an A100 has
 
@@ -57,13 +58,14 @@ constexpr bool is_16_bit(DType dtype) { return dtype != DType::kFloat32; }
 
 // How a tile lies in shared memory and how it gets there: line by line in units of 16 bytes or of a
 // word. With words a line of 16-bit elements may begin in the middle of one. A flat tile is whole
-// rows of a dense matrix, one run.
+// rows of a dense matrix, one run: it begins `head` elements behind a multiple of 16 bytes, as all
+// tiles of the matrix do, since a tile's rows are a multiple of 16.
 struct TileLayout {
-  int lines, length;  // that are copied, and elements of a line
-  int units;          // of a line
-  int stride;         // words between lines
-  int row_elements;   // of a flat tile: between rows
-  int total;          // words
+  int lines, length;       // that are copied, and elements of a line
+  int units;               // of a line
+  int stride;              // words between lines
+  int row_elements, head;  // of a flat tile: between rows, and before the first
+  int total;               // words
   bool wide, flat;
 };
 
@@ -78,16 +80,18 @@ inline TileLayout tile_layout(DType dtype, const Lines& m, int rows, int cols, i
                               int padded_cols) {
   const int bytes = int(dtype_bytes(dtype)), vector = 16 / bytes, word = 4 / bytes;
   TileLayout t{};
-  const bool aligned = reinterpret_cast<uintptr_t>(m.data) % 16 == 0;
   t.wide = lines_begin(m, bytes, 16) && (m.columns || cols % vector == 0);
-  t.flat = !t.wide && aligned && !m.columns && m.stride == cols && all_cols == cols;
+  t.flat = !t.wide && !m.columns && m.stride == cols && all_cols == cols;
   if (t.flat) {
     t.wide = true;
     t.lines = 1;
     t.length = rows * cols;
-    t.units = int(ceil_div(t.length, vector));
     t.row_elements = cols;
-    t.total = int(round_up(ceil_div(t.length + padded_cols - cols, word), 4));
+    t.head = int(reinterpret_cast<uintptr_t>(m.data) % 16 / bytes);
+    const int elements = t.head + t.length;
+    t.units = int(ceil_div(elements, vector));
+    t.total =
+        int(round_up(ceil_div(std::max(elements + padded_cols - cols, t.units * vector), word), 4));
     return t;
   }
   t.lines = m.columns ? cols : rows;
@@ -134,12 +138,22 @@ inline RowsPlan rows_plan(DType dtype, const Lines& x, int64_t n, int64_t k) {
   p.part = int(p.parts > 1 ? round_up(ceil_div(n, p.parts), 8) : n);
   p.group = rows_group(dtype, p.part);
   p.groups = int(ceil_div(p.part, p.group));
-  const int most = half ? 64 : n <= 16 ? 16 : 32;
-  p.chunk = int(n > kFew ? k : std::min<int64_t>(k, most));
-  p.chunks = int(ceil_div(k, p.chunk));
-  // Four items of rows, or more where those are few bytes.
   const int item_rows = half ? 32 : 64, step = half ? 16 : 4;
+  // Rows that do not begin at 16 bytes are one run, if all of K is in the tile.
+  const bool runs = !x.columns && x.stride == k && !lines_begin(x, dtype_bytes(dtype), 16) &&
+                    item_rows * k * dtype_bytes(dtype) <= kMostRunBytes;
+  const int most = half ? 64 : n <= 16 ? 16 : 32;
+  p.chunk = int(n > kFew || runs ? k : std::min<int64_t>(k, most));
+  p.chunks = int(ceil_div(k, p.chunk));
+  // Four items of rows, or more where those are few bytes; where fewer fit, more of columns.
   int row_items = half ? (n > kFew ? 2 : 4) : p.groups >= 3 ? 1 : 4 / p.groups;
+  while (runs && row_items > 1 && row_items * item_rows * k * dtype_bytes(dtype) > kMostRunBytes) {
+    row_items /= 2;
+  }
+  while (runs && row_items * p.groups < kThreads / 32 && p.group > (half ? 8 : 1)) {
+    p.group /= 2;
+    p.groups = int(ceil_div(p.part, p.group));
+  }
   const auto tile_of = [&](int items) {
     return tile_layout(dtype, x, items * item_rows, p.chunk, k, int(round_up(p.chunk, step)));
   };
@@ -156,8 +170,9 @@ inline RowsPlan rows_plan(DType dtype, const Lines& x, int64_t n, int64_t k) {
   p.w_stride = half ? p.padded_k / 2 + (12 - p.padded_k / 2 % 8) % 8 : columns;
   p.w_words = int(round_up(half ? columns * p.w_stride : p.padded_k * p.w_stride, 4));
   p.bias_words = int(round_up(columns, 4));
-  p.sum_stride = p.part | 1;
-  p.sum_words = p.tile_rows * p.sum_stride;
+  // NOTE: rows of sums lie as those of d do, but where lanes that store would meet in few banks.
+  p.sum_stride = p.part + (p.part % (half ? 16 : 8) == 0 ? 4 : 0);
+  p.sum_words = int(round_up(p.tile_rows * p.sum_stride, 4)) + 8;  // a unit may begin with the last
   return p;
 }
 

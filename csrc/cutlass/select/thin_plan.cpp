@@ -11,21 +11,18 @@
 namespace fusedops {
 namespace {
 
-// By hand; no sweep holds these kernels. The part of the bandwidth that streams of 4-byte copies
-// and stores reach; instructions of a thread for a unit that comes and a word that goes, of which
-// an SM issues 128 a cycle, and for an activation; multiply-adds of an SM and cycle that are left
-// beside the reads of shared memory.
-constexpr double kStreamed = 0.85;
-constexpr double kUnitInstructions = 18, kWordInstructions = 18, kActivationInstructions = 20;
-constexpr double kThinFma = 72, kThinMma = 350;
+// By hand, from 53 products by rows and 29 sums on an H100 (drawn shapes: N and K 1 to 433, 1e5 to
+// 3e6 rows), which they meet within 16 and 23 % (rms). The part of the bandwidth that streams
+// reach; what a thread does for a unit that comes and one that goes, in instructions of which an SM
+// would issue 128 a cycle; multiply-adds of an SM and cycle.
+constexpr double kStreamed = 0.65, kStreamOverlap = 1.55;
+constexpr double kUnitInstructions = 68, kWordInstructions = 34, kHalvesInstructions = 76;
+// Of the 16 bytes of a run: counted in machine code, and scaled as words are. Not measured.
+constexpr double kRunInstructions = 48, kRunOfHalvesInstructions = 95;
+constexpr double kActivationInstructions = 20;  // of an element
+constexpr double kRowsFma = 104, kRowsMma = 183, kSumsFma = 81, kSumsMma = 445;
 constexpr double kThinLaunchUs = 4, kSumsUs = 4;  // the second: of the blocks' sums
-// Outputs, padding to tiles included, that an SM of the sm_80 family writes a cycle where rows of d
-// do not begin at 16 bytes, beside what the family's model says. From seven forward products and
-// input gradients on an H100: at 16 bits all of N 241 to 433 and K 1 to 31 lost 2.0 to 2.2 ps an
-// output, at fp32 those of N 89 to 210 and K 1 to 30 lost 3.0 to 5.2, of which this is about the
-// least.
-constexpr double kCutHalves = 2.2, kCutWords = 1.5;
-constexpr int kSharedOfOther = 96 * 1024;  // of GPUs beside the A100 and Hopper
+constexpr int kSharedOfOther = 96 * 1024;         // of GPUs beside the A100 and Hopper
 
 // Lines of a matrix, or false where its elements lie apart along both sides.
 bool lines_of(const MatrixView& view, thin::Lines* lines) {
@@ -53,25 +50,32 @@ int shared_limit(const DeviceModel& device) {
 
 // ---- times ----
 
-double stream_us(double bytes, double instructions, double cycles, const DeviceModel& device) {
-  const double dram = bytes / (kStreamed * kDramBytesPerUs);
-  const double sm = instructions / 128 + cycles;
-  return overlap(dram, sm / (device.sm_count * kClockGhz * 1e3), kDramOverlap);
+double dram_us(double bytes) { return bytes / (kStreamed * kDramBytesPerUs); }
+
+double sm_us(double instructions, double cycles, const DeviceModel& device) {
+  return (instructions / 128 + cycles) / (device.sm_count * kClockGhz * 1e3);
 }
 
 double copy_instructions(const thin::TileLayout& tile, double bytes) {
   return bytes / (tile.wide ? 16 : 4) * kUnitInstructions;
 }
 
+double store_instructions(const GemmProblem& p, const thin::RowsPlan& plan, double bytes) {
+  const bool half = is_half(p.dtype);
+  if (plan.parts == 1) return bytes / 16 * (half ? kRunOfHalvesInstructions : kRunInstructions);
+  return bytes / 4 * (half ? kHalvesInstructions : kWordInstructions);
+}
+
 double rows_us(const GemmProblem& p, const thin::RowsPlan& plan, const DeviceModel& device) {
   const double x = double(p.m) * p.k * dtype_bytes(p.dtype), d = dram_bytes(p) - x;
   const double act = is_costly(p.activation) ? double(p.m) * p.n * kActivationInstructions : 0;
   const double instructions =
-      copy_instructions(plan.x, x * plan.parts) + d / 4 * kWordInstructions + act;
+      copy_instructions(plan.x, x * plan.parts) + store_instructions(p, plan, d) + act;
   const double columns = double(plan.groups) * plan.group * plan.parts;
-  const double rate = is_half(p.dtype) ? kThinMma : kThinFma;
+  const double rate = is_half(p.dtype) ? kRowsMma : kRowsFma;
   const double cycles = double(p.m) * columns * plan.padded_k / rate;
-  return kThinLaunchUs + stream_us(x + d, instructions, cycles, device);
+  return kThinLaunchUs +
+         overlap(dram_us(x + d), sm_us(instructions, cycles, device), kStreamOverlap);
 }
 
 double sums_us(const GemmProblem& p, const thin::SumsPlan& plan, const DeviceModel& device) {
@@ -83,8 +87,8 @@ double sums_us(const GemmProblem& p, const thin::SumsPlan& plan, const DeviceMod
   const double idle = owners / (plan.tiles() * plan.splits);
   const double sums =
       double(plan.tiles()) * plan.own_n * plan.own_k * plan.blocks_n * plan.blocks_k;
-  const double cycles = rows * sums * idle / (is_half(p.dtype) ? kThinMma : kThinFma);
-  return kThinLaunchUs + kSumsUs + stream_us(dram_bytes(p), instructions, cycles, device);
+  const double cycles = rows * sums * idle / (is_half(p.dtype) ? kSumsMma : kSumsFma);
+  return kThinLaunchUs + kSumsUs + dram_us(dram_bytes(p)) + sm_us(instructions, cycles, device);
 }
 
 // ---- what runs ----
@@ -154,21 +158,6 @@ ThinPlan plan_thin(const MatrixView& a, const MatrixView& b, const GemmProblem& 
   return plan;
 }
 
-namespace {
-
-// What an output of rows that do not begin at 16 bytes costs the sm_80 family beside its model.
-double cut_rows_us(const GemmProblem& p, const GemmPlan& plan, const DeviceModel& device) {
-  const int64_t bytes = p.epilogue == Epilogue::kAccumulator ? 4 : dtype_bytes(p.dtype);
-  const bool cut = p.ldd * bytes % 16 != 0;
-  if (plan.family != Family::kSm80 || !cut || dtype_bytes(p.dtype) > 4) return 0;
-  const GemmConfig& tile = config_of(plan.family, plan.config);
-  const double outputs = double(round_up(p.m, tile.tile_m)) * round_up(p.n, tile.tile_n);
-  const double rate = is_half(p.dtype) ? kCutHalves : kCutWords;
-  return outputs / (rate * device.sm_count * kClockGhz * 1e3);
-}
-
-}  // namespace
-
 double gemm_us(const MatrixView& a, const MatrixView& b, const GemmProblem& problem,
                const DeviceModel& device) {
   const OperandPlan operands = plan_operands(a, b, problem, device);
@@ -177,8 +166,7 @@ double gemm_us(const MatrixView& a, const MatrixView& b, const GemmProblem& prob
   const auto copy_us = [&](int64_t rows, int64_t cols) {
     return kLaunchUs + 2.0 * rows * cols * dtype_bytes(problem.dtype) / kDramBytesPerUs;
   };
-  return plan.expected_us + cut_rows_us(operands.problem, plan, device) +
-         (operands.pack_a ? copy_us(problem.m, problem.k) : 0) +
+  return plan.expected_us + (operands.pack_a ? copy_us(problem.m, problem.k) : 0) +
          (operands.pack_b ? copy_us(problem.k, problem.n) : 0) +
          (operands.pads_d ? copy_us(problem.m, problem.n) : 0);
 }

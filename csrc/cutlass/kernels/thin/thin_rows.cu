@@ -18,6 +18,8 @@ cudaError_t grid_of(const Rows& p, const RowsPlan& plan, const LaunchContext& co
   return status;
 }
 
+bool begins_at_16(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
+
 template <class Item>
 const char* launch(const Rows& p, const RowsPlan& plan, const LaunchContext& context) {
   constexpr auto kKernel = &rows_kernel<Item>;
@@ -36,7 +38,8 @@ const char* launch(const Rows& p, const RowsPlan& plan, const LaunchContext& con
                             .bias = p.bias,
                             .d = p.d,
                             .preact = p.preact,
-                            .activation = p.activation};
+                            .activation = p.activation,
+                            .runs = plan.parts == 1 && begins_at_16(p.d) && begins_at_16(p.preact)};
     status = launch_kernel(kKernel, dim3(blocks), dim3(kThreads), size_t(plan.bytes()),
                            static_cast<cudaStream_t>(context.stream), context.overlap, params);
   }

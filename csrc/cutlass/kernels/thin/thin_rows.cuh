@@ -1,6 +1,7 @@
 // d = act(x @ w.T + bias) where w has a side of at most 32: blocks keep w in shared memory and walk
 // over tiles of rows of x, which come through a ring of stages. Sums go to shared memory in fp32;
-// from there d leaves as one run of words, since a tile's rows of d lie one after the other.
+// from there d leaves in pieces of 16 bytes: where the block has all columns a tile's rows of d are
+// one run.
 //
 // fp32: FMA, lanes are rows; a chain of additions is at most 32 long. 16 bit: mma.sync, with sums
 // in fp32.
@@ -23,6 +24,7 @@ struct RowsParams {
   void* d;
   void* preact;
   Activation activation;
+  bool runs;  // a tile of d begins at 16 bytes, as one of preact does
 };
 
 // The columns of d that a block forms.
@@ -38,6 +40,7 @@ struct FmaItem {
   using T = float;
   static constexpr int kRows = 64;
   static constexpr int kVec = kGroup < 4 ? kGroup : 4;
+  static constexpr int kChain = 32;
   float sum[2][kGroup], chunk[2][kGroup];
 
   // w as (k, columns): one vector serves all lanes.
@@ -68,11 +71,17 @@ struct FmaItem {
   // The products of `count` of K.
   __device__ __forceinline__ void multiply(const RowsParams& p, const Tile<float>& x,
                                            const float* w, int row, int column, int count) {
+    const float* x0 = x.data + (row + int(threadIdx.x % 32)) * x.row_stride;
+    for (int first = 0; first < count; first += kChain) {
+      add_chain(p, x, w + first * p.plan.w_stride + column, x0 + first * x.col_stride,
+                min(kChain, count - first));
+    }
+  }
+  __device__ __forceinline__ void add_chain(const RowsParams& p, const Tile<float>& x,
+                                            const float* w, const float* x0, int count) {
 #pragma unroll
     for (int j = 0; j < kGroup; ++j) chunk[0][j] = chunk[1][j] = 0.0f;
-    const float* x0 = x.data + (row + int(threadIdx.x % 32)) * x.row_stride;
     const float* x1 = x0 + 32 * x.row_stride;
-    w += column;
     if constexpr (kVectors) {
 #pragma unroll 2
       for (int k = 0; k < count; k += 4) {
@@ -94,12 +103,29 @@ struct FmaItem {
   }
   __device__ __forceinline__ void store(const RowsParams& p, Part part, float* sums,
                                         const float* bias, int row, int column) const {
-    float* out = sums + (row + int(threadIdx.x % 32)) * p.plan.sum_stride;
+    const int stride = p.plan.sum_stride;
+    float* out = sums + (row + int(threadIdx.x % 32)) * stride + column;
+    bias += column;
+    const int count = part.count - column;
+    if (kVec == 4 && stride % 4 == 0 && count >= kGroup) {
+#pragma unroll
+      for (int j = 0; j < kGroup; j += kVec) {
+        Vec<float, kVec> first, second;
+#pragma unroll
+        for (int v = 0; v < kVec; ++v) {
+          first.value[v] = sum[0][j + v] + bias[j + v];
+          second.value[v] = sum[1][j + v] + bias[j + v];
+        }
+        *reinterpret_cast<Vec<float, kVec>*>(out + j) = first;
+        *reinterpret_cast<Vec<float, kVec>*>(out + j + 32 * stride) = second;
+      }
+      return;
+    }
 #pragma unroll
     for (int j = 0; j < kGroup; ++j) {
-      if (column + j >= part.count) break;
-      out[column + j] = sum[0][j] + bias[column + j];
-      out[column + j + 32 * p.plan.sum_stride] = sum[1][j] + bias[column + j];
+      if (j >= count) break;
+      out[j] = sum[0][j] + bias[j];
+      out[j + 32 * stride] = sum[1][j] + bias[j];
     }
   }
 };
@@ -181,57 +207,89 @@ struct MmaItem {
 
 // ---- the result ----
 
-// act(sums) and, where it is wanted, the sums themselves. kVec elements are a store: where rows of
-// d are whole stores, or where the part is all of them, so that the tile is one run.
-template <class T, int kVec>
-__device__ __forceinline__ void store_rows(const RowsParams& p, Part part, const float* sums,
-                                           int64_t row) {
-  using Out = Vec<T, kVec>;
-  const int rows = int(min(int64_t{p.plan.tile_rows}, p.m - row)), stride = p.plan.sum_stride;
-  const int64_t first = row * p.n + part.first;
-  T* d = static_cast<T*>(p.d) + first;
-  T* z = p.preact ? static_cast<T*>(p.preact) + first : nullptr;
-  constexpr int kStep = kThreads * kVec;
-  const int step_rows = kStep / part.count, step_columns = kStep % part.count;
-  const int begin = threadIdx.x * kVec;
+// kCount elements: the sums themselves, where they are wanted, and act(sums). Those from `begin` on
+// and before `end` are stored; all of them as one access.
+template <class T, int kCount>
+__device__ __forceinline__ void store_unit(const RowsParams& p, const float (&values)[kCount],
+                                           int64_t at, int begin, int end) {
+  using Out = Vec<T, kCount>;
+  Out before, after;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) before.value[i] = from_compute<T>(values[i]);
   with_activation(p.activation, [&]<Activation kActivation>() {
-    int r = begin / part.count, c = begin % part.count;
-    while (r < rows) {
-      // NOTE: the element after the last one is not stored, but it has to be one.
-      const bool wraps = kVec > 1 && c + 1 == part.count, last = wraps && r + 1 == rows;
-      const float* from = sums + r * stride + c;
-      const float v[2] = {from[0], kVec == 1 || last ? 0.0f : from[wraps ? stride - c : 1]};
-      Out before, after;
+    resolve_rare<kActivation>(p.activation, [&]<Activation kNow>() {
 #pragma unroll
-      for (int j = 0; j < kVec; ++j) before.value[j] = from_compute<T>(v[j]);
-      resolve_rare<kActivation>(p.activation, [&]<Activation kNow>() {
-#pragma unroll
-        for (int j = 0; j < kVec; ++j) {
-          after.value[j] = from_compute<T>(activate_as<kNow, kAccuracyOf<T>>(v[j]));
-        }
-      });
-      const int64_t at = int64_t{r} * p.n + c;
-      if (!last) {
-        if (z) *reinterpret_cast<Out*>(z + at) = before;
-        *reinterpret_cast<Out*>(d + at) = after;
-      } else {
-        if (z) z[at] = before.value[0];
-        d[at] = after.value[0];
+      for (int i = 0; i < kCount; ++i) {
+        after.value[i] = from_compute<T>(activate_as<kNow, kAccuracyOf<T>>(values[i]));
       }
-      r += step_rows;
-      c += step_columns;
-      if (c >= part.count) c -= part.count, ++r;
-    }
+    });
   });
+  T* d = static_cast<T*>(p.d) + at;
+  T* z = p.preact ? static_cast<T*>(p.preact) + at : nullptr;
+  if (begin <= 0 && end >= kCount) {
+    if (z) *reinterpret_cast<Out*>(z) = before;
+    *reinterpret_cast<Out*>(d) = after;
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    if (i < begin || i >= end) continue;
+    if (z) z[i] = before.value[i];
+    d[i] = after.value[i];
+  }
+}
+
+// A tile whose columns are all of d: one run, 16 bytes at a time.
+template <class T>
+__device__ __forceinline__ void store_run(const RowsParams& p, const float* sums, int64_t row,
+                                          int rows) {
+  constexpr int kCount = 16 / sizeof(T);
+  const int total = rows * p.n, gap = p.plan.sum_stride - p.n;
+  for (int i = int(threadIdx.x) * kCount; i < total; i += kThreads * kCount) {
+    // NOTE: with gaps between the rows of sums a unit is inside of one (sum_stride).
+    const float* from = sums + i + (gap ? i / p.n * gap : 0);
+    float values[kCount];
+#pragma unroll
+    for (int j = 0; j < kCount; j += 4) {
+      const auto four = *reinterpret_cast<const Vec<float, 4>*>(from + j);
+#pragma unroll
+      for (int v = 0; v < 4; ++v) values[j + v] = four.value[v];
+    }
+    store_unit<T>(p, values, row * p.n + i, 0, total - i);
+  }
+}
+
+// Row by row, in words: lanes that read neighbours have no bank conflicts.
+template <class T>
+__device__ __forceinline__ void store_words(const RowsParams& p, Part part, const float* sums,
+                                            int64_t row, int rows) {
+  constexpr int kCount = 4 / sizeof(T);
+  const int units = part.count / kCount + kCount - 1;  // with halves at both ends, one more
+  const int step_rows = kThreads / units, step_units = kThreads % units;
+  int r = int(threadIdx.x) / units, unit = int(threadIdx.x) % units;
+  while (r < rows) {
+    const int64_t first = (row + r) * p.n + part.first;
+    const int c = unit * kCount - int(first & (kCount - 1));
+    const float* from = sums + r * p.plan.sum_stride;
+    float values[kCount];
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) values[i] = from[max(c + i, 0)];
+    store_unit<T>(p, values, first + c, -c, part.count - c);
+    r += step_rows;
+    unit += step_units;
+    if (unit >= units) unit -= units, ++r;
+  }
 }
 
 template <class T>
 __device__ __forceinline__ void store_rows(const RowsParams& p, Part part, const float* sums,
                                            int64_t row) {
-  if constexpr (sizeof(T) == 2) {
-    if (p.plan.parts == 1 || p.n % 2 == 0) return store_rows<T, 2>(p, part, sums, row);
+  const int rows = int(min(int64_t{p.plan.tile_rows}, p.m - row));
+  if (p.runs) {
+    store_run<T>(p, sums, row, rows);
+  } else {
+    store_words<T>(p, part, sums, row, rows);
   }
-  store_rows<T, 1>(p, part, sums, row);
 }
 
 // ---- kernel ----

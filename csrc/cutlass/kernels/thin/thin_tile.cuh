@@ -37,8 +37,8 @@ __device__ __forceinline__ void wait_copies() {
 
 // ---- global memory ----
 
-// The matrix (rows, cols) that tiles are cut from. `word` is its address rounded down to a word,
-// `first` the elements from there to its own first one.
+// The matrix (rows, cols) that tiles are cut from. `word` is its address rounded down to a word, or
+// where tiles are flat, to 16 bytes; `first` the elements from there to its own first one.
 struct Source {
   const char* word;
   int first;
@@ -51,8 +51,9 @@ struct Source {
 template <class T>
 inline Source make_source(const Lines& m, int64_t rows, int64_t cols, const TileLayout& layout) {
   const auto address = reinterpret_cast<uintptr_t>(m.data);
-  return {.word = reinterpret_cast<const char*>(address / 4 * 4),
-          .first = int(address % 4 / sizeof(T)),
+  const int unit = layout.flat ? 16 : 4;
+  return {.word = reinterpret_cast<const char*>(address / unit * unit),
+          .first = int(address % unit / sizeof(T)),
           .stride = m.stride,
           .rows = rows,
           .cols = cols,
@@ -94,8 +95,8 @@ __device__ __forceinline__ void start_tile(const Source& s, uint32_t* tile, int6
   const TileLayout& layout = s.layout;
   TileLines inside;
   if (layout.flat) {
-    inside = {s.first + row * s.cols, 0, 1,
-              int(min(int64_t{layout.length}, (s.rows - row) * s.cols))};
+    inside = {row * s.cols, 0, 1,
+              layout.head + int(min(int64_t{layout.length}, (s.rows - row) * s.cols))};
   } else {
     const int64_t line0 = s.columns ? col : row, place0 = s.columns ? row : col;
     const int64_t lines = s.columns ? s.cols : s.rows, length = s.columns ? s.rows : s.cols;
@@ -124,7 +125,7 @@ struct Tile {
                                   int64_t col0) {
     constexpr int kPerWord = 4 / sizeof(T);
     const int line = s.layout.flat ? s.layout.row_elements : s.layout.stride * kPerWord;
-    data = reinterpret_cast<const T*>(words);
+    data = reinterpret_cast<const T*>(words) + s.layout.head;
     row_stride = s.columns ? 1 : line;
     col_stride = s.columns ? line : 1;
     first = row_parity = col_parity = 0;

@@ -11,6 +11,14 @@
 namespace fusedops {
 namespace {
 
+// What a wave of tiles takes beside all else where rows of d do not begin at 16 bytes, so that
+// outputs are written one by one: all of the tile's, padding included.
+double cut_rows_us(const GemmProblem& p, const GemmConfig& c) {
+  const int64_t bytes = p.epilogue == Epilogue::kAccumulator ? 4 : dtype_bytes(p.dtype);
+  if (p.ldd * bytes % 16 == 0 || dtype_bytes(p.dtype) > 4) return 0;
+  return c.tile_m * c.tile_n / ((is_half(p.dtype) ? kCutHalves : kCutWords) * kClockGhz * 1e3);
+}
+
 // The FP32 FMA kernels: bound by instruction issue (smaller register tiles spend more of it on
 // other things than FMAs) or by memory.
 double simt_us(const GemmProblem& p, const GemmConfig& c, int slices, const DeviceModel& device) {
@@ -26,7 +34,7 @@ double simt_us(const GemmProblem& p, const GemmConfig& c, int slices, const Devi
   double us = kLaunchUs +
               std::max(waves * (kTileCycles + fma) / (kClockGhz * 1e3), bytes / kDramBytesPerUs);
   if (slices > 1) us += reduce_us(p, slices);
-  return us;
+  return us + waves * cut_rows_us(p, c);
 }
 
 // The least time by the data sheets: multiply-adds per SM and nominal cycle, DRAM of Hopper, the
@@ -45,7 +53,7 @@ double sm80_floor_us(const GemmProblem& p, const DeviceModel& device) {
 }
 
 // The mma.sync family: one block per SM at a time, about 60 % of the WGMMA rate. The floor is the
-// same for every kernel: it leaves their order as it is.
+// same for every kernel: it leaves their order as it is. What cut rows cost is not.
 double sm80_us(const GemmProblem& p, const GemmConfig& c, int slices, const DeviceModel& device) {
   if (p.math == MathMode::kFp32) return simt_us(p, c, slices, device);
   const double tiles = double(ceil_div(p.m, c.tile_m)) * ceil_div(p.n, c.tile_n) * slices;
@@ -53,7 +61,8 @@ double sm80_us(const GemmProblem& p, const GemmConfig& c, int slices, const Devi
   const double mma =
       double(c.tile_m) * c.tile_n * ceil_div(p.k, slices) / (kMmaPerCycle * kSm80Half);
   const double us = waves * (kTileCycles + mma) / (kClockGhz * 1e3) + (slices > 1 ? kReduceUs : 0);
-  return kLaunchUs + overlap(us, sm80_floor_us(p, device), kDramOverlap);
+  return kLaunchUs + overlap(us, sm80_floor_us(p, device), kDramOverlap) +
+         waves * cut_rows_us(p, c);
 }
 
 }  // namespace
