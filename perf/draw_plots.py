@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "perf/results"
+LANGUAGE_MODELS = {"small": "26 M", "medium": "155 M"}  # presets of examples/train_lm.py
 WIDTH = 5.2  # inches; a text of 9 points is legible at 360 pixels
 MOST = 1.6  # doublings at the ends of the colour scale
 BLUE, ORANGE, GREY, GREEN, PURPLE = "#2a6fbb", "#d9822b", "#8a94a0", "#3a8f5c", "#7b5aa6"
@@ -272,24 +273,30 @@ def random_shapes(plt: Any) -> Any:
 
 
 def fp8_curve(plt: Any) -> Any:
-    """The loss of a language model in bf16 and in FP8, every seed."""
+    """The loss of language models in bf16 and in FP8, every seed."""
     with (RESULTS / "fp8/training_h100.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    runs: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
-    for row in rows:
-        if row["loss"]:
-            runs[row["mode"], row["seed"]].append((float(row["tokens"]) / 1e6, float(row["loss"])))
-    figure, axes = plt.subplots(figsize=(WIDTH, 3.6), layout="constrained")
-    modes = dict.fromkeys(mode for mode, _ in runs)
-    for mode, colour in zip(modes, (ORANGE, BLUE), strict=False):
-        curves = [points for (of, _), points in runs.items() if of == mode]
-        for i, points in enumerate(curves):
-            label = f"{mode}, {len(curves)} seeds" if i == 0 else None
-            axes.plot(*zip(*points, strict=True), color=colour, lw=1, alpha=0.8, label=label)
-    axes.set(xlabel="million tokens", ylabel="training loss, nats a byte")
-    axes.grid(True, lw=0.3)
-    axes.legend(fontsize=8)
-    axes.set_title("A byte-level language model, H100", fontsize=10)
+        rows = [row for row in csv.DictReader(file) if row["loss"]]
+    presets = sorted({row["preset"] for row in rows}, reverse=True)
+    figure, places = plt.subplots(1, len(presets), figsize=(WIDTH, 3.2), layout="constrained")
+    for axes, preset in zip(places, presets, strict=True):
+        runs: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
+        for row in rows:
+            if row["preset"] == preset:
+                point = float(row["tokens"]) / 1e6, float(row["loss"])
+                runs[row["mode"], row["seed"]].append(point)
+        modes = dict.fromkeys(mode for mode, _ in runs)
+        for mode, colour in zip(modes, (ORANGE, BLUE), strict=False):
+            curves = [points for (of, _), points in runs.items() if of == mode]
+            seeds = f"{len(curves)} seed{'s' * (len(curves) > 1)}"
+            for i, points in enumerate(curves):
+                label = f"{mode}, {seeds}" if i == 0 else None
+                axes.plot(*zip(*points, strict=True), color=colour, lw=0.7, alpha=0.8, label=label)
+        axes.set(xlabel="million tokens", yscale="log")
+        axes.grid(True, which="both", lw=0.3)
+        axes.legend(fontsize=8)
+        axes.set_title(f"{LANGUAGE_MODELS[preset]} parameters", fontsize=9)
+    places[0].set_ylabel("training loss, nats a byte")
+    figure.suptitle("Byte-level language models, H100", fontsize=10)
     return figure
 
 

@@ -35,7 +35,7 @@ PARTS = {
     "reduce": 3,
     "gradients": 1,
     "fp8_matmul": 2,
-    "edges": 4,
+    "edges": 12,
     "fp8_quantize": 1,
     "fp8_hidden": 1,
     "fp8_norm": 1,
