@@ -10,39 +10,40 @@
 namespace fusedops::cuda {
 namespace {
 
-bool by_blocks(Fp8Scaling scaling) {
-  return scaling == Fp8Scaling::kNone || scales_blocks(scaling);
+bool aligned(const std::optional<Tensor>& parameter) {
+  return !parameter || (parameter->is_contiguous() &&
+                        reinterpret_cast<uintptr_t>(parameter->const_data_ptr()) % 32 == 0);
 }
-
-bool aligned(const std::optional<Tensor>& weight) {
-  return !weight || (weight->is_contiguous() &&
-                     reinterpret_cast<uintptr_t>(weight->const_data_ptr()) % 32 == 0);
-}
-
-constexpr int64_t kClusterRows = 8192;
 
 // Whether the kernel of clusters takes the call; what it does not take are two passes.
 bool takes_clusters(const QuantizeShape& s, const Tensor& x, const std::optional<Tensor>& residual,
-                    const std::optional<Tensor>& weight, bool rms, const LaunchScope& scope) {
-  // NOTE: measured on an H200 beside the two passes: 1.02 to 1.18 x their speed for RMS norms of
-  // 16384 rows of 2048 and 4096, slower for wider or fewer rows and for layer norms.
-  if (!rms || s.k > kFp8NormWidth || s.m < kClusterRows) return false;
+                    const std::optional<Tensor>& weight, const std::optional<Tensor>& bias,
+                    bool rms, const LaunchScope& scope) {
   if (scope.facts().code_version < 90 || s.m == 0 || s.k == 0 || s.k % 8 != 0) return false;
-  if (!is_half(s.dtype) || !by_blocks(s.rows) || !by_blocks(s.columns)) return false;
+  if (!is_half(s.dtype)) return false;
+  if (s.rows != Fp8Scaling::kNone && s.rows != Fp8Scaling::kBlock) return false;
+  if (s.columns != Fp8Scaling::kNone && s.columns != Fp8Scaling::kTile) return false;
   if (!takes_vectors(x, s.dtype) || (residual && !takes_vectors(*residual, s.dtype))) return false;
   if (ceil_div(s.m, kFp8Block) * 16 >= int64_t{1} << 31) return false;
-  return aligned(weight);
+  return aligned(weight) && aligned(bias) && takes_fp8_norm(rms, s.k, scope.context());
+}
+
+const void* data_of(const std::optional<Tensor>& tensor) {
+  return tensor ? tensor->const_data_ptr() : nullptr;
 }
 
 Fp8NormResult launch_clusters(const char* op, const QuantizeShape& s, const Tensor& x,
                               const std::optional<Tensor>& residual,
-                              const std::optional<Tensor>& weight, const Fp8NormOptions& o,
+                              const std::optional<Tensor>& weight,
+                              const std::optional<Tensor>& bias, const Fp8NormOptions& o,
                               const LaunchScope& scope) {
   // Allocate
   const Side by_rows = allocate_side(x, s.rows, s.format, s.m, s.k);
   const Side by_columns = allocate_side(x, s.columns, s.format, s.k, s.m);
-  const Tensor mean = torch::stable::new_empty(x, {0}, ScalarType::Float);  // of no RMS norm
-  const Tensor rstd = torch::stable::new_empty(x, {s.m}, ScalarType::Float);
+  const auto statistic = [&](bool wanted) {
+    return torch::stable::new_empty(x, {wanted ? s.m : 0}, ScalarType::Float);
+  };
+  const Tensor mean = statistic(!o.rms), rstd = statistic(true);
   const Tensor sum =
       residual ? torch::stable::new_empty(x, {s.m, s.k}) : torch::stable::new_empty(x, {0});
 
@@ -56,13 +57,15 @@ Fp8NormResult launch_clusters(const char* op, const QuantizeShape& s, const Tens
   p.quantize.x = x.const_data_ptr(), p.quantize.x_stride = x.stride(0);
   p.quantize.vectors = true;
   p.quantize.rows = by_rows.side, p.quantize.columns = by_columns.side;
-  p.eps = static_cast<float>(o.eps);
-  p.weight = weight ? weight->const_data_ptr() : nullptr;
-  p.wide_weight = weight && weight->scalar_type() == ScalarType::Float;
+  p.rms = o.rms, p.eps = static_cast<float>(o.eps);
+  p.weight = data_of(weight), p.bias = data_of(bias);
+  const std::optional<Tensor>& any = weight ? weight : bias;
+  p.wide_parameters = any && any->scalar_type() == ScalarType::Float;
   if (residual) {
     p.residual = residual->const_data_ptr(), p.residual_stride = residual->stride(0);
     p.sum = sum.mutable_data_ptr();
   }
+  if (!o.rms) p.mean = static_cast<float*>(mean.mutable_data_ptr());
   p.rstd = static_cast<float*>(rstd.mutable_data_ptr());
 
   // Launch
@@ -92,10 +95,10 @@ Fp8NormResult fp8_norm(const Tensor& x,                        // (M, K)
   const cpu::NoGradGuard no_grad;
   const Tensor input = readable(x);
   const std::optional<Tensor> other = readable(residual);
-  if (!takes_clusters(shape, input, other, weight, rms, scope)) {
+  if (!takes_clusters(shape, input, other, weight, bias, rms, scope)) {
     return cpu::compose_fp8_norm(x, residual, weight, bias, options);
   }
-  return launch_clusters(kOp, shape, input, other, weight, options, scope);
+  return launch_clusters(kOp, shape, input, other, weight, bias, options, scope);
 }
 
 }  // namespace

@@ -1,41 +1,61 @@
-// rms_norm of rows, with a residual that is added first, straight into FP8 by rows and transposed:
-// x is read once and the norm's result never written.
+// layer_norm or rms_norm of rows, with a residual that is added first, straight into FP8 by rows of
+// 1x128 and transposed by 128x128: x is read once and the norm's result never written.
 //
 // A thread block cluster has 128 rows in its shared memory, each block some tiles of 128x128. The
-// blocks tell each other what they know of each row, and then each has whole tiles to scale.
+// blocks tell each other what they know of each row, and then each has whole tiles to scale. A
+// cluster walks over rows: the slot of a tile that is in registers takes a tile of the next rows,
+// so that copies are on the way through all of it.
 #pragma once
 
 #include "csrc/common/device/mbarrier.cuh"
 #include "csrc/cuda/fp8/fp8_hidden.cuh"
 #include "csrc/cuda/fp8/norm/fp8_norm.h"
+#include "csrc/cuda/fp8/norm/row_parts.cuh"
 
 namespace fusedops {
 
-constexpr int norm_shared_bytes(int tiles) {
-  return kTileBytes + 2 * kTile * int(sizeof(float)) + tiles * kSlotBytes;
+inline constexpr int kNormTiles = 4;    // of a block, at most
+inline constexpr int kNormSlots = 6;    // of a block, at most
+inline constexpr int kNormSpare = 2;    // slots that copies may be on the way to at a row's start
+inline constexpr int kNormBlocks = 16;  // of a cluster, at most; a power of two
+inline constexpr int kSlotVectors = kTile * kTile / kOwn;
+
+// The bytes of a transposed tile, what blocks exchange, and slots.
+template <bool kRms>
+constexpr int norm_shared_bytes(int slots) {
+  return kTileBytes + int(round_up(int64_t{sizeof(RowExchange<kRms>)}, 128)) + slots * kSlotBytes;
 }
 
-// What a block knows of its part of a row.
-struct PartOfRow {
-  float squares, none;  // NOTE: a pair, as it was measured
+// Slots of a block, which tiles take in turn.
+struct NormSlots {
+  int count, first;  // first: of the rows at hand
+
+  __device__ __forceinline__ int of(int tile) const {
+    const int slot = first + tile;
+    return slot < count ? slot : slot - count;
+  }
 };
 
-// To the same place of block `rank` of the cluster.
-__device__ __forceinline__ void store_there(PartOfRow* to, uint32_t rank, PartOfRow part) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile(
-      "st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(cluster_address(shared_address(to), rank)),
-      "f"(part.squares), "f"(part.none)
-      : "memory");
-#endif
+// Waits for all of a thread's groups of copies but the last `spare`.
+__device__ __forceinline__ void wait_for_tiles(int spare) {
+  static_assert(kNormSpare == 2);
+  if (spare <= 0) {
+    wait_for_copies<0>();
+  } else if (spare == 1) {
+    wait_for_copies<1>();
+  } else {
+    wait_for_copies<2>();
+  }
 }
 
-// Tiles of a block's part of the columns: [first, end).
-struct TileRange {
-  int first, end;
-};
-__device__ __forceinline__ TileRange tiles_of(int rank, int cluster, int tiles) {
-  return {rank * tiles / cluster, (rank + 1) * tiles / cluster};
+// A tile of the residual, on its way to the L2 cache: each thread asks for half a row.
+template <class T>
+__device__ __forceinline__ void prefetch_residual(const TilePlace& at, const Fp8Norm& p) {
+  const int64_t row = at.tile_row * kTile + threadIdx.x / 2;
+  const int64_t column = at.tile_column * kTile + threadIdx.x % 2 * (kTile / 2);
+  if (row >= p.quantize.m || column >= p.quantize.k) return;
+  const T* const from = static_cast<const T*>(p.residual) + row * p.residual_stride + column;
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
 }
 
 // Values of this thread's rows that 16 lanes share: afterwards the sum of row lane / 2.
@@ -47,25 +67,37 @@ __device__ __forceinline__ float sum_rows(float (&values)[kOwn]) {
   return values[0] + __shfl_xor_sync(kAllLanes, values[0], 1);
 }
 
-// The weight of this thread's columns.
-template <class W>
-__device__ __forceinline__ void load_weight_as(float (&to)[kOwn], const void* from,
-                                               int64_t column) {
-  const auto values = *reinterpret_cast<const Vec<W, kOwn>*>(static_cast<const W*>(from) + column);
+// Weight and bias of this thread's columns.
+template <bool kRms>
+struct NormParameters {
+  float weight[kOwn], bias[kRms ? 1 : kOwn];
+
+  template <class W>
+  __device__ __forceinline__ static void load_as(float (&to)[kOwn], const void* from,
+                                                 int64_t column) {
+    const auto values =
+        *reinterpret_cast<const Vec<W, kOwn>*>(static_cast<const W*>(from) + column);
 #pragma unroll
-  for (int i = 0; i < kOwn; ++i) to[i] = to_compute(values.value[i]);
-}
-template <class T>
-__device__ __forceinline__ void load_weight(float (&to)[kOwn], int64_t column, const Fp8Norm& p) {
-  if (p.weight == nullptr || column >= p.quantize.k) {
-#pragma unroll
-    for (int i = 0; i < kOwn; ++i) to[i] = 1.0f;
-  } else if (p.wide_weight) {
-    load_weight_as<float>(to, p.weight, column);
-  } else {
-    load_weight_as<T>(to, p.weight, column);
+    for (int i = 0; i < kOwn; ++i) to[i] = to_compute(values.value[i]);
   }
-}
+  template <class T>
+  __device__ __forceinline__ static void load(float (&to)[kOwn], const void* from, float missing,
+                                              int64_t column, const Fp8Norm& p) {
+    if (from == nullptr || column >= p.quantize.k) {
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) to[i] = missing;
+    } else if (p.wide_parameters) {
+      load_as<float>(to, from, column);
+    } else {
+      load_as<T>(to, from, column);
+    }
+  }
+  template <class T>
+  __device__ __forceinline__ void load_all(int64_t column, const Fp8Norm& p) {
+    load<T>(weight, p.weight, 1.0f, column, p);
+    if constexpr (!kRms) load<T>(bias, p.bias, 0.0f, column, p);
+  }
+};
 
 // x + residual of a tile, rounded to T, in x's place and to memory.
 template <class T>
@@ -95,47 +127,74 @@ __device__ __forceinline__ void add_residual(Vec<T, kOwn>* slot, const TilePlace
   }
 }
 
-// The sum of squares of this block's part of row lane / 2 of a thread's rows; columns behind the
-// last are zeros.
-template <class T>
-__device__ __forceinline__ PartOfRow part_of_row(const Vec<T, kOwn>* slots, int count) {
-  constexpr int kSlot = kTile * kTile / kOwn;
+// What this block knows of row lane / 2 of a thread's rows. NOTE: columns behind the last are
+// zeros, and count in no mean.
+template <bool kRms, class T>
+__device__ __forceinline__ PartOfRow<kRms> part_of_row(const Vec<T, kOwn>* slots, NormSlots ring,
+                                                       TileRange range, int64_t k) {
+  const int count = range.end - range.first;
+  const int64_t column = int64_t{range.first} * kTile + threadIdx.x % kTileX * kOwn;
   float values[kOwn];
 #pragma unroll
   for (int r = 0; r < kOwn; ++r) values[r] = 0;
+#pragma unroll 1
   for (int t = 0; t < count; ++t) {
 #pragma unroll
     for (int r = 0; r < kOwn; ++r) {
-      const Vec<T, kOwn> v = slots[t * kSlot + r * kTileThreads];
+      const Vec<T, kOwn> v = slots[ring.of(t) * kSlotVectors + r * kTileThreads];
 #pragma unroll
       for (int i = 0; i < kOwn; i += 2) {
         const float2 x = two_of(v.value + i);
-        values[r] += x.x * x.x + x.y * x.y;
+        values[r] += kRms ? x.x * x.x + x.y * x.y : x.x + x.y;
       }
     }
   }
-  return {sum_rows(values), 0};
-}
-
-// 1 / the root mean square of a row, from the sums of all blocks.
-__device__ __forceinline__ float join_parts(const PartOfRow* parts, const Fp8Norm& p) {
-  const float inverse = 1.0f / float(p.quantize.k);
-  float squares = 0;
-  for (int b = 0; b < p.cluster; ++b) squares += parts[b * kTile].squares;
-  return rsqrtf(squares * inverse + p.eps);
+  const float total = sum_rows(values);
+  if constexpr (kRms) {
+    return {total};
+  } else {
+    const float mean = total / columns_of(range, k);
+#pragma unroll
+    for (int r = 0; r < kOwn; ++r) values[r] = 0;
+    float means[kOwn];
+#pragma unroll
+    for (int r = 0; r < kOwn; ++r) means[r] = __shfl_sync(kAllLanes, mean, 2 * r, kTileX);
+#pragma unroll 1
+    for (int t = 0; t < count; ++t) {
+      if (column + t * kTile >= k) break;
+#pragma unroll
+      for (int r = 0; r < kOwn; ++r) {
+        const Vec<T, kOwn> v = slots[ring.of(t) * kSlotVectors + r * kTileThreads];
+#pragma unroll
+        for (int i = 0; i < kOwn; i += 2) {
+          const float2 x = two_of(v.value + i);
+          const float a = x.x - means[r], b = x.y - means[r];
+          values[r] += a * a + b * b;
+        }
+      }
+    }
+    return {sum_rows(values), mean};
+  }
 }
 
 // The norm of this thread's part of a tile, rounded to T as a norm that writes it does; zeros
 // outside the matrix.
-template <class T>
+template <bool kRms, class T>
 __device__ __forceinline__ void normalize(OwnValues<T>& own, const Vec<T, kOwn>* slot,
-                                          const float (&rstd)[kOwn], const float (&weight)[kOwn],
-                                          const TilePlace& at, const Fp8Quantize& p) {
+                                          const RowStatistics<kRms> (&of_row)[kOwn],
+                                          const NormParameters<kRms>& with, const TilePlace& at,
+                                          const Fp8Quantize& p) {
   const bool inside = (at.tile_row + 1) * kTile <= p.m && (at.tile_column + 1) * kTile <= p.k;
 #pragma unroll
   for (int r = 0; r < kOwn; ++r) {
     const Vec<T, kOwn> v = slot[r * kTileThreads];
-    const auto one = [&](float x, int i) { return x * rstd[r] * weight[i]; };
+    const auto one = [&](float x, int i) {
+      if constexpr (kRms) {
+        return x * of_row[r].rstd * with.weight[i];
+      } else {
+        return fmaf((x - of_row[r].mean) * of_row[r].rstd, with.weight[i], with.bias[i]);
+      }
+    };
 #pragma unroll
     for (int i = 0; i < kOwn; i += 2) {
       const float2 x = two_of(v.value + i);
@@ -145,73 +204,165 @@ __device__ __forceinline__ void normalize(OwnValues<T>& own, const Vec<T, kOwn>*
   }
 }
 
+// The largest magnitude of row lane / 2 of a thread's rows: 16 lanes have all of them.
 template <class T>
+__device__ __forceinline__ uint32_t maximum_of_row(const OwnValues<T>& own) {
+  uint32_t maxima[kOwn];
+#pragma unroll
+  for (int r = 0; r < kOwn; ++r) maxima[r] = row_maximum(own.row[r]);
+  const auto larger = [](uint32_t a, uint32_t b) { return max(a, b); };
+  exchange<8>(maxima, 8, larger);
+  exchange<4>(maxima, 4, larger);
+  exchange<2>(maxima, 2, larger);
+  return max(maxima[0], __shfl_xor_sync(kAllLanes, maxima[0], 1));
+}
+
+// Rows with a scale for each 1x128. maximum: that of row lane / 2.
+template <class T>
+__device__ __forceinline__ void write_rows(const OwnValues<T>& own, uint32_t maximum,
+                                           const TilePlace& at, const Fp8Quantize& p) {
+  const Fp8Scale scale = fp8_scale(maximum, largest_value(p.format), p.power_of_two);
+  const int lane = threadIdx.x % kTileX;
+  const int64_t line = at.row + lane / 2;
+  if (lane % 2 == 0 && line < p.rows.scale_lines) {
+    p.rows.scale[at.tile_column * p.rows.scale_pitch + line] = scale.scale;
+  }
+  float inverses[kOwn];
+#pragma unroll
+  for (int r = 0; r < kOwn; ++r) {
+    inverses[r] = __shfl_sync(kAllLanes, scale.inverse, 2 * r, kTileX);
+  }
+  p.format == Fp8Format::kE4M3 ? store_rows<__NV_E4M3>(own, inverses, at, p)
+                               : store_rows<__NV_E5M2>(own, inverses, at, p);
+}
+
+// The transpose with one scale for the tile. All threads call it; it ends without a barrier.
+template <class T>
+__device__ __forceinline__ void write_columns(const OwnValues<T>& own, uint32_t maximum,
+                                              const TilePlace& at, uint8_t* bytes,
+                                              uint32_t* of_warps, const Fp8Quantize& p) {
+  const uint32_t of_warp = __reduce_max_sync(kAllLanes, maximum);
+  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = of_warp;
+  __syncthreads();
+  uint32_t of_tile = of_warps[0];
+#pragma unroll
+  for (int w = 1; w < kTileWarps; ++w) of_tile = max(of_tile, of_warps[w]);
+  const Fp8Scale scale = fp8_scale(of_tile, largest_value(p.format), p.power_of_two);
+  if (threadIdx.x == 0) {
+    p.columns.scale[at.tile_column * p.columns.scale_pitch + at.tile_row] = scale.scale;
+  }
+  float inverses[kOwn];
+#pragma unroll
+  for (int c = 0; c < kOwn; ++c) inverses[c] = scale.inverse;
+  p.format == Fp8Format::kE4M3 ? columns_into<__NV_E4M3>(own, inverses, bytes)
+                               : columns_into<__NV_E5M2>(own, inverses, bytes);
+  __syncthreads();
+  store_columns(bytes, at, p);
+}
+
+template <class T, bool kRms>
 __global__ void __launch_bounds__(kTileThreads, 2)
     fp8_norm_kernel(const __grid_constant__ Fp8Norm p) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  extern __shared__ __align__(32) uint8_t bytes[];  // parts of rows or a tile's bytes; as below
-  auto* const parts = reinterpret_cast<PartOfRow*>(bytes);
-  auto* const inverses = reinterpret_cast<float*>(bytes + kTileBytes);  // before: rstd
+  extern __shared__ __align__(32) uint8_t bytes[];  // of a tile, before it rows' statistics
+  auto* const statistics = reinterpret_cast<RowStatistics<kRms>*>(bytes);
+  auto* const exchange = reinterpret_cast<RowExchange<kRms>*>(bytes + kTileBytes);
   auto* const slots =
-      reinterpret_cast<Vec<T, kOwn>*>(bytes + kTileBytes + 2 * kTile * sizeof(float)) + threadIdx.x;
-  auto* const maxima = reinterpret_cast<uint32_t*>(bytes) + 2 * kTileWarps * kTile;
-  const TileMemory memory{bytes, maxima, maxima + kTile, inverses};
-  constexpr int kSlot = kTile * kTile / kOwn;
-  cluster_arrive();  // this block has started
+      reinterpret_cast<Vec<T, kOwn>*>(bytes + norm_shared_bytes<kRms>(0)) + threadIdx.x;
+  const uint32_t parts_arrived = shared_address(&exchange->parts_arrived);
+  const uint32_t statistics_arrived = shared_address(&exchange->statistics_arrived);
+  if (threadIdx.x == 0) {
+    init_barrier(parts_arrived, 1), init_barrier(statistics_arrived, 1);
+    release_barrier_init();
+  }
+  cluster_arrive();  // this block can be told
   wait_for_predecessor();
 
   const int rank = int(blockIdx.x) % p.cluster;
   const int tiles = int(ceil_div(p.quantize.k, int64_t{kTile}));
+  const int tile_rows = int(ceil_div(p.quantize.m, int64_t{kTile}));
   const TileRange range = tiles_of(rank, p.cluster, tiles);
-  const int count = range.end - range.first;
-  const auto place = [&](int t) {
+  const int count = range.end - range.first, step = int(gridDim.x) / p.cluster;
+  const auto place = [&](int tile_row, int t) {
     TilePlace at;
-    at.tile_row = blockIdx.x / p.cluster;
+    at.tile_row = tile_row;
     at.tile_column = range.first + t;
     at.row = at.tile_row * kTile + threadIdx.x / kTileX * kOwn;
     at.column = at.tile_column * kTile + threadIdx.x % kTileX * kOwn;
     return at;
   };
-#pragma unroll 1
-  for (int t = 0; t < count; ++t) fetch(slots + t * kSlot, place(t), p.quantize);
-  float next[kOwn];
-  load_weight<T>(next, place(0).column, p);
-  wait_for_all_copies();  // each thread reads what it has copied
-  if (p.residual) {
-#pragma unroll 1
-    for (int t = 0; t < count; ++t) add_residual(slots + t * kSlot, place(t), p);
-  }
-
-  // Statistics
-  const PartOfRow part = part_of_row(slots, count);
-  cluster_wait();
-  const int lane = threadIdx.x % kTileX, y = threadIdx.x / kTileX;
-  PartOfRow* const mine = parts + rank * kTile + y * kOwn + lane / 2;
-  for (int b = lane % 2; b < p.cluster; b += 2) store_there(mine, b, part);
-  cluster_sync();
-  if (threadIdx.x < kTile) {
-    const float of_row = join_parts(parts + threadIdx.x, p);
-    inverses[threadIdx.x] = 0, inverses[kTile + threadIdx.x] = of_row;
-    const int64_t row = place(0).tile_row * kTile + threadIdx.x;
-    if (rank == 0 && row < p.quantize.m) {
-      if (p.rstd) p.rstd[row] = of_row;
+  int tile_row = int(blockIdx.x) / p.cluster;
+  int next_row = tile_row, next_tile = 0;  // of the next copy
+  const auto fetch_next = [&](int slot) {
+    if (next_row < tile_rows) {
+      const TilePlace at = place(next_row, next_tile);
+      fetch(slots + slot * kSlotVectors, at, p.quantize);
+      if (p.residual) prefetch_residual<T>(at, p);
     }
-  }
-  __syncthreads();
-  float rstd[kOwn];
-#pragma unroll
-  for (int r = 0; r < kOwn; ++r) rstd[r] = inverses[kTile + y * kOwn + r];
-
-  // Tiles
-  float no_sums[kOwn] = {};
+    commit_copies();  // of nothing at the end: they are counted
+    if (++next_tile == count) next_tile = 0, next_row += step;
+  };
 #pragma unroll 1
-  for (int t = 0; t < count; ++t) {
-    const TilePlace at = place(t);
-    OwnValues<T> own;
-    normalize(own, slots + t * kSlot, rstd, next, at, p.quantize);
-    if (t + 1 < count) load_weight<T>(next, place(t + 1).column, p);
-    quantize_tile(own, no_sums, at, memory, false, p.quantize);
-    __syncthreads();
+  for (int slot = 0; slot < p.slots; ++slot) fetch_next(slot);
+  cluster_wait();
+
+  NormSlots ring{p.slots, 0};
+  uint32_t parity = 0;
+#pragma unroll 1
+  for (; tile_row < tile_rows; tile_row += step, parity ^= 1) {
+    if (threadIdx.x == 0) {
+      expect_bytes(parts_arrived, sizeof(exchange->parts));
+      expect_bytes(statistics_arrived, kTile * sizeof(RowStatistics<kRms>));
+    }
+    wait_for_tiles(p.slots - count);  // each thread reads what it has copied
+    if (p.residual) {
+#pragma unroll 1
+      for (int t = 0; t < count; ++t) {
+        add_residual(slots + ring.of(t) * kSlotVectors, place(tile_row, t), p);
+      }
+    }
+
+    // Statistics
+    const PartOfRow<kRms> part = part_of_row<kRms>(slots, ring, range, p.quantize.k);
+    const int lane = threadIdx.x % kTileX, y = threadIdx.x / kTileX;
+    const int owned = kTile / p.cluster, in_tile = y * kOwn + lane / 2;
+    __syncthreads();  // statistics may arrive where the last tile's bytes were
+    if (lane % 2 == 0) {
+      send_to_block(exchange->parts + rank * owned + in_tile % owned, &exchange->parts_arrived,
+                    in_tile / owned, part);
+    }
+    NormParameters<kRms> next;
+    next.template load_all<T>(place(tile_row, 0).column, p);
+    if (threadIdx.x < kTile) {
+      answer_rows(exchange, statistics, rank, p.cluster, tiles, p.quantize.k, p.eps, parity,
+                  [&](int of_tile, const RowStatistics<kRms>& found) {
+                    const int64_t row = int64_t{tile_row} * kTile + of_tile;
+                    if (row >= p.quantize.m) return;
+                    p.rstd[row] = found.rstd;
+                    if constexpr (!kRms) p.mean[row] = found.mean;
+                  });
+    }
+    wait_for_barrier(statistics_arrived, parity);
+    RowStatistics<kRms> of_row[kOwn];
+#pragma unroll
+    for (int r = 0; r < kOwn; ++r) of_row[r] = statistics[y * kOwn + r];
+
+    // Tiles
+#pragma unroll 1
+    for (int t = 0; t < count; ++t) {
+      const TilePlace at = place(tile_row, t);
+      const int slot = ring.of(t);
+      OwnValues<T> own;
+      normalize(own, slots + slot * kSlotVectors, of_row, next, at, p.quantize);
+      if (t + 1 < count) next.template load_all<T>(place(tile_row, t + 1).column, p);
+      const uint32_t maximum = maximum_of_row(own);
+      fetch_next(slot);
+      if (p.quantize.rows.scaling != Fp8Scaling::kNone) write_rows(own, maximum, at, p.quantize);
+      if (p.quantize.columns.scaling != Fp8Scaling::kNone) {
+        write_columns(own, maximum, at, bytes, exchange->maxima, p.quantize);
+      }
+    }
+    ring.first = ring.of(count);
   }
 #endif
 }

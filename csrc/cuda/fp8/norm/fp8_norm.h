@@ -1,25 +1,28 @@
-// Host face of fp8_norm.cuh: an RMS norm of rows that writes FP8.
+// Host face of fp8_norm.cuh: a norm of rows that writes FP8.
 #pragma once
 
 #include "csrc/cuda/fp8/fp8_quantize.h"
 
 namespace fusedops {
 
-inline constexpr int64_t kFp8NormWidth = 4096;  // elements of a row, at most
-
+// Rows are scaled by 1x128 or not wanted, the transpose by 128x128 or not wanted.
 // Matrices are (m, k) of 16-bit elements; k is a multiple of 8, rows begin at units of 16 bytes.
 struct Fp8Norm {
-  Fp8Quantize quantize;      // x, what comes out for its norm, and how
-  bool unused = false;       // NOTE: the kernel is scheduled by its parameters' places
-  bool wide_weight = false;  // fp32 instead of x's dtype
+  Fp8Quantize quantize;  // x, what comes out for its norm, and how
+  bool rms = false;
+  bool wide_parameters = false;  // fp32 instead of x's dtype
   float eps = 0;
   const void* residual = nullptr;  // null: none
   int64_t residual_stride = 0;
-  const void* weight = nullptr;  // (k,), null: ones
-  void* sum = nullptr;           // (m, k) of x's dtype: x + residual
-  float* rstd = nullptr;         // (m,)
-  int cluster = 1;               // blocks that share 128 rows
+  const void *weight = nullptr, *bias = nullptr;  // (k,), null: ones and zeros
+  void* sum = nullptr;                            // (m, k) of x's dtype: x + residual
+  float *mean = nullptr, *rstd = nullptr;         // (m,); mean of no RMS norm
+  int cluster = 1;                                // blocks that share 128 rows
+  int slots = 1;                                  // tiles of x in a block's shared memory
 };
+
+// Whether the device has a place for clusters that hold 128 rows of k elements.
+bool takes_fp8_norm(bool rms, int64_t k, const LaunchContext& context);
 
 // Returns null or the reason of the failure.
 const char* launch_fp8_norm(Fp8Norm problem, const LaunchContext& context);
