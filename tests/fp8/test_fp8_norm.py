@@ -13,19 +13,20 @@ from util import HALVES, make, name
 
 OP = torch.ops.fusedops._fp8_norm
 QUANTIZE = torch.ops.fusedops.fp8_quantize
-# Less than a tile, whole ones, tiles cut in every way, long rows, and one that vectors cannot read:
-# all of them are two passes on a GPU.
+# Less than a tile, whole ones, tiles cut in every way, long rows, and ones that no cluster holds or
+# vectors cannot read.
 SHAPES = [(5, 8), (128, 256), (300, 264), (260, 1032), (129, 2048), (130, 4104), (64, 5120),
           (3, 12296), (129, 1030)]  # fmt: skip
-# What the kernel of clusters takes, of 1, 2, 8 and 16 blocks, and one wider than those.
-MANY_ROWS = [(8192, 8), (8200, 264), (8193, 1040), (8193, 2056), (8192, 4096), (8192, 4104)]
+# Clusters of 1, 2, 8 and 16 blocks, of one to four tiles each, all of which walk over rows.
+MANY_ROWS = [(20000, 8), (40000, 264), (8193, 1040), (8193, 2056), (8192, 4096), (8192, 4104),
+             (8200, 6144), (5001, 8192)]  # fmt: skip
 RECIPE = fp8.Recipe(when="always")
 
 pytestmark = pytest.mark.filterwarnings("ignore:fusedops.fp8")
 
 
 def as_bytes(tensor):
-    return tensor.view(torch.uint8) if tensor.dtype is torch.float8_e4m3fn else tensor
+    return tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor
 
 
 def inputs(m, k, dtype, device, residual, parameters=None):
@@ -59,11 +60,18 @@ def test_rms_norm_in_clusters(shape, residual, weighted):
     check_rms_norm(x, other, weight if weighted else None)
 
 
-def check_rms_norm(x, other, weight):
+@pytest.mark.parametrize("sides", [(3, 0), (0, 4), (3, 3)], ids=str)
+@pytest.mark.parametrize("format", [0, 1])
+def test_one_side_and_other_formats(device, sides, format):
+    x, other, weight, _ = inputs(300, 1032, torch.bfloat16, device, True)
+    check_rms_norm(x, other, weight, format, sides, power_of_two=format == 1)
+
+
+def check_rms_norm(x, other, weight, format=0, sides=(3, 4), power_of_two=False):
     """Bit for bit, given the row's statistic, whose sum may have another order."""
     dtype = x.dtype
     q, scale, q_t, scale_t, total, mean, rstd = OP(
-        x, other, weight, None, True, 1e-6, 0, 3, 4, False
+        x, other, weight, None, True, 1e-6, format, *sides, power_of_two
     )
     normed = x if other is None else (x.float() + other.float()).to(dtype)
     if other is not None:
@@ -73,9 +81,46 @@ def check_rms_norm(x, other, weight):
     assert mean.numel() == 0
     y = normed.float() * rstd[:, None]
     y = (y if weight is None else y * weight.float()).to(dtype)
-    wanted = QUANTIZE(y, None, None, 0, False, 0, 3, 4, False, False, False)
-    for got, want in zip((q, scale, q_t, scale_t), wanted, strict=False):
+    check_quantized((q, scale, q_t, scale_t), y, format, sides, power_of_two)
+
+
+def check_quantized(found, y, format=0, sides=(3, 4), power_of_two=False):
+    wanted = QUANTIZE(y, None, None, 0, False, format, *sides, power_of_two, False, False)
+    for got, want in zip(found, wanted, strict=False):
+        assert got.shape == want.shape
         assert torch.equal(as_bytes(got), as_bytes(want))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("parameters", [None, torch.float32], ids=str)
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("shape", MANY_ROWS, ids=str)
+def test_layer_norm_in_clusters(shape, residual, parameters):
+    """Bit for bit, given the row's statistics."""
+    x, other, weight, bias = inputs(*shape, torch.bfloat16, "cuda", residual, parameters)
+    x = x + 1
+    *found, total, mean, rstd = OP(x, other, weight, bias, False, 1e-5, 0, 3, 4, False)
+    normed = x if other is None else (x.float() + other.float()).to(x.dtype)
+    if other is not None:
+        assert torch.equal(total, normed)
+    wide = normed.double()
+    torch.testing.assert_close(mean.double(), wide.mean(1), rtol=1e-5, atol=1e-6)
+    exact = (wide.var(1, correction=0) + 1e-5).rsqrt()
+    torch.testing.assert_close(rstd.double(), exact, rtol=1e-5, atol=0)
+    scaled = (normed.float() - mean[:, None]) * rstd[:, None]
+    y = (scaled.double() * weight.double() + bias.double()).float().to(x.dtype)
+    check_quantized(found, y)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rms", [True, False])
+def test_clusters_give_the_same_bits_again(rms):
+    x, other, weight, bias = inputs(8200, 4096, torch.bfloat16, "cuda", True)
+    first, second = (
+        OP(x, other, weight, None if rms else bias, rms, 1e-5, 0, 3, 4, False) for _ in range(2)
+    )
+    for a, b in zip(first, second, strict=True):
+        assert torch.equal(as_bytes(a), as_bytes(b))
 
 
 @pytest.mark.parametrize("residual", [False, True])

@@ -168,8 +168,10 @@ def layer_norm(
 ) -> Quantized | tuple[Quantized, Tensor]:
     """Normalise over the last dimension and quantise: scales for 1x128 elements.
 
-    What comes out is `quantize` of what `fusedops.layer_norm` gives in x's dtype, in two passes. No
-    gradient flows through it: for training see `fusedops.nn.PreNorm`.
+    What comes out is `quantize` of what `fusedops.layer_norm` gives in x's dtype. No gradient flows
+    through it: for training see `fusedops.nn.PreNorm`. On Hopper a thread block cluster holds 128
+    rows of a 16-bit x of up to 8192 features in its shared memory and reads x once; with
+    `transposed` and for longer rows there are two passes.
 
     Args:
         x: (..., K); float16, bfloat16, float32 or float64.
@@ -211,11 +213,8 @@ def rms_norm(
 ) -> Quantized | tuple[Quantized, Tensor]:
     """Divide by the root mean square over the last dimension and quantise.
 
-    On Hopper a thread block cluster holds 128 rows of a 16-bit x in its shared memory and reads x
-    once, for 8192 rows and more of up to 4096 features; other calls are two passes.
-
-    Args, returns and errors are those of `layer_norm`, without a bias; eps None is float32's
-    machine epsilon.
+    Args, returns, errors and passes are those of `layer_norm`, without a bias; eps None is
+    float32's machine epsilon.
 
     Example:
         >>> (q, scale, *_), total = fusedops.fp8.rms_norm(x, weight, residual=residual)

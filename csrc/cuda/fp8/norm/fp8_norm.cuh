@@ -275,6 +275,7 @@ __global__ void __launch_bounds__(kTileThreads, 2)
     init_barrier(parts_arrived, 1), init_barrier(statistics_arrived, 1);
     release_barrier_init();
   }
+  __syncthreads();   // warps are whole
   cluster_arrive();  // this block can be told
   wait_for_predecessor();
 
@@ -304,6 +305,7 @@ __global__ void __launch_bounds__(kTileThreads, 2)
   };
 #pragma unroll 1
   for (int slot = 0; slot < p.slots; ++slot) fetch_next(slot);
+  __syncwarp();
   cluster_wait();
 
   NormSlots ring{p.slots, 0};
