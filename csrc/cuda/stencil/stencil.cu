@@ -21,8 +21,11 @@ void launch_stencil_forward(const LaunchScope& scope, DType dtype, const Stencil
     p.scale = scale;
     p.aligned = rows_allow_vectors(shape, x, y);
     p.adjoint = adjoint;
-    p.fold = shape.padding;
-    if (adjoint) p.shape.padding = Padding::kZeros;
+    // NOTE: a circle's gradient is a circle; other paddings add what lies beyond to the border.
+    if (adjoint && shape.padding != Padding::kCircular) {
+      p.fold = shape.padding;
+      p.shape.padding = Padding::kZeros;
+    }
     p.grid = stencil_grid(p.shape, shape.planes, sizeof(Compute<T>), 0);
     dispatch(StencilInstances{}, stencil_instance(shape), [&]<int kTaps>(Tag<kTaps>) {
       launch_any_stencil<T, kTaps / 16, kTaps % 16>(p, scope.stream(), overlap);

@@ -16,53 +16,91 @@ struct StencilProblem {
   T* y;             // like x
   double scale;
   bool aligned;  // rows of x and y allow vectors
-  bool adjoint;  // the gradient: taps reversed, zeros beyond x
-  Padding fold;  // adjoint: the padding of the forward
+  bool adjoint;  // the gradient: taps reversed
+  Padding fold;  // adjoint of a padding that repeats elements: which; else kZeros
 };
 
-// The positions of the padded row that stand for element i: itself (-1), then the halo's 2 r ones.
-__device__ __forceinline__ int64_t padded_position(int j, int64_t i, int64_t n, int r) {
-  return j < 0 ? i : j < r ? j - r : n + j - r;
+// Positions first ... last beyond one border of a row, all of which stand for the same element.
+struct BorderCopies {
+  int first = 0, last = -1;
+};
+
+// Those of element i, below the first element or above the last of n.
+__device__ __forceinline__ BorderCopies border_copies(int i, int n, int r, Padding padding,
+                                                      bool above) {
+  const int distance = above ? n - 1 - i : i;
+  const bool reflects = padding == Padding::kReflect;
+  if (reflects ? distance < 1 || distance > r : distance > 0) return {};
+  if (reflects) {
+    const int q = above ? n - 1 + distance : -distance;
+    return {q, q};
+  }
+  return above ? BorderCopies{n, n + r - 1} : BorderCopies{-r, -1};
 }
-__device__ __forceinline__ bool stands_for(int j, int64_t i, int64_t n, int r, Padding padding) {
-  return j < 0 || source_index(padded_position(j, i, n, r), n, r, padding) == i;
+__device__ __forceinline__ bool has_copies(int i, int n, int r, Padding padding) {
+  const int distance = i < n - 1 - i ? i : n - 1 - i, other = n - 1 - distance;
+  if (padding != Padding::kReflect) return r > 0 && distance == 0;
+  return (distance > 0 && distance <= r) || (other > 0 && other <= r);
 }
 
-// What the halo's copies of element (z, y, x) add to its gradient. NOTE: only elements near a
-// border get here, so plain loops over global memory are fine.
+// Calls fn(position) for element i itself (self) and for its copies beyond the borders.
+template <class Fn>
+__device__ __forceinline__ void for_each_copy(int i, int n, int r, Padding padding, bool self,
+                                              Fn&& fn) {
+  for (int which = self ? 0 : 1; which < 3; ++which) {
+    const BorderCopies copies =
+        which == 0 ? BorderCopies{i, i} : border_copies(i, n, r, padding, which == 2);
+    for (int q = copies.first; q <= copies.last; ++q) fn(q);
+  }
+}
+
+// What the copies of element (y, x) beyond the border add to its gradient, from one depth of dy:
+// element (row, column) of the plane is tile[origin + row * pitch + column].
 template <class T>
-__device__ __noinline__ Compute<T> folded_terms(const StencilProblem<T>& p, const T* dy,
-                                                const T* weight, int64_t z, int64_t y, int64_t x) {
+__device__ __forceinline__ Compute<T> folded_terms(const StencilShape& s, Padding fold,
+                                                   const Compute<T>* tile, int origin, int pitch,
+                                                   const T* weight, int y, int x) {
   using C = Compute<T>;
-  const StencilShape& s = p.shape;
-  const int rz = s.kd / 2, ry = s.kh / 2, rx = s.kw / 2;
+  const int h = static_cast<int>(s.h), w = static_cast<int>(s.w), ry = s.kh / 2, rx = s.kw / 2;
   C sum = 0;
-  for (int jz = -1; jz < 2 * rz; ++jz) {
-    if (!stands_for(jz, z, s.d, rz, p.fold)) continue;
-    for (int jy = -1; jy < 2 * ry; ++jy) {
-      if (!stands_for(jy, y, s.h, ry, p.fold)) continue;
-      for (int jx = -1; jx < 2 * rx; ++jx) {
-        if (!stands_for(jx, x, s.w, rx, p.fold) || (jz < 0 && jy < 0 && jx < 0)) continue;
-        const int64_t qz = padded_position(jz, z, s.d, rz), qy = padded_position(jy, y, s.h, ry),
-                      qx = padded_position(jx, x, s.w, rx);
-        int tap = 0;
-        for (int a = 0; a < s.kd; ++a) {
-          for (int b = 0; b < s.kh; ++b) {
-            for (int c = 0; c < s.kw; ++c, ++tap) {
-              const int64_t oz = qz + rz - a, oy = qy + ry - b, ox = qx + rx - c;
-              if (oz < 0 || oz >= s.d || oy < 0 || oy >= s.h || ox < 0 || ox >= s.w) continue;
-              sum += to_compute(weight[tap]) * to_compute(dy[(oz * s.h + oy) * s.w + ox]);
-            }
-          }
+  for_each_copy(y, h, ry, fold, true, [&](int qy) {
+    for_each_copy(x, w, rx, fold, qy != y, [&](int qx) {
+      // Tap (b, c) of the output at (qy + ry - b, qx + rx - c) has read the copy.
+      const int last_b = min(2 * ry, qy + ry), last_c = min(2 * rx, qx + rx);
+      for (int b = max(0, qy + ry - h + 1); b <= last_b; ++b) {
+        const C* row = tile + origin + (qy + ry - b) * pitch + qx + rx;
+        for (int c = max(0, qx + rx - w + 1); c <= last_c; ++c) {
+          sum += to_compute(weight[b * s.kw + c]) * row[-c];
         }
       }
-    }
-  }
+    });
+  });
   return sum;
 }
 
-__device__ __forceinline__ bool near_border(int64_t i, int64_t n, int r) {
-  return r > 0 && (i <= r || i >= n - 1 - r);
+// Adds those terms to the thread's outputs.
+template <class T, int kRows>
+__device__ __forceinline__ void add_folded(const StencilProblem<T>& p, const StencilPlace& place,
+                                           const Compute<T>* tile, const T* weight,
+                                           Compute<T> (&sums)[kRows][kStencilCols]) {
+  const StencilShape& s = p.shape;
+  const StencilGrid& g = p.grid;
+  const int h = g.map_y.n, w = g.map_x.n;
+  const int tile_x = static_cast<int>(place.tile_x), tile_y = static_cast<int>(place.tile_y);
+  const int origin = (place.z * g.tile_rows + s.kh / 2 - tile_y) * g.pitch + g.pad - tile_x;
+  // NOTE: one copy of the code for all outputs, or it would take registers from the taps.
+#pragma unroll 1
+  for (int output = 0; output < kRows * kStencilCols; ++output) {
+    const int y = tile_y + place.y * kRows + output / kStencilCols;
+    const int x = tile_x + place.x * kStencilCols + output % kStencilCols;
+    if (y >= h || x >= w) continue;
+    if (!has_copies(y, h, s.kh / 2, p.fold) && !has_copies(x, w, s.kw / 2, p.fold)) continue;
+    const auto more = folded_terms(s, p.fold, tile, origin, g.pitch, weight, y, x);
+#pragma unroll
+    for (int i = 0; i < kRows * kStencilCols; ++i) {
+      if (i == output) sums[i / kStencilCols][i % kStencilCols] += more;
+    }
+  }
 }
 
 // Adds the taps of one depth, weight(0) ... weight(kh * kw - 1), to the thread's outputs. kH = 0:
@@ -103,10 +141,10 @@ __device__ __forceinline__ void add_taps(const StencilShape& s, int pitch, const
   }
 }
 
-template <class T, bool kFold, int kRows>
+template <class T, int kRows>
 __device__ __forceinline__ void store_outputs(const StencilProblem<T>& p, const StencilPlace& place,
-                                              int64_t plane, int64_t z, const T* weight,
-                                              Compute<T> (&sums)[kRows][kStencilCols]) {
+                                              int64_t plane, int64_t z,
+                                              const Compute<T> (&sums)[kRows][kStencilCols]) {
   const StencilShape& s = p.shape;
   const int x = place.tile_x + place.x * kStencilCols;
   const int w = p.grid.map_x.n, h = p.grid.map_y.n;
@@ -116,17 +154,10 @@ __device__ __forceinline__ void store_outputs(const StencilProblem<T>& p, const 
   for (int o = 0; o < kRows; ++o) {
     const int y = place.tile_y + place.y * kRows + o;
     if (y >= h) return;
-    const bool edge = near_border(z, s.d, s.kd / 2) || near_border(y, s.h, s.kh / 2);
     Vec<T, kStencilCols> v;
 #pragma unroll
     for (int i = 0; i < kStencilCols; ++i) {
-      Compute<T> sum = sums[o][i];
-      if constexpr (kFold) {
-        if (x + i < w && (edge || near_border(x + i, s.w, s.kw / 2))) {
-          sum += folded_terms(p, p.x + plane * s.plane_size(), weight, z, y, x + i);
-        }
-      }
-      v.value[i] = from_compute<T>(sum * static_cast<Compute<T>>(p.scale));
+      v.value[i] = from_compute<T>(sums[o][i] * static_cast<Compute<T>>(p.scale));
     }
     if (p.aligned) {
       *reinterpret_cast<Vec<T, kStencilCols>*>(to) = v;
@@ -145,7 +176,7 @@ template <class T, int kTaps>
 inline constexpr int kStencilBlocksPerSm = sizeof(T) == 8 || kTaps > 25 ? 2 : 3;
 
 // One block: one depth of a tile in each of threads_z planes. kFold: an adjoint whose padding
-// folds.
+// folds back at the border.
 template <class T, int kH, int kW, bool kFold>
 __global__ void __launch_bounds__(kStencilThreads, kStencilBlocksPerSm<T, kH * kW>)
     stencil_kernel(const __grid_constant__ StencilProblem<T> p) {
@@ -181,21 +212,32 @@ __global__ void __launch_bounds__(kStencilThreads, kStencilBlocksPerSm<T, kH * k
     const int area = s.kh * s.kw;
     const C* at =
         tile + (place.z * g.tile_rows + place.y * kRows) * g.pitch + g.pad + place.x * kStencilCols;
-    add_taps<kH, kW>(
-        s, g.pitch, at,
-        [&](int tap) {
-          const int i = a * area + tap;
-          return to_compute(weight[p.adjoint ? s.kd * area - 1 - i : i]);
-        },
-        sums);
+    if constexpr (kFold) {
+      // Depth `slice` of dy has read depth z by each tap whose source it is.
+      for (int depth = 0; depth < s.kd; ++depth) {
+        if (source_index(slice + depth - s.kd / 2, s.d, s.kd / 2, p.fold) != z) continue;
+        const T* taps = weight + depth * area;
+        add_taps<kH, kW>(
+            s, g.pitch, at, [&](int tap) { return to_compute(taps[area - 1 - tap]); }, sums);
+        add_folded(p, place, tile, taps, sums);
+      }
+    } else {
+      add_taps<kH, kW>(
+          s, g.pitch, at,
+          [&](int tap) {
+            const int i = a * area + tap;
+            return to_compute(weight[p.adjoint ? s.kd * area - 1 - i : i]);
+          },
+          sums);
+    }
   }
-  if (exists) store_outputs<T, kFold>(p, place, plane, z, weight, sums);
+  if (exists) store_outputs(p, place, plane, z, sums);
 }
 
 template <class T, int kH, int kW>
 cudaError_t launch_stencil(const StencilProblem<T>& p, cudaStream_t stream, bool overlap) {
   const StencilGrid& g = p.grid;
-  const bool folds = p.adjoint && p.fold != Padding::kZeros;
+  const bool folds = p.fold != Padding::kZeros;
   return launch_kernel(folds ? stencil_kernel<T, kH, kW, true> : stencil_kernel<T, kH, kW, false>,
                        dim3(g.plane_blocks * p.shape.d * g.tiles_x * g.tiles_y), dim3(g.threads()),
                        g.shared_elements() * sizeof(Compute<T>), stream, overlap, p);

@@ -113,7 +113,7 @@ cudaError_t launch_stencil_small(const StencilProblem<T>& p, const SmallStencilG
 template <class T, int kH, int kW>
 cudaError_t launch_any_stencil(const StencilProblem<T>& p, cudaStream_t stream, bool overlap) {
   constexpr bool kSquare = kH == kW && kH > 0 && kH * kW <= 25;
-  const bool folds = p.adjoint && p.fold != Padding::kZeros;
+  const bool folds = p.fold != Padding::kZeros;
   if constexpr (kSquare) {
     const SmallStencilGrid g = small_stencil_grid(p);
     if (g.planes > 0 && !folds) return launch_stencil_small<T, kH, kW>(p, g, stream, overlap);
