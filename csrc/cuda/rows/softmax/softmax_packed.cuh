@@ -5,6 +5,9 @@
 // rows are few, lanes read and write them in place: that is sooner.
 #pragma once
 
+#include <algorithm>
+#include <numeric>
+
 #include "csrc/cuda/rows/softmax/softmax.cuh"
 
 namespace fusedops {
@@ -23,20 +26,25 @@ struct PackedRows {
   int64_t blocks() const { return ceil_div(rows, int64_t{kPackedThreads / 32} * tile); }
 };
 
-// vec: rows whose sum of elements is one of whole chunks in all tensors; row_bytes: of a row in
-// shared memory; longest: elements of a row beyond which many rows do not come here. tile is 0
-// where the rows do not.
+// vec: elements of a chunk, in the tensor that has most; row_bytes: of a row in shared memory;
+// longest: elements of a row beyond which many rows do not come here. tile is 0 where the rows do
+// not.
 inline PackedRows plan_packed(int64_t rows, int64_t n, int vec, int64_t row_bytes, int64_t longest,
                               int sm_count) {
   constexpr int64_t kTileBytes = 2048, kMostBlocks = (int64_t{1} << 31) - 1;
+  constexpr int kFewWarps = 8;  // of a multiprocessor: fewer wait for memory one after the other
   PackedRows plan{rows, static_cast<int>(n), 1, 0, true};
   if (n > kPackedLongest) return plan;
   while (plan.lanes * kPackedHeld < n) plan.lanes *= 2;
-  plan.staged = rows * plan.lanes > int64_t{sm_count} * 256;
-  if (plan.staged && n > longest) return plan;
-  plan.tile = 32 / plan.lanes;
+  const int at_once = 32 / plan.lanes;
+  const int whole = vec / std::gcd(plan.n, vec);  // rows of whole chunks
+  const int least = std::max(at_once, whole);
+  const int64_t few = int64_t{sm_count} * kFewWarps;
+  if (n > longest && rows > few * at_once) return plan;
+  plan.staged = rows > few * least;
+  plan.tile = at_once;
   if (plan.staged) {
-    if (plan.tile < vec) plan.tile = vec;
+    plan.tile = least;
     while (2 * plan.tile * row_bytes <= kTileBytes && rows > int64_t{sm_count} * 96 * plan.tile) {
       plan.tile *= 2;
     }
