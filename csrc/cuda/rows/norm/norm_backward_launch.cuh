@@ -11,6 +11,7 @@
 #include "csrc/common/dispatch.h"
 #include "csrc/cuda/rows/norm/norm_backward.h"
 #include "csrc/cuda/rows/norm/norm_backward_cluster.cuh"
+#include "csrc/cuda/rows/norm/norm_backward_long.cuh"
 #include "csrc/cuda/rows/norm/norm_backward_split.cuh"
 #include "csrc/cuda/rows/team/row_plan.h"
 
@@ -85,6 +86,46 @@ void launch_split(const NormGradients& t, NormBackward<T, W, S>& p, const NormSh
                           scope.context().overlap, p, out, layout);
   });
   if (p.partials > 1) sum_partials<T>(out, partial, p.partials, shape.n, p.partial_pitch, scope);
+}
+
+// Rows that no team holds are for launch_long; a few are shared by clusters, in one launch.
+inline bool is_long(const NormShape& shape, const LaunchScope& scope) {
+  constexpr int64_t kFeatures = 4096;  // fewer are no long row, whoever cannot hold them
+  return shape.n >= kFeatures && shape.rows * kRowCluster > scope.facts().sm_count;
+}
+
+// dx of rows that no team holds, with the column sums beside it.
+template <bool kRms, bool kRagged, class T, class W, class S>
+void launch_long(const NormGradients& t, NormBackward<T, W, S>& p, const NormShape& shape,
+                 const LaunchScope& scope) {
+  using C = Compute<T>;
+  constexpr int kVec = kChunkOf<T>;
+  // Config
+  LongLayout layout{shape.rows, shape.n, 1, 0, kLongRows};
+  const int64_t at_once = int64_t{kLongSumThreads} * kVec * kStreamUnroll;
+  layout.parts = static_cast<int>(std::clamp<int64_t>(ceil_div(shape.n, at_once), 1, kLongParts));
+  layout.strips = ceil_div(shape.n, int64_t{kLongThreads} * kVec);
+  const int64_t fill = int64_t{scope.facts().sm_count} * 4;
+  while (layout.rows_of_part > kLeastRows &&
+         layout.strips * ceil_div(shape.rows, int64_t{layout.rows_of_part}) < fill) {
+    layout.rows_of_part /= 2;
+  }
+  p.partials = static_cast<int>(ceil_div(shape.rows, int64_t{layout.rows_of_part}));
+
+  // Allocate
+  const NormSums out = norm_sums(t, sizeof(T) == 2);
+  const Tensor partial = make_partial<kRms>(p, out, t.rstd, p.partials > 1 ? shape.n : 0);
+  const Tensor row_sums = torch::stable::new_empty(t.rstd, {shape.rows * layout.parts * 2});
+  C* const sums = static_cast<C*>(row_sums.mutable_data_ptr());
+
+  // Launch
+  launch_plain(norm_backward_long_sum_kernel<kRms, T, W, S>, dim3(shape.rows * layout.parts),
+               dim3(kLongSumThreads), scope, p, layout, sums);
+  launch_plain(norm_backward_long_kernel<kRms, kRagged, T, W, S>, dim3(layout.strips * p.partials),
+               dim3(kLongThreads), scope, p, out, layout, sums);
+  if (p.partials > 1 && p.partial != nullptr) {
+    sum_partials<T>(out, partial, p.partials, shape.n, p.partial_pitch, scope);
+  }
 }
 
 // Whole rows on a plan, then the sums of what its teams have summed.
@@ -240,6 +281,11 @@ void launch(const NormGradients& t, const std::optional<Tensor>& weight, const N
       held = launch_held<kRms, kRagged>(t, p, shape, scope);
     });
     if (held) return;
+    if (p.dx != nullptr && is_long(shape, scope)) {
+      return dispatch_bool(shape.n % kVec != 0, [&]<bool kRagged>(Tag<kRagged>) {
+        launch_long<kRms, kRagged>(t, p, shape, scope);
+      });
+    }
   }
   launch_split<kRms>(t, p, shape, scope);
 }

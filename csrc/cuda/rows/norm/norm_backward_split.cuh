@@ -51,6 +51,27 @@ __device__ __forceinline__ void load_weight(const W* weight, bool aligned,
   }
 }
 
+// Adds g * xhat and g of the chunks index, index + size, ... of a row.
+template <bool kRms, class T, class W, class S, class C>
+__device__ __forceinline__ void add_row_sums(const NormBackward<T, W, S>& p,
+                                             const RowMoments<C>& stats, int64_t row, int64_t n,
+                                             int index, int size, C (&sum)[2]) {
+  constexpr int kVec = kChunkOf<T>;
+  const S* dy = p.dy + row * p.dy_stride;
+  const int shift = static_cast<int>(row * n % kVec);
+  const bool aligned = shift == 0 && reinterpret_cast<uintptr_t>(p.weight) % 16 == 0;
+  stream_row<T, kVec>(p.x + row * p.x_stride, n, shift, index, size, [&](const auto& chunk) {
+    const auto d = load_like(dy, chunk);
+    C weight[kVec] = {};
+    load_weight(p.weight, aligned, chunk, weight);
+    chunk.each([&](int e) {
+      const C g = d.at(e) * weight[e];
+      sum[0] += g * stats.normal(chunk.vec.at(e));
+      sum[1] += g;
+    });
+  });
+}
+
 // dx of the rows of a team, each read twice.
 // NOTE: code that does not know the number of blocks takes .4 us more for small tensors.
 template <bool kClusters, bool kRms, class T, class W, class S>
@@ -72,16 +93,7 @@ __device__ __forceinline__ void split_rows(const NormBackward<T, W, S>& p,
     const int shift = static_cast<int>(row * n % kVec);
     const bool aligned = shift == 0 && reinterpret_cast<uintptr_t>(p.weight) % 16 == 0;
     C sum[2] = {};
-    stream_row<T, kVec>(x, n, shift, index, size, [&](const auto& chunk) {
-      const auto d = load_like(dy, chunk);
-      C weight[kVec] = {};
-      load_weight(p.weight, aligned, chunk, weight);
-      chunk.each([&](int e) {
-        const C g = d.at(e) * weight[e];
-        sum[0] += g * stats.normal(chunk.vec.at(e));
-        sum[1] += g;
-      });
-    });
+    add_row_sums<kRms>(p, stats, row, n, index, size, sum);
     team.sum_all(sum);
     const C mean_gx = sum[0] / static_cast<C>(n);
     const C mean_g = kRms ? C{0} : sum[1] / static_cast<C>(n);
