@@ -59,12 +59,47 @@ __device__ __forceinline__ void column_pass_rest(const ColumnPass<Op::kInputs, O
   }
 }
 
+// Adds up a block's columns, `first` and following, from its threads' sums in shared memory, a row
+// of `width` for each row of threads: as many threads as there are share a column, each adds every
+// so many of its values in order, then halves of them meet.
+// NOTE: in fp64, since a chain of fp32 sums would be less exact than torch's tree.
+template <class C, class Pass>
+__device__ __forceinline__ void add_block_columns(const Pass& p, const C* shared, double* totals,
+                                                  int64_t first, int width, C* partial) {
+  const int64_t left = p.partial_cols() - first;
+  const int count = left < width ? static_cast<int>(left) : width;
+  const int used = p.adds_fold() ? static_cast<int>(p.cols) : width;  // values of a row
+  const int values = kColumnThreads / p.grid.threads_x * used;
+  int columns = 1;  // at a time
+  while (columns < kColumnThreads && columns < count) columns *= 2;
+  const int sharers = kColumnThreads / columns, share = static_cast<int>(threadIdx.x) / columns;
+  const int step = p.adds_fold() ? count : width;  // between values of a column
+  for (int base = 0; base < count; base += columns) {
+    const int c = base + static_cast<int>(threadIdx.x) % columns;
+    double total = 0;
+    if (c < count) {
+      for (int at = c + share * step; at < values; at += sharers * step) {
+        const int row = at / used;
+        total += shared[row * width + at - row * used];
+      }
+    }
+    for (int half = sharers / 2; half > 0; half /= 2) {
+      __syncthreads();
+      if (share >= half && share < 2 * half) totals[threadIdx.x] = total;
+      __syncthreads();
+      if (share < half) total += totals[threadIdx.x + half * columns];
+    }
+    if (share == 0 && c < count) partial[first + c] = static_cast<C>(total);
+  }
+}
+
 template <class T, int kVec, class Op>
 __global__ void __launch_bounds__(kColumnThreads)
     column_pass_kernel(const __grid_constant__ ColumnPass<Op::kInputs, Op::kSums> p, const Op op) {
   using C = Compute<T>;
   using V = Vec<T, kVec>;
   __shared__ C shared[kColumnThreads * kVec];
+  __shared__ double totals[kColumnThreads];
   wait_for_predecessor();
   const int threads_x = p.grid.threads_x;
   const int tx = threadIdx.x % threads_x, ty = threadIdx.x / threads_x;
@@ -106,7 +141,6 @@ __global__ void __launch_bounds__(kColumnThreads)
 
   // Column sums of the block: rows of threads in order
   const int width = threads_x * kVec;
-  const int64_t partial_cols = p.partial_cols();
 #pragma unroll
   for (int s = 0; s < Op::kSums; ++s) {
     if (p.partial[s] == nullptr) continue;
@@ -114,21 +148,8 @@ __global__ void __launch_bounds__(kColumnThreads)
 #pragma unroll
     for (int i = 0; i < kVec; ++i) shared[ty * width + tx * kVec + i] = sums[s][i];
     __syncthreads();
-    for (int c = threadIdx.x; c < width; c += kColumnThreads) {
-      const int64_t column = col_block * width + c;
-      if (column >= partial_cols) break;
-      double total = 0;  // NOTE: a chain of fp32 sums would be less exact than torch's tree
-      for (int y = 0; y < threads_y; ++y) {
-        if (!p.adds_fold()) {
-          total += shared[y * width + c];
-          continue;
-        }
-        for (int at = c; at < p.cols; at += static_cast<int>(partial_cols)) {
-          total += shared[y * width + at];
-        }
-      }
-      static_cast<C*>(p.partial[s])[row_block * partial_cols + column] = static_cast<C>(total);
-    }
+    add_block_columns(p, shared, totals, col_block * width, width,
+                      static_cast<C*>(p.partial[s]) + row_block * p.partial_cols());
   }
 }
 
