@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def run_sampling(o: Options, count: Counter[str]) -> None:
     """Sampling in each of its regimes, grouping and interpolation with their backward."""
     ops = fusedops.points
-    sizes = [(100, 3), (1000, 3), (4000, 3), (10_000, 3), (500, 6)]
+    sizes = [(100, 3), (400, 3), (1000, 3), (2000, 3), (3000, 3), (4000, 3), (10_000, 3), (500, 6)]
     if o.clusters:  # and grids of thread blocks
         sizes += [(20_000, 3), (70_000, 3), (150_000, 3), (300_000, 3), (300, 5000)]
     for (n, dim), dtype in itertools.product(sizes, (torch.float32, torch.float64)):

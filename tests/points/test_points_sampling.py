@@ -53,7 +53,10 @@ def test_scales_and_offsets(device, scale):
 # Sizes around every change of kernel on a GPU; few samples, the definition is slow.
 @pytest.mark.parametrize(
     "n_points",
-    [1, 2, 255, 256, 257, 512, 1024, 1025, 2049, 4097, 8191, 12289, 16385, 40000, 70000, 131073],
+    [
+        *(1, 2, 255, 256, 257, 512, 513, 1024, 1025, 2048, 2049, 3072, 3073, 4097, 8191, 12289),
+        *(16385, 40000, 70000, 131073),
+    ],
 )
 def test_every_regime(device, n_points):
     points = cloud(n_points, device=device)[None]
@@ -95,7 +98,7 @@ def test_large_batches_of_large_clouds():
     assert torch.equal(got.cpu(), farthest_point_sample(points, 30))
 
 
-@pytest.mark.parametrize("n_points", [40, 3000, 20000])
+@pytest.mark.parametrize("n_points", [40, 400, 1000, 2000, 3000, 20000])
 def test_ties_take_the_lowest_index_and_indices_differ(device, n_points):
     grid = torch.randint(0, 3, (1, n_points, 3), generator=generator("cpu")).float().to(device)
     got = farthest_point_sample(grid, min(n_points, 200))
@@ -103,14 +106,14 @@ def test_ties_take_the_lowest_index_and_indices_differ(device, n_points):
     assert got.unique().numel() == got.numel()
 
 
-@pytest.mark.parametrize("n_points", [1, 33, 700, 9000])
+@pytest.mark.parametrize("n_points", [1, 33, 400, 700, 1500, 2500, 9000])
 def test_equal_points_come_in_order(device, n_points):
     points = torch.full((2, n_points, 3), -2.5, device=device)
     count = min(n_points, 400)
     assert torch.equal(farthest_point_sample(points, count)[1].cpu(), torch.arange(count))
 
 
-@pytest.mark.parametrize("n_points", [64, 5000])
+@pytest.mark.parametrize("n_points", [64, 400, 1000, 2000, 3000, 5000])
 def test_nan_and_infinite_points(device, n_points):
     points = cloud(n_points)
     points[5, 1] = math.nan

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ..nn import FeaturePropagation, GlobalSetAbstraction, SetAbstraction
 from ..nn.points.pooling import in_clouds
 from .head import Head, of_points, run_head
+from .searches import Level, searches
 from .stages import ALL_POINTS, CLASSIFIERS, SEGMENTERS, Segmentation, Stage
 
 if TYPE_CHECKING:
@@ -39,9 +40,24 @@ def _stages(
 
 
 def coarser(
-    stage: Any, xyz: Tensor, features: Tensor | None, lengths: Tensor | None, offsets: Tensor | None
+    stage: Any,
+    xyz: Tensor,
+    features: Tensor | None,
+    lengths: Tensor | None,
+    offsets: Tensor | None,
+    level: Level | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """What a set abstraction layer gives of clouds: centres, features, lengths and offsets."""
+    """What a set abstraction layer gives of clouds: centres, features, lengths and offsets.
+
+    level: what was found ahead; None: the layer searches.
+    """
+    if level is not None:
+        centers, counts, neighbours = level
+        found: Tensor
+        centers, found = stage(
+            xyz, features, centers, lengths=lengths, center_lengths=counts, neighbours=neighbours
+        )
+        return centers, found, counts, None
     xyz, features, *more = stage(xyz, features, lengths=lengths, offsets=offsets)
     if lengths is not None:
         lengths = lengths.clamp(max=stage.num_points)
@@ -137,8 +153,10 @@ class PointNet2Classifier(nn.Module):
             lengths: (B,) int64, the points of each cloud.
             offsets: (B + 1,) int64, where packed clouds begin.
         """
-        for stage in self.stages:
-            xyz, features, lengths, offsets = coarser(stage, xyz, features, lengths, offsets)
+        ahead = searches(self.stages, (), xyz, lengths, offsets)
+        for i, stage in enumerate(self.stages):
+            level = None if ahead is None else ahead.level(i)
+            xyz, features, lengths, offsets = coarser(stage, xyz, features, lengths, offsets, level)
         return self.head(self.all_points(xyz, features, lengths=lengths, offsets=offsets))
 
 
@@ -229,12 +247,15 @@ class PointNet2Segmenter(nn.Module):
             lengths: (B,) int64, the points of each cloud; rows beyond count nowhere and are zeros.
             offsets: (B + 1,) int64, where packed clouds begin.
         """
+        between = self.propagations[: len(self.stages)]
+        ahead = searches(self.stages, between, xyz, lengths, offsets)
         if self.xyz_features:
             wide = xyz.to(self.head.last.weight.dtype)
             features = wide if features is None else torch.cat([wide, features], -1)
         levels = [(xyz, self._skip(xyz, features, category, offsets), lengths, offsets)]
-        for stage in self.stages:
-            xyz, features, lengths, offsets = coarser(stage, xyz, features, lengths, offsets)
+        for i, stage in enumerate(self.stages):
+            level = None if ahead is None else ahead.level(i)
+            xyz, features, lengths, offsets = coarser(stage, xyz, features, lengths, offsets, level)
             levels.append((xyz, features, lengths, offsets))
         assert features is not None
         if self.all_points is None:
@@ -243,12 +264,12 @@ class PointNet2Segmenter(nn.Module):
         else:
             known_xyz = known_lengths = known_offsets = None
             known = self.all_points(xyz, features, lengths=lengths, offsets=offsets)
-        for layer, (xyz, skip, lengths, offsets) in zip(
-            reversed(self.propagations), reversed(levels), strict=True
-        ):
-            known = layer(
+        for i in range(len(levels) - 1, -1, -1):
+            xyz, skip, lengths, offsets = levels[i]
+            given = {} if ahead is None else {"neighbours": ahead.blend(i)}
+            known = self.propagations[i](
                 xyz, known_xyz, skip, known, lengths=lengths, known_lengths=known_lengths,
-                offsets=offsets, known_offsets=known_offsets,
+                offsets=offsets, known_offsets=known_offsets, **given,
             )  # fmt: skip
             known_xyz, known_lengths, known_offsets = xyz, lengths, offsets
         return run_head(self.head, known, in_clouds(known, lengths, offsets))

@@ -13,6 +13,7 @@ from .._core.calls import public_with
 from ._edge_checks import (
     check_cloud,
     check_edge_count,
+    check_idx,
     check_layers,
     check_shape,
     check_tensor,
@@ -58,6 +59,7 @@ def feature_propagation(
     known_lengths: Tensor | None = None,
     offsets: Tensor | None = None,
     known_offsets: Tensor | None = None,
+    neighbours: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Feature propagation of PointNet++: ``mlp([interpolate(known_features), features])``.
 
@@ -89,6 +91,9 @@ def feature_propagation(
         known_lengths: (B,) int64, known points of each padded cloud.
         offsets: (B + 1,) int64: points are packed.
         known_offsets: (B + 1,) int64: known points are packed.
+        neighbours: idx (B, N, K) int64 among the known points, and their weights alike in float32
+            (float64), where they are found already; nothing is searched, and k and power are not
+            read. Packed: (P, K).
 
     Returns:
         (B, N, C_L) or (P, C_L), contiguous, in the weights' dtype; under autocast in its dtype.
@@ -106,21 +111,23 @@ def feature_propagation(
     activation = check_words(op, activation, "max")
     _check_choices(op, order, power)
     _check_clouds(op, xyz, known_xyz, features, known_features)
+    if neighbours is not None:
+        _check_neighbours(op, neighbours, xyz)
     of_known = known_features.shape[-1]
     of_skip = 0 if features is None else features.shape[-1]
     layers = check_layers(op, weights, biases, norms, of_known + of_skip, xyz)
     check_edge_count(op, layers.norms, math.prod(xyz.shape[:-1]))
     xyz = coordinates(op, "xyz", xyz, layers)
     known_xyz = coordinates(op, "known_xyz", known_xyz, layers)
-    weight = layers.weights[0]
-    first = of_known if order == "known_first" else of_skip
-    parts = [weight[:, :first], weight[:, first:]]
-    known_weight, skip_weight = parts if order == "known_first" else parts[::-1]
+    known_weight, skip_weight = _parts(layers.weights[0], of_known, of_skip, order)
 
     rows = product_by_point(in_dtype(op, "known_features", known_features, layers), known_weight)
-    y = _interpolate(
-        rows, known_xyz, xyz, k, _WEIGHTS[power], known_lengths, lengths, known_offsets, offsets
-    )
+    if neighbours is None:
+        neighbours = weighted_neighbours(
+            xyz, known_xyz, k, power, lengths, known_lengths, offsets, known_offsets
+        )
+    with no_autocast(rows):  # whose casts would round them
+        y = interpolate(rows, *neighbours)
     added = None
     if features is not None:
         added = product_by_point(in_dtype(op, "features", features, layers), skip_weight)
@@ -129,17 +136,16 @@ def feature_propagation(
     if packed:
         y, added, valid = (None if t is None else t.unsqueeze(0) for t in (y, added, valid))
         assert y is not None
-    out = point_mlp(
-        y,
-        added,
-        valid,
-        edge_layers(layers),
-        activation,
-        float(negative_slope),
-        last_activation,
-        layers.dtype,
-    )
+    slope, dtype = float(negative_slope), layers.dtype
+    out = point_mlp(y, added, valid, edge_layers(layers), activation, slope, last_activation, dtype)
     return out.squeeze(0) if packed else out
+
+
+def _parts(weight: Tensor, of_known: int, of_skip: int, order: str) -> tuple[Tensor, Tensor]:
+    """The first weight's columns of known features, and of those that points have."""
+    if order == "known_first":
+        return weight[:, :of_known], weight[:, of_known:]
+    return weight[:, of_skip:], weight[:, :of_skip]
 
 
 def _check_choices(op: str, order: str, power: int) -> None:
@@ -161,31 +167,38 @@ def _check_clouds(
         check_cloud(op, "features", features, xyz)
 
 
-def _interpolate(
-    rows: Tensor,
-    points: Tensor,
-    queries: Tensor,
+def _check_neighbours(op: str, neighbours: tuple[Tensor, Tensor], xyz: Tensor) -> None:
+    """The errors of neighbours that are given."""
+    idx, weights = neighbours
+    check_idx(op, idx, xyz)
+    check_shape(op, "idx", idx, (*xyz.shape[:-1], "K"))
+    check_tensor(op, "weights of neighbours", weights, xyz)
+    check_shape(op, "weights of neighbours", weights, tuple(idx.shape))
+
+
+def weighted_neighbours(
+    xyz: Tensor,
+    known_xyz: Tensor,
     k: int,
-    weights: Weights,
-    lengths: Tensor | None,
-    query_lengths: Tensor | None,
-    offsets: Tensor | None,
-    query_offsets: Tensor | None,
-) -> Tensor:
-    """rows (B, M, C) of points at the queries; not under autocast, whose casts would round them."""
-    with no_autocast(rows):
+    power: int,
+    lengths: Tensor | None = None,
+    known_lengths: Tensor | None = None,
+    offsets: Tensor | None = None,
+    known_offsets: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The k nearest known points of every point, and their weights, as feature propagation has."""
+    with no_autocast(xyz):
         idx, dist2 = knn(
-            points,
-            queries,
+            known_xyz,
+            xyz,
             k,
-            lengths=lengths,
-            query_lengths=query_lengths,
-            offsets=offsets,
-            query_offsets=query_offsets,
+            lengths=known_lengths,
+            query_lengths=lengths,
+            offsets=known_offsets,
+            query_offsets=offsets,
         )
         assert dist2 is not None
-        blend = interpolation_weights(dist2, idx, weights)
-        return interpolate(rows, idx, blend)
+        return idx, interpolation_weights(dist2, idx, _WEIGHTS[power])
 
 
 def _of_a_cloud(xyz: Tensor, lengths: Tensor | None, offsets: Tensor | None) -> Tensor | None:

@@ -1,6 +1,7 @@
-// Furthest point sampling, three regimes of one algorithm (Eldar et al., "The farthest point
+// Furthest point sampling, four regimes of one algorithm (Eldar et al., "The farthest point
 // strategy for progressive image sampling", 1997): every thread keeps its points and their
 // distances to the samples in registers; a step updates the distances and finds the furthest point.
+//   warps    four warps per cloud, one on each scheduler of a multiprocessor; one redux.sync a step
 //   block    one CTA per cloud; argmax through shared memory
 //   cluster  2 to 16 CTAs per cloud; CTAs send their furthest point into each other's shared memory
 //   grid     a team of resident CTAs per cloud; records in global memory that carry their step
@@ -14,7 +15,7 @@
 
 namespace fusedops::fps {
 
-enum class Scope : int8_t { kBlock, kCluster, kGrid };
+enum class Scope : int8_t { kWarps, kBlock, kCluster, kGrid };
 
 // Squared distance with one rounding per operation, in the order of the dimensions: the same bits
 // on every device and on the CPU, which a contraction to FMA would not give.
@@ -88,6 +89,128 @@ struct BlockShared {
   Message messages[2][16];
   alignas(8) uint64_t barriers[2];
 };
+
+// ---- warps ----
+
+inline constexpr int kSomeWarps = 4;
+
+// The first of equal candidates.
+__device__ __forceinline__ Candidate<float> further(Candidate<float> a, Candidate<float> b) {
+  return b.value > a.value ? b : a;
+}
+
+// The address in shared memory, from a register: where it is formed again, a step waits for it.
+__device__ __forceinline__ uint32_t kept_address(const void* shared) {
+  uint32_t address = shared_address(shared);
+  asm volatile("" : "+r"(address));
+  return address;
+}
+
+__device__ __forceinline__ void store_shared(uint32_t address, int32_t a, uint32_t b) {
+  asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(address), "r"(a), "r"(b) : "memory");
+}
+
+__device__ __forceinline__ int4 load_shared(uint32_t address) {
+  int4 value;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "r"(address)
+               : "memory");
+  return value;
+}
+
+// A step is a chain of latencies. Thread t holds positions t * kPoints and on: the lowest of equal
+// candidates is the one of the lowest lane and warp, so that no index has to be reduced, and every
+// thread compares the four warps' candidates itself.
+template <int kPoints>
+struct Consecutive {
+  float x[kPoints], y[kPoints], z[kPoints], distance[kPoints];
+  uint32_t first;
+
+  __device__ __forceinline__ void load(const Problem& p, const Task& task, float4* local) {
+#pragma unroll 4
+    for (int j = 0; j < kPoints; ++j) {
+      const uint32_t index = threadIdx.x + j * 32 * kSomeWarps;
+      local[index] = index < task.length ? load_point(p, task.first_row + index, index)
+                                         : float4{0.f, 0.f, 0.f, 0.f};
+    }
+    __syncthreads();
+    first = threadIdx.x * kPoints;
+#pragma unroll
+    for (int j = 0; j < kPoints; ++j) {
+      const float4 point = local[first + j];
+      x[j] = point.x, y[j] = point.y, z[j] = point.z;
+      const bool nan = isnan(point.x) || isnan(point.y) || isnan(point.z);
+      distance[j] = first + j >= task.length ? kTaken<float> : nan ? kNanPoint<float> : INFINITY;
+    }
+  }
+
+  __device__ __forceinline__ void take(uint32_t position) {
+    const uint32_t away = position - first;
+    if (away >= kPoints) return;
+#pragma unroll
+    for (int j = 0; j < kPoints; ++j) {
+      if (away == j) distance[j] = kTaken<float>;
+    }
+  }
+
+  // Updates the distances, returns the largest.
+  __device__ __forceinline__ int32_t update(float4 chosen) {
+    int32_t best[kPoints];
+#pragma unroll
+    for (int j = 0; j < kPoints; ++j) {
+      distance[j] = fminf(distance[j], distance2(x[j], y[j], z[j], chosen));
+      best[j] = bits_of(distance[j]);
+    }
+#pragma unroll
+    for (int step = 1; step < kPoints; step *= 2) {
+#pragma unroll
+      for (int j = 0; j + step < kPoints; j += 2 * step) best[j] = max(best[j], best[j + step]);
+    }
+    return best[0];
+  }
+
+  // The first position of the thread at this distance.
+  __device__ __forceinline__ uint32_t position_of(int32_t value) const {
+    uint32_t found = first;
+#pragma unroll
+    for (int j = kPoints - 1; j > 0; --j) {
+      if (bits_of(distance[j]) == value) found = first + j;
+    }
+    return bits_of(distance[0]) == value ? first : found;
+  }
+};
+
+template <int kPoints>
+__device__ void sample_warps(const Problem& p, const Task& task, float4* local) {
+  __shared__ alignas(64) Candidate<float> found[2][kSomeWarps];
+  Consecutive<kPoints> points;
+  points.load(p, task, local);
+  uint32_t last = task.start;
+  float4 chosen = load_point(p, task.first_row + last, last);
+  const unsigned lower_lanes = (1u << lane_id()) - 1;
+  constexpr uint32_t kTurn = sizeof(found[0]);
+  uint32_t slots = kept_address(found);
+  const uint32_t own_slot = warp_id() * static_cast<uint32_t>(sizeof(Candidate<float>));
+  if (threadIdx.x == 0) task.out[0] = task.index_base + last;
+  for (uint32_t s = 1; s < task.count; ++s) {
+    points.take(last);
+    const int32_t own = points.update(chosen);
+    const int32_t value = __reduce_max_sync(kFullWarp, own);
+    uint32_t position = points.position_of(own);
+    asm volatile("" : "+r"(position));  // found while the warp's largest is on its way
+    const unsigned peers = __ballot_sync(kFullWarp, own == value);
+    if (own == value && (peers & lower_lanes) == 0) store_shared(slots + own_slot, own, position);
+    __syncthreads();
+    const int4 a = load_shared(slots), b = load_shared(slots + kTurn / 2);
+    slots ^= kTurn;
+    last = further(further({a.x, static_cast<uint32_t>(a.y)}, {a.z, static_cast<uint32_t>(a.w)}),
+                   further({b.x, static_cast<uint32_t>(b.y)}, {b.z, static_cast<uint32_t>(b.w)}))
+               .index;
+    chosen = local[last];
+    if (threadIdx.x == 0) task.out[s] = task.index_base + last;
+  }
+}
 
 // ---- block ----
 
@@ -191,7 +314,9 @@ __device__ void sample_grid(const Problem& p, const Task& task, BlockShared& sha
 }
 
 template <int kPoints, Scope kScope>
-__global__ void __launch_bounds__(kPoints > 8 ? 512 : 1024)
+__global__ void __launch_bounds__(kScope == Scope::kWarps ? 32 * kSomeWarps
+                                  : kPoints > 8           ? 512
+                                                          : 1024)
     fps_resident_kernel(Problem p, uint32_t team_size, GridRecord* records) {
   extern __shared__ float4 local[];
   __shared__ BlockShared shared;
@@ -209,7 +334,9 @@ __global__ void __launch_bounds__(kPoints > 8 ? 512 : 1024)
     const uint32_t rank = blockIdx.x % team_size;
     if (rank == 0) pad_output(task);
     if (task.count == 0) return;
-    if constexpr (kScope == Scope::kBlock) {
+    if constexpr (kScope == Scope::kWarps) {
+      sample_warps<kPoints>(p, task, local);
+    } else if constexpr (kScope == Scope::kBlock) {
       sample_block<kPoints>(p, task, shared, local);
     } else {
       sample_cluster<kPoints>(p, task, shared, local, rank, team_size);

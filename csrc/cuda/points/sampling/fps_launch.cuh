@@ -20,7 +20,7 @@ struct Plan {
 };
 
 using PointCounts = Choices<2, 4, 8, 16, 24>;
-using Scopes = Choices<Scope::kBlock, Scope::kCluster, Scope::kGrid>;
+using Scopes = Choices<Scope::kWarps, Scope::kBlock, Scope::kCluster, Scope::kGrid>;
 
 inline size_t shared_bytes(const Plan& plan) {
   return sizeof(float4) * static_cast<size_t>(plan.points) * static_cast<size_t>(plan.threads);

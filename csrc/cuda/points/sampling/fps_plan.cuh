@@ -25,20 +25,22 @@ struct TeamCost {
 };
 
 inline constexpr TeamCost kTeams[] = {
-    {Scope::kBlock, 2, 128, 1, 0.20f},         {Scope::kBlock, 2, 256, 1, 0.21f},
-    {Scope::kBlock, 2, 512, 1, 0.23f},         {Scope::kBlock, 8, 256, 1, 0.33f},
-    {Scope::kBlock, 8, 512, 1, 0.42f},         {Scope::kBlock, 16, 512, 1, 0.72f},
-    {Scope::kBlock, 24, 512, 1, 0.91f},        {Scope::kCluster, 4, 256, 4, 0.47f},
-    {Scope::kCluster, 4, 256, 8, 0.49f},       {Scope::kCluster, 4, 256, 16, 0.54f},
-    {Scope::kCluster, 8, 256, 4, 0.54f},       {Scope::kCluster, 8, 256, 8, 0.56f},
-    {Scope::kCluster, 8, 512, 2, 0.68f},       {Scope::kCluster, 8, 512, 4, 0.69f},
-    {Scope::kCluster, 8, 512, 8, 0.72f},       {Scope::kCluster, 8, 512, 16, 0.76f},
-    {Scope::kCluster, 16, 512, 2, 0.95f},      {Scope::kCluster, 16, 512, 4, 0.96f},
-    {Scope::kCluster, 16, 512, 8, 1.00f},      {Scope::kCluster, 16, 512, 16, 1.03f},
-    {Scope::kCluster, 24, 512, 2, 1.17f},      {Scope::kCluster, 24, 512, 4, 1.18f},
-    {Scope::kCluster, 24, 512, 8, 1.20f},      {Scope::kCluster, 24, 512, 16, 1.24f},
-    {Scope::kGrid, 8, 512, 0, 1.20f, 0.008f},  {Scope::kGrid, 16, 512, 0, 1.55f, 0.007f},
-    {Scope::kGrid, 24, 512, 0, 1.70f, 0.008f},
+    {Scope::kWarps, 2, 128, 1, 0.12f},         {Scope::kWarps, 4, 128, 1, 0.13f},
+    {Scope::kWarps, 8, 128, 1, 0.15f},         {Scope::kWarps, 16, 128, 1, 0.21f},
+    {Scope::kWarps, 24, 128, 1, 0.27f},        {Scope::kBlock, 2, 128, 1, 0.20f},
+    {Scope::kBlock, 2, 256, 1, 0.21f},         {Scope::kBlock, 2, 512, 1, 0.23f},
+    {Scope::kBlock, 8, 256, 1, 0.33f},         {Scope::kBlock, 8, 512, 1, 0.42f},
+    {Scope::kBlock, 16, 512, 1, 0.72f},        {Scope::kBlock, 24, 512, 1, 0.91f},
+    {Scope::kCluster, 4, 256, 4, 0.47f},       {Scope::kCluster, 4, 256, 8, 0.49f},
+    {Scope::kCluster, 4, 256, 16, 0.54f},      {Scope::kCluster, 8, 256, 4, 0.54f},
+    {Scope::kCluster, 8, 256, 8, 0.56f},       {Scope::kCluster, 8, 512, 2, 0.68f},
+    {Scope::kCluster, 8, 512, 4, 0.69f},       {Scope::kCluster, 8, 512, 8, 0.72f},
+    {Scope::kCluster, 8, 512, 16, 0.76f},      {Scope::kCluster, 16, 512, 2, 0.95f},
+    {Scope::kCluster, 16, 512, 4, 0.96f},      {Scope::kCluster, 16, 512, 8, 1.00f},
+    {Scope::kCluster, 16, 512, 16, 1.03f},     {Scope::kCluster, 24, 512, 2, 1.17f},
+    {Scope::kCluster, 24, 512, 4, 1.18f},      {Scope::kCluster, 24, 512, 8, 1.20f},
+    {Scope::kCluster, 24, 512, 16, 1.24f},     {Scope::kGrid, 8, 512, 0, 1.20f, 0.008f},
+    {Scope::kGrid, 16, 512, 0, 1.55f, 0.007f}, {Scope::kGrid, 24, 512, 0, 1.70f, 0.008f},
 };
 inline constexpr float kNeighbourUs = 0.14f;  // a step's wait for 1024 points of a CTA beside it
 inline constexpr int64_t kStreamedValues = 6144;  // worth a CTA of a streaming team

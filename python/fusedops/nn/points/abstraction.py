@@ -180,6 +180,25 @@ class SetAbstraction(torch.nn.Module):
         assert isinstance(idx, Tensor)
         return gather(xyz, idx), idx
 
+    def search(
+        self,
+        xyz: Tensor,
+        centers: Tensor,
+        *,
+        lengths: Tensor | None = None,
+        center_lengths: Tensor | None = None,
+        offsets: Tensor | None = None,
+        center_offsets: Tensor | None = None,
+    ) -> list[Tensor]:
+        """Find the neighbours of the centres: int64 (B, M, K) or (Q, K) of each scale.
+
+        They are what `forward` takes as neighbours, and depend on the coordinates alone.
+        """
+        return neighbourhoods(
+            xyz, centers, self.radii, self.ks, lengths=lengths, center_lengths=center_lengths,
+            offsets=offsets, center_offsets=center_offsets, pad=self.pad, closed=self.closed,
+        )  # fmt: skip
+
     def forward(
         self,
         xyz: Tensor,
@@ -190,6 +209,7 @@ class SetAbstraction(torch.nn.Module):
         center_lengths: Tensor | None = None,
         offsets: Tensor | None = None,
         center_offsets: Tensor | None = None,
+        neighbours: Sequence[Tensor] | None = None,
     ) -> tuple[Tensor, ...]:
         """Apply the layer.
 
@@ -201,24 +221,31 @@ class SetAbstraction(torch.nn.Module):
             center_lengths: (B,) int64, the centres of each cloud; rows beyond are zeros.
             offsets: (B + 1,) int64, where packed clouds begin.
             center_offsets: (B + 1,) int64, those of given centres.
+            neighbours: What `search` gives for given centres, where it is known already.
 
         Returns:
             The centres (B, M, D) and their features; of packed clouds (Q, ...) and, as third, the
             centres' offsets.
         """
+        if centers is None and neighbours is not None:
+            raise ValueError("SetAbstraction: centers must be given with neighbours; got None")
         if centers is None and offsets is not None:
             centers, _, center_offsets = self.sample(xyz, lengths, offsets=offsets)
         elif centers is None:
             centers, idx = self.sample(xyz, lengths)
             if lengths is not None:
                 center_lengths = lengths.clamp(max=idx.shape[1])
-        found = neighbourhoods(
-            xyz, centers, self.radii, self.ks, lengths=lengths, center_lengths=center_lengths,
-            offsets=offsets, center_offsets=center_offsets, pad=self.pad, closed=self.closed,
-        )  # fmt: skip
-        scales = [
-            self._scale(i, xyz, features, centers, neighbours) for i, neighbours in enumerate(found)
-        ]
+        if neighbours is None:
+            neighbours = self.search(
+                xyz, centers, lengths=lengths, center_lengths=center_lengths, offsets=offsets,
+                center_offsets=center_offsets,
+            )  # fmt: skip
+        elif len(neighbours) != len(self.ks):
+            raise ValueError(
+                f"SetAbstraction: neighbours must have {len(self.ks)} tensor(s), one for each "
+                f"scale; got {len(neighbours)}"
+            )
+        scales = [self._scale(i, xyz, features, centers, idx) for i, idx in enumerate(neighbours)]
         y = scales[0] if len(scales) == 1 else torch.cat(scales, dim=-1)
         if offsets is None:
             return centers, y

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ...points.interpolation import knn_interpolate
-from ...points.propagation import feature_propagation
+from ...points.interpolation import interpolate
+from ...points.propagation import feature_propagation, weighted_neighbours
 from .mlp import SharedMLP, is_readable, widths_of
 from .pooling import in_clouds, run_on_points
 
@@ -65,6 +65,25 @@ class FeaturePropagation(torch.nn.Module):
         self.mlp = SharedMLP([in_channels, *widths_of("FeaturePropagation", "mlp", mlp)], **options)
         self.k, self.order, self.power = k, order, power
 
+    def search(
+        self,
+        xyz: Tensor,
+        known_xyz: Tensor,
+        *,
+        lengths: Tensor | None = None,
+        known_lengths: Tensor | None = None,
+        offsets: Tensor | None = None,
+        known_offsets: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Find the neighbours of every point among the known ones, and their weights.
+
+        Both (B, N, k), or (P, k) packed: what `forward` takes as neighbours. They depend on the
+        coordinates alone.
+        """
+        return weighted_neighbours(
+            xyz, known_xyz, self.k, self.power, lengths, known_lengths, offsets, known_offsets
+        )
+
     def forward(
         self,
         xyz: Tensor,
@@ -76,6 +95,7 @@ class FeaturePropagation(torch.nn.Module):
         known_lengths: Tensor | None = None,
         offsets: Tensor | None = None,
         known_offsets: Tensor | None = None,
+        neighbours: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
         """Apply the layer.
 
@@ -89,6 +109,7 @@ class FeaturePropagation(torch.nn.Module):
             known_lengths: (B,) int64, the known points of each cloud.
             offsets: (B + 1,) int64, where packed clouds begin.
             known_offsets: (B + 1,) int64, those of the known points.
+            neighbours: What `search` gives, where it is known already.
         """
         if offsets is None and known_features.dim() == 2:
             known_features = known_features.unsqueeze(1)
@@ -96,12 +117,16 @@ class FeaturePropagation(torch.nn.Module):
             known_features = known_features if offsets is None else known_features.flatten(0, -2)
             known_xyz = xyz.new_zeros(*known_features.shape[:-1], xyz.shape[-1])
             known_lengths = None
+            if offsets is None and not xyz.requires_grad:
+                at = (*xyz.shape[:-1], 1)
+                weights = xyz.new_ones(at, dtype=torch.promote_types(xyz.dtype, torch.float32))
+                neighbours = xyz.new_zeros(at, dtype=torch.int64), weights
             if offsets is not None:
                 known_offsets = torch.arange(len(known_features) + 1, device=xyz.device)
         mlp = self.mlp
         clouds: dict[str, Any] = {
             "lengths": lengths, "known_lengths": known_lengths,
-            "offsets": offsets, "known_offsets": known_offsets,
+            "offsets": offsets, "known_offsets": known_offsets, "neighbours": neighbours,
         }  # fmt: skip
         if not is_readable(mlp):
             return self._by_layers(xyz, known_xyz, features, known_features, **clouds)
@@ -118,21 +143,17 @@ class FeaturePropagation(torch.nn.Module):
         known_xyz: Tensor,
         features: Tensor | None,
         known_features: Tensor,
-        lengths: Tensor | None,
-        known_lengths: Tensor | None,
-        offsets: Tensor | None,
-        known_offsets: Tensor | None,
+        neighbours: tuple[Tensor, Tensor] | None,
+        **clouds: Tensor | None,
     ) -> Tensor:
-        weights: Any = "inverse_distance" if self.power == 1 else "inverse_square"
-        clouds: dict[str, Any] = {
-            "lengths": known_lengths, "query_lengths": lengths,
-            "offsets": known_offsets, "query_offsets": offsets,
-        }  # fmt: skip
-        rows = knn_interpolate(known_features, known_xyz, xyz, self.k, weights, **clouds)
+        idx, weights = neighbours or self.search(xyz, known_xyz, **clouds)
+        wide = torch.promote_types(known_features.dtype, torch.float32)
+        rows = interpolate(known_features, idx, weights.to(wide))
         if features is not None:
             parts = [rows, features.to(rows.dtype)]
             rows = torch.cat(parts if self.order == "known_first" else parts[::-1], dim=-1)
-        return run_on_points(self.mlp, rows, in_clouds(rows, lengths, offsets))
+        inside = in_clouds(rows, clouds["lengths"], clouds["offsets"])
+        return run_on_points(self.mlp, rows, inside)
 
     def extra_repr(self) -> str:
         """The interpolation."""
