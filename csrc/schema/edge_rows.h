@@ -10,9 +10,11 @@ namespace fusedops {
 inline constexpr const char* kEdgeRowsSchemas[] = {
     // (y, valid): rows[j] + group_rows[i] + offset_weight (points[j] - centers[i]), summed in
     // float32, in like's dtype. rows (B, N, C), group_rows (B, M, C), offset_weight (C, 3), points
-    // (B, N, 3), centers (B, M, 3), all float32; idx (B, M, K).
+    // (B, N, 3), centers (B, M, 3), all float32; idx (B, M, K). stats: act(z) instead, zeros
+    // where nothing counts.
     "edge_rows_first(Tensor? rows, Tensor? group_rows, Tensor? offset_weight, Tensor? points, "
-    "Tensor? centers, Tensor idx, Tensor like) -> (Tensor y, Tensor valid)",
+    "Tensor? centers, Tensor idx, Tensor like, Tensor? stats, float slope) "
+    "-> (Tensor y, Tensor valid)",
 
     // (stats, best, which). batch: those of the rows that count, mixed into the running ones;
     // else those that are given, None: mean 0, variance 1. shift (C,) comes on top of y; vectors

@@ -39,9 +39,10 @@ def edge_rows_first_samples(device, dtype):
     group_rows = fp32(CLOUDS, GROUPS, CHANNELS, device=device, seed=4)
     weight, idx = fp32(CHANNELS, 3, device=device, seed=5), neighbours(device)
     points, centers = coordinates(device)
-    yield rows, group_rows, weight, points, centers, idx, like
-    yield rows, None, None, None, None, idx, like
-    yield None, None, weight, points, None, idx, like
+    yield rows, group_rows, weight, points, centers, idx, like, None, 0.0
+    yield rows, None, None, None, None, idx, like, None, 0.0
+    yield None, None, weight, points, None, idx, like, None, 0.0
+    yield rows, group_rows, weight, points, centers, idx, like, statistics(device), 0.2
 
 
 def edge_rows_statistics__samples(device, dtype):

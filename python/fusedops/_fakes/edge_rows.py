@@ -38,6 +38,8 @@ def _edge_rows_first(
     centers: Tensor | None,
     idx: Tensor,
     like: Tensor,
+    stats: Tensor | None,
+    slope: float,
 ) -> tuple[Tensor, Tensor]:
     op = "edge_rows_first"
     torch._check(
@@ -62,6 +64,7 @@ def _edge_rows_first(
     check_edge_tensor(op, "rows", rows, idx, _FP32, (clouds, n, channels))
     check_edge_tensor(op, "group_rows", group_rows, idx, _FP32, (clouds, groups, channels))
     check_edge_tensor(op, "offset_weight", offset_weight, idx, _FP32, (channels, 3))
+    check_edge_tensor(op, "stats", stats, idx, _FP32, (_STATISTICS, channels))
     check_half(op, "like", like)
     y = idx.new_empty((idx.numel(), channels), dtype=like.dtype)
     return y, idx.new_empty((idx.numel(),), dtype=torch.bool)

@@ -23,8 +23,12 @@ from ._edge_batch_norm import wide_dtype
 from .norms import BatchNorm
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ._edge_checks import Layers
     from .norms import Norm
+
+_VECTOR = 8  # kRowVec
 
 
 class PointProduct(NamedTuple):
@@ -130,3 +134,39 @@ def product_by_point(x: Tensor, weight: Tensor) -> Tensor:
         return plain_product(x, weight)
     product: Tensor = PointRows.apply(*distinct(x, weight))
     return product
+
+
+def _pad(t: Any, *dims: int) -> Any:
+    """t with zeros behind these dimensions, up to multiples of 8."""
+    if t is None or all(t.shape[dim] % _VECTOR == 0 for dim in dims):
+        return t
+    behind = [0] * t.dim()
+    for dim in dims:
+        behind[dim] = -t.shape[dim] % _VECTOR
+    return F.pad(t, [size for amount in reversed(behind) for size in (0, amount)])
+
+
+def padded_call(
+    given: EdgeInput, layers: Sequence[EdgeLayer]
+) -> tuple[EdgeInput, list[EdgeLayer], list[tuple[Tensor, Tensor]]]:
+    """The call with zeros behind its channels, and running statistics beside what stands for them.
+
+    Accesses have 16 bytes, and products of other widths would run on kernels half as fast.
+    """
+    given = given._replace(
+        rows=_pad(given.rows, -1),
+        group_rows=_pad(given.group_rows, -1),
+        offset_weight=_pad(given.offset_weight, 0),
+    )
+    running: list[tuple[Tensor, Tensor]] = []
+    wide = []
+    for layer in layers:
+        norm = layer.norm
+        if isinstance(norm, BatchNorm):
+            own = (norm.running_mean, norm.running_var)
+            mean, var = (None if t is None else _pad(t.float().contiguous(), -1) for t in own)
+            if norm.training and mean is not own[0]:
+                running += zip(own, (mean, var), strict=True)
+            norm = BatchNorm(_pad(norm.weight, -1), _pad(norm.bias, -1), mean, var, *norm[4:])
+        wide.append(EdgeLayer(_pad(layer.weight, 0, 1), _pad(layer.bias, -1), norm))
+    return given, wide, running

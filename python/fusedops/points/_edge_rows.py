@@ -13,7 +13,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from .._autograd.compose import no_autocast
@@ -23,7 +22,7 @@ from ..ops.linear import linear
 from . import _edge_composed
 from ._autograd import needs_grad
 from ._edge_composed import Activation
-from ._edge_input import EdgeInput, EdgeLayer, PointProduct, edge_layers
+from ._edge_input import EdgeInput, EdgeLayer, PointProduct, edge_layers, padded_call
 from .norms import BatchNorm
 
 if TYPE_CHECKING:
@@ -37,7 +36,6 @@ _linear_backward = _ops.linear_backward.default
 _group_backward = _ops.group_backward.default
 _SLOPES = {"relu": 0.0, "none": 1.0}
 _SCALE = 2  # kRowScale
-_VECTOR = 8  # kRowVec
 _MOST_ROWS = 2**31 - 1
 
 
@@ -145,19 +143,31 @@ def _statistics(
     return found
 
 
-def _first(
-    gathered: Sequence[Any], plan: RowsPlan, dtype: torch.dtype
+def _is_first(gathered: Sequence[Any], plan: RowsPlan, dtype: torch.dtype) -> bool:
+    """Whether the rows that are gathered are y_1."""
+    rows, group_rows = gathered[:2]
+    same: bool = plan.identity and plan.whole and group_rows is None and rows.dtype == dtype
+    return same
+
+
+def _first_rows(
+    gathered: Sequence[Any],
+    plan: RowsPlan,
+    dtype: torch.dtype,
+    stats: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """y_1 (B M K, C1) and which rows count, None: all."""
+    """y_1 (B M K, C1), or with its norm's stats a_1, and which rows count, None: all."""
     rows, group_rows, offset_weight, xyz, centers, idx = gathered
-    if plan.identity and plan.whole and group_rows is None and rows.dtype == dtype:
+    if stats is None and _is_first(gathered, plan, dtype):
         return rows.flatten(0, 1).contiguous(), None
     weight = None if offset_weight is None else offset_weight.float()
     if weight is None:
         xyz = centers = None
     like = idx.new_empty(0, dtype=dtype)
     rows, group_rows = (None if t is None else t.float() for t in (rows, group_rows))
-    y, valid = _ops.edge_rows_first(rows, group_rows, weight, xyz, centers, idx, like)
+    y, valid = _ops.edge_rows_first(
+        rows, group_rows, weight, xyz, centers, idx, like, stats, plan.slope(0)
+    )
     return y, None if plan.whole else valid
 
 
@@ -183,7 +193,7 @@ class RowsMax(torch.autograd.Function):
         gathered = (rows, group_rows, offset_weight, xyz, centers, idx)
         count = len(plan.norms)
         k = idx.shape[2] if idx.shape[2] > 1 else 0
-        y, valid = _first(gathered, plan, dtype)
+        y, valid = _first_rows(gathered, plan, dtype)
         kept: list[Tensor] = []
         best = which = None
         for layer, norm in enumerate(plan.norms):
@@ -340,7 +350,7 @@ def edge_mlp(
     identity: idx (B, N, 1) has i or no point in row i. whole: all entries of idx are points.
     """
     width = _last_width(given, layers)
-    given, layers, running = _padded(given, layers)
+    given, layers, running = padded_call(given, layers)
     norms = tuple(layer.norm if isinstance(layer.norm, BatchNorm) else None for layer in layers)
     plan = RowsPlan(norms, Activation(activation, negative_slope), last_activation, identity, whole)
     gathered = given[:6]
@@ -373,42 +383,6 @@ def _last_width(given: EdgeInput, layers: Sequence[EdgeLayer]) -> int:
     assert given.offset_weight is not None
     width = given.offset_weight.shape[0]
     return width
-
-
-def _pad(t: Any, *dims: int) -> Any:
-    """t with zeros behind these dimensions, up to multiples of 8."""
-    if t is None or all(t.shape[dim] % _VECTOR == 0 for dim in dims):
-        return t
-    behind = [0] * t.dim()
-    for dim in dims:
-        behind[dim] = -t.shape[dim] % _VECTOR
-    return F.pad(t, [size for amount in reversed(behind) for size in (0, amount)])
-
-
-def _padded(
-    given: EdgeInput, layers: Sequence[EdgeLayer]
-) -> tuple[EdgeInput, list[EdgeLayer], list[tuple[Tensor, Tensor]]]:
-    """The call with zeros behind its channels, and running statistics beside what stands for them.
-
-    Accesses have 16 bytes, and products of other widths would run on kernels half as fast.
-    """
-    given = given._replace(
-        rows=_pad(given.rows, -1),
-        group_rows=_pad(given.group_rows, -1),
-        offset_weight=_pad(given.offset_weight, 0),
-    )
-    running: list[tuple[Tensor, Tensor]] = []
-    padded = []
-    for layer in layers:
-        norm = layer.norm
-        if isinstance(norm, BatchNorm):
-            own = (norm.running_mean, norm.running_var)
-            mean, var = (None if t is None else _pad(t.float().contiguous(), -1) for t in own)
-            if norm.training and mean is not own[0]:
-                running += zip(own, (mean, var), strict=True)
-            norm = BatchNorm(_pad(norm.weight, -1), _pad(norm.bias, -1), mean, var, *norm[4:])
-        padded.append(EdgeLayer(_pad(layer.weight, 0, 1), _pad(layer.bias, -1), norm))
-    return given, padded, running
 
 
 def folded(layer: EdgeLayer) -> EdgeLayer:
@@ -457,12 +431,27 @@ def rows_mlp(
         return y.squeeze(0)
 
 
+def _known_statistics(plan: RowsPlan, given: EdgeInput, layer: EdgeLayer) -> Tensor | None:
+    """The stats of the first layer where no batch makes them and its rows are yet to be written."""
+    norm = plan.norms[0]
+    if (norm is not None and norm.training) or _is_first(given[:6], plan, given.dtype):
+        return None
+    products = ((given.rows, 2), (given.group_rows, 2), (given.offset_weight, 0))
+    channels = next(t.shape[dim] for t, dim in products if isinstance(t, Tensor))
+    like = given.idx.new_empty((1, channels), dtype=given.dtype)
+    vectors = [None, None] if norm is None else [norm.weight, norm.bias]
+    return _statistics(like, None, norm, [*vectors, layer.bias], 0)[0]
+
+
 def _infer(plan: RowsPlan, given: EdgeInput, layers: Sequence[EdgeLayer]) -> Tensor:
     """Without gradients: running statistics are in the weights, activations in the products."""
     k = given.idx.shape[2] if given.idx.shape[2] > 1 else 0
-    y, valid = _first(given[:6], plan, given.dtype)
+    stats = None if k > 0 and len(layers) == 1 else _known_statistics(plan, given, layers[0])
+    y, valid = _first_rows(given[:6], plan, given.dtype, stats)
     a = y
     for i, layer in enumerate(layers):
+        if i == 0 and stats is not None:
+            continue
         last = i == len(layers) - 1
         norm, bias = layer.norm, layer.bias
         vectors = [None, None, bias] if norm is None else [norm.weight, norm.bias, bias]

@@ -3,6 +3,8 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <tuple>
+#include <utility>
+#include <vector>
 
 #include "csrc/common/checks/op_boundary.h"
 #include "csrc/common/device/device_types.cuh"
@@ -58,7 +60,8 @@ std::tuple<Tensor, Tensor> edge_rows_first(const OptionalTensor& rows_,
                                            const OptionalTensor& offset_weight_,
                                            const OptionalTensor& points,
                                            const OptionalTensor& centers, const Tensor& idx,
-                                           const Tensor& like) {
+                                           const Tensor& like, const OptionalTensor& stats_,
+                                           double slope) {
   constexpr const char* kOp = "edge_rows_first";
   // Guard
   const LaunchScope scope(kOp, idx);
@@ -76,12 +79,14 @@ std::tuple<Tensor, Tensor> edge_rows_first(const OptionalTensor& rows_,
                  ": there must be a multiple of 8 channels; got ", channels);
   const CheckedEdges edges = check_row_edges(kOp, idx, points, centers, n);
   const int64_t clouds = idx.size(0), groups = idx.size(1);
-  const OptionalTensor rows =
-      check_edge_tensor(kOp, "rows", rows_, idx, kFp32, {clouds, n, channels});
-  const OptionalTensor group_rows =
-      check_edge_tensor(kOp, "group_rows", group_rows_, idx, kFp32, {clouds, groups, channels});
-  const OptionalTensor weight =
-      check_edge_tensor(kOp, "offset_weight", offset_weight_, idx, kFp32, {channels, 3});
+  const auto fp32 = [&](const char* name, const OptionalTensor& tensor,
+                        std::vector<int64_t> shape) {
+    return check_edge_tensor(kOp, name, tensor, idx, kFp32, std::move(shape));
+  };
+  const OptionalTensor rows = fp32("rows", rows_, {clouds, n, channels});
+  const OptionalTensor group_rows = fp32("group_rows", group_rows_, {clouds, groups, channels});
+  const OptionalTensor weight = fp32("offset_weight", offset_weight_, {channels, 3});
+  const OptionalTensor stats = fp32("stats", stats_, {kRowStatistics, channels});
 
   // Allocate
   const Tensor y = torch::stable::new_empty(idx, {idx.numel(), channels}, like.scalar_type());
@@ -95,11 +100,15 @@ std::tuple<Tensor, Tensor> edge_rows_first(const OptionalTensor& rows_,
                         .by_point = read<float>(rows),
                         .by_group = read<float>(group_rows),
                         .weight = read<float>(weight),
+                        .stats = read<float>(stats),
                         .y = write<T>(y),
                         .valid = write<bool>(valid),
                         .channels = static_cast<int>(channels),
+                        .slope = static_cast<float>(slope),
                         .grid = grid};
-    edge_rows_first_kernel<T><<<blocks_of(grid), dim3(kRowThreads), 0, scope.stream()>>>(p);
+    const auto kernel =
+        p.stats ? &edge_rows_first_kernel<T, true> : &edge_rows_first_kernel<T, false>;
+    kernel<<<blocks_of(grid), dim3(kRowThreads), 0, scope.stream()>>>(p);
   });
 
   // Launch check

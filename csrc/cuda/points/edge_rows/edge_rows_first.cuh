@@ -41,13 +41,23 @@ struct RowFirst {
   RowEdges edges;
   const float *by_point, *by_group;  // (clouds, n, channels), (clouds, groups, channels), or null
   const float* weight;               // (channels, 3), or null
+  const float* stats;                // (kRowStatistics, channels) where norm and activation follow
   T* y;
   bool* valid;
   int channels;
+  float slope;
   RowGrid grid;
 };
 
+// The norm's vectors are read again for every row, from L1: registers hold the rows under way.
 template <class T>
+__device__ __forceinline__ void apply(const RowFirst<T>& p, int col, float (&y)[kRowVec]) {
+  const RowNorm norm(p.stats, p.channels, col);
+#pragma unroll
+  for (int i = 0; i < kRowVec; ++i) y[i] = row_activation(norm.z(y[i], i), p.slope);
+}
+
+template <class T, bool kApplies>
 __global__ void __launch_bounds__(kRowThreads, 2)
     edge_rows_first_kernel(const __grid_constant__ RowFirst<T> p) {
   const RowPlace at(p.grid, p.channels);
@@ -89,6 +99,7 @@ __global__ void __launch_bounds__(kRowThreads, 2)
 #pragma unroll
           for (int d = 0; d < 3; ++d) y[u][i] += weight[d][i] * offset[d];
         }
+        if constexpr (kApplies) apply(p, at.col, y[u]);
       }
       store_row(p.y, row, p.channels, at.col, y[u]);
       if (at.col == 0) p.valid[row] = edge[u].point >= 0;
