@@ -36,6 +36,9 @@ CASES = (
     Case("conv", (24, 64), 8, 9, True),
     Case("propagation", (24, 40), 6, 3, True),
     Case("propagation", (264,), 0, 3, False),
+    Case("propagation", (24, 40), 6, 3, False),
+    Case("conv", (24, 64), 8, 9, False),
+    Case("abstraction", (32, 20), 0, 9, False),
 )
 POINTS, GROUPS = 30, 9
 OUTPUT_ERROR, GRADIENT_ERROR = 0.01, 0.25  # relative; bf16, few groups
@@ -55,8 +58,14 @@ def draw(case: Case) -> tuple[list[Tensor], Tensor]:
     return [torch.rand(2, POINTS, 3), torch.randn(2, POINTS, count), *weights, *norms], idx
 
 
-def run(case: Case, parts: list[Tensor], idx: Tensor, dtype: torch.dtype) -> list[Tensor]:
-    """The output, the last running statistics, and all gradients."""
+def run(
+    case: Case,
+    parts: list[Tensor],
+    idx: Tensor,
+    dtype: torch.dtype,
+    activation: str | None = None,
+) -> list[Tensor]:
+    """The output, the last running statistics, and all gradients; or the output alone."""
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     count = len(case.channels)
     xyz = parts[0].to(wide).requires_grad_()
@@ -64,7 +73,7 @@ def run(case: Case, parts: list[Tensor], idx: Tensor, dtype: torch.dtype) -> lis
     norms = [t.to(wide).requires_grad_() for t in parts[2 + count :]]
     running = [(torch.zeros(c, dtype=wide), torch.ones(c, dtype=wide)) for c in case.channels]
     given = [BatchNorm(n[0], n[1], *s, case.training) for n, s in zip(norms, running, strict=True)]
-    options: dict[str, Any] = {"norms": given, "activation": None}
+    options: dict[str, Any] = {"norms": given, "activation": activation, "negative_slope": 0.2}
     used = [x] if case.features else []
     if case.layer == "conv":
         out = edge_conv(x, idx, weights, **options)
@@ -81,6 +90,8 @@ def run(case: Case, parts: list[Tensor], idx: Tensor, dtype: torch.dtype) -> lis
         out = feature_propagation(
             points, known, features, deep, weights, lengths=lengths, **options
         )
+    if not torch.is_grad_enabled():
+        return [out]
     inputs = [*used, *weights, *norms]
     dout = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).view_as(out).to(out.dtype)
     return [out.detach(), *running[-1], *torch.autograd.grad(out, inputs, dout)]
@@ -90,16 +101,30 @@ def check(case: Case) -> None:
     parts, idx = draw(case)
     calls, kernels = [], _edge_rows.edge_mlp
     _edge_rows.edge_mlp = lambda *a, **options: calls.append(1) or kernels(*a, **options)
-    ours = run(case, parts, idx, torch.bfloat16)
+    ours, exact = (run(case, parts, idx, dtype) for dtype in (torch.bfloat16, torch.float64))
+    compare(case, ours, exact)
+    count = 1
+    if not case.training:
+        for activation in (None, "relu", "leaky_relu"):
+            with torch.no_grad():
+                ours, exact = (
+                    run(case, parts, idx, dtype, activation)
+                    for dtype in (torch.bfloat16, torch.float64)
+                )
+            compare(case, ours, exact)
+            count += 1
     _edge_rows.edge_mlp = kernels
-    if not calls:
+    if len(calls) != count:
         raise SystemExit(f"{case}: the layers were composed")
-    for number, (a, b) in enumerate(zip(ours, run(case, parts, idx, torch.float64), strict=True)):
+    print(f"{case}: right")
+
+
+def compare(case: Case, ours: list[Tensor], exact: list[Tensor]) -> None:
+    for number, (a, b) in enumerate(zip(ours, exact, strict=True)):
         error = float((a.double() - b).norm() / b.norm().clamp_min(1e-9))
         allowed = OUTPUT_ERROR if number < 3 else GRADIENT_ERROR
         if not error < allowed:
             raise SystemExit(f"{case}: tensor {number}: relative error {error:.2e} > {allowed}")
-    print(f"{case}: right")
 
 
 if __name__ == "__main__":
