@@ -8,6 +8,7 @@
 
 #include "csrc/common/checks/tensor_check.h"
 #include "csrc/schema/batch_norm.h"
+#include "csrc/schema/conv.h"
 #include "csrc/schema/edge_rows.h"
 #include "csrc/schema/elementwise.h"
 #include "csrc/schema/fp8.h"
@@ -27,7 +28,7 @@ namespace {
 constexpr std::span<const char* const> kFamilies[] = {
     kElementwiseSchemas, kGemmSchemas,      kNeighbourSchemas, kPointsSchemas, kMlpSchemas,
     kStencilSchemas,     kReduceSchemas,    kRowSchemas,       kScanSchemas,   kTemplateSchemas,
-    kFp8Schemas,         kBatchNormSchemas, kEdgeRowsSchemas,
+    kFp8Schemas,         kBatchNormSchemas, kEdgeRowsSchemas,  kConvSchemas,
 };
 
 #ifndef USE_CUDA

@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 # Rows and channels: idle threads, several steps, more columns than a block has; passes one by one.
 SHAPES = ((3, 8), (1000, 24), (129, 7), (77, 1), (5000, 64), (19, 600), (2, 2056), (200, 264))
+# Channels, side, kernel, stride: tiles that fit and that do not, two chunks of channels; any.
+DEPTHWISE = (
+    (8, 8, 3, 1), (130, 9, 3, 2), (96, 14, 5, 1), (2, 13, 5, 2), (132, 6, 5, 1), (3, 7, 3, 1),
+    (4, 9, 7, 3),
+)  # fmt: skip
 
 
 def run(o: Options, count: Counter[str]) -> None:
@@ -31,6 +36,10 @@ def run(o: Options, count: Counter[str]) -> None:
         for kernel, activation in itertools.product((1, 3), ("relu", "silu")):
             convolve(o, dtype, kernel, activation)
             count["conv_bn_act"] += 3
+    for dtype in o.some(DTYPES, 2):
+        for channels, side, kernel, stride in DEPTHWISE:
+            depthwise(o, dtype, channels, side, kernel, stride)
+            count["depthwise_conv"] += 4
 
 
 def norm_act(o: Options, x: torch.Tensor, activation: str, with_residual: bool) -> None:
@@ -61,3 +70,18 @@ def convolve(o: Options, dtype: torch.dtype, kernel: int, activation: str) -> No
     fusedops.conv_bn_act(
         x, weight, None, mean, var, activation=activation, padding=kernel // 2, training=True
     ).sum().backward()
+
+
+def depthwise(
+    o: Options, dtype: torch.dtype, channels: int, side: int, kernel: int, stride: int
+) -> None:
+    x = o.randn(3, side, side, channels, dtype=dtype)
+    weight = o.randn(channels, kernel, kernel, dtype=dtype)
+    geometry = (stride, stride, kernel // 2, kernel // 2)
+    mean, var = o.randn(channels, dtype=dtype), o.rand(channels, dtype=dtype) + 0.5
+    y = torch.ops.fusedops.depthwise_conv(
+        x, weight, None, mean, var, mean, var, None, *geometry, 1e-5, 1
+    )
+    torch.ops.fusedops.depthwise_conv(x, weight, mean, *[None] * 4, y, *geometry, 0.0, 4)
+    for needs in ((True, True), (True, False)):
+        torch.ops.fusedops.depthwise_conv_backward(y, x, weight, *geometry, *needs)

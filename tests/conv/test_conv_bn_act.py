@@ -39,6 +39,8 @@ CASES = {
     "3x3_stride2": ((2, 16, 9, 8), (32, 16, 3, 3), {"padding": 1, "stride": 2}),
     "first": ((2, 3, 15, 15), (16, 3, 7, 7), {"padding": 3, "stride": 2}),
     "depthwise": ((2, 24, 8, 8), (24, 1, 5, 5), {"padding": 2, "groups": 24}),
+    "depthwise_3x3": ((2, 130, 9, 11), (130, 1, 3, 3), {"padding": 1, "groups": 130}),
+    "depthwise_stride2": ((2, 6, 9, 12), (6, 1, 5, 5), {"padding": 2, "stride": 2, "groups": 6}),
     "groups": ((2, 16, 8, 8), (24, 4, 3, 3), {"padding": 1, "groups": 4}),
     "dilated": ((2, 8, 11, 11), (8, 8, 3, 3), {"padding": (2, 1), "dilation": (2, 1)}),
     "same_uneven": ((2, 8, 7, 7), (8, 8, 4, 2), {"padding": "same"}),

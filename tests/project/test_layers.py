@@ -28,6 +28,7 @@ CXX_LAYERS = {
     "cuda/rows/team": ("common*",),
     "cuda/rows/embedding": ("common*", "cuda/inverted_index"),
     "cuda/rows/*": ("common*", "cuda/rows/team"),
+    "cuda/conv": ("common*", "cuda/batch_norm"),
     "cuda/fp8/norm": ("common*", "cuda/fp8"),
     "cuda/scan/segment": ("common*", "cuda/scan"),
     "cuda/points/neighbours": ("common*", "cuda/points", "cuda/points/index"),

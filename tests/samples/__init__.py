@@ -5,6 +5,7 @@ One file per family; `codes` are the activation codes to cover, where an op take
 
 from . import (
     batch_norm,
+    conv,
     edge_rows,
     edges,
     elementwise,
@@ -25,6 +26,7 @@ from . import (
 
 SAMPLES = {
     **batch_norm.SAMPLES,
+    **conv.SAMPLES,
     **edge_rows.SAMPLES,
     **edges.SAMPLES,
     **elementwise.SAMPLES,

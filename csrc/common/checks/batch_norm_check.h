@@ -1,10 +1,12 @@
-// The contract of batch norm over the rows of (..., C), checked once for CPU and CUDA.
+// The contract of batch norm over the rows of (..., C), and of depthwise convolutions with a norm
+// behind, checked once for CPU and CUDA.
 #pragma once
 
 #include <optional>
 
 #include "csrc/common/checks/linear_check.h"
 #include "csrc/common/checks/row_check.h"
+#include "csrc/common/depthwise.h"
 
 namespace fusedops {
 
@@ -133,6 +135,86 @@ inline void check_batch_norm_sums(const char* op, const std::optional<Tensor>& s
     check("sums", *sums, fits, "(2, ", channels, ")");
   }
   if (count) check("count", *count, count->dim() == 0, "()");
+}
+
+// ---- depthwise convolutions ----
+
+inline constexpr int64_t kMaxConvExtent = 1 << 24;
+
+struct ConvGeometry {
+  int64_t stride_h, stride_w, pad_h, pad_w;
+};
+
+inline DepthwiseShape check_depthwise_operands(const char* op,
+                                               const Tensor& x,       // (N, H, W, C)
+                                               const Tensor& weight,  // (C, kh, kw)
+                                               const ConvGeometry& geometry) {
+  check_floating(op, "x", x);
+  check_like(op, "weight", weight, "x", x);
+  check_dim(op, "x", x, 4, "(N, H, W, C)");
+  check_dim(op, "weight", weight, 3, "(C, kh, kw)");
+  FUSEDOPS_CHECK(weight.size(0) == x.size(3), op, ": weight must have shape (", x.size(3),
+                 ", kh, kw) to match x ", shape_string(x), "; got ", shape_string(weight));
+  FUSEDOPS_CHECK(weight.size(1) > 0 && weight.size(2) > 0, op,
+                 ": weight must have at least one tap; got shape ", shape_string(weight));
+  const auto at_least = [&](const char* name, int64_t value, int64_t least) {
+    FUSEDOPS_CHECK(value >= least && value <= kMaxConvExtent, op, ": ", name, " must be from ",
+                   least, " to ", kMaxConvExtent, "; got ", value);
+  };
+  at_least("stride_h", geometry.stride_h, 1);
+  at_least("stride_w", geometry.stride_w, 1);
+  at_least("pad_h", geometry.pad_h, 0);
+  at_least("pad_w", geometry.pad_w, 0);
+  const int64_t room_h = x.size(1) + 2 * geometry.pad_h - weight.size(1);
+  const int64_t room_w = x.size(2) + 2 * geometry.pad_w - weight.size(2);
+  FUSEDOPS_CHECK(room_h >= 0 && room_w >= 0, op, ": x ", shape_string(x),
+                 " must be as large as weight after padding; got weight ", shape_string(weight));
+  FUSEDOPS_CHECK(x.size(1) <= kMaxConvExtent && x.size(2) <= kMaxConvExtent, op, ": x ",
+                 shape_string(x), " must have images of at most ", kMaxConvExtent,
+                 " rows and columns");
+  DepthwiseShape s;
+  s.n = x.size(0), s.h = x.size(1), s.w = x.size(2), s.channels = x.size(3);
+  s.kh = weight.size(1), s.kw = weight.size(2);
+  s.stride_h = geometry.stride_h, s.stride_w = geometry.stride_w;
+  s.pad_h = geometry.pad_h, s.pad_w = geometry.pad_w;
+  s.out_h = room_h / s.stride_h + 1, s.out_w = room_w / s.stride_w + 1;
+  return s;
+}
+
+// A tensor of y's shape, like x.
+inline void check_depthwise_result(const char* op, const char* name, const Tensor& tensor,
+                                   const Tensor& x, const DepthwiseShape& s) {
+  check_like(op, name, tensor, "x", x);
+  FUSEDOPS_CHECK(tensor.dim() == 4 && tensor.size(0) == s.n && tensor.size(1) == s.out_h &&
+                     tensor.size(2) == s.out_w && tensor.size(3) == s.channels,
+                 op, ": ", name, " must have the result's shape (", s.n, ", ", s.out_h, ", ",
+                 s.out_w, ", ", s.channels, "); got ", shape_string(tensor));
+}
+
+inline DepthwiseShape check_depthwise_conv(const char* op, const Tensor& x, const Tensor& weight,
+                                           const std::optional<Tensor>& conv_bias,
+                                           const NormVectors& norm,
+                                           const std::optional<Tensor>& residual,
+                                           const ConvGeometry& geometry, int64_t activation) {
+  check_activation(op, activation);
+  const DepthwiseShape shape = check_depthwise_operands(op, x, weight, geometry);
+  const DType dtype = check_floating(op, "x", x);
+  check_channels(op, "conv_bias", conv_bias, x, dtype);
+  check_channels(op, "mean", norm.mean, x, dtype);
+  check_channels(op, "var", norm.var, x, dtype);
+  check_channels(op, "bn_weight", norm.weight, x, dtype);
+  check_channels(op, "bias", norm.bias, x, dtype);
+  if (residual) check_depthwise_result(op, "residual", *residual, x, shape);
+  return shape;
+}
+
+inline DepthwiseShape check_depthwise_conv_backward(const char* op, const Tensor& dy,
+                                                    const Tensor& x, const Tensor& weight,
+                                                    const ConvGeometry& geometry) {
+  check_floating(op, "dy", dy);
+  const DepthwiseShape shape = check_depthwise_operands(op, x, weight, geometry);
+  check_depthwise_result(op, "dy", dy, x, shape);
+  return shape;
 }
 
 }  // namespace fusedops

@@ -4,6 +4,7 @@ run. One file per family; importing the package registers them all.
 
 from . import (  # noqa: F401
     batch_norm,
+    conv,
     edge_conv,
     edge_list,
     edge_rows,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from .._core.activation import SAVES_OUTPUT, SAVES_PREACT
-from ..ops.conv import PASS, inference_path, uses_product
+from ..ops.conv import DEPTHWISE, PASS, inference_path, uses_depthwise, uses_product
 from ..ops.conv_problem import ConvProblem, code_of, conv_problem
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["ConvExplanation", "explain_conv_bn_act"]
 
 _KERNELS = {
+    "depthwise": "our depthwise kernel: norm, residual and activation in its epilogue",
     "gemm": "fusedops.linear of the rows: bias and activation in its epilogue",
     "graph": "cuDNN's graph: bias, residual and activation in its epilogue",
     "cudnn": "torch.cudnn_convolution_add_relu: bias, residual and ReLU in its epilogue",
@@ -38,7 +39,8 @@ class ConvExplanation:
 
     Attributes:
         call: The call and its sizes.
-        path: "gemm", "graph", "cudnn" or "pass"; "train" where statistics are the batch's.
+        path: "gemm", "depthwise", "graph", "cudnn" or "pass"; "train" where statistics are those
+            of the batch.
         why: Why it is that one.
         passes: The kernels in their order, those of backward behind.
         moved_bytes: Traffic of activations, by all of them.
@@ -61,15 +63,29 @@ class ConvExplanation:
     __repr__ = __str__
 
 
-def _backward(code: int, with_residual: bool, training: bool, product: bool) -> list[ConvPass]:
+class _Owner(NamedTuple):
+    """Whose kernels a convolution in front of a pass is, and its gradients."""
+
+    forward: str
+    backward: str
+
+
+def _owner(device: str, dtype: torch.dtype, weight: Sequence[int], problem: ConvProblem) -> _Owner:
+    if uses_product(device, dtype, weight, problem):
+        return _Owner("fusedops.linear of the rows", "fusedops.linear's")
+    if uses_depthwise(device, dtype, weight, problem):
+        return _Owner("our depthwise kernel", "our depthwise")
+    return _Owner("torch's convolution (cuDNN, on a CPU oneDNN)", "cuDNN's")
+
+
+def _backward(code: int, with_residual: bool, training: bool, owner: _Owner) -> list[ConvPass]:
     kept = with_residual and (SAVES_OUTPUT[code] or SAVES_PREACT[code])
     writes = 1 if with_residual and code else 0
     first = "sums of the norm's gradients" + (", and the residual's gradient" if writes else "")
     found = [ConvPass(first, 2 + kept + writes, False)]
     reads = 2 if writes else 2 + kept
     found.append(ConvPass("gradient of the convolution's result", reads + 1, False))
-    owner = "fusedops.linear's" if product else "cuDNN's"
-    found.append(ConvPass(f"{owner} gradients of x and weight", 2, True))
+    found.append(ConvPass(f"{owner.backward} gradients of x and weight", 2, True))
     return found if training else [found[1], found[2]]
 
 
@@ -125,21 +141,20 @@ def explain_conv_bn_act(
         why = "statistics of the batch are found behind the convolution" if training else (
             "with a gradient the convolution's result is kept: one pass behind it"
         )  # fmt: skip
-    product = uses_product(device, dtype, weight, problem)
-    passes = _forward(path, residual, training, product)
+    owner = _owner(device, dtype, weight, problem)
+    passes = _forward(path, residual, training, owner)
     if backward:
-        passes += _backward(code, residual, training, product)
+        passes += _backward(code, residual, training, owner)
     size = math.prod(problem.out_shape)
     moved = sum(p.tensors * size + (own.numel() if p.with_input else 0) for p in passes)
     call = _call(x, weight, problem, activation, residual, dtype)
     return ConvExplanation(call, path, why, passes, moved * dtype.itemsize, _notes(path, device))
 
 
-def _forward(path: str, residual: bool, training: bool, product: bool) -> list[ConvPass]:
+def _forward(path: str, residual: bool, training: bool, owner: _Owner) -> list[ConvPass]:
     if path in _KERNELS:
         return [ConvPass(_KERNELS[path], 1 + residual, True)]
-    convolution = "torch's convolution (cuDNN, on a CPU oneDNN)"
-    found = [ConvPass("fusedops.linear of the rows" if product else convolution, 1, True)]
+    found = [ConvPass(owner.forward, 1, True)]
     if training:
         found.append(ConvPass("statistics in one read", 1, False))
     found.append(ConvPass("norm, residual and activation in one pass", 2 + residual, False))
@@ -148,7 +163,7 @@ def _forward(path: str, residual: bool, training: bool, product: bool) -> list[C
 
 def _notes(path: str, device: str) -> list[str]:
     notes = []
-    if path in _KERNELS:
+    if path in _KERNELS and path != DEPTHWISE:
         notes.append("one small kernel folds the norm into weight and bias")
     if path == "train" and device == "cuda":
         notes.append(

@@ -14,6 +14,7 @@ from torch import Tensor
 from .. import _fakes  # noqa: F401  (registers the fakes)
 from .._autograd.autocast import cast, cast_weight
 from .._autograd.batch_norm import BatchNormOptions, batch_norm
+from .._autograd.conv import Geometry, depthwise
 from .._autograd.gemm import linear_eager
 from .._core.activation import CODES
 from .._core.calls import public
@@ -51,7 +52,9 @@ _RELU = CODES["relu"]
 _LONG = 512
 
 # What a call without a gradient runs; see `inference_path`.
-GEMM, GRAPH, CUDNN, PASS = "gemm", "graph", "cudnn", "pass"
+GEMM, DEPTHWISE, GRAPH, CUDNN, PASS = "gemm", "depthwise", "graph", "cudnn", "pass"
+# What our depthwise kernels have: sides of the kernel, and strides.
+_DEPTHWISE_KERNELS, _DEPTHWISE_STRIDES = (3, 5), (1, 2)
 
 
 # The largest results, and convolutions, of graphs with the norm inside: from the layers of suite
@@ -133,6 +136,26 @@ def uses_product(
     return device_type == "cuda" and dtype in _HALVES and is_pointwise(weight_shape, problem)
 
 
+def uses_depthwise(
+    device_type: str, dtype: torch.dtype, weight_shape: Sequence[int], problem: ConvProblem
+) -> bool:
+    """Whether the convolution is our depthwise kernel, backward too, and not torch's."""
+    if device_type != "cuda" or dtype not in _HALVES or problem.spatial != 2:
+        return False
+    kernel, stride = weight_shape[2], problem.stride[0]
+    square = tuple(weight_shape[2:]) == (kernel, kernel) and problem.stride == (stride, stride)
+    plain = problem.dilation == (1, 1) and not problem.is_uneven
+    each = problem.groups == weight_shape[0] > 1 and weight_shape[1] == 1
+    known = kernel in _DEPTHWISE_KERNELS and stride in _DEPTHWISE_STRIDES
+    return square and plain and each and known and weight_shape[0] % 2 == 0
+
+
+def _geometry(problem: ConvProblem) -> Geometry:
+    """Strides and padding as the depthwise ops take them."""
+    (stride_h, stride_w), (pad_h, pad_w) = problem.stride, problem.padding
+    return stride_h, stride_w, pad_h, pad_w
+
+
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None, wants: bool) -> Tensor:
     """A pointwise convolution (N, ..., O) as a product of rows with a matrix."""
     function = linear_eager if wants else _ops.linear.default
@@ -159,6 +182,8 @@ def inference_path(
         return PASS, "at full precision it is cuDNN's convolution, then one pass"
     if max(math.prod(x_shape), math.prod(problem.out_shape)) >= 2**31:
         return PASS, "of 2^31 elements or more torch cuts the convolution; then one pass"
+    if uses_depthwise(device_type, dtype, weight_shape, problem):
+        return DEPTHWISE, "depthwise: our kernel, with all the rest behind its sums"
     graph = conv_graph.is_for(dtype, code)
     if is_pointwise(weight_shape, problem) and not with_residual:
         if graph and code in (0, _RELU) and weight_shape[1] >= _LONG:
@@ -200,6 +225,13 @@ def _infer(call: Fused) -> Tensor | None:
         path = GEMM if call.is_product else without
     if path == PASS or (path == CUDNN and not torch.backends.cudnn.enabled):
         return None
+    if path == DEPTHWISE:
+        residual = None if call.residual is None else channels_behind(call.residual)
+        behind = (call.bias, *call.norm, residual)
+        image, filters = channels_behind(x), weight.squeeze(1)
+        rest = (*behind, *_geometry(problem), call.eps, call.code)
+        z: Tensor = _ops.depthwise_conv.default(image, filters, *rest)
+        return z
     if path == GEMM:
         matrix, shift = _ops.batch_norm_fold.default(
             weight.flatten(1), call.bias, *call.norm, call.eps
@@ -291,6 +323,8 @@ def _run(
         norm, bias = _without_bias(norm, bias), None
     if uses_product(x.device.type, x.dtype, weight.shape, problem):
         z = _product(x, weight, bias, wants)
+    elif uses_depthwise(x.device.type, x.dtype, weight.shape, problem):
+        z = depthwise(channels_behind(x), weight.squeeze(1), bias, _geometry(problem))
     else:
         z = channels_behind(_convolve(x, weight, bias, problem))
     added = None if residual is None else channels_behind(residual)

@@ -1,0 +1,46 @@
+// Host side of depthwise convolutions on CUDA: which kernel a problem has, and its launch.
+#pragma once
+
+#include <torch/csrc/stable/ops.h>
+
+#include <vector>
+
+#include "csrc/common/checks/batch_norm_check.h"
+#include "csrc/common/device/device_types.cuh"
+#include "csrc/common/dispatch.h"
+#include "csrc/common/host/launch.h"
+#include "csrc/cuda/batch_norm/batch_norm_host.h"
+#include "csrc/cuda/conv/depthwise.cuh"
+
+namespace fusedops::cuda {
+
+// Kernels and strides with kernels of their own; as 16 kernel + stride.
+inline constexpr int kAnyDepthwise = 0;
+using DepthwiseInstances = Choices<0x31, 0x32, 0x51, 0x52, kAnyDepthwise>;
+
+// Pairs of 16-bit channels at even addresses, 3x3 and 5x5, stride 1 and 2.
+inline int depthwise_instance(const DepthwiseShape& s, DType dtype,
+                              std::initializer_list<const void*> data) {
+  const bool kernel = s.kh == 3 || s.kh == 5, stride = s.stride_h == 1 || s.stride_h == 2;
+  bool fits = is_half(dtype) && s.is_square() && kernel && stride && s.channels % 2 == 0;
+  for (const void* at : data) fits = fits && reinterpret_cast<uintptr_t>(at) % 4 == 0;
+  // NOTE: places in an image and tiles are numbers of 32 bits there.
+  constexpr int64_t kMost = int64_t{1} << 30;
+  fits = fits && s.channels <= kMost / 64 && s.w * s.channels <= kMost &&
+         s.out_w * s.channels <= kMost &&
+         s.n * ceil_div(s.h + 1, 2) * ceil_div(s.w + 1, 4) <= kMost;
+  fits = fits && s.n * ceil_div(s.out_h, int64_t{2}) * ceil_div(s.out_w, int64_t{4}) <= kMost;
+  return fits ? static_cast<int>(16 * s.kh + s.stride_h) : kAnyDepthwise;
+}
+
+// Calls body.operator()<T>() for the two types of 16 bits.
+template <class Body>
+void with_half(DType dtype, Body&& body) {
+  dispatch(Choices<DType::kFloat16, DType::kBFloat16>{}, dtype,
+           [&]<DType D>(Tag<D>) { body.template operator()<DeviceType<D>>(); });
+}
+
+// y = conv(x), or its adjoint, with what is behind; all contiguous. Launches.
+void launch_depthwise(const LaunchScope& scope, DType dtype, DepthwiseProblem problem);
+
+}  // namespace fusedops::cuda

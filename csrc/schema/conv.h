@@ -1,0 +1,21 @@
+// Schemas: depthwise convolutions, channels behind.
+#pragma once
+
+namespace fusedops {
+
+// x (N, H, W, C), weight (C, kh, kw), y, residual and dy (N, H', W', C); conv_bias and the vectors
+// of the norm (C,), of x's dtype or float32.
+inline constexpr const char* kConvSchemas[] = {
+    // y = act((conv(x, weight) + conv_bias - mean) / sqrt(var + eps) * bn_weight + bias +
+    // residual),
+    // where what is None is left out.
+    "depthwise_conv(Tensor x, Tensor weight, Tensor? conv_bias, Tensor? mean, Tensor? var, "
+    "Tensor? bn_weight, Tensor? bias, Tensor? residual, int stride_h, int stride_w, int pad_h, "
+    "int pad_w, float eps, int activation) -> Tensor",
+
+    // (dx, dweight) of conv(x, weight); what is not needed comes back with shape (0,).
+    "depthwise_conv_backward(Tensor dy, Tensor x, Tensor weight, int stride_h, int stride_w, "
+    "int pad_h, int pad_w, bool need_dx, bool need_dweight) -> (Tensor, Tensor)",
+};
+
+}  // namespace fusedops

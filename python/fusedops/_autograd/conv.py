@@ -1,0 +1,70 @@
+"""Depthwise convolutions of (N, H, W, C), with their gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .. import _C  # noqa: F401  (registers torch.ops.fusedops)
+from .compose import no_autocast
+
+_ops = torch.ops.fusedops
+Geometry = tuple[int, int, int, int]  # strides, then padding, of rows and columns
+
+
+class DepthwiseFunction(torch.autograd.Function):
+    """conv(x, weight) + bias, without what is behind it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.geometry = geometry
+        return _forward(x, weight, bias, geometry)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        needs, need_bias = ctx.needs_input_grad[:2], ctx.needs_input_grad[2]
+        dbias = dy.flatten(0, -2).sum(0) if need_bias else None
+        if torch.is_grad_enabled():
+            with no_autocast(dy):
+                return (*_compose_backward(dy, x, weight, ctx.geometry, needs), dbias, None)
+        if not any(needs):
+            return None, None, dbias, None
+        dx, dweight = _ops.depthwise_conv_backward.default(dy, x, weight, *ctx.geometry, *needs)
+        return dx if needs[0] else None, dweight if needs[1] else None, dbias, None
+
+
+def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
+    behind = (bias, None, None, None, None, None)
+    y: Tensor = _ops.depthwise_conv.default(x, weight, *behind, *geometry, 0.0, 0)
+    return y
+
+
+def _compose_backward(
+    dy: Tensor, x: Tensor, weight: Tensor, geometry: Geometry, needs: tuple[bool, ...]
+) -> tuple[Tensor | None, ...]:
+    """The gradients in torch functions that are differentiable to any order."""
+    stride, padding = geometry[:2], geometry[2:]
+    image, filters = x.movedim(-1, 1), weight.unsqueeze(1)
+    z = F.conv2d(image, filters, None, stride, padding, 1, weight.shape[0]).movedim(1, -1)
+    inputs = [t for t, need in zip((x, weight), needs, strict=True) if need]
+    found = iter(torch.autograd.grad(z, inputs, dy, create_graph=True) if inputs else ())
+    return tuple(next(found) if need else None for need in needs)
+
+
+def depthwise(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
+    """conv(x, weight) + bias (N, H', W', C) of x (N, H, W, C) and weight (C, kh, kw), with a
+    gradient where something wants one.
+    """
+    if torch.is_grad_enabled() and any(
+        t is not None and t.requires_grad for t in (x, weight, bias)
+    ):
+        z: Tensor = DepthwiseFunction.apply(x, weight, bias, geometry)
+        return z
+    return _forward(x, weight, bias, geometry)

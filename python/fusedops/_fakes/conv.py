@@ -1,0 +1,117 @@
+"""Fakes of depthwise convolutions; checks as in csrc/common/checks/batch_norm_check.h."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .batch_norm import _check_channels
+from .checks import check_activation, check_floating, check_like, fake, shape_of
+from .cloud import check_dim
+
+_MAX_EXTENT = 1 << 24
+
+
+def _check_operands(
+    op: str, x: Tensor, weight: Tensor, stride: tuple[int, int], pad: tuple[int, int]
+) -> tuple[int, ...]:
+    """The shape of the result."""
+    check_floating(op, "x", x)
+    check_like(op, "weight", weight, "x", x)
+    check_dim(op, "x", x, 4, "(N, H, W, C)")
+    check_dim(op, "weight", weight, 3, "(C, kh, kw)")
+    n, h, w, channels = x.shape
+    torch._check(
+        weight.shape[0] == channels,
+        lambda: (
+            f"{op}: weight must have shape ({channels}, kh, kw) to match x {shape_of(x)}; got "
+            f"{shape_of(weight)}"
+        ),
+    )
+    kh, kw = weight.shape[1:]
+    torch._check(
+        kh > 0 and kw > 0,
+        lambda: f"{op}: weight must have at least one tap; got shape {shape_of(weight)}",
+    )
+    numbers = (("stride_h", stride[0], 1), ("stride_w", stride[1], 1))
+    for name, value, least in (*numbers, ("pad_h", pad[0], 0), ("pad_w", pad[1], 0)):
+        torch._check(
+            least <= value <= _MAX_EXTENT,
+            lambda name=name, value=value, least=least: (
+                f"{op}: {name} must be from {least} to {_MAX_EXTENT}; got {value}"
+            ),
+        )
+    room_h, room_w = h + 2 * pad[0] - kh, w + 2 * pad[1] - kw
+    torch._check(
+        room_h >= 0 and room_w >= 0,
+        lambda: (
+            f"{op}: x {shape_of(x)} must be as large as weight after padding; got weight "
+            f"{shape_of(weight)}"
+        ),
+    )
+    torch._check(
+        h <= _MAX_EXTENT and w <= _MAX_EXTENT,
+        lambda: f"{op}: x {shape_of(x)} must have images of at most {_MAX_EXTENT} rows and columns",
+    )
+    return n, room_h // stride[0] + 1, room_w // stride[1] + 1, channels
+
+
+def _check_result(op: str, name: str, tensor: Tensor, x: Tensor, shape: tuple[int, ...]) -> None:
+    check_like(op, name, tensor, "x", x)
+
+    def text() -> str:
+        return f"{op}: {name} must have the result's shape {shape}; got {shape_of(tensor)}"
+
+    torch._check(tensor.dim() == len(shape), text)
+    for size, want in zip(tensor.shape, shape, strict=True):
+        torch._check(size == want, text)
+
+
+@fake("depthwise_conv")
+def _depthwise_conv(
+    x: Tensor,
+    weight: Tensor,
+    conv_bias: Tensor | None,
+    mean: Tensor | None,
+    var: Tensor | None,
+    bn_weight: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    stride_h: int,
+    stride_w: int,
+    pad_h: int,
+    pad_w: int,
+    eps: float,
+    activation: int,
+) -> Tensor:
+    op = "depthwise_conv"
+    check_activation(op, activation)
+    shape = _check_operands(op, x, weight, (stride_h, stride_w), (pad_h, pad_w))
+    vectors = {"conv_bias": conv_bias, "mean": mean, "var": var, "bn_weight": bn_weight}
+    for name, vector in {**vectors, "bias": bias}.items():
+        _check_channels(op, name, vector, x)
+    if residual is not None:
+        _check_result(op, "residual", residual, x, shape)
+    return x.new_empty(shape)
+
+
+@fake("depthwise_conv_backward")
+def _depthwise_conv_backward(
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    stride_h: int,
+    stride_w: int,
+    pad_h: int,
+    pad_w: int,
+    need_dx: bool,
+    need_dweight: bool,
+) -> tuple[Tensor, Tensor]:
+    op = "depthwise_conv_backward"
+    check_floating(op, "dy", dy)
+    shape = _check_operands(op, x, weight, (stride_h, stride_w), (pad_h, pad_w))
+    _check_result(op, "dy", dy, x, shape)
+    return (
+        x.new_empty(x.shape if need_dx else (0,)),
+        weight.new_empty(weight.shape if need_dweight else (0,)),
+    )

@@ -1,0 +1,183 @@
+"""The depthwise ops: values and gradients against float64, borders, two runs, many images."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import fusedops
+from fusedops.ops import conv
+from fusedops.ops.conv_problem import conv_problem
+from util import DTYPES, HALVES, make, name
+
+ops = torch.ops.fusedops
+every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=name)
+# x (N, H, W, C), kernel, stride, padding: tiles that fit and not, chunks of channels, borders that
+# are wider than the kernel needs, odd channels, kernels and strides without a kernel of their own.
+CASES = [
+    ((2, 12, 8, 8), 3, 1, 1),
+    ((1, 9, 7, 130), 3, 1, 0),
+    ((2, 13, 10, 6), 3, 2, 1),
+    ((1, 8, 9, 132), 3, 2, 0),
+    ((2, 14, 14, 60), 5, 1, 2),
+    ((1, 5, 5, 2), 5, 1, 4),
+    ((2, 11, 12, 4), 5, 2, 2),
+    ((1, 7, 7, 200), 5, 2, 1),
+    ((2, 6, 7, 5), 3, 1, 1),
+    ((2, 9, 9, 4), 7, 3, 3),
+    ((70, 4, 4, 2), 3, 1, 1),
+]
+every_case = pytest.mark.parametrize("case", CASES, ids=str)
+
+
+def inputs(case, dtype, device):
+    """x, weight, dy and the float64 convolution with its leaves."""
+    shape, kernel, stride, padding = case
+    x = make(*shape, dtype=dtype, device=device, seed=1)
+    weight = make(shape[3], kernel, kernel, dtype=dtype, device=device, seed=2, scale=1 / kernel)
+    leaves = x.double().requires_grad_(), weight.double().requires_grad_()
+    image, filters = leaves[0].movedim(-1, 1), leaves[1].unsqueeze(1)
+    z = F.conv2d(image, filters, None, stride, padding, 1, shape[3]).movedim(1, -1)
+    dy = make(*z.shape, dtype=dtype, device=device, seed=3)
+    return x, weight, dy, z, leaves
+
+
+def geometry(case):
+    return (case[2], case[2], case[3], case[3])
+
+
+def assert_rounded(got, exact):
+    """As near as the exact values rounded to the dtype, but for sums in float32."""
+    rounded = (exact.to(got.dtype).double() - exact).norm()
+    assert (got.double() - exact).norm() <= 1.05 * rounded + 5e-6 * exact.norm()
+
+
+@every_dtype
+@every_case
+def test_values(device, case, dtype):
+    x, weight, _, z, _ = inputs(case, dtype, device)
+    n = x.shape[-1]
+    plain = ops.depthwise_conv(x, weight, *[None] * 6, *geometry(case), 0.0, 0)
+    assert_rounded(plain, z.detach())
+    vectors = [make(n, dtype=dtype, device=device, seed=s) for s in (4, 5, 6, 7)]
+    bias, mean, gamma, beta = vectors
+    var = make(n, dtype=dtype, device=device, seed=8).abs() + 0.5
+    residual = make(*z.shape, dtype=dtype, device=device, seed=9)
+    y = ops.depthwise_conv(
+        x, weight, bias, mean, var, gamma, beta, residual, *geometry(case), 1e-5, 1
+    )
+    wide = [t.double() for t in (bias, mean, var, gamma, beta, residual)]
+    exact = (z.detach() + wide[0] - wide[1]) / (wide[2] + 1e-5).sqrt() * wide[3] + wide[4] + wide[5]
+    assert_rounded(y, exact.relu())
+
+
+@every_dtype
+@every_case
+def test_gradients(device, case, dtype):
+    x, weight, dy, z, leaves = inputs(case, dtype, device)
+    exact = torch.autograd.grad(z, leaves, dy.double())
+    got = ops.depthwise_conv_backward(dy, x, weight, *geometry(case), True, True)
+    for a, b in zip(got, exact, strict=True):
+        assert_rounded(a, b)
+    again = ops.depthwise_conv_backward(dy, x, weight, *geometry(case), True, True)
+    assert all(torch.equal(a, b) for a, b in zip(got, again, strict=True))
+    only_x, none = ops.depthwise_conv_backward(dy, x, weight, *geometry(case), True, False)
+    assert torch.equal(only_x, got[0])
+    assert none.shape == (0,)
+
+
+@every_dtype
+def test_addresses_and_strides(device, dtype):
+    """Odd addresses have no pairs of channels; other strides are copied."""
+    case = ((2, 6, 7, 4), 3, 1, 1)
+    x, weight, _, z, _ = inputs(case, dtype, device)
+    flat = torch.cat([x.flatten()[:1], x.flatten()])[1:].view(x.shape)
+    turned = x.transpose(1, 2).contiguous().transpose(1, 2)
+    for image in (flat, turned):
+        y = ops.depthwise_conv(image, weight, *[None] * 6, *geometry(case), 0.0, 0)
+        assert_rounded(y, z.detach())
+
+
+def test_empty(device):
+    x = torch.randn(0, 5, 5, 4, device=device)
+    weight = torch.randn(4, 3, 3, device=device)
+    y = ops.depthwise_conv(x, weight, *[None] * 6, 1, 1, 1, 1, 0.0, 0)
+    assert y.shape == (0, 5, 5, 4)
+    dx, dweight = ops.depthwise_conv_backward(y, x, weight, 1, 1, 1, 1, True, True)
+    assert dx.shape == x.shape
+    assert torch.equal(dweight, torch.zeros_like(weight))
+
+
+@every_dtype
+def test_nan_and_infinity_stay_where_they_are(device, dtype):
+    x = make(1, 9, 9, 4, dtype=dtype, device=device)
+    x[0, 4, 4, 1], x[0, 0, 8, 2] = torch.nan, torch.inf
+    weight = torch.ones(4, 3, 3, dtype=dtype, device=device)
+    y = ops.depthwise_conv(x, weight, *[None] * 6, 1, 1, 1, 1, 0.0, 0)
+    near = torch.zeros(9, 9, dtype=torch.bool, device=device)
+    near[3:6, 3:6] = True
+    assert torch.equal(y[0, ..., 1].isnan(), near)
+    near = torch.zeros_like(near)
+    near[:2, 7:] = True
+    assert torch.equal(y[0, ..., 2].isinf(), near)
+    assert y[0, ..., [0, 3]].isfinite().all()
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_the_op_in_front_of_a_norm(device, monkeypatch, training):
+    """As on a GPU, with gradients of first and second order."""
+    monkeypatch.setattr(conv, "uses_depthwise", lambda *_: True)
+    x = torch.randn(2, 4, 7, 6, dtype=torch.float64, device=device, requires_grad=True)
+    weight = torch.randn(4, 1, 3, 3, dtype=torch.float64, device=device, requires_grad=True)
+    bias = torch.randn(4, dtype=torch.float64, device=device, requires_grad=True)
+    mean, var = torch.randn_like(bias).detach(), torch.rand_like(bias).detach() + 0.5
+    found = []
+    for function in (fusedops.conv_bn_act, fusedops.reference.conv_bn_act):
+        y = function(
+            x, weight, bias, mean.clone(), var.clone(), activation="silu", training=training,
+            padding=1, stride=2, groups=4,
+        )  # fmt: skip
+        first = torch.autograd.grad(y.square().sum(), (x, weight, bias), create_graph=True)
+        second = torch.autograd.grad(sum(g.square().sum() for g in first[:2]), (x, weight))
+        found.append([y, *first, *second])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-8)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=name)
+def test_which_convolutions_have_the_kernels(dtype):
+    def uses(x, weight, device="cuda", of=dtype, **geometry):
+        meta = [torch.empty(s, dtype=of, device="meta") for s in (x, weight)]
+        options = {"stride": 1, "padding": 1, "dilation": 1, "groups": x[1], **geometry}
+        return conv.uses_depthwise(device, of, weight, conv_problem("op", *meta, **options))
+
+    x, weight = (2, 8, 9, 9), (8, 1, 3, 3)
+    assert uses(x, weight)
+    assert uses(x, (8, 1, 5, 5), stride=2, padding=2)
+    assert not uses(x, weight, device="cpu")
+    assert not uses(x, weight, of=torch.float32)
+    assert not uses(x, weight, stride=3)
+    assert not uses(x, weight, stride=(1, 2))
+    assert not uses(x, weight, dilation=2)
+    assert not uses(x, (8, 1, 7, 7))
+    assert not uses(x, (8, 1, 3, 5))
+    assert not uses(x, (16, 1, 3, 3))
+    assert not uses((2, 7, 9, 9), (7, 1, 3, 3))
+    assert not uses((2, 8, 9, 9, 9), (8, 1, 3, 3, 3))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", HALVES, ids=name)
+@pytest.mark.parametrize(
+    "shape", [(64, 56, 56, 96, 3, 2), (32, 28, 28, 144, 5, 1), (16, 14, 14, 480, 5, 1)], ids=str
+)
+def test_layers_of_a_network(dtype, shape):
+    *image, kernel, stride = shape
+    case = (tuple(image), kernel, stride, kernel // 2)
+    x, weight, dy, z, leaves = inputs(case, dtype, "cuda")
+    y = ops.depthwise_conv(x, weight, *[None] * 6, *geometry(case), 0.0, 0)
+    assert_rounded(y, z.detach())
+    got = ops.depthwise_conv_backward(dy, x, weight, *geometry(case), True, True)
+    for a, b in zip(got, torch.autograd.grad(z, leaves, dy.double()), strict=True):
+        assert_rounded(a, b)

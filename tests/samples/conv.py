@@ -1,0 +1,48 @@
+"""Samples of depthwise convolutions."""
+
+from __future__ import annotations
+
+from util import make
+
+from .batch_norm import vectors, wide
+
+# Shape of x, kernel, strides, padding: kernels of their own first, odd ones behind.
+CASES = [
+    ((2, 5, 6, 8), (3, 3), (1, 1), (1, 1)),
+    ((1, 9, 7, 6), (3, 3), (2, 2), (1, 1)),
+    ((2, 6, 9, 4), (5, 5), (1, 1), (2, 2)),
+    ((1, 11, 8, 2), (5, 5), (2, 2), (2, 2)),
+    ((2, 4, 5, 3), (3, 2), (2, 1), (0, 1)),
+]
+
+
+def forward(device, dtype, codes):
+    for i, (shape, kernel, stride, padding) in enumerate(CASES):
+        x = make(*shape, dtype=dtype, device=device)
+        channels = shape[-1]
+        weight = make(channels, *kernel, dtype=dtype, device=device, seed=2)
+        mean, var, scale, bias = vectors(channels, dtype, device)
+        sizes = zip(shape[1:3], kernel, stride, padding, strict=True)
+        out = [(n + 2 * p - k) // s + 1 for n, k, s, p in sizes]
+        residual = make(shape[0], *out, channels, dtype=dtype, device=device, seed=3)
+        conv_bias = make(channels, dtype=dtype, device=device, seed=6)
+        geometry = (*stride, *padding)
+        for code in codes if i == 0 else codes[:2]:
+            yield x, weight, None, mean, var, scale, bias, residual, *geometry, 1e-5, code
+            norm = (mean.to(wide(dtype)), var.to(wide(dtype)), None, None)
+            yield x, weight, conv_bias, *norm, None, *geometry, 1e-3, code
+        yield x, weight, None, None, None, None, None, None, *geometry, 0.0, 0
+
+
+def backward(device, dtype, codes):
+    for shape, kernel, stride, padding in CASES:
+        x = make(*shape, dtype=dtype, device=device)
+        weight = make(shape[-1], *kernel, dtype=dtype, device=device, seed=2)
+        sizes = zip(shape[1:3], kernel, stride, padding, strict=True)
+        out = [(n + 2 * p - k) // s + 1 for n, k, s, p in sizes]
+        dy = make(shape[0], *out, shape[-1], dtype=dtype, device=device, seed=3)
+        for needs in ((True, True), (True, False), (False, True)):
+            yield dy, x, weight, *stride, *padding, *needs
+
+
+SAMPLES = {"depthwise_conv": forward, "depthwise_conv_backward": backward}
