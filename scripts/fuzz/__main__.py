@@ -20,11 +20,12 @@ from collections import Counter
 
 import torch
 from draw import Draw
+from epilogues import FAMILIES as EPILOGUES
 from families import FAMILIES as OPS
 from judge import Wrong, judge, judge_hostile
 from layers import FAMILIES as LAYERS
 
-FAMILIES = {**OPS, **LAYERS}
+FAMILIES = {**OPS, **LAYERS, **EPILOGUES}
 MOST_FAILURES = 20
 
 

@@ -23,6 +23,7 @@ import conv
 import edges
 import elementwise
 import embeddings
+import epilogue
 import fp8
 import gemm
 import losses
@@ -38,6 +39,7 @@ FAMILIES = {
     "narrow": gemm.run_narrow,
     "thin": gemm.run_thin,
     "kernels": gemm.run_kernels,  # each GEMM kernel by itself
+    "epilogue": epilogue.run,
     "fp8_matmul": fp8.run_matmul,
     "fp8_quantize": fp8.run_quantize,
     "fp8_hidden": fp8.run_hidden,

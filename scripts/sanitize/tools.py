@@ -42,6 +42,7 @@ PARTS = {
     "narrow": 1,
     "thin": 1,
     "conv": 1,
+    "epilogue": 1,
     "rows": 1,
     "elementwise": 1,
     "losses": 1,

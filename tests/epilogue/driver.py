@@ -9,6 +9,7 @@ import functools
 import importlib.util
 import re
 import subprocess
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,9 @@ extern "C" void launch(float* acc, const VisitorArguments* a) {  // acc: whole t
         return acc[(row0 + row + n / 2 % 2 * 8) * width + column0 + column + n / 4 * 8 + n % 2];
       };
       for (int n = 0; n < kVisitorValues; ++n) v[n] = at(n);
-      fusedops_visit(v, &place, a);
+      VisitorWords words;
+      fusedops_load(&words, &place, a);
+      fusedops_visit(v, &words, &place, a);
       for (int n = 0; n < kVisitorValues; ++n) at(n) = v[n];
     });
   }
@@ -119,7 +122,8 @@ class Driver:
     """The functions of libcuda that are called; a cubin is a generated text."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._kernels, self.replaced = folder, [], 0
+        self._folder, self._kernels, self.replaced, self.prefetched = folder, [], 0, 0
+        self.threads: list[int] | None = None  # with a context; None: all
 
     def cuLibraryLoadData(self, library: Any, text: bytes, *others: Any) -> int:
         self._kernels.append(compiled(text.decode(), self._folder))
@@ -154,7 +158,23 @@ class Driver:
         self.replaced += 1
         return 0
 
+    def cuDeviceGet(self, number: Any, device: int) -> int:
+        number._obj.value = 10 + device
+        return 0
+
+    def cuDevicePrimaryCtxRetain(self, context: Any, number: Any) -> int:
+        context._obj.value = 100 + number.value
+        return 0
+
+    def cuCtxSetCurrent(self, context: Any) -> int:
+        assert self.threads is not None
+        assert context.value == 110
+        self.threads.append(threading.get_ident())
+        return 0
+
     def cuLaunchKernelEx(self, config: int, kernel: Any, parameters: int, extra: None) -> int:
+        if self.threads is not None and threading.get_ident() not in self.threads:
+            return 201
         library = self._kernels[kernel.value - 1]
         (first,) = (ctypes.c_void_p * 1).from_address(parameters)
         if not hasattr(library, "fusedops_visit"):
@@ -166,7 +186,13 @@ class Driver:
         acc[:m, :n] = x.float() @ weight.float().t()
         if ctypes.c_bool.from_address(first + 256 + 417).value:
             of_map(first + 384).copy_(acc[:m, :n])
-        library.launch(ctypes.c_void_p(acc.data_ptr()), ctypes.c_void_p(first + 880))
+        arguments = first + 1408
+        for i in range(ctypes.c_int.from_address(arguments + 204).value):
+            operand = ctypes.c_uint64.from_address(arguments + 16 * i)
+            assert of_map(first + 896 + 128 * i).data_ptr() == operand.value
+            assert of_map(first + 896 + 128 * i).shape == y.shape
+            self.prefetched += 1
+        library.launch(ctypes.c_void_p(acc.data_ptr()), ctypes.c_void_p(arguments))
         y.copy_(acc[:m, :n])
         return 0
 

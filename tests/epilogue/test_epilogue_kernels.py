@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import subprocess
+import sys
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -109,7 +112,9 @@ def test_the_kernels(driver: Driver, name: str, dtype: torch.dtype, m: int, n: i
             sums = {"column": lambda t: t.sum(0), "row": lambda t: t.sum(1, keepdim=True)}
             theirs = sums.get(kind, lambda t: t)(whole.expand(m, n))
             torch.testing.assert_close(mine.double(), theirs, rtol=unit, atol=1e-4, msg=o)
-    assert driver.replaced == 14
+    full = [kind for kind, _ in kinds.values()].count("full")
+    assert driver.prefetched == 4 * full
+    assert driver.replaced == 14 + 4 * full
 
 
 def test_divisors_of_any_size(driver: Driver) -> None:
@@ -124,3 +129,55 @@ def test_divisors_of_any_size(driver: Driver) -> None:
     expected = (x[:, :1].double() / by.double()).bfloat16()
     torch.testing.assert_close(y, expected, rtol=2.0**-8, atol=1e-39)
     assert driver.replaced == 3
+
+
+def test_a_thread_without_a_context(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward and backward enter the device's context, each thread once."""
+    monkeypatch.setattr(torch.Tensor, "get_device", lambda tensor: 0)
+    builder, output, _ = trace(lambda acc: acc * 2)
+    program = run.Program(output, derive(builder, output, ("acc",)), ())
+    x, weight, driver.threads = torch.ones(8, 8).half(), torch.ones(8, 8).half(), []
+
+    def work() -> None:
+        y, acc = program.run(x, weight, [], keep=True)
+        (gradient,) = program.run_backward(y, acc, [], ["acc"])
+        assert float(y[0, 0]) == 16
+        assert float(gradient[0, 0]) == 32
+        done.append(threading.get_ident())
+
+    done: list[int] = []
+    for _ in range(2):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    work()
+    assert len(done) == 3
+    assert set(driver.threads) == set(done)
+    assert len(driver.threads) <= 3
+
+
+# Backward first in a process: no other work of torch's has entered a context in that thread.
+FIRST = """
+import sys, threading
+import torch
+import fusedops
+x, w = (torch.ones(64, 64, device="cuda", dtype=torch.half, requires_grad=True) for _ in "xw")
+made, found = fusedops.epilogue(lambda acc: acc * 2), []
+work = lambda: found.append(fusedops.linear(x, w, epilogue=made()))
+thread = threading.Thread(target=work)
+thread.start() if sys.argv[1] == "thread" else work()
+thread.join() if sys.argv[1] == "thread" else None
+dx, dw = torch.autograd.grad(found, [x, w], [torch.ones_like(x)])
+assert found[0].eq(128).all() and dx.eq(128).all() and dw.eq(128).all()
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("where", ["main", "thread"])
+def test_the_first_launch_of_a_thread(where: str) -> None:
+    """Forward on the main thread or another, then backward on torch's own."""
+    if torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip("the kernels are those of Hopper")
+    command = [sys.executable, "-c", FIRST, where]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]

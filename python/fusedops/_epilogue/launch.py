@@ -17,13 +17,15 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+_NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
 _SHARED_LIMIT = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _CLUSTER, _OVERLAP = 4, 6  # CUlaunchAttributeID
 _MAP_TYPES = {torch.float16: 6, torch.bfloat16: 9}  # CUtensorMapDataType
 _RASTER_WIDTH = 8  # clusters of tiles that a persistent grid walks side by side
-# Sizes in bytes of VisitorParams and of what lies in front of its VisitorArguments;
+# Sizes in bytes of VisitorParams and of what lies in front of its tensor maps and VisitorArguments;
 # sm90_visitor_ir.cu checks all offsets.
-_PARAMS_BYTES, _ARGUMENTS = 1152, 880
+_PARAMS_BYTES, _FULL, _ARGUMENTS = 1664, 896, 1408
+PREFETCHES = True  # (M, N) operands into L2 during the main loop
 _ADDRESS, _FLOAT = struct.Struct("=Q"), struct.Struct("=f")
 
 
@@ -37,22 +39,24 @@ class Config:
     cluster_m: int
     cluster_n: int
     shared_bytes: int
-    rate: float  # of the tensor cores' speed, where tiles are many
+    rate: float  # of the fastest main loop's speed
+    apart: int  # what no main loop hides of a tile's epilogue, as that much of K
 
     @property
     def ctas(self) -> int:
         return self.cluster_m * self.cluster_n
 
 
+# Rates and times of 15 products on H100 (K from 1024 to 4096); the last one's are guesses.
 CONFIGS = (
-    Config(10, 128, 256, 2, 1, 193536, 1.0),
-    Config(12, 256, 128, 1, 2, 187392, 1.0),
-    Config(1, 128, 128, 2, 1, 203776, 0.93),
-    Config(13, 64, 128, 1, 1, 211968, 0.75),
+    Config(10, 128, 256, 2, 1, 193536, 1.0, 440),
+    Config(12, 256, 128, 1, 2, 187392, 0.93, 440),
+    Config(1, 128, 128, 2, 1, 203776, 0.87, 110),
+    Config(13, 64, 128, 1, 1, 211968, 0.7, 110),
 )
 
 
-def choose(m: int, n: int, sms: int) -> Config:
+def choose(m: int, n: int, k: int, sms: int) -> Config:
     """The configuration whose waves of tiles take least time."""
 
     def cost(config: Config) -> float:
@@ -60,7 +64,7 @@ def choose(m: int, n: int, sms: int) -> Config:
             _up(n, config.tile_n), config.cluster_n
         )
         waves = _up(clusters, sms // config.ctas)
-        return waves * config.tile_m * config.tile_n / config.rate
+        return waves * config.tile_m * config.tile_n * (k / config.rate + config.apart)
 
     return min(CONFIGS, key=cost)
 
@@ -119,6 +123,20 @@ def _check(what: str, status: int) -> None:
         raise RuntimeError(f"fusedops.epilogue: {what} fails: {said} ({status})")
 
 
+def _enter(device: int) -> None:
+    """Makes torch's context of a device this thread's.
+
+    The runtime does so at a thread's first launch or allocation; torch's own threads of backward
+    may come here before.
+    """
+    number, context = ctypes.c_int(), ctypes.c_void_p()
+    _check("finding the device", _driver().cuDeviceGet(ctypes.byref(number), device))
+    # NOTE: held until the process ends, as torch holds it.
+    status = _driver().cuDevicePrimaryCtxRetain(ctypes.byref(context), number)
+    _check("finding the device's context", status)
+    _check("entering the device's context", _driver().cuCtxSetCurrent(context))
+
+
 class Kernel:
     """A kernel of a cubin, loaded once for all devices."""
 
@@ -158,9 +176,11 @@ class Kernel:
             attributes.count,
         )
         pointers = (ctypes.c_void_p * len(arguments))(*arguments)
-        status = _driver().cuLaunchKernelEx(
-            ctypes.addressof(config), self._kernel, ctypes.addressof(pointers), None
-        )
+        launch = (ctypes.addressof(config), self._kernel, ctypes.addressof(pointers), None)
+        status = _driver().cuLaunchKernelEx(*launch)
+        if status == _NO_CONTEXT:
+            _enter(device)
+            status = _driver().cuLaunchKernelEx(*launch)
         _check("the launch", status)
 
 
@@ -238,6 +258,12 @@ class MainLoop:
         struct.pack_into("=QQiiq???", memory, skip + 640, *epilogue)
         struct.pack_into("=84s", memory, skip + 768, _schedule(clusters_m, clusters_n, _up(k, 64)))
         self._places = self._describe(memory, skip + _ARGUMENTS, operands, m, n)
+        self._prefetched = [i for i, (kind, _) in enumerate(operands) if kind == FULL]
+        if not PREFETCHES:
+            self._prefetched = []
+        for i in range(len(self._prefetched)):  # of the result's shape and type
+            _tensor_map(maps[2], 64, False, at + _FULL + 128 * i)
+        struct.pack_into("=i", memory, skip + _ARGUMENTS + 204, len(self._prefetched))
         self._template = memory[skip : skip + _PARAMS_BYTES]
 
     def _describe(
@@ -270,6 +296,8 @@ class MainLoop:
         replace = _driver().cuTensorMapReplaceAddress
         for i, tensor in enumerate(maps):
             _check("a tensor map", replace(at + 128 * i, tensor.data_ptr()))
+        for i, operand in enumerate(self._prefetched):
+            _check("a tensor map", replace(at + _FULL + 128 * i, values[operand]))
         for (form, place), value in zip(self._places, values, strict=True):
             form.pack_into(memory, skip + place, value)
         self._kernel.launch(device, stream, self._grid, (384, 1), (at,), self._cluster)

@@ -93,8 +93,8 @@ class Program:
         return y, sums
 
     def _make_loop(self, key: Any, maps: Sequence[Tensor], sms: int) -> MainLoop:
-        dtype, (_, _, m, n, _, _) = maps[0].dtype, key
-        config = choose(m, n, sms)
+        dtype, (_, _, m, n, k, _) = maps[0].dtype, key
+        config = choose(m, n, k, sms)
         kernel = self._forward.get((dtype, config.number))
         if kernel is None:
             cubin = forward_cubin(self.forward_source(dtype), ELEMENTS[dtype], config.number)

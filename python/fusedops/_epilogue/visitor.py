@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 ABI = "csrc/cutlass/kernels/visitor/visitor_abi.h"
 FULL, COLUMN, ROW, NUMBER = "full", "column", "row", "number"
+MOST_AHEAD = 2  # (M, N) operands that are loaded a block ahead: 32 registers each
 
 _CALLS = {
     "neg": "-{}",
@@ -181,18 +182,27 @@ def _vector_value(element_bytes: int, at: str, index: str) -> str:
 
 
 def forward_source(output: Node, operands: Mapping[str, tuple[str, int]], element: str) -> str:
-    """fusedops_visit. operands: of each name its kind and the bytes of an element, in order."""
+    """fusedops_load and fusedops_visit.
+
+    operands: of each name its kind and the bytes of an element, in order.
+    """
     lines, (result,) = statements([output], coarse=element == "bf16")
     before: list[str] = []
-    exchanges: list[str] = []  # behind all loads
+    loads: list[str] = []  # a block ahead
+    reads: list[str] = []  # of what was loaded, or loads
+    exchanges: list[str] = []  # behind all reads
     pairs: list[str] = []
     values: list[str] = []
     names: list[str] = []
     full = vectors = numbers = 0
+    ahead = sum(kind == FULL for kind, _ in operands.values()) <= MOST_AHEAD
     for name, (kind, size) in operands.items():
         names.append(f"float in_{name}")
         if kind == FULL:
-            before.append(f"FullWords f{full}; f{full}.read(a->full[{full}], *place, *a);")
+            read = f"f{full}.read(a->full[{full}], *place, *a);"
+            loads += [f"FullWords f{full};", read, f"f{full}.put(words->words[{full}]);"]
+            reads.append(f"f{full}.take(words->words[{full}]);" if ahead else read)
+            before.append(f"FullWords f{full};")
             exchanges.append(f"f{full}.exchange();")
             values.append(f"f{full}.at(i, j, e)")
             full += 1
@@ -220,9 +230,14 @@ __device__ __forceinline__ float value_at({", ".join(names)}) {{
   return {result};
 }}
 
-extern "C" __device__ void fusedops_visit(float* v, const VisitorPlace* place,
-                                          const VisitorArguments* a) {{
-{_block([*before, *exchanges])}
+extern "C" __device__ void fusedops_load(VisitorWords* words, const VisitorPlace* place,
+                                         const VisitorArguments* a) {{
+{_block(loads if ahead else [])}
+}}
+
+extern "C" __device__ void fusedops_visit(float* v, const VisitorWords* words,
+                                          const VisitorPlace* place, const VisitorArguments* a) {{
+{_block([*before, *reads, *exchanges])}
 #pragma unroll
   for (int j = 0; j < 8; ++j) {{
 {_block(pairs)}
@@ -272,6 +287,20 @@ struct FullWords {
                           ? __ldg(reinterpret_cast<const uint4*>(at + column))
                           : make_uint4(0, 0, 0, 0);
       }
+    }
+  }
+  __device__ __forceinline__ void put(unsigned* to) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint4& w = words[i / 2][i % 2];
+      to[4 * i] = w.x, to[4 * i + 1] = w.y, to[4 * i + 2] = w.z, to[4 * i + 3] = w.w;
+    }
+  }
+  __device__ __forceinline__ void take(const unsigned* from) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      words[i / 2][i % 2] =
+          make_uint4(from[4 * i], from[4 * i + 1], from[4 * i + 2], from[4 * i + 3]);
     }
   }
   __device__ __forceinline__ void exchange() {

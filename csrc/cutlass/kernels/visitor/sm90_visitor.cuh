@@ -1,19 +1,27 @@
-// A main loop of the sm_90a kernels (sm90_kernel.cuh) whose epilogue calls a function that is
-// linked to it later: fusedops_visit, compiled from a user's expression. Compiled to LTO-IR, so
-// that the linker inlines it; as a call it would not work at all (accumulators in local memory).
+// A main loop of the sm_90a kernels (sm90_kernel.cuh) whose epilogue calls functions that are
+// linked to it later: fusedops_load and fusedops_visit, compiled from a user's expression. Compiled
+// to LTO-IR, so that the linker inlines them; as calls they would not work at all (accumulators in
+// local memory).
 #pragma once
 
 #include "csrc/common/device/mbarrier.cuh"
 #include "csrc/cutlass/kernels/sm90/sm90_kernel.cuh"
 #include "csrc/cutlass/kernels/visitor/visitor_abi.h"
 
-// values: kVisitorValues of this thread, which the results replace.
-extern "C" __device__ void fusedops_visit(float* values, const fusedops::VisitorPlace* place,
+// Begins the loads of a place, which come long before its visit.
+extern "C" __device__ void fusedops_load(fusedops::VisitorWords* words,
+                                         const fusedops::VisitorPlace* place,
+                                         const fusedops::VisitorArguments* arguments);
+
+// values: kVisitorValues of this thread, which the results replace; words: what was loaded.
+extern "C" __device__ void fusedops_visit(float* values, const fusedops::VisitorWords* words,
+                                          const fusedops::VisitorPlace* place,
                                           const fusedops::VisitorArguments* arguments);
 
 namespace fusedops::sm90 {
 
 struct VisitorParams : KernelParams {
+  CUtensorMap full[kVisitorFull];  // those that are prefetched
   VisitorArguments arguments;
 };
 
@@ -58,15 +66,26 @@ class TileEpilogue<VisitorTraits<Element_, kConfig>> {
 
   __device__ TileEpilogue(const EpilogueParams& params, Shared& shared, int warpgroup)
       : p_(params),
-        arguments_(arguments_beside(params)),
+        all_(params_around(params)),
+        arguments_(all_.arguments),
         shared_(shared),
         warpgroup_(warpgroup),
         thread_(threadIdx.x % 128) {}
 
-  __device__ void prefetch(const Tile&) {}
+  // The last MMA of the tile that was prepared is under way: so are the words of its first block.
+  __device__ void prefetch(const Tile&) {
+    if (!prepared_) return;
+    prepared_ = false;
+    const VisitorPlace place = place_of(tile_, row_, 0, 0);
+    fusedops_load(&words_, &place, &arguments_);
+  }
 
-  // Vectors are on their way during the main loop.
+  // Vectors are on their way during the main loop, and (M, N) operands on that to L2.
   __device__ void prepare(const Tile& tile, int row) {
+    tile_ = tile, row_ = row, prepared_ = true;
+    if (thread_ == 0) {
+      for (int i = 0; i < arguments_.num_prefetched; ++i) prefetch_full(all_.full[i]);
+    }
     for (int i = 0; i < arguments_.num_vectors; ++i) {
       const VisitorVector& vector = arguments_.vectors[i];
       const int first = vector.along_rows ? tile.m * T::kTileM + row : tile.n * T::kTileN;
@@ -95,10 +114,10 @@ class TileEpilogue<VisitorTraits<Element_, kConfig>> {
   }
 
  private:
-  // The parameter that holds both.
-  __device__ static const VisitorArguments& arguments_beside(const EpilogueParams& epilogue) {
+  // The parameter that holds it.
+  __device__ static const VisitorParams& params_around(const EpilogueParams& epilogue) {
     const auto* at = reinterpret_cast<const char*>(&epilogue) - offsetof(KernelParams, epilogue);
-    return static_cast<const VisitorParams*>(reinterpret_cast<const KernelParams*>(at))->arguments;
+    return *static_cast<const VisitorParams*>(reinterpret_cast<const KernelParams*>(at));
   }
 
   __device__ void barrier() const {
@@ -115,6 +134,15 @@ class TileEpilogue<VisitorTraits<Element_, kConfig>> {
     }
   }
 
+  // All blocks of this warpgroup.
+  __device__ void prefetch_full(const CUtensorMap& map) const {
+#pragma unroll
+    for (int i = 0; i < S::kPanels * S::kRowBlocks; ++i) {
+      cute::SM90_TMA_LOAD_2D::PREFETCH::copy(&map, tile_.n * T::kTileN + i / S::kRowBlocks * 64,
+                                             tile_.m * T::kTileM + row_ + i % S::kRowBlocks * 64);
+    }
+  }
+
   // Where this lane's row of an 8x8 matrix lies: of matrices 0..3 = (upper, lower rows) x (columns
   // 8 j.., the next 8) of the warp's 16 rows.
   __device__ cute::uint128_t& matrices(uint8_t* panel, int j) const {
@@ -123,21 +151,35 @@ class TileEpilogue<VisitorTraits<Element_, kConfig>> {
                                                (((j + lane / 16) ^ (lane % 8)) * 16));
   }
 
-  // 64 rows of a panel: what is kept of them, the visitor, the result.
+  // This thread's first value in 64 rows of a panel.
+  __device__ __forceinline__ VisitorPlace place_of(const Tile& tile, int row, int panel,
+                                                   int block) const {
+    const int lane_row = thread_ / 32 * 16 + thread_ % 32 / 4, lane_column = thread_ % 4 * 2;
+    VisitorPlace place;
+    place.tile_row = block * 64 + lane_row;
+    place.tile_column = panel * 64 + lane_column;
+    place.row = tile.m * T::kTileM + row + place.tile_row;
+    place.column = tile.n * T::kTileN + place.tile_column;
+    place.vectors = shared_.vectors[0];
+    place.vector_bytes = S::kVectorBytes;
+    return place;
+  }
+
+  // 64 rows of a panel: the next block's loads, what is kept of these rows, the visitor, the
+  // result.
   __device__ __forceinline__ void finish_block(float* v, int panel, int block, const Tile& tile,
                                                int row) {
     const int column = tile.n * T::kTileN + panel * 64;
     const int first_row = tile.m * T::kTileM + row + block * 64;
-    const int lane_row = thread_ / 32 * 16 + thread_ % 32 / 4, lane_column = thread_ % 4 * 2;
-    VisitorPlace place;
-    place.row = first_row + lane_row;
-    place.column = column + lane_column;
-    place.tile_row = block * 64 + lane_row;
-    place.tile_column = panel * 64 + lane_column;
-    place.vectors = shared_.vectors[0];
-    place.vector_bytes = S::kVectorBytes;
+    const VisitorWords words = words_;
+    const bool ends_panel = block == S::kRowBlocks - 1;
+    if (!ends_panel || panel < S::kPanels - 1) {
+      const VisitorPlace next = place_of(tile, row, panel + ends_panel, ends_panel ? 0 : block + 1);
+      fusedops_load(&words_, &next, &arguments_);
+    }
+    const VisitorPlace place = place_of(tile, row, panel, block);
     if (p_.store_hidden) store(v, p_.aux, column, first_row);
-    fusedops_visit(v, &place, &arguments_);
+    fusedops_visit(v, &words, &place, &arguments_);
     store(v, p_.d, column, first_row);
   }
 
@@ -163,9 +205,14 @@ class TileEpilogue<VisitorTraits<Element_, kConfig>> {
   }
 
   const EpilogueParams& p_;
+  const VisitorParams& all_;
   const VisitorArguments& arguments_;
   Shared& shared_;
   int warpgroup_, thread_, slot_ = 0;
+  VisitorWords words_;  // of the next block
+  Tile tile_{};         // that was prepared, and its row of this warpgroup
+  int row_ = 0;
+  bool prepared_ = false;
 };
 
 }  // namespace fusedops::sm90

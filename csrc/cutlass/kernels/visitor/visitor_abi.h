@@ -9,7 +9,7 @@ inline constexpr int kVisitorFull = 4;     // (M, N) operands
 inline constexpr int kVisitorVectors = 6;  // (M, 1), (N,) and one-element operands
 inline constexpr int kVisitorScalars = 8;  // numbers
 
-// An (M, N) operand of the product's element type; rows begin at multiples of 4 bytes.
+// An (M, N) operand of the product's element type; rows begin at multiples of 16 bytes.
 struct VisitorFull {
   const void* data;
   long long row_stride;  // elements
@@ -27,7 +27,8 @@ struct VisitorArguments {
   VisitorVector vectors[kVisitorVectors];
   float scalars[kVisitorScalars];
   int num_vectors;
-  int rows, columns;  // of the result
+  int rows, columns;   // of the result
+  int num_prefetched;  // (M, N) operands that come into L2 during the main loop
 };
 
 // The values of a thread in 64 rows by 64 columns, as WGMMA leaves them: number 4 j + 2 i + e is
@@ -40,6 +41,11 @@ struct VisitorPlace {
   int tile_row, tile_column;  // in the tile of vectors
   const unsigned char* vectors;
   int vector_bytes;  // from one vector to the next
+};
+
+// What a thread has loaded of (M, N) operands for one place. Only the visitor knows the order.
+struct alignas(16) VisitorWords {
+  unsigned words[kVisitorFull][16];
 };
 
 }  // namespace fusedops
