@@ -181,72 +181,84 @@ def _vector_value(element_bytes: int, at: str, index: str) -> str:
     return f"low(*reinterpret_cast<const unsigned short*>({at} + ({index}) * 2))"
 
 
+@dataclass
+class _Forward:
+    """The parts of the visitor, while they are gathered."""
+
+    ahead: bool  # whether (M, N) operands are loaded a block ahead
+    before: list[str] = field(default_factory=list)
+    loads: list[str] = field(default_factory=list)  # a block ahead
+    reads: list[str] = field(default_factory=list)  # what was loaded, or loads
+    exchanges: list[str] = field(default_factory=list)  # behind all reads
+    pairs: list[str] = field(default_factory=list)  # of columns
+    values: list[str] = field(default_factory=list)  # of an element
+    full: int = 0
+    vectors: int = 0
+    numbers: int = 0
+
+    def add(self, kind: str, size: int) -> None:
+        """The next operand."""
+        if kind == FULL:
+            name = f"f{self.full}"
+            read = f"{name}.read(a->full[{self.full}], *place, *a);"
+            words = f"words->words[{self.full}]"
+            self.loads += [f"FullWords {name};", read, f"{name}.put({words});"]
+            self.before.append(f"FullWords {name};")
+            self.reads.append(f"{name}.take({words});" if self.ahead else read)
+            self.exchanges.append(f"{name}.exchange();")
+            self.values.append(f"{name}.at(i, j, e)")
+            self.full += 1
+        elif kind == NUMBER:
+            self.values.append(f"a->scalars[{self.numbers}]")
+            self.numbers += 1
+        else:
+            name, loop = f"v{self.vectors}", "i" if kind == ROW else "e"
+            at = f"(place->vectors + {self.vectors} * place->vector_bytes)"
+            index = "place->tile_row + 8 * i" if kind == ROW else "place->tile_column + 8 * j + e"
+            (self.before if kind == ROW else self.pairs).append(
+                f"float {name}[2]; for (int {loop} = 0; {loop} < 2; ++{loop}) "
+                f"{name}[{loop}] = {_vector_value(size, at, index)};"
+            )
+            self.values.append(f"{name}[{loop}]")
+            self.vectors += 1
+
+
 def forward_source(output: Node, operands: Mapping[str, tuple[str, int]], element: str) -> str:
     """fusedops_load and fusedops_visit.
 
     operands: of each name its kind and the bytes of an element, in order.
     """
     lines, (result,) = statements([output], coarse=element == "bf16")
-    before: list[str] = []
-    loads: list[str] = []  # a block ahead
-    reads: list[str] = []  # of what was loaded, or loads
-    exchanges: list[str] = []  # behind all reads
-    pairs: list[str] = []
-    values: list[str] = []
-    names: list[str] = []
-    full = vectors = numbers = 0
-    ahead = sum(kind == FULL for kind, _ in operands.values()) <= MOST_AHEAD
-    for name, (kind, size) in operands.items():
-        names.append(f"float in_{name}")
-        if kind == FULL:
-            read = f"f{full}.read(a->full[{full}], *place, *a);"
-            loads += [f"FullWords f{full};", read, f"f{full}.put(words->words[{full}]);"]
-            reads.append(f"f{full}.take(words->words[{full}]);" if ahead else read)
-            before.append(f"FullWords f{full};")
-            exchanges.append(f"f{full}.exchange();")
-            values.append(f"f{full}.at(i, j, e)")
-            full += 1
-        elif kind == NUMBER:
-            values.append(f"a->scalars[{numbers}]")
-            numbers += 1
-        else:
-            at = f"(place->vectors + {vectors} * place->vector_bytes)"
-            index = "place->tile_row + 8 * i" if kind == ROW else "place->tile_column + 8 * j + e"
-            where = before if kind == ROW else pairs
-            loop = "i" if kind == ROW else "e"
-            where.append(
-                f"float v{vectors}[2]; for (int {loop} = 0; {loop} < 2; ++{loop}) "
-                f"v{vectors}[{loop}] = {_vector_value(size, at, index)};"
-            )
-            values.append(f"v{vectors}[{loop}]")
-            vectors += 1
-    names.insert(0, f"float in_{ACCUMULATOR}")
+    parts = _Forward(sum(kind == FULL for kind, _ in operands.values()) <= MOST_AHEAD)
+    for kind, size in operands.values():
+        parts.add(kind, size)
+    names = ", ".join(f"float in_{name}" for name in (ACCUMULATOR, *operands))
     body = "\n  ".join(lines)
     return f"""{_abi()}
 using namespace fusedops;
-{_ELEMENT[element]}{_MATH}{_FULL_WORDS if full else ""}
-__device__ __forceinline__ float value_at({", ".join(names)}) {{
+{_ELEMENT[element]}{_MATH}{_FULL_WORDS if parts.full else ""}
+__device__ __forceinline__ float value_at({names}) {{
   {body}
   return {result};
 }}
 
 extern "C" __device__ void fusedops_load(VisitorWords* words, const VisitorPlace* place,
                                          const VisitorArguments* a) {{
-{_block(loads if ahead else [])}
+{_block(parts.loads if parts.ahead else [])}
 }}
 
 extern "C" __device__ void fusedops_visit(float* v, const VisitorWords* words,
                                           const VisitorPlace* place, const VisitorArguments* a) {{
-{_block([*before, *reads, *exchanges])}
+{_block([*parts.before, *parts.reads, *parts.exchanges])}
 #pragma unroll
   for (int j = 0; j < 8; ++j) {{
-{_block(pairs)}
+{_block(parts.pairs)}
 #pragma unroll
     for (int i = 0; i < 2; ++i) {{
 #pragma unroll
       for (int e = 0; e < 2; ++e) {{
         float& x = v[4 * j + 2 * i + e];
-        x = value_at({", ".join(["x", *values])});
+        x = value_at({", ".join(["x", *parts.values])});
       }}
     }}
   }}
