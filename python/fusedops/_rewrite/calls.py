@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn as torch_nn
 
+from ..nn.linear import Linear
 from .fused_class import Fused, derived
 from .fused_methods import _has_layers, _own_methods, rewritten_methods
 from .losses.functions import LOSS_FUNCTIONS, TORCHS, LossCalls, LossFunction, loss_method
+from .projections import ProjectionCalls, write_projections
 from .recompile import asks_class, is_plain, unwrapped
 from .rotary import RotaryCalls, rotary_method
 from .source import is_ordinary, tree_of
@@ -38,10 +40,11 @@ _MISSING = object()
 _LOSS_NAMES = {"loss_function", "cross_entropy", "CrossEntropyLoss"}
 
 
-class FusedCalls(RotaryCalls, LossCalls, Fused):
+class FusedCalls(RotaryCalls, LossCalls, ProjectionCalls, Fused):
     """Mixed into the class of a module in whose methods some calls go through the module."""
 
     _base: Any
+    _modules: dict[str, Any]
 
     def __setstate__(self, state: Any) -> None:
         super().__setstate__(state)  # type: ignore[misc]
@@ -156,21 +159,29 @@ def _ask_class(methods: Iterable[tuple[str, FunctionType]]) -> bool:
 
 
 def _written(
-    methods: list[tuple[str, FunctionType]],
+    methods: list[tuple[str, FunctionType]], layers: set[str]
 ) -> tuple[Found, dict[str, ast.FunctionDef]]:
-    """The calls in methods that go through the module, and the methods with them."""
+    """The calls in methods that go through the module, and the methods with them.
+
+    layers: the names of the module's linear layers.
+    """
     found: list[tuple[str, str, tuple[str, ...]]] = []
     trees: dict[str, ast.FunctionDef] = {}
     for name, function in methods:
-        tree = tree_of(function) if _may_call(function) else None
+        projects = len(layers.intersection(function.__code__.co_names)) > 1
+        tree = tree_of(function) if projects or _may_call(function) else None
         if tree is None or not is_plain(tree):
             continue
         calls = _Calls(function, tree, write=False).found
-        if calls:
-            found += [(what, name, tuple(sorted(texts))) for what, texts in calls.items()]
-            trees[name] = copy.deepcopy(tree)
-            _Calls(function, trees[name], write=True)
-            ast.fix_missing_locations(trees[name])
+        found += [(what, name, tuple(sorted(texts))) for what, texts in calls.items()]
+        new = copy.deepcopy(tree)
+        groups = write_projections(new, layers) if projects else ()
+        if groups:
+            found.append(("projections", name, groups))
+        if calls or groups:
+            trees[name] = new
+            _Calls(function, new, write=True)
+            ast.fix_missing_locations(new)
     return tuple(found), trees
 
 
@@ -198,7 +209,7 @@ def _class_of(
 
 
 def fuse_calls(module: torch_nn.Module) -> Found:
-    """Make rotary embeddings and losses in a module's methods run as our ops, in place.
+    """Make rotary embeddings, losses and layers of one input in methods run as our ops, in place.
 
     Returns:
         The methods, with what they call.
@@ -212,7 +223,8 @@ def fuse_calls(module: torch_nn.Module) -> Found:
     methods = list(_methods_of(kind, vars(module)))
     if not _has_layers(module) and not any(_may_form_loss(function) for _, function in methods):
         return ()
-    found, trees = _written(methods)
+    layers = {name for name, layer in module._modules.items() if type(layer) is Linear}
+    found, trees = _written(methods, layers)
     loss_function = _loss_function(module, methods)
     if not (found or loss_function) or _ask_class(methods):
         return ()

@@ -80,6 +80,8 @@ class FuseReport:
         pairs: Norms that a method runs with the sum before them, as (path, method, norms).
         rotations: Functions that rotate query and key and run as `fusedops.rope`, as (path, method,
             names).
+        projections: Linear layers that a method calls on one input (query, key and value), whose
+            gradients of it are summed as they are formed, as (path, method, names by "+").
         losses: Losses that run as `fusedops.cross_entropy`, as (path, method, what it calls).
         convs: Convolutions that run with the norm, sum and activation behind them.
         fp8: The linear layers, where a recipe was given, and whether each has it now.
@@ -91,6 +93,7 @@ class FuseReport:
     blocks: list[FusedMLP] = field(default_factory=list)
     pairs: list[tuple[str, str, tuple[str, ...]]] = field(default_factory=list)
     rotations: list[tuple[str, str, tuple[str, ...]]] = field(default_factory=list)
+    projections: list[tuple[str, str, tuple[str, ...]]] = field(default_factory=list)
     losses: list[tuple[str, str, tuple[str, ...]]] = field(default_factory=list)
     convs: list[FusedConv] = field(default_factory=list)
     fp8: list[Fp8Layer] = field(default_factory=list)
@@ -134,6 +137,7 @@ class FuseReport:
         for called, inside in (
             (("sums with norms", "norms", "in"), self.pairs),
             (("rotary embeddings", "functions", "in"), self.rotations),
+            (("layers of one input", "layers", "in"), self.projections),
             (("losses", "calls", "in"), self.losses),
         ):
             calls = [(name or "(model)", ", ".join(names), at) for name, at, names in inside]
@@ -376,6 +380,8 @@ def fuse(
       `fusedops.rope` (``apply_rotary_pos_emb`` of Hugging Face's models, halves or interleaved, a
       part of the row too), or with one tensor and two tables. It is called as it is with tables
       that require a gradient or have another dtype.
+    - Linear layers that statements in a row call on one input (query, key and value): their
+      gradients of it are summed as they are formed, and autocast casts it once.
     - A convolution and what stands behind it in a method or an ``nn.Sequential``, its batch norm, a
       sum and an activation, runs as `fusedops.conv_bn_act`: docs/conv.md says which.
     - A convolution whose kernel is as large as its stride, without padding, dilation or groups (the
@@ -389,7 +395,7 @@ def fuse(
       What the op does not take (class weights, probabilities as targets, arguments that change
       what a function computes) is torch's. On the GPU a label out of range makes the loss
       NaN, where torch stops the program. A module that has statements of the kinds above (an MLP, a
-      sum and its norm) keeps its rotary embeddings and losses as they are.
+      sum and its norm) keeps its rotary embeddings, layers of one input and losses as they are.
     - Layers of point clouds run as `fusedops.points` has them: torch_geometric's PointNetConv,
       EdgeConv and DynamicEdgeConv, and its MLP's layers without a norm; set abstraction and feature
       propagation modules with the attributes of pointnet2_ops' and Pointnet_Pointnet2_pytorch's,
@@ -417,8 +423,8 @@ def fuse(
     something else (LoRA layers, parametrizations) or cannot be read, layers and norms with hooks
     (weight_norm, pruning; not torch.distributed's, which FSDP and tensor parallelism are made of),
     with an own forward or with a dtype that the kernels do not have, and linear layers with further
-    parameters. Separate q, k and v stay three products: one weight for them would have to be packed
-    in each step.
+    parameters. Separate q, k and v stay three products (one weight for them would have to be packed
+    in each step), whose gradients of their input are summed in the products that form them.
 
     torch.fx, torch.jit.script and quantize_dynamic do not see into fused modules; torch.jit.trace
     with gradients on needs ``check_trace=False``.
