@@ -17,7 +17,7 @@ namespace {
 // would issue 128 a cycle; multiply-adds of an SM and cycle.
 constexpr double kStreamed = 0.65, kStreamOverlap = 1.55;
 constexpr double kUnitInstructions = 68, kWordInstructions = 34, kHalvesInstructions = 76;
-// Of the 16 bytes of a run: counted in machine code, and scaled as words are. Not measured.
+// What a run's 16 bytes take: counted in machine code and scaled as words are, not measured.
 constexpr double kRunInstructions = 48, kRunOfHalvesInstructions = 95;
 constexpr double kActivationInstructions = 20;  // of an element
 constexpr double kRowsFma = 104, kRowsMma = 183, kSumsFma = 81, kSumsMma = 445;
