@@ -73,8 +73,8 @@ __device__ __forceinline__ float columns_of(TileRange range, int64_t k) {
   return float(min(int64_t{range.end} * kTile, k) - int64_t{range.first} * kTile);
 }
 
-// Of a row, from what all blocks know, joined as Chan, Golub and LeVeque do. parts: that of the
-// first block; those of the others lie `apart`.
+// The statistics of a row, from what all blocks know, joined as Chan, Golub and LeVeque do. parts:
+// that of the first block; those of the others lie `apart`.
 template <bool kRms>
 __device__ __forceinline__ RowStatistics<kRms> join_parts(const PartOfRow<kRms>* parts, int apart,
                                                           int cluster, int tiles, int64_t k,
