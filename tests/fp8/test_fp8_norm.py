@@ -17,9 +17,9 @@ QUANTIZE = torch.ops.fusedops.fp8_quantize
 # vectors cannot read.
 SHAPES = [(5, 8), (128, 256), (300, 264), (260, 1032), (129, 2048), (130, 4104), (64, 5120),
           (3, 12296), (129, 1030)]  # fmt: skip
-# Clusters of 1, 2, 8 and 16 blocks, of one to four tiles each, all of which walk over rows.
-MANY_ROWS = [(20000, 8), (40000, 264), (8193, 1040), (8193, 2056), (8192, 4096), (8192, 4104),
-             (8200, 6144), (5001, 8192)]  # fmt: skip
+# Clusters of 4, 8 and 16 blocks, of one to four tiles each, all of which walk over rows.
+MANY_ROWS = [(33000, 1024), (33000, 1040), (16400, 2056), (8192, 4096), (8192, 4104), (8200, 6144),
+             (5001, 8192)]  # fmt: skip
 RECIPE = fp8.Recipe(when="always")
 
 pytestmark = pytest.mark.filterwarnings("ignore:fusedops.fp8")
@@ -48,7 +48,7 @@ def test_rms_norm_is_what_the_quantiser_makes_of_the_norm(device, shape, dtype, 
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("dtype", HALVES, ids=name)
 def test_rms_norm_of_many_rows(device, dtype, residual, parameters):
-    check_rms_norm(*inputs(8200, 264, dtype, device, residual, parameters)[:3])
+    check_rms_norm(*inputs(2200, 264, dtype, device, residual, parameters)[:3])
 
 
 @pytest.mark.gpu

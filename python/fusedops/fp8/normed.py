@@ -170,8 +170,9 @@ def layer_norm(
 
     What comes out is `quantize` of what `fusedops.layer_norm` gives in x's dtype. No gradient flows
     through it: for training see `fusedops.nn.PreNorm`. On Hopper a thread block cluster holds 128
-    rows of a 16-bit x of up to 8192 features in its shared memory and reads x once; with
-    `transposed` and for longer rows there are two passes.
+    rows of a 16-bit x in its shared memory and reads x once where that is faster: RMS norms of 1024
+    to 8192 features and 2^24 elements and more; with a residual, and layer norms without one, of up
+    to 4096 features and 2^25 elements and more. With `transposed` there are two passes.
 
     Args:
         x: (..., K); float16, bfloat16, float32 or float64.

@@ -200,7 +200,11 @@ __device__ __forceinline__ void normalize(OwnValues<T>& own, const Vec<T, kOwn>*
       const float2 x = two_of(v.value + i);
       store_two(own.row[r].value + i, one(x.x, i), one(x.y, i + 1));
     }
-    if (!inside && (at.row + r >= p.m || at.column >= p.k)) own.row[r] = {};
+  }
+  if (inside) return;
+#pragma unroll
+  for (int r = 0; r < kOwn; ++r) {
+    if (at.row + r >= p.m || at.column >= p.k) own.row[r] = {};
   }
 }
 

@@ -70,10 +70,12 @@ int slots_of(int tiles) {
 }
 
 // The fewest blocks, a power of two, that have kBlockTiles tiles each, or as many as there are.
+// NOTE: a block alone is no cluster, whose messages it must not send.
 template <bool kRms>
 NormPlan plan_of(int device, int64_t tiles) {
+  if (tiles < 2) return {};
   for (const int most : {kNormBlocks, kPortableBlocks}) {
-    int cluster = 1;
+    int cluster = 2;
     while (cluster < most && tiles > int64_t{cluster} * kBlockTiles) cluster *= 2;
     const int64_t of_block = ceil_div(tiles, int64_t{cluster});
     if (of_block > kNormTiles) continue;
