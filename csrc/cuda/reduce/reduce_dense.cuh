@@ -92,6 +92,8 @@ __device__ __forceinline__ void reduce_dense(
   if (v == slice.whole && v * kVec < slice.end) absorb_part<Op>(acc, slice, v, position, options);
 }
 
+inline constexpr int kMostFlatBytes = 16 << 10;  // of shared memory: blocks beside each other
+
 template <class Op>
 constexpr int dense_blocks() {
   return sizeof(typename Op::Acc) * kVecOf<typename Op::Element> > 64 ? 1 : 2;
@@ -106,7 +108,10 @@ __global__ void __launch_bounds__(kMostDenseThreads, dense_blocks<Op>())
   using T = typename Op::Element;
   using Acc = typename Op::Acc;
   constexpr int kVec = kVecOf<T>;
-  __shared__ Acc shared[kDenseSlots];
+  constexpr int kValues = kMostDenseThreads * kVec;
+  // Where shared memory holds every thread's elements, a column's are added from there at once.
+  constexpr bool kFlat = kValues * sizeof(Acc) <= kMostFlatBytes;
+  __shared__ Acc shared[kFlat ? kValues : kDenseSlots];
   wait_for_predecessor();
   const ReducePlan& plan = args.plan;
   const auto splits = static_cast<uint32_t>(plan.splits);
@@ -148,21 +153,40 @@ __global__ void __launch_bounds__(kMostDenseThreads, dense_blocks<Op>())
       }
     }
   }
-  for (int now = 0; now < folds; ++now) {
+  if constexpr (kFlat) {
+    if (lane < plan.active) {
 #pragma unroll
-    for (int i = 0; i < kVec; ++i) {
-      if (turn[i] != now || lane >= plan.active) continue;
-      if (now > 0) Op::combine(acc[i], shared[slot[i]], args.options);
-      shared[slot[i]] = acc[i];
+      for (int i = 0; i < kVec; ++i) shared[lane * kVec + i] = acc[i];
     }
     __syncthreads();
-  }
-  for (int c = lane; c < cols; c += static_cast<int>(blockDim.x)) {
-    Acc sum = shared[c];
-    for (int other = 1; other < replicas; ++other) {
-      Op::combine(sum, shared[other * cols + c], args.options);
+    for (int c = lane; c < cols; c += static_cast<int>(blockDim.x)) {
+      const auto value = [&](int element) -> const Acc& {
+        const int from = slice.lead + element;
+        return shared[from < elements ? from : from - elements];
+      };
+      Acc sum = value(c);
+      for (int other = c + cols; other < elements; other += cols) {
+        Op::combine(sum, value(other), args.options);
+      }
+      emit<Op>(args, sum, place.slot + int64_t{part} * plan.outputs + c * plan.col_out);
     }
-    emit<Op>(args, sum, place.slot + int64_t{part} * plan.outputs + c * plan.col_out);
+  } else {
+    for (int now = 0; now < folds; ++now) {
+#pragma unroll
+      for (int i = 0; i < kVec; ++i) {
+        if (turn[i] != now || lane >= plan.active) continue;
+        if (now > 0) Op::combine(acc[i], shared[slot[i]], args.options);
+        shared[slot[i]] = acc[i];
+      }
+      __syncthreads();
+    }
+    for (int c = lane; c < cols; c += static_cast<int>(blockDim.x)) {
+      Acc sum = shared[c];
+      for (int other = 1; other < replicas; ++other) {
+        Op::combine(sum, shared[other * cols + c], args.options);
+      }
+      emit<Op>(args, sum, place.slot + int64_t{part} * plan.outputs + c * plan.col_out);
+    }
   }
 }
 

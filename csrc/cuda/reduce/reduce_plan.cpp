@@ -17,6 +17,7 @@ constexpr int kBlocksPerSm = 8;
 constexpr int64_t kSingleBlockBytes = 64 << 10;  // one block beats two launches
 constexpr int64_t kStagedBytes = 2048;           // longest row that goes through shared memory
 constexpr int64_t kLeastStagedRows = 32;
+constexpr int kStagedBlocksPerSm = 4;  // rows in fewer tiles would leave most of the GPU idle
 constexpr int64_t kLeastFewRowsColumns = 1024;
 constexpr int64_t kMostPackedColumns = 64;
 constexpr int64_t kMostFoldedColumns = 256;  // wider rows fill vectors without a fold
@@ -205,7 +206,11 @@ class Planner {
     p.threads_x =
         static_cast<int>(std::min({power_of_two(ceil_div(row_bytes, 64)), most, int64_t{32}}));
     p.threads_y = kReduceThreads / p.threads_x;
-    p.tile_rows = kReduceTileBytes / (p.threads_y * row_bytes) * p.threads_y;
+    const int64_t fits = kReduceTileBytes / (p.threads_y * row_bytes) * p.threads_y;
+    const int64_t least =
+        std::max<int64_t>(vec_, 32 / p.threads_x);  // whole vectors, a warp's rows
+    const int64_t spread = ceil_div(p.batches, int64_t{sm_count_} * kStagedBlocksPerSm);
+    p.tile_rows = std::min(fits, round_up(spread, least));
     p.blocks = ceil_div(p.batches, p.tile_rows);
   }
 

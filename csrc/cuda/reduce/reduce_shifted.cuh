@@ -73,26 +73,45 @@ __device__ __forceinline__ void reduce_shifted(typename Op::Running (&acc)[kVec]
     for (int u = 0; u < kReduceUnroll; ++u) loaded[u] = load_shifted(x + (row + u * step) * stride);
     absorb_rows<Op, kVec>(acc, loaded, row, step, args.options);
   }
-#pragma unroll 1
-  for (; row < rows; row += step) {
-    Vec<T, kVec> loaded[1] = {load_shifted(x + row * stride)};
-    absorb_rows<Op, kVec>(acc, loaded, row, 0, args.options);
+  Vec<T, kVec> rest[kReduceUnroll - 1][1];
+#pragma unroll
+  for (int u = 0; u < kReduceUnroll - 1; ++u) {
+    if (row + u * step < rows) rest[u][0] = load_shifted(x + (row + u * step) * stride);
+  }
+#pragma unroll
+  for (int u = 0; u < kReduceUnroll - 1; ++u) {
+    if (row + u * step < rows) {
+      absorb_rows<Op, kVec>(acc, rest[u], row + u * step, 0, args.options);
+    }
   }
 }
 
-// The same element by element, for the columns in [0, count) at `column`: at the ends of rows.
+// The same for the columns in [0, count) at `column`: at the ends of rows. Others get some value.
 template <class Op, int kVec>
 __device__ __forceinline__ void reduce_edges(typename Op::Running (&acc)[kVec],
                                              const typename Op::Element* x, int first, int step,
                                              int rows, int64_t stride, int64_t column,
                                              int64_t count, const ReduceArgs& args) {
   using T = typename Op::Element;
+  const int low = column < 0 ? static_cast<int>(-column) : 0;
+  const int high = count - column < kVec ? static_cast<int>(count - column) : kVec;
 #pragma unroll 1
-  for (int row = first; row < rows; row += step) {
+  for (int row = first; row < rows; row += kReduceUnroll * step) {
+    Vec<T, kVec> loaded[kReduceUnroll][1] = {};
 #pragma unroll
-    for (int i = 0; i < kVec; ++i) {
-      if (column + i >= 0 && column + i < count) {
-        absorb_vector<Op, 1>(acc[i], load_vector<T, 1>(x + row * stride + i), row, args.options);
+    for (int u = 0; u < kReduceUnroll; ++u) {
+      const T* from = x + (row + u * step) * stride;
+#pragma unroll
+      for (int i = 0; i < kVec; ++i) {
+        if (row + u * step < rows && i >= low && i < high) {
+          loaded[u][0].value[i] = load_vector<T, 1>(from + i).value[0];
+        }
+      }
+    }
+#pragma unroll
+    for (int u = 0; u < kReduceUnroll; ++u) {
+      if (row + u * step < rows) {
+        absorb_rows<Op, kVec>(acc, loaded[u], row + u * step, 0, args.options);
       }
     }
   }
