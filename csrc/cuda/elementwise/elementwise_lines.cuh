@@ -29,9 +29,9 @@ __device__ __forceinline__ Words load_column(const ElementwiseProblem<kInputs>& 
   }
   const T* row = static_cast<const T*>(operand.data);
   if (operand.inner == 0) return words_of(filled(*row));
-  if (!operand.wraps) return words_of(*reinterpret_cast<const V*>(row + col));
   const auto cols = static_cast<uint32_t>(p.cols.divisor);
   uint32_t at = col - p.line_cols.divide(col) * cols;
+  if (!operand.wraps) return words_of(*reinterpret_cast<const V*>(row + at));
   V v;
 #pragma unroll
   for (int i = 0; i < kChunk<T>; ++i) {

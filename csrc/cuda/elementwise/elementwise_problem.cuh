@@ -98,18 +98,25 @@ inline ElementwiseOperand make_operand(const IterationSpace& space, int index, c
   return operand;
 }
 
-// Lines: rows where those begin at multiples of 16 bytes, else as many rows as do so together. A
-// tensor that is one row is cut anywhere, unless an operand that an op takes for one per column (a
-// bit of `per_column`) runs along it.
+// Lines: rows where those begin at multiples of 16 bytes, else as many rows as do so together;
+// short ones side by side where every operand goes on from one to the next or repeats, since a warp
+// should read and write its chunks in one piece. A tensor that is one row is cut anywhere, unless
+// an operand that an op takes for one per column (a bit of `per_column`) runs along it.
 template <int kInputs, class Misaligned>
 void plan_lines(ElementwiseProblem<kInputs>& p, Misaligned&& misaligned, int64_t vec,
                 unsigned per_column) {
-  constexpr int64_t kCut = 4096;
+  constexpr int64_t kCut = 4096, kLeastChunks = 32;
   const int64_t cols = p.cols.divisor;
   bool cut = p.outer == 0;
   for (int k = 0; k < kInputs; ++k) cut = cut && !(per_column >> k & 1 && p.in[k].inner == 1);
   const bool whole = cols % vec == 0;
   p.line = cut ? kCut : p.outer == 0 || whole ? cols : cols * vec;
+  bool repeats = p.outer == 1;
+  for (const ElementwiseOperand& in : p.in) {
+    const bool goes_on = in.access == Access::kConstant || in.access == Access::kFlat;
+    repeats = repeats && (goes_on || in.strides[0] == 0);
+  }
+  if (repeats) p.line *= ceil_div(kLeastChunks, ceil_div(p.line, vec));
   const int64_t chunks = ceil_div(p.line, vec), threads = ceil_div(p.count, p.line) * chunks;
   p.lines = p.out.access == Access::kFlat && misaligned(p.out.data) == 0 && p.outer <= 1 &&
             p.line <= INT32_MAX && threads <= INT32_MAX - kElementwiseThreads;
