@@ -78,23 +78,43 @@ __device__ __forceinline__ Compute<T> folded_terms(const StencilShape& s, Paddin
   return sum;
 }
 
-// Adds those terms to the thread's outputs.
+// A bit for each of the thread's outputs that is there and has copies.
+template <int kRows>
+__device__ __forceinline__ unsigned outputs_with_copies(const StencilShape& s, const StencilGrid& g,
+                                                        const StencilPlace& place, Padding fold) {
+  const int h = g.map_y.n, w = g.map_x.n;
+  unsigned columns = 0, present = 0, outputs = 0;
+#pragma unroll
+  for (int i = 0; i < kStencilCols; ++i) {
+    const int x = static_cast<int>(place.tile_x) + place.x * kStencilCols + i;
+    if (x < w) present |= 1u << i;
+    if (x < w && has_copies(x, w, s.kw / 2, fold)) columns |= 1u << i;
+  }
+#pragma unroll
+  for (int o = 0; o < kRows; ++o) {
+    const int y = static_cast<int>(place.tile_y) + place.y * kRows + o;
+    const bool edge = has_copies(y, h, s.kh / 2, fold);
+    if (y < h) outputs |= (edge ? present : columns) << o * kStencilCols;
+  }
+  return outputs;
+}
+
+// Adds those terms to `outputs` of the thread.
 template <class T, int kRows>
 __device__ __forceinline__ void add_folded(const StencilProblem<T>& p, const StencilPlace& place,
-                                           const Compute<T>* tile, const T* weight,
+                                           unsigned outputs, const Compute<T>* tile,
+                                           const T* weight,
                                            Compute<T> (&sums)[kRows][kStencilCols]) {
   const StencilShape& s = p.shape;
   const StencilGrid& g = p.grid;
-  const int h = g.map_y.n, w = g.map_x.n;
   const int tile_x = static_cast<int>(place.tile_x), tile_y = static_cast<int>(place.tile_y);
   const int origin = (place.z * g.tile_rows + s.kh / 2 - tile_y) * g.pitch + g.pad - tile_x;
   // NOTE: one copy of the code for all outputs, or it would take registers from the taps.
 #pragma unroll 1
-  for (int output = 0; output < kRows * kStencilCols; ++output) {
+  for (unsigned left = outputs; left != 0; left &= left - 1) {
+    const int output = __ffs(static_cast<int>(left)) - 1;
     const int y = tile_y + place.y * kRows + output / kStencilCols;
     const int x = tile_x + place.x * kStencilCols + output % kStencilCols;
-    if (y >= h || x >= w) continue;
-    if (!has_copies(y, h, s.kh / 2, p.fold) && !has_copies(x, w, s.kw / 2, p.fold)) continue;
     const auto more = folded_terms(s, p.fold, tile, origin, g.pitch, weight, y, x);
 #pragma unroll
     for (int i = 0; i < kRows * kStencilCols; ++i) {
@@ -201,6 +221,7 @@ __global__ void __launch_bounds__(kStencilThreads, kStencilBlocksPerSm<T, kH * k
       s.planes - first < g.threads_z ? static_cast<int>(s.planes - first) : g.threads_z;
 
   C sums[kRows][kStencilCols] = {};
+  const unsigned outputs = kFold ? outputs_with_copies<kRows>(s, g, place, p.fold) : 0;
   for (int a = 0; a < s.kd; ++a) {
     const int slice = static_cast<int>(source_index(z + a - s.kd / 2, s.d, s.kd / 2, s.padding));
     if (slice < 0) continue;
@@ -219,7 +240,7 @@ __global__ void __launch_bounds__(kStencilThreads, kStencilBlocksPerSm<T, kH * k
         const T* taps = weight + depth * area;
         add_taps<kH, kW>(
             s, g.pitch, at, [&](int tap) { return to_compute(taps[area - 1 - tap]); }, sums);
-        add_folded(p, place, tile, taps, sums);
+        add_folded(p, place, outputs, tile, taps, sums);
       }
     } else {
       add_taps<kH, kW>(
