@@ -2,14 +2,15 @@
 //
 // A block of (lanes, steps) threads walks down a strip of columns, four rows of a vector per
 // thread at a time, the next four already on their way. Totals of the steps meet in shared memory,
-// where one thread per column scans them and keeps the carry. Where strips alone do not fill the
-// GPU, n is cut into segments: a first launch makes their totals, a second scans, starting from the
-// totals of the segments before it in order.
+// where one thread per column scans them and keeps the carry. Few rows are one thread's. Where
+// strips alone do not fill the GPU, n is cut into segments: a first launch makes their totals, a
+// second scans, starting from the totals of the segments before it in order.
 #pragma once
 
 #include <algorithm>
 #include <bit>
 
+#include "csrc/common/device/division.cuh"
 #include "csrc/common/device/pdl.cuh"
 #include "csrc/cuda/scan/scan_op.cuh"
 
@@ -19,6 +20,7 @@ inline constexpr int kColumnThreads = 256;
 inline constexpr int kColumnRows = 4;       // per thread and step
 inline constexpr int kColumnMaxSteps = 32;  // one thread scans their totals
 inline constexpr int kColumnMaxSegments = 4096;
+inline constexpr int kShortColumn = 16;  // rows; fewer leave most steps of a block without any
 
 template <class Op>
 struct ScanColumns {
@@ -190,6 +192,47 @@ __global__ void __launch_bounds__(kColumnThreads, sizeof(typename Op::State) > 4
   if (totals_only && threadIdx.x < p.lanes * kVec && column_of_thread < p.inner) {
     p.partial[partial_at + segment * p.inner + column_of_thread] = carry;
   }
+}
+
+// Few rows: a thread has a vector of columns to itself, all the way down.
+template <class Op, int kVec>
+__global__ void __launch_bounds__(kColumnThreads, sizeof(typename Op::State) > 4 ? 2 : 4)
+    scan_short_columns_kernel(const ScanColumns<Op> p) {
+  wait_for_predecessor();
+  const int64_t vectors = ceil_div(p.inner, int64_t{kVec});
+  const int64_t thread = int64_t{blockIdx.x} * kColumnThreads + threadIdx.x;
+  const int64_t o = divide(thread, vectors), column = (thread - o * vectors) * kVec;
+  if (o >= p.outer) return;
+  const ColumnStrip<Op, kVec> strip{p.x + o * p.x_outer + column,
+                                    o * p.n * p.inner + column,
+                                    p.n,
+                                    p.inner,
+                                    p.x_row,
+                                    p.reverse,
+                                    true};
+  ColumnStates<Op, kVec> state;
+#pragma unroll
+  for (int i = 0; i < kVec; ++i) state[i] = Op::identity();
+  Packed<Vec<typename Op::In, kVec>> in[kColumnRows], next[kColumnRows];
+  strip.load(0, p.n, next);
+  for (int64_t row = 0; row < p.n; row += kColumnRows) {
+#pragma unroll
+    for (int k = 0; k < kColumnRows; ++k) in[k] = next[k];
+    strip.load(row + kColumnRows, p.n, next);
+    emit<Op, kVec>(p, strip, row, p.n, in, state);
+  }
+}
+
+template <class Op, int kVec>
+int64_t short_column_blocks(const ScanColumns<Op>& p) {
+  return ceil_div(p.outer * ceil_div(p.inner, int64_t{kVec}), int64_t{kColumnThreads});
+}
+
+template <class Op, int kVec>
+void launch_short_columns(const ScanColumns<Op>& p, bool overlap, cudaStream_t stream) {
+  launch_kernel(scan_short_columns_kernel<Op, kVec>,
+                dim3(static_cast<unsigned>(short_column_blocks<Op, kVec>(p))), dim3(kColumnThreads),
+                0, stream, overlap, p);
 }
 
 // Strips and segments that give every SM work.
