@@ -20,59 +20,74 @@ enum EdgeStat { kEdgeMean, kEdgeRstd, kEdgeVariance, kEdgeCount, kEdgeStats };
 
 __device__ __forceinline__ float probe_sign(float scale) { return scale < 0.f ? -1.f : 1.f; }
 
-inline constexpr int kEdgeSumRows = 16;  // threads that share a channel's blocks
+inline constexpr int kEdgeSumRows = 32;  // threads that share a channel's blocks
+inline constexpr int kEdgeSumBatch = 9;  // blocks that a thread reads at a time: 288 in all
 
-// The sum over the blocks of value(b), in double and always in the same order, for the threads of
-// row 0. A thread block is 32 channels x kEdgeSumRows.
-template <class Value>
-__device__ __forceinline__ double sum_over_blocks(int blocks, double (*stage)[32], Value&& value) {
-  double sum = 0;
-#pragma unroll 4
-  for (int b = static_cast<int>(threadIdx.y); b < blocks; b += kEdgeSumRows) sum += value(b);
-  stage[threadIdx.y][threadIdx.x] = sum;
+// The sums over the blocks of what values(b, to) gives, in double and always in the same order, for
+// the threads of row 0. A thread block is 32 channels x kEdgeSumRows.
+template <int kSums, class Values>
+__device__ __forceinline__ void sum_over_blocks(int blocks, double (*stage)[kEdgeSumRows][32],
+                                                double (&sums)[kSums], Values&& values) {
+#pragma unroll
+  for (int s = 0; s < kSums; ++s) sums[s] = 0;
+  for (int first = static_cast<int>(threadIdx.y); first < blocks;
+       first += kEdgeSumBatch * kEdgeSumRows) {
+    double found[kEdgeSumBatch][kSums];
+#pragma unroll
+    for (int u = 0; u < kEdgeSumBatch; ++u) {
+      values(min(first + u * kEdgeSumRows, blocks - 1), found[u]);
+    }
+#pragma unroll
+    for (int u = 0; u < kEdgeSumBatch; ++u) {
+      if (first + u * kEdgeSumRows >= blocks) continue;
+#pragma unroll
+      for (int s = 0; s < kSums; ++s) sums[s] += found[u][s];
+    }
+  }
+#pragma unroll
+  for (int s = 0; s < kSums; ++s) stage[s][threadIdx.y][threadIdx.x] = sums[s];
   __syncthreads();
-  sum = 0;
   if (threadIdx.y == 0) {
-    for (int row = 0; row < kEdgeSumRows; ++row) sum += stage[row][threadIdx.x];
+#pragma unroll
+    for (int s = 0; s < kSums; ++s) sums[s] = 0;
+    for (int row = 0; row < kEdgeSumRows; ++row) {
+#pragma unroll
+      for (int s = 0; s < kSums; ++s) sums[s] += stage[s][row][threadIdx.x];
+    }
   }
   __syncthreads();
-  return sum;
-}
-
-// The sum of partial[b * pitch + at] over the blocks b.
-__device__ __forceinline__ double sum_of_blocks(const float* partial, int blocks, int64_t pitch,
-                                                int at, double (*stage)[32]) {
-  return sum_over_blocks(blocks, stage, [&](int b) -> double { return partial[b * pitch + at]; });
 }
 
 // partial: [blocks][2 width + 1]: the blocks' means of v = sign(gamma) y, sums of squared distances
 // to them, and how many. given: (gamma, beta) by channel.
-static __global__ void edge_statistics_kernel(const float* partial, int blocks, int width,
-                                              const float2* given, float eps, float2* affine,
-                                              float* stats) {
-  __shared__ double stage[kEdgeSumRows][32];
+static __global__ void __launch_bounds__(32 * kEdgeSumRows)
+    edge_statistics_kernel(const float* partial, int blocks, int width, const float2* given,
+                           float eps, float2* affine, float* stats) {
+  __shared__ double stage[2][kEdgeSumRows][32];
   __shared__ double means[32];
   const int c = static_cast<int>(blockIdx.x * 32 + threadIdx.x);
   const int64_t pitch = 2 * width + 1;
   const float* counts = partial + 2 * width;
-  const double n =
-      sum_over_blocks(blocks, stage, [&](int b) -> double { return counts[b * pitch]; });
-  const double counted = n > 0 ? n : 1;
-  const double sum = sum_over_blocks(blocks, stage, [&](int b) -> double {
-    const double count = counts[b * pitch];
-    return count > 0 ? count * partial[b * pitch + c] : 0;
+  double sums[2];  // how many, and of v
+  sum_over_blocks(blocks, stage, sums, [&](int b, double (&to)[2]) {
+    const double count = counts[b * pitch], mean = partial[b * pitch + c];
+    to[0] = count;
+    to[1] = count > 0 ? count * mean : 0;
   });
-  if (threadIdx.y == 0) means[threadIdx.x] = sum / counted;
+  const double n = sums[0], counted = n > 0 ? n : 1;
+  if (threadIdx.y == 0) means[threadIdx.x] = sums[1] / counted;
   __syncthreads();
   const double center = means[threadIdx.x];
-  const double m2 = sum_over_blocks(blocks, stage, [&](int b) -> double {
+  double squares[1];
+  sum_over_blocks(blocks, stage, squares, [&](int b, double (&to)[1]) {
     const double count = counts[b * pitch], distance = partial[b * pitch + c] - center;
-    return count > 0 ? partial[b * pitch + width + c] + count * distance * distance : 0;
+    const double within = partial[b * pitch + width + c];
+    to[0] = count > 0 ? within + count * distance * distance : 0;
   });
   if (threadIdx.y > 0) return;
   const float2 gb = given[c];
   const double mean = center * probe_sign(gb.x);
-  const double variance = m2 / counted;
+  const double m2 = squares[0], variance = m2 / counted;
   const double rstd = 1.0 / sqrt(variance + eps);
   // NOTE: the shift that belongs to the rounded scale: what rounding took from it times a large
   // mean would be seen.
@@ -86,15 +101,19 @@ static __global__ void edge_statistics_kernel(const float* partial, int blocks, 
 
 // partial: [blocks][2][width]. grads: those of (scale, shift) or (gamma, beta); dense: (A, B), or
 // null without statistics.
-static __global__ void edge_sums_kernel(const float* partial, int blocks, int width,
-                                        const float2* affine, const float* stats, float2* grads,
-                                        float2* dense) {
-  __shared__ double stage[kEdgeSumRows][32];
+static __global__ void __launch_bounds__(32 * kEdgeSumRows)
+    edge_sums_kernel(const float* partial, int blocks, int width, const float2* affine,
+                     const float* stats, float2* grads, float2* dense) {
+  __shared__ double stage[2][kEdgeSumRows][32];
   const int c = static_cast<int>(blockIdx.x * 32 + threadIdx.x);
-  const double g = sum_of_blocks(partial, blocks, 2 * width, c, stage);
-  const double gy = sum_of_blocks(partial, blocks, 2 * width, width + c, stage);
+  const int64_t pitch = 2 * width;
+  double sums[2];
+  sum_over_blocks(blocks, stage, sums, [&](int b, double (&to)[2]) {
+    to[0] = partial[b * pitch + c];
+    to[1] = partial[b * pitch + width + c];
+  });
   if (threadIdx.y > 0) return;
-  const double rstd = stats ? stats[kEdgeRstd * width + c] : 1;
+  const double g = sums[0], gy = sums[1], rstd = stats ? stats[kEdgeRstd * width + c] : 1;
   grads[c] = {static_cast<float>(gy * rstd), static_cast<float>(g)};
   if (!stats) return;
   const double n = fmax(stats[kEdgeCount * width + c], 1.f), mean = stats[kEdgeMean * width + c];
