@@ -69,16 +69,31 @@ class EdgeLayer(NamedTuple):
 def edge_layers(layers: Layers) -> list[EdgeLayer]:
     """Checked layers as `edge_mlp` takes them; norms count this call."""
     weights = [None, *layers.weights[1:]]
-    norms = [_counted(norm, layers.dtype) for norm in layers.norms]
+    _count(layers.norms)
+    norms = [_with_momentum(norm, layers.dtype) for norm in layers.norms]
     return [EdgeLayer(*layer) for layer in zip(weights, layers.biases, norms, strict=True)]
 
 
 @torch.no_grad()
-def _counted(norm: Norm | None, dtype: torch.dtype) -> Norm | None:
-    """A batch norm in training counts its batch, and has a momentum from then on."""
+def _count(norms: Sequence[Norm | None]) -> None:
+    """Batch norms in training count their batch, at once where they are different ones."""
+    counts = [
+        norm.num_batches_tracked
+        for norm in norms
+        if isinstance(norm, BatchNorm) and norm.training and norm.num_batches_tracked is not None
+    ]
+    if len({id(count) for count in counts}) < len(counts):
+        for count in counts:
+            count.add_(1)
+    elif counts:
+        torch._foreach_add_(counts, 1)
+
+
+@torch.no_grad()
+def _with_momentum(norm: Norm | None, dtype: torch.dtype) -> Norm | None:
+    """A batch norm that has counted its batch, with a momentum from then on."""
     if not isinstance(norm, BatchNorm) or not norm.training or norm.num_batches_tracked is None:
         return norm
-    norm.num_batches_tracked.add_(1)
     if norm.momentum is not None:
         return norm
     # NOTE: a tensor, as the number would be one to wait for.
