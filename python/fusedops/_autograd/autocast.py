@@ -33,6 +33,15 @@ def cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.to(dtype)
 
 
+def keeps_casts(weight: Tensor) -> bool:
+    """Whether `cast_weight` may give a cast again that it made before.
+
+    NOTE: a cast that a CUDA graph captures is computed by its replays only, and one from outside
+    is older than those.
+    """
+    return _is_cache_enabled() and not (weight.is_cuda and _is_capturing())
+
+
 class _Casts(dict[Any, Any]):
     """(id of a weight, dtype) -> (weight, its version, the cast); a dict has no weak references."""
 
@@ -51,9 +60,7 @@ def cast_weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
     """
     if weight.dtype is not _float32 or not weight.requires_grad or _is_dynamo_compiling():
         return cast(weight, dtype)
-    # NOTE: a cast that a CUDA graph captures is computed by its replays only, and one from outside
-    # is older than those.
-    if not _is_cache_enabled() or (weight.is_cuda and _is_capturing()):
+    if not keeps_casts(weight):
         return cast(weight, dtype)
     casts = _casts()
     if casts is not None:

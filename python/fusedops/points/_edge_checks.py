@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .._autograd.autocast import cast, cast_weight
+from .._autograd.autocast import cast, cast_weight, keeps_casts
+from .._autograd.shared import sees_torch_functions_only
 from .._core.activation import CODES, raise_unknown
+from .._core.dtensor import is_dtensor
+from ._autograd import needs_grad
 from ._edge_batch_norm import wide_dtype
 from .norms import BatchNorm, LayerNorm
 
@@ -212,8 +215,45 @@ def check_layers(
         _check_norm(op, f"norms[{i}]", norm, weight)
     dtype, casts = _compute_dtype(op, matrices[0])
     if casts:
-        matrices = [cast_weight(weight, dtype) for weight in matrices]
+        matrices = _cast_weights(matrices, dtype)
     return Layers(matrices, vectors, kinds, dtype)  # type: ignore[arg-type]
+
+
+def _cast_weights(weights: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """The weights under autocast; by one launch each way where their casts are not kept anyway."""
+    apart = len(weights) == 1 or torch.compiler.is_compiling() or keeps_casts(weights[0])
+    if apart or not all(w.is_cuda and w.dtype is torch.float32 for w in weights):
+        return [cast_weight(weight, dtype) for weight in weights]
+    if sees_torch_functions_only(*weights) or any(map(is_dtensor, weights)):
+        return [cast_weight(weight, dtype) for weight in weights]
+    if needs_grad(*weights):
+        return list(CastTogether.apply(dtype, *weights))
+    return cast_together(weights, dtype)
+
+
+def cast_together(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """Tensors of one device and dtype in another dtype."""
+    made = [torch.empty_like(tensor, dtype=dtype) for tensor in tensors]
+    torch._foreach_copy_(made, list(tensors))
+    return made
+
+
+class CastTogether(torch.autograd.Function):
+    """(dtype, tensors of one dtype) -> the tensors in dtype."""
+
+    @staticmethod
+    def forward(ctx: Any, dtype: torch.dtype, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.dtype = tensors[0].dtype
+        ctx.set_materialize_grads(False)
+        return tuple(cast_together(tensors, dtype))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        given = [grad for grad in grads if grad is not None]
+        if torch.is_grad_enabled() or sees_torch_functions_only(*given) or not given:
+            return (None, *(grad if grad is None else grad.to(ctx.dtype) for grad in grads))
+        made = iter(cast_together(given, ctx.dtype))
+        return (None, *(grad if grad is None else next(made) for grad in grads))
 
 
 def in_dtype(op: str, name: str, value: Tensor, layers: Layers) -> Tensor:
