@@ -17,6 +17,7 @@ from torch import Tensor
 from .._autograd.compose import no_autocast
 from .._autograd.gemm import linear_eager
 from .._autograd.shared import distinct, sees_torch_functions_only
+from .._core.dtensor import is_dtensor
 from ..ops.linear import linear
 from ._autograd import needs_grad
 from ._edge_batch_norm import wide_dtype
@@ -104,8 +105,14 @@ def plain_product(x: Tensor, weight: Tensor) -> Tensor:
     """`product_by_point` without a gradient."""
     if x.dtype.itemsize > 2:
         return linear(x, weight)
+    torchs = torch.compiler.is_dynamo_compiling() or sees_torch_functions_only(x, weight)
+    if not torchs and x.is_cuda and x.numel() > 0 and not any(map(is_dtensor, (x, weight))):
+        with no_autocast(x):  # halves are read as they are, and their products summed in float32
+            rows = x.reshape(-1, x.shape[-1])
+            wide = torch.mm(rows, weight.contiguous().t(), out_dtype=torch.float32)
+        return wide.view(*x.shape[:-1], weight.shape[0])
     x, weight = x.float(), weight.float()
-    if torch.compiler.is_dynamo_compiling() or sees_torch_functions_only(x, weight):
+    if torchs:
         return F.linear(x, weight)
     product: Tensor = linear_eager(x, weight, None, 0, x.is_cuda, None)
     return product
@@ -140,7 +147,7 @@ class PointRows(torch.autograd.Function):
 def product_by_point(x: Tensor, weight: Tensor) -> Tensor:
     """x (..., F) times weight (C, F) transposed; in float32 of halves.
 
-    Rows that are summed with others must not be rounded before. Halves are exact in TF32.
+    Rows that are summed with others must not be rounded before.
     """
     if x.is_cuda and x.dtype.itemsize == 2 and x.shape[-1] % 8:
         # NOTE: Tensor Cores take rows of whole vectors only; those of 3 + C columns are none.
