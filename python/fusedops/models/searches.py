@@ -122,7 +122,10 @@ def searches(
         propagations = ()
     if len(stages) < 2 and not propagations:
         return None
-    result = Searches(_stream(xyz.device), xyz.device)
+    stream = _stream(xyz.device)
+    if stream is None:
+        return None
+    result = Searches(stream, xyz.device)
     result.run(stages, propagations, xyz, lengths)
     return result
 
@@ -138,11 +141,13 @@ def _has_streams(xyz: Any, lengths: Any, offsets: Any) -> bool:
 
 
 def _stream(device: torch.device) -> Any:
-    """This thread's second stream on a device."""
+    """This thread's second stream on a device; None where a graph's capture would be its first."""
     known: dict[int, Any] | None = getattr(_STREAMS, "known", None)
     if known is None:
         known = _STREAMS.known = {}
     index = torch.cuda.current_device() if device.index is None else device.index
     if index not in known:
+        if torch.cuda.is_current_stream_capturing():
+            return None
         known[index] = torch.cuda.Stream(index, priority=-1)
     return known[index]
