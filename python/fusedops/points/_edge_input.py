@@ -137,7 +137,7 @@ class PointRows(torch.autograd.Function):
             dx = dout @ weight if ctx.needs_input_grad[0] else None
             if not ctx.needs_input_grad[1]:
                 return dx, None
-            used = (dout != 0).any(-1, keepdim=True)
+            used = dout.any(-1, keepdim=True)
             # NOTE: torch does not batch flatten in a backward.
             count = math.prod(x.shape[:-1])
             rows = torch.where(used, x, 0).reshape(count, x.shape[-1])
