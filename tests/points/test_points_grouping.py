@@ -376,7 +376,10 @@ def test_more_than_2_31_elements():
 @pytest.mark.parametrize("channels", [8, 9])
 @pytest.mark.parametrize(
     ("clouds", "rows", "groups", "k"),
-    [(3, 7, 2000, 32), (1, 40_000, 2000, 16), (2, 200, 3000, 100), (1, 5, 600_000, 2)],
+    [
+        *((3, 7, 2000, 32), (1, 40_000, 2000, 16), (2, 200, 3000, 100), (1, 5, 600_000, 2)),
+        (4, 16_384, 4096, 32),
+    ],
 )
 def test_every_way_to_list_the_entries(device, clouds, rows, groups, k, channels):
     """Lists of every length, many destinations, and more entries than are counted at a time."""
@@ -389,6 +392,28 @@ def test_every_way_to_list_the_entries(device, clouds, rows, groups, k, channels
     where = torch.where((idx < 0) | (idx >= rows), rows, idx).reshape(clouds, -1, 1)
     expected.scatter_add_(1, where.expand(-1, -1, channels), dout.reshape(clouds, -1, channels))
     assert torch.equal(got, expected[:, :rows])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("clouds", "rows", "groups", "k"),
+    [
+        *((16, 16_384, 4096, 32), (32, 1024, 512, 32), (1, 100, 1250, 32), (3, 5000, 20_481, 1)),
+        *((1, 9000, 8192, 32), (150, 3000, 700, 30)),
+    ],
+)
+def test_lists_have_the_order_of_entries(clouds, rows, groups, k):
+    idx = indices(clouds, rows, groups, k, "cuda")
+    idx[:, :, 0] = 0  # long lists beside short ones
+    lists, ranges = torch.ops.fusedops.edge_lists(idx, rows)
+    flat, size = idx.view(clouds, -1), groups * k
+    for b in range(clouds):
+        inside = (flat[b] >= 0) & (flat[b] < rows)
+        order = torch.where(inside, flat[b], rows).sort(stable=True).indices[: int(inside.sum())]
+        assert torch.equal(lists[b * size :][: order.numel()].long(), order + b * size)
+        ends = torch.bincount(flat[b][inside], minlength=rows).cumsum(0) + b * size
+        assert torch.equal(ranges[b * rows :][:rows, 1].long(), ends)
+        assert torch.equal(ranges[b * rows :][1:rows, 0].long(), ends[:-1])
 
 
 @pytest.mark.parametrize("kind", ["inverse_distance", "inverse_square", "uniform"])

@@ -41,7 +41,13 @@ InvertedIndex by_counting(const LaunchScope& scope, const Tensor& idx, int64_t c
   a.entries = count / clouds;
   a.ranges = static_cast<uint2*>(into ? into->ranges.mutable_data_ptr() : base);
   a.result = static_cast<uint32_t*>(into ? into->entries.mutable_data_ptr() : base + layout.ranges);
-  launch_invert_index(a, scope.facts().sm_count, scope.stream());
+  const int sm_count = scope.facts().sm_count;
+  a.slices = invert_slices(clouds, n, a.entries, sm_count);
+  const int64_t values = a.slices > 0 ? invert_split_values(clouds, n, a.entries, sm_count) : 0;
+  const Tensor split = bytes_like(idx, values * int64_t{sizeof(uint32_t)});
+  a.split = static_cast<uint32_t*>(split.mutable_data_ptr());
+  a.starts = a.slices > 0 ? a.split + count : nullptr;
+  launch_invert_index(a, sm_count, scope.stream());
   return {memory, a.result, a.ranges};
 }
 
