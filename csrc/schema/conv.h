@@ -1,4 +1,4 @@
-// Schemas: depthwise convolutions, channels behind.
+// Schemas: convolutions with channels behind: depthwise ones, and those of images of few channels.
 #pragma once
 
 namespace fusedops {
@@ -16,6 +16,11 @@ inline constexpr const char* kConvSchemas[] = {
     // (dx, dweight) of conv(x, weight); what is not needed comes back with shape (0,).
     "depthwise_conv_backward(Tensor dy, Tensor x, Tensor weight, int stride_h, int stride_w, "
     "int pad_h, int pad_w, bool need_dx, bool need_dweight) -> (Tensor, Tensor)",
+
+    // y (N, H', W', O) as of depthwise_conv, for weight (O, kh, kw, C) and vectors (O,).
+    "first_conv(Tensor x, Tensor weight, Tensor? conv_bias, Tensor? mean, Tensor? var, "
+    "Tensor? bn_weight, Tensor? bias, int stride_h, int stride_w, int pad_h, int pad_w, "
+    "float eps, int activation) -> Tensor",
 };
 
 }  // namespace fusedops

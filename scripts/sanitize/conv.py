@@ -40,6 +40,9 @@ def run(o: Options, count: Counter[str]) -> None:
         for channels, side, kernel, stride in DEPTHWISE:
             depthwise(o, dtype, channels, side, kernel, stride)
             count["depthwise_conv"] += 4
+        for channels, outputs, kernel in ((3, 64, 7), (3, 24, 3), (3, 136, 3), (2, 5, 3)):
+            first(o, dtype, channels, outputs, kernel)
+            count["first_conv"] += 1
 
 
 def norm_act(o: Options, x: torch.Tensor, activation: str, with_residual: bool) -> None:
@@ -85,3 +88,11 @@ def depthwise(
     torch.ops.fusedops.depthwise_conv(x, weight, mean, *[None] * 4, y, *geometry, 0.0, 4)
     for needs in ((True, True), (True, False)):
         torch.ops.fusedops.depthwise_conv_backward(y, x, weight, *geometry, *needs)
+
+
+def first(o: Options, dtype: torch.dtype, channels: int, outputs: int, kernel: int) -> None:
+    x = o.randn(2, 19, 35, channels, dtype=dtype)
+    weight = o.randn(outputs, kernel, kernel, channels, dtype=dtype)
+    mean, var = o.randn(outputs, dtype=dtype), o.rand(outputs, dtype=dtype) + 0.5
+    half = kernel // 2
+    torch.ops.fusedops.first_conv(x, weight, None, mean, var, mean, var, 2, 2, half, half, 1e-5, 1)

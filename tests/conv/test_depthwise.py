@@ -1,4 +1,4 @@
-"""The depthwise ops: values and gradients against float64, borders, two runs, many images."""
+"""The ops of our convolutions, depthwise and of images: against float64, borders, two runs."""
 
 from __future__ import annotations
 
@@ -165,6 +165,85 @@ def test_which_convolutions_have_the_kernels(dtype):
     assert not uses(x, (16, 1, 3, 3))
     assert not uses((2, 7, 9, 9), (7, 1, 3, 3))
     assert not uses((2, 8, 9, 9, 9), (8, 1, 3, 3, 3))
+
+
+# x (N, H, W, C), outputs, kernel, stride, padding: tiles that fit and not, one and two parts of
+# outputs and a part of one, more than a block has; then sizes without a kernel of their own.
+FIRST = [
+    ((2, 32, 64, 3), 64, 7, 2, 3),
+    ((1, 19, 41, 3), 24, 7, 2, 3),
+    ((3, 8, 9, 3), 32, 3, 2, 1),
+    ((1, 37, 35, 3), 136, 3, 2, 0),
+    ((2, 9, 9, 3), 64, 7, 2, 8),
+    ((1, 9, 9, 3), 5, 7, 2, 3),
+    ((2, 8, 9, 4), 16, 5, 3, 2),
+]
+
+
+@every_dtype
+@pytest.mark.parametrize("case", FIRST, ids=str)
+def test_first_layers(device, case, dtype):
+    shape, outputs, kernel, stride, padding = case
+    x = make(*shape, dtype=dtype, device=device, seed=1)
+    scale = (kernel * kernel * shape[3]) ** -0.5
+    sizes = (outputs, kernel, kernel, shape[3])
+    weight = make(*sizes, dtype=dtype, device=device, seed=2, scale=scale)
+    wide = [t.double().movedim(-1, 1) for t in (x, weight)]
+    z = F.conv2d(*wide, None, stride, padding).movedim(1, -1)
+    numbers = (stride, stride, padding, padding)
+    plain = ops.first_conv(x, weight, *[None] * 5, *numbers, 0.0, 0)
+    assert_rounded(plain, z)
+    assert torch.equal(plain, ops.first_conv(x, weight, *[None] * 5, *numbers, 0.0, 0))
+    vectors = [make(outputs, dtype=dtype, device=device, seed=s) for s in (4, 5, 6, 7)]
+    bias, mean, gamma, beta = vectors
+    var = make(outputs, dtype=dtype, device=device, seed=8).abs() + 0.5
+    y = ops.first_conv(x, weight, bias, mean, var, gamma, beta, *numbers, 1e-5, 1)
+    bias, mean, var, gamma, beta = (t.double() for t in (bias, mean, var, gamma, beta))
+    assert_rounded(y, ((z + bias - mean) / (var + 1e-5).sqrt() * gamma + beta).relu())
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=name)
+def test_what_first_layers_read_beyond_a_window_does_not_count(device, dtype):
+    """The last eight values of a window's row are partly those of the next pixels."""
+    x = torch.zeros(1, 16, 40, 3, dtype=dtype, device=device)
+    x[0, 8, 20] = torch.nan
+    weight = torch.ones(8, 7, 7, 3, dtype=dtype, device=device)
+    y = ops.first_conv(x, weight, *[None] * 5, 2, 2, 3, 3, 0.0, 0)
+    near = torch.zeros(8, 20, dtype=torch.bool, device=device)
+    near[3:6, 9:12] = True  # windows of rows 2 i - 3 .. 2 i + 3 with row 8; columns likewise
+    assert torch.equal(y[0, ..., 0].isnan(), near)
+
+
+def test_first_layers_in_front_of_a_norm(device, monkeypatch):
+    monkeypatch.setattr(conv, "uses_first", lambda *_: True)
+    x = torch.randn(2, 3, 9, 8, dtype=torch.float64, device=device, requires_grad=True)
+    weight = torch.randn(8, 3, 3, 3, dtype=torch.float64, device=device, requires_grad=True)
+    bias = torch.randn(8, dtype=torch.float64, device=device, requires_grad=True)
+    found = []
+    for function in (fusedops.conv_bn_act, fusedops.reference.conv_bn_act):
+        y = function(x, weight, bias, activation="silu", training=True, padding=1, stride=2)
+        first = torch.autograd.grad(y.square().sum(), (x, weight, bias), create_graph=True)
+        second = torch.autograd.grad(sum(g.square().sum() for g in first[:2]), (x, weight))
+        found.append([y, *first, *second])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-8)
+
+
+def test_which_convolutions_are_first_layers():
+    def uses(outputs=64, channels=3, kernel=7, of=torch.bfloat16, **geometry):
+        sizes = (2, channels, 32, 32), (outputs, channels, kernel, kernel)
+        meta = [torch.empty(s, dtype=of, device="meta") for s in sizes]
+        options = {"stride": 2, "padding": 3, "dilation": 1, "groups": 1, **geometry}
+        return conv.uses_first("cuda", of, sizes[1], conv_problem("op", *meta, **options))
+
+    assert uses()
+    assert uses(kernel=3, outputs=32)
+    assert not uses(kernel=5)
+    assert not uses(stride=1)
+    assert not uses(channels=4)
+    assert not uses(outputs=60)
+    assert not uses(of=torch.float32)
+    assert not uses(dilation=2)
 
 
 @pytest.mark.gpu

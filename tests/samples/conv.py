@@ -45,4 +45,26 @@ def backward(device, dtype, codes):
             yield dy, x, weight, *stride, *padding, *needs
 
 
-SAMPLES = {"depthwise_conv": forward, "depthwise_conv_backward": backward}
+# Shape of x, outputs, kernel, strides, padding: kernels of their own first, others behind.
+FIRST = [
+    ((1, 21, 37, 3), 72, (7, 7), (2, 2), (3, 3)),
+    ((2, 9, 8, 3), 32, (3, 3), (2, 2), (1, 1)),
+    ((1, 6, 5, 2), 5, (3, 2), (2, 1), (0, 1)),
+]
+
+
+def first(device, dtype, codes):
+    for i, (shape, outputs, kernel, stride, padding) in enumerate(FIRST):
+        x = make(*shape, dtype=dtype, device=device)
+        weight = make(outputs, *kernel, shape[3], dtype=dtype, device=device, seed=2, scale=0.1)
+        mean, var, scale, bias = vectors(outputs, dtype, device)
+        conv_bias = make(outputs, dtype=dtype, device=device, seed=6)
+        geometry = (*stride, *padding)
+        for code in codes if i == 1 else codes[:2]:
+            yield x, weight, conv_bias, mean, var, scale, bias, *geometry, 1e-5, code
+        wides = (mean.to(wide(dtype)), var.to(wide(dtype)))
+        yield x, weight, None, *wides, None, None, *geometry, 1e-3, 0
+        yield x, weight, None, None, None, None, None, *geometry, 0.0, 0
+
+
+SAMPLES = {"first_conv": first, "depthwise_conv": forward, "depthwise_conv_backward": backward}

@@ -145,6 +145,36 @@ struct ConvGeometry {
   int64_t stride_h, stride_w, pad_h, pad_w;
 };
 
+// The sizes of x (N, H, W, C) under a kernel's taps.
+inline DepthwiseShape check_conv_sizes(const char* op, const Tensor& x, const Tensor& weight,
+                                       const ConvGeometry& geometry) {
+  const int64_t kh = weight.size(1), kw = weight.size(2);
+  FUSEDOPS_CHECK(kh > 0 && kw > 0, op, ": weight must have at least one tap; got shape ",
+                 shape_string(weight));
+  const auto at_least = [&](const char* name, int64_t value, int64_t least) {
+    FUSEDOPS_CHECK(value >= least && value <= kMaxConvExtent, op, ": ", name, " must be from ",
+                   least, " to ", kMaxConvExtent, "; got ", value);
+  };
+  at_least("stride_h", geometry.stride_h, 1);
+  at_least("stride_w", geometry.stride_w, 1);
+  at_least("pad_h", geometry.pad_h, 0);
+  at_least("pad_w", geometry.pad_w, 0);
+  const int64_t room_h = x.size(1) + 2 * geometry.pad_h - kh;
+  const int64_t room_w = x.size(2) + 2 * geometry.pad_w - kw;
+  FUSEDOPS_CHECK(room_h >= 0 && room_w >= 0, op, ": x ", shape_string(x),
+                 " must be as large as weight after padding; got weight ", shape_string(weight));
+  FUSEDOPS_CHECK(x.size(1) <= kMaxConvExtent && x.size(2) <= kMaxConvExtent, op, ": x ",
+                 shape_string(x), " must have images of at most ", kMaxConvExtent,
+                 " rows and columns");
+  DepthwiseShape s;
+  s.n = x.size(0), s.h = x.size(1), s.w = x.size(2), s.channels = x.size(3);
+  s.kh = kh, s.kw = kw;
+  s.stride_h = geometry.stride_h, s.stride_w = geometry.stride_w;
+  s.pad_h = geometry.pad_h, s.pad_w = geometry.pad_w;
+  s.out_h = room_h / s.stride_h + 1, s.out_w = room_w / s.stride_w + 1;
+  return s;
+}
+
 inline DepthwiseShape check_depthwise_operands(const char* op,
                                                const Tensor& x,       // (N, H, W, C)
                                                const Tensor& weight,  // (C, kh, kw)
@@ -155,30 +185,27 @@ inline DepthwiseShape check_depthwise_operands(const char* op,
   check_dim(op, "weight", weight, 3, "(C, kh, kw)");
   FUSEDOPS_CHECK(weight.size(0) == x.size(3), op, ": weight must have shape (", x.size(3),
                  ", kh, kw) to match x ", shape_string(x), "; got ", shape_string(weight));
-  FUSEDOPS_CHECK(weight.size(1) > 0 && weight.size(2) > 0, op,
-                 ": weight must have at least one tap; got shape ", shape_string(weight));
-  const auto at_least = [&](const char* name, int64_t value, int64_t least) {
-    FUSEDOPS_CHECK(value >= least && value <= kMaxConvExtent, op, ": ", name, " must be from ",
-                   least, " to ", kMaxConvExtent, "; got ", value);
-  };
-  at_least("stride_h", geometry.stride_h, 1);
-  at_least("stride_w", geometry.stride_w, 1);
-  at_least("pad_h", geometry.pad_h, 0);
-  at_least("pad_w", geometry.pad_w, 0);
-  const int64_t room_h = x.size(1) + 2 * geometry.pad_h - weight.size(1);
-  const int64_t room_w = x.size(2) + 2 * geometry.pad_w - weight.size(2);
-  FUSEDOPS_CHECK(room_h >= 0 && room_w >= 0, op, ": x ", shape_string(x),
-                 " must be as large as weight after padding; got weight ", shape_string(weight));
-  FUSEDOPS_CHECK(x.size(1) <= kMaxConvExtent && x.size(2) <= kMaxConvExtent, op, ": x ",
-                 shape_string(x), " must have images of at most ", kMaxConvExtent,
-                 " rows and columns");
-  DepthwiseShape s;
-  s.n = x.size(0), s.h = x.size(1), s.w = x.size(2), s.channels = x.size(3);
-  s.kh = weight.size(1), s.kw = weight.size(2);
-  s.stride_h = geometry.stride_h, s.stride_w = geometry.stride_w;
-  s.pad_h = geometry.pad_h, s.pad_w = geometry.pad_w;
-  s.out_h = room_h / s.stride_h + 1, s.out_w = room_w / s.stride_w + 1;
-  return s;
+  return check_conv_sizes(op, x, weight, geometry);
+}
+
+// weight (O, kh, kw, C).
+inline DepthwiseShape check_first_conv(const char* op, const Tensor& x, const Tensor& weight,
+                                       const std::optional<Tensor>& conv_bias,
+                                       const NormVectors& norm, const ConvGeometry& geometry,
+                                       int64_t activation) {
+  check_activation(op, activation);
+  const DType dtype = check_floating(op, "x", x);
+  check_like(op, "weight", weight, "x", x);
+  check_dim(op, "x", x, 4, "(N, H, W, C)");
+  check_dim(op, "weight", weight, 4, "(O, kh, kw, C)");
+  FUSEDOPS_CHECK(weight.size(3) == x.size(3), op, ": weight must have shape (O, kh, kw, ",
+                 x.size(3), ") to match x ", shape_string(x), "; got ", shape_string(weight));
+  check_outputs(op, "conv_bias", conv_bias, weight, dtype);
+  check_outputs(op, "mean", norm.mean, weight, dtype);
+  check_outputs(op, "var", norm.var, weight, dtype);
+  check_outputs(op, "bn_weight", norm.weight, weight, dtype);
+  check_outputs(op, "bias", norm.bias, weight, dtype);
+  return check_conv_sizes(op, x, weight, geometry);
 }
 
 // A tensor of y's shape, like x.

@@ -1,29 +1,15 @@
 // depthwise_conv and its backward on the CPU: plain loops, sums in double.
 #include <algorithm>
-#include <cmath>
 #include <tuple>
 #include <vector>
 
-#include "csrc/common/checks/batch_norm_check.h"
 #include "csrc/common/checks/op_boundary.h"
-#include "csrc/common/dispatch.h"
-#include "csrc/common/host/aten.h"
 #include "csrc/cpu/activation.h"
+#include "csrc/cpu/conv/behind.h"
 #include "csrc/cpu/pointwise.h"
 
 namespace fusedops::cpu {
 namespace {
-
-// A vector of channels in the compute type, or one value where it is absent.
-template <typename C>
-std::vector<C> channel_values(const std::optional<Tensor>& vector, int64_t channels, C absent) {
-  std::vector<C> result(channels, absent);
-  if (!vector) return result;
-  const Tensor wide =
-      dense(to_dtype(*vector, sizeof(C) == 8 ? ScalarType::Double : ScalarType::Float));
-  std::copy_n(static_cast<const C*>(wide.const_data_ptr()), channels, result.begin());
-  return result;
-}
 
 // Calls fn(offset of y, offset of x, tap, channel) for every product of the images [begin, end).
 template <typename Fn>
@@ -66,14 +52,7 @@ Tensor depthwise_conv(const Tensor& x_,                        // (N, H, W, C)
   std::optional<Tensor> residual;
   if (residual_) residual = dense(to_dtype(*residual_, wide));
   const auto form = [&]<typename C>(C) {
-    const auto before = channel_values<C>(conv_bias, s.channels, 0);
-    const auto centre = channel_values<C>(mean, s.channels, 0);
-    const auto gamma = channel_values<C>(bn_weight, s.channels, 1);
-    const auto shift = channel_values<C>(bias, s.channels, C(-0.0));
-    auto scale = channel_values<C>(var, s.channels, 1);
-    for (int64_t c = 0; c < s.channels; ++c) {
-      scale[c] = (var ? C(1) / std::sqrt(scale[c] + static_cast<C>(eps)) : C(1)) * gamma[c];
-    }
+    const Behind<C> behind(conv_bias, norm, s.channels, eps);
     const C* const from = static_cast<const C*>(x.const_data_ptr());
     const C* const taps = static_cast<const C*>(weight.const_data_ptr());
     const C* const added = residual ? static_cast<const C*>(residual->const_data_ptr()) : nullptr;
@@ -85,9 +64,7 @@ Tensor depthwise_conv(const Tensor& x_,                        // (N, H, W, C)
         sums[i - begin * image] += double{from[j]} * taps[c * s.taps() + tap];
       });
       for (int64_t i = begin * image; i < end * image; ++i) {
-        const int64_t c = i % s.channels;
-        const C sum = static_cast<C>(sums[i - begin * image]);
-        to[i] = (sum + (before[c] - centre[c])) * scale[c] + shift[c] + (added ? added[i] : C(0));
+        to[i] = behind(sums[i - begin * image], i % s.channels) + (added ? added[i] : C(0));
       }
     });
   };

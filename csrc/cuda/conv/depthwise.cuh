@@ -8,6 +8,7 @@
 
 #include "csrc/common/depthwise.h"
 #include "csrc/common/device/activation.cuh"
+#include "csrc/common/device/mma.cuh"
 #include "csrc/cuda/batch_norm/channel_walk.cuh"
 
 namespace fusedops {
@@ -61,17 +62,6 @@ struct DepthwiseProblem {
   bool adjoint = false;
 };
 
-// Two channels of 16 bits each, in fp32.
-template <class T>
-__device__ __forceinline__ float2 two_channels(uint32_t bits) {
-  if constexpr (__is_same(T, __nv_bfloat16)) {
-    return {__uint_as_float(bits << 16), __uint_as_float(bits & 0xffff0000u)};
-  } else {
-    return {to_compute(__ushort_as_half(static_cast<unsigned short>(bits & 0xffffu))),
-            to_compute(__ushort_as_half(static_cast<unsigned short>(bits >> 16)))};
-  }
-}
-
 // Where a thread stands.
 struct DepthwisePlace {
   int tx, ty, first, col;  // first: channel of the block, col: of the thread
@@ -110,7 +100,7 @@ __device__ __forceinline__ void load_pairs(const T* image, int64_t at, bool insi
     bits[c] = reads ? __ldg(reinterpret_cast<const uint32_t*>(image + (at + c * channels))) : 0u;
   }
 #pragma unroll
-  for (int c = 0; c < kColumns; ++c) to[c] = two_channels<T>(bits[c]);
+  for (int c = 0; c < kColumns; ++c) to[c] = unpack_pair<T>(bits[c]);
 }
 
 // One dimension of a tile: which tap carries input i to result o.
@@ -228,7 +218,7 @@ __global__ void __launch_bounds__(kDepthwiseThreads, kDepthwiseBlocks)
         z.x = (z.x + before[0]) * scale[0] + bias[0];
         z.y = (z.y + before[1]) * scale[1] + bias[1];
         if (p.residual != nullptr && writes(oy, ox)) {
-          const float2 added = two_channels<T>(__ldg(reinterpret_cast<const uint32_t*>(
+          const float2 added = unpack_pair<T>(__ldg(reinterpret_cast<const uint32_t*>(
               static_cast<const T*>(p.residual) + element(oy, ox))));
           z.x += added.x, z.y += added.y;
         }

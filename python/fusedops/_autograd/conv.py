@@ -1,4 +1,4 @@
-"""Depthwise convolutions of (N, H, W, C), with their gradients."""
+"""Convolutions of (N, H, W, C) on kernels of our own, with their gradients."""
 
 from __future__ import annotations
 
@@ -68,3 +68,45 @@ def depthwise(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry
         z: Tensor = DepthwiseFunction.apply(x, weight, bias, geometry)
         return z
     return _forward(x, weight, bias, geometry)
+
+
+class FirstFunction(torch.autograd.Function):
+    """conv(x, weight) + bias of images of few channels; its gradients are torch's."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.geometry = geometry
+        return _first_forward(x, weight, bias, geometry)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        stride, padding = ctx.geometry[:2], ctx.geometry[2:]
+        needs, need_bias = ctx.needs_input_grad[:2], ctx.needs_input_grad[2]
+        images = [t.movedim(-1, 1) for t in (dy, x, weight)]
+        with no_autocast(dy):
+            dx, dweight, _ = torch.ops.aten.convolution_backward(
+                *images, None, stride, padding, (1, 1), False, (0, 0), 1, (*needs, False)
+            )
+        dbias = dy.flatten(0, -2).sum(0) if need_bias else None
+        dx, dweight = (None if t is None else t.movedim(1, -1) for t in (dx, dweight))
+        return dx, dweight, dbias, None
+
+
+def _first_forward(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
+    behind = (bias, None, None, None, None)
+    y: Tensor = _ops.first_conv.default(x, weight, *behind, *geometry, 0.0, 0)
+    return y
+
+
+def first(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
+    """As `depthwise`, for weight (O, kh, kw, C)."""
+    if torch.is_grad_enabled() and any(
+        t is not None and t.requires_grad for t in (x, weight, bias)
+    ):
+        z: Tensor = FirstFunction.apply(x, weight, bias, geometry)
+        return z
+    return _first_forward(x, weight, bias, geometry)

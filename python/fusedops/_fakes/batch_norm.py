@@ -215,6 +215,15 @@ def _batch_norm_train_backward(
     return dy.new_empty(dy.shape), dy.new_empty(dy.shape if need_dz else (0,)), sums
 
 
+def _check_outputs(op: str, weight: Tensor, vectors: dict[str, Tensor | None]) -> None:
+    n = weight.shape[0]
+    for name, vector in vectors.items():
+        if vector is not None:
+            _check_grad_like(op, name, vector, "weight", weight)
+            text = f"shape ({n},) to match weight {shape_of(weight)}"
+            check_same_shape(op, name, vector, (n,), text)
+
+
 @fake("batch_norm_fold")
 def _batch_norm_fold(
     weight: Tensor,
@@ -229,11 +238,5 @@ def _batch_norm_fold(
     check_floating(op, "weight", weight)
     check_matrix(op, "weight", weight, "(O, K)")
     vectors = {"conv_bias": conv_bias, "mean": mean, "var": var}
-    vectors |= {"bn_weight": bn_weight, "bias": bias}
-    n = weight.shape[0]
-    for name, vector in vectors.items():
-        if vector is not None:
-            _check_grad_like(op, name, vector, "weight", weight)
-            text = f"shape ({n},) to match weight {shape_of(weight)}"
-            check_same_shape(op, name, vector, (n,), text)
-    return weight.new_empty(weight.shape), weight.new_empty((n,))
+    _check_outputs(op, weight, {**vectors, "bn_weight": bn_weight, "bias": bias})
+    return weight.new_empty(weight.shape), weight.new_empty(weight.shape[:1])

@@ -5,30 +5,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .batch_norm import _check_channels
+from .batch_norm import _check_channels, _check_outputs
 from .checks import check_activation, check_floating, check_like, fake, shape_of
 from .cloud import check_dim
 
 _MAX_EXTENT = 1 << 24
 
 
-def _check_operands(
+def _check_sizes(
     op: str, x: Tensor, weight: Tensor, stride: tuple[int, int], pad: tuple[int, int]
-) -> tuple[int, ...]:
-    """The shape of the result."""
-    check_floating(op, "x", x)
-    check_like(op, "weight", weight, "x", x)
-    check_dim(op, "x", x, 4, "(N, H, W, C)")
-    check_dim(op, "weight", weight, 3, "(C, kh, kw)")
-    n, h, w, channels = x.shape
-    torch._check(
-        weight.shape[0] == channels,
-        lambda: (
-            f"{op}: weight must have shape ({channels}, kh, kw) to match x {shape_of(x)}; got "
-            f"{shape_of(weight)}"
-        ),
-    )
-    kh, kw = weight.shape[1:]
+) -> tuple[int, int]:
+    """Rows and columns of the result."""
+    h, w = x.shape[1:3]
+    kh, kw = weight.shape[1:3]
     torch._check(
         kh > 0 and kw > 0,
         lambda: f"{op}: weight must have at least one tap; got shape {shape_of(weight)}",
@@ -53,7 +42,26 @@ def _check_operands(
         h <= _MAX_EXTENT and w <= _MAX_EXTENT,
         lambda: f"{op}: x {shape_of(x)} must have images of at most {_MAX_EXTENT} rows and columns",
     )
-    return n, room_h // stride[0] + 1, room_w // stride[1] + 1, channels
+    return room_h // stride[0] + 1, room_w // stride[1] + 1
+
+
+def _check_operands(
+    op: str, x: Tensor, weight: Tensor, stride: tuple[int, int], pad: tuple[int, int]
+) -> tuple[int, ...]:
+    """The shape of the result."""
+    check_floating(op, "x", x)
+    check_like(op, "weight", weight, "x", x)
+    check_dim(op, "x", x, 4, "(N, H, W, C)")
+    check_dim(op, "weight", weight, 3, "(C, kh, kw)")
+    channels = x.shape[3]
+    torch._check(
+        weight.shape[0] == channels,
+        lambda: (
+            f"{op}: weight must have shape ({channels}, kh, kw) to match x {shape_of(x)}; got "
+            f"{shape_of(weight)}"
+        ),
+    )
+    return x.shape[0], *_check_sizes(op, x, weight, stride, pad), channels
 
 
 def _check_result(op: str, name: str, tensor: Tensor, x: Tensor, shape: tuple[int, ...]) -> None:
@@ -115,3 +123,38 @@ def _depthwise_conv_backward(
         x.new_empty(x.shape if need_dx else (0,)),
         weight.new_empty(weight.shape if need_dweight else (0,)),
     )
+
+
+@fake("first_conv")
+def _first_conv(
+    x: Tensor,
+    weight: Tensor,
+    conv_bias: Tensor | None,
+    mean: Tensor | None,
+    var: Tensor | None,
+    bn_weight: Tensor | None,
+    bias: Tensor | None,
+    stride_h: int,
+    stride_w: int,
+    pad_h: int,
+    pad_w: int,
+    eps: float,
+    activation: int,
+) -> Tensor:
+    op = "first_conv"
+    check_activation(op, activation)
+    check_floating(op, "x", x)
+    check_like(op, "weight", weight, "x", x)
+    check_dim(op, "x", x, 4, "(N, H, W, C)")
+    check_dim(op, "weight", weight, 4, "(O, kh, kw, C)")
+    torch._check(
+        weight.shape[3] == x.shape[3],
+        lambda: (
+            f"{op}: weight must have shape (O, kh, kw, {x.shape[3]}) to match x {shape_of(x)}; "
+            f"got {shape_of(weight)}"
+        ),
+    )
+    vectors = {"conv_bias": conv_bias, "mean": mean, "var": var, "bn_weight": bn_weight}
+    _check_outputs(op, weight, {**vectors, "bias": bias})
+    size = _check_sizes(op, x, weight, (stride_h, stride_w), (pad_h, pad_w))
+    return x.new_empty((x.shape[0], *size, weight.shape[0]))

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from .._core.activation import SAVES_OUTPUT, SAVES_PREACT
-from ..ops.conv import DEPTHWISE, PASS, inference_path, uses_depthwise, uses_product
+from ..ops.conv_paths import (
+    DEPTHWISE,
+    FIRST,
+    PASS,
+    inference_path,
+    uses_depthwise,
+    uses_first,
+    uses_product,
+)
 from ..ops.conv_problem import ConvProblem, code_of, conv_problem
 
 if TYPE_CHECKING:
@@ -19,6 +27,7 @@ __all__ = ["ConvExplanation", "explain_conv_bn_act"]
 
 _KERNELS = {
     "depthwise": "our depthwise kernel: norm, residual and activation in its epilogue",
+    "first": "our kernel for three channels: norm and activation in its epilogue",
     "gemm": "fusedops.linear of the rows: bias and activation in its epilogue",
     "graph": "cuDNN's graph: bias, residual and activation in its epilogue",
     "cudnn": "torch.cudnn_convolution_add_relu: bias, residual and ReLU in its epilogue",
@@ -39,8 +48,8 @@ class ConvExplanation:
 
     Attributes:
         call: The call and its sizes.
-        path: "gemm", "depthwise", "graph", "cudnn" or "pass"; "train" where statistics are those
-            of the batch.
+        path: "gemm", "depthwise", "first", "graph", "cudnn" or "pass"; "train" where
+            statistics are those of the batch.
         why: Why it is that one.
         passes: The kernels in their order, those of backward behind.
         moved_bytes: Traffic of activations, by all of them.
@@ -75,6 +84,8 @@ def _owner(device: str, dtype: torch.dtype, weight: Sequence[int], problem: Conv
         return _Owner("fusedops.linear of the rows", "fusedops.linear's")
     if uses_depthwise(device, dtype, weight, problem):
         return _Owner("our depthwise kernel", "our depthwise")
+    if uses_first(device, dtype, weight, problem):
+        return _Owner("our kernel for three channels", "cuDNN's")
     return _Owner("torch's convolution (cuDNN, on a CPU oneDNN)", "cuDNN's")
 
 
@@ -163,7 +174,7 @@ def _forward(path: str, residual: bool, training: bool, owner: _Owner) -> list[C
 
 def _notes(path: str, device: str) -> list[str]:
     notes = []
-    if path in _KERNELS and path != DEPTHWISE:
+    if path in _KERNELS and path not in (DEPTHWISE, FIRST):
         notes.append("one small kernel folds the norm into weight and bias")
     if path == "train" and device == "cuda":
         notes.append(

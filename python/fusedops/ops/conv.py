@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Sequence  # noqa: TC003  (for get_type_hints)
 from typing import Any, NamedTuple
 
@@ -14,11 +13,9 @@ from torch import Tensor
 from .. import _fakes  # noqa: F401  (registers the fakes)
 from .._autograd.autocast import cast, cast_weight
 from .._autograd.batch_norm import BatchNormOptions, batch_norm
-from .._autograd.conv import Geometry, depthwise
+from .._autograd.conv import Geometry, depthwise, first
 from .._autograd.gemm import linear_eager
-from .._core.activation import CODES
 from .._core.calls import public
-from .._core.precision import fp32_precision
 from . import conv_graph
 from .batch_norm import (
     channels_behind,
@@ -26,6 +23,22 @@ from .batch_norm import (
     options_of,
     sees_torch,
     torch_batch_norm_act,
+)
+from .conv_paths import (
+    CUDNN,
+    DEPTHWISE,
+    FIRST,
+    GEMM,
+    GRAPH,
+    HALVES,
+    PASS,
+    inference_path,
+    is_pointwise,
+    pays_inside,
+    uses_depthwise,
+    uses_first,
+    uses_product,
+    without_graph,
 )
 from .conv_problem import (
     CHANNELS_LAST,
@@ -44,22 +57,6 @@ __all__ = ["conv_bn_act"]
 _any_autocast = torch._C._is_any_autocast_enabled
 _CONV: dict[int, Any] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _ops = torch.ops.fusedops
-_HALVES = (torch.float16, torch.bfloat16)
-_RELU = CODES["relu"]
-
-# Channels of x from which on a product of rows is no faster than cuDNN's, and its weight takes a
-# part of the time to fold (measured on an H100, layers of ResNet-50).
-_LONG = 512
-
-# What a call without a gradient runs; see `inference_path`.
-GEMM, DEPTHWISE, GRAPH, CUDNN, PASS = "gemm", "depthwise", "graph", "cudnn", "pass"
-# What our depthwise kernels have: sides of the kernel, and strides.
-_DEPTHWISE_KERNELS, _DEPTHWISE_STRIDES = (3, 5), (1, 2)
-
-
-# The largest results, and convolutions, of graphs with the norm inside: from the layers of suite
-# conv on an H100, each measured both ways.
-_INSIDE_ELEMENTS, _INSIDE_WITH_RESIDUAL, _INSIDE_FLOPS = 13_000_000, 2_000_000, 2e10
 
 
 class Norm(NamedTuple):
@@ -123,33 +120,6 @@ def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, problem: ConvProbl
     return y
 
 
-def is_pointwise(weight_shape: Sequence[int], problem: ConvProblem) -> bool:
-    """Whether the convolution is a product of its rows with a matrix."""
-    one = all(n == 1 for n in (*weight_shape[2:], *problem.stride))
-    return one and problem.groups == 1 and not any(problem.padding)
-
-
-def uses_product(
-    device_type: str, dtype: torch.dtype, weight_shape: Sequence[int], problem: ConvProblem
-) -> bool:
-    """Whether the convolution in front of a pass is our product, backward too, and not torch's."""
-    return device_type == "cuda" and dtype in _HALVES and is_pointwise(weight_shape, problem)
-
-
-def uses_depthwise(
-    device_type: str, dtype: torch.dtype, weight_shape: Sequence[int], problem: ConvProblem
-) -> bool:
-    """Whether the convolution is our depthwise kernel, backward too, and not torch's."""
-    if device_type != "cuda" or dtype not in _HALVES or problem.spatial != 2:
-        return False
-    kernel, stride = weight_shape[2], problem.stride[0]
-    square = tuple(weight_shape[2:]) == (kernel, kernel) and problem.stride == (stride, stride)
-    plain = problem.dilation == (1, 1) and not problem.is_uneven
-    each = problem.groups == weight_shape[0] > 1 and weight_shape[1] == 1
-    known = kernel in _DEPTHWISE_KERNELS and stride in _DEPTHWISE_STRIDES
-    return square and plain and each and known and weight_shape[0] % 2 == 0
-
-
 def _geometry(problem: ConvProblem) -> Geometry:
     """Strides and padding as the depthwise ops take them."""
     (stride_h, stride_w), (pad_h, pad_w) = problem.stride, problem.padding
@@ -164,74 +134,38 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None, wants: bool) -> Ten
     return y
 
 
-def inference_path(
-    device_type: str,
-    dtype: torch.dtype,
-    x_shape: Sequence[int],
-    weight_shape: Sequence[int],
-    problem: ConvProblem,
-    code: int,
-    with_residual: bool,
-) -> tuple[str, str]:
-    """(path, why) of a call without a gradient."""
-    if device_type != "cuda":
-        return PASS, "on a CPU it is oneDNN's convolution, then one pass"
-    if dtype is torch.float64 or (
-        dtype is torch.float32 and fp32_precision("conv", "cuda") != "tf32"
-    ):
-        return PASS, "at full precision it is cuDNN's convolution, then one pass"
-    if max(math.prod(x_shape), math.prod(problem.out_shape)) >= 2**31:
-        return PASS, "of 2^31 elements or more torch cuts the convolution; then one pass"
-    if uses_depthwise(device_type, dtype, weight_shape, problem):
-        return DEPTHWISE, "depthwise: our kernel, with all the rest behind its sums"
-    graph = conv_graph.is_for(dtype, code)
-    if is_pointwise(weight_shape, problem) and not with_residual:
-        if graph and code in (0, _RELU) and weight_shape[1] >= _LONG:
-            return GRAPH, "1x1 of many channels: cuDNN's graph leaves their weight as it is"
-        return GEMM, "1x1 with stride 1: a product of rows, with all the rest in its epilogue"
-    if graph:
-        return GRAPH, "cuDNN's graph has bias, residual and activation in its epilogue"
-    return _without_graph(x_shape[1], problem, code, with_residual)
-
-
-def _without_graph(
-    channels: int, problem: ConvProblem, code: int, with_residual: bool
-) -> tuple[str, str]:
-    """(path, why) where there is no graph; channels: of x."""
-    with_cudnn = torch.backends.cudnn.is_available()
-    # NOTE: it raises for what it has no kernel for; one group of whole vectors is what it is for.
-    plain = problem.groups == 1 and not problem.is_uneven
-    plain = plain and all(n % 8 == 0 for n in (channels, problem.out_shape[1]))
-    if with_cudnn and code == _RELU and with_residual and plain:
-        return CUDNN, "cuDNN's fused kernel has bias, residual and ReLU in its epilogue"
-    why = "torch has no fused kernel for it; nvidia-cudnn-frontend (the extra conv) may have one"
-    return PASS, f"cuDNN's convolution, then one pass: {why}"
-
-
 # NOTE: for half precision, to which no setting of torch's matters.
 _known_path = functools.lru_cache(maxsize=4096)(inference_path)
+
+
+def _by_own_kernel(call: Fused, path: str) -> Tensor:
+    """y (N, ..., O) from a kernel that has the norm behind its sums."""
+    image, residual = channels_behind(call.x), call.residual
+    behind, last = (call.bias, *call.norm), (*_geometry(call.problem), call.eps, call.code)
+    y: Tensor
+    if path == FIRST:
+        y = _ops.first_conv.default(image, channels_behind(call.weight), *behind, *last)
+    else:
+        added = None if residual is None else channels_behind(residual)
+        y = _ops.depthwise_conv.default(image, call.weight.squeeze(1), *behind, added, *last)
+    return y
 
 
 def _infer(call: Fused) -> Tensor | None:
     """y (N, ..., O) from one kernel, None where no kernel has all of it."""
     x, weight, problem, with_residual = call.x, call.weight, call.problem, call.residual is not None
-    find = _known_path if x.dtype in _HALVES else inference_path
+    find = _known_path if x.dtype in HALVES else inference_path
     path, _ = find(x.device.type, x.dtype, x.shape, weight.shape, problem, call.code, with_residual)
     if path == GRAPH:
         y = _by_graph(call)
         if y is not None:
             return channels_behind(y)
-        without = _without_graph(x.shape[1], problem, call.code, with_residual)[0]
+        without = without_graph(x.shape[1], problem, call.code, with_residual)[0]
         path = GEMM if call.is_product else without
     if path == PASS or (path == CUDNN and not torch.backends.cudnn.enabled):
         return None
-    if path == DEPTHWISE:
-        residual = None if call.residual is None else channels_behind(call.residual)
-        behind = (call.bias, *call.norm, residual)
-        image, filters = channels_behind(x), weight.squeeze(1)
-        rest = (*behind, *_geometry(problem), call.eps, call.code)
-        z: Tensor = _ops.depthwise_conv.default(image, filters, *rest)
-        return z
+    if path in (DEPTHWISE, FIRST):
+        return _by_own_kernel(call, path)
     if path == GEMM:
         matrix, shift = _ops.batch_norm_fold.default(
             weight.flatten(1), call.bias, *call.norm, call.eps
@@ -243,18 +177,6 @@ def _infer(call: Fused) -> Tensor | None:
     geometry = (problem.stride, problem.padding, problem.dilation, problem.groups)
     y = torch.cudnn_convolution_add_relu(x, folded, call.residual, 1.0, shift, *geometry)
     return channels_behind(y)
-
-
-def pays_inside(weight_shape: Sequence[int], problem: ConvProblem, with_residual: bool) -> bool:
-    """Whether a graph with the norm in it beats one with the norm folded into the weight.
-
-    The norm slows the convolution's kernel by a tenth, and far more where it writes much beside a
-    residual; folding is a kernel of a few microseconds before it.
-    """
-    elements = math.prod(problem.out_shape)
-    flops = 2 * elements * math.prod(weight_shape[1:])
-    most = _INSIDE_WITH_RESIDUAL if with_residual else _INSIDE_ELEMENTS
-    return elements <= most and flops <= _INSIDE_FLOPS
 
 
 def _by_graph(call: Fused) -> Tensor | None:
@@ -325,6 +247,8 @@ def _run(
         z = _product(x, weight, bias, wants)
     elif uses_depthwise(x.device.type, x.dtype, weight.shape, problem):
         z = depthwise(channels_behind(x), weight.squeeze(1), bias, _geometry(problem))
+    elif uses_first(x.device.type, x.dtype, weight.shape, problem):
+        z = first(channels_behind(x), channels_behind(weight), bias, _geometry(problem))
     else:
         z = channels_behind(_convolve(x, weight, bias, problem))
     added = None if residual is None else channels_behind(residual)
