@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from .._core.activation import SAVES_OUTPUT, SAVES_PREACT
-from ..ops.conv_paths import (
+from ..ops.conv_problem import (
     DEPTHWISE,
     FIRST,
     PASS,
+    ConvProblem,
+    code_of,
+    conv_problem,
     inference_path,
     uses_depthwise,
     uses_first,
     uses_product,
 )
-from ..ops.conv_problem import ConvProblem, code_of, conv_problem
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

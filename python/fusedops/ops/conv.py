@@ -24,7 +24,8 @@ from .batch_norm import (
     sees_torch,
     torch_batch_norm_act,
 )
-from .conv_paths import (
+from .conv_problem import (
+    CHANNELS_LAST,
     CUDNN,
     DEPTHWISE,
     FIRST,
@@ -32,16 +33,6 @@ from .conv_paths import (
     GRAPH,
     HALVES,
     PASS,
-    inference_path,
-    is_pointwise,
-    pays_inside,
-    uses_depthwise,
-    uses_first,
-    uses_product,
-    without_graph,
-)
-from .conv_problem import (
-    CHANNELS_LAST,
     ConvProblem,
     check_alike,
     check_residual,
@@ -49,6 +40,13 @@ from .conv_problem import (
     check_values,
     check_vectors,
     conv_problem,
+    inference_path,
+    is_pointwise,
+    pays_inside,
+    uses_depthwise,
+    uses_first,
+    uses_product,
+    without_graph,
 )
 from .linear import _autocast_dtype
 
