@@ -21,6 +21,10 @@ inline constexpr const char* kConvSchemas[] = {
     "first_conv(Tensor x, Tensor weight, Tensor? conv_bias, Tensor? mean, Tensor? var, "
     "Tensor? bn_weight, Tensor? bias, int stride_h, int stride_w, int pad_h, int pad_w, "
     "float eps, int activation) -> Tensor",
+
+    // dweight of first_conv's convolution.
+    "first_conv_weight(Tensor dy, Tensor x, Tensor weight, int stride_h, int stride_w, int pad_h, "
+    "int pad_w) -> Tensor",
 };
 
 }  // namespace fusedops

@@ -43,6 +43,7 @@ def run(o: Options, count: Counter[str]) -> None:
         for channels, outputs, kernel in ((3, 64, 7), (3, 24, 3), (3, 136, 3), (2, 5, 3)):
             first(o, dtype, channels, outputs, kernel)
             count["first_conv"] += 1
+            count["first_conv_weight"] += 1
 
 
 def norm_act(o: Options, x: torch.Tensor, activation: str, with_residual: bool) -> None:
@@ -95,4 +96,7 @@ def first(o: Options, dtype: torch.dtype, channels: int, outputs: int, kernel: i
     weight = o.randn(outputs, kernel, kernel, channels, dtype=dtype)
     mean, var = o.randn(outputs, dtype=dtype), o.rand(outputs, dtype=dtype) + 0.5
     half = kernel // 2
-    torch.ops.fusedops.first_conv(x, weight, None, mean, var, mean, var, 2, 2, half, half, 1e-5, 1)
+    y = torch.ops.fusedops.first_conv(
+        x, weight, None, mean, var, mean, var, 2, 2, half, half, 1e-5, 1
+    )
+    torch.ops.fusedops.first_conv_weight(y, x, weight, 2, 2, half, half)

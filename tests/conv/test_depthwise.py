@@ -188,12 +188,18 @@ def test_first_layers(device, case, dtype):
     scale = (kernel * kernel * shape[3]) ** -0.5
     sizes = (outputs, kernel, kernel, shape[3])
     weight = make(*sizes, dtype=dtype, device=device, seed=2, scale=scale)
-    wide = [t.double().movedim(-1, 1) for t in (x, weight)]
-    z = F.conv2d(*wide, None, stride, padding).movedim(1, -1)
+    wide = [t.double().requires_grad_() for t in (x, weight)]
+    z = F.conv2d(*(t.movedim(-1, 1) for t in wide), None, stride, padding).movedim(1, -1)
+    dy = make(*z.shape, dtype=dtype, device=device, seed=3)
+    (exact,) = torch.autograd.grad(z, wide[1:], dy.double())
+    z = z.detach()
     numbers = (stride, stride, padding, padding)
     plain = ops.first_conv(x, weight, *[None] * 5, *numbers, 0.0, 0)
     assert_rounded(plain, z)
     assert torch.equal(plain, ops.first_conv(x, weight, *[None] * 5, *numbers, 0.0, 0))
+    dweight = ops.first_conv_weight(dy, x, weight, *numbers)
+    assert_rounded(dweight, exact)
+    assert torch.equal(dweight, ops.first_conv_weight(dy, x, weight, *numbers))
     vectors = [make(outputs, dtype=dtype, device=device, seed=s) for s in (4, 5, 6, 7)]
     bias, mean, gamma, beta = vectors
     var = make(outputs, dtype=dtype, device=device, seed=8).abs() + 0.5

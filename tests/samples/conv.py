@@ -67,4 +67,19 @@ def first(device, dtype, codes):
         yield x, weight, None, None, None, None, None, *geometry, 0.0, 0
 
 
-SAMPLES = {"first_conv": first, "depthwise_conv": forward, "depthwise_conv_backward": backward}
+def first_weight(device, dtype, codes):
+    for shape, outputs, kernel, stride, padding in FIRST:
+        x = make(*shape, dtype=dtype, device=device)
+        weight = make(outputs, *kernel, shape[3], dtype=dtype, device=device, seed=2)
+        sizes = zip(shape[1:3], kernel, stride, padding, strict=True)
+        out = [(n + 2 * p - k) // s + 1 for n, k, s, p in sizes]
+        dy = make(shape[0], *out, outputs, dtype=dtype, device=device, seed=3)
+        yield dy, x, weight, *stride, *padding
+
+
+SAMPLES = {
+    "first_conv": first,
+    "first_conv_weight": first_weight,
+    "depthwise_conv": forward,
+    "depthwise_conv_backward": backward,
+}

@@ -189,33 +189,40 @@ inline DepthwiseShape check_depthwise_operands(const char* op,
 }
 
 // weight (O, kh, kw, C).
-inline DepthwiseShape check_first_conv(const char* op, const Tensor& x, const Tensor& weight,
-                                       const std::optional<Tensor>& conv_bias,
-                                       const NormVectors& norm, const ConvGeometry& geometry,
-                                       int64_t activation) {
-  check_activation(op, activation);
-  const DType dtype = check_floating(op, "x", x);
+inline DepthwiseShape check_first_operands(const char* op, const Tensor& x, const Tensor& weight,
+                                           const ConvGeometry& geometry) {
+  check_floating(op, "x", x);
   check_like(op, "weight", weight, "x", x);
   check_dim(op, "x", x, 4, "(N, H, W, C)");
   check_dim(op, "weight", weight, 4, "(O, kh, kw, C)");
   FUSEDOPS_CHECK(weight.size(3) == x.size(3), op, ": weight must have shape (O, kh, kw, ",
                  x.size(3), ") to match x ", shape_string(x), "; got ", shape_string(weight));
+  return check_conv_sizes(op, x, weight, geometry);
+}
+
+inline DepthwiseShape check_first_conv(const char* op, const Tensor& x, const Tensor& weight,
+                                       const std::optional<Tensor>& conv_bias,
+                                       const NormVectors& norm, const ConvGeometry& geometry,
+                                       int64_t activation) {
+  check_activation(op, activation);
+  const DepthwiseShape shape = check_first_operands(op, x, weight, geometry);
+  const DType dtype = check_floating(op, "x", x);
   check_outputs(op, "conv_bias", conv_bias, weight, dtype);
   check_outputs(op, "mean", norm.mean, weight, dtype);
   check_outputs(op, "var", norm.var, weight, dtype);
   check_outputs(op, "bn_weight", norm.weight, weight, dtype);
   check_outputs(op, "bias", norm.bias, weight, dtype);
-  return check_conv_sizes(op, x, weight, geometry);
+  return shape;
 }
 
 // A tensor of y's shape, like x.
-inline void check_depthwise_result(const char* op, const char* name, const Tensor& tensor,
-                                   const Tensor& x, const DepthwiseShape& s) {
+inline void check_conv_result(const char* op, const char* name, const Tensor& tensor,
+                              const Tensor& x, const DepthwiseShape& s, int64_t outputs) {
   check_like(op, name, tensor, "x", x);
   FUSEDOPS_CHECK(tensor.dim() == 4 && tensor.size(0) == s.n && tensor.size(1) == s.out_h &&
-                     tensor.size(2) == s.out_w && tensor.size(3) == s.channels,
+                     tensor.size(2) == s.out_w && tensor.size(3) == outputs,
                  op, ": ", name, " must have the result's shape (", s.n, ", ", s.out_h, ", ",
-                 s.out_w, ", ", s.channels, "); got ", shape_string(tensor));
+                 s.out_w, ", ", outputs, "); got ", shape_string(tensor));
 }
 
 inline DepthwiseShape check_depthwise_conv(const char* op, const Tensor& x, const Tensor& weight,
@@ -231,7 +238,7 @@ inline DepthwiseShape check_depthwise_conv(const char* op, const Tensor& x, cons
   check_channels(op, "var", norm.var, x, dtype);
   check_channels(op, "bn_weight", norm.weight, x, dtype);
   check_channels(op, "bias", norm.bias, x, dtype);
-  if (residual) check_depthwise_result(op, "residual", *residual, x, shape);
+  if (residual) check_conv_result(op, "residual", *residual, x, shape, shape.channels);
   return shape;
 }
 
@@ -240,7 +247,15 @@ inline DepthwiseShape check_depthwise_conv_backward(const char* op, const Tensor
                                                     const ConvGeometry& geometry) {
   check_floating(op, "dy", dy);
   const DepthwiseShape shape = check_depthwise_operands(op, x, weight, geometry);
-  check_depthwise_result(op, "dy", dy, x, shape);
+  check_conv_result(op, "dy", dy, x, shape, shape.channels);
+  return shape;
+}
+
+inline DepthwiseShape check_first_conv_weight(const char* op, const Tensor& dy, const Tensor& x,
+                                              const Tensor& weight, const ConvGeometry& geometry) {
+  check_floating(op, "dy", dy);
+  const DepthwiseShape shape = check_first_operands(op, x, weight, geometry);
+  check_conv_result(op, "dy", dy, x, shape, weight.size(0));
   return shape;
 }
 

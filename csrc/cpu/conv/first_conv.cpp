@@ -62,8 +62,45 @@ Tensor first_conv(const Tensor& x_,                        // (N, H, W, C)
   return to_dtype(z, x_.scalar_type());
 }
 
+Tensor first_conv_weight(const Tensor& dy_,     // (N, H', W', O)
+                         const Tensor& x_,      // (N, H, W, C)
+                         const Tensor& weight,  // (O, kh, kw, C)
+                         int64_t stride_h, int64_t stride_w, int64_t pad_h, int64_t pad_w) {
+  const DepthwiseShape s = check_first_conv_weight("first_conv_weight", dy_, x_, weight,
+                                                   {stride_h, stride_w, pad_h, pad_w});
+  const NoGradGuard no_grad;
+  const Tensor dy = dense(to_dtype(dy_, ScalarType::Double));
+  const Tensor x = dense(to_dtype(x_, ScalarType::Double));
+  const auto sizes = weight.sizes();
+  const Tensor dweight = torch::stable::new_empty(
+      dy, std::vector<int64_t>{sizes.begin(), sizes.end()}, ScalarType::Double);
+  const double* const grad = static_cast<const double*>(dy.const_data_ptr());
+  const double* const image = static_cast<const double*>(x.const_data_ptr());
+  double* const to = static_cast<double*>(dweight.mutable_data_ptr());
+  const int64_t outputs = weight.size(0), results = s.n * s.out_h * s.out_w;
+  torch::stable::parallel_for(0, dweight.numel(), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t c = i % s.channels, tap = i / s.channels % s.taps();
+      const int64_t output = i / s.channels / s.taps();
+      double sum = 0;
+      for (int64_t r = 0; r < results; ++r) {
+        const int64_t iy = r / s.out_w % s.out_h * s.stride_h - s.pad_h + tap / s.kw;
+        const int64_t ix = r % s.out_w * s.stride_w - s.pad_w + tap % s.kw;
+        if (iy < 0 || iy >= s.h || ix < 0 || ix >= s.w) continue;
+        const int64_t n = r / s.out_w / s.out_h;
+        sum += grad[r * outputs + output] * image[((n * s.h + iy) * s.w + ix) * s.channels + c];
+      }
+      to[i] = sum;
+    }
+  });
+  return to_dtype(dweight, weight.scalar_type());
+}
+
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(fusedops, CPU, m) { m.impl("first_conv", FUSEDOPS_BOX(&first_conv)); }
+STABLE_TORCH_LIBRARY_IMPL(fusedops, CPU, m) {
+  m.impl("first_conv", FUSEDOPS_BOX(&first_conv));
+  m.impl("first_conv_weight", FUSEDOPS_BOX(&first_conv_weight));
+}
 
 }  // namespace fusedops::cpu

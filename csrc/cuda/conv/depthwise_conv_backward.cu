@@ -18,7 +18,7 @@ void launch_weight_gradient(const LaunchScope& scope, DType dtype, DepthwiseWeig
   const int64_t count = s.taps() * s.channels, col_blocks = ceil_div(s.channels, int64_t{32});
   if (instance == kAnyDepthwise) {
     const int64_t wanted = ceil_div(blocks, col_blocks * s.taps());
-    const int64_t steps = ceil_div(s.n * s.out_h * s.out_w, int64_t{kJoinRows});
+    const int64_t steps = ceil_div(s.n * s.out_h * s.out_w, int64_t{kRowsOfThreads});
     p.grid.row_blocks = static_cast<unsigned>(wanted < steps ? wanted : steps);
   } else {
     p.grid = depthwise_grid(s.n, s.channels,
@@ -47,11 +47,8 @@ void launch_weight_gradient(const LaunchScope& scope, DType dtype, DepthwiseWeig
       });
     });
   }
-  const dim3 joined(static_cast<unsigned>(ceil_div(count, int64_t{32})));
-  dispatch_dtype(dtype, [&]<DType D>(Tag<D>) {
-    launch_kernel(depthwise_join_kernel<DeviceType<D>>, joined, threads, 0, scope.stream(), overlap,
-                  p, dweight.mutable_data_ptr());
-  });
+  launch_join(scope, dtype,
+              {p.partial, dweight.mutable_data_ptr(), p.grid.row_blocks, s.channels, s.taps()});
 }
 
 std::tuple<Tensor, Tensor> depthwise_conv_backward(const Tensor& dy_,      // (N, H', W', C)

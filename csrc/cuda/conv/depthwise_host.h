@@ -11,6 +11,7 @@
 #include "csrc/common/host/launch.h"
 #include "csrc/cuda/batch_norm/batch_norm_host.h"
 #include "csrc/cuda/conv/depthwise.cuh"
+#include "csrc/cuda/conv/join.cuh"
 
 namespace fusedops::cuda {
 
@@ -42,5 +43,14 @@ void with_half(DType dtype, Body&& body) {
 
 // y = conv(x), or its adjoint, with what is behind; all contiguous. Launches.
 void launch_depthwise(const LaunchScope& scope, DType dtype, DepthwiseProblem problem);
+
+inline void launch_join(const LaunchScope& scope, DType dtype, const JoinProblem& p) {
+  const dim3 grid(static_cast<unsigned>(ceil_div(p.channels * p.taps, int64_t{32})));
+  const bool overlap = scope.facts().code_version >= 90;
+  dispatch_dtype(dtype, [&]<DType D>(Tag<D>) {
+    launch_kernel(join_weight_kernel<DeviceType<D>>, grid, dim3(kJoinThreads), 0, scope.stream(),
+                  overlap, p);
+  });
+}
 
 }  // namespace fusedops::cuda

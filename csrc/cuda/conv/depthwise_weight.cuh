@@ -5,10 +5,11 @@
 #pragma once
 
 #include "csrc/cuda/conv/depthwise.cuh"
+#include "csrc/cuda/conv/join.cuh"
 
 namespace fusedops {
 
-inline constexpr int kJoinRows = 8;  // threads that share the blocks' sums of an element
+inline constexpr int kRowsOfThreads = kDepthwiseThreads / 32;
 
 // Rows of results in a tile: sums of 25 taps leave registers for two.
 constexpr int weight_tile_rows(int kernel) { return kernel > 3 ? 2 : kDepthwiseTile; }
@@ -113,10 +114,10 @@ __global__ void __launch_bounds__(kDepthwiseThreads)
   const int64_t tap = blockIdx.x / col_blocks % s.taps();
   const int64_t row_block = blockIdx.x / col_blocks / s.taps();
   const int64_t places = s.n * s.out_h * s.out_w;
-  const int64_t step = int64_t{p.grid.row_blocks} * kJoinRows;
+  const int64_t step = int64_t{p.grid.row_blocks} * kRowsOfThreads;
   C sum = 0;
-  for (int64_t i = row_block * kJoinRows + threadIdx.x / 32; i < places && channel < s.channels;
-       i += step) {
+  for (int64_t i = row_block * kRowsOfThreads + threadIdx.x / 32;
+       i < places && channel < s.channels; i += step) {
     const int64_t ox = i % s.out_w, oy = i / s.out_w % s.out_h, n = i / s.out_w / s.out_h;
     const int64_t iy = oy * s.stride_h - s.pad_h + tap / s.kw;
     const int64_t ix = ox * s.stride_w - s.pad_w + tap % s.kw;
@@ -129,40 +130,9 @@ __global__ void __launch_bounds__(kDepthwiseThreads)
   __syncthreads();
   if (threadIdx.x >= 32 || channel >= s.channels) return;
   double total = 0;
-  for (int y = 0; y < kJoinRows; ++y) total += shared[y * 32 + threadIdx.x];
+  for (int y = 0; y < kRowsOfThreads; ++y) total += shared[y * 32 + threadIdx.x];
   static_cast<C*>(p.partial)[(row_block * s.taps() + tap) * s.channels + channel] =
       static_cast<C>(total);
-}
-
-// dweight (channels, taps) from the blocks' sums.
-template <class T>
-__global__ void __launch_bounds__(kDepthwiseThreads)
-    depthwise_join_kernel(const __grid_constant__ DepthwiseWeightProblem p, void* dweight) {
-  using C = Compute<T>;
-  constexpr int kUnroll = 8;
-  __shared__ double shared[kDepthwiseThreads];
-  wait_for_predecessor();
-  const int64_t taps = p.shape.taps(), count = taps * p.shape.channels;
-  const int64_t i = int64_t{blockIdx.x} * 32 + threadIdx.x % 32;
-  const C* const from = static_cast<const C*>(p.partial);
-  double total = 0;
-  for (unsigned b = threadIdx.x / 32; b < p.grid.row_blocks; b += kJoinRows * kUnroll) {
-    C part[kUnroll];  // on their way at once
-#pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      const unsigned block = b + kJoinRows * u;
-      part[u] = block < p.grid.row_blocks && i < count ? from[block * count + i] : C(0);
-    }
-#pragma unroll
-    for (int u = 0; u < kUnroll; ++u) total += part[u];
-  }
-  shared[threadIdx.x] = total;
-  __syncthreads();
-  if (threadIdx.x >= 32 || i >= count) return;
-  double sum = 0;
-  for (int y = 0; y < kJoinRows; ++y) sum += shared[y * 32 + threadIdx.x];
-  static_cast<T*>(dweight)[i % p.shape.channels * taps + i / p.shape.channels] =
-      from_compute<T>(static_cast<C>(sum));
 }
 
 }  // namespace fusedops

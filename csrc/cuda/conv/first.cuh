@@ -73,14 +73,14 @@ __device__ __forceinline__ void stage_first_weight(const FirstProblem& p, int64_
 }
 
 // The part of an image that a tile's windows see, zeros beyond the image.
-template <class T, int kKernel>
+template <class T, int kKernel, int kThreads>
 __device__ __forceinline__ void stage_first_image(const FirstProblem& p, int64_t n, int64_t top,
                                                   int64_t left, T* to) {
   using L = FirstLayout<kKernel>;
   constexpr int kCount = L::kWindowRows * L::kWindowValues;
   const T* const image = static_cast<const T*>(p.x) + n * p.h * p.w * kFirstChannels;
 #pragma unroll 6
-  for (int i = threadIdx.x; i < kCount; i += kFirstThreads) {
+  for (int i = threadIdx.x; i < kCount; i += kThreads) {
     const int row = i / L::kWindowValues, value = i % L::kWindowValues;
     const int64_t y = top + row, at = left * kFirstChannels + value;
     const bool is = y >= 0 && y < p.h && at >= 0 && at < p.w * kFirstChannels;
@@ -160,8 +160,8 @@ __global__ void __launch_bounds__(kFirstThreads, kFirstBlocks)
     const int64_t n = line / p.tiles_h, oy0 = int64_t{line % p.tiles_h} * kFirstRows;
     const int64_t ox0 = int64_t{tile % p.tiles_w} * kFirstColumns;
     __syncthreads();
-    stage_first_image<T, kKernel>(p, n, oy0 * kFirstStride - p.pad_h, ox0 * kFirstStride - p.pad_w,
-                                  image);
+    stage_first_image<T, kKernel, kFirstThreads>(p, n, oy0 * kFirstStride - p.pad_h,
+                                                 ox0 * kFirstStride - p.pad_w, image);
     __syncthreads();
 #pragma unroll 1
     for (int m = warp / parts; m < kFirstRows && oy0 + m < p.out_h;

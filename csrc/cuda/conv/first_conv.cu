@@ -1,26 +1,11 @@
 // first_conv on CUDA.
 #include "csrc/common/checks/op_boundary.h"
-#include "csrc/cuda/conv/depthwise_host.h"
-#include "csrc/cuda/conv/first.cuh"
+#include "csrc/cuda/conv/first_host.h"
 
 namespace fusedops::cuda {
 namespace {
 
 constexpr int64_t kMostAnyBlocks = 1 << 20;
-// Sides with a kernel of their own.
-constexpr int kAnyFirst = 0;
-using FirstInstances = Choices<3, 7, kAnyFirst>;
-
-int first_instance(const FirstProblem& p, DType dtype) {
-  bool fits = is_half(dtype) && p.channels == kFirstChannels && p.outputs % 8 == 0;
-  fits = fits && p.kh == p.kw && (p.kh == 3 || p.kh == 7);
-  fits = fits && p.stride_h == kFirstStride && p.stride_w == kFirstStride;
-  fits = fits && reinterpret_cast<uintptr_t>(p.y) % 16 == 0;
-  fits = fits && p.outputs <= kFirstOutputs * 1024;
-  const int64_t tiles =
-      p.n * ceil_div(p.out_h, int64_t{kFirstRows}) * ceil_div(p.out_w, int64_t{kFirstColumns});
-  return fits && tiles <= int64_t{1} << 30 ? static_cast<int>(p.kh) : kAnyFirst;
-}
 
 void launch_first(const LaunchScope& scope, DType dtype, FirstProblem p) {
   const bool overlap = scope.facts().code_version >= 90;
@@ -34,14 +19,7 @@ void launch_first(const LaunchScope& scope, DType dtype, FirstProblem p) {
     });
     return;
   }
-  p.tiles_h = static_cast<int>(ceil_div(p.out_h, int64_t{kFirstRows}));
-  p.tiles_w = static_cast<int>(ceil_div(p.out_w, int64_t{kFirstColumns}));
-  p.tiles = static_cast<unsigned>(p.n * p.tiles_h * p.tiles_w);
-  const int64_t groups = ceil_div(p.outputs, int64_t{kFirstOutputs});
-  const int64_t places = ceil_div(int64_t{scope.facts().sm_count} * kFirstBlocks, groups);
-  const int64_t rounds = ceil_div(int64_t{p.tiles}, places);
-  const dim3 grid(static_cast<unsigned>(ceil_div(int64_t{p.tiles}, rounds)),
-                  static_cast<unsigned>(groups));
+  const dim3 grid = first_grid(p, int64_t{scope.facts().sm_count} * kFirstBlocks);
   with_half(dtype, [&]<class T>() {
     dispatch(FirstInstances{}, instance, [&]<int kInstance>(Tag<kInstance>) {
       if constexpr (kInstance != kAnyFirst) {
@@ -81,11 +59,7 @@ Tensor first_conv(const Tensor& x_,                         // (N, H, W, C)
   const Tensor x = dense(x_), weight = dense(weight_);
   const std::optional<Tensor> conv_bias = dense(conv_bias_);
   const DenseNorm vectors(norm);
-  FirstProblem p{};
-  p.n = s.n, p.h = s.h, p.w = s.w, p.channels = s.channels;
-  p.outputs = weight.size(0), p.kh = s.kh, p.kw = s.kw;
-  p.stride_h = stride_h, p.stride_w = stride_w, p.pad_h = pad_h, p.pad_w = pad_w;
-  p.out_h = s.out_h, p.out_w = s.out_w;
+  FirstProblem p = first_problem(s, weight.size(0));
   p.x = x.numel() > 0 ? x.const_data_ptr() : nullptr;
   p.weight = weight.numel() > 0 ? weight.const_data_ptr() : nullptr;
   p.y = y.mutable_data_ptr();

@@ -71,7 +71,7 @@ def depthwise(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry
 
 
 class FirstFunction(torch.autograd.Function):
-    """conv(x, weight) + bias of images of few channels; its gradients are torch's."""
+    """conv(x, weight) + bias of images of few channels; the gradient of x is torch's."""
 
     @staticmethod
     def forward(
@@ -84,16 +84,30 @@ class FirstFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Any:
         x, weight = ctx.saved_tensors
-        stride, padding = ctx.geometry[:2], ctx.geometry[2:]
-        needs, need_bias = ctx.needs_input_grad[:2], ctx.needs_input_grad[2]
-        images = [t.movedim(-1, 1) for t in (dy, x, weight)]
-        with no_autocast(dy):
-            dx, dweight, _ = torch.ops.aten.convolution_backward(
-                *images, None, stride, padding, (1, 1), False, (0, 0), 1, (*needs, False)
-            )
+        need_x, need_weight, need_bias = ctx.needs_input_grad[:3]
         dbias = dy.flatten(0, -2).sum(0) if need_bias else None
-        dx, dweight = (None if t is None else t.movedim(1, -1) for t in (dx, dweight))
-        return dx, dweight, dbias, None
+        dweight = None
+        if need_weight and not torch.is_grad_enabled():
+            dweight = _ops.first_conv_weight.default(dy, x, weight, *ctx.geometry)
+            need_weight = False
+        with no_autocast(dy):
+            dx, rest = _torch_backward(dy, x, weight, ctx.geometry, (need_x, need_weight))
+        return dx, dweight if rest is None else rest, dbias, None
+
+
+def _torch_backward(
+    dy: Tensor, x: Tensor, weight: Tensor, geometry: Geometry, needs: tuple[bool, bool]
+) -> tuple[Tensor | None, Tensor | None]:
+    """torch's gradients of x and weight, differentiable to any order."""
+    if not any(needs):
+        return None, None
+    stride, padding = geometry[:2], geometry[2:]
+    images = [t.movedim(-1, 1) for t in (dy, x, weight)]
+    dx, dweight, _ = torch.ops.aten.convolution_backward(
+        *images, None, stride, padding, (1, 1), False, (0, 0), 1, (*needs, False)
+    )
+    found = [None if t is None else t.movedim(1, -1) for t in (dx, dweight)]
+    return found[0], found[1]
 
 
 def _first_forward(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:

@@ -125,6 +125,24 @@ def _depthwise_conv_backward(
     )
 
 
+def _check_first_operands(
+    op: str, x: Tensor, weight: Tensor, stride: tuple[int, int], pad: tuple[int, int]
+) -> tuple[int, ...]:
+    """The shape of the result."""
+    check_floating(op, "x", x)
+    check_like(op, "weight", weight, "x", x)
+    check_dim(op, "x", x, 4, "(N, H, W, C)")
+    check_dim(op, "weight", weight, 4, "(O, kh, kw, C)")
+    torch._check(
+        weight.shape[3] == x.shape[3],
+        lambda: (
+            f"{op}: weight must have shape (O, kh, kw, {x.shape[3]}) to match x {shape_of(x)}; "
+            f"got {shape_of(weight)}"
+        ),
+    )
+    return x.shape[0], *_check_sizes(op, x, weight, stride, pad), weight.shape[0]
+
+
 @fake("first_conv")
 def _first_conv(
     x: Tensor,
@@ -143,18 +161,18 @@ def _first_conv(
 ) -> Tensor:
     op = "first_conv"
     check_activation(op, activation)
-    check_floating(op, "x", x)
-    check_like(op, "weight", weight, "x", x)
-    check_dim(op, "x", x, 4, "(N, H, W, C)")
-    check_dim(op, "weight", weight, 4, "(O, kh, kw, C)")
-    torch._check(
-        weight.shape[3] == x.shape[3],
-        lambda: (
-            f"{op}: weight must have shape (O, kh, kw, {x.shape[3]}) to match x {shape_of(x)}; "
-            f"got {shape_of(weight)}"
-        ),
-    )
+    shape = _check_first_operands(op, x, weight, (stride_h, stride_w), (pad_h, pad_w))
     vectors = {"conv_bias": conv_bias, "mean": mean, "var": var, "bn_weight": bn_weight}
     _check_outputs(op, weight, {**vectors, "bias": bias})
-    size = _check_sizes(op, x, weight, (stride_h, stride_w), (pad_h, pad_w))
-    return x.new_empty((x.shape[0], *size, weight.shape[0]))
+    return x.new_empty(shape)
+
+
+@fake("first_conv_weight")
+def _first_conv_weight(
+    dy: Tensor, x: Tensor, weight: Tensor, stride_h: int, stride_w: int, pad_h: int, pad_w: int
+) -> Tensor:
+    op = "first_conv_weight"
+    check_floating(op, "dy", dy)
+    shape = _check_first_operands(op, x, weight, (stride_h, stride_w), (pad_h, pad_w))
+    _check_result(op, "dy", dy, x, shape)
+    return weight.new_empty(weight.shape)
