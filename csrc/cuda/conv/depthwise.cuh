@@ -30,7 +30,8 @@ struct DepthwiseGrid {
   __host__ __device__ unsigned step() const { return row_blocks * threads_y; }
 };
 
-// One wave at most where most_blocks says how many blocks that is, else a few tiles for each block.
+// Blocks share the tiles evenly, in one wave: what is staged once serves many tiles, and a block's
+// next tile can be fetched while it sums.
 inline DepthwiseGrid depthwise_grid(int64_t n, int64_t channels, int64_t tiles_h, int64_t tiles_w,
                                     int64_t most_blocks) {
   DepthwiseGrid grid{};
@@ -103,6 +104,28 @@ __device__ __forceinline__ void load_pairs(const T* image, int64_t at, bool insi
   for (int c = 0; c < kColumns; ++c) to[c] = unpack_pair<T>(bits[c]);
 }
 
+// NOTE: volatile, so that it stays where it is written.
+__device__ __forceinline__ void prefetch_to_l2(const void* from) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
+}
+
+// Brings kRows x kColumns places of an image into L2: what a thread reads of its next tile, less
+// what its neighbours bring. NOTE: loads of halos are served by L1 and L2; memory sees few of them.
+template <int kRows, int kColumns, class T>
+__device__ __forceinline__ void prefetch_places(const T* image, int n, int row, int column,
+                                                int height, int width, int channels) {
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    if (static_cast<unsigned>(row + r) >= static_cast<unsigned>(height)) continue;
+    const T* const from = image + ((int64_t{n} * height + row + r) * width + column) * channels;
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+      if (static_cast<unsigned>(column + c) >= static_cast<unsigned>(width)) continue;
+      prefetch_to_l2(from + c * channels);
+    }
+  }
+}
+
 // One dimension of a tile: which tap carries input i to result o.
 template <int kKernel, int kStride, bool kAdjoint, int kResults>
 struct TileAxis {
@@ -110,6 +133,8 @@ struct TileAxis {
   static constexpr int kLast =
       kAdjoint ? (kResults - 1) / kStride : (kResults - 1) * kStride + kKernel - 1;
   static constexpr int kInputs = kLast - kFirst + 1;
+  // Inputs from a tile's first to that of the next one.
+  static constexpr int kOwn = kAdjoint ? kResults / kStride : kResults * kStride;
 
   // Outside of 0 .. kKernel - 1: none.
   __host__ __device__ static constexpr int tap(int result, int input) {
@@ -178,6 +203,12 @@ __global__ void __launch_bounds__(kDepthwiseThreads, kDepthwiseBlocks)
     const TilePlace place(p.grid, tile);
     const int iy = static_cast<int>(Axis::first_input(place.row, pad_h));
     const int ix = static_cast<int>(Axis::first_input(place.column, pad_w));
+    if (tile + p.grid.step() < p.grid.tiles) {
+      const TilePlace next(p.grid, tile + p.grid.step());
+      prefetch_places<Axis::kOwn, Axis::kOwn>(
+          image, next.n, static_cast<int>(Axis::first_input(next.row, pad_h)),
+          static_cast<int>(Axis::first_input(next.column, pad_w)), in_h, in_w, channels);
+    }
     float2 sums[kTile][kTile] = {};
 #pragma unroll
     for (int r = 0; r < kInputs; ++r) {

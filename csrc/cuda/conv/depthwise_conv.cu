@@ -5,7 +5,6 @@
 namespace fusedops::cuda {
 namespace {
 
-constexpr int64_t kWaves = 4;  // blocks of a multiprocessor's places, one after the other
 constexpr int64_t kMostAnyBlocks = 1 << 20;
 
 // A convolution's kernel or its adjoint.
@@ -35,7 +34,7 @@ void launch_depthwise(const LaunchScope& scope, DType dtype, DepthwiseProblem p)
   const int64_t width = p.adjoint ? s.w + s.pad_w % s.stride_w : s.out_w;
   p.grid = depthwise_grid(s.n, s.channels, ceil_div(height, int64_t{kDepthwiseTile}),
                           ceil_div(width, int64_t{kDepthwiseTile}),
-                          int64_t{scope.facts().sm_count} * kDepthwiseBlocks * kWaves);
+                          int64_t{scope.facts().sm_count} * kDepthwiseBlocks);
   const dim3 grid(p.grid.row_blocks * static_cast<unsigned>(p.grid.chunks));
   with_half(dtype, [&]<class T>() {
     dispatch(DepthwiseInstances{}, instance, [&]<int kInstance>(Tag<kInstance>) {

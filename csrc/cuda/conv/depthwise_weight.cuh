@@ -41,6 +41,16 @@ __global__ void __launch_bounds__(kDepthwiseThreads, kDepthwiseBlocks)
   for (unsigned tile = at.row_block * p.grid.threads_y + at.ty; tile < end; tile += p.grid.step()) {
     const TilePlace place(p.grid, tile);
     const int oy = place.row * kRows, ox = place.column * kColumns;
+    if (tile + p.grid.step() < end) {
+      const TilePlace next(p.grid, tile + p.grid.step());
+      prefetch_places<kRows, kColumns>(static_cast<const T*>(p.dy) + at.col, next.n,
+                                       next.row * kRows, next.column * kColumns, out_h, out_w,
+                                       channels);
+      prefetch_places<Vertical::kOwn, Across::kOwn>(
+          static_cast<const T*>(p.x) + at.col, next.n,
+          static_cast<int>(Vertical::first_input(next.row, s.pad_h)),
+          static_cast<int>(Across::first_input(next.column, s.pad_w)), h, w, channels);
+    }
     float2 dy[kRows][kColumns];
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
