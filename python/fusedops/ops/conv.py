@@ -32,6 +32,7 @@ from .conv_problem import (
     GEMM,
     GRAPH,
     HALVES,
+    LONG_FOLD,
     PASS,
     ConvProblem,
     check_alike,
@@ -180,17 +181,17 @@ def _infer(call: Fused) -> Tensor | None:
 def _by_graph(call: Fused) -> Tensor | None:
     """y (N, O, ...) from a graph of cuDNN: of those that it has, the one with the least before it.
 
-    NOTE: all of the norm inside where that pays, else with the scale formed by one kernel over O
-    channels, where float32 keeps its digits, else folded into the weight. None: cuDNN has neither,
+    NOTE: all of the norm inside where that pays, else, for large weights too, with the scale formed
+    by one kernel over O channels, where float32 keeps its digits, else folded into the weight. None: cuDNN has neither,
     or what is left is a product, which has our epilogue.
     """
-    weight, norm = call.weight, call.norm
-    if norm.is_none or pays_inside(weight.shape, call.problem, call.residual is not None):
+    weight, norm, gamma, var = call.weight, call.norm, call.norm.weight, call.norm.var
+    inside = norm.is_none or pays_inside(weight.shape, call.problem, call.residual is not None)
+    if inside or weight.numel() >= LONG_FOLD:
         matrix = weight.movedim(1, -1).reshape(weight.shape[0], -1)
         filters = matrix.view(weight.shape[0], *weight.shape[2:], -1).movedim(-1, 1)
-        inside = conv_graph.Behind(call.bias, norm.mean, norm.var, norm.weight, norm.bias, call.eps)
-        y = call.graph(filters, inside)
-        gamma, var = norm.weight, norm.var
+        behind = conv_graph.Behind(call.bias, norm.mean, var, norm.weight, norm.bias, call.eps)
+        y = call.graph(filters, behind) if inside else None
         if (
             y is None and gamma is not None and var is not None
             and gamma.dtype is var.dtype is torch.float32
@@ -198,7 +199,7 @@ def _by_graph(call: Fused) -> Tensor | None:
             scale, _ = _ops.batch_norm_fold.default(
                 gamma[:, None], None, None, var, None, None, call.eps
             )
-            y = call.graph(filters, inside._replace(var=None, scale=scale.flatten(), eps=0.0))
+            y = call.graph(filters, behind._replace(var=None, scale=scale.flatten(), eps=0.0))
         if y is not None:
             return y
     if call.is_product:

@@ -259,6 +259,8 @@ _RELU = CODES["relu"]
 _LONG = 512
 # Outputs up to which cuDNN's kernel is faster than the product and the fold before it.
 _FEW = 32
+# Elements of a weight that takes longer to fold than the scale in a graph costs.
+LONG_FOLD = 1 << 20
 
 # What a call without a gradient runs; see `inference_path`.
 GEMM, DEPTHWISE, FIRST, GRAPH, CUDNN, PASS = (
