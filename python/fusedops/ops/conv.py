@@ -182,8 +182,8 @@ def _by_graph(call: Fused) -> Tensor | None:
     """y (N, O, ...) from a graph of cuDNN: of those that it has, the one with the least before it.
 
     NOTE: all of the norm inside where that pays, else, for large weights too, with the scale formed
-    by one kernel over O channels, where float32 keeps its digits, else folded into the weight. None: cuDNN has neither,
-    or what is left is a product, which has our epilogue.
+    by one kernel over O channels, where float32 keeps its digits, else folded into the weight.
+    None: cuDNN has neither, or what is left is a product, which has our epilogue.
     """
     weight, norm, gamma, var = call.weight, call.norm, call.norm.weight, call.norm.var
     inside = norm.is_none or pays_inside(weight.shape, call.problem, call.residual is not None)
