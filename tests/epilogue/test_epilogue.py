@@ -39,6 +39,10 @@ def waves(acc, bias):
     return torch.sin(acc) * abs(torch.cos(bias)) + torch.erf(acc - bias) + F.leaky_relu(acc, 0.1)
 
 
+def hard(acc, bias, res):
+    return F.relu6(acc + bias) * res - F.hardtanh(acc, -2, 0.5)
+
+
 EXPRESSIONS = {
     "issue": lambda acc, scale, bias, res: torch.relu(acc * scale + bias) + res,
     "gelu": lambda acc, bias: F.gelu(acc + bias),
@@ -50,6 +54,7 @@ EXPRESSIONS = {
     "powers": powers,
     "extrema": extrema,
     "waves": waves,
+    "hard": hard,
 }
 SHAPES = {"scale": (5,), "bias": (5,), "res": (3, 5)}
 
@@ -84,6 +89,20 @@ def test_the_derived_gradient_is_autograds(name: str) -> None:
     got = evaluate([gradients[n] for n in names], {**values, "dy": dy})
     for n, g, e in zip(names, got, expected, strict=True):
         torch.testing.assert_close(g.expand(e.shape), e, rtol=1e-10, atol=1e-12, msg=n)
+
+
+@pytest.mark.parametrize("function", [F.relu6, F.hardtanh, F.hardsigmoid, F.hardswish])
+def test_activations_with_two_kinks(function: object) -> None:
+    """At their kinks too; torch has hardswish's as the slope on one side, and 1 / 6 in float."""
+    builder, output, _ = trace(lambda acc: function(acc))
+    x = torch.arange(-8, 8, 0.25, dtype=torch.float64)
+    x = (x[x.abs() != 3] if function is F.hardswish else x).requires_grad_()
+    expected = function(x)
+    (slope,) = torch.autograd.grad(expected.sum(), x)
+    gradient = derive(builder, output, ("acc",))["acc"]
+    got = evaluate([output, gradient], {"acc": x, "dy": torch.ones_like(x)})
+    torch.testing.assert_close(torch.stack(got), torch.stack([expected, slope]), rtol=0, atol=1e-6)
+    assert evaluate([output], {"acc": torch.tensor(math.nan)})[0].isnan()
 
 
 def test_the_gradient_by_hand() -> None:
@@ -292,6 +311,9 @@ def test_what_is_refused(function: object, error: type[Exception], words: str) -
 def test_wrong_calls() -> None:
     made = epilogue(EXPRESSIONS["gelu"])
     x, w, b = torch.randn(3, 4), torch.randn(5, 4), torch.randn(5)
+    with pytest.raises(TypeError, match=r"operands come by name \(bias=...\); got 1 without"):
+        made(torch.ones(5))
+    assert repr(made).startswith("fusedops.epilogue(acc, bias): mul(add(acc, bias), normal_cdf(")
     with pytest.raises(TypeError, match="operands must be bias; got none"):
         fusedops.linear(x, w, epilogue=made)
     with pytest.raises(TypeError, match="bias must be a tensor or a number; got str"):

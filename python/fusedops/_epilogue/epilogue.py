@@ -46,10 +46,14 @@ class Epilogue:
         results = {BEHIND: self._output, **self._gradients}
         return kernel_text(results)
 
-    def __call__(self, /, **operands: Tensor | float) -> BoundEpilogue:
+    def __repr__(self) -> str:
+        return f"fusedops.epilogue({', '.join((ACCUMULATOR, *self.operands))}): {self.expression}"
+
+    def __call__(self, /, *unnamed: Any, **operands: Tensor | float) -> BoundEpilogue:
         """The epilogue with its operands, for one call of `linear`, `matmul` or `mlp`.
 
         Args:
+            unnamed: None: all operands come by name.
             operands: By the function's names. For a result (..., N): (N,) is one value a column,
                 (..., 1) one a row, (..., N) one an element, in the product's dtype; columns and
                 rows may also be float32. A tensor of one element, or a number, is the same
@@ -59,8 +63,13 @@ class Epilogue:
             What the argument `epilogue` takes.
 
         Raises:
-            TypeError: An operand is missing, unknown, or neither tensor nor number.
+            TypeError: An operand is missing, unknown, unnamed, or neither tensor nor number.
         """
+        if unnamed:
+            names = ", ".join(f"{name}=..." for name in self.operands) or "none"
+            raise TypeError(
+                f"epilogue: operands come by name ({names}); got {len(unnamed)} without"
+            )
         if len(operands) != len(self.operands) or any(n not in operands for n in self.operands):
             raise TypeError(
                 f"epilogue: operands must be {', '.join(self.operands) or 'none'}; got "

@@ -123,6 +123,29 @@ def _leaky_relu(b: Builder, input: Any, negative_slope: Any = 0.01) -> Node:
     return b.where(b.binary("lt", b.const(0), input), input, b.binary("mul", input, slope))
 
 
+def _inside(b: Builder, input: Any, low: Node, high: Node) -> Node:
+    """clamp, but for the gradient at both ends, which is zero as torch's is."""
+    above = b.where(b.binary("le", input, low), low, input)
+    return b.where(b.binary("le", high, input), high, above)
+
+
+def _hardtanh(b: Builder, input: Any, min_val: Any = None, max_val: Any = None) -> Node:
+    low, high = min_val or b.const(-1), max_val or b.const(1)
+    return _inside(b, input, low, high)
+
+
+def _relu6(b: Builder, input: Any) -> Node:
+    return _inside(b, input, b.const(0), b.const(6))
+
+
+def _hardsigmoid(b: Builder, input: Any) -> Node:
+    return b.binary("div", _relu6(b, b.binary("add", input, b.const(3))), b.const(6))
+
+
+def _hardswish(b: Builder, input: Any) -> Node:
+    return b.binary("mul", input, _hardsigmoid(b, input))
+
+
 def _pow(b: Builder, input: Any, exponent: Any) -> Node:
     if exponent.op != "const":
         raise TypeError("epilogue: pow takes a number as exponent")
@@ -157,6 +180,10 @@ _RULES: dict[str, Any] = {
     "clamp": _clamp,
     "abs": _abs,
     "leaky_relu": _leaky_relu,
+    "hardtanh": _hardtanh,
+    "relu6": _relu6,
+    "hardsigmoid": _hardsigmoid,
+    "hardswish": _hardswish,
     "pow": _pow,
     "where": _where,
     "square": _square,

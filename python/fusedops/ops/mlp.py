@@ -173,7 +173,7 @@ def mlp(
         recompute: Keep nothing of the hidden size; backward forms x @ w1.T + b1 again.
         recipe: As in `fusedops.linear`.
         epilogue: An epilogue of one's own (`fusedops.epilogue`) of the first product, instead of b1
-            and activation; the layers are then two ops.
+            and activation, which are None; the layers are then two ops.
 
     Returns:
         A new contiguous tensor of shape (..., N) in the inputs' dtype.
