@@ -140,6 +140,8 @@ class Driver:
     def cuTensorMapEncodeTiled(
         self, to: int, element: int, rank: int, data: int, *rest: int
     ) -> int:
+        if self._outside():
+            return 201
         assert to % 64 == 0
         assert data % 16 == 0
         sizes, strides, box = (
@@ -153,10 +155,16 @@ class Driver:
         return 0
 
     def cuTensorMapReplaceAddress(self, to: int, data: int) -> int:
+        if self._outside():
+            return 201
         assert data % 16 == 0
         ctypes.c_uint64.from_address(to).value = data
         self.replaced += 1
         return 0
+
+    def _outside(self) -> bool:
+        """Whether the thread has no context."""
+        return self.threads is not None and threading.get_ident() not in self.threads
 
     def cuDeviceGet(self, number: Any, device: int) -> int:
         number._obj.value = 10 + device
@@ -173,7 +181,7 @@ class Driver:
         return 0
 
     def cuLaunchKernelEx(self, config: int, kernel: Any, parameters: int, extra: None) -> int:
-        if self.threads is not None and threading.get_ident() not in self.threads:
+        if self._outside():
             return 201
         library = self._kernels[kernel.value - 1]
         (first,) = (ctypes.c_void_p * 1).from_address(parameters)

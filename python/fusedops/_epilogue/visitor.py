@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 ABI = "csrc/cutlass/kernels/visitor/visitor_abi.h"
 FULL, COLUMN, ROW, NUMBER = "full", "column", "row", "number"
-MOST_AHEAD = 2  # (M, N) operands that are loaded a block ahead: 32 registers each
+# (M, N) operands that are loaded a block ahead, for 32 registers each. On an H100 18 products took
+# up to 6 % less time so (median 2.5 %).
+MOST_AHEAD = 2
 
 _CALLS = {
     "neg": "-{}",
