@@ -179,6 +179,46 @@ class GPT2(nn.Module):
         return hidden_states  # noqa: RET504
 
 
+def erf_gelu(x):
+    """As in ESM."""
+    return x * 0.5 * (1.0 + torch.erf(x / math.sqrt(2.0)))
+
+
+def other_gelu(x):
+    return x * 0.5 * (1.0 + torch.erf(x / math.sqrt(2.1)))
+
+
+def printed_gelu(x):
+    print("gelu")
+    return erf_gelu(x)
+
+
+class OwnFunction(nn.Module):
+    """With a function of the model's file as the activation."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc1 = nn.Linear(12, 20)
+        self.fc2 = nn.Linear(20, 12)
+
+    def forward(self, x):
+        x = self.fc1(x)
+        x = erf_gelu(x)
+        return self.fc2(x)
+
+
+class OtherFunction(OwnFunction):
+    def forward(self, x):
+        x = self.fc1(x)
+        x = other_gelu(x)
+        return self.fc2(x)
+
+
+class PrintedFunction(OwnFunction):
+    def forward(self, x):
+        return self.fc2(printed_gelu(self.fc1(x)))
+
+
 class Functional(nn.Module):
     """In one expression with a functional activation, inside a branch."""
 

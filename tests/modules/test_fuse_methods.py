@@ -24,6 +24,7 @@ MODELS = {
     "clip": (lambda **options: layers.T5(layers.QuickGELU, **options), "mlp", ("wi", "wo"),
              "quick_gelu"),
     "functional": (layers.Functional, "mlp", ("fc1", "fc2"), "gelu_tanh"),
+    "function": (layers.OwnFunction, "mlp", ("fc1", "fc2"), "gelu"),
 }  # fmt: skip
 LEFT_ALONE = [
     layers.KeepsHidden,
@@ -32,6 +33,8 @@ LEFT_ALONE = [
     layers.SumOfBoth,
     layers.Normed,
     layers.LambdaReads,
+    layers.OtherFunction,
+    layers.PrintedFunction,
     lambda: layers.T5(nn.Softsign),
 ]
 
@@ -104,6 +107,14 @@ def test_copies_pickles_and_compiles(device, kind):
     torch._dynamo.reset()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(x), original(x), rtol=1e-4, atol=1e-4)
+
+
+def test_a_function_that_became_another_runs(device, monkeypatch):
+    original, model = fused("function", device)
+    monkeypatch.setattr(layers, "erf_gelu", torch.sin)
+    x = an_input(device)
+    assert mlps(model, x) == []
+    assert_same(original, model, x)
 
 
 @pytest.mark.parametrize("kind", ["decoder", "t5", "t5_gated"])

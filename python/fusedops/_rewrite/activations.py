@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,12 @@ from .._core.activation import ACTIVATIONS
 from ..nn.activation import activation_name
 from .forward_code import RefusedError
 from .source import ACTIVATION_FORWARDS, Reader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FunctionType
+
+    from .forward_code import Outside
 
 PLAIN_FUNCTIONS: dict[Any, str] = {
     F.relu: "relu",
@@ -41,6 +47,7 @@ _POINTWISE = {
     *ACTIVATION_FORWARDS,
 }  # fmt: skip
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_REFUSALS = (RefusedError, RuntimeError, TypeError, ValueError, AttributeError)
 
 
 @functools.cache
@@ -63,19 +70,35 @@ def read_activation(module: torch_nn.Module) -> tuple[str, Reader] | None:
     reader = Reader(module)
     try:
         reader.read()
-        if not reader.calls <= _POINTWISE:
-            return None
-        with torch.autocast("cpu", enabled=False):
-            forward = functools.partial(type(module).forward, module)
-            y, slope = value_and_slope(forward, _probes())
-            if any(forward(_probes()[:2].to(d)).dtype is not d for d in _DTYPES):
-                return None
-    except (RefusedError, RuntimeError, TypeError, ValueError, AttributeError):
+        name = _computed(functools.partial(type(module).forward, module), reader)
+    except _REFUSALS:
         return None
+    return None if name is None else (name, reader)
+
+
+def read_function(function: FunctionType) -> tuple[str, Outside] | None:
+    """The activation that a function of one argument computes, and the names outside it reads."""
+    reader = Reader(torch_nn.Module())
+    try:
+        reader.read_function(function)
+        name = _computed(function, reader)
+    except _REFUSALS:
+        return None
+    return None if name is None or reader.outside.has_cells else (name, reader.outside)
+
+
+def _computed(function: Callable[[Tensor], Tensor], reader: Reader) -> str | None:
+    """The activation whose values and slopes a function gives, where its code is pointwise."""
+    if not reader.calls <= _POINTWISE:
+        return None
+    with torch.autocast("cpu", enabled=False):
+        y, slope = value_and_slope(function, _probes())
+        if any(function(_probes()[:2].to(d)).dtype is not d for d in _DTYPES):
+            return None
     # NOTE: the kink of relu at 0 is probed too: the table says what its slope is there.
     for name, (want, want_slope) in zip(ACTIVATIONS, _table(), strict=True):
         if name != "none" and _close(y, want) and _close(slope, want_slope):
-            return name, reader
+            return name
     return None
 
 

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import nn as torch_nn
 
 from ..nn.linear import Linear, untouched
-from .activations import FUNCTIONS, activation_of
+from .activations import FUNCTIONS, activation_of, read_function
 from .forward_code import module_of
 from .leaf import FusedLeaf
 from .source import is_ordinary, outer_names, tree_of
@@ -342,9 +342,18 @@ class _Evaluator:
                 return None
             name = {"none": "gelu", "tanh": "gelu_tanh"}.get(str(way.value))
             return self.activated(name, self(node.args[0])) if name else None
-        if node.keywords or not _named(function):
+        if node.keywords:
             return None
-        return self.activated(FUNCTIONS[function], self(node.args[0]))
+        if _named(function):
+            return self.activated(FUNCTIONS[function], self(node.args[0]))
+        term = self(node.args[0])
+        read = (
+            None if term is None or type(function) is not FunctionType else read_function(function)
+        )
+        if read is None:
+            return None
+        self.notes += read[1].entries
+        return self.activated(read[0], term)
 
 
 def _named(function: Any) -> bool:
