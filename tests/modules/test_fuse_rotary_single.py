@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import fusedops
-from fusedops._rewrite.rotary_single import SINGLE_ROTATIONS
+from fusedops._rewrite.rotary.single import SINGLE_ROTATIONS
 from util import calls_of
 
 seen = []

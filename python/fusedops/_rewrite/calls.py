@@ -21,7 +21,7 @@ from .fused_methods import _has_layers, _own_methods, rewritten_methods
 from .losses.functions import LOSS_FUNCTIONS, TORCHS, LossCalls, LossFunction, loss_method
 from .projections import ProjectionCalls, write_projections
 from .recompile import asks_class, is_plain, unwrapped
-from .rotary import RotaryCalls, rotary_method
+from .rotary.pairs import RotaryCalls, rotary_method
 from .source import is_ordinary, tree_of
 
 if TYPE_CHECKING:

@@ -19,6 +19,7 @@ from .blocks import fuse_block, hooked, hooked_by_others
 from .calls import fuse_calls
 from .clouds.fuse import fuse_clouds
 from .convs.fuse import FusedConv, fuse_model
+from .embedding import fuse_embeddings
 from .fp8 import Fp8Layer, set_recipe
 from .fused_class import fused_class
 from .fused_methods import fuse_methods
@@ -80,10 +81,10 @@ class FuseReport:
         pairs: Norms that a method runs with the sum before them, as (path, method, norms).
         rotations: Functions that rotate query and key and run as `fusedops.rope`, as (path, method,
             names).
-        projections: Linear layers that a method calls on one input (query, key and value), whose
-            gradients of it are summed as they are formed, as (path, method, names by "+").
+        projections: Linear layers that a method calls on one input, as (path, method, "q+k").
         losses: Losses that run as `fusedops.cross_entropy`, as (path, method, what it calls).
         convs: Convolutions that run with the norm, sum and activation behind them.
+        embeddings: The paths of the embeddings whose gradient is one pass of ours.
         fp8: The linear layers, where a recipe was given, and whether each has it now.
     """
 
@@ -96,6 +97,7 @@ class FuseReport:
     projections: list[tuple[str, str, tuple[str, ...]]] = field(default_factory=list)
     losses: list[tuple[str, str, tuple[str, ...]]] = field(default_factory=list)
     convs: list[FusedConv] = field(default_factory=list)
+    embeddings: list[str] = field(default_factory=list)
     fp8: list[Fp8Layer] = field(default_factory=list)
 
     @property
@@ -146,6 +148,9 @@ class FuseReport:
         if self.convs:
             header = ("fused convolution", "norm", "activation", "sum", "in")
             lines += ["", *table(header, [conv.row for conv in self.convs])]
+        if self.embeddings:
+            names = (name or "(model)" for name in self.embeddings)
+            lines += ["", f"gradients of embeddings in one pass: {', '.join(names)}"]
         if self.fp8:
             rows_of = [(layer.name or "(model)", layer.shape, layer.note) for layer in self.fp8]
             lines += ["", *table(("FP8 layer", "shape", "notes"), rows_of)]
@@ -380,8 +385,9 @@ def fuse(
       `fusedops.rope` (``apply_rotary_pos_emb`` of Hugging Face's models, halves or interleaved, a
       part of the row too), or with one tensor and two tables. It is called as it is with tables
       that require a gradient or have another dtype.
-    - Linear layers that statements in a row call on one input (query, key and value): their
-      gradients of it are summed as they are formed, and autocast casts it once.
+    - Linear layers that statements in a row call on one input (query, key and value) sum their
+      gradients of it as these are formed, and autocast casts it once.
+    - nn.Embedding forms its gradient in one pass, with the same bits in each run.
     - A convolution and what stands behind it in a method or an ``nn.Sequential``, its batch norm, a
       sum and an activation, runs as `fusedops.conv_bn_act`: docs/conv.md says which.
     - A convolution whose kernel is as large as its stride, without padding, dilation or groups (the
@@ -421,10 +427,9 @@ def fuse(
 
     Left alone, and reported with the reason: subclasses of nn.Linear and of the norms that compute
     something else (LoRA layers, parametrizations) or cannot be read, layers and norms with hooks
-    (weight_norm, pruning; not torch.distributed's, which FSDP and tensor parallelism are made of),
-    with an own forward or with a dtype that the kernels do not have, and linear layers with further
-    parameters. Separate q, k and v stay three products (one weight for them would have to be packed
-    in each step), whose gradients of their input are summed in the products that form them.
+    (weight_norm, pruning; not torch.distributed's, of which FSDP is made), with an own forward or
+    with a dtype that the kernels do not have, and linear layers with further parameters. Separate
+    q, k and v stay three products: one weight for them would have to be packed in each step.
 
     torch.fx, torch.jit.script and quantize_dynamic do not see into fused modules; torch.jit.trace
     with gradients on needs ``check_trace=False``.
@@ -484,6 +489,7 @@ def fuse(
             report.fused.append(FusedLayer(norm.name, norm.shape, None, ()))
         else:
             report.unchanged += 1
+    report.embeddings += fuse_embeddings(model)
     _fuse_patches(model, report)
     _fuse_methods(model, report)
     _fuse_calls(model, report)

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn as torch_nn
 
-from .._core.precision import is_autocast_on
-from .source import Reader
+from ..._core.precision import is_autocast_on
+from ..source import Reader
 
 if TYPE_CHECKING:
     from types import FunctionType
 
     from torch import Tensor
 
-    from .forward_code import Outside
+    from ..forward_code import Outside
 
 _is_grad_enabled = torch.is_grad_enabled
 _any_autocast = torch._C._is_any_autocast_enabled

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..ops.rope import rope
-from .known import KnownFunctions, agrees
-from .rotary_rules import are_fixed, outside_of
+from ...ops.rope import rope
+from ..known import KnownFunctions, agrees
+from .rules import are_fixed, outside_of
 
 if TYPE_CHECKING:
     from types import FunctionType
 
-    from .forward_code import Outside
+    from ..forward_code import Outside
 
 ARGUMENTS = 3  # x, cos, sin
 _HALVES = (torch.bfloat16, torch.float16)

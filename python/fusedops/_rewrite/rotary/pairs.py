@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..ops.rope import rope
-from .known import KnownFunctions, agrees
-from .rotary_rules import are_fixed, outside_of
-from .rotary_single import ARGUMENTS as SINGLE
-from .rotary_single import SINGLE_ROTATIONS
+from ...ops.rope import rope
+from ..known import KnownFunctions, agrees
+from .rules import are_fixed, outside_of
+from .single import ARGUMENTS as SINGLE
+from .single import SINGLE_ROTATIONS
 
 if TYPE_CHECKING:
     from types import FunctionType
 
-    from .forward_code import Outside
+    from ..forward_code import Outside
 
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 

@@ -1,0 +1,1 @@
+"""Rotary embeddings in methods as one op."""
