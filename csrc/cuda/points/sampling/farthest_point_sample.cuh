@@ -99,11 +99,10 @@ __device__ __forceinline__ Candidate<float> further(Candidate<float> a, Candidat
   return b.value > a.value ? b : a;
 }
 
-// The address in shared memory, from a register: where it is formed again, a step waits for it.
-__device__ __forceinline__ uint32_t kept_address(const void* shared) {
-  uint32_t address = shared_address(shared);
-  asm volatile("" : "+r"(address));
-  return address;
+// A lane's own value by a shuffle, which the compiler keeps in a register: what it forms again at
+// every step, from special registers above all, the step waits for.
+__device__ __forceinline__ uint32_t kept(uint32_t value) {
+  return __shfl_sync(kFullWarp, value, static_cast<int>(lane_id()));
 }
 
 __device__ __forceinline__ void store_shared(uint32_t address, int32_t a, uint32_t b) {
@@ -145,9 +144,10 @@ struct Consecutive {
     }
   }
 
+  // Called by all lanes.
   __device__ __forceinline__ void take(uint32_t position) {
     const uint32_t away = position - first;
-    if (away >= kPoints) return;
+    if (!__any_sync(kFullWarp, away < kPoints)) return;
 #pragma unroll
     for (int j = 0; j < kPoints; ++j) {
       if (away == j) distance[j] = kTaken<float>;
@@ -188,10 +188,10 @@ __device__ void sample_warps(const Problem& p, const Task& task, float4* local) 
   points.load(p, task, local);
   uint32_t last = task.start;
   float4 chosen = load_point(p, task.first_row + last, last);
-  const unsigned lower_lanes = (1u << lane_id()) - 1;
   constexpr uint32_t kTurn = sizeof(found[0]);
-  uint32_t slots = kept_address(found);
-  const uint32_t own_slot = warp_id() * static_cast<uint32_t>(sizeof(Candidate<float>));
+  const uint32_t lower_lanes = kept((1u << lane_id()) - 1), places = kept(shared_address(local));
+  uint32_t slots = kept(shared_address(found));
+  uint32_t own_slot = kept(slots + warp_id() * static_cast<uint32_t>(sizeof(Candidate<float>)));
   if (threadIdx.x == 0) task.out[0] = task.index_base + last;
   for (uint32_t s = 1; s < task.count; ++s) {
     points.take(last);
@@ -200,14 +200,15 @@ __device__ void sample_warps(const Problem& p, const Task& task, float4* local) 
     uint32_t position = points.position_of(own);
     asm volatile("" : "+r"(position));  // found while the warp's largest is on its way
     const unsigned peers = __ballot_sync(kFullWarp, own == value);
-    if (own == value && (peers & lower_lanes) == 0) store_shared(slots + own_slot, own, position);
+    if (own == value && (peers & lower_lanes) == 0) store_shared(own_slot, own, position);
     __syncthreads();
     const int4 a = load_shared(slots), b = load_shared(slots + kTurn / 2);
-    slots ^= kTurn;
+    slots ^= kTurn, own_slot ^= kTurn;
     last = further(further({a.x, static_cast<uint32_t>(a.y)}, {a.z, static_cast<uint32_t>(a.w)}),
                    further({b.x, static_cast<uint32_t>(b.y)}, {b.z, static_cast<uint32_t>(b.w)}))
                .index;
-    chosen = local[last];
+    const int4 point = load_shared(places + last * static_cast<uint32_t>(sizeof(float4)));
+    chosen = {__int_as_float(point.x), __int_as_float(point.y), __int_as_float(point.z), 0.f};
     if (threadIdx.x == 0) task.out[s] = task.index_base + last;
   }
 }
