@@ -242,3 +242,18 @@ def test_with_code_generation(device):
         got = gradients(torch.compile(model, **ours), model, tokens)
     assert_close(got, gradients(model, model, tokens), 2e-5)
     assert_replaced(ours.report)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_half_gradient_that_is_added_to_another_one_stays_inductors(device, tied):
+    model = make(device, torch.float32, tied=tied)
+
+    def function(tokens):
+        with torch.autocast(device, torch.bfloat16):
+            return model(tokens)
+
+    ours = fusedops.inductor(force=True)
+    tokens = draw(device)
+    got = gradients(compiled(function, ours), model, tokens)
+    assert_close(got, gradients(function, model, tokens), 4e-2)
+    assert ours.report.kinds().count("weight_grad") == (0 if tied else 1)

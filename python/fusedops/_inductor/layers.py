@@ -72,10 +72,15 @@ def _is_stored(y: object) -> bool:
 
 
 def find_weight_gradient(joint: Joint, product: Product) -> Site | None:
-    """dy.T @ x that is cast to float32: the gradient of a master weight under autocast."""
+    """dy.T @ x that is cast to float32: the gradient of a master weight under autocast.
+
+    Not where it is added to another one, as that of a tied last layer: Inductor casts it there.
+    """
     a, b = product.left, product.right
     end, _ = end_of_gradient(product.node)
     half = dtype_of(product.node) in (torch.bfloat16, torch.float16)
+    if set(end.users) != {joint.output}:
+        return None
     if not a.transposed or b.transposed or not half or dtype_of(end) is not torch.float32:
         return None
     n, k, m = product.sizes
