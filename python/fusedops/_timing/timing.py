@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -78,6 +79,18 @@ def num_calls(us_per_call: float, sets: int, replay_us: float | None = None) -> 
     return rotations if rotations * us_per_call <= MAX_REPLAY_US else calls
 
 
+@contextlib.contextmanager
+def _without_collection() -> Iterator[None]:
+    """No collection of garbage meanwhile."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
 class GraphReplay:
     """`calls` calls captured into one CUDA graph."""
 
@@ -111,7 +124,9 @@ class GraphReplay:
         ring: list[Any] = [None] * len(self._sets)
         current = torch.cuda.current_stream()
         try:
-            with torch.cuda.graph(self._graph, stream=self._stream):
+            # NOTE: what a collection frees may be of CUDA (cuDNN's graphs that failed, kept by the
+            # traceback of an earlier case), and unloading a module ends a capture.
+            with _without_collection(), torch.cuda.graph(self._graph, stream=self._stream):
                 for i in range(self.calls):
                     slot = i % len(self._sets)
                     ring[slot] = None
@@ -214,9 +229,7 @@ def host_us(
     """CPU time per call: `loops` calls are queued, then one synchronisation; interleaved."""
     names = list(calls)
     samples: dict[str, list[float]] = {name: [] for name in names}
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
+    with _without_collection():
         for round_ in range(-1, repeats):  # the first is warm-up
             shift = round_ % len(names)
             for name in names[shift:] + names[:shift]:
@@ -228,9 +241,6 @@ def host_us(
                 synchronize(device)
                 if round_ >= 0:
                     samples[name].append((time.perf_counter() - start) * 1e6)
-    finally:
-        if collecting:
-            gc.enable()
     return {name: _summarise(samples[name], loops) for name in names}
 
 
