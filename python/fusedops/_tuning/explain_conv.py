@@ -36,6 +36,9 @@ _KERNELS = {
 }
 
 
+_TORCH = "torch's convolution (cuDNN, on a CPU oneDNN)"
+
+
 class ConvPass(NamedTuple):
     """One read and write of activations."""
 
@@ -85,10 +88,11 @@ def _owner(device: str, dtype: torch.dtype, weight: Sequence[int], problem: Conv
     if uses_product(device, dtype, weight, problem):
         return _Owner("fusedops.linear of the rows", "fusedops.linear's")
     if uses_depthwise(device, dtype, weight, problem):
-        return _Owner("our depthwise kernel", "our depthwise")
+        own = "our depthwise kernel" if problem.stride[0] > 1 else _TORCH
+        return _Owner(own, "our depthwise")
     if uses_first(device, dtype, weight, problem):
         return _Owner("our kernel for three channels", "cuDNN's")
-    return _Owner("torch's convolution (cuDNN, on a CPU oneDNN)", "cuDNN's")
+    return _Owner(_TORCH, "cuDNN's")
 
 
 def _backward(code: int, with_residual: bool, training: bool, owner: _Owner) -> list[ConvPass]:
