@@ -48,8 +48,9 @@ def test_channels_that_hardly_vary(device, dtype, ratio, missing):
     left = features.double().abs().max().item() * 1e-5**-0.5 * 1.5 * 2**-24
     for name, want in exact.items():
         error, theirs = ((f[name].double() - want).norm().item() for f in (ours, torchs))
-        # NOTE: both are the rounding of sums, whose order threads decide.
-        bound = 2 * theirs + 2 * eps * want.norm().item()
+        # NOTE: both are the rounding of sums, whose order threads decide, and of a mean of `ratio`
+        # standard deviations to fp32.
+        bound = 2 * theirs + (2 * eps + ratio * 2**-24) * want.norm().item()
         if name == "out" and device == "cuda":
             bound += left * want.numel() ** 0.5
         assert error <= bound, (name, error, theirs)
