@@ -274,7 +274,7 @@ void launch(const NormGradients& t, const std::optional<Tensor>& weight, const N
   p.mean = t.mean == nullptr ? nullptr : static_cast<const C*>(t.mean->const_data_ptr());
   p.rstd = static_cast<const C*>(t.rstd.const_data_ptr());
   p.dx = t.dx == nullptr ? nullptr : static_cast<T*>(t.dx->mutable_data_ptr());
-  const bool small = shape.rows * shape.n <= kSplitElements && shape.rows <= 2 * kSplitRows;
+  const bool small = shape.rows * shape.n <= kSplitElements && shape.rows <= kSplitRows;
   if (!small && shape.rows < kMostRows && shape.n < (int64_t{1} << 30)) {
     bool held = false;
     dispatch_ragged<T>(shape.n, [&]<bool kRagged>(Tag<kRagged>) {
