@@ -41,9 +41,7 @@ inline PackedRows plan_packed(int64_t rows, int64_t n, int vec, int64_t row_byte
   const int least = std::max(at_once, whole);
   const int64_t few = int64_t{sm_count} * kFewWarps;
   if (n > longest && rows > few * at_once) return plan;
-  // NOTE: lanes that read sectors of their row do so at full speed, staged or not.
-  const bool sectors = plan.lanes >= 2 * vec;
-  plan.staged = rows > (sectors ? 4 : 1) * few * least;
+  plan.staged = rows > few * least;
   plan.tile = at_once;
   if (plan.staged) {
     plan.tile = least;
