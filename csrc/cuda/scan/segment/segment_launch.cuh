@@ -83,8 +83,7 @@ int64_t segment_with(const Segments& s, cudaStream_t stream) {
                                s.shape.rows,
                                s.shape.columns,
                                s.x_stride,
-                               s.shape.segments,
-                               small_width(s.shape.rows, s.shape.columns)};
+                               s.shape.segments};
   if (segment_is_small(small)) {
     if (s.workspace != nullptr) launch_segment_small(small, s.overlap, stream);
     return 0;
