@@ -39,11 +39,11 @@ def check(op, x, dy, wide=None):
 
 
 def many(n):
-    """Rows that fill a GPU: more than 256 lanes a multiprocessor, and a last tile in part."""
+    """Rows that fill a GPU: more than eight warps of whole chunks an SM, a last tile in part."""
     lanes = 1
     while lanes * 8 < n:
         lanes *= 2
-    return 70_000 // lanes + 5
+    return max(70_000 // lanes, 9_000) + 5
 
 
 @every_dtype
