@@ -16,7 +16,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> layer_norm(
     const std::optional<Tensor>& bias,      // the normalised dims
     int64_t norm_dims, double eps, bool fp32_out, bool need_statistics) {
   NormTensors t{x, residual, weight, bias};
-  norm<false>("layer_norm", t, norm_dims, eps, fp32_out, need_statistics);
+  norm<kLayerNorm>("layer_norm", t, norm_dims, eps, fp32_out, need_statistics);
   return {t.y, t.sum, t.mean, t.rstd};
 }
 

@@ -5,7 +5,7 @@ namespace fusedops::cuda {
 
 void layer_norm_gradients(const NormGradients& t, const NormShape& shape, int64_t norm_dims,
                           const LaunchScope& scope) {
-  norm_gradients<false>(t, shape, norm_dims, scope);
+  norm_gradients<kLayerNorm>(t, shape, norm_dims, scope);
 }
 
 }  // namespace fusedops::cuda

@@ -10,6 +10,9 @@
 
 namespace fusedops {
 
+// The values of kRms: which norm it is.
+inline constexpr bool kLayerNorm = false, kRmsNorm = true;
+
 template <class T, class W>
 struct NormForward {
   using C = Compute<T>;

@@ -16,7 +16,7 @@ std::tuple<Tensor, Tensor, Tensor> rms_norm(const Tensor& x,  // (..., normalise
                                             bool need_statistics) {
   const std::optional<Tensor> no_bias;
   NormTensors t{x, residual, weight, no_bias};
-  norm<true>("rms_norm", t, norm_dims, eps, fp32_out, need_statistics);
+  norm<kRmsNorm>("rms_norm", t, norm_dims, eps, fp32_out, need_statistics);
   return {t.y, t.sum, t.rstd};
 }
 
