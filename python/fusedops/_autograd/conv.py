@@ -32,8 +32,9 @@ class DepthwiseFunction(torch.autograd.Function):
         needs, need_bias = ctx.needs_input_grad[:2], ctx.needs_input_grad[2]
         dbias = dy.flatten(0, -2).sum(0) if need_bias else None
         if torch.is_grad_enabled():
-            with no_autocast(dy):
-                return (*_compose_backward(dy, x, weight, ctx.geometry, needs), dbias, None)
+            filters, groups = weight.unsqueeze(1), weight.shape[0]
+            dx, dfilters = _torch_backward(dy, x, filters, ctx.geometry, groups, needs)
+            return dx, None if dfilters is None else dfilters.squeeze(1), dbias, None
         if not any(needs):
             return None, None, dbias, None
         dx, dweight = _ops.depthwise_conv_backward.default(dy, x, weight, *ctx.geometry, *needs)
@@ -52,30 +53,6 @@ def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry)
     return y
 
 
-def _compose_backward(
-    dy: Tensor, x: Tensor, weight: Tensor, geometry: Geometry, needs: tuple[bool, ...]
-) -> tuple[Tensor | None, ...]:
-    """The gradients in torch functions that are differentiable to any order."""
-    stride, padding = geometry[:2], geometry[2:]
-    image, filters = x.movedim(-1, 1), weight.unsqueeze(1)
-    z = F.conv2d(image, filters, None, stride, padding, 1, weight.shape[0]).movedim(1, -1)
-    inputs = [t for t, need in zip((x, weight), needs, strict=True) if need]
-    found = iter(torch.autograd.grad(z, inputs, dy, create_graph=True) if inputs else ())
-    return tuple(next(found) if need else None for need in needs)
-
-
-def depthwise(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
-    """conv(x, weight) + bias (N, H', W', C) of x (N, H, W, C) and weight (C, kh, kw), with a
-    gradient where something wants one.
-    """
-    if torch.is_grad_enabled() and any(
-        t is not None and t.requires_grad for t in (x, weight, bias)
-    ):
-        z: Tensor = DepthwiseFunction.apply(x, weight, bias, geometry)
-        return z
-    return _forward(x, weight, bias, geometry)
-
-
 class FirstFunction(torch.autograd.Function):
     """conv(x, weight) + bias of images of few channels; the gradient of x is torch's."""
 
@@ -85,7 +62,9 @@ class FirstFunction(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.geometry = geometry
-        return _first_forward(x, weight, bias, geometry)
+        behind = (bias, None, None, None, None)
+        y: Tensor = _ops.first_conv.default(x, weight, *behind, *geometry, 0.0, 0)
+        return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Any:
@@ -96,37 +75,33 @@ class FirstFunction(torch.autograd.Function):
         if need_weight and not torch.is_grad_enabled():
             dweight = _ops.first_conv_weight.default(dy, x, weight, *ctx.geometry)
             need_weight = False
-        with no_autocast(dy):
-            dx, rest = _torch_backward(dy, x, weight, ctx.geometry, (need_x, need_weight))
-        return dx, dweight if rest is None else rest, dbias, None
+        filters, needs = weight.movedim(-1, 1), (need_x, need_weight)
+        dx, dfilters = _torch_backward(dy, x, filters, ctx.geometry, 1, needs)
+        return dx, dweight if dfilters is None else dfilters.movedim(1, -1), dbias, None
 
 
 def _torch_backward(
-    dy: Tensor, x: Tensor, weight: Tensor, geometry: Geometry, needs: tuple[bool, bool]
+    dy: Tensor,
+    x: Tensor,
+    filters: Tensor,
+    geometry: Geometry,
+    groups: int,
+    needs: tuple[bool, bool],
 ) -> tuple[Tensor | None, Tensor | None]:
-    """torch's gradients of x and weight, differentiable to any order."""
+    """torch's gradients of x (N, H, W, C) and of filters (O, C / groups, kh, kw), differentiable to
+    any order.
+    """
     if not any(needs):
         return None, None
-    stride, padding = geometry[:2], geometry[2:]
-    images = [t.movedim(-1, 1) for t in (dy, x, weight)]
-    dx, dweight, _ = torch.ops.aten.convolution_backward(
-        *images, None, stride, padding, (1, 1), False, (0, 0), 1, (*needs, False)
-    )
-    found = [None if t is None else t.movedim(1, -1) for t in (dx, dweight)]
-    return found[0], found[1]
+    images = dy.movedim(-1, 1), x.movedim(-1, 1), filters
+    with no_autocast(dy):
+        dx, dfilters, _ = torch.ops.aten.convolution_backward(
+            *images, None, geometry[:2], geometry[2:], (1, 1), False, (0, 0), groups,
+            (*needs, False),
+        )  # fmt: skip
+    return None if dx is None else dx.movedim(1, -1), dfilters
 
 
-def _first_forward(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
-    behind = (bias, None, None, None, None)
-    y: Tensor = _ops.first_conv.default(x, weight, *behind, *geometry, 0.0, 0)
-    return y
-
-
-def first(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
-    """As `depthwise`, for weight (O, kh, kw, C)."""
-    if torch.is_grad_enabled() and any(
-        t is not None and t.requires_grad for t in (x, weight, bias)
-    ):
-        z: Tensor = FirstFunction.apply(x, weight, bias, geometry)
-        return z
-    return _first_forward(x, weight, bias, geometry)
+# conv(x, weight) + bias (N, H', W', O) of x (N, H, W, C), weight and bias, with a gradient where
+# one of them wants one; weight is (C, kh, kw) of a depthwise layer, (O, kh, kw, C) of a first one.
+depthwise, first = DepthwiseFunction.apply, FirstFunction.apply

@@ -1,4 +1,4 @@
-"""Fakes of depthwise convolutions; checks as in csrc/common/checks/batch_norm_check.h."""
+"""Fakes of convolutions on kernels of ours; checks as in csrc/common/checks/batch_norm_check.h."""
 
 from __future__ import annotations
 

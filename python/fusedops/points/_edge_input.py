@@ -149,9 +149,9 @@ def product_by_point(x: Tensor, weight: Tensor) -> Tensor:
 
     Rows that are summed with others must not be rounded before.
     """
-    if x.is_cuda and x.dtype.itemsize == 2 and x.shape[-1] % 8:
+    if x.is_cuda and x.dtype.itemsize == 2:
         # NOTE: Tensor Cores take rows of whole vectors only; those of 3 + C columns are none.
-        x, weight = (F.pad(t, (0, -t.shape[-1] % 8)) for t in (x, weight))
+        x, weight = (_pad(t, -1) for t in (x, weight))
     if sees_torch_functions_only(x, weight) or not needs_grad(x, weight):
         return plain_product(x, weight)
     product: Tensor = PointRows.apply(*distinct(x, weight))
