@@ -25,6 +25,13 @@ __device__ __forceinline__ void copy_async_cached(uint32_t to, const void* from)
   asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(kBytes)
                : "memory");
 }
+// The first `bytes` of them, then zeros.
+template <int kBytes>
+__device__ __forceinline__ void copy_async_cached(uint32_t to, const void* from, int bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(kBytes),
+               "r"(bytes)
+               : "memory");
+}
 
 // Ends a group of the thread's copies.
 __device__ __forceinline__ void commit_copies() {

@@ -339,7 +339,7 @@ __global__ void __launch_bounds__(kThreads, 4) rows_kernel(const __grid_constant
   for (int64_t tile = first_tile; tile < tiles; tile += step) {
     const int64_t row = tile * plan.tile_rows;
     for (int chunk = 0; chunk < plan.chunks; ++chunk) {
-      wait_copies<kStages - 2>();
+      wait_for_copies<kStages - 2>();
       __syncthreads();
       start_next();
       const int k = chunk * plan.chunk;
@@ -358,7 +358,7 @@ __global__ void __launch_bounds__(kThreads, 4) rows_kernel(const __grid_constant
     __syncthreads();
     store_rows<T>(p, part, sums, row);
   }
-  wait_copies<0>();
+  wait_for_copies();
 }
 
 }  // namespace fusedops::thin

@@ -190,7 +190,7 @@ __global__ void __launch_bounds__(kSumThreads, 2)
   owned.clear();
   int stage = 0;
   for (int64_t t = blockIdx.x; t < tiles; t += gridDim.x) {
-    wait_copies<kStages - 2>();
+    wait_for_copies<kStages - 2>();
     __syncthreads();
     start_next();
     const uint32_t* words = shared_words + stage * stage_words;
@@ -199,7 +199,7 @@ __global__ void __launch_bounds__(kSumThreads, 2)
     if (split < plan.splits) owned.add_tile(plan, a, b, tile, split);
     stage = stage + 1 == kStages ? 0 : stage + 1;
   }
-  wait_copies<0>();
+  wait_for_copies();
   __syncthreads();
 
   // Sums of all splits, (splits, n, k) of the block, in order

@@ -6,6 +6,7 @@
 // readers skip its first half.
 #pragma once
 
+#include "csrc/common/device/async_copy.cuh"
 #include "csrc/common/device/device_types.cuh"
 #include "csrc/common/device/mma.cuh"
 #include "csrc/common/device/pdl.cuh"
@@ -16,23 +17,11 @@ namespace fusedops::thin {
 // Copies `bytes` of a unit of 4 or 16 bytes, and zeros the rest of it.
 template <int kUnit>
 __device__ __forceinline__ void copy_unit(uint32_t* shared, const void* source, int bytes) {
-  const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
   if constexpr (kUnit == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(source),
-                 "r"(bytes)
-                 : "memory");
+    copy_async(shared_address(shared), source, bytes);
   } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(address), "l"(source),
-                 "r"(bytes)
-                 : "memory");
+    copy_async_cached<kUnit>(shared_address(shared), source, bytes);
   }
-}
-__device__ __forceinline__ void commit_copies() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
-template <int kPending>
-__device__ __forceinline__ void wait_copies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
 // ---- global memory ----
