@@ -126,10 +126,14 @@ def run_tools(tmp_path, *arguments):
 
 
 def test_tools_judge_and_resume(tmp_path):
-    done = run_tools(tmp_path, "--family", "scan", "--limit", "25", "--jobs", "4")
-    log = (tmp_path / "log.txt").read_text()
+    ending = "memcheck,racecheck,initcheck"
+    done = run_tools(tmp_path, "--family", "scan", "--tool", ending, "--limit", "250")
     assert done.returncode == 1, done.stderr
-    assert "2 of 4 entries clean" in done.stdout
+    assert "2 of 3 entries clean" in done.stdout
+    done = run_tools(tmp_path, "--family", "scan", "--tool", "synccheck", "--limit", "2")
+    assert done.returncode == 1, done.stderr
+    assert "0 of 1 entries clean" in done.stdout
+    log = (tmp_path / "log.txt").read_text()
     for tool in ("racecheck", "initcheck"):
         assert f"{tool} scan 1/1: clean, " in log
     assert "memcheck scan 1/1: 3 errors, " in log
