@@ -102,8 +102,11 @@ def judge(entry: Entry, code: int | None, text: str, seconds: float) -> Result:
         kinds = Counter(
             re.findall(r"^=+ ((?:Invalid|Uninit|Error|Warning|Barrier|Prog).*?)$", text, re.M)
         )
+        # The tool's own: no memory was left for a launch beside the other entries, as a rule.
+        kinds.update(re.findall(r"^=+ (Internal Sanitizer Error).*$", text, re.M))
         verdict = f"{found} errors"
         details = [f"{count} x {line[:160]}" for line, count in kinds.most_common(SITES)]
+        details += re.findall(r"^=+ Internal Sanitizer Error: .*(\([A-Z].*\))$", text, re.M)[:1]
         details += [f"{count} x at {line[:160]}" for line, count in sites.most_common(SITES)]
     elif code or found < 0 or not calls:
         verdict, details = f"broken, exit code {code}", said[-SITES:]

@@ -146,6 +146,24 @@ def test_tools_judge_and_resume(tmp_path):
     assert (tmp_path / "log.txt").read_text() == log
 
 
+def test_errors_of_the_tool_itself_are_named(monkeypatch):
+    """Beside many others it runs out of memory: it counts such launches as errors, of no kind."""
+    monkeypatch.syspath_prepend(str(PROGRAM))
+    tools = load("tools")
+    failed = (
+        "========= Internal Sanitizer Error: The Sanitizer encountered an error while launching "
+        "gemm_kernel(KernelParams) and didn't track the launch. Errors might go undetected. "
+        "(Unable to allocate enough memory to perform the requested operation)\n"
+    )
+    text = failed * 2 + "========= ERROR SUMMARY: 2 errors\n"
+    result = tools.judge(tools.Entry("synccheck", "gemm"), 97, text, 1.0)
+    assert result.verdict == "2 errors"
+    assert result.details == [
+        "2 x Internal Sanitizer Error",
+        "(Unable to allocate enough memory to perform the requested operation)",
+    ]
+
+
 def test_a_spent_budget_is_no_pass(tmp_path):
     done = run_tools(tmp_path, "--family", "scan", "--tool", "racecheck", "--budget", "0")
     assert done.returncode == 1
