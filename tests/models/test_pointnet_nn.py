@@ -288,6 +288,27 @@ def test_norms_are_torchs(device, change):
         assert count == (3 if change == "frozen" else 5)
 
 
+def test_an_ensemble_in_training(device):
+    """Models side by side by torch.vmap, with their own running statistics."""
+    xyz, features = (t.detach() for t in clouds(device))
+    layers = [abstraction("scales", device) for _ in range(3)]
+    with torch.no_grad():
+        for i, layer in enumerate(layers):
+            for p in layer.parameters():
+                p.add_(0.1 * i * torch.randn_like(p))
+    parameters, buffers = torch.func.stack_module_state(layers)
+
+    def run(parameters, buffers):
+        state = (parameters, buffers)
+        return torch.func.functional_call(layers[0], state, (xyz, features))[1]
+
+    got = torch.vmap(run)(parameters, buffers)
+    wanted = [layer(xyz, features)[1] for layer in layers]
+    torch.testing.assert_close(got, torch.stack(wanted))
+    for name, value in buffers.items():
+        torch.testing.assert_close(value, torch.stack([m.state_dict()[name] for m in layers]))
+
+
 def test_names_and_copies(device):
     layer = abstraction("scales", device).eval()
     names = {name.rsplit(".", 1)[0] for name in layer.state_dict()}

@@ -83,7 +83,8 @@ def _count(norms: Sequence[Norm | None]) -> None:
         for norm in norms
         if isinstance(norm, BatchNorm) and norm.training and norm.num_batches_tracked is not None
     ]
-    if len({id(count) for count in counts}) < len(counts):
+    # NOTE: torch.vmap has no rule for lists.
+    if len({id(count) for count in counts}) < len(counts) or sees_torch_functions_only(*counts):
         for count in counts:
             count.add_(1)
     elif counts:
