@@ -42,6 +42,15 @@ def test_gradients_of_gradients(device):
         torch.testing.assert_close(got, 6 * rounded, rtol=0.02, atol=0.02)
 
 
+def test_batches_of_gradients(device):
+    weights = weights_of(device)
+    made = _edge_checks.CastTogether.apply(torch.bfloat16, *weights)
+    grads = [torch.randn(3, *t.shape, device=device).bfloat16() for t in made]
+    found = torch.autograd.grad(made, weights, grads, is_grads_batched=True)
+    for got, grad in zip(found, grads, strict=True):
+        assert torch.equal(got, grad.float())
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("grad", [False, True])
 def test_a_captured_layer_equals_the_same_without_a_graph(grad, monkeypatch):
