@@ -80,10 +80,10 @@ def test_what_is_wrong_with_neighbours(device):
     weight = torch.randn(4, 5, device=device)
     idx, weights = xyz.new_zeros(4, 64, 3, dtype=torch.int64), xyz.new_ones(4, 64, 3)
 
-    def run(idx, weights):
+    def run(*neighbours):
         known = torch.randn(4, 10, 3, device=device)
         return feature_propagation(
-            xyz, xyz[:, :10], features, known, [weight], neighbours=(idx, weights)
+            xyz, xyz[:, :10], features, known, [weight], neighbours=neighbours
         )
 
     assert run(idx, weights).shape == (4, 64, 4)
@@ -93,6 +93,8 @@ def test_what_is_wrong_with_neighbours(device):
         ((idx, weights[..., :1]), RuntimeError, r"weights of neighbours must be \(4, 64, 3\)"),
         ((idx, idx), RuntimeError, "weights of neighbours must be float16"),
         ((None, weights), TypeError, "idx must be a Tensor"),
+        ((idx, weights.half()), RuntimeError, "weights of neighbours must have dtype float32; got"),
+        ((idx, weights, weights), ValueError, "neighbours must be two Tensors, idx and weights; g"),
     ):
         with pytest.raises(error, match=f"^feature_propagation: {text}"):
             run(*arguments)
@@ -203,9 +205,17 @@ def test_propagations_of_another_kind_search_themselves(without_streams):
             assert kwargs.pop("neighbours", None) is None
             return super().forward(*args, **kwargs)
 
-    model, given = segmenter().eval(), inputs("cpu", False)
-    model.propagations[0].__class__ = Own
-    assert torch.equal(call(model, given, False)[0], one_by_one(model, given, False)[0])
+    class Plain(FeaturePropagation):
+        """As layers are that know nothing of neighbours."""
+
+        def forward(self, xyz, known_xyz, features, known_features, **clouds):
+            assert "neighbours" not in clouds
+            return super().forward(xyz, known_xyz, features, known_features, **clouds)
+
+    for kind in (Own, Plain):
+        model, given = segmenter().eval(), inputs("cpu", False)
+        model.propagations[0].__class__ = kind
+        assert torch.equal(call(model, given, False)[0], one_by_one(model, given, False)[0])
 
 
 @pytest.mark.gpu

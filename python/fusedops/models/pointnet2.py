@@ -266,7 +266,8 @@ class PointNet2Segmenter(nn.Module):
             known = self.all_points(xyz, features, lengths=lengths, offsets=offsets)
         for i in range(len(levels) - 1, -1, -1):
             xyz, skip, lengths, offsets = levels[i]
-            given = {} if ahead is None else {"neighbours": ahead.blend(i)}
+            blend = None if ahead is None else ahead.blend(i)
+            given = {} if blend is None else {"neighbours": blend}
             known = self.propagations[i](
                 xyz, known_xyz, skip, known, lengths=lengths, known_lengths=known_lengths,
                 offsets=offsets, known_offsets=known_offsets, **given,

@@ -100,8 +100,9 @@ def feature_propagation(
 
     Raises:
         TypeError: an argument is no tensor, sequence or norm.
-        ValueError: order, power or a word is unknown, sequences differ in length, a norm lacks
-            statistics, or one point is all that a batch norm in training sees.
+        ValueError: order, power or a word is unknown, sequences differ in length, neighbours are
+            not two, a norm lacks statistics, or one point is all that a batch norm in training
+            sees.
         RuntimeError: shapes, dtypes, devices or k do not fit.
 
     Example:
@@ -111,14 +112,14 @@ def feature_propagation(
     activation = check_words(op, activation, "max")
     _check_choices(op, order, power)
     _check_clouds(op, xyz, known_xyz, features, known_features)
-    if neighbours is not None:
-        _check_neighbours(op, neighbours, xyz)
     of_known = known_features.shape[-1]
     of_skip = 0 if features is None else features.shape[-1]
     layers = check_layers(op, weights, biases, norms, of_known + of_skip, xyz)
     check_edge_count(op, layers.norms, math.prod(xyz.shape[:-1]))
     xyz = coordinates(op, "xyz", xyz, layers)
     known_xyz = coordinates(op, "known_xyz", known_xyz, layers)
+    if neighbours is not None:
+        _check_neighbours(op, neighbours, xyz, layers.dtype)
     known_weight, skip_weight = _parts(layers.weights[0], of_known, of_skip, order)
 
     rows = product_by_point(in_dtype(op, "known_features", known_features, layers), known_weight)
@@ -167,13 +168,23 @@ def _check_clouds(
         check_cloud(op, "features", features, xyz)
 
 
-def _check_neighbours(op: str, neighbours: tuple[Tensor, Tensor], xyz: Tensor) -> None:
-    """The errors of neighbours that are given."""
+def _check_neighbours(
+    op: str, neighbours: tuple[Tensor, Tensor], xyz: Tensor, dtype: torch.dtype
+) -> None:
+    """The errors of neighbours that are given; dtype: of the products."""
+    if len(neighbours) != 2:
+        raise ValueError(
+            f"{op}: neighbours must be two Tensors, idx and weights; got {len(neighbours)}"
+        )
     idx, weights = neighbours
     check_idx(op, idx, xyz)
     check_shape(op, "idx", idx, (*xyz.shape[:-1], "K"))
     check_tensor(op, "weights of neighbours", weights, xyz)
     check_shape(op, "weights of neighbours", weights, tuple(idx.shape))
+    wide = torch.promote_types(dtype, torch.float32)
+    if weights.dtype is not wide:
+        want, got = (str(t).removeprefix("torch.") for t in (wide, weights.dtype))
+        raise RuntimeError(f"{op}: weights of neighbours must have dtype {want}; got {got}")
 
 
 def weighted_neighbours(
