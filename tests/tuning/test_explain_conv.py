@@ -51,6 +51,22 @@ def test_a_report_names_its_kernels(graphs):
     assert "of (64, 64, 56, 56) by (64, 64, 1, 1)" in text
 
 
+def test_whose_gradients_run():
+    depthwise = {"weight": (64, 1, 3, 3), "groups": 64, "training": True}
+    first = fusedops.explain_conv_bn_act(
+        (64, 3, 224, 224), (64, 3, 7, 7), stride=2, padding=3, training=True
+    )
+    both = "gradients of x and weight"
+    for report, forward, backward in (
+        (explain(**depthwise), "torch's", f"our depthwise {both}"),
+        (explain(**depthwise, stride=2), "our depthwise", f"our depthwise {both}"),
+        (first, "our kernel for three", "our gradient of weight, cuDNN's of x"),
+        (explain(training=True), "torch's", f"cuDNN's {both}"),
+    ):
+        assert report.passes[0].kernel.startswith(forward)
+        assert report.passes[-1].kernel == backward
+
+
 def test_what_is_refused():
     with pytest.raises(RuntimeError, match=r"^explain_conv_bn_act: x must have 64 channels"):
         fusedops.explain_conv_bn_act((1, 3, 9, 9), SPATIAL)

@@ -37,6 +37,7 @@ _KERNELS = {
 
 
 _TORCH = "torch's convolution (cuDNN, on a CPU oneDNN)"
+_BOTH = "gradients of x and weight"
 
 
 class ConvPass(NamedTuple):
@@ -86,13 +87,13 @@ class _Owner(NamedTuple):
 
 def _owner(device: str, dtype: torch.dtype, weight: Sequence[int], problem: ConvProblem) -> _Owner:
     if uses_product(device, dtype, weight, problem):
-        return _Owner("fusedops.linear of the rows", "fusedops.linear's")
+        return _Owner("fusedops.linear of the rows", f"fusedops.linear's {_BOTH}")
     if uses_depthwise(device, dtype, weight, problem):
         own = "our depthwise kernel" if problem.stride[0] > 1 else _TORCH
-        return _Owner(own, "our depthwise")
+        return _Owner(own, f"our depthwise {_BOTH}")
     if uses_first(device, dtype, weight, problem):
-        return _Owner("our kernel for three channels", "cuDNN's")
-    return _Owner(_TORCH, "cuDNN's")
+        return _Owner("our kernel for three channels", "our gradient of weight, cuDNN's of x")
+    return _Owner(_TORCH, f"cuDNN's {_BOTH}")
 
 
 def _backward(code: int, with_residual: bool, training: bool, owner: _Owner) -> list[ConvPass]:
@@ -102,7 +103,7 @@ def _backward(code: int, with_residual: bool, training: bool, owner: _Owner) -> 
     found = [ConvPass(first, 2 + kept + writes, False)]
     reads = 2 if writes else 2 + kept
     found.append(ConvPass("gradient of the convolution's result", reads + 1, False))
-    found.append(ConvPass(f"{owner.backward} gradients of x and weight", 2, True))
+    found.append(ConvPass(owner.backward, 2, True))
     return found if training else [found[1], found[2]]
 
 
