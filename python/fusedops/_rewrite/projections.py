@@ -95,11 +95,19 @@ def _calls(node: ast.AST, me: str, layers: Collection[str]) -> Iterator[tuple[as
         yield node, function.attr, argument.id
 
 
-def _changes(statement: ast.stmt, name: str, known: Collection[ast.AST]) -> bool:
-    """Whether a statement may change the tensor of a name, besides by calls that are known."""
+def _changes(
+    statement: ast.stmt, name: str, layers: Collection[str], known: Collection[ast.AST]
+) -> bool:
+    """Whether a statement may change the tensor of a name, or a layer, besides by calls that are
+    known.
+    """
     for node in ast.walk(statement):
-        if isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
+        if isinstance(node, ast.NamedExpr):
             return True
+        if isinstance(node, (ast.Subscript, ast.Attribute)) and not isinstance(node.ctx, ast.Load):
+            attribute = getattr(node, "attr", None)
+            if attribute is None or attribute == "data" or attribute in layers:
+                return True
         if not isinstance(node, ast.Call) or node in known:
             continue
         function = node.func
@@ -143,9 +151,9 @@ def _groups(body: list[ast.stmt], me: str, layers: Collection[str]) -> list[_Gro
         calls = list(_calls(statement, me, layers)) if simple else []
         known = [call for call, _, _ in calls]
         for group in found:
-            group.open &= simple and not _changes(statement, group.name, known)
+            group.open &= simple and not _changes(statement, group.name, layers, known)
         for call, layer, name in calls:
-            if _changes(statement, name, known):
+            if _changes(statement, name, layers, known):
                 continue
             if not any(g.open and g.name == name for g in found):
                 found.append(_Group(name, index))

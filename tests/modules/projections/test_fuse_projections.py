@@ -77,6 +77,27 @@ class InPlace(Attention):
         return q + k + self.v(x)
 
 
+class OtherData(Attention):
+    def forward(self, x):
+        x = x * 1
+        q = self.q(x)
+        x.data = 2 * x.data
+        return q + self.k(x)
+
+
+class OtherLayer(Attention):
+    def forward(self, x):
+        q = self.q(x)
+        self.k = self.v
+        return q + self.k(x)
+
+
+class Named(Attention):
+    def forward(self, x):
+        _, q, k = (x := x + 1), self.q(x), self.k(x)
+        return q + k
+
+
 class Maybe(Attention):
     def forward(self, x):
         q = self.q(x)
@@ -189,7 +210,11 @@ def test_float64_stays_float64_under_autocast(device):
         check(original, module, x)
 
 
-@pytest.mark.parametrize("kind", [Shifted, ByAnother, InPlace, Maybe], ids=lambda k: k.__name__)
+@pytest.mark.parametrize(
+    "kind",
+    [Shifted, ByAnother, InPlace, OtherData, OtherLayer, Named, Maybe],
+    ids=lambda k: k.__name__,
+)
 def test_inputs_that_change_are_no_group(device, kind):
     original, module, groups = pair(device, kind=kind)
     assert groups == []
