@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 import fusedops
+from fusedops.ops import conv
 from gemm.mlp_util import every_kind, inputs, leaves_of, ours, present, torchs
 from util import ACTIVATIONS, Calls, linear_inputs, torch_linear
 
@@ -79,12 +80,38 @@ def test_flops_of_gradients_in_main_grad_and_of_a_kept_graph(device, kind):
     assert counter.get_total_flops() == want
 
 
+@pytest.mark.parametrize(
+    ("kind", "outputs", "groups"), [("uses_first", 8, 1), ("uses_depthwise", 4, 4)]
+)
+def test_flops_of_convolutions(device, monkeypatch, kind, outputs, groups):
+    """As torch counts those of torch's convolution, but for a depthwise one's weight: it counts all
+    pairs of channels.
+    """
+    x = torch.randn(2, 4, 9, 8, dtype=torch.float64, device=device, requires_grad=True)
+    weight = torch.randn(outputs, 4 // groups, 3, 3, dtype=x.dtype, device=device)
+    once = 2 * 2 * outputs * 5 * 4 * 9 * (4 // groups)
+
+    def run():
+        return fusedops.conv_bn_act(x, weight, stride=2, padding=1, groups=groups, training=True)
+
+    for wanted in ([x], [weight], [x, weight]):
+        for t in (x, weight):
+            t.requires_grad_(any(t is w for w in wanted))
+        found = []
+        for own in (False, True):
+            monkeypatch.setattr(conv, kind, lambda *_, own=own: own)
+            found.append(flops(run, wanted))
+        assert found[1] == (1 + len(wanted)) * once
+        assert found[0] == found[1] or groups > 1
+
+
 def test_every_product_has_a_formula():
     for op in fusedops.compute_intensive_ops:
         assert op.overloadpacket in flop_registry
     names = {str(op) for op in flop_registry if str(op).startswith("fusedops.")}
     for name in ("linear_backward", "linear_wgrad_", "mlp_backward", "mlp_backward_",
-                 "gated_mlp_backward", "gated_mlp_backward_", "gated_input_backward"):  # fmt: skip
+                 "gated_mlp_backward", "gated_mlp_backward_", "gated_input_backward",
+                 "first_conv_weight", "depthwise_conv_backward"):  # fmt: skip
         assert f"fusedops.{name}" in names
 
 

@@ -1,4 +1,4 @@
-"""Flop formulas of our products of matrices, for torch.utils.flop_counter.
+"""Flop formulas of our products of matrices and convolutions, for torch.utils.flop_counter.
 
 Counted as torch counts mm: two flops for each product of two elements, nothing for bias, activation
 and sums. Imported with torch.utils.flop_counter, which `import torch` leaves alone.
@@ -110,3 +110,24 @@ def _gated_input_backward(
 ) -> int:  # fmt: skip
     gate, up = _product(x, w_gate), _product(x, w_up)
     return need_dx * (gate + up) + need_dw_gate * gate + need_dw_up * up
+
+
+# ---- convolutions: the result's elements by the weights of each ----
+
+
+@register_flop_formula([_ops.first_conv, _ops.depthwise_conv])
+def _convolution(x: Shape, weight: Shape, *_: Any, out_shape: Shape, **__: Any) -> int:
+    return 2 * prod(out_shape) * prod(weight[1:])
+
+
+@register_flop_formula([_ops.first_conv_weight])
+def _first_conv_weight(dy: Shape, x: Shape, weight: Shape, *_: Any, **__: Any) -> int:
+    return 2 * prod(dy) * prod(weight[1:])
+
+
+@register_flop_formula([_ops.depthwise_conv_backward])
+def _depthwise_conv_backward(
+    dy: Shape, x: Shape, weight: Shape, stride_h: int, stride_w: int, pad_h: int, pad_w: int,
+    need_dx: bool, need_dweight: bool, *_: Any, **__: Any,
+) -> int:  # fmt: skip
+    return (need_dx + need_dweight) * 2 * prod(dy) * prod(weight[1:])

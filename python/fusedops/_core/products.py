@@ -1,4 +1,4 @@
-"""What torch's tools know of our products of matrices: what checkpoints should save, flops."""
+"""What torch's tools know of our products and convolutions: what checkpoints should save, flops."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ compute_intensive_ops: list[torch._ops.OpOverload[..., Any]] = [
     _ops.gated_mlp_forward.default,
     _ops.gated_linear.default,
     _ops._fp8_matmul.default,
+    _ops.first_conv.default,
+    _ops.depthwise_conv.default,
 ]
 
 import_after("torch.utils.flop_counter", f"{__package__}.flops")  # takes 0.2 s by itself
