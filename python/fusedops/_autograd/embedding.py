@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from .. import _C  # noqa: F401  (registers torch.ops.fusedops)
-from .mlp import _is_batched
-from .shared import _eager_apply
+from .shared import _eager_apply, is_batched
 
 _embedding = torch.ops.aten.embedding.default
 _embedding_backward = torch.ops.fusedops.embedding_backward.default
@@ -31,7 +30,7 @@ class EmbeddingFunction(torch.autograd.Function):
         (indices,) = ctx.saved_tensors
         rows, padding_idx = ctx.options
         # NOTE: torch's can be differentiated, and knows batches of gradients.
-        if torch.is_grad_enabled() or type(dy) is not Tensor or _is_batched(dy):
+        if torch.is_grad_enabled() or type(dy) is not Tensor or is_batched(dy):
             return _torchs_backward(dy, indices, rows, padding_idx, False), None, None
         return _embedding_backward(dy, indices, rows, padding_idx), None, None
 

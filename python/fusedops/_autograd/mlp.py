@@ -22,7 +22,7 @@ from .._core.activation import SAVES_PREACT
 from .autocast import cast_weight
 from .compose import activate, no_autocast
 from .main_grad import accumulate, deliver, delivered, main_grad_owner, target
-from .shared import _eager_apply
+from .shared import _eager_apply, is_batched
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -115,7 +115,6 @@ def _release(ctx: Any) -> None:
 
 # NOTE: torch's own compiled backward decides alike whether it may reuse a saved buffer.
 _keep_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
-_is_batched = torch._C._functorch.is_legacy_batchedtensor  # by autograd.grad(is_grads_batched=True)
 _saved_tensors_hooks = getattr(
     torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: (None, None)
 )
@@ -138,7 +137,7 @@ def _ours_alone(saved: Tensor) -> tuple[int, int] | None:
 
 def _may_overwrite(saved: Tensor | None, ours: tuple[int, int] | None, dy: Tensor) -> bool:
     """Whether backward owns what forward saved, and runs for the last time and once."""
-    if torch.compiler.is_compiling() or type(dy) is not Tensor or _is_batched(dy):
+    if torch.compiler.is_compiling() or type(dy) is not Tensor or is_batched(dy):
         return False
     return saved is None or (ours == _state(saved) and not _keep_graph())
 

@@ -15,8 +15,7 @@ from torch import Tensor
 from .. import _C  # noqa: F401  (registers torch.ops.fusedops)
 from .autocast import cast_weight
 from .compose import compose_linear_backward, no_autocast
-from .mlp import _is_batched
-from .shared import _eager_apply
+from .shared import _eager_apply, is_batched
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,7 +61,7 @@ class ProjectionsFunction(torch.autograd.Function):
         grads: list[Tensor | None] = [None] * (2 * len(dys))
         # NOTE: differentiable functions, or of batches of gradients, which no op writes into.
         composed = torch.is_grad_enabled() or any(
-            dy is not None and (type(dy) is not Tensor or _is_batched(dy)) for dy in dys
+            dy is not None and (type(dy) is not Tensor or is_batched(dy)) for dy in dys
         )
         for i, dy in enumerate(dys):
             if dy is None:

@@ -14,6 +14,9 @@ _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 _no_dispatch = Tensor.__torch_dispatch__
 _no_function = torch._C._disabled_torch_function_impl
 
+# Whether a gradient is one of a batch, by autograd.grad(is_grads_batched=True).
+is_batched = torch._C._functorch.is_legacy_batchedtensor
+
 
 def sees_torch_functions_only(*tensors: Tensor | None) -> bool:
     """Whether a call is for torch's functions: a torch.func transform or forward-mode AD, which our

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from .._autograd.autocast import cast, cast_weight, keeps_casts
-from .._autograd.mlp import _is_batched
-from .._autograd.shared import sees_torch_functions_only
+from .._autograd.shared import is_batched, sees_torch_functions_only
 from .._core.activation import CODES, raise_unknown
 from .._core.dtensor import is_dtensor
 from ._autograd import needs_grad
@@ -252,7 +251,7 @@ class CastTogether(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         given = [grad for grad in grads if grad is not None]
         # NOTE: differentiable functions, or of batches of gradients, which no list is written from.
-        apart = torch.is_grad_enabled() or any(map(_is_batched, given))
+        apart = torch.is_grad_enabled() or any(map(is_batched, given))
         if apart or sees_torch_functions_only(*given) or not given:
             return (None, *(grad if grad is None else grad.to(ctx.dtype) for grad in grads))
         made = iter(cast_together(given, ctx.dtype))
