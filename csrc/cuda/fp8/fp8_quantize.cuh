@@ -118,50 +118,47 @@ __device__ __forceinline__ void keep_maximum(const Fp8Side& side, int64_t line, 
   if (side.scaling == Fp8Scaling::kRow && line < lines) atomicMax(side.maxima + line, own);
 }
 
+// to: the first byte of the first of this thread's rows, of which the first `rows` exist.
 template <__nv_fp8_interpretation_t kFormat, class T>
 __device__ __forceinline__ void store_rows(const OwnValues<T>& own, const float* inverses,
-                                           const TilePlace& at, const Fp8Quantize& p) {
-  if (at.column >= p.rows.width) return;
-  uint8_t* to = p.rows.q + at.row * p.rows.pitch + at.column;
-  const bool inside = (at.tile_row + 1) * kTile <= p.m;
+                                           uint8_t* to, int64_t pitch, int rows) {
+  if (rows <= 0) return;
 #pragma unroll
-  for (int r = 0; r < kOwn; ++r, to += p.rows.pitch) {
+  for (int r = 0; r < kOwn; ++r, to += pitch) {
     const uint2 words = fp8_row<kFormat>(own.row[r], inverses[r]);
-    if (inside || at.row + r < p.m) *reinterpret_cast<uint2*>(to) = words;
+    if (r < rows) *reinterpret_cast<uint2*>(to) = words;
   }
 }
 
 template <__nv_fp8_interpretation_t kFormat, class T>
 __device__ __forceinline__ void columns_into(const OwnValues<T>& own, const float* inverses,
                                              uint8_t* bytes) {
-  const int x = threadIdx.x % kTileX, y = threadIdx.x / kTileX;
+  const OwnChunks chunks(bytes);
 #pragma unroll
-  for (int c = 0; c < kOwn; ++c) {
-    const float inverse = inverses[c];
-    uint32_t words[2];
+  for (int c = 0; c < kOwn; c += 2) {
+    uint32_t first[2], second[2];
 #pragma unroll
     for (int w = 0; w < 2; ++w) {
-      const auto v = [&](int r) { return to_compute(own.row[4 * w + r].value[c]) * inverse; };
-      words[w] = fp8_pair<kFormat>(v(0), v(1)) | fp8_pair<kFormat>(v(2), v(3)) << 16;
+      float2 v[4];
+#pragma unroll
+      for (int r = 0; r < 4; ++r) v[r] = two_of(own.row[4 * w + r].value + c);
+      first[w] = fp8_four<kFormat>(v[0].x, v[1].x, v[2].x, v[3].x, inverses[c]);
+      second[w] = fp8_four<kFormat>(v[0].y, v[1].y, v[2].y, v[3].y, inverses[c + 1]);
     }
-    *reinterpret_cast<uint2*>(chunk_of(bytes, x * kOwn + c, y)) = {words[0], words[1]};
+    chunks.put(c, {first[0], first[1]});
+    chunks.put(c + 1, {second[0], second[1]});
   }
 }
 
-__device__ __forceinline__ void store_columns(const uint8_t* bytes, const TilePlace& at,
-                                              const Fp8Quantize& p) {
-  constexpr int kPieces = kTile / 16;  // of a column
-  constexpr int kStep = kTileThreads / kPieces;
-  const int i = threadIdx.x % kPieces, first = threadIdx.x / kPieces;
-  const int64_t token = at.tile_row * kTile + i * 16;
-  const int64_t column = at.tile_column * kTile + first;
-  if (token >= p.columns.pitch) return;
-  uint8_t* to = p.columns.q + column * p.columns.pitch + token;
-  const bool inside = (at.tile_column + 1) * kTile <= p.k;
+// to: 16 tokens of the first column that this thread reads, of which the first `columns` exist.
+__device__ __forceinline__ void store_columns(const uint8_t* bytes, uint8_t* to, int64_t pitch,
+                                              int columns) {
+  if (columns <= 0) return;
+  const ReadChunks chunks(bytes);
 #pragma unroll
-  for (int c = 0; c < kTile; c += kStep, to += kStep * p.columns.pitch) {
-    const uint4 both = two_chunks(bytes, first + c, i);
-    if (inside || column + c < p.k) *reinterpret_cast<uint4*>(to) = both;
+  for (int c = 0; c < kReadColumns; ++c, to += pitch) {
+    const uint4 words = chunks.get(c);
+    if (c < columns) *reinterpret_cast<uint4*>(to) = words;
   }
 }
 
@@ -242,14 +239,21 @@ __device__ __forceinline__ void quantize_tile(const OwnValues<T>& own, float (&s
   const int x = threadIdx.x % kTileX, y = threadIdx.x / kTileX;
   const bool e4m3 = p.format == Fp8Format::kE4M3;
   if (p.rows.scaling != Fp8Scaling::kNone) {
-    e4m3 ? store_rows<__NV_E4M3>(own, memory.inverses + y * kOwn, at, p)
-         : store_rows<__NV_E5M2>(own, memory.inverses + y * kOwn, at, p);
+    const Fp8Side& s = p.rows;
+    const int rows = at.column < s.width ? int(min(p.m - at.row, int64_t{kOwn})) : 0;
+    uint8_t* const to = s.q + at.row * s.pitch + at.column;
+    e4m3 ? store_rows<__NV_E4M3>(own, memory.inverses + y * kOwn, to, s.pitch, rows)
+         : store_rows<__NV_E5M2>(own, memory.inverses + y * kOwn, to, s.pitch, rows);
   }
   if (p.columns.scaling != Fp8Scaling::kNone) {
     e4m3 ? columns_into<__NV_E4M3>(own, memory.inverses + kTile + x * kOwn, memory.bytes)
          : columns_into<__NV_E5M2>(own, memory.inverses + kTile + x * kOwn, memory.bytes);
     __syncthreads();
-    store_columns(memory.bytes, at, p);
+    const Fp8Side& s = p.columns;
+    const int64_t token = at.tile_row * kTile + read_row();
+    const int64_t column = at.tile_column * kTile + read_column();
+    const int columns = token < s.pitch ? int(min(p.k - column, int64_t{kReadColumns})) : 0;
+    store_columns(memory.bytes, s.q + column * s.pitch + token, s.pitch, columns);
   }
 }
 
