@@ -14,7 +14,8 @@ from util import DTYPES, HALVES, make, name
 ops = torch.ops.fusedops
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=name)
 # x (N, H, W, C), kernel, stride, padding: tiles that fit and not, chunks of channels, borders that
-# are wider than the kernel needs, odd channels, kernels and strides without a kernel of their own.
+# are wider than the kernel needs, odd channels, kernels and strides without a kernel of their own;
+# eights of channels, for which tiles lie in shared memory: blocks of one strip and of eight.
 CASES = [
     ((2, 12, 8, 8), 3, 1, 1),
     ((1, 9, 7, 130), 3, 1, 0),
@@ -27,6 +28,13 @@ CASES = [
     ((2, 6, 7, 5), 3, 1, 1),
     ((2, 9, 9, 4), 7, 3, 3),
     ((70, 4, 4, 2), 3, 1, 1),
+    ((2, 7, 7, 72), 3, 1, 1),
+    ((1, 29, 17, 16), 3, 2, 1),
+    ((1, 8, 9, 136), 3, 2, 0),
+    ((2, 14, 14, 480), 5, 1, 2),
+    ((1, 5, 6, 56), 5, 1, 4),
+    ((1, 33, 31, 40), 5, 2, 2),
+    ((1, 1, 1, 8), 3, 1, 1),
 ]
 every_case = pytest.mark.parametrize("case", CASES, ids=str)
 
@@ -89,12 +97,12 @@ def test_gradients(device, case, dtype):
 
 @every_dtype
 def test_addresses_and_strides(device, dtype):
-    """Odd addresses have no pairs of channels; other strides are copied."""
-    case = ((2, 6, 7, 4), 3, 1, 1)
+    """Odd addresses have no pairs of channels, odd pairs no eights; other strides are copied."""
+    case = ((2, 6, 7, 8), 3, 1, 1)
     x, weight, _, z, _ = inputs(case, dtype, device)
-    flat = torch.cat([x.flatten()[:1], x.flatten()])[1:].view(x.shape)
+    flat, pairs = (torch.cat([x.flatten()[:n], x.flatten()])[n:].view(x.shape) for n in (1, 2))
     turned = x.transpose(1, 2).contiguous().transpose(1, 2)
-    for image in (flat, turned):
+    for image in (flat, pairs, turned):
         y = ops.depthwise_conv(image, weight, *[None] * 6, *geometry(case), 0.0, 0)
         assert_rounded(y, z.detach())
 
@@ -175,6 +183,7 @@ FIRST = [
     ((3, 8, 9, 3), 32, 3, 2, 1),
     ((1, 37, 35, 3), 136, 3, 2, 0),
     ((2, 9, 9, 3), 64, 7, 2, 8),
+    ((1, 36, 70, 3), 16, 7, 2, 2),
     ((1, 9, 9, 3), 5, 7, 2, 3),
     ((2, 8, 9, 4), 16, 5, 3, 2),
 ]
@@ -191,15 +200,18 @@ def test_first_layers(device, case, dtype):
     wide = [t.double().requires_grad_() for t in (x, weight)]
     z = F.conv2d(*(t.movedim(-1, 1) for t in wide), None, stride, padding).movedim(1, -1)
     dy = make(*z.shape, dtype=dtype, device=device, seed=3)
-    (exact,) = torch.autograd.grad(z, wide[1:], dy.double())
+    gradients = torch.autograd.grad(z, wide, dy.double())
     z = z.detach()
     numbers = (stride, stride, padding, padding)
     plain = ops.first_conv(x, weight, *[None] * 5, *numbers, 0.0, 0)
     assert_rounded(plain, z)
     assert torch.equal(plain, ops.first_conv(x, weight, *[None] * 5, *numbers, 0.0, 0))
-    dweight = ops.first_conv_weight(dy, x, weight, *numbers)
-    assert_rounded(dweight, exact)
-    assert torch.equal(dweight, ops.first_conv_weight(dy, x, weight, *numbers))
+    for gradient, exact in zip(
+        (ops.first_conv_image, ops.first_conv_weight), gradients, strict=True
+    ):
+        got = gradient(dy, x, weight, *numbers)
+        assert_rounded(got, exact)
+        assert torch.equal(got, gradient(dy, x, weight, *numbers))
     vectors = [make(outputs, dtype=dtype, device=device, seed=s) for s in (4, 5, 6, 7)]
     bias, mean, gamma, beta = vectors
     var = make(outputs, dtype=dtype, device=device, seed=8).abs() + 0.5

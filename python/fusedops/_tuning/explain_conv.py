@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from .._autograd.conv import MOST_FIRST_OUTPUTS
 from .._core.activation import SAVES_OUTPUT, SAVES_PREACT
 from ..ops.conv_problem import (
     DEPTHWISE,
@@ -89,10 +90,15 @@ def _owner(device: str, dtype: torch.dtype, weight: Sequence[int], problem: Conv
     if uses_product(device, dtype, weight, problem):
         return _Owner("fusedops.linear of the rows", f"fusedops.linear's {_BOTH}")
     if uses_depthwise(device, dtype, weight, problem):
-        own = "our depthwise kernel" if problem.stride[0] > 1 else _TORCH
+        own = "our depthwise kernel"
+        if problem.stride[0] == 1 and weight[0] % 8:
+            own = _TORCH
         return _Owner(own, f"our depthwise {_BOTH}")
     if uses_first(device, dtype, weight, problem):
-        return _Owner("our kernel for three channels", "our gradient of weight, cuDNN's of x")
+        gradients = "our gradients of weight and x"
+        if weight[0] > MOST_FIRST_OUTPUTS:
+            gradients = "our gradient of weight, cuDNN's of x"
+        return _Owner("our kernel for three channels", gradients)
     return _Owner(_TORCH, f"cuDNN's {_BOTH}")
 
 
