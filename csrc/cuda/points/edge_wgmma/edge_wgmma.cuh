@@ -45,15 +45,16 @@ __device__ __forceinline__ void take_parts(Start&& start, Take&& take) {
   }
 }
 
-// Brings a matrix of `rows` rows (a multiple of 8) of `width` values (of 32) into pieces: piece
+// Brings a matrix of `rows` rows (a multiple of 8) of `width` values (of 8) into pieces: piece
 // k / 8 of row n at (k / 8) * rows + n; rows whose scale is negative with the other sign, where
-// scales are given. A warp takes 4 pieces of 8 rows.
+// scales are given. A warp takes up to 4 pieces of 8 rows.
 template <class T>
 __device__ __forceinline__ void copy_pieces(const T* from, int rows, int width,
                                             const float2* affine, T* to) {
-  const int across = width / 32, count = rows / 8 * across;
+  const int across = (width + 31) / 32, count = rows / 8 * across;
   for (int i = warp_id(); i < count; i += static_cast<int>(blockDim.x) / 32) {
     const int row = i / across * 8 + lane_id() % 8, piece = i % across * 4 + lane_id() / 8;
+    if (piece >= width / 8) continue;
     reinterpret_cast<uint4*>(to)[piece * rows + row] = load_piece(from, row, width, piece, affine);
   }
 }
@@ -124,11 +125,11 @@ __device__ __forceinline__ void wgmma_hidden_layers(const EdgeProblem<T>& p,
   constexpr int kParts = kHidden / kEdgePart;
   const float4* affine = w.affine;
   bool padded = is_padding(affine[kHidden / 2 - 1].z);
-  const auto activate_part = [&](int i, EdgePart& part, EdgeOperand<kHidden>& to) {
+  const auto activate_part = [&](int i, EdgePart& part, EdgeOperand<kHidden>& to, bool is_last) {
 #pragma unroll
     for (int c = 0; c < kEdgePart / 32; ++c) {
       if (padded) clear_padding(affine, 2 * i + c, part.y[c]);
-      activate<T, kCentres>(p, affine, 2 * i + c, part.y[c], to, center, centred);
+      activate<T>(p, affine, 2 * i + c, part.y[c], to, kCentres && is_last, center, centred);
     }
   };
   gathered.wait();
@@ -140,7 +141,7 @@ __device__ __forceinline__ void wgmma_hidden_layers(const EdgeProblem<T>& p,
         edge_multiply<T>(part, gathered.operand, w.first + static_cast<uint64_t>(i * kEdgePart));
         edge_commit();
       },
-      [&](int i, EdgePart& part) { activate_part(i, part, x); });
+      [&](int i, EdgePart& part) { activate_part(i, part, x, p.layers == 2); });
   gathered.start_copy(p, next, 0, kHidden);
   uint64_t weight = w.hidden;
 #pragma unroll 1
@@ -152,7 +153,7 @@ __device__ __forceinline__ void wgmma_hidden_layers(const EdgeProblem<T>& p,
         [&](int i, EdgePart& part) {
           start_product<T>(part, x, weight + static_cast<uint64_t>(i * kEdgePart), kHidden);
         },
-        [&](int i, EdgePart& part) { activate_part(i, part, following); });
+        [&](int i, EdgePart& part) { activate_part(i, part, following, l == p.layers - 2); });
     x = following;
     weight += kHidden * kHidden / kEdgePlane;
   }
