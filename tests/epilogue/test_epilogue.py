@@ -294,6 +294,9 @@ def test_opcheck() -> None:
         (lambda acc: acc > 0, TypeError, "must return one tensor"),
         (lambda acc: (acc, acc), TypeError, "must return one tensor; got tuple"),
         (lambda acc: acc**acc, TypeError, "pow takes a number as exponent"),
+        (lambda acc: 2**acc, TypeError, "pow takes a number as exponent; write torch.exp"),
+        (lambda acc, c=2.0: acc * c, ValueError, "have no defaults, .*; got c=2.0"),
+        (F.silu, ValueError, "have no defaults, .*; got inplace=False"),
         (lambda acc, b: acc + 1, ValueError, "the result does not depend on b"),
         (lambda acc: acc**0, ValueError, "the result does not depend on acc"),
         (lambda acc, dy: acc * dy, ValueError, "neither acc nor dy; got dy"),
@@ -362,6 +365,17 @@ def test_the_texts_compile(name: str, dtype: torch.dtype) -> None:
 def test_a_refused_text_shows_what_the_compiler_said() -> None:
     with pytest.raises(fusedops.jit.BuildError, match='identifier "wrong" is undefined'):
         toolchain.compile_text("int f() { return wrong; }", run.ARCH, ir=False)
+
+
+def test_what_an_epilogue_says_of_itself() -> None:
+    """The names of what its statements give are those of results and gradients."""
+    made = epilogue(lambda acc, bias: acc * acc + bias)
+    *statements, y, d_acc, d_bias = made.source().splitlines()
+    assert made.expression == "add(mul(acc, acc), bias)"
+    assert made.gradients["bias"] == "dy"
+    assert y == f"y = {statements[1].split()[2]};"
+    assert d_acc.startswith("d_acc = t")
+    assert d_bias == "d_bias = in_dy;"
 
 
 def test_large_expressions() -> None:

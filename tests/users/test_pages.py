@@ -20,7 +20,7 @@ RAISED = re.findall(r"^```py\n(.*?)^```\n\n```text\n(.*?)^```", TROUBLES, re.DOT
 SHOWN = re.findall(r"^```text\n(.*?)^```", TROUBLES, re.DOTALL | re.MULTILINE)
 QUOTED = [text for text in SHOWN if text not in {shown for _, shown in RAISED}]
 # What differs from call to call
-FREE = r";|perf/results|\d+(?:\.\d+)?|linear|my_op|plans\.json|built before|h100"
+FREE = r";|perf/results|\d+(?:\.\d+)?|linear|my_op|plans\.json|built before|h100|epilogue: "
 
 
 def outcome(block: str, namespace: dict[str, Any]) -> str:

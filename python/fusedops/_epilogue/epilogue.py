@@ -10,7 +10,7 @@ from torch import Tensor
 from .. import _fakes  # noqa: F401  (registers torch.ops.fusedops and its fakes)
 from .._autograd.main_grad import accumulate, main_grad_owner
 from .derive import derive
-from .graph import ACCUMULATOR, BEHIND
+from .graph import ACCUMULATOR
 from .ops import nodes_to_text, to_text
 from .trace import trace
 from .visitor import COLUMN, FULL, NUMBER, ROW, kernel_text
@@ -42,9 +42,9 @@ class Epilogue:
         return {name: node.text() for name, node in self._gradients.items()}
 
     def source(self) -> str:
-        """The statements of both, as the kernels have them."""
-        results = {BEHIND: self._output, **self._gradients}
-        return kernel_text(results)
+        """The statements of both, as the kernels have them: `y`, and of each name `d_name`."""
+        gradients = {f"d_{name}": node for name, node in self._gradients.items()}
+        return kernel_text({"y": self._output, **gradients})
 
     def __repr__(self) -> str:
         return f"fusedops.epilogue({', '.join((ACCUMULATOR, *self.operands))}): {self.expression}"
@@ -246,13 +246,14 @@ def epilogue(function: Callable[..., Any], *, unfused: bool = False) -> Epilogue
 
     Returns:
         An `Epilogue`. ``fused(scale=s, bias=b, res=r)`` gives it operands, and is what the argument
-        `epilogue` of `linear`, `matmul` and `mlp` takes.
+        `epilogue` of `linear`, `matmul` and `mlp` takes. Its `expression` and `gradients` say what
+        was traced and derived, `source()` the statements of the kernels.
 
     Raises:
         TypeError: The function does what no epilogue can: another function, a branch on values, a
             tensor from outside.
-        ValueError: Its arguments are no accumulator and operands, the result does not depend on one
-            of them, or it is too large.
+        ValueError: Its arguments are no accumulator and operands, or operands with defaults, the
+            result does not depend on one of them, or it is too large.
 
     Example:
         >>> scaled = fusedops.epilogue(lambda acc, scale, res: torch.relu(acc * scale) + res)

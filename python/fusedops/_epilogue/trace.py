@@ -148,7 +148,10 @@ def _hardswish(b: Builder, input: Any) -> Node:
 
 def _pow(b: Builder, input: Any, exponent: Any) -> Node:
     if exponent.op != "const":
-        raise TypeError("epilogue: pow takes a number as exponent")
+        raise TypeError(
+            "epilogue: pow takes a number as exponent; write torch.exp(exponent * torch.log(base)),"
+            " or math.log(base) of a number"
+        )
     return b.binary("pow", input, exponent)
 
 
@@ -213,7 +216,7 @@ def _refused(name: str) -> Any:
 for _name in (
     *("__getitem__", "__iter__", "__len__", "__float__", "__int__", "__index__", "__invert__"),
     *("__floordiv__", "__rfloordiv__", "__mod__", "__rmod__", "__matmul__", "__rmatmul__"),
-    *("__and__", "__rand__", "__or__", "__ror__", "__xor__", "__rxor__", "__rpow__"),
+    *("__and__", "__rand__", "__or__", "__ror__", "__xor__", "__rxor__"),
 ):
     setattr(Traced, _name, _refused(_name))
 for _names, _rule in (
@@ -226,6 +229,7 @@ for _names, _rule in (
     (("__rtruediv__",), _swapped(_RULES["div"])),
     (("__neg__",), _RULES["neg"]),
     (("__pow__",), _pow),
+    (("__rpow__",), _swapped(_pow)),
     (("__lt__",), _RULES["lt"]),
     (("__le__",), _RULES["le"]),
     (("__gt__",), _RULES["gt"]),
@@ -259,6 +263,12 @@ def trace(function: Callable[..., Any]) -> tuple[Builder, Node, tuple[str, ...]]
             raise ValueError(
                 f"epilogue: an operand's name must be of ASCII letters, and neither {ACCUMULATOR} "
                 f"nor {BEHIND}; got {name}"
+            )
+    for name in operands:
+        if parameters[name].default is not inspect.Parameter.empty:
+            raise ValueError(
+                "epilogue: operands have no defaults, as each call names them all; got "
+                f"{name}={parameters[name].default!r}"
             )
     leaves = {name: Traced(builder, builder.input(name)) for name in operands}
     result = function(Traced(builder, builder.input(ACCUMULATOR)), **leaves)
