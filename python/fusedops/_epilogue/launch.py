@@ -21,14 +21,30 @@ _NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
 _SHARED_LIMIT = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _CLUSTER, _OVERLAP = 4, 6  # CUlaunchAttributeID
 _MAP_TYPES = {torch.float16: 6, torch.bfloat16: 9}  # CUtensorMapDataType
-_RASTER_WIDTH = 8  # clusters of tiles that a persistent grid walks side by side
-# Sizes in bytes of VisitorParams and of what lies in front of its tensor maps and VisitorArguments;
-# sm90_visitor_ir.cu checks all offsets.
-_PARAMS_BYTES, _FULL, _ARGUMENTS = 1664, 896, 1408
-# Whether (M, N) operands come into L2 during the main loop. On an H100, where their loads come a
-# block ahead, 18 products took -1 to 4 % longer with that (median 0.7 %).
-PREFETCHES = False
+# Clusters of tiles that a persistent grid walks side by side, by the CTAs of a cluster: as the
+# built-in kernels have them (raster_width_of in csrc/cutlass/select/families/sm90.cpp).
+_RASTER_WIDTHS = {1: 8, 2: 16}
+# Sizes in bytes of VisitorParams and of what lies in front of an operand's map and of
+# VisitorArguments; sm90_visitor_ir.cu checks all offsets.
+_PARAMS_BYTES, _OPERAND, _ARGUMENTS = 1280, 896, 1024
 _ADDRESS, _FLOAT = struct.Struct("=Q"), struct.Struct("=f")
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What an epilogue takes of a main loop."""
+
+    full: int  # (M, N) operands
+    loops: bool  # over blocks, for which a block's values are copied
+    keep: bool  # the product, too
+
+    def met_by(self, config: Config) -> bool:
+        if self.full and not config.reads:
+            return False
+        if config.tile_n != 192:
+            return True
+        # NOTE: accumulators leave 48 registers.
+        return (WIDE_KEEPS or not self.keep) and self.full <= (not self.loops)
 
 
 @dataclass(frozen=True)
@@ -43,22 +59,35 @@ class Config:
     shared_bytes: int
     rate: float  # of the fastest main loop's speed
     apart: int  # what no main loop hides of a tile's epilogue, as that much of K
+    reads: bool  # whether it has a place in shared memory for an (M, N) operand
+
+    @property
+    def name(self) -> str:
+        """Of its file, behind the element's."""
+        return f"{self.number}_reads" if self.reads else str(self.number)
 
     @property
     def ctas(self) -> int:
         return self.cluster_m * self.cluster_n
 
 
-# Rates and times of 15 products on H100 (K from 1024 to 4096); the last one's are guesses.
+# Rates and times of 15 products on H100 (K from 1024 to 4096); those of tiles of 192 columns are
+# the built-in kernel's, the last one's are guesses. Where a place for an operand would cost a stage
+# of the main loop, there is one with and one without it.
 CONFIGS = (
-    Config(10, 128, 256, 2, 1, 193536, 1.0, 440),
-    Config(12, 256, 128, 1, 2, 187392, 0.93, 440),
-    Config(1, 128, 128, 2, 1, 203776, 0.87, 110),
-    Config(13, 64, 128, 1, 1, 211968, 0.7, 110),
+    Config(10, 128, 256, 2, 1, 228352, 0.9, 330, reads=True),
+    Config(12, 256, 128, 1, 2, 222208, 0.87, 390, reads=True),
+    Config(1, 128, 128, 2, 1, 222208, 0.87, 110, reads=False),
+    Config(1, 128, 128, 2, 1, 205824, 0.87, 110, reads=True),
+    Config(6, 128, 192, 2, 1, 224256, 0.93, 90, reads=False),
+    Config(6, 128, 192, 2, 1, 232448, 0.93, 90, reads=True),
+    Config(13, 64, 128, 1, 1, 214016, 0.7, 110, reads=True),
 )
+# Whether tiles of 192 columns also keep the product.
+WIDE_KEEPS = False
 
 
-def choose(m: int, n: int, k: int, sms: int) -> Config:
+def choose(m: int, n: int, k: int, sms: int, needs: Needs) -> Config:
     """The configuration whose waves of tiles take least time."""
 
     def cost(config: Config) -> float:
@@ -68,7 +97,7 @@ def choose(m: int, n: int, k: int, sms: int) -> Config:
         waves = _up(clusters, sms // config.ctas)
         return waves * config.tile_m * config.tile_n * (k / config.rate + config.apart)
 
-    return min(CONFIGS, key=cost)
+    return min(filter(needs.met_by, CONFIGS), key=cost)
 
 
 def _up(a: int, b: int) -> int:
@@ -226,9 +255,9 @@ def _fast_division(divisor: int) -> bytes:
     return struct.pack("=iII", divisor, ((1 << power) + divisor - 1) // divisor, power - 32)
 
 
-def _schedule(clusters_m: int, clusters_n: int, k_steps: int) -> bytes:
+def _schedule(clusters_m: int, clusters_n: int, k_steps: int, width: int) -> bytes:
     """make_tile_schedule of sm90_tile_scheduler.h."""
-    width = min(_RASTER_WIDTH, clusters_n)
+    width = min(width, clusters_n)
     bands, count = (clusters_n - 1) // width, clusters_m * clusters_n
     facts = (count, count, k_steps, 0, 0, 0, width, bands * width * clusters_m, 0)
     divisors = (count, width * clusters_m, width, clusters_n - bands * width)
@@ -264,14 +293,14 @@ class MainLoop:
             _tensor_map(tensor, boxes[i], i > 1, at + 128 * i)
         epilogue = (0, 0, n, m, 0, False, len(maps) == 4, False)
         struct.pack_into("=QQiiq???", memory, skip + 640, *epilogue)
-        struct.pack_into("=84s", memory, skip + 768, _schedule(clusters_m, clusters_n, _up(k, 64)))
+        width = _RASTER_WIDTHS[config.ctas]
+        schedule = _schedule(clusters_m, clusters_n, _up(k, 64), width)
+        struct.pack_into("=84s", memory, skip + 768, schedule)
         self._places = self._describe(memory, skip + _ARGUMENTS, operands, m, n)
-        self._prefetched = [i for i, (kind, _) in enumerate(operands) if kind == FULL]
-        if not PREFETCHES:
-            self._prefetched = []
-        for i in range(len(self._prefetched)):  # of the result's shape and type
-            _tensor_map(maps[2], 64, False, at + _FULL + 128 * i)
-        struct.pack_into("=i", memory, skip + _ARGUMENTS + 204, len(self._prefetched))
+        full = [i for i, (kind, _) in enumerate(operands) if kind == FULL]
+        self._operand = full[0] if full else None
+        if full:  # of the result's shape and type
+            _tensor_map(maps[2], 64, False, at + _OPERAND)
         self._template = memory[skip : skip + _PARAMS_BYTES]
 
     def _describe(
@@ -302,8 +331,8 @@ class MainLoop:
         memory, at, skip = _parameters()
         ctypes.memmove(at, self._template, _PARAMS_BYTES)
         replaced = [(at + 128 * i, tensor.data_ptr()) for i, tensor in enumerate(maps)]
-        for i, operand in enumerate(self._prefetched):
-            replaced.append((at + _FULL + 128 * i, int(values[operand])))
+        if self._operand is not None:
+            replaced.append((at + _OPERAND, int(values[self._operand])))
         for address in replaced:
             _do("a tensor map", device, "cuTensorMapReplaceAddress", *address)
         for (form, place), value in zip(self._places, values, strict=True):

@@ -1,4 +1,4 @@
-"""The CUDA C++ of an expression: what a main loop calls, and the kernel of its backward.
+"""The CUDA C++ of an expression: what a main loop calls.
 
 A program computes in float, one statement for each node, with the hardware's approximations where
 they are finer than the rounding of 16-bit results.
@@ -11,16 +11,22 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..jit.kit import include_dir
-from .graph import ACCUMULATOR, BEHIND, Node, order
+from .graph import ACCUMULATOR, Node, order
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 ABI = "csrc/cutlass/kernels/visitor/visitor_abi.h"
 FULL, COLUMN, ROW, NUMBER = "full", "column", "row", "number"
-# (M, N) operands that are loaded a block ahead, for 32 registers each. On an H100 18 products took
-# up to 6 % less time so (median 2.5 %).
+# (M, N) operands behind the first one that are loaded a block ahead, for 32 registers each. On an
+# H100 18 products took up to 6 % less time so (median 2.5 %).
 MOST_AHEAD = 2
+# What an expression costs for an element, from which on a loop goes over blocks: by one copy of
+# many instructions for each, warps wait for instructions.
+LOOPS_FROM = 12
+# Instructions for an element, where they are not about one.
+_COSTS = {"div": 8, "log": 8, "sqrt": 8, "pow": 20, "sin": 40, "cos": 40, "tanh": 8, "sigmoid": 4}
+_COSTS |= {"normal_cdf": 20, "erf": 20}
 
 _CALLS = {
     "neg": "-{}",
@@ -42,7 +48,7 @@ _CALLS = {
 }
 
 # Two 16-bit values are one word. NOTE: bfloat16 is the upper half of a float.
-_ELEMENT = {
+ELEMENT_TEXT = {
     "bf16": """
 __device__ __forceinline__ float low(unsigned w) { return __uint_as_float(w << 16); }
 __device__ __forceinline__ float high(unsigned w) { return __uint_as_float(w & 0xffff0000u); }
@@ -66,7 +72,7 @@ __device__ __forceinline__ unsigned packed(float a, float b) {
 }
 """,
 }
-_MATH = """
+MATH_TEXT = """
 __device__ __forceinline__ float exp2_approx(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -176,18 +182,31 @@ def _abi() -> str:
     return (include_dir() / ABI).read_text().replace("#pragma once", "")
 
 
-def _vector_value(element_bytes: int, at: str, index: str) -> str:
-    """One value of a vector at an address."""
+def _row_values(name: str, element_bytes: int, at: str) -> str:
+    """Declares those of this thread's two rows, by the address of a vector."""
     if element_bytes == 4:
-        return f"*reinterpret_cast<const float*>({at} + ({index}) * 4)"
-    return f"low(*reinterpret_cast<const unsigned short*>({at} + ({index}) * 2))"
+        value = f"*reinterpret_cast<const float*>({at} + (place->tile_row + 8 * i) * 4)"
+    else:
+        word = f"*reinterpret_cast<const unsigned short*>({at} + (place->tile_row + 8 * i) * 2)"
+        value = f"low({word})"
+    return f"float {name}[2]; for (int i = 0; i < 2; ++i) {name}[i] = {value};"
+
+
+def _column_values(name: str, element_bytes: int, at: str) -> str:
+    """Declares those of a pair of columns, which one load reads."""
+    word, column = f"w_{name}", "(place->tile_column + 8 * j)"
+    if element_bytes == 4:
+        read = f"const float2 {word} = *reinterpret_cast<const float2*>({at} + {column} * 4);"
+        return f"{read} const float {name}[2] = {{{word}.x, {word}.y}};"
+    read = f"const unsigned {word} = *reinterpret_cast<const unsigned*>({at} + {column} * 2);"
+    return f"{read} const float {name}[2] = {{low({word}), high({word})}};"
 
 
 @dataclass
 class _Forward:
     """The parts of the visitor, while they are gathered."""
 
-    ahead: bool  # whether (M, N) operands are loaded a block ahead
+    ahead: bool  # whether (M, N) operands behind the first one are loaded a block ahead
     before: list[str] = field(default_factory=list)
     loads: list[str] = field(default_factory=list)  # a block ahead
     reads: list[str] = field(default_factory=list)  # what was loaded, or loads
@@ -200,7 +219,12 @@ class _Forward:
 
     def add(self, kind: str, size: int) -> None:
         """The next operand."""
-        if kind == FULL:
+        if kind == FULL and self.full == 0:
+            self.before.append("SharedWords f0;")
+            self.pairs.append("if (j % 2 == 0) f0.read(*place, j);")
+            self.values.append("f0.at(i, j, e)")
+            self.full = 1
+        elif kind == FULL:
             name = f"f{self.full}"
             read = f"{name}.read(a->full[{self.full}], *place, *a);"
             words = f"words->words[{self.full}]"
@@ -216,29 +240,31 @@ class _Forward:
         else:
             name, loop = f"v{self.vectors}", "i" if kind == ROW else "e"
             at = f"(place->vectors + {self.vectors} * place->vector_bytes)"
-            index = "place->tile_row + 8 * i" if kind == ROW else "place->tile_column + 8 * j + e"
-            (self.before if kind == ROW else self.pairs).append(
-                f"float {name}[2]; for (int {loop} = 0; {loop} < 2; ++{loop}) "
-                f"{name}[{loop}] = {_vector_value(size, at, index)};"
-            )
+            if kind == ROW:
+                self.before.append(_row_values(name, size, at))
+            else:
+                self.pairs.append(_column_values(name, size, at))
             self.values.append(f"{name}[{loop}]")
             self.vectors += 1
 
 
 def forward_source(output: Node, operands: Mapping[str, tuple[str, int]], element: str) -> str:
-    """fusedops_load and fusedops_visit.
+    """fusedops_load and fusedops_visit, and the constants beside them.
 
     operands: of each name its kind and the bytes of an element, in order.
     """
     lines, (result,) = statements([output], coarse=element == "bf16")
-    parts = _Forward(sum(kind == FULL for kind, _ in operands.values()) <= MOST_AHEAD)
+    parts = _Forward(sum(kind == FULL for kind, _ in operands.values()) <= 1 + MOST_AHEAD)
     for kind, size in operands.values():
         parts.add(kind, size)
     names = ", ".join(f"float in_{name}" for name in (ACCUMULATOR, *operands))
     body = "\n  ".join(lines)
     return f"""{_abi()}
 using namespace fusedops;
-{_ELEMENT[element]}{_MATH}{_FULL_WORDS if parts.full else ""}
+{ELEMENT_TEXT[element]}{MATH_TEXT}{_FULL_WORDS if parts.full else ""}
+extern "C" __device__ bool fusedops_reads() {{ return {int(parts.full > 0)}; }}
+extern "C" __device__ bool fusedops_loops() {{ return {int(loops(output))}; }}
+
 __device__ __forceinline__ float value_at({names}) {{
   {body}
   return {result};
@@ -246,15 +272,15 @@ __device__ __forceinline__ float value_at({names}) {{
 
 extern "C" __device__ void fusedops_load(VisitorWords* words, const VisitorPlace* place,
                                          const VisitorArguments* a) {{
-{_block(parts.loads if parts.ahead else [])}
+{unrolled(parts.loads if parts.ahead else [])}
 }}
 
 extern "C" __device__ void fusedops_visit(float* v, const VisitorWords* words,
                                           const VisitorPlace* place, const VisitorArguments* a) {{
-{_block([*parts.before, *parts.reads, *parts.exchanges])}
+{unrolled([*parts.before, *parts.reads, *parts.exchanges])}
 #pragma unroll
   for (int j = 0; j < 8; ++j) {{
-{_block(parts.pairs)}
+{unrolled(parts.pairs)}
 #pragma unroll
     for (int i = 0; i < 2; ++i) {{
 #pragma unroll
@@ -268,12 +294,34 @@ extern "C" __device__ void fusedops_visit(float* v, const VisitorWords* words,
 """
 
 
-def _block(declarations: Sequence[str]) -> str:
+def loops(output: Node) -> bool:
+    """Whether a loop goes over the blocks of a tile."""
+    nodes = (node.op for node in order([output]) if node.op not in ("input", "const"))
+    return sum(_COSTS.get(op, 1) for op in nodes) >= LOOPS_FROM
+
+
+def unrolled(declarations: Sequence[str]) -> str:
     """Each declaration, and its loops unrolled."""
     return "\n".join(text.replace("for (", '\n_Pragma("unroll") for (') for text in declarations)
 
 
 _FULL_WORDS = """
+// The first (M, N) operand in shared memory, 16 columns at a time.
+struct SharedWords {
+  unsigned words[4];
+  __device__ __forceinline__ void read(const VisitorPlace& place, int j) {
+    const unsigned unit = (j + threadIdx.x % 32 / 16) ^ (threadIdx.x % 8);
+    const auto at = static_cast<unsigned>(__cvta_generic_to_shared(place.operand + unit * 16));
+    unsigned &a = words[0], &b = words[1], &c = words[2], &d = words[3];
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(a), "=r"(b), "=r"(c), "=r"(d)
+                 : "r"(at));
+  }
+  __device__ __forceinline__ float at(int i, int j, int e) const {
+    const unsigned word = words[j % 2 * 2 + i];
+    return e ? high(word) : low(word);
+  }
+};
 // Word k of lane q of four becomes word q of lane k.
 __device__ __forceinline__ void transpose(uint4& w) {
   const bool odd = threadIdx.x & 1, upper = threadIdx.x & 2;
@@ -335,147 +383,3 @@ def kernel_text(results: Mapping[str, Node]) -> str:
     lines, words = statements(list(results.values()), coarse=False)
     ends = [f"{name} = {word};" for name, word in zip(results, words, strict=True)]
     return "\n".join([*lines, *ends])
-
-
-# ---- backward ----
-
-ROWS_PER_BLOCK, COLUMNS_PER_BLOCK = 64, 256
-
-
-@dataclass
-class _Backward:
-    """The parts of the kernel of a backward, while they are gathered."""
-
-    parameters: list[str]
-    inputs: list[str]  # of an element
-    before: list[str] = field(default_factory=list)  # of a thread
-    sums: list[str] = field(default_factory=list)  # of a row, also where it has no columns
-    row_loads: list[str] = field(default_factory=list)
-    steps: list[str] = field(default_factory=list)  # of an element, behind the expressions
-    stores: list[str] = field(default_factory=list)  # of a row
-    finish: list[str] = field(default_factory=list)  # of a thread
-
-    def read(self, name: str, kind: str, size: int) -> None:
-        """An operand comes in."""
-        if kind == FULL:
-            self.parameters.append(f"const uint4* __restrict__ p_{name}")
-        elif kind == NUMBER:
-            self.parameters.append(f"const float in_{name}")
-        else:
-            c_type = "float" if size == 4 else "unsigned short"
-            self.parameters.append(f"const {c_type}* __restrict__ p_{name}")
-            if kind == ROW:
-                self.row_loads.append(f"const float in_{name} = {_read(name, size, 'row')};")
-                return
-            value = _read(name, size, "column + e")
-            self.before.append(
-                f"float c_{name}[8]; for (int e = 0; e < 8; ++e) "
-                f"c_{name}[e] = inside ? {value} : 0.0f;"
-            )
-            self.inputs.append(f"const float in_{name} = c_{name}[e];")
-
-    def write(self, name: str, kind: str, result: str) -> None:
-        """A gradient goes out."""
-        c_type = "uint4" if kind == FULL else "float"
-        self.parameters.append(f"{c_type}* __restrict__ d_{name}")
-        if kind == FULL:
-            words = ", ".join(f"packed(o_{name}[{2 * i}], o_{name}[{2 * i + 1}])" for i in range(4))
-            self.row_loads.append(f"float o_{name}[8];")
-            self.steps.append(f"o_{name}[e] = {result};")
-            self.stores.append(f"d_{name}[at] = make_uint4({words});")
-        elif kind == COLUMN:
-            self.before.append(f"float s_{name}[8] = {{}};")
-            self.steps.append(f"s_{name}[e] += {result};")
-            self.finish.append(
-                f"column_sums(s_{name}, d_{name} + block_row * columns, column, inside);"
-            )
-        else:
-            self.sums.append(f"float r_{name} = 0.0f;")
-            self.steps.append(f"r_{name} += {result};")
-            self.stores.append(
-                f"}} r_{name} = warp_sum(r_{name}); if (threadIdx.x == 0) "
-                f"d_{name}[row * blocks_across + block_column] = r_{name}; if (inside) {{"
-            )
-
-
-def backward_source(
-    gradients: Mapping[str, Node], operands: Mapping[str, tuple[str, int]], element: str
-) -> str:
-    """fusedops_backward: gradients of `gradients`' names, elementwise or as partial sums.
-
-    Its parameters: rows, columns, dy, acc, then each operand, then the results in the order of
-    gradients: (M, N) for acc and (M, N) operands, (blocks above each other, N) of float for
-    columns, (M, blocks side by side) of float for rows.
-    """
-    kinds = {ACCUMULATOR: FULL, **{name: kind for name, (kind, _) in operands.items()}}
-    lines, results = statements(list(gradients.values()), coarse=False)
-    reads = [BEHIND, ACCUMULATOR, *(n for n, (kind, _) in operands.items() if kind == FULL)]
-    loads = [f"const uint4 w_{name} = __ldcs(p_{name} + at);" for name in reads]
-    parts = _Backward(
-        ["const long long rows", "const long long columns"],
-        [f"const float in_{name} = of(w_{name}, e);" for name in reads],
-    )
-    for name in reads[:2]:
-        parts.read(name, FULL, 2)
-    for name, (kind, size) in operands.items():
-        parts.read(name, kind, size)
-    for name, result in zip(gradients, results, strict=True):
-        parts.write(name, kinds[name], result)
-    gap = "\n      "
-    return f"""{_ELEMENT[element]}{_MATH}{_BACKWARD_PARTS}
-extern "C" __global__ void __launch_bounds__(256) fusedops_backward(
-    {", ".join(parts.parameters)}) {{
-  const unsigned blocks_across = (columns + {COLUMNS_PER_BLOCK - 1}) / {COLUMNS_PER_BLOCK};
-  const unsigned block_row = blockIdx.x / blocks_across, block_column = blockIdx.x % blocks_across;
-  const long long column = block_column * {COLUMNS_PER_BLOCK}ll + threadIdx.x * 8;
-  const bool inside = column < columns;
-{_block(parts.before)}
-#pragma unroll 2
-  for (int r = threadIdx.y; r < {ROWS_PER_BLOCK}; r += 8) {{
-    const long long row = block_row * {ROWS_PER_BLOCK}ll + r;
-    if (row >= rows) break;
-    const long long at = (row * columns + column) / 8;
-    {gap.join([*parts.sums, *parts.row_loads])}
-    if (inside) {{
-      {gap.join(loads)}
-#pragma unroll
-      for (int e = 0; e < 8; ++e) {{
-        {gap.join([*parts.inputs, *lines, *parts.steps])}
-      }}
-      {gap.join(parts.stores)}
-    }}
-  }}
-  {gap.join(parts.finish)}
-}}
-"""
-
-
-def _read(name: str, size: int, index: str) -> str:
-    """A value of a vector in global memory."""
-    return f"p_{name}[{index}]" if size == 4 else f"low(p_{name}[{index}])"
-
-
-_BACKWARD_PARTS = """
-__device__ __forceinline__ float of(const uint4& w, int e) {
-  const unsigned word = e < 2 ? w.x : e < 4 ? w.y : e < 6 ? w.z : w.w;
-  return e % 2 ? high(word) : low(word);
-}
-__device__ __forceinline__ float warp_sum(float x) {
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
-  return x;
-}
-// The sums of a block's eight warps, in order.
-__device__ __forceinline__ void column_sums(const float (&sums)[8], float* to, long long column,
-                                            bool inside) {
-  __shared__ float parts[8][32][9];
-  __syncthreads();
-#pragma unroll
-  for (int e = 0; e < 8; ++e) parts[threadIdx.y][threadIdx.x][e] = sums[e];
-  __syncthreads();
-  if (!inside) return;
-  float sum = 0.0f;  // of column e = threadIdx.y
-  for (int warp = 0; warp < 8; ++warp) sum += parts[warp][threadIdx.x][threadIdx.y];
-  to[column + threadIdx.y] = sum;
-}
-"""
