@@ -13,6 +13,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from .. import _C
 from .._core.precision import fp32_precisions
+from .biases import join_biases
 from .blocks import find_block
 from .decide import decide
 from .embedding import find_embedding_gradient, scatters
@@ -87,6 +88,7 @@ class _Rewriter:
         self.graph, self.force, self.report = graph, force, report
         replace_convolutions(graph, force, report)
         share_sizes(graph)
+        join_biases(graph)
         self.joint = Joint(graph)
         self.reasons: dict[Node, str] = {}  # why a product stays
 

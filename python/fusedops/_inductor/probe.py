@@ -39,7 +39,7 @@ FAR = (12.0, 25.0, 60.0, 250.0, 1e3)
 SMALL = (0.0, 1e-6, 1e-3, 0.02)
 NONE = (float("nan"),)  # which a function that branches may lose
 DROPPED = ("dtype", "device", "layout", "pin_memory", "memory_format")  # of kwargs
-RTOL, ATOL = 1e-8, 1e-12
+RTOL, ATOL = 5e-8, 1e-10  # some models write their numbers in eight digits: Bloom's gelu
 _SMOOTH = """
     add sub rsub mul div neg reciprocal square pow sqrt rsqrt exp exp2 expm1 log log2 log1p abs
     tanh sigmoid erf erfc silu gelu relu tanh_backward sigmoid_backward silu_backward gelu_backward
@@ -182,10 +182,20 @@ def _close(got: Tensor | None, want: Tensor) -> bool:
 def activation_of(got: Tensor | None, factor: Tensor | None = None) -> int | None:
     """The code of the activation whose values (times a factor) these are."""
     with real():
-        for code, (y, _) in enumerate(probes().acts):
-            if code and _close(got, y if factor is None else y * factor):
-                return code
-    return None
+        table = _table()
+        if got is None or not got.is_floating_point() or got.shape != table.shape[1:]:
+            return None
+        want = table if factor is None else table * factor
+        got = got.expand_as(want)
+        close = torch.isclose(got, want, rtol=RTOL, atol=ATOL, equal_nan=True).all(1)
+        codes = [code for code in close.nonzero().flatten().tolist() if code]
+        return codes[0] if codes else None
+
+
+@functools.cache
+def _table() -> Tensor:
+    """The values of all activations, a row for each code."""
+    return torch.stack([y for y, _ in probes().acts])
 
 
 def equals(got: Tensor | None, *factors: Tensor) -> bool:
