@@ -10,7 +10,7 @@ from torch import Tensor
 from .. import _fakes  # noqa: F401  (registers torch.ops.fusedops and its fakes)
 from .._autograd.main_grad import accumulate, main_grad_owner
 from .derive import derive
-from .graph import ACCUMULATOR
+from .graph import ACCUMULATOR, BEHIND
 from .ops import nodes_to_text, to_text
 from .trace import trace
 from .visitor import COLUMN, FULL, NUMBER, ROW, kernel_text
