@@ -319,7 +319,7 @@ def test_a_refused_text_shows_what_the_compiler_said() -> None:
     ],
 )
 def test_gradients_that_are_those_of_the_result(function: Any, computed: str) -> None:
-    """Of the product, and of operands of its size, none is computed that is the result's."""
+    """No gradient is computed of a product, or of an operand of its size, that is the result's."""
     x, w = torch.randn(3, 4).requires_grad_(), torch.randn(5, 4).requires_grad_()
     a, b = torch.randn(3, 5).requires_grad_(), torch.randn(5).requires_grad_()
     y, dy = fusedops.linear(x, w, epilogue=epilogue(function)(a=a, b=b)), torch.randn(3, 5)

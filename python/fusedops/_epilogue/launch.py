@@ -63,7 +63,7 @@ class Config:
 
     @property
     def name(self) -> str:
-        """Of its file, behind the element's."""
+        """The name of its file, behind the element's."""
         return f"{self.number}_reads" if self.reads else str(self.number)
 
     @property

@@ -168,7 +168,7 @@ def _launch(
 
 
 def _word(value: Tensor | float | int) -> int:
-    """Of a kernel's parameters; one of 4 bytes is in the lower half of its word."""
+    """The word of a kernel's parameter; one of 4 bytes is in its lower half."""
     if isinstance(value, float):
         return int.from_bytes(struct.pack("=f", value), "little")
     return value if isinstance(value, int) else value.data_ptr()
