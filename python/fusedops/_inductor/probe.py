@@ -173,23 +173,19 @@ class Evaluator(NodeValues):
         return result if isinstance(result, Tensor) else None
 
 
-def _close(got: Tensor | None, want: Tensor) -> bool:
-    if got is None or not got.is_floating_point() or got.shape != want.shape:
-        return False
-    return bool(torch.allclose(got, want, rtol=RTOL, atol=ATOL, equal_nan=True))
+def _close(got: Tensor | None, want: Tensor) -> Tensor:
+    """Whether got has the values of the last dimension of want, for each index before it."""
+    if got is None or not got.is_floating_point() or got.shape != want.shape[-1:]:
+        return torch.zeros(want.shape[:-1], dtype=torch.bool)
+    got = got.expand_as(want)  # NOTE: with equal_nan, isclose broadcasts its second argument only.
+    return torch.isclose(got, want, rtol=RTOL, atol=ATOL, equal_nan=True).all(-1)
 
 
 def activation_of(got: Tensor | None, factor: Tensor | None = None) -> int | None:
     """The code of the activation whose values (times a factor) these are."""
     with real():
-        table = _table()
-        if got is None or not got.is_floating_point() or got.shape != table.shape[1:]:
-            return None
-        want = table if factor is None else table * factor
-        got = got.expand_as(want)
-        close = torch.isclose(got, want, rtol=RTOL, atol=ATOL, equal_nan=True).all(1)
-        codes = [code for code in close.nonzero().flatten().tolist() if code]
-        return codes[0] if codes else None
+        close = _close(got, _table() if factor is None else _table() * factor)
+        return next((code for code in close.nonzero().flatten().tolist() if code), None)
 
 
 @functools.cache
@@ -204,4 +200,4 @@ def equals(got: Tensor | None, *factors: Tensor) -> bool:
         want: Any = factors[0]
         for factor in factors[1:]:
             want = want * factor
-        return _close(got, want)
+        return bool(_close(got, want))

@@ -104,10 +104,14 @@ def _changes(
     for node in ast.walk(statement):
         if isinstance(node, ast.NamedExpr):
             return True
-        if isinstance(node, (ast.Subscript, ast.Attribute)) and not isinstance(node.ctx, ast.Load):
-            attribute = getattr(node, "attr", None)
-            if attribute is None or attribute == "data" or attribute in layers:
-                return True
+        if isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
+            return True
+        if (
+            isinstance(node, ast.Attribute)
+            and not isinstance(node.ctx, ast.Load)
+            and node.attr in ("data", *layers)
+        ):
+            return True
         if not isinstance(node, ast.Call) or node in known:
             continue
         function = node.func

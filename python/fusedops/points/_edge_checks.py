@@ -33,7 +33,7 @@ class Layers(NamedTuple):
     dtype: torch.dtype
 
 
-def _name(dtype: torch.dtype) -> str:
+def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
@@ -43,7 +43,8 @@ def check_tensor(op: str, name: str, value: object, like: Tensor | None = None) 
         raise TypeError(f"{op}: {name} must be a Tensor; got {type(value).__name__}")
     if value.dtype not in _FLOATS:
         raise RuntimeError(
-            f"{op}: {name} must be float16, bfloat16, float32 or float64; got {_name(value.dtype)}"
+            f"{op}: {name} must be float16, bfloat16, float32 or float64; got "
+            f"{dtype_name(value.dtype)}"
         )
     if like is not None and value.device != like.device:
         raise RuntimeError(f"{op}: {name} must be on {like.device}; got {value.device}")
@@ -66,7 +67,7 @@ def check_idx(op: str, idx: object, like: Tensor) -> None:
         raise TypeError(f"{op}: idx must be a Tensor; got {type(idx).__name__}")
     if idx.dtype != torch.int64 or idx.device != like.device:
         raise RuntimeError(
-            f"{op}: idx must be int64 on {like.device}; got {_name(idx.dtype)} on {idx.device}"
+            f"{op}: idx must be int64 on {like.device}; got {dtype_name(idx.dtype)} on {idx.device}"
         )
     shape = (like.shape[0], "M", "K") if like.dim() == 3 else ("Q", "K")
     check_shape(op, "idx", idx, shape)
@@ -151,7 +152,7 @@ def _check_settings(op: str, name: str, norm: BatchNorm, weight: Tensor) -> None
         if count.dtype != torch.int64 or count.device != weight.device or count.numel() != 1:
             raise RuntimeError(
                 f"{op}: {name}.num_batches_tracked must be () int64 on {weight.device}; got "
-                f"{tuple(count.shape)} {_name(count.dtype)} on {count.device}"
+                f"{tuple(count.shape)} {dtype_name(count.dtype)} on {count.device}"
             )
     if isinstance(norm.momentum, Tensor):
         if norm.momentum.numel() != 1:
@@ -204,8 +205,8 @@ def check_layers(
         check_shape(op, f"weights[{i}]", weight, ("C", columns))
         if weight.dtype != matrices[0].dtype and not _compute_dtype(op, matrices[0])[1]:
             raise RuntimeError(
-                f"{op}: weights[{i}] must be {_name(matrices[0].dtype)} like weights[0]; got "
-                f"{_name(weight.dtype)}"
+                f"{op}: weights[{i}] must be {dtype_name(matrices[0].dtype)} like weights[0]; got "
+                f"{dtype_name(weight.dtype)}"
             )
         columns = weight.shape[0]
         if bias is not None:
@@ -264,7 +265,8 @@ def in_dtype(op: str, name: str, value: Tensor, layers: Layers) -> Tensor:
         value = cast(value, layers.dtype)
     if value.dtype != layers.dtype:
         raise RuntimeError(
-            f"{op}: {name} must be {_name(layers.dtype)} like the weights; got {_name(value.dtype)}"
+            f"{op}: {name} must be {dtype_name(layers.dtype)} like the weights; got "
+            f"{dtype_name(value.dtype)}"
         )
     return value
 
@@ -273,6 +275,8 @@ def coordinates(op: str, name: str, value: Tensor, layers: Layers) -> Tensor:
     """Coordinates in float32 (float64 where layers are): they are never rounded to halves."""
     wide = wide_dtype(layers.dtype)
     if value.dtype not in (wide, layers.dtype):
-        also = "" if wide == layers.dtype else f" or {_name(layers.dtype)}"
-        raise RuntimeError(f"{op}: {name} must be {_name(wide)}{also}; got {_name(value.dtype)}")
+        also = "" if wide == layers.dtype else f" or {dtype_name(layers.dtype)}"
+        raise RuntimeError(
+            f"{op}: {name} must be {dtype_name(wide)}{also}; got {dtype_name(value.dtype)}"
+        )
     return value.to(wide)

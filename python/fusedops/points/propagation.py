@@ -19,6 +19,7 @@ from ._edge_checks import (
     check_tensor,
     check_words,
     coordinates,
+    dtype_name,
     in_dtype,
 )
 from ._edge_input import edge_layers, product_by_point
@@ -119,7 +120,7 @@ def feature_propagation(
     xyz = coordinates(op, "xyz", xyz, layers)
     known_xyz = coordinates(op, "known_xyz", known_xyz, layers)
     if neighbours is not None:
-        _check_neighbours(op, neighbours, xyz, layers.dtype)
+        _check_neighbours(op, neighbours, xyz)
     known_weight, skip_weight = _parts(layers.weights[0], of_known, of_skip, order)
 
     rows = product_by_point(in_dtype(op, "known_features", known_features, layers), known_weight)
@@ -168,10 +169,8 @@ def _check_clouds(
         check_cloud(op, "features", features, xyz)
 
 
-def _check_neighbours(
-    op: str, neighbours: tuple[Tensor, Tensor], xyz: Tensor, dtype: torch.dtype
-) -> None:
-    """The errors of neighbours that are given; dtype: of the products."""
+def _check_neighbours(op: str, neighbours: tuple[Tensor, Tensor], xyz: Tensor) -> None:
+    """The errors of neighbours that are given; xyz: in the dtype that weights have."""
     if len(neighbours) != 2:
         raise ValueError(
             f"{op}: neighbours must be two Tensors, idx and weights; got {len(neighbours)}"
@@ -181,9 +180,8 @@ def _check_neighbours(
     check_shape(op, "idx", idx, (*xyz.shape[:-1], "K"))
     check_tensor(op, "weights of neighbours", weights, xyz)
     check_shape(op, "weights of neighbours", weights, tuple(idx.shape))
-    wide = torch.promote_types(dtype, torch.float32)
-    if weights.dtype is not wide:
-        want, got = (str(t).removeprefix("torch.") for t in (wide, weights.dtype))
+    if weights.dtype != xyz.dtype:
+        want, got = dtype_name(xyz.dtype), dtype_name(weights.dtype)
         raise RuntimeError(f"{op}: weights of neighbours must have dtype {want}; got {got}")
 
 
