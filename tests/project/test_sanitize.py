@@ -127,7 +127,9 @@ def run_tools(tmp_path, *arguments):
 
 def test_tools_judge_and_resume(tmp_path):
     ending = "memcheck,racecheck,initcheck"
-    done = run_tools(tmp_path, "--family", "scan", "--tool", ending, "--limit", "250")
+    done = run_tools(
+        tmp_path, "--family", "scan", "--tool", ending, "--limit", "250", "--jobs", "3"
+    )
     assert done.returncode == 1, done.stderr
     assert "2 of 3 entries clean" in done.stdout
     done = run_tools(tmp_path, "--family", "scan", "--tool", "synccheck", "--limit", "2")
