@@ -101,33 +101,38 @@ __device__ __forceinline__ void store_loose_sums(const C (&sums)[kCount][kVec],
   }
 }
 
-// Teams inside a warp: one after the other into shared memory.
+// Teams inside a warp: each writes a row of its own to shared memory, and the threads of a column
+// add those in the order of teams. NOTE: the ring's memory holds the rows of all teams: a chunk of
+// x and dy on its way takes 96 bytes, its sums 64 or fewer.
 template <class C, int kVec, int kCount, bool kRms, bool kRagged>
 __device__ __forceinline__ void gather_sums(const ColumnSums<C, kVec, kCount, kRms>& sums,
                                             const RowSlice<kVec, kCount, kRagged>& slice, int lanes,
                                             int n, C* shared, C* dweight, C* dbias) {
   constexpr int kSets = kRms ? 1 : 2;
+  static_assert(kSets * kVec * sizeof(C) <= kRowStages * 2 * 16);
+  const int teams = static_cast<int>(blockDim.x) / lanes, width = kSets * n;
+  C* const mine = shared + static_cast<int>(threadIdx.x) / lanes * width;
   __syncthreads();
-  for (int c = threadIdx.x; c < kSets * n; c += blockDim.x) shared[c] = 0;
-  const int teams = static_cast<int>(blockDim.x) / lanes;
-  for (int team = 0; team < teams; ++team) {
-    __syncthreads();
-    if (static_cast<int>(threadIdx.x) / lanes != team) continue;
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      const int column = slice.column(i);
+  for (int i = 0; i < kCount; ++i) {
+    const int column = slice.column(i);
 #pragma unroll
-      for (int e = 0; e < kVec; ++e) {
-        if (!slice.some(i) || e < slice.lo(i) || e >= slice.hi(i)) continue;
-        shared[column + e] += sums.weight[i][e];
-        if constexpr (!kRms) shared[n + column + e] += sums.bias[i][e];
-      }
+    for (int e = 0; e < kVec; ++e) {
+      if (!slice.some(i) || e < slice.lo(i) || e >= slice.hi(i)) continue;
+      mine[column + e] = sums.weight[i][e];
+      if constexpr (!kRms) mine[n + column + e] = sums.bias[i][e];
     }
   }
   __syncthreads();
-  for (int c = threadIdx.x; c < n; c += blockDim.x) {
-    dweight[c] = shared[c];
-    if constexpr (!kRms) dbias[c] = shared[n + c];
+  for (int c = threadIdx.x; c < width; c += blockDim.x) {
+    C sum = 0;
+#pragma unroll 8
+    for (int team = 0; team < teams; ++team) sum += shared[team * width + c];
+    if (kRms || c < n) {
+      dweight[c] = sum;
+    } else {
+      dbias[c - n] = sum;
+    }
   }
 }
 
