@@ -12,9 +12,15 @@ from fusedops import reference
 from util import DTYPES, make, name
 
 INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
-# One warp per row, a block, several tiles, rows that are split over blocks, k beyond a warp.
+# Lanes of a warp that sort a row, a block, several tiles, rows that are split over blocks, k beyond
+# a warp.
 CASES = [
     ((1,), 1),
+    ((37, 2), 2),
+    ((1001, 8), 5),
+    ((77, 33), 33),
+    ((9, 128), 128),
+    ((9, 129), 3),
     ((5, 7), 3),
     ((0, 7), 3),
     ((5, 7), 0),

@@ -9,7 +9,7 @@
 #include "csrc/common/device/device_types.cuh"
 #include "csrc/common/device/element_types.cuh"
 #include "csrc/common/host/launch.h"
-#include "csrc/cuda/scan/topk.cuh"
+#include "csrc/cuda/scan/topk_short.cuh"
 
 namespace fusedops::cuda {
 namespace {
@@ -40,16 +40,20 @@ std::tuple<Tensor, Tensor> topk(const Tensor& x,  // (..., N)
   // Launch
   dispatch(NumberElements{}, shape.element, [&]<Element E>(Tag<E>) {
     using T = ElementType<E>;
-    launch_topk(Topk<T>{.rows = shape.rows,
-                        .n = shape.n,
-                        .k = static_cast<int>(k),
-                        .splits = splits,
-                        .x = static_cast<const T*>(input.const_data_ptr()),
-                        .x_stride = apart ? x.stride(0) : shape.n,
-                        .values = static_cast<T*>(values.mutable_data_ptr()),
-                        .indices = static_cast<int64_t*>(indices.mutable_data_ptr()),
-                        .candidates = static_cast<WideKey*>(candidates.mutable_data_ptr())},
-                largest, scope.stream());
+    const Topk<T> p{.rows = shape.rows,
+                    .n = shape.n,
+                    .k = static_cast<int>(k),
+                    .splits = splits,
+                    .x = static_cast<const T*>(input.const_data_ptr()),
+                    .x_stride = apart ? x.stride(0) : shape.n,
+                    .values = static_cast<T*>(values.mutable_data_ptr()),
+                    .indices = static_cast<int64_t*>(indices.mutable_data_ptr()),
+                    .candidates = static_cast<WideKey*>(candidates.mutable_data_ptr())};
+    if (shape.n <= kShortTopk) {
+      launch_topk_short(p, largest, scope.context().overlap, scope.stream());
+    } else {
+      launch_topk(p, largest, scope.stream());
+    }
   });
 
   // Launch check

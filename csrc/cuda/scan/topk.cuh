@@ -7,6 +7,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <type_traits>
 
 #include "csrc/common/grid_limits.h"
@@ -120,8 +121,13 @@ __device__ inline int power_of_two(int n) { return n <= 1 ? 1 : 1 << (32 - __clz
 
 template <class Key>
 struct TopkShared {
-  Key keys[2 * kTopkThreads * Key::kItems];  // the k best, then what enters
   int count;
+  Key keys[];  // two tiles: the k best, then what enters
+
+  // Bytes for a block. NOTE: small blocks ask for what they use: more of them share an SM.
+  static size_t bytes(int threads) {
+    return offsetof(TopkShared, keys) + size_t{2} * threads * Key::kItems * sizeof(Key);
+  }
 };
 
 // The k-th best of the threads' own best: k elements at least are as good.
@@ -218,7 +224,7 @@ template <class T, class Source>
 void launch_topk_blocks(const Topk<T>& p, const Source& source, cudaStream_t stream) {
   using Key = typename Source::Key;
   const int threads = topk_threads(p.n, Key::kItems);
-  const size_t bytes = sizeof(TopkShared<Key>);
+  const size_t bytes = TopkShared<Key>::bytes(threads);
   const auto blocks = static_cast<unsigned>(std::min(p.rows * p.splits, kMaxGrid));
   topk_kernel<<<blocks, threads, bytes, stream>>>(p, source);
 }
