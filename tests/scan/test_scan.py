@@ -251,6 +251,21 @@ def test_long_rows_of_small_integers(shape, dtype):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.uint8, torch.int64], ids=name)
+@pytest.mark.parametrize("shape", [(64, 17, 3001), (31, 45, 4500), (3, 130, 180_224)], ids=str)
+def test_columns_that_fill_the_gpu(shape, dtype):
+    """Values of small integers, whose sums no order changes; a thread takes all rows."""
+    x = torch.randint(0, 2, shape, device="cuda")
+    for reverse, exclusive in itertools.product((False, True), repeat=2):
+        y = fusedops.cumsum(x.to(dtype), 1, reverse=reverse, exclusive=exclusive)
+        assert torch.equal(y.long(), reference.cumsum(x, 1, exclusive, reverse))
+    values, indices = fusedops.cummax(x.to(dtype), 1)
+    expected, positions = torch.cummax(x, 1)
+    assert torch.equal(values.long(), expected)
+    assert torch.equal(indices, positions)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=name)
 @pytest.mark.parametrize(("shape", "dim"), [((1 << 24,), 0), ((3, 1 << 21), 1), ((1 << 18, 16), 0)])
 def test_repeats_bitwise(shape, dim, dtype):

@@ -2,9 +2,10 @@
 //
 // A block of (lanes, steps) threads walks down a strip of columns, four rows of a vector per
 // thread at a time, the next four already on their way. Totals of the steps meet in shared memory,
-// where one thread per column scans them and keeps the carry. Few rows are one thread's. Where
-// strips alone do not fill the GPU, n is cut into segments: a first launch makes their totals, a
-// second scans, starting from the totals of the segments before it in order.
+// where one thread per column scans them and keeps the carry. Few rows are one thread's, and all of
+// them where columns alone fill the GPU. Where strips do not, n is cut into segments: a first
+// launch makes their totals, a second scans, starting from the totals of the segments before it in
+// order.
 #pragma once
 
 #include <algorithm>
@@ -21,6 +22,10 @@ inline constexpr int kColumnRows = 4;       // per thread and step
 inline constexpr int kColumnMaxSteps = 32;  // one thread scans their totals
 inline constexpr int kColumnMaxSegments = 4096;
 inline constexpr int kShortColumn = 16;  // rows; fewer leave most steps of a block without any
+// Threads of an SM whose columns keep memory busy, all rows of one being a thread's.
+inline constexpr int64_t kFullColumns = 512;
+// What such a thread asks for ahead: bytes, and the most rows.
+inline constexpr int kShortColumnBytes = 64, kMostColumnRows = 12;
 
 template <class Op>
 struct ScanColumns {
@@ -46,12 +51,13 @@ struct ColumnStrip {
 
   __device__ int64_t memory_row(int64_t row) const { return reverse ? n - 1 - row : row; }
 
-  __device__ void load(int64_t row, int64_t end, Packed<In> (&in)[kColumnRows]) const {
+  template <int kRows>
+  __device__ void load(int64_t row, int64_t end, Packed<In> (&in)[kRows]) const {
     In padding;
 #pragma unroll
     for (int i = 0; i < kVec; ++i) padding.value[i] = Op::pad();
 #pragma unroll
-    for (int k = 0; k < kColumnRows; ++k) {
+    for (int k = 0; k < kRows; ++k) {
       in[k] = pack(padding);
       if (active && row + k < end) {
         in[k] =
@@ -108,13 +114,13 @@ __device__ void start_segment(const ScanColumns<Op>& p, typename Op::State* shar
   __syncthreads();
 }
 
-template <class Op, int kVec>
+template <class Op, int kVec, int kRows>
 __device__ __forceinline__ void emit(const ScanColumns<Op>& p, const ColumnStrip<Op, kVec>& strip,
                                      int64_t row, int64_t end,
-                                     const Packed<Vec<typename Op::In, kVec>> (&in)[kColumnRows],
+                                     const Packed<Vec<typename Op::In, kVec>> (&in)[kRows],
                                      ColumnStates<Op, kVec>& state) {
 #pragma unroll
-  for (int k = 0; k < kColumnRows; ++k) {
+  for (int k = 0; k < kRows; ++k) {
     const auto v = unpack(in[k]);
     Vec<typename Op::Out, kVec> out;
     Vec<int64_t, kVec> index;
@@ -185,7 +191,7 @@ __global__ void __launch_bounds__(kColumnThreads, sizeof(typename Op::State) > 4
     scan_steps<Op, kVec>(shared[buffer], lane, step, p.lanes, p.steps, state, carry);
 #pragma unroll
     for (int k = 0; k < kColumnRows; ++k) stay_packed(in[k]);
-    if (!totals_only) emit<Op, kVec>(p, strip, row, end, in, state);
+    if (!totals_only) emit(p, strip, row, end, in, state);
   }
 
   const int64_t column_of_thread = strip_index * p.lanes * kVec + threadIdx.x;
@@ -194,7 +200,13 @@ __global__ void __launch_bounds__(kColumnThreads, sizeof(typename Op::State) > 4
   }
 }
 
-// Few rows: a thread has a vector of columns to itself, all the way down.
+// Rows of a vector that a thread has on their way, and as many that it works on.
+template <class Op, int kVec>
+inline constexpr int kShortRows =
+    std::clamp(kShortColumnBytes / (kVec * static_cast<int>(sizeof(typename Op::In))), kColumnRows,
+               kMostColumnRows);
+
+// A thread has a vector of columns to itself, all the way down.
 template <class Op, int kVec>
 __global__ void __launch_bounds__(kColumnThreads, sizeof(typename Op::State) > 4 ? 2 : 4)
     scan_short_columns_kernel(const ScanColumns<Op> p) {
@@ -213,14 +225,22 @@ __global__ void __launch_bounds__(kColumnThreads, sizeof(typename Op::State) > 4
   ColumnStates<Op, kVec> state;
 #pragma unroll
   for (int i = 0; i < kVec; ++i) state[i] = Op::identity();
-  Packed<Vec<typename Op::In, kVec>> in[kColumnRows], next[kColumnRows];
+  constexpr int kRows = kShortRows<Op, kVec>;
+  Packed<Vec<typename Op::In, kVec>> in[kRows], next[kRows];
   strip.load(0, p.n, next);
-  for (int64_t row = 0; row < p.n; row += kColumnRows) {
+#pragma unroll 1
+  for (int64_t row = 0; row < p.n; row += kRows) {
 #pragma unroll
-    for (int k = 0; k < kColumnRows; ++k) in[k] = next[k];
-    strip.load(row + kColumnRows, p.n, next);
-    emit<Op, kVec>(p, strip, row, p.n, in, state);
+    for (int k = 0; k < kRows; ++k) in[k] = next[k];
+    strip.load(row + kRows, p.n, next);
+    emit(p, strip, row, p.n, in, state);
   }
+}
+
+// Whether a thread takes all rows of its columns.
+template <class Op>
+bool is_short_column(const ScanColumns<Op>& p, int vec, int sm_count) {
+  return p.n <= kShortColumn || p.outer * (p.inner / vec) >= sm_count * kFullColumns;
 }
 
 template <class Op, int kVec>

@@ -63,7 +63,7 @@ void scan_columns(ScanCall& call) {
   constexpr int kVec = Op::kVec;
   const bool vector = (p.inner | p.x_outer | p.x_row) % kVec == 0 &&
                       reinterpret_cast<uintptr_t>(p.x) % sizeof(Vec<typename Op::In, kVec>) == 0;
-  if (p.n <= kShortColumn) {
+  if (is_short_column(p, vector ? kVec : 1, s.sm_count)) {
     call.needs.blocks = vector ? short_column_blocks<Op, kVec>(p) : short_column_blocks<Op, 1>(p);
     if (call.size_only) return;
     return vector ? launch_short_columns<Op, kVec>(p, s.clusters, call.stream)
