@@ -92,11 +92,27 @@ __device__ __forceinline__ void reduce_dense(
   if (v == slice.whole && v * kVec < slice.end) absorb_part<Op>(acc, slice, v, position, options);
 }
 
-inline constexpr int kMostFlatBytes = 16 << 10;  // of shared memory: blocks beside each other
+inline constexpr int kMostFlatBytes = 32 << 10;  // of shared memory: blocks beside each other
+
+// Where shared memory holds what every thread has found, a column's are combined from there at
+// once.
+template <class Op>
+inline constexpr bool kFlatColumns =
+    sizeof(typename Op::Running) * kMostDenseThreads * kVecOf<typename Op::Element> <=
+    kMostFlatBytes;
+
+// Elements of a thread lie `pitch` apart, so that neither threads that write nor those that read
+// neighbouring columns meet in a bank.
+template <class Op>
+inline constexpr int kFlatPitch =
+    kMostDenseThreads +
+    128 / static_cast<int>(sizeof(typename Op::Running)) / kVecOf<typename Op::Element>;
 
 template <class Op>
 constexpr int dense_blocks() {
-  return sizeof(typename Op::Acc) * kVecOf<typename Op::Element> > 64 ? 1 : 2;
+  constexpr size_t kBytes =
+      kFlatColumns<Op> ? sizeof(typename Op::Running) : sizeof(typename Op::Acc);
+  return kBytes * kVecOf<typename Op::Element> > 64 ? 1 : 2;
 }
 
 // A block takes a slice of a batch entry. The `active` threads that read are some periods (the
@@ -108,10 +124,9 @@ __global__ void __launch_bounds__(kMostDenseThreads, dense_blocks<Op>())
   using T = typename Op::Element;
   using Acc = typename Op::Acc;
   constexpr int kVec = kVecOf<T>;
-  constexpr int kValues = kMostDenseThreads * kVec;
-  // Where shared memory holds every thread's elements, a column's are added from there at once.
-  constexpr bool kFlat = kValues * sizeof(Acc) <= kMostFlatBytes;
-  __shared__ Acc shared[kFlat ? kValues : kDenseSlots];
+  using Kept = std::conditional_t<kFlatColumns<Op>, typename Op::Running, Acc>;
+  constexpr int kPitch = kFlatPitch<Op>;
+  __shared__ Kept shared[kFlatColumns<Op> ? kPitch * kVec : kDenseSlots];
   wait_for_predecessor();
   const ReducePlan& plan = args.plan;
   const auto splits = static_cast<uint32_t>(plan.splits);
@@ -131,39 +146,30 @@ __global__ void __launch_bounds__(kMostDenseThreads, dense_blocks<Op>())
   const int per_row = min(cols & -cols, kVec);  // kVec is a power of two
   const int folds = kVec / per_row, replicas = plan.active / (cols / per_row);
   const int elements = plan.active * kVec, first = lane * kVec - slice.lead;
-  const int at = first < 0 ? first + elements : first;
+  const int at = first < 0 ? first + elements : first, rows_a_step = elements / cols;
   int row = at / cols, column = at - row * cols;
   int replica = row / folds, fold = row - replica * folds;
-  const int64_t step = plan.index_step * (elements / cols);
-  int64_t index = place.index + (begin + row - (first < 0 ? elements / cols : 0)) * plan.index_step;
+  if (first < 0) row -= rows_a_step;
 
-  Acc acc[kVec];
-  int slot[kVec], turn[kVec];
-#pragma unroll
-  for (int i = 0; i < kVec; ++i) {
-    acc[i] = Op::settle(running[i], index, step);
-    slot[i] = replica * cols + column;
-    turn[i] = fold;
-    if (++column == cols) {
-      column = 0;
-      index += plan.index_step;
-      if (++fold == folds) {
-        fold = 0;
-        replica = replica + 1 == replicas ? 0 : replica + 1;
-      }
-    }
-  }
-  if constexpr (kFlat) {
+  if constexpr (kFlatColumns<Op>) {
     if (lane < plan.active) {
 #pragma unroll
-      for (int i = 0; i < kVec; ++i) shared[lane * kVec + i] = acc[i];
+      for (int i = 0; i < kVec; ++i) {
+        if constexpr (Op::kIndexed) running[i] = Op::moved(running[i], row, rows_a_step);
+        shared[i * kPitch + lane] = running[i];
+        if (++column == cols) {
+          column = 0;
+          ++row;
+        }
+      }
     }
     __syncthreads();
+    const int64_t base = place.index + begin * plan.index_step;
+    const auto value = [&](int element) -> Acc {
+      const int at = slice.lead + element, from = at < elements ? at : at - elements;
+      return Op::settle(shared[from % kVec * kPitch + from / kVec], base, plan.index_step);
+    };
     for (int c = lane; c < cols; c += static_cast<int>(blockDim.x)) {
-      const auto value = [&](int element) -> const Acc& {
-        const int from = slice.lead + element;
-        return shared[from < elements ? from : from - elements];
-      };
       Acc sum = value(c);
       for (int other = c + cols; other < elements; other += cols) {
         Op::combine(sum, value(other), args.options);
@@ -171,6 +177,24 @@ __global__ void __launch_bounds__(kMostDenseThreads, dense_blocks<Op>())
       emit<Op>(args, sum, place.slot + int64_t{part} * plan.outputs + c * plan.col_out);
     }
   } else {
+    const int64_t step = plan.index_step * rows_a_step;
+    int64_t index = place.index + (begin + row) * plan.index_step;
+    Acc acc[kVec];
+    int slot[kVec], turn[kVec];
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) {
+      acc[i] = Op::settle(running[i], index, step);
+      slot[i] = replica * cols + column;
+      turn[i] = fold;
+      if (++column == cols) {
+        column = 0;
+        index += plan.index_step;
+        if (++fold == folds) {
+          fold = 0;
+          replica = replica + 1 == replicas ? 0 : replica + 1;
+        }
+      }
+    }
     for (int now = 0; now < folds; ++now) {
 #pragma unroll
       for (int i = 0; i < kVec; ++i) {

@@ -4,6 +4,7 @@
 //   Running, start()      what a thread accumulates fewer than 2^31 elements in
 //   absorb<N>(running, v, position, step)   N elements in order, `step` positions apart
 //   settle(running, base, step)   its Acc; a position p is the logical index base + p * step
+//   moved(running, base, step)    the same, with positions base + p * step; indexed ones only
 //   Narrow, Wide          what finish<Out>() makes: the input's type, or the compute type
 //   kSecond               whether second<Out>() makes a second result
 //   kMasked, kIndexed     whether it wants masked elements; whether it reads positions
@@ -301,6 +302,9 @@ struct ReduceArg {
     if (best >= 0) acc.position = position + best * step;
   }
 
+  __device__ static Running moved(const Running& acc, int base, int step) {
+    return {acc.position < 0 ? -1 : base + acc.position * step, acc.value};
+  }
   __device__ static Acc settle(const Running& acc, int64_t base, int64_t step) {
     return {acc.position < 0 ? kNowhere : base + acc.position * step, acc.value};
   }
