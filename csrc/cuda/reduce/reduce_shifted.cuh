@@ -19,15 +19,27 @@ __device__ __forceinline__ unsigned misalignment(const void* p) {
   return static_cast<unsigned>(reinterpret_cast<uintptr_t>(p) % 16);
 }
 
-// 16 bytes at an address of any alignment; both aligned vectors around them are readable.
+// The aligned vectors around 16 bytes at an address of any alignment, both readable.
+struct ShiftedWords {
+  uint4 low, high;
+  unsigned shift;
+};
 template <class T>
-__device__ __forceinline__ Vec<T, kVecOf<T>> load_shifted(const T* p) {
+__device__ __forceinline__ ShiftedWords load_words(const T* p) {
   const unsigned shift = misalignment(p);
   const auto* from =
       reinterpret_cast<const uint4*>(reinterpret_cast<const unsigned char*>(p) - shift);
   const uint4 low = from[0];
   uint4 high = low;
   if (shift > 0) high = from[1];
+  return {low, high, shift};
+}
+
+// The 16 bytes. NOTE: apart from the loads, so that guards do not make each wait for the one
+// before.
+template <class T>
+__device__ __forceinline__ Vec<T, kVecOf<T>> shifted(const ShiftedWords& loaded) {
+  const auto& [low, high, shift] = loaded;
   unsigned words[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
   if (shift & 8) {
 #pragma unroll
@@ -46,6 +58,10 @@ __device__ __forceinline__ Vec<T, kVecOf<T>> load_shifted(const T* p) {
     result.words[i] = __funnelshift_r(words[i], words[i + 1], shift % 4 * 8);
   }
   return result.vector;
+}
+template <class T>
+__device__ __forceinline__ Vec<T, kVecOf<T>> load_shifted(const T* p) {
+  return shifted<T>(load_words(p));
 }
 
 // Whether load_shifted may read 16 bytes at `p` of a tensor: it never leaves the tensor.
@@ -73,15 +89,16 @@ __device__ __forceinline__ void reduce_shifted(typename Op::Running (&acc)[kVec]
     for (int u = 0; u < kReduceUnroll; ++u) loaded[u] = load_shifted(x + (row + u * step) * stride);
     absorb_rows<Op, kVec>(acc, loaded, row, step, args.options);
   }
-  Vec<T, kVec> rest[kReduceUnroll - 1][1];
+  ShiftedWords rest[kReduceUnroll - 1];
 #pragma unroll
   for (int u = 0; u < kReduceUnroll - 1; ++u) {
-    if (row + u * step < rows) rest[u][0] = load_shifted(x + (row + u * step) * stride);
+    if (row + u * step < rows) rest[u] = load_words(x + (row + u * step) * stride);
   }
 #pragma unroll
   for (int u = 0; u < kReduceUnroll - 1; ++u) {
     if (row + u * step < rows) {
-      absorb_rows<Op, kVec>(acc, rest[u], row + u * step, 0, args.options);
+      Vec<T, kVec> loaded[1] = {shifted<T>(rest[u])};
+      absorb_rows<Op, kVec>(acc, loaded, row + u * step, 0, args.options);
     }
   }
 }
