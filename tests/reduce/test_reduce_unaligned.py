@@ -13,13 +13,15 @@ import fusedops
 
 # (shape, dim): few shifted rows, shifted, packed, staged and dense columns
 SHAPES = {
-    "few long rows": ((3, 10_007), 0),
-    "few rows of entries": ((5, 7, 4001), 1),
+    "few long rows": ((3, 200_007), 0),
+    "few rows of entries": ((5, 7, 17_001), 1),
     "rows that fill the GPU": ((64, 20, 5001), 1),
+    "whole rows that fill the GPU": ((64, 30, 8192), 1),
     "many odd rows": ((300, 1031), 0),
-    "many odd rows of entries": ((3, 77, 301), 1),
+    "many odd rows of entries": ((30, 77, 301), 1),
+    "little work": ((3, 77, 301), 1),
     "rows that end inside a vector": ((5, 700, 95), 1),
-    "one such row beyond a step": ((2, 66, 135), 1),
+    "one such row beyond a step": ((70, 66, 135), 1),
     "five columns": ((30_001, 5), 0),
     "seven columns": ((9_001, 7), 0),
     "31 columns of entries": ((3, 4097, 31), 1),
@@ -30,7 +32,7 @@ SHAPES = {
     "entries of long columns": ((70, 501, 3), 1),
     "dense rows": ((7, 1902, 95), 1),
     "dense rows of four": ((5, 333, 268), 1),
-    "dense rows by the block": ((3, 90, 509), 1),
+    "dense rows by the block": ((13, 90, 509), 1),
     "one column": ((64, 7, 1), 1),
     "reduced entries": ((3, 601, 5, 7), (0, 2)),
 }

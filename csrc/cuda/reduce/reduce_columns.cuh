@@ -1,6 +1,7 @@
 // Pass 1 where the innermost dimension is kept (columns), and pass 2, which is one of those too.
 #pragma once
 
+#include "csrc/common/device/division.cuh"
 #include "csrc/common/device/pdl.cuh"
 #include "csrc/cuda/reduce/reduce_shifted.cuh"
 
@@ -242,8 +243,9 @@ __global__ void __launch_bounds__(kReduceThreads, kShifted ? shifted_blocks<Op>(
   }
 }
 
-// At most 2 * kReduceUnroll rows of many columns: no thread shares a column, so that blocks are
-// short and small enough to hide each other's latency.
+// Few rows, or columns that fill the GPU by themselves: no thread shares a column, so that blocks
+// are short and small enough to hide each other's latency. Threads are numbered over all batch
+// entries.
 template <class Op>
 __global__ void __launch_bounds__(kReduceThreads)
     few_rows_kernel(const __grid_constant__ ReduceArgs args) {
@@ -251,13 +253,13 @@ __global__ void __launch_bounds__(kReduceThreads)
   constexpr int kVec = kVecOf<T>;
   wait_for_predecessor();
   const ReducePlan& plan = args.plan;
-  const auto width_blocks =
-      static_cast<uint32_t>(ceil_div(plan.cols, int64_t{plan.threads_x} * kVec));
-  const uint32_t batch = blockIdx.x / width_blocks, x = blockIdx.x - batch * width_blocks;
-  const int64_t column = (int64_t{x} * plan.threads_x + threadIdx.x) * kVec;
-  if (column >= plan.cols) return;
+  const int64_t vectors = plan.cols / kVec;
+  const int64_t item = int64_t{blockIdx.x} * plan.threads_x + threadIdx.x;
+  const int64_t batch = divide(item, vectors), column = (item - batch * vectors) * kVec;
+  if (batch >= plan.batches) return;
   const ReducePlace place = place_of(plan, batch);
   const T* from = static_cast<const T*>(args.x) + place.in + column;
+  const int64_t output = place.slot + column;
   const int rows = static_cast<int>(plan.reduced);
 
   typename Op::Running running[kVec];
@@ -279,7 +281,7 @@ __global__ void __launch_bounds__(kReduceThreads)
   typename Op::Acc acc[kVec];
 #pragma unroll
   for (int i = 0; i < kVec; ++i) acc[i] = Op::settle(running[i], place.index, plan.index_step);
-  finish_outputs<Op>(args, acc, place.slot + column);
+  finish_outputs<Op>(args, acc, output);
 }
 
 inline constexpr int kCombineThreads = 512;

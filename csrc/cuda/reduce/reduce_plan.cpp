@@ -22,7 +22,12 @@ constexpr int64_t kLeastFewRowsColumns = 1024;
 constexpr int64_t kMostPackedColumns = 64;
 constexpr int64_t kMostFoldedColumns = 256;  // wider rows fill vectors without a fold
 constexpr int64_t kLeastRowsPerFold = 64;    // of such a row: fewer are less than its partial sums
-constexpr int64_t kMostFewRows = 64;         // of a thread, where the columns fill the GPU
+constexpr int64_t kMostFewRows = 64;         // of a thread, where the columns fill the GPU:
+constexpr int64_t kFullThreads = 448;        // threads of an SM that have columns of their own
+constexpr int64_t kSmallFullThreads = 256;   // the same where a thread has 2 * kReduceUnroll rows
+// What latency bounds goes element by element: elements of an SM, and rows.
+constexpr int64_t kTinyElements = 4096, kMostTinyRows = 128;
+constexpr int64_t kPackedBlocksPerSm = 2;  // more slices than these cost more than they hide
 constexpr int64_t kStagedBatchBytes = 16
                                       << 10;  // largest batch entry that goes through shared memory
 constexpr int64_t kLeastDenseThreads = 192;
@@ -253,20 +258,24 @@ class Planner {
     p.threads_x = kReduceThreads;
     const int64_t vectors = shifted ? ceil_div(p.cols + vec_ - 1, vec_) : p.cols / vec_;
     while (shifted && p.threads_x > 32 && p.threads_x / 2 >= vectors) p.threads_x /= 2;
-    while (p.threads_x > 32 && ceil_div(vectors, p.threads_x) * p.batches < sm_count_) {
-      p.threads_x /= 2;
-    }
-    p.blocks = ceil_div(vectors, p.threads_x) * p.batches;
+    const auto blocks = [&] {
+      return shifted ? ceil_div(vectors, p.threads_x) * p.batches
+                     : ceil_div(vectors * p.batches, p.threads_x);
+    };
+    while (p.threads_x > 32 && blocks() < sm_count_) p.threads_x /= 2;
+    p.blocks = blocks();
   }
 
   // One thread takes all rows of its columns.
   bool wants_few_rows(bool vectors_fit, bool shifted) const {
     const ReducePlan& p = plan_;
-    const bool few = p.reduced <= 2 * kReduceUnroll && p.cols >= kLeastFewRowsColumns;
-    if (vectors_fit) return few && aligned_outputs();
     const int64_t threads = p.batches * (p.cols / vec_);
-    const bool full = threads >= int64_t{sm_count_} * kMostReduceThreads;
-    return shifted && (few || (full && p.reduced <= kMostFewRows && p.cols >= 8 * vec_));
+    const bool full = threads >= sm_count_ * kFullThreads && p.reduced <= kMostFewRows;
+    const bool wide =
+        p.cols >= kLeastFewRowsColumns || (vectors_fit && threads >= sm_count_ * kSmallFullThreads);
+    const bool few = p.reduced <= 2 * kReduceUnroll && wide;
+    if (vectors_fit) return (few || full) && aligned_outputs();
+    return shifted && (few || (full && p.cols >= 8 * vec_));
   }
 
   // Dense batch entries (reduced, cols), as many as fit shared memory to a block.
@@ -339,7 +348,9 @@ class Planner {
         static_cast<int>(std::min<int64_t>(kReduceThreads / threads, power_of_two(p.batches)));
     const int64_t step = p.active * vec_ / p.cols;  // rows from a thread's vector to its next one
     const int64_t blocks = ceil_div(p.batches, p.threads_b);
-    split(blocks, std::max<int64_t>(1, p.reduced / (2 * kReduceUnroll * step)));
+    const int64_t fill = ceil_div(sm_count_ * kPackedBlocksPerSm, blocks);
+    const int64_t most = std::max(fill, p.reduced / (kVectorsPerThread * step));
+    split(blocks, std::clamp<int64_t>(p.reduced / (2 * kReduceUnroll * step), 1, most));
     p.chunk = std::min(p.chunk, step * kLongestChain);
     if (p.chunk < p.reduced) p.chunk = round_up(p.chunk, step);
     p.splits = ceil_div(p.reduced, p.chunk);
@@ -373,7 +384,9 @@ class Planner {
     if (wide) p.fold = 1;
     const bool vectors_fit =
         aligned && whole_vectors(p.width()) && (p.fold > 1 || whole_vectors(p.reduced_stride));
-    const bool shifted = !vectors_fit && unit && p.cols >= 4 * vec_ && p.reduced > 1;
+    const bool tiny =
+        p.reduced <= kMostTinyRows && p.batches * p.reduced * p.cols <= sm_count_ * kTinyElements;
+    const bool shifted = !vectors_fit && unit && !tiny && p.cols >= 4 * vec_ && p.reduced > 1;
     const bool many_rows = p.reduced > 2 * kReduceUnroll || p.cols < kLeastFewRowsColumns;
     if (shifted && many_rows && p.reduced_stride == p.cols && plan_dense_columns()) return;
     // NOTE: four bytes a lane keep up with memory, without a second load and a shift.
