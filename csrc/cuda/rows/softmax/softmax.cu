@@ -117,8 +117,13 @@ void launch_rows_of(const Tensor& x, const SoftmaxShape& shape, int64_t dims, bo
   if (plan.held) {
     launch_rows(kernel, plan, scope, p, plan.layout);
   } else {
-    launch_plain(softmax_long_kernel<T, O>, dim3(blocks_of_long_rows(shape.outer, scope)),
-                 dim3(kStreamThreads), scope, p, shape.outer, shape.n);
+    const RowParts parts(shape.outer, shape.n, kVec, sizeof(T), scope.facts().sm_count);
+    const dim3 blocks(static_cast<unsigned>(shape.outer * parts.parts)), threads(kStreamThreads);
+    const Tensor found =
+        torch::stable::new_empty(x, {shape.outer * parts.parts * 2}, compute_type(shape.dtype));
+    auto* const sums = static_cast<Compute<T>*>(found.mutable_data_ptr());
+    launch_plain(softmax_part_kernel<T, O>, blocks, threads, scope, p, parts, sums);
+    launch_plain(softmax_spread_kernel<T, O>, blocks, threads, scope, p, parts, sums);
   }
 }
 

@@ -179,8 +179,13 @@ void launch_rows_of(const Tensor& dy, const Tensor& y, const SoftmaxShape& shape
   if (plan.held) {
     launch_rows(kernel, plan, scope, p, plan.layout);
   } else {
-    launch_plain(softmax_backward_long_kernel<T, S>, dim3(blocks_of_long_rows(shape.outer, scope)),
-                 dim3(kStreamThreads), scope, p, shape.outer, shape.n);
+    const RowParts parts(shape.outer, shape.n, kVec, sizeof(S), scope.facts().sm_count);
+    const dim3 blocks(static_cast<unsigned>(shape.outer * parts.parts)), threads(kStreamThreads);
+    const Tensor found =
+        torch::stable::new_empty(y, {shape.outer * parts.parts}, compute_type(shape.dtype));
+    auto* const sums = static_cast<Compute<T>*>(found.mutable_data_ptr());
+    launch_plain(softmax_backward_part_kernel<T, S>, blocks, threads, scope, p, parts, sums);
+    launch_plain(softmax_backward_spread_kernel<T, S>, blocks, threads, scope, p, parts, sums);
   }
 }
 
