@@ -67,9 +67,9 @@ struct ScanRows {
   float per_n;  // 1 / n
   bool exclusive, reverse;
   int64_t rows_per_tile;  // more than one: they are packed, x_stride is n
-  int64_t tiles_per_row;  // more than one: `looped`, a cluster or a chain
-  bool looped, clustered;
-  uint64_t* chain;  // tiles drawn, then what (rows, tiles_per_row) publish; zero
+  int64_t tiles_per_row;  // more than one: `looped`, a cluster, `spread` or a chain
+  bool looped, clustered, spread;
+  uint64_t* chain;  // tiles drawn, then what (rows, tiles_per_row) publish; zero. spread: totals
 };
 
 // A thread's vectors in a tile, kStep vectors apart. The tile consists of vectors that are aligned

@@ -29,6 +29,7 @@ void scan_rows(ScanCall& call) {
   const Scan& s = call.scan;
   auto p = rows_problem<typename Op::Narrow>(s);
   if (plan_rows(p, s.clusters, s.sm_count)) {
+    call.needs.workspace = rows_bytes(p);
     if (call.size_only) return;
     if constexpr (!Op::kIndexed) {
       if (s.reverse) return launch_scan_rows<Op, true>(p, s.clusters, call.stream);

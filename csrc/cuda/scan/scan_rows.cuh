@@ -2,8 +2,9 @@
 //
 // A block holds a tile in registers (scan_block.cuh). Short rows share a tile. Long rows are taken
 // tile after tile by one block where there are rows for all SMs; else a row of up to eight tiles is
-// a cluster of blocks, which exchange their totals through distributed shared memory, and a longer
-// one is chained over the grid (scan_chain.cuh).
+// a cluster of blocks, which exchange their totals through distributed shared memory. Of longer
+// ones a first launch makes the totals of the tiles and a second one scans where the GPU holds all
+// tiles at a time; where it does not, they are chained over the grid (scan_chain.cuh).
 #pragma once
 
 #include <cooperative_groups.h>
@@ -38,6 +39,9 @@ inline constexpr int kScanBlocks = sizeof(typename Op::State) > 4 ? 2  // per SM
                                    : Mode::anywhere               ? 3
                                                                   : 4;
 inline constexpr int kScanAheadBlocks = 2;  // with the next tile on its way
+// Tiles of an SM up to which two launches are sooner than a chain, which has to be cleared first
+// and whose blocks hold several tiles. 0: a chain always.
+inline constexpr int kSpreadTiles = 4;
 
 // A tile of whole rows, or one tile of a long row.
 template <class Op, class Mode>
@@ -63,6 +67,48 @@ __global__ void __launch_bounds__(kScanThreads, kScanBlocks<Op, Mode>)
   // Shared memory stays until every block has read it
   if (!Mode::packed && p.clustered) cooperative_groups::this_cluster().sync();
 #endif
+}
+
+// What precedes a tile: the totals of the tiles before it in its row, in order.
+template <class Op>
+__device__ __forceinline__ typename Op::State earlier_tiles(const typename Op::State* totals,
+                                                            unsigned tile) {
+  const unsigned lane = threadIdx.x % 32, share = (tile + 31) / 32;
+  const unsigned end = min(tile, (lane + 1) * share);
+  auto sum = Op::identity();
+#pragma unroll 4
+  for (unsigned i = lane * share; i < end; ++i) sum = Op::combine(sum, totals[i]);
+  return reduce_lanes<Op>(sum);
+}
+
+// A tile of a long row, in the first launch (its total) or the second one.
+template <class Op, class Mode, bool kTotals>
+__global__ void __launch_bounds__(kScanThreads, kScanBlocks<Op, Mode>)
+    scan_spread_kernel(const ScanRows<Op> p) {
+  using State = typename Op::State;
+  using Window = ScanWindow<Op, Mode>;
+  __shared__ ScanShared<Op> shared;
+  __shared__ IndexStage<Op> stage;
+  const auto tiles = static_cast<unsigned>(p.tiles_per_row);
+  const unsigned row = blockIdx.x / tiles, tile = blockIdx.x - row * tiles;
+  State* const totals = reinterpret_cast<State*>(p.chain) + row * tiles;
+  const Window window(p.x + row * p.x_stride, row * p.n, p.n, tile);
+  Packed<typename Window::In> in[kScanVectors];
+  wait_for_predecessor();
+  if (kTotals && tile == tiles - 1) return;
+  window.load(in);
+  const State prefix = kTotals ? Op::identity() : earlier_tiles<Op>(totals, tile);
+  State sum;
+  ScanShare<Op, Mode> share;
+  share.scan(shared, window, in, p, [&](const Total<State>& total) {
+    sum = total.state;
+    return prefix;
+  });
+  if constexpr (kTotals) {
+    if (threadIdx.x == 0) totals[tile] = sum;
+  } else {
+    share.store(window, in, p, stage);
+  }
 }
 
 // A long row: tile after tile, the next one already on its way.
@@ -107,7 +153,21 @@ bool plan_rows(ScanRows<Op>& p, bool clusters, int sm_count) {
   p.tiles_per_row = ceil_div(p.n + lead, int64_t{kScanTile<Op>});
   p.looped = p.tiles_per_row > 1 && p.rows >= int64_t{kWaves} * kScanAheadBlocks * sm_count;
   p.clustered = clusters && p.tiles_per_row > 1 && p.tiles_per_row <= kScanMaxCluster && !p.looped;
-  return p.tiles_per_row == 1 || p.looped || p.clustered;
+  p.spread = p.tiles_per_row > 1 && !p.looped && !p.clustered &&
+             p.rows * p.tiles_per_row <= int64_t{kSpreadTiles} * sm_count;
+  return p.tiles_per_row == 1 || p.looped || p.clustered || p.spread;
+}
+
+template <class Op>
+int64_t rows_bytes(const ScanRows<Op>& p) {
+  return p.spread ? p.rows * p.tiles_per_row * int64_t{sizeof(typename Op::State)} : 0;
+}
+
+template <class Op, class Mode>
+void launch_spread(const ScanRows<Op>& p, bool overlap, cudaStream_t stream) {
+  const dim3 blocks(static_cast<unsigned>(p.rows * p.tiles_per_row)), threads(kScanThreads);
+  launch_kernel(scan_spread_kernel<Op, Mode, true>, blocks, threads, 0, stream, overlap, p);
+  launch_kernel(scan_spread_kernel<Op, Mode, false>, blocks, threads, 0, stream, overlap, p);
 }
 
 // `overlap`: as for launch_kernel.
@@ -125,6 +185,8 @@ void launch_scan_rows(const ScanRows<Op>& p, bool overlap, cudaStream_t stream) 
   if (p.looped) {
     launch_kernel(scan_loop_kernel<Op, OneRow>, dim3(static_cast<unsigned>(p.rows)),
                   dim3(kScanThreads), 0, stream, overlap, p);
+  } else if (p.spread) {
+    launch_spread<Op, OneRow>(p, overlap, stream);
   } else if (p.rows_per_tile == 1) {
     launch_tiles<Op, OneRow>(p, overlap, stream);
   } else if (p.n % Op::kVec == 0) {
