@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <type_traits>
 
 #include "csrc/common/device/column_sums.cuh"
 
@@ -35,13 +36,13 @@ struct ColumnPass {
   __host__ __device__ int64_t partial_cols() const { return adds_fold() ? period : cols; }
 };
 
-// The part of a last row that is not whole, element by element.
+// The part of a last row that is not whole, element by element: elements ty, ty + threads_y, ...
 template <class T, int kVec, class Op>
 __device__ __forceinline__ void column_pass_rest(const ColumnPass<Op::kInputs, Op::kSums>& p,
-                                                 const Op& op, int64_t col,
+                                                 const Op& op, int64_t col, int ty, int threads_y,
                                                  Compute<T> (&sums)[Op::kSums][kVec]) {
 #pragma unroll 1
-  for (int i = 0; i < kVec; ++i) {
+  for (int i = ty; i < kVec; i += threads_y) {
     if (col + i >= p.left) break;
     Vec<T, 1> in[Op::kInputs];
 #pragma unroll
@@ -93,6 +94,20 @@ __device__ __forceinline__ void add_block_columns(const Pass& p, const C* shared
   }
 }
 
+// A vector on its way, as words: 16-bit elements would take a register each from the load on.
+template <class V>
+struct alignas(sizeof(V)) HeldVec {
+  using Word = std::conditional_t<sizeof(V) % 4 == 0, uint32_t, uint16_t>;
+  Word word[sizeof(V) / sizeof(Word)];
+
+  __device__ __forceinline__ void hold() {
+    if constexpr (sizeof(Word) == 4) {
+#pragma unroll
+      for (Word& w : word) asm volatile("" : "+r"(w));
+    }
+  }
+};
+
 template <class T, int kVec, class Op>
 __global__ void __launch_bounds__(kColumnThreads)
     column_pass_kernel(const __grid_constant__ ColumnPass<Op::kInputs, Op::kSums> p, const Op op) {
@@ -115,7 +130,7 @@ __global__ void __launch_bounds__(kColumnThreads)
     const auto columns = op.template load<kVec>(col, p.period);
     const int64_t step = int64_t{threads_y} * kColumnPassUnroll;
     for (int64_t row = row_begin + ty; row < row_end; row += step) {
-      V in[kColumnPassUnroll][Op::kInputs];
+      HeldVec<V> words[kColumnPassUnroll][Op::kInputs];
 #pragma unroll
       for (int u = 0; u < kColumnPassUnroll; ++u) {
         const int64_t r = row + int64_t{u} * threads_y;
@@ -123,19 +138,25 @@ __global__ void __launch_bounds__(kColumnThreads)
 #pragma unroll
         for (int k = 0; k < Op::kInputs; ++k) {
           const T* data = static_cast<const T*>(p.in[k]) + r * p.strides[k] + col;
-          in[u][k] = *reinterpret_cast<const V*>(data);
+          words[u][k] = *reinterpret_cast<const HeldVec<V>*>(data);
         }
       }
 #pragma unroll
       for (int u = 0; u < kColumnPassUnroll; ++u) {
         const int64_t r = row + int64_t{u} * threads_y;
         if (r >= row_end) break;
-        const V v = op.apply(columns, in[u], r, col, sums);
+        V in[Op::kInputs];
+#pragma unroll
+        for (int k = 0; k < Op::kInputs; ++k) {
+          words[u][k].hold();
+          in[k] = __builtin_bit_cast(V, words[u][k]);
+        }
+        const V v = op.apply(columns, in, r, col, sums);
         if (p.out) *reinterpret_cast<V*>(static_cast<T*>(p.out) + r * p.cols + col) = v;
       }
     }
-    if (p.left > 0 && row_block == p.grid.row_blocks - 1 && ty == 0) {
-      column_pass_rest<T, kVec>(p, op, col, sums);
+    if (p.left > 0 && row_block == p.grid.row_blocks - 1) {
+      column_pass_rest<T, kVec>(p, op, col, ty, threads_y, sums);
     }
   }
 
