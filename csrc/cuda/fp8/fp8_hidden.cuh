@@ -49,11 +49,6 @@ __device__ __forceinline__ void fetch(Vec<T, kOwn>* slot, const TilePlace& at,
   }
 }
 
-template <class T>
-__device__ __forceinline__ float2 two_of(const T* from) {
-  return as_floats(*reinterpret_cast<const typename PairOf<T>::type*>(from));
-}
-
 // The gradients of an element and its hidden value.
 struct HiddenValues {
   float gradient, hidden, factor;

@@ -136,15 +136,18 @@ __device__ __forceinline__ void columns_into(const OwnValues<T>& own, const floa
                                              uint8_t* bytes) {
   const int x = threadIdx.x % kTileX, y = threadIdx.x / kTileX;
 #pragma unroll
-  for (int c = 0; c < kOwn; ++c) {
-    const float inverse = inverses[c];
-    uint32_t words[2];
+  for (int c = 0; c < kOwn; c += 2) {
+    uint32_t first[2], second[2];
 #pragma unroll
     for (int w = 0; w < 2; ++w) {
-      const auto v = [&](int r) { return to_compute(own.row[4 * w + r].value[c]) * inverse; };
-      words[w] = fp8_pair<kFormat>(v(0), v(1)) | fp8_pair<kFormat>(v(2), v(3)) << 16;
+      float2 v[4];
+#pragma unroll
+      for (int r = 0; r < 4; ++r) v[r] = two_of(own.row[4 * w + r].value + c);
+      first[w] = fp8_four<kFormat>(v[0].x, v[1].x, v[2].x, v[3].x, inverses[c]);
+      second[w] = fp8_four<kFormat>(v[0].y, v[1].y, v[2].y, v[3].y, inverses[c + 1]);
     }
-    *reinterpret_cast<uint2*>(chunk_of(bytes, x * kOwn + c, y)) = {words[0], words[1]};
+    *reinterpret_cast<uint2*>(chunk_of(bytes, x * kOwn + c, y)) = {first[0], first[1]};
+    *reinterpret_cast<uint2*>(chunk_of(bytes, x * kOwn + c + 1, y)) = {second[0], second[1]};
   }
 }
 

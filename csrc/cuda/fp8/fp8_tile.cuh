@@ -15,6 +15,34 @@ inline constexpr int kTileX = kTile / kOwn;           // threads along the colum
 inline constexpr int kTileWarps = kTileThreads / 32;  // two rows of threads each
 inline constexpr uint32_t kAllLanes = 0xffffffffu;
 
+// ---- values ----
+
+template <class T>
+struct PairOf;
+template <>
+struct PairOf<__half> {
+  using type = __half2;
+};
+template <>
+struct PairOf<__nv_bfloat16> {
+  using type = __nv_bfloat162;
+};
+
+__device__ __forceinline__ float2 as_floats(__half2 v) { return __half22float2(v); }
+// NOTE: CUDA's conversion of a pair takes three instructions.
+__device__ __forceinline__ float2 as_floats(__nv_bfloat162 v) {
+  const auto word = *reinterpret_cast<const uint32_t*>(&v);
+  return {__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000u)};
+}
+
+// Two neighbouring values.
+template <class T>
+__device__ __forceinline__ float2 two_of(const T* from) {
+  return as_floats(*reinterpret_cast<const typename PairOf<T>::type*>(from));
+}
+__device__ __forceinline__ float2 two_of(const float* from) { return {from[0], from[1]}; }
+
+// What a thread has of a tile.
 template <class T>
 struct OwnValues {
   Vec<T, kOwn> row[kOwn];
@@ -60,20 +88,6 @@ __device__ __forceinline__ __half2 larger_pair(__half2 a, __half2 b) { return __
 __device__ __forceinline__ __nv_bfloat162 larger_pair(__nv_bfloat162 a, __nv_bfloat162 b) {
   return __hmax2_nan(a, b);
 }
-__device__ __forceinline__ float2 as_floats(__half2 v) { return __half22float2(v); }
-__device__ __forceinline__ float2 as_floats(__nv_bfloat162 v) { return __bfloat1622float2(v); }
-
-template <class T>
-struct PairOf;
-template <>
-struct PairOf<__half> {
-  using type = __half2;
-};
-template <>
-struct PairOf<__nv_bfloat16> {
-  using type = __nv_bfloat162;
-};
-
 template <class T>
 __device__ __forceinline__ uint32_t row_maximum(const Vec<T, kOwn>& v) {
   if constexpr (sizeof(T) == 2) {
@@ -207,15 +221,21 @@ __device__ __forceinline__ uint32_t fp8_pair(float first, float second) {
 }
 #endif
 
+// Four values in a word, the first one lowest.
+template <__nv_fp8_interpretation_t kFormat>
+__device__ __forceinline__ uint32_t fp8_four(float a, float b, float c, float d, float inverse) {
+  return fp8_pair<kFormat>(a * inverse, b * inverse) |
+         fp8_pair<kFormat>(c * inverse, d * inverse) << 16;
+}
+
 // kOwn values of a row.
 template <__nv_fp8_interpretation_t kFormat, class T>
 __device__ __forceinline__ uint2 fp8_row(const Vec<T, kOwn>& row, float inverse) {
   uint32_t words[2];
 #pragma unroll
   for (int w = 0; w < 2; ++w) {
-    const T* v = row.value + 4 * w;
-    words[w] = fp8_pair<kFormat>(to_compute(v[0]) * inverse, to_compute(v[1]) * inverse) |
-               fp8_pair<kFormat>(to_compute(v[2]) * inverse, to_compute(v[3]) * inverse) << 16;
+    const float2 a = two_of(row.value + 4 * w), b = two_of(row.value + 4 * w + 2);
+    words[w] = fp8_four<kFormat>(a.x, a.y, b.x, b.y, inverse);
   }
   return {words[0], words[1]};
 }
