@@ -4,6 +4,7 @@
 
 #include <cuda_fp8.h>
 
+#include "csrc/common/device/activation.cuh"
 #include "csrc/common/device/vec.cuh"
 #include "csrc/common/fp8.h"
 
@@ -189,16 +190,42 @@ struct Fp8Scale {
   float scale, inverse;
 };
 
+// One step of Newton's method at the quotient a / b, given the reciprocal of b, both nearly
+// rounded: it rounds the quotient as a division does (Markstein 1990).
+__device__ __forceinline__ float rounded_quotient(float a, float b, float reciprocal) {
+  const float q = a * reciprocal;
+  return fmaf(fmaf(-q, b, a), reciprocal, q);
+}
+
 // NOTE: a block with NaN or infinity has a scale of NaN, and 0 for an inverse: what is finite in
 // it, and the padding, becomes 0.
+// NOTE: maximum / largest and largest / maximum, rounded to nearest, without the two divisions and
+// their branches: both formats' largest value is 1.75 and an exponent. A program has compared all
+// mantissas, of every reciprocal within an ulp.
 __device__ __forceinline__ Fp8Scale fp8_scale(uint32_t maximum_bits, float largest,
                                               bool power_of_two) {
-  if (maximum_bits >= 0x7f800000u) return {__uint_as_float(0x7fc00000u), 0.0f};
+  constexpr uint32_t kOne = 0x3f800000u, kExponent = 0x7f800000u;
+  constexpr float kMantissa = 1.75f;
+  const uint32_t exponent_of_largest = __float_as_uint(largest) & kExponent;
+  const float reciprocal =
+      __uint_as_float(__float_as_uint(1 / kMantissa) + kOne - exponent_of_largest);
   const float maximum = fmaxf(__uint_as_float(maximum_bits), kFp8SmallestMaximum);
-  const float scale = __fdiv_rn(maximum, largest);
-  if (!power_of_two) return {scale, __fdiv_rn(largest, maximum)};
-  const float power = __uint_as_float((__float_as_uint(scale) + 0x7fffffu) & 0xff800000u);
-  return {power, __fdiv_rn(1.0f, power)};
+  const uint32_t bits = __float_as_uint(maximum);
+  const float scale = rounded_quotient(maximum, largest, reciprocal);
+
+  const float mantissa = __uint_as_float((bits & ~kExponent) | kOne);
+  float of_mantissa = rcp_approx(mantissa);
+  of_mantissa = fmaf(fmaf(-mantissa, of_mantissa, 1.0f), of_mantissa, of_mantissa);
+  const float quotient = rounded_quotient(kMantissa, mantissa, of_mantissa);
+  uint32_t inverse = __float_as_uint(quotient) - (bits & kExponent) + exponent_of_largest;
+
+  uint32_t found = __float_as_uint(scale);
+  if (power_of_two) {
+    found = (found + 0x7fffffu) & kExponent;
+    inverse = 2 * kOne - found;
+  }
+  const bool finite = maximum_bits < kExponent;
+  return {__uint_as_float(finite ? found : 0x7fc00000u), __uint_as_float(finite ? inverse : 0)};
 }
 
 // ---- bytes ----
@@ -224,8 +251,8 @@ __device__ __forceinline__ uint32_t fp8_pair(float first, float second) {
 // Four values in a word, the first one lowest.
 template <__nv_fp8_interpretation_t kFormat>
 __device__ __forceinline__ uint32_t fp8_four(float a, float b, float c, float d, float inverse) {
-  return fp8_pair<kFormat>(a * inverse, b * inverse) |
-         fp8_pair<kFormat>(c * inverse, d * inverse) << 16;
+  return fp8_pair<kFormat>(a * inverse, b * inverse) | fp8_pair<kFormat>(c * inverse, d * inverse)
+                                                           << 16;
 }
 
 // kOwn values of a row.
