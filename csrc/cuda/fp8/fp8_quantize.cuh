@@ -123,18 +123,18 @@ __device__ __forceinline__ void store_rows(const OwnValues<T>& own, const float*
                                            const TilePlace& at, const Fp8Quantize& p) {
   if (at.column >= p.rows.width) return;
   uint8_t* to = p.rows.q + at.row * p.rows.pitch + at.column;
-  const bool inside = (at.tile_row + 1) * kTile <= p.m;
+  const int left = int(min(p.m - at.row, int64_t{kOwn}));
 #pragma unroll
   for (int r = 0; r < kOwn; ++r, to += p.rows.pitch) {
     const uint2 words = fp8_row<kFormat>(own.row[r], inverses[r]);
-    if (inside || at.row + r < p.m) *reinterpret_cast<uint2*>(to) = words;
+    if (r < left) *reinterpret_cast<uint2*>(to) = words;
   }
 }
 
 template <__nv_fp8_interpretation_t kFormat, class T>
 __device__ __forceinline__ void columns_into(const OwnValues<T>& own, const float* inverses,
                                              uint8_t* bytes) {
-  const int x = threadIdx.x % kTileX, y = threadIdx.x / kTileX;
+  const OwnChunks chunks(bytes);
 #pragma unroll
   for (int c = 0; c < kOwn; c += 2) {
     uint32_t first[2], second[2];
@@ -146,25 +146,23 @@ __device__ __forceinline__ void columns_into(const OwnValues<T>& own, const floa
       first[w] = fp8_four<kFormat>(v[0].x, v[1].x, v[2].x, v[3].x, inverses[c]);
       second[w] = fp8_four<kFormat>(v[0].y, v[1].y, v[2].y, v[3].y, inverses[c + 1]);
     }
-    *reinterpret_cast<uint2*>(chunk_of(bytes, x * kOwn + c, y)) = {first[0], first[1]};
-    *reinterpret_cast<uint2*>(chunk_of(bytes, x * kOwn + c + 1, y)) = {second[0], second[1]};
+    chunks.put(c, {first[0], first[1]});
+    chunks.put(c + 1, {second[0], second[1]});
   }
 }
 
 __device__ __forceinline__ void store_columns(const uint8_t* bytes, const TilePlace& at,
                                               const Fp8Quantize& p) {
-  constexpr int kPieces = kTile / 16;  // of a column
-  constexpr int kStep = kTileThreads / kPieces;
-  const int i = threadIdx.x % kPieces, first = threadIdx.x / kPieces;
-  const int64_t token = at.tile_row * kTile + i * 16;
-  const int64_t column = at.tile_column * kTile + first;
+  const ReadChunks chunks(bytes);
+  const int64_t token = at.tile_row * kTile + threadIdx.x % kPieces * 16;
+  const int64_t column = at.tile_column * kTile + chunks.column;
   if (token >= p.columns.pitch) return;
   uint8_t* to = p.columns.q + column * p.columns.pitch + token;
-  const bool inside = (at.tile_column + 1) * kTile <= p.k;
+  const int left = int(min(p.k - column, int64_t{kReadColumns}));
 #pragma unroll
-  for (int c = 0; c < kTile; c += kStep, to += kStep * p.columns.pitch) {
-    const uint4 both = two_chunks(bytes, first + c, i);
-    if (inside || column + c < p.k) *reinterpret_cast<uint4*>(to) = both;
+  for (int c = 0; c < kReadColumns; ++c, to += p.columns.pitch) {
+    const uint4 words = chunks.get(c);
+    if (c < left) *reinterpret_cast<uint4*>(to) = words;
   }
 }
 

@@ -268,17 +268,45 @@ __device__ __forceinline__ uint2 fp8_row(const Vec<T, kOwn>& row, float inverse)
 }
 
 // The transpose of bytes goes through a 128x128 array whose row is a column of the tile, in chunks
-// of 8 bytes. Chunk y of column c lies at y ^ (c / 8): neither side meets a bank twice.
-__device__ __forceinline__ uint8_t* chunk_of(uint8_t* bytes, int column, int y) {
-  return bytes + column * kTile + ((y ^ (column / kOwn)) * kOwn);
+// of 8 bytes. Chunk y of column c lies at y ^ (c / 8) ^ (c / 4 % 2): no side meets a bank twice.
+__device__ __forceinline__ int chunk_place(int column, int y) {
+  return column * kTile + ((y ^ (column / kOwn) ^ (column / 4 % 2)) * kOwn);
 }
 
-// Chunks 2 i and 2 i + 1 of a column.
-__device__ __forceinline__ uint4 two_chunks(const uint8_t* bytes, int column, int i) {
-  const int x = column / kOwn;
-  const int at = ((2 * i) ^ x) & ~1;
-  const uint4 both = *reinterpret_cast<const uint4*>(bytes + column * kTile + at * kOwn);
-  return x % 2 == 0 ? both : uint4{both.z, both.w, both.x, both.y};
-}
+// A thread's chunks of its own columns: those of the first four lie at a constant distance, and
+// those of the others.
+struct OwnChunks {
+  uint8_t *first, *second;
+
+  __device__ __forceinline__ explicit OwnChunks(uint8_t* bytes) {
+    const int column = threadIdx.x % kTileX * kOwn, y = threadIdx.x / kTileX;
+    first = bytes + chunk_place(column, y);
+    second = bytes + chunk_place(column + 4, y) - 4 * kTile;
+  }
+  __device__ __forceinline__ void put(int c, uint2 words) const {
+    *reinterpret_cast<uint2*>((c < 4 ? first : second) + c * kTile) = words;
+  }
+};
+
+// Reading, a thread has 16 rows of four columns, and eight threads a column.
+inline constexpr int kPieces = kTile / 16, kReadColumns = kTile * kPieces / kTileThreads;
+static_assert(kReadColumns == 4);
+
+struct ReadChunks {
+  int column;  // the first
+  const uint8_t *low, *high;
+
+  __device__ __forceinline__ explicit ReadChunks(const uint8_t* bytes) {
+    const int y = threadIdx.x % kPieces * 2;
+    column = threadIdx.x / kPieces * kReadColumns;
+    low = bytes + chunk_place(column, y);
+    high = bytes + chunk_place(column, y + 1);
+  }
+  __device__ __forceinline__ uint4 get(int c) const {
+    const uint2 a = *reinterpret_cast<const uint2*>(low + c * kTile);
+    const uint2 b = *reinterpret_cast<const uint2*>(high + c * kTile);
+    return {a.x, a.y, b.x, b.y};
+  }
+};
 
 }  // namespace fusedops
