@@ -29,24 +29,31 @@ __device__ __forceinline__ TilePlace place_of(int64_t tile, int64_t tiles_k) {
   return at;
 }
 
-// This thread's part of a tile of x, on its way to `slot`.
+// This thread's part of a tile, on its way to `slot`: of the first `rows` rows the first `bytes`
+// bytes, and zeros.
+template <class T>
+__device__ __forceinline__ void fetch(Vec<T, kOwn>* slot, const T* from, int64_t stride, int rows,
+                                      int bytes) {
+  if (rows >= kOwn && bytes >= 16) {
+#pragma unroll
+    for (int r = 0; r < kOwn; ++r, from += stride) {
+      copy_async(shared_address(slot + r * kTileThreads), from);
+    }
+    return;
+  }
+#pragma unroll 1
+  for (int r = 0; r < kOwn; ++r, from += stride) {
+    const int there = r < rows && bytes > 0 ? min(bytes, 16) : 0;
+    copy_async(shared_address(slot + r * kTileThreads), from, there);
+  }
+}
 template <class T>
 __device__ __forceinline__ void fetch(Vec<T, kOwn>* slot, const TilePlace& at,
                                       const Fp8Quantize& p) {
-  const T* from = static_cast<const T*>(p.x) + at.row * p.x_stride + at.column;
-  if ((at.tile_row + 1) * kTile <= p.m && (at.tile_column + 1) * kTile <= p.k) {
-#pragma unroll
-    for (int r = 0; r < kOwn; ++r, from += p.x_stride)
-      copy_async(shared_address(slot + r * kTileThreads), from, 16);
-    return;
-  }
-  const int64_t left = (p.k - at.column) * int64_t{sizeof(T)};
-  const int bytes = left >= 16 ? 16 : left > 0 ? int(left) : 0;
-#pragma unroll 1
-  for (int r = 0; r < kOwn; ++r, from += p.x_stride) {
-    const bool inside = bytes > 0 && at.row + r < p.m;
-    copy_async(shared_address(slot + r * kTileThreads), inside ? from : p.x, inside ? bytes : 0);
-  }
+  const T* const from = static_cast<const T*>(p.x) + at.row * p.x_stride + at.column;
+  const int64_t columns = p.k - at.column;
+  fetch(slot, from, p.x_stride, int(min(p.m - at.row, int64_t{kOwn})),
+        int(min(columns, int64_t{kOwn})) * int(sizeof(T)));
 }
 
 // The gradients of an element and its hidden value.

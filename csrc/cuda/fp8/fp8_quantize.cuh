@@ -118,16 +118,15 @@ __device__ __forceinline__ void keep_maximum(const Fp8Side& side, int64_t line, 
   if (side.scaling == Fp8Scaling::kRow && line < lines) atomicMax(side.maxima + line, own);
 }
 
+// to: the first byte of the first of this thread's rows, of which the first `rows` exist.
 template <__nv_fp8_interpretation_t kFormat, class T>
 __device__ __forceinline__ void store_rows(const OwnValues<T>& own, const float* inverses,
-                                           const TilePlace& at, const Fp8Quantize& p) {
-  if (at.column >= p.rows.width) return;
-  uint8_t* to = p.rows.q + at.row * p.rows.pitch + at.column;
-  const int left = int(min(p.m - at.row, int64_t{kOwn}));
+                                           uint8_t* to, int64_t pitch, int rows) {
+  if (rows <= 0) return;
 #pragma unroll
-  for (int r = 0; r < kOwn; ++r, to += p.rows.pitch) {
+  for (int r = 0; r < kOwn; ++r, to += pitch) {
     const uint2 words = fp8_row<kFormat>(own.row[r], inverses[r]);
-    if (r < left) *reinterpret_cast<uint2*>(to) = words;
+    if (r < rows) *reinterpret_cast<uint2*>(to) = words;
   }
 }
 
@@ -151,18 +150,15 @@ __device__ __forceinline__ void columns_into(const OwnValues<T>& own, const floa
   }
 }
 
-__device__ __forceinline__ void store_columns(const uint8_t* bytes, const TilePlace& at,
-                                              const Fp8Quantize& p) {
+// to: 16 tokens of the first column that this thread reads, of which the first `columns` exist.
+__device__ __forceinline__ void store_columns(const uint8_t* bytes, uint8_t* to, int64_t pitch,
+                                              int columns) {
+  if (columns <= 0) return;
   const ReadChunks chunks(bytes);
-  const int64_t token = at.tile_row * kTile + threadIdx.x % kPieces * 16;
-  const int64_t column = at.tile_column * kTile + chunks.column;
-  if (token >= p.columns.pitch) return;
-  uint8_t* to = p.columns.q + column * p.columns.pitch + token;
-  const int left = int(min(p.k - column, int64_t{kReadColumns}));
 #pragma unroll
-  for (int c = 0; c < kReadColumns; ++c, to += p.columns.pitch) {
+  for (int c = 0; c < kReadColumns; ++c, to += pitch) {
     const uint4 words = chunks.get(c);
-    if (c < left) *reinterpret_cast<uint4*>(to) = words;
+    if (c < columns) *reinterpret_cast<uint4*>(to) = words;
   }
 }
 
@@ -243,14 +239,21 @@ __device__ __forceinline__ void quantize_tile(const OwnValues<T>& own, float (&s
   const int x = threadIdx.x % kTileX, y = threadIdx.x / kTileX;
   const bool e4m3 = p.format == Fp8Format::kE4M3;
   if (p.rows.scaling != Fp8Scaling::kNone) {
-    e4m3 ? store_rows<__NV_E4M3>(own, memory.inverses + y * kOwn, at, p)
-         : store_rows<__NV_E5M2>(own, memory.inverses + y * kOwn, at, p);
+    const Fp8Side& s = p.rows;
+    const int rows = at.column < s.width ? int(min(p.m - at.row, int64_t{kOwn})) : 0;
+    uint8_t* const to = s.q + at.row * s.pitch + at.column;
+    e4m3 ? store_rows<__NV_E4M3>(own, memory.inverses + y * kOwn, to, s.pitch, rows)
+         : store_rows<__NV_E5M2>(own, memory.inverses + y * kOwn, to, s.pitch, rows);
   }
   if (p.columns.scaling != Fp8Scaling::kNone) {
     e4m3 ? columns_into<__NV_E4M3>(own, memory.inverses + kTile + x * kOwn, memory.bytes)
          : columns_into<__NV_E5M2>(own, memory.inverses + kTile + x * kOwn, memory.bytes);
     __syncthreads();
-    store_columns(memory.bytes, at, p);
+    const Fp8Side& s = p.columns;
+    const int64_t token = at.tile_row * kTile + read_row();
+    const int64_t column = at.tile_column * kTile + read_column();
+    const int columns = token < s.pitch ? int(min(p.k - column, int64_t{kReadColumns})) : 0;
+    store_columns(memory.bytes, s.q + column * s.pitch + token, s.pitch, columns);
   }
 }
 

@@ -89,15 +89,20 @@ __device__ __forceinline__ __half2 larger_pair(__half2 a, __half2 b) { return __
 __device__ __forceinline__ __nv_bfloat162 larger_pair(__nv_bfloat162 a, __nv_bfloat162 b) {
   return __hmax2_nan(a, b);
 }
+// Those of a row's even and odd columns.
+template <class T>
+__device__ __forceinline__ typename PairOf<T>::type pair_maximum(const Vec<T, kOwn>& v) {
+  const auto* pairs = reinterpret_cast<const typename PairOf<T>::type*>(v.value);
+  auto row = __habs2(pairs[0]);
+#pragma unroll
+  for (int c = 1; c < kOwn / 2; ++c) row = larger_pair(row, __habs2(pairs[c]));
+  return row;
+}
+
 template <class T>
 __device__ __forceinline__ uint32_t row_maximum(const Vec<T, kOwn>& v) {
   if constexpr (sizeof(T) == 2) {
-    using Pair = typename PairOf<T>::type;
-    const auto* pairs = reinterpret_cast<const Pair*>(v.value);
-    Pair row = __habs2(pairs[0]);
-#pragma unroll
-    for (int c = 1; c < kOwn / 2; ++c) row = larger_pair(row, __habs2(pairs[c]));
-    const float2 both = as_floats(row);
+    const float2 both = as_floats(pair_maximum(v));
     return max(magnitude(both.x), magnitude(both.y));
   } else {
     uint32_t row = 0;
@@ -150,8 +155,8 @@ __device__ __forceinline__ void own_maxima(const OwnValues<T>& v, uint32_t (&by_
 
 // One step of a reduction in which lanes that differ in `bit` share kCount values: each keeps half
 // of them, the upper half where its bit is set.
-template <int kCount, class V, class Combine>
-__device__ __forceinline__ void exchange(V (&values)[kOwn], int bit, Combine combine) {
+template <int kCount, class V, int kSize, class Combine>
+__device__ __forceinline__ void exchange(V (&values)[kSize], int bit, Combine combine) {
   const bool upper = threadIdx.x & bit;
 #pragma unroll
   for (int i = 0; i < kCount / 2; ++i) {
@@ -292,15 +297,17 @@ struct OwnChunks {
 inline constexpr int kPieces = kTile / 16, kReadColumns = kTile * kPieces / kTileThreads;
 static_assert(kReadColumns == 4);
 
+// The first of them, in the tile.
+__device__ __forceinline__ int read_row() { return int(threadIdx.x) % kPieces * 16; }
+__device__ __forceinline__ int read_column() { return int(threadIdx.x) / kPieces * kReadColumns; }
+
 struct ReadChunks {
-  int column;  // the first
   const uint8_t *low, *high;
 
   __device__ __forceinline__ explicit ReadChunks(const uint8_t* bytes) {
-    const int y = threadIdx.x % kPieces * 2;
-    column = threadIdx.x / kPieces * kReadColumns;
-    low = bytes + chunk_place(column, y);
-    high = bytes + chunk_place(column, y + 1);
+    const int y = read_row() / kOwn;
+    low = bytes + chunk_place(read_column(), y);
+    high = bytes + chunk_place(read_column(), y + 1);
   }
   __device__ __forceinline__ uint4 get(int c) const {
     const uint2 a = *reinterpret_cast<const uint2*>(low + c * kTile);

@@ -7,6 +7,8 @@
 // so that copies are on the way through all of it.
 #pragma once
 
+#include <type_traits>
+
 #include "csrc/common/device/mbarrier.cuh"
 #include "csrc/cuda/fp8/fp8_hidden.cuh"
 #include "csrc/cuda/fp8/norm/fp8_norm.h"
@@ -48,6 +50,47 @@ __device__ __forceinline__ void wait_for_tiles(int spare) {
   }
 }
 
+// How many rows there are from a thread's first. NOTE: all rows and columns are counted in 32 bits.
+__device__ __forceinline__ int rows_of(int tile_row, const Fp8Quantize& p) {
+  return int(p.m) - tile_row * kTile - int(threadIdx.x) / kTileX * kOwn;
+}
+
+// What a thread knows of the tile at hand, and where its parts of what comes out go. Kept from tile
+// to tile, since places formed anew cost as much as a quarter of the arithmetic.
+struct NormPlace {
+  int rows;     // from the thread's first to the last of the matrix
+  int column;   // its first
+  int columns;  // from the first that it reads of the transpose to the last of the matrix
+  uint8_t *row_bytes, *column_bytes;
+  float* row_scale;  // of row lane / 2
+
+  __device__ __forceinline__ NormPlace(int tile_row, int tile_column, const Fp8Quantize& p) {
+    const int x = threadIdx.x % kTileX * kOwn, y = threadIdx.x / kTileX * kOwn;
+    const int64_t row = int64_t{tile_row} * kTile + y;
+    rows = rows_of(tile_row, p);
+    column = tile_column * kTile + x;
+    row_bytes = p.rows.q + row * p.rows.pitch + column;
+    row_scale = p.rows.scale + tile_column * p.rows.scale_pitch + row + threadIdx.x % kTileX / 2;
+    const int64_t token = int64_t{tile_row} * kTile + read_row();
+    const int64_t first = int64_t{tile_column} * kTile + read_column();
+    columns = token < p.columns.pitch ? int(p.k - first) : 0;
+    column_bytes = p.columns.q + first * p.columns.pitch + token;
+  }
+  __device__ __forceinline__ bool whole(const Fp8Quantize& p) const {
+    return rows >= kOwn && column < int(p.k);
+  }
+  // Whether it writes row_scale: one of two lanes does, and there are scales of padding.
+  __device__ __forceinline__ bool has_scale(const Fp8Quantize& p) const {
+    const int lines = rows + int(p.rows.scale_lines - p.m);
+    return threadIdx.x % 2 == 0 && int(threadIdx.x) % kTileX / 2 < lines;
+  }
+  __device__ __forceinline__ void next_tile(const Fp8Quantize& p) {
+    column += kTile, columns -= kTile;
+    row_bytes += kTile, column_bytes += kTile * p.columns.pitch;
+    row_scale += p.rows.scale_pitch;
+  }
+};
+
 // A tile of the residual, on its way to the L2 cache: each thread asks for half a row.
 template <class T>
 __device__ __forceinline__ void prefetch_residual(const TilePlace& at, const Fp8Norm& p) {
@@ -73,17 +116,19 @@ struct NormParameters {
   float weight[kOwn], bias[kRms ? 1 : kOwn];
 
   template <class W>
-  __device__ __forceinline__ static void load_as(float (&to)[kOwn], const void* from,
-                                                 int64_t column) {
+  __device__ __forceinline__ static void load_as(float (&to)[kOwn], const void* from, int column) {
     const auto values =
         *reinterpret_cast<const Vec<W, kOwn>*>(static_cast<const W*>(from) + column);
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) to[i] = to_compute(values.value[i]);
+    for (int i = 0; i < kOwn; i += 2) {
+      const float2 two = two_of(values.value + i);
+      to[i] = two.x, to[i + 1] = two.y;
+    }
   }
   template <class T>
   __device__ __forceinline__ static void load(float (&to)[kOwn], const void* from, float missing,
-                                              int64_t column, const Fp8Norm& p) {
-    if (from == nullptr || column >= p.quantize.k) {
+                                              int column, const Fp8Norm& p) {
+    if (from == nullptr || column >= int(p.quantize.k)) {
 #pragma unroll
       for (int i = 0; i < kOwn; ++i) to[i] = missing;
     } else if (p.wide_parameters) {
@@ -93,7 +138,7 @@ struct NormParameters {
     }
   }
   template <class T>
-  __device__ __forceinline__ void load_all(int64_t column, const Fp8Norm& p) {
+  __device__ __forceinline__ void load_all(int column, const Fp8Norm& p) {
     load<T>(weight, p.weight, 1.0f, column, p);
     if constexpr (!kRms) load<T>(bias, p.bias, 0.0f, column, p);
   }
@@ -177,17 +222,33 @@ __device__ __forceinline__ PartOfRow<kRms> part_of_row(const Vec<T, kOwn>* slots
   }
 }
 
-// The norm of this thread's part of a tile, rounded to T as a norm that writes it does; zeros
-// outside the matrix.
+// A tile of which both outputs take each value: as floats, since a pair of T costs each of them two
+// instructions. A layer norm, with twice the parameters, has no registers for them.
+template <class T, bool kRms>
+using NormedValues = OwnValues<std::conditional_t<kRms, float, T>>;
+
+// Pairs of T, as words. The larger of two pairs of magnitudes:
+template <class T>
+struct LargerPair {
+  using Pair = typename PairOf<T>::type;
+  __device__ __forceinline__ uint32_t operator()(uint32_t a, uint32_t b) const {
+    const Pair pair = larger_pair(*reinterpret_cast<Pair*>(&a), *reinterpret_cast<Pair*>(&b));
+    return *reinterpret_cast<const uint32_t*>(&pair);
+  }
+};
+
+// The norm of this thread's part of a tile, rounded to T as a norm that writes it does, and the
+// largest magnitudes of its rows, two in a word; zeros outside the matrix.
 template <bool kRms, class T>
-__device__ __forceinline__ void normalize(OwnValues<T>& own, const Vec<T, kOwn>* slot,
+__device__ __forceinline__ void normalize(NormedValues<T, kRms>& own, uint32_t (&maxima)[kOwn / 2],
+                                          const Vec<T, kOwn>* slot,
                                           const RowStatistics<kRms> (&of_row)[kOwn],
-                                          const NormParameters<kRms>& with, const TilePlace& at,
+                                          const NormParameters<kRms>& with, const NormPlace& at,
                                           const Fp8Quantize& p) {
-  const bool inside = (at.tile_row + 1) * kTile <= p.m && (at.tile_column + 1) * kTile <= p.k;
+  uint32_t before = 0;
 #pragma unroll
   for (int r = 0; r < kOwn; ++r) {
-    const Vec<T, kOwn> v = slot[r * kTileThreads];
+    Vec<T, kOwn> v = slot[r * kTileThreads];
     const auto one = [&](float x, int i) {
       if constexpr (kRms) {
         return x * of_row[r].rstd * with.weight[i];
@@ -198,70 +259,85 @@ __device__ __forceinline__ void normalize(OwnValues<T>& own, const Vec<T, kOwn>*
 #pragma unroll
     for (int i = 0; i < kOwn; i += 2) {
       const float2 x = two_of(v.value + i);
-      store_two(own.row[r].value + i, one(x.x, i), one(x.y, i + 1));
+      store_two(v.value + i, one(x.x, i), one(x.y, i + 1));
+      if constexpr (kRms) {
+        const float2 rounded = two_of(v.value + i);
+        own.row[r].value[i] = rounded.x, own.row[r].value[i + 1] = rounded.y;
+      }
     }
+    if constexpr (!kRms) own.row[r] = v;
+    const auto pair = pair_maximum(v);
+    const auto now = *reinterpret_cast<const uint32_t*>(&pair);
+    if (r % 2 != 0) {
+      maxima[r / 2] =
+          LargerPair<T>{}(__byte_perm(before, now, 0x5410), __byte_perm(before, now, 0x7632));
+    }
+    before = now;
   }
-  if (inside) return;
+  if (at.whole(p)) return;
 #pragma unroll
   for (int r = 0; r < kOwn; ++r) {
-    if (at.row + r >= p.m || at.column >= p.k) own.row[r] = {};
+    if (r < at.rows && at.column < int(p.k)) continue;
+    own.row[r] = {};
+    maxima[r / 2] &= r % 2 == 0 ? 0xffff0000u : 0x0000ffffu;
   }
 }
 
 // The largest magnitude of row lane / 2 of a thread's rows: 16 lanes have all of them.
 template <class T>
-__device__ __forceinline__ uint32_t maximum_of_row(const OwnValues<T>& own) {
-  uint32_t maxima[kOwn];
-#pragma unroll
-  for (int r = 0; r < kOwn; ++r) maxima[r] = row_maximum(own.row[r]);
-  const auto larger = [](uint32_t a, uint32_t b) { return max(a, b); };
-  exchange<8>(maxima, 8, larger);
-  exchange<4>(maxima, 4, larger);
-  exchange<2>(maxima, 2, larger);
-  return max(maxima[0], __shfl_xor_sync(kAllLanes, maxima[0], 1));
+__device__ __forceinline__ uint32_t maximum_of_row(uint32_t (&maxima)[kOwn / 2]) {
+  const LargerPair<T> larger;
+  exchange<4>(maxima, 8, larger);
+  exchange<2>(maxima, 4, larger);
+  uint32_t both = larger(maxima[0], __shfl_xor_sync(kAllLanes, maxima[0], 2));
+  both = larger(both, __shfl_xor_sync(kAllLanes, both, 1));
+  const float2 values = two_of(reinterpret_cast<const T*>(&both));
+  return magnitude(threadIdx.x & 2 ? values.y : values.x);
 }
 
-// Rows with a scale for each 1x128. maximum: that of row lane / 2.
+// Rows with a scale for each 1x128. scale: that of row lane / 2.
 template <class T>
-__device__ __forceinline__ void write_rows(const OwnValues<T>& own, uint32_t maximum,
-                                           const TilePlace& at, const Fp8Quantize& p) {
-  const Fp8Scale scale = fp8_scale(maximum, largest_value(p.format), p.power_of_two);
-  const int lane = threadIdx.x % kTileX;
-  const int64_t line = at.row + lane / 2;
-  if (lane % 2 == 0 && line < p.rows.scale_lines) {
-    p.rows.scale[at.tile_column * p.rows.scale_pitch + line] = scale.scale;
-  }
+__device__ __forceinline__ void write_rows(const OwnValues<T>& own, const Fp8Scale& scale,
+                                           const NormPlace& at, const Fp8Quantize& p) {
+  if (at.has_scale(p)) *at.row_scale = scale.scale;
   float inverses[kOwn];
 #pragma unroll
   for (int r = 0; r < kOwn; ++r) {
     inverses[r] = __shfl_sync(kAllLanes, scale.inverse, 2 * r, kTileX);
   }
-  p.format == Fp8Format::kE4M3 ? store_rows<__NV_E4M3>(own, inverses, at, p)
-                               : store_rows<__NV_E5M2>(own, inverses, at, p);
+  const int rows = at.column < int(p.rows.width) ? at.rows : 0;
+  p.format == Fp8Format::kE4M3
+      ? store_rows<__NV_E4M3>(own, inverses, at.row_bytes, p.rows.pitch, rows)
+      : store_rows<__NV_E5M2>(own, inverses, at.row_bytes, p.rows.pitch, rows);
 }
 
-// The transpose with one scale for the tile. All threads call it; it ends without a barrier.
-template <class T>
-__device__ __forceinline__ void write_columns(const OwnValues<T>& own, uint32_t maximum,
-                                              const TilePlace& at, uint8_t* bytes,
-                                              uint32_t* of_warps, const Fp8Quantize& p) {
-  const uint32_t of_warp = __reduce_max_sync(kAllLanes, maximum);
-  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = of_warp;
+// The scale of a tile, given those of its rows: quotients rounded to nearest keep the order of the
+// maxima. All threads call it.
+__device__ __forceinline__ Fp8Scale scale_of_tile(const Fp8Scale& of_row, uint2* of_warps) {
+  const uint32_t scale = __reduce_max_sync(kAllLanes, __float_as_uint(of_row.scale));
+  const uint32_t inverse = __reduce_min_sync(kAllLanes, __float_as_uint(of_row.inverse));
+  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = {scale, inverse};
   __syncthreads();
-  uint32_t of_tile = of_warps[0];
-#pragma unroll
-  for (int w = 1; w < kTileWarps; ++w) of_tile = max(of_tile, of_warps[w]);
-  const Fp8Scale scale = fp8_scale(of_tile, largest_value(p.format), p.power_of_two);
+  const uint2 of_warp = of_warps[threadIdx.x % kTileWarps];
+  return {__uint_as_float(__reduce_max_sync(kAllLanes, of_warp.x)),
+          __uint_as_float(__reduce_min_sync(kAllLanes, of_warp.y))};
+}
+
+// The transpose with one scale for the tile, given those of its rows, into shared memory. All
+// threads call it; it ends without a barrier.
+template <class T>
+__device__ __forceinline__ void scale_columns(const OwnValues<T>& own, const Fp8Scale& of_row,
+                                              int tile_row, int tile_column, uint8_t* bytes,
+                                              uint2* of_warps, const Fp8Quantize& p) {
+  const Fp8Scale scale = scale_of_tile(of_row, of_warps);
   if (threadIdx.x == 0) {
-    p.columns.scale[at.tile_column * p.columns.scale_pitch + at.tile_row] = scale.scale;
+    p.columns.scale[tile_column * p.columns.scale_pitch + tile_row] = scale.scale;
   }
   float inverses[kOwn];
 #pragma unroll
   for (int c = 0; c < kOwn; ++c) inverses[c] = scale.inverse;
   p.format == Fp8Format::kE4M3 ? columns_into<__NV_E4M3>(own, inverses, bytes)
                                : columns_into<__NV_E5M2>(own, inverses, bytes);
-  __syncthreads();
-  store_columns(bytes, at, p);
 }
 
 template <class T, bool kRms>
@@ -283,7 +359,7 @@ __global__ void __launch_bounds__(kTileThreads, 2)
   cluster_arrive();  // this block can be told
   wait_for_predecessor();
 
-  const int rank = int(blockIdx.x) % p.cluster;
+  const int rank = int(blockIdx.x) & (p.cluster - 1);  // a power of two
   const int tiles = int(ceil_div(p.quantize.k, int64_t{kTile}));
   const int tile_rows = int(ceil_div(p.quantize.m, int64_t{kTile}));
   const TileRange range = tiles_of(rank, p.cluster, tiles);
@@ -297,15 +373,22 @@ __global__ void __launch_bounds__(kTileThreads, 2)
     return at;
   };
   int tile_row = int(blockIdx.x) / p.cluster;
-  int next_row = tile_row, next_tile = 0;  // of the next copy
+  // The next copy, and the number of tiles in which this thread has columns.
+  int next_row = tile_row, next_tile = 0;
+  const T* next_x = static_cast<const T*>(p.quantize.x) + place(next_row, 0).column +
+                    place(next_row, 0).row * p.quantize.x_stride;
+  const int whole_tiles = int(ceil_div(p.quantize.k - place(0, 0).column, kTile));
   const auto fetch_next = [&](int slot) {
     if (next_row < tile_rows) {
-      const TilePlace at = place(next_row, next_tile);
-      fetch(slots + slot * kSlotVectors, at, p.quantize);
-      if (p.residual) prefetch_residual<T>(at, p);
+      fetch(slots + slot * kSlotVectors, next_x, p.quantize.x_stride, rows_of(next_row, p.quantize),
+            next_tile < whole_tiles ? 16 : 0);
+      if (p.residual) prefetch_residual<T>(place(next_row, next_tile), p);
     }
     commit_copies();  // of nothing at the end: they are counted
-    if (++next_tile == count) next_tile = 0, next_row += step;
+    next_x += kTile;
+    if (++next_tile < count) return;
+    next_x += step * kTile * p.quantize.x_stride - count * kTile;
+    next_tile = 0, next_row += step;
   };
 #pragma unroll 1
   for (int slot = 0; slot < p.slots; ++slot) fetch_next(slot);
@@ -337,8 +420,9 @@ __global__ void __launch_bounds__(kTileThreads, 2)
       send_to_block(exchange->parts + rank * owned + in_tile % owned, &exchange->parts_arrived,
                     in_tile / owned, part);
     }
+    NormPlace at(tile_row, range.first, p.quantize);
     NormParameters<kRms> next;
-    next.template load_all<T>(place(tile_row, 0).column, p);
+    next.template load_all<T>(at.column, p);
     if (threadIdx.x < kTile) {
       answer_rows(exchange, statistics, rank, p.cluster, tiles, p.quantize.k, p.eps, parity,
                   [&](int of_tile, const RowStatistics<kRms>& found) {
@@ -356,17 +440,25 @@ __global__ void __launch_bounds__(kTileThreads, 2)
     // Tiles
 #pragma unroll 1
     for (int t = 0; t < count; ++t) {
-      const TilePlace at = place(tile_row, t);
       const int slot = ring.of(t);
-      OwnValues<T> own;
-      normalize(own, slots + slot * kSlotVectors, of_row, next, at, p.quantize);
-      if (t + 1 < count) next.template load_all<T>(place(tile_row, t + 1).column, p);
-      const uint32_t maximum = maximum_of_row(own);
+      NormedValues<T, kRms> own;
+      uint32_t maxima[kOwn / 2];
+      normalize<kRms, T>(own, maxima, slots + slot * kSlotVectors, of_row, next, at, p.quantize);
+      const Fp8Quantize& q = p.quantize;
+      const Fp8Scale scale =
+          fp8_scale(maximum_of_row<T>(maxima), largest_value(q.format), q.power_of_two);
       fetch_next(slot);
-      if (p.quantize.rows.scaling != Fp8Scaling::kNone) write_rows(own, maximum, at, p.quantize);
-      if (p.quantize.columns.scaling != Fp8Scaling::kNone) {
-        write_columns(own, maximum, at, bytes, exchange->maxima, p.quantize);
+      if (q.rows.scaling != Fp8Scaling::kNone) write_rows(own, scale, at, q);
+      const bool columns = q.columns.scaling != Fp8Scaling::kNone;
+      if (columns) {
+        scale_columns(own, scale, tile_row, range.first + t, bytes, exchange->of_warps, q);
       }
+      if (t + 1 < count) next.template load_all<T>(at.column + kTile, p);
+      if (columns) {
+        __syncthreads();
+        store_columns(bytes, at.column_bytes, q.columns.pitch, at.columns);
+      }
+      at.next_tile(q);
     }
     ring.first = ring.of(count);
   }

@@ -34,7 +34,7 @@ template <bool kRms>
 struct RowExchange {
   PartOfRow<kRms> parts[kTile];  // of the rows that the block owns, those of a block together
   uint64_t parts_arrived, statistics_arrived;
-  uint32_t maxima[kTileWarps];  // of a tile, by warps
+  uint2 of_warps[kTileWarps];  // bits of a tile's scale and inverse, by warps
 };
 
 // To the same place of block `rank` of the cluster, whose barrier counts the bytes.
