@@ -441,6 +441,7 @@ __global__ void __launch_bounds__(kTileThreads, 2)
     }
 
     // Statistics
+    __syncwarp();  // whole, for Tensor Cores
     const PartOfRow<kRms> part = part_of_row<kRms>(slots, ring, range, p.quantize.k);
     const int lane = threadIdx.x % kTileX, y = threadIdx.x / kTileX;
     const int owned = kTile / p.cluster, in_tile = y * kOwn + lane / 2;

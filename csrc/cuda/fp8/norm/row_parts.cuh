@@ -114,6 +114,8 @@ __device__ __forceinline__ void answer_rows(RowExchange<kRms>* exchange,
   const int row = int(threadIdx.x) / cluster, to = int(threadIdx.x) % cluster;
   wait_for_barrier(shared_address(&exchange->parts_arrived), parity);
   const auto found = join_parts(exchange->parts + row, owned, cluster, tiles, k, eps);
+  // NOTE: whoever has an answer may send its next part, and lanes answer different blocks.
+  __syncwarp();
   const int in_tile = rank * owned + row;
   send_to_block(statistics + in_tile, &exchange->statistics_arrived, to, found);
   if (to == 0) keep(in_tile, found);
