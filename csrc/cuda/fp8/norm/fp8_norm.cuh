@@ -388,11 +388,12 @@ __global__ void __launch_bounds__(kTileThreads, 2)
   cluster_arrive();  // this block can be told
   wait_for_predecessor();
 
-  const int rank = int(blockIdx.x) & (p.cluster - 1);  // a power of two
+  const ClusterSize cluster{31 - __clz(p.cluster)};
+  const int rank = int(blockIdx.x) & (cluster.blocks() - 1);
   const int tiles = int(ceil_div(p.quantize.k, int64_t{kTile}));
   const int tile_rows = int(ceil_div(p.quantize.m, int64_t{kTile}));
-  const TileRange range = tiles_of(rank, p.cluster, tiles);
-  const int count = range.end - range.first, step = int(gridDim.x) / p.cluster;
+  const TileRange range = tiles_of(rank, cluster, tiles);
+  const int count = range.end - range.first, step = int(gridDim.x) >> cluster.log;
   const auto place = [&](int tile_row, int t) {
     TilePlace at;
     at.tile_row = tile_row;
@@ -401,7 +402,7 @@ __global__ void __launch_bounds__(kTileThreads, 2)
     at.column = at.tile_column * kTile + threadIdx.x % kTileX * kOwn;
     return at;
   };
-  int tile_row = int(blockIdx.x) / p.cluster;
+  int tile_row = int(blockIdx.x) >> cluster.log;
   // The next copy, and the number of tiles in which this thread has columns.
   int next_row = tile_row, next_tile = 0;
   const T* next_x = static_cast<const T*>(p.quantize.x) + place(next_row, 0).column +
@@ -444,17 +445,18 @@ __global__ void __launch_bounds__(kTileThreads, 2)
     __syncwarp();  // whole, for Tensor Cores
     const PartOfRow<kRms> part = part_of_row<kRms>(slots, ring, range, p.quantize.k);
     const int lane = threadIdx.x % kTileX, y = threadIdx.x / kTileX;
-    const int owned = kTile / p.cluster, in_tile = y * kOwn + lane / 2;
+    const int in_tile = y * kOwn + lane / 2;
     __syncthreads();  // statistics may arrive where the last tile's bytes were
     if (lane % 2 == 0) {
-      send_to_block(exchange->parts + rank * owned + in_tile % owned, &exchange->parts_arrived,
-                    in_tile / owned, part);
+      const int owned = cluster.owned_rows();
+      send_to_block(exchange->parts + rank * owned + (in_tile & (owned - 1)),
+                    &exchange->parts_arrived, cluster.owner_of(in_tile), part);
     }
     NormPlace at(tile_row, range.first, p.quantize);
     NormParameters<kRms> next;
     next.template load_all<T>(at.column, p);
     if (threadIdx.x < kTile) {
-      answer_rows(exchange, statistics, rank, p.cluster, tiles, p.quantize.k, p.eps, parity,
+      answer_rows(exchange, statistics, rank, cluster, tiles, p.quantize.k, p.eps, parity,
                   [&](int of_tile, const RowStatistics<kRms>& found) {
                     const int64_t row = int64_t{tile_row} * kTile + of_tile;
                     if (row >= p.quantize.m) return;

@@ -10,6 +10,9 @@
 
 namespace fusedops {
 
+inline constexpr int kTileLog = 7;
+static_assert(kTile == 1 << kTileLog);
+
 // What a block knows of its part of a row.
 template <bool kRms>
 struct PartOfRow {
@@ -62,12 +65,21 @@ __device__ __forceinline__ void send_to_block(V* to, uint64_t* barrier, uint32_t
 #endif
 }
 
+// The blocks of a cluster: a power of two. NOTE: a division takes some twenty instructions.
+struct ClusterSize {
+  int log;
+
+  __device__ __forceinline__ int blocks() const { return 1 << log; }
+  __device__ __forceinline__ int owned_rows() const { return kTile >> log; }  // of a block
+  __device__ __forceinline__ int owner_of(int row) const { return row >> (kTileLog - log); }
+};
+
 // Tiles of a block's part of the columns: [first, end).
 struct TileRange {
   int first, end;
 };
-__device__ __forceinline__ TileRange tiles_of(int rank, int cluster, int tiles) {
-  return {rank * tiles / cluster, (rank + 1) * tiles / cluster};
+__device__ __forceinline__ TileRange tiles_of(int rank, ClusterSize cluster, int tiles) {
+  return {rank * tiles >> cluster.log, (rank + 1) * tiles >> cluster.log};
 }
 __device__ __forceinline__ float columns_of(TileRange range, int64_t k) {
   return float(min(int64_t{range.end} * kTile, k) - int64_t{range.first} * kTile);
@@ -77,23 +89,23 @@ __device__ __forceinline__ float columns_of(TileRange range, int64_t k) {
 // that of the first block; those of the others lie `apart`.
 template <bool kRms>
 __device__ __forceinline__ RowStatistics<kRms> join_parts(const PartOfRow<kRms>* parts, int apart,
-                                                          int cluster, int tiles, int64_t k,
+                                                          ClusterSize cluster, int tiles, int64_t k,
                                                           float eps) {
   const float inverse = 1.0f / float(k);
   float squares = 0;
   if constexpr (kRms) {
 #pragma unroll 4
-    for (int b = 0; b < cluster; ++b) squares += parts[b * apart].squares;
+    for (int b = 0; b < cluster.blocks(); ++b) squares += parts[b * apart].squares;
     return {rsqrtf(squares * inverse + eps)};
   } else {
     float mean = 0;
 #pragma unroll 4
-    for (int b = 0; b < cluster; ++b) {
+    for (int b = 0; b < cluster.blocks(); ++b) {
       mean += columns_of(tiles_of(b, cluster, tiles), k) * parts[b * apart].mean;
     }
     mean *= inverse;
 #pragma unroll 4
-    for (int b = 0; b < cluster; ++b) {
+    for (int b = 0; b < cluster.blocks(); ++b) {
       const PartOfRow<kRms> part = parts[b * apart];
       const float d = part.mean - mean;
       squares += part.squares;
@@ -107,11 +119,12 @@ __device__ __forceinline__ RowStatistics<kRms> join_parts(const PartOfRow<kRms>*
 // it, each for a row and a block that gets its statistics: kept(row, statistics) by one of them.
 template <bool kRms, class Keep>
 __device__ __forceinline__ void answer_rows(RowExchange<kRms>* exchange,
-                                            RowStatistics<kRms>* statistics, int rank, int cluster,
-                                            int tiles, int64_t k, float eps, uint32_t parity,
-                                            const Keep& keep) {
-  const int owned = kTile / cluster;
-  const int row = int(threadIdx.x) / cluster, to = int(threadIdx.x) % cluster;
+                                            RowStatistics<kRms>* statistics, int rank,
+                                            ClusterSize cluster, int tiles, int64_t k, float eps,
+                                            uint32_t parity, const Keep& keep) {
+  const int owned = cluster.owned_rows();
+  const int row = int(threadIdx.x) >> cluster.log;
+  const int to = int(threadIdx.x) & (cluster.blocks() - 1);
   wait_for_barrier(shared_address(&exchange->parts_arrived), parity);
   const auto found = join_parts(exchange->parts + row, owned, cluster, tiles, k, eps);
   // NOTE: whoever has an answer may send its next part, and lanes answer different blocks.
