@@ -14,7 +14,8 @@ from util import DTYPES, HALVES, make, name
 ops = torch.ops.fusedops
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=name)
 # x (N, H, W, C), kernel, stride, padding: tiles that fit and not, chunks of channels, borders that
-# are wider than the kernel needs, odd channels, kernels and strides without a kernel of their own.
+# are wider than the kernel needs, odd channels, kernels and strides without a kernel of their own;
+# eights of channels, for which tiles lie in shared memory: blocks of one strip and of eight.
 CASES = [
     ((2, 12, 8, 8), 3, 1, 1),
     ((1, 9, 7, 130), 3, 1, 0),
@@ -27,6 +28,13 @@ CASES = [
     ((2, 6, 7, 5), 3, 1, 1),
     ((2, 9, 9, 4), 7, 3, 3),
     ((70, 4, 4, 2), 3, 1, 1),
+    ((2, 7, 7, 72), 3, 1, 1),
+    ((1, 29, 17, 16), 3, 2, 1),
+    ((1, 8, 9, 136), 3, 2, 0),
+    ((2, 14, 14, 480), 5, 1, 2),
+    ((1, 5, 6, 56), 5, 1, 4),
+    ((1, 33, 31, 40), 5, 2, 2),
+    ((1, 1, 1, 8), 3, 1, 1),
 ]
 every_case = pytest.mark.parametrize("case", CASES, ids=str)
 
@@ -89,12 +97,12 @@ def test_gradients(device, case, dtype):
 
 @every_dtype
 def test_addresses_and_strides(device, dtype):
-    """Odd addresses have no pairs of channels; other strides are copied."""
-    case = ((2, 6, 7, 4), 3, 1, 1)
+    """Odd addresses have no pairs of channels, odd pairs no eights; other strides are copied."""
+    case = ((2, 6, 7, 8), 3, 1, 1)
     x, weight, _, z, _ = inputs(case, dtype, device)
-    flat = torch.cat([x.flatten()[:1], x.flatten()])[1:].view(x.shape)
+    flat, pairs = (torch.cat([x.flatten()[:n], x.flatten()])[n:].view(x.shape) for n in (1, 2))
     turned = x.transpose(1, 2).contiguous().transpose(1, 2)
-    for image in (flat, turned):
+    for image in (flat, pairs, turned):
         y = ops.depthwise_conv(image, weight, *[None] * 6, *geometry(case), 0.0, 0)
         assert_rounded(y, z.detach())
 

@@ -1,6 +1,6 @@
 // depthwise_conv on CUDA.
 #include "csrc/common/checks/op_boundary.h"
-#include "csrc/cuda/conv/depthwise_host.h"
+#include "csrc/cuda/conv/depthwise_strip_host.h"
 
 namespace fusedops::cuda {
 namespace {
@@ -20,6 +20,9 @@ void launch_depthwise(const LaunchScope& scope, DType dtype, DepthwiseProblem p)
   const DepthwiseShape& s = p.shape;
   const bool overlap = scope.facts().code_version >= 90;
   const int instance = depthwise_instance(s, dtype, {p.x, p.weight, p.residual, p.y});
+  if (takes_strips(s, instance, {p.x, p.weight, p.residual, p.y})) {
+    return launch_strips(scope, dtype, instance, p);
+  }
   if (instance == kAnyDepthwise) {
     const int64_t places = p.adjoint ? s.h * s.w : s.out_h * s.out_w;
     const int64_t blocks = ceil_div(s.n * places * s.channels, int64_t{kDepthwiseThreads});
