@@ -2,8 +2,7 @@
 #include <tuple>
 
 #include "csrc/common/checks/op_boundary.h"
-#include "csrc/cuda/conv/depthwise_host.h"
-#include "csrc/cuda/conv/depthwise_weight.cuh"
+#include "csrc/cuda/conv/depthwise_strip_host.h"
 
 namespace fusedops::cuda {
 namespace {
@@ -15,6 +14,9 @@ void launch_weight_gradient(const LaunchScope& scope, DType dtype, DepthwiseWeig
   const bool overlap = scope.facts().code_version >= 90;
   const int64_t blocks = int64_t{scope.facts().sm_count} * kDepthwiseBlocks;
   const int instance = depthwise_instance(s, dtype, {p.dy, p.x});
+  if (takes_strips(s, instance, {p.dy, p.x})) {
+    return launch_strip_weight(scope, dtype, instance, p, dweight);
+  }
   const int64_t count = s.taps() * s.channels, col_blocks = ceil_div(s.channels, int64_t{32});
   if (instance == kAnyDepthwise) {
     const int64_t wanted = ceil_div(blocks, col_blocks * s.taps());
