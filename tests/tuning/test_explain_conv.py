@@ -58,7 +58,7 @@ def test_whose_gradients_run():
     )
     both = "gradients of x and weight"
     for report, forward, backward in (
-        (explain(**depthwise), "torch's", f"our depthwise {both}"),
+        (explain(**depthwise), "our depthwise", f"our depthwise {both}"),
         (explain(**depthwise, stride=2), "our depthwise", f"our depthwise {both}"),
         (first, "our kernel for three", "our gradient of weight, cuDNN's of x"),
         (explain(training=True), "torch's", f"cuDNN's {both}"),

@@ -89,7 +89,9 @@ def _owner(device: str, dtype: torch.dtype, weight: Sequence[int], problem: Conv
     if uses_product(device, dtype, weight, problem):
         return _Owner("fusedops.linear of the rows", f"fusedops.linear's {_BOTH}")
     if uses_depthwise(device, dtype, weight, problem):
-        own = "our depthwise kernel" if problem.stride[0] > 1 else _TORCH
+        own = "our depthwise kernel"
+        if problem.stride[0] == 1 and weight[0] % 8:
+            own = _TORCH
         return _Owner(own, f"our depthwise {_BOTH}")
     if uses_first(device, dtype, weight, problem):
         return _Owner("our kernel for three channels", "our gradient of weight, cuDNN's of x")
