@@ -39,10 +39,10 @@ def by_torch(x, weight, behind, residual, problem, code):
 
 def operands(kernel, dtype, device):
     x = make(3, 16, 7, 7, dtype=dtype, device=device, seed=1)
-    weight = make(24, 16, kernel, kernel, dtype=dtype, device=device, seed=2, scale=0.1)
-    bias = make(24, dtype=dtype, device=device, seed=3)
+    weight = make(40, 16, kernel, kernel, dtype=dtype, device=device, seed=2, scale=0.1)
+    bias = make(40, dtype=dtype, device=device, seed=3)
     mean, var, gamma, beta = (
-        make(24, dtype=torch.float32, device=device, seed=s) for s in range(4, 8)
+        make(40, dtype=torch.float32, device=device, seed=s) for s in range(4, 8)
     )
     return x, weight, bias, conv.Norm(mean, var.abs() + 0.5, gamma + 1, beta)
 
@@ -60,7 +60,7 @@ def expected(x, weight, bias, norm, residual, padding):
 @pytest.mark.parametrize("refused", range(3))
 def test_the_first_form_that_is_not_refused(monkeypatch, kernel, with_residual, refused):
     x, weight, bias, norm = operands(kernel, torch.float32, "cpu")
-    residual = make(3, 24, 7, 7, dtype=x.dtype, device="cpu", seed=9) if with_residual else None
+    residual = make(3, 40, 7, 7, dtype=x.dtype, device="cpu", seed=9) if with_residual else None
     seen = []
 
     def graph(x, weight, behind, *rest):
@@ -76,6 +76,23 @@ def test_the_first_form_that_is_not_refused(monkeypatch, kernel, with_residual, 
         return
     assert tuple(seen) == FORMS[: refused + 1]
     want = expected(x, weight, bias, norm, residual, kernel // 2)
+    torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-5)
+
+
+def test_a_product_with_few_outputs_is_folded(monkeypatch):
+    x, weight, bias, norm = operands(1, torch.float32, "cpu")
+    weight, bias, norm = weight[:24], bias[:24], conv.Norm(*(t[:24] for t in norm))
+    seen = []
+
+    def graph(x, weight, behind, *rest):
+        seen.append(form_of(behind))
+        return by_torch(x, weight, behind, *rest)
+
+    monkeypatch.setattr(conv_graph, "convolve_by_graph", graph)
+    problem = conv_problem("conv_bn_act", x, weight, 1, 0, 1, 1)
+    got = conv._by_graph(conv.Fused(x, weight, bias, norm, None, problem, 1, 1e-5))
+    assert seen == ["folded"]
+    want = expected(x, weight, bias, norm, None, 0)
     torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-5)
 
 
@@ -127,7 +144,7 @@ def test_each_form_on_a_gpu(monkeypatch, form, kernel, dtype):
         pytest.skip("nvidia-cudnn-frontend is not installed")
     x, weight, bias, norm = operands(kernel, dtype, "cuda")
     x = x.to(memory_format=torch.channels_last)
-    residual = make(3, 24, 7, 7, dtype=dtype, device="cuda", seed=9)
+    residual = make(3, 40, 7, 7, dtype=dtype, device="cuda", seed=9)
     real, tried = conv_graph.convolve_by_graph, []
 
     def graph(x, weight, behind, *rest):

@@ -26,7 +26,9 @@ def explain(weight=SPATIAL, **options):
 def test_paths(graphs):
     assert explain(POINTWISE, activation="silu").path == "gemm"
     long = fusedops.explain_conv_bn_act((64, 512, 28, 28), (128, 512, 1, 1), activation="relu")
-    assert long.path == ("graph" if graphs else "gemm")
+    assert long.path == "gemm"
+    few = fusedops.explain_conv_bn_act((64, 96, 56, 56), (24, 96, 1, 1))
+    assert few.path == ("graph" if graphs else "gemm")
     assert explain(residual=True).path == ("graph" if graphs else "cudnn")
     assert explain().path == ("graph" if graphs else "pass")
     assert explain(activation="mish").path == "pass"

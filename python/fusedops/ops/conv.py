@@ -41,6 +41,7 @@ from .conv_problem import (
     check_values,
     check_vectors,
     conv_problem,
+    has_few_outputs,
     inference_path,
     is_pointwise,
     pays_inside,
@@ -202,7 +203,7 @@ def _by_graph(call: Fused) -> Tensor | None:
             y = call.graph(filters, behind._replace(var=None, scale=scale.flatten(), eps=0.0))
         if y is not None:
             return y
-    if call.is_product:
+    if call.is_product and not has_few_outputs(weight.shape):
         return None
     folded, shift = call.folded()
     return call.graph(folded, conv_graph.Behind(shift))
