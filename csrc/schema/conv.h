@@ -22,6 +22,10 @@ inline constexpr const char* kConvSchemas[] = {
     "Tensor? bn_weight, Tensor? bias, int stride_h, int stride_w, int pad_h, int pad_w, "
     "float eps, int activation) -> Tensor",
 
+    // dx of first_conv's convolution; x is read for its sizes alone.
+    "first_conv_image(Tensor dy, Tensor x, Tensor weight, int stride_h, int stride_w, int pad_h, "
+    "int pad_w) -> Tensor",
+
     // dweight of first_conv's convolution.
     "first_conv_weight(Tensor dy, Tensor x, Tensor weight, int stride_h, int stride_w, int pad_h, "
     "int pad_w) -> Tensor",

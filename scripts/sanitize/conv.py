@@ -43,6 +43,7 @@ def run(o: Options, count: Counter[str]) -> None:
         for channels, outputs, kernel in ((3, 64, 7), (3, 24, 3), (3, 136, 3), (2, 5, 3)):
             first(o, dtype, channels, outputs, kernel)
             count["first_conv"] += 1
+            count["first_conv_image"] += 1
             count["first_conv_weight"] += 1
 
 
@@ -99,4 +100,5 @@ def first(o: Options, dtype: torch.dtype, channels: int, outputs: int, kernel: i
     y = torch.ops.fusedops.first_conv(
         x, weight, None, mean, var, mean, var, 2, 2, half, half, 1e-5, 1
     )
-    torch.ops.fusedops.first_conv_weight(y, x, weight, 2, 2, half, half)
+    for name in ("first_conv_image", "first_conv_weight"):
+        getattr(torch.ops.fusedops, name)(y, x, weight, 2, 2, half, half)

@@ -183,6 +183,7 @@ FIRST = [
     ((3, 8, 9, 3), 32, 3, 2, 1),
     ((1, 37, 35, 3), 136, 3, 2, 0),
     ((2, 9, 9, 3), 64, 7, 2, 8),
+    ((1, 36, 70, 3), 16, 7, 2, 2),
     ((1, 9, 9, 3), 5, 7, 2, 3),
     ((2, 8, 9, 4), 16, 5, 3, 2),
 ]
@@ -199,15 +200,18 @@ def test_first_layers(device, case, dtype):
     wide = [t.double().requires_grad_() for t in (x, weight)]
     z = F.conv2d(*(t.movedim(-1, 1) for t in wide), None, stride, padding).movedim(1, -1)
     dy = make(*z.shape, dtype=dtype, device=device, seed=3)
-    (exact,) = torch.autograd.grad(z, wide[1:], dy.double())
+    gradients = torch.autograd.grad(z, wide, dy.double())
     z = z.detach()
     numbers = (stride, stride, padding, padding)
     plain = ops.first_conv(x, weight, *[None] * 5, *numbers, 0.0, 0)
     assert_rounded(plain, z)
     assert torch.equal(plain, ops.first_conv(x, weight, *[None] * 5, *numbers, 0.0, 0))
-    dweight = ops.first_conv_weight(dy, x, weight, *numbers)
-    assert_rounded(dweight, exact)
-    assert torch.equal(dweight, ops.first_conv_weight(dy, x, weight, *numbers))
+    for gradient, exact in zip(
+        (ops.first_conv_image, ops.first_conv_weight), gradients, strict=True
+    ):
+        got = gradient(dy, x, weight, *numbers)
+        assert_rounded(got, exact)
+        assert torch.equal(got, gradient(dy, x, weight, *numbers))
     vectors = [make(outputs, dtype=dtype, device=device, seed=s) for s in (4, 5, 6, 7)]
     bias, mean, gamma, beta = vectors
     var = make(outputs, dtype=dtype, device=device, seed=8).abs() + 0.5

@@ -22,7 +22,8 @@ OPS = torch.ops.fusedops
 # without which their layers run.
 WITHOUT = (  # batch_norm_act and conv_bn_act of DTensors are torch's functions
     *(name for name in SAMPLES if name.startswith("batch_norm_")),
-    *("first_conv", "first_conv_weight", "depthwise_conv", "depthwise_conv_backward"),
+    *("first_conv", "first_conv_image", "first_conv_weight"),
+    *("depthwise_conv", "depthwise_conv_backward"),
     *("mlp_backward_", "gated_mlp_backward_"),
     *(
         "fp8_quantize",

@@ -49,6 +49,7 @@ def backward(device, dtype, codes):
 FIRST = [
     ((1, 21, 37, 3), 72, (7, 7), (2, 2), (3, 3)),
     ((2, 9, 8, 3), 32, (3, 3), (2, 2), (1, 1)),
+    ((1, 17, 34, 3), 64, (7, 7), (2, 2), (3, 3)),
     ((1, 6, 5, 2), 5, (3, 2), (2, 1), (0, 1)),
 ]
 
@@ -67,7 +68,7 @@ def first(device, dtype, codes):
         yield x, weight, None, None, None, None, None, *geometry, 0.0, 0
 
 
-def first_weight(device, dtype, codes):
+def first_gradient(device, dtype, codes):
     for shape, outputs, kernel, stride, padding in FIRST:
         x = make(*shape, dtype=dtype, device=device)
         weight = make(outputs, *kernel, shape[3], dtype=dtype, device=device, seed=2)
@@ -79,7 +80,8 @@ def first_weight(device, dtype, codes):
 
 SAMPLES = {
     "first_conv": first,
-    "first_conv_weight": first_weight,
+    "first_conv_image": first_gradient,
+    "first_conv_weight": first_gradient,
     "depthwise_conv": forward,
     "depthwise_conv_backward": backward,
 }

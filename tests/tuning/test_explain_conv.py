@@ -62,7 +62,7 @@ def test_whose_gradients_run():
     for report, forward, backward in (
         (explain(**depthwise), "our depthwise", f"our depthwise {both}"),
         (explain(**depthwise, stride=2), "our depthwise", f"our depthwise {both}"),
-        (first, "our kernel for three", "our gradient of weight, cuDNN's of x"),
+        (first, "our kernel for three", "our gradients of weight and x"),
         (explain(training=True), "torch's", f"cuDNN's {both}"),
     ):
         assert report.passes[0].kernel.startswith(forward)

@@ -251,8 +251,9 @@ inline DepthwiseShape check_depthwise_conv_backward(const char* op, const Tensor
   return shape;
 }
 
-inline DepthwiseShape check_first_conv_weight(const char* op, const Tensor& dy, const Tensor& x,
-                                              const Tensor& weight, const ConvGeometry& geometry) {
+inline DepthwiseShape check_first_conv_gradient(const char* op, const Tensor& dy, const Tensor& x,
+                                                const Tensor& weight,
+                                                const ConvGeometry& geometry) {
   check_floating(op, "dy", dy);
   const DepthwiseShape shape = check_first_operands(op, x, weight, geometry);
   check_conv_result(op, "dy", dy, x, shape, weight.size(0));

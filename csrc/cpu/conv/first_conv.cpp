@@ -66,8 +66,8 @@ Tensor first_conv_weight(const Tensor& dy_,     // (N, H', W', O)
                          const Tensor& x_,      // (N, H, W, C)
                          const Tensor& weight,  // (O, kh, kw, C)
                          int64_t stride_h, int64_t stride_w, int64_t pad_h, int64_t pad_w) {
-  const DepthwiseShape s = check_first_conv_weight("first_conv_weight", dy_, x_, weight,
-                                                   {stride_h, stride_w, pad_h, pad_w});
+  const DepthwiseShape s = check_first_conv_gradient("first_conv_weight", dy_, x_, weight,
+                                                     {stride_h, stride_w, pad_h, pad_w});
   const NoGradGuard no_grad;
   const Tensor dy = dense(to_dtype(dy_, ScalarType::Double));
   const Tensor x = dense(to_dtype(x_, ScalarType::Double));
@@ -96,10 +96,48 @@ Tensor first_conv_weight(const Tensor& dy_,     // (N, H', W', O)
   return to_dtype(dweight, weight.scalar_type());
 }
 
+Tensor first_conv_image(const Tensor& dy_,      // (N, H', W', O)
+                        const Tensor& x,        // (N, H, W, C)
+                        const Tensor& weight_,  // (O, kh, kw, C)
+                        int64_t stride_h, int64_t stride_w, int64_t pad_h, int64_t pad_w) {
+  const DepthwiseShape s = check_first_conv_gradient("first_conv_image", dy_, x, weight_,
+                                                     {stride_h, stride_w, pad_h, pad_w});
+  const NoGradGuard no_grad;
+  const Tensor dy = dense(to_dtype(dy_, ScalarType::Double));
+  const Tensor weight = dense(to_dtype(weight_, ScalarType::Double));
+  const auto sizes = x.sizes();
+  const Tensor dx = torch::stable::new_empty(dy, std::vector<int64_t>{sizes.begin(), sizes.end()},
+                                             ScalarType::Double);
+  const double* const grad = static_cast<const double*>(dy.const_data_ptr());
+  const double* const taps = static_cast<const double*>(weight.const_data_ptr());
+  double* const to = static_cast<double*>(dx.mutable_data_ptr());
+  const int64_t outputs = weight.size(0), step = s.taps() * s.channels;
+  torch::stable::parallel_for(0, dx.numel(), kGrain / 16, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t c = i % s.channels, place = i / s.channels;
+      const int64_t n = place / s.w / s.h;
+      double sum = 0;
+      for (int64_t tap = 0; tap < s.taps(); ++tap) {
+        const int64_t y = place / s.w % s.h + s.pad_h - tap / s.kw;
+        const int64_t left = place % s.w + s.pad_w - tap % s.kw;
+        if (y < 0 || left < 0 || y % s.stride_h != 0 || left % s.stride_w != 0) continue;
+        const int64_t oy = y / s.stride_h, ox = left / s.stride_w;
+        if (oy >= s.out_h || ox >= s.out_w) continue;
+        const double* const dy_at = grad + ((n * s.out_h + oy) * s.out_w + ox) * outputs;
+        const double* const weight_at = taps + tap * s.channels + c;
+        for (int64_t o = 0; o < outputs; ++o) sum += dy_at[o] * weight_at[o * step];
+      }
+      to[i] = sum;
+    }
+  });
+  return to_dtype(dx, x.scalar_type());
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusedops, CPU, m) {
   m.impl("first_conv", FUSEDOPS_BOX(&first_conv));
+  m.impl("first_conv_image", FUSEDOPS_BOX(&first_conv_image));
   m.impl("first_conv_weight", FUSEDOPS_BOX(&first_conv_weight));
 }
 

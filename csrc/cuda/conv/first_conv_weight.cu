@@ -45,7 +45,7 @@ Tensor first_conv_weight(const Tensor& dy_,      // (N, H', W', O)
 
   // Checks
   const DepthwiseShape s =
-      check_first_conv_weight(kOp, dy_, x_, weight_, {stride_h, stride_w, pad_h, pad_w});
+      check_first_conv_gradient(kOp, dy_, x_, weight_, {stride_h, stride_w, pad_h, pad_w});
 
   // Allocate
   Tensor dweight = torch::stable::new_empty(weight_, shape_of(weight_));

@@ -13,6 +13,7 @@ from .compose import no_autocast
 
 _ops = torch.ops.fusedops
 Geometry = tuple[int, int, int, int]  # strides, then padding, of rows and columns
+MOST_FIRST_OUTPUTS = 64  # for which the gradient of an image has a kernel of its own
 
 
 class DepthwiseFunction(torch.autograd.Function):
@@ -54,7 +55,7 @@ def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry)
 
 
 class FirstFunction(torch.autograd.Function):
-    """conv(x, weight) + bias of images of few channels; the gradient of x is torch's."""
+    """conv(x, weight) + bias of images of few channels."""
 
     @staticmethod
     def forward(
@@ -71,12 +72,17 @@ class FirstFunction(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         need_x, need_weight, need_bias = ctx.needs_input_grad[:3]
         dbias = dy.flatten(0, -2).sum(0) if need_bias else None
-        dweight = None
-        if need_weight and not torch.is_grad_enabled():
-            dweight = _ops.first_conv_weight.default(dy, x, weight, *ctx.geometry)
-            need_weight = False
+        own_dx = dweight = None
+        if not torch.is_grad_enabled():
+            if need_x and weight.shape[0] <= MOST_FIRST_OUTPUTS:
+                own_dx = _ops.first_conv_image.default(dy, x, weight, *ctx.geometry)
+                need_x = False
+            if need_weight:
+                dweight = _ops.first_conv_weight.default(dy, x, weight, *ctx.geometry)
+                need_weight = False
         filters, needs = weight.movedim(-1, 1), (need_x, need_weight)
         dx, dfilters = _torch_backward(dy, x, filters, ctx.geometry, 1, needs)
+        dx = own_dx if dx is None else dx
         return dx, dweight if dfilters is None else dfilters.movedim(1, -1), dbias, None
 
 

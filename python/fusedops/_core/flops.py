@@ -120,8 +120,8 @@ def _convolution(x: Shape, weight: Shape, *_: Any, out_shape: Shape, **__: Any) 
     return 2 * prod(out_shape) * prod(weight[1:])
 
 
-@register_flop_formula([_ops.first_conv_weight])
-def _first_conv_weight(dy: Shape, x: Shape, weight: Shape, *_: Any, **__: Any) -> int:
+@register_flop_formula([_ops.first_conv_image, _ops.first_conv_weight])
+def _first_conv_gradient(dy: Shape, x: Shape, weight: Shape, *_: Any, **__: Any) -> int:
     return 2 * prod(dy) * prod(weight[1:])
 
 

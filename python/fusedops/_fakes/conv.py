@@ -167,12 +167,29 @@ def _first_conv(
     return x.new_empty(shape)
 
 
+def _check_first_gradient(
+    op: str,
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    stride: tuple[int, int],
+    pad: tuple[int, int],
+) -> None:
+    check_floating(op, "dy", dy)
+    _check_result(op, "dy", dy, x, _check_first_operands(op, x, weight, stride, pad))
+
+
+@fake("first_conv_image")
+def _first_conv_image(
+    dy: Tensor, x: Tensor, weight: Tensor, stride_h: int, stride_w: int, pad_h: int, pad_w: int
+) -> Tensor:
+    _check_first_gradient("first_conv_image", dy, x, weight, (stride_h, stride_w), (pad_h, pad_w))
+    return x.new_empty(x.shape)
+
+
 @fake("first_conv_weight")
 def _first_conv_weight(
     dy: Tensor, x: Tensor, weight: Tensor, stride_h: int, stride_w: int, pad_h: int, pad_w: int
 ) -> Tensor:
-    op = "first_conv_weight"
-    check_floating(op, "dy", dy)
-    shape = _check_first_operands(op, x, weight, (stride_h, stride_w), (pad_h, pad_w))
-    _check_result(op, "dy", dy, x, shape)
+    _check_first_gradient("first_conv_weight", dy, x, weight, (stride_h, stride_w), (pad_h, pad_w))
     return weight.new_empty(weight.shape)

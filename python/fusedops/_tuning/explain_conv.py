@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from .._autograd.conv import MOST_FIRST_OUTPUTS
 from .._core.activation import SAVES_OUTPUT, SAVES_PREACT
 from ..ops.conv_problem import (
     DEPTHWISE,
@@ -94,7 +95,10 @@ def _owner(device: str, dtype: torch.dtype, weight: Sequence[int], problem: Conv
             own = _TORCH
         return _Owner(own, f"our depthwise {_BOTH}")
     if uses_first(device, dtype, weight, problem):
-        return _Owner("our kernel for three channels", "our gradient of weight, cuDNN's of x")
+        gradients = "our gradients of weight and x"
+        if weight[0] > MOST_FIRST_OUTPUTS:
+            gradients = "our gradient of weight, cuDNN's of x"
+        return _Owner("our kernel for three channels", gradients)
     return _Owner(_TORCH, f"cuDNN's {_BOTH}")
 
 

@@ -321,7 +321,7 @@ def uses_depthwise(
 def uses_first(
     device_type: str, dtype: torch.dtype, weight_shape: Sequence[int], problem: ConvProblem
 ) -> bool:
-    """Whether the convolution is our kernel for first layers, and its gradient of the weight."""
+    """Whether the convolution is our kernel for first layers, and its gradients."""
     outputs, channels, kernel = weight_shape[:3]
     return (
         problem.groups == 1
