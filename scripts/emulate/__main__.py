@@ -107,7 +107,8 @@ def translate(to: Path) -> None:
     for folder in SOURCES:
         shutil.copytree(ROOT / folder, to / folder)
     shutil.copy(HERE / "mma.cuh", to / "csrc/common/device/mma.cuh")
-    shutil.copy(HERE / "wgmma.cuh", to / "csrc/cuda/points/edge_wgmma/wgmma.cuh")
+    for name in ("wgmma.cuh", "wgmma_columns.cuh"):
+        shutil.copy(HERE / name, to / "csrc/cuda/points/edge_wgmma" / name)
     shutil.copy(HERE / "launch.h", to / "csrc/common/host/launch.h")
     for path in (path for folder in SOURCES for path in (to / folder).iterdir()):
         text = path.read_text()

@@ -44,6 +44,19 @@ CASES = (
     Case((200,), 12, 40, True, True, False),
     Case((24,), 8, 17, True, False, False),
 )
+# Widths of three layers, features and neighbours: inference has kernels of their own.
+INFERRED = (
+    ((32, 32, 64), 0, 33, False),
+    ((64, 64, 64), 6, 17, False),
+    ((64, 50, 101), 14, 20, False),
+    ((64, 64, 128), 0, 32, False),
+    ((64, 96, 128), 0, 70, False),
+    ((50, 90, 128), 14, 33, False),
+    ((128, 100, 128), 8, 20, True),
+    ((100, 128, 256), 14, 9, False),
+    ((128, 196, 256), 14, 40, False),
+    ((128, 208, 250), 2, 20, False),
+)
 POINTS, GROUPS = 30, 9
 OUTPUT_ERROR, GRADIENT_ERROR = 0.01, 0.25  # relative; bf16, few groups
 
@@ -121,6 +134,42 @@ def check(case: Case) -> None:
     print(f"{case}: right")
 
 
+def check_inference(channels: tuple[int, ...], features: int, k: int, conv: bool) -> None:
+    """ReLU; and the bits of the kernels that training has, where those are."""
+    case = Case(channels, features, k, conv, False, False)
+    parts, idx = draw(case)
+
+    def call(dtype: torch.dtype, grads: bool) -> Tensor:
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        xyz = parts[0].to(wide)
+        x, *weights = (t.bfloat16().to(dtype).requires_grad_(grads) for t in parts[1:5])
+        norms = [
+            BatchNorm(
+                n[0], n[1], torch.zeros(n.shape[1], dtype=wide), torch.ones(n.shape[1]).to(wide)
+            )
+            for n in (t.to(wide) for t in parts[5:])
+        ]
+        if conv:
+            return edge_conv(x, idx, weights, norms=norms, activation="relu").detach()
+        features = x if case.features else None
+        centers = xyz[:, :GROUPS] + 0.1
+        return set_abstraction(xyz, features, centers, idx, weights, norms=norms).detach()
+
+    widths, problem = [], _edge_fused.build_problem
+    _edge_fused.build_problem = lambda *a, **k: widths.append(a[0].shape) or problem(*a, **k)
+    ours = call(torch.bfloat16, False)
+    _edge_fused.build_problem = problem
+    if not widths or widths[0] is None:
+        raise SystemExit(f"{case}: there was no kernel for inference")
+    exact = call(torch.float64, False)
+    error = float((ours.double() - exact).norm() / exact.norm())
+    if not error < OUTPUT_ERROR:
+        raise SystemExit(f"{case}: relative error {error:.2e} > {OUTPUT_ERROR}")
+    if max(channels[:2]) <= 128 and not torch.equal(ours, call(torch.bfloat16, True)):
+        raise SystemExit(f"{case}: other bits than training's")
+    print(f"{channels} inferred by {widths[0]}: right")
+
+
 if __name__ == "__main__":
     torch.ops.load_library(sys.argv[1])
     library = torch.library.Library("fusedops", "IMPL")
@@ -130,3 +179,6 @@ if __name__ == "__main__":
     torch.manual_seed(0)
     for each in CASES:
         check(each)
+    _edge_fused._has_infer_kernels = lambda device: True
+    for channels, features, k, conv in INFERRED:
+        check_inference(channels, features, k, conv)

@@ -5,7 +5,9 @@ layers that rest on them.
 from __future__ import annotations
 
 import functools
+import re
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from torch._dynamo.backends.common import aot_autograd
 
 from fusedops.points import BatchNorm, LayerNorm, _edge_fused, edge_conv, set_abstraction
 from fusedops.points._edge_input import EdgeInput, EdgeLayer
+from fusedops.points._edge_problem import INFER_SHAPES, infer_shape
 from points.layer_cases import make_layers
 from samples import edges
 from util import HALVES, make, name
@@ -383,6 +386,61 @@ def test_what_has_kernels(as_on_a_gpu):
     )  # fmt: skip
     assert [case for case in taken if not supports(**case)] == []
     assert [case for case in composed if supports(**case)] == []
+
+
+@pytest.fixture
+def infers_apart(as_on_a_gpu, monkeypatch):
+    """Likewise the kernels for inference alone."""
+    monkeypatch.setattr(_edge_fused, "_has_infer_kernels", lambda device: True)
+
+
+def test_shapes_are_those_of_the_kernels():
+    header = Path(__file__).resolve().parents[2] / "csrc/cuda/points/edges/edge_problem.h"
+    if not header.exists():
+        pytest.skip("the sources are not here")
+    table = re.search(r"kEdgeShapes\[\] = \{(.*?)\};", header.read_text(), re.DOTALL)
+    shapes = re.findall(r"\{(\d+), (\d+), (\d+)\}", table.group(1))
+    assert tuple(tuple(map(int, shape)) for shape in shapes) == INFER_SHAPES
+
+
+@pytest.mark.parametrize(
+    ("channels", "shape"),
+    [
+        ((64, 64, 128), (64, 64, 128)), ((64, 96, 128), (64, 96, 128)),
+        ((128, 196, 256), (128, 208, 256)), ((20, 90, 100), (64, 96, 128)),
+        ((64, 64, 200), None), ((32, 32, 100), None), ((64, 209, 256), None),
+        ((64, 64), None), ((64, 64, 64, 64), None),
+    ],
+)  # fmt: skip
+def test_least_shape(channels, shape):
+    """Not where equal widths are less work."""
+    assert infer_shape(channels) == shape
+
+
+def test_what_inference_has_alone(infers_apart):
+    stats = functools.partial(BatchNorm, None, None, torch.zeros(64), torch.ones(64))
+    wide = {"widths": (128, 196, 256)}
+    given, layers = edges_of(wide["widths"], [stats()] * 3)
+    with torch.no_grad():
+        assert supports(**wide, norm=stats())
+        assert not supports(**wide, norm=stats(training=True))
+        assert not supports(**wide, activation="leaky_relu")
+        assert not _edge_fused.supports(given, layers, "relu", 0.0, "max", False)
+        shape = _edge_fused.shape_of(given, layers, "relu", True)
+    assert shape == (128, 208, 256)
+    layers[1].weight.requires_grad_()
+    assert not _edge_fused.supports(given, layers, "relu", 0.0, "max")
+    with torch.no_grad():
+        assert _edge_fused.supports(given, layers, "relu", 0.0, "max")
+
+
+def test_inference_traces_with_widths_of_its_own(infers_apart, graphs):
+    given = cloud_of(6)
+    layers = make_layers(9, (64, 96, 128), "batch_eval", torch.bfloat16, "cpu", torch.float32)
+    compiled = torch.compile(set_abstraction, fullgraph=True, backend=backend_of(graphs))
+    with torch.no_grad():
+        assert compiled(*given, *layers).shape[2] == 128
+    assert "edge_mlp_forward" in graphs[0]
 
 
 def test_the_cpu_has_no_kernels():

@@ -298,7 +298,9 @@ def test_nan_of_a_coordinate_reaches_its_groups_alone(kind):
     assert torch.equal(trained.isnan(), out.isnan())
 
 
-@pytest.mark.parametrize("widths", [(32, 20, 64), (20, 20, 64), (64, 40, 40), (20, 40)], ids=str)
+@pytest.mark.parametrize(
+    "widths", [(32, 20, 64), (20, 20, 64), (64, 40, 40), (20, 40), (64, 90, 128)], ids=str
+)
 def test_infinity_of_a_hidden_layer_stays_infinity(widths):
     """Beyond 65504; padded channels, whose weights are 0, have no part in it."""
     features = torch.rand(1, 12, 8, generator=generator("cpu", 1)).half().cuda()
@@ -369,6 +371,51 @@ def test_inference(dtype, kind):
         trained = Call(tensors, idx, layers)(set_abstraction)
         few = 4 * torch.finfo(dtype).eps
         torch.testing.assert_close(out, trained.detach(), rtol=few, atol=few)
+
+
+def skip_beyond_training(widths):
+    if max(widths[:2]) > 128 and torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("hidden widths beyond 128 have kernels on sm_90a alone")
+
+
+SHAPES = (
+    (32, 32, 64), (64, 64, 64), (64, 50, 101), (64, 64, 128), (64, 96, 128), (50, 90, 100),
+    (128, 128, 128), (100, 128, 256), (128, 196, 256), (128, 208, 250),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("features", [0, 6, 30])
+@pytest.mark.parametrize("dtype", HALVES, ids=name)
+@pytest.mark.parametrize("widths", SHAPES, ids=str)
+def test_shapes_of_inference(widths, dtype, features):
+    """Three layers with ReLU: the bits of training's kernels, where those take the widths."""
+    skip_beyond_training(widths)
+    for k, padding, kind in (
+        (33, "mixed", "batch_eval"),
+        (16, "none", "none"),
+        (70, "minus", "none"),
+    ):
+        (tensors, idx, layers), *_ = draws(widths, k, padding, kind, dtype, features, empty=True)
+        with torch.no_grad():
+            out = Call(tensors, idx, layers)(set_abstraction)
+            eager, exact = Call(tensors, idx, layers), Call(tensors, idx, layers, torch.float64)
+            assert_accurate(out, eager(reference), exact(reference))
+        if max(widths[:2]) <= 128:
+            assert torch.equal(out, Call(tensors, idx, layers)(set_abstraction).detach())
+
+
+@pytest.mark.parametrize("widths", [(64, 96, 128), (128, 196, 256)], ids=str)
+def test_many_groups_of_inference(widths):
+    """More than resident warps, of one to nine tiles."""
+    skip_beyond_training(widths)
+    (tensors, idx, layers), *_ = draws(widths, 130, "minus", "batch_eval", features=0)
+    xyz, rows, centers = tensors
+    tensors, idx = (xyz, rows, centers.repeat(1, 80, 1)), idx.repeat(1, 80, 1)
+    with torch.no_grad():
+        out = Call(tensors, idx, layers)(set_abstraction)
+        eager, exact = Call(tensors, idx, layers), Call(tensors, idx, layers, torch.float64)
+        assert_accurate(out, eager(reference), exact(reference))
+        assert torch.equal(out, Call(tensors, idx, layers)(set_abstraction))
 
 
 def step_of(widths, kind, features=6, padding="mixed"):

@@ -18,6 +18,11 @@ _MOMENT_ROWS = 32  # kEdgeMomentRows
 _VECTOR = 8  # kEdgeVector
 _HALVES = (torch.float16, torch.bfloat16)
 _FP32, _INT32 = torch.float32, torch.int32
+# Widths of three layers with ReLU that have kernels of their own for inference on sm_90a, by work.
+INFER_SHAPES = (
+    (32, 32, 64), (64, 64, 64), (64, 64, 128), (64, 96, 128), (128, 128, 128), (128, 128, 256),
+    (128, 208, 256),
+)  # kEdgeShapes  # fmt: skip
 
 
 class _Edges(NamedTuple):
@@ -89,8 +94,10 @@ def _check_groups(op: str, ends: Tensor, clouds: int) -> int:
     return groups
 
 
-def _check_widths(op: str, given: tuple[int, ...]) -> tuple[int, ...]:
+def _check_widths(op: str, given: tuple[int, ...], infers: bool) -> tuple[int, ...]:
     """The widths up to the first 0."""
+    if infers and given[3] <= 0 and given[:3] in INFER_SHAPES:
+        return given[:3]
     count = next((i for i, width in enumerate(given) if width <= 0), len(given))
     torch._check(count > 0, lambda: f"{op}: there must be 1 to 4 widths; got 0")
     *hidden, last = given[:count]
@@ -115,6 +122,7 @@ def _check_edges(
     affine: Tensor,
     clouds: int,
     given_widths: tuple[int, ...],
+    infers: bool = False,
 ) -> _Edges:
     rows, group_rows, first_weight, operands = gathered
     check_list(op, edges, ends)
@@ -139,7 +147,7 @@ def _check_edges(
     groups = _check_groups(op, ends, clouds)
     check_floating(op, "weights", weights)
     check_half(op, "weights", weights)
-    widths = _check_widths(op, given_widths)
+    widths = _check_widths(op, given_widths, infers)
     first = widths[0]
     values = sum(a * b for a, b in pairwise(widths))
     if rows is not None:
@@ -178,7 +186,8 @@ def _edge_mlp_forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     op = "edge_mlp_forward"
     gathered = (rows, group_rows, first_weight, operands)
-    sizes = _check_edges(op, gathered, list, ends, weights, affine, clouds, (c1, c2, c3, c4))
+    given_widths = (c1, c2, c3, c4)
+    sizes = _check_edges(op, gathered, list, ends, weights, affine, clouds, given_widths, infer)
     width = sizes.widths[-1]
     torch._check(
         0 < channels <= width,

@@ -17,6 +17,7 @@ from ..points._edge_problem import (
     SLICE,
     backward_memory,
     forward_memory,
+    infer_memory,
     padded_widths,
 )
 
@@ -67,6 +68,7 @@ class EdgeCall(NamedTuple):
     batch: bool  # statistics of the batch
     backward: bool
     infer: bool  # the last pass writes activations
+    shape: tuple[int, ...] | None = None  # the widths of the kernel for inference alone
 
     @property
     def edges(self) -> int:
@@ -74,7 +76,7 @@ class EdgeCall(NamedTuple):
 
     @property
     def widths(self) -> tuple[int, ...]:
-        return padded_widths(self.channels)
+        return self.shape or padded_widths(self.channels)
 
     @property
     def raw(self) -> bool:
@@ -259,7 +261,7 @@ def _row_bytes(call: EdgeCall) -> int:
 
 def _forward_pass(call: EdgeCall, layer: int) -> ExplainedPass:
     widths = call.widths[:layer]
-    slices = max(widths[-1] // SLICE, 1)
+    slices = 1 if call.shape else max(widths[-1] // SLICE, 1)
     below = _first_macs(call) + sum(a * b for a, b in pairwise(widths[:-1]))
     macs = slices * below + widths[-1] * widths[-2] if layer > 1 else below
     pools = layer == len(call.channels)
@@ -278,7 +280,7 @@ def _forward_pass(call: EdgeCall, layer: int) -> ExplainedPass:
         2 * call.edges * macs,
         _inputs(call) + written,
         repeats * call.edges * _row_bytes(call),
-        forward_memory(widths, call.has_rows),
+        (infer_memory if call.shape else forward_memory)(widths, call.has_rows),
     )
 
 

@@ -11,7 +11,7 @@ import torch
 from ..points._edge_checks import check_words
 from ..points._edge_fused import refusal
 from ..points._edge_input import EdgeInput, EdgeLayer, PointProduct
-from ..points._edge_problem import SLICE
+from ..points._edge_problem import SLICE, infer_memory, infer_shape
 from ..points.norms import BatchNorm, LayerNorm
 from .edge_costs import (
     H200_SMS,
@@ -336,6 +336,10 @@ def _explain(
     batch = setting.training and setting.norm in ("batch", "sync_batch")
     infer = not backward and not batch and _has_one_slope(setting, len(widths))
     call = EdgeCall(*sizes, widths, dims, products, setting.dtype.itemsize, batch, backward, infer)  # type: ignore[call-arg, arg-type]
+    if infer and setting.activation == "relu" and gpu.shared_memory == _HOPPER_BYTES:
+        shape = infer_shape(widths)
+        if shape and infer_memory(shape, call.has_rows) <= gpu.shared_memory:
+            call = call._replace(shape=shape)
     why = _refusal(call, setting, gpu)
     fused = why is None
     passes = [one.on(gpu) for one in passes_of(call, fused=fused)]
@@ -378,7 +382,9 @@ def _refusal(call: EdgeCall, setting: Setting, gpu: Gpu) -> str | None:
     weights = [None, *(paper(b, a) for a, b in zip(call.channels, others, strict=False))]
     layers = [EdgeLayer(weight, None, norm) for weight in weights]
     activation, slope, pool = setting.activation, setting.negative_slope, setting.pool
-    return refusal(given, layers, activation, slope, pool, gpu.shared_memory, call.backward)
+    return refusal(
+        given, layers, activation, slope, pool, gpu.shared_memory, call.backward, call.shape
+    )
 
 
 def _call_text(name: str, call: EdgeCall, setting: Setting) -> str:

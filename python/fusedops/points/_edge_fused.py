@@ -17,6 +17,7 @@ from torch import Tensor
 from .._autograd.compose import no_autocast
 from .._autograd.shared import distinct, sees_torch_functions_only
 from .._core.dtensor import is_dtensor
+from .._core.info import built_archs
 from . import _edge_composed
 from ._autograd import needs_grad
 from ._edge_backward import Backward
@@ -29,6 +30,8 @@ from ._edge_problem import (
     Problem,
     build_problem,
     in_fragment_order,
+    infer_memory,
+    infer_shape,
     ordered_product,
     padded_widths,
     shared_memory,
@@ -53,10 +56,27 @@ def supports(
     activation: str,
     negative_slope: float,
     pool: str,
+    last_activation: bool = True,
 ) -> bool:
     """Whether `edge_mlp` has kernels for the call."""
     limit, backward = _shared_limit(given.idx.device), torch.is_grad_enabled()
-    return refusal(given, layers, activation, negative_slope, pool, limit, backward) is None
+    shape = shape_of(given, layers, activation, last_activation)
+    return refusal(given, layers, activation, negative_slope, pool, limit, backward, shape) is None
+
+
+def shape_of(
+    given: EdgeInput, layers: Sequence[EdgeLayer], activation: str, last_activation: bool
+) -> tuple[int, ...] | None:
+    """The widths of the kernel that inference has for the call alone, None where there is none."""
+    if activation != "relu" or not last_activation or not _has_infer_kernels(given.idx.device):
+        return None
+    if any(isinstance(layer.norm, BatchNorm) and layer.norm.training for layer in layers):
+        return None
+    if needs_grad(*_tensors_of(given, layers)):
+        return None
+    shape = infer_shape(channels_of(given, layers))
+    fits = shape and infer_memory(shape, _has_rows(given)) <= _shared_limit(given.idx.device)
+    return shape if fits else None
 
 
 def refusal(
@@ -67,10 +87,12 @@ def refusal(
     pool: str,
     shared_limit: int,
     backward: bool,
+    shape: tuple[int, ...] | None = None,
 ) -> str | None:
     """The first reason why `edge_mlp` has no kernels for the call, None where it has.
 
     shared_limit: bytes of a block, 0 where there are no kernels. backward: whether it may follow.
+    shape: `shape_of` the call.
     """
     like = given.rows if given.rows is not None else given.xyz
     assert like is not None
@@ -86,7 +108,7 @@ def refusal(
         return "the kernels have relu, leaky_relu with a slope from 0 to 1, and none"
     if not 1 <= len(layers) <= MAX_LAYERS:
         return f"the kernels chain at most {MAX_LAYERS} layers"
-    if any(width > _MAX_HIDDEN for width in widths[:-1]):
+    if shape is None and any(width > _MAX_HIDDEN for width in widths[:-1]):
         return f"a layer before the last has more than {_MAX_HIDDEN} channels"
     if widths[-1] > _MAX_LAST:
         return f"the last layer has more than {_MAX_LAST} channels: GEMMs over rows are faster"
@@ -98,8 +120,8 @@ def refusal(
         return "the kernels take coordinates of 3 dimensions"
     if not all(_supports_norm(layer.norm) for layer in layers):
         return "the kernels have batch norm of one process, or no norm"
-    has_rows = given.rows is not None and not takes_features(given)
-    if shared_memory(padded_widths(widths), has_rows, backward) > shared_limit:
+    needed = 0 if shape else shared_memory(padded_widths(widths), _has_rows(given), backward)
+    if needed > shared_limit:
         return "the layers do not fit into the shared memory of a block"
     tensors = _tensors_of(given, layers)
     if sees_torch_functions_only(*tensors):
@@ -107,6 +129,11 @@ def refusal(
     if any(map(is_dtensor, tensors)):
         return "the kernels have no sharding strategy"
     return None
+
+
+def _has_rows(given: EdgeInput) -> bool:
+    """Whether edges gather a product of features."""
+    return given.rows is not None and not takes_features(given)
 
 
 def takes_features(given: EdgeInput) -> bool:
@@ -141,6 +168,16 @@ def _shared_limit(device: torch.device) -> int:
 # NOTE: torch.compiler.assume_constant_result without its import of torch._dynamo, which guards on
 # the device of a tensor anyway.
 _shared_limit._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _has_infer_kernels(device: torch.device) -> bool:
+    """Whether kernels of INFER_SHAPES are there, and the device runs them."""
+    if device.type != "cuda" or "90a" not in built_archs():
+        return False
+    return bool(torch.cuda.get_device_capability(device) == (9, 0))
+
+
+_has_infer_kernels._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _supports_norm(norm: object) -> bool:
@@ -291,6 +328,7 @@ def edge_mlp(
         ordered,
         given.idx.shape[0],
         raw,
+        shape_of(given, layers, activation, last_activation),
     )
     rows, group_rows = given.rows, given.group_rows
     if isinstance(rows, PointProduct):

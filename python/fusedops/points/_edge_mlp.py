@@ -33,7 +33,7 @@ def edge_mlp(
     Arguments are checked by the callers, and cast where autocast is on.
     """
     with no_autocast(given.idx):
-        if _edge_fused.supports(given, layers, activation, negative_slope, pool):
+        if _edge_fused.supports(given, layers, activation, negative_slope, pool, last_activation):
             return _edge_fused.edge_mlp(given, layers, activation, negative_slope, last_activation)
         if isinstance(given.rows, PointProduct):
             given = given._replace(rows=product_by_point(*given.rows))

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .._fakes.edges import INFER_SHAPES
 from ._edge_input import product_by_point
 
 if TYPE_CHECKING:
@@ -31,6 +32,30 @@ def padded_widths(channels: Sequence[int]) -> tuple[int, ...]:
     widest = max([0, *hidden])
     width = next((w for w in (32, 64) if widest <= w), 128)
     return (*[width] * len(hidden), 64 if last <= 64 else -(-last // 128) * 128)
+
+
+def infer_shape(channels: Sequence[int]) -> tuple[int, ...] | None:
+    """The least of INFER_SHAPES that holds the layers; None where padded widths are less work."""
+
+    def work(widths: Sequence[int]) -> int:
+        return sum(a * b for a, b in pairwise(widths))
+
+    def holds(widths: Sequence[int]) -> bool:
+        return all(c <= width for c, width in zip(channels, widths, strict=True))
+
+    if len(channels) != 3:
+        return None
+    found = next((shape for shape in INFER_SHAPES if holds(shape)), None)
+    padded = padded_widths(channels)
+    return None if found is None or (holds(padded) and work(padded) < work(found)) else found
+
+
+def infer_memory(shape: Sequence[int], has_rows: bool) -> int:
+    """Bytes that its kernel needs of a block's shared memory (edge_infer_bytes)."""
+    first, middle, last = shape
+    warps = 12 if first <= 64 < middle and last <= 128 else 8
+    rows = warps * 16 * first * 4 if has_rows else 0
+    return 4 * warps + 32 * first + (first + last) * middle * 2 + (first + middle) * 8 + rows
 
 
 def _shared_bytes(widths: Sequence[int], columns: int, gathers: int, has_rows: bool) -> int:
@@ -82,10 +107,11 @@ class Plan(NamedTuple):
     ordered: bool  # rows are padded, and in fragment order
     clouds: int
     raw: bool = False  # features are a part of the operands; beside them is their weight
+    shape: tuple[int, ...] | None = None  # of INFER_SHAPES
 
     @property
     def widths(self) -> tuple[int, ...]:
-        return padded_widths(self.channels)
+        return self.shape or padded_widths(self.channels)
 
     def rows(self, layer: int) -> slice:
         """The layer's channels among those of all."""

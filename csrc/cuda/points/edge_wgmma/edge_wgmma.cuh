@@ -45,15 +45,16 @@ __device__ __forceinline__ void take_parts(Start&& start, Take&& take) {
   }
 }
 
-// Brings a matrix of `rows` rows (a multiple of 8) of `width` values (of 32) into pieces: piece
+// Brings a matrix of `rows` rows (a multiple of 8) of `width` values (of 8) into pieces: piece
 // k / 8 of row n at (k / 8) * rows + n; rows whose scale is negative with the other sign, where
-// scales are given. A warp takes 4 pieces of 8 rows.
+// scales are given. A warp takes up to 4 pieces of 8 rows.
 template <class T>
 __device__ __forceinline__ void copy_pieces(const T* from, int rows, int width,
                                             const float2* affine, T* to) {
-  const int across = width / 32, count = rows / 8 * across;
+  const int across = (width + 31) / 32, count = rows / 8 * across;
   for (int i = warp_id(); i < count; i += static_cast<int>(blockDim.x) / 32) {
     const int row = i / across * 8 + lane_id() % 8, piece = i % across * 4 + lane_id() / 8;
+    if (piece >= width / 8) continue;
     reinterpret_cast<uint4*>(to)[piece * rows + row] = load_piece(from, row, width, piece, affine);
   }
 }

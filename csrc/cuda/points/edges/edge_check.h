@@ -2,9 +2,11 @@
 // checks of their own; the fakes know the shapes alone.
 #pragma once
 
+#include <algorithm>
 #include <array>
 
 #include "csrc/common/checks/cloud_check.h"
+#include "csrc/cuda/points/edges/edge_problem.h"
 
 namespace fusedops {
 
@@ -76,13 +78,20 @@ inline int64_t check_edge_groups(const char* op, const Tensor& ends, int64_t clo
   return ends.numel() / clouds;
 }
 
+// Whether inference has kernels of their own for the widths.
+inline bool is_edge_shape(const std::array<int64_t, 4>& widths, int layers) {
+  return layers == 3 && std::any_of(kEdgeShapes, kEdgeShapes + kEdgeShapeCount, [&](EdgeShape s) {
+           return s.first == widths[0] && s.middle == widths[1] && s.last == widths[2];
+         });
+}
+
 inline EdgeArguments check_edges(const char* op, const std::optional<Tensor>& rows,
                                  const std::optional<Tensor>& group_rows,
                                  const std::optional<Tensor>& first_weight,
                                  const std::optional<Tensor>& operands, const Tensor& list,
                                  const Tensor& ends, const Tensor& weights, const Tensor& affine,
-                                 int64_t clouds, const std::array<int64_t, 4>& widths,
-                                 double slope) {
+                                 int64_t clouds, const std::array<int64_t, 4>& widths, double slope,
+                                 bool infers = false) {
   EdgeArguments a{.widths = widths, .slope = slope};
   const EdgeList rows_of = check_edge_list(op, list, ends);
   a.list = rows_of.list, a.ends = rows_of.ends;
@@ -109,7 +118,8 @@ inline EdgeArguments check_edges(const char* op, const std::optional<Tensor>& ro
     if (a.layers > 0) values += width * widths[a.layers - 1];
   }
   FUSEDOPS_CHECK(a.layers > 0, op, ": there must be 1 to 4 widths; got 0");
-  for (int l = 0; l < a.layers - 1; ++l) {
+  const bool tapers = infers && is_edge_shape(widths, a.layers);
+  for (int l = 0; l < a.layers - 1 && !tapers; ++l) {
     const int64_t width = widths[l];
     FUSEDOPS_CHECK(width == widths[0] && (width == 32 || width == 64 || width == 128), op,
                    ": widths but the last must all be 32, 64 or 128; got ", width);

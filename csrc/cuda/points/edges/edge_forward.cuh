@@ -470,7 +470,7 @@ template <auto kKernel>
 int edge_grid(int bytes, int sm_count, int64_t groups, int slices, int warps) {
   int blocks = 0;
   if (allow_any_shared_memory<kKernel>() != cudaSuccess ||
-      cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kKernel, kEdgeThreads, bytes) !=
+      cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kKernel, 32 * warps, bytes) !=
           cudaSuccess) {
     return -1;
   }

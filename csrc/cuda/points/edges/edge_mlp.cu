@@ -121,10 +121,14 @@ struct ForwardPlan {
 template <class T>
 ForwardPlan<T> plan_forward(const EdgeForward<T>& args, EdgeForwardMode mode,
                             const EdgeDevice& device, const DeviceFacts& facts) {
-  const EdgeForwardKernels<T> wgmma = edge_wgmma_forward<T>;
-  const bool has_kernels = wgmma.blocks && takes_wgmma(facts);
-  const int blocks = has_kernels ? wgmma.blocks(args, mode, device) : 0;
-  if (blocks != 0) return {blocks, wgmma};
+  const auto blocks_of = [&](const EdgeForwardKernels<T>& kernels) {
+    return kernels.blocks && takes_wgmma(facts) ? kernels.blocks(args, mode, device) : 0;
+  };
+  const int inferring = blocks_of(edge_wgmma_infer<T>);
+  if (inferring != 0) return {inferring, edge_wgmma_infer<T>};
+  if (args.middle != args.problem.hidden) return {0, {}};  // of kEdgeShapes alone
+  const int blocks = blocks_of(edge_wgmma_forward<T>);
+  if (blocks != 0) return {blocks, edge_wgmma_forward<T>};
   return {edge_forward_blocks(args, mode, device), {&edge_forward_blocks, &launch_edge_forward}};
 }
 
@@ -136,7 +140,8 @@ void run_forward(const char* op, const LaunchScope& scope, const EdgeArguments& 
                       .out = write_if<T>(r.infer, to.out),
                       .best = write_if<float>(r.pool, to.best),
                       .which = write_if<int16_t>(r.pool, to.which),
-                      .sums = nullptr};
+                      .sums = nullptr,
+                      .middle = static_cast<int>(a.layers > 1 ? a.width_in() : 0)};
   args.problem.spaced = r.infer;
   const EdgeForwardMode mode = forward_mode(r.infer, r.pool, r.sums);
   const EdgeDevice device = device_of(scope);
@@ -165,7 +170,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> edge_mlp_forward(
 
   // Contract, checks
   const EdgeArguments a = check_edges(kOp, rows, group_rows, first_weight, operands, list, ends,
-                                      weights, affine, clouds, {c1, c2, c3, c4}, slope);
+                                      weights, affine, clouds, {c1, c2, c3, c4}, slope, infer);
   const ForwardRequest request{channels, infer, pool, sums, eps};
   check_request(kOp, request, a.width());
 

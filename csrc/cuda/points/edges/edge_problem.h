@@ -18,6 +18,18 @@ inline constexpr int kEdgeSlice = 128;           // columns of the last layer th
 inline constexpr int kEdgeMaxNeighbours = 2000;  // places are kept as 8 bits a lane
 inline constexpr int kEdgeRows = 16;             // that a warp takes at a time
 
+// Widths of three layers that inference has kernels of their own for, with ReLU on sm_90a: the only
+// ones whose hidden layers may differ.
+struct EdgeShape {
+  int first, middle, last;
+
+  friend constexpr bool operator==(const EdgeShape&, const EdgeShape&) = default;
+};
+inline constexpr EdgeShape kEdgeShapes[] = {{32, 32, 64},   {64, 64, 64},    {64, 64, 128},
+                                            {64, 96, 128},  {128, 128, 128}, {128, 128, 256},
+                                            {128, 208, 256}};
+inline constexpr int kEdgeShapeCount = sizeof(kEdgeShapes) / sizeof(EdgeShape);
+
 // What an edge multiplies by first_weight, its operand, is one or two planes of eight columns: the
 // offset x y z rounded, what rounding left of x y z, features 8 and 9; then features 0 to 7.
 inline constexpr int kEdgePlane = 8;

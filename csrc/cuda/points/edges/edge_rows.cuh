@@ -94,7 +94,6 @@ struct EdgeGathered {
     return rows + (lane_id() / 4 + 8 * half) * ld + 32 * c + 8 * (lane_id() % 4);
   }
 
- private:
   static __device__ __forceinline__ void copy_async(float* to, const float* from) {
     const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(to));
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");

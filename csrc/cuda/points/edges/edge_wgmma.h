@@ -23,6 +23,8 @@ struct EdgeBackwardKernels {
 template <class T>
 inline EdgeForwardKernels<T> edge_wgmma_forward{};
 template <class T>
+inline EdgeForwardKernels<T> edge_wgmma_infer{};  // of kEdgeShapes
+template <class T>
 inline EdgeBackwardKernels<T> edge_wgmma_backward{};
 
 }  // namespace fusedops
