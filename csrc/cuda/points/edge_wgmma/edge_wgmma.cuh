@@ -125,11 +125,11 @@ __device__ __forceinline__ void wgmma_hidden_layers(const EdgeProblem<T>& p,
   constexpr int kParts = kHidden / kEdgePart;
   const float4* affine = w.affine;
   bool padded = is_padding(affine[kHidden / 2 - 1].z);
-  const auto activate_part = [&](int i, EdgePart& part, EdgeOperand<kHidden>& to) {
+  const auto activate_part = [&](int i, EdgePart& part, EdgeOperand<kHidden>& to, bool is_last) {
 #pragma unroll
     for (int c = 0; c < kEdgePart / 32; ++c) {
       if (padded) clear_padding(affine, 2 * i + c, part.y[c]);
-      activate<T, kCentres>(p, affine, 2 * i + c, part.y[c], to, center, centred);
+      activate<T>(p, affine, 2 * i + c, part.y[c], to, kCentres && is_last, center, centred);
     }
   };
   gathered.wait();
@@ -141,7 +141,7 @@ __device__ __forceinline__ void wgmma_hidden_layers(const EdgeProblem<T>& p,
         edge_multiply<T>(part, gathered.operand, w.first + static_cast<uint64_t>(i * kEdgePart));
         edge_commit();
       },
-      [&](int i, EdgePart& part) { activate_part(i, part, x); });
+      [&](int i, EdgePart& part) { activate_part(i, part, x, p.layers == 2); });
   gathered.start_copy(p, next, 0, kHidden);
   uint64_t weight = w.hidden;
 #pragma unroll 1
@@ -153,7 +153,7 @@ __device__ __forceinline__ void wgmma_hidden_layers(const EdgeProblem<T>& p,
         [&](int i, EdgePart& part) {
           start_product<T>(part, x, weight + static_cast<uint64_t>(i * kEdgePart), kHidden);
         },
-        [&](int i, EdgePart& part) { activate_part(i, part, following); });
+        [&](int i, EdgePart& part) { activate_part(i, part, following, l == p.layers - 2); });
     x = following;
     weight += kHidden * kHidden / kEdgePlane;
   }

@@ -275,13 +275,13 @@ __device__ __forceinline__ void store_centred(const float (&y)[4][4], const floa
   store_operand<T>(centred, c, to);
 }
 
-// Turns y_l of channels 32 c .. 32 c + 31 into the next layer's operand. Where kCentred, y_l less
+// Turns y_l of channels 32 c .. 32 c + 31 into the next layer's operand. Where `centres`, y_l less
 // `center` and rounded goes into `centred`.
-template <class T, bool kCentred, int kWidth>
+template <class T, int kWidth>
 __device__ __forceinline__ void activate(const EdgeProblem<T>& p, const float4* affine, int c,
-                                         float (&y)[4][4], EdgeOperand<kWidth>& to,
+                                         float (&y)[4][4], EdgeOperand<kWidth>& to, bool centres,
                                          const float* center, EdgeOperand<kWidth>& centred) {
-  if constexpr (kCentred) store_centred<T>(y, center, c, centred);
+  if (centres) store_centred<T>(y, center, c, centred);
   apply_affine(affine, c, y);
   store_activated<T>(p, y, c, to);
 }
@@ -301,7 +301,7 @@ __device__ __forceinline__ void hidden_layers(const EdgeProblem<T>& p, const Edg
     float y[4][4];
     first_layer(p, tile, gathered, w.first, 0, c, y);
     if (padded) clear_padding(w.affine, c, y);
-    activate<T, kCentres>(p, w.affine, c, y, x, center, centred);
+    activate<T>(p, w.affine, c, y, x, kCentres && p.layers == 2, center, centred);
   }
   gathered.start_copy(p, next, 0, kWidth);
   const T* weight = w.hidden;
@@ -316,7 +316,7 @@ __device__ __forceinline__ void hidden_layers(const EdgeProblem<T>& p, const Edg
       float y[4][4];
       product<T>(x, weight, c, y);
       if (padded) clear_padding(affine, c, y);
-      activate<T, kCentres>(p, affine, c, y, following, center, centred);
+      activate<T>(p, affine, c, y, following, kCentres && l == p.layers - 2, center, centred);
     }
     x = following;
     weight += kWidth * (kWidth + kEdgePad);
