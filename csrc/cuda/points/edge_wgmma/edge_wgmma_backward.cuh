@@ -91,9 +91,8 @@ struct EdgeWgmmaBackward {
     edge_commit();
   }
 
-  // Columns 64 i .. 64 i + 63 of dX = dY W of the warpgroup's rows, through the activation: dz
-  // takes the place of x.
-  __device__ __forceinline__ void take_back(int i, EdgePart& dx) {
+  // Starts columns 64 i .. 64 i + 63 of dX = dY W of the warpgroup's rows.
+  __device__ __forceinline__ void start_back(int i, EdgePart& dx) {
     const T* rows = tiles.dy + edge_warpgroup() * 4 * kEdgeRows * Tiles::kDy;
     const uint64_t dy = edge_descriptor(rows, 8, Tiles::kDy);
     const uint64_t weight = w.transposed + static_cast<uint64_t>(i * (kEdgePart / 8) * kOut);
@@ -107,23 +106,32 @@ struct EdgeWgmmaBackward {
       }
     }
     edge_commit();
-    edge_wait<0>();
+  }
+
+  // Takes them through the activation: dz takes the place of x. NOTE: one branch for all values.
+  __device__ __forceinline__ void take_back(int i, EdgePart& dx) {
     dx.settle();
     const EdgeProblem<T>& p = a.problem;
+    const auto replace = [&](auto&& with) {
 #pragma unroll
-    for (int k = 0; k < kEdgePart / 16; ++k) {
+      for (int k = 0; k < kEdgePart / 16; ++k) {
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const float* d = &dx.y[k / 2][k % 2 * 2 + j / 2][j % 2 * 2];
-        uint32_t& value = x.a[i * (kEdgePart / 16) + k][j];
-        if (p.is_relu) {
-          value = pack_pair<T>(d[0], d[1]) & positive_mask<T>(value);
-        } else {
-          const float2 act = unpack_pair<T>(value);
-          value = pack_pair<T>(act.x <= 0.f ? p.slope * d[0] : d[0],
-                               act.y <= 0.f ? p.slope * d[1] : d[1]);
+        for (int j = 0; j < 4; ++j) {
+          uint32_t& value = x.a[i * (kEdgePart / 16) + k][j];
+          value = with(&dx.y[k / 2][k % 2 * 2 + j / 2][j % 2 * 2], value);
         }
       }
+    };
+    if (p.is_relu) {
+      replace([](const float* d, uint32_t value) {
+        return pack_pair<T>(d[0], d[1]) & positive_mask<T>(value);
+      });
+    } else {
+      replace([&](const float* d, uint32_t value) {
+        const float2 act = unpack_pair<T>(value);
+        return pack_pair<T>(act.x <= 0.f ? p.slope * d[0] : d[0],
+                            act.y <= 0.f ? p.slope * d[1] : d[1]);
+      });
     }
   }
 
@@ -147,12 +155,19 @@ struct EdgeWgmmaBackward {
       }
       publish_operands();
       __syncthreads();
+      // NOTE: dW is multiplied while the first part of dX goes through the activation.
+      EdgePart dx;
+      start_back(0, dx);
       add_weights();
+      edge_wait<1>();
+      take_back(0, dx);
 #pragma unroll
-      for (int i = 0; i < kParts; ++i) {
-        EdgePart dx;
+      for (int i = 1; i < kParts; ++i) {
+        start_back(i, dx);
+        edge_wait<0>();
         take_back(i, dx);
       }
+      if constexpr (kParts == 1) edge_wait<0>();
 #pragma unroll
       for (int i = 0; i < kParts; ++i) dw[i].settle();
       __syncthreads();
