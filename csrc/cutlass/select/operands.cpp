@@ -28,6 +28,7 @@ constexpr int64_t kPackMinRows = 1024;
 // Kernels read operands in 16-byte accesses. One of the sm_80 kernels reads 4- and 8-byte elements
 // singly: enough for a small product.
 constexpr double kWordReadsMaxWork = 1 << 24;
+constexpr int64_t kWordTile = 128;  // rows of an operand in a tile of the FP32 FMA kernels
 // Rows of an odd length in 16-bit d: WGMMA kernels write padded ones, and a pass copies those. The
 // pass moves 4 bytes an element at the speed of memory, 1.4 ps; mma.sync instead of WGMMA takes 3
 // ps more for an element and 1024 of K.
@@ -51,21 +52,29 @@ bool natural_operand(const MatrixView& view, GemmOperand& operand) {
   return false;
 }
 
-bool begins_aligned(const GemmProblem& p, const GemmOperand& operand) {
-  return reinterpret_cast<uintptr_t>(operand.data) % 16 == 0 &&
-         operand.ld * dtype_bytes(p.dtype) % 16 == 0;
+// Whether the FP32 FMA kernels read the words of an operand one by one in less time than a copy
+// takes. `others`: rows of the other operand, tiles of which each read it again.
+bool reads_words(const GemmProblem& p, const MatrixView& view, int64_t others,
+                 const DeviceModel& device) {
+  if (p.dtype != DType::kFloat32 || p.math != MathMode::kFp32) return false;
+  const double words = double(view.rows) * view.cols * ceil_div(others, kWordTile);
+  const double us = words * kWordInstructions / (128 * double(device.sm_count) * kClockGhz * 1e3);
+  return us < pack_us(p, view.rows, view.cols);
 }
 
 // Why an operand has to be copied; null, with `operand` filled in, when it is read in place.
-// `k_major` says why it has to be K-major, where it has to; `ragged`: its rows may end anywhere.
-const char* pack_reason(const GemmProblem& p, const MatrixView& view, const char* k_major,
-                        bool ragged, GemmOperand& operand) {
+// `words`: single ones are read well. `k_major` says why it has to be K-major, where it has to;
+// `ragged`: its rows may end anywhere.
+const char* pack_reason(const GemmProblem& p, const MatrixView& view, bool words,
+                        const char* k_major, bool ragged, GemmOperand& operand) {
   if (!natural_operand(view, operand)) {
     return view.row_stride == 1 || view.col_stride == 1 ? "its rows or columns overlap in memory"
                                                         : "neither of its strides is 1";
   }
   const bool small_words = dtype_bytes(p.dtype) >= 4 && work(p) <= kWordReadsMaxWork;
-  if (!small_words && !(ragged && begins_aligned(p, operand)) &&
+  // NOTE: the FP32 FMA kernels, too, take rows that end anywhere.
+  const bool any_end = ragged || p.math == MathMode::kFp32;
+  if (!small_words && !words && !(any_end && begins_aligned(p, operand)) &&
       !sm80_operand_readable(p, operand, view.rows, 16)) {
     return "its address, stride or contiguous extent is not a multiple of 16 bytes";
   }
@@ -96,11 +105,15 @@ OperandPlan plan_for(const MatrixView& a, const MatrixView& b, const GemmProblem
   OperandPlan plan{problem};
   GemmProblem& p = plan.problem;
   const int64_t bytes = dtype_bytes(p.dtype);
-  plan.pack_a = pack_reason(p, a, k_major_reason(p, device), ragged, p.a);
-  plan.pack_b = pack_reason(p, b.transposed(), k_major_reason_of_b(p, device), ragged, p.b);
+  const MatrixView columns = b.transposed();
+  plan.pack_a =
+      pack_reason(p, a, reads_words(p, a, p.n, device), k_major_reason(p, device), ragged, p.a);
+  plan.pack_b = pack_reason(p, columns, reads_words(p, columns, p.m, device),
+                            k_major_reason_of_b(p, device), ragged, p.b);
   // NOTE: zero padding of a packed K is harmless only when both sides have it, so a ragged K packs
-  // both.
-  if (!ragged && p.k % (16 / bytes) != 0 && (plan.pack_a || plan.pack_b)) {
+  // both. The FP32 FMA kernels end K where it ends.
+  if (!ragged && p.math != MathMode::kFp32 && p.k % (16 / bytes) != 0 &&
+      (plan.pack_a || plan.pack_b)) {
     constexpr const char* kPadding = "K is padded with zeros on both sides";
     if (!plan.pack_a) plan.pack_a = kPadding;
     if (!plan.pack_b) plan.pack_b = kPadding;
@@ -128,6 +141,11 @@ bool served(const GemmProblem& p) {
 }
 
 }  // namespace
+
+bool begins_aligned(const GemmProblem& p, const GemmOperand& operand) {
+  return reinterpret_cast<uintptr_t>(operand.data) % 16 == 0 &&
+         operand.ld * dtype_bytes(p.dtype) % 16 == 0;
+}
 
 OperandPlan plan_operands(const MatrixView& a, const MatrixView& b, const GemmProblem& problem,
                           const DeviceModel& device) {

@@ -16,6 +16,9 @@ struct MatrixView {
   MatrixView transposed() const { return {data, cols, rows, col_stride, row_stride}; }
 };
 
+// Whether every row of an operand begins at 16 bytes.
+bool begins_aligned(const GemmProblem& p, const GemmOperand& operand);
+
 struct OperandPlan {
   GemmProblem problem;           // a packed operand has no address yet; k includes its padding
   const char* pack_a = nullptr;  // the reason for the copy, or null

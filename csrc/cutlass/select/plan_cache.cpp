@@ -4,6 +4,7 @@
 
 #include "csrc/cutlass/configs/sm80_configs.h"
 #include "csrc/cutlass/select/families.h"
+#include "csrc/cutlass/select/operands.h"
 #include "csrc/cutlass/select/tuned_plans.h"
 
 namespace fusedops {
@@ -30,6 +31,7 @@ Key key_of(const GemmProblem& p, const DeviceModel& device) {
   append(tma_refusal(p) == nullptr ? 2 : sm90_refusal(p) == nullptr);
   append(p.ldd != p.n);
   append(sm80_readable(p, 16) ? 2 : sm80_readable(p, 4));
+  append(begins_aligned(p, p.a) * 2 + begins_aligned(p, p.b));
   return {p.m, p.n, p.k, traits, device.capability, device.sm_count};
 }
 

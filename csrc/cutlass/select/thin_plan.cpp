@@ -163,12 +163,9 @@ double gemm_us(const MatrixView& a, const MatrixView& b, const GemmProblem& prob
   const OperandPlan operands = plan_operands(a, b, problem, device);
   const GemmPlan plan = select_gemm_cached(operands.problem, device);
   if (plan.config < 0) return std::numeric_limits<double>::infinity();
-  const auto copy_us = [&](int64_t rows, int64_t cols) {
-    return kLaunchUs + 2.0 * rows * cols * dtype_bytes(problem.dtype) / kDramBytesPerUs;
-  };
-  return plan.expected_us + (operands.pack_a ? copy_us(problem.m, problem.k) : 0) +
-         (operands.pack_b ? copy_us(problem.k, problem.n) : 0) +
-         (operands.pads_d ? copy_us(problem.m, problem.n) : 0);
+  return plan.expected_us + (operands.pack_a ? pack_us(problem, problem.m, problem.k) : 0) +
+         (operands.pack_b ? pack_us(problem, problem.k, problem.n) : 0) +
+         (operands.pads_d ? pack_us(problem, problem.m, problem.n) : 0);
 }
 
 bool thin_takes(const ThinPlan& plan, const MatrixView& a, const MatrixView& b,

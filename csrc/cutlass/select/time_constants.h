@@ -113,6 +113,10 @@ FUSEDOPS_TIME_CONSTANT kTileCycles = 2000;
 FUSEDOPS_TIME_CONSTANT kSimtLarge = 0.78;
 FUSEDOPS_TIME_CONSTANT kSimtMedium = 0.7;
 FUSEDOPS_TIME_CONSTANT kSimtSmall = 0.5;
+// Instructions of a thread for a word of an operand that does not begin at 16 bytes, of which an SM
+// issues 128 a cycle. By hand, counted in machine code: no GPU has timed it.
+FUSEDOPS_TIME_CONSTANT kWordInstructions = 8;
+FUSEDOPS_TIME_CONSTANT kWordsStreamed = 0.5;  // the part of DRAM's rate that words reach
 // Outputs, padding to tiles included, that an SM writes a cycle where rows of d do not begin at 16
 // bytes. By hand, from seven forward products and input gradients on an H100: at 16 bits all of N
 // 241 to 433 and K 1 to 31 lost 2.0 to 2.2 ps an output, at fp32 those of N 89 to 210 and K 1 to 30

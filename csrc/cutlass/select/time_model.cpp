@@ -26,6 +26,10 @@ double reduce_us(const GemmProblem& p, int slices) {
   return kReduceUs + double(p.m) * p.n * slices * 4 / (2 * kDramBytesPerUs);
 }
 
+double pack_us(const GemmProblem& p, int64_t rows, int64_t cols) {
+  return kLaunchUs + 2.0 * rows * cols * dtype_bytes(p.dtype) / kDramBytesPerUs;
+}
+
 double step_bytes(const GemmProblem& p, double rows_a, double rows_b, double cold) {
   const double larger = std::clamp(std::log2(double(p.n) / double(p.m)) / 4, -1.0, 1.0);
   return 128 * (rows_a * (1 - cold * larger) + rows_b * (1 + cold * larger));

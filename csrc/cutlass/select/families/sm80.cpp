@@ -5,6 +5,7 @@
 #include "csrc/common/int_math.h"
 #include "csrc/cutlass/configs/sm80_configs.h"
 #include "csrc/cutlass/select/families.h"
+#include "csrc/cutlass/select/operands.h"
 #include "csrc/cutlass/select/split_k.h"
 #include "csrc/cutlass/select/time_model.h"
 
@@ -19,6 +20,13 @@ double cut_rows_us(const GemmProblem& p, const GemmConfig& c) {
   return c.tile_m * c.tile_n / ((is_half(p.dtype) ? kCutHalves : kCutWords) * kClockGhz * 1e3);
 }
 
+// Instructions of a tile for one of K where operands are copied word by word (simt_gemm.cuh).
+double word_instructions(const GemmProblem& p, const GemmConfig& c) {
+  const double copied =
+      (begins_aligned(p, p.a) ? 0 : c.tile_m) + (begins_aligned(p, p.b) ? 0 : c.tile_n);
+  return copied * kWordInstructions;
+}
+
 // The FP32 FMA kernels: bound by instruction issue (smaller register tiles spend more of it on
 // other things than FMAs) or by memory.
 double simt_us(const GemmProblem& p, const GemmConfig& c, int slices, const DeviceModel& device) {
@@ -29,10 +37,11 @@ double simt_us(const GemmProblem& p, const GemmConfig& c, int slices, const Devi
                                                  : kSimtSmall;
   const double tiles = double(ceil_div(p.m, c.tile_m)) * ceil_div(p.n, c.tile_n) * slices;
   const double waves = std::ceil(tiles / device.sm_count);
-  const double fma = double(outputs) * ceil_div(p.k, slices) / (fma_per_cycle * efficiency);
+  const double words = word_instructions(p, c);
+  const double fma = (outputs / (fma_per_cycle * efficiency) + words / 128) * ceil_div(p.k, slices);
   const double bytes = (double(p.m) * p.k + double(p.k) * p.n + double(p.m) * p.n) * 4;
-  double us = kLaunchUs +
-              std::max(waves * (kTileCycles + fma) / (kClockGhz * 1e3), bytes / kDramBytesPerUs);
+  const double sm = waves * (kTileCycles + fma) / (kClockGhz * 1e3), dram = bytes / kDramBytesPerUs;
+  double us = kLaunchUs + (words > 0 ? sm + dram / kWordsStreamed : std::max(sm, dram));
   if (slices > 1) us += reduce_us(p, slices);
   return us + waves * cut_rows_us(p, c);
 }
