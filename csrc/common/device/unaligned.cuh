@@ -32,4 +32,21 @@ __device__ __forceinline__ bool load_unaligned(const T* from, const T* end,
   return true;
 }
 
+// The 16 bytes at `unit`, which is a multiple of 16; zeros from `end` on, where nothing is read.
+// Both are aligned to 2 bytes.
+__device__ __forceinline__ uint4 load_before(const char* unit, const char* end) {
+  if (unit + 16 <= end) return __ldg(reinterpret_cast<const uint4*>(unit));
+  uint4 value{};
+#pragma unroll 1
+  for (int i = 14; i >= 0; i -= 2) {
+    const bool inside = unit + i + 2 <= end;
+    const uint32_t part = inside ? *reinterpret_cast<const uint16_t*>(unit + i) : 0u;
+    value.w = value.w << 16 | value.z >> 16;
+    value.z = value.z << 16 | value.y >> 16;
+    value.y = value.y << 16 | value.x >> 16;
+    value.x = value.x << 16 | part;
+  }
+  return value;
+}
+
 }  // namespace fusedops

@@ -9,6 +9,15 @@ namespace {
 
 constexpr const char* kTooLarge = "pack_operand: more than 2^31 - 1 blocks";
 
+// units: of 16 bytes, for sources whose columns are contiguous.
+template <class T>
+auto transposing_kernel(bool units) {
+  if constexpr (sizeof(T) <= 4) {
+    if (units) return &pack_columns_kernel<T>;
+  }
+  return &pack_transpose_kernel<T>;
+}
+
 template <class T>
 const char* launch(const PackSource& source, const PackShape& shape, void* out,
                    const LaunchContext& context) {
@@ -17,10 +26,14 @@ const char* launch(const PackSource& source, const PackShape& shape, void* out,
   const auto magnitude = [](int64_t stride) { return stride < 0 ? -stride : stride; };
   cudaError_t status;
   if (magnitude(source.row_stride) < magnitude(source.col_stride) && source.rows > 1) {
+    // NOTE: elements of 8 bytes have no kernel of whole units.
+    constexpr bool kUnits = sizeof(T) <= 4;
+    const bool units = kUnits && source.row_stride == 1 && source.col_stride > 0;
+    const int64_t tile_rows = units ? TransposedTile<T>::kRows : kPackTileRows;
     const int64_t col_tiles = ceil_div(shape.ld * int64_t{sizeof(T)}, kPackTileBytes);
-    const int64_t row_tiles = ceil_div(shape.out_rows, kPackTileRows);
+    const int64_t row_tiles = ceil_div(shape.out_rows, tile_rows);
     if (col_tiles > INT_MAX / row_tiles) return kTooLarge;
-    status = launch_kernel(pack_transpose_kernel<T>, dim3(unsigned(col_tiles * row_tiles)),
+    status = launch_kernel(transposing_kernel<T>(units), dim3(unsigned(col_tiles * row_tiles)),
                            dim3(kPackThreads), 0, stream, context.overlap, data,
                            static_cast<T*>(out), shape, static_cast<int>(col_tiles));
   } else {

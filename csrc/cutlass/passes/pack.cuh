@@ -4,6 +4,7 @@
 // sides are coalesced.
 #pragma once
 
+#include "csrc/common/device/mma.cuh"
 #include "csrc/common/device/pdl.cuh"
 #include "csrc/common/device/unaligned.cuh"
 
@@ -79,10 +80,120 @@ __global__ void __launch_bounds__(kPackThreads)
   }
 }
 
-// ---- source columns are (nearly) contiguous ----
+// ---- source columns are contiguous ----
+
+inline constexpr int kPackTileBytes = 128;  // of an output row
+
+// A block transposes 256 bytes of as many columns as 128 bytes of an output row have, with 16-byte
+// accesses on both sides. Columns begin anywhere; those that a thread reads are a multiple of 16
+// bytes apart, so that it shifts all by the same.
+template <class T>
+struct TransposedTile {
+  static constexpr int kVector = 16 / sizeof(T);
+  static constexpr int kUnits = 16;               // of a column
+  static constexpr int kRows = kUnits * kVector;  // of the output
+  static constexpr int kCols = kPackTileBytes / sizeof(T);
+  static constexpr int kStep = kPackThreads / kUnits;  // columns
+  static constexpr int kCount = kCols / kStep;
+
+  // NOTE: columns permute their units, so that those which a warp reads at a time lie in different
+  // banks.
+  static __device__ __forceinline__ int place(int col, int unit) {
+    const int key = sizeof(T) == 2 ? col / 8 % 4 * 2 + col % 2 : col / 4 % 8;
+    return col * kUnits + (unit ^ key);
+  }
+
+  // Memory to shared memory. first: the tile's; zeros where the source has no column.
+  static __device__ __forceinline__ void load(const T* first, const T* end, int64_t col_stride,
+                                              int rows, int cols, uint4* tile) {
+    const int unit = threadIdx.x % kUnits, col = threadIdx.x / kUnits;
+    const T* source = first + col * col_stride + unit * kVector;
+    const unsigned shift = reinterpret_cast<uintptr_t>(source) % 16;
+    const char* from = reinterpret_cast<const char*>(source) - shift;
+    const auto* behind = reinterpret_cast<const char*>(end);
+    const int bytes = min(rows - unit * kVector, kVector) * int(sizeof(T));
+    const int64_t step = kStep * col_stride * int64_t{sizeof(T)};
+    const int columns = bytes > 0 ? (cols - col + kStep - 1) / kStep : 0;
+    const bool both = int(shift) + bytes > 16;
+    uint4 low[kCount] = {}, high[kCount] = {};
+    if (from + (kCount - 1) * step + 32 <= behind) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        const auto* at = reinterpret_cast<const uint4*>(from + i * step);
+        if (i < columns) low[i] = __ldg(at);
+        if (i < columns && both) high[i] = __ldg(at + 1);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        if (i < columns) low[i] = load_before(from + i * step, behind);
+        if (i < columns && both) high[i] = load_before(from + i * step + 16, behind);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      tile[place(col + i * kStep, unit)] = bytes_behind(low[i], high[i], shift);
+    }
+  }
+
+  // The i-th 16 bytes that the thread writes: where, and what.
+  static __device__ __forceinline__ uint4 read(const uint4* tile, int i, int& row, int& col) {
+    if constexpr (sizeof(T) == 2) {
+      // A lane's four registers are pairs of eight columns side by side: matrix j has every second
+      // pair of columns, from the j-th on.
+      const int lane = threadIdx.x % 32, half = i % 2 * 32;
+      const int unit = threadIdx.x / 32 + i / 2 * (kPackThreads / 32);
+      const int line = half + lane % 8 / 2 * 8 + lane / 8 * 2 + lane % 2;
+      uint32_t r[4];
+      load_transposed(r, tile + place(line, unit));
+      row = unit * 8 + lane / 4;
+      col = half + lane % 4 * 8;
+      return {r[0], r[1], r[2], r[3]};
+    } else {
+      const int vector = threadIdx.x + i * kPackThreads;
+      row = vector / (kCols / 4);
+      col = vector % (kCols / 4) * 4;
+      const auto* words = reinterpret_cast<const uint32_t*>(tile);
+      uint32_t r[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) r[j] = words[place(col + j, row / 4) * 4 + row % 4];
+      return {r[0], r[1], r[2], r[3]};
+    }
+  }
+};
+
+template <class T>
+__global__ void __launch_bounds__(kPackThreads)
+    pack_columns_kernel(const T* __restrict__ source, T* __restrict__ out, PackShape shape,
+                        int col_tiles) {
+  using Tile = TransposedTile<T>;
+  __shared__ uint4 tile[Tile::kCols * Tile::kUnits];
+  const int64_t tile_row = int64_t{blockIdx.x / col_tiles} * Tile::kRows;
+  const int64_t tile_col = int64_t{blockIdx.x % col_tiles} * Tile::kCols;
+  const auto inside = [](int64_t all, int64_t first, int most) {
+    return static_cast<int>(min(max(all - first, int64_t{0}), int64_t{most}));
+  };
+  const int rows = inside(shape.rows, tile_row, Tile::kRows);
+  wait_for_predecessor();
+
+  Tile::load(source + tile_row + tile_col * shape.col_stride,
+             source + (shape.cols - 1) * shape.col_stride + shape.rows, shape.col_stride, rows,
+             inside(shape.cols, tile_col, Tile::kCols), tile);
+  __syncthreads();
+
+#pragma unroll
+  for (int i = 0; i < Tile::kCount; ++i) {
+    int row, col;
+    const uint4 vector = Tile::read(tile, i, row, col);
+    if (tile_row + row >= shape.out_rows || tile_col + col >= shape.ld) continue;
+    T* to = out + (tile_row + row) * shape.ld + tile_col + col;
+    *reinterpret_cast<uint4*>(to) = row < rows ? vector : uint4{};
+  }
+}
+
+// ---- neither, but rows are nearer than columns ----
 
 inline constexpr int kPackTileRows = 64;
-inline constexpr int kPackTileBytes = 128;  // of an output row
 
 // A block transposes 64 rows x 128 bytes.
 template <class T>
