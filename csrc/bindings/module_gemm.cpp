@@ -12,6 +12,7 @@
 #include "csrc/cutlass/select/sm90_plan.h"
 #include "csrc/cutlass/select/thin_plan.h"
 #include "csrc/cutlass/select/tuned_plans.h"
+#include "csrc/cutlass/select/unaligned_plan.h"
 
 namespace py = pybind11;
 using namespace py::literals;
@@ -200,6 +201,22 @@ py::dict thin_gemm(int64_t m, int64_t n, int64_t k, const Strides& a, const Stri
                   "expected_us"_a = plan.expected_us, "other_us"_a = other_us);
 }
 
+py::dict unaligned_gemm(int64_t m, int64_t n, int64_t k, const Strides& a, const Strides& b,
+                        const std::string& dtype, const std::string& epilogue, int64_t activation,
+                        bool allow_tf32, int capability, int sm_count) {
+  const GemmProblem problem = paper_problem(m, n, k, dtype, epilogue, activation, allow_tf32);
+  const DeviceModel device{capability, sm_count};
+  const MatrixView view_a = paper_view(a, m, k), view_b = paper_view(b, k, n);
+  const UnalignedPlan plan = plan_unaligned(view_a, view_b, problem, device);
+  if (plan.rejected) return py::dict("takes"_a = false, "rejected"_a = plan.rejected);
+  const double other_us = gemm_us(view_a, view_b, problem, device);
+  const unaligned::Tile& tile = unaligned::kTiles[plan.tile];
+  return py::dict("takes"_a = plan.expected_us < other_us, "rejected"_a = py::none(),
+                  "name"_a = unaligned_name(plan), "tile"_a = py::make_tuple(tile.m, tile.n),
+                  "splits"_a = plan.slices, "expected_us"_a = plan.expected_us,
+                  "other_us"_a = other_us);
+}
+
 py::dict plan_gemm(const py::dict& fields, int capability, int sm_count) {
   const GemmProblem problem = parse_problem(fields);
   const DeviceModel device{capability, sm_count};
@@ -301,6 +318,10 @@ void bind_gemm(py::module_& m) {
         "epilogue"_a, "activation"_a, "allow_tf32"_a, "capability"_a, "sm_count"_a,
         "Whether a streaming kernel takes this product ('takes'), its name and expected time and "
         "that of the other kernels; else why none of them can run.");
+  m.def("unaligned_gemm", &unaligned_gemm, "m"_a, "n"_a, "k"_a, py::kw_only(), "a"_a, "b"_a,
+        "dtype"_a, "epilogue"_a, "activation"_a, "allow_tf32"_a, "capability"_a, "sm_count"_a,
+        "The same of the kernels that read 16-bit operands which begin anywhere, with their slices "
+        "of K ('splits').");
   m.def("narrow_backward", &narrow_backward, "m"_a, "n"_a, "k"_a, py::kw_only(), "x"_a, "weight"_a,
         "dtype"_a, "activation"_a, "dx"_a, "dweight"_a, "dbias"_a, "capability"_a, "sm_count"_a,
         "Whether one kernel forms these gradients of a linear layer, for a dense dy.");

@@ -48,6 +48,20 @@ def thin_gemm(
     capability: int,
     sm_count: int,
 ) -> dict[str, Any]: ...
+def unaligned_gemm(
+    m: int,
+    n: int,
+    k: int,
+    *,
+    a: tuple[int, int, int],
+    b: tuple[int, int, int],
+    dtype: str,
+    epilogue: str,
+    activation: int,
+    allow_tf32: bool,
+    capability: int,
+    sm_count: int,
+) -> dict[str, Any]: ...
 def narrow_backward(
     m: int,
     n: int,

@@ -64,6 +64,7 @@ CXX_LAYERS = {
         "cutlass/kernels/sm90",
     ),
     "cutlass/kernels/simt": ("common*", "cutlass", "cutlass/configs", "cutlass/kernels/sm80"),
+    "cutlass/kernels/unaligned": ("common*", "cutlass", "cutlass/configs", "cutlass/kernels/sm80"),
     "cutlass/kernels/sm80": ("common*", "cutlass", "cutlass/configs"),
     "cutlass/kernels/*": ("common*", "cutlass", "cutlass/configs", "cutlass/kernels/hopper"),
     "cutlass/passes": ("common*", "cutlass", "cutlass/configs"),
@@ -76,6 +77,7 @@ CXX_LAYERS = {
         "cutlass/passes",
         "cutlass/kernels/fp32/split_fp32.h",
         "cutlass/kernels/thin/thin.h",
+        "cutlass/kernels/unaligned/unaligned.h",
     ),
     "cutlass/ops": (
         "common*",

@@ -14,11 +14,13 @@
 #include "csrc/cutlass/kernels/fp32/split_fp32.h"
 #include "csrc/cutlass/launch/launch_memory.h"
 #include "csrc/cutlass/launch/thin_gemm.h"
+#include "csrc/cutlass/launch/unaligned_gemm.h"
 #include "csrc/cutlass/passes/act_backward.h"
 #include "csrc/cutlass/passes/pack.h"
 #include "csrc/cutlass/passes/splitk_reduce.h"
 #include "csrc/cutlass/select/plan_cache.h"
 #include "csrc/cutlass/select/sm90_plan.h"
+#include "csrc/cutlass/select/split_k.h"
 
 namespace fusedops {
 
@@ -90,16 +92,8 @@ void launch_kernel_of(const char* op, const GemmPlan& plan, const GemmProblem& p
 // K in slices; each writes fp32 partial sums that are added in order.
 void launch_split(const char* op, const GemmPlan& plan, const GemmProblem& p,
                   const LaunchScope& scope) {
-  GemmProblem slices = p;
-  slices.slice_k = round_up(ceil_div(p.k, plan.slices), 64);
-  slices.slices = ceil_div(p.k, slices.slice_k);
-  slices.slice_stride = p.m * p.n;
+  GemmProblem slices = in_slices(p, plan.slices);
   const Tensor partial = workspace(slices.slices * p.m * p.n * 4, scope);
-  slices.epilogue = Epilogue::kAccumulator;
-  slices.accumulate = false;
-  slices.bias = nullptr;
-  slices.preact = nullptr;
-  slices.activation = Activation::kNone;
   slices.d = partial.mutable_data_ptr();
   launch_kernel_of(op, plan, slices, scope);
   check_launched(op, splitk_reduce(p, static_cast<const float*>(partial.const_data_ptr()),
@@ -264,7 +258,7 @@ void run_gemm(const GemmCall& call, const Tensor& d, const Tensor* preact,
               const LaunchScope& scope) {
   const GemmProblem p = problem_of(call, d, preact);
   if (launch_without_product(call, p, scope)) return;
-  if (run_thin(call, p, scope)) return;
+  if (run_thin(call, p, scope) || run_unaligned(call, p, scope)) return;
   if (wants_exact_parts(p, device_model(scope))) return run_exact(call, p, scope);
   const Prepared prepared = prepare(call, p, scope);
   const GemmPlan plan = select_gemm_cached(prepared.problem, device_model(scope));

@@ -37,21 +37,6 @@ constexpr double kPadMinOutputs = 1 << 20;  // below, the second launch is what 
 
 double work(const GemmProblem& p) { return double(p.m) * p.n * p.k; }
 
-// (rows, k) as the kernels take it: one index is contiguous. False when neither is.
-bool natural_operand(const MatrixView& view, GemmOperand& operand) {
-  const auto [data, rows, k, row_stride, k_stride] = view;
-  // NOTE: a stride over an extent of 1 is never used; any legal value will do.
-  if (k_stride == 1 && (row_stride >= k || rows == 1)) {
-    operand = {data, rows == 1 ? round_up(k, 16) : row_stride, Major::kK};
-    return true;
-  }
-  if (row_stride == 1 && (k_stride >= rows || k == 1)) {
-    operand = {data, k == 1 ? round_up(rows, 16) : k_stride, Major::kMN};
-    return true;
-  }
-  return false;
-}
-
 // Whether the FP32 FMA kernels read the words of an operand one by one in less time than a copy
 // takes. `others`: rows of the other operand, tiles of which each read it again.
 bool reads_words(const GemmProblem& p, const MatrixView& view, int64_t others,
@@ -145,6 +130,20 @@ bool served(const GemmProblem& p) {
 bool begins_aligned(const GemmProblem& p, const GemmOperand& operand) {
   return reinterpret_cast<uintptr_t>(operand.data) % 16 == 0 &&
          operand.ld * dtype_bytes(p.dtype) % 16 == 0;
+}
+
+bool natural_operand(const MatrixView& view, GemmOperand& operand) {
+  const auto [data, rows, k, row_stride, k_stride] = view;
+  // NOTE: a stride over an extent of 1 is never used; any legal value will do.
+  if (k_stride == 1 && (row_stride >= k || rows == 1)) {
+    operand = {data, rows == 1 ? round_up(k, 16) : row_stride, Major::kK};
+    return true;
+  }
+  if (row_stride == 1 && (k_stride >= rows || k == 1)) {
+    operand = {data, k == 1 ? round_up(rows, 16) : k_stride, Major::kMN};
+    return true;
+  }
+  return false;
 }
 
 OperandPlan plan_operands(const MatrixView& a, const MatrixView& b, const GemmProblem& problem,

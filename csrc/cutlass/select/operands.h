@@ -19,6 +19,9 @@ struct MatrixView {
 // Whether every row of an operand begins at 16 bytes.
 bool begins_aligned(const GemmProblem& p, const GemmOperand& operand);
 
+// A view of (rows, k) as the kernels take it: one index is contiguous. False when neither is.
+bool natural_operand(const MatrixView& view, GemmOperand& operand);
+
 struct OperandPlan {
   GemmProblem problem;           // a packed operand has no address yet; k includes its padding
   const char* pack_a = nullptr;  // the reason for the copy, or null

@@ -2,6 +2,7 @@
 // Host only.
 #pragma once
 
+#include "csrc/common/int_math.h"
 #include "csrc/cutlass/problem.h"
 
 namespace fusedops {
@@ -29,6 +30,21 @@ inline GemmProblem sliced(const GemmProblem& problem, int slices) {
     p.epilogue = Epilogue::kAccumulator;
     p.activation = Activation::kNone;
   }
+  return p;
+}
+
+// The product that writes so many slices of K or a few less, all but the address of the slices:
+// d of (slices, m, n) fp32.
+inline GemmProblem in_slices(const GemmProblem& problem, int slices) {
+  GemmProblem p = problem;
+  p.slice_k = round_up(ceil_div(p.k, slices), 64);
+  p.slices = ceil_div(p.k, p.slice_k);
+  p.slice_stride = p.m * p.n;
+  p.epilogue = Epilogue::kAccumulator;
+  p.accumulate = false;
+  p.bias = nullptr;
+  p.preact = nullptr;
+  p.activation = Activation::kNone;
   return p;
 }
 

@@ -42,7 +42,11 @@ View = tuple[int, int, int]  # row stride, column stride, address modulo 16
 H200 = ("NVIDIA H200 (assumed: no GPU is visible)", 90, 132)
 RUNNERS_UP = 4
 ONE_KERNEL = "few features: one kernel forms every gradient in one pass over the rows"
-STREAMS = "few features: a kernel that streams the rows is the fastest by its time model"
+IN_PLACE = {
+    "thin": "few features: a kernel that streams the rows is the fastest by its time model",
+    "unaligned": "operands begin anywhere: a kernel that reads them so is the fastest by its time"
+    " model",
+}
 WHY = {  # kChosenBy of module_gemm.cpp
     "tuned": "measured on this machine by fusedops.tune, of {} candidates",
     "measured": "measured on an H200 for exactly this product (the table that is compiled in)",
@@ -382,7 +386,10 @@ def _explain_gemm(
     problem = prepared["problem"]
     thin = _C.thin_gemm(m, n, k, a=a, b=b, **options)
     if thin["takes"]:
-        return _explain_thin(role, (m, n, k), thin, problem)
+        return _explain_in_place(role, (m, n, k), "thin", thin, problem)
+    unaligned = _C.unaligned_gemm(m, n, k, a=a, b=b, **options)
+    if unaligned["takes"]:
+        return _explain_in_place(role, (m, n, k), "unaligned", unaligned, problem)
     if m == 0 or n == 0:
         return ExplainedGemm(role, problem, None, "nothing is computed: the output is empty")
     if k == 0:
@@ -416,19 +423,24 @@ def _explain_gemm(
     )
 
 
-def _explain_thin(
-    role: str, sizes: tuple[int, int, int], thin: dict[str, Any], packed: dict[str, Any]
+def _explain_in_place(
+    role: str,
+    sizes: tuple[int, int, int],
+    family: str,
+    found: dict[str, Any],
+    packed: dict[str, Any],
 ) -> ExplainedGemm:
-    """A product through a streaming kernel, which reads its operands where they lie."""
+    """A product through a kernel that reads its operands where they lie."""
     m, n, k = sizes
-    plan = {"name": thin["name"], "family": "thin", "splits": 1, "swizzle": DEFAULT_RASTER_WIDTH}
+    plan = {"name": found["name"], "family": family, "splits": found.get("splits", 1)}
+    plan |= {"tile": found["tile"], "swizzle": DEFAULT_RASTER_WIDTH}
     return ExplainedGemm(
         role=role,
         problem=packed | {"m": m, "n": n, "k": k, "ldd": n},
-        plan=plan | {"tile": thin["tile"]},
-        why=STREAMS,
-        expected_us=thin["expected_us"],
-        runners_up=(("the other kernels, with their copies", thin["other_us"]),),
+        plan=plan,
+        why=IN_PLACE[family],
+        expected_us=found["expected_us"],
+        runners_up=(("the other kernels, with their copies", found["other_us"]),),
     )
 
 

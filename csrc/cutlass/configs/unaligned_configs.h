@@ -1,0 +1,37 @@
+// The tiles of the kernels for 16-bit operands that begin anywhere (kernels/unaligned), and what
+// those accept: data for selection (host) and for the kernels (device).
+#pragma once
+
+#include "csrc/cutlass/problem.h"
+
+namespace fusedops::unaligned {
+
+// rows of A and of B to a block, and blocks that share an SM.
+struct Tile {
+  int m, n, per_sm;
+};
+
+inline constexpr Tile kTiles[] = {
+    {32, 128, 2}, {64, 128, 2}, {128, 128, 1}, {128, 64, 2}, {128, 32, 2},
+};
+inline constexpr int kNumTiles = sizeof(kTiles) / sizeof(kTiles[0]);
+inline constexpr int kTileK = 64;
+inline constexpr int kThreads = 256;
+
+// Why no such kernel can run a problem whose operands are natural ones, or null.
+inline const char* refusal(const GemmProblem& p) {
+  constexpr int64_t kIntMax = 0x7fffffff;
+  constexpr int64_t kMaxSlices = 65535;  // grid.y
+  if (p.dtype != DType::kFloat16 && p.dtype != DType::kBFloat16) return "neither fp16 nor bf16";
+  if (p.epilogue > Epilogue::kAccumulator || p.accumulate) return "no kernel with this epilogue";
+  if (p.m < 1 || p.n < 1 || p.k < 1) return "an extent is zero";
+  if (p.k > kIntMax - kTileK) return "K is above 2^31 - 65";
+  if ((p.m - 1) / 32 + 1 > kIntMax / ((p.n - 1) / 32 + 1)) return "too many tiles";
+  if (p.slices < 1 || p.slices > kMaxSlices) return "slices of K are not from 1 to 65535";
+  if (p.slices > 1 && p.epilogue != Epilogue::kAccumulator) {
+    return "slices of K need the accumulator epilogue";
+  }
+  return nullptr;
+}
+
+}  // namespace fusedops::unaligned

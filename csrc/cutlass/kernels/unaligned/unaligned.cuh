@@ -1,0 +1,264 @@
+// GEMM of 16-bit operands of any majorness that begin anywhere, and so end anywhere: what TMA and
+// cp.async of 16 bytes cannot read and would have to be copied first. mma.sync with fp32 sums, two
+// tiles in shared memory, the next one on its way in registers (unaligned_operand.cuh).
+#pragma once
+
+#include "csrc/cutlass/kernels/sm80/sm80_tile.cuh"
+#include "csrc/cutlass/kernels/unaligned/unaligned_operand.cuh"
+#include "csrc/cutlass/kernels/unaligned/unaligned_result.cuh"
+
+namespace fusedops::unaligned {
+
+struct Params {
+  Operand a, b;
+  int64_t m, n;
+  sm80::KRange range;
+  sm80::TileOrder order;
+  void* d;
+  void* preact;      // or null
+  const void* bias;  // or null
+  int64_t ldd, slice_stride;
+  Activation activation;
+  bool as_float;  // d gets the sums themselves, in fp32
+};
+
+template <class Half, int kTile, Major kA, Major kB>
+struct Gemm {
+  using T = Half;
+  static constexpr Tile kShape = kTiles[kTile];
+  static constexpr int kM = kShape.m, kN = kShape.n;
+  static constexpr int kWarpsM = kM > kN ? 4 : 2, kWarpsN = kThreads / 32 / kWarpsM;
+  static constexpr int kWarpM = kM / kWarpsM, kWarpN = kN / kWarpsN;
+  static constexpr int kTilesM = kWarpM / 16, kTilesN = kWarpN / 8;
+  using LoaderA = Loader<kM, kA>;
+  using LoaderB = Loader<kN, kB>;
+  static constexpr int kStage = (kM + kN) * kTileK / 8;  // units
+  static constexpr int kSharedBytes = 2 * kStage * 16;
+  static_assert(kM * kStagedUnits<kN> <= 2 * kStage);
+};
+
+// ---- mainloop ----
+
+template <class G>
+struct Sums {
+  float value[G::kTilesM][G::kTilesN][4] = {};
+  int row, col;  // the warp's first output, inside the tile
+
+  __device__ __forceinline__ Sums() {
+    const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
+    row = warp / G::kWarpsN * G::kWarpM;
+    col = warp % G::kWarpsN * G::kWarpN;
+  }
+
+  __device__ __forceinline__ void multiply(const uint4* a, const uint4* b) {
+#pragma unroll
+    for (int k = 0; k < kTileK; k += 16) {
+      uint32_t left[G::kTilesM][4];
+#pragma unroll
+      for (int i = 0; i < G::kTilesM; ++i) {
+        G::LoaderA::Shared::load_left(left[i], a, row + i * 16, k);
+      }
+#pragma unroll
+      for (int j = 0; j < G::kTilesN; j += 2) {
+        uint32_t right[4];
+        G::LoaderB::Shared::load_right(right, b, col + j * 8, k);
+#pragma unroll
+        for (int i = 0; i < G::kTilesM; ++i) {
+          mma_k16<typename G::T>(value[i][j], left[i], right[0], right[1]);
+          mma_k16<typename G::T>(value[i][j + 1], left[i], right[2], right[3]);
+        }
+      }
+    }
+  }
+};
+
+template <class G>
+__device__ __forceinline__ void mainloop(uint4* shared, typename G::LoaderA& a,
+                                         typename G::LoaderB& b, int k, Sums<G>& sums) {
+  constexpr int kOfA = G::kM * kTileK / 8;
+  a.load(k);
+  b.load(k);
+  a.store(shared, k);
+  b.store(shared + kOfA, k);
+  __syncthreads();
+  int stage = 0;
+#pragma unroll 1
+  for (int left = k - kTileK; left > -kTileK; left -= kTileK) {
+    const uint4* now = shared + stage;
+    stage = G::kStage - stage;
+    uint4* next = shared + stage;
+    if (left > 0) {
+      a.load(left);
+      b.load(left);
+    }
+    sums.multiply(now, now + kOfA);
+    if (left > 0) {
+      a.store(next, left);
+      b.store(next + kOfA, left);
+    }
+    __syncthreads();
+  }
+}
+
+// ---- epilogue ----
+
+// The sums themselves.
+template <class G>
+__device__ __forceinline__ void store_sums(const Sums<G>& sums, const ResultTile& result) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < G::kTilesM; ++i) {
+#pragma unroll
+    for (int j = 0; j < G::kTilesN; ++j) {
+#pragma unroll
+      for (int v = 0; v < 4; ++v) {
+        const int row = sums.row + i * 16 + lane / 4 + v / 2 * 8;
+        const int col = sums.col + j * 8 + lane % 4 * 2 + v % 2;
+        if (row < result.rows && col < result.cols) {
+          static_cast<float*>(result.first)[row * result.ld + col] = sums.value[i][j][v];
+        }
+      }
+    }
+  }
+}
+
+struct Four {
+  static constexpr int kElements = 4;
+  float value[4];
+  __device__ __forceinline__ float& operator[](int i) { return value[i]; }
+};
+
+// act(sums + bias) to where store_staged reads it.
+template <class G>
+__device__ __forceinline__ void stage(const Sums<G>& sums, const ResultTile& result,
+                                      const typename G::T* bias, Activation activation,
+                                      uint4* staged) {
+  using T = typename G::T;
+  constexpr int kGroups = G::kTilesM * G::kTilesN;
+  const int lane = threadIdx.x % 32;
+  T* out = reinterpret_cast<T*>(staged);
+  // NOTE: not unrolled, so that the activations are compiled once.
+#pragma unroll 1
+  for (int group = 0; group < kGroups; ++group) {
+    Four z;
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+#pragma unroll
+      for (int v = 0; v < 4; ++v) {
+        if (g == group) z[v] = sums.value[g / G::kTilesN][g % G::kTilesN][v];
+      }
+    }
+    const int row = sums.row + group / G::kTilesN * 16 + lane / 4;
+    const int col = sums.col + group % G::kTilesN * 8 + lane % 4 * 2;
+    if (bias != nullptr) {
+      const float first = col < result.cols ? to_compute(bias[col]) : 0.0f;
+      const float second = col + 1 < result.cols ? to_compute(bias[col + 1]) : 0.0f;
+      z[0] += first, z[1] += second, z[2] += first, z[3] += second;
+    }
+    activate_array<kAccuracyOf<T>>(activation, z);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int r = row + half * 8;
+      T* to = out + r * (kStagedUnits<G::kN> * 8) + head_of<T>(result, r) + col;
+      to[0] = from_compute<T>(z[half * 2]);
+      to[1] = from_compute<T>(z[half * 2 + 1]);
+    }
+  }
+}
+
+template <class G>
+__device__ __forceinline__ void store_results(const Params& p, const Sums<G>& sums, int64_t first,
+                                              ResultTile result, const typename G::T* bias,
+                                              uint4* shared) {
+  using T = typename G::T;
+#pragma unroll 1
+  for (int pass = p.preact ? 0 : 1; pass < 2; ++pass) {
+    result.first = static_cast<T*>(pass == 0 ? p.preact : p.d) + first;
+    stage<G>(sums, result, bias, pass == 0 ? Activation::kNone : p.activation, shared);
+    __syncthreads();
+    store_staged<T, G::kM, G::kN, kThreads>(result, shared);
+    __syncthreads();
+  }
+}
+
+// ---- kernel ----
+
+template <class G>
+__global__ void __launch_bounds__(kThreads, G::kShape.per_sm)
+    gemm_kernel(const __grid_constant__ Params p) {
+  extern __shared__ __align__(128) uint4 shared_units[];
+  const int2 tile = p.order(blockIdx.x);
+  const int64_t m = int64_t{tile.x} * G::kM, n = int64_t{tile.y} * G::kN;
+  const int slice = blockIdx.y;
+  const int rows = static_cast<int>(min(p.m - m, int64_t{G::kM}));
+  const int cols = static_cast<int>(min(p.n - n, int64_t{G::kN}));
+  const int64_t begin = p.range.begin(slice);
+  wait_for_predecessor();
+
+  typename G::LoaderA a(p.a, m, begin, rows);
+  typename G::LoaderB b(p.b, n, begin, cols);
+  Sums<G> sums;
+  mainloop<G>(shared_units, a, b, p.range.count(slice), sums);
+
+  const int64_t first = m * p.ldd + n;
+  ResultTile result{nullptr, p.ldd, rows, cols};
+  if (p.as_float) {
+    result.first = static_cast<float*>(p.d) + first + slice * p.slice_stride;
+    store_sums<G>(sums, result);
+  } else {
+    const auto* bias = static_cast<const typename G::T*>(p.bias);
+    store_results<G>(p, sums, first, result, bias ? bias + n : nullptr, shared_units);
+  }
+}
+
+// ---- host side ----
+
+// A slice ends with K or at a multiple of 64, so that one end serves all.
+inline Operand make_operand(const GemmOperand& operand, int64_t rows, int64_t k) {
+  const auto* data = static_cast<const uint16_t*>(operand.data);
+  const bool along_k = operand.major == Major::kK;
+  const int64_t lines = along_k ? rows : k, length = along_k ? k : rows;
+  return {data, data + (lines - 1) * operand.ld + length, operand.ld};
+}
+
+template <class G>
+const char* launch(const GemmProblem& problem, const LaunchContext& context) {
+  const bool sums = problem.epilogue == Epilogue::kAccumulator;
+  const Params params = {.a = make_operand(problem.a, problem.m, problem.k),
+                         .b = make_operand(problem.b, problem.n, problem.k),
+                         .m = problem.m,
+                         .n = problem.n,
+                         .range = sm80::make_k_range(problem),
+                         .order = sm80::make_tile_order(problem, G::kM, G::kN),
+                         .d = problem.d,
+                         .preact = problem.epilogue == Epilogue::kPreact ? problem.preact : nullptr,
+                         .bias = sums ? nullptr : problem.bias,
+                         .ldd = problem.ldd,
+                         .slice_stride = problem.slices > 1 ? problem.slice_stride : 0,
+                         .activation = sums ? Activation::kNone : problem.activation,
+                         .as_float = sums};
+  return sm80::launch_tiles<&gemm_kernel<G>>(problem, context, kThreads, G::kSharedBytes, params);
+}
+
+template <class T, int kTile>
+const char* launch_tile(const GemmProblem& p, const LaunchContext& context) {
+  const bool a = p.a.major == Major::kK, b = p.b.major == Major::kK;
+  if (a && b) return launch<Gemm<T, kTile, Major::kK, Major::kK>>(p, context);
+  if (a) return launch<Gemm<T, kTile, Major::kK, Major::kMN>>(p, context);
+  if (b) return launch<Gemm<T, kTile, Major::kMN, Major::kK>>(p, context);
+  return launch<Gemm<T, kTile, Major::kMN, Major::kMN>>(p, context);
+}
+
+template <class T>
+const char* launch_any(int tile, const GemmProblem& p, const LaunchContext& context) {
+  static_assert(kNumTiles == 5);
+  switch (tile) {
+    case 0: return launch_tile<T, 0>(p, context);
+    case 1: return launch_tile<T, 1>(p, context);
+    case 2: return launch_tile<T, 2>(p, context);
+    case 3: return launch_tile<T, 3>(p, context);
+    default: return launch_tile<T, 4>(p, context);
+  }
+}
+
+}  // namespace fusedops::unaligned

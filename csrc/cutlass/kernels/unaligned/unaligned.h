@@ -1,0 +1,16 @@
+// Host face of the kernels for 16-bit operands that begin anywhere.
+#pragma once
+
+#include "csrc/common/launch_context.h"
+#include "csrc/cutlass/configs/unaligned_configs.h"
+
+namespace fusedops::unaligned {
+
+// Launches the kernel of kTiles[tile]; operands have a unit stride and are aligned to an element.
+// Returns null or the reason why nothing was launched.
+const char* multiply(int tile, const GemmProblem& problem, const LaunchContext& context);
+
+const char* multiply_fp16(int tile, const GemmProblem& problem, const LaunchContext& context);
+const char* multiply_bf16(int tile, const GemmProblem& problem, const LaunchContext& context);
+
+}  // namespace fusedops::unaligned

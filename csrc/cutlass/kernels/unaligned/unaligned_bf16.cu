@@ -1,0 +1,16 @@
+#include "csrc/cutlass/kernels/unaligned/unaligned.cuh"
+#include "csrc/cutlass/kernels/unaligned/unaligned.h"
+
+namespace fusedops::unaligned {
+
+const char* multiply_bf16(int tile, const GemmProblem& problem, const LaunchContext& context) {
+  return launch_any<__nv_bfloat16>(tile, problem, context);
+}
+
+const char* multiply(int tile, const GemmProblem& problem, const LaunchContext& context) {
+  if (const char* reason = refusal(problem)) return reason;
+  return problem.dtype == DType::kFloat16 ? multiply_fp16(tile, problem, context)
+                                          : multiply_bf16(tile, problem, context);
+}
+
+}  // namespace fusedops::unaligned

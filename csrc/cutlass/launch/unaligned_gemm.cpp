@@ -1,0 +1,33 @@
+#include "csrc/cutlass/launch/unaligned_gemm.h"
+
+#include "csrc/cutlass/kernels/unaligned/unaligned.h"
+#include "csrc/cutlass/passes/splitk_reduce.h"
+#include "csrc/cutlass/select/split_k.h"
+#include "csrc/cutlass/select/unaligned_plan.h"
+
+namespace fusedops {
+namespace {
+
+const char* launch(const UnalignedPlan& plan, const LaunchScope& scope) {
+  const GemmProblem& p = plan.problem;
+  if (plan.slices == 1) return unaligned::multiply(plan.tile, p, scope.context());
+  GemmProblem slices = in_slices(p, plan.slices);
+  const Tensor partial = workspace(slices.slices * p.m * p.n * 4, scope);
+  slices.d = partial.mutable_data_ptr();
+  if (const char* failure = unaligned::multiply(plan.tile, slices, scope.context())) return failure;
+  return splitk_reduce(p, static_cast<const float*>(partial.const_data_ptr()), slices.slices,
+                       scope.context());
+}
+
+}  // namespace
+
+bool run_unaligned(const GemmCall& call, const GemmProblem& problem, const LaunchScope& scope) {
+  const DeviceModel device = device_model(scope);
+  const UnalignedPlan plan = plan_unaligned(call.a, call.b, problem, device);
+  if (!unaligned_takes(plan, call.a, call.b, problem, device)) return false;
+  const char* failure = launch(plan, scope);
+  FUSEDOPS_CHECK(failure == nullptr, call.op, ": the launch failed: ", failure);
+  return true;
+}
+
+}  // namespace fusedops

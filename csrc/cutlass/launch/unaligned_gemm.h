@@ -1,0 +1,12 @@
+// Products of 16-bit operands that begin anywhere, without packed copies of them.
+#pragma once
+
+#include "csrc/cutlass/launch/gemm_launch.h"
+
+namespace fusedops {
+
+// False where copies and another kernel are expected to be faster or no such kernel can run:
+// nothing was launched. `problem` is the call's, without operands.
+bool run_unaligned(const GemmCall& call, const GemmProblem& problem, const LaunchScope& scope);
+
+}  // namespace fusedops

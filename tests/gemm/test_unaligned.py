@@ -1,0 +1,211 @@
+"""Products of operands that begin anywhere: who reads them in place, results against float64."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import fusedops
+from fusedops import _C, reference
+from util import (
+    ACTIVATIONS,
+    HALVES,
+    assert_accurate,
+    assert_replays_and_streams,
+    linear_inputs,
+    name,
+    poisoned,
+    torch_linear,
+)
+
+HOPPER = {"capability": 90, "sm_count": 132}
+OP = torch.ops.fusedops.linear_backward
+# M, N, K: every tile, K in one and in several slices, rows of any length on either side.
+SHAPES = (
+    *((1, 1111, 3001), (8, 2953, 1065), (40, 135, 4099), (64, 3365, 517), (96, 87, 8001)),
+    *((20011, 6, 803), (9001, 47, 57), (5003, 99, 645), (3000, 243, 117), (700, 700, 333)),
+)
+
+
+def asked(ask, m, n, k, a=None, b=None, **options):
+    """What selection says of a (M, K) and b (K, N), dense or of these strides and address."""
+    options = {"dtype": "bfloat16", "epilogue": "fused", "activation": 0} | options
+    a, b = (*(a or (k, 1)), 0)[:3], (*(b or (1, k)), 0)[:3]
+    return ask(m, n, k, a=a, b=b, allow_tf32=False, **(HOPPER | options))
+
+
+def unaligned(*args, **options):
+    return asked(_C.unaligned_gemm, *args, **options)
+
+
+# ---- selection ----
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    ("m", "n", "k", "b"),
+    [
+        (1, 11101, 7928, (11101, 1)),  # columns of an odd number of weights
+        (8, 8325, 9762, None),
+        (64, 7219, 14420, None),
+        (148_153, 6, 803, None),
+        (260_289, 199, 46, None),
+    ],
+)
+def test_large_operands_of_odd_rows_are_read_in_place(dtype, m, n, k, b):
+    found = unaligned(m, n, k, b=b, dtype=dtype)
+    assert found["takes"]
+    assert found["expected_us"] < 0.7 * found["other_us"]
+    assert found["splits"] >= 1
+    assert found["name"] == "unaligned {}x{}".format(*found["tile"])
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "options", "reason"),
+    [
+        (4096, 4096, 4096, {}, "nothing has to be copied"),
+        (4096, 4097, 4100, {"dtype": "float32"}, "neither fp16 nor bf16"),
+        (4096, 4097, 4099, {"epilogue": "grad"}, "no kernel with this epilogue"),
+        (512, 333, 333, {"a": (999, 3)}, "neither stride of an operand is 1"),
+        (0, 3, 3, {}, "an extent is zero"),
+    ],
+)
+def test_what_is_not_read_in_place_says_why(m, n, k, options, reason):
+    found = unaligned(m, n, k, **options)
+    assert not found["takes"]
+    assert reason in found["rejected"]
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(18304, 4540, 6871), (8192, 30522, 1025)])
+def test_large_products_are_copied_first(m, n, k):
+    """WGMMA is faster by more than the copies take."""
+    found = unaligned(m, n, k)
+    assert found["rejected"] is None
+    assert not found["takes"]
+
+
+def test_an_odd_address_is_enough():
+    assert unaligned(8, 8192, 8192)["rejected"] == "nothing has to be copied"
+    assert unaligned(8, 8192, 8192, b=(1, 8192, 2))["takes"]
+
+
+def test_explain_names_the_kernel():
+    report = fusedops.explain((8, 9762), (8325, 9762), (8325,), "relu")
+    assert report.products[0].kernel.startswith("unaligned 32x128")
+    assert "begin anywhere" in str(report)
+
+
+# ---- results ----
+
+
+def check(x, weight, bias, dy, activation, what=""):
+    """y and every gradient against the accuracy rule."""
+    leaves = [None if t is None else t.detach().requires_grad_() for t in (x, weight, bias)]
+    torchs = [None if t is None else t.detach().requires_grad_() for t in (x, weight, bias)]
+    theirs = torch_linear(*torchs, activation)
+    theirs.backward(dy)
+    with poisoned():
+        y = fusedops.linear(*leaves, activation)
+        y.backward(dy)
+    wide = [None if t is None else t.double() for t in (dy, x, weight, bias)]
+    assert_accurate(y, theirs, reference.linear(*wide[1:], activation), f"{what} y")
+    exact = reference.linear_backward(*wide, activation)
+    # NOTE: a sum over rows may cancel: its rounding is that of its terms.
+    squares = wide[0].square()
+    scales = (None, (squares.T @ wide[1].square()).sqrt(), squares.sum(0).sqrt())
+    for label, leaf, other, truth, scale in zip(
+        ("dx", "dw", "db"), leaves, torchs, exact, scales, strict=True
+    ):
+        if leaf is not None:
+            assert_accurate(leaf.grad, other.grad, truth, f"{what} {label}", scale)
+
+
+def shifted(tensor, elements):
+    """The same values at an address that is so many elements behind a multiple of 16 bytes."""
+    room = tensor.new_full((tensor.numel() + elements,), math.nan)[elements:]
+    return room.view(tensor.shape).copy_(tensor)
+
+
+def columns(tensor):
+    return tensor.t().contiguous().t()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", HALVES, ids=name)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_every_shape(dtype, shape):
+    x, weight, bias, dy = linear_inputs(*shape, dtype, "cuda")
+    for activation, b in (("relu", bias), ("gelu", None)):
+        check(x, weight, b, dy, activation, f"{shape} {activation}")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", HALVES, ids=name)
+@pytest.mark.parametrize("shape", [(33, 1500, 2001), (6001, 47, 505)], ids=str)
+def test_every_layout_and_address(dtype, shape):
+    x, weight, bias, dy = linear_inputs(*shape, dtype, "cuda")
+    for rows in (x, columns(x), shifted(x, 1)):
+        for others in (weight, columns(weight), shifted(weight, 5)):
+            check(rows, others, bias, dy, "silu", f"{shape}")
+    wide = torch.full((shape[0], shape[2] + 7), math.nan, dtype=dtype, device="cuda")
+    rows = wide[:, 3 : 3 + shape[2]].copy_(x)
+    check(rows, weight, bias, dy, "silu", f"{shape} slice")
+
+
+@pytest.mark.gpu
+@pytest.mark.sm90
+@pytest.mark.parametrize("dtype", HALVES, ids=name)
+def test_shapes_here_take_these_kernels(dtype):
+    for shape in ((1, 1111, 3001), (64, 3365, 517), (20011, 6, 803), (5003, 99, 645)):
+        report = fusedops.explain(*linear_inputs(*shape, dtype, "cuda")[:3])
+        assert report.products[0].kernel.startswith("unaligned"), str(report)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("dtype", HALVES, ids=name)
+def test_every_activation(dtype, activation):
+    for shape in ((9, 1203, 2001), (5001, 35, 259)):
+        check(*linear_inputs(*shape, dtype, "cuda"), activation, f"{shape}")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", HALVES, ids=name)
+def test_weight_gradients_in_fp32(dtype):
+    for m, n, k in ((20_001, 47, 57), (4001, 333, 259)):
+        x, weight, _, dy = linear_inputs(m, n, k, dtype, "cuda")
+        with poisoned():
+            _, dw, _ = OP(dy, x, weight, None, 0, False, True, True, True, False)
+        assert dw.dtype is torch.float32
+        exact = dy.double().t() @ x.double()
+        assert_accurate(dw, dy.float().t() @ x.float(), exact, f"{m}x{n}x{k}")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", HALVES, ids=name)
+def test_repeatable_and_the_same_in_graphs_and_streams(dtype):
+    for m, n, k in ((8, 2953, 3065), (30_001, 47, 65)):
+        x, weight, bias, dy = linear_inputs(m, n, k, dtype, "cuda")
+        y = fusedops.linear(x, weight, bias, "gelu_tanh")
+        assert_replays_and_streams(
+            lambda x=x, w=weight, b=bias: fusedops.linear(x, w, b, "gelu_tanh"), y
+        )
+        first = OP(dy, x, weight, None, 0, True, True, True, False, False)
+        for _ in range(10):
+            again = OP(dy, x, weight, None, 0, True, True, True, False, False)
+            assert all(map(torch.equal, again, first))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", HALVES, ids=name)
+def test_nan_and_infinity_stay_in_their_rows_and_columns(dtype):
+    for m, n, k in ((20, 1501, 2003), (5001, 47, 203)):
+        x, weight, bias, _ = linear_inputs(m, n, k, dtype, "cuda")
+        x[7, k - 1], x[m - 1, 0], weight[n - 1, 0] = math.nan, math.inf, math.nan
+        y = fusedops.linear(x, weight, bias)
+        theirs = torch.nn.functional.linear(x, weight, bias)
+        assert torch.equal(y.isnan(), theirs.isnan())
+        assert torch.equal(y.isinf(), theirs.isinf())
+        assert not y[8 : m - 1, : n - 1].isnan().any()
