@@ -39,7 +39,7 @@ bool run_thin(const GemmCall& call, const GemmProblem& p, const LaunchScope& sco
   return true;
 }
 
-bool takes_thin(const GemmCall& call, const LaunchScope& scope) {
+GemmProblem plain_problem(const GemmCall& call) {
   GemmProblem p;
   p.m = call.a.rows;
   p.n = p.ldd = call.b.cols;
@@ -48,6 +48,11 @@ bool takes_thin(const GemmCall& call, const LaunchScope& scope) {
   p.accumulate = call.accumulate;
   p.dtype = call.dtype;
   if (call.dtype == DType::kFloat32) p.math = call.allow_tf32 ? MathMode::kTf32 : MathMode::kFp32;
+  return p;
+}
+
+bool takes_thin(const GemmCall& call, const LaunchScope& scope) {
+  const GemmProblem p = plain_problem(call);
   const DeviceModel device = device_model(scope);
   return thin_takes(plan_thin(call.a, call.b, p, device), call.a, call.b, p, device);
 }

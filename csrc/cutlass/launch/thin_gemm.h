@@ -9,7 +9,10 @@ namespace fusedops {
 // launched. `problem` is the call's, without operands.
 bool run_thin(const GemmCall& call, const GemmProblem& problem, const LaunchScope& scope);
 
-// Whether run_gemm takes one of them for this call without bias and activation, into a dense d.
+// The product of a call without bias and activation, into a dense d; no addresses.
+GemmProblem plain_problem(const GemmCall& call);
+
+// Whether run_gemm takes one of them for such a call.
 bool takes_thin(const GemmCall& call, const LaunchScope& scope);
 
 }  // namespace fusedops

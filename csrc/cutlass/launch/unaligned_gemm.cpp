@@ -1,6 +1,7 @@
 #include "csrc/cutlass/launch/unaligned_gemm.h"
 
 #include "csrc/cutlass/kernels/unaligned/unaligned.h"
+#include "csrc/cutlass/launch/thin_gemm.h"
 #include "csrc/cutlass/passes/splitk_reduce.h"
 #include "csrc/cutlass/select/split_k.h"
 #include "csrc/cutlass/select/unaligned_plan.h"
@@ -28,6 +29,14 @@ bool run_unaligned(const GemmCall& call, const GemmProblem& problem, const Launc
   const char* failure = launch(plan, scope);
   FUSEDOPS_CHECK(failure == nullptr, call.op, ": the launch failed: ", failure);
   return true;
+}
+
+bool reads_anywhere(const GemmCall& call, const LaunchScope& scope) {
+  if (takes_thin(call, scope)) return true;
+  const GemmProblem p = plain_problem(call);
+  const DeviceModel device = device_model(scope);
+  const UnalignedPlan plan = plan_unaligned(call.a, call.b, p, device);
+  return unaligned_takes(plan, call.a, call.b, p, device);
 }
 
 }  // namespace fusedops

@@ -9,4 +9,8 @@ namespace fusedops {
 // nothing was launched. `problem` is the call's, without operands.
 bool run_unaligned(const GemmCall& call, const GemmProblem& problem, const LaunchScope& scope);
 
+// Whether run_gemm reads a for this call without bias and activation, into a dense d, wherever its
+// rows begin: by one of these kernels or a streaming one.
+bool reads_anywhere(const GemmCall& call, const LaunchScope& scope);
+
 }  // namespace fusedops

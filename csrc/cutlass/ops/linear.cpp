@@ -5,7 +5,7 @@
 #include <tuple>
 
 #include "csrc/common/checks/op_boundary.h"
-#include "csrc/cutlass/launch/thin_gemm.h"
+#include "csrc/cutlass/launch/unaligned_gemm.h"
 #include "csrc/cutlass/ops/linear_parts.h"
 #include "csrc/cutlass/ops/narrow_backward.h"
 
@@ -142,8 +142,8 @@ std::tuple<Tensor, Tensor, Tensor> linear_backward(const Tensor& dy,            
                 .dtype = shape.dtype,
                 .allow_tf32 = allow_tf32};
   Tensor rows_holder;
-  if ((need_dx && !takes_thin(call, scope)) ||
-      (need_dweight && !takes_thin(wgrad_call(call, dz_view, x_view, dweight_fp32), scope))) {
+  if ((need_dx && !reads_anywhere(call, scope)) ||
+      (need_dweight && !reads_anywhere(wgrad_call(call, dz_view, x_view, dweight_fp32), scope))) {
     call.a = dz_view = addressable_rows(op, dz_view, shape.dtype, rows_holder, scope);
   }
 
