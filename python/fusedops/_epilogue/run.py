@@ -9,18 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .backward import COLUMNS_PER_BLOCK, ROWS_PER_BLOCK, backward_source
 from .graph import ACCUMULATOR
 from .launch import Kernel, MainLoop, choose, multiprocessors
 from .toolchain import cached, compile_text, link, main_loop
-from .visitor import (
-    COLUMN,
-    COLUMNS_PER_BLOCK,
-    FULL,
-    ROW,
-    ROWS_PER_BLOCK,
-    backward_source,
-    forward_source,
-)
+from .visitor import COLUMN, FULL, ROW, forward_source
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
