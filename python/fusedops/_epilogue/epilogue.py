@@ -10,7 +10,7 @@ from torch import Tensor
 from .. import _fakes  # noqa: F401  (registers torch.ops.fusedops and its fakes)
 from .._autograd.main_grad import accumulate, main_grad_owner
 from .derive import derive
-from .graph import ACCUMULATOR
+from .graph import ACCUMULATOR, BEHIND
 from .ops import nodes_to_text, to_text
 from .trace import trace
 from .visitor import COLUMN, FULL, NUMBER, ROW, kernel_text
@@ -27,6 +27,7 @@ class Epilogue:
     def __init__(self, function: Callable[..., Any], unfused: bool = False) -> None:
         builder, self._output, self.operands = trace(function)
         self._gradients = derive(builder, self._output, (ACCUMULATOR, *self.operands))
+        self.same = {n for n, node in self._gradients.items() if node is builder.input(BEHIND)}
         self._nodes = nodes_to_text(self._output)
         self._programs: dict[Any, str] = {}
         self.unfused = unfused
@@ -117,8 +118,10 @@ class BoundEpilogue:
             _check_count(op, [kind for _, kind, _ in signature])
         program = self.epilogue.program(tuple(signature))
         if torch.is_grad_enabled() and any(t.requires_grad for t in (flat, weight, *tensors)):
-            kinds = ",".join(name for name, kind, _ in signature if kind != NUMBER)
-            y = EpilogueFunction.apply(flat, weight, program, numbers, kinds, *tensors)
+            names = ",".join(name for name, kind, _ in signature if kind != NUMBER)
+            full = [ACCUMULATOR, *(name for name, kind, _ in signature if kind == FULL)]
+            same = ",".join(name for name in full if name in self.epilogue.same)
+            y = EpilogueFunction.apply(flat, weight, program, numbers, names, same, *tensors)
         else:
             y, _ = torch.ops.fusedops_epilogue.forward(
                 flat, weight, tensors, numbers, program, False
@@ -180,7 +183,10 @@ def _prepared(
 
 
 class EpilogueFunction(torch.autograd.Function):
-    """(x, weight, program, numbers, names, *operands) -> y."""
+    """(x, weight, program, numbers, names, same, *operands) -> y.
+
+    same: of the product and operands of its size, those whose gradient is that of y.
+    """
 
     @staticmethod
     def forward(
@@ -190,13 +196,15 @@ class EpilogueFunction(torch.autograd.Function):
         program: str,
         numbers: list[float],
         names: str,
+        same: str,
         *operands: Tensor,
     ) -> Tensor:
         y, acc = torch.ops.fusedops_epilogue.forward(
             x, weight, list(operands), numbers, program, True
         )
         ctx.save_for_backward(x, weight, acc, *operands)
-        ctx.program, ctx.numbers, ctx.names = program, numbers, names
+        ctx.program, ctx.numbers = program, numbers
+        ctx.names, ctx.same = names, same.split(",")
         owner = main_grad_owner("linear", weight) if ctx.needs_input_grad[1] else None
         ctx.owner = owner
         return y
@@ -206,14 +214,17 @@ class EpilogueFunction(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> Any:
         x, weight, acc, *operands = ctx.saved_tensors
         need_x, need_w = ctx.needs_input_grad[:2]
-        needed = ctx.needs_input_grad[5:]
+        needed = ctx.needs_input_grad[6:]
         names = [n for n, need in zip(ctx.names.split(","), needed, strict=False) if need]
         if need_x or need_w:
             names.insert(0, ACCUMULATOR)
-        found = torch.ops.fusedops_epilogue.backward(
-            dy, acc, operands, ctx.numbers, ctx.program, ",".join(names)
-        )
-        gradients = dict(zip(names, found, strict=True))
+        gradients = {name: dy for name in names if name in ctx.same}
+        names = [name for name in names if name not in ctx.same]
+        if names:
+            found = torch.ops.fusedops_epilogue.backward(
+                dy, acc, operands, ctx.numbers, ctx.program, ",".join(names)
+            )
+            gradients |= dict(zip(names, found, strict=True))
         dx = dw = None
         if need_x or need_w:
             dz = gradients[ACCUMULATOR]
@@ -224,7 +235,7 @@ class EpilogueFunction(torch.autograd.Function):
             if ctx.owner is not None:
                 dw = accumulate(ctx.owner, dz, x, False)
         rest = [gradients.get(name) for name in ctx.names.split(",")] if ctx.names else []
-        return (dx if need_x else None, dw if need_w else None, None, None, None, *rest)
+        return (dx if need_x else None, dw if need_w else None, *[None] * 4, *rest)
 
 
 def epilogue(function: Callable[..., Any], *, unfused: bool = False) -> Epilogue:
