@@ -122,7 +122,7 @@ class Driver:
     """The functions of libcuda that are called; a cubin is a generated text."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._kernels, self.replaced, self.prefetched = folder, [], 0, 0
+        self._folder, self._kernels, self.replaced = folder, [], 0
         self.threads: list[int] | None = None  # with a context; None: all
 
     def cuLibraryLoadData(self, library: Any, text: bytes, *others: Any) -> int:
@@ -194,13 +194,7 @@ class Driver:
         acc[:m, :n] = x.float() @ weight.float().t()
         if ctypes.c_bool.from_address(first + 256 + 417).value:
             of_map(first + 384).copy_(acc[:m, :n])
-        arguments = first + 1408
-        for i in range(ctypes.c_int.from_address(arguments + 204).value):
-            operand = ctypes.c_uint64.from_address(arguments + 16 * i)
-            assert of_map(first + 896 + 128 * i).data_ptr() == operand.value
-            assert of_map(first + 896 + 128 * i).shape == y.shape
-            self.prefetched += 1
-        library.launch(ctypes.c_void_p(acc.data_ptr()), ctypes.c_void_p(arguments))
+        library.launch(ctypes.c_void_p(acc.data_ptr()), ctypes.c_void_p(first + 880))
         y.copy_(acc[:m, :n])
         return 0
 

@@ -7,15 +7,14 @@ namespace fusedops::sm90 {
 using Traits = VisitorTraits<FUSEDOPS_VISITOR_ELEMENT, FUSEDOPS_VISITOR_CONFIG>;
 
 // What python/fusedops/_epilogue/launch.py writes and asks for.
-static_assert(sizeof(VisitorParams) == 1664 && offsetof(VisitorParams, epilogue) == 256);
-static_assert(offsetof(VisitorParams, schedule) == 768 && offsetof(VisitorParams, full) == 896 &&
-              offsetof(VisitorParams, arguments) == 1408);
+static_assert(sizeof(VisitorParams) == 1152 && offsetof(VisitorParams, epilogue) == 256);
+static_assert(offsetof(VisitorParams, schedule) == 768 &&
+              offsetof(VisitorParams, arguments) == 880);
 static_assert(offsetof(EpilogueParams, aux) == 128 && offsetof(EpilogueParams, bias) == 384);
 static_assert(offsetof(EpilogueParams, store_hidden) == 417 && sizeof(TileSchedule) == 84);
 static_assert(offsetof(VisitorArguments, vectors) == 64 &&
               offsetof(VisitorArguments, scalars) == 160);
-static_assert(offsetof(VisitorArguments, num_vectors) == 192 &&
-              offsetof(VisitorArguments, num_prefetched) == 204);
+static_assert(offsetof(VisitorArguments, num_vectors) == 192);
 static_assert(Kernel<Traits>::kSharedBytes == (FUSEDOPS_VISITOR_CONFIG == 10   ? 193536
                                                : FUSEDOPS_VISITOR_CONFIG == 12 ? 187392
                                                : FUSEDOPS_VISITOR_CONFIG == 1  ? 203776

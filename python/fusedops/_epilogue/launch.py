@@ -22,12 +22,9 @@ _SHARED_LIMIT = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _CLUSTER, _OVERLAP = 4, 6  # CUlaunchAttributeID
 _MAP_TYPES = {torch.float16: 6, torch.bfloat16: 9}  # CUtensorMapDataType
 _RASTER_WIDTH = 8  # clusters of tiles that a persistent grid walks side by side
-# Sizes in bytes of VisitorParams and of what lies in front of its tensor maps and VisitorArguments;
+# Sizes in bytes of VisitorParams and of what lies in front of its VisitorArguments;
 # sm90_visitor_ir.cu checks all offsets.
-_PARAMS_BYTES, _FULL, _ARGUMENTS = 1664, 896, 1408
-# Whether (M, N) operands come into L2 during the main loop. On an H100, where their loads come a
-# block ahead, 18 products took -1 to 4 % longer with that (median 0.7 %).
-PREFETCHES = False
+_PARAMS_BYTES, _ARGUMENTS = 1152, 880
 _ADDRESS, _FLOAT = struct.Struct("=Q"), struct.Struct("=f")
 
 
@@ -266,12 +263,6 @@ class MainLoop:
         struct.pack_into("=QQiiq???", memory, skip + 640, *epilogue)
         struct.pack_into("=84s", memory, skip + 768, _schedule(clusters_m, clusters_n, _up(k, 64)))
         self._places = self._describe(memory, skip + _ARGUMENTS, operands, m, n)
-        self._prefetched = [i for i, (kind, _) in enumerate(operands) if kind == FULL]
-        if not PREFETCHES:
-            self._prefetched = []
-        for i in range(len(self._prefetched)):  # of the result's shape and type
-            _tensor_map(maps[2], 64, False, at + _FULL + 128 * i)
-        struct.pack_into("=i", memory, skip + _ARGUMENTS + 204, len(self._prefetched))
         self._template = memory[skip : skip + _PARAMS_BYTES]
 
     def _describe(
@@ -301,11 +292,9 @@ class MainLoop:
         """maps as before, perhaps elsewhere; values: of each operand its address or number."""
         memory, at, skip = _parameters()
         ctypes.memmove(at, self._template, _PARAMS_BYTES)
-        replaced = [(at + 128 * i, tensor.data_ptr()) for i, tensor in enumerate(maps)]
-        for i, operand in enumerate(self._prefetched):
-            replaced.append((at + _FULL + 128 * i, int(values[operand])))
-        for address in replaced:
-            _do("a tensor map", device, "cuTensorMapReplaceAddress", *address)
+        for i, tensor in enumerate(maps):
+            replaced = (at + 128 * i, tensor.data_ptr())
+            _do("a tensor map", device, "cuTensorMapReplaceAddress", *replaced)
         for (form, place), value in zip(self._places, values, strict=True):
             form.pack_into(memory, skip + place, value)
         self._kernel.launch(device, stream, self._grid, (384, 1), (at,), self._cluster)

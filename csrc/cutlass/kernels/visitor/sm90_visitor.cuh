@@ -21,7 +21,6 @@ extern "C" __device__ void fusedops_visit(float* values, const fusedops::Visitor
 namespace fusedops::sm90 {
 
 struct VisitorParams : KernelParams {
-  CUtensorMap full[kVisitorFull];  // those that are prefetched
   VisitorArguments arguments;
 };
 
@@ -66,8 +65,7 @@ class TileEpilogue<VisitorTraits<Element_, kConfig>> {
 
   __device__ TileEpilogue(const EpilogueParams& params, Shared& shared, int warpgroup)
       : p_(params),
-        all_(params_around(params)),
-        arguments_(all_.arguments),
+        arguments_(params_around(params).arguments),
         shared_(shared),
         warpgroup_(warpgroup),
         thread_(threadIdx.x % 128) {}
@@ -80,12 +78,9 @@ class TileEpilogue<VisitorTraits<Element_, kConfig>> {
     fusedops_load(&words_, &place, &arguments_);
   }
 
-  // Vectors are on their way during the main loop, and (M, N) operands on that to L2.
+  // Vectors are on their way during the main loop.
   __device__ void prepare(const Tile& tile, int row) {
     tile_ = tile, row_ = row, prepared_ = true;
-    if (thread_ == 0) {
-      for (int i = 0; i < arguments_.num_prefetched; ++i) prefetch_full(all_.full[i]);
-    }
     for (int i = 0; i < arguments_.num_vectors; ++i) {
       const VisitorVector& vector = arguments_.vectors[i];
       const int first = vector.along_rows ? tile.m * T::kTileM + row : tile.n * T::kTileN;
@@ -131,15 +126,6 @@ class TileEpilogue<VisitorTraits<Element_, kConfig>> {
       asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to + at)),
                    "l"(size > 0 ? from + at : from), "r"(size)
                    : "memory");
-    }
-  }
-
-  // All blocks of this warpgroup.
-  __device__ void prefetch_full(const CUtensorMap& map) const {
-#pragma unroll
-    for (int i = 0; i < S::kPanels * S::kRowBlocks; ++i) {
-      cute::SM90_TMA_LOAD_2D::PREFETCH::copy(&map, tile_.n * T::kTileN + i / S::kRowBlocks * 64,
-                                             tile_.m * T::kTileM + row_ + i % S::kRowBlocks * 64);
     }
   }
 
@@ -205,7 +191,6 @@ class TileEpilogue<VisitorTraits<Element_, kConfig>> {
   }
 
   const EpilogueParams& p_;
-  const VisitorParams& all_;
   const VisitorArguments& arguments_;
   Shared& shared_;
   int warpgroup_, thread_, slot_ = 0;

@@ -27,8 +27,7 @@ struct VisitorArguments {
   VisitorVector vectors[kVisitorVectors];
   float scalars[kVisitorScalars];
   int num_vectors;
-  int rows, columns;   // of the result
-  int num_prefetched;  // (M, N) operands that come into L2 during the main loop
+  int rows, columns;  // of the result
 };
 
 // The values of a thread in 64 rows by 64 columns, as WGMMA leaves them: number 4 j + 2 i + e is
