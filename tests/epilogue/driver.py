@@ -27,6 +27,7 @@ INSTRUCTIONS = (
     (r"ex2", "y = std::exp2(x)"),
     (r"rcp", "y = 1.0f / x"),
     (r"tanh", "y = std::tanh(x)"),
+    (r"ldmatrix", "read_matrices(words, place.operand + unit * 16)"),
     (r"max", "y = emulated::max_or_nan(a, b)"),
     (r"min", "y = -emulated::max_or_nan(-a, -b)"),
 )
@@ -39,6 +40,13 @@ template <class T> unsigned of_pair(T a, T b) {
   return w;
 }
 template <class V> V __ldcs(const V* from) { return *from; }
+inline size_t __cvta_generic_to_shared(const void* at) { return reinterpret_cast<size_t>(at); }
+inline void read_matrices(unsigned* words, const unsigned char* row) {
+  const int lane = emulated::lane();
+  for (int i = 0; i < 4; ++i) {
+    std::memcpy(&words[i], __shfl_sync(~0u, row, 8 * i + lane / 4) + lane % 4 * 4, 4);
+  }
+}
 inline float __fdividef(float a, float b) {  // as the CUDA C++ Programming Guide has it
   const float m = std::fabs(b);
   if (m < 0x1p-126f) return a / std::copysign(0.0f, b);
@@ -57,8 +65,8 @@ extern "C" void launch(unsigned blocks, void** parameters) {
   emulated::run(dim3(blocks), dim3(32, 8), 0, [&] { call(fusedops_backward, parameters); });
 }
 """
-# As sm90_visitor.cuh: a warpgroup has 64 rows by 64 columns, vectors lie in shared memory, and what
-# is outside of them is zero.
+# As sm90_visitor.cuh: a warpgroup has 64 rows by 64 columns, vectors and the first (M, N) operand
+# lie in shared memory, and what is outside of them is zero.
 FORWARD = """
 extern "C" void launch(float* acc, const VisitorArguments* a) {  // acc: whole tiles of 64 by 64
   const int tiles_n = (a->columns + 63) / 64, width = tiles_n * 64;
@@ -73,9 +81,19 @@ extern "C" void launch(float* acc, const VisitorArguments* a) {  // acc: whole t
       std::memcpy(vectors[i], static_cast<const char*>(v.data) + first * v.element_bytes,
                   count * v.element_bytes);
     }
+    alignas(128) static unsigned char operand[64][128];
+    std::memset(operand, 0, sizeof operand);
+    for (int row = row0; fusedops_reads() && row < std::min(row0 + 64, a->rows); ++row) {
+      for (int column = column0; column < std::min(column0 + 64, a->columns); column += 8) {
+        const auto* from = static_cast<const unsigned short*>(a->full[0].data);
+        std::memcpy(&operand[row - row0][(((column - column0) / 8) ^ (row % 8)) * 16],
+                    from + row * a->full[0].row_stride + column, 16);
+      }
+    }
     emulated::run(dim3(1), dim3(128), 0, [&] {
       const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
-      const VisitorPlace place{row0 + row, column0 + column, row, column, vectors[0], 256};
+      const VisitorPlace place{row0 + row, column0 + column, row, column, vectors[0], 256,
+                               operand[threadIdx.x / 32 * 16 + threadIdx.x % 16]};
       float v[kVisitorValues];
       auto at = [&](int n) -> float& {
         return acc[(row0 + row + n / 2 % 2 * 8) * width + column0 + column + n / 4 * 8 + n % 2];
@@ -105,8 +123,9 @@ def cuda_headers() -> Path | None:
 def compiled(source: str, folder: Path) -> ctypes.CDLL:
     """The library of a generated text."""
     for start, words in INSTRUCTIONS:
-        source = re.sub(rf'asm\("{start}[^;]*;.*?\);\n', words + ";\n", source)
-    assert "asm(" not in source
+        asm = rf'asm(?: volatile)?\("{start}.*?\);\n'
+        source = re.sub(asm, words + ";\n", source, flags=re.DOTALL)
+    assert "asm" not in source
     number = len(list(folder.glob("*.cpp")))
     file, library = folder / f"text{number}.cpp", folder / f"text{number}.so"
     file.write_text(HEAD + source + (BACKWARD if "fusedops_backward" in source else FORWARD))
@@ -194,7 +213,11 @@ class Driver:
         acc[:m, :n] = x.float() @ weight.float().t()
         if ctypes.c_bool.from_address(first + 256 + 417).value:
             of_map(first + 384).copy_(acc[:m, :n])
-        library.launch(ctypes.c_void_p(acc.data_ptr()), ctypes.c_void_p(first + 880))
+        if library.fusedops_reads():
+            operand = of_map(first + 896)
+            assert operand.shape == y.shape
+            assert operand.data_ptr() == ctypes.c_uint64.from_address(first + 1024).value
+        library.launch(ctypes.c_void_p(acc.data_ptr()), ctypes.c_void_p(first + 1024))
         y.copy_(acc[:m, :n])
         return 0
 

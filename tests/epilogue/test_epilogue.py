@@ -435,9 +435,10 @@ def test_the_configurations_are_those_of_the_kernels() -> None:
     for config in launch.CONFIGS:
         sizes = f"{{{config.tile_m}, {config.tile_n}, 64, {config.cluster_m}, {config.cluster_n},"
         assert rows[config.number].startswith(sizes)
-    assert launch.choose(64, 4096, 4096, 132).tile_m == 64
-    assert launch.choose(8192, 4096, 4096, 132).number == 10
-    assert launch.choose(8192, 4096, 1024, 132).number == 1  # its epilogues run beside main loops
+    for reads, long, short in ((False, "10_reads", "1"), (True, "10_reads", "1_reads")):
+        assert launch.choose(64, 4096, 4096, 132, reads).tile_m == 64
+        assert launch.choose(8192, 4096, 4096, 132, reads).name == long
+        assert launch.choose(8192, 4096, 1024, 132, reads).name == short  # beside main loops
 
 
 @pytest.mark.gpu

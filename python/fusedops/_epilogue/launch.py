@@ -22,9 +22,9 @@ _SHARED_LIMIT = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _CLUSTER, _OVERLAP = 4, 6  # CUlaunchAttributeID
 _MAP_TYPES = {torch.float16: 6, torch.bfloat16: 9}  # CUtensorMapDataType
 _RASTER_WIDTH = 8  # clusters of tiles that a persistent grid walks side by side
-# Sizes in bytes of VisitorParams and of what lies in front of its VisitorArguments;
-# sm90_visitor_ir.cu checks all offsets.
-_PARAMS_BYTES, _ARGUMENTS = 1152, 880
+# Sizes in bytes of VisitorParams and of what lies in front of an operand's map and of
+# VisitorArguments; sm90_visitor_ir.cu checks all offsets.
+_PARAMS_BYTES, _OPERAND, _ARGUMENTS = 1280, 896, 1024
 _ADDRESS, _FLOAT = struct.Struct("=Q"), struct.Struct("=f")
 
 
@@ -40,23 +40,31 @@ class Config:
     shared_bytes: int
     rate: float  # of the fastest main loop's speed
     apart: int  # what no main loop hides of a tile's epilogue, as that much of K
+    reads: bool  # whether it has a place in shared memory for an (M, N) operand
+
+    @property
+    def name(self) -> str:
+        """Of its file, behind the element's."""
+        return f"{self.number}_reads" if self.reads else str(self.number)
 
     @property
     def ctas(self) -> int:
         return self.cluster_m * self.cluster_n
 
 
-# Rates and times of 15 products on H100 (K from 1024 to 4096); the last one's are guesses.
+# Rates and times of 15 products on H100 (K from 1024 to 4096); the last one's are guesses. Where a
+# place for an operand would cost a stage of the main loop, there is one with and one without it.
 CONFIGS = (
-    Config(10, 128, 256, 2, 1, 193536, 1.0, 440),
-    Config(12, 256, 128, 1, 2, 187392, 0.93, 440),
-    Config(1, 128, 128, 2, 1, 203776, 0.87, 110),
-    Config(13, 64, 128, 1, 1, 211968, 0.7, 110),
+    Config(10, 128, 256, 2, 1, 228352, 1.0, 440, reads=True),
+    Config(12, 256, 128, 1, 2, 222208, 0.93, 440, reads=True),
+    Config(1, 128, 128, 2, 1, 205824, 0.87, 110, reads=False),
+    Config(1, 128, 128, 2, 1, 205824, 0.87, 110, reads=True),
+    Config(13, 64, 128, 1, 1, 214016, 0.7, 110, reads=True),
 )
 
 
-def choose(m: int, n: int, k: int, sms: int) -> Config:
-    """The configuration whose waves of tiles take least time."""
+def choose(m: int, n: int, k: int, sms: int, reads: bool) -> Config:
+    """The configuration whose waves of tiles take least time; reads: an (M, N) operand."""
 
     def cost(config: Config) -> float:
         clusters = _up(_up(m, config.tile_m), config.cluster_m) * _up(
@@ -65,7 +73,7 @@ def choose(m: int, n: int, k: int, sms: int) -> Config:
         waves = _up(clusters, sms // config.ctas)
         return waves * config.tile_m * config.tile_n * (k / config.rate + config.apart)
 
-    return min(CONFIGS, key=cost)
+    return min((config for config in CONFIGS if config.reads or not reads), key=cost)
 
 
 def _up(a: int, b: int) -> int:
@@ -263,6 +271,10 @@ class MainLoop:
         struct.pack_into("=QQiiq???", memory, skip + 640, *epilogue)
         struct.pack_into("=84s", memory, skip + 768, _schedule(clusters_m, clusters_n, _up(k, 64)))
         self._places = self._describe(memory, skip + _ARGUMENTS, operands, m, n)
+        full = [i for i, (kind, _) in enumerate(operands) if kind == FULL]
+        self._operand = full[0] if full else None
+        if full:  # of the result's shape and type
+            _tensor_map(maps[2], 64, False, at + _OPERAND)
         self._template = memory[skip : skip + _PARAMS_BYTES]
 
     def _describe(
@@ -292,9 +304,11 @@ class MainLoop:
         """maps as before, perhaps elsewhere; values: of each operand its address or number."""
         memory, at, skip = _parameters()
         ctypes.memmove(at, self._template, _PARAMS_BYTES)
-        for i, tensor in enumerate(maps):
-            replaced = (at + 128 * i, tensor.data_ptr())
-            _do("a tensor map", device, "cuTensorMapReplaceAddress", *replaced)
+        replaced = [(at + 128 * i, tensor.data_ptr()) for i, tensor in enumerate(maps)]
+        if self._operand is not None:
+            replaced.append((at + _OPERAND, int(values[self._operand])))
+        for address in replaced:
+            _do("a tensor map", device, "cuTensorMapReplaceAddress", *address)
         for (form, place), value in zip(self._places, values, strict=True):
             form.pack_into(memory, skip + place, value)
         self._kernel.launch(device, stream, self._grid, (384, 1), (at,), self._cluster)

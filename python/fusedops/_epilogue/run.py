@@ -11,7 +11,7 @@ import torch
 
 from .backward import COLUMNS_PER_BLOCK, ROWS_PER_BLOCK, backward_source
 from .graph import ACCUMULATOR
-from .launch import Kernel, MainLoop, choose, multiprocessors
+from .launch import Config, Kernel, MainLoop, choose, multiprocessors
 from .toolchain import cached, compile_text, link, main_loop
 from .visitor import COLUMN, FULL, ROW, forward_source
 
@@ -31,13 +31,13 @@ Operands = tuple[tuple[str, str, int], ...]  # name, kind, bytes of an element
 # ---- compiled ----
 
 
-def forward_cubin(source: str, element: str, config: int) -> bytes:
+def forward_cubin(source: str, element: str, config: Config) -> bytes:
     """The main loop with the visitor in it."""
 
     def make() -> bytes:
         return link([main_loop(element, config), compile_text(source, ARCH, ir=True)], ARCH)
 
-    return cached(f"forward {element} {config} {ARCH}\0{source}", ".cubin", make)
+    return cached(f"forward {element} {config.name} {ARCH}\0{source}", ".cubin", make)
 
 
 def backward_cubin(source: str) -> bytes:
@@ -54,7 +54,7 @@ class Program:
         self.output, self.gradients = output, dict(gradients)
         self.operands = operands
         self._kinds = {name: (kind, size) for name, kind, size in operands}
-        self._forward: dict[tuple[torch.dtype, int], Kernel] = {}
+        self._forward: dict[tuple[torch.dtype, str], Kernel] = {}
         self._loops: dict[Any, MainLoop] = {}
         self._backward: dict[tuple[torch.dtype, tuple[str, ...]], Kernel] = {}
 
@@ -87,12 +87,12 @@ class Program:
 
     def _make_loop(self, key: Any, maps: Sequence[Tensor], sms: int) -> MainLoop:
         dtype, (_, _, m, n, k, _) = maps[0].dtype, key
-        config = choose(m, n, k, sms)
-        kernel = self._forward.get((dtype, config.number))
+        config = choose(m, n, k, sms, any(kind == FULL for _, kind, _ in self.operands))
+        kernel = self._forward.get((dtype, config.name))
         if kernel is None:
-            cubin = forward_cubin(self.forward_source(dtype), ELEMENTS[dtype], config.number)
+            cubin = forward_cubin(self.forward_source(dtype), ELEMENTS[dtype], config)
             kernel = Kernel(cubin, "fusedops_visitor", config.shared_bytes)
-            self._forward[dtype, config.number] = kernel
+            self._forward[dtype, config.name] = kernel
         if len(self._loops) >= MOST_LOOPS:
             self._loops.clear()
         loop = MainLoop(

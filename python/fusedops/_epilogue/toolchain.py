@@ -23,6 +23,8 @@ from ..jit.toolchain import find_nvcc
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from .launch import Config
+
 _LTO_IR = 3  # nvJitLinkInputType
 _FORMAT = "1"  # of the keys
 _MAIN_LOOP = "csrc/cutlass/visitor/sm90_visitor_ir.cu"
@@ -189,9 +191,9 @@ def _publish(path: Path, content: bytes) -> None:
 # ---- main loops ----
 
 
-def main_loop(element: str, config: int) -> bytes:
+def main_loop(element: str, config: Config) -> bytes:
     """The LTO-IR of a main loop: as it came with the package, else compiled once by nvcc."""
-    shipped = PACKAGE / "_epilogue" / "ir" / f"{element}_{config}.ltoir"
+    shipped = PACKAGE / "_epilogue" / "ir" / f"{element}_{config.name}.ltoir"
     if shipped.is_file():
         return shipped.read_bytes()
     root = include_dir()
@@ -201,7 +203,7 @@ def main_loop(element: str, config: int) -> bytes:
             f"fusedops.epilogue: this installation has neither {shipped} nor {source}; install a "
             "build of fusedops for CUDA, or pass unfused=True"
         )
-    digest = hashlib.sha256(f"{element} {config}".encode())
+    digest = hashlib.sha256(f"{element} {config.name}".encode())
     for folder in ("csrc/common", "csrc/cutlass/kernels", "csrc/cutlass/configs"):
         for path in sorted((root / folder).rglob("*.*h")):
             digest.update(path.read_bytes())
@@ -209,7 +211,7 @@ def main_loop(element: str, config: int) -> bytes:
     return cached(digest.hexdigest(), ".ltoir", lambda: _compile_main_loop(source, element, config))
 
 
-def _compile_main_loop(source: Path, element: str, config: int) -> bytes:
+def _compile_main_loop(source: Path, element: str, config: Config) -> bytes:
     cutlass = probe()["find_cutlass"](os.environ.get("CUTLASS_DIR"))
     if cutlass is None:
         raise BuildError(
@@ -223,7 +225,8 @@ def _compile_main_loop(source: Path, element: str, config: int) -> bytes:
         command += ["--expt-extended-lambda", "-DCUTLASS_ENABLE_GDC_FOR_SM90"]
         command += ["-diag-suppress=177,1427,20012,20013,20015"]
         command += [f"-DFUSEDOPS_VISITOR_ELEMENT={_ELEMENTS[element]}"]
-        command += [f"-DFUSEDOPS_VISITOR_CONFIG={config}", f"-I{include_dir()}"]
+        command += [f"-DFUSEDOPS_VISITOR_CONFIG={config.number}", f"-I{include_dir()}"]
+        command += [f"-DFUSEDOPS_VISITOR_READS={config.reads:d}"]
         command += ["-isystem", str(cutlass), str(source), "-o", str(to)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:

@@ -18,9 +18,15 @@ if TYPE_CHECKING:
 
 ABI = "csrc/cutlass/kernels/visitor/visitor_abi.h"
 FULL, COLUMN, ROW, NUMBER = "full", "column", "row", "number"
-# (M, N) operands that are loaded a block ahead, for 32 registers each. On an H100 18 products took
-# up to 6 % less time so (median 2.5 %).
+# (M, N) operands behind the first one that are loaded a block ahead, for 32 registers each. On an
+# H100 18 products took up to 6 % less time so (median 2.5 %).
 MOST_AHEAD = 2
+# What an expression costs for an element, from which on a loop goes over blocks: by one copy of
+# many instructions for each, warps wait for instructions.
+LOOPS_FROM = 12
+# Instructions for an element, where they are not about one.
+_COSTS = {"div": 8, "log": 8, "sqrt": 8, "pow": 20, "sin": 40, "cos": 40, "tanh": 8, "sigmoid": 4}
+_COSTS |= {"normal_cdf": 20, "erf": 20}
 
 _CALLS = {
     "neg": "-{}",
@@ -187,7 +193,7 @@ def _vector_value(element_bytes: int, at: str, index: str) -> str:
 class _Forward:
     """The parts of the visitor, while they are gathered."""
 
-    ahead: bool  # whether (M, N) operands are loaded a block ahead
+    ahead: bool  # whether (M, N) operands behind the first one are loaded a block ahead
     before: list[str] = field(default_factory=list)
     loads: list[str] = field(default_factory=list)  # a block ahead
     reads: list[str] = field(default_factory=list)  # what was loaded, or loads
@@ -200,7 +206,12 @@ class _Forward:
 
     def add(self, kind: str, size: int) -> None:
         """The next operand."""
-        if kind == FULL:
+        if kind == FULL and self.full == 0:
+            self.before.append("SharedWords f0;")
+            self.pairs.append("if (j % 2 == 0) f0.read(*place, j);")
+            self.values.append("f0.at(i, j, e)")
+            self.full = 1
+        elif kind == FULL:
             name = f"f{self.full}"
             read = f"{name}.read(a->full[{self.full}], *place, *a);"
             words = f"words->words[{self.full}]"
@@ -226,12 +237,12 @@ class _Forward:
 
 
 def forward_source(output: Node, operands: Mapping[str, tuple[str, int]], element: str) -> str:
-    """fusedops_load and fusedops_visit.
+    """fusedops_load and fusedops_visit, and the constants beside them.
 
     operands: of each name its kind and the bytes of an element, in order.
     """
     lines, (result,) = statements([output], coarse=element == "bf16")
-    parts = _Forward(sum(kind == FULL for kind, _ in operands.values()) <= MOST_AHEAD)
+    parts = _Forward(sum(kind == FULL for kind, _ in operands.values()) <= 1 + MOST_AHEAD)
     for kind, size in operands.values():
         parts.add(kind, size)
     names = ", ".join(f"float in_{name}" for name in (ACCUMULATOR, *operands))
@@ -239,6 +250,9 @@ def forward_source(output: Node, operands: Mapping[str, tuple[str, int]], elemen
     return f"""{_abi()}
 using namespace fusedops;
 {ELEMENT_TEXT[element]}{MATH_TEXT}{_FULL_WORDS if parts.full else ""}
+extern "C" __device__ bool fusedops_reads() {{ return {int(parts.full > 0)}; }}
+extern "C" __device__ bool fusedops_loops() {{ return {int(cost(output) >= LOOPS_FROM)}; }}
+
 __device__ __forceinline__ float value_at({names}) {{
   {body}
   return {result};
@@ -268,12 +282,33 @@ extern "C" __device__ void fusedops_visit(float* v, const VisitorWords* words,
 """
 
 
+def cost(output: Node) -> int:
+    """About the instructions of an expression for an element."""
+    return sum(_COSTS.get(n.op, 1) for n in order([output]) if n.op not in ("input", "const"))
+
+
 def unrolled(declarations: Sequence[str]) -> str:
     """Each declaration, and its loops unrolled."""
     return "\n".join(text.replace("for (", '\n_Pragma("unroll") for (') for text in declarations)
 
 
 _FULL_WORDS = """
+// The first (M, N) operand in shared memory, 16 columns at a time.
+struct SharedWords {
+  unsigned words[4];
+  __device__ __forceinline__ void read(const VisitorPlace& place, int j) {
+    const unsigned unit = (j + threadIdx.x % 32 / 16) ^ (threadIdx.x % 8);
+    const auto at = static_cast<unsigned>(__cvta_generic_to_shared(place.operand + unit * 16));
+    unsigned &a = words[0], &b = words[1], &c = words[2], &d = words[3];
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(a), "=r"(b), "=r"(c), "=r"(d)
+                 : "r"(at));
+  }
+  __device__ __forceinline__ float at(int i, int j, int e) const {
+    const unsigned word = words[j % 2 * 2 + i];
+    return e ? high(word) : low(word);
+  }
+};
 // Word k of lane q of four becomes word q of lane k.
 __device__ __forceinline__ void transpose(uint4& w) {
   const bool odd = threadIdx.x & 1, upper = threadIdx.x & 2;

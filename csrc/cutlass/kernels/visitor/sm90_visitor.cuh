@@ -2,11 +2,21 @@
 // linked to it later: fusedops_load and fusedops_visit, compiled from a user's expression. Compiled
 // to LTO-IR, so that the linker inlines them; as calls they would not work at all (accumulators in
 // local memory).
+//
+// A warpgroup goes through its tile in blocks of 64 rows by 64 columns, down each panel of 64
+// columns. Of a main loop that reads (kReads), each block has a place of its own in shared memory:
+// the first (M, N) operand comes there during the main loop, and the result leaves from there.
+// Others stage in two places in turn.
 #pragma once
 
 #include "csrc/common/device/mbarrier.cuh"
 #include "csrc/cutlass/kernels/sm90/sm90_kernel.cuh"
 #include "csrc/cutlass/kernels/visitor/visitor_abi.h"
+
+// Whether the first (M, N) operand comes through shared memory, and whether a loop goes over blocks
+// instead of one copy of the visitor for each. NOTE: constants, which the linker knows.
+extern "C" __device__ bool fusedops_reads();
+extern "C" __device__ bool fusedops_loops();
 
 // Begins the loads of a place, which come long before its visit.
 extern "C" __device__ void fusedops_load(fusedops::VisitorWords* words,
@@ -21,24 +31,29 @@ extern "C" __device__ void fusedops_visit(float* values, const fusedops::Visitor
 namespace fusedops::sm90 {
 
 struct VisitorParams : KernelParams {
+  CUtensorMap operand;  // the first (M, N) operand, where it comes through shared memory
   VisitorArguments arguments;
 };
 
-// What one warpgroup (rows by columns) stages: two panels of 64 rows by 64 columns in turn.
-template <int kRows_, int kColumns_>
+// What one warpgroup (rows by columns) stages.
+template <int kRows_, int kColumns_, bool kReads_>
 struct VisitorStaging {
-  static constexpr int kRows = kRows_, kColumns = kColumns_, kPanelRows = 64;
-  static constexpr int kPanels = kColumns / 64, kRowBlocks = kRows / 64;
+  static constexpr int kRows = kRows_, kColumns = kColumns_;
+  static constexpr bool kReads = kReads_;
+  static constexpr int kRowBlocks = kRows / 64, kBlocks = kRowBlocks * (kColumns / 64);
+  static constexpr int kBlockBytes = 64 * kBoxRowBytes;
+  static constexpr int kPlaces = kReads ? kBlocks : 2;
   static constexpr int kVectorBytes = (kRows > kColumns ? kRows : kColumns) * 4;
   static_assert(kColumns % 64 == 0 && kRows % 64 == 0);
 
   struct Shared {
-    alignas(1024) uint8_t staging[2][kPanelRows * kBoxRowBytes];
+    alignas(1024) uint8_t staging[kPlaces][kBlockBytes];
     alignas(16) uint8_t vectors[kVisitorVectors][kVectorBytes];
+    uint64_t arrived;  // all blocks of the operand
   };
 };
 
-template <class Element, int kConfig>
+template <class Element, int kConfig, bool kReads>
 struct VisitorTraits
     : KernelTraits<Element, kSm90Configs[kConfig].tile_m, kSm90Configs[kConfig].tile_n,
                    kSm90Configs[kConfig].cluster_m, kSm90Configs[kConfig].cluster_n,
@@ -46,26 +61,29 @@ struct VisitorTraits
   using Base = KernelTraits<Element, kSm90Configs[kConfig].tile_m, kSm90Configs[kConfig].tile_n,
                             kSm90Configs[kConfig].cluster_m, kSm90Configs[kConfig].cluster_n,
                             kSm90Configs[kConfig].schedule, Major::kK, Major::kK, Epilogue::kFused>;
-  using Staging = VisitorStaging<Base::kWarpgroupM, Base::kTileN>;
+  using Staging = VisitorStaging<Base::kWarpgroupM, Base::kTileN, kReads>;
   static constexpr int kReserved = 2 * int(sizeof(typename Staging::Shared)) + 1024;
   static constexpr int kFit = (Base::kSharedLimit - kReserved) / Base::kStageBytes;
   static constexpr int kStages = kFit < 8 ? kFit : 8;
   static_assert(kStages >= 3);
 };
 
-template <class Element_, int kConfig>
-class TileEpilogue<VisitorTraits<Element_, kConfig>> {
-  using T = VisitorTraits<Element_, kConfig>;
+template <class Element_, int kConfig, bool kReads>
+class TileEpilogue<VisitorTraits<Element_, kConfig, kReads>> {
+  using T = VisitorTraits<Element_, kConfig, kReads>;
   using Element = Element_;
   using S = typename T::Staging;
   using Shared = typename S::Shared;
+  using Arrived = cutlass::arch::ClusterTransactionBarrier;
+  static constexpr int kWords = kVisitorValues / 2;  // of a block's results
 
  public:
-  __device__ static void init(Shared&) {}
+  __device__ static void init(Shared& shared) { Arrived::init(&shared.arrived, 1); }
 
   __device__ TileEpilogue(const EpilogueParams& params, Shared& shared, int warpgroup)
       : p_(params),
-        arguments_(params_around(params).arguments),
+        all_(params_around(params)),
+        arguments_(all_.arguments),
         shared_(shared),
         warpgroup_(warpgroup),
         thread_(threadIdx.x % 128) {}
@@ -74,13 +92,14 @@ class TileEpilogue<VisitorTraits<Element_, kConfig>> {
   __device__ void prefetch(const Tile&) {
     if (!prepared_) return;
     prepared_ = false;
-    const VisitorPlace place = place_of(tile_, row_, 0, 0);
+    const VisitorPlace place = place_of(tile_, row_, 0);
     fusedops_load(&words_, &place, &arguments_);
   }
 
-  // Vectors are on their way during the main loop.
+  // Vectors and the first (M, N) operand are on their way during the main loop.
   __device__ void prepare(const Tile& tile, int row) {
     tile_ = tile, row_ = row, prepared_ = true;
+    if (reads() && thread_ == 0) load_operand(tile, row);
     for (int i = 0; i < arguments_.num_vectors; ++i) {
       const VisitorVector& vector = arguments_.vectors[i];
       const int first = vector.along_rows ? tile.m * T::kTileM + row : tile.n * T::kTileN;
@@ -95,13 +114,25 @@ class TileEpilogue<VisitorTraits<Element_, kConfig>> {
   __device__ void run(float* acc, const Tile& tile, int row) {
     asm volatile("cp.async.wait_all;" ::: "memory");
     barrier();
-    cute::for_each(cute::make_int_sequence<S::kPanels>{}, [&](auto panel) {
-      for_each_rolled<0, S::kRowBlocks, kVisitorValues>(
-          [&]<int kBlock>(cute::Int<kBlock>) {
-            return acc + (kBlock * (S::kColumns / 8) + panel * 8) * 4;
-          },
-          [&](float* v, int block) { finish_block(v, panel, block, tile, row); });
-    });
+    if (reads()) {
+      Arrived::wait(&shared_.arrived, phase_);
+      phase_ ^= 1;
+    }
+    // NOTE: nothing of a block is written back to the accumulators, which saves their moves.
+    if (fusedops_loops()) {
+#pragma unroll 1
+      for (int block = 0; block < S::kBlocks; ++block) {
+        float v[kVisitorValues];
+        with_index<0, S::kBlocks>(block, [&](auto index) { take<decltype(index)::value>(v, acc); });
+        finish_block(v, block, tile, row);
+      }
+    } else {
+      cute::for_each(cute::make_int_sequence<S::kBlocks>{}, [&](auto index) {
+        float v[kVisitorValues];
+        take<decltype(index)::value>(v, acc);
+        finish_block(v, index, tile, row);
+      });
+    }
   }
 
   __device__ void finish() {
@@ -114,6 +145,8 @@ class TileEpilogue<VisitorTraits<Element_, kConfig>> {
     const auto* at = reinterpret_cast<const char*>(&epilogue) - offsetof(KernelParams, epilogue);
     return *static_cast<const VisitorParams*>(reinterpret_cast<const KernelParams*>(at));
   }
+
+  __device__ __forceinline__ static bool reads() { return kReads && fusedops_reads(); }
 
   __device__ void barrier() const {
     asm volatile("bar.sync %0, 128;" ::"r"(8 + warpgroup_) : "memory");
@@ -129,71 +162,135 @@ class TileEpilogue<VisitorTraits<Element_, kConfig>> {
     }
   }
 
-  // Where this lane's row of an 8x8 matrix lies: of matrices 0..3 = (upper, lower rows) x (columns
-  // 8 j.., the next 8) of the warp's 16 rows.
-  __device__ cute::uint128_t& matrices(uint8_t* panel, int j) const {
-    const int lane = thread_ % 32, r = thread_ / 32 * 16 + lane % 16;
-    return *reinterpret_cast<cute::uint128_t*>(panel + r * kBoxRowBytes +
-                                               (((j + lane / 16) ^ (lane % 8)) * 16));
+  // One thread copies all blocks to where results will replace them, once earlier ones have left.
+  __device__ void load_operand(const Tile& tile, int row) {
+    cute::tma_store_wait<0>();
+    Arrived::arrive_and_expect_tx(&shared_.arrived, S::kBlocks * S::kBlockBytes);
+#pragma unroll 1
+    for (int block = 0; block < S::kBlocks; ++block) {
+      constexpr auto kHint = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
+      cute::SM90_TMA_LOAD_2D::copy(&all_.operand, &shared_.arrived, kHint, shared_.staging[block],
+                                   first_column(tile, block), first_row(tile, row, block));
+    }
   }
 
-  // This thread's first value in 64 rows of a panel.
-  __device__ __forceinline__ VisitorPlace place_of(const Tile& tile, int row, int panel,
-                                                   int block) const {
+  __device__ static int first_column(const Tile& tile, int block) {
+    return tile.n * T::kTileN + block / S::kRowBlocks * 64;
+  }
+  __device__ static int first_row(const Tile& tile, int row, int block) {
+    return tile.m * T::kTileM + row + block % S::kRowBlocks * 64;
+  }
+
+  template <int kBlock>
+  __device__ __forceinline__ static void take(float* v, const float* acc) {
+    constexpr int kPanel = kBlock / S::kRowBlocks, kRow = kBlock % S::kRowBlocks;
+#pragma unroll
+    for (int e = 0; e < kVisitorValues; ++e) {
+      v[e] = acc[(kRow * (S::kColumns / 8) + kPanel * 8) * 4 + e];
+    }
+  }
+
+  // The row of this lane in a block: of matrices 0..3 = (upper, lower rows) x (columns 8 j.., the
+  // next 8) of the warp's 16 rows, it gives the address of one.
+  __device__ uint8_t* row_in(int place) const {
+    return shared_.staging[place] + (thread_ / 32 * 16 + thread_ % 16) * kBoxRowBytes;
+  }
+
+  // This thread's first value in a block.
+  __device__ __forceinline__ VisitorPlace place_of(const Tile& tile, int row, int block) const {
     const int lane_row = thread_ / 32 * 16 + thread_ % 32 / 4, lane_column = thread_ % 4 * 2;
     VisitorPlace place;
-    place.tile_row = block * 64 + lane_row;
-    place.tile_column = panel * 64 + lane_column;
+    place.tile_row = block % S::kRowBlocks * 64 + lane_row;
+    place.tile_column = block / S::kRowBlocks * 64 + lane_column;
     place.row = tile.m * T::kTileM + row + place.tile_row;
     place.column = tile.n * T::kTileN + place.tile_column;
     place.vectors = shared_.vectors[0];
     place.vector_bytes = S::kVectorBytes;
+    place.operand = row_in(kReads ? block : 0);
     return place;
   }
 
-  // 64 rows of a panel: the next block's loads, what is kept of these rows, the visitor, the
-  // result.
-  __device__ __forceinline__ void finish_block(float* v, int panel, int block, const Tile& tile,
-                                               int row) {
-    const int column = tile.n * T::kTileN + panel * 64;
-    const int first_row = tile.m * T::kTileM + row + block * 64;
+  // The next block's loads, the visitor, the result, and the product where it is kept.
+  __device__ __forceinline__ void finish_block(float* v, int block, const Tile& tile, int row) {
+    const int column = first_column(tile, block), at_row = first_row(tile, row, block);
     const VisitorWords words = words_;
-    const bool ends_panel = block == S::kRowBlocks - 1;
-    if (!ends_panel || panel < S::kPanels - 1) {
-      const VisitorPlace next = place_of(tile, row, panel + ends_panel, ends_panel ? 0 : block + 1);
+    if (block < S::kBlocks - 1) {
+      const VisitorPlace next = place_of(tile, row, block + 1);
       fusedops_load(&words_, &next, &arguments_);
     }
-    const VisitorPlace place = place_of(tile, row, panel, block);
-    if (p_.store_hidden) store(v, p_.aux, column, first_row);
-    fusedops_visit(v, &words, &place, &arguments_);
-    store(v, p_.d, column, first_row);
+    const VisitorPlace place = place_of(tile, row, block);
+    if (reads()) {
+      uint32_t kept[kWords];
+      pack_values(kept, v);
+      fusedops_visit(v, &words, &place, &arguments_);
+      // Each warp writes where it alone has read.
+      store(v, block, p_.d, column, at_row);
+      if (p_.store_hidden) store_beside(kept, block, column, at_row);
+    } else {
+      if (p_.store_hidden) store(v, next_place(), p_.aux, column, at_row);
+      fusedops_visit(v, &words, &place, &arguments_);
+      store(v, next_place(), p_.d, column, at_row);
+    }
   }
 
-  __device__ __forceinline__ void store(const float* v, const CUtensorMap& map, int column,
-                                        int row) {
-    slot_ ^= 1;
-    if (thread_ == 0) cute::tma_store_wait<1>();
+  // What is kept leaves from where the block before it left; the first one has its own only.
+  __device__ __forceinline__ void store_beside(const uint32_t* words, int block, int column,
+                                               int row) {
+    if (thread_ == 0) {
+      if (block == 0) {
+        cute::tma_store_wait<0>();
+      } else {
+        cute::tma_store_wait<1>();
+      }
+    }
     barrier();
+    publish(words, max(block - 1, 0), p_.aux, column, row);
+  }
+
+  // The place in turn, once what it had has left.
+  __device__ __forceinline__ int next_place() {
+    place_ = place_ == S::kPlaces - 1 ? 0 : place_ + 1;
+    if (thread_ == 0) cute::tma_store_wait<S::kPlaces - 1>();
+    barrier();
+    return place_;
+  }
+
+  __device__ __forceinline__ static void pack_values(uint32_t* words, const float* v) {
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) words[i] = pack<Element, false>(v[2 * i], v[2 * i + 1]);
+  }
+
+  __device__ __forceinline__ void store(const float* v, int place, const CUtensorMap& map,
+                                        int column, int row) {
+    uint32_t words[kWords];
+    pack_values(words, v);
+    publish(words, place, map, column, row);
+  }
+
+  __device__ __forceinline__ void publish(const uint32_t* words, int place, const CUtensorMap& map,
+                                          int column, int row) {
+    uint8_t* at = row_in(place);
 #pragma unroll
     for (int j = 0; j < 8; j += 2) {
-      const float* w = v + j * 4;
+      const uint32_t* w = words + j * 2;
       cute::SM90_U32x4_STSM_N::copy(
-          pack<Element, false>(w[0], w[1]), pack<Element, false>(w[2], w[3]),
-          pack<Element, false>(w[4], w[5]), pack<Element, false>(w[6], w[7]),
-          matrices(shared_.staging[slot_], j));
+          w[0], w[1], w[2], w[3],
+          *reinterpret_cast<cute::uint128_t*>(at + ((j + thread_ % 32 / 16) ^ (thread_ % 8)) * 16));
     }
     cute::tma_store_fence();
     barrier();
     if (thread_ == 0) {
-      cute::SM90_TMA_STORE_3D::copy(&map, shared_.staging[slot_], column, row, 0);
+      cute::SM90_TMA_STORE_3D::copy(&map, shared_.staging[place], column, row, 0);
       cute::tma_store_arrive();
     }
   }
 
   const EpilogueParams& p_;
+  const VisitorParams& all_;
   const VisitorArguments& arguments_;
   Shared& shared_;
-  int warpgroup_, thread_, slot_ = 0;
+  int warpgroup_, thread_, place_ = 0;
+  uint32_t phase_ = 0;
   VisitorWords words_;  // of the next block
   Tile tile_{};         // that was prepared, and its row of this warpgroup
   int row_ = 0;

@@ -34,12 +34,14 @@ struct VisitorArguments {
 // that of row `row` + 8 i and column `column` + 8 j + e.
 inline constexpr int kVisitorValues = 32;
 
-// Where they are, and the vectors of the tile in shared memory.
+// Where they are; and in shared memory the vectors of the tile, and of the first (M, N) operand the
+// row threadIdx.x % 16 of these 16 of the warp: 16 bytes for eight columns j, at j ^ (row % 8).
 struct VisitorPlace {
   int row, column;            // in the result
   int tile_row, tile_column;  // in the tile of vectors
   const unsigned char* vectors;
   int vector_bytes;  // from one vector to the next
+  const unsigned char* operand;
 };
 
 // What a thread has loaded of (M, N) operands for one place. Only the visitor knows the order.
