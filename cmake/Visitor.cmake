@@ -7,7 +7,7 @@ file(GLOB_RECURSE visitor_headers CONFIGURE_DEPENDS csrc/common/*.h csrc/common/
      csrc/cutlass/configs/*.h csrc/cutlass/kernels/*.h csrc/cutlass/kernels/*.cuh)
 foreach(element bf16 fp16)
   set(type $<IF:$<STREQUAL:${element},bf16>,cutlass::bfloat16_t,cutlass::half_t>)
-  foreach(main_loop 1 1_reads 10_reads 12_reads 13_reads) # CONFIGS of launch.py
+  foreach(main_loop 1 1_reads 6 6_reads 10_reads 12_reads 13_reads) # CONFIGS of launch.py
     set(file ${CMAKE_CURRENT_BINARY_DIR}/visitor_ir/${element}_${main_loop}.ltoir)
     string(REPLACE _reads "" config ${main_loop})
     string(COMPARE NOTEQUAL ${main_loop} ${config} reads)

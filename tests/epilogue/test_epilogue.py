@@ -435,10 +435,25 @@ def test_the_configurations_are_those_of_the_kernels() -> None:
     for config in launch.CONFIGS:
         sizes = f"{{{config.tile_m}, {config.tile_n}, 64, {config.cluster_m}, {config.cluster_n},"
         assert rows[config.number].startswith(sizes)
-    for reads, long, short in ((False, "10_reads", "1"), (True, "10_reads", "1_reads")):
-        assert launch.choose(64, 4096, 4096, 132, reads).tile_m == 64
-        assert launch.choose(8192, 4096, 4096, 132, reads).name == long
-        assert launch.choose(8192, 4096, 1024, 132, reads).name == short  # beside main loops
+
+
+@pytest.mark.parametrize(
+    ("full", "loops", "keep", "name"),
+    [
+        (0, False, False, "6"),
+        (0, True, False, "6"),
+        (0, False, True, "1"),
+        (1, False, False, "6_reads"),
+        (1, True, False, "1_reads"),  # too few registers for more columns
+        (2, False, False, "1_reads"),
+        (1, False, True, "1_reads"),
+    ],
+)
+def test_the_choice(full: int, loops: bool, keep: bool, name: str) -> None:
+    needs = launch.Needs(full, loops, keep)
+    assert launch.choose(8192, 4096, 4096, 132, needs).name == name
+    assert launch.choose(8192, 4096, 1024, 132, needs).name == name
+    assert launch.choose(64, 4096, 4096, 132, needs).tile_m == 64
 
 
 @pytest.mark.gpu

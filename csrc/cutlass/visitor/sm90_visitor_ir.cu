@@ -21,7 +21,9 @@ static_assert(offsetof(VisitorArguments, num_vectors) == 192);
 static_assert(Kernel<Traits>::kSharedBytes == (FUSEDOPS_VISITOR_CONFIG == 10   ? 228352
                                                : FUSEDOPS_VISITOR_CONFIG == 12 ? 222208
                                                : FUSEDOPS_VISITOR_CONFIG == 1  ? 205824
-                                                                               : 214016));
+                                               : FUSEDOPS_VISITOR_CONFIG == 13 ? 214016
+                                               : FUSEDOPS_VISITOR_READS        ? 232448
+                                                                               : 207872));
 
 }  // namespace fusedops::sm90
 

@@ -29,6 +29,23 @@ _ADDRESS, _FLOAT = struct.Struct("=Q"), struct.Struct("=f")
 
 
 @dataclass(frozen=True)
+class Needs:
+    """What an epilogue takes of a main loop."""
+
+    full: int  # (M, N) operands
+    loops: bool  # over blocks, for which a block's values are copied
+    keep: bool  # the product, too
+
+    def met_by(self, config: Config) -> bool:
+        if self.full and not config.reads:
+            return False
+        if config.tile_n != 192:
+            return True
+        # NOTE: accumulators leave 48 registers.
+        return (WIDE_KEEPS or not self.keep) and self.full <= (not self.loops)
+
+
+@dataclass(frozen=True)
 class Config:
     """A main loop: a row of kSm90Configs, and what its kernel takes."""
 
@@ -52,19 +69,24 @@ class Config:
         return self.cluster_m * self.cluster_n
 
 
-# Rates and times of 15 products on H100 (K from 1024 to 4096); the last one's are guesses. Where a
-# place for an operand would cost a stage of the main loop, there is one with and one without it.
+# Rates and times of 15 products on H100 (K from 1024 to 4096); those of tiles of 192 columns are
+# the built-in kernel's, the last one's are guesses. Where a place for an operand would cost a stage
+# of the main loop, there is one with and one without it.
 CONFIGS = (
-    Config(10, 128, 256, 2, 1, 228352, 1.0, 440, reads=True),
-    Config(12, 256, 128, 1, 2, 222208, 0.93, 440, reads=True),
+    Config(10, 128, 256, 2, 1, 228352, 0.9, 330, reads=True),
+    Config(12, 256, 128, 1, 2, 222208, 0.87, 390, reads=True),
     Config(1, 128, 128, 2, 1, 205824, 0.87, 110, reads=False),
     Config(1, 128, 128, 2, 1, 205824, 0.87, 110, reads=True),
+    Config(6, 128, 192, 2, 1, 207872, 0.93, 90, reads=False),
+    Config(6, 128, 192, 2, 1, 232448, 0.93, 90, reads=True),
     Config(13, 64, 128, 1, 1, 214016, 0.7, 110, reads=True),
 )
+# Whether tiles of 192 columns also keep the product.
+WIDE_KEEPS = False
 
 
-def choose(m: int, n: int, k: int, sms: int, reads: bool) -> Config:
-    """The configuration whose waves of tiles take least time; reads: an (M, N) operand."""
+def choose(m: int, n: int, k: int, sms: int, needs: Needs) -> Config:
+    """The configuration whose waves of tiles take least time."""
 
     def cost(config: Config) -> float:
         clusters = _up(_up(m, config.tile_m), config.cluster_m) * _up(
@@ -73,7 +95,7 @@ def choose(m: int, n: int, k: int, sms: int, reads: bool) -> Config:
         waves = _up(clusters, sms // config.ctas)
         return waves * config.tile_m * config.tile_n * (k / config.rate + config.apart)
 
-    return min((config for config in CONFIGS if config.reads or not reads), key=cost)
+    return min(filter(needs.met_by, CONFIGS), key=cost)
 
 
 def _up(a: int, b: int) -> int:

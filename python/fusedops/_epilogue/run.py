@@ -11,9 +11,9 @@ import torch
 
 from .backward import COLUMNS_PER_BLOCK, ROWS_PER_BLOCK, backward_source
 from .graph import ACCUMULATOR
-from .launch import Config, Kernel, MainLoop, choose, multiprocessors
+from .launch import Config, Kernel, MainLoop, Needs, choose, multiprocessors
 from .toolchain import cached, compile_text, link, main_loop
-from .visitor import COLUMN, FULL, ROW, forward_source
+from .visitor import COLUMN, FULL, ROW, forward_source, loops
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -86,8 +86,9 @@ class Program:
         return y, sums
 
     def _make_loop(self, key: Any, maps: Sequence[Tensor], sms: int) -> MainLoop:
-        dtype, (_, _, m, n, k, _) = maps[0].dtype, key
-        config = choose(m, n, k, sms, any(kind == FULL for _, kind, _ in self.operands))
+        dtype, (_, _, m, n, k, keep) = maps[0].dtype, key
+        full = sum(kind == FULL for _, kind, _ in self.operands)
+        config = choose(m, n, k, sms, Needs(full, loops(self.output), keep))
         kernel = self._forward.get((dtype, config.name))
         if kernel is None:
             cubin = forward_cubin(self.forward_source(dtype), ELEMENTS[dtype], config)

@@ -251,7 +251,7 @@ def forward_source(output: Node, operands: Mapping[str, tuple[str, int]], elemen
 using namespace fusedops;
 {ELEMENT_TEXT[element]}{MATH_TEXT}{_FULL_WORDS if parts.full else ""}
 extern "C" __device__ bool fusedops_reads() {{ return {int(parts.full > 0)}; }}
-extern "C" __device__ bool fusedops_loops() {{ return {int(cost(output) >= LOOPS_FROM)}; }}
+extern "C" __device__ bool fusedops_loops() {{ return {int(loops(output))}; }}
 
 __device__ __forceinline__ float value_at({names}) {{
   {body}
@@ -282,9 +282,10 @@ extern "C" __device__ void fusedops_visit(float* v, const VisitorWords* words,
 """
 
 
-def cost(output: Node) -> int:
-    """About the instructions of an expression for an element."""
-    return sum(_COSTS.get(n.op, 1) for n in order([output]) if n.op not in ("input", "const"))
+def loops(output: Node) -> bool:
+    """Whether a loop goes over the blocks of a tile."""
+    nodes = (node.op for node in order([output]) if node.op not in ("input", "const"))
+    return sum(_COSTS.get(op, 1) for op in nodes) >= LOOPS_FROM
 
 
 def unrolled(declarations: Sequence[str]) -> str:
