@@ -21,7 +21,9 @@ _NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
 _SHARED_LIMIT = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _CLUSTER, _OVERLAP = 4, 6  # CUlaunchAttributeID
 _MAP_TYPES = {torch.float16: 6, torch.bfloat16: 9}  # CUtensorMapDataType
-_RASTER_WIDTH = 8  # clusters of tiles that a persistent grid walks side by side
+# Clusters of tiles that a persistent grid walks side by side, by the CTAs of a cluster: as the
+# built-in kernels have them (raster_width_of in csrc/cutlass/select/families/sm90.cpp).
+_RASTER_WIDTHS = {1: 8, 2: 16}
 # Sizes in bytes of VisitorParams and of what lies in front of an operand's map and of
 # VisitorArguments; sm90_visitor_ir.cu checks all offsets.
 _PARAMS_BYTES, _OPERAND, _ARGUMENTS = 1280, 896, 1024
@@ -253,9 +255,9 @@ def _fast_division(divisor: int) -> bytes:
     return struct.pack("=iII", divisor, ((1 << power) + divisor - 1) // divisor, power - 32)
 
 
-def _schedule(clusters_m: int, clusters_n: int, k_steps: int) -> bytes:
+def _schedule(clusters_m: int, clusters_n: int, k_steps: int, width: int) -> bytes:
     """make_tile_schedule of sm90_tile_scheduler.h."""
-    width = min(_RASTER_WIDTH, clusters_n)
+    width = min(width, clusters_n)
     bands, count = (clusters_n - 1) // width, clusters_m * clusters_n
     facts = (count, count, k_steps, 0, 0, 0, width, bands * width * clusters_m, 0)
     divisors = (count, width * clusters_m, width, clusters_n - bands * width)
@@ -291,7 +293,9 @@ class MainLoop:
             _tensor_map(tensor, boxes[i], i > 1, at + 128 * i)
         epilogue = (0, 0, n, m, 0, False, len(maps) == 4, False)
         struct.pack_into("=QQiiq???", memory, skip + 640, *epilogue)
-        struct.pack_into("=84s", memory, skip + 768, _schedule(clusters_m, clusters_n, _up(k, 64)))
+        width = _RASTER_WIDTHS[config.ctas]
+        schedule = _schedule(clusters_m, clusters_n, _up(k, 64), width)
+        struct.pack_into("=84s", memory, skip + 768, schedule)
         self._places = self._describe(memory, skip + _ARGUMENTS, operands, m, n)
         full = [i for i, (kind, _) in enumerate(operands) if kind == FULL]
         self._operand = full[0] if full else None
