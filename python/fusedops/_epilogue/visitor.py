@@ -182,11 +182,24 @@ def _abi() -> str:
     return (include_dir() / ABI).read_text().replace("#pragma once", "")
 
 
-def _vector_value(element_bytes: int, at: str, index: str) -> str:
-    """One value of a vector at an address."""
+def _row_values(name: str, element_bytes: int, at: str) -> str:
+    """Declares those of this thread's two rows, by the address of a vector."""
     if element_bytes == 4:
-        return f"*reinterpret_cast<const float*>({at} + ({index}) * 4)"
-    return f"low(*reinterpret_cast<const unsigned short*>({at} + ({index}) * 2))"
+        value = f"*reinterpret_cast<const float*>({at} + (place->tile_row + 8 * i) * 4)"
+    else:
+        word = f"*reinterpret_cast<const unsigned short*>({at} + (place->tile_row + 8 * i) * 2)"
+        value = f"low({word})"
+    return f"float {name}[2]; for (int i = 0; i < 2; ++i) {name}[i] = {value};"
+
+
+def _column_values(name: str, element_bytes: int, at: str) -> str:
+    """Declares those of a pair of columns, which one load reads."""
+    word, column = f"w_{name}", "(place->tile_column + 8 * j)"
+    if element_bytes == 4:
+        read = f"const float2 {word} = *reinterpret_cast<const float2*>({at} + {column} * 4);"
+        return f"{read} const float {name}[2] = {{{word}.x, {word}.y}};"
+    read = f"const unsigned {word} = *reinterpret_cast<const unsigned*>({at} + {column} * 2);"
+    return f"{read} const float {name}[2] = {{low({word}), high({word})}};"
 
 
 @dataclass
@@ -227,11 +240,10 @@ class _Forward:
         else:
             name, loop = f"v{self.vectors}", "i" if kind == ROW else "e"
             at = f"(place->vectors + {self.vectors} * place->vector_bytes)"
-            index = "place->tile_row + 8 * i" if kind == ROW else "place->tile_column + 8 * j + e"
-            (self.before if kind == ROW else self.pairs).append(
-                f"float {name}[2]; for (int {loop} = 0; {loop} < 2; ++{loop}) "
-                f"{name}[{loop}] = {_vector_value(size, at, index)};"
-            )
+            if kind == ROW:
+                self.before.append(_row_values(name, size, at))
+            else:
+                self.pairs.append(_column_values(name, size, at))
             self.values.append(f"{name}[{loop}]")
             self.vectors += 1
 
