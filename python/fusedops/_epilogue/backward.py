@@ -1,4 +1,5 @@
-"""The CUDA C++ of a derived backward: one kernel, which also sums along rows and columns."""
+"""The CUDA C++ of a derived backward: a kernel over elements, which also sums along rows and
+columns of its blocks, and one that adds up those sums."""
 
 from __future__ import annotations
 
@@ -9,9 +10,10 @@ from .graph import ACCUMULATOR, BEHIND, Node
 from .visitor import COLUMN, ELEMENT_TEXT, FULL, MATH_TEXT, NUMBER, ROW, statements, unrolled
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 ROWS_PER_BLOCK, COLUMNS_PER_BLOCK = 64, 256
+SUMS_PER_BLOCK = {COLUMN: 32, ROW: 256}
 
 
 @dataclass
@@ -77,7 +79,8 @@ def backward_source(
 
     Its parameters: rows, columns, dy, acc, then each operand, then the results in the order of
     gradients: (M, N) for acc and (M, N) operands, (blocks above each other, N) of float for
-    columns, (M, blocks side by side) of float for rows.
+    columns, (M, blocks side by side) of float for rows. Where there are such sums, fusedops_sums
+    (`_sums`) follows.
     """
     kinds = {ACCUMULATOR: FULL, **{name: kind for name, (kind, _) in operands.items()}}
     lines, results = statements(list(gradients.values()), coarse=False)
@@ -119,6 +122,32 @@ extern "C" __global__ void __launch_bounds__(256) fusedops_backward(
   }}
   {gap.join(parts.finish)}
 }}
+{_sums([(name, *operands[name]) for name in gradients if kinds[name] != FULL])}"""
+
+
+def _sums(results: Sequence[tuple[str, str, int]]) -> str:
+    """fusedops_sums: partial sums, added in order; results: of each name, kind, element's bytes.
+
+    Its parameters: rows, columns, the blocks of a result, then of each result the sums and where
+    they go, in the operand's dtype. SUMS_PER_BLOCK says what a block of 32 by 8 threads adds.
+    """
+    if not results:
+        return ""
+    parameters = ["const long long rows", "const long long columns", "const unsigned blocks"]
+    cases = []
+    for number, (name, kind, size) in enumerate(results):
+        to = "float" if size == 4 else "unsigned short"
+        parameters += [f"const float* __restrict__ p_{name}", f"{to}* __restrict__ d_{name}"]
+        along = "columns" if kind == COLUMN else "rows"
+        cases.append(
+            f"if (which == {number}) sums_of_{along}(p_{name}, d_{name}, rows, columns, block);"
+        )
+    gap = "\n  "
+    return f"""{_SUMS}
+extern "C" __global__ void __launch_bounds__(256) fusedops_sums({", ".join(parameters)}) {{
+  const unsigned which = blockIdx.x / blocks, block = blockIdx.x % blocks;
+  {gap.join(cases)}
+}}
 """
 
 
@@ -150,4 +179,39 @@ __device__ __forceinline__ void column_sums(const float (&sums)[8], float* to, l
   for (int warp = 0; warp < 8; ++warp) sum += parts[warp][threadIdx.x][threadIdx.y];
   to[column + threadIdx.y] = sum;
 }
+"""
+
+_SUMS = f"""
+__device__ __forceinline__ void put(float* to, float x) {{ *to = x; }}
+__device__ __forceinline__ void put(unsigned short* to, float x) {{
+  *to = static_cast<unsigned short>(packed(x, 0.0f));
+}}
+template <class To>
+__device__ __forceinline__ void sums_of_columns(const float* from, To* to, long long rows,
+                                                long long columns, unsigned block) {{
+  __shared__ float parts[8][32];
+  const long long down = (rows + {ROWS_PER_BLOCK - 1}) / {ROWS_PER_BLOCK};
+  const long long column = block * {SUMS_PER_BLOCK[COLUMN]}ll + threadIdx.x;
+  float sum = 0.0f;
+#pragma unroll 8
+  for (long long i = threadIdx.y; i < down; i += 8) {{
+    sum += column < columns ? from[i * columns + column] : 0.0f;
+  }}
+  parts[threadIdx.y][threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.y != 0 || column >= columns) return;
+  for (int i = 1; i < 8; ++i) sum += parts[i][threadIdx.x];
+  put(to + column, sum);
+}}
+template <class To>
+__device__ __forceinline__ void sums_of_rows(const float* from, To* to, long long rows,
+                                             long long columns, unsigned block) {{
+  const long long across = (columns + {COLUMNS_PER_BLOCK - 1}) / {COLUMNS_PER_BLOCK};
+  const long long row = block * {SUMS_PER_BLOCK[ROW]}ll + threadIdx.y * 32 + threadIdx.x;
+  if (row >= rows) return;
+  float sum = 0.0f;
+#pragma unroll 8
+  for (long long i = 0; i < across; ++i) sum += from[row * across + i];
+  put(to + row, sum);
+}}
 """

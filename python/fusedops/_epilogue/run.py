@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .backward import COLUMNS_PER_BLOCK, ROWS_PER_BLOCK, backward_source
+from .backward import COLUMNS_PER_BLOCK, ROWS_PER_BLOCK, SUMS_PER_BLOCK, backward_source
 from .graph import ACCUMULATOR
 from .launch import Config, Kernel, MainLoop, Needs, choose, multiprocessors
 from .toolchain import cached, compile_text, link, main_loop
@@ -56,7 +56,7 @@ class Program:
         self._kinds = {name: (kind, size) for name, kind, size in operands}
         self._forward: dict[tuple[torch.dtype, str], Kernel] = {}
         self._loops: dict[Any, MainLoop] = {}
-        self._backward: dict[tuple[torch.dtype, tuple[str, ...]], Kernel] = {}
+        self._backward: dict[Any, tuple[Kernel, Kernel | None]] = {}
 
     def forward_source(self, dtype: torch.dtype) -> str:
         """The CUDA C++ of the visitor."""
@@ -111,37 +111,67 @@ class Program:
     ) -> list[Tensor]:
         """The gradients of `names` (acc or operands), of the operands' shapes; on a GPU."""
         m, n = acc.shape
-        key = (acc.dtype, tuple(names))
-        kernel = self._backward.get(key)
-        if kernel is None:
-            cubin = backward_cubin(self.backward_source(acc.dtype, names))
-            kernel = self._backward[key] = Kernel(cubin, "fusedops_backward")
-        across, down = -(-n // COLUMNS_PER_BLOCK), -(-m // ROWS_PER_BLOCK)
+        down = -(-m // ROWS_PER_BLOCK)
+        across = -(-n // COLUMNS_PER_BLOCK)
         kinds = {ACCUMULATOR: FULL, **{name: kind for name, (kind, _) in self._kinds.items()}}
         shapes = {FULL: (m, n), COLUMN: (down, n), ROW: (m, across)}
         parts = []
         for name in names:
             dtype = acc.dtype if kinds[name] == FULL else torch.float32
             parts.append(acc.new_empty(shapes[kinds[name]], dtype=dtype))
-        # NOTE: a parameter of 4 bytes is in the lower half of its word.
-        words = [m, n] + [
-            _word(value) if isinstance(value, float) else value.data_ptr()
-            for value in (dy, acc, *values, *parts)
-        ]
-        memory = (c_uint64 * len(words))(*words)
-        begin, device = addressof(memory), acc.get_device()
-        arguments = range(begin, begin + 8 * len(words), 8)
+        whole, sums = self._backward_kernels(acc.dtype, tuple(names))
+        device = acc.get_device()
         with on_device(device):
-            kernel.launch(device, stream_of(device), (across * down, 1), (32, 8), arguments)
-        sums = {COLUMN: lambda t: t.sum(0), ROW: lambda t: t.sum(1, keepdim=True)}
-        return [
-            part if kinds[name] == FULL else sums[kinds[name]](part)
-            for name, part in zip(names, parts, strict=True)
-        ]
+            _launch(whole, device, across * down, [m, n, dy, acc, *values, *parts])
+            return parts if sums is None else self._add_up(sums, acc, names, parts)
+
+    def _backward_kernels(
+        self, dtype: torch.dtype, names: tuple[str, ...]
+    ) -> tuple[Kernel, Kernel | None]:
+        found = self._backward.get((dtype, names))
+        if found is None:
+            cubin = backward_cubin(self.backward_source(dtype, names))
+            summed = any(self._kinds[name][0] != FULL for name in names if name != ACCUMULATOR)
+            sums = Kernel(cubin, "fusedops_sums") if summed else None
+            found = self._backward[dtype, names] = Kernel(cubin, "fusedops_backward"), sums
+        return found
+
+    def _add_up(
+        self, kernel: Kernel, acc: Tensor, names: Sequence[str], parts: Sequence[Tensor]
+    ) -> list[Tensor]:
+        """parts, and of those that are sums of blocks the whole ones, by one launch."""
+        m, n = acc.shape
+        shapes, extents = {COLUMN: (n,), ROW: (m, 1)}, {COLUMN: n, ROW: m}
+        found = list(parts)
+        pairs: list[Tensor] = []
+        blocks = 0
+        for i, name in enumerate(names):
+            kind, size = self._kinds.get(name, (FULL, 2))
+            if kind == FULL:
+                continue
+            found[i] = acc.new_empty(shapes[kind], dtype=acc.dtype if size == 2 else torch.float32)
+            pairs += [parts[i], found[i]]
+            blocks = max(blocks, -(-extents[kind] // SUMS_PER_BLOCK[kind]))
+        _launch(kernel, acc.get_device(), blocks * (len(pairs) // 2), [m, n, blocks, *pairs])
+        return found
 
 
-def _word(number: float) -> int:
-    return int.from_bytes(struct.pack("=f", number), "little")
+def _launch(
+    kernel: Kernel, device: int, blocks: int, values: Sequence[Tensor | float | int]
+) -> None:
+    """Blocks of 32 by 8 threads; tensors are given by address, a float as one of 4 bytes."""
+    words = [_word(value) for value in values]
+    memory = (c_uint64 * len(words))(*words)
+    begin = addressof(memory)
+    arguments = range(begin, begin + 8 * len(words), 8)
+    kernel.launch(device, stream_of(device), (blocks, 1), (32, 8), arguments)
+
+
+def _word(value: Tensor | float | int) -> int:
+    """Of a kernel's parameters; one of 4 bytes is in the lower half of its word."""
+    if isinstance(value, float):
+        return int.from_bytes(struct.pack("=f", value), "little")
+    return value if isinstance(value, int) else value.data_ptr()
 
 
 def stream_of(device: int) -> int:
