@@ -20,10 +20,11 @@ static_assert(offsetof(VisitorArguments, vectors) == 64 &&
 static_assert(offsetof(VisitorArguments, num_vectors) == 192);
 static_assert(Kernel<Traits>::kSharedBytes == (FUSEDOPS_VISITOR_CONFIG == 10   ? 228352
                                                : FUSEDOPS_VISITOR_CONFIG == 12 ? 222208
-                                               : FUSEDOPS_VISITOR_CONFIG == 1  ? 205824
+                                               : FUSEDOPS_VISITOR_CONFIG == 1
+                                                   ? FUSEDOPS_VISITOR_READS ? 205824 : 222208
                                                : FUSEDOPS_VISITOR_CONFIG == 13 ? 214016
                                                : FUSEDOPS_VISITOR_READS        ? 232448
-                                                                               : 207872));
+                                                                               : 224256));
 
 }  // namespace fusedops::sm90
 

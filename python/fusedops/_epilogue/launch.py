@@ -77,9 +77,9 @@ class Config:
 CONFIGS = (
     Config(10, 128, 256, 2, 1, 228352, 0.9, 330, reads=True),
     Config(12, 256, 128, 1, 2, 222208, 0.87, 390, reads=True),
-    Config(1, 128, 128, 2, 1, 205824, 0.87, 110, reads=False),
+    Config(1, 128, 128, 2, 1, 222208, 0.87, 110, reads=False),
     Config(1, 128, 128, 2, 1, 205824, 0.87, 110, reads=True),
-    Config(6, 128, 192, 2, 1, 207872, 0.93, 90, reads=False),
+    Config(6, 128, 192, 2, 1, 224256, 0.93, 90, reads=False),
     Config(6, 128, 192, 2, 1, 232448, 0.93, 90, reads=True),
     Config(13, 64, 128, 1, 1, 214016, 0.7, 110, reads=True),
 )

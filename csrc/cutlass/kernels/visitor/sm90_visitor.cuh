@@ -6,7 +6,7 @@
 // A warpgroup goes through its tile in blocks of 64 rows by 64 columns, down each panel of 64
 // columns. Of a main loop that reads (kReads), each block has a place of its own in shared memory:
 // the first (M, N) operand comes there during the main loop, and the result leaves from there.
-// Others stage in two places in turn.
+// Others stage in three places in turn.
 #pragma once
 
 #include "csrc/common/device/mbarrier.cuh"
@@ -42,7 +42,7 @@ struct VisitorStaging {
   static constexpr bool kReads = kReads_;
   static constexpr int kRowBlocks = kRows / 64, kBlocks = kRowBlocks * (kColumns / 64);
   static constexpr int kBlockBytes = 64 * kBoxRowBytes;
-  static constexpr int kPlaces = kReads ? kBlocks : 2;
+  static constexpr int kPlaces = kReads ? kBlocks : 3;  // which costs no stage of a main loop
   static constexpr int kVectorBytes = (kRows > kColumns ? kRows : kColumns) * 4;
   static_assert(kColumns % 64 == 0 && kRows % 64 == 0);
 
