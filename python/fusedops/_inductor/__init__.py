@@ -9,6 +9,7 @@ from .report import InductorReport, LeftProduct, ReplacedSite
 __all__ = ["InductorOptions", "InductorReport", "LeftProduct", "ReplacedSite", "inductor"]
 
 _KEY, _MASK_KEY = "joint_custom_pre_pass", "pre_grad_custom_pass"
+_IN_PLACE_KEY = "post_grad_custom_post_pass"
 
 
 class InductorOptions(dict[str, Any]):
@@ -36,17 +37,19 @@ def inductor(mode: str | None = None, *, force: bool = False, **options: Any) ->
     for convolutions and products.
     A mask of attention that depends on no input and is causal, or hides nothing, as transformers
     makes one while it is traced, becomes ``is_causal=True`` or no mask: torch has faster kernels
-    for that. Where our ops are faster, they take their place, everything else is left
-    to Inductor; a loss may take 5 % longer where that spares 256 MiB of logits or more. Works for
-    models of torch's modules and of ours, in training and inference, with autocast,
-    checkpointing and dynamic shapes; Inductor's caches stay in use.
+    for that. In backward, gradients of MLPs take the place of what forward saved for them, where
+    AOTAutograd gives that away ("donated buffers"). Where our ops are faster, they take their
+    place, everything else is left to Inductor; a loss may take 5 % longer where that spares 256 MiB
+    of logits or more. Works for models of torch's modules and of ours, in training and inference,
+    with autocast, checkpointing and dynamic shapes; Inductor's caches stay in use.
 
     Args:
         mode: As in torch.compile, which takes no mode beside options: "reduce-overhead",
             "max-autotune" or "max-autotune-no-cudagraphs".
         force: Replace whatever is found, also where no gain is expected (for comparisons).
-        **options: Further options of Inductor. A ``joint_custom_pre_pass`` or
-            ``pre_grad_custom_pass`` in them, or in ``torch._inductor.config``, runs before ours.
+        **options: Further options of Inductor. A ``joint_custom_pre_pass``,
+            ``pre_grad_custom_pass`` or ``post_grad_custom_post_pass`` in them, or in
+            ``torch._inductor.config``, runs before ours.
 
     Returns:
         ``{"options": ...}``, a dict whose ``report`` says, after the first call, what was replaced
@@ -65,13 +68,16 @@ def inductor(mode: str | None = None, *, force: bool = False, **options: Any) ->
     from torch._inductor import config
 
     from .graph_pass import GraphPass
+    from .in_place import InPlacePass
     from .mask_pass import MaskPass
 
     merged: dict[str, Any] = {}
     if mode is not None and mode != "default":
         merged |= torch._inductor.list_mode_options(mode)
     merged |= options
-    first, first_mask = (merged.pop(key, None) or getattr(config, key) for key in (_KEY, _MASK_KEY))
+    keys = (_KEY, _MASK_KEY, _IN_PLACE_KEY)
+    first, first_mask, last = (merged.pop(key, None) or getattr(config, key) for key in keys)
     ours = GraphPass(force=force, first=first)
     merged |= {_KEY: ours, _MASK_KEY: MaskPass(ours.report, first=first_mask)}
+    merged[_IN_PLACE_KEY] = InPlacePass(first=last)
     return InductorOptions(options=merged)
