@@ -410,6 +410,23 @@ def test_an_error_of_the_compiler_is_not_the_caches(
         toolchain.cached("a", ".cubin", make)
 
 
+def test_a_new_main_loop_is_linked_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another version of the package meets what an earlier one kept."""
+    monkeypatch.setenv("FUSEDOPS_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(toolchain, "PACKAGE", tmp_path)
+    monkeypatch.setattr(run, "compile_text", lambda source, arch, ir: b" with " + source.encode())
+    monkeypatch.setattr(run, "link", lambda parts, arch: b"".join(parts))
+    config = launch.CONFIGS[0]
+    file = tmp_path / "_epilogue" / "ir" / f"bf16_{config.name}.ltoir"
+    file.parent.mkdir(parents=True)
+    for loop in (b"first", b"second"):
+        toolchain.main_loop_digest.cache_clear()  # as a new process
+        file.write_bytes(loop)
+        assert run.forward_cubin("a", "bf16", config) == loop + b" with a"
+    assert len(list(tmp_path.rglob("*.cubin"))) == 2
+    toolchain.main_loop_digest.cache_clear()
+
+
 def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(fusedops.jit.BuildError, match=r"no NVRTC .* pass unfused=True"):
         toolchain._library("NVRTC", ("no-such-package",), "libno-such.so")

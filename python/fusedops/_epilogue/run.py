@@ -12,7 +12,7 @@ import torch
 from .backward import COLUMNS_PER_BLOCK, ROWS_PER_BLOCK, SUMS_PER_BLOCK, backward_source
 from .graph import ACCUMULATOR
 from .launch import Config, Kernel, MainLoop, Needs, choose, multiprocessors
-from .toolchain import cached, compile_text, link, main_loop
+from .toolchain import cached, compile_text, link, main_loop, main_loop_digest
 from .visitor import COLUMN, FULL, ROW, forward_source, loops
 
 if TYPE_CHECKING:
@@ -37,7 +37,9 @@ def forward_cubin(source: str, element: str, config: Config) -> bytes:
     def make() -> bytes:
         return link([main_loop(element, config), compile_text(source, ARCH, ir=True)], ARCH)
 
-    return cached(f"forward {element} {config.name} {ARCH}\0{source}", ".cubin", make)
+    # NOTE: a new version of the package may bring another main loop under the same name.
+    loop = main_loop_digest(element, config)
+    return cached(f"forward {element} {loop} {ARCH}\0{source}", ".cubin", make)
 
 
 def backward_cubin(source: str) -> bytes:

@@ -191,11 +191,17 @@ def _publish(path: Path, content: bytes) -> None:
 # ---- main loops ----
 
 
-def main_loop(element: str, config: Config) -> bytes:
-    """The LTO-IR of a main loop: as it came with the package, else compiled once by nvcc."""
-    shipped = PACKAGE / "_epilogue" / "ir" / f"{element}_{config.name}.ltoir"
-    if shipped.is_file():
-        return shipped.read_bytes()
+def _shipped(element: str, config: Config) -> Path:
+    return PACKAGE / "_epilogue" / "ir" / f"{element}_{config.name}.ltoir"
+
+
+@functools.cache
+def main_loop_digest(element: str, config: Config) -> str:
+    """Of what main_loop gives: of the file of the package, else of all sources."""
+    digest = hashlib.sha256(f"{element} {config.name}".encode())
+    if (shipped := _shipped(element, config)).is_file():
+        digest.update(shipped.read_bytes())
+        return digest.hexdigest()
     root = include_dir()
     source = root / _MAIN_LOOP
     if not source.is_file():
@@ -203,12 +209,20 @@ def main_loop(element: str, config: Config) -> bytes:
             f"fusedops.epilogue: this installation has neither {shipped} nor {source}; install a "
             "build of fusedops for CUDA, or pass unfused=True"
         )
-    digest = hashlib.sha256(f"{element} {config.name}".encode())
     for folder in ("csrc/common", "csrc/cutlass/kernels", "csrc/cutlass/configs"):
         for path in sorted((root / folder).rglob("*.*h")):
             digest.update(path.read_bytes())
     digest.update(source.read_bytes())
-    return cached(digest.hexdigest(), ".ltoir", lambda: _compile_main_loop(source, element, config))
+    return digest.hexdigest()
+
+
+def main_loop(element: str, config: Config) -> bytes:
+    """The LTO-IR of a main loop: as it came with the package, else compiled once by nvcc."""
+    if (shipped := _shipped(element, config)).is_file():
+        return shipped.read_bytes()
+    source = include_dir() / _MAIN_LOOP
+    digest = main_loop_digest(element, config)
+    return cached(digest, ".ltoir", lambda: _compile_main_loop(source, element, config))
 
 
 def _compile_main_loop(source: Path, element: str, config: Config) -> bytes:
