@@ -7,17 +7,14 @@ file(GLOB_RECURSE visitor_headers CONFIGURE_DEPENDS csrc/common/*.h csrc/common/
      csrc/cutlass/configs/*.h csrc/cutlass/kernels/*.h csrc/cutlass/kernels/*.cuh)
 foreach(element bf16 fp16)
   set(type $<IF:$<STREQUAL:${element},bf16>,cutlass::bfloat16_t,cutlass::half_t>)
-  foreach(main_loop 1 1_reads 6 6_reads 10_reads 12_reads 13_reads) # CONFIGS of launch.py
-    set(file ${CMAKE_CURRENT_BINARY_DIR}/visitor_ir/${element}_${main_loop}.ltoir)
-    string(REPLACE _reads "" config ${main_loop})
-    string(COMPARE NOTEQUAL ${main_loop} ${config} reads)
+  foreach(config 1 6 10 12 13) # CONFIGS of launch.py
+    set(file ${CMAKE_CURRENT_BINARY_DIR}/visitor_ir/${element}_${config}.ltoir)
     add_custom_command(
       OUTPUT ${file}
       COMMAND ${CMAKE_CUDA_COMPILER} -ltoir -rdc=true -gencode=arch=compute_90a,code=lto_90a
               -O3 -DNDEBUG -std=c++20 --expt-relaxed-constexpr --expt-extended-lambda
               -diag-suppress=177,1427,20012,20013,20015 -DCUTLASS_ENABLE_GDC_FOR_SM90
               -DFUSEDOPS_VISITOR_ELEMENT=${type} -DFUSEDOPS_VISITOR_CONFIG=${config}
-              -DFUSEDOPS_VISITOR_READS=$<BOOL:${reads}>
               -I${PROJECT_SOURCE_DIR} -isystem ${PROBE_CUTLASS_INCLUDE}
               ${visitor_source} -o ${file}
       DEPENDS ${visitor_source} ${visitor_headers}

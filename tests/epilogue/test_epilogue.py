@@ -296,7 +296,7 @@ def program_of(name: str) -> run.Program:
 @pytest.mark.parametrize("name", EXPRESSIONS)
 def test_the_texts_compile(name: str, dtype: torch.dtype) -> None:
     program = program_of(name)
-    ir = toolchain.compile_text(program.forward_source(dtype), run.ARCH, ir=True)
+    ir = toolchain.compile_text(program.forward_source(dtype, False), run.ARCH, ir=True)
     cubin = toolchain.compile_text(
         program.backward_source(dtype, list(program.gradients)), run.ARCH, ir=False
     )
@@ -319,7 +319,7 @@ def test_a_refused_text_shows_what_the_compiler_said() -> None:
     ],
 )
 def test_gradients_that_are_those_of_the_result(function: Any, computed: str) -> None:
-    """Of the product, and of operands of its size, none is computed that is the result's."""
+    """None is computed, for the product and operands of its size, that is the result's."""
     x, w = torch.randn(3, 4).requires_grad_(), torch.randn(5, 4).requires_grad_()
     a, b = torch.randn(3, 5).requires_grad_(), torch.randn(5).requires_grad_()
     y, dy = fusedops.linear(x, w, epilogue=epilogue(function)(a=a, b=b)), torch.randn(3, 5)
@@ -455,21 +455,23 @@ def test_the_configurations_are_those_of_the_kernels() -> None:
 
 
 @pytest.mark.parametrize(
-    ("full", "loops", "keep", "name"),
+    ("full", "long", "keep", "number"),
     [
-        (0, False, False, "6"),
-        (0, True, False, "6"),
-        (0, False, True, "1"),
-        (1, False, False, "6_reads"),
-        (1, True, False, "1_reads"),  # too few registers for more columns
-        (2, False, False, "1_reads"),
-        (1, False, True, "1_reads"),
+        (0, False, False, 6),
+        (0, True, True, 6),
+        (1, False, False, 6),
+        (1, True, False, 1),  # too few registers for more columns
+        (1, False, True, 1),
+        (2, False, False, 1),
     ],
 )
-def test_the_choice(full: int, loops: bool, keep: bool, name: str) -> None:
-    needs = launch.Needs(full, loops, keep)
-    assert launch.choose(8192, 4096, 4096, 132, needs).name == name
-    assert launch.choose(8192, 4096, 1024, 132, needs).name == name
+def test_the_choice(full: int, long: bool, keep: bool, number: int) -> None:
+    needs = launch.Needs(full, long, keep)
+    for k in (1024, 4096):
+        config = launch.choose(8192, 4096, k, 132, needs)
+        assert config.number == number
+        looped = long and (k > 1024 or number != 6)
+        assert launch.loops(config, k, needs) == looped
     assert launch.choose(64, 4096, 4096, 132, needs).tile_m == 64
 
 

@@ -1,12 +1,10 @@
-// One main loop for visitors, compiled to LTO-IR with FUSEDOPS_VISITOR_ELEMENT, _CONFIG, a number
-// of kSm90Configs, and _READS, 1 where an (M, N) operand comes through shared memory
-// (cmake/Visitor.cmake).
+// One main loop for visitors, compiled to LTO-IR with FUSEDOPS_VISITOR_ELEMENT and _CONFIG, a
+// number of kSm90Configs (cmake/Visitor.cmake).
 #include "csrc/cutlass/kernels/visitor/sm90_visitor.cuh"
 
 namespace fusedops::sm90 {
 
-using Traits =
-    VisitorTraits<FUSEDOPS_VISITOR_ELEMENT, FUSEDOPS_VISITOR_CONFIG, FUSEDOPS_VISITOR_READS>;
+using Traits = VisitorTraits<FUSEDOPS_VISITOR_ELEMENT, FUSEDOPS_VISITOR_CONFIG>;
 
 // What python/fusedops/_epilogue/launch.py writes and asks for.
 static_assert(sizeof(VisitorParams) == 1280 && offsetof(VisitorParams, epilogue) == 256);
@@ -20,10 +18,8 @@ static_assert(offsetof(VisitorArguments, vectors) == 64 &&
 static_assert(offsetof(VisitorArguments, num_vectors) == 192);
 static_assert(Kernel<Traits>::kSharedBytes == (FUSEDOPS_VISITOR_CONFIG == 10   ? 228352
                                                : FUSEDOPS_VISITOR_CONFIG == 12 ? 222208
-                                               : FUSEDOPS_VISITOR_CONFIG == 1
-                                                   ? FUSEDOPS_VISITOR_READS ? 205824 : 222208
+                                               : FUSEDOPS_VISITOR_CONFIG <= 1  ? 222208
                                                : FUSEDOPS_VISITOR_CONFIG == 13 ? 214016
-                                               : FUSEDOPS_VISITOR_READS        ? 232448
                                                                                : 224256));
 
 }  // namespace fusedops::sm90

@@ -11,9 +11,9 @@ import torch
 
 from .backward import COLUMNS_PER_BLOCK, ROWS_PER_BLOCK, SUMS_PER_BLOCK, backward_source
 from .graph import ACCUMULATOR
-from .launch import Config, Kernel, MainLoop, Needs, choose, multiprocessors
+from .launch import Config, Kernel, MainLoop, Needs, choose, loops, multiprocessors
 from .toolchain import cached, compile_text, link, main_loop, main_loop_digest
-from .visitor import COLUMN, FULL, ROW, forward_source, loops
+from .visitor import COLUMN, FULL, ROW, forward_source, is_long
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -56,13 +56,13 @@ class Program:
         self.output, self.gradients = output, dict(gradients)
         self.operands = operands
         self._kinds = {name: (kind, size) for name, kind, size in operands}
-        self._forward: dict[tuple[torch.dtype, str], Kernel] = {}
+        self._forward: dict[tuple[torch.dtype, str, bool], Kernel] = {}
         self._loops: dict[Any, MainLoop] = {}
         self._backward: dict[Any, tuple[Kernel, Kernel | None]] = {}
 
-    def forward_source(self, dtype: torch.dtype) -> str:
+    def forward_source(self, dtype: torch.dtype, loops: bool) -> str:
         """The CUDA C++ of the visitor."""
-        return forward_source(self.output, self._kinds, ELEMENTS[dtype])
+        return forward_source(self.output, self._kinds, ELEMENTS[dtype], loops)
 
     def backward_source(self, dtype: torch.dtype, names: Sequence[str]) -> str:
         """The CUDA C++ of the backward of some names."""
@@ -90,12 +90,14 @@ class Program:
     def _make_loop(self, key: Any, maps: Sequence[Tensor], sms: int) -> MainLoop:
         dtype, (_, _, m, n, k, keep) = maps[0].dtype, key
         full = sum(kind == FULL for _, kind, _ in self.operands)
-        config = choose(m, n, k, sms, Needs(full, loops(self.output), keep))
-        kernel = self._forward.get((dtype, config.name))
+        needs = Needs(full, is_long(self.output), keep)
+        config = choose(m, n, k, sms, needs)
+        wanted = dtype, config.name, loops(config, k, needs)
+        kernel = self._forward.get(wanted)
         if kernel is None:
-            cubin = forward_cubin(self.forward_source(dtype), ELEMENTS[dtype], config)
-            kernel = Kernel(cubin, "fusedops_visitor", config.shared_bytes)
-            self._forward[dtype, config.name] = kernel
+            source = self.forward_source(dtype, wanted[-1])
+            cubin = forward_cubin(source, ELEMENTS[dtype], config)
+            kernel = self._forward[wanted] = Kernel(cubin, "fusedops_visitor", config.shared_bytes)
         if len(self._loops) >= MOST_LOOPS:
             self._loops.clear()
         loop = MainLoop(
@@ -170,7 +172,7 @@ def _launch(
 
 
 def _word(value: Tensor | float | int) -> int:
-    """Of a kernel's parameters; one of 4 bytes is in the lower half of its word."""
+    """One of a kernel's parameters; what has 4 bytes is in the lower half of its word."""
     if isinstance(value, float):
         return int.from_bytes(struct.pack("=f", value), "little")
     return value if isinstance(value, int) else value.data_ptr()

@@ -197,7 +197,7 @@ def _shipped(element: str, config: Config) -> Path:
 
 @functools.cache
 def main_loop_digest(element: str, config: Config) -> str:
-    """Of what main_loop gives: of the file of the package, else of all sources."""
+    """The digest of what main_loop gives: of the file of the package, else of all sources."""
     digest = hashlib.sha256(f"{element} {config.name}".encode())
     if (shipped := _shipped(element, config)).is_file():
         digest.update(shipped.read_bytes())
@@ -240,7 +240,6 @@ def _compile_main_loop(source: Path, element: str, config: Config) -> bytes:
         command += ["-diag-suppress=177,1427,20012,20013,20015"]
         command += [f"-DFUSEDOPS_VISITOR_ELEMENT={_ELEMENTS[element]}"]
         command += [f"-DFUSEDOPS_VISITOR_CONFIG={config.number}", f"-I{include_dir()}"]
-        command += [f"-DFUSEDOPS_VISITOR_READS={config.reads:d}"]
         command += ["-isystem", str(cutlass), str(source), "-o", str(to)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:

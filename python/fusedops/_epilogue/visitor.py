@@ -21,9 +21,9 @@ FULL, COLUMN, ROW, NUMBER = "full", "column", "row", "number"
 # (M, N) operands behind the first one that are loaded a block ahead, for 32 registers each. On an
 # H100 18 products took up to 6 % less time so (median 2.5 %).
 MOST_AHEAD = 2
-# What an expression costs for an element, from which on a loop goes over blocks: by one copy of
-# many instructions for each, warps wait for instructions.
-LOOPS_FROM = 12
+# What an expression costs for an element, from which on it is long: by one copy of its instructions
+# for each block, warps wait for instructions.
+LONG_FROM = 12
 # Instructions for an element, where they are not about one.
 _COSTS = {"div": 8, "log": 8, "sqrt": 8, "pow": 20, "sin": 40, "cos": 40, "tanh": 8, "sigmoid": 4}
 _COSTS |= {"normal_cdf": 20, "erf": 20}
@@ -248,10 +248,13 @@ class _Forward:
             self.vectors += 1
 
 
-def forward_source(output: Node, operands: Mapping[str, tuple[str, int]], element: str) -> str:
+def forward_source(
+    output: Node, operands: Mapping[str, tuple[str, int]], element: str, loops: bool
+) -> str:
     """fusedops_load and fusedops_visit, and the constants beside them.
 
-    operands: of each name its kind and the bytes of an element, in order.
+    operands: of each name its kind and the bytes of an element, in order; loops: one copy of the
+    instructions serves all blocks of a tile.
     """
     lines, (result,) = statements([output], coarse=element == "bf16")
     parts = _Forward(sum(kind == FULL for kind, _ in operands.values()) <= 1 + MOST_AHEAD)
@@ -263,7 +266,7 @@ def forward_source(output: Node, operands: Mapping[str, tuple[str, int]], elemen
 using namespace fusedops;
 {ELEMENT_TEXT[element]}{MATH_TEXT}{_FULL_WORDS if parts.full else ""}
 extern "C" __device__ bool fusedops_reads() {{ return {int(parts.full > 0)}; }}
-extern "C" __device__ bool fusedops_loops() {{ return {int(loops(output))}; }}
+extern "C" __device__ bool fusedops_loops() {{ return {int(loops)}; }}
 
 __device__ __forceinline__ float value_at({names}) {{
   {body}
@@ -294,10 +297,10 @@ extern "C" __device__ void fusedops_visit(float* v, const VisitorWords* words,
 """
 
 
-def loops(output: Node) -> bool:
-    """Whether a loop goes over the blocks of a tile."""
+def is_long(output: Node) -> bool:
+    """Whether an expression has many instructions."""
     nodes = (node.op for node in order([output]) if node.op not in ("input", "const"))
-    return sum(_COSTS.get(op, 1) for op in nodes) >= LOOPS_FROM
+    return sum(_COSTS.get(op, 1) for op in nodes) >= LONG_FROM
 
 
 def unrolled(declarations: Sequence[str]) -> str:

@@ -4,9 +4,10 @@
 // local memory).
 //
 // A warpgroup goes through its tile in blocks of 64 rows by 64 columns, down each panel of 64
-// columns. Of a main loop that reads (kReads), each block has a place of its own in shared memory:
-// the first (M, N) operand comes there during the main loop, and the result leaves from there.
-// Others stage in three places in turn.
+// columns. The first (M, N) operand of a block comes to a place in shared memory, from where the
+// block's result leaves. Cooperative warpgroups have a place for each block, and all come during
+// the main loop: nothing else would hide them. Pingpong ones have three places in turn, which cost
+// no stage of the main loop.
 #pragma once
 
 #include "csrc/common/device/mbarrier.cuh"
@@ -36,24 +37,23 @@ struct VisitorParams : KernelParams {
 };
 
 // What one warpgroup (rows by columns) stages.
-template <int kRows_, int kColumns_, bool kReads_>
+template <int kRows_, int kColumns_, bool kPingpong>
 struct VisitorStaging {
   static constexpr int kRows = kRows_, kColumns = kColumns_;
-  static constexpr bool kReads = kReads_;
   static constexpr int kRowBlocks = kRows / 64, kBlocks = kRowBlocks * (kColumns / 64);
   static constexpr int kBlockBytes = 64 * kBoxRowBytes;
-  static constexpr int kPlaces = kReads ? kBlocks : 3;  // which costs no stage of a main loop
+  static constexpr int kPlaces = kPingpong && kBlocks > 3 ? 3 : kBlocks;
   static constexpr int kVectorBytes = (kRows > kColumns ? kRows : kColumns) * 4;
   static_assert(kColumns % 64 == 0 && kRows % 64 == 0);
 
   struct Shared {
     alignas(1024) uint8_t staging[kPlaces][kBlockBytes];
     alignas(16) uint8_t vectors[kVisitorVectors][kVectorBytes];
-    uint64_t arrived;  // all blocks of the operand
+    uint64_t arrived[kPlaces];  // a block of the operand
   };
 };
 
-template <class Element, int kConfig, bool kReads>
+template <class Element, int kConfig>
 struct VisitorTraits
     : KernelTraits<Element, kSm90Configs[kConfig].tile_m, kSm90Configs[kConfig].tile_n,
                    kSm90Configs[kConfig].cluster_m, kSm90Configs[kConfig].cluster_n,
@@ -61,24 +61,27 @@ struct VisitorTraits
   using Base = KernelTraits<Element, kSm90Configs[kConfig].tile_m, kSm90Configs[kConfig].tile_n,
                             kSm90Configs[kConfig].cluster_m, kSm90Configs[kConfig].cluster_n,
                             kSm90Configs[kConfig].schedule, Major::kK, Major::kK, Epilogue::kFused>;
-  using Staging = VisitorStaging<Base::kWarpgroupM, Base::kTileN, kReads>;
+  using Staging = VisitorStaging<Base::kWarpgroupM, Base::kTileN, Base::kPingpong>;
   static constexpr int kReserved = 2 * int(sizeof(typename Staging::Shared)) + 1024;
   static constexpr int kFit = (Base::kSharedLimit - kReserved) / Base::kStageBytes;
   static constexpr int kStages = kFit < 8 ? kFit : 8;
   static_assert(kStages >= 3);
 };
 
-template <class Element_, int kConfig, bool kReads>
-class TileEpilogue<VisitorTraits<Element_, kConfig, kReads>> {
-  using T = VisitorTraits<Element_, kConfig, kReads>;
+template <class Element_, int kConfig>
+class TileEpilogue<VisitorTraits<Element_, kConfig>> {
+  using T = VisitorTraits<Element_, kConfig>;
   using Element = Element_;
   using S = typename T::Staging;
   using Shared = typename S::Shared;
   using Arrived = cutlass::arch::ClusterTransactionBarrier;
-  static constexpr int kWords = kVisitorValues / 2;  // of a block's results
+  static constexpr int kWords = kVisitorValues / 2;        // of a block's results
+  static constexpr bool kTurns = S::kPlaces < S::kBlocks;  // of blocks at a place
 
  public:
-  __device__ static void init(Shared& shared) { Arrived::init(&shared.arrived, 1); }
+  __device__ static void init(Shared& shared) {
+    for (uint64_t& arrived : shared.arrived) Arrived::init(&arrived, 1);
+  }
 
   __device__ TileEpilogue(const EpilogueParams& params, Shared& shared, int warpgroup)
       : p_(params),
@@ -99,7 +102,7 @@ class TileEpilogue<VisitorTraits<Element_, kConfig, kReads>> {
   // Vectors and the first (M, N) operand are on their way during the main loop.
   __device__ void prepare(const Tile& tile, int row) {
     tile_ = tile, row_ = row, prepared_ = true;
-    if (reads() && thread_ == 0) load_operand(tile, row);
+    if (fusedops_reads() && thread_ == 0) load_first_blocks(tile, row);
     for (int i = 0; i < arguments_.num_vectors; ++i) {
       const VisitorVector& vector = arguments_.vectors[i];
       const int first = vector.along_rows ? tile.m * T::kTileM + row : tile.n * T::kTileN;
@@ -114,10 +117,6 @@ class TileEpilogue<VisitorTraits<Element_, kConfig, kReads>> {
   __device__ void run(float* acc, const Tile& tile, int row) {
     asm volatile("cp.async.wait_all;" ::: "memory");
     barrier();
-    if (reads()) {
-      Arrived::wait(&shared_.arrived, phase_);
-      phase_ ^= 1;
-    }
     // NOTE: nothing of a block is written back to the accumulators, which saves their moves.
     if (fusedops_loops()) {
 #pragma unroll 1
@@ -146,8 +145,6 @@ class TileEpilogue<VisitorTraits<Element_, kConfig, kReads>> {
     return *static_cast<const VisitorParams*>(reinterpret_cast<const KernelParams*>(at));
   }
 
-  __device__ __forceinline__ static bool reads() { return kReads && fusedops_reads(); }
-
   __device__ void barrier() const {
     asm volatile("bar.sync %0, 128;" ::"r"(8 + warpgroup_) : "memory");
   }
@@ -162,16 +159,45 @@ class TileEpilogue<VisitorTraits<Element_, kConfig, kReads>> {
     }
   }
 
-  // One thread copies all blocks to where results will replace them, once earlier ones have left.
-  __device__ void load_operand(const Tile& tile, int row) {
+  // ---- the operand that comes through shared memory ----
+
+  // One thread starts the copies of as many blocks as have a place, once earlier results have left.
+  // In turns, a product that is kept leaves from the third place first.
+  __device__ void load_first_blocks(const Tile& tile, int row) {
     cute::tma_store_wait<0>();
-    Arrived::arrive_and_expect_tx(&shared_.arrived, S::kBlocks * S::kBlockBytes);
+    const int blocks = kTurns && p_.store_hidden ? S::kPlaces - 1 : S::kPlaces;
 #pragma unroll 1
     for (int block = 0; block < S::kBlocks; ++block) {
-      constexpr auto kHint = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
-      cute::SM90_TMA_LOAD_2D::copy(&all_.operand, &shared_.arrived, kHint, shared_.staging[block],
-                                   first_column(tile, block), first_row(tile, row, block));
+      if (block < blocks) {
+        load_block(tile, row, block);
+      } else {
+        cute::SM90_TMA_LOAD_2D::PREFETCH::copy(&all_.operand, first_column(tile, block),
+                                               first_row(tile, row, block));
+      }
     }
+  }
+
+  __device__ void load_block(const Tile& tile, int row, int block) {
+    constexpr auto kHint = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
+    const int place = block % S::kPlaces;
+    uint64_t* arrived = &shared_.arrived[place];
+    Arrived::arrive_and_expect_tx(arrived, S::kBlockBytes);
+    cute::SM90_TMA_LOAD_2D::copy(&all_.operand, arrived, kHint, shared_.staging[place],
+                                 first_column(tile, block), first_row(tile, row, block));
+  }
+
+  // Behind the visit of a block all earlier results have left, and the next block without a place
+  // comes to where they were: two blocks ahead, or one where each block leaves twice.
+  __device__ __forceinline__ void load_next_block(const Tile& tile, int row, int block) {
+    if (thread_ != 0) return;
+    cute::tma_store_wait<0>();
+    const int next = block + (p_.store_hidden ? 1 : 2);
+    if (block > 0 && next < S::kBlocks) load_block(tile, row, next);
+  }
+
+  __device__ __forceinline__ void wait_for_block(int place) {
+    Arrived::wait(&shared_.arrived[place], phases_ >> place & 1);
+    phases_ ^= 1u << place;
   }
 
   __device__ static int first_column(const Tile& tile, int block) {
@@ -206,7 +232,7 @@ class TileEpilogue<VisitorTraits<Element_, kConfig, kReads>> {
     place.column = tile.n * T::kTileN + place.tile_column;
     place.vectors = shared_.vectors[0];
     place.vector_bytes = S::kVectorBytes;
-    place.operand = row_in(kReads ? block : 0);
+    place.operand = row_in(block % S::kPlaces);
     return place;
   }
 
@@ -219,12 +245,14 @@ class TileEpilogue<VisitorTraits<Element_, kConfig, kReads>> {
       fusedops_load(&words_, &next, &arguments_);
     }
     const VisitorPlace place = place_of(tile, row, block);
-    if (reads()) {
+    if (fusedops_reads()) {
       uint32_t kept[kWords];
       pack_values(kept, v);
+      wait_for_block(block % S::kPlaces);
       fusedops_visit(v, &words, &place, &arguments_);
+      if constexpr (kTurns) load_next_block(tile, row, block);
       // Each warp writes where it alone has read.
-      store(v, block, p_.d, column, at_row);
+      store(v, block % S::kPlaces, p_.d, column, at_row);
       if (p_.store_hidden) store_beside(kept, block, column, at_row);
     } else {
       if (p_.store_hidden) store(v, next_place(), p_.aux, column, at_row);
@@ -233,18 +261,23 @@ class TileEpilogue<VisitorTraits<Element_, kConfig, kReads>> {
     }
   }
 
-  // What is kept leaves from where the block before it left; the first one has its own only.
+  // What is kept leaves from where the block before it left; the first one has its own only. In
+  // turns that place is free since load_next_block.
   __device__ __forceinline__ void store_beside(const uint32_t* words, int block, int column,
                                                int row) {
-    if (thread_ == 0) {
-      if (block == 0) {
-        cute::tma_store_wait<0>();
-      } else {
-        cute::tma_store_wait<1>();
+    if constexpr (kTurns) {
+      publish(words, (block + S::kPlaces - 1) % S::kPlaces, p_.aux, column, row);
+    } else {
+      if (thread_ == 0) {
+        if (block == 0) {
+          cute::tma_store_wait<0>();
+        } else {
+          cute::tma_store_wait<1>();
+        }
       }
+      barrier();
+      publish(words, max(block - 1, 0), p_.aux, column, row);
     }
-    barrier();
-    publish(words, max(block - 1, 0), p_.aux, column, row);
   }
 
   // The place in turn, once what it had has left.
@@ -290,9 +323,9 @@ class TileEpilogue<VisitorTraits<Element_, kConfig, kReads>> {
   const VisitorArguments& arguments_;
   Shared& shared_;
   int warpgroup_, thread_, place_ = 0;
-  uint32_t phase_ = 0;
-  VisitorWords words_;  // of the next block
-  Tile tile_{};         // that was prepared, and its row of this warpgroup
+  uint32_t phases_ = 0;  // a bit of each place
+  VisitorWords words_;   // of the next block
+  Tile tile_{};          // that was prepared, and its row of this warpgroup
   int row_ = 0;
   bool prepared_ = false;
 };
