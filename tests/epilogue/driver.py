@@ -27,6 +27,7 @@ INSTRUCTIONS = (
     (r"ex2", "y = std::exp2(x)"),
     (r"rcp", "y = 1.0f / x"),
     (r"tanh", "y = std::tanh(x)"),
+    (r"griddepcontrol", ""),
     (r"ldmatrix", "read_matrices(words, place.operand + unit * 16)"),
     (r"max", "y = emulated::max_or_nan(a, b)"),
     (r"min", "y = -emulated::max_or_nan(-a, -b)"),

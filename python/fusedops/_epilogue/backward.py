@@ -100,6 +100,7 @@ def backward_source(
     return f"""{ELEMENT_TEXT[element]}{MATH_TEXT}{_BACKWARD_PARTS}
 extern "C" __global__ void __launch_bounds__(256) fusedops_backward(
     {", ".join(parts.parameters)}) {{
+  wait_for_predecessor();
   const unsigned blocks_across = (columns + {COLUMNS_PER_BLOCK - 1}) / {COLUMNS_PER_BLOCK};
   const unsigned block_row = blockIdx.x / blocks_across, block_column = blockIdx.x % blocks_across;
   const long long column = block_column * {COLUMNS_PER_BLOCK}ll + threadIdx.x * 8;
@@ -145,6 +146,7 @@ def _sums(results: Sequence[tuple[str, str, int]]) -> str:
     gap = "\n  "
     return f"""{_SUMS}
 extern "C" __global__ void __launch_bounds__(256) fusedops_sums({", ".join(parameters)}) {{
+  wait_for_predecessor();
   const unsigned which = blockIdx.x / blocks, block = blockIdx.x % blocks;
   {gap.join(cases)}
 }}
@@ -157,6 +159,11 @@ def _read(name: str, size: int, index: str) -> str:
 
 
 _BACKWARD_PARTS = """
+// The kernel may start while the one before it drains; so may the next one.
+__device__ __forceinline__ void wait_for_predecessor() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
 __device__ __forceinline__ float of(const uint4& w, int e) {
   const unsigned word = e < 2 ? w.x : e < 4 ? w.y : e < 6 ? w.z : w.w;
   return e % 2 ? high(word) : low(word);

@@ -133,7 +133,7 @@ class Launch:
         self.address, self.count = ctypes.addressof(self._memory), (cluster > 1) + overlap
 
 
-PLAIN = Launch()
+ALONE = Launch(overlap=True)  # no cluster; starts while the kernel before it drains
 
 
 @functools.cache
@@ -201,7 +201,7 @@ class Kernel:
         grid: tuple[int, int],
         threads: tuple[int, int],
         arguments: Sequence[int],
-        attributes: Launch = PLAIN,
+        attributes: Launch = ALONE,
     ) -> None:
         """On a stream of the current device; arguments: the address of each parameter."""
         if self._shared_bytes and device not in self._devices:
