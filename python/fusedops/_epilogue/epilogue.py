@@ -245,9 +245,10 @@ def epilogue(function: Callable[..., Any], *, unfused: bool = False) -> Epilogue
     which the backward is derived. On a Hopper GPU the expression is compiled when it is first used
     (about 1.5 s; NVRTC and nvJitLink of torch's own packages link it into a main loop that is
     compiled already) and kept on disk by content. Elsewhere torch's ops compute it in float32, with
-    one rounding at the end. Backward of the expression is one pass, which also sums the gradients
-    of operands along rows and columns, in an order that is always the same; the products' gradients
-    are those of `linear`. They start from the product as it was kept, in the operands' dtype.
+    one rounding at the end. Backward of the expression is one pass over what its gradients need,
+    which also sums those of operands along rows and columns, in an order that is always the same;
+    the products' gradients are those of `linear`. They start from the product as it was kept, in
+    the operands' dtype.
 
     Args:
         function: Its first argument is the accumulator of a product, the others are operands, e.g.
