@@ -108,6 +108,40 @@ def run_thin(o: Options, count: Counter[str]) -> None:
             count[f"thin {dtype}"] += 1
 
 
+UNALIGNED_TILES = 5  # of csrc/cutlass/configs/unaligned_configs.h
+# M, N, K: one tile and a bit of the next in every direction; less than a unit of 16 bytes.
+UNALIGNED = [(131, 133, 515), (3, 5, 7)]
+
+
+def run_unaligned(o: Options, count: Counter[str]) -> None:
+    """Every tile of the kernels for operands that begin anywhere: layouts, addresses, epilogues,
+    slices of K; and the choice between them, with gradients.
+    """
+    if o.device == "cuda":
+        run_unaligned_tiles(o, count)
+    for dtype, (m, n, k) in itertools.product(
+        (torch.bfloat16, torch.float16), [(1, 43, 301), (129, 33, 1033), (300, 70, 201)]
+    ):
+        x, w = o.randn(m, k, dtype=dtype, grad=True), o.randn(n, k, dtype=dtype, grad=True)
+        b, dy = o.randn(n, dtype=dtype, grad=True), o.randn(m, n, dtype=dtype)
+        fusedops.linear(x, w, b, "gelu").backward(dy)
+        count[f"unaligned {dtype}"] += 1
+
+
+def run_unaligned_tiles(o: Options, count: Counter[str]) -> None:
+    op = torch.ops.fusedops_tuning.gemm_unaligned
+    dtypes = o.some((torch.bfloat16, torch.float16), 1)
+    for tile, dtype, (m, n, k) in o.mine(
+        itertools.product(range(UNALIGNED_TILES), dtypes, UNALIGNED)
+    ):
+        works = ((1, 0), (1, 1), (1, 2), *([(2, 0), (2, 1)] if k >= 512 else []))
+        for a_t, b_t, (splits, epilogue) in itertools.product((False, True), (False, True), works):
+            a, b = o.operand(m, k, a_t, dtype, 1), o.operand(n, k, b_t, dtype, 3)
+            y = op(a, b.t(), o.randn(n, dtype=dtype), 3, tile, splits, epilogue)
+            assert not torch.isnan(y).any(), (tile, dtype)
+            count[f"unaligned tile {tile}"] += 1
+
+
 def run_mlps(o: Options, dtype: torch.dtype, activation: str, m: int, n: int, k: int) -> None:
     """mlp and gated_mlp forward and backward, once owning what forward saved and once not."""
     shapes = ((m, k), (n, k), (n,), (k, n), (k,))

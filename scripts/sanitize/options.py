@@ -46,5 +46,15 @@ class Options:
     ) -> torch.Tensor:
         return torch.rand(shape, device=self.device, dtype=dtype, requires_grad=grad)
 
+    def operand(
+        self, rows: int, k: int, transposed: bool, dtype: torch.dtype, first: int
+    ) -> torch.Tensor:
+        """(rows, k), its first element so many behind a multiple of 16 bytes, to the end of its
+        memory.
+        """
+        shape = (k, rows) if transposed else (rows, k)
+        flat = self.randn(first + rows * k, dtype=dtype)[first:].view(shape)
+        return flat.t() if transposed else flat
+
     def integers(self, *values: int) -> torch.Tensor:
         return torch.tensor(values, device=self.device)

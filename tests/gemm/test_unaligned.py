@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 import fusedops
 from fusedops import _C, reference
+from fusedops._core.activation import activation_code
 from util import (
     ACTIVATIONS,
     HALVES,
@@ -22,6 +24,9 @@ from util import (
 
 HOPPER = {"capability": 90, "sm_count": 132}
 OP = torch.ops.fusedops.linear_backward
+TILE_OP = torch.ops.fusedops_tuning
+RELU = activation_code("relu")
+TILES = 5  # of csrc/cutlass/configs/unaligned_configs.h
 # M, N, K: every tile, K in one and in several slices, rows of any length on either side.
 SHAPES = (
     *((1, 1111, 3001), (8, 2953, 1065), (40, 135, 4099), (64, 3365, 517), (96, 87, 8001)),
@@ -161,6 +166,39 @@ def test_shapes_here_take_these_kernels(dtype):
     for shape in ((1, 1111, 3001), (64, 3365, 517), (20011, 6, 803), (5003, 99, 645)):
         report = fusedops.explain(*linear_inputs(*shape, dtype, "cuda")[:3])
         assert report.products[0].kernel.startswith("unaligned"), str(report)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", HALVES, ids=name)
+@pytest.mark.parametrize("tile", range(TILES))
+def test_every_tile(tile, dtype):
+    """Chosen or not: one tile and a bit of the next ones, and less than 16 bytes of everything."""
+    for m, n, k in ((131, 133, 515), (257, 67, 1031), (3, 5, 7), (40, 200, 64)):
+        x, weight, bias, _ = linear_inputs(m, n, k, dtype, "cuda")
+        exact = reference.linear(x.double(), weight.double(), bias.double(), "relu")
+        theirs = torch_linear(x, weight, bias, "relu")
+        for a, b in itertools.product(
+            (x, columns(x), shifted(x, 1)), (weight, columns(weight), shifted(weight, 7))
+        ):
+            for splits in (1, 2) if k >= 512 else (1,):
+                with poisoned():
+                    y = TILE_OP.gemm_unaligned(a, b.t(), bias, RELU, tile, splits, 0)
+                assert_accurate(y, theirs, exact, f"{m}x{n}x{k} {splits}")
+                sums = TILE_OP.gemm_unaligned(a, b.t(), None, 0, tile, splits, 2)
+                wide = x.double() @ weight.double().t()
+                assert_accurate(sums, x.float() @ weight.float().t(), wide, f"{m}x{n}x{k} sums")
+
+
+@pytest.mark.gpu
+def test_tiles_that_do_not_exist_are_refused():
+    x = torch.randn(9, 9, device="cuda", dtype=torch.bfloat16)
+    for tile, splits in ((TILES, 1), (-1, 1), (0, 0), (0, 500)):
+        with pytest.raises(RuntimeError, match="out of range"):
+            TILE_OP.gemm_unaligned(x, x, None, 0, tile, splits, 0)
+    with pytest.raises(RuntimeError, match="K = 9 has no 2 slices"):
+        TILE_OP.gemm_unaligned(x, x, None, 0, 0, 2, 0)
+    with pytest.raises(RuntimeError, match="neither fp16 nor bf16"):
+        TILE_OP.gemm_unaligned(x.float(), x.float(), None, 0, 0, 1, 0)
 
 
 @pytest.mark.gpu

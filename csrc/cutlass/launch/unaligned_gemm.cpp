@@ -39,4 +39,23 @@ bool reads_anywhere(const GemmCall& call, const LaunchScope& scope) {
   return unaligned_takes(plan, call.a, call.b, p, device);
 }
 
+void run_unaligned_tile(const GemmCall& call, int tile, int slices, const Tensor& d,
+                        const Tensor* preact, const LaunchScope& scope) {
+  UnalignedPlan plan;
+  plan.tile = tile;
+  plan.slices = slices;
+  GemmProblem& p = plan.problem = plain_problem(call);
+  const char* refusal = unaligned::refusal(p);
+  FUSEDOPS_CHECK(refusal == nullptr, call.op, ": no such kernel runs this product: ", refusal);
+  FUSEDOPS_CHECK(slices_allowed(p, slices), call.op, ": K = ", p.k, " has no ", slices, " slices");
+  FUSEDOPS_CHECK(natural_operand(call.a, p.a) && natural_operand(call.b.transposed(), p.b), call.op,
+                 ": neither stride of an operand is 1");
+  p.d = d.mutable_data_ptr();
+  p.preact = preact ? preact->mutable_data_ptr() : nullptr;
+  p.bias = call.bias ? call.bias->const_data_ptr() : nullptr;
+  p.activation = call.activation;
+  const char* failure = launch(plan, scope);
+  FUSEDOPS_CHECK(failure == nullptr, call.op, ": the launch failed: ", failure);
+}
+
 }  // namespace fusedops

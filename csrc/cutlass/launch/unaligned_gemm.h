@@ -13,4 +13,9 @@ bool run_unaligned(const GemmCall& call, const GemmProblem& problem, const Launc
 // rows begin: by one of these kernels or a streaming one.
 bool reads_anywhere(const GemmCall& call, const LaunchScope& scope);
 
+// The product in this tile and so many slices of K, whatever is faster: tuning and tests. Throws
+// where it cannot run. Outputs as those of run_gemm.
+void run_unaligned_tile(const GemmCall& call, int tile, int slices, const Tensor& d,
+                        const Tensor* preact, const LaunchScope& scope);
+
 }  // namespace fusedops

@@ -8,6 +8,8 @@
 #include "csrc/cutlass/launch/unaligned_gemm.h"
 #include "csrc/cutlass/ops/linear_parts.h"
 #include "csrc/cutlass/ops/narrow_backward.h"
+#include "csrc/cutlass/select/split_k.h"
+#include "csrc/cutlass/select/unaligned_plan.h"
 
 namespace fusedops {
 namespace {
@@ -206,16 +208,42 @@ Tensor gemm_with_config(const Tensor& a,                    // (M, K)
   return y;
 }
 
+Tensor gemm_unaligned(const Tensor& a,                    // (M, K)
+                      const Tensor& b,                    // (K, N)
+                      const std::optional<Tensor>& bias,  // (N,)
+                      int64_t activation, int64_t tile, int64_t splits, int64_t epilogue) {
+  const char* op = "gemm_unaligned";
+  const LinearShape shape = check_matmul(op, a, b, bias, activation);
+  FUSEDOPS_CHECK(tile >= 0 && tile < unaligned::kNumTiles && splits >= 1 && splits <= kMostSlices &&
+                     epilogue >= 0 && epilogue <= static_cast<int64_t>(Epilogue::kAccumulator),
+                 op, ": tile, splits or epilogue is out of range");
+  const LaunchScope scope(op, a);
+  GemmCall call = matmul_call(a, b, shape, /*allow_tf32=*/false);
+  call.epilogue = static_cast<Epilogue>(epilogue);
+  const bool fp32 = call.epilogue == Epilogue::kAccumulator;
+  const Tensor y = new_empty(a, {shape.m, shape.n}, fp32 ? ScalarType::Float : a.scalar_type());
+  const Tensor z = call.epilogue == Epilogue::kPreact ? empty_like_rows(a, shape.n) : Tensor();
+  Tensor bias_holder;
+  call.bias = readable_bias(bias, bias_holder);
+  run_unaligned_tile(call, static_cast<int>(tile), static_cast<int>(splits), y,
+                     z.defined() ? &z : nullptr, scope);
+  return y;
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(fusedops_tuning, m) {
   m.def(
       "gemm_with_config(Tensor a, Tensor b, Tensor? bias, int activation, int family, int config, "
       "int splits, int swizzle, int epilogue) -> Tensor");
+  m.def(
+      "gemm_unaligned(Tensor a, Tensor b, Tensor? bias, int activation, int tile, int splits, "
+      "int epilogue) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(fusedops_tuning, CUDA, m) {
   m.impl("gemm_with_config", FUSEDOPS_BOX(&gemm_with_config));
+  m.impl("gemm_unaligned", FUSEDOPS_BOX(&gemm_unaligned));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(fusedops, CUDA, m) {
