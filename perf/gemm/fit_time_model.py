@@ -58,6 +58,8 @@ NOT_FITTED = {
     "kPowerOverlap",
     "kPowerUs",
     "kUnsteady",
+    "kCopiedBytesPerUs",
+    "kTransposedBytesPerUs",
     "kSm80Half",
     "kSm80Tf32",
     "kTileCycles",

@@ -18,6 +18,10 @@ inline constexpr int kNumTiles = sizeof(kTiles) / sizeof(kTiles[0]);
 inline constexpr int kTileK = 64;
 inline constexpr int kThreads = 256;
 
+// The warps of a block along each side of its tile.
+constexpr int warps_m(const Tile& tile) { return tile.m > tile.n ? 4 : 2; }
+constexpr int warps_n(const Tile& tile) { return kThreads / 32 / warps_m(tile); }
+
 // Why no such kernel can run a problem whose operands are natural ones, or null.
 inline const char* refusal(const GemmProblem& p) {
   constexpr int64_t kIntMax = 0x7fffffff;

@@ -243,13 +243,19 @@ MatrixView rows_view(const Tensor& tensor, Tensor& holder) {
   return {holder.const_data_ptr(), rows, cols, row_stride, cols == 1 ? 1 : holder.stride(dims - 1)};
 }
 
+bool are_addressable(const MatrixView& view, DType dtype, const LaunchScope& scope) {
+  const bool aligned = reinterpret_cast<uintptr_t>(view.data) % 16 == 0 && view.row_stride % 8 == 0;
+  return dtype_bytes(dtype) != 2 || aligned || view.col_stride != 1 ||
+         view.rows <= skinny::kMaxRows || view.cols == 0 || !device_model(scope).hopper();
+}
+
+MatrixView padded_rows(const MatrixView& view, DType dtype) {
+  return {nullptr, view.rows, view.cols, packed_ld(view.cols, dtype_bytes(dtype)), 1};
+}
+
 MatrixView addressable_rows(const char* op, const MatrixView& view, DType dtype, Tensor& holder,
                             const LaunchScope& scope) {
-  const bool aligned = reinterpret_cast<uintptr_t>(view.data) % 16 == 0 && view.row_stride % 8 == 0;
-  if (dtype_bytes(dtype) != 2 || aligned || view.col_stride != 1 || view.rows <= skinny::kMaxRows ||
-      view.cols == 0 || !device_model(scope).hopper()) {
-    return view;
-  }
+  if (are_addressable(view, dtype, scope)) return view;
   const GemmOperand copy = packed_operand(op, dtype, view, holder, scope);
   return {copy.data, view.rows, view.cols, copy.ld, 1};
 }

@@ -19,8 +19,14 @@ Tensor workspace(int64_t bytes, const LaunchScope& scope);
 // dimensions do not collapse to one stride.
 MatrixView rows_view(const Tensor& tensor, Tensor& holder);
 
-// A matrix as WGMMA kernels can read it both ways, for two products: itself, or, where its 16-bit
-// rows begin within 16 bytes, a copy of padded rows in `holder`.
+// Whether kernels read a matrix both ways as well as they would a copy of padded rows: all but
+// those of 16-bit rows that begin within 16 bytes.
+bool are_addressable(const MatrixView& view, DType dtype, const LaunchScope& scope);
+
+// Such a copy, yet without an address.
+MatrixView padded_rows(const MatrixView& view, DType dtype);
+
+// The matrix for two products: itself, or such a copy in `holder`.
 MatrixView addressable_rows(const char* op, const MatrixView& view, DType dtype, Tensor& holder,
                             const LaunchScope& scope);
 

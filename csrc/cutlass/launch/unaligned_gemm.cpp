@@ -4,6 +4,8 @@
 #include "csrc/cutlass/launch/thin_gemm.h"
 #include "csrc/cutlass/passes/splitk_reduce.h"
 #include "csrc/cutlass/select/split_k.h"
+#include "csrc/cutlass/select/thin_plan.h"
+#include "csrc/cutlass/select/time_model.h"
 #include "csrc/cutlass/select/unaligned_plan.h"
 
 namespace fusedops {
@@ -31,12 +33,25 @@ bool run_unaligned(const GemmCall& call, const GemmProblem& problem, const Launc
   return true;
 }
 
-bool reads_anywhere(const GemmCall& call, const LaunchScope& scope) {
-  if (takes_thin(call, scope)) return true;
-  const GemmProblem p = plain_problem(call);
+bool reads_in_place(const GemmCall& call, const LaunchScope& scope) {
   const DeviceModel device = device_model(scope);
+  const GemmProblem p = plain_problem(call);
+  if (!plan_operands(call.a, call.b, p, device).pack_a || takes_thin(call, scope)) return true;
   const UnalignedPlan plan = plan_unaligned(call.a, call.b, p, device);
   return unaligned_takes(plan, call.a, call.b, p, device);
+}
+
+bool takes_apart(const GemmCall& call, Epilogue epilogue, Passes passes, const LaunchScope& scope) {
+  const DeviceModel device = device_model(scope);
+  GemmProblem p = plain_problem(call);
+  p.epilogue = Epilogue::kFused;
+  const UnalignedPlan plan = plan_unaligned(call.a, call.b, p, device);
+  if (plan.rejected) return false;
+  const double bytes = passes.matrices * double(p.m) * p.n * dtype_bytes(p.dtype);
+  const double us = plan.expected_us + passes.launches * kLaunchUs + bytes / kDramBytesPerUs;
+  p.epilogue = epilogue;
+  p.activation = call.activation;
+  return us < gemm_us(call.a, call.b, p, device);
 }
 
 void run_unaligned_tile(const GemmCall& call, int tile, int slices, const Tensor& d,

@@ -238,14 +238,19 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> run(const GatedBackward& b) {
   const auto half = [&](const Tensor& both, int64_t index) {
     return half_view(both, shape, b.packed, index);
   };
-  Tensor dy_holder, holder;
-  const MatrixView dy = dense_rows(b.dy, dy_holder), up = half(saved, 1);
-  GemmCall call{b.op, dy, matrix_view(b.w_down), shape.dtype, b.allow_tf32};
+  Tensor dy_holder, rows_holder, holder;
+  const MatrixView up = half(saved, 1);
+  GemmCall call{b.op, dense_rows(b.dy, dy_holder), matrix_view(b.w_down), shape.dtype,
+                b.allow_tf32};
 
   // dgate, dup, dbias and h from dh = dy @ w_down: one kernel over what is owned, or the product,
   // which h replaces, and a pass
   const Tensor hidden =
       any_dz || b.need_dw_down ? empty_like_rows(b.dy, shape.hidden) : new_empty(b.dy, {0});
+  const MatrixView hidden_rows = rows_view(hidden, holder);
+  const MatrixView dy = call.a =
+      gradient_rows(call, any_dz, b.need_dw_down ? &hidden_rows : nullptr,
+                    b.main_grad || b.parameters_fp32, rows_holder, scope);
   const bool fused = b.owned && run_gated_gradient(b, shape, dy, saved, hidden, dbias, scope);
   if (any_dz && !fused) {
     run_gemm(call, hidden, nullptr, scope);
@@ -260,7 +265,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> run(const GatedBackward& b) {
   // dw_down = dy.T @ h, db_down = sum of dy
   call.accumulate = b.accumulate && b.main_grad;
   const Tensor& target = b.main_grad ? *b.main_grad : dw_down;
-  if (b.need_dw_down) run_wgrad(call, dy, rows_view(hidden, holder), target, scope);
+  if (b.need_dw_down) run_wgrad(call, dy, hidden_rows, target, scope);
   if (b.need_db_down) {
     run_act_backward(b.op, dy, std::nullopt, shape.second(), nullptr, &db_down, scope);
   }
@@ -298,9 +303,15 @@ std::tuple<Tensor, Tensor, Tensor> gated_mlp_backward_(const Tensor& dy,      //
   return {dbias, dw_down, db_down};
 }
 
+// dz as its products read it: of both weights where one tensor holds them, else of each.
+struct InputGradients {
+  MatrixView gate, up;
+  Tensor gate_holder, up_holder;
+};
+
 // dx = dgate @ w_gate + dup @ w_up: one product where both pairs are packed or a kernel takes both.
-Tensor input_gradient(GemmCall call, const MlpShape& shape, const Tensor& dz, const Tensor& x,
-                      const Tensor& w_gate, const std::optional<Tensor>& w_up,
+Tensor input_gradient(GemmCall call, const MlpShape& shape, const InputGradients& dz,
+                      const Tensor& x, const Tensor& w_gate, const std::optional<Tensor>& w_up,
                       const LaunchScope& scope) {
   const Tensor dx = empty_like_rows(x, shape.k);
   const auto product = [&](const MatrixView& a, const MatrixView& b, const Tensor& out) {
@@ -309,13 +320,13 @@ Tensor input_gradient(GemmCall call, const MlpShape& shape, const Tensor& dz, co
     run_gemm(call, out, nullptr, scope);
     return out;
   };
-  if (!w_up) return product(call.a, matrix_view(w_gate), dx);
-  const MatrixView dgate = half_view(dz, shape, false, 0), dup = half_view(dz, shape, false, 1);
-  const MatrixView gate_rows = matrix_view(w_gate), up_rows = matrix_view(*w_up);
-  const GatedOperands operands{dgate, gate_rows, dup, up_rows};
+  const MatrixView gate_rows = matrix_view(w_gate);
+  if (!w_up) return product(dz.gate, gate_rows, dx);
+  const MatrixView up_rows = matrix_view(*w_up);
+  const GatedOperands operands{dz.gate, gate_rows, dz.up, up_rows};
   const GatedGemm both = gated_gemm(shape, shape.k, shape.hidden, dx);
   if (run_gated_gemm(call.op, GatedProduct::kInput, both, operands, scope)) return dx;
-  return sum(product(dgate, gate_rows, dx), product(dup, up_rows, empty_like_rows(x, shape.k)));
+  return sum(product(dz.gate, gate_rows, dx), product(dz.up, up_rows, empty_like_rows(x, shape.k)));
 }
 
 std::tuple<Tensor, Tensor, Tensor> gated_input_backward(
@@ -331,23 +342,27 @@ std::tuple<Tensor, Tensor, Tensor> gated_input_backward(
       parameter_gradient(x, need_dw_gate, {w_gate.size(0), shape.k}, dweight_fp32);
   const Tensor dw_up =
       parameter_gradient(x, need_dw_up && w_up, {shape.hidden, shape.k}, dweight_fp32);
-  const Tensor dz = torch::stable::contiguous(dz_given);
-  const MatrixView both{dz.const_data_ptr(), shape.m, 2 * shape.hidden, 2 * shape.hidden, 1};
-  const GemmCall call{.op = op,
-                      .a = both,
-                      .b = matrix_view(w_gate),
-                      .dtype = shape.dtype,
-                      .allow_tf32 = allow_tf32};
+  const Tensor given = torch::stable::contiguous(dz_given);
+  Tensor x_holder;
+  const MatrixView rows = rows_view(x, x_holder);
+  GemmCall call{.op = op, .a = {}, .b = {}, .dtype = shape.dtype, .allow_tf32 = allow_tf32};
+  const auto readable = [&](const MatrixView& a, const Tensor& weight, bool need_dw,
+                            Tensor& holder) {
+    call.a = a;
+    call.b = matrix_view(weight);
+    return gradient_rows(call, need_dx, need_dw ? &rows : nullptr, dweight_fp32, holder, scope);
+  };
+  InputGradients dz;
+  const MatrixView both{given.const_data_ptr(), shape.m, 2 * shape.hidden, 2 * shape.hidden, 1};
+  const MatrixView first = w_up ? half_view(given, shape, false, 0) : both;
+  dz.gate = readable(first, w_gate, need_dw_gate, dz.gate_holder);
+  if (w_up) dz.up = readable(half_view(given, shape, false, 1), *w_up, need_dw_up, dz.up_holder);
   const Tensor dx =
       need_dx ? input_gradient(call, shape, dz, x, w_gate, w_up, scope) : new_empty(x, {0});
 
   // dw_gate = dgate.T @ x, dw_up = dup.T @ x
-  Tensor x_holder;
-  const MatrixView rows = rows_view(x, x_holder);
-  if (need_dw_gate) {
-    run_wgrad(call, w_up ? half_view(dz, shape, false, 0) : both, rows, dw_gate, scope);
-  }
-  if (need_dw_up && w_up) run_wgrad(call, half_view(dz, shape, false, 1), rows, dw_up, scope);
+  if (need_dw_gate) run_wgrad(call, dz.gate, rows, dw_gate, scope);
+  if (need_dw_up && w_up) run_wgrad(call, dz.up, rows, dw_up, scope);
   return {dx, dw_gate, dw_up};
 }
 

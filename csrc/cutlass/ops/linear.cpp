@@ -144,10 +144,8 @@ std::tuple<Tensor, Tensor, Tensor> linear_backward(const Tensor& dy,            
                 .dtype = shape.dtype,
                 .allow_tf32 = allow_tf32};
   Tensor rows_holder;
-  if ((need_dx && !reads_anywhere(call, scope)) ||
-      (need_dweight && !reads_anywhere(wgrad_call(call, dz_view, x_view, dweight_fp32), scope))) {
-    call.a = dz_view = addressable_rows(op, dz_view, shape.dtype, rows_holder, scope);
-  }
+  call.a = dz_view = gradient_rows(call, need_dx, need_dweight ? &x_view : nullptr, dweight_fp32,
+                                   rows_holder, scope);
 
   // dx = dz @ weight
   if (need_dx) run_gemm(call, dx, nullptr, scope);

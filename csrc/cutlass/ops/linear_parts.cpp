@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "csrc/common/host/aten.h"
+#include "csrc/cutlass/launch/unaligned_gemm.h"
 #include "csrc/cutlass/passes/act_backward.h"
 
 namespace fusedops {
@@ -121,6 +122,21 @@ GemmCall wgrad_call(const GemmCall& shape_and_math, const MatrixView& dz, const 
   call.activation = Activation::kNone;
   call.epilogue = fp32 && is_half(call.dtype) ? Epilogue::kAccumulator : Epilogue::kFused;
   return call;
+}
+
+MatrixView gradient_rows(const GemmCall& call, bool own, const MatrixView* x, bool fp32,
+                         Tensor& holder, const LaunchScope& scope) {
+  if (are_addressable(call.a, call.dtype, scope)) return call.a;
+  const MatrixView padded = padded_rows(call.a, call.dtype);
+  const auto wants_padded = [&](GemmCall product, const MatrixView& a) {
+    if (reads_in_place(product, scope)) return false;
+    product.a = a;
+    return reads_in_place(product, scope);
+  };
+  const bool copy = (own && wants_padded(call, padded)) ||
+                    (x && wants_padded(wgrad_call(call, call.a, *x, fp32), padded.transposed()));
+  if (!copy) return call.a;
+  return addressable_rows(call.op, call.a, call.dtype, holder, scope);
 }
 
 void run_wgrad(const GemmCall& shape_and_math, const MatrixView& dz, const MatrixView& x,

@@ -37,6 +37,12 @@ GemmCall wgrad_call(const GemmCall& call, const MatrixView& dz, const MatrixView
 void run_wgrad(const GemmCall& call, const MatrixView& dz, const MatrixView& x,
                const Tensor& dweight, const LaunchScope& scope);
 
+// The a of a call, a gradient, for its products: itself, or, where one of them would copy it but
+// reads a copy of addressable_rows in place, that one for both. `own`: the call's product is
+// wanted. x: of the weight gradient (in fp32), or null.
+MatrixView gradient_rows(const GemmCall& call, bool own, const MatrixView* x, bool fp32,
+                         Tensor& holder, const LaunchScope& scope);
+
 // a + b in a new tensor.
 Tensor sum(const Tensor& a, const Tensor& b);
 

@@ -8,6 +8,7 @@
 
 #include "csrc/common/checks/mlp_check.h"
 #include "csrc/common/checks/op_boundary.h"
+#include "csrc/cutlass/launch/unaligned_gemm.h"
 #include "csrc/cutlass/ops/mlp_parts.h"
 
 namespace fusedops {
@@ -54,6 +55,33 @@ struct MlpBackward {
   bool accumulate = false;            // it is added there
 };
 
+// Whether dz is expected to take less time as a product and a pass, which reads it and what forward
+// saved; h over z would be a pass, too.
+bool dz_apart(const GemmCall& call, bool over_z, const LaunchScope& scope) {
+  return takes_apart(call, Epilogue::kGrad, over_z ? Passes{2, 5} : Passes{1, 3}, scope);
+}
+
+// dy for the products that are wanted.
+MatrixView readable_dy(const MlpBackward& b, GemmCall call, bool apart, const Tensor& saved,
+                       Tensor& holder, const LaunchScope& scope) {
+  if (!apart) call.epilogue = Epilogue::kGrad;
+  Tensor saved_holder;
+  const MatrixView hidden = rows_view(saved, saved_holder);
+  return gradient_rows(call, b.need_dz || b.need_db1, b.need_dw2 ? &hidden : nullptr,
+                       b.main_grad || b.parameters_fp32, holder, scope);
+}
+
+// dz = (dy @ w2) * act' and its sums (db1, where not null).
+void run_product_and_pass(GemmCall product, const MlpShape& shape, const Tensor& saved,
+                          const Tensor& dz, const Tensor* db1, const LaunchScope& scope) {
+  product.activation = Activation::kNone;
+  run_gemm(product, dz, nullptr, scope);
+  Tensor holder;
+  const bool acts = shape.activation != Activation::kNone;
+  run_act_backward(product.op, rows_view(dz, holder), saved, shape.first(), acts ? &dz : nullptr,
+                   db1, scope);
+}
+
 std::tuple<Tensor, Tensor, Tensor, Tensor> run(const MlpBackward& b) {
   const MlpShape shape = check_mlp_backward(b.op, b.dy, b.saved, b.w2, b.activation);
   if (b.main_grad) check_main_grad(b.op, *b.main_grad, shape.n, shape.hidden, b.dy);
@@ -65,11 +93,18 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> run(const MlpBackward& b) {
   const Tensor dw2 = gradient(b.need_dw2 && !b.main_grad, {shape.n, shape.hidden});
   const bool from_z = saved_for_backward(shape.activation) == Saved::kPreact;
   const bool any_dz = b.need_dz || b.need_db1;
-  Tensor dy_holder, holder;
+  Tensor dy_holder, rows_holder, holder;
   const Tensor saved = torch::stable::contiguous(b.saved);
-  const MatrixView dy = dense_rows(b.dy, dy_holder);
-  const GemmCall call{b.op,         dy,      matrix_view(b.w2), shape.dtype,
-                      b.allow_tf32, nullptr, shape.activation};
+  GemmCall call{b.op,
+                dense_rows(b.dy, dy_holder),
+                matrix_view(b.w2),
+                shape.dtype,
+                b.allow_tf32,
+                nullptr,
+                shape.activation};
+  const bool over_z = b.owned && from_z && b.need_dw2;
+  const bool apart = any_dz && dz_apart(call, over_z, scope);
+  const MatrixView dy = call.a = readable_dy(b, call, apart, saved, rows_holder, scope);
   Tensor dz;  // first h, where dw2 needs it and it has no other place
 
   // dz = (dy @ w2) * act', its sums, and h over z: one kernel
@@ -80,9 +115,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> run(const MlpBackward& b) {
     if (!dz.defined()) dz = empty_like_rows(b.dy, shape.hidden);
     fused.dz = &dz;
     fused.hidden = hidden;
-    return dtype_bytes(shape.dtype) == 2 && run_gemm_gradient(call, fused, scope);
+    return dtype_bytes(shape.dtype) == 2 && !apart && run_gemm_gradient(call, fused, scope);
   };
-  const bool done = b.owned && from_z && b.need_dw2 && any_dz && run_fused(&saved);
+  const bool done = over_z && any_dz && run_fused(&saved);
 
   // dw2 = dy.T @ h, db2 = sum of dy
   const auto wgrad = [&](const Tensor& h) {
@@ -102,12 +137,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> run(const MlpBackward& b) {
   }
 
   if (any_dz && !done && !run_fused(nullptr)) {
-    GemmCall product = call;
-    product.activation = Activation::kNone;
-    run_gemm(product, dz, nullptr, scope);
-    const bool acts = shape.activation != Activation::kNone;
-    run_act_backward(b.op, rows_view(dz, holder), saved, shape.first(), acts ? &dz : nullptr,
-                     b.need_db1 ? &db1 : nullptr, scope);
+    run_product_and_pass(call, shape, saved, dz, b.need_db1 ? &db1 : nullptr, scope);
   }
   return {b.need_dz ? dz : new_empty(b.dy, {0}), db1, dw2, db2};
 }

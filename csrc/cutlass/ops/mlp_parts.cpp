@@ -2,6 +2,8 @@
 
 #include <torch/csrc/stable/ops.h>
 
+#include "csrc/cutlass/launch/unaligned_gemm.h"
+
 namespace fusedops {
 
 Tensor parameter_gradient(const Tensor& like, bool needed, std::initializer_list<int64_t> sizes,
@@ -20,7 +22,7 @@ Tensor run_down(const GemmCall& like, const Tensor& h, const Tensor& weight,
                       .b = matrix_view(weight).transposed(),
                       .dtype = like.dtype,
                       .allow_tf32 = like.allow_tf32};
-  if (residual) {
+  if (residual && !takes_apart(call, Epilogue::kResidual, Passes{1, 3}, scope)) {
     Tensor bias_holder;
     GemmCall fused = call;
     fused.bias = readable_bias(bias, bias_holder);

@@ -28,7 +28,8 @@ constexpr int64_t kPackMinRows = 1024;
 // Kernels read operands in 16-byte accesses. One of the sm_80 kernels reads 4- and 8-byte elements
 // singly: enough for a small product.
 constexpr double kWordReadsMaxWork = 1 << 24;
-constexpr int64_t kWordTile = 128;  // rows of an operand in a tile of the FP32 FMA kernels
+constexpr double kWordsExposed = 1.5;  // words are waited for, beside the time counted
+constexpr int64_t kWordTile = 128;     // rows of an operand in a tile of the FP32 FMA kernels
 // Rows of an odd length in 16-bit d: WGMMA kernels write padded ones, and a pass copies those. The
 // pass moves 4 bytes an element at the speed of memory, 1.4 ps; mma.sync instead of WGMMA takes 3
 // ps more for an element and 1024 of K.
@@ -44,7 +45,7 @@ bool reads_words(const GemmProblem& p, const MatrixView& view, int64_t others,
   if (p.dtype != DType::kFloat32 || p.math != MathMode::kFp32) return false;
   const double words = double(view.rows) * view.cols * ceil_div(others, kWordTile);
   const double us = words * kWordInstructions / (128 * double(device.sm_count) * kClockGhz * 1e3);
-  return us < pack_us(p, view.rows, view.cols);
+  return us * kWordsExposed < pack_us(p, view.rows, view.cols, view.col_stride != 1);
 }
 
 // Why an operand has to be copied; null, with `operand` filled in, when it is read in place.

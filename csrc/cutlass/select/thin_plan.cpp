@@ -163,8 +163,10 @@ double gemm_us(const MatrixView& a, const MatrixView& b, const GemmProblem& prob
   const OperandPlan operands = plan_operands(a, b, problem, device);
   const GemmPlan plan = select_gemm_cached(operands.problem, device);
   if (plan.config < 0) return std::numeric_limits<double>::infinity();
-  return plan.expected_us + (operands.pack_a ? pack_us(problem, problem.m, problem.k) : 0) +
-         (operands.pack_b ? pack_us(problem, problem.k, problem.n) : 0) +
+  const bool across_a = a.col_stride != 1, across_b = b.row_stride != 1;
+  return plan.expected_us +
+         (operands.pack_a ? pack_us(problem, problem.m, problem.k, across_a) : 0) +
+         (operands.pack_b ? pack_us(problem, problem.k, problem.n, across_b) : 0) +
          (operands.pads_d ? pack_us(problem, problem.m, problem.n) : 0);
 }
 

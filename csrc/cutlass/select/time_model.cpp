@@ -26,8 +26,9 @@ double reduce_us(const GemmProblem& p, int slices) {
   return kReduceUs + double(p.m) * p.n * slices * 4 / (2 * kDramBytesPerUs);
 }
 
-double pack_us(const GemmProblem& p, int64_t rows, int64_t cols) {
-  return kLaunchUs + 2.0 * rows * cols * dtype_bytes(p.dtype) / kDramBytesPerUs;
+double pack_us(const GemmProblem& p, int64_t rows, int64_t cols, bool transposes) {
+  const double bytes = 2.0 * rows * cols * dtype_bytes(p.dtype);
+  return kLaunchUs + bytes / (transposes ? kTransposedBytesPerUs : kCopiedBytesPerUs);
 }
 
 double step_bytes(const GemmProblem& p, double rows_a, double rows_b, double cold) {

@@ -33,8 +33,8 @@ double overlap(double a, double b, double power);
 // What splitk_reduce takes to add the slices of K.
 double reduce_us(const GemmProblem& p, int slices);
 
-// What a copy of an operand or a result of so many elements takes.
-double pack_us(const GemmProblem& p, int64_t rows, int64_t cols);
+// What a copy of an operand or a result of so many elements takes, and one that transposes it.
+double pack_us(const GemmProblem& p, int64_t rows, int64_t cols, bool transposes = false);
 
 // ---- what a step of 128 bytes of K loads ----
 

@@ -27,7 +27,7 @@ struct Gemm {
   using T = Half;
   static constexpr Tile kShape = kTiles[kTile];
   static constexpr int kM = kShape.m, kN = kShape.n;
-  static constexpr int kWarpsM = kM > kN ? 4 : 2, kWarpsN = kThreads / 32 / kWarpsM;
+  static constexpr int kWarpsM = warps_m(kShape), kWarpsN = warps_n(kShape);
   static constexpr int kWarpM = kM / kWarpsM, kWarpN = kN / kWarpsN;
   static constexpr int kTilesM = kWarpM / 16, kTilesN = kWarpN / 8;
   using LoaderA = Loader<kM, kA>;
@@ -122,9 +122,58 @@ __device__ __forceinline__ void store_sums(const Sums<G>& sums, const ResultTile
   }
 }
 
-struct Four {
-  static constexpr int kElements = 4;
-  float value[4];
+// Where a warp's results lie in the staged tile, and their bias.
+template <class G>
+struct Staged {
+  using T = typename G::T;
+  T* out;
+  const T* bias;  // or null
+  int row, col;   // of the lane's first result
+  int cols;
+  unsigned first_head, ld;
+
+  __device__ __forceinline__ Staged(const Sums<G>& sums, const ResultTile& result, const T* bias,
+                                    uint4* staged)
+      : out(reinterpret_cast<T*>(staged)),
+        bias(bias),
+        row(sums.row + int(threadIdx.x) % 32 / 4),
+        col(sums.col + int(threadIdx.x) % 4 * 2),
+        cols(result.cols),
+        first_head(head_of<T>(result, 0)),
+        ld(static_cast<unsigned>(result.ld)) {}
+
+  __device__ __forceinline__ float2 bias_of(int group) const {
+    const int c = col + group * 8;
+    return {bias && c < cols ? to_compute(bias[c]) : 0.0f,
+            bias && c + 1 < cols ? to_compute(bias[c + 1]) : 0.0f};
+  }
+  // Two results of the r-th row from the lane's first one on.
+  __device__ __forceinline__ void put(int r, int group, float first, float second) const {
+    const unsigned line = row + r;
+    T* to = out + line * (kStagedUnits<G::kN> * 8) + (first_head + line * ld) % 8 + col + group * 8;
+    to[0] = from_compute<T>(first);
+    to[1] = from_compute<T>(second);
+  }
+};
+
+template <class G, Activation kActivation>
+__device__ __forceinline__ void stage_simple(const Sums<G>& sums, const Staged<G>& staged) {
+  constexpr auto kAccuracy = kAccuracyOf<typename G::T>;
+#pragma unroll
+  for (int j = 0; j < G::kTilesN; ++j) {
+    const float2 bias = staged.bias_of(j);
+#pragma unroll
+    for (int i = 0; i < G::kTilesM * 2; ++i) {
+      const float* z = sums.value[i / 2][j] + i % 2 * 2;
+      staged.put(i * 8, j, activate_as<kActivation, kAccuracy>(z[0] + bias.x),
+                 activate_as<kActivation, kAccuracy>(z[1] + bias.y));
+    }
+  }
+}
+
+struct Eight {
+  static constexpr int kElements = 8;
+  float value[8];
   __device__ __forceinline__ float& operator[](int i) { return value[i]; }
 };
 
@@ -132,36 +181,33 @@ struct Four {
 template <class G>
 __device__ __forceinline__ void stage(const Sums<G>& sums, const ResultTile& result,
                                       const typename G::T* bias, Activation activation,
-                                      uint4* staged) {
-  using T = typename G::T;
-  constexpr int kGroups = G::kTilesM * G::kTilesN;
-  const int lane = threadIdx.x % 32;
-  T* out = reinterpret_cast<T*>(staged);
+                                      uint4* shared) {
+  const Staged<G> staged(sums, result, bias, shared);
+  if (activation == Activation::kNone) return stage_simple<G, Activation::kNone>(sums, staged);
+  if (activation == Activation::kRelu) return stage_simple<G, Activation::kRelu>(sums, staged);
+  constexpr int kPairs = G::kTilesM * G::kTilesN / 2;
   // NOTE: not unrolled, so that the activations are compiled once.
 #pragma unroll 1
-  for (int group = 0; group < kGroups; ++group) {
-    Four z;
+  for (int pair = 0; pair < kPairs; ++pair) {
+    Eight z;
 #pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
+    for (int p = 0; p < kPairs; ++p) {
 #pragma unroll
-      for (int v = 0; v < 4; ++v) {
-        if (g == group) z[v] = sums.value[g / G::kTilesN][g % G::kTilesN][v];
+      for (int v = 0; v < 8; ++v) {
+        const int group = p * 2 + v / 4;
+        if (p == pair) z[v] = sums.value[group / G::kTilesN][group % G::kTilesN][v % 4];
       }
     }
-    const int row = sums.row + group / G::kTilesN * 16 + lane / 4;
-    const int col = sums.col + group % G::kTilesN * 8 + lane % 4 * 2;
-    if (bias != nullptr) {
-      const float first = col < result.cols ? to_compute(bias[col]) : 0.0f;
-      const float second = col + 1 < result.cols ? to_compute(bias[col + 1]) : 0.0f;
-      z[0] += first, z[1] += second, z[2] += first, z[3] += second;
-    }
-    activate_array<kAccuracyOf<T>>(activation, z);
+    const int i = pair * 2 / G::kTilesN, j = pair * 2 % G::kTilesN;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int r = row + half * 8;
-      T* to = out + r * (kStagedUnits<G::kN> * 8) + head_of<T>(result, r) + col;
-      to[0] = from_compute<T>(z[half * 2]);
-      to[1] = from_compute<T>(z[half * 2 + 1]);
+    for (int v = 0; v < 8; v += 2) {
+      const float2 both = staged.bias_of(j + v / 4);
+      z[v] += both.x, z[v + 1] += both.y;
+    }
+    activate_array<kAccuracyOf<typename G::T>>(activation, z);
+#pragma unroll
+    for (int v = 0; v < 8; v += 2) {
+      staged.put(i * 16 + v % 4 * 4, j + v / 4, z[v], z[v + 1]);
     }
   }
 }
