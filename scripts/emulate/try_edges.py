@@ -36,6 +36,7 @@ CASES = (
     Case((64, 128), 14, 33, False, True, True),
     Case((48, 20, 256), 6, 20, False, True, False),
     Case((32, 64), 0, 20, False, True, False),
+    Case((50, 60, 33), 6, 19, False, True, False),
     Case((128, 128), 6, 20, False, True, True),
     Case((128, 64, 100), 30, 9, False, True, True),
     Case((64, 64, 128), 14, 33, False, False, True),

@@ -25,7 +25,25 @@ inline uint64_t edge_descriptor(const void* matrix, int leading_pieces, int stri
 }
 
 inline int edge_warpgroup() { return static_cast<int>(threadIdx.x) / 128; }
+inline void edge_warpgroup_barrier() { emulated::warpgroup_barrier(); }
+template <class V>
+const V* edge_reread(const V* from) {
+  return from;
+}
 inline void publish_operands() {}
+
+// stmatrix
+inline void edge_store_matrices(void* row, const uint32_t (&a)[4]) {
+  const int lane = emulated::lane();
+  if (reinterpret_cast<uintptr_t>(row) % 16 != 0) std::abort();
+  emulated::shown(0)[lane] = reinterpret_cast<uintptr_t>(row);
+  emulated::warp_barrier();
+  for (int i = 0; i < 4; ++i) {
+    auto* to = reinterpret_cast<uint32_t*>(emulated::shown(0)[8 * i + lane / 4]);
+    to[lane % 4] = a[i];
+  }
+  emulated::warp_barrier();
+}
 inline void edge_fence() { emulated::warpgroup_barrier(); }
 inline void edge_commit() {}
 template <int kGroups>

@@ -6,6 +6,7 @@
 
 #include "csrc/common/dispatch.h"
 #include "csrc/cuda/points/edge_wgmma/edge_wgmma.cuh"
+#include "csrc/cuda/points/edge_wgmma/edge_wgmma_narrow.cuh"
 #include "csrc/cuda/points/edges/edge_backward.cuh"
 #include "csrc/cuda/points/edges/edge_launch.h"
 
@@ -221,14 +222,28 @@ __global__ void __launch_bounds__(kEdgeThreads, 1)
 template <class T, class Fn>
 int with_wgmma_kernel(const EdgeBackward<T>& a, EdgePass pass, const EdgeDevice& device, Fn&& fn) {
   const EdgeProblem<T>& p = a.problem;
-  if (pass != EdgePass::kBoth || p.width != kEdgeWgmmaOut) return 0;
-  if (p.layers < 2 || (p.hidden != 64 && p.hidden != 128)) return 0;
-  return dispatch(Choices<64, 128>{}, p.hidden, [&]<int kHidden>(Tag<kHidden>) -> int {
+  if (pass != EdgePass::kBoth || p.layers < 2) return 0;
+  const auto call = [&]<int kHidden, int kOut>() -> int {
     const int bytes =
-        EdgeWgmmaBackward<T, kHidden>::Tiles::kBytes + edge_wgmma_bytes(p, kHidden, kEdgeWgmmaOut);
-    if (bytes > device.shared_memory) return 0;
-    return fn(Tag<&edge_wgmma_backward_kernel<T, kHidden>>{}, bytes);
-  });
+        EdgeTiles<T, kHidden, kOut, EdgePass::kBoth>::kBytes + edge_wgmma_bytes(p, kHidden, kOut);
+    if (p.hidden != kHidden || p.width != kOut || bytes > device.shared_memory) return 0;
+    if constexpr (kOut <= 64) {
+      // NOTE: 32 channels are never the last layer's, and others than the hidden ones always.
+      if (!a.winners) {
+        if constexpr (kHidden != kOut) return 0;
+        return fn(Tag<&edge_wgmma_narrow_kernel<T, kHidden, kHidden, false>>{}, bytes);
+      }
+      if constexpr (kOut == 32) return 0;
+      return fn(Tag<&edge_wgmma_narrow_kernel<T, kHidden, 64, true>>{}, bytes);
+    } else {
+      return fn(Tag<&edge_wgmma_backward_kernel<T, kHidden>>{}, bytes);
+    }
+  };
+  const int narrow = call.template operator()<32, 32>() + call.template operator()<32, 64>() +
+                     call.template operator()<64, 64>();
+  if (narrow != 0) return narrow;
+  return call.template operator()<64, kEdgeWgmmaOut>() +
+         call.template operator()<128, kEdgeWgmmaOut>();
 }
 
 template <class T>

@@ -49,6 +49,33 @@ __device__ __forceinline__ int edge_warpgroup() {
   return __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0);
 }
 
+// The threads of one of two warpgroups wait for each other.
+__device__ __forceinline__ void edge_warpgroup_barrier() {
+  // NOTE: by number: of one that it does not know ptxas reserves all 16.
+  if (threadIdx.x < 128) {
+    asm volatile("bar.sync 1, 128;" ::: "memory");
+  } else {
+    asm volatile("bar.sync 2, 128;" ::: "memory");
+  }
+}
+
+// Writes four 8 x 8 matrices as a warp has them in an operand: lane 8 i + r says where row r of
+// matrix i goes, a multiple of 16 bytes.
+__device__ __forceinline__ void edge_store_matrices(void* row, const uint32_t (&a)[4]) {
+  const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(row));
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+               "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
+               : "memory");
+}
+
+// The pointer, as one that the compiler does not know: what is read there is not kept in registers
+// from one turn of a loop to the next.
+template <class V>
+__device__ __forceinline__ const V* edge_reread(const V* from) {
+  asm volatile("" : "+l"(from));
+  return from;
+}
+
 // What threads have written is there for WGMMA, which reads through the asynchronous proxy; a
 // barrier has to follow.
 __device__ __forceinline__ void publish_operands() {

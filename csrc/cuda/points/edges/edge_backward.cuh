@@ -39,7 +39,11 @@ struct EdgeAbove {
   // at: where a row's channels begin, those of the lane.
   template <class T>
   __device__ __forceinline__ void load(const EdgeBackward<T>& a, const int64_t (&at)[2], int c) {
-    if (a.winners) {
+    a.winners ? load<true>(a, at, c) : load<false>(a, at, c);
+  }
+  template <bool kWinners, class T>
+  __device__ __forceinline__ void load(const EdgeBackward<T>& a, const int64_t (&at)[2], int c) {
+    if constexpr (kWinners) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const uint2* from = reinterpret_cast<const uint2*>(a.winners + at[half] + 32 * c);
@@ -72,7 +76,7 @@ __device__ __forceinline__ void add_dense(float weight, const float4& ab, float2
 
 // The gradient of y_l of 32 channels, from y_l. affine and dense begin at the lane's channels. A
 // row behind the end has weight 0 and is no neighbour: it gets 0.
-template <class T>
+template <bool kWinners, class T>
 __device__ __forceinline__ void output_gradient(const EdgeBackward<T>& a, const EdgeTile& tile,
                                                 const EdgeAbove& from, const float4* affine,
                                                 const float4* dense, float (&y)[4][4]) {
@@ -81,7 +85,7 @@ __device__ __forceinline__ void output_gradient(const EdgeBackward<T>& a, const 
 #pragma unroll
     for (int b = 0; b < 4; ++b) ab[b] = __ldg(dense + 4 * b);
   }
-  if (a.winners) {
+  if constexpr (kWinners) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const uint32_t neighbour = static_cast<uint32_t>(tile.neighbour(half)) << 16;
@@ -105,6 +109,14 @@ __device__ __forceinline__ void output_gradient(const EdgeBackward<T>& a, const 
       }
     }
   }
+}
+
+template <class T>
+__device__ __forceinline__ void output_gradient(const EdgeBackward<T>& a, const EdgeTile& tile,
+                                                const EdgeAbove& from, const float4* affine,
+                                                const float4* dense, float (&y)[4][4]) {
+  a.winners ? output_gradient<true>(a, tile, from, affine, dense, y)
+            : output_gradient<false>(a, tile, from, affine, dense, y);
 }
 
 // Rows of a warp in shared memory, 16 of them, `ld` elements apart.
