@@ -20,6 +20,7 @@ from fusedops.points import (
     edge_conv,
     set_abstraction,
 )
+from fusedops.points._edge_problem import MOST_FEATURES
 from points.layer_cases import Call, assert_as_accurate_as_torch, make_layers
 from util import HALVES, assert_accurate, assert_replays_and_streams, generator, make, name
 
@@ -89,8 +90,9 @@ def draws(widths, k=20, padding="repeats", kind="batch_train", dtype=torch.bfloa
 
 
 WIDTHS = (
-    (64,), (200,), (256,), (20, 10), (32, 64), (64, 128), (128, 256), (48, 200), (32, 32, 64),
-    (64, 64, 128), (100, 128, 256), (20, 32, 48, 10), (64, 48, 20, 200), (32, 32, 32, 256),
+    (64,), (200,), (256,), (20, 10), (32, 64), (60, 64), (64, 128), (128, 256), (48, 200),
+    (32, 32, 64), (64, 64, 128), (100, 128, 256), (20, 32, 48, 10), (64, 48, 20, 200),
+    (32, 32, 32, 256),
 )  # fmt: skip
 
 
@@ -400,7 +402,8 @@ def test_shapes_of_inference(widths, dtype, features):
             out = Call(tensors, idx, layers)(set_abstraction)
             eager, exact = Call(tensors, idx, layers), Call(tensors, idx, layers, torch.float64)
             assert_accurate(out, eager(reference), exact(reference))
-        if max(widths[:2]) <= 128:
+        # NOTE: coordinates have gradients here: training gathers the product of few features then.
+        if max(widths[:2]) <= 128 and not 0 < features <= MOST_FEATURES:
             assert torch.equal(out, Call(tensors, idx, layers)(set_abstraction).detach())
 
 

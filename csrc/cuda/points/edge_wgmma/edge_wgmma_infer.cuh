@@ -1,8 +1,8 @@
 // Three layers over edges with ReLU for inference, each layer of a width of its own: what
 // edge_wgmma_forward.cuh has for any layers, without what inference does not ask for. A warp owns a
 // group; the four warps of a warpgroup multiply together, as many times as the warp with the most
-// tiles needs. No lane reads what another has gathered, and maxima go from lane to lane by
-// shuffles: behind the weights there is no barrier.
+// tiles needs. A warp waits for its own gathers, and maxima go from lane to lane by shuffles:
+// behind the weights there is no barrier of the block.
 #pragma once
 
 #include <utility>
@@ -104,7 +104,7 @@ struct EdgeInferPass {
 
   const EdgeForward<T>& a;
   EdgeInferWeights w;
-  float4* rows;  // the lane's pieces of what it gathers, 32 apart; or null
+  float* rows;  // [kEdgeRows][kFirst]: what the warp gathers; or null
   uint32_t operand[4];
   float best[kValues];
 
@@ -143,15 +143,24 @@ struct EdgeInferPass {
     }
   }
 
+  // Where piece `piece` (of four values) of a lane's row is: those of odd rows lie apart from even
+  // ones', so that eight lanes read, and write, all banks.
+  static __device__ __forceinline__ int place_of(int half, int piece) {
+    const int row = lane_id() / 4 + 8 * half;
+    return row * kFirst + 4 * (piece ^ (row % 2 * 5));
+  }
+
+  // NOTE: four lanes take 64 bytes side by side: whole sectors.
   __device__ __forceinline__ void copy_rows(int2 points) {
+    const int own = lane_id() % 4;
+    __syncwarp();  // others have read
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int64_t point = half == 0 ? points.x : points.y;
-      const float* from = a.problem.rows + point * kFirst + 8 * (lane_id() % 4);
+      const float* from = a.problem.rows + point * kFirst + 4 * own;
 #pragma unroll
       for (int i = 0; i < kFirst / 16; ++i) {
-        float* to = reinterpret_cast<float*>(rows + (half * (kFirst / 16) + i) * 32);
-        EdgeGathered::copy_async(to, from + i / 2 * 32 + i % 2 * 4);
+        EdgeGathered::copy_async(rows + place_of(half, 4 * i + own), from + 16 * i);
       }
     }
     asm volatile("cp.async.commit_group;");
@@ -159,7 +168,9 @@ struct EdgeInferPass {
 
   __device__ __forceinline__ void wait_for_rows() const {
     if constexpr (kAdds) {
-      if (rows) asm volatile("cp.async.wait_group 0;" ::: "memory");
+      if (!rows) return;
+      asm volatile("cp.async.wait_group 0;" ::: "memory");
+      __syncwarp();
     }
   }
 
@@ -173,7 +184,8 @@ struct EdgeInferPass {
       for (int half = 0; half < 2; ++half) {
 #pragma unroll
         for (int i = 0; i < kColumns / 16; ++i) {
-          const float4 v = rows[(half * (kFirst / 16) + first / 16 + i) * 32];
+          const int piece = first / 4 + i / 2 * 8 + 2 * (lane_id() % 4) + i % 2;
+          const float4 v = *reinterpret_cast<const float4*>(rows + place_of(half, piece));
           y.y[2 * i][2 * half] = v.x;
           y.y[2 * i][2 * half + 1] = v.y;
           y.y[2 * i + 1][2 * half] = v.z;
@@ -399,10 +411,10 @@ __global__ void __launch_bounds__(32 * edge_infer_launch(kFirst, kMiddle, kLast)
   using Pass = EdgeInferPass<T, kFirst, kMiddle, kLast, kAdds>;
   int* tiles = shared.take<int>(Pass::kWarps);
   const EdgeInferWeights w = load_infer_layers<T, kFirst, kMiddle, kLast>(a.problem, shared);
-  float4* rows = nullptr;
+  float* rows = nullptr;
   if (kAdds && a.problem.rows) {
-    rows = shared.take<float4>(Pass::kWarps * kEdgeRows * kFirst / 4);
-    rows += warp_id() * (kEdgeRows * kFirst / 4) + lane_id();
+    rows = shared.take<float>(Pass::kWarps * kEdgeRows * kFirst);
+    rows += warp_id() * kEdgeRows * kFirst;
   }
   Pass pass{a, w, rows, {}, {}};
   pass.run(tiles);  // its barrier is that of the weights as well

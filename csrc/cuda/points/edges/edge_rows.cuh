@@ -72,21 +72,22 @@ struct EdgeGathered {
       }
     }
     if (!rows) return;
+    __syncwarp();  // others have read
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float* from = p.rows + tile.point(half) * p.first_width() + start;
       float* to = rows + (lane_id() / 4 + 8 * half) * ld;
-      for (int at = 8 * (lane_id() % 4); at < columns; at += 32) {
-        copy_async(to + at, from + at);
-        copy_async(to + at + 4, from + at + 4);
-      }
+      // NOTE: four lanes take 64 bytes side by side: whole sectors.
+      for (int at = 4 * (lane_id() % 4); at < columns; at += 16) copy_async(to + at, from + at);
     }
     asm volatile("cp.async.commit_group;");
   }
 
-  // A lane reads what itself has copied.
+  // For what the lanes of the warp have copied.
   __device__ __forceinline__ void wait() const {
-    if (rows) asm volatile("cp.async.wait_group 0;" ::: "memory");
+    if (!rows) return;
+    asm volatile("cp.async.wait_group 0;" ::: "memory");
+    __syncwarp();
   }
 
   // The lane's share of channels 32 c .. 32 c + 31 of a row.
