@@ -374,6 +374,18 @@ def test_main_grad_holds_the_gradient_in_fp32():
     assert relative(layer.weight.main_grad - 1, twin.weight.grad.double()) < 0.01
 
 
+def test_nothing_is_written_for_backward_without_gradients():
+    """Of parameters that require them: the activation is the product's, the input has one copy."""
+    layer, x = fusedops.nn.Linear(64, 32, activation="gelu", recipe=BLOCK), torch.randn(8, 64)
+    calls = calls_of(layer, x)
+    assert [op for op in calls.ours if op != "fp8_quantize"] == ["_fp8_matmul"]
+    with torch.no_grad():
+        q, scale, *_ = fp8.quantize(x)
+        w8, w_scale, *_ = fp8.quantize(layer.weight, "tile")
+        wanted = fp8.linear(q, w8, scale, w_scale, layer.bias, "gelu", torch.float32)
+        assert torch.equal(layer(x), wanted)
+
+
 @pytest.mark.parametrize("recipe", [fp8.Recipe(), *RECIPES[1:3]], ids=str)
 def test_compiles_whole(recipe):
     model = model_of(recipe)

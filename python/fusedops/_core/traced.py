@@ -17,18 +17,19 @@ if TYPE_CHECKING:
 _FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-def _is_exporting() -> bool:
+def is_exporting() -> bool:
+    """Whether torch.export traces this."""
     return bool(torch.compiler.is_exporting())
 
 
 # NOTE: torch.compiler.assume_constant_result without its import of torch._dynamo. Dynamo takes
 # is_exporting() itself for true wherever it traces.
-_is_exporting._dynamo_marked_constant = True  # type: ignore[attr-defined]
+is_exporting._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def is_traced() -> bool:
     """Whether torch.compile traces this, not torch.export."""
-    return torch.compiler.is_dynamo_compiling() and not _is_exporting()
+    return torch.compiler.is_dynamo_compiling() and not is_exporting()
 
 
 def _dtype(tensor: Tensor, compute: torch.dtype | None) -> torch.dtype:

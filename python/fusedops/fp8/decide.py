@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from .._core.traced import is_exporting
 from .inference import has_fp8
 
 BF16_FLOPS_PER_US = 690e6
@@ -94,6 +95,16 @@ def _copy_rate() -> float:
 _copy_rate._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
+def _example(m: Any) -> Any:
+    """The rows that decide: of a program that is exported those of its example."""
+    # NOTE: what is decided by a symbol becomes a bound of it, which torch.export refuses.
+    if not is_exporting():
+        return m
+    from torch.fx.experimental.symbolic_shapes import size_hint
+
+    return size_hint(m)
+
+
 def pays(
     layers: tuple[tuple[Any, Any], ...], m: Any, need_x: bool, need_w: bool, device: torch.device
 ) -> bool:
@@ -104,7 +115,7 @@ def pays(
     """
     if not has_fp8(device):
         return True
-    copy = _copy_rate()
+    copy, m = _copy_rate(), _example(m)
     bf16 = fp8 = 0.0
     for n, k in layers:
         of_layer = times(m, n, k, need_x, need_w, copy)

@@ -16,6 +16,7 @@ from .._autograd.autocast import cast
 from .._autograd.main_grad import delivered, main_grad_owner, target
 from .._core.activation import SAVES_OUTPUT, SAVES_PREACT
 from .._core.fp8 import BLOCKS, FORMAT_NAMES, NONE, SCALING_CODES, TILES
+from .._core.traced import is_exporting
 from .hidden import hidden_grads, takes_hidden_grads
 from .inference import fp8_product, warn_of_emulation
 from .quantizer import Operand, as_rows, quantize_rows
@@ -143,6 +144,34 @@ def input_operands(
 
 def as_dtype(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     return None if tensor is None else cast(tensor, dtype)
+
+
+class _Forward:
+    """The context of a forward pass that has no backward."""
+
+    def __init__(self, count: int) -> None:
+        self.needs_input_grad = (False,) * count
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None:
+        pass
+
+    def mark_non_differentiable(self, *tensors: Tensor) -> None:
+        pass
+
+    def set_materialize_grads(self, value: bool) -> None:
+        pass
+
+
+def apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
+    """function.apply, or its forward alone where no backward will be: without gradients, and in an
+    exported program.
+    """
+    # NOTE: under no_grad, ctx.needs_input_grad still says what of the inputs requires gradients.
+    if torch.is_grad_enabled():
+        if not is_exporting():
+            return function.apply(*arguments)
+        arguments = tuple(a.detach() if isinstance(a, Tensor) else a for a in arguments)
+    return function.forward(_Forward(len(arguments)), *arguments)
 
 
 class Fp8LinearFunction(torch.autograd.Function):

@@ -11,7 +11,7 @@ from torch import Tensor
 from .._core.activation import CODES, raise_unknown
 from .._core.calls import public_with
 from .._core.checks import check_tensors
-from .._core.fp8 import FORMATS, OUT_CODES
+from .._core.fp8 import BLOCK, FORMATS, OUT_CODES, ceil_div
 from .quantizer import as_rows
 
 _matmul = torch.ops.fusedops._fp8_matmul.default
@@ -70,11 +70,11 @@ def _as_scale(name: str, scale: Tensor, of: Tensor) -> Tensor:
         raise TypeError(f"fp8.linear: {name} must be a float32 Tensor; got {found}")
     if scale.numel() == 1:
         return scale.reshape(1, 1)
-    rows, blocks = of.shape[0], -(-of.shape[1] // 128)
-    is_tiles = scale.shape == (-(-rows // 128), blocks)
-    if scale.shape in ((rows,), (1, rows)) and not is_tiles:
-        return scale.reshape(rows, 1)
-    return scale
+    rows = of.shape[0]
+    if scale.shape not in ((rows,), (1, rows)):  # NOTE: first, so that it asks nothing of a symbol
+        return scale
+    is_tiles = scale.shape == (ceil_div(rows, BLOCK), ceil_div(of.shape[1], BLOCK))
+    return scale if is_tiles else scale.reshape(rows, 1)
 
 
 @public_with("fp8.linear", a="x8", b="w8", scale_a="scale_x", scale_b="scale_w")

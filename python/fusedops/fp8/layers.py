@@ -10,10 +10,10 @@ from torch import Tensor
 from .._autograd.autocast import cast
 from .._autograd.shared import distinct, is_subclass, sees_torch_functions_only
 from .._core.dtensor import is_dtensor
-from .._core.traced import alike, projects
+from .._core.traced import alike, is_exporting, projects
 from . import recipe as region
 from .decide import pays
-from .functions import Fp8LinearFunction, Fp8MLPFunction
+from .functions import Fp8LinearFunction, Fp8MLPFunction, apply
 from .gated import Fp8GatedMLPFunction
 from .normed import Norm, operands_of, takes_norm
 
@@ -39,7 +39,8 @@ def _takes(x: Tensor, tensors: tuple[Tensor | None, ...], dtype: torch.dtype) ->
 
 
 def _grads(*tensors: Tensor | None) -> bool:
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    trains = torch.is_grad_enabled() and not is_exporting()
+    return trains and any(t is not None and t.requires_grad for t in tensors)
 
 
 def _is_worth(
@@ -72,13 +73,13 @@ def _apply(
         arguments = (cast(x, dtype), *tensors)
         if torch.compiler.is_dynamo_compiling():
             arguments = distinct(*arguments)
-        return function.apply(*arguments, code, recipe, *[None] * 4)
+        return apply(function, *arguments, code, recipe, *[None] * 4)
     if not takes_norm(norm, x, dtype, recipe):
         return None
     x, given, total = operands_of(norm, x, recipe, _grads(*firsts))
     if torch.compiler.is_dynamo_compiling():
         tensors = distinct(*tensors)
-    return function.apply(x, *tensors, code, recipe, *given), total
+    return apply(function, x, *tensors, code, recipe, *given), total
 
 
 def fp8_linear(

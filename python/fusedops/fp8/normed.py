@@ -14,7 +14,7 @@ from .._core.checks import check_tensors
 from .._core.dtensor import is_dtensor
 from .._core.fp8 import BLOCKS, FORMATS, NONE
 from .._core.traced import alike
-from .functions import numbers, refuse_second_derivatives
+from .functions import apply, numbers, refuse_second_derivatives
 from .quantizer import Operand, Quantized, as_format, as_rows
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def operands_of(
     tensors = x, norm.residual, norm.weight, norm.bias
     if torch.compiler.is_dynamo_compiling():
         tensors = distinct(*tensors)
-    y, *given, total = Fp8NormFunction.apply(*tensors, norm.rms, norm.eps, recipe, transposed)
+    y, *given, total = apply(Fp8NormFunction, *tensors, norm.rms, norm.eps, recipe, transposed)
     return y, tuple(given), x if norm.residual is None else total
 
 

@@ -19,6 +19,7 @@ from .._core.fp8 import (
     NONE,
     SCALING_CODES,
 )
+from .._core.traced import is_exporting
 
 _quantize = torch.ops.fusedops.fp8_quantize.default
 
@@ -54,7 +55,12 @@ class Operand(NamedTuple):
 
     def scale_of_rows(self) -> Tensor:
         """The scale as `_fp8_matmul` takes it."""
-        return self.scale[:, : self.q.shape[0]].t() if self.blocks else self.scale
+        if not self.blocks:
+            return self.scale
+        rows = self.q.shape[0]
+        if is_exporting():  # a slice would ask whether it fits, which becomes a bound of rows
+            return self.scale.as_strided((rows, self.scale.shape[0]), (1, self.scale.shape[1]))
+        return self.scale[:, :rows].t()
 
 
 def quantize_rows(
