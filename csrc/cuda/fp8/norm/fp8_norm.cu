@@ -36,7 +36,7 @@ bool takes_clusters(const QuantizeShape& s, const Tensor& x, const std::optional
   if (s.columns != Fp8Scaling::kNone && s.columns != Fp8Scaling::kTile) return false;
   if (!takes_vectors(x, s.dtype) || (residual && !takes_vectors(*residual, s.dtype))) return false;
   if (ceil_div(s.m, kFp8Block) * 16 >= int64_t{1} << 31) return false;
-  return aligned(weight) && aligned(bias) && takes_fp8_norm(rms, s.k, scope.context());
+  return aligned(weight) && aligned(bias);
 }
 
 const void* data_of(const std::optional<Tensor>& tensor) {
@@ -47,7 +47,7 @@ Fp8NormResult launch_clusters(const char* op, const QuantizeShape& s, const Tens
                               const std::optional<Tensor>& residual,
                               const std::optional<Tensor>& weight,
                               const std::optional<Tensor>& bias, const Fp8NormOptions& o,
-                              const LaunchScope& scope) {
+                              const Fp8NormPlan& plan, const LaunchScope& scope) {
   // Allocate
   const Side by_rows = allocate_side(x, s.rows, s.format, s.m, s.k);
   const Side by_columns = allocate_side(x, s.columns, s.format, s.k, s.m);
@@ -57,6 +57,9 @@ Fp8NormResult launch_clusters(const char* op, const QuantizeShape& s, const Tens
   const Tensor mean = statistic(!o.rms), rstd = statistic(true);
   const Tensor sum =
       residual ? torch::stable::new_empty(x, {s.m, s.k}) : torch::stable::new_empty(x, {0});
+
+  // Zeroed by the launch
+  const Tensor words = torch::stable::new_empty(x, {2 * plan.words}, ScalarType::Int);
 
   // Config
   Fp8Norm p;
@@ -77,10 +80,11 @@ Fp8NormResult launch_clusters(const char* op, const QuantizeShape& s, const Tens
     p.sum = sum.mutable_data_ptr();
   }
   if (!o.rms) p.mean = static_cast<float*>(mean.mutable_data_ptr());
+  if (plan.words > 0) p.words = static_cast<uint64_t*>(words.mutable_data_ptr());
   p.rstd = static_cast<float*>(rstd.mutable_data_ptr());
 
   // Launch
-  const char* const error = launch_fp8_norm(p, scope.context());
+  const char* const error = launch_fp8_norm(p, plan, scope.context());
 
   // Launch check
   FUSEDOPS_CHECK(!error, op, ": ", error);
@@ -106,10 +110,12 @@ Fp8NormResult fp8_norm(const Tensor& x,                        // (M, K)
   const cpu::NoGradGuard no_grad;
   const Tensor input = readable(x);
   const std::optional<Tensor> other = readable(residual);
-  if (!takes_clusters(shape, input, other, weight, bias, rms, scope)) {
-    return cpu::compose_fp8_norm(x, residual, weight, bias, options);
+  Fp8NormPlan plan;
+  if (takes_clusters(shape, input, other, weight, bias, rms, scope)) {
+    plan = plan_fp8_norm(rms, shape.m, shape.k, scope.context());
   }
-  return launch_clusters(kOp, shape, input, other, weight, bias, options, scope);
+  if (plan.groups == 0) return cpu::compose_fp8_norm(x, residual, weight, bias, options);
+  return launch_clusters(kOp, shape, input, other, weight, bias, options, plan, scope);
 }
 
 }  // namespace

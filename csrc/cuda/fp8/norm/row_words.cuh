@@ -1,0 +1,144 @@
+// How blocks anywhere on the device agree on the statistics of 128 rows, of which each has a part:
+// by words in global memory that say to which round they belong.
+//
+// A group of blocks has the rows. The two lanes 2 r and 2 r + 1 of a warp have row r of its 16, and
+// hear of it from the same lanes of the group's other blocks alone. Each reads half of the parts,
+// and both join them in the blocks' order. A round's words lie where those of two rounds before
+// did: who writes them has read what all blocks wrote in the last round, after they had read those.
+// NOTE: number and round are written at once, so that no order of writes is asked for.
+// NOTE: blocks that wait for others need them to run. A group's blocks are neighbours in the grid,
+// blocks start in its order, and no group waits for another one.
+#pragma once
+
+#include "csrc/cuda/fp8/norm/row_parts.cuh"
+
+namespace fusedops {
+
+inline constexpr int kLeastGroup = 4;  // blocks; each lane reads parts in twos
+inline constexpr int kPartsAtOnce = 8;
+
+// Blocks of a group, at most. NOTE: a layer norm's parts stay in registers.
+template <bool kRms>
+inline constexpr int kMostGroup = kRms ? 32 : 2 * kPartsAtOnce;
+
+// Of a part: its number or numbers, each with its round.
+template <bool kRms>
+inline constexpr int kPartWords = int(sizeof(PartOfRow<kRms>) / sizeof(float));
+
+// Words of a group: of two rounds.
+template <bool kRms>
+constexpr int64_t group_words(int64_t blocks) {
+  return 2 * kTile * blocks * kPartWords<kRms>;
+}
+
+__device__ __forceinline__ uint64_t word_of(float value, uint32_t round) {
+  return uint64_t{round} << 32 | __float_as_uint(value);
+}
+__device__ __forceinline__ bool is_of_round(uint64_t word, uint32_t round) {
+  return uint32_t(word >> 32) == round;
+}
+__device__ __forceinline__ float value_of(uint64_t word) { return __uint_as_float(uint32_t(word)); }
+
+// Both are read and written in the L2 cache, each word at once.
+__device__ __forceinline__ void write_word(uint64_t* to, uint64_t word) {
+  asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" ::"l"(to), "l"(word) : "memory");
+}
+__device__ __forceinline__ ulonglong2 read_words(const uint64_t* from) {
+  ulonglong2 words;
+  asm volatile("ld.relaxed.gpu.global.v2.b64 {%0, %1}, [%2];"
+               : "=l"(words.x), "=l"(words.y)
+               : "l"(from)
+               : "memory");
+  return words;
+}
+
+// Reads 2 kPairs words, or as many pairs as there are, until all are of the round.
+template <int kPairs>
+__device__ __forceinline__ void read_round(ulonglong2 (&words)[kPairs], const uint64_t* from,
+                                           int pairs, uint32_t round) {
+  bool there;
+  do {
+    there = true;
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      if (i < pairs) words[i] = read_words(from + 2 * i);
+    }
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      if (i >= pairs) continue;
+      there = there && is_of_round(words[i].x, round) && is_of_round(words[i].y, round);
+    }
+  } while (!there);
+}
+
+// What a pair of lanes says of its row and hears of it.
+template <bool kRms>
+struct RowWords {
+  uint64_t* row;  // of round 0: those of all blocks, one after the other
+  int other;      // from there to round 1's
+
+  __device__ __forceinline__ RowWords(uint64_t* words, ClusterSize group) {
+    // NOTE: hides from the compiler that places are the same in every round: it would keep them in
+    // registers that it has not.
+    int thread = threadIdx.x;
+    asm volatile("" : "+r"(thread));
+    other = kTile * kPartWords<kRms> << group.log;
+    const int of_thread = thread / 2 * kPartWords<kRms> << group.log;
+    row = words + int64_t{blockIdx.x >> group.log} * 2 * other + of_thread;
+  }
+  __device__ __forceinline__ uint64_t* of(uint32_t round) const {
+    return row + (round % 2 == 0 ? 0 : other);
+  }
+  __device__ __forceinline__ void send(int rank, const PartOfRow<kRms>& part,
+                                       uint32_t round) const {
+    if (threadIdx.x % 2 == 0) {
+      uint64_t* const to = of(round) + rank * kPartWords<kRms>;
+      write_word(to, word_of(part.squares, round));
+      if constexpr (!kRms) write_word(to + 1, word_of(part.mean, round));
+    }
+    __syncwarp();
+  }
+  // All lanes call it; both of a row have the same.
+  __device__ __forceinline__ RowStatistics<kRms> receive(ClusterSize group, uint32_t round,
+                                                         int tiles, int64_t k, float eps) const {
+    const int each = group.blocks() / 2, first = int(threadIdx.x) % 2 * each;
+    const uint64_t* const from = of(round) + first * kPartWords<kRms>;
+    const float inverse = 1.0f / float(k);
+    float squares = 0;
+    if constexpr (kRms) {
+#pragma unroll 1
+      for (int b = 0; b < each; b += kPartsAtOnce) {
+        ulonglong2 words[kPartsAtOnce / 2];
+        const int pairs = (each - b) / 2;
+        read_round(words, from + b, pairs, round);
+#pragma unroll
+        for (int i = 0; i < kPartsAtOnce / 2; ++i) {
+          if (i < pairs) squares += value_of(words[i].x), squares += value_of(words[i].y);
+        }
+      }
+      squares += __shfl_xor_sync(kAllLanes, squares, 1);
+      return {rsqrtf(squares * inverse + eps)};
+    } else {
+      ulonglong2 words[kPartsAtOnce];
+      read_round(words, from, each, round);
+      float mean = 0;
+#pragma unroll
+      for (int b = 0; b < kPartsAtOnce; ++b) {
+        if (b >= each) continue;
+        mean += columns_of(tiles_of(first + b, group, tiles), k) * value_of(words[b].y);
+      }
+      mean = (mean + __shfl_xor_sync(kAllLanes, mean, 1)) * inverse;
+#pragma unroll
+      for (int b = 0; b < kPartsAtOnce; ++b) {
+        if (b >= each) continue;
+        const float d = value_of(words[b].y) - mean;
+        squares += value_of(words[b].x);
+        squares += columns_of(tiles_of(first + b, group, tiles), k) * d * d;
+      }
+      squares += __shfl_xor_sync(kAllLanes, squares, 1);
+      return {rsqrtf(squares * inverse + eps), mean};
+    }
+  }
+};
+
+}  // namespace fusedops
