@@ -118,7 +118,7 @@ template <bool kRms>
 Fp8NormPlan plan_words(int64_t rows, int64_t tiles, const LaunchContext& context) {
   Fp8NormPlan best;
   int64_t least = 0;
-  for (int blocks = kLeastGroup; blocks <= kMostGroup<kRms> && blocks <= tiles; blocks *= 2) {
+  for (int blocks = kLeastGroup; blocks <= kMostGroup && blocks <= tiles; blocks *= 2) {
     const int64_t of_block = ceil_div(tiles, int64_t{blocks});
     if (of_block > kNormTiles || shared_bytes<kRms>(int(of_block)) > kHalf) continue;
     const int slots = slots_of<kRms>(int(of_block));

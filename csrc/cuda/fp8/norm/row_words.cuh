@@ -2,8 +2,8 @@
 // by words in global memory that say to which round they belong.
 //
 // A group of blocks has the rows. The two lanes 2 r and 2 r + 1 of a warp have row r of its 16, and
-// hear of it from the same lanes of the group's other blocks alone. Each reads half of the parts,
-// and both join them in the blocks' order. A round's words lie where those of two rounds before
+// hear of it from the same lanes of the group's other blocks alone. Each joins half of the parts in
+// the blocks' order, and both the halves. A round's words lie where those of two rounds before
 // did: who writes them has read what all blocks wrote in the last round, after they had read those.
 // NOTE: number and round are written at once, so that no order of writes is asked for.
 // NOTE: blocks that wait for others need them to run. A group's blocks are neighbours in the grid,
@@ -15,11 +15,8 @@
 namespace fusedops {
 
 inline constexpr int kLeastGroup = 4;  // blocks; each lane reads parts in twos
-inline constexpr int kPartsAtOnce = 8;
-
-// Blocks of a group, at most. NOTE: a layer norm's parts stay in registers.
-template <bool kRms>
-inline constexpr int kMostGroup = kRms ? 32 : 2 * kPartsAtOnce;
+inline constexpr int kMostGroup = 32;
+inline constexpr int kPartsAtOnce = 4;
 
 // Of a part: its number or numbers, each with its round.
 template <bool kRms>
@@ -71,6 +68,24 @@ __device__ __forceinline__ void read_round(ulonglong2 (&words)[kPairs], const ui
   } while (!there);
 }
 
+// Parts of a row that are joined to one, as Chan, Golub and LeVeque do.
+template <bool kRms>
+struct JoinedParts {
+  PartOfRow<kRms> part = {};
+  float columns = 0;  // not counted for an RMS norm
+
+  __device__ __forceinline__ void join(const PartOfRow<kRms>& other, float of_other) {
+    part.squares += other.squares;
+    if constexpr (!kRms) {
+      const float both = columns + of_other, share = __fdividef(of_other, both);
+      const float d = other.mean - part.mean;
+      part.mean = fmaf(d, share, part.mean);
+      part.squares = fmaf(d * d, columns * share, part.squares);
+      columns = both;
+    }
+  }
+};
+
 // What a pair of lanes says of its row and hears of it.
 template <bool kRms>
 struct RowWords {
@@ -101,42 +116,46 @@ struct RowWords {
   // All lanes call it; both of a row have the same.
   __device__ __forceinline__ RowStatistics<kRms> receive(ClusterSize group, uint32_t round,
                                                          int tiles, int64_t k, float eps) const {
+    constexpr int kPairs = kPartsAtOnce * kPartWords<kRms> / 2;
     const int each = group.blocks() / 2, first = int(threadIdx.x) % 2 * each;
     const uint64_t* const from = of(round) + first * kPartWords<kRms>;
-    const float inverse = 1.0f / float(k);
-    float squares = 0;
-    if constexpr (kRms) {
+    JoinedParts<kRms> joined;
 #pragma unroll 1
-      for (int b = 0; b < each; b += kPartsAtOnce) {
-        ulonglong2 words[kPartsAtOnce / 2];
-        const int pairs = (each - b) / 2;
-        read_round(words, from + b, pairs, round);
+    for (int b = 0; b < each; b += kPartsAtOnce) {
+      ulonglong2 words[kPairs];
+      const int pairs = (each - b) * kPartWords<kRms> / 2;
+      read_round(words, from + b * kPartWords<kRms>, pairs, round);
 #pragma unroll
-        for (int i = 0; i < kPartsAtOnce / 2; ++i) {
-          if (i < pairs) squares += value_of(words[i].x), squares += value_of(words[i].y);
+      for (int i = 0; i < kPairs; ++i) {
+        if (i >= pairs) continue;
+        if constexpr (kRms) {
+          joined.join({value_of(words[i].x)}, 0);
+          joined.join({value_of(words[i].y)}, 0);
+        } else {
+          joined.join({value_of(words[i].x), value_of(words[i].y)},
+                      columns_of(tiles_of(first + b + i, group, tiles), k));
         }
       }
-      squares += __shfl_xor_sync(kAllLanes, squares, 1);
-      return {rsqrtf(squares * inverse + eps)};
+    }
+    return join_halves(joined, 1.0f / float(k), eps);
+  }
+
+ private:
+  __device__ __forceinline__ static RowStatistics<kRms> join_halves(JoinedParts<kRms> joined,
+                                                                    float inverse, float eps) {
+    const float squares = __shfl_xor_sync(kAllLanes, joined.part.squares, 1);
+    if constexpr (kRms) {
+      return {rsqrtf((joined.part.squares + squares) * inverse + eps)};
     } else {
-      ulonglong2 words[kPartsAtOnce];
-      read_round(words, from, each, round);
-      float mean = 0;
-#pragma unroll
-      for (int b = 0; b < kPartsAtOnce; ++b) {
-        if (b >= each) continue;
-        mean += columns_of(tiles_of(first + b, group, tiles), k) * value_of(words[b].y);
+      JoinedParts<kRms> other;
+      other.part = {squares, __shfl_xor_sync(kAllLanes, joined.part.mean, 1)};
+      other.columns = __shfl_xor_sync(kAllLanes, joined.columns, 1);
+      if (threadIdx.x % 2 != 0) {  // the same halves first
+        const JoinedParts<kRms> own = joined;
+        joined = other, other = own;
       }
-      mean = (mean + __shfl_xor_sync(kAllLanes, mean, 1)) * inverse;
-#pragma unroll
-      for (int b = 0; b < kPartsAtOnce; ++b) {
-        if (b >= each) continue;
-        const float d = value_of(words[b].y) - mean;
-        squares += value_of(words[b].x);
-        squares += columns_of(tiles_of(first + b, group, tiles), k) * d * d;
-      }
-      squares += __shfl_xor_sync(kAllLanes, squares, 1);
-      return {rsqrtf(squares * inverse + eps), mean};
+      joined.join(other.part, other.columns);
+      return {rsqrtf(joined.part.squares * inverse + eps), joined.part.mean};
     }
   }
 };
