@@ -106,7 +106,7 @@ struct RowExchange : OfWarps {
     expect_bytes(shared_address(&parts_arrived), sizeof(parts));
     expect_bytes(shared_address(&statistics_arrived), kTile * sizeof(RowStatistics<kRms>));
   }
-  // Of the row of lanes 2 r and 2 r + 1, to its owner.
+  // What is known of the row of lanes 2 r and 2 r + 1, to its owner.
   __device__ __forceinline__ void send(const PartOfRow<kRms>& part, int rank, ClusterSize cluster) {
     if (threadIdx.x % 2 != 0) return;
     const int owned = cluster.owned_rows(), row = threadIdx.x / 2;

@@ -18,7 +18,7 @@ inline constexpr int kLeastGroup = 4;  // blocks; each lane reads parts in twos
 inline constexpr int kMostGroup = 32;
 inline constexpr int kPartsAtOnce = 4;
 
-// Of a part: its number or numbers, each with its round.
+// A part as words: its number or numbers, each with its round.
 template <bool kRms>
 inline constexpr int kPartWords = int(sizeof(PartOfRow<kRms>) / sizeof(float));
 
