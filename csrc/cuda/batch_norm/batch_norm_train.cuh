@@ -20,23 +20,16 @@ struct TrainProblem {
 
 extern __shared__ __align__(16) unsigned char resident_bytes[];
 
-template <class T, bool kAdded>
-__global__ void __launch_bounds__(kResidentThreads, 1)
-    batch_norm_train_kernel(const __grid_constant__ TrainProblem problem) {
+// ---- parts: a block's sums of its rows, and what is made of them afterwards ----
+
+// Leaves the mean of each of the block's channels, and the sum of squares about it, in shared.sums.
+template <class T, int kThreads, int kChannels>
+__device__ __forceinline__ void block_moments(const ResidentRows<T, 1, kThreads>& rows,
+                                              const WalkGrid& grid, const WalkPlace& at,
+                                              BlockShared<kThreads, kChannels>& shared) {
   constexpr int kVec = 16 / sizeof(T);
   using V = Vec<T, kVec>;
-  const PassProblem& p = problem.pass;
-  const StatisticsResult& result = problem.statistics;
-  __shared__ ResidentShared shared;
-  wait_for_predecessor();
-  const auto at = WalkPlace::of<kVec>(p.grid, p.rows, p.channels);
-  const int width = p.grid.threads_x * kVec, own = threadIdx.x;
-  const int64_t first_channel = at.col - at.tx * kVec;
-
-  // Statistics of the block
-  const T* const in[1] = {static_cast<const T*>(p.x)};
-  const ResidentRows<T, 1> rows(in, reinterpret_cast<uint4*>(resident_bytes), problem.slots, p.grid,
-                                at, p.channels);
+  const int width = grid.threads_x * kVec, own = threadIdx.x;
   ChannelMoments<float, kVec> moments;
   rows.template walk<kTrainUnroll>(
       [] {}, [&](const V(&x)[1][kTrainUnroll], int count, int) { moments.add(x[0], count); });
@@ -47,26 +40,20 @@ __global__ void __launch_bounds__(kResidentThreads, 1)
   __syncthreads();
   float sums[2][kVec] = {};
   if (moments.seen != 0.0f) moments.sums_about(shared.reference + at.tx * kVec, sums);
-  resident_block_sums(p.grid, at, sums, shared);
+  resident_block_sums(grid, at, sums, shared);
   if (own < width) {
     const double count = static_cast<double>(at.row_end - at.row_begin);
     const double offset = shared.sums[0][own] / count;
     shared.sums[0][own] = shared.reference[own] + offset;
     shared.sums[1][own] -= offset * offset * count;
   }
+}
 
-  // Statistics of all rows
-  share_sums(p, at, width, first_channel + own, shared);
-  const StatisticsProblem joined{p.rows, p.channels, p.x, p.partial, p.grid};
-  join_channels(p.channels, [&](int64_t channel) { join_statistics<T>(joined, result, channel); });
-  NormArguments norm = p.norm;
-  norm.mean = {result.mean, true};
-  norm.var = {result.var, true};
-
-  // y
-  if (rows.count == 0) return;
-  NormChannels<T, kVec> channels;
-  channels.load(norm, at.col);
+// y of the block's rows.
+template <class T, bool kAdded, class Rows, int kVec>
+__device__ __forceinline__ void write_outputs(const Rows& rows, const PassProblem& p,
+                                              const NormChannels<T, kVec>& channels) {
+  using V = Vec<T, kVec>;
   constexpr int kUnroll = pass_unroll(kAdded ? 2 : 1);
   rows.template walk_back<kUnroll>([&](int k0, int count) {
     V x[kUnroll], added[kUnroll];
@@ -89,27 +76,27 @@ __global__ void __launch_bounds__(kResidentThreads, 1)
   });
 }
 
-// Sums and dx. NOTE: dz, where the residual wants it, is rounded before dx is made of it.
+// Where a backward kernel's rows come from: dy, x, and what was saved.
 template <class T, bool kAdded>
-__global__ void __launch_bounds__(kResidentThreads, 1)
-    batch_norm_train_backward_kernel(const __grid_constant__ TrainProblem problem) {
-  constexpr int kVec = 16 / sizeof(T);
-  using V = Vec<T, kVec>;
-  const PassProblem& p = problem.pass;
-  float* const total = static_cast<float*>(problem.sums);
-  __shared__ ResidentShared shared;
-  wait_for_predecessor();
-  const auto at = WalkPlace::of<kVec>(p.grid, p.rows, p.channels);
-  const int width = p.grid.threads_x * kVec;
-  const int64_t first_channel = at.col - at.tx * kVec;
+struct GradientInputs {
+  static constexpr int kInputs = kAdded ? 3 : 2;
+  const T* in[kInputs];
 
-  // Sums of the block
-  constexpr int kInputs = kAdded ? 3 : 2, kGroup = pass_unroll(kInputs);
-  const T* in[kInputs] = {static_cast<const T*>(p.dy), static_cast<const T*>(p.x)};
-  if constexpr (kAdded) in[2] = static_cast<const T*>(p.added);
-  const ResidentRows<T, kInputs> rows(in, reinterpret_cast<uint4*>(resident_bytes), problem.slots,
-                                      p.grid, at, p.channels);
-  NormChannels<T, kVec> channels{};
+  __device__ __forceinline__ explicit GradientInputs(const PassProblem& p)
+      : in{static_cast<const T*>(p.dy), static_cast<const T*>(p.x)} {
+    if constexpr (kAdded) in[2] = static_cast<const T*>(p.added);
+  }
+};
+
+// Leaves the block's sums of dz and dz (x - mean) in shared.sums, and its channels loaded.
+// NOTE: dz, where the residual wants it, is rounded before dx is made of it.
+template <class T, bool kAdded, class Rows, int kVec, class Shared>
+__device__ __forceinline__ void block_gradient_sums(const Rows& rows, const PassProblem& p,
+                                                    const WalkPlace& at,
+                                                    NormChannels<T, kVec>& channels,
+                                                    Shared& shared) {
+  using V = Vec<T, kVec>;
+  constexpr int kInputs = GradientInputs<T, kAdded>::kInputs, kGroup = pass_unroll(kInputs);
   float sums[2][kVec] = {};
   const auto prepare = [&] {
     if (rows.count > 0) channels.load(p.norm, at.col);
@@ -132,15 +119,14 @@ __global__ void __launch_bounds__(kResidentThreads, 1)
     }
   });
   resident_block_sums(p.grid, at, sums, shared);
+}
 
-  // Sums of all rows
-  share_sums(p, at, width, first_channel + threadIdx.x, shared);
-  join_channels(p.channels, [&](int64_t channel) { join_sums<T>(p, total, channel); });
-
-  // dx
-  if (rows.count == 0) return;
-  GradientChannels<T, kVec> slopes;
-  slopes.load(p, total, at.col);
+// dx of the block's rows.
+template <class T, class Rows, int kVec>
+__device__ __forceinline__ void write_gradients(const Rows& rows, const PassProblem& p,
+                                                const NormChannels<T, kVec>& channels,
+                                                const GradientChannels<T, kVec>& slopes) {
+  using V = Vec<T, kVec>;
   constexpr int kUnroll = pass_unroll(2);
   rows.template walk_back<kUnroll>([&](int k0, int count) {
     V dy[kUnroll], x[kUnroll];
@@ -172,6 +158,66 @@ __global__ void __launch_bounds__(kResidentThreads, 1)
       store_vector<T>(p.out, rows.element(k0 + u), dx);
     }
   });
+}
+
+// ---- one grid, resident as a whole ----
+
+template <class T, bool kAdded>
+__global__ void __launch_bounds__(kResidentThreads, 1)
+    batch_norm_train_kernel(const __grid_constant__ TrainProblem problem) {
+  constexpr int kVec = 16 / sizeof(T);
+  const PassProblem& p = problem.pass;
+  const StatisticsResult& result = problem.statistics;
+  __shared__ ResidentShared shared;
+  wait_for_predecessor();
+  const auto at = WalkPlace::of<kVec>(p.grid, p.rows, p.channels);
+  const int width = p.grid.threads_x * kVec;
+  const int64_t first_channel = at.col - at.tx * kVec;
+  const T* const in[1] = {static_cast<const T*>(p.x)};
+  const ResidentRows<T, 1> rows(in, reinterpret_cast<uint4*>(resident_bytes), problem.slots, p.grid,
+                                at, p.channels);
+  block_moments(rows, p.grid, at, shared);
+
+  // Statistics of all rows
+  share_sums(p, at, width, first_channel + threadIdx.x, shared);
+  const StatisticsProblem joined{p.rows, p.channels, p.x, p.partial, p.grid};
+  join_channels(p.channels, [&](int64_t channel) { join_statistics<T>(joined, result, channel); });
+  NormArguments norm = p.norm;
+  norm.mean = {result.mean, true};
+  norm.var = {result.var, true};
+
+  if (rows.count == 0) return;
+  NormChannels<T, kVec> channels;
+  channels.load(norm, at.col);
+  write_outputs<T, kAdded>(rows, p, channels);
+}
+
+template <class T, bool kAdded>
+__global__ void __launch_bounds__(kResidentThreads, 1)
+    batch_norm_train_backward_kernel(const __grid_constant__ TrainProblem problem) {
+  constexpr int kVec = 16 / sizeof(T);
+  using Inputs = GradientInputs<T, kAdded>;
+  const PassProblem& p = problem.pass;
+  float* const total = static_cast<float*>(problem.sums);
+  __shared__ ResidentShared shared;
+  wait_for_predecessor();
+  const auto at = WalkPlace::of<kVec>(p.grid, p.rows, p.channels);
+  const int width = p.grid.threads_x * kVec;
+  const int64_t first_channel = at.col - at.tx * kVec;
+  const ResidentRows<T, Inputs::kInputs> rows(Inputs(p).in,
+                                              reinterpret_cast<uint4*>(resident_bytes),
+                                              problem.slots, p.grid, at, p.channels);
+  NormChannels<T, kVec> channels{};
+  block_gradient_sums<T, kAdded>(rows, p, at, channels, shared);
+
+  // Sums of all rows
+  share_sums(p, at, width, first_channel + threadIdx.x, shared);
+  join_channels(p.channels, [&](int64_t channel) { join_sums<T>(p, total, channel); });
+
+  if (rows.count == 0) return;
+  GradientChannels<T, kVec> slopes;
+  slopes.load(p, total, at.col);
+  write_gradients<T>(rows, p, channels, slopes);
 }
 
 }  // namespace fusedops
