@@ -1,4 +1,4 @@
-// Schemas: convolutions with channels behind: depthwise ones, and those of images of few channels.
+// Schemas: convolutions with channels behind: depthwise ones, 1x1, those of images of few channels.
 #pragma once
 
 namespace fusedops {
@@ -21,6 +21,11 @@ inline constexpr const char* kConvSchemas[] = {
     "first_conv(Tensor x, Tensor weight, Tensor? conv_bias, Tensor? mean, Tensor? var, "
     "Tensor? bn_weight, Tensor? bias, int stride_h, int stride_w, int pad_h, int pad_w, "
     "float eps, int activation) -> Tensor",
+
+    // y (..., O) as of depthwise_conv, for x (..., C), weight (O, C), vectors (O,) and residual
+    // (..., O).
+    "pointwise_conv(Tensor x, Tensor weight, Tensor? conv_bias, Tensor? mean, Tensor? var, "
+    "Tensor? bn_weight, Tensor? bias, Tensor? residual, float eps, int activation) -> Tensor",
 
     // dx of first_conv's convolution; x is read for its sizes alone.
     "first_conv_image(Tensor dy, Tensor x, Tensor weight, int stride_h, int stride_w, int pad_h, "

@@ -23,6 +23,12 @@ DEPTHWISE = (
     (8, 8, 3, 1), (130, 9, 3, 2), (96, 14, 5, 1), (2, 13, 5, 2), (132, 6, 5, 1), (3, 7, 3, 1),
     (4, 9, 7, 3),
 )  # fmt: skip
+# Rows, channels, outputs: a weight that is kept and one that comes again, tiles of 64, 128 and 192
+# columns, several for each block; odd ones.
+POINTWISE = (
+    (300, 16, 24), (40_000, 64, 128), (20_000, 512, 128), (300, 264, 320), (100, 512, 2048),
+    (60, 30, 12),
+)  # fmt: skip
 
 
 def run(o: Options, count: Counter[str]) -> None:
@@ -47,6 +53,10 @@ def run(o: Options, count: Counter[str]) -> None:
             count["first_conv"] += 1
             count["first_conv_image"] += 1
             count["first_conv_weight"] += 1
+    for dtype in (torch.float16, torch.bfloat16):
+        for rows, channels, outputs in POINTWISE:
+            pointwise(o, dtype, rows, channels, outputs)
+            count["pointwise_conv"] += 2
 
 
 def norm_act(o: Options, x: torch.Tensor, activation: str, with_residual: bool) -> None:
@@ -104,3 +114,10 @@ def first(o: Options, dtype: torch.dtype, channels: int, outputs: int, kernel: i
     )
     for name in ("first_conv_image", "first_conv_weight"):
         getattr(torch.ops.fusedops, name)(y, x, weight, 2, 2, half, half)
+
+
+def pointwise(o: Options, dtype: torch.dtype, rows: int, channels: int, outputs: int) -> None:
+    x, weight = o.randn(rows, channels, dtype=dtype), o.randn(outputs, channels, dtype=dtype)
+    mean, var = o.randn(outputs, dtype=dtype), o.rand(outputs, dtype=dtype) + 0.5
+    for residual in (None, o.randn(rows, outputs, dtype=dtype)):
+        torch.ops.fusedops.pointwise_conv(x, weight, None, mean, var, mean, var, residual, 1e-5, 1)

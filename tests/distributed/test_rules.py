@@ -23,7 +23,7 @@ OPS = torch.ops.fusedops
 WITHOUT = (  # batch_norm_act and conv_bn_act of DTensors are torch's functions
     *(name for name in SAMPLES if name.startswith("batch_norm_")),
     *("first_conv", "first_conv_image", "first_conv_weight"),
-    *("depthwise_conv", "depthwise_conv_backward"),
+    *("depthwise_conv", "depthwise_conv_backward", "pointwise_conv"),
     *("mlp_backward_", "gated_mlp_backward_"),
     *(
         "fp8_quantize",

@@ -1,4 +1,4 @@
-"""Samples of depthwise convolutions."""
+"""Samples of convolutions on kernels of ours."""
 
 from __future__ import annotations
 
@@ -78,10 +78,29 @@ def first_gradient(device, dtype, codes):
         yield dy, x, weight, *stride, *padding
 
 
+# Leading sizes, channels, outputs: for kernels of their own first, others behind.
+POINTWISE = [((2, 9, 8), 64, 72), ((3, 50), 24, 136), ((130,), 136, 200), ((2, 3), 5, 7)]
+
+
+def pointwise(device, dtype, codes):
+    for i, (rows, channels, outputs) in enumerate(POINTWISE):
+        x = make(*rows, channels, dtype=dtype, device=device)
+        weight = make(outputs, channels, dtype=dtype, device=device, seed=2, scale=0.1)
+        mean, var, scale, bias = vectors(outputs, dtype, device)
+        conv_bias = make(outputs, dtype=dtype, device=device, seed=6)
+        residual = make(*rows, outputs, dtype=dtype, device=device, seed=3)
+        for code in codes if i == 0 else codes[:2]:
+            yield x, weight, conv_bias, mean, var, scale, bias, residual, 1e-5, code
+        wides = (mean.to(wide(dtype)), var.to(wide(dtype)))
+        yield x, weight, None, *wides, None, None, None, 1e-3, codes[-1]
+        yield x, weight, None, None, None, None, None, residual, 0.0, 0
+
+
 SAMPLES = {
     "first_conv": first,
     "first_conv_image": first_gradient,
     "first_conv_weight": first_gradient,
+    "pointwise_conv": pointwise,
     "depthwise_conv": forward,
     "depthwise_conv_backward": backward,
 }

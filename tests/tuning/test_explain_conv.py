@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fusedops
-from fusedops.ops import conv, conv_graph
+from fusedops.ops import conv, conv_graph, conv_problem
 
 X, POINTWISE, SPATIAL = (64, 64, 56, 56), (64, 64, 1, 1), (64, 64, 3, 3)
 SIZE = 64 * 64 * 56 * 56 * 2  # bytes of x, and of the result
@@ -24,10 +24,12 @@ def explain(weight=SPATIAL, **options):
 
 
 def test_paths(graphs):
-    assert explain(POINTWISE, activation="silu").path == "gemm"
-    long = fusedops.explain_conv_bn_act((64, 512, 28, 28), (128, 512, 1, 1), activation="relu")
-    assert long.path == "gemm"
-    few = fusedops.explain_conv_bn_act((64, 96, 56, 56), (24, 96, 1, 1))
+    for residual in (False, True):
+        assert explain(POINTWISE, activation="silu", residual=residual).path == "pointwise"
+    odd = fusedops.explain_conv_bn_act((64, 60, 56, 56), (64, 60, 1, 1), activation="relu")
+    long = fusedops.explain_conv_bn_act((64, 520, 28, 28), (128, 520, 1, 1), activation="relu")
+    few = fusedops.explain_conv_bn_act((64, 520, 56, 56), (24, 520, 1, 1))
+    assert odd.path == long.path == "gemm"
     assert few.path == ("graph" if graphs else "gemm")
     assert explain(residual=True).path == ("graph" if graphs else "cudnn")
     assert explain().path == ("graph" if graphs else "pass")
@@ -67,6 +69,11 @@ def test_whose_gradients_run():
     ):
         assert report.passes[0].kernel.startswith(forward)
         assert report.passes[-1].kernel == backward
+
+
+def test_another_gpu(monkeypatch):
+    monkeypatch.setattr(conv_problem, "_is_hopper", lambda: False)
+    assert explain(POINTWISE, activation="silu").path == "gemm"
 
 
 def test_what_is_refused():

@@ -215,6 +215,27 @@ inline DepthwiseShape check_first_conv(const char* op, const Tensor& x, const Te
   return shape;
 }
 
+// x (..., K), weight (O, K), residual (..., O).
+inline LinearShape check_pointwise_conv(const char* op, const Tensor& x, const Tensor& weight,
+                                        const std::optional<Tensor>& conv_bias,
+                                        const NormVectors& norm,
+                                        const std::optional<Tensor>& residual, int64_t activation) {
+  const std::optional<Tensor> none;
+  const LinearShape shape = check_linear(op, x, weight, none, activation);
+  check_outputs(op, "conv_bias", conv_bias, weight, shape.dtype);
+  check_outputs(op, "mean", norm.mean, weight, shape.dtype);
+  check_outputs(op, "var", norm.var, weight, shape.dtype);
+  check_outputs(op, "bn_weight", norm.weight, weight, shape.dtype);
+  check_outputs(op, "bias", norm.bias, weight, shape.dtype);
+  if (!residual) return shape;
+  check_like(op, "residual", *residual, "x", x);
+  bool fits = residual->dim() == x.dim() && residual->size(x.dim() - 1) == shape.n;
+  for (int64_t i = 0; fits && i < x.dim() - 1; ++i) fits = residual->size(i) == x.size(i);
+  FUSEDOPS_CHECK(fits, op, ": residual must have shape (..., ", shape.n, ") to match x ",
+                 shape_string(x), "; got ", shape_string(*residual));
+  return shape;
+}
+
 // A tensor of y's shape, like x.
 inline void check_conv_result(const char* op, const char* name, const Tensor& tensor,
                               const Tensor& x, const DepthwiseShape& s, int64_t outputs) {

@@ -115,7 +115,7 @@ def _gated_input_backward(
 # ---- convolutions: the result's elements by the weights of each ----
 
 
-@register_flop_formula([_ops.first_conv, _ops.depthwise_conv])
+@register_flop_formula([_ops.first_conv, _ops.depthwise_conv, _ops.pointwise_conv])
 def _convolution(x: Shape, weight: Shape, *_: Any, out_shape: Shape, **__: Any) -> int:
     return 2 * prod(out_shape) * prod(weight[1:])
 

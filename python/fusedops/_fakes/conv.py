@@ -8,6 +8,7 @@ from torch import Tensor
 from .batch_norm import _check_channels, _check_outputs
 from .checks import check_activation, check_floating, check_like, fake, shape_of
 from .cloud import check_dim
+from .gemm import check_linear
 
 _MAX_EXTENT = 1 << 24
 
@@ -165,6 +166,38 @@ def _first_conv(
     vectors = {"conv_bias": conv_bias, "mean": mean, "var": var, "bn_weight": bn_weight}
     _check_outputs(op, weight, {**vectors, "bias": bias})
     return x.new_empty(shape)
+
+
+@fake("pointwise_conv")
+def _pointwise_conv(
+    x: Tensor,
+    weight: Tensor,
+    conv_bias: Tensor | None,
+    mean: Tensor | None,
+    var: Tensor | None,
+    bn_weight: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    eps: float,
+    activation: int,
+) -> Tensor:
+    op = "pointwise_conv"
+    check_linear(op, x, weight, None, activation)
+    vectors = {"conv_bias": conv_bias, "mean": mean, "var": var, "bn_weight": bn_weight}
+    _check_outputs(op, weight, {**vectors, "bias": bias})
+    outputs = weight.shape[0]
+    if residual is not None:
+        check_like(op, "residual", residual, "x", x)
+        torch._check(
+            residual.dim() == x.dim()
+            and residual.shape[-1] == outputs
+            and residual.shape[:-1] == x.shape[:-1],
+            lambda: (
+                f"{op}: residual must have shape (..., {outputs}) to match x {shape_of(x)}; got "
+                f"{shape_of(residual)}"
+            ),
+        )
+    return x.new_empty((*x.shape[:-1], outputs))
 
 
 def _check_first_gradient(

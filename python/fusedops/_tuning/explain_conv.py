@@ -14,6 +14,7 @@ from ..ops.conv_problem import (
     DEPTHWISE,
     FIRST,
     PASS,
+    POINTWISE,
     ConvProblem,
     code_of,
     conv_problem,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["ConvExplanation", "explain_conv_bn_act"]
 
 _KERNELS = {
+    "pointwise": "our kernel for 1x1: norm, residual and activation in its epilogue",
     "depthwise": "our depthwise kernel: norm, residual and activation in its epilogue",
     "first": "our kernel for three channels: norm and activation in its epilogue",
     "gemm": "fusedops.linear of the rows: bias and activation in its epilogue",
@@ -187,11 +189,12 @@ def _forward(path: str, residual: bool, training: bool, owner: _Owner) -> list[C
 
 def _notes(path: str, device: str) -> list[str]:
     notes = []
-    if path in _KERNELS and path not in (DEPTHWISE, FIRST):
+    if path in _KERNELS and path not in (POINTWISE, DEPTHWISE, FIRST):
         notes.append("one small kernel folds the norm into weight and bias")
     if path == "train" and device == "cuda":
         notes.append(
-            "up to 32 MiB and 29 chunks of 16 bytes in a row the norm is one kernel each way"
+            "up to 32 MiB, of some ten thousand rows or 29 chunks of 16 bytes in a row, the norm is "
+            "one kernel each way"
         )
     if device == "cuda":
         notes.append("x that is not channels_last is copied first, and the result back")

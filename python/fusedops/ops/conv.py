@@ -34,6 +34,7 @@ from .conv_problem import (
     HALVES,
     LONG_FOLD,
     PASS,
+    POINTWISE,
     ConvProblem,
     check_alike,
     check_residual,
@@ -140,13 +141,17 @@ _known_path = functools.lru_cache(maxsize=4096)(inference_path)
 
 def _by_own_kernel(call: Fused, path: str) -> Tensor:
     """y (N, ..., O) from a kernel that has the norm behind its sums."""
-    image, residual = channels_behind(call.x), call.residual
-    behind, last = (call.bias, *call.norm), (*_geometry(call.problem), call.eps, call.code)
+    image, behind = channels_behind(call.x), (call.bias, *call.norm)
+    added = None if call.residual is None else channels_behind(call.residual)
     y: Tensor
+    if path == POINTWISE:
+        weight = call.weight.flatten(1)
+        y = _ops.pointwise_conv.default(image, weight, *behind, added, call.eps, call.code)
+        return y
+    last = (*_geometry(call.problem), call.eps, call.code)
     if path == FIRST:
         y = _ops.first_conv.default(image, channels_behind(call.weight), *behind, *last)
     else:
-        added = None if residual is None else channels_behind(residual)
         y = _ops.depthwise_conv.default(image, call.weight.squeeze(1), *behind, added, *last)
     return y
 
@@ -164,7 +169,7 @@ def _infer(call: Fused) -> Tensor | None:
         path = GEMM if call.is_product else without
     if path == PASS or (path == CUDNN and not torch.backends.cudnn.enabled):
         return None
-    if path in (DEPTHWISE, FIRST):
+    if path in (POINTWISE, DEPTHWISE, FIRST):
         return _by_own_kernel(call, path)
     if path == GEMM:
         matrix, shift = _ops.batch_norm_fold.default(

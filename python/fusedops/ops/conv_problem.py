@@ -261,13 +261,17 @@ _FEW = 32
 LONG_FOLD = 1 << 20
 
 # What a call without a gradient runs; see `inference_path`.
-GEMM, DEPTHWISE, FIRST, GRAPH, CUDNN, PASS = (
-    "gemm", "depthwise", "first", "graph", "cudnn", "pass",
+GEMM, POINTWISE, DEPTHWISE, FIRST, GRAPH, CUDNN, PASS = (
+    "gemm", "pointwise", "depthwise", "first", "graph", "cudnn", "pass",
 )  # fmt: skip
 # What our kernels have: sides of the kernel, and strides.
 _DEPTHWISE_KERNELS, _DEPTHWISE_STRIDES = (3, 5), (1, 2)
 _FIRST_KERNELS, _FIRST_STRIDE, _FIRST_CHANNELS = (3, 7), 2, 3
 
+
+# Channels up to which a 1x1 convolution waits for memory, and outputs up to which its kernel has a
+# block for each 64 of them.
+_POINTWISE_CHANNELS, _POINTWISE_OUTPUTS = 512, 4096
 
 # The largest results, and convolutions, of graphs with the norm inside: from the layers of suite
 # conv on an H100, each measured both ways.
@@ -278,6 +282,28 @@ def is_pointwise(weight_shape: Sequence[int], problem: ConvProblem) -> bool:
     """Whether the convolution is a product of its rows with a matrix."""
     one = all(n == 1 for n in (*weight_shape[2:], *problem.stride))
     return one and problem.groups == 1 and not any(problem.padding)
+
+
+@functools.cache
+def _is_hopper() -> bool:
+    """Whether calls are for a GPU of compute capability 9.0, as they are where no GPU is there."""
+    return not torch.cuda.is_available() or torch.cuda.get_device_capability() == (9, 0)
+
+
+def uses_pointwise(
+    device_type: str, dtype: torch.dtype, weight_shape: Sequence[int], problem: ConvProblem
+) -> bool:
+    """Whether the convolution in evaluation is our kernel for 1x1 ones of few channels."""
+    outputs, channels = weight_shape[:2]
+    return (
+        device_type == "cuda"
+        and dtype in HALVES
+        and is_pointwise(weight_shape, problem)
+        and channels <= _POINTWISE_CHANNELS
+        and outputs <= _POINTWISE_OUTPUTS
+        and channels % 8 == outputs % 8 == 0
+        and _is_hopper()
+    )
 
 
 def has_few_outputs(weight_shape: Sequence[int]) -> bool:
@@ -355,6 +381,8 @@ def inference_path(
         return DEPTHWISE, "depthwise: our kernel, with all the rest behind its sums"
     if uses_first(device_type, dtype, weight_shape, problem) and not with_residual:
         return FIRST, "three channels: our kernel, with all the rest behind its sums"
+    if uses_pointwise(device_type, dtype, weight_shape, problem):
+        return POINTWISE, "1x1 of few channels: our kernel, with all the rest behind its sums"
     graph = conv_graph.is_for(dtype, code)
     if is_pointwise(weight_shape, problem) and not with_residual:
         if graph and code in (0, _RELU) and has_few_outputs(weight_shape):

@@ -1,0 +1,130 @@
+// pointwise_conv on CUDA: one kernel where there is one, else the product and a pass.
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+
+#include "csrc/common/checks/batch_norm_check.h"
+#include "csrc/common/checks/op_boundary.h"
+#include "csrc/common/host/aten.h"
+#include "csrc/common/host/launch.h"
+#include "csrc/cutlass/kernels/pointwise_conv/sm90_pointwise_conv.h"
+#include "csrc/cutlass/ops/linear_parts.h"
+
+namespace fusedops {
+namespace pointwise_conv {
+namespace {
+
+RunFn g_kernels;  // NOTE: zero-initialised before any dynamic initialiser runs.
+
+}  // namespace
+
+RunFn find_kernels() { return g_kernels; }
+
+bool register_kernels(RunFn run) {
+  g_kernels = run;
+  return true;
+}
+
+bool takes(const Call& c, int sm_count) {
+  const auto aligned = [](const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; };
+  const bool is_half = c.dtype == DType::kFloat16 || c.dtype == DType::kBFloat16;
+  return is_half && c.k > 0 && c.k <= kMostK && c.k % 8 == 0 && c.n % 8 == 0 &&
+         c.n <= int64_t{kLeastColumns} * sm_count && c.m * c.n < (int64_t{1} << 37) &&
+         c.m < (int64_t{1} << 30) && aligned(c.x) && aligned(c.weight) && aligned(c.residual) &&
+         aligned(c.y);
+}
+
+}  // namespace pointwise_conv
+
+namespace {
+
+using pointwise_conv::Call;
+using pointwise_conv::Vector;
+
+// A norm's vectors, contiguous, for as long as a launch needs them.
+struct Vectors {
+  std::optional<Tensor> conv_bias, mean, var, weight, bias;
+
+  static std::optional<Tensor> dense(const std::optional<Tensor>& vector) {
+    return vector ? std::optional<Tensor>(cpu::dense(*vector)) : std::nullopt;
+  }
+  static Vector of(const std::optional<Tensor>& vector) {
+    if (!vector) return {};
+    return {vector->const_data_ptr(), vector->scalar_type() == ScalarType::Float};
+  }
+};
+
+Tensor by_passes(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& conv_bias,
+                 const NormVectors& norm, const std::optional<Tensor>& residual, double eps,
+                 int64_t activation) {
+  std::optional<Tensor> bias;
+  if (conv_bias) bias = cpu::to_dtype(*conv_bias, x.scalar_type());
+  const Tensor z = cpu::call("fusedops::linear", "", x, weight, bias, int64_t{0}, false);
+  return cpu::call("fusedops::batch_norm_apply", "", z, norm.mean, norm.var, norm.weight, norm.bias,
+                   residual, eps, activation);
+}
+
+Tensor conv(const Tensor& x_,                        // (..., K)
+            const Tensor& weight_,                   // (O, K)
+            const std::optional<Tensor>& conv_bias,  // (O,)
+            const std::optional<Tensor>& mean,       // (O,)
+            const std::optional<Tensor>& var,        // (O,)
+            const std::optional<Tensor>& bn_weight,  // (O,)
+            const std::optional<Tensor>& bias,       // (O,)
+            const std::optional<Tensor>& residual_,  // (..., O)
+            double eps, int64_t activation) {
+  constexpr const char* kOp = "pointwise_conv";
+  // Guard
+  const LaunchScope scope(kOp, x_);
+
+  // Checks
+  const NormVectors norm{mean, var, bn_weight, bias};
+  const LinearShape shape =
+      check_pointwise_conv(kOp, x_, weight_, conv_bias, norm, residual_, activation);
+
+  // Allocate
+  const Tensor y = empty_like_rows(x_, shape.n);
+
+  // Empty early return
+  if (y.numel() == 0) return y;
+
+  // Config
+  const Tensor x = cpu::dense(x_), weight = cpu::dense(weight_);
+  const std::optional<Tensor> residual = Vectors::dense(residual_);
+  const Vectors vectors{Vectors::dense(conv_bias), Vectors::dense(mean), Vectors::dense(var),
+                        Vectors::dense(bn_weight), Vectors::dense(bias)};
+  const Call call{.dtype = shape.dtype,
+                  .activation = shape.activation,
+                  .m = shape.m,
+                  .n = shape.n,
+                  .k = shape.k,
+                  .x = shape.k > 0 ? x.const_data_ptr() : nullptr,
+                  .weight = shape.k > 0 ? weight.const_data_ptr() : nullptr,
+                  .residual = residual ? residual->const_data_ptr() : nullptr,
+                  .y = y.mutable_data_ptr(),
+                  .conv_bias = Vectors::of(vectors.conv_bias),
+                  .mean = Vectors::of(vectors.mean),
+                  .var = Vectors::of(vectors.var),
+                  .scale = Vectors::of(vectors.weight),
+                  .bias = Vectors::of(vectors.bias),
+                  .eps = static_cast<float>(eps)};
+  const DeviceFacts& facts = scope.facts();
+  const bool hopper = facts.capability / 10 == 9 && facts.code_version >= 90;
+  const pointwise_conv::RunFn run = hopper ? pointwise_conv::find_kernels() : nullptr;
+  if (run == nullptr || !pointwise_conv::takes(call, facts.sm_count)) {
+    return by_passes(x_, weight_, conv_bias, norm, residual_, eps, activation);
+  }
+
+  // Launch
+  const char* const failure = run(call, scope.context());
+  FUSEDOPS_CHECK(failure == nullptr, kOp, ": the launch failed: ", failure);
+
+  // Launch check
+  check_launch(kOp);
+  return y;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(fusedops, CUDA, m) { m.impl("pointwise_conv", FUSEDOPS_BOX(&conv)); }
+
+}  // namespace fusedops
