@@ -27,7 +27,7 @@ HOPPER = {"capability": 90, "sm_count": 132}
 OP = torch.ops.fusedops.linear_backward
 TILE_OP = torch.ops.fusedops_tuning
 RELU = activation_code("relu")
-TILES = 5  # of csrc/cutlass/configs/unaligned_configs.h
+TILES, PART_TILES = 5, 2  # of csrc/cutlass/configs/unaligned_configs.h
 # M, N, K: every tile, K in one and in several slices, rows of any length on either side.
 SHAPES = (
     *((1, 4111, 3001), (8, 2953, 1065), (40, 135, 4099), (64, 9365, 1517), (96, 87, 8001)),
@@ -72,7 +72,9 @@ def test_large_operands_of_odd_rows_are_read_in_place(dtype, m, n, k, b):
     ("m", "n", "k", "options", "reason"),
     [
         (4096, 4096, 4096, {}, "nothing has to be copied"),
-        (4096, 4097, 4100, {"dtype": "float32"}, "neither fp16 nor bf16"),
+        (4096, 4097, 4100, {"dtype": "float64"}, "fp64"),
+        (4096, 4096, 4100, {"dtype": "float32"}, "WGMMA takes fp32 over bf16 parts"),
+        (4096, 64, 4100, {"dtype": "float32", "capability": 80}, "for Hopper alone"),
         (4096, 4097, 4099, {"epilogue": "grad"}, "no kernel with this epilogue"),
         (512, 333, 333, {"a": (999, 3)}, "neither stride of an operand is 1"),
         (0, 3, 3, {}, "an extent is zero"),
@@ -97,6 +99,14 @@ def test_large_products_are_copied_first(m, n, k):
 def test_an_odd_address_is_enough():
     assert unaligned(8, 8192, 8192)["rejected"] == "nothing has to be copied"
     assert unaligned(8, 8192, 8192, b=(1, 8192, 2))["takes"]
+
+
+def test_fp32_products_of_few_features_go_by_parts():
+    for k, b in ((2415, None), (2416, (64, 1))):
+        found = unaligned(44_338, 64, k, b=b, dtype="float32")
+        assert found["takes"]
+        assert found["expected_us"] < found["other_us"]
+    assert not unaligned(8, 64, 100, dtype="float32")["takes"]
 
 
 def test_explain_names_the_kernel():
@@ -193,6 +203,55 @@ def test_every_tile(tile, dtype):
 
 
 @pytest.mark.gpu
+@pytest.mark.sm90
+@pytest.mark.parametrize("tile", range(PART_TILES))
+def test_every_tile_of_fp32(tile):
+    """Values of three bf16 parts: as accurate as FP32 FMA."""
+    for m, n, k in ((131, 133, 515), (257, 67, 1031), (3, 5, 7), (40, 200, 64)):
+        x, weight, bias, _ = linear_inputs(m, n, k, torch.float32, "cuda")
+        exact = reference.linear(x.double(), weight.double(), bias.double(), "relu")
+        theirs = torch_linear(x, weight, bias, "relu")
+        for a, b in itertools.product(
+            (x, columns(x), shifted(x, 1)), (weight, columns(weight), shifted(weight, 3))
+        ):
+            for splits in (1, 2) if k >= 512 else (1,):
+                with poisoned():
+                    y = TILE_OP.gemm_unaligned(a, b.t(), bias, RELU, tile, splits, 0)
+                assert_accurate(y, theirs, exact, f"{m}x{n}x{k} {splits}")
+
+
+@pytest.mark.gpu
+@pytest.mark.sm90
+@pytest.mark.parametrize("tile", range(PART_TILES))
+def test_fp32_values_without_parts(tile):
+    """What bf16 rounds to infinity, infinity and NaN; and values of any size beside each other."""
+    x, weight, _, _ = linear_inputs(150, 140, 100, torch.float32, "cuda")
+    big = torch.finfo(torch.float32).max
+    x[3, 7], x[80, 99], x[81, 0], weight[139, 99] = big, math.inf, math.nan, 0.0
+    weight[:, 7] *= 1e-3
+    y = TILE_OP.gemm_unaligned(x, weight.t(), None, 0, tile, 1, 0)
+    exact = x.double() @ weight.double().t()
+    assert torch.equal(y.isnan(), exact.isnan())
+    assert torch.equal(y.isinf(), exact.isinf())
+    fine = exact.isfinite()
+    bound = (x.double().abs() @ weight.double().abs().t()).nan_to_num() * 1e-6
+    assert ((y.double() - exact).abs()[fine] <= bound[fine]).all()
+    sizes = 2.0 ** torch.linspace(-60, 60, 100, device="cuda")
+    y = TILE_OP.gemm_unaligned(x[:3] * sizes, (weight / sizes).t(), None, 0, tile, 1, 0)
+    exact = (x[:3] * sizes).double() @ (weight / sizes).double().t()
+    bound = x[:3].double().abs() @ weight.double().abs().t() * 1e-6
+    assert ((y.double() - exact).abs() <= bound)[:3, 1:].all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(5003, 64, 415), (9001, 33, 1003), (2003, 131, 517)], ids=str)
+def test_fp32_with_gradients(shape):
+    x, weight, bias, dy = linear_inputs(*shape, torch.float32, "cuda")
+    for rows in (x, columns(x)):
+        check(rows, weight, bias, dy, "gelu", f"{shape}")
+
+
+@pytest.mark.gpu
 def test_tiles_that_do_not_exist_are_refused():
     x = torch.randn(9, 9, device="cuda", dtype=torch.bfloat16)
     for tile, splits in ((TILES, 1), (-1, 1), (0, 0), (0, 500)):
@@ -200,8 +259,8 @@ def test_tiles_that_do_not_exist_are_refused():
             TILE_OP.gemm_unaligned(x, x, None, 0, tile, splits, 0)
     with pytest.raises(RuntimeError, match="K = 9 has no 2 slices"):
         TILE_OP.gemm_unaligned(x, x, None, 0, 0, 2, 0)
-    with pytest.raises(RuntimeError, match="neither fp16 nor bf16"):
-        TILE_OP.gemm_unaligned(x.float(), x.float(), None, 0, 0, 1, 0)
+    with pytest.raises(RuntimeError, match="fp64"):
+        TILE_OP.gemm_unaligned(x.double(), x.double(), None, 0, 0, 1, 0)
 
 
 @pytest.mark.gpu

@@ -1,5 +1,6 @@
-// The tiles of the kernels for 16-bit operands that begin anywhere (kernels/unaligned), and what
-// those accept: data for selection (host) and for the kernels (device).
+// The tiles of the kernels for operands that begin anywhere (kernels/unaligned), 16-bit ones and,
+// as three bf16 parts each, fp32; and what those accept: data for selection (host) and for the
+// kernels (device).
 #pragma once
 
 #include "csrc/cutlass/problem.h"
@@ -14,9 +15,18 @@ struct Tile {
 inline constexpr Tile kTiles[] = {
     {32, 128, 2}, {64, 128, 2}, {128, 128, 1}, {128, 64, 2}, {128, 32, 2},
 };
+inline constexpr Tile kPartTiles[] = {{128, 64, 1}, {64, 64, 2}};
 inline constexpr int kNumTiles = sizeof(kTiles) / sizeof(kTiles[0]);
-inline constexpr int kTileK = 64;
+inline constexpr int kNumPartTiles = sizeof(kPartTiles) / sizeof(kPartTiles[0]);
+inline constexpr int kTileK = 64, kPartTileK = 32;
 inline constexpr int kThreads = 256;
+
+inline const Tile& tile_of(DType dtype, int tile) {
+  return dtype == DType::kFloat32 ? kPartTiles[tile] : kTiles[tile];
+}
+constexpr int num_tiles(DType dtype) {
+  return dtype == DType::kFloat32 ? kNumPartTiles : kNumTiles;
+}
 
 // The warps of a block along each side of its tile.
 constexpr int warps_m(const Tile& tile) { return tile.m > tile.n ? 4 : 2; }
@@ -26,7 +36,8 @@ constexpr int warps_n(const Tile& tile) { return kThreads / 32 / warps_m(tile); 
 inline const char* refusal(const GemmProblem& p) {
   constexpr int64_t kIntMax = 0x7fffffff;
   constexpr int64_t kMaxSlices = 65535;  // grid.y
-  if (p.dtype != DType::kFloat16 && p.dtype != DType::kBFloat16) return "neither fp16 nor bf16";
+  if (p.dtype == DType::kFloat64) return "fp64";
+  if (p.dtype == DType::kFloat32 && p.math != MathMode::kFp32) return "TF32 is allowed";
   if (p.epilogue > Epilogue::kAccumulator || p.accumulate) return "no kernel with this epilogue";
   if (p.m < 1 || p.n < 1 || p.k < 1) return "an extent is zero";
   if (p.k > kIntMax - kTileK) return "K is above 2^31 - 65";

@@ -21,8 +21,8 @@ namespace fusedops {
 FUSEDOPS_TIME_CONSTANT kClockGhz = 1.6;
 FUSEDOPS_TIME_CONSTANT kMmaPerCycle = 1988;  // 16-bit multiply-adds per SM
 FUSEDOPS_TIME_CONSTANT kDramBytesPerUs = 4.2e+06;
-// Of copies of operands, there and back. By hand, from six copies on an H100, whose memory does not
-// reach the rate above.
+// What copies of operands move, there and back, and those that transpose. By hand, from six copies
+// on an H100, whose memory does not reach the rate above.
 FUSEDOPS_TIME_CONSTANT kCopiedBytesPerUs = 2.86e+06;
 FUSEDOPS_TIME_CONSTANT kTransposedBytesPerUs = 2.02e+06;
 FUSEDOPS_TIME_CONSTANT kLaunchUs = 3.28;

@@ -12,11 +12,8 @@
 namespace fusedops {
 namespace {
 
-using unaligned::kNumTiles;
-using unaligned::kTileK;
-using unaligned::kTiles;
-
 constexpr bool kUnalignedKernels = true;  // false: every such product is copied first
+constexpr bool kPartKernels = true;       // false: fp32 products keep to the FMA kernels
 
 // Fitted to 55 runs on an H100 (5 tiles, 11 products), which they meet within 12 % (rms): bytes of
 // operands that an SM loads a cycle, and of shared memory that it writes and reads; multiply-adds;
@@ -26,10 +23,35 @@ constexpr double kLoadBytesPerCycle = 66, kSharedBytesPerCycleOfSm = 92, kMmaSyn
 constexpr double kLatencyCycles = 429, kExposedLoads = 0.48, kTileStartCycles = 2560;
 constexpr double kOutputCycles = 0.58, kSharedOutputCycles = 0.15;
 constexpr double kStreamBytesPerUs = 2.2e6, kCyclesPerUs = 1700;
+// Instructions of a thread for an element that becomes three parts, counted in machine code: no GPU
+// has timed those kernels.
+constexpr double kPartInstructions = 8;
 constexpr int64_t kLongestSum = 2048;  // in one slice, see choose()
 
 // What takes longer counts nearly alone: overlap(a, b, 4), which selection asks for too often.
 double longer(double a, double b) { return std::sqrt(std::sqrt(a * a * a * a + b * b * b * b)); }
+
+// What a step of K of a tile takes of an SM, in cycles: of its loads and shared memory, of MMAs, of
+// what else the warps issue.
+struct Step {
+  int k;
+  double loads, shared, mma, issue;
+};
+
+Step step_of(const GemmProblem& p, const unaligned::Tile& tile) {
+  const double rows = double(std::min<int64_t>(p.m, tile.m) + std::min<int64_t>(p.n, tile.n));
+  const double written = tile.m + tile.n;
+  const double read = double(tile.m) * warps_n(tile) + double(tile.n) * warps_m(tile);
+  // 128 bytes of a row: 64 16-bit elements, or 32 of fp32, each in three parts for six MMAs.
+  const bool parts = p.dtype == DType::kFloat32;
+  const int k = parts ? unaligned::kPartTileK : unaligned::kTileK;
+  const double bytes = parts ? 3 * 2.0 * k : 2.0 * k;
+  return {.k = k,
+          .loads = rows * 128 / kLoadBytesPerCycle,
+          .shared = (written + read) * bytes / kSharedBytesPerCycleOfSm,
+          .mma = double(tile.m) * tile.n * k * (parts ? 6 : 1) / kMmaSyncPerCycle,
+          .issue = parts ? written * k * kPartInstructions / 128 : 0};
+}
 
 double unaligned_us(const GemmProblem& p, const unaligned::Tile& tile, int slices,
                     const DeviceModel& device) {
@@ -37,15 +59,11 @@ double unaligned_us(const GemmProblem& p, const unaligned::Tile& tile, int slice
   const double sms = device.sm_count;
   const double waves = std::ceil(blocks / (sms * tile.per_sm));
   const double resident = std::min<double>(tile.per_sm, std::ceil(blocks / sms));
-  const double row_bytes = kTileK * 2;  // of a step
-  const double loaded = double(std::min<int64_t>(p.m, tile.m) + std::min<int64_t>(p.n, tile.n));
-  const double read = double(tile.m) * warps_n(tile) + double(tile.n) * warps_m(tile);
-  const double loads = loaded * row_bytes / kLoadBytesPerCycle;
-  const double l1 = loads + (tile.m + tile.n + read) * row_bytes / kSharedBytesPerCycleOfSm;
-  const double mma = double(tile.m) * tile.n * kTileK / kMmaSyncPerCycle;
-  const double alone = kLatencyCycles + kExposedLoads * l1 + mma;
-  const double step = std::max(resident * std::max(l1, mma), alone);
-  const double steps = double(ceil_div(ceil_div(p.k, slices), kTileK));
+  const Step s = step_of(p, tile);
+  const double l1 = s.loads + s.shared;
+  const double alone = kLatencyCycles + kExposedLoads * l1 + s.mma + s.issue;
+  const double step = std::max(resident * std::max(l1, s.mma + s.issue), alone);
+  const double steps = double(ceil_div(ceil_div(p.k, slices), s.k));
   const double stored = tile.m * tile.n * (kOutputCycles + kSharedOutputCycles * resident);
   const double us = waves * (steps * step + stored + kTileStartCycles) / kCyclesPerUs;
   return kLaunchUs + longer(us, dram_bytes(p) / kStreamBytesPerUs) +
@@ -56,6 +74,10 @@ const char* refusal_of(const MatrixView& a, const MatrixView& b, const GemmProbl
                        const DeviceModel& device) {
   if (!kUnalignedKernels) return "switched off";
   if (const char* reason = unaligned::refusal(p)) return reason;
+  if (p.dtype == DType::kFloat32) {
+    if (!kPartKernels || !device.hopper()) return "bf16 parts on the way are for Hopper alone";
+    return wants_exact_parts(p, device) ? "WGMMA takes fp32 over bf16 parts" : nullptr;
+  }
   const OperandPlan operands = plan_operands(a, b, p, device);
   if (!operands.pack_a && !operands.pack_b && !operands.pads_d) return "nothing has to be copied";
   return nullptr;
@@ -68,15 +90,17 @@ struct Choice {
 
 Choice choose(const GemmProblem& p, const DeviceModel& device) {
   Choice best;
-  for (int i = 0; i < kNumTiles; ++i) {
-    const int64_t tiles = ceil_div(p.m, kTiles[i].m) * ceil_div(p.n, kTiles[i].n);
-    const int64_t enough = 4 * int64_t{device.sm_count} * kTiles[i].per_sm;
+  for (int i = 0; i < unaligned::num_tiles(p.dtype); ++i) {
+    const unaligned::Tile& tile = unaligned::tile_of(p.dtype, i);
+    const int64_t tiles = ceil_div(p.m, tile.m) * ceil_div(p.n, tile.n);
+    const int64_t enough = 4 * int64_t{device.sm_count} * tile.per_sm;
     for (const int slices : kSliceChoices) {
       if (!slices_allowed(p, slices) || (slices > 1 && tiles * slices > enough)) continue;
       // NOTE: Tensor Cores cut off what they add to a sum; what leaves in fp32 shows it.
-      const bool too_long = ceil_div(p.k, slices) > kLongestSum && slices < kMostSlices;
+      const bool too_long =
+          p.dtype != DType::kFloat32 && ceil_div(p.k, slices) > kLongestSum && slices < kMostSlices;
       if (p.epilogue == Epilogue::kAccumulator && too_long) continue;
-      const double us = unaligned_us(p, kTiles[i], slices, device);
+      const double us = unaligned_us(p, tile, slices, device);
       if (best.us == 0 || us < best.us) best = {i, slices, us};
     }
   }
@@ -86,12 +110,18 @@ Choice choose(const GemmProblem& p, const DeviceModel& device) {
 // The same, remembered by this thread: a loop does not rank tiles on every call.
 Choice cached_choice(const GemmProblem& p, const DeviceModel& device) {
   struct Entry {
-    std::array<int64_t, 7> key{-1};
+    std::array<int64_t, 8> key{-1};
     Choice choice;
   };
   static thread_local std::array<Entry, 64> cache;
-  const std::array<int64_t, 7> key = {
-      p.m, p.n, p.k, int64_t(p.epilogue), p.ldd != p.n, device.capability, device.sm_count};
+  const std::array<int64_t, 8> key = {p.m,
+                                      p.n,
+                                      p.k,
+                                      int64_t(p.epilogue),
+                                      p.ldd != p.n,
+                                      device.capability,
+                                      device.sm_count,
+                                      p.dtype == DType::kFloat32};
   const uint64_t hash = ((uint64_t(p.m) * 31 + p.n) * 31 + p.k) * 0x9e3779b97f4a7c15ull;
   Entry& entry = cache[hash >> 58];
   if (entry.key != key) entry = {key, choose(p, device)};
@@ -123,7 +153,7 @@ bool unaligned_takes(const UnalignedPlan& plan, const MatrixView& a, const Matri
 }
 
 std::string unaligned_name(const UnalignedPlan& plan) {
-  const unaligned::Tile& tile = kTiles[plan.tile];
+  const unaligned::Tile& tile = unaligned::tile_of(plan.problem.dtype, plan.tile);
   return "unaligned " + std::to_string(tile.m) + 'x' + std::to_string(tile.n);
 }
 

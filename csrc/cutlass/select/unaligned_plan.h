@@ -1,6 +1,6 @@
 // Whether a 16-bit product whose operands would have to be copied, because TMA and 16-byte copies
-// cannot read them, takes a kernel that reads them as they lie (kernels/unaligned), and which.
-// Host only, no torch.
+// cannot read them, takes a kernel that reads them as they lie (kernels/unaligned), and which; the
+// same of any fp32 product. Host only, no torch.
 #pragma once
 
 #include <string>
@@ -13,7 +13,7 @@ namespace fusedops {
 struct UnalignedPlan {
   const char* rejected = nullptr;  // the reason, or null
   GemmProblem problem;             // with its operands
-  int tile = 0;                    // into unaligned::kTiles
+  int tile = 0;                    // of unaligned::tile_of
   int slices = 1;                  // of K
   double expected_us = 0;
 };

@@ -1,4 +1,4 @@
-// Host face of the kernels for 16-bit operands that begin anywhere.
+// Host face of the kernels for operands that begin anywhere.
 #pragma once
 
 #include "csrc/common/launch_context.h"
@@ -6,11 +6,12 @@
 
 namespace fusedops::unaligned {
 
-// Launches the kernel of kTiles[tile]; operands have a unit stride and are aligned to an element.
-// Returns null or the reason why nothing was launched.
+// Launches the kernel of tile_of(problem.dtype, tile); operands have a unit stride and are aligned
+// to an element. Returns null or the reason why nothing was launched.
 const char* multiply(int tile, const GemmProblem& problem, const LaunchContext& context);
 
 const char* multiply_fp16(int tile, const GemmProblem& problem, const LaunchContext& context);
+const char* multiply_fp32(int tile, const GemmProblem& problem, const LaunchContext& context);
 const char* multiply_bf16(int tile, const GemmProblem& problem, const LaunchContext& context);
 
 }  // namespace fusedops::unaligned

@@ -9,6 +9,7 @@ const char* multiply_bf16(int tile, const GemmProblem& problem, const LaunchCont
 
 const char* multiply(int tile, const GemmProblem& problem, const LaunchContext& context) {
   if (const char* reason = refusal(problem)) return reason;
+  if (problem.dtype == DType::kFloat32) return multiply_fp32(tile, problem, context);
   return problem.dtype == DType::kFloat16 ? multiply_fp16(tile, problem, context)
                                           : multiply_bf16(tile, problem, context);
 }

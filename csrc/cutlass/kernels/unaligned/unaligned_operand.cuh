@@ -2,7 +2,7 @@
 // two for each 16 bytes of an operand, shifted in registers into a tile of shared memory that
 // ldmatrix reads.
 //
-// A tile has lines as its operand does in memory: rows of 64 elements of K, or 64 lines of K with
+// A tile has lines as its operand does in memory: rows of kK elements of K, or kK lines of K with
 // the rows side by side. A thread has the same 16 bytes of every few lines. Those lines are a
 // multiple of 8 elements apart, as are tiles, so that one shift serves a thread for all of K.
 #pragma once
@@ -14,9 +14,9 @@
 namespace fusedops::unaligned {
 
 struct Operand {
-  const uint16_t* data;
-  const uint16_t* end;  // behind the last element
-  int64_t ld;
+  const char* data;
+  const char* end;  // behind the last element
+  int64_t line_bytes;
 };
 
 // The first `count` of 8 elements, and zeros.
@@ -27,13 +27,13 @@ __device__ __forceinline__ uint4 first_elements(uint4 value, int count) {
   return {kept(value.x, 0), kept(value.y, 2), kept(value.z, 4), kept(value.w, 6)};
 }
 
-// kRows of an operand by kTileK, in units of 16 bytes. Lines permute their units, so that neither
+// kRows of a 16-bit operand by kK, in units of 16 bytes. Lines permute their units, so that neither
 // a warp's stores nor the eight lines that a matrix of ldmatrix has meet in the same banks.
-template <int kRows, Major kMajor>
+template <int kRows, Major kMajor, int kK>
 struct OperandTile {
   static constexpr bool kAlongK = kMajor == Major::kK;
-  static constexpr int kLines = kAlongK ? kRows : kTileK;
-  static constexpr int kUnits = (kAlongK ? kTileK : kRows) / 8;  // of a line
+  static constexpr int kLines = kAlongK ? kRows : kK;
+  static constexpr int kUnits = (kAlongK ? kK : kRows) / 8;  // of a line
 
   static __device__ __forceinline__ int place(int line, int unit) {
     return line * kUnits + (unit ^ (kUnits >= 8 ? line % 8 : line / 2 % 4));
@@ -62,15 +62,17 @@ struct OperandTile {
   }
 };
 
-// A thread's part of one tile after the other along K: from memory to registers, and from there to
-// shared memory.
-template <int kRows, Major kMajor>
-struct Loader {
-  using Shared = OperandTile<kRows, kMajor>;
-  static constexpr bool kAlongK = Shared::kAlongK;
-  static constexpr int kStep = kThreads / Shared::kUnits;  // lines
-  static constexpr int kCount = Shared::kLines / kStep;
-  static_assert(kStep % 8 == 0 && kCount * kStep == Shared::kLines);
+// A thread's part of one tile after the other along K, from memory to registers: kRows by kK
+// elements of kBytes.
+template <int kRows, Major kMajor, int kBytes, int kK>
+struct Units {
+  static constexpr bool kAlongK = kMajor == Major::kK;
+  static constexpr int kElements = 16 / kBytes;  // of a unit
+  static constexpr int kLines = kAlongK ? kRows : kK;
+  static constexpr int kUnits = (kAlongK ? kK : kRows) / kElements;  // of a line
+  static constexpr int kStep = kThreads / kUnits;                    // lines
+  static constexpr int kCount = kLines / kStep;
+  static_assert(kStep % 8 == 0 && kCount * kStep == kLines);
 
   const Operand& operand;  // a parameter of the kernel: what it holds takes no registers
   const char* next;        // the first element, in the next tile
@@ -78,19 +80,18 @@ struct Loader {
   uint4 low[kCount], high[kCount];
 
   // The thread's first line, and its unit of every one.
-  static __device__ __forceinline__ int line() { return int(threadIdx.x) / Shared::kUnits; }
-  static __device__ __forceinline__ int unit() { return int(threadIdx.x) % Shared::kUnits; }
+  static __device__ __forceinline__ int line() { return int(threadIdx.x) / kUnits; }
+  static __device__ __forceinline__ int unit() { return int(threadIdx.x) % kUnits; }
 
   // Bytes between a multiple of 16 and the first element, the same for all lines and tiles.
   __device__ __forceinline__ int shift() const {
     return static_cast<int>(reinterpret_cast<uintptr_t>(next) % 16);
   }
 
-  __device__ __forceinline__ Loader(const Operand& from_operand, int64_t row, int64_t k, int rows)
+  __device__ __forceinline__ Units(const Operand& from_operand, int64_t row, int64_t k, int rows)
       : operand(from_operand), inside(rows) {
-    const int64_t first =
-        kAlongK ? (row + line()) * operand.ld + k : (k + line()) * operand.ld + row;
-    next = reinterpret_cast<const char*>(operand.data + first + unit() * 8);
+    const int64_t first_line = (kAlongK ? row : k) + line(), before = kAlongK ? k : row;
+    next = operand.data + first_line * operand.line_bytes + before * kBytes + unit() * 16;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) low[i] = high[i] = {};
   }
@@ -98,19 +99,20 @@ struct Loader {
   // Elements of the thread's unit in its i-th line, where so many of K are left.
   __device__ __forceinline__ int count(int i, int k_left) const {
     const int lines = kAlongK ? inside : k_left, length = kAlongK ? k_left : inside;
-    return line() + i * kStep < lines ? min(max(length - unit() * 8, 0), 8) : 0;
+    return line() + i * kStep < lines ? min(max(length - unit() * kElements, 0), kElements) : 0;
   }
 
   __device__ __forceinline__ void load(int k_left) {
-    const char* end = reinterpret_cast<const char*>(operand.end);
-    const int64_t line_bytes = operand.ld * 2;
+    const char* end = operand.end;
+    const int64_t line_bytes = operand.line_bytes;
     // Lines that the tile has, and elements of the unit in each of them, before K ends.
     const int lines = kAlongK ? (inside - line() + kStep - 1) / kStep : kCount;
-    const int elements = kAlongK ? 8 : inside - unit() * 8;
+    const int elements = kAlongK ? kElements : inside - unit() * kElements;
     const char* unit_at = next - shift();
     const char* last = unit_at + (min(lines, kCount) - 1) * kStep * line_bytes + 32;
-    if (k_left >= kTileK && last <= end) {
-      const bool wants_low = elements > 0, wants_high = shift() + min(elements, 8) * 2 > 16;
+    if (k_left >= kK && last <= end) {
+      const bool wants_low = elements > 0;
+      const bool wants_high = shift() + min(elements, kElements) * kBytes > 16;
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
         const auto* from = reinterpret_cast<const uint4*>(unit_at + i * kStep * line_bytes);
@@ -123,20 +125,29 @@ struct Loader {
         const char* from = unit_at + i * kStep * line_bytes;
         const int wanted = count(i, k_left);
         low[i] = wanted > 0 ? load_before(from, end) : uint4{};
-        high[i] = shift() + wanted * 2 > 16 ? load_before(from + 16, end) : uint4{};
+        high[i] = shift() + wanted * kBytes > 16 ? load_before(from + 16, end) : uint4{};
       }
     }
-    next += kAlongK ? kTileK * 2 : kTileK * line_bytes;
+    next += kAlongK ? kK * kBytes : kK * line_bytes;
   }
+};
+
+// 16-bit units on to shared memory.
+template <int kRows, Major kMajor>
+struct Loader : Units<kRows, kMajor, 2, kTileK> {
+  using Base = Units<kRows, kMajor, 2, kTileK>;
+  using Shared = OperandTile<kRows, kMajor, kTileK>;
+  static constexpr int kTileUnits = kRows * kTileK / 8;
+  using Base::Base;
 
   __device__ __forceinline__ void store(uint4* tile, int k_left) const {
-    uint4* to = tile + Shared::place(line(), unit());
+    uint4* to = tile + Shared::place(Base::line(), Base::unit());
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      uint4 value = bytes_behind(low[i], high[i], shift());
+    for (int i = 0; i < Base::kCount; ++i) {
+      uint4 value = bytes_behind(this->low[i], this->high[i], this->shift());
       // NOTE: what lies behind K must not count. What lies behind the rows reaches no output.
-      if (kAlongK && k_left < kTileK) value = first_elements(value, count(i, k_left));
-      to[i * kStep * Shared::kUnits] = value;  // a multiple of 8 lines: the same permutation
+      if (Base::kAlongK && k_left < kTileK) value = first_elements(value, this->count(i, k_left));
+      to[i * Base::kStep * Base::kUnits] = value;  // a multiple of 8 lines: the same permutation
     }
   }
 };
