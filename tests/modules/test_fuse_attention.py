@@ -23,14 +23,15 @@ OPTIONS = {
     "kdim": {"kdim": 12},
     "vdim": {"kdim": 12, "vdim": 20, "batch_first": True, "bias": False},
     "odd_heads": {"num_heads": 1, "batch_first": True},
+    "narrow_heads": {"num_heads": 8, "batch_first": True},
     "all": {"kdim": 12, "vdim": 20, "add_bias_kv": True, "add_zero_attn": True},
 }
 
 
 def pair(device, dtype=torch.float32, **options):
-    """Attention of width 16 and the same one fused, with biases that are not zero."""
+    """Attention of width 32 and the same one fused, with biases that are not zero."""
     torch.manual_seed(0)
-    theirs = nn.MultiheadAttention(16, options.pop("num_heads", 4), dtype=dtype, **options)
+    theirs = nn.MultiheadAttention(32, options.pop("num_heads", 4), dtype=dtype, **options)
     theirs = theirs.to(device)
     with torch.no_grad():
         for p in theirs.parameters():
@@ -44,8 +45,8 @@ def pair(device, dtype=torch.float32, **options):
 def inputs(module, kind, device, dtype=torch.float32):
     """Query, key and value: one tensor, or a memory, or three tensors."""
     shape = (lambda n, d: (3, n, d)) if module.batch_first else (lambda n, d: (n, 3, d))
-    query = make(*shape(5, 16), dtype=dtype, device=device)
-    if kind == "self" and module.kdim == module.vdim == 16:
+    query = make(*shape(5, 32), dtype=dtype, device=device)
+    if kind == "self" and module.kdim == module.vdim == 32:
         return query, query, query
     key = make(*shape(7, module.kdim), dtype=dtype, device=device)
     if kind == "memory" and module.vdim == module.kdim:
@@ -77,6 +78,11 @@ def our_linears(call):
     return calls.ours.count("linear")
 
 
+def torchs(calls, name):
+    """How often one of torch's ops is among calls."""
+    return sum(call.split(".")[:2] == ["aten", name] for call in calls.names)
+
+
 def assert_same(theirs, ours, args, **keywords):
     """Outputs, weights and gradients of parameters and inputs are torch's."""
     results = []
@@ -90,10 +96,10 @@ def assert_same(theirs, ours, args, **keywords):
         grads = [*(x.grad for x in made.values()), *(p.grad for p in module.parameters())]
         results.append([y, weights, *grads])
     assert (results[0][1] is None) == (results[1][1] is None)
-    for a, b in zip(*results, strict=True):
+    for i, (a, b) in enumerate(zip(*results, strict=True)):
         if a is not None:
             torch.testing.assert_close(b, a, rtol=2e-4, atol=2e-5)
-            assert b.stride() == a.stride()
+            assert b.stride() == a.stride() or (i == 0 and b.is_contiguous())
 
 
 @pytest.mark.parametrize("options", OPTIONS)
@@ -112,12 +118,23 @@ def test_is_torchs(device, options, kind, need_weights):
 @pytest.mark.parametrize(
     "kind", ["none", "bool", "float", "padding", "both", "each_head", "causal"]
 )
-@pytest.mark.parametrize("options", ["plain", "bias_kv", "zero_attn"])
+@pytest.mark.parametrize("options", ["plain", "batch_first", "bias_kv", "zero_attn"])
 def test_masks(device, kind, options):
     theirs, ours = pair(device, **OPTIONS[options])
     args = inputs(theirs, "self", device)
     for keywords in ({"need_weights": False}, {"average_attn_weights": False}):
         assert_same(theirs, ours, args, **masks(kind, 5, device), **keywords)
+
+
+@pytest.mark.parametrize("kind", ["none", "float", "padding", "both"])
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_masks_of_a_memory(device, kind, batch_first):
+    theirs, ours = pair(device, batch_first=batch_first)
+    args = inputs(theirs, "memory", device)
+    mask = masks(kind, 7, device)
+    if kind == "float":
+        mask = {"attn_mask": make(5, 7, dtype=torch.float32, device=device)}
+    assert_same(theirs, ours, args, need_weights=False, **mask)
 
 
 @pytest.mark.parametrize(("kind", "products"), [("self", 2), ("memory", 3), ("three", 4)], ids=str)
@@ -128,11 +145,36 @@ def test_products_are_one_where_inputs_are(device, kind, products):
     assert our_linears(lambda: theirs(*args)) == 0
 
 
+@pytest.mark.parametrize(("kind", "gradients"), [("self", 1), ("memory", 3)], ids=str)
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_training_copies_nothing_but_the_gradients(device, kind, gradients, batch_first):
+    """Those of query, key and value; of a memory its weights' and biases' as well."""
+    _, ours = pair(device, batch_first=batch_first)
+    args = [x.detach().requires_grad_() for x in inputs(ours, kind, device)]
+    args = [args[0]] * 3 if kind == "self" else [args[0], args[1], args[1]]
+    with Calls() as calls:
+        y, weights = ours(*args, need_weights=False)
+        y.sum().backward()
+    assert weights is None
+    assert torchs(calls, "clone") == torchs(calls, "select_backward") == 0
+    assert torchs(calls, "cat") == gradients
+    _, ours = pair(device, num_heads=8, batch_first=batch_first)
+    with Calls() as calls:
+        ours(*args, need_weights=False)[0].sum().backward()
+    assert torchs(calls, "clone") > 0  # heads of 4: torch's lines
+    assert torchs(calls, "select_backward") == 0
+
+
+def test_dropout_draws_as_torch_does(device):
+    theirs, ours = pair(device, dropout=0.5, batch_first=True)
+    assert_same(theirs, ours, inputs(theirs, "self", device), need_weights=False)
+
+
 def test_dropout_and_unbatched(device):
     theirs, ours = pair(device, dropout=0.5)
     args = inputs(theirs, "self", device)
     assert_same(theirs, ours, args)
-    x = make(5, 16, dtype=torch.float32, device=device)
+    x = make(5, 32, dtype=torch.float32, device=device)
     assert_same(theirs, ours, (x, x, x))
 
 
@@ -167,7 +209,7 @@ def test_the_fast_path_stays(device):
         a, b = theirs(*args), ours(*args)
         assert native.call_count == 2
     torch.testing.assert_close(b, a)
-    lengths = [make(n, 16, dtype=torch.float32, device=device) for n in (3, 5)]
+    lengths = [make(n, 32, dtype=torch.float32, device=device) for n in (3, 5)]
     nested = torch.nested.nested_tensor(lengths)
     with torch.no_grad():
         a, b = theirs(nested, nested, nested)[0], ours(nested, nested, nested)[0]
@@ -176,7 +218,7 @@ def test_the_fast_path_stays(device):
 
 def test_errors_are_torchs(device):
     theirs, ours = pair(device)
-    x = make(5, 3, 16, dtype=torch.float32, device=device)
+    x = make(5, 3, 32, dtype=torch.float32, device=device)
     calls = ({"is_causal": True}, {"attn_mask": torch.zeros(2, 2, device=device)})
     for keywords in calls:
         with pytest.raises(RuntimeError) as one:
@@ -236,8 +278,8 @@ class SameForward(nn.MultiheadAttention):
 
 
 def test_subclasses(device):
-    model = nn.ModuleList([OwnForward(16, 4), SameForward(16, 4)]).to(device)
-    x = make(5, 3, 16, dtype=torch.float32, device=device)
+    model = nn.ModuleList([OwnForward(32, 4), SameForward(32, 4)]).to(device)
+    x = make(5, 3, 32, dtype=torch.float32, device=device)
     expected = model[0](x), model[1](x, x, x)[0]
     report = fusedops.fuse(model)
     assert {s.name: s.reason for s in report.skipped}["0"] == "has a forward of its own"
@@ -264,12 +306,12 @@ def test_symbolic_trace_keeps_it_a_leaf(device):
     class Model(nn.Module):
         def __init__(self):
             super().__init__()
-            self.attention = nn.MultiheadAttention(16, 4)
+            self.attention = nn.MultiheadAttention(32, 4)
 
         def forward(self, x):
             return self.attention(x, x, x)[0]
 
     model = Model().to(device)
     fusedops.fuse(model)
-    x = make(5, 3, 16, dtype=torch.float32, device=device)
+    x = make(5, 3, 32, dtype=torch.float32, device=device)
     torch.testing.assert_close(torch.fx.symbolic_trace(model)(x), model(x))

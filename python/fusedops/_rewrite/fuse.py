@@ -406,8 +406,8 @@ def fuse(
       EdgeConv and DynamicEdgeConv, and its MLP's layers without a norm; set abstraction and feature
       propagation modules with the attributes of pointnet2_ops' and Pointnet_Pointnet2_pytorch's,
       which have to give our values on probes; DGCNN's classifier likewise.
-    - nn.MultiheadAttention runs its projections as `fusedops.linear`; masks, weights and the fast
-      path in inference are torch's own code.
+    - nn.MultiheadAttention runs its projections as `fusedops.linear`, without copies in training
+      where it returns no weights; the rest and the fast path in inference are torch's own code.
 
     Later changes are respected. A layer that has hooks, a forward of its own or an adapter around
     it (LoRA) runs by itself, and so does an activation. The own forward of a fused block runs while
