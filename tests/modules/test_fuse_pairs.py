@@ -43,6 +43,15 @@ class Nested(PreNorm):
         return x  # noqa: RET504
 
 
+class Annotated(PreNorm):
+    """With the type of what it returns."""
+
+    def forward(self, x):
+        x = x + self.attention(self.first(x))
+        y: torch.Tensor = x + self.mlp(self.second(x))
+        return y
+
+
 class InBranch(PreNorm):
     """Where other branches do more with a name, as GPT-NeoX's layer."""
 
@@ -155,6 +164,7 @@ KINDS = {
     "layer": (lambda: PreNorm(lambda: nn.LayerNorm(12)), ("second",)),
     "gemma": (lambda: PreNorm(lambda: leaves.GemmaNorm(12)), ("second",)),
     "rms": (lambda: PreNorm(lambda: nn.RMSNorm(12, eps=1e-5)), ("second",)),
+    "annotated": (Annotated, ("second",)),
     "nested": (Nested, ("second",)),
     "branch": (lambda: InBranch(lambda: nn.LayerNorm(12)), ("second",)),
     "post": (lambda: PostNorm(lambda: nn.LayerNorm(12)), ("first", "second")),

@@ -88,6 +88,13 @@ def _sum(statement: ast.stmt) -> ast.BinOp | None:
     return value if isinstance(value.op, ast.Add) else None
 
 
+def _targets(statement: ast.stmt) -> list[ast.expr]:
+    """What a statement stores its value in, with an annotation or without."""
+    if isinstance(statement, ast.AnnAssign):
+        return [] if statement.value is None else [statement.target]
+    return statement.targets if isinstance(statement, ast.Assign) else []
+
+
 def _normed_next(body: list[ast.stmt], index: int, me: str, norms: Collection[str]) -> Any:
     """The call of a norm on the sum that a statement stores, behind copies of its name."""
     name = body[index].targets[0].id  # type: ignore[attr-defined]
@@ -97,11 +104,10 @@ def _normed_next(body: list[ast.stmt], index: int, me: str, norms: Collection[st
             copied = statement.value.id == name and len(targets) == 1
             if copied and isinstance(targets[0], ast.Name) and targets[0].id != name:
                 continue
-        if not isinstance(statement, (ast.Assign, ast.Return)) or statement.value is None:
+        kinds = (ast.Assign, ast.AnnAssign, ast.Return)
+        if not isinstance(statement, kinds) or statement.value is None:
             return None
-        if isinstance(statement, ast.Assign) and not all(
-            isinstance(t, (ast.Name, ast.Tuple)) for t in statement.targets
-        ):
+        if not all(isinstance(t, (ast.Name, ast.Tuple)) for t in _targets(statement)):
             return None
         first = next(_in_order(statement.value), None)
         if first is None or not _norm_call(first, me, norms):
@@ -151,10 +157,8 @@ def _escapes(tree: ast.FunctionDef, body: list[ast.stmt], index: int, normed: as
             continue
         if _is_seen(statement, names, normed):
             return True
-        if isinstance(statement, ast.Assign):
-            stored = [n.id for t in statement.targets for n in ast.walk(t)
-                      if isinstance(n, ast.Name)]  # fmt: skip
-            names.difference_update(stored)
+        stored = [n.id for t in _targets(statement) for n in ast.walk(t) if isinstance(n, ast.Name)]
+        names.difference_update(stored)
     if body is tree.body or not names:
         return False
     later = [n for n in ast.walk(tree) if isinstance(n, ast.stmt) and n is not tree]

@@ -36,7 +36,8 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         shape = (*x.shape[:2], -1, self.head)
-        q, k, v = (w(x).view(shape) for w in (self.wq, self.wk, self.wv))
+        q, k, v = self.wq(x), self.wk(x), self.wv(x)
+        q, k, v = q.view(shape), k.view(shape), v.view(shape)
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
