@@ -126,24 +126,32 @@ struct NormParameters {
   }
 };
 
-// x + residual of a tile, rounded to T, in x's place and to memory.
+// A thread's part of the residual of a tile.
 template <class T>
-__device__ __forceinline__ void add_residual(Vec<T, kOwn>* slot, const TilePlace& at,
-                                             const Fp8Norm& p) {
-  if (at.column >= p.quantize.k) return;
-  Vec<T, kOwn> others[kOwn];
+__device__ __forceinline__ void load_residual(OwnValues<T>& to, const TilePlace& at,
+                                              const Fp8Norm& p) {
 #pragma unroll
   for (int r = 0; r < kOwn; ++r) {
-    const bool inside = at.row + r < p.quantize.m;
-    others[r] =
-        load_row<T>(p.residual, p.residual_stride, at.row + r, at.column, inside, p.quantize);
+    const bool whole = at.row + r < p.quantize.m && at.column < p.quantize.k;
+    if (!whole) {
+      to.row[r] = {};
+      continue;
+    }
+    to.row[r] = load_row<T>(p.residual, p.residual_stride, at.row + r, at.column, true, p.quantize);
   }
+}
+
+// x + residual of a tile, rounded to T, in x's place and to memory.
+template <class T>
+__device__ __forceinline__ void add_residual(Vec<T, kOwn>* slot, const OwnValues<T>& others,
+                                             const TilePlace& at, const Fp8Norm& p) {
+  if (at.column >= p.quantize.k) return;
 #pragma unroll
   for (int r = 0; r < kOwn; ++r) {
     Vec<T, kOwn> x = slot[r * kTileThreads];
 #pragma unroll
     for (int i = 0; i < kOwn; i += 2) {
-      const float2 a = two_of(x.value + i), b = two_of(others[r].value + i);
+      const float2 a = two_of(x.value + i), b = two_of(others.row[r].value + i);
       store_two(x.value + i, a.x + b.x, a.y + b.y);
     }
     slot[r * kTileThreads] = x;
@@ -330,12 +338,17 @@ __global__ void __launch_bounds__(kTileThreads, 2)
     if constexpr (kClusters) {
       if (threadIdx.x == 0) exchange->expect();
     }
-    wait_for_tiles(p.slots - count);  // each thread reads what it has copied
     if (p.residual) {
+      OwnValues<T> others;  // on its way while x is
+      load_residual(others, place(tile_row, 0), p);
+      wait_for_tiles(p.slots - count);  // each thread reads what it has copied
 #pragma unroll 1
       for (int t = 0; t < count; ++t) {
-        add_residual(slots + ring.of(t) * kSlotVectors, place(tile_row, t), p);
+        add_residual(slots + ring.of(t) * kSlotVectors, others, place(tile_row, t), p);
+        if (t + 1 < count) load_residual(others, place(tile_row, t + 1), p);
       }
+    } else {
+      wait_for_tiles(p.slots - count);
     }
 
     // Statistics
