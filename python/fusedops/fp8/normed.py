@@ -169,7 +169,7 @@ def layer_norm(
     """Normalise over the last dimension and quantise: scales for 1x128 elements.
 
     What comes out is `quantize` of what `fusedops.layer_norm` gives in x's dtype. No gradient flows
-    through it: for training see `fusedops.nn.PreNorm`. On Hopper a group of thread blocks holds 128
+    through it: for training see `fusedops.nn.PreNorm`. On Hopper a thread block cluster holds 128
     rows of a 16-bit x in its shared memory and reads x once where that is faster: RMS norms of 1024
     to 8192 features and 2^24 elements and more; with a residual, and layer norms without one, of up
     to 4096 features and 2^25 elements and more. With `transposed` there are two passes.

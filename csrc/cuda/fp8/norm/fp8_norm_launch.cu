@@ -10,7 +10,7 @@ namespace {
 
 // Whether blocks agree by messages in clusters, which leave some multiprocessors idle, or anywhere
 // on the device by words in memory.
-constexpr bool kClusters = false;
+constexpr bool kClusters = true;
 
 constexpr int kPortableBlocks = 8;  // every device has clusters of so many
 constexpr int kBlockTiles = 2;      // wanted of a block of a cluster

@@ -49,23 +49,21 @@ __device__ __forceinline__ ulonglong2 read_words(const uint64_t* from) {
   return words;
 }
 
-// Reads 2 kPairs words, or as many pairs as there are, until all are of the round.
+// Whether pairs of words are of the round; words behind the last do not count.
 template <int kPairs>
-__device__ __forceinline__ void read_round(ulonglong2 (&words)[kPairs], const uint64_t* from,
+__device__ __forceinline__ bool read_round(ulonglong2 (&words)[kPairs], const uint64_t* from,
                                            int pairs, uint32_t round) {
-  bool there;
-  do {
-    there = true;
+  bool there = true;
 #pragma unroll
-    for (int i = 0; i < kPairs; ++i) {
-      if (i < pairs) words[i] = read_words(from + 2 * i);
-    }
+  for (int i = 0; i < kPairs; ++i) {
+    if (i < pairs) words[i] = read_words(from + 2 * i);
+  }
 #pragma unroll
-    for (int i = 0; i < kPairs; ++i) {
-      if (i >= pairs) continue;
-      there = there && is_of_round(words[i].x, round) && is_of_round(words[i].y, round);
-    }
-  } while (!there);
+  for (int i = 0; i < kPairs; ++i) {
+    if (i >= pairs) continue;
+    there = there && is_of_round(words[i].x, round) && is_of_round(words[i].y, round);
+  }
+  return there;
 }
 
 // Parts of a row that are joined to one, as Chan, Golub and LeVeque do.
@@ -117,6 +115,7 @@ struct RowWords {
   __device__ __forceinline__ RowStatistics<kRms> receive(ClusterSize group, uint32_t round,
                                                          int tiles, int64_t k, float eps) const {
     constexpr int kPairs = kPartsAtOnce * kPartWords<kRms> / 2;
+    wait_for_row(group, round);
     const int each = group.blocks() / 2, first = int(threadIdx.x) % 2 * each;
     const uint64_t* const from = of(round) + first * kPartWords<kRms>;
     JoinedParts<kRms> joined;
@@ -124,7 +123,8 @@ struct RowWords {
     for (int b = 0; b < each; b += kPartsAtOnce) {
       ulonglong2 words[kPairs];
       const int pairs = (each - b) * kPartWords<kRms> / 2;
-      read_round(words, from + b * kPartWords<kRms>, pairs, round);
+      while (!read_round(words, from + b * kPartWords<kRms>, pairs, round)) {
+      }
 #pragma unroll
       for (int i = 0; i < kPairs; ++i) {
         if (i >= pairs) continue;
@@ -141,6 +141,18 @@ struct RowWords {
   }
 
  private:
+  // Waits for the parts of the warp's first row, whose other rows' come with them.
+  // NOTE: all lanes that ask for theirs again and again take as much of the L2 cache as the copies.
+  __device__ __forceinline__ void wait_for_row(ClusterSize group, uint32_t round) const {
+    const int lane = threadIdx.x % 32, of_row = kPartWords<kRms> << group.log;
+    if (2 * lane < of_row) {
+      const uint64_t* const from = of(round) - lane / 2 * of_row + 2 * lane;
+      ulonglong2 words[1];
+      while (!read_round(words, from, 1, round)) {
+      }
+    }
+    __syncwarp();
+  }
   __device__ __forceinline__ static RowStatistics<kRms> join_halves(JoinedParts<kRms> joined,
                                                                     float inverse, float eps) {
     const float squares = __shfl_xor_sync(kAllLanes, joined.part.squares, 1);
