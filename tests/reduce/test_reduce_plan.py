@@ -65,7 +65,7 @@ PINNED = {
     # columns that fill the GPU by themselves, and what latency bounds
     ((24, 3_456_192), (0,)): ("few rows", (256, 1, 1), 1),
     ((1370, 8, 576), (1,)): ("few rows", (256, 1, 1), 1),
-    ((200, 64, 2499), (1,)): ("few shifted rows", (256, 1, 1), 1),
+    ((200, 64, 2499), (1,)): ("shifted columns", (32, 8, 1), 1),
     ((7, 39_391), (0,)): ("scalar columns", (128, 2, 1), 1),
     ((3, 77, 301), (1,)): ("scalar columns", (32, 8, 1), 1),
 }

@@ -65,21 +65,6 @@ __device__ __forceinline__ void reduce_packed(typename Op::Running (&acc)[kVec],
     absorb_rows<Op, kVec>(acc, loaded, position, 1, args.options);
     position += kReduceUnroll;
   }
-  // The last ones that are whole and not the tensor's last, all on their way at a time
-  ShiftedWords rest[kReduceUnroll - 1];
-#pragma unroll
-  for (int u = 0; u < kReduceUnroll - 1; ++u) {
-    if (vector + u * step < whole - 1) rest[u] = load_words(x + (vector + u * step) * kVec);
-  }
-#pragma unroll
-  for (int u = 0; u < kReduceUnroll - 1; ++u) {
-    if (vector < whole - 1) {
-      Vec<T, kVec> loaded[1] = {shifted<T>(rest[u])};
-      absorb_rows<Op, kVec>(acc, loaded, position, 0, args.options);
-      vector += step;
-      ++position;
-    }
-  }
 #pragma unroll 1
   for (; vector * kVec < count; vector += step) one(vector);
 }

@@ -25,8 +25,9 @@ constexpr int64_t kLeastRowsPerFold = 64;    // of such a row: fewer are less th
 constexpr int64_t kMostFewRows = 64;         // of a thread, where the columns fill the GPU:
 constexpr int64_t kFullThreads = 448;        // threads of an SM that have columns of their own
 constexpr int64_t kSmallFullThreads = 256;   // the same where a thread has 2 * kReduceUnroll rows
+constexpr int64_t kShiftedFullThreads = 1024;  // the same where vectors lie anywhere
 // What latency bounds goes element by element: elements of an SM, and rows.
-constexpr int64_t kTinyElements = 4096, kMostTinyRows = 128;
+constexpr int64_t kTinyElements = 3072, kMostTinyRows = 128;
 constexpr int64_t kPackedBlocksPerSm = 2;  // more slices than these cost more than they hide
 constexpr int64_t kStagedBatchBytes = 16
                                       << 10;  // largest batch entry that goes through shared memory
@@ -270,7 +271,8 @@ class Planner {
   bool wants_few_rows(bool vectors_fit, bool shifted) const {
     const ReducePlan& p = plan_;
     const int64_t threads = p.batches * (p.cols / vec_);
-    const bool full = threads >= sm_count_ * kFullThreads && p.reduced <= kMostFewRows;
+    const int64_t fill = shifted ? kShiftedFullThreads : kFullThreads;
+    const bool full = threads >= sm_count_ * fill && p.reduced <= kMostFewRows;
     const bool wide =
         p.cols >= kLeastFewRowsColumns || (vectors_fit && threads >= sm_count_ * kSmallFullThreads);
     const bool few = p.reduced <= 2 * kReduceUnroll && wide;
