@@ -19,6 +19,7 @@ namespace fusedops::cuda {
 
 // Elements below which one launch that reads its input twice is sooner than two launches.
 inline constexpr int64_t kSplitElements = 1 << 17;
+inline constexpr int64_t kSmallRows = 224;  // a block of columns walks them all
 inline constexpr int64_t kSplitPartials = 64, kSplitRows = 512;  // at most; of a partial row
 // Rows that 32 bits count, some steps ahead.
 inline constexpr int64_t kMostRows = (int64_t{1} << 32) - (1 << 24);
@@ -274,7 +275,7 @@ void launch(const NormGradients& t, const std::optional<Tensor>& weight, const N
   p.mean = t.mean == nullptr ? nullptr : static_cast<const C*>(t.mean->const_data_ptr());
   p.rstd = static_cast<const C*>(t.rstd.const_data_ptr());
   p.dx = t.dx == nullptr ? nullptr : static_cast<T*>(t.dx->mutable_data_ptr());
-  const bool small = shape.rows * shape.n <= kSplitElements && shape.rows <= kSplitRows;
+  const bool small = shape.rows * shape.n <= kSplitElements && shape.rows <= kSmallRows;
   if (!small && shape.rows < kMostRows && shape.n < (int64_t{1} << 30)) {
     bool held = false;
     dispatch_ragged<T>(shape.n, [&]<bool kRagged>(Tag<kRagged>) {
