@@ -124,9 +124,10 @@ __global__ void __launch_bounds__(kColumnThreads)
   const int64_t col = (col_block * threads_x + tx) * kVec;
   const int64_t row_begin = row_block * p.grid.rows_per_block;
   const int64_t row_end = min(row_begin + p.grid.rows_per_block, p.rows);
+  const bool has_rows = ty < threads_y;  // threads beyond a whole number of rows have none
 
   C sums[Op::kSums][kVec] = {};
-  if (col < p.cols) {
+  if (has_rows && col < p.cols) {
     const auto columns = op.template load<kVec>(col, p.period);
     const int64_t step = int64_t{threads_y} * kColumnPassUnroll;
     for (int64_t row = row_begin + ty; row < row_end; row += step) {
@@ -167,7 +168,9 @@ __global__ void __launch_bounds__(kColumnThreads)
     if (p.partial[s] == nullptr) continue;
     __syncthreads();
 #pragma unroll
-    for (int i = 0; i < kVec; ++i) shared[ty * width + tx * kVec + i] = sums[s][i];
+    for (int i = 0; i < kVec; ++i) {
+      if (has_rows) shared[ty * width + tx * kVec + i] = sums[s][i];
+    }
     __syncthreads();
     add_block_columns(p, shared, totals, col_block * width, width,
                       static_cast<C*>(p.partial[s]) + row_block * p.partial_cols());
@@ -184,13 +187,26 @@ bool vectorizable(const ColumnPass<kInputs, kSums>& p) {
   return fits;
 }
 
-// The grid of a folded pass: blocks as wide as a fold, up to all their threads.
+// Threads side by side in a block: a whole fold's where it has them, else what leaves the fewest
+// threads idle.
+inline int folded_threads(int64_t vectors) {
+  if (vectors <= kColumnThreads) return static_cast<int>(vectors);
+  constexpr int kLeast = 32;
+  const auto busy = [&](int threads) {  // of a million
+    const int64_t asked = ceil_div(vectors, int64_t{threads}) * threads;
+    return vectors * 1'000'000 / asked * (kColumnThreads / threads * threads) / kColumnThreads;
+  };
+  int best = kLeast;
+  for (int threads = kLeast + 1; threads <= kColumnThreads; ++threads) {
+    if (busy(threads) >= busy(best)) best = threads;
+  }
+  return best;
+}
+
+// The grid of a folded pass.
 inline ColumnGrid folded_grid(int64_t rows, int64_t cols, int vec, int sm_count) {
   ColumnGrid grid{};
-  grid.threads_x = 1;
-  while (grid.threads_x < kColumnThreads && int64_t{grid.threads_x} * vec < cols) {
-    grid.threads_x *= 2;
-  }
+  grid.threads_x = folded_threads(cols / vec);
   grid.col_blocks = ceil_div(cols, int64_t{grid.threads_x} * vec);
   const int64_t step = int64_t{kColumnThreads / grid.threads_x} * kColumnPassUnroll;
   const int64_t steps = ceil_div(rows, step);
@@ -221,6 +237,41 @@ bool fold_rows(ColumnPass<kInputs, kSums>& p, int sm_count) {
   return true;
 }
 
+inline constexpr int kManySumX = 8, kManySumY = 64;
+inline constexpr int64_t kManyPartials = 256;  // rows from which few columns take more threads
+
+// column_sum_kernel for many rows: a sector of each at a time, threads of a column meet in halves.
+template <class C, class Out>
+__global__ void __launch_bounds__(kManySumX* kManySumY)
+    many_sum_kernel(const C* partial, Out* out, int64_t rows, int64_t cols) {
+  __shared__ double shared[kManySumY / 2][kManySumX];
+  wait_for_predecessor();
+  const int y = static_cast<int>(threadIdx.y);
+  const int64_t col = int64_t{blockIdx.x} * kManySumX + threadIdx.x;
+  double sum = 0;
+  if (col < cols) {
+#pragma unroll 8
+    for (int64_t row = y; row < rows; row += kManySumY) sum += partial[row * cols + col];
+  }
+  for (int half = kManySumY / 2; half > 0; half /= 2) {
+    if (y >= half && y < 2 * half) shared[y - half][threadIdx.x] = sum;
+    __syncthreads();
+    if (y < half) sum += shared[y][threadIdx.x];
+    __syncthreads();
+  }
+  if (y == 0 && col < cols) out[col] = from_compute<Out>(static_cast<C>(sum));
+}
+
+template <class C, class Out>
+cudaError_t launch_column_sum(const void* partial, void* out, int64_t rows, int64_t cols,
+                              cudaStream_t stream, bool overlap) {
+  const bool many = rows >= kManyPartials;
+  const dim3 threads = many ? dim3(kManySumX, kManySumY) : dim3(kColumnSumX, kColumnSumY);
+  return launch_kernel(many ? many_sum_kernel<C, Out> : column_sum_kernel<C, Out>,
+                       dim3(ceil_div(cols, int64_t{threads.x})), threads, 0, stream, overlap,
+                       static_cast<const C*>(partial), static_cast<Out*>(out), rows, cols);
+}
+
 // sums: where the column sums go, (period,) of T or null. Needs p.grid and p.partial.
 template <class T, class Op>
 cudaError_t launch_column_pass(const ColumnPass<Op::kInputs, Op::kSums>& p, const Op& op,
@@ -231,10 +282,9 @@ cudaError_t launch_column_pass(const ColumnPass<Op::kInputs, Op::kSums>& p, cons
   cudaError_t status = launch_kernel(kernel, grid, dim3(kColumnThreads), 0, stream, overlap, p, op);
   for (int s = 0; s < Op::kSums; ++s) {
     if (status != cudaSuccess || sums[s] == nullptr) continue;
-    status = launch_kernel(column_sum_kernel<Compute<T>, T>, dim3(ceil_div(p.period, kColumnSumX)),
-                           dim3(kColumnSumX, kColumnSumY), 0, stream, overlap,
-                           static_cast<const Compute<T>*>(p.partial[s]), static_cast<T*>(sums[s]),
-                           p.grid.row_blocks * (p.partial_cols() / p.period), p.period);
+    status = launch_column_sum<Compute<T>, T>(p.partial[s], sums[s],
+                                              p.grid.row_blocks * (p.partial_cols() / p.period),
+                                              p.period, stream, overlap);
   }
   return status;
 }
