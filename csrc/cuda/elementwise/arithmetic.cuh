@@ -17,12 +17,12 @@ struct Pointwise {
   static constexpr int kInputs = kInputCount;
   static constexpr unsigned kPerColumn = 0;
   static constexpr bool kLight = true;
-  using V = Vec<T, kChunk<T>>;
 
-  __device__ __forceinline__ V operator()(const V (&in)[kInputs], ChunkAt) const {
-    std::conditional_t<std::is_integral_v<T>, T, Compute<T>> out[kChunk<T>];
+  template <int kN>
+  __device__ __forceinline__ Vec<T, kN> operator()(const Vec<T, kN> (&in)[kInputs], ChunkAt) const {
+    std::conditional_t<std::is_integral_v<T>, T, Compute<T>> out[kN];
 #pragma unroll
-    for (int i = 0; i < kChunk<T>; ++i) {
+    for (int i = 0; i < kN; ++i) {
       out[i] = Fn::apply(pick(in, 0, i), pick(in, 1, i), pick(in, 2, i));
     }
     return rounded<T>(out);
@@ -33,7 +33,8 @@ struct Pointwise {
   }
 
  private:
-  __device__ __forceinline__ static auto pick(const V (&in)[kInputs], int k, int i) {
+  template <int kN>
+  __device__ __forceinline__ static auto pick(const Vec<T, kN> (&in)[kInputs], int k, int i) {
     const T value = in[k < kInputs ? k : 0].value[i];
     if constexpr (std::is_integral_v<T>) {
       return static_cast<IntegerCompute<T>>(value);

@@ -18,6 +18,10 @@ struct Dropout {
     unsigned bits = ~0u;
     if (rule.drops) {
       const uint64_t key = *seed;
+      if constexpr (kVec == 1) {
+        keep[0] = keeps(key, first);
+        return;
+      }
       if (aligned || first % 4 == 0) {
         Random4 random[(kVec + 3) / 4];
         philox(key, first >> 2, random);
@@ -36,17 +40,20 @@ struct Dropout {
   }
 
  private:
-  // One counter per element. NOTE: not inlined; only chunks of an unaligned out, and columns one by
-  // one, get here.
+  __device__ __forceinline__ bool keeps(uint64_t key, int64_t element) const {
+    Random4 random[1];
+    philox(key, element >> 2, random);
+    const int lane = element & 3;
+    const uint32_t low = lane & 1 ? random->word[1] : random->word[0];
+    const uint32_t high = lane & 1 ? random->word[3] : random->word[2];
+    return rule.keeps(lane & 2 ? high : low);
+  }
+
+  // One counter per element. NOTE: not inlined; only chunks of an unaligned out get here.
   __device__ __noinline__ unsigned kept_bits(uint64_t key, int64_t first, int count) const {
     unsigned bits = 0;
     for (int i = 0; i < count; ++i) {
-      Random4 random[1];
-      philox(key, (first + i) >> 2, random);
-      const int lane = (first + i) & 3;
-      const uint32_t low = lane & 1 ? random->word[1] : random->word[0];
-      const uint32_t high = lane & 1 ? random->word[3] : random->word[2];
-      bits |= unsigned{rule.keeps(lane & 2 ? high : low)} << i;
+      bits |= unsigned{keeps(key, first + i)} << i;
     }
     return bits;
   }
@@ -58,17 +65,18 @@ struct BiasDropoutResidual {
   static constexpr int kInputs = 3;
   static constexpr unsigned kPerColumn = 0b010;
   static constexpr bool kLight = false;
-  using V = Vec<T, kChunk<T>>;
   Dropout dropout;
 
-  __device__ __forceinline__ V operator()(const V (&in)[kInputs], ChunkAt at) const {
+  template <int kN>
+  __device__ __forceinline__ Vec<T, kN> operator()(const Vec<T, kN> (&in)[kInputs],
+                                                   ChunkAt at) const {
     using C = Compute<T>;
-    bool keep[kChunk<T>];
+    bool keep[kN];
     dropout.mask(at.first, at.aligned, keep);
     const C scale = static_cast<C>(dropout.rule.scale);
-    C out[kChunk<T>];
+    C out[kN];
 #pragma unroll
-    for (int i = 0; i < kChunk<T>; ++i) {
+    for (int i = 0; i < kN; ++i) {
       const C z = to_compute(in[0].value[i]) + to_compute(in[1].value[i]);
       const C kept = keep[i] ? z * scale : C(0);
       out[i] = kept + to_compute(in[2].value[i]);

@@ -1,24 +1,26 @@
 // The elementwise engine: out[i] = op(in0[i], ..., i) with broadcasting and any strides, in
 // accesses of 16 bytes wherever the memory allows one.
 //
-// Three kernels (on H200 more than a chunk per thread is slower where nothing is shared: 0.98 to
+// Four kernels (on H200 more than a chunk per thread is slower where nothing is shared: 0.98 to
 // 0.95 of the copy bandwidth instead of 1.01):
 // - flat_kernel: every operand is contiguous and 16-byte aligned; 16 bytes per thread;
 // - lines_kernel: out is contiguous and aligned, operands are so too or the same in every row. Rows
 //   that do not begin at multiples of 16 bytes are taken several at a time, as lines that do;
+// - single_kernel: rows of few chunks and few elements otherwise; an element at a time;
 // - strided_kernel: everything else. It cuts out into chunks at out's own alignment; an input that
 //   lies at another offset from 16 bytes is read as two aligned vectors that a funnel shift joins.
 //   Only chunks at an end of a row or of the tensor are read element by element.
 //
 // An op is a functor: kInputs; kPerColumn, a bit for each input that is the same in every row;
-// kLight, whether memory bounds it; operator()(const Vec (&in)[kInputs], ChunkAt) -> Vec; and
-// resolve(use), which calls use(op) with an op that has no run-time choices left. Inputs and out
-// may be the same memory.
+// kLight, whether memory bounds it; operator()(const Vec (&in)[kInputs], ChunkAt) -> Vec for as
+// many elements as there are; and resolve(use), which calls use(op) with an op that has no run-time
+// choices left. Inputs and out may be the same memory.
 #pragma once
 
 #include <type_traits>
 
 #include "csrc/cuda/elementwise/elementwise_lines.cuh"
+#include "csrc/cuda/elementwise/elementwise_single.cuh"
 #include "csrc/cuda/elementwise/elementwise_strided.cuh"
 
 namespace fusedops {
@@ -90,10 +92,13 @@ __global__ void __launch_bounds__(kElementwiseThreads)
 template <class T, class Op>
 cudaError_t launch_rows(const ElementwiseProblem<Op::kInputs>& p, const Op& op, cudaStream_t stream,
                         bool overlap) {
-  const auto launch = [&](auto kernel, int64_t threads) {
-    return launch_kernel(kernel, dim3(ceil_div(threads, kElementwiseThreads)),
-                         dim3(kElementwiseThreads), 0, stream, overlap, p, op);
+  const auto launch = [&](auto kernel, int64_t threads, int block = kElementwiseThreads) {
+    return launch_kernel(kernel, dim3(ceil_div(threads, int64_t{block})), dim3(block), 0, stream,
+                         overlap, p, op);
   };
+  if (p.single) {
+    return launch(single_kernel<T, Op>, ceil_div(p.count, int64_t{kSingles}), kSingleThreads);
+  }
   if (!p.lines) return launch(strided_kernel<T, Op>, ceil_div(p.count + p.head, kChunk<T>));
   return launch(lines_kernel<T, Op>,
                 ceil_div(ceil_div(p.count, p.line), int64_t{kLines}) * p.chunks.divisor);

@@ -45,6 +45,9 @@ struct ElementwiseProblem {
   bool by_row = false;  // some operand is kRows
   bool flat = false;    // flat_kernel may run
   bool lines = false;   // lines_kernel may run
+  // single_kernel reads these, where it may run.
+  bool single = false;
+  SmallDivider single_cols, single_sizes[kMaxDims];
   // lines_kernel reads these: elements and chunks of a line, and the innermost dimension.
   int64_t line = 0;
   SmallDivider chunks, line_cols;
@@ -135,6 +138,19 @@ void plan_lines(ElementwiseProblem<kInputs>& p, Misaligned&& misaligned, int64_t
   }
 }
 
+// Elements one by one: where chunks would end inside rows in every warp, or where there are so few
+// elements that what a chunk's path takes from end to end is what counts.
+template <int kInputs>
+void plan_single(ElementwiseProblem<kInputs>& p, int64_t vec) {
+  constexpr int64_t kFewElements = 1 << 18, kShortRow = 4;  // chunks
+  const int64_t cols = p.cols.divisor;
+  p.single = p.by_row && !p.lines && p.count <= INT32_MAX &&
+             (p.count <= kFewElements || cols < kShortRow * vec);
+  if (!p.single) return;
+  p.single_cols = SmallDivider(cols);
+  for (int d = 0; d < p.outer; ++d) p.single_sizes[d] = SmallDivider(p.sizes[d]);
+}
+
 // pointers: out, then inputs; a null input is the constant beside it.
 template <int kInputs>
 ElementwiseProblem<kInputs> make_problem(const IterationSpace& space,
@@ -156,6 +172,7 @@ ElementwiseProblem<kInputs> make_problem(const IterationSpace& space,
     p.flat = p.flat && p.in[k].access == Access::kFlat && misaligned(pointers[k + 1]) == 0;
   }
   plan_lines(p, misaligned, 16 / element_bytes, per_column);
+  plan_single(p, 16 / element_bytes);
   if (p.out.access == Access::kFlat) p.head = misaligned(pointers[0]) / element_bytes;
   return p;
 }

@@ -13,14 +13,14 @@ namespace fusedops {
 template <class T, Activation kActivation>
 struct ScaleBiasActAs {
   static constexpr int kInputs = 3;
-  using V = Vec<T, kChunk<T>>;
   Activation activation;  // read where kActivation is kAnyRare
 
-  __device__ __forceinline__ V operator()(const V (&in)[kInputs], ChunkAt) const {
-    Compute<T> y[kChunk<T>];
+  template <int kN>
+  __device__ __forceinline__ Vec<T, kN> operator()(const Vec<T, kN> (&in)[kInputs], ChunkAt) const {
+    Compute<T> y[kN];
     resolve_rare<kActivation>(activation, [&]<Activation kNow>() {
 #pragma unroll
-      for (int i = 0; i < kChunk<T>; ++i) {
+      for (int i = 0; i < kN; ++i) {
         const Compute<T> z =
             to_compute(in[0].value[i]) * to_compute(in[1].value[i]) + to_compute(in[2].value[i]);
         y[i] = activate_as<kNow, kAccuracyOf<T>>(z);
@@ -36,11 +36,12 @@ struct ScaleBiasAct {
   static constexpr int kInputs = 3;
   static constexpr unsigned kPerColumn = 0b110;
   static constexpr bool kLight = true;
-  using V = Vec<T, kChunk<T>>;
   Activation activation;
 
-  __device__ __forceinline__ V operator()(const V (&in)[kInputs], ChunkAt at) const {
-    V y;
+  template <int kN>
+  __device__ __forceinline__ Vec<T, kN> operator()(const Vec<T, kN> (&in)[kInputs],
+                                                   ChunkAt at) const {
+    Vec<T, kN> y;
     resolve([&](const auto& op) { y = op(in, at); });
     return y;
   }
