@@ -77,14 +77,13 @@ template <class T, class O>
 bool launch_packed(const SoftmaxForward<T, O>& p, const SoftmaxShape& shape,
                    const LaunchScope& scope) {
   constexpr int64_t kLongest = sizeof(T) == 2 ? kPackedLongest / 2 : kPackedLongest;
-  constexpr int kBytes = kPackedBytes<T, O, 1>;
+  constexpr int kBytes = kPackedBytes<T, O, 1>, kMostStagedLanes = 4;
   if (p.x_stride != shape.n) return false;
   const PackedRows rows = plan_packed(shape.outer, shape.n, kChunkOf<T>, shape.n * kBytes, kLongest,
-                                      scope.facts().sm_count);
+                                      kMostStagedLanes, scope.facts().sm_count);
   if (rows.tile == 0) return false;
-  dispatch_bool(rows.staged, [&]<bool kStaged>(Tag<kStaged>) {
-    const int64_t bytes = kStaged ? kPackedThreads / 32 * rows.tile * shape.n * kBytes : 0;
-    launch_kernel(softmax_packed_kernel<T, O, kStaged>, dim3(rows.blocks()), dim3(kPackedThreads),
+  launch_packed_rows(rows, kBytes, [&]<int kLanes>(Tag<kLanes>, int64_t bytes) {
+    launch_kernel(softmax_packed_kernel<T, O, kLanes>, dim3(rows.blocks()), dim3(kPackedThreads),
                   bytes, scope.stream(), scope.context().overlap, p, rows);
   });
   return true;

@@ -135,14 +135,13 @@ template <class T, class S>
 bool launch_packed(const SoftmaxBackward<T, S>& p, const SoftmaxShape& shape,
                    const LaunchScope& scope) {
   constexpr int64_t kLongest = sizeof(T) == 2 ? kPackedLongest / 2 : kPackedLongest;
-  constexpr int kBytes = kPackedBytes<S, T, 2>;
+  constexpr int kBytes = kPackedBytes<S, T, 2>, kMostStagedLanes = 32;
   if (p.dy_stride != shape.n || p.y_stride != shape.n) return false;
   const PackedRows rows = plan_packed(shape.outer, shape.n, kChunkOf<T>, shape.n * kBytes, kLongest,
-                                      scope.facts().sm_count);
+                                      kMostStagedLanes, scope.facts().sm_count);
   if (rows.tile == 0) return false;
-  dispatch_bool(rows.staged, [&]<bool kStaged>(Tag<kStaged>) {
-    const int64_t bytes = kStaged ? kPackedThreads / 32 * rows.tile * shape.n * kBytes : 0;
-    launch_kernel(softmax_backward_packed_kernel<T, S, kStaged>, dim3(rows.blocks()),
+  launch_packed_rows(rows, kBytes, [&]<int kLanes>(Tag<kLanes>, int64_t bytes) {
+    launch_kernel(softmax_backward_packed_kernel<T, S, kLanes>, dim3(rows.blocks()),
                   dim3(kPackedThreads), bytes, scope.stream(), scope.context().overlap, p, rows);
   });
   return true;

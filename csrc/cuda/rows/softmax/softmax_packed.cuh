@@ -2,12 +2,14 @@
 //
 // The rows of a warp are one stretch of memory, whatever a row's length: chunks of 16 bytes bring
 // it to shared memory, where one or a few lanes take a row each, and take the results back. Where
-// rows are few, lanes read and write them in place: that is sooner.
+// rows are few, or lanes of a row read whole sectors, they read and write them in place: that is
+// sooner.
 #pragma once
 
 #include <algorithm>
 #include <numeric>
 
+#include "csrc/common/dispatch.h"
 #include "csrc/cuda/rows/softmax/softmax.cuh"
 
 namespace fusedops {
@@ -27,10 +29,10 @@ struct PackedRows {
 };
 
 // vec: elements of a chunk, in the tensor that has most; row_bytes: of a row in shared memory;
-// longest: elements of a row beyond which many rows do not come here. tile is 0 where the rows do
-// not.
+// longest: elements of a row beyond which many rows do not come here; most_staged: lanes of a row
+// up to which many rows are staged. tile is 0 where the rows do not come here.
 inline PackedRows plan_packed(int64_t rows, int64_t n, int vec, int64_t row_bytes, int64_t longest,
-                              int sm_count) {
+                              int most_staged, int sm_count) {
   constexpr int64_t kTileBytes = 2048, kMostBlocks = (int64_t{1} << 31) - 1;
   constexpr int kFewWarps = 8;  // of a multiprocessor: fewer wait for memory one after the other
   PackedRows plan{rows, static_cast<int>(n), 1, 0, true};
@@ -41,7 +43,7 @@ inline PackedRows plan_packed(int64_t rows, int64_t n, int vec, int64_t row_byte
   const int least = std::max(at_once, whole);
   const int64_t few = int64_t{sm_count} * kFewWarps;
   if (n > longest && rows > few * at_once) return plan;
-  plan.staged = rows > few * least;
+  plan.staged = rows > few * least && plan.lanes <= most_staged;
   plan.tile = at_once;
   if (plan.staged) {
     plan.tile = least;
@@ -98,15 +100,17 @@ __device__ __forceinline__ void store_stretch(T* to, const T* from, int count) {
 }
 
 // The rows of a warp, and a lane's elements of them: every `lanes`-th of a row, from a place on
-// that spreads the rows over the banks of shared memory.
-template <class T, bool kStaged>
+// that spreads the rows over the banks of shared memory. kLanes: of a row; 0: staged, any number.
+template <class T, int kLanes>
 class PackedTile {
+  static constexpr bool kStaged = kLanes == 0;
+
  public:
   __device__ __forceinline__ explicit PackedTile(const PackedRows& rows)
-      : lanes_(rows.lanes),
+      : lanes_(kStaged ? rows.lanes : kLanes),
         n_(rows.n),
-        index_(static_cast<int>(threadIdx.x) % rows.lanes),
-        sub_(static_cast<int>(threadIdx.x) % 32 / rows.lanes) {
+        index_(static_cast<int>(threadIdx.x) % lanes_),
+        sub_(static_cast<int>(threadIdx.x) % 32 / lanes_) {
     const int64_t warp = int64_t{blockIdx.x} * (kPackedThreads / 32) + threadIdx.x / 32;
     const int64_t first = warp * rows.tile, left = rows.rows - first;
     count_ = left < rows.tile ? static_cast<int>(left < 0 ? 0 : left) : rows.tile;
@@ -122,17 +126,20 @@ class PackedTile {
     }
   }
 
+  // Known to the compiler where kLanes is.
+  __device__ __forceinline__ int lanes() const { return kStaged ? lanes_ : kLanes; }
+
   __device__ __forceinline__ int count() const { return count_; }          // rows
   __device__ __forceinline__ int elements() const { return count_ * n_; }  // of all rows
   __device__ __forceinline__ int64_t start() const { return start_; }      // element of the tensor
-  __device__ __forceinline__ int rows_at_a_time() const { return 32 / lanes_; }
+  __device__ __forceinline__ int rows_at_a_time() const { return 32 / lanes(); }
   __device__ __forceinline__ int row(int base) const { return base + sub_; }
   __device__ __forceinline__ bool has(int row, int i) const {
-    return row < count_ && index_ + i * lanes_ < n_;
+    return row < count_ && index_ + i * lanes() < n_;
   }
   // Where the lane's element i of a row is in the tile.
   __device__ __forceinline__ int place(int row, int i) const {
-    const int column = index_ + i * lanes_ + turn_;
+    const int column = index_ + i * lanes() + turn_;
     return row * n_ + (kStaged && column >= n_ ? column - n_ : column);
   }
   template <class C>
@@ -153,7 +160,9 @@ class PackedTile {
   // Over the lanes of a row.
   template <class C, class Fn>
   __device__ __forceinline__ C fold(C value, Fn fn) const {
-    for (int width = lanes_ / 2; width > 0; width /= 2) {
+#pragma unroll
+    for (int width = 16; width > 0; width /= 2) {
+      if (width >= lanes()) continue;
       value = fn(value, __shfl_xor_sync(~0u, value, width));
     }
     return value;
@@ -191,13 +200,14 @@ struct PackedMemory {
   }
 };
 
-template <class T, class O, bool kStaged>
+template <class T, class O, int kLanes>
 __global__ void __launch_bounds__(kPackedThreads, kPackedBlocks<T>)
     softmax_packed_kernel(SoftmaxForward<T, O> p, PackedRows rows) {
   using C = Compute<T>;
+  constexpr bool kStaged = kLanes == 0;
   extern __shared__ uint4 shared[];
   wait_for_predecessor();
-  const PackedTile<T, kStaged> tile(rows);
+  const PackedTile<T, kLanes> tile(rows);
   if (tile.count() == 0) return;
   const T* from = p.x + tile.start();
   O* to = p.y + tile.start();
@@ -233,13 +243,14 @@ __global__ void __launch_bounds__(kPackedThreads, kPackedBlocks<T>)
   }
 }
 
-template <class T, class S, bool kStaged>
+template <class T, class S, int kLanes>
 __global__ void __launch_bounds__(kPackedThreads, kPackedBlocks<S>)
     softmax_backward_packed_kernel(SoftmaxBackward<T, S> p, PackedRows rows) {
   using C = Compute<S>;
+  constexpr bool kStaged = kLanes == 0;
   extern __shared__ uint4 shared[];
   wait_for_predecessor();
-  const PackedTile<S, kStaged> tile(rows);
+  const PackedTile<S, kLanes> tile(rows);
   if (tile.count() == 0) return;
   const S *dy_from = p.dy + tile.start(), *y_from = p.y + tile.start();
   T* to = p.dx + tile.start();
@@ -266,6 +277,14 @@ __global__ void __launch_bounds__(kPackedThreads, kPackedBlocks<S>)
     __syncwarp();
     store_stretch(p.dx + tile.start(), to, tile.elements());
   }
+}
+
+// launch(tag of kLanes, bytes of shared memory); element_bytes: of a row's element there.
+template <class Launch>
+void launch_packed_rows(const PackedRows& rows, int element_bytes, Launch&& launch) {
+  const int64_t bytes = kPackedThreads / 32 * int64_t{rows.tile} * rows.n * element_bytes;
+  dispatch(Choices<0, 1, 2, 4, 8, 16, 32>{}, rows.staged ? 0 : rows.lanes,
+           [&]<int kLanes>(Tag<kLanes> tag) { launch(tag, kLanes == 0 ? bytes : 0); });
 }
 
 }  // namespace fusedops
