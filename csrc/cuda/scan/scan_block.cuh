@@ -69,6 +69,7 @@ struct ScanRows {
   int64_t rows_per_tile;  // more than one: they are packed, x_stride is n
   int64_t tiles_per_row;  // more than one: `looped`, a cluster, `spread` or a chain
   bool looped, clustered, spread;
+  int threads;      // of a block; fewer than kScanThreads hold all elements in their first vectors
   uint64_t* chain;  // tiles drawn, then what (rows, tiles_per_row) publish; zero. spread: totals
 };
 
@@ -209,6 +210,15 @@ struct ScanShared {
   typename Op::State total[32];  // of the warps' vectors; order: vector, then warp
   bool head[32];
   typename Op::State sum;  // of the block
+
+  // What warps that a small block lacks would leave.
+  __device__ void clear_missing() {
+    const unsigned place = threadIdx.x;
+    if (place < 32 && place % kScanWarps >= blockDim.x / 32) {
+      total[place] = Op::identity();
+      head[place] = false;
+    }
+  }
 };
 
 // What a block adds up to, and whether a row starts in it.
@@ -292,8 +302,9 @@ struct IndexStage {
   }
 };
 
-// A thread's share of a tile. The heads of a vector are bits: item i starts a row.
-template <class Op, class Mode>
+// A thread's share of a tile. The heads of a vector are bits: item i starts a row. kSmall: of a
+// block that may be small.
+template <class Op, class Mode, bool kSmall = false>
 struct ScanShare {
   using State = typename Op::State;
   using Window = ScanWindow<Op, Mode>;
@@ -305,6 +316,10 @@ struct ScanShare {
   // From the vector's begin, or its last head, to each item; made again where a state is large
   State upto[kScanVectors][Op::kIndexed ? 1 : kVec];
 
+  // No thread of the block has a vector k.
+  static __device__ bool lacks(int k, const ScanRows<Op>& p) {
+    return kSmall && k > 0 && p.threads < kScanThreads;
+  }
   __device__ bool starts_row(int k, int i) const {
     return Mode::packed && (Mode::anywhere || i == 0) && (heads[k] >> i & 1);
   }
@@ -334,6 +349,12 @@ struct ScanShare {
     bool any_head[kScanVectors];
 #pragma unroll
     for (int k = 0; k < kScanVectors; ++k) {
+      if (lacks(k, p)) {
+        heads[k] = 0;
+        any_head[k] = split[k] = false;
+        carry[k] = Op::identity();
+        continue;
+      }
       heads[k] = window.heads(k, static_cast<int>(p.n), p.per_n);
       any_head[k] = heads[k] != 0;
       split[k] = Mode::anywhere && __any_sync(kAllLanes, any_head[k]);
@@ -372,6 +393,7 @@ struct ScanShare {
                         const ScanRows<Op>& p, IndexStage<Op>& stage) {
 #pragma unroll
     for (int k = 0; k < kScanVectors; ++k) {
+      if (lacks(k, p)) break;
       State scan[kVec];
       finish(window, in[k], k, p.n, scan);
       Vec<typename Op::Out, kVec> out;

@@ -1,6 +1,7 @@
 // Scans along contiguous rows, one read and one write of memory.
 //
-// A block holds a tile in registers (scan_block.cuh). Short rows share a tile. Long rows are taken
+// A block holds a tile in registers (scan_block.cuh). Short rows share a tile, as few of them as
+// leave work for every SM, and a block has no more warps than they need. Long rows are taken
 // tile after tile by one block where there are rows for all SMs; else a row of up to eight tiles is
 // a cluster of blocks, which exchange their totals through distributed shared memory. Of longer
 // ones a first launch makes the totals of the tiles and a second one scans where the GPU holds all
@@ -43,6 +44,8 @@ inline constexpr int kScanAheadBlocks = 2;  // with the next tile on its way
 // and whose blocks hold several tiles. 0: a chain always.
 inline constexpr int kSpreadTiles = 4;
 
+inline constexpr int kScanTilesPerSm = 4;  // of short rows, where there are no more
+
 // A tile of whole rows, or one tile of a long row.
 template <class Op, class Mode>
 __global__ void __launch_bounds__(kScanThreads, kScanBlocks<Op, Mode>)
@@ -58,7 +61,8 @@ __global__ void __launch_bounds__(kScanThreads, kScanBlocks<Op, Mode>)
   Packed<typename Window::In> in[kScanVectors];
   wait_for_predecessor();
   window.load(in);
-  ScanShare<Op, Mode> share;
+  shared.clear_missing();
+  ScanShare<Op, Mode, true> share;
   share.scan(shared, window, in, p, [&](const Total<State>& total) {
     return Mode::packed || tiles == 1 ? Op::identity() : cluster_prefix(shared, total.state);
   });
@@ -151,6 +155,13 @@ bool plan_rows(ScanRows<Op>& p, bool clusters, int sm_count) {
   const int64_t lead = p.n % Op::kVec == 0 ? 0 : Op::kVec - 1;
   p.rows_per_tile = p.x_stride == p.n ? std::max<int64_t>(1, (kScanTile<Op> - lead) / p.n) : 1;
   p.tiles_per_row = ceil_div(p.n + lead, int64_t{kScanTile<Op>});
+  p.threads = kScanThreads;
+  if (p.tiles_per_row == 1) {
+    const int64_t spread = ceil_div(p.rows, int64_t{kScanTilesPerSm} * sm_count);
+    p.rows_per_tile = std::min(p.rows_per_tile, std::max<int64_t>(spread, 1));
+    const int64_t vectors = ceil_div(p.rows_per_tile * p.n + lead, int64_t{Op::kVec});
+    p.threads = static_cast<int>(std::min<int64_t>(round_up(vectors, int64_t{32}), kScanThreads));
+  }
   p.looped = p.tiles_per_row > 1 && p.rows >= int64_t{kWaves} * kScanAheadBlocks * sm_count;
   p.clustered = clusters && p.tiles_per_row > 1 && p.tiles_per_row <= kScanMaxCluster && !p.looped;
   p.spread = p.tiles_per_row > 1 && !p.looped && !p.clustered &&
@@ -175,8 +186,7 @@ template <class Op, class Mode>
 void launch_tiles(const ScanRows<Op>& p, bool overlap, cudaStream_t stream) {
   const int64_t blocks = ceil_div(p.rows, p.rows_per_tile) * p.tiles_per_row;
   launch_cluster_kernel(scan_rows_kernel<Op, Mode>, dim3(static_cast<unsigned>(blocks)),
-                        dim3(kScanThreads), p.clustered ? p.tiles_per_row : 1, 0, stream, overlap,
-                        p);
+                        dim3(p.threads), p.clustered ? p.tiles_per_row : 1, 0, stream, overlap, p);
 }
 
 template <class Op, bool kReverse>
