@@ -38,6 +38,9 @@ def offsets_of(what, device):
             return torch.tensor([7, 7, 7, 9, 9, 5000, 39_000, 39_000], device=device), 40_000
         case "few and gaps":
             return torch.tensor([7, 7, 7, 9, 9, 50, 90, 90], device=device), 100
+        case "many to one":  # the segment with nearly all rows is shared by a block's threads
+            ends = torch.arange(168, device=device)
+            return torch.cat([ends, ends[-1:] + 1 + torch.tensor([600, 601], device=device)]), 769
         case "every row":
             return torch.arange(601, device=device), 600
         case "all empty":
@@ -64,6 +67,7 @@ OFFSETS = (
     "one",
     "gaps",
     "few and gaps",
+    "many to one",
     "every row",
     "all empty",
     "no rows",
@@ -71,7 +75,7 @@ OFFSETS = (
 )
 
 
-@pytest.mark.parametrize("columns", [None, 1, 3, 8, 64, 200])
+@pytest.mark.parametrize("columns", [None, 1, 3, 8, 64, 200, 320])
 @pytest.mark.parametrize("what", OFFSETS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=name)
 def test_values(device, dtype, what, columns):

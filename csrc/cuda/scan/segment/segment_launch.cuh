@@ -40,6 +40,13 @@ SegmentEnds<Op> take_ends(Workspace& workspace, int64_t blocks, int64_t columns,
   return {head, tail, workspace.take<int64_t>(blocks), blocks, columns, rows};
 }
 
+// Rows can be read in whole vectors.
+template <class Op>
+bool takes_vectors(const typename Op::In* x, int64_t columns, int64_t x_stride) {
+  return (columns | x_stride) % Op::kVec == 0 &&
+         reinterpret_cast<uintptr_t>(x) % sizeof(Vec<typename Op::In, Op::kVec>) == 0;
+}
+
 template <class Op>
 int64_t segment_flat(const Segments& s, cudaStream_t stream) {
   SegmentFlat<Op> p{static_cast<const typename Op::In*>(s.x), segment_out<Op>(s), s.offsets,
@@ -61,9 +68,7 @@ int64_t segment_rows(const Segments& s, cudaStream_t stream) {
   p.columns = s.shape.columns;
   p.x_stride = s.x_stride;
   p.segments = s.shape.segments;
-  const bool vector =
-      (p.columns | p.x_stride) % Op::kVec == 0 &&
-      reinterpret_cast<uintptr_t>(p.x) % sizeof(Vec<typename Op::In, Op::kVec>) == 0;
+  const bool vector = takes_vectors<Op>(p.x, p.columns, p.x_stride);
   plan_segment_rows(p, vector ? Op::kVec : 1, s.sm_count);
   Workspace workspace(s.workspace);
   auto* const first = workspace.take<int64_t>(p.blocks * p.units() + 1);
@@ -75,19 +80,27 @@ int64_t segment_rows(const Segments& s, cudaStream_t stream) {
   return workspace.bytes();
 }
 
+// True: that was it.
+template <class Op>
+bool segment_small(const Segments& s, cudaStream_t stream) {
+  SegmentSmall<Op> p{static_cast<const typename Op::In*>(s.x),
+                     segment_out<Op>(s),
+                     s.offsets,
+                     s.shape.rows,
+                     s.shape.columns,
+                     s.x_stride,
+                     s.shape.segments};
+  const bool vector = takes_vectors<Op>(p.x, p.columns, p.x_stride);
+  if (!plan_segment_small(p, vector ? Op::kVec : 1, s.sm_count)) return false;
+  if (s.workspace == nullptr) return true;
+  vector ? launch_segment_small<Op, Op::kVec>(p, s.overlap, stream)
+         : launch_segment_small<Op, 1>(p, s.overlap, stream);
+  return true;
+}
+
 template <class Op>
 int64_t segment_with(const Segments& s, cudaStream_t stream) {
-  const SegmentSmall<Op> small{static_cast<const typename Op::In*>(s.x),
-                               segment_out<Op>(s),
-                               s.offsets,
-                               s.shape.rows,
-                               s.shape.columns,
-                               s.x_stride,
-                               s.shape.segments};
-  if (segment_is_small(small)) {
-    if (s.workspace != nullptr) launch_segment_small(small, s.overlap, stream);
-    return 0;
-  }
+  if (segment_small<Op>(s, stream)) return 0;
   const bool flat = s.shape.columns == 1 && s.x_stride == 1 && s.shape.rows > 0;
   return flat ? segment_flat<Op>(s, stream) : segment_rows<Op>(s, stream);
 }
