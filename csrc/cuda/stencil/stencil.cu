@@ -28,7 +28,8 @@ void launch_stencil_forward(const LaunchScope& scope, DType dtype, const Stencil
     }
     p.grid = stencil_grid(p.shape, shape.planes, sizeof(Compute<T>), 0);
     dispatch(StencilInstances{}, stencil_instance(shape), [&]<int kTaps>(Tag<kTaps>) {
-      launch_any_stencil<T, kTaps / 16, kTaps % 16>(p, scope.stream(), overlap);
+      launch_any_stencil<T, kTaps / 16, kTaps % 16>(p, scope.facts().sm_count, scope.stream(),
+                                                    overlap);
     });
   });
 }

@@ -2,6 +2,7 @@
 // their width, and a thread makes eight neighbouring outputs of a row from the copy.
 #pragma once
 
+#include <algorithm>
 #include <numeric>
 
 #include "csrc/cuda/stencil/stencil.cuh"
@@ -19,28 +20,36 @@ struct SmallStencilGrid {
   bool vectors;    // x and y allow them
 };
 
-// Blocks begin at multiples of 16 bytes where the tensors do.
+// Blocks begin at multiples of 16 bytes where the tensors do, unless that left most of the GPU
+// idle.
 template <class T>
-SmallStencilGrid small_stencil_grid(const StencilProblem<T>& p) {
+SmallStencilGrid small_stencil_grid(const StencilProblem<T>& p, int sm_count) {
+  constexpr int kBlocksPerSm = 2;  // where there are no planes for more
   const StencilShape& s = p.shape;
   const int64_t bytes = s.plane_size() * sizeof(T);
   SmallStencilGrid g;
   if (s.d > 1 || s.kd > 1 || s.h == 1 || bytes > kSmallPlaneBytes) return g;
   const int64_t step = 16 / std::gcd(int64_t{16}, bytes);
-  g.planes = static_cast<int>(kSmallStencilBytes / bytes / step * step);
+  const int64_t spread = ceil_div(s.planes, int64_t{kBlocksPerSm} * sm_count);
+  const int64_t whole = spread >= step ? round_up(spread, step) : spread;
+  g.planes = static_cast<int>(std::min(kSmallStencilBytes / bytes / step * step, whole));
   g.chunks = static_cast<int>(ceil_div(s.w, kSmallStencilCols));
   g.elements = static_cast<int>(round_up(g.planes * s.plane_size(), 16 / sizeof(T)));
-  g.vectors = (reinterpret_cast<uintptr_t>(p.x) | reinterpret_cast<uintptr_t>(p.y)) % 16 == 0;
+  g.vectors = (reinterpret_cast<uintptr_t>(p.x) | reinterpret_cast<uintptr_t>(p.y)) % 16 == 0 &&
+              g.planes % step == 0;
   return g;
 }
 
 template <class T>
-__device__ __forceinline__ void copy_elements(T* to, const T* from, int count, bool vectors) {
+__device__ __forceinline__ void copy_elements(T* __restrict__ to, const T* __restrict__ from,
+                                              int count, bool vectors) {
   constexpr int kVec = 16 / sizeof(T);
   const int whole = vectors ? count / kVec : 0;
+#pragma unroll 4
   for (int i = threadIdx.x; i < whole; i += kStencilThreads) {
     reinterpret_cast<Vec<T, kVec>*>(to)[i] = reinterpret_cast<const Vec<T, kVec>*>(from)[i];
   }
+#pragma unroll 4
   for (int i = whole * kVec + static_cast<int>(threadIdx.x); i < count; i += kStencilThreads) {
     to[i] = from[i];
   }
@@ -111,11 +120,12 @@ cudaError_t launch_stencil_small(const StencilProblem<T>& p, const SmallStencilG
 
 // Any stencil.
 template <class T, int kH, int kW>
-cudaError_t launch_any_stencil(const StencilProblem<T>& p, cudaStream_t stream, bool overlap) {
+cudaError_t launch_any_stencil(const StencilProblem<T>& p, int sm_count, cudaStream_t stream,
+                               bool overlap) {
   constexpr bool kSquare = kH == kW && kH > 0 && kH * kW <= 25;
   const bool folds = p.fold != Padding::kZeros;
   if constexpr (kSquare) {
-    const SmallStencilGrid g = small_stencil_grid(p);
+    const SmallStencilGrid g = small_stencil_grid(p, sm_count);
     if (g.planes > 0 && !folds) return launch_stencil_small<T, kH, kW>(p, g, stream, overlap);
   }
   return launch_stencil<T, kH, kW>(p, stream, overlap);
