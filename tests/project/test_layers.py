@@ -87,7 +87,7 @@ CXX_LAYERS = {
         "cutlass/passes",
         "cutlass/launch",
         "cutlass/kernels/narrow/sm90_narrow.h",
-        "cutlass/kernels/pointwise_conv/sm90_pointwise_conv.h",
+        "cutlass/kernels/conv/sm90_pointwise_conv.h",
         "cutlass/kernels/fp8/sm90_fp8.h",
     ),
     "cutlass/visitor": ("cutlass/kernels/visitor",),

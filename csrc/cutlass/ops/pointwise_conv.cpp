@@ -6,7 +6,7 @@
 #include "csrc/common/checks/op_boundary.h"
 #include "csrc/common/host/aten.h"
 #include "csrc/common/host/launch.h"
-#include "csrc/cutlass/kernels/pointwise_conv/sm90_pointwise_conv.h"
+#include "csrc/cutlass/kernels/conv/sm90_pointwise_conv.h"
 #include "csrc/cutlass/ops/linear_parts.h"
 
 namespace fusedops {

@@ -10,10 +10,10 @@
 #include "csrc/common/device/activation.cuh"
 #include "csrc/common/device/pdl.cuh"
 #include "csrc/common/device/vec.cuh"
+#include "csrc/cutlass/kernels/conv/sm90_pointwise_conv.h"
 #include "csrc/cutlass/kernels/hopper/sm90_pipeline.cuh"
 #include "csrc/cutlass/kernels/hopper/sm90_tma.cuh"
 #include "csrc/cutlass/kernels/hopper/wgmma.cuh"
-#include "csrc/cutlass/kernels/pointwise_conv/sm90_pointwise_conv.h"
 
 namespace fusedops::pointwise_conv {
 
@@ -224,9 +224,9 @@ __device__ __forceinline__ float2 pair_of(uint32_t word) {
   }
 }
 
-// The results of 64 columns, which replace what `box` has of a residual.
-template <class T, class S>
-__device__ __forceinline__ void finish_box(const Problem& p, const Shared<S>& shared,
+// The results of 64 columns, which replace what `box` has of a residual; vectors: shared.vector().
+template <class T, bool kResidual, class Shared>
+__device__ __forceinline__ void finish_box(Activation activation, const Shared& shared,
                                            const float* sums, unsigned char* box, int column) {
   const int lane = threadIdx.x % 32;
   const int row = int(threadIdx.x) % 128 / 32 * 16 + lane / 4;
@@ -246,15 +246,15 @@ __device__ __forceinline__ void finish_box(const Problem& p, const Shared<S>& sh
                                                         ((j ^ (lane / 4)) * 16 + lane % 4 * 4));
       z[i] = (sums[i] - mean.x) * scale.x + bias.x;
       z[i + 1] = (sums[i + 1] - mean.y) * scale.y + bias.y;
-      if constexpr (S::kResidual) {
+      if constexpr (kResidual) {
         const float2 added = pair_of<T>(*words[2 * j + half]);
         z[i] += added.x;
         z[i + 1] += added.y;
       }
     }
   }
-  with_activation(p.activation, [&]<Activation kActivation>() {
-    resolve_rare<kActivation>(p.activation, [&]<Activation kNow>() {
+  with_activation(activation, [&]<Activation kActivation>() {
+    resolve_rare<kActivation>(activation, [&]<Activation kNow>() {
 #pragma unroll
       for (int i = 0; i < 32; ++i) z[i] = activate_as<kNow, kAccuracyOf<T>>(z[i]);
     });
@@ -293,8 +293,8 @@ __device__ __forceinline__ void multiply_tiles(const Problem& p, const Maps& map
 #pragma unroll
       for (int box = 0; box < S::kBoxes; ++box) {
         if (box < boxes) {
-          finish_box<T>(p, shared, sums + box * 32, shared.buffer(i, group) + box * kBoxBytes,
-                        box * kBoxColumns);
+          finish_box<T, S::kResidual>(p.activation, shared, sums + box * 32,
+                                      shared.buffer(i, group) + box * kBoxBytes, box * kBoxColumns);
         }
       }
       fence_async_copies();

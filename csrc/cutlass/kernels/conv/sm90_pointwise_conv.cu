@@ -1,7 +1,7 @@
 #include "csrc/common/device/device_types.cuh"
 #include "csrc/common/device/shared_memory.cuh"
 #include "csrc/common/dispatch.h"
-#include "csrc/cutlass/kernels/pointwise_conv/sm90_pointwise_conv.cuh"
+#include "csrc/cutlass/kernels/conv/sm90_pointwise_conv.cuh"
 
 namespace fusedops::pointwise_conv {
 namespace {

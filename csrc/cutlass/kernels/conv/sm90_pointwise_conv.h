@@ -6,15 +6,12 @@
 
 #include "csrc/common/activation.h"
 #include "csrc/common/dtype.h"
+#include "csrc/common/host/image_conv_problem.h"
 #include "csrc/common/launch_context.h"
 
 namespace fusedops::pointwise_conv {
 
-// A vector (N,) of the call's dtype or, wide, of float; null: absent.
-struct Vector {
-  const void* data = nullptr;
-  bool wide = false;
-};
+using Vector = NormVector;
 
 // y = act((x @ weight.T + conv_bias - mean) * scale / sqrt(var + eps) + bias + residual); all
 // contiguous, at multiples of 16 bytes.
