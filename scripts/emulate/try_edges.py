@@ -40,6 +40,9 @@ CASES = (
     Case((128, 128), 6, 20, False, True, True),
     Case((128, 64, 100), 30, 9, False, True, True),
     Case((64, 64, 128), 14, 33, False, False, True),
+    Case((64, 96, 128), 0, 40, False, True, False),
+    Case((50, 90, 100), 14, 17, False, True, True),
+    Case((64, 96, 128), 6, 20, False, False, False),
     Case((20, 64), 8, 9, True, True, False),
     Case((64,), 8, 9, True, True, False),
     Case((200,), 12, 40, True, True, False),
@@ -177,9 +180,9 @@ if __name__ == "__main__":
     library.impl("edge_lists", edge_lists, "CPU")
     library.impl("edge_point_sums", edge_point_sums, "CPU")
     _edge_fused._shared_limit = lambda device: 232448
+    _edge_fused._has_infer_kernels = lambda device: True
     torch.manual_seed(0)
     for each in CASES:
         check(each)
-    _edge_fused._has_infer_kernels = lambda device: True
     for channels, features, k, conv in INFERRED:
         check_inference(channels, features, k, conv)

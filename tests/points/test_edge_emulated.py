@@ -24,7 +24,7 @@ def test_kernels_thread_by_thread(tmp_path):
     if "no CUDA headers" in built.stderr:
         pytest.skip("no CUDA headers")
     assert built.returncode == 0, built.stderr[-3000:]
-    for program, cases in (("try_edges.py", 25), ("try_rows.py", 11)):
+    for program, cases in (("try_edges.py", 28), ("try_rows.py", 11)):
         command = [sys.executable, EMULATE / program, library]
         tried = subprocess.run(command, capture_output=True, text=True, check=False)
         assert tried.returncode == 0, tried.stderr[-3000:]

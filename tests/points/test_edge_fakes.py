@@ -183,8 +183,8 @@ WRONG = [
     ("edge_mlp_backward_", 0, {"below_stats": lambda t: t[1:]},
      r"below_stats must have shape \(4, 64\); got \(3, 64\)"),
     ("edge_mlp_backward_", 2, {"above": lambda t: t.t().contiguous().t()},
-     "above is written: it must be contiguous, aligned to 16 bytes, and as wide as what is below; "
-     r"got shape \(160, 64\)"),
+     "above must be contiguous and aligned to 16 bytes: where it is as wide as what is below, that "
+     r"is written there; got shape \(160, 64\)"),
     ("edge_pool_forward", 0, {"affine": lambda t: t[:40]},
      r"affine must have shape \(C, 2\) with C at least 10 and a multiple of 32; got \(40, 2\)"),
     ("edge_pool_forward", 0, {"like": lambda t: t.float()},

@@ -23,6 +23,7 @@ INFER_SHAPES = (
     (32, 32, 64), (64, 64, 64), (64, 64, 128), (64, 96, 128), (128, 128, 128), (128, 128, 256),
     (128, 208, 256),
 )  # kEdgeShapes  # fmt: skip
+TAPER = (64, 128, 128)  # kEdgeTaper: those of training, likewise
 
 
 class _Edges(NamedTuple):
@@ -96,7 +97,7 @@ def _check_groups(op: str, ends: Tensor, clouds: int) -> int:
 
 def _check_widths(op: str, given: tuple[int, ...], infers: bool) -> tuple[int, ...]:
     """The widths up to the first 0."""
-    if infers and given[3] <= 0 and given[:3] in INFER_SHAPES:
+    if given[3] <= 0 and (given[:3] == TAPER or (infers and given[:3] in INFER_SHAPES)):
         return given[:3]
     count = next((i for i, width in enumerate(given) if width <= 0), len(given))
     torch._check(count > 0, lambda: f"{op}: there must be 1 to 4 widths; got 0")
@@ -248,16 +249,18 @@ def _edge_mlp_backward(
     check_edge_tensor(op, "winners", winners, list, _INT32, (sizes.clouds, sizes.groups, width))
     check_edge_tensor(op, "above", above, list, weights.dtype, (sizes.edges, width))
     torch._check(
-        above is None or (width == below and above.is_contiguous()),
+        above is None or above.is_contiguous(),
         lambda: (
-            f"{op}: above is written: it must be contiguous, aligned to 16 bytes, and as wide as "
-            f"what is below; got shape {shape_of(list if above is None else above)}"
+            f"{op}: above must be contiguous and aligned to 16 bytes: where it is as wide as what "
+            "is below, that is written there; got shape "
+            f"{shape_of(list if above is None else above)}"
         ),
     )
     check_edge_tensor(op, "dense", dense, list, _FP32, (width, 2))
     check_edge_tensor(op, "below_stats", below_stats, list, _FP32, (_STATS, below))
+    in_place = above is not None and width == below
     return (
-        list.new_empty((0 if above is not None else sizes.edges, below), dtype=weights.dtype),
+        list.new_empty((0 if in_place else sizes.edges, below), dtype=weights.dtype),
         list.new_empty((below, 2), dtype=_FP32),
         list.new_empty((0 if below_stats is None else below, 2), dtype=_FP32),
         list.new_empty((width, below), dtype=_FP32),

@@ -68,7 +68,7 @@ class EdgeCall(NamedTuple):
     batch: bool  # statistics of the batch
     backward: bool
     infer: bool  # the last pass writes activations
-    shape: tuple[int, ...] | None = None  # the widths of the kernel for inference alone
+    shape: tuple[int, ...] | None = None  # the widths of kernels whose hidden layers differ
 
     @property
     def edges(self) -> int:
@@ -261,7 +261,8 @@ def _row_bytes(call: EdgeCall) -> int:
 
 def _forward_pass(call: EdgeCall, layer: int) -> ExplainedPass:
     widths = call.widths[:layer]
-    slices = 1 if call.shape else max(widths[-1] // SLICE, 1)
+    infers = call.infer and call.shape
+    slices = 1 if infers else max(widths[-1] // SLICE, 1)
     below = _first_macs(call) + sum(a * b for a, b in pairwise(widths[:-1]))
     macs = slices * below + widths[-1] * widths[-2] if layer > 1 else below
     pools = layer == len(call.channels)
@@ -280,7 +281,7 @@ def _forward_pass(call: EdgeCall, layer: int) -> ExplainedPass:
         2 * call.edges * macs,
         _inputs(call) + written,
         repeats * call.edges * _row_bytes(call),
-        (infer_memory if call.shape else forward_memory)(widths, call.has_rows),
+        (infer_memory if infers else forward_memory)(widths, call.has_rows),
     )
 
 

@@ -11,7 +11,7 @@ import torch
 from ..points._edge_checks import check_words
 from ..points._edge_fused import refusal
 from ..points._edge_input import EdgeInput, EdgeLayer, PointProduct
-from ..points._edge_problem import SLICE, infer_memory, infer_shape
+from ..points._edge_problem import SLICE, infer_memory, infer_shape, shared_memory, train_shape
 from ..points.norms import BatchNorm, LayerNorm
 from .edge_costs import (
     H200_SMS,
@@ -336,10 +336,8 @@ def _explain(
     batch = setting.training and setting.norm in ("batch", "sync_batch")
     infer = not backward and not batch and _has_one_slope(setting, len(widths))
     call = EdgeCall(*sizes, widths, dims, products, setting.dtype.itemsize, batch, backward, infer)  # type: ignore[call-arg, arg-type]
-    if infer and setting.activation == "relu" and gpu.shared_memory == _HOPPER_BYTES:
-        shape = infer_shape(widths)
-        if shape and infer_memory(shape, call.has_rows) <= gpu.shared_memory:
-            call = call._replace(shape=shape)
+    if gpu.shared_memory == _HOPPER_BYTES:
+        call = call._replace(shape=_shape_of(call, setting.activation))
     why = _refusal(call, setting, gpu)
     fused = why is None
     passes = [one.on(gpu) for one in passes_of(call, fused=fused)]
@@ -348,6 +346,17 @@ def _explain(
     text = _call_text(op.removeprefix("explain_"), call, setting)
     path = "fused" if fused else "composed"
     return LayerExplanation(text, gpu.name, path, why, passes, call.mlp_flops, kept, notes)
+
+
+def _shape_of(call: EdgeCall, activation: str) -> tuple[int, ...] | None:
+    """The widths of Hopper's kernels whose hidden layers differ; None where it has none."""
+    if call.backward or call.batch:
+        shape = train_shape(call.channels)
+        needed = shared_memory(shape, call.has_rows, True) if shape else 0
+    else:
+        shape = infer_shape(call.channels) if call.infer and activation == "relu" else None
+        needed = infer_memory(shape, call.has_rows) if shape else 0
+    return shape if needed <= _HOPPER_BYTES else None
 
 
 def _has_one_slope(setting: Setting, layers: int) -> bool:

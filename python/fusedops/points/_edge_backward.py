@@ -78,7 +78,7 @@ class Backward:
             dout, self.best, self.which, affine, self.stats[last], self.plan.last_slope
         )
         affine_grads, weight_grads = {last: grads}, {}
-        rows: Tensor | None = None  # of dz, from the second layer's pass on in place
+        rows: Tensor | None = None  # of dz: below a layer as wide in place
         for layer in range(last, 0, -1):
             below, affine_grads[layer - 1], below_dense, weight_grads[layer] = (
                 _ops.edge_mlp_backward_(
@@ -87,7 +87,7 @@ class Backward:
                     dense if self.stats[layer] is not None else None, self.stats[layer - 1],
                 )
             )  # fmt: skip
-            rows = below if rows is None else rows
+            rows = below if rows is None or below.shape[0] > 0 else rows
             winners, dense = None, below_dense
         first = self._first_layer(winners, rows, dense)
         weights = [self._weight_grad(layer, weight_grads) for layer in range(1, self.count)]

@@ -35,6 +35,7 @@ from ._edge_problem import (
     ordered_product,
     padded_widths,
     shared_memory,
+    train_shape,
 )
 from .norms import BatchNorm
 
@@ -67,16 +68,20 @@ def supports(
 def shape_of(
     given: EdgeInput, layers: Sequence[EdgeLayer], activation: str, last_activation: bool
 ) -> tuple[int, ...] | None:
-    """The widths of the kernel that inference has for the call alone, None where there is none."""
-    if activation != "relu" or not last_activation or not _has_infer_kernels(given.idx.device):
+    """The widths of sm_90a's kernels whose hidden layers differ, None where there are none."""
+    if not _has_infer_kernels(given.idx.device):
         return None
-    if any(isinstance(layer.norm, BatchNorm) and layer.norm.training for layer in layers):
+    channels, has_rows = channels_of(given, layers), _has_rows(given)
+    batch = any(isinstance(layer.norm, BatchNorm) and layer.norm.training for layer in layers)
+    if batch or needs_grad(*_tensors_of(given, layers)):
+        shape = train_shape(channels)
+        needed = shared_memory(shape, has_rows, True) if shape else 0
+    elif activation == "relu" and last_activation:
+        shape = infer_shape(channels)
+        needed = infer_memory(shape, has_rows) if shape else 0
+    else:
         return None
-    if needs_grad(*_tensors_of(given, layers)):
-        return None
-    shape = infer_shape(channels_of(given, layers))
-    fits = shape and infer_memory(shape, _has_rows(given)) <= _shared_limit(given.idx.device)
-    return shape if fits else None
+    return shape if needed <= _shared_limit(given.idx.device) else None
 
 
 def refusal(
@@ -171,7 +176,7 @@ _shared_limit._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _has_infer_kernels(device: torch.device) -> bool:
-    """Whether kernels of INFER_SHAPES are there, and the device runs them."""
+    """Whether kernels of INFER_SHAPES and TAPER are there, and the device runs them."""
     if device.type != "cuda" or "90a" not in built_archs():
         return False
     return bool(torch.cuda.get_device_capability(device) == (9, 0))

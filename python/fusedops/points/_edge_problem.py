@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .._fakes.edges import INFER_SHAPES
+from .._fakes.edges import INFER_SHAPES, TAPER
 from ._edge_input import product_by_point
 
 if TYPE_CHECKING:
@@ -50,6 +50,13 @@ def infer_shape(channels: Sequence[int]) -> tuple[int, ...] | None:
     return None if found is None or (holds(padded) and work(padded) < work(found)) else found
 
 
+def train_shape(channels: Sequence[int]) -> tuple[int, ...] | None:
+    """TAPER where it holds the layers and is less work than padded widths are; else None."""
+    if len(channels) != 3 or padded_widths(channels) != (128, 128, 128):
+        return None
+    return TAPER if channels[0] <= TAPER[0] else None
+
+
 def infer_memory(shape: Sequence[int], has_rows: bool) -> int:
     """Bytes that its kernel needs of a block's shared memory (edge_infer_bytes)."""
     first, middle, last = shape
@@ -60,9 +67,9 @@ def infer_memory(shape: Sequence[int], has_rows: bool) -> int:
 
 def _shared_bytes(widths: Sequence[int], columns: int, gathers: int, has_rows: bool) -> int:
     """What layers take of a block's shared memory, `columns` of the last (edge_layer_bytes)."""
-    width, between = (widths[0], len(widths) - 2) if len(widths) > 1 else (0, 0)
-    weights = (between * width + (columns if width else 0)) * (width + _PAD) * 2
-    affine = ((len(widths) - 1) * width + (0 if width else columns)) * 8
+    below = widths[:-1]
+    weights = sum(b * (a + _PAD) * 2 for a, b in pairwise((*below, columns)))
+    affine = (sum(below) if below else columns) * 8
     rows = _ROWS * (gathers + _PAD // 2) * 4 if has_rows else 0
     first = widths[0] * 32  # of two planes
     return first + weights + affine + rows + 4 * 16
@@ -79,7 +86,7 @@ def backward_memory(widths: Sequence[int], has_rows: bool) -> dict[str, int]:
     """Those of the passes back through the last of several: "both", or "data" and "weights"."""
     width, last = widths[0], widths[-1]
     part = min(last, SLICE)
-    tile = _ROWS * (width + _PAD) * 2
+    tile = _ROWS * (widths[-2] + _PAD) * 2
     both = tile + _ROWS * (part + _PAD) * 2 + _shared_bytes(widths, part, width, has_rows)
     if last <= SLICE:
         return {"both": both}
@@ -107,7 +114,7 @@ class Plan(NamedTuple):
     ordered: bool  # rows are padded, and in fragment order
     clouds: int
     raw: bool = False  # features are a part of the operands; beside them is their weight
-    shape: tuple[int, ...] | None = None  # of INFER_SHAPES
+    shape: tuple[int, ...] | None = None  # of INFER_SHAPES, or TAPER
 
     @property
     def widths(self) -> tuple[int, ...]:

@@ -61,38 +61,39 @@ __device__ __forceinline__ void copy_pieces(const T* from, int rows, int width,
 
 // Where the layers lie in shared memory, as descriptors but for what is read by threads.
 struct EdgeWgmmaWeights {
-  uint64_t first;        // [2 pieces][kHidden]
+  uint64_t first;        // [2 pieces][kFirst]
   uint64_t hidden;       // of the layers between the first and the last
   uint64_t last;         // the block's rows
   uint64_t transposed;   // the same
   const float4* affine;  // of the hidden layers
 };
 
-// Brings all layers into shared memory, as load_layers does.
-template <class T, int kHidden, int kLast>
+// Brings all layers into shared memory, as load_layers does. kFirst: kHidden, or less where there
+// are three layers.
+template <class T, int kFirst, int kHidden, int kLast>
 __device__ __forceinline__ EdgeWgmmaWeights load_wgmma_layers(const EdgeProblem<T>& p, int start,
                                                               bool probes, SharedTaker& shared) {
-  const int between = p.layers - 2, pairs = (p.layers - 1) * kHidden / 2;
-  T* first = shared.take<T>(2 * kHidden * kEdgePlane);
-  T* hidden = shared.take<T>(between * kHidden * kHidden);
+  const int between = p.layers - 2, pairs = p.before_last() / 2;
+  T* first = shared.take<T>(2 * kFirst * kEdgePlane);
+  T* hidden = shared.take<T>(between * kHidden * kFirst);
   T* last = shared.take<T>(kLast * kHidden);
   float4* affine = shared.take<float4>(pairs);
   const int threads = static_cast<int>(blockDim.x);
-  for (int i = static_cast<int>(threadIdx.x); i < 2 * kHidden; i += threads) {
-    const bool is_there = i < p.planes * kHidden;
+  for (int i = static_cast<int>(threadIdx.x); i < 2 * kFirst; i += threads) {
+    const bool is_there = i < p.planes * kFirst;
     reinterpret_cast<uint4*>(first)[i] =
         is_there ? __ldg(reinterpret_cast<const uint4*>(p.first_weight) + i) : uint4{};
   }
   for (int l = 0; l < between; ++l) {
-    const int64_t at = int64_t{l} * kHidden * kHidden;
-    copy_pieces<T>(p.weights + at, kHidden, kHidden, nullptr, hidden + at);
+    const int64_t at = int64_t{l} * kHidden * kFirst;
+    copy_pieces<T>(p.weights + at, kHidden, kFirst, nullptr, hidden + at);
   }
-  copy_pieces<T>(p.weights + int64_t{between * kHidden + start} * kHidden, kLast, kHidden,
+  copy_pieces<T>(p.weights + between * kHidden * kFirst + start * kHidden, kLast, kHidden,
                  probes ? reinterpret_cast<const float2*>(p.affine + pairs + start / 2) : nullptr,
                  last);
   for (int i = static_cast<int>(threadIdx.x); i < pairs; i += threads) affine[i] = p.affine[i];
   publish_operands();
-  return {edge_descriptor(first, kHidden, 8), edge_descriptor(hidden, kHidden, 8),
+  return {edge_descriptor(first, kFirst, 8), edge_descriptor(hidden, kHidden, 8),
           edge_descriptor(last, kLast, 8), edge_descriptor(last, 8, kLast), affine};
 }
 
@@ -116,7 +117,7 @@ __device__ __forceinline__ void gather_part(const EdgeProblem<T>& p, const EdgeG
 }
 
 // hidden_layers by WGMMA: the four warps of a warpgroup come here together.
-template <class T, bool kCentres, int kHidden>
+template <class T, bool kCentres, int kFirst, int kHidden>
 __device__ __forceinline__ void wgmma_hidden_layers(const EdgeProblem<T>& p,
                                                     const EdgeWgmmaWeights& w, const EdgeTile& tile,
                                                     EdgeGathered& gathered, const EdgeTile& next,
@@ -124,7 +125,7 @@ __device__ __forceinline__ void wgmma_hidden_layers(const EdgeProblem<T>& p,
                                                     EdgeOperand<kHidden>& centred) {
   constexpr int kParts = kHidden / kEdgePart;
   const float4* affine = w.affine;
-  bool padded = is_padding(affine[kHidden / 2 - 1].z);
+  bool padded = is_padding(affine[kFirst / 2 - 1].z);
   const auto activate_part = [&](int i, EdgePart& part, EdgeOperand<kHidden>& to, bool is_last) {
 #pragma unroll
     for (int c = 0; c < kEdgePart / 32; ++c) {
@@ -132,17 +133,37 @@ __device__ __forceinline__ void wgmma_hidden_layers(const EdgeProblem<T>& p,
       activate<T>(p, affine, 2 * i + c, part.y[c], to, kCentres && is_last, center, centred);
     }
   };
+  const auto start_first = [&](int i, EdgePart& part) {
+    gather_part<T, kFirst>(p, gathered, tile, i, part);
+    edge_fence();
+    edge_multiply<T>(part, gathered.operand, w.first + static_cast<uint64_t>(i * kEdgePart));
+    edge_commit();
+  };
   gathered.wait();
   // NOTE: one buffer: ptxas serialises WGMMAs beside which registers of others are written.
-  take_parts<kParts, 1>(
-      [&](int i, EdgePart& part) {
-        gather_part<T, kHidden>(p, gathered, tile, i, part);
-        edge_fence();
-        edge_multiply<T>(part, gathered.operand, w.first + static_cast<uint64_t>(i * kEdgePart));
-        edge_commit();
-      },
-      [&](int i, EdgePart& part) { activate_part(i, part, x, p.layers == 2); });
-  gathered.start_copy(p, next, 0, kHidden);
+  if constexpr (kFirst != kHidden) {
+    EdgeOperand<kFirst> below;
+    take_parts<kFirst / kEdgePart, 1>(start_first, [&](int i, EdgePart& part) {
+#pragma unroll
+      for (int c = 0; c < kEdgePart / 32; ++c) {
+        if (padded) clear_padding(affine, 2 * i + c, part.y[c]);
+        apply_affine(affine, 2 * i + c, part.y[c]);
+        store_activated<T>(p, part.y[c], 2 * i + c, below);
+      }
+    });
+    gathered.start_copy(p, next, 0, kFirst);
+    affine += kFirst / 2;
+    padded = is_padding(affine[kHidden / 2 - 1].z);
+    take_parts<kParts, 1>(
+        [&](int i, EdgePart& part) {
+          start_product<T>(part, below, w.hidden + static_cast<uint64_t>(i * kEdgePart), kHidden);
+        },
+        [&](int i, EdgePart& part) { activate_part(i, part, x, true); });
+    return;
+  }
+  take_parts<kParts, 1>(start_first,
+                        [&](int i, EdgePart& part) { activate_part(i, part, x, p.layers == 2); });
+  gathered.start_copy(p, next, 0, kFirst);
   uint64_t weight = w.hidden;
 #pragma unroll 1
   for (int l = 1; l < p.layers - 1; ++l) {
@@ -164,11 +185,11 @@ __device__ __forceinline__ EdgeTile no_tile() { return {{0, 0}, {{0, 0, ~0, 0}, 
 
 // Bytes of shared memory for the layers, `columns` of the last one, and the rows that are gathered.
 template <class T>
-int edge_wgmma_bytes(const EdgeProblem<T>& p, int hidden, int columns) {
-  int bytes = 2 * hidden * kEdgePlane * 2;
-  bytes += ((p.layers - 2) * hidden + columns) * hidden * 2;
-  bytes += (p.layers - 1) * hidden / 2 * 16;
-  if (p.rows) bytes += kEdgeWarps * kEdgeRows * (hidden + kEdgePad / 2) * 4;
+int edge_wgmma_bytes(const EdgeProblem<T>& p, int first, int hidden, int columns) {
+  int bytes = 2 * first * kEdgePlane * 2;
+  bytes += ((p.layers - 2) * first + columns) * hidden * 2;
+  bytes += p.before_last() / 2 * 16;
+  if (p.rows) bytes += kEdgeWarps * kEdgeRows * (first + kEdgePad / 2) * 4;
   return bytes;
 }
 

@@ -25,7 +25,7 @@ __device__ __forceinline__ void store_pieces(const uint32_t (&a)[4], T* rows, in
   }
 }
 
-template <class T, int kHidden>
+template <class T, int kFirst, int kHidden>
 struct EdgeWgmmaBackward {
   static constexpr int kOut = kEdgeWgmmaOut, kParts = kHidden / kEdgePart;
   using Tiles = EdgeTiles<T, kHidden, kOut, EdgePass::kBoth>;
@@ -43,7 +43,7 @@ struct EdgeWgmmaBackward {
   // x and the gradient of y_l of a warp's rows go into shared memory.
   __device__ __forceinline__ void compute(const EdgeTile& tile, const EdgeTile& next) {
     const EdgeProblem<T>& p = a.problem;
-    wgmma_hidden_layers<T, true>(p, w, tile, gathered, next, x, a.center, centred);
+    wgmma_hidden_layers<T, true, kFirst>(p, w, tile, gathered, next, x, a.center, centred);
     const int channel = 2 * (lane_id() % 4);
     int64_t at[2];
 #pragma unroll
@@ -51,7 +51,7 @@ struct EdgeWgmmaBackward {
       const int64_t row = a.winners ? tile.group(half) : tile.edge(half, p.k);
       at[half] = row * p.width + channel;
     }
-    const float4* affine = p.affine + ((p.layers - 1) * kHidden + channel) / 2;
+    const float4* affine = p.affine + (p.before_last() + channel) / 2;
     const float4* dense = a.dense + channel / 2;
     take_parts<kOut / kEdgePart, 1>(
         [&](int i, EdgePart& part) {
@@ -146,7 +146,7 @@ struct EdgeWgmmaBackward {
     int64_t block_first = int64_t{blockIdx.x} * kEdgeWarps * kEdgeRows;
     int64_t first = block_first + warp_id() * kEdgeRows;
     EdgeTile tile = load(first);
-    gathered.start_copy(p, tile, 0, kHidden);
+    gathered.start_copy(p, tile, 0, kFirst);
     for (; block_first < end; block_first += stride, first += stride) {
       const EdgeTile next = load(first + stride);
       compute(tile, next);
@@ -197,18 +197,18 @@ struct EdgeWgmmaBackward {
   }
 };
 
-template <class T, int kHidden>
+template <class T, int kFirst, int kHidden>
 __global__ void __launch_bounds__(kEdgeThreads, 1)
     edge_wgmma_backward_kernel(const __grid_constant__ EdgeBackward<T> a) {
-  using Pass = EdgeWgmmaBackward<T, kHidden>;
+  using Pass = EdgeWgmmaBackward<T, kFirst, kHidden>;
   using Tiles = typename Pass::Tiles;
   extern __shared__ __align__(16) unsigned char memory[];
   const EdgeProblem<T>& p = a.problem;
   SharedTaker shared{memory};
   const Tiles tiles{shared.take<T>(Tiles::kRows * Tiles::kDy),
                     shared.take<T>(Tiles::kRows * Tiles::kX)};
-  const EdgeWgmmaWeights w = load_wgmma_layers<T, kHidden, Pass::kOut>(p, 0, false, shared);
-  Pass pass{a, w, tiles, {}, {}, take_gathered(p, kHidden, shared), {}, {}};
+  const EdgeWgmmaWeights w = load_wgmma_layers<T, kFirst, kHidden, Pass::kOut>(p, 0, false, shared);
+  Pass pass{a, w, tiles, {}, {}, take_gathered(p, kFirst, shared), {}, {}};
 #pragma unroll
   for (int i = 0; i < Pass::kParts; ++i) pass.dw[i].clear();
   __syncthreads();
@@ -223,10 +223,11 @@ template <class T, class Fn>
 int with_wgmma_kernel(const EdgeBackward<T>& a, EdgePass pass, const EdgeDevice& device, Fn&& fn) {
   const EdgeProblem<T>& p = a.problem;
   if (pass != EdgePass::kBoth || p.layers < 2) return 0;
-  const auto call = [&]<int kHidden, int kOut>() -> int {
-    const int bytes =
-        EdgeTiles<T, kHidden, kOut, EdgePass::kBoth>::kBytes + edge_wgmma_bytes(p, kHidden, kOut);
-    if (p.hidden != kHidden || p.width != kOut || bytes > device.shared_memory) return 0;
+  const auto call = [&]<int kHidden, int kOut, int kFirst = kHidden>() -> int {
+    const int bytes = EdgeTiles<T, kHidden, kOut, EdgePass::kBoth>::kBytes +
+                      edge_wgmma_bytes(p, kFirst, kHidden, kOut);
+    const bool fits = p.hidden == kFirst && p.middle == kHidden && p.width == kOut;
+    if (!fits || bytes > device.shared_memory) return 0;
     if constexpr (kOut <= 64) {
       // NOTE: 32 channels are never the last layer's, and others than the hidden ones always.
       if (!a.winners) {
@@ -236,14 +237,15 @@ int with_wgmma_kernel(const EdgeBackward<T>& a, EdgePass pass, const EdgeDevice&
       if constexpr (kOut == 32) return 0;
       return fn(Tag<&edge_wgmma_narrow_kernel<T, kHidden, 64, true>>{}, bytes);
     } else {
-      return fn(Tag<&edge_wgmma_backward_kernel<T, kHidden>>{}, bytes);
+      return fn(Tag<&edge_wgmma_backward_kernel<T, kFirst, kHidden>>{}, bytes);
     }
   };
   const int narrow = call.template operator()<32, 32>() + call.template operator()<32, 64>() +
                      call.template operator()<64, 64>();
   if (narrow != 0) return narrow;
   return call.template operator()<64, kEdgeWgmmaOut>() +
-         call.template operator()<128, kEdgeWgmmaOut>();
+         call.template operator()<128, kEdgeWgmmaOut>() +
+         call.template operator()<kEdgeTaper.middle, kEdgeWgmmaOut, kEdgeTaper.first>();
 }
 
 template <class T>

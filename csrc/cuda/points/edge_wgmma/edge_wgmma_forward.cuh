@@ -21,7 +21,7 @@ struct EdgeWalk {
   __device__ __forceinline__ bool ends_group() const { return first + kEdgeRows >= rows.y; }
 };
 
-template <class T, int kHidden, int kLast, bool kPool, bool kWhich, bool kSums>
+template <class T, int kFirst, int kHidden, int kLast, bool kPool, bool kWhich, bool kSums>
 struct EdgeWgmmaPass {
   // Two take the room of sums.
   static constexpr int kBuffers = kSums || (kHidden <= 64 && !kWhich) ? 1 : 2;
@@ -37,7 +37,7 @@ struct EdgeWgmmaPass {
   __device__ __forceinline__ void add(const EdgeTile& tile, const EdgeTile& next, bool is_there,
                                       int step) {
     EdgeOperand<kHidden> x, unused;
-    wgmma_hidden_layers<T, false>(a.problem, w, tile, gathered, next, x, nullptr, unused);
+    wgmma_hidden_layers<T, false, kFirst>(a.problem, w, tile, gathered, next, x, nullptr, unused);
     bool counts = found.has_pivots;
     take_parts<kLast / kEdgePart, kBuffers>(
         [&](int i, EdgePart& part) {
@@ -100,7 +100,7 @@ struct EdgeWgmmaPass {
     EdgeWalk walk{group - stride(), 0, {}, rows_of_group(p, group)};
     enter_group(walk, stage);
     EdgeTile tile = walk.group < p.groups ? load_tile(p, walk.first, walk.rows.y) : no_tile();
-    gathered.start_copy(p, tile, 0, kHidden);
+    gathered.start_copy(p, tile, 0, kFirst);
     for (int i = 0; i < most; ++i) {
       const EdgeWalk at = walk;
       const bool is_there = at.group < p.groups;
@@ -133,7 +133,7 @@ struct EdgeWgmmaPass {
       return first < end ? load_tile(p, static_cast<int>(first), end) : no_tile();
     };
     EdgeTile tile = load(common + own);
-    gathered.start_copy(p, tile, 0, kHidden);
+    gathered.start_copy(p, tile, 0, kFirst);
     for (; common < end; common += stride) {
       const EdgeTile next = load(common + own + stride);
       add(tile, next, common + own < end, 0);
@@ -150,7 +150,7 @@ __host__ __device__ constexpr int edge_wgmma_blocks_of_sm(int hidden, int last, 
   return is_narrow || (hidden <= 64 && last <= 128 && !which && !sums) ? 2 : 1;
 }
 
-template <class T, int kHidden, int kLast, bool kPool, bool kWhich, bool kSums>
+template <class T, int kFirst, int kHidden, int kLast, bool kPool, bool kWhich, bool kSums>
 __global__ void __launch_bounds__(kEdgeThreads,
                                   edge_wgmma_blocks_of_sm(kHidden, kLast, kWhich, kSums))
     edge_wgmma_forward_kernel(const __grid_constant__ EdgeForward<T> a) {
@@ -161,9 +161,9 @@ __global__ void __launch_bounds__(kEdgeThreads,
   float* pivots = shared.take<float>(kEdgePivots);
   int* tiles = shared.take<int>(kEdgeWarps);
   const int start = static_cast<int>(blockIdx.y) * kLast;
-  const EdgeWgmmaWeights w = load_wgmma_layers<T, kHidden, kLast>(p, start, true, shared);
-  EdgeWgmmaPass<T, kHidden, kLast, kPool, kWhich, kSums> pass{
-      a, w, start, {}, take_gathered(p, kHidden, shared)};
+  const EdgeWgmmaWeights w = load_wgmma_layers<T, kFirst, kHidden, kLast>(p, start, true, shared);
+  EdgeWgmmaPass<T, kFirst, kHidden, kLast, kPool, kWhich, kSums> pass{
+      a, w, start, {}, take_gathered(p, kFirst, shared)};
   __syncthreads();
   pass.found.begin(p, start, pivots);
   if constexpr (kPool) {
@@ -177,10 +177,10 @@ __global__ void __launch_bounds__(kEdgeThreads,
   }
 }
 
-template <int kHidden, int kLast, class T>
+template <int kFirst, int kHidden, int kLast, class T>
 int edge_forward_bytes(const EdgeProblem<T>& p) {
   return static_cast<int>(sizeof(EdgeStage)) * kEdgeWarps + 4 * kEdgePivots + 4 * kEdgeWarps +
-         edge_wgmma_bytes(p, kHidden, kLast);
+         edge_wgmma_bytes(p, kFirst, kHidden, kLast);
 }
 
 // Calls fn with the kernel, its bytes of shared memory and its slices; gives 0 where there is none.
@@ -188,20 +188,27 @@ template <class T, class Fn>
 int with_wgmma_kernel(const EdgeForward<T>& a, EdgeForwardMode mode, const EdgeDevice& device,
                       Fn&& fn) {
   const EdgeProblem<T>& p = a.problem;
-  const auto call = [&]<int kHidden, int kLast>() -> int {
-    const int bytes = edge_forward_bytes<kHidden, kLast>(p), slices = p.width / kLast;
+  const auto call = [&]<int kHidden, int kLast, int kFirst = kHidden>() -> int {
+    const int bytes = edge_forward_bytes<kFirst, kHidden, kLast>(p), slices = p.width / kLast;
     if (bytes > device.shared_memory) return 0;
     const auto call_mode = [&]<bool kPool, bool kWhich, bool kSums>() -> int {
-      return fn(Tag<&edge_wgmma_forward_kernel<T, kHidden, kLast, kPool, kWhich, kSums>>{}, bytes,
-                slices);
+      return fn(Tag<&edge_wgmma_forward_kernel<T, kFirst, kHidden, kLast, kPool, kWhich, kSums>>{},
+                bytes, slices);
     };
     if constexpr (kLast > kEdgeSlice) {
       return call_mode.template operator()<true, false, false>();
+    } else if constexpr (kFirst != kHidden) {  // training pools the last of three layers
+      if (mode == EdgeForwardMode::kPool) return call_mode.template operator()<true, true, false>();
+      if (mode != EdgeForwardMode::kPoolAndSums) return 0;
+      return call_mode.template operator()<true, true, true>();
     } else {
       return with_forward_mode(mode, call_mode);
     }
   };
-  if (p.layers < 2 || (p.hidden != 64 && p.hidden != 128)) return 0;
+  if (EdgeShape{p.hidden, p.middle, p.width} == kEdgeTaper && p.layers == 3) {
+    return call.template operator()<kEdgeTaper.middle, kEdgeTaper.last, kEdgeTaper.first>();
+  }
+  if (p.layers < 2 || p.middle != p.hidden || (p.hidden != 64 && p.hidden != 128)) return 0;
   return dispatch(Choices<64, 128>{}, p.hidden, [&]<int kHidden>(Tag<kHidden>) -> int {
     if (p.width < kEdgeSlice) return p.width == 64 ? call.template operator()<kHidden, 64>() : 0;
     if (mode == EdgeForwardMode::kInfer && p.width % 256 == 0) {

@@ -446,7 +446,7 @@ int with_infer_kernel(const EdgeForward<T>& a, EdgeForwardMode mode, const EdgeD
     }
     return fn(Tag<&edge_wgmma_infer_kernel<T, kFirst, kMiddle, kLast, false>>{}, bytes, kWarps);
   };
-  const EdgeShape given{p.hidden, a.middle, p.width};
+  const EdgeShape given{p.hidden, p.middle, p.width};
   return [&]<int... kShape>(std::integer_sequence<int, kShape...>) {
     int found = 0;
     ((kEdgeShapes[kShape] == given ? void(found = call.template operator()<kShape>()) : void()),

@@ -309,7 +309,7 @@ __global__ void __launch_bounds__(kEdgeThreads, 2)
   SharedTaker shared{memory};
   const Tiles tiles{shared.take<T>(Tiles::kRows * Tiles::kDy),
                     shared.take<T>(Tiles::kRows * Tiles::kX)};
-  const EdgeWgmmaWeights w = load_wgmma_layers<T, kHidden, kOut>(p, 0, false, shared);
+  const EdgeWgmmaWeights w = load_wgmma_layers<T, kHidden, kHidden, kOut>(p, 0, false, shared);
   Pass pass{a, w, tiles, {}, {}, take_gathered(p, kHidden, shared), {}, {}};
   pass.dw.clear();
   __syncthreads();

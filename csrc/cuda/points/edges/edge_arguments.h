@@ -13,7 +13,6 @@ struct EdgeForward {
   float* best;     // [groups][channels]: max v, v = sign(scale) y; or null
   int16_t* which;  // [groups][channels]: the first neighbour that has it, -1 in an empty group
   float* sums;     // [grid.x][2 * width + 1]: means of v, squared distances, count; or null
-  int middle;      // width of the layer before the last: `hidden` but in kEdgeShapes; 0 for one
 };
 
 template <class T>

@@ -85,6 +85,12 @@ inline bool is_edge_shape(const std::array<int64_t, 4>& widths, int layers) {
          });
 }
 
+// Whether training has.
+inline bool is_edge_taper(const std::array<int64_t, 4>& widths, int layers) {
+  return layers == 3 && widths[0] == kEdgeTaper.first && widths[1] == kEdgeTaper.middle &&
+         widths[2] == kEdgeTaper.last;
+}
+
 inline EdgeArguments check_edges(const char* op, const std::optional<Tensor>& rows,
                                  const std::optional<Tensor>& group_rows,
                                  const std::optional<Tensor>& first_weight,
@@ -118,7 +124,8 @@ inline EdgeArguments check_edges(const char* op, const std::optional<Tensor>& ro
     if (a.layers > 0) values += width * widths[a.layers - 1];
   }
   FUSEDOPS_CHECK(a.layers > 0, op, ": there must be 1 to 4 widths; got 0");
-  const bool tapers = infers && is_edge_shape(widths, a.layers);
+  const bool tapers =
+      (infers && is_edge_shape(widths, a.layers)) || is_edge_taper(widths, a.layers);
   for (int l = 0; l < a.layers - 1 && !tapers; ++l) {
     const int64_t width = widths[l];
     FUSEDOPS_CHECK(width == widths[0] && (width == 32 || width == 64 || width == 128), op,

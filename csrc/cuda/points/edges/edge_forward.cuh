@@ -155,7 +155,7 @@ __device__ __forceinline__ void write_group(const EdgeForward<T>& a, int64_t gro
       if constexpr (!kWhich) {
         const EdgeProblem<T>& p = a.problem;
         const float2 st =
-            __ldg(reinterpret_cast<const float2*>(p.affine) + (p.layers - 1) * p.hidden + channel);
+            __ldg(reinterpret_cast<const float2*>(p.affine) + p.before_last() + channel);
         const float z = fmaf(best[h], fabsf(st.x), st.y);
         a.out[to] = from_compute<T>(empty ? 0.f : edge_activation(p, z));
       }
@@ -268,8 +268,7 @@ __device__ __forceinline__ void write_sums(const EdgeSums<kColumns>& sums, float
 // A bit for each of a lane's channels in `EdgeMaxima` whose scale is 0.
 template <int kColumns, class T>
 __device__ __forceinline__ uint32_t channels_of_scale_0(const EdgeProblem<T>& p, int start) {
-  const float2* affine =
-      reinterpret_cast<const float2*>(p.affine) + (p.layers - 1) * p.hidden + start;
+  const float2* affine = reinterpret_cast<const float2*>(p.affine) + p.before_last() + start;
   uint32_t fixed = 0;
   for (int i = 0; i < kColumns / 4; ++i) {
     const int column = 8 * (i / 2) + 2 * (lane_id() % 4) + i % 2;

@@ -39,6 +39,7 @@ EdgeProblem<T> problem_of(const EdgeArguments& a) {
           .k = static_cast<int>(a.edges / (a.clouds * a.groups)),
           .layers = a.layers,
           .hidden = static_cast<int>(a.layers > 1 ? a.widths[0] : 0),
+          .middle = static_cast<int>(a.layers > 1 ? a.width_in() : 0),
           .width = static_cast<int>(a.width()),
           .slope = static_cast<float>(a.slope),
           .is_relu = a.slope == 0};
@@ -126,9 +127,9 @@ ForwardPlan<T> plan_forward(const EdgeForward<T>& args, EdgeForwardMode mode,
   };
   const int inferring = blocks_of(edge_wgmma_infer<T>);
   if (inferring != 0) return {inferring, edge_wgmma_infer<T>};
-  if (args.middle != args.problem.hidden) return {0, {}};  // of kEdgeShapes alone
   const int blocks = blocks_of(edge_wgmma_forward<T>);
   if (blocks != 0) return {blocks, edge_wgmma_forward<T>};
+  if (args.problem.middle != args.problem.hidden) return {0, {}};  // WGMMA's alone
   return {edge_forward_blocks(args, mode, device), {&edge_forward_blocks, &launch_edge_forward}};
 }
 
@@ -140,8 +141,7 @@ void run_forward(const char* op, const LaunchScope& scope, const EdgeArguments& 
                       .out = write_if<T>(r.infer, to.out),
                       .best = write_if<float>(r.pool, to.best),
                       .which = write_if<int16_t>(r.pool, to.which),
-                      .sums = nullptr,
-                      .middle = static_cast<int>(a.layers > 1 ? a.width_in() : 0)};
+                      .sums = nullptr};
   args.problem.spaced = r.infer;
   const EdgeForwardMode mode = forward_mode(r.infer, r.pool, r.sums);
   const EdgeDevice device = device_of(scope);
@@ -207,6 +207,7 @@ BackwardPlan<T> plan_backward(const char* op, const EdgeBackward<T>& args, const
       return {EdgePass::kBoth, blocks, blocks, wgmma.launch};
     }
   }
+  if (args.problem.middle != args.problem.hidden) check_blocks(op, 0);  // WGMMA's alone
   if (width <= kEdgeSlice) {
     const int blocks = edge_backward_blocks(args, EdgePass::kBoth, device);
     if (blocks != 0) {
@@ -285,17 +286,17 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> edge_mlp_backward(
   const auto winners_ = check_edge_tensor(kOp, "winners", winners, list, ScalarType::Int,
                                           {a.clouds, a.groups, width});
   const auto above_ = check_edge_tensor(kOp, "above", above, list, half, {a.edges, width});
-  FUSEDOPS_CHECK(
-      !above || (width == a.width_in() && above_->const_data_ptr() == above->const_data_ptr()), kOp,
-      ": above is written: it must be contiguous, aligned to 16 bytes, and as wide "
-      "as what is below; got shape ",
-      shape_string(above ? *above : list));
+  FUSEDOPS_CHECK(!above || above_->const_data_ptr() == above->const_data_ptr(), kOp,
+                 ": above must be contiguous and aligned to 16 bytes: where it is as wide as what "
+                 "is below, that is written there; got shape ",
+                 shape_string(above ? *above : list));
+  const bool in_place = above && width == a.width_in();
   const auto dense_ = check_edge_tensor(kOp, "dense", dense, list, fp32, {width, 2});
   const auto stats_ =
       check_edge_tensor(kOp, "below_stats", below_stats, list, fp32, {kEdgeStats, a.width_in()});
 
   // Allocate
-  const BackwardResults results = allocate_backward(a, stats_.has_value(), above_.has_value());
+  const BackwardResults results = allocate_backward(a, stats_.has_value(), in_place);
 
   // Config, launch
   dispatch_half(a.dtype, [&]<DType D>(Tag<D>) {
@@ -305,7 +306,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> edge_mlp_backward(
                                .above = read<T>(above_),
                                .dense = read<float4>(dense_),
                                .center = read<float>(stats_),  // their first row: the means
-                               .below = write<T>(above_ ? *above_ : results.below),
+                               .below = write<T>(in_place ? *above_ : results.below),
                                .below_sums = nullptr,
                                .weight_sums = nullptr};
     run_backward(kOp, scope, a, args, results);

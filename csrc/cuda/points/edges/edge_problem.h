@@ -18,17 +18,18 @@ inline constexpr int kEdgeSlice = 128;           // columns of the last layer th
 inline constexpr int kEdgeMaxNeighbours = 2000;  // places are kept as 8 bits a lane
 inline constexpr int kEdgeRows = 16;             // that a warp takes at a time
 
-// Widths of three layers that inference has kernels of their own for, with ReLU on sm_90a: the only
-// ones whose hidden layers may differ.
+// Widths of three layers, for kernels of sm_90a: the only ones whose hidden layers may differ.
 struct EdgeShape {
   int first, middle, last;
 
   friend constexpr bool operator==(const EdgeShape&, const EdgeShape&) = default;
 };
+// Those that inference has kernels of their own for, with ReLU.
 inline constexpr EdgeShape kEdgeShapes[] = {{32, 32, 64},   {64, 64, 64},    {64, 64, 128},
                                             {64, 96, 128},  {128, 128, 128}, {128, 128, 256},
                                             {128, 208, 256}};
 inline constexpr int kEdgeShapeCount = sizeof(kEdgeShapes) / sizeof(EdgeShape);
+inline constexpr EdgeShape kEdgeTaper = {64, 128, 128};  // training as well
 
 // What an edge multiplies by first_weight, its operand, is one or two planes of eight columns: the
 // offset x y z rounded, what rounding left of x y z, features 8 and 9; then features 0 to 7.
@@ -53,12 +54,17 @@ struct EdgeProblem {
   const T* weights;         // W_2, W_3, ...: [width of l][hidden]
   const float4* affine;     // (scale, shift) of two channels, layer behind layer
   int groups, k, layers;
-  int hidden;    // width of all layers but the last
+  int hidden;    // width of the first of several layers
+  int middle;    // of the one before the last: `hidden` but in tapers, 0 for one
   int width;     // of the last
   float slope;   // of the activation below 0: 0 for ReLU, 1 for none
   bool is_relu;  // -Inf gives 0 then, not NaN
 
   __host__ __device__ int first_width() const { return layers > 1 ? hidden : width; }
+  // Channels of all layers but the last. NOTE: at most three layers taper.
+  __host__ __device__ int before_last() const {
+    return layers > 1 ? (layers - 2) * hidden + middle : 0;
+  }
 };
 
 }  // namespace fusedops
