@@ -17,6 +17,7 @@ def weights_of(device, requires_grad=True):
 
 def test_values_and_gradients(device):
     weights = weights_of(device)
+    weights.insert(1, torch.randn(200, 170, device=device, requires_grad=True))
     for dtype in (torch.float16, torch.bfloat16):
         made = _edge_checks.CastTogether.apply(dtype, *weights)
         for got, weight in zip(made, weights, strict=True):
@@ -28,7 +29,7 @@ def test_values_and_gradients(device):
             assert torch.equal(got, grad.float())
         some = _edge_checks.CastTogether.apply(dtype, *weights)
         found = torch.autograd.grad(some[1].sum(), weights, allow_unused=True)
-        assert [grad is None for grad in found] == [True, False, True]
+        assert [grad is None for grad in found] == [True, False, True, True]
 
 
 def test_gradients_of_gradients(device):

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from .norms import Norm
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+# Elements from which on a launch of its own is faster: a block of a list takes 65536.
+_LARGE = 1 << 15
 POOLS = ("max", "mean", "sum")
 
 
@@ -235,7 +237,14 @@ def _cast_weights(weights: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
 def cast_together(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
     """Tensors of one device and dtype in another dtype."""
     made = [torch.empty_like(tensor, dtype=dtype) for tensor in tensors]
-    torch._foreach_copy_(made, list(tensors))
+    pairs: list[tuple[Tensor, Tensor]] = []
+    for to, tensor in zip(made, tensors, strict=True):
+        if tensor.numel() < _LARGE:
+            pairs.append((to, tensor))
+        else:
+            to.copy_(tensor)
+    if pairs:
+        torch._foreach_copy_(*map(list, zip(*pairs, strict=True)))
     return made
 
 
