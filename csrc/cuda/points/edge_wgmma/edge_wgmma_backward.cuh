@@ -14,18 +14,8 @@ namespace fusedops {
 
 inline constexpr int kEdgeWgmmaOut = 128;
 
-// Writes a warp's 16 x 16 values at `column` of its rows, which lie in pieces: 8 rows take 8 ld
-// elements.
-template <class T>
-__device__ __forceinline__ void store_pieces(const uint32_t (&a)[4], T* rows, int ld, int column) {
-  T* to = rows + 8 * column + 8 * (lane_id() / 4) + 2 * (lane_id() % 4);
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    *reinterpret_cast<uint32_t*>(to + i % 2 * 8 * ld + i / 2 * 64) = a[i];
-  }
-}
-
-template <class T, int kFirst, int kHidden>
+// kWinners: what comes from above is a maximum's gradient; else rows are there.
+template <class T, int kFirst, int kHidden, bool kWinners>
 struct EdgeWgmmaBackward {
   static constexpr int kOut = kEdgeWgmmaOut, kParts = kHidden / kEdgePart;
   using Tiles = EdgeTiles<T, kHidden, kOut, EdgePass::kBoth>;
@@ -48,31 +38,36 @@ struct EdgeWgmmaBackward {
     int64_t at[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int64_t row = a.winners ? tile.group(half) : tile.edge(half, p.k);
+      const int64_t row = kWinners ? tile.group(half) : tile.edge(half, p.k);
       at[half] = row * p.width + channel;
     }
     const float4* affine = p.affine + (p.before_last() + channel) / 2;
     const float4* dense = a.dense + channel / 2;
+    T* dy_at = matrix_row(tiles.dy_rows(), Tiles::kDy, true);
+    EdgeAbove above[kEdgePart / 32];
     take_parts<kOut / kEdgePart, 1>(
         [&](int i, EdgePart& part) {
           start_product<T>(part, x, w.last + static_cast<uint64_t>(i * kEdgePart), kOut);
+#pragma unroll
+          for (int c = 0; c < kEdgePart / 32; ++c)
+            above[c].template load<kWinners>(a, at, 2 * i + c);
         },
         [&](int i, EdgePart& part) {
           if (!a.dense) part.clear();
 #pragma unroll
           for (int c = 0; c < kEdgePart / 32; ++c) {
-            EdgeAbove above;
-            above.load(a, at, 2 * i + c);
-            output_gradient(a, tile, above, affine + 16 * (2 * i + c), dense + 16 * (2 * i + c),
-                            part.y[c]);
+            output_gradient<kWinners>(a, tile, above[c], affine + 16 * (2 * i + c),
+                                      dense + 16 * (2 * i + c), part.y[c]);
             EdgeOperand<32> dy;
             store_operand<T>(part.y[c], 0, dy);
-            store_pieces(dy.a[0], tiles.dy_rows(), Tiles::kDy, kEdgePart * i + 32 * c);
-            store_pieces(dy.a[1], tiles.dy_rows(), Tiles::kDy, kEdgePart * i + 32 * c + 16);
+            const int column = kEdgePart * i + 32 * c;
+            edge_store_matrices(dy_at + 8 * column, dy.a[0]);
+            edge_store_matrices(dy_at + 8 * (column + 16), dy.a[1]);
           }
         });
+    T* x_at = matrix_row(tiles.x_rows(), Tiles::kX, true);
 #pragma unroll
-    for (int k = 0; k < kHidden / 16; ++k) store_pieces(x.a[k], tiles.x_rows(), Tiles::kX, 16 * k);
+    for (int k = 0; k < kHidden / 16; ++k) edge_store_matrices(x_at + 8 * 16 * k, x.a[k]);
   }
 
   // Starts dW += dY^T x over the block's rows.
@@ -174,7 +169,7 @@ struct EdgeWgmmaBackward {
       __syncthreads();
       if (first < end) {
         const int rows = static_cast<int>(min(end - first, int64_t{kEdgeRows}));
-        tiles.write_rows(a, tile, rows, x, centred, sums);
+        write_wgmma_rows(a, tiles, tile, rows, x, centred, sums);
       }
       tile = next;
     }
@@ -197,10 +192,10 @@ struct EdgeWgmmaBackward {
   }
 };
 
-template <class T, int kFirst, int kHidden>
+template <class T, int kFirst, int kHidden, bool kWinners>
 __global__ void __launch_bounds__(kEdgeThreads, 1)
     edge_wgmma_backward_kernel(const __grid_constant__ EdgeBackward<T> a) {
-  using Pass = EdgeWgmmaBackward<T, kFirst, kHidden>;
+  using Pass = EdgeWgmmaBackward<T, kFirst, kHidden, kWinners>;
   using Tiles = typename Pass::Tiles;
   extern __shared__ __align__(16) unsigned char memory[];
   const EdgeProblem<T>& p = a.problem;
@@ -237,7 +232,9 @@ int with_wgmma_kernel(const EdgeBackward<T>& a, EdgePass pass, const EdgeDevice&
       if constexpr (kOut == 32) return 0;
       return fn(Tag<&edge_wgmma_narrow_kernel<T, kHidden, 64, true>>{}, bytes);
     } else {
-      return fn(Tag<&edge_wgmma_backward_kernel<T, kFirst, kHidden>>{}, bytes);
+      if (a.winners) return fn(Tag<&edge_wgmma_backward_kernel<T, kFirst, kHidden, true>>{}, bytes);
+      if constexpr (kFirst != kHidden) return 0;  // the last of three layers
+      return fn(Tag<&edge_wgmma_backward_kernel<T, kHidden, kHidden, false>>{}, bytes);
     }
   };
   const int narrow = call.template operator()<32, 32>() + call.template operator()<32, 64>() +

@@ -2,6 +2,8 @@
 // its own: it waits for no other before the end.
 #pragma once
 
+#include <type_traits>
+
 #include "csrc/cuda/points/edge_wgmma/edge_wgmma.cuh"
 #include "csrc/cuda/points/edge_wgmma/wgmma_columns.cuh"
 #include "csrc/cuda/points/edges/edge_backward.cuh"
@@ -62,6 +64,41 @@ struct EdgeLaneSums {
     }
   }
 };
+
+// Writes dz of the first `rows` of a tile's rows and adds it to the sums, with centred y.
+template <class T, class Tiles, class Sums, int kHidden>
+__device__ __forceinline__ void write_wgmma_rows(const EdgeBackward<T>& a, const Tiles& tiles,
+                                                 const EdgeTile& tile, int rows,
+                                                 const EdgeOperand<kHidden>& dz,
+                                                 const EdgeOperand<kHidden>& centred, Sums& sums) {
+  const T* from = tiles.x_rows();
+  T* at = matrix_row(tiles.x_rows(), Tiles::kX, false);
+#pragma unroll
+  for (int k = 0; k < kHidden / 16; ++k) edge_store_matrices(at + 16 * k, dz.a[k]);
+  __syncwarp();
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = lane_id() / 4 + 8 * half;
+    if (row >= rows) continue;
+    T* to = a.below + tile.edge(half, a.problem.k) * kHidden;
+#pragma unroll
+    for (int column = 8 * (lane_id() % 4); column < kHidden; column += 32) {
+      *reinterpret_cast<uint4*>(to + column) =
+          *reinterpret_cast<const uint4*>(from + row * Tiles::kX + column);
+    }
+  }
+  if constexpr (std::is_same_v<Sums, EdgeLaneSums>) {
+    sums.template add<T>(dz, centred);
+  } else {
+    sums.add_gradients(from, Tiles::kX);
+    __syncwarp();
+#pragma unroll
+    for (int k = 0; k < kHidden / 16; ++k) edge_store_matrices(at + 16 * k, centred.a[k]);
+    __syncwarp();
+    sums.add_products(from, Tiles::kX);
+  }
+  __syncwarp();
+}
 
 // kWinners: what comes from above is a maximum's gradient; else rows are there.
 template <class T, int kHidden, int kOut, bool kWinners>
@@ -210,37 +247,6 @@ struct EdgeNarrowBackward {
     dw.settle();
   }
 
-  // Writes dz of the first `rows` of a tile's rows and adds it to the sums, with centred y.
-  __device__ __forceinline__ void write_rows(const EdgeTile& tile, int rows) {
-    const T* from = tiles.x_rows();
-    T* at = matrix_row(tiles.x_rows(), Tiles::kX, false);
-#pragma unroll
-    for (int k = 0; k < kHidden / 16; ++k) edge_store_matrices(at + 16 * k, x.a[k]);
-    __syncwarp();
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = lane_id() / 4 + 8 * half;
-      if (row >= rows) continue;
-      T* to = a.below + tile.edge(half, a.problem.k) * kHidden;
-#pragma unroll
-      for (int column = 8 * (lane_id() % 4); column < kHidden; column += 32) {
-        *reinterpret_cast<uint4*>(to + column) =
-            *reinterpret_cast<const uint4*>(from + row * Tiles::kX + column);
-      }
-    }
-    if constexpr (kByLane) {
-      sums.template add<T>(x, centred);
-    } else {
-      sums.add_gradients(from, Tiles::kX);
-      __syncwarp();
-#pragma unroll
-      for (int k = 0; k < kHidden / 16; ++k) edge_store_matrices(at + 16 * k, centred.a[k]);
-      __syncwarp();
-      sums.add_products(from, Tiles::kX);
-    }
-    __syncwarp();
-  }
-
   __device__ __forceinline__ void run() {
     const EdgeProblem<T>& p = a.problem;
     const int end = __ldg(p.ends + p.groups - 1);
@@ -264,7 +270,10 @@ struct EdgeNarrowBackward {
       edge_warpgroup_barrier();
       multiply();
       edge_warpgroup_barrier();
-      if (first < end) write_rows(tile, static_cast<int>(min(end - first, int64_t{kEdgeRows})));
+      if (first < end) {
+        const int rows = static_cast<int>(min(end - first, int64_t{kEdgeRows}));
+        write_wgmma_rows(a, tiles, tile, rows, x, centred, sums);
+      }
       tile = next;
     }
     gathered.wait();
