@@ -33,30 +33,52 @@ struct EdgeProductTile {
   T operands[kRows * kSmall];
   T weighted[2][kRows * kSmall];  // weight * operand, and what rounding left of it
 
-  // The lane's part: a row and every other piece of eight columns.
-  __device__ __forceinline__ void load(const EdgeProducts<T>& a, int first, int end, int start,
-                                       bool moments) {
-    const int lane = static_cast<int>(threadIdx.x % 32), r = lane / 2, part = lane % 2;
-    const bool live = first + r < end;
-    const int4 record = live ? __ldg(a.list + first + r) : int4{};
-    const T* from = a.rows + (int64_t{record.y} * a.k + record.z) * a.width;
+  // The lane's part, on its way: a row and every other piece of eight columns.
+  struct Fetched {
+    uint4 values[kEdgeProductSlice / 16], operand;
+    float weight;
+  };
+
+  static __device__ __forceinline__ int own_row() { return static_cast<int>(threadIdx.x % 32) / 2; }
+
+  // The record of the lane's row of those from `first` on; none behind the end.
+  static __device__ __forceinline__ int4 record_of(const EdgeProducts<T>& a, int64_t first,
+                                                   int end) {
+    return first + own_row() < end ? __ldg(a.list + first + own_row()) : int4{};
+  }
+
+  static __device__ __forceinline__ Fetched fetch(const EdgeProducts<T>& a, int64_t first, int end,
+                                                  const int4& record, int start) {
+    const int part = static_cast<int>(threadIdx.x % 2);
+    const bool live = first + own_row() < end;
+    const T* from = a.rows + (int64_t{record.y} * a.k + record.z) * a.width + start;
+    Fetched found{};
 #pragma unroll
     for (int i = 0; i < kEdgeProductSlice / 16; ++i) {
       const int column = 16 * i + 8 * part;
-      uint4 piece{};
       if (live && start + column < a.width) {
-        piece = __ldg(reinterpret_cast<const uint4*>(from + start + column));
+        found.values[i] = __ldg(reinterpret_cast<const uint4*>(from + column));
       }
-      *reinterpret_cast<uint4*>(values + r * kLd + column) = piece;
     }
-    uint4 operand{};
     if (live && part < a.planes) {
-      operand = __ldg(reinterpret_cast<const uint4*>(a.operands) + part * a.edges + first + r);
+      found.operand =
+          __ldg(reinterpret_cast<const uint4*>(a.operands) + part * a.edges + first + own_row());
     }
+    found.weight = __int_as_float(record.w);
+    return found;
+  }
+
+  __device__ __forceinline__ void store(const Fetched& found, bool moments) {
+    const int r = own_row(), part = static_cast<int>(threadIdx.x % 2);
+#pragma unroll
+    for (int i = 0; i < kEdgeProductSlice / 16; ++i) {
+      *reinterpret_cast<uint4*>(values + r * kLd + 16 * i + 8 * part) = found.values[i];
+    }
+    const uint4& operand = found.operand;
     const int at = r * kSmall + 8 * part;
     *reinterpret_cast<uint4*>(operands + at) = operand;
     if (!moments) return;
-    const float weight = __int_as_float(record.w);
+    const float weight = found.weight;
     uint4 high, low;
     weigh(operand.x, weight, high.x, low.x);
     weigh(operand.y, weight, high.y, low.y);
@@ -110,11 +132,16 @@ __global__ void __launch_bounds__(32 * kEdgeProductWarps) edge_products_kernel(E
   const uint32_t ones[4] = {one, 0u, one, 0u};
   float sum[kAll][2][4] = {};
   const int stride = static_cast<int>(gridDim.x) * kEdgeProductWarps * Tile::kRows;
-  for (int64_t first = (int64_t{blockIdx.x} * kEdgeProductWarps + warp) * Tile::kRows; first < end;
-       first += stride) {
+  int64_t first = (int64_t{blockIdx.x} * kEdgeProductWarps + warp) * Tile::kRows;
+  // NOTE: rows are on their way for a turn, and where they are for two.
+  typename Tile::Fetched found = Tile::fetch(a, first, end, Tile::record_of(a, first, end), start);
+  int4 record = Tile::record_of(a, first + stride, end);
+  for (; first < end; first += stride) {
     __syncwarp();
-    tile.load(a, static_cast<int>(first), end, start, moments);
+    tile.store(found, moments);
     __syncwarp();
+    found = Tile::fetch(a, first + stride, end, record, start);
+    record = Tile::record_of(a, first + int64_t{2} * stride, end);
     uint32_t left[4], right[4];
     Tile::load_right(tile.operands, Tile::kSmall, right);
 #pragma unroll
