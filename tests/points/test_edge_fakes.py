@@ -15,7 +15,7 @@ from torch._dynamo.backends.common import aot_autograd
 
 from fusedops.points import BatchNorm, LayerNorm, _edge_fused, edge_conv, set_abstraction
 from fusedops.points._edge_input import EdgeInput, EdgeLayer
-from fusedops.points._edge_problem import INFER_SHAPES, infer_shape
+from fusedops.points._edge_problem import INFER_SHAPES, TAPER, infer_shape, train_shape
 from points.layer_cases import make_layers
 from samples import edges
 from util import HALVES, make, name
@@ -401,6 +401,8 @@ def test_shapes_are_those_of_the_kernels():
     table = re.search(r"kEdgeShapes\[\] = \{(.*?)\};", header.read_text(), re.DOTALL)
     shapes = re.findall(r"\{(\d+), (\d+), (\d+)\}", table.group(1))
     assert tuple(tuple(map(int, shape)) for shape in shapes) == INFER_SHAPES
+    taper = re.search(r"kEdgeTaper = \{(\d+), (\d+), (\d+)\};", header.read_text())
+    assert tuple(map(int, taper.groups())) == TAPER
 
 
 @pytest.mark.parametrize(
@@ -432,6 +434,30 @@ def test_what_inference_has_alone(infers_apart):
     assert not _edge_fused.supports(given, layers, "relu", 0.0, "max")
     with torch.no_grad():
         assert _edge_fused.supports(given, layers, "relu", 0.0, "max")
+
+
+@pytest.mark.parametrize(
+    ("channels", "shape"),
+    [
+        ((64, 96, 128), TAPER), ((10, 65, 100), TAPER), ((65, 96, 128), None),
+        ((64, 64, 128), None), ((64, 128, 64), None), ((64, 128, 256), None),
+        ((64, 128, 128, 128), None), ((64, 128), None), ((64, 196, 128), None),
+    ],
+)  # fmt: skip
+def test_shape_of_training(channels, shape):
+    """Where the first layer alone is narrower than the widths of all."""
+    assert train_shape(channels) == shape
+
+
+def test_training_traces_with_widths_of_its_own(infers_apart, graphs):
+    given = cloud_of(6)
+    layers = make_layers(9, (64, 96, 128), "batch_train", torch.bfloat16, "cpu", torch.float32)
+    compiled = torch.compile(set_abstraction, fullgraph=True, backend=backend_of(graphs))
+    for weight in layers[0]:
+        weight.requires_grad_()
+    grads = torch.autograd.grad(compiled(*given, *layers).sum(), layers[0])
+    assert [g.shape for g in grads] == [w.shape for w in layers[0]]
+    assert graphs[1].count("edge_mlp_backward_") == 2
 
 
 def test_inference_traces_with_widths_of_its_own(infers_apart, graphs):

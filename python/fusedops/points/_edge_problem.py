@@ -54,7 +54,7 @@ def train_shape(channels: Sequence[int]) -> tuple[int, ...] | None:
     """TAPER where it holds the layers and is less work than padded widths are; else None."""
     if len(channels) != 3 or padded_widths(channels) != (128, 128, 128):
         return None
-    return TAPER if channels[0] <= TAPER[0] else None
+    return TAPER if all(c <= width for c, width in zip(channels, TAPER, strict=True)) else None
 
 
 def infer_memory(shape: Sequence[int], has_rows: bool) -> int:
