@@ -113,6 +113,9 @@ def test_explain_names_the_kernel():
     report = fusedops.explain((8, 9762), (8325, 9762), (8325,), "relu")
     assert report.products[0].kernel.startswith("unaligned 32x128")
     assert "begin anywhere" in str(report)
+    report = fusedops.explain((44_338, 2416), (64, 2416), dtype=torch.float32)
+    assert report.products[0].kernel.startswith("unaligned")
+    assert "three bf16 parts" in str(report)
 
 
 # ---- results ----

@@ -46,6 +46,7 @@ IN_PLACE = {
     "thin": "few features: a kernel that streams the rows is the fastest by its time model",
     "unaligned": "operands begin anywhere: a kernel that reads them so is the fastest by its time"
     " model",
+    "parts": "fp32 as three bf16 parts on the way to Tensor Cores is the fastest by its time model",
 }
 WHY = {  # kChosenBy of module_gemm.cpp
     "tuned": "measured on this machine by fusedops.tune, of {} candidates",
@@ -434,11 +435,12 @@ def _explain_in_place(
     m, n, k = sizes
     plan = {"name": found["name"], "family": family, "splits": found.get("splits", 1)}
     plan |= {"tile": found["tile"], "swizzle": DEFAULT_RASTER_WIDTH}
+    parts = family == "unaligned" and packed["dtype"] == "float32"
     return ExplainedGemm(
         role=role,
         problem=packed | {"m": m, "n": n, "k": k, "ldd": n},
         plan=plan,
-        why=IN_PLACE[family],
+        why=IN_PLACE["parts" if parts else family],
         expected_us=found["expected_us"],
         runners_up=(("the other kernels, with their copies", found["other_us"]),),
     )
