@@ -126,7 +126,51 @@ SplitSource split_source(const MatrixView& view, int64_t first, int64_t count) {
           view.row_stride, view.col_stride};
 }
 
-void run_exact(const GemmCall& call, const GemmProblem& p, const LaunchScope& scope) {
+// Memory for what such a product writes where rows of d do not begin at 16 bytes, and the bias in a
+// row of as many zeros. Replaces addresses in `p`.
+struct PaddedOutputs {
+  Tensor d, preact, bias;
+
+  PaddedOutputs(const GemmCall& call, GemmProblem& p, const LaunchScope& scope) {
+    if (p.ldd % 4 == 0) return;
+    p.ldd = exact_ld(p.n);
+    const int64_t bytes = p.m * p.ldd * int64_t{sizeof(float)};
+    d = workspace(bytes, scope);
+    p.d = d.mutable_data_ptr();
+    if (p.preact) {
+      preact = workspace(bytes, scope);
+      p.preact = preact.mutable_data_ptr();
+    }
+    if (!p.bias) return;
+    const MatrixView row{p.bias, 1, p.n, p.n, 1};
+    p.bias = packed_operand(call.op, call.dtype, row, bias, scope).data;
+  }
+
+  void deliver(const GemmCall& call, const GemmProblem& to, int64_t ld,
+               const LaunchScope& scope) const {
+    const auto copy = [&](const Tensor& padded, void* out) {
+      if (!padded.defined()) return;
+      const PackSource rows{padded.const_data_ptr(), to.m, to.n, ld, 1};
+      check_launched(call.op, unpack_rows(rows, sizeof(float), out, scope.context()));
+    };
+    copy(d, to.d);
+    copy(preact, to.preact);
+  }
+};
+
+// Zeros in the rows (of so many bytes) that make `rows` of parts a multiple of 4.
+void clear_rows(const Tensor& parts, int64_t rows, int64_t bytes, const char* op,
+                const LaunchScope& scope) {
+  const int64_t more = exact_ld(rows) - rows;
+  if (more == 0) return;
+  char* first = static_cast<char*>(parts.mutable_data_ptr()) + rows * bytes;
+  FUSEDOPS_CHECK(cudaMemsetAsync(first, 0, size_t(more * bytes), scope.stream()) == cudaSuccess, op,
+                 ": could not clear the workspace");
+}
+
+void run_exact(const GemmCall& call, const GemmProblem& problem, const LaunchScope& scope) {
+  GemmProblem p = problem;
+  const PaddedOutputs outputs(call, p, scope);
   const GemmProblem largest = exact_tile(p);
   const int64_t step_m = largest.m, step_n = largest.n, columns = largest.k;
   const MatrixView a = call.a, b = call.b.transposed();
@@ -147,12 +191,13 @@ void run_exact(const GemmCall& call, const GemmProblem& p, const LaunchScope& sc
   for (int64_t col = 0; col < p.n; col += step_n) {
     const SplitSource source_b = split_source(b, col, std::min(step_n, p.n - col));
     split(SplitSide::kB, source_b, parts_b);
+    clear_rows(parts_b, source_b.rows, columns * 2, call.op, scope);
     for (int64_t row = 0; row < p.m; row += step_m) {
       const SplitSource source_a = split_source(a, row, std::min(step_m, p.m - row));
       split(SplitSide::kA, source_a, parts_a);
       GemmProblem tile = largest;
       tile.m = source_a.rows;
-      tile.n = source_b.rows;
+      tile.n = exact_ld(source_b.rows);  // columns behind N are nobody's
       tile.a.data = parts_a.const_data_ptr();
       tile.b.data = parts_b.const_data_ptr();
       tile.d = at(p.d, row * p.ldd + col);
@@ -162,6 +207,7 @@ void run_exact(const GemmCall& call, const GemmProblem& p, const LaunchScope& sc
       check_launched(call.op, repair_nonfinite(source_a, source_b, tile, nonfinite, context));
     }
   }
+  outputs.deliver(call, problem, p.ldd, scope);
 }
 
 // ---- preparing operands ----
@@ -201,7 +247,7 @@ void launch_prepared(const GemmCall& call, const GemmPlan& plan, const Prepared&
   launch_plan(call.op, plan, prepared.problem, scope);
   if (!prepared.d.defined()) return;
   const PackSource padded{prepared.d.const_data_ptr(), p.m, p.n, prepared.problem.ldd, 1};
-  check_launched(call.op, unpack_rows(padded, p.d, scope.context()));
+  check_launched(call.op, unpack_rows(padded, dtype_bytes(p.dtype), p.d, scope.context()));
 }
 
 // Whether the result needs no product: d is empty, or it is act(bias), which this launches.

@@ -158,8 +158,8 @@ OperandPlan plan_operands(const MatrixView& a, const MatrixView& b, const GemmPr
 }
 
 bool wants_exact_parts(const GemmProblem& p, const DeviceModel& device) {
-  const int64_t extent = std::max(p.n, split_columns(p.k));
-  return p.math == MathMode::kFp32 && device.hopper() && p.n % 4 == 0 &&
+  const int64_t extent = std::max(exact_ld(p.n), split_columns(p.k));
+  return p.math == MathMode::kFp32 && device.hopper() &&
          extent <= std::numeric_limits<int32_t>::max() && work(p) >= kExactMinWork &&
          double(p.m) * p.n >= kExactMinReuse * (double(p.m) + p.n);
 }
@@ -171,7 +171,8 @@ GemmProblem exact_tile(const GemmProblem& problem) {
   GemmProblem tile = problem;
   tile.split_parts = true;
   tile.m = std::min(problem.m, rows);
-  tile.n = std::min(problem.n, rows);
+  tile.n = std::min(exact_ld(problem.n), rows);
+  tile.ldd = problem.ldd % 4 == 0 ? problem.ldd : exact_ld(problem.n);
   tile.k = columns;
   tile.a = tile.b = {nullptr, columns, Major::kK};
   return tile;
