@@ -209,7 +209,7 @@ py::dict unaligned_gemm(int64_t m, int64_t n, int64_t k, const Strides& a, const
   const MatrixView view_a = paper_view(a, m, k), view_b = paper_view(b, k, n);
   const UnalignedPlan plan = plan_unaligned(view_a, view_b, problem, device);
   if (plan.rejected) return py::dict("takes"_a = false, "rejected"_a = plan.rejected);
-  const double other_us = gemm_us(view_a, view_b, problem, device);
+  const double other_us = otherwise_us(view_a, view_b, problem, device);
   const unaligned::Tile& tile = unaligned::tile_of(problem.dtype, plan.tile);
   return py::dict("takes"_a = plan.expected_us < other_us, "rejected"_a = py::none(),
                   "name"_a = unaligned_name(plan), "tile"_a = py::make_tuple(tile.m, tile.n),

@@ -63,7 +63,7 @@ def unaligned(*args, **options):
 def test_large_operands_of_odd_rows_are_read_in_place(dtype, m, n, k, b):
     found = unaligned(m, n, k, b=b, dtype=dtype)
     assert found["takes"]
-    assert found["expected_us"] < 0.7 * found["other_us"]
+    assert found["expected_us"] < 0.8 * found["other_us"]
     assert found["splits"] >= 1
     assert found["name"] == "unaligned {}x{}".format(*found["tile"])
 

@@ -310,7 +310,7 @@ void run_gemm(const GemmCall& call, const Tensor& d, const Tensor* preact,
               const LaunchScope& scope) {
   const GemmProblem p = problem_of(call, d, preact);
   if (launch_without_product(call, p, scope)) return;
-  if (run_thin(call, p, scope) || run_unaligned(call, p, scope)) return;
+  if (run_unaligned(call, p, scope) || run_thin(call, p, scope)) return;
   if (wants_exact_parts(p, device_model(scope))) return run_exact(call, p, scope);
   const Prepared prepared = prepare(call, p, scope);
   const GemmPlan plan = select_gemm_cached(prepared.problem, device_model(scope));

@@ -79,7 +79,8 @@ const char* refusal_of(const MatrixView& a, const MatrixView& b, const GemmProbl
     return wants_exact_parts(p, device) ? "WGMMA takes fp32 over bf16 parts" : nullptr;
   }
   const OperandPlan operands = plan_operands(a, b, p, device);
-  if (!operands.pack_a && !operands.pack_b && !operands.pads_d) return "nothing has to be copied";
+  const bool copies = operands.pack_a || operands.pack_b || operands.pads_d;
+  if (!copies && p.ldd % 8 == 0) return "nothing has to be copied";
   return nullptr;
 }
 
@@ -147,9 +148,16 @@ UnalignedPlan plan_unaligned(const MatrixView& a, const MatrixView& b, const Gem
   return plan;
 }
 
+double otherwise_us(const MatrixView& a, const MatrixView& b, const GemmProblem& problem,
+                    const DeviceModel& device) {
+  const double us = gemm_us(a, b, problem, device);
+  const ThinPlan thin = plan_thin(a, b, problem, device);
+  return thin.rejected ? us : std::min(us, thin.expected_us);
+}
+
 bool unaligned_takes(const UnalignedPlan& plan, const MatrixView& a, const MatrixView& b,
                      const GemmProblem& problem, const DeviceModel& device) {
-  return plan.rejected == nullptr && plan.expected_us < gemm_us(a, b, problem, device);
+  return plan.rejected == nullptr && plan.expected_us < otherwise_us(a, b, problem, device);
 }
 
 std::string unaligned_name(const UnalignedPlan& plan) {

@@ -22,7 +22,11 @@ struct UnalignedPlan {
 UnalignedPlan plan_unaligned(const MatrixView& a, const MatrixView& b, const GemmProblem& problem,
                              const DeviceModel& device);
 
-// Whether the plan can run and is expected to be faster than copies and a kernel that wants them.
+// What a product takes by a streaming kernel or by the others, with the copies that those want.
+double otherwise_us(const MatrixView& a, const MatrixView& b, const GemmProblem& problem,
+                    const DeviceModel& device);
+
+// Whether the plan can run and is expected to be faster than that.
 bool unaligned_takes(const UnalignedPlan& plan, const MatrixView& a, const MatrixView& b,
                      const GemmProblem& problem, const DeviceModel& device);
 

@@ -385,12 +385,12 @@ def _explain_gemm(
 ) -> ExplainedGemm:
     prepared = _C.prepare_gemm(m, n, k, a=a, b=b, **options)
     problem = prepared["problem"]
-    thin = _C.thin_gemm(m, n, k, a=a, b=b, **options)
-    if thin["takes"]:
-        return _explain_in_place(role, (m, n, k), "thin", thin, problem)
     unaligned = _C.unaligned_gemm(m, n, k, a=a, b=b, **options)
     if unaligned["takes"]:
         return _explain_in_place(role, (m, n, k), "unaligned", unaligned, problem)
+    thin = _C.thin_gemm(m, n, k, a=a, b=b, **options)
+    if thin["takes"]:
+        return _explain_in_place(role, (m, n, k), "thin", thin, problem)
     if m == 0 or n == 0:
         return ExplainedGemm(role, problem, None, "nothing is computed: the output is empty")
     if k == 0:
