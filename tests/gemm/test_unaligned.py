@@ -27,7 +27,7 @@ HOPPER = {"capability": 90, "sm_count": 132}
 OP = torch.ops.fusedops.linear_backward
 TILE_OP = torch.ops.fusedops_tuning
 RELU = activation_code("relu")
-TILES, PART_TILES = 5, 2  # of csrc/cutlass/configs/unaligned_configs.h
+TILES, PART_TILES = 8, 2  # of csrc/cutlass/configs/unaligned_configs.h
 # M, N, K: every tile, K in one and in several slices, rows of any length on either side.
 SHAPES = (
     *((1, 4111, 3001), (8, 2953, 1065), (40, 135, 4099), (64, 9365, 1517), (96, 87, 8001)),
@@ -65,7 +65,7 @@ def test_large_operands_of_odd_rows_are_read_in_place(dtype, m, n, k, b):
     assert found["takes"]
     assert found["expected_us"] < 0.8 * found["other_us"]
     assert found["splits"] >= 1
-    assert found["name"] == "unaligned {}x{}".format(*found["tile"])
+    assert found["name"].endswith("{}x{}".format(*found["tile"]))
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_fp32_products_of_few_features_go_by_parts():
 
 def test_explain_names_the_kernel():
     report = fusedops.explain((8, 9762), (8325, 9762), (8325,), "relu")
-    assert report.products[0].kernel.startswith("unaligned 32x128")
+    assert report.products[0].kernel.startswith("unaligned")
     assert "begin anywhere" in str(report)
     report = fusedops.explain((44_338, 2416), (64, 2416), dtype=torch.float32)
     assert report.products[0].kernel.startswith("unaligned")
@@ -185,11 +185,12 @@ def test_shapes_here_take_these_kernels(dtype):
 
 
 @pytest.mark.gpu
+@pytest.mark.sm90
 @pytest.mark.parametrize("dtype", HALVES, ids=name)
 @pytest.mark.parametrize("tile", range(TILES))
 def test_every_tile(tile, dtype):
     """Chosen or not: one tile and a bit of the next ones, and less than 16 bytes of everything."""
-    for m, n, k in ((131, 133, 515), (257, 67, 1031), (3, 5, 7), (40, 200, 64)):
+    for m, n, k in ((131, 133, 515), (257, 67, 1031), (3, 5, 7), (40, 300, 64)):
         x, weight, bias, _ = linear_inputs(m, n, k, dtype, "cuda")
         exact = reference.linear(x.double(), weight.double(), bias.double(), "relu")
         theirs = torch_linear(x, weight, bias, "relu")

@@ -15,17 +15,25 @@ struct Tile {
 inline constexpr Tile kTiles[] = {
     {32, 128, 2}, {64, 128, 2}, {128, 128, 1}, {128, 64, 2}, {128, 32, 2},
 };
+// The same with WGMMA, for 16-bit operands: their numbers go on from those of kTiles.
+inline constexpr Tile kHopperTiles[] = {{64, 128, 2}, {128, 128, 1}, {128, 64, 2}};
 inline constexpr Tile kPartTiles[] = {{128, 64, 1}, {64, 64, 2}};
 inline constexpr int kNumTiles = sizeof(kTiles) / sizeof(kTiles[0]);
+inline constexpr int kNumHopperTiles = sizeof(kHopperTiles) / sizeof(kHopperTiles[0]);
 inline constexpr int kNumPartTiles = sizeof(kPartTiles) / sizeof(kPartTiles[0]);
 inline constexpr int kTileK = 64, kPartTileK = 32;
 inline constexpr int kThreads = 256;
 
-inline const Tile& tile_of(DType dtype, int tile) {
-  return dtype == DType::kFloat32 ? kPartTiles[tile] : kTiles[tile];
+constexpr bool is_hopper(DType dtype, int tile) {
+  return dtype != DType::kFloat32 && tile >= kNumTiles;
 }
-constexpr int num_tiles(DType dtype) {
-  return dtype == DType::kFloat32 ? kNumPartTiles : kNumTiles;
+inline const Tile& tile_of(DType dtype, int tile) {
+  return dtype == DType::kFloat32 ? kPartTiles[tile]
+         : is_hopper(dtype, tile) ? kHopperTiles[tile - kNumTiles]
+                                  : kTiles[tile];
+}
+constexpr int num_tiles(DType dtype, bool hopper) {
+  return dtype == DType::kFloat32 ? kNumPartTiles : kNumTiles + (hopper ? kNumHopperTiles : 0);
 }
 
 // The warps of a block along each side of its tile.

@@ -212,8 +212,8 @@ Tensor gemm_unaligned(const Tensor& a,                    // (M, K)
                       int64_t activation, int64_t tile, int64_t splits, int64_t epilogue) {
   const char* op = "gemm_unaligned";
   const LinearShape shape = check_matmul(op, a, b, bias, activation);
-  FUSEDOPS_CHECK(tile >= 0 && tile < unaligned::num_tiles(shape.dtype) && splits >= 1 &&
-                     splits <= kMostSlices && epilogue >= 0 &&
+  FUSEDOPS_CHECK(tile >= 0 && tile < unaligned::num_tiles(shape.dtype, /*hopper=*/true) &&
+                     splits >= 1 && splits <= kMostSlices && epilogue >= 0 &&
                      epilogue <= static_cast<int64_t>(Epilogue::kAccumulator),
                  op, ": tile, splits or epilogue is out of range");
   const LaunchScope scope(op, a);

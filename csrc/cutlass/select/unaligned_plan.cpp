@@ -14,6 +14,7 @@ namespace {
 
 constexpr bool kUnalignedKernels = true;  // false: every such product is copied first
 constexpr bool kPartKernels = true;       // false: fp32 products keep to the FMA kernels
+constexpr bool kHopperKernels = true;     // false: WGMMA is not asked
 
 // Fitted to 55 runs on an H100 (5 tiles, 11 products), which they meet within 12 % (rms): bytes of
 // operands that an SM loads a cycle, and of shared memory that it writes and reads; multiply-adds;
@@ -38,10 +39,14 @@ struct Step {
   double loads, shared, mma, issue;
 };
 
-Step step_of(const GemmProblem& p, const unaligned::Tile& tile) {
+Step step_of(const GemmProblem& p, int number) {
+  const unaligned::Tile& tile = unaligned::tile_of(p.dtype, number);
+  const bool hopper = unaligned::is_hopper(p.dtype, number);
   const double rows = double(std::min<int64_t>(p.m, tile.m) + std::min<int64_t>(p.n, tile.n));
   const double written = tile.m + tile.n;
-  const double read = double(tile.m) * warps_n(tile) + double(tile.n) * warps_m(tile);
+  // By each of two warpgroups, or by each of the warps.
+  const int along_m = hopper ? tile.m / 64 : warps_m(tile), along_n = (hopper ? 2 : 8) / along_m;
+  const double read = double(tile.m) * along_n + double(tile.n) * along_m;
   // 128 bytes of a row: 64 16-bit elements, or 32 of fp32, each in three parts for six MMAs.
   const bool parts = p.dtype == DType::kFloat32;
   const int k = parts ? unaligned::kPartTileK : unaligned::kTileK;
@@ -49,17 +54,18 @@ Step step_of(const GemmProblem& p, const unaligned::Tile& tile) {
   return {.k = k,
           .loads = rows * 128 / kLoadBytesPerCycle,
           .shared = (written + read) * bytes / kSharedBytesPerCycleOfSm,
-          .mma = double(tile.m) * tile.n * k * (parts ? 6 : 1) / kMmaSyncPerCycle,
+          .mma = double(tile.m) * tile.n * k * (parts ? 6 : 1) /
+                 (hopper ? kMmaPerCycle : kMmaSyncPerCycle),
           .issue = parts ? written * k * kPartInstructions / 128 : 0};
 }
 
-double unaligned_us(const GemmProblem& p, const unaligned::Tile& tile, int slices,
-                    const DeviceModel& device) {
+double unaligned_us(const GemmProblem& p, int number, int slices, const DeviceModel& device) {
+  const unaligned::Tile& tile = unaligned::tile_of(p.dtype, number);
   const double blocks = double(ceil_div(p.m, tile.m)) * ceil_div(p.n, tile.n) * slices;
   const double sms = device.sm_count;
   const double waves = std::ceil(blocks / (sms * tile.per_sm));
   const double resident = std::min<double>(tile.per_sm, std::ceil(blocks / sms));
-  const Step s = step_of(p, tile);
+  const Step s = step_of(p, number);
   const double l1 = s.loads + s.shared;
   const double alone = kLatencyCycles + kExposedLoads * l1 + s.mma + s.issue;
   const double step = std::max(resident * std::max(l1, s.mma + s.issue), alone);
@@ -91,7 +97,8 @@ struct Choice {
 
 Choice choose(const GemmProblem& p, const DeviceModel& device) {
   Choice best;
-  for (int i = 0; i < unaligned::num_tiles(p.dtype); ++i) {
+  const bool hopper = kHopperKernels && device.hopper();
+  for (int i = 0; i < unaligned::num_tiles(p.dtype, hopper); ++i) {
     const unaligned::Tile& tile = unaligned::tile_of(p.dtype, i);
     const int64_t tiles = ceil_div(p.m, tile.m) * ceil_div(p.n, tile.n);
     const int64_t enough = 4 * int64_t{device.sm_count} * tile.per_sm;
@@ -101,7 +108,7 @@ Choice choose(const GemmProblem& p, const DeviceModel& device) {
       const bool too_long =
           p.dtype != DType::kFloat32 && ceil_div(p.k, slices) > kLongestSum && slices < kMostSlices;
       if (p.epilogue == Epilogue::kAccumulator && too_long) continue;
-      const double us = unaligned_us(p, tile, slices, device);
+      const double us = unaligned_us(p, i, slices, device);
       if (best.us == 0 || us < best.us) best = {i, slices, us};
     }
   }
@@ -162,7 +169,9 @@ bool unaligned_takes(const UnalignedPlan& plan, const MatrixView& a, const Matri
 
 std::string unaligned_name(const UnalignedPlan& plan) {
   const unaligned::Tile& tile = unaligned::tile_of(plan.problem.dtype, plan.tile);
-  return "unaligned " + std::to_string(tile.m) + 'x' + std::to_string(tile.n);
+  const bool hopper = unaligned::is_hopper(plan.problem.dtype, plan.tile);
+  return (hopper ? "unaligned wgmma " : "unaligned ") + std::to_string(tile.m) + 'x' +
+         std::to_string(tile.n);
 }
 
 }  // namespace fusedops

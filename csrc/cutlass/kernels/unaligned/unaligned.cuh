@@ -22,13 +22,14 @@ struct Params {
   bool as_float;  // d gets the sums themselves, in fp32
 };
 
-// A tile among the warps of a block.
-template <class Element, Tile kTile>
+// A tile among the warps of a block, side by side along N or, where kDown, below each other first.
+template <class Element, Tile kTile, int kAlongM = warps_m(kTile), bool kDown = false>
 struct Shape {
   using T = Element;
   static constexpr Tile kShape = kTile;
   static constexpr int kM = kShape.m, kN = kShape.n;
-  static constexpr int kWarpsM = warps_m(kShape), kWarpsN = warps_n(kShape);
+  static constexpr int kWarpsM = kAlongM, kWarpsN = kThreads / 32 / kAlongM;
+  static constexpr bool kRowsFirst = kDown;
   static constexpr int kWarpM = kM / kWarpsM, kWarpN = kN / kWarpsN;
   static constexpr int kTilesM = kWarpM / 16, kTilesN = kWarpN / 8;
 };
@@ -41,8 +42,8 @@ struct Sums {
 
   __device__ __forceinline__ Sums() {
     const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
-    row = warp / S::kWarpsN * S::kWarpM;
-    col = warp % S::kWarpsN * S::kWarpN;
+    row = (S::kRowsFirst ? warp % S::kWarpsM : warp / S::kWarpsN) * S::kWarpM;
+    col = (S::kRowsFirst ? warp / S::kWarpsM : warp % S::kWarpsN) * S::kWarpN;
   }
 };
 
@@ -58,6 +59,8 @@ struct Gemm : Shape<Half, kTiles[kTile]> {
   using S = Shape<Half, kTiles[kTile]>;
   static constexpr int kK = kTileK;
   static constexpr bool kRepairs = false;
+  // Where products that multiply() began are there, and stores to shared memory for all to see.
+  static __device__ __forceinline__ void finish(Sums<S>&) {}
   using LoaderA = Loader<S::kM, kA>;
   using LoaderB = Loader<S::kN, kB>;
   static constexpr int kStage = LoaderA::kTileUnits + LoaderB::kTileUnits;
@@ -96,6 +99,7 @@ __device__ __forceinline__ void mainloop(uint4* shared, typename G::LoaderA& a,
   b.load(k);
   a.store(shared, k);
   b.store(shared + kOfA, k);
+  G::finish(sums);
   __syncthreads();
   int stage = 0;
 #pragma unroll 1
@@ -112,6 +116,7 @@ __device__ __forceinline__ void mainloop(uint4* shared, typename G::LoaderA& a,
       a.store(next, left);
       b.store(next + kOfA, left);
     }
+    G::finish(sums);
     __syncthreads();
   }
 }
@@ -251,7 +256,7 @@ template <class G>
 __global__ void __launch_bounds__(kThreads, G::kShape.per_sm)
     gemm_kernel(const __grid_constant__ Params p) {
   using S = typename G::S;
-  extern __shared__ __align__(128) uint4 shared_units[];
+  extern __shared__ __align__(1024) uint4 shared_units[];
   const int2 tile = p.order(blockIdx.x);
   const int64_t m = int64_t{tile.x} * G::kM, n = int64_t{tile.y} * G::kN;
   const int slice = blockIdx.y;

@@ -75,6 +75,7 @@ struct PartGemm : Shape<float, kPartTiles[kTile]> {
   using S = Shape<float, kPartTiles[kTile]>;
   static constexpr int kK = kPartTileK;
   static constexpr bool kRepairs = true;
+  static __device__ __forceinline__ void finish(Sums<S>&) {}
   using LoaderA = PartLoader<S::kM, kA>;
   using LoaderB = PartLoader<S::kN, kB>;
   static constexpr int kStage = LoaderA::kTileUnits + LoaderB::kTileUnits;

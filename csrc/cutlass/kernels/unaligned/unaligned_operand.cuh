@@ -34,6 +34,7 @@ struct OperandTile {
   static constexpr bool kAlongK = kMajor == Major::kK;
   static constexpr int kLines = kAlongK ? kRows : kK;
   static constexpr int kUnits = (kAlongK ? kK : kRows) / 8;  // of a line
+  static constexpr int kLineUnits = kUnits;                  // from a line to the next
 
   static __device__ __forceinline__ int place(int line, int unit) {
     return line * kUnits + (unit ^ (kUnits >= 8 ? line % 8 : line / 2 % 4));
@@ -132,11 +133,11 @@ struct Units {
   }
 };
 
-// 16-bit units on to shared memory.
-template <int kRows, Major kMajor>
+// 16-bit units on to shared memory, as Tile places them.
+template <int kRows, Major kMajor, class Tile = OperandTile<kRows, kMajor, kTileK>>
 struct Loader : Units<kRows, kMajor, 2, kTileK> {
   using Base = Units<kRows, kMajor, 2, kTileK>;
-  using Shared = OperandTile<kRows, kMajor, kTileK>;
+  using Shared = Tile;
   static constexpr int kTileUnits = kRows * kTileK / 8;
   using Base::Base;
 
@@ -147,7 +148,8 @@ struct Loader : Units<kRows, kMajor, 2, kTileK> {
       uint4 value = bytes_behind(this->low[i], this->high[i], this->shift());
       // NOTE: what lies behind K must not count. What lies behind the rows reaches no output.
       if (Base::kAlongK && k_left < kTileK) value = first_elements(value, this->count(i, k_left));
-      to[i * Base::kStep * Base::kUnits] = value;  // a multiple of 8 lines: the same permutation
+      to[i * Base::kStep * Shared::kLineUnits] =
+          value;  // a multiple of 8 lines: the same permutation
     }
   }
 };
