@@ -299,14 +299,62 @@ def test_leaves_alone_what_computes_something_else(device, index):
     torch.testing.assert_close(model(x), original(x), rtol=1e-4, atol=1e-5)
 
 
+class Dropping(nn.Module):
+    """A gated MLP with dropouts, one of them perhaps of the gate alone."""
+
+    def __init__(self, gate):
+        super().__init__()
+        self.w1, self.w3 = nn.Linear(12, 20), nn.Linear(12, 20)
+        self.w2, self.drop, self.gate = nn.Linear(20, 12), nn.Dropout(0.5), gate
+
+    def forward(self, x):
+        return self.drop(self.w2(self.drop(self.gate(F.silu(self.w1(x))) * self.w3(x))))
+
+
+def assert_same_draws(original, model, x):
+    """Values and gradients of a step, with the same random numbers."""
+    results = []
+    for one in (original, model):
+        one.zero_grad()
+        leaf = x.clone().requires_grad_()
+        torch.manual_seed(1)
+        y = one(leaf)
+        y.square().sum().backward()
+        results.append([y, leaf.grad, *(p.grad for p in one.parameters())])
+    for theirs, ours in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("gate", [nn.Identity, nn.Dropout])
+def test_dropouts_of_a_gated_block(device, gate):
+    torch.manual_seed(0)
+    model = Dropping(gate()).to(device)
+    original = copy.deepcopy(model)
+    by_layers = gate is nn.Identity
+    note = fusedops.fuse(model).blocks[0].note
+    assert note.startswith("by layers" if by_layers else "unfused")
+    x = make(5, 12, dtype=torch.float32, device=device)
+    assert ops_of(model, x) == ["linear"] * 3
+    assert ("aten.silu" in calls_of(model, x).names) is not by_layers
+    assert_same_draws(original, model, x)
+
+
 def test_dropout_runs_while_training(device):
     torch.manual_seed(0)
     model = TimmMlp(drop=0.5).to(device)
+    original = copy.deepcopy(model)
     report = fusedops.fuse(model)
-    assert report.blocks[0].note == "unfused while drop2, drop1 drops"
+    assert report.blocks[0].note == "by layers while drop2, drop1 drops"
     x = make(64, 12, dtype=torch.float32, device=device)
     y = model(x)
     assert (y == 0).any()
+    assert ops_of(model, x) == ["linear", "linear"]
+    assert "aten.gelu" not in calls_of(model, x).names
+    for rates in ((0.5, 0.5), (0.5, 0.0), (0.0, 0.5)):
+        for one in (original, model):
+            one.drop1.p, one.drop2.p = rates
+        assert_same_draws(original, model, x)
+    assert ops_of(model, x) == ["mlp_forward"]  # behind the layers alone
     model.eval()
     assert not (model(x) == 0).any()
     assert ops_of(model, x) == ["mlp_forward"]

@@ -119,15 +119,81 @@ def test_a_function_that_became_another_runs(device, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["decoder", "t5", "t5_gated"])
 def test_dropout_between_the_layers(device, kind):
+    """The activation runs in the first product, and the same elements drop."""
     original, model = fused(kind, device, drop=0.5)
     x = an_input(device)
     assert mlps(model, x) == []
-    torch.manual_seed(1)
-    y = model(x)
-    torch.manual_seed(1)
-    torch.testing.assert_close(y, original(x), rtol=1e-4, atol=1e-5)
+    assert not {"aten.relu", "aten.gelu", "aten.pow.Tensor_Scalar"} & set(calls_of(model, x).names)
+    assert calls_of(model, x).ours.count("linear") == (3 if kind == "t5_gated" else 2)
+    original, model = Seeded(original), Seeded(model)
+    assert_same(original, model, x)
     model.eval()
     assert len(mlps(model, x)) == 1
+
+
+class Seeded(nn.Module):
+    """Draws the same numbers in each call."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        torch.manual_seed(1)
+        return self.inner(x)
+
+
+class DropsEverywhere(nn.Module):
+    """Dropouts before the activation, or of the gate alone: all runs as it was written."""
+
+    def __init__(self, gated):
+        super().__init__()
+        self.up, self.gate, self.down = nn.Linear(12, 20), nn.Linear(12, 20), nn.Linear(20, 12)
+        self.drop, self.gated, self.norm = nn.Dropout(0.5), gated, nn.LayerNorm(12)
+
+    def forward(self, x):
+        if self.gated:
+            h = self.drop(nn.functional.silu(self.gate(x))) * self.up(x)
+            return self.norm(x) + self.down(h)
+        h = self.down(nn.functional.gelu(self.drop(self.up(x))))
+        return self.norm(x) + h
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_dropouts_in_other_places(device, gated):
+    torch.manual_seed(0)
+    original = Seeded(DropsEverywhere(gated)).to(device)
+    model = copy.deepcopy(original)
+    assert len(fusedops.fuse(model).blocks) in (0, 1)
+    x = an_input(device)
+    assert mlps(model, x) == []
+    assert_same(original, model, x)
+
+
+class DropsLast(nn.Module):
+    """A dropout behind the last layer, in the statement of the chain."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down, self.norm = nn.Linear(12, 20), nn.Linear(20, 12), nn.LayerNorm(12)
+        self.between, self.last = nn.Dropout(0.0), nn.Dropout(0.5)
+
+    def forward(self, x):
+        h = self.last(self.down(self.between(nn.functional.gelu(self.up(x)))))
+        return self.norm(x) + h
+
+
+@pytest.mark.parametrize("p", [0.0, 0.5])
+def test_dropout_in_the_last_statement(device, p):
+    torch.manual_seed(0)
+    original = Seeded(DropsLast()).to(device)
+    original.inner.between.p = p
+    model = copy.deepcopy(original)
+    assert len(fusedops.fuse(model).blocks) == 1
+    x = an_input(device)
+    assert len(mlps(model, x)) == (0 if p else 1)
+    assert calls_of(model, x).ours.count("linear") == (2 if p else 0)
+    assert_same(original, model, x)
 
 
 @pytest.mark.parametrize("kind", ["bert", "gpt2"])

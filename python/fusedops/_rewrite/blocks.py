@@ -21,6 +21,7 @@ from ..nn.activation import activation_name
 from ..nn.linear import Linear, guard_forwards, plain, untouched
 from ..ops.mlp import gated_mlp, mlp
 from .activations import DEFAULT_FUNCTIONS, PLAIN_FUNCTIONS
+from .dropping import dropped, dropping_mlp, drops
 from .forward_code import Outside, Read, code_of, same_constant
 from .fused_class import Fused, fused_class
 
@@ -80,6 +81,14 @@ class Block:
     gated: bool  # with one first layer: gate and up packed in it
     dropouts: tuple[str, ...]
     up_first: bool = False  # the packed layer's first rows are up's
+    between: tuple[str, ...] = ()  # the dropouts that stand before down alone, as they run
+    last: tuple[str, ...] = ()  # those behind it
+
+    @property
+    def may_drop(self) -> bool:
+        """Whether the layers can run with dropouts that drop, activation and product as one."""
+        split = not self.gated or len(self.first) == 2
+        return split and {*self.between, *self.last} == set(self.dropouts)
 
     @property
     def kind(self) -> str:
@@ -125,10 +134,13 @@ class _Matcher:
             return None
         self.x = inputs[0]
         result = next(n for n in self.graph.nodes if n.op == "output").args[0]
-        down = self.layer(self.through(result))
+        behind = self.through(result)
+        self.last = tuple(self.dropouts[::-1])
+        down = self.layer(behind)
         if down is None:
             return None
         hidden = self.through(down.args[0])
+        self.between = tuple(self.dropouts[len(self.last) :][::-1])
         activated = self.activation(hidden)
         if activated is not None:
             first = self.first_layer(activated[1])
@@ -169,7 +181,11 @@ class _Matcher:
         if len(set(names)) != len(names) or not set(names) <= set(self.module._modules):
             return None
         name, dropouts = str(self.x.target), tuple(self.dropouts)
-        return Block(name, first, str(down.target), activation, gated, dropouts, up_first)
+        # NOTE: in the one list is each dropout as often as it runs.
+        known = len(dropouts) == len(self.between) + len(self.last)
+        known = known and set(dropouts) <= set(self.module._modules)
+        places = (self.between, self.last) if known else ((), ())
+        return Block(name, first, str(down.target), activation, gated, dropouts, up_first, *places)
 
     def through(self, node: Any) -> Any:
         """The node behind modules that compute nothing (Dropout: outside training)."""
@@ -340,9 +356,10 @@ def _same_flags(module: Any, flags: Flags, methods: tuple[str, ...]) -> bool:
 class FusedBlock(Fused):
     """Mixed into the class of a recognised module: the same object, its forward one op.
 
-    The module's own forward runs where the op cannot stand for it: with dropout in training, after
-    a module, plain attribute, method or global name that was traced became another one, and while
-    a module has hooks. Linear layers may be any that are plain, so that a block does not keep those
+    Where a dropout between the layers drops, these are two ops or three. The module's own forward
+    runs where the ops cannot stand for it: with dropouts in other places in training, after a
+    module, plain attribute, method or global name that was traced became another one, and while a
+    module has hooks. Linear layers may be any that are plain, so that a block does not keep those
     alive which it lost.
     """
 
@@ -363,6 +380,21 @@ class FusedBlock(Fused):
         recipe = getattr(down, "recipe", None)
         if any(getattr(self._modules[name], "recipe", None) != recipe for name in block.first):
             return self._base.forward(self, *args, **kwargs)
+        if not block.dropouts:
+            return self._without_dropouts(x, block, first, down, recipe)
+        between, last = ([m for m in map(self._modules.__getitem__, names) if drops(m)]
+                         for names in (block.between, block.last))  # fmt: skip
+        if between:
+            layers = [self._modules[name] for name in (*block.first, block.down)]
+            *weights, w_down = ((layer.weight, layer.bias) for layer in layers)
+            y = dropping_mlp(x, weights, w_down, block.activation, between, recipe)
+        else:
+            y = self._without_dropouts(x, block, first, down, recipe)
+        return dropped(y, last)
+
+    def _without_dropouts(
+        self, x: Tensor, block: Block, first: Any, down: Any, recipe: Recipe | None
+    ) -> Tensor:
         if not block.gated:
             weights = first.weight, first.bias, down.weight, down.bias
             return mlp(x, *weights, block.activation, recipe=recipe)
@@ -409,9 +441,12 @@ class FusedBlock(Fused):
                 return False
             if not (untouched(module) and _same_flags(module, part.flags, part.methods)):
                 return False
-            if part.kind is torch_nn.Dropout and module.training and module.p > 0:
+            if part.kind is torch_nn.Dropout and drops(module) and not self._may_drop(traced):
                 return False
         return traced.outside.is_same() and _same_flags(self, traced.flags, traced.methods)
+
+    def _may_drop(self, traced: _Traced) -> bool:
+        return traced.block.may_drop and not _is_dynamo_compiling()
 
     def __setstate__(self, state: Any) -> None:
         super().__setstate__(state)  # type: ignore[misc]

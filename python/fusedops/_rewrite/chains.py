@@ -9,7 +9,7 @@ cast in between, BERT's in two modules, GPT-2's of Conv1D. `fused_methods` write
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from torch import nn as torch_nn
 
 from ..nn.linear import Linear, untouched
 from .activations import FUNCTIONS, activation_of, read_function
+from .dropping import Dropped
 from .forward_code import module_of
 from .leaf import FusedLeaf
 from .source import is_ordinary, outer_names, tree_of
@@ -32,15 +33,6 @@ class Term(NamedTuple):
     kind: str  # "linear", "act", "mul", "chunk", "half", "mlp", "gated_mlp"
     args: tuple[Any, ...]
     input: str  # the source of the first layers' input
-
-
-@dataclass(frozen=True)
-class Dropped:
-    """A dropout between the layers: a module's path, or the sources of p and training."""
-
-    path: Path = ()
-    p: str = ""
-    training: str = ""
 
 
 @dataclass(frozen=True)
@@ -64,6 +56,13 @@ class Chain:
     def kind(self) -> str:
         """For reports."""
         return "gated_mlp" if self.gated else "mlp"
+
+    @property
+    def may_drop(self) -> bool:
+        """Whether the layers can run with dropouts that drop, activation and product as one."""
+        places = {"mul" if self.gated else "act"} | (set() if self.tail else {self.kind})
+        known = all(d.of in places for d in self.dropouts)
+        return known and len(set(self.dropouts)) == len(self.dropouts)
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -186,9 +185,7 @@ class _Evaluator:
         if len(node.args) > 1:
             return self.with_tail(path, module, self(argument))
         if type(module) in (torch_nn.Dropout, torch_nn.Identity) and self.entered(module):
-            if type(module) is torch_nn.Dropout:
-                self.dropouts.append(Dropped(path))
-            return self(argument)
+            return self.dropped(argument, module, Dropped(path))
         if not isinstance(module, torch_nn.Module) or not self.entered(module):
             return None
         if not module._modules and self(argument):
@@ -197,6 +194,12 @@ class _Evaluator:
                 self.acts.append(path)
                 return self.activated(activation, self(argument))
         return self.inner(path, module, argument)
+
+    def dropped(self, argument: ast.expr, module: Any, one: Dropped) -> Term | None:
+        term = self(argument)
+        if type(module) is not torch_nn.Identity:
+            self.dropouts.append(replace(one, of="" if term is None else term.kind))
+        return term
 
     def activated(self, activation: str, term: Term | None) -> Term | None:
         if term is None or term.kind not in ("linear", "half"):
@@ -331,8 +334,8 @@ class _Evaluator:
             if not all(self.is_setting(value) for value in keywords.values()):
                 return None
             p = ast.unparse(keywords["p"]) if "p" in keywords else "0.5"
-            self.dropouts.append(Dropped((), p, ast.unparse(keywords["training"])))
-            return self(node.args[0])
+            one = Dropped((), p, ast.unparse(keywords["training"]))
+            return self.dropped(node.args[0], None, one)
         if len(node.args) != 1:
             return None
         if function is F.gelu:

@@ -19,6 +19,7 @@ from .blocks import fuse_block, hooked, hooked_by_others
 from .calls import fuse_calls
 from .clouds.fuse import fuse_clouds
 from .convs.fuse import FusedConv, fuse_model
+from .dropping import drops_note
 from .embedding import fuse_embeddings
 from .fp8 import Fp8Layer, set_recipe
 from .fused_class import fused_class
@@ -215,7 +216,7 @@ def _fuse_blocks(model: torch_nn.Module, report: FuseReport) -> None:
         block = fuse_block(module)
         if block is None:
             continue
-        note = f"unfused while {', '.join(block.dropouts)} drops" if block.dropouts else ""
+        note = drops_note(block.may_drop, block.dropouts)
         layers = (*block.first, block.down)
         report.blocks.append(FusedMLP(name, block.kind, layers, block.activation, note))
 
@@ -239,9 +240,8 @@ def _fuse_methods(model: torch_nn.Module, report: FuseReport) -> None:
             report.pairs.append((name, method, norms))
         for chain in () if kept is None else (one.chain for one in kept.found):
             drops = sorted({".".join(d.path) or f"dropout({d.p})" for d in chain.dropouts})
-            note = f"in {chain.method}" + (
-                f"; unfused while {', '.join(drops)} drops" if drops else ""
-            )
+            text = drops_note(chain.may_drop, drops)
+            note = f"in {chain.method}; {text}" if text else f"in {chain.method}"
             found.append(FusedMLP(name, chain.kind, chain.layers, chain.activation, note))
     report.blocks += found[::-1]
 
@@ -410,9 +410,9 @@ def fuse(
       where it returns no weights; the rest and the fast path in inference are torch's own code.
 
     Later changes are respected. A layer that has hooks, a forward of its own or an adapter around
-    it (LoRA) runs by itself, and so does an activation. The own forward of a fused block runs while
-    its dropout is active or a module in it has hooks, and after one of those modules, a class's
-    forward or method, or an attribute, global or function that the traced code refers to was
+    it (LoRA) runs by itself, and so does an activation. A fused block whose dropout is active runs
+    layer by layer. Its own forward runs while a module in it has hooks, and after such a module, a
+    class's forward or method, an attribute, global or function that the traced code refers to was
     replaced. Not seen are patches of ``nn.Linear.forward`` and of the norms' (whose classes have
     become ours), code that changes inside a function object, and, by the modules inside of what
     runs as one op, hooks on all modules (``register_module_forward_hook``). Compiled code looks for

@@ -9,6 +9,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import nn as torch_nn
 
 from .._autograd.compose import activate
@@ -17,6 +18,7 @@ from ..nn.linear import untouched
 from ..ops.mlp import gated_mlp, mlp
 from .activations import read_activation
 from .chains import Chain, Path, base_of, chains_of, child, product_form, without_docstring
+from .dropping import dropped, dropping_mlp, drops
 from .forward_code import Outside, same_constant
 from .fused_class import Fused, derived
 from .leaf import FusedLeaf
@@ -54,7 +56,7 @@ def _with_op(tree: ast.FunctionDef, chain: Chain, index: int, source: str) -> No
     last: Any = body[end - 1]
     rates = [text for d in chain.dropouts if not d.path for text in (d.p, d.training)]
     ready = _expression(f"{me}._fused_ready({', '.join([str(index), *rates])})")
-    value = _expression(f"{me}._fused_run({index}, {source})")
+    value = _expression(f"{me}._fused_run({', '.join([str(index), source, *rates])})")
     if chain.tail:
         call = next(
             n for n in ast.walk(last.value)
@@ -227,8 +229,6 @@ class FusedMethods(Fused):
         if kept is None or kept.outside is None or _is_dynamo_compiling():
             return False
         chain = kept.found[index].chain
-        if rates and any(rates[i] > 0 and rates[i + 1] for i in range(0, len(rates), 2)):
-            return False
         dtype = None
         for path in (*chain.first, chain.down):
             layer = child(self, path)
@@ -238,14 +238,14 @@ class FusedMethods(Fused):
             if weight is None or (dtype is not None and weight.dtype is not dtype):
                 return False
             dtype = weight.dtype
-        for dropped in chain.dropouts:
-            if dropped.path:
-                module = child(self, dropped.path)
-                if type(module) is not torch_nn.Dropout or (module.training and module.p > 0):
+        dropping = any(rates[i] > 0 and rates[i + 1] for i in range(0, len(rates), 2))
+        for one in chain.dropouts:
+            if one.path:
+                module = child(self, one.path)
+                if type(module) is not torch_nn.Dropout or not untouched(module):
                     return False
-                if not untouched(module):
-                    return False
-        return self._fused_is_same(kept, chain)
+                dropping = dropping or drops(module)
+        return (not dropping or chain.may_drop) and self._fused_is_same(kept, chain)
 
     def _fused_is_same(self, kept: Kept, chain: Chain) -> bool:
         for paths in (chain.through, chain.acts):
@@ -265,20 +265,40 @@ class FusedMethods(Fused):
                 return False
         return kept.outside is not None and kept.outside.is_same()
 
-    def _fused_run(self, index: int, x: Any) -> Any:
-        """The chain, as one op."""
+    def _fused_drops(self, chain: Chain, rates: tuple[Any, ...]) -> tuple[list[Any], list[Any]]:
+        """The dropouts that drop, before the last layer and behind it."""
+        found: tuple[list[Any], list[Any]] = [], []
+        given = iter(rates)
+        for one in chain.dropouts:
+            if one.path:
+                module = child(self, one.path)
+                if drops(module):
+                    found[one.is_last].append(module)
+                continue
+            p, training = next(given), next(given)
+            if training and p > 0:
+                found[one.is_last].append(functools.partial(F.dropout, p=p))
+        return found
+
+    def _fused_run(self, index: int, x: Any, *rates: Any) -> Any:
+        """The chain, as one op, or by its layers where something drops between them."""
         chain = self._fused_chains.found[index].chain  # type: ignore[union-attr]
         layers = [child(self, path) for path in (*chain.first, chain.down)]
         recipe, *others = (getattr(layer, "recipe", None) for layer in layers)
+        between, last = self._fused_drops(chain, rates) if chain.dropouts else ([], [])
         if any(other != recipe for other in others):
             hidden = activate(layers[0](x), activation_code(chain.activation))
-            return layers[-1](hidden * layers[1](x) if chain.gated else hidden)
-        weights = [_weight(layer) for layer in layers]
-        if not chain.gated:
-            (w1, b1), (w2, b2) = weights
-            return mlp(x, w1, b1, w2, b2, chain.activation, recipe=recipe)
-        (wg, bg), (wu, bu), (wd, bd) = weights
-        return gated_mlp(x, wg, wu, wd, bg, bu, bd, chain.activation, recipe=recipe)
+            hidden = hidden * layers[1](x) if chain.gated else hidden
+            return dropped(layers[-1](dropped(hidden, between)), last)
+        *first, down = (_weight(layer) for layer in layers)
+        if between:
+            y = dropping_mlp(x, first, down, chain.activation, between, recipe)
+        elif not chain.gated:
+            y = mlp(x, *first[0], *down, chain.activation, recipe=recipe)
+        else:
+            (wg, bg), (wu, bu), (wd, bd) = *first, down
+            y = gated_mlp(x, wg, wu, wd, bg, bu, bd, chain.activation, recipe=recipe)
+        return dropped(y, last) if last else y
 
     def __setstate__(self, state: Any) -> None:
         super().__setstate__(state)  # type: ignore[misc]
