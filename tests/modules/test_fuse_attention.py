@@ -266,6 +266,24 @@ def test_compiled_code_is_torchs(device):
     torch.testing.assert_close(compiled(*args), theirs(*args), rtol=2e-4, atol=2e-5)
 
 
+@pytest.mark.parametrize("kind", ["self", "memory"])
+@pytest.mark.parametrize("mask", ["none", "both", "causal"])
+def test_compiled_training_copies_nothing(device, kind, mask):
+    theirs, ours = pair(device, batch_first=True)
+    args = inputs(theirs, kind, device)
+    keywords = masks(mask, args[1].shape[1], device) if kind == "self" or mask == "none" else {}
+    graphs = []
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph
+
+    compiled = torch.compile(ours, backend=backend, fullgraph=True)
+    assert_same(theirs, compiled, args, need_weights=False, **keywords)
+    (graph,) = graphs
+    assert not {"contiguous", "unflatten"} & {n.target for n in graph.graph.nodes}
+
+
 class OwnForward(nn.MultiheadAttention):
     """Returns the output alone."""
 

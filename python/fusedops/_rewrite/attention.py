@@ -184,12 +184,21 @@ def _rewritten() -> _Rewritten | None:
 _ours = _rewritten()
 
 
+def _is_known() -> bool:
+    """Whether torch's functions for attention are those that were rewritten."""
+    return _ours is not None and _ours.is_same()
+
+
+# NOTE: torch.compiler.assume_constant_result without its import of torch._dynamo.
+_is_known._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 class FusedAttention(Fused):
     """Mixed into nn.MultiheadAttention's class: the same object, its projections our linear.
 
-    torch's forward runs under torch.compile (whose graph pass finds the products), beside a
-    main_grad (which the slices of a packed weight have not) and after one of torch's functions that
-    the projections stand in was replaced.
+    torch's forward runs under torch.compile where `_attended` does not (the graph pass finds the
+    products), beside a main_grad (which the slices of a packed weight have not) and after one of
+    torch's functions that the projections stand in was replaced.
     """
 
     _base: Any
@@ -215,18 +224,20 @@ class FusedAttention(Fused):
             "attn_mask": attn_mask,
             "is_causal": is_causal,
         }
-        plain = _is_dynamo_compiling() or not self._is_same()
-        if not plain and not later:
+        compiling = _is_dynamo_compiling()
+        same = self._base.forward is _forward and _is_known() if compiling else self._is_same()
+        if same and not later:
             y = _attended(self, query, key, value, **options)
             if y is not None:
                 return y, None
         options |= {"average_attn_weights": average_attn_weights, **later}
-        forward = self._base.forward if plain else _ours.forward  # type: ignore[union-attr]
+        theirs = compiling or not same
+        forward = self._base.forward if theirs else _ours.forward  # type: ignore[union-attr]
         return forward(self, query, key, value, **options)
 
     def _is_same(self) -> bool:
         """Whether torch's own forward is what was rewritten, and may run so."""
-        if _ours is None or self._base.forward is not _forward or not _ours.is_same():
+        if self._base.forward is not _forward or not _is_known():
             return False
         for name in _WEIGHTS:
             if hasattr(self._parameters.get(name), "main_grad"):
