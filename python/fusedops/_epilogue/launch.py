@@ -40,7 +40,7 @@ class Needs:
 
     def met_by(self, config: Config) -> bool:
         # NOTE: accumulators of 192 columns leave 48 registers.
-        return config.tile_n != 192 or self.full <= (not self.long and not self.keep)
+        return config.tile_n != 192 or self.full <= (not self.long)
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,7 @@ CONFIGS = (
     Config(10, 128, 256, 2, 1, 228352, 0.9, 330),
     Config(12, 256, 128, 1, 2, 222208, 0.87, 390),
     Config(1, 128, 128, 2, 1, 222208, 0.87, 110),
+    Config(5, 128, 192, 1, 1, 224256, 0.9, 90),
     Config(6, 128, 192, 2, 1, 224256, 0.91, 90),
     Config(13, 64, 128, 1, 1, 214016, 0.7, 110),
 )

@@ -167,14 +167,7 @@ class TileEpilogue<VisitorTraits<Element_, kConfig>> {
     cute::tma_store_wait<0>();
     const int blocks = kTurns && p_.store_hidden ? S::kPlaces - 1 : S::kPlaces;
 #pragma unroll 1
-    for (int block = 0; block < S::kBlocks; ++block) {
-      if (block < blocks) {
-        load_block(tile, row, block);
-      } else {
-        cute::SM90_TMA_LOAD_2D::PREFETCH::copy(&all_.operand, first_column(tile, block),
-                                               first_row(tile, row, block));
-      }
-    }
+    for (int block = 0; block < blocks; ++block) load_block(tile, row, block);
   }
 
   __device__ void load_block(const Tile& tile, int row, int block) {
