@@ -23,6 +23,7 @@ from .projections import ProjectionCalls, write_projections
 from .recompile import asks_class, is_plain, unwrapped
 from .rotary.pairs import RotaryCalls, rotary_method
 from .source import is_ordinary, tree_of
+from .splits import SplitCalls, write_splits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -37,10 +38,11 @@ _KINDS: dict[str, Callable[[Any, ast.Call], str | None]] = {
     "losses": loss_method,
 }
 _MISSING = object()
+_SPLITS = {"permute", "transpose"}
 _LOSS_NAMES = {"loss_function", "cross_entropy", "CrossEntropyLoss"}
 
 
-class FusedCalls(RotaryCalls, LossCalls, ProjectionCalls, Fused):
+class FusedCalls(RotaryCalls, LossCalls, ProjectionCalls, SplitCalls, Fused):
     """Mixed into the class of a module in whose methods some calls go through the module."""
 
     _base: Any
@@ -169,16 +171,20 @@ def _written(
     trees: dict[str, ast.FunctionDef] = {}
     for name, function in methods:
         projects = len(layers.intersection(function.__code__.co_names)) > 1
-        tree = tree_of(function) if projects or _may_call(function) else None
+        splits = not _SPLITS.isdisjoint(function.__code__.co_names)
+        tree = tree_of(function) if projects or splits or _may_call(function) else None
         if tree is None or not is_plain(tree):
             continue
         calls = _Calls(function, tree, write=False).found
         found += [(what, name, tuple(sorted(texts))) for what, texts in calls.items()]
         new = copy.deepcopy(tree)
         groups = write_projections(new, layers) if projects else ()
+        parts = write_splits(new) if splits else ()
         if groups:
             found.append(("projections", name, groups))
-        if calls or groups:
+        if parts:
+            found.append(("splits", name, parts))
+        if calls or groups or parts:
             trees[name] = new
             _Calls(function, new, write=True)
             ast.fix_missing_locations(new)

@@ -83,6 +83,7 @@ class FuseReport:
         rotations: Functions that rotate query and key and run as `fusedops.rope`, as (path, method,
             names).
         projections: Linear layers that a method calls on one input, as (path, method, "q+k").
+        splits: Parts that a method takes before it permutes, as (path, method, "q+k+v").
         losses: Losses that run as `fusedops.cross_entropy`, as (path, method, what it calls).
         convs: Convolutions that run with the norm, sum and activation behind them.
         embeddings: The paths of the embeddings whose gradient is one pass of ours.
@@ -96,6 +97,7 @@ class FuseReport:
     pairs: list[tuple[str, str, tuple[str, ...]]] = field(default_factory=list)
     rotations: list[tuple[str, str, tuple[str, ...]]] = field(default_factory=list)
     projections: list[tuple[str, str, tuple[str, ...]]] = field(default_factory=list)
+    splits: list[tuple[str, str, tuple[str, ...]]] = field(default_factory=list)
     losses: list[tuple[str, str, tuple[str, ...]]] = field(default_factory=list)
     convs: list[FusedConv] = field(default_factory=list)
     embeddings: list[str] = field(default_factory=list)
@@ -122,13 +124,8 @@ class FuseReport:
             f"skipped {self.num_skipped}, fused before {self.unchanged}"
         ]
         rows = [
-            (
-                layer.name or "(model)",
-                layer.shape,
-                layer.activation or "none",
-                _absorbed_text(layer),
-            )
-            for layer in self.fused
+            (one.name or "(model)", one.shape, one.activation or "none", _absorbed_text(one))
+            for one in self.fused
         ]
         if rows:
             lines += ["", *table(("fused layer", "shape", "activation", "notes"), rows)]
@@ -141,6 +138,7 @@ class FuseReport:
             (("sums with norms", "norms", "in"), self.pairs),
             (("rotary embeddings", "functions", "in"), self.rotations),
             (("layers of one input", "layers", "in"), self.projections),
+            (("parts of one tensor", "parts", "in"), self.splits),
             (("losses", "calls", "in"), self.losses),
         ):
             calls = [(name or "(model)", ", ".join(names), at) for name, at, names in inside]
