@@ -87,7 +87,7 @@ def _parts(node: ast.expr, count: int) -> tuple[ast.expr, str, list[int]] | None
         if name == "unbind" and numbers in ([], [0]):
             return whole, name, [0]
         if name == "chunk" and len(numbers) == 2 and numbers[0] == count:
-            return whole, name, numbers  # type: ignore[return-value]
+            return whole, name, numbers
     return None
 
 
@@ -136,16 +136,22 @@ def _lists(tree: ast.FunctionDef) -> Iterator[list[ast.stmt]]:
 def _whole(
     tree: ast.FunctionDef, body: list[ast.stmt], index: int, name: ast.expr
 ) -> ast.expr | None:
-    """What the statement before stores under a name that nothing else reads."""
+    """What the statement before stores under a name that nothing reads later."""
     before = body[index - 1] if index else None
     if not isinstance(name, ast.Name) or not isinstance(before, ast.Assign):
         return None
     target = before.targets[0]
     if len(before.targets) != 1 or not isinstance(target, ast.Name) or target.id != name.id:
         return None
-    here = [n for n in ast.walk(body[index]) if isinstance(n, ast.Name) and n.id == name.id]
-    all_of_it = [n for n in ast.walk(tree) if isinstance(n, ast.Name) and n.id == name.id]
-    return before.value if len(all_of_it) == len(here) + 1 else None
+    names = [n for n in ast.walk(tree) if isinstance(n, ast.Name) and n.id == name.id]
+    end = body[index].end_lineno or 0
+    inner = (ast.Lambda, ast.FunctionDef, ast.GeneratorExp)
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.For, ast.While)):
+            return None
+        if isinstance(node, inner) and node is not tree and any(n in names for n in ast.walk(node)):
+            return None
+    return None if any(n.lineno > end for n in names) else before.value
 
 
 def _rewrite(tree: ast.FunctionDef, me: str, body: list[ast.stmt], index: int) -> str | None:

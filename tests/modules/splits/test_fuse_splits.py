@@ -59,6 +59,30 @@ class Chunked(Attention):
         return self.out(q, k, v)
 
 
+class OneName(Attention):
+    """As BEiT's: the product, and the permuted one, by one name."""
+
+    def forward(self, x):
+        qkv = self.qkv(x)
+        if self.training:
+            qkv = qkv * 1.0
+        qkv = qkv.reshape(B, N, 3, H, D).permute(2, 0, 3, 1, 4)
+        q, k, v = qkv.unbind(0)
+        return self.out(q, k, v)
+
+
+class InLoop(Attention):
+    """Reads the permuted tensor in the next round."""
+
+    def forward(self, x):
+        qkv = y = None
+        for _ in range(2):
+            y = 0 if qkv is None else qkv.sum()
+            qkv = self.qkv(x).reshape(B, N, 3, H, D).permute(2, 0, 3, 1, 4)
+            q, k, v = qkv.unbind(0)
+        return self.out(q, k, v) + y
+
+
 class Whole(Attention):
     """Reads the permuted tensor again."""
 
@@ -128,7 +152,7 @@ def copies(names):
     return sum(name in ("aten.clone", "aten.select_backward", "aten.add.Tensor") for name in names)
 
 
-@pytest.mark.parametrize("kind", [Attention, Indexed, InOne, Chunked])
+@pytest.mark.parametrize("kind", [Attention, Indexed, InOne, Chunked, OneName])
 def test_gradients_are_put_together_once(device, kind):
     original, model, splits = pair(kind, device)
     assert splits == [("", "forward", ("q+k+v",))]
@@ -139,7 +163,7 @@ def test_gradients_are_put_together_once(device, kind):
     assert fusedops.fuse(model).splits == []
 
 
-@pytest.mark.parametrize("kind", [Whole, InPlace])
+@pytest.mark.parametrize("kind", [Whole, InPlace, InLoop])
 def test_leaves_alone(device, kind):
     original, model, splits = pair(kind, device)
     assert splits == []
