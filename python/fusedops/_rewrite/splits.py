@@ -125,6 +125,24 @@ def _changed(tree: ast.FunctionDef, names: set[str]) -> bool:
     return False
 
 
+def _read_alone(tree: ast.FunctionDef, names: set[str]) -> bool:
+    """Whether values of names go into arithmetic, methods and torch's functions alone: code that
+    may change them, as it may a part by its index, is handed none of them.
+    """
+    above = {inner: node for node in ast.walk(tree) for inner in ast.iter_child_nodes(node)}
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Name) or node.id not in names:
+            continue
+        user = above[node]
+        user = above[user] if isinstance(user, ast.keyword) else user
+        if isinstance(node.ctx, ast.Store) or isinstance(user, (ast.BinOp, ast.Attribute)):
+            continue
+        function = ast.unparse(user.func) if isinstance(user, ast.Call) else ""
+        if not function.startswith(("torch.", "F.", "nn.functional.")) or function.endswith("_"):
+            return False
+    return True
+
+
 def _lists(tree: ast.FunctionDef) -> Iterator[list[ast.stmt]]:
     for node in ast.walk(tree):
         for name in ("body", "orelse", "finalbody"):
@@ -165,6 +183,8 @@ def _rewrite(tree: ast.FunctionDef, me: str, body: list[ast.stmt], index: int) -
     names = [t.id for t in targets.elts if isinstance(t, ast.Name)]
     parts = _parts(statement.value, len(names))
     if parts is None or _changed(tree, set(names)):
+        return None
+    if not parts[2] and not _read_alone(tree, set(names)):
         return None
     named = isinstance(parts[0], ast.Name)
     whole = _whole(tree, body, index, parts[0]) if named else parts[0]
