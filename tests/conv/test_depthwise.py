@@ -186,6 +186,10 @@ FIRST = [
     ((1, 36, 70, 3), 16, 7, 2, 2),
     ((1, 9, 9, 3), 5, 7, 2, 3),
     ((2, 8, 9, 4), 16, 5, 3, 2),
+    ((2, 8, 16, 64), 64, 3, 1, 1),
+    ((1, 13, 9, 64), 72, 3, 1, 1),
+    ((3, 17, 7, 128), 64, 3, 1, 1),
+    ((1, 9, 10, 64), 128, 3, 1, 1),
 ]
 
 
@@ -230,6 +234,75 @@ def test_what_first_layers_read_beyond_a_window_does_not_count(device, dtype):
     near = torch.zeros(8, 20, dtype=torch.bool, device=device)
     near[3:6, 9:12] = True  # windows of rows 2 i - 3 .. 2 i + 3 with row 8; columns likewise
     assert torch.equal(y[0, ..., 0].isnan(), near)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=name)
+def test_what_no_window_of_3x3_sees_does_not_count(device, dtype):
+    """Patches hold more pixels than a result sees."""
+    x = torch.zeros(2, 20, 17, 64, dtype=dtype, device=device)
+    x[1, 8, 15, 3] = torch.nan
+    weight = torch.ones(64, 3, 3, 64, dtype=dtype, device=device)
+    near = torch.zeros(2, 20, 17, dtype=torch.bool, device=device)
+    near[1, 7:10, 14:17] = True
+    y = ops.first_conv(x, weight, *[None] * 5, 1, 1, 1, 1, 0.0, 0)
+    dx = ops.first_conv_image(x, x, weight, 1, 1, 1, 1)
+    for result in (y, dx):
+        assert torch.equal(result.isnan(), near.unsqueeze(-1).expand_as(result))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("outputs", [64, 72])
+@pytest.mark.parametrize("training", [True, False])
+def test_a_layer_of_3x3(outputs, training):
+    """As accurate as torch's kernels, with all gradients."""
+    x = make(34, 64, 24, 24, dtype=torch.bfloat16, device="cuda", seed=1)
+    x = x.to(memory_format=torch.channels_last)
+    weight = make(outputs, 64, 3, 3, dtype=torch.bfloat16, device="cuda", seed=2, scale=0.05)
+    norm = [make(outputs, dtype=torch.float32, device="cuda", seed=s) for s in range(3, 7)]
+    norm[1] = norm[1].abs() + 0.5
+    dy = make(34, outputs, 24, 24, dtype=torch.bfloat16, device="cuda", seed=8)
+    problem = conv_problem("op", x, weight, 1, 1, 1, 1)
+    assert conv.uses_image("cuda", x.dtype, weight.shape, problem)
+    found = []
+    for function, dtype in (
+        (fusedops.conv_bn_act, x.dtype),
+        (fusedops.reference.conv_bn_act, x.dtype),
+        (fusedops.reference.conv_bn_act, torch.float64),
+    ):
+        wide = dtype is torch.float64
+        leaves = [t.to(dtype).requires_grad_() for t in (x, weight)]
+        own = [t.to(dtype) if wide else t.clone() for t in norm]
+        y = function(
+            leaves[0], leaves[1], None, *own, activation="silu", padding=1, training=training
+        )
+        found.append([y.detach(), *torch.autograd.grad(y, leaves, dy.to(dtype))])
+        if not training:
+            with torch.no_grad():
+                args = leaves[0], leaves[1], None, *own
+                found[-1].append(function(*args, activation="silu", padding=1))
+    for ours, torchs, exact in zip(*found, strict=True):
+        error, torch_error = ((t.double() - exact).norm() for t in (ours, torchs))
+        assert error <= 1.1 * torch_error
+
+
+def test_which_convolutions_are_of_windows():
+    def uses(x, weight, of=torch.bfloat16, **geometry):
+        meta = [torch.empty(s, dtype=of, device="meta") for s in (x, weight)]
+        options = {"stride": 1, "padding": 1, "dilation": 1, "groups": 1, **geometry}
+        return conv.uses_image("cuda", of, weight, conv_problem("op", *meta, **options))
+
+    x, weight = (64, 64, 56, 56), (64, 64, 3, 3)
+    assert uses(x, weight)
+    assert uses((8, 128, 256, 256), (64, 128, 3, 3))
+    assert not uses(x, weight, of=torch.float32)
+    assert not uses(x, weight, stride=2)
+    assert not uses(x, weight, padding=0)
+    assert not uses(x, weight, dilation=2)
+    assert not uses(x, (64, 64, 5, 5), padding=2)
+    assert not uses((64, 64, 28, 28), weight)  # a quarter of the tiles would be beyond it
+    assert not uses((1, 64, 56, 56), weight)
+    assert not uses((64, 96, 56, 56), (64, 96, 3, 3))
+    assert not uses(x, (256, 64, 3, 3))
 
 
 def test_first_layers_in_front_of_a_norm(device, monkeypatch):

@@ -14,6 +14,8 @@ from .compose import no_autocast
 _ops = torch.ops.fusedops
 Geometry = tuple[int, int, int, int]  # strides, then padding, of rows and columns
 MOST_FIRST_OUTPUTS = 64  # for which the gradient of an image has a kernel of its own
+IMAGE_OUTPUTS = (64, 128)  # the same, of 3x3 layers with more than MOST_IMAGE_CHANNELS
+MOST_IMAGE_CHANNELS = 3
 
 
 class DepthwiseFunction(torch.autograd.Function):
@@ -54,6 +56,11 @@ def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry)
     return y
 
 
+def _is_image(weight: Tensor, geometry: Geometry) -> bool:
+    """Whether it is a 3x3 layer of more than an image's channels: without a gradient of weight."""
+    return geometry == (1, 1, 1, 1) and weight.shape[3] > MOST_IMAGE_CHANNELS
+
+
 class FirstFunction(torch.autograd.Function):
     """conv(x, weight) + bias of images of few channels."""
 
@@ -74,10 +81,12 @@ class FirstFunction(torch.autograd.Function):
         dbias = dy.flatten(0, -2).sum(0) if need_bias else None
         own_dx = dweight = None
         if not torch.is_grad_enabled():
-            if need_x and weight.shape[0] <= MOST_FIRST_OUTPUTS:
+            is_image = _is_image(weight, ctx.geometry)
+            few = weight.shape[0] <= MOST_FIRST_OUTPUTS
+            if need_x and (weight.shape[0] in IMAGE_OUTPUTS if is_image else few):
                 own_dx = _ops.first_conv_image.default(dy, x, weight, *ctx.geometry)
                 need_x = False
-            if need_weight:
+            if need_weight and not is_image:
                 dweight = _ops.first_conv_weight.default(dy, x, weight, *ctx.geometry)
                 need_weight = False
         filters, needs = weight.movedim(-1, 1), (need_x, need_weight)

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from .._autograd.conv import MOST_FIRST_OUTPUTS
+from .._autograd.conv import IMAGE_OUTPUTS, MOST_FIRST_OUTPUTS
 from .._core.activation import SAVES_OUTPUT, SAVES_PREACT
 from ..ops.conv_problem import (
     DEPTHWISE,
     FIRST,
+    IMAGE,
     PASS,
     POINTWISE,
     ConvProblem,
@@ -21,6 +22,7 @@ from ..ops.conv_problem import (
     inference_path,
     uses_depthwise,
     uses_first,
+    uses_image,
     uses_product,
 )
 
@@ -32,6 +34,7 @@ __all__ = ["ConvExplanation", "explain_conv_bn_act"]
 _KERNELS = {
     "pointwise": "our kernel for 1x1: norm, residual and activation in its epilogue",
     "depthwise": "our depthwise kernel: norm, residual and activation in its epilogue",
+    "image": "our kernel for 3x3: norm and activation in its epilogue",
     "first": "our kernel for three channels: norm and activation in its epilogue",
     "gemm": "fusedops.linear of the rows: bias and activation in its epilogue",
     "graph": "cuDNN's graph: bias, residual and activation in its epilogue",
@@ -101,6 +104,11 @@ def _owner(device: str, dtype: torch.dtype, weight: Sequence[int], problem: Conv
         if weight[0] > MOST_FIRST_OUTPUTS:
             gradients = "our gradient of weight, cuDNN's of x"
         return _Owner("our kernel for three channels", gradients)
+    if uses_image(device, dtype, weight, problem):
+        gradients = "our gradient of x, cuDNN's of weight"
+        if weight[0] not in IMAGE_OUTPUTS:
+            gradients = f"cuDNN's {_BOTH}"
+        return _Owner("our kernel for 3x3", gradients)
     return _Owner(_TORCH, f"cuDNN's {_BOTH}")
 
 
@@ -189,11 +197,11 @@ def _forward(path: str, residual: bool, training: bool, owner: _Owner) -> list[C
 
 def _notes(path: str, device: str) -> list[str]:
     notes = []
-    if path in _KERNELS and path not in (POINTWISE, DEPTHWISE, FIRST):
+    if path in _KERNELS and path not in (POINTWISE, DEPTHWISE, FIRST, IMAGE):
         notes.append("one small kernel folds the norm into weight and bias")
     if path == "train" and device == "cuda":
         notes.append(
-            "up to 32 MiB, of some ten thousand rows or 29 chunks of 16 bytes in a row, the norm is "
+            "up to 32 MiB, with ten thousand rows or 29 chunks of 16 bytes in a row, the norm is "
             "one kernel each way"
         )
     if device == "cuda":

@@ -32,6 +32,7 @@ from .conv_problem import (
     GEMM,
     GRAPH,
     HALVES,
+    IMAGE,
     LONG_FOLD,
     PASS,
     POINTWISE,
@@ -48,6 +49,7 @@ from .conv_problem import (
     pays_inside,
     uses_depthwise,
     uses_first,
+    uses_image,
     uses_product,
     without_graph,
 )
@@ -149,7 +151,7 @@ def _by_own_kernel(call: Fused, path: str) -> Tensor:
         y = _ops.pointwise_conv.default(image, weight, *behind, added, call.eps, call.code)
         return y
     last = (*_geometry(call.problem), call.eps, call.code)
-    if path == FIRST:
+    if path in (FIRST, IMAGE):
         y = _ops.first_conv.default(image, channels_behind(call.weight), *behind, *last)
     else:
         y = _ops.depthwise_conv.default(image, call.weight.squeeze(1), *behind, added, *last)
@@ -169,7 +171,7 @@ def _infer(call: Fused) -> Tensor | None:
         path = GEMM if call.is_product else without
     if path == PASS or (path == CUDNN and not torch.backends.cudnn.enabled):
         return None
-    if path in (POINTWISE, DEPTHWISE, FIRST):
+    if path in (POINTWISE, DEPTHWISE, FIRST, IMAGE):
         return _by_own_kernel(call, path)
     if path == GEMM:
         matrix, shift = _ops.batch_norm_fold.default(
@@ -252,7 +254,9 @@ def _run(
         z = _product(x, weight, bias, wants)
     elif uses_depthwise(x.device.type, x.dtype, weight.shape, problem):
         z = depthwise(channels_behind(x), weight.squeeze(1), bias, _geometry(problem))
-    elif uses_first(x.device.type, x.dtype, weight.shape, problem):
+    elif uses_first(x.device.type, x.dtype, weight.shape, problem) or uses_image(
+        x.device.type, x.dtype, weight.shape, problem
+    ):
         z = first(channels_behind(x), channels_behind(weight), bias, _geometry(problem))
     else:
         z = channels_behind(_convolve(x, weight, bias, problem))

@@ -261,13 +261,18 @@ _FEW = 32
 LONG_FOLD = 1 << 20
 
 # What a call without a gradient runs; see `inference_path`.
-GEMM, POINTWISE, DEPTHWISE, FIRST, GRAPH, CUDNN, PASS = (
-    "gemm", "pointwise", "depthwise", "first", "graph", "cudnn", "pass",
+GEMM, POINTWISE, DEPTHWISE, FIRST, IMAGE, GRAPH, CUDNN, PASS = (
+    "gemm", "pointwise", "depthwise", "first", "image", "graph", "cudnn", "pass",
 )  # fmt: skip
 # What our kernels have: sides of the kernel, and strides.
 _DEPTHWISE_KERNELS, _DEPTHWISE_STRIDES = (3, 5), (1, 2)
 _FIRST_KERNELS, _FIRST_STRIDE, _FIRST_CHANNELS = (3, 7), 2, 3
 
+
+# Channels of 3x3 convolutions whose weight of 64 outputs lies in shared memory.
+_IMAGE_CHANNELS: tuple[int, ...] = (64, 128)
+_LEAST_WINDOWS = 264  # two for each of an H100's multiprocessors
+_IMAGE_OUTPUTS = 128  # more, and the image is read too often
 
 # Channels up to which a 1x1 convolution waits for memory, and outputs up to which its kernel has a
 # block for each 64 of them.
@@ -359,6 +364,33 @@ def uses_first(
     )
 
 
+def uses_image(
+    device_type: str, dtype: torch.dtype, weight_shape: Sequence[int], problem: ConvProblem
+) -> bool:
+    """Whether the convolution, and the gradient of its image, is our kernel for 3x3 ones."""
+    outputs, channels, kernel = weight_shape[:3]
+    return (
+        problem.groups == 1
+        and channels in _IMAGE_CHANNELS
+        and outputs % 8 == 0
+        and outputs <= _IMAGE_OUTPUTS
+        and kernel == 3
+        and problem.stride[0] == 1
+        and problem.padding == (1, 1)
+        and fits_windows(problem.out_shape)
+        and _is_plain(device_type, dtype, weight_shape, problem)
+        and _is_hopper()
+    )
+
+
+def fits_windows(out_shape: Sequence[int]) -> bool:
+    """Whether tiles of 8 x 8 pixels waste little of an image (N, O, H, W), and fill a GPU."""
+    images, _, h, w = out_shape
+    tiles_h, tiles_w = -(-h // 8), -(-w // 8)
+    tiles = images * tiles_h * tiles_w
+    return tiles >= _LEAST_WINDOWS and 64 * tiles_h * tiles_w <= 1.15 * h * w
+
+
 def inference_path(
     device_type: str,
     dtype: torch.dtype,
@@ -381,6 +413,8 @@ def inference_path(
         return DEPTHWISE, "depthwise: our kernel, with all the rest behind its sums"
     if uses_first(device_type, dtype, weight_shape, problem) and not with_residual:
         return FIRST, "three channels: our kernel, with all the rest behind its sums"
+    if uses_image(device_type, dtype, weight_shape, problem) and not with_residual:
+        return IMAGE, "3x3 of few channels: our kernel, with all the rest behind its sums"
     if uses_pointwise(device_type, dtype, weight_shape, problem):
         return POINTWISE, "1x1 of few channels: our kernel, with all the rest behind its sums"
     graph = conv_graph.is_for(dtype, code)
