@@ -117,14 +117,13 @@ def test_empty(device):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", HALVES, ids=name)
-@pytest.mark.parametrize("with_residual", [False, True])
-def test_a_convolution_in_evaluation(monkeypatch, dtype, with_residual):
+def test_a_convolution_in_evaluation(monkeypatch, dtype):
     """As accurate as what runs without the kernel, and the same on another stream's memory."""
     x = make(5, 64, 14, 14, dtype=dtype, device="cuda").to(memory_format=torch.channels_last)
     weight = make(96, 64, 1, 1, dtype=dtype, device="cuda", seed=2, scale=0.1)
     norm = [make(96, dtype=torch.float32, device="cuda", seed=s) for s in range(3, 7)]
     norm[1] = norm[1].abs() + 0.5
-    residual = make(5, 96, 14, 14, dtype=dtype, device="cuda", seed=8) if with_residual else None
+    residual = make(5, 96, 14, 14, dtype=dtype, device="cuda", seed=8)
     results = []
     for channels in (512, 0):
         monkeypatch.setattr(conv_problem, "_POINTWISE_CHANNELS", channels)
@@ -137,7 +136,7 @@ def test_a_convolution_in_evaluation(monkeypatch, dtype, with_residual):
     wide = [t.double() for t in (x, weight)]
     exact = fusedops.reference.conv_bn_act(
         *wide, None, *(t.double() for t in norm), activation="silu",
-        residual=None if residual is None else residual.double(),
+        residual=residual.double(),
     )  # fmt: skip
     assert results[0].is_contiguous(memory_format=torch.channels_last)
     assert_accurate(results[0], results[1], exact)
