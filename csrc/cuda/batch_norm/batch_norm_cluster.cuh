@@ -8,6 +8,9 @@
 namespace fusedops {
 
 inline constexpr int kClusterThreads = 256;
+// Rows of a group in forward. NOTE: few rows go through the code, whose length is what they wait
+// for.
+inline constexpr int kClusterUnroll = 2;
 inline constexpr int kClusterBlocks = 8;     // the most of a cluster
 inline constexpr int kClusterChannels = 64;  // the most of a cluster
 
@@ -93,7 +96,7 @@ __global__ void __launch_bounds__(kClusterThreads, 2)
   const T* const in[1] = {static_cast<const T*>(p.x)};
   const ResidentRows<T, 1, kClusterThreads> rows(in, reinterpret_cast<uint4*>(resident_bytes),
                                                  problem.slots, p.grid, at, p.channels);
-  block_moments(rows, p.grid, at, shared);
+  block_moments<T, kClusterUnroll>(rows, p.grid, at, shared);
   NormChannels<T, kVec> channels{};
   if (rows.count > 0) channels.load(p.norm, at.col);  // without statistics
 
@@ -110,7 +113,7 @@ __global__ void __launch_bounds__(kClusterThreads, 2)
     channels.mean[i] = shared.reference[at.tx * kVec + i];
     channels.scale[i] *= 1.0f / sqrt(var + static_cast<float>(p.norm.eps));
   }
-  write_outputs<T, kAdded>(rows, p, channels);
+  write_outputs<T, kAdded, 1>(rows, p, channels);
   cluster_wait();  // until nobody reads this block's sums
 }
 
@@ -129,7 +132,7 @@ __global__ void __launch_bounds__(kClusterThreads, 2)
       Inputs(p).in, reinterpret_cast<uint4*>(resident_bytes), problem.slots, p.grid, at,
       p.channels);
   NormChannels<T, kVec> channels{};
-  block_gradient_sums<T, kAdded>(rows, p, at, channels, shared);
+  block_gradient_sums<T, kAdded, 1>(rows, p, at, channels, shared);
 
   // Sums of all rows
   cluster_sync();
@@ -157,7 +160,7 @@ __global__ void __launch_bounds__(kClusterThreads, 2)
       slopes.slope[i] = shared.scratch[kClusterChannels + at.tx * kVec + i];
     }
     slopes.finish(p, at.col);
-    write_gradients<T>(rows, p, channels, slopes);
+    write_gradients<T, 1>(rows, p, channels, slopes);
   }
   cluster_wait();  // until nobody reads this block's sums
 }

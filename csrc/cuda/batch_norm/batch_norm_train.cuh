@@ -23,7 +23,7 @@ extern __shared__ __align__(16) unsigned char resident_bytes[];
 // ---- parts: a block's sums of its rows, and what is made of them afterwards ----
 
 // Leaves the mean of each of the block's channels, and the sum of squares about it, in shared.sums.
-template <class T, int kThreads, int kChannels>
+template <class T, int kUnroll = kTrainUnroll, int kThreads, int kChannels>
 __device__ __forceinline__ void block_moments(const ResidentRows<T, 1, kThreads>& rows,
                                               const WalkGrid& grid, const WalkPlace& at,
                                               BlockShared<kThreads, kChannels>& shared) {
@@ -31,8 +31,8 @@ __device__ __forceinline__ void block_moments(const ResidentRows<T, 1, kThreads>
   using V = Vec<T, kVec>;
   const int width = grid.threads_x * kVec, own = threadIdx.x;
   ChannelMoments<float, kVec> moments;
-  rows.template walk<kTrainUnroll>(
-      [] {}, [&](const V(&x)[1][kTrainUnroll], int count, int) { moments.add(x[0], count); });
+  rows.template walk<kUnroll>(
+      [] {}, [&](const V(&x)[1][kUnroll], int count, int) { moments.add(x[0], count); });
   if (at.ty == 0) {
 #pragma unroll
     for (int i = 0; i < kVec; ++i) shared.reference[at.tx * kVec + i] = moments.mean[i];
@@ -50,11 +50,10 @@ __device__ __forceinline__ void block_moments(const ResidentRows<T, 1, kThreads>
 }
 
 // y of the block's rows.
-template <class T, bool kAdded, class Rows, int kVec>
+template <class T, bool kAdded, int kUnroll = pass_unroll(kAdded ? 2 : 1), class Rows, int kVec>
 __device__ __forceinline__ void write_outputs(const Rows& rows, const PassProblem& p,
                                               const NormChannels<T, kVec>& channels) {
   using V = Vec<T, kVec>;
-  constexpr int kUnroll = pass_unroll(kAdded ? 2 : 1);
   rows.template walk_back<kUnroll>([&](int k0, int count) {
     V x[kUnroll], added[kUnroll];
 #pragma unroll
@@ -90,13 +89,14 @@ struct GradientInputs {
 
 // Leaves the block's sums of dz and dz (x - mean) in shared.sums, and its channels loaded.
 // NOTE: dz, where the residual wants it, is rounded before dx is made of it.
-template <class T, bool kAdded, class Rows, int kVec, class Shared>
+template <class T, bool kAdded, int kGroup = pass_unroll(GradientInputs<T, kAdded>::kInputs),
+          class Rows, int kVec, class Shared>
 __device__ __forceinline__ void block_gradient_sums(const Rows& rows, const PassProblem& p,
                                                     const WalkPlace& at,
                                                     NormChannels<T, kVec>& channels,
                                                     Shared& shared) {
   using V = Vec<T, kVec>;
-  constexpr int kInputs = GradientInputs<T, kAdded>::kInputs, kGroup = pass_unroll(kInputs);
+  constexpr int kInputs = GradientInputs<T, kAdded>::kInputs;
   float sums[2][kVec] = {};
   const auto prepare = [&] {
     if (rows.count > 0) channels.load(p.norm, at.col);
@@ -122,12 +122,11 @@ __device__ __forceinline__ void block_gradient_sums(const Rows& rows, const Pass
 }
 
 // dx of the block's rows.
-template <class T, class Rows, int kVec>
+template <class T, int kUnroll = pass_unroll(2), class Rows, int kVec>
 __device__ __forceinline__ void write_gradients(const Rows& rows, const PassProblem& p,
                                                 const NormChannels<T, kVec>& channels,
                                                 const GradientChannels<T, kVec>& slopes) {
   using V = Vec<T, kVec>;
-  constexpr int kUnroll = pass_unroll(2);
   rows.template walk_back<kUnroll>([&](int k0, int count) {
     V dy[kUnroll], x[kUnroll];
 #pragma unroll

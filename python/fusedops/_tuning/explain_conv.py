@@ -201,8 +201,7 @@ def _notes(path: str, device: str) -> list[str]:
         notes.append("one small kernel folds the norm into weight and bias")
     if path == "train" and device == "cuda":
         notes.append(
-            "up to 32 MiB, with ten thousand rows or 29 chunks of 16 bytes in a row, the norm is "
-            "one kernel each way"
+            "up to 32 MiB and 29 chunks of 16 bytes in a row the norm is one kernel each way"
         )
     if device == "cuda":
         notes.append("x that is not channels_last is copied first, and the result back")
