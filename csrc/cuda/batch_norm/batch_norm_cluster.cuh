@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(kClusterThreads, 2)
   const T* const in[1] = {static_cast<const T*>(p.x)};
   const ResidentRows<T, 1, kClusterThreads> rows(in, reinterpret_cast<uint4*>(resident_bytes),
                                                  problem.slots, p.grid, at, p.channels);
-  block_moments<T, kClusterUnroll>(rows, p.grid, at, shared);
+  block_moments<T, true, kClusterUnroll>(rows, p, at, shared);
   NormChannels<T, kVec> channels{};
   if (rows.count > 0) channels.load(p.norm, at.col);  // without statistics
 

@@ -23,16 +23,34 @@ extern __shared__ __align__(16) unsigned char resident_bytes[];
 // ---- parts: a block's sums of its rows, and what is made of them afterwards ----
 
 // Leaves the mean of each of the block's channels, and the sum of squares about it, in shared.sums.
-template <class T, int kUnroll = kTrainUnroll, int kThreads, int kChannels>
+// kRelative: of values about the block's first row. NOTE: a thread's mean of several rows is
+// rounded, which is much where means are large beside the variance.
+template <class T, bool kRelative = false, int kUnroll = kTrainUnroll, int kThreads, int kChannels>
 __device__ __forceinline__ void block_moments(const ResidentRows<T, 1, kThreads>& rows,
-                                              const WalkGrid& grid, const WalkPlace& at,
+                                              const PassProblem& p, const WalkPlace& at,
                                               BlockShared<kThreads, kChannels>& shared) {
   constexpr int kVec = 16 / sizeof(T);
   using V = Vec<T, kVec>;
-  const int width = grid.threads_x * kVec, own = threadIdx.x;
+  const int width = p.grid.threads_x * kVec, own = threadIdx.x;
+  const T* const first = static_cast<const T*>(p.x) + at.row_begin * p.channels + at.col;
   ChannelMoments<float, kVec> moments;
-  rows.template walk<kUnroll>(
-      [] {}, [&](const V(&x)[1][kUnroll], int count, int) { moments.add(x[0], count); });
+  V base{};
+  if constexpr (kRelative) {
+    if (rows.count > 0) base = *reinterpret_cast<const V*>(first);
+  }
+  rows.template walk<kUnroll>([] {},
+                              [&](const V(&x)[1][kUnroll], int count, int) {
+                                if constexpr (kRelative) {
+                                  moments.template add_values<kUnroll>(
+                                      [&](int u, int i) {
+                                        return to_compute(x[0][u].value[i]) -
+                                               to_compute(base.value[i]);
+                                      },
+                                      count);
+                                } else {
+                                  moments.add(x[0], count);
+                                }
+                              });
   if (at.ty == 0) {
 #pragma unroll
     for (int i = 0; i < kVec; ++i) shared.reference[at.tx * kVec + i] = moments.mean[i];
@@ -40,11 +58,16 @@ __device__ __forceinline__ void block_moments(const ResidentRows<T, 1, kThreads>
   __syncthreads();
   float sums[2][kVec] = {};
   if (moments.seen != 0.0f) moments.sums_about(shared.reference + at.tx * kVec, sums);
-  resident_block_sums(grid, at, sums, shared);
+  resident_block_sums(p.grid, at, sums, shared);
   if (own < width) {
     const double count = static_cast<double>(at.row_end - at.row_begin);
     const double offset = shared.sums[0][own] / count;
-    shared.sums[0][own] = shared.reference[own] + offset;
+    double mean = shared.reference[own] + offset;
+    const int64_t channel = at.col - at.tx * kVec + own;
+    if (kRelative && channel < p.channels) {
+      mean += to_compute(static_cast<const T*>(p.x)[at.row_begin * p.channels + channel]);
+    }
+    shared.sums[0][own] = mean;
     shared.sums[1][own] -= offset * offset * count;
   }
 }
@@ -175,7 +198,7 @@ __global__ void __launch_bounds__(kResidentThreads, 1)
   const T* const in[1] = {static_cast<const T*>(p.x)};
   const ResidentRows<T, 1> rows(in, reinterpret_cast<uint4*>(resident_bytes), problem.slots, p.grid,
                                 at, p.channels);
-  block_moments(rows, p.grid, at, shared);
+  block_moments(rows, p, at, shared);
 
   // Statistics of all rows
   share_sums(p, at, width, first_channel + threadIdx.x, shared);
