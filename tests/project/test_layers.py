@@ -64,7 +64,10 @@ CXX_LAYERS = {
         "cutlass/kernels/sm90",
     ),
     "cutlass/kernels/simt": ("common*", "cutlass", "cutlass/configs", "cutlass/kernels/sm80"),
-    "cutlass/kernels/unaligned": ("common*", "cutlass", "cutlass/configs", "cutlass/kernels/sm80"),
+    "cutlass/kernels/unaligned": (
+        *("common*", "cutlass", "cutlass/configs"),
+        *("cutlass/kernels/sm80", "cutlass/kernels/hopper"),
+    ),
     "cutlass/kernels/sm80": ("common*", "cutlass", "cutlass/configs"),
     "cutlass/kernels/*": ("common*", "cutlass", "cutlass/configs", "cutlass/kernels/hopper"),
     "cutlass/passes": ("common*", "cutlass", "cutlass/configs"),
