@@ -39,18 +39,22 @@ bool any_runs(const Candidates& candidates, auto&& of_family) {
   });
 }
 
-// Whether the skinny kernels go before all others: they won every product that was measured and
-// that they can run. None of those had so few columns and so long a K that slices of it are
-// expected to take much less time than the two blocks which share it there.
-bool skinny_first(const Candidates& candidates) {
-  constexpr double kMuchLess = 0.8;
+// Whether the skinny kernels go before all others: they won every product that was measured for the
+// time model and that they can run. Those had many columns. Where few have a long K, its slices are
+// faster than the two blocks that share it (12 products on an H200), which take so much longer than
+// expected.
+bool skinny_first(const GemmProblem& p, const Candidates& candidates) {
+  constexpr int64_t kFewColumns = 640, kLongK = 4096;
+  constexpr double kMuchLess = 0.8, kLongUs = 2.5;
   double skinny = 0, other = 0;
   for (const Candidate& c : candidates) {
     if (c.rejected) continue;
     double& least = c.plan.family == Family::kSkinny ? skinny : other;
     if (least == 0 || c.plan.expected_us < least) least = c.plan.expected_us;
   }
-  return skinny > 0 && (other == 0 || other > kMuchLess * skinny);
+  if (skinny == 0 || other == 0) return skinny > 0;
+  const bool few = p.n <= kFewColumns && p.k > kLongK;
+  return other > (few ? skinny + kLongUs : kMuchLess * skinny);
 }
 
 }  // namespace
@@ -74,13 +78,13 @@ std::vector<Candidate> enumerate_candidates(const GemmProblem& problem, const De
 
 GemmPlan select_gemm(const GemmProblem& problem, const DeviceModel& device) {
   const Candidates candidates = enumerate_candidates(problem, device);
-  const bool skinny = skinny_first(candidates);
+  const bool skinny = skinny_first(problem, candidates);
   // NOTE: the sweeps store; what is added to D in memory has other costs.
   const bool in_table = !skinny && !problem.accumulate;
   const MeasuredGemm* measured = in_table ? measured_choice(problem) : nullptr;
   GemmPlan best;
   for (const Candidate& candidate : candidates) {
-    if (candidate.rejected || (skinny && candidate.plan.family != Family::kSkinny)) continue;
+    if (candidate.rejected || (candidate.plan.family == Family::kSkinny) != skinny) continue;
     const bool is_measured = measured && is_choice(*measured, candidate.plan);
     if (is_measured || best.config < 0 || candidate.plan.expected_us < best.expected_us) {
       best = candidate.plan;

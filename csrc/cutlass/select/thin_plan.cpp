@@ -21,7 +21,7 @@ constexpr double kUnitInstructions = 68, kWordInstructions = 34, kHalvesInstruct
 constexpr double kRunInstructions = 48, kRunOfHalvesInstructions = 95;
 constexpr double kActivationInstructions = 20;  // of an element
 constexpr double kRowsFma = 104, kRowsMma = 183, kSumsFma = 81, kSumsMma = 445;
-constexpr double kThinLaunchUs = 4, kSumsUs = 4;  // the second: of the blocks' sums
+constexpr double kThinLaunchUs = 8, kSumsUs = 4;  // the second: of the blocks' sums
 constexpr int kSharedOfOther = 96 * 1024;         // of GPUs beside the A100 and Hopper
 
 // Lines of a matrix, or false where its elements lie apart along both sides.

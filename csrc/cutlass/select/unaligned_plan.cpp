@@ -16,27 +16,27 @@ constexpr bool kUnalignedKernels = true;  // false: every such product is copied
 constexpr bool kPartKernels = true;       // false: fp32 products keep to the FMA kernels
 constexpr bool kHopperKernels = true;     // false: WGMMA is not asked
 
-// Fitted to 55 runs on an H100 (5 tiles, 11 products), which they meet within 12 % (rms): bytes of
-// operands that an SM loads a cycle, and of shared memory that it writes and reads; multiply-adds;
-// cycles of a step of K until its loads are there, and of a tile beside its steps; of an output,
-// alone and for every block that has an SM; bytes of DRAM.
-constexpr double kLoadBytesPerCycle = 66, kSharedBytesPerCycleOfSm = 92, kMmaSyncPerCycle = 1557;
-constexpr double kLatencyCycles = 429, kExposedLoads = 0.48, kTileStartCycles = 2560;
-constexpr double kOutputCycles = 0.58, kSharedOutputCycles = 0.15;
-constexpr double kStreamBytesPerUs = 2.2e6, kCyclesPerUs = 1700;
-// Instructions of a thread for an element that becomes three parts, counted in machine code: no GPU
-// has timed those kernels.
-constexpr double kPartInstructions = 8;
+// Fitted to 463 runs on an H100 and an H200 (87 products), which they meet within 10 % (rms): bytes
+// of operands that an SM loads a cycle, and of shared memory that it writes and reads; cycles of a
+// step of K alone, of a tile beside its steps, and of an output, alone and for every block that has
+// an SM; bytes of DRAM, between those of the two. WGMMA has not been timed.
+constexpr double kLoadBytesPerCycle = 55, kSharedBytesPerCycleOfSm = 95;
+constexpr double kLatencyCycles = 900, kExposed = 0.77, kTileStartCycles = 3700;
+constexpr double kOutputCycles = 0.15, kSharedOutputCycles = 0.18;
+constexpr double kStreamBytesPerUs = 2.5e6, kCyclesPerUs = 1700;
+// Of fp32: instructions of a thread for an element that becomes three parts, and the factor by
+// which a step takes longer than all that.
+constexpr double kPartInstructions = 7.4, kPartFactor = 1.4;
 constexpr int64_t kLongestSum = 2048;  // in one slice, see choose()
 
 // What takes longer counts nearly alone: overlap(a, b, 4), which selection asks for too often.
 double longer(double a, double b) { return std::sqrt(std::sqrt(a * a * a * a + b * b * b * b)); }
 
 // What a step of K of a tile takes of an SM, in cycles: of its loads and shared memory, of MMAs, of
-// what else the warps issue.
+// what else the warps issue; all that times a factor.
 struct Step {
   int k;
-  double loads, shared, mma, issue;
+  double l1, mma, issue, factor;
 };
 
 Step step_of(const GemmProblem& p, int number) {
@@ -51,12 +51,12 @@ Step step_of(const GemmProblem& p, int number) {
   const bool parts = p.dtype == DType::kFloat32;
   const int k = parts ? unaligned::kPartTileK : unaligned::kTileK;
   const double bytes = parts ? 3 * 2.0 * k : 2.0 * k;
-  return {.k = k,
-          .loads = rows * 128 / kLoadBytesPerCycle,
-          .shared = (written + read) * bytes / kSharedBytesPerCycleOfSm,
-          .mma = double(tile.m) * tile.n * k * (parts ? 6 : 1) /
-                 (hopper ? kMmaPerCycle : kMmaSyncPerCycle),
-          .issue = parts ? written * k * kPartInstructions / 128 : 0};
+  return {
+      .k = k,
+      .l1 = rows * 128 / kLoadBytesPerCycle + (written + read) * bytes / kSharedBytesPerCycleOfSm,
+      .mma = double(tile.m) * tile.n * k * (parts ? 6 : 1) / kMmaPerCycle,
+      .issue = parts ? written * k * kPartInstructions / 128 : 0,
+      .factor = parts ? kPartFactor : 1};
 }
 
 double unaligned_us(const GemmProblem& p, int number, int slices, const DeviceModel& device) {
@@ -66,9 +66,8 @@ double unaligned_us(const GemmProblem& p, int number, int slices, const DeviceMo
   const double waves = std::ceil(blocks / (sms * tile.per_sm));
   const double resident = std::min<double>(tile.per_sm, std::ceil(blocks / sms));
   const Step s = step_of(p, number);
-  const double l1 = s.loads + s.shared;
-  const double alone = kLatencyCycles + kExposedLoads * l1 + s.mma + s.issue;
-  const double step = std::max(resident * std::max(l1, s.mma + s.issue), alone);
+  const double alone = kLatencyCycles + kExposed * s.l1 + s.issue;
+  const double step = s.factor * std::max(resident * std::max(s.l1, s.mma + s.issue), alone);
   const double steps = double(ceil_div(ceil_div(p.k, slices), s.k));
   const double stored = tile.m * tile.n * (kOutputCycles + kSharedOutputCycles * resident);
   const double us = waves * (steps * step + stored + kTileStartCycles) / kCyclesPerUs;
