@@ -15,6 +15,7 @@ namespace {
 constexpr bool kUnalignedKernels = true;  // false: every such product is copied first
 constexpr bool kPartKernels = true;       // false: fp32 products keep to the FMA kernels
 constexpr bool kHopperKernels = true;     // false: WGMMA is not asked
+constexpr bool kHopperParts = false;      // true: also for fp32, where no GPU has timed it
 
 // Fitted to 463 runs on an H100 and an H200 (87 products), which they meet within 10 % (rms): bytes
 // of operands that an SM loads a cycle, and of shared memory that it writes and reads; cycles of a
@@ -51,12 +52,13 @@ Step step_of(const GemmProblem& p, int number) {
   const bool parts = p.dtype == DType::kFloat32;
   const int k = parts ? unaligned::kPartTileK : unaligned::kTileK;
   const double bytes = parts ? 3 * 2.0 * k : 2.0 * k;
-  return {
-      .k = k,
-      .l1 = rows * 128 / kLoadBytesPerCycle + (written + read) * bytes / kSharedBytesPerCycleOfSm,
-      .mma = double(tile.m) * tile.n * k * (parts ? 6 : 1) / kMmaPerCycle,
-      .issue = parts ? written * k * kPartInstructions / 128 : 0,
-      .factor = parts ? kPartFactor : 1};
+  const double again = parts && hopper ? 2 : 1;  // WGMMA reads a part for each of its products
+  return {.k = k,
+          .l1 = rows * 128 / kLoadBytesPerCycle +
+                (written + read * again) * bytes / kSharedBytesPerCycleOfSm,
+          .mma = double(tile.m) * tile.n * k * (parts ? 6 : 1) / kMmaPerCycle,
+          .issue = parts ? written * k * kPartInstructions / 128 : 0,
+          .factor = parts && !hopper ? kPartFactor : 1};
 }
 
 double unaligned_us(const GemmProblem& p, int number, int slices, const DeviceModel& device) {
@@ -96,7 +98,8 @@ struct Choice {
 
 Choice choose(const GemmProblem& p, const DeviceModel& device) {
   Choice best;
-  const bool hopper = kHopperKernels && device.hopper();
+  const bool wgmma = p.dtype == DType::kFloat32 ? kHopperParts : kHopperKernels;
+  const bool hopper = wgmma && device.hopper();
   for (int i = 0; i < unaligned::num_tiles(p.dtype, hopper); ++i) {
     const unaligned::Tile& tile = unaligned::tile_of(p.dtype, i);
     const int64_t tiles = ceil_div(p.m, tile.m) * ceil_div(p.n, tile.n);
