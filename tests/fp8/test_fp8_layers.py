@@ -375,7 +375,7 @@ def test_main_grad_holds_the_gradient_in_fp32():
 
 
 def test_nothing_is_written_for_backward_without_gradients():
-    """Of parameters that require them: the activation is the product's, the input has one copy."""
+    """Parameters require them: the activation is the product's, the input has one copy."""
     layer, x = fusedops.nn.Linear(64, 32, activation="gelu", recipe=BLOCK), torch.randn(8, 64)
     calls = calls_of(layer, x)
     assert [op for op in calls.ours if op != "fp8_quantize"] == ["_fp8_matmul"]
