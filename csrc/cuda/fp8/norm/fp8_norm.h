@@ -17,21 +17,14 @@ struct Fp8Norm {
   const void *weight = nullptr, *bias = nullptr;  // (k,), null: ones and zeros
   void* sum = nullptr;                            // (m, k) of x's dtype: x + residual
   float *mean = nullptr, *rstd = nullptr;         // (m,); mean of no RMS norm
-  uint64_t* words = nullptr;                      // what blocks say; null: to blocks of a cluster
   int cluster = 1;                                // blocks that share 128 rows
   int slots = 1;                                  // tiles of x in a block's shared memory
 };
 
-// Who runs it. groups: 0 where there is no place for 128 rows.
-struct Fp8NormPlan {
-  int blocks = 0, slots = 0;  // of a group, of a block
-  int64_t groups = 0;
-  int64_t words = 0;  // of Fp8Norm's
-};
-
-Fp8NormPlan plan_fp8_norm(bool rms, int64_t m, int64_t k, const LaunchContext& context);
+// Whether the device has a place for clusters that hold 128 rows of k elements.
+bool takes_fp8_norm(bool rms, int64_t k, const LaunchContext& context);
 
 // Returns null or the reason of the failure.
-const char* launch_fp8_norm(Fp8Norm problem, const Fp8NormPlan& plan, const LaunchContext& context);
+const char* launch_fp8_norm(Fp8Norm problem, const LaunchContext& context);
 
 }  // namespace fusedops

@@ -8,65 +8,39 @@
 namespace fusedops {
 namespace {
 
-// Whether blocks agree by messages in clusters, which leave some multiprocessors idle, or anywhere
-// on the device by words in memory.
-constexpr bool kClusters = true;
-
 constexpr int kPortableBlocks = 8;  // every device has clusters of so many
-constexpr int kBlockTiles = 2;      // wanted of a block of a cluster
-
-// Words of no round, before those that use them.
-__global__ void clear_words_kernel(uint4* words, int64_t count) {
-  wait_for_predecessor();
-  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  if (i < count) words[i] = {};
-}
+constexpr int kBlockTiles = 2;      // wanted of a block
 
 // Shared memory of a block, of those that two on a multiprocessor may have.
 constexpr int kHalf = 113 * 1024;
 
 template <class T, bool kRms>
-constexpr auto kKernel = &fp8_norm_kernel<T, kRms, kClusters>;
-
-template <bool kRms>
-constexpr int shared_bytes(int slots) {
-  return norm_shared_bytes<kRms, kClusters>(slots);
-}
-
-template <class T, bool kRms>
 cudaError_t allow_all(int device) {
-  constexpr auto kOf = kKernel<T, kRms>;
-  return once_per_device<kOf>(device, [] {
+  constexpr auto kKernel = &fp8_norm_kernel<T, kRms>;
+  return once_per_device<kKernel>(device, [] {
     const cudaError_t status = cudaFuncSetAttribute(
-        kOf, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes<kRms>(kNormSlots));
-    if (status != cudaSuccess || !kClusters) return status;
-    return cudaFuncSetAttribute(kOf, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+        kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, norm_shared_bytes<kRms>(kNormSlots));
+    if (status != cudaSuccess) return status;
+    return cudaFuncSetAttribute(kKernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
   });
 }
 
-// How many clusters the device has at a time, of either dtype; of blocks anywhere, how many a
-// multiprocessor has.
+// How many clusters the device has at a time, of either dtype.
 template <bool kRms>
 int ask_for_clusters(int device, int cluster, int slots) {
-  constexpr auto kOf = kKernel<__nv_bfloat16, kRms>;
+  constexpr auto kKernel = &fp8_norm_kernel<__nv_bfloat16, kRms>;
   if (allow_all<__nv_bfloat16, kRms>(device) != cudaSuccess) return 0;
-  int found = 0;
-  cudaError_t status;
-  if (kClusters) {
-    cudaLaunchAttribute attribute;
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(static_cast<unsigned>(cluster)), config.blockDim = dim3(kTileThreads);
-    config.dynamicSmemBytes = shared_bytes<kRms>(slots);
-    config.attrs = &attribute, config.numAttrs = 1;
-    status = cudaOccupancyMaxActiveClusters(&found, kOf, &config);
-  } else {
-    status = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&found, kOf, kTileThreads,
-                                                           shared_bytes<kRms>(slots));
-  }
+  cudaLaunchAttribute attribute;
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(cluster)), config.blockDim = dim3(kTileThreads);
+  config.dynamicSmemBytes = norm_shared_bytes<kRms>(slots);
+  config.attrs = &attribute, config.numAttrs = 1;
+  int clusters = 0;
+  const cudaError_t status = cudaOccupancyMaxActiveClusters(&clusters, kKernel, &config);
   cudaGetLastError();
-  return status == cudaSuccess ? found : 0;
+  return status == cudaSuccess ? clusters : 0;
 }
 
 // Asked once for each device, size of a cluster and number of slots.
@@ -81,25 +55,24 @@ int active_clusters(int device, int cluster, int slots) {
   return clusters;
 }
 
+struct NormPlan {
+  int cluster, slots, active;  // active: clusters at a time, 0 where there is no plan
+};
+
 // The most slots with which two blocks share a multiprocessor, so that one computes while the other
 // one waits; where those are too few for a block's tiles, it is alone.
 template <bool kRms>
 int slots_of(int tiles) {
-  if (shared_bytes<kRms>(tiles) > kHalf) return std::min(tiles + kNormSpare, kNormSlots);
+  if (norm_shared_bytes<kRms>(tiles) > kHalf) return std::min(tiles + kNormSpare, kNormSlots);
   int slots = tiles;
-  while (slots < kNormSlots && shared_bytes<kRms>(slots + 1) <= kHalf) ++slots;
+  while (norm_shared_bytes<kRms>(slots + 1) <= kHalf) ++slots;
   return slots;
-}
-
-// As few groups as end at the same time.
-Fp8NormPlan plan_of_groups(int blocks, int slots, int64_t active, int64_t rows) {
-  return {blocks, slots, ceil_div(rows, ceil_div(rows, active))};
 }
 
 // The fewest blocks, a power of two, that have kBlockTiles tiles each, or as many as there are.
 // NOTE: a block alone is no cluster, whose messages it must not send.
 template <bool kRms>
-Fp8NormPlan plan_clusters(int64_t rows, int64_t tiles, const LaunchContext& context) {
+NormPlan plan_of(int device, int64_t tiles) {
   if (tiles < 2) return {};
   for (const int most : {kNormBlocks, kPortableBlocks}) {
     int cluster = 2;
@@ -107,67 +80,39 @@ Fp8NormPlan plan_clusters(int64_t rows, int64_t tiles, const LaunchContext& cont
     const int64_t of_block = ceil_div(tiles, int64_t{cluster});
     if (of_block > kNormTiles) continue;
     const int slots = slots_of<kRms>(int(of_block));
-    const int active = active_clusters<kRms>(context.device, cluster, slots);
-    if (active > 0) return plan_of_groups(cluster, slots, active, rows);
+    const int active = active_clusters<kRms>(device, cluster, slots);
+    if (active > 0) return {cluster, slots, active};
   }
   return {};
 }
 
-// The power of two of blocks that ends first: tiles one after the other, and an exchange.
-template <bool kRms>
-Fp8NormPlan plan_words(int64_t rows, int64_t tiles, const LaunchContext& context) {
-  Fp8NormPlan best;
-  int64_t least = 0;
-  for (int blocks = kLeastGroup; blocks <= kMostGroup && blocks <= tiles; blocks *= 2) {
-    const int64_t of_block = ceil_div(tiles, int64_t{blocks});
-    if (of_block > kNormTiles || shared_bytes<kRms>(int(of_block)) > kHalf) continue;
-    const int slots = slots_of<kRms>(int(of_block));
-    const int64_t active =
-        int64_t{context.sm_count} * active_clusters<kRms>(context.device, 1, slots) / blocks;
-    if (active == 0) continue;
-    const int64_t time = ceil_div(rows, active) * (2 * of_block + 1);
-    if (best.groups > 0 && time >= least) continue;
-    best = plan_of_groups(blocks, slots, active, rows), least = time;
-    best.words = best.groups * group_words<kRms>(blocks);
-  }
-  return best;
-}
-
 template <class T, bool kRms>
-cudaError_t launch(const Fp8Norm& p, const Fp8NormPlan& plan, const LaunchContext& context) {
+cudaError_t launch(Fp8Norm p, const LaunchContext& context) {
   if (const cudaError_t status = allow_all<T, kRms>(context.device)) return status;
-  const auto stream = static_cast<cudaStream_t>(context.stream);
-  if (plan.words > 0) {
-    const int64_t vectors = plan.words / 2;
-    const cudaError_t status = launch_kernel(
-        &clear_words_kernel, dim3(static_cast<unsigned>(ceil_div(vectors, int64_t{kTileThreads}))),
-        dim3(kTileThreads), 0, stream, context.overlap, reinterpret_cast<uint4*>(p.words), vectors);
-    if (status != cudaSuccess) return status;
-  }
-  return launch_cluster_kernel(kKernel<T, kRms>,
-                               dim3(static_cast<unsigned>(plan.groups * plan.blocks)),
-                               dim3(kTileThreads), kClusters ? unsigned(plan.blocks) : 1u,
-                               shared_bytes<kRms>(plan.slots), stream, context.overlap, p);
+  const NormPlan plan = plan_of<kRms>(context.device, ceil_div(p.quantize.k, kFp8Block));
+  if (plan.active == 0) return cudaErrorNotSupported;
+  p.cluster = plan.cluster, p.slots = plan.slots;
+  // As few clusters as end at the same time.
+  const int64_t rows = ceil_div(p.quantize.m, kFp8Block);
+  const int64_t clusters = ceil_div(rows, ceil_div(rows, int64_t{plan.active}));
+  return launch_cluster_kernel(
+      &fp8_norm_kernel<T, kRms>, dim3(static_cast<unsigned>(clusters * p.cluster)),
+      dim3(kTileThreads), static_cast<unsigned>(p.cluster), norm_shared_bytes<kRms>(p.slots),
+      static_cast<cudaStream_t>(context.stream), context.overlap, p);
 }
 
 }  // namespace
 
-Fp8NormPlan plan_fp8_norm(bool rms, int64_t m, int64_t k, const LaunchContext& context) {
-  const int64_t rows = ceil_div(m, kFp8Block), tiles = ceil_div(k, kFp8Block);
-  if constexpr (kClusters) {
-    return rms ? plan_clusters<true>(rows, tiles, context)
-               : plan_clusters<false>(rows, tiles, context);
-  } else {
-    return rms ? plan_words<true>(rows, tiles, context) : plan_words<false>(rows, tiles, context);
-  }
+bool takes_fp8_norm(bool rms, int64_t k, const LaunchContext& context) {
+  const auto plan = rms ? plan_of<true> : plan_of<false>;
+  return plan(context.device, ceil_div(k, kFp8Block)).active > 0;
 }
 
-const char* launch_fp8_norm(Fp8Norm p, const Fp8NormPlan& plan, const LaunchContext& context) {
-  p.cluster = plan.blocks, p.slots = plan.slots;
+const char* launch_fp8_norm(Fp8Norm p, const LaunchContext& context) {
   const bool bf16 = p.quantize.dtype == DType::kBFloat16;
   const auto call = bf16 ? (p.rms ? launch<__nv_bfloat16, true> : launch<__nv_bfloat16, false>)
                          : (p.rms ? launch<__half, true> : launch<__half, false>);
-  const cudaError_t status = call(p, plan, context);
+  const cudaError_t status = call(p, context);
   return status == cudaSuccess ? nullptr : cudaGetErrorString(status);
 }
 

@@ -32,6 +32,14 @@ struct RowStatistics<true> {
   float rstd;
 };
 
+// A block's shared memory for it. The statistics themselves arrive elsewhere.
+template <bool kRms>
+struct RowExchange {
+  PartOfRow<kRms> parts[kTile];  // of the rows that the block owns, those of a block together
+  uint64_t parts_arrived, statistics_arrived;
+  uint2 of_warps[kTileWarps];  // bits of a tile's scale and inverse, by warps
+};
+
 // To the same place of block `rank` of the cluster, whose barrier counts the bytes.
 template <class V>
 __device__ __forceinline__ void send_to_block(V* to, uint64_t* barrier, uint32_t rank,
@@ -57,18 +65,7 @@ __device__ __forceinline__ void send_to_block(V* to, uint64_t* barrier, uint32_t
 #endif
 }
 
-// The statistics that another of 16 lanes has.
-template <bool kRms>
-__device__ __forceinline__ RowStatistics<kRms> statistics_of_lane(const RowStatistics<kRms>& own,
-                                                                  int lane) {
-  RowStatistics<kRms> found;
-  found.rstd = __shfl_sync(kAllLanes, own.rstd, lane, kTileX);
-  if constexpr (!kRms) found.mean = __shfl_sync(kAllLanes, own.mean, lane, kTileX);
-  return found;
-}
-
-// The blocks of a cluster or group: a power of two. NOTE: a division takes some twenty
-// instructions.
+// The blocks of a cluster: a power of two. NOTE: a division takes some twenty instructions.
 struct ClusterSize {
   int log;
 
@@ -87,33 +84,6 @@ __device__ __forceinline__ TileRange tiles_of(int rank, ClusterSize cluster, int
 __device__ __forceinline__ float columns_of(TileRange range, int64_t k) {
   return float(min(int64_t{range.end} * kTile, k) - int64_t{range.first} * kTile);
 }
-
-// A block's shared memory, first for what its warps tell each other.
-struct OfWarps {
-  uint2 values[kTileWarps];  // bits of a tile's scale and inverse
-};
-template <bool kRms>
-struct RowExchange : OfWarps {
-  PartOfRow<kRms> parts[kTile];  // of the rows that the block owns, those of a block together
-  uint64_t parts_arrived, statistics_arrived;
-
-  __device__ __forceinline__ void init() {
-    init_barrier(shared_address(&parts_arrived), 1);
-    init_barrier(shared_address(&statistics_arrived), 1);
-    release_barrier_init();
-  }
-  __device__ __forceinline__ void expect() {
-    expect_bytes(shared_address(&parts_arrived), sizeof(parts));
-    expect_bytes(shared_address(&statistics_arrived), kTile * sizeof(RowStatistics<kRms>));
-  }
-  // What is known of the row of lanes 2 r and 2 r + 1, to its owner.
-  __device__ __forceinline__ void send(const PartOfRow<kRms>& part, int rank, ClusterSize cluster) {
-    if (threadIdx.x % 2 != 0) return;
-    const int owned = cluster.owned_rows(), row = threadIdx.x / 2;
-    send_to_block(parts + rank * owned + (row & (owned - 1)), &parts_arrived, cluster.owner_of(row),
-                  part);
-  }
-};
 
 // The statistics of a row, from what all blocks know, joined as Chan, Golub and LeVeque do. parts:
 // that of the first block; those of the others lie `apart`.
