@@ -208,10 +208,11 @@ inline ColumnGrid folded_grid(int64_t rows, int64_t cols, int vec, int sm_count)
   ColumnGrid grid{};
   grid.threads_x = folded_threads(cols / vec);
   grid.col_blocks = ceil_div(cols, int64_t{grid.threads_x} * vec);
-  const int64_t step = int64_t{kColumnThreads / grid.threads_x} * kColumnPassUnroll;
-  const int64_t steps = ceil_div(rows, step);
-  const int64_t wanted = std::min(ceil_div(int64_t{sm_count} * 8, grid.col_blocks), steps);
-  grid.rows_per_block = ceil_div(steps, wanted) * step;
+  const int64_t at_once = kColumnThreads / grid.threads_x, step = at_once * kColumnPassUnroll;
+  const int64_t wanted = ceil_div(int64_t{sm_count} * 8, grid.col_blocks);
+  // NOTE: rows that are few are spread over more blocks than rows on their way would fill.
+  const bool few = ceil_div(rows, step) * grid.col_blocks < sm_count;
+  grid.rows_per_block = round_up(ceil_div(rows, wanted), few ? at_once : step);
   grid.row_blocks = ceil_div(rows, grid.rows_per_block);
   return grid;
 }

@@ -138,14 +138,16 @@ void plan_lines(ElementwiseProblem<kInputs>& p, Misaligned&& misaligned, int64_t
   }
 }
 
-// Elements one by one: where chunks would end inside rows in every warp, or where there are so few
+// Elements one by one: where chunks would end inside rows in most warps, or where there are so few
 // elements that what a chunk's path takes from end to end is what counts.
 template <int kInputs>
-void plan_single(ElementwiseProblem<kInputs>& p, int64_t vec) {
-  constexpr int64_t kFewElements = 1 << 18, kShortRow = 4;  // chunks
+void plan_single(ElementwiseProblem<kInputs>& p) {
+  constexpr int64_t kFewElements = 1 << 20, kShortRow = 512;  // elements
   const int64_t cols = p.cols.divisor;
+  bool along = p.out.inner <= 1;  // lanes read and write neighbours
+  for (const ElementwiseOperand& in : p.in) along = along && in.inner <= 1;
   p.single = p.by_row && !p.lines && p.count <= INT32_MAX &&
-             (p.count <= kFewElements || cols < kShortRow * vec);
+             (p.count <= kFewElements || (along && cols <= kShortRow));
   if (!p.single) return;
   p.single_cols = SmallDivider(cols);
   for (int d = 0; d < p.outer; ++d) p.single_sizes[d] = SmallDivider(p.sizes[d]);
@@ -172,7 +174,7 @@ ElementwiseProblem<kInputs> make_problem(const IterationSpace& space,
     p.flat = p.flat && p.in[k].access == Access::kFlat && misaligned(pointers[k + 1]) == 0;
   }
   plan_lines(p, misaligned, 16 / element_bytes, per_column);
-  plan_single(p, 16 / element_bytes);
+  plan_single(p);
   if (p.out.access == Access::kFlat) p.head = misaligned(pointers[0]) / element_bytes;
   return p;
 }

@@ -380,14 +380,16 @@ class Planner {
         (plan_staged_columns() || plan_packed_columns(aligned))) {
       return;
     }
-    p.fold = aligned && p.reduced_stride == p.cols ? choose_fold() : 1;
+    const bool tiny =
+        p.reduced <= kMostTinyRows && p.batches * p.reduced * p.cols <= sm_count_ * kTinyElements;
+    // NOTE: what is left of a few folds is added row by row.
+    const bool folds = p.reduced >= kLeastFoldedRows || !tiny;
+    p.fold = aligned && p.reduced_stride == p.cols && folds ? choose_fold() : 1;
     const bool wide = p.cols > kMostPackedColumns &&
                       (p.cols >= kMostFoldedColumns || p.reduced < kLeastRowsPerFold * p.fold);
     if (wide) p.fold = 1;
     const bool vectors_fit =
         aligned && whole_vectors(p.width()) && (p.fold > 1 || whole_vectors(p.reduced_stride));
-    const bool tiny =
-        p.reduced <= kMostTinyRows && p.batches * p.reduced * p.cols <= sm_count_ * kTinyElements;
     const bool shifted = !vectors_fit && unit && !tiny && p.cols >= 4 * vec_ && p.reduced > 1;
     const bool many_rows = p.reduced > 2 * kReduceUnroll || p.cols < kLeastFewRowsColumns;
     if (shifted && many_rows && p.reduced_stride == p.cols && plan_dense_columns()) return;

@@ -44,7 +44,9 @@ inline constexpr int kScanAheadBlocks = 2;  // with the next tile on its way
 // and whose blocks hold several tiles. 0: a chain always.
 inline constexpr int kSpreadTiles = 4;
 
-inline constexpr int kScanTilesPerSm = 4;  // of short rows, where there are no more
+// Tiles of short rows on an SM, where there are no more.
+template <class Op>
+inline constexpr int kScanTilesPerSm = sizeof(typename Op::State) > 4 ? 2 : 4;
 
 // A tile of whole rows, or one tile of a long row.
 template <class Op, class Mode>
@@ -157,7 +159,7 @@ bool plan_rows(ScanRows<Op>& p, bool clusters, int sm_count) {
   p.tiles_per_row = ceil_div(p.n + lead, int64_t{kScanTile<Op>});
   p.threads = kScanThreads;
   if (p.tiles_per_row == 1) {
-    const int64_t spread = ceil_div(p.rows, int64_t{kScanTilesPerSm} * sm_count);
+    const int64_t spread = ceil_div(p.rows, int64_t{kScanTilesPerSm<Op>} * sm_count);
     p.rows_per_tile = std::min(p.rows_per_tile, std::max<int64_t>(spread, 1));
     const int64_t vectors = ceil_div(p.rows_per_tile * p.n + lead, int64_t{Op::kVec});
     p.threads = static_cast<int>(std::min<int64_t>(round_up(vectors, int64_t{32}), kScanThreads));

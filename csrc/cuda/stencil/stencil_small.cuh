@@ -11,7 +11,7 @@ namespace fusedops {
 
 inline constexpr int kSmallStencilCols = 8;
 inline constexpr int64_t kSmallStencilBytes = 16 << 10;  // of a block's planes
-inline constexpr int64_t kSmallPlaneBytes = 2 << 10;
+inline constexpr int64_t kSmallPlaneBytes = 2 << 10, kFewPlaneBytes = 8 << 10;
 
 struct SmallStencilGrid {
   int planes = 0;  // of a block; 0: the planes are not small
@@ -28,11 +28,14 @@ SmallStencilGrid small_stencil_grid(const StencilProblem<T>& p, int sm_count) {
   const StencilShape& s = p.shape;
   const int64_t bytes = s.plane_size() * sizeof(T);
   SmallStencilGrid g;
-  if (s.d > 1 || s.kd > 1 || s.h == 1 || bytes > kSmallPlaneBytes) return g;
+  const bool few = s.planes <= int64_t{kBlocksPerSm} * sm_count;
+  if (s.d > 1 || s.kd > 1 || s.h == 1 || bytes > (few ? kFewPlaneBytes : kSmallPlaneBytes))
+    return g;
   const int64_t step = 16 / std::gcd(int64_t{16}, bytes);
   const int64_t spread = ceil_div(s.planes, int64_t{kBlocksPerSm} * sm_count);
   const int64_t whole = spread >= step ? round_up(spread, step) : spread;
-  g.planes = static_cast<int>(std::min(kSmallStencilBytes / bytes / step * step, whole));
+  const int64_t fits = kSmallStencilBytes / bytes;
+  g.planes = static_cast<int>(std::min(fits >= step ? fits / step * step : fits, whole));
   g.chunks = static_cast<int>(ceil_div(s.w, kSmallStencilCols));
   g.elements = static_cast<int>(round_up(g.planes * s.plane_size(), 16 / sizeof(T)));
   g.vectors = (reinterpret_cast<uintptr_t>(p.x) | reinterpret_cast<uintptr_t>(p.y)) % 16 == 0 &&

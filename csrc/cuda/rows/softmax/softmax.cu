@@ -77,7 +77,7 @@ template <class T, class O>
 bool launch_packed(const SoftmaxForward<T, O>& p, const SoftmaxShape& shape,
                    const LaunchScope& scope) {
   constexpr int64_t kLongest = sizeof(T) == 2 ? kPackedLongest / 2 : kPackedLongest;
-  constexpr int kBytes = kPackedBytes<T, O, 1>, kMostStagedLanes = 4;
+  constexpr int kBytes = kPackedBytes<T, O, 1>, kMostStagedLanes = sizeof(T) == 2 ? 4 : 0;
   if (p.x_stride != shape.n) return false;
   const PackedRows rows = plan_packed(shape.outer, shape.n, kChunkOf<T>, shape.n * kBytes, kLongest,
                                       kMostStagedLanes, scope.facts().sm_count);

@@ -2,8 +2,8 @@
 //
 // The rows of a warp are one stretch of memory, whatever a row's length: chunks of 16 bytes bring
 // it to shared memory, where one or a few lanes take a row each, and take the results back. Where
-// rows are few, or lanes of a row read whole sectors, they read and write them in place: that is
-// sooner.
+// rows are not that many, or lanes of a row read whole sectors, they read and write them in place:
+// that is sooner.
 #pragma once
 
 #include <algorithm>
@@ -34,6 +34,7 @@ struct PackedRows {
 inline PackedRows plan_packed(int64_t rows, int64_t n, int vec, int64_t row_bytes, int64_t longest,
                               int most_staged, int sm_count) {
   constexpr int64_t kTileBytes = 2048, kMostBlocks = (int64_t{1} << 31) - 1;
+  constexpr int64_t kLeastStagedBytes = 32 << 20;
   constexpr int kFewWarps = 8;  // of a multiprocessor: fewer wait for memory one after the other
   PackedRows plan{rows, static_cast<int>(n), 1, 0, true};
   if (n > kPackedLongest) return plan;
@@ -43,7 +44,8 @@ inline PackedRows plan_packed(int64_t rows, int64_t n, int vec, int64_t row_byte
   const int least = std::max(at_once, whole);
   const int64_t few = int64_t{sm_count} * kFewWarps;
   if (n > longest && rows > few * at_once) return plan;
-  plan.staged = rows > few * least && plan.lanes <= most_staged;
+  plan.staged =
+      rows > few * least && plan.lanes <= most_staged && rows * row_bytes >= kLeastStagedBytes;
   plan.tile = at_once;
   if (plan.staged) {
     plan.tile = least;

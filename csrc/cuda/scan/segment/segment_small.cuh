@@ -11,7 +11,8 @@ namespace fusedops {
 inline constexpr int kSmallThreads = 256;
 inline constexpr int64_t kSmallBytes = 64 << 10;  // of x: few whatever its shape
 inline constexpr int64_t kSmallSegments = 1 << 14;
-inline constexpr int kSmallShare = 64;   // rows of a thread where one segment has all of them
+// Rows of a thread where one segment has all of them, of vectors and of elements.
+inline constexpr int kSmallShare = 64, kSmallScalarShare = 128;
 inline constexpr int kSmallBlocks = 16;  // per SM
 
 template <class Op>
@@ -37,7 +38,7 @@ __global__ void __launch_bounds__(kSmallThreads) segment_small_kernel(const Segm
   const int64_t end = min(max(p.offsets[s + 1], begin), p.rows);
   const int rows = static_cast<int>(end - begin), thread = static_cast<int>(threadIdx.x);
   const int groups = kSmallThreads / p.lanes, group = thread / p.lanes;
-  const int share = max(1, (rows + groups - 1) / groups);
+  const int share = max(kAhead, (rows + groups - 1) / groups);
   const int base = min(rows, group * share), count = min(rows - base, share);
   const int busy = (rows + share - 1) / share;  // groups with rows
   const int64_t width = int64_t{p.lanes} * kVec;
@@ -99,17 +100,19 @@ __global__ void __launch_bounds__(kSmallThreads) segment_small_kernel(const Segm
 // blocks than the GPU soon has done. False: too much data, or too many segments.
 template <class Op>
 bool plan_segment_small(SegmentSmall<Op>& p, int vec, int sm_count) {
+  constexpr int64_t kSize = sizeof(typename Op::In), kSector = 32;
   const int64_t vectors = ceil_div(p.columns, int64_t{vec});
   const int64_t blocks = int64_t{kSmallBlocks} * sm_count;
   const int64_t most = std::min<int64_t>(vectors, kSmallThreads);
-  int64_t lanes = std::min<int64_t>(vectors, vec > 1 ? 8 : 16);
+  int64_t lanes = std::min<int64_t>(vectors, vec > 1 ? 8 : kSector / kSize);
   const auto tiles = [&] { return ceil_div(vectors, lanes); };
   while (lanes < most && p.segments * tiles() > blocks) lanes = std::min(2 * lanes, most);
   p.lanes = static_cast<int>(lanes);
   p.tiles = static_cast<int>(std::clamp<int64_t>(blocks / p.segments, 1, tiles()));
-  const int64_t bytes = p.rows * p.columns * static_cast<int64_t>(sizeof(typename Op::In));
+  const int64_t bytes = p.rows * p.columns * kSize;
   if (bytes <= kSmallBytes && p.segments <= kSmallSegments) return true;
-  return p.rows * lanes <= int64_t{kSmallShare} * kSmallThreads && p.segments * tiles() <= blocks;
+  const int64_t share = vec > 1 ? kSmallShare : kSmallScalarShare;
+  return p.rows * lanes <= share * kSmallThreads && p.segments * tiles() <= blocks;
 }
 
 template <class Op, int kVec>
