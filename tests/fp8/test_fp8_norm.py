@@ -293,6 +293,7 @@ def test_autocast_and_state_dicts(device):
 
 @pytest.mark.parametrize("kind", ["linear", "gated"])
 def test_compiles_to_one_graph(device, kind):
+    torch.compiler.reset()  # each block is compiled anew, and only so many are in a process
     block = block_of(kind, device)
     x, residual = (make(64, 256, dtype=torch.bfloat16, device=device, seed=s) for s in (1, 2))
     eager = gradients(block, x, residual, False)
@@ -312,6 +313,7 @@ def test_compiles_to_one_graph(device, kind):
 @pytest.mark.parametrize("with_residual", [False, True])
 @pytest.mark.parametrize("rms", [True, False])
 def test_compiles_to_one_graph_where_the_sum_is_not_used(device, rms, with_residual):
+    torch.compiler.reset()  # each block is compiled anew, and only so many are in a process
     block = block_of("linear", device, rms)
     given = [make(64, 256, dtype=torch.bfloat16, device=device, seed=s) for s in (1, 2)]
     given = given[: 1 + with_residual]
