@@ -22,6 +22,7 @@ MAX_LAYERS = 4
 MOST_FEATURES = 10  # kEdgeMostFeatures
 SLICE = 128  # kEdgeSlice: columns of the last layer that a block takes
 _PAD = 8  # kEdgePad
+_SECTOR = 32  # kEdgeSector
 _ROWS = 8 * 16  # of a block: kEdgeWarps * kEdgeRows
 _STAGES = 8 * (8 * 72 * 6 + 128 * 4)  # (sizeof(EdgeStage) + pivots) * kEdgeWarps
 
@@ -61,7 +62,7 @@ def infer_memory(shape: Sequence[int], has_rows: bool) -> int:
     """Bytes that its kernel needs of a block's shared memory (edge_infer_bytes)."""
     first, middle, last = shape
     warps = 12 if first <= 64 < middle and last <= 128 else 8
-    rows = warps * 16 * first * 4 if has_rows else 0
+    rows = warps * 16 * first * 4 + _SECTOR if has_rows else 0
     return 4 * warps + 32 * first + (first + last) * middle * 2 + (first + middle) * 8 + rows
 
 
@@ -70,7 +71,7 @@ def _shared_bytes(widths: Sequence[int], columns: int, gathers: int, has_rows: b
     below = widths[:-1]
     weights = sum(b * (a + _PAD) * 2 for a, b in pairwise((*below, columns)))
     affine = (sum(below) if below else columns) * 8
-    rows = _ROWS * (gathers + _PAD // 2) * 4 if has_rows else 0
+    rows = _ROWS * gathers * 4 + _SECTOR if has_rows else 0
     first = widths[0] * 32  # of two planes
     return first + weights + affine + rows + 4 * 16
 

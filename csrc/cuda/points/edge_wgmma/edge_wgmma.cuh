@@ -189,7 +189,7 @@ int edge_wgmma_bytes(const EdgeProblem<T>& p, int first, int hidden, int columns
   int bytes = 2 * first * kEdgePlane * 2;
   bytes += ((p.layers - 2) * first + columns) * hidden * 2;
   bytes += p.before_last() / 2 * 16;
-  if (p.rows) bytes += kEdgeWarps * kEdgeRows * (first + kEdgePad / 2) * 4;
+  if (p.rows) bytes += kEdgeWarps * kEdgeRows * first * 4 + kEdgeSector;
   return bytes;
 }
 

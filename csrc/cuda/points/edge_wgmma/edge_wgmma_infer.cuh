@@ -143,11 +143,9 @@ struct EdgeInferPass {
     }
   }
 
-  // Where piece `piece` (of four values) of a lane's row is: those of odd rows lie apart from even
-  // ones', so that eight lanes read, and write, all banks.
+  // Where piece `piece` (of four values) of a lane's row is.
   static __device__ __forceinline__ int place_of(int half, int piece) {
-    const int row = lane_id() / 4 + 8 * half;
-    return row * kFirst + 4 * (piece ^ (row % 2 * 5));
+    return (lane_id() / 4 + 8 * half) * kFirst + (4 * piece ^ EdgeGathered::swizzle());
   }
 
   // NOTE: four lanes take 64 bytes side by side: whole sectors.
@@ -413,7 +411,7 @@ __global__ void __launch_bounds__(32 * edge_infer_launch(kFirst, kMiddle, kLast)
   const EdgeInferWeights w = load_infer_layers<T, kFirst, kMiddle, kLast>(a.problem, shared);
   float* rows = nullptr;
   if (kAdds && a.problem.rows) {
-    rows = shared.take<float>(Pass::kWarps * kEdgeRows * kFirst);
+    rows = shared.take_rows(Pass::kWarps * kEdgeRows * kFirst);
     rows += warp_id() * kEdgeRows * kFirst;
   }
   Pass pass{a, w, rows, {}, {}};
@@ -425,7 +423,7 @@ int edge_infer_bytes(const EdgeProblem<T>& p, const EdgeShape& shape) {
   const int warps = edge_infer_launch(shape.first, shape.middle, shape.last).warps;
   int bytes = 4 * warps + 2 * shape.first * kEdgePlane * 2;
   bytes += (shape.first + shape.last) * shape.middle * 2 + (shape.first + shape.middle) * 8;
-  return bytes + (p.rows ? warps * kEdgeRows * shape.first * 4 : 0);
+  return bytes + (p.rows ? warps * kEdgeRows * shape.first * 4 + kEdgeSector : 0);
 }
 
 // Calls fn with the kernel, its bytes of shared memory and the warps of a block; gives 0 where

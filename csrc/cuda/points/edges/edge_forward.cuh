@@ -102,24 +102,43 @@ struct EdgeMaxima {
 
 inline constexpr int kEdgeNoPlace = 8 * 255;
 
-// The larger value, at the lower place of equal ones; NaN is the largest.
+// The largest values of a warp's rows in columns 2 lane and 2 lane + 1 of a stage, NaN before all,
+// and the lowest places that have them. NOTE: equal values have equal bits: v is never -0, and NaN
+// has one form.
 template <bool kWhich>
-__device__ __forceinline__ void take_best(float v, int at, float& best, int& place) {
-  if constexpr (kWhich) {
-    const bool lower = at < place;
-    const bool better = v > best || (v == best && lower) || (v != v && (best == best || lower));
-    place = better ? at : place;
+__device__ __forceinline__ void best_of_rows(const EdgeStage& stage, float (&best)[2],
+                                             int (&place)[2]) {
+  const int column = 2 * lane_id();
+  float2 v[8];
+#pragma unroll
+  for (int row = 0; row < 8; ++row) {
+    v[row] = *reinterpret_cast<const float2*>(&stage.best[row][column]);
+    best[0] = row > 0 ? max_or_nan(best[0], v[row].x) : v[row].x;
+    best[1] = row > 0 ? max_or_nan(best[1], v[row].y) : v[row].y;
   }
-  best = max_or_nan(best, v);
+  if constexpr (kWhich) {
+    place[0] = place[1] = kEdgeNoPlace;
+#pragma unroll
+    for (int row = 0; row < 8; ++row) {
+      const ushort2 code = *reinterpret_cast<const ushort2*>(&stage.code[row][column]);
+      const int x = 8 * code.x + row, y = 8 * code.y + row;
+      if (__float_as_int(v[row].x) == __float_as_int(best[0])) place[0] = min(place[0], x);
+      if (__float_as_int(v[row].y) == __float_as_int(best[1])) place[1] = min(place[1], y);
+    }
+  }
 }
 
 template <class T, int kColumns, bool kWhich>
 __device__ __forceinline__ void write_group(const EdgeForward<T>& a, int64_t group, int2 rows,
                                             const EdgeMaxima<kColumns>& found, EdgeStage& stage,
                                             int start) {
-  const int q = lane_id() % 4, r = lane_id() / 4;
+  constexpr int kParts = kColumns / kEdgeStage;
+  const int q = lane_id() % 4, r = lane_id() / 4, column = 2 * lane_id();
+  const bool empty = rows.x >= rows.y;
+  float best[kParts][2];
+  int place[kParts][2], winner[kParts][2];
 #pragma unroll
-  for (int part = 0; part < kColumns / kEdgeStage; ++part) {
+  for (int part = 0; part < kParts; ++part) {
     const int first = start + part * kEdgeStage;
     if (first >= a.channels) break;
     __syncwarp();
@@ -135,35 +154,32 @@ __device__ __forceinline__ void write_group(const EdgeForward<T>& a, int64_t gro
       }
     }
     __syncwarp();
-    const int column = 2 * lane_id();
-    float best[2] = {-INFINITY, -INFINITY};
-    int place[2] = {kEdgeNoPlace, kEdgeNoPlace};
+    best_of_rows<kWhich>(stage, best[part], place[part]);
+    if constexpr (kWhich) {
 #pragma unroll
-    for (int row = 0; row < 8; ++row) {
-      const float2 v = *reinterpret_cast<const float2*>(&stage.best[row][column]);
-      ushort2 code{};
-      if constexpr (kWhich) code = *reinterpret_cast<const ushort2*>(&stage.code[row][column]);
-      take_best<kWhich>(v.x, 8 * code.x + row, best[0], place[0]);
-      take_best<kWhich>(v.y, 8 * code.y + row, best[1], place[1]);
+      for (int h = 0; h < 2; ++h) {
+        // NOTE: where nothing beats -Inf, it is the first row's.
+        const int row = rows.x + (place[part][h] < kEdgeNoPlace ? place[part][h] : 0);
+        winner[part][h] = empty ? -1 : __ldg(&a.problem.list[row].z);
+      }
     }
-    const bool empty = rows.x >= rows.y;
+  }
+#pragma unroll
+  for (int part = 0; part < kParts; ++part) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int channel = first + column + h;
+      const int channel = start + part * kEdgeStage + column + h;
       if (channel >= a.channels) continue;
       const int64_t to = group * a.channels + channel;
       if constexpr (!kWhich) {
         const EdgeProblem<T>& p = a.problem;
         const float2 st =
             __ldg(reinterpret_cast<const float2*>(p.affine) + p.before_last() + channel);
-        const float z = fmaf(best[h], fabsf(st.x), st.y);
+        const float z = fmaf(best[part][h], fabsf(st.x), st.y);
         a.out[to] = from_compute<T>(empty ? 0.f : edge_activation(p, z));
-      }
-      if constexpr (kWhich) {
-        // NOTE: where nothing beats -Inf, it is the first row's.
-        const int row = rows.x + (place[h] < kEdgeNoPlace ? place[h] : 0);
-        a.best[to] = empty ? 0.f : best[h];
-        a.which[to] = static_cast<int16_t>(empty ? -1 : __ldg(&a.problem.list[row].z));
+      } else {
+        a.best[to] = empty ? 0.f : best[part][h];
+        a.which[to] = static_cast<int16_t>(winner[part][h]);
       }
     }
   }
@@ -451,7 +467,7 @@ int edge_layer_bytes(const EdgeProblem<T>& p, int columns, int gathered) {
   bytes += rounded(between * p.hidden * ld * 2);
   if (p.layers > 1) bytes += rounded(columns * ld * 2);
   bytes += ((p.layers - 1) * p.hidden + (p.layers > 1 ? 0 : columns)) / 2 * 16;
-  if (p.rows) bytes += kEdgeWarps * kEdgeRows * (gathered + kEdgePad / 2) * 4;
+  if (p.rows) bytes += kEdgeWarps * kEdgeRows * gathered * 4 + kEdgeSector;
   return bytes;
 }
 

@@ -10,7 +10,8 @@ namespace fusedops {
 
 inline constexpr int kEdgeWarps = 8;
 inline constexpr int kEdgeThreads = 32 * kEdgeWarps;
-inline constexpr int kEdgePad = 8;  // elements behind a row in shared memory: no bank conflicts
+inline constexpr int kEdgePad = 8;      // elements behind a row in shared memory: no bank conflicts
+inline constexpr int kEdgeSector = 32;  // bytes
 inline constexpr unsigned kAllLanes = 0xffffffffu;
 
 __device__ __forceinline__ int lane_id() { return static_cast<int>(threadIdx.x % 32); }
@@ -78,7 +79,9 @@ struct EdgeGathered {
       const float* from = p.rows + tile.point(half) * p.first_width() + start;
       float* to = rows + (lane_id() / 4 + 8 * half) * ld;
       // NOTE: four lanes take 64 bytes side by side: whole sectors.
-      for (int at = 4 * (lane_id() % 4); at < columns; at += 16) copy_async(to + at, from + at);
+      for (int at = 4 * (lane_id() % 4); at < columns; at += 16) {
+        copy_async(to + (at ^ swizzle()), from + at);
+      }
     }
     asm volatile("cp.async.commit_group;");
   }
@@ -92,8 +95,12 @@ struct EdgeGathered {
 
   // The lane's share of channels 32 c .. 32 c + 31 of a row.
   __device__ __forceinline__ const float* share(int half, int c) const {
-    return rows + (lane_id() / 4 + 8 * half) * ld + 32 * c + 8 * (lane_id() % 4);
+    return rows + (lane_id() / 4 + 8 * half) * ld + 32 * c + (8 * (lane_id() % 4) ^ swizzle());
   }
+
+  // Odd rows have the halves of 32 values the other way round, so that eight lanes write all banks.
+  // NOTE: a sector of 32 bytes stays one: copies that tear sectors are several times slower.
+  static __device__ __forceinline__ int swizzle() { return lane_id() / 4 % 2 * 16; }
 
   static __device__ __forceinline__ void copy_async(float* to, const float* from) {
     const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(to));
@@ -334,15 +341,21 @@ struct SharedTaker {
     at += (count * static_cast<int>(sizeof(V)) + 15) / 16 * 16;
     return result;
   }
+
+  // Rows that are gathered, which begin with a sector.
+  __device__ float* take_rows(int count) {
+    at += -reinterpret_cast<uintptr_t>(at) % kEdgeSector;
+    return take<float>(count);
+  }
 };
 
 // A warp's place for the rows that it gathers, `columns` wide.
 template <class T>
 __device__ __forceinline__ EdgeGathered take_gathered(const EdgeProblem<T>& p, int columns,
                                                       SharedTaker& shared) {
-  EdgeGathered gathered{nullptr, columns + kEdgePad / 2, {}};
+  EdgeGathered gathered{nullptr, columns, {}};
   if (p.rows) {
-    float* all = shared.take<float>(kEdgeWarps * kEdgeRows * gathered.ld);
+    float* all = shared.take_rows(kEdgeWarps * kEdgeRows * gathered.ld);
     gathered.rows = all + warp_id() * kEdgeRows * gathered.ld;
   }
   return gathered;
