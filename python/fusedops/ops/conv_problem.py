@@ -269,8 +269,8 @@ _DEPTHWISE_KERNELS, _DEPTHWISE_STRIDES = (3, 5), (1, 2)
 _FIRST_KERNELS, _FIRST_STRIDE, _FIRST_CHANNELS = (3, 7), 2, 3
 
 
-# Channels of 3x3 convolutions whose weight of 64 outputs lies in shared memory (H100: 33 us for 64 to
-# 64 on 56x56 of 64 images, and for the gradient of the image; cuDNN 60 and 55).
+# Channels of 3x3 convolutions whose weight of 64 outputs lies in shared memory (H100: 33 us for 64
+# to 64 on 56x56 of 64 images, and for the gradient of the image; cuDNN 60 and 55).
 _IMAGE_CHANNELS: tuple[int, ...] = (64, 128)
 _LEAST_WINDOWS = 264  # two for each of an H100's multiprocessors
 _IMAGE_OUTPUTS = 128  # more, and the image is read too often
