@@ -219,7 +219,8 @@ int with_wgmma_kernel(const EdgeBackward<T>& a, EdgePass pass, const EdgeDevice&
   const EdgeProblem<T>& p = a.problem;
   if (pass != EdgePass::kBoth || p.layers < 2) return 0;
   const auto call = [&]<int kHidden, int kOut, int kFirst = kHidden>() -> int {
-    const int bytes = EdgeTiles<T, kHidden, kOut, EdgePass::kBoth>::kBytes +
+    constexpr int kColumns = kOut < kEdgeNarrowOut ? kEdgeNarrowOut : kOut;
+    const int bytes = EdgeTiles<T, kHidden, kColumns, EdgePass::kBoth>::kBytes +
                       edge_wgmma_bytes(p, kFirst, kHidden, kOut);
     const bool fits = p.hidden == kFirst && p.middle == kHidden && p.width == kOut;
     if (!fits || bytes > device.shared_memory) return 0;

@@ -10,6 +10,8 @@
 
 namespace fusedops {
 
+inline constexpr int kEdgeNarrowOut = 64;  // at most, columns of dY in shared memory
+
 // Where row lane % 8 of matrix lane / 8 of 16 x 16 values is, of rows `ld` elements apart or of
 // pieces (8 rows take 8 ld elements then).
 template <class T>
@@ -105,9 +107,10 @@ template <class T, int kHidden, int kOut, bool kWinners>
 struct EdgeNarrowBackward {
   static constexpr int kChunk = 32;
   static constexpr bool kByLane = kHidden == EdgeLaneSums::kWidth;
-  using Tiles = EdgeTiles<T, kHidden, kOut, EdgePass::kBoth>;
+  // NOTE: WGMMA reads 64 columns of dY, whatever is behind kOut: they must be its own rows'.
+  using Tiles = EdgeTiles<T, kHidden, kEdgeNarrowOut, EdgePass::kBoth>;
   using Sums = std::conditional_t<kByLane, EdgeLaneSums, EdgeColumnSums<kHidden>>;
-  static_assert(kHidden <= 64 && kOut <= 64 && kEdgeWarps == 8);
+  static_assert(kHidden <= 64 && kOut <= kEdgeNarrowOut && kEdgeWarps == 8);
 
   const EdgeBackward<T>& a;
   EdgeWgmmaWeights w;
