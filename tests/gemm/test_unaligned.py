@@ -27,7 +27,7 @@ HOPPER = {"capability": 90, "sm_count": 132}
 OP = torch.ops.fusedops.linear_backward
 TILE_OP = torch.ops.fusedops_tuning
 RELU = activation_code("relu")
-TILES, PART_TILES = 8, 3  # of csrc/cutlass/configs/unaligned_configs.h
+TILES, PART_TILES = 8, 2  # of csrc/cutlass/configs/unaligned_configs.h
 # M, N, K: every tile, K in one and in several slices, rows of any length on either side.
 SHAPES = (
     *((1, 4111, 3001), (8, 2953, 1065), (40, 135, 4099), (64, 9365, 1517), (96, 87, 8001)),

@@ -18,27 +18,22 @@ inline constexpr Tile kTiles[] = {
 // The same with WGMMA, for 16-bit operands: their numbers go on from those of kTiles.
 inline constexpr Tile kHopperTiles[] = {{64, 128, 2}, {128, 128, 1}, {128, 64, 2}};
 inline constexpr Tile kPartTiles[] = {{128, 64, 1}, {64, 64, 2}};
-inline constexpr Tile kHopperPartTiles[] = {{128, 64, 2}};
 inline constexpr int kNumTiles = sizeof(kTiles) / sizeof(kTiles[0]);
 inline constexpr int kNumHopperTiles = sizeof(kHopperTiles) / sizeof(kHopperTiles[0]);
 inline constexpr int kNumPartTiles = sizeof(kPartTiles) / sizeof(kPartTiles[0]);
-inline constexpr int kNumHopperPartTiles = 1;
 inline constexpr int kTileK = 64, kPartTileK = 32;
 inline constexpr int kThreads = 256;
 
-// How many tiles the first table of a dtype has; those with WGMMA come behind them.
-constexpr int first_hopper(DType dtype) {
-  return dtype == DType::kFloat32 ? kNumPartTiles : kNumTiles;
+constexpr bool is_hopper(DType dtype, int tile) {
+  return dtype != DType::kFloat32 && tile >= kNumTiles;
 }
-constexpr bool is_hopper(DType dtype, int tile) { return tile >= first_hopper(dtype); }
 inline const Tile& tile_of(DType dtype, int tile) {
-  const int behind = tile - first_hopper(dtype);
-  if (dtype == DType::kFloat32) return behind < 0 ? kPartTiles[tile] : kHopperPartTiles[behind];
-  return behind < 0 ? kTiles[tile] : kHopperTiles[behind];
+  return dtype == DType::kFloat32 ? kPartTiles[tile]
+         : is_hopper(dtype, tile) ? kHopperTiles[tile - kNumTiles]
+                                  : kTiles[tile];
 }
 constexpr int num_tiles(DType dtype, bool hopper) {
-  const int more = dtype == DType::kFloat32 ? kNumHopperPartTiles : kNumHopperTiles;
-  return first_hopper(dtype) + (hopper ? more : 0);
+  return dtype == DType::kFloat32 ? kNumPartTiles : kNumTiles + (hopper ? kNumHopperTiles : 0);
 }
 
 // The warps of a block along each side of its tile.

@@ -15,7 +15,6 @@ namespace {
 constexpr bool kUnalignedKernels = true;  // false: every such product is copied first
 constexpr bool kPartKernels = true;       // false: fp32 products keep to the FMA kernels
 constexpr bool kHopperKernels = true;     // false: WGMMA is not asked
-constexpr bool kHopperParts = false;      // true: also for fp32, where no GPU has timed it
 
 // Fitted to 463 runs on an H100 and an H200 (87 products), which they meet within 10 % (rms): bytes
 // of operands that an SM loads a cycle, and of shared memory that it writes and reads; cycles of a
@@ -99,8 +98,7 @@ struct Choice {
 
 Choice choose(const GemmProblem& p, const DeviceModel& device) {
   Choice best;
-  const bool wgmma = p.dtype == DType::kFloat32 ? kHopperParts : kHopperKernels;
-  const bool hopper = wgmma && device.hopper();
+  const bool hopper = kHopperKernels && device.hopper();
   for (int i = 0; i < unaligned::num_tiles(p.dtype, hopper); ++i) {
     const unaligned::Tile& tile = unaligned::tile_of(p.dtype, i);
     const int64_t tiles = ceil_div(p.m, tile.m) * ceil_div(p.n, tile.n);

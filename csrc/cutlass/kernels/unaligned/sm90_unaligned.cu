@@ -25,7 +25,6 @@ inline constexpr int kPanelBytes = 64 * 128;  // 64 rows of a tile
 template <class Half, int kTile, Major kA, Major kB>
 struct HopperGemm : Shape<Half, kHopperTiles[kTile], kHopperTiles[kTile].m / 16, true> {
   using S = Shape<Half, kHopperTiles[kTile], kHopperTiles[kTile].m / 16, true>;
-  using Result = Sums<S>;
   static constexpr int kK = kTileK;
   static constexpr bool kRepairs = false, kTransA = kA == Major::kMN, kTransB = kB == Major::kMN;
   using LoaderA = Loader<S::kM, kA, HopperTile<S::kM, kA>>;

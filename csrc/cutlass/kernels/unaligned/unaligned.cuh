@@ -57,7 +57,6 @@ struct Part {
 template <class Half, int kTile, Major kA, Major kB>
 struct Gemm : Shape<Half, kTiles[kTile]> {
   using S = Shape<Half, kTiles[kTile]>;
-  using Result = Sums<S>;
   static constexpr int kK = kTileK;
   static constexpr bool kRepairs = false;
   // Where products that multiply() began are there, and stores to shared memory for all to see.
@@ -94,7 +93,7 @@ struct Gemm : Shape<Half, kTiles[kTile]> {
 
 template <class G>
 __device__ __forceinline__ void mainloop(uint4* shared, typename G::LoaderA& a,
-                                         typename G::LoaderB& b, int k, typename G::Result& sums) {
+                                         typename G::LoaderB& b, int k, Sums<typename G::S>& sums) {
   constexpr int kOfA = G::LoaderA::kTileUnits;
   a.load(k);
   b.load(k);
@@ -268,7 +267,7 @@ __global__ void __launch_bounds__(kThreads, G::kShape.per_sm)
 
   typename G::LoaderA a(p.a, m, begin, rows);
   typename G::LoaderB b(p.b, n, begin, cols);
-  typename G::Result sums;
+  Sums<S> sums;
   mainloop<G>(shared_units, a, b, p.range.count(slice), sums);
   if constexpr (G::kRepairs) G::repair(a, b, {m, n, begin, rows, cols, p.range.count(slice)}, sums);
 

@@ -10,10 +10,9 @@ namespace fusedops::unaligned {
 // to an element. Returns null or the reason why nothing was launched.
 const char* multiply(int tile, const GemmProblem& problem, const LaunchContext& context);
 
-// What sm90_*.cu register: the kernels of kHopperTiles, and of kHopperPartTiles.
+// What sm90_unaligned.cu registers: the kernels of kHopperTiles.
 using RunFn = const char* (*)(int tile, const GemmProblem&, const LaunchContext&);
 bool register_hopper(RunFn run);
-bool register_hopper_parts(RunFn run);
 
 const char* multiply_fp16(int tile, const GemmProblem& problem, const LaunchContext& context);
 const char* multiply_fp32(int tile, const GemmProblem& problem, const LaunchContext& context);

@@ -4,17 +4,11 @@
 namespace fusedops::unaligned {
 
 namespace {
-// NOTE: null before any dynamic initialiser runs.
-RunFn g_hopper, g_hopper_parts;
-}  // namespace
+RunFn g_hopper;  // NOTE: null before any dynamic initialiser runs
+}
 
 bool register_hopper(RunFn run) {
   g_hopper = run;
-  return true;
-}
-
-bool register_hopper_parts(RunFn run) {
-  g_hopper_parts = run;
   return true;
 }
 
@@ -25,9 +19,8 @@ const char* multiply_bf16(int tile, const GemmProblem& problem, const LaunchCont
 const char* multiply(int tile, const GemmProblem& problem, const LaunchContext& context) {
   if (const char* reason = refusal(problem)) return reason;
   if (is_hopper(problem.dtype, tile)) {
-    const RunFn run = problem.dtype == DType::kFloat32 ? g_hopper_parts : g_hopper;
-    if (!run) return "this build has no code for sm_90a";
-    return run(tile - first_hopper(problem.dtype), problem, context);
+    if (!g_hopper) return "this build has no code for sm_90a";
+    return g_hopper(tile - kNumTiles, problem, context);
   }
   if (problem.dtype == DType::kFloat32) return multiply_fp32(tile, problem, context);
   return problem.dtype == DType::kFloat16 ? multiply_fp16(tile, problem, context)

@@ -29,11 +29,11 @@ __device__ __forceinline__ void part_pair(float first, float second, uint32_t (&
   }
 }
 
-// fp32 units on to shared memory: a tile of each part, as Tile places it.
-template <int kRows, Major kMajor, class Tile = OperandTile<kRows, kMajor, kPartTileK>>
+// fp32 units on to shared memory: a tile of each part.
+template <int kRows, Major kMajor>
 struct PartLoader : Units<kRows, kMajor, 4, kPartTileK> {
   using Base = Units<kRows, kMajor, 4, kPartTileK>;
-  using Shared = Tile;
+  using Shared = OperandTile<kRows, kMajor, kPartTileK>;
   static constexpr int kPartUnits = kRows * kPartTileK / 8;
   static constexpr int kTileUnits = kParts * kPartUnits;
   uint32_t largest = 0;  // of the bits of what was stored, without signs, doubled
@@ -64,57 +64,15 @@ struct PartLoader : Units<kRows, kMajor, 4, kPartTileK> {
       part_pair(value.z, value.w, second);
 #pragma unroll
       for (int p = 0; p < kParts; ++p) {
-        to[i * Base::kStep * Shared::kLineUnits * 2 + p * kPartUnits * 2] = {first[p], second[p]};
+        to[i * Base::kStep * Shared::kUnits * 2 + p * kPartUnits * 2] = {first[p], second[p]};
       }
     }
   }
 };
 
-// The sum of one result, by FP32 FMA.
-template <bool kAlongKOfA, bool kAlongKOfB>
-__device__ __noinline__ float dot(const Part& part, int row, int col, const Operand& a,
-                                  const Operand& b) {
-  const auto walk = [](const Operand& operand, int64_t at, int64_t k, bool along_k, int64_t& step) {
-    step = along_k ? 4 : operand.line_bytes;
-    return operand.data + (along_k ? at : k) * operand.line_bytes + (along_k ? k : at) * 4;
-  };
-  int64_t step_a, step_b;
-  const char* x = walk(a, part.m + row, part.k, kAlongKOfA, step_a);
-  const char* y = walk(b, part.n + col, part.k, kAlongKOfB, step_b);
-  float sum = 0;
-#pragma unroll 1
-  for (int k = 0; k < part.length; ++k, x += step_a, y += step_b) {
-    sum = fmaf(*reinterpret_cast<const float*>(x), *reinterpret_cast<const float*>(y), sum);
-  }
-  return sum;
-}
-
-// Sums of a block with values that have no parts, again.
-template <class S, class LoaderA, class LoaderB>
-__device__ __forceinline__ void repair_sums(const LoaderA& a, const LoaderB& b, const Part& part,
-                                            Sums<S>& sums) {
-  if (!__syncthreads_or(a.too_large() || b.too_large())) return;
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int i = 0; i < S::kTilesM; ++i) {
-#pragma unroll
-    for (int j = 0; j < S::kTilesN; ++j) {
-#pragma unroll
-      for (int v = 0; v < 4; ++v) {
-        const int row = sums.row + i * 16 + lane / 4 + v / 2 * 8;
-        const int col = sums.col + j * 8 + lane % 4 * 2 + v % 2;
-        if (row >= part.rows || col >= part.cols) continue;
-        sums.value[i][j][v] =
-            dot<LoaderA::kAlongK, LoaderB::kAlongK>(part, row, col, a.operand, b.operand);
-      }
-    }
-  }
-}
-
 template <int kTile, Major kA, Major kB>
 struct PartGemm : Shape<float, kPartTiles[kTile]> {
   using S = Shape<float, kPartTiles[kTile]>;
-  using Result = Sums<S>;
   static constexpr int kK = kPartTileK;
   static constexpr bool kRepairs = true;
   static __device__ __forceinline__ void finish(Sums<S>&) {}
@@ -168,9 +126,42 @@ struct PartGemm : Shape<float, kPartTiles[kTile]> {
     }
   }
 
+  // Sums of a block with values that have no parts, again by FP32 FMA.
   static __device__ __forceinline__ void repair(const LoaderA& a, const LoaderB& b,
                                                 const Part& part, Sums<S>& sums) {
-    repair_sums<S>(a, b, part, sums);
+    if (!__syncthreads_or(a.too_large() || b.too_large())) return;
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < S::kTilesM; ++i) {
+#pragma unroll
+      for (int j = 0; j < S::kTilesN; ++j) {
+#pragma unroll
+        for (int v = 0; v < 4; ++v) {
+          const int row = sums.row + i * 16 + lane / 4 + v / 2 * 8;
+          const int col = sums.col + j * 8 + lane % 4 * 2 + v % 2;
+          if (row >= part.rows || col >= part.cols) continue;
+          sums.value[i][j][v] = dot(part, row, col, a.operand, b.operand);
+        }
+      }
+    }
+  }
+
+  static __device__ __noinline__ float dot(const Part& part, int row, int col, const Operand& a,
+                                           const Operand& b) {
+    const auto walk = [](const Operand& operand, int64_t at, int64_t k, bool along_k,
+                         int64_t& step) {
+      step = along_k ? 4 : operand.line_bytes;
+      return operand.data + (along_k ? at : k) * operand.line_bytes + (along_k ? k : at) * 4;
+    };
+    int64_t step_a, step_b;
+    const char* x = walk(a, part.m + row, part.k, LoaderA::kAlongK, step_a);
+    const char* y = walk(b, part.n + col, part.k, LoaderB::kAlongK, step_b);
+    float sum = 0;
+#pragma unroll 1
+    for (int k = 0; k < part.length; ++k, x += step_a, y += step_b) {
+      sum = fmaf(*reinterpret_cast<const float*>(x), *reinterpret_cast<const float*>(y), sum);
+    }
+    return sum;
   }
 };
 
