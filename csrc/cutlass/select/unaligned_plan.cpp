@@ -24,8 +24,8 @@ constexpr double kLoadBytesPerCycle = 55, kSharedBytesPerCycleOfSm = 95;
 constexpr double kLatencyCycles = 900, kExposed = 0.77, kTileStartCycles = 3700;
 constexpr double kOutputCycles = 0.15, kSharedOutputCycles = 0.18;
 constexpr double kStreamBytesPerUs = 2.5e6, kCyclesPerUs = 1700;
-// Of fp32: instructions of a thread for an element that becomes three parts, and the factor by
-// which a step takes longer than all that.
+// FP32: instructions of a thread for an element that becomes three parts, and the factor by which a
+// step takes longer than all that.
 constexpr double kPartInstructions = 7.4, kPartFactor = 1.4;
 // WGMMA is that much faster than mma.sync in the same tile (213 pairs on an H100: .87 to 1.08).
 constexpr double kWgmmaFactor = 0.98;
