@@ -28,8 +28,12 @@ MANY = (
     *((2003, 4097), (2003, 5000), (1300, 8192)),
     *((700, 16384), (700, 20001), (300, 20002), (300, 32768), (150, 50257), (150, 65536)),
 )
-# Small tensors: a block or a cluster for a row, 1 to 16 rows at once for column sums.
-FEW = ((1, 1), (1, 255), (1, 32768), (1, 131072), (2, 4097), (3, 20001), (5, 8192), (16, 5000))
+# Small tensors: a block or a cluster for a row, 1 to 16 rows at once for column sums; blocks of two
+# warps for rows that one warp holds where there are more.
+FEW = (
+    *((1, 1), (1, 255), (1, 32768), (1, 131072), (2, 4097), (3, 20001), (5, 8192), (16, 5000)),
+    *((300, 120), (510, 196), (384, 512)),
+)
 EPS = 1e-3  # large enough that rows of one element are well conditioned
 
 

@@ -168,7 +168,13 @@ double otherwise_us(const MatrixView& a, const MatrixView& b, const GemmProblem&
 
 bool unaligned_takes(const UnalignedPlan& plan, const MatrixView& a, const MatrixView& b,
                      const GemmProblem& problem, const DeviceModel& device) {
-  return plan.rejected == nullptr && plan.expected_us < otherwise_us(a, b, problem, device);
+  if (plan.rejected) return false;
+  // NOTE: a column of results fills a 32nd of a tile; the sums of a row of a weight's gradient are
+  // exact in fp32 by a streaming kernel, which Tensor Cores truncate.
+  const bool line =
+      problem.n == 1 || (problem.m == 1 && problem.epilogue == Epilogue::kAccumulator);
+  if (line && !plan_thin(a, b, problem, device).rejected) return false;
+  return plan.expected_us < otherwise_us(a, b, problem, device);
 }
 
 std::string unaligned_name(const UnalignedPlan& plan) {

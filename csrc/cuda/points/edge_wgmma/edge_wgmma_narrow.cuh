@@ -315,7 +315,7 @@ __global__ void __launch_bounds__(kEdgeThreads, 2)
     edge_wgmma_narrow_kernel(const __grid_constant__ EdgeBackward<T> a) {
   using Pass = EdgeNarrowBackward<T, kHidden, kOut, kWinners>;
   using Tiles = typename Pass::Tiles;
-  static_assert(Tiles::kBytes >= 4 * kOut * kHidden && Tiles::kBytes >= 4 * 2 * kHidden * 8);
+  static_assert(Tiles::kBytes >= 4 * (kOut * kHidden + 2 * kHidden * kEdgeWarps));
   extern __shared__ __align__(16) unsigned char memory[];
   const EdgeProblem<T>& p = a.problem;
   SharedTaker shared{memory};
@@ -328,6 +328,7 @@ __global__ void __launch_bounds__(kEdgeThreads, 2)
   pass.run();
   float* stage = reinterpret_cast<float*>(tiles.dy);
   pass.write_weights(stage, a.weight_sums + int64_t{blockIdx.x} * kOut * kHidden);
+  stage += kOut * kHidden;  // NOTE: racecheck misses the barrier between reads and these writes
   float* sums = a.below_sums + int64_t{blockIdx.x} * 2 * kHidden;
   if constexpr (Pass::kByLane) {
     pass.sums.write(stage, sums);

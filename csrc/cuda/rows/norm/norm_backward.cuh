@@ -101,17 +101,18 @@ __device__ __forceinline__ void store_loose_sums(const C (&sums)[kCount][kVec],
   }
 }
 
-// Teams inside a warp: each writes a row of its own to shared memory, and the threads of a column
-// add those in the order of teams. NOTE: the ring's memory holds the rows of all teams: a chunk of
-// x and dy on its way takes 96 bytes, its sums 64 or fewer.
+// Teams of `size` threads, lanes of a warp or a block of a few: each writes a row of its own to
+// shared memory, and the threads of a column add those in the order of teams. NOTE: the ring's
+// memory holds the rows of all teams: a chunk of x and dy on its way takes 96 bytes, its sums 64 or
+// fewer.
 template <class C, int kVec, int kCount, bool kRms, bool kRagged>
 __device__ __forceinline__ void gather_sums(const ColumnSums<C, kVec, kCount, kRms>& sums,
-                                            const RowSlice<kVec, kCount, kRagged>& slice, int lanes,
+                                            const RowSlice<kVec, kCount, kRagged>& slice, int size,
                                             int n, C* shared, C* dweight, C* dbias) {
   constexpr int kSets = kRms ? 1 : 2;
   static_assert(kSets * kVec * sizeof(C) <= kRowStages * 2 * 16);
-  const int teams = static_cast<int>(blockDim.x) / lanes, width = kSets * n;
-  C* const mine = shared + static_cast<int>(threadIdx.x) / lanes * width;
+  const int teams = static_cast<int>(blockDim.x) / size, width = kSets * n;
+  C* const mine = shared + static_cast<int>(threadIdx.x) / size * width;
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
@@ -376,7 +377,7 @@ __global__ void __maxnreg__(Step::kRegisters)
     store_sums(sums.weight, slice, dweight);
     if constexpr (!kRms) store_sums(sums.bias, slice, dbias);
   } else {
-    gather_sums(sums, slice, layout.lanes, n, scratch, dweight, dbias);
+    gather_sums(sums, slice, team.size(), n, scratch, dweight, dbias);
   }
 }
 
