@@ -286,9 +286,7 @@ def test_a_layer_of_3x3(outputs, training):
         if not training:
             with torch.no_grad():
                 args = leaves[0], leaves[1], None, *own
-                found[-1].append(
-                    function(*args, activation="silu", padding=1, training=False)
-                )
+                found[-1].append(function(*args, activation="silu", padding=1, training=False))
     for ours, torchs, exact in zip(*found, strict=True):
         error, torch_error = ((t.double() - exact).norm() for t in (ours, torchs))
         assert error <= 1.1 * torch_error
