@@ -264,6 +264,10 @@ def test_wrong_result_gets_no_time(
 def test_nan_never_passes() -> None:
     good = torch.ones(3)
     assert not runner.relative_error(good * math.nan, good) <= 1.0
+    assert not runner.relative_error(good * math.inf, good) <= 1.0
+    beyond = torch.tensor([1.0, math.inf, -math.inf])
+    assert runner.relative_error(beyond, beyond) == 0
+    assert not runner.relative_error(-beyond, beyond) <= 1.0
     with pytest.raises(runner.WrongResultError, match="expected"):
         runner.relative_error(torch.ones(2), good)
 
