@@ -162,7 +162,7 @@ def test_the_epilogue_suite_times_one_function() -> None:
     """Ours and eager agree in results and gradients; the built-in one is another function."""
     suite, device = load_suite("epilogue"), torch.device("cpu")
     cases = suite.cases(Selection("step", shapes=((64, 32, 16),)))
-    assert len(cases) == 5
+    assert len(cases) == 6
     for case in cases:
         inputs = suite.make_inputs(case, torch.float32, "step", device)
         ours, eager = (
