@@ -2,7 +2,7 @@
 # mkvenv.sh NAME: a worktree /work/wt/NAME on branch NAME with a .venv that sees main's packages.
 set -e
 cd /work/main
-git worktree add -q -b "$1" /work/wt/$1 HEAD
+git worktree add -q -b "$1" /work/wt/$1 ${BASE:-next}
 cd /work/wt/$1
 ~/.pyenv/versions/3.12.1/bin/python -m venv --without-pip .venv
 echo /work/main/.venv/lib/python3.12/site-packages > .venv/lib/python3.12/site-packages/base.pth

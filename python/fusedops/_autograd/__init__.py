@@ -1,1 +1,0 @@
-"""autograd.Functions and what they are made of, one file per family."""

@@ -1,1 +1,0 @@
-"""The commands of `fusedops` that are no part of bench or tuning."""

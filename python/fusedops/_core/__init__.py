@@ -1,1 +1,0 @@
-"""Tables and words that every layer uses."""

@@ -1,1 +1,0 @@
-"""Epilogues of one's own: a traced expression, its derived backward, and how both run."""

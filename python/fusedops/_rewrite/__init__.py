@@ -1,1 +1,0 @@
-"""fuse: existing models, rewritten onto the fused modules."""

@@ -1,1 +1,0 @@
-"""Layers of point clouds in existing models, run as `fusedops.points` has them."""

@@ -1,1 +1,0 @@
-"""Gated RMS norms in fuse, and the tables in which their code looks activations up."""

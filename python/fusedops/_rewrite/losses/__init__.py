@@ -1,1 +1,0 @@
-"""Losses of models and of training loops as our cross entropy."""

@@ -1,1 +1,0 @@
-"""Rotary embeddings in methods as one op."""

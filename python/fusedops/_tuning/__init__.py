@@ -1,1 +1,0 @@
-"""Which kernel serves a product: explain shows the choice, tune measures it."""

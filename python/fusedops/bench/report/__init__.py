@@ -1,1 +1,0 @@
-"""What the CSVs say: summaries, bars, plots."""

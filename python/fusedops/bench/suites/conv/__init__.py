@@ -1,5 +1,0 @@
-"""The suite `conv`."""
-
-from .suite import SUITE
-
-__all__ = ["SUITE"]

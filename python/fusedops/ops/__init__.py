@@ -1,1 +1,0 @@
-"""The public functions, one file per op."""
