@@ -133,6 +133,15 @@ def test_nan_and_infinite_points(device, n_points):
     assert farthest_point_sample(nothing, 10, start=3)[0].tolist() == [3, 0, 1, 2, *range(4, 10)]
 
 
+def test_one_sample_is_the_start(device):
+    points = torch.stack([cloud(3000, device=device, seed=seed) for seed in range(4)])
+    lengths = torch.tensor([3000, 0, 1, 40], device=device)
+    start = torch.tensor([17, 0, 0, 39], device=device)
+    got = farthest_point_sample(points, 1, lengths, start=start)
+    assert got.tolist() == [[17], [-1], [0], [39]]
+    assert farthest_point_sample(points, 1).tolist() == [[0]] * 4
+
+
 def test_lengths(device):
     points = torch.stack([cloud(50, device=device, seed=seed) for seed in range(6)])
     lengths = torch.tensor([50, 0, 1, 13, 49, 20], device=device)

@@ -135,7 +135,7 @@ def walk(p):
     """(slot in [parts, outputs], memory offset, logical index) of every element read."""
     for start, slot, index in batches(p):
         for s in range(p["splits"]):
-            if p["kernel"].endswith("columns") or p["kernel"].startswith("few"):
+            if p["kernel"].endswith(("columns", "singles")) or p["kernel"].startswith("few"):
                 yield from walk_columns(p, s, start, slot, index)
                 continue
             for r in range(s * p["chunk"], min((s + 1) * p["chunk"], p["reduced"])):

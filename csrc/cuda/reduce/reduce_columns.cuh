@@ -284,6 +284,31 @@ __global__ void __launch_bounds__(kReduceThreads)
   finish_outputs<Op>(args, acc, output);
 }
 
+// One element an output: the reduced dimensions are of size 1.
+template <class Op>
+__global__ void __launch_bounds__(kReduceThreads)
+    singles_kernel(const __grid_constant__ ReduceArgs args) {
+  using T = typename Op::Element;
+  wait_for_predecessor();
+  const ReducePlan& plan = args.plan;
+  const int64_t first = int64_t{blockIdx.x} * kReduceThreads * kReduceSingles + threadIdx.x;
+  const T* x = static_cast<const T*>(args.x);
+  Vec<T, 1> loaded[kReduceSingles];
+#pragma unroll
+  for (int u = 0; u < kReduceSingles; ++u) {
+    const int64_t column = first + u * kReduceThreads;
+    if (column < plan.cols) loaded[u] = load_vector<T, 1>(x + column * plan.col_stride);
+  }
+#pragma unroll
+  for (int u = 0; u < kReduceSingles; ++u) {
+    const int64_t column = first + u * kReduceThreads;
+    if (column >= plan.cols) break;
+    typename Op::Running running = Op::start(args.options);
+    absorb_vector<Op, 1>(running, loaded[u], 0, args.options);
+    emit<Op>(args, Op::settle(running, 0, plan.index_step), column * plan.col_out);
+  }
+}
+
 inline constexpr int kCombineThreads = 512;
 
 // Pass 2: out[o] = the parts of o in order. A block holds blockDim.x outputs, blockDim.y parts.

@@ -40,6 +40,7 @@ ReduceKernelFn reduce_kernel(const ReducePlan& plan) {
     case ReduceKernel::kPackedColumns: return packed_columns_kernel<Op>;
     case ReduceKernel::kStagedColumns: return staged_columns_kernel<Op>;
     case ReduceKernel::kDenseColumns: return dense_columns_kernel<Op>;
+    case ReduceKernel::kSingles: return singles_kernel<Op>;
     case ReduceKernel::kColumns: return columns_kernel<Op, kVecOf<typename Op::Element>>;
     default: return columns_kernel<Op, 1>;
   }

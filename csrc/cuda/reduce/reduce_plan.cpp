@@ -26,8 +26,11 @@ constexpr int64_t kMostFewRows = 64;         // of a thread, where the columns f
 constexpr int64_t kFullThreads = 448;        // threads of an SM that have columns of their own
 constexpr int64_t kSmallFullThreads = 256;   // the same where a thread has 2 * kReduceUnroll rows
 constexpr int64_t kShiftedFullThreads = 1024;  // the same where vectors lie anywhere
+constexpr int64_t kShiftedFewThreads = 256;    // and a thread has 4 * kReduceUnroll rows
 // What latency bounds goes element by element: elements of an SM, and rows.
 constexpr int64_t kTinyElements = 3072, kMostTinyRows = 128;
+constexpr int64_t kManyThreads = 4096;  // of an SM, half of which are as good
+constexpr int64_t kRowsOfFullThreads = 4 * kReduceUnroll;
 constexpr int64_t kPackedBlocksPerSm = 2;  // more slices than these cost more than they hide
 constexpr int64_t kStagedBatchBytes = 16
                                       << 10;  // largest batch entry that goes through shared memory
@@ -154,9 +157,20 @@ class Planner {
                        [this](const ReduceDim& d) { return whole_vectors(d.stride); });
   }
 
+  // Whether the batch entries lie behind one another.
+  bool dense_batches() const {
+    int64_t entry = plan_.reduced;
+    for (size_t i = dims_.size(); i-- > 0; entry *= dims_[i].size) {
+      if (dims_[i].stride != entry) return false;
+    }
+    return true;
+  }
+
+  int64_t total_bytes() const { return bytes(plan_.batches * plan_.reduced * plan_.cols); }
+
   // Blocks that a problem of this size wants.
   int64_t wanted_blocks() const {
-    const int64_t total = bytes(plan_.batches * plan_.reduced * plan_.cols);
+    const int64_t total = total_bytes();
     if (total <= kSingleBlockBytes) return 1;
     const int64_t resident = int64_t{sm_count_} * kBlocksPerSm;
     return std::clamp(total / kBlockBytes, std::min(resident, total / kLeastChunkBytes),
@@ -177,7 +191,7 @@ class Planner {
     ReducePlan& p = plan_;
     const int64_t row_bytes = bytes(p.reduced);
     const bool contiguous = p.reduced_stride == 1 || p.reduced == 1;
-    const bool dense = p.num_batch == 0 || (p.num_batch == 1 && p.batch[0].stride == p.reduced);
+    const bool dense = dense_batches(), in_order = dense && p.num_batch <= 1;
     p.chunk = p.reduced;
     if (contiguous && aligned_batches() && whole_vectors(p.reduced) &&
         row_bytes <= 32 * kVectorBytes) {
@@ -187,7 +201,7 @@ class Planner {
       p.threads_x = static_cast<int>(power_of_two(ceil_div(vectors, p.per_lane)));
       p.threads_y = kReduceThreads / p.threads_x;
       p.blocks = ceil_div(p.batches, int64_t{p.threads_y} * (kReduceUnroll / p.per_lane));
-    } else if (contiguous && dense && problem_.alignment == 0 && p.reduced > 1 && p.parts == 1 &&
+    } else if (contiguous && in_order && problem_.alignment == 0 && p.reduced > 1 && p.parts == 1 &&
                (row_bytes == 4 || row_bytes == 8)) {
       p.kernel = ReduceKernel::kPackedRows;
       p.threads_x = kReduceThreads;
@@ -223,8 +237,8 @@ class Planner {
   void plan_long_rows(int vec) {
     ReducePlan& p = plan_;
     const int64_t vectors = ceil_div(p.reduced, vec);
-    p.threads_x = 32;
-    p.threads_y = kReduceThreads / 32;
+    // NOTE: a vector's worth of lanes at least, for the elements beside the aligned vectors.
+    p.threads_x = static_cast<int>(std::clamp<int64_t>(power_of_two(vectors), vec, 32));
     const int64_t few_rows = int64_t{sm_count_} * kBlocksPerSm;
     while (p.threads_x < kReduceThreads && p.threads_x * kVectorsPerThread < vectors) {
       p.threads_x *= 2;
@@ -258,7 +272,11 @@ class Planner {
     p.chunk = p.reduced;
     p.threads_x = kReduceThreads;
     const int64_t vectors = shifted ? ceil_div(p.cols + vec_ - 1, vec_) : p.cols / vec_;
-    while (shifted && p.threads_x > 32 && p.threads_x / 2 >= vectors) p.threads_x /= 2;
+    // Few threads of a row's last block should idle
+    const auto idle = [&](int64_t threads) { return round_up(vectors, threads) - vectors; };
+    for (int x = kReduceThreads - 32; shifted && x >= 32; x -= 32) {
+      if (idle(x) < idle(p.threads_x) && (x >= kReduceThreads / 2 || x >= vectors)) p.threads_x = x;
+    }
     const auto blocks = [&] {
       return shifted ? ceil_div(vectors, p.threads_x) * p.batches
                      : ceil_div(vectors * p.batches, p.threads_x);
@@ -276,8 +294,9 @@ class Planner {
     const bool wide =
         p.cols >= kLeastFewRowsColumns || (vectors_fit && threads >= sm_count_ * kSmallFullThreads);
     const bool few = p.reduced <= 2 * kReduceUnroll && wide;
+    const bool some = p.reduced <= 4 * kReduceUnroll && threads >= sm_count_ * kShiftedFewThreads;
     if (vectors_fit) return (few || full) && aligned_outputs();
-    return shifted && (few || (full && p.cols >= 8 * vec_));
+    return shifted && (few || ((full || some) && p.cols >= 8 * vec_));
   }
 
   // Dense batch entries (reduced, cols), as many as fit shared memory to a block.
@@ -376,6 +395,12 @@ class Planner {
   void plan_columns() {
     ReducePlan& p = plan_;
     const bool unit = p.col_stride == 1, aligned = unit && aligned_batches();
+    if (p.reduced == 1 && p.num_batch == 0 && !(aligned && whole_vectors(p.cols))) {
+      p.kernel = ReduceKernel::kSingles;
+      p.threads_x = kReduceThreads;
+      p.blocks = ceil_div(p.cols, int64_t{kReduceThreads} * kReduceSingles);
+      return;
+    }
     if (unit && p.reduced_stride == p.cols && !(aligned && whole_vectors(p.cols)) &&
         (plan_staged_columns() || plan_packed_columns(aligned))) {
       return;
@@ -383,7 +408,9 @@ class Planner {
     const bool tiny =
         p.reduced <= kMostTinyRows && p.batches * p.reduced * p.cols <= sm_count_ * kTinyElements;
     // NOTE: what is left of a few folds is added row by row.
-    const bool folds = p.reduced >= kLeastFoldedRows || !tiny;
+    // A small problem of whole vectors is not worth a second launch.
+    const bool alone = whole_vectors(p.cols) && total_bytes() <= kSingleBlockBytes;
+    const bool folds = (p.reduced >= kLeastFoldedRows || !tiny) && !alone;
     p.fold = aligned && p.reduced_stride == p.cols && folds ? choose_fold() : 1;
     const bool wide = p.cols > kMostPackedColumns &&
                       (p.cols >= kMostFoldedColumns || p.reduced < kLeastRowsPerFold * p.fold);
@@ -408,6 +435,11 @@ class Planner {
     p.threads_y = static_cast<int>(
         std::min<int64_t>(kReduceThreads / p.threads_x, std::max<int64_t>(rows_wanted, 1)));
     while (p.threads_x * p.threads_y < kReduceThreads && p.threads_x < vectors) p.threads_x *= 2;
+    // Where there are threads enough, each takes more rows: fewer sums to combine
+    while (p.threads_y > 1 && rows < int64_t{p.threads_y} * kRowsOfFullThreads &&
+           p.batches * vectors * p.threads_y >= int64_t{sm_count_} * kManyThreads) {
+      p.threads_y /= 2;
+    }
     // A small problem on more SMs: narrower blocks, down to a sector
     while (wanted_blocks() == 1 && p.threads_x > 2 && p.threads_y * kReduceUnroll <= rows &&
            ceil_div(vectors, p.threads_x) * p.batches * 2 <= sm_count_) {
@@ -448,7 +480,7 @@ const char* reduce_kernel_name(ReduceKernel kernel) {
   constexpr const char* kNames[] = {
       "short rows",     "packed rows",    "staged rows",    "long rows",        "strided rows",
       "few rows",       "columns",        "scalar columns", "few shifted rows", "shifted columns",
-      "packed columns", "staged columns", "dense columns"};
+      "packed columns", "staged columns", "dense columns",  "singles"};
   return kNames[static_cast<int>(kernel)];
 }
 

@@ -35,7 +35,7 @@ enum class ReduceKernel : int8_t {
   kShortRows,       // a few lanes per row, one vector each
   kPackedRows,      // dense rows of 4 or 8 bytes
   kStagedRows,      // dense rows that no vector divides, through shared memory
-  kLongRows,        // a warp, a block, or several blocks per row
+  kLongRows,        // a few lanes, a warp, a block, or several blocks per row
   kStridedRows,     // the same, element by element
   kFewRows,         // a few rows of many vectors
   kColumns,         // vectors along a kept dimension
@@ -45,6 +45,7 @@ enum class ReduceKernel : int8_t {
   kPackedColumns,   // dense rows of few columns, several in a vector
   kStagedColumns,   // small dense batch entries, through shared memory
   kDenseColumns,    // dense rows, a whole number of them between a thread's vectors
+  kSingles,         // one element an output
 };
 
 // A dimension of the outer loop: kept, or reduced by the second pass.
@@ -58,6 +59,7 @@ inline constexpr int kMaxReduceBatch = 6;
 inline constexpr int kReduceThreads = 256;
 inline constexpr int kMostReduceThreads = 1024;
 inline constexpr int kReduceUnroll = 4;            // vectors a thread has in flight
+inline constexpr int kReduceSingles = 8;           // elements of a thread: kSingles
 inline constexpr int kReduceTileBytes = 32 << 10;  // kStagedRows
 inline constexpr int kMostDenseThreads = 512;      // kDenseColumns
 inline constexpr int kDenseSlots = 2048;           // and accumulators in shared memory

@@ -234,7 +234,8 @@ __device__ __forceinline__ typename Op::Acc reduce_slice(const typename Op::Elem
   return sum;
 }
 
-// Rows of any length and alignment: threads_x threads (a warp or more) per slice of a row.
+// Rows of any length and alignment: threads_x threads per slice of a row, no fewer than a vector
+// has elements.
 template <class Op, bool kContiguous>
 __global__ void __launch_bounds__(kMostReduceThreads)
     long_rows_kernel(const __grid_constant__ ReduceArgs args) {
@@ -259,7 +260,7 @@ __global__ void __launch_bounds__(kMostReduceThreads)
   }
 
   // Lanes, then warps
-  combine_lanes<Op>(acc, 32, args.options);
+  combine_lanes<Op>(acc, min(static_cast<int>(blockDim.x), 32), args.options);
   const int warps = blockDim.x / 32;
   if (warps > 1) {
     const int warp = threadIdx.y * warps + threadIdx.x / 32;

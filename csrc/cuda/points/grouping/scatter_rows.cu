@@ -37,8 +37,8 @@ void launch(const LaunchScope& scope, const ScatterRequest& request, const Inver
                     reinterpret_cast<uintptr_t>(a.rows) % kWideBytes == 0;
   dispatch_bool(wide, [&]<bool kIsWide>(Tag<kIsWide>) {
     dispatch_bool(a.weights != nullptr, [&]<bool kWeighted>(Tag<kWeighted>) {
-      launch_scatter_rows<Access<T, kIsWide ? kWide : kNarrow, kIsWide, kWeighted>>(a,
-                                                                                    scope.stream());
+      launch_scatter_rows<Access<T, kIsWide ? kWide : kNarrow, kIsWide, kWeighted>>(
+          a, scope.facts().sm_count, scope.stream());
     });
   });
 }

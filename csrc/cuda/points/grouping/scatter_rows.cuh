@@ -12,6 +12,7 @@ namespace fusedops {
 
 inline constexpr int kScatterThreads = 256;
 inline constexpr int kScatterUnroll = 4;    // rows a lane has in flight
+inline constexpr int kScatterBlocksPerSm = 4;
 inline constexpr unsigned kLongList = 128;  // entries that are worth a whole CTA
 
 template <class T>
@@ -129,28 +130,29 @@ __device__ __forceinline__ Accumulator<A> sum_list(const ScatterRows<typename A:
   return result;
 }
 
-// A thread group of `lanes` per destination; a long list takes the CTA's groups together, after
-// their own.
+// A thread group of `lanes` per destination, `rows` destinations a CTA, at most one to a group; a
+// long list takes the CTA's groups together, after their own.
 template <class A>
 __global__ void __launch_bounds__(kScatterThreads)
-    scatter_rows_kernel(ScatterRows<typename A::T> a, int lanes) {
+    scatter_rows_kernel(ScatterRows<typename A::T> a, int lanes, int rows) {
   __shared__ Accumulator<A> partial[kScatterThreads];
   __shared__ uint2 ranges[kScatterThreads];
   const int lane = threadIdx.x % lanes, group = threadIdx.x / lanes;
   const int groups = kScatterThreads / lanes;
-  const int64_t first = int64_t{blockIdx.x} * groups, row = first + group;
-  const uint2 range = row < a.destinations ? a.ranges[row] : uint2{0, 0};
+  const int64_t first = int64_t{blockIdx.x} * rows, row = first + group;
+  const bool taken = group < rows && row < a.destinations;
+  const uint2 range = taken ? a.ranges[row] : uint2{0, 0};
   if (lane == 0) ranges[group] = range;
   const int step = lanes * A::kCount;
   const bool is_long = range.y - range.x > kLongList;
-  if (row < a.destinations && !is_long) {
+  if (taken && !is_long) {
     for (int64_t chunk = 0; chunk < a.count; chunk += step) {
       const auto sum = sum_list<A>(a, range.x, range.y, 1, chunk, lane, lanes);
       if (chunk + A::channel(lane, lanes, 0) < a.count) sum.store(a, row, chunk, lane, lanes);
     }
   }
   if (!__syncthreads_or(is_long)) return;
-  for (int r = 0; r < groups; ++r) {
+  for (int r = 0; r < rows; ++r) {
     const uint2 whole = ranges[r];
     if (whole.y - whole.x <= kLongList) continue;
     for (int64_t chunk = 0; chunk < a.count; chunk += step) {
@@ -169,11 +171,14 @@ __global__ void __launch_bounds__(kScatterThreads)
 }
 
 template <class A>
-void launch_scatter_rows(const ScatterRows<typename A::T>& a, cudaStream_t stream) {
+void launch_scatter_rows(const ScatterRows<typename A::T>& a, int sm_count, cudaStream_t stream) {
   int lanes = 1;
   while (lanes < 32 && int64_t{lanes} * A::kCount < a.count) lanes *= 2;
-  scatter_rows_kernel<A><<<static_cast<unsigned>(ceil_div(a.destinations, kScatterThreads / lanes)),
-                           kScatterThreads, 0, stream>>>(a, lanes);
+  // Few destinations are spread over the GPU: their lists may be long.
+  const int64_t spread = ceil_div(a.destinations, int64_t{sm_count} * kScatterBlocksPerSm);
+  const auto rows = static_cast<int>(std::min<int64_t>(spread, kScatterThreads / lanes));
+  scatter_rows_kernel<A><<<static_cast<unsigned>(ceil_div(a.destinations, rows)), kScatterThreads,
+                           0, stream>>>(a, lanes, rows);
 }
 
 }  // namespace fusedops

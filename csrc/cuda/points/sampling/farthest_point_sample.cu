@@ -54,6 +54,13 @@ Tensor farthest_point_sample(const Tensor& points,                      // (B, N
   }
   if (count == 0) return out;
 
+  // The first sample is the start, whatever the points are.
+  if (n == 1 && !out_offsets) {
+    fps::launch_first(problem, scope.stream());
+    check_launch("farthest_point_sample");
+    return out;
+  }
+
   // Config
   const Plan plan = fps::make_plan(problem, scope.device(), scope.facts().sm_count,
                                    scope.facts().code_version >= 90);

@@ -287,6 +287,16 @@ __device__ void sample_cluster(const Problem& p, const Task& task, BlockShared& 
 #endif
 }
 
+// ---- one sample ----
+
+// A cloud's start, or -1 where it has no point: a thread per cloud.
+__global__ void first_samples_kernel(Problem p) {
+  const int64_t b = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (b >= p.clouds.count) return;
+  const Task task = task_of(p, b);
+  task.out[0] = task.count > 0 ? task.index_base + task.start : -1;
+}
+
 // ---- grid ----
 
 template <int kPoints>

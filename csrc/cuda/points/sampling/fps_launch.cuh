@@ -79,6 +79,12 @@ inline cudaError_t launch_resident(const Problem& problem, const Plan& plan, Gri
   });
 }
 
+inline void launch_first(const Problem& problem, cudaStream_t stream) {
+  constexpr int kThreads = 128;
+  first_samples_kernel<<<static_cast<unsigned>(ceil_div(problem.clouds.count, kThreads)), kThreads,
+                         0, stream>>>(problem);
+}
+
 // Values of a streamed plan's workspace.
 inline int64_t workspace_values(const Problem& problem, const Plan& plan) {
   const int64_t dim = problem.clouds.dim;

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 ELEMENTS = 1 << 27  # of the largest tensor of a case
 FLOPS, FP32_FLOPS = 2e12, 2e11  # of a case, by Tensor Cores and without
 PAIRS = 1 << 26  # that a reference compares one by one
+LARGEST_HALF = 65504
 ACTIVATIONS = ("relu", "gelu_tanh", "none", "silu", "gelu", "tanh")
 TINY = 31  # the widest of what counts as few features
 MANY_ROWS = 100_000
@@ -118,6 +119,8 @@ def draw_reduce(draw: Draw) -> Drawn:
         shape = tuple(draw.size(1, 512) for _ in range(draw.pick((3, 4))))
         dims = tuple(i for i in range(len(shape)) if draw.chance(0.5)) or (len(shape) - 1,)
     shape = draw.within(ELEMENTS, *shape)
+    if kind == "var" and all(shape[dim] == 1 for dim in dims):
+        kind = "sum"  # one element has no variance
     one = kind in ("argmax", "prod") or len(dims) == 1
     return Drawn(
         reduce.reduce_case(kind, shape, dims[0] if one else dims), dtype, "fwd", (draw.layout(),)
@@ -130,7 +133,10 @@ def _rows(draw: Draw, ops: tuple[str, ...], longest: int) -> Drawn:
     m, n = draw.within(ELEMENTS // 2, m, n)
     op, pass_ = draw.pick(ops), draw.weighted(fwd=0.5, bwd=0.5)
     layouts = (draw.weighted(plain=0.85, sliced=0.15),)
-    return Drawn(Case(f"{op}/{m}x{n}", {"op": op, "shape": (m, n)}), draw.dtype(), pass_, layouts)
+    dtype = draw.dtype()
+    if op == "cross_entropy" and m > LARGEST_HALF and dtype == "fp16":
+        dtype = "bf16"  # torch's mean of losses divides by m, which fp16 does not have
+    return Drawn(Case(f"{op}/{m}x{n}", {"op": op, "shape": (m, n)}), dtype, pass_, layouts)
 
 
 def draw_norm(draw: Draw) -> Drawn:

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SLACK = 4.0  # of a suite's tolerance: random sizes make longer sums than chosen ones
+# Where a value so near a bound that rounding puts it on either side changes whole results: entries
+# of a gradient at relu's zero, neighbours at a radius.
+BOUND_TOLERANCES = {"fp32": 2e-3, "fp16": 2e-2, "bf16": 6e-2}
 
 
 class WildSuite(Suite):
@@ -80,7 +83,10 @@ class WildSuite(Suite):
         return _suite(case).reference(case)
 
     def tolerance(self, case: Case, dtype: str) -> float:
-        return SLACK * _suite(case).tolerance(case, dtype)
+        tolerance = SLACK * _suite(case).tolerance(case, dtype)
+        kink = case["pass"] == "step" and case.args.get("activation") == "relu"
+        bounded = kink or case["family"] == "ball"
+        return max(tolerance, BOUND_TOLERANCES[dtype]) if bounded else tolerance
 
     def work(self, case: Case, dtype: torch.dtype, pass_: str) -> Work | None:
         return _suite(case).work(case, dtype, pass_)
