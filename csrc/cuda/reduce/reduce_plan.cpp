@@ -274,8 +274,9 @@ class Planner {
     const int64_t vectors = shifted ? ceil_div(p.cols + vec_ - 1, vec_) : p.cols / vec_;
     // Few threads of a row's last block should idle
     const auto idle = [&](int64_t threads) { return round_up(vectors, threads) - vectors; };
-    for (int x = kReduceThreads - 32; shifted && x >= 32; x -= 32) {
-      if (idle(x) < idle(p.threads_x) && (x >= kReduceThreads / 2 || x >= vectors)) p.threads_x = x;
+    const bool ragged = shifted && 8 * idle(kReduceThreads) > vectors;
+    for (int x = kReduceThreads - 32; ragged && x >= 32; x -= 32) {
+      if (idle(x) < idle(p.threads_x)) p.threads_x = x;
     }
     const auto blocks = [&] {
       return shifted ? ceil_div(vectors, p.threads_x) * p.batches
