@@ -213,7 +213,7 @@ inline int topk_threads(int64_t n, int items) {
 
 // Few long rows are split; every split holds at least k elements.
 inline int topk_splits(int64_t rows, int64_t n, int sm_count) {
-  constexpr int64_t kLeast = 16384;
+  constexpr int64_t kLeast = 4096;
   const int64_t wanted = ceil_div(int64_t{4} * sm_count, rows);
   const int64_t most = std::max(n / kLeast, ceil_div(n, int64_t{1} << 31));
   const int64_t least = ceil_div(n, int64_t{1} << 31);  // an index of a split has 32 bits

@@ -97,7 +97,7 @@ void launch_rows_of(const Tensor& x, const SoftmaxShape& shape, int64_t dims, bo
   constexpr int kVec = kChunkOf<T>;
   const RowInput input = row_input(x, shape.n, dims > 0 ? 1 : 0, kVec);
   const SoftmaxForward<T, O> p{input.as<T>(), y, input.stride, log};
-  constexpr bool kDirect = sizeof(T) == 2 && std::is_same_v<T, O>;
+  constexpr bool kDirect = sizeof(T) <= 4 && std::is_same_v<T, O>;
   if constexpr (kRagged || !kDirect) {
     if (launch_packed<T, O>(p, shape, scope)) return;
   }

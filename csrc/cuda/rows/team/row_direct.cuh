@@ -191,12 +191,13 @@ __device__ __forceinline__ Packed<T, kVec> load_once(const T* from) {
 template <class T, int kVec>
 __device__ __forceinline__ Packed<T, kVec> splice(const Packed<T, kVec>& other,
                                                   const Packed<T, kVec>& value, int from) {
-  static_assert(sizeof(T) == 2);
+  static_assert(sizeof(T) <= 4);
+  constexpr int kBits = 8 * sizeof(T);
   Packed<T, kVec> out;
 #pragma unroll
   for (int w = 0; w < Packed<T, kVec>::kWords; ++w) {
     unsigned mask;  // NOTE: in PTX, where a shift by 32 and more gives zero
-    asm("shl.b32 %0, %1, %2;" : "=r"(mask) : "r"(~0u), "r"(max(16 * (from - 2 * w), 0)));
+    asm("shl.b32 %0, %1, %2;" : "=r"(mask) : "r"(~0u), "r"(max(kBits * from - 32 * w, 0)));
     out.word[w] = (value.word[w] & mask) | (other.word[w] & ~mask);
   }
   return out;
