@@ -73,6 +73,23 @@ __device__ __forceinline__ Vec<T, kChunk<T>> load_chunk(const ElementwiseProblem
   return v;
 }
 
+// A chunk that goes on in the next row, where rows are one dimension and no shorter than a chunk.
+template <class T, int kInputs>
+__device__ __forceinline__ Vec<T, kChunk<T>> load_across(const ElementwiseProblem<kInputs>& p,
+                                                         const ElementwiseOperand& operand,
+                                                         const ChunkPosition& at) {
+  if (operand.access != Access::kRows) return load_chunk<T>(p, operand, at);
+  const T* row = static_cast<const T*>(operand.data) + at.row * operand.strides[0];
+  const int64_t cols = p.cols.divisor, next = operand.strides[0] - cols * operand.inner;
+  Vec<T, kChunk<T>> v;
+#pragma unroll
+  for (int i = 0; i < kChunk<T>; ++i) {
+    const int64_t col = at.col + i;
+    v.value[i] = row[col * operand.inner + (col < cols ? 0 : next)];
+  }
+  return v;
+}
+
 template <int kInputs>
 __device__ __noinline__ int64_t outer_offset(const ElementwiseProblem<kInputs>& p,
                                              const ElementwiseOperand& operand, int64_t row) {
@@ -140,6 +157,9 @@ __global__ void __launch_bounds__(kElementwiseThreads, 4)  // NOTE: calls would 
   if (whole && in_row) {
 #pragma unroll
     for (int k = 0; k < Op::kInputs; ++k) in[k] = load_chunk<T>(p, p.in[k], at);
+  } else if (whole && p.outer == 1 && p.cols.divisor >= kChunk<T>) {
+#pragma unroll
+    for (int k = 0; k < Op::kInputs; ++k) in[k] = load_across<T>(p, p.in[k], at);
   } else {
 #pragma unroll
     for (int k = 0; k < Op::kInputs; ++k) in[k] = load_elements<T>(p, p.in[k], at);
