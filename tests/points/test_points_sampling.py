@@ -142,6 +142,22 @@ def test_one_sample_is_the_start(device):
     assert farthest_point_sample(points, 1).tolist() == [[0]] * 4
 
 
+@pytest.mark.parametrize("start", [0, 13])
+def test_samples_in_the_order_they_came_are_their_own_samples(device, start):
+    """What `fusedops.models.searches` builds on: ties, NaN and infinities included."""
+    points = torch.randint(0, 4, (3, 400, 3), generator=generator("cpu")).float()
+    points[1] = cloud(400)
+    points[2, 7], points[2, 9, 1], points[2, 30] = math.nan, math.inf, -math.inf
+    lengths = torch.tensor([400, 50, 390], device=device)
+    points = points.to(device)
+    first = farthest_point_sample(points, 120, lengths, start=start)
+    samples = points.gather(1, first.clamp(min=0)[..., None].expand(-1, -1, 3))
+    counts = lengths.clamp(max=120)
+    again = farthest_point_sample(samples, 70, counts)
+    want = torch.arange(70, device=device).expand(3, -1)
+    assert torch.equal(again, torch.where(want < counts[:, None], want, -1))
+
+
 def test_lengths(device):
     points = torch.stack([cloud(50, device=device, seed=seed) for seed in range(6)])
     lengths = torch.tensor([50, 0, 1, 13, 49, 20], device=device)

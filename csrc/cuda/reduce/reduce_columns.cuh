@@ -111,23 +111,7 @@ __device__ __forceinline__ void reduce_shifted_columns(typename Op::Running (&ac
   const int64_t column = min(at.column, plan.cols - kVec);
   const T* x = static_cast<const T*>(args.x) + place.in + begin * stride + column;
 
-  // Rows [low, high) by vectors; the first and the last one can be at the tensor's ends
-  int low = shifted_readable(x, args) ? 0 : 1;
-  int high = max(low, shifted_readable(x + (rows - 1) * stride, args) ? rows : rows - 1);
-  if (low < high && !(shifted_readable(x + low * stride, args) &&
-                      shifted_readable(x + (high - 1) * stride, args))) {
-    low = high = rows;
-  }
-  const int step = plan.threads_y;
-  int row = at.y;
-  const auto advance = [&](int to) {
-    if (row < to) row += (to - row + step - 1) / step * step;
-  };
-  reduce_edges<Op, kVec>(acc, x, row, step, low, stride, column, plan.cols, args);
-  advance(low);
-  reduce_shifted<Op, kVec>(acc, x, row, step, high, stride, args);
-  advance(high);
-  reduce_edges<Op, kVec>(acc, x, row, step, rows, stride, column, plan.cols, args);
+  reduce_readable<Op, kVec>(acc, x, at.y, plan.threads_y, rows, stride, args);
   move_down(acc, static_cast<int>(at.column - column));
 }
 

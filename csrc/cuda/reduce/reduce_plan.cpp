@@ -26,7 +26,8 @@ constexpr int64_t kMostFewRows = 64;         // of a thread, where the columns f
 constexpr int64_t kFullThreads = 448;        // threads of an SM that have columns of their own
 constexpr int64_t kSmallFullThreads = 256;   // the same where a thread has 2 * kReduceUnroll rows
 constexpr int64_t kShiftedFullThreads = 1024;  // the same where vectors lie anywhere
-constexpr int64_t kShiftedFewThreads = 256;    // and a thread has 4 * kReduceUnroll rows
+constexpr int64_t kShiftedFewThreads = 256;    // and a thread has kMostShiftedRows
+constexpr int64_t kMostShiftedRows = 8 * kReduceUnroll;
 // What latency bounds goes element by element: elements of an SM, and rows.
 constexpr int64_t kTinyElements = 3072, kMostTinyRows = 128;
 constexpr int64_t kManyThreads = 4096;  // of an SM, half of which are as good
@@ -295,7 +296,7 @@ class Planner {
     const bool wide =
         p.cols >= kLeastFewRowsColumns || (vectors_fit && threads >= sm_count_ * kSmallFullThreads);
     const bool few = p.reduced <= 2 * kReduceUnroll && wide;
-    const bool some = p.reduced <= 4 * kReduceUnroll && threads >= sm_count_ * kShiftedFewThreads;
+    const bool some = p.reduced <= kMostShiftedRows && threads >= sm_count_ * kShiftedFewThreads;
     if (vectors_fit) return (few || full) && aligned_outputs();
     return shifted && (few || ((full || some) && p.cols >= 8 * vec_));
   }

@@ -103,39 +103,49 @@ __device__ __forceinline__ void reduce_shifted(typename Op::Running (&acc)[kVec]
   }
 }
 
-// The same for the columns in [0, count) at `column`: at the ends of rows. Others get some value.
+// The same element by element.
 template <class Op, int kVec>
-__device__ __forceinline__ void reduce_edges(typename Op::Running (&acc)[kVec],
-                                             const typename Op::Element* x, int first, int step,
-                                             int rows, int64_t stride, int64_t column,
-                                             int64_t count, const ReduceArgs& args) {
+__device__ __forceinline__ void reduce_elements(typename Op::Running (&acc)[kVec],
+                                                const typename Op::Element* x, int first, int step,
+                                                int rows, int64_t stride, const ReduceArgs& args) {
   using T = typename Op::Element;
-  const int low = column < 0 ? static_cast<int>(-column) : 0;
-  const int high = count - column < kVec ? static_cast<int>(count - column) : kVec;
 #pragma unroll 1
-  for (int row = first; row < rows; row += kReduceUnroll * step) {
-    Vec<T, kVec> loaded[kReduceUnroll][1] = {};
+  for (int row = first; row < rows; row += step) {
+    Vec<T, kVec> loaded[1];
 #pragma unroll
-    for (int u = 0; u < kReduceUnroll; ++u) {
-      const T* from = x + (row + u * step) * stride;
-#pragma unroll
-      for (int i = 0; i < kVec; ++i) {
-        if (row + u * step < rows && i >= low && i < high) {
-          loaded[u][0].value[i] = load_vector<T, 1>(from + i).value[0];
-        }
-      }
+    for (int i = 0; i < kVec; ++i) {
+      loaded[0].value[i] = load_vector<T, 1>(x + row * stride + i).value[0];
     }
-#pragma unroll
-    for (int u = 0; u < kReduceUnroll; ++u) {
-      if (row + u * step < rows) {
-        absorb_rows<Op, kVec>(acc, loaded[u], row + u * step, 0, args.options);
-      }
-    }
+    absorb_rows<Op, kVec>(acc, loaded, row, 0, args.options);
   }
+}
+
+// The same by vectors, but for the first and the last row where those are at the tensor's ends.
+template <class Op, int kVec>
+__device__ __forceinline__ void reduce_readable(typename Op::Running (&acc)[kVec],
+                                                const typename Op::Element* x, int first, int step,
+                                                int rows, int64_t stride, const ReduceArgs& args) {
+  int low = shifted_readable(x, args) ? 0 : 1;
+  int high = max(low, shifted_readable(x + (rows - 1) * stride, args) ? rows : rows - 1);
+  if (low < high && !(shifted_readable(x + low * stride, args) &&
+                      shifted_readable(x + (high - 1) * stride, args))) {
+    low = high = rows;
+  }
+  int row = first;
+  const auto advance = [&](int to) {
+    if (row < to) row += (to - row + step - 1) / step * step;
+  };
+  reduce_elements<Op, kVec>(acc, x, row, step, low, stride, args);
+  advance(low);
+  reduce_shifted<Op, kVec>(acc, x, row, step, high, stride, args);
+  advance(high);
+  reduce_elements<Op, kVec>(acc, x, row, step, rows, stride, args);
 }
 
 // Few rows of many columns: one thread holds all rows of its columns, which begin where a vector of
 // outputs does.
+// NOTE: at either end of a row a thread reads the vector that lies in it, of which some columns are
+// another thread's: one that went element by element would be the last.
 template <class Op>
 __global__ void __launch_bounds__(kReduceThreads, shifted_blocks<Op>())
     few_shifted_rows_kernel(const __grid_constant__ ReduceArgs args) {
@@ -150,29 +160,25 @@ __global__ void __launch_bounds__(kReduceThreads, shifted_blocks<Op>())
   const int64_t lead = place.slot % kVec;
   const int64_t column = (int64_t{x} * plan.threads_x + threadIdx.x) * kVec - lead;
   if (column >= plan.cols) return;
-  const T* from = static_cast<const T*>(args.x) + place.in + column;
-  const int rows = static_cast<int>(plan.reduced);
-  const bool whole = column >= 0 && column + kVec <= plan.cols && shifted_readable(from, args) &&
-                     shifted_readable(from + (rows - 1) * plan.reduced_stride, args);
+  const int64_t inside = max(int64_t{0}, min(column, plan.cols - kVec));
+  const T* from = static_cast<const T*>(args.x) + place.in + inside;
 
   typename Op::Running running[kVec];
 #pragma unroll
   for (int i = 0; i < kVec; ++i) running[i] = Op::start(args.options);
-  if (whole) {
-    reduce_shifted<Op, kVec>(running, from, 0, 1, rows, plan.reduced_stride, args);
-  } else {
-    reduce_edges<Op, kVec>(running, from, 0, 1, rows, plan.reduced_stride, column, plan.cols, args);
-  }
+  reduce_readable<Op, kVec>(running, from, 0, 1, static_cast<int>(plan.reduced),
+                            plan.reduced_stride, args);
   typename Op::Acc acc[kVec];
 #pragma unroll
   for (int i = 0; i < kVec; ++i) acc[i] = Op::settle(running[i], place.index, plan.index_step);
-  if (whole) {
+  if (inside == column) {
     finish_outputs<Op>(args, acc, place.slot + column);
     return;
   }
 #pragma unroll
   for (int i = 0; i < kVec; ++i) {
-    if (column + i >= 0 && column + i < plan.cols) emit<Op>(args, acc[i], place.slot + column + i);
+    const int64_t own = inside + i - column;
+    if (own >= 0 && own < kVec) emit<Op>(args, acc[i], place.slot + inside + i);
   }
 }
 

@@ -9,7 +9,9 @@ drops its casts, it drops ours.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +19,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
 _float32 = torch.float32
 _is_cache_enabled = torch.is_autocast_cache_enabled
@@ -45,6 +47,42 @@ def keeps_casts(weight: Tensor) -> bool:
 class _Casts(dict[Any, Any]):
     """(id of a weight, dtype) -> (weight, its version, the cast); a dict has no weak references."""
 
+    def find(self, weight: Tensor, dtype: torch.dtype) -> Tensor | None:
+        """The cast of a weight that nobody has written since."""
+        kept = self.get((id(weight), dtype))
+        if kept is None or kept[0] is not weight or kept[1] != weight._version:
+            return None
+        found: Tensor = kept[2]
+        return found
+
+    def keep(self, weight: Tensor, made: Tensor) -> None:
+        self[id(weight), made.dtype] = (weight, weight._version, made)
+
+
+class _Ahead(threading.local):
+    casts: _Casts | None = None
+
+
+_ahead = _Ahead()
+
+
+@contextlib.contextmanager
+def casts_ahead(weights: Sequence[Tensor], made: Sequence[Tensor]) -> Iterator[None]:
+    """Inside, on this thread, `cast_weight` gives casts that a model made before its layers run."""
+    casts = _Casts()
+    for weight, cast_of in zip(weights, made, strict=True):
+        casts.keep(weight, cast_of)
+    before, _ahead.casts = _ahead.casts, casts
+    try:
+        yield
+    finally:
+        _ahead.casts = before
+
+
+def is_cast_ahead(weight: Tensor, dtype: torch.dtype) -> bool:
+    """Whether a model has made this cast."""
+    return _ahead.casts is not None and _ahead.casts.find(weight, dtype) is not None
+
 
 def _no_casts() -> _Casts | None:
     return None
@@ -58,22 +96,26 @@ def cast_weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
 
     The cast has the weight's history in no_grad, inference_mode and a Function's forward, too.
     """
+    if _ahead.casts is not None:
+        found = _ahead.casts.find(weight, dtype)
+        if found is not None:
+            return found
     if weight.dtype is not _float32 or not weight.requires_grad or _is_dynamo_compiling():
         return cast(weight, dtype)
     if not keeps_casts(weight):
         return cast(weight, dtype)
     casts = _casts()
     if casts is not None:
-        kept = casts.get((id(weight), dtype))
-        if kept is not None and kept[0] is weight and kept[1] == weight._version:
-            return kept[2]
+        found = casts.find(weight, dtype)
+        if found is not None:
+            return found
     if dtype is _float32 or not weight.is_leaf or weight._is_view() or weight.is_inference():
         return cast(weight, dtype)
     made = _with_history(lambda: weight.to(dtype))
     if type(made) is Tensor:
         if casts is None:
             casts = _new_casts()
-        casts[id(weight), dtype] = (weight, weight._version, made)
+        casts.keep(weight, made)
     return made
 
 

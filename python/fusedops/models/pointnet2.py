@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from ..nn import FeaturePropagation, GlobalSetAbstraction, SetAbstraction
 from ..nn.points.pooling import in_clouds
+from .casts import weights_cast_ahead
 from .head import Head, of_points, run_head
-from .searches import Level, searches
+from .searches import Level, Searches, searches
 from .stages import ALL_POINTS, CLASSIFIERS, SEGMENTERS, Segmentation, Stage
 
 if TYPE_CHECKING:
@@ -154,10 +155,13 @@ class PointNet2Classifier(nn.Module):
             offsets: (B + 1,) int64, where packed clouds begin.
         """
         ahead = searches(self.stages, (), xyz, lengths, offsets)
-        for i, stage in enumerate(self.stages):
-            level = None if ahead is None else ahead.level(i)
-            xyz, features, lengths, offsets = coarser(stage, xyz, features, lengths, offsets, level)
-        return self.head(self.all_points(xyz, features, lengths=lengths, offsets=offsets))
+        with weights_cast_ahead(self, xyz):
+            for i, stage in enumerate(self.stages):
+                level = None if ahead is None else ahead.level(i)
+                xyz, features, lengths, offsets = coarser(
+                    stage, xyz, features, lengths, offsets, level
+                )
+            return self.head(self.all_points(xyz, features, lengths=lengths, offsets=offsets))
 
 
 class PointNet2Segmenter(nn.Module):
@@ -249,6 +253,18 @@ class PointNet2Segmenter(nn.Module):
         """
         between = self.propagations[: len(self.stages)]
         ahead = searches(self.stages, between, xyz, lengths, offsets)
+        with weights_cast_ahead(self, xyz):
+            return self._logits(xyz, features, category, lengths, offsets, ahead)
+
+    def _logits(
+        self,
+        xyz: Tensor,
+        features: Tensor | None,
+        category: Tensor | None,
+        lengths: Tensor | None,
+        offsets: Tensor | None,
+        ahead: Searches | None,
+    ) -> Tensor:
         if self.xyz_features:
             wide = xyz.to(self.head.last.weight.dtype)
             features = wide if features is None else torch.cat([wide, features], -1)

@@ -5,6 +5,10 @@ are hardly more. Of a whole model only the first level's centres and neighbours 
 the first layer: a second stream finds the centres of all levels, the neighbours of the others and
 the weights of interpolation, while the layers run. Results are those of the layers' own searches,
 bit by bit.
+
+Points in the order in which furthest point sampling chose them are sampled already: the point
+furthest from the first k of them is, of all points and so of these, the next one, and of equal ones
+the lowest by index came first. The centres of deeper levels are the first ones of the level above.
 """
 
 from __future__ import annotations
@@ -69,7 +73,7 @@ class Searches:
         with torch.cuda.stream(self._side):
             for stage in stages:
                 fine, counts = clouds[-1]
-                centers, center_counts = _sampled(stage, fine, counts)
+                centers, center_counts = _sampled(stage, fine, counts, in_order=bool(self._levels))
                 found = None
                 if self._levels:
                     found = stage.search(
@@ -94,10 +98,13 @@ class Searches:
 
 
 def _sampled(
-    stage: SetAbstraction, xyz: Tensor, lengths: Tensor | None
+    stage: SetAbstraction, xyz: Tensor, lengths: Tensor | None, in_order: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """The centres of a stage, and how many each cloud has."""
-    centers = stage.sample(xyz, lengths)[0]
+    """The centres of a stage, and how many each cloud has. in_order: of samples, as they came."""
+    if in_order and not stage.random_start and stage.num_points is not None:
+        centers = xyz[:, : stage.num_points].contiguous()
+    else:
+        centers = stage.sample(xyz, lengths)[0]
     return centers, None if lengths is None else lengths.clamp(max=centers.shape[1])
 
 

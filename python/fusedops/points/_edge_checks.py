@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .._autograd.autocast import cast, cast_weight, keeps_casts
+from .._autograd.autocast import cast, cast_weight, is_cast_ahead, keeps_casts
 from .._autograd.shared import is_batched, sees_torch_functions_only
 from .._core.activation import CODES, raise_unknown
 from .._core.dtensor import is_dtensor
@@ -225,6 +225,7 @@ def check_layers(
 def _cast_weights(weights: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
     """The weights under autocast; by one launch each way where their casts are not kept anyway."""
     apart = len(weights) == 1 or torch.compiler.is_compiling() or keeps_casts(weights[0])
+    apart = apart or is_cast_ahead(weights[0], dtype)
     if apart or not all(w.is_cuda and w.dtype is torch.float32 for w in weights):
         return [cast_weight(weight, dtype) for weight in weights]
     if sees_torch_functions_only(*weights) or any(map(is_dtensor, weights)):

@@ -1,4 +1,4 @@
-// softmax and log_softmax of half rows that threads hold in registers, straight from memory. A team
+// softmax and log_softmax of rows that threads hold in registers, straight from memory. A team
 // has one row, as in norm_direct.cuh.
 #pragma once
 

@@ -1,4 +1,4 @@
-// softmax and log_softmax of half rows as row_ends.cuh holds them. A team has one row.
+// softmax and log_softmax of rows as row_ends.cuh holds them. A team has one row.
 #pragma once
 
 #include "csrc/cuda/rows/softmax/softmax.cuh"

@@ -376,14 +376,26 @@ class DirectRow {
 #pragma unroll
     for (int e = 0; e < kVec; ++e) {
       // NOTE: predicates, where the compiler would branch around every store.
-      asm volatile(
-          "{\n"
-          ".reg .pred here;\n"
-          "setp.ne.u32 here, %2, 0;\n"
-          "@here st.global.u16 [%0], %1;\n"
-          "}\n" ::"l"(to + e),
-          "h"(static_cast<unsigned short>(value.word[e / 2] >> (e % 2 * 16))), "r"(inside & 1u << e)
-          : "memory");
+      if constexpr (sizeof(T) == 4) {
+        asm volatile(
+            "{\n"
+            ".reg .pred here;\n"
+            "setp.ne.u32 here, %2, 0;\n"
+            "@here st.global.u32 [%0], %1;\n"
+            "}\n" ::"l"(to + e),
+            "r"(value.word[e]), "r"(inside & 1u << e)
+            : "memory");
+      } else {
+        asm volatile(
+            "{\n"
+            ".reg .pred here;\n"
+            "setp.ne.u32 here, %2, 0;\n"
+            "@here st.global.u16 [%0], %1;\n"
+            "}\n" ::"l"(to + e),
+            "h"(static_cast<unsigned short>(value.word[e / 2] >> (e % 2 * 16))),
+            "r"(inside & 1u << e)
+            : "memory");
+      }
     }
   }
 

@@ -1,0 +1,44 @@
+"""Weights that autocast casts, cast in inference before the layers ask for them.
+
+A PointNet++ waits for its first centres before its first layer: the casts of all weights, most of
+them in one launch, take that time instead of the layers'.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from .._autograd.autocast import casts_ahead
+from .._autograd.shared import sees_torch_functions_only
+from ..nn.points.mlp import SharedMLP
+from ..points._edge_checks import cast_together
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+
+def weights_cast_ahead(model: nn.Module, xyz: Tensor) -> AbstractContextManager[None]:
+    """A context in which the model's shared MLPs have their weights in autocast's dtype.
+
+    NOTE: in training a cast has a gradient, which should leave its layer as soon as it is there.
+    """
+    device = xyz.device.type
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or device == "meta":
+        return contextlib.nullcontext()
+    if not torch.is_autocast_enabled(device) or sees_torch_functions_only(xyz):
+        return contextlib.nullcontext()
+    weights = [
+        tensor
+        for module in model.modules()
+        if type(module) is SharedMLP
+        for layer in module.linears
+        if type(layer) is nn.Linear
+        for tensor in layer._parameters.values()
+        if type(tensor) is nn.Parameter and tensor.dtype is torch.float32
+        if tensor.device == xyz.device
+    ]
+    return casts_ahead(weights, cast_together(weights, torch.get_autocast_dtype(device)))

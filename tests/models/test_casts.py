@@ -1,0 +1,65 @@
+"""Weights that autocast casts before the layers of a model ask for them."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import torch
+
+import fusedops.models.pointnet2 as pointnet2
+from fusedops._autograd import autocast
+from fusedops.models import PointNet2Classifier, PointNet2Segmenter
+from fusedops.models.casts import weights_cast_ahead
+from util import generator
+
+HALF = torch.bfloat16
+
+
+def classifier(device):
+    torch.manual_seed(0)
+    return PointNet2Classifier(5).to(device).eval(), (clouds(device),)
+
+
+def segmenter(device):
+    torch.manual_seed(0)
+    model = PointNet2Segmenter(4, variant="msg", num_categories=3).to(device).eval()
+    return model, (clouds(device), None, torch.tensor([0, 2], device=device))
+
+
+def clouds(device):
+    return torch.rand(2, 600, 3, generator=generator("cpu")).to(device)
+
+
+@pytest.mark.parametrize("make", [classifier, segmenter])
+def test_results_are_those_of_casts_in_the_layers(device, make, monkeypatch):
+    model, inputs = make(device)
+    with torch.no_grad(), torch.autocast(device, HALF):
+        ahead = model(*inputs)
+        monkeypatch.setattr(pointnet2, "weights_cast_ahead", lambda *_: contextlib.nullcontext())
+        assert torch.equal(ahead, model(*inputs))
+
+
+def test_layers_have_their_weights_cast(device):
+    model, (xyz,) = classifier(device)
+    weights = [layer.weight for layer in model.stages[0].scales[0].linears]
+    weights.append(model.head.layers[0].linears[0].weight)
+    with torch.no_grad(), torch.autocast(device, HALF):
+        with weights_cast_ahead(model, xyz):
+            assert all(autocast.is_cast_ahead(weight, HALF) for weight in weights)
+            assert not autocast.is_cast_ahead(weights[0], torch.float16)
+            kept = autocast.cast_weight(weights[0], HALF)
+            assert kept is autocast.cast_weight(weights[0], HALF)
+            weights[0].add_(1)  # a cast of what was there before is of no use
+            assert not autocast.is_cast_ahead(weights[0], HALF)
+            assert torch.equal(autocast.cast_weight(weights[0], HALF), weights[0].to(HALF))
+        assert not any(autocast.is_cast_ahead(weight, HALF) for weight in weights)
+
+
+def test_nothing_is_cast_ahead_in_training_or_without_autocast(device):
+    model, (xyz,) = classifier(device)
+    weight = model.stages[0].scales[0].linears[0].weight
+    with torch.autocast(device, HALF), weights_cast_ahead(model, xyz):
+        assert not autocast.is_cast_ahead(weight, HALF)
+    with torch.no_grad(), weights_cast_ahead(model, xyz):
+        assert not autocast.is_cast_ahead(weight, HALF)
