@@ -394,14 +394,17 @@ class Planner {
     return whole;
   }
 
+  void plan_singles() {
+    plan_.kernel = ReduceKernel::kSingles;
+    plan_.threads_x = kReduceThreads;
+    plan_.blocks = ceil_div(plan_.cols, int64_t{kReduceThreads} * kReduceSingles);
+  }
+
   void plan_columns() {
     ReducePlan& p = plan_;
     const bool unit = p.col_stride == 1, aligned = unit && aligned_batches();
     if (p.reduced == 1 && p.num_batch == 0 && !(aligned && whole_vectors(p.cols))) {
-      p.kernel = ReduceKernel::kSingles;
-      p.threads_x = kReduceThreads;
-      p.blocks = ceil_div(p.cols, int64_t{kReduceThreads} * kReduceSingles);
-      return;
+      return plan_singles();
     }
     if (unit && p.reduced_stride == p.cols && !(aligned && whole_vectors(p.cols)) &&
         (plan_staged_columns() || plan_packed_columns(aligned))) {
@@ -429,6 +432,12 @@ class Planner {
     if (p.fold == 1 && p.parts == 1 && p.col_out == 1 && wants_few_rows(vectors_fit, shifted)) {
       return plan_few_rows(shifted);
     }
+    plan_column_blocks();
+  }
+
+  // A block holds threads_x vectors of columns, threads_y rows and threads_b batch entries.
+  void plan_column_blocks() {
+    ReducePlan& p = plan_;
     const int vec = p.kernel == ReduceKernel::kScalarColumns ? 1 : vec_;
     const int64_t rows = p.reduced / p.fold;  // the ragged rest is the last slice's
     const int64_t vectors = ceil_div(p.width(), vec);
