@@ -268,8 +268,8 @@ struct LargerPair {
 
 // The norm of this thread's part of a tile, rounded to T as a norm that writes it does, and the
 // largest magnitudes of its rows, two in a word; zeros outside the matrix.
-template <bool kRms, class T>
-__device__ __forceinline__ void normalize(NormedValues<T, kRms>& own, uint32_t (&maxima)[kOwn / 2],
+template <bool kRms, class V, class T>
+__device__ __forceinline__ void normalize(OwnValues<V>& own, uint32_t (&maxima)[kOwn / 2],
                                           const Vec<T, kOwn>* slot,
                                           const RowStatistics<kRms> (&of_row)[kOwn],
                                           const NormParameters<kRms>& with, const NormPlace& at,
@@ -289,12 +289,12 @@ __device__ __forceinline__ void normalize(NormedValues<T, kRms>& own, uint32_t (
     for (int i = 0; i < kOwn; i += 2) {
       const float2 x = two_of(v.value + i);
       store_two(v.value + i, one(x.x, i), one(x.y, i + 1));
-      if constexpr (kRms) {
+      if constexpr (!__is_same(V, T)) {
         const float2 rounded = two_of(v.value + i);
         own.row[r].value[i] = rounded.x, own.row[r].value[i + 1] = rounded.y;
       }
     }
-    if constexpr (!kRms) own.row[r] = v;
+    if constexpr (__is_same(V, T)) own.row[r] = v;
     const auto pair = pair_maximum(v);
     const auto now = *reinterpret_cast<const uint32_t*>(&pair);
     if (r % 2 != 0) {
@@ -475,7 +475,7 @@ __global__ void __launch_bounds__(kTileThreads, 2)
       const int slot = ring.of(t);
       NormedValues<T, kRms> own;
       uint32_t maxima[kOwn / 2];
-      normalize<kRms, T>(own, maxima, slots + slot * kSlotVectors, of_row, next, at, p.quantize);
+      normalize<kRms>(own, maxima, slots + slot * kSlotVectors, of_row, next, at, p.quantize);
       const Fp8Quantize& q = p.quantize;
       const Fp8Scale scale =
           fp8_scale(maximum_of_row<T>(maxima), largest_value(q.format), q.power_of_two);

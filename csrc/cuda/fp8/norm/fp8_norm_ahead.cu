@@ -1,0 +1,44 @@
+// Launches of fp8_norm_ahead_kernel.
+#include <algorithm>
+
+#include "csrc/common/device/shared_memory.cuh"
+#include "csrc/cuda/fp8/norm/fp8_norm_ahead.cuh"
+
+namespace fusedops {
+namespace {
+
+constexpr int kBlocksAhead = 420;  // a block for each place of the device, and some more
+
+template <class T, bool kRms>
+cudaError_t launch(const Fp8Norm& p, uint64_t* words, const LaunchContext& context) {
+  constexpr auto kKernel = &fp8_norm_ahead_kernel<T, kRms>;
+  constexpr int kBytes = ahead_shared_bytes<T, kRms>();
+  const cudaError_t allowed = once_per_device<kKernel>(context.device, [] {
+    return cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  });
+  if (allowed != cudaSuccess) return allowed;
+  const int64_t tiles = ceil_div(p.quantize.k, kFp8Block), rows = ceil_div(p.quantize.m, kFp8Block);
+  Fp8NormAhead a{p, words, 0, 0};
+  a.bands = int(std::min(rows, ceil_div(int64_t{kBlocksAhead}, tiles)));
+  while ((tiles << a.rows_log) < kFp8Block) ++a.rows_log;
+  const auto stream = static_cast<cudaStream_t>(context.stream);
+  const int64_t count = p.quantize.m * (kRms ? 1 : 2);
+  const cudaError_t status =
+      launch_kernel(&fp8_norm_words_kernel, dim3(unsigned(ceil_div(count, int64_t{256}))),
+                    dim3(256), 0, stream, context.overlap, words, count);
+  if (status != cudaSuccess) return status;
+  return launch_kernel(kKernel, dim3(unsigned((rows + a.bands) * tiles)), dim3(kTileThreads),
+                       kBytes, stream, context.overlap, a);
+}
+
+}  // namespace
+
+const char* launch_fp8_norm_ahead(const Fp8Norm& p, void* words, const LaunchContext& context) {
+  const bool bf16 = p.quantize.dtype == DType::kBFloat16;
+  const auto call = bf16 ? (p.rms ? launch<__nv_bfloat16, true> : launch<__nv_bfloat16, false>)
+                         : (p.rms ? launch<__half, true> : launch<__half, false>);
+  const cudaError_t status = call(p, static_cast<uint64_t*>(words), context);
+  return status == cudaSuccess ? nullptr : cudaGetErrorString(status);
+}
+
+}  // namespace fusedops
