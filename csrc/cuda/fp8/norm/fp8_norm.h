@@ -27,7 +27,7 @@ bool takes_fp8_norm(bool rms, int64_t k, const LaunchContext& context);
 // Returns null or the reason of the failure.
 const char* launch_fp8_norm(Fp8Norm problem, const LaunchContext& context);
 
-// The same without a residual, on any device of compute capability 9. words: 16 bytes for each row.
+// The same without clusters. words: 16 bytes for each row.
 const char* launch_fp8_norm_ahead(const Fp8Norm& problem, void* words,
                                   const LaunchContext& context);
 

@@ -9,12 +9,12 @@ namespace {
 
 constexpr int kBlocksAhead = 420;  // a block for each place of the device, and some more
 
-template <class T, bool kRms>
+template <class T, bool kRms, bool kResidual>
 cudaError_t launch(const Fp8Norm& p, uint64_t* words, const LaunchContext& context) {
-  constexpr auto kKernel = &fp8_norm_ahead_kernel<T, kRms>;
-  constexpr int kBytes = ahead_shared_bytes<T, kRms>();
+  constexpr auto kKernel = &fp8_norm_ahead_kernel<T, kRms, kResidual>;
   const cudaError_t allowed = once_per_device<kKernel>(context.device, [] {
-    return cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+    return cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                kAheadSharedBytes);
   });
   if (allowed != cudaSuccess) return allowed;
   const int64_t tiles = ceil_div(p.quantize.k, kFp8Block), rows = ceil_div(p.quantize.m, kFp8Block);
@@ -28,15 +28,24 @@ cudaError_t launch(const Fp8Norm& p, uint64_t* words, const LaunchContext& conte
                     dim3(256), 0, stream, context.overlap, words, count);
   if (status != cudaSuccess) return status;
   return launch_kernel(kKernel, dim3(unsigned((rows + a.bands) * tiles)), dim3(kTileThreads),
-                       kBytes, stream, context.overlap, a);
+                       kAheadSharedBytes, stream, context.overlap, a);
+}
+
+template <class T>
+cudaError_t launch_of(const Fp8Norm& p, uint64_t* words, const LaunchContext& context) {
+  if (p.residual) {
+    return p.rms ? launch<T, true, true>(p, words, context)
+                 : launch<T, false, true>(p, words, context);
+  }
+  return p.rms ? launch<T, true, false>(p, words, context)
+               : launch<T, false, false>(p, words, context);
 }
 
 }  // namespace
 
 const char* launch_fp8_norm_ahead(const Fp8Norm& p, void* words, const LaunchContext& context) {
   const bool bf16 = p.quantize.dtype == DType::kBFloat16;
-  const auto call = bf16 ? (p.rms ? launch<__nv_bfloat16, true> : launch<__nv_bfloat16, false>)
-                         : (p.rms ? launch<__half, true> : launch<__half, false>);
+  const auto call = bf16 ? launch_of<__nv_bfloat16> : launch_of<__half>;
   const cudaError_t status = call(p, static_cast<uint64_t*>(words), context);
   return status == cudaSuccess ? nullptr : cudaGetErrorString(status);
 }

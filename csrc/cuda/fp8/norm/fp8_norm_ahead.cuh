@@ -11,7 +11,8 @@
 
 namespace fusedops {
 
-inline constexpr int kRowVectors = 8;  // of a lane, on the way at a time
+template <bool kResidual>
+inline constexpr int kRowVectors = kResidual ? 4 : 8;  // of a lane, on the way at a time
 
 struct Fp8NormAhead {
   Fp8Norm norm;
@@ -20,10 +21,7 @@ struct Fp8NormAhead {
   int rows_log;     // of the rows that a block finds statistics of
 };
 
-template <class T, bool kRms>
-constexpr int ahead_shared_bytes() {
-  return kTileBytes + kSlotBytes;
-}
+inline constexpr int kAheadSharedBytes = kTileBytes + kSlotBytes;
 
 // ---- words: a float with a mark that it is there ----
 
@@ -50,15 +48,51 @@ __device__ __forceinline__ float sum_of_warp(float value) {
 
 // ---- statistics ----
 
-// kRowVectors vectors of a row from its vector `first` on, zeros from `end` on.
+// x + residual, rounded to T.
 template <class T>
-__device__ __forceinline__ void load_vectors(Vec<T, kOwn> (&v)[kRowVectors], const T* row,
-                                             int first, int end) {
+__device__ __forceinline__ void add_to(Vec<T, kOwn>& x, const Vec<T, kOwn>& other) {
 #pragma unroll
-  for (int i = 0; i < kRowVectors; ++i) {
-    const int at = first + int(threadIdx.x) % 32 + i * 32;
+  for (int i = 0; i < kOwn; i += 2) {
+    const float2 a = two_of(x.value + i), b = two_of(other.value + i);
+    store_two(x.value + i, a.x + b.x, a.y + b.y);
+  }
+}
+
+// A row of x, with that of the residual and of their sum.
+template <class T>
+struct NormRow {
+  const T *x, *residual;
+  T* sum;
+
+  __device__ __forceinline__ NormRow(int64_t row, const Fp8Norm& p)
+      : x(static_cast<const T*>(p.quantize.x) + row * p.quantize.x_stride),
+        residual(static_cast<const T*>(p.residual) + row * p.residual_stride),
+        sum(static_cast<T*>(p.sum) + row * p.quantize.k) {}
+};
+
+// kCount vectors of a row from its vector `first` on, zeros from `end` on; writes sums.
+template <bool kResidual, class T, int kCount>
+__device__ __forceinline__ void load_vectors(Vec<T, kOwn> (&v)[kCount], const NormRow<T>& row,
+                                             int first, int end) {
+  using V = Vec<T, kOwn>;
+  const auto at = [&](int i) { return first + int(threadIdx.x) % 32 + i * 32; };
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
     v[i] = {};
-    if (at < end) v[i] = *reinterpret_cast<const Vec<T, kOwn>*>(row + int64_t{at} * kOwn);
+    if (at(i) < end) v[i] = reinterpret_cast<const V*>(row.x)[at(i)];
+  }
+  if constexpr (kResidual) {
+    V others[kCount];
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      others[i] = {};
+      if (at(i) < end) others[i] = reinterpret_cast<const V*>(row.residual)[at(i)];
+    }
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      add_to(v[i], others[i]);
+      if (at(i) < end) reinterpret_cast<V*>(row.sum)[at(i)] = v[i];
+    }
   }
 }
 
@@ -84,16 +118,17 @@ struct WarpSquares {
 };
 
 // The part of a row in vectors [first, end), of a warp.
-template <bool kRms, class T>
-__device__ __forceinline__ PartOfRow<kRms> part_of_warp(const T* row, int first, int end) {
-  Vec<T, kOwn> v[kRowVectors];
+template <bool kRms, bool kResidual, class T>
+__device__ __forceinline__ PartOfRow<kRms> part_of_warp(const NormRow<T>& row, int first, int end) {
+  constexpr int kCount = kRowVectors<kResidual>;
+  Vec<T, kOwn> v[kCount];
   if constexpr (kRms) {
     WarpSquares<T> squares;
 #pragma unroll 1
-    for (; first < end; first += kRowVectors * 32) {
-      load_vectors(v, row, first, end);
+    for (; first < end; first += kCount * 32) {
+      load_vectors<kResidual>(v, row, first, end);
 #pragma unroll
-      for (int i = 0; i < kRowVectors; ++i) squares.add(v[i]);
+      for (int i = 0; i < kCount; ++i) squares.add(v[i]);
     }
     return {squares.sum()};
   } else {
@@ -101,18 +136,18 @@ __device__ __forceinline__ PartOfRow<kRms> part_of_warp(const T* row, int first,
     PartOfRow<false> part{0, 0};
     float count = 0;
 #pragma unroll 1
-    for (; first < end; first += kRowVectors * 32) {
-      load_vectors(v, row, first, end);
+    for (; first < end; first += kCount * 32) {
+      load_vectors<kResidual>(v, row, first, end);
       float sums[4] = {};
 #pragma unroll
-      for (int i = 0; i < kRowVectors; ++i) {
+      for (int i = 0; i < kCount; ++i) {
         mma_k16<T>(sums, reinterpret_cast<const uint32_t (&)[4]>(v[i]), kOnes, kOnes);
       }
-      const float now = float(min(end - first, kRowVectors * 32) * kOwn);
+      const float now = float(min(end - first, kCount * 32) * kOwn);
       const float mean = sum_of_warp(0.25f * (sums[0] + sums[2])) / now;
       float squares = 0;
 #pragma unroll
-      for (int i = 0; i < kRowVectors; ++i) {
+      for (int i = 0; i < kCount; ++i) {
         if (first + int(threadIdx.x) % 32 + i * 32 >= end) continue;
 #pragma unroll
         for (int c = 0; c < kOwn; c += 2) {
@@ -136,20 +171,19 @@ __device__ __forceinline__ TileRange vectors_of(int part, int parts_log, int vec
 }
 
 // Finds the statistics of 2^rows_log rows from `row` on. All threads call it.
-template <bool kRms, class T>
+template <bool kRms, bool kResidual, class T>
 __device__ __forceinline__ void find_statistics(int64_t row, PartOfRow<kRms>* parts,
                                                 const Fp8NormAhead& a) {
   const Fp8Norm& p = a.norm;
   const int rows = 1 << a.rows_log, vectors = int(p.quantize.k / kOwn);
   const int parts_log = max(0, 3 - a.rows_log), parts_of_row = 1 << parts_log;
   static_assert(kTileWarps == 8);
-  const T* const x = static_cast<const T*>(p.quantize.x);
 #pragma unroll 1
   for (int i = int(threadIdx.x) / 32; i < rows << parts_log; i += kTileWarps) {
     const int64_t own = row + (i >> parts_log);
     if (own >= p.quantize.m) break;
     const TileRange range = vectors_of(i & (parts_of_row - 1), parts_log, vectors);
-    const auto part = part_of_warp<kRms>(x + own * p.quantize.x_stride, range.first, range.end);
+    const auto part = part_of_warp<kRms, kResidual>(NormRow<T>(own, p), range.first, range.end);
     if (threadIdx.x % 32 == 0) parts[i] = part;
   }
   __syncthreads();
@@ -189,7 +223,7 @@ __global__ void fp8_norm_words_kernel(uint64_t* words, int64_t count) {
   if (i < count) words[i] = 0;
 }
 
-template <class T, bool kRms>
+template <class T, bool kRms, bool kResidual>
 __global__ void __launch_bounds__(kTileThreads, 3)
     fp8_norm_ahead_kernel(const __grid_constant__ Fp8NormAhead a) {
   extern __shared__ __align__(32) uint8_t bytes[];  // a tile's transpose, then its x
@@ -221,12 +255,23 @@ __global__ void __launch_bounds__(kTileThreads, 3)
   const uint64_t asked = ask(words), asked_too = kRms ? 0 : ask(words + 1);
   const int first = tile << a.rows_log;
   if (ahead < tile_rows && first < kTile) {
-    find_statistics<kRms, T>(int64_t{ahead} * kTile + first, parts, a);
+    find_statistics<kRms, kResidual, T>(int64_t{ahead} * kTile + first, parts, a);
   }
   if (tile_row < 0) return;
 
   // What this tile's rows wait for
   NormPlace at(tile_row, tile, q);
+  Vec<T, kOwn> others[kResidual ? kOwn : 1];
+  if constexpr (kResidual) {
+    const int64_t row = int64_t{tile_row} * kTile + threadIdx.x / kTileX * kOwn;
+#pragma unroll
+    for (int r = 0; r < kOwn; ++r) {
+      others[r] = {};
+      if (r >= at.rows || at.column >= int(q.k)) continue;
+      others[r] =
+          *reinterpret_cast<const Vec<T, kOwn>*>(NormRow<T>(row + r, p).residual + at.column);
+    }
+  }
   NormParameters<kRms> with;
   with.template load_all<T>(at.column, p);
   if (threadIdx.x < kTile) {
@@ -239,6 +284,10 @@ __global__ void __launch_bounds__(kTileThreads, 3)
     statistics[threadIdx.x] = found;
   }
   wait_for_copies<0>();  // each thread reads what it has copied
+  if constexpr (kResidual) {
+#pragma unroll
+    for (int r = 0; r < kOwn; ++r) add_to(slot[r * kTileThreads], others[r]);
+  }
   __syncthreads();
   RowStatistics<kRms> of_row[kOwn];
 #pragma unroll
