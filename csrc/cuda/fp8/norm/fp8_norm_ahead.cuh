@@ -19,6 +19,7 @@ struct Fp8NormAhead {
   uint64_t* words;  // (m, 1 or 2): an RMS norm's rstd, or mean and rstd; zeros at first
   int bands;        // how far statistics are ahead
   int rows_log;     // of the rows that a block finds statistics of
+  int parts_log;    // of the warps that share a row
 };
 
 inline constexpr int kAheadSharedBytes = kTileBytes + kSlotBytes;
@@ -70,29 +71,36 @@ struct NormRow {
         sum(static_cast<T*>(p.sum) + row * p.quantize.k) {}
 };
 
-// kCount vectors of a row from its vector `first` on, zeros from `end` on; writes sums.
-template <bool kResidual, class T, int kCount>
-__device__ __forceinline__ void load_vectors(Vec<T, kOwn> (&v)[kCount], const NormRow<T>& row,
-                                             int first, int end) {
-  using V = Vec<T, kOwn>;
-  const auto at = [&](int i) { return first + int(threadIdx.x) % 32 + i * 32; };
+// kCount vectors of a row from its vector `first` on, zeros from `end` on.
+template <class T, int kCount>
+__device__ __forceinline__ void load_vectors(Vec<T, kOwn> (&v)[kCount], const T* row, int first,
+                                             int end) {
+  const int own = first + int(threadIdx.x) % 32;
+  const auto* const from = reinterpret_cast<const Vec<T, kOwn>*>(row) + own;
+  if (first + kCount * 32 <= end) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) v[i] = from[i * 32];
+    return;
+  }
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     v[i] = {};
-    if (at(i) < end) v[i] = reinterpret_cast<const V*>(row.x)[at(i)];
+    if (own + i * 32 < end) v[i] = from[i * 32];
   }
-  if constexpr (kResidual) {
-    V others[kCount];
+}
+
+// The same of x + residual, which it writes.
+template <class T, int kCount>
+__device__ __forceinline__ void load_sums(Vec<T, kOwn> (&v)[kCount], const NormRow<T>& row,
+                                          int first, int end) {
+  Vec<T, kOwn> others[kCount];
+  load_vectors(v, row.x, first, end);
+  load_vectors(others, row.residual, first, end);
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      others[i] = {};
-      if (at(i) < end) others[i] = reinterpret_cast<const V*>(row.residual)[at(i)];
-    }
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      add_to(v[i], others[i]);
-      if (at(i) < end) reinterpret_cast<V*>(row.sum)[at(i)] = v[i];
-    }
+  for (int i = 0; i < kCount; ++i) {
+    add_to(v[i], others[i]);
+    const int at = first + int(threadIdx.x) % 32 + i * 32;
+    if (at < end) reinterpret_cast<Vec<T, kOwn>*>(row.sum)[at] = v[i];
   }
 }
 
@@ -122,11 +130,14 @@ template <bool kRms, bool kResidual, class T>
 __device__ __forceinline__ PartOfRow<kRms> part_of_warp(const NormRow<T>& row, int first, int end) {
   constexpr int kCount = kRowVectors<kResidual>;
   Vec<T, kOwn> v[kCount];
+  const auto load = [&](int from) {
+    kResidual ? load_sums(v, row, from, end) : load_vectors(v, row.x, from, end);
+  };
   if constexpr (kRms) {
     WarpSquares<T> squares;
 #pragma unroll 1
     for (; first < end; first += kCount * 32) {
-      load_vectors<kResidual>(v, row, first, end);
+      load(first);
 #pragma unroll
       for (int i = 0; i < kCount; ++i) squares.add(v[i]);
     }
@@ -137,7 +148,7 @@ __device__ __forceinline__ PartOfRow<kRms> part_of_warp(const NormRow<T>& row, i
     float count = 0;
 #pragma unroll 1
     for (; first < end; first += kCount * 32) {
-      load_vectors<kResidual>(v, row, first, end);
+      load(first);
       float sums[4] = {};
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
@@ -172,23 +183,23 @@ __device__ __forceinline__ TileRange vectors_of(int part, int parts_log, int vec
 
 // Finds the statistics of 2^rows_log rows from `row` on. All threads call it.
 template <bool kRms, bool kResidual, class T>
-__device__ __forceinline__ void find_statistics(int64_t row, PartOfRow<kRms>* parts,
+__device__ __forceinline__ void find_statistics(int row, PartOfRow<kRms>* parts,
                                                 const Fp8NormAhead& a) {
   const Fp8Norm& p = a.norm;
   const int rows = 1 << a.rows_log, vectors = int(p.quantize.k / kOwn);
-  const int parts_log = max(0, 3 - a.rows_log), parts_of_row = 1 << parts_log;
+  const int parts_log = a.parts_log, parts_of_row = 1 << parts_log;
   static_assert(kTileWarps == 8);
 #pragma unroll 1
   for (int i = int(threadIdx.x) / 32; i < rows << parts_log; i += kTileWarps) {
-    const int64_t own = row + (i >> parts_log);
-    if (own >= p.quantize.m) break;
+    const int own = row + (i >> parts_log);
+    if (own >= int(p.quantize.m)) break;
     const TileRange range = vectors_of(i & (parts_of_row - 1), parts_log, vectors);
     const auto part = part_of_warp<kRms, kResidual>(NormRow<T>(own, p), range.first, range.end);
     if (threadIdx.x % 32 == 0) parts[i] = part;
   }
   __syncthreads();
   const int own = threadIdx.x;
-  if (own >= rows || row + own >= p.quantize.m) return;
+  if (own >= rows || row + own >= int(p.quantize.m)) return;
   const PartOfRow<kRms>* const of_row = parts + (own << parts_log);
   const float inverse = 1.0f / float(p.quantize.k);
   if constexpr (kRms) {
@@ -233,9 +244,7 @@ __global__ void __launch_bounds__(kTileThreads, 3)
   const Fp8Norm& p = a.norm;
   const Fp8Quantize& q = p.quantize;
   auto* const slot = reinterpret_cast<Vec<T, kOwn>*>(bytes + kTileBytes) + threadIdx.x;
-  const int tiles = int(ceil_div(q.k, int64_t{kTile}));
-  const int tile_rows = int(ceil_div(q.m, int64_t{kTile}));
-  const int ahead = int(blockIdx.x) / tiles, tile = int(blockIdx.x) - ahead * tiles;
+  const int tile = blockIdx.x, ahead = blockIdx.y;  // blocks begin in the order of both
   const int tile_row = ahead - a.bands;
   wait_for_predecessor();
 
@@ -249,13 +258,14 @@ __global__ void __launch_bounds__(kTileThreads, 3)
     commit_copies();
   }
   // NOTE: asked early, so that what is there mostly has come when it is wanted.
-  const int64_t own_row =
-      min(max(int64_t{tile_row} * kTile + threadIdx.x % kTile, int64_t{0}), q.m - 1);
-  const uint64_t* const words = a.words + own_row * (kRms ? 1 : 2);
+  const int own_row = max(min(tile_row * kTile + int(threadIdx.x) % kTile, int(q.m) - 1), 0);
+  const uint64_t* const words = a.words + int64_t{own_row} * (kRms ? 1 : 2);
   const uint64_t asked = ask(words), asked_too = kRms ? 0 : ask(words + 1);
+  NormParameters<kRms> with;
+  with.template load_all<T>(tile * kTile + int(threadIdx.x) % kTileX * kOwn, p);
   const int first = tile << a.rows_log;
-  if (ahead < tile_rows && first < kTile) {
-    find_statistics<kRms, kResidual, T>(int64_t{ahead} * kTile + first, parts, a);
+  if (ahead < int(gridDim.y) - a.bands && first < kTile) {
+    find_statistics<kRms, kResidual, T>(ahead * kTile + first, parts, a);
   }
   if (tile_row < 0) return;
 
@@ -272,8 +282,6 @@ __global__ void __launch_bounds__(kTileThreads, 3)
           *reinterpret_cast<const Vec<T, kOwn>*>(NormRow<T>(row + r, p).residual + at.column);
     }
   }
-  NormParameters<kRms> with;
-  with.template load_all<T>(at.column, p);
   if (threadIdx.x < kTile) {
     RowStatistics<kRms> found;
     if constexpr (kRms) {
