@@ -363,7 +363,9 @@ class Planner {
     // NOTE: four periods at least: packed_columns_kernel keeps one of each entry in shared memory.
     int64_t threads = std::max<int64_t>(32, power_of_two(4 * period));
     if (threads > kReduceThreads || vectors < threads) return false;
-    while (threads < kReduceThreads && vectors >= 2 * kReduceUnroll * threads) threads *= 2;
+    // NOTE: one block has nothing beside it that hides a thread's chain of sums.
+    const int64_t each = total_bytes() <= kSingleBlockBytes ? 1 : kReduceUnroll;
+    while (threads < kReduceThreads && vectors >= 2 * each * threads) threads *= 2;
     p.kernel = ReduceKernel::kPackedColumns;
     p.threads_x = static_cast<int>(threads);
     p.active = static_cast<int>(threads / period * period);

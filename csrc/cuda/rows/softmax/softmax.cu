@@ -99,7 +99,10 @@ void launch_rows_of(const Tensor& x, const SoftmaxShape& shape, int64_t dims, bo
   const SoftmaxForward<T, O> p{input.as<T>(), y, input.stride, log};
   constexpr bool kDirect = sizeof(T) <= 4 && std::is_same_v<T, O>;
   if constexpr (kRagged || !kDirect) {
-    if (launch_packed<T, O>(p, shape, scope)) return;
+    // NOTE: a launch is what a few short rows wait for; a thread for each chunk has them soonest.
+    const bool few = kDirect && shape.n % kVec == 0 &&
+                     shape.outer * (shape.n / kVec) <= scope.facts().sm_count * kFewChunks;
+    if (!few && launch_packed<T, O>(p, shape, scope)) return;
   }
   if constexpr (kDirect) {
     if (launch_direct<T, kRagged>(p, shape, scope)) return;

@@ -163,7 +163,7 @@ constexpr int kClusterThreads = 1024, kClusterChunks = 2;  // of a block, of a t
 // chunks: that a row touches; held: that threads of a block hold.
 DirectKind direct_kind(int64_t rows, int64_t chunks, int64_t held, int block_chunks, int sm_count,
                        int cluster_limit) {
-  if (rows * chunks <= int64_t{sm_count} * 1024) {
+  if (rows * chunks <= sm_count * kFewChunks) {
     return chunks <= 32            ? DirectKind::kFewLanes
            : chunks <= kRowThreads ? DirectKind::kFewBlocks
            : chunks <= int64_t{cluster_limit} * kClusterThreads * kClusterChunks

@@ -53,7 +53,7 @@ void plan_blocks(RowPlan& plan, const RowProblem& problem, int resident);
 
 RowPlan plan_rows(const void* kernel, const RowProblem& problem, const LaunchScope& scope);
 
-// For rows of half elements that go straight to registers: a team for every row.
+// For rows that go straight to registers: a team for every row.
 struct DirectPlan {
   DirectKind kind = DirectKind::kNone;
   RowPlan rows;
@@ -68,6 +68,9 @@ struct DirectBlocks {
   int chunks, long_chunks = 1, long_threads = kRowThreads;
   bool ends = false;
 };
+
+// Chunks of rows for each multiprocessor up to which rows leave the GPU partly idle.
+inline constexpr int64_t kFewChunks = 1024;
 
 DirectPlan plan_direct(int64_t rows, int64_t n, int vec, const DirectBlocks& blocks,
                        const LaunchScope& scope);
