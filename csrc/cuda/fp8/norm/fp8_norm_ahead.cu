@@ -17,10 +17,11 @@ cudaError_t launch(const Fp8Norm& p, uint64_t* words, const LaunchContext& conte
                                 kAheadSharedBytes);
   });
   if (allowed != cudaSuccess) return allowed;
-  const int64_t tiles = ceil_div(p.quantize.k, kFp8Block), rows = ceil_div(p.quantize.m, kFp8Block);
+  const int64_t groups = ceil_div(p.quantize.k, kFp8Block * kAheadTiles);
+  const int64_t rows = ceil_div(p.quantize.m, kFp8Block);
   Fp8NormAhead a{p, words, 0, 0, 0};
-  a.bands = int(std::min(rows, ceil_div(int64_t{kBlocksAhead}, tiles)));
-  while ((tiles << a.rows_log) < kFp8Block) ++a.rows_log;
+  a.bands = int(std::min(rows, ceil_div(int64_t{kBlocksAhead}, groups)));
+  while ((groups << a.rows_log) < kFp8Block) ++a.rows_log;
   while ((1 << (a.rows_log + a.parts_log)) < kTileWarps) ++a.parts_log;
   const auto stream = static_cast<cudaStream_t>(context.stream);
   const int64_t count = p.quantize.m * (kRms ? 1 : 2);
@@ -28,8 +29,8 @@ cudaError_t launch(const Fp8Norm& p, uint64_t* words, const LaunchContext& conte
       launch_kernel(&fp8_norm_words_kernel, dim3(unsigned(ceil_div(count, int64_t{256}))),
                     dim3(256), 0, stream, context.overlap, words, count);
   if (status != cudaSuccess) return status;
-  return launch_kernel(kKernel, dim3(unsigned(tiles), unsigned(rows + a.bands)), dim3(kTileThreads),
-                       kAheadSharedBytes, stream, context.overlap, a);
+  return launch_kernel(kKernel, dim3(unsigned(groups), unsigned(rows + a.bands)),
+                       dim3(kTileThreads), kAheadSharedBytes, stream, context.overlap, a);
 }
 
 template <class T>

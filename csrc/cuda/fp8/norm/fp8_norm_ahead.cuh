@@ -1,13 +1,14 @@
 // The same norms without clusters: x is read twice, the second time from the L2 cache.
 //
-// A block has one tile of 128x128 and, beside it, some whole rows of x some 128-row bands further
+// A block has tiles of 128x128 and, beside them, some whole rows of x some 128-row bands further
 // on, of which it finds the statistics. It says them in words of memory, which tell by themselves
 // that they are there, so that blocks of that band's tiles need no barrier and hardly wait.
 // NOTE: a block waits for blocks before it alone, and says what it finds before it waits: whatever
 // number of blocks has a place, those that began first can end.
 #pragma once
 
-#include "csrc/cuda/fp8/norm/fp8_norm.cuh"
+#include "csrc/common/device/mma.cuh"
+#include "csrc/cuda/fp8/norm/fp8_norm_tile.cuh"
 
 namespace fusedops {
 
@@ -22,6 +23,7 @@ struct Fp8NormAhead {
   int parts_log;    // of the warps that share a row
 };
 
+inline constexpr int kAheadTiles = 1;  // of a block
 inline constexpr int kAheadSharedBytes = kTileBytes + kSlotBytes;
 
 // ---- words: a float with a mark that it is there ----
@@ -48,16 +50,6 @@ __device__ __forceinline__ float sum_of_warp(float value) {
 }
 
 // ---- statistics ----
-
-// x + residual, rounded to T.
-template <class T>
-__device__ __forceinline__ void add_to(Vec<T, kOwn>& x, const Vec<T, kOwn>& other) {
-#pragma unroll
-  for (int i = 0; i < kOwn; i += 2) {
-    const float2 a = two_of(x.value + i), b = two_of(other.value + i);
-    store_two(x.value + i, a.x + b.x, a.y + b.y);
-  }
-}
 
 // A row of x, with that of the residual and of their sum.
 template <class T>
@@ -244,26 +236,28 @@ __global__ void __launch_bounds__(kTileThreads, 3)
   const Fp8Norm& p = a.norm;
   const Fp8Quantize& q = p.quantize;
   auto* const slot = reinterpret_cast<Vec<T, kOwn>*>(bytes + kTileBytes) + threadIdx.x;
-  const int tile = blockIdx.x, ahead = blockIdx.y;  // blocks begin in the order of both
+  const int group = blockIdx.x, ahead = blockIdx.y;  // blocks begin in the order of both
   const int tile_row = ahead - a.bands;
+  const int tiles = int(ceil_div(q.k, int64_t{kTile}));
+  int tile = group * kAheadTiles;
+  const int end = min(tile + kAheadTiles, tiles);
   wait_for_predecessor();
 
   // Copies, and statistics
-  if (tile_row >= 0) {
+  const auto fetch_tile = [&] {
     TilePlace at;
     at.tile_row = tile_row, at.tile_column = tile;
     at.row = at.tile_row * kTile + threadIdx.x / kTileX * kOwn;
     at.column = at.tile_column * kTile + threadIdx.x % kTileX * kOwn;
     fetch(slot, at, q);
     commit_copies();
-  }
+  };
+  if (tile_row >= 0) fetch_tile();
   // NOTE: asked early, so that what is there mostly has come when it is wanted.
   const int own_row = max(min(tile_row * kTile + int(threadIdx.x) % kTile, int(q.m) - 1), 0);
   const uint64_t* const words = a.words + int64_t{own_row} * (kRms ? 1 : 2);
   const uint64_t asked = ask(words), asked_too = kRms ? 0 : ask(words + 1);
-  NormParameters<kRms> with;
-  with.template load_all<T>(tile * kTile + int(threadIdx.x) % kTileX * kOwn, p);
-  const int first = tile << a.rows_log;
+  const int first = group << a.rows_log;
   if (ahead < int(gridDim.y) - a.bands && first < kTile) {
     find_statistics<kRms, kResidual, T>(ahead * kTile + first, parts, a);
   }
@@ -271,17 +265,6 @@ __global__ void __launch_bounds__(kTileThreads, 3)
 
   // What this tile's rows wait for
   NormPlace at(tile_row, tile, q);
-  Vec<T, kOwn> others[kResidual ? kOwn : 1];
-  if constexpr (kResidual) {
-    const int64_t row = int64_t{tile_row} * kTile + threadIdx.x / kTileX * kOwn;
-#pragma unroll
-    for (int r = 0; r < kOwn; ++r) {
-      others[r] = {};
-      if (r >= at.rows || at.column >= int(q.k)) continue;
-      others[r] =
-          *reinterpret_cast<const Vec<T, kOwn>*>(NormRow<T>(row + r, p).residual + at.column);
-    }
-  }
   if (threadIdx.x < kTile) {
     RowStatistics<kRms> found;
     if constexpr (kRms) {
@@ -291,27 +274,48 @@ __global__ void __launch_bounds__(kTileThreads, 3)
     }
     statistics[threadIdx.x] = found;
   }
-  wait_for_copies<0>();  // each thread reads what it has copied
-  if constexpr (kResidual) {
-#pragma unroll
-    for (int r = 0; r < kOwn; ++r) add_to(slot[r * kTileThreads], others[r]);
-  }
   __syncthreads();
-  RowStatistics<kRms> of_row[kOwn];
-#pragma unroll
-  for (int r = 0; r < kOwn; ++r) of_row[r] = statistics[threadIdx.x / kTileX * kOwn + r];
 
-  // The tile
-  OwnValues<T> own;
-  uint32_t maxima[kOwn / 2];
-  normalize<kRms>(own, maxima, slot, of_row, with, at, q);
-  const Fp8Scale scale =
-      fp8_scale(maximum_of_row<T>(maxima), largest_value(q.format), q.power_of_two);
-  if (q.rows.scaling != Fp8Scaling::kNone) write_rows(own, scale, at, q);
-  if (q.columns.scaling == Fp8Scaling::kNone) return;
-  scale_columns(own, scale, tile_row, tile, bytes, of_warps, q);
-  __syncthreads();
-  store_columns(bytes, at.column_bytes, q.columns.pitch, at.columns);
+  // Tiles
+#pragma unroll 1
+  while (true) {
+    if constexpr (kResidual) {
+      Vec<T, kOwn> others[kOwn];
+      const int64_t row = int64_t{tile_row} * kTile + threadIdx.x / kTileX * kOwn;
+#pragma unroll
+      for (int r = 0; r < kOwn; ++r) {
+        others[r] = {};
+        if (r >= at.rows || at.column >= int(q.k)) continue;
+        const T* const from = NormRow<T>(row + r, p).residual + at.column;
+        others[r] = *reinterpret_cast<const Vec<T, kOwn>*>(from);
+      }
+      wait_for_copies<0>();
+#pragma unroll
+      for (int r = 0; r < kOwn; ++r) add_to(slot[r * kTileThreads], others[r]);
+    }
+    wait_for_copies<0>();  // each thread reads what it has copied
+    NormParameters<kRms> with;
+    with.template load_all<T>(at.column, p);
+    RowStatistics<kRms> of_row[kOwn];
+#pragma unroll
+    for (int r = 0; r < kOwn; ++r) of_row[r] = statistics[threadIdx.x / kTileX * kOwn + r];
+    OwnValues<T> own;
+    uint32_t maxima[kOwn / 2];
+    normalize<kRms>(own, maxima, slot, of_row, with, at, q);
+    const int now = tile++;
+    if (kAheadTiles > 1 && tile < end) fetch_tile();
+    const Fp8Scale scale =
+        fp8_scale(maximum_of_row<T>(maxima), largest_value(q.format), q.power_of_two);
+    if (q.rows.scaling != Fp8Scaling::kNone) write_rows(own, scale, at, q);
+    const bool columns = q.columns.scaling != Fp8Scaling::kNone;
+    if (columns) {
+      scale_columns(own, scale, tile_row, now, bytes, of_warps, q);
+      __syncthreads();
+      store_columns(bytes, at.column_bytes, q.columns.pitch, at.columns);
+    }
+    if (kAheadTiles == 1 || tile == end) return;
+    at.next_tile(q);
+  }
 }
 
 }  // namespace fusedops
