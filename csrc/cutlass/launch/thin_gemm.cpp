@@ -27,14 +27,31 @@ const char* launch_sums(const ThinPlan& plan, const GemmProblem& p, const Launch
                     sums.fp32_out ? DType::kFloat32 : p.dtype, scope.context());
 }
 
+const char* launch_dots(const ThinPlan& plan, const GemmProblem& p, const LaunchScope& scope) {
+  thin::Dots dots = plan.dots;
+  dots.bias = p.bias;
+  dots.d = p.d;
+  dots.preact = p.epilogue == Epilogue::kPreact ? p.preact : nullptr;
+  dots.activation = p.activation;
+  return thin::multiply_few(dots, plan.dots_plan, scope.context());
+}
+
+const char* launch_thin(const ThinPlan& plan, const GemmProblem& p, const LaunchScope& scope) {
+  switch (plan.kernel) {
+    case ThinKernel::kRows: return launch_rows(plan, p, scope);
+    case ThinKernel::kSums: return launch_sums(plan, p, scope);
+    case ThinKernel::kDots: break;
+  }
+  return launch_dots(plan, p, scope);
+}
+
 }  // namespace
 
 bool run_thin(const GemmCall& call, const GemmProblem& p, const LaunchScope& scope) {
   const DeviceModel device = device_model(scope);
   const ThinPlan plan = plan_thin(call.a, call.b, p, device);
   if (!thin_takes(plan, call.a, call.b, p, device)) return false;
-  const char* failure =
-      plan.kernel == ThinKernel::kRows ? launch_rows(plan, p, scope) : launch_sums(plan, p, scope);
+  const char* failure = launch_thin(plan, p, scope);
   FUSEDOPS_CHECK(failure == nullptr, call.op, ": the launch failed: ", failure);
   return true;
 }

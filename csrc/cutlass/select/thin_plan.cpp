@@ -23,6 +23,8 @@ constexpr double kActivationInstructions = 20;  // of an element
 constexpr double kRowsFma = 104, kRowsMma = 183, kSumsFma = 81, kSumsMma = 445;
 constexpr double kThinLaunchUs = 8, kSumsUs = 4;  // the second: of the blocks' sums
 constexpr int kSharedOfOther = 96 * 1024;         // of GPUs beside the A100 and Hopper
+constexpr bool kDotsKernel = true;                // false: few rows keep to the other kernels
+constexpr double kDotsUs = 3.2, kDotsStreamed = 0.8, kDotsSmBytesPerUs = 1.2e5;
 
 // Lines of a matrix, or false where its elements lie apart along both sides.
 bool lines_of(const MatrixView& view, thin::Lines* lines) {
@@ -91,6 +93,18 @@ double sums_us(const GemmProblem& p, const thin::SumsPlan& plan, const DeviceMod
   return kThinLaunchUs + kSumsUs + dram_us(dram_bytes(p)) + sm_us(instructions, cycles, device);
 }
 
+double dots_us(const GemmProblem& p, const thin::DotsPlan& plan, const DeviceModel& device) {
+  const double unit = 16.0 / double(dtype_bytes(p.dtype)), units = double(p.n) * p.k / unit;
+  const double of_x = 1 + (is_half(p.dtype) ? unit : 0);
+  const double of_unit = 4 + of_x + thin::rows_of_x(p.m) * (unit + of_x / plan.rows);
+  const double sms = std::min<double>(device.sm_count, double(plan.blocks) * plan.cluster);
+  const double bytes = dram_bytes(p);
+  const double streams =
+      std::max(bytes / (kDotsStreamed * kDramBytesPerUs), bytes / (sms * kDotsSmBytesPerUs));
+  const double us = sm_us(units * of_unit, 0, device) * device.sm_count / sms;
+  return kDotsUs + overlap(streams, us, kStreamOverlap);
+}
+
 // ---- what runs ----
 
 void plan_rows(const MatrixView& a, const MatrixView& b, const GemmProblem& p,
@@ -141,6 +155,30 @@ void plan_sums(const MatrixView& a, const MatrixView& b, const GemmProblem& p,
   plan.expected_us = sums_us(p, sums, device);
 }
 
+// A few rows of A, and columns of B that are contiguous.
+bool are_dots(const MatrixView& a, const MatrixView& b, const GemmProblem& p) {
+  const bool lines = (a.col_stride == 1 || p.k == 1) && (b.row_stride == 1 || p.k == 1);
+  return kDotsKernel && p.m <= thin::kFewRows && lines && p.n <= thin::kMostDotColumns &&
+         p.k <= thin::kMostDotK &&
+         (p.epilogue == Epilogue::kFused || p.epilogue == Epilogue::kPreact);
+}
+
+void plan_dots(const MatrixView& a, const MatrixView& b, const GemmProblem& p,
+               const DeviceModel& device, ThinPlan& plan) {
+  plan.kernel = ThinKernel::kDots;
+  plan.dots = {.dtype = p.dtype, .m = p.m, .n = p.n, .k = p.k};
+  plan.dots.x = a.data;
+  plan.dots.x_stride = a.row_stride;
+  plan.dots.w = b.data;
+  plan.dots.w_stride = b.col_stride;
+  plan.dots_plan = thin::dots_plan(plan.dots, device.sm_count, device.hopper());
+  if (thin::dots_bytes(plan.dots_plan, p.m) > shared_limit(device)) {
+    plan.rejected = "A does not fit the shared memory";
+    return;
+  }
+  plan.expected_us = dots_us(p, plan.dots_plan, device);
+}
+
 }  // namespace
 
 ThinPlan plan_thin(const MatrixView& a, const MatrixView& b, const GemmProblem& p,
@@ -148,12 +186,14 @@ ThinPlan plan_thin(const MatrixView& a, const MatrixView& b, const GemmProblem& 
   ThinPlan plan;
   plan.rejected = common_refusal(p, device);
   if (plan.rejected) return plan;
-  if (p.m >= thin::kMinRows) {
+  if (are_dots(a, b, p)) {
+    plan_dots(a, b, p, device, plan);
+  } else if (p.m >= thin::kMinRows) {
     plan_rows(a, b, p, device, plan);
   } else if (p.k >= thin::kMinRows) {
     plan_sums(a, b, p, device, plan);
   } else {
-    plan.rejected = "neither M nor K is at least 4096";
+    plan.rejected = "neither M nor K is at least 4096, nor is M at most 8";
   }
   return plan;
 }
@@ -176,6 +216,9 @@ bool thin_takes(const ThinPlan& plan, const MatrixView& a, const MatrixView& b,
 }
 
 std::pair<int, int> thin_tile(const ThinPlan& plan) {
+  if (plan.kernel == ThinKernel::kDots) {
+    return {int(plan.dots.m), int(plan.dots_plan.block_rows())};
+  }
   if (plan.kernel == ThinKernel::kRows) {
     const thin::Rows& p = plan.rows;
     const thin::RowsPlan rows = thin::rows_plan(p.dtype, p.x, p.n, p.k);
@@ -188,8 +231,9 @@ std::pair<int, int> thin_tile(const ThinPlan& plan) {
 
 std::string thin_name(const ThinPlan& plan) {
   const auto [rows, columns] = thin_tile(plan);
-  const char* kernel = plan.kernel == ThinKernel::kRows ? "rows" : "sums";
-  return std::string("thin ") + kernel + ' ' + std::to_string(rows) + 'x' + std::to_string(columns);
+  constexpr const char* kNames[] = {"rows", "sums", "dots"};
+  return std::string("thin ") + kNames[int(plan.kernel)] + ' ' + std::to_string(rows) + 'x' +
+         std::to_string(columns);
 }
 
 }  // namespace fusedops

@@ -6,13 +6,15 @@
 #include <string>
 #include <utility>
 
+#include "csrc/cutlass/configs/dots_problem.h"
 #include "csrc/cutlass/configs/thin_problem.h"
 #include "csrc/cutlass/select/operands.h"
 
 namespace fusedops {
 
-// kRows: rows of A stream past a B with a side of a few elements. kSums: K is what streams.
-enum class ThinKernel : int8_t { kRows, kSums };
+// kRows: rows of A stream past a B with a side of a few elements. kSums: K is what streams. kDots:
+// a few rows of A meet every column of B once.
+enum class ThinKernel : int8_t { kRows, kSums, kDots };
 
 struct ThinPlan {
   ThinKernel kernel = ThinKernel::kRows;
@@ -20,6 +22,8 @@ struct ThinPlan {
   double expected_us = 0;
   thin::Rows rows{};  // of kRows; without what is no operand
   thin::Sums sums{};  // of kSums
+  thin::Dots dots{};  // of kDots
+  thin::DotsPlan dots_plan{};
 };
 
 // `problem` holds all but its operands, a is (M, K), b is (K, N).
@@ -35,10 +39,11 @@ double gemm_us(const MatrixView& a, const MatrixView& b, const GemmProblem& prob
 bool thin_takes(const ThinPlan& plan, const MatrixView& a, const MatrixView& b,
                 const GemmProblem& problem, const DeviceModel& device);
 
-// Outputs of a tile: of kRows, rows by the columns of a warp; of kSums, the sums of a block.
+// Outputs of a tile: of kRows, rows by the columns of a warp; of kSums, the sums of a block; of
+// kDots, rows of A by the columns of a block.
 std::pair<int, int> thin_tile(const ThinPlan& plan);
 
-// "thin rows 256x16", "thin sums 8x4".
+// "thin rows 256x16", "thin sums 8x4", "thin dots 1x8".
 std::string thin_name(const ThinPlan& plan);
 
 }  // namespace fusedops

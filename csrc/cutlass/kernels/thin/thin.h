@@ -1,8 +1,9 @@
-// Host face of the streaming kernels: a matrix of many rows by one with a short side, and sums over
-// many rows.
+// Host face of the streaming kernels: a matrix of many rows by one with a short side, sums over
+// many rows, and a few rows by a weight.
 #pragma once
 
 #include "csrc/common/launch_context.h"
+#include "csrc/cutlass/configs/dots_problem.h"
 #include "csrc/cutlass/configs/thin_problem.h"
 
 namespace fusedops::thin {
@@ -12,5 +13,7 @@ const char* multiply_rows(const Rows& problem, const LaunchContext& context);
 
 // Only the blocks' sums, (slots, n, k) in problem.partial: the caller adds them up.
 const char* add_rows(const Sums& problem, const LaunchContext& context);
+
+const char* multiply_few(const Dots& problem, const DotsPlan& plan, const LaunchContext& context);
 
 }  // namespace fusedops::thin
