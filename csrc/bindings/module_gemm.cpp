@@ -195,10 +195,10 @@ py::dict thin_gemm(int64_t m, int64_t n, int64_t k, const Strides& a, const Stri
   const MatrixView view_a = paper_view(a, m, k), view_b = paper_view(b, k, n);
   const ThinPlan plan = plan_thin(view_a, view_b, problem, device);
   if (plan.rejected) return py::dict("takes"_a = false, "rejected"_a = plan.rejected);
-  const double other_us = gemm_us(view_a, view_b, problem, device);
-  return py::dict("takes"_a = plan.expected_us < other_us, "rejected"_a = py::none(),
-                  "name"_a = thin_name(plan), "tile"_a = thin_tile(plan),
-                  "expected_us"_a = plan.expected_us, "other_us"_a = other_us);
+  return py::dict("takes"_a = thin_takes(plan, view_a, view_b, problem, device),
+                  "rejected"_a = py::none(), "name"_a = thin_name(plan), "tile"_a = thin_tile(plan),
+                  "expected_us"_a = plan.expected_us,
+                  "other_us"_a = gemm_us(view_a, view_b, problem, device));
 }
 
 py::dict unaligned_gemm(int64_t m, int64_t n, int64_t k, const Strides& a, const Strides& b,
@@ -209,12 +209,12 @@ py::dict unaligned_gemm(int64_t m, int64_t n, int64_t k, const Strides& a, const
   const MatrixView view_a = paper_view(a, m, k), view_b = paper_view(b, k, n);
   const UnalignedPlan plan = plan_unaligned(view_a, view_b, problem, device);
   if (plan.rejected) return py::dict("takes"_a = false, "rejected"_a = plan.rejected);
-  const double other_us = otherwise_us(view_a, view_b, problem, device);
   const unaligned::Tile& tile = unaligned::tile_of(problem.dtype, plan.tile);
-  return py::dict("takes"_a = plan.expected_us < other_us, "rejected"_a = py::none(),
-                  "name"_a = unaligned_name(plan), "tile"_a = py::make_tuple(tile.m, tile.n),
-                  "splits"_a = plan.slices, "expected_us"_a = plan.expected_us,
-                  "other_us"_a = other_us);
+  return py::dict("takes"_a = unaligned_takes(plan, view_a, view_b, problem, device),
+                  "rejected"_a = py::none(), "name"_a = unaligned_name(plan),
+                  "tile"_a = py::make_tuple(tile.m, tile.n), "splits"_a = plan.slices,
+                  "expected_us"_a = plan.expected_us,
+                  "other_us"_a = otherwise_us(view_a, view_b, problem, device));
 }
 
 py::dict plan_gemm(const py::dict& fields, int capability, int sm_count) {

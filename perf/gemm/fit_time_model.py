@@ -60,6 +60,8 @@ NOT_FITTED = {
     "kUnsteady",
     "kCopiedBytesPerUs",
     "kTransposedBytesPerUs",
+    "kCopiedRowUs",
+    "kStoredWords",
     "kSm80Half",
     "kSm80Tf32",
     "kTileCycles",

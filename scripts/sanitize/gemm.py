@@ -108,6 +108,23 @@ def run_thin(o: Options, count: Counter[str]) -> None:
             count[f"thin {dtype}"] += 1
 
 
+# M, N, K: rows of x that fill a kernel's and that do not; a row of w shorter than a unit of 16
+# bytes, blocks that share K, and more columns than blocks.
+FEW_ROWS = [(1, 5, 3), (1, 43, 20001), (3, 700, 515), (8, 4099, 264), (5, 130, 8200)]
+
+
+def run_few_rows(o: Options, count: Counter[str]) -> None:
+    """A few rows by a weight: dense, and as slices that begin anywhere."""
+    dtypes = (torch.bfloat16, torch.float16, torch.float32)
+    for dtype, (m, n, k) in itertools.product(dtypes, FEW_ROWS):
+        b = o.randn(n, dtype=dtype)
+        for gap in (0, 3):
+            x, w = (o.randn(r, k + gap, dtype=dtype)[:, gap // 2 : k + gap // 2] for r in (m, n))
+            y = fusedops.linear(x, w, b, "gelu")
+            assert not torch.isnan(y).any(), (m, n, k, dtype)
+            count[f"few rows {dtype}"] += 1
+
+
 # Tiles of csrc/cutlass/configs/unaligned_configs.h: 16-bit, on Hopper more of them, and fp32.
 UNALIGNED_TILES, UNALIGNED_PART_TILES = 8, 2
 # M, N, K: one tile and a bit of the next in every direction; less than a unit of 16 bytes.

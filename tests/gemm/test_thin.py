@@ -61,7 +61,7 @@ def test_few_features_of_odd_rows_stream(dtype, n, k):
     ("m", "n", "k", "options", "reason"),
     [
         (100_000, 33, 33, {}, "neither N nor K is at most 32"),
-        (1000, 3, 1000, {}, "neither M nor K is at least 4096"),
+        (1000, 3, 1000, {}, "neither M nor K is at least 4096, nor is M at most 8"),
         (100_000, 3, 3, {"dtype": "float64"}, "fp64"),
         (100_000, 3, 3, {"epilogue": "accumulator"}, "no kernel with this epilogue"),
         (100_000, 3, 8, {"a": (32, 2)}, "neither stride of A is 1"),
@@ -99,7 +99,11 @@ def test_whole_rows_stay_with_wgmma_where_it_is_faster(m, n, k):
 def test_many_columns_of_odd_rows_stream(dtype, m, n, k):
     """The sm_80 kernels took 2.3 to 7 times what their model says of these (an H100)."""
     found = thin(m, n, k, dtype=dtype)
-    assert found["takes"], found
+    in_place = _C.unaligned_gemm(
+        m, n, k, a=(k, 1, 0), b=(1, k, 0), dtype=dtype, epilogue="fused", activation=0,
+        allow_tf32=False, **HOPPER,
+    )  # fmt: skip
+    assert found["takes"] or in_place["takes"], (found, in_place)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])

@@ -54,7 +54,7 @@ def unaligned(*args, **options):
     ("m", "n", "k", "b"),
     [
         (1, 11101, 7928, (11101, 1)),  # columns of an odd number of weights
-        (8, 8325, 9762, None),
+        (16, 8325, 9762, None),
         (64, 7219, 14420, None),
         (148_153, 6, 803, None),
         (20_011, 6, 803, None),
@@ -86,9 +86,7 @@ def test_what_is_not_read_in_place_says_why(m, n, k, options, reason):
     assert reason in found["rejected"]
 
 
-@pytest.mark.parametrize(
-    ("m", "n", "k"), [(18304, 4540, 6871), (8192, 30522, 1025), (82951, 631, 69)]
-)
+@pytest.mark.parametrize(("m", "n", "k"), [(18304, 4540, 6871), (8192, 30522, 1025)])
 def test_large_products_are_copied_first(m, n, k):
     """WGMMA is faster by more than the copies take, or the results are what takes long."""
     found = unaligned(m, n, k)
@@ -97,8 +95,8 @@ def test_large_products_are_copied_first(m, n, k):
 
 
 def test_an_odd_address_is_enough():
-    assert unaligned(8, 8192, 8192)["rejected"] == "nothing has to be copied"
-    assert unaligned(8, 8192, 8192, b=(1, 8192, 2))["takes"]
+    assert unaligned(16, 8192, 8192)["rejected"] == "nothing has to be copied"
+    assert unaligned(16, 8192, 8192, b=(1, 8192, 2))["takes"]
 
 
 def test_fp32_products_of_few_features_go_by_parts():
@@ -111,7 +109,7 @@ def test_fp32_products_of_few_features_go_by_parts():
 
 
 def test_explain_names_the_kernel():
-    report = fusedops.explain((8, 9762), (8325, 9762), (8325,), "relu")
+    report = fusedops.explain((16, 9762), (8325, 9762), (8325,), "relu")
     assert report.products[0].kernel.startswith("unaligned")
     assert "begin anywhere" in str(report)
     report = fusedops.explain((44_338, 2415), (64, 2415), dtype=torch.float32)

@@ -162,17 +162,17 @@ void linear_wgrad_(const Tensor& dz,         // (..., N)
   const char* op = "linear_wgrad_";
   const LinearShape shape = check_linear_wgrad(op, dz, x, main_grad);
   const LaunchScope scope(op, dz);
-  Tensor dz_holder, x_holder;
+  Tensor dz_holder, x_holder, rows_holder;
   const MatrixView x_view = rows_view(x, x_holder);
-  const MatrixView dz_view =
-      addressable_rows(op, rows_view(dz, dz_holder), shape.dtype, dz_holder, scope);
   const GemmCall call{.op = op,
-                      .a = dz_view,
+                      .a = rows_view(dz, dz_holder),
                       .b = x_view,
                       .dtype = shape.dtype,
                       .allow_tf32 = allow_tf32,
                       .accumulate = accumulate};
-  run_wgrad(call, dz_view, x_view, main_grad, scope);
+  const MatrixView rows =
+      gradient_rows(call, /*own=*/false, &x_view, /*fp32=*/true, rows_holder, scope);
+  run_wgrad(call, rows, x_view, main_grad, scope);
 }
 
 // ---- tuning: a product through a kernel of the caller's choice ----

@@ -1,6 +1,7 @@
 #include "csrc/cutlass/select/thin_plan.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <string>
 #include <utility>
@@ -11,19 +12,22 @@
 namespace fusedops {
 namespace {
 
-// By hand, from 53 products by rows and 29 sums on an H100 (drawn shapes: N and K 1 to 433, 1e5 to
-// 3e6 rows), which they meet within 16 and 23 % (rms). The part of the bandwidth that streams
-// reach; what a thread does for a unit that comes and one that goes, in instructions of which an SM
-// would issue 128 a cycle; multiply-adds of an SM and cycle.
+// By hand, from 56 products by rows and 27 sums in graphs on an H200 (drawn shapes: N and K 1 to
+// 1201, 5000 to 4e6 rows). The part of the bandwidth that streams reach; what a thread does for a
+// unit that comes and one that goes, in instructions of which an SM would issue 128 a cycle;
+// multiply-adds of an SM and cycle.
 constexpr double kStreamed = 0.65, kStreamOverlap = 1.55;
-constexpr double kUnitInstructions = 68, kWordInstructions = 34, kHalvesInstructions = 76;
-// What a run's 16 bytes take: counted in machine code and scaled as words are, not measured.
-constexpr double kRunInstructions = 48, kRunOfHalvesInstructions = 95;
+constexpr double kUnitInstructions = 68, kStoredWordInstructions = 95, kHalvesInstructions = 125;
+// What a run's 16 bytes take.
+constexpr double kRunInstructions = 48, kRunOfHalvesInstructions = 240;
 constexpr double kActivationInstructions = 20;  // of an element
-constexpr double kRowsFma = 104, kRowsMma = 183, kSumsFma = 81, kSumsMma = 445;
-constexpr double kThinLaunchUs = 8, kSumsUs = 4;  // the second: of the blocks' sums
-constexpr int kSharedOfOther = 96 * 1024;         // of GPUs beside the A100 and Hopper
-constexpr bool kDotsKernel = true;                // false: few rows keep to the other kernels
+constexpr double kRowsFma = 90, kRowsMma = 183, kSumsFma = 81, kSumsMma = 445;
+// The second: of the blocks' sums. The third: of an element of B for each thread of a block.
+constexpr double kThinLaunchUs = 4, kSumsUs = 3, kLoadUs = 0.08;
+constexpr double kAlone = 0.5;      // the rate of an SM with one block that has room for more
+constexpr int kMostBlocksOfSm = 4;  // by registers
+constexpr int kSharedOfOther = 96 * 1024;  // of GPUs beside the A100 and Hopper
+constexpr bool kDotsKernel = true;         // false: few rows keep to the other kernels
 constexpr double kDotsUs = 3.2, kDotsStreamed = 0.8, kDotsSmBytesPerUs = 1.2e5;
 
 // Lines of a matrix, or false where its elements lie apart along both sides.
@@ -65,7 +69,19 @@ double copy_instructions(const thin::TileLayout& tile, double bytes) {
 double store_instructions(const GemmProblem& p, const thin::RowsPlan& plan, double bytes) {
   const bool half = is_half(p.dtype);
   if (plan.parts == 1) return bytes / 16 * (half ? kRunOfHalvesInstructions : kRunInstructions);
-  return bytes / 4 * (half ? kHalvesInstructions : kWordInstructions);
+  return bytes / 4 * (half ? kHalvesInstructions : kStoredWordInstructions);
+}
+
+// The part of the GPU's rate that the blocks of a product reach: the last wave of them, or the only
+// one, leaves SMs idle or with fewer blocks than hide their latencies.
+double busy_part(const GemmProblem& p, const thin::RowsPlan& plan, const DeviceModel& device) {
+  const double blocks = double(ceil_div(p.m, plan.tile_rows)) * plan.parts;
+  const int of_sm = std::clamp(220 * 1024 / (plan.bytes() + 1024), 1, kMostBlocksOfSm);
+  const double room = double(of_sm) * device.sm_count, waves = std::ceil(blocks / room);
+  if (waves > 1) return blocks / (waves * room);
+  const double each = blocks / device.sm_count;
+  if (of_sm == 1 || each <= 1) return std::min(1.0, each) * (of_sm == 1 ? 1 : kAlone);
+  return kAlone + (1 - kAlone) * (each - 1) / (of_sm - 1);
 }
 
 double rows_us(const GemmProblem& p, const thin::RowsPlan& plan, const DeviceModel& device) {
@@ -76,8 +92,9 @@ double rows_us(const GemmProblem& p, const thin::RowsPlan& plan, const DeviceMod
   const double columns = double(plan.groups) * plan.group * plan.parts;
   const double rate = is_half(p.dtype) ? kRowsMma : kRowsFma;
   const double cycles = double(p.m) * columns * plan.padded_k / rate;
-  return kThinLaunchUs +
-         overlap(dram_us(x + d), sm_us(instructions, cycles, device), kStreamOverlap);
+  const double us = sm_us(instructions, cycles, device) / busy_part(p, plan, device);
+  const double load = kLoadUs * double(plan.groups) * plan.group * plan.padded_k / thin::kThreads;
+  return kThinLaunchUs + load + overlap(dram_us(x + d), us, kStreamOverlap);
 }
 
 double sums_us(const GemmProblem& p, const thin::SumsPlan& plan, const DeviceModel& device) {

@@ -25,6 +25,8 @@ FUSEDOPS_TIME_CONSTANT kDramBytesPerUs = 4.2e+06;
 // on an H100, whose memory does not reach the rate above.
 FUSEDOPS_TIME_CONSTANT kCopiedBytesPerUs = 2.86e+06;
 FUSEDOPS_TIME_CONSTANT kTransposedBytesPerUs = 2.02e+06;
+// The least that a row of few elements takes. By hand, from three copies on an H200.
+FUSEDOPS_TIME_CONSTANT kCopiedRowUs = 0.0001;
 FUSEDOPS_TIME_CONSTANT kLaunchUs = 3.28;
 FUSEDOPS_TIME_CONSTANT kDramOverlap = 4;  // of the time of SMs and of DRAM, but for slices of K
 FUSEDOPS_TIME_CONSTANT kReduceUs = 3.79;  // the split-K reduction, launch included
@@ -127,6 +129,8 @@ FUSEDOPS_TIME_CONSTANT kWordsStreamed = 0.5;  // the part of DRAM's rate that wo
 // lost 3.0 to 5.2, of which this is about the least.
 FUSEDOPS_TIME_CONSTANT kCutHalves = 2.2;
 FUSEDOPS_TIME_CONSTANT kCutWords = 1.5;
+// The same of the FMA kernels where rows begin at 16 bytes. By hand, from two products on an H200.
+FUSEDOPS_TIME_CONSTANT kStoredWords = 2;
 // From the data sheets of the A100 (80 GB) and of GeForce GPUs of Ampere and Ada.
 FUSEDOPS_TIME_CONSTANT kA100DramBytesPerUs = 1.9e+06;
 FUSEDOPS_TIME_CONSTANT kOtherDramBytesPerUs = 9.5e+05;

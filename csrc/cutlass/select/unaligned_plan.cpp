@@ -23,10 +23,12 @@ constexpr bool kHopperKernels = true;     // false: WGMMA is not asked
 constexpr double kLoadBytesPerCycle = 55, kSharedBytesPerCycleOfSm = 95;
 constexpr double kLatencyCycles = 900, kExposed = 0.77, kTileStartCycles = 3700;
 constexpr double kOutputCycles = 0.15, kSharedOutputCycles = 0.18;
-constexpr double kStreamBytesPerUs = 2.5e6, kCyclesPerUs = 1700;
+constexpr double kStreamBytesPerUs = 2.5e6, kCyclesPerUs = 1890;
+// By hand, from 151 products in graphs on an H200: a launch, and what less the sum of slices takes.
+constexpr double kStartUs = 1, kSlicesOverlapUs = 1.5;
 // FP32: instructions of a thread for an element that becomes three parts, and the factor by which a
 // step takes longer than all that.
-constexpr double kPartInstructions = 7.4, kPartFactor = 1.4;
+constexpr double kPartInstructions = 7.4, kPartFactor = 1.5;
 // WGMMA is that much faster than mma.sync in the same tile (213 pairs on an H100: .87 to 1.08).
 constexpr double kWgmmaFactor = 0.98;
 constexpr int64_t kLongestSum = 2048;  // in one slice, see choose()
@@ -73,8 +75,8 @@ double unaligned_us(const GemmProblem& p, int number, int slices, const DeviceMo
   const double steps = double(ceil_div(ceil_div(p.k, slices), s.k));
   const double stored = tile.m * tile.n * (kOutputCycles + kSharedOutputCycles * resident);
   const double us = waves * (steps * step + stored + kTileStartCycles) / kCyclesPerUs;
-  return kLaunchUs + longer(us, dram_bytes(p) / kStreamBytesPerUs) +
-         (slices > 1 ? reduce_us(p, slices) : 0);
+  return kStartUs + longer(us, dram_bytes(p) / kStreamBytesPerUs) +
+         (slices > 1 ? reduce_us(p, slices) - kSlicesOverlapUs : 0);
 }
 
 const char* refusal_of(const MatrixView& a, const MatrixView& b, const GemmProblem& p,
@@ -169,10 +171,9 @@ double otherwise_us(const MatrixView& a, const MatrixView& b, const GemmProblem&
 bool unaligned_takes(const UnalignedPlan& plan, const MatrixView& a, const MatrixView& b,
                      const GemmProblem& problem, const DeviceModel& device) {
   if (plan.rejected) return false;
-  // NOTE: a column of results fills a 32nd of a tile; the sums of a row of a weight's gradient are
-  // exact in fp32 by a streaming kernel, which Tensor Cores truncate.
-  const bool line =
-      problem.n == 1 || (problem.m == 1 && problem.epilogue == Epilogue::kAccumulator);
+  // NOTE: the sums of a row of a weight's gradient are exact in fp32 by a streaming kernel, which
+  // Tensor Cores truncate.
+  const bool line = problem.m == 1 && problem.epilogue == Epilogue::kAccumulator;
   if (line && !plan_thin(a, b, problem, device).rejected) return false;
   return plan.expected_us < otherwise_us(a, b, problem, device);
 }

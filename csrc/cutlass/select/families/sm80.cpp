@@ -40,7 +40,8 @@ double simt_us(const GemmProblem& p, const GemmConfig& c, int slices, const Devi
   const double words = word_instructions(p, c);
   const double fma = (outputs / (fma_per_cycle * efficiency) + words / 128) * ceil_div(p.k, slices);
   const double bytes = (double(p.m) * p.k + double(p.k) * p.n + double(p.m) * p.n) * 4;
-  const double sm = waves * (kTileCycles + fma) / (kClockGhz * 1e3), dram = bytes / kDramBytesPerUs;
+  const double cycles = kTileCycles + fma + outputs / kStoredWords;
+  const double sm = waves * cycles / (kClockGhz * 1e3), dram = bytes / kDramBytesPerUs;
   double us = kLaunchUs + (words > 0 ? sm + dram / kWordsStreamed : std::max(sm, dram));
   if (slices > 1) us += reduce_us(p, slices);
   return us + waves * cut_rows_us(p, c);

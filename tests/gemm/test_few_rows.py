@@ -1,0 +1,155 @@
+"""A few rows by a weight whose rows begin anywhere: the choice, and results against float64."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import fusedops
+from fusedops import _C, reference
+from util import (
+    ACTIVATIONS,
+    HALVES,
+    assert_accurate,
+    assert_replays_and_streams,
+    linear_inputs,
+    name,
+    poisoned,
+    torch_linear,
+)
+
+HOPPER = {"capability": 90, "sm_count": 132}
+DTYPES = (*HALVES, torch.float32)
+ROWS = (1, 2, 3, 4, 5, 8)
+# N, K: less than a unit of 16 bytes, one of them and more, whole rows and odd ones, few columns and
+# a long K (blocks share it), many columns.
+WEIGHTS = (
+    *((1, 1), (3, 5), (8, 8), (37, 17), (83, 21376), (64, 12485), (330, 3207)),
+    *((4096, 64), (2001, 515), (6120, 229), (1000, 2976)),
+)
+
+
+def dots(m, n, k, a=None, b=None, **options):
+    """What selection says of a (M, K) and b (K, N), dense or of these strides."""
+    options = {"dtype": "bfloat16", "epilogue": "fused", "activation": 0} | HOPPER | options
+    a, b = (a or (k, 1)), (b or (1, k))
+    return _C.thin_gemm(m, n, k, a=(*a, 0), b=(*b, 0), allow_tf32=False, **options)
+
+
+# ---- selection ----
+
+
+@pytest.mark.parametrize("dtype", [name(dtype) for dtype in DTYPES])
+@pytest.mark.parametrize(
+    ("m", "n", "k"), [(1, 83, 21376), (1, 14502, 9065), (4, 88, 29505), (8, 8325, 9761)]
+)
+def test_few_rows_take_this_kernel(dtype, m, n, k):
+    found = dots(m, n, k, dtype=dtype)
+    assert found["takes"], found
+    assert found["name"].startswith("thin dots")
+    assert found["tile"][0] == m
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "options"),
+    [
+        (9, 83, 2001, {}),
+        (1, 83, 2001, {"b": (83, 1)}),  # columns of the weight
+        (4, 83, 2001, {"a": (1, 4)}),
+        (1, 83, 2001, {"epilogue": "accumulator"}),
+    ],
+)
+def test_what_is_not_of_this_kernel(m, n, k, options):
+    found = dots(m, n, k, **options)
+    assert not found["takes"]
+    assert "nor is M at most 8" in found["rejected"]
+
+
+def test_a_row_that_no_block_holds_is_refused():
+    found = dots(8, 64, 1 << 24, capability=80, sm_count=108)
+    assert found["rejected"] == "A does not fit the shared memory"
+
+
+def test_explain_names_the_kernel():
+    report = fusedops.explain((1, 21376), (83, 21376), (83,), "tanh", dtype=torch.float16)
+    assert report.products[0].kernel.startswith("thin dots")
+
+
+# ---- results ----
+
+
+def check(x, weight, bias, activation, what=""):
+    with poisoned():
+        y = fusedops.linear(x, weight, bias, activation)
+    wide = [None if t is None else t.double() for t in (x, weight, bias)]
+    exact = reference.linear(*wide, activation)
+    assert_accurate(y, torch_linear(x, weight, bias, activation), exact, what)
+
+
+@pytest.mark.gpu
+@pytest.mark.sm90
+@pytest.mark.parametrize("dtype", DTYPES, ids=name)
+@pytest.mark.parametrize("weight", WEIGHTS, ids=str)
+def test_every_shape(dtype, weight):
+    n, k = weight
+    for m in ROWS:
+        x, w, bias, _ = linear_inputs(m, n, k, dtype, "cuda")
+        check(x, w, bias, "relu", f"{m}x{n}x{k}")
+        check(x, w, None, "gelu", f"{m}x{n}x{k}")
+
+
+@pytest.mark.gpu
+@pytest.mark.sm90
+@pytest.mark.parametrize("dtype", DTYPES, ids=name)
+def test_rows_that_begin_anywhere(dtype):
+    for m, n, k in ((1, 301, 1031), (3, 40, 4099), (8, 77, 13)):
+        for gap, first in ((1, 0), (1, 1), (3, 2), (8, 5)):
+            x, w, bias, _ = linear_inputs(m, n, k + gap, dtype, "cuda")
+            x, w = x[:, first : first + k], w[:, first : first + k]
+            check(x, w, bias, "silu", f"{m}x{n}x{k} {gap} {first}")
+
+
+@pytest.mark.gpu
+@pytest.mark.sm90
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=name)
+def test_every_activation_and_gradient(dtype, activation):
+    x, weight, bias, dy = linear_inputs(5, 203, 1001, dtype, "cuda")
+    leaves = [t.detach().requires_grad_() for t in (x, weight, bias)]
+    torchs = [t.detach().requires_grad_() for t in (x, weight, bias)]
+    y, theirs = fusedops.linear(*leaves, activation), torch_linear(*torchs, activation)
+    y.backward(dy)
+    theirs.backward(dy)
+    wide = [t.double() for t in (dy, x, weight, bias)]
+    assert_accurate(y, theirs, reference.linear(*wide[1:], activation), "y")
+    for leaf, other, exact in zip(
+        leaves, torchs, reference.linear_backward(*wide, activation), strict=True
+    ):
+        assert_accurate(leaf.grad, other.grad, exact)
+
+
+@pytest.mark.gpu
+@pytest.mark.sm90
+@pytest.mark.parametrize("dtype", DTYPES, ids=name)
+def test_repeatable_and_the_same_in_graphs_and_streams(dtype):
+    for m, n, k in ((1, 83, 21375), (6, 2001, 515)):
+        x, weight, bias, _ = linear_inputs(m, n, k, dtype, "cuda")
+        y = fusedops.linear(x, weight, bias, "gelu_tanh")
+        assert_replays_and_streams(
+            lambda x=x, w=weight, b=bias: fusedops.linear(x, w, b, "gelu_tanh"), y
+        )
+
+
+@pytest.mark.gpu
+@pytest.mark.sm90
+@pytest.mark.parametrize("dtype", DTYPES, ids=name)
+def test_nan_and_infinity_stay_in_their_rows_and_columns(dtype):
+    x, weight, bias, _ = linear_inputs(4, 301, 1001, dtype, "cuda")
+    x[1, 1000], x[2, 0], weight[300, 17] = math.nan, math.inf, math.nan
+    y = fusedops.linear(x, weight, bias)
+    theirs = torch.nn.functional.linear(x, weight, bias)
+    assert torch.equal(y.isnan(), theirs.isnan())
+    assert torch.equal(y.isinf(), theirs.isinf())
+    assert not y[0, :300].isnan().any()
