@@ -18,6 +18,9 @@ namespace {
 constexpr double kExactMinWork = 1 << 29;
 // Splitting moves 28 bytes per element: it pays where each one meets many others.
 constexpr double kExactMinReuse = 256;
+// A long K needs less of both.
+constexpr int64_t kExactLongK = 128;
+constexpr double kExactLessWork = 3.5e8, kExactLessReuse = 128;
 constexpr int64_t kExactWorkspace = int64_t{1} << 30;  // bytes for the parts of an operand
 
 // TF32 WGMMA reads K-major operands only: above this much work a transposing copy pays.
@@ -159,9 +162,12 @@ OperandPlan plan_operands(const MatrixView& a, const MatrixView& b, const GemmPr
 
 bool wants_exact_parts(const GemmProblem& p, const DeviceModel& device) {
   const int64_t extent = std::max(exact_ld(p.n), split_columns(p.k));
+  const bool is_long = p.k >= kExactLongK;
+  const double least_work = is_long ? kExactLessWork : kExactMinWork;
+  const double least_reuse = is_long ? kExactLessReuse : kExactMinReuse;
   return p.math == MathMode::kFp32 && device.hopper() &&
-         extent <= std::numeric_limits<int32_t>::max() && work(p) >= kExactMinWork &&
-         double(p.m) * p.n >= kExactMinReuse * (double(p.m) + p.n);
+         extent <= std::numeric_limits<int32_t>::max() && work(p) >= least_work &&
+         double(p.m) * p.n >= least_reuse * (double(p.m) + p.n);
 }
 
 GemmProblem exact_tile(const GemmProblem& problem) {
