@@ -110,13 +110,15 @@ def run_thin(o: Options, count: Counter[str]) -> None:
 
 # M, N, K: rows of x that fill a kernel's and that do not; a row of w shorter than a unit of 16
 # bytes, blocks that share K, and more columns than blocks.
-FEW_ROWS = [(1, 5, 3), (1, 43, 20001), (3, 700, 515), (8, 4099, 264), (5, 130, 8200)]
+FEW_ROWS = [(1, 5, 3), (3, 700, 515), (8, 4099, 264)]
+FEW_ROWS_IN_CLUSTERS = [(1, 43, 20001), (5, 130, 8200)]
 
 
 def run_few_rows(o: Options, count: Counter[str]) -> None:
     """A few rows by a weight: dense, and as slices that begin anywhere."""
     dtypes = (torch.bfloat16, torch.float16, torch.float32)
-    for dtype, (m, n, k) in itertools.product(dtypes, FEW_ROWS):
+    shapes = FEW_ROWS + (FEW_ROWS_IN_CLUSTERS if o.clusters else [])
+    for dtype, (m, n, k) in itertools.product(dtypes, shapes):
         b = o.randn(n, dtype=dtype)
         for gap in (0, 3):
             x, w = (o.randn(r, k + gap, dtype=dtype)[:, gap // 2 : k + gap // 2] for r in (m, n))
