@@ -9,6 +9,7 @@ import torch
 
 import fusedops
 from fusedops import _C, reference
+from gemm.linear_util import check_linear
 from util import (
     ACTIVATIONS,
     HALVES,
@@ -116,18 +117,7 @@ def test_rows_that_begin_anywhere(dtype):
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=name)
 def test_every_activation_and_gradient(dtype, activation):
-    x, weight, bias, dy = linear_inputs(5, 203, 1001, dtype, "cuda")
-    leaves = [t.detach().requires_grad_() for t in (x, weight, bias)]
-    torchs = [t.detach().requires_grad_() for t in (x, weight, bias)]
-    y, theirs = fusedops.linear(*leaves, activation), torch_linear(*torchs, activation)
-    y.backward(dy)
-    theirs.backward(dy)
-    wide = [t.double() for t in (dy, x, weight, bias)]
-    assert_accurate(y, theirs, reference.linear(*wide[1:], activation), "y")
-    for leaf, other, exact in zip(
-        leaves, torchs, reference.linear_backward(*wide, activation), strict=True
-    ):
-        assert_accurate(leaf.grad, other.grad, exact)
+    check_linear(*linear_inputs(5, 203, 1001, dtype, "cuda"), activation)
 
 
 @pytest.mark.gpu

@@ -9,6 +9,7 @@ import torch
 
 import fusedops
 from fusedops import _C, reference
+from gemm.linear_util import check_linear
 from util import (
     ACTIVATIONS,
     HALVES,
@@ -140,35 +141,13 @@ def taken(x, weight, bias, activation, *, backward=False):
         assert product.kernel.startswith("thin"), str(product)
 
 
-def check(x, weight, bias, dy, activation, what=""):
-    """y and every gradient against the accuracy rule."""
-    leaves = [None if t is None else t.detach().requires_grad_() for t in (x, weight, bias)]
-    torchs = [None if t is None else t.detach().requires_grad_() for t in (x, weight, bias)]
-    theirs = torch_linear(*torchs, activation)
-    theirs.backward(dy)
-    with poisoned():
-        y = fusedops.linear(*leaves, activation)
-        y.backward(dy)
-    wide = [None if t is None else t.double() for t in (dy, x, weight, bias)]
-    assert_accurate(y, theirs, reference.linear(*wide[1:], activation), f"{what} y")
-    exact = reference.linear_backward(*wide, activation)
-    # NOTE: a sum over rows may cancel: its rounding is that of its terms.
-    squares = wide[0].square()
-    scales = (None, (squares.T @ wide[1].square()).sqrt(), squares.sum(0).sqrt())
-    for label, leaf, other, truth, scale in zip(
-        ("dx", "dw", "db"), leaves, torchs, exact, scales, strict=True
-    ):
-        if leaf is not None:
-            assert_accurate(leaf.grad, other.grad, truth, f"{what} {label}", scale)
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", DTYPES, ids=name)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_every_shape(dtype, shape):
     x, weight, bias, dy = linear_inputs(*shape, dtype, "cuda")
     for activation, b in (("relu", bias), ("gelu", None)):
-        check(x, weight, b, dy, activation, f"{shape} {activation}")
+        check_linear(x, weight, b, dy, activation, f"{shape} {activation}")
 
 
 @pytest.mark.gpu
@@ -185,7 +164,7 @@ def test_shapes_here_take_these_kernels():
 @pytest.mark.parametrize("dtype", DTYPES, ids=name)
 def test_every_activation(dtype, activation):
     for shape in ((8201, 3, 5), (6001, 33, 7), (5003, 9, 70)):
-        check(*linear_inputs(*shape, dtype, "cuda"), activation, f"{shape}")
+        check_linear(*linear_inputs(*shape, dtype, "cuda"), activation, f"{shape}")
 
 
 @pytest.mark.gpu
@@ -195,7 +174,7 @@ def test_every_layout(dtype, layout):
     for m, n, k in ((5001, 3, 5), (4098, 9, 64), (4100, 40, 12)):
         x, weight, bias, dy = linear_inputs(m, n, k, dtype, "cuda")
         for rows, columns in ((LAYOUTS[layout](x), weight), (x, LAYOUTS[layout](weight))):
-            check(rows, columns, bias, dy, "silu", f"{m}x{n}x{k} {layout}")
+            check_linear(rows, columns, bias, dy, "silu", f"{m}x{n}x{k} {layout}")
 
 
 @pytest.mark.gpu

@@ -12,6 +12,7 @@ import fusedops
 from fusedops import _C, reference
 from fusedops._core.activation import activation_code
 from gemm import mlp_util
+from gemm.linear_util import check_linear
 from util import (
     ACTIVATIONS,
     HALVES,
@@ -120,28 +121,6 @@ def test_explain_names_the_kernel():
 # ---- results ----
 
 
-def check(x, weight, bias, dy, activation, what=""):
-    """y and every gradient against the accuracy rule."""
-    leaves = [None if t is None else t.detach().requires_grad_() for t in (x, weight, bias)]
-    torchs = [None if t is None else t.detach().requires_grad_() for t in (x, weight, bias)]
-    theirs = torch_linear(*torchs, activation)
-    theirs.backward(dy)
-    with poisoned():
-        y = fusedops.linear(*leaves, activation)
-        y.backward(dy)
-    wide = [None if t is None else t.double() for t in (dy, x, weight, bias)]
-    assert_accurate(y, theirs, reference.linear(*wide[1:], activation), f"{what} y")
-    exact = reference.linear_backward(*wide, activation)
-    # NOTE: a sum over rows may cancel: its rounding is that of its terms.
-    squares = wide[0].square()
-    scales = (None, (squares.T @ wide[1].square()).sqrt(), squares.sum(0).sqrt())
-    for label, leaf, other, truth, scale in zip(
-        ("dx", "dw", "db"), leaves, torchs, exact, scales, strict=True
-    ):
-        if leaf is not None:
-            assert_accurate(leaf.grad, other.grad, truth, f"{what} {label}", scale)
-
-
 def shifted(tensor, elements):
     """The same values at an address that is so many elements behind a multiple of 16 bytes."""
     room = tensor.new_full((tensor.numel() + elements,), math.nan)[elements:]
@@ -164,7 +143,7 @@ def columns(tensor):
 def test_every_shape(dtype, shape):
     x, weight, bias, dy = linear_inputs(*shape, dtype, "cuda")
     for activation, b in (("relu", bias), ("gelu", None)):
-        check(x, weight, b, dy, activation, f"{shape} {activation}")
+        check_linear(x, weight, b, dy, activation, f"{shape} {activation}")
 
 
 @pytest.mark.gpu
@@ -174,10 +153,10 @@ def test_every_layout_and_address(dtype, shape):
     x, weight, bias, dy = linear_inputs(*shape, dtype, "cuda")
     for rows in (x, columns(x), shifted(x, 1)):
         for others in (weight, columns(weight), shifted(weight, 5)):
-            check(rows, others, bias, dy, "silu", f"{shape}")
+            check_linear(rows, others, bias, dy, "silu", f"{shape}")
     wide = torch.full((shape[0], shape[2] + 7), math.nan, dtype=dtype, device="cuda")
     rows = wide[:, 3 : 3 + shape[2]].copy_(x)
-    check(rows, weight, bias, dy, "silu", f"{shape} slice")
+    check_linear(rows, weight, bias, dy, "silu", f"{shape} slice")
 
 
 @pytest.mark.gpu
@@ -256,7 +235,7 @@ def test_fp32_values_without_parts(tile):
 def test_fp32_with_gradients(shape):
     x, weight, bias, dy = linear_inputs(*shape, torch.float32, "cuda")
     for rows in (x, columns(x)):
-        check(rows, weight, bias, dy, "gelu", f"{shape}")
+        check_linear(rows, weight, bias, dy, "gelu", f"{shape}")
 
 
 @pytest.mark.gpu
@@ -276,7 +255,7 @@ def test_tiles_that_do_not_exist_are_refused():
 @pytest.mark.parametrize("dtype", HALVES, ids=name)
 def test_every_activation(dtype, activation):
     for shape in ((9, 1203, 2001), (5001, 35, 259)):
-        check(*linear_inputs(*shape, dtype, "cuda"), activation, f"{shape}")
+        check_linear(*linear_inputs(*shape, dtype, "cuda"), activation, f"{shape}")
 
 
 @pytest.mark.gpu

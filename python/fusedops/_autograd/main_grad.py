@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from .. import _C  # noqa: F401  (registers torch.ops.fusedops)
+from .._core.checks import dtype_name
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,7 +62,7 @@ def deliver(op: str, owner: Tensor, dweight: Tensor) -> Tensor | None:
     if main_grad.dtype is not torch.float32 or main_grad.shape != owner.shape:
         raise RuntimeError(
             f"{op}: main_grad must be a float32 tensor of shape {tuple(owner.shape)}; got "
-            f"{str(main_grad.dtype).removeprefix('torch.')} {tuple(main_grad.shape)}"
+            f"{dtype_name(main_grad.dtype)} {tuple(main_grad.shape)}"
         )
     if add:
         main_grad.add_(dweight)

@@ -8,6 +8,11 @@ import torch
 from torch import Tensor
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """As messages have it: "float32"."""
+    return str(dtype).removeprefix("torch.")
+
+
 def check_tensors(op: str, optional: tuple[str, ...] = ("bias",), /, **arguments: object) -> None:
     """Raise the TypeError for the first argument that is no tensor; the optional may be None."""
     for name, value in arguments.items():

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .. import _C  # noqa: F401  (registers torch.ops.fusedops)
 from .._core.activation import ACTIVATIONS
+from .._core.checks import dtype_name
 
 _FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -28,8 +29,7 @@ def shape_of(tensor: Tensor) -> str:
     return str(tuple(tensor.shape))
 
 
-def dtype_of(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+dtype_of = dtype_name
 
 
 def check_activation(op: str, activation: int) -> None:

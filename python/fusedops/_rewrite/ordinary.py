@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn as torch_nn
 
+from .._core.checks import dtype_name
 from .._core.dtensor import is_dtensor, own_class
 from ..nn import Linear
 from .blocks import hooked_by_others
@@ -35,7 +36,7 @@ def reason_to_skip(module: torch_nn.Linear) -> str | None:
         if type(tensor) is not torch_nn.Parameter and not is_dtensor(tensor):
             return f"{name} is a {type(tensor).__name__}"
         if tensor.dtype not in _DTYPES:
-            return f"{name} has dtype {str(tensor.dtype).removeprefix('torch.')}"
+            return f"{name} has dtype {dtype_name(tensor.dtype)}"
         if tensor.layout is not torch.strided:
             return f"{name} has layout {str(tensor.layout).removeprefix('torch.')}"
     return None

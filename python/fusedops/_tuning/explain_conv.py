@@ -10,6 +10,7 @@ import torch
 
 from .._autograd.conv import IMAGE_OUTPUTS, MOST_FIRST_OUTPUTS
 from .._core.activation import SAVES_OUTPUT, SAVES_PREACT
+from .._core.checks import dtype_name
 from ..ops.conv_problem import (
     DEPTHWISE,
     FIRST,
@@ -219,5 +220,5 @@ def _call(
     geometry = f"stride {problem.stride}, padding {problem.padding}"
     geometry += f", groups {problem.groups}" if problem.groups > 1 else ""
     added = " + residual" if residual else ""
-    name = str(dtype).removeprefix("torch.")
-    return f"conv_bn_act{added} {activation} of {tuple(x)} by {tuple(weight)}, {geometry}, {name}"
+    geometry += f", {dtype_name(dtype)}"
+    return f"conv_bn_act{added} {activation} of {tuple(x)} by {tuple(weight)}, {geometry}"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from .._core.checks import dtype_name
 from ..points._edge_checks import check_words
 from ..points._edge_fused import refusal
 from ..points._edge_input import EdgeInput, EdgeLayer, PointProduct
@@ -405,7 +406,7 @@ def _call_text(name: str, call: EdgeCall, setting: Setting) -> str:
     return (
         f"{name} of {call.clouds} x {call.points} points, {call.groups} groups of "
         f"{call.neighbours}, {call.features} features, {'-'.join(map(str, call.channels))}, "
-        f"{str(setting.dtype).removeprefix('torch.')}, {norm}, {setting.activation}, {setting.pool}"
+        f"{dtype_name(setting.dtype)}, {norm}, {setting.activation}, {setting.pool}"
     )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from .._core.checks import dtype_name
 from .._core.dtensor import own_class, set_own_class
 from ..ops.norm import layer_norm, rms_norm
 
@@ -104,5 +105,5 @@ def _reason_to_skip(
         return "its forward was replaced on the instance"
     for key, tensor in module._parameters.items():
         if tensor is not None and tensor.dtype not in _DTYPES:
-            return f"{key} has dtype {str(tensor.dtype).removeprefix('torch.')}"
+            return f"{key} has dtype {dtype_name(tensor.dtype)}"
     return None

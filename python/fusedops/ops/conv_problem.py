@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .._core.activation import CODES, activation_code
 from .._core.calls import as_int, shown
+from .._core.checks import dtype_name
 from .._core.precision import fp32_precision
 from . import conv_graph
 
@@ -58,7 +59,7 @@ def code_of(op: str, activation: str | None) -> int:
 def check_floating(op: str, x: Tensor) -> None:
     """Raise where x is not of a dtype that is computed with."""
     if x.dtype not in _FLOATING:
-        dtype = str(x.dtype).removeprefix("torch.")
+        dtype = dtype_name(x.dtype)
         raise RuntimeError(f"{op}: x must be float16, bfloat16, float32 or float64; got {dtype}")
 
 
@@ -187,7 +188,7 @@ def check_alike(op: str, x: Tensor, **others: Tensor | None) -> None:
         if tensor.device != x.device:
             raise RuntimeError(f"{op}: {name} must be on {x.device} like x; got {tensor.device}")
         if tensor.dtype is not x.dtype:
-            want, got = (str(t.dtype).removeprefix("torch.") for t in (x, tensor))
+            want, got = (dtype_name(t.dtype) for t in (x, tensor))
             raise RuntimeError(f"{op}: {name} must have dtype {want} like x; got {got}")
 
 
@@ -200,7 +201,7 @@ def check_vectors(op: str, x: Tensor, channels: int, **vectors: Tensor | None) -
             raise RuntimeError(f"{op}: {name} must be on {x.device} like x; got {vector.device}")
         half = x.dtype.itemsize == 2
         if vector.dtype is not x.dtype and not (half and vector.dtype is torch.float32):
-            want, got = (str(t).removeprefix("torch.") for t in (x.dtype, vector.dtype))
+            want, got = (dtype_name(t) for t in (x.dtype, vector.dtype))
             also = " or float32" if half else ""
             raise RuntimeError(f"{op}: {name} must have dtype {want} like x{also}; got {got}")
         if vector.dim() != 1 or vector.shape[0] != channels:

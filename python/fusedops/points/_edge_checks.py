@@ -10,6 +10,7 @@ from torch import Tensor
 from .._autograd.autocast import cast, cast_weight, is_cast_ahead, keeps_casts
 from .._autograd.shared import is_batched, sees_torch_functions_only
 from .._core.activation import CODES, raise_unknown
+from .._core.checks import dtype_name
 from .._core.dtensor import is_dtensor
 from ._autograd import needs_grad
 from ._edge_batch_norm import wide_dtype
@@ -33,10 +34,6 @@ class Layers(NamedTuple):
     biases: list[Tensor | None]
     norms: list[Norm | None]
     dtype: torch.dtype
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def check_tensor(op: str, name: str, value: object, like: Tensor | None = None) -> None:

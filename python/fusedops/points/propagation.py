@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .._autograd.compose import no_autocast
 from .._core.calls import public_with
+from .._core.checks import dtype_name
 from ._edge_checks import (
     check_cloud,
     check_edge_count,
@@ -19,7 +20,6 @@ from ._edge_checks import (
     check_tensor,
     check_words,
     coordinates,
-    dtype_name,
     in_dtype,
 )
 from ._edge_input import edge_layers, product_by_point
