@@ -156,7 +156,13 @@ MatrixView paper_view(const Strides& s, int64_t rows, int64_t cols) {
   return {paper_pointer(std::get<2>(s)), rows, cols, std::get<0>(s), std::get<1>(s)};
 }
 
-// What a call of the op has, without operands.
+// A call of the op for operands a (m, k) and b (k, n) that are never read.
+struct PaperCall {
+  GemmProblem problem;  // without its operands
+  MatrixView a, b;
+  DeviceModel device;
+};
+
 GemmProblem paper_problem(int64_t m, int64_t n, int64_t k, const std::string& dtype,
                           const std::string& epilogue, int64_t activation, bool allow_tf32) {
   GemmProblem problem;
@@ -173,48 +179,54 @@ GemmProblem paper_problem(int64_t m, int64_t n, int64_t k, const std::string& dt
   return problem;
 }
 
-py::dict prepare_gemm(int64_t m, int64_t n, int64_t k, const Strides& a, const Strides& b,
-                      const std::string& dtype, const std::string& epilogue, int64_t activation,
-                      bool allow_tf32, int capability, int sm_count) {
-  const GemmProblem problem = paper_problem(m, n, k, dtype, epilogue, activation, allow_tf32);
-  const DeviceModel device{capability, sm_count};
+py::dict prepare_gemm(const PaperCall& call) {
+  const auto& [problem, a, b, device] = call;
   if (wants_exact_parts(problem, device)) {
     return py::dict("problem"_a = describe(exact_tile(problem)), "pack_a"_a = py::none(),
                     "pack_b"_a = py::none());
   }
-  const OperandPlan plan = plan_operands(paper_view(a, m, k), paper_view(b, k, n), problem, device);
+  const OperandPlan plan = plan_operands(a, b, problem, device);
   return py::dict("problem"_a = describe(plan.problem), "pack_a"_a = plan.pack_a,
                   "pack_b"_a = plan.pack_b);
 }
 
-py::dict thin_gemm(int64_t m, int64_t n, int64_t k, const Strides& a, const Strides& b,
-                   const std::string& dtype, const std::string& epilogue, int64_t activation,
-                   bool allow_tf32, int capability, int sm_count) {
-  const GemmProblem problem = paper_problem(m, n, k, dtype, epilogue, activation, allow_tf32);
-  const DeviceModel device{capability, sm_count};
-  const MatrixView view_a = paper_view(a, m, k), view_b = paper_view(b, k, n);
-  const ThinPlan plan = plan_thin(view_a, view_b, problem, device);
+py::dict thin_gemm(const PaperCall& call) {
+  const auto& [problem, a, b, device] = call;
+  const ThinPlan plan = plan_thin(a, b, problem, device);
   if (plan.rejected) return py::dict("takes"_a = false, "rejected"_a = plan.rejected);
-  return py::dict("takes"_a = thin_takes(plan, view_a, view_b, problem, device),
-                  "rejected"_a = py::none(), "name"_a = thin_name(plan), "tile"_a = thin_tile(plan),
+  return py::dict("takes"_a = thin_takes(plan, a, b, problem, device), "rejected"_a = py::none(),
+                  "name"_a = thin_name(plan), "tile"_a = thin_tile(plan),
                   "expected_us"_a = plan.expected_us,
-                  "other_us"_a = gemm_us(view_a, view_b, problem, device));
+                  "other_us"_a = gemm_us(a, b, problem, device));
 }
 
-py::dict unaligned_gemm(int64_t m, int64_t n, int64_t k, const Strides& a, const Strides& b,
-                        const std::string& dtype, const std::string& epilogue, int64_t activation,
-                        bool allow_tf32, int capability, int sm_count) {
-  const GemmProblem problem = paper_problem(m, n, k, dtype, epilogue, activation, allow_tf32);
-  const DeviceModel device{capability, sm_count};
-  const MatrixView view_a = paper_view(a, m, k), view_b = paper_view(b, k, n);
-  const UnalignedPlan plan = plan_unaligned(view_a, view_b, problem, device);
+py::dict unaligned_gemm(const PaperCall& call) {
+  const auto& [problem, a, b, device] = call;
+  const UnalignedPlan plan = plan_unaligned(a, b, problem, device);
   if (plan.rejected) return py::dict("takes"_a = false, "rejected"_a = plan.rejected);
   const unaligned::Tile& tile = unaligned::tile_of(problem.dtype, plan.tile);
-  return py::dict("takes"_a = unaligned_takes(plan, view_a, view_b, problem, device),
+  return py::dict("takes"_a = unaligned_takes(plan, a, b, problem, device),
                   "rejected"_a = py::none(), "name"_a = unaligned_name(plan),
                   "tile"_a = py::make_tuple(tile.m, tile.n), "splits"_a = plan.slices,
                   "expected_us"_a = plan.expected_us,
-                  "other_us"_a = otherwise_us(view_a, view_b, problem, device));
+                  "other_us"_a = otherwise_us(a, b, problem, device));
+}
+
+// Binds what `answer` says of a call.
+void def_call(py::module_& module, const char* name, py::dict (*answer)(const PaperCall&),
+              const char* doc) {
+  module.def(
+      name,
+      [answer](int64_t m, int64_t n, int64_t k, const Strides& a, const Strides& b,
+               const std::string& dtype, const std::string& epilogue, int64_t activation,
+               bool allow_tf32, int capability, int sm_count) {
+        return answer({paper_problem(m, n, k, dtype, epilogue, activation, allow_tf32),
+                       paper_view(a, m, k),
+                       paper_view(b, k, n),
+                       {capability, sm_count}});
+      },
+      "m"_a, "n"_a, "k"_a, py::kw_only(), "a"_a, "b"_a, "dtype"_a, "epilogue"_a, "activation"_a,
+      "allow_tf32"_a, "capability"_a, "sm_count"_a, doc);
 }
 
 py::dict plan_gemm(const py::dict& fields, int capability, int sm_count) {
@@ -310,18 +322,15 @@ void bind_gemm(py::module_& m) {
       "(helpers, parts of a tile that they take, steps of K of a part) where a last wave of "
       "`tiles` "
       "leaves CTAs without a tile.");
-  m.def("prepare_gemm", &prepare_gemm, "m"_a, "n"_a, "k"_a, py::kw_only(), "a"_a, "b"_a, "dtype"_a,
-        "epilogue"_a, "activation"_a, "allow_tf32"_a, "capability"_a, "sm_count"_a,
-        "The problem that the kernels see for strided operands a and b, given as (row stride, "
-        "column stride, address), and why one of them is packed.");
-  m.def("thin_gemm", &thin_gemm, "m"_a, "n"_a, "k"_a, py::kw_only(), "a"_a, "b"_a, "dtype"_a,
-        "epilogue"_a, "activation"_a, "allow_tf32"_a, "capability"_a, "sm_count"_a,
-        "Whether a streaming kernel takes this product ('takes'), its name and expected time and "
-        "that of the other kernels; else why none of them can run.");
-  m.def("unaligned_gemm", &unaligned_gemm, "m"_a, "n"_a, "k"_a, py::kw_only(), "a"_a, "b"_a,
-        "dtype"_a, "epilogue"_a, "activation"_a, "allow_tf32"_a, "capability"_a, "sm_count"_a,
-        "The same of the kernels that read 16-bit operands which begin anywhere, with their slices "
-        "of K ('splits').");
+  def_call(m, "prepare_gemm", &prepare_gemm,
+           "The problem that the kernels see for strided operands a and b, given as (row stride, "
+           "column stride, address), and why one of them is packed.");
+  def_call(m, "thin_gemm", &thin_gemm,
+           "Whether a streaming kernel takes this product ('takes'), its name and expected time "
+           "and that of the other kernels; else why none of them can run.");
+  def_call(m, "unaligned_gemm", &unaligned_gemm,
+           "The same of the kernels that read 16-bit operands which begin anywhere, with their "
+           "slices of K ('splits').");
   m.def("narrow_backward", &narrow_backward, "m"_a, "n"_a, "k"_a, py::kw_only(), "x"_a, "weight"_a,
         "dtype"_a, "activation"_a, "dx"_a, "dweight"_a, "dbias"_a, "capability"_a, "sm_count"_a,
         "Whether one kernel forms these gradients of a linear layer, for a dense dy.");

@@ -1,5 +1,22 @@
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
+
+class _OfCall(Protocol):
+    def __call__(
+        self,
+        m: int,
+        n: int,
+        k: int,
+        *,
+        a: tuple[int, int, int],
+        b: tuple[int, int, int],
+        dtype: str,
+        epilogue: str,
+        activation: int,
+        allow_tf32: bool,
+        capability: int,
+        sm_count: int,
+    ) -> dict[str, Any]: ...
 
 def build_info() -> dict[str, Any]: ...
 def enums() -> dict[str, list[str]]: ...
@@ -20,48 +37,11 @@ def select_config(
     sm_count: int = 132,
 ) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]: ...
 def stream_k_tail(tiles: int, slots: int, k_steps: int) -> tuple[int, int, int]: ...
-def prepare_gemm(
-    m: int,
-    n: int,
-    k: int,
-    *,
-    a: tuple[int, int, int],
-    b: tuple[int, int, int],
-    dtype: str,
-    epilogue: str,
-    activation: int,
-    allow_tf32: bool,
-    capability: int,
-    sm_count: int,
-) -> dict[str, Any]: ...
-def thin_gemm(
-    m: int,
-    n: int,
-    k: int,
-    *,
-    a: tuple[int, int, int],
-    b: tuple[int, int, int],
-    dtype: str,
-    epilogue: str,
-    activation: int,
-    allow_tf32: bool,
-    capability: int,
-    sm_count: int,
-) -> dict[str, Any]: ...
-def unaligned_gemm(
-    m: int,
-    n: int,
-    k: int,
-    *,
-    a: tuple[int, int, int],
-    b: tuple[int, int, int],
-    dtype: str,
-    epilogue: str,
-    activation: int,
-    allow_tf32: bool,
-    capability: int,
-    sm_count: int,
-) -> dict[str, Any]: ...
+
+prepare_gemm: _OfCall
+thin_gemm: _OfCall
+unaligned_gemm: _OfCall
+
 def narrow_backward(
     m: int,
     n: int,
