@@ -9,6 +9,7 @@
 #include "csrc/common/checks/mlp_check.h"
 #include "csrc/common/checks/op_boundary.h"
 #include "csrc/cutlass/launch/gated_gemm.h"
+#include "csrc/cutlass/launch/thin_gemm.h"
 #include "csrc/cutlass/ops/mlp_parts.h"
 
 namespace fusedops {
@@ -98,7 +99,15 @@ bool run_gated_forward(const GatedInputs& in, const MlpShape& shape, const Tenso
     return rows_of(matrix_view(w), first, shape.hidden, shape.dtype).transposed();
   };
   Tensor holder;
-  const GatedOperands operands{rows_view(in.x, holder), weight(in.w_gate, 0), std::nullopt,
+  const MatrixView x = rows_view(in.x, holder);
+  const GemmCall gate{.op = in.op,
+                      .a = x,
+                      .b = weight(in.w_gate, 0),
+                      .dtype = shape.dtype,
+                      .allow_tf32 = in.allow_tf32};
+  // NOTE: a tile has 64 rows and more: a few read the weights faster by kernels of their own.
+  if (shape.m <= thin::kFewRows && takes_thin(gate, scope)) return false;
+  const GatedOperands operands{x, gate.b, std::nullopt,
                                packed ? weight(in.w_gate, shape.hidden) : weight(*in.w_up, 0)};
   return run_gated_gemm(in.op, GatedProduct::kForward, p, operands, scope);
 }
