@@ -55,22 +55,39 @@ __device__ __forceinline__ void for_each_copy(int i, int n, int r, Padding paddi
 }
 
 // What the copies of element (y, x) beyond the border add to its gradient, from one depth of dy:
-// element (row, column) of the plane is tile[origin + row * pitch + column].
-template <class T>
+// element (row, column) of the plane is tile[origin + row * pitch + column]. kH = 0: taps of any
+// size, at run time.
+template <int kH, int kW, class T>
 __device__ __forceinline__ Compute<T> folded_terms(const StencilShape& s, Padding fold,
                                                    const Compute<T>* tile, int origin, int pitch,
                                                    const T* weight, int y, int x) {
   using C = Compute<T>;
-  const int h = static_cast<int>(s.h), w = static_cast<int>(s.w), ry = s.kh / 2, rx = s.kw / 2;
+  constexpr int kAtOnce = kH * kW <= 25 ? kH : 1;  // rows of taps: all loads are on their way
+  const int h = static_cast<int>(s.h), w = static_cast<int>(s.w);
+  const int ry = (kH ? kH : s.kh) / 2, rx = (kH ? kW : s.kw) / 2;
   C sum = 0;
   for_each_copy(y, h, ry, fold, true, [&](int qy) {
     for_each_copy(x, w, rx, fold, qy != y, [&](int qx) {
       // Tap (b, c) of the output at (qy + ry - b, qx + rx - c) has read the copy.
-      const int last_b = min(2 * ry, qy + ry), last_c = min(2 * rx, qx + rx);
-      for (int b = max(0, qy + ry - h + 1); b <= last_b; ++b) {
-        const C* row = tile + origin + (qy + ry - b) * pitch + qx + rx;
-        for (int c = max(0, qx + rx - w + 1); c <= last_c; ++c) {
-          sum += to_compute(weight[b * s.kw + c]) * row[-c];
+      if constexpr (kH > 0) {
+#pragma unroll kAtOnce
+        for (int b = 0; b < kH; ++b) {
+          const int row = qy + ry - b;
+#pragma unroll
+          for (int c = 0; c < kW; ++c) {
+            const int column = qx + rx - c;
+            if (row >= 0 && row < h && column >= 0 && column < w) {
+              sum += to_compute(weight[b * kW + c]) * tile[origin + row * pitch + column];
+            }
+          }
+        }
+      } else {
+        const int last_b = min(2 * ry, qy + ry), last_c = min(2 * rx, qx + rx);
+        for (int b = max(0, qy + ry - h + 1); b <= last_b; ++b) {
+          const C* row = tile + origin + (qy + ry - b) * pitch + qx + rx;
+          for (int c = max(0, qx + rx - w + 1); c <= last_c; ++c) {
+            sum += to_compute(weight[b * s.kw + c]) * row[-c];
+          }
         }
       }
     });
@@ -100,7 +117,7 @@ __device__ __forceinline__ unsigned outputs_with_copies(const StencilShape& s, c
 }
 
 // Adds those terms to `outputs` of the thread.
-template <class T, int kRows>
+template <int kH, int kW, class T, int kRows>
 __device__ __forceinline__ void add_folded(const StencilProblem<T>& p, const StencilPlace& place,
                                            unsigned outputs, const Compute<T>* tile,
                                            const T* weight,
@@ -115,7 +132,7 @@ __device__ __forceinline__ void add_folded(const StencilProblem<T>& p, const Ste
     const int output = __ffs(static_cast<int>(left)) - 1;
     const int y = tile_y + place.y * kRows + output / kStencilCols;
     const int x = tile_x + place.x * kStencilCols + output % kStencilCols;
-    const auto more = folded_terms(s, p.fold, tile, origin, g.pitch, weight, y, x);
+    const auto more = folded_terms<kH, kW>(s, p.fold, tile, origin, g.pitch, weight, y, x);
 #pragma unroll
     for (int i = 0; i < kRows * kStencilCols; ++i) {
       if (i == output) sums[i / kStencilCols][i % kStencilCols] += more;
@@ -240,7 +257,7 @@ __global__ void __launch_bounds__(kStencilThreads, kStencilBlocksPerSm<T, kH * k
         const T* taps = weight + depth * area;
         add_taps<kH, kW>(
             s, g.pitch, at, [&](int tap) { return to_compute(taps[area - 1 - tap]); }, sums);
-        add_folded(p, place, outputs, tile, taps, sums);
+        add_folded<kH, kW>(p, place, outputs, tile, taps, sums);
       }
     } else {
       add_taps<kH, kW>(

@@ -19,23 +19,26 @@ void launch_weight_gradient(const LaunchScope& scope, DType dtype, const Stencil
     using C = Compute<T>;
     StencilWeightProblem<T> p{};
     p.shape = shape;
-    p.grid = stencil_grid(shape, shape.planes / shape.groups, sizeof(C), kStencilSumBytes<C>);
+    const int64_t members = shape.planes / shape.groups;
+    p.grid = stencil_grid(shape, members, members, sizeof(C), kStencilSumBytes<C>);
     p.slices = stencil_slices(shape, p.grid, scope.facts().sm_count);
     const int64_t columns = shape.groups * shape.taps();
     const ScalarType wide = sizeof(C) == 8 ? ScalarType::Double : ScalarType::Float;
-    const int64_t elements = p.slices * columns;
+    const int64_t elements = p.slices > 1 ? p.slices * columns : 0;
     const Tensor partial = torch::stable::new_empty(dy, elements, wide);
     p.dy = static_cast<const T*>(dy.const_data_ptr());
     p.x = static_cast<const T*>(x.const_data_ptr());
     p.partial = static_cast<C*>(partial.mutable_data_ptr());
+    p.dweight = static_cast<T*>(dweight.mutable_data_ptr());
     p.scale = scale;
     p.aligned = rows_allow_vectors(shape, dy, x);
     dispatch(StencilInstances{}, stencil_instance(shape), [&]<int kTaps>(Tag<kTaps>) {
       launch_stencil_weight<T, kTaps / 16, kTaps % 16>(p, scope.stream(), overlap);
     });
+    if (p.slices == 1) return;
     launch_kernel(column_sum_kernel<C, T>, dim3(ceil_div(columns, kColumnSumX)),
-                  dim3(kColumnSumX, kColumnSumY), 0, scope.stream(), overlap, p.partial,
-                  static_cast<T*>(dweight.mutable_data_ptr()), p.slices, columns);
+                  dim3(kColumnSumX, kColumnSumY), 0, scope.stream(), overlap, p.partial, p.dweight,
+                  p.slices, columns);
   });
 }
 

@@ -1,6 +1,7 @@
 // dweight[k] = scale * sum over planes and places p of dy[p] x[p + k - taps / 2]. Deterministic:
 // every block walks its tiles in a fixed order and reduces its threads' sums in a fixed order into
-// a partial row, column_sum_kernel adds the partial rows in order.
+// a partial row, column_sum_kernel adds the partial rows in order. One slice needs no second
+// kernel.
 #pragma once
 
 #include "csrc/common/device/column_sums.cuh"
@@ -14,7 +15,8 @@ struct StencilWeightProblem {
   StencilGrid grid;     // over the planes / groups members of a group
   const T* dy;          // (planes, d, h, w)
   const T* x;           // like dy
-  Compute<T>* partial;  // (slices, groups, kd, kh, kw)
+  Compute<T>* partial;  // (slices, groups, kd, kh, kw), more than one slice only
+  T* dweight;           // (groups, kd, kh, kw), one slice only
   double scale;
   bool aligned;    // rows of dy and x allow vectors
   int64_t slices;  // blocks that share a group's tiles
@@ -125,19 +127,26 @@ __global__ void __launch_bounds__(kStencilThreads)
     if (threadIdx.x % 32 == 0) warp_sums[threadIdx.x / 32][i] = sums[i];
   }
   __syncthreads();
-  if (threadIdx.x < kSums) {
+  for (int i = threadIdx.x; i < kSums; i += blockDim.x) {
     C total = 0;
-    for (int w = 0; w < blockDim.x / 32; ++w) total += warp_sums[w][threadIdx.x];
-    const int64_t first = group * s.taps() + depth * area + tap;
-    p.partial[slice * s.groups * s.taps() + first + threadIdx.x] = total * static_cast<C>(p.scale);
+    for (int w = 0; w < blockDim.x / 32; ++w) total += warp_sums[w][i];
+    total *= static_cast<C>(p.scale);
+    const int64_t at = group * s.taps() + depth * area + tap + i;
+    if (p.slices == 1) {
+      p.dweight[at] = from_compute<T>(total);
+    } else {
+      p.partial[slice * s.groups * s.taps() + at] = total;
+    }
   }
 }
 
-// Blocks that share a group's tiles: as many as fill the GPU.
+// Blocks that share a group's tiles: as many as fill the GPU, or one that is done before a second
+// kernel were.
 inline int64_t stencil_slices(const StencilShape& s, const StencilGrid& g, int sm_count) {
   const int64_t parts = s.groups * (stencil_instance(s) ? s.kd : s.taps());
   const int64_t items = g.plane_blocks * s.d * g.tiles_x * g.tiles_y;
-  return std::min(items, ceil_div(int64_t{sm_count} * 8, parts));
+  constexpr int64_t kFewItems = 2;
+  return items <= kFewItems ? 1 : std::min(items, ceil_div(int64_t{sm_count} * 8, parts));
 }
 
 template <class T, int kH, int kW>

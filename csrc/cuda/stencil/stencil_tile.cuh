@@ -51,10 +51,10 @@ struct StencilGrid {
 // than 400 rows only where tile_rows < 200.
 inline constexpr int kRowMagicShift = 20;
 
-// `members`: planes that a block may put side by side; static_bytes: what the kernel has of shared
-// memory beside the tile.
-inline StencilGrid stencil_grid(const StencilShape& s, int64_t members, int compute_bytes,
-                                int static_bytes) {
+// `members`: planes that a block may put side by side; most: how many it shall, but for what makes
+// a warp; static_bytes: what the kernel has of shared memory beside the tile.
+inline StencilGrid stencil_grid(const StencilShape& s, int64_t members, int64_t most,
+                                int compute_bytes, int static_bytes) {
   StencilGrid g{};
   g.rows = stencil_rows(stencil_instance(s) / 16);
   g.pad = static_cast<int>(round_up(s.kw / 2, 4));
@@ -62,7 +62,7 @@ inline StencilGrid stencil_grid(const StencilShape& s, int64_t members, int comp
   const int max_x = s.h > 1 ? 32 : kStencilThreads;
   while (x < max_x && x * kStencilCols < s.w) x *= 2;
   while (x * y < kStencilThreads && y * g.rows < s.h) y *= 2;
-  while (x * y * z < kStencilThreads && z < members) z *= 2;
+  while (x * y * z < kStencilThreads && z < members && (x * y * z < 32 || 2 * z <= most)) z *= 2;
   for (;;) {
     g.threads_x = x, g.threads_y = y, g.threads_z = z;
     g.pitch = g.tile_cols() + 2 * g.pad;
