@@ -30,6 +30,8 @@ def offsets_of(what, device):
     match what:
         case "power law":
             return power_law(300, 40_000, device), 40_000
+        case "many short":  # one launch where there are columns
+            return power_law(400, 3_000, device), 3_000
         case "few rows":
             return power_law(700, 300, device), 300
         case "one":
@@ -63,6 +65,7 @@ def largest_partial_sums(x, offsets, kind):
 
 OFFSETS = (
     "power law",
+    "many short",
     "few rows",
     "one",
     "gaps",

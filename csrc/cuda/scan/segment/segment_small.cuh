@@ -8,12 +8,15 @@
 
 namespace fusedops {
 
-inline constexpr int kSmallThreads = 256;
+inline constexpr int kSmallThreads = 256, kLeastSmallThreads = 64;
 inline constexpr int64_t kSmallBytes = 64 << 10;  // of x: few whatever its shape
 inline constexpr int64_t kSmallSegments = 1 << 14;
 // Rows of a thread where one segment has all of them, of vectors and of elements.
 inline constexpr int kSmallShare = 64, kSmallScalarShare = 128;
-inline constexpr int kSmallBlocks = 16;  // per SM
+inline constexpr int kManySmallShare = 256;  // and where segments fill the GPU: few have as many
+inline constexpr int kSmallBlocks = 16;      // per SM
+inline constexpr int kSmallPlaces = 1024;    // threads of an SM, beyond which blocks get fewer
+inline constexpr int kSmallGroups = 2;       // groups of a row of an average segment
 
 template <class Op>
 struct SegmentSmall {
@@ -22,6 +25,7 @@ struct SegmentSmall {
   const int64_t* offsets;    // (segments + 1,)
   int64_t rows, columns, x_stride, segments;
   int lanes, tiles;  // vectors of a block side by side, and blocks of a segment
+  int threads;       // of a block
 };
 
 template <class Op, int kVec>
@@ -29,7 +33,7 @@ __global__ void __launch_bounds__(kSmallThreads) segment_small_kernel(const Segm
   using Narrow = typename Op::Narrow;
   using State = typename Narrow::State;
   using In = Packed<Vec<typename Op::In, kVec>>;
-  constexpr int kAhead = kVec > 1 ? 4 : 8;  // rows of a thread on their way
+  constexpr int kAhead = 8;  // rows of a thread on their way
   __shared__ State part[kVec][kSmallThreads];
   wait_for_predecessor();
   const int64_t s = blockIdx.x, length = p.offsets[s + 1] - p.offsets[s];
@@ -37,7 +41,7 @@ __global__ void __launch_bounds__(kSmallThreads) segment_small_kernel(const Segm
   const int64_t begin = min(max(p.offsets[s], int64_t{0}), p.rows);
   const int64_t end = min(max(p.offsets[s + 1], begin), p.rows);
   const int rows = static_cast<int>(end - begin), thread = static_cast<int>(threadIdx.x);
-  const int groups = kSmallThreads / p.lanes, group = thread / p.lanes;
+  const int groups = p.threads / p.lanes, group = thread / p.lanes;
   const int share = max(kAhead, (rows + groups - 1) / groups);
   const int base = min(rows, group * share), count = min(rows - base, share);
   const int busy = (rows + share - 1) / share;  // groups with rows
@@ -109,16 +113,24 @@ bool plan_segment_small(SegmentSmall<Op>& p, int vec, int sm_count) {
   while (lanes < most && p.segments * tiles() > blocks) lanes = std::min(2 * lanes, most);
   p.lanes = static_cast<int>(lanes);
   p.tiles = static_cast<int>(std::clamp<int64_t>(blocks / p.segments, 1, tiles()));
+  // Many short segments are soon done by few threads each, of which many fit.
+  const int64_t places = int64_t{kSmallPlaces} * sm_count / (p.segments * p.tiles);
+  const int64_t useful = lanes * kSmallGroups * ceil_div(p.rows, p.segments);
+  p.threads = kSmallThreads;
+  while (p.threads > places && p.threads / 2 >= std::max<int64_t>(useful, kLeastSmallThreads)) {
+    p.threads /= 2;
+  }
   const int64_t bytes = p.rows * p.columns * kSize;
   if (bytes <= kSmallBytes && p.segments <= kSmallSegments) return true;
-  const int64_t share = vec > 1 ? kSmallShare : kSmallScalarShare;
+  const bool many = p.columns > 1 && p.segments >= 2 * int64_t{sm_count};
+  const int64_t share = many ? kManySmallShare : vec > 1 ? kSmallShare : kSmallScalarShare;
   return p.rows * lanes <= share * kSmallThreads && p.segments * tiles() <= blocks;
 }
 
 template <class Op, int kVec>
 void launch_segment_small(const SegmentSmall<Op>& p, bool overlap, cudaStream_t stream) {
   const dim3 blocks(static_cast<unsigned>(p.segments), static_cast<unsigned>(p.tiles));
-  launch_kernel(segment_small_kernel<Op, kVec>, blocks, dim3(kSmallThreads), 0, stream, overlap, p);
+  launch_kernel(segment_small_kernel<Op, kVec>, blocks, dim3(p.threads), 0, stream, overlap, p);
 }
 
 }  // namespace fusedops
