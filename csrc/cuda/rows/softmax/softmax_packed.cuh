@@ -147,6 +147,9 @@ class PackedTile {
   template <class C>
   __device__ __forceinline__ void read(C (&value)[kPackedHeld], const T* from, int row,
                                        C other) const {
+    if constexpr (kLanes == 1) {
+      if (has_chunks(from)) return read_chunks(value, from, row, other);
+    }
 #pragma unroll
     for (int i = 0; i < kPackedHeld; ++i) {
       value[i] = has(row, i) ? to_compute(from[place(row, i)]) : other;
@@ -154,6 +157,9 @@ class PackedTile {
   }
   template <class O, class C>
   __device__ __forceinline__ void write(O* to, const C (&value)[kPackedHeld], int row) const {
+    if constexpr (kLanes == 1) {
+      if (has_chunks(to)) return write_chunks(to, value, row);
+    }
 #pragma unroll
     for (int i = 0; i < kPackedHeld; ++i) {
       if (has(row, i)) to[place(row, i)] = from_compute<O>(value[i]);
@@ -175,6 +181,39 @@ class PackedTile {
   }
 
  private:
+  // Rows of one lane each that are whole chunks.
+  template <class U>
+  __device__ __forceinline__ bool has_chunks(const U* at) const {
+    return n_ % kChunkOf<U> == 0 && reinterpret_cast<uintptr_t>(at) % 16 == 0;
+  }
+  template <class C>
+  __device__ __forceinline__ void read_chunks(C (&value)[kPackedHeld], const T* from, int row,
+                                              C other) const {
+    constexpr int kVec = kChunkOf<T>;
+#pragma unroll
+    for (int first = 0; first < kPackedHeld; first += kVec) {
+      const bool here = has(row, first);
+      Vec<T, kVec> chunk{};
+      if (here) chunk = *reinterpret_cast<const Vec<T, kVec>*>(from + row * n_ + first);
+#pragma unroll
+      for (int e = 0; e < kVec; ++e) {
+        value[first + e] = here ? to_compute(chunk.value[e]) : other;
+      }
+    }
+  }
+  template <class O, class C>
+  __device__ __forceinline__ void write_chunks(O* to, const C (&value)[kPackedHeld],
+                                               int row) const {
+    constexpr int kVec = kChunkOf<O>;
+#pragma unroll
+    for (int first = 0; first < kPackedHeld; first += kVec) {
+      Vec<O, kVec> chunk;
+#pragma unroll
+      for (int e = 0; e < kVec; ++e) chunk.value[e] = from_compute<O>(value[first + e]);
+      if (has(row, first)) *reinterpret_cast<Vec<O, kVec>*>(to + row * n_ + first) = chunk;
+    }
+  }
+
   int lanes_, n_, index_, sub_, turn_ = 0, count_;
   int64_t start_;
 };
