@@ -357,8 +357,8 @@ def test_is_captured_in_a_cuda_graph():
     assert_replays_and_streams(call, call())
 
 
-# Shapes that one kernel takes each way, as a grid or in clusters, with rows that are read again
-# and ragged ends, and shapes that take the passes one by one.
+# Shapes that one kernel takes each way, with rows that are read again and ragged ends, and shapes
+# that take the passes one by one.
 ONE_KERNEL = (
     (3000, 64), (300_000, 64), (4000, 512), (100_003, 264), (70_000, 24), (130, 4104), (511, 1032),
     (12_544, 80), (3136, 1152), (12_541, 1024), (3130, 2056),

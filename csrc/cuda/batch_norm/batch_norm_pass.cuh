@@ -229,16 +229,12 @@ struct GradientChannels {
 
   // sums: (2, channels).
   __device__ __forceinline__ void load(const PassProblem& p, const C* sums, int64_t col) {
-    ChannelVector{sums, true}.load<T>(col, C(0), mean_dz);
-    ChannelVector{sums + p.channels, true}.load<T>(col, C(0), slope);
-    finish(p, col);
-  }
-  // From the sums of channels from `col` on.
-  __device__ __forceinline__ void finish(const PassProblem& p, int64_t col) {
     const C count = p.count ? *static_cast<const C*>(p.count) : static_cast<C>(p.rows);
     const C share = C(1) / count;
     C rstd[kVec];
     p.norm.rstds<T>(col, rstd);
+    ChannelVector{sums, true}.load<T>(col, C(0), mean_dz);
+    ChannelVector{sums + p.channels, true}.load<T>(col, C(0), slope);
 #pragma unroll
     for (int i = 0; i < kVec; ++i) {
       mean_dz[i] *= share;

@@ -27,29 +27,24 @@ struct ChannelMoments {
   // The first `count` of a group of rows.
   template <class T, int kUnroll>
   __device__ __forceinline__ void add(const Vec<T, kVec> (&x)[kUnroll], int count) {
-    add_values<kUnroll>([&](int u, int i) { return to_compute(x[u].value[i]); }, count);
-  }
-  // value(row, channel).
-  template <int kUnroll, class Value>
-  __device__ __forceinline__ void add_values(Value&& value, int count) {
     const C n = static_cast<C>(count), of_group = C(1) / n;
     const C weight = n / (seen + n), both = seen * weight;
 #pragma unroll
     for (int i = 0; i < kVec; ++i) {
       // NOTE: about the first row, as a sum of large values
       // would round.
-      const C origin = value(0, i);
+      const C origin = to_compute(x[0].value[i]);
       C offset = 0;
 #pragma unroll
       for (int u = 1; u < kUnroll; ++u) {
-        if (u < count) offset += value(u, i) - origin;
+        if (u < count) offset += to_compute(x[u].value[i]) - origin;
       }
       const C own = origin + offset * of_group;
       C own_square = 0;
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
         if (u >= count) break;
-        const C d = value(u, i) - own;
+        const C d = to_compute(x[u].value[i]) - own;
         own_square += d * d;
       }
       const C away = own - mean[i];

@@ -4,7 +4,6 @@
 
 #include "csrc/common/checks/op_boundary.h"
 #include "csrc/common/host/batch_norm_parts.h"
-#include "csrc/cuda/batch_norm/batch_norm_cluster_launch.cuh"
 #include "csrc/cuda/batch_norm/batch_norm_host.h"
 #include "csrc/cuda/batch_norm/batch_norm_train_launch.cuh"
 
@@ -20,9 +19,7 @@ void launch_typed(const TrainProblem& problem, cudaStream_t stream) {
 }
 
 template <bool kForward>
-void launch_problem(const TrainProblem& problem, const TrainPlan& plan, DType dtype,
-                    cudaStream_t stream) {
-  if (plan.clustered) return launch_cluster_train(problem, dtype, kForward, stream);
+void launch_problem(const TrainProblem& problem, DType dtype, cudaStream_t stream) {
   if (dtype == DType::kFloat16) {
     launch_typed<__half, kForward>(problem, stream);
   } else if (dtype == DType::kBFloat16) {
@@ -35,11 +32,6 @@ void launch_problem(const TrainProblem& problem, const TrainPlan& plan, DType dt
 std::optional<TrainPlan> plan_for(const BatchNormShape& shape, int vec, int inputs,
                                   const DeviceFacts& facts) {
   if (vec == 1 || shape.dtype == DType::kFloat64) return std::nullopt;
-  if (facts.code_version >= 90) {
-    const std::optional<TrainPlan> plan = cluster_plan(
-        shape.rows, shape.channels, vec, facts.sm_count, facts.shared_memory_per_block, inputs);
-    if (plan) return plan;
-  }
   return train_plan(shape.rows, shape.channels, vec, facts.sm_count,
                     train_slots(facts.shared_memory_per_block, inputs));
 }
@@ -103,7 +95,7 @@ std::tuple<Tensor, Tensor, Tensor> batch_norm_train_(
   problem.statistics = statistics_result(mean, var, shift, running_mean, running_var, momentum);
 
   // Launch
-  launch_problem<true>(problem, *plan, shape.dtype, scope.stream());
+  launch_problem<true>(problem, shape.dtype, scope.stream());
 
   // Launch check
   check_launch(kOp);
@@ -161,7 +153,7 @@ std::tuple<Tensor, Tensor, Tensor> batch_norm_train_backward(
   problem.pass.dz = dz_data;
 
   // Launch
-  launch_problem<false>(problem, *plan, shape.dtype, scope.stream());
+  launch_problem<false>(problem, shape.dtype, scope.stream());
 
   // Launch check
   check_launch(kOp);

@@ -20,37 +20,26 @@ struct TrainProblem {
 
 extern __shared__ __align__(16) unsigned char resident_bytes[];
 
-// ---- parts: a block's sums of its rows, and what is made of them afterwards ----
-
-// Leaves the mean of each of the block's channels, and the sum of squares about it, in shared.sums.
-// kRelative: of values about the block's first row. NOTE: a thread's mean of several rows is
-// rounded, which is much where means are large beside the variance.
-template <class T, bool kRelative = false, int kUnroll = kTrainUnroll, int kThreads, int kChannels>
-__device__ __forceinline__ void block_moments(const ResidentRows<T, 1, kThreads>& rows,
-                                              const PassProblem& p, const WalkPlace& at,
-                                              BlockShared<kThreads, kChannels>& shared) {
+template <class T, bool kAdded>
+__global__ void __launch_bounds__(kResidentThreads, 1)
+    batch_norm_train_kernel(const __grid_constant__ TrainProblem problem) {
   constexpr int kVec = 16 / sizeof(T);
   using V = Vec<T, kVec>;
+  const PassProblem& p = problem.pass;
+  const StatisticsResult& result = problem.statistics;
+  __shared__ ResidentShared shared;
+  wait_for_predecessor();
+  const auto at = WalkPlace::of<kVec>(p.grid, p.rows, p.channels);
   const int width = p.grid.threads_x * kVec, own = threadIdx.x;
-  const T* const first = static_cast<const T*>(p.x) + at.row_begin * p.channels + at.col;
+  const int64_t first_channel = at.col - at.tx * kVec;
+
+  // Statistics of the block
+  const T* const in[1] = {static_cast<const T*>(p.x)};
+  const ResidentRows<T, 1> rows(in, reinterpret_cast<uint4*>(resident_bytes), problem.slots, p.grid,
+                                at, p.channels);
   ChannelMoments<float, kVec> moments;
-  V base{};
-  if constexpr (kRelative) {
-    if (rows.count > 0) base = *reinterpret_cast<const V*>(first);
-  }
-  rows.template walk<kUnroll>([] {},
-                              [&](const V(&x)[1][kUnroll], int count, int) {
-                                if constexpr (kRelative) {
-                                  moments.template add_values<kUnroll>(
-                                      [&](int u, int i) {
-                                        return to_compute(x[0][u].value[i]) -
-                                               to_compute(base.value[i]);
-                                      },
-                                      count);
-                                } else {
-                                  moments.add(x[0], count);
-                                }
-                              });
+  rows.template walk<kTrainUnroll>(
+      [] {}, [&](const V(&x)[1][kTrainUnroll], int count, int) { moments.add(x[0], count); });
   if (at.ty == 0) {
 #pragma unroll
     for (int i = 0; i < kVec; ++i) shared.reference[at.tx * kVec + i] = moments.mean[i];
@@ -62,21 +51,23 @@ __device__ __forceinline__ void block_moments(const ResidentRows<T, 1, kThreads>
   if (own < width) {
     const double count = static_cast<double>(at.row_end - at.row_begin);
     const double offset = shared.sums[0][own] / count;
-    double mean = shared.reference[own] + offset;
-    const int64_t channel = at.col - at.tx * kVec + own;
-    if (kRelative && channel < p.channels) {
-      mean += to_compute(static_cast<const T*>(p.x)[at.row_begin * p.channels + channel]);
-    }
-    shared.sums[0][own] = mean;
+    shared.sums[0][own] = shared.reference[own] + offset;
     shared.sums[1][own] -= offset * offset * count;
   }
-}
 
-// y of the block's rows.
-template <class T, bool kAdded, int kUnroll = pass_unroll(kAdded ? 2 : 1), class Rows, int kVec>
-__device__ __forceinline__ void write_outputs(const Rows& rows, const PassProblem& p,
-                                              const NormChannels<T, kVec>& channels) {
-  using V = Vec<T, kVec>;
+  // Statistics of all rows
+  share_sums(p, at, width, first_channel + own, shared);
+  const StatisticsProblem joined{p.rows, p.channels, p.x, p.partial, p.grid};
+  join_channels(p.channels, [&](int64_t channel) { join_statistics<T>(joined, result, channel); });
+  NormArguments norm = p.norm;
+  norm.mean = {result.mean, true};
+  norm.var = {result.var, true};
+
+  // y
+  if (rows.count == 0) return;
+  NormChannels<T, kVec> channels;
+  channels.load(norm, at.col);
+  constexpr int kUnroll = pass_unroll(kAdded ? 2 : 1);
   rows.template walk_back<kUnroll>([&](int k0, int count) {
     V x[kUnroll], added[kUnroll];
 #pragma unroll
@@ -98,28 +89,27 @@ __device__ __forceinline__ void write_outputs(const Rows& rows, const PassProble
   });
 }
 
-// Where a backward kernel's rows come from: dy, x, and what was saved.
+// Sums and dx. NOTE: dz, where the residual wants it, is rounded before dx is made of it.
 template <class T, bool kAdded>
-struct GradientInputs {
-  static constexpr int kInputs = kAdded ? 3 : 2;
-  const T* in[kInputs];
-
-  __device__ __forceinline__ explicit GradientInputs(const PassProblem& p)
-      : in{static_cast<const T*>(p.dy), static_cast<const T*>(p.x)} {
-    if constexpr (kAdded) in[2] = static_cast<const T*>(p.added);
-  }
-};
-
-// Leaves the block's sums of dz and dz (x - mean) in shared.sums, and its channels loaded.
-// NOTE: dz, where the residual wants it, is rounded before dx is made of it.
-template <class T, bool kAdded, int kGroup = pass_unroll(GradientInputs<T, kAdded>::kInputs),
-          class Rows, int kVec, class Shared>
-__device__ __forceinline__ void block_gradient_sums(const Rows& rows, const PassProblem& p,
-                                                    const WalkPlace& at,
-                                                    NormChannels<T, kVec>& channels,
-                                                    Shared& shared) {
+__global__ void __launch_bounds__(kResidentThreads, 1)
+    batch_norm_train_backward_kernel(const __grid_constant__ TrainProblem problem) {
+  constexpr int kVec = 16 / sizeof(T);
   using V = Vec<T, kVec>;
-  constexpr int kInputs = GradientInputs<T, kAdded>::kInputs;
+  const PassProblem& p = problem.pass;
+  float* const total = static_cast<float*>(problem.sums);
+  __shared__ ResidentShared shared;
+  wait_for_predecessor();
+  const auto at = WalkPlace::of<kVec>(p.grid, p.rows, p.channels);
+  const int width = p.grid.threads_x * kVec;
+  const int64_t first_channel = at.col - at.tx * kVec;
+
+  // Sums of the block
+  constexpr int kInputs = kAdded ? 3 : 2, kGroup = pass_unroll(kInputs);
+  const T* in[kInputs] = {static_cast<const T*>(p.dy), static_cast<const T*>(p.x)};
+  if constexpr (kAdded) in[2] = static_cast<const T*>(p.added);
+  const ResidentRows<T, kInputs> rows(in, reinterpret_cast<uint4*>(resident_bytes), problem.slots,
+                                      p.grid, at, p.channels);
+  NormChannels<T, kVec> channels{};
   float sums[2][kVec] = {};
   const auto prepare = [&] {
     if (rows.count > 0) channels.load(p.norm, at.col);
@@ -142,14 +132,16 @@ __device__ __forceinline__ void block_gradient_sums(const Rows& rows, const Pass
     }
   });
   resident_block_sums(p.grid, at, sums, shared);
-}
 
-// dx of the block's rows.
-template <class T, int kUnroll = pass_unroll(2), class Rows, int kVec>
-__device__ __forceinline__ void write_gradients(const Rows& rows, const PassProblem& p,
-                                                const NormChannels<T, kVec>& channels,
-                                                const GradientChannels<T, kVec>& slopes) {
-  using V = Vec<T, kVec>;
+  // Sums of all rows
+  share_sums(p, at, width, first_channel + threadIdx.x, shared);
+  join_channels(p.channels, [&](int64_t channel) { join_sums<T>(p, total, channel); });
+
+  // dx
+  if (rows.count == 0) return;
+  GradientChannels<T, kVec> slopes;
+  slopes.load(p, total, at.col);
+  constexpr int kUnroll = pass_unroll(2);
   rows.template walk_back<kUnroll>([&](int k0, int count) {
     V dy[kUnroll], x[kUnroll];
 #pragma unroll
@@ -180,66 +172,6 @@ __device__ __forceinline__ void write_gradients(const Rows& rows, const PassProb
       store_vector<T>(p.out, rows.element(k0 + u), dx);
     }
   });
-}
-
-// ---- one grid, resident as a whole ----
-
-template <class T, bool kAdded>
-__global__ void __launch_bounds__(kResidentThreads, 1)
-    batch_norm_train_kernel(const __grid_constant__ TrainProblem problem) {
-  constexpr int kVec = 16 / sizeof(T);
-  const PassProblem& p = problem.pass;
-  const StatisticsResult& result = problem.statistics;
-  __shared__ ResidentShared shared;
-  wait_for_predecessor();
-  const auto at = WalkPlace::of<kVec>(p.grid, p.rows, p.channels);
-  const int width = p.grid.threads_x * kVec;
-  const int64_t first_channel = at.col - at.tx * kVec;
-  const T* const in[1] = {static_cast<const T*>(p.x)};
-  const ResidentRows<T, 1> rows(in, reinterpret_cast<uint4*>(resident_bytes), problem.slots, p.grid,
-                                at, p.channels);
-  block_moments(rows, p, at, shared);
-
-  // Statistics of all rows
-  share_sums(p, at, width, first_channel + threadIdx.x, shared);
-  const StatisticsProblem joined{p.rows, p.channels, p.x, p.partial, p.grid};
-  join_channels(p.channels, [&](int64_t channel) { join_statistics<T>(joined, result, channel); });
-  NormArguments norm = p.norm;
-  norm.mean = {result.mean, true};
-  norm.var = {result.var, true};
-
-  if (rows.count == 0) return;
-  NormChannels<T, kVec> channels;
-  channels.load(norm, at.col);
-  write_outputs<T, kAdded>(rows, p, channels);
-}
-
-template <class T, bool kAdded>
-__global__ void __launch_bounds__(kResidentThreads, 1)
-    batch_norm_train_backward_kernel(const __grid_constant__ TrainProblem problem) {
-  constexpr int kVec = 16 / sizeof(T);
-  using Inputs = GradientInputs<T, kAdded>;
-  const PassProblem& p = problem.pass;
-  float* const total = static_cast<float*>(problem.sums);
-  __shared__ ResidentShared shared;
-  wait_for_predecessor();
-  const auto at = WalkPlace::of<kVec>(p.grid, p.rows, p.channels);
-  const int width = p.grid.threads_x * kVec;
-  const int64_t first_channel = at.col - at.tx * kVec;
-  const ResidentRows<T, Inputs::kInputs> rows(Inputs(p).in,
-                                              reinterpret_cast<uint4*>(resident_bytes),
-                                              problem.slots, p.grid, at, p.channels);
-  NormChannels<T, kVec> channels{};
-  block_gradient_sums<T, kAdded>(rows, p, at, channels, shared);
-
-  // Sums of all rows
-  share_sums(p, at, width, first_channel + threadIdx.x, shared);
-  join_channels(p.channels, [&](int64_t channel) { join_sums<T>(p, total, channel); });
-
-  if (rows.count == 0) return;
-  GradientChannels<T, kVec> slopes;
-  slopes.load(p, total, at.col);
-  write_gradients<T>(rows, p, channels, slopes);
 }
 
 }  // namespace fusedops

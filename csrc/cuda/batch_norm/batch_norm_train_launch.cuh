@@ -17,7 +17,6 @@ static_assert(kTrainChunks <= 32);                         // of a block's threa
 struct TrainPlan {
   WalkGrid grid;
   int slots;
-  bool clustered = false;
 };
 
 inline int train_slots(int shared_memory_per_block, int inputs) {

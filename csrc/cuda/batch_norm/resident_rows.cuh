@@ -14,9 +14,8 @@ inline constexpr int kResidentThreads = 512;
 inline constexpr int kResidentDepth = 4;       // groups of rows on their way at once
 inline constexpr int kResidentChannels = 256;  // the most of a block
 
-// The rows of a thread, of kThreads: the first `slots` stay in shared memory, where no other thread
-// reads them.
-template <class T, int kInputs, int kThreads = kResidentThreads>
+// The rows of a thread: the first `slots` stay in shared memory, where no other thread reads them.
+template <class T, int kInputs>
 struct ResidentRows {
   static constexpr int kVec = 16 / sizeof(T);
   using V = Vec<T, kVec>;
@@ -40,7 +39,7 @@ struct ResidentRows {
   }
 
   __device__ __forceinline__ uint4* slot(int input, int k) const {
-    return kept + (k * kInputs + input) * kThreads;
+    return kept + (k * kInputs + input) * kResidentThreads;
   }
   __device__ __forceinline__ int64_t element(int k) const { return first + k * step; }
   __device__ __forceinline__ bool stays(int k) const { return k < slots; }
@@ -97,23 +96,21 @@ struct ResidentRows {
   }
 };
 
-// What a block of kThreads, with up to kChannels, keeps beside its rows.
-template <int kThreads, int kChannels>
-struct BlockShared {
-  float scratch[kThreads * 8];
-  double groups[kThreads];
-  double sums[2][kChannels];  // of this block
-  float reference[kChannels];
+// What a block keeps beside its rows.
+struct ResidentShared {
+  float scratch[kResidentThreads * 8];
+  double groups[kResidentThreads];
+  double sums[2][kResidentChannels];  // of this block
+  float reference[kResidentChannels];
 };
-using ResidentShared = BlockShared<kResidentThreads, kResidentChannels>;
 
 // sums[s][channel] over the rows of threads of a block, in a fixed order.
-template <int kVec, int kThreads, int kChannels>
+template <int kVec>
 __device__ __forceinline__ void resident_block_sums(const WalkGrid& grid, const WalkPlace& at,
                                                     const float (&sums)[2][kVec],
-                                                    BlockShared<kThreads, kChannels>& shared) {
+                                                    ResidentShared& shared) {
   const int width = grid.threads_x * kVec;
-  const int groups = kThreads / width;
+  const int groups = kResidentThreads / width;
   const int group = threadIdx.x / width, own = threadIdx.x % width;
 #pragma unroll
   for (int s = 0; s < 2; ++s) {
