@@ -166,8 +166,9 @@ class MLPFunction(torch.autograd.Function):
         allow_tf32: bool,
         compute: torch.dtype | None,
     ) -> Tensor:
-        first, second = _cast_or_none(w1, compute), _cast_or_none(w2, compute)
-        bias1, bias2 = _cast_or_none(b1, compute), _cast_or_none(b2, compute)
+        first, bias1, second, bias2 = w1, b1, w2, b2
+        if compute is not None:
+            first, bias1, second, bias2 = (_cast_or_none(t, compute) for t in (w1, b1, w2, b2))
         y, saved = _mlp_forward(
             x, first, bias1, second, bias2, residual, code, not recompute, allow_tf32
         )
@@ -193,10 +194,10 @@ class MLPFunction(torch.autograd.Function):
             )
             db2 = _sum_rows(dy) if need_b2 else None
             return dx, dw1, db1, dw2, db2, dresidual, None, None, None, None
-        owner1, owner2 = (
-            o if need else None for o, need in zip(ctx.owners, (need_w1, need_w2), strict=True)
-        )
-        fp32_1, fp32_2 = (m is not None and m.dtype is torch.float32 for m in (master1, master2))
+        owner1, owner2 = ctx.owners
+        owner1, owner2 = owner1 if need_w1 else None, owner2 if need_w2 else None
+        fp32_1 = master1 is not None and master1.dtype is torch.float32
+        fp32_2 = master2 is not None and master2.dtype is torch.float32
         _release(ctx)
         owned = _may_overwrite(saved, ours, dy)
         if saved is None:
@@ -260,8 +261,11 @@ class GatedMLPFunction(torch.autograd.Function):
         allow_tf32: bool,
         compute: torch.dtype | None,
     ) -> Tensor:
-        gate, up, down = (_cast_or_none(w, compute) for w in (w_gate, w_up, w_down))
-        biases = [_cast_or_none(b, compute) for b in (b_gate, b_up, b_down)]
+        gate, up, down, biases = w_gate, w_up, w_down, [b_gate, b_up, b_down]
+        if compute is not None:
+            gate, up, down, *biases = (
+                _cast_or_none(t, compute) for t in (w_gate, w_up, w_down, *biases)
+            )
         y, saved = _gated_mlp_forward(
             x, gate, up, *biases[:2], down, biases[2], residual, code, not recompute, allow_tf32
         )

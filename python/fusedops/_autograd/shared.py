@@ -42,6 +42,14 @@ def is_subclass(*tensors: Tensor | None) -> bool:
     )
 
 
+def needs_grad(*tensors: Tensor | None) -> bool:
+    """Whether one of the tensors requires a gradient."""
+    for t in tensors:  # noqa: SIM110  (written out: each call asks)
+        if t is not None and t.requires_grad:
+            return True
+    return False
+
+
 def distinct(*arguments: Any) -> tuple[Any, ...]:
     """The arguments of a Function, with views in place of repeated tensors under torch.compile.
 

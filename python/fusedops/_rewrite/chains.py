@@ -88,7 +88,9 @@ def base_of(module: Any) -> Any:
 def child(module: Any, path: Path) -> Any:
     """The module of a path, None where there is none."""
     for name in path:
-        module = module._modules.get(name) if isinstance(module, torch_nn.Module) else None
+        if module is None:
+            return None
+        module = module._modules.get(name)
     return module
 
 

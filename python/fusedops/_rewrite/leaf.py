@@ -55,8 +55,8 @@ class Form(NamedTuple):
 
     def of(self, module: Any, x: Tensor, residual: Tensor | None = None) -> Any:
         """The result, by our op; of a norm with a residual (y, x + residual)."""
-        weight: Any = None if self.weight is None else getattr(module, self.weight)
-        bias = None if self.bias is None else getattr(module, self.bias)
+        weight: Any = None if self.weight is None else _parameter(module, self.weight)
+        bias = None if self.bias is None else _parameter(module, self.bias)
         if self.kind == "linear":
             return linear(x, weight, bias)
         if self.kind == "matmul":
@@ -67,12 +67,18 @@ class Form(NamedTuple):
         if self.channels_first:
             x = x.permute(0, 2, 3, 1)
         if self.kind == "rms_norm":
-            y: Any = rms_norm(x, x.shape[-1:], weight, self.eps, residual=residual)
+            y: Any = rms_norm(x, (x.size(-1),), weight, self.eps, residual=residual)
         else:
             if self.plus_one and bias is not None:
                 bias = bias.to(weight.dtype)
-            y = layer_norm(x, x.shape[-1:], weight, bias, self.eps, residual=residual)
+            y = layer_norm(x, (x.size(-1),), weight, bias, self.eps, residual=residual)
         return y.permute(0, 3, 1, 2) if self.channels_first else y
+
+
+def _parameter(module: Any, name: str) -> Any:
+    """module.name, which nn.Module looks for in Python only where it is no parameter."""
+    found = module._parameters.get(name)
+    return getattr(module, name) if found is None else found
 
 
 def _reference(form: Form, x: Tensor, weight: Any, bias: Tensor | None) -> Tensor:

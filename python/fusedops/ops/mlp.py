@@ -22,7 +22,7 @@ from .._autograd.mlp import (
     gated_mlp_eager,
     mlp_eager,
 )
-from .._autograd.shared import distinct, sees_torch_functions_only
+from .._autograd.shared import distinct, needs_grad, sees_torch_functions_only
 from .._core.activation import CODES, raise_unknown
 from .._core.calls import public
 from .._core.checks import check_tensors
@@ -58,11 +58,10 @@ def _code_of(op: str, activation: str | None) -> int:
         raise_unknown(op, activation)
 
 
-def _adds_by_torch(x: Tensor, w: Tensor, residual: Tensor | None) -> bool:
+def _adds_by_torch(x: Tensor, w: Tensor, residual: Tensor) -> bool:
     """Whether torch promotes the sum; what has another shape is left to the op's checks."""
     return (
-        residual is not None
-        and residual.dtype is not x.dtype
+        residual.dtype is not x.dtype
         and residual.shape[:-1] == x.shape[:-1]
         and residual.shape[-1:] == w.shape[:1]
     )
@@ -213,11 +212,11 @@ def mlp(
     late = None  # a residual that torch adds
     if compute is not None:
         x = cast(x, compute)
-    if _adds_by_torch(x, w2, residual):
+    if residual is not None and _adds_by_torch(x, w2, residual):
         residual, late = None, residual
     allow_tf32 = x.dtype is _float32 and x.is_cuda and _tf32_allowed()
     tensors = (x, w1, b1, w2, b2, residual)
-    if _is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
+    if _is_grad_enabled() and needs_grad(*tensors):
         apply = MLPFunction.apply if traced else mlp_eager
         y = apply(
             *(distinct(*tensors) if traced else tensors), code, recompute, allow_tf32, compute
@@ -302,11 +301,11 @@ def gated_mlp(
     late = None  # a residual that torch adds
     if compute is not None:
         x = cast(x, compute)
-    if _adds_by_torch(x, w_down, residual):
+    if residual is not None and _adds_by_torch(x, w_down, residual):
         residual, late = None, residual
     allow_tf32 = x.dtype is _float32 and x.is_cuda and _tf32_allowed()
     tensors = (x, w_gate, w_up, b_gate, b_up, w_down, b_down, residual)
-    if _is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
+    if _is_grad_enabled() and needs_grad(*tensors):
         apply = GatedMLPFunction.apply if traced else gated_mlp_eager
         y = apply(
             *(distinct(*tensors) if traced else tensors), code, recompute, allow_tf32, compute

@@ -12,7 +12,12 @@ from torch import Tensor
 
 from .. import _fakes  # noqa: F401  (registers the fakes)
 from .._autograd.compose import no_autocast
-from .._autograd.shared import _eager_apply, distinct, sees_torch_functions_only
+from .._autograd.shared import (
+    _eager_apply,
+    distinct,
+    needs_grad,
+    sees_torch_functions_only,
+)
 from .._core.calls import public
 from .._core.checks import check_tensors
 from .._core.traced import alike, is_traced
@@ -179,13 +184,17 @@ def _weight_beside(x: Tensor, weight: Tensor) -> Tensor:
     return weight.to(dtype)
 
 
-def _adds_by_torch(x: Tensor, residual: Tensor | None) -> bool:
+def _adds_by_torch(x: Tensor, residual: Tensor) -> bool:
     """Whether torch promotes the sum of the two; the op has one dtype for them."""
-    return residual is not None and residual.dtype is not x.dtype and residual.shape == x.shape
+    return residual.dtype is not x.dtype and residual.shape == x.shape
 
 
 def _norm_dims(op: str, x: Tensor, normalized_shape: int | Sequence[int]) -> int:
     """How many dims are normalised; what the op never gets to see is checked here."""
+    # NOTE: what nearly every call has, asked first: a slice of a shape costs as much as the rest.
+    if isinstance(normalized_shape, tuple) and len(normalized_shape) == 1 and x.dim() > 0:  # noqa: SIM102
+        if x.size(-1) == normalized_shape[0]:
+            return 1
     if isinstance(normalized_shape, int):
         normalized_shape = (normalized_shape,)
     elif not hasattr(normalized_shape, "__len__") and hasattr(normalized_shape, "__index__"):
@@ -277,9 +286,15 @@ def layer_norm(
     Example:
         >>> y, residual = fusedops.layer_norm(x, 1024, weight, bias, residual=residual)
     """
-    check_tensors("layer_norm", _OPTIONAL, x=x, weight=weight, bias=bias, residual=residual)
+    if not (
+        isinstance(x, Tensor)
+        and (weight is None or isinstance(weight, Tensor))
+        and (bias is None or isinstance(bias, Tensor))
+        and (residual is None or isinstance(residual, Tensor))
+    ):
+        check_tensors("layer_norm", _OPTIONAL, x=x, weight=weight, bias=bias, residual=residual)
     norm_dims = _norm_dims("layer_norm", x, normalized_shape)
-    if _adds_by_torch(x, residual):
+    if residual is not None and _adds_by_torch(x, residual):
         x = x + residual
         return layer_norm(x, normalized_shape, weight, bias, eps), x
     traced = _is_dynamo_compiling()
@@ -294,9 +309,7 @@ def layer_norm(
     if _any_autocast():
         fp32_out = autocast_gives_fp32(x)
         weight, bias = _as_autocast(x, weight, bias)
-    if _is_grad_enabled() and any(
-        t is not None and t.requires_grad for t in (x, weight, bias, residual)
-    ):
+    if _is_grad_enabled() and needs_grad(x, weight, bias, residual):
         if traced:
             x, residual, weight, bias = distinct(x, residual, weight, bias)
         apply = LayerNormFunction.apply if traced else _eager_layer_norm
@@ -342,9 +355,14 @@ def rms_norm(
     Example:
         >>> y, residual = fusedops.rms_norm(x, 4096, weight, residual=residual)
     """
-    check_tensors("rms_norm", _OPTIONAL, x=x, weight=weight, residual=residual)
+    if not (
+        isinstance(x, Tensor)
+        and (weight is None or isinstance(weight, Tensor))
+        and (residual is None or isinstance(residual, Tensor))
+    ):
+        check_tensors("rms_norm", _OPTIONAL, x=x, weight=weight, residual=residual)
     norm_dims = _norm_dims("rms_norm", x, normalized_shape)
-    if _adds_by_torch(x, residual):
+    if residual is not None and _adds_by_torch(x, residual):
         x = x + residual
         return rms_norm(x, normalized_shape, weight, eps), x
     if weight is not None and weight.dtype is not x.dtype:
@@ -357,7 +375,7 @@ def rms_norm(
         return y if residual is None else (y, total)
     if eps is None:
         eps = torch.finfo(torch.float64 if x.dtype is torch.float64 else torch.float32).eps
-    if _is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, residual)):
+    if _is_grad_enabled() and needs_grad(x, weight, residual):
         if traced:
             x, residual, weight = distinct(x, residual, weight)
         apply = RMSNormFunction.apply if traced else _eager_rms_norm

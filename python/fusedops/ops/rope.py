@@ -37,14 +37,13 @@ class RopeFunction(torch.autograd.Function):
         cos, sin = ctx.saved_tensors
         heads_dim, rotary_dim, interleaved, inverse = ctx.how
         back = (cos, sin, heads_dim, rotary_dim, interleaved, not inverse)
-        grads = [
-            g if need else None for g, need in zip((dq, dk), ctx.needs_input_grad, strict=False)
-        ]
-        given = [g for g in grads if g is not None]
+        need_q, need_k = ctx.needs_input_grad[:2]
+        turned, turned_k = (dq if need_q else dk), (dk if need_q and need_k else None)
         call = _differentiable if torch.is_grad_enabled() else _rope
-        turned = iter(call(*given, *(None,) * (2 - len(given)), *back))
-        dq, dk = (None if g is None else next(turned) for g in grads)
-        return dq, dk, None, None, None, None, None, None
+        grads = call(turned, turned_k, *back)
+        if not need_q:
+            return None, grads[0], None, None, None, None, None, None
+        return grads[0], grads[1] if need_k else None, None, None, None, None, None, None
 
 
 _eager = _eager_apply(RopeFunction)
