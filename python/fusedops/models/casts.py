@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from .._autograd.autocast import casts_ahead
 from .._autograd.shared import sees_torch_functions_only
-from ..nn.points.mlp import SharedMLP
 from ..points._edge_checks import cast_together
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def weights_cast_ahead(model: nn.Module, xyz: Tensor) -> AbstractContextManager[None]:
-    """A context in which the model's shared MLPs have their weights in autocast's dtype.
+    """A context in which the model's linear layers have their weights in autocast's dtype.
 
     NOTE: in training a cast has a gradient, which should leave its layer as soon as it is there.
     """
@@ -34,10 +33,8 @@ def weights_cast_ahead(model: nn.Module, xyz: Tensor) -> AbstractContextManager[
     weights = [
         tensor
         for module in model.modules()
-        if type(module) is SharedMLP
-        for layer in module.linears
-        if type(layer) is nn.Linear
-        for tensor in layer._parameters.values()
+        if type(module) is nn.Linear
+        for tensor in module._parameters.values()
         if type(tensor) is nn.Parameter and tensor.dtype is torch.float32
         if tensor.device == xyz.device
     ]

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from ..nn import SharedMLP
+from ..nn.linear import plain
+from ..ops.linear import linear
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,6 +55,8 @@ class Head(nn.Module):
         """Rows (..., channels[0]) to (..., channels[-1])."""
         for layer, dropout in zip(self.layers, self.dropouts, strict=True):
             x = dropout(layer(x))
+        if plain(self.last):
+            return linear(x, self.last.weight, self.last.bias)
         y: Tensor = self.last(x)
         return y
 
