@@ -21,6 +21,17 @@ def check_tensors(op: str, optional: tuple[str, ...] = ("bias",), /, **arguments
             raise TypeError(f"{op}: {name} must be {kind}; got {type(value).__name__}")
 
 
+def are_tensors(needed: tuple[object, ...], optional: tuple[object, ...]) -> bool:
+    """Whether `check_tensors` has nothing to say: asked first, since it names its arguments."""
+    for value in needed:
+        if not isinstance(value, Tensor):
+            return False
+    for value in optional:  # noqa: SIM110  (written out: each call asks)
+        if value is not None and not isinstance(value, Tensor):
+            return False
+    return True
+
+
 def raise_not_tensor(op: str, /, **arguments: object) -> NoReturn:
     """`check_tensors` for a caller that has seen something else."""
     check_tensors(op, **arguments)

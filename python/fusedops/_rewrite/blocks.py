@@ -18,7 +18,7 @@ from torch import Tensor, fx
 from torch import nn as torch_nn
 
 from ..nn.activation import activation_name
-from ..nn.linear import Linear, guard_forwards, plain, untouched
+from ..nn.linear import Linear, guard_forwards, parameters_of, plain, untouched
 from ..ops.mlp import gated_mlp, mlp
 from .activations import DEFAULT_FUNCTIONS, PLAIN_FUNCTIONS
 from .dropping import dropped, dropping_mlp, drops
@@ -386,7 +386,7 @@ class FusedBlock(Fused):
                          for names in (block.between, block.last))  # fmt: skip
         if between:
             layers = [self._modules[name] for name in (*block.first, block.down)]
-            *weights, w_down = ((layer.weight, layer.bias) for layer in layers)
+            *weights, w_down = map(parameters_of, layers)
             y = dropping_mlp(x, weights, w_down, block.activation, between, recipe)
         else:
             y = self._without_dropouts(x, block, first, down, recipe)
@@ -395,23 +395,13 @@ class FusedBlock(Fused):
     def _without_dropouts(
         self, x: Tensor, block: Block, first: Any, down: Any, recipe: Recipe | None
     ) -> Tensor:
-        if not block.gated:
-            weights = first.weight, first.bias, down.weight, down.bias
-            return mlp(x, *weights, block.activation, recipe=recipe)
-        up = self._modules[block.first[1]] if len(block.first) == 2 else None
-        if block.up_first:
+        if block.gated and block.up_first:
             return self._with_halves(x, first, down, block.activation, recipe)
-        return gated_mlp(
-            x,
-            first.weight,
-            None if up is None else up.weight,
-            down.weight,
-            first.bias,
-            None if up is None else up.bias,
-            down.bias,
-            block.activation,
-            recipe=recipe,
-        )
+        (w1, b1), (w2, b2) = parameters_of(first), parameters_of(down)
+        if not block.gated:
+            return mlp(x, w1, b1, w2, b2, block.activation, recipe=recipe)
+        up = parameters_of(self._modules[block.first[1]]) if len(block.first) == 2 else (None, None)
+        return gated_mlp(x, w1, up[0], w2, b1, up[1], b2, block.activation, recipe=recipe)
 
     def _with_halves(
         self, x: Tensor, first: Any, down: Any, activation: str, recipe: Recipe | None

@@ -14,7 +14,7 @@ from torch import nn as torch_nn
 
 from .._autograd.compose import activate
 from .._core.activation import activation_code
-from ..nn.linear import untouched
+from ..nn.linear import parameters_of, untouched
 from ..ops.mlp import gated_mlp, mlp
 from .activations import read_activation
 from .chains import Chain, Path, base_of, chains_of, child, product_form, without_docstring
@@ -337,7 +337,7 @@ def _weight(layer: Any) -> tuple[Any, Any]:
         weight = getattr(layer, form.weight)  # type: ignore[arg-type]
         bias = None if form.bias is None else getattr(layer, form.bias)
         return (weight.t() if form.kind == "matmul" else weight), bias
-    return layer.weight, layer.bias
+    return parameters_of(layer)
 
 
 def _own_methods(kind: type) -> Iterator[tuple[str, Any]]:

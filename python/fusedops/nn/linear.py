@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
+_is_dynamo_compiling = torch.compiler.is_dynamo_compiling
+
+
 class Linear(torch.nn.Linear):
     """``torch.nn.Linear`` with an activation applied in the same kernel.
 
@@ -73,6 +76,14 @@ class Linear(torch.nn.Linear):
         if self.activation is not None:
             base += f", activation={self.activation!r}"
         return base if self.recipe is None else f"{base}, recipe={self.recipe}"
+
+
+def parameters_of(layer: Any) -> tuple[Any, Any]:
+    """(weight, bias) of a linear layer, which nn.Module looks for in Python at each attribute."""
+    own = layer._parameters
+    if "weight" in own and "bias" in own and not _is_dynamo_compiling():
+        return own["weight"], own["bias"]
+    return layer.weight, layer.bias  # FSDP and the like keep other tensors there
 
 
 def guard_forwards(modules: Iterable[Any]) -> None:

@@ -25,7 +25,7 @@ from .._autograd.mlp import (
 from .._autograd.shared import distinct, needs_grad, sees_torch_functions_only
 from .._core.activation import CODES, raise_unknown
 from .._core.calls import public
-from .._core.checks import check_tensors
+from .._core.checks import are_tensors, check_tensors
 from .._core.traced import alike, is_traced, projects
 from .._epilogue.epilogue import BoundEpilogue, Epilogue  # noqa: TC001  (for get_type_hints)
 from ..fp8 import recipe as _region
@@ -193,8 +193,9 @@ def mlp(
         >>> y = fusedops.mlp(x, w1, b1, w2, b2, activation="gelu", residual=x)
     """
     code = _code_of("mlp", activation)
-    optional = ("b1", "b2", "residual")
-    check_tensors("mlp", optional, x=x, w1=w1, w2=w2, b1=b1, b2=b2, residual=residual)
+    if not are_tensors((x, w1, w2), (b1, b2, residual)):
+        optional = ("b1", "b2", "residual")
+        check_tensors("mlp", optional, x=x, w1=w1, w2=w2, b1=b1, b2=b2, residual=residual)
     if epilogue is not None:
         hidden = with_epilogue("mlp", x, w1, epilogue, (b1, activation, recompute or None, recipe))
         return _plus(linear(hidden, w2, b2), residual)
@@ -276,11 +277,12 @@ def gated_mlp(
         >>> y = fusedops.gated_mlp(x, w_gate, w_up, w_down, activation="silu")
     """
     code = _code_of("gated_mlp", activation)
-    optional = ("w_up", "b_gate", "b_up", "b_down", "residual")
-    check_tensors(
-        "gated_mlp", optional, x=x, w_gate=w_gate, w_down=w_down, w_up=w_up, b_gate=b_gate,
-        b_up=b_up, b_down=b_down, residual=residual,
-    )  # fmt: skip
+    if not are_tensors((x, w_gate, w_down), (w_up, b_gate, b_up, b_down, residual)):
+        optional = ("w_up", "b_gate", "b_up", "b_down", "residual")
+        check_tensors(
+            "gated_mlp", optional, x=x, w_gate=w_gate, w_down=w_down, w_up=w_up, b_gate=b_gate,
+            b_up=b_up, b_down=b_down, residual=residual,
+        )  # fmt: skip
     if recipe is not None or _region.current is not None:
         layers = (x, w_gate, w_up, b_gate, b_up, w_down, b_down)
         y = _in_fp8(recompute, fp8_gated_mlp, *layers, code, recipe)

@@ -10,7 +10,7 @@ from torch import Tensor
 from .. import _fakes  # noqa: F401  (registers the fakes)
 from .._autograd.shared import _eager_apply, distinct, sees_torch_functions_only
 from .._core.calls import public
-from .._core.checks import check_tensors
+from .._core.checks import are_tensors, check_tensors
 from .._core.traced import is_traced
 from ..reference import rope as _by_torch
 from .softmax import HALF_CODES
@@ -162,7 +162,8 @@ def rope(
     Example:
         >>> q, k = fusedops.rope(q, k, cos, sin)
     """
-    check_tensors("rope", ("k",), q=q, k=k, cos=cos, sin=sin)
+    if not are_tensors((q, cos, sin), (k,)):
+        check_tensors("rope", ("k",), q=q, k=k, cos=cos, sin=sin)
     if rotary_dim is None:
         rotary_dim = q.shape[-1] if q.dim() else 0
     how = (unsqueeze_dim, rotary_dim, interleaved, False)
