@@ -60,7 +60,9 @@ class ProjectionsFunction(torch.autograd.Function):
         dx = None
         grads: list[Tensor | None] = [None] * (2 * len(dys))
         # NOTE: differentiable functions, or of batches of gradients, which no op writes into.
-        composed = torch.is_grad_enabled() or not all(map(_is_plain, dys))
+        composed = torch.is_grad_enabled() or any(
+            dy is not None and (type(dy) is not Tensor or is_batched(dy)) for dy in dys
+        )
         for i, dy in enumerate(dys):
             if dy is None:
                 continue
@@ -77,10 +79,6 @@ class ProjectionsFunction(torch.autograd.Function):
                 dx = found[0]
             grads[2 * i : 2 * i + 2] = found[1:]
         return dx, None, None, *grads
-
-
-def _is_plain(dy: Tensor | None) -> bool:
-    return dy is None or (type(dy) is Tensor and not is_batched(dy))
 
 
 def _gradients(
