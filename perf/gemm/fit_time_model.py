@@ -60,6 +60,7 @@ NOT_FITTED = {
     "kUnsteady",
     "kCopiedBytesPerUs",
     "kTransposedBytesPerUs",
+    "kCopyUs",
     "kCopiedRowUs",
     "kStoredWords",
     "kSm80Half",

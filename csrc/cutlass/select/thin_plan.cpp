@@ -124,6 +124,9 @@ double dots_us(const GemmProblem& p, const thin::DotsPlan& plan, const DeviceMod
 
 // ---- what runs ----
 
+// The K up to which rows stream past any N: FMAs of fp32 gain where Tensor Cores do not.
+int64_t few_of_k(const GemmProblem& p) { return is_half(p.dtype) ? thin::kFew : 2 * thin::kFew; }
+
 void plan_rows(const MatrixView& a, const MatrixView& b, const GemmProblem& p,
                const DeviceModel& device, ThinPlan& plan) {
   plan.kernel = ThinKernel::kRows;
@@ -133,7 +136,7 @@ void plan_rows(const MatrixView& a, const MatrixView& b, const GemmProblem& p,
   plan.rows.w_stride_k = b.row_stride;
   if (p.epilogue != Epilogue::kFused && p.epilogue != Epilogue::kPreact) {
     plan.rejected = "no kernel with this epilogue";
-  } else if (std::min(p.n, p.k) > thin::kFew || std::max(p.n, p.k) > thin::kMostLong) {
+  } else if ((p.n > thin::kFew && p.k > few_of_k(p)) || std::max(p.n, p.k) > thin::kMostLong) {
     plan.rejected = "neither N nor K is at most 32, with the other one at most 4096";
   } else if (!lines_of(a, &plan.rows.x)) {
     plan.rejected = "neither stride of A is 1";

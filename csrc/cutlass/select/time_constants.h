@@ -25,8 +25,9 @@ FUSEDOPS_TIME_CONSTANT kDramBytesPerUs = 4.2e+06;
 // on an H100, whose memory does not reach the rate above.
 FUSEDOPS_TIME_CONSTANT kCopiedBytesPerUs = 2.86e+06;
 FUSEDOPS_TIME_CONSTANT kTransposedBytesPerUs = 2.02e+06;
-// The least that a row of few elements takes. By hand, from three copies on an H200.
-FUSEDOPS_TIME_CONSTANT kCopiedRowUs = 0.0001;
+// The launch, and the least that a row of few elements takes. By hand, from graphs on an H200.
+FUSEDOPS_TIME_CONSTANT kCopyUs = 1.5;
+FUSEDOPS_TIME_CONSTANT kCopiedRowUs = 8e-05;
 FUSEDOPS_TIME_CONSTANT kLaunchUs = 3.28;
 FUSEDOPS_TIME_CONSTANT kDramOverlap = 4;  // of the time of SMs and of DRAM, but for slices of K
 FUSEDOPS_TIME_CONSTANT kReduceUs = 3.79;  // the split-K reduction, launch included

@@ -28,8 +28,8 @@ double reduce_us(const GemmProblem& p, int slices) {
 
 double pack_us(const GemmProblem& p, int64_t rows, int64_t cols, bool transposes) {
   const double bytes = 2.0 * rows * cols * dtype_bytes(p.dtype);
-  if (transposes) return kLaunchUs + bytes / kTransposedBytesPerUs;
-  return kLaunchUs + std::max(bytes / kCopiedBytesPerUs, double(rows) * kCopiedRowUs);
+  if (transposes) return kCopyUs + bytes / kTransposedBytesPerUs;
+  return kCopyUs + std::max(bytes / kCopiedBytesPerUs, double(rows) * kCopiedRowUs);
 }
 
 double step_bytes(const GemmProblem& p, double rows_a, double rows_b, double cold) {

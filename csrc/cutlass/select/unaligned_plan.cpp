@@ -160,10 +160,7 @@ UnalignedPlan plan_unaligned(const MatrixView& a, const MatrixView& b, const Gem
 
 double otherwise_us(const MatrixView& a, const MatrixView& b, const GemmProblem& problem,
                     const DeviceModel& device) {
-  // NOTE: several launches take longer than the sum of what each is expected to.
-  constexpr double kCopiesFactor = 1.1;
-  const double factor = is_half(problem.dtype) ? kCopiesFactor : 1;
-  const double us = factor * gemm_us(a, b, problem, device);
+  const double us = gemm_us(a, b, problem, device);
   const ThinPlan thin = plan_thin(a, b, problem, device);
   return thin.rejected ? us : std::min(us, thin.expected_us);
 }
