@@ -58,6 +58,7 @@ NOT_FITTED = {
     "kPowerOverlap",
     "kPowerUs",
     "kUnsteady",
+    "kSkinnyCutSector",
     "kCopiedBytesPerUs",
     "kTransposedBytesPerUs",
     "kCopyUs",

@@ -38,7 +38,7 @@ FAMILIES = {
     "gradients": gemm.run_gradients,
     "narrow": gemm.run_narrow,
     "thin": gemm.run_thin,
-    "few_rows": gemm.run_few_rows,
+    "one_row": gemm.run_one_row,
     "unaligned": gemm.run_unaligned,
     "kernels": gemm.run_kernels,  # each GEMM kernel by itself
     "epilogue": epilogue.run,

@@ -41,7 +41,7 @@ PARTS = {
     "fp8_norm": 1,
     "narrow": 1,
     "thin": 1,
-    "few_rows": 1,
+    "one_row": 1,
     "unaligned": 1,
     "conv": 1,
     "epilogue": 1,

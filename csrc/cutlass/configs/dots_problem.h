@@ -1,4 +1,4 @@
-// Products of a few rows as the kernel takes them that reads every row of a weight once
+// Products of one row as the kernel takes them that reads every row of a weight once
 // (kernels/thin/thin_dots.cuh). Plain structs; no torch, no CUDA header.
 #pragma once
 
@@ -11,20 +11,18 @@
 
 namespace fusedops::thin {
 
-inline constexpr int64_t kFewRows = 8;  // of x
 inline constexpr int kDotThreads = 256, kDotWarps = kDotThreads / 32;
 inline constexpr int kManyDots = 4;               // that a warp forms at a time, or one
 inline constexpr int kMostDotBlocks = 8;          // that share K: a thread block cluster
 inline constexpr int64_t kDotShared = 64 * 1024;  // bytes of x of a block, where it can be
 inline constexpr int64_t kMostDotColumns = int64_t{1} << 26, kMostDotK = int64_t{1} << 30;
 
-// d (m, n) = act(x (m, k) @ w (n, k).T + bias (n,)), and preact without the activation. Rows of x
-// and w are contiguous and begin at any element.
+// d (n,) = act(w (n, k) @ x (k,) + bias (n,)), and preact without the activation. x and rows of w
+// are contiguous and begin at any element.
 struct Dots {
   DType dtype;
-  int64_t m, n, k;
+  int64_t n, k;
   const void* x;
-  int64_t x_stride;
   const void* w;
   int64_t w_stride;
   const void* bias;  // or null
@@ -46,14 +44,12 @@ struct DotsPlan {
   constexpr int64_t block_rows() const { return int64_t{groups()} * rows; }
 };
 
-constexpr int rows_of_x(int64_t m) { return m <= 1 ? 1 : m <= 2 ? 2 : m <= 4 ? 4 : 8; }
-
 // Bytes of shared memory: x, the sums of warps and those of the block.
-constexpr int64_t dots_bytes(const DotsPlan& plan, int64_t m) {
-  return int64_t{plan.slice} * 16 * rows_of_x(m) +
-         int64_t{2} * kDotWarps * plan.rows * rows_of_x(m) * 4;
+constexpr int64_t dots_bytes(const DotsPlan& plan) {
+  return int64_t{plan.slice} * 16 + int64_t{2} * kDotWarps * plan.rows * 4;
 }
 
+// Many rows to a block, since each block brings x: rather than fewer, blocks share K.
 inline DotsPlan dots_plan(const Dots& p, int sm_count, bool clusters) {
   const int64_t unit = 16 / dtype_bytes(p.dtype), units = std::max<int64_t>(p.k / unit, 1);
   DotsPlan plan{.period = int(std::min(unit / std::gcd(p.w_stride % unit, unit), p.n)),
@@ -63,21 +59,19 @@ inline DotsPlan dots_plan(const Dots& p, int sm_count, bool clusters) {
                 .slice = int(units),
                 .blocks = 0};
   const auto blocks = [&] {
-    return plan.period * ceil_div(ceil_div(p.n, int64_t{plan.period}), plan.block_rows());
+    const int64_t of_a_place = ceil_div(p.n, int64_t{plan.period});
+    return plan.period * ceil_div(of_a_place, plan.block_rows()) * plan.cluster;
   };
-  // Steps of a lane along K.
-  const auto steps = [&] { return ceil_div(int64_t{plan.slice}, int64_t{32} * plan.warps); };
-  while (plan.warps < kDotWarps && (steps() > 16 || (steps() > 2 && blocks() < 2 * sm_count))) {
-    plan.warps *= 2;
-  }
-  if (blocks() < 2 * sm_count) plan.rows = 1;
-  while (
-      clusters && plan.cluster < kMostDotBlocks &&
-      ((steps() > 2 && blocks() * plan.cluster < sm_count) || dots_bytes(plan, p.m) > kDotShared)) {
+  // Whether a lane has more than two steps along K.
+  const auto is_long = [&] { return plan.slice > 64 * plan.warps; };
+  while (clusters && plan.cluster < kMostDotBlocks &&
+         (dots_bytes(plan) > kDotShared || (is_long() && blocks() < 3 * sm_count / 2))) {
     plan.cluster *= 2;
     plan.slice = int(ceil_div(units, int64_t{plan.cluster}));
   }
-  plan.blocks = blocks();
+  if (blocks() < sm_count) plan.rows = 1;
+  while (plan.warps < kDotWarps && is_long() && blocks() < sm_count) plan.warps *= 2;
+  plan.blocks = blocks() / plan.cluster;
   return plan;
 }
 

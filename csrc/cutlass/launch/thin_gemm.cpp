@@ -33,7 +33,7 @@ const char* launch_dots(const ThinPlan& plan, const GemmProblem& p, const Launch
   dots.d = p.d;
   dots.preact = p.epilogue == Epilogue::kPreact ? p.preact : nullptr;
   dots.activation = p.activation;
-  return thin::multiply_few(dots, plan.dots_plan, scope.context());
+  return thin::multiply_row(dots, plan.dots_plan, scope.context());
 }
 
 const char* launch_thin(const ThinPlan& plan, const GemmProblem& p, const LaunchScope& scope) {

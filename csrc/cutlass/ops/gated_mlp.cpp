@@ -106,8 +106,8 @@ bool run_gated_forward(const GatedInputs& in, const MlpShape& shape, const Tenso
                       .b = weight(in.w_gate, 0),
                       .dtype = shape.dtype,
                       .allow_tf32 = in.allow_tf32};
-  // NOTE: a tile has 64 rows and more: a few read the weights faster by kernels of their own.
-  if (shape.m <= thin::kFewRows && takes_thin(gate, scope)) return false;
+  // NOTE: a tile has 64 rows and more: one reads the weights faster by a kernel of its own.
+  if (shape.m == 1 && takes_thin(gate, scope)) return false;
   const GatedOperands operands{x, gate.b, std::nullopt,
                                packed ? weight(in.w_gate, shape.hidden) : weight(*in.w_up, 0)};
   return run_gated_gemm(in.op, GatedProduct::kForward, p, operands, scope);

@@ -18,9 +18,9 @@ namespace {
 constexpr double kExactMinWork = 1 << 29;
 // Splitting moves 28 bytes per element: it pays where each one meets many others.
 constexpr double kExactMinReuse = 256;
-// A long K needs less of both.
+// A long K and many outputs need less of both.
 constexpr int64_t kExactLongK = 128;
-constexpr double kExactLessWork = 3.5e8, kExactLessReuse = 128;
+constexpr double kExactManyOutputs = 1e6, kExactLessWork = 3.5e8, kExactLessReuse = 128;
 constexpr int64_t kExactWorkspace = int64_t{1} << 30;  // bytes for the parts of an operand
 
 // TF32 WGMMA reads K-major operands only: above this much work a transposing copy pays.
@@ -162,9 +162,9 @@ OperandPlan plan_operands(const MatrixView& a, const MatrixView& b, const GemmPr
 
 bool wants_exact_parts(const GemmProblem& p, const DeviceModel& device) {
   const int64_t extent = std::max(exact_ld(p.n), split_columns(p.k));
-  const bool is_long = p.k >= kExactLongK;
-  const double least_work = is_long ? kExactLessWork : kExactMinWork;
-  const double least_reuse = is_long ? kExactLessReuse : kExactMinReuse;
+  const bool is_large = p.k >= kExactLongK && double(p.m) * p.n >= kExactManyOutputs;
+  const double least_work = is_large ? kExactLessWork : kExactMinWork;
+  const double least_reuse = is_large ? kExactLessReuse : kExactMinReuse;
   return p.math == MathMode::kFp32 && device.hopper() &&
          extent <= std::numeric_limits<int32_t>::max() && work(p) >= least_work &&
          double(p.m) * p.n >= least_reuse * (double(p.m) + p.n);

@@ -27,7 +27,7 @@ constexpr double kThinLaunchUs = 4, kSumsUs = 3, kLoadUs = 0.08;
 constexpr double kAlone = 0.5;      // the rate of an SM with one block that has room for more
 constexpr int kMostBlocksOfSm = 4;  // by registers
 constexpr int kSharedOfOther = 96 * 1024;  // of GPUs beside the A100 and Hopper
-constexpr bool kDotsKernel = true;         // false: few rows keep to the other kernels
+constexpr bool kDotsKernel = true;         // false: one row keeps to the other kernels
 constexpr double kDotsUs = 3.2, kDotsStreamed = 0.8, kDotsSmBytesPerUs = 1.2e5;
 
 // Lines of a matrix, or false where its elements lie apart along both sides.
@@ -113,7 +113,7 @@ double sums_us(const GemmProblem& p, const thin::SumsPlan& plan, const DeviceMod
 double dots_us(const GemmProblem& p, const thin::DotsPlan& plan, const DeviceModel& device) {
   const double unit = 16.0 / double(dtype_bytes(p.dtype)), units = double(p.n) * p.k / unit;
   const double of_x = 1 + (is_half(p.dtype) ? unit : 0);
-  const double of_unit = 4 + of_x + thin::rows_of_x(p.m) * (unit + of_x / plan.rows);
+  const double of_unit = 4 + of_x + unit + of_x / plan.rows;
   const double sms = std::min<double>(device.sm_count, double(plan.blocks) * plan.cluster);
   const double bytes = dram_bytes(p);
   const double streams =
@@ -175,10 +175,10 @@ void plan_sums(const MatrixView& a, const MatrixView& b, const GemmProblem& p,
   plan.expected_us = sums_us(p, sums, device);
 }
 
-// A few rows of A, and columns of B that are contiguous.
+// One row of A, and columns of B that are contiguous.
 bool are_dots(const MatrixView& a, const MatrixView& b, const GemmProblem& p) {
   const bool lines = (a.col_stride == 1 || p.k == 1) && (b.row_stride == 1 || p.k == 1);
-  return kDotsKernel && p.m <= thin::kFewRows && lines && p.n <= thin::kMostDotColumns &&
+  return kDotsKernel && p.m == 1 && lines && p.n <= thin::kMostDotColumns &&
          p.k <= thin::kMostDotK &&
          (p.epilogue == Epilogue::kFused || p.epilogue == Epilogue::kPreact);
 }
@@ -186,13 +186,12 @@ bool are_dots(const MatrixView& a, const MatrixView& b, const GemmProblem& p) {
 void plan_dots(const MatrixView& a, const MatrixView& b, const GemmProblem& p,
                const DeviceModel& device, ThinPlan& plan) {
   plan.kernel = ThinKernel::kDots;
-  plan.dots = {.dtype = p.dtype, .m = p.m, .n = p.n, .k = p.k};
+  plan.dots = {.dtype = p.dtype, .n = p.n, .k = p.k};
   plan.dots.x = a.data;
-  plan.dots.x_stride = a.row_stride;
   plan.dots.w = b.data;
   plan.dots.w_stride = b.col_stride;
   plan.dots_plan = thin::dots_plan(plan.dots, device.sm_count, device.hopper());
-  if (thin::dots_bytes(plan.dots_plan, p.m) > shared_limit(device)) {
+  if (thin::dots_bytes(plan.dots_plan) > shared_limit(device)) {
     plan.rejected = "A does not fit the shared memory";
     return;
   }
@@ -213,7 +212,7 @@ ThinPlan plan_thin(const MatrixView& a, const MatrixView& b, const GemmProblem& 
   } else if (p.k >= thin::kMinRows) {
     plan_sums(a, b, p, device, plan);
   } else {
-    plan.rejected = "neither M nor K is at least 4096, nor is M at most 8";
+    plan.rejected = "neither M nor K is at least 4096, nor is M 1";
   }
   return plan;
 }
@@ -237,7 +236,7 @@ bool thin_takes(const ThinPlan& plan, const MatrixView& a, const MatrixView& b,
 
 std::pair<int, int> thin_tile(const ThinPlan& plan) {
   if (plan.kernel == ThinKernel::kDots) {
-    return {int(plan.dots.m), int(plan.dots_plan.block_rows())};
+    return {1, int(plan.dots_plan.block_rows())};
   }
   if (plan.kernel == ThinKernel::kRows) {
     const thin::Rows& p = plan.rows;

@@ -13,7 +13,7 @@
 namespace fusedops {
 
 // kRows: rows of A stream past a B with a side of a few elements. kSums: K is what streams. kDots:
-// a few rows of A meet every column of B once.
+// one row of A meets every column of B.
 enum class ThinKernel : int8_t { kRows, kSums, kDots };
 
 struct ThinPlan {
@@ -40,7 +40,7 @@ bool thin_takes(const ThinPlan& plan, const MatrixView& a, const MatrixView& b,
                 const GemmProblem& problem, const DeviceModel& device);
 
 // Outputs of a tile: of kRows, rows by the columns of a warp; of kSums, the sums of a block; of
-// kDots, rows of A by the columns of a block.
+// kDots, the one row by the columns of a block.
 std::pair<int, int> thin_tile(const ThinPlan& plan);
 
 // "thin rows 256x16", "thin sums 8x4", "thin dots 1x8".

@@ -105,6 +105,9 @@ FUSEDOPS_TIME_CONSTANT kSkinnyCyclesPerUs = 1700;
 FUSEDOPS_TIME_CONSTANT kSkinnyOverlap = 3.5;  // as kClusterOverlap
 FUSEDOPS_TIME_CONSTANT kIdlePower = 0.46;  // of the fraction of SMs with a block, in DRAM's rate
 FUSEDOPS_TIME_CONSTANT kUneven = 0.305;  // the fraction more where SMs have more blocks than others
+// The fraction more where rows cut sectors of 32 bytes, half of it for two blocks. By hand, from
+// eight products on an H200: the sweep has none.
+FUSEDOPS_TIME_CONSTANT kSkinnyCutSector = 0.45;
 // Early blocks of the next launch take the other half of the SMs, in pairs with late ones of this
 // one: some graphs replay 40 % slower (9.0 us or 13 for 8x4096x4096). By hand, from graph replays:
 // a sweep queues calls without a graph.

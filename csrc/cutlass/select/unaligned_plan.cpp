@@ -152,6 +152,7 @@ UnalignedPlan plan_unaligned(const MatrixView& a, const MatrixView& b, const Gem
     return plan;
   }
   const Choice choice = cached_choice(problem, device);
+  if (choice.us == 0) plan.rejected = "sums over K would be too long";
   plan.tile = choice.tile;
   plan.slices = choice.slices;
   plan.expected_us = choice.us;

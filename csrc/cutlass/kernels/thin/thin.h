@@ -1,5 +1,5 @@
 // Host face of the streaming kernels: a matrix of many rows by one with a short side, sums over
-// many rows, and a few rows by a weight.
+// many rows, and one row by a weight.
 #pragma once
 
 #include "csrc/common/launch_context.h"
@@ -14,6 +14,6 @@ const char* multiply_rows(const Rows& problem, const LaunchContext& context);
 // Only the blocks' sums, (slots, n, k) in problem.partial: the caller adds them up.
 const char* add_rows(const Sums& problem, const LaunchContext& context);
 
-const char* multiply_few(const Dots& problem, const DotsPlan& plan, const LaunchContext& context);
+const char* multiply_row(const Dots& problem, const DotsPlan& plan, const LaunchContext& context);
 
 }  // namespace fusedops::thin

@@ -1,5 +1,5 @@
-// d = act(x @ w.T + bias) for a few rows of x: every row of w is read once, 16 bytes at a time
-// wherever it begins.
+// d = act(w @ x + bias) for one row x: every row of w is read once, 16 bytes at a time wherever it
+// begins.
 //
 // A unit of 16 bytes of w meets as many elements of x. Rows of w that begin at the same place of a
 // unit meet x at the same ones: a block has such rows alone, and x in shared memory from there on.
@@ -110,30 +110,26 @@ struct DotRows {
   }
 };
 
-template <class T, int kM, int kRows>
+template <class T, int kRows>
 struct DotSums {
   static constexpr int kUnit = 16 / sizeof(T);
-  float sum[kM][kRows];
+  float sum[kRows];
 
   __device__ __forceinline__ void clear() {
 #pragma unroll
-    for (int i = 0; i < kM * kRows; ++i) (&sum[0][0])[i] = 0.0f;
+    for (int j = 0; j < kRows; ++j) sum[j] = 0.0f;
   }
-  // The units w of the rows by that of x at `at` in shared memory, whose rows are `stride` apart.
-  __device__ __forceinline__ void add(const Unit (&w)[kRows], const Unit* x, int at, int stride) {
-    float wide[kRows][kUnit];
+  // The units w of the rows by that of x in shared memory.
+  __device__ __forceinline__ void add(const Unit (&w)[kRows], const Unit* x) {
+    float values[kUnit];
+    const auto four = *reinterpret_cast<const Vec<uint32_t, 4>*>(x);
+    widen<T>(Unit{{four.value[0], four.value[1], four.value[2], four.value[3]}}, values);
 #pragma unroll
-    for (int j = 0; j < kRows; ++j) widen<T>(w[j], wide[j]);
+    for (int j = 0; j < kRows; ++j) {
+      float wide[kUnit];
+      widen<T>(w[j], wide);
 #pragma unroll
-    for (int m = 0; m < kM; ++m) {
-      float values[kUnit];
-      const auto four = *reinterpret_cast<const Vec<uint32_t, 4>*>(x + m * stride + at);
-      widen<T>(Unit{{four.value[0], four.value[1], four.value[2], four.value[3]}}, values);
-#pragma unroll
-      for (int j = 0; j < kRows; ++j) {
-#pragma unroll
-        for (int i = 0; i < kUnit; ++i) sum[m][j] = fmaf(values[i], wide[j][i], sum[m][j]);
-      }
+      for (int i = 0; i < kUnit; ++i) sum[j] = fmaf(values[i], wide[i], sum[j]);
     }
   }
   // The elements of K that are in no unit: lanes have one each.
@@ -141,40 +137,28 @@ struct DotSums {
     const int lane = threadIdx.x % 32, tail = int((p.k - rows.head) % kUnit);
     if (lane >= rows.head + tail) return;
     const int64_t k = lane < rows.head ? lane : p.k - tail + lane - rows.head;
-    const T* x = static_cast<const T*>(p.x) + k;
+    const float value = to_compute(static_cast<const T*>(p.x)[k]);
 #pragma unroll
-    for (int m = 0; m < kM; ++m) {
-      const float value = m < p.m ? to_compute(x[m * p.x_stride]) : 0.0f;
-#pragma unroll
-      for (int j = 0; j < kRows; ++j) {
-        sum[m][j] = fmaf(value, to_compute(rows.row[j][k]), sum[m][j]);
-      }
-    }
+    for (int j = 0; j < kRows; ++j) sum[j] = fmaf(value, to_compute(rows.row[j][k]), sum[j]);
   }
   __device__ __forceinline__ void join_lanes() {
 #pragma unroll
-    for (int i = 0; i < kM * kRows; ++i) {
-      float& value = (&sum[0][0])[i];
+    for (int j = 0; j < kRows; ++j) {
 #pragma unroll
-      for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(~0u, value, step);
+      for (int step = 16; step > 0; step /= 2) sum[j] += __shfl_xor_sync(~0u, sum[j], step);
     }
   }
 };
 
-// x from the block's first unit on; rows that x does not have are zero.
-template <class T, int kM>
-__device__ __forceinline__ void stage_x(const Dots& p, int64_t first, int units, Unit* shared,
-                                        int stride) {
+// The units of x from an element on.
+template <class T>
+__device__ __forceinline__ void stage_x(const Dots& p, int64_t first, int units, Unit* shared) {
   constexpr int kUnit = 16 / sizeof(T);
-#pragma unroll
-  for (int m = 0; m < kM; ++m) {
-    const T* row = static_cast<const T*>(p.x) + m * p.x_stride;
 #pragma unroll 4
-    for (int i = threadIdx.x; i < units; i += kDotThreads) {
-      const Unit unit = m < p.m ? unit_at(row, p.k, first + int64_t{i} * kUnit) : Unit{};
-      *reinterpret_cast<Vec<uint32_t, 4>*>(shared + m * stride + i) = {
-          {unit.words[0], unit.words[1], unit.words[2], unit.words[3]}};
-    }
+  for (int i = threadIdx.x; i < units; i += kDotThreads) {
+    const Unit unit = unit_at(static_cast<const T*>(p.x), p.k, first + int64_t{i} * kUnit);
+    *reinterpret_cast<Vec<uint32_t, 4>*>(shared + i) = {
+        {unit.words[0], unit.words[1], unit.words[2], unit.words[3]}};
   }
 }
 
@@ -192,26 +176,24 @@ __device__ __forceinline__ float float_of_rank(const float* shared, int rank) {
 }
 
 template <class T>
-__device__ __forceinline__ void store_dot(const Dots& p, int64_t m, int64_t n, float sum) {
+__device__ __forceinline__ void store_dot(const Dots& p, int64_t n, float sum) {
   const float z = sum + (p.bias ? to_compute(static_cast<const T*>(p.bias)[n]) : 0.0f);
-  if (p.preact) static_cast<T*>(p.preact)[m * p.n + n] = from_compute<T>(z);
+  if (p.preact) static_cast<T*>(p.preact)[n] = from_compute<T>(z);
   with_activation(p.activation, [&]<Activation kActivation>() {
     resolve_rare<kActivation>(p.activation, [&]<Activation kNow>() {
-      static_cast<T*>(p.d)[m * p.n + n] = from_compute<T>(activate_as<kNow, kAccuracyOf<T>>(z));
+      static_cast<T*>(p.d)[n] = from_compute<T>(activate_as<kNow, kAccuracyOf<T>>(z));
     });
   });
 }
 
-// kM: rows of x, or more than those.
-template <class T, int kM, int kRows>
+template <class T, int kRows>
 __global__ void __launch_bounds__(kDotThreads, 2)
     dots_kernel(const __grid_constant__ DotsParams p) {
-  constexpr int kAhead = (kM > 4 ? 4 : 8) / kRows, kSums = kM * kRows;
+  constexpr int kAhead = 8 / kRows;
   extern __shared__ __align__(16) uint32_t shared_words[];
-  const int stride = p.plan.slice;
   auto* x = reinterpret_cast<Unit*>(shared_words);
-  auto* sums = reinterpret_cast<float*>(x + kM * stride);
-  float* own = sums + kDotWarps * kSums;
+  auto* sums = reinterpret_cast<float*>(x + p.plan.slice);
+  float* own = sums + kDotWarps * kRows;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = p.plan.warps;
 
   wait_for_predecessor();
@@ -238,14 +220,14 @@ __global__ void __launch_bounds__(kDotThreads, 2)
   // The first units are on their way while x comes.
   int at = warp % warps * 32 + lane;
   load(at);
-  stage_x<T, kM>(p.problem, rows.head + rows.begin * (16 / int64_t{sizeof(T)}), count, x, stride);
+  stage_x<T>(p.problem, rows.head + rows.begin * (16 / int64_t{sizeof(T)}), count, x);
   __syncthreads();
-  DotSums<T, kM, kRows> dots;
+  DotSums<T, kRows> dots;
   dots.clear();
   while (at < count) {
 #pragma unroll
     for (int a = 0; a < kAhead; ++a) {
-      if (at + a * step < count) dots.add(w[a], x, at + a * step, stride);
+      if (at + a * step < count) dots.add(w[a], x + at + a * step);
     }
     at += kAhead * step;
     load(at);
@@ -254,14 +236,14 @@ __global__ void __launch_bounds__(kDotThreads, 2)
   dots.join_lanes();
   if (lane == 0) {
 #pragma unroll
-    for (int i = 0; i < kSums; ++i) sums[warp * kSums + i] = (&dots.sum[0][0])[i];
+    for (int j = 0; j < kRows; ++j) sums[warp * kRows + j] = dots.sum[j];
   }
   __syncthreads();
-  const int groups = p.plan.groups(), cluster = p.plan.cluster, t = threadIdx.x;
-  const bool has_one = t < groups * kSums;
+  const int cluster = p.plan.cluster, t = threadIdx.x;
+  const bool has_one = t < p.plan.groups() * kRows;
   float sum = 0.0f;
   if (has_one) {
-    for (int i = 0; i < warps; ++i) sum += sums[(t / kSums * warps + i) * kSums + t % kSums];
+    for (int i = 0; i < warps; ++i) sum += sums[(t / kRows * warps + i) * kRows + t % kRows];
     own[t] = sum;
   }
   if (cluster > 1) {
@@ -272,12 +254,9 @@ __global__ void __launch_bounds__(kDotThreads, 2)
     cluster_sync();  // until nobody reads this block's sums
   }
   const int64_t block = blockIdx.x / cluster;
-  const int64_t first = block / p.plan.period * p.plan.block_rows() + t / kSums * kRows;
+  const int64_t first = block / p.plan.period * p.plan.block_rows() + t / kRows * kRows;
   const int64_t n = block % p.plan.period + (first + t % kRows) * p.plan.period;
-  const int m = t % kSums / kRows;
-  if (has_one && blockIdx.x % cluster == 0 && m < p.problem.m && n < p.problem.n) {
-    store_dot<T>(p.problem, m, n, sum);
-  }
+  if (has_one && blockIdx.x % cluster == 0 && n < p.problem.n) store_dot<T>(p.problem, n, sum);
 }
 
 }  // namespace fusedops::thin

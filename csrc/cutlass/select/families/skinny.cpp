@@ -33,6 +33,7 @@ double skinny_us(const GemmProblem& p, const GemmConfig& c, const DeviceModel& d
   double main = overlap(dram, waves * std::max(read, mma), kSkinnyOverlap);
   if (per_sm > 1) main *= 1 + kUneven * cols / 128;
   if (halves) main *= kUnsteady;
+  if (is_cut(p, line_of_b(p), 32)) main *= 1 + kSkinnyCutSector / c.cluster_n;
   return kSkinnyLaunchUs + (waves - 1) * kSkinnyWaveUs + main + kPieceUs * pieces +
          (c.cluster_n > 1 ? kPairUs + sent / kPairBytesPerUs : 0);
 }
