@@ -8,7 +8,6 @@
 
 #include "csrc/common/checks/mlp_check.h"
 #include "csrc/common/checks/op_boundary.h"
-#include "csrc/cutlass/configs/dots_problem.h"
 #include "csrc/cutlass/launch/gated_gemm.h"
 #include "csrc/cutlass/launch/thin_gemm.h"
 #include "csrc/cutlass/ops/mlp_parts.h"
