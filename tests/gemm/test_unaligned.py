@@ -79,6 +79,7 @@ def test_large_operands_of_odd_rows_are_read_in_place(dtype, m, n, k, b):
         (4096, 4097, 4099, {"epilogue": "grad"}, "no kernel with this epilogue"),
         (512, 333, 333, {"a": (999, 3)}, "neither stride of an operand is 1"),
         (0, 3, 3, {}, "an extent is zero"),
+        (7601, 549, 119_471, {"epilogue": "accumulator"}, "sums over K would be too long"),
     ],
 )
 def test_what_is_not_read_in_place_says_why(m, n, k, options, reason):
