@@ -22,6 +22,13 @@ inline constexpr const char* kConvSchemas[] = {
     "Tensor? bn_weight, Tensor? bias, int stride_h, int stride_w, int pad_h, int pad_w, "
     "float eps, int activation) -> Tensor",
 
+    // y (N, H, W, O) as of first_conv, for weight (O, 3, 3, C), stride 1 and a border of 1.
+    "image_conv(Tensor x, Tensor weight, Tensor? conv_bias, Tensor? mean, Tensor? var, "
+    "Tensor? bn_weight, Tensor? bias, float eps, int activation) -> Tensor",
+
+    // dx of image_conv's convolution; x is read for its sizes alone.
+    "image_conv_backward(Tensor dy, Tensor x, Tensor weight) -> Tensor",
+
     // y (..., O) as of depthwise_conv, for x (..., C), weight (O, C), vectors (O,) and residual
     // (..., O).
     "pointwise_conv(Tensor x, Tensor weight, Tensor? conv_bias, Tensor? mean, Tensor? var, "

@@ -22,6 +22,8 @@ DEPTHWISE = (
     (8, 8, 3, 1), (130, 9, 3, 2), (96, 14, 5, 1), (2, 13, 5, 2), (132, 6, 5, 1), (3, 7, 3, 1),
     (4, 9, 7, 3),
 )  # fmt: skip
+# Side, channels, outputs: tiles that fit and not, several for each block, two steps of channels.
+WINDOWS = ((16, 64, 64), (13, 128, 72), (9, 6, 5))
 # Rows, channels, outputs: a weight that is kept and one that comes again, tiles of 64, 128 and 192
 # columns, several for each block; odd ones.
 POINTWISE = (
@@ -52,6 +54,10 @@ def run(o: Options, count: Counter[str]) -> None:
             count["first_conv_image"] += 1
             count["first_conv_weight"] += 1
     for dtype in (torch.float16, torch.bfloat16):
+        for side, channels, outputs in WINDOWS:
+            windows(o, dtype, side, channels, outputs)
+            count["image_conv"] += 1
+            count["image_conv_backward"] += 1
         for rows, channels, outputs in POINTWISE:
             pointwise(o, dtype, rows, channels, outputs)
             count["pointwise_conv"] += 2
@@ -112,6 +118,14 @@ def first(o: Options, dtype: torch.dtype, channels: int, outputs: int, kernel: i
     )
     for name in ("first_conv_image", "first_conv_weight"):
         getattr(torch.ops.fusedops, name)(y, x, weight, 2, 2, half, half)
+
+
+def windows(o: Options, dtype: torch.dtype, side: int, channels: int, outputs: int) -> None:
+    x = o.randn(3, side, side, channels, dtype=dtype)
+    weight = o.randn(outputs, 3, 3, channels, dtype=dtype)
+    mean, var = o.randn(outputs, dtype=dtype), o.rand(outputs, dtype=dtype) + 0.5
+    y = torch.ops.fusedops.image_conv(x, weight, None, mean, var, mean, var, 1e-5, 1)
+    torch.ops.fusedops.image_conv_backward(y, x, weight)
 
 
 def pointwise(o: Options, dtype: torch.dtype, rows: int, channels: int, outputs: int) -> None:

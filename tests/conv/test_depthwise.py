@@ -186,16 +186,36 @@ FIRST = [
     ((1, 36, 70, 3), 16, 7, 2, 2),
     ((1, 9, 9, 3), 5, 7, 2, 3),
     ((2, 8, 9, 4), 16, 5, 3, 2),
+]
+# The same of image_conv: tiles that fit and not, one and two steps of channels, parts of outputs;
+# then channels without a kernel of their own.
+IMAGE = [
     ((2, 8, 16, 64), 64, 3, 1, 1),
     ((1, 13, 9, 64), 72, 3, 1, 1),
     ((3, 17, 7, 128), 64, 3, 1, 1),
     ((1, 9, 10, 64), 128, 3, 1, 1),
+    ((1, 5, 7, 6), 9, 3, 1, 1),
 ]
 
 
 @every_dtype
 @pytest.mark.parametrize("case", FIRST, ids=str)
 def test_first_layers(device, case, dtype):
+    _, _, _, stride, padding = case
+    geometry = (stride, stride, padding, padding)
+    assert_convolves(
+        device, case, dtype, ops.first_conv, (ops.first_conv_image, ops.first_conv_weight), geometry
+    )
+
+
+@every_dtype
+@pytest.mark.parametrize("case", IMAGE, ids=str)
+def test_layers_of_3x3(device, case, dtype):
+    assert_convolves(device, case, dtype, ops.image_conv, (ops.image_conv_backward,), ())
+
+
+def assert_convolves(device, case, dtype, forward, backward, geometry):
+    """The op, its gradients of x and, where there are two, of weight are float64's, rounded."""
     shape, outputs, kernel, stride, padding = case
     x = make(*shape, dtype=dtype, device=device, seed=1)
     scale = (kernel * kernel * shape[3]) ** -0.5
@@ -204,22 +224,19 @@ def test_first_layers(device, case, dtype):
     wide = [t.double().requires_grad_() for t in (x, weight)]
     z = F.conv2d(*(t.movedim(-1, 1) for t in wide), None, stride, padding).movedim(1, -1)
     dy = make(*z.shape, dtype=dtype, device=device, seed=3)
-    gradients = torch.autograd.grad(z, wide, dy.double())
+    gradients = torch.autograd.grad(z, wide[: len(backward)], dy.double())
     z = z.detach()
-    numbers = (stride, stride, padding, padding)
-    plain = ops.first_conv(x, weight, *[None] * 5, *numbers, 0.0, 0)
+    plain = forward(x, weight, *[None] * 5, *geometry, 0.0, 0)
     assert_rounded(plain, z)
-    assert torch.equal(plain, ops.first_conv(x, weight, *[None] * 5, *numbers, 0.0, 0))
-    for gradient, exact in zip(
-        (ops.first_conv_image, ops.first_conv_weight), gradients, strict=True
-    ):
-        got = gradient(dy, x, weight, *numbers)
+    assert torch.equal(plain, forward(x, weight, *[None] * 5, *geometry, 0.0, 0))
+    for gradient, exact in zip(backward, gradients, strict=True):
+        got = gradient(dy, x, weight, *geometry)
         assert_rounded(got, exact)
-        assert torch.equal(got, gradient(dy, x, weight, *numbers))
+        assert torch.equal(got, gradient(dy, x, weight, *geometry))
     vectors = [make(outputs, dtype=dtype, device=device, seed=s) for s in (4, 5, 6, 7)]
     bias, mean, gamma, beta = vectors
     var = make(outputs, dtype=dtype, device=device, seed=8).abs() + 0.5
-    y = ops.first_conv(x, weight, bias, mean, var, gamma, beta, *numbers, 1e-5, 1)
+    y = forward(x, weight, bias, mean, var, gamma, beta, *geometry, 1e-5, 1)
     bias, mean, var, gamma, beta = (t.double() for t in (bias, mean, var, gamma, beta))
     assert_rounded(y, ((z + bias - mean) / (var + 1e-5).sqrt() * gamma + beta).relu())
 
@@ -244,8 +261,8 @@ def test_what_no_window_of_3x3_sees_does_not_count(device, dtype):
     weight = torch.ones(64, 3, 3, 64, dtype=dtype, device=device)
     near = torch.zeros(2, 20, 17, dtype=torch.bool, device=device)
     near[1, 7:10, 14:17] = True
-    y = ops.first_conv(x, weight, *[None] * 5, 1, 1, 1, 1, 0.0, 0)
-    dx = ops.first_conv_image(x, x, weight, 1, 1, 1, 1)
+    y = ops.image_conv(x, weight, *[None] * 5, 0.0, 0)
+    dx = ops.image_conv_backward(x, x, weight)
     for result in (y, dx):
         assert torch.equal(result.isnan(), near.unsqueeze(-1).expand_as(result))
 
@@ -325,6 +342,32 @@ def test_first_layers_in_front_of_a_norm(device, monkeypatch):
         found.append([y, *first, *second])
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-8)
+
+
+def test_layers_of_3x3_in_front_of_a_norm(device, monkeypatch):
+    monkeypatch.setattr(conv, "uses_image", lambda *_: True)
+    x = torch.randn(2, 6, 9, 8, dtype=torch.float64, device=device, requires_grad=True)
+    weight = torch.randn(64, 6, 3, 3, dtype=torch.float64, device=device, requires_grad=True)
+    bias = torch.randn(64, dtype=torch.float64, device=device, requires_grad=True)
+    found = []
+    for function in (fusedops.conv_bn_act, fusedops.reference.conv_bn_act):
+        y = function(x, weight, bias, activation="silu", training=True, padding=1)
+        once = torch.autograd.grad(y.square().sum(), (x, weight, bias), retain_graph=True)
+        first = torch.autograd.grad(y.square().sum(), (x, weight, bias), create_graph=True)
+        second = torch.autograd.grad(sum(g.square().sum() for g in first[:2]), (x, weight))
+        found.append([y, *once, *first, *second])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-8)
+
+
+@pytest.mark.parametrize("op", ["image_conv", "image_conv_backward"])
+def test_windows_are_of_3x3(device, op):
+    x, weight = torch.ones(2, 5, 5, 8, device=device), torch.ones(8, 2, 3, 8, device=device)
+    backward = op == "image_conv_backward"
+    given = (torch.ones(2, 6, 5, 8, device=device), x, weight) if backward else (x, weight)
+    rest = () if backward else (*[None] * 5, 0.0, 0)
+    with pytest.raises(RuntimeError, match=rf"{op}: weight must have shape \(O, 3, 3, C\); got"):
+        getattr(ops, op)(*given, *rest)
 
 
 def test_which_convolutions_are_first_layers():

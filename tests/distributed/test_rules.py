@@ -24,6 +24,7 @@ WITHOUT = (  # batch_norm_act and conv_bn_act of DTensors are torch's functions
     *(name for name in SAMPLES if name.startswith("batch_norm_")),
     *("first_conv", "first_conv_image", "first_conv_weight"),
     *("depthwise_conv", "depthwise_conv_backward", "pointwise_conv"),
+    *("image_conv", "image_conv_backward"),
     *("mlp_backward_", "gated_mlp_backward_"),
     *(
         "fp8_quantize",

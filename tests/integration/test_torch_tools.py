@@ -111,7 +111,8 @@ def test_every_product_has_a_formula():
     names = {str(op) for op in flop_registry if str(op).startswith("fusedops.")}
     for name in ("linear_backward", "linear_wgrad_", "mlp_backward", "mlp_backward_",
                  "gated_mlp_backward", "gated_mlp_backward_", "gated_input_backward",
-                 "first_conv_image", "first_conv_weight", "depthwise_conv_backward"):  # fmt: skip
+                 "first_conv_image", "first_conv_weight", "image_conv_backward",
+                 "depthwise_conv_backward"):  # fmt: skip
         assert f"fusedops.{name}" in names
 
 

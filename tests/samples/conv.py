@@ -78,6 +78,30 @@ def first_gradient(device, dtype, codes):
         yield dy, x, weight, *stride, *padding
 
 
+# Shape of x, outputs: for kernels of their own first, others behind.
+IMAGE = [((2, 9, 17, 64), 72), ((1, 8, 6, 128), 64), ((1, 3, 5, 6), 5)]
+
+
+def image(device, dtype, codes):
+    for i, (shape, outputs) in enumerate(IMAGE):
+        x = make(*shape, dtype=dtype, device=device)
+        weight = make(outputs, 3, 3, shape[3], dtype=dtype, device=device, seed=2, scale=0.1)
+        mean, var, scale, bias = vectors(outputs, dtype, device)
+        conv_bias = make(outputs, dtype=dtype, device=device, seed=6)
+        for code in codes if i == 1 else codes[:2]:
+            yield x, weight, conv_bias, mean, var, scale, bias, 1e-5, code
+        wides = (mean.to(wide(dtype)), var.to(wide(dtype)))
+        yield x, weight, None, *wides, None, None, 1e-3, 0
+        yield x, weight, None, None, None, None, None, 0.0, 0
+
+
+def image_gradient(device, dtype, codes):
+    for shape, outputs in IMAGE:
+        x = make(*shape, dtype=dtype, device=device)
+        weight = make(outputs, 3, 3, shape[3], dtype=dtype, device=device, seed=2)
+        yield make(*shape[:3], outputs, dtype=dtype, device=device, seed=3), x, weight
+
+
 # Leading sizes, channels, outputs: for kernels of their own first, others behind.
 POINTWISE = [((2, 9, 8), 64, 72), ((3, 50), 24, 136), ((130,), 136, 200), ((2, 3), 5, 7)]
 
@@ -100,6 +124,8 @@ SAMPLES = {
     "first_conv": first,
     "first_conv_image": first_gradient,
     "first_conv_weight": first_gradient,
+    "image_conv": image,
+    "image_conv_backward": image_gradient,
     "pointwise_conv": pointwise,
     "depthwise_conv": forward,
     "depthwise_conv_backward": backward,

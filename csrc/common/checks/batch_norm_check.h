@@ -281,4 +281,27 @@ inline DepthwiseShape check_first_conv_gradient(const char* op, const Tensor& dy
   return shape;
 }
 
+// Stride 1 and a border of 1.
+inline constexpr ConvGeometry kImageGeometry{1, 1, 1, 1};
+
+inline void check_image_weight(const char* op, const Tensor& weight) {
+  FUSEDOPS_CHECK(weight.size(1) == 3 && weight.size(2) == 3, op,
+                 ": weight must have shape (O, 3, 3, C); got ", shape_string(weight));
+}
+
+inline DepthwiseShape check_image_conv(const char* op, const Tensor& x, const Tensor& weight,
+                                       const std::optional<Tensor>& conv_bias,
+                                       const NormVectors& norm, int64_t activation) {
+  const DepthwiseShape shape =
+      check_first_conv(op, x, weight, conv_bias, norm, kImageGeometry, activation);
+  check_image_weight(op, weight);
+  return shape;
+}
+
+inline void check_image_conv_gradient(const char* op, const Tensor& dy, const Tensor& x,
+                                      const Tensor& weight) {
+  check_first_conv_gradient(op, dy, x, weight, kImageGeometry);
+  check_image_weight(op, weight);
+}
+
 }  // namespace fusedops

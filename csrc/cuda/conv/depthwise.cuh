@@ -82,7 +82,8 @@ struct DepthwisePlace {
 struct TilePlace {
   int n, row, column;  // of the tile
 
-  __device__ __forceinline__ TilePlace(const DepthwiseGrid& grid, unsigned tile) {
+  template <class Grid>
+  __device__ __forceinline__ TilePlace(const Grid& grid, unsigned tile) {
     const unsigned line = tile / grid.tiles_w;
     column = static_cast<int>(tile - line * grid.tiles_w);
     n = static_cast<int>(line / grid.tiles_h);

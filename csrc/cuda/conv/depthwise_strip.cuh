@@ -97,17 +97,6 @@ struct StripPlace {
   }
 };
 
-struct StripTilePlace {
-  int n, row, column;  // of the tile
-
-  __device__ __forceinline__ StripTilePlace(const StripGrid& grid, unsigned tile) {
-    const unsigned line = tile / grid.tiles_w;
-    column = static_cast<int>(tile - line * grid.tiles_w);
-    n = static_cast<int>(line / grid.tiles_h);
-    row = static_cast<int>(line - static_cast<unsigned>(n) * grid.tiles_h);
-  }
-};
-
 // Copies of kPlaces neighbours of rows of an image, all channels of a block, zeros beyond the
 // image. A thread has one eight of channels, and one place of a row, or some.
 // NOTE: what it keeps is one register, since those of the sums are all that there are.
@@ -232,7 +221,7 @@ __global__ void __launch_bounds__(kStripThreads, strip_blocks(kKernel, kStride, 
   const StripCopies<T, Tile::kPlaces> copies(grid, grid.image_steps, at.first);
   const int pad_h = static_cast<int>(s.pad_h), pad_w = static_cast<int>(s.pad_w);
   const auto fetch = [&](unsigned tile, int buffer) {
-    const StripTilePlace place(grid, tile);
+    const TilePlace place(grid, tile);
     copies.start(grid, grid.image_steps, static_cast<const T*>(p.x) + at.first,
                  static_cast<int>(kAdjoint ? s.out_h : s.h),
                  static_cast<int>(kAdjoint ? s.out_w : s.w),
@@ -260,7 +249,7 @@ __global__ void __launch_bounds__(kStripThreads, strip_blocks(kKernel, kStride, 
     commit_copies();
     wait_for_copies<1>();
     __syncthreads();
-    const StripTilePlace place(grid, tile);
+    const TilePlace place(grid, tile);
     const int oy0 =
         static_cast<int>(Vertical::first_result(place.row * grid.down + at.down, pad_h));
     const int ox0 =

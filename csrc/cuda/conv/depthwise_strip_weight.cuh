@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(kStripThreads, strip_blocks(kKernel, kStride, 
   const int rows = Tile::place_rows(grid.down), places = rows * Tile::kPlaces;
   const int pad_h = static_cast<int>(s.pad_h), pad_w = static_cast<int>(s.pad_w);
   const auto fetch = [&](unsigned tile, int buffer) {
-    const StripTilePlace place(grid, tile);
+    const TilePlace place(grid, tile);
     const uint32_t to = shared_address(memory) + buffer * grid.buffer_bytes;
     images.start(grid, grid.image_steps, static_cast<const T*>(p.x) + at.first,
                  static_cast<int>(s.h), static_cast<int>(s.w), to, place.n,

@@ -1,6 +1,5 @@
 // first_conv on CUDA.
 #include "csrc/common/checks/op_boundary.h"
-#include "csrc/common/host/image_conv.h"
 #include "csrc/cuda/conv/first_host.h"
 
 namespace fusedops::cuda {
@@ -28,31 +27,6 @@ void launch_first(const LaunchScope& scope, DType dtype, FirstProblem p) {
       }
     });
   });
-}
-
-NormVector vector_of(const ChannelVector& vector) { return {vector.data, vector.wide}; }
-
-// Whether csrc/cutlass/kernels/conv has it.
-bool runs_as_image(const char* op, const LaunchScope& scope, DType dtype, const FirstProblem& p) {
-  if (!is_image_conv(p)) return false;
-  const image_conv::Call call{.dtype = dtype,
-                              .activation = p.activation,
-                              .images = p.n,
-                              .h = p.h,
-                              .w = p.w,
-                              .channels = p.channels,
-                              .outputs = p.outputs,
-                              .x = p.x,
-                              .weight = p.weight,
-                              .y = p.y,
-                              .transposed = false,
-                              .conv_bias = vector_of(p.conv_bias),
-                              .mean = vector_of(p.norm.mean),
-                              .var = vector_of(p.norm.var),
-                              .scale = vector_of(p.norm.weight),
-                              .bias = vector_of(p.norm.bias),
-                              .eps = static_cast<float>(p.norm.eps)};
-  return image_conv::run_image_conv(op, call, scope);
 }
 
 Tensor first_conv(const Tensor& x_,                         // (N, H, W, C)
@@ -94,8 +68,7 @@ Tensor first_conv(const Tensor& x_,                         // (N, H, W, C)
   p.activation = static_cast<Activation>(activation);
 
   // Launch
-  const DType dtype = check_floating(kOp, "x", x_);
-  if (!runs_as_image(kOp, scope, dtype, p)) launch_first(scope, dtype, p);
+  launch_first(scope, check_floating(kOp, "x", x_), p);
 
   // Launch check
   check_launch(kOp);

@@ -1,7 +1,6 @@
 // first_conv_image on CUDA.
 #include "csrc/common/checks/op_boundary.h"
 #include "csrc/common/device/shared_memory.cuh"
-#include "csrc/common/host/image_conv.h"
 #include "csrc/cuda/conv/first_host.h"
 #include "csrc/cuda/conv/first_image.cuh"
 
@@ -65,31 +64,6 @@ void launch_first_image(const LaunchScope& scope, DType dtype, const FirstImageP
   });
 }
 
-// Whether csrc/cutlass/kernels/conv has it: a convolution of dy.
-bool runs_as_image(const char* op, const LaunchScope& scope, DType dtype,
-                   const FirstImageProblem& problem) {
-  const FirstProblem& p = problem.forward;
-  if (!is_image_conv(p)) return false;
-  const image_conv::Call call{.dtype = dtype,
-                              .activation = Activation::kNone,
-                              .images = p.n,
-                              .h = p.h,
-                              .w = p.w,
-                              .channels = p.outputs,
-                              .outputs = p.channels,
-                              .x = p.y,
-                              .weight = p.weight,
-                              .y = problem.dx,
-                              .transposed = true,
-                              .conv_bias = {},
-                              .mean = {},
-                              .var = {},
-                              .scale = {},
-                              .bias = {},
-                              .eps = 0};
-  return image_conv::run_image_conv(op, call, scope);
-}
-
 Tensor first_conv_image(const Tensor& dy_,      // (N, H', W', O)
                         const Tensor& x,        // (N, H, W, C)
                         const Tensor& weight_,  // (O, kh, kw, C)
@@ -119,8 +93,7 @@ Tensor first_conv_image(const Tensor& dy_,      // (N, H', W', O)
   problem.dx = dx.mutable_data_ptr();
 
   // Launch
-  const DType dtype = check_floating(kOp, "x", x);
-  if (!runs_as_image(kOp, scope, dtype, problem)) launch_first_image(scope, dtype, problem);
+  launch_first_image(scope, check_floating(kOp, "x", x), problem);
 
   // Launch check
   check_launch(kOp);

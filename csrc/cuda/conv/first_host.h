@@ -30,12 +30,6 @@ inline FirstProblem first_problem(const DepthwiseShape& s, int64_t outputs) {
   return p;
 }
 
-// Whether it is what csrc/common/host/image_conv.h describes.
-inline bool is_image_conv(const FirstProblem& p) {
-  return p.kh == 3 && p.kw == 3 && p.stride_h == 1 && p.stride_w == 1 && p.pad_h == 1 &&
-         p.pad_w == 1;
-}
-
 // Sets the tiles; x: blocks that share them evenly, one wave, y: groups of outputs.
 inline dim3 first_grid(FirstProblem& p, int64_t places) {
   p.tiles_h = static_cast<int>(ceil_div(p.out_h, int64_t{kFirstRows}));

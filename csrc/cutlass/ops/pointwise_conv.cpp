@@ -2,11 +2,11 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
-#include "csrc/common/checks/batch_norm_check.h"
 #include "csrc/common/checks/op_boundary.h"
 #include "csrc/common/host/aten.h"
 #include "csrc/common/host/launch.h"
 #include "csrc/cutlass/kernels/conv/sm90_pointwise_conv.h"
+#include "csrc/cutlass/ops/conv_vectors.h"
 #include "csrc/cutlass/ops/linear_parts.h"
 
 namespace fusedops {
@@ -38,20 +38,6 @@ bool takes(const Call& c, int sm_count) {
 namespace {
 
 using pointwise_conv::Call;
-using pointwise_conv::Vector;
-
-// A norm's vectors, contiguous, for as long as a launch needs them.
-struct Vectors {
-  std::optional<Tensor> conv_bias, mean, var, weight, bias;
-
-  static std::optional<Tensor> dense(const std::optional<Tensor>& vector) {
-    return vector ? std::optional<Tensor>(cpu::dense(*vector)) : std::nullopt;
-  }
-  static Vector of(const std::optional<Tensor>& vector) {
-    if (!vector) return {};
-    return {vector->const_data_ptr(), vector->scalar_type() == ScalarType::Float};
-  }
-};
 
 Tensor by_passes(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& conv_bias,
                  const NormVectors& norm, const std::optional<Tensor>& residual, double eps,
@@ -89,24 +75,24 @@ Tensor conv(const Tensor& x_,                        // (..., K)
 
   // Config
   const Tensor x = cpu::dense(x_), weight = cpu::dense(weight_);
-  const std::optional<Tensor> residual = Vectors::dense(residual_);
-  const Vectors vectors{Vectors::dense(conv_bias), Vectors::dense(mean), Vectors::dense(var),
-                        Vectors::dense(bn_weight), Vectors::dense(bias)};
-  const Call call{.dtype = shape.dtype,
-                  .activation = shape.activation,
-                  .m = shape.m,
-                  .n = shape.n,
-                  .k = shape.k,
-                  .x = shape.k > 0 ? x.const_data_ptr() : nullptr,
-                  .weight = shape.k > 0 ? weight.const_data_ptr() : nullptr,
-                  .residual = residual ? residual->const_data_ptr() : nullptr,
-                  .y = y.mutable_data_ptr(),
-                  .conv_bias = Vectors::of(vectors.conv_bias),
-                  .mean = Vectors::of(vectors.mean),
-                  .var = Vectors::of(vectors.var),
-                  .scale = Vectors::of(vectors.weight),
-                  .bias = Vectors::of(vectors.bias),
-                  .eps = static_cast<float>(eps)};
+  const std::optional<Tensor> residual = ConvVectors::dense(residual_);
+  const ConvVectors vectors(conv_bias, norm);
+  Call call{.dtype = shape.dtype,
+            .activation = shape.activation,
+            .m = shape.m,
+            .n = shape.n,
+            .k = shape.k,
+            .x = shape.k > 0 ? x.const_data_ptr() : nullptr,
+            .weight = shape.k > 0 ? weight.const_data_ptr() : nullptr,
+            .residual = residual ? residual->const_data_ptr() : nullptr,
+            .y = y.mutable_data_ptr(),
+            .conv_bias = {},
+            .mean = {},
+            .var = {},
+            .scale = {},
+            .bias = {},
+            .eps = static_cast<float>(eps)};
+  vectors.give(call);
   const DeviceFacts& facts = scope.facts();
   const bool hopper = facts.capability / 10 == 9 && facts.code_version >= 90;
   const pointwise_conv::RunFn run = hopper ? pointwise_conv::find_kernels() : nullptr;

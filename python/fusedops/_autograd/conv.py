@@ -14,8 +14,7 @@ from .compose import no_autocast
 _ops = torch.ops.fusedops
 Geometry = tuple[int, int, int, int]  # strides, then padding, of rows and columns
 MOST_FIRST_OUTPUTS = 64  # for which the gradient of an image has a kernel of its own
-IMAGE_OUTPUTS = (64, 128)  # the same, of 3x3 layers with more than MOST_IMAGE_CHANNELS
-MOST_IMAGE_CHANNELS = 3
+IMAGE_CHANNELS = (64, 128)  # that image_conv is for: of x, and of dy where dx is wanted
 
 
 class DepthwiseFunction(torch.autograd.Function):
@@ -56,11 +55,6 @@ def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry)
     return y
 
 
-def _is_image(weight: Tensor, geometry: Geometry) -> bool:
-    """Whether it is a 3x3 layer of more than an image's channels: without a gradient of weight."""
-    return geometry == (1, 1, 1, 1) and weight.shape[3] > MOST_IMAGE_CHANNELS
-
-
 class FirstFunction(torch.autograd.Function):
     """conv(x, weight) + bias of images of few channels."""
 
@@ -81,18 +75,39 @@ class FirstFunction(torch.autograd.Function):
         dbias = dy.flatten(0, -2).sum(0) if need_bias else None
         own_dx = dweight = None
         if not torch.is_grad_enabled():
-            is_image = _is_image(weight, ctx.geometry)
-            few = weight.shape[0] <= MOST_FIRST_OUTPUTS
-            if need_x and (weight.shape[0] in IMAGE_OUTPUTS if is_image else few):
+            if need_x and weight.shape[0] <= MOST_FIRST_OUTPUTS:
                 own_dx = _ops.first_conv_image.default(dy, x, weight, *ctx.geometry)
                 need_x = False
-            if need_weight and not is_image:
+            if need_weight:
                 dweight = _ops.first_conv_weight.default(dy, x, weight, *ctx.geometry)
                 need_weight = False
         filters, needs = weight.movedim(-1, 1), (need_x, need_weight)
         dx, dfilters = _torch_backward(dy, x, filters, ctx.geometry, 1, needs)
         dx = own_dx if dx is None else dx
         return dx, dweight if dfilters is None else dfilters.movedim(1, -1), dbias, None
+
+
+class ImageFunction(torch.autograd.Function):
+    """conv(x, weight) + bias of 3x3 windows with stride 1 and a border of 1."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        y: Tensor = _ops.image_conv.default(x, weight, bias, None, None, None, None, 0.0, 0)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        need_x, need_weight, need_bias = ctx.needs_input_grad
+        dbias = dy.flatten(0, -2).sum(0) if need_bias else None
+        own_dx = None
+        if need_x and not torch.is_grad_enabled() and weight.shape[0] in IMAGE_CHANNELS:
+            own_dx, need_x = _ops.image_conv_backward.default(dy, x, weight), False
+        filters, needs = weight.movedim(-1, 1), (need_x, need_weight)
+        dx, dfilters = _torch_backward(dy, x, filters, (1, 1, 1, 1), 1, needs)
+        dx = own_dx if dx is None else dx
+        return dx, None if dfilters is None else dfilters.movedim(1, -1), dbias
 
 
 def _torch_backward(
@@ -118,5 +133,5 @@ def _torch_backward(
 
 
 # conv(x, weight) + bias (N, H', W', O) of x (N, H, W, C), weight and bias, with a gradient where
-# one of them wants one; weight is (C, kh, kw) of a depthwise layer, (O, kh, kw, C) of a first one.
-depthwise, first = DepthwiseFunction.apply, FirstFunction.apply
+# one of them wants one; weight is (C, kh, kw) of a depthwise layer, (O, kh, kw, C) of others.
+depthwise, first, image = DepthwiseFunction.apply, FirstFunction.apply, ImageFunction.apply

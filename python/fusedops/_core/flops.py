@@ -115,13 +115,13 @@ def _gated_input_backward(
 # ---- convolutions: the result's elements by the weights of each ----
 
 
-@register_flop_formula([_ops.first_conv, _ops.depthwise_conv, _ops.pointwise_conv])
+@register_flop_formula([_ops.first_conv, _ops.image_conv, _ops.depthwise_conv, _ops.pointwise_conv])
 def _convolution(x: Shape, weight: Shape, *_: Any, out_shape: Shape, **__: Any) -> int:
     return 2 * prod(out_shape) * prod(weight[1:])
 
 
-@register_flop_formula([_ops.first_conv_image, _ops.first_conv_weight])
-def _first_conv_gradient(dy: Shape, x: Shape, weight: Shape, *_: Any, **__: Any) -> int:
+@register_flop_formula([_ops.first_conv_image, _ops.first_conv_weight, _ops.image_conv_backward])
+def _one_conv_gradient(dy: Shape, x: Shape, weight: Shape, *_: Any, **__: Any) -> int:
     return 2 * prod(dy) * prod(weight[1:])
 
 

@@ -24,6 +24,7 @@ compute_intensive_ops: list[torch._ops.OpOverload[..., Any]] = [
     _ops.gated_linear.default,
     _ops._fp8_matmul.default,
     _ops.first_conv.default,
+    _ops.image_conv.default,
     _ops.depthwise_conv.default,
 ]
 

@@ -168,6 +168,34 @@ def _first_conv(
     return x.new_empty(shape)
 
 
+def _check_image_weight(op: str, weight: Tensor) -> None:
+    torch._check(
+        weight.shape[1] == weight.shape[2] == 3,
+        lambda: f"{op}: weight must have shape (O, 3, 3, C); got {shape_of(weight)}",
+    )
+
+
+@fake("image_conv")
+def _image_conv(
+    x: Tensor,
+    weight: Tensor,
+    conv_bias: Tensor | None,
+    mean: Tensor | None,
+    var: Tensor | None,
+    bn_weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    activation: int,
+) -> Tensor:
+    op = "image_conv"
+    check_activation(op, activation)
+    shape = _check_first_operands(op, x, weight, (1, 1), (1, 1))
+    vectors = {"conv_bias": conv_bias, "mean": mean, "var": var, "bn_weight": bn_weight}
+    _check_outputs(op, weight, {**vectors, "bias": bias})
+    _check_image_weight(op, weight)
+    return x.new_empty(shape)
+
+
 @fake("pointwise_conv")
 def _pointwise_conv(
     x: Tensor,
@@ -226,3 +254,10 @@ def _first_conv_weight(
 ) -> Tensor:
     _check_first_gradient("first_conv_weight", dy, x, weight, (stride_h, stride_w), (pad_h, pad_w))
     return weight.new_empty(weight.shape)
+
+
+@fake("image_conv_backward")
+def _image_conv_backward(dy: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    _check_first_gradient("image_conv_backward", dy, x, weight, (1, 1), (1, 1))
+    _check_image_weight("image_conv_backward", weight)
+    return x.new_empty(x.shape)

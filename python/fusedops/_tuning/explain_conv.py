@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from .._autograd.conv import IMAGE_OUTPUTS, MOST_FIRST_OUTPUTS
+from .._autograd.conv import IMAGE_CHANNELS, MOST_FIRST_OUTPUTS
 from .._core.activation import SAVES_OUTPUT, SAVES_PREACT
 from .._core.checks import dtype_name
 from ..ops.conv_problem import (
@@ -107,7 +107,7 @@ def _owner(device: str, dtype: torch.dtype, weight: Sequence[int], problem: Conv
         return _Owner("our kernel for three channels", gradients)
     if uses_image(device, dtype, weight, problem):
         gradients = "our gradient of x, cuDNN's of weight"
-        if weight[0] not in IMAGE_OUTPUTS:
+        if weight[0] not in IMAGE_CHANNELS:
             gradients = f"cuDNN's {_BOTH}"
         return _Owner("our kernel for 3x3", gradients)
     return _Owner(_TORCH, f"cuDNN's {_BOTH}")

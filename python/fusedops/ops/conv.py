@@ -13,7 +13,7 @@ from torch import Tensor
 from .. import _fakes  # noqa: F401  (registers the fakes)
 from .._autograd.autocast import cast, cast_weight
 from .._autograd.batch_norm import BatchNormOptions, batch_norm
-from .._autograd.conv import Geometry, depthwise, first
+from .._autograd.conv import Geometry, depthwise, first, image
 from .._autograd.gemm import linear_eager
 from .._core.calls import public
 from . import conv_graph
@@ -143,18 +143,22 @@ _known_path = functools.lru_cache(maxsize=4096)(inference_path)
 
 def _by_own_kernel(call: Fused, path: str) -> Tensor:
     """y (N, ..., O) from a kernel that has the norm behind its sums."""
-    image, behind = channels_behind(call.x), (call.bias, *call.norm)
+    x, behind = channels_behind(call.x), (call.bias, *call.norm)
     added = None if call.residual is None else channels_behind(call.residual)
     y: Tensor
     if path == POINTWISE:
         weight = call.weight.flatten(1)
-        y = _ops.pointwise_conv.default(image, weight, *behind, added, call.eps, call.code)
+        y = _ops.pointwise_conv.default(x, weight, *behind, added, call.eps, call.code)
+        return y
+    if path == IMAGE:
+        weight = channels_behind(call.weight)
+        y = _ops.image_conv.default(x, weight, *behind, call.eps, call.code)
         return y
     last = (*_geometry(call.problem), call.eps, call.code)
-    if path in (FIRST, IMAGE):
-        y = _ops.first_conv.default(image, channels_behind(call.weight), *behind, *last)
+    if path == FIRST:
+        y = _ops.first_conv.default(x, channels_behind(call.weight), *behind, *last)
     else:
-        y = _ops.depthwise_conv.default(image, call.weight.squeeze(1), *behind, added, *last)
+        y = _ops.depthwise_conv.default(x, call.weight.squeeze(1), *behind, added, *last)
     return y
 
 
@@ -254,10 +258,10 @@ def _run(
         z = _product(x, weight, bias, wants)
     elif uses_depthwise(x.device.type, x.dtype, weight.shape, problem):
         z = depthwise(channels_behind(x), weight.squeeze(1), bias, _geometry(problem))
-    elif uses_first(x.device.type, x.dtype, weight.shape, problem) or uses_image(
-        x.device.type, x.dtype, weight.shape, problem
-    ):
+    elif uses_first(x.device.type, x.dtype, weight.shape, problem):
         z = first(channels_behind(x), channels_behind(weight), bias, _geometry(problem))
+    elif uses_image(x.device.type, x.dtype, weight.shape, problem):
+        z = image(channels_behind(x), channels_behind(weight), bias)
     else:
         z = channels_behind(_convolve(x, weight, bias, problem))
     added = None if residual is None else channels_behind(residual)

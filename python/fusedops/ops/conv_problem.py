@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from .._autograd.conv import IMAGE_CHANNELS
 from .._core.activation import CODES, activation_code
 from .._core.calls import as_int, shown
 from .._core.checks import dtype_name
@@ -269,10 +270,8 @@ GEMM, POINTWISE, DEPTHWISE, FIRST, IMAGE, GRAPH, CUDNN, PASS = (
 _DEPTHWISE_KERNELS, _DEPTHWISE_STRIDES = (3, 5), (1, 2)
 _FIRST_KERNELS, _FIRST_STRIDE, _FIRST_CHANNELS = (3, 7), 2, 3
 
-
-# Channels of 3x3 convolutions whose weight of 64 outputs lies in shared memory (H100: 33 us for 64
-# to 64 on 56x56 of 64 images, and for the gradient of the image; cuDNN 60 and 55).
-_IMAGE_CHANNELS: tuple[int, ...] = (64, 128)
+# 3x3 convolutions of IMAGE_CHANNELS, whose weight of 64 outputs lies in shared memory (H100: 33 us
+# for 64 to 64 on 56x56 of 64 images, and for the gradient of the image; cuDNN 60 and 55).
 _LEAST_WINDOWS = 264  # two for each of an H100's multiprocessors
 _IMAGE_OUTPUTS = 128  # more, and the image is read too often
 
@@ -374,7 +373,7 @@ def uses_image(
     outputs, channels, kernel = weight_shape[:3]
     return (
         problem.groups == 1
-        and channels in _IMAGE_CHANNELS
+        and channels in IMAGE_CHANNELS
         and outputs % 8 == 0
         and outputs <= _IMAGE_OUTPUTS
         and kernel == 3

@@ -6,7 +6,7 @@
 // thread each that copies their patches, so that one multiplies while the other finishes a tile.
 #pragma once
 
-#include "csrc/common/host/image_conv_problem.h"
+#include "csrc/cutlass/kernels/conv/sm90_image_conv.h"
 #include "csrc/cutlass/kernels/conv/sm90_pointwise_conv.cuh"
 
 namespace fusedops::image_conv {

@@ -6,8 +6,8 @@
 
 #include "csrc/common/activation.h"
 #include "csrc/common/dtype.h"
-#include "csrc/common/host/image_conv_problem.h"
 #include "csrc/common/launch_context.h"
+#include "csrc/cutlass/kernels/conv/norm_vector.h"
 
 namespace fusedops::pointwise_conv {
 

@@ -1,5 +1,5 @@
-// Host face of csrc/cutlass/kernels/conv/sm90_image_conv.cuh: a 3x3 convolution of few channels
-// with what stands behind it, and the gradient of its image.
+// Host face of sm90_image_conv.cuh: a 3x3 convolution of few channels with what stands behind it,
+// and the gradient of its image.
 #pragma once
 
 #include <cstdint>
@@ -7,16 +7,9 @@
 #include "csrc/common/activation.h"
 #include "csrc/common/dtype.h"
 #include "csrc/common/launch_context.h"
+#include "csrc/cutlass/kernels/conv/norm_vector.h"
 
-namespace fusedops {
-
-// A vector of a norm, (N,), of the call's dtype or, wide, of float; null: absent.
-struct NormVector {
-  const void* data = nullptr;
-  bool wide = false;
-};
-
-namespace image_conv {
+namespace fusedops::image_conv {
 
 // y = act((conv(x, weight) + conv_bias - mean) * scale / sqrt(var + eps) + bias), with stride 1 and
 // a border of 1; all contiguous, at multiples of 16 bytes.
@@ -35,13 +28,15 @@ struct Call {
 inline constexpr int64_t kColumns = 64;  // of a tile
 // Channels that fit: the weight of a tile's columns stays in shared memory.
 inline constexpr int64_t kMostChannels = 128;
-inline constexpr bool kTakesImages = true;
+
+// Whether the kernels take it; addresses are looked at, vectors are not.
+bool takes(const Call& call, int sm_count);
 
 // Launches; returns null or the reason of the failure.
 using RunFn = const char* (*)(const Call&, const LaunchContext&);
 
-// What sm90_image_conv.cu registers.
+// What sm90_image_conv.cu registers; null where this build has no code for sm_90a.
+RunFn find_kernels();
 bool register_kernels(RunFn run);
 
-}  // namespace image_conv
-}  // namespace fusedops
+}  // namespace fusedops::image_conv
