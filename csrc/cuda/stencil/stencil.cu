@@ -26,8 +26,8 @@ void launch_stencil_forward(const LaunchScope& scope, DType dtype, const Stencil
       p.fold = shape.padding;
       p.shape.padding = Padding::kZeros;
     }
-    const int64_t most = shape.planes * shape.d / (2 * scope.facts().sm_count);  // fills the GPU
-    p.grid = stencil_grid(p.shape, shape.planes, most, sizeof(Compute<T>), 0);
+    const int64_t fill = 2 * scope.facts().sm_count;
+    p.grid = stencil_grid(p.shape, shape.planes, fill, sizeof(Compute<T>), 0);
     dispatch(StencilInstances{}, stencil_instance(shape), [&]<int kTaps>(Tag<kTaps>) {
       launch_any_stencil<T, kTaps / 16, kTaps % 16>(p, scope.facts().sm_count, scope.stream(),
                                                     overlap);

@@ -56,21 +56,21 @@ __device__ __forceinline__ void for_each_copy(int i, int n, int r, Padding paddi
 
 // What the copies of element (y, x) beyond the border add to its gradient, from one depth of dy:
 // element (row, column) of the plane is tile[origin + row * pitch + column]. kH = 0: taps of any
-// size, at run time.
+// size, at run time. NOTE: many taps at once were slower than one after the other.
 template <int kH, int kW, class T>
 __device__ __forceinline__ Compute<T> folded_terms(const StencilShape& s, Padding fold,
                                                    const Compute<T>* tile, int origin, int pitch,
                                                    const T* weight, int y, int x) {
   using C = Compute<T>;
-  constexpr int kAtOnce = kH * kW <= 25 ? kH : 1;  // rows of taps: all loads are on their way
+  constexpr bool kAtOnce = kH > 0 && kH * kW <= 9;  // taps whose loads are all on their way
   const int h = static_cast<int>(s.h), w = static_cast<int>(s.w);
   const int ry = (kH ? kH : s.kh) / 2, rx = (kH ? kW : s.kw) / 2;
   C sum = 0;
   for_each_copy(y, h, ry, fold, true, [&](int qy) {
     for_each_copy(x, w, rx, fold, qy != y, [&](int qx) {
       // Tap (b, c) of the output at (qy + ry - b, qx + rx - c) has read the copy.
-      if constexpr (kH > 0) {
-#pragma unroll kAtOnce
+      if constexpr (kAtOnce) {
+#pragma unroll
         for (int b = 0; b < kH; ++b) {
           const int row = qy + ry - b;
 #pragma unroll

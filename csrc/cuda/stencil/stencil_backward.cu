@@ -19,8 +19,9 @@ void launch_weight_gradient(const LaunchScope& scope, DType dtype, const Stencil
     using C = Compute<T>;
     StencilWeightProblem<T> p{};
     p.shape = shape;
-    const int64_t members = shape.planes / shape.groups;
-    p.grid = stencil_grid(shape, members, members, sizeof(C), kStencilSumBytes<C>);
+    // NOTE: few large blocks leave few sums.
+    p.grid = stencil_grid(shape, shape.planes / shape.groups, /*fill=*/0, sizeof(C),
+                          kStencilSumBytes<C>);
     p.slices = stencil_slices(shape, p.grid, scope.facts().sm_count);
     const int64_t columns = shape.groups * shape.taps();
     const ScalarType wide = sizeof(C) == 8 ? ScalarType::Double : ScalarType::Float;

@@ -140,13 +140,11 @@ __global__ void __launch_bounds__(kStencilThreads)
   }
 }
 
-// Blocks that share a group's tiles: as many as fill the GPU, or one that is done before a second
-// kernel were.
+// Blocks that share a group's tiles: as many as fill the GPU.
 inline int64_t stencil_slices(const StencilShape& s, const StencilGrid& g, int sm_count) {
   const int64_t parts = s.groups * (stencil_instance(s) ? s.kd : s.taps());
   const int64_t items = g.plane_blocks * s.d * g.tiles_x * g.tiles_y;
-  constexpr int64_t kFewItems = 2;
-  return items <= kFewItems ? 1 : std::min(items, ceil_div(int64_t{sm_count} * 8, parts));
+  return std::min(items, ceil_div(int64_t{sm_count} * 8, parts));
 }
 
 template <class T, int kH, int kW>

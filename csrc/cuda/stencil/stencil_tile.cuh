@@ -51,9 +51,9 @@ struct StencilGrid {
 // than 400 rows only where tile_rows < 200.
 inline constexpr int kRowMagicShift = 20;
 
-// `members`: planes that a block may put side by side; most: how many it shall, but for what makes
-// a warp; static_bytes: what the kernel has of shared memory beside the tile.
-inline StencilGrid stencil_grid(const StencilShape& s, int64_t members, int64_t most,
+// `members`: planes that a block may put side by side; fill: blocks that the grid shall have, of a
+// warp at least; static_bytes: what the kernel has of shared memory beside the tile.
+inline StencilGrid stencil_grid(const StencilShape& s, int64_t members, int64_t fill,
                                 int compute_bytes, int static_bytes) {
   StencilGrid g{};
   g.rows = stencil_rows(stencil_instance(s) / 16);
@@ -62,7 +62,17 @@ inline StencilGrid stencil_grid(const StencilShape& s, int64_t members, int64_t 
   const int max_x = s.h > 1 ? 32 : kStencilThreads;
   while (x < max_x && x * kStencilCols < s.w) x *= 2;
   while (x * y < kStencilThreads && y * g.rows < s.h) y *= 2;
-  while (x * y * z < kStencilThreads && z < members && (x * y * z < 32 || 2 * z <= most)) z *= 2;
+  const auto blocks = [&](int of_y, int of_z) {
+    const int64_t tiles =
+        ceil_div(s.w, int64_t{x} * kStencilCols) * ceil_div(s.h, int64_t{of_y} * g.rows);
+    return tiles * s.d * ceil_div(members, int64_t{of_z});
+  };
+  // More halo than tile is too much.
+  while (y / 2 * g.rows >= std::max<int64_t>(s.kh, 2) && x * y > 32 && blocks(y, 1) < fill) y /= 2;
+  while (x * y * z < kStencilThreads && z < members &&
+         (x * y * z < 32 || blocks(y, 2 * z) >= fill)) {
+    z *= 2;
+  }
   for (;;) {
     g.threads_x = x, g.threads_y = y, g.threads_z = z;
     g.pitch = g.tile_cols() + 2 * g.pad;
