@@ -13,10 +13,11 @@ inline constexpr int64_t kSmallBytes = 64 << 10;  // of x: few whatever its shap
 inline constexpr int64_t kSmallSegments = 1 << 14;
 // Rows of a thread where one segment has all of them, of vectors and of elements.
 inline constexpr int kSmallShare = 64, kSmallScalarShare = 128;
-inline constexpr int kManySmallShare = 256;  // and where segments fill the GPU: few have as many
-inline constexpr int kSmallBlocks = 16;      // per SM
-inline constexpr int kSmallPlaces = 1024;    // threads of an SM, beyond which blocks get fewer
-inline constexpr int kSmallGroups = 2;       // groups of a row of an average segment
+inline constexpr int kManySmallShare = 512;  // and where segments fill the GPU: few have as many
+inline constexpr int kManySegments = 64;
+inline constexpr int kSmallBlocks = 16;    // per SM
+inline constexpr int kSmallPlaces = 1024;  // threads of an SM, beyond which blocks get fewer
+inline constexpr int kSmallGroups = 2;     // groups of a row of an average segment
 
 template <class Op>
 struct SegmentSmall {
@@ -122,7 +123,8 @@ bool plan_segment_small(SegmentSmall<Op>& p, int vec, int sm_count) {
   }
   const int64_t bytes = p.rows * p.columns * kSize;
   if (bytes <= kSmallBytes && p.segments <= kSmallSegments) return true;
-  const bool many = p.columns > 1 && p.segments >= 2 * int64_t{sm_count};
+  const bool many =
+      p.columns > 1 && p.segments >= kManySegments && p.segments * tiles() >= 2 * int64_t{sm_count};
   const int64_t share = many ? kManySmallShare : vec > 1 ? kSmallShare : kSmallScalarShare;
   return p.rows * lanes <= share * kSmallThreads && p.segments * tiles() <= blocks;
 }
