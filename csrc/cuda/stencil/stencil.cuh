@@ -209,13 +209,15 @@ __device__ __forceinline__ void store_outputs(const StencilProblem<T>& p, const 
 }
 
 // Blocks per SM that hide the latency of the loads, where the taps leave registers for them.
-template <class T, int kTaps>
-inline constexpr int kStencilBlocksPerSm = sizeof(T) == 8 || kTaps > 25 ? 2 : 3;
+template <class T, int kH, int kW>
+inline constexpr int kStencilBlocksPerSm = sizeof(T) == 8 || kH * kW > 25 ? 2
+                                           : kH == 1                      ? 4
+                                                                          : 3;
 
 // One block: one depth of a tile in each of threads_z planes. kFold: an adjoint whose padding
 // folds back at the border.
 template <class T, int kH, int kW, bool kFold>
-__global__ void __launch_bounds__(kStencilThreads, kStencilBlocksPerSm<T, kH * kW>)
+__global__ void __launch_bounds__(kStencilThreads, kStencilBlocksPerSm<T, kH, kW>)
     stencil_kernel(const __grid_constant__ StencilProblem<T> p) {
   using C = Compute<T>;
   constexpr int kRows = stencil_rows(kH);
@@ -243,7 +245,7 @@ __global__ void __launch_bounds__(kStencilThreads, kStencilBlocksPerSm<T, kH * k
     const int slice = static_cast<int>(source_index(z + a - s.kd / 2, s.d, s.kd / 2, s.padding));
     if (slice < 0) continue;
     __syncthreads();
-    TileLoader<T, kW>{
+    TileLoader<T, kH, kW>{
         s, g, place, {from + slice * s.h * s.w, s.plane_size(), planes}, p.aligned}(tile);
     __syncthreads();
     if (!exists) continue;

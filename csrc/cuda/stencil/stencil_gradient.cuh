@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(kStencilThreads)
     const int planes =
         members - first < g.threads_z ? static_cast<int>(members - first) : g.threads_z;
     const T* from = p.x + (first * s.groups + group) * s.plane_size() + source * s.h * s.w;
-    TileLoader<T, kW>{s, g, place, {from, s.groups * s.plane_size(), planes}, p.aligned}(tile);
+    TileLoader<T, kH, kW>{s, g, place, {from, s.groups * s.plane_size(), planes}, p.aligned}(tile);
     __syncthreads();
     if (!exists) continue;
     const C* at =

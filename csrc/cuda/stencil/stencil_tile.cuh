@@ -121,12 +121,13 @@ struct TileSource {
 // Fills the tile. Rows are shared out among groups of threads_x threads; all loads are issued
 // before the first is used. NOTE: columns more than kw / 2 beyond the last one are left as they
 // are; no output reads them.
-template <class T, int kW>
+template <class T, int kH, int kW>
 struct TileLoader {
   using C = Compute<T>;
   using Four = Vec<T, kStencilCols>;
-  // Rows of a thread in flight: 4 and the halo's share, one round for a tile of 8 * 4 rows.
-  static constexpr int kBatch = 5;
+  // Rows of a thread in flight: 4 and the halo's share, one round for a tile of 8 * 4 rows. Tiles
+  // without a halo above have one row for each group of threads.
+  static constexpr int kBatch = kH == 1 ? 1 : 5;
   const StencilShape& s;
   const StencilGrid& g;
   const StencilPlace& place;
