@@ -13,7 +13,6 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 # They ask the runtime for what it may refuse, or report what it says themselves.
 READERS = {
-    "csrc/cuda/fp8/norm/fp8_norm_launch.cu",  # a query of clusters that fit, no launch
     "csrc/common/host/launch.cpp",
     "csrc/common/host/code_version.cu",
     "csrc/cuda/points/sampling/fps_plan.cuh",

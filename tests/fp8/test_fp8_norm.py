@@ -13,11 +13,12 @@ from util import HALVES, make, name
 
 OP = torch.ops.fusedops._fp8_norm
 QUANTIZE = torch.ops.fusedops.fp8_quantize
-# Less than a tile, whole ones, tiles cut in every way, long rows, and ones that no cluster holds or
-# vectors cannot read.
+# Less than a tile, whole ones, tiles cut in every way, long rows, and ones that vectors
+# cannot read.
 SHAPES = [(5, 8), (128, 256), (300, 264), (260, 1032), (129, 2048), (130, 4104), (64, 5120),
           (3, 12296), (129, 1030)]  # fmt: skip
-# Clusters of 4, 8 and 16 blocks, of one to four tiles each, all of which walk over rows.
+# Enough elements for the kernel that does both: rows and tiles whole and cut, rows of one to eight
+# warps.
 MANY_ROWS = [(33000, 1024), (33000, 1040), (16400, 2056), (8192, 4096), (8192, 4104), (8200, 6144),
              (5001, 8192)]  # fmt: skip
 RECIPE = fp8.Recipe(when="always")
@@ -55,7 +56,7 @@ def test_rms_norm_of_many_rows(device, dtype, residual, parameters):
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("shape", MANY_ROWS, ids=str)
-def test_rms_norm_in_clusters(shape, residual, weighted):
+def test_rms_norm_in_one_kernel(shape, residual, weighted):
     x, other, weight, _ = inputs(*shape, torch.bfloat16, "cuda", residual)
     check_rms_norm(x, other, weight if weighted else None)
 
@@ -63,7 +64,7 @@ def test_rms_norm_in_clusters(shape, residual, weighted):
 @pytest.mark.gpu
 @pytest.mark.parametrize("power_of_two", [False, True])
 @pytest.mark.parametrize("dtype", HALVES, ids=name)
-def test_odd_rows_in_clusters(dtype, power_of_two):
+def test_odd_rows_in_one_kernel(dtype, power_of_two):
     """Zeros, NaN, infinities, subnormals and rows of very different size, among 2^24 elements."""
     x, _, weight, _ = inputs(8200, 2056, dtype, "cuda", False)
     x *= torch.logspace(-6, 4, 8200, base=2, device="cuda")[:, None].to(dtype)
@@ -106,8 +107,8 @@ def check_quantized(found, y, format=0, sides=(3, 4), power_of_two=False):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("parameters", [None, torch.float32], ids=str)
-@pytest.mark.parametrize("shape", [s for s in MANY_ROWS if s[1] <= 4096], ids=str)
-def test_layer_norm_in_clusters(shape, parameters):
+@pytest.mark.parametrize("shape", MANY_ROWS, ids=str)
+def test_layer_norm_in_one_kernel(shape, parameters):
     """Bit for bit, given the row's statistics. Two passes, of other calls, may round otherwise."""
     x, _, weight, bias = inputs(*shape, torch.bfloat16, "cuda", False, parameters)
     normed = x + 1
@@ -123,7 +124,7 @@ def test_layer_norm_in_clusters(shape, parameters):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("rms", [True, False])
-def test_clusters_give_the_same_bits_again(rms):
+def test_one_kernel_gives_the_same_bits_again(rms):
     x, other, weight, bias = inputs(8200, 4096, torch.bfloat16, "cuda", True)
     first, second = (
         OP(x, other, weight, None if rms else bias, rms, 1e-5, 0, 3, 4, False) for _ in range(2)

@@ -10,47 +10,43 @@
 namespace fusedops::cuda {
 namespace {
 
-// Whether x is read twice, the second time from the L2 cache, instead of held in clusters.
-constexpr bool kAhead = true;
-
 bool aligned(const std::optional<Tensor>& parameter) {
   return !parameter || (parameter->is_contiguous() &&
                         reinterpret_cast<uintptr_t>(parameter->const_data_ptr()) % 32 == 0);
 }
 
-// NOTE: measured beside the two passes, times of them over times of clusters on an H100 and H200:
-// RMS norms of 8192x4096 and 16384x2048 1.6 and 1.5, 8192x8192 1.4 and 1.2, 4096x5120 1.4 and 1.1,
-// 2048x4096 .9; with a residual 1.06 to 1.10 and 1.00 to 1.04, 8192x8192 .9 and .8; layer norms of
-// 8192x4096 and 16384x2048 1.4 and 1.2, larger and smaller ones 1.0 and less, as with a residual.
+// NOTE: measured beside the two passes on an H200, times of them over times of this kernel: RMS
+// norms of 8192x4096, 16384x2048, 8192x8192 and 4096x5120 1.5, 2048x4096 1.1; layer norms 1.4,
+// 2048x4096 1.1; with a residual RMS norms of 8192x4096 and 16384x2048 1.1, layer norms 1.0, and
+// smaller ones less.
 bool pays(const QuantizeShape& s, bool residual, bool rms) {
   const int64_t elements = s.m * s.k;
   if (s.k < 1024) return false;
-  if (rms && !residual) return elements >= int64_t{1} << 24;
-  return (rms || !residual) && s.k <= 4096 && elements >= int64_t{1} << 25;
+  return residual ? rms && elements >= int64_t{1} << 25 : elements >= int64_t{1} << 23;
 }
 
-// Whether the kernel of clusters takes the call; what it does not take are two passes.
-bool takes_clusters(const QuantizeShape& s, const Tensor& x, const std::optional<Tensor>& residual,
-                    const std::optional<Tensor>& weight, const std::optional<Tensor>& bias,
-                    bool rms, const LaunchScope& scope) {
+// Whether one kernel takes the call; what it does not take are two passes.
+bool takes_one_kernel(const QuantizeShape& s, const Tensor& x,
+                      const std::optional<Tensor>& residual, const std::optional<Tensor>& weight,
+                      const std::optional<Tensor>& bias, bool rms, const LaunchScope& scope) {
   if (scope.facts().code_version < 90 || s.m == 0 || s.k == 0 || s.k % 8 != 0) return false;
   if (!is_half(s.dtype) || !pays(s, residual.has_value(), rms)) return false;
   if (s.rows != Fp8Scaling::kNone && s.rows != Fp8Scaling::kBlock) return false;
   if (s.columns != Fp8Scaling::kNone && s.columns != Fp8Scaling::kTile) return false;
   if (!takes_vectors(x, s.dtype) || (residual && !takes_vectors(*residual, s.dtype))) return false;
-  if (ceil_div(s.m, kFp8Block) * 16 >= int64_t{1} << 31) return false;
-  return aligned(weight) && aligned(bias) && takes_fp8_norm(rms, s.k, scope.context());
+  if (ceil_div(s.m, kFp8Block) > 65000) return false;  // blocks along y, with those ahead
+  return aligned(weight) && aligned(bias);
 }
 
 const void* data_of(const std::optional<Tensor>& tensor) {
   return tensor ? tensor->const_data_ptr() : nullptr;
 }
 
-Fp8NormResult launch_clusters(const char* op, const QuantizeShape& s, const Tensor& x,
-                              const std::optional<Tensor>& residual,
-                              const std::optional<Tensor>& weight,
-                              const std::optional<Tensor>& bias, const Fp8NormOptions& o,
-                              const LaunchScope& scope) {
+Fp8NormResult launch_one_kernel(const char* op, const QuantizeShape& s, const Tensor& x,
+                                const std::optional<Tensor>& residual,
+                                const std::optional<Tensor>& weight,
+                                const std::optional<Tensor>& bias, const Fp8NormOptions& o,
+                                const LaunchScope& scope) {
   // Allocate
   const Side by_rows = allocate_side(x, s.rows, s.format, s.m, s.k);
   const Side by_columns = allocate_side(x, s.columns, s.format, s.k, s.m);
@@ -83,13 +79,8 @@ Fp8NormResult launch_clusters(const char* op, const QuantizeShape& s, const Tens
   p.rstd = static_cast<float*>(rstd.mutable_data_ptr());
 
   // Launch
-  const char* error;
-  if (kAhead) {
-    const Tensor words = torch::stable::new_empty(x, {2 * s.m}, ScalarType::Long);
-    error = launch_fp8_norm_ahead(p, words.mutable_data_ptr(), scope.context());
-  } else {
-    error = launch_fp8_norm(p, scope.context());
-  }
+  const Tensor words = torch::stable::new_empty(x, {2 * s.m}, ScalarType::Long);
+  const char* const error = launch_fp8_norm(p, words.mutable_data_ptr(), scope.context());
 
   // Launch check
   FUSEDOPS_CHECK(!error, op, ": ", error);
@@ -115,10 +106,10 @@ Fp8NormResult fp8_norm(const Tensor& x,                        // (M, K)
   const cpu::NoGradGuard no_grad;
   const Tensor input = readable(x);
   const std::optional<Tensor> other = readable(residual);
-  if (!takes_clusters(shape, input, other, weight, bias, rms, scope)) {
+  if (!takes_one_kernel(shape, input, other, weight, bias, rms, scope)) {
     return cpu::compose_fp8_norm(x, residual, weight, bias, options);
   }
-  return launch_clusters(kOp, shape, input, other, weight, bias, options, scope);
+  return launch_one_kernel(kOp, shape, input, other, weight, bias, options, scope);
 }
 
 }  // namespace

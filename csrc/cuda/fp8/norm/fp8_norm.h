@@ -17,18 +17,9 @@ struct Fp8Norm {
   const void *weight = nullptr, *bias = nullptr;  // (k,), null: ones and zeros
   void* sum = nullptr;                            // (m, k) of x's dtype: x + residual
   float *mean = nullptr, *rstd = nullptr;         // (m,); mean of no RMS norm
-  int cluster = 1;                                // blocks that share 128 rows
-  int slots = 1;                                  // tiles of x in a block's shared memory
 };
 
-// Whether the device has a place for clusters that hold 128 rows of k elements.
-bool takes_fp8_norm(bool rms, int64_t k, const LaunchContext& context);
-
-// Returns null or the reason of the failure.
-const char* launch_fp8_norm(Fp8Norm problem, const LaunchContext& context);
-
-// The same without clusters. words: 16 bytes for each row.
-const char* launch_fp8_norm_ahead(const Fp8Norm& problem, void* words,
-                                  const LaunchContext& context);
+// words: 16 bytes for each row. Returns null or the reason of the failure.
+const char* launch_fp8_norm(const Fp8Norm& problem, void* words, const LaunchContext& context);
 
 }  // namespace fusedops

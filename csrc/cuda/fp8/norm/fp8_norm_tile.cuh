@@ -4,17 +4,20 @@
 
 #include "csrc/cuda/fp8/fp8_hidden.cuh"
 #include "csrc/cuda/fp8/norm/fp8_norm.h"
-#include "csrc/cuda/fp8/norm/row_parts.cuh"
 
 namespace fusedops {
 
-// How many rows there are from a thread's first. NOTE: all rows and columns are counted in 32 bits.
-__device__ __forceinline__ int rows_of(int tile_row, const Fp8Quantize& p) {
-  return int(p.m) - tile_row * kTile - int(threadIdx.x) / kTileX * kOwn;
-}
+template <bool kRms>
+struct RowStatistics {
+  float rstd, mean;
+};
+template <>
+struct RowStatistics<true> {
+  float rstd;
+};
 
-// What a thread knows of the tile at hand, and where its parts of what comes out go. Kept from tile
-// to tile, since places formed anew cost as much as a quarter of the arithmetic.
+// What a thread knows of the tile at hand, and where its parts of what comes out go. NOTE: all
+// rows and columns are counted in 32 bits.
 struct NormPlace {
   int rows;     // from the thread's first to the last of the matrix
   int column;   // its first
@@ -25,7 +28,7 @@ struct NormPlace {
   __device__ __forceinline__ NormPlace(int tile_row, int tile_column, const Fp8Quantize& p) {
     const int x = threadIdx.x % kTileX * kOwn, y = threadIdx.x / kTileX * kOwn;
     const int64_t row = int64_t{tile_row} * kTile + y;
-    rows = rows_of(tile_row, p);
+    rows = int(p.m) - tile_row * kTile - y;
     column = tile_column * kTile + x;
     row_bytes = p.rows.q + row * p.rows.pitch + column;
     row_scale = p.rows.scale + tile_column * p.rows.scale_pitch + row + threadIdx.x % kTileX / 2;
@@ -41,11 +44,6 @@ struct NormPlace {
   __device__ __forceinline__ bool has_scale(const Fp8Quantize& p) const {
     const int lines = rows + int(p.rows.scale_lines - p.m);
     return threadIdx.x % 2 == 0 && int(threadIdx.x) % kTileX / 2 < lines;
-  }
-  __device__ __forceinline__ void next_tile(const Fp8Quantize& p) {
-    column += kTile, columns -= kTile;
-    row_bytes += kTile, column_bytes += kTile * p.columns.pitch;
-    row_scale += p.rows.scale_pitch;
   }
 };
 
@@ -105,8 +103,8 @@ struct LargerPair {
 
 // The norm of this thread's part of a tile, rounded to T as a norm that writes it does, and the
 // largest magnitudes of its rows, two in a word; zeros outside the matrix.
-template <bool kRms, class V, class T>
-__device__ __forceinline__ void normalize(OwnValues<V>& own, uint32_t (&maxima)[kOwn / 2],
+template <bool kRms, class T>
+__device__ __forceinline__ void normalize(OwnValues<T>& own, uint32_t (&maxima)[kOwn / 2],
                                           const Vec<T, kOwn>* slot,
                                           const RowStatistics<kRms> (&of_row)[kOwn],
                                           const NormParameters<kRms>& with, const NormPlace& at,
@@ -126,12 +124,8 @@ __device__ __forceinline__ void normalize(OwnValues<V>& own, uint32_t (&maxima)[
     for (int i = 0; i < kOwn; i += 2) {
       const float2 x = two_of(v.value + i);
       store_two(v.value + i, one(x.x, i), one(x.y, i + 1));
-      if constexpr (!__is_same(V, T)) {
-        const float2 rounded = two_of(v.value + i);
-        own.row[r].value[i] = rounded.x, own.row[r].value[i + 1] = rounded.y;
-      }
     }
-    if constexpr (__is_same(V, T)) own.row[r] = v;
+    own.row[r] = v;
     const auto pair = pair_maximum(v);
     const auto now = *reinterpret_cast<const uint32_t*>(&pair);
     if (r % 2 != 0) {
