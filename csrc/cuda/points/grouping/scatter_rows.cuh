@@ -11,7 +11,7 @@
 namespace fusedops {
 
 inline constexpr int kScatterThreads = 256;
-inline constexpr int kScatterUnroll = 4;    // rows a lane has in flight
+inline constexpr int kScatterUnroll = 4;  // rows a lane has in flight
 inline constexpr int kScatterBlocksPerSm = 4;
 inline constexpr unsigned kLongList = 128;  // entries that are worth a whole CTA
 
@@ -177,8 +177,9 @@ void launch_scatter_rows(const ScatterRows<typename A::T>& a, int sm_count, cuda
   // Few destinations are spread over the GPU: their lists may be long.
   const int64_t spread = ceil_div(a.destinations, int64_t{sm_count} * kScatterBlocksPerSm);
   const auto rows = static_cast<int>(std::min<int64_t>(spread, kScatterThreads / lanes));
-  scatter_rows_kernel<A><<<static_cast<unsigned>(ceil_div(a.destinations, rows)), kScatterThreads,
-                           0, stream>>>(a, lanes, rows);
+  scatter_rows_kernel<A>
+      <<<static_cast<unsigned>(ceil_div(a.destinations, rows)), kScatterThreads, 0, stream>>>(
+          a, lanes, rows);
 }
 
 }  // namespace fusedops
