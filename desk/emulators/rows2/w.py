@@ -1,0 +1,2 @@
+import re
+s=open('/tmp/rows_emu/build.py').read()
