@@ -24,7 +24,8 @@ def run_sampling(o: Options, count: Counter[str]) -> None:
         sizes += [(20_000, 3), (70_000, 3), (150_000, 3), (300_000, 3), (300, 5000)]
     for (n, dim), dtype in itertools.product(sizes, (torch.float32, torch.float64)):
         ops.farthest_point_sample(o.rand(2, n, dim, dtype=dtype), 9)
-        count["fps"] += 1
+        ops.farthest_point_sample(o.rand(2, n, dim, dtype=dtype), 1)
+        count["fps"] += 2
     for dtype, channels in itertools.product(DTYPES, (5, 16, 40)):
         features = o.randn(2, 40, channels, dtype=dtype, grad=True)
         points = o.rand(2, 40, 3, dtype=dtype, grad=True)

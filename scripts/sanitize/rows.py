@@ -53,6 +53,9 @@ def run(o: Options, count: Counter[str]) -> None:
         for y in outputs:
             y.backward(torch.ones_like(y), retain_graph=True)
         count[f"rows of {n}"] += len(outputs)
+    for rows, n in MUCH:
+        fusedops.softmax(o.randn(rows, n), 1)
+        count[f"{rows} rows of {n}"] += 1
     shapes = (*MUCH, *(MUCH_CLUSTERED if o.clusters else ()))
     for dtype, (rows, n) in itertools.product((torch.float16, torch.bfloat16), shapes):
         x, r = (o.randn(rows, n, dtype=dtype, grad=True) for _ in range(2))

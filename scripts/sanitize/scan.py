@@ -58,4 +58,5 @@ def run_segments(o: Options, count: Counter[str]) -> None:
         for reduce in ("sum", "mean", "max", "min"):
             fusedops.segment_reduce(x, offsets, reduce).sum().backward()
             fusedops.segment_reduce(few, offsets[:5], reduce)
+            fusedops.segment_reduce(x, torch.arange(0, 3001, 7, device=o.device), reduce)
             count[f"segment {reduce}"] += 1
