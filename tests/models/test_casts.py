@@ -63,3 +63,13 @@ def test_nothing_is_cast_ahead_in_training_or_without_autocast(device):
         assert not autocast.is_cast_ahead(weight, HALF)
     with torch.no_grad(), weights_cast_ahead(model, xyz):
         assert not autocast.is_cast_ahead(weight, HALF)
+
+
+def test_a_region_casts_once(device):
+    model, (xyz,) = classifier(device)
+    weight, casts = model.stages[0].scales[0].linears[0].weight, []
+    with torch.no_grad(), torch.autocast(device, HALF):
+        for _ in range(2):
+            with weights_cast_ahead(model, xyz):
+                casts.append(autocast.cast_weight(weight, HALF))
+    assert casts[0] is casts[1]

@@ -43,10 +43,11 @@ def is_subclass(*tensors: Tensor | None) -> bool:
 
 
 def needs_grad(*tensors: Tensor | None) -> bool:
-    """Whether one of the tensors requires a gradient."""
-    for t in tensors:  # noqa: SIM110  (written out: each call asks)
-        if t is not None and t.requires_grad:
-            return True
+    """Whether autograd wants to see a call: the modes allow it and a tensor requires a gradient."""
+    if torch.is_grad_enabled():
+        for t in tensors:  # written out: each call asks
+            if t is not None and t.requires_grad:
+                return True
     return False
 
 

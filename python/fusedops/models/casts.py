@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from .._autograd.autocast import casts_ahead
 from .._autograd.shared import sees_torch_functions_only
-from ..points._edge_checks import cast_together
+from ..points._edge_checks import cast_weights
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -38,4 +38,5 @@ def weights_cast_ahead(model: nn.Module, xyz: Tensor) -> AbstractContextManager[
         if type(tensor) is nn.Parameter and tensor.dtype is torch.float32
         if tensor.device == xyz.device
     ]
-    return casts_ahead(weights, cast_together(weights, torch.get_autocast_dtype(device)))
+    made = cast_weights(weights, torch.get_autocast_dtype(device)) if weights else []
+    return casts_ahead(weights, made)

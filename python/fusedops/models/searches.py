@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .._autograd.shared import sees_torch_functions_only
+from .._autograd.shared import needs_grad, sees_torch_functions_only
 from ..nn import FeaturePropagation, SetAbstraction
 from ..nn.linear import untouched
-from ..points._autograd import needs_grad
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

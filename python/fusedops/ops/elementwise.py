@@ -23,7 +23,7 @@ from .._autograd.elementwise import (
     SquareFunction,
     affine,
 )
-from .._autograd.shared import distinct, is_subclass, sees_torch_functions_only
+from .._autograd.shared import distinct, is_subclass, needs_grad, sees_torch_functions_only
 from .._core.activation import activation_code
 from .._core.calls import public
 from .._core.checks import refuse_grad
@@ -49,10 +49,6 @@ __all__ = [
 
 _ops = torch.ops.fusedops
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
-
-
-def _needs_grad(*tensors: Tensor | None) -> bool:
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
 def _written(op: str, out: Tensor, **inputs: Tensor | None) -> Tensor:
@@ -85,7 +81,7 @@ def add(x: Tensor, y: Tensor, *, out: Tensor | None = None) -> Tensor:
         return out
     if sees_torch_functions_only(x, y):
         return torch.add(x, y)
-    if _needs_grad(x, y):
+    if needs_grad(x, y):
         return AddFunction.apply(*distinct(x, y))
     return _ops.add.default(x, y)
 
@@ -115,7 +111,7 @@ def fma(a: Tensor, x: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor
         return out
     if sees_torch_functions_only(a, x, b):
         return a * x + b
-    if _needs_grad(a, x, b):
+    if needs_grad(a, x, b):
         return FmaFunction.apply(*distinct(a, x, b))
     return _ops.fma.default(a, x, b)
 
@@ -134,7 +130,7 @@ def square(x: Tensor, *, out: Tensor | None = None) -> Tensor:
         return out
     if sees_torch_functions_only(x):
         return x * x
-    if _needs_grad(x):
+    if needs_grad(x):
         return SquareFunction.apply(x)
     return _ops.square.default(x)
 
@@ -153,7 +149,7 @@ def relu(x: Tensor, *, out: Tensor | None = None) -> Tensor:
         return out
     if sees_torch_functions_only(x):
         return torch.relu(x)
-    if _needs_grad(x):
+    if needs_grad(x):
         return ReluFunction.apply(x)
     return _ops.relu.default(x)
 
@@ -210,7 +206,7 @@ def _scale_bias_act(
         return out
     if sees_torch_functions_only(x, scale, bias):
         return activate(affine(x, scale, bias), code)
-    if _needs_grad(x, scale, bias):
+    if needs_grad(x, scale, bias):
         return ScaleBiasActFunction.apply(*distinct(x, scale, bias), code)
     return _ops.scale_bias_act.default(x, scale, bias, code)
 
@@ -298,7 +294,7 @@ def bias_dropout_residual(
         return out
     if sees_torch_functions_only(x, bias, residual):
         return _torch_dropout(x, bias, residual, seed, p)
-    if _needs_grad(x, bias, residual):
+    if needs_grad(x, bias, residual):
         return DropoutFunction.apply(*distinct(x, bias, residual), seed, p)
     return _ops.bias_dropout_residual.default(x, bias, residual, seed, p)
 

@@ -217,7 +217,7 @@ def mlp(
         residual, late = None, residual
     allow_tf32 = x.dtype is _float32 and x.is_cuda and _tf32_allowed()
     tensors = (x, w1, b1, w2, b2, residual)
-    if _is_grad_enabled() and needs_grad(*tensors):
+    if needs_grad(*tensors):
         apply = MLPFunction.apply if traced else mlp_eager
         y = apply(
             *(distinct(*tensors) if traced else tensors), code, recompute, allow_tf32, compute
@@ -307,7 +307,7 @@ def gated_mlp(
         residual, late = None, residual
     allow_tf32 = x.dtype is _float32 and x.is_cuda and _tf32_allowed()
     tensors = (x, w_gate, w_up, b_gate, b_up, w_down, b_down, residual)
-    if _is_grad_enabled() and needs_grad(*tensors):
+    if needs_grad(*tensors):
         apply = GatedMLPFunction.apply if traced else gated_mlp_eager
         y = apply(
             *(distinct(*tensors) if traced else tensors), code, recompute, allow_tf32, compute

@@ -30,7 +30,6 @@ _layer_norm = _ops.layer_norm.default
 _layer_norm_backward = _ops.layer_norm_backward.default
 _rms_norm = _ops.rms_norm.default
 _rms_norm_backward = _ops.rms_norm_backward.default
-_is_grad_enabled = torch.is_grad_enabled
 _any_autocast = torch._C._is_any_autocast_enabled
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 
@@ -309,7 +308,7 @@ def layer_norm(
     if _any_autocast():
         fp32_out = autocast_gives_fp32(x)
         weight, bias = _as_autocast(x, weight, bias)
-    if _is_grad_enabled() and needs_grad(x, weight, bias, residual):
+    if needs_grad(x, weight, bias, residual):
         if traced:
             x, residual, weight, bias = distinct(x, residual, weight, bias)
         apply = LayerNormFunction.apply if traced else _eager_layer_norm
@@ -375,7 +374,7 @@ def rms_norm(
         return y if residual is None else (y, total)
     if eps is None:
         eps = torch.finfo(torch.float64 if x.dtype is torch.float64 else torch.float32).eps
-    if _is_grad_enabled() and needs_grad(x, weight, residual):
+    if needs_grad(x, weight, residual):
         if traced:
             x, residual, weight = distinct(x, residual, weight)
         apply = RMSNormFunction.apply if traced else _eager_rms_norm

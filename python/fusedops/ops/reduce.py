@@ -26,7 +26,7 @@ from torch import Tensor
 
 from .. import _fakes  # noqa: F401  (registers the fakes)
 from .._autograd.reduce import BiasGradFunction, ReduceFunction, SumFunction, VarFunction, dims_of
-from .._autograd.shared import sees_torch_functions_only
+from .._autograd.shared import needs_grad, sees_torch_functions_only
 from .._core.calls import as_dtype, as_int, public, shown
 from .._core.checks import raise_not_tensor
 from .._core.reduction import CODE, wide_dtype
@@ -102,10 +102,6 @@ def _integers(op: str, dim: Any) -> tuple[int, ...]:
         ) from None
 
 
-def _needs_grad(x: Tensor) -> bool:
-    return bool(torch.is_grad_enabled() and x.requires_grad)
-
-
 def _differentiable(
     name: str,
     x: Tensor,
@@ -129,7 +125,7 @@ def _differentiable(
         y = reference.reduce(x, name, dims_of(mask), keepdim)
         return y if dtype is None else y.to(dtype=dtype)
     wide = dtype is not None and dtype is not x.dtype
-    if _needs_grad(x):
+    if needs_grad(x):
         function = SumFunction if name in ("sum", "mean") else ReduceFunction
         y = function.apply(x, CODE[name], mask, keepdim, wide)
     else:
@@ -291,7 +287,7 @@ def _variance(
     if sees_torch_functions_only(x):
         define = reference.std if root else reference.var
         return define(x, dims_of(mask), correction, keepdim)
-    if _needs_grad(x):
+    if needs_grad(x):
         result: Tensor = VarFunction.apply(x, mask, correction, root, keepdim)
         return result
     return _var_mean(x, mask, correction, root, keepdim, False)[0]
@@ -350,7 +346,7 @@ def bias_grad(dy: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
         raise ValueError(f"bias_grad: dtype must be None or {wide_dtype(dy.dtype)}; got {dtype}")
     if sees_torch_functions_only(dy):
         return reference.bias_grad(dy if dtype is None else dy.to(dtype=dtype))
-    if _needs_grad(dy):
+    if needs_grad(dy):
         result: Tensor = BiasGradFunction.apply(dy, wide)
         return result
     return _bias_grad(dy, wide)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .. import _fakes  # noqa: F401  (registers the fakes)
-from .._autograd.shared import distinct, sees_torch_functions_only
+from .._autograd.shared import distinct, needs_grad, sees_torch_functions_only
 from ..reference import points as reference
 
 _ops = torch.ops.fusedops
@@ -22,11 +22,6 @@ _group = _ops.group.default
 _group_backward = _ops.group_backward.default
 _interpolate = _ops.interpolate.default
 _interpolate_backward = _ops.interpolate_backward.default
-
-
-def needs_grad(*tensors: Tensor | None) -> bool:
-    """Whether a call must go through its Function."""
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
 class Group(torch.autograd.Function):

@@ -23,8 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .._autograd.batch_norm import all_reduce
-from .._autograd.shared import sees_torch_functions_only
-from ._autograd import needs_grad
+from .._autograd.shared import needs_grad, sees_torch_functions_only
 
 if TYPE_CHECKING:
     from .norms import BatchNorm

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from .._autograd.autocast import cast, cast_weight, is_cast_ahead, keeps_casts
-from .._autograd.shared import is_batched, sees_torch_functions_only
+from .._autograd.shared import is_batched, needs_grad, sees_torch_functions_only
 from .._core.activation import CODES, raise_unknown
 from .._core.checks import dtype_name
 from .._core.dtensor import is_dtensor
-from ._autograd import needs_grad
 from ._edge_batch_norm import wide_dtype
 from .norms import BatchNorm, LayerNorm
 
@@ -215,11 +214,11 @@ def check_layers(
         _check_norm(op, f"norms[{i}]", norm, weight)
     dtype, casts = _compute_dtype(op, matrices[0])
     if casts:
-        matrices = _cast_weights(matrices, dtype)
+        matrices = cast_weights(matrices, dtype)
     return Layers(matrices, vectors, kinds, dtype)  # type: ignore[arg-type]
 
 
-def _cast_weights(weights: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+def cast_weights(weights: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
     """The weights under autocast; by one launch each way where their casts are not kept anyway."""
     apart = len(weights) == 1 or torch.compiler.is_compiling() or keeps_casts(weights[0])
     apart = apart or is_cast_ahead(weights[0], dtype)

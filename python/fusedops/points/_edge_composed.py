@@ -15,12 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .._autograd.compose import activate
-from .._autograd.shared import sees_torch_functions_only
+from .._autograd.shared import needs_grad, sees_torch_functions_only
 from .._core.activation import CODES, LEAKY_RELU_SLOPE
 from ..ops.linear import linear
 from ..ops.norm import layer_norm
 from ..ops.reduce import amax
-from ._autograd import group, needs_grad
+from ._autograd import group
 from ._edge_batch_norm import Slots, batch_norm, chosen, running_affine, running_norm, wide_dtype
 from .norms import BatchNorm, LayerNorm
 

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from .._autograd.compose import no_autocast
-from .._autograd.shared import distinct
+from .._autograd.shared import distinct, needs_grad
 from . import _edge_composed, _edge_fused
-from ._autograd import needs_grad
 from ._edge_backward import norm_grads
 from ._edge_input import EdgeInput, EdgeLayer, PointProduct, plain_product, product_by_point
 from ._edge_problem import Norms, Plan, parameters_of

@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 
 from .._autograd.compose import no_autocast
-from .._autograd.shared import distinct, sees_torch_functions_only
+from .._autograd.shared import distinct, needs_grad, sees_torch_functions_only
 from .._core.dtensor import is_dtensor
 from .._core.info import built_archs
 from . import _edge_composed
-from ._autograd import needs_grad
 from ._edge_backward import Backward
 from ._edge_input import EdgeInput, EdgeLayer, PointProduct, product_by_point
 from ._edge_problem import (

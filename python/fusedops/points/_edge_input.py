@@ -16,10 +16,9 @@ from torch import Tensor
 
 from .._autograd.compose import no_autocast
 from .._autograd.gemm import linear_eager
-from .._autograd.shared import distinct, sees_torch_functions_only
+from .._autograd.shared import distinct, needs_grad, sees_torch_functions_only
 from .._core.dtensor import is_dtensor
 from ..ops.linear import linear
-from ._autograd import needs_grad
 from ._edge_batch_norm import wide_dtype
 from .norms import BatchNorm
 

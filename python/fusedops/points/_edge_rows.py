@@ -16,11 +16,10 @@ import torch
 from torch import Tensor
 
 from .._autograd.compose import no_autocast
-from .._autograd.shared import distinct, sees_torch_functions_only
+from .._autograd.shared import distinct, needs_grad, sees_torch_functions_only
 from .._core.dtensor import is_dtensor
 from ..ops.linear import linear
 from . import _edge_composed
-from ._autograd import needs_grad
 from ._edge_composed import Activation
 from ._edge_input import EdgeInput, EdgeLayer, PointProduct, edge_layers, padded_call
 from .norms import BatchNorm

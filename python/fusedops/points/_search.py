@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from .. import _fakes  # noqa: F401  (registers the fakes)
-from .._autograd.shared import distinct, sees_torch_functions_only
+from .._autograd.shared import distinct, needs_grad, sees_torch_functions_only
 from ..reference.points import rows
-from ._autograd import needs_grad, scatter
+from ._autograd import scatter
 from ._cloud import check_cloud_arguments
 
 _ops = torch.ops.fusedops
