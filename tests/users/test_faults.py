@@ -206,7 +206,88 @@ def test_many_threads(device: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr().err == ""
 
 
+def model(device: str = "cuda") -> torch.nn.Module:
+    """A block of each half: points to features, a fused layer, a norm, an MLP."""
+    return torch.nn.Sequential(
+        fusedops.nn.Linear(3, 64, activation="relu"),
+        fusedops.nn.LayerNorm(64),
+        fusedops.nn.MLP(64, 128, 64),
+    ).to(device)
+
+
+def step(layer: torch.nn.Module, cloud: torch.Tensor) -> list[torch.Tensor]:
+    """The loss and every gradient of a training step that also searches and reduces."""
+    layer.zero_grad(set_to_none=True)
+    chosen = fusedops.points.farthest_point_sample(cloud, 32)
+    nearest = fusedops.points.knn(fusedops.points.gather(cloud, chosen), cloud, 4)
+    features = fusedops.points.group(layer(cloud), nearest.idx)
+    loss = fusedops.softmax(features, 3).square().sum()
+    loss.backward()
+    return [loss.detach(), *(p.grad.clone() for p in layer.parameters())]
+
+
+@pytest.mark.gpu
+def test_many_streams() -> None:
+    """Steps of many threads side by side, each thread on a stream of its own."""
+    torch.manual_seed(0)
+    layers = [model() for _ in range(8)]
+    clouds = [torch.rand(2, 256, 3, device="cuda") for _ in layers]
+    expected = [step(layer, cloud) for layer, cloud in zip(layers, clouds, strict=True)]
+    torch.cuda.synchronize()
+    wrong: list[int] = []
+
+    def work(number: int) -> None:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(50):
+                found = step(layers[number], clouds[number])
+                if not all(map(torch.equal, found, expected[number])):
+                    wrong.append(number)
+            torch.cuda.current_stream().synchronize()
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(len(layers))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
 # ---- long runs ----
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "replays",
+    [
+        10_000,
+        # Three days of a step every half second.
+        pytest.param(3 * 24 * 3600 * 2, marks=pytest.mark.slow),
+    ],
+)
+def test_a_step_is_replayed_for_days(replays: int) -> None:
+    """Of a CUDA graph: the same bits and the same memory at the end as at the beginning."""
+    torch.manual_seed(0)
+    layer, cloud = model(), torch.rand(2, 256, 3, device="cuda")
+    expected = step(layer, cloud)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        step(layer, cloud)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = step(layer, cloud)
+    graph.replay()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+    wrong = torch.zeros((), device="cuda")
+    for number in range(replays):
+        graph.replay()
+        if number % 100 == 0:
+            wrong += sum((a != b).sum() for a, b in zip(found, expected, strict=True))
+        if number % 10_000 == 0:
+            torch.cuda.synchronize()
+    assert wrong.item() == 0
+    assert torch.cuda.memory_allocated() - before[0] <= 1 << 20
+    assert torch.cuda.memory_reserved() - before[1] <= 4 << 20
 
 
 def resident_kilobytes() -> int:
