@@ -3,12 +3,17 @@
     compute-sanitizer --tool memcheck --error-exitcode 1 python scripts/sanitize
     compute-sanitizer --tool memcheck --error-exitcode 1 python scripts/sanitize rows scan
     compute-sanitizer --tool racecheck --error-exitcode 1 python scripts/sanitize --no-clusters
+    compute-sanitizer --tool initcheck --error-exitcode 1 python scripts/sanitize --poison gemm
     compute-sanitizer python scripts/sanitize kernels --match "sm90 64x64" --part 1/4
     python scripts/sanitize/tools.py    # every tool over every family, in parallel, with a log
 
 Families run in the order given, all of them by default. racecheck fails inside itself on thread
 block clusters: --no-clusters leaves out what reaches them. Sizes are ragged on every side.
 `--part I/N` is every N-th item of the long families (`kernels`, `gemm`, `reduce`, `fp8_matmul`).
+
+initcheck does not see what TMA writes, and calls whoever reads it an error. `--poison` fills the
+memory of new tensors with NaN, so that nothing is left for initcheck, and instead raises an error
+where a NaN comes out of an op.
 """
 
 from __future__ import annotations
@@ -16,8 +21,12 @@ from __future__ import annotations
 import argparse
 import re
 from collections import Counter
+from contextlib import nullcontext
+from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import conv
 import edges
@@ -68,10 +77,28 @@ def _part(text: str) -> tuple[int, int]:
     return int(found[1]) - 1, int(found[2])
 
 
+class NoNans(TorchDispatchMode):
+    """New tensors are full of NaN, and none of them comes out of an op."""
+
+    def __enter__(self) -> Any:
+        torch.use_deterministic_algorithms(True, warn_only=True)  # what the filling depends on
+        torch.utils.deterministic.fill_uninitialized_memory = True
+        return super().__enter__()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        results = func(*args, **(kwargs or {}))
+        if func.namespace.startswith("fusedops"):
+            for t in tree_leaves(results):
+                floating = isinstance(t, torch.Tensor) and t.is_floating_point()
+                assert not floating or not t.float().isnan().any(), f"{func}: NaN"
+        return results
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="sanitize", description=__doc__.splitlines()[0])
     parser.add_argument("family", nargs="*", help=", ".join(FAMILIES))
     parser.add_argument("--no-clusters", action="store_true", help="for racecheck")
+    parser.add_argument("--poison", action="store_true", help="for initcheck where TMA writes")
     parser.add_argument("--match", default="", help="regular expression: only such GEMM kernels")
     parser.add_argument("--part", type=_part, default=(0, 1), metavar="I/N")
     parser.add_argument("--device", default="cuda", help="cpu: a trial of this program")
@@ -87,7 +114,8 @@ def main() -> None:
         if family in GPU_ONLY and wanted.device == "cpu":
             print(f"{family}: skipped, it needs a GPU", flush=True)
             continue
-        FAMILIES[family](options, count)
+        with NoNans() if wanted.poison else nullcontext():
+            FAMILIES[family](options, count)
         if wanted.device == "cuda":
             torch.cuda.synchronize()
         print(f"{family}: no error so far", flush=True)

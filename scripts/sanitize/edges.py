@@ -57,7 +57,7 @@ def _idx(o: Options, groups: int, n: int, k: int) -> torch.Tensor:
 def _set_abstraction(
     o: Options, channels: tuple[int, ...], k: int, training: bool, dtype: torch.dtype
 ) -> None:
-    n, groups, features = 50, 37, 6
+    n, groups, features = 50, 37 if o.clusters else 13, 6
     sizes = (3 + features, *channels)
     weights = [o.randn(b, a, dtype=dtype, grad=True) for a, b in pairwise(sizes)]
     norms = _norms(o, channels, training)

@@ -268,9 +268,10 @@ struct ReduceExtremum : SettledReduction<ReduceExtremum<T, kCount>, ExtremumAcc<
 // The index of the first largest masked element; the first NaN wins.
 template <class T>
 struct ReduceArg {
+  // NOTE: eight bytes for the value, too, so that nothing lies between those that are written.
   struct Acc {
     int64_t index;
-    Key<T> value;
+    std::conditional_t<kIsFloating<T>, double, int64_t> value;
   };
   struct Running {
     int position;

@@ -14,10 +14,19 @@
 
 namespace fusedops::thin {
 
-// Copies `bytes` of a unit of 4 or 16 bytes, and zeros the rest of it.
-template <int kUnit>
+// Copies `bytes` of a unit of 4 or 16 bytes, and zeros the rest of it. NOTE: a part is not copied
+// asynchronously: its size goes into the low bits of the address, and compute-sanitizer, which does
+// not know of that, reports the whole unit.
+template <class T, int kUnit>
 __device__ __forceinline__ void copy_unit(uint32_t* shared, const void* source, int bytes) {
-  if constexpr (kUnit == 16) {
+  if (bytes % kUnit != 0) {
+    const auto* from = static_cast<const T*>(source);
+    auto* to = reinterpret_cast<T*>(shared);
+#pragma unroll
+    for (int i = 0; i < kUnit / int(sizeof(T)); ++i) {
+      to[i] = i * int(sizeof(T)) < bytes ? from[i] : T(0.0f);
+    }
+  } else if constexpr (kUnit == 16) {
     copy_async(shared_address(shared), source, bytes);
   } else {
     copy_async_cached<kUnit>(shared_address(shared), source, bytes);
@@ -69,7 +78,7 @@ __device__ __forceinline__ void start_lines(const Source& s, const TileLines& in
     const int left = line < inside.lines ? inside.length + skipped - unit * kPerUnit : 0;
     const int bytes = min(max(left, 0), kPerUnit) * kSize;
     const char* source = bytes > 0 ? s.word + (element - skipped) * kSize + unit * kUnit : s.word;
-    copy_unit<kUnit>(tile + line * s.layout.stride + unit * (kUnit / 4), source, bytes);
+    copy_unit<T, kUnit>(tile + line * s.layout.stride + unit * (kUnit / 4), source, bytes);
     line += step_lines;
     unit += step_units;
     if (unit >= units) unit -= units, ++line;
