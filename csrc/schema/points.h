@@ -78,6 +78,8 @@ inline constexpr const char* kPointsSchemas[] = {
     // (C + 32, 16): products of rows (E, C) with the operands, then those of weight * operand, and
     // the sum of weight * operand.
     "edge_products(Tensor rows, Tensor list, Tensor ends, Tensor operands) -> Tensor",
+    // (C, 16) from them: the gradients of the offsets' weight (C, 3), then of the features'.
+    "edge_first_grads(Tensor products, Tensor? affine, Tensor? dense, Tensor weight) -> Tensor",
     // The edges to every point: entries (E,) of idx (B, M, K) by the row of n that they name,
     // ascending, and where those of a row are, ranges (B * n, 2). Sums by them (B * n, C) in
     // float32 of rows (E / per_row, C), times an entry's weight.

@@ -54,10 +54,16 @@ def _idx(o: Options, groups: int, n: int, k: int) -> torch.Tensor:
     return idx
 
 
+def _check(*results: torch.Tensor | None) -> None:
+    for t in results:
+        assert t is not None
+        assert not t.isnan().any()
+
+
 def _set_abstraction(
     o: Options, channels: tuple[int, ...], k: int, training: bool, dtype: torch.dtype
 ) -> None:
-    n, groups, features = 50, 37 if o.clusters else 13, 6
+    n, groups, features = 50, 37 if o.clusters else 13 if k < 40 else 3, 6
     sizes = (3 + features, *channels)
     weights = [o.randn(b, a, dtype=dtype, grad=True) for a, b in pairwise(sizes)]
     norms = _norms(o, channels, training)
@@ -67,6 +73,7 @@ def _set_abstraction(
             o.rand(2, groups, 3, grad=moves), _idx(o, groups, n, k), weights, norms=norms,
         )  # fmt: skip
         out.sum().backward()
+        _check(out, *(weight.grad for weight in weights))
     with torch.no_grad():
         fusedops.points.set_abstraction(
             o.rand(2, n, 3), None, o.rand(2, groups, 3), _idx(o, groups, n, k),
@@ -82,6 +89,8 @@ def _edge_conv(o: Options, channels: tuple[int, ...], dtype: torch.dtype, traini
     idx = _idx(o, n, n, k)
     idx[:, 2:, 1] = 7  # a point with more edges than a group of lanes takes alone
     norms = _norms(o, channels, training)
-    fusedops.points.edge_conv(x, idx, weights, norms=norms).sum().backward()
+    out = fusedops.points.edge_conv(x, idx, weights, norms=norms)
+    out.sum().backward()
+    _check(out, x.grad, *(weight.grad for weight in weights))
     with torch.no_grad():
         fusedops.points.edge_conv(x, idx, weights, norms=norms)

@@ -59,6 +59,7 @@ RESULTS = {
     "edge_winners": [[((160, 64), HALF)]],
     "edge_group_sums": [[((10, 32), FP32)], [((10, 32), FP32)], [((10, 64), FP32)]],
     "edge_products": [[((96, 16), FP32)], [((128, 16), FP32)]],
+    "edge_first_grads": [[((64, 16), HALF)]] * 2 + [[((96, 16), HALF)]] * 2,
     "edge_close": [
         [((70, 64), FP32), ((64, 3), FP32)], [((70, 64), FP32), ((0, 3), FP32)],
         [((70, 64), HALF), ((0, 3), FP32)],
@@ -206,6 +207,10 @@ WRONG = [
      r"rows must have shape \(160, C\) with C a multiple of 32; got \(160, 40\)"),
     ("edge_products", 0, {"operands": lambda t: t[:0]},
      "operands must have 1 or 2 planes; got 0"),
+    ("edge_first_grads", 0, {"weight": lambda t: t[:0]},
+     "weight must have 1 or 2 planes; got 0"),
+    ("edge_first_grads", 0, {"products": lambda t: t[1:]},
+     r"products must have shape \(96, 16\); got \(95, 16\)"),
     ("edge_close", 2, {"first_weight": lambda t: t[:1]},
      "features must have up to 10 channels, and first_weight two planes then; got 9 and 1"),
     ("edge_close", 0, {"sums": lambda t: t[:, :40]},

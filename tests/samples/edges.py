@@ -181,6 +181,14 @@ def edge_products_samples(device, dtype):
         yield rows, *edge_list(device), operands_of(device, dtype, planes)
 
 
+def edge_first_grads_samples(device, dtype):
+    for width, planes in ((64, 1), (96, 2)):
+        affine, dense = (fp32(width, 2, device=device, seed=i) for i in (1, 2))
+        weight = make(planes, width, 8, dtype=dtype, device=device, seed=3)
+        yield fp32(width + 32, 16, device=device), affine, dense, weight
+        yield fp32(width + 32, 16, device=device), None, None, weight
+
+
 def edge_close_samples(device, dtype):
     count, width = 70, 64
     rows = [fp32(count, width, device=device, seed=i) for i in range(3)]
@@ -277,6 +285,7 @@ REFUSED = {
         "edge_winners": f"like {_NOT_FLOATING}",
         "edge_group_sums": f"rows {_NOT_FLOATING}",
         "edge_products": f"rows {_NOT_FLOATING}",
+        "edge_first_grads": "products must have dtype float32; got int32$",
         "edge_close": "sums must have dtype float32; got int32$",
     }.items()
 }

@@ -34,13 +34,13 @@ __device__ __forceinline__ V load_evict_last(const V* from) {
   }
 }
 
-// 16 bytes into shared memory; zeros behind the first `bytes`.
+// 16 bytes into shared memory.
 // NOTE: nvcc 13.0 encodes it wrongly where it splits `to` into a register and a uniform one: LDGSTS
 // [R + UR0], desc[UR1], and the kernel fails. So did all of row_slice.cuh and scan_chain.cuh;
 // scripts/check_sass.py looks for such.
-__device__ __forceinline__ void copy_evict_last(unsigned to, const void* from, int bytes = 16) {
-  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(to),
-               "l"(from), "r"(bytes), "l"(evict_last())
+__device__ __forceinline__ void copy_evict_last(unsigned to, const void* from) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+               "l"(evict_last())
                : "memory");
 }
 

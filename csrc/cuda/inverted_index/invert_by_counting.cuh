@@ -115,8 +115,11 @@ struct RangeEntries {
   int64_t first, entries;
 
   __device__ __forceinline__ uint32_t packed(int64_t i) const {
-    int slice = 0;
-    while (slice + 1 < slices && shared.begins[slice + 1] <= i) ++slice;
+    int slice = 0;  // the last one that begins at or before i
+#pragma unroll
+    for (int step = kMaxSplit / 2; step > 0; step /= 2) {
+      if (slice + step < slices && shared.begins[slice + step] <= i) slice += step;
+    }
     return split[shared.places[slice] + i - shared.begins[slice]];
   }
   __device__ __forceinline__ int64_t load(int64_t i) const { return packed(i); }

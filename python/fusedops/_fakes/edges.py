@@ -409,6 +409,24 @@ def _edge_products(
     return list.new_empty((rows.shape[1] + _MOMENT_ROWS, 2 * PLANE), dtype=_FP32)
 
 
+@fake("edge_first_grads")
+def _edge_first_grads(
+    products: Tensor, affine: Tensor | None, dense: Tensor | None, weight: Tensor
+) -> Tensor:
+    op = "edge_first_grads"
+    check_dim(op, "weight", weight, 3, "(planes, C, 8)")
+    planes, width, _ = weight.shape
+    torch._check(planes in (1, 2), lambda: f"{op}: weight must have 1 or 2 planes; got {planes}")
+    shape = (width + _MOMENT_ROWS, 2 * PLANE)
+    check_edge_tensor(op, "products", products, products, _FP32, shape)
+    check_edge_tensor(op, "affine", affine, products, _FP32, (width, 2))
+    check_edge_tensor(op, "dense", dense, products, _FP32, (width, 2))
+    check_floating(op, "weight", weight)
+    check_half(op, "weight", weight)
+    check_edge_tensor(op, "weight", weight, products, weight.dtype, (planes, width, PLANE))
+    return weight.new_empty((width, 2 * PLANE))
+
+
 @fake("edge_close")
 def _edge_close(
     sums: Tensor,

@@ -178,9 +178,9 @@ def _infer(call: Fused) -> Tensor | None:
     if path in (POINTWISE, DEPTHWISE, FIRST, IMAGE):
         return _by_own_kernel(call, path)
     if path == GEMM:
-        matrix, shift = _ops.batch_norm_fold.default(
-            weight.flatten(1), call.bias, *call.norm, call.eps
-        )
+        matrix, shift = weight.flatten(1), call.bias
+        if not call.norm.is_none:
+            matrix, shift = _ops.batch_norm_fold.default(matrix, shift, *call.norm, call.eps)
         allow_tf32 = x.dtype is torch.float32
         rows: Tensor = _ops.linear.default(channels_behind(x), matrix, shift, call.code, allow_tf32)
         return rows

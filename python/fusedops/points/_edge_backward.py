@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from ._edge_problem import Plan
 
 _ops = torch.ops.fusedops
-_FIRST_MOMENTS = 16  # the row of the operands' sum, behind their second moments
 
 
 class Sums(NamedTuple):
@@ -163,22 +162,13 @@ class Backward:
         if not (self.needs[1] or self.needs[2]) or operands is None or weight is None:
             return None, None
         products = _ops.edge_products(dz, problem.list, problem.ends, operands)
-        found = products[:channels]
-        if scale is not None:
-            found = found * scale[:channels, :1]
-        if dense is not None:
-            moments = products[dz.shape[1] :]
-            a, b = dense[:channels].split(1, 1)
-            columns = weight[:, :channels].float().transpose(0, 1).flatten(1)
-            product = columns @ moments[: columns.shape[1]]
-            found = found + a * moments[_FIRST_MOMENTS] + b * product
+        found = _ops.edge_first_grads(products, scale, dense, weight)[:channels]
         dweight = dfeature_weight = None
         if self.offset_weight is not None:
-            dweight = (found[:, :3] + found[:, 3:6]).to(self.offset_weight.dtype)
+            dweight = found[:, :3].to(self.offset_weight.dtype)
         if self.plan.raw:
             count = self.gathered[1].shape[1]
-            features = torch.cat([found[:, 8:], found[:, 6:8]], 1)[:, :count]
-            dfeature_weight = features.to(self.gathered[1].dtype)
+            dfeature_weight = found[:, 3 : 3 + count].to(self.gathered[1].dtype)
         return dweight, dfeature_weight
 
     def _features_grad(self, dz: Tensor, scale: Tensor | None, dense: Tensor | None) -> Tensor:

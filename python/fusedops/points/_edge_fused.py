@@ -365,6 +365,13 @@ def edge_mlp(
     return result
 
 
+def _share(counts: Tensor, momentum: Any) -> Tensor:
+    """momentum where edges count, else 0."""
+    if isinstance(momentum, float) and 0 <= momentum <= 1:
+        return counts.clamp_max(momentum)  # counts are 0, or 1 and more
+    return (counts > 0) * momentum
+
+
 @torch.no_grad()
 def update_running(layers: Sequence[EdgeLayer], stats: Sequence[Tensor]) -> None:
     """Mix the batch into the running statistics; not where no edge counts."""
@@ -383,7 +390,7 @@ def update_running(layers: Sequence[EdgeLayer], stats: Sequence[Tensor]) -> None
         key = (norm.momentum, found.shape[1])
         share = known.get(key)
         if share is None:
-            share = known[key] = (found[_COUNT] > 0) * norm.momentum
+            share = known[key] = _share(found[_COUNT], norm.momentum)
         for old, new in ((norm.running_mean, mean), (norm.running_var, found[_VARIANCE])):
             running.append(old)
             values.append(new)

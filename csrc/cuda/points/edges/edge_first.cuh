@@ -168,11 +168,10 @@ __device__ __forceinline__ int fragment_place(int channel) {
 inline constexpr int kEdgeCloseRows = 8;
 inline constexpr int kEdgeCloseUnroll = 4;  // rows of a thread in flight
 
-// What a thread reads of a row.
+// What a thread reads of a row; of its features, which all lanes need, one.
 struct EdgeCloseRow {
-  float sum, own, others;
+  float sum, own, others, feature;
   float4 moments;
-  float features[kEdgeMostFeatures];
 
   template <class T>
   __device__ __forceinline__ void load(const EdgeClose<T>& a, int64_t row, int channel, int place) {
@@ -181,14 +180,12 @@ struct EdgeCloseRow {
     moments = __ldg(a.moments + row);
     if (a.own) own = __ldg(a.own + row * a.width + place);
     if (a.others) others = __ldg(a.others + row * a.width + place);
-    if (!a.features) return;
-#pragma unroll
-    for (int i = 0; i < kEdgeMostFeatures; ++i) {
-      if (i < a.count) features[i] = to_compute(a.features[row * a.count + i]);
-    }
+    const int lane = static_cast<int>(threadIdx.x);
+    feature = lane < a.count ? to_compute(a.features[row * a.count + lane]) : 0.f;
   }
 };
 
+// A warp has 32 channels of a row.
 template <class T>
 __global__ void __launch_bounds__(32 * kEdgeCloseRows) edge_close_kernel(EdgeClose<T> a) {
   __shared__ float sums[3][kEdgeCloseRows][32];
@@ -228,7 +225,9 @@ __global__ void __launch_bounds__(32 * kEdgeCloseRows) edge_close_kernel(EdgeClo
           float product = 0.f;
 #pragma unroll
           for (int i = 0; i < kEdgeMostFeatures; ++i) {
-            if (i < a.count) product = fmaf(of_features[i], given[u].features[i], product);
+            if (i >= a.count) continue;
+            const float feature = __shfl_sync(0xffffffffu, given[u].feature, i);
+            product = fmaf(of_features[i], feature, product);
           }
           y = fmaf(m.x, product, y);
         }

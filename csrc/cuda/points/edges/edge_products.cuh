@@ -1,8 +1,9 @@
 // Sums over edges of their values times their operands: what is left of the gradient of an edge
-// MLP's first weight once dz_1 is known by rows.
+// MLP's first weight once dz_1 is known by rows. And that gradient from the sums.
 #pragma once
 
 #include "csrc/common/device/mma.cuh"
+#include "csrc/common/device/vec.cuh"
 #include "csrc/cuda/points/edges/edge_problem.h"
 
 namespace fusedops {
@@ -180,6 +181,52 @@ __global__ void __launch_bounds__(32 * kEdgeProductWarps) edge_products_kernel(E
     if (is_moment ? !moments : to >= a.width) continue;
     out[to * kEdgeOperandColumns + column] = total[i];
   }
+}
+
+// affine: its scale, or null for 1; dense: (A, B) of the batch's statistics, or null.
+template <class T>
+struct EdgeFirstGrads {
+  const float* products;  // [width + kEdgeMomentRows][kEdgeOperandColumns]
+  const float2* affine;
+  const float2* dense;
+  const T* weight;  // [planes][width][kEdgePlane]
+  int width, planes;
+  T* out;  // [width][kEdgeOperandColumns]: of the offsets' weight, of the features', zeros
+};
+
+// The gradient of what channel c takes of an operand's column: scale * sum of dz_1 * operand
+// + A * sum of operand + B * sum of y_1 * operand.
+template <class T>
+__device__ __forceinline__ float first_grad(const EdgeFirstGrads<T>& a, int c, int column) {
+  const float* from = a.products + column;
+  float value = from[c * kEdgeOperandColumns];
+  if (a.affine) value *= a.affine[c].x;
+  if (!a.dense) return value;
+  const float* moments = from + a.width * kEdgeOperandColumns;
+  float product = 0.f;
+  for (int i = 0; i < a.planes * kEdgePlane; ++i) {
+    const T w = a.weight[(i / kEdgePlane * a.width + c) * kEdgePlane + i % kEdgePlane];
+    product = fmaf(to_compute(w), moments[i * kEdgeOperandColumns], product);
+  }
+  const float2 ab = a.dense[c];
+  return value + fmaf(ab.x, moments[2 * kEdgePlane * kEdgeOperandColumns], ab.y * product);
+}
+
+// Offsets are operands twice, rounded and what rounding left; features begin with the second plane
+// and end behind the offsets.
+template <class T>
+__global__ void edge_first_grads_kernel(EdgeFirstGrads<T> a) {
+  const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+  const int c = i / kEdgeOperandColumns, place = i % kEdgeOperandColumns;
+  if (c >= a.width) return;
+  const int feature = place - 3;
+  float value = 0.f;
+  if (feature < 0) {
+    value = first_grad(a, c, place) + first_grad(a, c, place + 3);
+  } else if (feature < kEdgeMostFeatures) {
+    value = first_grad(a, c, feature < kEdgePlane ? kEdgePlane + feature : feature - 2);
+  }
+  a.out[i] = from_compute<T>(value);
 }
 
 }  // namespace fusedops

@@ -267,11 +267,14 @@ class DirectRow {
   // NOTE: not unrolled, see copy_evict_last.
   template <class T>
   __device__ __forceinline__ void fetch_rest(unsigned shared, const T* row, bool last) const {
-    shared = place(shared, kMax);
+    unsigned to = place(shared, kMax);
 #pragma unroll 1
-    for (int k = kMax; some(k); ++k, shared += blockDim.x * 16) {
-      const int count = last ? min(elements(k), kVec) : kVec;
-      copy_evict_last(shared, row + column(k), count * int{sizeof(T)});
+    for (int k = kMax; some(k); ++k, to += blockDim.x * 16) {
+      if (last && elements(k) < kVec) {
+        put(shared, k, head<T>(row + column(k), elements(k)));
+      } else {
+        copy_evict_last(to, row + column(k));
+      }
     }
     commit_copies();
   }

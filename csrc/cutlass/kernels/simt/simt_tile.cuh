@@ -13,11 +13,14 @@
 namespace fusedops::simt {
 
 // Copies `elements` <= kWidth floats and zeros the rest of kWidth. With none, `source` may point
-// anywhere.
+// anywhere. NOTE: a part is not copied asynchronously, see thin_tile.cuh.
 template <int kWidth>
 __device__ __forceinline__ void copy_async(float* shared, const float* source, int elements) {
   const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
-  if constexpr (kWidth == 4) {
+  if (elements % kWidth != 0) {
+#pragma unroll 1
+    for (int i = 0; i < kWidth; ++i) shared[i] = i < elements ? source[i] : 0.0f;
+  } else if constexpr (kWidth == 4) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(address),
                  "l"(source), "r"(elements * 4)
                  : "memory");

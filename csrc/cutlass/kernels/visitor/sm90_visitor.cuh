@@ -10,7 +10,7 @@
 // no stage of the main loop.
 #pragma once
 
-#include "csrc/common/device/mbarrier.cuh"
+#include "csrc/common/device/async_copy.cuh"
 #include "csrc/cutlass/kernels/sm90/sm90_kernel.cuh"
 #include "csrc/cutlass/kernels/visitor/visitor_abi.h"
 
