@@ -77,6 +77,15 @@ def _part(text: str) -> tuple[int, int]:
     return int(found[1]) - 1, int(found[2])
 
 
+ATEN = torch.ops.aten
+PRODUCTS = {  # which cuBLAS writes by TMA, too
+    ATEN.mm.default: ATEN.mm.out,
+    ATEN.bmm.default: ATEN.bmm.out,
+    ATEN.addmm.default: ATEN.addmm.out,
+    ATEN.baddbmm.default: ATEN.baddbmm.out,
+}
+
+
 class NoNans(TorchDispatchMode):
     """New tensors are full of NaN, and none of them comes out of an op, but of those in half, which
     may overflow, and of steps of edge layers, whose tensors have room that nobody reads.
@@ -88,7 +97,12 @@ class NoNans(TorchDispatchMode):
         return super().__enter__()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        results = func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if func in PRODUCTS:
+            a, b = args[-2:]
+            out = a.new_zeros((*a.shape[:-1], b.shape[-1]))
+            return PRODUCTS[func](*args, **kwargs, out=out)
+        results = func(*args, **kwargs)
         if func.namespace.startswith("fusedops") and not str(func).startswith("fusedops.edge_"):
             for t in tree_leaves(results):
                 floating = isinstance(t, torch.Tensor) and t.is_floating_point()
