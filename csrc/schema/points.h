@@ -71,7 +71,7 @@ inline constexpr const char* kPointsSchemas[] = {
 
     // The first layer's gradient needs (E, 4) weights and weighted offsets of the rows; (E, C) the
     // rows' winners; sums over the rows of a group (G, C); sums in closed form (R, C) and their
-    // products with coordinates (C, 3); the sums in like's dtype where that rounds.
+    // products with coordinates (C, 3).
     "edge_moments(Tensor list, Tensor ends, Tensor? points, Tensor? centers) -> Tensor",
     "edge_winners(Tensor winners, Tensor list, Tensor ends, Tensor like) -> Tensor",
     "edge_group_sums(Tensor rows, Tensor list, Tensor ends, bool gathers) -> Tensor",
@@ -102,8 +102,11 @@ inline constexpr const char* kPointsSchemas[] = {
     "edge_conv_backward(Tensor products, Tensor idx, Tensor winners, Tensor? totals, "
     "Tensor? dense, Tensor entries, Tensor ranges, Tensor like) -> (Tensor out, Tensor used)",
     "edge_close(Tensor sums, Tensor? affine, Tensor? dense, Tensor? moments, Tensor? own, "
-    "Tensor? others, Tensor? first_weight, Tensor? coordinates, Tensor? features, Tensor like, "
-    "bool rounds) -> (Tensor out, Tensor products)",
+    "Tensor? others, Tensor? first_weight, Tensor? coordinates, Tensor like) -> "
+    "(Tensor out, Tensor products)",
+    // The gradient of features (R, F) that are a part of the operands, from the sums by point.
+    "edge_feature_grads(Tensor sums, Tensor? affine, Tensor? dense, Tensor? moments, "
+    "Tensor first_weight, Tensor features) -> Tensor",
 };
 
 }  // namespace fusedops

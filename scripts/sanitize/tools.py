@@ -57,7 +57,7 @@ PARTS = {
     "offsets": 1,
 }
 # A library's kernels, which read what TMA wrote into their own memory.
-FOREIGN = "regex=splitKreduce|nvjet|at_cuda_detail3cub"
+FOREIGN = "regex=splitKreduce|nvjet"
 POISONED = ("kernels", "gemm", "gradients", "fp8_matmul", "edges", "fp8_hidden", "narrow")
 POISONED += ("epilogue", "conv", "losses", "rows", "embeddings")
 FOUND_ERRORS = 97  # exit code of compute-sanitizer where its tool found something

@@ -194,11 +194,20 @@ def edge_close_samples(device, dtype):
     rows = [fp32(count, width, device=device, seed=i) for i in range(3)]
     pairs = [fp32(width, 2, device=device, seed=i) for i in (3, 4)]
     moments, where = fp32(count, 4, device=device, seed=5), fp32(count, 3, device=device, seed=6)
-    one, two = (make(n, width, 8, dtype=dtype, device=device, seed=7) for n in (1, 2))
-    features = make(count, 9, dtype=dtype, device=device, seed=8)
-    yield rows[0], pairs[0], pairs[1], moments, rows[1], rows[2], one, where, None, one, False
-    yield rows[0], pairs[0], None, None, None, None, None, None, None, one, False
-    yield rows[0], pairs[0], pairs[1], moments, None, None, two, None, features, one, True
+    one = make(1, width, 8, dtype=dtype, device=device, seed=7)
+    yield rows[0], pairs[0], pairs[1], moments, rows[1], rows[2], one, where, one
+    yield rows[0], pairs[0], None, None, None, None, None, None, one
+
+
+def edge_feature_grads_samples(device, dtype):
+    count = 300
+    for width, features in ((64, 9), (256, 3), (128, 6)):
+        sums, moments = (fp32(count, n, device=device, seed=n) for n in (width, 4))
+        affine, dense = (fp32(width, 2, device=device, seed=i) for i in (3, 4))
+        weight = make(2, width, 8, dtype=dtype, device=device, seed=7)
+        rows = make(count, features, dtype=dtype, device=device, seed=8)
+        yield sums, affine, dense, moments, weight, rows
+        yield sums, None, None, None, weight, rows
 
 
 def lists_of(idx, n):
@@ -286,6 +295,7 @@ REFUSED = {
         "edge_group_sums": f"rows {_NOT_FLOATING}",
         "edge_products": f"rows {_NOT_FLOATING}",
         "edge_first_grads": "products must have dtype float32; got int32$",
+        "edge_feature_grads": "sums must have dtype float32; got int32$",
         "edge_close": "sums must have dtype float32; got int32$",
     }.items()
 }

@@ -392,9 +392,15 @@ static __global__ void __launch_bounds__(kInvertThreads) invert_index_kernel(Inv
   }
 }
 
-// Destinations of a CTA: enough CTAs for the device, few readers of the same indices.
-inline int64_t invert_part_size(int64_t clouds, int64_t n, int sm_count) {
-  const int64_t wanted = std::clamp<int64_t>(sm_count / std::max<int64_t>(clouds, 1), 1, 16);
+// Destinations of a CTA: enough CTAs for the device, few readers of the same indices. Where entries
+// are split, a range that is twice as full as the others is one chunk: ball queries name a cloud's
+// first points most.
+inline int64_t invert_part_size(int64_t clouds, int64_t n, int64_t entries, int sm_count) {
+  int64_t wanted = std::clamp<int64_t>(sm_count / std::max<int64_t>(clouds, 1), 1, 16);
+  if (entries > kInvertChunk) {
+    const int64_t full = ceil_div(2 * entries, kInvertChunk);
+    wanted = std::max(wanted, std::min<int64_t>(full, kMaxSplit));
+  }
   return ceil_div(n, std::max(std::min(wanted, n), ceil_div(n, kMaxCounters)));
 }
 
@@ -405,14 +411,14 @@ inline size_t invert_shared_bytes(int64_t part) {
 
 // Whether this way serves; if not, sort.
 inline bool can_invert(int64_t clouds, int64_t n, int64_t entries, int sm_count, int shared_bytes) {
-  const int64_t part = invert_part_size(clouds, n, sm_count);
+  const int64_t part = invert_part_size(clouds, n, entries, sm_count);
   return entries <= kMaxCounted && ceil_div(n, part) <= kMaxParts &&
          invert_shared_bytes(part) + sizeof(InvertShared) <= size_t(shared_bytes);
 }
 
 // Slices of a cloud whose entries are split before they are listed; 0: they are not.
 inline int invert_slices(int64_t clouds, int64_t n, int64_t entries, int sm_count) {
-  const int64_t ranges = ceil_div(n, invert_part_size(clouds, n, sm_count));
+  const int64_t ranges = ceil_div(n, invert_part_size(clouds, n, entries, sm_count));
   if (entries <= kInvertChunk || ranges < 2 || ranges > kMaxSplit) return 0;
   const int64_t wanted = std::clamp<int64_t>(sm_count / std::max<int64_t>(clouds, 1), 1, kMaxSplit);
   return static_cast<int>(std::max(wanted, ceil_div(entries, kInvertChunk)));
@@ -420,13 +426,13 @@ inline int invert_slices(int64_t clouds, int64_t n, int64_t entries, int sm_coun
 
 // Values of a split: the entries, and where ranges begin in slices.
 inline int64_t invert_split_values(int64_t clouds, int64_t n, int64_t entries, int sm_count) {
-  const int64_t ranges = ceil_div(n, invert_part_size(clouds, n, sm_count));
+  const int64_t ranges = ceil_div(n, invert_part_size(clouds, n, entries, sm_count));
   return clouds * (entries + invert_slices(clouds, n, entries, sm_count) * (ranges + 1));
 }
 
 // Leaves its errors to check_launch.
 inline void launch_invert_index(InvertIndex a, int sm_count, cudaStream_t stream) {
-  a.part = invert_part_size(a.clouds, a.n, sm_count);
+  a.part = invert_part_size(a.clouds, a.n, a.entries, sm_count);
   const int64_t ranges = ceil_div(a.n, a.part);
   const auto rows = static_cast<unsigned>(std::min(a.clouds, kMaxGridY));
   const dim3 grid(static_cast<unsigned>(ranges), rows);

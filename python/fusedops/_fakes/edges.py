@@ -437,9 +437,7 @@ def _edge_close(
     others: Tensor | None,
     first_weight: Tensor | None,
     coordinates: Tensor | None,
-    features: Tensor | None,
     like: Tensor,
-    rounds: bool,
 ) -> tuple[Tensor, Tensor]:
     op = "edge_close"
     check_dim(op, "sums", sums, 2, "(R, C)")
@@ -453,14 +451,6 @@ def _edge_close(
         lambda: f"{op}: moments must be given where dense is",
     )
     planes = 0 if first_weight is None else first_weight.shape[0]
-    count = 0 if features is None else features.shape[1]
-    torch._check(
-        count <= MOST_FEATURES and (count == 0 or planes == 2),
-        lambda: (
-            f"{op}: features must have up to {MOST_FEATURES} channels, and first_weight two planes "
-            f"then; got {count} and {planes}"
-        ),
-    )
     check_edge_tensor(op, "sums", sums, sums, _FP32, (rows, width))
     check_edge_tensor(op, "affine", affine, sums, _FP32, (width, 2))
     check_edge_tensor(op, "dense", dense, sums, _FP32, (width, 2))
@@ -470,9 +460,45 @@ def _edge_close(
     shape = (planes, width, PLANE)
     check_edge_tensor(op, "first_weight", first_weight, sums, like.dtype, shape)
     check_edge_tensor(op, "coordinates", coordinates, sums, _FP32, (rows, 3))
-    check_edge_tensor(op, "features", features, sums, like.dtype, (rows, count))
     check_floating(op, "like", like)
     check_half(op, "like", like)
     products = (0 if coordinates is None else width, 3)
-    out = sums.new_empty((rows, width), dtype=like.dtype if rounds else _FP32)
-    return out, sums.new_empty(products)
+    return sums.new_empty((rows, width)), sums.new_empty(products)
+
+
+@fake("edge_feature_grads")
+def _edge_feature_grads(
+    sums: Tensor,
+    affine: Tensor | None,
+    dense: Tensor | None,
+    moments: Tensor | None,
+    first_weight: Tensor,
+    features: Tensor,
+) -> Tensor:
+    op = "edge_feature_grads"
+    check_dim(op, "sums", sums, 2, "(R, C)")
+    check_dim(op, "features", features, 2, "(R, F)")
+    rows, width = sums.shape
+    count = features.shape[1]
+    torch._check(
+        width % 4 == 0,
+        lambda: f"{op}: sums must have a multiple of 4 channels; got {width}",
+    )
+    torch._check(
+        dense is None or moments is not None,
+        lambda: f"{op}: moments must be given where dense is",
+    )
+    torch._check(
+        count <= MOST_FEATURES,
+        lambda: f"{op}: features must have up to {MOST_FEATURES} channels; got {count}",
+    )
+    check_edge_tensor(op, "sums", sums, sums, _FP32, (rows, width))
+    check_edge_tensor(op, "affine", affine, sums, _FP32, (width, 2))
+    check_edge_tensor(op, "dense", dense, sums, _FP32, (width, 2))
+    check_edge_tensor(op, "moments", moments, sums, _FP32, (rows, 4))
+    check_floating(op, "first_weight", first_weight)
+    check_half(op, "first_weight", first_weight)
+    half = first_weight.dtype
+    check_edge_tensor(op, "first_weight", first_weight, sums, half, (2, width, PLANE))
+    check_edge_tensor(op, "features", features, sums, half, (rows, count))
+    return features.new_empty((rows, count))

@@ -332,8 +332,8 @@ def _first_layer_passes(call: EdgeCall) -> Iterator[ExplainedPass]:
                 what = "weights and offsets of the edges by point"
                 yield ExplainedPass("edge_point_moments", True, what, moved=records + index)
             yield by_point
-            what = "closed form of layer 1: points"
-            yield ExplainedPass("edge_close", True, what, moved=2 * points)
+            what = "closed form of layer 1: features"
+            yield ExplainedPass("edge_feature_grads", True, what, moved=points)
         operands = edges * call.planes * _PLANE * _HALF
         what = "rows times operands, second moments: dW_1"
         flops = 2 * edges * _OPERAND_COLUMNS * (width + 3 * _OPERAND_COLUMNS)

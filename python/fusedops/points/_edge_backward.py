@@ -173,20 +173,18 @@ class Backward:
 
     def _features_grad(self, dz: Tensor, scale: Tensor | None, dense: Tensor | None) -> Tensor:
         """The gradient of gathered features: sums by point of the gradient of y_1, times W_f."""
-        features, weight = self.gathered[:2]
-        moments = None
+        features, moments = self.gathered[0], None
         if dense is not None:
             problem = self.problem
             points, centers = (t if t is None else t.flatten(0, 1) for t in self._offsets())
             moments = _ops.edge_point_moments(
                 *self._lists(), problem.list, problem.ends, points, centers
             )
-        du, _ = _ops.edge_close(
-            self._by_point(dz), scale, dense, moments, None, None, self.problem.first_weight, None,
-            features.flatten(0, 1), self.problem.weights, True,
+        found: Tensor = _ops.edge_feature_grads(
+            self._by_point(dz), scale, dense, moments, self.problem.first_weight,
+            features.flatten(0, 1),
         )  # fmt: skip
-        du = du[:, : self.plan.channels[0]]
-        return (du @ weight).view(features.shape)
+        return found.view(features.shape)
 
     def _by_point(self, rows: Tensor, weights: Tensor | None = None) -> Tensor:
         """(B * N, C) float32: the sums of rows by edge (E, C) over the edges to each point.
@@ -229,7 +227,7 @@ class Backward:
         where = None if coordinates is None else coordinates.flatten(0, 1)
         out, products = _ops.edge_close(
             sums[side], scale, dense, moments[side], mine, others[side], problem.first_weight,
-            where, None, problem.weights, False,
+            where, problem.weights,
         )  # fmt: skip
         return out, products
 

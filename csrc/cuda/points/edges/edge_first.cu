@@ -270,7 +270,7 @@ Tensor edge_group_sums(const Tensor& rows, const Tensor& list, const Tensor& end
 // What edge_close reads, contiguous.
 struct CloseArguments {
   Tensor sums;
-  OptionalTensor affine, dense, moments, own, others, first_weight, coordinates, features;
+  OptionalTensor affine, dense, moments, own, others, first_weight, coordinates;
 };
 
 CloseArguments check_close(const char* op, const CloseArguments& given, ScalarType half) {
@@ -281,10 +281,6 @@ CloseArguments check_close(const char* op, const CloseArguments& given, ScalarTy
   FUSEDOPS_CHECK(width % 32 == 0, op, ": sums must have a multiple of 32 channels; got ", width);
   FUSEDOPS_CHECK(!given.dense || given.moments, op, ": moments must be given where dense is");
   const int64_t planes = given.first_weight ? given.first_weight->size(0) : 0;
-  const int64_t count = given.features ? given.features->size(1) : 0;
-  FUSEDOPS_CHECK(count <= kEdgeMostFeatures && (count == 0 || planes == 2), op,
-                 ": features must have up to ", kEdgeMostFeatures,
-                 " channels, and first_weight two planes then; got ", count, " and ", planes);
   const auto check = [&](const char* name, const OptionalTensor& t, ScalarType type,
                          const std::vector<int64_t>& shape) {
     return check_edge_tensor(op, name, t, sums, type, shape);
@@ -296,8 +292,7 @@ CloseArguments check_close(const char* op, const CloseArguments& given, ScalarTy
           check("own", given.own, fp32, {rows, width}),
           check("others", given.others, fp32, {rows, width}),
           check("first_weight", given.first_weight, half, {planes, width, kEdgePlane}),
-          check("coordinates", given.coordinates, fp32, {rows, 3}),
-          check("features", given.features, half, {rows, count})};
+          check("coordinates", given.coordinates, fp32, {rows, 3})};
 }
 
 std::tuple<Tensor, Tensor> edge_close(const Tensor& sums,  // (R, C)
@@ -305,22 +300,19 @@ std::tuple<Tensor, Tensor> edge_close(const Tensor& sums,  // (R, C)
                                       const OptionalTensor& moments, const OptionalTensor& own,
                                       const OptionalTensor& others,
                                       const OptionalTensor& first_weight,
-                                      const OptionalTensor& coordinates,
-                                      const OptionalTensor& features, const Tensor& like,
-                                      bool rounds) {
+                                      const OptionalTensor& coordinates, const Tensor& like) {
   constexpr const char* kOp = "edge_close";
   // Guard
   const LaunchScope scope(kOp, sums);
 
   // Checks
-  const CloseArguments given = check_close(
-      kOp, {sums, affine, dense, moments, own, others, first_weight, coordinates, features},
-      like.scalar_type());
+  const CloseArguments given =
+      check_close(kOp, {sums, affine, dense, moments, own, others, first_weight, coordinates},
+                  like.scalar_type());
   const int64_t rows = sums.size(0), width = sums.size(1);
 
   // Allocate
-  const Tensor out = torch::stable::new_empty(sums, {rows, width},
-                                              rounds ? like.scalar_type() : ScalarType::Float);
+  const Tensor out = torch::stable::new_empty(sums, {rows, width});
   const Tensor products = torch::stable::new_empty(sums, {coordinates ? width : 0, 3});
 
   // Config, launch
@@ -338,12 +330,9 @@ std::tuple<Tensor, Tensor> edge_close(const Tensor& sums,  // (R, C)
                          .others = read<float>(given.others),
                          .first_weight = read<T>(given.first_weight),
                          .coordinates = read<float>(given.coordinates),
-                         .features = read<T>(given.features),
-                         .count = static_cast<int>(features ? features->size(1) : 0),
                          .rows = rows,
                          .width = static_cast<int>(width),
-                         .out = rounds ? nullptr : write<float>(out),
-                         .rounded = rounds ? write<T>(out) : nullptr,
+                         .out = write<float>(out),
                          .partial = write<float>(partial)};
     const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(width / 32));
     edge_close_kernel<<<grid, dim3(32, kEdgeCloseRows), 0, scope.stream()>>>(a);

@@ -139,7 +139,7 @@ __global__ void edge_group_sums_kernel(EdgeGroupSums<T> a) {
 }
 
 // The gradient of y_1 summed over the edges of a point (or of a group):
-//   scale * sums + [statistics] (count A + B (count (own + W_f features) + others + W_x r)),
+//   scale * sums + [statistics] (count A + B (count own + others + W_x r)),
 // count and r being the edges' moments; and the sums of it times coordinates.
 template <class T>
 struct EdgeClose {
@@ -149,14 +149,11 @@ struct EdgeClose {
   const float4* moments;     // [rows]
   const float* own;          // [rows][width] in fragment order, or null
   const float* others;       // [rows][width] in fragment order, or null
-  const T* first_weight;     // [planes][width][kEdgePlane]: W_x and W_f, or null
+  const T* first_weight;     // [planes][width][kEdgePlane]: W_x in the first, or null
   const float* coordinates;  // [rows][3], or null
-  const T* features;         // [rows][count], or null
-  int count;
   int64_t rows;
   int width;
-  float* out;      // [rows][width], or null
-  T* rounded;      // likewise, where out is null
+  float* out;      // [rows][width]
   float* partial;  // [grid.x][width][3], where there are coordinates
 };
 
@@ -168,9 +165,9 @@ __device__ __forceinline__ int fragment_place(int channel) {
 inline constexpr int kEdgeCloseRows = 8;
 inline constexpr int kEdgeCloseUnroll = 4;  // rows of a thread in flight
 
-// What a thread reads of a row; of its features, which all lanes need, one.
+// What a thread reads of a row.
 struct EdgeCloseRow {
-  float sum, own, others, feature;
+  float sum, own, others;
   float4 moments;
 
   template <class T>
@@ -180,12 +177,9 @@ struct EdgeCloseRow {
     moments = __ldg(a.moments + row);
     if (a.own) own = __ldg(a.own + row * a.width + place);
     if (a.others) others = __ldg(a.others + row * a.width + place);
-    const int lane = static_cast<int>(threadIdx.x);
-    feature = lane < a.count ? to_compute(a.features[row * a.count + lane]) : 0.f;
   }
 };
 
-// A warp has 32 channels of a row.
 template <class T>
 __global__ void __launch_bounds__(32 * kEdgeCloseRows) edge_close_kernel(EdgeClose<T> a) {
   __shared__ float sums[3][kEdgeCloseRows][32];
@@ -193,15 +187,10 @@ __global__ void __launch_bounds__(32 * kEdgeCloseRows) edge_close_kernel(EdgeClo
   const int place = fragment_place(c);
   const float scale = a.affine ? a.affine[c].x : 1.f;
   const float2 ab = a.dense ? a.dense[c] : float2{};
-  float w[3] = {}, of_features[kEdgeMostFeatures] = {}, total[3] = {};
+  float w[3] = {}, total[3] = {};
   if (a.dense && a.first_weight) {
     const T* from = a.first_weight + c * kEdgePlane;
     for (int d = 0; d < 3; ++d) w[d] = to_compute(from[d]);
-#pragma unroll
-    for (int i = 0; i < kEdgeMostFeatures; ++i) {
-      if (i >= a.count) continue;
-      of_features[i] = to_compute(i < 8 ? from[a.width * kEdgePlane + i] : from[i - 2]);
-    }
   }
   // What the rows read is on its way before any of it is used.
   const int64_t stride = int64_t{gridDim.x} * kEdgeCloseRows;
@@ -221,24 +210,10 @@ __global__ void __launch_bounds__(32 * kEdgeCloseRows) edge_close_kernel(EdgeClo
         const float4 m = given[u].moments;
         float y = fmaf(w[0], m.y, fmaf(w[1], m.z, w[2] * m.w));
         if (a.own && m.x > 0.f) y = fmaf(m.x, given[u].own, y);
-        if (a.features && m.x > 0.f) {
-          float product = 0.f;
-#pragma unroll
-          for (int i = 0; i < kEdgeMostFeatures; ++i) {
-            if (i >= a.count) continue;
-            const float feature = __shfl_sync(0xffffffffu, given[u].feature, i);
-            product = fmaf(of_features[i], feature, product);
-          }
-          y = fmaf(m.x, product, y);
-        }
         if (a.others) y += given[u].others;
         value += fmaf(m.x, ab.x, ab.y * y);
       }
-      if (a.out) {
-        a.out[row * a.width + c] = value;
-      } else {
-        a.rounded[row * a.width + c] = from_compute<T>(value);
-      }
+      a.out[row * a.width + c] = value;
       // NOTE: a point without edges may lie anywhere, even nowhere.
       if (a.coordinates && value != 0.f) {
 #pragma unroll
