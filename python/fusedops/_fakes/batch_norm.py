@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .._core.checks import dtype_name
 from .checks import (
     check_activation,
     check_floating,
@@ -12,7 +13,6 @@ from .checks import (
     check_matrix,
     check_min_dim,
     check_same_shape,
-    dtype_of,
     fake,
     shape_of,
 )
@@ -140,7 +140,7 @@ def _check_sums(op: str, name: str, tensor: Tensor, shape: tuple[int, ...], x: T
     )
     torch._check(
         tensor.dtype is wide,
-        lambda: f"{op}: {name} must have dtype {dtype_of(wide)}; got {dtype_of(tensor.dtype)}",
+        lambda: f"{op}: {name} must have dtype {dtype_name(wide)}; got {dtype_name(tensor.dtype)}",
     )
     check_same_shape(op, name, tensor, shape, f"shape {shape}")
 

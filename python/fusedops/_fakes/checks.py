@@ -29,9 +29,6 @@ def shape_of(tensor: Tensor) -> str:
     return str(tuple(tensor.shape))
 
 
-dtype_of = dtype_name
-
-
 def check_activation(op: str, activation: int) -> None:
     torch._check(
         0 <= activation < len(ACTIVATIONS),
@@ -46,7 +43,7 @@ def check_floating(op: str, name: str, tensor: Tensor) -> None:
         tensor.dtype in _FLOATING,
         lambda: (
             f"{op}: {name} must be float16, bfloat16, float32 or float64; got "
-            f"{dtype_of(tensor.dtype)}"
+            f"{dtype_name(tensor.dtype)}"
         ),
     )
 
@@ -59,8 +56,8 @@ def check_like(op: str, name: str, tensor: Tensor, like_name: str, like: Tensor)
     torch._check(
         tensor.dtype == like.dtype,
         lambda: (
-            f"{op}: {name} must have dtype {dtype_of(like.dtype)} like {like_name}; got "
-            f"{dtype_of(tensor.dtype)}"
+            f"{op}: {name} must have dtype {dtype_name(like.dtype)} like {like_name}; got "
+            f"{dtype_name(tensor.dtype)}"
         ),
     )
 

@@ -7,7 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .checks import check_floating, check_like, dtype_of, shape_of
+from .._core.checks import dtype_name
+from .checks import check_floating, check_like, shape_of
 
 
 class Clouds(NamedTuple):
@@ -26,7 +27,7 @@ def check_index(op: str, name: str, tensor: Tensor, like_name: str, like: Tensor
     )
     torch._check(
         tensor.dtype == torch.int64,
-        lambda: f"{op}: {name} must have dtype int64; got {dtype_of(tensor.dtype)}",
+        lambda: f"{op}: {name} must have dtype int64; got {dtype_name(tensor.dtype)}",
     )
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .checks import check_floating, dtype_of, fake, shape_of
+from .._core.checks import dtype_name
+from .checks import check_floating, fake, shape_of
 from .cloud import check_dim
 from .edges import check_edge_tensor, check_half, check_list
 
@@ -21,7 +22,7 @@ def _edge_lists(idx: Tensor, n: int) -> tuple[Tensor, Tensor]:
     check_dim(op, "idx", idx, 3, "(B, M, K)")
     torch._check(
         idx.dtype == torch.int64,
-        lambda: f"{op}: idx must be int64; got {dtype_of(idx.dtype)}",
+        lambda: f"{op}: idx must be int64; got {dtype_name(idx.dtype)}",
     )
     _check_entries(op, idx)
     clouds = idx.shape[0]

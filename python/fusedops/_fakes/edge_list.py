@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .checks import check_floating, dtype_of, fake, shape_of
+from .._core.checks import dtype_name
+from .checks import check_floating, fake, shape_of
 from .cloud import check_dim
 from .edges import MOST_FEATURES, PLANE, check_edge_tensor, check_half
 
@@ -20,7 +21,7 @@ _FP32, _INT32 = torch.float32, torch.int32
 
 def _check_entries(op: str, idx: Tensor, n: int) -> None:
     torch._check(
-        idx.dtype == torch.int64, lambda: f"{op}: idx must be int64; got {dtype_of(idx.dtype)}"
+        idx.dtype == torch.int64, lambda: f"{op}: idx must be int64; got {dtype_name(idx.dtype)}"
     )
     check_dim(op, "idx", idx, 3, "(B, M, K)")
     for good in (idx.numel() > 0, idx.numel() <= _MOST):
@@ -135,8 +136,8 @@ def _check_matrix(
     torch._check(
         matrix.dtype == like.dtype and matrix.device == like.device,
         lambda: (
-            f"{op}: {name} must be {dtype_of(like.dtype)} on {like.device}; got "
-            f"{dtype_of(matrix.dtype)} on {matrix.device}"
+            f"{op}: {name} must be {dtype_name(like.dtype)} on {like.device}; got "
+            f"{dtype_name(matrix.dtype)} on {matrix.device}"
         ),
     )
 
@@ -151,7 +152,7 @@ def _check_vector(op: str, name: str, vector: Tensor | None, like: Tensor, width
     torch._check(
         vector.dtype == _FP32 and vector.device == like.device,
         lambda: (
-            f"{op}: {name} must be float32 on {like.device}; got {dtype_of(vector.dtype)} on "
+            f"{op}: {name} must be float32 on {like.device}; got {dtype_name(vector.dtype)} on "
             f"{vector.device}"
         ),
     )

@@ -8,7 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .checks import check_floating, check_same_shape, dtype_of, fake, shape_of
+from .._core.checks import dtype_name
+from .checks import check_floating, check_same_shape, fake, shape_of
 from .cloud import check_dim
 
 _STATS = 4  # kEdgeStats
@@ -51,7 +52,7 @@ def check_edge_tensor(
     )
     torch._check(
         tensor.dtype == dtype,
-        lambda: f"{op}: {name} must have dtype {dtype_of(dtype)}; got {dtype_of(tensor.dtype)}",
+        lambda: f"{op}: {name} must have dtype {dtype_name(dtype)}; got {dtype_name(tensor.dtype)}",
     )
     check_same_shape(op, name, tensor, shape, f"shape ({', '.join(map(str, shape))})")
 
@@ -59,7 +60,7 @@ def check_edge_tensor(
 def check_half(op: str, name: str, tensor: Tensor) -> None:
     torch._check(
         tensor.dtype in _HALVES,
-        lambda: f"{op}: {name} must be float16 or bfloat16; got {dtype_of(tensor.dtype)}",
+        lambda: f"{op}: {name} must be float16 or bfloat16; got {dtype_name(tensor.dtype)}",
     )
 
 

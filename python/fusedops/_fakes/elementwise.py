@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from .._core.checks import dtype_name
 from .checks import (
     check_activation,
     check_floating,
     check_like,
     check_min_dim,
     check_same_shape,
-    dtype_of,
     fake,
     shape_of,
 )
@@ -32,7 +32,7 @@ def _check_broadcast(op: str, inputs: _Named) -> torch.Size:
         first.dtype in _NUMERIC,
         lambda: (
             f"{op}: {first_name} must be floating (16 to 64 bits) or an integer (8 to 64 bits); "
-            f"got {dtype_of(first.dtype)}"
+            f"got {dtype_name(first.dtype)}"
         ),
     )
     shape = first.shape
@@ -180,7 +180,7 @@ def _check_seed(op: str, seed: Tensor | None, p: float, like_name: str, like: Te
     torch._check(
         seed.dtype is torch.int64 and seed.dim() == 1 and seed.shape[0] == 1,
         lambda: (
-            f"{op}: seed must be an int64 tensor of shape (1,); got {dtype_of(seed.dtype)} "
+            f"{op}: seed must be an int64 tensor of shape (1,); got {dtype_name(seed.dtype)} "
             f"{shape_of(seed)}"
         ),
     )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .checks import check_floating, check_min_dim, check_same_shape, dtype_of, fake, shape_of
+from .._core.checks import dtype_name
+from .checks import check_floating, check_min_dim, check_same_shape, fake, shape_of
 
 _MAX_ENTRIES = 2**31 - 1
 _MAX_ROWS = 2**32 - 2
@@ -22,7 +23,7 @@ def _embedding_backward(grad: Tensor, indices: Tensor, num_rows: int, padding_id
     )
     torch._check(
         indices.dtype in (torch.int32, torch.int64),
-        lambda: f"{op}: indices must have dtype int32 or int64; got {dtype_of(indices.dtype)}",
+        lambda: f"{op}: indices must have dtype int32 or int64; got {dtype_name(indices.dtype)}",
     )
     text = f"the shape of grad {shape_of(grad)} without the last dimension"
     check_same_shape(op, "indices", indices, tuple(grad.shape[:-1]), text)

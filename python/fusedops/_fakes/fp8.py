@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .._core.checks import dtype_name
 from .._core.fp8 import (
     BLOCK,
     BLOCKS,
@@ -23,7 +24,6 @@ from .checks import (
     check_like,
     check_matrix,
     check_same_shape,
-    dtype_of,
     fake,
     shape_of,
 )
@@ -184,7 +184,9 @@ def _fp8_hidden_grads(
 def _check_fp8(op: str, name: str, tensor: Tensor) -> None:
     torch._check(
         tensor.dtype in FORMATS,
-        lambda: f"{op}: {name} must be float8_e4m3fn or float8_e5m2; got {dtype_of(tensor.dtype)}",
+        lambda: (
+            f"{op}: {name} must be float8_e4m3fn or float8_e5m2; got {dtype_name(tensor.dtype)}"
+        ),
     )
 
 
@@ -199,7 +201,7 @@ def _check_scale(op: str, name: str, scale: Tensor, of_name: str, of: Tensor) ->
     _check_device(op, name, scale, of_name, of)
     torch._check(
         scale.dtype is torch.float32,
-        lambda: f"{op}: {name} must be float32; got {dtype_of(scale.dtype)}",
+        lambda: f"{op}: {name} must be float32; got {dtype_name(scale.dtype)}",
     )
     rows, blocks = of.shape[0], ceil_div(of.shape[1], BLOCK)
     tiles = ceil_div(rows, BLOCK)
@@ -258,8 +260,8 @@ def _fp8_matmul(
         torch._check(
             bias.dtype is dtype,
             lambda: (
-                f"{op}: bias must have dtype {dtype_of(dtype)} like the output; got "
-                f"{dtype_of(bias.dtype)}"
+                f"{op}: bias must have dtype {dtype_name(dtype)} like the output; got "
+                f"{dtype_name(bias.dtype)}"
             ),
         )
         _check_bias(op, bias, b.shape[0], "b", b)

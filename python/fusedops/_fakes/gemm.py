@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from .._core.activation import SAVES_OUTPUT, SAVES_PREACT
+from .._core.checks import dtype_name
 from .checks import (
     check_activation,
     check_floating,
@@ -13,7 +14,6 @@ from .checks import (
     check_matrix,
     check_min_dim,
     check_same_shape,
-    dtype_of,
     fake,
     shape_of,
 )
@@ -147,7 +147,7 @@ def check_main_grad(op: str, main_grad: Tensor, n: int, k: int, like: Tensor) ->
     def text() -> str:
         return (
             f"{op}: main_grad must be a float32 tensor of shape {(n, k)}; got "
-            f"{dtype_of(main_grad.dtype)} {shape_of(main_grad)}"
+            f"{dtype_name(main_grad.dtype)} {shape_of(main_grad)}"
         )
 
     torch._check(

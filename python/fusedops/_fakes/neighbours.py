@@ -7,7 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from .checks import check_floating, check_like, check_same_shape, dtype_of, fake, shape_of
+from .._core.checks import dtype_name
+from .checks import check_floating, check_like, check_same_shape, fake, shape_of
 from .cloud import (
     Clouds,
     check_cloud_pair,
@@ -101,7 +102,7 @@ def _check_neighbours(
     def text() -> str:
         return (
             f"{op}: grid must be what point_grid made of points, {size} bytes of uint8 on "
-            f"{points.device}; got {dtype_of(grid.dtype)} of shape {shape_of(grid)} on "
+            f"{points.device}; got {dtype_name(grid.dtype)} of shape {shape_of(grid)} on "
             f"{grid.device}"
         )
 
@@ -163,7 +164,7 @@ def _knn(
         lambda: (
             "knn: algorithm tensor needs 16 to 512 coordinates, norm 2, k of at most 128 and a "
             f"dtype other than float64; got points of shape {shape_of(points)} and "
-            f"{dtype_of(points.dtype)}, norm {norm}, k {k}"
+            f"{dtype_name(points.dtype)}, norm {norm}, k {k}"
         ),
     )
     shape = (*queries.shape[:-1], k)
@@ -181,7 +182,8 @@ def _knn_backward(
     torch._check(
         grad.dtype in (torch.float32, torch.float64),
         lambda: (
-            f"{op}: grad must be float16, bfloat16, float32 or float64; got {dtype_of(grad.dtype)}"
+            f"{op}: grad must be float16, bfloat16, float32 or float64; got "
+            f"{dtype_name(grad.dtype)}"
         ),
     )
     check_floating(op, "points", points)
@@ -206,8 +208,8 @@ def _knn_backward(
     torch._check(
         grad.device == points.device and grad.dtype == _distance_dtype(points),
         lambda: (
-            f"{op}: grad must be {dtype_of(_distance_dtype(points))} on {points.device} like the "
-            f"distances; got {dtype_of(grad.dtype)} on {grad.device}"
+            f"{op}: grad must be {dtype_name(_distance_dtype(points))} on {points.device} like the "
+            f"distances; got {dtype_name(grad.dtype)} on {grad.device}"
         ),
     )
     return points.new_empty(points.shape), queries.new_empty(queries.shape)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .checks import check_floating, check_like, check_same_shape, dtype_of, fake, shape_of
+from .._core.checks import dtype_name
+from .checks import check_floating, check_like, check_same_shape, fake, shape_of
 from .cloud import check_clouds, check_dim, check_index, check_index_vector
 
 _MAX_LENGTH = 2**31 - 1
@@ -60,8 +61,8 @@ def _check_side_input(op: str, name: str, tensor: Tensor, like_name: str, like: 
     torch._check(
         tensor.dtype == like.dtype or (half and tensor.dtype == torch.float32),
         lambda: (
-            f"{op}: {name} must have dtype {dtype_of(like.dtype)}{' or float32' if half else ''} "
-            f"like {like_name}; got {dtype_of(tensor.dtype)}"
+            f"{op}: {name} must have dtype {dtype_name(like.dtype)}{' or float32' if half else ''} "
+            f"like {like_name}; got {dtype_name(tensor.dtype)}"
         ),
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .._core.checks import dtype_name
 from .._core.reduction import (
     FLOATING_ONLY,
     GRADIENTS,
@@ -14,7 +15,7 @@ from .._core.reduction import (
     result_dtype,
     wide_dtype,
 )
-from .checks import check_floating, check_min_dim, check_same_shape, dtype_of, fake, shape_of
+from .checks import check_floating, check_min_dim, check_same_shape, fake, shape_of
 
 _ELEMENTS = (
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
@@ -36,7 +37,7 @@ def _check_element(op: str, x: Tensor, floating_only: bool) -> None:
         x.dtype in _ELEMENTS,
         lambda: (
             f"{op}: x must be float16, bfloat16, float32, float64, uint8, int8, int16, int32, "
-            f"int64 or bool; got {dtype_of(x.dtype)}"
+            f"int64 or bool; got {dtype_name(x.dtype)}"
         ),
     )
 
@@ -111,8 +112,8 @@ def _check_coefficient(name: str, tensor: Tensor, x: Tensor) -> None:
     torch._check(
         tensor.dtype == wide,
         lambda: (
-            f"{op}: {name} must have dtype {dtype_of(wide)} for x of {dtype_of(x.dtype)}; got "
-            f"{dtype_of(tensor.dtype)}"
+            f"{op}: {name} must have dtype {dtype_name(wide)} for x of {dtype_name(x.dtype)}; got "
+            f"{dtype_name(tensor.dtype)}"
         ),
     )
 

@@ -7,13 +7,13 @@ import math
 import torch
 from torch import Tensor
 
+from .._core.checks import dtype_name
 from .checks import (
     check_floating,
     check_like,
     check_matrix,
     check_min_dim,
     check_same_shape,
-    dtype_of,
     fake,
     shape_of,
 )
@@ -32,7 +32,7 @@ def _check_fp32_out(op: str, name: str, x: Tensor, fp32_out: bool) -> None:
         not fp32_out or x.dtype in _HALVES,
         lambda: (
             f"{op}: fp32_out must be False for {name} other than float16 and bfloat16; got {name} "
-            f"of {dtype_of(x.dtype)}"
+            f"of {dtype_name(x.dtype)}"
         ),
     )
 
@@ -46,8 +46,8 @@ def _check_grad_like(op: str, name: str, grad: Tensor, like_name: str, like: Ten
     torch._check(
         grad.dtype == like.dtype or (half and grad.dtype is torch.float32),
         lambda: (
-            f"{op}: {name} must have dtype {dtype_of(like.dtype)} like {like_name}"
-            f"{' or float32' if half else ''}; got {dtype_of(grad.dtype)}"
+            f"{op}: {name} must have dtype {dtype_name(like.dtype)} like {like_name}"
+            f"{' or float32' if half else ''}; got {dtype_name(grad.dtype)}"
         ),
     )
 
@@ -55,7 +55,7 @@ def _check_grad_like(op: str, name: str, grad: Tensor, like_name: str, like: Ten
 def _check_statistic(op: str, name: str, tensor: Tensor, dtype: torch.dtype, count: int) -> None:
     torch._check(
         tensor.dtype == dtype,
-        lambda: f"{op}: {name} must have dtype {dtype_of(dtype)}; got {dtype_of(tensor.dtype)}",
+        lambda: f"{op}: {name} must have dtype {dtype_name(dtype)}; got {dtype_name(tensor.dtype)}",
     )
     check_same_shape(op, name, tensor, (count,), f"shape ({count},)")
 
@@ -100,7 +100,7 @@ def _check_target(op: str, target: Tensor, name: str, matrix: Tensor) -> None:
     )
     torch._check(
         target.dtype is torch.int64,
-        lambda: f"{op}: target must have dtype int64; got {dtype_of(target.dtype)}",
+        lambda: f"{op}: target must have dtype int64; got {dtype_name(target.dtype)}",
     )
     rows = matrix.shape[0]
     expected = f"shape ({rows},) to match {name} {shape_of(matrix)}"

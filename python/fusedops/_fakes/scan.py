@@ -7,7 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from .checks import check_floating, check_min_dim, dtype_of, fake, shape_of
+from .._core.checks import dtype_name
+from .checks import check_floating, check_min_dim, fake, shape_of
 
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -20,7 +21,7 @@ def _check_element(op: str, x: Tensor) -> None:
         x.dtype in (torch.bool, *_INTEGERS, *_FLOATS),
         lambda: (
             f"{op}: x must be bool, an integer or a floating dtype up to 64 bits; got "
-            f"{dtype_of(x.dtype)}"
+            f"{dtype_name(x.dtype)}"
         ),
     )
 
@@ -74,7 +75,9 @@ def _check_bins(op: str, bins: int) -> None:
 def _bincount(x: Tensor, bins: int) -> Tensor:
     torch._check(
         x.dtype in _INTEGERS,
-        lambda: f"bincount: x must be uint8, int8, int16, int32 or int64; got {dtype_of(x.dtype)}",
+        lambda: (
+            f"bincount: x must be uint8, int8, int16, int32 or int64; got {dtype_name(x.dtype)}"
+        ),
     )
     _check_bins("bincount", bins)
     return x.new_empty((bins,), dtype=torch.int64)
@@ -98,7 +101,7 @@ def _check_offsets(op: str, offsets: Tensor, like_name: str, like: Tensor) -> No
     )
     torch._check(
         offsets.dtype == torch.int64,
-        lambda: f"{op}: offsets must have dtype int64; got {dtype_of(offsets.dtype)}",
+        lambda: f"{op}: offsets must have dtype int64; got {dtype_name(offsets.dtype)}",
     )
     torch._check(
         offsets.dim() == 1 and offsets.shape[0] >= 1,
@@ -138,7 +141,7 @@ def _segment_reduce_backward(
         torch._check(
             index.device == dy.device and index.dtype == torch.int64,
             lambda: (
-                f"{op}: index must be int64 on {dy.device}; got {dtype_of(index.dtype)} on "
+                f"{op}: index must be int64 on {dy.device}; got {dtype_name(index.dtype)} on "
                 f"{index.device}"
             ),
         )

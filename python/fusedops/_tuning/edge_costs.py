@@ -338,6 +338,7 @@ def _first_layer_passes(call: EdgeCall) -> Iterator[ExplainedPass]:
         what = "rows times operands, second moments: dW_1"
         flops = 2 * edges * _OPERAND_COLUMNS * (width + 3 * _OPERAND_COLUMNS)
         yield ExplainedPass("edge_products", True, what, 0, flops, moved=records + rows + operands)
+        yield ExplainedPass("edge_first_grads", True, "dW_1 from them", moved=0)
         return
     yield from (lists, by_point)
     yield ExplainedPass("edge_group_sums", True, "rows by group", moved=rows + groups)
