@@ -2,6 +2,7 @@
 #pragma once
 
 #include "csrc/common/device/pdl.cuh"
+#include "csrc/common/device/unaligned.cuh"
 #include "csrc/cuda/elementwise/elementwise_problem.cuh"
 
 namespace fusedops {
@@ -40,16 +41,7 @@ __device__ __forceinline__ Vec<T, kChunk<T>> load_run(const T* from, int64_t bef
     return v;
   }
   const uint4* aligned = reinterpret_cast<const uint4*>(address - shift);
-  const uint4 lo = aligned[0], hi = aligned[1];
-  uint32_t w[8] = {lo.x, lo.y, lo.z, lo.w, hi.x, hi.y, hi.z, hi.w};
-#pragma unroll
-  for (int i = 0; i < 6; ++i) w[i] = shift & 8 ? w[i + 2] : w[i];
-#pragma unroll
-  for (int i = 0; i < 5; ++i) w[i] = shift & 4 ? w[i + 1] : w[i];
-  alignas(16) uint32_t joined[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) joined[i] = __funnelshift_r(w[i], w[i + 1], 8 * shift);
-  return *reinterpret_cast<const V*>(joined);
+  return __builtin_bit_cast(V, bytes_behind(aligned[0], aligned[1], shift));
 }
 
 // A chunk that lies in one row and in the tensor.

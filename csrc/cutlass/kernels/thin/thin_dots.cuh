@@ -10,6 +10,7 @@
 #include "csrc/common/device/activation.cuh"
 #include "csrc/common/device/mbarrier.cuh"
 #include "csrc/common/device/pdl.cuh"
+#include "csrc/common/device/unaligned.cuh"
 #include "csrc/common/device/vec.cuh"
 #include "csrc/cutlass/configs/dots_problem.h"
 
@@ -31,11 +32,8 @@ __device__ __forceinline__ Unit unit_at(const T* row, int64_t count, int64_t fir
   constexpr int kUnit = 16 / sizeof(T);
   const auto address = reinterpret_cast<uintptr_t>(row + first);
   const int bytes = int(address % 16), before = bytes / int(sizeof(T));
-  const auto* aligned = reinterpret_cast<const Vec<uint32_t, 4>*>(address - bytes);
-  if (bytes == 0) {
-    const auto all = *aligned;
-    return {{all.value[0], all.value[1], all.value[2], all.value[3]}};
-  }
+  const auto* aligned = reinterpret_cast<const uint4*>(address - bytes);
+  if (bytes == 0) return __builtin_bit_cast(Unit, *aligned);
   Unit unit;
   if (first < before || first - before + 2 * kUnit > count) {
     auto* elements = reinterpret_cast<T*>(unit.words);
@@ -43,21 +41,7 @@ __device__ __forceinline__ Unit unit_at(const T* row, int64_t count, int64_t fir
     for (int i = 0; i < kUnit; ++i) elements[i] = row[first + i];
     return unit;
   }
-  uint32_t words[8];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) words[i] = aligned[0].value[i], words[4 + i] = aligned[1].value[i];
-  if (bytes & 8) {
-#pragma unroll
-    for (int i = 0; i < 6; ++i) words[i] = words[i + 2];
-  }
-  if (bytes & 4) {
-#pragma unroll
-    for (int i = 0; i < 5; ++i) words[i] = words[i + 1];
-  }
-  const int bits = bytes % 4 * 8;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) unit.words[i] = __funnelshift_r(words[i], words[i + 1], bits);
-  return unit;
+  return __builtin_bit_cast(Unit, bytes_behind(aligned[0], aligned[1], unsigned(bytes)));
 }
 
 template <class T>
