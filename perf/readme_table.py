@@ -125,7 +125,7 @@ def render(folder: Path) -> str:
     ]
     lines += [_line(found) for found in _chosen(rows)]
     lines += [*_geomeans(rows), "", *_other_runs(rows), *_images(folder)]
-    lines += [*_memory(rows), *_points(rows), _links(folder)]
+    lines += [*_memory(rows), *_points(rows), *_clouds(rows), *_convolutions(rows), _links(folder)]
     return "\n".join(lines)
 
 
@@ -290,6 +290,56 @@ def _points(rows: Sequence[Row]) -> list[str]:
                 lines.append(f"| {what} | {time} | {row['speedup']} |")
     head = ["| op | sizes | pass | dtype | fusedops | over eager |", "|---|---|---|---|---:|---:|"]
     return [*head, *lines, ""] if lines else []
+
+
+def _clouds(rows: Sequence[Row]) -> list[str]:
+    """Layers and models of point clouds: newest runs."""
+    groups: dict[tuple[str, str], dict[str, Row]] = defaultdict(dict)
+    for row in sorted(rows, key=lambda r: (r["case"], r["pass"], r["date"])):
+        if row["suite"] == "pointnet" and not row["case"].startswith("sweep/"):
+            groups[row["case"], row["pass"]][row["peer"]] = row
+    lines = []
+    for (case, pass_), peers in groups.items():
+        newest = max(peers.values(), key=lambda r: r["date"])
+        ratios = [f"{speedup(peers[p]):.2f}" if p in peers else "" for p in ("eager", "compile")]
+        share, eager = "", peers.get("eager")
+        if eager and eager["ours_extra_mb"] and eager["peer_extra_mb"]:
+            share = f"{float(eager['ours_extra_mb']) / float(eager['peer_extra_mb']):.2f}"
+        name, us = case.replace("_", " "), f"{float(newest['ours_us']):.0f}"
+        lines.append(f"| {name} | {PASSES[pass_]} | {us} | {' | '.join(ratios)} | {share} |")
+    if not lines:
+        return []
+    return [
+        "Layers and models of point clouds in bf16. Both sides search by ours: the layers alone "
+        "differ. Memory: what a call takes beside its inputs, as a share of eager's.",
+        "",
+        "| layer or model | pass | fusedops, us | eager | torch.compile | memory |",
+        "|---|---|---:|---:|---:|---:|",
+        *lines,
+        "",
+    ]
+
+
+def _convolutions(rows: Sequence[Row]) -> list[str]:
+    """Geomeans over the layers of the suite."""
+    peers = {"eager": "eager", "compile": "torch.compile", "cudnn": "cuDNN's fused kernel"}
+    lines = []
+    for pass_ in ("infer", "step"):
+        members = [r for r in rows if r["suite"] == "conv" and r["pass"] == pass_]
+        for dtype in dict.fromkeys(r["dtype"] for r in members):
+            layers = [r for r in members if r["dtype"] == dtype and r["case"].startswith("N")]
+            cells = " | ".join(_mean(layers, peer) for peer in peers)
+            lines.append(f"| {PASSES[pass_]} | {dtype} | {cells} |")
+    if not lines:
+        return []
+    return [
+        "Convolution, batch norm and activation (`conv_bn_act`): geomeans over the layers.",
+        "",
+        f"| pass | dtype | {' | '.join(peers.values())} |",
+        f"|---|---|{'---:|' * len(peers)}",
+        *lines,
+        "",
+    ]
 
 
 def render_models(folder: Path) -> str:
