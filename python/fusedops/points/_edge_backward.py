@@ -69,6 +69,7 @@ class Backward:
         self.parameters = parameters[self.count - 1 :]
         self.needs = ctx.needs_input_grad
         self.lists: tuple[Tensor, Tensor] | None = None  # of the edges to every point
+        self.dz: Tensor | None = None  # by edge, of the layer below the last pass: the largest here
 
     def run(self, dout: Tensor) -> tuple[Any, ...]:
         last = self.count - 1
@@ -77,18 +78,19 @@ class Backward:
             dout, self.best, self.which, affine, self.stats[last], self.plan.last_slope
         )
         affine_grads, weight_grads = {last: grads}, {}
-        rows: Tensor | None = None  # of dz: below a layer as wide in place
         for layer in range(last, 0, -1):
             below, affine_grads[layer - 1], below_dense, weight_grads[layer] = (
                 _ops.edge_mlp_backward_(
                     *self.problem.arguments(self.plan, layer + 1),
-                    winners if rows is None else None, rows,
+                    winners if self.dz is None else None, self.dz,
                     dense if self.stats[layer] is not None else None, self.stats[layer - 1],
                 )
             )  # fmt: skip
-            rows = below if rows is None or below.shape[0] > 0 else rows
+            if self.dz is None or below.shape[0] > 0:  # else it is where that of the layer was
+                self.dz = below
+            del below
             winners, dense = None, below_dense
-        first = self._first_layer(winners, rows, dense)
+        first = self._first_layer(winners, dense)
         weights = [self._weight_grad(layer, weight_grads) for layer in range(1, self.count)]
         return (
             *first,
@@ -104,23 +106,24 @@ class Backward:
         rows, columns = weight.shape
         return grads[layer][:rows, :columns].to(weight.dtype)
 
-    def _first_layer(
-        self, winners: Tensor | None, dz: Tensor | None, dense: Tensor
-    ) -> tuple[Tensor | None, ...]:
+    def _first_layer(self, winners: Tensor | None, dense: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of rows, group_rows, offset_weight, xyz and centers."""
         if not any(self.needs[:5]):
             return (None,) * 5
         problem, width = self.problem, self.plan.widths[0]
         edges, ends, like = problem.list, problem.ends, problem.weights
         scale: Tensor | None = problem.affine[:width]
+        dz, self.dz = self.dz, None
         if dz is None:  # one layer: the maxima's gradients, scaled already
             dz, scale = _ops.edge_winners(winners, edges, ends, like), None
         batch = dense if self.stats[0] is not None else None
         if problem.rows is None and problem.group_rows is None and not any(self.needs[3:5]):
+            dweight, dfeature_weight = self._first_weight_grads(dz, scale, batch)
             drows = None
             if self.needs[0]:
-                drows = self._features_grad(dz, scale, batch)
-            dweight, dfeature_weight = self._first_weight_grads(dz, scale, batch)
+                by_point = self._by_point(dz)
+                del dz
+                drows = self._features_grad(by_point, scale, batch)
             return (drows, dfeature_weight, dweight, None, None)
         sums = Sums(self._by_point(dz), _ops.edge_group_sums(dz, edges, ends, False))
         own = moments = others = Sums(None, None)
@@ -171,8 +174,10 @@ class Backward:
             dfeature_weight = found[:, 3 : 3 + count].to(self.gathered[1].dtype)
         return dweight, dfeature_weight
 
-    def _features_grad(self, dz: Tensor, scale: Tensor | None, dense: Tensor | None) -> Tensor:
-        """The gradient of gathered features: sums by point of the gradient of y_1, times W_f."""
+    def _features_grad(
+        self, by_point: Tensor, scale: Tensor | None, dense: Tensor | None
+    ) -> Tensor:
+        """The gradient of gathered features from the sums of dz_1 by point."""
         features, moments = self.gathered[0], None
         if dense is not None:
             problem = self.problem
@@ -181,9 +186,8 @@ class Backward:
                 *self._lists(), problem.list, problem.ends, points, centers
             )
         found: Tensor = _ops.edge_feature_grads(
-            self._by_point(dz), scale, dense, moments, self.problem.first_weight,
-            features.flatten(0, 1),
-        )  # fmt: skip
+            by_point, scale, dense, moments, self.problem.first_weight, features.flatten(0, 1)
+        )
         return found.view(features.shape)
 
     def _by_point(self, rows: Tensor, weights: Tensor | None = None) -> Tensor:
