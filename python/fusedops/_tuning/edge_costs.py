@@ -326,19 +326,18 @@ def _first_layer_passes(call: EdgeCall) -> Iterator[ExplainedPass]:
         ExplainedPass("edge_point_sums", True, "those by point", moved=records + index),
     ]
     if not call.has_rows:
-        if call.features:
-            yield lists
-            if call.batch:
-                what = "weights and offsets of the edges by point"
-                yield ExplainedPass("edge_point_moments", True, what, moved=records + index)
-            yield by_point
-            what = "closed form of layer 1: features"
-            yield ExplainedPass("edge_feature_grads", True, what, moved=points)
         operands = edges * call.planes * _PLANE * _HALF
         what = "rows times operands, second moments: dW_1"
         flops = 2 * edges * _OPERAND_COLUMNS * (width + 3 * _OPERAND_COLUMNS)
         yield ExplainedPass("edge_products", True, what, 0, flops, moved=records + rows + operands)
         yield ExplainedPass("edge_first_grads", True, "dW_1 from them", moved=0)
+        if call.features:
+            yield from (lists, by_point)
+            if call.batch:
+                what = "weights and offsets of the edges by point"
+                yield ExplainedPass("edge_point_moments", True, what, moved=records + index)
+            what = "closed form of layer 1: features"
+            yield ExplainedPass("edge_feature_grads", True, what, moved=points)
         return
     yield from (lists, by_point)
     yield ExplainedPass("edge_group_sums", True, "rows by group", moved=rows + groups)
