@@ -10,7 +10,9 @@ import torch
 import fusedops.models.pointnet2 as pointnet2
 from fusedops._autograd import autocast
 from fusedops.models import PointNet2Classifier, PointNet2Segmenter
-from fusedops.models.casts import weights_cast_ahead
+from fusedops.models.casts import foldable, weights_cast_ahead
+from fusedops.points import _edge_folds
+from fusedops.points._edge_folds import folded, folds_ahead
 from util import generator
 
 HALF = torch.bfloat16
@@ -73,3 +75,55 @@ def test_a_region_casts_once(device):
             with weights_cast_ahead(model, xyz):
                 casts.append(autocast.cast_weight(weight, HALF))
     assert casts[0] is casts[1]
+
+
+def test_norms_are_folded_ahead(monkeypatch):
+    """Those of the layers that run over rows: what a layer asks for, as long as it is the same."""
+    model, _ = classifier("cpu")
+    casts = {id(weight): weight.to(HALF) for weight in model.parameters()}
+    layers = foldable(model, casts)
+    shapes = [tuple(layer.weight.shape) for layer in layers]
+    assert shapes == [(512, 256), (1024, 512), (512, 1024), (256, 512)]
+    asked = []
+
+    class Ops:
+        @staticmethod
+        def edge_rows_fold(weight, *_):
+            asked.append(weight)
+            return weight + len(asked), weight[:, 0]
+
+    def asks(layer):
+        before = len(asked)
+        folded(layer)
+        return len(asked) > before
+
+    monkeypatch.setattr(_edge_folds, "_ops", Ops)
+    with folds_ahead(layers):
+        assert len(asked) == len(layers)
+        assert torch.equal(folded(layers[1]).weight, layers[1].weight + 2)
+        assert not any(map(asks, layers))
+        norm = layers[0].norm
+        assert asks(layers[0]._replace(norm=norm._replace(eps=0.5)))
+        assert asks(layers[0]._replace(norm=norm._replace(weight=norm.weight.clone())))
+        assert asks(layers[0]._replace(weight=layers[0].weight.clone()))
+        norm.running_var.add_(1)
+        assert asks(layers[0])
+        assert not asks(layers[1])
+    assert asks(layers[1])
+
+
+def test_layers_that_train_or_have_hooks_are_not_folded(device):
+    model, _ = classifier(device)
+    casts = {id(weight): weight.to(HALF) for weight in model.parameters()}
+    model.head.layers[0].norms[0].train()
+    model.all_points.mlp.linears[1].register_forward_hook(lambda *_: None)
+    assert [tuple(layer.weight.shape) for layer in foldable(model, casts)] == [(256, 512)]
+    assert foldable(model, {}) == []
+
+
+def test_a_model_made_for_inference(device):
+    with torch.inference_mode(), torch.autocast(device, HALF):
+        model, inputs = classifier(device)
+        out = model(*inputs)
+    assert out.shape == (2, 5)
+    assert not out.isnan().any()

@@ -21,6 +21,7 @@ from .._core.dtensor import is_dtensor
 from ..ops.linear import linear
 from . import _edge_composed
 from ._edge_composed import Activation
+from ._edge_folds import folded
 from ._edge_input import EdgeInput, EdgeLayer, PointProduct, edge_layers, padded_call
 from .norms import BatchNorm
 
@@ -382,18 +383,6 @@ def _last_width(given: EdgeInput, layers: Sequence[EdgeLayer]) -> int:
     assert given.offset_weight is not None
     width = given.offset_weight.shape[0]
     return width
-
-
-def folded(layer: EdgeLayer) -> EdgeLayer:
-    """The layer with its running statistics in its weight and bias."""
-    norm = layer.norm
-    assert isinstance(norm, BatchNorm)
-    vectors = (
-        None if t is None else t.detach().float()
-        for t in (norm.weight, norm.bias, layer.bias, norm.running_mean, norm.running_var)
-    )
-    weight, bias = _ops.edge_rows_fold(layer.weight, *vectors, norm.eps)
-    return EdgeLayer(weight, bias, None)
 
 
 def rows_mlp(
