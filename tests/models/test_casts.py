@@ -11,8 +11,8 @@ import fusedops.models.pointnet2 as pointnet2
 from fusedops._autograd import autocast
 from fusedops.models import PointNet2Classifier, PointNet2Segmenter
 from fusedops.models.casts import foldable, weights_cast_ahead
-from fusedops.points import _edge_folds
-from fusedops.points._edge_folds import folded, folds_ahead
+from fusedops.points import _edge_input
+from fusedops.points._edge_input import folded, folds_ahead
 from util import generator
 
 HALF = torch.bfloat16
@@ -97,7 +97,7 @@ def test_norms_are_folded_ahead(monkeypatch):
         folded(layer)
         return len(asked) > before
 
-    monkeypatch.setattr(_edge_folds, "_ops", Ops)
+    monkeypatch.setattr(_edge_input, "_ops", Ops)
     with folds_ahead(layers):
         assert len(asked) == len(layers)
         assert torch.equal(folded(layers[1]).weight, layers[1].weight + 2)

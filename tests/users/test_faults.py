@@ -265,7 +265,7 @@ def test_many_streams() -> None:
     ],
 )
 def test_a_step_is_replayed_for_days(replays: int) -> None:
-    """Of a CUDA graph: the same bits and the same memory at the end as at the beginning."""
+    """By a CUDA graph: the same bits and the same memory at the end as at the beginning."""
     torch.manual_seed(0)
     layer, cloud = model(), torch.rand(2, 256, 3, device="cuda")
     expected = step(layer, cloud)

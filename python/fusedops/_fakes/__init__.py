@@ -6,6 +6,7 @@ from . import (  # noqa: F401
     batch_norm,
     conv,
     edge_conv,
+    edge_first,
     edge_list,
     edge_rows,
     edges,

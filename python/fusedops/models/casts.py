@@ -17,8 +17,7 @@ from .._autograd.autocast import casts_ahead
 from .._autograd.shared import sees_torch_functions_only
 from ..nn import FeaturePropagation, GlobalSetAbstraction, SharedMLP
 from ..points._edge_checks import cast_weights
-from ..points._edge_folds import folds_ahead
-from ..points._edge_input import EdgeLayer
+from ..points._edge_input import EdgeLayer, folds_ahead
 from ..points.norms import BatchNorm
 from .head import Head
 

@@ -1,4 +1,4 @@
-"""What layers over edges are given: products by point and by group, and the layers.
+"""What layers over edges are given: products by point and by group, and the layers, folded or not.
 
 The first layer is linear in the offset x_j - c_i and in the features of neighbour and centre, so
 its products with features are formed once a point and gathered; only the offsets' product belongs
@@ -7,7 +7,9 @@ to an edge. That is exact algebra, not an approximation.
 
 from __future__ import annotations
 
+import contextlib
 import math
+import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -23,11 +25,12 @@ from ._edge_batch_norm import wide_dtype
 from .norms import BatchNorm
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from ._edge_checks import Layers
     from .norms import Norm
 
+_ops = torch.ops.fusedops
 _VECTOR = 8  # kRowVec
 
 
@@ -192,3 +195,54 @@ def padded_call(
             norm = BatchNorm(_pad(norm.weight, -1), _pad(norm.bias, -1), mean, var, *norm[4:])
         wide.append(EdgeLayer(_pad(layer.weight, 0, 1), _pad(layer.bias, -1), norm))
     return given, wide, running
+
+
+class _Ahead(threading.local):
+    # By the id of a weight: what stands for its layer, and the layer that is folded.
+    folds: dict[int, tuple[tuple[object, ...], EdgeLayer]] | None = None
+
+
+_ahead = _Ahead()
+
+
+@contextlib.contextmanager
+def folds_ahead(layers: Sequence[EdgeLayer]) -> Iterator[None]:
+    """Inside, on this thread, `folded` gives what is folded here, before a model's layers run."""
+    made = {id(layer.weight): (_identity(layer), folded(layer)) for layer in layers}
+    before, _ahead.folds = _ahead.folds, made
+    try:
+        yield
+    finally:
+        _ahead.folds = before
+
+
+def folded(layer: EdgeLayer) -> EdgeLayer:
+    """The layer with its running statistics in its weight and bias."""
+    if _ahead.folds is not None:
+        kept = _ahead.folds.get(id(layer.weight))
+        if kept is not None and all(map(_is_same, kept[0], _identity(layer))):
+            return kept[1]
+    norm = layer.norm
+    assert isinstance(norm, BatchNorm)
+    vectors = (
+        None if t is None else t.detach().float()
+        for t in (norm.weight, norm.bias, layer.bias, norm.running_mean, norm.running_var)
+    )
+    weight, bias = _ops.edge_rows_fold(layer.weight, *vectors, norm.eps)
+    return EdgeLayer(weight, bias, None)
+
+
+def _identity(layer: EdgeLayer) -> tuple[object, ...]:
+    """The layer's tensors, how often they were written, and the norm's epsilon."""
+    norm = layer.norm
+    assert isinstance(norm, BatchNorm)
+    tensors = (layer.weight, layer.bias, *norm[:4])
+    return (*tensors, *map(_version, tensors), norm.eps)
+
+
+def _version(tensor: Tensor | None) -> int:
+    return 0 if tensor is None or tensor.is_inference() else tensor._version
+
+
+def _is_same(a: object, b: object) -> bool:
+    return a is b if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor) else a == b

@@ -21,8 +21,7 @@ from .._core.dtensor import is_dtensor
 from ..ops.linear import linear
 from . import _edge_composed
 from ._edge_composed import Activation
-from ._edge_folds import folded
-from ._edge_input import EdgeInput, EdgeLayer, PointProduct, edge_layers, padded_call
+from ._edge_input import EdgeInput, EdgeLayer, PointProduct, edge_layers, folded, padded_call
 from .norms import BatchNorm
 
 if TYPE_CHECKING:
