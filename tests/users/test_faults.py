@@ -12,7 +12,7 @@ import threading
 import time
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -20,6 +20,9 @@ import torch
 import fusedops
 from fusedops import jit
 from fusedops._tuning.plan_store import CHOICE, PROBLEM, GpuKey, merge_plans, read_plans
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="forks, signals and file modes")
 
@@ -178,6 +181,15 @@ def test_data_loaders(method: str) -> None:
 # ---- threads ----
 
 
+def run_in_threads(work: Callable[[int], None], count: int) -> None:
+    """work(number) by as many threads at a time."""
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
 def test_many_threads(device: str, capfd: pytest.CaptureFixture[str]) -> None:
     """Right results, and every thread its own errors, also those of torch inside an op."""
     x = torch.randn(64, 96, device=device)
@@ -197,11 +209,7 @@ def test_many_threads(device: str, capfd: pytest.CaptureFixture[str]) -> None:
                 if f"got (32, {90 - number})" not in str(error):
                     wrong.append(f"{number}: {error}")
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_in_threads(work, 16)
     assert wrong == []
     assert capfd.readouterr().err == ""
 
@@ -244,11 +252,7 @@ def test_many_streams() -> None:
                     wrong.append(number)
             torch.cuda.current_stream().synchronize()
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(len(layers))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_in_threads(work, len(layers))
     assert wrong == []
 
 
