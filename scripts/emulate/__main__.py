@@ -106,7 +106,8 @@ def translate(to: Path) -> None:
     shutil.copytree(ROOT / "csrc/common", to / "csrc/common")
     for folder in SOURCES:
         shutil.copytree(ROOT / folder, to / folder)
-    shutil.copy(HERE / "mma.cuh", to / "csrc/common/device/mma.cuh")
+    for name in ("mma.cuh", "async_copy.cuh"):
+        shutil.copy(HERE / name, to / "csrc/common/device" / name)
     for name in ("wgmma.cuh", "wgmma_columns.cuh"):
         shutil.copy(HERE / name, to / "csrc/cuda/points/edge_wgmma" / name)
     shutil.copy(HERE / "launch.h", to / "csrc/common/host/launch.h")

@@ -4,7 +4,6 @@
 
 #include <ucontext.h>
 
-#include <utility>
 #include <vector>
 
 namespace emulated {
@@ -18,13 +17,20 @@ struct Warp {
   uint64_t generation = 0;
 };
 
+struct Copy {
+  void* to;
+  const void* from;
+  int group;
+};
+
 struct Thread {
   ucontext_t context;
   std::vector<char> stack = std::vector<char>(kStackBytes);
   dim3 index;
   int number = 0;
   bool done = false;
-  std::vector<std::pair<void*, const void*>> copies;
+  std::vector<Copy> copies;
+  int groups = 0;  // of copies, that have ended
 };
 
 std::vector<Thread> threads;
@@ -114,10 +120,14 @@ void warpgroup_barrier() {
   wait_for(group.arrived, group.generation, 128);
 }
 void block_barrier() { wait_for(arrived, generation, alive); }
-void copy_later(void* to, const void* from) { now->copies.push_back({to, from}); }
-void wait_for_copies() {
-  for (const auto& [to, from] : now->copies) std::memcpy(to, from, 16);
-  now->copies.clear();
+void copy_later(void* to, const void* from) { now->copies.push_back({to, from, now->groups}); }
+void commit_copies() { ++now->groups; }
+void wait_for_copies(int pending) {
+  std::erase_if(now->copies, [pending](const Copy& copy) {
+    if (pending > 0 && copy.group >= now->groups - pending) return false;
+    std::memcpy(copy.to, copy.from, 16);
+    return true;
+  });
 }
 
 void run(dim3 blocks, dim3 size, size_t bytes, const std::function<void()>& body) {

@@ -46,7 +46,9 @@ uint64_t* shown(int which);
 
 // cp.async: a copy is made when it is waited for, as late as it may be.
 void copy_later(void* to, const void* from);
-void wait_for_copies();
+void commit_copies();
+// Until all but the last `pending` groups have come; with 0 all copies have.
+void wait_for_copies(int pending = 0);
 
 // Runs the body once for every thread of a grid, block after block.
 void run(dim3 grid, dim3 block, size_t bytes, const std::function<void()>& body);
@@ -95,6 +97,9 @@ inline unsigned __ballot_sync(unsigned, bool predicate) {
   for (int i = 0; i < 32; ++i) bits |= static_cast<unsigned>(emulated::shown(0)[i] & 1) << i;
   emulated::warp_barrier();
   return bits;
+}
+inline uint64_t __umul64hi(uint64_t a, uint64_t b) {
+  return static_cast<uint64_t>(static_cast<unsigned __int128>(a) * b >> 64);
 }
 inline void __syncthreads() { emulated::block_barrier(); }
 inline void __syncwarp() { emulated::warp_barrier(); }

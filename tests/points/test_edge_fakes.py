@@ -39,10 +39,10 @@ RESULTS = {
     ],
     "edge_mlp_forward": [
         [((2, 5, 60), HALF), NONE, NO_INT16, NONE, NONE],
-        [NO_HALF, ((2, 5, 128), FP32), ((2, 5, 128), torch.int16), ((128, 2), FP32),
+        [NO_HALF, ((2, 5, 128), FP32), ((2, 5, 128), torch.int16), ((256, 2), FP32),
          ((4, 128), FP32)],
         [NO_HALF, ((2, 5, 250), FP32), ((2, 5, 250), torch.int16), NONE, NONE],
-        [NO_HALF, NONE, NO_INT16, ((32, 2), FP32), ((4, 32), FP32)],
+        [NO_HALF, NONE, NO_INT16, ((64, 2), FP32), ((4, 32), FP32)],
         [NO_HALF, ((2, 5, 64), FP32), ((2, 5, 64), torch.int16), ((64, 2), FP32), ((4, 64), FP32)],
     ],
     "edge_mlp_backward_": [

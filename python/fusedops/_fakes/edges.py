@@ -158,7 +158,8 @@ def _check_edges(
     operands_shape = (planes, edges.shape[0], PLANE)
     check_edge_tensor(op, "operands", operands, edges, weights.dtype, operands_shape)
     check_edge_tensor(op, "weights", weights, edges, weights.dtype, (values,))
-    check_edge_tensor(op, "affine", affine, edges, _FP32, (sum(widths), 2))
+    channels = max(sum(widths), affine.shape[0] if affine.dim() == 2 else 0)
+    check_edge_tensor(op, "affine", affine, edges, _FP32, (channels, 2))
     return _Edges(clouds, groups, edges.shape[0], widths)
 
 
@@ -210,7 +211,7 @@ def _edge_mlp_forward(
         empty(infer, pooled, weights.dtype),
         empty(pool, pooled, _FP32),
         empty(pool, pooled, torch.int16),
-        empty(sums, (width, 2), _FP32),
+        empty(sums, (affine.shape[0], 2), _FP32),
         empty(sums, (_STATS, width), _FP32),
     )
 

@@ -218,11 +218,7 @@ def _forward(plan: Plan, problem: Problem, infer: bool) -> tuple[Problem, list[T
         )  # fmt: skip
         stats.append(results[4] if batch else None)
         if batch:
-            part = plan.rows(layer)
-            affine = torch.cat(
-                [problem.affine[: part.start], results[3], problem.affine[part.stop :]]
-            )
-            problem = problem._replace(affine=affine)
+            problem = problem._replace(affine=results[3])
     return problem, stats, results
 
 

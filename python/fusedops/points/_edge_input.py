@@ -154,7 +154,7 @@ def product_by_point(x: Tensor, weight: Tensor) -> Tensor:
     """
     if x.is_cuda and x.dtype.itemsize == 2:
         # NOTE: Tensor Cores take rows of whole vectors only; those of 3 + C columns are none.
-        x, weight = (_pad(t, -1) for t in (x, weight))
+        x, weight = _pad(x, -1), _pad(weight, -1).contiguous()
     if sees_torch_functions_only(x, weight) or not needs_grad(x, weight):
         return plain_product(x, weight)
     product: Tensor = PointRows.apply(*distinct(x, weight))

@@ -201,12 +201,13 @@ class Problem(NamedTuple):
     affine: Tensor
 
     def arguments(self, plan: Plan, layers: int) -> tuple[Any, ...]:
-        """Those of the first `layers` layers."""
+        """Those of the first `layers` layers; scales and shifts are those of all."""
         widths = plan.widths[:layers]
         used = sum(a * b for a, b in pairwise(widths))
         c1, c2, c3, c4 = (*widths, *[0] * (MAX_LAYERS - layers))
-        weights, affine = self.weights[:used], self.affine[: sum(widths)]
-        return (*self[:6], weights, affine, plan.clouds, c1, c2, c3, c4, plan.slope)
+        return (
+            *self[:6], self.weights[:used], self.affine, plan.clouds, c1, c2, c3, c4, plan.slope,
+        )  # fmt: skip
 
 
 def build_problem(

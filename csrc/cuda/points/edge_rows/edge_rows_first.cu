@@ -40,10 +40,10 @@ CheckedEdges check_row_edges(const char* op, const Tensor& idx, const OptionalTe
   c.edges = {.idx = static_cast<const int64_t*>(c.idx.const_data_ptr()),
              .points = read<float>(c.points),
              .centers = read<float>(c.centers),
+             .groups = SmallDivider(groups),
+             .k = SmallDivider(k),
              .rows = static_cast<int>(idx.numel()),
-             .groups = static_cast<int>(groups),
-             .n = static_cast<int>(n),
-             .k = static_cast<int>(k)};
+             .n = static_cast<int>(n)};
   return c;
 }
 
@@ -146,8 +146,8 @@ Tensor edge_rows_offsets(const Tensor& dy_, const Tensor& idx, const Tensor& poi
   });
   const int values = static_cast<int>(3 * shape.channels);
   const RowSums end{write<float>(partial), write<float>(sums), grid.row_blocks, values};
-  const dim3 slices(32, kRowSlices);
-  edge_rows_finish_kernel<<<dim3(ceil_div(values, 32)), slices, 0, scope.stream()>>>(end);
+  const dim3 slices(kJoinedChannels, kJoinSlices);
+  edge_rows_finish_kernel<<<dim3(values / kJoinedChannels), slices, 0, scope.stream()>>>(end);
 
   // Launch check
   check_launch(kOp);

@@ -1,7 +1,7 @@
 // Norm and activation of rows, forward and backward, each in one pass.
 #pragma once
 
-#include "csrc/cuda/points/edge_rows/row_walk.cuh"
+#include "csrc/cuda/points/edge_rows/row_queue.cuh"
 
 namespace fusedops {
 
@@ -22,30 +22,13 @@ struct RowPass {
   RowGrid grid;
 };
 
-// Rows of a thread, kRowUnroll at a time: body(row, whether it counts, its values of each input).
+// The rows of a thread, as they arrive: body(row, its place u in the queue).
 template <class T, int kInputs, class Body>
 __device__ __forceinline__ void for_rows(const RowPass<T>& p, const RowPlace& at,
-                                         const T* const (&in)[kInputs], Body&& body) {
+                                         RowQueue<T, kInputs>& queue, Body&& body) {
   if (!at.active) return;
-  const int64_t step = int64_t{p.grid.row_blocks} * p.grid.threads_y;
-  for (int64_t first = int64_t{at.row_block} * p.grid.threads_y + at.ty; first < p.rows;
-       first += kRowUnroll * step) {
-    RowVec<T> values[kRowUnroll][kInputs];
-    bool counts[kRowUnroll];
-#pragma unroll
-    for (int u = 0; u < kRowUnroll; ++u) {
-      const int64_t row = first + u * step;
-      counts[u] = row < p.rows && (p.valid == nullptr || p.valid[row]);
-      if (!counts[u]) continue;
-#pragma unroll
-      for (int i = 0; i < kInputs; ++i) values[u][i] = load_row(in[i], row, p.channels, at.col);
-    }
-#pragma unroll
-    for (int u = 0; u < kRowUnroll; ++u) {
-      const int64_t row = first + u * step;
-      if (row < p.rows) body(row, counts[u], values[u]);
-    }
-  }
+  const int64_t first = int64_t{at.row_block} * p.grid.threads_y + at.ty;
+  queue.for_each(first, int64_t{p.grid.row_blocks} * p.grid.threads_y, p.rows, body);
 }
 
 // Whether channel i of a row of maxima has a row behind it.
@@ -62,43 +45,47 @@ __device__ __forceinline__ void load_places(const RowPass<T>& p, const RowPlace&
 }
 
 template <class T>
-__global__ void __launch_bounds__(kRowThreads, 2)
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks)
     edge_rows_apply_kernel(const __grid_constant__ RowPass<T> p) {
+  __shared__ typename RowQueue<T, 1>::Storage storage;
   const RowPlace at(p.grid, p.channels);
   if (!at.active) return;
   const RowNorm norm(p.stats, p.channels, at.col);
-  const T* const in[1] = {p.y};
-  for_rows<T, 1>(p, at, in, [&](int64_t row, bool counts, const RowVec<T>(&values)[1]) {
+  RowQueue<T, 1> queue(storage, {p.y}, p.valid, p.channels, at.col);
+  for_rows(p, at, queue, [&](int64_t row, int u) {
+    const auto y = queue.row(u, 0);
     float out[kRowVec];
     int places[kRowVec] = {};
     if (p.which) load_places(p, at, row, places);
 #pragma unroll
     for (int i = 0; i < kRowVec; ++i) {
-      const bool some = counts && places[i] >= 0;
-      out[i] = some ? row_activation(norm.z(to_compute(values[0].value[i]), i), p.slope) : 0.f;
+      const bool some = queue.counts(u) && places[i] >= 0;
+      out[i] = some ? row_activation(norm.z(to_compute(y.value[i]), i), p.slope) : 0.f;
     }
     store_row(p.out, row, p.channels, at.col, out);
   });
 }
 
 template <class T>
-__global__ void __launch_bounds__(kRowThreads, 2)
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks)
     edge_rows_sums_kernel(const __grid_constant__ RowPass<T> p) {
+  __shared__ typename RowQueue<T, 2>::Storage storage;
   __shared__ float shared[kRowThreads * kRowVec];
   const RowPlace at(p.grid, p.channels);
   float of_dz[kRowVec] = {}, of_dzx[kRowVec] = {};
   if (at.active) {
     const RowNorm norm(p.stats, p.channels, at.col);
-    const T* const in[2] = {p.da, p.y};
-    for_rows<T, 2>(p, at, in, [&](int64_t row, bool counts, const RowVec<T>(&values)[2]) {
-      if (!counts) return;
+    RowQueue<T, 2> queue(storage, {p.da, p.y}, p.valid, p.channels, at.col);
+    for_rows(p, at, queue, [&](int64_t row, int u) {
+      if (!queue.counts(u)) return;
+      const auto da = queue.row(u, 0), ys = queue.row(u, 1);
       int places[kRowVec] = {};
       if (p.which) load_places(p, at, row, places);
 #pragma unroll
       for (int i = 0; i < kRowVec; ++i) {
         if (places[i] < 0) continue;
-        const float y = to_compute(values[1].value[i]);
-        const float dz = row_gradient(to_compute(values[0].value[i]), norm.z(y, i), p.slope);
+        const float y = to_compute(ys.value[i]);
+        const float dz = row_gradient(to_compute(da.value[i]), norm.z(y, i), p.slope);
         of_dz[i] += dz;
         of_dzx[i] += dz * (y - norm.mean[i]);
       }
@@ -140,21 +127,23 @@ struct RowGradient {
 };
 
 template <class T>
-__global__ void __launch_bounds__(kRowThreads, 2)
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks)
     edge_rows_backward_kernel(const __grid_constant__ RowPass<T> p) {
+  __shared__ typename RowQueue<T, 2>::Storage storage;
   const RowPlace at(p.grid, p.channels);
   if (!at.active) return;
   const RowNorm norm(p.stats, p.channels, at.col);
   const RowGradient gradient(p, at.col);
-  const T* const in[2] = {p.da, p.y};
-  for_rows<T, 2>(p, at, in, [&](int64_t row, bool counts, const RowVec<T>(&values)[2]) {
+  RowQueue<T, 2> queue(storage, {p.da, p.y}, p.valid, p.channels, at.col);
+  for_rows(p, at, queue, [&](int64_t row, int u) {
+    const auto da = queue.row(u, 0), ys = queue.row(u, 1);
     float dy[kRowVec];
 #pragma unroll
     for (int i = 0; i < kRowVec; ++i) {
-      const float y = to_compute(values[1].value[i]);
-      float dz = row_gradient(to_compute(values[0].value[i]), norm.z(y, i), p.slope);
+      const float y = to_compute(ys.value[i]);
+      float dz = row_gradient(to_compute(da.value[i]), norm.z(y, i), p.slope);
       if (p.sums) dz = dz - gradient.mean_dz[i] - gradient.slope[i] * (y - norm.mean[i]);
-      dy[i] = counts ? dz * norm.scale[i] : 0.f;
+      dy[i] = queue.counts(u) ? dz * norm.scale[i] : 0.f;
     }
     store_row(p.out, row, p.channels, at.col, dy);
   });
@@ -162,16 +151,22 @@ __global__ void __launch_bounds__(kRowThreads, 2)
 
 // The gradient of groups goes to the row of each channel that won.
 template <class T>
-__global__ void __launch_bounds__(kRowThreads, 2)
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks)
     edge_rows_pool_backward_kernel(const __grid_constant__ RowPass<T> p) {
+  using Queue = RowQueue<T, 1>;
+  __shared__ typename Queue::Storage storage;
   const RowPlace at(p.grid, p.channels);
   if (!at.active) return;
   const RowNorm norm(p.stats, p.channels, at.col);
   const RowGradient gradient(p, at.col);
   const int own = at.ty % p.split, per_step = p.grid.threads_y / p.split;
   const int64_t step = int64_t{p.grid.row_blocks} * per_step;
-  for (int64_t group = int64_t{at.row_block} * per_step + at.ty / p.split; group < p.rows;
-       group += step) {
+  RowOfGroup next{int64_t{at.row_block} * per_step + at.ty / p.split, own};
+  Queue queue(storage, {p.sums ? p.y : nullptr}, p.valid, p.channels, at.col);
+  const auto row_of = [&](int u) { return next.row(u, p.split, p.k, p.rows); };
+  queue.ask(row_of);
+  while (next.group < p.rows) {
+    const int64_t group = next.group;
     float dz[kRowVec];
     int places[kRowVec];
     load_places(p, at, group, places);
@@ -182,32 +177,27 @@ __global__ void __launch_bounds__(kRowThreads, 2)
       const float z = norm.z(to_compute(best.value[i]), i);
       dz[i] = row_gradient(to_compute(da.value[i]), z, p.slope) - gradient.mean_dz[i];
     }
-    for (int first = own; first < p.k; first += kRowUnroll * p.split) {
-      RowVec<T> rows[kRowUnroll];
-      bool counts[kRowUnroll];
+    while (next.group == group) {
+      const int first = next.k;
+      next.advance(Queue::kRows * p.split, own, p.k, step);
+      queue.advance(row_of);
 #pragma unroll
-      for (int u = 0; u < kRowUnroll; ++u) {
-        const int k = first + u * p.split;
-        const int64_t row = group * p.k + k;
-        counts[u] = k < p.k && (p.valid == nullptr || p.valid[row]);
-        if (counts[u] && p.sums) rows[u] = load_row(p.y, row, p.channels, at.col);
-      }
-#pragma unroll
-      for (int u = 0; u < kRowUnroll; ++u) {
+      for (int u = 0; u < Queue::kRows; ++u) {
         const int k = first + u * p.split;
         if (k >= p.k) break;
+        const auto y = queue.row(u, 0);
         float dy[kRowVec];
 #pragma unroll
         for (int i = 0; i < kRowVec; ++i) {
           float centred = places[i] == k ? dz[i] : -gradient.mean_dz[i];
-          if (p.sums && counts[u])
-            centred -= gradient.slope[i] * (to_compute(rows[u].value[i]) - norm.mean[i]);
-          dy[i] = counts[u] ? centred * norm.scale[i] : 0.f;
+          if (p.sums) centred -= gradient.slope[i] * (to_compute(y.value[i]) - norm.mean[i]);
+          dy[i] = queue.counts(u) ? centred * norm.scale[i] : 0.f;
         }
         store_row(p.out, group * p.k + k, p.channels, at.col, dy);
       }
     }
   }
+  wait_for_all_copies();
 }
 
 }  // namespace fusedops

@@ -55,11 +55,11 @@ void launch_rows(const RowStatistics<T>& p, bool pool, bool sums, cudaStream_t s
   const dim3 grid(static_cast<unsigned>(p.grid.row_blocks * p.grid.col_blocks));
   const dim3 block(kRowThreads);
   if (pool && sums) {
-    edge_rows_statistics_kernel<T, true, true><<<grid, block, 0, stream>>>(p);
+    edge_rows_pool_kernel<T, true><<<grid, block, 0, stream>>>(p);
   } else if (pool) {
-    edge_rows_statistics_kernel<T, true, false><<<grid, block, 0, stream>>>(p);
+    edge_rows_pool_kernel<T, false><<<grid, block, 0, stream>>>(p);
   } else if (sums) {
-    edge_rows_statistics_kernel<T, false, true><<<grid, block, 0, stream>>>(p);
+    edge_rows_statistics_kernel<T><<<grid, block, 0, stream>>>(p);
   }
 }
 
@@ -118,8 +118,8 @@ void launch_end(RowStatisticsEnd end, const RowVectors& v, cudaStream_t stream) 
   end.running_mean = running(v.running_mean);
   end.running_var = running(v.running_var);
   end.share = read<float>(v.share);
-  const dim3 blocks(static_cast<unsigned>(ceil_div(end.channels, 32)));
-  edge_rows_statistics_end_kernel<<<blocks, dim3(32, kRowSlices), 0, stream>>>(end);
+  const dim3 blocks(static_cast<unsigned>(end.channels / kJoinedChannels));
+  edge_rows_statistics_end_kernel<<<blocks, dim3(kJoinedChannels, kJoinSlices), 0, stream>>>(end);
 }
 
 std::tuple<Tensor, Tensor, Tensor> edge_rows_statistics_(

@@ -4,7 +4,8 @@
 // their digits.
 #pragma once
 
-#include "csrc/cuda/points/edge_rows/row_walk.cuh"
+#include "csrc/cuda/points/edge_rows/row_queue.cuh"
+#include "csrc/cuda/points/edges/block_sums.cuh"
 
 namespace fusedops {
 
@@ -55,11 +56,17 @@ struct RowMoments {
   }
 };
 
+struct MomentsStorage {
+  float means[kRowThreads * kRowVec], squares[kRowThreads * kRowVec];
+  int counts[kRowThreads];
+};
+
 // Merges the moments of a block's threads, channel by channel, and stores them.
 template <class T>
 __device__ __forceinline__ void store_moments(const RowStatistics<T>& p, const RowPlace& at,
-                                              const RowMoments& own, float* means, float* squares,
-                                              int* counts) {
+                                              const RowMoments& own, MomentsStorage& shared) {
+  float *const means = shared.means, *const squares = shared.squares;
+  int* const counts = shared.counts;
   const int width = p.grid.threads_x * kRowVec;
   __syncthreads();
   if (at.ty < p.grid.threads_y) {
@@ -96,102 +103,149 @@ __device__ __forceinline__ void store_moments(const RowStatistics<T>& p, const R
   }
 }
 
-// kPool: extrema of groups as well; without it a group is a row.
-template <class T, bool kPool, bool kSums>
-__global__ void __launch_bounds__(kRowThreads, 2)
+// The moments of all rows that count.
+template <class T>
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks)
     edge_rows_statistics_kernel(const __grid_constant__ RowStatistics<T> p) {
-  __shared__ float values[2][kRowThreads * kRowVec];
-  __shared__ int places[kRowThreads * kRowVec];
+  using Queue = RowQueue<T, 1>;
+  __shared__ union {
+    typename Queue::Storage queue;
+    MomentsStorage moments;
+  } shared;
   const RowPlace at(p.grid, p.channels);
+  RowMoments moments;
+  if (at.active) {
+    Queue queue(shared.queue, {p.y}, p.valid, p.channels, at.col);
+    const int64_t first = int64_t{at.row_block} * p.grid.threads_y + at.ty;
+    const int64_t step = int64_t{p.grid.row_blocks} * p.grid.threads_y;
+    queue.for_each(first, step, p.groups, [&](int64_t, int u) {
+      if (queue.counts(u)) moments.add(queue.row(u, 0));
+    });
+  }
+  store_moments(p, at, moments, shared.moments);
+}
+
+// What a thread has found in its rows of a group.
+struct RowExtrema {
+  float best[kRowVec];
+  int which[kRowVec];
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int i = 0; i < kRowVec; ++i) best[i] = 0, which[i] = -1;
+  }
+  template <class T>
+  __device__ __forceinline__ void add(const RowVec<T>& row, const float (&sign)[kRowVec], int k) {
+#pragma unroll
+    for (int i = 0; i < kRowVec; ++i) {
+      const float v = sign[i] * to_compute(row.value[i]);
+      // NOTE: a later one wins by more alone, or as the first NaN.
+      if (which[i] < 0 || v > best[i] || (v != v && best[i] == best[i])) best[i] = v, which[i] = k;
+    }
+  }
+};
+
+// The values of the winners and their rows.
+template <class T>
+__device__ __forceinline__ void store_extrema(const RowStatistics<T>& p, int64_t group, int col,
+                                              const RowExtrema& found) {
+  RowVec<T> best;
+#pragma unroll
+  for (int i = 0; i < kRowVec; ++i) {
+    const int64_t row = group * p.k + found.which[i];
+    best.value[i] = found.which[i] < 0 ? from_compute<T>(0.f) : p.y[row * p.channels + col + i];
+  }
+  const int64_t to = group * p.channels + col;
+  *reinterpret_cast<RowVec<T>*>(p.best + to) = best;
+#pragma unroll
+  for (int i = 0; i < kRowVec; i += 4) {
+    Vec<int, 4> part;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) part.value[j] = found.which[i + j];
+    *reinterpret_cast<Vec<int, 4>*>(p.which + to + i) = part;
+  }
+}
+
+// What threads that share a group show each other.
+struct ExtremaStorage {
+  float best[kRowThreads * kRowVec];
+  int which[kRowThreads * kRowVec];
+};
+
+// Joins what the threads of a group have found, in the first of them. All threads call it.
+template <class T>
+__device__ __forceinline__ void join_extrema(const RowStatistics<T>& p, const RowPlace& at,
+                                             bool joins, RowExtrema& found,
+                                             ExtremaStorage& shared) {
   const int width = p.grid.threads_x * kRowVec;
+  __syncthreads();
+  if (at.ty < p.grid.threads_y) {
+#pragma unroll
+    for (int i = 0; i < kRowVec; ++i) {
+      shared.best[at.ty * width + at.tx * kRowVec + i] = found.best[i];
+      shared.which[at.ty * width + at.tx * kRowVec + i] = found.which[i];
+    }
+  }
+  __syncthreads();
+  for (int other = 1; joins && other < p.split; ++other) {
+#pragma unroll
+    for (int i = 0; i < kRowVec; ++i) {
+      const int place = (at.ty + other) * width + at.tx * kRowVec + i;
+      if (!row_wins(shared.best[place], shared.which[place], found.best[i], found.which[i]))
+        continue;
+      found.best[i] = shared.best[place];
+      found.which[i] = shared.which[place];
+    }
+  }
+}
+
+// The extrema of groups, and with kSums the moments of all rows that count.
+template <class T, bool kSums>
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks)
+    edge_rows_pool_kernel(const __grid_constant__ RowStatistics<T> p) {
+  using Queue = RowQueue<T, 1>;
+  __shared__ union {
+    typename Queue::Storage queue;
+    MomentsStorage moments;
+  } shared;
+  __shared__ ExtremaStorage extrema;
+  const RowPlace at(p.grid, p.channels);
   const int own = at.ty % p.split, per_step = p.grid.threads_y / p.split;
   RowMoments moments;
   float sign[kRowVec];
-  if constexpr (kPool) {
 #pragma unroll
-    for (int i = 0; i < kRowVec; ++i) {
-      const float weight = p.weight && at.active ? p.weight[at.col + i] : 1.f;
-      sign[i] = weight > 0 ? 1.f : weight < 0 ? -1.f : 0.f;
-    }
+  for (int i = 0; i < kRowVec; ++i) {
+    const float weight = p.weight && at.active ? p.weight[at.col + i] : 1.f;
+    sign[i] = weight > 0 ? 1.f : weight < 0 ? -1.f : 0.f;
   }
   const int64_t step = int64_t{p.grid.row_blocks} * per_step;
+  const int64_t groups = at.active ? p.groups : 0;
+  RowOfGroup next{int64_t{at.row_block} * per_step + at.ty / p.split, own};
+  Queue queue(shared.queue, {p.y}, p.valid, p.channels, at.col);
+  const auto row_of = [&](int u) { return next.row(u, p.split, p.k, groups); };
+  queue.ask(row_of);
   for (int64_t base = int64_t{at.row_block} * per_step; base < p.groups; base += step) {
     const int64_t group = base + at.ty / p.split;
-    const bool works = at.active && group < p.groups;
-    float best[kRowVec];
-    int which[kRowVec];
+    RowExtrema found;
+    found.clear();
+    while (group < groups && next.group == group) {
+      const int first = next.k;
+      next.advance(Queue::kRows * p.split, own, p.k, step);
+      queue.advance(row_of);
 #pragma unroll
-    for (int i = 0; i < kRowVec; ++i) best[i] = 0, which[i] = -1;
-    for (int first = own; works && first < p.k; first += kRowUnroll * p.split) {
-      RowVec<T> rows[kRowUnroll];
-      bool counts[kRowUnroll];
-#pragma unroll
-      for (int u = 0; u < kRowUnroll; ++u) {
-        const int k = first + u * p.split;
-        const int64_t row = group * p.k + k;
-        counts[u] = k < p.k && (p.valid == nullptr || p.valid[row]);
-        if (counts[u]) rows[u] = load_row(p.y, row, p.channels, at.col);
-      }
-#pragma unroll
-      for (int u = 0; u < kRowUnroll; ++u) {
-        if (!counts[u]) continue;
-        if constexpr (kSums) moments.add(rows[u]);
-        if constexpr (kPool) {
-#pragma unroll
-          for (int i = 0; i < kRowVec; ++i) {
-            const float v = sign[i] * to_compute(rows[u].value[i]);
-            // NOTE: a later one wins by more alone, or as the first NaN.
-            if (which[i] < 0 || v > best[i] || (v != v && best[i] == best[i])) {
-              best[i] = v;
-              which[i] = first + u * p.split;
-            }
-          }
-        }
+      for (int u = 0; u < Queue::kRows; ++u) {
+        if (!queue.counts(u)) continue;
+        const auto row = queue.row(u, 0);
+        if constexpr (kSums) moments.add(row);
+        found.add(row, sign, first + u * p.split);
       }
     }
-    if constexpr (kPool) {
-      if (p.split > 1) {
-        __syncthreads();
-        if (at.ty < p.grid.threads_y) {
-#pragma unroll
-          for (int i = 0; i < kRowVec; ++i) {
-            values[0][at.ty * width + at.tx * kRowVec + i] = best[i];
-            places[at.ty * width + at.tx * kRowVec + i] = which[i];
-          }
-        }
-        __syncthreads();
-        for (int other = 1; works && own == 0 && other < p.split; ++other) {
-#pragma unroll
-          for (int i = 0; i < kRowVec; ++i) {
-            const int place = (at.ty + other) * width + at.tx * kRowVec + i;
-            if (!row_wins(values[0][place], places[place], best[i], which[i])) continue;
-            best[i] = values[0][place];
-            which[i] = places[place];
-          }
-        }
-      }
-      if (works && own == 0) {
-        RowVec<T> found;
-        Vec<int, kRowVec> where;
-#pragma unroll
-        for (int i = 0; i < kRowVec; ++i) {
-          const int64_t row = group * p.k + which[i];
-          found.value[i] = which[i] < 0 ? from_compute<T>(0.f) : p.y[row * p.channels + at.col + i];
-          where.value[i] = which[i];
-        }
-        const int64_t to = group * p.channels + at.col;
-        *reinterpret_cast<RowVec<T>*>(p.best + to) = found;
-#pragma unroll
-        for (int i = 0; i < kRowVec; i += 4) {
-          Vec<int, 4> part;
-#pragma unroll
-          for (int j = 0; j < 4; ++j) part.value[j] = where.value[i + j];
-          *reinterpret_cast<Vec<int, 4>*>(p.which + to + i) = part;
-        }
-      }
-    }
+    const bool stores = group < groups && own == 0;
+    if (p.split > 1) join_extrema(p, at, stores, found, extrema);
+    if (stores) store_extrema(p, group, at.col, found);
   }
-  if constexpr (kSums) store_moments(p, at, moments, values[0], values[1], places);
+  wait_for_all_copies();
+  if constexpr (kSums) store_moments(p, at, moments, shared.moments);
 }
 
 // What becomes of the statistics.
@@ -207,57 +261,26 @@ struct RowStatisticsEnd {
   float* stats;  // (kRowStatistics, channels)
 };
 
-inline constexpr int kRowJoined = 9;  // blocks' sums that a thread reads at a time: 288 in all
-
-// A block of (32, kRowSlices) threads has 32 channels.
-static __global__ void __launch_bounds__(32 * kRowSlices)
+static __global__ void __launch_bounds__(kJoinThreads)
     edge_rows_statistics_end_kernel(const __grid_constant__ RowStatisticsEnd p) {
-  __shared__ double shared[3][kRowSlices][32];
-  const int x = static_cast<int>(threadIdx.x), y = static_cast<int>(threadIdx.y);
-  const int channel = static_cast<int>(blockIdx.x) * 32 + x;
-  const bool active = channel < p.channels;
-  double count = 0, offset = 0, square = 0, reference = 0;
-  if (p.partial && active) {
-    for (int b = 0; b < p.row_blocks; ++b) {
-      if (p.counts[b] == 0) continue;
-      reference = p.partial[static_cast<int64_t>(b) * 2 * p.channels + channel];
-      break;
-    }
-    for (int first = y; first < p.row_blocks; first += kRowJoined * kRowSlices) {
-      int n[kRowJoined];
-      float mean[kRowJoined], within[kRowJoined];
-#pragma unroll
-      for (int u = 0; u < kRowJoined; ++u) {
-        const int b = min(first + u * kRowSlices, p.row_blocks - 1);
-        const float* const from = p.partial + static_cast<int64_t>(b) * 2 * p.channels + channel;
-        n[u] = p.counts[b], mean[u] = from[0], within[u] = from[p.channels];
-      }
-#pragma unroll
-      for (int u = 0; u < kRowJoined; ++u) {
-        if (first + u * kRowSlices >= p.row_blocks || n[u] == 0) continue;
-        const double away = mean[u] - reference;
-        count += n[u];
-        offset += n[u] * away;
-        square += within[u] + n[u] * away * away;
-      }
-    }
+  __shared__ JoinStage stage;
+  const int channel = static_cast<int>(blockIdx.x * kJoinedChannels + threadIdx.x);
+  JoinedMoments batch{};
+  if (p.partial) {
+    batch = join_moments(p.row_blocks, stage, [&](int b) {
+      const float* const from = p.partial + static_cast<int64_t>(b) * 2 * p.channels + channel;
+      return BlockMoments{static_cast<float>(p.counts[b]), from[0], from[p.channels]};
+    });
   }
-  shared[0][y][x] = count, shared[1][y][x] = offset, shared[2][y][x] = square;
-  __syncthreads();
-  if (y != 0 || !active) return;
-  for (int slice = 1; slice < kRowSlices; ++slice) {
-    count += shared[0][slice][x];
-    offset += shared[1][slice][x];
-    square += shared[2][slice][x];
-  }
+  if (threadIdx.y > 0) return;
+  double count = batch.count;
   const double shift = p.shift ? p.shift[channel] : 0.0;
   double mean = 0, var = 0;
   float rstd = 1;
   if (p.partial) {
     const double some = count > 0 ? count : 1;
-    mean = reference + offset / some;
-    const double centred = square - offset * offset / some;
-    var = (centred < 0 ? 0 : centred) / some;  // NaN stays
+    mean = batch.mean;
+    var = (batch.squares < 0 ? 0 : batch.squares) / some;  // NaN stays
     rstd = static_cast<float>(1 / sqrt(var + p.eps));
     if (count > 0 && p.running_mean) {
       const double share = p.share ? *p.share : p.momentum;

@@ -3,13 +3,14 @@
 #pragma once
 
 #include "csrc/common/device/vec.cuh"
+#include "csrc/cuda/points/edges/block_sums.cuh"
 
 namespace fusedops {
 
 inline constexpr int kRowThreads = 256;
 inline constexpr int kRowVec = 8;     // channels of a thread: 16 bytes
 inline constexpr int kRowUnroll = 4;  // rows that a thread loads at once
-inline constexpr int kRowBlocks = 4;  // of a multiprocessor
+inline constexpr int kRowBlocks = 3;  // of a multiprocessor
 
 // How rows and channels are dealt out to threads.
 struct RowGrid {
@@ -45,6 +46,25 @@ struct RowPlace {
     first_col = static_cast<int>(blockIdx.x) % grid.col_blocks * grid.threads_x * kRowVec;
     col = first_col + tx * kRowVec;
     active = ty < grid.threads_y && col < channels;
+  }
+};
+
+// Row k of a group, where a walk over the rows of groups is.
+struct RowOfGroup {
+  int64_t group;
+  int k;
+
+  // Row u of those from here on that are `split` apart, or -1 where the group has no such row.
+  __device__ __forceinline__ int64_t row(int u, int split, int size, int64_t groups) const {
+    const int at = k + u * split;
+    return group < groups && at < size ? group * size + at : -1;
+  }
+  // Beyond a group's end comes row `first` of the group that is `step` further.
+  __device__ __forceinline__ void advance(int rows, int first, int size, int64_t step) {
+    k += rows;
+    if (k < size) return;
+    k = first;
+    group += step;
   }
 };
 
@@ -130,24 +150,15 @@ __device__ __forceinline__ void store_block_sum(const RowGrid& grid, const RowPl
   }
 }
 
-inline constexpr int kRowSlices = 32;  // of the blocks, that the last kernel of a sum adds
-
-// A block of (32, kRowSlices) threads adds the partial sums of 32 values.
-static __global__ void __launch_bounds__(32 * kRowSlices)
+static __global__ void __launch_bounds__(kJoinThreads)
     edge_rows_finish_kernel(const __grid_constant__ RowSums p) {
-  __shared__ double shared[kRowSlices][32];
-  const int x = static_cast<int>(threadIdx.x), y = static_cast<int>(threadIdx.y);
-  const int value = static_cast<int>(blockIdx.x) * 32 + x;
-  double total = 0;
-  if (value < p.values) {
-    for (int b = y; b < p.row_blocks; b += kRowSlices)
-      total += p.partial[static_cast<int64_t>(b) * p.values + value];
-  }
-  shared[y][x] = total;
-  __syncthreads();
-  if (y != 0 || value >= p.values) return;
-  for (int slice = 1; slice < kRowSlices; ++slice) total += shared[slice][x];
-  p.sums[value] = static_cast<float>(total);
+  __shared__ JoinStage stage;
+  const int value = static_cast<int>(blockIdx.x * kJoinedChannels + threadIdx.x);
+  double own = 0;
+  const auto load = [&](int b) { return p.partial[static_cast<int64_t>(b) * p.values + value]; };
+  for_blocks(p.row_blocks, load, [&](float block) { own += block; });
+  const double total = add_slices(stage, own);
+  if (threadIdx.y == 0) p.sums[value] = static_cast<float>(total);
 }
 
 }  // namespace fusedops

@@ -147,11 +147,17 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> edge_conv_forward(
     }
   });
   if (sums) {
-    const dim3 block(32, kEdgeSumRows);
-    edge_statistics_kernel<<<static_cast<unsigned>(width / 32), block, 0, scope.stream()>>>(
-        write<float>(to.partial), static_cast<int>(grid.blocks), static_cast<int>(width),
-        read<float2>(affine_), static_cast<float>(eps), write<float2>(to.normed),
-        write<float>(to.stats));
+    const dim3 block(kJoinedChannels, kJoinSlices);
+    const auto blocks = static_cast<unsigned>(width / kJoinedChannels);
+    const EdgeStatistics statistics{.partial = write<float>(to.partial),
+                                    .blocks = static_cast<int>(grid.blocks),
+                                    .width = static_cast<int>(width),
+                                    .given = read<float2>(affine_),
+                                    .channels = static_cast<int>(width),
+                                    .eps = static_cast<float>(eps),
+                                    .affine = write<float2>(to.normed),
+                                    .stats = write<float>(to.stats)};
+    edge_statistics_kernel<<<blocks, block, 0, scope.stream()>>>(statistics);
   }
 
   // Launch check

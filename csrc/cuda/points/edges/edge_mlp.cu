@@ -63,9 +63,11 @@ unsigned norm_blocks(int64_t count) {
   return static_cast<unsigned>(ceil_div(count, kEdgeNormThreads));
 }
 
-const dim3 kSumBlock(32, kEdgeSumRows);
+const dim3 kJoinBlock(kJoinedChannels, kJoinSlices);
 
-unsigned sum_blocks(int64_t width) { return static_cast<unsigned>(width / 32); }
+unsigned value_blocks(int64_t count) { return static_cast<unsigned>(count / 32); }
+
+unsigned join_blocks(int64_t width) { return static_cast<unsigned>(width / kJoinedChannels); }
 
 EdgeForwardMode forward_mode(bool infer, bool pool, bool sums) {
   if (infer) return EdgeForwardMode::kInfer;
@@ -105,7 +107,7 @@ ForwardResults allocate_forward(const EdgeArguments& a, const ForwardRequest& r)
   return {.out = empty_if(r.infer, a.list, pooled, a.weights.scalar_type()),
           .best = empty_if(r.pool, a.list, pooled, fp32),
           .which = empty_if(r.pool, a.list, pooled, ScalarType::Short),
-          .affine = empty_if(r.sums, a.list, {a.width(), 2}, fp32),
+          .affine = empty_if(r.sums, a.list, {a.affine.size(0), 2}, fp32),
           .stats = empty_if(r.sums, a.list, {kEdgeStats, a.width()}, fp32)};
 }
 
@@ -153,9 +155,16 @@ void run_forward(const char* op, const LaunchScope& scope, const EdgeArguments& 
   args.sums = write_if<float>(r.sums, partial);
   plan.kernels.launch(args, mode, blocks, device);
   if (!r.sums) return;
-  edge_statistics_kernel<<<sum_blocks(width), kSumBlock, 0, scope.stream()>>>(
-      write<float>(partial), blocks, static_cast<int>(width), pairs(a.affine) + a.first_channel(),
-      static_cast<float>(r.eps), write<float2>(to.affine), write<float>(to.stats));
+  const EdgeStatistics statistics{.partial = write<float>(partial),
+                                  .blocks = blocks,
+                                  .width = static_cast<int>(width),
+                                  .given = pairs(a.affine),
+                                  .first = static_cast<int>(a.first_channel()),
+                                  .channels = static_cast<int>(a.affine.size(0)),
+                                  .eps = static_cast<float>(r.eps),
+                                  .affine = write<float2>(to.affine),
+                                  .stats = write<float>(to.stats)};
+  edge_statistics_kernel<<<join_blocks(width), kJoinBlock, 0, scope.stream()>>>(statistics);
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> edge_mlp_forward(
@@ -256,11 +265,11 @@ void run_backward(const char* op, const LaunchScope& scope, const EdgeArguments&
     launch_edge_backward(args, EdgePass::kWeights, plan.weight_blocks, device);
   }
   plan.launch(args, plan.first, plan.first_blocks, device);
-  edge_sums_kernel<<<sum_blocks(width_in), kSumBlock, 0, scope.stream()>>>(
+  edge_sums_kernel<<<join_blocks(width_in), kJoinBlock, 0, scope.stream()>>>(
       write<float>(sums), plan.first_blocks, static_cast<int>(width_in),
       pairs(a.affine) + a.first_channel() - width_in, args.center, write<float2>(to.grads),
       write<float2>(to.below_dense));
-  edge_blocks_kernel<<<sum_blocks(width * width_in), dim3(32, kEdgeBlockRows), 0, scope.stream()>>>(
+  edge_blocks_kernel<<<value_blocks(width * width_in), dim3(32, kEdgeBlockRows), 0, scope.stream()>>>(
       write<float>(dw_sums), plan.weight_blocks, static_cast<int>(width * width_in),
       write<float>(to.dw));
 }
@@ -422,7 +431,7 @@ std::tuple<Tensor, Tensor, Tensor> edge_pool_backward(const Tensor& dout,    // 
     const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(width / 32));
     edge_pool_backward_kernel<<<grid, dim3(32, kEdgePoolRows), 0, scope.stream()>>>(a);
   });
-  edge_sums_kernel<<<sum_blocks(width), kSumBlock, 0, scope.stream()>>>(
+  edge_sums_kernel<<<join_blocks(width), kJoinBlock, 0, scope.stream()>>>(
       write<float>(partial), static_cast<int>(blocks), static_cast<int>(width), pairs(p.affine),
       read<float>(stats_), write<float2>(grads), write<float2>(dense));
 

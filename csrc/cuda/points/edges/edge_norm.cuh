@@ -9,6 +9,7 @@
 
 #include "csrc/common/device/vec.cuh"
 #include "csrc/common/int_math.h"
+#include "csrc/cuda/points/edges/block_sums.cuh"
 #include "csrc/cuda/points/edges/edge_problem.h"
 
 namespace fusedops {
@@ -20,100 +21,63 @@ enum EdgeStat { kEdgeMean, kEdgeRstd, kEdgeVariance, kEdgeCount, kEdgeStats };
 
 __device__ __forceinline__ float probe_sign(float scale) { return scale < 0.f ? -1.f : 1.f; }
 
-inline constexpr int kEdgeSumRows = 32;  // threads that share a channel's blocks
-inline constexpr int kEdgeSumBatch = 9;  // blocks that a thread reads at a time: 288 in all
+// Batch statistics of a layer, from what its blocks found.
+struct EdgeStatistics {
+  const float* partial;  // [blocks][2 width + 1]: of v = sign(gamma) y, and how many last
+  int blocks, width;
+  const float2* given;  // [channels]: of all layers; this one's are (gamma, beta)
+  int first, channels;  // the layer's first channel among them; how many there are
+  float eps;
+  float2* affine;  // [channels]: given, with (scale, shift) in this layer's place
+  float* stats;    // [kEdgeStats][width]
+};
 
-// The sums over the blocks of what values(b, to) gives, in double and always in the same order, for
-// the threads of row 0. A thread block is 32 channels x kEdgeSumRows.
-template <int kSums, class Values>
-__device__ __forceinline__ void sum_over_blocks(int blocks, double (*stage)[kEdgeSumRows][32],
-                                                double (&sums)[kSums], Values&& values) {
-#pragma unroll
-  for (int s = 0; s < kSums; ++s) sums[s] = 0;
-  for (int first = static_cast<int>(threadIdx.y); first < blocks;
-       first += kEdgeSumBatch * kEdgeSumRows) {
-    double found[kEdgeSumBatch][kSums];
-#pragma unroll
-    for (int u = 0; u < kEdgeSumBatch; ++u) {
-      values(min(first + u * kEdgeSumRows, blocks - 1), found[u]);
-    }
-#pragma unroll
-    for (int u = 0; u < kEdgeSumBatch; ++u) {
-      if (first + u * kEdgeSumRows >= blocks) continue;
-#pragma unroll
-      for (int s = 0; s < kSums; ++s) sums[s] += found[u][s];
-    }
+static __global__ void __launch_bounds__(kJoinThreads)
+    edge_statistics_kernel(const __grid_constant__ EdgeStatistics p) {
+  __shared__ JoinStage stage;
+  const int thread = static_cast<int>(threadIdx.y * kJoinedChannels + threadIdx.x);
+  for (int i = static_cast<int>(blockIdx.x) * kJoinThreads + thread; i < p.channels;
+       i += static_cast<int>(gridDim.x) * kJoinThreads) {
+    if (i < p.first || i >= p.first + p.width) p.affine[i] = p.given[i];
   }
-#pragma unroll
-  for (int s = 0; s < kSums; ++s) stage[s][threadIdx.y][threadIdx.x] = sums[s];
-  __syncthreads();
-  if (threadIdx.y == 0) {
-#pragma unroll
-    for (int s = 0; s < kSums; ++s) sums[s] = 0;
-    for (int row = 0; row < kEdgeSumRows; ++row) {
-#pragma unroll
-      for (int s = 0; s < kSums; ++s) sums[s] += stage[s][row][threadIdx.x];
-    }
-  }
-  __syncthreads();
-}
-
-// partial: [blocks][2 width + 1]: the blocks' means of v = sign(gamma) y, sums of squared distances
-// to them, and how many. given: (gamma, beta) by channel.
-static __global__ void __launch_bounds__(32 * kEdgeSumRows)
-    edge_statistics_kernel(const float* partial, int blocks, int width, const float2* given,
-                           float eps, float2* affine, float* stats) {
-  __shared__ double stage[2][kEdgeSumRows][32];
-  __shared__ double means[32];
-  const int c = static_cast<int>(blockIdx.x * 32 + threadIdx.x);
-  const int64_t pitch = 2 * width + 1;
-  const float* counts = partial + 2 * width;
-  double sums[2];  // how many, and of v
-  sum_over_blocks(blocks, stage, sums, [&](int b, double (&to)[2]) {
-    const double count = counts[b * pitch], mean = partial[b * pitch + c];
-    to[0] = count;
-    to[1] = count > 0 ? count * mean : 0;
-  });
-  const double n = sums[0], counted = n > 0 ? n : 1;
-  if (threadIdx.y == 0) means[threadIdx.x] = sums[1] / counted;
-  __syncthreads();
-  const double center = means[threadIdx.x];
-  double squares[1];
-  sum_over_blocks(blocks, stage, squares, [&](int b, double (&to)[1]) {
-    const double count = counts[b * pitch], distance = partial[b * pitch + c] - center;
-    const double within = partial[b * pitch + width + c];
-    to[0] = count > 0 ? within + count * distance * distance : 0;
+  const int c = static_cast<int>(blockIdx.x * kJoinedChannels + threadIdx.x);
+  const auto [n, center, squares] = join_moments(p.blocks, stage, [&](int b) {
+    const float* const from = p.partial + b * (int64_t{2} * p.width + 1);
+    return BlockMoments{from[2 * p.width], from[c], from[p.width + c]};
   });
   if (threadIdx.y > 0) return;
-  const float2 gb = given[c];
+  const float2 gb = p.given[p.first + c];
   const double mean = center * probe_sign(gb.x);
-  const double m2 = squares[0], variance = m2 / counted;
-  const double rstd = 1.0 / sqrt(variance + eps);
+  const double m2 = squares < 0 ? 0 : squares;  // NaN stays
+  const double rstd = 1.0 / sqrt(m2 / (n > 0 ? n : 1) + p.eps);
   // NOTE: the shift that belongs to the rounded scale: what rounding took from it times a large
   // mean would be seen.
   const float scale = static_cast<float>(gb.x * rstd);
-  affine[c] = {scale, static_cast<float>(gb.y - mean * scale)};
-  stats[kEdgeMean * width + c] = static_cast<float>(mean);
-  stats[kEdgeRstd * width + c] = static_cast<float>(rstd);
-  stats[kEdgeVariance * width + c] = static_cast<float>(m2 / (n > 1 ? n - 1 : 1));
-  stats[kEdgeCount * width + c] = static_cast<float>(n);
+  p.affine[p.first + c] = {scale, static_cast<float>(gb.y - mean * scale)};
+  p.stats[kEdgeMean * p.width + c] = static_cast<float>(mean);
+  p.stats[kEdgeRstd * p.width + c] = static_cast<float>(rstd);
+  p.stats[kEdgeVariance * p.width + c] = static_cast<float>(m2 / (n > 1 ? n - 1 : 1));
+  p.stats[kEdgeCount * p.width + c] = static_cast<float>(n);
 }
 
 // partial: [blocks][2][width]. grads: those of (scale, shift) or (gamma, beta); dense: (A, B), or
 // null without statistics.
-static __global__ void __launch_bounds__(32 * kEdgeSumRows)
+static __global__ void __launch_bounds__(kJoinThreads)
     edge_sums_kernel(const float* partial, int blocks, int width, const float2* affine,
                      const float* stats, float2* grads, float2* dense) {
-  __shared__ double stage[2][kEdgeSumRows][32];
-  const int c = static_cast<int>(blockIdx.x * 32 + threadIdx.x);
-  const int64_t pitch = 2 * width;
-  double sums[2];
-  sum_over_blocks(blocks, stage, sums, [&](int b, double (&to)[2]) {
-    to[0] = partial[b * pitch + c];
-    to[1] = partial[b * pitch + width + c];
-  });
+  __shared__ JoinStage stage;
+  const int c = static_cast<int>(blockIdx.x * kJoinedChannels + threadIdx.x);
+  double of_g = 0, of_gy = 0;
+  for_blocks(
+      blocks,
+      [&](int b) {
+        const float* const from = partial + b * int64_t{2} * width + c;
+        return float2{from[0], from[width]};
+      },
+      [&](float2 block) { of_g += block.x, of_gy += block.y; });
+  const double g = add_slices(stage, of_g), gy = add_slices(stage, of_gy);
   if (threadIdx.y > 0) return;
-  const double g = sums[0], gy = sums[1], rstd = stats ? stats[kEdgeRstd * width + c] : 1;
+  const double rstd = stats ? stats[kEdgeRstd * width + c] : 1;
   grads[c] = {static_cast<float>(gy * rstd), static_cast<float>(g)};
   if (!stats) return;
   const double n = fmax(stats[kEdgeCount * width + c], 1.f), mean = stats[kEdgeMean * width + c];
@@ -180,6 +144,7 @@ static __global__ void edge_pool_kernel(EdgePool<T> a) {
 }
 
 inline constexpr int kEdgePoolRows = 8;
+inline constexpr int kEdgePoolBatch = 4;  // groups that a thread reads at a time
 
 // A value of T and a neighbour in one word.
 template <class T>
@@ -197,20 +162,29 @@ __global__ void __launch_bounds__(32 * kEdgePoolRows) edge_pool_backward_kernel(
   const float2 st = is_channel ? a.affine[c] : float2{};
   const float mean = is_channel && a.stats ? a.stats[kEdgeMean * a.width + c] : 0.f;
   float g = 0.f, gy = 0.f;
-  for (int64_t group = int64_t{blockIdx.x} * kEdgePoolRows + threadIdx.y; group < a.groups;
-       group += int64_t{gridDim.x} * kEdgePoolRows) {
-    int16_t which = -1;
-    float dz = 0.f;
-    if (is_channel) {
-      const int64_t i = group * a.channels + c;
-      const float y = probe_sign(st.x) * a.best[i];
-      which = a.which[i];
-      const float below = a.slope == 0.f ? 0.f : a.slope * to_compute(a.dout[i]);
-      dz = which < 0 ? 0.f : fmaf(y, st.x, st.y) <= 0.f ? below : to_compute(a.dout[i]);
+  const int64_t step = int64_t{gridDim.x} * kEdgePoolRows;
+  for (int64_t first = int64_t{blockIdx.x} * kEdgePoolRows + threadIdx.y; first < a.groups;
+       first += kEdgePoolBatch * step) {
+    float best[kEdgePoolBatch], dout[kEdgePoolBatch];
+    int16_t which[kEdgePoolBatch];
+#pragma unroll
+    for (int u = 0; u < kEdgePoolBatch; ++u) {
+      const int64_t i = (first + u * step) * a.channels + c;
+      const bool reads = is_channel && first + u * step < a.groups;
+      best[u] = reads ? a.best[i] : 0.f;
+      dout[u] = reads ? to_compute(a.dout[i]) : 0.f;
+      which[u] = reads ? a.which[i] : int16_t{-1};
+    }
+#pragma unroll
+    for (int u = 0; u < kEdgePoolBatch; ++u) {
+      if (first + u * step >= a.groups) break;
+      const float y = probe_sign(st.x) * best[u];
+      const float below = a.slope == 0.f ? 0.f : a.slope * dout[u];
+      const float dz = which[u] < 0 ? 0.f : fmaf(y, st.x, st.y) <= 0.f ? below : dout[u];
       g += dz;
       gy = fmaf(dz, y - mean, gy);
+      a.winners[(first + u * step) * a.width + c] = winner_of<T>(dz * st.x, which[u]);
     }
-    a.winners[group * a.width + c] = winner_of<T>(dz * st.x, which);
   }
   sums[0][threadIdx.y][threadIdx.x] = g;
   sums[1][threadIdx.y][threadIdx.x] = gy;
