@@ -14,6 +14,11 @@ inline uint32_t shared_address(const void* pointer) {
 inline void copy_async(uint32_t to, const void* from) {
   emulated::copy_later(&shared_origin + static_cast<int32_t>(to), from);
 }
+template <int kBytes>
+void copy_async_cached(uint32_t to, const void* from) {
+  static_assert(kBytes == 16);
+  copy_async(to, from);
+}
 inline void commit_copies() { emulated::commit_copies(); }
 template <int kPending = 0>
 void wait_for_copies() {

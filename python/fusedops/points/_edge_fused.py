@@ -374,7 +374,11 @@ def update_running(layers: Sequence[EdgeLayer], stats: Sequence[Tensor]) -> None
     running: list[Tensor] = []
     values: list[Tensor] = []
     shares: list[Tensor] = []
-    known: dict[tuple[float, int], Tensor] = {}  # all layers count the same edges
+    known: dict[tuple[float], Tensor] = {}  # all channels of all layers count the same edges
+    widest = 0
+    for found in stats:
+        if found.shape[1] > widest:
+            widest, counts = found.shape[1], found[_COUNT]
     for layer, found in zip(layers, stats, strict=True):
         norm = layer.norm
         assert isinstance(norm, BatchNorm)
@@ -383,14 +387,13 @@ def update_running(layers: Sequence[EdgeLayer], stats: Sequence[Tensor]) -> None
         assert norm.momentum is not None
         found = found[:, : norm.running_mean.shape[0]]
         mean = found[_MEAN] if layer.bias is None else found[_MEAN] + layer.bias
-        key = (norm.momentum, found.shape[1])
-        share = known.get(key)
+        share = known.get((norm.momentum,))
         if share is None:
-            share = known[key] = _share(found[_COUNT], norm.momentum)
+            share = known[norm.momentum,] = _share(counts, norm.momentum)
         for old, new in ((norm.running_mean, mean), (norm.running_var, found[_VARIANCE])):
             running.append(old)
             values.append(new)
-            shares.append(share)
+            shares.append(share[: found.shape[1]])
     wide = [t.float() for t in running]
     if running:
         torch._foreach_lerp_(wide, values, shares)

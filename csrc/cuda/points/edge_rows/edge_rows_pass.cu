@@ -116,17 +116,6 @@ Tensor edge_rows_sums(const Tensor& da_, const Tensor& y_, const Tensor& stats_,
   return sums;
 }
 
-// Threads that share a group: more where groups are few.
-int split_of(int64_t groups, int64_t k, const RowShape& shape, int sm_count) {
-  const int threads_y = row_grid(groups, shape.channels, 1, sm_count).threads_y;
-  const int64_t chunks = shape.channels / kRowVec;
-  int split = 1;
-  while (2 * split <= threads_y && 2 * split * kRowUnroll <= k &&
-         groups * chunks * split < int64_t{sm_count} * kRowThreads * kRowBlocks * 2)
-    split *= 2;
-  return split;
-}
-
 struct BackwardOperands {
   Tensor da, y, stats;
   OptionalTensor sums, best, which, valid;
@@ -137,7 +126,7 @@ void launch_backward(const BackwardOperands& o, const RowShape& shape, int64_t g
                      const Tensor& dy, const LaunchScope& scope) {
   const int64_t k = shape.rows / groups;
   const int sm_count = scope.facts().sm_count;
-  const int split = o.which ? split_of(groups, k, shape, sm_count) : 1;
+  const int split = o.which ? row_split(groups, k, shape.channels, sm_count) : 1;
   const RowGrid grid =
       o.which ? row_grid(groups, shape.channels, split, sm_count) : pass_grid(shape, scope);
   dispatch_like("edge_rows_backward", "y", o.y, [&]<DType D>(Tag<D>) {

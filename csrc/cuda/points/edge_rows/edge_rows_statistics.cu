@@ -38,18 +38,6 @@ RowVectors check_vectors(const char* op, const RowVectors& v, const Tensor& y) {
           check_edge_tensor(op, "share", v.share, y, ScalarType::Float, {})};
 }
 
-// Threads that share a group: more where groups are few.
-int split_of(int64_t groups, int64_t k, int64_t channels, int sm_count) {
-  const int64_t chunks = channels / kRowVec;
-  int split = 1;
-  while (split < 8 && 2 * split * kRowUnroll <= k &&
-         groups * chunks * split < int64_t{sm_count} * kRowThreads * 2)
-    split *= 2;
-  const RowGrid grid = row_grid(groups, channels, 1, sm_count);
-  while (split > grid.threads_y) split /= 2;
-  return split;
-}
-
 template <class T>
 void launch_rows(const RowStatistics<T>& p, bool pool, bool sums, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(p.grid.row_blocks * p.grid.col_blocks));
@@ -80,7 +68,7 @@ struct StatisticsPlan {
 StatisticsPlan plan_statistics(const RowShape& shape, int64_t k, int sm_count) {
   const bool pool = k > 0;
   const int64_t groups = pool ? shape.rows / k : shape.rows;
-  const int split = pool ? split_of(groups, k, shape.channels, sm_count) : 1;
+  const int split = pool ? row_split(groups, k, shape.channels, sm_count) : 1;
   const int64_t items = pool ? groups : ceil_div(groups, int64_t{kRowUnroll});
   return {pool,           groups,
           shape.channels, static_cast<int>(pool ? k : 1),

@@ -9,7 +9,8 @@ namespace fusedops {
 
 template <class T, int kInputs>
 class RowQueue {
-  static constexpr int kPieces = kInputs * sizeof(RowVec<T>) / 16;
+  static constexpr int kParts = sizeof(RowVec<T>) / 16;  // of a row
+  static constexpr int kPieces = kInputs * kParts;
 
  public:
   static constexpr int kRows = 4 / kPieces;  // of a batch
@@ -39,8 +40,15 @@ class RowQueue {
         if (in_[i] == nullptr) continue;
         const auto* const from = reinterpret_cast<const uint4*>(in_[i] + row * channels_);
 #pragma unroll
-        for (int part = 0; part < kPieces / kInputs; ++part)
-          copy_async(shared_address(slot(half_ ^ 1, u, i, part)), from + part);
+        for (int part = 0; part < kParts; ++part) {
+          const uint32_t to = shared_address(slot(half_ ^ 1, u, i, part));
+          // NOTE: a sector that two copies read comes from the first-level cache once.
+          if constexpr (kParts > 1) {
+            copy_async_cached<16>(to, from + part);
+          } else {
+            copy_async(to, from + part);
+          }
+        }
       }
       if (valid_) asked_[u] = valid_[row];
     }
@@ -60,12 +68,11 @@ class RowQueue {
   __device__ __forceinline__ bool counts(int u) const { return counts_[u]; }
   __device__ __forceinline__ RowVec<T> row(int u, int input) const {
     union {
-      uint4 part[kPieces / kInputs];
+      uint4 part[kParts];
       RowVec<T> whole;
     } found;
 #pragma unroll
-    for (int part = 0; part < kPieces / kInputs; ++part)
-      found.part[part] = *slot(half_, u, input, part);
+    for (int part = 0; part < kParts; ++part) found.part[part] = *slot(half_, u, input, part);
     return found.whole;
   }
 
@@ -91,7 +98,7 @@ class RowQueue {
 
  private:
   __device__ __forceinline__ uint4* slot(int half, int u, int input, int part) const {
-    return &storage_.piece[half][u][input * (kPieces / kInputs) + part][threadIdx.x];
+    return &storage_.piece[half][u][input * (kParts) + part][threadIdx.x];
   }
 
   Storage& storage_;

@@ -33,6 +33,19 @@ inline RowGrid row_grid(int64_t items, int64_t channels, int split, int sm_count
   return grid;
 }
 
+// Threads that share a group of k rows: more where a thread would have few groups, as one more or
+// less of them is seen then.
+inline int row_split(int64_t groups, int64_t k, int64_t channels, int sm_count) {
+  constexpr int kFewGroups = 8;
+  const int threads_y = row_grid(groups, channels, 1, sm_count).threads_y;
+  const int64_t threads = int64_t{sm_count} * kRowBlocks * kRowThreads;
+  int split = 1;
+  while (2 * split <= threads_y && 2 * split * kRowUnroll <= k &&
+         groups * (channels / kRowVec) * split < kFewGroups * threads)
+    split *= 2;
+  return split;
+}
+
 // Where a thread stands.
 struct RowPlace {
   int tx, ty, row_block, col;  // col: the first of its channels

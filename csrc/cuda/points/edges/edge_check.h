@@ -144,8 +144,7 @@ inline EdgeArguments check_edges(const char* op, const std::optional<Tensor>& ro
   a.operands = check_edge_tensor(op, "operands", operands, list, half, {planes, a.edges, 8});
   a.weights = *check_edge_tensor(op, "weights", weights, list, half, {values});
   const int64_t given = affine.dim() == 2 ? affine.size(0) : 0;  // those of layers behind, too
-  a.affine =
-      *check_edge_tensor(op, "affine", affine, list, fp32, {std::max(channels, given), 2});
+  a.affine = *check_edge_tensor(op, "affine", affine, list, fp32, {std::max(channels, given), 2});
   return a;
 }
 

@@ -147,8 +147,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> edge_conv_forward(
     }
   });
   if (sums) {
-    const dim3 block(kJoinedChannels, kJoinSlices);
-    const auto blocks = static_cast<unsigned>(width / kJoinedChannels);
     const EdgeStatistics statistics{.partial = write<float>(to.partial),
                                     .blocks = static_cast<int>(grid.blocks),
                                     .width = static_cast<int>(width),
@@ -157,7 +155,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> edge_conv_forward(
                                     .eps = static_cast<float>(eps),
                                     .affine = write<float2>(to.normed),
                                     .stats = write<float>(to.stats)};
-    edge_statistics_kernel<<<blocks, block, 0, scope.stream()>>>(statistics);
+    edge_statistics_kernel<<<join_blocks(width), join_block(), 0, scope.stream()>>>(statistics);
   }
 
   // Launch check

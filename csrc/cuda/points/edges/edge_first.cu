@@ -338,9 +338,11 @@ std::tuple<Tensor, Tensor> edge_close(const Tensor& sums,  // (R, C)
     edge_close_kernel<<<grid, dim3(32, kEdgeCloseRows), 0, scope.stream()>>>(a);
   });
   if (coordinates) {
-    edge_blocks_kernel<<<blocks_for(width * 3, 32), dim3(32, kEdgeBlockRows), 0, scope.stream()>>>(
-        write<float>(partial), static_cast<int>(blocks), static_cast<int>(width * 3),
-        write<float>(products));
+    const EdgeValuesEnd end{.partial = write<float>(partial),
+                            .blocks = static_cast<int>(blocks),
+                            .count = static_cast<int>(width * 3),
+                            .out = write<float>(products)};
+    edge_values_kernel<<<value_blocks(width * 3), join_block(), 0, scope.stream()>>>(end);
   }
 
   // Launch check
@@ -395,8 +397,11 @@ Tensor edge_products(const Tensor& rows,  // (E, C)
                     static_cast<unsigned>(ceil_div(width, int64_t{kEdgeProductSlice})));
     edge_products_kernel<<<grid, 32 * kEdgeProductWarps, 0, scope.stream()>>>(a);
   });
-  edge_blocks_kernel<<<blocks_for(values, 32), dim3(32, kEdgeBlockRows), 0, scope.stream()>>>(
-      write<float>(partial), static_cast<int>(blocks), static_cast<int>(values), write<float>(out));
+  const EdgeValuesEnd end{.partial = write<float>(partial),
+                          .blocks = static_cast<int>(blocks),
+                          .count = static_cast<int>(values),
+                          .out = write<float>(out)};
+  edge_values_kernel<<<value_blocks(values), join_block(), 0, scope.stream()>>>(end);
 
   // Launch check
   check_launch(kOp);

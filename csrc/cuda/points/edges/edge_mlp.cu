@@ -63,12 +63,6 @@ unsigned norm_blocks(int64_t count) {
   return static_cast<unsigned>(ceil_div(count, kEdgeNormThreads));
 }
 
-const dim3 kJoinBlock(kJoinedChannels, kJoinSlices);
-
-unsigned value_blocks(int64_t count) { return static_cast<unsigned>(count / 32); }
-
-unsigned join_blocks(int64_t width) { return static_cast<unsigned>(width / kJoinedChannels); }
-
 EdgeForwardMode forward_mode(bool infer, bool pool, bool sums) {
   if (infer) return EdgeForwardMode::kInfer;
   if (pool) return sums ? EdgeForwardMode::kPoolAndSums : EdgeForwardMode::kPool;
@@ -164,7 +158,7 @@ void run_forward(const char* op, const LaunchScope& scope, const EdgeArguments& 
                                   .eps = static_cast<float>(r.eps),
                                   .affine = write<float2>(to.affine),
                                   .stats = write<float>(to.stats)};
-  edge_statistics_kernel<<<join_blocks(width), kJoinBlock, 0, scope.stream()>>>(statistics);
+  edge_statistics_kernel<<<join_blocks(width), join_block(), 0, scope.stream()>>>(statistics);
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> edge_mlp_forward(
@@ -265,13 +259,20 @@ void run_backward(const char* op, const LaunchScope& scope, const EdgeArguments&
     launch_edge_backward(args, EdgePass::kWeights, plan.weight_blocks, device);
   }
   plan.launch(args, plan.first, plan.first_blocks, device);
-  edge_sums_kernel<<<join_blocks(width_in), kJoinBlock, 0, scope.stream()>>>(
-      write<float>(sums), plan.first_blocks, static_cast<int>(width_in),
-      pairs(a.affine) + a.first_channel() - width_in, args.center, write<float2>(to.grads),
-      write<float2>(to.below_dense));
-  edge_blocks_kernel<<<value_blocks(width * width_in), dim3(32, kEdgeBlockRows), 0, scope.stream()>>>(
-      write<float>(dw_sums), plan.weight_blocks, static_cast<int>(width * width_in),
-      write<float>(to.dw));
+  const EdgeSumsEnd norm{.partial = write<float>(sums),
+                         .blocks = plan.first_blocks,
+                         .width = static_cast<int>(width_in),
+                         .affine = pairs(a.affine) + a.first_channel() - width_in,
+                         .stats = args.center,
+                         .grads = write<float2>(to.grads),
+                         .dense = write<float2>(to.below_dense)};
+  const EdgeValuesEnd weight{.partial = write<float>(dw_sums),
+                             .blocks = plan.weight_blocks,
+                             .count = static_cast<int>(width * width_in),
+                             .out = write<float>(to.dw)};
+  const unsigned first = join_blocks(width_in), all = first + value_blocks(width * width_in);
+  edge_backward_end_kernel<<<all, join_block(), 0, scope.stream()>>>(norm, static_cast<int>(first),
+                                                                     weight);
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> edge_mlp_backward(
@@ -431,9 +432,14 @@ std::tuple<Tensor, Tensor, Tensor> edge_pool_backward(const Tensor& dout,    // 
     const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(width / 32));
     edge_pool_backward_kernel<<<grid, dim3(32, kEdgePoolRows), 0, scope.stream()>>>(a);
   });
-  edge_sums_kernel<<<join_blocks(width), kJoinBlock, 0, scope.stream()>>>(
-      write<float>(partial), static_cast<int>(blocks), static_cast<int>(width), pairs(p.affine),
-      read<float>(stats_), write<float2>(grads), write<float2>(dense));
+  const EdgeSumsEnd norm{.partial = write<float>(partial),
+                         .blocks = static_cast<int>(blocks),
+                         .width = static_cast<int>(width),
+                         .affine = pairs(p.affine),
+                         .stats = read<float>(stats_),
+                         .grads = write<float2>(grads),
+                         .dense = write<float2>(dense)};
+  edge_sums_kernel<<<join_blocks(width), join_block(), 0, scope.stream()>>>(norm);
 
   // Launch check
   check_launch(kOp);

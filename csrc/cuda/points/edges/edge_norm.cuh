@@ -60,52 +60,97 @@ static __global__ void __launch_bounds__(kJoinThreads)
   p.stats[kEdgeCount * p.width + c] = static_cast<float>(n);
 }
 
-// partial: [blocks][2][width]. grads: those of (scale, shift) or (gamma, beta); dense: (A, B), or
-// null without statistics.
-static __global__ void __launch_bounds__(kJoinThreads)
-    edge_sums_kernel(const float* partial, int blocks, int width, const float2* affine,
-                     const float* stats, float2* grads, float2* dense) {
+// Gradients of a norm's vectors, from what the blocks of a pass found.
+struct EdgeSumsEnd {
+  const float* partial;  // [blocks][2][width]
+  int blocks, width;
+  const float2* affine;
+  const float* stats;
+  float2* grads;  // those of (scale, shift) or (gamma, beta)
+  float2* dense;  // (A, B), where there are stats
+};
+
+// Channels kJoinedChannels * block and on.
+__device__ __forceinline__ void end_sums(const EdgeSumsEnd& p, int block) {
   __shared__ JoinStage stage;
-  const int c = static_cast<int>(blockIdx.x * kJoinedChannels + threadIdx.x);
+  const int c = block * kJoinedChannels + static_cast<int>(threadIdx.x);
   double of_g = 0, of_gy = 0;
   for_blocks(
-      blocks,
+      p.blocks,
       [&](int b) {
-        const float* const from = partial + b * int64_t{2} * width + c;
-        return float2{from[0], from[width]};
+        const float* const from = p.partial + b * int64_t{2} * p.width + c;
+        return float2{from[0], from[p.width]};
       },
-      [&](float2 block) { of_g += block.x, of_gy += block.y; });
+      [&](float2 found) { of_g += found.x, of_gy += found.y; });
   const double g = add_slices(stage, of_g), gy = add_slices(stage, of_gy);
   if (threadIdx.y > 0) return;
-  const double rstd = stats ? stats[kEdgeRstd * width + c] : 1;
-  grads[c] = {static_cast<float>(gy * rstd), static_cast<float>(g)};
-  if (!stats) return;
-  const double n = fmax(stats[kEdgeCount * width + c], 1.f), mean = stats[kEdgeMean * width + c];
-  const double scale = affine[c].x;
+  const double rstd = p.stats ? p.stats[kEdgeRstd * p.width + c] : 1;
+  p.grads[c] = {static_cast<float>(gy * rstd), static_cast<float>(g)};
+  if (!p.stats) return;
+  const double n = fmax(p.stats[kEdgeCount * p.width + c], 1.f);
+  const double mean = p.stats[kEdgeMean * p.width + c], scale = p.affine[c].x;
   const double slope = -scale * rstd * gy * rstd / n;
-  dense[c] = {static_cast<float>(-scale * g / n - slope * mean), static_cast<float>(slope)};
+  p.dense[c] = {static_cast<float>(-scale * g / n - slope * mean), static_cast<float>(slope)};
 }
 
-inline constexpr int kEdgeBlockRows = 8;
+static __global__ void __launch_bounds__(kJoinThreads)
+    edge_sums_kernel(const __grid_constant__ EdgeSumsEnd p) {
+  end_sums(p, static_cast<int>(blockIdx.x));
+}
 
-// out[i] = the sum of the blocks' values, always in the same order. A thread block is 32 values x
-// kEdgeBlockRows.
-static __global__ void edge_blocks_kernel(const float* partial, int blocks, int count, float* out) {
-  __shared__ float stage[kEdgeBlockRows][32];
-  const int i = static_cast<int>(blockIdx.x * 32 + threadIdx.x);
+// The sum of each value over the blocks.
+struct EdgeValuesEnd {
+  const float* partial;  // [blocks][count]
+  int blocks, count;
+  float* out;
+};
+
+inline constexpr int kEndedValues = 32;  // of a thread block
+
+// Values kEndedValues * block and on, always in the same order.
+__device__ __forceinline__ void end_values(const EdgeValuesEnd& p, int block) {
+  constexpr int kSlices = kJoinThreads / kEndedValues;
+  __shared__ float stage[kSlices][kEndedValues];
+  const int thread = static_cast<int>(threadIdx.y * kJoinedChannels + threadIdx.x);
+  const int x = thread % kEndedValues, slice = thread / kEndedValues;
+  const int i = block * kEndedValues + x;
   float sum = 0.f;
-  if (i < count) {
+  if (i < p.count) {
 #pragma unroll 8
-    for (int b = static_cast<int>(threadIdx.y); b < blocks; b += kEdgeBlockRows) {
-      sum += __ldg(partial + int64_t{b} * count + i);
-    }
+    for (int b = slice; b < p.blocks; b += kSlices)
+      sum += __ldg(p.partial + int64_t{b} * p.count + i);
   }
-  stage[threadIdx.y][threadIdx.x] = sum;
+  stage[slice][x] = sum;
   __syncthreads();
-  if (threadIdx.y > 0 || i >= count) return;
+  if (slice > 0 || i >= p.count) return;
   sum = 0.f;
-  for (int row = 0; row < kEdgeBlockRows; ++row) sum += stage[row][threadIdx.x];
-  out[i] = sum;
+  for (int other = 0; other < kSlices; ++other) sum += stage[other][x];
+  p.out[i] = sum;
+}
+
+static __global__ void __launch_bounds__(kJoinThreads)
+    edge_values_kernel(const __grid_constant__ EdgeValuesEnd p) {
+  end_values(p, static_cast<int>(blockIdx.x));
+}
+
+// Both ends of a pass back: the first `sums_blocks` blocks have the norm's.
+static __global__ void __launch_bounds__(kJoinThreads)
+    edge_backward_end_kernel(const __grid_constant__ EdgeSumsEnd sums, int sums_blocks,
+                             const __grid_constant__ EdgeValuesEnd values) {
+  const int block = static_cast<int>(blockIdx.x);
+  if (block < sums_blocks) {
+    end_sums(sums, block);
+  } else {
+    end_values(values, block - sums_blocks);
+  }
+}
+
+inline dim3 join_block() { return dim3(kJoinedChannels, kJoinSlices); }
+inline unsigned join_blocks(int64_t width) {
+  return static_cast<unsigned>(width / kJoinedChannels);
+}
+inline unsigned value_blocks(int64_t count) {
+  return static_cast<unsigned>(ceil_div(count, int64_t{kEndedValues}));
 }
 
 template <class T>
