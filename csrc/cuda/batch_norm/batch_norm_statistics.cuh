@@ -27,31 +27,23 @@ struct ChannelMoments {
   // The first `count` of a group of rows.
   template <class T, int kUnroll>
   __device__ __forceinline__ void add(const Vec<T, kVec> (&x)[kUnroll], int count) {
-    const C n = static_cast<C>(count), of_group = C(1) / n;
-    const C weight = n / (seen + n), both = seen * weight;
+    const C before = seen, share = C(1) / (before + static_cast<C>(count));
+    seen = before + static_cast<C>(count);
 #pragma unroll
     for (int i = 0; i < kVec; ++i) {
-      // NOTE: about the first row, as a sum of large values
-      // would round.
-      const C origin = to_compute(x[0].value[i]);
-      C offset = 0;
-#pragma unroll
-      for (int u = 1; u < kUnroll; ++u) {
-        if (u < count) offset += to_compute(x[u].value[i]) - origin;
-      }
-      const C own = origin + offset * of_group;
-      C own_square = 0;
+      // NOTE: about the mean so far or the first row, as sums of large values would round.
+      const C origin = before == C(0) ? to_compute(x[0].value[i]) : mean[i];
+      C sum = 0, squares = 0;
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
         if (u >= count) break;
-        const C d = to_compute(x[u].value[i]) - own;
-        own_square += d * d;
+        const C d = to_compute(x[u].value[i]) - origin;
+        sum += d;
+        squares += d * d;
       }
-      const C away = own - mean[i];
-      mean[i] += away * weight;
-      square[i] += own_square + away * away * both;
+      mean[i] = origin + sum * share;
+      square[i] += squares - sum * (sum * share);
     }
-    seen += n;
   }
 
   // Sums of the rows and of their squares, about references.

@@ -3,6 +3,8 @@
 // consecutive rows; its threads read consecutive chunks of 16 bytes, whatever the channels.
 #pragma once
 
+#include <type_traits>
+
 #include "csrc/common/device/pdl.cuh"
 #include "csrc/common/device/vec.cuh"
 
@@ -60,32 +62,47 @@ struct WalkPlace {
 };
 
 // Calls body(row values of every input, count of them that are rows, first row) for kUnroll
-// rows at a time, and prepare() once while the first of them are on their way.
+// rows at a time while the next ones are on their way, and prepare() once while the first are.
 // in: (rows, channels) contiguous each; a null one reads as nothing.
 template <class T, int kVec, int kUnroll, int kInputs, class Prepare, class Body>
 __device__ __forceinline__ void walk_rows(const WalkGrid& grid, const WalkPlace& at,
                                           const T* const (&in)[kInputs], int64_t channels,
                                           Prepare&& prepare, Body&& body) {
   using V = Vec<T, kVec>;
-  if (!at.active) return;
-  const int64_t step = int64_t{grid.threads_y} * kUnroll;
-  bool first = true;
-  for (int64_t row = at.row_begin + at.ty; row < at.row_end; row += step) {
-    V values[kInputs][kUnroll];
-    int count = 0;
+  int64_t row = at.row_begin + at.ty;
+  if (!at.active || row >= at.row_end) return;
+  const int64_t stride = grid.threads_y * channels;
+  int64_t element = row * channels + at.col;
+  // NOTE: words, as the compiler would give each half of a value a register.
+  using Words = std::conditional_t<sizeof(V) == sizeof(uint4), uint4, V>;
+  Words next[kInputs][kUnroll];
+  int found = 0;
+  const auto load = [&](int64_t from) {
+    found = 0;
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-      const int64_t r = row + int64_t{u} * grid.threads_y;
-      if (r >= at.row_end) break;
-      count = u + 1;
+      if (from + int64_t{u} * grid.threads_y >= at.row_end) break;
+      found = u + 1;
 #pragma unroll
       for (int k = 0; k < kInputs; ++k) {
-        if (in[k]) values[k][u] = *reinterpret_cast<const V*>(in[k] + r * channels + at.col);
+        if (in[k]) next[k][u] = *reinterpret_cast<const Words*>(in[k] + element + u * stride);
       }
     }
-    if (first) prepare();
-    first = false;
+    element += kUnroll * stride;
+  };
+  load(row);
+  prepare();
+  while (found > 0) {
+    V values[kInputs][kUnroll];
+#pragma unroll
+    for (int k = 0; k < kInputs; ++k) {
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) values[k][u] = __builtin_bit_cast(V, next[k][u]);
+    }
+    const int count = found;
+    load(row + int64_t{grid.threads_y} * kUnroll);
     body(values, count, row);
+    row += int64_t{grid.threads_y} * kUnroll;
   }
 }
 
