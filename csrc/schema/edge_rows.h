@@ -44,6 +44,9 @@ inline constexpr const char* kEdgeRowsSchemas[] = {
 
     // (3, C) float32: sums of dy (points[j] - centers[i]) over the rows of idx (B, M, K).
     "edge_rows_offsets(Tensor dy, Tensor idx, Tensor points, Tensor? centers) -> Tensor",
+
+    // x (R, F) with zeros in place of the rows whose gradient dout (R, C) is zero, of x's dtype.
+    "edge_rows_used(Tensor x, Tensor dout) -> Tensor",
 };
 
 }  // namespace fusedops

@@ -51,7 +51,7 @@ GPU_OPS = (
     *("edge_parameters", "edge_point_moments", "edge_point_sums", "edge_pool_backward"),
     *("edge_pool_forward", "edge_products", "edge_rows_apply", "edge_rows_backward"),
     *("edge_rows_first", "edge_rows_fold", "edge_rows_offsets", "edge_rows_statistics_"),
-    *("edge_rows_sums", "edge_winners"),
+    *("edge_rows_sums", "edge_rows_used", "edge_winners"),
 )
 
 

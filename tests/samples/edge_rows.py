@@ -90,6 +90,13 @@ def edge_rows_offsets_samples(device, dtype):
     yield rows_of(device, dtype), neighbours(device), points, None
 
 
+def edge_rows_used_samples(device, dtype):
+    dout = rows_of(device, dtype)
+    dout[::3] = 0
+    yield rows_of(device, dtype)[:, :8], dout
+    yield rows_of(device, dtype), dout[:, 8:]
+
+
 OF_HALVES = {
     name.removesuffix("_samples"): samples
     for name, samples in list(globals().items())
@@ -110,5 +117,6 @@ REFUSED = {
         "edge_rows_sums": f"y {_NOT_FLOATING}",
         "edge_rows_backward": f"y {_NOT_FLOATING}",
         "edge_rows_offsets": f"dy {_NOT_FLOATING}",
+        "edge_rows_used": f"x {_NOT_FLOATING}",
     }.items()
 }

@@ -182,6 +182,15 @@ def _edge_rows_offsets(dy: Tensor, idx: Tensor, points: Tensor, centers: Tensor 
     return dy.new_empty((3, channels), dtype=_FP32)
 
 
+@fake("edge_rows_used")
+def _edge_rows_used(x: Tensor, dout: Tensor) -> Tensor:
+    op = "edge_rows_used"
+    rows, channels = _check_rows(op, "x", x)
+    _check_rows(op, "dout", dout)
+    check_edge_tensor(op, "dout", dout, x, x.dtype, (rows, dout.shape[1]))
+    return x.new_empty((rows, channels))
+
+
 @fake("edge_rows_fold")
 def _edge_rows_fold(
     weight: Tensor,

@@ -140,11 +140,29 @@ class PointRows(torch.autograd.Function):
             dx = dout @ weight if ctx.needs_input_grad[0] else None
             if not ctx.needs_input_grad[1]:
                 return dx, None
-            used = dout.any(-1, keepdim=True)
             # NOTE: torch does not batch flatten in a backward.
             count = math.prod(x.shape[:-1])
-            rows = torch.where(used, x, 0).reshape(count, x.shape[-1])
-            return dx, dout.reshape(count, dout.shape[-1]).t() @ rows
+            rows, grads = (t.reshape(count, t.shape[-1]) for t in (x, dout))
+            return dx, grads.t() @ _used_rows(rows, grads)
+
+
+def columns_of(weight: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The first columns of a weight and the others; their gradients become one by one copy."""
+    if count in (0, weight.shape[1]):
+        return weight[:, :count], weight[:, count:]
+    first, others = weight.split((count, weight.shape[1] - count), 1)
+    return first, others
+
+
+def _used_rows(x: Tensor, dout: Tensor) -> Tensor:
+    """Rows x (R, F), with zeros where those of their gradients dout (R, C) are zero."""
+    whole = all(t.shape[1] > 0 and t.shape[1] % _VECTOR == 0 for t in (x, dout))
+    known = whole and x.is_cuda and x.dtype.itemsize == 2 and 0 < x.shape[0] < 2**31
+    torchs = torch.compiler.is_dynamo_compiling() or sees_torch_functions_only(x, dout)
+    if known and not torchs and not torch.is_grad_enabled():
+        found: Tensor = torch.ops.fusedops.edge_rows_used(x, dout)
+        return found
+    return torch.where(dout.any(-1, keepdim=True), x, 0)
 
 
 def product_by_point(x: Tensor, weight: Tensor) -> Tensor:

@@ -236,6 +236,10 @@ def _backward(
     need_parameters = needs[8:]
     grads: list[Tensor | None] = [None] * len(parameters)
     da = dout.to(ctx.dtype).flatten(0, 1)
+    zeros: Sequence[Tensor] = ()  # gradients of biases under batch norm
+    if any(need_parameters[-count:]):
+        widths = [stats.shape[1] for stats in kept[1::3]]
+        zeros = kept[1].new_zeros(sum(widths)).split(widths)
     for layer in range(count - 1, -1, -1):
         y, stats = kept[3 * layer : 3 * layer + 2]
         norm, slope = plan.norms[layer], plan.slope(layer)
@@ -248,9 +252,10 @@ def _backward(
                 da, best if pooled else y, stats, which if pooled else None,
                 None if pooled else valid, slope,
             )  # fmt: skip
-            of_bias = torch.zeros_like(sums[0]) if batch else sums[0] * stats[_SCALE]
-            for i, grad in zip(at, (sums[1], sums[0], of_bias), strict=True):
+            for i, grad in zip(at, (sums[1], sums[0]), strict=False):
                 grads[i] = grad if need_parameters[i] else None
+            if need_parameters[at[-1]]:
+                grads[at[-1]] = zeros[layer] if batch else sums[0] * stats[_SCALE]
         if layer == 0 and not any(needs[:5]):
             break
         extremes = (best, which) if pooled else (None, None)

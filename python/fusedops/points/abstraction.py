@@ -19,7 +19,7 @@ from ._edge_checks import (
     coordinates,
     in_dtype,
 )
-from ._edge_input import EdgeInput, PointProduct, edge_layers, product_by_point
+from ._edge_input import EdgeInput, PointProduct, columns_of, edge_layers, product_by_point
 from ._edge_mlp import edge_mlp
 from .norms import Norm  # noqa: TC001 (`public` reads annotations)
 
@@ -101,14 +101,15 @@ def set_abstraction(
     layers = check_layers(op, weights, biases, norms, columns, like)
     check_edge_count(op, layers.norms, idx.numel())
     product = offset_weight = None
+    of_offsets, of_features = columns_of(layers.weights[0], dim)
     if features is not None:
         features = in_dtype(op, "features", features, layers)
         features = features.unsqueeze(0) if idx.dim() == 2 else features
-        product = PointProduct(features, layers.weights[0][:, dim:])
+        product = PointProduct(features, of_features)
     if xyz is not None:
         xyz = coordinates(op, "xyz", xyz, layers)
         centers = None if centers is None else coordinates(op, "centers", centers, layers)
-        offset_weight = layers.weights[0][:, :dim]
+        offset_weight = of_offsets
         if normalize_radius is not None:  # in float32: the weight may be a half
             xyz = xyz / normalize_radius
             centers = None if centers is None else centers / normalize_radius
@@ -208,8 +209,9 @@ def edge_conv(
             features, weight, idx, own_layers[0], activation, slope, last_activation
         )
         return out.squeeze(0) if packed else out
-    rows = product_by_point(features, weight[:, :size])
-    group_rows = product_by_point(features, weight[:, size:]) - rows
+    of_own, of_others = columns_of(weight, size)
+    rows = product_by_point(features, of_own)
+    group_rows = product_by_point(features, of_others) - rows
     edges = EdgeInput(rows, group_rows, None, None, None, idx, layers.dtype)
     out = edge_mlp(edges, own_layers, activation, slope, last_activation, pool)
     return out.squeeze(0) if packed else out

@@ -22,7 +22,7 @@ from ._edge_checks import (
     coordinates,
     in_dtype,
 )
-from ._edge_input import edge_layers, product_by_point
+from ._edge_input import columns_of, edge_layers, product_by_point
 from ._edge_mlp import point_mlp
 from .interpolation import Weights, interpolate, interpolation_weights
 from .neighbours import knn
@@ -146,8 +146,9 @@ def feature_propagation(
 def _parts(weight: Tensor, of_known: int, of_skip: int, order: str) -> tuple[Tensor, Tensor]:
     """The first weight's columns of known features, and of those that points have."""
     if order == "known_first":
-        return weight[:, :of_known], weight[:, of_known:]
-    return weight[:, of_skip:], weight[:, :of_skip]
+        return columns_of(weight, of_known)
+    skip_weight, known_weight = columns_of(weight, of_skip)
+    return known_weight, skip_weight
 
 
 def _check_choices(op: str, order: str, power: int) -> None:

@@ -4,8 +4,8 @@
 // their digits.
 #pragma once
 
+#include "csrc/common/device/block_sums.cuh"
 #include "csrc/cuda/points/edge_rows/row_queue.cuh"
-#include "csrc/cuda/points/edges/block_sums.cuh"
 
 namespace fusedops {
 

@@ -64,7 +64,7 @@ class RowQueue {
     wait_for_copies<1>();
   }
 
-  // Of the batch at work: whether row u is there and counts, and what it holds.
+  // Whether row u of the batch at work is there and counts, and what it holds.
   __device__ __forceinline__ bool counts(int u) const { return counts_[u]; }
   __device__ __forceinline__ RowVec<T> row(int u, int input) const {
     union {
