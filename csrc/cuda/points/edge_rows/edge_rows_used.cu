@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(kRowThreads)
     const uint4 piece = p.dout[row * p.dout_pieces + i];
     own = own || is_used(piece.x) || is_used(piece.y) || is_used(piece.z) || is_used(piece.w);
   }
-  const bool used = __any_sync(~0u, own);
+  const bool used = __ballot_sync(~0u, own) != 0;
   for (int i = lane; i < p.x_pieces; i += 32) {
     const int64_t at = row * p.x_pieces + i;
     p.out[at] = used ? p.x[at] : uint4{};
