@@ -1,5 +1,7 @@
-// Batch norm in training of its passes: for the CPU, and for shapes that no single kernel takes.
+// Batch norm in training, for every device: the ops of its passes, one behind the other.
 #pragma once
+
+#include <torch/csrc/stable/ops.h>
 
 #include <tuple>
 
@@ -7,26 +9,48 @@
 
 namespace fusedops {
 
-// (y, mean, var); kStatistics and kApply: batch_norm_statistics_ and batch_norm_apply of a device.
+// batch_norm_train_; kStatistics and kApply: batch_norm_statistics_ and batch_norm_apply of a
+// device.
 template <auto kStatistics, auto kApply>
-std::tuple<Tensor, Tensor, Tensor> batch_norm_train_by_passes(
-    const Tensor& x, const NormVectors& affine, const std::optional<Tensor>& residual,
-    const std::optional<Tensor>& shift, const std::optional<Tensor>& running_mean,
-    const std::optional<Tensor>& running_var, double momentum, double eps, int64_t activation) {
+std::tuple<Tensor, Tensor, Tensor> batch_norm_train(
+    const Tensor& x_,                           // (..., C)
+    const std::optional<Tensor>& weight,        // (C,)
+    const std::optional<Tensor>& bias,          // (C,)
+    const std::optional<Tensor>& residual,      // (..., C)
+    const std::optional<Tensor>& shift,         // (C,)
+    const std::optional<Tensor>& running_mean,  // (C,), written
+    const std::optional<Tensor>& running_var,   // (C,), written
+    double momentum, double eps, int64_t activation) {
+  constexpr const char* kOp = "batch_norm_train_";
+  check_batch_norm_statistics(kOp, x_, shift, running_mean, running_var);
+  const std::optional<Tensor> none;
+  check_batch_norm_apply(kOp, x_, {none, none, weight, bias}, residual, activation);
+  const Tensor x = torch::stable::contiguous(x_);  // once for both
   const auto [mean, var] = kStatistics(x, shift, running_mean, running_var, momentum);
-  return {kApply(x, mean, var, affine.weight, affine.bias, residual, eps, activation), mean, var};
+  return {kApply(x, mean, var, weight, bias, residual, eps, activation), mean, var};
 }
 
-// (dx, dz, sums); kSums and kBackward: batch_norm_sums and batch_norm_backward of a device.
+// batch_norm_train_backward; kSums and kBackward: batch_norm_sums and batch_norm_backward of a
+// device.
 template <auto kSums, auto kBackward>
-std::tuple<Tensor, Tensor, Tensor> batch_norm_train_backward_by_passes(
-    const Tensor& dy, const Tensor& x, const NormVectors& norm, const std::optional<Tensor>& saved,
+std::tuple<Tensor, Tensor, Tensor> batch_norm_train_backward(
+    const Tensor& dy_,                    // (..., C)
+    const Tensor& x_,                     // (..., C)
+    const Tensor& mean_,                  // (C,)
+    const Tensor& var_,                   // (C,)
+    const std::optional<Tensor>& weight,  // (C,)
+    const std::optional<Tensor>& bias,    // (C,)
+    const std::optional<Tensor>& saved,   // (..., C)
     double eps, int64_t activation, bool need_dz) {
-  const auto [sums, dz] =
-      kSums(dy, x, norm.mean, norm.var, norm.weight, norm.bias, saved, eps, activation, need_dz);
-  const auto [dx, unused] = kBackward(need_dz ? dz : dy, x, norm.mean, norm.var, norm.weight,
-                                      norm.bias, need_dz ? std::nullopt : saved, sums, std::nullopt,
-                                      eps, need_dz ? 0 : activation, false);
+  const std::optional<Tensor> mean = mean_, var = var_, none;
+  const NormVectors norm{mean, var, weight, bias};
+  check_batch_norm_backward("batch_norm_train_backward", dy_, x_, norm, saved, activation);
+  const Tensor dy = torch::stable::contiguous(dy_), x = torch::stable::contiguous(x_);
+  const auto [sums, dz] = kSums(dy, x, mean, var, weight, bias, saved, eps, activation, need_dz);
+  const auto [dx, unused] =
+      need_dz
+          ? kBackward(dz, x, mean, var, weight, bias, none, sums, none, eps, 0, false)
+          : kBackward(dy, x, mean, var, weight, bias, saved, sums, none, eps, activation, false);
   return {dx, dz, sums};
 }
 

@@ -288,39 +288,8 @@ std::tuple<Tensor, Tensor> batch_norm_backward(const Tensor& dy,                
   return {to_dtype(dx, x_.scalar_type()), returned(dz, x_, need_dz)};
 }
 
-std::tuple<Tensor, Tensor, Tensor> batch_norm_train_(
-    const Tensor& x,                            // (..., C)
-    const std::optional<Tensor>& weight,        // (C,)
-    const std::optional<Tensor>& bias,          // (C,)
-    const std::optional<Tensor>& residual,      // (..., C)
-    const std::optional<Tensor>& shift,         // (C,)
-    const std::optional<Tensor>& running_mean,  // (C,), written
-    const std::optional<Tensor>& running_var,   // (C,), written
-    double momentum, double eps, int64_t activation) {
-  constexpr const char* kOp = "batch_norm_train_";
-  check_batch_norm_statistics(kOp, x, shift, running_mean, running_var);
-  const std::optional<Tensor> none;
-  const NormVectors affine{none, none, weight, bias};
-  check_batch_norm_apply(kOp, x, affine, residual, activation);
-  return batch_norm_train_by_passes<batch_norm_statistics_, batch_norm_apply>(
-      x, affine, residual, shift, running_mean, running_var, momentum, eps, activation);
-}
-
-std::tuple<Tensor, Tensor, Tensor> batch_norm_train_backward(
-    const Tensor& dy,                     // (..., C)
-    const Tensor& x,                      // (..., C)
-    const Tensor& mean,                   // (C,)
-    const Tensor& var,                    // (C,)
-    const std::optional<Tensor>& weight,  // (C,)
-    const std::optional<Tensor>& bias,    // (C,)
-    const std::optional<Tensor>& saved,   // (..., C)
-    double eps, int64_t activation, bool need_dz) {
-  const std::optional<Tensor> given_mean = mean, given_var = var;
-  const NormVectors norm{given_mean, given_var, weight, bias};
-  check_batch_norm_backward("batch_norm_train_backward", dy, x, norm, saved, activation);
-  return batch_norm_train_backward_by_passes<batch_norm_sums, batch_norm_backward>(
-      dy, x, norm, saved, eps, activation, need_dz);
-}
+constexpr auto kTrain = &batch_norm_train<batch_norm_statistics_, batch_norm_apply>;
+constexpr auto kTrainBackward = &batch_norm_train_backward<batch_norm_sums, batch_norm_backward>;
 
 std::tuple<Tensor, Tensor> batch_norm_fold(const Tensor& weight_,                   // (O, K)
                                            const std::optional<Tensor>& conv_bias,  // (O,)
@@ -360,8 +329,8 @@ STABLE_TORCH_LIBRARY_IMPL(fusedops, CPU, m) {
   m.impl("batch_norm_apply", FUSEDOPS_BOX(&batch_norm_apply));
   m.impl("batch_norm_sums", FUSEDOPS_BOX(&batch_norm_sums));
   m.impl("batch_norm_backward", FUSEDOPS_BOX(&batch_norm_backward));
-  m.impl("batch_norm_train_", FUSEDOPS_BOX(&batch_norm_train_));
-  m.impl("batch_norm_train_backward", FUSEDOPS_BOX(&batch_norm_train_backward));
+  m.impl("batch_norm_train_", FUSEDOPS_BOX(kTrain));
+  m.impl("batch_norm_train_backward", FUSEDOPS_BOX(kTrainBackward));
   m.impl("batch_norm_fold", FUSEDOPS_BOX(&batch_norm_fold));
 }
 

@@ -1,7 +1,8 @@
-// batch_norm_sums and batch_norm_backward on CUDA.
+// batch_norm_sums, batch_norm_backward and batch_norm_train_backward on CUDA.
 #include <tuple>
 
 #include "csrc/common/checks/op_boundary.h"
+#include "csrc/common/host/batch_norm_parts.h"
 #include "csrc/cuda/batch_norm/batch_norm_host.h"
 #include "csrc/cuda/batch_norm/batch_norm_pass.cuh"
 
@@ -140,9 +141,14 @@ std::tuple<Tensor, Tensor> batch_norm_backward(const Tensor& dy,                
   return {dx, dz};
 }
 
+namespace {
+constexpr auto kTrainBackward = &batch_norm_train_backward<batch_norm_sums, batch_norm_backward>;
+}
+
 STABLE_TORCH_LIBRARY_IMPL(fusedops, CUDA, m) {
   m.impl("batch_norm_sums", FUSEDOPS_BOX(&batch_norm_sums));
   m.impl("batch_norm_backward", FUSEDOPS_BOX(&batch_norm_backward));
+  m.impl("batch_norm_train_backward", FUSEDOPS_BOX(kTrainBackward));
 }
 
 }  // namespace fusedops::cuda
