@@ -410,9 +410,9 @@ def pages(folder: Path) -> dict[Path, str]:
     tables = {README: render_headlines(folder), BENCHMARKS: render(folder)}
     found = {page: replace(page.read_text(), table) for page, table in tables.items()}
     if MODELS[0] in found[README]:
-        # NOTE: models may have been measured on one of the cards only.
+        # NOTE: not all models may have been measured on both cards.
         folders = (folder, ROOT / "perf/results/h100")
-        rendered = next((text for f in folders if (text := render_models(f))), "")
+        rendered = max((render_models(f) for f in folders), key=lambda text: text.count("\n"))
         found[README] = replace(found[README], rendered, MODELS)
     return found
 
