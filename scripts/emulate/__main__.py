@@ -37,17 +37,11 @@ WORDS = (
         "extern __shared__ __align__(16) unsigned char memory[];",
         "unsigned char* memory = emulated::shared_memory();",
     ),
-    ('asm volatile("cp.async.commit_group;");', "{}"),
-    ('asm volatile("cp.async.wait_group 0;" ::: "memory");', "emulated::wait_for_copies();"),
     (
         'asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));',
         "result = emulated::max_or_nan(a, b);",
     ),
     ("STABLE_TORCH_LIBRARY_IMPL(fusedops, CUDA, m)", "STABLE_TORCH_LIBRARY_IMPL(fusedops, CPU, m)"),
-)
-COPY = re.compile(
-    r"const uint32_t address = static_cast<uint32_t>\(__cvta_generic_to_shared\(to\)\);\s*"
-    r'asm volatile\("cp\.async[^;]*;[^;]*;'
 )
 
 
@@ -115,7 +109,7 @@ def translate(to: Path) -> None:
         text = path.read_text()
         for word, other in WORDS:
             text = text.replace(word, other)
-        path.write_text(without_launches(COPY.sub("emulated::copy_later(to, from);", text)))
+        path.write_text(without_launches(text))
 
 
 def build(to: Path) -> None:

@@ -7,6 +7,7 @@
 
 #include <utility>
 
+#include "csrc/common/device/async_copy.cuh"
 #include "csrc/common/dispatch.h"
 #include "csrc/cuda/points/edge_wgmma/edge_wgmma.cuh"
 #include "csrc/cuda/points/edge_wgmma/wgmma_columns.cuh"
@@ -158,16 +159,16 @@ struct EdgeInferPass {
       const float* from = a.problem.rows + point * kFirst + 4 * own;
 #pragma unroll
       for (int i = 0; i < kFirst / 16; ++i) {
-        EdgeGathered::copy_async(rows + place_of(half, 4 * i + own), from + 16 * i);
+        copy_async(shared_address(rows + place_of(half, 4 * i + own)), from + 16 * i);
       }
     }
-    asm volatile("cp.async.commit_group;");
+    commit_copies();
   }
 
   __device__ __forceinline__ void wait_for_rows() const {
     if constexpr (kAdds) {
       if (!rows) return;
-      asm volatile("cp.async.wait_group 0;" ::: "memory");
+      wait_for_copies();
       __syncwarp();
     }
   }

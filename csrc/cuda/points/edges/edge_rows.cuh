@@ -3,6 +3,7 @@
 // these gather is on its way meanwhile.
 #pragma once
 
+#include "csrc/common/device/async_copy.cuh"
 #include "csrc/common/device/mma.cuh"
 #include "csrc/cuda/points/edges/edge_problem.h"
 
@@ -80,16 +81,16 @@ struct EdgeGathered {
       float* to = rows + (lane_id() / 4 + 8 * half) * ld;
       // NOTE: four lanes take 64 bytes side by side: whole sectors.
       for (int at = 4 * (lane_id() % 4); at < columns; at += 16) {
-        copy_async(to + (at ^ swizzle()), from + at);
+        copy_async(shared_address(to + (at ^ swizzle())), from + at);
       }
     }
-    asm volatile("cp.async.commit_group;");
+    commit_copies();
   }
 
   // For what the lanes of the warp have copied.
   __device__ __forceinline__ void wait() const {
     if (!rows) return;
-    asm volatile("cp.async.wait_group 0;" ::: "memory");
+    wait_for_copies();
     __syncwarp();
   }
 
@@ -101,11 +102,6 @@ struct EdgeGathered {
   // Odd rows have the halves of 32 values the other way round, so that eight lanes write all banks.
   // NOTE: a sector of 32 bytes stays one: copies that tear sectors are several times slower.
   static __device__ __forceinline__ int swizzle() { return lane_id() / 4 % 2 * 16; }
-
-  static __device__ __forceinline__ void copy_async(float* to, const float* from) {
-    const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(to));
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
-  }
 };
 
 // Adds a lane's share of a row to its half of a tile.
