@@ -3,7 +3,7 @@
 D=$OUT/models4; mkdir -p $D/rows; rm -f $D/rows/*; S0=$SECONDS; LIMIT=${LIMIT:-400}; CAP=${CAP:-260}; N=$(cd "$(dirname "$0")"; pwd)
 export PYTHONUNBUFFERED=1 TORCHINDUCTOR_COMPILE_THREADS=3 OMP_NUM_THREADS=2 PYTHONWARNINGS=ignore
 MODELS=${MODELS:-tv_swin_base swin_base t5 mixtral whisper convnext_base clip eva02_large gemma2 phi3 qwen3 mistral vit_large mixer_large pointnet2_bn gpt2_medium llama bert roberta opt titan_llama nanogpt_autocast tv_vit_base distilbert pointnet2 dlrm gin}
-Q=/tmp/models4.queue; echo $MODELS | tr ' ' '\n' > $Q; rm -f $D/done.txt $D/late.txt
+Q=${QUEUE:-/tmp/models4.queue}; echo $MODELS | tr ' ' '\n' > $Q; rm -f $D/done.txt $D/late.txt
 next() { ( flock 9; head -n 1 $Q; sed -i 1d $Q ) 9> $Q.lock; }
 worker() { # GPU
   export CUDA_VISIBLE_DEVICES=$1 TORCHINDUCTOR_CACHE_DIR=/tmp/inductor$1

@@ -1,2 +1,0 @@
-import re
-s=open('/tmp/rows_emu/build.py').read()
