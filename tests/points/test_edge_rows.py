@@ -139,3 +139,19 @@ def test_a_second_derivative_is_the_composed_one():
         (gx,) = torch.autograd.grad(y.square().sum(), on, create_graph=True)
         found.append(torch.autograd.grad(gx.square().sum(), w)[0].double())
     assert (found[0] - found[1]).norm() <= 0.1 * found[1].norm()
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize(("features", "channels"), [(8, 8), (264, 40), (16, 520)])
+def test_rows_without_a_gradient_are_zeros(features, channels, dtype):
+    x = make(77, features, dtype=dtype, device="cuda")
+    dout = torch.zeros(77, channels, dtype=dtype, device="cuda")
+    dout[1::4, channels - 1] = 1e-7  # subnormal in half precision, and no zero
+    dout[2::4, 3] = float("nan")
+    dout[3::4] = -0.0
+    x[::4] = float("nan")
+    found = torch.ops.fusedops.edge_rows_used(x, dout)
+    expected = torch.where(dout.any(-1, keepdim=True), x, 0)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+    assert not found[::4].any()
+    assert not found[3::4].any()
