@@ -29,7 +29,7 @@ from .leaf import FusedLeaf, fuse_leaf, may_be_leaf
 from .losses.functions import fuse_criterion
 from .ordinary import reason_to_skip
 from .patches import FusedPatches, fuse_patches, is_of_patches
-from .sequential import FusedSteps, in_order, steps
+from .sequential import FusedSteps, in_order, norms_of_rows, steps
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -196,14 +196,16 @@ def _fuse_sequentials(model: torch_nn.Module, report: FuseReport) -> dict[Any, _
         for layer, path, follower in zip(layers, paths[1:], layers[1:], strict=False):
             if type(layer) is Linear and activation_name(follower) and hooked(follower):
                 found[layer].note = f"{path} has hooks and runs by itself"
-        fused = list(steps(layers))
+        fused, normed = list(steps(layers)), norms_of_rows(layers)
+        for i in normed:
+            found[layers[i - 1]].note = f"{paths[i]} runs with {paths[i + 1]}"
         for i, step in fused:
             if layers[i].activation in (None, "none"):
                 found[layers[i]].activations[paths[i + 1]] = step.activation
             if step.second is not None:
                 names = (keys[i], keys[step.second])
                 report.blocks.append(FusedMLP(prefix, "mlp", names, step.activation))
-        if fused:
+        if fused or normed:
             module.__class__ = fused_class(FusedSteps, type(module))
     return found
 
@@ -386,8 +388,8 @@ def fuse(
     - Linear layers that statements in a row call on one input (query, key and value) sum their
       gradients of it as these are formed, and autocast casts it once.
     - nn.Embedding forms its gradient in one pass, with the same bits in each run.
-    - A convolution and what stands behind it in a method or an ``nn.Sequential``, its batch norm, a
-      sum and an activation, runs as `fusedops.conv_bn_act`: docs/conv.md says which.
+    - A convolution with the batch norm, sum and activation behind it, in a method or nn.Sequential,
+      is `fusedops.conv_bn_act` (docs/conv.md); of rows, `fusedops.batch_norm_act` in nn.Sequential.
     - A convolution whose kernel is as large as its stride, without padding, dilation or groups (the
       embedding of ViT, CLIP, Swin), runs as `fusedops.linear` of its patches. Float32 on a GPU does
       only where torch's settings of TF32 are the same for convolutions and products.

@@ -1,5 +1,5 @@
-"""nn.Sequential in which a linear layer runs with what follows it: an activation, a second layer,
-and a convolution with its norm and activation.
+"""nn.Sequential in which a linear layer runs with what follows it: an activation, a second layer;
+a convolution with its norm and activation, and a norm of rows with its activation.
 
 Nothing in it is replaced, and each call looks at its modules anew: what has hooks or another
 forward by now, and an adapter that wraps a layer, runs as it would in any nn.Sequential.
@@ -17,6 +17,7 @@ from ..nn.activation import activation_name
 from ..nn.linear import Linear, guard_forwards, plain, untouched
 from ..ops.linear import linear
 from ..ops.mlp import mlp
+from .convs.rows import norm_step, run_norm
 from .convs.unit import conv_step, run_unit
 from .fused_class import Fused
 
@@ -96,6 +97,11 @@ def steps(layers: list[Any]) -> Iterator[tuple[int, Step]]:
         i = i + 1 if step is None else step.end
 
 
+def norms_of_rows(layers: list[Any]) -> list[int]:
+    """Where norms run with the activation behind them; not in front."""
+    return [i for i in range(1, len(layers)) if norm_step(layers, i) is not None]
+
+
 class FusedSteps(Fused):
     """Mixed into the class of an nn.Sequential."""
 
@@ -118,8 +124,9 @@ class FusedSteps(Fused):
                 input = run_unit(input, None, first, norm, (), act)
                 continue
             if step is None:
-                input = first(input)
-                i += 1
+                rows = norm_step(layers, i)
+                input = first(input) if rows is None else run_norm(input, first, rows.act)
+                i = i + 1 if rows is None else rows.end
                 continue
             activation, second, i = step
             if second is None:

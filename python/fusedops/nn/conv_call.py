@@ -31,10 +31,10 @@ _forward = nn.modules.batchnorm._BatchNorm.forward
 _sync_forward = nn.SyncBatchNorm.forward
 # The dims of x that a norm takes; a SyncBatchNorm takes any.
 _NORM_DIMS: dict[type, tuple[int, ...]] = {
-    nn.BatchNorm1d: (3,),
+    nn.BatchNorm1d: (2, 3),
     nn.BatchNorm2d: (4,),
     nn.BatchNorm3d: (5,),
-    nn.SyncBatchNorm: (3, 4, 5),
+    nn.SyncBatchNorm: (2, 3, 4, 5),
 }
 
 
@@ -134,6 +134,15 @@ def takes(x: Any, conv: Any, norm: NormArguments | None, residual: Any, dims: in
         return False
     same: bool = residual.shape == shape
     return same
+
+
+def takes_rows(x: Tensor, norm: NormArguments) -> bool:
+    """Whether `fusedops.batch_norm_act` stands for a norm of rows (R, C)."""
+    if x.dim() != 2 or x.numel() == 0 or x.dtype not in _DTYPES or not x.is_contiguous():
+        return False
+    if norm.training and norm.group is None and x.shape[0] == 1:  # torch's error
+        return False
+    return _takes_norm(norm, x.shape[1], x.device, x.dtype)
 
 
 def compute_dtype(t: Tensor) -> torch.dtype:

@@ -47,7 +47,13 @@ def pays(call: Call) -> bool:
     if ours > theirs:
         return False
     # NOTE: by sizes alone, whether a CUDA graph is captured or not: the same bits in every run.
-    return theirs >= _LEAST_US
+    return bool(theirs >= _LEAST_US)
+
+
+def norm_pays(x: Tensor) -> bool:
+    """Whether a norm of x and the activation behind it are worth one op of ours."""
+    theirs = 2 * (2 * x.numel() * x.element_size() / _BYTES_US + _LAUNCH_US)
+    return bool(theirs >= _LEAST_US)
 
 
 def device_us(call: Call) -> tuple[float, float]:
