@@ -12,6 +12,15 @@ inline constexpr int kJoinSlices = 32;
 inline constexpr int kJoinThreads = kJoinedChannels * kJoinSlices;  // (8, 32)
 inline constexpr int kJoinBatch = 9;  // blocks that a thread reads at a time: 288 in all
 
+// The block of threads, and how many of them have all channels, a multiple of kJoinedChannels.
+inline dim3 join_block() { return dim3(kJoinedChannels, kJoinSlices); }
+inline unsigned join_blocks(int64_t channels) {
+  return static_cast<unsigned>(channels / kJoinedChannels);
+}
+__device__ __forceinline__ int joining_thread() {
+  return static_cast<int>(threadIdx.y * kJoinedChannels + threadIdx.x);
+}
+
 using JoinStage = double[kJoinSlices][kJoinedChannels];
 
 // The slices' values added, for every thread of a channel. All threads call it.

@@ -77,17 +77,12 @@ struct NormChannels {
 };
 
 template <class T, int kVec>
-__device__ __forceinline__ void store_vector(void* to, int64_t element,
-                                             const Compute<T> (&values)[kVec]) {
+__device__ __forceinline__ void store_row(void* to, const PassProblem& p, int64_t row, int64_t col,
+                                          const Compute<T> (&values)[kVec]) {
   Vec<T, kVec> v;
 #pragma unroll
   for (int i = 0; i < kVec; ++i) v.value[i] = from_compute<T>(values[i]);
-  *reinterpret_cast<Vec<T, kVec>*>(static_cast<T*>(to) + element) = v;
-}
-template <class T, int kVec>
-__device__ __forceinline__ void store_row(void* to, const PassProblem& p, int64_t row, int64_t col,
-                                          const Compute<T> (&values)[kVec]) {
-  store_vector<T>(to, row * p.channels + col, values);
+  *reinterpret_cast<Vec<T, kVec>*>(static_cast<T*>(to) + row * p.channels + col) = v;
 }
 
 template <class T, int kVec, bool kAdded>
@@ -227,8 +222,8 @@ struct GradientChannels {
   using C = Compute<T>;
   C mean_dz[kVec] = {}, slope[kVec] = {};
 
-  // sums: (2, channels).
-  __device__ __forceinline__ void load(const PassProblem& p, const C* sums, int64_t col) {
+  __device__ __forceinline__ void load(const PassProblem& p, int64_t col) {
+    const auto* const sums = static_cast<const C*>(p.sums);
     const C count = p.count ? *static_cast<const C*>(p.count) : static_cast<C>(p.rows);
     const C share = C(1) / count;
     C rstd[kVec];
@@ -254,7 +249,7 @@ __global__ void __launch_bounds__(kWalkThreads, sizeof(T) == 8 ? 1 : kPassBlocks
   GradientChannels<T, kVec> sums;
   const auto prepare = [&] {
     channels.load(p.norm, at.col);
-    if (p.sums) sums.load(p, static_cast<const C*>(p.sums), at.col);
+    if (p.sums) sums.load(p, at.col);
   };
   constexpr int kInputs = kAdded ? 3 : 2, kUnroll = pass_unroll(kInputs);
   const T* in[kInputs] = {static_cast<const T*>(p.dy), static_cast<const T*>(p.x)};

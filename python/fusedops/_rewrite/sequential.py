@@ -17,7 +17,7 @@ from ..nn.activation import activation_name
 from ..nn.linear import Linear, guard_forwards, plain, untouched
 from ..ops.linear import linear
 from ..ops.mlp import mlp
-from .convs.rows import norm_step, run_norm
+from .convs.rows import is_row_norm, run_norm
 from .convs.unit import conv_step, run_unit
 from .fused_class import Fused
 
@@ -97,9 +97,16 @@ def steps(layers: list[Any]) -> Iterator[tuple[int, Step]]:
         i = i + 1 if step is None else step.end
 
 
+def _norm_leads(layers: list[Any], index: int) -> bool:
+    """Whether a norm of rows runs with the activation behind it."""
+    if not is_row_norm(layers[index]) or _is_dynamo_compiling():
+        return False
+    return _follower(layers, index + 1) is not None
+
+
 def norms_of_rows(layers: list[Any]) -> list[int]:
     """Where norms run with the activation behind them; not in front."""
-    return [i for i in range(1, len(layers)) if norm_step(layers, i) is not None]
+    return [i for i in range(1, len(layers)) if _norm_leads(layers, i)]
 
 
 class FusedSteps(Fused):
@@ -123,10 +130,13 @@ class FusedSteps(Fused):
                 norm, act, i = unit
                 input = run_unit(input, None, first, norm, (), act)
                 continue
+            if step is None and _norm_leads(layers, i):
+                input = run_norm(input, first, layers[i + 1])
+                i += 2
+                continue
             if step is None:
-                rows = norm_step(layers, i)
-                input = first(input) if rows is None else run_norm(input, first, rows.act)
-                i = i + 1 if rows is None else rows.end
+                input = first(input)
+                i += 1
                 continue
             activation, second, i = step
             if second is None:

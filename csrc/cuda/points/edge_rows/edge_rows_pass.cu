@@ -108,8 +108,7 @@ Tensor edge_rows_sums(const Tensor& da_, const Tensor& y_, const Tensor& stats_,
   });
   const int values = static_cast<int>(2 * shape.channels);
   const RowSums end{write<float>(partial), write<float>(sums), grid.row_blocks, values};
-  const dim3 slices(kJoinedChannels, kJoinSlices);
-  edge_rows_finish_kernel<<<dim3(values / kJoinedChannels), slices, 0, scope.stream()>>>(end);
+  edge_rows_finish_kernel<<<join_blocks(values), join_block(), 0, scope.stream()>>>(end);
 
   // Launch check
   check_launch(kOp);

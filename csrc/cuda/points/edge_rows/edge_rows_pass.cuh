@@ -22,15 +22,6 @@ struct RowPass {
   RowGrid grid;
 };
 
-// The rows of a thread, as they arrive: body(row, its place u in the queue).
-template <class T, int kInputs, class Body>
-__device__ __forceinline__ void for_rows(const RowPass<T>& p, const RowPlace& at,
-                                         RowQueue<T, kInputs>& queue, Body&& body) {
-  if (!at.active) return;
-  const int64_t first = int64_t{at.row_block} * p.grid.threads_y + at.ty;
-  queue.for_each(first, int64_t{p.grid.row_blocks} * p.grid.threads_y, p.rows, body);
-}
-
 // Whether channel i of a row of maxima has a row behind it.
 template <class T>
 __device__ __forceinline__ void load_places(const RowPass<T>& p, const RowPlace& at, int64_t row,
@@ -52,7 +43,7 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks)
   if (!at.active) return;
   const RowNorm norm(p.stats, p.channels, at.col);
   RowQueue<T, 1> queue(storage, {p.y}, p.valid, p.channels, at.col);
-  for_rows(p, at, queue, [&](int64_t row, int u) {
+  queue.for_each(p.grid, at, p.rows, [&](int64_t row, int u) {
     const auto y = queue.row(u, 0);
     float out[kRowVec];
     int places[kRowVec] = {};
@@ -76,7 +67,7 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks)
   if (at.active) {
     const RowNorm norm(p.stats, p.channels, at.col);
     RowQueue<T, 2> queue(storage, {p.da, p.y}, p.valid, p.channels, at.col);
-    for_rows(p, at, queue, [&](int64_t row, int u) {
+    queue.for_each(p.grid, at, p.rows, [&](int64_t row, int u) {
       if (!queue.counts(u)) return;
       const auto da = queue.row(u, 0), ys = queue.row(u, 1);
       int places[kRowVec] = {};
@@ -135,7 +126,7 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks)
   const RowNorm norm(p.stats, p.channels, at.col);
   const RowGradient gradient(p, at.col);
   RowQueue<T, 2> queue(storage, {p.da, p.y}, p.valid, p.channels, at.col);
-  for_rows(p, at, queue, [&](int64_t row, int u) {
+  queue.for_each(p.grid, at, p.rows, [&](int64_t row, int u) {
     const auto da = queue.row(u, 0), ys = queue.row(u, 1);
     float dy[kRowVec];
 #pragma unroll

@@ -106,8 +106,7 @@ void launch_end(RowStatisticsEnd end, const RowVectors& v, cudaStream_t stream) 
   end.running_mean = running(v.running_mean);
   end.running_var = running(v.running_var);
   end.share = read<float>(v.share);
-  const dim3 blocks(static_cast<unsigned>(end.channels / kJoinedChannels));
-  edge_rows_statistics_end_kernel<<<blocks, dim3(kJoinedChannels, kJoinSlices), 0, stream>>>(end);
+  edge_rows_statistics_end_kernel<<<join_blocks(end.channels), join_block(), 0, stream>>>(end);
 }
 
 std::tuple<Tensor, Tensor, Tensor> edge_rows_statistics_(

@@ -61,6 +61,13 @@ struct MomentsStorage {
   int counts[kRowThreads];
 };
 
+// The rows on their way, then what they came to.
+template <class T>
+union StatisticsStorage {
+  typename RowQueue<T, 1>::Storage queue;
+  MomentsStorage moments;
+};
+
 // Merges the moments of a block's threads, channel by channel, and stores them.
 template <class T>
 __device__ __forceinline__ void store_moments(const RowStatistics<T>& p, const RowPlace& at,
@@ -108,17 +115,12 @@ template <class T>
 __global__ void __launch_bounds__(kRowThreads, kRowBlocks)
     edge_rows_statistics_kernel(const __grid_constant__ RowStatistics<T> p) {
   using Queue = RowQueue<T, 1>;
-  __shared__ union {
-    typename Queue::Storage queue;
-    MomentsStorage moments;
-  } shared;
+  __shared__ StatisticsStorage<T> shared;
   const RowPlace at(p.grid, p.channels);
   RowMoments moments;
   if (at.active) {
     Queue queue(shared.queue, {p.y}, p.valid, p.channels, at.col);
-    const int64_t first = int64_t{at.row_block} * p.grid.threads_y + at.ty;
-    const int64_t step = int64_t{p.grid.row_blocks} * p.grid.threads_y;
-    queue.for_each(first, step, p.groups, [&](int64_t, int u) {
+    queue.for_each(p.grid, at, p.groups, [&](int64_t, int u) {
       if (queue.counts(u)) moments.add(queue.row(u, 0));
     });
   }
@@ -204,10 +206,7 @@ template <class T, bool kSums>
 __global__ void __launch_bounds__(kRowThreads, kRowBlocks)
     edge_rows_pool_kernel(const __grid_constant__ RowStatistics<T> p) {
   using Queue = RowQueue<T, 1>;
-  __shared__ union {
-    typename Queue::Storage queue;
-    MomentsStorage moments;
-  } shared;
+  __shared__ StatisticsStorage<T> shared;
   __shared__ ExtremaStorage extrema;
   const RowPlace at(p.grid, p.channels);
   const int own = at.ty % p.split, per_step = p.grid.threads_y / p.split;

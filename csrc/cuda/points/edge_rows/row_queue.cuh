@@ -76,9 +76,12 @@ class RowQueue {
     return found.whole;
   }
 
-  // Rows first, first + step and so on below `rows`: body(row, u).
+  // The rows of an active thread: body(row, u).
   template <class Body>
-  __device__ __forceinline__ void for_each(int64_t first, int64_t step, int64_t rows, Body&& body) {
+  __device__ __forceinline__ void for_each(const RowGrid& grid, const RowPlace& at, int64_t rows,
+                                           Body&& body) {
+    const int64_t step = int64_t{grid.row_blocks} * grid.threads_y;
+    int64_t first = int64_t{at.row_block} * grid.threads_y + at.ty;
     const auto next = [&](int u) {
       const int64_t row = first + u * step;
       return row < rows ? row : -1;
@@ -98,7 +101,7 @@ class RowQueue {
 
  private:
   __device__ __forceinline__ uint4* slot(int half, int u, int input, int part) const {
-    return &storage_.piece[half][u][input * (kParts) + part][threadIdx.x];
+    return &storage_.piece[half][u][input * kParts + part][threadIdx.x];
   }
 
   Storage& storage_;

@@ -9,7 +9,7 @@ namespace fusedops {
 
 inline constexpr int kRowThreads = 256;
 inline constexpr int kRowVec = 8;     // channels of a thread: 16 bytes
-inline constexpr int kRowUnroll = 4;  // rows that a thread loads at once
+inline constexpr int kRowUnroll = 4;  // rows that a thread has at least, where there are enough
 inline constexpr int kRowBlocks = 3;  // of a multiprocessor
 
 // How rows and channels are dealt out to threads.

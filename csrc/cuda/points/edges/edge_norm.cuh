@@ -35,7 +35,7 @@ struct EdgeStatistics {
 static __global__ void __launch_bounds__(kJoinThreads)
     edge_statistics_kernel(const __grid_constant__ EdgeStatistics p) {
   __shared__ JoinStage stage;
-  const int thread = static_cast<int>(threadIdx.y * kJoinedChannels + threadIdx.x);
+  const int thread = joining_thread();
   for (int i = static_cast<int>(blockIdx.x) * kJoinThreads + thread; i < p.channels;
        i += static_cast<int>(gridDim.x) * kJoinThreads) {
     if (i < p.first || i >= p.first + p.width) p.affine[i] = p.given[i];
@@ -111,7 +111,7 @@ inline constexpr int kEndedValues = 32;  // of a thread block
 __device__ __forceinline__ void end_values(const EdgeValuesEnd& p, int block) {
   constexpr int kSlices = kJoinThreads / kEndedValues;
   __shared__ float stage[kSlices][kEndedValues];
-  const int thread = static_cast<int>(threadIdx.y * kJoinedChannels + threadIdx.x);
+  const int thread = joining_thread();
   const int x = thread % kEndedValues, slice = thread / kEndedValues;
   const int i = block * kEndedValues + x;
   float sum = 0.f;
@@ -145,10 +145,6 @@ static __global__ void __launch_bounds__(kJoinThreads)
   }
 }
 
-inline dim3 join_block() { return dim3(kJoinedChannels, kJoinSlices); }
-inline unsigned join_blocks(int64_t width) {
-  return static_cast<unsigned>(width / kJoinedChannels);
-}
 inline unsigned value_blocks(int64_t count) {
   return static_cast<unsigned>(ceil_div(count, int64_t{kEndedValues}));
 }

@@ -47,13 +47,17 @@ def pays(call: Call) -> bool:
     if ours > theirs:
         return False
     # NOTE: by sizes alone, whether a CUDA graph is captured or not: the same bits in every run.
-    return bool(theirs >= _LEAST_US)
+    return theirs >= _LEAST_US
 
 
 def norm_pays(x: Tensor) -> bool:
     """Whether a norm of x and the activation behind it are worth one op of ours."""
-    theirs = 2 * (2 * x.numel() * x.element_size() / _BYTES_US + _LAUNCH_US)
-    return bool(theirs >= _LEAST_US)
+    return 2 * _pass_us(x.numel() * x.element_size()) >= _LEAST_US
+
+
+def _pass_us(size: float) -> float:
+    """A pass that reads and writes so many bytes."""
+    return 2 * size / _BYTES_US + _LAUNCH_US
 
 
 def device_us(call: Call) -> tuple[float, float]:
@@ -64,10 +68,9 @@ def device_us(call: Call) -> tuple[float, float]:
     moved = (x.numel() + weight.numel()) * size + result
     moved += 0 if call.residual is None else result
     conv = flops / _FLOPS_US.get(size, 3e7) + moved / _BYTES_US + _LAUNCH_US
-    theirs = call.passes * (2 * result / _BYTES_US + _LAUNCH_US)
-    ours = 2 * result / _BYTES_US + _LAUNCH_US
+    theirs, ours = call.passes * _pass_us(result), _pass_us(result)
     if not call.training:
-        ours = max(ours, 2 * weight.numel() * size / _BYTES_US + _LAUNCH_US)
+        ours = max(ours, _pass_us(weight.numel() * size))
     if not _lies_last(x):
         copied = x.numel() * size + result * (1 if call.residual is None else 2)
         ours += 2 * copied / _BYTES_US + _LAUNCH_US * (2 if call.residual is None else 3)
