@@ -30,7 +30,8 @@ def hopper():
         mock.patch.object(torch.cuda, "get_device_capability", return_value=(9, 0)),
         mock.patch.object(torch.version, "cuda", "13.0"),
         mock.patch.object(torch.backends.cudnn, "is_available", return_value=True),
-        mock.patch.object(attention, "_torchs_choice", return_value=int(FLASH)),
+        mock.patch.object(torch.cuda, "current_device", return_value=0),
+        mock.patch.object(attention, "_fill_in_order"),
         sdpa_kernel(theirs, set_priority=True),
     ):
         yield
@@ -71,14 +72,20 @@ def test_what_is_disabled_stays_disabled(hopper):
         (torch.version, "cuda", None),
         (torch.backends.cudnn, "is_available", lambda: False),
         (torch, "are_deterministic_algorithms_enabled", lambda: True),
-        (attention, "_torchs_choice", lambda: int(CUDNN)),
     ],
-    ids=["no_gpu", "ampere", "rocm", "no_cudnn", "deterministic", "torch_does"],
+    ids=["no_gpu", "ampere", "rocm", "no_cudnn", "deterministic"],
 )
 def test_elsewhere_nothing_changes(hopper, owner, name, value):
     before = order()
     with mock.patch.object(owner, name, value), fusedops.fast_attention():
         assert order() == before
+
+
+def test_an_order_that_begins_with_cudnn_stays(hopper):
+    with sdpa_kernel([CUDNN, MATH], set_priority=True):
+        before = torch._C._get_sdp_priority_order()
+        with fusedops.fast_attention():
+            assert torch._C._get_sdp_priority_order() == before
 
 
 class Attends(torch.nn.Module):
@@ -103,7 +110,8 @@ def test_compiles_whole():
     compiled = torch.compile(Attends(), backend=backend, fullgraph=True)
     with (
         mock.patch.object(attention, "_may_use_cudnn", lambda: True),  # noqa: PT008
-        mock.patch.object(attention, "_torchs_choice", lambda: int(FLASH)),  # noqa: PT008
+        mock.patch.object(torch.cuda, "current_device", lambda: 0),  # noqa: PT008
+        mock.patch.object(attention, "_fill_in_order", lambda _: None),  # noqa: PT008
     ):
         torch.testing.assert_close(compiled(x), Attends()(x))
     assert sum("_sdpa_kernel" in name for name in seen) == 2  # set, and taken back

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+import functools
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.attention import SDPBackend, _cur_sdpa_kernel_backends, sdpa_kernel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 __all__ = ["fast_attention"]
 
@@ -20,27 +24,43 @@ def _may_use_cudnn() -> bool:
     return bool(torch.cuda.get_device_capability() == (9, 0))
 
 
-def _torchs_choice() -> int:
-    """The backend that torch takes for a plain half precision call on the current device."""
-    # NOTE: this also has torch fill in its own order for the device, which it does at the first
-    # call of attention and would not do again behind a context that restored the one before.
-    q = torch.empty(1, 1, 64, 64, dtype=torch.float16, device="cuda")
-    return int(torch._fused_sdp_choice(q, q, q))
+@functools.cache
+def _fill_in_order(device: int) -> None:
+    """Have torch set its own order of backends.
+
+    It does so at the first call of attention, and would not do it again behind a context that
+    restored the order before that.
+    """
+    q = torch.empty(1, 1, 64, 64, dtype=torch.float16, device=torch.device("cuda", device))
+    torch._fused_sdp_choice(q, q, q)
 
 
 def _order() -> tuple[str, ...]:
     """The names of the backends that are enabled, cuDNN's first; none where nothing is to do."""
     if torch.are_deterministic_algorithms_enabled() or not _may_use_cudnn():
         return ()
+    _fill_in_order(torch.cuda.current_device())
     cudnn = SDPBackend.CUDNN_ATTENTION
-    if _torchs_choice() == int(cudnn):
-        return ()
     enabled = _cur_sdpa_kernel_backends(with_priority=True)
+    if enabled[0] is cudnn:
+        return ()
     return tuple(b.name for b in sorted(enabled, key=lambda b: b is not cudnn))
 
 
 # NOTE: torch.compiler.assume_constant_result without its import of torch._dynamo.
 _order._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+@contextlib.contextmanager
+def _priority(names: tuple[str, ...]) -> Iterator[None]:
+    """These backends first. torch's sdpa_kernel sets all flags anew, too, and takes 25 us."""
+    before = torch._C._get_sdp_priority_order()
+    first = [int(getattr(SDPBackend, name)) for name in names]
+    torch._C._set_sdp_priority_order(first + [b for b in before if b not in first])
+    try:
+        yield
+    finally:
+        torch._C._set_sdp_priority_order(before)
 
 
 def fast_attention() -> contextlib.AbstractContextManager[Any]:
@@ -68,7 +88,9 @@ def fast_attention() -> contextlib.AbstractContextManager[Any]:
     order = _order()
     if not order:
         return contextlib.nullcontext()
-    context: contextlib.AbstractContextManager[Any] = sdpa_kernel(
+    if not torch.compiler.is_dynamo_compiling():
+        return _priority(order)
+    context: contextlib.AbstractContextManager[Any] = sdpa_kernel(  # which Dynamo knows
         [getattr(SDPBackend, name) for name in order], set_priority=True
     )
     return context
