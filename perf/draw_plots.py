@@ -40,6 +40,7 @@ PEERS = {
     "compile": "compile",
     "quack": "QuACK",
     "compile_whole": "compile\nwhole",
+    "compile_graphs": "compile\ngraphs",
     "liger": "Liger",
 }
 ROW_BUCKETS = ((1, 16), (17, 128), (129, 1024), (1025, 8192), (8193, 32768), (32769, 1 << 30))
@@ -118,7 +119,7 @@ def linear_speedup(plt: Any) -> Any:
 def models_speedup(plt: Any) -> Any:
     """Models down, what one could do else across, over the fastest of ours."""
     rows = rows_of("h100/models", **{"pass": "step", "dtype": "bf16"})
-    peers = ("eager", "liger", "compile", "compile_whole")
+    peers = ("eager", "liger", "compile", "compile_whole", "compile_graphs")
     lines: dict[str, list[float | None]] = {}
     for model in models(rows, "step"):
         if model.over(VARIANTS) is None:

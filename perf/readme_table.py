@@ -66,9 +66,11 @@ MODEL_COLUMNS = {
     "liger": "Liger",
     "compile": "compile per layer",
     "compile_whole": "compile",
+    "compile_graphs": "compile, CUDA graphs",
     "fuse": "`fuse`",
     "fuse_compile": "`fuse` + compile",
     "inductor": "graph pass",
+    "inductor_graphs": "graph pass, CUDA graphs",
 }
 MEMORY_SUITES = ("reduce", "norm", "rope", "embedding", "scan", "elementwise")
 # The ten rows of the README: titles of those of GROUPS that are among them, then op, pass and

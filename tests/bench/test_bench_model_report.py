@@ -12,8 +12,14 @@ import pytest
 from fusedops.bench.report import model_bars, model_plot, plot, results, summary
 
 ROOT = next(path for path in Path(__file__).resolve().parents if (path / "README.md").exists())
-ALL = [("fuse", 30.0), ("inductor", 20.0), ("fuse_compile", 25.0)]
-PEERS = {"eager": 45.0, "compile": 24.0, "compile_whole": 22.0, "liger": 30.0}
+ALL = [("fuse", 30.0), ("inductor", 20.0), ("fuse_compile", 25.0), ("inductor_graphs", 21.0)]
+PEERS = {
+    "eager": 45.0,
+    "compile": 24.0,
+    "compile_whole": 22.0,
+    "compile_graphs": 23.0,
+    "liger": 30.0,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -105,8 +111,8 @@ def test_the_table_has_a_line_per_model(tmp_path: Path) -> None:
     table = script()
     results.merge_rows(tmp_path / "models.csv", [*rows(), *rows("dlrm", peers={"eager": 40.0})])
     text = table.render_models(tmp_path)
-    assert "| llama | 45 | 30 | 24 | 22 | 30 | 25 | 20 | **1.10** |" in text
-    assert "| dlrm | 40 |  |  |  | 30 | 25 | 20 | **2.00** |" in text
+    assert "| llama | 45 | 30 | 24 | 22 | 23 | 30 | 25 | 20 | 21 | **1.10** |" in text
+    assert "| dlrm | 40 |  |  |  |  | 30 | 25 | 20 | 21 | **2.00** |" in text
     assert "over 2 models the best of ours is 1.48 times as fast" in text
     assert "takes 0.80 of compile's memory" in text
     assert "<img" not in text

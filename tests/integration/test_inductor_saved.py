@@ -200,3 +200,21 @@ def test_only_what_nobody_else_reads(monkeypatch, given, kept):
     assert changed is (given == (0, 1))
     copies = graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
     assert len(copies) == changed
+
+
+@pytest.mark.gpu
+def test_replays_of_cuda_graphs():
+    """What backward overwrites is in the graphs' memory, and each replay fills it again."""
+    from torch._dynamo.utils import counters
+
+    torch.compiler.reset()
+    model = nn.Sequential(Mlp(F.silu), Mlp(nn.GELU())).cuda().bfloat16()
+    ours = fusedops.inductor("reduce-overhead", force=True)
+    run = torch.compile(model, fullgraph=True, **ours)
+    skipped = counters["inductor"]["cudagraph_skips"]
+    for seed in range(5):
+        torch.manual_seed(seed)
+        x = inputs("cuda").bfloat16()
+        assert_close(step(run, model, x), step(model, model, x), 3e-2)
+    assert ours.report.kinds() == ["mlp", "mlp"]
+    assert counters["inductor"]["cudagraph_skips"] == skipped

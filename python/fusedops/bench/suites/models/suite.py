@@ -19,7 +19,7 @@ from fusedops.bench.suites.base import (
 
 from . import clouds, huggingface, own, vision
 from .check import worst_error
-from .contenders import PEERS, VARIANTS, Results, available, make
+from .contenders import GRAPHS, PEERS, VARIANTS, Results, available, make
 from .profile import shares
 from .spec import layers
 
@@ -90,6 +90,8 @@ class ModelsSuite(GroupedSuite):
 
     def runs(self, case: Case, dtype: str) -> bool:
         model: Model = case["model"]
+        if case["variant"].endswith(GRAPHS) and not torch.cuda.is_available():
+            return False
         return dtype != "fp32" or model.fp32
 
     def work(self, case: Case, dtype: torch.dtype, pass_: str) -> None:
@@ -129,6 +131,8 @@ class ModelsSuite(GroupedSuite):
         loaded = self._model()
         if name == "compile_whole" and not layers(loaded.module):
             raise PeerUnavailableError("the same as compile: the model has no layers in a row")
+        if name.endswith(GRAPHS) and device.type != "cuda":
+            raise PeerUnavailableError("CUDA graphs need a GPU")
         return make(name, loaded, pass_)
 
     def expect(self, pass_: str, dtype: str) -> None:
