@@ -13,7 +13,9 @@ const char* launch_rows(const ThinPlan& plan, const GemmProblem& p, const Launch
   rows.d = p.d;
   rows.preact = p.epilogue == Epilogue::kPreact ? p.preact : nullptr;
   rows.activation = p.activation;
-  return thin::multiply_rows(rows, scope.context());
+  const auto multiply =
+      plan.kernel == ThinKernel::kWide ? thin::multiply_wide : thin::multiply_rows;
+  return multiply(rows, scope.context());
 }
 
 const char* launch_sums(const ThinPlan& plan, const GemmProblem& p, const LaunchScope& scope) {
@@ -38,7 +40,8 @@ const char* launch_dots(const ThinPlan& plan, const GemmProblem& p, const Launch
 
 const char* launch_thin(const ThinPlan& plan, const GemmProblem& p, const LaunchScope& scope) {
   switch (plan.kernel) {
-    case ThinKernel::kRows: return launch_rows(plan, p, scope);
+    case ThinKernel::kRows:
+    case ThinKernel::kWide: return launch_rows(plan, p, scope);
     case ThinKernel::kSums: return launch_sums(plan, p, scope);
     case ThinKernel::kDots: break;
   }

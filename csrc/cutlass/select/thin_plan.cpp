@@ -28,6 +28,10 @@ constexpr double kAlone = 0.5;      // the rate of an SM with one block that has
 constexpr int kMostBlocksOfSm = 4;  // by registers
 constexpr int kSharedOfOther = 96 * 1024;  // of GPUs beside the A100 and Hopper
 constexpr bool kDotsKernel = true;         // false: one row keeps to the other kernels
+constexpr bool kWideKernel = true;         // false: few features keep to the other kernels
+constexpr int64_t kMostWideN = int64_t{1} << 24;
+// Of kWide: the part of the bandwidth, instructions of a thread for an element that leaves.
+constexpr double kWideStreamed = 0.75, kWideInstructions = 6;
 constexpr double kDotsUs = 3.2, kDotsStreamed = 0.8, kDotsSmBytesPerUs = 1.2e5;
 
 // Lines of a matrix, or false where its elements lie apart along both sides.
@@ -97,6 +101,14 @@ double rows_us(const GemmProblem& p, const thin::RowsPlan& plan, const DeviceMod
   return kThinLaunchUs + load + overlap(dram_us(x + d), us, kStreamOverlap);
 }
 
+double wide_us(const GemmProblem& p, const DeviceModel& device) {
+  const double act = is_costly(p.activation) ? kActivationInstructions : 0;
+  const double outputs = double(p.m) * p.n;
+  const double us = sm_us(outputs * (kWideInstructions + act), 0, device);
+  const double streams = dram_bytes(p) / (kWideStreamed * kDramBytesPerUs);
+  return kThinLaunchUs + overlap(streams, us, kStreamOverlap);
+}
+
 double sums_us(const GemmProblem& p, const thin::SumsPlan& plan, const DeviceModel& device) {
   const double rows = double(p.k), size = double(dtype_bytes(p.dtype));
   // Each block of sums brings its own columns: what they share comes once from DRAM.
@@ -127,21 +139,28 @@ double dots_us(const GemmProblem& p, const thin::DotsPlan& plan, const DeviceMod
 // The K up to which rows stream past any N: FMAs of fp32 gain where Tensor Cores do not.
 int64_t few_of_k(const GemmProblem& p) { return is_half(p.dtype) ? thin::kFew : 2 * thin::kFew; }
 
+// Why no kernel streams the rows of A, or null.
+const char* rows_refusal(const MatrixView& a, const MatrixView& b, const GemmProblem& p,
+                         thin::Rows* rows) {
+  *rows = {.dtype = p.dtype, .m = p.m, .n = p.n, .k = p.k};
+  rows->w = b.data;
+  rows->w_stride_n = b.col_stride;
+  rows->w_stride_k = b.row_stride;
+  if (p.epilogue != Epilogue::kFused && p.epilogue != Epilogue::kPreact) {
+    return "no kernel with this epilogue";
+  }
+  if (!lines_of(a, &rows->x)) return "neither stride of A is 1";
+  const bool aligned = reinterpret_cast<uintptr_t>(p.preact) % 4 == 0;
+  return aligned ? nullptr : "preact is not aligned to 4 bytes";
+}
+
 void plan_rows(const MatrixView& a, const MatrixView& b, const GemmProblem& p,
                const DeviceModel& device, ThinPlan& plan) {
   plan.kernel = ThinKernel::kRows;
-  plan.rows = {.dtype = p.dtype, .m = p.m, .n = p.n, .k = p.k};
-  plan.rows.w = b.data;
-  plan.rows.w_stride_n = b.col_stride;
-  plan.rows.w_stride_k = b.row_stride;
-  if (p.epilogue != Epilogue::kFused && p.epilogue != Epilogue::kPreact) {
-    plan.rejected = "no kernel with this epilogue";
-  } else if ((p.n > thin::kFew && p.k > few_of_k(p)) || std::max(p.n, p.k) > thin::kMostLong) {
+  plan.rejected = rows_refusal(a, b, p, &plan.rows);
+  if (!plan.rejected &&
+      ((p.n > thin::kFew && p.k > few_of_k(p)) || std::max(p.n, p.k) > thin::kMostLong)) {
     plan.rejected = "neither N nor K is at most 32, with the other one at most 4096";
-  } else if (!lines_of(a, &plan.rows.x)) {
-    plan.rejected = "neither stride of A is 1";
-  } else if (reinterpret_cast<uintptr_t>(p.preact) % 4 != 0) {
-    plan.rejected = "preact is not aligned to 4 bytes";
   }
   if (plan.rejected) return;
   const thin::RowsPlan rows = thin::rows_plan(p.dtype, plan.rows.x, p.n, p.k);
@@ -150,6 +169,18 @@ void plan_rows(const MatrixView& a, const MatrixView& b, const GemmProblem& p,
     return;
   }
   plan.expected_us = rows_us(p, rows, device);
+}
+
+void plan_wide(const MatrixView& a, const MatrixView& b, const GemmProblem& p,
+               const DeviceModel& device, ThinPlan& plan) {
+  if (!kWideKernel || !is_half(p.dtype) || !device.hopper()) return;
+  if (p.k > thin::kMostWideK || p.n < thin::kLeastWide || p.n > kMostWideN) return;
+  ThinPlan wide;
+  wide.kernel = ThinKernel::kWide;
+  wide.rejected = rows_refusal(a, b, p, &wide.rows);
+  wide.expected_us = wide_us(p, device);
+  const bool better = plan.rejected || wide.expected_us < plan.expected_us;
+  if (!wide.rejected && better) plan = wide;
 }
 
 void plan_sums(const MatrixView& a, const MatrixView& b, const GemmProblem& p,
@@ -209,6 +240,7 @@ ThinPlan plan_thin(const MatrixView& a, const MatrixView& b, const GemmProblem& 
     plan_dots(a, b, p, device, plan);
   } else if (p.m >= thin::kMinRows) {
     plan_rows(a, b, p, device, plan);
+    plan_wide(a, b, p, device, plan);
   } else if (p.k >= thin::kMinRows) {
     plan_sums(a, b, p, device, plan);
   } else {
@@ -243,6 +275,9 @@ std::pair<int, int> thin_tile(const ThinPlan& plan) {
     const thin::RowsPlan rows = thin::rows_plan(p.dtype, p.x, p.n, p.k);
     return {rows.tile_rows, rows.group};
   }
+  if (plan.kernel == ThinKernel::kWide) {
+    return {thin::kWideRows, thin::wide_plan(plan.rows.n, plan.rows.k).part};
+  }
   const thin::Sums& p = plan.sums;
   const thin::SumsPlan sums = thin::sums_plan(p.dtype, p.a, p.b, p.n, p.k);
   return {sums.block_n, sums.block_k};
@@ -250,7 +285,7 @@ std::pair<int, int> thin_tile(const ThinPlan& plan) {
 
 std::string thin_name(const ThinPlan& plan) {
   const auto [rows, columns] = thin_tile(plan);
-  constexpr const char* kNames[] = {"rows", "sums", "dots"};
+  constexpr const char* kNames[] = {"rows", "sums", "dots", "wide"};
   return std::string("thin ") + kNames[int(plan.kernel)] + ' ' + std::to_string(rows) + 'x' +
          std::to_string(columns);
 }

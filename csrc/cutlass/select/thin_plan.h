@@ -8,19 +8,20 @@
 
 #include "csrc/cutlass/configs/dots_problem.h"
 #include "csrc/cutlass/configs/thin_problem.h"
+#include "csrc/cutlass/configs/wide_problem.h"
 #include "csrc/cutlass/select/operands.h"
 
 namespace fusedops {
 
 // kRows: rows of A stream past a B with a side of a few elements. kSums: K is what streams. kDots:
-// one row of A meets every column of B.
-enum class ThinKernel : int8_t { kRows, kSums, kDots };
+// one row of A meets every column of B. kWide: as kRows where a small K becomes an N of any size.
+enum class ThinKernel : int8_t { kRows, kSums, kDots, kWide };
 
 struct ThinPlan {
   ThinKernel kernel = ThinKernel::kRows;
   const char* rejected = nullptr;  // the reason, or null
   double expected_us = 0;
-  thin::Rows rows{};  // of kRows; without what is no operand
+  thin::Rows rows{};  // of kRows and kWide; without what is no operand
   thin::Sums sums{};  // of kSums
   thin::Dots dots{};  // of kDots
   thin::DotsPlan dots_plan{};
@@ -39,11 +40,11 @@ double gemm_us(const MatrixView& a, const MatrixView& b, const GemmProblem& prob
 bool thin_takes(const ThinPlan& plan, const MatrixView& a, const MatrixView& b,
                 const GemmProblem& problem, const DeviceModel& device);
 
-// Outputs of a tile: of kRows, rows by the columns of a warp; of kSums, the sums of a block; of
+// Outputs of a tile: of kRows, rows by the columns of a warp; of kWide, of a block; of kSums, the sums of a block; of
 // kDots, the one row by the columns of a block.
 std::pair<int, int> thin_tile(const ThinPlan& plan);
 
-// "thin rows 256x16", "thin sums 8x4", "thin dots 1x8".
+// "thin rows 256x16", "thin sums 8x4", "thin dots 1x8", "thin wide 64x128".
 std::string thin_name(const ThinPlan& plan);
 
 }  // namespace fusedops

@@ -5,11 +5,17 @@
 #include "csrc/common/launch_context.h"
 #include "csrc/cutlass/configs/dots_problem.h"
 #include "csrc/cutlass/configs/thin_problem.h"
+#include "csrc/cutlass/configs/wide_problem.h"
 
 namespace fusedops::thin {
 
 // Launch; return null or the reason of the failure.
 const char* multiply_rows(const Rows& problem, const LaunchContext& context);
+
+// The same where few features become many, in 16 bits: what sm90_thin_wide.cu registers.
+const char* multiply_wide(const Rows& problem, const LaunchContext& context);
+using WideFn = const char* (*)(const Rows&, const LaunchContext&);
+bool register_wide(WideFn run);
 
 // Only the blocks' sums, (slots, n, k) in problem.partial: the caller adds them up.
 const char* add_rows(const Sums& problem, const LaunchContext& context);

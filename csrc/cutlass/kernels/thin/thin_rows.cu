@@ -1,22 +1,12 @@
-#include "csrc/common/device/shared_memory.cuh"
 #include "csrc/common/dispatch.h"
 #include "csrc/cutlass/kernels/thin/thin.h"
+#include "csrc/cutlass/kernels/thin/thin_grid.cuh"
 #include "csrc/cutlass/kernels/thin/thin_rows.cuh"
 
 namespace fusedops::thin {
 namespace {
 
-// As many blocks as run at a time, or as there are tiles; of every part as many.
-template <auto kKernel>
-cudaError_t grid_of(const Rows& p, const RowsPlan& plan, const LaunchContext& context,
-                    unsigned* blocks) {
-  int per_sm = 0;
-  const cudaError_t status = cudaOccupancyMaxActiveBlocksPerMultiprocessor(
-      &per_sm, kKernel, kThreads, size_t(plan.bytes()));
-  const int64_t most = std::max(std::max(per_sm, 1) * context.sm_count / plan.parts, 1);
-  *blocks = unsigned(std::min(most, ceil_div(p.m, plan.tile_rows)) * plan.parts);
-  return status;
-}
+WideFn g_wide;  // NOTE: null before any dynamic initialiser runs
 
 bool begins_at_16(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
 
@@ -24,8 +14,8 @@ template <class Item>
 const char* launch(const Rows& p, const RowsPlan& plan, const LaunchContext& context) {
   constexpr auto kKernel = &rows_kernel<Item>;
   unsigned blocks = 0;
-  cudaError_t status = allow_any_shared_memory<kKernel>();
-  if (status == cudaSuccess) status = grid_of<kKernel>(p, plan, context, &blocks);
+  cudaError_t status = grid_of<kKernel>(kThreads, plan.bytes(), ceil_div(p.m, plan.tile_rows),
+                                        plan.parts, context, &blocks);
   if (status == cudaSuccess) {
     const RowsParams params{.x = make_source<typename Item::T>(p.x, p.m, p.k, plan.x),
                             .plan = plan,
@@ -57,6 +47,15 @@ const char* launch_half(const Rows& p, const RowsPlan& plan, const LaunchContext
 }
 
 }  // namespace
+
+bool register_wide(WideFn run) {
+  g_wide = run;
+  return true;
+}
+
+const char* multiply_wide(const Rows& p, const LaunchContext& context) {
+  return g_wide ? g_wide(p, context) : "this build has no code for sm_90a";
+}
 
 const char* multiply_rows(const Rows& p, const LaunchContext& context) {
   const RowsPlan plan = rows_plan(p.dtype, p.x, p.n, p.k);

@@ -1,0 +1,44 @@
+#include "csrc/common/dispatch.h"
+#include "csrc/cutlass/kernels/thin/sm90_thin_wide.cuh"
+#include "csrc/cutlass/kernels/thin/thin.h"
+#include "csrc/cutlass/kernels/thin/thin_grid.cuh"
+
+namespace fusedops::thin {
+namespace {
+
+template <class T, int kK, bool kVectors>
+const char* launch(const WideParams& params, const LaunchContext& context) {
+  constexpr auto kKernel = &wide_kernel<T, kK, kVectors>;
+  const WidePlan& plan = params.plan;
+  unsigned blocks = 0;
+  cudaError_t status =
+      grid_of<kKernel>(kWideThreads, plan.bytes(), ceil_div(params.problem.m, kWideRows),
+                       plan.parts, context, &blocks);
+  if (status == cudaSuccess) {
+    status = launch_kernel(kKernel, dim3(blocks), dim3(kWideThreads), size_t(plan.bytes()),
+                           static_cast<cudaStream_t>(context.stream), context.overlap, params);
+  }
+  return status == cudaSuccess ? nullptr : cudaGetErrorString(status);
+}
+
+template <class T>
+const char* launch_typed(const WideParams& params, const LaunchContext& context) {
+  const Rows& p = params.problem;
+  const bool vectors = !p.x.columns && lines_begin(p.x, sizeof(T), 16) && p.k % 8 == 0;
+  return dispatch(Choices<16, 32, 64>{}, params.plan.padded_k, [&]<int kK>(Tag<kK>) {
+    return dispatch_bool(vectors, [&]<bool kVectors>(Tag<kVectors>) {
+      return launch<T, kK, kVectors>(params, context);
+    });
+  });
+}
+
+const char* run(const Rows& p, const LaunchContext& context) {
+  const WideParams params{p, wide_plan(p.n, p.k)};
+  return p.dtype == DType::kFloat16 ? launch_typed<__half>(params, context)
+                                    : launch_typed<__nv_bfloat16>(params, context);
+}
+
+const bool registered = register_wide(&run);
+
+}  // namespace
+}  // namespace fusedops::thin

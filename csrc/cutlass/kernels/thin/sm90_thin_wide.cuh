@@ -1,0 +1,262 @@
+// d = act(x @ w.T + bias) where K is at most 64 and d is what takes the time. Blocks keep their
+// columns of w in shared memory and walk over tiles of rows, the next of x on its way in registers.
+// mma.sync with fp32 sums; results lie in shared memory as they do in d between multiples of 16
+// bytes, so that the copy engine takes all but a row's ends, while the next tile is formed.
+#pragma once
+
+#include <type_traits>
+
+#include "csrc/common/device/activation.cuh"
+#include "csrc/common/device/bulk_copy.cuh"
+#include "csrc/common/device/device_types.cuh"
+#include "csrc/common/device/mma.cuh"
+#include "csrc/common/device/pdl.cuh"
+#include "csrc/common/device/vec.cuh"
+#include "csrc/cutlass/configs/wide_problem.h"
+
+namespace fusedops::thin {
+
+struct WideParams {
+  Rows problem;
+  WidePlan plan;
+};
+
+// ---- operands ----
+
+// A thread's part of a tile of x. kVectors: rows begin at 16 bytes and are whole units.
+template <class T, int kK, bool kVectors>
+struct WideRows {
+  static constexpr int kStride = kK + 8, kElements = kVectors ? 8 : 1;
+  static constexpr int kLine = kK / kElements, kUnits = kWideRows * kLine;
+  static constexpr int kCount = (kUnits + kWideThreads - 1) / kWideThreads;
+  using Unit = std::conditional_t<kVectors, uint4, uint16_t>;
+  Unit held[kCount];
+
+  // Of the thread's first unit, and from each to the next; a warp reads along a line of x.
+  int row, col, row_step, col_step;
+
+  __device__ __forceinline__ explicit WideRows(bool columns) {
+    const bool across = !kVectors && columns;
+    const int thread = threadIdx.x;
+    row = across ? thread % kWideRows : thread / kLine;
+    col = across ? thread / kWideRows : thread % kLine * kElements;
+    row_step = across ? 0 : kWideThreads / kLine;
+    col_step = across ? kWideThreads / kWideRows : 0;
+  }
+  __device__ __forceinline__ void load(const Rows& p, int64_t row0) {
+    const int rows = int(min(p.m - row0, int64_t{kWideRows}));
+    const int64_t row_stride = p.x.columns ? 1 : p.x.stride;
+    const int64_t col_stride = p.x.columns ? p.x.stride : 1;
+    const int64_t step = row_step * row_stride + col_step * col_stride;
+    const T* x = static_cast<const T*>(p.x.data) + (row0 + row) * row_stride + col * col_stride;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const bool inside = row + i * row_step < rows && col + i * col_step < p.k;
+      held[i] = inside ? __ldg(reinterpret_cast<const Unit*>(x + i * step)) : Unit{};
+    }
+  }
+  __device__ __forceinline__ void store(T* shared) const {
+    T* to = shared + row * kStride + col;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      if (row + i * row_step >= kWideRows) break;
+      *reinterpret_cast<Unit*>(to + i * (row_step * kStride + col_step)) = held[i];
+    }
+  }
+};
+
+// The columns of d that a block forms.
+struct WidePart {
+  int first, count;
+};
+
+template <class T, int kK>
+__device__ __forceinline__ void load_weight(const Rows& p, WidePart part, int columns, T* w,
+                                            float* bias) {
+  const T* source = static_cast<const T*>(p.w) + part.first * p.w_stride_n;
+  for (int i = threadIdx.x; i < columns * kK; i += kWideThreads) {
+    const int n = i / kK, k = i % kK;
+    const bool inside = k < p.k && n < part.count;
+    w[n * (kK + 8) + k] = inside ? source[n * p.w_stride_n + k * p.w_stride_k] : T(0.0f);
+  }
+  for (int i = threadIdx.x; i < columns; i += kWideThreads) {
+    const bool inside = p.bias && i < part.count;
+    bias[i] = inside ? to_compute(static_cast<const T*>(p.bias)[part.first + i]) : 0.0f;
+  }
+}
+
+// ---- results ----
+
+// Where a tile of d lies in shared memory and in memory.
+template <class T>
+struct WideTile {
+  static constexpr int kPerUnit = 16 / int(sizeof(T));
+  T* to;       // its first element in memory
+  T* staged;   // its first unit
+  int n;       // between rows in memory
+  int stride;  // and in shared memory; n where the tile is one run
+  int head;    // of the first row: elements behind a multiple of 16 bytes
+
+  __device__ __forceinline__ WideTile(const WidePlan& plan, T* to, int n, uint4* staged)
+      : to(to),
+        staged(reinterpret_cast<T*>(staged)),
+        n(n),
+        stride(plan.line_units ? plan.line_units * kPerUnit : n),
+        head(int(reinterpret_cast<uintptr_t>(to) / sizeof(T) % kPerUnit)) {}
+
+  __device__ __forceinline__ bool is_run() const { return stride == n; }
+  __device__ __forceinline__ int head_of(int row) const {
+    return is_run() ? head : unsigned(head + row * n) % kPerUnit;
+  }
+  // Whether rows begin with a word.
+  __device__ __forceinline__ bool has_words() const { return (head | n) % 2 == 0; }
+
+  // Leaves with `count` elements of a line: `lanes` threads, of which this is the `lane`-th.
+  __device__ __forceinline__ void send_line(T* line, const T* from, int first, int count, int lane,
+                                            int lanes) const {
+    T* aligned = line - first;
+    const int end = first + count, begin_units = first ? 1 : 0;
+    const int end_units = max(end / kPerUnit, begin_units);
+    if (lane == 0 && end_units > begin_units) {
+      bulk_store(aligned + begin_units * kPerUnit, from + begin_units * kPerUnit,
+                 (end_units - begin_units) * 16);
+    }
+    for (int i = first + lane; i < min(begin_units * kPerUnit, end); i += lanes) {
+      aligned[i] = from[i];
+    }
+    for (int i = end_units * kPerUnit + lane; i < end; i += lanes) aligned[i] = from[i];
+  }
+  // The whole tile, by all threads.
+  __device__ __forceinline__ void send(int rows, int columns) const {
+    if (is_run()) {
+      send_line(to, staged, head, rows * n, int(threadIdx.x), kWideThreads);
+    } else {
+      constexpr int kLanes = kWideThreads / kWideRows;
+      const int row = int(threadIdx.x) / kLanes;
+      if (row < rows) {
+        send_line(to + int64_t{row} * n, staged + row * stride, head_of(row), columns,
+                  int(threadIdx.x) % kLanes, kLanes);
+      }
+    }
+    commit_bulk_stores();
+  }
+};
+
+// A warp's 32 rows by 16 columns: [row tile][column tile][value], as m16n8k16 has them.
+struct WideSums {
+  static constexpr int kElements = 16;
+  float value[2][2][4] = {};
+  __device__ __forceinline__ float& operator[](int i) { return (&value[0][0][0])[i]; }
+};
+
+template <class T, int kK>
+__device__ __forceinline__ void multiply(const T* x, const T* w, WideSums& sums) {
+  const int lane = threadIdx.x % 32;
+  const T* rows = x + lane % 16 * (kK + 8) + lane / 16 * 8;
+  const T* columns = w + (lane % 8 + lane / 16 * 8) * (kK + 8) + lane / 8 % 2 * 8;
+#pragma unroll
+  for (int k = 0; k < kK; k += 16) {
+    uint32_t left[2][4], right[4];
+    load_matrices(left[0], rows + k);
+    load_matrices(left[1], rows + 16 * (kK + 8) + k);
+    load_matrices(right, columns + k);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      mma_k16<T>(sums.value[i][0], left[i], right[0], right[1]);
+      mma_k16<T>(sums.value[i][1], left[i], right[2], right[3]);
+    }
+  }
+}
+
+// act(sums + bias) to its place in the tile; `columns` are left from `column` on.
+template <class T>
+__device__ __forceinline__ void stage(const WideTile<T>& tile, WideSums& sums, const float* bias,
+                                      Activation activation, int row, int column, int columns) {
+  const int lane = threadIdx.x % 32, first = lane % 4 * 2;
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+    const auto two = *reinterpret_cast<const float2*>(bias + column + j * 8 + first);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float (&z)[4] = sums.value[i][j];
+      z[0] += two.x, z[1] += two.y, z[2] += two.x, z[3] += two.y;
+    }
+  }
+  activate_array<kAccuracyOf<T>>(activation, sums);
+  const bool words = tile.has_words();
+#pragma unroll
+  for (int r = 0; r < 4; ++r) {
+    const int line = row + r * 8 + lane / 4;
+    T* to = tile.staged + line * tile.stride + tile.head_of(line) + column + first;
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const float* z = sums.value[r / 2][j] + r % 2 * 2;
+      const uint32_t pair = pack_pair<T>(z[0], z[1]);
+      // NOTE: what lies behind a row of a run is the next row.
+      const int left = tile.is_run() ? columns - first - j * 8 : 2;
+      if (words && left > 1) {
+        *reinterpret_cast<uint32_t*>(to + j * 8) = pair;
+      } else {
+        auto* halves = reinterpret_cast<uint16_t*>(to + j * 8);
+        if (left > 0) halves[0] = uint16_t(pair);
+        if (left > 1) halves[1] = uint16_t(pair >> 16);
+      }
+    }
+  }
+}
+
+// ---- kernel ----
+
+template <class T, int kK, bool kVectors>
+__global__ void __launch_bounds__(kWideThreads, kK < 64 ? 4 : 3)
+    wide_kernel(const __grid_constant__ WideParams params) {
+  const Rows& p = params.problem;
+  const WidePlan& plan = params.plan;
+  extern __shared__ __align__(16) uint4 shared_units[];
+  const int columns = plan.columns();
+  T* x = reinterpret_cast<T*>(shared_units + 2 * plan.tile_units);
+  T* w = x + kWideRows * (kK + 8);
+  float* bias = reinterpret_cast<float*>(w + columns * (kK + 8));
+  // Blocks of a tile's parts are neighbours: they share x in L2.
+  const int64_t first_tile = blockIdx.x / plan.parts, step = gridDim.x / plan.parts;
+  WidePart part{int(blockIdx.x % plan.parts) * plan.part, 0};
+  part.count = min(plan.part, int(p.n) - part.first);
+  const int warp = threadIdx.x / 32, items = 2 * ((part.count - 1) / kWideItem + 1);
+
+  wait_for_predecessor();
+  load_weight<T, kK>(p, part, columns, w, bias);
+  WideRows<T, kK, kVectors> next(p.x.columns);
+  next.load(p, first_tile * kWideRows);
+  next.store(x);
+
+  const int64_t tiles = (p.m - 1) / kWideRows + 1;
+  int buffer = 0;
+  for (int64_t tile = first_tile; tile < tiles; tile += step) {
+    const int64_t row0 = tile * kWideRows;
+    const bool more = tile + step < tiles;
+    if (more) next.load(p, row0 + step * kWideRows);
+#pragma unroll 1
+    for (int pass = p.preact ? 0 : 1; pass < 2; ++pass) {
+      const auto activation = pass == 0 ? Activation::kNone : p.activation;
+      const WideTile<T> out(plan,
+                            static_cast<T*>(pass == 0 ? p.preact : p.d) + row0 * p.n + part.first,
+                            int(p.n), shared_units + buffer * plan.tile_units);
+      wait_for_bulk_reads<1>();  // out of this tile's place
+      __syncthreads();
+      for (int item = warp; item < items; item += kWideThreads / 32) {
+        const int row = item % 2 * 32, column = item / 2 * kWideItem;
+        WideSums sums;
+        multiply<T, kK>(x + row * (kK + 8), w + column * (kK + 8), sums);
+        stage<T>(out, sums, bias, activation, row, column, part.count - column);
+      }
+      fence_bulk_copies();
+      __syncthreads();
+      out.send(int(min(int64_t{kWideRows}, p.m - row0)), part.count);
+      buffer ^= 1;
+    }
+    if (more) next.store(x);
+  }
+  wait_for_bulk_reads<0>();
+}
+
+}  // namespace fusedops::thin
