@@ -173,7 +173,7 @@ void plan_rows(const MatrixView& a, const MatrixView& b, const GemmProblem& p,
 
 void plan_wide(const MatrixView& a, const MatrixView& b, const GemmProblem& p,
                const DeviceModel& device, ThinPlan& plan) {
-  if (!kWideKernel || !is_half(p.dtype) || !device.hopper()) return;
+  if (!kWideKernel || !is_half(p.dtype)) return;
   if (p.k > thin::kMostWideK || p.n < thin::kLeastWide || p.n > kMostWideN) return;
   ThinPlan wide;
   wide.kernel = ThinKernel::kWide;

@@ -12,10 +12,8 @@ namespace fusedops::thin {
 // Launch; return null or the reason of the failure.
 const char* multiply_rows(const Rows& problem, const LaunchContext& context);
 
-// The same where few features become many, in 16 bits: what sm90_thin_wide.cu registers.
+// The same where few features become many, in 16 bits.
 const char* multiply_wide(const Rows& problem, const LaunchContext& context);
-using WideFn = const char* (*)(const Rows&, const LaunchContext&);
-bool register_wide(WideFn run);
 
 // Only the blocks' sums, (slots, n, k) in problem.partial: the caller adds them up.
 const char* add_rows(const Sums& problem, const LaunchContext& context);

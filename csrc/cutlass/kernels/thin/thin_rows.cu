@@ -6,8 +6,6 @@
 namespace fusedops::thin {
 namespace {
 
-WideFn g_wide;  // NOTE: null before any dynamic initialiser runs
-
 bool begins_at_16(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
 
 template <class Item>
@@ -47,15 +45,6 @@ const char* launch_half(const Rows& p, const RowsPlan& plan, const LaunchContext
 }
 
 }  // namespace
-
-bool register_wide(WideFn run) {
-  g_wide = run;
-  return true;
-}
-
-const char* multiply_wide(const Rows& p, const LaunchContext& context) {
-  return g_wide ? g_wide(p, context) : "this build has no code for sm_90a";
-}
 
 const char* multiply_rows(const Rows& p, const LaunchContext& context) {
   const RowsPlan plan = rows_plan(p.dtype, p.x, p.n, p.k);

@@ -1,7 +1,7 @@
 #include "csrc/common/dispatch.h"
-#include "csrc/cutlass/kernels/thin/sm90_thin_wide.cuh"
 #include "csrc/cutlass/kernels/thin/thin.h"
 #include "csrc/cutlass/kernels/thin/thin_grid.cuh"
+#include "csrc/cutlass/kernels/thin/thin_wide.cuh"
 
 namespace fusedops::thin {
 namespace {
@@ -32,13 +32,12 @@ const char* launch_typed(const WideParams& params, const LaunchContext& context)
   });
 }
 
-const char* run(const Rows& p, const LaunchContext& context) {
+}  // namespace
+
+const char* multiply_wide(const Rows& p, const LaunchContext& context) {
   const WideParams params{p, wide_plan(p.n, p.k)};
   return p.dtype == DType::kFloat16 ? launch_typed<__half>(params, context)
                                     : launch_typed<__nv_bfloat16>(params, context);
 }
 
-const bool registered = register_wide(&run);
-
-}  // namespace
 }  // namespace fusedops::thin

@@ -1,13 +1,12 @@
 // d = act(x @ w.T + bias) where K is at most 64 and d is what takes the time. Blocks keep their
 // columns of w in shared memory and walk over tiles of rows, the next of x on its way in registers.
 // mma.sync with fp32 sums; results lie in shared memory as they do in d between multiples of 16
-// bytes, so that the copy engine takes all but a row's ends, while the next tile is formed.
+// bytes, so that all but a line's ends leave in whole units.
 #pragma once
 
 #include <type_traits>
 
 #include "csrc/common/device/activation.cuh"
-#include "csrc/common/device/bulk_copy.cuh"
 #include "csrc/common/device/device_types.cuh"
 #include "csrc/common/device/mma.cuh"
 #include "csrc/common/device/pdl.cuh"
@@ -91,54 +90,54 @@ __device__ __forceinline__ void load_weight(const Rows& p, WidePart part, int co
 template <class T>
 struct WideTile {
   static constexpr int kPerUnit = 16 / int(sizeof(T));
-  T* to;       // its first element in memory
-  T* staged;   // its first unit
-  int n;       // between rows in memory
-  int stride;  // and in shared memory; n where the tile is one run
-  int head;    // of the first row: elements behind a multiple of 16 bytes
+  T* to;           // its first element in memory
+  T* staged;       // its first unit
+  int n, columns;  // between rows in memory, and of the tile
+  int stride;      // in shared memory; n where the tile is one run
+  int head;        // of the first row: elements behind a multiple of 16 bytes
 
-  __device__ __forceinline__ WideTile(const WidePlan& plan, T* to, int n, uint4* staged)
+  __device__ __forceinline__ WideTile(const WidePlan& plan, T* to, int n, int columns,
+                                      uint4* staged)
       : to(to),
         staged(reinterpret_cast<T*>(staged)),
         n(n),
+        columns(columns),
         stride(plan.line_units ? plan.line_units * kPerUnit : n),
         head(int(reinterpret_cast<uintptr_t>(to) / sizeof(T) % kPerUnit)) {}
 
   __device__ __forceinline__ bool is_run() const { return stride == n; }
+  // Whether rows begin with a word.
+  __device__ __forceinline__ bool has_words() const { return (head | n) % 2 == 0; }
   __device__ __forceinline__ int head_of(int row) const {
     return is_run() ? head : unsigned(head + row * n) % kPerUnit;
   }
-  // Whether rows begin with a word.
-  __device__ __forceinline__ bool has_words() const { return (head | n) % 2 == 0; }
+  __device__ __forceinline__ T* at(int row, int column) const {
+    return staged + row * stride + head_of(row) + column;
+  }
 
-  // Leaves with `count` elements of a line: `lanes` threads, of which this is the `lane`-th.
-  __device__ __forceinline__ void send_line(T* line, const T* from, int first, int count, int lane,
-                                            int lanes) const {
+  // Writes `count` elements of a line: 8 `lanes` or more, of which this is the `lane`-th.
+  static __device__ __forceinline__ void leave(T* line, const T* from, int first, int count,
+                                               int lane, int lanes) {
     T* aligned = line - first;
     const int end = first + count, begin_units = first ? 1 : 0;
     const int end_units = max(end / kPerUnit, begin_units);
-    if (lane == 0 && end_units > begin_units) {
-      bulk_store(aligned + begin_units * kPerUnit, from + begin_units * kPerUnit,
-                 (end_units - begin_units) * 16);
+#pragma unroll 2
+    for (int i = begin_units + lane; i < end_units; i += lanes) {
+      reinterpret_cast<uint4*>(aligned)[i] = reinterpret_cast<const uint4*>(from)[i];
     }
-    for (int i = first + lane; i < min(begin_units * kPerUnit, end); i += lanes) {
-      aligned[i] = from[i];
-    }
-    for (int i = end_units * kPerUnit + lane; i < end; i += lanes) aligned[i] = from[i];
+    const int head = first + lane, tail = end_units * kPerUnit + lane;
+    if (head < min(begin_units * kPerUnit, end)) aligned[head] = from[head];
+    if (tail < end) aligned[tail] = from[tail];
   }
-  // The whole tile, by all threads.
-  __device__ __forceinline__ void send(int rows, int columns) const {
-    if (is_run()) {
-      send_line(to, staged, head, rows * n, int(threadIdx.x), kWideThreads);
-    } else {
-      constexpr int kLanes = kWideThreads / kWideRows;
-      const int row = int(threadIdx.x) / kLanes;
-      if (row < rows) {
-        send_line(to + int64_t{row} * n, staged + row * stride, head_of(row), columns,
-                  int(threadIdx.x) % kLanes, kLanes);
-      }
+  // The first rows of the tile, by all threads.
+  __device__ __forceinline__ void leave(int rows) const {
+    constexpr int kLanes = 8;  // 128 bytes of a row
+    const int thread = threadIdx.x;
+    if (is_run()) return leave(to, staged, head, rows * n, thread, kWideThreads);
+    for (int row = thread / kLanes; row < rows; row += kWideThreads / kLanes) {
+      leave(to + int64_t{row} * n, staged + row * stride, head_of(row), columns, thread % kLanes,
+            kLanes);
     }
-    commit_bulk_stores();
   }
 };
 
@@ -168,33 +167,20 @@ __device__ __forceinline__ void multiply(const T* x, const T* w, WideSums& sums)
   }
 }
 
-// act(sums + bias) to its place in the tile; `columns` are left from `column` on.
-template <class T>
-__device__ __forceinline__ void stage(const WideTile<T>& tile, WideSums& sums, const float* bias,
-                                      Activation activation, int row, int column, int columns) {
-  const int lane = threadIdx.x % 32, first = lane % 4 * 2;
-#pragma unroll
-  for (int j = 0; j < 2; ++j) {
-    const auto two = *reinterpret_cast<const float2*>(bias + column + j * 8 + first);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      float (&z)[4] = sums.value[i][j];
-      z[0] += two.x, z[1] += two.y, z[2] += two.x, z[3] += two.y;
-    }
-  }
-  activate_array<kAccuracyOf<T>>(activation, sums);
-  const bool words = tile.has_words();
+// The values of a lane, to their places from `row` and `column` on. kWords: rows begin with a word;
+// kWhole: all columns are the tile's (behind a row of a run is the next one).
+template <bool kWords, bool kWhole, class T>
+__device__ __forceinline__ void put(const WideTile<T>& tile, const WideSums& sums, int row,
+                                    int column) {
 #pragma unroll
   for (int r = 0; r < 4; ++r) {
-    const int line = row + r * 8 + lane / 4;
-    T* to = tile.staged + line * tile.stride + tile.head_of(line) + column + first;
+    T* to = tile.at(row + r * 8, column);
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       const float* z = sums.value[r / 2][j] + r % 2 * 2;
       const uint32_t pair = pack_pair<T>(z[0], z[1]);
-      // NOTE: what lies behind a row of a run is the next row.
-      const int left = tile.is_run() ? columns - first - j * 8 : 2;
-      if (words && left > 1) {
+      const int left = kWhole ? 2 : tile.columns - column - j * 8;
+      if (kWords && kWhole) {
         *reinterpret_cast<uint32_t*>(to + j * 8) = pair;
       } else {
         auto* halves = reinterpret_cast<uint16_t*>(to + j * 8);
@@ -203,6 +189,29 @@ __device__ __forceinline__ void stage(const WideTile<T>& tile, WideSums& sums, c
       }
     }
   }
+}
+
+// act(sums + bias) of a warp's rows and columns to the tile.
+template <class T>
+__device__ __forceinline__ void stage(const WideTile<T>& tile, WideSums& sums, const float* bias,
+                                      Activation activation, int row, int column) {
+  const bool whole = !tile.is_run() || column + kWideItem <= tile.columns;
+  const int lane = threadIdx.x % 32;
+  row += lane / 4;
+  column += lane % 4 * 2;
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+    const auto two = *reinterpret_cast<const float2*>(bias + column + j * 8);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float (&z)[4] = sums.value[i][j];
+      z[0] += two.x, z[1] += two.y, z[2] += two.x, z[3] += two.y;
+    }
+  }
+  activate_array<kAccuracyOf<T>>(activation, sums);
+  if (!whole) return put<false, false>(tile, sums, row, column);
+  if (tile.has_words()) return put<true, true>(tile, sums, row, column);
+  put<false, true>(tile, sums, row, column);
 }
 
 // ---- kernel ----
@@ -214,7 +223,7 @@ __global__ void __launch_bounds__(kWideThreads, kK < 64 ? 4 : 3)
   const WidePlan& plan = params.plan;
   extern __shared__ __align__(16) uint4 shared_units[];
   const int columns = plan.columns();
-  T* x = reinterpret_cast<T*>(shared_units + 2 * plan.tile_units);
+  T* x = reinterpret_cast<T*>(shared_units + plan.tile_units);
   T* w = x + kWideRows * (kK + 8);
   float* bias = reinterpret_cast<float*>(w + columns * (kK + 8));
   // Blocks of a tile's parts are neighbours: they share x in L2.
@@ -230,7 +239,6 @@ __global__ void __launch_bounds__(kWideThreads, kK < 64 ? 4 : 3)
   next.store(x);
 
   const int64_t tiles = (p.m - 1) / kWideRows + 1;
-  int buffer = 0;
   for (int64_t tile = first_tile; tile < tiles; tile += step) {
     const int64_t row0 = tile * kWideRows;
     const bool more = tile + step < tiles;
@@ -238,25 +246,21 @@ __global__ void __launch_bounds__(kWideThreads, kK < 64 ? 4 : 3)
 #pragma unroll 1
     for (int pass = p.preact ? 0 : 1; pass < 2; ++pass) {
       const auto activation = pass == 0 ? Activation::kNone : p.activation;
-      const WideTile<T> out(plan,
-                            static_cast<T*>(pass == 0 ? p.preact : p.d) + row0 * p.n + part.first,
-                            int(p.n), shared_units + buffer * plan.tile_units);
-      wait_for_bulk_reads<1>();  // out of this tile's place
-      __syncthreads();
+      T* d = static_cast<T*>(pass == 0 ? p.preact : p.d) + row0 * p.n + part.first;
+      const WideTile<T> out(plan, d, int(p.n), part.count, shared_units);
+      __syncthreads();  // x is there, and what was here before has left
+#pragma unroll 1
       for (int item = warp; item < items; item += kWideThreads / 32) {
         const int row = item % 2 * 32, column = item / 2 * kWideItem;
         WideSums sums;
         multiply<T, kK>(x + row * (kK + 8), w + column * (kK + 8), sums);
-        stage<T>(out, sums, bias, activation, row, column, part.count - column);
+        stage<T>(out, sums, bias, activation, row, column);
       }
-      fence_bulk_copies();
       __syncthreads();
-      out.send(int(min(int64_t{kWideRows}, p.m - row0)), part.count);
-      buffer ^= 1;
+      out.leave(int(min(int64_t{kWideRows}, p.m - row0)));
     }
     if (more) next.store(x);
   }
-  wait_for_bulk_reads<0>();
 }
 
 }  // namespace fusedops::thin
