@@ -1,10 +1,8 @@
 // d = act(x @ w.T + bias) where K is at most 64 and d is what takes the time. Blocks keep their
-// columns of w in shared memory and walk over tiles of rows, the next of x on its way in registers.
-// mma.sync with fp32 sums; results lie in shared memory as they do in d between multiples of 16
-// bytes, so that all but a line's ends leave in whole units.
+// columns of w in shared memory; each warp walks over rows by itself, with the next ones of x on
+// their way in registers. mma.sync with fp32 sums; results lie in shared memory as they do in d
+// between multiples of 16 bytes, so that all but a line's ends leave in whole units.
 #pragma once
-
-#include <type_traits>
 
 #include "csrc/common/device/activation.cuh"
 #include "csrc/common/device/device_types.cuh"
@@ -20,53 +18,42 @@ struct WideParams {
   WidePlan plan;
 };
 
-// ---- operands ----
-
-// A thread's part of a tile of x. kVectors: rows begin at 16 bytes and are whole units.
-template <class T, int kK, bool kVectors>
-struct WideRows {
-  static constexpr int kStride = kK + 8, kElements = kVectors ? 8 : 1;
-  static constexpr int kLine = kK / kElements, kUnits = kWideRows * kLine;
-  static constexpr int kCount = (kUnits + kWideThreads - 1) / kWideThreads;
-  using Unit = std::conditional_t<kVectors, uint4, uint16_t>;
-  Unit held[kCount];
-
-  // Of the thread's first unit, and from each to the next; a warp reads along a line of x.
-  int row, col, row_step, col_step;
-
-  __device__ __forceinline__ explicit WideRows(bool columns) {
-    const bool across = !kVectors && columns;
-    const int thread = threadIdx.x;
-    row = across ? thread % kWideRows : thread / kLine;
-    col = across ? thread / kWideRows : thread % kLine * kElements;
-    row_step = across ? 0 : kWideThreads / kLine;
-    col_step = across ? kWideThreads / kWideRows : 0;
-  }
-  __device__ __forceinline__ void load(const Rows& p, int64_t row0) {
-    const int rows = int(min(p.m - row0, int64_t{kWideRows}));
-    const int64_t row_stride = p.x.columns ? 1 : p.x.stride;
-    const int64_t col_stride = p.x.columns ? p.x.stride : 1;
-    const int64_t step = row_step * row_stride + col_step * col_stride;
-    const T* x = static_cast<const T*>(p.x.data) + (row0 + row) * row_stride + col * col_stride;
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      const bool inside = row + i * row_step < rows && col + i * col_step < p.k;
-      held[i] = inside ? __ldg(reinterpret_cast<const Unit*>(x + i * step)) : Unit{};
-    }
-  }
-  __device__ __forceinline__ void store(T* shared) const {
-    T* to = shared + row * kStride + col;
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      if (row + i * row_step >= kWideRows) break;
-      *reinterpret_cast<Unit*>(to + i * (row_step * kStride + col_step)) = held[i];
-    }
-  }
-};
-
 // The columns of d that a block forms.
 struct WidePart {
   int first, count;
+};
+
+// ---- operands ----
+
+// A warp's rows of x, as m16n8k16 has them. kPairs: two elements of a row are a word.
+template <class T, int kK, bool kPairs>
+struct WideRows {
+  uint32_t value[kK / 16][4];
+
+  __device__ __forceinline__ void load(const Rows& p, int64_t row0) {
+    const int lane = threadIdx.x % 32, first = lane % 4 * 2;
+    const int64_t row_stride = p.x.columns ? 1 : p.x.stride;
+    const int64_t col_stride = p.x.columns ? p.x.stride : 1;
+    const auto* x = static_cast<const uint16_t*>(p.x.data);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int64_t row = row0 + lane / 4 + i * 8;
+      const uint16_t* from = x + row * row_stride;
+#pragma unroll
+      for (int j = 0; j < kK / 8; ++j) {
+        const int k = first + j * 8;
+        const int count = row < p.m ? int(p.k) - k : 0;
+        uint32_t pair = 0;
+        if constexpr (kPairs) {
+          if (count > 0) pair = __ldg(reinterpret_cast<const uint32_t*>(from + k));
+        } else {
+          if (count > 0) pair = __ldg(from + k * col_stride);
+          if (count > 1) pair |= uint32_t{__ldg(from + (k + 1) * col_stride)} << 16;
+        }
+        value[j / 2][j % 2 * 2 + i] = pair;
+      }
+    }
+  }
 };
 
 template <class T, int kK>
@@ -86,14 +73,14 @@ __device__ __forceinline__ void load_weight(const Rows& p, WidePart part, int co
 
 // ---- results ----
 
-// Where a tile of d lies in shared memory and in memory.
+// Where a warp's chunk of d lies in shared memory and in memory.
 template <class T>
 struct WideTile {
   static constexpr int kPerUnit = 16 / int(sizeof(T));
   T* to;           // its first element in memory
   T* staged;       // its first unit
-  int n, columns;  // between rows in memory, and of the tile
-  int stride;      // in shared memory; n where the tile is one run
+  int n, columns;  // between rows in memory, and of the chunk
+  int stride;      // in shared memory; n where the chunk is one run
   int head;        // of the first row: elements behind a multiple of 16 bytes
 
   __device__ __forceinline__ WideTile(const WidePlan& plan, T* to, int n, int columns,
@@ -125,141 +112,139 @@ struct WideTile {
     for (int i = begin_units + lane; i < end_units; i += lanes) {
       reinterpret_cast<uint4*>(aligned)[i] = reinterpret_cast<const uint4*>(from)[i];
     }
-    const int head = first + lane, tail = end_units * kPerUnit + lane;
-    if (head < min(begin_units * kPerUnit, end)) aligned[head] = from[head];
-    if (tail < end) aligned[tail] = from[tail];
+    const int low = first + lane, high = end_units * kPerUnit + lane;
+    if (low < min(begin_units * kPerUnit, end)) aligned[low] = from[low];
+    if (high < end) aligned[high] = from[high];
   }
-  // The first rows of the tile, by all threads.
+  // The first rows of the chunk, by the warp.
   __device__ __forceinline__ void leave(int rows) const {
-    constexpr int kLanes = 8;  // 128 bytes of a row
-    const int thread = threadIdx.x;
-    if (is_run()) return leave(to, staged, head, rows * n, thread, kWideThreads);
-    for (int row = thread / kLanes; row < rows; row += kWideThreads / kLanes) {
-      leave(to + int64_t{row} * n, staged + row * stride, head_of(row), columns, thread % kLanes,
-            kLanes);
+    const int lane = threadIdx.x % 32;
+    if (is_run()) return leave(to, staged, head, rows * n, lane, 32);
+    const int lanes = columns > 8 * kPerUnit ? 16 : 8;
+    for (int row = lane / lanes; row < rows; row += 32 / lanes) {
+      leave(to + int64_t{row} * n, staged + row * stride, head_of(row), columns, lane % lanes,
+            lanes);
     }
   }
 };
 
-// A warp's 32 rows by 16 columns: [row tile][column tile][value], as m16n8k16 has them.
+// 16 rows by 32 columns: [column tile][value], as m16n8k16 has them.
 struct WideSums {
   static constexpr int kElements = 16;
-  float value[2][2][4] = {};
-  __device__ __forceinline__ float& operator[](int i) { return (&value[0][0][0])[i]; }
+  float value[4][4] = {};
+  __device__ __forceinline__ float& operator[](int i) { return (&value[0][0])[i]; }
 };
 
 template <class T, int kK>
-__device__ __forceinline__ void multiply(const T* x, const T* w, WideSums& sums) {
+__device__ __forceinline__ void multiply(const uint32_t (&x)[kK / 16][4], const T* w,
+                                         WideSums& sums) {
   const int lane = threadIdx.x % 32;
-  const T* rows = x + lane % 16 * (kK + 8) + lane / 16 * 8;
   const T* columns = w + (lane % 8 + lane / 16 * 8) * (kK + 8) + lane / 8 % 2 * 8;
 #pragma unroll
-  for (int k = 0; k < kK; k += 16) {
-    uint32_t left[2][4], right[4];
-    load_matrices(left[0], rows + k);
-    load_matrices(left[1], rows + 16 * (kK + 8) + k);
-    load_matrices(right, columns + k);
+  for (int k = 0; k < kK / 16; ++k) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      mma_k16<T>(sums.value[i][0], left[i], right[0], right[1]);
-      mma_k16<T>(sums.value[i][1], left[i], right[2], right[3]);
+    for (int j = 0; j < 2; ++j) {
+      uint32_t right[4];
+      load_matrices(right, columns + j * 16 * (kK + 8) + k * 16);
+      mma_k16<T>(sums.value[j * 2], x[k], right[0], right[1]);
+      mma_k16<T>(sums.value[j * 2 + 1], x[k], right[2], right[3]);
     }
   }
 }
 
-// The values of a lane, to their places from `row` and `column` on. kWords: rows begin with a word;
-// kWhole: all columns are the tile's (behind a row of a run is the next one).
-template <bool kWords, bool kWhole, class T>
-__device__ __forceinline__ void put(const WideTile<T>& tile, const WideSums& sums, int row,
-                                    int column) {
+// The values of a lane's two rows, to their places: `left` columns are the chunk's. kWords: rows
+// begin with a word.
+template <bool kWords, class T>
+__device__ __forceinline__ void put(const WideSums& sums, T* const (&to)[2], int column, int left) {
 #pragma unroll
-  for (int r = 0; r < 4; ++r) {
-    T* to = tile.at(row + r * 8, column);
+  for (int r = 0; r < 2; ++r) {
 #pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      const float* z = sums.value[r / 2][j] + r % 2 * 2;
-      const uint32_t pair = pack_pair<T>(z[0], z[1]);
-      const int left = kWhole ? 2 : tile.columns - column - j * 8;
-      if (kWords && kWhole) {
-        *reinterpret_cast<uint32_t*>(to + j * 8) = pair;
+    for (int j = 0; j < 4; ++j) {
+      const uint32_t pair = pack_pair<T>(sums.value[j][r * 2], sums.value[j][r * 2 + 1]);
+      T* at = to[r] + column + j * 8;
+      if constexpr (kWords) {
+        *reinterpret_cast<uint32_t*>(at) = pair;
       } else {
-        auto* halves = reinterpret_cast<uint16_t*>(to + j * 8);
-        if (left > 0) halves[0] = uint16_t(pair);
-        if (left > 1) halves[1] = uint16_t(pair >> 16);
+        auto* halves = reinterpret_cast<uint16_t*>(at);
+        if (j * 8 < left) halves[0] = uint16_t(pair);
+        if (j * 8 + 1 < left) halves[1] = uint16_t(pair >> 16);
       }
     }
   }
 }
 
-// act(sums + bias) of a warp's rows and columns to the tile.
-template <class T>
-__device__ __forceinline__ void stage(const WideTile<T>& tile, WideSums& sums, const float* bias,
-                                      Activation activation, int row, int column) {
-  const bool whole = !tile.is_run() || column + kWideItem <= tile.columns;
-  const int lane = threadIdx.x % 32;
-  row += lane / 4;
-  column += lane % 4 * 2;
+// act(x @ w.T + bias) of the chunk's columns, whose w and bias begin here, to its place.
+template <class T, int kK>
+__device__ __forceinline__ void stage(const WideTile<T>& tile, const uint32_t (&x)[kK / 16][4],
+                                      const T* w, const float* bias, Activation activation) {
+  const int lane = threadIdx.x % 32, first = lane % 4 * 2;
+  T* const to[2] = {tile.at(lane / 4, first), tile.at(lane / 4 + 8, first)};
+  const bool words = tile.has_words();
+#pragma unroll 1
+  for (int column = 0; column < tile.columns; column += kWideItem) {
+    WideSums sums;
+    multiply<T, kK>(x, w + column * (kK + 8), sums);
 #pragma unroll
-  for (int j = 0; j < 2; ++j) {
-    const auto two = *reinterpret_cast<const float2*>(bias + column + j * 8);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      float (&z)[4] = sums.value[i][j];
+    for (int j = 0; j < 4; ++j) {
+      const auto two = *reinterpret_cast<const float2*>(bias + column + j * 8 + first);
+      float (&z)[4] = sums.value[j];
       z[0] += two.x, z[1] += two.y, z[2] += two.x, z[3] += two.y;
     }
+    activate_array<kAccuracyOf<T>>(activation, sums);
+    // NOTE: behind a row of a run is the next one.
+    const bool whole = !tile.is_run() || column + kWideItem <= tile.columns;
+    if (words && whole) {
+      put<true>(sums, to, column, kWideItem);
+    } else if (whole) {
+      put<false>(sums, to, column, kWideItem);
+    } else {
+      put<false>(sums, to, column, tile.columns - column - first);
+    }
   }
-  activate_array<kAccuracyOf<T>>(activation, sums);
-  if (!whole) return put<false, false>(tile, sums, row, column);
-  if (tile.has_words()) return put<true, true>(tile, sums, row, column);
-  put<false, true>(tile, sums, row, column);
 }
 
 // ---- kernel ----
 
-template <class T, int kK, bool kVectors>
-__global__ void __launch_bounds__(kWideThreads, kK < 64 ? 4 : 3)
+template <class T, int kK, bool kPairs>
+__global__ void __launch_bounds__(kWideThreads, kK < 64 ? 3 : 2)
     wide_kernel(const __grid_constant__ WideParams params) {
   const Rows& p = params.problem;
   const WidePlan& plan = params.plan;
   extern __shared__ __align__(16) uint4 shared_units[];
-  const int columns = plan.columns();
-  T* x = reinterpret_cast<T*>(shared_units + plan.tile_units);
-  T* w = x + kWideRows * (kK + 8);
+  const int columns = plan.columns(), warp = threadIdx.x / 32;
+  uint4* staged = shared_units + warp * plan.tile_units;
+  T* w = reinterpret_cast<T*>(shared_units + kWideWarps * plan.tile_units);
   float* bias = reinterpret_cast<float*>(w + columns * (kK + 8));
-  // Blocks of a tile's parts are neighbours: they share x in L2.
-  const int64_t first_tile = blockIdx.x / plan.parts, step = gridDim.x / plan.parts;
+  // Blocks of the same rows are neighbours: they share x in L2.
+  const int64_t first_tile = int64_t{blockIdx.x / plan.parts} * kWideWarps + warp;
+  const int64_t step = int64_t{gridDim.x / plan.parts} * kWideWarps;
   WidePart part{int(blockIdx.x % plan.parts) * plan.part, 0};
   part.count = min(plan.part, int(p.n) - part.first);
-  const int warp = threadIdx.x / 32, items = 2 * ((part.count - 1) / kWideItem + 1);
 
   wait_for_predecessor();
-  load_weight<T, kK>(p, part, columns, w, bias);
-  WideRows<T, kK, kVectors> next(p.x.columns);
+  WideRows<T, kK, kPairs> next;
   next.load(p, first_tile * kWideRows);
-  next.store(x);
+  load_weight<T, kK>(p, part, columns, w, bias);
+  __syncthreads();
 
   const int64_t tiles = (p.m - 1) / kWideRows + 1;
   for (int64_t tile = first_tile; tile < tiles; tile += step) {
     const int64_t row0 = tile * kWideRows;
-    const bool more = tile + step < tiles;
-    if (more) next.load(p, row0 + step * kWideRows);
+    const WideRows<T, kK, kPairs> x = next;
+    if (tile + step < tiles) next.load(p, row0 + step * kWideRows);
 #pragma unroll 1
-    for (int pass = p.preact ? 0 : 1; pass < 2; ++pass) {
-      const auto activation = pass == 0 ? Activation::kNone : p.activation;
-      T* d = static_cast<T*>(pass == 0 ? p.preact : p.d) + row0 * p.n + part.first;
-      const WideTile<T> out(plan, d, int(p.n), part.count, shared_units);
-      __syncthreads();  // x is there, and what was here before has left
+    for (int chunk = 0; chunk < part.count; chunk += kWideChunk) {
 #pragma unroll 1
-      for (int item = warp; item < items; item += kWideThreads / 32) {
-        const int row = item % 2 * 32, column = item / 2 * kWideItem;
-        WideSums sums;
-        multiply<T, kK>(x + row * (kK + 8), w + column * (kK + 8), sums);
-        stage<T>(out, sums, bias, activation, row, column);
+      for (int pass = p.preact ? 0 : 1; pass < 2; ++pass) {
+        T* d = static_cast<T*>(pass == 0 ? p.preact : p.d) + row0 * p.n + part.first + chunk;
+        const WideTile<T> out(plan, d, int(p.n), min(kWideChunk, part.count - chunk), staged);
+        stage<T, kK>(out, x.value, w + chunk * (kK + 8), bias + chunk,
+                     pass == 0 ? Activation::kNone : p.activation);
+        __syncwarp();
+        out.leave(int(min(int64_t{kWideRows}, p.m - row0)));
+        __syncwarp();  // what the next chunk overwrites has left
       }
-      __syncthreads();
-      out.leave(int(min(int64_t{kWideRows}, p.m - row0)));
     }
-    if (more) next.store(x);
   }
 }
 
