@@ -15,19 +15,17 @@ inline constexpr int kWideWeightBytes = 24 * 1024;      // of w in shared memory
 inline constexpr int64_t kMostWideK = 64, kLeastWide = 16;
 
 // A block has `part` of the columns of d, a warp all of them for its rows, in chunks. In shared
-// memory a warp's chunk is one run, where it is one in memory, or rows of `line_units` units of 16
-// bytes: both begin where they do between multiples of 16 bytes in memory.
+// memory a chunk's rows have `line_units` units of 16 bytes.
 struct WidePlan {
   int parts, part;
   int padded_k;
-  int line_units;  // 0: one run
-  int tile_units;  // of a warp
+  int line_units;
 
   constexpr int columns() const { return int(round_up(part, kWideItem)); }
   // Elements between columns of w: without bank conflicts for ldmatrix.
   constexpr int stride() const { return padded_k + 8; }
   constexpr int bytes() const {
-    return kWideWarps * tile_units * 16 + columns() * (stride() * 2 + 4);
+    return kWideWarps * kWideRows * line_units * 16 + columns() * (stride() * 2 + 4);
   }
 };
 
@@ -37,11 +35,8 @@ constexpr WidePlan wide_plan(int64_t n, int64_t k) {
   const int64_t most = kWideWeightBytes / (p.stride() * 2) / kWideItem * kWideItem;
   p.parts = int(ceil_div(n, most));
   p.part = int(p.parts > 1 ? round_up(ceil_div(n, p.parts), kWideItem) : n);
-  // NOTE: rows of whole units that follow each other would meet in few banks. An odd number of
-  // units does not.
-  const bool run = n <= kWideChunk && n % 16 != 0;
-  p.line_units = run ? 0 : (std::min(p.columns(), kWideChunk) / 8 + 1) | 1;
-  p.tile_units = run ? int(ceil_div(kWideRows * n + 7, 8)) : kWideRows * p.line_units;
+  // NOTE: odd, or rows would meet in few banks.
+  p.line_units = (std::min(p.columns(), kWideChunk) / 8 + 1) | 1;
   return p;
 }
 

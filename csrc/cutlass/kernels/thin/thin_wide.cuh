@@ -1,7 +1,7 @@
 // d = act(x @ w.T + bias) where K is at most 64 and d is what takes the time. Blocks keep their
 // columns of w in shared memory; each warp walks over rows by itself, with the next ones of x on
 // their way in registers. mma.sync with fp32 sums; results lie in shared memory as they do in d
-// between multiples of 16 bytes, so that all but a line's ends leave in whole units.
+// between multiples of 16 bytes, so that all but their ends leave in whole units.
 #pragma once
 
 #include "csrc/common/device/activation.cuh"
@@ -80,50 +80,49 @@ struct WideTile {
   T* to;           // its first element in memory
   T* staged;       // its first unit
   int n, columns;  // between rows in memory, and of the chunk
-  int stride;      // in shared memory; n where the chunk is one run
+  int stride;      // in shared memory
   int head;        // of the first row: elements behind a multiple of 16 bytes
 
-  __device__ __forceinline__ WideTile(const WidePlan& plan, T* to, int n, int columns,
-                                      uint4* staged)
+  __device__ __forceinline__ WideTile(T* to, int n, int columns, uint4* staged, int line_units)
       : to(to),
         staged(reinterpret_cast<T*>(staged)),
         n(n),
         columns(columns),
-        stride(plan.line_units ? plan.line_units * kPerUnit : n),
+        stride(line_units * kPerUnit),
         head(int(reinterpret_cast<uintptr_t>(to) / sizeof(T) % kPerUnit)) {}
 
-  __device__ __forceinline__ bool is_run() const { return stride == n; }
   // Whether rows begin with a word.
   __device__ __forceinline__ bool has_words() const { return (head | n) % 2 == 0; }
   __device__ __forceinline__ int head_of(int row) const {
-    return is_run() ? head : unsigned(head + row * n) % kPerUnit;
+    return unsigned(head + row * n) % kPerUnit;
   }
   __device__ __forceinline__ T* at(int row, int column) const {
     return staged + row * stride + head_of(row) + column;
   }
 
-  // Writes `count` elements of a line: 8 `lanes` or more, of which this is the `lane`-th.
-  static __device__ __forceinline__ void leave(T* line, const T* from, int first, int count,
-                                               int lane, int lanes) {
-    T* aligned = line - first;
-    const int end = first + count, begin_units = first ? 1 : 0;
-    const int end_units = max(end / kPerUnit, begin_units);
-#pragma unroll 2
-    for (int i = begin_units + lane; i < end_units; i += lanes) {
-      reinterpret_cast<uint4*>(aligned)[i] = reinterpret_cast<const uint4*>(from)[i];
-    }
-    const int low = first + lane, high = end_units * kPerUnit + lane;
-    if (low < min(begin_units * kPerUnit, end)) aligned[low] = from[low];
-    if (high < end) aligned[high] = from[high];
-  }
   // The first rows of the chunk, by the warp.
   __device__ __forceinline__ void leave(int rows) const {
     const int lane = threadIdx.x % 32;
-    if (is_run()) return leave(to, staged, head, rows * n, lane, 32);
-    const int lanes = columns > 8 * kPerUnit ? 16 : 8;
+    // NOTE: no more than 128 elements of a row, so that a lane has at most one whole unit of it.
+    const int lanes = columns > 8 * kPerUnit ? 16 : 8, unit = lane % lanes;
+#pragma unroll 2
     for (int row = lane / lanes; row < rows; row += 32 / lanes) {
-      leave(to + int64_t{row} * n, staged + row * stride, head_of(row), columns, lane % lanes,
-            lanes);
+      const int first = head_of(row);
+      if (unit < (first ? 1 : 0) || unit >= (first + columns) / kPerUnit) continue;
+      auto* line = reinterpret_cast<uint4*>(to + int64_t{row} * n - first);
+      line[unit] = reinterpret_cast<const uint4*>(staged + row * stride)[unit];
+    }
+    if ((head | n | columns) % kPerUnit == 0) return;
+    // The ends: a lane has one of a row.
+    const int row = lane / 2, first = head_of(row), end = first + columns;
+    if (row >= rows) return;
+    const int low = first ? kPerUnit : 0, high = max(end / kPerUnit * kPerUnit, low);
+    const int begin = lane % 2 ? high : first, count = (lane % 2 ? end : min(low, end)) - begin;
+    T* line = to + int64_t{row} * n - first + begin;
+    const T* from = staged + row * stride + begin;
+#pragma unroll
+    for (int i = 0; i < kPerUnit - 1; ++i) {
+      if (i < count) line[i] = from[i];
     }
   }
 };
@@ -152,10 +151,9 @@ __device__ __forceinline__ void multiply(const uint32_t (&x)[kK / 16][4], const 
   }
 }
 
-// The values of a lane's two rows, to their places: `left` columns are the chunk's. kWords: rows
-// begin with a word.
+// The values of a lane's two rows, to their places. kWords: rows begin with a word.
 template <bool kWords, class T>
-__device__ __forceinline__ void put(const WideSums& sums, T* const (&to)[2], int column, int left) {
+__device__ __forceinline__ void put(const WideSums& sums, T* const (&to)[2], int column) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
 #pragma unroll
@@ -165,9 +163,8 @@ __device__ __forceinline__ void put(const WideSums& sums, T* const (&to)[2], int
       if constexpr (kWords) {
         *reinterpret_cast<uint32_t*>(at) = pair;
       } else {
-        auto* halves = reinterpret_cast<uint16_t*>(at);
-        if (j * 8 < left) halves[0] = uint16_t(pair);
-        if (j * 8 + 1 < left) halves[1] = uint16_t(pair >> 16);
+        reinterpret_cast<uint16_t*>(at)[0] = uint16_t(pair);
+        reinterpret_cast<uint16_t*>(at)[1] = uint16_t(pair >> 16);
       }
     }
   }
@@ -191,14 +188,10 @@ __device__ __forceinline__ void stage(const WideTile<T>& tile, const uint32_t (&
       z[0] += two.x, z[1] += two.y, z[2] += two.x, z[3] += two.y;
     }
     activate_array<kAccuracyOf<T>>(activation, sums);
-    // NOTE: behind a row of a run is the next one.
-    const bool whole = !tile.is_run() || column + kWideItem <= tile.columns;
-    if (words && whole) {
-      put<true>(sums, to, column, kWideItem);
-    } else if (whole) {
-      put<false>(sums, to, column, kWideItem);
+    if (words) {
+      put<true>(sums, to, column);
     } else {
-      put<false>(sums, to, column, tile.columns - column - first);
+      put<false>(sums, to, column);
     }
   }
 }
@@ -212,8 +205,8 @@ __global__ void __launch_bounds__(kWideThreads, kK < 64 ? 3 : 2)
   const WidePlan& plan = params.plan;
   extern __shared__ __align__(16) uint4 shared_units[];
   const int columns = plan.columns(), warp = threadIdx.x / 32;
-  uint4* staged = shared_units + warp * plan.tile_units;
-  T* w = reinterpret_cast<T*>(shared_units + kWideWarps * plan.tile_units);
+  uint4* staged = shared_units + warp * kWideRows * plan.line_units;
+  T* w = reinterpret_cast<T*>(shared_units + kWideWarps * kWideRows * plan.line_units);
   float* bias = reinterpret_cast<float*>(w + columns * (kK + 8));
   // Blocks of the same rows are neighbours: they share x in L2.
   const int64_t first_tile = int64_t{blockIdx.x / plan.parts} * kWideWarps + warp;
@@ -237,7 +230,8 @@ __global__ void __launch_bounds__(kWideThreads, kK < 64 ? 3 : 2)
 #pragma unroll 1
       for (int pass = p.preact ? 0 : 1; pass < 2; ++pass) {
         T* d = static_cast<T*>(pass == 0 ? p.preact : p.d) + row0 * p.n + part.first + chunk;
-        const WideTile<T> out(plan, d, int(p.n), min(kWideChunk, part.count - chunk), staged);
+        const WideTile<T> out(d, int(p.n), min(kWideChunk, part.count - chunk), staged,
+                              plan.line_units);
         stage<T, kK>(out, x.value, w + chunk * (kK + 8), bias + chunk,
                      pass == 0 ? Activation::kNone : p.activation);
         __syncwarp();
