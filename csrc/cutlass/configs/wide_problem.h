@@ -2,41 +2,52 @@
 // wherever rows of d begin (kernels/thin/thin_wide.cuh). Plain structs; no torch, no CUDA header.
 #pragma once
 
-#include <algorithm>
-
 #include "csrc/cutlass/configs/thin_problem.h"
 
 namespace fusedops::thin {
 
-inline constexpr int kWideThreads = 256, kWideWarps = kWideThreads / 32;
-inline constexpr int kWideRows = 16, kWideChunk = 128;  // of d, that a warp writes at a time
-inline constexpr int kWideItem = 32;                    // columns that it forms at a time
-inline constexpr int kWideWeightBytes = 24 * 1024;      // of w in shared memory
+inline constexpr int kWideThreads = 256;
+inline constexpr int kWideRows = 64;  // of a tile of d, at most
+inline constexpr int kWideItem = 32;  // columns that a warp forms at a time, of 16 rows
 inline constexpr int64_t kMostWideK = 64, kLeastWide = 16;
+inline constexpr int64_t kRunBytes = 52 * 1024, kRunWeightBytes = 48 * 1024;  // at most
 
-// A block has `part` of the columns of d, a warp all of them for its rows, in chunks. In shared
-// memory a chunk's rows have `line_units` units of 16 bytes.
+// A block has `part` of the columns of d, `rows` rows at a time. In shared memory they are one run,
+// where they are one in memory that does not consist of whole units, or rows of `line_units` units
+// of 16 bytes: both begin where they do between multiples of 16 bytes in memory.
 struct WidePlan {
   int parts, part;
+  int rows;
   int padded_k;
-  int line_units;
+  int line_units;  // 0: one run
+  int tile_units;
 
   constexpr int columns() const { return int(round_up(part, kWideItem)); }
-  // Elements between columns of w: without bank conflicts for ldmatrix.
+  // Elements between rows of x and of w: without bank conflicts for ldmatrix.
   constexpr int stride() const { return padded_k + 8; }
   constexpr int bytes() const {
-    return kWideWarps * kWideRows * line_units * 16 + columns() * (stride() * 2 + 4);
+    return tile_units * 16 + (kWideRows + columns()) * stride() * 2 + columns() * 4;
   }
 };
 
 constexpr WidePlan wide_plan(int64_t n, int64_t k) {
   WidePlan p{};
   p.padded_k = k <= 16 ? 16 : k <= 32 ? 32 : 64;
-  const int64_t most = kWideWeightBytes / (p.stride() * 2) / kWideItem * kWideItem;
-  p.parts = int(ceil_div(n, most));
-  p.part = int(p.parts > 1 ? round_up(ceil_div(n, p.parts), kWideItem) : n);
+  p.parts = 1;
+  p.part = int(n);
+  p.rows = kWideRows;
+  while (p.rows > 16 && p.rows * n * 2 > kRunBytes) p.rows /= 2;
+  const int64_t weight_bytes = round_up(n, kWideItem) * p.stride() * 2;
+  if (n % 16 != 0 && p.rows * n * 2 <= kRunBytes && weight_bytes <= kRunWeightBytes) {
+    p.tile_units = int(ceil_div(p.rows * n + 7, 8));
+    return p;
+  }
+  p.rows = kWideRows;
+  p.parts = int(ceil_div(n, p.padded_k > 32 ? 128 : 256));
+  if (p.parts > 1) p.part = int(round_up(ceil_div(n, p.parts), 16));
   // NOTE: odd, or rows would meet in few banks.
-  p.line_units = (std::min(p.columns(), kWideChunk) / 8 + 1) | 1;
+  p.line_units = (p.columns() / 8 + 1) | 1;
+  p.tile_units = p.rows * p.line_units;
   return p;
 }
 

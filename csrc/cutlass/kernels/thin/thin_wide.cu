@@ -6,14 +6,14 @@
 namespace fusedops::thin {
 namespace {
 
-template <class T, int kK, bool kPairs>
+template <class T, int kK, bool kVectors>
 const char* launch(const WideParams& params, const LaunchContext& context) {
-  constexpr auto kKernel = &wide_kernel<T, kK, kPairs>;
+  constexpr auto kKernel = &wide_kernel<T, kK, kVectors>;
   const WidePlan& plan = params.plan;
   unsigned blocks = 0;
-  cudaError_t status = grid_of<kKernel>(kWideThreads, plan.bytes(),
-                                        ceil_div(params.problem.m, kWideRows * kWideWarps),
-                                        plan.parts, context, &blocks);
+  cudaError_t status =
+      grid_of<kKernel>(kWideThreads, plan.bytes(), ceil_div(params.problem.m, plan.rows),
+                       plan.parts, context, &blocks);
   if (status == cudaSuccess) {
     status = launch_kernel(kKernel, dim3(blocks), dim3(kWideThreads), size_t(plan.bytes()),
                            static_cast<cudaStream_t>(context.stream), context.overlap, params);
@@ -24,10 +24,11 @@ const char* launch(const WideParams& params, const LaunchContext& context) {
 template <class T>
 const char* launch_typed(const WideParams& params, const LaunchContext& context) {
   const Rows& p = params.problem;
-  const bool pairs = !p.x.columns && lines_begin(p.x, sizeof(T), 4) && p.k % 2 == 0;
+  const bool vectors = !p.x.columns && lines_begin(p.x, sizeof(T), 16) && p.k % 8 == 0;
   return dispatch(Choices<16, 32, 64>{}, params.plan.padded_k, [&]<int kK>(Tag<kK>) {
-    return dispatch_bool(
-        pairs, [&]<bool kPairs>(Tag<kPairs>) { return launch<T, kK, kPairs>(params, context); });
+    return dispatch_bool(vectors, [&]<bool kVectors>(Tag<kVectors>) {
+      return launch<T, kK, kVectors>(params, context);
+    });
   });
 }
 

@@ -1,8 +1,10 @@
 // d = act(x @ w.T + bias) where K is at most 64 and d is what takes the time. Blocks keep their
-// columns of w in shared memory; each warp walks over rows by itself, with the next ones of x on
-// their way in registers. mma.sync with fp32 sums; results lie in shared memory as they do in d
-// between multiples of 16 bytes, so that all but their ends leave in whole units.
+// columns of w in shared memory and walk over tiles of rows, the next of x on its way in registers.
+// mma.sync with fp32 sums; results lie in shared memory as they do in d between multiples of 16
+// bytes, so that all but the ends of a run leave in whole units.
 #pragma once
+
+#include <type_traits>
 
 #include "csrc/common/device/activation.cuh"
 #include "csrc/common/device/device_types.cuh"
@@ -18,42 +20,53 @@ struct WideParams {
   WidePlan plan;
 };
 
+// ---- operands ----
+
+// A thread's part of a tile of x. kVectors: rows begin at 16 bytes and are whole units.
+template <class T, int kK, bool kVectors>
+struct WideRows {
+  static constexpr int kStride = kK + 8, kElements = kVectors ? 8 : 1;
+  static constexpr int kLine = kK / kElements, kUnits = kWideRows * kLine;
+  static constexpr int kCount = (kUnits + kWideThreads - 1) / kWideThreads;
+  using Unit = std::conditional_t<kVectors, uint4, uint16_t>;
+  Unit held[kCount];
+  // Of the thread's first unit, and from each to the next; a warp reads along a line of x.
+  int row, col, row_step, col_step;
+
+  __device__ __forceinline__ explicit WideRows(bool columns) {
+    const bool across = !kVectors && columns;
+    const int thread = threadIdx.x;
+    row = across ? thread % kWideRows : thread / kLine;
+    col = across ? thread / kWideRows : thread % kLine * kElements;
+    row_step = across ? 0 : kWideThreads / kLine;
+    col_step = across ? kWideThreads / kWideRows : 0;
+  }
+  // Of a tile of so many rows; zeros where x ends.
+  __device__ __forceinline__ void load(const Rows& p, int64_t row0, int tile_rows) {
+    const int rows = int(min(p.m - row0, int64_t{tile_rows}));
+    const int64_t row_stride = p.x.columns ? 1 : p.x.stride;
+    const int64_t col_stride = p.x.columns ? p.x.stride : 1;
+    const int64_t step = row_step * row_stride + col_step * col_stride;
+    const T* x = static_cast<const T*>(p.x.data) + (row0 + row) * row_stride + col * col_stride;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const bool inside = row + i * row_step < rows && col + i * col_step < p.k;
+      held[i] = inside ? __ldg(reinterpret_cast<const Unit*>(x + i * step)) : Unit{};
+    }
+  }
+  __device__ __forceinline__ void store(T* shared) const {
+    T* to = shared + row * kStride + col;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      if (row + i * row_step >= kWideRows) break;
+      *reinterpret_cast<Unit*>(to + i * (row_step * kStride + col_step)) = held[i];
+    }
+  }
+};
+
 // The columns of d that a block forms.
 struct WidePart {
   int first, count;
-};
-
-// ---- operands ----
-
-// A warp's rows of x, as m16n8k16 has them. kPairs: two elements of a row are a word.
-template <class T, int kK, bool kPairs>
-struct WideRows {
-  uint32_t value[kK / 16][4];
-
-  __device__ __forceinline__ void load(const Rows& p, int64_t row0) {
-    const int lane = threadIdx.x % 32, first = lane % 4 * 2;
-    const int64_t row_stride = p.x.columns ? 1 : p.x.stride;
-    const int64_t col_stride = p.x.columns ? p.x.stride : 1;
-    const auto* x = static_cast<const uint16_t*>(p.x.data);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int64_t row = row0 + lane / 4 + i * 8;
-      const uint16_t* from = x + row * row_stride;
-#pragma unroll
-      for (int j = 0; j < kK / 8; ++j) {
-        const int k = first + j * 8;
-        const int count = row < p.m ? int(p.k) - k : 0;
-        uint32_t pair = 0;
-        if constexpr (kPairs) {
-          if (count > 0) pair = __ldg(reinterpret_cast<const uint32_t*>(from + k));
-        } else {
-          if (count > 0) pair = __ldg(from + k * col_stride);
-          if (count > 1) pair |= uint32_t{__ldg(from + (k + 1) * col_stride)} << 16;
-        }
-        value[j / 2][j % 2 * 2 + i] = pair;
-      }
-    }
-  }
 };
 
 template <class T, int kK>
@@ -73,61 +86,61 @@ __device__ __forceinline__ void load_weight(const Rows& p, WidePart part, int co
 
 // ---- results ----
 
-// Where a warp's chunk of d lies in shared memory and in memory.
+// Where a tile of d lies in shared memory and in memory.
 template <class T>
 struct WideTile {
   static constexpr int kPerUnit = 16 / int(sizeof(T));
   T* to;           // its first element in memory
   T* staged;       // its first unit
-  int n, columns;  // between rows in memory, and of the chunk
-  int stride;      // in shared memory
+  int n, columns;  // between rows in memory, and of the tile
+  int stride;      // in shared memory; n where the tile is one run
   int head;        // of the first row: elements behind a multiple of 16 bytes
 
-  __device__ __forceinline__ WideTile(T* to, int n, int columns, uint4* staged, int line_units)
+  __device__ __forceinline__ WideTile(const WidePlan& plan, T* to, int n, int columns,
+                                      uint4* staged)
       : to(to),
         staged(reinterpret_cast<T*>(staged)),
         n(n),
         columns(columns),
-        stride(line_units * kPerUnit),
+        stride(plan.line_units ? plan.line_units * kPerUnit : n),
         head(int(reinterpret_cast<uintptr_t>(to) / sizeof(T) % kPerUnit)) {}
 
+  __device__ __forceinline__ bool is_run() const { return stride == n; }
   // Whether rows begin with a word.
   __device__ __forceinline__ bool has_words() const { return (head | n) % 2 == 0; }
   __device__ __forceinline__ int head_of(int row) const {
-    return unsigned(head + row * n) % kPerUnit;
+    return is_run() ? head : unsigned(head + row * n) % kPerUnit;
   }
   __device__ __forceinline__ T* at(int row, int column) const {
     return staged + row * stride + head_of(row) + column;
   }
 
-  // The first rows of the chunk, by the warp.
-  __device__ __forceinline__ void leave(int rows) const {
-    const int lane = threadIdx.x % 32;
-    // NOTE: no more than 128 elements of a row, so that a lane has at most one whole unit of it.
-    const int lanes = columns > 8 * kPerUnit ? 16 : 8, unit = lane % lanes;
+  // Writes `count` elements of a line: 8 `lanes` or more, of which this is the `lane`-th.
+  static __device__ __forceinline__ void leave(T* line, const T* from, int first, int count,
+                                               int lane, int lanes) {
+    T* aligned = line - first;
+    const int end = first + count, begin_units = first ? 1 : 0;
+    const int end_units = max(int(unsigned(end) / kPerUnit), begin_units);
 #pragma unroll 2
-    for (int row = lane / lanes; row < rows; row += 32 / lanes) {
-      const int first = head_of(row);
-      if (unit < (first ? 1 : 0) || unit >= (first + columns) / kPerUnit) continue;
-      auto* line = reinterpret_cast<uint4*>(to + int64_t{row} * n - first);
-      line[unit] = reinterpret_cast<const uint4*>(staged + row * stride)[unit];
+    for (int i = begin_units + lane; i < end_units; i += lanes) {
+      reinterpret_cast<uint4*>(aligned)[i] = reinterpret_cast<const uint4*>(from)[i];
     }
-    if ((head | n | columns) % kPerUnit == 0) return;
-    // The ends: a lane has one of a row.
-    const int row = lane / 2, first = head_of(row), end = first + columns;
-    if (row >= rows) return;
-    const int low = first ? kPerUnit : 0, high = max(end / kPerUnit * kPerUnit, low);
-    const int begin = lane % 2 ? high : first, count = (lane % 2 ? end : min(low, end)) - begin;
-    T* line = to + int64_t{row} * n - first + begin;
-    const T* from = staged + row * stride + begin;
-#pragma unroll
-    for (int i = 0; i < kPerUnit - 1; ++i) {
-      if (i < count) line[i] = from[i];
+    const int low = first + lane, high = end_units * kPerUnit + lane;
+    if (low < min(begin_units * kPerUnit, end)) aligned[low] = from[low];
+    if (high < end) aligned[high] = from[high];
+  }
+  // The first rows of the tile, by all threads.
+  __device__ __forceinline__ void leave(int rows) const {
+    constexpr int kLanes = 16;  // 256 bytes of a row
+    const unsigned thread = threadIdx.x;
+    if (is_run()) return leave(to, staged, head, rows * n, thread, kWideThreads);
+    for (int row = thread / kLanes; row < rows; row += kWideThreads / kLanes) {
+      leave(to + row * n, staged + row * stride, head_of(row), columns, thread % kLanes, kLanes);
     }
   }
 };
 
-// 16 rows by 32 columns: [column tile][value], as m16n8k16 has them.
+// A warp's 16 rows by 32 columns: [column tile][value], as m16n8k16 has them.
 struct WideSums {
   static constexpr int kElements = 16;
   float value[4][4] = {};
@@ -135,110 +148,114 @@ struct WideSums {
 };
 
 template <class T, int kK>
-__device__ __forceinline__ void multiply(const uint32_t (&x)[kK / 16][4], const T* w,
-                                         WideSums& sums) {
+__device__ __forceinline__ void multiply(const T* x, const T* w, WideSums& sums) {
   const int lane = threadIdx.x % 32;
+  const T* rows = x + lane % 16 * (kK + 8) + lane / 16 * 8;
   const T* columns = w + (lane % 8 + lane / 16 * 8) * (kK + 8) + lane / 8 % 2 * 8;
 #pragma unroll
-  for (int k = 0; k < kK / 16; ++k) {
+  for (int k = 0; k < kK; k += 16) {
+    uint32_t left[4];
+    load_matrices(left, rows + k);
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       uint32_t right[4];
-      load_matrices(right, columns + j * 16 * (kK + 8) + k * 16);
-      mma_k16<T>(sums.value[j * 2], x[k], right[0], right[1]);
-      mma_k16<T>(sums.value[j * 2 + 1], x[k], right[2], right[3]);
+      load_matrices(right, columns + j * 16 * (kK + 8) + k);
+      mma_k16<T>(sums.value[j * 2], left, right[0], right[1]);
+      mma_k16<T>(sums.value[j * 2 + 1], left, right[2], right[3]);
     }
   }
 }
 
-// The values of a lane's two rows, to their places. kWords: rows begin with a word.
+// The values of a lane's two rows, to their places; `left` columns are the tile's. kWords: rows
+// begin with a word.
 template <bool kWords, class T>
-__device__ __forceinline__ void put(const WideSums& sums, T* const (&to)[2], int column) {
+__device__ __forceinline__ void put(const WideSums& sums, T* const (&to)[2], int left) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const uint32_t pair = pack_pair<T>(sums.value[j][r * 2], sums.value[j][r * 2 + 1]);
-      T* at = to[r] + column + j * 8;
       if constexpr (kWords) {
-        *reinterpret_cast<uint32_t*>(at) = pair;
+        *reinterpret_cast<uint32_t*>(to[r] + j * 8) = pair;
       } else {
-        reinterpret_cast<uint16_t*>(at)[0] = uint16_t(pair);
-        reinterpret_cast<uint16_t*>(at)[1] = uint16_t(pair >> 16);
+        auto* halves = reinterpret_cast<uint16_t*>(to[r] + j * 8);
+        if (j * 8 < left) halves[0] = uint16_t(pair);
+        if (j * 8 + 1 < left) halves[1] = uint16_t(pair >> 16);
       }
     }
   }
 }
 
-// act(x @ w.T + bias) of the chunk's columns, whose w and bias begin here, to its place.
-template <class T, int kK>
-__device__ __forceinline__ void stage(const WideTile<T>& tile, const uint32_t (&x)[kK / 16][4],
-                                      const T* w, const float* bias, Activation activation) {
+// act(sums + bias) of a warp's rows and columns to the tile.
+template <class T>
+__device__ __forceinline__ void stage(const WideTile<T>& tile, WideSums& sums, const float* bias,
+                                      Activation activation, int row, int column) {
   const int lane = threadIdx.x % 32, first = lane % 4 * 2;
-  T* const to[2] = {tile.at(lane / 4, first), tile.at(lane / 4 + 8, first)};
-  const bool words = tile.has_words();
-#pragma unroll 1
-  for (int column = 0; column < tile.columns; column += kWideItem) {
-    WideSums sums;
-    multiply<T, kK>(x, w + column * (kK + 8), sums);
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const auto two = *reinterpret_cast<const float2*>(bias + column + j * 8 + first);
-      float (&z)[4] = sums.value[j];
-      z[0] += two.x, z[1] += two.y, z[2] += two.x, z[3] += two.y;
-    }
-    activate_array<kAccuracyOf<T>>(activation, sums);
-    if (words) {
-      put<true>(sums, to, column);
-    } else {
-      put<false>(sums, to, column);
-    }
+  for (int j = 0; j < 4; ++j) {
+    const auto two = *reinterpret_cast<const float2*>(bias + column + j * 8 + first);
+    float (&z)[4] = sums.value[j];
+    z[0] += two.x, z[1] += two.y, z[2] += two.x, z[3] += two.y;
+  }
+  activate_array<kAccuracyOf<T>>(activation, sums);
+  row += lane / 4;
+  T* const to[2] = {tile.at(row, column + first), tile.at(row + 8, column + first)};
+  // NOTE: behind a row of a run is the next one.
+  if (tile.is_run() && column + kWideItem > tile.columns) {
+    put<false>(sums, to, tile.columns - column - first);
+  } else if (tile.has_words()) {
+    put<true>(sums, to, kWideItem);
+  } else {
+    put<false>(sums, to, kWideItem);
   }
 }
 
 // ---- kernel ----
 
-template <class T, int kK, bool kPairs>
-__global__ void __launch_bounds__(kWideThreads, kK < 64 ? 3 : 2)
+template <class T, int kK, bool kVectors>
+__global__ void __launch_bounds__(kWideThreads, kK < 64 ? 4 : 3)
     wide_kernel(const __grid_constant__ WideParams params) {
   const Rows& p = params.problem;
   const WidePlan& plan = params.plan;
   extern __shared__ __align__(16) uint4 shared_units[];
-  const int columns = plan.columns(), warp = threadIdx.x / 32;
-  uint4* staged = shared_units + warp * kWideRows * plan.line_units;
-  T* w = reinterpret_cast<T*>(shared_units + kWideWarps * kWideRows * plan.line_units);
+  const int columns = plan.columns();
+  T* x = reinterpret_cast<T*>(shared_units + plan.tile_units);
+  T* w = x + kWideRows * (kK + 8);
   float* bias = reinterpret_cast<float*>(w + columns * (kK + 8));
-  // Blocks of the same rows are neighbours: they share x in L2.
-  const int64_t first_tile = int64_t{blockIdx.x / plan.parts} * kWideWarps + warp;
-  const int64_t step = int64_t{gridDim.x / plan.parts} * kWideWarps;
+  // Blocks of a tile's parts are neighbours: they share x in L2.
+  const int64_t first_tile = blockIdx.x / plan.parts, step = gridDim.x / plan.parts;
   WidePart part{int(blockIdx.x % plan.parts) * plan.part, 0};
   part.count = min(plan.part, int(p.n) - part.first);
+  const int warp = threadIdx.x / 32, row_items = plan.rows / 16, row_shift = __ffs(row_items) - 1;
+  const int items = row_items * ((part.count - 1) / kWideItem + 1);
 
   wait_for_predecessor();
-  WideRows<T, kK, kPairs> next;
-  next.load(p, first_tile * kWideRows);
   load_weight<T, kK>(p, part, columns, w, bias);
-  __syncthreads();
+  WideRows<T, kK, kVectors> next(p.x.columns);
+  next.load(p, first_tile * plan.rows, plan.rows);
+  next.store(x);
 
-  const int64_t tiles = (p.m - 1) / kWideRows + 1;
+  const int64_t tiles = (p.m - 1) / plan.rows + 1;
   for (int64_t tile = first_tile; tile < tiles; tile += step) {
-    const int64_t row0 = tile * kWideRows;
-    const WideRows<T, kK, kPairs> x = next;
-    if (tile + step < tiles) next.load(p, row0 + step * kWideRows);
+    const int64_t row0 = tile * plan.rows;
+    const bool more = tile + step < tiles;
+    if (more) next.load(p, row0 + step * plan.rows, plan.rows);
 #pragma unroll 1
-    for (int chunk = 0; chunk < part.count; chunk += kWideChunk) {
+    for (int pass = p.preact ? 0 : 1; pass < 2; ++pass) {
+      T* d = static_cast<T*>(pass == 0 ? p.preact : p.d) + row0 * p.n + part.first;
+      const WideTile<T> out(plan, d, int(p.n), part.count, shared_units);
+      __syncthreads();  // x is there, and what was here before has left
 #pragma unroll 1
-      for (int pass = p.preact ? 0 : 1; pass < 2; ++pass) {
-        T* d = static_cast<T*>(pass == 0 ? p.preact : p.d) + row0 * p.n + part.first + chunk;
-        const WideTile<T> out(d, int(p.n), min(kWideChunk, part.count - chunk), staged,
-                              plan.line_units);
-        stage<T, kK>(out, x.value, w + chunk * (kK + 8), bias + chunk,
-                     pass == 0 ? Activation::kNone : p.activation);
-        __syncwarp();
-        out.leave(int(min(int64_t{kWideRows}, p.m - row0)));
-        __syncwarp();  // what the next chunk overwrites has left
+      for (int item = warp; item < items; item += kWideThreads / 32) {
+        const int row = (item & (row_items - 1)) * 16, column = (item >> row_shift) * kWideItem;
+        WideSums sums;
+        multiply<T, kK>(x + row * (kK + 8), w + column * (kK + 8), sums);
+        stage<T>(out, sums, bias, pass == 0 ? Activation::kNone : p.activation, row, column);
       }
+      __syncthreads();
+      out.leave(int(min(int64_t{plan.rows}, p.m - row0)));
     }
+    if (more) next.store(x);
   }
 }
 
