@@ -115,27 +115,48 @@ struct WideTile {
     return staged + row * stride + head_of(row) + column;
   }
 
-  // Writes `count` elements of a line: 8 `lanes` or more, of which this is the `lane`-th.
-  static __device__ __forceinline__ void leave(T* line, const T* from, int first, int count,
-                                               int lane, int lanes) {
-    T* aligned = line - first;
-    const int end = first + count, begin_units = first ? 1 : 0;
-    const int end_units = max(int(unsigned(end) / kPerUnit), begin_units);
-#pragma unroll 2
-    for (int i = begin_units + lane; i < end_units; i += lanes) {
-      reinterpret_cast<uint4*>(aligned)[i] = reinterpret_cast<const uint4*>(from)[i];
-    }
-    const int low = first + lane, high = end_units * kPerUnit + lane;
-    if (low < min(begin_units * kPerUnit, end)) aligned[low] = from[low];
-    if (high < end) aligned[high] = from[high];
-  }
   // The first rows of the tile, by all threads.
   __device__ __forceinline__ void leave(int rows) const {
-    constexpr int kLanes = 16;  // 256 bytes of a row
-    const unsigned thread = threadIdx.x;
-    if (is_run()) return leave(to, staged, head, rows * n, thread, kWideThreads);
-    for (int row = thread / kLanes; row < rows; row += kWideThreads / kLanes) {
-      leave(to + row * n, staged + row * stride, head_of(row), columns, thread % kLanes, kLanes);
+    if (is_run()) {
+      leave_run(rows * n);
+    } else if ((head | n | columns) % kPerUnit == 0) {
+      leave_rows<true>(rows);
+    } else {
+      leave_rows<false>(rows);
+    }
+  }
+  __device__ __forceinline__ void leave_run(int count) const {
+    const int thread = threadIdx.x, end = head + count;
+    const int low = head ? 1 : 0, high = max(int(unsigned(end) / kPerUnit), low);
+    T* line = to - head;
+#pragma unroll 2
+    for (int i = low + thread; i < high; i += kWideThreads) {
+      reinterpret_cast<uint4*>(line)[i] = reinterpret_cast<const uint4*>(staged)[i];
+    }
+    const int before = head + thread, behind = high * kPerUnit + thread;
+    if (before < min(low * kPerUnit, end)) line[before] = staged[before];
+    if (behind < end) line[behind] = staged[behind];
+  }
+  // kWhole: all rows begin and end with a unit. A lane has one unit of a row, which are no more
+  // than 32, and an element of its ends.
+  template <bool kWhole>
+  __device__ __forceinline__ void leave_rows(int rows) const {
+    const unsigned thread = threadIdx.x, shift = columns <= 64 ? 3 : columns <= 128 ? 4 : 5;
+    const int unit = thread & ((1u << shift) - 1);
+#pragma unroll 2
+    for (int row = thread >> shift; row < rows; row += kWideThreads >> shift) {
+      const int first = kWhole ? 0 : head_of(row), end = first + columns;
+      const int low = first ? 1 : 0, high = max(int(unsigned(end) / kPerUnit), low);
+      T* line = to + (row * n - first);
+      const T* from = staged + row * stride;
+      if (unit >= low && unit < high) {
+        reinterpret_cast<uint4*>(line)[unit] = reinterpret_cast<const uint4*>(from)[unit];
+      }
+      if constexpr (!kWhole) {
+        const int before = first + unit, behind = high * kPerUnit + unit;
+        if (before < min(low * kPerUnit, end)) line[before] = from[before];
+        if (behind < end) line[behind] = from[behind];
+      }
     }
   }
 };
