@@ -88,8 +88,10 @@ def run_narrow(o: Options, count: Counter[str]) -> None:
             count[f"narrow {activation}"] += 1
 
 
-# M, N, K that stream: one feature, K in chunks, N in groups and in parts.
+# M, N, K that stream: one feature, K in chunks, N in groups and in parts; a few features that
+# become many, in runs of d, in rows and in parts.
 THIN = [(4101, 1, 2), (4099, 5, 3), (4098, 11, 64), (4097, 9, 70), (4100, 17, 24), (4097, 133, 3)]
+THIN += [(9001, 393, 6), (8198, 65, 64), (8197, 777, 40), (20_003, 64, 3)]
 
 
 def run_thin(o: Options, count: Counter[str]) -> None:

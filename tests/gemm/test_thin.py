@@ -62,7 +62,7 @@ def test_few_features_of_odd_rows_stream(dtype, n, k):
 @pytest.mark.parametrize(
     ("m", "n", "k", "options", "reason"),
     [
-        (100_000, 33, 33, {}, "neither N nor K is at most 32"),
+        (100_000, 33, 65, {}, "neither N nor K is at most 32"),
         (1000, 3, 1000, {}, "neither M nor K is at least 4096, nor is M 1"),
         (100_000, 3, 3, {"dtype": "float64"}, "fp64"),
         (100_000, 3, 3, {"epilogue": "accumulator"}, "no kernel with this epilogue"),
@@ -123,6 +123,22 @@ def test_sm80_kernels_pay_for_rows_of_d_that_are_cut(dtype):
     assert all(b - a > 0.9 * least for a, b in zip(whole, cut, strict=True))
 
 
+# M, N, K: runs of 64, 32 and 16 rows; rows that begin and end anywhere, with words and with
+# units, in one part and in several; K of whole units and of one step or more.
+WIDE = (
+    *((20_011, 393, 6), (20_001, 801, 9), (20_003, 1365, 16), (9001, 3001, 24), (30_001, 777, 40)),
+    *((20_001, 1572, 64), (90_001, 65, 64), (200_001, 64, 3), (100_003, 48, 5), (40_001, 200, 31)),
+)
+
+
+@pytest.mark.parametrize("shape", WIDE, ids=str)
+def test_few_features_that_become_many_leave_in_whole_units(shape):
+    found = thin(*shape)
+    assert found["takes"]
+    assert found["name"].startswith("thin wide")
+    assert not thin(*shape, dtype="float32").get("name", "").startswith("thin wide")
+
+
 def test_explain_names_the_kernels():
     report = fusedops.explain((1_000_003, 3), (1, 3), (1,), "tanh", dtype=torch.float32)
     assert report.products[0].kernel == "thin rows 512x1"
@@ -149,6 +165,16 @@ def test_every_shape(dtype, shape):
     x, weight, bias, dy = linear_inputs(*shape, dtype, "cuda")
     for activation, b in (("relu", bias), ("gelu", None)):
         check_linear(x, weight, b, dy, activation, f"{shape} {activation}")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", HALVES, ids=name)
+@pytest.mark.parametrize("shape", WIDE, ids=str)
+def test_wide_results(dtype, shape):
+    x, weight, bias, dy = linear_inputs(*shape, dtype, "cuda")
+    check_linear(x, weight, bias, dy, "gelu", f"{shape}")
+    for rows, columns in ((x.t().contiguous().t(), weight), (x, weight.t().contiguous().t())):
+        assert torch.equal(fusedops.linear(rows, columns, bias), fusedops.linear(x, weight, bias))
 
 
 @pytest.mark.gpu

@@ -25,10 +25,17 @@ struct WidePlan {
   constexpr int columns() const { return int(round_up(part, kWideItem)); }
   // Elements between rows of x and of w: without bank conflicts for ldmatrix.
   constexpr int stride() const { return padded_k + 8; }
+  // The logarithm of how many threads write a line of d, one for each unit.
+  constexpr int lane_shift() const { return part <= 64 ? 3 : part <= 128 ? 4 : 5; }
   constexpr int bytes() const {
     return tile_units * 16 + (kWideRows + columns()) * stride() * 2 + columns() * 4;
   }
 };
+
+// Whether rows of x are read in units of 16 bytes.
+inline bool reads_units(DType dtype, const Lines& x, int64_t k) {
+  return !x.columns && lines_begin(x, dtype_bytes(dtype), 16) && k % 8 == 0;
+}
 
 constexpr WidePlan wide_plan(int64_t n, int64_t k) {
   WidePlan p{};

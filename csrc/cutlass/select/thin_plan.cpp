@@ -30,8 +30,20 @@ constexpr int kSharedOfOther = 96 * 1024;  // of GPUs beside the A100 and Hopper
 constexpr bool kDotsKernel = true;         // false: one row keeps to the other kernels
 constexpr bool kWideKernel = true;         // false: few features keep to the other kernels
 constexpr int64_t kMostWideN = int64_t{1} << 24;
-// Of kWide: the part of the bandwidth, instructions of a thread for an element that leaves.
-constexpr double kWideStreamed = 0.75, kWideInstructions = 6;
+// kWide, fitted to 64 products on an H200, which they meet within 7 % (rms): what a warp issues for
+// an item, alone, for each 16 of K and for a costly activation; for lines of d, whose ends are
+// units or are not, or for each 256 units of a run; for 16 of K of x, in units or not; for a tile.
+constexpr double kWideItemInstructions = 105, kWideStepInstructions = 26,
+                 kWideActInstructions = 221;
+constexpr double kWideLines = 39, kWideCutLines = 98, kWideRunUnits = 66;
+constexpr double kWideUnitsOfX = 55, kWideElementsOfX = 182, kWideTileInstructions = 165;
+// Cycles of a tile alone, and for each item of a warp; a launch, and 256 units of w.
+constexpr double kWideAloneCycles = 3000, kWideItemCycles = 68, kWideUs = 1.5, kWideLoadUs = 0.4;
+constexpr double kWideOverlap = 3, kWideMargin = 1.05;
+// TMA brings rows of x below 64 bytes slowly, which few columns do not hide: four products by at
+// most 200 columns took 1.45 to 2.9 times what the model of the sm90 kernels says of them.
+constexpr int64_t kShortRow = 32, kFewShortRows = 256;
+constexpr double kShortRowsFactor = 1.5;
 constexpr double kDotsUs = 3.2, kDotsStreamed = 0.8, kDotsSmBytesPerUs = 1.2e5;
 
 // Lines of a matrix, or false where its elements lie apart along both sides.
@@ -101,12 +113,28 @@ double rows_us(const GemmProblem& p, const thin::RowsPlan& plan, const DeviceMod
   return kThinLaunchUs + load + overlap(dram_us(x + d), us, kStreamOverlap);
 }
 
-double wide_us(const GemmProblem& p, const DeviceModel& device) {
-  const double act = is_costly(p.activation) ? kActivationInstructions : 0;
-  const double outputs = double(p.m) * p.n;
-  const double us = sm_us(outputs * (kWideInstructions + act), 0, device);
-  const double streams = dram_bytes(p) / (kWideStreamed * kDramBytesPerUs);
-  return kThinLaunchUs + overlap(streams, us, kStreamOverlap);
+double wide_us(const GemmProblem& p, const thin::Lines& x, const DeviceModel& device) {
+  const thin::WidePlan plan = thin::wide_plan(p.n, p.k);
+  const double warps = thin::kWideThreads / 32, steps = plan.padded_k / 16.0;
+  const double items = plan.rows / 16.0 * plan.columns() / thin::kWideItem / warps;
+  const double act = is_costly(p.activation) ? kWideActInstructions : 0;
+  const double lines = plan.line_units == 0
+                           ? double(plan.rows) * p.n / (8 * thin::kWideThreads) * kWideRunUnits
+                           : double(plan.rows << plan.lane_shift()) / thin::kWideThreads *
+                                 (p.n % 8 == 0 ? kWideLines : kWideCutLines);
+  const bool units = thin::reads_units(p.dtype, x, p.k);
+  const double issued =
+      (items * (kWideItemInstructions + steps * kWideStepInstructions + act) + lines) *
+          (p.epilogue == Epilogue::kPreact ? 2 : 1) +
+      steps * (units ? kWideUnitsOfX : kWideElementsOfX) + kWideTileInstructions;
+  const double each = double(ceil_div(p.m, plan.rows)) * plan.parts / device.sm_count;
+  const double room = std::min(plan.padded_k < 64 ? 4 : 3, 227 * 1024 / (plan.bytes() + 1024));
+  const double alone = kWideAloneCycles + std::ceil(items) * kWideItemCycles;
+  const double tile = std::max(issued * warps / 4, alone / std::clamp(each, 1.0, room));
+  const double rounds = each < 3 * room ? std::ceil(each) : each;
+  const double load = kWideLoadUs * plan.columns() * plan.padded_k / (8 * thin::kWideThreads);
+  return kWideUs + load +
+         overlap(rounds * tile / (kClockGhz * 1e3), dram_bytes(p) / kDramBytesPerUs, kWideOverlap);
 }
 
 double sums_us(const GemmProblem& p, const thin::SumsPlan& plan, const DeviceModel& device) {
@@ -142,7 +170,8 @@ int64_t few_of_k(const GemmProblem& p) { return is_half(p.dtype) ? thin::kFew : 
 // Why no kernel streams the rows of A, or null.
 const char* rows_refusal(const MatrixView& a, const MatrixView& b, const GemmProblem& p,
                          thin::Rows* rows) {
-  *rows = {.dtype = p.dtype, .m = p.m, .n = p.n, .k = p.k};
+  rows->dtype = p.dtype;
+  rows->m = p.m, rows->n = p.n, rows->k = p.k;
   rows->w = b.data;
   rows->w_stride_n = b.col_stride;
   rows->w_stride_k = b.row_stride;
@@ -178,7 +207,7 @@ void plan_wide(const MatrixView& a, const MatrixView& b, const GemmProblem& p,
   ThinPlan wide;
   wide.kernel = ThinKernel::kWide;
   wide.rejected = rows_refusal(a, b, p, &wide.rows);
-  wide.expected_us = wide_us(p, device);
+  wide.expected_us = wide_us(p, wide.rows.x, device);
   const bool better = plan.rejected || wide.expected_us < plan.expected_us;
   if (!wide.rejected && better) plan = wide;
 }
@@ -255,7 +284,9 @@ double gemm_us(const MatrixView& a, const MatrixView& b, const GemmProblem& prob
   const GemmPlan plan = select_gemm_cached(operands.problem, device);
   if (plan.config < 0) return std::numeric_limits<double>::infinity();
   const bool across_a = a.col_stride != 1, across_b = b.row_stride != 1;
-  return plan.expected_us +
+  const bool short_rows = device.hopper() && is_half(problem.dtype) && problem.k < kShortRow &&
+                          problem.n <= kFewShortRows;
+  return plan.expected_us * (short_rows ? kShortRowsFactor : 1) +
          (operands.pack_a ? pack_us(problem, problem.m, problem.k, across_a) : 0) +
          (operands.pack_b ? pack_us(problem, problem.k, problem.n, across_b) : 0) +
          (operands.pads_d ? pack_us(problem, problem.m, problem.n) : 0);
@@ -263,7 +294,8 @@ double gemm_us(const MatrixView& a, const MatrixView& b, const GemmProblem& prob
 
 bool thin_takes(const ThinPlan& plan, const MatrixView& a, const MatrixView& b,
                 const GemmProblem& problem, const DeviceModel& device) {
-  return plan.rejected == nullptr && plan.expected_us < gemm_us(a, b, problem, device);
+  const double margin = plan.kernel == ThinKernel::kWide ? kWideMargin : 1;
+  return plan.rejected == nullptr && plan.expected_us * margin < gemm_us(a, b, problem, device);
 }
 
 std::pair<int, int> thin_tile(const ThinPlan& plan) {

@@ -40,8 +40,8 @@ double gemm_us(const MatrixView& a, const MatrixView& b, const GemmProblem& prob
 bool thin_takes(const ThinPlan& plan, const MatrixView& a, const MatrixView& b,
                 const GemmProblem& problem, const DeviceModel& device);
 
-// Outputs of a tile: of kRows, rows by the columns of a warp; of kWide, of a block; of kSums, the sums of a block; of
-// kDots, the one row by the columns of a block.
+// Outputs of a tile: of kRows, rows by the columns of a warp; of kWide, of a block; of kSums, the
+// sums of a block; of kDots, the one row by the columns of a block.
 std::pair<int, int> thin_tile(const ThinPlan& plan);
 
 // "thin rows 256x16", "thin sums 8x4", "thin dots 1x8", "thin wide 64x128".

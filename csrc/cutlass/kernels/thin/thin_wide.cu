@@ -24,7 +24,7 @@ const char* launch(const WideParams& params, const LaunchContext& context) {
 template <class T>
 const char* launch_typed(const WideParams& params, const LaunchContext& context) {
   const Rows& p = params.problem;
-  const bool vectors = !p.x.columns && lines_begin(p.x, sizeof(T), 16) && p.k % 8 == 0;
+  const bool vectors = reads_units(p.dtype, p.x, p.k);
   return dispatch(Choices<16, 32, 64>{}, params.plan.padded_k, [&]<int kK>(Tag<kK>) {
     return dispatch_bool(vectors, [&]<bool kVectors>(Tag<kVectors>) {
       return launch<T, kK, kVectors>(params, context);

@@ -30,7 +30,8 @@ struct WideRows {
   static constexpr int kCount = (kUnits + kWideThreads - 1) / kWideThreads;
   using Unit = std::conditional_t<kVectors, uint4, uint16_t>;
   Unit held[kCount];
-  // Of the thread's first unit, and from each to the next; a warp reads along a line of x.
+  // Where the thread's first unit is, and how far the next ones are; a warp reads along a line of
+  // x.
   int row, col, row_step, col_step;
 
   __device__ __forceinline__ explicit WideRows(bool columns) {
@@ -41,7 +42,7 @@ struct WideRows {
     row_step = across ? 0 : kWideThreads / kLine;
     col_step = across ? kWideThreads / kWideRows : 0;
   }
-  // Of a tile of so many rows; zeros where x ends.
+  // The units of a tile of so many rows; zeros where x ends.
   __device__ __forceinline__ void load(const Rows& p, int64_t row0, int tile_rows) {
     const int rows = int(min(p.m - row0, int64_t{tile_rows}));
     const int64_t row_stride = p.x.columns ? 1 : p.x.stride;
@@ -73,10 +74,15 @@ template <class T, int kK>
 __device__ __forceinline__ void load_weight(const Rows& p, WidePart part, int columns, T* w,
                                             float* bias) {
   const T* source = static_cast<const T*>(p.w) + part.first * p.w_stride_n;
-  for (int i = threadIdx.x; i < columns * kK; i += kWideThreads) {
-    const int n = i / kK, k = i % kK;
-    const bool inside = k < p.k && n < part.count;
-    w[n * (kK + 8) + k] = inside ? source[n * p.w_stride_n + k * p.w_stride_k] : T(0.0f);
+  for (int i = threadIdx.x; i < columns * (kK / 8); i += kWideThreads) {
+    const int n = i / (kK / 8), first = i % (kK / 8) * 8;
+    Vec<T, 8> unit;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const bool inside = first + j < p.k && n < part.count;
+      unit.value[j] = inside ? source[n * p.w_stride_n + (first + j) * p.w_stride_k] : T(0.0f);
+    }
+    *reinterpret_cast<Vec<T, 8>*>(w + n * (kK + 8) + first) = unit;
   }
   for (int i = threadIdx.x; i < columns; i += kWideThreads) {
     const bool inside = p.bias && i < part.count;
@@ -116,13 +122,13 @@ struct WideTile {
   }
 
   // The first rows of the tile, by all threads.
-  __device__ __forceinline__ void leave(int rows) const {
+  __device__ __forceinline__ void leave(int rows, int lane_shift) const {
     if (is_run()) {
       leave_run(rows * n);
     } else if ((head | n | columns) % kPerUnit == 0) {
-      leave_rows<true>(rows);
+      leave_rows<true>(rows, lane_shift);
     } else {
-      leave_rows<false>(rows);
+      leave_rows<false>(rows, lane_shift);
     }
   }
   __device__ __forceinline__ void leave_run(int count) const {
@@ -140,11 +146,10 @@ struct WideTile {
   // kWhole: all rows begin and end with a unit. A lane has one unit of a row, which are no more
   // than 32, and an element of its ends.
   template <bool kWhole>
-  __device__ __forceinline__ void leave_rows(int rows) const {
-    const unsigned thread = threadIdx.x, shift = columns <= 64 ? 3 : columns <= 128 ? 4 : 5;
-    const int unit = thread & ((1u << shift) - 1);
+  __device__ __forceinline__ void leave_rows(int rows, int lane_shift) const {
+    const int thread = threadIdx.x, unit = thread & ((1 << lane_shift) - 1);
 #pragma unroll 2
-    for (int row = thread >> shift; row < rows; row += kWideThreads >> shift) {
+    for (int row = thread >> lane_shift; row < rows; row += kWideThreads >> lane_shift) {
       const int first = kWhole ? 0 : head_of(row), end = first + columns;
       const int low = first ? 1 : 0, high = max(int(unsigned(end) / kPerUnit), low);
       T* line = to + (row * n - first);
@@ -274,7 +279,7 @@ __global__ void __launch_bounds__(kWideThreads, kK < 64 ? 4 : 3)
         stage<T>(out, sums, bias, pass == 0 ? Activation::kNone : p.activation, row, column);
       }
       __syncthreads();
-      out.leave(int(min(int64_t{plan.rows}, p.m - row0)));
+      out.leave(int(min(int64_t{plan.rows}, p.m - row0)), plan.lane_shift());
     }
     if (more) next.store(x);
   }
