@@ -40,10 +40,11 @@ constexpr double kWideUnitsOfX = 55, kWideElementsOfX = 182, kWideTileInstructio
 // Cycles of a tile alone, and for each item of a warp; a launch, and 256 units of w.
 constexpr double kWideAloneCycles = 3000, kWideItemCycles = 68, kWideUs = 1.5, kWideLoadUs = 0.4;
 constexpr double kWideOverlap = 3, kWideMargin = 1.05;
-// TMA brings rows of x below 64 bytes slowly, which few columns do not hide: four products by at
-// most 200 columns took 1.45 to 2.9 times what the model of the sm90 kernels says of them.
+// TMA brings rows of x below 64 bytes slowly, which few columns do not hide: of at most 200 columns
+// products by K = 8, 16 and 24 took 2.9, 1.45 to 1.77 and 1.53 times what the model of the sm90
+// kernels says.
 constexpr int64_t kShortRow = 32, kFewShortRows = 256;
-constexpr double kShortRowsFactor = 1.5;
+constexpr double kShortRowsFactor = 12;
 constexpr double kDotsUs = 3.2, kDotsStreamed = 0.8, kDotsSmBytesPerUs = 1.2e5;
 
 // Lines of a matrix, or false where its elements lie apart along both sides.
@@ -123,10 +124,10 @@ double wide_us(const GemmProblem& p, const thin::Lines& x, const DeviceModel& de
                            : double(plan.rows << plan.lane_shift()) / thin::kWideThreads *
                                  (p.n % 8 == 0 ? kWideLines : kWideCutLines);
   const bool units = thin::reads_units(p.dtype, x, p.k);
+  const double passes = p.epilogue == Epilogue::kPreact ? 2 : 1;
   const double issued =
-      (items * (kWideItemInstructions + steps * kWideStepInstructions + act) + lines) *
-          (p.epilogue == Epilogue::kPreact ? 2 : 1) +
-      steps * (units ? kWideUnitsOfX : kWideElementsOfX) + kWideTileInstructions;
+      passes * (items * (kWideItemInstructions + steps * kWideStepInstructions) + lines) +
+      items * act + steps * (units ? kWideUnitsOfX : kWideElementsOfX) + kWideTileInstructions;
   const double each = double(ceil_div(p.m, plan.rows)) * plan.parts / device.sm_count;
   const double room = std::min(plan.padded_k < 64 ? 4 : 3, 227 * 1024 / (plan.bytes() + 1024));
   const double alone = kWideAloneCycles + std::ceil(items) * kWideItemCycles;
@@ -286,7 +287,7 @@ double gemm_us(const MatrixView& a, const MatrixView& b, const GemmProblem& prob
   const bool across_a = a.col_stride != 1, across_b = b.row_stride != 1;
   const bool short_rows = device.hopper() && is_half(problem.dtype) && problem.k < kShortRow &&
                           problem.n <= kFewShortRows;
-  return plan.expected_us * (short_rows ? kShortRowsFactor : 1) +
+  return plan.expected_us * (short_rows ? 1 + kShortRowsFactor / double(problem.k) : 1) +
          (operands.pack_a ? pack_us(problem, problem.m, problem.k, across_a) : 0) +
          (operands.pack_b ? pack_us(problem, problem.k, problem.n, across_b) : 0) +
          (operands.pads_d ? pack_us(problem, problem.m, problem.n) : 0);

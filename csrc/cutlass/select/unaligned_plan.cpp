@@ -23,6 +23,9 @@ constexpr bool kHopperKernels = true;     // false: WGMMA is not asked
 constexpr double kLoadBytesPerCycle = 55, kSharedBytesPerCycleOfSm = 95;
 constexpr double kLatencyCycles = 900, kExposed = 0.77, kTileStartCycles = 3700;
 constexpr double kOutputCycles = 0.15, kSharedOutputCycles = 0.18;
+// An activation more than relu, for every block that has an SM: five products with gelu and without
+// on an H200.
+constexpr double kCostlyOutputCycles = 0.25;
 constexpr double kStreamBytesPerUs = 2.5e6, kCyclesPerUs = 1890;
 // By hand, from 151 products in graphs on an H200: a launch, and what less the sum of slices takes.
 constexpr double kStartUs = 1, kSlicesOverlapUs = 1.5;
@@ -73,7 +76,10 @@ double unaligned_us(const GemmProblem& p, int number, int slices, const DeviceMo
   const double alone = kLatencyCycles + kExposed * s.l1 + s.issue;
   const double step = s.factor * std::max(resident * std::max(s.l1, s.mma + s.issue), alone);
   const double steps = double(ceil_div(ceil_div(p.k, slices), s.k));
-  const double stored = tile.m * tile.n * (kOutputCycles + kSharedOutputCycles * resident);
+  const double act = is_costly(p.activation) ? kCostlyOutputCycles * resident : 0;
+  const double output = kOutputCycles + kSharedOutputCycles * resident;
+  const double stored =
+      tile.m * tile.n * (output * (p.epilogue == Epilogue::kPreact ? 2 : 1) + act);
   const double us = waves * (steps * step + stored + kTileStartCycles) / kCyclesPerUs;
   return kStartUs + longer(us, dram_bytes(p) / kStreamBytesPerUs) +
          (slices > 1 ? reduce_us(p, slices) - kSlicesOverlapUs : 0);
@@ -121,18 +127,19 @@ Choice choose(const GemmProblem& p, const DeviceModel& device) {
 // The same, remembered by this thread: a loop does not rank tiles on every call.
 Choice cached_choice(const GemmProblem& p, const DeviceModel& device) {
   struct Entry {
-    std::array<int64_t, 8> key{-1};
+    std::array<int64_t, 9> key{-1};
     Choice choice;
   };
   static thread_local std::array<Entry, 64> cache;
-  const std::array<int64_t, 8> key = {p.m,
+  const std::array<int64_t, 9> key = {p.m,
                                       p.n,
                                       p.k,
                                       int64_t(p.epilogue),
                                       p.ldd != p.n,
                                       device.capability,
                                       device.sm_count,
-                                      p.dtype == DType::kFloat32};
+                                      p.dtype == DType::kFloat32,
+                                      is_costly(p.activation)};
   const uint64_t hash = ((uint64_t(p.m) * 31 + p.n) * 31 + p.k) * 0x9e3779b97f4a7c15ull;
   Entry& entry = cache[hash >> 58];
   if (entry.key != key) entry = {key, choose(p, device)};
