@@ -9,7 +9,7 @@ namespace fusedops::thin {
 inline constexpr int kWideThreads = 256;
 inline constexpr int kWideRows = 64;  // of a tile of d, at most
 inline constexpr int kWideItem = 32;  // columns that a warp forms at a time, of 16 rows
-inline constexpr int64_t kMostWideK = 64, kLeastWide = 16;
+inline constexpr int64_t kMostWideK = 64, kLeastWide = 16, kWideLeastRows = 1024;
 inline constexpr int64_t kRunBytes = 52 * 1024, kRunWeightBytes = 48 * 1024;  // at most
 
 // A block has `part` of the columns of d, `rows` rows at a time. In shared memory they are one run,

@@ -30,15 +30,16 @@ constexpr int kSharedOfOther = 96 * 1024;  // of GPUs beside the A100 and Hopper
 constexpr bool kDotsKernel = true;         // false: one row keeps to the other kernels
 constexpr bool kWideKernel = true;         // false: few features keep to the other kernels
 constexpr int64_t kMostWideN = int64_t{1} << 24;
-// kWide, fitted to 64 products on an H200, which they meet within 7 % (rms): what a warp issues for
-// an item, alone, for each 16 of K and for a costly activation; for lines of d, whose ends are
-// units or are not, or for each 256 units of a run; for 16 of K of x, in units or not; for a tile.
-constexpr double kWideItemInstructions = 105, kWideStepInstructions = 26,
-                 kWideActInstructions = 221;
-constexpr double kWideLines = 39, kWideCutLines = 98, kWideRunUnits = 66;
-constexpr double kWideUnitsOfX = 55, kWideElementsOfX = 182, kWideTileInstructions = 165;
+// kWide, fitted to 57 products on an H100 and an H200, which they meet within 8 % (rms): what a
+// warp issues for an item, alone, for each 16 of K and for a costly activation; for lines of d,
+// whose ends are units or are not, or for each 256 units of a run; for 16 of K of x, in units or
+// not; for a tile.
+constexpr double kWideItemInstructions = 110, kWideStepInstructions = 28,
+                 kWideActInstructions = 204;
+constexpr double kWideLines = 43, kWideCutLines = 107, kWideRunUnits = 63;
+constexpr double kWideUnitsOfX = 56, kWideElementsOfX = 186, kWideTileInstructions = 116;
 // Cycles of a tile alone, and for each item of a warp; a launch, and 256 units of w.
-constexpr double kWideAloneCycles = 3000, kWideItemCycles = 68, kWideUs = 1.5, kWideLoadUs = 0.4;
+constexpr double kWideAloneCycles = 3240, kWideItemCycles = 45, kWideUs = 1.65, kWideLoadUs = 1.07;
 constexpr double kWideOverlap = 3, kWideMargin = 1.05;
 // TMA brings rows of x below 64 bytes slowly, which few columns do not hide: of at most 200 columns
 // products by K = 8, 16 and 24 took 2.9, 1.45 to 1.77 and 1.53 times what the model of the sm90
@@ -117,7 +118,8 @@ double rows_us(const GemmProblem& p, const thin::RowsPlan& plan, const DeviceMod
 double wide_us(const GemmProblem& p, const thin::Lines& x, const DeviceModel& device) {
   const thin::WidePlan plan = thin::wide_plan(p.n, p.k);
   const double warps = thin::kWideThreads / 32, steps = plan.padded_k / 16.0;
-  const double items = plan.rows / 16.0 * plan.columns() / thin::kWideItem / warps;
+  const double share = plan.rows / 16.0 * plan.columns() / thin::kWideItem / warps;
+  const double most = std::ceil(share), items = (share + most) / 2;  // of a warp: others fill in
   const double act = is_costly(p.activation) ? kWideActInstructions : 0;
   const double lines = plan.line_units == 0
                            ? double(plan.rows) * p.n / (8 * thin::kWideThreads) * kWideRunUnits
@@ -130,12 +132,12 @@ double wide_us(const GemmProblem& p, const thin::Lines& x, const DeviceModel& de
       items * act + steps * (units ? kWideUnitsOfX : kWideElementsOfX) + kWideTileInstructions;
   const double each = double(ceil_div(p.m, plan.rows)) * plan.parts / device.sm_count;
   const double room = std::min(plan.padded_k < 64 ? 4 : 3, 227 * 1024 / (plan.bytes() + 1024));
-  const double alone = kWideAloneCycles + std::ceil(items) * kWideItemCycles;
+  const double alone = kWideAloneCycles + most * kWideItemCycles;
   const double tile = std::max(issued * warps / 4, alone / std::clamp(each, 1.0, room));
-  const double rounds = each < 3 * room ? std::ceil(each) : each;
   const double load = kWideLoadUs * plan.columns() * plan.padded_k / (8 * thin::kWideThreads);
   return kWideUs + load +
-         overlap(rounds * tile / (kClockGhz * 1e3), dram_bytes(p) / kDramBytesPerUs, kWideOverlap);
+         overlap(std::max(each, 1.0) * tile / (kClockGhz * 1e3), dram_bytes(p) / kDramBytesPerUs,
+                 kWideOverlap);
 }
 
 double sums_us(const GemmProblem& p, const thin::SumsPlan& plan, const DeviceModel& device) {
@@ -275,6 +277,7 @@ ThinPlan plan_thin(const MatrixView& a, const MatrixView& b, const GemmProblem& 
     plan_sums(a, b, p, device, plan);
   } else {
     plan.rejected = "neither M nor K is at least 4096, nor is M 1";
+    if (p.m >= thin::kWideLeastRows) plan_wide(a, b, p, device, plan);
   }
   return plan;
 }
