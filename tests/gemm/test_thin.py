@@ -136,7 +136,13 @@ def test_few_features_that_become_many_leave_in_whole_units(shape):
     found = thin(*shape)
     assert found["takes"]
     assert found["name"].startswith("thin wide")
-    assert not thin(*shape, dtype="float32").get("name", "").startswith("thin wide")
+
+
+@pytest.mark.parametrize("shape", [(589_609, 193, 13), (115_308, 489, 3), (31_168, 131, 7)], ids=str)
+def test_and_so_do_those_of_float32(shape):
+    found = thin(*shape, dtype="float32")
+    assert found["takes"]
+    assert found["name"].startswith("thin wide")
 
 
 def test_explain_names_the_kernels():
@@ -168,7 +174,7 @@ def test_every_shape(dtype, shape):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", HALVES, ids=name)
+@pytest.mark.parametrize("dtype", DTYPES, ids=name)
 @pytest.mark.parametrize("shape", WIDE, ids=str)
 def test_wide_results(dtype, shape):
     x, weight, bias, dy = linear_inputs(*shape, dtype, "cuda")

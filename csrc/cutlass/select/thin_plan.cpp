@@ -36,6 +36,7 @@ constexpr int64_t kMostWideN = int64_t{1} << 24;
 // not; for a tile.
 constexpr double kWideItemInstructions = 110, kWideStepInstructions = 28,
                  kWideActInstructions = 204;
+constexpr double kWideFmaInstructions = 320;  // of 16 of K in fp32
 constexpr double kWideLines = 43, kWideCutLines = 107, kWideRunUnits = 63;
 constexpr double kWideUnitsOfX = 56, kWideElementsOfX = 186, kWideTileInstructions = 116;
 // Cycles of a tile alone, and for each item of a warp; a launch, and 256 units of w.
@@ -116,25 +117,29 @@ double rows_us(const GemmProblem& p, const thin::RowsPlan& plan, const DeviceMod
 }
 
 double wide_us(const GemmProblem& p, const thin::Lines& x, const DeviceModel& device) {
-  const thin::WidePlan plan = thin::wide_plan(p.n, p.k);
+  const thin::WidePlan plan = thin::wide_plan(p.dtype, p.n, p.k);
   const double warps = thin::kWideThreads / 32, steps = plan.padded_k / 16.0;
   const double share = plan.rows / 16.0 * plan.columns() / thin::kWideItem / warps;
   const double most = std::ceil(share), items = (share + most) / 2;  // of a warp: others fill in
   const double act = is_costly(p.activation) ? kWideActInstructions : 0;
-  const double lines = plan.line_units == 0
-                           ? double(plan.rows) * p.n / (8 * thin::kWideThreads) * kWideRunUnits
-                           : double(plan.rows << plan.lane_shift()) / thin::kWideThreads *
-                                 (p.n % 8 == 0 ? kWideLines : kWideCutLines);
+  const double lines =
+      plan.line_units == 0
+          ? double(plan.rows) * p.n * plan.element / (16 * thin::kWideThreads) * kWideRunUnits
+          : double(plan.rows << plan.lane_shift()) / thin::kWideThreads *
+                (p.n * plan.element % 16 == 0 ? kWideLines : kWideCutLines);
   const bool units = thin::reads_units(p.dtype, x, p.k);
+  const double step = is_half(p.dtype) ? kWideStepInstructions : kWideFmaInstructions;
   const double passes = p.epilogue == Epilogue::kPreact ? 2 : 1;
-  const double issued =
-      passes * (items * (kWideItemInstructions + steps * kWideStepInstructions) + lines) +
-      items * act + steps * (units ? kWideUnitsOfX : kWideElementsOfX) + kWideTileInstructions;
+  const double issued = passes * (items * (kWideItemInstructions + steps * step) + lines) +
+                        items * act + steps * (units ? kWideUnitsOfX : kWideElementsOfX) +
+                        kWideTileInstructions;
   const double each = double(ceil_div(p.m, plan.rows)) * plan.parts / device.sm_count;
-  const double room = std::min(plan.padded_k < 64 ? 4 : 3, 227 * 1024 / (plan.bytes() + 1024));
+  const double room = std::min((plan.padded_k < 64 ? 4 : 3) - (plan.element == 4),
+                               227 * 1024 / (plan.bytes() + 1024));
   const double alone = kWideAloneCycles + most * kWideItemCycles;
   const double tile = std::max(issued * warps / 4, alone / std::clamp(each, 1.0, room));
-  const double load = kWideLoadUs * plan.columns() * plan.padded_k / (8 * thin::kWideThreads);
+  const double load =
+      kWideLoadUs * plan.columns() * plan.padded_k * plan.element / (16 * thin::kWideThreads);
   return kWideUs + load +
          overlap(std::max(each, 1.0) * tile / (kClockGhz * 1e3), dram_bytes(p) / kDramBytesPerUs,
                  kWideOverlap);
@@ -205,7 +210,7 @@ void plan_rows(const MatrixView& a, const MatrixView& b, const GemmProblem& p,
 
 void plan_wide(const MatrixView& a, const MatrixView& b, const GemmProblem& p,
                const DeviceModel& device, ThinPlan& plan) {
-  if (!kWideKernel || !is_half(p.dtype)) return;
+  if (!kWideKernel) return;
   if (p.k > thin::kMostWideK || p.n < thin::kLeastWide || p.n > kMostWideN) return;
   ThinPlan wide;
   wide.kernel = ThinKernel::kWide;
@@ -312,7 +317,7 @@ std::pair<int, int> thin_tile(const ThinPlan& plan) {
     return {rows.tile_rows, rows.group};
   }
   if (plan.kernel == ThinKernel::kWide) {
-    return {thin::kWideRows, thin::wide_plan(plan.rows.n, plan.rows.k).part};
+    return {thin::kWideRows, thin::wide_plan(plan.rows.dtype, plan.rows.n, plan.rows.k).part};
   }
   const thin::Sums& p = plan.sums;
   const thin::SumsPlan sums = thin::sums_plan(p.dtype, p.a, p.b, p.n, p.k);

@@ -35,9 +35,10 @@ const char* launch_typed(const WideParams& params, const LaunchContext& context)
 }  // namespace
 
 const char* multiply_wide(const Rows& p, const LaunchContext& context) {
-  const WideParams params{p, wide_plan(p.n, p.k)};
-  return p.dtype == DType::kFloat16 ? launch_typed<__half>(params, context)
-                                    : launch_typed<__nv_bfloat16>(params, context);
+  const WideParams params{p, wide_plan(p.dtype, p.n, p.k)};
+  if (p.dtype == DType::kFloat16) return launch_typed<__half>(params, context);
+  if (p.dtype == DType::kBFloat16) return launch_typed<__nv_bfloat16>(params, context);
+  return launch_typed<float>(params, context);
 }
 
 }  // namespace fusedops::thin

@@ -1,7 +1,7 @@
 // d = act(x @ w.T + bias) where K is at most 64 and d is what takes the time. Blocks keep their
 // columns of w in shared memory and walk over tiles of rows, the next of x on its way in registers.
-// mma.sync with fp32 sums; results lie in shared memory as they do in d between multiples of 16
-// bytes, so that all but the ends of a run leave in whole units.
+// mma.sync with fp32 sums, or FMA in chains of at most 32; results lie in shared memory as they do
+// in d between multiples of 16 bytes, so that all but the ends of a run leave in whole units.
 #pragma once
 
 #include <type_traits>
@@ -22,13 +22,21 @@ struct WideParams {
 
 // ---- operands ----
 
+template <class T>
+inline constexpr int kWideUnit = 16 / int(sizeof(T));  // elements of 16 bytes
+
+// Elements between rows of x and of w in shared memory: WidePlan::stride.
+template <class T, int kK>
+inline constexpr int kWideStride = kK + kWideUnit<T>;
+
 // A thread's part of a tile of x. kVectors: rows begin at 16 bytes and are whole units.
 template <class T, int kK, bool kVectors>
 struct WideRows {
-  static constexpr int kStride = kK + 8, kElements = kVectors ? 8 : 1;
+  static constexpr int kStride = kWideStride<T, kK>, kElements = kVectors ? kWideUnit<T> : 1;
   static constexpr int kLine = kK / kElements, kUnits = kWideRows * kLine;
   static constexpr int kCount = (kUnits + kWideThreads - 1) / kWideThreads;
-  using Unit = std::conditional_t<kVectors, uint4, uint16_t>;
+  using Element = std::conditional_t<sizeof(T) == 2, uint16_t, uint32_t>;
+  using Unit = std::conditional_t<kVectors, uint4, Element>;
   Unit held[kCount];
   // Where the thread's first unit is, and how far the next ones are; a warp reads along a line of
   // x.
@@ -74,15 +82,16 @@ template <class T, int kK>
 __device__ __forceinline__ void load_weight(const Rows& p, WidePart part, int columns, T* w,
                                             float* bias) {
   const T* source = static_cast<const T*>(p.w) + part.first * p.w_stride_n;
-  for (int i = threadIdx.x; i < columns * (kK / 8); i += kWideThreads) {
-    const int n = i / (kK / 8), first = i % (kK / 8) * 8;
-    Vec<T, 8> unit;
+  constexpr int kUnit = kWideUnit<T>, kUnits = kK / kUnit;
+  for (int i = threadIdx.x; i < columns * kUnits; i += kWideThreads) {
+    const int n = i / kUnits, first = i % kUnits * kUnit;
+    Vec<T, kUnit> unit;
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
+    for (int j = 0; j < kUnit; ++j) {
       const bool inside = first + j < p.k && n < part.count;
       unit.value[j] = inside ? source[n * p.w_stride_n + (first + j) * p.w_stride_k] : T(0.0f);
     }
-    *reinterpret_cast<Vec<T, 8>*>(w + n * (kK + 8) + first) = unit;
+    *reinterpret_cast<Vec<T, kUnit>*>(w + n * kWideStride<T, kK> + first) = unit;
   }
   for (int i = threadIdx.x; i < columns; i += kWideThreads) {
     const bool inside = p.bias && i < part.count;
@@ -95,7 +104,7 @@ __device__ __forceinline__ void load_weight(const Rows& p, WidePart part, int co
 // Where a tile of d lies in shared memory and in memory.
 template <class T>
 struct WideTile {
-  static constexpr int kPerUnit = 16 / int(sizeof(T));
+  static constexpr int kPerUnit = kWideUnit<T>;
   T* to;           // its first element in memory
   T* staged;       // its first unit
   int n, columns;  // between rows in memory, and of the tile
@@ -112,8 +121,8 @@ struct WideTile {
         head(int(reinterpret_cast<uintptr_t>(to) / sizeof(T) % kPerUnit)) {}
 
   __device__ __forceinline__ bool is_run() const { return stride == n; }
-  // Whether rows begin with a word.
-  __device__ __forceinline__ bool has_words() const { return (head | n) % 2 == 0; }
+  // Whether pairs of elements of a row begin where such a pair may.
+  __device__ __forceinline__ bool has_pairs() const { return (head | n) % 2 == 0; }
   __device__ __forceinline__ int head_of(int row) const {
     return is_run() ? head : unsigned(head + row * n) % kPerUnit;
   }
@@ -175,9 +184,10 @@ struct WideSums {
 
 template <class T, int kK>
 __device__ __forceinline__ void multiply(const T* x, const T* w, WideSums& sums) {
+  constexpr int kStride = kWideStride<T, kK>;
   const int lane = threadIdx.x % 32;
-  const T* rows = x + lane % 16 * (kK + 8) + lane / 16 * 8;
-  const T* columns = w + (lane % 8 + lane / 16 * 8) * (kK + 8) + lane / 8 % 2 * 8;
+  const T* rows = x + lane % 16 * kStride + lane / 16 * 8;
+  const T* columns = w + (lane % 8 + lane / 16 * 8) * kStride + lane / 8 % 2 * 8;
 #pragma unroll
   for (int k = 0; k < kK; k += 16) {
     uint32_t left[4];
@@ -185,28 +195,65 @@ __device__ __forceinline__ void multiply(const T* x, const T* w, WideSums& sums)
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       uint32_t right[4];
-      load_matrices(right, columns + j * 16 * (kK + 8) + k);
+      load_matrices(right, columns + j * 16 * kStride + k);
       mma_k16<T>(sums.value[j * 2], left, right[0], right[1]);
       mma_k16<T>(sums.value[j * 2 + 1], left, right[2], right[3]);
     }
   }
 }
 
-// The values of a lane's two rows, to their places; `left` columns are the tile's. kWords: rows
-// begin with a word.
-template <bool kWords, class T>
+// fp32, by the same lanes.
+template <int kK>
+__device__ __forceinline__ void multiply(const float* x, const float* w, WideSums& sums) {
+  constexpr int kStride = kWideStride<float, kK>, kChain = 32;
+  const int lane = threadIdx.x % 32;
+  const float* rows = x + lane / 4 * kStride;
+  const float* columns = w + lane % 4 * 2 * kStride;
+#pragma unroll
+  for (int chain = 0; chain < kK; chain += kChain) {
+    WideSums part;
+#pragma unroll
+    for (int k = chain; k < min(chain + kChain, kK); k += 4) {
+      const auto upper = *reinterpret_cast<const Vec<float, 4>*>(rows + k);
+      const auto lower = *reinterpret_cast<const Vec<float, 4>*>(rows + 8 * kStride + k);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const auto b =
+            *reinterpret_cast<const Vec<float, 4>*>(columns + (j / 2 * 8 + j % 2) * kStride + k);
+        float (&z)[4] = part.value[j / 2];
+#pragma unroll
+        for (int v = 0; v < 4; ++v) {
+          z[j % 2] = fmaf(upper.value[v], b.value[v], z[j % 2]);
+          z[j % 2 + 2] = fmaf(lower.value[v], b.value[v], z[j % 2 + 2]);
+        }
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < WideSums::kElements; ++i) sums[i] += part[i];
+  }
+}
+
+// The values of a lane's two rows, to their places; `left` columns are the tile's. kPairs: two of
+// a row at a time.
+template <bool kPairs, class T>
 __device__ __forceinline__ void put(const WideSums& sums, T* const (&to)[2], int left) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const uint32_t pair = pack_pair<T>(sums.value[j][r * 2], sums.value[j][r * 2 + 1]);
-      if constexpr (kWords) {
-        *reinterpret_cast<uint32_t*>(to[r] + j * 8) = pair;
+      Vec<T, 2> pair;
+      if constexpr (sizeof(T) == 2) {
+        *reinterpret_cast<uint32_t*>(&pair) =
+            pack_pair<T>(sums.value[j][r * 2], sums.value[j][r * 2 + 1]);
       } else {
-        auto* halves = reinterpret_cast<uint16_t*>(to[r] + j * 8);
-        if (j * 8 < left) halves[0] = uint16_t(pair);
-        if (j * 8 + 1 < left) halves[1] = uint16_t(pair >> 16);
+        pair = {sums.value[j][r * 2], sums.value[j][r * 2 + 1]};
+      }
+      T* at = to[r] + j * 8;
+      if constexpr (kPairs) {
+        *reinterpret_cast<Vec<T, 2>*>(at) = pair;
+      } else {
+        if (j * 8 < left) at[0] = pair.value[0];
+        if (j * 8 + 1 < left) at[1] = pair.value[1];
       }
     }
   }
@@ -229,7 +276,7 @@ __device__ __forceinline__ void stage(const WideTile<T>& tile, WideSums& sums, c
   // NOTE: behind a row of a run is the next one.
   if (tile.is_run() && column + kWideItem > tile.columns) {
     put<false>(sums, to, tile.columns - column - first);
-  } else if (tile.has_words()) {
+  } else if (tile.has_pairs()) {
     put<true>(sums, to, kWideItem);
   } else {
     put<false>(sums, to, kWideItem);
@@ -239,15 +286,16 @@ __device__ __forceinline__ void stage(const WideTile<T>& tile, WideSums& sums, c
 // ---- kernel ----
 
 template <class T, int kK, bool kVectors>
-__global__ void __launch_bounds__(kWideThreads, kK < 64 ? 4 : 3)
+__global__ void __launch_bounds__(kWideThreads, (kK < 64 ? 4 : 3) - (sizeof(T) == 4))
     wide_kernel(const __grid_constant__ WideParams params) {
   const Rows& p = params.problem;
   const WidePlan& plan = params.plan;
   extern __shared__ __align__(16) uint4 shared_units[];
+  constexpr int kStride = kWideStride<T, kK>;
   const int columns = plan.columns();
   T* x = reinterpret_cast<T*>(shared_units + plan.tile_units);
-  T* w = x + kWideRows * (kK + 8);
-  float* bias = reinterpret_cast<float*>(w + columns * (kK + 8));
+  T* w = x + kWideRows * kStride;
+  float* bias = reinterpret_cast<float*>(w + columns * kStride);
   // Blocks of a tile's parts are neighbours: they share x in L2.
   const int64_t first_tile = blockIdx.x / plan.parts, step = gridDim.x / plan.parts;
   WidePart part{int(blockIdx.x % plan.parts) * plan.part, 0};
@@ -275,7 +323,11 @@ __global__ void __launch_bounds__(kWideThreads, kK < 64 ? 4 : 3)
       for (int item = warp; item < items; item += kWideThreads / 32) {
         const int row = (item & (row_items - 1)) * 16, column = (item >> row_shift) * kWideItem;
         WideSums sums;
-        multiply<T, kK>(x + row * (kK + 8), w + column * (kK + 8), sums);
+        if constexpr (sizeof(T) == 2) {
+          multiply<T, kK>(x + row * kStride, w + column * kStride, sums);
+        } else {
+          multiply<kK>(x + row * kStride, w + column * kStride, sums);
+        }
         stage<T>(out, sums, bias, pass == 0 ? Activation::kNone : p.activation, row, column);
       }
       __syncthreads();
