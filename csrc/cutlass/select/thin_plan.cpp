@@ -36,7 +36,9 @@ constexpr int64_t kMostWideN = int64_t{1} << 24;
 // not; for a tile.
 constexpr double kWideItemInstructions = 110, kWideStepInstructions = 28,
                  kWideActInstructions = 204;
-constexpr double kWideFmaInstructions = 320;  // of 16 of K in fp32
+// In fp32 16 of K, and by how much all of it takes longer (28 products on an H200); up to 128
+// columns, which `thin rows` writes as one run, that is faster.
+constexpr double kWideFmaInstructions = 320, kWideFp32Factor = 1.25;
 constexpr double kWideLines = 43, kWideCutLines = 107, kWideRunUnits = 63;
 constexpr double kWideUnitsOfX = 56, kWideElementsOfX = 186, kWideTileInstructions = 116;
 // Cycles of a tile alone, and for each item of a warp; a launch, and 256 units of w.
@@ -140,9 +142,10 @@ double wide_us(const GemmProblem& p, const thin::Lines& x, const DeviceModel& de
   const double tile = std::max(issued * warps / 4, alone / std::clamp(each, 1.0, room));
   const double load =
       kWideLoadUs * plan.columns() * plan.padded_k * plan.element / (16 * thin::kWideThreads);
-  return kWideUs + load +
-         overlap(std::max(each, 1.0) * tile / (kClockGhz * 1e3), dram_bytes(p) / kDramBytesPerUs,
-                 kWideOverlap);
+  const double streams = dram_bytes(p) / kDramBytesPerUs;
+  const double us = std::max(each, 1.0) * tile / (kClockGhz * 1e3);
+  return (kWideUs + load + overlap(us, streams, kWideOverlap)) *
+         (is_half(p.dtype) ? 1 : kWideFp32Factor);
 }
 
 double sums_us(const GemmProblem& p, const thin::SumsPlan& plan, const DeviceModel& device) {
@@ -210,8 +213,8 @@ void plan_rows(const MatrixView& a, const MatrixView& b, const GemmProblem& p,
 
 void plan_wide(const MatrixView& a, const MatrixView& b, const GemmProblem& p,
                const DeviceModel& device, ThinPlan& plan) {
-  if (!kWideKernel) return;
-  if (p.k > thin::kMostWideK || p.n < thin::kLeastWide || p.n > kMostWideN) return;
+  const int64_t least = is_half(p.dtype) ? thin::kLeastWide : thin::kPartColumns + 1;
+  if (!kWideKernel || p.k > thin::kMostWideK || p.n < least || p.n > kMostWideN) return;
   ThinPlan wide;
   wide.kernel = ThinKernel::kWide;
   wide.rejected = rows_refusal(a, b, p, &wide.rows);

@@ -12,7 +12,7 @@ namespace fusedops::thin {
 // Launch; return null or the reason of the failure.
 const char* multiply_rows(const Rows& problem, const LaunchContext& context);
 
-// The same where few features become many, in 16 bits.
+// The same where few features become many.
 const char* multiply_wide(const Rows& problem, const LaunchContext& context);
 
 // Only the blocks' sums, (slots, n, k) in problem.partial: the caller adds them up.
