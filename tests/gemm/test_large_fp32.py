@@ -50,6 +50,18 @@ def test_a_large_fp32_product_in_several_chunks(m, n):
         assert_accurate(y, gelu(theirs), gelu(exact), "y")
 
 
+@pytest.mark.parametrize(("m", "h"), [(5001, 3945), (5003, 3946), (5002, 3945)])
+def test_the_second_half_of_two_large_products_begins_anywhere(m, h):
+    """Gate and up lie behind each other: up begins 4, 8 or 12 bytes behind a multiple of 16."""
+    x, gate, _, _ = linear_inputs(m, h, 30, torch.float32, "cuda")
+    up = make(h, 30, dtype=torch.float32, device="cuda", seed=9)
+    with poisoned():
+        both = OPS.gated_linear(x, gate, up, None, None, False)
+    for got, weight in zip(both, (gate, up), strict=True):
+        exact = x.double() @ weight.double().t()
+        assert_accurate(got, torch_linear(x, weight, None, "none"), exact, f"{m}x{h}")
+
+
 @pytest.mark.parametrize(("m", "n", "k"), [(832, 832, 840), (861, 833, 835)])
 def test_a_large_fp32_step_in_a_cuda_graph(m, n, k):
     x, weight, bias, dy = linear_inputs(m, n, k, torch.float32, "cuda")

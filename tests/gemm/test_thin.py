@@ -138,7 +138,7 @@ def test_few_features_that_become_many_leave_in_whole_units(shape):
     assert found["name"].startswith("thin wide")
 
 
-@pytest.mark.parametrize("shape", [(589_609, 193, 13), (115_308, 489, 3), (31_168, 131, 7)], ids=str)
+@pytest.mark.parametrize("shape", [(589_609, 193, 13), (115_308, 489, 3)], ids=str)
 def test_and_so_do_those_of_float32(shape):
     found = thin(*shape, dtype="float32")
     assert found["takes"]
