@@ -251,7 +251,7 @@ def mlp_memory(plt: Any) -> Any:
 
 def random_shapes(plt: Any) -> Any:
     """Every random case of a family over its fastest peer: no list chose them."""
-    rows = [r for r in rows_of("h100/wild") if r["peer"] != NO_PEER and r["speedup"]]
+    rows = [r for r in rows_of("h200/wild") if r["peer"] != NO_PEER and r["speedup"]]
     fastest: dict[tuple[str, ...], float] = {}
     for row in rows:
         key = (row["case"], row["dtype"], row["pass"])
