@@ -43,6 +43,7 @@ PEERS = {
     "compile_graphs": "compile\ngraphs",
     "liger": "Liger",
 }
+MODEL_PEERS = ("eager", "liger", "compile", "compile_whole", "compile_graphs")
 ROW_BUCKETS = ((1, 16), (17, 128), (129, 1024), (1025, 8192), (8193, 32768), (32769, 1 << 30))
 ROW_NAMES = ("to 16", "to 128", "to 1K", "to 8K", "to 32K", "more")
 WEIGHT_LIMITS = (1 << 16, 1 << 20, 1 << 23, 1 << 25, 1 << 40)
@@ -119,7 +120,8 @@ def linear_speedup(plt: Any) -> Any:
 def models_speedup(plt: Any) -> Any:
     """Models down, what one could do else across, over the fastest of ours."""
     rows = rows_of("h100/models", **{"pass": "step", "dtype": "bf16"})
-    peers = ("eager", "liger", "compile", "compile_whole", "compile_graphs")
+    measured = {row["peer"] for row in rows}
+    peers = [p for p in PEERS if p in MODEL_PEERS and p in measured]
     lines: dict[str, list[float | None]] = {}
     for model in models(rows, "step"):
         if model.over(VARIANTS) is None:

@@ -145,7 +145,8 @@ def render_headlines(folder: Path) -> str:
         f"|---|---|---|{'---:|' * len(PEERS)}",
     ]
     groups = [(title, _members(rows, GROUPS[i])) for i, title in HEADLINES.items()]
-    own = [r for r in rows if r["suite"] != "fp8"]  # whose norms write another thing
+    # Norms of fp8 write another thing, and random shapes have bars of their own.
+    own = [r for r in rows if r["suite"] not in ("fp8", "wild")]
     for op, pass_, dtypes in OTHER_HEADLINES:
         found = [r for r in own if (r["case"].split("/")[0], r["pass"]) == (op, pass_)]
         chosen = [r for r in found if r["dtype"] in (dtypes or r["dtype"])]
@@ -348,11 +349,13 @@ def render_models(folder: Path) -> str:
     """Times of whole models, in ms, and their picture; nothing where none was measured."""
     rows = [r for r in read_rows(folder) if r["suite"] == "models"] if folder.exists() else []
     found = models(rows, "step")
-    lines = [line for model in found if (line := _model_line(model))]
+    times = {m.model: _model_ms(m) for m in found if m.over(VARIANTS) is not None}
+    columns = [name for name in MODEL_COLUMNS if any(name in ms for ms in times.values())]
+    lines = [_model_line(m, times[m.model], columns) for m in found if m.model in times]
     if not lines:
         return ""
     newest = max(rows, key=lambda r: r["date"])
-    head = " | ".join(MODEL_COLUMNS.values())
+    head = " | ".join(MODEL_COLUMNS[name] for name in columns)
     best = geomean(v for m in found if (v := m.over(VARIANTS)) is not None)
     memory = [v for m in found if (v := m.memory()) is not None]
     text = f"the best of ours is {best:.2f} times as fast as the best of theirs"
@@ -365,25 +368,27 @@ def render_models(folder: Path) -> str:
         f"{text}.",
         "",
         f"| model | {head} | best of ours over best of theirs |",
-        f"|---|{'---:|' * (len(MODEL_COLUMNS) + 1)}",
+        f"|---|{'---:|' * (len(columns) + 1)}",
         *lines,
         *(["", f'<img src="{_relative(picture, README)}" alt="speed over eager">']
           if picture.exists() else []),
     ])  # fmt: skip
 
 
-def _model_line(model: ModelRows) -> str:
-    """Times are those of the newest run of each; the ratio is of times of one run."""
-    ratio = model.over(VARIANTS)
-    if ratio is None:
-        return ""
+def _model_ms(model: ModelRows) -> dict[str, float]:
+    """Times by variant and peer: those of the newest run of each."""
     ms = {}
     for (variant, peer), row in sorted(model.rows.items(), key=lambda item: item[1]["date"]):
         ms[variant] = float(row["ours_us"]) * 1e-3
         if row["peer_us"]:
             ms[peer] = float(row["peer_us"]) * 1e-3
-    cells = " | ".join(f"{ms[name]:.3g}" if name in ms else "" for name in MODEL_COLUMNS)
-    return f"| {model.model} | {cells} | **{ratio:.2f}** |"
+    return ms
+
+
+def _model_line(model: ModelRows, ms: dict[str, float], columns: Sequence[str]) -> str:
+    """The ratio is of times of one run."""
+    cells = " | ".join(f"{ms[name]:.3g}" if name in ms else "" for name in columns)
+    return f"| {model.model} | {cells} | **{model.over(VARIANTS):.2f}** |"
 
 
 def _relative(path: Path, page: Path = BENCHMARKS) -> str:
