@@ -1,5 +1,5 @@
-// Products of few features by many as the kernel takes them that writes whole units
-// wherever rows of d begin (kernels/thin/thin_wide.cuh). Plain structs; no torch, no CUDA header.
+// Products of few features by many as the kernel takes them that writes whole units wherever rows
+// of d begin (kernels/thin/thin_wide.cuh). Plain structs; no torch, no CUDA header.
 #pragma once
 
 #include "csrc/cutlass/configs/thin_problem.h"
@@ -18,8 +18,9 @@ inline constexpr int64_t kRunBytes = 52 * 1024, kRunWeightBytes = 48 * 1024;  //
 struct WidePlan {
   int parts, part;
   int rows;
-  int padded_k, element;  // and the bytes of one
-  int line_units;         // 0: one run
+  int padded_k;
+  int element;     // bytes
+  int line_units;  // 0: one run
   int tile_units;
 
   constexpr int columns() const { return int(round_up(part, kWideItem)); }

@@ -215,12 +215,15 @@ void plan_wide(const MatrixView& a, const MatrixView& b, const GemmProblem& p,
                const DeviceModel& device, ThinPlan& plan) {
   const int64_t least = is_half(p.dtype) ? thin::kLeastWide : thin::kPartColumns + 1;
   if (!kWideKernel || p.k > thin::kMostWideK || p.n < least || p.n > kMostWideN) return;
-  ThinPlan wide;
-  wide.kernel = ThinKernel::kWide;
-  wide.rejected = rows_refusal(a, b, p, &wide.rows);
-  wide.expected_us = wide_us(p, wide.rows.x, device);
-  const bool better = plan.rejected || wide.expected_us < plan.expected_us;
-  if (!wide.rejected && better) plan = wide;
+  thin::Rows rows{};
+  if (rows_refusal(a, b, p, &rows)) return;
+  if (thin::wide_plan(p.dtype, p.n, p.k).bytes() > shared_limit(device)) return;
+  const double us = wide_us(p, rows.x, device);
+  if (!plan.rejected && plan.expected_us <= us) return;
+  plan = {};
+  plan.kernel = ThinKernel::kWide;
+  plan.expected_us = us;
+  plan.rows = rows;
 }
 
 void plan_sums(const MatrixView& a, const MatrixView& b, const GemmProblem& p,

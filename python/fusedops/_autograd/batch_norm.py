@@ -20,6 +20,7 @@ from torch import Tensor
 from .. import _C  # noqa: F401  (registers torch.ops.fusedops)
 from .._core.activation import SAVES_OUTPUT, SAVES_PREACT
 from .compose import act_grad, activate, no_autocast
+from .shared import _eager_apply, _functorch_active, _is_dynamo_compiling, needs_grad
 
 _ops = torch.ops.fusedops
 
@@ -56,9 +57,9 @@ def _wide(x: Tensor) -> torch.dtype:
 
 def _written(*running: Tensor | None) -> None:
     """Tell autograd, and what was made of them, that running statistics changed."""
-    for tensor in running:
-        if tensor is not None and not tensor.is_inference():
-            torch.autograd.graph.increment_version(tensor)
+    changed = [t for t in running if t is not None and not t.is_inference()]
+    if changed:
+        torch.autograd.graph.increment_version(changed)
 
 
 def _mix(running: Tensor | None, value: Tensor, count: Tensor, momentum: float) -> None:
@@ -204,12 +205,14 @@ def _backward(
         )
         dz = own if need_dz else dz
         dx = dx if need_x else None
-    return (
-        dx,
-        None if not need_residual else dy if options.code == 0 else dz,
-        sums[1].to(weight.dtype) if need_weight and sums is not None else None,
-        sums[0].to(bias.dtype) if need_bias and sums is not None else None,
-    )
+    dresidual = None if not need_residual else dy if options.code == 0 else dz
+    if sums is None:
+        return dx, dresidual, None, None
+    if need_weight and need_bias and weight.dtype is bias.dtype:
+        dbias, dweight = sums.to(weight.dtype).unbind()  # one kernel
+        return dx, dresidual, dweight, dbias
+    dweight = sums[1].to(weight.dtype) if need_weight else None
+    return dx, dresidual, dweight, sums[0].to(bias.dtype) if need_bias else None
 
 
 def _normalised(
@@ -259,6 +262,9 @@ def _compose_backward(
     return dx, dz.to(dy.dtype) if need_residual else None, dweight, dbias
 
 
+_eager = _eager_apply(BatchNormFunction)
+
+
 def batch_norm(
     x: Tensor,
     residual: Tensor | None,
@@ -271,9 +277,8 @@ def batch_norm(
 ) -> Tensor:
     """y for x (..., C), with a gradient where something wants one."""
     arguments = (x, residual, weight, bias, running_mean, running_var, shift, options)
-    if torch.is_grad_enabled() and any(
-        t is not None and t.requires_grad for t in (x, residual, weight, bias, shift)
-    ):
-        y: Tensor = BatchNormFunction.apply(*arguments)
+    if needs_grad(x, residual, weight, bias, shift):
+        traced = _is_dynamo_compiling() or _functorch_active()
+        y: Tensor = (BatchNormFunction.apply if traced else _eager)(*arguments)
         return y
     return _forward(*arguments)[0]

@@ -31,6 +31,7 @@ __all__ = ["batch_norm_act"]
 
 _any_autocast = torch._C._is_any_autocast_enabled
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
+_PLAIN = (Tensor, torch.nn.Parameter, type(None))
 
 
 def options_of(
@@ -87,11 +88,12 @@ def sees_torch(*tensors: Tensor | None) -> bool:
     """Whether a call is for torch's functions: one that is traced, too, where Inductor fuses, and
     one of DTensors, which have no rules for our norm.
     """
-    return (
-        _is_dynamo_compiling()
-        or sees_torch_functions_only(*tensors)
-        or any(type(t) is not Tensor and is_dtensor(t) for t in tensors)
-    )
+    if _is_dynamo_compiling() or sees_torch_functions_only(*tensors):
+        return True
+    for t in tensors:  # noqa: SIM110  (written out: each call asks)
+        if type(t) not in _PLAIN and is_dtensor(t):
+            return True
+    return False
 
 
 @public

@@ -195,14 +195,15 @@ def check_alike(op: str, x: Tensor, **others: Tensor | None) -> None:
 
 def check_vectors(op: str, x: Tensor, channels: int, **vectors: Tensor | None) -> None:
     """Raise where a vector is not (channels,), or neither of x's dtype nor float32."""
+    device, dtype = x.device, x.dtype
     for name, vector in vectors.items():
         if vector is None:
             continue
-        if vector.device != x.device:
-            raise RuntimeError(f"{op}: {name} must be on {x.device} like x; got {vector.device}")
-        half = x.dtype.itemsize == 2
-        if vector.dtype is not x.dtype and not (half and vector.dtype is torch.float32):
-            want, got = (dtype_name(t) for t in (x.dtype, vector.dtype))
+        if vector.device != device:
+            raise RuntimeError(f"{op}: {name} must be on {device} like x; got {vector.device}")
+        half = dtype.itemsize == 2
+        if vector.dtype is not dtype and not (half and vector.dtype is torch.float32):
+            want, got = (dtype_name(t) for t in (dtype, vector.dtype))
             also = " or float32" if half else ""
             raise RuntimeError(f"{op}: {name} must have dtype {want} like x{also}; got {got}")
         if vector.dim() != 1 or vector.shape[0] != channels:
