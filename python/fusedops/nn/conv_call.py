@@ -18,6 +18,8 @@ from ..ops.conv import conv_bn_act
 from .linear import untouched
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import device as torch_device
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -217,30 +219,39 @@ def run(
 ) -> Tensor:
     """``act(norm(conv(x)) + residual)`` as one op, for what `takes` takes."""
     x, padding = padded(x, conv)
-    if norm is None:
-        norm = NormArguments(None, None, None, None)
-    mean, var, momentum = norm.mean, norm.var, norm.momentum
-    if norm.batches is not None:
-        norm.batches.add_(1)
-    own = momentum is None and mean is not None and var is not None
-    if own:
-        # NOTE: the share of this batch, 1 / count, is on the device: it is mixed in behind the op.
-        mean, var, momentum = torch.zeros_like(mean), torch.zeros_like(var), 1.0
-    y: Tensor = conv_bn_act(
-        x, conv.weight, conv.bias, mean, var, norm.weight, norm.bias,
-        activation=activation, residual=residual, stride=conv.stride, padding=padding,
-        dilation=conv.dilation, groups=conv.groups, training=norm.training,
-        momentum=0.0 if momentum is None else momentum, eps=norm.eps, group=norm.group,
-    )  # fmt: skip
-    if own:
-        assert mean is not None
-        assert var is not None
-        assert norm.mean is not None
-        assert norm.var is not None
-        assert norm.batches is not None
-        with torch.no_grad():
-            wide = torch.promote_types(norm.mean.dtype, torch.float32)
-            share = norm.batches.to(wide).reciprocal()
-            for running, batch in ((norm.mean, mean), (norm.var, var)):
-                running.copy_(torch.lerp(running.to(wide), batch.to(wide), share))
+    found = NormArguments(None, None, None, None) if norm is None else norm
+
+    def op(mean: Tensor | None, var: Tensor | None, momentum: float) -> Tensor:
+        return conv_bn_act(
+            x, conv.weight, conv.bias, mean, var, found.weight, found.bias,
+            activation=activation, residual=residual, stride=conv.stride, padding=padding,
+            dilation=conv.dilation, groups=conv.groups, training=found.training,
+            momentum=momentum, eps=found.eps, group=found.group,
+        )  # fmt: skip
+
+    return stepped(op, found)
+
+
+def stepped(
+    op: Callable[[Tensor | None, Tensor | None, float], Tensor], norm: NormArguments
+) -> Tensor:
+    """An op of running statistics and momentum with a norm's, which become what its module makes of
+    them.
+    """
+    mean, var, batches = norm.mean, norm.var, norm.batches
+    if batches is not None:
+        batches.add_(1)
+    if norm.momentum is not None:
+        return op(mean, var, norm.momentum)
+    if mean is None or var is None:
+        return op(mean, var, 0.0)
+    # NOTE: the share of this batch, 1 / count, is on the device: it is mixed in behind the op.
+    own_mean, own_var = torch.zeros_like(mean), torch.zeros_like(var)
+    y = op(own_mean, own_var, 1.0)
+    assert batches is not None
+    with torch.no_grad():
+        wide = torch.promote_types(mean.dtype, torch.float32)
+        share = batches.to(wide).reciprocal()
+        for running, batch in ((mean, own_mean), (var, own_var)):
+            running.copy_(torch.lerp(running.to(wide), batch.to(wide), share))
     return y

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn as torch_nn
 
 from ...nn.activation import activation_name
-from ...nn.conv_call import is_norm, norm_arguments, takes_rows
+from ...nn.conv_call import is_norm, norm_arguments, stepped, takes_rows
 from ...ops.batch_norm import batch_norm_act
 from .decide import may_pay, norm_pays
 
@@ -22,11 +22,14 @@ def is_row_norm(module: Any) -> bool:
 def run_norm(x: Any, norm: Any, act: Any) -> Any:
     """``act(norm(x))``: `fusedops.batch_norm_act` where x are rows, and many of them."""
     now = norm_arguments(norm, 0) if may_pay(x) and norm_pays(x) else None
-    if now is None or now.momentum is None or not takes_rows(x, now):
+    if now is None or not takes_rows(x, now):
         return act(norm(x))
-    if now.batches is not None:
-        now.batches.add_(1)
-    return batch_norm_act(
-        x, now.mean, now.var, now.weight, now.bias, activation=activation_name(act),
-        training=now.training, momentum=now.momentum, eps=now.eps, group=now.group,
-    )  # fmt: skip
+    name = activation_name(act)
+
+    def op(mean: Any, var: Any, momentum: float) -> Any:
+        return batch_norm_act(
+            x, mean, var, now.weight, now.bias, activation=name, training=now.training,
+            momentum=momentum, eps=now.eps, group=now.group,
+        )  # fmt: skip
+
+    return stepped(op, now)
