@@ -13,6 +13,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fusedops.bench.report.conv_bars import FOLDED
 from fusedops.bench.report.figures import activation, first_size, geomean, speedup
 from fusedops.bench.report.memory_bars import is_large, latest, share_of_copy
 from fusedops.bench.report.model_bars import VARIANTS, ModelRows, models
@@ -330,7 +331,8 @@ def _convolutions(rows: Sequence[Row]) -> list[str]:
     for pass_ in ("infer", "step"):
         members = [r for r in rows if r["suite"] == "conv" and r["pass"] == pass_]
         for dtype in dict.fromkeys(r["dtype"] for r in members):
-            layers = [r for r in members if r["dtype"] == dtype and r["case"].startswith("N")]
+            own = [r for r in members if r["dtype"] == dtype and FOLDED not in r["case"]]
+            layers = [r for r in own if r["case"].startswith("N")]
             cells = " | ".join(_mean(layers, peer) for peer in peers)
             lines.append(f"| {PASSES[pass_]} | {dtype} | {cells} |")
     if not lines:

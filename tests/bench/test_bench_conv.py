@@ -17,6 +17,8 @@ SMALL = (
     layers.Layer(2, 8, 6, 12, 1, activation="none", residual=True),
     layers.Layer(2, 6, 7, 6, 3, 1, 6, "silu"),
     layers.Layer(2, 3, 12, 8, 7, 2, residual=True),
+    layers.Layer(2, 8, 6, 12, 1, folded=True),
+    layers.Layer(2, 8, 6, 12, 1, activation="none", residual=True, folded=True),
 )
 
 
@@ -26,6 +28,8 @@ def test_cases() -> None:
     assert len(set(names["step"])) == len(names["step"]) > 25
     assert {"N64_C256_H56_O64_k1_s1/relu", "N64_C3_H224_O64_k7_s2/relu"} <= set(names["infer"])
     assert "N64_C64_H56_O256_k1_s1/add_relu" in names["step"]
+    assert "N64_C64_H56_O256_k1_s1/folded_add_relu" in names["infer"]
+    assert not any("folded" in name for name in names["step"])
     assert "N64_C96_H112_O96_k3_s2_g96/silu" in names["step"]
     assert names["infer"][-1] == "resnet50/B64"
     assert names["step"][-1] == "resnet50/B256"
@@ -52,14 +56,15 @@ def test_a_layer(layer: layers.Layer, pass_: str) -> None:
     assert work.flops > 0
     inputs = suite.make_inputs(layer.case, torch.bfloat16, pass_, CPU)
     assert inputs[0].is_contiguous(memory_format=torch.channels_last)
-    y = layers.by_torch(layer, False)(*(t.detach() for t in inputs[: 6 + layer.residual]))
+    operands = inputs[: layer.residual_at + layer.residual]
+    y = layers.by_torch(layer, False)(*(t.detach() for t in operands))
     assert y.shape == (layer.batch, layer.out, layer.out_side, layer.out_side)
 
 
 def test_the_summary_has_a_line_a_kind_of_layer() -> None:
     names = [layer.name for layer in SMALL] + ["resnet50/B64"]
     kinds = [kind({"suite": "conv", "case": name}) for name in names]
-    assert kinds == ["3x3", "1x1", "depthwise", "7x7", "resnet50"]
+    assert kinds == ["3x3", "1x1", "depthwise", "7x7", "folded 1x1", "folded 1x1", "resnet50"]
     names = ["8x16x24/block", "T8_d16_h32/mlp", "quantize/8x16", "rms_norm/8x16"]
     kinds = [kind({"suite": "fp8", "case": name}) for name in names]
     assert kinds == ["block", "mlp", "quantize", "rms_norm"]

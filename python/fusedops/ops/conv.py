@@ -251,7 +251,8 @@ def _run(
     if options.training:
         bias, shift = None, bias
     elif norm.is_none:
-        bias, norm = None, norm._replace(bias=bias)
+        if x.is_cuda:  # torch adds a bias in a pass of its own there
+            bias, norm = None, norm._replace(bias=bias)
     elif bias is not None and not wants:
         norm, bias = _without_bias(norm, bias), None
     if uses_product(x.device.type, x.dtype, weight.shape, problem):

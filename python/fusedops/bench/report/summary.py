@@ -8,7 +8,7 @@ import re
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from fusedops.bench.report.conv_bars import conv_bars
+from fusedops.bench.report.conv_bars import FOLDED, conv_bars
 from fusedops.bench.report.figures import (
     GEMM_SUITES,
     LARGE_M,
@@ -55,7 +55,10 @@ def kind(row: Row) -> str:
     op = row["case"].split("/")[0]
     if row["suite"] == "conv":
         window = re.search(r"_k(\d+)_s\d+(_g)?", op)
-        return op if not window else "depthwise" if window[2] else f"{window[1]}x{window[1]}"
+        if not window:
+            return op
+        size = "depthwise" if window[2] else f"{window[1]}x{window[1]}"
+        return f"folded {size}" if FOLDED in row["case"] else size
     if row["suite"] == "fp8" and re.match(r"T?\d", op):
         return activation(row)
     if row["suite"] == "models":

@@ -20,7 +20,11 @@ class _Graph:
     """One graph of a layer, planned for its shapes."""
 
     def __init__(self, cudnn: Any, layer: Layer, inputs: tuple[Tensor, ...]) -> None:
-        x, weight, residual = inputs[0], inputs[1], inputs[6] if layer.residual else None
+        x, weight, residual = (
+            inputs[0],
+            inputs[1],
+            inputs[layer.residual_at] if layer.residual else None,
+        )
         kinds = {torch.bfloat16: "BFLOAT16", torch.float16: "HALF", torch.float32: "FLOAT"}
         wide, dtype = cudnn.data_type.FLOAT, getattr(cudnn.data_type, kinds[x.dtype])
         self.cudnn, self.handle = cudnn, cudnn.create_handle()
@@ -37,14 +41,16 @@ class _Graph:
         self.x = tensor("x", x.shape, x.stride(), dtype)
         self.weight = tensor("weight", weight.shape, weight.stride(), dtype)
         vector = ((1, layer.out, 1, 1), (layer.out, 1, layer.out, layer.out), wide)
-        self.scale, self.shift = tensor("scale", *vector), tensor("shift", *vector)
+        self.scale = None if layer.folded else tensor("scale", *vector)
+        self.shift = tensor("shift", *vector)
         both, ones = [layer.padding] * 2, [1, 1]
         value = graph.conv_fprop(
             image=self.x, weight=self.weight, padding=both, stride=[layer.stride] * 2, dilation=ones
         )
-        value = graph.mul(a=value, b=self.scale)
+        if self.scale is not None:
+            value = graph.mul(a=value, b=self.scale)
         value = graph.add(a=value, b=self.shift)
-        self.residual = None
+        self.residual, self.residual_at = None, layer.residual_at
         if residual is not None:
             self.residual = tensor("residual", residual.shape, residual.stride(), dtype)
             value = graph.add(a=value, b=self.residual)
@@ -67,9 +73,11 @@ class _Graph:
     def __call__(self, inputs: tuple[Tensor, ...]) -> Tensor:
         x, (scale, shift) = inputs[0], inputs[-2:]
         y = torch.empty(self.shape, dtype=x.dtype, device=x.device).permute(0, 3, 1, 2)
-        pack = {self.x: x, self.weight: inputs[1], self.scale: scale, self.shift: shift, self.y: y}
+        pack = {self.x: x, self.weight: inputs[1], self.shift: shift, self.y: y}
+        if self.scale is not None:
+            pack[self.scale] = scale
         if self.residual is not None:
-            pack[self.residual] = inputs[6]
+            pack[self.residual] = inputs[self.residual_at]
         stream = torch.cuda.current_stream().cuda_stream
         self.cudnn.set_stream(handle=self.handle, stream=stream)
         self.graph.execute(pack, self.workspace, handle=self.handle)
@@ -77,7 +85,7 @@ class _Graph:
 
 
 def cudnn_layer(layer: Layer, pass_: str, device: torch.device) -> Call:
-    """Inference by one graph; scale and shift of the norm are among the inputs.
+    """Inference by one graph; scale (not of a folded norm) and shift are among the inputs.
 
     Raises:
         PeerUnavailableError: The frontend is not installed, or has no graph for the layer.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,7 +19,9 @@ EPS, MOMENTUM = 1e-5, 0.1
 
 @dataclass(frozen=True)
 class Layer:
-    """``act(norm(conv(x)) + residual)`` of square images."""
+    """``act(norm(conv(x)) + residual)`` of square images; of a model that is served, whose norm was
+    folded into weight and bias, without the norm.
+    """
 
     batch: int
     channels: int
@@ -30,6 +32,7 @@ class Layer:
     groups: int = 1
     activation: str = "relu"
     residual: bool = False
+    folded: bool = False
 
     @property
     def padding(self) -> int:
@@ -43,7 +46,13 @@ class Layer:
     def name(self) -> str:
         size = f"N{self.batch}_C{self.channels}_H{self.side}_O{self.out}_k{self.kernel}"
         groups = f"_g{self.groups}" if self.groups > 1 else ""
-        return f"{size}_s{self.stride}{groups}/{'add_' if self.residual else ''}{self.activation}"
+        what = f"{'folded_' if self.folded else ''}{'add_' if self.residual else ''}"
+        return f"{size}_s{self.stride}{groups}/{what}{self.activation}"
+
+    @property
+    def residual_at(self) -> int:
+        """The residual's place among the inputs."""
+        return 3 if self.folded else 6
 
     @property
     def case(self) -> Case:
@@ -104,6 +113,7 @@ def unet(batch: int) -> list[Layer]:
 
 
 LAYERS = (*resnet(64), *efficientnet(64), *unet(8))
+FOLDED = tuple(replace(layer, folded=True) for layer in LAYERS if layer.kernel == 1)
 
 
 def make_inputs(
@@ -111,7 +121,8 @@ def make_inputs(
 ) -> tuple[Tensor, ...]:
     """x, weight, running mean and variance, the norm's weight and bias, residual (or none).
 
-    Behind them dy in a step, in inference the norm's scale and shift for who takes them so.
+    Where the norm is folded x, weight, bias and residual. Behind them dy in a step, in inference
+    the norm's scale and shift for who takes them so.
     """
 
     def image(channels: int, side: int) -> Tensor:
@@ -124,11 +135,14 @@ def make_inputs(
     vectors = torch.rand(4, layer.out, device=device) + 0.5
     mean, var, scale, shift = (vectors[i].contiguous() for i in range(4))
     tensors = [image(layer.channels, layer.side), weight, mean - 1, var, scale, shift - 1]
+    rate = scale * (var + EPS).rsqrt()
+    behind = shift - 1 - (mean - 1) * rate
+    if layer.folded:
+        tensors = [tensors[0], (weight * rate[:, None, None, None]).to(dtype), behind.to(dtype)]
     if layer.residual:
         tensors.append(image(layer.out, layer.out_side))
     if pass_ == "infer":
-        rate = scale * (var + EPS).rsqrt()
-        return (*tensors, rate, shift - 1 - (mean - 1) * rate)
+        return (*tensors, rate, behind)
     learnt = (t if i in (2, 3) else t.requires_grad_() for i, t in enumerate(tensors))
     return (*learnt, image(layer.out, layer.out_side))
 
@@ -143,14 +157,22 @@ def by_torch(layer: Layer, training: bool, in_place: bool = True) -> Call:
         def activation(z: Tensor) -> Tensor:
             return F.silu(z, inplace=True)
 
-    def forward(
-        x: Tensor, weight: Tensor, mean: Tensor, var: Tensor, scale: Tensor, shift: Tensor,
-        residual: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
-        z = F.conv2d(x, weight, None, layer.stride, layer.padding, 1, layer.groups)
-        y = F.batch_norm(z, mean, var, scale, shift, training, MOMENTUM, EPS)
+    def behind(y: Tensor, residual: Tensor | None) -> Tensor:
         if residual is not None:
             y = y.add_(residual) if in_place else y + residual
         return activation(y)
 
-    return forward
+    def convolved(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return F.conv2d(x, weight, bias, layer.stride, layer.padding, 1, layer.groups)
+
+    def folded(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None = None) -> Tensor:
+        return behind(convolved(x, weight, bias), residual)
+
+    def forward(
+        x: Tensor, weight: Tensor, mean: Tensor, var: Tensor, scale: Tensor, shift: Tensor,
+        residual: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        z = convolved(x, weight, None)
+        return behind(F.batch_norm(z, mean, var, scale, shift, training, MOMENTUM, EPS), residual)
+
+    return folded if layer.folded else forward

@@ -1,7 +1,7 @@
 """Convolutions with norm, residual and activation: layers of three networks, and ResNet-50.
 
-`infer` cases use running statistics, `step` cases those of the batch, with every gradient. All is
-channels last; norms are float32.
+`infer` cases use running statistics, or have none where the norm was folded into the weight ahead;
+`step` cases use those of the batch, with every gradient. All is channels last; norms are float32.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fusedops.bench.suites.linear import compiled
 
 from . import nets
 from .cudnn_peer import cudnn_layer
-from .layers import EPS, LAYERS, MOMENTUM, Layer, by_torch, make_inputs
+from .layers import EPS, FOLDED, LAYERS, MOMENTUM, Layer, by_torch, make_inputs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,7 +41,8 @@ class ConvSuite(Suite):
         if selection.shapes:
             wanted = selection.activations or ("relu",)
             return [_layer(shape, a).case for shape in selection.shapes for a in wanted]
-        found = [layer.case for layer in LAYERS]
+        layers = (*LAYERS, *(FOLDED if selection.pass_ == "infer" else ()))
+        found = [layer.case for layer in layers]
         return [*found, nets.case(nets.BATCHES[selection.pass_])]
 
     def default_dtypes_of(self, pass_: str) -> tuple[str, ...]:
@@ -102,7 +103,7 @@ class ConvSuite(Suite):
         """Inference on a few images, against float64: at most 1.1 x eager's error."""
         if case["kind"] != "layer" or pass_ != "infer":
             return {}
-        images = (0, 6)  # x and residual: an image counts by itself
+        images = (0, case["layer"].residual_at)  # x and residual: an image counts by itself
         wide = [
             t[:IMAGES].double() if i in images else t.double() for i, t in enumerate(inputs[:-2])
         ]
@@ -144,7 +145,14 @@ def ours_layer(layer: Layer, training: bool) -> Call:
         )  # fmt: skip
         return y
 
-    return forward
+    def folded(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None = None) -> Tensor:
+        y: Tensor = fusedops.conv_bn_act(
+            x, weight, bias, activation=layer.activation, residual=residual, stride=layer.stride,
+            padding=layer.padding, groups=layer.groups,
+        )  # fmt: skip
+        return y
+
+    return folded if layer.folded else forward
 
 
 def as_pass(forward: Call, pass_: str) -> Call:
