@@ -145,6 +145,11 @@ def test_and_so_do_those_of_float32(shape):
     assert found["name"].startswith("thin wide")
 
 
+def test_tiles_of_long_rows_are_few_rows():
+    tiles = {n: thin(20_001, n, 6)["tile"] for n in (393, 801, 999, 3001)}
+    assert tiles == {393: (64, 393), 801: (32, 801), 999: (16, 999), 3001: (64, 256)}
+
+
 def test_explain_names_the_kernels():
     report = fusedops.explain((1_000_003, 3), (1, 3), (1,), "tanh", dtype=torch.float32)
     assert report.products[0].kernel == "thin rows 512x1"

@@ -323,7 +323,8 @@ std::pair<int, int> thin_tile(const ThinPlan& plan) {
     return {rows.tile_rows, rows.group};
   }
   if (plan.kernel == ThinKernel::kWide) {
-    return {thin::kWideRows, thin::wide_plan(plan.rows.dtype, plan.rows.n, plan.rows.k).part};
+    const thin::WidePlan wide = thin::wide_plan(plan.rows.dtype, plan.rows.n, plan.rows.k);
+    return {wide.rows, wide.part};
   }
   const thin::Sums& p = plan.sums;
   const thin::SumsPlan sums = thin::sums_plan(p.dtype, p.a, p.b, p.n, p.k);
