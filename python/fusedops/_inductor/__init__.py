@@ -45,7 +45,8 @@ def inductor(mode: str | None = None, *, force: bool = False, **options: Any) ->
 
     Args:
         mode: As in torch.compile, which takes no mode beside options: "reduce-overhead",
-            "max-autotune" or "max-autotune-no-cudagraphs".
+            "max-autotune" or "max-autotune-no-cudagraphs". "reduce-overhead" runs in CUDA graphs:
+            for models whose kernels take less time than the host takes to launch them.
         force: Replace whatever is found, also where no gain is expected (for comparisons).
         **options: Further options of Inductor. A ``joint_custom_pre_pass``,
             ``pre_grad_custom_pass`` or ``post_grad_custom_post_pass`` in them, or in
