@@ -62,6 +62,19 @@ def test_the_second_half_of_two_large_products_begins_anywhere(m, h):
         assert_accurate(got, torch_linear(x, weight, None, "none"), exact, f"{m}x{h}")
 
 
+@pytest.mark.parametrize("behind", [1, 2, 3])
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_a_large_weight_gradient_goes_to_any_address(behind, accumulate):
+    dz, x = (make(1200, 832, dtype=torch.float32, device="cuda", seed=i) for i in (4, 5))
+    flat = torch.ones(832 * 832 + 8, device="cuda")
+    main_grad = flat[behind : behind + 832 * 832].view(832, 832)
+    OPS.linear_wgrad_(dz, x, main_grad, accumulate, False)
+    exact = dz.double().t() @ x.double() + accumulate
+    assert_accurate(main_grad, dz.t() @ x + accumulate, exact, "main_grad")
+    assert torch.equal(flat[:behind], torch.ones(behind, device="cuda"))
+    assert (flat[behind + 832 * 832 :] == 1).all()
+
+
 @pytest.mark.parametrize(("m", "n", "k"), [(832, 832, 840), (861, 833, 835)])
 def test_a_large_fp32_step_in_a_cuda_graph(m, n, k):
     x, weight, bias, dy = linear_inputs(m, n, k, torch.float32, "cuda")

@@ -101,6 +101,8 @@ void launch_split(const char* op, const GemmPlan& plan, const GemmProblem& p,
 }
 
 void launch_plan(const char* op, const GemmPlan& plan, GemmProblem p, const LaunchScope& scope) {
+  FUSEDOPS_CHECK(plan.config >= 0, op, ": no kernel takes this problem: M = ", p.m, ", N = ", p.n,
+                 ", K = ", p.k);
   p.raster_width = plan.raster_width;
   p.shared_tiles = plan.shared_tiles;
   Tensor exchanged;
@@ -132,7 +134,10 @@ struct PaddedOutputs {
   Tensor d, preact, bias;
 
   PaddedOutputs(const GemmCall& call, GemmProblem& p, const LaunchScope& scope) {
-    if (p.ldd % 4 == 0) return;
+    const auto aligned = [](const void* pointer) {
+      return reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
+    };
+    if (p.ldd % 4 == 0 && aligned(p.d) && aligned(p.preact)) return;
     p.ldd = exact_ld(p.n);
     const int64_t bytes = p.m * p.ldd * int64_t{sizeof(float)};
     d = workspace(bytes, scope);
@@ -316,8 +321,6 @@ void run_gemm(const GemmCall& call, const Tensor& d, const Tensor* preact,
   const GemmPlan plan = select_gemm_cached(prepared.problem, device_model(scope));
   FUSEDOPS_CHECK(plan.config >= 0 || p.k <= std::numeric_limits<int32_t>::max(), call.op,
                  ": K must be at most 2^31 - 1; got ", p.k);
-  FUSEDOPS_CHECK(plan.config >= 0, call.op, ": no kernel takes this problem: M = ", p.m,
-                 ", N = ", p.n, ", K = ", p.k);
   launch_prepared(call, plan, prepared, p, scope);
 }
 
