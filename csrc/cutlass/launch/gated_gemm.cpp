@@ -1,6 +1,7 @@
 #include "csrc/cutlass/launch/gated_gemm.h"
 
 #include "csrc/common/int_math.h"
+#include "csrc/cutlass/configs/alignment.h"
 #include "csrc/cutlass/configs/stream_k_tail.h"
 #include "csrc/cutlass/launch/gemm_launch.h"
 #include "csrc/cutlass/launch/launch_memory.h"
@@ -12,8 +13,6 @@ namespace {
 
 // NOTE: zero-initialised before any dynamic initialiser runs.
 GatedRunFn g_kernels[kNumGatedProducts][kNumDTypes][kNumSm90Configs];
-
-bool aligned16(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
 
 // Measured: wider bands save up to 4 % where five matrices of the output's size pass by.
 constexpr int raster_width_of(GatedProduct product) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "csrc/common/int_math.h"
+#include "csrc/cutlass/configs/alignment.h"
 #include "csrc/cutlass/configs/operand_layout.h"
 #include "csrc/cutlass/configs/registry.h"
 #include "csrc/cutlass/configs/skinny_configs.h"
@@ -134,10 +135,7 @@ struct PaddedOutputs {
   Tensor d, preact, bias;
 
   PaddedOutputs(const GemmCall& call, GemmProblem& p, const LaunchScope& scope) {
-    const auto aligned = [](const void* pointer) {
-      return reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
-    };
-    if (p.ldd % 4 == 0 && aligned(p.d) && aligned(p.preact)) return;
+    if (p.ldd % 4 == 0 && aligned16(p.d) && aligned16(p.preact)) return;
     p.ldd = exact_ld(p.n);
     const int64_t bytes = p.m * p.ldd * int64_t{sizeof(float)};
     d = workspace(bytes, scope);
@@ -295,7 +293,7 @@ MatrixView rows_view(const Tensor& tensor, Tensor& holder) {
 }
 
 bool are_addressable(const MatrixView& view, DType dtype, const LaunchScope& scope) {
-  const bool aligned = reinterpret_cast<uintptr_t>(view.data) % 16 == 0 && view.row_stride % 8 == 0;
+  const bool aligned = aligned16(view.data) && view.row_stride % 8 == 0;
   return dtype_bytes(dtype) != 2 || aligned || view.col_stride != 1 ||
          view.rows <= skinny::kMaxRows || view.cols == 0 || !device_model(scope).hopper();
 }

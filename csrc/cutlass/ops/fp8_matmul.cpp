@@ -8,6 +8,7 @@
 #include "csrc/common/checks/op_boundary.h"
 #include "csrc/common/host/fp8_emulation.h"
 #include "csrc/common/host/launch.h"
+#include "csrc/cutlass/configs/alignment.h"
 #include "csrc/cutlass/kernels/fp8/sm90_fp8.h"
 #include "csrc/cutlass/ops/linear_parts.h"
 
@@ -34,9 +35,7 @@ namespace {
 
 using torch::stable::new_empty;
 
-bool aligned(const Tensor& tensor) {
-  return reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % 16 == 0;
-}
+bool aligned(const Tensor& tensor) { return aligned16(tensor.const_data_ptr()); }
 
 // The kernels that take a product, or null: there emulation does.
 fp8::RunFn kernels_of(const Fp8MatmulShape& shape, const LaunchScope& scope) {

@@ -6,6 +6,7 @@
 #include "csrc/common/checks/op_boundary.h"
 #include "csrc/common/host/launch.h"
 #include "csrc/common/int_math.h"
+#include "csrc/cutlass/configs/alignment.h"
 #include "csrc/cutlass/kernels/conv/sm90_image_conv.h"
 #include "csrc/cutlass/ops/conv_vectors.h"
 
@@ -25,14 +26,13 @@ bool register_kernels(RunFn run) {
 }
 
 bool takes(const Call& c, int sm_count) {
-  const auto aligned = [](const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; };
   const bool is_half = c.dtype == DType::kFloat16 || c.dtype == DType::kBFloat16;
   constexpr int64_t kMost = int64_t{1} << 24;
   const auto tiles = [](int64_t extent) { return ceil_div(extent, int64_t{8}); };
   return is_half && c.channels > 0 && c.channels % kColumns == 0 && c.channels <= kMostChannels &&
          c.outputs % 8 == 0 && c.h < kMost && c.w < kMost && c.outputs <= kColumns * sm_count &&
          c.images < kMost && c.images * tiles(c.h) * tiles(c.w) < int64_t{1} << 30 &&
-         aligned(c.x) && aligned(c.weight) && aligned(c.y);
+         aligned16(c.x) && aligned16(c.weight) && aligned16(c.y);
 }
 
 }  // namespace image_conv

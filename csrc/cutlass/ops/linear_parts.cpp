@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "csrc/common/host/aten.h"
+#include "csrc/cutlass/configs/alignment.h"
 #include "csrc/cutlass/launch/unaligned_gemm.h"
 #include "csrc/cutlass/passes/act_backward.h"
 
@@ -28,7 +29,7 @@ MatrixView matrix_view(const Tensor& t) {
 const Tensor* readable_bias(const std::optional<Tensor>& bias, Tensor& holder) {
   if (!bias) return nullptr;
   const bool contiguous = bias->size(0) <= 1 || bias->stride(0) == 1;
-  const bool aligned = reinterpret_cast<uintptr_t>(bias->const_data_ptr()) % 16 == 0;
+  const bool aligned = aligned16(bias->const_data_ptr());
   holder = contiguous && aligned ? *bias : torch::stable::clone(torch::stable::contiguous(*bias));
   return &holder;
 }

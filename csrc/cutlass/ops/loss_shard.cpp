@@ -7,6 +7,7 @@
 #include "csrc/common/checks/op_boundary.h"
 #include "csrc/common/host/aten.h"
 #include "csrc/common/host/launch.h"
+#include "csrc/cutlass/configs/alignment.h"
 #include "csrc/cutlass/passes/loss_rows.h"
 
 namespace fusedops {
@@ -14,7 +15,7 @@ namespace {
 
 LossRowsProblem shard_problem(const char* op, const Tensor& logits, const Tensor& targets,
                               const LossShardShape& shape, const LossOptions& options) {
-  FUSEDOPS_CHECK(reinterpret_cast<uintptr_t>(logits.const_data_ptr()) % 16 == 0, op,
+  FUSEDOPS_CHECK(aligned16(logits.const_data_ptr()), op,
                  ": logits must begin at a multiple of 16 bytes");
   LossRowsProblem rows{};
   rows.dtype = shape.dtype;

@@ -5,6 +5,7 @@
 #include "csrc/common/checks/op_boundary.h"
 #include "csrc/common/host/aten.h"
 #include "csrc/common/host/launch.h"
+#include "csrc/cutlass/configs/alignment.h"
 #include "csrc/cutlass/kernels/conv/sm90_pointwise_conv.h"
 #include "csrc/cutlass/ops/conv_vectors.h"
 #include "csrc/cutlass/ops/linear_parts.h"
@@ -25,12 +26,11 @@ bool register_kernels(RunFn run) {
 }
 
 bool takes(const Call& c, int sm_count) {
-  const auto aligned = [](const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; };
   const bool is_half = c.dtype == DType::kFloat16 || c.dtype == DType::kBFloat16;
   return is_half && c.k > 0 && c.k <= kMostK && c.k % 8 == 0 && c.n % 8 == 0 &&
          c.n <= int64_t{kLeastColumns} * sm_count && c.m * c.n < (int64_t{1} << 37) &&
-         c.m < (int64_t{1} << 30) && aligned(c.x) && aligned(c.weight) && aligned(c.residual) &&
-         aligned(c.y);
+         c.m < (int64_t{1} << 30) && aligned16(c.x) && aligned16(c.weight) &&
+         aligned16(c.residual) && aligned16(c.y);
 }
 
 }  // namespace pointwise_conv

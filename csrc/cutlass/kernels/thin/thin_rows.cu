@@ -1,12 +1,11 @@
 #include "csrc/common/dispatch.h"
+#include "csrc/cutlass/configs/alignment.h"
 #include "csrc/cutlass/kernels/thin/thin.h"
 #include "csrc/cutlass/kernels/thin/thin_grid.cuh"
 #include "csrc/cutlass/kernels/thin/thin_rows.cuh"
 
 namespace fusedops::thin {
 namespace {
-
-bool begins_at_16(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
 
 template <class Item>
 const char* launch(const Rows& p, const RowsPlan& plan, const LaunchContext& context) {
@@ -27,7 +26,7 @@ const char* launch(const Rows& p, const RowsPlan& plan, const LaunchContext& con
                             .d = p.d,
                             .preact = p.preact,
                             .activation = p.activation,
-                            .runs = plan.parts == 1 && begins_at_16(p.d) && begins_at_16(p.preact)};
+                            .runs = plan.parts == 1 && aligned16(p.d) && aligned16(p.preact)};
     status = launch_kernel(kKernel, dim3(blocks), dim3(kThreads), size_t(plan.bytes()),
                            static_cast<cudaStream_t>(context.stream), context.overlap, params);
   }

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "csrc/common/int_math.h"
+#include "csrc/cutlass/configs/alignment.h"
 #include "csrc/cutlass/configs/sm90_configs.h"
 #include "csrc/cutlass/configs/stream_k_tail.h"
 #include "csrc/cutlass/select/families.h"
@@ -16,8 +17,6 @@ namespace fusedops {
 namespace {
 
 // ---- refusals ----
-
-bool aligned16(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
 
 const char* operand_refusal(const GemmOperand& operand, int64_t rows, int64_t k, int64_t bytes,
                             bool ragged) {
