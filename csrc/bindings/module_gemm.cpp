@@ -72,9 +72,8 @@ py::dict describe(const GemmProblem& p) {
       "m"_a = p.m, "n"_a = p.n, "k"_a = p.k, "dtype"_a = name_of(p.dtype, kDTypes),
       "math"_a = name_of(p.math, kMathModes), "epilogue"_a = name_of(p.epilogue, kEpilogues),
       "a_major"_a = name_of(p.a.major, kMajors), "b_major"_a = name_of(p.b.major, kMajors),
-      "activation"_a = static_cast<int64_t>(p.activation), "split_parts"_a = p.split_parts,
-      "lda"_a = p.a.ld, "ldb"_a = p.b.ld, "ldd"_a = p.ldd, "a_offset"_a = offset(p.a.data),
-      "b_offset"_a = offset(p.b.data));
+      "activation"_a = static_cast<int64_t>(p.activation), "lda"_a = p.a.ld, "ldb"_a = p.b.ld,
+      "ldd"_a = p.ldd, "a_offset"_a = offset(p.a.data), "b_offset"_a = offset(p.b.data));
 }
 
 GemmProblem parse_problem(const py::dict& fields) {
@@ -88,7 +87,6 @@ GemmProblem parse_problem(const py::dict& fields) {
   p.math = parse<MathMode>("math", text("math"), kMathModes);
   p.epilogue = parse<Epilogue>("epilogue", text("epilogue"), kEpilogues);
   p.activation = static_cast<Activation>(number("activation"));
-  p.split_parts = fields["split_parts"].cast<bool>();
   p.a.major = parse<Major>("a_major", text("a_major"), kMajors);
   p.b.major = parse<Major>("b_major", text("b_major"), kMajors);
   const auto given = [&](const char* name, int64_t otherwise) {
@@ -139,10 +137,10 @@ py::tuple select_config(int64_t m, int64_t n, int64_t k, const std::string& dtyp
                         const std::string& b_major, const std::string& math, int64_t activation,
                         bool aligned, int capability, int sm_count) {
   const int64_t offset = aligned ? 0 : 1;
-  GemmProblem problem = parse_problem(py::dict(
-      "m"_a = m, "n"_a = n, "k"_a = k, "dtype"_a = dtype, "math"_a = math, "epilogue"_a = epilogue,
-      "activation"_a = activation, "split_parts"_a = false, "a_major"_a = a_major,
-      "b_major"_a = b_major, "a_offset"_a = offset, "b_offset"_a = offset));
+  GemmProblem problem = parse_problem(
+      py::dict("m"_a = m, "n"_a = n, "k"_a = k, "dtype"_a = dtype, "math"_a = math,
+               "epilogue"_a = epilogue, "activation"_a = activation, "a_major"_a = a_major,
+               "b_major"_a = b_major, "a_offset"_a = offset, "b_offset"_a = offset));
   problem.d = problem.preact = paper_pointer(offset);
   const DeviceModel device{capability, sm_count};
   return py::make_tuple(describe_found(select_gemm(problem, device)),
@@ -181,10 +179,6 @@ GemmProblem paper_problem(int64_t m, int64_t n, int64_t k, const std::string& dt
 
 py::dict prepare_gemm(const PaperCall& call) {
   const auto& [problem, a, b, device] = call;
-  if (wants_exact_parts(problem, device)) {
-    return py::dict("problem"_a = describe(exact_tile(problem)), "pack_a"_a = py::none(),
-                    "pack_b"_a = py::none());
-  }
   const OperandPlan plan = plan_operands(a, b, problem, device);
   return py::dict("problem"_a = describe(plan.problem), "pack_a"_a = plan.pack_a,
                   "pack_b"_a = plan.pack_b);
@@ -205,11 +199,11 @@ py::dict unaligned_gemm(const PaperCall& call) {
   const UnalignedPlan plan = plan_unaligned(a, b, problem, device);
   if (plan.rejected) return py::dict("takes"_a = false, "rejected"_a = plan.rejected);
   const unaligned::Tile& tile = unaligned::tile_of(problem.dtype, plan.tile);
-  return py::dict("takes"_a = unaligned_takes(plan, a, b, problem, device),
-                  "rejected"_a = py::none(), "name"_a = unaligned_name(plan),
-                  "tile"_a = py::make_tuple(tile.m, tile.n), "splits"_a = plan.slices,
-                  "expected_us"_a = plan.expected_us,
-                  "other_us"_a = otherwise_us(a, b, problem, device));
+  return py::dict(
+      "takes"_a = unaligned_takes(plan, a, b, problem, device), "rejected"_a = py::none(),
+      "name"_a = unaligned_name(plan), "tile"_a = py::make_tuple(tile.m, tile.n),
+      "splits"_a = plan.slices, "pack_a"_a = plan.pack_a, "pack_b"_a = plan.pack_b,
+      "expected_us"_a = plan.expected_us, "other_us"_a = otherwise_us(a, b, problem, device));
 }
 
 // Binds what `answer` says of a call.

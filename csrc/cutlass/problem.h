@@ -58,17 +58,11 @@ struct GemmProblem {
   Epilogue epilogue = Epilogue::kFused;
   DType dtype = DType::kBFloat16;  // of a, b, bias, d, preact; kAccumulator writes d in fp32
   MathMode math = MathMode::kNative;
-  // kFp32 only: a and b hold bf16 parts (operand_layout.h), k counts part columns.
-  bool split_parts = false;
   int raster_width = 8, shared_tiles = 1;  // those of GemmPlan
   ExchangeSpace exchange;
 };
 
 // A compiled kernel: launches or returns the reason why it cannot (null on success).
 using GemmRunFn = const char* (*)(const GemmProblem&, const LaunchContext&);
-
-constexpr int64_t operand_bytes(const GemmProblem& problem) {
-  return problem.split_parts ? 2 : dtype_bytes(problem.dtype);
-}
 
 }  // namespace fusedops

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 import fusedops
-from fusedops import _C, reference
+from fusedops import reference
 from fusedops._core.activation import activation_code
 from gemm import mlp_util
 from gemm.linear_util import check_linear
+from gemm.unaligned_util import columns, shifted, unaligned
 from util import (
     ACTIVATIONS,
     HALVES,
@@ -24,27 +25,15 @@ from util import (
     torch_linear,
 )
 
-HOPPER = {"capability": 90, "sm_count": 132}
 OP = torch.ops.fusedops.linear_backward
 TILE_OP = torch.ops.fusedops_tuning
 RELU = activation_code("relu")
-TILES, PART_TILES = 8, 2  # of csrc/cutlass/configs/unaligned_configs.h
+TILES = 8  # of csrc/cutlass/configs/unaligned_configs.h
 # M, N, K: every tile, K in one and in several slices, rows of any length on either side.
 SHAPES = (
     *((1, 4111, 3001), (8, 2953, 1065), (40, 135, 4099), (64, 9365, 1517), (96, 87, 8001)),
     *((20011, 6, 803), (9001, 47, 57), (5003, 99, 645), (3000, 243, 117), (700, 700, 333)),
 )
-
-
-def asked(ask, m, n, k, a=None, b=None, **options):
-    """What selection says of a (M, K) and b (K, N), dense or of these strides and address."""
-    options = {"dtype": "bfloat16", "epilogue": "fused", "activation": 0} | options
-    a, b = (*(a or (k, 1)), 0)[:3], (*(b or (1, k)), 0)[:3]
-    return ask(m, n, k, a=a, b=b, allow_tf32=False, **(HOPPER | options))
-
-
-def unaligned(*args, **options):
-    return asked(_C.unaligned_gemm, *args, **options)
 
 
 # ---- selection ----
@@ -74,8 +63,6 @@ def test_large_operands_of_odd_rows_are_read_in_place(dtype, m, n, k, b):
     [
         (4096, 4096, 4096, {}, "nothing has to be copied"),
         (4096, 4097, 4100, {"dtype": "float64"}, "fp64"),
-        (4096, 4096, 4100, {"dtype": "float32"}, "WGMMA takes fp32 over bf16 parts"),
-        (4096, 64, 4100, {"dtype": "float32", "capability": 80}, "for Hopper alone"),
         (4096, 4097, 4099, {"epilogue": "grad"}, "no kernel with this epilogue"),
         (512, 333, 333, {"a": (999, 3)}, "neither stride of an operand is 1"),
         (0, 3, 3, {}, "an extent is zero"),
@@ -101,41 +88,19 @@ def test_an_odd_address_is_enough():
     assert unaligned(16, 8192, 8192, b=(1, 8192, 2))["takes"]
 
 
-def test_fp32_products_of_few_features_go_by_parts():
-    for m, n, k in ((44_338, 64, 2415), (100_000, 81, 81)):
-        found = unaligned(m, n, k, dtype="float32")
-        assert found["takes"]
-        assert found["expected_us"] < found["other_us"]
-    assert not unaligned(44_338, 64, 2416, dtype="float32")["takes"]  # FP32 FMA is faster
-    assert not unaligned(8, 64, 100, dtype="float32")["takes"]
-
-
 def test_explain_names_the_kernel():
     report = fusedops.explain((16, 9762), (8325, 9762), (8325,), "relu")
     assert report.products[0].kernel.startswith("unaligned")
     assert "begin anywhere" in str(report)
-    report = fusedops.explain((44_338, 2415), (64, 2415), dtype=torch.float32)
-    assert report.products[0].kernel.startswith("unaligned")
-    assert "three bf16 parts" in str(report)
 
 
 # ---- results ----
-
-
-def shifted(tensor, elements):
-    """The same values at an address that is so many elements behind a multiple of 16 bytes."""
-    room = tensor.new_full((tensor.numel() + elements,), math.nan)[elements:]
-    return room.view(tensor.shape).copy_(tensor)
 
 
 def assert_sums(ours, a, b, what):
     """fp32 results: Tensor Cores cut off what they add, relative to all that was added before."""
     sizes = a.double().abs() @ b.double().abs()
     assert_accurate(ours, a.float() @ b.float(), a.double() @ b.double(), what, sizes)
-
-
-def columns(tensor):
-    return tensor.t().contiguous().t()
 
 
 @pytest.mark.gpu
@@ -188,55 +153,6 @@ def test_every_tile(tile, dtype):
                 assert_accurate(y, theirs, exact, f"{m}x{n}x{k} {splits}")
                 sums = TILE_OP.gemm_unaligned(a, b.t(), None, 0, tile, splits, 2)
                 assert_sums(sums, x, weight.t(), f"{m}x{n}x{k} sums")
-
-
-@pytest.mark.gpu
-@pytest.mark.sm90
-@pytest.mark.parametrize("tile", range(PART_TILES))
-def test_every_tile_of_fp32(tile):
-    """Values of three bf16 parts: as accurate as FP32 FMA."""
-    for m, n, k in ((131, 133, 515), (257, 67, 1031), (3, 5, 7), (40, 200, 64)):
-        x, weight, bias, _ = linear_inputs(m, n, k, torch.float32, "cuda")
-        exact = reference.linear(x.double(), weight.double(), bias.double(), "relu")
-        theirs = torch_linear(x, weight, bias, "relu")
-        for a, b in itertools.product(
-            (x, columns(x), shifted(x, 1)), (weight, columns(weight), shifted(weight, 3))
-        ):
-            for splits in (1, 2) if k >= 512 else (1,):
-                with poisoned():
-                    y = TILE_OP.gemm_unaligned(a, b.t(), bias, RELU, tile, splits, 0)
-                assert_accurate(y, theirs, exact, f"{m}x{n}x{k} {splits}")
-
-
-@pytest.mark.gpu
-@pytest.mark.sm90
-@pytest.mark.parametrize("tile", range(PART_TILES))
-def test_fp32_values_without_parts(tile):
-    """What bf16 rounds to infinity, infinity and NaN; and values of any size beside each other."""
-    x, weight, _, _ = linear_inputs(150, 140, 100, torch.float32, "cuda")
-    big = torch.finfo(torch.float32).max
-    x[3, 7], x[80, 99], x[81, 0], weight[139, 99] = big, math.inf, math.nan, 0.0
-    weight[:, 7] *= 1e-3
-    y = TILE_OP.gemm_unaligned(x, weight.t(), None, 0, tile, 1, 0)
-    exact = x.double() @ weight.double().t()
-    assert torch.equal(y.isnan(), exact.isnan())
-    assert torch.equal(y.isinf(), exact.isinf())
-    fine = exact.isfinite()
-    bound = (x.double().abs() @ weight.double().abs().t()).nan_to_num() * 1e-6
-    assert ((y.double() - exact).abs()[fine] <= bound[fine]).all()
-    sizes = 2.0 ** torch.linspace(-60, 60, 100, device="cuda")
-    y = TILE_OP.gemm_unaligned(x[:3] * sizes, (weight / sizes).t(), None, 0, tile, 1, 0)
-    exact = (x[:3] * sizes).double() @ (weight / sizes).double().t()
-    bound = x[:3].double().abs() @ weight.double().abs().t() * 1e-6
-    assert ((y.double() - exact).abs() <= bound)[:3, 1:].all()
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("shape", [(5003, 64, 415), (9001, 33, 1003), (2003, 131, 517)], ids=str)
-def test_fp32_with_gradients(shape):
-    x, weight, bias, dy = linear_inputs(*shape, torch.float32, "cuda")
-    for rows in (x, columns(x)):
-        check_linear(rows, weight, bias, dy, "gelu", f"{shape}")
 
 
 @pytest.mark.gpu

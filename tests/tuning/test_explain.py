@@ -193,8 +193,8 @@ def test_gradients_decide_what_is_explained():
 def test_fp32_follows_the_precision_setting():
     shapes = (4096, 4096), (4096, 4096)
     exact = product(*shapes, dtype=torch.float32)
-    assert exact.problem["split_parts"]
-    assert "bf16 parts" in exact.notes[-1]
+    assert exact.plan["name"].startswith("parts")
+    assert "bf16 parts" in exact.why
     torch.backends.cuda.matmul.fp32_precision = "tf32"
     try:
         assert product(*shapes, dtype=torch.float32).problem["math"] == "tf32"

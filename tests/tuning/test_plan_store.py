@@ -37,7 +37,7 @@ def _own_cache(monkeypatch, tmp_path):
 
 def problem(m=8192, n=4096, k=1024, **changes):
     fields = {"m": m, "n": n, "k": k, "dtype": "bfloat16", "math": "native", "epilogue": "fused"}
-    layout = {"a_major": "k", "b_major": "k", "activation": 0, "split_parts": False}
+    layout = {"a_major": "k", "b_major": "k", "activation": 0}
     return fields | layout | changes
 
 
@@ -113,7 +113,6 @@ def test_a_corrupt_file_is_ignored_with_a_warning_and_written_anew(text):
         {"k": 1 << 70},
         {"us": "x"},
         {"us": float("nan")},
-        {"split_parts": 0},
         {"name": None},
         {"swizzle": 8.0},
     ],

@@ -29,7 +29,7 @@ def _own_cache(monkeypatch, tmp_path):
 
 def problem(m=256, n=128, k=64, **changes):
     fields = {"m": m, "n": n, "k": k, "dtype": "bfloat16", "math": "native", "epilogue": "fused"}
-    layout = {"a_major": "k", "b_major": "k", "activation": 1, "split_parts": False}
+    layout = {"a_major": "k", "b_major": "k", "activation": 1}
     return fields | layout | {"lda": k, "ldb": k} | changes
 
 

@@ -35,7 +35,7 @@ FORK = multiprocessing.get_context("fork") if os.name == "posix" else None
 def plan(m: int) -> dict[str, Any]:
     """A stored plan, as far as the file is concerned."""
     fields: dict[str, Any] = {name: "x" if name in TEXTS else 1 for name in (*PROBLEM, *CHOICE)}
-    return fields | {"m": m, "split_parts": False}
+    return fields | {"m": m}
 
 
 @pytest.fixture(autouse=True)

@@ -89,7 +89,7 @@ constexpr TileCluster tile_cluster(const ClusterConfig& config, const GemmProble
 // Why this kernel cannot run a problem that TMA can address (tma_refusal), or null.
 constexpr const char* cluster_refusal(const ClusterConfig& config, const GemmProblem& p) {
   if (p.dtype != DType::kFloat16 && p.dtype != DType::kBFloat16) return "neither fp16 nor bf16";
-  if (p.slices != 1 || p.split_parts) return "no kernel over slices or parts";
+  if (p.slices != 1) return "no kernel over slices";
   if (!(config.variants & variant_bit(p.epilogue, p.a.major, p.b.major))) {
     return "no kernel of this tile with this layout and epilogue";
   }

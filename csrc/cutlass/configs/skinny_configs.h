@@ -41,7 +41,7 @@ inline const char* skinny_refusal(const GemmProblem& p) {
   if (p.epilogue != Epilogue::kFused && p.epilogue != Epilogue::kPreact) {
     return "no kernel with this epilogue";
   }
-  if (p.slices != 1 || p.split_parts) return "no kernel over slices or parts";
+  if (p.slices != 1) return "no kernel over slices";
   if (p.m < 1 || p.n < 1 || p.k < 1) return "an extent is zero";
   if (p.n > kLimit || p.k > kLimit) return "an extent is too large";
   if (!sm80_readable(p, 16)) return "an operand or its rows are not 16-byte aligned";

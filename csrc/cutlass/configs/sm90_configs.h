@@ -25,8 +25,7 @@ inline constexpr unsigned kWgradSum = variant_bit(Epilogue::kAccumulator, Major:
 // 1.3 times the time with kPreact on H200).
 inline constexpr unsigned kPlain = kForward | kDgrad | kWgrad | kWgradSum;
 inline constexpr unsigned kAll = kPlain | kPreact | kResidual | kGrad;
-inline constexpr unsigned kTf32 = 1u << 30;       // the kK, kK forms exist in TF32 too
-inline constexpr unsigned kExactFp32 = 1u << 31;  // fp32-accurate only
+inline constexpr unsigned kTf32 = 1u << 30;  // the kK, kK forms exist in TF32 too
 
 }  // namespace sm90
 
@@ -50,8 +49,6 @@ inline constexpr GemmConfig kSm90Configs[] = {
     {128, 64, 64, 1, 1, Schedule::kPingpong, sm90::kAll},
     {128, 64, 64, 2, 1, Schedule::kCooperative, sm90::kForward | sm90::kPreact},
     {64, 192, 64, 1, 1, Schedule::kPingpong, sm90::kForward | sm90::kForwardSum},
-    {128, 128, 64, 1, 1, Schedule::kCooperative, sm90::kExactFp32},
-    {128, 192, 64, 2, 1, Schedule::kCooperative, sm90::kExactFp32},
 };
 inline constexpr int kNumSm90Configs = sizeof(kSm90Configs) / sizeof(kSm90Configs[0]);
 
@@ -66,17 +63,14 @@ constexpr bool adds_halves(Epilogue epilogue, Major a, Major b) {
   return epilogue == Epilogue::kFused && a == Major::kMN && b == Major::kMN;
 }
 
-// Which kernels exist. WGMMA takes 16-bit operands in any layout, TF32 operands K-major only;
-// fp32-accurate products run over bf16 parts (see split_fp32.cuh), K-major as well, in the
-// tiles that kExactFp32 marks.
+// Which kernels exist. WGMMA takes 16-bit operands in any layout, TF32 operands K-major only. What
+// is to be as accurate as fp32 has kernels of its own (kernels/parts).
 constexpr bool sm90_compiled(int config, DType dtype, MathMode math, Epilogue epilogue, Major a,
                              Major b) {
   const GemmConfig& tile = kSm90Configs[config];
-  const bool exact_tile = (tile.variants & sm90::kExactFp32) != 0;
-  if (dtype == DType::kFloat64 || exact_tile != (math == MathMode::kFp32)) return false;
+  if (dtype == DType::kFloat64 || math == MathMode::kFp32) return false;
   if (dtype == DType::kFloat32) {
     if (a != Major::kK || b != Major::kK || epilogue > Epilogue::kPreact) return false;
-    if (math == MathMode::kFp32) return true;
     if (!(tile.variants & sm90::kTf32)) return false;
   }
   return (tile.variants & variant_bit(epilogue, a, b)) != 0;

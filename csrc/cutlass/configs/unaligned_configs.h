@@ -17,7 +17,7 @@ inline constexpr Tile kTiles[] = {
 };
 // The same with WGMMA, for 16-bit operands: their numbers go on from those of kTiles.
 inline constexpr Tile kHopperTiles[] = {{64, 128, 2}, {128, 128, 1}, {128, 64, 2}};
-inline constexpr Tile kPartTiles[] = {{128, 64, 1}, {64, 64, 2}};
+inline constexpr Tile kPartTiles[] = {{128, 128, 1}, {128, 96, 1}, {128, 64, 1}, {128, 32, 1}};
 inline constexpr int kNumTiles = sizeof(kTiles) / sizeof(kTiles[0]);
 inline constexpr int kNumHopperTiles = sizeof(kHopperTiles) / sizeof(kHopperTiles[0]);
 inline constexpr int kNumPartTiles = sizeof(kPartTiles) / sizeof(kPartTiles[0]);

@@ -1,8 +1,8 @@
-#include "csrc/cutlass/kernels/fp32/sm90_fp32_gemm.cuh"
+#include "csrc/cutlass/kernels/tf32/sm90_tf32_gemm.cuh"
 
 namespace fusedops::sm90 {
 
-static const bool registered_0 = register_fp32<MathMode::kTf32, Epilogue::kFused>();
-static const bool registered_1 = register_fp32<MathMode::kTf32, Epilogue::kPreact>();
+static const bool registered_0 = register_tf32<Epilogue::kFused>();
+static const bool registered_1 = register_tf32<Epilogue::kPreact>();
 
 }  // namespace fusedops::sm90

@@ -12,7 +12,6 @@
 #include "csrc/cutlass/configs/registry.h"
 #include "csrc/cutlass/configs/skinny_configs.h"
 #include "csrc/cutlass/configs/sm90_configs.h"
-#include "csrc/cutlass/kernels/fp32/split_fp32.h"
 #include "csrc/cutlass/launch/launch_memory.h"
 #include "csrc/cutlass/launch/thin_gemm.h"
 #include "csrc/cutlass/launch/unaligned_gemm.h"
@@ -38,24 +37,7 @@ void check_launched(const char* op, const char* failure) {
   FUSEDOPS_CHECK(failure == nullptr, op, ": the launch failed: ", failure);
 }
 
-const void* offset(const void* data, int64_t elements, int64_t element_bytes) {
-  return static_cast<const char*>(data) + elements * element_bytes;
-}
-
 // ---- operands ----
-
-// Copies (rows, k) into a K-contiguous buffer whose rows are padded with zeros to whole 16-byte
-// accesses.
-GemmOperand packed_operand(const char* op, DType dtype, const MatrixView& view, Tensor& holder,
-                           const LaunchScope& scope) {
-  const int64_t bytes = dtype_bytes(dtype);
-  const int64_t ld = packed_ld(view.cols, bytes);
-  holder = workspace(view.rows * ld * bytes, scope);
-  const PackSource source{view.data, view.rows, view.cols, view.row_stride, view.col_stride};
-  check_launched(
-      op, pack_operand(source, bytes, holder.mutable_data_ptr(), view.rows, ld, scope.context()));
-  return {holder.const_data_ptr(), ld, Major::kK};
-}
 
 GemmProblem problem_of(const GemmCall& call, const Tensor& d, const Tensor* preact) {
   GemmProblem p;
@@ -121,98 +103,6 @@ void launch_plan(const char* op, const GemmPlan& plan, GemmProblem p, const Laun
   }
 }
 
-// ---- fp32-accurate products over bf16 parts ----
-
-// Rows [first, first + count) of a matrix of contraction rows.
-SplitSource split_source(const MatrixView& view, int64_t first, int64_t count) {
-  return {static_cast<const float*>(view.data) + first * view.row_stride, count, view.cols,
-          view.row_stride, view.col_stride};
-}
-
-// Memory for what such a product writes where rows of d do not begin at 16 bytes, and the bias in a
-// row of as many zeros. Replaces addresses in `p`.
-struct PaddedOutputs {
-  Tensor d, preact, bias;
-
-  PaddedOutputs(const GemmCall& call, GemmProblem& p, const LaunchScope& scope) {
-    if (p.ldd % 4 == 0 && aligned16(p.d) && aligned16(p.preact)) return;
-    p.ldd = exact_ld(p.n);
-    const int64_t bytes = p.m * p.ldd * int64_t{sizeof(float)};
-    d = workspace(bytes, scope);
-    p.d = d.mutable_data_ptr();
-    if (p.preact) {
-      preact = workspace(bytes, scope);
-      p.preact = preact.mutable_data_ptr();
-    }
-    if (!p.bias) return;
-    const MatrixView row{p.bias, 1, p.n, p.n, 1};
-    p.bias = packed_operand(call.op, call.dtype, row, bias, scope).data;
-  }
-
-  void deliver(const GemmCall& call, const GemmProblem& to, int64_t ld,
-               const LaunchScope& scope) const {
-    const auto copy = [&](const Tensor& padded, void* out) {
-      if (!padded.defined()) return;
-      const PackSource rows{padded.const_data_ptr(), to.m, to.n, ld, 1};
-      check_launched(call.op, unpack_rows(rows, sizeof(float), out, scope.context()));
-    };
-    copy(d, to.d);
-    copy(preact, to.preact);
-  }
-};
-
-// Zeros in the rows (of so many bytes) that make `rows` of parts a multiple of 4.
-void clear_rows(const Tensor& parts, int64_t rows, int64_t bytes, const char* op,
-                const LaunchScope& scope) {
-  const int64_t more = exact_ld(rows) - rows;
-  if (more == 0) return;
-  char* first = static_cast<char*>(parts.mutable_data_ptr()) + rows * bytes;
-  FUSEDOPS_CHECK(cudaMemsetAsync(first, 0, size_t(more * bytes), scope.stream()) == cudaSuccess, op,
-                 ": could not clear the workspace");
-}
-
-void run_exact(const GemmCall& call, const GemmProblem& problem, const LaunchScope& scope) {
-  GemmProblem p = problem;
-  const PaddedOutputs outputs(call, p, scope);
-  const GemmProblem largest = exact_tile(p);
-  const int64_t step_m = largest.m, step_n = largest.n, columns = largest.k;
-  const MatrixView a = call.a, b = call.b.transposed();
-  const Tensor parts_a = workspace(step_m * columns * 2, scope);
-  const Tensor parts_b = workspace(step_n * columns * 2, scope);
-  const Tensor flag = workspace(16, scope);
-  int* nonfinite = static_cast<int*>(flag.mutable_data_ptr());
-  FUSEDOPS_CHECK(cudaMemsetAsync(nonfinite, 0, sizeof(int), scope.stream()) == cudaSuccess, call.op,
-                 ": could not clear the workspace");
-
-  const LaunchContext context = scope.context();
-  const auto split = [&](SplitSide side, const SplitSource& source, const Tensor& parts) {
-    check_launched(call.op, split_fp32(side, source, parts.mutable_data_ptr(), nonfinite, context));
-  };
-  const auto at = [](const void* data, int64_t elements) {
-    return data ? const_cast<void*>(offset(data, elements, 4)) : nullptr;
-  };
-  for (int64_t col = 0; col < p.n; col += step_n) {
-    const SplitSource source_b = split_source(b, col, std::min(step_n, p.n - col));
-    split(SplitSide::kB, source_b, parts_b);
-    clear_rows(parts_b, source_b.rows, columns * 2, call.op, scope);
-    for (int64_t row = 0; row < p.m; row += step_m) {
-      const SplitSource source_a = split_source(a, row, std::min(step_m, p.m - row));
-      split(SplitSide::kA, source_a, parts_a);
-      GemmProblem tile = largest;
-      tile.m = source_a.rows;
-      tile.n = exact_ld(source_b.rows);  // columns behind N are nobody's
-      tile.a.data = parts_a.const_data_ptr();
-      tile.b.data = parts_b.const_data_ptr();
-      tile.d = at(p.d, row * p.ldd + col);
-      tile.preact = at(p.preact, row * p.ldd + col);
-      tile.bias = at(p.bias, col);
-      launch_plan(call.op, select_gemm_cached(tile, device_model(scope)), tile, scope);
-      check_launched(call.op, repair_nonfinite(source_a, source_b, tile, nonfinite, context));
-    }
-  }
-  outputs.deliver(call, problem, p.ldd, scope);
-}
-
 // ---- preparing operands ----
 
 struct Prepared {
@@ -269,6 +159,17 @@ Tensor workspace(int64_t bytes, const LaunchScope& scope) {
       torch::stable::Device(torch::headeronly::DeviceType::CUDA, scope.device()));
 }
 
+GemmOperand packed_operand(const char* op, DType dtype, const MatrixView& view, Tensor& holder,
+                           const LaunchScope& scope) {
+  const int64_t bytes = dtype_bytes(dtype);
+  const int64_t ld = packed_ld(view.cols, bytes);
+  holder = workspace(view.rows * ld * bytes, scope);
+  const PackSource source{view.data, view.rows, view.cols, view.row_stride, view.col_stride};
+  check_launched(
+      op, pack_operand(source, bytes, holder.mutable_data_ptr(), view.rows, ld, scope.context()));
+  return {holder.const_data_ptr(), ld, Major::kK};
+}
+
 MatrixView rows_view(const Tensor& tensor, Tensor& holder) {
   holder = tensor;
   const int64_t dims = tensor.dim();
@@ -314,7 +215,6 @@ void run_gemm(const GemmCall& call, const Tensor& d, const Tensor* preact,
   const GemmProblem p = problem_of(call, d, preact);
   if (launch_without_product(call, p, scope)) return;
   if (run_unaligned(call, p, scope) || run_thin(call, p, scope)) return;
-  if (wants_exact_parts(p, device_model(scope))) return run_exact(call, p, scope);
   const Prepared prepared = prepare(call, p, scope);
   const GemmPlan plan = select_gemm_cached(prepared.problem, device_model(scope));
   FUSEDOPS_CHECK(plan.config >= 0 || p.k <= std::numeric_limits<int32_t>::max(), call.op,

@@ -26,6 +26,11 @@ bool are_addressable(const MatrixView& view, DType dtype, const LaunchScope& sco
 // Such a copy, yet without an address.
 MatrixView padded_rows(const MatrixView& view, DType dtype);
 
+// Copies (rows, k) into a K-contiguous buffer, which `holder` keeps, whose rows are padded with
+// zeros to whole 16-byte accesses.
+GemmOperand packed_operand(const char* op, DType dtype, const MatrixView& view, Tensor& holder,
+                           const LaunchScope& scope);
+
 // The matrix for two products: itself, or such a copy in `holder`.
 MatrixView addressable_rows(const char* op, const MatrixView& view, DType dtype, Tensor& holder,
                             const LaunchScope& scope);

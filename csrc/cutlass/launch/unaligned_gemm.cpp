@@ -1,5 +1,6 @@
 #include "csrc/cutlass/launch/unaligned_gemm.h"
 
+#include "csrc/cutlass/kernels/parts/parts.h"
 #include "csrc/cutlass/kernels/unaligned/unaligned.h"
 #include "csrc/cutlass/launch/thin_gemm.h"
 #include "csrc/cutlass/passes/splitk_reduce.h"
@@ -11,13 +12,21 @@
 namespace fusedops {
 namespace {
 
-const char* launch(const UnalignedPlan& plan, const LaunchScope& scope) {
-  const GemmProblem& p = plan.problem;
-  if (plan.slices == 1) return unaligned::multiply(plan.tile, p, scope.context());
+const char* launch_tile(int tile, const GemmProblem& p, const LaunchContext& context) {
+  return p.dtype == DType::kFloat32 ? parts::multiply(tile, p, context)
+                                    : unaligned::multiply(tile, p, context);
+}
+
+const char* launch(const UnalignedPlan& plan, const GemmCall& call, const LaunchScope& scope) {
+  GemmProblem p = plan.problem;
+  Tensor a, b;  // copies
+  if (plan.pack_a) p.a = packed_operand(call.op, call.dtype, call.a, a, scope);
+  if (plan.pack_b) p.b = packed_operand(call.op, call.dtype, call.b.transposed(), b, scope);
+  if (plan.slices == 1) return launch_tile(plan.tile, p, scope.context());
   GemmProblem slices = in_slices(p, plan.slices);
   const Tensor partial = workspace(slices.slices * p.m * p.n * 4, scope);
   slices.d = partial.mutable_data_ptr();
-  if (const char* failure = unaligned::multiply(plan.tile, slices, scope.context())) return failure;
+  if (const char* failure = launch_tile(plan.tile, slices, scope.context())) return failure;
   return splitk_reduce(p, static_cast<const float*>(partial.const_data_ptr()), slices.slices,
                        scope.context());
 }
@@ -28,7 +37,7 @@ bool run_unaligned(const GemmCall& call, const GemmProblem& problem, const Launc
   const DeviceModel device = device_model(scope);
   const UnalignedPlan plan = plan_unaligned(call.a, call.b, problem, device);
   if (!unaligned_takes(plan, call.a, call.b, problem, device)) return false;
-  const char* failure = launch(plan, scope);
+  const char* failure = launch(plan, call, scope);
   FUSEDOPS_CHECK(failure == nullptr, call.op, ": the launch failed: ", failure);
   return true;
 }
@@ -69,7 +78,7 @@ void run_unaligned_tile(const GemmCall& call, int tile, int slices, const Tensor
   p.preact = preact ? preact->mutable_data_ptr() : nullptr;
   p.bias = call.bias ? call.bias->const_data_ptr() : nullptr;
   p.activation = call.activation;
-  const char* failure = launch(plan, scope);
+  const char* failure = launch(plan, call, scope);
   FUSEDOPS_CHECK(failure == nullptr, call.op, ": the launch failed: ", failure);
 }
 

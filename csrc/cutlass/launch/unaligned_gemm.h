@@ -1,4 +1,5 @@
-// Products of 16-bit operands that begin anywhere, without packed copies of them.
+// Products of 16-bit operands that begin anywhere, without packed copies of them, and of fp32 ones
+// over parts.
 #pragma once
 
 #include "csrc/cutlass/launch/gemm_launch.h"

@@ -14,15 +14,6 @@
 namespace fusedops {
 namespace {
 
-// The fewest multiply-adds for which the splitting saves more over FP32 FMA than it costs.
-constexpr double kExactMinWork = 1 << 29;
-// Splitting moves 28 bytes per element: it pays where each one meets many others.
-constexpr double kExactMinReuse = 256;
-// A long K and many outputs need less of both.
-constexpr int64_t kExactLongK = 128;
-constexpr double kExactManyOutputs = 1e6, kExactLessWork = 3.5e8, kExactLessReuse = 128;
-constexpr int64_t kExactWorkspace = int64_t{1} << 30;  // bytes for the parts of an operand
-
 // TF32 WGMMA reads K-major operands only: above this much work a transposing copy pays.
 constexpr double kPackMinWork = 1 << 28;
 // So do the 16-bit kernels that store the pre-activation, of B: with so many rows of A a copy is
@@ -158,30 +149,6 @@ OperandPlan plan_operands(const MatrixView& a, const MatrixView& b, const GemmPr
     if (served(plan.problem)) return plan;
   }
   return plan_for(a, b, problem, false, device);
-}
-
-bool wants_exact_parts(const GemmProblem& p, const DeviceModel& device) {
-  const int64_t extent = std::max(exact_ld(p.n), split_columns(p.k));
-  const bool is_large = p.k >= kExactLongK && double(p.m) * p.n >= kExactManyOutputs;
-  const double least_work = is_large ? kExactLessWork : kExactMinWork;
-  const double least_reuse = is_large ? kExactLessReuse : kExactMinReuse;
-  return p.math == MathMode::kFp32 && device.hopper() &&
-         extent <= std::numeric_limits<int32_t>::max() && work(p) >= least_work &&
-         double(p.m) * p.n >= least_reuse * (double(p.m) + p.n);
-}
-
-GemmProblem exact_tile(const GemmProblem& problem) {
-  const int64_t columns = split_columns(problem.k);
-  const int64_t fitting = kExactWorkspace / (columns * 2) / 128 * 128;
-  const int64_t rows = std::max<int64_t>(128, fitting);
-  GemmProblem tile = problem;
-  tile.split_parts = true;
-  tile.m = std::min(problem.m, rows);
-  tile.n = std::min(exact_ld(problem.n), rows);
-  tile.ldd = problem.ldd % 4 == 0 ? problem.ldd : exact_ld(problem.n);
-  tile.k = columns;
-  tile.a = tile.b = {nullptr, columns, Major::kK};
-  return tile;
 }
 
 }  // namespace fusedops

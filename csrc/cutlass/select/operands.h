@@ -33,14 +33,4 @@ struct OperandPlan {
 OperandPlan plan_operands(const MatrixView& a, const MatrixView& b, const GemmProblem& problem,
                           const DeviceModel& device);
 
-// Whether an fp32-accurate product goes over bf16 parts (operand_layout.h).
-bool wants_exact_parts(const GemmProblem& problem, const DeviceModel& device);
-
-// The distance between rows of d that such a product writes: in 16-byte accesses.
-constexpr int64_t exact_ld(int64_t n) { return (n + 3) / 4 * 4; }
-
-// The largest product over bf16 parts that such a problem is cut into: what fits the workspace, in
-// whole tiles. Without addresses.
-GemmProblem exact_tile(const GemmProblem& problem);
-
 }  // namespace fusedops

@@ -25,7 +25,6 @@ Key key_of(const GemmProblem& p, const DeviceModel& device) {
   append(static_cast<uint64_t>(p.epilogue));
   append(static_cast<uint64_t>(p.a.major));
   append(static_cast<uint64_t>(p.b.major));
-  append(p.split_parts);
   append(p.accumulate);
   append(static_cast<uint64_t>(p.activation));
   append(tma_refusal(p) == nullptr ? 2 : sm90_refusal(p) == nullptr);

@@ -15,7 +15,7 @@ int output_bytes(const GemmProblem& p) {
 
 double dram_bytes(const GemmProblem& p) {
   const double operands = double(p.m) * p.k + double(p.k) * p.n;
-  return operands * operand_bytes(p) + double(p.m) * p.n * output_bytes(p);
+  return operands * dtype_bytes(p.dtype) + double(p.m) * p.n * output_bytes(p);
 }
 
 double overlap(double a, double b, double power) {

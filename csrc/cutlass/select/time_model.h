@@ -44,7 +44,7 @@ inline int64_t line_of_b(const GemmProblem& p) { return p.b.major == Major::kK ?
 
 // Whether lines begin inside those of 128 bytes of L2, or inside sectors of 32.
 inline bool is_cut(const GemmProblem& p, int64_t line, int bytes) {
-  return line * operand_bytes(p) % bytes != 0;
+  return line * dtype_bytes(p.dtype) % bytes != 0;
 }
 
 // Bytes of a step's rows of both operands; `cold`: how much more those of the larger one cost.

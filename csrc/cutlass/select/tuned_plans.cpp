@@ -72,18 +72,8 @@ bool find_plan(TunedKey key, GemmPlan& plan) {
 }  // namespace
 
 TunedKey tuned_key(const GemmProblem& p, const DeviceModel& device) {
-  return {p.m,
-          p.n,
-          p.k,
-          p.dtype,
-          p.math,
-          p.epilogue,
-          p.a.major,
-          p.b.major,
-          p.activation,
-          p.split_parts,
-          device.capability,
-          device.sm_count};
+  return {p.m,       p.n,       p.k,          p.dtype,           p.math,         p.epilogue,
+          p.a.major, p.b.major, p.activation, device.capability, device.sm_count};
 }
 
 bool set_tuned_plan(const TunedKey& key, GemmPlan plan) {

@@ -19,7 +19,6 @@ struct TunedKey {
   Epilogue epilogue;
   Major a, b;
   Activation activation;
-  bool split_parts;
   int capability, sm_count;
   auto operator<=>(const TunedKey&) const = default;
 };

@@ -15,6 +15,9 @@ struct UnalignedPlan {
   GemmProblem problem;             // with its operands
   int tile = 0;                    // of unaligned::tile_of
   int slices = 1;                  // of K
+  // Why an operand is copied first, or null: fp32 whose rows and columns both have gaps.
+  const char* pack_a = nullptr;
+  const char* pack_b = nullptr;
   double expected_us = 0;
 };
 

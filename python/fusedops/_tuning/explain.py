@@ -406,11 +406,8 @@ def _explain_gemm(
     others = [c for c in ranked if not _same(c, chosen)]
     packs = zip(names, (prepared["pack_a"], prepared["pack_b"]), strict=True)
     notes = [f"{name} is packed first: {reason}" for name, reason in packs if reason]
-    if problem["ldd"] != n and not problem["split_parts"]:
+    if problem["ldd"] != n:
         notes.append("its rows are padded to 16 bytes, and a pass copies them")
-    if problem["split_parts"]:
-        notes.append("fp32 operands are split into three bf16 parts each: the kernel multiplies")
-        notes[-1] += f" those, {problem['m']} x {problem['n']} outputs at a time"
     return ExplainedGemm(
         role=role,
         problem=problem,

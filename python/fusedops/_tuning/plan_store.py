@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 Plan = dict[str, Any]  # one entry of the file: PROBLEM and CHOICE fields
 
-FORMAT = 1
+FORMAT = 2
 MOST_BYTES = 64 << 20  # of a file; a plan takes about 300
 PROBLEM = (
     *("m", "n", "k", "dtype", "math", "epilogue"),
-    *("a_major", "b_major", "activation", "split_parts"),
+    *("a_major", "b_major", "activation"),
 )
 CHOICE = ("family", "name", "index", "splits", "swizzle", "us", "default_us")
 TEXTS = {"dtype", "math", "epilogue", "a_major", "b_major", "family", "name"}
@@ -129,8 +129,6 @@ def _is_plan(entry: Any) -> bool:
 def _is_field(name: str, value: Any) -> bool:
     if name in TEXTS:
         return isinstance(value, str)
-    if name == "split_parts":
-        return isinstance(value, bool)
     if name in TIMES:
         return type(value) in (int, float) and math.isfinite(value)
     return type(value) is int and abs(value) < 1 << 63

@@ -1,4 +1,4 @@
-// WGMMA of 16-bit operands in shared memory, in rows of 128 bytes with the 128-byte swizzle:
+// WGMMA of 16-bit operands in shared memory, in rows of 128 (or 64) bytes with a swizzle as wide:
 // d (64, N) += a (64, 16) @ b (N, 16)^T in fp32. An operand lies K-contiguous, or transposed: in
 // rows of 64 of its 64 or N. sm_90a only.
 #pragma once
@@ -9,11 +9,12 @@
 
 namespace fusedops::wgmma {
 
-// PTX ISA, "Shared memory matrix layout": 8 rows every 1024 bytes, swizzle mode 1 (128 bytes).
-// far_bytes: from the first 64 of a transposed operand's N to the next.
+// PTX ISA, "Shared memory matrix layout": 8 rows of kRowBytes (128 or 64) after the other, with the
+// swizzle of as many bytes. far_bytes: from the first 64 of a transposed operand's N to the next.
+template <int kRowBytes = 128>
 __device__ __forceinline__ uint64_t descriptor(uint32_t shared_address, uint32_t far_bytes = 16) {
   return uint64_t((shared_address & 0x3ffff) >> 4) | (uint64_t(far_bytes >> 4) << 16) |
-         (uint64_t(64) << 32) | (uint64_t(1) << 62);
+         (uint64_t(8 * kRowBytes >> 4) << 32) | (uint64_t(128 / kRowBytes) << 62);
 }
 // The number of this thread's warpgroup in its block, in a uniform register. Descriptors made from
 // it then stay there as well: moving each there costs more time than a small multiplication.

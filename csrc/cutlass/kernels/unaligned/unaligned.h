@@ -6,7 +6,7 @@
 
 namespace fusedops::unaligned {
 
-// Launches the kernel of tile_of(problem.dtype, tile); operands have a unit stride and are aligned
+// Launches the 16-bit kernel of tile_of(problem.dtype, tile); operands have a unit stride and are aligned
 // to an element. Returns null or the reason why nothing was launched.
 const char* multiply(int tile, const GemmProblem& problem, const LaunchContext& context);
 
@@ -15,7 +15,6 @@ using RunFn = const char* (*)(int tile, const GemmProblem&, const LaunchContext&
 bool register_hopper(RunFn run);
 
 const char* multiply_fp16(int tile, const GemmProblem& problem, const LaunchContext& context);
-const char* multiply_fp32(int tile, const GemmProblem& problem, const LaunchContext& context);
 const char* multiply_bf16(int tile, const GemmProblem& problem, const LaunchContext& context);
 
 }  // namespace fusedops::unaligned

@@ -22,7 +22,6 @@ const char* multiply(int tile, const GemmProblem& problem, const LaunchContext& 
     if (!g_hopper) return "this build has no code for sm_90a";
     return g_hopper(tile - kNumTiles, problem, context);
   }
-  if (problem.dtype == DType::kFloat32) return multiply_fp32(tile, problem, context);
   return problem.dtype == DType::kFloat16 ? multiply_fp16(tile, problem, context)
                                           : multiply_bf16(tile, problem, context);
 }

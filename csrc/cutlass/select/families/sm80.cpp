@@ -78,7 +78,6 @@ double sm80_us(const GemmProblem& p, const GemmConfig& c, int slices, const Devi
 }  // namespace
 
 void add_sm80(const GemmProblem& problem, const DeviceModel& device, Candidates& candidates) {
-  if (problem.split_parts) return;
   for (const int slices : kSliceChoices) {
     if (!slices_allowed(problem, slices)) continue;
     const GemmProblem p = sliced(problem, slices);

@@ -31,10 +31,10 @@ const char* operand_refusal(const GemmOperand& operand, int64_t rows, int64_t k,
 
 // `ragged`: rows may end within 16 bytes, if only each begins on them.
 const char* refusal_of_rows(const GemmProblem& p, bool ragged) {
-  const int64_t bytes = operand_bytes(p);
+  const int64_t bytes = dtype_bytes(p.dtype);
   const int64_t limit = std::numeric_limits<int32_t>::max();
   if (p.dtype == DType::kFloat64) return "fp64 has no WGMMA";
-  if (p.math == MathMode::kFp32 && !p.split_parts) return "fp32 has no WGMMA but over bf16 parts";
+  if (p.math == MathMode::kFp32) return "fp32 has no WGMMA but over bf16 parts";
   if (p.m > limit || p.n > limit || p.k > limit) return "an extent exceeds 2^31 - 1";
   if (const char* reason = operand_refusal(p.a, p.m, p.k, bytes, ragged)) return reason;
   if (const char* reason = operand_refusal(p.b, p.n, p.k, bytes, ragged)) return reason;
@@ -62,7 +62,7 @@ namespace {
 
 // ---- tiles ----
 
-int64_t steps_of(const GemmProblem& p, int64_t k) { return ceil_div(k, 128 / operand_bytes(p)); }
+int64_t steps_of(const GemmProblem& p, int64_t k) { return ceil_div(k, 128 / dtype_bytes(p.dtype)); }
 
 struct TileCount {
   int64_t all, slots;  // clusters of tiles, and of CTAs that run at a time
@@ -109,7 +109,7 @@ double mma_us(const GemmProblem& p, const DeviceModel& device) {
 // Bytes of operands that all CTAs together read from L2.
 double l2_bytes(const GemmProblem& p, const GemmConfig& c) {
   const double rows = (rows_of_a(c) + rows_of_b(c)) / (double(c.tile_m) * c.tile_n);
-  return double(p.m) * p.n * p.k * operand_bytes(p) * rows;
+  return double(p.m) * p.n * p.k * dtype_bytes(p.dtype) * rows;
 }
 
 // What adding to D in memory takes more than storing, by the element.
@@ -119,7 +119,7 @@ double adding_cycles(const GemmProblem& p, const GemmConfig& c) {
 }
 
 TileCost tile_cost(const GemmProblem& p, const GemmConfig& c, int64_t k) {
-  const double steps = static_cast<double>(ceil_div(k, 128 / operand_bytes(p)));
+  const double steps = static_cast<double>(ceil_div(k, 128 / dtype_bytes(p.dtype)));
   const double mma = double(c.tile_m) * c.tile_n * 64 / kMmaPerCycle;
   const double shared =
       (64.0 + c.tile_n) * 128 * c.tile_m / 64 /

@@ -1,5 +1,5 @@
-// TMA + WGMMA GEMM of fp32 matrices by CUTLASS's collectives, as TF32 or as products of bf16 parts;
-// 16-bit matrices have a kernel of their own (sm90_gemm.cuh).
+// TMA + WGMMA GEMM of fp32 matrices as TF32 by CUTLASS's collectives; 16-bit matrices have a kernel
+// of their own (sm90_gemm.cuh), and so has fp32 at full precision (kernels/parts).
 #pragma once
 
 #include <algorithm>
@@ -14,41 +14,18 @@
 #include "csrc/cutlass/configs/operand_layout.h"
 #include "csrc/cutlass/configs/registry.h"
 #include "csrc/cutlass/configs/sm90_configs.h"
-#include "csrc/cutlass/kernels/fp32/sm90_fp32_epilogue.cuh"
+#include "csrc/cutlass/kernels/tf32/sm90_tf32_epilogue.cuh"
 
 namespace fusedops::sm90 {
 
-// MMAs (16 deep in K) between promotions: the 6 part products of 64 source columns
-// (split_fp32.cuh).
-inline constexpr uint32_t kExactPromotion = kSplitProducts * kSplitChunk / 16;
-
-// The same mainloop, but sums of `mma_promotion_interval` MMAs are added to fp32 registers: tensor
-// cores truncate, so a long chain of them drifts. CUTLASS has this for FP8 operands; it holds for
-// any.
-template <class Mainloop>
-struct WithPromotion;
-template <int kStages, class Cluster, class Schedule, class... Rest>
-struct WithPromotion<cutlass::gemm::collective::CollectiveMma<
-    cutlass::gemm::MainloopSm90TmaGmmaWarpSpecialized<kStages, Cluster, Schedule>, Rest...>> {
-  using type = cutlass::gemm::collective::CollectiveMma<
-      cutlass::gemm::MainloopSm90TmaGmmaWarpSpecializedFP8<kStages, Cluster, Schedule>, Rest...>;
-};
-template <bool kPromote, class Mainloop>
-struct MaybePromoted {
-  using type = Mainloop;
-};
-template <class Mainloop>
-struct MaybePromoted<true, Mainloop> : WithPromotion<Mainloop> {};
-
-template <MathMode kMath, Epilogue kEpilogue, int kConfig>
-struct Fp32Gemm {
+template <Epilogue kEpilogue, int kConfig>
+struct Tf32Gemm {
   static constexpr GemmConfig kTile = kSm90Configs[kConfig];
   static constexpr bool kPingpong = kTile.schedule == Schedule::kPingpong;
-  static constexpr bool kExact = kMath == MathMode::kFp32;
 
   using Element = float;  // of bias, D and the stored pre-activation
-  // NOTE: with float operands the collective rounds to TF32 in the TMA load.
-  using Operand = cute::conditional_t<kExact, cutlass::bfloat16_t, float>;
+  // NOTE: of float operands the collective rounds to TF32 in the TMA load.
+  using Operand = float;
   using LayoutA = cutlass::layout::RowMajor;
   using LayoutB = cutlass::layout::ColumnMajor;
   using LayoutD = cutlass::layout::RowMajor;
@@ -72,13 +49,12 @@ struct Fp32Gemm {
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, TileShape, ClusterShape, EpilogueTile,
       float, float, void, LayoutD, kAlignmentD, Element, LayoutD, kAlignmentD, EpilogueSchedule,
       typename Tree::type>::CollectiveOp;
-  using BuiltMainloop = typename cutlass::gemm::collective::CollectiveBuilder<
+  using CollectiveMainloop = typename cutlass::gemm::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Operand, LayoutA, kAlignment, Operand,
       LayoutB, kAlignment, float, TileShape, ClusterShape,
       cutlass::gemm::collective::StageCountAutoCarveout<static_cast<int>(
           sizeof(typename CollectiveEpilogue::SharedStorage))>,
       MainloopSchedule>::CollectiveOp;
-  using CollectiveMainloop = typename MaybePromoted<kExact, BuiltMainloop>::type;
   using Kernel =
       cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, CollectiveMainloop,
                                            CollectiveEpilogue, cutlass::gemm::PersistentScheduler>;
@@ -106,7 +82,6 @@ struct Fp32Gemm {
                                           {},
                                           static_cast<Element*>(problem.d),
                                           {problem.ldd, _1{}, 0}}};
-    if constexpr (kExact) arguments.mainloop.mma_promotion_interval = kExactPromotion;
     arguments.hw_info.device_id = context.device;
     arguments.hw_info.sm_count = context.sm_count;
     // NOTE: CUTLASS pads the grid to whole bands, which only many tiles are worth.
@@ -135,15 +110,16 @@ struct Fp32Gemm {
 };
 
 // Registers the configs from kBegin on that are to be compiled.
-template <MathMode kMath, Epilogue kEpilogue, int kBegin = 0>
-bool register_fp32() {
+template <Epilogue kEpilogue, int kBegin = 0>
+bool register_tf32() {
   if constexpr (kBegin < kNumSm90Configs) {
+    constexpr auto kMath = MathMode::kTf32;
     if constexpr (sm90_compiled(kBegin, DType::kFloat32, kMath, kEpilogue, Major::kK, Major::kK)) {
       register_kernel(
           {Family::kSm90, kBegin, DType::kFloat32, kMath, Major::kK, Major::kK, kEpilogue},
-          &Fp32Gemm<kMath, kEpilogue, kBegin>::run);
+          &Tf32Gemm<kEpilogue, kBegin>::run);
     }
-    register_fp32<kMath, kEpilogue, kBegin + 1>();
+    register_tf32<kEpilogue, kBegin + 1>();
   }
   return true;
 }

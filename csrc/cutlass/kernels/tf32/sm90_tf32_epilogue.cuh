@@ -1,4 +1,4 @@
-// Epilogue visitor trees of the fp32 kernels (sm90_fp32_gemm.cuh): D = act(acc + bias), optionally
+// Epilogue visitor trees of the TF32 kernels (sm90_tf32_gemm.cuh): D = act(acc + bias), optionally
 // storing the pre-activation.
 #pragma once
 
