@@ -14,7 +14,7 @@ inline constexpr int kMostSlices = 128;
 inline bool slices_allowed(const GemmProblem& p, int slices) {
   constexpr int64_t kMinSliceK = 256;  // a shorter slice is all prologue
   if (slices == 1) return true;
-  if (p.dtype == DType::kFloat64) return false;  // partial sums would be rounded to fp32
+  if (p.dtype == DType::kFloat64) return false;           // partial sums would be rounded to fp32
   if (p.epilogue > Epilogue::kAccumulator) return false;  // splitk_reduce has no such epilogue
   if (p.ldd != p.n) return false;                         // nor such rows
   return p.slices == 1 && p.k / slices >= kMinSliceK;

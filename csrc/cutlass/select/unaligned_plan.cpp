@@ -6,6 +6,7 @@
 #include <iterator>
 
 #include "csrc/common/int_math.h"
+#include "csrc/cutlass/configs/alignment.h"
 #include "csrc/cutlass/configs/operand_layout.h"
 #include "csrc/cutlass/select/split_k.h"
 #include "csrc/cutlass/select/thin_plan.h"
@@ -86,15 +87,19 @@ constexpr double kPartWordsA = 271, kPartWordsB = 11.2, kPartAcrossA = 89, kPart
 constexpr double kPartTile = 1256, kPartStored = 46.5, kPartStoredWords = 7.7, kPartCostly = 32;
 constexpr double kPartStartUs = 1.74, kPartCyclesPerUs = 1755;
 
+// Whether lines of an operand have to be copied word by word.
+bool in_words(const GemmOperand& operand) {
+  return operand.ld % 4 != 0 || !aligned16(operand.data);
+}
+
 double parts_us(const GemmProblem& p, int number, int slices, const DeviceModel& device) {
   const unaligned::Tile& tile = unaligned::tile_of(p.dtype, number);
   const int64_t length = slices > 1 ? in_slices(p, slices).slice_k : p.k;
   const int64_t cut = ceil_div(p.k, length);  // as many or a few less
   const double tiles = double(ceil_div(p.m, tile.m)) * ceil_div(p.n, tile.n) * cut;
-  const auto words = [](const GemmOperand& operand) { return operand.ld % 4 != 0; };
   const auto across = [](const GemmOperand& operand) { return operand.major == Major::kMN; };
-  const double copied = kPartStep + kPartColumn * tile.n + kPartWordsA * words(p.a) +
-                        kPartWordsB * words(p.b) * tile.n + kPartAcrossA * across(p.a) +
+  const double copied = kPartStep + kPartColumn * tile.n + kPartWordsA * in_words(p.a) +
+                        kPartWordsB * in_words(p.b) * tile.n + kPartAcrossA * across(p.a) +
                         kPartAcrossB * across(p.b) * tile.n;
   const double step = std::max(copied, kPartMma * tile.n);
   const double stored = kPartStored + (p.ldd % 4 != 0 && cut == 1 ? kPartStoredWords : 0);
@@ -178,6 +183,42 @@ Choice cached_choice(const GemmProblem& p, const DeviceModel& device) {
   return entry.choice;
 }
 
+// Each operand as it lies or, where that is faster, copied first into whole units.
+void plan_parts(const MatrixView& a, const MatrixView& b, const DeviceModel& device,
+                UnalignedPlan& plan) {
+  const GemmProblem natural = plan.problem;
+  GemmOperand as_a, as_b;
+  const bool lies_a = natural_operand(a, as_a), lies_b = natural_operand(b, as_b);
+  const auto reason = [](bool lies) {
+    return lies ? "the copy costs less than words" : "neither of its strides is 1, or it overlaps";
+  };
+  plan.expected_us = 0;
+  for (const bool pack_a : {false, true}) {
+    for (const bool pack_b : {false, true}) {
+      if (pack_a ? lies_a && !in_words(as_a) : !lies_a) continue;
+      if (pack_b ? lies_b && !in_words(as_b) : !lies_b) continue;
+      const auto copied = [](const MatrixView& view) {
+        return GemmOperand{nullptr, packed_ld(view.cols, 4), Major::kK};
+      };
+      GemmProblem p = natural;
+      p.a = pack_a ? copied(a) : as_a;
+      p.b = pack_b ? copied(b) : as_b;
+      const Choice choice = cached_choice(p, device);
+      const auto copy_us = [&](const MatrixView& view) {
+        return pack_us(natural, view.rows, view.cols, view.col_stride != 1);
+      };
+      const double us = choice.us + (pack_a ? copy_us(a) : 0) + (pack_b ? copy_us(b) : 0);
+      if (plan.expected_us != 0 && us >= plan.expected_us) continue;
+      plan.problem = p;
+      plan.tile = choice.tile;
+      plan.slices = choice.slices;
+      plan.expected_us = us;
+      plan.pack_a = pack_a ? reason(lies_a) : nullptr;
+      plan.pack_b = pack_b ? reason(lies_b) : nullptr;
+    }
+  }
+}
+
 }  // namespace
 
 UnalignedPlan plan_unaligned(const MatrixView& a, const MatrixView& b, const GemmProblem& problem,
@@ -186,25 +227,19 @@ UnalignedPlan plan_unaligned(const MatrixView& a, const MatrixView& b, const Gem
   plan.problem = problem;
   plan.rejected = refusal_of(a, b, problem, device);
   if (plan.rejected) return plan;
-  double copies = 0;
-  const auto place = [&](const MatrixView& view, GemmOperand& operand, const char*& packs) {
-    if (natural_operand(view, operand)) return true;
-    if (problem.dtype != DType::kFloat32) return false;
-    packs = "neither of its strides is 1, or it overlaps";
-    operand = {nullptr, packed_ld(view.cols, 4), Major::kK};
-    copies += pack_us(problem, view.rows, view.cols, view.col_stride != 1);
-    return true;
-  };
-  if (!place(a, plan.problem.a, plan.pack_a) ||
-      !place(b.transposed(), plan.problem.b, plan.pack_b)) {
+  if (problem.dtype == DType::kFloat32) {
+    plan_parts(a, b.transposed(), device, plan);
+    return plan;
+  }
+  if (!natural_operand(a, plan.problem.a) || !natural_operand(b.transposed(), plan.problem.b)) {
     plan.rejected = "neither stride of an operand is 1";
     return plan;
   }
-  const Choice choice = cached_choice(problem, device);
+  const Choice choice = cached_choice(plan.problem, device);
   if (choice.us == 0) plan.rejected = "sums over K would be too long";
   plan.tile = choice.tile;
   plan.slices = choice.slices;
-  plan.expected_us = choice.us + copies;
+  plan.expected_us = choice.us;
   return plan;
 }
 

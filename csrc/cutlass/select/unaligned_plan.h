@@ -15,7 +15,7 @@ struct UnalignedPlan {
   GemmProblem problem;             // with its operands
   int tile = 0;                    // of unaligned::tile_of
   int slices = 1;                  // of K
-  // Why an operand is copied first, or null: fp32 whose rows and columns both have gaps.
+  // Why an operand is copied first, or null: fp32 alone.
   const char* pack_a = nullptr;
   const char* pack_b = nullptr;
   double expected_us = 0;

@@ -34,22 +34,8 @@ struct Source {
   __device__ __forceinline__ void advance() { next += kAlongK ? kK * 4 : kK * line_bytes; }
 };
 
-// Copies `count` of four values, and zeros the others. NOTE: a part of 16 bytes is not copied
-// asynchronously, see thin_tile.cuh.
-__device__ __forceinline__ void copy_some(uint32_t to, const char* from, int count, bool wide) {
-  if (wide && count % 4 == 0) {
-    copy_async(to, from, count * 4);
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    if (!wide) {
-      copy_async_cached<4>(to + i * 4, from + i * 4, i < count ? 4 : 0);
-    } else {
-      const float value = i < count ? reinterpret_cast<const float*>(from)[i] : 0.0f;
-      asm volatile("st.shared.f32 [%0], %1;" ::"r"(to + i * 4), "f"(value) : "memory");
-    }
-  }
+__device__ __forceinline__ void store_shared(uint32_t to, float value) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(value) : "memory");
 }
 
 // The units of four values of a tile that a thread has: the same one of every kStep-th line.
@@ -64,33 +50,38 @@ struct Units {
   static __device__ __forceinline__ int unit() { return int(threadIdx.x) % kUnits; }
 };
 
-// Copies a thread's units of a tile to to(i). What lies behind K is zero; what lies behind the rows
-// reaches no result, so that the last row, or unit of it, may stand there.
+// Copies a thread's units of a tile to to(i), and zeros for what the operand does not have. NOTE: a
+// row that stood for those would be read by all blocks at once.
 template <class Source, class To>
 __device__ __forceinline__ void copy_units(const Source& source, int k_left, To&& to) {
   using U = Units<Source>;
   const int line = U::line(), unit = U::unit();
-  if (k_left >= kK && (Source::kAlongK || source.rows % 4 == 0)) {
-    const int last = Source::kAlongK ? source.rows - 1 : kK;
-    const int at = Source::kAlongK ? unit : min(unit, source.rows / 4 - 1);
-    const char* from = source.next + at * 16;
+  const char* from = source.next + line * source.line_bytes + unit * 16;
+  const int inside = min(max(source.length(k_left) - unit * 4, 0), 4);
+  const int lines = inside > 0 ? source.lines(k_left) - line : 0;
+  if (source.wide && inside % 4 == 0) {
 #pragma unroll
     for (int i = 0; i < U::kCount; ++i) {
-      const char* unit_at = from + min(line + i * U::kStep, last) * source.line_bytes;
-      if (source.wide) {
-        copy_async(to(i), unit_at);
-      } else {
+      copy_async(to(i), from + i * U::kStep * source.line_bytes, i * U::kStep < lines ? 16 : 0);
+    }
+  } else if (!source.wide) {
 #pragma unroll
-        for (int e = 0; e < 4; ++e) copy_async_cached<4>(to(i) + e * 4, unit_at + e * 4);
+    for (int i = 0; i < U::kCount; ++i) {
+      const char* unit_at = from + i * U::kStep * source.line_bytes;
+      const int count = i * U::kStep < lines ? inside : 0;
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        copy_async_cached<4>(to(i) + e * 4, unit_at + e * 4, e < count ? 4 : 0);
       }
     }
   } else {
-    const int inside = min(max(source.length(k_left) - unit * 4, 0), 4);
+    // NOTE: a part of 16 bytes is not copied asynchronously, see thin_tile.cuh.
 #pragma unroll 1
     for (int i = 0; i < U::kCount; ++i) {
-      const int count = line + i * U::kStep < source.lines(k_left) ? inside : 0;
-      copy_some(to(i), source.next + (line + i * U::kStep) * source.line_bytes + unit * 16, count,
-                source.wide);
+      const auto* unit_at = reinterpret_cast<const float*>(from + i * U::kStep * source.line_bytes);
+      const int count = i * U::kStep < lines ? inside : 0;
+#pragma unroll
+      for (int e = 0; e < 4; ++e) store_shared(to(i) + e * 4, e < count ? unit_at[e] : 0.0f);
     }
   }
 }
