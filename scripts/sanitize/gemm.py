@@ -129,7 +129,7 @@ def run_one_row(o: Options, count: Counter[str]) -> None:
 
 
 # Tiles of csrc/cutlass/configs/unaligned_configs.h: 16-bit, on Hopper more of them, and fp32.
-UNALIGNED_TILES, UNALIGNED_PART_TILES = 8, 2
+UNALIGNED_TILES, UNALIGNED_PART_TILES = 8, 4
 # M, N, K: one tile and a bit of the next in every direction; less than a unit of 16 bytes.
 UNALIGNED = [(131, 133, 515), (3, 5, 7)]
 

@@ -48,8 +48,7 @@ def test_a_long_odd_result_takes_wgmma_and_padded_rows():
 )
 def test_other_results_are_written_in_place(m, n, k, options):
     plan = prepared(m, n, k, a=(k, 1), b=(1, k), **options)
-    if not plan["problem"]["split_parts"]:
-        assert plan["problem"]["ldd"] == n
+    assert plan["problem"]["ldd"] == n
 
 
 def test_padded_rows_are_read_in_place_both_ways():

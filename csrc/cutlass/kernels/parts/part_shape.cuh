@@ -51,7 +51,7 @@ struct LeftPairs {
       at[i] = Tile::kAlongK ? Tile::place(row, k + i * 8) : Tile::place(k, row + i * 8);
     }
   }
-  // Of the first row or the second, of the eighth-th eight of K.
+  // The pair of the first row or the second, in the eighth-th eight of K.
   __device__ __forceinline__ float2 pair(const float* tile, int second, int eighth) const {
     if constexpr (Tile::kAlongK) {
       return *reinterpret_cast<const float2*>(tile + at[eighth] + second * 8 * Tile::kLineFloats);
@@ -72,7 +72,7 @@ struct RightTile {
   static constexpr int kBytes = kParts * kPartBytes;
   static constexpr uint64_t kStep = kAlongK ? wgmma::kStepK : wgmma::kStepRows;  // 16 of K
 
-  // Of four elements of a line, the unit-th of such.
+  // Where the unit-th four elements of a line lie.
   static __device__ __forceinline__ int place(int line, int unit) {
     const int pair = unit / 2, half = unit % 2 * 8;
     if constexpr (kAlongK) return line * kLineBytes + (pair ^ line / 2 % 4) * 16 + half;
