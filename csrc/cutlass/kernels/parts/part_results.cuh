@@ -63,19 +63,20 @@ __device__ __noinline__ float dot(const Part& part, int row, int col, const Oper
   return sum;
 }
 
-struct Eight {
-  static constexpr int kElements = 8;
-  float value[8];
+// Some of a thread's sums: those of 32 columns.
+struct Group {
+  static constexpr int kElements = 16;
+  float value[kElements];
   __device__ __forceinline__ float& operator[](int i) { return value[i]; }
 };
 
-// The sums 8 g to 8 g + 7. NOTE: g is no constant where code is to be compiled once.
+// NOTE: g is no constant where code is to be compiled once.
 template <int N>
-__device__ __forceinline__ Eight eight_of(const Sums<N>& sums, int g) {
-  Eight z;
+__device__ __forceinline__ Group group_of(const Sums<N>& sums, int g) {
+  Group z;
 #pragma unroll
   for (int i = 0; i < N / 2; ++i) {
-    if (i / 8 == g) z[i % 8] = sums.value[i];
+    if (i / 16 == g) z[i % 16] = sums.value[i];
   }
   return z;
 }
@@ -90,18 +91,18 @@ __device__ __forceinline__ void repair(Sums<N>& sums, const Part& part, const Op
   if (!bad) return;
   const Place place;
 #pragma unroll 1
-  for (int g = 0; g < N / 16; ++g) {
-    Eight z = eight_of(sums, g);
+  for (int g = 0; g < N / 32; ++g) {
+    Group z = group_of(sums, g);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const int row = place.row_of(i), col = place.col_of(g * 8 + i);
+    for (int i = 0; i < Group::kElements; ++i) {
+      const int row = place.row_of(i), col = place.col_of(g * 16 + i);
       if (isnan(z[i]) && row < part.rows && col < part.cols) {
         z[i] = dot<kA, kB>(part, row, col, a, b);
       }
     }
 #pragma unroll
     for (int i = 0; i < N / 2; ++i) {
-      if (i / 8 == g) sums.value[i] = z[i % 8];
+      if (i / 16 == g) sums.value[i] = z[i % 16];
     }
   }
 }
@@ -114,7 +115,7 @@ struct Block {
 };
 
 // Neighbouring lanes swap pairs, so that each has four columns of its two rows.
-__device__ __forceinline__ void store_fours(const Block& block, Eight z) {
+__device__ __forceinline__ void store_fours(const Block& block, const float* z) {
   const int lane = int(threadIdx.x) % 32;
   const bool odd = lane % 2;
   const int col = lane % 4 * 2 + (odd ? 6 : 0);
@@ -142,7 +143,7 @@ __device__ __forceinline__ void store_fours(const Block& block, Eight z) {
 }
 
 // Rows that begin anywhere leave by 16 neighbours at a time. staged: the warp's.
-__device__ __forceinline__ void store_rows(const Block& block, Eight z, float* staged) {
+__device__ __forceinline__ void store_rows(const Block& block, const float* z, float* staged) {
   const int lane = int(threadIdx.x) % 32;
 #pragma unroll
   for (int i = 0; i < 8; i += 2) {
@@ -160,39 +161,53 @@ __device__ __forceinline__ void store_rows(const Block& block, Eight z, float* s
   __syncwarp();
 }
 
+template <int N>
+__device__ __forceinline__ void add_bias(Sums<N>& sums, const Part& part, const float* bias) {
+  const Place place;
+#pragma unroll
+  for (int i = 0; i < N / 2; i += 4) {
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const int col = place.col_of(i + j);
+      const float added = col < part.cols ? __ldg(bias + part.n + col) : 0.0f;
+      sums.value[i + j] += added;
+      sums.value[i + j + 2] += added;
+    }
+  }
+}
+
 // staged: of all warps.
 template <int N>
-__device__ __forceinline__ void store(const Sums<N>& sums, const Part& part, int slice,
+__device__ __forceinline__ void store(Sums<N>& sums, const Part& part, int slice,
                                       const Output& output, float* staged) {
-  const Place place;
-  const int warp_row = place.row / 16 * 16;
+  if (output.bias != nullptr) add_bias(sums, part, output.bias);
+  const int warp_row = Place().row / 16 * 16;
   staged += warp_row * kStagedLine;
   const int64_t first = (part.m + warp_row) * output.ldd + part.n;
-  const auto store_group = [&](int g, auto&& activate) {
-    Eight z = eight_of(sums, g);
-    if (output.bias != nullptr) {
+  const auto store_group = [&](float* d, Group& z, int g) {
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        const int c = place.col_of(g * 8 + i);
-        z[i] += c < part.cols ? __ldg(output.bias + part.n + c) : 0.0f;
-      }
+    for (int half = 0; half < 2; ++half) {
+      const int col = g * 32 + half * 16;
+      const Block block = {d + first + col, output.ldd, part.rows - warp_row, part.cols - col};
+      output.fours ? store_fours(block, z.value + half * 8)
+                   : store_rows(block, z.value + half * 8, staged);
     }
-    const auto store_to = [&](float* d) {
-      const Block block = {d + first + g * 16, output.ldd, part.rows - warp_row,
-                           part.cols - g * 16};
-      output.fours ? store_fours(block, z) : store_rows(block, z, staged);
-    };
-    if (output.preact) store_to(output.preact);
-    activate(z);
-    store_to(output.d + slice * output.slice_stride);
   };
+  float* d = output.d + slice * output.slice_stride;
   if (output.activation == Activation::kNone) {
 #pragma unroll
-    for (int g = 0; g < N / 16; ++g) store_group(g, [](Eight&) {});
+    for (int g = 0; g < N / 32; ++g) {
+      Group z = group_of(sums, g);
+      if (output.preact) store_group(output.preact, z, g);
+      store_group(d, z, g);
+    }
   } else {
 #pragma unroll 1
-    for (int g = 0; g < N / 16; ++g) {
-      store_group(g, [&](Eight& z) { activate_array<Accuracy::kFloat32>(output.activation, z); });
+    for (int g = 0; g < N / 32; ++g) {
+      Group z = group_of(sums, g);
+      if (output.preact) store_group(output.preact, z, g);
+      activate_array<Accuracy::kFloat32>(output.activation, z);
+      store_group(d, z, g);
     }
   }
 }

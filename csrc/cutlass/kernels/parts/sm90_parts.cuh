@@ -11,6 +11,7 @@
 #include <limits>
 
 #include "csrc/common/device/pdl.cuh"
+#include "csrc/cutlass/configs/alignment.h"
 #include "csrc/cutlass/kernels/hopper/wgmma_left.cuh"
 #include "csrc/cutlass/kernels/parts/part_results.cuh"
 #include "csrc/cutlass/kernels/sm80/sm80_tile.cuh"
@@ -170,8 +171,7 @@ __device__ __forceinline__ void multiply_tiles(const Params& p, const Shared<S>&
       if (more) load(next);
       wgmma::wait<0>();
       wgmma::settle(added);
-      __syncwarp();
-      if (threadIdx.x % 32 == 0) arrive(shared.empty(stage));
+      arrive(shared.empty(stage));
 #pragma unroll
       for (int i = 0; i < S::kN / 2; ++i) sums.value[i] += added[i];
     };
@@ -196,7 +196,7 @@ __global__ void __launch_bounds__(kThreads, 1) parts_kernel(const __grid_constan
   if (threadIdx.x == 0) {
     for (int i = 0; i < S::kStages; ++i) {
       init_barrier(shared.full(i), kCopiers);
-      init_barrier(shared.empty(i), kMultipliers / 32);
+      init_barrier(shared.empty(i), kMultipliers);
     }
     fence_barrier_init();
   }
@@ -214,26 +214,22 @@ __global__ void __launch_bounds__(kThreads, 1) parts_kernel(const __grid_constan
 // ---- host side ----
 
 inline Operand make_operand(const GemmOperand& operand, int64_t lines) {
-  const bool wide =
-      reinterpret_cast<uintptr_t>(operand.data) % 16 == 0 && (lines == 1 || operand.ld % 4 == 0);
+  const bool wide = aligned16(operand.data) && (lines == 1 || operand.ld % 4 == 0);
   return {static_cast<const char*>(operand.data), operand.ld * 4, wide};
 }
 
 inline Output make_output(const GemmProblem& problem) {
   const bool sums = problem.epilogue == Epilogue::kAccumulator;
-  auto* preact =
-      problem.epilogue == Epilogue::kPreact ? static_cast<float*>(problem.preact) : nullptr;
+  void* preact = problem.epilogue == Epilogue::kPreact ? problem.preact : nullptr;
   const int64_t stride = problem.slices > 1 ? problem.slice_stride : 0;
-  const auto addresses =
-      reinterpret_cast<uintptr_t>(problem.d) | reinterpret_cast<uintptr_t>(preact);
-  return {
-      .d = static_cast<float*>(problem.d),
-      .preact = preact,
-      .bias = sums ? nullptr : static_cast<const float*>(problem.bias),
-      .ldd = problem.ldd,
-      .slice_stride = stride,
-      .activation = sums ? Activation::kNone : problem.activation,
-      .fours = addresses % 16 == 0 && (problem.m == 1 || problem.ldd % 4 == 0) && stride % 4 == 0};
+  return {.d = static_cast<float*>(problem.d),
+          .preact = static_cast<float*>(preact),
+          .bias = sums ? nullptr : static_cast<const float*>(problem.bias),
+          .ldd = problem.ldd,
+          .slice_stride = stride,
+          .activation = sums ? Activation::kNone : problem.activation,
+          .fours = aligned16(problem.d) && aligned16(preact) &&
+                   (problem.m == 1 || problem.ldd % 4 == 0) && stride % 4 == 0};
 }
 
 template <class S>
@@ -253,15 +249,8 @@ const char* launch(const GemmProblem& problem, const LaunchContext& context) {
                          .output = make_output(problem)};
   const int64_t parts = int64_t{params.tiles} * params.slices;
   if (parts > std::numeric_limits<int32_t>::max()) return "too many tiles";
-  cudaError_t status = allow_shared_memory<&parts_kernel<S>>(context.device, S::kSharedBytes);
-  if (status == cudaSuccess) {
-    const dim3 grid(static_cast<unsigned>(std::min<int64_t>(parts, context.sm_count)));
-    status = launch_kernel(&parts_kernel<S>, grid, dim3(kThreads), size_t{S::kSharedBytes},
-                           static_cast<cudaStream_t>(context.stream), context.overlap, params);
-  }
-  if (status == cudaSuccess) return nullptr;
-  cudaGetLastError();  // reported here, so not left for the next caller
-  return cudaGetErrorString(status);
+  const dim3 grid(static_cast<unsigned>(std::min<int64_t>(parts, context.sm_count)));
+  return sm80::launch_blocks<&parts_kernel<S>>(grid, context, kThreads, S::kSharedBytes, params);
 }
 
 }  // namespace fusedops::parts

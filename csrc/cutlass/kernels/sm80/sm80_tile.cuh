@@ -87,20 +87,28 @@ inline KRange make_k_range(const GemmProblem& problem) {
   return {int(problem.k), int(problem.slices > 1 ? problem.slice_k : problem.k)};
 }
 
-// One block per output tile and slice of K. Returns the reason of a failure, or null.
+// Launches so many blocks of a kernel that always takes `shared_bytes`. Returns the reason of a
+// failure, or null.
 template <auto kKernel, class Params>
-const char* launch_tiles(const GemmProblem& problem, const LaunchContext& context, int threads,
-                         int shared_bytes, const Params& params) {
+const char* launch_blocks(dim3 grid, const LaunchContext& context, int threads, int shared_bytes,
+                          const Params& params) {
   cudaError_t status = allow_shared_memory<kKernel>(context.device, shared_bytes);
   if (status == cudaSuccess) {
-    const TileOrder& order = params.order;
-    const dim3 grid(unsigned(order.tiles_m) * unsigned(order.tiles_n), unsigned(problem.slices));
     status = launch_kernel(kKernel, grid, dim3(threads), size_t(shared_bytes),
                            static_cast<cudaStream_t>(context.stream), context.overlap, params);
   }
   if (status == cudaSuccess) return nullptr;
   cudaGetLastError();  // reported here, so not left for the next caller
   return cudaGetErrorString(status);
+}
+
+// The same with a block per output tile and slice of K.
+template <auto kKernel, class Params>
+const char* launch_tiles(const GemmProblem& problem, const LaunchContext& context, int threads,
+                         int shared_bytes, const Params& params) {
+  const TileOrder& order = params.order;
+  const dim3 grid(unsigned(order.tiles_m) * unsigned(order.tiles_n), unsigned(problem.slices));
+  return launch_blocks<kKernel>(grid, context, threads, shared_bytes, params);
 }
 
 }  // namespace fusedops::sm80

@@ -43,7 +43,7 @@ double simt_us(const GemmProblem& p, const GemmConfig& c, int slices, const Devi
   const double cycles = kTileCycles + fma + outputs / kStoredWords;
   const double sm = waves * cycles / (kClockGhz * 1e3), dram = bytes / kDramBytesPerUs;
   double us = kLaunchUs + (words > 0 ? sm + dram / kWordsStreamed : std::max(sm, dram));
-  if (slices > 1) us += reduce_us(p, slices);
+  if (slices > 1) us += reduce_us(p, slices) - kReduceOverlapUs;
   return us + waves * cut_rows_us(p, c);
 }
 

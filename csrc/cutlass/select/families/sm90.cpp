@@ -62,7 +62,9 @@ namespace {
 
 // ---- tiles ----
 
-int64_t steps_of(const GemmProblem& p, int64_t k) { return ceil_div(k, 128 / dtype_bytes(p.dtype)); }
+int64_t steps_of(const GemmProblem& p, int64_t k) {
+  return ceil_div(k, 128 / dtype_bytes(p.dtype));
+}
 
 struct TileCount {
   int64_t all, slots;  // clusters of tiles, and of CTAs that run at a time
