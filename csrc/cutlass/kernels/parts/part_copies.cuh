@@ -1,4 +1,4 @@
-// The copying warpgroup of the fp32 GEMM over parts (sm90_parts.cuh): the left tile goes to shared
+// The copying warpgroups of the fp32 GEMM over parts (sm90_parts.cuh): the left tile goes to shared
 // memory as it is, the right one in parts. Each thread parts the values that it copied itself, so
 // that it waits for no other one.
 #pragma once

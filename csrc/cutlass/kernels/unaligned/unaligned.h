@@ -6,8 +6,8 @@
 
 namespace fusedops::unaligned {
 
-// Launches the 16-bit kernel of tile_of(problem.dtype, tile); operands have a unit stride and are aligned
-// to an element. Returns null or the reason why nothing was launched.
+// Launches the 16-bit kernel of tile_of(problem.dtype, tile); operands have a unit stride and are
+// aligned to an element. Returns null or the reason why nothing was launched.
 const char* multiply(int tile, const GemmProblem& problem, const LaunchContext& context);
 
 // What sm90_unaligned.cu registers: the kernels of kHopperTiles.
