@@ -323,8 +323,8 @@ void bind_gemm(py::module_& m) {
            "Whether a streaming kernel takes this product ('takes'), its name and expected time "
            "and that of the other kernels; else why none of them can run.");
   def_call(m, "unaligned_gemm", &unaligned_gemm,
-           "The same of the kernels that read 16-bit operands which begin anywhere, with their "
-           "slices of K ('splits').");
+           "The same of the kernels that read 16-bit operands which begin anywhere and, on Hopper, "
+           "of fp32 over parts, with their slices of K ('splits') and why an operand is packed.");
   m.def("narrow_backward", &narrow_backward, "m"_a, "n"_a, "k"_a, py::kw_only(), "x"_a, "weight"_a,
         "dtype"_a, "activation"_a, "dx"_a, "dweight"_a, "dbias"_a, "capability"_a, "sm_count"_a,
         "Whether one kernel forms these gradients of a linear layer, for a dense dy.");

@@ -56,6 +56,8 @@ def test_explain_names_the_kernel():
     report = fusedops.explain((44_338, 2415), (64, 2415), dtype=torch.float32)
     assert report.products[0].kernel.startswith("parts")
     assert "three bf16 parts" in str(report)
+    report = fusedops.explain((4097, 4093), (4099, 4093), dtype=torch.float32)
+    assert "x is packed first: the copy costs less than words" in str(report)
 
 
 # ---- results ----

@@ -30,8 +30,8 @@ constexpr double kOutputCycles = 0.15, kSharedOutputCycles = 0.18;
 // on an H200.
 constexpr double kCostlyOutputCycles = 0.25;
 constexpr double kStreamBytesPerUs = 2.5e6, kCyclesPerUs = 1890;
-// By hand, from 151 products in graphs on an H200: a launch.
-constexpr double kStartUs = 1;
+// By hand, from 151 products in graphs on an H200: a launch, and what less the sum of slices takes.
+constexpr double kStartUs = 1, kSlicesOverlapUs = 1.5;
 // WGMMA is that much faster than mma.sync in the same tile (213 pairs on an H100: .87 to 1.08).
 constexpr double kWgmmaFactor = 0.98;
 constexpr int64_t kLongestSum = 2048;  // in one slice, see choose()
@@ -73,7 +73,7 @@ double unaligned_us(const GemmProblem& p, int number, int slices, const DeviceMo
       tile.m * tile.n * (output * (p.epilogue == Epilogue::kPreact ? 2 : 1) + act);
   const double us = waves * (steps * step + stored + kTileStartCycles) / kCyclesPerUs;
   return kStartUs + longer(us, dram_bytes(p) / kStreamBytesPerUs) +
-         (slices > 1 ? reduce_us(p, slices) - kReduceOverlapUs : 0);
+         (slices > 1 ? reduce_us(p, slices) - kSlicesOverlapUs : 0);
 }
 
 // ---- fp32 over parts (kernels/parts) ----
@@ -86,9 +86,9 @@ double unaligned_us(const GemmProblem& p, int number, int slices, const DeviceMo
 constexpr double kPartStep = 529, kPartColumn = 9.9, kPartMma = 12;
 constexpr double kPartWordsA = 388, kPartWordsB = 4.8, kPartAcrossA = 13, kPartAcrossB = 0.64;
 constexpr double kPartTile = 1237, kPartStored = 40.4, kPartStoredWords = 14.9, kPartCostly = 32;
-// NOTE: the fit has 1.3 us; but the times of the FMA kernels, which these are compared with, count
-// 2.2 us more of a launch than it takes in a CUDA graph.
-constexpr double kPartStartUs = 3.5, kPartCyclesPerUs = 1755;
+// NOTE: the fit has 1.3 us; but what these are compared with counts some 2 us more of a launch than
+// it takes in a CUDA graph.
+constexpr double kPartStartUs = 3.2, kPartCyclesPerUs = 1755;
 
 // Whether lines of an operand have to be copied word by word.
 bool in_words(const GemmOperand& operand) {

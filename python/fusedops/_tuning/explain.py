@@ -387,7 +387,8 @@ def _explain_gemm(
     problem = prepared["problem"]
     unaligned = _C.unaligned_gemm(m, n, k, a=a, b=b, **options)
     if unaligned["takes"]:
-        return _explain_in_place(role, (m, n, k), "unaligned", unaligned, problem)
+        notes = _packing_notes(names, unaligned)
+        return _explain_in_place(role, (m, n, k), "unaligned", unaligned, problem, notes)
     thin = _C.thin_gemm(m, n, k, a=a, b=b, **options)
     if thin["takes"]:
         return _explain_in_place(role, (m, n, k), "thin", thin, problem)
@@ -404,8 +405,7 @@ def _explain_gemm(
         (c for c in answer["candidates"] if c["rejected"] is None), key=lambda c: c["expected_us"]
     )
     others = [c for c in ranked if not _same(c, chosen)]
-    packs = zip(names, (prepared["pack_a"], prepared["pack_b"]), strict=True)
-    notes = [f"{name} is packed first: {reason}" for name, reason in packs if reason]
+    notes = _packing_notes(names, prepared)
     if problem["ldd"] != n:
         notes.append("its rows are padded to 16 bytes, and a pass copies them")
     return ExplainedGemm(
@@ -427,8 +427,9 @@ def _explain_in_place(
     family: str,
     found: dict[str, Any],
     packed: dict[str, Any],
+    notes: list[str] | None = None,
 ) -> ExplainedGemm:
-    """A product through a kernel that reads its operands where they lie."""
+    """A product through a kernel that reads its operands where they lie, or copies as noted."""
     m, n, k = sizes
     plan = {"name": found["name"], "family": family, "splits": found.get("splits", 1)}
     plan |= {"tile": found["tile"], "swizzle": DEFAULT_RASTER_WIDTH}
@@ -440,7 +441,13 @@ def _explain_in_place(
         why=IN_PLACE["parts" if parts else family],
         expected_us=found["expected_us"],
         runners_up=(("the other kernels, with their copies", found["other_us"]),),
+        notes=tuple(notes or ()),
     )
+
+
+def _packing_notes(names: tuple[str, str], found: dict[str, Any]) -> list[str]:
+    packs = zip(names, (found["pack_a"], found["pack_b"]), strict=True)
+    return [f"{name} is packed first: {reason}" for name, reason in packs if reason]
 
 
 def _same(a: dict[str, Any], b: dict[str, Any]) -> bool:

@@ -27,24 +27,28 @@ double word_instructions(const GemmProblem& p, const GemmConfig& c) {
   return copied * kWordInstructions;
 }
 
-// The FP32 FMA kernels: bound by instruction issue (smaller register tiles spend more of it on
-// other things than FMAs) or by memory.
+// The FP32 FMA kernels. Small register tiles spend most instructions on other things than FMAs, so
+// that two of them share an SM, and a tile that is alone there waits for the latency of its steps.
 double simt_us(const GemmProblem& p, const GemmConfig& c, int slices, const DeviceModel& device) {
   const double fma_per_cycle = device.capability == 80 ? 64 : 128;
   const int outputs = c.tile_m * c.tile_n;
-  const double efficiency = outputs >= 128 * 128 ? kSimtLarge
-                            : outputs >= 64 * 64 ? kSimtMedium
-                                                 : kSimtSmall;
+  const bool small = outputs < 64 * 64;
+  const double efficiency = outputs >= 128 * 128 ? kSimtLarge : small ? kSimtSmall : kSimtMedium;
+  const int64_t length = slices > 1 ? in_slices(p, slices).slice_k : p.k;
   const double tiles = double(ceil_div(p.m, c.tile_m)) * ceil_div(p.n, c.tile_n) * slices;
-  const double waves = std::ceil(tiles / device.sm_count);
-  const double words = word_instructions(p, c);
-  const double fma = (outputs / (fma_per_cycle * efficiency) + words / 128) * ceil_div(p.k, slices);
+  const double busiest = std::ceil(tiles / device.sm_count), resident = small ? 2 : 1;
+  const double words = word_instructions(p, c) / 128;
+  const double issue =
+      std::min(busiest, resident) * (outputs / (fma_per_cycle * efficiency) + words);
+  const double step = std::max(issue, small ? kSimtAlone + words : 0);
+  const double rounds = std::ceil(busiest / resident);
+  const double cycles = rounds * step * length + (small ? rounds - 1 : rounds) * kTileCycles +
+                        busiest * outputs / kStoredWords;
   const double bytes = (double(p.m) * p.k + double(p.k) * p.n + double(p.m) * p.n) * 4;
-  const double cycles = kTileCycles + fma + outputs / kStoredWords;
-  const double sm = waves * cycles / (kClockGhz * 1e3), dram = bytes / kDramBytesPerUs;
-  double us = kLaunchUs + (words > 0 ? sm + dram / kWordsStreamed : std::max(sm, dram));
-  if (slices > 1) us += reduce_us(p, slices) - kReduceOverlapUs;
-  return us + waves * cut_rows_us(p, c);
+  const double sm = cycles / (kClockGhz * 1e3), dram = bytes / kDramBytesPerUs;
+  const double us = kLaunchUs + (words > 0 ? sm + dram / kWordsStreamed : std::max(sm, dram));
+  return us + busiest * cut_rows_us(p, c) +
+         (slices > 1 ? reduce_us(p, slices) - kReduceOverlapUs : 0);
 }
 
 // The least time by the data sheets: multiply-adds per SM and nominal cycle, DRAM of Hopper, the
