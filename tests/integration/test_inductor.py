@@ -20,7 +20,8 @@ K, H = 16, 32
 
 
 def without_codegen(options):
-    """A backend: Inductor up to its code generation."""
+    """A backend: Inductor up to its code generation, without what a cache holds of it."""
+    from torch._functorch import config
     from torch._inductor.compile_fx import compile_fx
 
     def run(graph, inputs, **kwargs):
@@ -32,7 +33,11 @@ def without_codegen(options):
         call._boxed_call = True
         return call
 
-    return lambda graph, xs: compile_fx(graph, xs, inner_compile=run, config_patches=options)
+    def compiled(graph, inputs):
+        with config.patch(enable_autograd_cache=False):
+            return compile_fx(graph, inputs, inner_compile=run, config_patches=options)
+
+    return compiled
 
 
 class Mlp(nn.Module):
