@@ -70,6 +70,8 @@ NOT_FITTED = {
     "kSimtLarge",
     "kSimtMedium",
     "kSimtSmall",
+    "kSimtAlone",
+    "kReduceOverlapUs",
     "kA100DramBytesPerUs",
     "kOtherDramBytesPerUs",
 }

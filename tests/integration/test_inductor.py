@@ -33,11 +33,9 @@ def without_codegen(options):
         call._boxed_call = True
         return call
 
-    def compiled(graph, inputs):
-        with config.patch(enable_autograd_cache=False):
-            return compile_fx(graph, inputs, inner_compile=run, config_patches=options)
-
-    return compiled
+    return config.patch(enable_autograd_cache=False)(
+        lambda graph, xs: compile_fx(graph, xs, inner_compile=run, config_patches=options)
+    )
 
 
 class Mlp(nn.Module):

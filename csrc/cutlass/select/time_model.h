@@ -6,6 +6,8 @@
 // lose most, 4 %, where a weight has fewer than 2048 rows. Cycles are of a nominal clock.
 #pragma once
 
+#include <cmath>
+
 #include "csrc/cutlass/problem.h"
 #include "csrc/cutlass/select/time_constants.h"
 
@@ -29,6 +31,10 @@ double dram_bytes(const GemmProblem& p);
 
 // What two things at once take: from the longer one (power infinite) to their sum (1).
 double overlap(double a, double b, double power);
+// overlap(a, b, 4), for where selection asks too often.
+inline double longer(double a, double b) {
+  return std::sqrt(std::sqrt(a * a * a * a + b * b * b * b));
+}
 
 // What splitk_reduce takes to add the slices of K.
 double reduce_us(const GemmProblem& p, int slices);
