@@ -184,7 +184,7 @@ __device__ __forceinline__ void store(Sums<N>& sums, const Part& part, int slice
   const int warp_row = Place().row / 16 * 16;
   staged += warp_row * kStagedLine;
   const int64_t first = (part.m + warp_row) * output.ldd + part.n;
-  const auto store_to = [&](float* d, const Group& z, int g) {
+  const auto store_group = [&](float* d, Group& z, int g) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int col = g * 32 + half * 16;
@@ -193,19 +193,21 @@ __device__ __forceinline__ void store(Sums<N>& sums, const Part& part, int slice
                    : store_rows(block, z.value + half * 8, staged);
     }
   };
-  const auto finish = [&](int g, auto&& activate) {
-    Group z = group_of(sums, g);
-    if (output.preact) store_to(output.preact, z, g);
-    activate(z);
-    store_to(output.d + slice * output.slice_stride, z, g);
-  };
+  float* d = output.d + slice * output.slice_stride;
   if (output.activation == Activation::kNone) {
 #pragma unroll
-    for (int g = 0; g < N / 32; ++g) finish(g, [](Group&) {});
+    for (int g = 0; g < N / 32; ++g) {
+      Group z = group_of(sums, g);
+      if (output.preact) store_group(output.preact, z, g);
+      store_group(d, z, g);
+    }
   } else {
 #pragma unroll 1
     for (int g = 0; g < N / 32; ++g) {
-      finish(g, [&](Group& z) { activate_array<Accuracy::kFloat32>(output.activation, z); });
+      Group z = group_of(sums, g);
+      if (output.preact) store_group(output.preact, z, g);
+      activate_array<Accuracy::kFloat32>(output.activation, z);
+      store_group(d, z, g);
     }
   }
 }
