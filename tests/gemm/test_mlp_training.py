@@ -24,6 +24,7 @@ from gemm.mlp_util import (
 from util import (
     HALVES,
     assert_accurate,
+    captured,
     name,
 )
 
@@ -271,14 +272,7 @@ def test_a_step_in_a_cuda_graph(kind):
         return [y.detach(), *torch.autograd.grad(y, present(leaves), dy)]
 
     want = run()
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        run()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        got = run()
+    graph, got = captured(run)
     graph.replay()
     assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
 

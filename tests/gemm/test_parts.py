@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import pytest
@@ -12,8 +11,8 @@ import fusedops
 from fusedops import reference
 from fusedops._core.activation import activation_code
 from gemm.linear_util import check_linear
-from gemm.unaligned_util import columns, shifted, unaligned
-from util import ACTIVATIONS, assert_accurate, linear_inputs, make, poisoned, torch_linear
+from gemm.unaligned_util import columns, layouts, unaligned
+from util import ACTIVATIONS, assert_accurate, captured, linear_inputs, make, poisoned, torch_linear
 
 OPS = torch.ops.fusedops
 TILE_OP = torch.ops.fusedops_tuning
@@ -52,6 +51,13 @@ def test_operands_with_gaps_both_ways_are_copied_first():
     assert found["pack_b"] is None
 
 
+def test_an_address_counts_whatever_was_asked_before():
+    aligned = unaligned(4096, 64, 512, dtype="float32")
+    behind = unaligned(4096, 64, 512, a=(512, 1, 4), dtype="float32")
+    assert behind["expected_us"] > aligned["expected_us"]
+    assert unaligned(4096, 64, 512, dtype="float32") == aligned
+
+
 def test_explain_names_the_kernel():
     report = fusedops.explain((44_338, 2415), (64, 2415), dtype=torch.float32)
     assert report.products[0].kernel.startswith("parts")
@@ -72,9 +78,7 @@ def test_every_tile(tile):
         x, weight, bias, _ = linear_inputs(m, n, k, torch.float32, "cuda")
         exact = reference.linear(x.double(), weight.double(), bias.double(), "relu")
         theirs = torch_linear(x, weight, bias, "relu")
-        for a, b in itertools.product(
-            (x, columns(x), shifted(x, 1)), (weight, columns(weight), shifted(weight, 3))
-        ):
+        for a, b in layouts(x, weight, 3):
             for splits in (1, 2) if k >= 512 else (1,):
                 with poisoned():
                     y = TILE_OP.gemm_unaligned(a, b.t(), bias, RELU, tile, splits, 0)
@@ -200,14 +204,7 @@ def test_a_large_fp32_step_in_a_cuda_graph(m, n, k):
         y = fusedops.linear(*leaves, "gelu")
         return (y.detach(), *torch.autograd.grad(y, leaves, static[3]))
 
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        results = step()
+    graph, results = captured(step)
     with torch.no_grad():
         for into, source in zip(static, (x, weight, bias, dy), strict=True):
             into.copy_(source)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import pytest
@@ -13,7 +12,7 @@ from fusedops import reference
 from fusedops._core.activation import activation_code
 from gemm import mlp_util
 from gemm.linear_util import check_linear
-from gemm.unaligned_util import columns, shifted, unaligned
+from gemm.unaligned_util import columns, layouts, shifted, unaligned
 from util import (
     ACTIVATIONS,
     HALVES,
@@ -144,9 +143,7 @@ def test_every_tile(tile, dtype):
         x, weight, bias, _ = linear_inputs(m, n, k, dtype, "cuda")
         exact = reference.linear(x.double(), weight.double(), bias.double(), "relu")
         theirs = torch_linear(x, weight, bias, "relu")
-        for a, b in itertools.product(
-            (x, columns(x), shifted(x, 1)), (weight, columns(weight), shifted(weight, 7))
-        ):
+        for a, b in layouts(x, weight, 7):
             for splits in (1, 2) if k >= 512 else (1,):
                 with poisoned():
                     y = TILE_OP.gemm_unaligned(a, b.t(), bias, RELU, tile, splits, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 from fusedops import _C
@@ -28,3 +29,10 @@ def shifted(tensor, elements):
 
 def columns(tensor):
     return tensor.t().contiguous().t()
+
+
+def layouts(x, weight, behind):
+    """Pairs of both: dense, by columns, and so many elements of weight (one of x) behind a unit."""
+    return itertools.product(
+        (x, columns(x), shifted(x, 1)), (weight, columns(weight), shifted(weight, behind))
+    )

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 import fusedops
 from util import (
     batch,
+    captured,
     gradients,
     linear_inputs,
     mlp,
@@ -89,16 +90,8 @@ def test_a_whole_step_in_a_cuda_graph(dtype):
 
         return step
 
-    eager, captured = make_step(twin), make_step(model)
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            captured()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        loss = captured()
+    eager = make_step(twin)
+    graph, loss = captured(make_step(model), warm_ups=3)
     for _ in range(3):  # the warm-up; the capture itself ran nothing
         eager()
     for _ in range(4):

@@ -12,6 +12,7 @@ from fusedops.models import Segmentation, Stage, searches
 from fusedops.nn import FeaturePropagation, SetAbstraction
 from fusedops.points import feature_propagation
 from models.twin_ops import shuffle_norms
+from util import captured
 
 STAGES = (
     Stage(32, (0.3, 0.6), (8, 12), ((16, 16), (16, 24))),
@@ -238,15 +239,7 @@ def test_values_on_a_second_stream(name, dtype, lengths, grad):
 def test_values_in_a_graph(name, grad):
     model = shuffle_norms(MAKE[name]()).to("cuda").train(grad)
     given = inputs("cuda", False)
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(2):
-            call(model, given, grad)
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = call(model, given, grad)
+    graph, found = captured(lambda: call(model, given, grad), warm_ups=2)
     for seed in range(3):
         torch.manual_seed(seed)
         given[0].uniform_()

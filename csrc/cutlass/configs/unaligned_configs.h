@@ -3,6 +3,7 @@
 // kernels (device).
 #pragma once
 
+#include "csrc/cutlass/configs/alignment.h"
 #include "csrc/cutlass/problem.h"
 
 namespace fusedops::unaligned {
@@ -39,6 +40,11 @@ constexpr int num_tiles(DType dtype, bool hopper) {
 // The warps of a block along each side of its tile.
 constexpr int warps_m(const Tile& tile) { return tile.m > tile.n ? 4 : 2; }
 constexpr int warps_n(const Tile& tile) { return kThreads / 32 / warps_m(tile); }
+
+// Whether lines of an fp32 operand have to be copied word by word.
+inline bool in_words(const GemmOperand& operand) {
+  return operand.ld % 4 != 0 || !aligned16(operand.data);
+}
 
 // Why no such kernel can run a problem whose operands are natural ones, or null.
 inline const char* refusal(const GemmProblem& p) {

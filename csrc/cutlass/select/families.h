@@ -22,9 +22,8 @@ void add_cluster(const GemmProblem& problem, const DeviceModel& device, Candidat
 void add_skinny(const GemmProblem& problem, const DeviceModel& device, Candidates& candidates);
 
 // What a product over fp32 parts takes in a tile of unaligned::kPartTiles and so many slices of K,
-// with the operands of `problem`, and whether one of those has to be copied word by word.
+// with the operands of `problem`.
 double parts_us(const GemmProblem& problem, int tile, int slices, const DeviceModel& device);
-bool in_words(const GemmOperand& operand);
 
 // Why TMA cannot address this problem (null: it can). The sm_80 family serves what this refuses.
 const char* tma_refusal(const GemmProblem& problem);

@@ -1,8 +1,5 @@
 #include "csrc/cutlass/select/operands.h"
 
-#include <algorithm>
-#include <limits>
-
 #include "csrc/common/int_math.h"
 #include "csrc/cutlass/configs/operand_layout.h"
 #include "csrc/cutlass/configs/skinny_configs.h"

@@ -116,7 +116,7 @@ Choice choose(const GemmProblem& p, const DeviceModel& device) {
 // What parts_us asks of operands and d.
 int64_t layout_of(const GemmProblem& p) {
   const auto of = [](const GemmOperand& o) {
-    return (o.ld % 4 != 0) * 2 + (o.major == Major::kMN);
+    return unaligned::in_words(o) * 2 + (o.major == Major::kMN);
   };
   return of(p.a) * 8 + of(p.b) * 2 + (p.ldd % 4 != 0);
 }
@@ -156,8 +156,8 @@ void plan_parts(const MatrixView& a, const MatrixView& b, const DeviceModel& dev
   plan.expected_us = 0;
   for (const bool pack_a : {false, true}) {
     for (const bool pack_b : {false, true}) {
-      if (pack_a ? lies_a && !in_words(as_a) : !lies_a) continue;
-      if (pack_b ? lies_b && !in_words(as_b) : !lies_b) continue;
+      if (pack_a ? lies_a && !unaligned::in_words(as_a) : !lies_a) continue;
+      if (pack_b ? lies_b && !unaligned::in_words(as_b) : !lies_b) continue;
       const auto copied = [](const MatrixView& view) {
         return GemmOperand{nullptr, packed_ld(view.cols, 4), Major::kK};
       };

@@ -3,9 +3,9 @@
 
 #include <algorithm>
 
-#include "csrc/common/device/mbarrier.cuh"
 #include "csrc/common/device/mma.cuh"
 #include "csrc/cutlass/configs/unaligned_configs.h"
+#include "csrc/cutlass/kernels/hopper/sm90_pipeline.cuh"
 #include "csrc/cutlass/kernels/hopper/wgmma.cuh"
 
 namespace fusedops::parts {
@@ -99,7 +99,7 @@ struct Shape {
   static constexpr int kValueBytes = (kN == 96 && kB == Major::kMN ? 128 : kN) * kK * 4;
   // Rings: right tiles in parts, left tiles, and right ones as they came. kAhead tiles are on their
   // way, the others are there or multiplied.
-  static constexpr int kAhead = 2, kRoom = 226 * 1024 - kStagedBytes;
+  static constexpr int kAhead = 2, kRoom = sm90::shared_budget(1) - 1024 - kStagedBytes;
   static constexpr int kStages = std::min(
       6, (kRoom - kAhead * A::kBytes - (kAhead + 1) * kValueBytes) / (A::kBytes + B::kBytes));
   static constexpr int kLeftStages = kStages + kAhead, kValueStages = kAhead + 1;

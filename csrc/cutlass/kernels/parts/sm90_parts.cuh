@@ -49,32 +49,20 @@ __device__ __forceinline__ void for_parts(const Params& p, Take&& take) {
   }
 }
 
-// A place in a ring of stages.
-template <int kStages>
-struct Turn {
-  int stage = 0;
-  uint32_t parity = 0;
-  __device__ __forceinline__ void advance() {
-    if (++stage == kStages) stage = 0, parity ^= 1;
-  }
-};
-
 // ---- the copying warpgroups ----
 
 template <class S>
 __device__ __forceinline__ void copy_tiles(const Params& p, const Shared<S>& shared) {
   using A = Source<S::kM, S::kMajorA>;
   using B = Source<S::kN, S::kMajorB>;
-  Turn<S::kStages> right;  // the next to be parted
-  Turn<S::kLeftStages> left;
-  Turn<S::kValueStages> values, arrived;
+  sm90::Place right, left, values, arrived;  // right: the next to be parted
   int under_way = 0;
   const auto part_next = [&] {
     part_right<typename S::B, B>(shared.values(arrived.stage), shared.right(right.stage));
     fence_bulk_copies();
     arrive(shared.full(right.stage));
-    arrived.advance();
-    right.advance();
+    arrived.advance(S::kValueStages);
+    right.advance(S::kStages);
   };
   for_parts<S>(p, [&](const Part& part, int) {
     A a(p.a, part.m, part.k, part.rows);
@@ -87,8 +75,8 @@ __device__ __forceinline__ void copy_tiles(const Params& p, const Shared<S>& sha
       copy_left<typename S::A>(a, shared.left(left.stage), k);
       copy_right(b, shared.values(values.stage), k);
       commit_copies();
-      left.advance();
-      values.advance();
+      left.advance(S::kLeftStages);
+      values.advance(S::kValueStages);
       if (!parts) {
         ++under_way;
         continue;
@@ -152,8 +140,7 @@ __device__ __forceinline__ void multiply_tiles(const Params& p, const Shared<S>&
                                                float* floats) {
   const float* lefts = floats + S::kOfLeft / 4;
   const LeftPairs<typename S::A> pairs(Place().row, int(threadIdx.x) % 4 * 2);
-  Turn<S::kStages> right;
-  Turn<S::kLeftStages> left;
+  sm90::Place right, left;
   for_parts<S>(p, [&](const Part& part, int slice) {
     Sums<S::kN> sums;
     // NOTE: Tensor Cores cut off what they add to a sum, so that they add up few products at a
@@ -162,12 +149,12 @@ __device__ __forceinline__ void multiply_tiles(const Params& p, const Shared<S>&
     const auto load = [&](LeftParts& parts) {
       wait_for_bytes(shared.full(right.stage), right.parity);
       parts.load(lefts + left.stage * (S::A::kBytes / 4), pairs);
-      left.advance();
+      left.advance(S::kLeftStages);
     };
     const auto step = [&](const LeftParts& parts, LeftParts& next, bool more) {
       const int stage = right.stage;
       start_products<S>(added, parts, shared.right(stage));
-      right.advance();
+      right.advance(S::kStages);
       if (more) load(next);
       wgmma::wait<0>();
       wgmma::settle(added);
@@ -213,9 +200,8 @@ __global__ void __launch_bounds__(kThreads, 1) parts_kernel(const __grid_constan
 
 // ---- host side ----
 
-inline Operand make_operand(const GemmOperand& operand, int64_t lines) {
-  const bool wide = aligned16(operand.data) && (lines == 1 || operand.ld % 4 == 0);
-  return {static_cast<const char*>(operand.data), operand.ld * 4, wide};
+inline Operand make_operand(const GemmOperand& operand) {
+  return {static_cast<const char*>(operand.data), operand.ld * 4, !unaligned::in_words(operand)};
 }
 
 inline Output make_output(const GemmProblem& problem) {
@@ -235,11 +221,8 @@ inline Output make_output(const GemmProblem& problem) {
 template <class S>
 const char* launch(const GemmProblem& problem, const LaunchContext& context) {
   const sm80::TileOrder order = sm80::make_tile_order(problem, S::kM, S::kN);
-  const auto lines = [&](Major major, int64_t rows) {
-    return major == Major::kK ? rows : problem.k;
-  };
-  const Params params = {.a = make_operand(problem.a, lines(S::kMajorA, problem.m)),
-                         .b = make_operand(problem.b, lines(S::kMajorB, problem.n)),
+  const Params params = {.a = make_operand(problem.a),
+                         .b = make_operand(problem.b),
                          .m = problem.m,
                          .n = problem.n,
                          .tiles = unsigned(order.tiles_m) * unsigned(order.tiles_n),

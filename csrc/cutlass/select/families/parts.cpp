@@ -3,7 +3,6 @@
 #include <cmath>
 
 #include "csrc/common/int_math.h"
-#include "csrc/cutlass/configs/alignment.h"
 #include "csrc/cutlass/configs/unaligned_configs.h"
 #include "csrc/cutlass/select/families.h"
 #include "csrc/cutlass/select/split_k.h"
@@ -26,19 +25,15 @@ constexpr double kPartStartUs = 3.2, kPartCyclesPerUs = 1755;
 
 }  // namespace
 
-bool in_words(const GemmOperand& operand) {
-  return operand.ld % 4 != 0 || !aligned16(operand.data);
-}
-
 double parts_us(const GemmProblem& p, int number, int slices, const DeviceModel& device) {
   const unaligned::Tile& tile = unaligned::tile_of(p.dtype, number);
   const int64_t length = slices > 1 ? in_slices(p, slices).slice_k : p.k;
   const int64_t cut = ceil_div(p.k, length);  // as many or a few less
   const double tiles = double(ceil_div(p.m, tile.m)) * ceil_div(p.n, tile.n) * cut;
   const auto across = [](const GemmOperand& operand) { return operand.major == Major::kMN; };
-  const double copied = kPartStep + kPartColumn * tile.n + kPartWordsA * in_words(p.a) +
-                        kPartWordsB * in_words(p.b) * tile.n + kPartAcrossA * across(p.a) +
-                        kPartAcrossB * across(p.b) * tile.n;
+  const double copied = kPartStep + kPartColumn * tile.n + kPartWordsA * unaligned::in_words(p.a) +
+                        kPartWordsB * unaligned::in_words(p.b) * tile.n +
+                        kPartAcrossA * across(p.a) + kPartAcrossB * across(p.b) * tile.n;
   const double step = std::max(copied, kPartMma * tile.n);
   const double stored = kPartStored + (p.ldd % 4 != 0 && cut == 1 ? kPartStoredWords : 0);
   const double results = stored * (p.epilogue == Epilogue::kPreact ? 2 : 1) +
