@@ -2,9 +2,7 @@
 
 #include <torch/csrc/stable/ops.h>
 
-#include <algorithm>
 #include <limits>
-#include <vector>
 
 #include "csrc/common/int_math.h"
 #include "csrc/cutlass/configs/alignment.h"
@@ -140,7 +138,7 @@ void launch_prepared(const GemmCall& call, const GemmPlan& plan, const Prepared&
   launch_plan(call.op, plan, prepared.problem, scope);
   if (!prepared.d.defined()) return;
   const PackSource padded{prepared.d.const_data_ptr(), p.m, p.n, prepared.problem.ldd, 1};
-  check_launched(call.op, unpack_rows(padded, dtype_bytes(p.dtype), p.d, scope.context()));
+  check_launched(call.op, unpack_rows(padded, p.d, scope.context()));
 }
 
 // Whether the result needs no product: d is empty, or it is act(bias), which this launches.

@@ -50,11 +50,19 @@ const char* launch(const PackSource& source, const PackShape& shape, void* out,
   return status == cudaSuccess ? nullptr : cudaGetErrorString(status);
 }
 
-template <class T>
-const char* unpack(const PackSource& padded, void* out, const LaunchContext& context) {
+}  // namespace
+
+const char* unpack_rows(const PackSource& padded, void* out, const LaunchContext& context) {
+  // checks
+  if (padded.col_stride != 1 || reinterpret_cast<uintptr_t>(out) % 16 != 0) {
+    return "unpack_rows: rows must be contiguous, and the output aligned to 16 bytes";
+  }
+  // empty early return
+  if (padded.rows == 0 || padded.cols == 0) return nullptr;
+  // launch
+  using T = uint16_t;
   constexpr int64_t kVector = 16 / sizeof(T);
-  const int64_t before = elements_behind_unit(static_cast<const T*>(out));
-  const int64_t vectors = ceil_div(before + padded.rows * padded.cols, kVector);
+  const int64_t vectors = ceil_div(padded.rows * padded.cols, kVector);
   const int64_t blocks = ceil_div(vectors, kPackThreads);
   if (blocks > INT_MAX) return kTooLarge;
   const cudaError_t status =
@@ -63,22 +71,6 @@ const char* unpack(const PackSource& padded, void* out, const LaunchContext& con
                     static_cast<const T*>(padded.data), static_cast<T*>(out), padded.rows,
                     padded.cols, padded.row_stride);
   return status == cudaSuccess ? nullptr : cudaGetErrorString(status);
-}
-
-}  // namespace
-
-const char* unpack_rows(const PackSource& padded, int64_t element_bytes, void* out,
-                        const LaunchContext& context) {
-  // checks
-  if (padded.col_stride != 1) return "unpack_rows: rows must be contiguous";
-  // empty early return
-  if (padded.rows == 0 || padded.cols == 0) return nullptr;
-  // launch
-  switch (element_bytes) {
-    case 2: return unpack<uint16_t>(padded, out, context);
-    case 4: return unpack<uint32_t>(padded, out, context);
-    default: return "unpack_rows: elements must have 2 or 4 bytes";
-  }
 }
 
 const char* pack_operand(const PackSource& source, int64_t element_bytes, void* out,

@@ -55,36 +55,27 @@ __global__ void __launch_bounds__(kPackThreads)
   reinterpret_cast<Vector*>(out)[index] = vector;
 }
 
-// Elements between a multiple of 16 bytes and `out`.
-template <class T>
-__host__ __device__ __forceinline__ int elements_behind_unit(const T* out) {
-  return static_cast<int>(reinterpret_cast<uintptr_t>(out) % 16 / sizeof(T));
-}
-
-// The way back: 16 bytes of a dense matrix (rows, cols), which begins anywhere, per thread, from
-// rows of row_stride.
+// The way back: one vector of a dense matrix (rows, cols) per thread, from rows of row_stride.
 template <class T>
 __global__ void __launch_bounds__(kPackThreads)
     unpack_rows_kernel(const T* __restrict__ source, T* __restrict__ out, int64_t rows,
                        int64_t cols, int64_t row_stride) {
   constexpr int kVector = 16 / sizeof(T);
   using Vector = Vec<T, kVector>;
-  const int64_t unit = int64_t{blockIdx.x} * kPackThreads + threadIdx.x;
-  const int64_t begin = unit * kVector - elements_behind_unit(out), first = max(begin, int64_t{0});
+  const int64_t first = (int64_t{blockIdx.x} * kPackThreads + threadIdx.x) * kVector;
   if (first >= rows * cols) return;
   wait_for_predecessor();
 
   int64_t row = quotient(first, cols), col = first - row * cols;
   const T* end = source + (rows - 1) * row_stride + cols;
   Vector vector{};
-  const bool whole = begin == first && col + kVector <= cols;
+  const bool whole = col + kVector <= cols;
   if (whole && load_unaligned(source + row * row_stride + col, end, vector)) {
     *reinterpret_cast<Vector*>(out + first) = vector;
     return;
   }
-  // Before the first unit, over the end of a row, or the last one.
-  for (int64_t i = first; i < begin + kVector && row < rows; ++i) {
-    out[i] = source[row * row_stride + col];
+  for (int i = 0; i < kVector && row < rows; ++i) {  // over the end of a row, or the last one
+    out[first + i] = source[row * row_stride + col];
     if (++col == cols) col = 0, ++row;
   }
 }

@@ -23,9 +23,8 @@ struct PackSource {
 const char* pack_operand(const PackSource& source, int64_t element_bytes, void* out,
                          int64_t out_rows, int64_t ld, const LaunchContext& context);
 
-// The way back: copies the rows of a matrix of 2- or 4-byte elements, which are contiguous, into a
-// dense one (rows, cols). Returns as pack_operand does.
-const char* unpack_rows(const PackSource& padded, int64_t element_bytes, void* out,
-                        const LaunchContext& context);
+// The way back: copies the rows of a matrix of 2-byte elements, which are contiguous, into a dense
+// one (rows, cols) that is 16-byte aligned. Returns as pack_operand does.
+const char* unpack_rows(const PackSource& padded, void* out, const LaunchContext& context);
 
 }  // namespace fusedops

@@ -11,7 +11,6 @@
 
 #include "csrc/common/device/shared_memory.cuh"
 #include "csrc/common/int_math.h"
-#include "csrc/cutlass/configs/operand_layout.h"
 #include "csrc/cutlass/configs/registry.h"
 #include "csrc/cutlass/configs/sm90_configs.h"
 #include "csrc/cutlass/kernels/tf32/sm90_tf32_epilogue.cuh"

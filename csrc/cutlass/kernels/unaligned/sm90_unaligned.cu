@@ -26,7 +26,7 @@ template <class Half, int kTile, Major kA, Major kB>
 struct HopperGemm : Shape<Half, kHopperTiles[kTile], kHopperTiles[kTile].m / 16, true> {
   using S = Shape<Half, kHopperTiles[kTile], kHopperTiles[kTile].m / 16, true>;
   static constexpr int kK = kTileK;
-  static constexpr bool kRepairs = false, kTransA = kA == Major::kMN, kTransB = kB == Major::kMN;
+  static constexpr bool kTransA = kA == Major::kMN, kTransB = kB == Major::kMN;
   using LoaderA = Loader<S::kM, kA, HopperTile<S::kM, kA>>;
   using LoaderB = Loader<S::kN, kB, HopperTile<S::kN, kB>>;
   static constexpr int kStage = LoaderA::kTileUnits + LoaderB::kTileUnits;

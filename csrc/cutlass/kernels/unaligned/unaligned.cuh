@@ -47,18 +47,11 @@ struct Sums {
   }
 };
 
-// What a block sums up: from which row, column and element of K on, and how much of each.
-struct Part {
-  int64_t m, n, k;
-  int rows, cols, length;
-};
-
 // 16-bit operands.
 template <class Half, int kTile, Major kA, Major kB>
 struct Gemm : Shape<Half, kTiles[kTile]> {
   using S = Shape<Half, kTiles[kTile]>;
   static constexpr int kK = kTileK;
-  static constexpr bool kRepairs = false;
   // Where products that multiply() began are there, and stores to shared memory for all to see.
   static __device__ __forceinline__ void finish(Sums<S>&) {}
   using LoaderA = Loader<S::kM, kA>;
@@ -269,7 +262,6 @@ __global__ void __launch_bounds__(kThreads, G::kShape.per_sm)
   typename G::LoaderB b(p.b, n, begin, cols);
   Sums<S> sums;
   mainloop<G>(shared_units, a, b, p.range.count(slice), sums);
-  if constexpr (G::kRepairs) G::repair(a, b, {m, n, begin, rows, cols, p.range.count(slice)}, sums);
 
   const int64_t first = m * p.ldd + n;
   ResultTile result{nullptr, p.ldd, rows, cols};

@@ -63,15 +63,15 @@ struct OperandTile {
   }
 };
 
-// A thread's part of one tile after the other along K, from memory to registers: kRows by kK
-// elements of kBytes.
-template <int kRows, Major kMajor, int kBytes, int kK>
+// A thread's part of one tile after the other along K, from memory to registers: kRows by kTileK
+// elements of 16 bits.
+template <int kRows, Major kMajor>
 struct Units {
   static constexpr bool kAlongK = kMajor == Major::kK;
-  static constexpr int kElements = 16 / kBytes;  // of a unit
-  static constexpr int kLines = kAlongK ? kRows : kK;
-  static constexpr int kUnits = (kAlongK ? kK : kRows) / kElements;  // of a line
-  static constexpr int kStep = kThreads / kUnits;                    // lines
+  static constexpr int kElements = 8;  // of a unit
+  static constexpr int kLines = kAlongK ? kRows : kTileK;
+  static constexpr int kUnits = (kAlongK ? kTileK : kRows) / kElements;  // of a line
+  static constexpr int kStep = kThreads / kUnits;                        // lines
   static constexpr int kCount = kLines / kStep;
   static_assert(kStep % 8 == 0 && kCount * kStep == kLines);
 
@@ -92,7 +92,7 @@ struct Units {
   __device__ __forceinline__ Units(const Operand& from_operand, int64_t row, int64_t k, int rows)
       : operand(from_operand), inside(rows) {
     const int64_t first_line = (kAlongK ? row : k) + line(), before = kAlongK ? k : row;
-    next = operand.data + first_line * operand.line_bytes + before * kBytes + unit() * 16;
+    next = operand.data + first_line * operand.line_bytes + before * 2 + unit() * 16;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) low[i] = high[i] = {};
   }
@@ -111,9 +111,9 @@ struct Units {
     const int elements = kAlongK ? kElements : inside - unit() * kElements;
     const char* unit_at = next - shift();
     const char* last = unit_at + (min(lines, kCount) - 1) * kStep * line_bytes + 32;
-    if (k_left >= kK && last <= end) {
+    if (k_left >= kTileK && last <= end) {
       const bool wants_low = elements > 0;
-      const bool wants_high = shift() + min(elements, kElements) * kBytes > 16;
+      const bool wants_high = shift() + min(elements, kElements) * 2 > 16;
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
         const auto* from = reinterpret_cast<const uint4*>(unit_at + i * kStep * line_bytes);
@@ -126,17 +126,17 @@ struct Units {
         const char* from = unit_at + i * kStep * line_bytes;
         const int wanted = count(i, k_left);
         low[i] = wanted > 0 ? load_before(from, end) : uint4{};
-        high[i] = shift() + wanted * kBytes > 16 ? load_before(from + 16, end) : uint4{};
+        high[i] = shift() + wanted * 2 > 16 ? load_before(from + 16, end) : uint4{};
       }
     }
-    next += kAlongK ? kK * kBytes : kK * line_bytes;
+    next += kAlongK ? kTileK * 2 : kTileK * line_bytes;
   }
 };
 
 // 16-bit units on to shared memory, as Tile places them.
 template <int kRows, Major kMajor, class Tile = OperandTile<kRows, kMajor, kTileK>>
-struct Loader : Units<kRows, kMajor, 2, kTileK> {
-  using Base = Units<kRows, kMajor, 2, kTileK>;
+struct Loader : Units<kRows, kMajor> {
+  using Base = Units<kRows, kMajor>;
   using Shared = Tile;
   static constexpr int kTileUnits = kRows * kTileK / 8;
   using Base::Base;
