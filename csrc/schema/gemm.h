@@ -21,6 +21,9 @@ inline constexpr const char* kGemmSchemas[] = {
     "bool need_dx, bool need_dweight, bool need_dbias, bool dweight_fp32, bool allow_tf32) "
     "-> (Tensor, Tensor, Tensor)",
 
+    // dx = dz @ weight + added; added (..., K).
+    "linear_input_backward(Tensor dz, Tensor weight, Tensor added, bool allow_tf32) -> Tensor",
+
     // main_grad (N, K), fp32: dz.T @ x, added to what it holds where `accumulate`.
     "linear_wgrad_(Tensor dz, Tensor x, Tensor(a!) main_grad, bool accumulate, bool allow_tf32) "
     "-> ()",

@@ -59,6 +59,7 @@ def run_gradients(o: Options, count: Counter[str]) -> None:
         run_gated_gradient(o, dtype)
         count["gated gradient"] += 2
         run_main_grad(o, dtype, count)
+        run_input_gradient(o, dtype, count)
         run_preactivation_gradient(o, dtype, count)
         if o.clusters:
             run_large_gated_mlp(o, dtype)
@@ -245,6 +246,18 @@ def run_preactivation_gradient(o: Options, dtype: torch.dtype, count: Counter[st
         recorded = [r for r in fusedops._C.stop_recording() if r[0]["epilogue"] == "grad"]
         for _ in tuned_sm90_kernels(o, recorded):
             run(activation)
+
+
+def run_input_gradient(o: Options, dtype: torch.dtype, count: Counter[str]) -> None:
+    """The gradient of x with another one added, in every kernel of sm90."""
+    dz, weight = o.randn(1096, 264, dtype=dtype), o.randn(264, 328, dtype=dtype)
+    added = o.randn(1096, 328, dtype=dtype)
+    op = torch.ops.fusedops.linear_input_backward
+    fusedops._C.start_recording()
+    op(dz, weight, added, False)
+    for _ in tuned_sm90_kernels(o, fusedops._C.stop_recording()):
+        op(dz, weight, added, False)
+        count["gradient of x with one added"] += 1
 
 
 def run_main_grad(o: Options, dtype: torch.dtype, count: Counter[str]) -> None:

@@ -303,6 +303,24 @@ def test_dy_is_checked(device):
                 )
 
 
+@pytest.mark.parametrize(
+    ("index", "shape", "text"),
+    [
+        (0, (), r"dz must have at least 1 dimension\(s\); got shape \(\)"),
+        (1, (3, 5), r"weight must have shape \(4, K\) to match dz \(..., 4\); got \(3, 5\)"),
+        (1, (4,), r"weight must be 2-dimensional, \(N, K\); got shape \(4,\)"),
+        (2, (3, 4), r"added must have the shape of dz .* with a last dimension of 5; got \(3, 4\)"),
+        (2, (1, 5), r"added must have the shape of dz .* with a last dimension of 5; got \(1, 5\)"),
+    ],
+)  # fmt: skip
+def test_shapes_of_an_added_gradient(device, index, shape, text):
+    for to in (device, "meta"):
+        tensors = [torch.ones(s, device=to) for s in [(3, 4), (4, 5), (3, 5)]]
+        tensors[index] = torch.ones(shape, device=to)
+        with pytest.raises(RuntimeError, match=f"^linear_input_backward: {text}$"):
+            OPS.linear_input_backward(*tensors, False)
+
+
 def test_dy_has_the_dtype_of_x(device):
     x, weight, _, dy = linear_inputs(3, 4, 5, torch.float32, device)
     flags = (None, 0, True, True, True, False, False)

@@ -109,10 +109,10 @@ def test_every_product_has_a_formula():
     for op in fusedops.compute_intensive_ops:
         assert op.overloadpacket in flop_registry
     names = {str(op) for op in flop_registry if str(op).startswith("fusedops.")}
-    for name in ("linear_backward", "linear_wgrad_", "mlp_backward", "mlp_backward_",
-                 "gated_mlp_backward", "gated_mlp_backward_", "gated_input_backward",
-                 "first_conv_image", "first_conv_weight", "image_conv_backward",
-                 "depthwise_conv_backward"):  # fmt: skip
+    for name in ("linear_backward", "linear_input_backward", "linear_wgrad_", "mlp_backward",
+                 "mlp_backward_", "gated_mlp_backward", "gated_mlp_backward_",
+                 "gated_input_backward", "first_conv_image", "first_conv_weight",
+                 "image_conv_backward", "depthwise_conv_backward"):  # fmt: skip
         assert f"fusedops.{name}" in names
 
 

@@ -91,6 +91,32 @@ inline LinearShape check_linear_backward(const char* op,
   return shape;
 }
 
+// `tensor` has the leading dimensions of x and `columns` columns.
+inline void check_rows_like(const char* op, const char* name, const Tensor& tensor,
+                            const char* x_name, const Tensor& x, int64_t columns) {
+  check_like(op, name, tensor, x_name, x);
+  bool matches = tensor.dim() == x.dim() && tensor.size(x.dim() - 1) == columns;
+  for (int64_t i = 0; matches && i + 1 < x.dim(); ++i) matches = tensor.size(i) == x.size(i);
+  FUSEDOPS_CHECK(matches, op, ": ", name, " must have the shape of ", x_name, " ", shape_string(x),
+                 " with a last dimension of ", columns, "; got ", shape_string(tensor));
+}
+
+inline LinearShape check_linear_input_backward(const char* op,
+                                               const Tensor& dz,       // (..., N)
+                                               const Tensor& weight,   // (N, K)
+                                               const Tensor& added) {  // (..., K)
+  const DType dtype = check_floating(op, "dz", dz);
+  check_min_dim(op, "dz", dz, 1);
+  check_like(op, "weight", weight, "dz", dz);
+  check_like(op, "added", added, "dz", dz);
+  check_dim(op, "weight", weight, 2, "(N, K)");
+  const int64_t n = dz.size(dz.dim() - 1), k = weight.size(1);
+  FUSEDOPS_CHECK(weight.size(0) == n, op, ": weight must have shape (", n,
+                 ", K) to match dz (..., ", n, "); got ", shape_string(weight));
+  check_rows_like(op, "added", added, "dz", dz, k);
+  return {leading_numel(dz), n, k, dtype, Activation::kNone};
+}
+
 // main_grad (N, K) is fp32 and on the device of `like`.
 inline void check_main_grad(const char* op, const Tensor& main_grad, int64_t n, int64_t k,
                             const Tensor& like) {

@@ -29,16 +29,6 @@ inline void check_projection(const char* op, const char* weight_name, const Tens
                  shape_string(weight), "; got ", shape_string(*bias));
 }
 
-// `tensor` has the leading dimensions of x and `columns` columns.
-inline void check_rows_like(const char* op, const char* name, const Tensor& tensor,
-                            const char* x_name, const Tensor& x, int64_t columns) {
-  check_like(op, name, tensor, x_name, x);
-  bool matches = tensor.dim() == x.dim() && tensor.size(x.dim() - 1) == columns;
-  for (int64_t i = 0; matches && i + 1 < x.dim(); ++i) matches = tensor.size(i) == x.size(i);
-  FUSEDOPS_CHECK(matches, op, ": ", name, " must have the shape of ", x_name, " ", shape_string(x),
-                 " with a last dimension of ", columns, "; got ", shape_string(tensor));
-}
-
 inline MlpShape check_mlp(const char* op,
                           const Tensor& x,                        // (..., K)
                           const Tensor& w1,                       // (H, K)

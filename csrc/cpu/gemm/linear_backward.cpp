@@ -39,6 +39,15 @@ std::tuple<Tensor, Tensor, Tensor> linear_backward(const Tensor& dy,            
   return {dx, dweight, dbias};
 }
 
+Tensor linear_input_backward(const Tensor& dz,      // (..., N)
+                             const Tensor& weight,  // (N, K)
+                             const Tensor& added,   // (..., K)
+                             bool /*allow_tf32*/) {
+  const LinearShape shape = check_linear_input_backward("linear_input_backward", dz, weight, added);
+  const NoGradGuard no_grad;
+  return down(as_matrix(dz, shape.m, shape.n), transposed(weight), std::nullopt, added, added);
+}
+
 void linear_wgrad_(const Tensor& dz,         // (..., N)
                    const Tensor& x,          // (..., K)
                    const Tensor& main_grad,  // (N, K) fp32
@@ -55,6 +64,7 @@ void linear_wgrad_(const Tensor& dz,         // (..., N)
 STABLE_TORCH_LIBRARY_IMPL(fusedops, CPU, m) {
   m.impl("linear_wgrad_", FUSEDOPS_BOX(&linear_wgrad_));
   m.impl("linear_backward", FUSEDOPS_BOX(&linear_backward));
+  m.impl("linear_input_backward", FUSEDOPS_BOX(&linear_input_backward));
 }
 
 }  // namespace fusedops::cpu

@@ -4,8 +4,5 @@ namespace fusedops::sm90 {
 
 static const bool registered_0 = register_range<DType::kFloat16, MathMode::kNative, Major::kK,
                                                 Major::kK, Epilogue::kPreact, 0, kNumSm90Configs>();
-static const bool registered_1 =
-    register_range<DType::kFloat16, MathMode::kNative, Major::kK, Major::kK, Epilogue::kResidual, 0,
-                   kNumSm90Configs>();
 
 }  // namespace fusedops::sm90

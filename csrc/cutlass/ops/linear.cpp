@@ -155,6 +155,22 @@ std::tuple<Tensor, Tensor, Tensor> linear_backward(const Tensor& dy,            
   return {dx, dweight, dbias};
 }
 
+Tensor linear_input_backward(const Tensor& dz,      // (..., N)
+                             const Tensor& weight,  // (N, K)
+                             const Tensor& added,   // (..., K)
+                             bool allow_tf32) {
+  const char* op = "linear_input_backward";
+  const LinearShape shape = check_linear_input_backward(op, dz, weight, added);
+  const LaunchScope scope(op, dz);
+  Tensor holder;
+  const GemmCall call{.op = op,
+                      .a = rows_view(dz, holder),
+                      .b = matrix_view(weight),
+                      .dtype = shape.dtype,
+                      .allow_tf32 = allow_tf32};
+  return run_linear_added(call, std::nullopt, added, empty_like_rows(dz, shape.k), scope);
+}
+
 void linear_wgrad_(const Tensor& dz,         // (..., N)
                    const Tensor& x,          // (..., K)
                    const Tensor& main_grad,  // (N, K) fp32
@@ -252,6 +268,7 @@ STABLE_TORCH_LIBRARY_IMPL(fusedops, CUDA, m) {
   m.impl("matmul_preact", FUSEDOPS_BOX(&matmul_preact));
   m.impl("linear_wgrad_", FUSEDOPS_BOX(&linear_wgrad_));
   m.impl("linear_backward", FUSEDOPS_BOX(&linear_backward));
+  m.impl("linear_input_backward", FUSEDOPS_BOX(&linear_input_backward));
   m.impl("act_backward_bias_grad", FUSEDOPS_BOX(&act_backward_bias_grad));
 }
 

@@ -43,6 +43,20 @@ void run_linear(const GemmCall& shape_and_math, const std::optional<Tensor>& bia
   run_gemm(call, y, z, scope);
 }
 
+Tensor run_linear_added(const GemmCall& call, const std::optional<Tensor>& bias,
+                        const Tensor& added, const Tensor& y, const LaunchScope& scope) {
+  if (!takes_apart(call, Epilogue::kResidual, Passes{1, 3}, scope)) {
+    Tensor bias_holder;
+    GemmCall fused = call;
+    fused.bias = readable_bias(bias, bias_holder);
+    const Tensor dense = torch::stable::contiguous(added);
+    fused.residual = &dense;
+    if (run_gemm_residual(fused, y, scope)) return y;
+  }
+  run_linear(call, bias, y, nullptr, scope);
+  return sum(y, added);
+}
+
 MatrixView dense_rows(const Tensor& tensor, Tensor& holder) {
   MatrixView view = rows_view(tensor, holder);
   if (view.col_stride == 1 && (view.row_stride >= view.cols || view.rows <= 1)) return view;

@@ -24,6 +24,10 @@ const Tensor* readable_bias(const std::optional<Tensor>& bias, Tensor& holder);
 void run_linear(const GemmCall& call, const std::optional<Tensor>& bias, const Tensor& y,
                 const Tensor* z, const LaunchScope& scope);
 
+// a @ b + bias + added, in y or in a new tensor like it.
+Tensor run_linear_added(const GemmCall& call, const std::optional<Tensor>& bias,
+                        const Tensor& added, const Tensor& y, const LaunchScope& scope);
+
 // dz (null: not wanted) and dbias (null: not wanted) from dy and what forward saved. dz may be dy.
 void run_act_backward(const char* op, const MatrixView& dy, const std::optional<Tensor>& saved,
                       const LinearShape& shape, const Tensor* dz, const Tensor* dbias,

@@ -2,8 +2,6 @@
 
 #include <torch/csrc/stable/ops.h>
 
-#include "csrc/cutlass/launch/unaligned_gemm.h"
-
 namespace fusedops {
 
 Tensor parameter_gradient(const Tensor& like, bool needed, std::initializer_list<int64_t> sizes,
@@ -22,16 +20,9 @@ Tensor run_down(const GemmCall& like, const Tensor& h, const Tensor& weight,
                       .b = matrix_view(weight).transposed(),
                       .dtype = like.dtype,
                       .allow_tf32 = like.allow_tf32};
-  if (residual && !takes_apart(call, Epilogue::kResidual, Passes{1, 3}, scope)) {
-    Tensor bias_holder;
-    GemmCall fused = call;
-    fused.bias = readable_bias(bias, bias_holder);
-    const Tensor added = torch::stable::contiguous(*residual);
-    fused.residual = &added;
-    if (run_gemm_residual(fused, y, scope)) return y;
-  }
+  if (residual) return run_linear_added(call, bias, *residual, y, scope);
   run_linear(call, bias, y, nullptr, scope);
-  return residual ? sum(y, *residual) : y;
+  return y;
 }
 
 void run_gated_act(const char* op, const MlpShape& shape, const MatrixView& gate,

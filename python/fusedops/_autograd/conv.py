@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import _C  # noqa: F401  (registers torch.ops.fusedops)
-from .compose import no_autocast
+from .compose import compose_linear_backward, no_autocast
 
 _ops = torch.ops.fusedops
 Geometry = tuple[int, int, int, int]  # strides, then padding, of rows and columns
@@ -110,6 +110,42 @@ class ImageFunction(torch.autograd.Function):
         return dx, None if dfilters is None else dfilters.movedim(1, -1), dbias
 
 
+class ProductFunction(torch.autograd.Function):
+    """(x, weight, bias) -> (z, x) of pixels x (..., C): z = x @ weight.T + bias, and x handed on.
+
+    What else reads pixels reads those that are handed on. Its gradient then arrives here, and the
+    product that gives x's own adds it before it rounds: no pass sums the two.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)  # either output may go without a gradient
+        ctx.save_for_backward(x, weight)
+        return _ops.linear.default(x, weight, bias, 0, False), x
+
+    @staticmethod
+    def backward(ctx: Any, dz: Tensor | None, added: Tensor | None) -> Any:
+        if dz is None:
+            return added, None, None
+        x, weight = ctx.saved_tensors
+        need_x, need_weight, need_bias = ctx.needs_input_grad
+        if torch.is_grad_enabled():
+            with no_autocast(dz):
+                dx, *rest = compose_linear_backward(dz, x, weight, need_x, need_weight, need_bias)
+            return dx if dx is None or added is None else dx + added, *rest
+        own_dx = need_x and added is None
+        dx, dweight, dbias = _ops.linear_backward.default(
+            dz, x, weight, None, 0, own_dx, need_weight, need_bias, False, False
+        )
+        if need_x and added is not None:
+            dx = _ops.linear_input_backward.default(dz, weight, added, False)
+        return (
+            dx if need_x else None,
+            dweight if need_weight else None,
+            dbias if need_bias else None,
+        )
+
+
 def _torch_backward(
     dy: Tensor,
     x: Tensor,
@@ -135,3 +171,4 @@ def _torch_backward(
 # conv(x, weight) + bias (N, H', W', O) of x (N, H, W, C), weight and bias, with a gradient where
 # one of them wants one; weight is (C, kh, kw) of a depthwise layer, (O, kh, kw, C) of others.
 depthwise, first, image = DepthwiseFunction.apply, FirstFunction.apply, ImageFunction.apply
+handing_on = ProductFunction.apply  # (that of weight (O, C), x), for an x that wants a gradient

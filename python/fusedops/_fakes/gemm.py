@@ -143,6 +143,33 @@ def _linear_backward(
     )
 
 
+def check_rows_like(
+    op: str, name: str, tensor: Tensor, x_name: str, x: Tensor, columns: int
+) -> None:
+    check_like(op, name, tensor, x_name, x)
+    expected = f"the shape of {x_name} {shape_of(x)} with a last dimension of {columns}"
+    check_same_shape(op, name, tensor, (*x.shape[:-1], columns), expected)
+
+
+@fake("linear_input_backward")
+def _linear_input_backward(dz: Tensor, weight: Tensor, added: Tensor, allow_tf32: bool) -> Tensor:
+    op = "linear_input_backward"
+    check_floating(op, "dz", dz)
+    check_min_dim(op, "dz", dz, 1)
+    check_like(op, "weight", weight, "dz", dz)
+    check_like(op, "added", added, "dz", dz)
+    check_matrix(op, "weight", weight, "(N, K)")
+    n = dz.shape[-1]
+    torch._check(
+        weight.shape[0] == n,
+        lambda: (
+            f"{op}: weight must have shape ({n}, K) to match dz (..., {n}); got {shape_of(weight)}"
+        ),
+    )
+    check_rows_like(op, "added", added, "dz", dz, weight.shape[1])
+    return added.new_empty(added.shape)
+
+
 def check_main_grad(op: str, main_grad: Tensor, n: int, k: int, like: Tensor) -> None:
     def text() -> str:
         return (

@@ -14,7 +14,7 @@ from .checks import (
     fake,
     shape_of,
 )
-from .gemm import check_main_grad
+from .gemm import check_main_grad, check_rows_like
 
 
 def _check_projection(
@@ -38,14 +38,6 @@ def _check_projection(
         rows = weight.shape[0]
         expected = f"shape ({rows},) to match {weight_name} {shape_of(weight)}"
         check_same_shape(op, bias_name, bias, (rows,), expected)
-
-
-def _check_rows_like(
-    op: str, name: str, tensor: Tensor, x_name: str, x: Tensor, columns: int
-) -> None:
-    check_like(op, name, tensor, x_name, x)
-    expected = f"the shape of {x_name} {shape_of(x)} with a last dimension of {columns}"
-    check_same_shape(op, name, tensor, (*x.shape[:-1], columns), expected)
 
 
 def _check_rows(op: str, name: str, weight: Tensor, dy: Tensor) -> None:
@@ -82,7 +74,7 @@ def _mlp_forward(
     _check_projection(op, "w1", w1, x.shape[-1], "b1", b1, x)
     _check_projection(op, "w2", w2, w1.shape[0], "b2", b2, x)
     if residual is not None:
-        _check_rows_like(op, "residual", residual, "x", x, w2.shape[0])
+        check_rows_like(op, "residual", residual, "x", x, w2.shape[0])
     lead = x.shape[:-1]
     return (
         x.new_empty((*lead, w2.shape[0])),
@@ -107,7 +99,7 @@ def _check_mlp_backward(
     check_min_dim(op, "dy", dy, 1)
     _check_rows(op, "w2", w2, dy)
     n, hidden = w2.shape
-    _check_rows_like(op, "saved", saved, "dy", dy, hidden)
+    check_rows_like(op, "saved", saved, "dy", dy, hidden)
     dtype = torch.float32 if parameters_fp32 else dy.dtype
     return (
         dy.new_empty(saved.shape if need_dz else (0,)),
@@ -223,7 +215,7 @@ def _gated_mlp_forward(
     hidden = _check_gated_linear(op, x, w_gate, w_up, b_gate, b_up)
     _check_projection(op, "w_down", w_down, hidden, "b_down", b_down, x)
     if residual is not None:
-        _check_rows_like(op, "residual", residual, "x", x, w_down.shape[0])
+        check_rows_like(op, "residual", residual, "x", x, w_down.shape[0])
     return (
         x.new_empty((*x.shape[:-1], w_down.shape[0])),
         x.new_empty(_stacked(x, hidden, w_up is None) if save else (0,)),

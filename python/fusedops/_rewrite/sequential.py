@@ -128,7 +128,7 @@ class FusedSteps(Fused):
             unit = None if step is not None else conv_step(layers, i)
             if unit is not None:
                 norm, act, i = unit
-                input = run_unit(input, None, first, norm, (), act)
+                input = run_unit(input, None, first, norm, (), act)[0]
                 continue
             if step is None and _norm_leads(layers, i):
                 input = run_norm(input, first, layers[i + 1])

@@ -155,7 +155,7 @@ class ConvBNAct(torch.nn.Module):
         found = conv_call.norm_arguments(norm, dims)
         if found is None or not conv_call.takes(x, conv, found, residual, dims):
             return self._modules_by_themselves(x, residual)
-        return conv_call.run(x, conv, found, name, residual)
+        return conv_call.run(x, conv, found, name, residual)[0]
 
     def _modules_by_themselves(self, x: Tensor, residual: Tensor | None) -> Tensor:
         y = self.bn(self.conv(x))

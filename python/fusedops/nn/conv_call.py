@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..ops.conv import conv_bn_act
+from ..ops.batch_norm import options_of
+from ..ops.conv import Norm, conv_bn_act_and_input
 from .linear import untouched
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import device as torch_device
+
+R = TypeVar("R")
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _PLAIN = (Tensor, nn.Parameter)
@@ -215,26 +218,32 @@ def padded(x: Tensor, conv: Any) -> tuple[Tensor, tuple[int, ...]]:
 
 
 def run(
-    x: Tensor, conv: Any, norm: NormArguments | None, activation: str, residual: Tensor | None
-) -> Tensor:
-    """``act(norm(conv(x)) + residual)`` as one op, for what `takes` takes."""
-    x, padding = padded(x, conv)
+    given: Tensor,
+    conv: Any,
+    norm: NormArguments | None,
+    activation: str,
+    residual: Tensor | None,
+    hands_on: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """``act(norm(conv(x)) + residual)`` as one op, for what `takes` takes; and x for what else
+    reads it, see `conv_bn_act_and_input`.
+    """
+    x, padding = padded(given, conv)
     found = NormArguments(None, None, None, None) if norm is None else norm
+    window = (conv.stride, padding, conv.dilation, conv.groups)
 
-    def op(mean: Tensor | None, var: Tensor | None, momentum: float) -> Tensor:
-        return conv_bn_act(
-            x, conv.weight, conv.bias, mean, var, found.weight, found.bias,
-            activation=activation, residual=residual, stride=conv.stride, padding=padding,
-            dilation=conv.dilation, groups=conv.groups, training=found.training,
-            momentum=momentum, eps=found.eps, group=found.group,
+    def op(mean: Tensor | None, var: Tensor | None, momentum: float) -> tuple[Tensor, Tensor]:
+        return conv_bn_act_and_input(
+            x, conv.weight, conv.bias, Norm(mean, var, found.weight, found.bias), residual, window,
+            options_of("conv_bn_act", activation, found.training, momentum, found.eps, found.group),
+            hands_on,
         )  # fmt: skip
 
-    return stepped(op, found)
+    y, handed = stepped(op, found)
+    return y, handed if x is given else given
 
 
-def stepped(
-    op: Callable[[Tensor | None, Tensor | None, float], Tensor], norm: NormArguments
-) -> Tensor:
+def stepped(op: Callable[[Tensor | None, Tensor | None, float], R], norm: NormArguments) -> R:
     """An op of running statistics and momentum with a norm's, which become what its module makes of
     them.
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence  # noqa: TC003  (for get_type_hints)
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from .. import _fakes  # noqa: F401  (registers the fakes)
 from .._autograd.autocast import cast, cast_weight
 from .._autograd.batch_norm import BatchNormOptions, batch_norm
-from .._autograd.conv import Geometry, depthwise, first, image
+from .._autograd.conv import Geometry, depthwise, first, handing_on, image
 from .._autograd.gemm import linear_eager
 from .._core.calls import public
 from . import conv_graph
@@ -60,6 +60,10 @@ __all__ = ["conv_bn_act"]
 _any_autocast = torch._C._is_any_autocast_enabled
 _CONV: dict[int, Any] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _ops = torch.ops.fusedops
+
+
+# Stride, padding, dilation and groups, as torch takes them.
+Window = tuple[int | Sequence[int], int | str | Sequence[int], int | Sequence[int], int]
 
 
 class Norm(NamedTuple):
@@ -228,16 +232,17 @@ def _without_bias(norm: Norm, bias: Tensor) -> Norm:
 
 
 def _run(
-    x: Tensor,
+    given: Tensor,
     weight: Tensor,
     bias: Tensor | None,
     norm: Norm,
     residual: Tensor | None,
     problem: ConvProblem,
     options: BatchNormOptions,
-) -> Tensor:
-    """y (N, O, ...) in two or three spatial dimensions, in `channels_last` memory."""
-    last = CHANNELS_LAST[x.dim()]
+    hands_on: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """(y (N, O, ...), x) in two or three spatial dimensions, y in `channels_last` memory."""
+    x, last = given, CHANNELS_LAST[given.dim()]
     if x.is_cuda:
         x, weight = x.contiguous(memory_format=last), weight.contiguous(memory_format=last)
     wants = torch.is_grad_enabled() and any(
@@ -246,7 +251,7 @@ def _run(
     if not wants and not options.training and 0 not in problem.out_shape:
         y = _infer(Fused(x, weight, bias, norm, residual, problem, options.code, options.eps))
         if y is not None:
-            return channels_second(y)
+            return channels_second(y), given
     shift = None
     if options.training:
         bias, shift = None, bias
@@ -256,7 +261,11 @@ def _run(
     elif bias is not None and not wants:
         norm, bias = _without_bias(norm, bias), None
     if uses_product(x.device.type, x.dtype, weight.shape, problem):
-        z = _product(x, weight, bias, wants)
+        if hands_on and wants and x is given and x.requires_grad:
+            z, rows = handing_on(channels_behind(x), weight.flatten(1), bias)
+            given = channels_second(rows)
+        else:
+            z = _product(x, weight, bias, wants)
     elif uses_depthwise(x.device.type, x.dtype, weight.shape, problem):
         z = depthwise(channels_behind(x), weight.squeeze(1), bias, _geometry(problem))
     elif uses_first(x.device.type, x.dtype, weight.shape, problem):
@@ -266,9 +275,8 @@ def _run(
     else:
         z = channels_behind(_convolve(x, weight, bias, problem))
     added = None if residual is None else channels_behind(residual)
-    return channels_second(
-        batch_norm(z, added, norm.weight, norm.bias, norm.mean, norm.var, shift, options)
-    )
+    y = batch_norm(z, added, norm.weight, norm.bias, norm.mean, norm.var, shift, options)
+    return channels_second(y), given
 
 
 def _in_two_dimensions(problem: ConvProblem) -> ConvProblem:
@@ -358,26 +366,46 @@ def conv_bn_act(
     Example:
         >>> y = fusedops.conv_bn_act(x, weight, None, mean, var, gamma, beta, activation="relu")
     """
-    op = "conv_bn_act"
-    options = options_of(op, activation, training, momentum, eps, group)
+    options = options_of("conv_bn_act", activation, training, momentum, eps, group)
+    norm = Norm(running_mean, running_var, bn_weight, bn_bias)
+    window = (stride, padding, dilation, groups)
+    return conv_bn_act_and_input(x, weight, bias, norm, residual, window, options)[0]
+
+
+def conv_bn_act_and_input(
+    given: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    norm: Norm,
+    residual: Tensor | None,
+    window: Window,
+    options: BatchNormOptions,
+    hands_on: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """The result of `conv_bn_act`, and x for what else reads it.
+
+    With `hands_on` that x may be another tensor with the same memory, whose gradient the backward
+    of the convolution adds to its own.
+    """
+    op, x = "conv_bn_act", given
     if _any_autocast() and (compute := _autocast_dtype(x)) is not None:
         x, weight = cast(x, compute), cast_weight(weight, compute)
         bias = None if bias is None else cast_weight(bias, compute)
         residual = None if residual is None else cast(residual, compute)
-    problem = conv_problem(op, x, weight, stride, padding, dilation, groups)
-    norm = Norm(running_mean, running_var, bn_weight, bn_bias)
+    problem = conv_problem(op, x, weight, *window)
     _check(op, x, weight, bias, norm, residual, problem, options)
     if sees_torch(x, weight, bias, *norm, residual) and options.group is None:
         z = _convolve(x, weight, bias, problem)
-        return torch_batch_norm_act(z, *norm, residual, options)
+        return torch_batch_norm_act(z, *norm, residual, options), given
     keeps_last = _keeps_last(x, weight)
     if problem.spatial == 1:
         x, weight = x.unsqueeze(2), weight.unsqueeze(2)
         residual = None if residual is None else residual.unsqueeze(2)
         flat = _in_two_dimensions(problem)
-        return _run(x, weight, bias, norm, residual, flat, options).squeeze(2).contiguous()
-    y = _run(x, weight, bias, norm, residual, problem, options)
-    return y if keeps_last else y.contiguous()
+        y, _ = _run(x, weight, bias, norm, residual, flat, options)
+        return y.squeeze(2).contiguous(), given
+    y, other = _run(x, weight, bias, norm, residual, problem, options, hands_on and x is given)
+    return y if keeps_last else y.contiguous(), other if hands_on and x is given else given
 
 
 def _check(

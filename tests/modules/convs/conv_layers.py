@@ -35,6 +35,35 @@ class Basic(nn.Module):
         return self.relu(out)
 
 
+class Bottleneck(nn.Module):
+    """As torchvision's: two convolutions or one and a sum read the input."""
+
+    def __init__(self, inside=16, width=8, stride=1):
+        super().__init__()
+        outside = 2 * width
+        self.conv1 = nn.Conv2d(inside, width, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, stride, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.conv3 = nn.Conv2d(width, outside, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(outside)
+        self.relu = nn.ReLU(inplace=True)
+        self.downsample = None
+        if stride > 1 or inside != outside:
+            shortcut = nn.Conv2d(inside, outside, 1, stride, bias=False)
+            self.downsample = nn.Sequential(shortcut, nn.BatchNorm2d(outside))
+
+    def forward(self, x):
+        identity = x
+        out = self.relu(self.bn1(self.conv1(x)))
+        out = self.relu(self.bn2(self.conv2(out)))
+        out = self.bn3(self.conv3(out))
+        if self.downsample is not None:
+            identity = self.downsample(x)
+        out += identity
+        return self.relu(out)
+
+
 class Nested(nn.Module):
     """In expressions, as the ResNets for CIFAR that many copy."""
 

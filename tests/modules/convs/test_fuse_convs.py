@@ -18,6 +18,8 @@ from modules.convs import conv_layers as layers
 MODELS = {  # what it is, how many units it has and how many of them with a residual
     "basic": (layers.Basic, 2, 1),
     "downsample": (lambda: layers.Basic(8, 16, 2), 3, 1),
+    "bottleneck": (layers.Bottleneck, 3, 1),
+    "bottleneck_down": (lambda: layers.Bottleneck(8, 8, 2), 4, 1),
     "nested": (layers.Nested, 2, 1),
     "inverted": (layers.Inverted, 3, 1),
     "no_skip": (lambda: layers.Inverted(use_res_connect=False), 3, 0),
@@ -46,9 +48,9 @@ def ran(monkeypatch):
     found = []
     whole = units.run
 
-    def run(x, conv, norm, activation, residual):
+    def run(x, conv, norm, activation, residual, hands_on):
         found.append((activation, residual is not None))
-        return whole(x, conv, norm, activation, residual)
+        return whole(x, conv, norm, activation, residual, hands_on)
 
     monkeypatch.setattr(units, "run", run)
     for name in ("may_pay", "pays"):  # on a CPU and for small images, too
@@ -65,7 +67,12 @@ def both(make, device="cpu"):
 
 
 def input_of(kind, device="cpu", dtype=torch.float32):
-    shape = {"conv1d": (2, 8, 9), "conv3d": (2, 8, 4, 3, 3), "unet": (2, 3, 8, 8)}
+    shape = {
+        "bottleneck": (2, 16, 7, 6),
+        "conv1d": (2, 8, 9),
+        "conv3d": (2, 8, 4, 3, 3),
+        "unet": (2, 3, 8, 8),
+    }
     torch.manual_seed(5)
     return torch.randn(shape.get(kind, (2, 8, 7, 6)), device=device, dtype=dtype)
 

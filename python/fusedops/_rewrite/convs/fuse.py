@@ -94,13 +94,14 @@ class FusedConvs(Fused):
         return kept.outside.is_same()
 
     def _fused_conv(self, index: int, place: int, x: Any, residual: Any = None) -> Any:
-        """One unit of a row."""
+        """One unit of a row; with its input for what reads that behind, where the unit says so."""
         unit: Unit = self._fused_rows.rows[index].units[place]  # type: ignore[union-attr]
         norm = None if unit.norm is None else child(self, unit.norm)
         act = child(self, unit.act) if isinstance(unit.act, tuple) else unit.act
         between = [child(self, path) for path in unit.between]
         conv = child(self, unit.conv)
-        return run_unit(x, residual, conv, norm, between, act, unit.in_place)
+        both = run_unit(x, residual, conv, norm, between, act, unit.in_place, unit.hands_on)
+        return both if unit.hands_on else both[0]
 
     def __setstate__(self, state: Any) -> None:
         super().__setstate__(state)  # type: ignore[misc]

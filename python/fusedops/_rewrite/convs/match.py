@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from torch import nn as torch_nn
@@ -28,6 +28,7 @@ class Unit:
     act: Path | str | None = None  # a module's path, or an activation's name
     in_place: bool = False
     has_residual: bool = False
+    hands_on: bool = False  # gives its input for those that read it behind, too
 
 
 @dataclass
@@ -100,7 +101,34 @@ class Matcher:
             if match is not None and not taken & set(match.nodes):
                 found.append(match)
                 taken.update(match.nodes)
-        return found
+        return [self._handing_on(match, found) for match in found]
+
+    def _handing_on(self, match: Match, found: list[Match]) -> Match:
+        """The match, which hands its input on where all others read it behind and keep it."""
+        node, conv = match.input, self.module(match.nodes[0])
+        if node in self.kept or max(conv.kernel_size) > 1:
+            return match
+        order = {node: i for i, node in enumerate(self.graph.nodes)}
+        # NOTE: a unit runs where its last value stands.
+        runs = {inner: order[one.nodes[-1]] for one in found for inner in one.nodes}
+        mine = order[match.nodes[-1]]
+        others = [
+            other for other in self.graph.nodes
+            if other is not match.nodes[0] and node in (*other.args, *other.names.values())
+        ]  # fmt: skip
+        behind = all(runs.get(other, order[other]) > mine for other in others)
+        if not others or not behind or not all(self._keeps(o, o in runs, node) for o in others):
+            return match
+        return replace(match, unit=replace(match.unit, hands_on=True))
+
+    def _keeps(self, reader: Node, in_unit: bool, node: Node) -> bool:
+        """Whether what reads a value does not write into it."""
+        if in_unit:
+            return True
+        if reader.op == "add":
+            return not reader.in_place or reader.args[0] is not node
+        module = self.module(reader)
+        return module is not None and all(_keeps_input(m) for m in module.modules())
 
     def _match(self, conv: Node) -> Match | None:
         nodes = [conv]

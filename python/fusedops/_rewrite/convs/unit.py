@@ -111,8 +111,9 @@ def run_unit(
     between: Sequence[Any] = (),
     act: Any = None,
     in_place: bool = False,
-) -> Any:
-    """``act(between(norm(conv(x))) + residual)``.
+    hands_on: bool = False,
+) -> tuple[Any, Any]:
+    """``act(between(norm(conv(x))) + residual)``, and x for what else reads it.
 
     Args:
         x: The input.
@@ -122,8 +123,9 @@ def run_unit(
         between: Modules that may give their input, as dropout does in evaluation.
         act: An activation's name or module, or None.
         in_place: Whether the sum is taken in place.
+        hands_on: Whether something reads x behind; see `conv_bn_act_and_input`.
     """
-    y, name = None, _name_of(act)
+    y, handed, name = None, x, _name_of(act)
     dims = dims_of(conv) if may_pay(x) else None
     now = norm_now(norm, dims) if dims is not None and norm is not None else None
     if dims is not None and (norm is None or (now is not None and now.takes(x))):
@@ -135,9 +137,9 @@ def run_unit(
             activation = inner if name == "none" else name
             assert activation is not None
             if _may(x, conv, found, activation, residual, dims):
-                return run(x, conv, found, activation, residual)
+                return run(x, conv, found, activation, residual, hands_on)
         elif _may(x, conv, found, inner, None, dims):
-            y = run(x, conv, found, inner, None)
+            y, handed = run(x, conv, found, inner, None, hands_on)
     if y is None:
         y = conv(x)
         y = y if norm is None else norm(y)
@@ -145,9 +147,9 @@ def run_unit(
         y = module(y)
     if residual is not None:
         y = _sum(y, residual, in_place)
-    if act is None:
-        return y
-    return activate(y, CODES[act]) if isinstance(act, str) else act(y)
+    if act is not None:
+        y = activate(y, CODES[act]) if isinstance(act, str) else act(y)
+    return y, handed
 
 
 def _may(

@@ -91,7 +91,9 @@ def _row(
         return None
     count = max(matches[2]) + 1
     again = _matches(module, function, tree, body, start, start + count)
-    if again is None or 0 not in again[2]:  # the first statement has none: a later start finds it
+    # NOTE: one that has no unit is part of the row where it names a value of it; without others a
+    # later start finds the units.
+    if again is None or not all(map(_is_name, body[start : start + min(again[2])])):
         return None
     graph, found, _ = again
     units = tuple(match.unit for match in found)
@@ -99,6 +101,11 @@ def _row(
     names = _read_outside(tree, body[start : start + count])
     written = _Writer(graph, found, index, names, body[start]).statements()
     return Found(row, index, body, start, start + count, written, graph.outside)
+
+
+def _is_name(statement: ast.stmt) -> bool:
+    """Whether a statement is another name for a variable."""
+    return isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Name)
 
 
 def _matches(
@@ -200,7 +207,11 @@ class _Writer:
         kept = {*self.bound.values(), self.graph.result}
         made: list[ast.stmt] = []
         for i, node in enumerate(self.order):
-            target = ast.Name(self.text(node), ast.Store())
+            target: ast.expr = ast.Name(self.text(node), ast.Store())
+            match = self.of[node][1] if node in self.of else None
+            if match is not None and match.unit.hands_on:
+                handed = ast.Name(self.text(match.input), ast.Store())
+                target = ast.Tuple([target, handed], ast.Store())
             made.append(ast.Assign([target], self.expression(node)))
             done = [n for n, at in last.items() if at == i and n not in kept and self._may_go(n)]
             if done:
