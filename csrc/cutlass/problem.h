@@ -19,9 +19,9 @@ enum class Major : int8_t { kK, kMN };  // the index of an operand that is conti
 
 // kFused: d = act(a b + bias). kPreact: the same and preact = a b + bias. kAccumulator: d = a b in
 // fp32, or d += a b. kGrad: d = (a b) * act'(aux), and the sums of its columns. kResidual:
-// d = act(a b + bias) + aux.
-enum class Epilogue : int8_t { kFused, kPreact, kAccumulator, kGrad, kResidual };
-inline constexpr int kNumEpilogues = 5;
+// d = act(a b + bias) + aux. kMoments: d = a b, and the moments of its columns.
+enum class Epilogue : int8_t { kFused, kPreact, kAccumulator, kGrad, kResidual, kMoments };
+inline constexpr int kNumEpilogues = 6;
 
 // A (M, K) or B (K, N) operand. Element (i, k) lies at i * ld + k when K is contiguous, at k * ld +
 // i otherwise.
@@ -47,13 +47,15 @@ struct GemmProblem {
   GemmOperand a, b;
   void* d = nullptr;
   int64_t ldd = 0;
-  int64_t slice_stride = 0;      // elements of d
-  void* preact = nullptr;        // kPreact only
-  const void* aux = nullptr;     // kGrad: what forward saved, or null; kResidual: (M, N) like d
-  void* hidden = nullptr;        // kGrad: act(aux) out, or null
-  float* column_sums = nullptr;  // kGrad: partial sums (column_sum_rows(m), N), or null
-  bool accumulate = false;       // kAccumulator, or run_gemm_adding: add to d
-  const void* bias = nullptr;    // (N,) of dtype, or null
+  int64_t slice_stride = 0;   // elements of d
+  void* preact = nullptr;     // kPreact only
+  const void* aux = nullptr;  // kGrad: what forward saved, or null; kResidual: (M, N) like d
+  void* hidden = nullptr;     // kGrad: act(aux) out, or null
+  // For each summed_rows() rows: kGrad: sums (blocks of rows, N), or null; kMoments: means and sums
+  // of squares about them (blocks of rows, N, 2).
+  float* column_sums = nullptr;
+  bool accumulate = false;     // kAccumulator, or run_gemm_adding: add to d
+  const void* bias = nullptr;  // (N,) of dtype, or null
   Activation activation = Activation::kNone;
   Epilogue epilogue = Epilogue::kFused;
   DType dtype = DType::kBFloat16;  // of a, b, bias, d, preact; kAccumulator writes d in fp32

@@ -9,7 +9,8 @@ namespace fusedops {
 inline constexpr const char* kBatchNormSchemas[] = {
     // (mean, var) of the rows, biased, (C,) in float32 (float64). Mixes mean + shift and the
     // unbiased var into the running statistics, which may be None; not where there are no rows.
-    "batch_norm_statistics_(Tensor x, Tensor? shift, Tensor(a!)? running_mean, "
+    // moments: those of x that linear_moments gives; None: x is read for them.
+    "batch_norm_statistics_(Tensor x, Tensor? moments, Tensor? shift, Tensor(a!)? running_mean, "
     "Tensor(b!)? running_var, float momentum) -> (Tensor, Tensor)",
 
     // y = act(z)
@@ -29,8 +30,8 @@ inline constexpr const char* kBatchNormSchemas[] = {
     "bool need_dz) -> (Tensor, Tensor)",
 
     // (y, mean, var): batch_norm_statistics_ and batch_norm_apply as one call.
-    "batch_norm_train_(Tensor x, Tensor? weight, Tensor? bias, Tensor? residual, Tensor? shift, "
-    "Tensor(a!)? running_mean, Tensor(b!)? running_var, float momentum, float eps, "
+    "batch_norm_train_(Tensor x, Tensor? moments, Tensor? weight, Tensor? bias, Tensor? residual, "
+    "Tensor? shift, Tensor(a!)? running_mean, Tensor(b!)? running_var, float momentum, float eps, "
     "int activation) -> (Tensor, Tensor, Tensor)",
 
     // (dx, dz, sums): batch_norm_sums and batch_norm_backward by these sums as one call.

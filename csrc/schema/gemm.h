@@ -11,6 +11,10 @@ inline constexpr const char* kGemmSchemas[] = {
     "linear_preact(Tensor x, Tensor weight, Tensor? bias, int activation, bool allow_tf32) "
     "-> (Tensor, Tensor)",
 
+    // (y, moments) with y = x @ weight.T, and the moments of its columns as batch_norm_check.h has
+    // them.
+    "linear_moments(Tensor x, Tensor weight) -> (Tensor, Tensor)",
+
     // y = act(a @ b + bias); a (M, K), b (K, N), any strides.
     "matmul(Tensor a, Tensor b, Tensor? bias, int activation, bool allow_tf32) -> Tensor",
     "matmul_preact(Tensor a, Tensor b, Tensor? bias, int activation, bool allow_tf32) "

@@ -69,7 +69,7 @@ def norm_act(o: Options, x: torch.Tensor, activation: str, with_residual: bool) 
     var = torch.rand_like(mean) + 0.5
     weight, bias = weight.requires_grad_(), bias.requires_grad_()
     residual = torch.randn_like(x).requires_grad_() if with_residual else None
-    torch.ops.fusedops.batch_norm_statistics_(x.detach(), None, None, None, 0.1)
+    torch.ops.fusedops.batch_norm_statistics_(x.detach(), None, None, None, None, 0.1)
     for training in (True, False):
         y = fusedops.batch_norm_act(
             x, mean, var, weight, bias, activation=activation, residual=residual, training=training

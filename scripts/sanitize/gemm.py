@@ -60,6 +60,7 @@ def run_gradients(o: Options, count: Counter[str]) -> None:
         count["gated gradient"] += 2
         run_main_grad(o, dtype, count)
         run_input_gradient(o, dtype, count)
+        run_moments(o, dtype, count)
         run_preactivation_gradient(o, dtype, count)
         if o.clusters:
             run_large_gated_mlp(o, dtype)
@@ -258,6 +259,18 @@ def run_input_gradient(o: Options, dtype: torch.dtype, count: Counter[str]) -> N
     for _ in tuned_sm90_kernels(o, fusedops._C.stop_recording()):
         op(dz, weight, added, False)
         count["gradient of x with one added"] += 1
+
+
+def run_moments(o: Options, dtype: torch.dtype, count: Counter[str]) -> None:
+    """A product and its columns' moments in every kernel of sm90, and joined by batch norm."""
+    x, weight = o.randn(8456, 264, dtype=dtype), o.randn(328, 264, dtype=dtype)
+    op = torch.ops.fusedops.linear_moments
+    fusedops._C.start_recording()
+    op(x, weight)
+    for _ in tuned_sm90_kernels(o, fusedops._C.stop_recording()):
+        y, moments = op(x, weight)
+        torch.ops.fusedops.batch_norm_statistics_(y, moments, None, None, None, 0.1)
+        count["moments of a product"] += 2
 
 
 def run_main_grad(o: Options, dtype: torch.dtype, count: Counter[str]) -> None:

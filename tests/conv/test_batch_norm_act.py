@@ -374,7 +374,7 @@ def test_training_agrees_with_the_passes(shape, dtype):
     exact = torch.var_mean((x + 2).double(), 0, correction=0)[::-1]
     for some, code in itertools.product((None, residual), (0, 1)):
         runs = [
-            ops.batch_norm_train_(x + 2, *norm, some, None, None, None, 0.1, 1e-5, code)
+            ops.batch_norm_train_(x + 2, None, *norm, some, None, None, None, 0.1, 1e-5, code)
             for _ in range(2)
         ]
         y, *found = runs[0]

@@ -20,13 +20,21 @@ def vectors(n, dtype, device):
     return mean, make(n, dtype=dtype, device=device, seed=14).abs() + 0.5, weight, bias
 
 
+def moments_of(x):
+    """Those that a product would have given of x (..., C)."""
+    blocks = x.double().flatten(0, -2).split(8192)
+    means = torch.stack([block.mean(0) for block in blocks], 1)
+    squares = [block.var(0, correction=0) * len(block) for block in blocks]
+    return torch.stack([means, torch.stack(squares, 1)])
+
+
 def statistics(device, dtype, codes):
     for shape in SHAPES:
         x = make(*shape, dtype=dtype, device=device)
         mean, var, shift, _ = vectors(shape[-1], dtype, device)
-        yield x, None, None, None, 0.1
-        yield x, shift, mean, var, 0.25
-        yield x, None, mean.to(wide(dtype)), var.to(wide(dtype)), 1.0
+        yield x, None, None, None, None, 0.1
+        yield x, None, shift, mean, var, 0.25
+        yield x, moments_of(x), None, mean.to(wide(dtype)), var.to(wide(dtype)), 1.0
 
 
 def apply(device, dtype, codes):
@@ -70,8 +78,8 @@ def train(device, dtype, codes):
         mean, var, weight, bias = vectors(shape[-1], dtype, device)
         shift = None if i % 2 else make(shape[-1], dtype=dtype, device=device, seed=6)
         for code in codes:
-            yield x, weight, bias, residual, shift, mean, var, 0.25, 1e-5, code
-            yield x, None, None, None, None, None, None, 0.1, 1e-3, code
+            yield x, None, weight, bias, residual, shift, mean, var, 0.25, 1e-5, code
+            yield x, moments_of(x), None, None, None, None, None, None, 0.1, 1e-3, code
 
 
 def train_backward(device, dtype, codes):

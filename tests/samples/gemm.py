@@ -48,6 +48,13 @@ def act_backward_samples(device, dtype, codes):
             yield dy, keep, code, False, False
 
 
+def linear_moments_samples(device, dtype, codes):
+    for m, n, k in [(6, 8, 16), (5, 3, 7), (8200, 8, 16)]:
+        x, weight, _, _ = linear_inputs(m, n, k, dtype, device)
+        yield x, weight
+        yield x.t().contiguous().t(), weight.t().contiguous().t()
+
+
 def linear_input_backward_samples(device, dtype, codes):
     for m, n, k in [(6, 8, 16), (5, 3, 7)]:
         x, weight, _, dz = linear_inputs(m, n, k, dtype, device)
@@ -69,6 +76,7 @@ SAMPLES = {
     "matmul": lambda *a: forward_samples(*a, transposed=True),
     "matmul_preact": lambda *a: forward_samples(*a, transposed=True),
     "linear_backward": linear_backward_samples,
+    "linear_moments": linear_moments_samples,
     "linear_input_backward": linear_input_backward_samples,
     "linear_wgrad_": linear_wgrad_samples,
     "act_backward_bias_grad": act_backward_samples,

@@ -55,7 +55,7 @@ def test_bytes(graphs):
 
 def test_a_report_names_its_kernels(graphs):
     text = str(explain(POINTWISE, training=True, residual=True))
-    for words in ("fusedops.linear of the rows", "statistics in one read", "residual's gradient"):
+    for words in ("fusedops.linear of the rows", "statistics beside it", "residual's gradient"):
         assert words in text
     assert "of (64, 64, 56, 56) by (64, 64, 1, 1)" in text
 

@@ -7,8 +7,14 @@
 #include "csrc/common/checks/linear_check.h"
 #include "csrc/common/checks/row_check.h"
 #include "csrc/common/depthwise.h"
+#include "csrc/common/int_math.h"
 
 namespace fusedops {
+
+// The form in which a product hands the moments of its columns to batch norm: for each kMomentRows
+// rows, the last ones fewer, means and sums of squares about them, (2, C, blocks of rows) in fp64.
+inline constexpr int64_t kMomentRows = 8192;
+inline int64_t moment_blocks(int64_t rows) { return ceil_div(rows, kMomentRows); }
 
 struct BatchNormShape {
   int64_t rows, channels;
@@ -48,12 +54,26 @@ inline void check_rows_like(const char* op, const char* name, const std::optiona
   check_same_shape(op, name, *tensor, like_name, like);
 }
 
+inline void check_moments(const char* op, const std::optional<Tensor>& moments, const Tensor& x) {
+  if (!moments) return;
+  const int64_t channels = x.size(x.dim() - 1), blocks = moment_blocks(leading_numel(x));
+  FUSEDOPS_CHECK(same_device(*moments, x), op, ": moments must be on ", device_string(x), "; got ",
+                 device_string(*moments));
+  FUSEDOPS_CHECK(moments->scalar_type() == ScalarType::Double && moments->dim() == 3 &&
+                     moments->size(0) == 2 && moments->size(1) == channels &&
+                     moments->size(2) == blocks,
+                 op, ": moments must be a float64 tensor of shape (2, ", channels, ", ", blocks,
+                 "); got ", dtype_name(moments->scalar_type()), " ", shape_string(*moments));
+}
+
 inline BatchNormShape check_batch_norm_statistics(const char* op, const Tensor& x,
+                                                  const std::optional<Tensor>& moments,
                                                   const std::optional<Tensor>& shift,
                                                   const std::optional<Tensor>& running_mean,
                                                   const std::optional<Tensor>& running_var) {
   const DType dtype = check_floating(op, "x", x);
   check_min_dim(op, "x", x, 1);
+  check_moments(op, moments, x);
   check_channels(op, "shift", shift, x, dtype);
   check_running(op, "running_mean", running_mean, x, dtype);
   check_running(op, "running_var", running_var, x, dtype);

@@ -14,6 +14,7 @@ namespace fusedops {
 template <auto kStatistics, auto kApply>
 std::tuple<Tensor, Tensor, Tensor> batch_norm_train(
     const Tensor& x_,                           // (..., C)
+    const std::optional<Tensor>& moments,       // (2, C, blocks)
     const std::optional<Tensor>& weight,        // (C,)
     const std::optional<Tensor>& bias,          // (C,)
     const std::optional<Tensor>& residual,      // (..., C)
@@ -22,11 +23,11 @@ std::tuple<Tensor, Tensor, Tensor> batch_norm_train(
     const std::optional<Tensor>& running_var,   // (C,), written
     double momentum, double eps, int64_t activation) {
   constexpr const char* kOp = "batch_norm_train_";
-  check_batch_norm_statistics(kOp, x_, shift, running_mean, running_var);
+  check_batch_norm_statistics(kOp, x_, moments, shift, running_mean, running_var);
   const std::optional<Tensor> none;
   check_batch_norm_apply(kOp, x_, {none, none, weight, bias}, residual, activation);
   const Tensor x = torch::stable::contiguous(x_);  // once for both
-  const auto [mean, var] = kStatistics(x, shift, running_mean, running_var, momentum);
+  const auto [mean, var] = kStatistics(x, moments, shift, running_mean, running_var, momentum);
   return {kApply(x, mean, var, weight, bias, residual, eps, activation), mean, var};
 }
 

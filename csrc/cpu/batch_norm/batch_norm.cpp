@@ -93,6 +93,26 @@ std::vector<double> channel_sums(const BatchNormShape& shape, Fn fn) {
   return total;
 }
 
+// Sums over the rows of channels and of their squares, about the first of the moments' means.
+std::vector<double> joined_sums(const Tensor& moments,  // (2, C, blocks)
+                                const BatchNormShape& shape, std::vector<double>& first) {
+  const int64_t blocks = moments.size(2);
+  std::vector<double> sums(2 * shape.channels);
+  for (int64_t c = 0; c < shape.channels; ++c) {
+    const double* const means = values<double>(moments) + c * blocks;
+    const double* const squares = means + shape.channels * blocks;
+    first[c] = means[0];
+    for (int64_t block = 0; block < blocks; ++block) {
+      const int64_t left = shape.rows - block * kMomentRows;
+      const auto rows = static_cast<double>(std::min(left, kMomentRows));
+      const double away = means[block] - first[c];
+      sums[c] += rows * away;
+      sums[shape.channels + c] += squares[block] + rows * away * away;
+    }
+  }
+  return sums;
+}
+
 template <typename C>
 void store(const Tensor& to, const std::vector<double>& from, int64_t first) {
   C* const data = static_cast<C*>(to.mutable_data_ptr());
@@ -114,12 +134,13 @@ void mix(const std::optional<Tensor>& running, const std::vector<double>& value,
 
 std::tuple<Tensor, Tensor> batch_norm_statistics_(
     const Tensor& x_,                           // (..., C)
+    const std::optional<Tensor>& moments,       // (2, C, blocks)
     const std::optional<Tensor>& shift,         // (C,)
     const std::optional<Tensor>& running_mean,  // (C,), written
     const std::optional<Tensor>& running_var,   // (C,), written
     double momentum) {
-  const BatchNormShape shape =
-      check_batch_norm_statistics("batch_norm_statistics_", x_, shift, running_mean, running_var);
+  const BatchNormShape shape = check_batch_norm_statistics("batch_norm_statistics_", x_, moments,
+                                                           shift, running_mean, running_var);
   const NoGradGuard no_grad;
   const int64_t channels = shape.channels;
   Tensor mean = torch::stable::new_empty(x_, {channels}, wide_dtype(x_));
@@ -132,11 +153,15 @@ std::tuple<Tensor, Tensor> batch_norm_statistics_(
     using C = Compute<D>;
     // NOTE: about the first row, since a mean of many standard deviations would cost digits.
     const auto* const data = cpu::data<D>(x);
-    for (int64_t c = 0; c < channels; ++c) first[c] = static_cast<C>(data[c]);
-    sums = channel_sums<2>(shape, [&](int64_t i, int64_t c) -> std::array<double, 2> {
-      const double away = static_cast<C>(data[i]) - first[c];
-      return {away, away * away};
-    });
+    if (moments) {
+      sums = joined_sums(dense(*moments), shape, first);
+    } else {
+      for (int64_t c = 0; c < channels; ++c) first[c] = static_cast<C>(data[c]);
+      sums = channel_sums<2>(shape, [&](int64_t i, int64_t c) -> std::array<double, 2> {
+        const double away = static_cast<C>(data[i]) - first[c];
+        return {away, away * away};
+      });
+    }
     const std::vector<C> moved = channel_values<C>(shift, channels, 0);
     const auto rows = static_cast<double>(shape.rows);
     std::vector<double> biased(channels);

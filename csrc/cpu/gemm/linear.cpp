@@ -3,6 +3,7 @@
 
 #include "csrc/common/checks/op_boundary.h"
 #include "csrc/common/host/aten.h"
+#include "csrc/common/host/moments.h"
 #include "csrc/cpu/activation.h"
 
 namespace fusedops::cpu {
@@ -47,6 +48,17 @@ std::tuple<Tensor, Tensor> linear_preact(const Tensor& x,                    // 
   return {with_leading_dims(y, x, shape.n), with_leading_dims(z, x, shape.n)};
 }
 
+std::tuple<Tensor, Tensor> linear_moments(const Tensor& x,         // (..., K)
+                                          const Tensor& weight) {  // (N, K)
+  const LinearShape shape = check_linear("linear_moments", x, weight, std::nullopt, 0);
+  const NoGradGuard no_grad;
+  const Tensor y =
+      preactivation(as_matrix(x, shape.m, shape.k), weight, std::nullopt, shape.activation);
+  const Tensor moments = new_moments(y, shape.m, shape.n);
+  fill_moments(y, moments);
+  return {with_leading_dims(y, x, shape.n), moments};
+}
+
 Tensor matmul(const Tensor& a,                    // (M, K)
               const Tensor& b,                    // (K, N)
               const std::optional<Tensor>& bias,  // (N,)
@@ -73,6 +85,7 @@ std::tuple<Tensor, Tensor> matmul_preact(const Tensor& a,                    // 
 STABLE_TORCH_LIBRARY_IMPL(fusedops, CPU, m) {
   m.impl("linear", FUSEDOPS_BOX(&linear));
   m.impl("linear_preact", FUSEDOPS_BOX(&linear_preact));
+  m.impl("linear_moments", FUSEDOPS_BOX(&linear_moments));
   m.impl("matmul", FUSEDOPS_BOX(&matmul));
   m.impl("matmul_preact", FUSEDOPS_BOX(&matmul_preact));
 }

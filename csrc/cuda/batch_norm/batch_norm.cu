@@ -10,6 +10,7 @@
 namespace fusedops::cuda {
 std::tuple<Tensor, Tensor> batch_norm_statistics_(
     const Tensor& x_,                           // (..., C)
+    const std::optional<Tensor>& moments_,      // (2, C, blocks)
     const std::optional<Tensor>& shift_,        // (C,)
     const std::optional<Tensor>& running_mean,  // (C,), written
     const std::optional<Tensor>& running_var,   // (C,), written
@@ -20,7 +21,7 @@ std::tuple<Tensor, Tensor> batch_norm_statistics_(
 
   // Checks
   const BatchNormShape shape =
-      check_batch_norm_statistics(kOp, x_, shift_, running_mean, running_var);
+      check_batch_norm_statistics(kOp, x_, moments_, shift_, running_mean, running_var);
 
   // Allocate
   const Tensor mean = torch::stable::new_empty(x_, {shape.channels}, wide_dtype(x_));
@@ -38,11 +39,19 @@ std::tuple<Tensor, Tensor> batch_norm_statistics_(
   const std::optional<Tensor> shift = dense(shift_);
   const int vec = access_width(shape.dtype, shape.channels, {x.const_data_ptr()});
   StatisticsProblem problem{shape.rows, shape.channels, x.const_data_ptr(), nullptr, {}};
-  problem.grid =
-      walk_grid(shape.rows, shape.channels, vec, statistics_unroll(dtype_bytes(shape.dtype)),
-                scope.facts().sm_count, kStatisticsBlocks);
-  const Tensor partial = torch::stable::new_empty(x, {2 * shape.channels * problem.grid.row_blocks},
-                                                  ScalarType::Double);
+  Tensor partial;
+  if (moments_) {
+    partial = dense(*moments_);
+    problem.x = nullptr;
+    problem.grid.rows_per_block = kMomentRows;
+    problem.grid.row_blocks = moment_blocks(shape.rows);
+  } else {
+    problem.grid =
+        walk_grid(shape.rows, shape.channels, vec, statistics_unroll(dtype_bytes(shape.dtype)),
+                  scope.facts().sm_count, kStatisticsBlocks);
+    partial = torch::stable::new_empty(x, {2 * shape.channels * problem.grid.row_blocks},
+                                       ScalarType::Double);
+  }
   problem.partial = static_cast<double*>(partial.mutable_data_ptr());
   const StatisticsResult result =
       statistics_result(mean, var, shift, running_mean, running_var, momentum);

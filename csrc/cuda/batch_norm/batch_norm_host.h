@@ -103,6 +103,7 @@ cudaError_t launch_pass(const PassProblem& p, DType dtype, int vec, const Launch
 // ---- the passes one by one, as their schemas say ----
 
 std::tuple<Tensor, Tensor> batch_norm_statistics_(const Tensor& x,
+                                                  const std::optional<Tensor>& moments,
                                                   const std::optional<Tensor>& shift,
                                                   const std::optional<Tensor>& running_mean,
                                                   const std::optional<Tensor>& running_var,

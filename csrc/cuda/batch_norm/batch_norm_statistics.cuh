@@ -14,7 +14,7 @@ constexpr int statistics_unroll(int64_t element_bytes) { return element_bytes ==
 
 struct StatisticsProblem {
   int64_t rows, channels;
-  const void* x;    // (rows, channels)
+  const void* x;    // (rows, channels), or null: partial has been filled in
   double* partial;  // (2, channels, row_blocks): means, and sums of squares about them
   WalkGrid grid;
 };
@@ -174,11 +174,14 @@ __global__ void __launch_bounds__(kWalkThreads)
 template <class T>
 cudaError_t launch_statistics(const StatisticsProblem& p, const StatisticsResult& result, int vec,
                               cudaStream_t stream, bool overlap) {
-  const dim3 grid(static_cast<unsigned>(p.grid.row_blocks * p.grid.col_blocks));
-  const auto kernel =
-      vec > 1 ? batch_norm_partial_kernel<T, 16 / sizeof(T)> : batch_norm_partial_kernel<T, 1>;
-  const cudaError_t status = launch_kernel(kernel, grid, dim3(kWalkThreads), 0, stream, overlap, p);
-  if (status != cudaSuccess) return status;
+  if (p.x != nullptr) {
+    const dim3 grid(static_cast<unsigned>(p.grid.row_blocks * p.grid.col_blocks));
+    const auto kernel =
+        vec > 1 ? batch_norm_partial_kernel<T, 16 / sizeof(T)> : batch_norm_partial_kernel<T, 1>;
+    const cudaError_t status =
+        launch_kernel(kernel, grid, dim3(kWalkThreads), 0, stream, overlap, p);
+    if (status != cudaSuccess) return status;
+  }
   const dim3 warps(static_cast<unsigned>(ceil_div(p.channels, int64_t{kWalkThreads / 32})));
   return launch_kernel(batch_norm_statistics_kernel<T>, warps, dim3(kWalkThreads), 0, stream,
                        overlap, p, result);

@@ -4,6 +4,7 @@
 
 #include <limits>
 
+#include "csrc/common/checks/batch_norm_check.h"
 #include "csrc/common/int_math.h"
 #include "csrc/cutlass/configs/alignment.h"
 #include "csrc/cutlass/configs/operand_layout.h"
@@ -14,6 +15,7 @@
 #include "csrc/cutlass/launch/thin_gemm.h"
 #include "csrc/cutlass/launch/unaligned_gemm.h"
 #include "csrc/cutlass/passes/act_backward.h"
+#include "csrc/cutlass/passes/moments.h"
 #include "csrc/cutlass/passes/pack.h"
 #include "csrc/cutlass/passes/splitk_reduce.h"
 #include "csrc/cutlass/select/plan_cache.h"
@@ -232,7 +234,7 @@ bool run_gemm_gradient(const GemmCall& call, const GradientOutputs& outputs,
   if (plan.config < 0) return false;
   p = prepared.problem;
   Tensor sums;
-  const int64_t rows = column_sum_rows(plan, p.m);
+  const int64_t rows = ceil_div(p.m, summed_rows(plan));
   if (outputs.dbias) {
     sums = workspace(rows * p.n * 4, scope);
     p.column_sums = static_cast<float*>(sums.mutable_data_ptr());
@@ -243,6 +245,25 @@ bool run_gemm_gradient(const GemmCall& call, const GradientOutputs& outputs,
     check_launched(call.op, column_sum(p.column_sums, rows, p.n, outputs.dbias->mutable_data_ptr(),
                                        fp32 ? DType::kFloat32 : p.dtype, scope.context()));
   }
+  return true;
+}
+
+bool run_gemm_moments(const GemmCall& call, const Tensor& d, const Tensor& moments,
+                      const LaunchScope& scope) {
+  GemmProblem p = problem_of(call, d, nullptr);
+  p.epilogue = Epilogue::kMoments;
+  if (p.m == 0 || p.n == 0 || p.k == 0 || dtype_bytes(p.dtype) != 2) return false;
+  const Prepared prepared = prepare(call, p, scope);
+  const GemmPlan plan = select_gemm_cached(prepared.problem, device_model(scope));
+  if (plan.config < 0) return false;
+  p = prepared.problem;
+  const int64_t rows = summed_rows(plan);
+  const Tensor partial = workspace(ceil_div(p.m, rows) * p.n * 8, scope);
+  p.column_sums = static_cast<float*>(partial.mutable_data_ptr());
+  launch_plan(call.op, plan, p, scope);
+  check_launched(call.op, join_moments({p.column_sums, p.m, p.n, rows, kMomentRows,
+                                        static_cast<double*>(moments.mutable_data_ptr())},
+                                       scope.context()));
   return true;
 }
 

@@ -68,6 +68,11 @@ struct GradientOutputs {
 bool run_gemm_gradient(const GemmCall& call, const GradientOutputs& outputs,
                        const LaunchScope& scope);
 
+// d = a @ b, and the moments of its columns (batch_norm_check.h). False where no kernel has that
+// for the problem: nothing was launched.
+bool run_gemm_moments(const GemmCall& call, const Tensor& d, const Tensor& moments,
+                      const LaunchScope& scope);
+
 // run_gemm with Epilogue::kResidual. False where no kernel has it for the problem: nothing was
 // launched.
 bool run_gemm_residual(const GemmCall& call, const Tensor& d, const LaunchScope& scope);

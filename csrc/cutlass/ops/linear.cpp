@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "csrc/common/checks/op_boundary.h"
+#include "csrc/common/host/moments.h"
 #include "csrc/cutlass/launch/unaligned_gemm.h"
 #include "csrc/cutlass/ops/linear_parts.h"
 #include "csrc/cutlass/ops/narrow_backward.h"
@@ -50,6 +51,20 @@ std::tuple<Tensor, Tensor> linear_preact(const Tensor& x,                    // 
   const Tensor y = empty_like_rows(x, shape.n), z = empty_like_rows(x, shape.n);
   run_linear(linear_call(x, weight, shape, allow_tf32, holder), bias, y, &z, scope);
   return {y, z};
+}
+
+std::tuple<Tensor, Tensor> linear_moments(const Tensor& x,         // (..., K)
+                                          const Tensor& weight) {  // (N, K)
+  const char* op = "linear_moments";
+  const LinearShape shape = check_linear(op, x, weight, std::nullopt, 0);
+  const LaunchScope scope(op, x);
+  const Tensor y = empty_like_rows(x, shape.n), moments = new_moments(y, shape.m, shape.n);
+  Tensor holder;
+  const GemmCall call = linear_call(x, weight, shape, /*allow_tf32=*/false, holder);
+  if (run_gemm_moments(call, y, moments, scope)) return {y, moments};
+  run_linear(call, std::nullopt, y, nullptr, scope);
+  fill_moments(y, moments);
+  return {y, moments};
 }
 
 GemmCall matmul_call(const Tensor& a, const Tensor& b, const LinearShape& shape, bool allow_tf32) {
@@ -264,6 +279,7 @@ STABLE_TORCH_LIBRARY_IMPL(fusedops_tuning, CUDA, m) {
 STABLE_TORCH_LIBRARY_IMPL(fusedops, CUDA, m) {
   m.impl("linear", FUSEDOPS_BOX(&linear));
   m.impl("linear_preact", FUSEDOPS_BOX(&linear_preact));
+  m.impl("linear_moments", FUSEDOPS_BOX(&linear_moments));
   m.impl("matmul", FUSEDOPS_BOX(&matmul));
   m.impl("matmul_preact", FUSEDOPS_BOX(&matmul_preact));
   m.impl("linear_wgrad_", FUSEDOPS_BOX(&linear_wgrad_));

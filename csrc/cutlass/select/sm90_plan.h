@@ -10,7 +10,7 @@ namespace fusedops {
 bool wants_dynamic_schedule(const GemmProblem& problem, const GemmPlan& plan,
                             const DeviceModel& device);
 
-// kGrad: rows of partial column sums, one for each warpgroup's rows of a tile.
-int64_t column_sum_rows(const GemmPlan& plan, int64_t m);
+// kGrad and kMoments: rows of A that a warpgroup has of a tile, and sums its columns over.
+int64_t summed_rows(const GemmPlan& plan);
 
 }  // namespace fusedops

@@ -83,6 +83,7 @@ def _statistics(
     running_mean: Tensor | None,
     running_var: Tensor | None,
     shift: Tensor | None,
+    moments: Tensor | None,
     options: BatchNormOptions,
 ) -> _Statistics:
     """What x is normalised by: the running statistics, in training those of the group's rows, of
@@ -91,7 +92,7 @@ def _statistics(
     if not options.training:
         return _Statistics(running_mean, running_var, None)
     momentum, group = options.momentum, options.group
-    mean, var = _ops.batch_norm_statistics_.default(x, None, None, None, 0.0)
+    mean, var = _ops.batch_norm_statistics_.default(x, moments, None, None, None, 0.0)
     found = _shared(mean, var, math.prod(x.shape[:-1]), group)
     assert found.mean is not None
     assert found.var is not None
@@ -111,6 +112,7 @@ def _forward(
     running_mean: Tensor | None,
     running_var: Tensor | None,
     shift: Tensor | None,
+    moments: Tensor | None,
     options: BatchNormOptions,
 ) -> tuple[Tensor, _Statistics]:
     """y for x (..., C), without a gradient, and what x was normalised by."""
@@ -118,11 +120,12 @@ def _forward(
     y: Tensor
     if options.training and options.group is None:
         y, mean, var = _ops.batch_norm_train_.default(
-            x, weight, bias, residual, shift, running_mean, running_var, options.momentum, eps, code
-        )
+            x, moments, weight, bias, residual, shift, running_mean, running_var, options.momentum,
+            eps, code,
+        )  # fmt: skip
         _written(running_mean, running_var)
         return y, _Statistics(mean, var, None)
-    found = _statistics(x, running_mean, running_var, shift, options)
+    found = _statistics(x, running_mean, running_var, shift, moments, options)
     y = _ops.batch_norm_apply.default(x, found.mean, found.var, weight, bias, residual, eps, code)
     return y, found
 
@@ -144,10 +147,11 @@ class BatchNormFunction(torch.autograd.Function):
         running_mean: Tensor | None,
         running_var: Tensor | None,
         shift: Tensor | None,
+        moments: Tensor | None,
         options: BatchNormOptions,
     ) -> Tensor:
         code = options.code
-        arguments = (x, residual, weight, bias, running_mean, running_var, shift, options)
+        arguments = (x, residual, weight, bias, running_mean, running_var, shift, moments, options)
         y, found = _forward(*arguments)
         kept = None  # what z is found again from, beside x
         if residual is not None:
@@ -171,7 +175,7 @@ class BatchNormFunction(torch.autograd.Function):
                 grads = _compose_backward(dy, ctx.saved_tensors, needs, ctx.options)
         else:
             grads = _backward(dy, ctx.saved_tensors, needs, ctx.options)
-        return (*grads, None, None, dshift, None)
+        return (*grads, None, None, dshift, None, None)
 
 
 _Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
@@ -274,9 +278,10 @@ def batch_norm(
     running_var: Tensor | None,
     shift: Tensor | None,
     options: BatchNormOptions,
+    moments: Tensor | None = None,
 ) -> Tensor:
-    """y for x (..., C), with a gradient where something wants one."""
-    arguments = (x, residual, weight, bias, running_mean, running_var, shift, options)
+    """y for x (..., C), with a gradient where something wants one. moments: x's, or None."""
+    arguments = (x, residual, weight, bias, running_mean, running_var, shift, moments, options)
     if needs_grad(x, residual, weight, bias, shift):
         traced = _is_dynamo_compiling() or _functorch_active()
         y: Tensor = (BatchNormFunction.apply if traced else _eager)(*arguments)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .. import _C  # noqa: F401  (registers torch.ops.fusedops)
 from .compose import compose_linear_backward, no_autocast
+from .gemm import placeholder
 
 _ops = torch.ops.fusedops
 Geometry = tuple[int, int, int, int]  # strides, then padding, of rows and columns
@@ -110,29 +111,52 @@ class ImageFunction(torch.autograd.Function):
         return dx, None if dfilters is None else dfilters.movedim(1, -1), dbias
 
 
+def product(
+    x: Tensor, weight: Tensor, bias: Tensor | None, moments: bool
+) -> tuple[Tensor, Tensor | None]:
+    """x @ weight.T + bias, and the moments of the result where they are asked for."""
+    if moments:
+        found: tuple[Tensor, Tensor] = _ops.linear_moments.default(x, weight)
+        return found
+    return _ops.linear.default(x, weight, bias, 0, False), None
+
+
 class ProductFunction(torch.autograd.Function):
-    """(x, weight, bias) -> (z, x) of pixels x (..., C): z = x @ weight.T + bias, and x handed on.
+    """(x, weight, bias, hands_on, moments) -> (z, x, the moments of z) of pixels x (..., C), with
+    z = x @ weight.T + bias; None in place of what is not asked for.
 
     What else reads pixels reads those that are handed on. Its gradient then arrives here, and the
-    product that gives x's own adds it before it rounds: no pass sums the two.
+    product that gives x's own adds it before it rounds: no pass sums the two. With moments there is
+    no bias.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, hands_on: bool, moments: bool
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         ctx.set_materialize_grads(False)  # either output may go without a gradient
-        ctx.save_for_backward(x, weight)
-        return _ops.linear.default(x, weight, bias, 0, False), x
+        need_x, need_weight = ctx.needs_input_grad[:2]
+        ctx.save_for_backward(x if need_weight else None, weight if need_x else None)
+        ctx.shapes = x.shape, weight.shape
+        z, found = product(x, weight, bias, moments)
+        if found is not None:
+            ctx.mark_non_differentiable(found)
+        return z, x if hands_on else None, found
 
     @staticmethod
-    def backward(ctx: Any, dz: Tensor | None, added: Tensor | None) -> Any:
+    def backward(ctx: Any, dz: Tensor | None, added: Tensor | None, _: None) -> Any:
         if dz is None:
-            return added, None, None
+            return added, None, None, None, None
         x, weight = ctx.saved_tensors
-        need_x, need_weight, need_bias = ctx.needs_input_grad
+        need_x, need_weight, need_bias = ctx.needs_input_grad[:3]
         if torch.is_grad_enabled():
             with no_autocast(dz):
                 dx, *rest = compose_linear_backward(dz, x, weight, need_x, need_weight, need_bias)
-            return dx if dx is None or added is None else dx + added, *rest
+            return dx if dx is None or added is None else dx + added, *rest, None, None
+        x, weight = (
+            placeholder(dz, shape) if t is None else t
+            for t, shape in zip((x, weight), ctx.shapes, strict=True)
+        )
         own_dx = need_x and added is None
         dx, dweight, dbias = _ops.linear_backward.default(
             dz, x, weight, None, 0, own_dx, need_weight, need_bias, False, False
@@ -143,6 +167,8 @@ class ProductFunction(torch.autograd.Function):
             dx if need_x else None,
             dweight if need_weight else None,
             dbias if need_bias else None,
+            None,
+            None,
         )
 
 
@@ -171,4 +197,4 @@ def _torch_backward(
 # conv(x, weight) + bias (N, H', W', O) of x (N, H, W, C), weight and bias, with a gradient where
 # one of them wants one; weight is (C, kh, kw) of a depthwise layer, (O, kh, kw, C) of others.
 depthwise, first, image = DepthwiseFunction.apply, FirstFunction.apply, ImageFunction.apply
-handing_on = ProductFunction.apply  # (that of weight (O, C), x), for an x that wants a gradient
+product_with_grad = ProductFunction.apply  # with weight (O, C); x is handed on if it wants one

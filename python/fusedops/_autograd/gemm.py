@@ -33,7 +33,7 @@ _matmul_preact = _ops.matmul_preact.default
 _act_backward_bias_grad = _ops.act_backward_bias_grad.default
 
 
-def _placeholder(like: Tensor, shape: torch.Size) -> Tensor:
+def placeholder(like: Tensor, shape: torch.Size) -> Tensor:
     """A tensor of a shape without its memory, for an op argument that will not be read."""
     return like.new_empty_strided(shape, (0,) * len(shape))
 
@@ -98,9 +98,9 @@ class LinearFunction(torch.autograd.Function):
                 )
             return (*grads, None, None, None)
         if x is None:
-            x = _placeholder(dy, ctx.x_shape)
+            x = placeholder(dy, ctx.x_shape)
         if weight is None:
-            weight = _placeholder(dy, ctx.weight_shape)
+            weight = placeholder(dy, ctx.weight_shape)
         if owner is None:
             dx, dw, db = _linear_backward(
                 dy, x, weight, saved, code, need_x, need_w, need_b, dweight_fp32, allow_tf32

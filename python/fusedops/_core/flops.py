@@ -25,7 +25,9 @@ def _product(rows: Shape, *weights: Shape | None) -> int:
     return sum(2 * prod(rows[:-1]) * prod(weight) for weight in weights if weight is not None)
 
 
-@register_flop_formula([_ops.linear, _ops.linear_preact, _ops.linear_input_backward])
+@register_flop_formula(
+    [_ops.linear, _ops.linear_preact, _ops.linear_moments, _ops.linear_input_backward]
+)
 def _linear(x: Shape, weight: Shape, *_: Any, **__: Any) -> int:
     return _product(x, weight)
 

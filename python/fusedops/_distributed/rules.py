@@ -72,6 +72,7 @@ def _unpacked(a: dict[str, Any]) -> bool:
 _rule("linear", "...k nk n+ -> ...n/k", "n")
 _more("linear", "...k nk n+ -> ...n/k", "k", _is_linear)
 _rule("linear_preact", "...k nk n -> ...n ...n", "n")
+_rule("linear_moments", "...k nk -> ...n 2nb", "n", rows=lambda a: False)
 _rule("linear_backward", "...n ...k nk ...n -> ...k/n nk/... n/...", "nk")
 _rule("linear_input_backward", "...n nk ...k -> ...k", "k")
 _rule("linear_wgrad_", "...n ...k nk -> ", "nk", rows=lambda a: False)

@@ -16,6 +16,7 @@ from .checks import (
     fake,
     shape_of,
 )
+from .gemm import moments_shape
 from .rows import _check_grad_like, _compute_dtype
 
 
@@ -46,9 +47,31 @@ def _check_rows_like(
     )
 
 
+def _check_moments(op: str, moments: Tensor | None, x: Tensor) -> None:
+    if moments is None:
+        return
+    shape = moments_shape(x)
+
+    def text() -> str:
+        return (
+            f"{op}: moments must be a float64 tensor of shape {shape}; got "
+            f"{dtype_name(moments.dtype)} {shape_of(moments)}"
+        )
+
+    torch._check(
+        moments.device == x.device,
+        lambda: f"{op}: moments must be on {x.device}; got {moments.device}",
+    )
+    torch._check(moments.dtype is torch.float64, text)
+    torch._check(moments.dim() == 3, text)
+    for size, want in zip(moments.shape, shape, strict=True):
+        torch._check(size == want, text)
+
+
 @fake("batch_norm_statistics_")
 def _batch_norm_statistics(
     x: Tensor,
+    moments: Tensor | None,
     shift: Tensor | None,
     running_mean: Tensor | None,
     running_var: Tensor | None,
@@ -57,6 +80,7 @@ def _batch_norm_statistics(
     op = "batch_norm_statistics_"
     check_floating(op, "x", x)
     check_min_dim(op, "x", x, 1)
+    _check_moments(op, moments, x)
     _check_channels(op, "shift", shift, x)
     _check_running(op, "running_mean", running_mean, x)
     _check_running(op, "running_var", running_var, x)
@@ -172,6 +196,7 @@ def _batch_norm_backward(
 @fake("batch_norm_train_")
 def _batch_norm_train(
     x: Tensor,
+    moments: Tensor | None,
     weight: Tensor | None,
     bias: Tensor | None,
     residual: Tensor | None,
@@ -185,6 +210,7 @@ def _batch_norm_train(
     op = "batch_norm_train_"
     check_floating(op, "x", x)
     check_min_dim(op, "x", x, 1)
+    _check_moments(op, moments, x)
     _check_channels(op, "shift", shift, x)
     _check_running(op, "running_mean", running_mean, x)
     _check_running(op, "running_var", running_var, x)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -94,6 +96,22 @@ def _linear_preact(
 ) -> tuple[Tensor, Tensor]:
     y = _linear(x, weight, bias, activation, allow_tf32)
     return y, torch.empty_like(y)
+
+
+MOMENT_ROWS = 8192  # as in csrc/common/checks/batch_norm_check.h
+
+
+def moments_shape(x: Tensor) -> tuple[int, int, int]:
+    """The shape of the moments of x (..., C) as products give them."""
+    rows = math.prod(x.shape[:-1])
+    return 2, x.shape[-1], (rows + MOMENT_ROWS - 1) // MOMENT_ROWS
+
+
+@fake("linear_moments")
+def _linear_moments(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    check_linear("linear_moments", x, weight, None, 0)
+    y = x.new_empty((*x.shape[:-1], weight.shape[0]))
+    return y, y.new_empty(moments_shape(y), dtype=torch.float64)
 
 
 @fake("matmul")

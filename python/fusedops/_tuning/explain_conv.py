@@ -20,6 +20,7 @@ from ..ops.conv_problem import (
     ConvProblem,
     code_of,
     conv_problem,
+    forms_moments,
     inference_path,
     uses_depthwise,
     uses_first,
@@ -90,11 +91,13 @@ class _Owner(NamedTuple):
 
     forward: str
     backward: str
+    statistics: bool = False  # whether its kernel has those of the batch beside its result
 
 
 def _owner(device: str, dtype: torch.dtype, weight: Sequence[int], problem: ConvProblem) -> _Owner:
     if uses_product(device, dtype, weight, problem):
-        return _Owner("fusedops.linear of the rows", f"fusedops.linear's {_BOTH}")
+        forms = forms_moments(problem.out_shape, weight[:2])
+        return _Owner("fusedops.linear of the rows", f"fusedops.linear's {_BOTH}", forms)
     if uses_depthwise(device, dtype, weight, problem):
         own = "our depthwise kernel"
         if problem.stride[0] == 1 and weight[0] % 8:
@@ -173,7 +176,7 @@ def explain_conv_bn_act(
     path, why = inference_path(device, dtype, x, weight, problem, code, residual)
     if training or backward:
         path = "train" if training else PASS
-        why = "statistics of the batch are found behind the convolution" if training else (
+        why = "statistics of the batch come before the norm" if training else (
             "with a gradient the convolution's result is kept: one pass behind it"
         )  # fmt: skip
     owner = _owner(device, dtype, weight, problem)
@@ -189,8 +192,9 @@ def explain_conv_bn_act(
 def _forward(path: str, residual: bool, training: bool, owner: _Owner) -> list[ConvPass]:
     if path in _KERNELS:
         return [ConvPass(_KERNELS[path], 1 + residual, True)]
-    found = [ConvPass(owner.forward, 1, True)]
-    if training:
+    beside = training and owner.statistics
+    found = [ConvPass(f"{owner.forward}{', statistics beside it' if beside else ''}", 1, True)]
+    if training and not beside:
         found.append(ConvPass("statistics in one read", 1, False))
     found.append(ConvPass("norm, residual and activation in one pass", 2 + residual, False))
     return found
@@ -200,10 +204,6 @@ def _notes(path: str, device: str) -> list[str]:
     notes = []
     if path in _KERNELS and path not in (POINTWISE, DEPTHWISE, FIRST, IMAGE):
         notes.append("one small kernel folds the norm into weight and bias")
-    if path == "train" and device == "cuda":
-        notes.append(
-            "up to 32 MiB and 29 chunks of 16 bytes in a row the norm is one kernel each way"
-        )
     if device == "cuda":
         notes.append("x that is not channels_last is copied first, and the result back")
     return notes

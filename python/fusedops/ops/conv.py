@@ -13,8 +13,7 @@ from torch import Tensor
 from .. import _fakes  # noqa: F401  (registers the fakes)
 from .._autograd.autocast import cast, cast_weight
 from .._autograd.batch_norm import BatchNormOptions, batch_norm
-from .._autograd.conv import Geometry, depthwise, first, handing_on, image
-from .._autograd.gemm import linear_eager
+from .._autograd.conv import Geometry, depthwise, first, image, product, product_with_grad
 from .._core.calls import public
 from . import conv_graph
 from .batch_norm import (
@@ -43,6 +42,7 @@ from .conv_problem import (
     check_values,
     check_vectors,
     conv_problem,
+    forms_moments,
     has_few_outputs,
     inference_path,
     is_pointwise,
@@ -131,14 +131,6 @@ def _geometry(problem: ConvProblem) -> Geometry:
     """Strides and padding as the depthwise ops take them."""
     (stride_h, stride_w), (pad_h, pad_w) = problem.stride, problem.padding
     return stride_h, stride_w, pad_h, pad_w
-
-
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None, wants: bool) -> Tensor:
-    """A pointwise convolution (N, ..., O) as a product of rows with a matrix."""
-    function = linear_eager if wants else _ops.linear.default
-    rest = (None,) if wants else ()  # no cast of autocast
-    y: Tensor = function(channels_behind(x), weight.flatten(1), bias, 0, False, *rest)
-    return y
 
 
 # NOTE: for half precision, to which no setting of torch's matters.
@@ -252,7 +244,7 @@ def _run(
         y = _infer(Fused(x, weight, bias, norm, residual, problem, options.code, options.eps))
         if y is not None:
             return channels_second(y), given
-    shift = None
+    shift = moments = None
     if options.training:
         bias, shift = None, bias
     elif norm.is_none:
@@ -261,11 +253,14 @@ def _run(
     elif bias is not None and not wants:
         norm, bias = _without_bias(norm, bias), None
     if uses_product(x.device.type, x.dtype, weight.shape, problem):
-        if hands_on and wants and x is given and x.requires_grad:
-            z, rows = handing_on(channels_behind(x), weight.flatten(1), bias)
-            given = channels_second(rows)
+        rows, matrix = channels_behind(x), weight.flatten(1)
+        forms = options.training and forms_moments(problem.out_shape, matrix.shape)
+        if wants:
+            hands_on = hands_on and x is given and x.requires_grad
+            z, same, moments = product_with_grad(rows, matrix, bias, hands_on, forms)
+            given = given if same is None else channels_second(same)
         else:
-            z = _product(x, weight, bias, wants)
+            z, moments = product(rows, matrix, bias, forms)
     elif uses_depthwise(x.device.type, x.dtype, weight.shape, problem):
         z = depthwise(channels_behind(x), weight.squeeze(1), bias, _geometry(problem))
     elif uses_first(x.device.type, x.dtype, weight.shape, problem):
@@ -275,7 +270,7 @@ def _run(
     else:
         z = channels_behind(_convolve(x, weight, bias, problem))
     added = None if residual is None else channels_behind(residual)
-    y = batch_norm(z, added, norm.weight, norm.bias, norm.mean, norm.var, shift, options)
+    y = batch_norm(z, added, norm.weight, norm.bias, norm.mean, norm.var, shift, options, moments)
     return channels_second(y), given
 
 

@@ -326,6 +326,17 @@ def uses_product(
     return device_type == "cuda" and dtype in HALVES and is_pointwise(weight_shape, problem)
 
 
+def forms_moments(out_shape: Sequence[int], weight_shape: Sequence[int]) -> bool:
+    """Whether our product, with weight (O, C), has its columns' statistics beside it: on Hopper.
+
+    NOTE: for few channels there are other kernels, and for few pixels passes are short.
+    """
+    outputs, channels = weight_shape
+    pixels = math.prod(out_shape) // max(outputs, 1)
+    few = min(outputs, channels) < 64 or pixels < 2048
+    return not few and outputs % 8 == channels % 8 == 0 and _is_hopper()
+
+
 def _is_plain(
     device_type: str, dtype: torch.dtype, weight_shape: Sequence[int], problem: ConvProblem
 ) -> bool:

@@ -7,10 +7,11 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.autograd.grad_mode import set_multithreading_enabled
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fusedops
-from fusedops._autograd.conv import handing_on
+from fusedops._autograd.conv import product_with_grad
 from fusedops._rewrite.convs import unit as units
 from fusedops.ops import conv
 from modules.convs import conv_layers as layers
@@ -20,7 +21,7 @@ SUM = torch.ops.fusedops.linear_input_backward.default
 
 
 class Sums(TorchDispatchMode):
-    """How many products have added what they were given."""
+    """How many products have added what they were given, in backward passes in this thread."""
 
     count = 0
 
@@ -113,7 +114,7 @@ def step(model, x):
     """Output and gradients of a step, and how many sums products have formed."""
     x = x.clone().requires_grad_(x.is_floating_point() and not x.requires_grad)
     y = model(x)
-    with Sums() as sums:
+    with set_multithreading_enabled(False), Sums() as sums:
         y.backward(torch.linspace(-1, 1, y.numel(), device=y.device, dtype=y.dtype).view(y.shape))
     found = {"y": y.detach(), "x": x.grad, **{n: p.grad for n, p in model.named_parameters()}}
     model.zero_grad()
@@ -157,7 +158,7 @@ def test_an_input_without_a_gradient(device):
     model, original = model[1], original[1]
     for one in (original, model):
         y = one(x)
-        with Sums() as sums:
+        with set_multithreading_enabled(False), Sums() as sums:
             y.sum().backward()
         assert sums.count == 0
     for (name, p), q in zip(original.named_parameters(), model.parameters(), strict=True):
@@ -197,7 +198,7 @@ def test_each_gradient(wanted, used, device):
         t.requires_grad_(bool(wanted >> i & 1))
 
     def function(x, weight, bias):
-        z, same = handing_on(x, weight, bias)
+        z, same, _ = product_with_grad(x, weight, bias, True, False)
         assert same.data_ptr() == x.data_ptr()
         return [r for r, name in ((z.sin(), "product"), (same.cos(), "input"))
                 if used in ("both", name)]  # fmt: skip

@@ -16,6 +16,7 @@
 #include "csrc/common/device/value_and_slope.cuh"
 #include "csrc/cutlass/configs/sm90_configs.h"
 #include "csrc/cutlass/kernels/hopper/rolled.cuh"
+#include "csrc/cutlass/kernels/sm90/sm90_column_sums.cuh"
 #include "csrc/cutlass/kernels/sm90/sm90_epilogue_traits.cuh"
 #include "csrc/cutlass/kernels/sm90/sm90_tile_scheduler.h"
 
@@ -30,8 +31,7 @@ class TileEpilogue {
   using AuxFull = cutlass::arch::ClusterTransactionBarrier;
   static constexpr int kRowBlocks = S::kRows / 64;
   static constexpr int kPerRowBlock = S::kColumns / 2;  // accumulators
-  static constexpr bool kHasBias =
-      T::kEpilogue != Epilogue::kAccumulator && T::kEpilogue != Epilogue::kGrad;
+  static constexpr bool kHasBias = T::kEpilogue != Epilogue::kAccumulator && S::kSums == 0;
   static constexpr bool kAdds = sizeof(Out) == 4 || adds_halves(T::kEpilogue, T::kA, T::kB);
   static_assert(!kAdds || S::kWhole);  // no column is added twice
   static constexpr Accuracy kAccuracy =
@@ -74,6 +74,7 @@ class TileEpilogue {
       multiply_gradient(acc, tile, row);
       if (p_.column_sums != nullptr) sum_columns(acc, tile, row);
     }
+    if constexpr (T::kEpilogue == Epilogue::kMoments) form_moments(acc, tile, row);
     if constexpr (T::kEpilogue == Epilogue::kPreact) {
       for_each_panel([&](auto panel) {
         add_bias(acc, panel);
@@ -340,51 +341,46 @@ class TileEpilogue {
     if constexpr (kHidden) cute::SM90_U32x4_STSM_N::copy(r[0], r[1], r[2], r[3], unit);
   }
 
-  // ---- column sums ----
+  // ---- sums of columns ----
 
-  // Each warp sums its rows by shuffles, at each of which a lane keeps one half of its columns and
-  // gives the other; then the four warps are added in order.
+  // fn(row of the warpgroups above each other, column in the tile, column) for this thread's
+  // columns where all warps have left sums.
+  template <class Fn>
+  __device__ __forceinline__ void for_summed_columns(const Tile& tile, int first_row, Fn&& fn) {
+    barrier();
+    if (first_row >= p_.rows) return;
+    for (int i = thread_; i < S::kColumns; i += 128) {
+      const int column = tile.n * S::kColumns + i;
+      if (column < p_.columns) fn(int64_t{first_row / S::kRows} * p_.columns + column, i);
+    }
+  }
+
   __device__ void sum_columns(float* acc, const Tile& tile, int row) {
-    const int lane = thread_ % 32, warp = thread_ / 32;
     const int first_row = tile.m * T::kTileM + row;
     if (p_.rows - first_row < S::kRows) {
       clear_rows<kRowBlocks, kPerRowBlock>(acc, p_.rows - first_row);
     }
-    constexpr int kSums = S::kColumns / 4, kKept = kSums / 8;
-    float sum[kSums];
-#pragma unroll
-    for (int i = 0; i < kSums; ++i) {
-      sum[i] = 0.0f;
-#pragma unroll
-      for (int m = 0; m < kRowBlocks; ++m) {
-        const float* v = acc + m * kPerRowBlock + i / 2 * 4 + i % 2;
-        sum[i] += v[0] + v[2];
-      }
-    }
-    int first = 0;
-    cute::for_each(cute::make_int_sequence<3>{}, [&](auto turn) {
-      constexpr int kHalf = kSums / 2 >> turn, kStep = 4 << turn;
-      const bool upper = lane & kStep;
-      if (upper) first += kHalf;
-#pragma unroll
-      for (int i = 0; i < kHalf; ++i) {
-        const float kept = upper ? sum[i + kHalf] : sum[i], given = upper ? sum[i] : sum[i + kHalf];
-        sum[i] = kept + __shfl_xor_sync(~0u, given, kStep);
-      }
-    });
-#pragma unroll
-    for (int i = 0; i < kKept; i += 2) {
-      const int column = (first + i) / 2 * 8 + lane % 4 * 2;
-      *reinterpret_cast<float2*>(&shared_.sums[warp][column]) = {sum[i], sum[i + 1]};
-    }
-    barrier();
-    const int out_row = first_row / S::kRows;
-    for (int i = thread_; i < S::kColumns; i += 128) {
-      const int column = tile.n * S::kColumns + i;
-      if (column >= p_.columns || first_row >= p_.rows) continue;
-      p_.column_sums[int64_t{out_row} * p_.columns + column] =
+    column_sums<kRowBlocks, S::kColumns>(acc, thread_, shared_.sums);
+    for_summed_columns(tile, first_row, [&](int64_t to, int i) {
+      p_.column_sums[to] =
           (shared_.sums[0][i] + shared_.sums[1][i]) + (shared_.sums[2][i] + shared_.sums[3][i]);
+    });
+  }
+
+  // The moments of what leaves: of 16-bit values.
+  __device__ void form_moments(float* acc, const Tile& tile, int row) {
+    const int first_row = tile.m * T::kTileM + row, rows = p_.rows - first_row;
+    if (rows < S::kRows) clear_rows<kRowBlocks, kPerRowBlock>(acc, rows);
+#pragma unroll
+    for (int i = 0; i < kRowBlocks * kPerRowBlock; i += 2) {
+      const float2 pair = unpack<Element>(pack<Element, false>(acc[i], acc[i + 1]));
+      acc[i] = pair.x, acc[i + 1] = pair.y;
     }
+    column_moments<kRowBlocks, S::kColumns>(acc, thread_, rows, shared_.sums);
+    for_summed_columns(tile, first_row, [&](int64_t to, int i) {
+      reinterpret_cast<float2*>(p_.column_sums)[to] =
+          joined_moments<kRowBlocks>(shared_.sums, i, rows);
+    });
   }
 
   // ---- the way out ----

@@ -15,7 +15,7 @@ struct EpilogueParams {
   CUtensorMap aux;     // pre-activation out, or saved tensor or residual in
   CUtensorMap hidden;  // kGrad: act(saved tensor) out
   const void* bias;    // (N,) or null
-  float* column_sums;  // kGrad: (warpgroups above each other, N), or null
+  float* column_sums;  // (warpgroups above each other, N): kGrad: sums, or null; kMoments: pairs
   int columns;         // N
   int rows;            // M
   Activation activation;
@@ -92,11 +92,12 @@ struct EpilogueTraits {
   // Panels in staging memory: two, or all where they are read before they are written.
   static constexpr int kRing = kReadsAux || kPanels == 1 ? kPanels : 2;
 
-  static constexpr bool kSums = kEpilogue == Epilogue::kGrad;
+  // Sums that each column has: kMoments: a mean and a sum of squares about it.
+  static constexpr int kSums = kEpilogue == Epilogue::kMoments ? 2 : kEpilogue == Epilogue::kGrad;
   struct Shared {
     alignas(1024) uint8_t staging[kRing][kPanelBytes];
     alignas(16) Element bias[kColumns];
-    float sums[kSums ? 4 : 1][kSums ? kColumns : 1];
+    alignas(16) float sums[kSums ? 4 : 1][kSums ? kColumns * kSums : 1];
     uint64_t aux_full;
   };
 };

@@ -256,9 +256,9 @@ bool wants_dynamic_schedule(const GemmProblem& p, const GemmPlan& plan, const De
   return mma_us(p, device) < kMostMma * bytes / kDramBytesPerUs;
 }
 
-int64_t column_sum_rows(const GemmPlan& plan, int64_t m) {
+int64_t summed_rows(const GemmPlan& plan) {
   const GemmConfig& c = config_of(plan.family, plan.config);
-  return ceil_div(m, c.schedule == Schedule::kPingpong ? c.tile_m : c.tile_m / 2);
+  return c.schedule == Schedule::kPingpong ? c.tile_m : c.tile_m / 2;
 }
 
 }  // namespace fusedops
