@@ -25,7 +25,7 @@ namespace {
 using Names = std::vector<std::string>;
 
 const Names kDTypes = {"float16", "bfloat16", "float32", "float64"};
-const Names kEpilogues = {"fused", "preact", "accumulator", "grad", "residual", "moments"};
+const Names kEpilogues = {"fused", "preact", "accumulator", "grad", "residual", "moments", "norm"};
 const Names kMathModes = {"native", "tf32", "fp32"};
 const Names kMajors = {"k", "mn"};
 const Names kFamilies(std::begin(kFamilyNames), std::end(kFamilyNames));

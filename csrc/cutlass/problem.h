@@ -8,6 +8,7 @@
 #include "csrc/common/activation.h"
 #include "csrc/common/dtype.h"
 #include "csrc/common/launch_context.h"
+#include "csrc/cutlass/column_norm.h"
 
 namespace fusedops {
 
@@ -20,8 +21,9 @@ enum class Major : int8_t { kK, kMN };  // the index of an operand that is conti
 // kFused: d = act(a b + bias). kPreact: the same and preact = a b + bias. kAccumulator: d = a b in
 // fp32, or d += a b. kGrad: d = (a b) * act'(aux), and the sums of its columns. kResidual:
 // d = act(a b + bias) + aux. kMoments: d = a b, and the moments of its columns.
-enum class Epilogue : int8_t { kFused, kPreact, kAccumulator, kGrad, kResidual, kMoments };
-inline constexpr int kNumEpilogues = 6;
+// kNorm: d = act(norm(a b) + aux).
+enum class Epilogue : int8_t { kFused, kPreact, kAccumulator, kGrad, kResidual, kMoments, kNorm };
+inline constexpr int kNumEpilogues = 7;
 
 // A (M, K) or B (K, N) operand. Element (i, k) lies at i * ld + k when K is contiguous, at k * ld +
 // i otherwise.
@@ -49,7 +51,7 @@ struct GemmProblem {
   int64_t ldd = 0;
   int64_t slice_stride = 0;   // elements of d
   void* preact = nullptr;     // kPreact only
-  const void* aux = nullptr;  // kGrad: what forward saved, or null; kResidual: (M, N) like d
+  const void* aux = nullptr;  // kGrad: what forward saved, or null; kResidual, kNorm: (M, N) like d
   void* hidden = nullptr;     // kGrad: act(aux) out, or null
   // For each summed_rows() rows: kGrad: sums (blocks of rows, N), or null; kMoments: means and sums
   // of squares about them (blocks of rows, N, 2).
@@ -62,6 +64,7 @@ struct GemmProblem {
   MathMode math = MathMode::kNative;
   int raster_width = 8, shared_tiles = 1;  // those of GemmPlan
   ExchangeSpace exchange;
+  ColumnNorm norm;  // kNorm
 };
 
 // A compiled kernel: launches or returns the reason why it cannot (null on success).

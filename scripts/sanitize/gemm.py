@@ -61,6 +61,7 @@ def run_gradients(o: Options, count: Counter[str]) -> None:
         run_main_grad(o, dtype, count)
         run_input_gradient(o, dtype, count)
         run_moments(o, dtype, count)
+        run_norm(o, dtype, count)
         run_preactivation_gradient(o, dtype, count)
         if o.clusters:
             run_large_gated_mlp(o, dtype)
@@ -259,6 +260,19 @@ def run_input_gradient(o: Options, dtype: torch.dtype, count: Counter[str]) -> N
     for _ in tuned_sm90_kernels(o, fusedops._C.stop_recording()):
         op(dz, weight, added, False)
         count["gradient of x with one added"] += 1
+
+
+def run_norm(o: Options, dtype: torch.dtype, count: Counter[str]) -> None:
+    """A product with a norm in its epilogue, with and without a residual, in every kernel of sm90."""
+    x, weight = o.randn(1096, 264, dtype=dtype), o.randn(328, 264, dtype=dtype)
+    vectors = [o.rand(328) + 0.5 for _ in range(4)]
+    op = torch.ops.fusedops_tuning.conv_by_product
+    fusedops._C.start_recording()
+    op(x, weight, None, *vectors, None, 1e-5, 1)
+    for _ in tuned_sm90_kernels(o, fusedops._C.stop_recording()):
+        for residual, code in ((None, 4), (o.randn(1096, 328, dtype=dtype), 1)):
+            op(x, weight, None, *vectors, residual, 1e-5, code)
+            count["product with a norm"] += 1
 
 
 def run_moments(o: Options, dtype: torch.dtype, count: Counter[str]) -> None:

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import fusedops
+from fusedops import _C
 from fusedops.ops import conv, conv_problem
 from util import HALVES, assert_accurate, make, name
 
@@ -72,6 +73,35 @@ def test_against_float64(case, dtype, wide, device):
         assert_accurate(
             runs[0], composed(*given[:-1], rest, activation), exact, f"{activation} {added}"
         )
+
+
+@pytest.mark.gpu
+@pytest.mark.sm90
+@pytest.mark.usefixtures("forget_plans")
+@pytest.mark.parametrize("dtype", HALVES, ids=name)
+@pytest.mark.parametrize("case", [(1096, 264, 328), (9001, 64, 64), (129, 72, 520)], ids=str)
+def test_every_product_with_the_norm_in_its_epilogue(case, dtype):
+    given = inputs(case, dtype, "cuda")
+    by_product = torch.ops.fusedops_tuning.conv_by_product
+    for activation, added in (("relu", True), ("silu", False), ("none", False), ("mish", True)):
+        code = fusedops._core.activation.CODES[activation]
+        operands = (*given[:-1], given[-1] if added else None)
+        _C.start_recording()
+        by_product(*operands, 1e-5, code)
+        [(problem, *device)] = _C.stop_recording()
+        assert problem["epilogue"] == "norm"
+        kernels = [c for c in _C.plan_gemm(problem, *device)["candidates"] if not c["rejected"]]
+        assert {"sm90 128x128 pingpong 1x1", "sm90 128x256 cooperative 2x1"} <= {
+            c["name"] for c in kernels
+        }
+        want = composed(*operands, activation)
+        exact = composed(*(None if t is None else t.double() for t in operands), activation)
+        for kernel in kernels:
+            assert _C.add_tuned_plan(problem, kernel | {"us": 1.0}, *device)
+            runs = [by_product(*operands, 1e-5, code) for _ in range(2)]
+            assert_accurate(runs[0], want, exact, f"{kernel['name']} {activation}")
+            assert torch.equal(*runs)
+            _C.clear_tuned_plans()
 
 
 def test_what_is_left_out(device):

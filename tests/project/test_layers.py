@@ -94,7 +94,6 @@ CXX_LAYERS = {
         "cutlass/passes",
         "cutlass/launch",
         "cutlass/kernels/narrow/sm90_narrow.h",
-        "cutlass/kernels/conv/norm_vector.h",
         "cutlass/kernels/conv/sm90_image_conv.h",
         "cutlass/kernels/conv/sm90_pointwise_conv.h",
         "cutlass/kernels/fp8/sm90_fp8.h",

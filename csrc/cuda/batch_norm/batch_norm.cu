@@ -43,7 +43,7 @@ std::tuple<Tensor, Tensor> batch_norm_statistics_(
   if (moments_) {
     partial = dense(*moments_);
     problem.x = nullptr;
-    problem.grid.rows_per_block = kMomentRows;
+    problem.grid.group = kMomentRows;
     problem.grid.row_blocks = moment_blocks(shape.rows);
   } else {
     problem.grid =
@@ -102,7 +102,7 @@ Tensor batch_norm_apply(const Tensor& x_,                        // (..., C)
       access_width(shape.dtype, shape.channels, {problem.x, problem.added, problem.out});
   problem.grid =
       walk_grid(shape.rows, shape.channels, vec, pass_unroll(problem.added == nullptr ? 1 : 2),
-                scope.facts().sm_count, kPassBlocks);
+                scope.facts().sm_count, kPassBlocks, /*back=*/true);
 
   // Launch
   launch_pass(problem, shape.dtype, vec, scope, [&]<class T, int kVec, bool kAdded>() {

@@ -129,7 +129,7 @@ std::tuple<Tensor, Tensor> batch_norm_backward(const Tensor& dy,                
                                {problem.dy, problem.x, problem.added, problem.out, problem.dz});
   problem.grid =
       walk_grid(shape.rows, shape.channels, vec, pass_unroll(problem.added == nullptr ? 2 : 3),
-                scope.facts().sm_count, kPassBlocks);
+                scope.facts().sm_count, kPassBlocks, /*back=*/true);
 
   // Launch
   launch_pass(problem, shape.dtype, vec, scope, [&]<class T, int kVec, bool kAdded>() {

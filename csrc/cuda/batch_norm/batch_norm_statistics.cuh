@@ -16,7 +16,7 @@ struct StatisticsProblem {
   int64_t rows, channels;
   const void* x;    // (rows, channels), or null: partial has been filled in
   double* partial;  // (2, channels, row_blocks): means, and sums of squares about them
-  WalkGrid grid;
+  WalkGrid grid;  // of partial: its row_blocks, and the groups of rows, in one turn, that they are
 };
 
 // Mean and sum of squares about it of the rows that a thread has seen.
@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(kWalkThreads, kStatisticsBlocks)
   __syncthreads();
   C sums[2][kVec] = {};
   if (moments.seen != C(0)) moments.sums_about(reference + at.tx * kVec, sums);
-  const double block_rows = static_cast<double>(at.row_end - at.row_begin);
+  const double block_rows = static_cast<double>(p.grid.rows_of(at.row_block, p.rows));
   const int64_t first_channel = blockIdx.x % p.grid.col_blocks * p.grid.threads_x * kVec;
   static_assert(32 * kVec <= kWalkThreads);  // a thread stores one channel
   double offset = 0;
@@ -145,8 +145,7 @@ __device__ __forceinline__ void join_statistics(const StatisticsProblem& p,
     for (int u = 0; u < kJoinUnroll; ++u) {
       const int64_t b = first + 32 * u;
       if (b >= blocks) break;
-      const int64_t begin = b * p.grid.rows_per_block;
-      const double rows = static_cast<double>(min(p.grid.rows_per_block, p.rows - begin));
+      const double rows = static_cast<double>(p.grid.rows_of(b, p.rows));
       const double away = mean[u] - reference;
       offset += rows * away;
       square += own[u] + rows * away * away;

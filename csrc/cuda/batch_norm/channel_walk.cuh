@@ -1,12 +1,15 @@
 // A walk over the rows of (rows, channels) matrices in which a thread keeps its channels: what is
-// constant along a channel stays in registers, and sums over rows need no atomics. A block takes
-// consecutive rows; its threads read consecutive chunks of 16 bytes, whatever the channels.
+// constant along a channel stays in registers, and sums over rows need no atomics. Blocks take
+// groups of rows by turns, so that all are at about one place of the matrix: a pass that goes back
+// finds in L2 what the one before it, or a convolution, touched last. Threads of a block read
+// consecutive chunks of 16 bytes, whatever the channels.
 #pragma once
 
 #include <type_traits>
 
 #include "csrc/common/device/pdl.cuh"
 #include "csrc/common/device/vec.cuh"
+#include "csrc/common/int_math.h"
 
 namespace fusedops {
 
@@ -15,35 +18,46 @@ inline constexpr int kJoinUnroll = 8;  // partial sums that a lane loads at once
 
 // How the rows are cut into blocks.
 struct WalkGrid {
-  int threads_x;           // threads along the channels of a block
-  int threads_y;           // threads along its rows
-  int64_t rows_per_block;  // rows that one block walks
+  int threads_x;  // threads along the channels of a block
+  int threads_y;  // threads along its rows
+  int64_t group;  // rows that a block takes at a turn
   int64_t row_blocks;
   int64_t col_blocks;
+  bool back;  // the last turn comes first
+
+  __host__ __device__ __forceinline__ int64_t turns(int64_t rows) const {
+    return ceil_div(rows, group * row_blocks);
+  }
+  // Those of a block, in all its turns.
+  __device__ __forceinline__ int64_t rows_of(int64_t block, int64_t rows) const {
+    const int64_t before = (turns(rows) - 1) * group;
+    const int64_t left = rows - (before * row_blocks + block * group);
+    return before + max(int64_t{0}, min(left, group));
+  }
 };
 
 // unroll: rows that a thread loads at once. One wave: blocks that begin anew would load what is
 // constant along their channels anew.
 inline WalkGrid walk_grid(int64_t rows, int64_t channels, int vec, int unroll, int sm_count,
-                          int blocks_per_sm) {
+                          int blocks_per_sm, bool back = false) {
   WalkGrid grid{};
   const int64_t chunks = ceil_div(channels, int64_t{vec});
   grid.col_blocks = ceil_div(chunks, int64_t{32});
   grid.threads_x = static_cast<int>(ceil_div(chunks, grid.col_blocks));
   grid.threads_y = kWalkThreads / grid.threads_x;
-  const int64_t rows_per_step = int64_t{grid.threads_y} * unroll;
-  const int64_t steps = ceil_div(rows, rows_per_step);
+  grid.group = int64_t{grid.threads_y} * unroll;
+  const int64_t groups = ceil_div(rows, grid.group);
   const int64_t wanted = ceil_div(int64_t{sm_count} * blocks_per_sm, grid.col_blocks);
-  grid.rows_per_block = ceil_div(steps, wanted < steps ? wanted : steps) * rows_per_step;
-  grid.row_blocks = ceil_div(rows, grid.rows_per_block);
+  grid.row_blocks = ceil_div(groups, ceil_div(groups, wanted < groups ? wanted : groups));
+  grid.back = back;
   return grid;
 }
 
 // Where a thread stands.
 struct WalkPlace {
   int tx, ty;
-  int64_t row_block, col;      // col: the first of its channels
-  int64_t row_begin, row_end;  // of the block
+  int64_t row_block, col;  // col: the first of its channels
+  int64_t row, end;        // the thread's first row in the first turn, and where all rows end
   bool active;
 
   template <int kVec>
@@ -54,8 +68,8 @@ struct WalkPlace {
     at.ty = threadIdx.x / grid.threads_x;
     at.row_block = blockIdx.x / grid.col_blocks;
     at.col = (blockIdx.x % grid.col_blocks * grid.threads_x + at.tx) * int64_t{kVec};
-    at.row_begin = at.row_block * grid.rows_per_block;
-    at.row_end = min(at.row_begin + grid.rows_per_block, rows);
+    at.row = at.row_block * grid.group + at.ty;
+    at.end = rows;
     at.active = at.ty < grid.threads_y && at.col < channels;
     return at;
   }
@@ -69,30 +83,31 @@ __device__ __forceinline__ void walk_rows(const WalkGrid& grid, const WalkPlace&
                                           const T* const (&in)[kInputs], int64_t channels,
                                           Prepare&& prepare, Body&& body) {
   using V = Vec<T, kVec>;
-  int64_t row = at.row_begin + at.ty;
-  if (!at.active || row >= at.row_end) return;
-  const int64_t stride = grid.threads_y * channels;
-  int64_t element = row * channels + at.col;
+  if (!at.active || at.row >= at.end) return;
+  const int64_t apart = grid.group * grid.row_blocks, stride = grid.threads_y * channels;
+  int left = static_cast<int>(ceil_div(at.end - at.row, apart));
+  int64_t row = grid.back ? at.row + (left - 1) * apart : at.row;
+  const int64_t step = grid.back ? -apart : apart;
   // NOTE: words, as the compiler would give each half of a value a register.
   using Words = std::conditional_t<sizeof(V) == sizeof(uint4), uint4, V>;
   Words next[kInputs][kUnroll];
   int found = 0;
-  const auto load = [&](int64_t from) {
+  const auto load = [&] {
+    const int64_t element = row * channels + at.col;
     found = 0;
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-      if (from + int64_t{u} * grid.threads_y >= at.row_end) break;
+      if (row + int64_t{u} * grid.threads_y >= at.end) break;
       found = u + 1;
 #pragma unroll
       for (int k = 0; k < kInputs; ++k) {
         if (in[k]) next[k][u] = *reinterpret_cast<const Words*>(in[k] + element + u * stride);
       }
     }
-    element += kUnroll * stride;
   };
-  load(row);
+  load();
   prepare();
-  while (found > 0) {
+  while (true) {
     V values[kInputs][kUnroll];
 #pragma unroll
     for (int k = 0; k < kInputs; ++k) {
@@ -100,9 +115,10 @@ __device__ __forceinline__ void walk_rows(const WalkGrid& grid, const WalkPlace&
       for (int u = 0; u < kUnroll; ++u) values[k][u] = __builtin_bit_cast(V, next[k][u]);
     }
     const int count = found;
-    load(row + int64_t{grid.threads_y} * kUnroll);
-    body(values, count, row);
-    row += int64_t{grid.threads_y} * kUnroll;
+    row += step;
+    if (--left > 0) load();
+    body(values, count, row - step);
+    if (left == 0) return;
   }
 }
 

@@ -15,6 +15,7 @@ inline constexpr unsigned kPreact = variant_bit(Epilogue::kPreact, Major::kK, Ma
 inline constexpr unsigned kResidual = variant_bit(Epilogue::kResidual, Major::kK, Major::kK);
 inline constexpr unsigned kDgradResidual = variant_bit(Epilogue::kResidual, Major::kK, Major::kMN);
 inline constexpr unsigned kMoments = variant_bit(Epilogue::kMoments, Major::kK, Major::kK);
+inline constexpr unsigned kNorm = variant_bit(Epilogue::kNorm, Major::kK, Major::kK);
 inline constexpr unsigned kDgrad = variant_bit(Epilogue::kFused, Major::kK, Major::kMN);
 inline constexpr unsigned kGrad = variant_bit(Epilogue::kGrad, Major::kK, Major::kMN);
 inline constexpr unsigned kWgrad = variant_bit(Epilogue::kFused, Major::kMN, Major::kMN);
@@ -26,7 +27,8 @@ inline constexpr unsigned kWgradSum = variant_bit(Epilogue::kAccumulator, Major:
 // NOTE: tiles of 160 and 192 have too many accumulators for a second tile in the epilogue (1.07 and
 // 1.3 times the time with kPreact on H200).
 inline constexpr unsigned kPlain = kForward | kDgrad | kWgrad | kWgradSum;
-inline constexpr unsigned kAll = kPlain | kPreact | kResidual | kDgradResidual | kMoments | kGrad;
+inline constexpr unsigned kAll =
+    kPlain | kPreact | kResidual | kDgradResidual | kMoments | kNorm | kGrad;
 inline constexpr unsigned kTf32 = 1u << 30;  // the kK, kK forms exist in TF32 too
 
 }  // namespace sm90

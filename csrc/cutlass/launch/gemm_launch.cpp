@@ -51,6 +51,7 @@ GemmProblem problem_of(const GemmCall& call, const Tensor& d, const Tensor* prea
   p.activation = call.activation;
   p.epilogue = call.epilogue;
   p.accumulate = call.accumulate;
+  p.norm = call.norm;
   p.aux = call.residual ? call.residual->const_data_ptr() : nullptr;
   p.dtype = call.dtype;
   if (call.dtype == DType::kFloat32) p.math = call.allow_tf32 ? MathMode::kTf32 : MathMode::kFp32;
@@ -267,9 +268,8 @@ bool run_gemm_moments(const GemmCall& call, const Tensor& d, const Tensor& momen
   return true;
 }
 
-bool run_gemm_residual(const GemmCall& call, const Tensor& d, const LaunchScope& scope) {
-  GemmProblem p = problem_of(call, d, nullptr);
-  p.epilogue = Epilogue::kResidual;
+bool run_gemm_fused(const GemmCall& call, const Tensor& d, const LaunchScope& scope) {
+  const GemmProblem p = problem_of(call, d, nullptr);
   if (p.m == 0 || p.n == 0 || p.k == 0 || dtype_bytes(p.dtype) != 2) return false;
   const Prepared prepared = prepare(call, p, scope);
   const GemmPlan plan = select_gemm_cached(prepared.problem, device_model(scope));

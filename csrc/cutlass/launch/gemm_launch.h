@@ -46,7 +46,8 @@ struct GemmCall {
   Activation activation = Activation::kNone;
   Epilogue epilogue = Epilogue::kFused;
   bool accumulate = false;           // of 16-bit operands, kAccumulator: d += a @ b
-  const Tensor* residual = nullptr;  // kResidual: contiguous (M, N)
+  const Tensor* residual = nullptr;  // kResidual, kNorm: contiguous (M, N)
+  ColumnNorm norm = {};              // kNorm
 };
 
 // d and preact: contiguous (M, N) of the call's dtype; fp32 d for kAccumulator. Throws with the
@@ -73,9 +74,9 @@ bool run_gemm_gradient(const GemmCall& call, const GradientOutputs& outputs,
 bool run_gemm_moments(const GemmCall& call, const Tensor& d, const Tensor& moments,
                       const LaunchScope& scope);
 
-// run_gemm with Epilogue::kResidual. False where no kernel has it for the problem: nothing was
-// launched.
-bool run_gemm_residual(const GemmCall& call, const Tensor& d, const LaunchScope& scope);
+// run_gemm with the call's epilogue, kResidual or kNorm. False where no kernel has it for the
+// problem: nothing was launched.
+bool run_gemm_fused(const GemmCall& call, const Tensor& d, const LaunchScope& scope);
 
 // d += a @ b for 16-bit d: the sum of a product is rounded to d's dtype, and so is the sum with d.
 // False where no kernel has it for the problem: nothing was launched.

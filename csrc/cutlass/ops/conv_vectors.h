@@ -3,7 +3,7 @@
 
 #include "csrc/common/checks/batch_norm_check.h"
 #include "csrc/common/host/aten.h"
-#include "csrc/cutlass/kernels/conv/norm_vector.h"
+#include "csrc/cutlass/column_norm.h"
 
 namespace fusedops {
 
@@ -18,11 +18,8 @@ struct ConvVectors {
         weight(dense(norm.weight)),
         bias(dense(norm.bias)) {}
 
-  // Sets those of a Call.
-  template <class Call>
-  void give(Call& call) const {
-    call.conv_bias = of(conv_bias), call.mean = of(mean), call.var = of(var);
-    call.scale = of(weight), call.bias = of(bias);
+  ColumnNorm norm(double eps) const {
+    return {of(conv_bias), of(mean), of(var), of(weight), of(bias), static_cast<float>(eps)};
   }
 
   static std::optional<Tensor> dense(const std::optional<Tensor>& tensor) {

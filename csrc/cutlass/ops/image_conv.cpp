@@ -91,9 +91,8 @@ Tensor image_conv_forward(const Tensor& x_,                        // (N, H, W, 
     const Tensor x = cpu::dense(x_), weight = cpu::dense(weight_);
     const ConvVectors vectors(conv_bias, norm);
     Call call = call_of(x, weight, y, check_floating(kOp, "x", x_));
-    vectors.give(call);
+    call.norm = vectors.norm(eps);
     call.activation = static_cast<Activation>(activation);
-    call.eps = static_cast<float>(eps);
     if (runs(kOp, call, scope)) {
       check_launch(kOp);
       return y;

@@ -51,7 +51,8 @@ Tensor run_linear_added(const GemmCall& call, const std::optional<Tensor>& bias,
     fused.bias = readable_bias(bias, bias_holder);
     const Tensor dense = torch::stable::contiguous(added);
     fused.residual = &dense;
-    if (run_gemm_residual(fused, y, scope)) return y;
+    fused.epilogue = Epilogue::kResidual;
+    if (run_gemm_fused(fused, y, scope)) return y;
   }
   run_linear(call, bias, y, nullptr, scope);
   return sum(y, added);

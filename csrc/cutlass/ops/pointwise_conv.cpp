@@ -49,6 +49,22 @@ Tensor by_passes(const Tensor& x, const Tensor& weight, const std::optional<Tens
                    residual, eps, activation);
 }
 
+// One of our products with the norm in its epilogue.
+bool by_product(const Call& c, const Tensor& x, const Tensor& weight,
+                const std::optional<Tensor>& residual, const Tensor& y, const LaunchScope& scope) {
+  Tensor holder;
+  const GemmCall call{.op = "pointwise_conv",
+                      .a = rows_view(x, holder),
+                      .b = matrix_view(weight).transposed(),
+                      .dtype = c.dtype,
+                      .activation = c.activation,
+                      .epilogue = Epilogue::kNorm,
+                      .residual = residual ? &*residual : nullptr,
+                      .norm = c.norm};
+  return run_gemm_fused(call, y, scope);
+}
+
+template <bool kOwnKernel>
 Tensor conv(const Tensor& x_,                        // (..., K)
             const Tensor& weight_,                   // (O, K)
             const std::optional<Tensor>& conv_bias,  // (O,)
@@ -86,17 +102,12 @@ Tensor conv(const Tensor& x_,                        // (..., K)
             .weight = shape.k > 0 ? weight.const_data_ptr() : nullptr,
             .residual = residual ? residual->const_data_ptr() : nullptr,
             .y = y.mutable_data_ptr(),
-            .conv_bias = {},
-            .mean = {},
-            .var = {},
-            .scale = {},
-            .bias = {},
-            .eps = static_cast<float>(eps)};
-  vectors.give(call);
+            .norm = vectors.norm(eps)};
   const DeviceFacts& facts = scope.facts();
   const bool hopper = facts.capability / 10 == 9 && facts.code_version >= 90;
   const pointwise_conv::RunFn run = hopper ? pointwise_conv::find_kernels() : nullptr;
-  if (run == nullptr || !pointwise_conv::takes(call, facts.sm_count)) {
+  if (!kOwnKernel || run == nullptr || !pointwise_conv::takes(call, facts.sm_count)) {
+    if (by_product(call, x, weight, residual, y, scope)) return y;
     return by_passes(x_, weight_, conv_bias, norm, residual_, eps, activation);
   }
 
@@ -111,6 +122,18 @@ Tensor conv(const Tensor& x_,                        // (..., K)
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(fusedops, CUDA, m) { m.impl("pointwise_conv", FUSEDOPS_BOX(&conv)); }
+STABLE_TORCH_LIBRARY_FRAGMENT(fusedops_tuning, m) {
+  m.def(
+      "conv_by_product(Tensor x, Tensor weight, Tensor? conv_bias, Tensor? mean, Tensor? var, "
+      "Tensor? bn_weight, Tensor? bias, Tensor? residual, float eps, int activation) -> Tensor");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(fusedops_tuning, CUDA, m) {
+  m.impl("conv_by_product", FUSEDOPS_BOX(&conv<false>));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(fusedops, CUDA, m) {
+  m.impl("pointwise_conv", FUSEDOPS_BOX(&conv<true>));
+}
 
 }  // namespace fusedops

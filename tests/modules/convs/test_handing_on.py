@@ -107,12 +107,13 @@ def both(make, device, dtype=torch.float64):
     original = copy.deepcopy(model)
     fusedops.fuse(model)
     channels = next(model.parameters()).shape[1]
-    return original, model, torch.randn(2, channels, 6, 5, device=device, dtype=dtype)
+    x = torch.randn(2, channels, 6, 5, device=device, dtype=dtype)
+    return original, model, x.contiguous(memory_format=torch.channels_last)
 
 
 def step(model, x):
     """Output and gradients of a step, and how many sums products have formed."""
-    x = x.clone().requires_grad_(x.is_floating_point() and not x.requires_grad)
+    x = x.clone().requires_grad_()
     y = model(x)
     with set_multithreading_enabled(False), Sums() as sums:
         y.backward(torch.linspace(-1, 1, y.numel(), device=y.device, dtype=y.dtype).view(y.shape))

@@ -58,8 +58,7 @@ Launch plan(const Call& c, int sm_count) {
   p.n = int(c.outputs), p.channels = int(c.channels);
   p.steps = int(c.channels) / kTapColumns;
   p.activation = c.activation;
-  p.eps = c.eps;
-  p.conv_bias = c.conv_bias, p.mean = c.mean, p.var = c.var, p.scale = c.scale, p.bias = c.bias;
+  p.norm = c.norm;
   const int stage = kGroups * kPatchBytes;
   const int room = kSharedBytes - S::kFixedBytes - p.steps * kStepBytes;
   p.stages = room / stage < kMostStages ? room / stage : kMostStages;

@@ -13,8 +13,7 @@ namespace fusedops::image_conv {
 
 using namespace sm90;
 using pointwise_conv::finish_box;
-using pointwise_conv::value_of;
-using Vector = NormVector;
+using pointwise_conv::keep_norm;
 
 inline constexpr int kTile = 8, kPatch = kTile + 2, kTaps = 9, kTapColumns = 64;
 inline constexpr int kGroups = 2, kMultipliers = kGroups * 128, kThreads = kMultipliers + 64;
@@ -42,8 +41,7 @@ struct Problem {
   int n, channels;
   int steps, stages;
   Activation activation;
-  float eps;
-  Vector conv_bias, mean, var, scale, bias;
+  ColumnNorm norm;
 };
 
 // Shared memory: results, the weight, patches, vectors, barriers.
@@ -157,11 +155,7 @@ template <class T, class S>
 __device__ __forceinline__ void load_vectors(const Problem& p, const Shared<S>& shared) {
   if (threadIdx.x < S::kColumns) {
     const int c = threadIdx.x, i = min(first_output(p) + c, p.n - 1);
-    const float rstd =
-        p.var.data == nullptr ? 1.0f : 1.0f / sqrtf(value_of<T>(p.var, i, 0) + p.eps);
-    shared.vector(0)[c] = value_of<T>(p.mean, i, 0) - value_of<T>(p.conv_bias, i, 0);
-    shared.vector(1)[c] = value_of<T>(p.scale, i, 1) * rstd;
-    shared.vector(2)[c] = value_of<T>(p.bias, i, -0.0f);
+    keep_norm(shared, c, norm_of_column<T>(p.norm, i));
   }
   named_barrier<kMultipliers>(1);
 }

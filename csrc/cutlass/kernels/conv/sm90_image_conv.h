@@ -7,7 +7,7 @@
 #include "csrc/common/activation.h"
 #include "csrc/common/dtype.h"
 #include "csrc/common/launch_context.h"
-#include "csrc/cutlass/kernels/conv/norm_vector.h"
+#include "csrc/cutlass/column_norm.h"
 
 namespace fusedops::image_conv {
 
@@ -21,8 +21,7 @@ struct Call {
   const void* weight;  // (O, 3, 3, C); transposed: (C, 3, 3, O), of which y is a gradient
   void* y;             // (N, H, W, O)
   bool transposed;
-  NormVector conv_bias, mean, var, scale, bias;
-  float eps;
+  ColumnNorm norm;
 };
 
 inline constexpr int64_t kColumns = 64;  // of a tile

@@ -44,8 +44,7 @@ Launch plan(const Call& c, int sm_count) {
   p.tiles = tiles_m * p.tiles_n;
   p.steps = int(ceil_div(c.k, int64_t{kBoxColumns}));
   p.activation = c.activation;
-  p.eps = c.eps;
-  p.conv_bias = c.conv_bias, p.mean = c.mean, p.var = c.var, p.scale = c.scale, p.bias = c.bias;
+  p.norm = c.norm;
   const int walkers = sm_count / p.tiles_n;  // blocks of the same columns
   const int room = kSharedBytes - S::kFixedBytes;
   const int kept = p.steps * S::kWeightStepBytes;

@@ -11,6 +11,7 @@
 #include "csrc/common/device/pdl.cuh"
 #include "csrc/common/device/vec.cuh"
 #include "csrc/cutlass/kernels/conv/sm90_pointwise_conv.h"
+#include "csrc/cutlass/kernels/hopper/column_norm.cuh"
 #include "csrc/cutlass/kernels/hopper/sm90_pipeline.cuh"
 #include "csrc/cutlass/kernels/hopper/sm90_tma.cuh"
 #include "csrc/cutlass/kernels/hopper/wgmma.cuh"
@@ -52,8 +53,7 @@ struct Problem {
   int steps, stages;
   bool keeps_weight;  // in shared memory, for all of a block's tiles
   Activation activation;
-  float eps;
-  Vector conv_bias, mean, var, scale, bias;
+  ColumnNorm norm;
 };
 
 // Shared memory: buffers of results, the kept weight, stages, vectors, barriers.
@@ -137,11 +137,12 @@ __device__ __forceinline__ void copy_tiles(const Problem& p, const Maps& maps,
   }
 }
 
-template <class T>
-__device__ __forceinline__ float value_of(const Vector& vector, int i, float absent) {
-  if (vector.data == nullptr) return absent;
-  if (vector.wide) return static_cast<const float*>(vector.data)[i];
-  return to_compute(static_cast<const T*>(vector.data)[i]);
+template <class Shared>
+__device__ __forceinline__ void keep_norm(const Shared& shared, int column,
+                                          const NormOfColumn& norm) {
+  shared.vector(0)[column] = norm.mean;
+  shared.vector(1)[column] = norm.scale;
+  shared.vector(2)[column] = norm.bias;
 }
 
 // What is applied to sums of the block's columns: (sum - mean) * scale + bias.
@@ -150,11 +151,7 @@ __device__ __forceinline__ void load_vectors(const Problem& p, const Shared<S>& 
   const int column = int(blockIdx.x) % p.tiles_n * S::kColumns;
   for (int c = threadIdx.x; c < S::kColumns; c += kMultipliers) {
     const int i = min(column + c, p.n - 1);
-    const float rstd =
-        p.var.data == nullptr ? 1.0f : 1.0f / sqrtf(value_of<T>(p.var, i, 0) + p.eps);
-    shared.vector(0)[c] = value_of<T>(p.mean, i, 0) - value_of<T>(p.conv_bias, i, 0);
-    shared.vector(1)[c] = value_of<T>(p.scale, i, 1) * rstd;
-    shared.vector(2)[c] = value_of<T>(p.bias, i, -0.0f);  // keeps zeros of both signs
+    keep_norm(shared, c, norm_of_column<T>(p.norm, i));
   }
   named_barrier<kMultipliers>(1);
 }

@@ -7,11 +7,9 @@
 #include "csrc/common/activation.h"
 #include "csrc/common/dtype.h"
 #include "csrc/common/launch_context.h"
-#include "csrc/cutlass/kernels/conv/norm_vector.h"
+#include "csrc/cutlass/column_norm.h"
 
 namespace fusedops::pointwise_conv {
-
-using Vector = NormVector;
 
 // y = act((x @ weight.T + conv_bias - mean) * scale / sqrt(var + eps) + bias + residual); all
 // contiguous, at multiples of 16 bytes.
@@ -23,8 +21,7 @@ struct Call {
   const void* weight;    // (N, K)
   const void* residual;  // (M, N), or null
   void* y;               // (M, N)
-  Vector conv_bias, mean, var, scale, bias;
-  float eps;
+  ColumnNorm norm;
 };
 
 inline constexpr int64_t kMostK = 512;

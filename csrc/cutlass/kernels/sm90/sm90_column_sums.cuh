@@ -68,46 +68,28 @@ struct Joint {
   }
 };
 
-// rows: those of the warpgroup's that are inside of the matrix; the others hold zeros.
-template <int kRowBlocks, int kColumns, class Sums>
-__device__ __forceinline__ void column_moments(const float* acc, int thread, int rows,
-                                               Sums& shared) {
+// Joins what a lane keeps of two columns with what the lane `step` away gives of them.
+template <class Join>
+__device__ __forceinline__ Moments exchange(bool upper, int step, const Join& join,
+                                            const Moments& low, const Moments& high) {
+  const Moments kept{upper ? high.mean : low.mean, upper ? high.square : low.square};
+  const float mean = upper ? low.mean : high.mean, square = upper ? low.square : high.square;
+  return join(kept, {__shfl_xor_sync(~0u, mean, step), __shfl_xor_sync(~0u, square, step)});
+}
+
+// The columns of a warp. moments_of(i): those of this thread's rows of its i-th column; joint(step)
+// joins with those of the lane so far away; finish() what has been joined.
+template <int kColumns, class Sums, class MomentsOf, class JointOf, class Finish>
+__device__ __forceinline__ void join_lanes(int thread, Sums& shared, MomentsOf&& moments_of,
+                                           JointOf&& joint, Finish&& finish) {
   const int lane = thread % 32, warp = thread / 32;
-  constexpr int kSums = kColumns / 4, kHalfSums = kSums / 2, kKept = kSums / 8;
-  constexpr int kRows = kRowBlocks * 2;
-  float inside[kRows], count = 0.0f;
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) {
-    inside[r] = r / 2 * 64 + warp * 16 + r % 2 * 8 + lane / 4 < rows ? 1.0f : 0.0f;
-    count += inside[r];
-  }
-  const float share = count > 0.0f ? 1.0f / count : 0.0f;
-  const auto moments_of = [&](int i) {
-    Moments own{};
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) own.mean += column_value<kColumns>(acc, i, r);
-    own.mean *= share;
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      const float away = column_value<kColumns>(acc, i, r) - own.mean;
-      own.square += inside[r] * (away * away);
-    }
-    return own;
-  };
+  constexpr int kHalfSums = kColumns / 8, kKept = kColumns / 32;
   int first = 0;
-  // Joins what this lane keeps of two columns with what another one gives.
-  const auto exchange = [&](bool upper, int step, const Joint& join, const Moments& low,
-                            const Moments& high) {
-    const Moments kept{upper ? high.mean : low.mean, upper ? high.square : low.square};
-    const float mean = upper ? low.mean : high.mean, square = upper ? low.square : high.square;
-    return join(kept, {__shfl_xor_sync(~0u, mean, step), __shfl_xor_sync(~0u, square, step)});
-  };
   Moments moments[kHalfSums];
   cute::for_each(cute::make_int_sequence<3>{}, [&](auto turn) {
     constexpr int kHalf = kHalfSums >> turn, kStep = 4 << turn;
     const bool upper = lane & kStep;
-    const Joint join(count, __shfl_xor_sync(~0u, count, kStep));
-    count = join.count;
+    const auto join = joint(kStep);
     if (upper) first += kHalf;
 #pragma unroll
     for (int i = 0; i < kHalf; ++i) {
@@ -121,9 +103,70 @@ __device__ __forceinline__ void column_moments(const float* acc, int thread, int
 #pragma unroll
   for (int i = 0; i < kKept; i += 2) {
     float* const to = &shared[warp][kept_column(first, i, lane) * 2];
-    *reinterpret_cast<float4*>(to) = {moments[i].mean, moments[i].square, moments[i + 1].mean,
-                                      moments[i + 1].square};
+    const Moments one = finish(moments[i]), other = finish(moments[i + 1]);
+    *reinterpret_cast<float4*>(to) = {one.mean, one.square, other.mean, other.square};
   }
+}
+
+// rows: those of the warpgroup's that are inside of the matrix; the others hold zeros.
+template <int kRowBlocks, int kColumns, class Sums>
+__device__ __forceinline__ void column_moments(const float* acc, int thread, int rows,
+                                               Sums& shared) {
+  constexpr int kRows = kRowBlocks * 2;
+  const auto value = [&](int i, int r) { return column_value<kColumns>(acc, i, r); };
+  if (rows >= kRowBlocks * 64) {  // groups of as many rows: sums in place of means
+    const auto own = [&](int i) {
+      Moments found{};
+#pragma unroll
+      for (int m = 0; m < kRowBlocks; ++m) {
+        const float a = value(i, 2 * m), b = value(i, 2 * m + 1);
+        const float sum = a + b, half = 0.5f * (a - b), away = found.mean - sum;
+        found.square += 2.0f * half * half;
+        if (m > 0) found.square += away * away * 0.25f;
+        found.mean += sum;
+      }
+      return found;
+    };
+    float weight = 0.5f / kRows;  // of the squared difference of two sums
+    const auto joint = [&](int) {
+      const float now = weight;
+      weight *= 0.5f;
+      return [now](const Moments& a, const Moments& b) {
+        const float away = a.mean - b.mean;
+        return Moments{a.mean + b.mean, a.square + b.square + away * away * now};
+      };
+    };
+    const auto scaled = [](const Moments& sums) {
+      return Moments{sums.mean * (1.0f / (kRows * 8)), sums.square};
+    };
+    return join_lanes<kColumns>(thread, shared, own, joint, scaled);
+  }
+  const int lane = thread % 32, warp = thread / 32;
+  float inside[kRows], count = 0.0f;
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    inside[r] = r / 2 * 64 + warp * 16 + r % 2 * 8 + lane / 4 < rows ? 1.0f : 0.0f;
+    count += inside[r];
+  }
+  const float share = count > 0.0f ? 1.0f / count : 0.0f;
+  const auto own = [&](int i) {
+    Moments found{};
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) found.mean += value(i, r);
+    found.mean *= share;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const float away = value(i, r) - found.mean;
+      found.square += inside[r] * (away * away);
+    }
+    return found;
+  };
+  const auto joint = [&](int step) {
+    const Joint join(count, __shfl_xor_sync(~0u, count, step));
+    count = join.count;
+    return join;
+  };
+  join_lanes<kColumns>(thread, shared, own, joint, [](const Moments& found) { return found; });
 }
 
 // Those of a column that the four warps have left.

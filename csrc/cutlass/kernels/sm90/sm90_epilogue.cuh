@@ -18,6 +18,8 @@
 #include "csrc/cutlass/kernels/hopper/rolled.cuh"
 #include "csrc/cutlass/kernels/sm90/sm90_column_sums.cuh"
 #include "csrc/cutlass/kernels/sm90/sm90_epilogue_traits.cuh"
+#include "csrc/cutlass/kernels/sm90/sm90_gradient_unit.cuh"
+#include "csrc/cutlass/kernels/sm90/sm90_staging.cuh"
 #include "csrc/cutlass/kernels/sm90/sm90_tile_scheduler.h"
 
 namespace fusedops::sm90 {
@@ -31,7 +33,9 @@ class TileEpilogue {
   using AuxFull = cutlass::arch::ClusterTransactionBarrier;
   static constexpr int kRowBlocks = S::kRows / 64;
   static constexpr int kPerRowBlock = S::kColumns / 2;  // accumulators
-  static constexpr bool kHasBias = T::kEpilogue != Epilogue::kAccumulator && S::kSums == 0;
+  static constexpr int kNormsOfThread = (S::kColumns + 127) / 128;
+  static constexpr bool kHasBias =
+      T::kEpilogue != Epilogue::kAccumulator && S::kSums == 0 && !S::kNorm;
   static constexpr bool kAdds = sizeof(Out) == 4 || adds_halves(T::kEpilogue, T::kA, T::kB);
   static_assert(!kAdds || S::kWhole);  // no column is added twice
   static constexpr Accuracy kAccuracy =
@@ -48,6 +52,7 @@ class TileEpilogue {
   // way from now on (a mainloop of small K is shorter than the latency of a load).
   __device__ void prefetch(const Tile& next) {
     if constexpr (kHasBias) exchange_bias(next);
+    if constexpr (S::kNorm) exchange_norm(next);
   }
 
   // Comes before the mainloop of a tile: what its epilogue needs is on the way meanwhile.
@@ -63,7 +68,7 @@ class TileEpilogue {
         return for_each_panel([&](auto panel) { store_panel<false>(acc, panel, p_.d, tile, row); });
       }
     }
-    if constexpr (kHasBias) barrier();
+    if constexpr (kHasBias || S::kNorm) barrier();
     if constexpr (S::kReadsAux) {
       if (p_.load_aux) {
         AuxFull::wait(&shared_.aux_full, aux_phase_);
@@ -75,6 +80,7 @@ class TileEpilogue {
       if (p_.column_sums != nullptr) sum_columns(acc, tile, row);
     }
     if constexpr (T::kEpilogue == Epilogue::kMoments) form_moments(acc, tile, row);
+    if constexpr (S::kNorm) return normalise(acc, tile, row);
     if constexpr (T::kEpilogue == Epilogue::kPreact) {
       for_each_panel([&](auto panel) {
         add_bias(acc, panel);
@@ -232,6 +238,49 @@ class TileEpilogue {
     });
   }
 
+  // ---- norm ----
+
+  // What becomes of the columns of a tile, as exchange_bias.
+  __device__ void exchange_norm(const Tile& next) {
+#pragma unroll
+    for (int i = 0; i < kNormsOfThread; ++i) {
+      const int c = thread_ + i * 128, column = next.n * S::kColumns + c;
+      if (c >= S::kColumns) return;
+      shared_.norm[c] = next_norm_[i];
+      const bool inside = unsigned(column) < unsigned(p_.columns);
+      next_norm_[i] = inside ? norm_of_column<Element>(p_.norm, column) : NormOfColumn{};
+    }
+  }
+
+  __device__ void normalise(float* acc, const Tile& tile, int row) {
+    for_each_panel([&](auto panel) {
+#pragma unroll
+      for (int j = 0; j < S::kPanelColumns / 8; ++j) {
+        const int column = S::first_column(panel) + j * 8 + thread_ % 4 * 2;
+        const NormOfColumn norms[2] = {shared_.norm[column], shared_.norm[column + 1]};
+#pragma unroll
+        for (int m = 0; m < kRowBlocks; ++m) {
+          float* v = values_of(acc, panel, m, j);
+#pragma unroll
+          for (int i = 0; i < 4; ++i) v[i] = norms[i % 2](v[i]);
+        }
+      }
+      if (p_.load_aux) with_aux(acc, panel, [](float& value, float added) { value += added; });
+    });
+    with_activation(p_.activation, [&]<Activation kActivation>() {
+      constexpr bool kPacked = kActivation == Activation::kRelu;
+      if constexpr (!kPacked && kActivation != Activation::kNone) {
+        for_each_unit(acc, [&](float* v, int, int) {
+          resolve_rare<kActivation>(p_.activation, [&]<Activation kNow>() {
+#pragma unroll
+            for (int e = 0; e < 8; ++e) v[e] = activate_as<kNow, kAccuracy>(v[e]);
+          });
+        });
+      }
+      for_each_panel([&](auto panel) { store_panel<kPacked>(acc, panel, p_.d, tile, row); });
+    });
+  }
+
   // ---- the auxiliary input ----
 
   // One thread copies the auxiliary tile into the staging memory, where results will replace it.
@@ -287,7 +336,7 @@ class TileEpilogue {
         uint8_t* saved = matrix_unit(shared_.staging[column / 64], m, column % 64 / 8);
         resolve_rare<kActivation>(p_.activation, [&]<Activation kNow>() {
           constexpr bool kBoth = kHidden && saved_for_backward(kNow) == Saved::kPreact;
-          gradient_unit<kNow, kBoth>(v, saved);
+          gradient_unit<Element, kAccuracy, kNow, kBoth>(v, saved);
         });
       });
 #pragma unroll 1
@@ -313,32 +362,9 @@ class TileEpilogue {
   __device__ __forceinline__ void gradient_block(float* v, int panel, int m) {
 #pragma unroll
     for (int j = 0; j < 8; j += 2) {
-      gradient_unit<kActivation, kHidden>(v + j * 4, matrix_unit(shared_.staging[panel], m, j));
+      gradient_unit<Element, kAccuracy, kActivation, kHidden>(
+          v + j * 4, matrix_unit(shared_.staging[panel], m, j));
     }
-  }
-
-  // The gradient at the saved values of a 16x16 block, two 8x8 matrices beside two others.
-  template <Activation kActivation, bool kHidden>
-  __device__ __forceinline__ static void gradient_unit(float* v, uint8_t* matrices) {
-    auto& unit = *reinterpret_cast<cute::uint128_t*>(matrices);
-    uint32_t r[4];
-    cute::SM75_U32x4_LDSM_N::copy(unit, r[0], r[1], r[2], r[3]);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float2 saved = unpack<Element>(r[i]);
-      float &x = v[i * 2], &y = v[i * 2 + 1];
-      if constexpr (kHidden) {
-        const auto at_x = value_and_slope<kActivation, kAccuracy>(saved.x);
-        const auto at_y = value_and_slope<kActivation, kAccuracy>(saved.y);
-        x = times_slope<kActivation>(x, at_x.slope);
-        y = times_slope<kActivation>(y, at_y.slope);
-        r[i] = pack<Element, false>(at_x.value, at_y.value);
-      } else {
-        x = activation_gradient_as<kActivation, kAccuracy>(x, saved.x);
-        y = activation_gradient_as<kActivation, kAccuracy>(y, saved.y);
-      }
-    }
-    if constexpr (kHidden) cute::SM90_U32x4_STSM_N::copy(r[0], r[1], r[2], r[3], unit);
   }
 
   // ---- sums of columns ----
@@ -385,13 +411,9 @@ class TileEpilogue {
 
   // ---- the way out ----
 
-  // The place of this lane's row of an 8x8 matrix of 2-byte values in a panel, for matrices 0..3 =
-  // (upper, lower rows) x (columns 8 j.., the next 8) of the warp's 16 rows.
   template <class Byte>
   __device__ Byte* matrix_unit(Byte* panel, int row_block, int j) const {
-    const int lane = thread_ % 32;
-    const int r = row_block * 64 + thread_ / 32 * 16 + (lane / 8 % 2) * 8 + lane % 8;
-    return panel + r * kBoxRowBytes + (((j + lane / 16) ^ (lane % 8)) * 16);
+    return place_of_row(panel, thread_, row_block, j);
   }
 
   template <bool kRelu>
@@ -405,7 +427,8 @@ class TileEpilogue {
         barrier();
       }
       if constexpr (sizeof(Out) == 4) {
-        stage_fp32(acc, panel, part);
+        stage_fp32(staging(panel, part), thread_,
+                   [&](int j) { return values_of(acc, panel, part, j); });
       } else {
         stage<kRelu>(acc, panel, part);
       }
@@ -464,28 +487,11 @@ class TileEpilogue {
     }
   }
 
-  // Odd rows begin at the other half of the columns: with the swizzle, half a warp's stores then
-  // have a bank each.
-  __device__ __forceinline__ void stage_fp32(float* acc, int panel, int part) const {
-    const int lane = thread_ % 32, r = lane / 4, odd = r % 2;
-    uint8_t* at = staging(panel, part) + (thread_ / 32 * 16 + r) * kBoxRowBytes + lane % 2 * 8;
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const float *even_row = values_of(acc, panel, part, j),
-                  *odd_row = values_of(acc, panel, part, j ^ 2);
-      float v[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) v[i] = odd ? odd_row[i] : even_row[i];
-      const int unit = (j * 2 + lane % 4 / 2) ^ r ^ (odd * 4);
-      *reinterpret_cast<float2*>(at + unit * 16) = {v[0], v[1]};
-      *reinterpret_cast<float2*>(at + unit * 16 + 8 * kBoxRowBytes) = {v[2], v[3]};
-    }
-  }
-
   const EpilogueParams& p_;
   Shared& shared_;
   int warpgroup_, thread_;
   uint4 next_bias_{};  // 16 bytes
+  NormOfColumn next_norm_[S::kNorm ? kNormsOfThread : 1];
   uint32_t aux_phase_ = 0;
 };
 

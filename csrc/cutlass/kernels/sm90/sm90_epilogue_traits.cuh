@@ -5,6 +5,7 @@
 #include <cutlass/arch/barrier.h>
 #include <cutlass/numeric_types.h>
 
+#include "csrc/cutlass/kernels/hopper/column_norm.cuh"
 #include "csrc/cutlass/kernels/hopper/sm90_tma.cuh"
 #include "csrc/cutlass/problem.h"
 
@@ -18,8 +19,9 @@ struct EpilogueParams {
   float* column_sums;  // (warpgroups above each other, N): kGrad: sums, or null; kMoments: pairs
   int columns;         // N
   int rows;            // M
+  ColumnNorm norm;     // kNorm
   Activation activation;
-  bool load_aux;      // kGrad: whether the activation's gradient needs the saved tensor
+  bool load_aux;      // whether there is an auxiliary input
   bool store_hidden;  // kGrad, with load_aux
   bool accumulate;    // add to what D holds: of fp32 D, and where adds_halves()
 };
@@ -67,8 +69,9 @@ __device__ __forceinline__ void clear_rows(float* acc, int rows) {
 template <class Element, int kRows_, int kColumns_, Epilogue kEpilogue>
 struct EpilogueTraits {
   using Out = cute::conditional_t<kEpilogue == Epilogue::kAccumulator, float, Element>;
+  static constexpr bool kNorm = kEpilogue == Epilogue::kNorm;
   static constexpr bool kReadsAux =
-      kEpilogue == Epilogue::kGrad || kEpilogue == Epilogue::kResidual;
+      kEpilogue == Epilogue::kGrad || kEpilogue == Epilogue::kResidual || kNorm;
   static constexpr int kRows = kRows_, kColumns = kColumns_;
   static constexpr int kPanelColumns = kBoxRowBytes / int(sizeof(Out));
   static constexpr int kPanels = (kColumns + kPanelColumns - 1) / kPanelColumns;
@@ -98,6 +101,7 @@ struct EpilogueTraits {
     alignas(1024) uint8_t staging[kRing][kPanelBytes];
     alignas(16) Element bias[kColumns];
     alignas(16) float sums[kSums ? 4 : 1][kSums ? kColumns * kSums : 1];
+    NormOfColumn norm[kNorm ? kColumns : 1];
     uint64_t aux_full;
   };
 };

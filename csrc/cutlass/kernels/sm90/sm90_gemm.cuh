@@ -88,6 +88,7 @@ struct Gemm {
     params.epilogue.column_sums = p.column_sums;
     params.epilogue.columns = int(p.n);
     params.epilogue.rows = int(p.m);
+    params.epilogue.norm = p.norm;
     params.epilogue.activation = p.activation;
     params.epilogue.load_aux = p.aux != nullptr;
     params.epilogue.store_hidden = p.hidden != nullptr;
