@@ -263,10 +263,10 @@ def run_input_gradient(o: Options, dtype: torch.dtype, count: Counter[str]) -> N
 
 
 def run_norm(o: Options, dtype: torch.dtype, count: Counter[str]) -> None:
-    """A product with a norm in its epilogue, with and without a residual, in every kernel of sm90."""
-    x, weight = o.randn(1096, 264, dtype=dtype), o.randn(328, 264, dtype=dtype)
+    """A product with a norm in its epilogue, and with a residual, in every kernel of sm90."""
+    x, weight = o.randn(1096, 520, dtype=dtype), o.randn(328, 520, dtype=dtype)
     vectors = [o.rand(328) + 0.5 for _ in range(4)]
-    op = torch.ops.fusedops_tuning.conv_by_product
+    op = torch.ops.fusedops.pointwise_conv  # of as many channels, by a product
     fusedops._C.start_recording()
     op(x, weight, None, *vectors, None, 1e-5, 1)
     for _ in tuned_sm90_kernels(o, fusedops._C.stop_recording()):

@@ -11,7 +11,7 @@ from fusedops import _C
 from fusedops.ops import conv, conv_problem
 from util import HALVES, assert_accurate, make, name
 
-ops = torch.ops.fusedops
+ops, tuning = torch.ops.fusedops, torch.ops.fusedops_tuning
 # Rows, channels, outputs: one tile and less; ragged rows, channels and columns; tiles of 64, 128
 # and 192 columns; a weight that is kept and one that comes with each step; several tiles for each
 # block; channels and outputs without a kernel of their own.
@@ -63,16 +63,19 @@ def test_against_float64(case, dtype, wide, device):
     if device == "cpu" and case[0] * case[1] * case[2] > 10**7:
         pytest.skip("a large product")
     given = inputs(case, dtype, device, wide)
+    kernels = [ops.pointwise_conv]
+    if device == "cuda":
+        kernels += [tuning.pointwise_conv_by_own_kernel, tuning.pointwise_conv_by_product]
     exact_of = [t.double() for t in given]
     for activation, added in (("relu", True), ("silu", False), ("none", True), ("mish", False)):
         code = fusedops._core.activation.CODES[activation]
         rest = given[-1] if added else None
-        runs = [ops.pointwise_conv(*given[:-1], rest, 1e-5, code) for _ in range(2)]
-        assert torch.equal(*runs)
         exact = composed(*exact_of[:-1], exact_of[-1] if added else None, activation)
-        assert_accurate(
-            runs[0], composed(*given[:-1], rest, activation), exact, f"{activation} {added}"
-        )
+        want = composed(*given[:-1], rest, activation)
+        for op in kernels:
+            runs = [op(*given[:-1], rest, 1e-5, code) for _ in range(2)]
+            assert torch.equal(*runs)
+            assert_accurate(runs[0], want, exact, f"{activation} {added}")
 
 
 @pytest.mark.gpu
@@ -82,7 +85,7 @@ def test_against_float64(case, dtype, wide, device):
 @pytest.mark.parametrize("case", [(1096, 264, 328), (9001, 64, 64), (129, 72, 520)], ids=str)
 def test_every_product_with_the_norm_in_its_epilogue(case, dtype):
     given = inputs(case, dtype, "cuda")
-    by_product = torch.ops.fusedops_tuning.conv_by_product
+    by_product = tuning.pointwise_conv_by_product
     for activation, added in (("relu", True), ("silu", False), ("none", False), ("mish", True)):
         code = fusedops._core.activation.CODES[activation]
         operands = (*given[:-1], given[-1] if added else None)
@@ -155,8 +158,8 @@ def test_a_convolution_in_evaluation(monkeypatch, dtype):
     norm[1] = norm[1].abs() + 0.5
     residual = make(5, 96, 14, 14, dtype=dtype, device="cuda", seed=8)
     results = []
-    for channels in (512, 0):
-        monkeypatch.setattr(conv_problem, "_POINTWISE_CHANNELS", channels)
+    for has_kernel in (True, False):
+        monkeypatch.setattr(conv_problem, "uses_pointwise", lambda *_, has=has_kernel: has)
         conv._known_path.cache_clear()
         with torch.no_grad():
             results.append(

@@ -41,7 +41,7 @@ CXX_LAYERS = {
     "cutlass/configs": ("common", "cutlass"),
     "cutlass/select": ("common", "cutlass", "cutlass/configs"),
     "cutlass/select/families": ("common", "cutlass", "cutlass/configs", "cutlass/select"),
-    "cutlass/kernels/hopper": ("common*",),
+    "cutlass/kernels/hopper": ("common*", "cutlass"),
     "cutlass/kernels/gated": (
         "common*",
         "cutlass",

@@ -22,7 +22,7 @@ def vectors(n, dtype, device):
 
 def moments_of(x):
     """Those that a product would have given of x (..., C)."""
-    blocks = x.double().flatten(0, -2).split(8192)
+    blocks = x.double().flatten(0, -2).split(2048)
     means = torch.stack([block.mean(0) for block in blocks], 1)
     squares = [block.var(0, correction=0) * len(block) for block in blocks]
     return torch.stack([means, torch.stack(squares, 1)])

@@ -26,15 +26,16 @@ def explain(weight=SPATIAL, **options):
 
 def test_paths(graphs):
     assert explain(POINTWISE, activation="silu", residual=True).path == "pointwise"
-    assert explain(POINTWISE, activation="silu").path == "gemm"
+    assert explain(POINTWISE, activation="silu").path == "pointwise"
     assert explain(WINDOWS).path == "image"
     assert explain(WINDOWS, residual=True).path == ("graph" if graphs else "cudnn")
-    for channels in (60, 520):
+    for channels, residual in ((60, True), (60, False), (520, True)):
         found = fusedops.explain_conv_bn_act(
-            (64, channels, 56, 56), (64, channels, 1, 1), activation="relu", residual=True
-        )
-        assert found.path == ("graph" if graphs else "cudnn" if channels == 520 else "pass")
-    few = fusedops.explain_conv_bn_act((64, 96, 56, 56), (24, 96, 1, 1))
+            (64, channels, 56, 56), (64, channels, 1, 1), activation="relu", residual=residual
+        ).path
+        odd = "gemm" if not residual else "graph" if graphs else "pass"
+        assert found == ("pointwise" if channels == 520 else odd)
+    few = fusedops.explain_conv_bn_act((64, 92, 56, 56), (20, 92, 1, 1))
     assert few.path == ("graph" if graphs else "gemm")
     assert explain(residual=True).path == ("graph" if graphs else "cudnn")
     assert explain().path == ("graph" if graphs else "pass")

@@ -13,7 +13,7 @@ namespace fusedops {
 
 // The form in which a product hands the moments of its columns to batch norm: for each kMomentRows
 // rows, the last ones fewer, means and sums of squares about them, (2, C, blocks of rows) in fp64.
-inline constexpr int64_t kMomentRows = 8192;
+inline constexpr int64_t kMomentRows = 2048;
 inline int64_t moment_blocks(int64_t rows) { return ceil_div(rows, kMomentRows); }
 
 struct BatchNormShape {

@@ -43,8 +43,7 @@ std::tuple<Tensor, Tensor> batch_norm_statistics_(
   if (moments_) {
     partial = dense(*moments_);
     problem.x = nullptr;
-    problem.grid.group = kMomentRows;
-    problem.grid.row_blocks = moment_blocks(shape.rows);
+    problem.grid.take(shape.rows, kMomentRows, moment_blocks(shape.rows));
   } else {
     problem.grid =
         walk_grid(shape.rows, shape.channels, vec, statistics_unroll(dtype_bytes(shape.dtype)),

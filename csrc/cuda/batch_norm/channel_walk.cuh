@@ -18,20 +18,23 @@ inline constexpr int kJoinUnroll = 8;  // partial sums that a lane loads at once
 
 // How the rows are cut into blocks.
 struct WalkGrid {
-  int threads_x;  // threads along the channels of a block
-  int threads_y;  // threads along its rows
-  int64_t group;  // rows that a block takes at a turn
+  int threads_x;   // threads along the channels of a block
+  int threads_y;   // threads along its rows
+  int turns;       // of each block; in the last one some have less or nothing
+  int64_t group;   // rows that a block takes at a turn
+  int64_t before;  // of a block in all turns but the last
   int64_t row_blocks;
   int64_t col_blocks;
   bool back;  // the last turn comes first
 
-  __host__ __device__ __forceinline__ int64_t turns(int64_t rows) const {
-    return ceil_div(rows, group * row_blocks);
+  // Blocks of so many rows: what they have at all turns.
+  void take(int64_t rows, int64_t of_group, int64_t blocks) {
+    group = of_group, row_blocks = blocks;
+    turns = static_cast<int>(ceil_div(rows, group * row_blocks));
+    before = (turns - 1) * group;
   }
-  // Those of a block, in all its turns.
   __device__ __forceinline__ int64_t rows_of(int64_t block, int64_t rows) const {
-    const int64_t before = (turns(rows) - 1) * group;
-    const int64_t left = rows - (before * row_blocks + block * group);
+    const int64_t left = rows - before * row_blocks - block * group;
     return before + max(int64_t{0}, min(left, group));
   }
 };
@@ -45,10 +48,9 @@ inline WalkGrid walk_grid(int64_t rows, int64_t channels, int vec, int unroll, i
   grid.col_blocks = ceil_div(chunks, int64_t{32});
   grid.threads_x = static_cast<int>(ceil_div(chunks, grid.col_blocks));
   grid.threads_y = kWalkThreads / grid.threads_x;
-  grid.group = int64_t{grid.threads_y} * unroll;
-  const int64_t groups = ceil_div(rows, grid.group);
+  const int64_t group = int64_t{grid.threads_y} * unroll, groups = ceil_div(rows, group);
   const int64_t wanted = ceil_div(int64_t{sm_count} * blocks_per_sm, grid.col_blocks);
-  grid.row_blocks = ceil_div(groups, ceil_div(groups, wanted < groups ? wanted : groups));
+  grid.take(rows, group, ceil_div(groups, ceil_div(groups, wanted < groups ? wanted : groups)));
   grid.back = back;
   return grid;
 }
@@ -85,7 +87,7 @@ __device__ __forceinline__ void walk_rows(const WalkGrid& grid, const WalkPlace&
   using V = Vec<T, kVec>;
   if (!at.active || at.row >= at.end) return;
   const int64_t apart = grid.group * grid.row_blocks, stride = grid.threads_y * channels;
-  int left = static_cast<int>(ceil_div(at.end - at.row, apart));
+  int left = grid.turns - (at.row + (grid.turns - 1) * apart >= at.end);
   int64_t row = grid.back ? at.row + (left - 1) * apart : at.row;
   const int64_t step = grid.back ? -apart : apart;
   // NOTE: words, as the compiler would give each half of a value a register.

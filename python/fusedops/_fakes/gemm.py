@@ -98,7 +98,7 @@ def _linear_preact(
     return y, torch.empty_like(y)
 
 
-MOMENT_ROWS = 8192  # as in csrc/common/checks/batch_norm_check.h
+MOMENT_ROWS = 2048  # as in csrc/common/checks/batch_norm_check.h
 
 
 def moments_shape(x: Tensor) -> tuple[int, int, int]:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["ConvExplanation", "explain_conv_bn_act"]
 
 _KERNELS = {
-    "pointwise": "our kernel for 1x1: norm, residual and activation in its epilogue",
+    "pointwise": "our kernels for 1x1: norm, residual and activation in their epilogue",
     "depthwise": "our depthwise kernel: norm, residual and activation in its epilogue",
     "image": "our kernel for 3x3: norm and activation in its epilogue",
     "first": "our kernel for three channels: norm and activation in its epilogue",

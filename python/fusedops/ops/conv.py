@@ -163,6 +163,8 @@ def _infer(call: Fused) -> Tensor | None:
     x, weight, problem, with_residual = call.x, call.weight, call.problem, call.residual is not None
     find = _known_path if x.dtype in HALVES else inference_path
     path, _ = find(x.device.type, x.dtype, x.shape, weight.shape, problem, call.code, with_residual)
+    if path == POINTWISE and call.norm.is_none and call.is_product:
+        path = GEMM
     if path == GRAPH:
         y = _by_graph(call)
         if y is not None:

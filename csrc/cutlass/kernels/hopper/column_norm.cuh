@@ -14,10 +14,8 @@ __device__ __forceinline__ float value_of(const NormVector& vector, int i, float
 
 // (sum - mean) * scale + bias
 struct NormOfColumn {
-  float mean = 0, scale = 0, bias = 0;
-  __device__ __forceinline__ float operator()(float sum) const {
-    return (sum - mean) * scale + bias;
-  }
+  float mean, scale, bias;
+  __device__ __forceinline__ float2 scale_and_shift() const { return {scale, bias - mean * scale}; }
 };
 
 template <class T>

@@ -240,15 +240,15 @@ class TileEpilogue {
 
   // ---- norm ----
 
-  // What becomes of the columns of a tile, as exchange_bias.
+  // Scales and shifts of the columns of a tile, as exchange_bias.
   __device__ void exchange_norm(const Tile& next) {
 #pragma unroll
     for (int i = 0; i < kNormsOfThread; ++i) {
       const int c = thread_ + i * 128, column = next.n * S::kColumns + c;
       if (c >= S::kColumns) return;
       shared_.norm[c] = next_norm_[i];
-      const bool inside = unsigned(column) < unsigned(p_.columns);
-      next_norm_[i] = inside ? norm_of_column<Element>(p_.norm, column) : NormOfColumn{};
+      if (unsigned(column) >= unsigned(p_.columns)) continue;
+      next_norm_[i] = norm_of_column<Element>(p_.norm, column).scale_and_shift();
     }
   }
 
@@ -257,12 +257,14 @@ class TileEpilogue {
 #pragma unroll
       for (int j = 0; j < S::kPanelColumns / 8; ++j) {
         const int column = S::first_column(panel) + j * 8 + thread_ % 4 * 2;
-        const NormOfColumn norms[2] = {shared_.norm[column], shared_.norm[column + 1]};
+        const float4 norms = *reinterpret_cast<const float4*>(&shared_.norm[column]);
 #pragma unroll
         for (int m = 0; m < kRowBlocks; ++m) {
           float* v = values_of(acc, panel, m, j);
 #pragma unroll
-          for (int i = 0; i < 4; ++i) v[i] = norms[i % 2](v[i]);
+          for (int i = 0; i < 4; ++i) {
+            v[i] = i % 2 ? v[i] * norms.z + norms.w : v[i] * norms.x + norms.y;
+          }
         }
       }
       if (p_.load_aux) with_aux(acc, panel, [](float& value, float added) { value += added; });
@@ -491,7 +493,7 @@ class TileEpilogue {
   Shared& shared_;
   int warpgroup_, thread_;
   uint4 next_bias_{};  // 16 bytes
-  NormOfColumn next_norm_[S::kNorm ? kNormsOfThread : 1];
+  float2 next_norm_[S::kNorm ? kNormsOfThread : 1] = {};
   uint32_t aux_phase_ = 0;
 };
 

@@ -101,7 +101,7 @@ struct EpilogueTraits {
     alignas(1024) uint8_t staging[kRing][kPanelBytes];
     alignas(16) Element bias[kColumns];
     alignas(16) float sums[kSums ? 4 : 1][kSums ? kColumns * kSums : 1];
-    NormOfColumn norm[kNorm ? kColumns : 1];
+    alignas(16) float2 norm[kNorm ? kColumns : 1];  // scale and shift
     uint64_t aux_full;
   };
 };
