@@ -7,7 +7,9 @@ import re
 import pytest
 import torch
 
+import fusedops
 from fusedops import _C
+from fusedops.ops import conv
 from util import DTYPES, HALVES, LAYOUTS, assert_accurate, assert_replays_and_streams, make, name
 
 OPS = torch.ops.fusedops
@@ -134,6 +136,39 @@ def test_every_kernel(dtype, shape):
         again = OPS.linear_moments(*tensors)
         assert all(torch.equal(a, b) for a, b in zip(again, got, strict=True))
         _C.clear_tuned_plans()
+
+
+@pytest.mark.gpu
+@pytest.mark.sm90
+@pytest.mark.parametrize("dtype", HALVES, ids=name)
+def test_a_convolution_in_training(monkeypatch, dtype):
+    """With statistics beside the product and without: result, gradients and running statistics."""
+    shape = (18, 128, 28, 28)
+    x = make(*shape, dtype=dtype, device="cuda").to(memory_format=torch.channels_last)
+    weight = make(256, 128, 1, 1, dtype=dtype, device="cuda", seed=2, scale=0.1)
+    norm = [make(256, dtype=torch.float32, device="cuda", seed=s) for s in (3, 4)]
+    dy = make(18, 256, 28, 28, dtype=dtype, device="cuda", seed=5)
+
+    def run(function, dtype=None):
+        leaves = [t.detach().to(dtype or t.dtype).requires_grad_() for t in (x, weight, *norm)]
+        running = [torch.zeros(256, device="cuda", dtype=dtype or torch.float32) for _ in range(2)]
+        y = function(leaves[0], leaves[1], None, *running, *leaves[2:], activation="relu",
+                     training=True, momentum=0.5)  # fmt: skip
+        y.backward(dy.to(y.dtype))
+        return [y.detach(), *(t.grad for t in leaves), *running]
+
+    calls = []
+    whole = conv.product
+    spy = lambda *args: calls.append(args[-1]) or whole(*args)  # noqa: E731
+    monkeypatch.setattr("fusedops._autograd.conv.product", spy)
+    got = run(fusedops.conv_bn_act)
+    monkeypatch.setattr(conv, "forms_moments", lambda *_: False)
+    without = run(fusedops.conv_bn_act)
+    assert calls == [True, False]
+    exact = run(fusedops.reference.conv_bn_act, torch.float64)
+    for a, b, c in zip(got, without, exact, strict=True):
+        error, usual = ((t.double() - c).norm() for t in (a, b))
+        assert error <= 1.1 * usual + 1e-6 * c.norm()
 
 
 @pytest.mark.gpu
