@@ -260,6 +260,8 @@ _RELU = CODES["relu"]
 # Outputs up to which a fold and cuDNN's kernel are faster than a fold and the product (H200: 27 us
 # against 31, for 96 to 24 channels on 56x56).
 _FEW = 32
+# Channels below which products are of few features, which have kernels of their own.
+_THIN = 40
 # Elements of a weight that takes longer to fold than the scale in a graph costs.
 LONG_FOLD = 1 << 20
 
@@ -294,10 +296,19 @@ def _is_hopper() -> bool:
 
 
 def uses_pointwise(
-    device_type: str, dtype: torch.dtype, weight_shape: Sequence[int], problem: ConvProblem
+    device_type: str,
+    dtype: torch.dtype,
+    weight_shape: Sequence[int],
+    problem: ConvProblem,
+    code: int,
+    with_residual: bool,
 ) -> bool:
     """Whether our kernels for 1x1 ones have all of it, in evaluation, behind their sums."""
     outputs, channels = weight_shape[:2]
+    # NOTE: what waits for its activation is faster as a product of few features and a folded norm
+    # (H200: 75 us against 100 for 16 to 96 channels on 112x112 with SiLU).
+    if channels < _THIN and not with_residual and code not in (0, _RELU):
+        return False
     return (
         device_type == "cuda"
         and dtype in HALVES
@@ -422,7 +433,7 @@ def inference_path(
         return FIRST, "three channels: our kernel, with all the rest behind its sums"
     if uses_image(device_type, dtype, weight_shape, problem) and not with_residual:
         return IMAGE, "3x3 of few channels: our kernel, with all the rest behind its sums"
-    if uses_pointwise(device_type, dtype, weight_shape, problem):
+    if uses_pointwise(device_type, dtype, weight_shape, problem, code, with_residual):
         return POINTWISE, "1x1 with stride 1: our kernels, with all the rest behind their sums"
     graph = conv_graph.is_for(dtype, code)
     if is_pointwise(weight_shape, problem) and not with_residual:

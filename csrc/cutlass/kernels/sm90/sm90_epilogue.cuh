@@ -36,6 +36,8 @@ class TileEpilogue {
   static constexpr int kNormsOfThread = (S::kColumns + 127) / 128;
   static constexpr bool kHasBias =
       T::kEpilogue != Epilogue::kAccumulator && S::kSums == 0 && !S::kNorm;
+  // Where an activation adds the bias first; a pre-activation has it already.
+  static constexpr bool kAddsBias = kHasBias && T::kEpilogue != Epilogue::kPreact;
   static constexpr bool kAdds = sizeof(Out) == 4 || adds_halves(T::kEpilogue, T::kA, T::kB);
   static_assert(!kAdds || S::kWhole);  // no column is added twice
   static constexpr Accuracy kAccuracy =
@@ -186,7 +188,6 @@ class TileEpilogue {
 
   // Bias and a rare activation.
   __device__ __forceinline__ void activate_units(float* acc) {
-    constexpr bool kAddsBias = T::kEpilogue != Epilogue::kPreact;
     for_each_unit(acc, [&](float* v, int, int column) {
       float2 bias[2] = {};
       if constexpr (kAddsBias) bias[0] = bias_of(column), bias[1] = bias_of(column + 8);
@@ -228,7 +229,6 @@ class TileEpilogue {
 
   template <Activation kActivation, int kPanel>
   __device__ __forceinline__ void finish_blocks(float* acc, cute::Int<kPanel>) {
-    constexpr bool kAddsBias = T::kEpilogue != Epilogue::kPreact;
     for_each_block<kPanel, kPanel + 1>(acc, [&](float* v, int, int) {
 #pragma unroll
       for (int e = 0; e < kBlockValues; ++e) {
@@ -271,15 +271,12 @@ class TileEpilogue {
     });
     with_activation(p_.activation, [&]<Activation kActivation>() {
       constexpr bool kPacked = kActivation == Activation::kRelu;
-      if constexpr (!kPacked && kActivation != Activation::kNone) {
-        for_each_unit(acc, [&](float* v, int, int) {
-          resolve_rare<kActivation>(p_.activation, [&]<Activation kNow>() {
-#pragma unroll
-            for (int e = 0; e < 8; ++e) v[e] = activate_as<kNow, kAccuracy>(v[e]);
-          });
-        });
-      }
-      for_each_panel([&](auto panel) { store_panel<kPacked>(acc, panel, p_.d, tile, row); });
+      if constexpr (kActivation == kAnyRare) activate_units(acc);
+      for_each_panel([&](auto panel) {
+        constexpr bool kNone = kActivation == Activation::kNone || kActivation == kAnyRare;
+        if constexpr (!kPacked && !kNone) finish_blocks<kActivation>(acc, panel);
+        store_panel<kPacked>(acc, panel, p_.d, tile, row);
+      });
     });
   }
 
