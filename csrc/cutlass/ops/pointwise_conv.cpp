@@ -130,11 +130,11 @@ Tensor conv(const Tensor& x_,                        // (..., K)
   return y;
 }
 
-}  // namespace
-
 constexpr const char* kArguments =
     "(Tensor x, Tensor weight, Tensor? conv_bias, Tensor? mean, Tensor? var, Tensor? bn_weight, "
     "Tensor? bias, Tensor? residual, float eps, int activation) -> Tensor";
+
+}  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(fusedops_tuning, m) {
   m.def((std::string("pointwise_conv_by_own_kernel") + kArguments).c_str());
