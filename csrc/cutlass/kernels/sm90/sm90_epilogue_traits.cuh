@@ -19,11 +19,11 @@ struct EpilogueParams {
   float* column_sums;  // (warpgroups above each other, N): kGrad: sums, or null; kMoments: pairs
   int columns;         // N
   int rows;            // M
-  ColumnNorm norm;     // kNorm
   Activation activation;
   bool load_aux;      // whether there is an auxiliary input
   bool store_hidden;  // kGrad, with load_aux
   bool accumulate;    // add to what D holds: of fp32 D, and where adds_halves()
+  ColumnNorm norm;    // kNorm; last: what stands before it has fixed places (visitor)
 };
 
 // Two values of an output type in one register; kRelu: their maxima with zero, NaN stays.
