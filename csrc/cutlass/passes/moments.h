@@ -6,7 +6,7 @@
 namespace fusedops {
 
 // Joins the moments of columns over short blocks of rows, as products with Epilogue::kMoments write
-// them, to those of the blocks that batch norm reads (batch_norm.h).
+// them, to those of long ones.
 struct JoinMoments {
   const float* partial;  // (blocks of rows, cols, 2): means, and sums of squares about them
   int64_t rows, cols;

@@ -8,6 +8,7 @@ from torch import Tensor
 from .._core.checks import dtype_name
 from .checks import (
     check_activation,
+    check_exactly,
     check_floating,
     check_like,
     check_matrix,
@@ -48,24 +49,8 @@ def _check_rows_like(
 
 
 def _check_moments(op: str, moments: Tensor | None, x: Tensor) -> None:
-    if moments is None:
-        return
-    shape = moments_shape(x)
-
-    def text() -> str:
-        return (
-            f"{op}: moments must be a float64 tensor of shape {shape}; got "
-            f"{dtype_name(moments.dtype)} {shape_of(moments)}"
-        )
-
-    torch._check(
-        moments.device == x.device,
-        lambda: f"{op}: moments must be on {x.device}; got {moments.device}",
-    )
-    torch._check(moments.dtype is torch.float64, text)
-    torch._check(moments.dim() == 3, text)
-    for size, want in zip(moments.shape, shape, strict=True):
-        torch._check(size == want, text)
+    if moments is not None:
+        check_exactly(op, "moments", moments, torch.float64, moments_shape(x), x.device)
 
 
 @fake("batch_norm_statistics_")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -74,6 +74,27 @@ def check_matrix(op: str, name: str, tensor: Tensor, layout: str) -> None:
         tensor.dim() == 2,
         lambda: f"{op}: {name} must be 2-dimensional, {layout}; got shape {shape_of(tensor)}",
     )
+
+
+def check_exactly(
+    op: str, name: str, tensor: Tensor, dtype: torch.dtype, shape: Sequence[int],
+    device: torch.device,
+) -> None:  # fmt: skip
+    """Raise where a tensor has another device, dtype or shape."""
+
+    def text() -> str:
+        return (
+            f"{op}: {name} must be a {dtype_name(dtype)} tensor of shape {tuple(shape)}; got "
+            f"{dtype_name(tensor.dtype)} {shape_of(tensor)}"
+        )
+
+    torch._check(
+        tensor.device == device, lambda: f"{op}: {name} must be on {device}; got {tensor.device}"
+    )
+    torch._check(tensor.dtype is dtype, text)
+    torch._check(tensor.dim() == len(shape), text)
+    for size, want in zip(tensor.shape, shape, strict=True):
+        torch._check(size == want, text)
 
 
 def check_same_shape(

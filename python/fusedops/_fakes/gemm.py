@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from .._core.activation import SAVES_OUTPUT, SAVES_PREACT
-from .._core.checks import dtype_name
 from .checks import (
     check_activation,
+    check_exactly,
     check_floating,
     check_like,
     check_matrix,
@@ -189,20 +189,7 @@ def _linear_input_backward(dz: Tensor, weight: Tensor, added: Tensor, allow_tf32
 
 
 def check_main_grad(op: str, main_grad: Tensor, n: int, k: int, like: Tensor) -> None:
-    def text() -> str:
-        return (
-            f"{op}: main_grad must be a float32 tensor of shape {(n, k)}; got "
-            f"{dtype_name(main_grad.dtype)} {shape_of(main_grad)}"
-        )
-
-    torch._check(
-        main_grad.device == like.device,
-        lambda: f"{op}: main_grad must be on {like.device}; got {main_grad.device}",
-    )
-    torch._check(main_grad.dtype is torch.float32, text)
-    torch._check(main_grad.dim() == 2, text)
-    for size, want in zip(main_grad.shape, (n, k), strict=True):
-        torch._check(size == want, text)
+    check_exactly(op, "main_grad", main_grad, torch.float32, (n, k), like.device)
 
 
 @fake("linear_wgrad_")

@@ -401,8 +401,8 @@ def conv_bn_act_and_input(
         flat = _in_two_dimensions(problem)
         y, _ = _run(x, weight, bias, norm, residual, flat, options)
         return y.squeeze(2).contiguous(), given
-    y, other = _run(x, weight, bias, norm, residual, problem, options, hands_on and x is given)
-    return y if keeps_last else y.contiguous(), other if hands_on and x is given else given
+    y, other = _run(x, weight, bias, norm, residual, problem, options, hands_on)
+    return y if keeps_last else y.contiguous(), other if x is given else given
 
 
 def _check(

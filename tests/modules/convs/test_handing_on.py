@@ -43,7 +43,7 @@ def always(monkeypatch):
 
 
 class Block(nn.Module):
-    """Its input has one reader in front; what reads that is in `inside`."""
+    """Modules for blocks whose input a pointwise unit and others read."""
 
     def __init__(self, kernel=1):
         super().__init__()
