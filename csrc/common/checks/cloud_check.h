@@ -2,8 +2,6 @@
 // the texts in python/fusedops/_fakes/cloud.py.
 #pragma once
 
-#include <torch/csrc/stable/ops.h>
-
 #include <optional>
 
 #include "csrc/common/checks/tensor_check.h"
@@ -73,12 +71,7 @@ inline CloudTensors check_clouds(const char* op, const Tensor& points,
     view.dim = points.size(2);
     if (lengths) check_index_vector(op, names.lengths, *lengths, view.count, names.points, points);
   }
-  const auto dense = [](const std::optional<Tensor>& tensor) -> std::optional<Tensor> {
-    if (!tensor) return std::nullopt;
-    return torch::stable::contiguous(*tensor);
-  };
-  CloudTensors result{torch::stable::contiguous(points), dense(lengths), dense(offsets), dtype,
-                      view};
+  CloudTensors result{dense(points), dense(lengths), dense(offsets), dtype, view};
   result.view.points = result.points.const_data_ptr();
   result.view.lengths = index_data(result.lengths);
   result.view.offsets = index_data(result.offsets);

@@ -149,11 +149,6 @@ inline DType check_bias_dropout_residual_backward(const char* op,
 
 // ---- out ----
 
-inline std::vector<int64_t> shape_of(const Tensor& tensor) {
-  const auto sizes = tensor.sizes();
-  return {sizes.begin(), sizes.end()};
-}
-
 // A new result of `shape`, in the order of memory of the first input that has this shape (as
 // torch.empty_like keeps it), so that permuted inputs are read and written along memory.
 inline Tensor new_result(const std::vector<int64_t>& shape, NamedTensors inputs) {
@@ -163,7 +158,7 @@ inline Tensor new_result(const std::vector<int64_t>& shape, NamedTensors inputs)
     if (input.tensor->is_contiguous()) break;
     return torch::stable::empty_like(*input.tensor);
   }
-  return torch::stable::new_empty(*inputs[0].tensor, shape);
+  return new_dense(*inputs[0].tensor, shape);
 }
 
 // Elements between the first and the last of a tensor, both included.

@@ -25,11 +25,11 @@ inline Arguments check_arguments(const Tensor& points, const std::optional<Tenso
   const int64_t count = result.clouds.view.count;
   if (start) {
     check_index_vector(kOp, "start", *start, count, "points", points);
-    result.start = torch::stable::contiguous(*start);
+    result.start = dense(*start);
   }
   if (out_offsets) {
     check_index_vector(kOp, "out_offsets", *out_offsets, count + 1, "points", points);
-    result.out_offsets = torch::stable::contiguous(*out_offsets);
+    result.out_offsets = dense(*out_offsets);
   }
   FUSEDOPS_CHECK(n >= 0, kOp, ": n must be >= 0; got ", n);
   FUSEDOPS_CHECK(max_length >= 0, kOp, ": max_length must be >= 0; got ", max_length);

@@ -72,7 +72,7 @@ inline GroupArguments check_group(const std::optional<Tensor>& features, const T
   const DType dtype = check_floating(kOp, name, first);
   check_dim(kOp, name, first, 3, features ? "(B, N, C)" : "(B, N, D)");
   check_neighbours(kOp, idx, name, first);
-  GroupArguments result{.idx = torch::stable::contiguous(idx),
+  GroupArguments result{.idx = dense(idx),
                         .dtype = dtype,
                         .point_dtype = dtype,
                         .clouds = first.size(0),
@@ -81,7 +81,7 @@ inline GroupArguments check_group(const std::optional<Tensor>& features, const T
                         .neighbours = idx.size(2)};
   if (features) {
     result.channels = features->size(2);
-    result.features = torch::stable::contiguous(*features);
+    result.features = dense(*features);
   }
   FUSEDOPS_CHECK(!centers || points, kOp, ": centers must be None where points is None; got a ",
                  "tensor");
@@ -92,12 +92,12 @@ inline GroupArguments check_group(const std::optional<Tensor>& features, const T
       check_rows(kOp, "points", *points, result.clouds, result.rows, points->size(2));
     }
     result.dim = points->size(2);
-    result.points = torch::stable::contiguous(*points);
+    result.points = dense(*points);
   }
   if (centers) {
     check_like(kOp, "centers", *centers, "points", *points);
     check_rows(kOp, "centers", *centers, result.clouds, result.groups, result.dim);
-    result.centers = torch::stable::contiguous(*centers);
+    result.centers = dense(*centers);
   }
   return result;
 }
@@ -134,16 +134,8 @@ inline InterpolateArguments check_interpolate(const char* op, const Tensor& feat
   check_neighbours(op, idx, "features", features);
   const DType weight_dtype = check_side_input(op, "weights", weights, "features", features);
   check_same_shape(op, "weights", weights, "idx", idx);
-  return {torch::stable::contiguous(features),
-          torch::stable::contiguous(idx),
-          torch::stable::contiguous(weights),
-          dtype,
-          weight_dtype,
-          features.size(0),
-          features.size(1),
-          idx.size(1),
-          idx.size(2),
-          features.size(2)};
+  return {dense(features),  dense(idx),       dense(weights), dtype,       weight_dtype,
+          features.size(0), features.size(1), idx.size(1),    idx.size(2), features.size(2)};
 }
 
 // dout (B, M, C) like the result of interpolate.

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
-#include <torch/csrc/stable/ops.h>
 
 #include <array>
 #include <optional>
@@ -123,7 +122,7 @@ inline Tensor rope_result(const Tensor& x, int64_t heads_dim) {
 // Rows of contiguous elements; a copy where they are not.
 inline Tensor with_contiguous_rows(const Tensor& x) {
   const int64_t last = x.dim() - 1;
-  return x.size(last) == 1 || x.stride(last) == 1 ? x : torch::stable::contiguous(x);
+  return x.size(last) == 1 || x.stride(last) == 1 ? x : dense(x);
 }
 
 }  // namespace fusedops

@@ -1,8 +1,6 @@
 // What a scan is, and how its tensor lies in memory. The CPU and the CUDA side share it.
 #pragma once
 
-#include <torch/csrc/stable/ops.h>
-
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -53,7 +51,7 @@ inline std::pair<ScanShape, Tensor> scan_shape(const char* op, const Tensor& x, 
   if (merge_strides(x, dim, shape)) return {shape, x};
   shape.outer_stride = shape.n * shape.inner;
   shape.dim_stride = shape.inner;
-  return {shape, torch::stable::contiguous(x)};
+  return {shape, dense(x)};
 }
 
 // Sums and products of integers are int64, as in torch.

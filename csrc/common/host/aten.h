@@ -68,11 +68,6 @@ inline Tensor aten_mm(const Tensor& a,    // (M, K)
 
 inline Tensor transposed(const Tensor& matrix) { return torch::stable::transpose(matrix, 0, 1); }
 
-// NOTE: a call of ATen costs a microsecond even where it has nothing to do.
-inline Tensor dense(const Tensor& tensor) {
-  return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
-}
-
 // (..., C) -> (rows, C); a view where possible.
 inline Tensor as_matrix(const Tensor& tensor, int64_t rows, int64_t columns) {
   if (tensor.dim() == 2 && tensor.size(0) == rows && tensor.size(1) == columns) return tensor;
@@ -81,8 +76,7 @@ inline Tensor as_matrix(const Tensor& tensor, int64_t rows, int64_t columns) {
 
 // An op's result, which is no input of it, in its shape. NOTE: autograd takes a view for one of a
 // user's tensors and refuses to let it be written in place.
-inline Tensor result_of_shape(const Tensor& contiguous,
-                              torch::headeronly::IntHeaderOnlyArrayRef sizes) {
+inline Tensor result_of_shape(const Tensor& contiguous, Sizes sizes) {
   const auto given = contiguous.sizes();
   if (std::equal(given.begin(), given.end(), sizes.begin(), sizes.end())) return contiguous;
   return call("aten::_unsafe_view", "", contiguous,
@@ -93,7 +87,7 @@ inline Tensor result_of_shape(const Tensor& contiguous,
 // NOTE: ATen casts the terms, not their sum, to the dtype that it is asked for.
 inline Tensor sum_rows(const Tensor& matrix, ScalarType dtype) {
   const int64_t rows = 0;
-  const torch::headeronly::IntHeaderOnlyArrayRef dims(&rows, 1);
+  const Sizes dims(&rows, 1);
   return to_dtype(torch::stable::sum(matrix, dims, false, wide_dtype(matrix)), dtype);
 }
 

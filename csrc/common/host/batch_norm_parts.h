@@ -1,8 +1,6 @@
 // Batch norm in training, for every device: the ops of its passes, one behind the other.
 #pragma once
 
-#include <torch/csrc/stable/ops.h>
-
 #include <tuple>
 
 #include "csrc/common/checks/batch_norm_check.h"
@@ -26,7 +24,7 @@ std::tuple<Tensor, Tensor, Tensor> batch_norm_train(
   check_batch_norm_statistics(kOp, x_, moments, shift, running_mean, running_var);
   const std::optional<Tensor> none;
   check_batch_norm_apply(kOp, x_, {none, none, weight, bias}, residual, activation);
-  const Tensor x = torch::stable::contiguous(x_);  // once for both
+  const Tensor x = dense(x_);  // once for both
   const auto [mean, var] = kStatistics(x, moments, shift, running_mean, running_var, momentum);
   return {kApply(x, mean, var, weight, bias, residual, eps, activation), mean, var};
 }
@@ -46,7 +44,7 @@ std::tuple<Tensor, Tensor, Tensor> batch_norm_train_backward(
   const std::optional<Tensor> mean = mean_, var = var_, none;
   const NormVectors norm{mean, var, weight, bias};
   check_batch_norm_backward("batch_norm_train_backward", dy_, x_, norm, saved, activation);
-  const Tensor dy = torch::stable::contiguous(dy_), x = torch::stable::contiguous(x_);
+  const Tensor dy = dense(dy_), x = dense(x_);
   const auto [sums, dz] = kSums(dy, x, mean, var, weight, bias, saved, eps, activation, need_dz);
   const auto [dx, unused] =
       need_dz

@@ -32,7 +32,7 @@ inline Tensor joined(Tensor first, Tensor second, int64_t dim, int64_t keep, int
                      double padding = 0) {
   std::vector<int64_t> sizes;
   for (int64_t i = 0; i < first.dim(); ++i) sizes.push_back(i == dim ? size : first.size(i));
-  Tensor whole = torch::stable::new_empty(first, sizes);
+  Tensor whole = new_dense(first, sizes);
   if (keep == 0 || first.numel() == 0) return whole;
   Tensor place = torch::stable::narrow(whole, dim, 0, keep);
   torch::stable::copy_(place, torch::stable::narrow(first, dim, 0, keep));

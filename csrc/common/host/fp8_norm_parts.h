@@ -56,7 +56,7 @@ inline Fp8NormResult compose_fp8_norm(const Tensor& x, const std::optional<Tenso
   if (o.rms) {
     const auto found =
         call_for_many<3>("fusedops::rms_norm", x, residual, weight, dims, o.eps, false, true);
-    norm = {found[0], found[1], torch::stable::new_empty(found[2], {0}), found[2]};
+    norm = {found[0], found[1], new_dense(found[2], {0}), found[2]};
   } else {
     norm = call_for_many<4>("fusedops::layer_norm", x, residual, weight, bias, dims, o.eps, false,
                             true);

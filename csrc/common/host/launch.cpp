@@ -87,6 +87,15 @@ void check_launch(const char* op) {
   check_cuda(op, error);
 }
 
+Tensor workspace(int64_t bytes, const LaunchScope& scope) {
+  const int64_t stride = 1;
+  AtenTensorHandle out = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(1, &bytes, &stride, aoti_torch_dtype_uint8(),
+                                                  aoti_torch_device_type_cuda(), scope.device(),
+                                                  &out));
+  return Tensor(out);
+}
+
 LaunchScope::LaunchScope(const char* op, const Tensor& tensor)
     : device_(tensor.get_device_index()),
       guard_(device_),

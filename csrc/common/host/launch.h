@@ -51,4 +51,7 @@ class LaunchScope {
   cudaStream_t stream_;
 };
 
+// Memory on the scope's device, not initialised.
+Tensor workspace(int64_t bytes, const LaunchScope& scope);
+
 }  // namespace fusedops

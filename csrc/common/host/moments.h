@@ -13,7 +13,7 @@ namespace fusedops {
 
 // Those of a matrix of so many rows and columns, not filled in.
 inline Tensor new_moments(const Tensor& like, int64_t rows, int64_t columns) {
-  return torch::stable::new_empty(like, {2, columns, moment_blocks(rows)}, ScalarType::Double);
+  return new_dense(like, {2, columns, moment_blocks(rows)}, ScalarType::Double);
 }
 
 inline void fill_moments(const Tensor& y,          // (..., N)

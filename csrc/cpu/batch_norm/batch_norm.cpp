@@ -123,7 +123,7 @@ void store(const Tensor& to, const std::vector<double>& from, int64_t first) {
 void mix(const std::optional<Tensor>& running, const std::vector<double>& value, double momentum) {
   if (!running) return;
   const Tensor now = to_dtype(*running, ScalarType::Double);
-  const Tensor mixed = torch::stable::new_empty(now, shape_of(now));
+  const Tensor mixed = new_dense(now, shape_of(now));
   double* const to = static_cast<double*>(mixed.mutable_data_ptr());
   for (size_t c = 0; c < value.size(); ++c) {
     to[c] = (1 - momentum) * values<double>(now)[c] + momentum * value[c];
@@ -143,8 +143,8 @@ std::tuple<Tensor, Tensor> batch_norm_statistics_(
                                                            shift, running_mean, running_var);
   const NoGradGuard no_grad;
   const int64_t channels = shape.channels;
-  Tensor mean = torch::stable::new_empty(x_, {channels}, wide_dtype(x_));
-  Tensor var = torch::stable::new_empty(x_, {channels}, wide_dtype(x_));
+  Tensor mean = new_dense(x_, {channels}, wide_dtype(x_));
+  Tensor var = new_dense(x_, {channels}, wide_dtype(x_));
   if (shape.rows == 0) return {torch::stable::zero_(mean), torch::stable::zero_(var)};
   const Tensor x = dense(x_);
   std::vector<double> sums;
@@ -185,9 +185,8 @@ std::tuple<Tensor, Tensor> batch_norm_statistics_(
 Tensor normalised(const Tensor& x_, const NormVectors& vectors,
                   const std::optional<Tensor>& residual_, double eps, const BatchNormShape& shape) {
   const Tensor x = dense(x_);
-  const std::optional<Tensor> residual =
-      residual_ ? std::optional<Tensor>(dense(*residual_)) : std::nullopt;
-  const Tensor z = torch::stable::new_empty(x, shape_of(x), wide_dtype(x));
+  const std::optional<Tensor> residual = dense(residual_);
+  const Tensor z = new_dense(x, shape_of(x), wide_dtype(x));
   dispatch_dtype(shape.dtype, [&]<DType D>(Tag<D>) {
     using C = Compute<D>;
     const Norm<C> norm(vectors, shape.channels, eps);
@@ -237,7 +236,7 @@ Tensor gradient(const Tensor& dy, const Tensor& x, const NormVectors& vectors,
 
 // dz in x's dtype: a new tensor, or one of shape (0,) where it is not needed.
 Tensor returned(const Tensor& dz, const Tensor& x, bool need_dz) {
-  if (!need_dz) return torch::stable::new_empty(x, {0});
+  if (!need_dz) return new_dense(x, {0});
   return copy_as(dz, x.scalar_type());
 }
 
@@ -256,7 +255,7 @@ std::tuple<Tensor, Tensor> batch_norm_sums(const Tensor& dy,                    
   const Tensor x = dense(to_dtype(x_, wide_dtype(x_)));
   const Tensor dz =
       gradient(dy, x_, vectors, saved, eps, static_cast<Activation>(activation), shape);
-  const Tensor sums = torch::stable::new_empty(dy, {2, shape.channels}, wide_dtype(x));
+  const Tensor sums = new_dense(dy, {2, shape.channels}, wide_dtype(x));
   with_wide(x, [&]<typename C>(C) {
     const Norm<C> norm(vectors, shape.channels, eps);
     const C* const from = values<C>(x);
@@ -289,7 +288,7 @@ std::tuple<Tensor, Tensor> batch_norm_backward(const Tensor& dy,                
   const Tensor x = dense(to_dtype(x_, wide_dtype(x_)));
   const Tensor dz =
       gradient(dy, x_, vectors, saved, eps, static_cast<Activation>(activation), shape);
-  const Tensor dx = torch::stable::new_empty(x, shape_of(x));
+  const Tensor dx = new_dense(x, shape_of(x));
   with_wide(x, [&]<typename C>(C) {
     const Norm<C> norm(vectors, shape.channels, eps);
     const C rows = count ? *values<C>(*count) : static_cast<C>(shape.rows);
@@ -328,8 +327,8 @@ std::tuple<Tensor, Tensor> batch_norm_fold(const Tensor& weight_,               
   const NoGradGuard no_grad;
   const int64_t outputs = weight_.size(0), inner = weight_.size(1);
   const Tensor weight = dense(weight_);
-  const Tensor folded = torch::stable::new_empty(weight, {outputs, inner});
-  const Tensor shift = torch::stable::new_empty(weight, {outputs});
+  const Tensor folded = new_dense(weight, {outputs, inner});
+  const Tensor shift = new_dense(weight, {outputs});
   dispatch_dtype(dtype, [&]<DType D>(Tag<D>) {
     using C = Compute<D>;
     const Norm<C> norm(vectors, outputs, eps);

@@ -47,8 +47,7 @@ Tensor depthwise_conv(const Tensor& x_,                        // (N, H, W, C)
   const NoGradGuard no_grad;
   const ScalarType wide = wide_dtype(x_);
   const Tensor x = dense(to_dtype(x_, wide)), weight = dense(to_dtype(weight_, wide));
-  const Tensor z =
-      torch::stable::new_empty(x, std::vector<int64_t>{s.n, s.out_h, s.out_w, s.channels});
+  const Tensor z = new_dense(x, std::vector<int64_t>{s.n, s.out_h, s.out_w, s.channels});
   std::optional<Tensor> residual;
   if (residual_) residual = dense(to_dtype(*residual_, wide));
   const auto form = [&]<typename C>(C) {
@@ -76,8 +75,8 @@ Tensor depthwise_conv(const Tensor& x_,                        // (N, H, W, C)
 // A new tensor of like's dtype and sizes that holds the values.
 Tensor rounded(const std::vector<double>& values, const Tensor& like) {
   const auto sizes = like.sizes();
-  const Tensor wide = torch::stable::new_empty(
-      like, std::vector<int64_t>{sizes.begin(), sizes.end()}, ScalarType::Double);
+  const Tensor wide =
+      new_dense(like, std::vector<int64_t>{sizes.begin(), sizes.end()}, ScalarType::Double);
   std::copy(values.begin(), values.end(), static_cast<double*>(wide.mutable_data_ptr()));
   return to_dtype(wide, like.scalar_type());
 }
@@ -94,7 +93,7 @@ std::tuple<Tensor, Tensor> depthwise_conv_backward(const Tensor& dy_,      // (N
   const auto doubles = [](const Tensor& t) { return dense(to_dtype(t, ScalarType::Double)); };
   const Tensor dy = doubles(dy_), x = doubles(x_), weight = doubles(weight_);
   const auto at = [](const Tensor& t) { return static_cast<const double*>(t.const_data_ptr()); };
-  const Tensor none = torch::stable::new_empty(x_, std::vector<int64_t>{0});
+  const Tensor none = new_dense(x_, std::vector<int64_t>{0});
   Tensor dx = none, dweight = none;
   if (need_dx) {
     std::vector<double> sums(x.numel());

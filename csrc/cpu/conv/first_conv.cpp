@@ -40,8 +40,7 @@ Tensor first_conv(const Tensor& x_,                        // (N, H, W, C)
   const ScalarType wide = wide_dtype(x_);
   const Tensor x = dense(to_dtype(x_, wide)), weight = dense(to_dtype(weight_, wide));
   const int64_t outputs = weight.size(0);
-  const Tensor z =
-      torch::stable::new_empty(x, std::vector<int64_t>{s.n, s.out_h, s.out_w, outputs});
+  const Tensor z = new_dense(x, std::vector<int64_t>{s.n, s.out_h, s.out_w, outputs});
   const auto form = [&]<typename C>(C) {
     const Behind<C> behind(conv_bias, norm, outputs, eps);
     const C* const from = static_cast<const C*>(x.const_data_ptr());
@@ -72,8 +71,8 @@ Tensor first_conv_weight(const Tensor& dy_,     // (N, H', W', O)
   const Tensor dy = dense(to_dtype(dy_, ScalarType::Double));
   const Tensor x = dense(to_dtype(x_, ScalarType::Double));
   const auto sizes = weight.sizes();
-  const Tensor dweight = torch::stable::new_empty(
-      dy, std::vector<int64_t>{sizes.begin(), sizes.end()}, ScalarType::Double);
+  const Tensor dweight =
+      new_dense(dy, std::vector<int64_t>{sizes.begin(), sizes.end()}, ScalarType::Double);
   const double* const grad = static_cast<const double*>(dy.const_data_ptr());
   const double* const image = static_cast<const double*>(x.const_data_ptr());
   double* const to = static_cast<double*>(dweight.mutable_data_ptr());
@@ -106,8 +105,8 @@ Tensor first_conv_image(const Tensor& dy_,      // (N, H', W', O)
   const Tensor dy = dense(to_dtype(dy_, ScalarType::Double));
   const Tensor weight = dense(to_dtype(weight_, ScalarType::Double));
   const auto sizes = x.sizes();
-  const Tensor dx = torch::stable::new_empty(dy, std::vector<int64_t>{sizes.begin(), sizes.end()},
-                                             ScalarType::Double);
+  const Tensor dx =
+      new_dense(dy, std::vector<int64_t>{sizes.begin(), sizes.end()}, ScalarType::Double);
   const double* const grad = static_cast<const double*>(dy.const_data_ptr());
   const double* const taps = static_cast<const double*>(weight.const_data_ptr());
   double* const to = static_cast<double*>(dx.mutable_data_ptr());

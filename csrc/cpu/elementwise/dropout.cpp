@@ -53,7 +53,7 @@ Tensor bias_dropout_residual(const Tensor& x,                        // (..., N)
                              double p) {
   constexpr const char* kOp = "bias_dropout_residual";
   const DType dtype = check_bias_dropout_residual(kOp, x, bias, residual, seed, p);
-  const Tensor out = torch::stable::new_empty(x, x.sizes());
+  const Tensor out = new_dense(x, x.sizes());
   compute(kOp, out, {{"x", &x}, named("bias", bias), named("residual", residual)}, dtype,
           Mask(seed, p));
   return out;
@@ -82,11 +82,11 @@ std::tuple<Tensor, Tensor> bias_dropout_residual_backward(
   const Mask mask(seed, p);
   const auto gradient = [&](DType wide) {
     const Tensor source = torch::stable::to(dy, scalar_type_of(wide));
-    const Tensor out = torch::stable::new_empty(source, dy.sizes());
+    const Tensor out = new_dense(source, dy.sizes());
     compute(kOp, out, {{"dy", &source}, {"bias", nullptr}, {"residual", nullptr}}, wide, mask);
     return out;
   };
-  const auto nothing = [&] { return torch::stable::new_empty(dy, {0}); };
+  const auto nothing = [&] { return new_dense(dy, {0}); };
   const int64_t n = dy.size(dy.dim() - 1);
   // NOTE: the sum is over values that are not rounded to dy's dtype yet.
   const DType wide = dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;

@@ -15,7 +15,7 @@ constexpr DType compute_dtype(DType dtype) {
 // x * scale + bias, a new contiguous fp32 (fp64) tensor.
 Tensor affine(const char* op, const Tensor& x, const std::optional<Tensor>& scale,
               const std::optional<Tensor>& bias, DType dtype) {
-  const Tensor z = torch::stable::new_empty(x, x.sizes(), scalar_type_of(compute_dtype(dtype)));
+  const Tensor z = new_dense(x, x.sizes(), scalar_type_of(compute_dtype(dtype)));
   const NamedTensor inputs[] = {{"x", &x}, named("scale", scale), named("bias", bias)};
   const IterationSpace space = iteration_space(op, z, inputs);
   dispatch_dtype(dtype, [&]<DType D>(Tag<D>) {
@@ -68,7 +68,7 @@ void scale_bias_act_out(const Tensor& x,                     // (..., N)
 
 // a * b in the compute dtype, contiguous; b broadcasts.
 Tensor product(const char* op, const Tensor& a, const Tensor& b) {
-  const Tensor out = torch::stable::new_empty(a, a.sizes());
+  const Tensor out = new_dense(a, a.sizes());
   const NamedTensor inputs[] = {{"a", &a}, {"b", &b}};
   const IterationSpace space = iteration_space(op, out, inputs);
   const auto run = [&]<typename C>(C) {
@@ -99,10 +99,10 @@ std::tuple<Tensor, Tensor, Tensor> scale_bias_act_backward(
   const auto column_sums = [&](const Tensor& values) {
     return sum_rows(as_matrix(values, rows, n), narrow);
   };
-  const auto nothing = [&] { return torch::stable::new_empty(dy, {0}); };
+  const auto nothing = [&] { return new_dense(dy, {0}); };
   Tensor dx = nothing();
   if (need_dx) {
-    dx = torch::stable::new_empty(dy, dy.sizes());
+    dx = new_dense(dy, dy.sizes());
     torch::stable::copy_(dx, scale ? product(kOp, dz, torch::stable::to(*scale, wide)) : dz);
   }
   return {dx, need_dscale ? column_sums(product(kOp, dz, torch::stable::to(x, wide))) : nothing(),

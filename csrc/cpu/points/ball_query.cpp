@@ -139,8 +139,8 @@ std::tuple<Tensor, Tensor> radius_fill(
       check_radius_search("radius_fill", points, queries, lengths, query_lengths, offsets,
                           query_offsets, grid, radius, algorithm));
   check_radius_fill(in, starts, total);
-  const Tensor dense = torch::stable::contiguous(starts);
-  const auto* first = static_cast<const int64_t*>(dense.const_data_ptr());
+  const Tensor ends = dense(starts);
+  const auto* first = static_cast<const int64_t*>(ends.const_data_ptr());
 
   // Allocate
   Tensor index = torch::stable::empty({total}, ScalarType::Long);

@@ -133,8 +133,8 @@ Tensor group_backward(const Tensor& dout,  // (B, M, K, C)
       torch::stable::empty({idx.size(0), n, count}, wide ? ScalarType::Float : dout.scalar_type());
 
   // Launch
-  const Tensor rows = torch::stable::contiguous(dout), dense = torch::stable::contiguous(idx);
-  const Scatter scatter{rows, dout.size(3), first, count, 1, dense, nullptr, dtype, n};
+  const Tensor rows = dense(dout), places = dense(idx);
+  const Scatter scatter{rows, dout.size(3), first, count, 1, places, nullptr, dtype, n};
   dispatch_dtype(dtype, [&]<DType D>(Tag<D>) {
     if (wide) {
       scatter_rows<D>(scatter, static_cast<float*>(out.mutable_data_ptr()));
@@ -217,7 +217,7 @@ std::tuple<Tensor, Tensor> interpolate_backward(const Tensor& dout,      // (B, 
   // Checks
   const NoGradGuard no_grad;
   const InterpolateArguments a = check_interpolate_backward(dout, features, idx, weights);
-  const Tensor dense = torch::stable::contiguous(dout);
+  const Tensor rows = dense(dout);
 
   // Allocate
   const auto shaped = [](bool needed, int64_t i, int64_t j, int64_t k, ScalarType type) {
@@ -229,7 +229,7 @@ std::tuple<Tensor, Tensor> interpolate_backward(const Tensor& dout,      // (B, 
   // Launch
   dispatch_dtype(a.dtype, [&]<DType D>(Tag<D>) {
     if (need_dfeatures) {
-      const Scatter scatter{dense,
+      const Scatter scatter{rows,
                             a.channels,
                             0,
                             a.channels,
@@ -241,9 +241,9 @@ std::tuple<Tensor, Tensor> interpolate_backward(const Tensor& dout,      // (B, 
       scatter_rows<D>(scatter, mutable_data<D>(dfeatures));
     }
     if (need_dweights && a.weight_dtype == D) {
-      dweights_rows<D>(a, dense, mutable_data<D>(dweights));
+      dweights_rows<D>(a, rows, mutable_data<D>(dweights));
     } else if (need_dweights) {
-      dweights_rows<D>(a, dense, static_cast<float*>(dweights.mutable_data_ptr()));
+      dweights_rows<D>(a, rows, static_cast<float*>(dweights.mutable_data_ptr()));
     }
   });
   return {dfeatures, dweights};

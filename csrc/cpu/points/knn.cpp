@@ -99,10 +99,10 @@ std::tuple<Tensor, Tensor> knn_backward(const Tensor& grad,     // (B, M, k) or 
 
   // Contract, allocate
   const NoGradGuard no_grad;
-  const Tensor edges[] = {torch::stable::contiguous(grad), torch::stable::contiguous(idx)};
-  const Tensor clouds[] = {torch::stable::contiguous(points), torch::stable::contiguous(queries)};
-  const Tensor dpoints = torch::stable::empty_like(clouds[0]);
-  const Tensor dqueries = torch::stable::empty_like(clouds[1]);
+  const Tensor edges[] = {dense(grad), dense(idx)};
+  const Tensor clouds[] = {dense(points), dense(queries)};
+  const Tensor dpoints = new_dense(clouds[0], clouds[0].sizes());
+  const Tensor dqueries = new_dense(clouds[1], clouds[1].sizes());
 
   // Launch
   with_compute(dtype, [&]<class T>() {

@@ -20,7 +20,7 @@ namespace fusedops::cpu {
 // largest before it.
 inline CloudTensors with_monotone_offsets(CloudTensors clouds) {
   if (!clouds.offsets) return clouds;
-  const Tensor result = torch::stable::empty_like(*clouds.offsets);
+  const Tensor result = new_dense(*clouds.offsets, clouds.offsets->sizes());
   auto* offsets = static_cast<int64_t*>(result.mutable_data_ptr());
   int64_t largest = 0;
   for (int64_t i = 0; i <= clouds.view.count; ++i) {

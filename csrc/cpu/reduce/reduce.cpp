@@ -104,7 +104,7 @@ Tensor compute(const Input& input, const ReduceShape& shape) {
 
 // A result of ATen as the op returns it: a new contiguous tensor.
 Tensor finish(const Tensor& result, const ReduceShape& shape) {
-  const Tensor cast = torch::stable::contiguous(to_dtype(result, shape.dtype));
+  const Tensor cast = dense(to_dtype(result, shape.dtype));
   return result_of_shape(cast, shape.sizes);
 }
 
@@ -188,7 +188,7 @@ std::tuple<Tensor, Tensor> var_mean(const Tensor& x,  // any shape
   }
 
   // Launch
-  const Tensor rows = torch::stable::contiguous(as_rows(make_input(x, shape), shape));
+  const Tensor rows = dense(as_rows(make_input(x, shape), shape));
   const Tensor variance = torch::stable::empty({shape.outputs}, ScalarType::Double);
   const Tensor mean = torch::stable::empty({shape.outputs}, ScalarType::Double);
   double *variances = mutable_data<DType::kFloat64>(variance),
@@ -228,7 +228,7 @@ std::tuple<Tensor, Tensor> extremum_count(const Tensor& x,  // any shape
       call("aten::eq", "Tensor", absolute ? call("aten::abs", "", input.x) : input.x,
            torch::stable::reshape(out, spread));
   const Tensor count = torch::stable::sum(equal, input.dims, false, wide_dtype(x));
-  return {out, result_of_shape(torch::stable::contiguous(count), shape.sizes)};
+  return {out, result_of_shape(dense(count), shape.sizes)};
 }
 
 template <typename C>
@@ -248,7 +248,7 @@ C gradient_of(ReduceGradient gradient, C x, C scale, C shift) {
 Tensor expanded(const Tensor& tensor, const Tensor& x) {
   const auto sizes = x.sizes();
   const Dims shape(sizes.begin(), sizes.end());
-  return torch::stable::contiguous(call("aten::expand", "", tensor, shape, false));
+  return dense(call("aten::expand", "", tensor, shape, false));
 }
 
 Tensor reduce_backward(const Tensor& x,                     // any shape
@@ -260,7 +260,7 @@ Tensor reduce_backward(const Tensor& x,                     // any shape
   const NoGradGuard no_grad;
 
   // Contract
-  const Tensor input = torch::stable::contiguous(x);
+  const Tensor input = dense(x);
   const Tensor factor = expanded(scale, x);
   const Tensor offset = shift ? expanded(*shift, x) : factor;
 

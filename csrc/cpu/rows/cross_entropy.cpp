@@ -56,11 +56,11 @@ std::tuple<Tensor, Tensor, Tensor> cross_entropy(const Tensor& logits,  // (M, V
   const CrossEntropyShape shape =
       check_cross_entropy("cross_entropy", logits, target, label_smoothing, reduction, fp32_out);
   const NoGradGuard no_grad;
-  const Tensor targets = torch::stable::contiguous(target);
+  const Tensor targets = dense(target);
   check_targets(targets, shape.n, ignore_index);
 
   // Allocate
-  const Tensor x = torch::stable::contiguous(logits);
+  const Tensor x = dense(logits);
   const ScalarType dtype = fp32_out ? ScalarType::Float : logits.scalar_type();
   const ScalarType compute = compute_type(shape.dtype);
   const Tensor loss = shape.reduction == Reduction::kNone
@@ -111,13 +111,13 @@ Tensor cross_entropy_backward(const Tensor& dloss,   // (M,) or ()
   const CrossEntropyShape shape = check_cross_entropy_backward(
       "cross_entropy_backward", dloss, logits, target, lse, scale, label_smoothing, reduction);
   const NoGradGuard no_grad;
-  const Tensor targets = torch::stable::contiguous(target);
+  const Tensor targets = dense(target);
   check_targets(targets, shape.n, ignore_index);
 
   // Allocate
-  const Tensor grad = torch::stable::contiguous(dloss);
-  const Tensor x = torch::stable::contiguous(logits);
-  const Tensor lse_dense = torch::stable::contiguous(lse);
+  const Tensor grad = dense(dloss);
+  const Tensor x = dense(logits);
+  const Tensor lse_dense = dense(lse);
   const Tensor dlogits = torch::stable::empty(logits.sizes(), logits.scalar_type());
 
   // Launch

@@ -81,7 +81,7 @@ Tensor embedding_backward(const Tensor& grad,     // (..., D)
   const NoGradGuard no_grad;
   const EmbeddingShape shape =
       check_embedding_backward("embedding_backward", grad, indices, num_rows, padding_idx);
-  const Tensor dense = torch::stable::contiguous(grad), idx = torch::stable::contiguous(indices);
+  const Tensor rows = dense(grad), idx = dense(indices);
   with_indices(idx, [&](const auto* data) { check_indices(data, shape); });
 
   // Allocate
@@ -91,7 +91,7 @@ Tensor embedding_backward(const Tensor& grad,     // (..., D)
   const EntriesByRow entries =
       with_indices(idx, [&](const auto* data) { return EntriesByRow(data, shape); });
   dispatch_dtype(shape.dtype, [&]<DType D>(Tag<D>) {
-    const EmbeddingGradient<D> gradient{entries, data<D>(dense), shape.d,
+    const EmbeddingGradient<D> gradient{entries, data<D>(rows), shape.d,
                                         embedding_chunk(shape.entries)};
     Storage<D>* result = mutable_data<D>(out);
     for_rows(shape.rows, shape.d, [&](int64_t v) {

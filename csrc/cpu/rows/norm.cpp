@@ -15,12 +15,12 @@ template <DType D>
 std::vector<Compute<D>> parameter(const OptionalTensor& tensor, int64_t n) {
   std::vector<Compute<D>> values;
   if (!tensor) return values;
-  const Tensor dense = torch::stable::contiguous(*tensor);
+  const Tensor contiguous = dense(*tensor);
   const auto copy = [&](const auto* from) { values.assign(from, from + n); };
-  if (dense.scalar_type() == scalar_type_of(D)) {
-    copy(data<D>(dense));
+  if (contiguous.scalar_type() == scalar_type_of(D)) {
+    copy(data<D>(contiguous));
   } else {
-    copy(data<DType::kFloat32>(dense));
+    copy(data<DType::kFloat32>(contiguous));
   }
   return values;
 }
@@ -36,13 +36,13 @@ void forward(const Tensor& x, const OptionalTensor& residual, const OptionalTens
   using T = Storage<D>;
   using C = Compute<D>;
   const std::vector<C> w = parameter<D>(weight, shape.n), b = parameter<D>(bias, shape.n);
-  const Tensor dense = torch::stable::contiguous(x);
+  const Tensor rows = dense(x);
   if (residual) {
-    const Tensor other = torch::stable::contiguous(*residual);
-    map<C>(data<D>(dense), data<D>(other), mutable_data<D>(out.sum), shape.rows * shape.n,
+    const Tensor other = dense(*residual);
+    map<C>(data<D>(rows), data<D>(other), mutable_data<D>(out.sum), shape.rows * shape.n,
            [](C p, C q) { return p + q; });
   }
-  const T* from = residual ? data<D>(out.sum) : data<D>(dense);
+  const T* from = residual ? data<D>(out.sum) : data<D>(rows);
   const bool statistics = out.rstd.numel() > 0;
   C* mean_out = kRms ? nullptr : static_cast<C*>(out.mean.mutable_data_ptr());
   C* rstd_out = static_cast<C*>(out.rstd.mutable_data_ptr());
@@ -147,7 +147,7 @@ void input_gradient(const S* dy, const Storage<D>* x, const OptionalTensor& dres
                     const NormShape& shape, Storage<D>* dx) {
   using C = Compute<D>;
   OptionalTensor more;
-  if (dresidual) more = torch::stable::contiguous(*dresidual);
+  if (dresidual) more = dense(*dresidual);
   for_rows(shape.rows, shape.n, [&](int64_t row) {
     const int64_t start = row * shape.n;
     const C mean = stats.mean_of(row), rstd = stats.rstd[row];
@@ -207,8 +207,7 @@ void backward(const char* op, const Tensor& dy, const OptionalTensor& dresidual,
   // Allocate
   const NoGradGuard no_grad;
   const auto sizes = x.sizes();
-  const torch::headeronly::IntHeaderOnlyArrayRef normalised(sizes.data() + x.dim() - norm_dims,
-                                                            norm_dims);
+  const Sizes normalised(sizes.data() + x.dim() - norm_dims, norm_dims);
   const ScalarType dtype = weight ? weight->scalar_type() : x.scalar_type();
   const auto output = [](bool needed, const auto& shape_of_it, ScalarType type) {
     return needed ? torch::stable::empty(shape_of_it, type) : torch::stable::empty({0}, type);
@@ -218,10 +217,10 @@ void backward(const char* op, const Tensor& dy, const OptionalTensor& dresidual,
   out.dbias = output(out.need_dbias, normalised, dtype);
 
   // Launch
-  const Tensor dy_dense = torch::stable::contiguous(dy), x_dense = torch::stable::contiguous(x);
-  const Tensor rstd_dense = torch::stable::contiguous(rstd);
+  const Tensor dy_dense = dense(dy), x_dense = dense(x);
+  const Tensor rstd_dense = dense(rstd);
   OptionalTensor mean_dense;
-  if (mean) mean_dense = torch::stable::contiguous(*mean);
+  if (mean) mean_dense = dense(*mean);
   dispatch_dtype(shape.dtype, [&]<DType D>(Tag<D>) {
     using C = Compute<D>;
     const Statistics<C> stats{

@@ -31,7 +31,7 @@ Tensor softmax(const Tensor& x,  // any shape
 
   // Allocate
   const NoGradGuard no_grad;
-  const Tensor input = torch::stable::contiguous(x);
+  const Tensor input = dense(x);
   const Tensor y = torch::stable::empty(x.sizes(), fp32_out ? ScalarType::Float : x.scalar_type());
 
   // Launch
@@ -71,8 +71,8 @@ Tensor softmax_backward(const Tensor& dy,  // any shape
 
   // Allocate
   const NoGradGuard no_grad;
-  const Tensor dy_dense = torch::stable::contiguous(dy);
-  const Tensor y_dense = torch::stable::contiguous(y);
+  const Tensor dy_dense = dense(dy);
+  const Tensor y_dense = dense(y);
   const Tensor dx = torch::stable::empty(y.sizes(), scalar_type_of(dtype));
 
   // Launch

@@ -14,7 +14,7 @@ namespace {
 template <class T, class Fn>
 Tensor count(const Tensor& x, int64_t bins, Fn bin_of) {
   const NoGradGuard no_grad;
-  const Tensor input = torch::stable::contiguous(x);
+  const Tensor input = dense(x);
   const Tensor out = torch::stable::empty({bins}, ScalarType::Long);
   auto* const result = mutable_typed<int64_t>(out);
   std::fill_n(result, bins, 0);

@@ -66,7 +66,7 @@ std::tuple<Tensor, Tensor> segment_reduce(const Tensor& x,        // (E, ...)
   const bool indexed = kind >= 2;
 
   // Allocate
-  const Tensor input = torch::stable::contiguous(x), ends = torch::stable::contiguous(offsets);
+  const Tensor input = dense(x), ends = dense(offsets);
   const auto sizes = with_rows(shape.segments, x);
   const Tensor y = torch::stable::empty(sizes, x.scalar_type());
   const Tensor index =
@@ -95,8 +95,8 @@ Tensor segment_reduce_backward(const Tensor& dy,                    // (S, ...)
   const NoGradGuard no_grad;
 
   // Allocate
-  const Tensor grad = torch::stable::contiguous(dy), ends = torch::stable::contiguous(offsets);
-  const Tensor chosen = index ? torch::stable::contiguous(*index) : ends;
+  const Tensor grad = dense(dy), ends = dense(offsets);
+  const Tensor chosen = index ? dense(*index) : ends;
   const Tensor dx = torch::stable::empty(with_rows(rows, dy), dy.scalar_type());
 
   // Launch

@@ -30,7 +30,7 @@ std::tuple<Tensor, Tensor> topk(const Tensor& x,  // (..., N)
   const NoGradGuard no_grad;
 
   // Allocate
-  const Tensor input = torch::stable::contiguous(x);
+  const Tensor input = dense(x);
   const auto sizes = topk_sizes(x, k);
   const Tensor values = torch::stable::empty(sizes, x.scalar_type());
   const Tensor indices = torch::stable::empty(sizes, ScalarType::Long);

@@ -48,8 +48,8 @@ Tensor stencil(const Tensor& x,       // (..., [D,] [H,] W)
                double scale, int64_t dims, int64_t padding) {
   const StencilShape s = check_stencil("stencil", "x", x, weight, dims, padding);
   const NoGradGuard no_grad;
-  const Tensor input = torch::stable::contiguous(x), taps = torch::stable::contiguous(weight);
-  const Tensor out = torch::stable::new_empty(x, x.sizes());
+  const Tensor input = dense(x), taps = dense(weight);
+  const Tensor out = new_dense(x, x.sizes());
   dispatch_dtype(check_floating("stencil", "x", x), [&]<DType D>(Tag<D>) {
     using C = Compute<D>;
     torch::stable::parallel_for(0, s.planes, planes_per_task(s), [&](int64_t begin, int64_t end) {
@@ -124,11 +124,11 @@ std::tuple<Tensor, Tensor> stencil_backward(const Tensor& dy,      // (..., [D,]
   constexpr const char* kOp = "stencil_backward";
   const StencilShape s = check_stencil_backward(kOp, dy, x, weight, dims, padding);
   const NoGradGuard no_grad;
-  const Tensor grad = torch::stable::contiguous(dy), input = torch::stable::contiguous(x);
-  const Tensor taps = torch::stable::contiguous(weight);
-  const auto nothing = [&] { return torch::stable::new_empty(dy, {0}); };
-  const Tensor dx = need_dx ? torch::stable::new_empty(dy, dy.sizes()) : nothing();
-  const Tensor dweight = need_dweight ? torch::stable::new_empty(dy, weight.sizes()) : nothing();
+  const Tensor grad = dense(dy), input = dense(x);
+  const Tensor taps = dense(weight);
+  const auto nothing = [&] { return new_dense(dy, {0}); };
+  const Tensor dx = need_dx ? new_dense(dy, dy.sizes()) : nothing();
+  const Tensor dweight = need_dweight ? new_dense(dy, weight.sizes()) : nothing();
   dispatch_dtype(check_floating(kOp, "dy", dy), [&]<DType D>(Tag<D>) {
     if (need_dx) input_gradient<D>(s, data<D>(grad), data<D>(taps), scale, mutable_data<D>(dx));
     if (need_dweight) {

@@ -15,7 +15,7 @@ Tensor template_scale(const Tensor& x,  // any shape
 
   // Allocate
   const NoGradGuard no_grad;
-  const Tensor input = torch::stable::contiguous(x);
+  const Tensor input = dense(x);
   Tensor out = torch::stable::empty(x.sizes(), x.scalar_type());
 
   // Launch

@@ -24,8 +24,8 @@ std::tuple<Tensor, Tensor> batch_norm_statistics_(
       check_batch_norm_statistics(kOp, x_, moments_, shift_, running_mean, running_var);
 
   // Allocate
-  const Tensor mean = torch::stable::new_empty(x_, {shape.channels}, wide_dtype(x_));
-  const Tensor var = torch::stable::new_empty(x_, {shape.channels}, wide_dtype(x_));
+  const Tensor mean = new_dense(x_, {shape.channels}, wide_dtype(x_));
+  const Tensor var = new_dense(x_, {shape.channels}, wide_dtype(x_));
 
   // Empty early return
   if (shape.channels == 0) return {mean, var};
@@ -48,8 +48,7 @@ std::tuple<Tensor, Tensor> batch_norm_statistics_(
     problem.grid =
         walk_grid(shape.rows, shape.channels, vec, statistics_unroll(dtype_bytes(shape.dtype)),
                   scope.facts().sm_count, kStatisticsBlocks);
-    partial = torch::stable::new_empty(x, {2 * shape.channels * problem.grid.row_blocks},
-                                       ScalarType::Double);
+    partial = new_dense(x, {2 * shape.channels * problem.grid.row_blocks}, ScalarType::Double);
   }
   problem.partial = static_cast<double*>(partial.mutable_data_ptr());
   const StatisticsResult result =
@@ -82,7 +81,7 @@ Tensor batch_norm_apply(const Tensor& x_,                        // (..., C)
   const BatchNormShape shape = check_batch_norm_apply(kOp, x_, vectors, residual_, activation);
 
   // Allocate
-  const Tensor y = torch::stable::new_empty(x_, shape_of(x_));
+  const Tensor y = new_dense(x_, shape_of(x_));
 
   // Empty early return
   if (y.numel() == 0) return y;

@@ -51,8 +51,8 @@ std::tuple<Tensor, Tensor> batch_norm_sums(const Tensor& dy,                    
   const BatchNormShape shape = check_batch_norm_backward(kOp, dy, x, vectors, saved, activation);
 
   // Allocate
-  Tensor sums = torch::stable::new_empty(dy, {2, shape.channels}, wide_dtype(dy));
-  const Tensor dz = torch::stable::new_empty(dy, need_dz ? shape_of(dy) : std::vector<int64_t>{0});
+  Tensor sums = new_dense(dy, {2, shape.channels}, wide_dtype(dy));
+  const Tensor dz = new_dense(dy, need_dz ? shape_of(dy) : std::vector<int64_t>{0});
 
   // Empty early return
   if (dy.numel() == 0) return {torch::stable::zero_(sums), dz};
@@ -66,8 +66,8 @@ std::tuple<Tensor, Tensor> batch_norm_sums(const Tensor& dy,                    
   problem.grid =
       walk_grid(shape.rows, shape.channels, vec, pass_unroll(problem.added == nullptr ? 2 : 3),
                 scope.facts().sm_count, kPassBlocks);
-  const Tensor partial = torch::stable::new_empty(
-      dy, {2 * shape.channels * problem.grid.row_blocks}, ScalarType::Double);
+  const Tensor partial =
+      new_dense(dy, {2 * shape.channels * problem.grid.row_blocks}, ScalarType::Double);
   problem.partial = static_cast<double*>(partial.mutable_data_ptr());
 
   // Launch
@@ -109,8 +109,8 @@ std::tuple<Tensor, Tensor> batch_norm_backward(const Tensor& dy,                
   check_batch_norm_sums(kOp, sums_, count, x);
 
   // Allocate
-  const Tensor dx = torch::stable::new_empty(dy, shape_of(dy));
-  const Tensor dz = torch::stable::new_empty(dy, need_dz ? shape_of(dy) : std::vector<int64_t>{0});
+  const Tensor dx = new_dense(dy, shape_of(dy));
+  const Tensor dz = new_dense(dy, need_dz ? shape_of(dy) : std::vector<int64_t>{0});
 
   // Empty early return
   if (dy.numel() == 0) return {dx, dz};

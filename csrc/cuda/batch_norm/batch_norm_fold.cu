@@ -25,8 +25,8 @@ std::tuple<Tensor, Tensor> batch_norm_fold(const Tensor& weight_,               
 
   // Allocate
   const int64_t outputs = weight_.size(0), inner = weight_.size(1);
-  const Tensor folded = torch::stable::new_empty(weight_, {outputs, inner});
-  const Tensor shift = torch::stable::new_empty(weight_, {outputs});
+  const Tensor folded = new_dense(weight_, {outputs, inner});
+  const Tensor shift = new_dense(weight_, {outputs});
 
   // Empty early return
   if (outputs == 0) return {folded, shift};

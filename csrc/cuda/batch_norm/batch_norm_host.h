@@ -1,8 +1,6 @@
 // Host side of the passes over channels: operands, grid and launches.
 #pragma once
 
-#include <torch/csrc/stable/ops.h>
-
 #include <initializer_list>
 #include <tuple>
 #include <vector>
@@ -14,11 +12,6 @@
 #include "csrc/cuda/batch_norm/batch_norm_pass.cuh"
 
 namespace fusedops::cuda {
-
-inline Tensor dense(const Tensor& tensor) { return torch::stable::contiguous(tensor); }
-inline std::optional<Tensor> dense(const std::optional<Tensor>& tensor) {
-  return tensor ? std::optional<Tensor>(torch::stable::contiguous(*tensor)) : std::nullopt;
-}
 
 inline const void* pointer(const std::optional<Tensor>& tensor) {
   return tensor ? tensor->const_data_ptr() : nullptr;

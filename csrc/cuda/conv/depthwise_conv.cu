@@ -71,8 +71,8 @@ Tensor depthwise_conv(const Tensor& x_,                         // (N, H, W, C)
                                                     {stride_h, stride_w, pad_h, pad_w}, activation);
 
   // Allocate
-  const Tensor y = torch::stable::new_empty(
-      x_, std::vector<int64_t>{shape.n, shape.out_h, shape.out_w, shape.channels});
+  const Tensor y =
+      new_dense(x_, std::vector<int64_t>{shape.n, shape.out_h, shape.out_w, shape.channels});
 
   // Empty early return
   if (y.numel() == 0) return y;

@@ -28,8 +28,8 @@ void launch_weight_gradient(const LaunchScope& scope, DType dtype, DepthwiseWeig
                             ceil_div(s.out_w, int64_t{kDepthwiseTile}), blocks);
   }
   const ScalarType wide = wide_dtype(dweight);
-  const Tensor partial = torch::stable::new_empty(
-      dweight, std::vector<int64_t>{int64_t{p.grid.row_blocks} * count}, wide);
+  const Tensor partial =
+      new_dense(dweight, std::vector<int64_t>{int64_t{p.grid.row_blocks} * count}, wide);
   p.partial = partial.mutable_data_ptr();
   const dim3 threads(kDepthwiseThreads);
   if (instance == kAnyDepthwise) {
@@ -70,7 +70,7 @@ std::tuple<Tensor, Tensor> depthwise_conv_backward(const Tensor& dy_,      // (N
 
   // Allocate
   const auto like = [](const Tensor& tensor, bool needed) {
-    return torch::stable::new_empty(tensor, needed ? shape_of(tensor) : std::vector<int64_t>{0});
+    return new_dense(tensor, needed ? shape_of(tensor) : std::vector<int64_t>{0});
   };
   Tensor dx = like(x_, need_dx), dweight = like(weight_, need_dweight);
 

@@ -13,8 +13,7 @@ Tensor launch(const LaunchScope& scope, StripWeightProblem& p, const Tensor& lik
   p.grid = strip_grid<Tile>(s, s.out_h, s.out_w, kAcross, registers_of<kKernelOf>(), true,
                             scope.facts());
   const int64_t count = int64_t{p.grid.row_blocks} * s.taps() * s.channels;
-  const Tensor partial =
-      torch::stable::new_empty(like, std::vector<int64_t>{count}, ScalarType::Float);
+  const Tensor partial = new_dense(like, std::vector<int64_t>{count}, ScalarType::Float);
   p.base.partial = partial.mutable_data_ptr();
   allow_any_shared_memory<kKernelOf>();
   launch_kernel(kKernelOf, dim3(p.grid.blocks()), dim3(p.grid.threads), p.grid.bytes(),

@@ -49,8 +49,7 @@ Tensor first_conv(const Tensor& x_,                         // (N, H, W, C)
       check_first_conv(kOp, x_, weight_, conv_bias_, norm, geometry, activation);
 
   // Allocate
-  const Tensor y =
-      torch::stable::new_empty(x_, std::vector<int64_t>{s.n, s.out_h, s.out_w, weight_.size(0)});
+  const Tensor y = new_dense(x_, std::vector<int64_t>{s.n, s.out_h, s.out_w, weight_.size(0)});
 
   // Empty early return
   if (y.numel() == 0) return y;

@@ -20,8 +20,8 @@ void launch_first_weight(const LaunchScope& scope, DType dtype, FirstWeightProbl
     return;
   }
   const dim3 grid = first_grid(p, int64_t{scope.facts().sm_count} * first_weight_blocks(instance));
-  const Tensor partial = torch::stable::new_empty(
-      dweight, std::vector<int64_t>{int64_t{grid.x} * dweight.numel()}, ScalarType::Float);
+  const Tensor partial = new_dense(dweight, std::vector<int64_t>{int64_t{grid.x} * dweight.numel()},
+                                   ScalarType::Float);
   problem.partial = static_cast<float*>(partial.mutable_data_ptr());
   with_half(dtype, [&]<class T>() {
     dispatch(FirstInstances{}, instance, [&]<int kInstance>(Tag<kInstance>) {
@@ -48,7 +48,7 @@ Tensor first_conv_weight(const Tensor& dy_,      // (N, H', W', O)
       check_first_conv_gradient(kOp, dy_, x_, weight_, {stride_h, stride_w, pad_h, pad_w});
 
   // Allocate
-  Tensor dweight = torch::stable::new_empty(weight_, shape_of(weight_));
+  Tensor dweight = new_dense(weight_, shape_of(weight_));
 
   // Empty early return
   if (dweight.numel() == 0) return dweight;

@@ -1,8 +1,6 @@
 // Host side of the pass with column sums: operands as matrices, grid and workspace.
 #pragma once
 
-#include <torch/csrc/stable/ops.h>
-
 #include <optional>
 #include <vector>
 
@@ -18,7 +16,7 @@ struct RowMatrix {
 
   explicit RowMatrix(const Tensor& source) : tensor(source), stride(row_stride(source)) {
     if (stride >= 0) return;
-    tensor = torch::stable::contiguous(source);
+    tensor = dense(source);
     stride = source.size(source.dim() - 1);
   }
   const void* data() const { return tensor.const_data_ptr(); }
@@ -41,10 +39,6 @@ struct RowMatrix {
   }
 };
 
-inline std::optional<Tensor> dense(const std::optional<Tensor>& tensor) {
-  return tensor ? std::optional<Tensor>(torch::stable::contiguous(*tensor)) : std::nullopt;
-}
-
 inline void* pointer_or_null(const Tensor& tensor) {
   return tensor.numel() > 0 ? tensor.mutable_data_ptr() : nullptr;
 }
@@ -61,7 +55,7 @@ void set_grid(ColumnPass<kInputs, kSums>& pass, const LaunchScope& scope) {
 template <class T, int kInputs, int kSums>
 Tensor partial_of(const ColumnPass<kInputs, kSums>& pass, const Tensor& like, bool needed) {
   const ScalarType type = sizeof(T) == 8 ? ScalarType::Double : ScalarType::Float;
-  return torch::stable::new_empty(like, {needed ? pass.grid.row_blocks * pass.cols : 0}, type);
+  return new_dense(like, {needed ? pass.grid.row_blocks * pass.cols : 0}, type);
 }
 
 }  // namespace fusedops::cuda

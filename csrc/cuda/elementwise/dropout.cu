@@ -47,7 +47,7 @@ Tensor bias_dropout_residual(const Tensor& x,                        // (..., N)
   const DType dtype = check_bias_dropout_residual(kOp, x, bias, residual, seed, p);
 
   // Allocate
-  const Tensor out = torch::stable::new_empty(x, x.sizes());
+  const Tensor out = new_dense(x, x.sizes());
   launch(kOp, scope, out, {{"x", &x}, named("bias", bias), named("residual", residual)}, dtype,
          dropout_of(seed, p));
   return out;
@@ -83,8 +83,8 @@ std::tuple<Tensor, Tensor> bias_dropout_residual_backward(
 
   // Allocate
   const int64_t n = dy.size(dy.dim() - 1);
-  const Tensor dx = torch::stable::new_empty(dy, need_dx ? shape_of(dy) : std::vector<int64_t>{0});
-  Tensor dbias = torch::stable::new_empty(dy, {need_dbias ? n : 0});
+  const Tensor dx = new_dense(dy, need_dx ? shape_of(dy) : std::vector<int64_t>{0});
+  Tensor dbias = new_dense(dy, {need_dbias ? n : 0});
 
   // Empty early return
   if (dy.numel() == 0) {

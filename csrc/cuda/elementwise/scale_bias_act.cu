@@ -78,9 +78,9 @@ std::tuple<Tensor, Tensor, Tensor> scale_bias_act_backward(
 
   // Allocate
   const int64_t n = dy.size(dy.dim() - 1);
-  const Tensor dx = torch::stable::new_empty(dy, need_dx ? shape_of(dy) : std::vector<int64_t>{0});
-  Tensor dscale = torch::stable::new_empty(dy, {need_dscale ? n : 0});
-  Tensor dbias = torch::stable::new_empty(dy, {need_dbias ? n : 0});
+  const Tensor dx = new_dense(dy, need_dx ? shape_of(dy) : std::vector<int64_t>{0});
+  Tensor dscale = new_dense(dy, {need_dscale ? n : 0});
+  Tensor dbias = new_dense(dy, {need_dbias ? n : 0});
 
   // Empty early return
   if (dy.numel() == 0) {

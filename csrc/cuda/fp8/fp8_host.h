@@ -15,7 +15,7 @@ inline Tensor readable(const Tensor& x) {
   Tensor given = x;
   if (x.scalar_type() == ScalarType::Double) given = torch::stable::to(x, ScalarType::Float);
   const bool rows = given.stride(1) == 1 && (given.stride(0) >= given.size(1));
-  return rows ? given : torch::stable::contiguous(given);
+  return rows ? given : dense(given);
 }
 inline std::optional<Tensor> readable(const std::optional<Tensor>& x) {
   return x ? std::optional<Tensor>(readable(*x)) : std::nullopt;
@@ -40,13 +40,12 @@ inline Side allocate_side(const Tensor& x, Fp8Scaling scaling, Fp8Format format,
   made.side.scaling = scaling;
   made.side.pitch = made.side.width = wanted ? round_up(columns, kFp8Columns) : 0;
   made.side.scale_pitch = made.side.scale_lines = shape.columns;
-  made.q =
-      torch::stable::new_empty(x, {wanted ? rows : 0, made.side.pitch}, scalar_type_of(format));
-  made.scale = torch::stable::new_empty(x, {shape.rows, shape.columns}, ScalarType::Float);
+  made.q = new_dense(x, {wanted ? rows : 0, made.side.pitch}, scalar_type_of(format));
+  made.scale = new_dense(x, {shape.rows, shape.columns}, ScalarType::Float);
   made.side.q = static_cast<uint8_t*>(made.q.mutable_data_ptr());
   made.side.scale = static_cast<float*>(made.scale.mutable_data_ptr());
   if (wanted && !scales_blocks(scaling)) {
-    made.maxima = torch::stable::new_empty(x, {shape.rows}, ScalarType::Int);
+    made.maxima = new_dense(x, {shape.rows}, ScalarType::Int);
     made.maxima = torch::stable::zero_(made.maxima);
     made.side.maxima = static_cast<uint32_t*>(made.maxima.mutable_data_ptr());
   }

@@ -103,8 +103,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> fp8_quantize(
   const Side by_rows = allocate_side(x, shape.rows, shape.format, shape.m, shape.k);
   const Side by_columns = allocate_side(x, shape.columns, shape.format, shape.k, shape.m);
   const DType sums_dtype = sums_fp32 ? DType::kFloat32 : shape.dtype;
-  const Tensor sums =
-      torch::stable::new_empty(x, {need_sums ? shape.k : 0}, scalar_type_of(sums_dtype));
+  const Tensor sums = new_dense(x, {need_sums ? shape.k : 0}, scalar_type_of(sums_dtype));
   const std::tuple result{by_rows.q, by_rows.scale, by_columns.q, by_columns.scale, sums};
 
   // Empty early return
@@ -118,8 +117,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> fp8_quantize(
   // Config
   Fp8Quantize p = problem_of(shape, gradient, power_of_two, input, given, times);
   p.rows = by_rows.side, p.columns = by_columns.side;
-  const Tensor partial =
-      torch::stable::new_empty(x, {need_sums ? tile_rows * shape.k : 0}, ScalarType::Float);
+  const Tensor partial = new_dense(x, {need_sums ? tile_rows * shape.k : 0}, ScalarType::Float);
   if (need_sums) p.partial = static_cast<float*>(partial.mutable_data_ptr());
 
   // Launch
@@ -174,7 +172,7 @@ Tensor in_units(const Tensor& x, DType dtype) {
   const Tensor given = readable(x);
   if (takes_vectors(given, dtype)) return given;
   const int64_t columns = round_up(x.size(1), 16 / dtype_bytes(dtype));
-  Tensor padded = torch::stable::new_empty(x, {x.size(0), columns});
+  Tensor padded = new_dense(x, {x.size(0), columns});
   Tensor part = torch::stable::narrow(padded, 1, 0, x.size(1));
   torch::stable::copy_(part, given);
   return part;
@@ -188,7 +186,7 @@ struct Grads {
 Grads allocate_grads(const Tensor& dh, const QuantizeShape& s, int64_t parts, bool need_sums,
                      DType sums_dtype) {
   const auto empty = [&](int64_t rows, int64_t columns, ScalarType type) {
-    return torch::stable::new_empty(dh, {rows, columns}, type);
+    return new_dense(dh, {rows, columns}, type);
   };
   const ScalarType type = scalar_type_of(s.format);
   const bool rows = s.rows != Fp8Scaling::kNone, columns = s.columns != Fp8Scaling::kNone;
@@ -202,7 +200,7 @@ Grads allocate_grads(const Tensor& dh, const QuantizeShape& s, int64_t parts, bo
                     columns ? round_up(lines, kFp8ScaleRows) : 0, ScalarType::Float);
   const int64_t bands = need_sums ? ceil_div(s.m, kFp8Block) : 0;
   g.partial = empty(parts * bands, s.k, ScalarType::Float);
-  g.sums = torch::stable::new_empty(dh, {need_sums ? lines : 0}, scalar_type_of(sums_dtype));
+  g.sums = new_dense(dh, {need_sums ? lines : 0}, scalar_type_of(sums_dtype));
   return g;
 }
 

@@ -1,5 +1,4 @@
 // Inverted indices, by counting where the array is short, else by sorting.
-#include <torch/csrc/stable/ops.h>
 
 #include <bit>
 
@@ -25,7 +24,7 @@ Indices indices_of(const Tensor& idx) {
 }
 
 Tensor bytes_like(const Tensor& like, int64_t bytes) {
-  return torch::stable::new_empty(like, {bytes}, ScalarType::Byte);
+  return new_dense(like, {bytes}, ScalarType::Byte);
 }
 
 InvertedIndex by_counting(const LaunchScope& scope, const Tensor& idx, int64_t clouds, int64_t n,

@@ -129,7 +129,7 @@ void run(const char* op, const Tensor& x, const ReduceShape& shape, const Recipe
   if (args.plan.parts > 1) {
     const int64_t bytes =
         args.plan.parts * args.plan.outputs * reduce_acc_bytes(recipe.op, recipe.element);
-    partial = torch::stable::empty({bytes}, ScalarType::Byte, std::nullopt, x.device());
+    partial = new_dense(x, {bytes}, ScalarType::Byte);
     args.partial = partial.mutable_data_ptr();
   }
 
@@ -153,7 +153,7 @@ Tensor reduce(const Tensor& x,  // any shape
   const ReduceShape shape = check_reduce(op, x, code, dims, keepdim, wide);
 
   // Allocate
-  const Tensor out = torch::stable::new_empty(x, shape.sizes, shape.dtype);
+  const Tensor out = new_dense(x, shape.sizes, shape.dtype);
 
   // Empty early return
   if (shape.outputs == 0) return out;
@@ -171,8 +171,8 @@ std::tuple<Tensor, Tensor> var_mean(const Tensor& x,  // any shape
   const ReduceShape shape = check_reduce(op, x, Reduction::kMean, dims, keepdim, wide);
 
   // Allocate
-  const Tensor variance = torch::stable::new_empty(x, shape.sizes, shape.dtype);
-  const Tensor mean = torch::stable::new_empty(x, shape.sizes, shape.dtype);
+  const Tensor variance = new_dense(x, shape.sizes, shape.dtype);
+  const Tensor mean = new_dense(x, shape.sizes, shape.dtype);
 
   // Empty early return
   if (shape.outputs == 0) return {variance, mean};
@@ -196,8 +196,8 @@ std::tuple<Tensor, Tensor> extremum_count(const Tensor& x,  // any shape
   const ReduceShape shape = check_reduce(kReductionNames[reduction], x, code, dims, keepdim, false);
 
   // Allocate
-  const Tensor out = torch::stable::new_empty(x, shape.sizes, shape.dtype);
-  const Tensor count = torch::stable::new_empty(x, shape.sizes, wide_dtype(x));
+  const Tensor out = new_dense(x, shape.sizes, shape.dtype);
+  const Tensor count = new_dense(x, shape.sizes, wide_dtype(x));
 
   // Empty early return
   if (shape.outputs == 0) return {out, count};
@@ -217,7 +217,7 @@ Tensor bias_grad(const Tensor& dy,  // (..., N)
   const ReduceShape shape = check_reduce("bias_grad", dy, Reduction::kSum, leading, false, wide);
 
   // Allocate
-  Tensor out = torch::stable::new_empty(dy, shape.sizes, shape.dtype);
+  Tensor out = new_dense(dy, shape.sizes, shape.dtype);
 
   // Empty early return
   if (shape.outputs == 0) return out;

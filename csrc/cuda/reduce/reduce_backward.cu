@@ -1,6 +1,5 @@
 // Gradients of reductions on CUDA: reduce_backward.
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
 
 #include "csrc/common/checks/op_boundary.h"
 #include "csrc/common/checks/reduce_check.h"
@@ -61,13 +60,12 @@ Tensor reduce_backward(const Tensor& x,                     // any shape
   const LaunchScope scope("reduce_backward", x);
 
   // Contract
-  const Tensor input = torch::stable::contiguous(x);
-  const Tensor factor = torch::stable::contiguous(scale);
-  const std::optional<Tensor> offset =
-      shift ? std::optional(torch::stable::contiguous(*shift)) : std::nullopt;
+  const Tensor input = dense(x);
+  const Tensor factor = dense(scale);
+  const std::optional<Tensor> offset = dense(shift);
 
   // Allocate
-  const Tensor dx = torch::stable::new_empty(input, x.sizes());
+  const Tensor dx = new_dense(input, x.sizes());
 
   // Empty early return
   if (x.numel() == 0) return dx;

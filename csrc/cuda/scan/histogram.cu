@@ -1,6 +1,5 @@
 // bincount and histogram on CUDA.
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
 
 #include "csrc/common/checks/op_boundary.h"
 #include "csrc/common/checks/scan_check.h"
@@ -47,8 +46,8 @@ Tensor bincount(const Tensor& x,  // any shape, integer
   check_bins("bincount", bins);
 
   // Allocate
-  const Tensor input = torch::stable::contiguous(x);
-  const Tensor out = torch::stable::new_empty(x, {bins}, ScalarType::Long);
+  const Tensor input = dense(x);
+  const Tensor out = new_dense(x, {bins}, ScalarType::Long);
 
   // Config, launch
   dispatch(IntegerElements{}, element, [&]<Element E>(Tag<E>) {
@@ -76,8 +75,8 @@ Tensor histogram(const Tensor& x,  // any shape, floating
   check_range("histogram", low, high);
 
   // Allocate
-  const Tensor input = torch::stable::contiguous(x);
-  const Tensor out = torch::stable::new_empty(x, {bins}, ScalarType::Long);
+  const Tensor input = dense(x);
+  const Tensor out = new_dense(x, {bins}, ScalarType::Long);
 
   // Config, launch
   dispatch_dtype(dtype, [&]<DType D>(Tag<D>) {

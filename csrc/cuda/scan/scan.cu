@@ -1,6 +1,5 @@
 // cumsum, cumprod, cummax and cummin on CUDA.
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
 
 #include <tuple>
 
@@ -56,8 +55,8 @@ Tensor run(const char* op, ScanKind kind, const Tensor& x, int64_t dim, bool exc
   const auto [shape, input] = scan_shape(op, x, dim);
 
   // Allocate
-  Tensor y = torch::stable::new_empty(x, x.sizes(), scan_dtype(kind, x, element));
-  if (index != nullptr) *index = torch::stable::new_empty(x, x.sizes(), ScalarType::Long);
+  Tensor y = new_dense(x, x.sizes(), scan_dtype(kind, x, element));
+  if (index != nullptr) *index = new_dense(x, x.sizes(), ScalarType::Long);
 
   // Empty early return
   if (x.numel() == 0) return y;
@@ -83,7 +82,7 @@ Tensor run(const char* op, ScanKind kind, const Tensor& x, int64_t dim, bool exc
   FUSEDOPS_CHECK(blocks <= kMaxGrid, op, ": x of shape ", shape_string(x), " along dim ", dim,
                  " needs ", blocks, " blocks; a CUDA grid has at most ", kMaxGrid);
   const Tensor workspace =
-      bytes > 0 ? torch::stable::new_empty(x, {ceil_div(bytes, int64_t{8})}, ScalarType::Long) : y;
+      bytes > 0 ? new_dense(x, {ceil_div(bytes, int64_t{8})}, ScalarType::Long) : y;
   scan.workspace = workspace.mutable_data_ptr();
 
   // Launch

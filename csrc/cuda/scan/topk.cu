@@ -1,6 +1,5 @@
 // topk on CUDA.
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
 
 #include <tuple>
 
@@ -24,18 +23,18 @@ std::tuple<Tensor, Tensor> topk(const Tensor& x,  // (..., N)
 
   // Allocate
   const auto sizes = topk_sizes(x, k);
-  const Tensor values = torch::stable::new_empty(x, sizes);
-  const Tensor indices = torch::stable::new_empty(x, sizes, ScalarType::Long);
+  const Tensor values = new_dense(x, sizes);
+  const Tensor indices = new_dense(x, sizes, ScalarType::Long);
 
   // Empty early return
   if (values.numel() == 0) return {values, indices};
 
   // Config
   const bool apart = x.dim() == 2 && x.stride(1) == 1;  // rows with any stride
-  const Tensor input = apart ? x : torch::stable::contiguous(x);
+  const Tensor input = apart ? x : dense(x);
   const int splits = topk_splits(shape.rows, shape.n, scope.facts().sm_count);
   const int64_t words = splits > 1 ? shape.rows * splits * k * 2 : 0;
-  const Tensor candidates = torch::stable::new_empty(x, {words}, ScalarType::Long);
+  const Tensor candidates = new_dense(x, {words}, ScalarType::Long);
 
   // Launch
   dispatch(NumberElements{}, shape.element, [&]<Element E>(Tag<E>) {

@@ -47,10 +47,10 @@ Tensor stencil(const Tensor& x,       // (..., [D,] [H,] W)
   const StencilShape shape = check_stencil("stencil", "x", x, weight, dims, padding);
 
   // Contract
-  const Tensor input = torch::stable::contiguous(x), taps = torch::stable::contiguous(weight);
+  const Tensor input = dense(x), taps = dense(weight);
 
   // Allocate
-  const Tensor out = torch::stable::new_empty(x, x.sizes());
+  const Tensor out = new_dense(x, x.sizes());
 
   // Empty early return
   if (out.numel() == 0) return out;

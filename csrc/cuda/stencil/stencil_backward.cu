@@ -26,7 +26,7 @@ void launch_weight_gradient(const LaunchScope& scope, DType dtype, const Stencil
     const int64_t columns = shape.groups * shape.taps();
     const ScalarType wide = sizeof(C) == 8 ? ScalarType::Double : ScalarType::Float;
     const int64_t elements = p.slices > 1 ? p.slices * columns : 0;
-    const Tensor partial = torch::stable::new_empty(dy, elements, wide);
+    const Tensor partial = new_dense(dy, elements, wide);
     p.dy = static_cast<const T*>(dy.const_data_ptr());
     p.x = static_cast<const T*>(x.const_data_ptr());
     p.partial = static_cast<C*>(partial.mutable_data_ptr());
@@ -57,12 +57,12 @@ std::tuple<Tensor, Tensor> stencil_backward(const Tensor& dy,      // (..., [D,]
   const DType dtype = check_floating(kOp, "dy", dy);
 
   // Contract
-  const Tensor grad = torch::stable::contiguous(dy);
+  const Tensor grad = dense(dy);
 
   // Allocate
-  const auto nothing = [&] { return torch::stable::new_empty(dy, {0}); };
-  const Tensor dx = need_dx ? torch::stable::new_empty(dy, dy.sizes()) : nothing();
-  Tensor dweight = need_dweight ? torch::stable::new_empty(dy, weight.sizes()) : nothing();
+  const auto nothing = [&] { return new_dense(dy, {0}); };
+  const Tensor dx = need_dx ? new_dense(dy, dy.sizes()) : nothing();
+  Tensor dweight = need_dweight ? new_dense(dy, weight.sizes()) : nothing();
 
   // Empty early return
   if (dy.numel() == 0) {
@@ -72,11 +72,11 @@ std::tuple<Tensor, Tensor> stencil_backward(const Tensor& dy,      // (..., [D,]
 
   // Launch
   if (need_dx) {
-    launch_stencil_forward(scope, dtype, shape, grad, torch::stable::contiguous(weight), dx, scale,
+    launch_stencil_forward(scope, dtype, shape, grad, dense(weight), dx, scale,
                            /*adjoint=*/true);
   }
   if (need_dweight) {
-    launch_weight_gradient(scope, dtype, shape, grad, torch::stable::contiguous(x), dweight, scale);
+    launch_weight_gradient(scope, dtype, shape, grad, dense(x), dweight, scale);
   }
 
   // Launch check

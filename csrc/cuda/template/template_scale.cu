@@ -17,7 +17,7 @@ Tensor template_scale(const Tensor& x,  // any shape
   const LaunchScope scope("template_scale", x);
 
   // Contract
-  const Tensor input = torch::stable::contiguous(x);
+  const Tensor input = dense(x);
   const int64_t count = input.numel();
 
   // Checks

@@ -1,7 +1,5 @@
 #include "csrc/cutlass/launch/gemm_launch.h"
 
-#include <torch/csrc/stable/ops.h>
-
 #include <limits>
 
 #include "csrc/common/checks/batch_norm_check.h"
@@ -154,12 +152,6 @@ bool launch_without_product(const GemmCall& call, const GemmProblem& p, const La
 
 }  // namespace
 
-Tensor workspace(int64_t bytes, const LaunchScope& scope) {
-  return torch::stable::empty(
-      {bytes}, ScalarType::Byte, std::nullopt,
-      torch::stable::Device(torch::headeronly::DeviceType::CUDA, scope.device()));
-}
-
 GemmOperand packed_operand(const char* op, DType dtype, const MatrixView& view, Tensor& holder,
                            const LaunchScope& scope) {
   const int64_t bytes = dtype_bytes(dtype);
@@ -184,7 +176,7 @@ MatrixView rows_view(const Tensor& tensor, Tensor& holder) {
     }
     return int64_t{0};
   };
-  if (rows > 0 && cols > 0 && collapses() < 0) holder = torch::stable::contiguous(tensor);
+  if (rows > 0 && cols > 0 && collapses() < 0) holder = dense(tensor);
   int64_t row_stride = cols;
   for (int64_t i = dims - 2; i >= 0; --i) {
     if (holder.size(i) == 1) continue;

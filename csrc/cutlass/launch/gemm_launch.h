@@ -12,9 +12,6 @@ namespace fusedops {
 // The GPU as selection sees it.
 DeviceModel device_model(const LaunchScope& scope);
 
-// Memory on the scope's device, not initialised.
-Tensor workspace(int64_t bytes, const LaunchScope& scope);
-
 // The matrix (rows, C) of a (..., C) tensor; `holder` keeps the copy that is made when its leading
 // dimensions do not collapse to one stride.
 MatrixView rows_view(const Tensor& tensor, Tensor& holder);

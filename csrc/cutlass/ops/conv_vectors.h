@@ -22,10 +22,6 @@ struct ConvVectors {
     return {of(conv_bias), of(mean), of(var), of(weight), of(bias), static_cast<float>(eps)};
   }
 
-  static std::optional<Tensor> dense(const std::optional<Tensor>& tensor) {
-    return tensor ? std::optional<Tensor>(cpu::dense(*tensor)) : std::nullopt;
-  }
-
  private:
   static NormVector of(const std::optional<Tensor>& vector) {
     if (!vector) return {};

@@ -33,8 +33,6 @@ bool register_kernels(bool a_is_e5m2, DType out, RunFn run) {
 
 namespace {
 
-using torch::stable::new_empty;
-
 bool aligned(const Tensor& tensor) { return aligned16(tensor.const_data_ptr()); }
 
 // The kernels that take a product, or null: there emulation does.
@@ -55,7 +53,7 @@ Tensor dense_operand(const Tensor& q) {  // (rows, K)
   const bool rows = q.size(1) <= 1 || q.stride(1) == 1;
   const bool strides = q.size(0) <= 1 || (q.stride(0) >= q.size(1) && q.stride(0) % 16 == 0);
   if (rows && strides && aligned(q)) return q;
-  return torch::stable::clone(torch::stable::contiguous(q));
+  return torch::stable::clone(dense(q));
 }
 
 // (rows, ceil(K / 128)), the scales of neighbouring rows side by side, in whole units of 16 bytes.
@@ -65,7 +63,7 @@ Tensor row_scales(const Tensor& scale, Fp8Scaling scaling, int64_t rows, int64_t
                     scale.stride(1) % kFp8ScaleRows == 0 && aligned(scale);
   if (lies) return scale;
   const cpu::NoGradGuard no_grad;
-  Tensor padded = new_empty(scale, {blocks, round_up(rows, kFp8ScaleRows)});
+  Tensor padded = new_dense(scale, {blocks, round_up(rows, kFp8ScaleRows)});
   Tensor narrow = torch::stable::narrow(padded, 1, 0, rows);
   Tensor target = cpu::transposed(narrow);
   const bool tiles = scaling == Fp8Scaling::kTile;
@@ -122,7 +120,7 @@ Tensor padded_bias(const Tensor& bias, int64_t n, int64_t unit) {
   const bool contiguous = n <= 1 || bias.stride(0) == 1;
   if (contiguous && aligned(bias) && n % unit == 0) return bias;
   const cpu::NoGradGuard no_grad;
-  Tensor padded = new_empty(bias, {round_up(n, unit)});
+  Tensor padded = new_dense(bias, {round_up(n, unit)});
   Tensor target = torch::stable::narrow(padded, 0, 0, n);
   torch::stable::copy_(target, bias);
   return padded;
@@ -167,17 +165,17 @@ Tensor product(const char* op, const Fp8MatmulShape& shape, const Tensor& a, con
                const Tensor& scale_a, const Tensor& scale_b, const std::optional<Tensor>& bias,
                const LaunchScope& scope) {
   const ScalarType type = scalar_type_of(shape.out_dtype);
-  if (shape.m == 0 || shape.n == 0) return new_empty(a, {shape.m, shape.n}, type);
+  if (shape.m == 0 || shape.n == 0) return new_dense(a, {shape.m, shape.n}, type);
   const fp8::RunFn run = kernels_of(shape, scope);
   const cpu::NoGradGuard no_grad;
   if (run == nullptr) return cpu::emulate_fp8_matmul(a, b, scale_a, scale_b, bias, shape);
   // NOTE: TMA wants rows of whole units, so other rows are formed with padding behind them.
   const int64_t columns = round_up(shape.n, 16 / dtype_bytes(shape.out_dtype));
-  Tensor y = new_empty(a, {shape.m, columns}, type);
+  Tensor y = new_dense(a, {shape.m, columns}, type);
   const Target target{y.mutable_data_ptr(), columns};
   launch(op, run, shape, a, b, scale_a, scale_b, bias, target, scope);
   if (columns == shape.n) return y;
-  return torch::stable::contiguous(torch::stable::narrow(y, 1, 0, shape.n));
+  return dense(torch::stable::narrow(y, 1, 0, shape.n));
 }
 
 Tensor fp8_matmul(const Tensor& a,  // (M, K)

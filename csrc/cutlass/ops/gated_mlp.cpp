@@ -15,7 +15,6 @@
 namespace fusedops {
 namespace {
 
-using torch::stable::new_empty;
 using torch::stable::select;
 
 // An empty (2, ..., hidden), or (..., 2, hidden) where packed, with the leading dimensions of x.
@@ -24,7 +23,7 @@ Tensor empty_stacked(const Tensor& x, int64_t hidden, bool packed) {
   std::vector<int64_t> shape(sizes.begin(), sizes.end());
   shape.back() = hidden;
   shape.insert(packed ? shape.end() - 1 : shape.begin(), 2);
-  return new_empty(x, shape);
+  return new_dense(x, shape);
 }
 
 // Half `index` of a contiguous stacked tensor as a matrix (m, hidden).
@@ -144,7 +143,7 @@ std::tuple<Tensor, Tensor> gated_mlp_forward(const Tensor& x,                   
   const GatedInputs in{"gated_mlp", x, w_gate, w_up, b_gate, b_up, allow_tf32};
   const Tensor h = empty_like_rows(x, shape.hidden);
   const auto both = [&] { return empty_stacked(x, shape.hidden, packed); };
-  Tensor saved = save ? both() : new_empty(x, {0});
+  Tensor saved = save ? both() : new_dense(x, {0});
   if (!run_gated_forward(in, shape, saved, h, scope)) {
     if (!save) saved = both();
     run_gated_linear(in, shape, saved, scope);
@@ -156,7 +155,7 @@ std::tuple<Tensor, Tensor> gated_mlp_forward(const Tensor& x,                   
   const GemmCall call{
       .op = "gated_mlp", .a = {}, .b = {}, .dtype = shape.dtype, .allow_tf32 = allow_tf32};
   const Tensor y = run_down(call, h, w_down, b_down, residual, empty_like_rows(x, shape.n), scope);
-  return {y, save ? saved : new_empty(x, {0})};
+  return {y, save ? saved : new_dense(x, {0})};
 }
 
 // dgate and dup from dh (M, H), the products gate and up, and h and dbias where not null. Outputs
@@ -190,7 +189,7 @@ void run_gated_act_backward(const char* op, const MlpShape& shape, const GatedGr
   if (g.dbias) {
     p.dbias = g.dbias->mutable_data_ptr();
     p.dbias_fp32 = g.dbias->scalar_type() == ScalarType::Float;
-    partial = new_empty(g.dh, {gated_act_workspace(p, scope.facts().sm_count)}, ScalarType::Byte);
+    partial = new_dense(g.dh, {gated_act_workspace(p, scope.facts().sm_count)}, ScalarType::Byte);
     p.partial = partial.mutable_data_ptr();
   }
   const char* failure = gated_act_backward(p, scope.context());
@@ -240,10 +239,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> run(const GatedBackward& b) {
   const Tensor dw_down = gradient(b.need_dw_down && !b.main_grad, {shape.n, shape.hidden});
   const Tensor db_down = gradient(b.need_db_down, {shape.n});
   const bool any_dz = b.need_dz || b.need_dbias;
-  const Tensor saved = torch::stable::contiguous(b.saved);
+  const Tensor saved = dense(b.saved);
   const Tensor dz = b.owned  ? saved
                     : any_dz ? empty_stacked(b.dy, shape.hidden, b.packed)
-                             : new_empty(b.dy, {0});
+                             : new_dense(b.dy, {0});
   const auto half = [&](const Tensor& both, int64_t index) {
     return half_view(both, shape, b.packed, index);
   };
@@ -255,7 +254,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> run(const GatedBackward& b) {
   // dgate, dup, dbias and h from dh = dy @ w_down: one kernel over what is owned, or the product,
   // which h replaces, and a pass
   const Tensor hidden =
-      any_dz || b.need_dw_down ? empty_like_rows(b.dy, shape.hidden) : new_empty(b.dy, {0});
+      any_dz || b.need_dw_down ? empty_like_rows(b.dy, shape.hidden) : new_dense(b.dy, {0});
   const MatrixView hidden_rows = rows_view(hidden, holder);
   const MatrixView dy = call.a =
       gradient_rows(call, any_dz, b.need_dw_down ? &hidden_rows : nullptr,
@@ -289,7 +288,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gated_mlp_backward(
     bool need_db_down, bool parameters_fp32, bool allow_tf32) {
   auto results = run({"gated_mlp_backward", dy, saved, w_down, activation, packed, need_dz,
                       need_dbias, need_dw_down, need_db_down, parameters_fp32, allow_tf32});
-  if (!need_dz) std::get<0>(results) = new_empty(dy, {0});
+  if (!need_dz) std::get<0>(results) = new_dense(dy, {0});
   return results;
 }
 
@@ -351,7 +350,7 @@ std::tuple<Tensor, Tensor, Tensor> gated_input_backward(
       parameter_gradient(x, need_dw_gate, {w_gate.size(0), shape.k}, dweight_fp32);
   const Tensor dw_up =
       parameter_gradient(x, need_dw_up && w_up, {shape.hidden, shape.k}, dweight_fp32);
-  const Tensor given = torch::stable::contiguous(dz_given);
+  const Tensor given = dense(dz_given);
   Tensor x_holder;
   const MatrixView rows = rows_view(x, x_holder);
   GemmCall call{.op = op, .a = {}, .b = {}, .dtype = shape.dtype, .allow_tf32 = allow_tf32};
@@ -367,7 +366,7 @@ std::tuple<Tensor, Tensor, Tensor> gated_input_backward(
   dz.gate = readable(first, w_gate, need_dw_gate, dz.gate_holder);
   if (w_up) dz.up = readable(half_view(given, shape, false, 1), *w_up, need_dw_up, dz.up_holder);
   const Tensor dx =
-      need_dx ? input_gradient(call, shape, dz, x, w_gate, w_up, scope) : new_empty(x, {0});
+      need_dx ? input_gradient(call, shape, dz, x, w_gate, w_up, scope) : new_dense(x, {0});
 
   // dw_gate = dgate.T @ x, dw_up = dup.T @ x
   if (need_dw_gate) run_wgrad(call, dz.gate, rows, dw_gate, scope);

@@ -1,6 +1,5 @@
 // image_conv and its gradient on CUDA: one kernel where there is one, else that of first_conv.
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
 
 #include "csrc/common/checks/batch_norm_check.h"
 #include "csrc/common/checks/op_boundary.h"
@@ -80,15 +79,14 @@ Tensor image_conv_forward(const Tensor& x_,                        // (N, H, W, 
   const DepthwiseShape s = check_image_conv(kOp, x_, weight_, conv_bias, norm, activation);
 
   // Allocate
-  const Tensor y =
-      torch::stable::new_empty(x_, std::vector<int64_t>{s.n, s.out_h, s.out_w, weight_.size(0)});
+  const Tensor y = new_dense(x_, std::vector<int64_t>{s.n, s.out_h, s.out_w, weight_.size(0)});
 
   // Empty early return
   if (y.numel() == 0) return y;
 
   // Launch
   if (x_.numel() > 0) {
-    const Tensor x = cpu::dense(x_), weight = cpu::dense(weight_);
+    const Tensor x = dense(x_), weight = dense(weight_);
     const ConvVectors vectors(conv_bias, norm);
     Call call = call_of(x, weight, y, check_floating(kOp, "x", x_));
     call.norm = vectors.norm(eps);
@@ -116,14 +114,14 @@ Tensor image_conv_backward(const Tensor& dy_,      // (N, H, W, O)
 
   // Allocate
   const auto sizes = x.sizes();
-  const Tensor dx = torch::stable::new_empty(x, std::vector<int64_t>{sizes.begin(), sizes.end()});
+  const Tensor dx = new_dense(x, std::vector<int64_t>{sizes.begin(), sizes.end()});
 
   // Empty early return
   if (dx.numel() == 0) return dx;
 
   // Launch
   if (dy_.numel() > 0) {
-    const Tensor dy = cpu::dense(dy_), weight = cpu::dense(weight_);
+    const Tensor dy = dense(dy_), weight = dense(weight_);
     Call call = call_of(dy, weight, dx, check_floating(kOp, "x", x));
     call.transposed = true;
     if (runs(kOp, call, scope)) {

@@ -1,6 +1,5 @@
 // linear, matmul and the gradients of linear on CUDA.
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
 
 #include <tuple>
 
@@ -14,8 +13,6 @@
 
 namespace fusedops {
 namespace {
-
-using torch::stable::new_empty;
 
 // ---- forward ----
 
@@ -109,7 +106,7 @@ std::tuple<Tensor, Tensor> act_backward_bias_grad(const Tensor& dy,             
   const LaunchScope scope(op, dy);
   const Tensor dz = empty_like_rows(dy, shape.n);
   const Tensor dbias =
-      new_empty(dy, {need_dbias ? shape.n : 0}, dbias_fp32 ? ScalarType::Float : dy.scalar_type());
+      new_dense(dy, {need_dbias ? shape.n : 0}, dbias_fp32 ? ScalarType::Float : dy.scalar_type());
   Tensor holder;
   const MatrixView rows = dense_rows(dy, holder);
   run_act_backward(op, rows, saved, shape, &dz, need_dbias ? &dbias : nullptr, scope);
@@ -127,10 +124,10 @@ std::tuple<Tensor, Tensor, Tensor> linear_backward(const Tensor& dy,            
   const LinearShape shape = check_linear_backward(op, dy, x, weight, saved, activation);
   const LaunchScope scope(op, dy);
   const ScalarType weight_type = dweight_fp32 ? ScalarType::Float : x.scalar_type();
-  const Tensor dx = need_dx ? empty_like_rows(x, shape.k) : new_empty(x, {0});
+  const Tensor dx = need_dx ? empty_like_rows(x, shape.k) : new_dense(x, {0});
   Tensor dweight =
-      need_dweight ? new_empty(x, {shape.n, shape.k}, weight_type) : new_empty(x, {0}, weight_type);
-  const Tensor dbias = new_empty(x, {need_dbias ? shape.n : 0}, weight_type);
+      need_dweight ? new_dense(x, {shape.n, shape.k}, weight_type) : new_dense(x, {0}, weight_type);
+  const Tensor dbias = new_dense(x, {need_dbias ? shape.n : 0}, weight_type);
 
   Tensor dy_holder, saved_holder, x_holder, dz;
   MatrixView dz_view = dense_rows(dy, dy_holder);
@@ -149,7 +146,7 @@ std::tuple<Tensor, Tensor, Tensor> linear_backward(const Tensor& dy,            
 
   // dz = dy * act', dbias
   const bool need_dz = (need_dx || need_dweight) && shape.activation != Activation::kNone;
-  if (need_dz) dz = new_empty(dy, {shape.m, shape.n});
+  if (need_dz) dz = new_dense(dy, {shape.m, shape.n});
   run_act_backward(op, dz_view, saved, shape, need_dz ? &dz : nullptr,
                    need_dbias ? &dbias : nullptr, scope);
   if (need_dz) dz_view = matrix_view(dz);
@@ -227,7 +224,7 @@ Tensor gemm_with_config(const Tensor& a,                    // (M, K)
   GemmCall call = matmul_call(a, b, shape, /*allow_tf32=*/true);
   call.epilogue = static_cast<Epilogue>(epilogue);
   const bool fp32 = call.epilogue == Epilogue::kAccumulator;
-  const Tensor y = new_empty(a, {shape.m, shape.n}, fp32 ? ScalarType::Float : a.scalar_type());
+  const Tensor y = new_dense(a, {shape.m, shape.n}, fp32 ? ScalarType::Float : a.scalar_type());
   const Tensor z = call.epilogue == Epilogue::kPreact ? empty_like_rows(a, shape.n) : Tensor();
   Tensor bias_holder;
   call.bias = readable_bias(bias, bias_holder);
@@ -251,7 +248,7 @@ Tensor gemm_unaligned(const Tensor& a,                    // (M, K)
   GemmCall call = matmul_call(a, b, shape, /*allow_tf32=*/false);
   call.epilogue = static_cast<Epilogue>(epilogue);
   const bool fp32 = call.epilogue == Epilogue::kAccumulator;
-  const Tensor y = new_empty(a, {shape.m, shape.n}, fp32 ? ScalarType::Float : a.scalar_type());
+  const Tensor y = new_dense(a, {shape.m, shape.n}, fp32 ? ScalarType::Float : a.scalar_type());
   const Tensor z = call.epilogue == Epilogue::kPreact ? empty_like_rows(a, shape.n) : Tensor();
   Tensor bias_holder;
   call.bias = readable_bias(bias, bias_holder);

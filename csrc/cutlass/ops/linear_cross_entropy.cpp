@@ -20,8 +20,6 @@
 namespace fusedops {
 namespace {
 
-using torch::stable::new_empty;
-
 constexpr const char* kOp = "linear_cross_entropy";
 
 void check_launched(const char* failure) {
@@ -54,14 +52,14 @@ class Chunks {
   Chunks(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
          const LinearCrossEntropyShape& shape, int64_t chunk_size, bool allow_tf32,
          const LaunchScope& scope)
-      : scope_(scope), shape_(shape), x_(torch::stable::contiguous(x)), bias_(bias) {
+      : scope_(scope), shape_(shape), x_(dense(x)), bias_(bias) {
     const int64_t bytes = dtype_bytes(shape.dtype);
     pitch_ = round_up(shape.n, 16 / bytes);
     const bool whole = pitch_ == shape.n;
-    weight_ = whole ? torch::stable::contiguous(weight) : padded(weight, pitch_);
+    weight_ = whole ? dense(weight) : padded(weight, pitch_);
     if (bias && !whole) bias_ = padded(*bias, pitch_);
     most_ = std::min(rows_of_chunk(shape.m, pitch_ * bytes, chunk_size), shape.m);
-    logits_ = new_empty(x, {most_, pitch_});
+    logits_ = new_dense(x, {most_, pitch_});
     call_ = {.op = kOp, .a = {}, .b = {}, .dtype = shape.dtype, .allow_tf32 = allow_tf32};
   }
 
@@ -119,7 +117,7 @@ class Chunks {
     if (g.need_dbias) {
       // Whole rows, so that they are read in 16-byte accesses.
       const bool in_place = first == 0 && pitch_ == shape_.n;
-      Tensor part = in_place ? g.dbias : new_empty(g.dbias, {pitch_});
+      Tensor part = in_place ? g.dbias : new_dense(g.dbias, {pitch_});
       const LinearShape shape{count, pitch_, 0, shape_.dtype, Activation::kNone};
       run_act_backward(kOp, dz, std::nullopt, shape, nullptr, &part, scope_);
       if (in_place) return;
@@ -141,9 +139,9 @@ class Chunks {
 Gradients allocate(const Tensor& x, const LinearCrossEntropyShape& shape, int64_t pitch,
                    ScalarType sums, bool need_dx, bool need_dweight, bool need_dbias) {
   const ScalarType compute = compute_type(shape.dtype);
-  Gradients g{need_dx ? new_empty(x, {shape.m, shape.k}) : new_empty(x, {0}),
-              need_dweight ? new_empty(x, {pitch, shape.k}, sums) : new_empty(x, {0}, sums),
-              new_empty(x, {need_dbias ? shape.n : 0}, compute),
+  Gradients g{need_dx ? new_dense(x, {shape.m, shape.k}) : new_dense(x, {0}),
+              need_dweight ? new_dense(x, {pitch, shape.k}, sums) : new_dense(x, {0}, sums),
+              new_dense(x, {need_dbias ? shape.n : 0}, compute),
               need_dx,
               need_dweight,
               need_dbias};
@@ -167,13 +165,12 @@ Tensor finished(const Tensor& dweight, int64_t rows, ScalarType dtype) {
 struct Losses {
   Losses(const Tensor& x, const Tensor& target, const std::optional<Tensor>& dloss,
          const LinearCrossEntropyShape& shape, const LaunchScope& scope)
-      : targets(torch::stable::contiguous(target)),
-        sums(workspace(shape.m * loss_sum_bytes(), scope)) {
+      : targets(dense(target)), sums(workspace(shape.m * loss_sum_bytes(), scope)) {
     const ScalarType compute = compute_type(shape.dtype);
-    total = shape.per_row() ? new_empty(x, {shape.m}, compute) : new_empty(x, {}, compute);
-    factor = new_empty(x, {1}, compute);
-    scale = new_empty(x, {1}, compute);
-    if (dloss) given = torch::stable::contiguous(torch::stable::to(*dloss, compute));
+    total = shape.per_row() ? new_dense(x, {shape.m}, compute) : new_dense(x, {}, compute);
+    factor = new_dense(x, {1}, compute);
+    scale = new_dense(x, {1}, compute);
+    if (dloss) given = dense(torch::stable::to(*dloss, compute));
   }
 
   Tensor targets;               // (M,)

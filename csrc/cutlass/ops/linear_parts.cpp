@@ -12,14 +12,12 @@
 
 namespace fusedops {
 
-using torch::stable::new_empty;
-
 Tensor empty_like_rows(const Tensor& x,  // (..., K)
                        int64_t n) {      // -> (..., n)
   const auto sizes = x.sizes();
   std::vector<int64_t> shape(sizes.begin(), sizes.end());
   shape.back() = n;
-  return new_empty(x, shape);
+  return new_dense(x, shape);
 }
 
 MatrixView matrix_view(const Tensor& t) {
@@ -30,7 +28,7 @@ const Tensor* readable_bias(const std::optional<Tensor>& bias, Tensor& holder) {
   if (!bias) return nullptr;
   const bool contiguous = bias->size(0) <= 1 || bias->stride(0) == 1;
   const bool aligned = aligned16(bias->const_data_ptr());
-  holder = contiguous && aligned ? *bias : torch::stable::clone(torch::stable::contiguous(*bias));
+  holder = contiguous && aligned ? *bias : torch::stable::clone(dense(*bias));
   return &holder;
 }
 
@@ -49,8 +47,8 @@ Tensor run_linear_added(const GemmCall& call, const std::optional<Tensor>& bias,
     Tensor bias_holder;
     GemmCall fused = call;
     fused.bias = readable_bias(bias, bias_holder);
-    const Tensor dense = torch::stable::contiguous(added);
-    fused.residual = &dense;
+    const Tensor contiguous = dense(added);
+    fused.residual = &contiguous;
     fused.epilogue = Epilogue::kResidual;
     if (run_gemm_fused(fused, y, scope)) return y;
   }
@@ -61,7 +59,7 @@ Tensor run_linear_added(const GemmCall& call, const std::optional<Tensor>& bias,
 MatrixView dense_rows(const Tensor& tensor, Tensor& holder) {
   MatrixView view = rows_view(tensor, holder);
   if (view.col_stride == 1 && (view.row_stride >= view.cols || view.rows <= 1)) return view;
-  holder = torch::stable::contiguous(tensor);
+  holder = dense(tensor);
   return {holder.const_data_ptr(), view.rows, view.cols, view.cols, 1};
 }
 
@@ -87,15 +85,14 @@ void run_act_backward(const char* op, const MatrixView& dy, const std::optional<
     p.dz = dz->mutable_data_ptr();
   } else if (shape.activation != Activation::kNone) {
     // NOTE: the bias gradient alone still needs act'; the one kernel that has it also writes dz.
-    scratch = torch::stable::empty({shape.m, shape.n}, scalar_type_of(shape.dtype), std::nullopt,
-                                   dbias->device());
+    scratch = new_dense(*dbias, {shape.m, shape.n}, scalar_type_of(shape.dtype));
     p.dz = scratch.mutable_data_ptr();
   }
   if (dbias) {
     p.dbias = dbias->mutable_data_ptr();
     p.dbias_fp32 = dbias->scalar_type() == ScalarType::Float;
     partial =
-        new_empty(*dbias, {act_backward_workspace(p, scope.facts().sm_count)}, ScalarType::Byte);
+        new_dense(*dbias, {act_backward_workspace(p, scope.facts().sm_count)}, ScalarType::Byte);
     p.partial = partial.mutable_data_ptr();
   }
   const char* failure = act_backward(p, scope.context());
@@ -121,7 +118,7 @@ void run_wgrad_in_blocks(const GemmCall& call, const Tensor& dweight, const Laun
     block.a.rows = std::min(most, all - row);
     block.a.data =
         static_cast<const char*>(call.a.data) + row * call.a.row_stride * dtype_bytes(call.dtype);
-    const Tensor out = new_empty(dweight, {block.a.rows, columns}, dtype);
+    const Tensor out = new_dense(dweight, {block.a.rows, columns}, dtype);
     run_gemm(block, out, nullptr, scope);
     Tensor rows = dweight, target = torch::stable::narrow(rows, 0, row, block.a.rows);
     torch::stable::copy_(target, call.accumulate ? sum(target, out) : out);

@@ -1,7 +1,6 @@
 // loss_shard_parts and loss_shard_gradient_ on CUDA: the loss where each rank has some of the
 // classes.
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
 
 #include "csrc/common/checks/loss_shard_check.h"
 #include "csrc/common/checks/op_boundary.h"
@@ -49,15 +48,15 @@ Tensor loss_shard_parts(const Tensor& logits,  // (M, pitch)
 
   // Allocate
   const fusedops::cpu::NoGradGuard no_grad;
-  const Tensor targets = torch::stable::contiguous(target);
-  const Tensor dense = torch::stable::contiguous(logits);
-  const Tensor parts = torch::stable::new_empty(logits, {shape.rows, 4}, compute_type(shape.dtype));
+  const Tensor targets = dense(target);
+  const Tensor x = dense(logits);
+  const Tensor parts = new_dense(logits, {shape.rows, 4}, compute_type(shape.dtype));
 
   // Empty early return
   if (shape.rows == 0) return parts;
 
   // Launch
-  LossRowsProblem rows = shard_problem(kOp, dense, targets, shape, options);
+  LossRowsProblem rows = shard_problem(kOp, x, targets, shape, options);
   rows.parts = parts.mutable_data_ptr();
   check_launched(kOp, loss_parts(rows, smooth, scope.context()));
 
@@ -87,8 +86,8 @@ void loss_shard_gradient_(const Tensor& logits,  // (M, pitch)
 
   // Launch
   const fusedops::cpu::NoGradGuard no_grad;
-  const Tensor targets = torch::stable::contiguous(target);
-  const Tensor sums = torch::stable::contiguous(lse), factors = torch::stable::contiguous(factor);
+  const Tensor targets = dense(target);
+  const Tensor sums = dense(lse), factors = dense(factor);
   LossRowsProblem rows = shard_problem(kOp, logits, targets, shape, options);
   rows.lse = sums.const_data_ptr();
   rows.factor = factors.const_data_ptr();

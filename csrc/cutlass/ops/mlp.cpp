@@ -2,7 +2,6 @@
 // the second product with the activation: one kernel where run_gemm_gradient has it for the
 // problem, else a product and a pass.
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
 
 #include <tuple>
 
@@ -13,8 +12,6 @@
 
 namespace fusedops {
 namespace {
-
-using torch::stable::new_empty;
 
 std::tuple<Tensor, Tensor> mlp_forward(const Tensor& x,                        // (..., K)
                                        const Tensor& w1,                       // (H, K)
@@ -41,7 +38,7 @@ std::tuple<Tensor, Tensor> mlp_forward(const Tensor& x,                        /
 
   // y = h @ w2.T + b2 + residual
   const Tensor y = run_down(call, h, w2, b2, residual, empty_like_rows(x, shape.n), scope);
-  return {y, keep_z ? z : save ? h : new_empty(x, {0})};
+  return {y, keep_z ? z : save ? h : new_dense(x, {0})};
 }
 
 // The second product's backward with the activation's.
@@ -94,7 +91,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> run(const MlpBackward& b) {
   const bool from_z = saved_for_backward(shape.activation) == Saved::kPreact;
   const bool any_dz = b.need_dz || b.need_db1;
   Tensor dy_holder, rows_holder, holder;
-  const Tensor saved = torch::stable::contiguous(b.saved);
+  const Tensor saved = dense(b.saved);
   GemmCall call{b.op,
                 dense_rows(b.dy, dy_holder),
                 matrix_view(b.w2),
@@ -139,7 +136,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> run(const MlpBackward& b) {
   if (any_dz && !done && !run_fused(nullptr)) {
     run_product_and_pass(call, shape, saved, dz, b.need_db1 ? &db1 : nullptr, scope);
   }
-  return {b.need_dz ? dz : new_empty(b.dy, {0}), db1, dw2, db2};
+  return {b.need_dz ? dz : new_dense(b.dy, {0}), db1, dw2, db2};
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> mlp_backward(const Tensor& dy,     // (..., N)

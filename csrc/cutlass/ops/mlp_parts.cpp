@@ -1,14 +1,11 @@
 #include "csrc/cutlass/ops/mlp_parts.h"
 
-#include <torch/csrc/stable/ops.h>
-
 namespace fusedops {
 
 Tensor parameter_gradient(const Tensor& like, bool needed, std::initializer_list<int64_t> sizes,
                           bool fp32) {
   const ScalarType dtype = fp32 ? ScalarType::Float : like.scalar_type();
-  return needed ? torch::stable::new_empty(like, sizes, dtype)
-                : torch::stable::new_empty(like, {0}, dtype);
+  return needed ? new_dense(like, sizes, dtype) : new_dense(like, {0}, dtype);
 }
 
 Tensor run_down(const GemmCall& like, const Tensor& h, const Tensor& weight,

@@ -1,7 +1,5 @@
 #include "csrc/cutlass/ops/narrow_backward.h"
 
-#include <torch/csrc/stable/ops.h>
-
 #include "csrc/cutlass/kernels/narrow/sm90_narrow.h"
 #include "csrc/cutlass/launch/gemm_launch.h"
 
@@ -63,7 +61,7 @@ bool run_narrow_backward(const char* op, const LinearShape& shape, const NarrowO
   const int64_t floats = narrow::partial_floats(p, scope.facts().sm_count);
   Tensor partial;
   if (floats > 0) {
-    partial = torch::stable::empty({floats}, ScalarType::Float, std::nullopt, sums->device());
+    partial = new_dense(*sums, {floats}, ScalarType::Float);
     p.partial = static_cast<float*>(partial.mutable_data_ptr());
   }
   const char* failure = run(p, scope.context());

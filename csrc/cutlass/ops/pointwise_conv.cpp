@@ -1,7 +1,6 @@
 // pointwise_conv on CUDA: a kernel for few channels, or a product with the norm in its epilogue,
 // where there is one, else a product and a pass.
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
 
 #include <string>
 
@@ -99,8 +98,8 @@ Tensor conv(const Tensor& x_,                        // (..., K)
   if (y.numel() == 0) return y;
 
   // Config
-  const Tensor x = cpu::dense(x_), weight = cpu::dense(weight_);
-  const std::optional<Tensor> residual = ConvVectors::dense(residual_);
+  const Tensor x = dense(x_), weight = dense(weight_);
+  const std::optional<Tensor> residual = dense(residual_);
   const ConvVectors vectors(conv_bias, norm);
   Call call{.dtype = shape.dtype,
             .activation = shape.activation,

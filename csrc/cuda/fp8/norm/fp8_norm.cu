@@ -51,11 +51,10 @@ Fp8NormResult launch_one_kernel(const char* op, const QuantizeShape& s, const Te
   const Side by_rows = allocate_side(x, s.rows, s.format, s.m, s.k);
   const Side by_columns = allocate_side(x, s.columns, s.format, s.k, s.m);
   const auto statistic = [&](bool wanted) {
-    return torch::stable::new_empty(x, {wanted ? s.m : 0}, ScalarType::Float);
+    return new_dense(x, {wanted ? s.m : 0}, ScalarType::Float);
   };
   const Tensor mean = statistic(!o.rms), rstd = statistic(true);
-  const Tensor sum =
-      residual ? torch::stable::new_empty(x, {s.m, s.k}) : torch::stable::new_empty(x, {0});
+  const Tensor sum = residual ? new_dense(x, {s.m, s.k}) : new_dense(x, {0});
 
   // Config
   Fp8Norm p;
@@ -79,7 +78,7 @@ Fp8NormResult launch_one_kernel(const char* op, const QuantizeShape& s, const Te
   p.rstd = static_cast<float*>(rstd.mutable_data_ptr());
 
   // Launch
-  const Tensor words = torch::stable::new_empty(x, {2 * s.m}, ScalarType::Long);
+  const Tensor words = new_dense(x, {2 * s.m}, ScalarType::Long);
   const char* const error = launch_fp8_norm(p, words.mutable_data_ptr(), scope.context());
 
   // Launch check

@@ -1,6 +1,5 @@
 // edge_rows_first and edge_rows_offsets on CUDA.
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
 
 #include <tuple>
 #include <utility>
@@ -89,8 +88,8 @@ std::tuple<Tensor, Tensor> edge_rows_first(const OptionalTensor& rows_,
   const OptionalTensor stats = fp32("stats", stats_, {kRowStatistics, channels});
 
   // Allocate
-  const Tensor y = torch::stable::new_empty(idx, {idx.numel(), channels}, like.scalar_type());
-  const Tensor valid = torch::stable::new_empty(idx, {idx.numel()}, ScalarType::Bool);
+  const Tensor y = new_dense(idx, {idx.numel(), channels}, like.scalar_type());
+  const Tensor valid = new_dense(idx, {idx.numel()}, ScalarType::Bool);
 
   // Config, launch
   const RowGrid grid = edge_grid(idx.numel(), channels, scope);
@@ -130,11 +129,11 @@ Tensor edge_rows_offsets(const Tensor& dy_, const Tensor& idx, const Tensor& poi
       *check_edge_tensor(kOp, "dy", dy_, idx, dy_.scalar_type(), {idx.numel(), shape.channels});
 
   // Allocate
-  const Tensor sums = torch::stable::new_empty(dy, {3, shape.channels}, kFp32);
+  const Tensor sums = new_dense(dy, {3, shape.channels}, kFp32);
 
   // Config, launch
   const RowGrid grid = edge_grid(shape.rows, shape.channels, scope);
-  const Tensor partial = torch::stable::new_empty(dy, {grid.row_blocks, 3, shape.channels}, kFp32);
+  const Tensor partial = new_dense(dy, {grid.row_blocks, 3, shape.channels}, kFp32);
   dispatch_like(kOp, "dy", dy, [&]<DType D>(Tag<D>) {
     using T = DeviceType<D>;
     const RowOffsets<T> p{.edges = edges.edges,

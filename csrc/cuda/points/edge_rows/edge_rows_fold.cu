@@ -1,6 +1,5 @@
 // edge_rows_fold on CUDA.
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
 
 #include <tuple>
 
@@ -61,8 +60,8 @@ std::tuple<Tensor, Tensor> edge_rows_fold(const Tensor& weight_, const OptionalT
   const OptionalTensor var = vector("var", var_);
 
   // Allocate
-  const Tensor to_weight = torch::stable::new_empty(weight, {rows, columns});
-  const Tensor to_bias = torch::stable::new_empty(weight, {rows});
+  const Tensor to_weight = new_dense(weight, {rows, columns});
+  const Tensor to_bias = new_dense(weight, {rows});
 
   // Empty early return
   if (rows == 0) return {to_weight, to_bias};

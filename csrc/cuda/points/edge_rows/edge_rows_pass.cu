@@ -1,6 +1,5 @@
 // edge_rows_apply, edge_rows_sums and edge_rows_backward on CUDA.
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
 
 #include "csrc/common/checks/op_boundary.h"
 #include "csrc/common/device/device_types.cuh"
@@ -46,7 +45,7 @@ Tensor edge_rows_apply(const Tensor& y_, const Tensor& stats_, const OptionalTen
   const OptionalTensor valid = check_row_mask(kOp, valid_, y_);
 
   // Allocate
-  const Tensor out = torch::stable::new_empty(y, {shape.rows, shape.channels});
+  const Tensor out = new_dense(y, {shape.rows, shape.channels});
 
   // Config, launch
   const RowGrid grid = pass_grid(shape, scope);
@@ -85,12 +84,11 @@ Tensor edge_rows_sums(const Tensor& da_, const Tensor& y_, const Tensor& stats_,
   const OptionalTensor valid = check_row_mask(kOp, valid_, y_);
 
   // Allocate
-  const Tensor sums = torch::stable::new_empty(y, {2, shape.channels}, ScalarType::Float);
+  const Tensor sums = new_dense(y, {2, shape.channels}, ScalarType::Float);
 
   // Config, launch
   const RowGrid grid = pass_grid(shape, scope);
-  const Tensor partial =
-      torch::stable::new_empty(y, {grid.row_blocks, 2, shape.channels}, ScalarType::Float);
+  const Tensor partial = new_dense(y, {grid.row_blocks, 2, shape.channels}, ScalarType::Float);
   dispatch_like(kOp, "y", y, [&]<DType D>(Tag<D>) {
     using T = DeviceType<D>;
     RowPass<T> p{};
@@ -180,7 +178,7 @@ Tensor edge_rows_backward(const Tensor& da_, const Tensor& y_, const Tensor& sta
       .valid = check_row_mask(kOp, valid_, y_)};
 
   // Allocate
-  const Tensor dy = torch::stable::new_empty(operands.y, {shape.rows, shape.channels});
+  const Tensor dy = new_dense(operands.y, {shape.rows, shape.channels});
 
   // Config, launch
   launch_backward(operands, shape, groups, slope, dy, scope);

@@ -1,6 +1,5 @@
 // edge_rows_statistics_ on CUDA.
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
 
 #include <tuple>
 
@@ -130,16 +129,16 @@ std::tuple<Tensor, Tensor, Tensor> edge_rows_statistics_(
   // Allocate
   const bool pool = k > 0;
   const int64_t groups = pool ? shape.rows / k : shape.rows, channels = shape.channels;
-  const Tensor stats = torch::stable::new_empty(y, {kRowStatistics, channels}, ScalarType::Float);
+  const Tensor stats = new_dense(y, {kRowStatistics, channels}, ScalarType::Float);
   const std::vector<int64_t> pooled =
       pool ? std::vector<int64_t>{groups, channels} : std::vector<int64_t>{0};
-  const Tensor best = torch::stable::new_empty(y, pooled);
-  const Tensor which = torch::stable::new_empty(y, pooled, ScalarType::Int);
+  const Tensor best = new_dense(y, pooled);
+  const Tensor which = new_dense(y, pooled, ScalarType::Int);
 
   // Config
   const StatisticsPlan plan = plan_statistics(shape, k, scope.facts().sm_count);
-  const Tensor partial = torch::stable::new_empty(
-      y, {batch ? plan.grid.row_blocks * (2 * channels + 1) : 0}, ScalarType::Float);
+  const Tensor partial =
+      new_dense(y, {batch ? plan.grid.row_blocks * (2 * channels + 1) : 0}, ScalarType::Float);
 
   // Launch
   float* const sums = batch ? write<float>(partial) : nullptr;

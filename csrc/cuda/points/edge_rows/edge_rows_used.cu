@@ -1,6 +1,5 @@
 // edge_rows_used on CUDA.
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
 
 #include "csrc/common/checks/op_boundary.h"
 #include "csrc/common/host/launch.h"
@@ -54,7 +53,7 @@ Tensor edge_rows_used(const Tensor& x_,       // (R, F)
       *check_edge_tensor(kOp, "dout", dout_, x_, x_.scalar_type(), {shape.rows, of_dout.channels});
 
   // Allocate
-  const Tensor out = torch::stable::new_empty(x, {shape.rows, shape.channels});
+  const Tensor out = new_dense(x, {shape.rows, shape.channels});
 
   // Launch
   const UsedRows p{.x = static_cast<const uint4*>(x.const_data_ptr()),

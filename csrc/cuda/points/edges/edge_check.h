@@ -47,9 +47,9 @@ inline std::optional<Tensor> check_edge_tensor(const char* op, const char* name,
   }
   FUSEDOPS_CHECK(fits, op, ": ", name, " must have shape (", text.str(), "); got ",
                  shape_string(*tensor));
-  const Tensor dense = torch::stable::contiguous(*tensor);
-  const bool aligned = reinterpret_cast<uintptr_t>(dense.const_data_ptr()) % 16 == 0;
-  return aligned ? dense : torch::stable::clone(dense);
+  const Tensor contiguous = dense(*tensor);
+  const bool aligned = reinterpret_cast<uintptr_t>(contiguous.const_data_ptr()) % 16 == 0;
+  return aligned ? contiguous : torch::stable::clone(contiguous);
 }
 
 // The list of rows (edge_list) and where the groups' rows end in it, contiguous.

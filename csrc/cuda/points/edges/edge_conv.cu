@@ -1,6 +1,5 @@
 // One layer over the edges of points among themselves, on CUDA.
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
 
 #include <tuple>
 
@@ -94,7 +93,7 @@ ConvResults allocate_conv(const ConvArguments& a, const Tensor& like, bool infer
   const std::vector<int64_t> pooled{a.clouds, a.n, a.channels};
   const int64_t width = a.problem.width;
   const auto empty = [&](bool wanted, const std::vector<int64_t>& shape, ScalarType type) {
-    return torch::stable::new_empty(a.products, wanted ? shape : std::vector<int64_t>{0}, type);
+    return new_dense(a.products, wanted ? shape : std::vector<int64_t>{0}, type);
   };
   return {.out = empty(infer, pooled, like.scalar_type()),
           .best = empty(!infer, pooled, fp32),
@@ -191,9 +190,9 @@ std::tuple<Tensor, Tensor> edge_conv_backward(const Tensor& products,  // (B, N,
   const auto ranges_ = check("ranges", ranges, integer, {given.problem.points, 2});
 
   // Allocate
-  const Tensor out = torch::stable::new_empty(products, {given.clouds, given.n, 2 * given.channels},
-                                              like.scalar_type());
-  const Tensor used = torch::stable::new_empty(products, {given.clouds, given.n}, ScalarType::Bool);
+  const Tensor out =
+      new_dense(products, {given.clouds, given.n, 2 * given.channels}, like.scalar_type());
+  const Tensor used = new_dense(products, {given.clouds, given.n}, ScalarType::Bool);
 
   // Config, launch
   const int lanes = ConvGrid(given.problem, false, scope.facts().sm_count).lanes;

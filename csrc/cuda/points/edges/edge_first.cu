@@ -1,6 +1,5 @@
 // The rows of an edge MLP, and the gradient of its first layer, on CUDA.
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
 
 #include <tuple>
 
@@ -45,11 +44,11 @@ Tensor edge_counts(const Tensor& idx,  // (B, M, K)
   const LaunchScope scope(kOp, idx);
 
   // Contract, checks
-  const Tensor dense = torch::stable::contiguous(idx);
-  const EdgeEntries entries = entries_of(kOp, dense, n);
+  const Tensor places = dense(idx);
+  const EdgeEntries entries = entries_of(kOp, places, n);
 
   // Allocate, launch
-  const Tensor counts = torch::stable::new_empty(idx, {entries.groups}, ScalarType::Int);
+  const Tensor counts = new_dense(idx, {entries.groups}, ScalarType::Int);
   edge_count_kernel<<<blocks_for(32 * entries.groups, kEdgeListThreads), kEdgeListThreads, 0,
                       scope.stream()>>>(entries, write<int>(counts));
 
@@ -92,19 +91,19 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> edge_list(const Tensor& idx,         
   const LaunchScope scope(kOp, idx);
 
   // Contract, checks
-  const Tensor dense = torch::stable::contiguous(idx);
-  const EdgeEntries entries = entries_of(kOp, dense, n);
+  const Tensor places = dense(idx);
+  const EdgeEntries entries = entries_of(kOp, places, n);
   const auto ends_ = check_edge_tensor(kOp, "ends", ends, idx, ScalarType::Int, {entries.groups});
   const OperandArguments given = check_operands(kOp, idx, n, {points, centers, features}, like);
 
   // Allocate
   const ScalarType integer = ScalarType::Int;
-  const Tensor list = torch::stable::new_empty(idx, {idx.numel(), 4}, integer);
-  const Tensor merged = torch::stable::new_empty(
-      idx, {ends ? idx.size(0) : 0, idx.size(1), idx.size(2)}, ScalarType::Long);
-  const Tensor own_ends = torch::stable::new_empty(idx, {ends ? 0 : entries.groups}, integer);
+  const Tensor list = new_dense(idx, {idx.numel(), 4}, integer);
+  const Tensor merged =
+      new_dense(idx, {ends ? idx.size(0) : 0, idx.size(1), idx.size(2)}, ScalarType::Long);
+  const Tensor own_ends = new_dense(idx, {ends ? 0 : entries.groups}, integer);
   const Tensor operands =
-      torch::stable::new_empty(idx, {given.planes(), idx.numel(), kEdgePlane}, like.scalar_type());
+      new_dense(idx, {given.planes(), idx.numel(), kEdgePlane}, like.scalar_type());
 
   // Launch
   dispatch_like(kOp, "like", like, [&]<DType D>(Tag<D>) {
@@ -144,7 +143,7 @@ Tensor edge_moments(const Tensor& list, const Tensor& ends, const OptionalTensor
   const auto points_ = check("points", points), centers_ = check("centers", centers);
 
   // Allocate, launch
-  const Tensor out = torch::stable::new_empty(list, {list.size(0), 4}, ScalarType::Float);
+  const Tensor out = new_dense(list, {list.size(0), 4}, ScalarType::Float);
   edge_moments_kernel<<<blocks_for(list.size(0), kEdgeFirstThreads), kEdgeFirstThreads, 0,
                         scope.stream()>>>(
       read<int4>(edges.list), read<int>(edges.ends), static_cast<int>(ends.numel()),
@@ -176,7 +175,7 @@ Tensor edge_point_moments(const Tensor& entries, const Tensor& ranges, const Ten
   const auto centers_ = check("centers", centers, ScalarType::Float, {groups, 3});
 
   // Allocate, launch
-  const Tensor out = torch::stable::new_empty(list, {count, 4}, ScalarType::Float);
+  const Tensor out = new_dense(list, {count, 4}, ScalarType::Float);
   const EdgePointMoments a{.entries = read<uint32_t>(entries_),
                            .ranges = read<uint2>(ranges_),
                            .list = read<int4>(edges.list),
@@ -211,7 +210,7 @@ Tensor edge_winners(const Tensor& winners,  // (B, M, C)
                  " channels; got ", width);
 
   // Allocate, launch
-  const Tensor rows = torch::stable::new_empty(list, {list.size(0), width}, like.scalar_type());
+  const Tensor rows = new_dense(list, {list.size(0), width}, like.scalar_type());
   dispatch_like(kOp, "like", like, [&]<DType D>(Tag<D>) {
     using T = DeviceType<D>;
     const int64_t threads = list.size(0) * (width / kEdgeVector);
@@ -242,14 +241,14 @@ Tensor edge_group_sums(const Tensor& rows, const Tensor& list, const Tensor& end
   const int64_t width = rows.size(rows.dim() - 1);
   FUSEDOPS_CHECK(width * static_cast<int64_t>(rows.element_size()) % 16 == 0, kOp,
                  ": rows must be multiples of 16 bytes; got ", width, " channels");
-  const Tensor dense = torch::stable::contiguous(rows);
+  const Tensor contiguous = dense(rows);
 
   // Allocate, launch
-  const Tensor out = torch::stable::new_empty(list, {ends.numel(), width}, ScalarType::Float);
+  const Tensor out = new_dense(list, {ends.numel(), width}, ScalarType::Float);
   using Types = Choices<DType::kFloat16, DType::kBFloat16, DType::kFloat32>;
   dispatch(Types{}, dtype, [&]<DType D>(Tag<D>) {
     using T = DeviceType<D>;
-    const EdgeGroupSums<T> a{.rows = read<T>(dense),
+    const EdgeGroupSums<T> a{.rows = read<T>(contiguous),
                              .list = read<int4>(edges.list),
                              .ends = read<int>(edges.ends),
                              .groups = static_cast<int>(ends.numel()),
@@ -312,14 +311,14 @@ std::tuple<Tensor, Tensor> edge_close(const Tensor& sums,  // (R, C)
   const int64_t rows = sums.size(0), width = sums.size(1);
 
   // Allocate
-  const Tensor out = torch::stable::new_empty(sums, {rows, width});
-  const Tensor products = torch::stable::new_empty(sums, {coordinates ? width : 0, 3});
+  const Tensor out = new_dense(sums, {rows, width});
+  const Tensor products = new_dense(sums, {coordinates ? width : 0, 3});
 
   // Config, launch
   constexpr int64_t kRowsOfBlock = 16 * kEdgeCloseRows;
   const int64_t blocks = std::min<int64_t>(std::max<int64_t>(ceil_div(rows, kRowsOfBlock), 1),
                                            4 * scope.facts().sm_count);
-  const Tensor partial = torch::stable::new_empty(sums, {coordinates ? blocks : 0, width, 3});
+  const Tensor partial = new_dense(sums, {coordinates ? blocks : 0, width, 3});
   dispatch_like(kOp, "like", like, [&]<DType D>(Tag<D>) {
     using T = DeviceType<D>;
     const EdgeClose<T> a{.sums = read<float>(given.sums),
@@ -376,9 +375,8 @@ Tensor edge_products(const Tensor& rows,  // (E, C)
   const int64_t values = (width + kEdgeMomentRows) * kEdgeOperandColumns;
   const int64_t blocks = std::min<int64_t>(ceil_div(list.size(0), int64_t{64} * kEdgeProductWarps),
                                            2 * scope.facts().sm_count);
-  const Tensor partial = torch::stable::new_empty(list, {blocks, values}, fp32);
-  const Tensor out =
-      torch::stable::new_empty(list, {width + kEdgeMomentRows, kEdgeOperandColumns}, fp32);
+  const Tensor partial = new_dense(list, {blocks, values}, fp32);
+  const Tensor out = new_dense(list, {width + kEdgeMomentRows, kEdgeOperandColumns}, fp32);
 
   // Launch
   dispatch_like(kOp, "rows", rows, [&]<DType D>(Tag<D>) {

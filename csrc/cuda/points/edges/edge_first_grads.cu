@@ -1,6 +1,5 @@
 // The gradients of an edge MLP's first weights and features from their sums, on CUDA.
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
 
 #include "csrc/common/checks/op_boundary.h"
 #include "csrc/common/device/device_types.cuh"
@@ -40,7 +39,7 @@ Tensor edge_first_grads(const Tensor& products,        // (C + 32, 16)
   const auto dense_ = check("dense", dense, fp32, {width, 2});
 
   // Allocate
-  const Tensor out = torch::stable::new_empty(weight, {width, kEdgeOperandColumns});
+  const Tensor out = new_dense(weight, {width, kEdgeOperandColumns});
   if (width == 0) return out;
 
   // Launch
@@ -95,7 +94,7 @@ Tensor edge_feature_grads(const Tensor& sums,             // (R, C)
   const auto features_ = check("features", features, half, {rows, count});
 
   // Allocate
-  const Tensor out = torch::stable::new_empty(features, {rows, count});
+  const Tensor out = new_dense(features, {rows, count});
 
   // Launch
   dispatch_like(kOp, "first_weight", first_weight, [&]<DType D>(Tag<D>) {

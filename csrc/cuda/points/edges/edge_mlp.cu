@@ -1,6 +1,5 @@
 // The passes of an MLP over edges on CUDA.
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
 
 #include <tuple>
 
@@ -92,7 +91,7 @@ void check_request(const char* op, const ForwardRequest& r, int64_t width) {
 
 Tensor empty_if(bool wanted, const Tensor& like, const std::vector<int64_t>& shape,
                 ScalarType type) {
-  return torch::stable::new_empty(like, wanted ? shape : std::vector<int64_t>{0}, type);
+  return new_dense(like, wanted ? shape : std::vector<int64_t>{0}, type);
 }
 
 ForwardResults allocate_forward(const EdgeArguments& a, const ForwardRequest& r) {
@@ -373,8 +372,8 @@ Tensor edge_pool_forward(const Tensor& best,    // (B, M, C)
                  dtype_name(like.scalar_type()));
 
   // Allocate, launch
-  const Tensor out = torch::stable::new_empty(best, {best.size(0), best.size(1), best.size(2)},
-                                              like.scalar_type());
+  const Tensor out =
+      new_dense(best, {best.size(0), best.size(1), best.size(2)}, like.scalar_type());
   if (out.numel() == 0) return out;
   dispatch_half(check_floating(kOp, "like", like), [&]<DType D>(Tag<D>) {
     using T = DeviceType<D>;
@@ -411,17 +410,16 @@ std::tuple<Tensor, Tensor, Tensor> edge_pool_backward(const Tensor& dout,    // 
   const auto stats_ = check_edge_tensor(kOp, "stats", stats, best, fp32, {kEdgeStats, width});
 
   // Allocate
-  const Tensor winners =
-      torch::stable::new_empty(best, {best.size(0), best.size(1), width}, ScalarType::Int);
-  const Tensor grads = torch::stable::new_empty(best, {width, 2}, fp32);
-  const Tensor dense = torch::stable::new_empty(best, {stats ? width : 0, 2}, fp32);
+  const Tensor winners = new_dense(best, {best.size(0), best.size(1), width}, ScalarType::Int);
+  const Tensor grads = new_dense(best, {width, 2}, fp32);
+  const Tensor below = new_dense(best, {stats ? width : 0, 2}, fp32);
 
   // Config, launch
   constexpr int64_t kRowsOfBlock = 16 * kEdgePoolRows;
   const int64_t blocks = std::min<int64_t>(std::max<int64_t>(ceil_div(p.groups, kRowsOfBlock), 1),
                                            2 * scope.facts().sm_count);
-  const Tensor partial = torch::stable::new_empty(best, {blocks, 2, width}, fp32);
-  const Tensor contiguous = torch::stable::contiguous(dout);
+  const Tensor partial = new_dense(best, {blocks, 2, width}, fp32);
+  const Tensor contiguous = dense(dout);
   dispatch_half(check_floating(kOp, "dout", dout), [&]<DType D>(Tag<D>) {
     using T = DeviceType<D>;
     EdgePool<T> a = pool_of<T>(p, slope);
@@ -438,12 +436,12 @@ std::tuple<Tensor, Tensor, Tensor> edge_pool_backward(const Tensor& dout,    // 
                          .affine = pairs(p.affine),
                          .stats = read<float>(stats_),
                          .grads = write<float2>(grads),
-                         .dense = write<float2>(dense)};
+                         .dense = write<float2>(below)};
   edge_sums_kernel<<<join_blocks(width), join_block(), 0, scope.stream()>>>(norm);
 
   // Launch check
   check_launch(kOp);
-  return {winners, grads, dense};
+  return {winners, grads, below};
 }
 
 }  // namespace

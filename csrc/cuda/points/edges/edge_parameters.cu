@@ -1,7 +1,6 @@
 // The parameters of an edge MLP as its passes read them: padded, in one piece, norms as scale and
 // shift; one launch for all layers.
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
 
 #include <array>
 #include <tuple>
@@ -214,9 +213,9 @@ std::tuple<Tensor, Tensor, Tensor> edge_parameters(
   // Allocate
   const int64_t planes = given.planes();
   const ScalarType half = like.scalar_type();
-  const Tensor first = torch::stable::new_empty(like, {planes, planes ? c1 : 0, kEdgePlane}, half);
-  const Tensor flat = torch::stable::new_empty(like, {given.values}, half);
-  const Tensor affine = torch::stable::new_empty(like, {given.channels, 2}, ScalarType::Float);
+  const Tensor first = new_dense(like, {planes, planes ? c1 : 0, kEdgePlane}, half);
+  const Tensor flat = new_dense(like, {given.values}, half);
+  const Tensor affine = new_dense(like, {given.channels, 2}, ScalarType::Float);
 
   // Config, launch
   dispatch_like(kOp, "like", like, [&]<DType D>(Tag<D>) {

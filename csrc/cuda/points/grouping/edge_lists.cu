@@ -1,7 +1,6 @@
 // Lists of the edges to every point, and sums by them, on CUDA: an index is inverted once for all
 // sums of a layer over edges.
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
 
 #include <tuple>
 
@@ -28,12 +27,12 @@ std::tuple<Tensor, Tensor> edge_lists(const Tensor& idx,  // (B, M, K)
   const int64_t clouds = idx.size(0);
   FUSEDOPS_CHECK(n > 0 && n <= kMost / clouds, kOp, ": the clouds must have from 1 to ", kMost,
                  " points together; got ", clouds, " of ", n);
-  const Tensor dense = torch::stable::contiguous(idx);
+  const Tensor places = dense(idx);
 
   // Allocate, launch
-  const InvertedTensors lists{torch::stable::new_empty(idx, {idx.numel()}, ScalarType::Int),
-                              torch::stable::new_empty(idx, {clouds * n, 2}, ScalarType::Int)};
-  invert_index(kOp, scope, dense, clouds, n, &lists);
+  const InvertedTensors lists{new_dense(idx, {idx.numel()}, ScalarType::Int),
+                              new_dense(idx, {clouds * n, 2}, ScalarType::Int)};
+  invert_index(kOp, scope, places, clouds, n, &lists);
   return {lists.entries, lists.ranges};
 }
 
@@ -66,13 +65,13 @@ Tensor edge_point_sums(const Tensor& rows,  // (E / per_row, C)
   }
 
   // Allocate, launch
-  const Tensor out = torch::stable::new_empty(rows, {points, rows.size(1)}, ScalarType::Float);
+  const Tensor out = new_dense(rows, {points, rows.size(1)}, ScalarType::Float);
   if (out.numel() == 0) return out;
-  const Tensor listed = torch::stable::contiguous(entries);
-  const Tensor spans = torch::stable::contiguous(ranges);
+  const Tensor listed = dense(entries);
+  const Tensor spans = dense(ranges);
   const InvertedIndex lists{listed, static_cast<const uint32_t*>(listed.const_data_ptr()),
                             static_cast<const uint2*>(spans.const_data_ptr())};
-  ScatterRequest request{.rows = torch::stable::contiguous(rows),
+  ScatterRequest request{.rows = dense(rows),
                          .pitch = rows.size(1),
                          .first = 0,
                          .count = rows.size(1),
@@ -81,7 +80,7 @@ Tensor edge_point_sums(const Tensor& rows,  // (E / per_row, C)
                          .weights = std::nullopt,
                          .n = 1,
                          .fp32 = true};
-  if (weights) request.weights = torch::stable::contiguous(*weights);
+  if (weights) request.weights = dense(*weights);
   scatter_lists(scope, request, lists, out);
 
   // Launch check

@@ -1,6 +1,5 @@
 // Grouping on CUDA: gathers of rows by index, and the backward.
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
 
 #include "csrc/common/checks/group_check.h"
 #include "csrc/common/checks/op_boundary.h"
@@ -75,8 +74,8 @@ Tensor group(const std::optional<Tensor>& features,   // (B, N, C)
   const GroupArguments a = check_group(features, idx, points, centers);
 
   // Allocate
-  const Tensor out = torch::stable::new_empty(
-      idx, {a.clouds, a.groups, a.neighbours, a.dim + a.channels}, scalar_type_of(a.dtype));
+  const Tensor out = new_dense(idx, {a.clouds, a.groups, a.neighbours, a.dim + a.channels},
+                               scalar_type_of(a.dtype));
 
   // Empty early return
   if (out.numel() == 0) return out;
@@ -103,12 +102,12 @@ Tensor group_backward(const Tensor& dout,  // (B, M, K, C)
   check_group_backward(dout, idx, n, first, count);
 
   // Contract, allocate, launch
-  const Tensor out = scatter_rows(scope, {.rows = torch::stable::contiguous(dout),
+  const Tensor out = scatter_rows(scope, {.rows = dense(dout),
                                           .pitch = dout.size(3),
                                           .first = first,
                                           .count = count,
                                           .per_row = 1,
-                                          .idx = torch::stable::contiguous(idx),
+                                          .idx = dense(idx),
                                           .weights = std::nullopt,
                                           .n = n,
                                           .fp32 = fp32});

@@ -1,6 +1,5 @@
 // Interpolation by weighted neighbours on CUDA, and its backward.
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
 
 #include <tuple>
 
@@ -55,7 +54,7 @@ Tensor interpolate(const Tensor& features,   // (B, N, C)
   const InterpolateArguments a = check_interpolate("interpolate", features, idx, weights);
 
   // Allocate
-  const Tensor out = torch::stable::new_empty(features, {a.clouds, a.queries, a.channels});
+  const Tensor out = new_dense(features, {a.clouds, a.queries, a.channels});
 
   // Empty early return
   if (out.numel() == 0) return out;
@@ -81,12 +80,12 @@ std::tuple<Tensor, Tensor> interpolate_backward(const Tensor& dout,      // (B, 
 
   // Contract, checks
   const InterpolateArguments a = check_interpolate_backward(dout, features, idx, weights);
-  const Tensor dense = torch::stable::contiguous(dout);
+  const Tensor rows = dense(dout);
 
   // Allocate, launch
-  Tensor dfeatures = torch::stable::new_empty(features, {0});
+  Tensor dfeatures = new_dense(features, {0});
   if (need_dfeatures) {
-    dfeatures = scatter_rows(scope, {.rows = dense,
+    dfeatures = scatter_rows(scope, {.rows = rows,
                                      .pitch = a.channels,
                                      .first = 0,
                                      .count = a.channels,
@@ -96,13 +95,12 @@ std::tuple<Tensor, Tensor> interpolate_backward(const Tensor& dout,      // (B, 
                                      .n = a.rows,
                                      .fp32 = false});
   }
-  const Tensor dweights =
-      need_dweights ? torch::stable::new_empty(weights, {a.clouds, a.queries, a.neighbours})
-                    : torch::stable::new_empty(weights, {0});
+  const Tensor dweights = need_dweights ? new_dense(weights, {a.clouds, a.queries, a.neighbours})
+                                        : new_dense(weights, {0});
   if (dweights.numel() > 0) {
-    dispatch_access(a, dense.const_data_ptr(), [&]<class T, int V>() {
+    dispatch_access(a, rows.const_data_ptr(), [&]<class T, int V>() {
       launch_interpolate_dweights<T, V>(kernel_arguments<T>(a),
-                                        static_cast<const T*>(dense.const_data_ptr()),
+                                        static_cast<const T*>(rows.const_data_ptr()),
                                         dweights.mutable_data_ptr(), scope.stream());
     });
   }

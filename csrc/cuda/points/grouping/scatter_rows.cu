@@ -1,4 +1,3 @@
-#include <torch/csrc/stable/ops.h>
 
 #include "csrc/common/device/device_types.cuh"
 #include "csrc/common/dispatch.h"
@@ -49,8 +48,7 @@ Tensor scatter_rows(const LaunchScope& scope, const ScatterRequest& request) {
   const DType dtype = check_floating("scatter_rows", "rows", request.rows);
   const int64_t clouds = request.idx.size(0);
   const bool wide = request.fp32 && dtype != DType::kFloat64;
-  const Tensor out =
-      torch::stable::new_empty(request.rows, {clouds, request.n, request.count},
+  const Tensor out = new_dense(request.rows, {clouds, request.n, request.count},
                                wide ? ScalarType::Float : request.rows.scalar_type());
   if (out.numel() == 0) return out;
   if (request.idx.numel() == 0) {

@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(kThreads)
 
 void make_offsets_monotone(const LaunchScope& scope, CloudTensors& clouds) {
   if (!clouds.offsets) return;
-  const Tensor result = torch::stable::empty_like(*clouds.offsets);
+  const Tensor result = new_dense(*clouds.offsets, clouds.offsets->sizes());
   monotone_offsets_kernel<<<1, kThreads, 0, scope.stream()>>>(
       clouds.view.offsets, clouds.view.count + 1, clouds.view.capacity,
       static_cast<int64_t*>(result.mutable_data_ptr()));

@@ -79,9 +79,7 @@ void sort_pairs(const LaunchScope& scope, uint64_t* keys, const uint32_t* values
     FUSEDOPS_CHECK(error == cudaSuccess, "sort_pairs: CUDA error: ", cudaGetErrorString(error));
   };
   sort(nullptr);
-  const Tensor storage = torch::stable::empty(
-      {static_cast<int64_t>(bytes)}, ScalarType::Byte, std::nullopt,
-      torch::stable::Device(torch::headeronly::DeviceType::CUDA, scope.device()));
+  const Tensor storage = workspace(static_cast<int64_t>(bytes), scope);
   sort(storage.mutable_data_ptr());
 }
 

@@ -36,7 +36,7 @@ void sort_pairs(const LaunchScope& scope, uint64_t* keys, const uint32_t* values
                 uint64_t* sorted_keys, uint32_t* sorted_values, int64_t count, int bits);
 
 inline Tensor empty_bytes(const Tensor& like, int64_t bytes) {
-  return torch::stable::empty({bytes}, ScalarType::Byte, std::nullopt, like.device());
+  return new_dense(like, {bytes}, ScalarType::Byte);
 }
 
 }  // namespace fusedops::cuda

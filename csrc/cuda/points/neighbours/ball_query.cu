@@ -115,12 +115,9 @@ std::tuple<Tensor, Tensor, Tensor> ball_query(const Tensor& points,   // (B, N, 
                               radius, k, algorithm));
 
   // Allocate
-  const auto device = points.device();
-  Neighbours out{
-      torch::stable::empty(rows_by(in.queries, k), ScalarType::Long, std::nullopt, device),
-      torch::stable::empty(rows_by(in.queries, k), distance_type(in.points.dtype), std::nullopt,
-                           device),
-      torch::stable::empty(rows_of(in.queries), ScalarType::Long, std::nullopt, device), pad_first};
+  Neighbours out{new_dense(points, rows_by(in.queries, k), ScalarType::Long),
+                 new_dense(points, rows_by(in.queries, k), distance_type(in.points.dtype)),
+                 new_dense(points, rows_of(in.queries), ScalarType::Long), pad_first};
   const std::tuple<Tensor, Tensor, Tensor> result{out.index, *out.counts, out.distance};
 
   // Empty early return
@@ -172,8 +169,7 @@ Tensor radius_count(const Tensor& points,   // (B, N, D) or (P, D)
                                  query_offsets, grid, radius, algorithm));
 
   // Allocate
-  Tensor counts =
-      torch::stable::empty(rows_of(in.queries), ScalarType::Long, std::nullopt, points.device());
+  Tensor counts = new_dense(points, rows_of(in.queries), ScalarType::Long);
 
   // Empty early return
   if (in.queries.view.num_rows() == 0) return counts;
@@ -244,17 +240,15 @@ std::tuple<Tensor, Tensor> radius_fill(
   check_radius_fill(in, starts, total);
 
   // Allocate
-  const auto device = points.device();
-  const Tensor index = torch::stable::empty({total}, ScalarType::Long, std::nullopt, device);
-  const Tensor distance =
-      torch::stable::empty({total}, distance_type(in.points.dtype), std::nullopt, device);
+  const Tensor index = new_dense(points, {total}, ScalarType::Long);
+  const Tensor distance = new_dense(points, {total}, distance_type(in.points.dtype));
 
   // Empty early return
   if (total == 0) return {index, distance};
 
   // Launch
-  const Tensor dense = torch::stable::contiguous(starts);
-  const auto* first = static_cast<const int64_t*>(dense.const_data_ptr());
+  const Tensor ends = dense(starts);
+  const auto* first = static_cast<const int64_t*>(ends.const_data_ptr());
   dispatch_bool(in.points.dtype == DType::kFloat64, [&]<bool Double>(Tag<Double>) {
     using T = std::conditional_t<Double, double, float>;
     const BallOutput<T> out{static_cast<int64_t*>(index.mutable_data_ptr()),

@@ -90,11 +90,8 @@ std::tuple<Tensor, Tensor> ball_query_scales(const Tensor& points,   // (B, N, D
                                                            offsets, query_offsets, radii, ks));
 
   // Allocate
-  const auto device = points.device();
-  Tensor index =
-      torch::stable::empty({scales_total(in.queries, ks)}, ScalarType::Long, std::nullopt, device);
-  Tensor counts =
-      torch::stable::empty(rows_of_scales(in.queries, ks), ScalarType::Long, std::nullopt, device);
+  Tensor index = new_dense(points, {scales_total(in.queries, ks)}, ScalarType::Long);
+  Tensor counts = new_dense(points, rows_of_scales(in.queries, ks), ScalarType::Long);
 
   // Empty early return
   const int64_t rows = in.queries.view.num_rows();

@@ -1,6 +1,5 @@
 // k nearest neighbours on CUDA: the op. Kernels: knn_brute.cuh, grid_search.cuh, feature_knn.cuh.
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
 
 #include <limits>
 #include <tuple>
@@ -36,11 +35,9 @@ std::tuple<Tensor, Tensor> knn(const Tensor& points,   // (B, N, D) or (P, D)
                                              query_offsets, grid, k, norm, algorithm));
 
   // Allocate
-  const auto device = points.device();
   Neighbours out;
-  out.index = torch::stable::empty(rows_by(in.queries, k), ScalarType::Long, std::nullopt, device);
-  out.distance = torch::stable::empty(rows_by(in.queries, k), distance_type(in.points.dtype),
-                                      std::nullopt, device);
+  out.index = new_dense(points, rows_by(in.queries, k), ScalarType::Long);
+  out.distance = new_dense(points, rows_by(in.queries, k), distance_type(in.points.dtype));
 
   // Empty early return
   if (in.queries.view.num_rows() == 0) return {out.index, out.distance};

@@ -1,6 +1,5 @@
 // Gradient of k-NN distances on CUDA: the op.
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
 
 #include <tuple>
 
@@ -47,14 +46,13 @@ std::tuple<Tensor, Tensor> knn_backward(const Tensor& grad,     // (B, M, k) or 
   const DType dtype = check_knn_backward(grad, points, queries, idx, norm);
 
   // Contract
-  const Tensor dense[] = {torch::stable::contiguous(grad), torch::stable::contiguous(points),
-                          torch::stable::contiguous(queries), torch::stable::contiguous(idx)};
-  const KnnEdges edges = make_edges(dense[0], dense[1], dense[2], dense[3], norm);
+  const Tensor inputs[] = {dense(grad), dense(points), dense(queries), dense(idx)};
+  const KnnEdges edges = make_edges(inputs[0], inputs[1], inputs[2], inputs[3], norm);
   const int64_t count = edges.query_rows * edges.k;
 
   // Allocate
-  const Tensor dpoints = torch::stable::empty_like(dense[1]);
-  const Tensor dqueries = torch::stable::empty_like(dense[2]);
+  const Tensor dpoints = new_dense(inputs[1], inputs[1].sizes());
+  const Tensor dqueries = new_dense(inputs[2], inputs[2].sizes());
 
   // Launch
   dispatch_dtype(dtype, [&]<DType D>(Tag<D>) {

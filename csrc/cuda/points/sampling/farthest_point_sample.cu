@@ -1,6 +1,5 @@
 // Furthest point sampling on CUDA.
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
 
 #include "csrc/common/checks/fps_check.h"
 #include "csrc/common/checks/op_boundary.h"
@@ -16,7 +15,7 @@ using fps::Problem;
 
 // Uninitialised bytes on the device of `like`.
 Tensor workspace(const Tensor& like, size_t bytes) {
-  return torch::stable::new_empty(like, {static_cast<int64_t>(bytes)}, ScalarType::Byte);
+  return new_dense(like, {static_cast<int64_t>(bytes)}, ScalarType::Byte);
 }
 
 template <class T>
@@ -43,8 +42,8 @@ Tensor farthest_point_sample(const Tensor& points,                      // (B, N
 
   // Allocate
   const int64_t count = problem.clouds.count;
-  const Tensor out = out_offsets ? torch::stable::new_empty(points, {n}, ScalarType::Long)
-                                 : torch::stable::new_empty(points, {count, n}, ScalarType::Long);
+  const Tensor out = out_offsets ? new_dense(points, {n}, ScalarType::Long)
+                                 : new_dense(points, {count, n}, ScalarType::Long);
   problem.out = static_cast<int64_t*>(out.mutable_data_ptr());
 
   // Empty early return

@@ -1,6 +1,5 @@
 // The gradient of an embedding on CUDA.
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
 
 #include "csrc/common/checks/embedding_check.h"
 #include "csrc/common/checks/op_boundary.h"
@@ -43,7 +42,7 @@ Tensor embedding_backward(const Tensor& grad,     // (..., D)
   const EmbeddingShape shape = check_embedding_backward(kOp, grad, indices, num_rows, padding_idx);
 
   // Allocate
-  const Tensor out = torch::stable::new_empty(grad, {shape.rows, shape.d});
+  const Tensor out = new_dense(grad, {shape.rows, shape.d});
 
   // Empty early return
   if (out.numel() == 0) return out;
@@ -55,16 +54,16 @@ Tensor embedding_backward(const Tensor& grad,     // (..., D)
   }
 
   // Config
-  const Tensor dense = torch::stable::contiguous(grad), idx = torch::stable::contiguous(indices);
+  const Tensor rows = dense(grad), idx = dense(indices);
   const InvertedIndex inverted = invert_index(kOp, scope, idx, 1, shape.rows);
   const int64_t slots = shape.entries / embedding_chunk(shape.entries);
-  const Tensor chunk_sums = torch::stable::new_empty(grad, {slots * shape.d}, wide_dtype(grad));
+  const Tensor chunk_sums = new_dense(grad, {slots * shape.d}, wide_dtype(grad));
 
   // Launch
   dispatch_dtype(shape.dtype, [&]<DType D>(Tag<D>) {
     using T = DeviceType<D>;
     constexpr int kWide = kWideBytes / sizeof(T);
-    auto a = gradient_of<D>(shape, dense, idx, inverted, chunk_sums, out);
+    auto a = gradient_of<D>(shape, rows, idx, inverted, chunk_sums, out);
     a.padding = padding_idx;
     const bool wide = shape.d % kWide == 0 && reinterpret_cast<uintptr_t>(a.grad) % kWideBytes == 0;
     dispatch_bool(wide, [&]<bool kIsWide>(Tag<kIsWide>) {

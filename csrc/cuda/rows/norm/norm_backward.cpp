@@ -31,19 +31,14 @@ std::tuple<Tensor, Tensor, Tensor> norm_backward(const char* op, const NormArgum
   // Contract and checks
   const NormShape shape =
       check_norm_backward(op, a.dy, a.dresidual, a.x, a.weight, a.mean, a.rstd, norm_dims);
-  const std::optional<Tensor> weight =
-      a.weight ? std::optional(torch::stable::contiguous(*a.weight)) : std::nullopt;
-  const std::optional<Tensor> mean =
-      a.mean ? std::optional(torch::stable::contiguous(*a.mean)) : std::nullopt;
-  const Tensor rstd = torch::stable::contiguous(a.rstd);
+  const std::optional<Tensor> weight = dense(a.weight), mean = dense(a.mean);
+  const Tensor rstd = dense(a.rstd);
 
   // Allocate
   const auto sizes = a.x.sizes();
-  const torch::headeronly::IntHeaderOnlyArrayRef normalised(sizes.data() + a.x.dim() - norm_dims,
-                                                            norm_dims);
+  const Sizes normalised(sizes.data() + a.x.dim() - norm_dims, norm_dims);
   const auto output = [&](bool needed, const auto& shape_of_it, ScalarType dtype) {
-    return needed ? torch::stable::new_empty(a.x, shape_of_it, dtype)
-                  : torch::stable::new_empty(a.x, {0}, dtype);
+    return needed ? new_dense(a.x, shape_of_it, dtype) : new_dense(a.x, {0}, dtype);
   };
   const ScalarType parameter = weight ? weight->scalar_type() : a.x.scalar_type();
   Tensor dx = output(need_dx, sizes, a.x.scalar_type());

@@ -52,7 +52,7 @@ Tensor make_partial(NormBackward<T, W, S>& p, const NormSums& out, const Tensor&
   const bool sums = out.dweight != nullptr || out.dbias != nullptr;
   p.partial_pitch = round_up(n, int64_t{kChunkOf<C>});
   const Tensor partial =
-      torch::stable::new_empty(like, {sums ? (kRms ? 1 : 2) * p.partials * p.partial_pitch : 0});
+      new_dense(like, {sums ? (kRms ? 1 : 2) * p.partials * p.partial_pitch : 0});
   p.partial = sums ? static_cast<C*>(partial.mutable_data_ptr()) : nullptr;
   return partial;
 }
@@ -116,7 +116,7 @@ void launch_long(const NormGradients& t, NormBackward<T, W, S>& p, const NormSha
   // Allocate
   const NormSums out = norm_sums(t, sizeof(T) == 2);
   const Tensor partial = make_partial<kRms>(p, out, t.rstd, p.partials > 1 ? shape.n : 0);
-  const Tensor row_sums = torch::stable::new_empty(t.rstd, {shape.rows * layout.parts * 2});
+  const Tensor row_sums = new_dense(t.rstd, {shape.rows * layout.parts * 2});
   C* const sums = static_cast<C*>(row_sums.mutable_data_ptr());
 
   // Launch

@@ -272,7 +272,7 @@ Tensor lay_out_parameters(const Tensor& x, NormForward<T, T>& p, bool bias, int 
                           const LaunchScope& scope) {
   constexpr int kShifts = kRagged ? kChunkOf<T> : 1;
   const bool needed = kRagged || p.weight == nullptr || (bias && p.bias == nullptr);
-  const Tensor out = torch::stable::new_empty(x, {needed ? int64_t{2} * kShifts * pitch : 0});
+  const Tensor out = new_dense(x, {needed ? int64_t{2} * kShifts * pitch : 0});
   if (!needed) return out;
   T* const to = static_cast<T*>(out.mutable_data_ptr());
   launch_plain(norm_parameter_kernel<kEnds, T>, dim3(ceil_div(pitch, kStreamThreads), kShifts),
@@ -368,19 +368,15 @@ void norm(const char* op, NormTensors& t, int64_t norm_dims, double eps, bool fp
   // Contract and checks
   const NormShape shape = check_norm(op, t.x, t.residual, t.weight, t.bias, norm_dims, fp32_out);
   const std::optional<Tensor>& parameter = t.weight ? t.weight : t.bias;
-  const std::optional<Tensor> weight =
-      t.weight ? std::optional(torch::stable::contiguous(*t.weight)) : std::nullopt;
-  const std::optional<Tensor> bias =
-      t.bias ? std::optional(torch::stable::contiguous(*t.bias)) : std::nullopt;
+  const std::optional<Tensor> weight = dense(t.weight), bias = dense(t.bias);
 
   // Allocate
   const ScalarType dtype = t.x.scalar_type();
-  t.y = torch::stable::new_empty(t.x, t.x.sizes(), fp32_out ? ScalarType::Float : dtype);
-  t.sum = t.residual ? torch::stable::new_empty(t.x, t.x.sizes(), dtype)
-                     : torch::stable::new_empty(t.x, {0}, dtype);
+  t.y = new_dense(t.x, t.x.sizes(), fp32_out ? ScalarType::Float : dtype);
+  t.sum = t.residual ? new_dense(t.x, t.x.sizes(), dtype) : new_dense(t.x, {0}, dtype);
   const int64_t count = need_statistics ? shape.rows : 0;
-  t.rstd = torch::stable::new_empty(t.x, {count}, compute_type(shape.dtype));
-  if (!kRms) t.mean = torch::stable::new_empty(t.x, {count}, compute_type(shape.dtype));
+  t.rstd = new_dense(t.x, {count}, compute_type(shape.dtype));
+  if (!kRms) t.mean = new_dense(t.x, {count}, compute_type(shape.dtype));
 
   // Empty early return
   if (t.x.numel() == 0) {

@@ -1,6 +1,5 @@
 // rope on CUDA.
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
 
 #include <tuple>
 
@@ -51,7 +50,7 @@ std::tuple<Tensor, Tensor> rope(const Tensor& q,                 // (B, H, T, D)
 
   // Allocate
   const Tensor q_out = rope_result(q, heads_dim);
-  const Tensor k_out = k ? rope_result(*k, heads_dim) : torch::stable::new_empty(q, {0});
+  const Tensor k_out = k ? rope_result(*k, heads_dim) : new_dense(q, {0});
 
   // Empty early return
   if (q.numel() == 0 && k_out.numel() == 0) return {q_out, k_out};

@@ -78,8 +78,7 @@ void launch_forward(const RowInput& x, const CrossEntropy<T>& p, const CrossEntr
   const int64_t count = shape.rows <= kMostLossSums ? shape.rows : plan.blocks;  // of sums
   const int64_t bytes = shared ? shape.rows * plan.shares * int64_t{sizeof(LogitPart<C>)}
                                : count * int64_t{sizeof(LossSum)};
-  const Tensor workspace =
-      torch::stable::new_empty(x.tensor, {shared || !per_row ? bytes : 0}, ScalarType::Byte);
+  const Tensor workspace = new_dense(x.tensor, {shared || !per_row ? bytes : 0}, ScalarType::Byte);
   auto* const parts = static_cast<LogitPart<C>*>(workspace.mutable_data_ptr());
   auto* const sums = static_cast<LossSum*>(workspace.mutable_data_ptr());
   O* const out = static_cast<O*>(loss.mutable_data_ptr());
@@ -152,17 +151,16 @@ std::tuple<Tensor, Tensor, Tensor> cross_entropy(const Tensor& logits,  // (M, V
   // Contract and checks
   const CrossEntropyShape shape =
       check_cross_entropy("cross_entropy", logits, target, label_smoothing, reduction, fp32_out);
-  const Tensor targets = torch::stable::contiguous(target);
+  const Tensor targets = dense(target);
 
   // Allocate
   const bool per_row = shape.reduction == Reduction::kNone;
   const ScalarType dtype = fp32_out ? ScalarType::Float : logits.scalar_type();
   const ScalarType compute = compute_type(shape.dtype);
-  const Tensor loss = per_row ? torch::stable::new_empty(logits, {shape.rows}, dtype)
-                              : torch::stable::new_empty(logits, {}, dtype);
-  const Tensor lse = torch::stable::new_empty(logits, {shape.rows}, compute);
-  const Tensor scale =
-      torch::stable::new_empty(logits, {shape.reduction == Reduction::kMean ? 1 : 0}, compute);
+  const Tensor loss =
+      per_row ? new_dense(logits, {shape.rows}, dtype) : new_dense(logits, {}, dtype);
+  const Tensor lse = new_dense(logits, {shape.rows}, compute);
+  const Tensor scale = new_dense(logits, {shape.reduction == Reduction::kMean ? 1 : 0}, compute);
 
   // Empty early return
   if (per_row && shape.rows == 0) return {loss, lse, scale};
@@ -195,13 +193,13 @@ Tensor cross_entropy_backward(const Tensor& dloss,   // (M,) or ()
   // Contract and checks
   const CrossEntropyShape shape = check_cross_entropy_backward(
       "cross_entropy_backward", dloss, logits, target, lse, scale, label_smoothing, reduction);
-  const Tensor targets = torch::stable::contiguous(target);
-  const Tensor grad = torch::stable::contiguous(dloss);
-  const Tensor lse_dense = torch::stable::contiguous(lse);
+  const Tensor targets = dense(target);
+  const Tensor grad = dense(dloss);
+  const Tensor lse_dense = dense(lse);
 
   // Allocate
   const int64_t pitch = gradient_pitch(shape.n, logits.scalar_type());
-  Tensor dx = torch::stable::new_empty(logits, {shape.rows, pitch});
+  Tensor dx = new_dense(logits, {shape.rows, pitch});
   if (pitch != shape.n) dx = torch::stable::narrow(dx, 1, 0, shape.n);
 
   // Empty early return

@@ -34,8 +34,8 @@ void scale_gradient_(const Tensor& gradient, const Tensor& dloss,  // ()
 
   // Config
   const fusedops::cpu::NoGradGuard no_grad;
-  const Tensor dense = torch::stable::contiguous(gradient);
-  const bool aligned = reinterpret_cast<uintptr_t>(dense.const_data_ptr()) % 16 == 0;
+  const Tensor rows = dense(gradient);
+  const bool aligned = reinterpret_cast<uintptr_t>(rows.const_data_ptr()) % 16 == 0;
   const int64_t most = int64_t{scope.facts().sm_count} * kScaleGradientBlocks;
 
   // Launch
@@ -46,7 +46,7 @@ void scale_gradient_(const Tensor& gradient, const Tensor& dloss,  // ()
       launch_kernel(scale_gradient_kernel<T, kVec>,
                     dim3(static_cast<unsigned>(std::min(blocks, most))),
                     dim3(kScaleGradientThreads), 0, scope.stream(), scope.context().overlap,
-                    static_cast<T*>(dense.mutable_data_ptr()), count, number("dloss", dloss),
+                    static_cast<T*>(rows.mutable_data_ptr()), count, number("dloss", dloss),
                     number("scale", scale));
     };
     aligned ? launch(Tag<kChunkOf<T>>{}) : launch(Tag<1>{});
@@ -56,7 +56,7 @@ void scale_gradient_(const Tensor& gradient, const Tensor& dloss,  // ()
   check_launch(kOp);
   if (gradient.is_contiguous()) return;
   Tensor strided = gradient;
-  torch::stable::copy_(strided, dense);
+  torch::stable::copy_(strided, rows);
 }
 
 }  // namespace

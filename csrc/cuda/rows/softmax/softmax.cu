@@ -1,6 +1,5 @@
 // softmax and log_softmax on CUDA.
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
 #include <type_traits>
@@ -121,8 +120,7 @@ void launch_rows_of(const Tensor& x, const SoftmaxShape& shape, int64_t dims, bo
   } else {
     const RowParts parts(shape.outer, shape.n, kVec, sizeof(T), scope.facts().sm_count);
     const dim3 blocks(static_cast<unsigned>(shape.outer * parts.parts)), threads(kStreamThreads);
-    const Tensor found =
-        torch::stable::new_empty(x, {shape.outer * parts.parts * 2}, compute_type(shape.dtype));
+    const Tensor found = new_dense(x, {shape.outer * parts.parts * 2}, compute_type(shape.dtype));
     auto* const sums = static_cast<Compute<T>*>(found.mutable_data_ptr());
     launch_plain(softmax_part_kernel<T, O>, blocks, threads, scope, p, parts, sums);
     launch_plain(softmax_spread_kernel<T, O>, blocks, threads, scope, p, parts, sums);
@@ -144,7 +142,7 @@ template <class T, class O>
 void launch_columns_of(const Tensor& x, const SoftmaxShape& shape, bool log, O* y,
                        const LaunchScope& scope) {
   constexpr int kVec = 8 / sizeof(T);
-  const Tensor input = torch::stable::contiguous(x);
+  const Tensor input = dense(x);
   const SoftmaxForward<T, O> p{static_cast<const T*>(input.const_data_ptr()), y, 0, log};
   const bool aligned = reinterpret_cast<uintptr_t>(p.x) % 16 == 0 && shape.inner % kVec == 0;
   if (aligned && shape.inner >= kColumnX * kVec) {
@@ -163,8 +161,7 @@ Tensor softmax(const Tensor& x,  // any shape
   const SoftmaxShape shape = check_softmax("softmax", x, dim, fp32_out);
 
   // Allocate
-  const Tensor y =
-      torch::stable::new_empty(x, x.sizes(), fp32_out ? ScalarType::Float : x.scalar_type());
+  const Tensor y = new_dense(x, x.sizes(), fp32_out ? ScalarType::Float : x.scalar_type());
 
   // Empty early return
   if (x.numel() == 0) return y;

@@ -1,6 +1,5 @@
 // The gradient of softmax and log_softmax on CUDA.
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
 #include <type_traits>
@@ -180,8 +179,7 @@ void launch_rows_of(const Tensor& dy, const Tensor& y, const SoftmaxShape& shape
   } else {
     const RowParts parts(shape.outer, shape.n, kVec, sizeof(S), scope.facts().sm_count);
     const dim3 blocks(static_cast<unsigned>(shape.outer * parts.parts)), threads(kStreamThreads);
-    const Tensor found =
-        torch::stable::new_empty(y, {shape.outer * parts.parts}, compute_type(shape.dtype));
+    const Tensor found = new_dense(y, {shape.outer * parts.parts}, compute_type(shape.dtype));
     auto* const sums = static_cast<Compute<T>*>(found.mutable_data_ptr());
     launch_plain(softmax_backward_part_kernel<T, S>, blocks, threads, scope, p, parts, sums);
     launch_plain(softmax_backward_spread_kernel<T, S>, blocks, threads, scope, p, parts, sums);
@@ -202,8 +200,8 @@ template <class T, class S>
 void launch_columns_of(const Tensor& dy, const Tensor& y, const SoftmaxShape& shape, bool log,
                        T* dx, const LaunchScope& scope) {
   constexpr int kVec = 8 / sizeof(S);
-  const Tensor dy_dense = torch::stable::contiguous(dy);
-  const Tensor y_dense = torch::stable::contiguous(y);
+  const Tensor dy_dense = dense(dy);
+  const Tensor y_dense = dense(y);
   const SoftmaxBackward<T, S> p{static_cast<const S*>(dy_dense.const_data_ptr()),
                                 static_cast<const S*>(y_dense.const_data_ptr()),
                                 dx,
@@ -244,7 +242,7 @@ Tensor softmax_backward(const Tensor& dy,  // any shape
   const DType dtype = check_grad_dtype("softmax_backward", dx_dtype, shape.dtype);
 
   // Allocate
-  const Tensor dx = torch::stable::new_empty(y, y.sizes(), scalar_type_of(dtype));
+  const Tensor dx = new_dense(y, y.sizes(), scalar_type_of(dtype));
 
   // Empty early return
   if (y.numel() == 0) return dx;

@@ -257,7 +257,7 @@ RowInput row_input(const Tensor& x, int64_t n, int64_t inner_dims, int vec) {
   const bool aligned = reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 == 0;
   const bool fits = stride && *stride >= n && (*stride - n) % vec == 0;
   if (fits && aligned) return {x, *stride};
-  return {x.is_contiguous() ? torch::stable::clone(x) : torch::stable::contiguous(x), n};
+  return {x.is_contiguous() ? torch::stable::clone(x) : dense(x), n};
 }
 
 }  // namespace fusedops

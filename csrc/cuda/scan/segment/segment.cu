@@ -1,6 +1,5 @@
 // segment_reduce and its backward on CUDA.
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
 
 #include <tuple>
 
@@ -39,16 +38,15 @@ std::tuple<Tensor, Tensor> segment_reduce(const Tensor& x,        // (E, ...)
 
   // Allocate
   const auto sizes = with_rows(shape.segments, x);
-  const Tensor y = torch::stable::new_empty(x, sizes);
-  const Tensor index =
-      torch::stable::new_empty(x, indexed ? sizes : std::vector<int64_t>{0}, ScalarType::Long);
+  const Tensor y = new_dense(x, sizes);
+  const Tensor index = new_dense(x, indexed ? sizes : std::vector<int64_t>{0}, ScalarType::Long);
 
   // Empty early return
   if (y.numel() == 0) return {y, index};
 
   // Config
-  const Tensor input = rows_are_dense(x) ? x : torch::stable::contiguous(x);
-  const Tensor ends = torch::stable::contiguous(offsets);
+  const Tensor input = rows_are_dense(x) ? x : dense(x);
+  const Tensor ends = dense(offsets);
   Segments segments{.shape = shape,
                     .x = input.const_data_ptr(),
                     .x_stride = shape.rows > 1 ? input.stride(0) : shape.columns,
@@ -59,7 +57,7 @@ std::tuple<Tensor, Tensor> segment_reduce(const Tensor& x,        // (E, ...)
                     .sm_count = scope.facts().sm_count,
                     .overlap = scope.context().overlap};
   const int64_t bytes = kSegments[kind](segments, scope.stream());
-  const Tensor workspace = torch::stable::new_empty(x, {1 + bytes / 8}, ScalarType::Long);
+  const Tensor workspace = new_dense(x, {1 + bytes / 8}, ScalarType::Long);
   segments.workspace = workspace.mutable_data_ptr();
 
   // Launch
@@ -81,19 +79,18 @@ Tensor segment_reduce_backward(const Tensor& dy,                    // (S, ...)
   const SegmentShape shape = check_segment_backward(dy, offsets, index, rows);
 
   // Allocate
-  const Tensor dx = torch::stable::new_empty(dy, with_rows(rows, dy));
+  const Tensor dx = new_dense(dy, with_rows(rows, dy));
 
   // Empty early return
   if (dx.numel() == 0) return dx;
 
   // Config
-  const Tensor grad = torch::stable::contiguous(dy), ends = torch::stable::contiguous(offsets);
-  const std::optional<Tensor> chosen =
-      index ? std::optional<Tensor>(torch::stable::contiguous(*index)) : std::nullopt;
+  const Tensor grad = dense(dy), ends = dense(offsets);
+  const std::optional<Tensor> chosen = dense(index);
   const int64_t per_block =
       std::max<int64_t>(kSpreadRows, 8 * kSpreadThreads / std::max<int64_t>(1, shape.columns));
   const int64_t blocks = ceil_div(rows, per_block);
-  const Tensor first = torch::stable::new_empty(dy, {blocks + 1}, ScalarType::Long);
+  const Tensor first = new_dense(dy, {blocks + 1}, ScalarType::Long);
 
   // Launch
   dispatch_dtype(shape.dtype, [&]<DType D>(Tag<D>) {
