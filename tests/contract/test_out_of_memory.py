@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import fusedops
+from fusedops._core.calls import public
 
 HUGE = 2**48  # elements of one stride-0 value: no machine has room for a result of this size
 
@@ -62,6 +63,17 @@ def test_an_allocation_that_fails_raises_torchs_error(device, call, capfd):
         assert torch.cuda.memory_allocated() == before
     x = torch.randn(5, 8, device=device)
     assert torch.equal(fusedops.square(x), x * x)
+
+
+def test_the_text_of_the_error_alone_is_enough():
+    """What an op of the stable ABI gives from torch 2.14 on."""
+
+    @public
+    def function(x: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    with pytest.raises(torch.OutOfMemoryError, match=r"^CUDA out of memory. Tried to allocate 2"):
+        function(torch.ones(1))
 
 
 @pytest.mark.gpu

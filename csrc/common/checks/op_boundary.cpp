@@ -6,6 +6,10 @@
 #include <string_view>
 #include <utility>
 
+// NOTE: newer torch keeps the text of an exception that its functions caught where older ones log
+// it. Weak, so that the module also loads in those.
+extern "C" [[gnu::weak]] const char* torch_exception_get_what_without_backtrace();
+
 namespace fusedops {
 namespace {
 
@@ -56,6 +60,9 @@ void ErrorKeeper::rethrow() {
     if (error_) {
       log_.clear();
       std::rethrow_exception(error_);
+    }
+    if (torch_exception_get_what_without_backtrace) {
+      throw std::runtime_error(torch_exception_get_what_without_backtrace());
     }
     throw std::runtime_error(
         std::string("fusedops: a call of torch's failed, and TORCH_CPP_LOG_LEVEL hides why: ") +

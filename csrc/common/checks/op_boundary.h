@@ -1,5 +1,6 @@
 // Where an op of ours ends: an error that torch threw inside of it leaves it as it was thrown, an
-// OutOfMemoryError as an OutOfMemoryError. Every kernel is registered with FUSEDOPS_BOX.
+// OutOfMemoryError as an OutOfMemoryError; in newer torch, which keeps the text of an error alone,
+// with that text. Every kernel is registered with FUSEDOPS_BOX.
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -10,8 +11,9 @@
 namespace fusedops {
 
 // The stable ABI's functions catch what ATen throws, log it to std::cerr from inside the handler
-// and return an error code, of which torch's headers make a std::runtime_error that names their own
-// source. A keeper takes both for its thread while an op runs: the exception, and the log's text.
+// (or, in newer torch, keep its text) and return an error code, of which torch's headers make a
+// std::runtime_error that names their own source. A keeper takes both for its thread while an op
+// runs: the exception, and the log's text.
 class ErrorKeeper {
  public:
   ErrorKeeper();
@@ -19,7 +21,7 @@ class ErrorKeeper {
   ErrorKeeper(const ErrorKeeper&) = delete;
   ErrorKeeper& operator=(const ErrorKeeper&) = delete;
 
-  // In a handler: throws the error that torch logged instead of the present one, if there is one.
+  // In a handler: throws the error that torch caught instead of the present one, if there is one.
   [[noreturn]] void rethrow();
 
   // True where text that goes to std::cerr was that of an exception, and now is the keeper's.

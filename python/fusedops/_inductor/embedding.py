@@ -1,9 +1,10 @@
 """Gradients of embeddings: a scatter into zeros that Inductor writes three times, as one op.
 
 Inductor takes embedding_dense_backward apart: zeros in float32, an index_put that accumulates (by
-atomics, so not deterministic), and a cast. Found by what it computes: rows added to zeros at the
-indices of an embedding that is in the graph. That embedding has refused indices which are no rows,
-where an index_put alone would count negative ones from the end.
+atomics, so not deterministic; in newer torch one with a mask), and a cast. Found by what it
+computes: rows added to zeros at the indices of an embedding that is in the graph. That embedding
+has refused indices which are no rows, where an index_put alone would count negative ones from the
+end.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from .graph import Joint
 
 SCATTERS = (aten.index_put.default, aten._unsafe_index_put.default)
+MASKED = aten._unsafe_masked_index_put_accumulate.default
 DEFAULTS = (-1, False, False)  # of aten.embedding: padding_idx, scale_grad_by_freq, sparse
 KIND = "embedding_grad"
 
@@ -42,6 +44,7 @@ class Scatter(NamedTuple):
     node: Node
     index: Node
     rows: Node
+    mask: Node | None  # of the rows that are added
 
 
 class EmbeddingSite(Site):
@@ -54,15 +57,22 @@ class EmbeddingSite(Site):
 
 def scatters(joint: Joint) -> list[Scatter]:
     """The candidates in backward."""
-    found = [read_scatter(n) for n in joint.nodes if is_call(n, *SCATTERS) and n in joint.backward]
+    nodes = (n for n in joint.nodes if is_call(n, *SCATTERS, MASKED) and n in joint.backward)
+    found = [read_scatter(n) for n in nodes]
     return [s for s in found if s is not None]
 
 
 def read_scatter(node: Node) -> Scatter | None:
     arguments = [*node.args, *node.kwargs.values()]
-    if len(arguments) != 4 or arguments[3] is not True or len(shape_of(node)) != 2:
+    if len(arguments) != 4 or len(shape_of(node)) != 2:
         return None
-    zeros, indices, rows, _ = arguments
+    if is_call(node, MASKED):
+        zeros, mask, indices, rows = arguments
+    else:
+        zeros, indices, rows, accumulates = arguments
+        mask = None
+        if accumulates is not True:
+            return None
     if len(indices) != 1 or indices[0] is None or not _is_zeros(zeros):
         return None
     index = indices[0]
@@ -70,12 +80,14 @@ def read_scatter(node: Node) -> Scatter | None:
         return None
     wanted = (*shape_of(index), shape_of(node)[1])
     fits = len(shape_of(rows)) == len(wanted) and all(map(equal_sizes, shape_of(rows), wanted))
-    return Scatter(node, index, rows) if fits else None
+    return Scatter(node, index, rows, mask) if fits else None
 
 
 def find_embedding_gradient(joint: Joint, scatter: Scatter) -> Site | Left | None:
     """The gradient of an embedding of the graph, with the casts around it."""
     padding, rows = _without_padding(scatter)
+    if padding is None:
+        return Left("cannot read which rows are added")
     lookup = next((e for e in _lookups(joint, scatter) if padding in (-1, e.padding)), None)
     if lookup is None:
         return Left("no embedding has these indices")
@@ -127,9 +139,14 @@ def _is_zeros(node: Any) -> bool:
     return is_call(node, aten.full.default) and node.args[1] == 0
 
 
-def _without_padding(scatter: Scatter) -> tuple[int, Node]:
-    """(padding index or -1, rows): looks through the mask that clears the rows of one index."""
+def _without_padding(scatter: Scatter) -> tuple[int | None, Node]:
+    """(padding index or -1, rows): looks through the mask that clears the rows of one index.
+
+    None in place of the index where a mask cannot be read.
+    """
     rows = scatter.rows
+    if scatter.mask is not None:
+        return _left_out(scatter, scatter.mask), rows
     if not is_call(rows, aten.where.self):
         return -1, rows
     mask, zero, given = rows.args
@@ -138,14 +155,46 @@ def _without_padding(scatter: Scatter) -> tuple[int, Node]:
         is_call(compare, aten.eq.Scalar)
         and compare.args[0] is scatter.index
         and isinstance(compare.args[1], int)
-        and len(shape_of(mask)) == len(shape_of(rows))
-        and equal_sizes(shape_of(mask)[-1], 1)
+        and _is_one_a_row(mask, rows)
     )
     is_zero = (is_call(zero, aten.scalar_tensor.default) and zero.args[0] == 0) or _is_zeros(zero)
     same = same_shape(given, rows) and dtype_of(given) is dtype_of(rows)
     if not (is_mask and is_zero and same):
         return -1, rows
     return max(compare.args[1], -1), given
+
+
+def _left_out(scatter: Scatter, mask: Node) -> int | None:
+    """The index (or -1) that a mask leaves out beside those that are no rows, which no lookup has.
+
+    None where it says something else.
+    """
+    if not _is_one_a_row(mask, scatter.rows):
+        return None
+    rows = shape_of(scatter.node)[0]
+    padding = None
+    conditions = [bare(mask)]
+    while conditions:
+        condition = conditions.pop()
+        if is_call(condition, aten.bitwise_and.Tensor):
+            conditions += condition.args
+            continue
+        if not is_call(condition, aten.ge.Scalar, aten.lt.Scalar, aten.ne.Scalar):
+            return None
+        index, bound = condition.args
+        if index is not scatter.index or not isinstance(bound, int):
+            return None
+        if is_call(condition, aten.ne.Scalar):
+            if padding is not None:
+                return None
+            padding = max(bound, -1)
+        elif not equal_sizes(bound, 0 if is_call(condition, aten.ge.Scalar) else rows):
+            return None
+    return -1 if padding is None else padding
+
+
+def _is_one_a_row(mask: Node, rows: Node) -> bool:
+    return len(shape_of(mask)) == len(shape_of(rows)) and equal_sizes(shape_of(mask)[-1], 1)
 
 
 def _without_casts(scatter: Scatter, rows: Node) -> tuple[Node, list[Node]]:
