@@ -66,7 +66,7 @@ def test_an_allocation_that_fails_raises_torchs_error(device, call, capfd):
 
 
 def test_the_text_of_the_error_alone_is_enough():
-    """What an op of the stable ABI gives from torch 2.14 on."""
+    """What an op of the stable ABI gives in torch 2.14."""
 
     @public
     def function(x: torch.Tensor) -> torch.Tensor:

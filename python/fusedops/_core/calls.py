@@ -31,7 +31,11 @@ _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 _names: set[str] = set()  # of the functions that are public
 # What calls with wrong arguments end in; no subclasses, such as an OutOfMemoryError.
 _MISUSE = (TypeError, AttributeError, ValueError, IndexError, RuntimeError, NotImplementedError)
-_OUT_OF_MEMORY = "CUDA out of memory"  # of which an op's error in newer torch has the text alone
+# Errors that torch raises inside of ops. NOTE: newer torch leaves the ops their texts alone.
+_TORCHS = (
+    ("CUDA out of memory", torch.OutOfMemoryError),
+    ("Target ", IndexError),  # is out of bounds
+)
 _NAMED = re.compile(r"(\w+): ")
 _PYTHON_TYPES = {
     float: torch.float64,
@@ -115,8 +119,9 @@ def _raise_better(
     if type(error) not in _MISUSE:
         return
     text = str(error)
-    if text.startswith(_OUT_OF_MEMORY):
-        raise torch.OutOfMemoryError(text) from None
+    for start, kind in _TORCHS:
+        if type(error) is RuntimeError and text.startswith(start):
+            raise kind(text) from None
     named = _NAMED.match(text)
     if named is None or not (named[1] in _names or hasattr(torch.ops.fusedops, named[1])):
         _check_types(function, op, args, kwargs)

@@ -100,9 +100,11 @@ def _example(m: Any) -> Any:
     # NOTE: what is decided by a symbol becomes a bound of it, which torch.export refuses.
     if not is_exporting():
         return m
-    from torch.fx.experimental.symbolic_shapes import size_hint
+    from torch.fx.experimental import symbolic_shapes
 
-    return size_hint(m)
+    if hasattr(symbolic_shapes, "optimization_hint"):
+        return symbolic_shapes.optimization_hint(m)
+    return symbolic_shapes.size_hint(m)  # what torch 2.11 has of it
 
 
 def pays(
