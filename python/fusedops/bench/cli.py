@@ -96,6 +96,7 @@ def _main(options: argparse.Namespace) -> int:
     if options.merge:
         outputs = results.merge_into(RESULTS, options.merge, machine.folder_name)
         print("merged into " + ", ".join(str(path) for path in outputs))
+        print("tables and pictures of the documents are written from them: make figures")
     if options.suite:
         failures, outputs = _run(options)
     worse = _read_out(options, [options.out] if options.out and not outputs else outputs)
