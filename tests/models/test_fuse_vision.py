@@ -77,9 +77,9 @@ def test_same_results(package, name, device):
     report = fusedops.fuse(model)
     found = len(report.convs), sum(conv.residual for conv in report.convs)
     assert found == MODELS[package][name]
-    if device == "cuda":
-        model, original = (m.double() for m in (model, original))
-    x = torch.randn(2, 3, 64, 64, device=device, dtype=next(model.parameters()).dtype)
+    # NOTE: float32 takes a kink of ReLU6 from either side, torch's too: percents of a gradient.
+    model, original = (m.double() for m in (model, original))
+    x = torch.randn(2, 3, 64, 64, device=device, dtype=torch.float64)
     for mode in (False, True):
         tolerance = 1e-3 if mode else 1e-4
         assert_same(original.train(mode), model.train(mode), x, tolerance)
