@@ -123,7 +123,7 @@ void store(const Tensor& to, const std::vector<double>& from, int64_t first) {
 void mix(const std::optional<Tensor>& running, const std::vector<double>& value, double momentum) {
   if (!running) return;
   const Tensor now = to_dtype(*running, ScalarType::Double);
-  const Tensor mixed = new_dense(now, shape_of(now));
+  const Tensor mixed = new_dense(now, now.sizes());
   double* const to = static_cast<double*>(mixed.mutable_data_ptr());
   for (size_t c = 0; c < value.size(); ++c) {
     to[c] = (1 - momentum) * values<double>(now)[c] + momentum * value[c];
@@ -186,7 +186,7 @@ Tensor normalised(const Tensor& x_, const NormVectors& vectors,
                   const std::optional<Tensor>& residual_, double eps, const BatchNormShape& shape) {
   const Tensor x = dense(x_);
   const std::optional<Tensor> residual = dense(residual_);
-  const Tensor z = new_dense(x, shape_of(x), wide_dtype(x));
+  const Tensor z = new_dense(x, x.sizes(), wide_dtype(x));
   dispatch_dtype(shape.dtype, [&]<DType D>(Tag<D>) {
     using C = Compute<D>;
     const Norm<C> norm(vectors, shape.channels, eps);
@@ -288,7 +288,7 @@ std::tuple<Tensor, Tensor> batch_norm_backward(const Tensor& dy,                
   const Tensor x = dense(to_dtype(x_, wide_dtype(x_)));
   const Tensor dz =
       gradient(dy, x_, vectors, saved, eps, static_cast<Activation>(activation), shape);
-  const Tensor dx = new_dense(x, shape_of(x));
+  const Tensor dx = new_dense(x, x.sizes());
   with_wide(x, [&]<typename C>(C) {
     const Norm<C> norm(vectors, shape.channels, eps);
     const C rows = count ? *values<C>(*count) : static_cast<C>(shape.rows);

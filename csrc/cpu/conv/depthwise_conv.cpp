@@ -75,8 +75,7 @@ Tensor depthwise_conv(const Tensor& x_,                        // (N, H, W, C)
 // A new tensor of like's dtype and sizes that holds the values.
 Tensor rounded(const std::vector<double>& values, const Tensor& like) {
   const auto sizes = like.sizes();
-  const Tensor wide =
-      new_dense(like, std::vector<int64_t>{sizes.begin(), sizes.end()}, ScalarType::Double);
+  const Tensor wide = new_dense(like, sizes, ScalarType::Double);
   std::copy(values.begin(), values.end(), static_cast<double*>(wide.mutable_data_ptr()));
   return to_dtype(wide, like.scalar_type());
 }

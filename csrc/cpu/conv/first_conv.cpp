@@ -71,8 +71,7 @@ Tensor first_conv_weight(const Tensor& dy_,     // (N, H', W', O)
   const Tensor dy = dense(to_dtype(dy_, ScalarType::Double));
   const Tensor x = dense(to_dtype(x_, ScalarType::Double));
   const auto sizes = weight.sizes();
-  const Tensor dweight =
-      new_dense(dy, std::vector<int64_t>{sizes.begin(), sizes.end()}, ScalarType::Double);
+  const Tensor dweight = new_dense(dy, sizes, ScalarType::Double);
   const double* const grad = static_cast<const double*>(dy.const_data_ptr());
   const double* const image = static_cast<const double*>(x.const_data_ptr());
   double* const to = static_cast<double*>(dweight.mutable_data_ptr());
@@ -105,8 +104,7 @@ Tensor first_conv_image(const Tensor& dy_,      // (N, H', W', O)
   const Tensor dy = dense(to_dtype(dy_, ScalarType::Double));
   const Tensor weight = dense(to_dtype(weight_, ScalarType::Double));
   const auto sizes = x.sizes();
-  const Tensor dx =
-      new_dense(dy, std::vector<int64_t>{sizes.begin(), sizes.end()}, ScalarType::Double);
+  const Tensor dx = new_dense(dy, sizes, ScalarType::Double);
   const double* const grad = static_cast<const double*>(dy.const_data_ptr());
   const double* const taps = static_cast<const double*>(weight.const_data_ptr());
   double* const to = static_cast<double*>(dx.mutable_data_ptr());

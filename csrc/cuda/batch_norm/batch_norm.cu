@@ -81,7 +81,7 @@ Tensor batch_norm_apply(const Tensor& x_,                        // (..., C)
   const BatchNormShape shape = check_batch_norm_apply(kOp, x_, vectors, residual_, activation);
 
   // Allocate
-  const Tensor y = new_dense(x_, shape_of(x_));
+  const Tensor y = new_dense(x_, x_.sizes());
 
   // Empty early return
   if (y.numel() == 0) return y;

@@ -109,7 +109,7 @@ std::tuple<Tensor, Tensor> batch_norm_backward(const Tensor& dy,                
   check_batch_norm_sums(kOp, sums_, count, x);
 
   // Allocate
-  const Tensor dx = new_dense(dy, shape_of(dy));
+  const Tensor dx = new_dense(dy, dy.sizes());
   const Tensor dz = new_dense(dy, need_dz ? shape_of(dy) : std::vector<int64_t>{0});
 
   // Empty early return

@@ -77,7 +77,7 @@ Tensor first_conv_image(const Tensor& dy_,      // (N, H', W', O)
       check_first_conv_gradient(kOp, dy_, x, weight_, {stride_h, stride_w, pad_h, pad_w});
 
   // Allocate
-  Tensor dx = new_dense(x, shape_of(x));
+  Tensor dx = new_dense(x, x.sizes());
 
   // Empty early return
   if (dx.numel() == 0) return dx;

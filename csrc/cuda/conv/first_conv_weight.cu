@@ -48,7 +48,7 @@ Tensor first_conv_weight(const Tensor& dy_,      // (N, H', W', O)
       check_first_conv_gradient(kOp, dy_, x_, weight_, {stride_h, stride_w, pad_h, pad_w});
 
   // Allocate
-  Tensor dweight = new_dense(weight_, shape_of(weight_));
+  Tensor dweight = new_dense(weight_, weight_.sizes());
 
   // Empty early return
   if (dweight.numel() == 0) return dweight;

@@ -114,7 +114,7 @@ Tensor image_conv_backward(const Tensor& dy_,      // (N, H, W, O)
 
   // Allocate
   const auto sizes = x.sizes();
-  const Tensor dx = new_dense(x, std::vector<int64_t>{sizes.begin(), sizes.end()});
+  const Tensor dx = new_dense(x, sizes);
 
   // Empty early return
   if (dx.numel() == 0) return dx;
