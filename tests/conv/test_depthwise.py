@@ -35,6 +35,8 @@ CASES = [
     ((1, 5, 6, 56), 5, 1, 4),
     ((1, 33, 31, 40), 5, 2, 2),
     ((1, 1, 1, 8), 3, 1, 1),
+    ((1, 5, 6, 8), 3, 1, 4),
+    ((1, 40, 3, 24), 3, 1, 1),
 ]
 every_case = pytest.mark.parametrize("case", CASES, ids=str)
 
@@ -118,10 +120,11 @@ def test_empty(device):
 
 
 @every_dtype
-def test_nan_and_infinity_stay_where_they_are(device, dtype):
-    x = make(1, 9, 9, 4, dtype=dtype, device=device)
+@pytest.mark.parametrize("channels", [4, 8])
+def test_nan_and_infinity_stay_where_they_are(device, dtype, channels):
+    x = make(1, 9, 9, channels, dtype=dtype, device=device)
     x[0, 4, 4, 1], x[0, 0, 8, 2] = torch.nan, torch.inf
-    weight = torch.ones(4, 3, 3, dtype=dtype, device=device)
+    weight = torch.ones(channels, 3, 3, dtype=dtype, device=device)
     y = ops.depthwise_conv(x, weight, *[None] * 6, 1, 1, 1, 1, 0.0, 0)
     near = torch.zeros(9, 9, dtype=torch.bool, device=device)
     near[3:6, 3:6] = True

@@ -21,6 +21,7 @@ void launch_depthwise(const LaunchScope& scope, DType dtype, DepthwiseProblem p)
   const bool overlap = scope.facts().code_version >= 90;
   const int instance = depthwise_instance(s, dtype, {p.x, p.weight, p.residual, p.y});
   if (takes_strips(s, instance, {p.x, p.weight, p.residual, p.y})) {
+    if (!p.adjoint || s.stride_h == 1) return launch_columns(scope, dtype, instance, p);
     return launch_strips(scope, dtype, instance, p);
   }
   if (instance == kAnyDepthwise) {

@@ -44,6 +44,11 @@ void with_half(DType dtype, Body&& body) {
 // y = conv(x), or its adjoint, with what is behind; all contiguous. Launches.
 void launch_depthwise(const LaunchScope& scope, DType dtype, DepthwiseProblem problem);
 
+// y = conv(x), or the adjoint of one of stride 1, with what is behind, of whole eights of channels
+// at addresses of 16 bytes. Launches.
+void launch_columns(const LaunchScope& scope, DType dtype, int instance,
+                    const DepthwiseProblem& problem);
+
 inline void launch_join(const LaunchScope& scope, DType dtype, const JoinProblem& p) {
   const dim3 grid(static_cast<unsigned>(ceil_div(p.channels * p.taps, int64_t{32})));
   const bool overlap = scope.facts().code_version >= 90;

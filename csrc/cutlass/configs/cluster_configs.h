@@ -17,7 +17,9 @@ struct ClusterConfig : GemmConfig {
 namespace cluster {
 
 inline constexpr unsigned kForward = variant_bit(Epilogue::kFused, Major::kK, Major::kK) |
-                                     variant_bit(Epilogue::kPreact, Major::kK, Major::kK);
+                                     variant_bit(Epilogue::kPreact, Major::kK, Major::kK) |
+                                     variant_bit(Epilogue::kResidual, Major::kK, Major::kK) |
+                                     variant_bit(Epilogue::kNorm, Major::kK, Major::kK);
 
 constexpr ClusterConfig plain(int rows, int columns) {
   return {{rows, columns, 64, 1, 1, Schedule::kMultistage, kForward}, false};

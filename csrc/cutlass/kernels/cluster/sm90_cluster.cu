@@ -46,6 +46,10 @@ const char* launch(const ClusterConfig& config, const GemmProblem& p,
   problem.row_tiles = int(round_up(ceil_div(num_rows, S::kRows), problem.cluster_rows));
   problem.steps = int(ceil_div(p.k, kStepK));
   problem.activation = p.activation;
+  problem.has_norm = p.epilogue == Epilogue::kNorm;
+  problem.norm = p.norm;
+  problem.before = problem.has_norm ? p.aux : nullptr;
+  problem.behind = p.epilogue == Epilogue::kResidual ? p.aux : nullptr;
   status = launch_cluster_kernel(cluster_kernel<T, S>, dim3(unsigned(tiles * S::kBlocks)),
                                  dim3(S::kThreads), S::kBlocks * cluster.tiles(), S::kSharedBytes,
                                  static_cast<cudaStream_t>(context.stream), context.overlap,
@@ -82,6 +86,8 @@ bool register_from() {
   if constexpr (kConfig < kNumClusterConfigs) {
     register_config<kConfig, false, false>(Epilogue::kFused);
     register_config<kConfig, false, false>(Epilogue::kPreact);
+    register_config<kConfig, false, false>(Epilogue::kResidual);
+    register_config<kConfig, false, false>(Epilogue::kNorm);
     register_config<kConfig, false, true>(Epilogue::kFused);
     register_config<kConfig, true, true>(Epilogue::kFused);
     register_from<kConfig + 1>();

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "csrc/common/device/activation.cuh"
+#include "csrc/cutlass/column_norm.h"
 #include "csrc/cutlass/kernels/hopper/sm90_pipeline.cuh"
 #include "csrc/cutlass/kernels/hopper/sm90_tma.cuh"
 
@@ -11,15 +12,18 @@ namespace fusedops::cluster {
 using namespace sm90;
 
 struct Problem {
-  const void* bias;  // (n,) or null
-  void* y;           // (m, n), rows of ldy, each of whole 16-byte units
-  void* z;           // the same before the activation, or null
+  const void* bias;             // (n,) or null
+  void* y;                      // (m, n), rows of ldy, each of whole 16-byte units
+  void* z;                      // the same before the activation, or null
+  const void *before, *behind;  // what is added in front of the activation or behind it, or null
   int64_t ldy;
   int m, n;
   int row_tiles;                      // of whole clusters
   int cluster_rows, cluster_columns;  // tiles of a cluster; 1 where its blocks share a tile
   int steps;                          // of K
   Activation activation;
+  bool has_norm;
+  ColumnNorm norm;
 };
 
 inline constexpr int kStepK = 64;         // values of K in a box: 128 bytes
@@ -46,7 +50,8 @@ struct Shape {
   static constexpr int kSharedBytes = kBarriers + (2 * kStages + kGroups) * 8;
   static constexpr int kOutRowBytes = kSwapped ? 128 : kPart * 2 + 16;
   static constexpr int kOutBytes = (kSwapped ? kGroups * kPart : kRows) * kOutRowBytes;
-  static_assert(kStages >= 3 && kOutBytes <= kStages * kStageBytes);
+  static constexpr int kNorms = kOutBytes;  // scale and shift of each column, behind the outputs
+  static_assert(kStages >= 3 && kNorms + kPart * 8 <= kStages * kStageBytes);
 };
 
 // Addresses in shared memory.
