@@ -82,7 +82,9 @@ def test_against_float64(case, dtype, wide, device):
 @pytest.mark.sm90
 @pytest.mark.usefixtures("forget_plans")
 @pytest.mark.parametrize("dtype", HALVES, ids=name)
-@pytest.mark.parametrize("case", [(1096, 264, 328), (9001, 64, 64), (129, 72, 520)], ids=str)
+@pytest.mark.parametrize(
+    "case", [(1096, 264, 328), (9001, 64, 64), (129, 72, 520), (390, 1032, 264)], ids=str
+)
 def test_every_product_with_the_norm_in_its_epilogue(case, dtype):
     given = inputs(case, dtype, "cuda")
     by_product = tuning.pointwise_conv_by_product
