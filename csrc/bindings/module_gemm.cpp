@@ -73,7 +73,8 @@ py::dict describe(const GemmProblem& p) {
       "math"_a = name_of(p.math, kMathModes), "epilogue"_a = name_of(p.epilogue, kEpilogues),
       "a_major"_a = name_of(p.a.major, kMajors), "b_major"_a = name_of(p.b.major, kMajors),
       "activation"_a = static_cast<int64_t>(p.activation), "lda"_a = p.a.ld, "ldb"_a = p.b.ld,
-      "ldd"_a = p.ldd, "a_offset"_a = offset(p.a.data), "b_offset"_a = offset(p.b.data));
+      "ldd"_a = p.ldd, "a_offset"_a = offset(p.a.data), "b_offset"_a = offset(p.b.data),
+      "has_aux"_a = p.aux != nullptr);
 }
 
 GemmProblem parse_problem(const py::dict& fields) {
@@ -98,6 +99,7 @@ GemmProblem parse_problem(const py::dict& fields) {
   p.b.data = paper_pointer(given("b_offset", 0));
   p.ldd = given("ldd", p.n);
   p.d = p.preact = paper_pointer(0);
+  if (given("has_aux", false)) p.aux = paper_pointer(0);
   return p;
 }
 

@@ -63,6 +63,20 @@ struct DepthwiseProblem {
   bool adjoint = false;
 };
 
+// What is behind the sums of two channels: (z + to[0]) * to[1] + to[2].
+template <class T>
+__device__ __forceinline__ void stage_affine(const DepthwiseProblem& p, int channel, float2* to) {
+  float before[2], mean[2], scale[2], bias[2], rstd[2];
+  p.conv_bias.load<T>(channel, 0.0f, before);
+  p.norm.mean.load<T>(channel, 0.0f, mean);
+  p.norm.weight.load<T>(channel, 1.0f, scale);
+  p.norm.bias.load<T>(channel, -0.0f, bias);
+  p.norm.rstds<T>(channel, rstd);
+  to[0] = {before[0] - mean[0], before[1] - mean[1]};
+  to[1] = {scale[0] * rstd[0], scale[1] * rstd[1]};
+  to[2] = {bias[0], bias[1]};
+}
+
 // Where a thread stands.
 struct DepthwisePlace {
   int tx, ty, first, col;  // first: channel of the block, col: of the thread

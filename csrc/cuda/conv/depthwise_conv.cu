@@ -1,5 +1,6 @@
 // depthwise_conv on CUDA.
 #include "csrc/common/checks/op_boundary.h"
+#include "csrc/cuda/conv/depthwise_columns_host.h"
 #include "csrc/cuda/conv/depthwise_strip_host.h"
 
 namespace fusedops::cuda {
@@ -19,9 +20,11 @@ auto kernel_of(bool adjoint) {
 void launch_depthwise(const LaunchScope& scope, DType dtype, DepthwiseProblem p) {
   const DepthwiseShape& s = p.shape;
   const bool overlap = scope.facts().code_version >= 90;
-  const int instance = depthwise_instance(s, dtype, {p.x, p.weight, p.residual, p.y});
-  if (takes_strips(s, instance, {p.x, p.weight, p.residual, p.y})) {
-    if (!p.adjoint || s.stride_h == 1) return launch_columns(scope, dtype, instance, p);
+  const std::initializer_list<const void*> data{p.x, p.weight, p.residual, p.y};
+  const int columns = column_instance(s, dtype, p.adjoint, data);
+  if (columns != kAnyDepthwise) return launch_columns(scope, dtype, columns, p);
+  const int instance = depthwise_instance(s, dtype, data);
+  if (takes_strips(s, instance, data)) {
     return launch_strips(scope, dtype, instance, p);
   }
   if (instance == kAnyDepthwise) {

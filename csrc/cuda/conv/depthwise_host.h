@@ -19,19 +19,28 @@ namespace fusedops::cuda {
 inline constexpr int kAnyDepthwise = 0;
 using DepthwiseInstances = Choices<0x31, 0x32, 0x51, 0x52, kAnyDepthwise>;
 
-// Pairs of 16-bit channels at even addresses, 3x3 and 5x5, stride 1 and 2.
+inline int instance_of(const DepthwiseShape& s) { return static_cast<int>(16 * s.kh + s.stride_h); }
+
+// Pairs of 16-bit channels at even addresses, square kernels and strides.
+inline bool has_pairs(const DepthwiseShape& s, DType dtype,
+                      std::initializer_list<const void*> data) {
+  bool fits = is_half(dtype) && s.is_square() && s.channels % 2 == 0;
+  for (const void* at : data) fits = fits && reinterpret_cast<uintptr_t>(at) % 4 == 0;
+  // NOTE: places in an image are numbers of 32 bits in kernels.
+  constexpr int64_t kMost = int64_t{1} << 30;
+  return fits && s.channels <= kMost / 64 && s.w * s.channels <= kMost &&
+         s.out_w * s.channels <= kMost;
+}
+
+// Pairs of channels, 3x3 and 5x5, stride 1 and 2.
 inline int depthwise_instance(const DepthwiseShape& s, DType dtype,
                               std::initializer_list<const void*> data) {
   const bool kernel = s.kh == 3 || s.kh == 5, stride = s.stride_h == 1 || s.stride_h == 2;
-  bool fits = is_half(dtype) && s.is_square() && kernel && stride && s.channels % 2 == 0;
-  for (const void* at : data) fits = fits && reinterpret_cast<uintptr_t>(at) % 4 == 0;
-  // NOTE: places in an image and tiles are numbers of 32 bits there.
-  constexpr int64_t kMost = int64_t{1} << 30;
-  fits = fits && s.channels <= kMost / 64 && s.w * s.channels <= kMost &&
-         s.out_w * s.channels <= kMost &&
-         s.n * ceil_div(s.h + 1, 2) * ceil_div(s.w + 1, 4) <= kMost;
-  fits = fits && s.n * ceil_div(s.out_h, int64_t{2}) * ceil_div(s.out_w, int64_t{4}) <= kMost;
-  return fits ? static_cast<int>(16 * s.kh + s.stride_h) : kAnyDepthwise;
+  constexpr int64_t kMost = int64_t{1} << 30;  // tiles
+  const bool fits = has_pairs(s, dtype, data) && kernel && stride &&
+                    s.n * ceil_div(s.h + 1, 2) * ceil_div(s.w + 1, 4) <= kMost &&
+                    s.n * ceil_div(s.out_h, int64_t{2}) * ceil_div(s.out_w, int64_t{4}) <= kMost;
+  return fits ? instance_of(s) : kAnyDepthwise;
 }
 
 // Calls body.operator()<T>() for the two types of 16 bits.
@@ -43,11 +52,6 @@ void with_half(DType dtype, Body&& body) {
 
 // y = conv(x), or its adjoint, with what is behind; all contiguous. Launches.
 void launch_depthwise(const LaunchScope& scope, DType dtype, DepthwiseProblem problem);
-
-// y = conv(x), or the adjoint of one of stride 1, with what is behind, of whole eights of channels
-// at addresses of 16 bytes. Launches.
-void launch_columns(const LaunchScope& scope, DType dtype, int instance,
-                    const DepthwiseProblem& problem);
 
 inline void launch_join(const LaunchScope& scope, DType dtype, const JoinProblem& p) {
   const dim3 grid(static_cast<unsigned>(ceil_div(p.channels * p.taps, int64_t{32})));

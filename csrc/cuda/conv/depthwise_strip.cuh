@@ -161,20 +161,6 @@ __device__ __forceinline__ void stage_strip_taps(const StripGrid& grid, int firs
   }
 }
 
-// What is behind the sums of two channels: (z + to[0]) * to[1] + to[2].
-template <class T>
-__device__ __forceinline__ void stage_affine(const DepthwiseProblem& p, int channel, float2* to) {
-  float before[2], mean[2], scale[2], bias[2], rstd[2];
-  p.conv_bias.load<T>(channel, 0.0f, before);
-  p.norm.mean.load<T>(channel, 0.0f, mean);
-  p.norm.weight.load<T>(channel, 1.0f, scale);
-  p.norm.bias.load<T>(channel, -0.0f, bias);
-  p.norm.rstds<T>(channel, rstd);
-  to[0] = {before[0] - mean[0], before[1] - mean[1]};
-  to[1] = {scale[0] * rstd[0], scale[1] * rstd[1]};
-  to[2] = {bias[0], bias[1]};
-}
-
 // sums: a strip's, of the image from `from` on. taps: rows of the thread's two weights, which stay
 // in shared memory: registers have no room for 25 of them beside the sums.
 template <class T, int kKernel, class Tile, class Sums>

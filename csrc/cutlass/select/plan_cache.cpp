@@ -29,6 +29,7 @@ Key key_of(const GemmProblem& p, const DeviceModel& device) {
   append(static_cast<uint64_t>(p.activation));
   append(tma_refusal(p) == nullptr ? 2 : sm90_refusal(p) == nullptr);
   append(p.ldd != p.n);
+  append(p.aux != nullptr);
   append(sm80_readable(p, 16) ? 2 : sm80_readable(p, 4));
   append(begins_aligned(p, p.a) * 2 + begins_aligned(p, p.b));
   return {p.m, p.n, p.k, traits, device.capability, device.sm_count};

@@ -79,6 +79,7 @@ FUSEDOPS_TIME_CONSTANT kExchangeByteCycles = 0.041;
 FUSEDOPS_TIME_CONSTANT kClusterAloneUs = 2.02;
 FUSEDOPS_TIME_CONSTANT kClusterSharedUs = 3.29;
 FUSEDOPS_TIME_CONSTANT kClusterSplitUs = 2.61;
+FUSEDOPS_TIME_CONSTANT kClusterNormUs = 0.35;  // by hand: vectors of a norm that all threads share
 FUSEDOPS_TIME_CONSTANT kClusterMmaPerCycle = 2127;
 FUSEDOPS_TIME_CONSTANT kIssueCycles = 194;  // of a step, at least
 FUSEDOPS_TIME_CONSTANT kClusterL2BytesPerCycle = 63.5;

@@ -48,8 +48,6 @@ const char* launch(const ClusterConfig& config, const GemmProblem& p,
   problem.activation = p.activation;
   problem.has_norm = p.epilogue == Epilogue::kNorm;
   problem.norm = p.norm;
-  problem.before = problem.has_norm ? p.aux : nullptr;
-  problem.behind = p.epilogue == Epilogue::kResidual ? p.aux : nullptr;
   status = launch_cluster_kernel(cluster_kernel<T, S>, dim3(unsigned(tiles * S::kBlocks)),
                                  dim3(S::kThreads), S::kBlocks * cluster.tiles(), S::kSharedBytes,
                                  static_cast<cudaStream_t>(context.stream), context.overlap,
@@ -86,7 +84,6 @@ bool register_from() {
   if constexpr (kConfig < kNumClusterConfigs) {
     register_config<kConfig, false, false>(Epilogue::kFused);
     register_config<kConfig, false, false>(Epilogue::kPreact);
-    register_config<kConfig, false, false>(Epilogue::kResidual);
     register_config<kConfig, false, false>(Epilogue::kNorm);
     register_config<kConfig, false, true>(Epilogue::kFused);
     register_config<kConfig, true, true>(Epilogue::kFused);

@@ -159,25 +159,17 @@ __device__ void multiply_and_store(const Problem& p, const Shared<S>& shared, co
   send<S>(sum, shared, part);
   add_received<S>(sum, shared);
   bias.add(sum);
-  const auto release_memory = [] {  // what follows overwrites what other warps may still read
-    named_barrier<S::kMultipliers>(1);
-  };
+  if (p.has_norm) norm.apply(sum, shared);
   const auto store_to = [&](void* to) {
-    release_memory();
-    store<T, S>(p, static_cast<T*>(to), sum, shared, part);
+    named_barrier<S::kMultipliers>(1);  // outputs overwrite what other warps may still read
+    if constexpr (S::kSwapped) {
+      store_swapped<T, S>(p, static_cast<T*>(to), sum, shared, part);
+    } else {
+      store<T, S>(p, static_cast<T*>(to), sum, shared, part);
+    }
   };
-  const auto add_from = [&](const void* from) {
-    release_memory();
-    add<T, S>(p, static_cast<const T*>(from), sum, shared, part);
-  };
-  if (p.has_norm) {
-    release_memory();
-    norm.apply(sum, shared);
-  }
-  if (p.before != nullptr) add_from(p.before);
   if (p.z != nullptr) store_to(p.z);
   activate<T, S>(sum, p.activation);
-  if (p.behind != nullptr) add_from(p.behind);
   store_to(p.y);
 }
 

@@ -1,8 +1,7 @@
-// What follows the mainloop of sm90_cluster.cuh: the sums of the blocks that split K, bias or norm,
-// activation, what is added, and the tile's way from and to memory.
+// What follows the mainloop of sm90_cluster.cuh: the sums of the blocks that split K, bias
+// or norm, activation, and the tile's way to memory.
 #pragma once
 
-#include "csrc/common/device/mma.cuh"
 #include "csrc/common/device/vec.cuh"
 #include "csrc/cutlass/kernels/cluster/sm90_cluster_tile.cuh"
 #include "csrc/cutlass/kernels/hopper/column_norm.cuh"
@@ -110,10 +109,10 @@ struct Norm {
       }
     }
   }
-  // NOTE: stages are shared memory again: no warp reads them any more.
   __device__ void apply(float (&sum)[S::kColumns / 2], const Shared<S>& shared) const {
     auto* const norms = reinterpret_cast<float2*>(shared.bytes + S::kNorms);
     if constexpr (!S::kSwapped) {
+      named_barrier<S::kMultipliers>(1);  // no warp reads a stage any more
       if (threadIdx.x < S::kPart) norms[threadIdx.x] = own[0];
       named_barrier<S::kMultipliers>(1);
     }
@@ -133,49 +132,6 @@ struct Norm {
   }
 };
 
-// ---- the tile's way ----
-
-// Calls move(element of a matrix like y, unit of 16 bytes in shared memory) for those of the warp's
-// 16 rows of this block's columns, 64 bytes of a row at a time.
-template <class S, class Move>
-__device__ __forceinline__ void for_each_unit(const Problem& p, const Shared<S>& shared,
-                                              const Part<S>& part, Move&& move) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const uint32_t out = shared.base + warp * 16 * S::kOutRowBytes;
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int row = i * 8 + lane / 4, m = part.row0 + warp * 16 + row;
-#pragma unroll
-    for (int chunk = lane % 4; chunk < S::kPieces; chunk += 4) {
-      const int n = part.column0(0) + chunk * 8;
-      if (m < p.m && n < p.n) move(m * p.ldy + n, out + row * S::kOutRowBytes + chunk * 16);
-    }
-  }
-}
-
-// Where a unit of a column of the warpgroup's 64 rows lies: at unit ^ (column % 8).
-template <class S>
-__device__ __forceinline__ uint32_t swapped_unit(const Shared<S>& shared, int column, int unit) {
-  return shared.base + (threadIdx.x / 128 * S::kPart + column) * S::kOutRowBytes +
-         (unit ^ (column % 8)) * 16;
-}
-
-// The same for the warpgroup's 64 rows of this block's columns, transposed, 128 bytes of a column
-// at a time.
-template <class S, class Move>
-__device__ __forceinline__ void for_each_swapped_unit(const Problem& p, const Shared<S>& shared,
-                                                      const Part<S>& part, Move&& move) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, group = threadIdx.x / 128;
-  const int unit = lane % 8, n = part.row0 + group * 64 + unit * 8;
-#pragma unroll
-  for (int i = 0; i < S::kPart; i += 16) {
-    const int column = i + warp * 4 + lane / 8, m = part.column0(0) + column;
-    if (column < S::kPart && m < p.m && n < p.n) {
-      move(m * p.ldy + n, swapped_unit(shared, column, unit));
-    }
-  }
-}
-
 // Copies 16 bytes of the output from shared memory to global memory.
 template <class T>
 __device__ __forceinline__ void copy_unit(T* to, uint32_t from) {
@@ -187,89 +143,63 @@ __device__ __forceinline__ void copy_unit(T* to, uint32_t from) {
   *reinterpret_cast<uint4*>(to) = v;
 }
 
-// And the other way.
-template <class T>
-__device__ __forceinline__ void fetch_unit(uint32_t to, const T* from) {
-  const uint4 v = __ldg(reinterpret_cast<const uint4*>(from));
-  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z),
-               "r"(v.w)
-               : "memory");
-}
-
-// Stores a warp's rows, or a warpgroup's, by way of shared memory.
+// Stores the warp's 16 rows of this block's columns by way of shared memory, 64 bytes of a row at a
+// time.
 template <class T, class S>
 __device__ __forceinline__ void store(const Problem& p, T* to, const float (&sum)[S::kColumns / 2],
                                       const Shared<S>& shared, const Part<S>& part) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const auto copy = [&](int64_t element, uint32_t unit) { copy_unit(to + element, unit); };
-  if constexpr (S::kSwapped) {
+  const uint32_t out = shared.base + warp * 16 * S::kOutRowBytes;
+  const uint32_t matrix = out + lane % 16 * S::kOutRowBytes + lane / 16 * 16;
+  __syncwarp();
 #pragma unroll
-    for (int i = 0; i < S::kPieces; ++i) {
-      const float* v = sum + i * 4;
-      const uint32_t at = swapped_unit(shared, i * 8 + lane % 8, warp % 4 * 2 + lane / 8 % 2);
-      asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(at),
-                   "r"(rounded<T>(v[0], v[1])), "r"(rounded<T>(v[2], v[3]))
-                   : "memory");
-    }
-    named_barrier<128>(2 + threadIdx.x / 128);
-    for_each_swapped_unit(p, shared, part, copy);
-  } else {
-    const uint32_t matrix =
-        shared.base + (warp * 16 + lane % 16) * S::kOutRowBytes + lane / 16 * 16;
-    __syncwarp();
+  for (int i = 0; i < S::kPieces; i += 2) {
+    const float* v = sum + i * 4;
+    asm volatile(
+        "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(matrix + i * 16),
+        "r"(rounded<T>(v[0], v[1])), "r"(rounded<T>(v[2], v[3])), "r"(rounded<T>(v[4], v[5])),
+        "r"(rounded<T>(v[6], v[7]))
+        : "memory");
+  }
+  __syncwarp();
 #pragma unroll
-    for (int i = 0; i < S::kPieces; i += 2) {
-      const float* v = sum + i * 4;
-      asm volatile(
-          "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(matrix + i * 16),
-          "r"(rounded<T>(v[0], v[1])), "r"(rounded<T>(v[2], v[3])), "r"(rounded<T>(v[4], v[5])),
-          "r"(rounded<T>(v[6], v[7]))
-          : "memory");
+  for (int i = 0; i < 2; ++i) {
+    const int row = i * 8 + lane / 4, m = part.row0 + warp * 16 + row;
+#pragma unroll
+    for (int chunk = lane % 4; chunk < S::kPieces; chunk += 4) {
+      const int n = part.column0(0) + chunk * 8;
+      if (m < p.m && n < p.n) {
+        copy_unit(to + m * p.ldy + n, out + row * S::kOutRowBytes + chunk * 16);
+      }
     }
-    __syncwarp();
-    for_each_unit(p, shared, part, copy);
   }
 }
 
-// Adds what lies where `store` would put the sums.
+// The warpgroup's 64 rows of this block's columns, transposed by way of shared memory: 128 bytes of
+// a column at a time. The 16-byte unit u of column c lies at unit u ^ (c % 8).
 template <class T, class S>
-__device__ __forceinline__ void add(const Problem& p, const T* from, float (&sum)[S::kColumns / 2],
-                                    const Shared<S>& shared, const Part<S>& part) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const auto fetch = [&](int64_t element, uint32_t unit) { fetch_unit(unit, from + element); };
-  const auto add_pair = [](float* v, uint32_t pair) {
-    const float2 added = unpack_pair<T>(pair);
-    v[0] += added.x, v[1] += added.y;
+__device__ __forceinline__ void store_swapped(const Problem& p, T* to,
+                                              const float (&sum)[S::kColumns / 2],
+                                              const Shared<S>& shared, const Part<S>& part) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, group = threadIdx.x / 128;
+  const uint32_t out = shared.base + group * S::kPart * S::kOutRowBytes;
+  const auto at = [&](int column, int unit) {
+    return out + column * S::kOutRowBytes + (unit ^ (column % 8)) * 16;
   };
-  if constexpr (S::kSwapped) {
-    for_each_swapped_unit(p, shared, part, fetch);
-    named_barrier<128>(2 + threadIdx.x / 128);
 #pragma unroll
-    for (int i = 0; i < S::kPieces; ++i) {
-      const uint32_t at = swapped_unit(shared, i * 8 + lane % 8, warp % 4 * 2 + lane / 8 % 2);
-      uint32_t pairs[2];
-      asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
-                   : "=r"(pairs[0]), "=r"(pairs[1])
-                   : "r"(at)
-                   : "memory");
+  for (int i = 0; i < S::kPieces; ++i) {
+    const float* v = sum + i * 4;
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(
+                     at(i * 8 + lane % 8, warp * 2 + lane / 8 % 2)),
+                 "r"(rounded<T>(v[0], v[1])), "r"(rounded<T>(v[2], v[3]))
+                 : "memory");
+  }
+  named_barrier<128>(2 + group);
+  const int unit = lane % 8, n = part.row0 + group * 64 + unit * 8;
 #pragma unroll
-      for (int j = 0; j < 2; ++j) add_pair(sum + i * 4 + j * 2, pairs[j]);
-    }
-  } else {
-    const uint32_t matrix =
-        shared.base + (warp * 16 + lane % 16) * S::kOutRowBytes + lane / 16 * 16;
-    for_each_unit(p, shared, part, fetch);
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < S::kPieces; i += 2) {
-      uint32_t pairs[4];
-      asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                   : "=r"(pairs[0]), "=r"(pairs[1]), "=r"(pairs[2]), "=r"(pairs[3])
-                   : "r"(matrix + i * 16)
-                   : "memory");
-#pragma unroll
-      for (int j = 0; j < 4; ++j) add_pair(sum + i * 4 + j * 2, pairs[j]);
-    }
+  for (int i = 0; i < S::kPart; i += 16) {
+    const int column = i + warp * 4 + lane / 8, m = part.column0(0) + column;
+    if (column < S::kPart && m < p.m && n < p.n) copy_unit(to + m * p.ldy + n, at(column, unit));
   }
 }
 

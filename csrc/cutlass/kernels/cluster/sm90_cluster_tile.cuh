@@ -12,10 +12,9 @@ namespace fusedops::cluster {
 using namespace sm90;
 
 struct Problem {
-  const void* bias;             // (n,) or null
-  void* y;                      // (m, n), rows of ldy, each of whole 16-byte units
-  void* z;                      // the same before the activation, or null
-  const void *before, *behind;  // what is added in front of the activation or behind it, or null
+  const void* bias;  // (n,) or null
+  void* y;           // (m, n), rows of ldy, each of whole 16-byte units
+  void* z;           // the same before the activation, or null
   int64_t ldy;
   int m, n;
   int row_tiles;                      // of whole clusters

@@ -39,7 +39,8 @@ double cluster_us(const GemmProblem& p, const GemmConfig& c, const TileCluster& 
           : shared        ? kClusterSharedUs
                           : kClusterAloneUs) +
          std::max(cycles / (kClockGhz * 1e3), dram_bytes(p) / kDramBytesPerUs) +
-         sent / kSentBytesPerUs + stored / kStoredBytesPerUs;
+         sent / kSentBytesPerUs + stored / kStoredBytesPerUs +
+         (p.epilogue == Epilogue::kNorm ? kClusterNormUs : 0);
 }
 
 // Clusters of 1, 2, 4 or 8 blocks that run at a time: a GPC has SMs that are left over for 4 and 8.
