@@ -2,6 +2,7 @@
 // launches.
 #pragma once
 
+#include <cstdlib>
 #include "csrc/cuda/conv/depthwise_host.h"
 #include "csrc/cuda/conv/depthwise_weight.cuh"
 
@@ -16,6 +17,7 @@ inline int column_instance(const DepthwiseShape& s, DType dtype, bool adjoint,
                            std::initializer_list<const void*> data) {
   const bool strided = s.stride_h == 2 && (s.kh == 3 || s.kh == 5) && !adjoint;
   const bool large = s.stride_h == 1 && s.kh == kColumnWeightKernel;
+  if (getenv("FUSEDOPS_COLS") && s.stride_h == 1 && s.kh <= 5 && has_pairs(s, dtype, data)) return instance_of(s);
   const int64_t results = s.n * (adjoint ? s.h * s.w : s.out_h * s.out_w);
   const bool fits = has_pairs(s, dtype, data) && results <= int64_t{1} << 30;
   return fits && (strided || large) ? instance_of(s) : kAnyDepthwise;

@@ -270,7 +270,7 @@ GEMM, POINTWISE, DEPTHWISE, FIRST, IMAGE, GRAPH, CUDNN, PASS = (
     "gemm", "pointwise", "depthwise", "first", "image", "graph", "cudnn", "pass",
 )  # fmt: skip
 # What our kernels have: sides of the kernel, and strides.
-_DEPTHWISE_KERNELS, _DEPTHWISE_STRIDES = (3, 5), (1, 2)
+_DEPTHWISE_KERNELS = ((3, 1), (3, 2), (5, 1), (5, 2), (7, 1))  # and strides
 _FIRST_KERNELS, _FIRST_STRIDE, _FIRST_CHANNELS = (3, 7), 2, 3
 
 # 3x3 convolutions of IMAGE_CHANNELS, whose weight of 64 outputs lies in shared memory (H100: 33 us
@@ -361,8 +361,7 @@ def uses_depthwise(
     return (
         problem.groups == channels > 1 == each
         and channels % 2 == 0
-        and kernel in _DEPTHWISE_KERNELS
-        and problem.stride[0] in _DEPTHWISE_STRIDES
+        and (kernel, problem.stride[0]) in _DEPTHWISE_KERNELS
         and _is_plain(device_type, dtype, weight_shape, problem)
     )
 
