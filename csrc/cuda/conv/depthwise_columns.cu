@@ -9,24 +9,21 @@ namespace {
 // Rows of an image that the start of a thread, its weights above all, costs as much as.
 constexpr int64_t kStartRows = 4;
 
-int64_t wave_of(int kernel, int sm_count) { return int64_t{sm_count} * column_blocks(kernel); }
-
 // Columns are halved while that is expected to pay: more threads, which begin with rows that
 // their neighbours read, too.
 ColumnGrid column_grid(const DepthwiseShape& s, int64_t height, int64_t width, int results,
                        int sm_count) {
   ColumnGrid grid{};
-  const int64_t pairs = s.channels / 2;
-  grid.chunks = static_cast<int>(ceil_div(pairs, int64_t{kMostColumnPairs}));
-  grid.threads_x = static_cast<int>(ceil_div(pairs, int64_t{grid.chunks}));
+  const int64_t groups = s.channels / column_vec(static_cast<int>(s.kh));
+  grid.chunks = static_cast<int>(ceil_div(s.channels, int64_t{kMostColumnChannels}));
+  grid.threads_x = static_cast<int>(ceil_div(groups, int64_t{grid.chunks}));
   grid.threads_y = kColumnThreads / grid.threads_x;
   grid.across = static_cast<int>(ceil_div(width, int64_t{results}));
   int64_t least = INT64_MAX;
   for (int64_t rows = height;; rows = ceil_div(rows, int64_t{2})) {
     const int64_t segments = ceil_div(height, rows), items = s.n * segments * grid.across;
     const int64_t row_blocks = ceil_div(items, int64_t{grid.threads_y});
-    const int64_t rounds =
-        ceil_div(row_blocks * grid.chunks, wave_of(static_cast<int>(s.kh), sm_count));
+    const int64_t rounds = ceil_div(row_blocks * grid.chunks, int64_t{sm_count} * kColumnBlocks);
     const int64_t cost = rounds * ((rows - 1) * s.stride_h + s.kh + kStartRows);
     if (cost < least) {
       least = cost;
@@ -54,8 +51,8 @@ void launch_columns(const LaunchScope& scope, DType dtype, int instance,
   dispatch(ColumnInstances{}, instance, [&]<int kInstance>(Tag<kInstance>) {
     if constexpr (kInstance != kAnyDepthwise) {
       constexpr int kKernel = kInstance / 16, kStride = kInstance % 16;
-      const ColumnProblem p{base, column_grid(s, height, width, column_results(kKernel, kStride),
-                                              scope.facts().sm_count)};
+      const ColumnProblem p{
+          base, column_grid(s, height, width, column_results(kKernel), scope.facts().sm_count)};
       with_half(dtype, [&]<class T>() {
         if constexpr (kStride == 1) {
           if (base.adjoint) {
@@ -75,7 +72,7 @@ void launch_column_weight(const LaunchScope& scope, DType dtype, const Depthwise
   ColumnWeightProblem p{base, column_grid(s, s.out_h, s.out_w, 1, sm_count)};
   ColumnGrid& grid = p.grid;
   // NOTE: one wave, since each block's sums are read again.
-  const int64_t wave = ceil_div(wave_of(kColumnWeightKernel, sm_count), int64_t{grid.chunks});
+  const int64_t wave = ceil_div(int64_t{sm_count} * kColumnBlocks, int64_t{grid.chunks});
   const int64_t rounds = ceil_div(int64_t{grid.row_blocks}, wave);
   grid.row_blocks = static_cast<unsigned>(ceil_div(int64_t{grid.row_blocks}, rounds));
   const std::vector<int64_t> sizes{grid.row_blocks, s.taps(), s.channels};

@@ -3,24 +3,24 @@
 #pragma once
 
 #include <cstdlib>
+
 #include "csrc/cuda/conv/depthwise_host.h"
 #include "csrc/cuda/conv/depthwise_weight.cuh"
 
 namespace fusedops::cuda {
 
 // As DepthwiseInstances.
-using ColumnInstances = Choices<0x31, 0x32, 0x51, 0x52, 0x71, kAnyDepthwise>;
+using ColumnInstances = Choices<0x32, 0x71, kAnyDepthwise>;
 inline constexpr int kColumnWeightKernel = 7;
 
-// Where they are faster than strips, or there are none.
+// 3x3 of stride 2 with whole eights of channels, and 7x7 of stride 1 with pairs.
 inline int column_instance(const DepthwiseShape& s, DType dtype, bool adjoint,
                            std::initializer_list<const void*> data) {
-  const bool strided = s.stride_h == 2 && (s.kh == 3 || s.kh == 5) && !adjoint;
-  const bool large = s.stride_h == 1 && s.kh == kColumnWeightKernel;
-  if (getenv("FUSEDOPS_COLS") && s.stride_h == 1 && s.kh <= 5 && has_pairs(s, dtype, data)) return instance_of(s);
+  const int instance = instance_of(s);
+  bool fits = has_pairs(s, dtype, data) && (instance == 0x71 || (instance == 0x32 && !adjoint));
+  if (instance == 0x32) fits = fits && has_eights(s, data);
   const int64_t results = s.n * (adjoint ? s.h * s.w : s.out_h * s.out_w);
-  const bool fits = has_pairs(s, dtype, data) && results <= int64_t{1} << 30;
-  return fits && (strided || large) ? instance_of(s) : kAnyDepthwise;
+  return fits && results <= int64_t{1} << 30 ? instance : kAnyDepthwise;
 }
 
 // y = conv(x), or its adjoint, with what is behind. Launches.

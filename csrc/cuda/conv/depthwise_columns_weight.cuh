@@ -16,62 +16,60 @@ struct ColumnWeightProblem {
 };
 
 template <class T, int kKernel>
-__global__ void __launch_bounds__(kColumnThreads, column_blocks(kKernel))
+__global__ void __launch_bounds__(kColumnThreads, kColumnBlocks)
     depthwise_columns_weight_kernel(const __grid_constant__ ColumnWeightProblem problem) {
-  constexpr int kTaps = kKernel * kKernel;
+  constexpr int kTaps = kKernel * kKernel, kVec = 2;
   __shared__ float2 shared[kKernel * kColumnThreads];
   wait_for_predecessor();
   const DepthwiseWeightProblem& p = problem.base;
   const ColumnGrid& grid = problem.grid;
   const DepthwiseShape& s = p.shape;
   const int channels = static_cast<int>(s.channels);
-  const int h = static_cast<int>(s.h), w = static_cast<int>(s.w);
   const int out_h = static_cast<int>(s.out_h), out_w = static_cast<int>(s.out_w);
   const int pad_h = static_cast<int>(s.pad_h), pad_w = static_cast<int>(s.pad_w);
-  const ColumnThread thread(grid, channels);
-  float2 sums[kTaps] = {};
+  const ColumnThread thread(grid, kVec, channels);
+  float sums[kTaps][kVec] = {};
   const unsigned items = thread.active ? grid.items : 0;
   for (unsigned item = thread.item; item < items; item += grid.step()) {
     const ColumnPlace at(grid, item, out_h);
-    const ColumnImage<T, kKernel> image(p.x, at.n, h, w, at.column - pad_w, channels,
-                                        thread.channel);
-    const ColumnImage<T, 1> results(p.dy, at.n, at.end, out_w, at.column, channels, thread.channel);
+    const ColumnImage<T, kVec, kKernel> image(p.x, at.n, static_cast<int>(s.h),
+                                              static_cast<int>(s.w), at.column - pad_w, channels,
+                                              thread.channel);
+    const ColumnImage<T, kVec, 1> results(p.dy, at.n, out_h, out_w, at.column, channels,
+                                          thread.channel);
     uint32_t next[kKernel], next_dy[1];
     image.load(at.row - pad_h, next);
     results.load(at.row, next_dy);
-#pragma unroll
-    for (int r = 1; r < kColumnRowsAhead; ++r) {
-      image.template prefetch<1>(at.row - pad_h + r, pad_w);
-      results.template prefetch<1>(at.row + r, 0);
-    }
-    float2 dy[kKernel] = {};  // of the row that meets tap row a
+    float dy[kKernel][1][kVec] = {};  // of the row that meets tap row a
     const int end = at.end + kKernel - 1;
     for (int oy = at.row; oy < end; ++oy) {
-      uint32_t row[kKernel];
-#pragma unroll
-      for (int c = 0; c < kKernel; ++c) row[c] = next[c];
-#pragma unroll
-      for (int a = kKernel - 1; a > 0; --a) dy[a] = dy[a - 1];
-      dy[0] = unpack_pair<T>(next_dy[0]);
       const int y = oy - pad_h;
-      if (oy + 1 < end) {
-        image.load(y + 1, next);
-        results.load(oy + 1, next_dy);
+#pragma unroll
+      for (int a = kKernel - 1; a > 0; --a) {
+#pragma unroll
+        for (int c = 0; c < kVec; ++c) dy[a][0][c] = dy[a - 1][0][c];
       }
-      image.template prefetch<1>(y + kColumnRowsAhead, pad_w);
-      results.template prefetch<1>(oy + kColumnRowsAhead, 0);
-      if (!image.has(y)) continue;
-      float2 v[kKernel];
+      float v[kKernel][kVec];
+      image.unpack(next, v);
+      results.unpack(next_dy, dy[0]);
+      image.load(y + 1, next);
+      results.load(oy + 1, next_dy);
+      const auto add = [&]<bool kAll>() {
 #pragma unroll
-      for (int c = 0; c < kKernel; ++c) v[c] = unpack_pair<T>(row[c]);
+        for (int a = 0; a < kKernel; ++a) {
+          if (!kAll && (oy - a < at.row || oy - a >= at.end)) continue;
 #pragma unroll
-      for (int a = 0; a < kKernel; ++a) {
-        if (oy - a < at.row || oy - a >= at.end) continue;
+          for (int b = 0; b < kKernel; ++b) {
 #pragma unroll
-        for (int b = 0; b < kKernel; ++b) {
-          sums[a * kKernel + b].x += v[b].x * dy[a].x;
-          sums[a * kKernel + b].y += v[b].y * dy[a].y;
+            for (int c = 0; c < kVec; ++c) sums[a * kKernel + b][c] += v[b][c] * dy[a][0][c];
+          }
         }
+      };
+      if (!image.has_row(y)) continue;
+      if (oy - at.row >= kKernel - 1 && oy < at.end) {
+        add.template operator()<true>();
+      } else {
+        add.template operator()<false>();
       }
     }
   }
@@ -84,7 +82,8 @@ __global__ void __launch_bounds__(kColumnThreads, column_blocks(kKernel))
     if (thread.active) {
 #pragma unroll
       for (int b = 0; b < kKernel; ++b) {
-        shared[thread.y * width + b * grid.threads_x + thread.x] = sums[a * kKernel + b];
+        const float (&sum)[kVec] = sums[a * kKernel + b];
+        shared[thread.y * width + b * grid.threads_x + thread.x] = {sum[0], sum[1]};
       }
     }
     __syncthreads();

@@ -32,6 +32,13 @@ inline bool has_pairs(const DepthwiseShape& s, DType dtype,
          s.out_w * s.channels <= kMost;
 }
 
+// Whole eights of channels at addresses of 16 bytes.
+inline bool has_eights(const DepthwiseShape& s, std::initializer_list<const void*> data) {
+  bool fits = s.channels % 8 == 0;
+  for (const void* at : data) fits = fits && reinterpret_cast<uintptr_t>(at) % 16 == 0;
+  return fits;
+}
+
 // Pairs of channels, 3x3 and 5x5, stride 1 and 2.
 inline int depthwise_instance(const DepthwiseShape& s, DType dtype,
                               std::initializer_list<const void*> data) {

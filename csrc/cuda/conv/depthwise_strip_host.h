@@ -11,12 +11,10 @@ namespace fusedops::cuda {
 
 inline constexpr bool kTakesStrips = true;
 
-// Whole eights of channels at addresses of 16 bytes; instance: of depthwise_instance.
+// instance: of depthwise_instance.
 inline bool takes_strips(const DepthwiseShape& s, int instance,
                          std::initializer_list<const void*> data) {
-  bool fits = kTakesStrips && instance != kAnyDepthwise && s.channels % 8 == 0;
-  for (const void* at : data) fits = fits && reinterpret_cast<uintptr_t>(at) % 16 == 0;
-  return fits;
+  return kTakesStrips && instance != kAnyDepthwise && has_eights(s, data);
 }
 
 // The registers of a kernel's thread as they are given out.
