@@ -187,7 +187,7 @@ class Guards:
 
     def __init__(self, monkeypatch):
         self.added = []
-        replace = patches.replace_convolutions
+        replace = patches.replace_patches
 
         def counted(graph, force, report):
             fakes = (n.meta.get("val") for n in graph.nodes)
@@ -196,7 +196,7 @@ class Guards:
             replace(graph, force, report)
             self.added.append(len(mode.shape_env.guards) - before)
 
-        monkeypatch.setattr("fusedops._inductor.graph_pass.replace_convolutions", counted)
+        monkeypatch.setattr("fusedops._inductor.graph_pass.replace_patches", counted)
 
 
 @pytest.mark.parametrize("lies", ["first", "last"])

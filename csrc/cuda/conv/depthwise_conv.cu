@@ -1,5 +1,6 @@
 // depthwise_conv on CUDA.
 #include "csrc/common/checks/op_boundary.h"
+#include "csrc/cuda/conv/depthwise_band_host.h"
 #include "csrc/cuda/conv/depthwise_columns_host.h"
 #include "csrc/cuda/conv/depthwise_strip_host.h"
 
@@ -21,6 +22,7 @@ void launch_depthwise(const LaunchScope& scope, DType dtype, DepthwiseProblem p)
   const DepthwiseShape& s = p.shape;
   const bool overlap = scope.facts().code_version >= 90;
   const std::initializer_list<const void*> data{p.x, p.weight, p.residual, p.y};
+  if (p.residual == nullptr && takes_band(s, dtype, data)) return launch_band(scope, dtype, p);
   const int columns = column_instance(s, dtype, p.adjoint, data);
   if (columns != kAnyDepthwise) return launch_columns(scope, dtype, columns, p);
   const int instance = depthwise_instance(s, dtype, data);

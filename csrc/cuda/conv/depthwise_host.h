@@ -50,6 +50,17 @@ inline int depthwise_instance(const DepthwiseShape& s, DType dtype,
   return fits ? instance_of(s) : kAnyDepthwise;
 }
 
+// The registers of a kernel's thread as they are given out.
+template <auto kKernel>
+int registers_of() {
+  static const int count = [] {
+    cudaFuncAttributes kernel{};
+    const bool known = cudaFuncGetAttributes(&kernel, kKernel) == cudaSuccess;
+    return known && kernel.numRegs > 0 ? static_cast<int>(round_up(kernel.numRegs, 8)) : 128;
+  }();
+  return count;
+}
+
 // Calls body.operator()<T>() for the two types of 16 bits.
 template <class Body>
 void with_half(DType dtype, Body&& body) {

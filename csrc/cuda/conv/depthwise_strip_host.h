@@ -17,17 +17,6 @@ inline bool takes_strips(const DepthwiseShape& s, int instance,
   return kTakesStrips && instance != kAnyDepthwise && has_eights(s, data);
 }
 
-// The registers of a kernel's thread as they are given out.
-template <auto kKernel>
-int registers_of() {
-  static const int count = [] {
-    cudaFuncAttributes kernel{};
-    const bool known = cudaFuncGetAttributes(&kernel, kKernel) == cudaSuccess;
-    return known && kernel.numRegs > 0 ? static_cast<int>(round_up(kernel.numRegs, 8)) : 128;
-  }();
-  return count;
-}
-
 // One wave of blocks that share the tiles evenly. The height of a block is the largest that leaves
 // room for two of them in shared memory and gives each multiprocessor one.
 // results: (h, w) of the image that is cut; with_dy: whether a buffer has it, too.

@@ -35,6 +35,7 @@ MEMORY_SHARE = 0.9
 SLOWEST = 1.3e6  # of a GPU that does not say how fast its memory is
 FP32_FLOPS_PER_US = 50e6  # of cuBLAS at full float32 precision
 INDEX_US = 10.0  # listing the entries of an embedding's rows: estimated, not measured
+LEAST_DEPTHWISE = 1 << 18  # elements of a depthwise convolution
 LEAST_FEATURES = 32  # of a patch: two steps of a kernel's loop over K
 MARGIN = 1.0  # theirs must be slower by more than this factor
 NOISE = 1.01  # and where times are measured, by this one
@@ -115,6 +116,18 @@ def decide_patches(x: Any, kernel: tuple[int, ...], channels_last: bool, force: 
     if channels_last and channels * x.dtype.itemsize % 16 == 0:
         return Verdict(False, "cuDNN reads channels last as they are, a product copies them")
     return Verdict(True, f"a product of {features} features; cuDNN would lay x out anew")
+
+
+def decide_depthwise(x: Any, force: bool) -> Verdict:
+    """Whether our op takes the place of a depthwise convolution of a large kernel of x (N, C, ...)."""
+    if force:
+        return Verdict(True, "forced")
+    if x.device.type != "cuda":
+        return Verdict(False, f"nothing is gained on {x.device.type}")
+    count = math.prod(_hint(size) or 1 for size in x.shape)
+    if count < LEAST_DEPTHWISE:
+        return Verdict(False, f"{count} elements are bound by launches")
+    return Verdict(True, "torch's kernels run far from the speed of memory")
 
 
 def _bytes_per_us(name: str, device: torch.device) -> float:

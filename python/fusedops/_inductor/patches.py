@@ -11,50 +11,30 @@ from __future__ import annotations
 
 import math
 import operator
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .._core.precision import why_another_precision
+from .convolution import Convolution, Layouts, Pairs, channels_last, groups_of, lies_last, settle
 from .decide import decide_patches
-from .emit import Writer
-from .graph import (
-    CONVERT,
-    Joint,
-    aten,
-    dtype_of,
-    equal_sizes,
-    erase_unread,
-    is_call,
-    item_of,
-    shape_of,
-    value,
-)
-from .report import LeftProduct, ReplacedSite, where
-from .sites import DTYPES, Left
+from .graph import CONVERT, aten, dtype_of, equal_sizes, is_call, shape_of, value
+from .sites import DTYPES
 
 if TYPE_CHECKING:
     from torch.fx import Node
 
+    from .emit import Writer
+    from .graph import Joint
     from .report import InductorReport
 
-FORWARD, BACKWARD = aten.convolution.default, aten.convolution_backward.default
 ALIGNED_BYTES = 16
-DENSE = {"memory_format": torch.contiguous_format}
 
 
-def replace_convolutions(graph: torch.fx.Graph, force: bool, report: InductorReport) -> None:
+def replace_patches(joint: Joint, force: bool, report: InductorReport) -> None:
     """Write products for the convolutions of patches that pay, into a graph in order."""
-    groups: dict[tuple[Node, Node], list[Convolution]] = {}
-    for node in graph.nodes:
-        if is_call(node, FORWARD, BACKWARD):
-            found = Convolution.of(node)
-            if found.is_of_patches():
-                groups.setdefault((found.x, found.weight), []).append(found)
-    joint = Joint(graph) if groups else None
-    for group in groups.values():
+    for group in groups_of(joint.graph, Patches):
         _replace(joint, group, force, report)
 
 
@@ -62,37 +42,14 @@ def replace_convolutions(graph: torch.fx.Graph, force: bool, report: InductorRep
 
 
 @dataclass(frozen=True)
-class Convolution:
-    """A call of aten.convolution, or of its backward."""
+class Patches(Convolution):
+    """One whose patches do not overlap."""
 
-    node: Node
-    dy: Node | None  # of a backward
-    x: Node
-    weight: Node
-    bias: Node | None
-    numbers: tuple[Any, ...]  # stride, padding, dilation, transposed, output padding, groups
-
-    @classmethod
-    def of(cls, node: Node) -> Convolution:
-        """The call, as its arguments stand in ATen's signatures."""
-        if node.target is FORWARD:
-            x, weight, bias = node.args[:3]
-            return cls(node, None, x, weight, bias, tuple(node.args[3:9]))
-        dy, x, weight = node.args[:3]
-        return cls(node, dy, x, weight, None, tuple(node.args[4:10]))
-
-    @property
-    def kernel(self) -> tuple[Any, ...]:
-        return shape_of(self.weight)[2:]
-
-    def is_of_patches(self) -> bool:
+    def is_one(self) -> bool:
         """Whether the kernel is as large as the stride, and larger than one element."""
         kernel, transposed = self.kernel, self.numbers[3]
-        stride = tuple(self.numbers[0])
-        if len(stride) == 1:
-            stride *= len(kernel)
         fixed = all(isinstance(n, int) for n in kernel)
-        return not transposed and fixed and max(kernel) > 1 and stride == kernel
+        return not transposed and fixed and max(kernel) > 1 and self.stride == kernel
 
     def why_left(self) -> str | None:
         """Why no product stands for it, None where one does."""
@@ -121,9 +78,6 @@ class Convolution:
                 return f"a size that is not known to be a multiple of {width}"
         return None
 
-    def tensors(self) -> list[Node]:
-        return [n for n in (self.x, self.weight, self.bias, self.dy) if n is not None]
-
     @property
     def product(self) -> str:
         """M x N x K of the product that it is."""
@@ -134,84 +88,31 @@ class Convolution:
         return f"{rows} x {outputs} x {math.prod(features)}"
 
 
-def _replace(joint: Any, group: list[Convolution], force: bool, report: InductorReport) -> None:
+def _replace(joint: Joint, group: list[Patches], force: bool, report: InductorReport) -> None:
     """Convolutions of one x and one weight: a forward and its backwards."""
-    first = group[0]
+    first, reason = group[0], ""
     why = next((why for one in group if (why := one.why_left()) is not None), None)
     if why is None:
         verdict = decide_patches(value(first.x), first.kernel, lies_last(value(first.x)), force)
-        why = None if verdict.take else verdict.reason
-    if why is None:
-        left = next((left for one in group if (left := _emit(joint, one)) is not None), None)
-        why = None if left is None else left.reason
-    at, sizes = where(first.node), first.product
-    if why is not None:
-        report.left.append(LeftProduct(at, sizes, f"a convolution of patches: {why}"))
-        return
-    training = any(one.dy is not None for one in group)
-    report.replaced.append(ReplacedSite("patches", at, sizes, "none", training, verdict.reason))
+        reason, why = verdict.reason, None if verdict.take else verdict.reason
+    settle(joint, group, "patches", first.product, why, reason, _write, report)
 
 
-def _emit(joint: Joint, found: Convolution) -> Left | None:
-    """Write one call anew; the graph is as it was where that fails."""
-    writer = Writer(joint)
-    writer.at(found.node)
-    env = value(found.x).fake_mode.shape_env
-    try:
-        # NOTE: what is written holds for all sizes, so that the fakes need no guards.
-        with nullcontext() if env is None else env.suppress_guards():
-            products = _Products(writer, found)
-            pairs = products.forward() if found.dy is None else products.backward(found.dy)
-    except Exception as error:  # nothing in a user's graph may stop the compilation
-        for node in reversed(writer.made):
-            joint.graph.erase_node(node)
-        return Left(f"cannot be written: {type(error).__name__}: {error}")
-    for old, new in pairs:
-        old.replace_all_uses_with(new)
-    erase_unread(joint.graph, [old for old, _ in pairs])
-    return None
-
-
-# ---- how tensors lie in memory ----
-
-
-def channels_last(rank: int) -> list[int]:
-    """The permutation from (N, C, ...) to (N, ..., C)."""
-    return [0, *range(2, rank), 1]
-
-
-def channels_first(rank: int) -> list[int]:
-    """The permutation from (N, ..., C) to (N, C, ...)."""
-    return [0, rank - 1, *range(1, rank - 1)]
-
-
-def is_dense(fake: torch.Tensor, order: list[int] | None = None) -> bool:
-    """Whether a tensor is contiguous with its dims in an order, for every input; adds no guard."""
-    stride: Any = 1
-    for dim in reversed(range(fake.dim()) if order is None else order):
-        size = fake.shape[dim]
-        if not equal_sizes(size, 1) and not equal_sizes(fake.stride(dim), stride):
-            return False
-        stride = stride * (size if isinstance(size, int) else torch.sym_max(size, 1))
-    return True
-
-
-def lies_last(fake: torch.Tensor) -> bool:
-    """Whether the channels of x (N, C, ...) are its innermost dim."""
-    return not is_dense(fake) and equal_sizes(fake.stride(1), 1)
+def _write(writer: Writer, found: Convolution) -> Pairs:
+    products = _Products(writer, found)
+    return products.forward() if found.dy is None else products.backward(found.dy)
 
 
 # ---- what is written ----
 
 
-class _Products:
+class _Products(Layouts):
     """Writes the products of one convolution: features lie in a patch as they lie in x."""
 
     def __init__(self, writer: Writer, found: Convolution) -> None:
-        self.call, self.found = writer.call, found
-        self.kernel = found.kernel
+        self.kernel, self.found = found.kernel, found
         self.rank = len(self.kernel)
-        self.dims = self.rank + 2
+        super().__init__(writer, self.rank + 2)
         self.last = lies_last(value(found.x))
         self.channels = shape_of(found.x)[1]
         self.features = int(math.prod(shape_of(found.weight)[1:]))  # of a patch
@@ -253,9 +154,7 @@ class _Products:
             lambda old: self.weight_gradient(rows, old),
             lambda old: (old, self.bias_gradient(dy)),
         )
-        found = ((item_of(user), user) for user in list(self.found.node.users))
-        pairs = [(item[1], user) for item, user in found if item is not None]
-        return [gradients[i](old) for i, old in pairs if value(old) is not None]
+        return [gradients[i](old) for i, old in self.found.gradients()]
 
     def x_gradient(self, rows: Node, old: Node) -> Node:
         """dy @ weight, each row put back where its patch was, zeros where x was cut off."""
@@ -330,27 +229,5 @@ class _Products:
     def unpadded(self, rows: Node) -> Node:
         return self.call(aten.slice.Tensor, (rows, 1, 0, self.features)) if self.spare else rows
 
-    def laid(self, node: Node, last: bool, old: Node) -> Node:
-        """(N, C, ...), given as that or as (N, ..., C), in memory like another node."""
-        fake, dims = value(old), self.dims
-        wants_last = not is_dense(fake)
-        if wants_last and not is_dense(fake, channels_last(dims)):
-            raise ValueError(f"strides {fake.stride()} of {old.name}")
-        if last is not wants_last:
-            order = channels_first(dims) if last else channels_last(dims)
-            node = self.dense(self.permuted(node, order))
-        return self.permuted(node, channels_first(dims)) if wants_last else node
-
     def rows(self, node: Node, columns: int) -> Node:
         return self.view(self.dense(node), [-1, columns])
-
-    def dense(self, node: Node) -> Node:
-        if is_dense(value(node)):
-            return node
-        return self.call(aten.clone.default, (node,), DENSE)
-
-    def view(self, node: Node, shape: list[Any]) -> Node:
-        return self.call(aten.view.default, (node, shape))
-
-    def permuted(self, node: Node, order: list[int]) -> Node:
-        return self.call(aten.permute.default, (node, order))

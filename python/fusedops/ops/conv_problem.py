@@ -270,7 +270,8 @@ GEMM, POINTWISE, DEPTHWISE, FIRST, IMAGE, GRAPH, CUDNN, PASS = (
     "gemm", "pointwise", "depthwise", "first", "image", "graph", "cudnn", "pass",
 )  # fmt: skip
 # What our kernels have: sides of the kernel, and strides.
-_DEPTHWISE_KERNELS = ((3, 1), (3, 2), (5, 1), (5, 2), (7, 1))  # and strides
+_LARGE = 7  # of a depthwise kernel
+_DEPTHWISE_KERNELS = ((3, 1), (3, 2), (5, 1), (5, 2), (_LARGE, 1))  # and strides
 _FIRST_KERNELS, _FIRST_STRIDE, _FIRST_CHANNELS = (3, 7), 2, 3
 
 # 3x3 convolutions of IMAGE_CHANNELS, whose weight of 64 outputs lies in shared memory (H100: 33 us
@@ -351,6 +352,13 @@ def _is_plain(
     return (
         kh == kw and stride_h == stride_w and problem.dilation == (1, 1) and not problem.is_uneven
     )
+
+
+def is_large_depthwise(weight_shape: Sequence[int], stride: Sequence[int], groups: int) -> bool:
+    """Whether a convolution in two dimensions is one that torch's backends have no fast kernel for."""
+    channels, each, *kernel = weight_shape
+    large = tuple(kernel) == (_LARGE, _LARGE) and tuple(stride) == (1, 1)
+    return groups == channels > 1 == each and channels % 2 == 0 and large
 
 
 def uses_depthwise(

@@ -1,0 +1,61 @@
+// Depthwise convolutions on Tensor Cores: the grid and launches.
+#include "csrc/common/device/shared_memory.cuh"
+#include "csrc/cuda/conv/depthwise_band.cuh"
+#include "csrc/cuda/conv/depthwise_band_host.h"
+
+namespace fusedops::cuda {
+namespace {
+
+constexpr int64_t kMostBandRows = 16;  // of a segment
+
+// Tiles as wide as the image in blocks of 8, segments of even parts of its rows.
+BandGrid band_grid(const DepthwiseShape& s, int64_t height, int64_t width, int blocks_per_sm,
+                   int sm_count) {
+  BandGrid grid{};
+  grid.chunks = static_cast<int>(ceil_div(s.channels, int64_t{kBandChannels}));
+  grid.across = 1;
+  while (grid.across < kBandBlocks && grid.across * 8 < width) grid.across *= 2;
+  grid.columns = static_cast<int>(ceil_div(width, int64_t{grid.across} * 8));
+  const int64_t parts = ceil_div(height, kMostBandRows);
+  grid.rows = static_cast<int>(round_up(ceil_div(height, parts), 2));
+  grid.row_segments = static_cast<int>(ceil_div(height, int64_t{grid.rows}));
+  grid.segments = static_cast<unsigned>(s.n * grid.row_segments);
+  grid.tiles = static_cast<unsigned>(ceil_div(int64_t{grid.segments}, int64_t{grid.in_tile()}) *
+                                     grid.columns);
+  grid.row_words = grid.in_tile() * grid.segment_words();
+  // NOTE: 2 modulo 4: the two eights of channels that a warp stores lie in different banks.
+  const int words = (grid.rows + static_cast<int>(s.kh) - 1) * grid.row_words;
+  grid.plane_words = words + (words % 4 == 2 ? 0 : 2);
+  const int64_t wave = ceil_div(int64_t{sm_count} * blocks_per_sm, int64_t{grid.chunks});
+  const int64_t rounds = ceil_div(int64_t{grid.tiles}, wave);
+  grid.row_blocks = static_cast<unsigned>(ceil_div(int64_t{grid.tiles}, rounds));
+  return grid;
+}
+
+template <auto kKernelOf>
+void launch(const LaunchScope& scope, const DepthwiseProblem& base) {
+  const DepthwiseShape& s = base.shape;
+  const DeviceFacts& facts = scope.facts();
+  const int64_t height = base.adjoint ? s.h : s.out_h, width = base.adjoint ? s.w : s.out_w;
+  BandProblem p{base, band_grid(s, height, width, 2, facts.sm_count)};
+  constexpr int kReserved = 1024;  // of a block
+  const int fit = (facts.shared_memory_per_block + kReserved) / (p.grid.bytes() + kReserved);
+  if (fit > 2) p.grid = band_grid(s, height, width, fit < 4 ? fit : 4, facts.sm_count);
+  allow_any_shared_memory<kKernelOf>();
+  launch_kernel(kKernelOf, dim3(p.grid.row_blocks * static_cast<unsigned>(p.grid.chunks)),
+                dim3(kBandThreads), p.grid.bytes(), scope.stream(), facts.code_version >= 90, p);
+}
+
+}  // namespace
+
+void launch_band(const LaunchScope& scope, DType dtype, const DepthwiseProblem& p) {
+  with_half(dtype, [&]<class T>() {
+    dispatch(BandKernels{}, static_cast<int>(p.shape.kh), [&]<int kKernel>(Tag<kKernel>) {
+      dispatch_bool(p.adjoint, [&]<bool kAdjoint>(Tag<kAdjoint>) {
+        launch<&depthwise_band_kernel<T, kKernel, kAdjoint>>(scope, p);
+      });
+    });
+  });
+}
+
+}  // namespace fusedops::cuda

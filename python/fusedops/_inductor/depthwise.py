@@ -1,0 +1,107 @@
+"""Depthwise convolutions of large kernels (ConvNeXt), which torch's backends run far from memory's
+speed, as our op: of (N, H, W, C), forward and both gradients.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..ops.conv_problem import is_large_depthwise
+from .convolution import Convolution, Layouts, Pairs, channels_last, groups_of, settle
+from .decide import decide_depthwise
+from .graph import aten, dtype_of, shape_of, value
+
+if TYPE_CHECKING:
+    from torch.fx import Node
+
+    from .emit import Writer
+    from .graph import Joint
+    from .report import InductorReport
+
+_ops = torch.ops.fusedops
+
+
+def replace_depthwise(joint: Joint, force: bool, report: InductorReport) -> None:
+    """Write our op for the depthwise convolutions that pay, into a graph in order."""
+    for group in groups_of(joint.graph, Depthwise):
+        first, reason = group[0], ""
+        why = next((why for one in group if (why := one.why_left()) is not None), None)
+        if why is None:
+            verdict = decide_depthwise(value(first.x), force)
+            reason, why = verdict.reason, None if verdict.take else verdict.reason
+        sizes = " x ".join(map(str, (*shape_of(first.x), *first.kernel)))
+        settle(joint, group, "depthwise", sizes, why, reason, _write, report)
+
+
+@dataclass(frozen=True)
+class Depthwise(Convolution):
+    """One in two dimensions whose channels meet their own weights alone."""
+
+    def is_one(self) -> bool:
+        """Whether it is a depthwise one with a kernel of ours."""
+        _, _, dilation, transposed, _, groups = self.numbers
+        weight, padding = shape_of(self.weight), tuple(self.numbers[1])
+        if transposed or any(d != 1 for d in dilation):
+            return False
+        if not all(isinstance(n, int) for n in (*weight, *padding, *self.stride)):
+            return False
+        return is_large_depthwise(weight, self.stride, groups)
+
+    def why_left(self) -> str | None:
+        """Why our op does not stand for it, None where it does."""
+        dtype = dtype_of(self.x)
+        if any(dtype_of(n) is not dtype for n in self.tensors()):
+            return "mixed dtypes"
+        if value(self.x).device.type == "cuda" and dtype.itemsize != 2:
+            return f"{dtype}: the kernels are for half precision"
+        return None
+
+    @property
+    def geometry(self) -> tuple[Any, ...]:
+        """Strides and padding of rows and columns."""
+        padding = tuple(self.numbers[1])
+        return (*self.stride, *(padding * 2 if len(padding) == 1 else padding))
+
+
+def _write(writer: Writer, found: Convolution) -> Pairs:
+    assert isinstance(found, Depthwise)
+    written = _Written(writer, found)
+    return written.forward() if found.dy is None else written.backward(found.dy)
+
+
+class _Written(Layouts):
+    def __init__(self, writer: Writer, found: Depthwise) -> None:
+        super().__init__(writer, 4)
+        self.found = found
+        self.x = self.behind(found.x)
+        self.weight = self.call(aten.squeeze.dim, (found.weight, 1))
+
+    def behind(self, node: Node) -> Node:
+        """(N, H, W, C) of (N, C, H, W)."""
+        return self.dense(self.permuted(node, channels_last(4)))
+
+    def forward(self) -> Pairs:
+        found = self.found
+        behind = (found.bias, None, None, None, None, None, *found.geometry, 0.0, 0)
+        y = self.call(_ops.depthwise_conv.default, (self.x, self.weight, *behind))
+        return [(found.node, self.laid(y, True, found.node))]
+
+    def backward(self, dy: Node) -> Pairs:
+        wanted = dict(self.found.gradients())
+        pairs: Pairs = []
+        if 0 in wanted or 1 in wanted:
+            needs = (0 in wanted, 1 in wanted)
+            operands = (self.behind(dy), self.x, self.weight, *self.found.geometry)
+            both = self.call(_ops.depthwise_conv_backward.default, (*operands, *needs))
+            dx, dweight = (self.call(operator.getitem, (both, i)) for i in range(2))
+            if 0 in wanted:
+                pairs.append((wanted[0], self.laid(dx, True, wanted[0])))
+            if 1 in wanted:
+                pairs.append((wanted[1], self.call(aten.unsqueeze.default, (dweight, 1))))
+        if 2 in wanted:
+            pairs.append((wanted[2], self.call(aten.sum.dim_IntList, (dy, [0, 2, 3]))))
+        return pairs
