@@ -1,4 +1,6 @@
 // Depthwise convolutions on Tensor Cores: the grid and launches.
+#include <algorithm>
+
 #include "csrc/common/device/shared_memory.cuh"
 #include "csrc/cuda/conv/depthwise_band.cuh"
 #include "csrc/cuda/conv/depthwise_band_host.h"
@@ -9,8 +11,7 @@ namespace {
 constexpr int64_t kMostBandRows = 16;  // of a segment
 
 // Tiles as wide as the image in blocks of 8, segments of even parts of its rows.
-BandGrid band_grid(const DepthwiseShape& s, int64_t height, int64_t width, int blocks_per_sm,
-                   int sm_count) {
+BandGrid band_grid(const DepthwiseShape& s, int64_t height, int64_t width) {
   BandGrid grid{};
   grid.chunks = static_cast<int>(ceil_div(s.channels, int64_t{kBandChannels}));
   grid.across = 1;
@@ -26,10 +27,14 @@ BandGrid band_grid(const DepthwiseShape& s, int64_t height, int64_t width, int b
   // NOTE: 2 modulo 4: the two eights of channels that a warp stores lie in different banks.
   const int words = (grid.rows + static_cast<int>(s.kh) - 1) * grid.row_words;
   grid.plane_words = words + (words % 4 == 2 ? 0 : 2);
-  const int64_t wave = ceil_div(int64_t{sm_count} * blocks_per_sm, int64_t{grid.chunks});
+  return grid;
+}
+
+// In one wave of so many blocks.
+void share_tiles(BandGrid& grid, int64_t blocks) {
+  const int64_t wave = ceil_div(blocks, int64_t{grid.chunks});
   const int64_t rounds = ceil_div(int64_t{grid.tiles}, wave);
   grid.row_blocks = static_cast<unsigned>(ceil_div(int64_t{grid.tiles}, rounds));
-  return grid;
 }
 
 template <auto kKernelOf>
@@ -37,10 +42,11 @@ void launch(const LaunchScope& scope, const DepthwiseProblem& base) {
   const DepthwiseShape& s = base.shape;
   const DeviceFacts& facts = scope.facts();
   const int64_t height = base.adjoint ? s.h : s.out_h, width = base.adjoint ? s.w : s.out_w;
-  BandProblem p{base, band_grid(s, height, width, 2, facts.sm_count)};
+  BandProblem p{base, band_grid(s, height, width)};
   constexpr int kReserved = 1024;  // of a block
-  const int fit = (facts.shared_memory_per_block + kReserved) / (p.grid.bytes() + kReserved);
-  if (fit > 2) p.grid = band_grid(s, height, width, fit < 4 ? fit : 4, facts.sm_count);
+  const int by_memory = (facts.shared_memory_per_block + kReserved) / (p.grid.bytes() + kReserved);
+  const int by_registers = 65536 / (registers_of<kKernelOf>() * kBandThreads);
+  share_tiles(p.grid, int64_t{std::min(by_memory, by_registers)} * facts.sm_count);
   allow_any_shared_memory<kKernelOf>();
   launch_kernel(kKernelOf, dim3(p.grid.row_blocks * static_cast<unsigned>(p.grid.chunks)),
                 dim3(kBandThreads), p.grid.bytes(), scope.stream(), facts.code_version >= 90, p);

@@ -1,12 +1,12 @@
 // Depthwise convolutions of (N, H, W, C) with stride 1 on Tensor Cores, norm and activation behind,
 // and their adjoints.
 //
-// Along a row of an image a convolution of one channel is a product with a band matrix: 8 results
-// are (8 x 16) times 16 neighbours, with the taps of a row of the kernel on 8 - kKernel + ... of
-// its diagonals. A product of 16 x 16 has two such matrices, of two neighbouring rows of taps, for
-// two rows of results; its 8 columns are 8 blocks of results beside each other, or below in the
-// same image or in others where it is narrow. A block brings 16 channels of a tile to shared
-// memory, channel by channel, and a warp has two channels: their matrices stay in registers.
+// Along a row of an image the convolution of one channel is a product with a band matrix: 8 results
+// are (8 x 16) times 16 neighbours, a row of taps on its diagonals. An instruction has two of them,
+// of neighbouring rows of taps for neighbouring rows of results, and multiplies 8 blocks of
+// results: beside each other, or of other segments of images where these are narrow. A block brings
+// tiles of 16 channels to shared memory, channel by channel; a warp has two, their matrices in
+// registers.
 #pragma once
 
 #include "csrc/common/device/mma.cuh"
@@ -220,7 +220,7 @@ __device__ __noinline__ void sum_taps_of_tile(const BandProblem& problem, int fi
 }
 
 template <class T, int kKernel, bool kAdjoint>
-__global__ void __launch_bounds__(kBandThreads, 2)
+__global__ void __launch_bounds__(kBandThreads, kKernel > 5 ? 2 : 3)
     depthwise_band_kernel(const __grid_constant__ BandProblem problem) {
   constexpr int kOpen = (kKernel + 1) / 2;  // pairs of rows of results that a row adds to
   extern __shared__ __align__(16) uint32_t memory[];
