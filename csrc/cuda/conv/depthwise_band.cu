@@ -8,16 +8,14 @@
 namespace fusedops::cuda {
 namespace {
 
-constexpr int64_t kMostBandRows = 16;  // of a segment
-
 // Tiles as wide as the image in blocks of 8, segments of even parts of its rows.
-BandGrid band_grid(const DepthwiseShape& s, int64_t height, int64_t width) {
+BandGrid band_grid(const DepthwiseShape& s, int64_t height, int64_t width, int64_t most_rows) {
   BandGrid grid{};
   grid.chunks = static_cast<int>(ceil_div(s.channels, int64_t{kBandChannels}));
   grid.across = 1;
   while (grid.across < kBandBlocks && grid.across * 8 < width) grid.across *= 2;
   grid.columns = static_cast<int>(ceil_div(width, int64_t{grid.across} * 8));
-  const int64_t parts = ceil_div(height, kMostBandRows);
+  const int64_t parts = ceil_div(height, most_rows);
   grid.rows = static_cast<int>(round_up(ceil_div(height, parts), 2));
   grid.row_segments = static_cast<int>(ceil_div(height, int64_t{grid.rows}));
   grid.segments = static_cast<unsigned>(s.n * grid.row_segments);
@@ -42,7 +40,10 @@ void launch(const LaunchScope& scope, const DepthwiseProblem& base) {
   const DepthwiseShape& s = base.shape;
   const DeviceFacts& facts = scope.facts();
   const int64_t height = base.adjoint ? s.h : s.out_h, width = base.adjoint ? s.w : s.out_w;
-  BandProblem p{base, band_grid(s, height, width)};
+  BandProblem p{base, band_grid(s, height, width, 16)};
+  if (int64_t{p.grid.tiles} * p.grid.chunks < 2 * facts.sm_count) {
+    p.grid = band_grid(s, height, width, 8);
+  }
   constexpr int kReserved = 1024;  // of a block
   const int by_memory = (facts.shared_memory_per_block + kReserved) / (p.grid.bytes() + kReserved);
   const int by_registers = 65536 / (registers_of<kKernelOf>() * kBandThreads);

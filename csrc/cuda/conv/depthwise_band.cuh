@@ -70,6 +70,23 @@ struct BandImages {
   }
 };
 
+// Where the first row and column that a segment reads lie.
+struct __align__(16) BandStart {
+  int64_t element;
+  int y;  // far outside where there is no segment
+};
+
+// Those of a tile, by its first threads.
+__device__ __forceinline__ void start_band(const BandGrid& grid, const BandImages& images,
+                                           unsigned segment, int x0, BandStart* to) {
+  const int s = static_cast<int>(threadIdx.x);
+  if (s >= grid.in_tile()) return;
+  const BandSegment at(grid, segment + s);
+  const int y = at.row - images.pad_h;
+  to[s] = {((int64_t{at.n} * images.in_h + y) * images.in_w + x0 - images.pad_w) * images.channels,
+           at.exists ? y : -(1 << 30)};
+}
+
 // Whether one of the values of two of each word is not finite; words: the largest magnitudes.
 template <class T>
 __device__ __forceinline__ bool is_beyond(uint32_t largest) {
@@ -81,8 +98,8 @@ __device__ __forceinline__ bool is_beyond(uint32_t largest) {
 // beyond the image. Returns whether all that came is finite.
 template <class T, int kKernel>
 __device__ __forceinline__ bool fill_band(const BandGrid& grid, const BandImages& images,
-                                          const T* image, int first, unsigned segment, int x0,
-                                          uint32_t* planes) {
+                                          const T* image, int first, const BandStart* starts,
+                                          int x0, uint32_t* planes) {
   const int octet = static_cast<int>(threadIdx.x) % 2;
   const int rows = grid.rows + kKernel - 1, width = grid.segment_words();
   const unsigned share = (65536u + width - 1) / width;  // of a segment, exact for a row's words
@@ -91,31 +108,33 @@ __device__ __forceinline__ bool fill_band(const BandGrid& grid, const BandImages
   int row = static_cast<int>(threadIdx.x) / 2 / grid.row_words;
   int word = static_cast<int>(threadIdx.x) / 2 - row * grid.row_words;
   const bool reads = first + octet * 8 < images.channels;
-  uint32_t* const to = planes + octet * 8 * grid.plane_words;
+  const int plane = grid.plane_words;
+  uint32_t* const to = planes + octet * 8 * plane;
   uint32_t largest = 0;
 #pragma unroll 2
   while (row < rows) {
     const int s = static_cast<int>(static_cast<unsigned>(word) * share >> 16);
-    const BandSegment at(grid, segment + s);
-    const int y = at.row - images.pad_h + row, x = x0 - images.pad_w + (word - s * width) * 2;
+    const BandStart start = starts[s];
+    const int x = (word - s * width) * 2;  // from the segment's first column
     const bool inside =
-        reads && at.exists && static_cast<unsigned>(y) < static_cast<unsigned>(images.in_h);
+        reads && static_cast<unsigned>(start.y + row) < static_cast<unsigned>(images.in_h);
     const T* const from =
-        image + ((int64_t{at.n} * images.in_h + y) * images.in_w + x) * images.channels + octet * 8;
+        image + octet * 8 + start.element + (int64_t{row} * images.in_w + x) * images.channels;
     uint4 pixels[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const bool is = inside && static_cast<unsigned>(x + i) < static_cast<unsigned>(images.in_w);
+      const bool is = inside && static_cast<unsigned>(x0 - images.pad_w + x + i) <
+                                    static_cast<unsigned>(images.in_w);
       pixels[i] = is ? __ldg(reinterpret_cast<const uint4*>(from + i * images.channels)) : uint4{};
     }
     const uint32_t* const left = &pixels[0].x;
     const uint32_t* const right = &pixels[1].x;
+    uint32_t* const at = to + row * grid.row_words + word;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       largest = __vmaxu2(largest, __vmaxu2(left[i] & 0x7fff7fff, right[i] & 0x7fff7fff));
-      uint32_t* const at_word = to + 2 * i * grid.plane_words + row * grid.row_words + word;
-      at_word[0] = __byte_perm(left[i], right[i], 0x5410);
-      at_word[grid.plane_words] = __byte_perm(left[i], right[i], 0x7632);
+      at[2 * i * plane] = __byte_perm(left[i], right[i], 0x5410);
+      at[(2 * i + 1) * plane] = __byte_perm(left[i], right[i], 0x7632);
     }
     row += step_row, word += step_word;
     if (word >= grid.row_words) word -= grid.row_words, ++row;
@@ -123,10 +142,11 @@ __device__ __forceinline__ bool fill_band(const BandGrid& grid, const BandImages
   return !is_beyond<T>(largest);
 }
 
-// The rows of taps of a channel as parts of band matrices: element (g, k) of one is tap k - g.
+// Matrices of a channel: element (g, k) of one is tap k - g of a row of taps. That of `a` has row a
+// for a row of results and row a - 1 for the next one.
 template <class T, int kKernel>
 struct BandMatrices {
-  uint32_t near[kKernel], far[kKernel];  // columns 0 to 7, and 8 to 15
+  uint32_t matrix[kKernel + 1][4];
 
   template <bool kAdjoint>
   __device__ __forceinline__ void load(const T* taps, bool exists) {
@@ -138,18 +158,15 @@ struct BandMatrices {
                    (kAdjoint ? kKernel * kKernel - 1 - at : at));
     };
 #pragma unroll
-    for (int a = 0; a < kKernel; ++a) {
-      near[a] = tap(a, 2 * t - g) | tap(a, 2 * t + 1 - g) << 16;
-      far[a] = tap(a, 2 * t + 8 - g) | tap(a, 2 * t + 9 - g) << 16;
+    for (int a = 0; a <= kKernel; ++a) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int row = a - i % 2, b = 2 * t + i / 2 * 8 - g;
+        // NOTE: a copy of its own: an instruction wants its four in a row.
+        const uint32_t pair = row < 0 || row >= kKernel ? 0u : tap(row, b) | tap(row, b + 1) << 16;
+        asm volatile("mov.b32 %0, %1;" : "=r"(matrix[a][i]) : "r"(pair));
+      }
     }
-  }
-  // Rows `a` of taps for a row of results, and a - 1 for the next one.
-  __device__ __forceinline__ void multiply(int a, float (&sums)[4], uint32_t b0,
-                                           uint32_t b1) const {
-    const uint32_t matrix[4] = {
-        a < kKernel ? near[a < kKernel ? a : 0] : 0u, a > 0 ? near[a > 0 ? a - 1 : 0] : 0u,
-        a < kKernel ? far[a < kKernel ? a : 0] : 0u, a > 0 ? far[a > 0 ? a - 1 : 0] : 0u};
-    mma_k16<T>(sums, matrix, b0, b1);
   }
 };
 
@@ -220,10 +237,11 @@ __device__ __noinline__ void sum_taps_of_tile(const BandProblem& problem, int fi
 }
 
 template <class T, int kKernel, bool kAdjoint>
-__global__ void __launch_bounds__(kBandThreads, kKernel > 5 ? 2 : 3)
+__global__ void __launch_bounds__(kBandThreads, 2)
     depthwise_band_kernel(const __grid_constant__ BandProblem problem) {
   constexpr int kOpen = (kKernel + 1) / 2;  // pairs of rows of results that a row adds to
   extern __shared__ __align__(16) uint32_t memory[];
+  __shared__ BandStart starts[2][kBandBlocks];
   wait_for_predecessor();
   const DepthwiseProblem& p = problem.base;
   const BandGrid& grid = problem.grid;
@@ -245,47 +263,47 @@ __global__ void __launch_bounds__(kBandThreads, kKernel > 5 ? 2 : 3)
   const uint32_t* const own = memory + warp * 2 * grid.plane_words +
                               g / grid.across * grid.segment_words() + g % grid.across * 4 + t;
 
-  for (unsigned tile = blockIdx.x / grid.chunks; tile < grid.tiles; tile += grid.row_blocks) {
-    const unsigned line = tile / grid.columns;
-    const int x0 = static_cast<int>(tile - line * grid.columns) * grid.across * 8;
-    const unsigned segment = line * grid.in_tile();
+  const auto x_of = [&](unsigned tile) {
+    return static_cast<int>(tile % grid.columns) * grid.across * 8;
+  };
+  const auto segment_of = [&](unsigned tile) { return tile / grid.columns * grid.in_tile(); };
+  unsigned tile = blockIdx.x / grid.chunks;
+  start_band(grid, images, segment_of(tile), x_of(tile), starts[0]);
+  __syncthreads();
+  for (int turn = 0; tile < grid.tiles; tile += grid.row_blocks, turn ^= 1) {
+    const int x0 = x_of(tile);
+    const unsigned segment = segment_of(tile), next = tile + grid.row_blocks;
+    start_band(grid, images, segment_of(next), x_of(next), starts[turn ^ 1]);
     const bool finite = fill_band<T, kKernel>(grid, images, static_cast<const T*>(p.x) + first,
-                                              first, segment, x0, memory);
+                                              first, starts[turn], x0, memory);
     if (__syncthreads_or(!finite)) {
       sum_taps_of_tile<T, kKernel, kAdjoint>(problem, first, segment, x0);
       __syncthreads();
       continue;
     }
 
-    // Sums
+    // Sums. NOTE: those of rows in front of the tile and behind it are left where they are.
     float sums[2][kOpen][4] = {};
     const int pairs = grid.rows / 2, steps = pairs + kOpen - 1;
     for (int q = 0; q < steps; ++q) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const uint32_t* const row = own + (2 * q + half) * grid.row_words;
-#pragma unroll
-        for (int c = 0; c < 2; ++c) {
-          const uint32_t b0 = row[c * grid.plane_words], b1 = row[c * grid.plane_words + 4];
-#pragma unroll
-          for (int j = 0; j < kOpen; ++j) {
-            if (q - j < 0 || q - j >= pairs) continue;
-            matrices[c].multiply(half + 2 * j, sums[c][j], b0, b1);
-          }
-        }
-      }
-      const int pair = q - kOpen + 1;
       float z[2][4];
+      const uint32_t* const row = own + 2 * q * grid.row_words;
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
+        const uint32_t* const from = row + c * grid.plane_words;
+        const auto& matrix = matrices[c].matrix;
+        uint32_t b[4] = {from[0], from[4], from[grid.row_words], from[grid.row_words + 4]};
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          z[c][i] = sums[c][kOpen - 1][i];
+        for (int j = 0; j < kOpen; ++j) mma_k16<T>(sums[c][j], matrix[2 * j], b[0], b[1]);
+        mma_k16_on<T>(z[c], matrix[kKernel], b[2], b[3], sums[c][kOpen - 1]);
 #pragma unroll
-          for (int j = kOpen - 1; j > 0; --j) sums[c][j][i] = sums[c][j - 1][i];
-          sums[c][0][i] = 0;
+        for (int j = kOpen - 2; j >= 0; --j) {
+          mma_k16_on<T>(sums[c][j + 1], matrix[2 * j + 1], b[2], b[3], sums[c][j]);
         }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sums[c][0][i] = 0;
       }
+      const int pair = q - kOpen + 1;
       if (pair < 0) continue;
       if constexpr (!kAdjoint) finish_band<T>(p.activation, affine, z);
 #pragma unroll

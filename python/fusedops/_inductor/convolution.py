@@ -1,4 +1,4 @@
-"""Convolutions of a joint graph: their calls, how their tensors lie, and how they are written anew."""
+"""Convolutions of a joint graph: their calls, how tensors lie in memory, and what is written."""
 
 from __future__ import annotations
 

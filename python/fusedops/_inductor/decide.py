@@ -119,7 +119,7 @@ def decide_patches(x: Any, kernel: tuple[int, ...], channels_last: bool, force: 
 
 
 def decide_depthwise(x: Any, force: bool) -> Verdict:
-    """Whether our op takes the place of a depthwise convolution of a large kernel of x (N, C, ...)."""
+    """Whether our op takes the place of a depthwise convolution of x (N, C, H, W)."""
     if force:
         return Verdict(True, "forced")
     if x.device.type != "cuda":

@@ -355,7 +355,7 @@ def _is_plain(
 
 
 def is_large_depthwise(weight_shape: Sequence[int], stride: Sequence[int], groups: int) -> bool:
-    """Whether a convolution in two dimensions is one that torch's backends have no fast kernel for."""
+    """Whether it is one in two dimensions that torch has no fast kernel for."""
     channels, each, *kernel = weight_shape
     large = tuple(kernel) == (_LARGE, _LARGE) and tuple(stride) == (1, 1)
     return groups == channels > 1 == each and channels % 2 == 0 and large
