@@ -28,11 +28,11 @@ from .gated.norm import fuse_gated_norm, has_gate
 from .leaf import FusedLeaf, fuse_leaf, may_be_leaf
 from .losses.functions import fuse_criterion
 from .ordinary import reason_to_skip
-from .patches import FusedPatches, fuse_patches, is_of_patches
 from .sequential import FusedSteps, in_order, norms_of_rows, steps
+from .single import DEPTHWISE, PATCHES, Single
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from ..fp8 import Recipe
 
@@ -327,22 +327,20 @@ def _fuse_attention(model: torch_nn.Module, report: FuseReport) -> set[torch_nn.
     return done
 
 
-def _fuse_patches(model: torch_nn.Module, report: FuseReport) -> None:
-    """Let convolutions whose patches do not overlap run as our linear."""
+def _fuse_single(
+    model: torch_nn.Module, kind: Single, report: FuseReport, without: Collection[str] = ()
+) -> None:
     for name, module in model.named_modules():
-        if not is_of_patches(module):
+        if name in without or not kind.has(module):
             continue
-        if isinstance(module, FusedPatches):
+        if isinstance(module, kind.fused):
             report.unchanged += 1
             continue
-        kind, why = type(module).__name__, fuse_patches(module)
-        if why is not None:
-            report.skipped.append(SkippedLayer(name, kind, why))
-            continue
-        layer: Any = module
-        kernel = " x ".join(map(str, layer.kernel_size))
-        shape = f"{layer.in_channels} -> {layer.out_channels}"
-        report.fused.append(FusedLayer(name, shape, None, (), f"linear of patches of {kernel}"))
+        own, why = type(module).__name__, kind.fuse(module)
+        if why is None:
+            report.fused.append(FusedLayer(name, *kind.described(module)))
+        else:
+            report.skipped.append(SkippedLayer(name, own, why))
 
 
 def _fuse_subclass(module: torch_nn.Module, name: str, reason: str, report: FuseReport) -> None:
@@ -393,6 +391,8 @@ def fuse(
     - A convolution whose kernel is as large as its stride, without padding, dilation or groups (the
       embedding of ViT, CLIP, Swin), runs as `fusedops.linear` of its patches. Float32 on a GPU does
       only where torch's settings of TF32 are the same for convolutions and products.
+    - A depthwise convolution of 7 x 7 (ConvNeXt) with nothing of the above behind it runs on our
+      kernels in half precision on a GPU, where x has 2^20 elements or more.
     - A loss is `fusedops.cross_entropy` where a method calls ``F.cross_entropy`` or makes an
       ``nn.CrossEntropyLoss``, where a module is one, and where the property ``loss_function`` of a
       class gives a function of logits and labels whose source does nothing but prepare them, with
@@ -490,10 +490,11 @@ def fuse(
         else:
             report.unchanged += 1
     report.embeddings += fuse_embeddings(model)
-    _fuse_patches(model, report)
+    _fuse_single(model, PATCHES, report)
     _fuse_methods(model, report)
     _fuse_calls(model, report)
     report.convs, left = fuse_model(model)
+    _fuse_single(model, DEPTHWISE, report, {conv.name for conv in report.convs})
     report.skipped += [SkippedLayer(*one) for one in left]
     if fp8 is not None:
         report.fp8 += set_recipe(model, fp8, skip)

@@ -122,8 +122,8 @@ def is_of_patches(module: torch_nn.Module) -> bool:
     return same and max(module.kernel_size) > 1
 
 
-def why_left(module: Any) -> str | None:
-    """Why a convolution of patches stays what it is, by all but its weight; else None."""
+def why_replaced(module: Any) -> str | None:
+    """Why a convolution may compute something else than its class does; None where it does not."""
     kind = next(kind for kind in _CONVOLUTIONS if isinstance(module, kind))
     forward, inner, name, function = _CONVOLUTIONS[kind]
     base = getattr(type(module), "_base", None) or own_class(module)
@@ -133,6 +133,14 @@ def why_left(module: Any) -> str | None:
         return "its forward was replaced on the instance"
     if getattr(F, name) is not function:
         return f"torch.nn.functional.{name} was replaced"
+    return None
+
+
+def why_left(module: Any) -> str | None:
+    """Why a convolution of patches stays what it is, by all but its weight; else None."""
+    why = why_replaced(module)
+    if why is not None:
+        return why
     padding = module.padding
     settings = (module.stride, module.dilation, padding)
     if not all(isinstance(setting, (tuple, str)) for setting in settings):
