@@ -15,7 +15,7 @@ ops = torch.ops.fusedops
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=name)
 # x (N, H, W, C), kernel, stride, padding: tiles that fit and not, chunks of channels, borders that
 # are wider than the kernel needs, odd channels, kernels and strides without a kernel of their own;
-# eights of channels, for which tiles lie in shared memory: blocks of one strip and of eight; walks
+# eights of channels, for which tiles lie in shared memory: blocks of one strip and of eight; XX
 # down columns in one segment and several (stride 2, and 7x7).
 CASES = [
     ((2, 12, 8, 8), 3, 1, 1),
@@ -39,7 +39,9 @@ CASES = [
     ((1, 5, 6, 8), 3, 1, 4),
     ((1, 40, 3, 24), 3, 1, 1),
     ((2, 14, 14, 64), 7, 1, 3),
-    ((1, 30, 9, 130), 7, 1, 6),
+    ((1, 30, 9, 136), 7, 1, 6),
+    ((5, 6, 30, 24), 7, 1, 3),
+    ((1, 3, 70, 8), 7, 1, 3),
     ((3, 7, 7, 72), 7, 1, 3),
     ((1, 60, 1, 2), 7, 1, 3),
     ((1, 9, 11, 3), 7, 1, 0),

@@ -3,7 +3,7 @@
 
 #include "csrc/common/device/shared_memory.cuh"
 #include "csrc/cuda/conv/depthwise_band.cuh"
-#include "csrc/cuda/conv/depthwise_band_host.h"
+#include "csrc/cuda/conv/depthwise_host.h"
 
 namespace fusedops::cuda {
 namespace {
@@ -55,9 +55,17 @@ void launch(const LaunchScope& scope, const DepthwiseProblem& base) {
 
 }  // namespace
 
+bool takes_band(const DepthwiseShape& s, DType dtype, std::initializer_list<const void*> data) {
+  // NOTE: 5x5 in narrow images leaves half of a tile empty.
+  const bool fits = s.kh == 7 || (s.kh == 5 && s.w > 8);
+  const int64_t h = s.h > s.out_h ? s.h : s.out_h, w = s.w > s.out_w ? s.w : s.out_w;
+  const bool small = s.n * ceil_div(h, int64_t{2}) * ceil_div(w, int64_t{8}) < int64_t{1} << 30;
+  return fits && s.stride_h == 1 && small && has_pairs(s, dtype, data) && has_eights(s, data);
+}
+
 void launch_band(const LaunchScope& scope, DType dtype, const DepthwiseProblem& p) {
   with_half(dtype, [&]<class T>() {
-    dispatch(BandKernels{}, static_cast<int>(p.shape.kh), [&]<int kKernel>(Tag<kKernel>) {
+    dispatch(Choices<5, 7>{}, static_cast<int>(p.shape.kh), [&]<int kKernel>(Tag<kKernel>) {
       dispatch_bool(p.adjoint, [&]<bool kAdjoint>(Tag<kAdjoint>) {
         launch<&depthwise_band_kernel<T, kKernel, kAdjoint>>(scope, p);
       });

@@ -2,10 +2,11 @@
 // and their adjoints.
 //
 // Along a row of an image the convolution of one channel is a product with a band matrix: 8 results
-// are 16 neighbours times (16 x 8), a row of taps on its diagonals. An instruction multiplies 16
-// blocks of 8 results: 8 beside each other, or of other segments of images where these are narrow,
-// in a row and in the one half a tile further down. A block brings tiles of 16 channels to shared
-// memory, channel by channel; a warp has one, with its matrices and open sums in registers.
+// are (8 x 16) times 16 neighbours, a row of taps on its diagonals. An instruction has two of them,
+// of neighbouring rows of taps for neighbouring rows of results, and multiplies 8 blocks of
+// results: beside each other, or of other segments of images where these are narrow. A block brings
+// tiles of 16 channels to shared memory, channel by channel; a warp has two, their matrices in
+// registers.
 #pragma once
 
 #include "csrc/common/device/mma.cuh"
@@ -13,11 +14,11 @@
 
 namespace fusedops {
 
-inline constexpr int kBandChannels = 16;  // of a block: one for each warp
-inline constexpr int kBandThreads = kBandChannels * 32;
-inline constexpr int kBandBlocks = 8;                 // of results in a row of a tile
+inline constexpr int kBandThreads = 256;
+inline constexpr int kBandChannels = 16;              // of a block: two of a warp
+inline constexpr int kBandBlocks = 8;                 // of results in a product
 inline constexpr int kBandWords = kBandChannels / 2;  // of a pixel
-inline constexpr int kBandOutPitch = kBandWords + 1;  // fewer conflicts of banks
+inline constexpr int kBandOutPitch = kBandWords + 1;  // no conflicts of banks
 
 // How results and channels are cut into tiles.
 struct BandGrid {
@@ -141,10 +142,11 @@ __device__ __forceinline__ bool fill_band(const BandGrid& grid, const BandImages
   return !is_beyond<T>(largest);
 }
 
-// The matrices of a channel, one for each row of taps: element (k, g) is tap k - g.
+// Matrices of a channel: element (g, k) of one is tap k - g of a row of taps. That of `a` has row a
+// for a row of results and row a - 1 for the next one.
 template <class T, int kKernel>
 struct BandMatrices {
-  uint32_t near[kKernel], far[kKernel];  // of neighbours 0 to 7, and 8 to 15
+  uint32_t matrix[kKernel + 1][4];
 
   template <bool kAdjoint>
   __device__ __forceinline__ void load(const T* taps, bool exists) {
@@ -156,36 +158,36 @@ struct BandMatrices {
                    (kAdjoint ? kKernel * kKernel - 1 - at : at));
     };
 #pragma unroll
-    for (int a = 0; a < kKernel; ++a) {
-      near[a] = tap(a, 2 * t - g) | tap(a, 2 * t + 1 - g) << 16;
-      far[a] = tap(a, 2 * t + 8 - g) | tap(a, 2 * t + 9 - g) << 16;
+    for (int a = 0; a <= kKernel; ++a) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int row = a - i % 2, b = 2 * t + i / 2 * 8 - g;
+        // NOTE: a copy of its own: an instruction wants its four in a row.
+        const uint32_t pair = row < 0 || row >= kKernel ? 0u : tap(row, b) | tap(row, b + 1) << 16;
+        asm volatile("mov.b32 %0, %1;" : "=r"(matrix[a][i]) : "r"(pair));
+      }
     }
   }
 };
 
-// What is behind the sums of a channel: act((z + before) * scale + bias).
-struct BandAffine {
-  float before = 0, scale = 1, bias = 0;
-
-  template <class T>
-  __device__ __forceinline__ static BandAffine of(const DepthwiseProblem& p, int channel) {
-    float2 two[3];
-    stage_affine<T>(p, channel & ~1, two);
-    if (channel % 2 == 0) return {two[0].x, two[1].x, two[2].x};
-    return {two[0].y, two[1].y, two[2].y};
+// act((z + affine[0]) * affine[1] + affine[2]) of some values of two channels.
+template <class T, int kCount>
+__device__ __forceinline__ void finish_band(Activation activation, const float2 (&affine)[3],
+                                            float (&z)[2][kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    z[0][i] = (z[0][i] + affine[0].x) * affine[1].x + affine[2].x;
+    z[1][i] = (z[1][i] + affine[0].y) * affine[1].y + affine[2].y;
   }
-  template <class T, int kCount>
-  __device__ __forceinline__ void finish(Activation activation, float (&z)[kCount]) const {
+  with_activation(activation, [&]<Activation kActivation>() {
+    resolve_rare<kActivation>(activation, [&]<Activation kNow>() {
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) z[i] = (z[i] + before) * scale + bias;
-    with_activation(activation, [&]<Activation kActivation>() {
-      resolve_rare<kActivation>(activation, [&]<Activation kNow>() {
-#pragma unroll
-        for (int i = 0; i < kCount; ++i) z[i] = activate_as<kNow, kAccuracyOf<T>>(z[i]);
-      });
+      for (int i = 0; i < 2 * kCount; ++i) {
+        z[i / kCount][i % kCount] = activate_as<kNow, kAccuracyOf<T>>(z[i / kCount][i % kCount]);
+      }
     });
-  }
-};
+  });
+}
 
 // A tile with values that are not finite, which a zero of a band matrix would spread: each result
 // from its own taps.
@@ -195,36 +197,49 @@ __device__ __noinline__ void sum_taps_of_tile(const BandProblem& problem, int fi
   const DepthwiseProblem& p = problem.base;
   const BandGrid& grid = problem.grid;
   const BandImages images = BandImages::of<kKernel, kAdjoint>(p.shape);
-  const int count = grid.rows * kBandBlocks * 8 * kBandChannels;
+  const int count = grid.rows * kBandBlocks * 8 * kBandWords;
   for (int i = threadIdx.x; i < count; i += kBandThreads) {
-    const int channel = first + i % kBandChannels, pixel = i / kBandChannels;
-    const int block = pixel / 8 % kBandBlocks, row = pixel / (8 * kBandBlocks);
+    const int channel = first + i % kBandWords * 2, column = i / kBandWords % 8;
+    const int block = i / (kBandWords * 8) % kBandBlocks, row = i / (kBandWords * 8 * kBandBlocks);
     const BandSegment at(grid, segment + block / grid.across);
-    const int y = at.row + row, x = x0 + block % grid.across * 8 + pixel % 8;
+    const int y = at.row + row, x = x0 + block % grid.across * 8 + column;
     if (!at.exists || y >= images.out_h || x >= images.out_w || channel >= images.channels)
       continue;
-    const T* const taps = static_cast<const T*>(p.weight) + int64_t{channel} * kKernel * kKernel;
-    float z[1] = {};
+    float z[2][1] = {};
     for (int a = 0; a < kKernel; ++a) {
       const int in_y = y - images.pad_h + a;
       if (static_cast<unsigned>(in_y) >= static_cast<unsigned>(images.in_h)) continue;
-      const int64_t line = (int64_t{at.n} * images.in_h + in_y) * images.in_w;
       for (int b = 0; b < kKernel; ++b) {
-        const int in_x = x - images.pad_w + b, tap = a * kKernel + b;
+        const int in_x = x - images.pad_w + b;
         if (static_cast<unsigned>(in_x) >= static_cast<unsigned>(images.in_w)) continue;
-        z[0] += to_compute(static_cast<const T*>(p.x)[(line + in_x) * images.channels + channel]) *
-                to_compute(taps[kAdjoint ? kKernel * kKernel - 1 - tap : tap]);
+        const T* const from =
+            static_cast<const T*>(p.x) +
+            ((int64_t{at.n} * images.in_h + in_y) * images.in_w + in_x) * images.channels + channel;
+        const int tap = kAdjoint ? kKernel * kKernel - 1 - a * kKernel - b : a * kKernel + b;
+        const T* const weight =
+            static_cast<const T*>(p.weight) + int64_t{channel} * kKernel * kKernel + tap;
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+          z[c][0] += to_compute(from[c]) * to_compute(weight[c * kKernel * kKernel]);
+        }
       }
     }
-    if constexpr (!kAdjoint) BandAffine::of<T>(p, channel).template finish<T>(p.activation, z);
-    const int64_t line = (int64_t{at.n} * images.out_h + y) * images.out_w;
-    static_cast<T*>(p.y)[(line + x) * images.channels + channel] = from_compute<T>(z[0]);
+    if constexpr (!kAdjoint) {
+      float2 affine[3];
+      stage_affine<T>(p, channel, affine);
+      finish_band<T>(p.activation, affine, z);
+    }
+    uint32_t* const to = reinterpret_cast<uint32_t*>(
+        static_cast<T*>(p.y) +
+        ((int64_t{at.n} * images.out_h + y) * images.out_w + x) * images.channels + channel);
+    *to = pack_pair<T>(z[0][0], z[1][0]);
   }
 }
 
 template <class T, int kKernel, bool kAdjoint>
 __global__ void __launch_bounds__(kBandThreads, 2)
     depthwise_band_kernel(const __grid_constant__ BandProblem problem) {
+  constexpr int kOpen = (kKernel + 1) / 2;  // pairs of rows of results that a row adds to
   extern __shared__ __align__(16) uint32_t memory[];
   __shared__ BandStart starts[2][kBandBlocks];
   wait_for_predecessor();
@@ -235,17 +250,19 @@ __global__ void __launch_bounds__(kBandThreads, 2)
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int g = lane / 4, t = lane % 4;
   const int first = static_cast<int>(blockIdx.x % grid.chunks) * kBandChannels;
-  const int channel = first + warp;
+  const int channel = first + warp * 2;
   const bool exists = channel < images.channels;
-  BandMatrices<T, kKernel> matrices;
-  matrices.template load<kAdjoint>(
-      static_cast<const T*>(p.weight) + int64_t{channel} * kKernel * kKernel, exists);
-  BandAffine affine;
-  if (!kAdjoint && exists) affine = BandAffine::of<T>(p, channel);
-  const int half = grid.rows / 2;
-  const uint32_t* const own = memory + warp * grid.plane_words +
+  BandMatrices<T, kKernel> matrices[2];
+#pragma unroll
+  for (int c = 0; c < 2; ++c) {
+    matrices[c].template load<kAdjoint>(
+        static_cast<const T*>(p.weight) + int64_t{channel + c} * kKernel * kKernel, exists);
+  }
+  float2 affine[3] = {};
+  if (!kAdjoint && exists) stage_affine<T>(p, channel, affine);
+  const uint32_t* const own = memory + warp * 2 * grid.plane_words +
                               g / grid.across * grid.segment_words() + g % grid.across * 4 + t;
-  T* const own_out = reinterpret_cast<T*>(out) + warp;
+
   const auto x_of = [&](unsigned tile) {
     return static_cast<int>(tile % grid.columns) * grid.across * 8;
   };
@@ -266,44 +283,55 @@ __global__ void __launch_bounds__(kBandThreads, 2)
     }
 
     // Sums. NOTE: those of rows in front of the tile and behind it are left where they are.
-    float sums[kKernel][4] = {};  // of the rows that are open, the newest first
-    for (int row = 0; row < half + kKernel - 1; ++row) {
-      const uint32_t* const upper = own + row * grid.row_words;
-      const uint32_t* const lower = upper + half * grid.row_words;
-      const uint32_t pixels[4] = {upper[0], lower[0], upper[4], lower[4]};
-      float z[4];
-      mma_k16_on<T>(z, pixels, matrices.near[kKernel - 1], matrices.far[kKernel - 1],
-                    sums[kKernel - 1]);
+    float sums[2][kOpen][4] = {};
+    const int pairs = grid.rows / 2, steps = pairs + kOpen - 1;
+    for (int q = 0; q < steps; ++q) {
+      float z[2][4];
+      const uint32_t* const row = own + 2 * q * grid.row_words;
 #pragma unroll
-      for (int a = kKernel - 2; a >= 0; --a) {
-        mma_k16_on<T>(sums[a + 1], pixels, matrices.near[a], matrices.far[a], sums[a]);
+      for (int c = 0; c < 2; ++c) {
+        const uint32_t* const from = row + c * grid.plane_words;
+        const auto& matrix = matrices[c].matrix;
+        uint32_t b[4] = {from[0], from[4], from[grid.row_words], from[grid.row_words + 4]};
+#pragma unroll
+        for (int j = 0; j < kOpen; ++j) mma_k16<T>(sums[c][j], matrix[2 * j], b[0], b[1]);
+        mma_k16_on<T>(z[c], matrix[kKernel], b[2], b[3], sums[c][kOpen - 1]);
+#pragma unroll
+        for (int j = kOpen - 2; j >= 0; --j) {
+          mma_k16_on<T>(sums[c][j + 1], matrix[2 * j + 1], b[2], b[3], sums[c][j]);
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sums[c][0][i] = 0;
       }
-      if (row < kKernel - 1) continue;
-      if constexpr (!kAdjoint) affine.template finish<T>(p.activation, z);
+      const int pair = q - kOpen + 1;
+      if (pair < 0) continue;
+      if constexpr (!kAdjoint) finish_band<T>(p.activation, affine, z);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const int line = row - kKernel + 1 + i / 2 * half;
-        const int pixel = (line * kBandBlocks + g) * 8 + 2 * t + i % 2;
-        own_out[pixel * kBandOutPitch * 2] = from_compute<T>(z[i]);
+        const int pixel = ((pair * 2 + i / 2) * kBandBlocks + 2 * t + i % 2) * 8 + g;
+        out[pixel * kBandOutPitch + warp] = pack_pair<T>(z[0][i], z[1][i]);
       }
     }
     __syncthreads();
 
     // Results
     const int word = static_cast<int>(threadIdx.x) % kBandWords;
-    const int pixel = static_cast<int>(threadIdx.x) / kBandWords;  // of a row's 64
-    const int block = pixel / 8, in = first + word * 2;
-    const BandSegment at(grid, segment + block / grid.across);
-    const int x = x0 + block % grid.across * 8 + pixel % 8;
-    if (!at.exists || x >= images.out_w || in >= images.channels) continue;
-    T* to = static_cast<T*>(p.y) +
-            ((int64_t{at.n} * images.out_h + at.row) * images.out_w + x) * images.channels + in;
-    const uint32_t* from = out + pixel * kBandOutPitch + word;
-    const int count = min(grid.rows, images.out_h - at.row);
-    for (int row = 0; row < count; ++row) {
-      *reinterpret_cast<uint32_t*>(to) = *from;
-      to += images.out_w * images.channels;
-      from += kBandBlocks * 8 * kBandOutPitch;
+    const int pixel = static_cast<int>(threadIdx.x) / kBandWords;  // of 32: half a row
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int block = half * 4 + pixel / 8;
+      const BandSegment at(grid, segment + block / grid.across);
+      const int x = x0 + block % grid.across * 8 + pixel % 8, in = first + word * 2;
+      if (!at.exists || x >= images.out_w || in >= images.channels) continue;
+      T* to = static_cast<T*>(p.y) +
+              ((int64_t{at.n} * images.out_h + at.row) * images.out_w + x) * images.channels + in;
+      const uint32_t* from = out + (half * 32 + pixel) * kBandOutPitch + word;
+      const int count = min(grid.rows, images.out_h - at.row);
+      for (int row = 0; row < count; ++row) {
+        *reinterpret_cast<uint32_t*>(to) = *from;
+        to += images.out_w * images.channels;
+        from += kBandBlocks * 8 * kBandOutPitch;
+      }
     }
   }
 }

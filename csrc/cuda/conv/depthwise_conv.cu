@@ -1,7 +1,5 @@
 // depthwise_conv on CUDA.
 #include "csrc/common/checks/op_boundary.h"
-#include "csrc/cuda/conv/depthwise_band_host.h"
-#include "csrc/cuda/conv/depthwise_columns_host.h"
 #include "csrc/cuda/conv/depthwise_strip_host.h"
 
 namespace fusedops::cuda {
@@ -23,8 +21,7 @@ void launch_depthwise(const LaunchScope& scope, DType dtype, DepthwiseProblem p)
   const bool overlap = scope.facts().code_version >= 90;
   const std::initializer_list<const void*> data{p.x, p.weight, p.residual, p.y};
   if (p.residual == nullptr && takes_band(s, dtype, data)) return launch_band(scope, dtype, p);
-  const int columns = column_instance(s, dtype, p.adjoint, data);
-  if (columns != kAnyDepthwise) return launch_columns(scope, dtype, columns, p);
+  if (!p.adjoint && takes_columns(s, dtype, data)) return launch_columns(scope, dtype, p);
   const int instance = depthwise_instance(s, dtype, data);
   if (takes_strips(s, instance, data)) {
     return launch_strips(scope, dtype, instance, p);

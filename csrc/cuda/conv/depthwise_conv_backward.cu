@@ -2,7 +2,6 @@
 #include <tuple>
 
 #include "csrc/common/checks/op_boundary.h"
-#include "csrc/cuda/conv/depthwise_columns_host.h"
 #include "csrc/cuda/conv/depthwise_strip_host.h"
 
 namespace fusedops::cuda {
@@ -14,10 +13,6 @@ void launch_weight_gradient(const LaunchScope& scope, DType dtype, DepthwiseWeig
   const DepthwiseShape& s = p.shape;
   const bool overlap = scope.facts().code_version >= 90;
   const int64_t blocks = int64_t{scope.facts().sm_count} * kDepthwiseBlocks;
-  if (s.kh == kColumnWeightKernel &&
-      column_instance(s, dtype, false, {p.dy, p.x}) != kAnyDepthwise) {
-    return launch_column_weight(scope, dtype, p, dweight);
-  }
   const int instance = depthwise_instance(s, dtype, {p.dy, p.x});
   if (takes_strips(s, instance, {p.dy, p.x})) {
     return launch_strip_weight(scope, dtype, instance, p, dweight);

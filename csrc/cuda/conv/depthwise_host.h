@@ -19,8 +19,6 @@ namespace fusedops::cuda {
 inline constexpr int kAnyDepthwise = 0;
 using DepthwiseInstances = Choices<0x31, 0x32, 0x51, 0x52, kAnyDepthwise>;
 
-inline int instance_of(const DepthwiseShape& s) { return static_cast<int>(16 * s.kh + s.stride_h); }
-
 // Pairs of 16-bit channels at even addresses, square kernels and strides.
 inline bool has_pairs(const DepthwiseShape& s, DType dtype,
                       std::initializer_list<const void*> data) {
@@ -47,7 +45,7 @@ inline int depthwise_instance(const DepthwiseShape& s, DType dtype,
   const bool fits = has_pairs(s, dtype, data) && kernel && stride &&
                     s.n * ceil_div(s.h + 1, 2) * ceil_div(s.w + 1, 4) <= kMost &&
                     s.n * ceil_div(s.out_h, int64_t{2}) * ceil_div(s.out_w, int64_t{4}) <= kMost;
-  return fits ? instance_of(s) : kAnyDepthwise;
+  return fits ? static_cast<int>(16 * s.kh + s.stride_h) : kAnyDepthwise;
 }
 
 // The registers of a kernel's thread as they are given out.
@@ -70,6 +68,14 @@ void with_half(DType dtype, Body&& body) {
 
 // y = conv(x), or its adjoint, with what is behind; all contiguous. Launches.
 void launch_depthwise(const LaunchScope& scope, DType dtype, DepthwiseProblem problem);
+
+// 3x3 with stride 2, down columns of results. Launches.
+bool takes_columns(const DepthwiseShape& s, DType dtype, std::initializer_list<const void*> data);
+void launch_columns(const LaunchScope& scope, DType dtype, const DepthwiseProblem& base);
+
+// Large kernels with stride 1 on Tensor Cores, and their adjoints; without a residual. Launches.
+bool takes_band(const DepthwiseShape& s, DType dtype, std::initializer_list<const void*> data);
+void launch_band(const LaunchScope& scope, DType dtype, const DepthwiseProblem& p);
 
 inline void launch_join(const LaunchScope& scope, DType dtype, const JoinProblem& p) {
   const dim3 grid(static_cast<unsigned>(ceil_div(p.channels * p.taps, int64_t{32})));

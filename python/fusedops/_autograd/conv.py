@@ -9,11 +9,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import _C  # noqa: F401  (registers torch.ops.fusedops)
+from .._core.reduction import CODE
 from .compose import compose_linear_backward, no_autocast
 from .gemm import placeholder
 
 _ops = torch.ops.fusedops
+_SUM = CODE["sum"]
 Geometry = tuple[int, int, int, int]  # strides, then padding, of rows and columns
+LARGE_DEPTHWISE = 7  # a depthwise kernel for which torch's gradient of the weight is the faster one
 MOST_FIRST_OUTPUTS = 64  # for which the gradient of an image has a kernel of its own
 IMAGE_CHANNELS = (64, 128)  # that image_conv is for: of x, and of dy where dx is wanted
 
@@ -33,15 +36,23 @@ class DepthwiseFunction(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> Any:
         x, weight = ctx.saved_tensors
         needs, need_bias = ctx.needs_input_grad[:2], ctx.needs_input_grad[2]
-        dbias = dy.flatten(0, -2).sum(0) if need_bias else None
-        if torch.is_grad_enabled():
-            filters, groups = weight.unsqueeze(1), weight.shape[0]
-            dx, dfilters = _torch_backward(dy, x, filters, ctx.geometry, groups, needs)
-            return dx, None if dfilters is None else dfilters.squeeze(1), dbias, None
-        if not any(needs):
-            return None, None, dbias, None
-        dx, dweight = _ops.depthwise_conv_backward.default(dy, x, weight, *ctx.geometry, *needs)
-        return dx if needs[0] else None, dweight if needs[1] else None, dbias, None
+        differentiable = torch.is_grad_enabled()
+        dbias = None
+        if need_bias:
+            rows = dy.flatten(0, -2)
+            dbias = (
+                rows.sum(0) if differentiable else _ops.reduce.default(rows, _SUM, 1, False, False)
+            )
+        large = dy.is_cuda and weight.shape[1] == LARGE_DEPTHWISE
+        own = (needs[0] and not differentiable, needs[1] and not (differentiable or large))
+        theirs = (needs[0] and not own[0], needs[1] and not own[1])
+        filters = weight.unsqueeze(1)
+        dx, dfilters = _torch_backward(dy, x, filters, ctx.geometry, len(weight), theirs)
+        dweight = None if dfilters is None else dfilters.squeeze(1)
+        if any(own):
+            found = _ops.depthwise_conv_backward.default(dy, x, weight, *ctx.geometry, *own)
+            dx, dweight = found[0] if own[0] else dx, found[1] if own[1] else dweight
+        return dx, dweight, dbias, None
 
 
 def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:

@@ -1,5 +1,5 @@
 """Depthwise convolutions of large kernels (ConvNeXt), which torch's backends run far from memory's
-speed, as our op: of (N, H, W, C), forward and both gradients.
+speed, as our op: of (N, H, W, C), forward and the gradient of x.
 """
 
 from __future__ import annotations
@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..ops.conv_problem import is_large_depthwise
-from .convolution import Convolution, Layouts, Pairs, channels_last, groups_of, settle
+from .convolution import (
+    BACKWARD,
+    Convolution,
+    Layouts,
+    Pairs,
+    channels_first,
+    channels_last,
+    groups_of,
+    settle,
+)
 from .decide import decide_depthwise
 from .graph import aten, dtype_of, shape_of, value
 
@@ -91,17 +100,19 @@ class _Written(Layouts):
         return [(found.node, self.laid(y, True, found.node))]
 
     def backward(self, dy: Node) -> Pairs:
-        wanted = dict(self.found.gradients())
-        pairs: Pairs = []
-        if 0 in wanted or 1 in wanted:
-            needs = (0 in wanted, 1 in wanted)
-            operands = (self.behind(dy), self.x, self.weight, *self.found.geometry)
-            both = self.call(_ops.depthwise_conv_backward.default, (*operands, *needs))
-            dx, dweight = (self.call(operator.getitem, (both, i)) for i in range(2))
-            if 0 in wanted:
-                pairs.append((wanted[0], self.laid(dx, True, wanted[0])))
-            if 1 in wanted:
-                pairs.append((wanted[1], self.call(aten.unsqueeze.default, (dweight, 1))))
+        found, wanted = self.found, dict(self.found.gradients())
+        rows, pairs = self.behind(dy), []
+        if 0 in wanted:
+            operands = (rows, self.x, self.weight, *found.geometry, True, False)
+            both = self.call(_ops.depthwise_conv_backward.default, operands)
+            dx = self.call(operator.getitem, (both, 0))
+            pairs.append((wanted[0], self.laid(dx, True, wanted[0])))
+        if 1 in wanted:
+            # NOTE: torch's is the faster one. It runs in channels last, as these lie.
+            images = (self.permuted(node, channels_first(4)) for node in (rows, self.x))
+            rest = (found.weight, None, *found.numbers, [False, True, False])
+            every = self.call(BACKWARD, (*images, *rest))
+            pairs.append((wanted[1], self.call(operator.getitem, (every, 1))))
         if 2 in wanted:
             pairs.append((wanted[2], self.call(aten.sum.dim_IntList, (dy, [0, 2, 3]))))
         return pairs

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class ReplacedSite:
     """One place of a graph where our ops stand now, or products in a convolution's place."""
 
-    kind: str  # of Site: "mlp", "gated_mlp", "linear_cross_entropy", ...; "patches"
+    kind: str  # of Site: "mlp", "gated_mlp", "linear_cross_entropy", ...; "patches", "depthwise"
     where: str  # the module that it belongs to, as far as the graph says
     shape: str
     activation: str
@@ -29,7 +29,7 @@ class ReplacedSite:
 
 @dataclass(frozen=True)
 class LeftProduct:
-    """One product, or convolution of patches, of a graph that stayed what it is."""
+    """One product, or convolution that a rule is for, of a graph that stayed what it is."""
 
     where: str
     shape: str
@@ -44,7 +44,7 @@ class InductorReport:
 
     Attributes:
         replaced: The sites where our ops stand, and convolutions of patches that are products now.
-        left: The forward products and convolutions of patches that stayed, with the reason.
+        left: The forward products and convolutions that stayed, with the reason.
         graphs: How many graphs the pass has seen.
         masks: How many calls of attention have become causal or free of a mask.
     """

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from .._autograd.conv import IMAGE_CHANNELS
+from .._autograd.conv import IMAGE_CHANNELS, LARGE_DEPTHWISE
 from .._core.activation import CODES, activation_code
 from .._core.calls import as_int, shown
 from .._core.checks import dtype_name
@@ -270,8 +270,7 @@ GEMM, POINTWISE, DEPTHWISE, FIRST, IMAGE, GRAPH, CUDNN, PASS = (
     "gemm", "pointwise", "depthwise", "first", "image", "graph", "cudnn", "pass",
 )  # fmt: skip
 # What our kernels have: sides of the kernel, and strides.
-_LARGE = 7  # of a depthwise kernel
-_DEPTHWISE_KERNELS = ((3, 1), (3, 2), (5, 1), (5, 2), (_LARGE, 1))  # and strides
+_DEPTHWISE_KERNELS = ((3, 1), (3, 2), (5, 1), (5, 2))  # and strides
 _FIRST_KERNELS, _FIRST_STRIDE, _FIRST_CHANNELS = (3, 7), 2, 3
 
 # 3x3 convolutions of IMAGE_CHANNELS, whose weight of 64 outputs lies in shared memory (H100: 33 us
@@ -357,20 +356,20 @@ def _is_plain(
 def is_large_depthwise(weight_shape: Sequence[int], stride: Sequence[int], groups: int) -> bool:
     """Whether it is one in two dimensions that torch has no fast kernel for."""
     channels, each, *kernel = weight_shape
-    large = tuple(kernel) == (_LARGE, _LARGE) and tuple(stride) == (1, 1)
-    return groups == channels > 1 == each and channels % 2 == 0 and large
+    large = tuple(kernel) == (LARGE_DEPTHWISE, LARGE_DEPTHWISE) and tuple(stride) == (1, 1)
+    return groups == channels > 1 == each and channels % 8 == 0 and large
 
 
 def uses_depthwise(
     device_type: str, dtype: torch.dtype, weight_shape: Sequence[int], problem: ConvProblem
 ) -> bool:
     """Whether the convolution is our depthwise kernel, backward too, and not torch's."""
+    if not _is_plain(device_type, dtype, weight_shape, problem):
+        return False
     channels, each, kernel = weight_shape[:3]
-    return (
-        problem.groups == channels > 1 == each
-        and channels % 2 == 0
-        and (kernel, problem.stride[0]) in _DEPTHWISE_KERNELS
-        and _is_plain(device_type, dtype, weight_shape, problem)
+    small = (kernel, problem.stride[0]) in _DEPTHWISE_KERNELS and channels % 2 == 0
+    return is_large_depthwise(weight_shape, problem.stride, problem.groups) or (
+        small and problem.groups == channels > 1 == each
     )
 
 
