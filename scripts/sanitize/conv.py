@@ -20,7 +20,7 @@ SHAPES = ((3, 8), (1000, 24), (129, 7), (77, 1), (5000, 64), (19, 600), (2, 2056
 # Channels, side, kernel, stride: tiles that fit and that do not, two chunks of channels; any.
 DEPTHWISE = (
     (8, 8, 3, 1), (130, 9, 3, 2), (96, 14, 5, 1), (2, 13, 5, 2), (132, 6, 5, 1), (3, 7, 3, 1),
-    (4, 9, 7, 3),
+    (4, 9, 7, 3), (24, 19, 3, 2), (40, 9, 5, 1), (24, 20, 7, 1), (136, 6, 7, 1), (8, 66, 7, 1),
 )  # fmt: skip
 # Side, channels, outputs: tiles that fit and not, several for each block, two steps of channels.
 WINDOWS = ((16, 64, 64), (13, 128, 72), (9, 6, 5))
@@ -28,7 +28,7 @@ WINDOWS = ((16, 64, 64), (13, 128, 72), (9, 6, 5))
 # columns, several for each block; odd ones.
 POINTWISE = (
     (300, 16, 24), (40_000, 64, 128), (20_000, 512, 128), (300, 264, 320), (100, 512, 2048),
-    (60, 30, 12),
+    (390, 1032, 264), (60, 30, 12),
 )  # fmt: skip
 
 
@@ -47,7 +47,7 @@ def run(o: Options, count: Counter[str]) -> None:
     for dtype in o.some(DTYPES, 2):
         for channels, side, kernel, stride in DEPTHWISE:
             depthwise(o, dtype, channels, side, kernel, stride)
-            count["depthwise_conv"] += 4
+            count["depthwise_conv"] += 5
         for channels, outputs, kernel in ((3, 64, 7), (3, 24, 3), (3, 136, 3), (2, 5, 3)):
             first(o, dtype, channels, outputs, kernel)
             count["first_conv"] += 1
@@ -104,6 +104,8 @@ def depthwise(
         x, weight, None, mean, var, mean, var, None, *geometry, 1e-5, 1
     )
     torch.ops.fusedops.depthwise_conv(x, weight, mean, *[None] * 4, y, *geometry, 0.0, 4)
+    x[1, 0, 0, 0] = torch.inf
+    torch.ops.fusedops.depthwise_conv(x, weight, *[None] * 6, *geometry, 0.0, 0)
     for needs in ((True, True), (True, False)):
         torch.ops.fusedops.depthwise_conv_backward(y, x, weight, *geometry, *needs)
 

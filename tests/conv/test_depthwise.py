@@ -15,8 +15,9 @@ ops = torch.ops.fusedops
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=name)
 # x (N, H, W, C), kernel, stride, padding: tiles that fit and not, chunks of channels, borders that
 # are wider than the kernel needs, odd channels, kernels and strides without a kernel of their own;
-# eights of channels, for which tiles lie in shared memory: blocks of one strip and of eight; XX
-# down columns in one segment and several (stride 2, and 7x7).
+# eights of channels, for which tiles lie in shared memory: blocks of one strip and of eight; walks
+# down columns in one segment and several (3x3 with stride 2); band matrices (5x5, 7x7) of wide and
+# narrow images, segments that end in one and tiles of several.
 CASES = [
     ((2, 12, 8, 8), 3, 1, 1),
     ((1, 9, 7, 130), 3, 1, 0),
@@ -128,19 +129,23 @@ def test_empty(device):
 
 
 @every_dtype
-@pytest.mark.parametrize("channels", [4, 8])
-def test_nan_and_infinity_stay_where_they_are(device, dtype, channels):
-    x = make(1, 9, 9, channels, dtype=dtype, device=device)
-    x[0, 4, 4, 1], x[0, 0, 8, 2] = torch.nan, torch.inf
-    weight = torch.ones(channels, 3, 3, dtype=dtype, device=device)
-    y = ops.depthwise_conv(x, weight, *[None] * 6, 1, 1, 1, 1, 0.0, 0)
-    near = torch.zeros(9, 9, dtype=torch.bool, device=device)
-    near[3:6, 3:6] = True
-    assert torch.equal(y[0, ..., 1].isnan(), near)
-    near = torch.zeros_like(near)
-    near[:2, 7:] = True
-    assert torch.equal(y[0, ..., 2].isinf(), near)
-    assert y[0, ..., [0, 3]].isfinite().all()
+@pytest.mark.parametrize(("channels", "kernel"), [(4, 3), (8, 3), (8, 5), (8, 7)])
+def test_nan_and_infinity_stay_where_they_are(device, dtype, channels, kernel):
+    x = make(1, 12, 12, channels, dtype=dtype, device=device)
+    x[0, 4, 4, 1], x[0, 0, 11, 2] = torch.nan, torch.inf
+    weight = torch.ones(channels, kernel, kernel, dtype=dtype, device=device)
+    reach = kernel // 2
+    geometry = (1, 1, reach, reach)
+    y = ops.depthwise_conv(x, weight, *[None] * 6, *geometry, 0.0, 0)
+    dx, _ = ops.depthwise_conv_backward(x, x, weight, *geometry, True, False)
+    for found in (y, dx):
+        near = torch.zeros(12, 12, dtype=torch.bool, device=device)
+        near[4 - reach : 5 + reach, 4 - reach : 5 + reach] = True
+        assert torch.equal(found[0, ..., 1].isnan(), near)
+        near = torch.zeros_like(near)
+        near[: 1 + reach, 11 - reach :] = True
+        assert torch.equal(found[0, ..., 2].isinf(), near)
+        assert found[0, ..., [0, 3]].isfinite().all()
 
 
 @pytest.mark.parametrize("training", [False, True])

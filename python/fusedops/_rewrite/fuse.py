@@ -336,11 +336,10 @@ def _fuse_single(
         if isinstance(module, kind.fused):
             report.unchanged += 1
             continue
-        own, why = type(module).__name__, kind.fuse(module)
-        if why is None:
+        if (why := kind.fuse(module)) is None:
             report.fused.append(FusedLayer(name, *kind.described(module)))
         else:
-            report.skipped.append(SkippedLayer(name, own, why))
+            report.skipped.append(SkippedLayer(name, type(module).__name__, why))
 
 
 def _fuse_subclass(module: torch_nn.Module, name: str, reason: str, report: FuseReport) -> None:
