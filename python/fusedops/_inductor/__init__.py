@@ -34,7 +34,8 @@ def inductor(mode: str | None = None, *, force: bool = False, **options: Any) ->
     A convolution whose patches do not overlap (kernel as large as stride, no padding, dilation or
     groups: the embedding of ViT, CLIP and Swin) becomes products of torch's, forward and backward,
     on a GPU where cuDNN would copy x besides; float32 where torch's settings of TF32 are the same
-    for convolutions and products.
+    for convolutions and products. Depthwise convolutions of 7 x 7 (ConvNeXt) in half precision run
+    on our kernels (`depthwise`), but for the gradient of the weight.
     A mask of attention that depends on no input and is causal, or hides nothing, as transformers
     makes one while it is traced, becomes ``is_causal=True`` or no mask: torch has faster kernels
     for that. In backward, gradients of MLPs take the place of what forward saved for them, where

@@ -19,6 +19,7 @@ from .blocks import fuse_block, hooked, hooked_by_others
 from .calls import fuse_calls
 from .clouds.fuse import fuse_clouds
 from .convs.fuse import FusedConv, fuse_model
+from .convs.single import DEPTHWISE, PATCHES, Single
 from .dropping import drops_note
 from .embedding import fuse_embeddings
 from .fp8 import Fp8Layer, set_recipe
@@ -29,7 +30,6 @@ from .leaf import FusedLeaf, fuse_leaf, may_be_leaf
 from .losses.functions import fuse_criterion
 from .ordinary import reason_to_skip
 from .sequential import FusedSteps, in_order, norms_of_rows, steps
-from .single import DEPTHWISE, PATCHES, Single
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

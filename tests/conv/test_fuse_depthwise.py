@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import fusedops
-from fusedops._rewrite import depthwise
+from fusedops._rewrite.convs import depthwise
 from util import HALVES, Calls, make, name
 
 

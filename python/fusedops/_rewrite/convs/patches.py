@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch import nn as torch_nn
 
-from .._core.dtensor import is_dtensor, own_class, set_own_class
-from .._core.precision import is_autocast_on, why_another_precision
-from ..ops.linear import linear
-from .fused_class import Fused, fused_class
+from ..._core.dtensor import is_dtensor, own_class, set_own_class
+from ..._core.precision import is_autocast_on, why_another_precision
+from ...ops.linear import linear
+from ..fused_class import Fused, fused_class
 
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 _any_autocast = torch._C._is_any_autocast_enabled

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch import nn as torch_nn
 
-from .._core.dtensor import own_class, set_own_class
-from .._core.precision import is_autocast_on
-from ..ops.conv import conv_bn_act
-from ..ops.conv_problem import is_large_depthwise
-from .fused_class import Fused, fused_class
+from ..._core.dtensor import own_class, set_own_class
+from ..._core.precision import is_autocast_on
+from ...ops.conv import conv_bn_act
+from ...ops.conv_problem import is_large_depthwise
+from ..fused_class import Fused, fused_class
 from .patches import why_replaced
 
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
