@@ -41,10 +41,11 @@ void launch(const LaunchScope& scope, const DepthwiseProblem& base) {
   const DeviceFacts& facts = scope.facts();
   const int64_t height = base.adjoint ? s.h : s.out_h, width = base.adjoint ? s.w : s.out_w;
   BandProblem p{base, band_grid(s, height, width, 16)};
-  if (int64_t{p.grid.tiles} * p.grid.chunks < 2 * facts.sm_count) {
+  constexpr int kReserved = 1024;  // of a block
+  const bool few = int64_t{p.grid.tiles} * p.grid.chunks < 2 * facts.sm_count;
+  if (few || p.grid.bytes() + kReserved > facts.shared_memory_per_block) {
     p.grid = band_grid(s, height, width, 8);
   }
-  constexpr int kReserved = 1024;  // of a block
   const int by_memory = (facts.shared_memory_per_block + kReserved) / (p.grid.bytes() + kReserved);
   const int by_registers = 65536 / (registers_of<kKernelOf>() * kBandThreads);
   share_tiles(p.grid, int64_t{std::min(by_memory, by_registers)} * facts.sm_count);

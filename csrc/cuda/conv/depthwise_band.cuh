@@ -18,7 +18,7 @@ inline constexpr int kBandThreads = 256;
 inline constexpr int kBandChannels = 16;              // of a block: two of a warp
 inline constexpr int kBandBlocks = 8;                 // of results in a product
 inline constexpr int kBandWords = kBandChannels / 2;  // of a pixel
-inline constexpr int kBandOutPitch = kBandWords + 1;  // no conflicts of banks
+inline constexpr int kBandOutPitch = kBandWords + 1;  // fewer conflicts of banks
 
 // How results and channels are cut into tiles.
 struct BandGrid {
@@ -87,7 +87,7 @@ __device__ __forceinline__ void start_band(const BandGrid& grid, const BandImage
            at.exists ? y : -(1 << 30)};
 }
 
-// Whether one of the values of two of each word is not finite; words: the largest magnitudes.
+// Whether one of two magnitudes is that of an infinity or NaN.
 template <class T>
 __device__ __forceinline__ bool is_beyond(uint32_t largest) {
   constexpr uint32_t kInfinity = __is_same(T, __half) ? 0x7c00 : 0x7f80;
@@ -282,7 +282,7 @@ __global__ void __launch_bounds__(kBandThreads, 2)
       continue;
     }
 
-    // Sums. NOTE: those of rows in front of the tile and behind it are left where they are.
+    // Sums. NOTE: those of results in front of the tile and behind it are never read.
     float sums[2][kOpen][4] = {};
     const int pairs = grid.rows / 2, steps = pairs + kOpen - 1;
     for (int q = 0; q < steps; ++q) {

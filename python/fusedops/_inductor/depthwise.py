@@ -16,7 +16,6 @@ from .convolution import (
     Convolution,
     Layouts,
     Pairs,
-    channels_first,
     channels_last,
     groups_of,
     settle,
@@ -108,10 +107,10 @@ class _Written(Layouts):
             dx = self.call(operator.getitem, (both, 0))
             pairs.append((wanted[0], self.laid(dx, True, wanted[0])))
         if 1 in wanted:
-            # NOTE: torch's is the faster one. It runs in channels last, as these lie.
-            images = (self.permuted(node, channels_first(4)) for node in (rows, self.x))
-            rest = (found.weight, None, *found.numbers, [False, True, False])
-            every = self.call(BACKWARD, (*images, *rest))
+            # NOTE: torch's is the faster one. Of the graph's own tensors: Inductor lays what its
+            # convolutions read anew, also where it is permuted.
+            rest = (found.x, found.weight, None, *found.numbers, [False, True, False])
+            every = self.call(BACKWARD, (dy, *rest))
             pairs.append((wanted[1], self.call(operator.getitem, (every, 1))))
         if 2 in wanted:
             pairs.append((wanted[2], self.call(aten.sum.dim_IntList, (dy, [0, 2, 3]))))
