@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 import fusedops
 from fusedops.ops import conv
-from fusedops.ops.conv_problem import conv_problem
+from fusedops.ops.conv_problem import DEPTHWISE, conv_problem, inference_path
 from util import DTYPES, HALVES, make, name
 
 ops = torch.ops.fusedops
@@ -191,6 +191,15 @@ def test_which_convolutions_have_the_kernels(dtype):
     assert not uses(x, (16, 1, 3, 3))
     assert not uses((2, 7, 9, 9), (7, 1, 3, 3))
     assert not uses((2, 8, 9, 9, 9), (8, 1, 3, 3, 3))
+
+
+@pytest.mark.parametrize(("kernel", "with_residual"), [(5, True), (7, False), (7, True)])
+def test_what_has_the_residual_behind_its_sums(kernel, with_residual):
+    x, weight = (2, 8, 9, 9), (8, 1, kernel, kernel)
+    meta = [torch.empty(s, dtype=torch.float16, device="meta") for s in (x, weight)]
+    problem = conv_problem("op", *meta, 1, kernel // 2, 1, 8)
+    path, _ = inference_path("cuda", torch.float16, x, weight, problem, 0, with_residual)
+    assert (path == DEPTHWISE) is (kernel < 7 or not with_residual)
 
 
 # x (N, H, W, C), outputs, kernel, stride, padding: tiles that fit and not, one and two parts of

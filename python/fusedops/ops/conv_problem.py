@@ -364,13 +364,12 @@ def uses_depthwise(
     device_type: str, dtype: torch.dtype, weight_shape: Sequence[int], problem: ConvProblem
 ) -> bool:
     """Whether the convolution is our depthwise kernel, backward too, and not torch's."""
-    if not _is_plain(device_type, dtype, weight_shape, problem):
-        return False
     channels, each, kernel = weight_shape[:3]
+    if not problem.groups == channels > 1 == each:
+        return False
     small = (kernel, problem.stride[0]) in _DEPTHWISE_KERNELS and channels % 2 == 0
-    return is_large_depthwise(weight_shape, problem.stride, problem.groups) or (
-        small and problem.groups == channels > 1 == each
-    )
+    large = is_large_depthwise(weight_shape, problem.stride, problem.groups)
+    return (small or large) and _is_plain(device_type, dtype, weight_shape, problem)
 
 
 def uses_first(
@@ -433,7 +432,8 @@ def inference_path(
         return PASS, "at full precision it is cuDNN's convolution, then one pass"
     if max(math.prod(x_shape), math.prod(problem.out_shape)) >= 2**31:
         return PASS, "of 2^31 elements or more torch cuts the convolution; then one pass"
-    if uses_depthwise(device_type, dtype, weight_shape, problem):
+    alone = is_large_depthwise(weight_shape, problem.stride, problem.groups)  # adds nothing
+    if uses_depthwise(device_type, dtype, weight_shape, problem) and not (alone and with_residual):
         return DEPTHWISE, "depthwise: our kernel, with all the rest behind its sums"
     if uses_first(device_type, dtype, weight_shape, problem) and not with_residual:
         return FIRST, "three channels: our kernel, with all the rest behind its sums"
