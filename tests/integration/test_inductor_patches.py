@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import fusedops
 from fusedops._core import precision
-from fusedops._inductor import patches
+from fusedops._inductor import convolution, patches
 from fusedops._inductor.decide import decide_patches
 from fusedops._inductor.emit import share_sizes
 from integration.test_inductor import assert_close, compiled, without_codegen
@@ -187,16 +187,16 @@ class Guards:
 
     def __init__(self, monkeypatch):
         self.added = []
-        replace = patches.replace_patches
+        replace = convolution.replace_convolutions
 
-        def counted(graph, force, report):
+        def counted(graph, *rest):
             fakes = (n.meta.get("val") for n in graph.nodes)
             mode = next(f.fake_mode for f in fakes if isinstance(f, torch.Tensor))
             before = len(mode.shape_env.guards)
-            replace(graph, force, report)
+            replace(graph, *rest)
             self.added.append(len(mode.shape_env.guards) - before)
 
-        monkeypatch.setattr("fusedops._inductor.graph_pass.replace_patches", counted)
+        monkeypatch.setattr("fusedops._inductor.graph_pass.replace_convolutions", counted)
 
 
 @pytest.mark.parametrize("lies", ["first", "last"])

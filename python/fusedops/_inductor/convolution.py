@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -14,15 +14,15 @@ from .report import LeftProduct, ReplacedSite, where
 from .sites import Left
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from torch.fx import Node
     from typing_extensions import Self
 
+    from .decide import Verdict
     from .report import InductorReport
 
 Pairs = list[tuple["Node", "Node"]]  # (old, new)
-LABELS = {"patches": "a convolution of patches", "depthwise": "a depthwise convolution"}
 
 FORWARD, BACKWARD = aten.convolution.default, aten.convolution_backward.default
 DENSE = {"memory_format": torch.contiguous_format}
@@ -30,7 +30,10 @@ DENSE = {"memory_format": torch.contiguous_format}
 
 @dataclass(frozen=True)
 class Convolution:
-    """A call of aten.convolution, or of its backward."""
+    """A call of aten.convolution, or of its backward; a subclass is a kind that a rule is for."""
+
+    kind: ClassVar[str]  # for reports
+    label: ClassVar[str]  # the same in words
 
     node: Node
     dy: Node | None  # of a backward
@@ -47,10 +50,6 @@ class Convolution:
             return cls(node, None, x, weight, bias, tuple(node.args[3:9]))
         dy, x, weight = node.args[:3]
         return cls(node, dy, x, weight, None, tuple(node.args[4:10]))
-
-    def is_one(self) -> bool:
-        """Whether it is one of this kind."""
-        raise NotImplementedError
 
     @property
     def kernel(self) -> tuple[Any, ...]:
@@ -70,47 +69,66 @@ class Convolution:
         pairs = [(item[1], user) for item, user in found if item is not None]
         return [(i, user) for i, user in pairs if value(user) is not None]
 
+    # What a kind says
 
-Kind = TypeVar("Kind", bound=Convolution)
+    def is_one(self) -> bool:
+        """Whether it is one of this kind."""
+        raise NotImplementedError
+
+    def why_left(self) -> str | None:
+        """Why it cannot be written anew, None where it can."""
+        raise NotImplementedError
+
+    def verdict(self, force: bool) -> Verdict:
+        """Whether that pays."""
+        raise NotImplementedError
+
+    @property
+    def sizes(self) -> str:
+        """For reports."""
+        raise NotImplementedError
+
+    def written(self, writer: Writer) -> Pairs:
+        """Writes it anew."""
+        raise NotImplementedError
 
 
-def groups_of(graph: torch.fx.Graph, kind: type[Kind]) -> list[list[Kind]]:
-    """Convolutions of a kind with one x and one weight each, a forward and its backwards."""
-    groups: dict[tuple[Node, Node], list[Kind]] = {}
-    for node in graph.nodes:
-        if is_call(node, FORWARD, BACKWARD):
-            found = kind.of(node)
-            if found.is_one():
-                groups.setdefault((found.x, found.weight), []).append(found)
-    return list(groups.values())
-
-
-def settle(
-    joint: Joint,
-    group: Sequence[Convolution],
-    kind: str,
-    sizes: str,
-    why_left: str | None,
-    reason: str,
-    write: Callable[[Writer, Convolution], Pairs],
+def replace_convolutions(
+    graph: torch.fx.Graph,
+    kinds: Sequence[type[Convolution]],
+    force: bool,
     report: InductorReport,
 ) -> None:
-    """Write a group anew unless there is a reason against it, and report either."""
-    first = group[0]
-    at = where(first.node)
-    if why_left is None:
-        left = next((left for one in group if (left := emit(joint, one, write))), None)
-        why_left = None if left is None else left.reason
-    if why_left is not None:
-        report.left.append(LeftProduct(at, sizes, f"{LABELS[kind]}: {why_left}"))
+    """Write convolutions of some kinds anew where that pays, in a graph in order."""
+    for kind in kinds:
+        groups: dict[tuple[Node, Node], list[Convolution]] = {}
+        for node in graph.nodes:
+            if is_call(node, FORWARD, BACKWARD) and (found := kind.of(node)).is_one():
+                groups.setdefault((found.x, found.weight), []).append(found)
+        joint = Joint(graph) if groups else None
+        for group in groups.values():
+            _replace(joint, group, force, report)
+
+
+def _replace(joint: Any, group: list[Convolution], force: bool, report: InductorReport) -> None:
+    """Convolutions of one x and one weight: a forward and its backwards."""
+    first, reason = group[0], ""
+    at, sizes = where(first.node), first.sizes
+    why = next((why for one in group if (why := one.why_left()) is not None), None)
+    if why is None:
+        verdict = first.verdict(force)
+        reason, why = verdict.reason, None if verdict.take else verdict.reason
+    if why is None:
+        left = next((left for one in group if (left := _emit(joint, one)) is not None), None)
+        why = None if left is None else left.reason
+    if why is not None:
+        report.left.append(LeftProduct(at, sizes, f"{first.label}: {why}"))
         return
     training = any(one.dy is not None for one in group)
-    report.replaced.append(ReplacedSite(kind, at, sizes, "none", training, reason))
+    report.replaced.append(ReplacedSite(first.kind, at, sizes, "none", training, reason))
 
 
-def emit(
-    joint: Joint, found: Convolution, write: Callable[[Writer, Convolution], Pairs]
-) -> Left | None:
+def _emit(joint: Joint, found: Convolution) -> Left | None:
     """Write one call anew; the graph is as it was where that fails."""
     writer = Writer(joint)
     writer.at(found.node)
@@ -118,7 +136,7 @@ def emit(
     try:
         # NOTE: what is written holds for all sizes, so that the fakes need no guards.
         with nullcontext() if env is None else env.suppress_guards():
-            pairs = write(writer, found)
+            pairs = found.written(writer)
     except Exception as error:  # nothing in a user's graph may stop the compilation
         for node in reversed(writer.made):
             joint.graph.erase_node(node)

@@ -11,43 +11,23 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..ops.conv_problem import is_large_depthwise
-from .convolution import (
-    BACKWARD,
-    Convolution,
-    Layouts,
-    Pairs,
-    channels_last,
-    groups_of,
-    settle,
-)
-from .decide import decide_depthwise
+from .convolution import BACKWARD, Convolution, Layouts, Pairs, channels_last
+from .decide import Verdict, decide_depthwise
 from .graph import aten, dtype_of, shape_of, value
 
 if TYPE_CHECKING:
     from torch.fx import Node
 
     from .emit import Writer
-    from .graph import Joint
-    from .report import InductorReport
 
 _ops = torch.ops.fusedops
-
-
-def replace_depthwise(joint: Joint, force: bool, report: InductorReport) -> None:
-    """Write our op for the depthwise convolutions that pay, into a graph in order."""
-    for group in groups_of(joint.graph, Depthwise):
-        first, reason = group[0], ""
-        why = next((why for one in group if (why := one.why_left()) is not None), None)
-        if why is None:
-            verdict = decide_depthwise(value(first.x), force)
-            reason, why = verdict.reason, None if verdict.take else verdict.reason
-        sizes = " x ".join(map(str, (*shape_of(first.x), *first.kernel)))
-        settle(joint, group, "depthwise", sizes, why, reason, _write, report)
 
 
 @dataclass(frozen=True)
 class Depthwise(Convolution):
     """One in two dimensions whose channels meet their own weights alone."""
+
+    kind, label = "depthwise", "a depthwise convolution"
 
     def is_one(self) -> bool:
         """Whether it is a depthwise one with a kernel of ours."""
@@ -74,11 +54,19 @@ class Depthwise(Convolution):
         padding = tuple(self.numbers[1])
         return (*self.stride, *(padding * 2 if len(padding) == 1 else padding))
 
+    def verdict(self, force: bool) -> Verdict:
+        """Whether our op pays."""
+        return decide_depthwise(value(self.x), force)
 
-def _write(writer: Writer, found: Convolution) -> Pairs:
-    assert isinstance(found, Depthwise)
-    written = _Written(writer, found)
-    return written.forward() if found.dy is None else written.backward(found.dy)
+    @property
+    def sizes(self) -> str:
+        """Those of x and of the kernel."""
+        return " x ".join(map(str, (*shape_of(self.x), *self.kernel)))
+
+    def written(self, writer: Writer) -> Pairs:
+        """Writes our op."""
+        written = _Written(writer, self)
+        return written.forward() if self.dy is None else written.backward(self.dy)
 
 
 class _Written(Layouts):

@@ -15,14 +15,15 @@ from .. import _C
 from .._core.precision import fp32_precisions
 from .biases import join_biases
 from .blocks import find_block
+from .convolution import replace_convolutions
 from .decide import decide
-from .depthwise import replace_depthwise
+from .depthwise import Depthwise
 from .embedding import find_embedding_gradient, scatters
 from .emit import emit, share_sizes
 from .graph import Joint
 from .layers import find_layer, find_product, find_weight_gradient
 from .loss import find_loss
-from .patches import replace_patches
+from .patches import Patches
 from .report import InductorReport
 from .sites import Left, Site
 
@@ -87,9 +88,7 @@ class GraphPass(PassBehind):
 class _Rewriter:
     def __init__(self, graph: torch.fx.Graph, force: bool, report: InductorReport) -> None:
         self.graph, self.force, self.report = graph, force, report
-        joint = Joint(graph)
-        replace_patches(joint, force, report)
-        replace_depthwise(joint, force, report)
+        replace_convolutions(graph, (Patches, Depthwise), force, report)
         share_sizes(graph)
         join_biases(graph)
         self.joint = Joint(graph)

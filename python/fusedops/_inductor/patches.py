@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .._core.precision import why_another_precision
-from .convolution import Convolution, Layouts, Pairs, channels_last, groups_of, lies_last, settle
-from .decide import decide_patches
+from .convolution import Convolution, Layouts, Pairs, channels_last, lies_last
+from .decide import Verdict, decide_patches
 from .graph import CONVERT, aten, dtype_of, equal_sizes, is_call, shape_of, value
 from .sites import DTYPES
 
@@ -26,16 +26,8 @@ if TYPE_CHECKING:
     from torch.fx import Node
 
     from .emit import Writer
-    from .graph import Joint
-    from .report import InductorReport
 
 ALIGNED_BYTES = 16
-
-
-def replace_patches(joint: Joint, force: bool, report: InductorReport) -> None:
-    """Write products for the convolutions of patches that pay, into a graph in order."""
-    for group in groups_of(joint.graph, Patches):
-        _replace(joint, group, force, report)
 
 
 # ---- what is found ----
@@ -44,6 +36,8 @@ def replace_patches(joint: Joint, force: bool, report: InductorReport) -> None:
 @dataclass(frozen=True)
 class Patches(Convolution):
     """One whose patches do not overlap."""
+
+    kind, label = "patches", "a convolution of patches"
 
     def is_one(self) -> bool:
         """Whether the kernel is as large as the stride, and larger than one element."""
@@ -78,8 +72,13 @@ class Patches(Convolution):
                 return f"a size that is not known to be a multiple of {width}"
         return None
 
+    def verdict(self, force: bool) -> Verdict:
+        """Whether products pay."""
+        x = value(self.x)
+        return decide_patches(x, self.kernel, lies_last(x), force)
+
     @property
-    def product(self) -> str:
+    def sizes(self) -> str:
         """M x N x K of the product that it is."""
         rows, _, *sizes = shape_of(self.x)
         for size, width in zip(sizes, self.kernel, strict=True):
@@ -87,20 +86,10 @@ class Patches(Convolution):
         outputs, *features = shape_of(self.weight)
         return f"{rows} x {outputs} x {math.prod(features)}"
 
-
-def _replace(joint: Joint, group: list[Patches], force: bool, report: InductorReport) -> None:
-    """Convolutions of one x and one weight: a forward and its backwards."""
-    first, reason = group[0], ""
-    why = next((why for one in group if (why := one.why_left()) is not None), None)
-    if why is None:
-        verdict = decide_patches(value(first.x), first.kernel, lies_last(value(first.x)), force)
-        reason, why = verdict.reason, None if verdict.take else verdict.reason
-    settle(joint, group, "patches", first.product, why, reason, _write, report)
-
-
-def _write(writer: Writer, found: Convolution) -> Pairs:
-    products = _Products(writer, found)
-    return products.forward() if found.dy is None else products.backward(found.dy)
+    def written(self, writer: Writer) -> Pairs:
+        """Writes the products."""
+        products = _Products(writer, self)
+        return products.forward() if self.dy is None else products.backward(self.dy)
 
 
 # ---- what is written ----

@@ -18,8 +18,9 @@ from .attention import FusedAttention, fuse_attention
 from .blocks import fuse_block, hooked, hooked_by_others
 from .calls import fuse_calls
 from .clouds.fuse import fuse_clouds
+from .convs.depthwise import DEPTHWISE
 from .convs.fuse import FusedConv, fuse_model
-from .convs.single import DEPTHWISE, PATCHES, Single
+from .convs.patches import PATCHES
 from .dropping import drops_note
 from .embedding import fuse_embeddings
 from .fp8 import Fp8Layer, set_recipe
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from ..fp8 import Recipe
+    from .convs.single import Single
 
 __all__ = ["FuseReport", "FusedLayer", "FusedMLP", "SkippedLayer", "fuse"]
 
@@ -330,13 +332,11 @@ def _fuse_attention(model: torch_nn.Module, report: FuseReport) -> set[torch_nn.
 def _fuse_single(
     model: torch_nn.Module, kind: Single, report: FuseReport, without: Collection[str] = ()
 ) -> None:
-    for name, module in model.named_modules():
-        if name in without or not kind.has(module):
-            continue
+    found = ((n, m) for n, m in model.named_modules() if n not in without and kind.has(m))
+    for name, module in found:
         if isinstance(module, kind.fused):
             report.unchanged += 1
-            continue
-        if (why := kind.fuse(module)) is None:
+        elif (why := kind.fuse(module)) is None:
             report.fused.append(FusedLayer(name, *kind.described(module)))
         else:
             report.skipped.append(SkippedLayer(name, type(module).__name__, why))

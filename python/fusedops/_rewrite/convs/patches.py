@@ -10,59 +10,30 @@ import math
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch import nn as torch_nn
 
-from ..._core.dtensor import is_dtensor, own_class, set_own_class
+from ..._core.dtensor import is_dtensor
 from ..._core.precision import is_autocast_on, why_another_precision
 from ...ops.linear import linear
-from ..fused_class import Fused, fused_class
+from .single import CONVOLUTIONS, PLAIN, FusedSingle, Single
 
-_is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 _any_autocast = torch._C._is_any_autocast_enabled
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_PLAIN = (Tensor, torch_nn.Parameter)
-# The classes with what their forwards call, as they came.
-_CONVOLUTIONS: dict[type, tuple[Any, Any, str, Any]] = {
-    kind: (kind.forward, kind._conv_forward, name, getattr(F, name))
-    for kind, name in (
-        (torch_nn.Conv1d, "conv1d"),
-        (torch_nn.Conv2d, "conv2d"),
-        (torch_nn.Conv3d, "conv3d"),
-    )
-}
 _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
-class FusedPatches(Fused):
-    """Mixed into a convolution's class: the same object, its forward our linear of patches.
+class FusedPatches(FusedSingle):
+    """Runs as our linear of patches.
 
-    Its own forward runs for an x of other dtypes, dims or channels than the layer has, for float32
-    where torch's settings of precision differ for convolutions and products, under torch.compile
-    (whose graph pass finds it), and after its settings or torch's function for it were changed.
+    Not for an x of other dtypes, dims or channels than the layer has, nor for float32 where torch's
+    settings of precision differ for convolutions and products.
     """
-
-    _base: Any
-    weight: Any
-    bias: Any
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the convolution gives."""
-        x = args[0] if len(args) == 1 and not kwargs else None
-        if _is_dynamo_compiling() or type(x) not in _PLAIN or why_left(self) is not None:
-            return self._base.forward(self, *args, **kwargs)
-        weight, bias = self.weight, self.bias  # once: a parametrization computes them
-        if _takes(x, weight, bias, tuple(self.stride)):  # type: ignore[attr-defined]
-            return convolve(x, weight, bias)
-        return self._conv_forward(x, weight, bias)  # type: ignore[attr-defined]
 
 
 def _takes(x: Any, weight: Any, bias: Any, stride: tuple[int, ...]) -> bool:
     """Whether the product stands for a convolution of these."""
-    if type(weight) not in _PLAIN or type(bias) not in (*_PLAIN, type(None)):
-        return False
     if why_weight_left(weight, stride) is not None:
         return False
     if x.dim() != weight.dim() or x.shape[1] != weight.shape[1] or x.device != weight.device:
@@ -115,32 +86,15 @@ def _lies_last(x: Tensor) -> bool:
 
 def is_of_patches(module: torch_nn.Module) -> bool:
     """Whether a module is a convolution whose kernel is as large as its stride, and above 1."""
-    kinds: Any = tuple(_CONVOLUTIONS)
+    kinds: Any = tuple(CONVOLUTIONS)
     if not isinstance(module, kinds):
         return False
     same: bool = module.kernel_size == module.stride
     return same and max(module.kernel_size) > 1
 
 
-def why_replaced(module: Any) -> str | None:
-    """Why a convolution may compute something else than its class does; None where it does not."""
-    kind = next(kind for kind in _CONVOLUTIONS if isinstance(module, kind))
-    forward, inner, name, function = _CONVOLUTIONS[kind]
-    base = getattr(type(module), "_base", None) or own_class(module)
-    if base.forward is not forward or base._conv_forward is not inner:
-        return f"a subclass of nn.{kind.__name__} may compute something else"
-    if "forward" in vars(module) or "_conv_forward" in vars(module):
-        return "its forward was replaced on the instance"
-    if getattr(F, name) is not function:
-        return f"torch.nn.functional.{name} was replaced"
-    return None
-
-
 def why_left(module: Any) -> str | None:
-    """Why a convolution of patches stays what it is, by all but its weight; else None."""
-    why = why_replaced(module)
-    if why is not None:
-        return why
+    """Why a convolution of patches stays what it is, by its settings; else None."""
     padding = module.padding
     settings = (module.stride, module.dilation, padding)
     if not all(isinstance(setting, (tuple, str)) for setting in settings):
@@ -156,7 +110,7 @@ def why_left(module: Any) -> str | None:
 
 def why_weight_left(weight: Any, stride: tuple[int, ...]) -> str | None:
     """Why a weight is not a product's; None where it is."""
-    if type(weight) not in _PLAIN and not is_dtensor(weight):
+    if type(weight) not in PLAIN and not is_dtensor(weight):
         return f"its weight is a {type(weight).__name__}"
     if tuple(weight.shape[2:]) != stride:
         return "its weight has another kernel than it says"
@@ -165,18 +119,15 @@ def why_weight_left(weight: Any, stride: tuple[int, ...]) -> str | None:
     return None
 
 
-def fuse_patches(module: torch_nn.Module) -> str | None:
-    """Make a convolution of patches run as our linear, in place.
+def _call(module: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
+    return convolve(x, weight, bias) if _takes(x, weight, bias, tuple(module.stride)) else None
 
-    Returns:
-        None where it does now, else the reason why it stays what it is.
-    """
-    if torch_nn.parameter.is_lazy(module._parameters.get("weight")):
-        return "its weight is not made yet"
-    if hasattr(module, "parametrizations"):  # torch takes the class away when they are removed
-        return "has parametrizations"
-    layer: Any = module
-    why = why_left(layer) or why_weight_left(layer.weight, tuple(layer.stride))
-    if why is None:
-        set_own_class(module, fused_class(FusedPatches, own_class(module)))
-    return why
+
+FusedPatches._fused_kind = PATCHES = Single(
+    "linear of patches of {}",
+    FusedPatches,
+    is_of_patches,
+    why_left,
+    lambda module: why_weight_left(module.weight, tuple(module.stride)),
+    _call,
+)
