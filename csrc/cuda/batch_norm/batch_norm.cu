@@ -1,8 +1,7 @@
-// batch_norm_statistics_, batch_norm_apply and batch_norm_train_ on CUDA.
+// batch_norm_statistics_ and batch_norm_apply on CUDA.
 #include <tuple>
 
 #include "csrc/common/checks/op_boundary.h"
-#include "csrc/common/host/batch_norm_parts.h"
 #include "csrc/cuda/batch_norm/batch_norm_host.h"
 #include "csrc/cuda/batch_norm/batch_norm_pass.cuh"
 #include "csrc/cuda/batch_norm/batch_norm_statistics.cuh"
@@ -112,14 +111,9 @@ Tensor batch_norm_apply(const Tensor& x_,                        // (..., C)
   return y;
 }
 
-namespace {
-constexpr auto kTrain = &batch_norm_train<batch_norm_statistics_, batch_norm_apply>;
-}
-
 STABLE_TORCH_LIBRARY_IMPL(fusedops, CUDA, m) {
   m.impl("batch_norm_statistics_", FUSEDOPS_BOX(&batch_norm_statistics_));
   m.impl("batch_norm_apply", FUSEDOPS_BOX(&batch_norm_apply));
-  m.impl("batch_norm_train_", FUSEDOPS_BOX(kTrain));
 }
 
 }  // namespace fusedops::cuda

@@ -1,39 +1,11 @@
-// batch_norm_sums, batch_norm_backward and batch_norm_train_backward on CUDA.
+// batch_norm_sums and batch_norm_backward on CUDA.
 #include <tuple>
 
 #include "csrc/common/checks/op_boundary.h"
-#include "csrc/common/host/batch_norm_parts.h"
 #include "csrc/cuda/batch_norm/batch_norm_host.h"
 #include "csrc/cuda/batch_norm/batch_norm_pass.cuh"
 
 namespace fusedops::cuda {
-namespace {
-
-// The operands of both passes, contiguous; what nothing reads stays null.
-struct Operands {
-  Tensor dy, x;
-  std::optional<Tensor> saved;
-  DenseNorm norm;
-
-  Operands(const Tensor& dy_, const Tensor& x_, const NormVectors& vectors,
-           const std::optional<Tensor>& saved_)
-      : dy(dense(dy_)), x(dense(x_)), saved(dense(saved_)), norm(vectors) {}
-
-  PassProblem problem(const BatchNormShape& shape, double eps, Activation activation) const {
-    PassProblem p{shape.rows, shape.channels};
-    p.dy = dy.const_data_ptr();
-    p.x = x.const_data_ptr();
-    p.norm = norm.arguments(eps);
-    p.activation = activation;
-    const Saved kept = saved_for_backward(activation);
-    if (kept != Saved::kNothing) p.added = pointer(saved);
-    p.added_is_output = kept == Saved::kOutput && p.added != nullptr;
-    return p;
-  }
-};
-
-}  // namespace
-
 std::tuple<Tensor, Tensor> batch_norm_sums(const Tensor& dy,                     // (..., C)
                                            const Tensor& x,                      // (..., C)
                                            const std::optional<Tensor>& mean,    // (C,)
@@ -58,7 +30,7 @@ std::tuple<Tensor, Tensor> batch_norm_sums(const Tensor& dy,                    
   if (dy.numel() == 0) return {torch::stable::zero_(sums), dz};
 
   // Config
-  const Operands operands(dy, x, vectors, saved);
+  const GradientOperands operands(dy, x, vectors, saved);
   PassProblem problem = operands.problem(shape, eps, static_cast<Activation>(activation));
   if (need_dz) problem.dz = dz.mutable_data_ptr();
   const int vec =
@@ -116,7 +88,7 @@ std::tuple<Tensor, Tensor> batch_norm_backward(const Tensor& dy,                
   if (dy.numel() == 0) return {dx, dz};
 
   // Config
-  const Operands operands(dy, x, vectors, saved);
+  const GradientOperands operands(dy, x, vectors, saved);
   const std::optional<Tensor> sums = dense(sums_);
   const auto code = static_cast<Activation>(activation);
   PassProblem problem = operands.problem(shape, eps, code);
@@ -141,14 +113,9 @@ std::tuple<Tensor, Tensor> batch_norm_backward(const Tensor& dy,                
   return {dx, dz};
 }
 
-namespace {
-constexpr auto kTrainBackward = &batch_norm_train_backward<batch_norm_sums, batch_norm_backward>;
-}
-
 STABLE_TORCH_LIBRARY_IMPL(fusedops, CUDA, m) {
   m.impl("batch_norm_sums", FUSEDOPS_BOX(&batch_norm_sums));
   m.impl("batch_norm_backward", FUSEDOPS_BOX(&batch_norm_backward));
-  m.impl("batch_norm_train_backward", FUSEDOPS_BOX(kTrainBackward));
 }
 
 }  // namespace fusedops::cuda

@@ -41,6 +41,29 @@ struct DenseNorm {
   }
 };
 
+// The operands of the backward passes, contiguous; what nothing reads stays null.
+struct GradientOperands {
+  Tensor dy, x;
+  std::optional<Tensor> saved;
+  DenseNorm norm;
+
+  GradientOperands(const Tensor& dy_, const Tensor& x_, const NormVectors& vectors,
+                   const std::optional<Tensor>& saved_)
+      : dy(dense(dy_)), x(dense(x_)), saved(dense(saved_)), norm(vectors) {}
+
+  PassProblem problem(const BatchNormShape& shape, double eps, Activation activation) const {
+    PassProblem p{shape.rows, shape.channels};
+    p.dy = dy.const_data_ptr();
+    p.x = x.const_data_ptr();
+    p.norm = norm.arguments(eps);
+    p.activation = activation;
+    const Saved kept = saved_for_backward(activation);
+    if (kept != Saved::kNothing) p.added = pointer(saved);
+    p.added_is_output = kept == Saved::kOutput && p.added != nullptr;
+    return p;
+  }
+};
+
 // Elements of an access: 16 bytes where every row of every operand allows them, else one.
 inline int access_width(DType dtype, int64_t channels, std::initializer_list<const void*> data) {
   const int64_t vec = 16 / dtype_bytes(dtype);

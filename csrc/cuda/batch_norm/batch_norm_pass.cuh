@@ -77,12 +77,18 @@ struct NormChannels {
 };
 
 template <class T, int kVec>
-__device__ __forceinline__ void store_row(void* to, const PassProblem& p, int64_t row, int64_t col,
-                                          const Compute<T> (&values)[kVec]) {
+__device__ __forceinline__ Vec<T, kVec> rounded(const Compute<T> (&values)[kVec]) {
   Vec<T, kVec> v;
 #pragma unroll
   for (int i = 0; i < kVec; ++i) v.value[i] = from_compute<T>(values[i]);
-  *reinterpret_cast<Vec<T, kVec>*>(static_cast<T*>(to) + row * p.channels + col) = v;
+  return v;
+}
+
+template <class T, int kVec>
+__device__ __forceinline__ void store_row(void* to, const PassProblem& p, int64_t row, int64_t col,
+                                          const Compute<T> (&values)[kVec]) {
+  *reinterpret_cast<Vec<T, kVec>*>(static_cast<T*>(to) + row * p.channels + col) =
+      rounded<T>(values);
 }
 
 template <class T, int kVec, bool kAdded>
@@ -236,6 +242,16 @@ struct GradientChannels {
       slope[i] = slope[i] * share * rstd[i];
     }
   }
+  __device__ __forceinline__ void gradient(const NormChannels<T, kVec>& channels,
+                                           const Vec<T, kVec>& x, const C (&dz)[kVec],
+                                           C (&dx)[kVec]) const {
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) {
+      C centred = dz[i] - mean_dz[i];
+      centred -= slope[i] * (to_compute(x.value[i]) - channels.mean[i]);
+      dx[i] = centred * channels.scale[i];
+    }
+  }
 };
 
 template <class T, int kVec, bool kAdded>
@@ -260,14 +276,11 @@ __global__ void __launch_bounds__(kWalkThreads, sizeof(T) == 8 ? 1 : kPassBlocks
       if (u >= count) break;
       C dz[kVec], dx[kVec];
       gradients<T, kVec, kAdded>(p, channels, v[0][u], v[1][u], v[kInputs - 1][u], dz);
+      if (p.sums) {
+        sums.gradient(channels, v[1][u], dz, dx);
+      } else {
 #pragma unroll
-      for (int i = 0; i < kVec; ++i) {
-        C centred = dz[i];
-        if (p.sums) {
-          centred -= sums.mean_dz[i];
-          centred -= sums.slope[i] * (to_compute(v[1][u].value[i]) - channels.mean[i]);
-        }
-        dx[i] = centred * channels.scale[i];
+        for (int i = 0; i < kVec; ++i) dx[i] = dz[i] * channels.scale[i];
       }
       const int64_t r = row + int64_t{u} * p.grid.threads_y;
       if (p.dz) store_row<T>(p.dz, p, r, at.col, dz);

@@ -4,7 +4,7 @@
 // their digits.
 #pragma once
 
-#include "csrc/common/device/block_sums.cuh"
+#include "csrc/cuda/points/block_sums.cuh"
 #include "csrc/cuda/points/edge_rows/row_queue.cuh"
 
 namespace fusedops {

@@ -2,8 +2,8 @@
 // stays in registers, and sums over rows are partial sums of blocks, added in a fixed order.
 #pragma once
 
-#include "csrc/common/device/block_sums.cuh"
 #include "csrc/common/device/vec.cuh"
+#include "csrc/cuda/points/block_sums.cuh"
 
 namespace fusedops {
 

@@ -7,9 +7,9 @@
 // scale.
 #pragma once
 
-#include "csrc/common/device/block_sums.cuh"
 #include "csrc/common/device/vec.cuh"
 #include "csrc/common/int_math.h"
+#include "csrc/cuda/points/block_sums.cuh"
 #include "csrc/cuda/points/edges/edge_problem.h"
 
 namespace fusedops {

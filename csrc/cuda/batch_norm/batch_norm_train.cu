@@ -1,0 +1,200 @@
+// batch_norm_train_ and batch_norm_train_backward on CUDA: by clusters what fits on the chip, else
+// pass by pass.
+#include <map>
+#include <mutex>
+#include <optional>
+#include <tuple>
+#include <utility>
+
+#include "csrc/common/checks/op_boundary.h"
+#include "csrc/common/device/shared_memory.cuh"
+#include "csrc/common/host/batch_norm_parts.h"
+#include "csrc/cuda/batch_norm/batch_norm_cluster.cuh"
+#include "csrc/cuda/batch_norm/batch_norm_host.h"
+
+namespace fusedops::cuda {
+namespace {
+
+constexpr int kMostHeld = 16;    // rows of a thread; beyond, passes are as fast
+constexpr int64_t kLatency = 6;  // of reading, of sums and of launching, in rows of a thread
+
+// How many clusters of so many blocks, one for a multiprocessor, a device holds at once.
+int64_t resident_clusters(int blocks, const LaunchScope& scope) {
+  static std::mutex mutex;
+  static std::map<std::pair<int, int>, int64_t> known;
+  const std::lock_guard lock(mutex);
+  const auto [found, missing] = known.try_emplace({scope.device(), blocks}, 0);
+  if (!missing) return found->second;
+  constexpr auto kKernel = &batch_norm_cluster_backward_kernel<__half, false>;
+  cudaLaunchAttribute attribute;
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {static_cast<unsigned>(blocks), 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(kClusterThreads);
+  config.dynamicSmemBytes = static_cast<size_t>(scope.facts().shared_memory_per_block);
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  int clusters = 0;
+  if (allow_any_shared_memory<kKernel>() == cudaSuccess &&
+      cudaOccupancyMaxActiveClusters(&clusters, kKernel, &config) == cudaSuccess) {
+    found->second = clusters;
+  }
+  return found->second;
+}
+
+// All clusters at once, in the least time; none where they do not fit. most: blocks that a
+// multiprocessor may have.
+std::optional<ClusterWalk> plan_clusters(const BatchNormShape& shape, int inputs, int64_t most,
+                                         std::initializer_list<const void*> data,
+                                         const LaunchScope& scope) {
+  const DeviceFacts& facts = scope.facts();
+  const bool half = shape.dtype == DType::kFloat16 || shape.dtype == DType::kBFloat16;
+  if (!half || facts.code_version < 90 || shape.rows == 0 || shape.channels == 0 ||
+      access_width(shape.dtype, shape.channels, data) != kClusterVec) {
+    return {};
+  }
+  std::optional<ClusterWalk> best;
+  int64_t least = kLatency + kMostHeld + 1;
+  for (int blocks = kMostClusterBlocks; blocks >= kLeastClusterBlocks; blocks /= 2) {
+    const int64_t resident = resident_clusters(blocks, scope);
+    for (int x = 2; x <= kMostClusterX && resident > 0; x *= 2) {
+      const ClusterWalk walk = cluster_walk(shape.rows, shape.channels, blocks, x);
+      const int64_t layers = ceil_div(walk.clusters, resident);
+      const int64_t bytes = layers * (walk.bytes(inputs) + kClusterReserved);
+      const int64_t time = kLatency + walk.held * layers;
+      if (layers > most || bytes > facts.shared_memory_per_block + kClusterReserved) continue;
+      if (time < least) best = walk, least = time;
+    }
+  }
+  return best;
+}
+
+template <auto kKernel, class... Args>
+void launch(const LaunchScope& scope, const ClusterWalk& walk, int inputs, const Args&... args) {
+  if (allow_any_shared_memory<kKernel>() != cudaSuccess) return;
+  const dim3 grid(static_cast<unsigned>(walk.clusters * walk.blocks));
+  launch_cluster_kernel(kKernel, grid, dim3(kClusterThreads), static_cast<unsigned>(walk.blocks),
+                        walk.bytes(inputs), scope.stream(), true, args..., walk);
+}
+
+// Calls body.operator()<T, kAdded>().
+template <class Body>
+void with_half(const PassProblem& p, DType dtype, Body&& body) {
+  dispatch(Choices<DType::kFloat16, DType::kBFloat16>{}, dtype, [&]<DType D>(Tag<D>) {
+    with_added(p, [&]<bool kAdded>() { body.template operator()<DeviceType<D>, kAdded>(); });
+  });
+}
+
+std::tuple<Tensor, Tensor, Tensor> batch_norm_train_(
+    const Tensor& x_,                           // (..., C)
+    const std::optional<Tensor>& moments,       // (2, C, blocks)
+    const std::optional<Tensor>& weight,        // (C,)
+    const std::optional<Tensor>& bias,          // (C,)
+    const std::optional<Tensor>& residual_,     // (..., C)
+    const std::optional<Tensor>& shift_,        // (C,)
+    const std::optional<Tensor>& running_mean,  // (C,), written
+    const std::optional<Tensor>& running_var,   // (C,), written
+    double momentum, double eps, int64_t activation) {
+  constexpr const char* kOp = "batch_norm_train_";
+  // Guard
+  const LaunchScope scope(kOp, x_);
+
+  // Checks
+  const std::optional<Tensor> none;
+  const NormVectors vectors{none, none, weight, bias};
+  check_batch_norm_statistics(kOp, x_, moments, shift_, running_mean, running_var);
+  const BatchNormShape shape = check_batch_norm_apply(kOp, x_, vectors, residual_, activation);
+
+  // Config
+  const Tensor x = dense(x_);
+  const std::optional<Tensor> residual = dense(residual_), shift = dense(shift_);
+  const DenseNorm norm(vectors);
+  PassProblem problem{shape.rows, shape.channels};
+  problem.x = x.const_data_ptr();
+  problem.added = pointer(residual);
+  problem.norm = norm.arguments(eps);
+  problem.activation = static_cast<Activation>(activation);
+  const int inputs = problem.added == nullptr ? 1 : 2;
+  const auto walk =
+      plan_clusters(shape, inputs, kForwardClusterBlocks, {problem.x, problem.added}, scope);
+  if (moments || !walk) {
+    return batch_norm_train<batch_norm_statistics_, batch_norm_apply>(
+        x, moments, weight, bias, residual, shift, running_mean, running_var, momentum, eps,
+        activation);
+  }
+
+  // Allocate
+  const Tensor y = new_dense(x, x.sizes());
+  const Tensor mean = new_dense(x, {shape.channels}, wide_dtype(x));
+  const Tensor var = new_dense(x, {shape.channels}, wide_dtype(x));
+  problem.out = y.mutable_data_ptr();
+
+  // Launch
+  const StatisticsResult result =
+      statistics_result(mean, var, shift, running_mean, running_var, momentum);
+  with_half(problem, shape.dtype, [&]<class T, bool kAdded>() {
+    launch<&batch_norm_cluster_kernel<T, kAdded>>(scope, *walk, inputs, problem, result);
+  });
+
+  // Launch check
+  check_launch(kOp);
+  return {y, mean, var};
+}
+
+std::tuple<Tensor, Tensor, Tensor> batch_norm_train_backward(
+    const Tensor& dy,                     // (..., C)
+    const Tensor& x,                      // (..., C)
+    const Tensor& mean_,                  // (C,)
+    const Tensor& var_,                   // (C,)
+    const std::optional<Tensor>& weight,  // (C,)
+    const std::optional<Tensor>& bias,    // (C,)
+    const std::optional<Tensor>& saved,   // (..., C)
+    double eps, int64_t activation, bool need_dz) {
+  constexpr const char* kOp = "batch_norm_train_backward";
+  // Guard
+  const LaunchScope scope(kOp, dy);
+
+  // Checks
+  const std::optional<Tensor> mean = mean_, var = var_;
+  const NormVectors vectors{mean, var, weight, bias};
+  const BatchNormShape shape = check_batch_norm_backward(kOp, dy, x, vectors, saved, activation);
+
+  // Config
+  const GradientOperands operands(dy, x, vectors, saved);
+  PassProblem problem = operands.problem(shape, eps, static_cast<Activation>(activation));
+  const int inputs = problem.added == nullptr ? 2 : 3;
+  const auto walk = plan_clusters(shape, inputs, 1, {problem.dy, problem.x, problem.added}, scope);
+  // NOTE: beside a residual dz takes the place of dy, so it has to be one that is stored.
+  if (!walk || (problem.added != nullptr) != need_dz) {
+    return fusedops::batch_norm_train_backward<batch_norm_sums, batch_norm_backward>(
+        operands.dy, operands.x, mean_, var_, weight, bias, operands.saved, eps, activation,
+        need_dz);
+  }
+
+  // Allocate
+  const Tensor dx = new_dense(dy, dy.sizes());
+  const Tensor dz = new_dense(dy, need_dz ? shape_of(dy) : std::vector<int64_t>{0});
+  const Tensor sums = new_dense(dy, {2, shape.channels}, wide_dtype(dy));
+  problem.out = dx.mutable_data_ptr();
+  if (need_dz) problem.dz = dz.mutable_data_ptr();
+
+  // Launch
+  with_half(problem, shape.dtype, [&]<class T, bool kAdded>() {
+    launch<&batch_norm_cluster_backward_kernel<T, kAdded>>(
+        scope, *walk, inputs, problem, static_cast<float*>(sums.mutable_data_ptr()));
+  });
+
+  // Launch check
+  check_launch(kOp);
+  return {dx, dz, sums};
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(fusedops, CUDA, m) {
+  m.impl("batch_norm_train_", FUSEDOPS_BOX(&batch_norm_train_));
+  m.impl("batch_norm_train_backward", FUSEDOPS_BOX(&batch_norm_train_backward));
+}
+
+}  // namespace fusedops::cuda
