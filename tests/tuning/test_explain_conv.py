@@ -54,6 +54,18 @@ def test_bytes(graphs):
     assert explain(training=True).moved_bytes == (2 + 1 + 2 + 2 + 3 + 3) * SIZE
 
 
+def test_batch_norm_of_what_fits_on_the_chip_is_one_kernel_each_way():
+    small = fusedops.explain_conv_bn_act((8, 256, 14, 14), (256, 256, 1, 1), training=True)
+    assert sum("in one kernel" in p.kernel for p in small.passes) == 2
+    assert len(small.passes) == 4
+    size = 8 * 256 * 14 * 14 * 2
+    # z and y; dy, z and dz; what the products read and write
+    assert small.moved_bytes == (2 + 2 + 3 + 3) * size
+    for change in ({"dtype": torch.float32}, {"training": False, "backward": True}):
+        other = fusedops.explain_conv_bn_act((8, 256, 14, 14), (256, 256, 1, 1), **change)
+        assert not any("in one kernel" in p.kernel for p in other.passes)
+
+
 def test_a_report_names_its_kernels(graphs):
     text = str(explain(POINTWISE, training=True, residual=True))
     for words in ("fusedops.linear of the rows", "statistics beside it", "residual's gradient"):

@@ -15,7 +15,7 @@
 
 namespace fusedops {
 
-inline constexpr int kLeastClusterBlocks = 4, kMostClusterBlocks = 8;
+inline constexpr int kLeastClusterBlocks = 2, kMostClusterBlocks = 8;
 inline constexpr int kClusterThreads = 512;
 inline constexpr int kClusterWarps = kClusterThreads / 32;
 inline constexpr int kForwardClusterBlocks = 2;  // of a multiprocessor, where memory allows it

@@ -14,12 +14,14 @@ from .._core.checks import dtype_name
 from ..ops.conv_problem import (
     DEPTHWISE,
     FIRST,
+    HALVES,
     IMAGE,
     PASS,
     POINTWISE,
     ConvProblem,
     code_of,
     conv_problem,
+    fits_chip,
     forms_moments,
     inference_path,
     uses_depthwise,
@@ -116,9 +118,14 @@ def _owner(device: str, dtype: torch.dtype, weight: Sequence[int], problem: Conv
     return _Owner(_TORCH, f"cuDNN's {_BOTH}")
 
 
-def _backward(code: int, with_residual: bool, training: bool, owner: _Owner) -> list[ConvPass]:
+def _backward(
+    code: int, with_residual: bool, training: bool, owner: _Owner, together: bool
+) -> list[ConvPass]:
     kept = with_residual and (SAVES_OUTPUT[code] or SAVES_PREACT[code])
     writes = 1 if with_residual and code else 0
+    if together:
+        one = "the norm's gradients and that of the convolution's result in one kernel"
+        return [ConvPass(one, 3 + kept + writes, False), ConvPass(owner.backward, 2, True)]
     first = "sums of the norm's gradients" + (", and the residual's gradient" if writes else "")
     found = [ConvPass(first, 2 + kept + writes, False)]
     reads = 2 if writes else 2 + kept
@@ -180,20 +187,27 @@ def explain_conv_bn_act(
             "with a gradient the convolution's result is kept: one pass behind it"
         )  # fmt: skip
     owner = _owner(device, dtype, weight, problem)
-    passes = _forward(path, residual, training, owner)
+    half = device == "cuda" and dtype in HALVES
+    together = training and half and fits_chip(problem.out_shape)
+    passes = _forward(path, residual, training, owner, together)
     if backward:
-        passes += _backward(code, residual, training, owner)
+        passes += _backward(code, residual, training, owner, together)
     size = math.prod(problem.out_shape)
     moved = sum(p.tensors * size + (own.numel() if p.with_input else 0) for p in passes)
     call = _call(x, weight, problem, activation, residual, dtype)
     return ConvExplanation(call, path, why, passes, moved * dtype.itemsize, _notes(path, device))
 
 
-def _forward(path: str, residual: bool, training: bool, owner: _Owner) -> list[ConvPass]:
+def _forward(
+    path: str, residual: bool, training: bool, owner: _Owner, together: bool
+) -> list[ConvPass]:
     if path in _KERNELS:
         return [ConvPass(_KERNELS[path], 1 + residual, True)]
     beside = training and owner.statistics
     found = [ConvPass(f"{owner.forward}{', statistics beside it' if beside else ''}", 1, True)]
+    if together:
+        one = "statistics, norm, residual and activation in one kernel"
+        return [*found, ConvPass(one, 2 + residual, False)]
     if training and not beside:
         found.append(ConvPass("statistics in one read", 1, False))
     found.append(ConvPass("norm, residual and activation in one pass", 2 + residual, False))
