@@ -15,8 +15,12 @@ if TYPE_CHECKING:
     from options import Options
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
-# Rows and channels: idle threads, several steps, more columns than a block has; passes one by one.
-SHAPES = ((3, 8), (1000, 24), (129, 7), (77, 1), (5000, 64), (19, 600), (2, 2056), (200, 264))
+# Rows and channels: idle threads, several steps, more columns than a block has; the last is for
+# passes in half precision, too, of which the others' training is one kernel of clusters.
+SHAPES = (
+    (3, 8), (1000, 24), (129, 7), (77, 1), (5000, 64), (19, 600), (2, 2056), (200, 264),
+    (36_000, 16),
+)  # fmt: skip
 # Channels, side, kernel, stride: tiles that fit and that do not, two chunks of channels; any.
 DEPTHWISE = (
     (8, 8, 3, 1), (130, 9, 3, 2), (96, 14, 5, 1), (2, 13, 5, 2), (132, 6, 5, 1), (3, 7, 3, 1),
@@ -38,8 +42,8 @@ def run(o: Options, count: Counter[str]) -> None:
         for activation, with_residual in itertools.product(activations, (False, True)):
             x = o.randn(rows, channels + 1, dtype=dtype)
             for view in (x[:, :channels].contiguous(), x.flatten()[1 : rows * channels + 1]):
-                norm_act(o, view.view(rows, channels), activation, with_residual)
-                count["batch_norm_act"] += 2
+                part = view.view(rows, channels)
+                count["batch_norm_act"] += norm_act(o, part, activation, with_residual)
     for dtype in (torch.float16, torch.bfloat16):
         for kernel, activation in itertools.product((1, 3), ("relu", "silu")):
             convolve(o, dtype, kernel, activation)
@@ -63,18 +67,24 @@ def run(o: Options, count: Counter[str]) -> None:
             count["pointwise_conv"] += 2
 
 
-def norm_act(o: Options, x: torch.Tensor, activation: str, with_residual: bool) -> None:
+def norm_act(o: Options, x: torch.Tensor, activation: str, with_residual: bool) -> int:
+    """Evaluation, and training where its kernels may run; how many calls these are."""
     x = x.detach().requires_grad_()
     mean, weight, bias = (torch.randn_like(x[0]).detach() for _ in range(3))
     var = torch.rand_like(mean) + 0.5
     weight, bias = weight.requires_grad_(), bias.requires_grad_()
     residual = torch.randn_like(x).requires_grad_() if with_residual else None
     torch.ops.fusedops.batch_norm_statistics_(x.detach(), None, None, None, None, 0.1)
-    for training in (True, False):
+    rows, channels = x.shape
+    whole = channels % 8 == x.data_ptr() % 16 == 0 and x.dtype.itemsize == 2
+    clusters = whole and rows < 1 << 15
+    passes = (True, False) if o.clusters or not clusters else (False,)
+    for training in passes:
         y = fusedops.batch_norm_act(
             x, mean, var, weight, bias, activation=activation, residual=residual, training=training
         )
         y.sum().backward()
+    return len(passes)
 
 
 def convolve(o: Options, dtype: torch.dtype, kernel: int, activation: str) -> None:
@@ -89,8 +99,9 @@ def convolve(o: Options, dtype: torch.dtype, kernel: int, activation: str) -> No
     torch.ops.fusedops.batch_norm_fold(weight.flatten(1), None, mean, var, None, None, 1e-5)
     weight = weight.requires_grad_()
     fusedops.conv_bn_act(
-        x, weight, None, mean, var, activation=activation, padding=kernel // 2, training=True
-    ).sum().backward()
+        x, weight, None, mean, var, activation=activation, padding=kernel // 2,
+        training=o.clusters,
+    ).sum().backward()  # fmt: skip
 
 
 def depthwise(

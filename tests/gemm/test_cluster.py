@@ -13,6 +13,7 @@ from util import ACTIVATIONS, HALVES, assert_accurate, linear_inputs, name, pois
 pytestmark = [pytest.mark.gpu, pytest.mark.sm90]
 
 CONFIGS = [c for c in fusedops._C.gemm_configs() if c["family"] == "cluster"]
+SWAPPED = [c for c in CONFIGS if "swapped" in c["name"]]
 # Each kernel comes with the tiles of a cluster, whose blocks share operands if each has its own.
 KERNELS = [
     pytest.param(c, tiles, id=f"{c['name']}, {tiles}")
@@ -28,6 +29,11 @@ SHAPES = (
 )
 
 
+def shapes_of(config, shapes):
+    """Those with a step of K for each block."""
+    return [s for s in shapes if -(-s[2] // 64) >= config["cluster"][1]]
+
+
 def run(config, a, b, bias=None, activation="none", epilogue="fused", tiles=1):
     op = torch.ops.fusedops_tuning.gemm_with_config
     code, family = ACTIVATIONS.index(activation), FAMILIES["cluster"]
@@ -38,7 +44,7 @@ def run(config, a, b, bias=None, activation="none", epilogue="fused", tiles=1):
 @pytest.mark.parametrize("dtype", HALVES, ids=name)
 @pytest.mark.parametrize(("config", "tiles"), KERNELS)
 def test_every_config_fused_and_preact(config, tiles, dtype):
-    for m, n, k in SHAPES:
+    for m, n, k in shapes_of(config, SHAPES):
         x, weight, bias, _ = linear_inputs(m, n, k, dtype, "cuda")
         exact = reference.linear(x.double(), weight.double(), bias.double(), "silu")
         torchs = torch_linear(x, weight, bias, "silu")
@@ -54,7 +60,7 @@ def test_activations_with_and_without_bias(dtype, activation):
     for b in (bias, None):
         b64 = None if b is None else b.double()
         exact = reference.linear(x.double(), weight.double(), b64, activation)
-        for config in (CONFIGS[0], CONFIGS[-1]):  # rows of WGMMA are rows of y, and columns
+        for config in (CONFIGS[0], SWAPPED[-1]):  # rows of WGMMA are rows of y, and columns
             y = run(config, x, weight.t(), b, activation)
             assert_accurate(y, torch_linear(x, weight, b, activation), exact, config["name"])
 
@@ -64,8 +70,9 @@ def test_activations_with_and_without_bias(dtype, activation):
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda c: c["name"])
 def test_operands_that_are_not_k_contiguous(config, transposed, dtype):
     split = config["name"].split()[2] == "split-k"
-    exists = split and config["tile"][1] // config["cluster"][1] % 64 == 0
-    for m, n, k in ((136, 264, 520), (584, 200, 2050), (256, 384, 256)):
+    exists = split and config["tile"][1] % 64 == 0
+    shapes = ((136, 264, 520), (584, 200, 2050), (256, 384, 256), (80, 480, 12544))
+    for m, n, k in shapes_of(config, shapes):
         x, weight, _, _ = linear_inputs(m, n, k, dtype, "cuda")
         a = x.t().contiguous().t() if transposed == "ab" else x[:, : k // 8 * 8]
         weight = weight[:, : a.shape[1]]
@@ -111,7 +118,7 @@ def test_fewer_steps_of_k_than_blocks_are_refused():
         run(CONFIGS[0], x, weight.t(), bias)
 
 
-@pytest.mark.parametrize(("config", "tiles"), [(CONFIGS[0], 1), (CONFIGS[-1], 8)], ids=str)
+@pytest.mark.parametrize(("config", "tiles"), [(CONFIGS[0], 1), (SWAPPED[-1], 8)], ids=str)
 def test_the_predecessor_may_write_any_operand(config, tiles):
     weight = torch.zeros(1024, 1024, device="cuda", dtype=torch.bfloat16)
     x = torch.ones(256, 1024, device="cuda", dtype=torch.bfloat16)

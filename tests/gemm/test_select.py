@@ -223,7 +223,7 @@ def test_what_the_clusters_that_share_k_refuse():
         (layout, (577, 1024, 4096), {"epilogue": "accumulator"}),
     ]:
         assert refusals("cluster", *shape, **options) == {reason}, reason
-    assert refusals("cluster", 256, 1024, 4096, **NN) == {None, layout}
+    assert refusals("cluster", 128, 512, 4096, **NN) == {None, layout}
     # Kernels of a single block share nothing.
     fewer = "fewer steps of K than blocks to share them"
     assert refusals("cluster", 64, 64, 64) == {None, fewer}

@@ -28,7 +28,7 @@ constexpr ClusterConfig split_k(int rows, int columns, int blocks) {
   constexpr unsigned kDgrad = variant_bit(Epilogue::kFused, Major::kK, Major::kMN);
   constexpr unsigned kWgrad = variant_bit(Epilogue::kFused, Major::kMN, Major::kMN);
   // A box of an operand that is not K-contiguous is 64 wide.
-  const unsigned variants = columns / blocks % 64 == 0 ? kForward | kDgrad | kWgrad : kForward;
+  const unsigned variants = columns % 64 == 0 ? kForward | kDgrad | kWgrad : kForward;
   return {{rows, columns, 64, 1, blocks, Schedule::kMultistage, variants}, false};
 }
 
@@ -54,7 +54,7 @@ inline constexpr ClusterConfig kClusterConfigs[] = {
     cluster::swapped(176, 128),    cluster::swapped(184, 128),    cluster::swapped(216, 128),
     cluster::swapped(88, 192),     cluster::swapped(104, 192),    cluster::swapped(136, 192),
     cluster::swapped(160, 192),    cluster::swapped(192, 192),    cluster::swapped(120, 256),
-    cluster::swapped(136, 256),
+    cluster::swapped(136, 256),    cluster::split_k(64, 128, 8),  cluster::split_k(128, 128, 8),
 };
 inline constexpr int kNumClusterConfigs = sizeof(kClusterConfigs) / sizeof(kClusterConfigs[0]);
 

@@ -48,10 +48,14 @@ __device__ void copy_stages(const CUtensorMap& a, const CUtensorMap& b, const Sh
     wait_barrier(shared.empty(place.stage), place.parity ^ 1);
     expect_bytes(shared.full(place.stage), S::kStageBytes);
     load<S::kTransA, S::kRows>(a, full, to, part.row0, step * kStepK);
+    if constexpr (S::kTurned) {
+      load<true, S::kColumns>(b, full, to + S::kABytes, part.tile_column0, step * kStepK);
+    } else {
 #pragma unroll
-    for (int i = 0; i < S::kBlocks; ++i) {
-      load<S::kTransB, S::kPart>(b, full, to + S::kABytes + i * S::kPartBytes, part.column0(i),
-                                 step * kStepK);
+      for (int i = 0; i < S::kBlocks; ++i) {
+        load<S::kTransB, S::kPart>(b, full, to + S::kABytes + i * S::kPartBytes, part.column0(i),
+                                   step * kStepK);
+      }
     }
   }
 }
@@ -156,6 +160,7 @@ __device__ void multiply_and_store(const Problem& p, const Shared<S>& shared, co
   if (has_peers<S>(p)) cluster_wait();
   float sum[S::kColumns / 2] = {};
   multiply_stages<T, S>(sum, shared, part, sharing);
+  if constexpr (S::kTurned) turn<S>(sum, part);
   send<S>(sum, shared, part);
   add_received<S>(sum, shared);
   bias.add(sum);

@@ -11,6 +11,23 @@ namespace fusedops::cluster {
 
 // ---- sums over the cluster ----
 
+// Puts columns that come in the tile's order into that of distances.
+template <class S>
+__device__ __forceinline__ void turn(float (&sum)[S::kColumns / 2], const Part<S>& part) {
+  constexpr int kSums = S::kColumns / 2;
+#pragma unroll
+  for (int parts = 1; parts < S::kBlocks; parts *= 2) {
+    const bool turns = part.rank & parts;
+    float before[kSums];
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) before[i] = sum[i];
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+      sum[i] = turns ? before[(i + parts * S::kPieces * 4) % kSums] : before[i];
+    }
+  }
+}
+
 template <class S>
 __device__ void send(const float (&sum)[S::kColumns / 2], const Shared<S>& shared,
                      const Part<S>& part) {

@@ -36,7 +36,10 @@ struct Shape {
   static constexpr int kGroups = kGroups_, kRows = kGroups * 64, kColumns = kColumns_;
   static constexpr int kBlocks = kBlocks_, kPart = kColumns / kBlocks, kPieces = kPart / 8;
   static constexpr bool kTransA = kTransA_, kTransB = kTransB_, kSwapped = kSwapped_;
-  static_assert(kColumns % (kBlocks * (kTransB ? 64 : kSwapped ? 8 : 16)) == 0);
+  static_assert(kColumns % (kBlocks * (kSwapped ? 8 : 16)) == 0 && !(kTransB && kColumns % 64));
+  // Whether boxes of b, which are 64 columns wide, hold parts of several blocks: these come in the
+  // tile's order and change places behind the mainloop.
+  static constexpr bool kTurned = kTransB && kPart % 64 != 0;
   static constexpr int kMultipliers = kGroups * 128, kThreads = kMultipliers + 32;
   static constexpr int kABytes = kRows * kBoxRowBytes, kPartBytes = kPart * kBoxRowBytes;
   static constexpr int kStageBytes = kABytes + kBlocks * kPartBytes;
@@ -97,8 +100,8 @@ struct Part {
     const int r = rank + distance;
     return r < S::kBlocks ? r : S::kBlocks == 1 ? 0 : r - S::kBlocks;
   }
-  // The first column that the block `distance` ranks on adds up. In shared memory and registers
-  // they come in the order of distances: a block's own columns are the first.
+  // The first column that the block `distance` ranks on adds up. In registers, and in shared memory
+  // where they are not turned, they come in the order of distances: a block's own columns first.
   __device__ int column0(int distance) const {
     return tile_column0 + rank_after(distance) * S::kPart;
   }
