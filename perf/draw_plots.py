@@ -315,7 +315,7 @@ COPIED = {"training_curve": RESULTS / "pointcloud/training_cpu.svg"}  # compare_
 CHARTS = {
     "h200/linear": ("linear_fwd_speedup", "linear_fwd_roofline", "linear_step_speedup"),
     "h200/skinny": ("skinny_fwd_speedup",),
-    "h100/models": ("models_step",),
+    "h200/models": ("models_step",),
 }
 
 

@@ -31,6 +31,7 @@ SOURCES = (
     "csrc/cuda/points/edge_rows",
     "csrc/cuda/points/edge_wgmma",
 )
+SHARED = "csrc/cuda/points/block_sums.cuh"  # by the sources
 # What of PTX and CUDA has another form on a CPU.
 WORDS = (
     (
@@ -100,6 +101,7 @@ def translate(to: Path) -> None:
     shutil.copytree(ROOT / "csrc/common", to / "csrc/common")
     for folder in SOURCES:
         shutil.copytree(ROOT / folder, to / folder)
+    shutil.copy(ROOT / SHARED, to / SHARED)
     for name in ("mma.cuh", "async_copy.cuh"):
         shutil.copy(HERE / name, to / "csrc/common/device" / name)
     for name in ("wgmma.cuh", "wgmma_columns.cuh"):

@@ -1,12 +1,31 @@
-// Messages between the blocks of a thread block cluster. Only sm_90 has clusters: older code
-// compiles and never runs them.
+// Thread block clusters: how many a device holds, and messages between the blocks of one. Only
+// sm_90 has them: older code compiles and never runs them.
 #pragma once
+
+#include <cuda_runtime_api.h>
 
 #include <cstdint>
 
 #include "csrc/common/device/mbarrier.cuh"
 
 namespace fusedops {
+
+// How many clusters of so many blocks the current device holds at once; 0 where it refuses them,
+// which leaves an error.
+inline int resident_clusters(const void* kernel, int blocks, int threads, int64_t shared_bytes) {
+  cudaLaunchAttribute attribute;
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {static_cast<unsigned>(blocks), 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  int clusters = 0;
+  const cudaError_t status = cudaOccupancyMaxActiveClusters(&clusters, kernel, &config);
+  return status == cudaSuccess ? clusters : 0;
+}
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 

@@ -98,6 +98,13 @@ inline StatisticsResult statistics_result(const Tensor& mean, const Tensor& var,
   return result;
 }
 
+// Calls body.operator()<T>() for the two types of 16 bits.
+template <class Body>
+void with_half(DType dtype, Body&& body) {
+  dispatch(Choices<DType::kFloat16, DType::kBFloat16>{}, dtype,
+           [&]<DType D>(Tag<D>) { body.template operator()<DeviceType<D>>(); });
+}
+
 // Launches kernel_of.operator()<T, kVec, kAdded>() over the grid of a pass.
 template <class KernelOf>
 cudaError_t launch_pass(const PassProblem& p, DType dtype, int vec, const LaunchScope& scope,

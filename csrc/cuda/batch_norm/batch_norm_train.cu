@@ -18,28 +18,19 @@ namespace {
 constexpr int kMostHeld = 16;    // rows of a thread; beyond, passes are as fast
 constexpr int64_t kLatency = 6;  // of reading, of sums and of launching, in rows of a thread
 
-// How many clusters of so many blocks, one for a multiprocessor, a device holds at once.
-int64_t resident_clusters(int blocks, const LaunchScope& scope) {
+// How many clusters of so many blocks a device holds that have a multiprocessor each.
+int64_t clusters_at_once(int blocks, const LaunchScope& scope) {
   static std::mutex mutex;
   static std::map<std::pair<int, int>, int64_t> known;
   const std::lock_guard lock(mutex);
   const auto [found, missing] = known.try_emplace({scope.device(), blocks}, 0);
   if (!missing) return found->second;
   constexpr auto kKernel = &batch_norm_cluster_backward_kernel<__half, false>;
-  cudaLaunchAttribute attribute;
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim = {static_cast<unsigned>(blocks), 1, 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(blocks));
-  config.blockDim = dim3(kClusterThreads);
-  config.dynamicSmemBytes = static_cast<size_t>(scope.facts().shared_memory_per_block);
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  int clusters = 0;
-  if (allow_any_shared_memory<kKernel>() == cudaSuccess &&
-      cudaOccupancyMaxActiveClusters(&clusters, kKernel, &config) == cudaSuccess) {
-    found->second = clusters;
+  if (allow_any_shared_memory<kKernel>() == cudaSuccess) {
+    found->second = resident_clusters(reinterpret_cast<const void*>(kKernel), blocks,
+                                      kClusterThreads, scope.facts().shared_memory_per_block);
   }
+  cudaGetLastError();  // a device that refuses them has none
   return found->second;
 }
 
@@ -49,15 +40,14 @@ std::optional<ClusterWalk> plan_clusters(const BatchNormShape& shape, int inputs
                                          std::initializer_list<const void*> data,
                                          const LaunchScope& scope) {
   const DeviceFacts& facts = scope.facts();
-  const bool half = shape.dtype == DType::kFloat16 || shape.dtype == DType::kBFloat16;
-  if (!half || facts.code_version < 90 || shape.rows == 0 || shape.channels == 0 ||
+  if (!is_half(shape.dtype) || facts.code_version < 90 || shape.rows == 0 || shape.channels == 0 ||
       access_width(shape.dtype, shape.channels, data) != kClusterVec) {
     return {};
   }
   std::optional<ClusterWalk> best;
   int64_t least = kLatency + kMostHeld + 1;
   for (int blocks = kMostClusterBlocks; blocks >= kLeastClusterBlocks; blocks /= 2) {
-    const int64_t resident = resident_clusters(blocks, scope);
+    const int64_t resident = clusters_at_once(blocks, scope);
     for (int x = 2; x <= kMostClusterX && resident > 0; x *= 2) {
       const ClusterWalk walk = cluster_walk(shape.rows, shape.channels, blocks, x);
       const int64_t layers = ceil_div(walk.clusters, resident);
@@ -80,9 +70,9 @@ void launch(const LaunchScope& scope, const ClusterWalk& walk, int inputs, const
 
 // Calls body.operator()<T, kAdded>().
 template <class Body>
-void with_half(const PassProblem& p, DType dtype, Body&& body) {
-  dispatch(Choices<DType::kFloat16, DType::kBFloat16>{}, dtype, [&]<DType D>(Tag<D>) {
-    with_added(p, [&]<bool kAdded>() { body.template operator()<DeviceType<D>, kAdded>(); });
+void with_half_and_added(const PassProblem& p, DType dtype, Body&& body) {
+  with_half(dtype, [&]<class T>() {
+    with_added(p, [&]<bool kAdded>() { body.template operator()<T, kAdded>(); });
   });
 }
 
@@ -133,7 +123,7 @@ std::tuple<Tensor, Tensor, Tensor> batch_norm_train_(
   // Launch
   const StatisticsResult result =
       statistics_result(mean, var, shift, running_mean, running_var, momentum);
-  with_half(problem, shape.dtype, [&]<class T, bool kAdded>() {
+  with_half_and_added(problem, shape.dtype, [&]<class T, bool kAdded>() {
     launch<&batch_norm_cluster_kernel<T, kAdded>>(scope, *walk, inputs, problem, result);
   });
 
@@ -180,7 +170,7 @@ std::tuple<Tensor, Tensor, Tensor> batch_norm_train_backward(
   if (need_dz) problem.dz = dz.mutable_data_ptr();
 
   // Launch
-  with_half(problem, shape.dtype, [&]<class T, bool kAdded>() {
+  with_half_and_added(problem, shape.dtype, [&]<class T, bool kAdded>() {
     launch<&batch_norm_cluster_backward_kernel<T, kAdded>>(
         scope, *walk, inputs, problem, static_cast<float*>(sums.mutable_data_ptr()));
   });

@@ -59,13 +59,6 @@ int registers_of() {
   return count;
 }
 
-// Calls body.operator()<T>() for the two types of 16 bits.
-template <class Body>
-void with_half(DType dtype, Body&& body) {
-  dispatch(Choices<DType::kFloat16, DType::kBFloat16>{}, dtype,
-           [&]<DType D>(Tag<D>) { body.template operator()<DeviceType<D>>(); });
-}
-
 // y = conv(x), or its adjoint, with what is behind; all contiguous. Launches.
 void launch_depthwise(const LaunchScope& scope, DType dtype, DepthwiseProblem problem);
 

@@ -7,6 +7,7 @@
 #include <optional>
 #include <tuple>
 
+#include "csrc/common/device/cluster.cuh"
 #include "csrc/common/int_math.h"
 #include "csrc/cuda/rows/team/row_plan.h"
 
@@ -104,17 +105,7 @@ int resident_blocks(const void* kernel, const RowPlan& plan, const LaunchScope& 
                                                   static_cast<size_t>(plan.shared_bytes));
     blocks *= scope.facts().sm_count;
   } else {
-    cudaLaunchAttribute attribute;
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(static_cast<unsigned>(cluster * scope.facts().sm_count));
-    config.blockDim = dim3(static_cast<unsigned>(plan.threads));
-    config.dynamicSmemBytes = static_cast<size_t>(plan.shared_bytes);
-    config.attrs = &attribute;
-    config.numAttrs = 1;
-    cudaOccupancyMaxActiveClusters(&blocks, kernel, &config);
-    blocks *= cluster;
+    blocks = cluster * resident_clusters(kernel, cluster, plan.threads, plan.shared_bytes);
   }
   check_launch("resident_blocks");
   return known[key] = blocks;
