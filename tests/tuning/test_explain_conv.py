@@ -61,6 +61,10 @@ def test_batch_norm_of_what_fits_on_the_chip_is_one_kernel_each_way():
     size = 8 * 256 * 14 * 14 * 2
     # z and y; dy, z and dz; what the products read and write
     assert small.moved_bytes == (2 + 2 + 3 + 3) * size
+    beside = fusedops.explain_conv_bn_act(
+        (64, 256, 14, 14), (256, 256, 1, 1), residual=True, training=True
+    )
+    assert [("in one kernel" in p.kernel) for p in beside.passes] == [False, True, *[False] * 3]
     for change in ({"dtype": torch.float32}, {"training": False, "backward": True}):
         other = fusedops.explain_conv_bn_act((8, 256, 14, 14), (256, 256, 1, 1), **change)
         assert not any("in one kernel" in p.kernel for p in other.passes)

@@ -191,6 +191,8 @@ def explain_conv_bn_act(
     together = training and half and fits_chip(problem.out_shape)
     passes = _forward(path, residual, training, owner, together)
     if backward:
+        kept = residual and (SAVES_OUTPUT[code] or SAVES_PREACT[code])
+        together = together and fits_chip(problem.out_shape, kept)
         passes += _backward(code, residual, training, owner, together)
     size = math.prod(problem.out_shape)
     moved = sum(p.tensors * size + (own.numel() if p.with_input else 0) for p in passes)

@@ -338,17 +338,17 @@ def forms_moments(out_shape: Sequence[int], weight_shape: Sequence[int]) -> bool
     """
     outputs, channels = weight_shape
     few = min(outputs, channels) < 64 or math.prod(out_shape) < 1 << 21
-    return (
-        not few and outputs % 8 == channels % 8 == 0 and _is_hopper() and not fits_chip(out_shape)
-    )
+    wanted = not few and not fits_chip(out_shape)
+    return wanted and outputs % 8 == channels % 8 == 0 and _is_hopper()
 
 
-def fits_chip(out_shape: Sequence[int]) -> bool:
+def fits_chip(out_shape: Sequence[int], beside: bool = False) -> bool:
     """Whether batch norm in training of (N, O, ...), in half precision, is one kernel each way: on
-    Hopper. About: which clusters a device holds decides, and beside a residual backward holds less.
+    Hopper. About, as which clusters a device holds decides; beside: backward, where a third tensor
+    tells what the activation did.
     """
     channels, pixels = out_shape[1], math.prod(out_shape) // max(out_shape[1], 1)
-    most = 13 << 19 if pixels <= 1 << 12 else 6 << 20
+    most = 5 << 19 if beside else 13 << 19 if pixels <= 1 << 12 else 6 << 20
     fits = channels % 8 == 0 and pixels <= 1 << 14 and pixels * channels <= most
     return fits and _is_hopper()
 
