@@ -419,7 +419,10 @@ __global__ void __launch_bounds__(kClusterThreads)
     } else {
       slopes(k, dz);
     }
-    of_sums.gradient(channels, x, dz, dx);
+#pragma unroll
+    for (int i = 0; i < kClusterVec; ++i) {
+      dx[i] = of_sums.centred(i, dz[i], x.value[i], channels.mean[i]) * channels.scale[i];
+    }
     store_row<T>(p.out, p, block.row_of(k), block.col, dx);
   }
 }

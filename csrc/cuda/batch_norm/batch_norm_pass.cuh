@@ -242,15 +242,11 @@ struct GradientChannels {
       slope[i] = slope[i] * share * rstd[i];
     }
   }
-  __device__ __forceinline__ void gradient(const NormChannels<T, kVec>& channels,
-                                           const Vec<T, kVec>& x, const C (&dz)[kVec],
-                                           C (&dx)[kVec]) const {
-#pragma unroll
-    for (int i = 0; i < kVec; ++i) {
-      C centred = dz[i] - mean_dz[i];
-      centred -= slope[i] * (to_compute(x.value[i]) - channels.mean[i]);
-      dx[i] = centred * channels.scale[i];
-    }
+  // dz without what the statistics take of it.
+  __device__ __forceinline__ C centred(int i, C dz, T x, C mean) const {
+    C found = dz - mean_dz[i];
+    found -= slope[i] * (to_compute(x) - mean);
+    return found;
   }
 };
 
@@ -276,11 +272,11 @@ __global__ void __launch_bounds__(kWalkThreads, sizeof(T) == 8 ? 1 : kPassBlocks
       if (u >= count) break;
       C dz[kVec], dx[kVec];
       gradients<T, kVec, kAdded>(p, channels, v[0][u], v[1][u], v[kInputs - 1][u], dz);
-      if (p.sums) {
-        sums.gradient(channels, v[1][u], dz, dx);
-      } else {
 #pragma unroll
-        for (int i = 0; i < kVec; ++i) dx[i] = dz[i] * channels.scale[i];
+      for (int i = 0; i < kVec; ++i) {
+        C centred = dz[i];
+        if (p.sums) centred = sums.centred(i, dz[i], v[1][u].value[i], channels.mean[i]);
+        dx[i] = centred * channels.scale[i];
       }
       const int64_t r = row + int64_t{u} * p.grid.threads_y;
       if (p.dz) store_row<T>(p.dz, p, r, at.col, dz);
