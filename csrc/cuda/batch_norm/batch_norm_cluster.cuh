@@ -34,7 +34,7 @@ struct ClusterWalk {
   int64_t block_rows;
   int64_t clusters;
 
-  int width() const { return threads_x * kClusterVec; }
+  constexpr int width() const { return threads_x * kClusterVec; }  // channels of a cluster
   // Bytes of shared memory: rows, and channels' sums of warps and blocks, vectors and a barrier.
   int bytes(int inputs) const {
     const int sums = width() * (kClusterWarps * 8 + blocks * 16 + 3 * 4);
@@ -123,15 +123,17 @@ class ClusterBlock {
     cluster_arrive();  // waited for before the first message
   }
 
-  __device__ __forceinline__ int width() const { return walk.threads_x * kClusterVec; }
+  __device__ __forceinline__ int width() const { return walk.width(); }
   __device__ __forceinline__ int64_t rows_of(unsigned block) const {
     return max(int64_t{0}, min(walk.block_rows, rows_ - block * walk.block_rows));
   }
   __device__ __forceinline__ int64_t row_of(int k) const {
     return row + int64_t{k} * walk.threads_y;
   }
-  __device__ __forceinline__ bool here(int channel) const {
-    return first_channel + channel < channels_;
+  // Whether this thread joins what the blocks sent of a channel: its own number among the block's.
+  __device__ __forceinline__ bool joins() const {
+    const int channel = static_cast<int>(threadIdx.x);
+    return channel < width() && first_channel + channel < channels_;
   }
 
   // Asks for this thread's rows, in kRowGroups groups, of inputs kFrom to kTo.
@@ -196,6 +198,11 @@ class ClusterBlock {
   __device__ __forceinline__ double seen_by(int warp) const { return seen_[warp]; }
   // Three vectors over the block's channels.
   __device__ __forceinline__ float* vector(int i) const { return vectors_ + i * width(); }
+  // The thread's channels of one.
+  __device__ __forceinline__ void load(int vector_index, float (&to)[kClusterVec]) const {
+#pragma unroll
+    for (int i = 0; i < kClusterVec; ++i) to[i] = vector(vector_index)[tx * kClusterVec + i];
+  }
 
  private:
   // Lanes with the same channels share them: each half keeps half of them.
@@ -279,8 +286,8 @@ __global__ void __launch_bounds__(kClusterThreads, kForwardClusterBlocks)
   if constexpr (kAdded) in[1] = static_cast<const T*>(p.added);
   block.template fetch<T, 0, 1>(in);
   if constexpr (kAdded) block.template fetch<T, 1, 2>(in);
-  const int channel = static_cast<int>(threadIdx.x);  // that this thread joins the blocks' pairs of
-  const bool joins = channel < block.width() && block.here(channel);
+  const int channel = static_cast<int>(threadIdx.x);
+  const bool joins = block.joins();
   float weight = 0, bias = 0;
   if (joins) {
     weight = p.norm.weight.template at<T>(block.first_channel + channel, 1.0f);
@@ -327,13 +334,9 @@ __global__ void __launch_bounds__(kClusterThreads, kForwardClusterBlocks)
 
   // Results
   NormChannels<T, kClusterVec> channels;
-  const int at = block.tx * kClusterVec;
-#pragma unroll
-  for (int i = 0; i < kClusterVec; ++i) {
-    channels.mean[i] = block.vector(0)[at + i];
-    channels.scale[i] = block.vector(1)[at + i];
-    channels.bias[i] = block.vector(2)[at + i];
-  }
+  block.load(0, channels.mean);
+  block.load(1, channels.scale);
+  block.load(2, channels.bias);
   wait_for_copies();
   for (int k = 0; k < block.count; ++k) {
     float z[kClusterVec];
@@ -355,8 +358,8 @@ __global__ void __launch_bounds__(kClusterThreads)
   const T* in[kInputs] = {static_cast<const T*>(p.dy), static_cast<const T*>(p.x)};
   if constexpr (kAdded) in[2] = static_cast<const T*>(p.added);
   block.template fetch<T, 0, kInputs>(in);
-  const int channel = static_cast<int>(threadIdx.x);  // that this thread joins the blocks' sums of
-  const bool joins = channel < block.width() && block.here(channel);
+  const int channel = static_cast<int>(threadIdx.x);
+  const bool joins = block.joins();
   const float rstd = joins ? p.norm.template rstd<T>(block.first_channel + channel) : 0.0f;
   NormChannels<T, kClusterVec> channels;
   if (block.count > 0) channels.load(p.norm, block.col);
@@ -403,12 +406,8 @@ __global__ void __launch_bounds__(kClusterThreads)
 
   // dx
   GradientChannels<T, kClusterVec> of_sums;
-  const int at = block.tx * kClusterVec;
-#pragma unroll
-  for (int i = 0; i < kClusterVec; ++i) {
-    of_sums.mean_dz[i] = block.vector(0)[at + i];
-    of_sums.slope[i] = block.vector(1)[at + i];
-  }
+  block.load(0, of_sums.mean_dz);
+  block.load(1, of_sums.slope);
   for (int k = 0; k < block.count; ++k) {
     const auto x = block.template value<T>(k, 1);
     float dz[kClusterVec], dx[kClusterVec];

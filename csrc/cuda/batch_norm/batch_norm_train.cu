@@ -106,9 +106,11 @@ std::tuple<Tensor, Tensor, Tensor> batch_norm_train_(
   problem.norm = norm.arguments(eps);
   problem.activation = static_cast<Activation>(activation);
   const int inputs = problem.added == nullptr ? 1 : 2;
-  const auto walk =
-      plan_clusters(shape, inputs, kForwardClusterBlocks, {problem.x, problem.added}, scope);
-  if (moments || !walk) {
+  std::optional<ClusterWalk> walk;
+  if (!moments) {
+    walk = plan_clusters(shape, inputs, kForwardClusterBlocks, {problem.x, problem.added}, scope);
+  }
+  if (!walk) {
     return batch_norm_train<batch_norm_statistics_, batch_norm_apply>(
         x, moments, weight, bias, residual, shift, running_mean, running_var, momentum, eps,
         activation);
@@ -154,9 +156,12 @@ std::tuple<Tensor, Tensor, Tensor> batch_norm_train_backward(
   const GradientOperands operands(dy, x, vectors, saved);
   PassProblem problem = operands.problem(shape, eps, static_cast<Activation>(activation));
   const int inputs = problem.added == nullptr ? 2 : 3;
-  const auto walk = plan_clusters(shape, inputs, 1, {problem.dy, problem.x, problem.added}, scope);
   // NOTE: beside a residual dz takes the place of dy, so it has to be one that is stored.
-  if (!walk || (problem.added != nullptr) != need_dz) {
+  std::optional<ClusterWalk> walk;
+  if ((problem.added != nullptr) == need_dz) {
+    walk = plan_clusters(shape, inputs, 1, {problem.dy, problem.x, problem.added}, scope);
+  }
+  if (!walk) {
     return fusedops::batch_norm_train_backward<batch_norm_sums, batch_norm_backward>(
         operands.dy, operands.x, mean_, var_, weight, bias, operands.saved, eps, activation,
         need_dz);

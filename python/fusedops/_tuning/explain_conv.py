@@ -118,10 +118,15 @@ def _owner(device: str, dtype: torch.dtype, weight: Sequence[int], problem: Conv
     return _Owner(_TORCH, f"cuDNN's {_BOTH}")
 
 
+def _keeps(code: int, with_residual: bool) -> bool:
+    """Whether backward reads what is kept beside x: y or the residual."""
+    return with_residual and (SAVES_OUTPUT[code] or SAVES_PREACT[code])
+
+
 def _backward(
     code: int, with_residual: bool, training: bool, owner: _Owner, together: bool
 ) -> list[ConvPass]:
-    kept = with_residual and (SAVES_OUTPUT[code] or SAVES_PREACT[code])
+    kept = _keeps(code, with_residual)
     writes = 1 if with_residual and code else 0
     if together:
         one = "the norm's gradients and that of the convolution's result in one kernel"
@@ -191,8 +196,7 @@ def explain_conv_bn_act(
     together = training and half and fits_chip(problem.out_shape)
     passes = _forward(path, residual, training, owner, together)
     if backward:
-        kept = residual and (SAVES_OUTPUT[code] or SAVES_PREACT[code])
-        together = together and fits_chip(problem.out_shape, kept)
+        together = together and fits_chip(problem.out_shape, _keeps(code, residual))
         passes += _backward(code, residual, training, owner, together)
     size = math.prod(problem.out_shape)
     moved = sum(p.tensors * size + (own.numel() if p.with_input else 0) for p in passes)

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "csrc/common/device/activation.cuh"
+#include "csrc/common/device/cluster.cuh"
 #include "csrc/cutlass/column_norm.h"
 #include "csrc/cutlass/kernels/hopper/sm90_pipeline.cuh"
 #include "csrc/cutlass/kernels/hopper/sm90_tma.cuh"
@@ -79,7 +80,7 @@ struct Part {
   int row0, tile_column0;  // where the tile begins
   int first, last;         // steps of K
   __device__ explicit Part(const Problem& p) {
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    rank = static_cast<int>(cluster_rank());
     if constexpr (S::kBlocks > 1) {
       const int tile = blockIdx.x / S::kBlocks;
       row0 = tile % p.row_tiles * S::kRows;

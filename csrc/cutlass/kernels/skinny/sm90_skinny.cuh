@@ -10,6 +10,7 @@
 #include <cuda_runtime.h>
 
 #include "csrc/common/device/activation.cuh"
+#include "csrc/common/device/cluster.cuh"
 #include "csrc/common/device/vec.cuh"
 #include "csrc/cutlass/kernels/hopper/sm90_pipeline.cuh"
 #include "csrc/cutlass/kernels/hopper/sm90_tma.cuh"
@@ -308,7 +309,7 @@ __device__ __forceinline__ float bias_of(const Problem& p, int row) {
 template <class S>
 __device__ __forceinline__ Part part_of(const Problem& p) {
   Part part;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(part.rank));
+  part.rank = cluster_rank();
   asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(part.blocks));
   part.row0 = int(blockIdx.x / part.blocks) * S::kRows;
   const unsigned stages = (p.k + kStepK * S::kWide - 1) / (kStepK * S::kWide);
