@@ -23,15 +23,14 @@ int64_t clusters_at_once(int blocks, const LaunchScope& scope) {
   static std::mutex mutex;
   static std::map<std::pair<int, int>, int64_t> known;
   const std::lock_guard lock(mutex);
-  const auto [found, missing] = known.try_emplace({scope.device(), blocks}, 0);
-  if (!missing) return found->second;
+  const std::pair key{scope.device(), blocks};
+  if (const auto found = known.find(key); found != known.end()) return found->second;
   constexpr auto kKernel = &batch_norm_cluster_backward_kernel<__half, false>;
-  if (allow_any_shared_memory<kKernel>() == cudaSuccess) {
-    found->second = resident_clusters(reinterpret_cast<const void*>(kKernel), blocks,
-                                      kClusterThreads, scope.facts().shared_memory_per_block);
-  }
-  cudaGetLastError();  // a device that refuses them has none
-  return found->second;
+  allow_any_shared_memory<kKernel>();
+  const int clusters = resident_clusters(reinterpret_cast<const void*>(kKernel), blocks,
+                                         kClusterThreads, scope.facts().shared_memory_per_block);
+  check_launch("clusters_at_once");
+  return known[key] = clusters;
 }
 
 // All clusters at once, in the least time; none where they do not fit. most: blocks that a
