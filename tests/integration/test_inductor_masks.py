@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import fusedops
-from fusedops._inductor import mask_pass
+from fusedops._inductor.pre_grad import masks, values
 from integration.test_inductor import without_codegen
 
 T = 6
@@ -274,8 +274,8 @@ def test_views_behind_attention_may_copy(device, monkeypatch):
 
     There is one head: whether a kernel has heads or queries outside, one can view its result.
     """
-    attention = mask_pass.F.scaled_dot_product_attention
-    say = mask_pass._say
+    attention = masks.F.scaled_dot_product_attention
+    say = masks._say
 
     def turned(*given, **options):
         return attention(*given, **options).mT.contiguous().mT
@@ -289,7 +289,7 @@ def test_views_behind_attention_may_copy(device, monkeypatch):
         return heads.view(2, -1) * 2, heads.view(torch.int32), before
 
     x = torch.randn(2, 1, T, 8, device=device)
-    monkeypatch.setattr(mask_pass, "_say", say_and_turn)
+    monkeypatch.setattr(masks, "_say", say_and_turn)
     got, report, _ = masks_left(run, x)
     torch.testing.assert_close(got[0], run(x)[0], rtol=1e-5, atol=1e-5)
     assert got[1].dtype is torch.int32
@@ -320,8 +320,8 @@ def test_what_is_too_large_is_not_evaluated(device, monkeypatch):
         return F.scaled_dot_product_attention(x, x, x, attn_mask=(many & (p <= p[:, None]))[0])
 
     evaluated = []
-    monkeypatch.setattr(mask_pass, "LARGEST", 999 * T * T)
-    monkeypatch.setattr(mask_pass, "_evaluate", lambda *given: evaluated.append(given))
+    monkeypatch.setattr(values, "LARGEST", 999 * T * T)
+    monkeypatch.setattr(values, "_evaluate", lambda *given: evaluated.append(given))
     x = torch.randn(2, 3, T, 8, device=device)
     got, report, _ = masks_left(run, x)
     torch.testing.assert_close(got, run(x), rtol=1e-5, atol=1e-5)

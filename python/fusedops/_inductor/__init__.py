@@ -8,7 +8,7 @@ from .report import InductorReport, LeftProduct, ReplacedSite
 
 __all__ = ["InductorOptions", "InductorReport", "LeftProduct", "ReplacedSite", "inductor"]
 
-_KEY, _MASK_KEY = "joint_custom_pre_pass", "pre_grad_custom_pass"
+_KEY, _PRE_GRAD_KEY = "joint_custom_pre_pass", "pre_grad_custom_pass"
 _IN_PLACE_KEY = "post_grad_custom_post_pass"
 
 
@@ -71,15 +71,17 @@ def inductor(mode: str | None = None, *, force: bool = False, **options: Any) ->
 
     from .graph_pass import GraphPass
     from .in_place import InPlacePass
-    from .mask_pass import MaskPass
+    from .pre_grad.groups import GroupPass
+    from .pre_grad.masks import MaskPass
 
     merged: dict[str, Any] = {}
     if mode is not None and mode != "default":
         merged |= torch._inductor.list_mode_options(mode)
     merged |= options
-    keys = (_KEY, _MASK_KEY, _IN_PLACE_KEY)
-    first, first_mask, last = (merged.pop(key, None) or getattr(config, key) for key in keys)
+    keys = (_KEY, _PRE_GRAD_KEY, _IN_PLACE_KEY)
+    first, first_pre_grad, last = (merged.pop(key, None) or getattr(config, key) for key in keys)
     ours = GraphPass(force=force, first=first)
-    merged |= {_KEY: ours, _MASK_KEY: MaskPass(ours.report, first=first_mask)}
+    masks = MaskPass(ours.report, first=first_pre_grad)
+    merged |= {_KEY: ours, _PRE_GRAD_KEY: GroupPass(ours.report, force, first=masks)}
     merged[_IN_PLACE_KEY] = InPlacePass(first=last)
     return InductorOptions(options=merged)

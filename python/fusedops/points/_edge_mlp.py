@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -20,6 +20,32 @@ if TYPE_CHECKING:
     from .norms import Norm
 
 
+class EdgeMlpCall(NamedTuple):
+    """The arguments of `edge_mlp`."""
+
+    given: EdgeInput
+    layers: Sequence[EdgeLayer]
+    activation: str
+    negative_slope: float
+    last_activation: bool
+    pool: str
+
+    def has_kernels(self) -> bool:
+        """Whether there are kernels for the call: others are composed of torch's functions."""
+        given, layers, activation, slope, last_activation, pool = self
+        with no_autocast(given.idx):
+            if _edge_fused.supports(given, layers, activation, slope, pool, last_activation):
+                return True
+            return _edge_rows.supports(_with_products(given), layers, activation, slope, pool)
+
+
+def _with_products(given: EdgeInput) -> EdgeInput:
+    """What is given, with products that are formed."""
+    if isinstance(given.rows, PointProduct):
+        return given._replace(rows=product_by_point(*given.rows))
+    return given
+
+
 def edge_mlp(
     given: EdgeInput,
     layers: Sequence[EdgeLayer],
@@ -35,8 +61,7 @@ def edge_mlp(
     with no_autocast(given.idx):
         if _edge_fused.supports(given, layers, activation, negative_slope, pool, last_activation):
             return _edge_fused.edge_mlp(given, layers, activation, negative_slope, last_activation)
-        if isinstance(given.rows, PointProduct):
-            given = given._replace(rows=product_by_point(*given.rows))
+        given = _with_products(given)
         if _edge_rows.supports(given, layers, activation, negative_slope, pool):
             return _edge_rows.edge_mlp(given, layers, activation, negative_slope, last_activation)
         return _edge_composed.edge_mlp(

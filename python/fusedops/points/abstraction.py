@@ -20,7 +20,7 @@ from ._edge_checks import (
     in_dtype,
 )
 from ._edge_input import EdgeInput, PointProduct, columns_of, edge_layers, product_by_point
-from ._edge_mlp import edge_mlp
+from ._edge_mlp import EdgeMlpCall, edge_mlp
 from .norms import Norm  # noqa: TC001 (`public` reads annotations)
 
 __all__ = ["edge_conv", "set_abstraction"]
@@ -90,6 +90,29 @@ def set_abstraction(
         >>> idx = ball_query(xyz, centers, 0.2, 32).idx
         >>> y = set_abstraction(xyz, None, centers, idx, [w1, w2, w3], norms=[bn1, bn2, bn3])
     """
+    call = abstraction_call(
+        xyz, features, centers, idx, weights, biases, norms, activation, pool, negative_slope,
+        last_activation, normalize_radius,
+    )  # fmt: skip
+    out = edge_mlp(*call)
+    return out.squeeze(0) if idx.dim() == 2 else out
+
+
+def abstraction_call(
+    xyz: Tensor | None,
+    features: Tensor | None,
+    centers: Tensor | None,
+    idx: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor | None] | None,
+    norms: Sequence[Norm | None] | None,
+    activation: str | None,
+    pool: str,
+    negative_slope: float,
+    last_activation: bool,
+    normalize_radius: float | None,
+) -> EdgeMlpCall:
+    """The layers of `set_abstraction` over its edges; its errors."""
     op = "set_abstraction"
     activation = check_words(op, activation, pool)
     like = _check_groups(op, xyz, features, centers, idx)
@@ -113,15 +136,12 @@ def set_abstraction(
         if normalize_radius is not None:  # in float32: the weight may be a half
             xyz = xyz / normalize_radius
             centers = None if centers is None else centers / normalize_radius
-    packed = idx.dim() == 2
-    if packed:
+    if idx.dim() == 2:
         xyz, centers = (None if t is None else t.unsqueeze(0) for t in (xyz, centers))
         idx = idx.unsqueeze(0)
     edges = EdgeInput(product, None, offset_weight, xyz, centers, idx, layers.dtype)
-    out = edge_mlp(
-        edges, edge_layers(layers), activation, float(negative_slope), last_activation, pool
-    )
-    return out.squeeze(0) if packed else out
+    slope = float(negative_slope)
+    return EdgeMlpCall(edges, edge_layers(layers), activation, slope, last_activation, pool)
 
 
 def _check_groups(

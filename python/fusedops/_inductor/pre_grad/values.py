@@ -1,37 +1,27 @@
-"""Attention masks that are causal or full: Inductor's pre_grad_custom_pass.
-
-Models of transformers make a mask of positions while they are traced, where they would otherwise
-say is_causal. With a mask torch takes slower kernels of attention, and the mask is memory besides.
-A mask that depends on no input is evaluated here, and where it is the lower triangle or hides
-nothing, attention is told so. This is before autograd, which chooses the kernel.
-"""
+"""What passes before autograd ask of a graph: values, constants, and what writes into memory."""
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from types import BuiltinFunctionType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch._ops import OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
-from .graph import reached_from
-from .graph_pass import PassBehind, sources
-
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from torch.fx import Graph, Node
 
-    from .report import InductorReport
+LARGEST = 1 << 27  # elements of a constant that is evaluated, about 0.1 s
 
-ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")  # by their places
-LARGEST = 1 << 27  # elements of a mask that is evaluated, about 0.1 s
-
-# What may stand between positions and a mask: functions that change nothing and draw nothing.
+# What may make constants: functions that change nothing and draw nothing.
 _COMPARISONS = ("le", "lt", "ge", "gt", "eq", "ne")
 _LOGIC = ("and", "or", "xor")
 _ELEMENTWISE = {
@@ -64,111 +54,40 @@ _IN_PLACE = {
 }
 
 
-class MaskPass(PassBehind):
-    """Replaces masks in calls of scaled_dot_product_attention.
-
-    Args:
-        report: Where the calls are counted.
-        first: A pass to run before, as Inductor takes it: one that the user had set.
-    """
-
-    def __init__(self, report: InductorReport, first: Any = None) -> None:
-        super().__init__(first)
-        self.report = report
-
-    def uuid(self) -> Any:
-        """What the result depends on, besides the graph."""
-        return self.key(sources())
-
-    def rewrite(self, graph: Graph) -> None:
-        known: dict[tuple[Node, tuple[int, int]], str | None] = {}
-        changed: list[Node] = []
-        for node in graph.find_nodes(
-            op="call_function", target=F.scaled_dot_product_attention, sort=False
-        ):
-            mask, sizes = _mask_of(node), _lengths(node)
-            if mask is None or sizes is None:
-                continue
-            key = (mask, sizes)  # calls may share a mask that is broadcast
-            if key not in known:
-                known[key] = _meaning(graph, mask, sizes)
-            if known[key] is not None:
-                _say(node, causal=known[key] == "causal")
-                self.report.masks += 1
-                changed.append(node)
-        _free_views(changed)
-
-
-def _arguments(node: Node) -> dict[str, Any]:
-    """What a call of attention is given, by name."""
-    return {**dict(zip(ARGUMENTS, node.args, strict=False)), **node.kwargs}
-
-
-def _mask_of(node: Node) -> Node | None:
-    """The mask of a call that has no other word on it."""
-    arguments = _arguments(node)
-    mask = arguments.get("attn_mask")
-    if not isinstance(mask, torch.fx.Node) or arguments.get("is_causal") not in (None, False):
-        return None
-    return mask
-
-
-def _value(node: Any) -> Tensor | None:
+def value_of(node: Any) -> Tensor | None:
     value = node.meta.get("example_value") if isinstance(node, torch.fx.Node) else None
     return value if isinstance(value, Tensor) else None
 
 
-def _lengths(node: Node) -> tuple[int, int] | None:
-    """How many queries and keys there are, where that is fixed."""
-    given = _arguments(node)
-    query, key = _value(given.get("query")), _value(given.get("key"))
-    if query is None or key is None or query.dim() < 2 or key.dim() < 2:
-        return None
-    rows, columns = query.shape[-2], key.shape[-2]
-    return (rows, columns) if type(rows) is int and type(columns) is int else None
+@contextlib.contextmanager
+def plain_torch() -> Iterator[None]:
+    """Torch as it is outside of a compilation: values are values."""
+    with _disable_current_modes(), unset_fake_temporarily(), torch.no_grad():
+        yield
 
 
-def _meaning(graph: Graph, mask: Node, sizes: tuple[int, int]) -> str | None:
-    """ "causal" or "full", or None: anything else, or what cannot be known here."""
-    made_of = _origins(mask)
-    if sizes[0] * sizes[1] > LARGEST or made_of is None:
+def constant(graph: Graph, node: Node) -> Tensor | None:
+    """The value of a node on the CPU; None where it depends on an input or may change."""
+    made_of = _origins(node)
+    if made_of is None:
         return None
     try:
         too_large = any(_in_memory(v) > LARGEST for n in made_of for v in _tensors(n))
-        if too_large or _is_changed(graph, made_of):
+        if too_large or is_changed(graph.nodes, made_of):
             return None
     except NotImplementedError:  # tensors of torch.func's transforms do not say where they are
         return None
-    with _disable_current_modes(), unset_fake_temporarily(), torch.no_grad():
+    with plain_torch():
         try:
-            return _meaning_of(_evaluate(mask, made_of), sizes)
+            return _evaluate(node, made_of)
         except Exception:  # nothing in a user's graph may stop the compilation
             return None
 
 
-def _meaning_of(value: Tensor, sizes: tuple[int, int]) -> str | None:
-    if value.dtype is not torch.bool or value.dim() < 2:
-        return None
-    try:
-        wide = value.expand(*value.shape[:-2], *sizes)
-    except RuntimeError:
-        return None
-    # Copies of a batch are one in memory.
-    for i, stride in enumerate(wide.stride()[:-2]):
-        if stride == 0:
-            wide = wide.narrow(i, 0, min(1, wide.shape[i]))
-    if wide.numel() == 0 or wide.numel() > LARGEST:
-        return None
-    if bool(wide.all()):
-        return "full"
-    triangle = torch.ones(sizes, dtype=torch.bool).tril()
-    return "causal" if bool((wide == triangle).all()) else None
-
-
-def _origins(mask: Node) -> list[Node] | None:
-    """All that a mask is made of, in order; None where an input is among it."""
+def _origins(constant: Node) -> list[Node] | None:
+    """All that a constant is made of, in order; None where an input is among it."""
     found: dict[Node, None] = {}
-    waiting = [mask]
+    waiting = [constant]
     while waiting:
         node = waiting.pop()
         if node in found:
@@ -183,12 +102,12 @@ def _origins(mask: Node) -> list[Node] | None:
     return sorted(found)
 
 
-def _is_changed(graph: Graph, made_of: list[Node]) -> bool:
-    """Whether an operation of the graph may write into what the mask is made of."""
+def is_changed(calls: Iterable[Node], made_of: Iterable[Node]) -> bool:
+    """Whether an operation of the graph may write into what these nodes are."""
     memory = {_storage(v) for n in made_of for v in _tensors(n)}
     return any(
         _storage(v) in memory
-        for node in graph.nodes
+        for node in calls
         if node.op.startswith("call") and _may_write(node)
         for argument in node.all_input_nodes
         for v in _tensors(argument)
@@ -234,8 +153,8 @@ def _storage(value: Tensor) -> int:
     return int(value.untyped_storage()._cdata)
 
 
-def _evaluate(mask: Node, made_of: list[Node]) -> Tensor:
-    """The mask, computed on the CPU."""
+def _evaluate(constant: Node, made_of: list[Node]) -> Tensor:
+    """A constant, computed on the CPU."""
     values: dict[Node, Any] = {}
 
     def on_cpu(argument: Any) -> Any:
@@ -255,26 +174,7 @@ def _evaluate(mask: Node, made_of: list[Node]) -> Tensor:
             values[node] = getattr(args[0], str(node.target))(*args[1:], **kwargs)
         else:
             values[node] = node.target(*args, **kwargs)
-    value = values[mask]
+    value = values[constant]
     if not isinstance(value, Tensor):
-        raise TypeError("a mask is a tensor")
+        raise TypeError("a constant is a tensor")
     return value
-
-
-def _free_views(changed: list[Node]) -> None:
-    """Let views behind attention copy: without a mask its result may lie otherwise in memory.
-
-    On a GPU flash attention lays it out as the query; kernels that take a mask need not.
-    """
-    for node in reached_from(changed):
-        is_view = node.op == "call_method" and node.target == "view" and not node.kwargs
-        if is_view and not isinstance(node.args[1], torch.dtype):
-            node.target = "reshape"
-
-
-def _say(node: Node, *, causal: bool) -> None:
-    """Say in a call what its mask means."""
-    given = _arguments(node) | {"attn_mask": None, "is_causal": causal}
-    node.args = node.args[:3]
-    by_place = ARGUMENTS[: len(node.args)]
-    node.kwargs = {name: value for name, value in given.items() if name not in by_place}

@@ -1,0 +1,176 @@
+"""The layers of PointNet++ in a graph: what groups gather, an MLP over it, a maximum.
+
+A tensor of groups (B, M, K, C) is written several times where the MLP runs on it; our kernels of
+set abstraction keep it on the chip. Where rows of clouds are gathered by one index, less their
+centres, and layers of them end in a maximum over the neighbours, `points.set_abstraction` takes
+their place: here, before autograd, whose backward is then that op's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..graph_pass import PassBehind, sources
+from ..report import ReplacedSite, where
+from .gathers import gathered
+from .group_layer import GroupLayer, group_layer
+from .pooled import common_activation, layers_before, pool_of, read_layers, tensors_of
+from .values import is_changed, value_of
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from torch.fx import Graph, Node
+
+    from ..report import InductorReport
+    from .gathers import Gathered, Part
+    from .pooled import Layer, Pool
+
+LEAST_EDGES = 1 << 14  # fewer take as long as launches
+# Calls that change how what follows is computed.
+_MODES = ("_enter_", "_exit_", "_set_", "set_grad_enabled", "_push_", "_pop_", "inference_mode")
+
+
+class GroupPass(PassBehind):
+    """Replaces layers of groups by `set_abstraction`.
+
+    Args:
+        report: Where they are listed.
+        force: Replace all that is found, whether it pays or not.
+        first: A pass to run before, as Inductor takes it.
+    """
+
+    def __init__(self, report: InductorReport, force: bool = False, first: Any = None) -> None:
+        super().__init__(first)
+        self.report, self.force = report, force
+
+    def uuid(self) -> Any:
+        """What the result depends on, besides the graph."""
+        return self.key(sources(), self.force)
+
+    def rewrite(self, graph: Graph) -> None:
+        for node in list(graph.nodes):
+            # NOTE: nothing in a user's graph may stop the compilation.
+            with contextlib.suppress(Exception):
+                if (pool := pool_of(node)) is not None:
+                    self._replace(graph, pool)
+
+    def _replace(self, graph: Graph, pool: Pool) -> None:
+        """Replace the layers before a pool, where they are of groups and where it pays."""
+        nodes = layers_before(pool)
+        found = None if nodes is None else gathered(graph, nodes[0].args[0])
+        if nodes is None or found is None:
+            return
+        read = read_layers(nodes, found.layout)
+        if read is None or not _is_sound(graph, pool, found, nodes, read[0]):
+            return
+        layer = _layer(pool, found, *read)
+        value = None if layer is None else _value(layer, pool, self.force)
+        if layer is not None and value is not None:
+            self._emit(graph, pool, layer, value, (*found.nodes, *nodes))
+
+    def _emit(
+        self, graph: Graph, pool: Pool, layer: GroupLayer, value: Tensor, old: Sequence[Node]
+    ) -> None:
+        with graph.inserting_before(pool.result):
+            new = graph.call_function(group_layer, tuple(layer))
+        new.meta = {**pool.result.meta, "example_value": value}
+        # NOTE: AOTAutograd's cache keeps graphs with functions of ours by this key.
+        new.meta |= {"is_wrapped": True, "user_cache_hash": sources()}
+        training = any(norm is not None and norm[4] for norm in layer.norms)
+        widths = [value_of(weight).shape[0] for weight in layer.weights]  # type: ignore[union-attr]
+        sizes = " x ".join(map(str, value_of(layer.idx).shape))  # type: ignore[union-attr]
+        self.report.replaced.append(
+            ReplacedSite(
+                "set_abstraction", where(pool.result), f"{sizes}: {'-'.join(map(str, widths))}",
+                layer.activation, training, "one kernel a layer each way, groups on the chip",
+            )
+        )  # fmt: skip
+        pool.result.replace_all_uses_with(new)
+        for node in dict.fromkeys((pool.result, pool.node, *reversed(old))):
+            if not node.users:
+                graph.erase_node(node)
+
+
+def _is_sound(
+    graph: Graph, pool: Pool, found: Gathered, chain: Sequence[Node], layers: list[Layer]
+) -> bool:
+    """Whether nothing between the first and the last of these nodes makes a difference to them."""
+    mine = {*found.nodes, *chain, pool.node, pool.result}
+    nodes = list(graph.nodes)
+    first = next(i for i, node in enumerate(nodes) if node in mine)
+    between = [node for node in nodes[first : nodes.index(pool.result)] if node not in mine]
+    if any(str(getattr(node.target, "__name__", "")).startswith(_MODES) for node in between):
+        return False
+    statistics = [n for layer in layers for n in (layer.norm or ())[2:4] if n is not None]
+    if len(set(statistics)) < len(statistics):
+        return False
+    if any(not set(statistics).isdisjoint(node.all_input_nodes) for node in between):
+        return False
+    calls = [node for node in between if node.op.startswith("call")]
+    return not is_changed(calls, [*_read_by(found.parts), *tensors_of(layers)])
+
+
+def _read_by(parts: Collection[Part]) -> list[Node]:
+    given = [one for part in parts for one in (part.source, part.idx, part.centers)]
+    return [one for one in given if one is not None]
+
+
+def _layer(pool: Pool, found: Gathered, layers: list[Layer], layout: Any) -> GroupLayer | None:
+    """The arguments of the function that takes the place of a chain."""
+    activation = common_activation(layers)
+    offsets = [part for part in found.parts if part.centers is not None]
+    shape = value_of(pool.result)
+    one_index = len({part.idx for part in found.parts}) == 1
+    if activation is None or not one_index or len(offsets) > 1 or shape is None:
+        return None
+    if layout.sizes["k"] < 2 or not layout.is_at("k", pool.dim):
+        return None
+    at = [axis for i, dim in enumerate(layout.dims) if i != pool.dim for axis in dim]
+    if "k" in at:
+        return None
+    order = [*at, *(axis for axis in "bmc" if axis not in at)]  # those of one element anywhere
+    before = found.parts[: found.parts.index(offsets[0])] if offsets else ()
+    return GroupLayer(
+        offsets[0].source if offsets else None,
+        [part.source for part in found.parts if part.centers is None],
+        offsets[0].centers if offsets else None,
+        found.parts[0].idx,
+        [layer.weight for layer in layers],
+        [layer.bias for layer in layers],
+        [layer.norm for layer in layers],
+        sum(value_of(part.source).shape[2] for part in before),  # type: ignore[union-attr]
+        *activation,
+        offsets[0].radius if offsets else None,
+        tuple("bmc".index(axis) for axis in order),
+        tuple(shape.shape),
+    )
+
+
+def _value(layer: GroupLayer, pool: Pool, force: bool) -> Tensor | None:
+    """The result's fake value; None where it is another one, or where torch is as fast."""
+    expected = value_of(pool.result)
+    assert expected is not None
+
+    def copied(one: Any) -> Any:
+        if not isinstance(one, torch.fx.Node):
+            return one
+        value = value_of(one)
+        if value is None:
+            raise TypeError("an argument has no value")
+        made = value.detach().clone()  # statistics are written
+        return made.requires_grad_(value.requires_grad) if made.is_floating_point() else made
+
+    with expected.fake_mode:  # type: ignore[attr-defined]
+        values = GroupLayer(*torch.fx.node.map_aggregate(tuple(layer), copied))  # type: ignore[misc, arg-type]
+        pays = math.prod(values.idx.shape) >= LEAST_EDGES and values.call().has_kernels()
+        if not pays and not force:
+            return None
+        value = group_layer(*values)
+    same = value.shape == expected.shape and value.dtype is expected.dtype
+    return value.detach() if same and value.device == expected.device else None
