@@ -38,6 +38,10 @@ class EdgeMlpCall(NamedTuple):
                 return True
             return _edge_rows.supports(_with_products(given), layers, activation, slope, pool)
 
+    def run(self) -> Tensor:
+        """(B, M, C_L)."""
+        return edge_mlp(*self)
+
 
 def _with_products(given: EdgeInput) -> EdgeInput:
     """What is given, with products that are formed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence  # noqa: TC003 (`public` reads annotations)
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor  # noqa: TC002 (likewise)
 
@@ -20,8 +21,13 @@ from ._edge_checks import (
     in_dtype,
 )
 from ._edge_input import EdgeInput, PointProduct, columns_of, edge_layers, product_by_point
-from ._edge_mlp import EdgeMlpCall, edge_mlp
+from ._edge_mlp import EdgeMlpCall
 from .norms import Norm  # noqa: TC001 (`public` reads annotations)
+
+if TYPE_CHECKING:
+    import torch
+
+    from ._edge_input import EdgeLayer
 
 __all__ = ["edge_conv", "set_abstraction"]
 
@@ -94,7 +100,7 @@ def set_abstraction(
         xyz, features, centers, idx, weights, biases, norms, activation, pool, negative_slope,
         last_activation, normalize_radius,
     )  # fmt: skip
-    out = edge_mlp(*call)
+    out = call.run()
     return out.squeeze(0) if idx.dim() == 2 else out
 
 
@@ -210,28 +216,76 @@ def edge_conv(
         >>> idx = knn(features, None, 20).idx
         >>> y = edge_conv(features, idx, [weight], norms=[norm])
     """
+    call = edge_conv_call(
+        features, idx, weights, biases, norms, activation, pool, negative_slope, last_activation
+    )
+    out = call.run()
+    return out.squeeze(0) if idx.dim() == 2 else out
+
+
+class EdgeConvCall(NamedTuple):
+    """The layers of `edge_conv` over its edges."""
+
+    features: Tensor  # (B, N, F)
+    idx: Tensor  # (B, N, K)
+    weight: Tensor  # (C, 2 F), of the first layer
+    layers: Sequence[EdgeLayer]
+    activation: str
+    negative_slope: float
+    last_activation: bool
+    pool: str
+    dtype: torch.dtype
+
+    def has_kernels(self) -> bool:
+        """Whether there are kernels for the call: others are composed of torch's functions."""
+        return self._is_one_layer() or self._over_edges().has_kernels()
+
+    def run(self) -> Tensor:
+        """(B, N, C_L)."""
+        if not self._is_one_layer():
+            return self._over_edges().run()
+        return _edge_conv.edge_conv(
+            self.features, self.weight, self.idx, self.layers[0], self.activation,
+            self.negative_slope, self.last_activation,
+        )  # fmt: skip
+
+    def _is_one_layer(self) -> bool:
+        return _edge_conv.supports(
+            self.features, self.weight, self.idx, self.layers, self.activation,
+            self.negative_slope, self.pool,
+        )  # fmt: skip
+
+    def _over_edges(self) -> EdgeMlpCall:
+        of_own, of_others = columns_of(self.weight, self.features.shape[-1])
+        rows = product_by_point(self.features, of_own)
+        group_rows = product_by_point(self.features, of_others) - rows
+        edges = EdgeInput(rows, group_rows, None, None, None, self.idx, self.dtype)
+        return EdgeMlpCall(edges, *self[3:8])
+
+
+def edge_conv_call(
+    features: Tensor,
+    idx: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor | None] | None,
+    norms: Sequence[Norm | None] | None,
+    activation: str | None,
+    pool: str,
+    negative_slope: float,
+    last_activation: bool,
+) -> EdgeConvCall:
+    """The layers of `edge_conv` over its edges; its errors."""
     op = "edge_conv"
     activation = check_words(op, activation, pool)
     check_cloud(op, "features", features)
     check_idx(op, idx, features)
     check_shape(op, "idx", idx, (*features.shape[:-1], "K"))
-    size = features.shape[-1]
-    layers = check_layers(op, weights, biases, norms, 2 * size, features)
+    layers = check_layers(op, weights, biases, norms, 2 * features.shape[-1], features)
     check_edge_count(op, layers.norms, idx.numel())
     features = in_dtype(op, "features", features, layers)
-    packed = idx.dim() == 2
-    if packed:
+    if idx.dim() == 2:
         features, idx = features.unsqueeze(0), idx.unsqueeze(0)
-    weight, own_layers = layers.weights[0], edge_layers(layers)
-    slope = float(negative_slope)
-    if _edge_conv.supports(features, weight, idx, own_layers, activation, slope, pool):
-        out = _edge_conv.edge_conv(
-            features, weight, idx, own_layers[0], activation, slope, last_activation
-        )
-        return out.squeeze(0) if packed else out
-    of_own, of_others = columns_of(weight, size)
-    rows = product_by_point(features, of_own)
-    group_rows = product_by_point(features, of_others) - rows
-    edges = EdgeInput(rows, group_rows, None, None, None, idx, layers.dtype)
-    out = edge_mlp(edges, own_layers, activation, slope, last_activation, pool)
-    return out.squeeze(0) if packed else out
+    return EdgeConvCall(
+        features, idx, layers.weights[0], edge_layers(layers), activation, float(negative_slope),
+        last_activation, pool, layers.dtype,
+    )  # fmt: skip

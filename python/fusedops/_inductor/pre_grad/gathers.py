@@ -18,10 +18,13 @@ _SPREADS = ("expand", "expand_as", "repeat", "broadcast_to")
 
 
 class Part(NamedTuple):
-    """Channels of a group: source[b, idx[b, m, k]], less centers[b, m], over a radius."""
+    """Channels of a group: source[b, idx[b, m, k]], less centers[b, m], over a radius.
+
+    Without an index they are source[b, m], the group's own.
+    """
 
     source: Node  # (B, N, C)
-    idx: Node  # (B, M, K)
+    idx: Node | None  # (B, M, K)
     centers: Node | None = None  # (B, M, C)
     radius: float | None = None
 
@@ -60,6 +63,8 @@ def gathered(graph: Graph, node: Any) -> Gathered | None:
             return _indexed(graph, node)
         case "gather":
             return _taken(node)
+        case name if name in _SPREADS:
+            return _own(node)
         case _:
             return None
 
@@ -68,6 +73,8 @@ def _indexed(graph: Graph, node: Node) -> Gathered | None:
     """source[batch, idx]."""
     source, index = node.args
     shape = shape_of(source)
+    if shape is not None and len(shape) == 2:
+        return _indexed_rows(graph, node)
     if shape is None or len(shape) != 3 or not isinstance(index, tuple) or len(index) < 2:
         return None
     batch, idx, *more = index
@@ -79,13 +86,67 @@ def _indexed(graph: Graph, node: Node) -> Gathered | None:
     return _rows(node, source, idx, shape)
 
 
-def _counts(graph: Graph, node: Any, places: Sequence[int]) -> bool:
+def _indexed_rows(graph: Graph, node: Node) -> Gathered | None:
+    """source.view(B N, C)[idx + N b], for an index of the largest or smallest of N."""
+    rows, index = node.args
+    index, *more = index if isinstance(index, tuple) else (index,)
+    moves: list[Node] = []
+    while is_move(index) and name_of(index) not in ("add", "iadd"):
+        moves.append(index)
+        index = index.args[0]
+    source = rows
+    while is_move(source) and len(shape_of(source) or ()) != 3:
+        source = source.args[0]
+    shape, flat = shape_of(source), shape_of(node.args[0])
+    if shape is None or len(shape) != 3 or flat != (shape[0] * shape[1], shape[2]):
+        return None
+    if any(one is not Ellipsis and one != slice(None) for one in more):
+        return None
+    idx = _within_clouds(graph, index, shape)
+    if idx is None or layout_of("bnc", shape).reshaped(flat) is None:
+        return None
+    layout: Layout | None = layout_of("bmk", shape_of(idx) or ())
+    for move in reversed(moves):
+        layout = None if layout is None else moved(layout, move)
+    if layout is None:
+        return None
+    channels = ("c",) if shape[2] > 1 else ()
+    layout = Layout((*layout.dims, channels), {**layout.sizes, "c": shape[2]})
+    return Gathered(layout, (Part(source, idx),), (node,))
+
+
+def _within_clouds(graph: Graph, node: Any, shape: Sequence[int]) -> Node | None:
+    """The index (B, M, K) of which a sum has made numbers of rows of all clouds."""
+    if not isinstance(node, torch.fx.Node) or name_of(node) not in ("add", "iadd"):
+        return None
+    places = shape_of(node)
+    if places is None or len(places) != 3 or places[0] != shape[0] or len(node.args) != 2:
+        return None
+    for idx, first in (node.args, node.args[::-1]):
+        if _counts(graph, first, places, shape[1]) and _is_of_top(idx, shape[1]):
+            return idx if shape_of(idx) == places else None  # type: ignore[return-value]
+    return None
+
+
+def _is_of_top(node: Any, count: int) -> bool:
+    """Whether a node is the places that topk found among so many, none of which is negative."""
+    if not isinstance(node, torch.fx.Node) or name_of(node) != "getitem" or node.args[1] != 1:
+        return False
+    top: Any = node.args[0]
+    dim = arguments(top, "input", "k", "dim")[2]
+    shape = shape_of(top.args[0])
+    return (
+        name_of(top) == "topk" and shape is not None and shape[-1 if dim is None else dim] == count
+    )
+
+
+def _counts(graph: Graph, node: Any, places: Sequence[int], step: int = 1) -> bool:
     """Whether a constant numbers the first dimension of these places."""
     value = constant(graph, node) if isinstance(node, torch.fx.Node) else None
     if value is None or value.dtype is torch.bool or value.is_floating_point():
         return False
     with torch.utils._python_dispatch._disable_current_modes():
-        numbers = torch.arange(places[0]).view(-1, *(1 for _ in places[1:]))
+        numbers = (step * torch.arange(places[0])).view(-1, *(1 for _ in places[1:]))
         try:
             return bool((value.expand(places) == numbers).all())
         except RuntimeError:
@@ -149,6 +210,31 @@ def _groups(idx: Any, *, behind: bool) -> tuple[Node, Layout] | None:
     return None if layout is None else (idx, layout)
 
 
+def _own(node: Node) -> Gathered | None:
+    """Rows of the groups themselves, the same for all neighbours."""
+    moves: list[Node] = []
+    source: Any = node
+    while (is_move(source) or _spreads(source)) and (not moves or len(shape_of(source) or ()) != 3):
+        moves.append(source)
+        source = source.args[0]
+    shape = shape_of(source)
+    if shape is None or len(shape) != 3 or not _spreads(node):
+        return None
+    layout: Layout | None = layout_of("bmc", shape)
+    for move in reversed(moves[1:]):
+        if _spreads(move):
+            return None
+        layout = None if layout is None else moved(layout, move)
+    before, now = shape_of(node.args[0]), shape_of(node)
+    assert before is not None
+    assert now is not None
+    grown = [i for i, (a, b) in enumerate(zip(before, now, strict=True)) if a != b]
+    if layout is None or len(grown) != 1:
+        return None
+    layout = Layout(layout.dims, {**layout.sizes, "k": 1}).resized("k", now[grown[0]], grown[0])
+    return Gathered(layout, (Part(source, None),), (node,))
+
+
 def _joined(graph: Graph, node: Node) -> Gathered | None:
     """Channels side by side."""
     tensors, dim = arguments(node, "tensors", "dim")
@@ -185,7 +271,9 @@ def _offsets(graph: Graph, node: Node) -> Gathered | None:
     if len(node.args) != 2 or node.kwargs or not _changes_alone(node):
         return None
     inner = gathered(graph, node.args[0])
-    if inner is None or len(inner.parts) != 1 or inner.parts[0].centers is not None:
+    if inner is None or len(inner.parts) != 1:
+        return None
+    if inner.parts[0].centers is not None or inner.parts[0].idx is None:
         return None
     centers = _centers(node.args[1], inner.layout)
     if centers is None or shape_of(node) != shape_of(node.args[0]):

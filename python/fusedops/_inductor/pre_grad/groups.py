@@ -87,7 +87,7 @@ class GroupPass(PassBehind):
         sizes = " x ".join(map(str, value_of(layer.idx).shape))  # type: ignore[union-attr]
         self.report.replaced.append(
             ReplacedSite(
-                "set_abstraction", where(pool.result), f"{sizes}: {'-'.join(map(str, widths))}",
+                layer.kind, where(pool.result), f"{sizes}: {'-'.join(map(str, widths))}",
                 layer.activation, training, "one kernel a layer each way, groups on the chip",
             )
         )  # fmt: skip
@@ -124,10 +124,9 @@ def _read_by(parts: Collection[Part]) -> list[Node]:
 def _layer(pool: Pool, found: Gathered, layers: list[Layer], layout: Any) -> GroupLayer | None:
     """The arguments of the function that takes the place of a chain."""
     activation = common_activation(layers)
-    offsets = [part for part in found.parts if part.centers is not None]
+    gives = _gives(found.parts)
     shape = value_of(pool.result)
-    one_index = len({part.idx for part in found.parts}) == 1
-    if activation is None or not one_index or len(offsets) > 1 or shape is None:
+    if activation is None or gives is None or shape is None:
         return None
     if layout.sizes["k"] < 2 or not layout.is_at("k", pool.dim):
         return None
@@ -135,21 +134,44 @@ def _layer(pool: Pool, found: Gathered, layers: list[Layer], layout: Any) -> Gro
     if "k" in at:
         return None
     order = [*at, *(axis for axis in "bmc" if axis not in at)]  # those of one element anywhere
-    before = found.parts[: found.parts.index(offsets[0])] if offsets else ()
+    kind, xyz, features, centers, idx, first, radius = gives
     return GroupLayer(
-        offsets[0].source if offsets else None,
-        [part.source for part in found.parts if part.centers is None],
-        offsets[0].centers if offsets else None,
-        found.parts[0].idx,
+        kind,
+        xyz,
+        features,
+        centers,
+        idx,
         [layer.weight for layer in layers],
         [layer.bias for layer in layers],
         [layer.norm for layer in layers],
-        sum(value_of(part.source).shape[2] for part in before),  # type: ignore[union-attr]
+        first,
         *activation,
-        offsets[0].radius if offsets else None,
+        radius,
         tuple("bmc".index(axis) for axis in order),
         tuple(shape.shape),
     )
+
+
+def _gives(parts: Sequence[Part]) -> tuple[Any, ...] | None:
+    """The kind of a layer, what it is given, the column where offsets begin, and the radius."""
+    own = [part for part in parts if part.idx is None]
+    offsets = [part for part in parts if part.centers is not None]
+    if len({part.idx for part in parts} - {None}) != 1 or len(offsets) > 1 or len(own) > 1:
+        return None
+    before = parts[: parts.index(offsets[0])] if offsets else ()
+    first = sum(value_of(part.source).shape[2] for part in before)  # type: ignore[union-attr]
+    if own:
+        if len(parts) != 2 or not offsets or offsets[0].radius is not None:
+            return None
+        idx, source = offsets[0].idx, own[0].source
+        if not source is offsets[0].source is offsets[0].centers:
+            return None
+        return "edge_conv", None, [source], None, idx, first, None
+    features = [part.source for part in parts if part.centers is None]
+    if not offsets:
+        return "set_abstraction", None, features, None, parts[0].idx, 0, None
+    source, idx, centers, radius = offsets[0]
+    return "set_abstraction", source, features, centers, idx, first, radius
 
 
 def _value(layer: GroupLayer, pool: Pool, force: bool) -> Tensor | None:
