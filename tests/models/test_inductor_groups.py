@@ -184,6 +184,21 @@ def changed_between(mlp, xyz, features, centers, idx):
     return over_rows(mlp, x) + features.sum()
 
 
+def clamped(mlp, xyz, features, centers, idx):
+    x = torch.cat([index_points(xyz, idx) - centers.unsqueeze(2), index_points(features, idx)], -1)
+    x.clamp_(-0.2, 0.2)
+    return over_rows(mlp, x)
+
+
+def changed_through_a_view(mlp, xyz, features, centers, idx):
+    """Rows that are gathered once become offsets under what reads them as they were."""
+    rows = index_points(xyz, idx)
+    offsets = rows.permute(0, 2, 1, 3)
+    offsets -= centers.unsqueeze(1)
+    parts = [rows, offsets.permute(0, 2, 1, 3)[..., :1], index_points(features, idx)[..., 1:]]
+    return over_rows(mlp, torch.cat(parts, -1))
+
+
 def statistics_between(mlp, xyz, features, centers, idx):
     """Statistics are read before they are written."""
     x = torch.cat([index_points(xyz, idx) - centers.unsqueeze(2), index_points(features, idx)], -1)
@@ -200,7 +215,8 @@ def dropped(mlp, xyz, features, centers, idx):
 
 OTHERS = (
     read_between, mean, over_groups, of_other_groups, two_indices, places, other_clouds,
-    other_centers, without_gradients, changed_between, statistics_between, dropped,
+    other_centers, without_gradients, changed_between, clamped, changed_through_a_view,
+    statistics_between, dropped,
 )  # fmt: skip
 
 
@@ -443,60 +459,3 @@ def test_kernels_take_what_pays(training):
         scale = c.double().norm() + 1e-12
         errors = [((t.double() - c.double()).norm() / scale).item() for t in (a, b)]
         assert errors[0] <= 1.5 * errors[1] + 1e-3
-
-
-# ---- EdgeConv ----
-
-
-def graph_feature(x, k):
-    """WangYueFt's, of (B, C, N)."""
-    inner = -2 * torch.matmul(x.transpose(2, 1), x)
-    squares = torch.sum(x**2, dim=1, keepdim=True)
-    idx = (-squares - inner - squares.transpose(2, 1)).topk(k=k, dim=-1)[1]
-    idx = idx + torch.arange(0, B, device=x.device).view(-1, 1, 1) * N
-    idx = idx.view(-1)
-    dims = x.size(1)
-    x = x.transpose(2, 1).contiguous()
-    feature = x.view(B * N, -1)[idx, :].view(B, N, k, dims)
-    x = x.view(B, N, 1, dims).repeat(1, 1, k, 1)
-    return torch.cat((feature - x, x), dim=3).permute(0, 3, 1, 2).contiguous()
-
-
-def of_images(mlp, x, idx):
-    return mlp(graph_feature(x.transpose(1, 2), K)).max(dim=-1, keepdim=False)[0]
-
-
-def own_first(mlp, x, idx):
-    own = x[:, :, None].expand(-1, -1, K, -1)
-    edges = torch.cat((own, index_points(x, idx) - own), -1)
-    return mlp(edges.permute(0, 3, 2, 1)).amax(2)
-
-
-def of_others(mlp, x, idx):
-    """The group's own rows are not those of the offsets."""
-    own = (2 * x)[:, :, None].expand(-1, -1, K, -1)
-    edges = torch.cat((index_points(x, idx) - x[:, :, None], own), -1)
-    return mlp(edges.permute(0, 3, 2, 1)).amax(2)
-
-
-def of_other_rows(mlp, x, idx):
-    """Rows of clouds one after the other, numbered as if they were shorter."""
-    rows = torch.topk(x @ x.mT, K)[1] + torch.arange(B, device=x.device).view(-1, 1, 1) * (N - 1)
-    edges = x.reshape(B * N, -1)[rows.view(-1)].view(B, N, K, -1) - x[:, :, None]
-    own = x[:, :, None].expand(-1, -1, K, -1)
-    return mlp(torch.cat((edges, own), -1).permute(0, 3, 2, 1)).amax(2)
-
-
-@pytest.mark.parametrize("widths", [(8,), (8, 6)], ids=str)
-@pytest.mark.parametrize(
-    ("form", "found"),
-    [(of_images, True), (own_first, True), (of_others, False), (of_other_rows, False)],
-    ids=lambda given: getattr(given, "__name__", ""),
-)
-def test_edge_conv(device, form, found, widths):
-    torch.manual_seed(3)
-    mlp = Layers((2 * C, *widths), 2, act=lambda: nn.LeakyReLU(0.2))
-    mlp = shuffle_norms(mlp).to(device, torch.float64)
-    x = torch.randn(B, N, C, dtype=torch.float64).to(device).requires_grad_()
-    idx = torch.randint(-N, N, (B, N, K)).to(device)
-    assert ("edge_conv" in assert_same(form, mlp, (x, idx))) is found

@@ -36,6 +36,9 @@ def inductor(mode: str | None = None, *, force: bool = False, **options: Any) ->
     on a GPU where cuDNN would copy x besides; float32 where torch's settings of TF32 are the same
     for convolutions and products. Depthwise convolutions of 7 x 7 (ConvNeXt) in half precision run
     on our kernels (`depthwise`), but for the gradient of the weight.
+    Layers of PointNet++ and DGCNN, which gather rows of clouds, run linear layers or convolutions
+    of size 1 with batch norm over each neighbour and end in a maximum over these, become
+    `set_abstraction` and `edge_conv` in half precision on a GPU, whose groups stay on the chip.
     A mask of attention that depends on no input and is causal, or hides nothing, as transformers
     makes one while it is traced, becomes ``is_causal=True`` or no mask: torch has faster kernels
     for that. In backward, gradients of MLPs take the place of what forward saved for them, where

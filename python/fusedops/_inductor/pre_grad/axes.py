@@ -99,13 +99,14 @@ def is_move(node: Any) -> bool:
     if before.device != now.device:
         return False
     if name in _CASTS:
-        return before.shape == now.shape and now.is_floating_point() == before.is_floating_point()
+        same_kind = now.is_floating_point() == before.is_floating_point()
+        return bool(before.shape == now.shape and same_kind)
     if before.dtype != now.dtype:
         return False
     if name == "getitem":
         return _only_slices(node.args[1])
     if name == "getattr":
-        return node.args[1] in _TRANSPOSED
+        return bool(node.args[1] in _TRANSPOSED)
     return name in _RESHAPES or name in _PERMUTES
 
 
@@ -133,5 +134,5 @@ def _order(node: Node, count: int) -> tuple[int, ...]:
     if node.op == "call_method":
         turned = getattr(probe, str(node.target))(*args, **node.kwargs)
     else:
-        turned = node.target(probe, *args, **node.kwargs)  # type: ignore[operator]
+        turned = node.target(probe, *args, **node.kwargs)
     return tuple(size - 2 for size in turned.shape)

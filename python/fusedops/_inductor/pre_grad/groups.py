@@ -113,7 +113,8 @@ def _is_sound(
     if any(not set(statistics).isdisjoint(node.all_input_nodes) for node in between):
         return False
     calls = [node for node in between if node.op.startswith("call")]
-    return not is_changed(calls, [*_read_by(found.parts), *tensors_of(layers)])
+    read = [*_read_by(found.parts), *tensors_of(layers), *found.nodes, *chain]
+    return not is_changed(calls, read)
 
 
 def _read_by(parts: Collection[Part]) -> list[Node]:
@@ -188,8 +189,8 @@ def _value(layer: GroupLayer, pool: Pool, force: bool) -> Tensor | None:
         made = value.detach().clone()  # statistics are written
         return made.requires_grad_(value.requires_grad) if made.is_floating_point() else made
 
-    with expected.fake_mode:  # type: ignore[attr-defined]
-        values = GroupLayer(*torch.fx.node.map_aggregate(tuple(layer), copied))  # type: ignore[misc, arg-type]
+    with expected.fake_mode:
+        values = GroupLayer(*torch.fx.node.map_aggregate(tuple(layer), copied))
         pays = math.prod(values.idx.shape) >= LEAST_EDGES and values.call().has_kernels()
         if not pays and not force:
             return None

@@ -112,7 +112,8 @@ def read_layers(nodes: Sequence[Node], layout: Layout) -> tuple[list[Layer], Lay
     layers: list[Layer] = []
     now: Layout | None = layout
     for node in nodes:
-        assert now is not None
+        if now is None:
+            return None
         name = name_of(node)
         if is_move(node):
             # What is rounded between layers is not ours.
@@ -124,9 +125,7 @@ def read_layers(nodes: Sequence[Node], layout: Layout) -> tuple[list[Layer], Lay
             now = now if _add_norm(layers, node, now) else None
         else:
             now = now if _add_activation(layers, node) else None
-        if now is None:
-            return None
-    return layers, now
+    return None if now is None else (layers, now)
 
 
 def _dtype(node: Any) -> torch.dtype | None:
