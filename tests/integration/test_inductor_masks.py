@@ -71,7 +71,20 @@ def written_later(x):
 
 
 def additive(x):
-    return torch.zeros(T, T, device=x.device)
+    return torch.ones(T, T, device=x.device)
+
+
+def zeros(x):
+    return torch.where(full(x), torch.zeros(1, 3, T, T, device=x.device), -9.0).contiguous()
+
+
+def least(x):
+    """As transformers adds what is hidden."""
+    return torch.zeros(1, 3, T, T, device=x.device).masked_fill(~lower(x), torch.finfo(x.dtype).min)
+
+
+def hardly(x):
+    return torch.zeros(T, T, device=x.device).masked_fill(~lower(x), -9.0)
 
 
 def from_input(x):
@@ -82,8 +95,8 @@ def random(x):
     return torch.rand(T, T, device=x.device) < 2
 
 
-CASES = {causal: 1, packed: 1, lower: 1, full: 1} | dict.fromkeys(
-    (packed_twice, window, strict, written, written_later, additive, from_input, random), 0
+CASES = {causal: 1, packed: 1, lower: 1, full: 1, zeros: 1, least: 1} | dict.fromkeys(
+    (packed_twice, window, strict, written, written_later, additive, hardly, from_input, random), 0
 )
 
 
@@ -119,7 +132,7 @@ def test_which_masks_go(device, mask):
     assert report.masks == CASES[mask]
     assert [m is None for m, _ in seen] == [bool(CASES[mask])]
     if CASES[mask]:
-        assert seen[0][1] is (mask is not full)
+        assert seen[0][1] is (mask not in (full, zeros))
         assert "instead of masked" in str(report)
 
 
@@ -339,3 +352,57 @@ def test_transforms_of_functions_keep_the_mask(device):
     got, report, _ = masks_left(run, x)
     torch.testing.assert_close(got, run(x), rtol=1e-5, atol=1e-5)
     assert report.masks == 0
+
+
+# ---- masks with a copy for each of a batch ----
+
+
+def biased(bias, seen):
+    """T5's: a bias where a mask that is as large as the batch lets it be seen."""
+    return torch.where(seen, bias, torch.finfo(bias.dtype).min).contiguous()
+
+
+def sum_of_two(bias, seen):
+    return bias.expand(2, -1, -1, -1) + (~seen).to(bias.dtype) * -9.0
+
+
+def of_each(bias, seen):
+    own = torch.arange(2, device=bias.device)[:, None, None, None]
+    return torch.where(seen, bias * own, -9.0)
+
+
+def of_an_input(bias, seen):
+    return torch.where(seen, bias + torch.arange(2.0, device=bias.device)[:, None, None, None], 0)
+
+
+def changed_copy(bias, seen):
+    mask = torch.where(seen, bias, -9.0)
+    mask[1].mul_(2)
+    return mask
+
+
+@pytest.mark.parametrize(
+    ("form", "shared"),
+    [(biased, 1), (sum_of_two, 1), (of_each, 0), (of_an_input, 0), (changed_copy, 0)],
+    ids=lambda given: getattr(given, "__name__", ""),
+)
+@pytest.mark.parametrize(
+    "seen", [causal, lambda x: full(x).expand(2, 1, T, T)], ids=["causal", "full"]
+)
+def test_one_mask_for_a_batch(device, form, shared, seen):
+    x = torch.randn(2, 3, T, 8, device=device, requires_grad=True)
+    bias = torch.randn(1, 3, T, T, device=device, requires_grad=True)
+
+    def run(x):
+        return F.scaled_dot_product_attention(x, x, x, attn_mask=form(bias, seen(x)))
+
+    got, report, calls = masks_left(run, x)
+    want = run(x)
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+    assert (report.masks, report.shared_masks) == (0, shared)
+    assert calls[0][0].meta["example_value"].shape[0] == (1 if shared else 2)
+    if shared:
+        assert "one mask for a batch" in str(report)
+    pairs = (torch.autograd.grad(y.square().sum(), (x, bias)) for y in (got, want))
+    for a, b in zip(*pairs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)

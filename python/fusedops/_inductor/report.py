@@ -47,12 +47,14 @@ class InductorReport:
         left: The forward products and convolutions that stayed, with the reason.
         graphs: How many graphs the pass has seen.
         masks: How many calls of attention have become causal or free of a mask.
+        shared_masks: How many read one mask for all of a batch, which had a copy for each of it.
     """
 
     replaced: list[ReplacedSite] = field(default_factory=list)
     left: list[LeftProduct] = field(default_factory=list)
     graphs: int = 0
     masks: int = 0
+    shared_masks: int = 0
 
     def kinds(self) -> list[str]:
         """The kinds of the replaced sites."""
@@ -62,7 +64,7 @@ class InductorReport:
         """Forget what was seen."""
         self.replaced.clear()
         self.left.clear()
-        self.graphs = self.masks = 0
+        self.graphs = self.masks = self.shared_masks = 0
 
     def add(self, site: Site, verdict: Verdict) -> None:
         self.replaced.append(
@@ -87,6 +89,8 @@ class InductorReport:
         ]
         if self.masks:
             lines.append(f"{self.masks} call(s) of attention are causal or full instead of masked")
+        if self.shared_masks:
+            lines.append(f"{self.shared_masks} call(s) of attention read one mask for a batch")
         rows = [
             (s.where, s.kind, s.shape, s.activation, "step" if s.training else "forward", s.reason)
             for s in self.replaced

@@ -3,7 +3,8 @@
 Models of transformers make a mask of positions while they are traced, where they would otherwise
 say is_causal. With a mask torch takes slower kernels of attention, and the mask is memory besides.
 A mask that depends on no input is evaluated here, and where it is the lower triangle or hides
-nothing, attention is told so. This is before autograd, which chooses the kernel.
+nothing, attention is told so. Another one, a bias with a gradient for example, loses the copies
+that it has for a batch. This is before autograd, which chooses the kernel.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from torch import Tensor
 from ..graph import reached_from
 from ..graph_pass import PassBehind, sources
 from . import values
+from .axes import shape_of
+from .one_of_batch import one_of_batch
 from .values import constant, plain_torch, value_of
 
 if TYPE_CHECKING:
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from ..report import InductorReport
 
 ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")  # by their places
+RANK = 4  # of a mask with a dimension of the batch and one of heads
 
 
 class MaskPass(PassBehind):
@@ -46,6 +50,7 @@ class MaskPass(PassBehind):
     def rewrite(self, graph: Graph) -> None:
         known: dict[tuple[Node, tuple[int, int]], str | None] = {}
         changed: list[Node] = []
+        rows: dict[Node, Node | None] = {}
         for node in graph.find_nodes(
             op="call_function", target=F.scaled_dot_product_attention, sort=False
         ):
@@ -59,6 +64,15 @@ class MaskPass(PassBehind):
                 _say(node, causal=known[key] == "causal")
                 self.report.masks += 1
                 changed.append(node)
+                continue
+            if mask not in rows:
+                rows[mask] = (
+                    one_of_batch(graph, mask) if len(shape_of(mask) or ()) == RANK else None
+                )
+            row = rows[mask]
+            if row is not None:
+                node.replace_input_with(mask, row)
+                self.report.shared_masks += 1
         _free_views(changed)
 
 
@@ -98,7 +112,7 @@ def _meaning(graph: Graph, mask: Node, sizes: tuple[int, int]) -> str | None:
 
 
 def _meaning_of(value: Tensor, sizes: tuple[int, int]) -> str | None:
-    if value.dtype is not torch.bool or value.dim() < 2:
+    if value.dim() < 2 or not (value.dtype is torch.bool or value.is_floating_point()):
         return None
     try:
         wide = value.expand(*value.shape[:-2], *sizes)
@@ -110,10 +124,14 @@ def _meaning_of(value: Tensor, sizes: tuple[int, int]) -> str | None:
             wide = wide.narrow(i, 0, min(1, wide.shape[i]))
     if wide.numel() == 0 or wide.numel() > values.LARGEST:
         return None
-    if bool(wide.all()):
+    seen = wide if wide.dtype is torch.bool else wide == 0
+    if bool(seen.all()):
         return "full"
+    # NOTE: what is added hides nothing unless it is the least number; a causal row sees something.
+    if seen is not wide and not bool((seen | (wide <= torch.finfo(wide.dtype).min)).all()):
+        return None
     triangle = torch.ones(sizes, dtype=torch.bool).tril()
-    return "causal" if bool((wide == triangle).all()) else None
+    return "causal" if bool((seen == triangle).all()) else None
 
 
 def _free_views(changed: list[Node]) -> None:

@@ -71,11 +71,9 @@ def constant(graph: Graph, node: Node) -> Tensor | None:
     made_of = _origins(node)
     if made_of is None:
         return None
-    try:
-        too_large = any(_in_memory(v) > LARGEST for n in made_of for v in _tensors(n))
-        if too_large or is_changed(graph.nodes, made_of):
-            return None
-    except NotImplementedError:  # tensors of torch.func's transforms do not say where they are
+    if is_changed(graph.nodes, made_of):
+        return None
+    if any(_in_memory(v) > LARGEST for n in made_of for v in _tensors(n)):
         return None
     with plain_torch():
         try:
@@ -103,15 +101,18 @@ def _origins(constant: Node) -> list[Node] | None:
 
 
 def is_changed(calls: Iterable[Node], made_of: Iterable[Node]) -> bool:
-    """Whether an operation of the graph may write into what these nodes are."""
-    memory = {_storage(v) for n in made_of for v in _tensors(n)}
-    return any(
-        _storage(v) in memory
-        for node in calls
-        if node.op.startswith("call") and _may_write(node)
-        for argument in node.all_input_nodes
-        for v in _tensors(argument)
-    )
+    """Whether one of these calls may write into what these nodes are, or cannot be asked."""
+    try:
+        memory = {_storage(v) for n in made_of for v in _tensors(n)}
+        return any(
+            _storage(v) in memory
+            for node in calls
+            if node.op.startswith("call") and _may_write(node)
+            for argument in node.all_input_nodes
+            for v in _tensors(argument)
+        )
+    except NotImplementedError:  # tensors of torch.func's transforms do not say where they are
+        return True
 
 
 def _may_write(node: Node) -> bool:
