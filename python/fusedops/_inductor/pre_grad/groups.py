@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from ..graph_pass import PassBehind, sources
 from ..report import ReplacedSite, where
@@ -195,5 +196,13 @@ def _value(layer: GroupLayer, pool: Pool, force: bool) -> Tensor | None:
         if not pays and not force:
             return None
         value = group_layer(*values)
-    same = value.shape == expected.shape and value.dtype is expected.dtype
-    return value.detach() if same and value.device == expected.device else None
+        if value.requires_grad:  # what cannot be differentiated raises here, not while it compiles
+            leaves = [t for t in tree_leaves(values) if isinstance(t, Tensor) and t.requires_grad]
+            torch.autograd.grad(value, leaves, torch.ones_like(value), allow_unused=True)
+    if (value.shape, value.dtype, value.device) != (
+        expected.shape,
+        expected.dtype,
+        expected.device,
+    ):
+        return None
+    return value.detach().requires_grad_(expected.requires_grad)
