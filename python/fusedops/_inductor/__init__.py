@@ -38,15 +38,16 @@ def inductor(mode: str | None = None, *, force: bool = False, **options: Any) ->
     on our kernels (`depthwise`), but for the gradient of the weight.
     Layers of PointNet++ and DGCNN, which gather rows of clouds, run linear layers or convolutions
     of size 1 with batch norm over each neighbour and end in a maximum over these, become
-    `set_abstraction` and `edge_conv` in half precision on a GPU, whose groups stay on the chip.
-    A mask of attention that depends on no input and is causal, or hides nothing, as transformers
+    `set_abstraction` and `edge_conv` in half precision on a GPU, whose groups stay on the chip. A
+    mask of attention that depends on no input and is causal, or hides nothing, as transformers
     makes one while it is traced, becomes ``is_causal=True`` or no mask: torch has faster kernels
     for that. Another one that is the same for all of a batch, a bias with a gradient too (T5), is
-    read without the copies that it has for each. In backward, gradients of MLPs take the place of what forward saved for them, where
-    AOTAutograd gives that away ("donated buffers"). Where our ops are faster, they take their
-    place, everything else is left to Inductor; a loss may take 5 % longer where that spares 256 MiB
-    of logits or more. Works for models of torch's modules and of ours, in training and inference,
-    with autocast, checkpointing and dynamic shapes; Inductor's caches stay in use.
+    read without the copies that it has for each. In backward, gradients of MLPs take the place of
+    what forward saved for them, where AOTAutograd gives that away ("donated buffers"). Where our
+    ops are faster, they take their place, everything else is left to Inductor; a loss may take 5 %
+    longer where that spares 256 MiB of logits or more. Works for models of torch's modules and of
+    ours, in training and inference, with autocast, checkpointing and dynamic shapes; Inductor's
+    caches stay in use.
 
     Args:
         mode: As in torch.compile, which takes no mode beside options: "reduce-overhead",
