@@ -70,7 +70,10 @@ def test_hugging_face(device, name):
     run = torch.compile(function, backend=without_codegen(ours["options"]))
     got = gradients(run)
     found = ours.report.kinds()
-    assert [kind for kind in found if kind != "embedding_grad"] == kinds
+    if name == "Mixtral" and device == "cpu":
+        assert found.count("permuted_rows") == 6  # tokens and weights by expert, and back
+    others = ("embedding_grad", "permuted_rows")
+    assert [kind for kind in found if kind not in others] == kinds
     assert ("embedding_grad" in found) is bool(kinds)
     assert not any("cannot read" in left.reason for left in ours.report.left)
     # A key's bias gets only rounding as its gradient: softmax does not see it.

@@ -42,12 +42,13 @@ def inductor(mode: str | None = None, *, force: bool = False, **options: Any) ->
     mask of attention that depends on no input and is causal, or hides nothing, as transformers
     makes one while it is traced, becomes ``is_causal=True`` or no mask: torch has faster kernels
     for that. Another one that is the same for all of a batch, a bias with a gradient too (T5), is
-    read without the copies that it has for each. In backward, gradients of MLPs take the place of
-    what forward saved for them, where AOTAutograd gives that away ("donated buffers"). Where our
-    ops are faster, they take their place, everything else is left to Inductor; a loss may take 5 %
-    longer where that spares 256 MiB of logits or more. Works for models of torch's modules and of
-    ours, in training and inference, with autocast, checkpointing and dynamic shapes; Inductor's
-    caches stay in use.
+    read without the copies that it has for each. Gathers by a permutation that `sort` gave, as
+    mixtures of experts have them, get a gather for a gradient (`permuted_rows`). In backward,
+    gradients of MLPs take the place of what forward saved for them, where AOTAutograd gives that
+    away ("donated buffers"). Where our ops are faster, they take their place, everything else is
+    left to Inductor; a loss may take 5 % longer where that spares 256 MiB of logits or more. Works
+    for models of torch's modules and of ours, in training and inference, with autocast,
+    checkpointing and dynamic shapes; Inductor's caches stay in use.
 
     Args:
         mode: As in torch.compile, which takes no mode beside options: "reduce-overhead",
@@ -78,6 +79,7 @@ def inductor(mode: str | None = None, *, force: bool = False, **options: Any) ->
     from .in_place import InPlacePass
     from .pre_grad.groups import GroupPass
     from .pre_grad.masks import MaskPass
+    from .pre_grad.permutations import PermutationPass
 
     merged: dict[str, Any] = {}
     if mode is not None and mode != "default":
@@ -87,6 +89,8 @@ def inductor(mode: str | None = None, *, force: bool = False, **options: Any) ->
     first, first_pre_grad, last = (merged.pop(key, None) or getattr(config, key) for key in keys)
     ours = GraphPass(force=force, first=first)
     masks = MaskPass(ours.report, first=first_pre_grad)
-    merged |= {_KEY: ours, _PRE_GRAD_KEY: GroupPass(ours.report, force, first=masks)}
+    permutations = PermutationPass(ours.report, first=masks)
+    groups = GroupPass(ours.report, force, first=permutations)
+    merged |= {_KEY: ours, _PRE_GRAD_KEY: groups}
     merged[_IN_PLACE_KEY] = InPlacePass(first=last)
     return InductorOptions(options=merged)

@@ -108,11 +108,19 @@ def is_changed(calls: Iterable[Node], made_of: Iterable[Node]) -> bool:
             _storage(v) in memory
             for node in calls
             if node.op.startswith("call") and _may_write(node)
-            for argument in node.all_input_nodes
+            for argument in _written_by(node)
             for v in _tensors(argument)
         )
     except NotImplementedError:  # tensors of torch.func's transforms do not say where they are
         return True
+
+
+def _written_by(node: Node) -> list[Node]:
+    """What a call that writes may write into: its own tensor where it is a method or operator."""
+    is_operator = getattr(node.target, "__name__", "") in _IN_PLACE
+    own = node.args[0] if node.op == "call_method" or is_operator else None
+    alone = isinstance(own, torch.fx.Node) and "out" not in node.kwargs
+    return [own] if alone else node.all_input_nodes
 
 
 def _may_write(node: Node) -> bool:
