@@ -102,3 +102,27 @@ def test_without_a_gradient(device):
     run = torch.compile(experts, backend=backend, dynamic=False)
     torch.testing.assert_close(run(*given), experts(*given))
     assert not ours.report.kinds()
+
+
+def gradient(x, order):
+    return torch.func.grad(lambda x: x[torch.sort(order)[1]].square().sum())(x)
+
+
+def tangent(x, order):
+    ad = torch.autograd.forward_ad
+    with ad.dual_level():
+        y = ad.make_dual(x.detach().requires_grad_(), x.detach())[torch.sort(order)[1]]
+        return ad.unpack_dual(y * 2).tangent
+
+
+@pytest.mark.parametrize("form", [gradient, tangent], ids=operator.attrgetter("__name__"))
+def test_transforms_of_functions(device, form):
+    """They see torch's own functions."""
+    torch._dynamo.reset()
+    x = torch.randn(TOKENS, C, device=device, requires_grad=True)
+    order = torch.randint(4, (TOKENS,), device=device)
+    ours = fusedops.inductor()
+    backend = without_codegen(ours["options"])
+    got = torch.compile(form, backend=backend, dynamic=False)(x, order)
+    torch.testing.assert_close(got, form(x, order))
+    assert not ours.report.kinds()

@@ -8,7 +8,6 @@ their place: here, before autograd, whose backward is then that op's.
 
 from __future__ import annotations
 
-import contextlib
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from ..graph_pass import PassBehind, sources
 from ..report import ReplacedSite, where
 from .gathers import gathered
 from .group_layer import GroupLayer, group_layer
+from .node_pass import NodePass, as_ours
 from .pooled import common_activation, layers_before, pool_of, read_layers, tensors_of
 from .values import is_changed, value_of
 
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 
     from torch.fx import Graph, Node
 
-    from ..report import InductorReport
     from .gathers import Gathered, Part
     from .pooled import Layer, Pool
 
@@ -37,29 +35,12 @@ LEAST_EDGES = 1 << 14  # fewer take as long as launches
 _MODES = ("_enter_", "_exit_", "_set_", "set_grad_enabled", "_push_", "_pop_", "inference_mode")
 
 
-class GroupPass(PassBehind):
-    """Replaces layers of groups by `set_abstraction`.
+class GroupPass(NodePass):
+    """Replaces layers of groups by `set_abstraction` and `edge_conv`."""
 
-    Args:
-        report: Where they are listed.
-        force: Replace all that is found, whether it pays or not.
-        first: A pass to run before, as Inductor takes it.
-    """
-
-    def __init__(self, report: InductorReport, force: bool = False, first: Any = None) -> None:
-        super().__init__(first)
-        self.report, self.force = report, force
-
-    def uuid(self) -> Any:
-        """What the result depends on, besides the graph."""
-        return self.key(sources(), self.force)
-
-    def rewrite(self, graph: Graph) -> None:
-        for node in list(graph.nodes):
-            # NOTE: nothing in a user's graph may stop the compilation.
-            with contextlib.suppress(Exception):
-                if (pool := pool_of(node)) is not None:
-                    self._replace(graph, pool)
+    def visit(self, graph: Graph, node: Node) -> None:
+        if (pool := pool_of(node)) is not None:
+            self._replace(graph, pool)
 
     def _replace(self, graph: Graph, pool: Pool) -> None:
         """Replace the layers before a pool, where they are of groups and where it pays."""
@@ -80,9 +61,7 @@ class GroupPass(PassBehind):
     ) -> None:
         with graph.inserting_before(pool.result):
             new = graph.call_function(group_layer, tuple(layer))
-        new.meta = {**pool.result.meta, "example_value": value}
-        # NOTE: AOTAutograd's cache keeps graphs with functions of ours by this key.
-        new.meta |= {"is_wrapped": True, "user_cache_hash": sources()}
+        new.meta = as_ours(pool.result.meta, example_value=value)
         training = any(norm is not None and norm[4] for norm in layer.norms)
         widths = [value_of(weight).shape[0] for weight in layer.weights]  # type: ignore[union-attr]
         sizes = " x ".join(map(str, value_of(layer.idx).shape))  # type: ignore[union-attr]

@@ -8,56 +8,35 @@ of a few rows.
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..graph_pass import PassBehind, sources
 from ..report import ReplacedSite, where
 from .axes import arguments, name_of, shape_of
+from .node_pass import NodePass, as_ours
 from .permuted_rows import permuted_rows
 from .values import constant, value_of
 
 if TYPE_CHECKING:
     from torch.fx import Graph, Node
 
-    from ..report import InductorReport
 
 _EMPTY = ("empty_like", "zeros_like", "empty", "zeros", "new_empty", "new_zeros")
 
 
-class PermutationPass(PassBehind):
-    """Replaces gathers by permutations where they have a gradient.
+class PermutationPass(NodePass):
+    """Replaces gathers by permutations where they have a gradient."""
 
-    Args:
-        report: Where they are listed.
-        first: A pass to run before, as Inductor takes it.
-    """
-
-    def __init__(self, report: InductorReport, first: Any = None) -> None:
-        super().__init__(first)
-        self.report = report
-
-    def uuid(self) -> Any:
-        """What the result depends on, besides the graph."""
-        return self.key(sources())
-
-    def rewrite(self, graph: Graph) -> None:
-        for node in list(graph.nodes):
-            # NOTE: nothing in a user's graph may stop the compilation.
-            with contextlib.suppress(Exception):
-                if name_of(node) in ("getitem", "index_select"):
-                    self._replace(graph, node)
-
-    def _replace(self, graph: Graph, node: Node) -> None:
+    def visit(self, graph: Graph, node: Node) -> None:
+        if name_of(node) not in ("getitem", "index_select"):
+            return
         found = _gather(graph, node)
         if found is None:
             return
         with graph.inserting_before(node):
             new = graph.call_function(permuted_rows, found)
-        # NOTE: AOTAutograd's cache keeps graphs with functions of ours by this key.
-        new.meta = {**node.meta, "is_wrapped": True, "user_cache_hash": sources()}
+        new.meta = as_ours(node.meta)
         shape = " x ".join(map(str, shape_of(node) or ()))
         why = "the gradient is a gather, without atomics"
         self.report.replaced.append(
