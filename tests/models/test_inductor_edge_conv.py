@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -77,3 +79,22 @@ def test_edge_conv(device, form, found, widths):
     x = torch.randn(B, N, C, dtype=torch.float64).to(device).requires_grad_()
     idx = torch.randint(-N, N, (B, N, K)).to(device)
     assert ("edge_conv" in assert_same(form, mlp, (x, idx))) is found
+
+
+def test_layers_of_one_index(device):
+    """Several layers may read what topk found once."""
+    torch.manual_seed(3)
+    first = Layers((2 * C, C), 2, act=lambda: nn.LeakyReLU(0.2))
+    mlp = shuffle_norms(nn.ModuleList([first, copy.deepcopy(first)])).to(device, torch.float64)
+    x = torch.randn(B, N, C, dtype=torch.float64).to(device).requires_grad_()
+
+    def run(mlp, x):
+        base = torch.arange(B, device=x.device).view(-1, 1, 1) * N
+        rows = (torch.topk(x @ x.mT, K)[1] + base).view(-1)
+        for layer in mlp:
+            own = x.view(B, N, 1, C).repeat(1, 1, K, 1)
+            edges = x.view(B * N, -1)[rows, :].view(B, N, K, C) - own
+            x = layer(torch.cat((edges, own), -1).permute(0, 3, 1, 2)).amax(-1).mT.contiguous()
+        return x
+
+    assert assert_same(run, mlp, (x,)).count("edge_conv") == 2

@@ -342,6 +342,13 @@ def test_inference(device):
     assert report.kinds() == ["set_abstraction"]
 
 
+def assert_as_exact(got, want, exact):
+    """Of the same dtype, and hardly further from the exact result."""
+    assert got.dtype is want.dtype
+    errors = [(y.double() - exact).norm() / exact.norm() for y in (got, want)]
+    assert errors[0] < 1.5 * errors[1]
+
+
 def test_autocast(device):
     """Coordinates stay float32; everything else is as autocast has it."""
     mlp, given = layers(in_rows, device, torch.float32), inputs(device, torch.float32)
@@ -350,9 +357,7 @@ def test_autocast(device):
         want = in_rows(copy.deepcopy(mlp), *given)
         got, report = compiled(in_rows, mlp, given)
     assert "set_abstraction" in report.kinds()
-    assert got.dtype is want.dtype
-    errors = [(y.double() - exact).norm() / exact.norm() for y in (got, want)]
-    assert errors[0] < 1.5 * errors[1]
+    assert_as_exact(got, want, exact)
 
 
 def test_mixed_dtypes(device):
@@ -368,8 +373,7 @@ def test_mixed_dtypes(device):
     got, report = compiled(run, mlp, given)
     assert "set_abstraction" in report.kinds()
     assert got.dtype is torch.bfloat16
-    errors = [(y.double() - exact).norm() / exact.norm() for y in (got, want)]
-    assert errors[0] < 1.5 * errors[1]
+    assert_as_exact(got, want, exact)
 
 
 def test_sizes_that_are_not_fixed(device):

@@ -45,6 +45,20 @@ def changed_later(x, ids, weights):
     return x.repeat_interleave(COPIES, 0)[inverse]
 
 
+def changed_order(x, ids, weights):
+    order = torch.sort(ids.reshape(-1))[1]
+    order.view(-1).clamp_(max=3)
+    return x.repeat_interleave(COPIES, 0)[order]
+
+
+def changed_places(x, ids, weights):
+    order = torch.sort(ids.reshape(-1))[1]
+    order %= 3
+    inverse = torch.zeros_like(order)
+    inverse[order] = torch.arange(order.numel(), device=x.device)
+    return x.repeat_interleave(COPIES, 0)[inverse]
+
+
 def of_fewer(x, ids, weights):
     return x[torch.sort(ids.reshape(-1))[1] // (2 * COPIES)]
 
@@ -53,7 +67,8 @@ def of_values(x, ids, weights):
     return x[torch.sort(ids.reshape(-1))[0]]
 
 
-FORMS = {experts: 3, by_argsort: 1, other_numbers: 0, changed_later: 0, of_fewer: 0, of_values: 0}
+OTHERS = (other_numbers, changed_later, changed_order, changed_places, of_fewer, of_values)
+FORMS = {experts: 3, by_argsort: 1, **dict.fromkeys(OTHERS, 0)}
 
 
 @pytest.mark.parametrize("form", FORMS, ids=operator.attrgetter("__name__"))

@@ -25,7 +25,8 @@ _PERMUTES = {
     *("permute", "transpose", "movedim", "moveaxis", "swapaxes", "swapdims", "t", "adjoint"),
     "getattr",
 }
-_CASTS = {"to", "type", "float", "half", "bfloat16", "double", "contiguous", "clone"}
+# Functions that copy a tensor, or not, perhaps in another dtype.
+CASTS = {"to", "type", "float", "half", "bfloat16", "double", "contiguous", "clone"}
 _TRANSPOSED = ("T", "mT")  # attributes
 
 
@@ -98,7 +99,7 @@ def is_move(node: Any) -> bool:
     assert now is not None
     if before.device != now.device:
         return False
-    if name in _CASTS:
+    if name in CASTS:
         same_kind = now.is_floating_point() == before.is_floating_point()
         return bool(before.shape == now.shape and same_kind)
     if before.dtype != now.dtype:
@@ -119,7 +120,7 @@ def moved(layout: Layout, node: Node) -> Layout | None:
     """The layout behind a move of something of this layout."""
     name, shape = name_of(node), shape_of(node)
     assert shape is not None
-    if name in _CASTS:
+    if name in CASTS:
         return layout
     if name in _PERMUTES:
         order = _order(node, len(layout.dims))

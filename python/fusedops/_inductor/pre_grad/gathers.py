@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from .axes import Layout, arguments, is_move, layout_of, moved, name_of, shape_of
-from .values import constant, plain_torch, value_of
+from .values import constant, is_changed, plain_torch, value_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -184,7 +184,8 @@ def _within_clouds(graph: Graph, node: Any, shape: Sequence[int]) -> Node | None
         return None
     for idx, first in (node.args, node.args[::-1]):
         mine = shape_of(idx) == places and _is_of_top(idx, shape[1])
-        if mine and places[0] == shape[0] and _counts(graph, first, places, shape[1]):
+        same = mine and not is_changed(graph.nodes, [idx])
+        if same and places[0] == shape[0] and _counts(graph, first, places, shape[1]):
             found: Node = idx
             return found
     return None

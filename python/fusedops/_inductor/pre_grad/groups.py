@@ -20,7 +20,7 @@ from .gathers import gathered
 from .group_layer import GroupLayer, group_layer
 from .node_pass import NodePass, as_ours
 from .pooled import common_activation, layers_before, pool_of, read_layers, tensors_of
-from .values import is_changed, value_of
+from .values import OURS, is_changed, value_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -33,6 +33,13 @@ if TYPE_CHECKING:
 LEAST_EDGES = 1 << 14  # fewer take as long as launches
 # Calls that change how what follows is computed.
 _MODES = ("_enter_", "_exit_", "_set_", "set_grad_enabled", "_push_", "_pop_", "inference_mode")
+
+
+def _statistics(*arguments: Any) -> list[Node]:
+    return [n for norm in GroupLayer(*arguments).norms if norm for n in norm[2:4] if n is not None]
+
+
+OURS[group_layer] = _statistics
 
 
 class GroupPass(NodePass):

@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .axes import name_of, shape_of
+from .axes import CASTS, name_of, shape_of
 from .values import constant, is_changed, plain_torch, value_of
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.fx import Graph, Node
 
-# Functions of tensors that are broadcast, element by element, and those that copy one.
+# Functions of tensors that are broadcast, element by element.
 _ELEMENTWISE = {"where", "add", "sub", "mul", "masked_fill"}
-_COPIES = {"contiguous", "clone", "to", "type", "float", "half", "bfloat16"}
 
 
 def one_of_batch(graph: Graph, node: Node) -> Node | None:
@@ -59,7 +58,7 @@ class _Maker:
             given = shape_of(node.args[0])
             spread = given is not None and (len(given) < self.rank or given[0] == 1)
             return self.first(node) if spread else None
-        if name_of(node) not in _ELEMENTWISE | _COPIES or "out" in node.kwargs:
+        if name_of(node) not in _ELEMENTWISE | CASTS or "out" in node.kwargs:
             return None
         return self.again(node)
 

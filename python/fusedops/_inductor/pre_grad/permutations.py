@@ -16,13 +16,16 @@ from ..report import ReplacedSite, where
 from .axes import arguments, name_of, shape_of
 from .node_pass import NodePass, as_ours
 from .permuted_rows import permuted_rows
-from .values import constant, value_of
+from .values import OURS, constant, is_changed, value_of
 
 if TYPE_CHECKING:
     from torch.fx import Graph, Node
 
 
 _EMPTY = ("empty_like", "zeros_like", "empty", "zeros", "new_empty", "new_zeros")
+
+
+OURS[permuted_rows] = lambda *_: []
 
 
 class PermutationPass(NodePass):
@@ -81,7 +84,7 @@ def _permutation(graph: Graph, order: Node, reader: Node) -> tuple[Node | None] 
     if shape is None or len(shape) != 1:
         return None
     if _is_sorted(order):
-        return (None,)
+        return None if is_changed(graph.nodes, [order]) else (None,)
     if name_of(order) not in _EMPTY:
         return None
     writes = [user for user in order.users if name_of(user) == "setitem" and user.args[0] is order]
@@ -96,7 +99,8 @@ def _permutation(graph: Graph, order: Node, reader: Node) -> tuple[Node | None] 
     others = [user for user in order.users if user is not writes[0]]
     if any(name_of(user) not in ("getitem", "index_select", "permuted_rows") for user in others):
         return None
-    return (at,)
+    calls = (node for node in graph.nodes if node is not writes[0])
+    return None if is_changed(calls, [order, at]) else (at,)
 
 
 def _is_sorted(order: Node) -> bool:

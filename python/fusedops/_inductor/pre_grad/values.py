@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from torch.fx import Graph, Node
 
@@ -52,6 +52,10 @@ _IN_PLACE = {
     *("iadd", "isub", "imul", "imatmul", "itruediv", "ifloordiv", "imod", "ipow"),
     *("iand", "ior", "ixor", "ilshift", "irshift", "iconcat", "setitem", "delitem"),
 }
+
+
+# The functions that our passes put into a graph, and what of their arguments they write into.
+OURS: dict[Any, Callable[..., list[Node]]] = {}
 
 
 def value_of(node: Any) -> Tensor | None:
@@ -117,6 +121,8 @@ def is_changed(calls: Iterable[Node], made_of: Iterable[Node]) -> bool:
 
 def _written_by(node: Node) -> list[Node]:
     """What a call that writes may write into: its own tensor where it is a method or operator."""
+    if node.target in OURS:
+        return OURS[node.target](*node.args)
     is_operator = getattr(node.target, "__name__", "") in _IN_PLACE
     own = node.args[0] if node.op == "call_method" or is_operator else None
     alone = isinstance(own, torch.fx.Node) and "out" not in node.kwargs
