@@ -343,7 +343,7 @@ def test_inference(device):
 
 
 def assert_as_exact(got, want, exact):
-    """Of the same dtype, and hardly further from the exact result."""
+    """The dtype is the same, and the result hardly further from the exact one."""
     assert got.dtype is want.dtype
     errors = [(y.double() - exact).norm() / exact.norm() for y in (got, want)]
     assert errors[0] < 1.5 * errors[1]
