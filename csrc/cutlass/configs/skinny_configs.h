@@ -29,6 +29,8 @@ inline constexpr GemmConfig kSkinnyConfigs[] = {
     skinny::config(64, 2, 1),  skinny::config(64, 2, 2),  skinny::config(64, 2, 3),
     skinny::config(128, 1, 1), skinny::config(128, 1, 2), skinny::config(128, 2, 1),
     skinny::config(128, 2, 2), skinny::config(192, 1, 1), skinny::config(192, 2, 1),
+    skinny::config(64, 4, 1),  skinny::config(64, 4, 2),  skinny::config(64, 8, 1),
+    skinny::config(64, 8, 2),  skinny::config(128, 4, 1), skinny::config(128, 8, 1),
 };
 inline constexpr int kNumSkinnyConfigs = sizeof(kSkinnyConfigs) / sizeof(kSkinnyConfigs[0]);
 

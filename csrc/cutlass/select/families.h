@@ -21,6 +21,12 @@ void add_sm80(const GemmProblem& problem, const DeviceModel& device, Candidates&
 void add_cluster(const GemmProblem& problem, const DeviceModel& device, Candidates& candidates);
 void add_skinny(const GemmProblem& problem, const DeviceModel& device, Candidates& candidates);
 
+// Clusters of 1, 2, 4 or 8 blocks that run at a time, a block an SM: a GPC has SMs that are left
+// over for 4 and 8.
+constexpr int64_t cluster_slots(int blocks, const DeviceModel& device) {
+  return blocks < 4 ? device.sm_count / blocks : device.sm_count * 10 / (11 * blocks);
+}
+
 // What a product over fp32 parts takes in a tile of unaligned::kPartTiles and so many slices of K,
 // with the operands of `problem`.
 double parts_us(const GemmProblem& problem, int tile, int slices, const DeviceModel& device);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "csrc/cutlass/configs/skinny_configs.h"
 #include "csrc/cutlass/select/families.h"
 #include "csrc/cutlass/select/sm90_measured.h"
 #include "csrc/cutlass/select/time_model.h"
@@ -41,19 +42,23 @@ bool any_runs(const Candidates& candidates, auto&& of_family) {
 
 // Whether the skinny kernels go before all others: they won every product that was measured for the
 // time model and that they can run. Those had many columns. Where few have a long K, its slices are
-// faster than the two blocks that share it (12 products on an H200), which take so much longer than
+// faster than two blocks that share it (12 products on an H200), which take so much longer than
 // expected.
 bool skinny_first(const GemmProblem& p, const Candidates& candidates) {
   constexpr int64_t kFewColumns = 640, kLongK = 4096;
   constexpr double kMuchLess = 0.8, kLongUs = 2.5;
   double skinny = 0, other = 0;
+  int blocks = 0;  // that share K in the fastest skinny kernel
   for (const Candidate& c : candidates) {
     if (c.rejected) continue;
-    double& least = c.plan.family == Family::kSkinny ? skinny : other;
-    if (least == 0 || c.plan.expected_us < least) least = c.plan.expected_us;
+    const bool of_skinny = c.plan.family == Family::kSkinny;
+    double& least = of_skinny ? skinny : other;
+    if (least > 0 && c.plan.expected_us >= least) continue;
+    least = c.plan.expected_us;
+    if (of_skinny) blocks = kSkinnyConfigs[c.plan.config].cluster_n;
   }
   if (skinny == 0 || other == 0) return skinny > 0;
-  const bool few = p.n <= kFewColumns && p.k > kLongK;
+  const bool few = p.n <= kFewColumns && p.k > kLongK && blocks <= 2;
   return other > (few ? skinny + kLongUs : kMuchLess * skinny);
 }
 

@@ -1,7 +1,7 @@
 // y (M, N) = act(x (M, K) @ w (N, K)^T + bias) for few rows of x: the time is that of reading w
 // once. A block takes 64 to 192 rows of w as the wide operand of WGMMA and all rows of x as the
-// narrow one. Two blocks in a cluster share the rows of w and split K; each adds up half of the
-// outputs, with what the other one stores into its shared memory.
+// narrow one. Two, four or eight blocks in a cluster share the rows of w and split K; each adds up
+// its share of the outputs, with what the others store into its shared memory.
 //
 // A warp of its own keeps TMA loads in flight. Before the preceding kernel is done it asks L2 for
 // the first bytes of w: a prefetch reads nothing into the SM, so w may still be written.
@@ -65,6 +65,7 @@ struct Part {
   int row0;         // of w
   int first, last;  // stages of K
   uint32_t rank, blocks;
+  int log_blocks;
 };
 
 // ---- the copying thread ----
@@ -147,16 +148,19 @@ __device__ __forceinline__ void sync_multipliers() {
 }
 
 // Piece i of the sums, rows [8 i, 8 i + 8) of x, is added up by block i % blocks of the cluster as
-// its piece i / blocks: what it has itself lies in its stages, what the other has is sent to it.
+// its piece i / blocks: what it has itself lies in its stages, what the others have is sent to it.
+// blocks: a power of two.
 struct Pieces {
   int total;      // that hold rows of x
   int per_block;  // at most
   __host__ __device__ constexpr Pieces(int m, int blocks)
-      : total((m + 7) / 8), per_block(blocks == 1 ? total : (total + 1) / 2) {}
-  __device__ int of_rank(const Part& part) const { return part.rank ? total / 2 : per_block; }
+      : total((m + 7) / 8), per_block((total + blocks - 1) / blocks) {}
+  __device__ int of_rank(const Part& part) const {
+    return (total - int(part.rank) + int(part.blocks) - 1) >> part.log_blocks;
+  }
   template <class S>
   __host__ __device__ constexpr int received_bytes(int blocks) const {
-    return blocks == 1 ? 0 : per_block * S::kGroups * kPieceBytes;
+    return (blocks - 1) * per_block * S::kGroups * kPieceBytes;
   }
 };
 
@@ -165,22 +169,24 @@ __device__ void distribute(const float (&sum)[S::kCols / 2], const Pieces& piece
                            const Shared& shared, const Part& part) {
   constexpr int kStep = S::kGroups * kPieceBytes;
   const uint32_t own = shared.stages + threadIdx.x * 16;
-  const uint32_t peer = address_of_rank(shared.received + threadIdx.x * 16, part.rank ^ 1);
-  const uint32_t sent = address_of_rank(shared.sent(), part.rank ^ 1);
+  const uint32_t received = shared.received + threadIdx.x * 16;
 #pragma unroll
   for (int i = 0; i < S::kPieces; ++i) {
     if (i >= pieces.total) break;
     const float* v = sum + 4 * i;
-    if (part.blocks == 1 || i % 2 == part.rank) {
-      const int slot = part.blocks == 1 ? i : i / 2;
+    const uint32_t rank = i & (part.blocks - 1);
+    const int slot = i >> part.log_blocks;
+    if (rank == part.rank) {
       asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(own + slot * kStep), "f"(v[0]),
                    "f"(v[1]), "f"(v[2]), "f"(v[3])
                    : "memory");
     } else {
+      const int sender = (part.rank - rank - 1) & (part.blocks - 1);
+      const uint32_t to = received + (sender * pieces.per_block + slot) * kStep;
       asm volatile(
           "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 "
-          "[%0], {%1, %2, %3, %4}, [%5];" ::"r"(peer + i / 2 * kStep),
-          "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]), "r"(sent)
+          "[%0], {%1, %2, %3, %4}, [%5];" ::"r"(address_of_rank(to, rank)),
+          "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]), "r"(address_of_rank(shared.sent(), rank))
           : "memory");
     }
   }
@@ -257,11 +263,13 @@ __device__ void finish_as(const Problem& p, void* out, const float (&bias)[2], c
   const uint32_t received = shared.received + threadIdx.x * 16;
   for (int first = 0; first < mine; first += kBatch) {
     float v[kBatch][4] = {};
+    const auto add = [&](uint32_t from) {
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const int offset = min(first + i, mine - 1) * kStep;
-      add_shared(v[i], own + offset);
-      if (part.blocks > 1) add_shared(v[i], received + offset);
+      for (int i = 0; i < kBatch; ++i) add_shared(v[i], from + min(first + i, mine - 1) * kStep);
+    };
+    add(own);
+    for (int sender = 0; sender + 1 < int(part.blocks); ++sender) {
+      add(received + sender * pieces.per_block * kStep);
     }
     resolve_rare<kActivation>(p.activation, [&]<Activation kNow>() {
 #pragma unroll
@@ -311,6 +319,7 @@ __device__ __forceinline__ Part part_of(const Problem& p) {
   Part part;
   part.rank = cluster_rank();
   asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(part.blocks));
+  part.log_blocks = __ffs(int(part.blocks)) - 1;
   part.row0 = int(blockIdx.x / part.blocks) * S::kRows;
   const unsigned stages = (p.k + kStepK * S::kWide - 1) / (kStepK * S::kWide);
   part.first = stages * part.rank / part.blocks;

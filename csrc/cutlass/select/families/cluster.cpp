@@ -43,11 +43,6 @@ double cluster_us(const GemmProblem& p, const GemmConfig& c, const TileCluster& 
          (p.epilogue == Epilogue::kNorm ? kClusterNormUs : 0);
 }
 
-// Clusters of 1, 2, 4 or 8 blocks that run at a time: a GPC has SMs that are left over for 4 and 8.
-int64_t cluster_slots(int blocks, const DeviceModel& device) {
-  return blocks < 4 ? device.sm_count / blocks : device.sm_count * 10 / (11 * blocks);
-}
-
 }  // namespace
 
 void add_cluster(const GemmProblem& problem, const DeviceModel& device, Candidates& candidates) {

@@ -16,10 +16,11 @@ double skinny_us(const GemmProblem& p, const GemmConfig& c, const DeviceModel& d
   const double sms = device.sm_count;
   const double cols = double(p.m <= 8 ? 8 : p.m <= 16 ? 16 : round_up(p.m, 32));
   const double blocks = double(ceil_div(p.n, c.tile_n) * c.cluster_n);
-  const double waves = std::ceil(blocks / (sms * c.tile_k));
+  const double waves = std::ceil(double(ceil_div(p.n, c.tile_n)) /
+                                 double(cluster_slots(c.cluster_n, device) * c.tile_k));
   const double per_sm = std::min<double>(c.tile_k, std::ceil(blocks / sms));
   const double pieces = double(ceil_div(ceil_div(p.m, 8), c.cluster_n));
-  const double sent = c.cluster_n > 1 ? pieces * c.tile_n * 32 : 0;
+  const double sent = (c.cluster_n - 1) * pieces * c.tile_n * 32;
 
   const double bytes = (c.tile_n + cols) * 2 * p.k / c.cluster_n;
   const double in_flight = (228.0 / c.tile_k - 1) * 1024 - sent;
