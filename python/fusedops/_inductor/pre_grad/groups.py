@@ -20,7 +20,7 @@ from .gathers import gathered
 from .group_layer import GroupLayer, group_layer
 from .node_pass import NodePass, as_ours
 from .pooled import common_activation, layers_before, pool_of, read_layers, tensors_of
-from .values import OURS, is_changed, value_of
+from .values import OURS, copied, is_undisturbed, value_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from .pooled import Layer, Pool
 
 LEAST_EDGES = 1 << 14  # fewer take as long as launches
-# Calls that change how what follows is computed.
-_MODES = ("_enter_", "_exit_", "_set_", "set_grad_enabled", "_push_", "_pop_", "inference_mode")
 
 
 def _statistics(*arguments: Any) -> list[Node]:
@@ -56,7 +54,12 @@ class GroupPass(NodePass):
         if nodes is None or found is None:
             return
         read = read_layers(nodes, found.layout)
-        if read is None or not _is_sound(graph, pool, found, nodes, read[0]):
+        if read is None:
+            return
+        mine = {*found.nodes, *nodes, pool.node, pool.result}
+        statistics = [n for one in read[0] for n in (one.norm or ())[2:4] if n is not None]
+        given = [*_read_by(found.parts), *tensors_of(read[0])]
+        if not is_undisturbed(graph, mine, given, statistics):
             return
         layer = _layer(pool, found, *read)
         value = None if layer is None else _value(layer, pool, self.force)
@@ -82,26 +85,6 @@ class GroupPass(NodePass):
         for node in dict.fromkeys((pool.result, pool.node, *reversed(old))):
             if not node.users:
                 graph.erase_node(node)
-
-
-def _is_sound(
-    graph: Graph, pool: Pool, found: Gathered, chain: Sequence[Node], layers: list[Layer]
-) -> bool:
-    """Whether nothing between the first and the last of these nodes makes a difference to them."""
-    mine = {*found.nodes, *chain, pool.node, pool.result}
-    nodes = list(graph.nodes)
-    first = next(i for i, node in enumerate(nodes) if node in mine)
-    between = [node for node in nodes[first : nodes.index(pool.result)] if node not in mine]
-    if any(str(getattr(node.target, "__name__", "")).startswith(_MODES) for node in between):
-        return False
-    statistics = [n for layer in layers for n in (layer.norm or ())[2:4] if n is not None]
-    if len(set(statistics)) < len(statistics):
-        return False
-    if any(not set(statistics).isdisjoint(node.all_input_nodes) for node in between):
-        return False
-    calls = [node for node in between if node.op.startswith("call")]
-    read = [*_read_by(found.parts), *tensors_of(layers), *found.nodes, *chain]
-    return not is_changed(calls, read)
 
 
 def _read_by(parts: Collection[Part]) -> list[Node]:
@@ -166,15 +149,6 @@ def _value(layer: GroupLayer, pool: Pool, force: bool) -> Tensor | None:
     """The result's fake value; None where it is another one, or where torch is as fast."""
     expected = value_of(pool.result)
     assert expected is not None
-
-    def copied(one: Any) -> Any:
-        if not isinstance(one, torch.fx.Node):
-            return one
-        value = value_of(one)
-        if value is None:
-            raise TypeError("an argument has no value")
-        made = value.detach().clone()  # statistics are written
-        return made.requires_grad_(value.requires_grad) if made.is_floating_point() else made
 
     with expected.fake_mode:
         values = GroupLayer(*torch.fx.node.map_aggregate(tuple(layer), copied))

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from torch.fx import Graph, Node
 
@@ -117,6 +117,44 @@ def is_changed(calls: Iterable[Node], made_of: Iterable[Node]) -> bool:
         )
     except NotImplementedError:  # tensors of torch.func's transforms do not say where they are
         return True
+
+
+# Calls that change how what follows is computed.
+_MODES = ("_enter_", "_exit_", "_set_", "set_grad_enabled", "_push_", "_pop_", "inference_mode")
+
+
+def is_undisturbed(
+    graph: Graph, mine: Collection[Node], read: Iterable[Node], statistics: Sequence[Node]
+) -> bool:
+    """Whether nothing between the first and the last of some nodes makes a difference to them.
+
+    Args:
+        graph: Where they are.
+        mine: The nodes, which one call at the place of the last one is to replace.
+        read: What that call reads.
+        statistics: What it writes besides its result.
+    """
+    nodes = list(graph.nodes)
+    at = [i for i, node in enumerate(nodes) if node in mine]
+    between = [node for node in nodes[at[0] : at[-1]] if node not in mine]
+    if any(str(getattr(node.target, "__name__", "")).startswith(_MODES) for node in between):
+        return False
+    if len(set(statistics)) < len(statistics):
+        return False
+    if any(not set(statistics).isdisjoint(node.all_input_nodes) for node in between):
+        return False
+    return not is_changed(between, [*read, *mine])
+
+
+def copied(argument: Any) -> Any:
+    """A copy of a node's value, for a call that may write into it; what is no node as it is."""
+    if not isinstance(argument, torch.fx.Node):
+        return argument
+    value = value_of(argument)
+    if value is None:
+        raise TypeError("an argument has no value")
+    made = value.detach().clone()
+    return made.requires_grad_(value.requires_grad) if made.is_floating_point() else made
 
 
 def _written_by(node: Node) -> list[Node]:
