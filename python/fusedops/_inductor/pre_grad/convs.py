@@ -10,7 +10,6 @@ kernel of ours is all of it; where that is a graph of cuDNN's, Inductor cannot t
 
 from __future__ import annotations
 
-import contextlib
 import operator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,17 +17,16 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from ..graph_pass import PassBehind, sources
 from ..report import ReplacedSite, where
 from .axes import arguments, name_of, shape_of
 from .conv_layer import ConvLayer, conv_layer
+from .node_pass import NodePass, as_ours
 from .pooled import CONV, NORM
 from .values import copied, is_undisturbed, value_of
 
 if TYPE_CHECKING:
     from torch.fx import Graph, Node
 
-    from ..report import InductorReport
 
 _CONVS = ("conv1d", "conv2d", "conv3d")
 _SUMS = ("add", "iadd", "add_")
@@ -45,30 +43,13 @@ class Unit(NamedTuple):
     activation: str
 
 
-class ConvPass(PassBehind):
-    """Replaces convolutions with a norm behind them by `conv_bn_act`.
+class ConvPass(NodePass):
+    """Replaces convolutions with a norm behind them by `conv_bn_act`."""
 
-    Args:
-        report: Where they are listed.
-        force: Replace all that is found, whether it pays or not.
-        first: A pass to run before, as Inductor takes it.
-    """
-
-    def __init__(self, report: InductorReport, force: bool = False, first: Any = None) -> None:
-        super().__init__(first)
-        self.report, self.force = report, force
-
-    def uuid(self) -> Any:
-        """What the result depends on, besides the graph."""
-        return self.key(sources(), self.force)
-
-    def rewrite(self, graph: Graph) -> None:
-        for node in list(graph.nodes):
-            # NOTE: nothing in a user's graph may stop the compilation.
-            with contextlib.suppress(Exception):
-                unit = unit_of(node) if name_of(node) in _CONVS else None
-                if unit is not None:
-                    self._replace(graph, unit)
+    def visit(self, graph: Graph, node: Node) -> None:
+        unit = unit_of(node) if name_of(node) in _CONVS else None
+        if unit is not None:
+            self._replace(graph, unit)
 
     def _replace(self, graph: Graph, unit: Unit) -> None:
         layer = layer_of(unit)
@@ -87,9 +68,7 @@ class ConvPass(PassBehind):
         with graph.inserting_before(last):
             both = graph.call_function(conv_layer, tuple(layer))
             results = [graph.call_function(operator.getitem, (both, i)) for i in range(2)]
-        # NOTE: AOTAutograd's cache keeps graphs with functions of ours by this key.
-        kept = {**last.meta, "is_wrapped": True, "user_cache_hash": sources()}
-        both.meta = kept | {"example_value": (value, value_of(x))}
+        both.meta = as_ours(last.meta, example_value=(value, value_of(x)))
         results[0].meta = {**last.meta, "example_value": value}
         results[1].meta = {"example_value": value_of(x)}
         if other is not None:

@@ -7,21 +7,19 @@ Edges are the same in all layers, and so is their order: it is formed once a ste
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from ..graph_pass import PassBehind, sources
 from ..report import ReplacedSite, where
 from .axes import arguments, is_move, name_of, shape_of
 from .edge_sum import edge_sum
+from .node_pass import NodePass, as_ours
 from .values import is_undisturbed, value_of
 
 if TYPE_CHECKING:
     from torch.fx import Graph, Node
 
-    from ..report import InductorReport
 
 LEAST_BYTES = 1 << 26  # of messages; the order of edges takes as long as fewer
 _HALVES = (torch.float16, torch.bfloat16)
@@ -40,30 +38,13 @@ class Messages(NamedTuple):
     nodes: tuple[Node, ...]
 
 
-class MessagePass(PassBehind):
-    """Replaces sums of messages.
+class MessagePass(NodePass):
+    """Replaces sums of messages."""
 
-    Args:
-        report: Where they are listed.
-        force: Replace all that is found, whether it pays or not.
-        first: A pass to run before, as Inductor takes it.
-    """
-
-    def __init__(self, report: InductorReport, force: bool = False, first: Any = None) -> None:
-        super().__init__(first)
-        self.report, self.force = report, force
-
-    def uuid(self) -> Any:
-        """What the result depends on, besides the graph."""
-        return self.key(sources(), self.force)
-
-    def rewrite(self, graph: Graph) -> None:
-        for node in list(graph.nodes):
-            # NOTE: nothing in a user's graph may stop the compilation.
-            with contextlib.suppress(Exception):
-                found = messages(node)
-                if found is not None and (self.force or _pays(found)):
-                    self._replace(graph, node, found)
+    def visit(self, graph: Graph, node: Node) -> None:
+        found = messages(node)
+        if found is not None and (self.force or _pays(found)):
+            self._replace(graph, node, found)
 
     def _replace(self, graph: Graph, node: Node, found: Messages) -> None:
         read = [n for n in found[:4] if n is not None]
@@ -71,8 +52,7 @@ class MessagePass(PassBehind):
             return
         with graph.inserting_before(node):
             new = graph.call_function(edge_sum, found[:6])
-        # NOTE: AOTAutograd's cache keeps graphs with functions of ours by this key.
-        new.meta = {**node.meta, "is_wrapped": True, "user_cache_hash": sources()}
+        new.meta = as_ours(node.meta)
         shape = " x ".join(map(str, (*_shape(found.source), *_shape(found.x))))
         why = "rows of nodes in the order of edges, without atomics"
         training = bool(getattr(value_of(node), "requires_grad", False))
