@@ -22,17 +22,23 @@ from .axes import arguments, name_of, shape_of
 from .conv_layer import ConvLayer, conv_layer
 from .node_pass import NodePass, as_ours
 from .pooled import CONV, NORM
-from .values import copied, is_undisturbed, value_of
+from .values import OURS, copied, is_undisturbed, value_of
 
 if TYPE_CHECKING:
     from torch.fx import Graph, Node
-
 
 _CONVS = ("conv1d", "conv2d", "conv3d")
 _SUMS = ("add", "iadd", "add_")
 _ACTIVATIONS = ("relu", "silu", "hardswish", "relu6")
 _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 _HALVES = (torch.float16, torch.bfloat16)
+
+
+def _statistics(*arguments: Any) -> list[Node]:
+    return [n for n in ConvLayer(*arguments).norm[:2] if n is not None]
+
+
+OURS[conv_layer] = _statistics
 
 
 class Unit(NamedTuple):
@@ -56,8 +62,7 @@ class ConvPass(NodePass):
         if layer is None or not (self.force or _pays(layer)):
             return
         read = [n for n in tree_leaves(tuple(layer)) if isinstance(n, torch.fx.Node)]
-        statistics = [n for n in layer.norm[:2] if n is not None]
-        if not is_undisturbed(graph, unit.nodes, read, statistics):
+        if not is_undisturbed(graph, unit.nodes, read, _statistics(*layer)):
             return
         other = _other_reader(unit)
         layer = layer._replace(hands_on=other is not None)

@@ -15,15 +15,16 @@ from ..report import ReplacedSite, where
 from .axes import arguments, is_move, name_of, shape_of
 from .edge_sum import edge_sum
 from .node_pass import NodePass, as_ours
-from .values import is_undisturbed, value_of
+from .values import OURS, is_undisturbed, value_of
 
 if TYPE_CHECKING:
     from torch.fx import Graph, Node
 
-
 LEAST_BYTES = 1 << 26  # of messages; the order of edges takes as long as fewer
 _HALVES = (torch.float16, torch.bfloat16)
 _SPREADS = ("expand", "expand_as", "broadcast_to")
+
+OURS[edge_sum] = lambda *_: []
 
 
 class Messages(NamedTuple):
