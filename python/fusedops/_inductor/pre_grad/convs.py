@@ -171,7 +171,7 @@ def _value(layer: ConvLayer, unit: Unit, force: bool) -> Tensor | None:
     """The result's fake value; None where it is another one than torch's."""
     expected = value_of(unit.nodes[-1])
     assert expected is not None
-    if expected.dtype not in _HALVES and expected.device.type == "cuda":
+    if not force and expected.dtype not in _HALVES:
         return None
     with expected.fake_mode:
         values = ConvLayer(*torch.fx.node.map_aggregate(tuple(layer), copied))
