@@ -91,7 +91,10 @@ def compiled(function, *given, fullgraph=True):
 
 
 def made(device, dtype=torch.float64, form=torch.channels_last, **options):
+    """A model and its input; cuDNN gives no float64 where channels lie last."""
     torch.manual_seed(1)
+    if device == "cuda" and dtype is torch.float64:
+        form = torch.contiguous_format
     model = shuffle_norms(Block(**options)).to(device, dtype).to(memory_format=form)
     x = torch.randn(3, C, SIDE, SIDE, dtype=dtype).to(device).contiguous(memory_format=form)
     return model.train(), x.requires_grad_()
@@ -100,9 +103,10 @@ def made(device, dtype=torch.float64, form=torch.channels_last, **options):
 def assert_same(function, model, x, rtol=1e-9):
     # NOTE: torch's hardswish on a GPU multiplies by a sixth in float32, in float64, too.
     other, y = copy.deepcopy(model).cpu(), x.detach().cpu().requires_grad_()
+    stride = function(x, copy.deepcopy(model)).stride()
     got, report = compiled(function, x, model)
     want = function(y, other)
-    assert got.stride() == want.stride()
+    assert got.stride() == stride
     pairs = zip(results(got, model, [x]), results(want, other, [y]), strict=True)
     for a, b in pairs:
         torch.testing.assert_close(a.cpu(), b, rtol=rtol, atol=rtol)
@@ -200,13 +204,33 @@ def test_the_whole_of_inductor(device):
     assert not torch._dynamo.utils.counters["aot_autograd"]["autograd_cache_bypass"]
 
 
+def test_ops_are_known_before_inductor_asks(device, monkeypatch):
+    """It would write down all that their arguments were made of: see `declare_fallbacks`."""
+    from torch._inductor.exc import OperatorIssue
+    from torch._inductor.lowering import lowerings
+
+    asked = []
+    monkeypatch.setattr(OperatorIssue, "operator_str", lambda *given: asked.append(given) or "")
+    known = {op: lowerings[op] for op in lowerings if str(op).startswith("fusedops.")}
+    for op in known:
+        monkeypatch.delitem(lowerings, op)
+    torch._dynamo.reset()
+    model, x = made(device)
+    with torch._inductor.config.patch(force_disable_caches=True):
+        torch.compile(model, dynamic=False, **fusedops.inductor(force=True))(x).sum().backward()
+    assert any(str(op).startswith("fusedops.") for op in lowerings)
+    assert not asked
+
+
 @pytest.mark.gpu
+@pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("form", [torch.channels_last, torch.contiguous_format], ids=str)
-def test_where_channels_lie_last(form):
+def test_where_channels_lie_last(form, stride):
     """Without force, in half precision: where channels lie last, and nowhere else."""
     torch._dynamo.reset()
     torch.manual_seed(0)
-    model = shuffle_norms(Block()).to("cuda", torch.bfloat16).to(memory_format=form).train()
+    model = shuffle_norms(Block(stride=stride))
+    model = model.to("cuda", torch.bfloat16).to(memory_format=form).train()
     x = torch.randn(8, C, 32, 32, device="cuda", dtype=torch.bfloat16)
     x = x.contiguous(memory_format=form).requires_grad_()
     twins = [copy.deepcopy(model) for _ in range(2)]
@@ -215,7 +239,8 @@ def test_where_channels_lie_last(form):
     exact = results(twins[0].double()(wide), twins[0], [wide])
     want = results(twins[1](x), twins[1], [x])
     got = results(torch.compile(model, dynamic=False, **ours)(x), model, [x])
-    assert ("conv_bn_act" in ours.report.kinds()) is (form is torch.channels_last)
+    count = 2 + stride if form is torch.channels_last else 0
+    assert ours.report.kinds().count("conv_bn_act") == count
     for a, b, c in zip(got, want, exact, strict=True):
         scale = c.double().norm() + 1e-12
         errors = [((t.double() - c.double()).norm() / scale).item() for t in (a, b)]

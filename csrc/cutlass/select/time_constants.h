@@ -108,6 +108,10 @@ FUSEDOPS_TIME_CONSTANT kSkinnyCyclesPerUs = 1700;
 FUSEDOPS_TIME_CONSTANT kSkinnyOverlap = 3.5;  // as kClusterOverlap
 FUSEDOPS_TIME_CONSTANT kIdlePower = 0.46;  // of the fraction of SMs with a block, in DRAM's rate
 FUSEDOPS_TIME_CONSTANT kUneven = 0.305;  // the fraction more where SMs have more blocks than others
+// The fraction more where more clusters of four or eight blocks than run at a time share SMs or
+// wait, and what eight blocks take beside kPairUs. By hand, from 41 products on an H200.
+FUSEDOPS_TIME_CONSTANT kCrowded = 0.1;
+FUSEDOPS_TIME_CONSTANT kEightUs = 0.3;
 // The fraction more where rows cut sectors of 32 bytes, half of it for two blocks. By hand, from
 // eight products on an H200: the sweep has none.
 FUSEDOPS_TIME_CONSTANT kSkinnyCutSector = 0.45;

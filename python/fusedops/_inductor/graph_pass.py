@@ -166,6 +166,22 @@ class _Rewriter:
         return None
 
 
+def declare_fallbacks(graph: torch.fx.Graph) -> None:
+    """Tell Inductor which ops of ours it has no lowering for, before it finds out.
+
+    For its log it would write down what the first call of each reads, and what that was made of, as
+    often as it is read: behind the sixteen blocks of a ResNet-50 that takes more than minutes.
+    """
+    from torch._inductor.lowering import lowerings, make_fallback, tag_to_layout_constraint
+    from torch._library.utils import get_layout_constraint_tag
+
+    # NOTE: an op that writes into its arguments is an argument of auto_functionalized.
+    for op in (op for node in graph.nodes for op in (node.target, *node.args[:1])):
+        is_ours = isinstance(op, torch._ops.OpOverload) and op.namespace == "fusedops"
+        if is_ours and op not in lowerings:
+            make_fallback(op, tag_to_layout_constraint(get_layout_constraint_tag(op)))
+
+
 def _unreadable(error: Exception) -> Left:
     return Left(f"{UNREADABLE}: {type(error).__name__}: {error}")
 

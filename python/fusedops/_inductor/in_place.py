@@ -17,9 +17,11 @@ import torch
 from torch._higher_order_ops.auto_functionalize import auto_functionalized_v2
 
 from .graph import aten, equal_sizes, item_of, value
-from .graph_pass import PassBehind, sources
+from .graph_pass import PassBehind, declare_fallbacks, sources
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from torch.fx import Graph, Node
 
 F = torch.ops.fusedops
@@ -61,17 +63,22 @@ class InPlacePass(PassBehind):
 
     def rewrite(self, graph: Graph) -> None:
         given = set(donated() or ())
-        if not given:
-            return
-        inputs = graph.find_nodes(op="placeholder")
-        shared = Counter(map(_storage, inputs))
-        owned = {n for i, n in enumerate(inputs) if i in given and shared[_storage(n)] == 1}
-        for target, form in _FORMS.items():
-            for node in graph.find_nodes(op="call_function", target=target):
-                saved = node.args[1]
-                wanted = all(node.args[i] for i in form.wanted)
-                if wanted and saved in owned and len(saved.users) == 1 and _is_dense(saved):
-                    _write(graph, node, form)
+        if given:
+            _write_over(graph, given)
+        declare_fallbacks(graph)
+
+
+def _write_over(graph: Graph, given: Collection[int]) -> None:
+    """Let backwards write over those of their saved inputs whose places are given."""
+    inputs = graph.find_nodes(op="placeholder")
+    shared = Counter(map(_storage, inputs))
+    owned = {n for i, n in enumerate(inputs) if i in given and shared[_storage(n)] == 1}
+    for target, form in _FORMS.items():
+        for node in graph.find_nodes(op="call_function", target=target):
+            saved = node.args[1]
+            wanted = all(node.args[i] for i in form.wanted)
+            if wanted and saved in owned and len(saved.users) == 1 and _is_dense(saved):
+                _write(graph, node, form)
 
 
 def donated() -> list[int] | None:

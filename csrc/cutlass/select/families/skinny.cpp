@@ -16,9 +16,11 @@ double skinny_us(const GemmProblem& p, const GemmConfig& c, const DeviceModel& d
   const double sms = device.sm_count;
   const double cols = double(p.m <= 8 ? 8 : p.m <= 16 ? 16 : round_up(p.m, 32));
   const double blocks = double(ceil_div(p.n, c.tile_n) * c.cluster_n);
-  const double waves = std::ceil(double(ceil_div(p.n, c.tile_n)) /
-                                 double(cluster_slots(c.cluster_n, device) * c.tile_k));
-  const double per_sm = std::min<double>(c.tile_k, std::ceil(blocks / sms));
+  const double clusters = double(ceil_div(p.n, c.tile_n));
+  const double slots = double(cluster_slots(c.cluster_n, device));
+  const double waves = std::ceil(clusters / (slots * c.tile_k));
+  const double per_sm = std::min<double>(c.tile_k, std::ceil(clusters / slots));
+  const bool crowded = c.cluster_n > 2 && clusters > slots;
   const double pieces = double(ceil_div(ceil_div(p.m, 8), c.cluster_n));
   const double sent = (c.cluster_n - 1) * pieces * c.tile_n * 32;
 
@@ -32,11 +34,12 @@ double skinny_us(const GemmProblem& p, const GemmConfig& c, const DeviceModel& d
   const double busy = std::min(1.0, blocks / (halves ? sms / 2 : sms));
   const double dram = double(p.n) * p.k * 2 / kSkinnyDramBytesPerUs / std::pow(busy, kIdlePower);
   double main = overlap(dram, waves * std::max(read, mma), kSkinnyOverlap);
-  if (per_sm > 1) main *= 1 + kUneven * cols / 128;
+  if (per_sm > 1 || crowded) main *= 1 + kUneven * cols / 128 + (crowded ? kCrowded : 0);
   if (halves) main *= kUnsteady;
   if (is_cut(p, line_of_b(p), 32)) main *= 1 + kSkinnyCutSector / c.cluster_n;
   return kSkinnyLaunchUs + (waves - 1) * kSkinnyWaveUs + main + kPieceUs * pieces +
-         (c.cluster_n > 1 ? kPairUs + sent / kPairBytesPerUs : 0);
+         (c.cluster_n > 1 ? kPairUs + sent / kPairBytesPerUs : 0) +
+         (c.cluster_n == 8 ? kEightUs : 0);
 }
 
 }  // namespace
