@@ -176,3 +176,22 @@ def test_forward_takes_no_size_from_a_tangent(device):
         given = [torch.randn(2, n, 8, device=device, requires_grad=True) for n in sizes]
         got, want = (torch.autograd.grad(f(*given).square().sum(), given) for f in (run, function))
         assert_close(got, want, 1e-4)
+
+
+def test_ops_are_known_before_inductor_asks(device, monkeypatch):
+    """It would write down all that their arguments were made of: see `declare_fallbacks`."""
+    from torch._inductor.exc import OperatorIssue
+    from torch._inductor.lowering import lowerings
+
+    asked = []
+    monkeypatch.setattr(OperatorIssue, "operator_str", lambda *given: asked.append(given) or "")
+    for op in [op for op in lowerings if str(op).startswith("fusedops.")]:
+        monkeypatch.delitem(lowerings, op)
+    ours = fusedops.inductor(force=True)
+    model, x = make("gelu", device), inputs(device)
+    torch._dynamo.reset()
+    with torch._inductor.config.patch(force_disable_caches=True):
+        torch.compile(model, dynamic=False, **ours)(x).sum().backward()
+    assert ours.report.replaced
+    assert any(str(op).startswith("fusedops.") for op in lowerings)
+    assert not asked
