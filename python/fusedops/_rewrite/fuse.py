@@ -57,7 +57,7 @@ class FusedMLP:
     """One block of layers that runs as one op now; its linear layers are listed as well."""
 
     name: str  # its path in the model
-    kind: str  # "mlp", "gated_mlp", or a layer of point clouds: "set_abstraction", "edge_conv" ...
+    kind: str  # "mlp", "gated_mlp", or of a cloud or graph: "set_abstraction", "edge_sum" ...
     layers: tuple[str, ...]  # the names of its layers in it
     activation: str
     note: str = ""  # when the module's own forward runs instead
@@ -224,10 +224,9 @@ def _fuse_blocks(model: torch_nn.Module, report: FuseReport) -> None:
 
 
 def _fuse_clouds(model: torch_nn.Module, report: FuseReport) -> None:
-    """Let layers of point clouds run as `fusedops.points` has them."""
+    """Let layers of point clouds and graphs run as ours."""
     for site in fuse_clouds(model):
-        note = "unfused under torch.compile, and where its layers compute more"
-        report.blocks.append(FusedMLP(site.name, site.op, site.layers, "as it has", note))
+        report.blocks.append(FusedMLP(site.name, site.op, site.layers, "as it has", site.note))
 
 
 def _fuse_methods(model: torch_nn.Module, report: FuseReport) -> None:
@@ -402,9 +401,10 @@ def fuse(
       NaN, where torch stops the program. A module that has statements of the kinds above (an MLP, a
       sum and its norm) keeps its rotary embeddings, layers of one input and losses as they are.
     - Layers of point clouds run as `fusedops.points` has them: torch_geometric's PointNetConv,
-      EdgeConv and DynamicEdgeConv, and its MLP's layers without a norm; set abstraction and feature
-      propagation modules with the attributes of pointnet2_ops' and Pointnet_Pointnet2_pytorch's,
-      which have to give our values on probes; DGCNN's classifier likewise.
+      EdgeConv and DynamicEdgeConv, and its MLP's layers without a norm; those with the attributes
+      of pointnet2_ops', Pointnet_Pointnet2_pytorch's and DGCNN's that give our values on probes.
+    - torch_geometric's GINConv, GCNConv, SAGEConv and others whose messages are rows, or these times
+      constant weights, add many of them without atomics in half precision on a GPU.
     - nn.MultiheadAttention runs its projections as `fusedops.linear`, without copies in training
       where it returns no weights; the rest and the fast path in inference are torch's own code.
 

@@ -11,17 +11,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from ..._autograd.edge_sum import edge_sum, pays
 from ..report import ReplacedSite, where
 from .axes import arguments, is_move, name_of, shape_of
-from .edge_sum import edge_sum
 from .node_pass import NodePass, as_ours
 from .values import OURS, is_undisturbed, value_of
 
 if TYPE_CHECKING:
     from torch.fx import Graph, Node
 
-LEAST_BYTES = 1 << 26  # of messages; the order of edges takes as long as fewer
-_HALVES = (torch.float16, torch.bfloat16)
 _SPREADS = ("expand", "expand_as", "broadcast_to")
 
 OURS[edge_sum] = lambda *_: []
@@ -71,11 +69,8 @@ def _shape(node: Any) -> tuple[int, ...]:
 
 
 def _pays(found: Messages) -> bool:
-    """Whether there are many messages, in half precision on a GPU."""
     x = value_of(found.x)
-    if x is None or x.device.type != "cuda" or x.dtype not in _HALVES:
-        return False
-    return bool(_shape(found.source)[0] * x.shape[1] * x.dtype.itemsize >= LEAST_BYTES)
+    return x is not None and pays(x, _shape(found.source)[0])
 
 
 def messages(node: Node) -> Messages | None:

@@ -1,4 +1,4 @@
-"""Which modules of a model are layers of point clouds, and their change of class."""
+"""Which modules of a model are layers of point clouds or graphs, and their change of class."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..fused_class import Fused, fused_class
 from .dgcnn import FusedDGCNN, dgcnn_calls, is_dgcnn, run_dgcnn
 from .geometric import geometric_mixin
+from .messages import Message, messages_mixin
 from .pointnet import MIXINS, Form, pointnet_form
 from .probe import agrees
 
@@ -16,23 +17,29 @@ if TYPE_CHECKING:
     import torch
 
 
+_LAYERS = "unfused under torch.compile, and where its layers compute more"
+_EDGES = "many messages in half precision on a GPU; unfused under torch.compile"
+
+
 class CloudSite(NamedTuple):
-    """A module that runs as one of `fusedops.points`' layers now."""
+    """A module that runs as one of `fusedops.points`' layers now, or sums in the order of edges."""
 
     name: str
     op: str
     layers: tuple[str, ...]
+    note: str  # when its own forward runs
 
 
 def fuse_clouds(model: torch.nn.Module) -> Iterator[CloudSite]:
-    """Make layers of point clouds run as ours, in place: the class changes, the object stays."""
+    """Make such layers run as ours, in place: the class changes, the object stays."""
     for name, module in list(model.named_modules()):
         if isinstance(module, Fused) or "forward" in vars(module):
             continue
         op = _fuse(module)
         if op is not None:
             weights = (key for key, value in module.named_parameters() if value.dim() > 1)
-            yield CloudSite(name, op, tuple(key.removesuffix(".weight") for key in weights))
+            layers = tuple(key.removesuffix(".weight") for key in weights)
+            yield CloudSite(name, op, layers, _EDGES if op == "edge_sum" else _LAYERS)
 
 
 def _fuse(module: torch.nn.Module) -> str | None:
@@ -50,10 +57,13 @@ def _fuse(module: torch.nn.Module) -> str | None:
     return op
 
 
-def _found(module: torch.nn.Module) -> tuple[type, str, Form | None] | None:
+def _found(module: torch.nn.Module) -> tuple[type, str, Form | Message | None] | None:
     geometric = geometric_mixin(module)
     if geometric is not None:
         return *geometric, None
+    messages = messages_mixin(module)
+    if messages is not None:
+        return messages
     if is_dgcnn(module) and agrees(module, run_dgcnn, dgcnn_calls):
         return FusedDGCNN, "edge_conv", None
     pointnet = pointnet_form(module)

@@ -34,7 +34,7 @@ _MOST_PADDING = 4
 _MOST_NEIGHBOURS = 1024
 
 
-def _pool(conv: Any) -> str | None:
+def pool_of(conv: Any) -> str | None:
     """How a convolution pools; None where it does more than message and pool."""
     if any(getattr(conv, f"_{step}_forward{kind}_hooks", None)
            for step in _STEPS for kind in ("_pre", "")):  # fmt: skip
@@ -78,7 +78,8 @@ def neighbour_table(edge_index: Any, sources: int, targets: int) -> Tensor | Non
     return table
 
 
-def _is_edges(edge_index: Any) -> bool:
+def is_edges(edge_index: Any) -> bool:
+    """Whether edges are a tensor (2, E) and no sparse matrix or subclass."""
     if type(edge_index) is not Tensor or edge_index.dim() != 2:
         return False
     return edge_index.shape[0] == 2 and edge_index.dtype is torch.int64
@@ -111,10 +112,10 @@ class FusedEdgeConv(Fused):
     def _pooled(self, x: Any, edge_index: Any) -> Tensor | None:
         """The pooled messages; None where they are the class's own affair."""
         layers = read_layers(self.nn)
-        pool = None if layers is None else _pool(self)
+        pool = None if layers is None else pool_of(self)
         if layers is None or pool is None or type(x) is not Tensor or x.dim() != 2:
             return None
-        if not layers.takes(x) or not _is_edges(edge_index) or not edge_index.shape[1]:
+        if not layers.takes(x) or not is_edges(edge_index) or not edge_index.shape[1]:
             return None
         idx = neighbour_table(edge_index, len(x), len(x))
         return None if idx is None else _edges(layers, x, idx, pool)
@@ -130,7 +131,7 @@ class FusedDynamicEdgeConv(Fused):
     def forward(self, x: Any, batch: Any = None) -> Any:
         """What the convolution gives."""
         layers = None if _is_dynamo_compiling() else read_layers(self.nn)
-        pool = None if layers is None else _pool(self)
+        pool = None if layers is None else pool_of(self)
         fits = type(x) is Tensor and x.dim() == 2 and len(x) > 0
         fits = fits and (batch is None or (type(batch) is Tensor and batch.shape == x.shape[:1]))
         if layers is None or pool is None or not fits or not layers.takes(x):
@@ -162,10 +163,10 @@ class FusedPointNetConv(Fused):
     def _pooled(self, x: Any, pos: Any, edge_index: Any) -> Tensor | None:
         """The pooled messages; None where they are the class's own affair."""
         layers = None if self.local_nn is None else read_layers(self.local_nn)
-        pool = None if layers is None else _pool(self)
+        pool = None if layers is None else pool_of(self)
         own = x[0] if isinstance(x, tuple) else x
         points, centers = pos if isinstance(pos, tuple) else (pos, pos)
-        if layers is None or pool is None or not _is_edges(edge_index):
+        if layers is None or pool is None or not is_edges(edge_index):
             return None
         if not layers.takes(points, centers, own) or points.dim() != 2 or centers.dim() != 2:
             return None

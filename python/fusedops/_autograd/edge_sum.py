@@ -1,0 +1,99 @@
+"""Sums of messages in a graph: rows of nodes, by an edge's one end, added up by its other end.
+
+Edges are brought into the order of an end, once for all layers over them; a sum reads the rows of
+nodes where they lie. torch's embedding bags do that, in float32 for halves and in one order: two
+runs agree bit by bit.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+LEAST_BYTES = 1 << 26  # of messages; the order of edges takes as long as fewer
+_HALVES = (torch.float16, torch.bfloat16)
+_bags = torch.ops.aten._embedding_bag_forward_only.default
+
+
+def pays(x: Tensor, edges: int) -> bool:
+    """Whether messages of rows of x are many, and in half precision on a GPU.
+
+    torch adds those with atomics, one value at a time.
+    """
+    if x.device.type != "cuda" or x.dtype not in _HALVES:
+        return False
+    return bool(edges * x.shape[1] * x.dtype.itemsize >= LEAST_BYTES)
+
+
+class Order(NamedTuple):
+    """The edges of every node: those of node i are at starts[i] to starts[i + 1].
+
+    Behind the last node stand the edges that end or begin at no node.
+    """
+
+    rows: Tensor  # (E,) int32: the other ends
+    edges: Tensor  # (E,): which edges they are
+    starts: Tensor  # (count + 2,) int32
+
+    def given(self, weights: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
+        """What a sum over it takes, with the weights of edges (E,)."""
+        return self.rows, None if weights is None else weights[self.edges], self.starts
+
+
+def by_end(end: Tensor, other: Tensor, count: int, others: int) -> Order:
+    """Edges (E,) in the order of one end, of which there are `count`, and `others` of the other."""
+    outside = (end < 0) | (end >= count) | (other < 0) | (other >= others)
+    keys, edges = torch.sort(torch.where(outside, count, end).int(), stable=True)
+    numbers = torch.arange(count + 2, dtype=keys.dtype, device=keys.device)
+    starts = torch.searchsorted(keys, numbers, out_int32=True)
+    return Order(torch.where(outside, 0, other).int()[edges], edges, starts)
+
+
+class Orders(NamedTuple):
+    """Edges by their targets and by their sources."""
+
+    targets: Order
+    sources: Order
+
+
+def orders_of(source: Tensor, target: Tensor, sources: int, targets: int) -> Orders:
+    """Both orders of edges (E,) from one set of nodes to another or the same one."""
+    return Orders(
+        by_end(target, source, targets, sources), by_end(source, target, sources, targets)
+    )
+
+
+class _EdgeSum(torch.autograd.Function):
+    """(x, what a sum by targets takes, what one by sources takes) -> out; constant weights."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *given: Tensor | None) -> Tensor:
+        ctx.save_for_backward(*given)
+        rows, weights, starts = given[:3]
+        sums: Tensor = _bags(x, rows, starts, False, 0, False, weights, True)[0]
+        return sums[:-1].data  # NOTE: no view to autograd, which lets nobody write into one
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor) -> Any:
+        given = ctx.saved_tensors
+        return _EdgeSum.apply(dout.contiguous(), *given[3:], *given[:3]), *(None for _ in given)
+
+
+def ordered_sum(x: Tensor, orders: Orders, weights: Tensor | None) -> Tensor:
+    """out (targets, C): the sum of x (sources, C) over the edges of each, times weights (E,)."""
+    given = (*orders.targets.given(weights), *orders.sources.given(weights))
+    out: Tensor = _EdgeSum.apply(x, *given)
+    return out
+
+
+def edge_sum(
+    x: Tensor, source: Tensor, target: Tensor, weights: Tensor | None, count: int, wraps: bool
+) -> Tensor:
+    """out (count, C) with out[i] = sum of weights[e] x[source[e]] over edges with target[e] = i."""
+    nodes = x.shape[0]
+    if wraps:
+        source = torch.where(source < 0, source + nodes, source)
+    weights = None if weights is None else weights.flatten()
+    return ordered_sum(x, orders_of(source, target, nodes, count), weights)
