@@ -403,7 +403,7 @@ def fuse(
     - Layers of point clouds run as `fusedops.points` has them: torch_geometric's PointNetConv,
       EdgeConv and DynamicEdgeConv, and its MLP's layers without a norm; those with the attributes
       of pointnet2_ops', Pointnet_Pointnet2_pytorch's and DGCNN's that give our values on probes.
-    - torch_geometric's GINConv, GCNConv, SAGEConv and others whose messages are rows, or these times
+    - torch_geometric's GINConv, GCNConv, SAGEConv and others whose messages are rows, or those by
       constant weights, add many of them without atomics in half precision on a GPU.
     - nn.MultiheadAttention runs its projections as `fusedops.linear`, without copies in training
       where it returns no weights; the rest and the fast path in inference are torch's own code.
