@@ -31,11 +31,11 @@ class Message(NamedTuple):
     """A row x_j, or that times a weight of the edge.
 
     Attributes:
-        weights: The argument that the weights are; None where there are none.
+        weights: The name of the argument that the weights are; empty where there are none.
         may_lack: Whether that may be None.
     """
 
-    weights: str | None
+    weights: str
     may_lack: bool
 
     def takes(self, others: Mapping[str, Any]) -> bool:
@@ -164,7 +164,7 @@ def _message_of(module: Any) -> Message | None:
     if first != "x_j" or len(names) > 1:
         return None
     if not names:
-        return Message(None, True) if torch.equal(module.message(rows), rows) else None
+        return Message("", True) if torch.equal(module.message(rows), rows) else None
     if names[0] in module.special_args or names[0].endswith(("_i", "_j")):
         return None
     if not torch.equal(module.message(rows, weights), weights.view(-1, 1) * rows):
