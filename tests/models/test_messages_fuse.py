@@ -83,31 +83,56 @@ def test_convolutions(geometric, device, form, pairs):
             assert_ours(conv, theirs, x, *given)
 
 
-def test_orders_are_kept_while_edges_stand(geometric, device, monkeypatch):
+def test_layers_of_a_step_share_orders(geometric, device, monkeypatch):
+    """As long as edges are the same tensor with the same values, and a graph of autograd lives."""
     formed = []
     real = messages.orders_of
     monkeypatch.setattr(messages, "orders_of", lambda *a: formed.append(a) or real(*a))
     theirs = CONVS["gin"](geometric).to(device, torch.float64)
+    theirs.nn = nn.Identity()
     ours = copy.deepcopy(theirs)
     fusedops.fuse(ours)
     x, ends, _ = made(device)
-    for _ in range(3):
-        assert_ours(ours, theirs, x, ends)
+
+    def three(conv, change=lambda: None):
+        y = x
+        for _ in range(3):
+            y = conv(y, ends)
+            change()
+        return y, *torch.autograd.grad(y.square().sum(), x)
+
+    torch.testing.assert_close(three(ours), three(theirs))
     assert len(formed) == 1
-    ends[0].add_(1).remainder_(SOURCES)
-    assert_ours(ours, theirs, x, ends)
+    torch.testing.assert_close(three(ours), three(theirs))
     assert len(formed) == 2
-    ends.data = ends.flip(0).contiguous()
-    assert_ours(ours, theirs, x, ends)
-    assert len(formed) == 3
-    other = ends.clone()
-    assert_ours(ours, theirs, x, other)
-    assert len(formed) == 4
+    first = ends.clone()
+    got = three(ours, lambda: ends[0].add_(1).remainder_(SOURCES))
+    assert len(formed) == 5
+    ends.copy_(first)
+    # torch's own does not allow it: autograd needs the edges of each layer.
+    y, now = x, ends
+    for _ in range(3):
+        y = theirs(y, now)
+        now = torch.stack([(now[0] + 1) % SOURCES, now[1]])
+    torch.testing.assert_close(got, (y, *torch.autograd.grad(y.square().sum(), x)))
+    with torch.no_grad():
+        torch.testing.assert_close(ours(x, ends), theirs(x, ends))
     with torch.inference_mode():
         inferred = ends.clone()
-        for _ in range(2):
-            torch.testing.assert_close(ours(x, inferred), theirs(x, inferred))
-    assert len(formed) == 6
+        torch.testing.assert_close(ours(x, inferred), theirs(x, inferred))
+    assert len(formed) == 5
+
+
+def test_batches_of_gradients(geometric, device):
+    conv = CONVS["weighted"](geometric).to(device, torch.float64)
+    fusedops.fuse(conv)
+    x, ends, weights = made(device)
+    for given in ((ends,), (ends, weights)):
+        y = conv(x, *given)[:2]
+        every = torch.eye(y.numel(), dtype=y.dtype, device=device).view(-1, *y.shape)
+        got = torch.autograd.grad(y, x, every, is_grads_batched=True, retain_graph=True)[0]
+        for one, dy in zip(got, every, strict=True):
+            torch.testing.assert_close(one, torch.autograd.grad(y, x, dy, retain_graph=True)[0])
 
 
 def test_what_is_the_class_s_own_affair(geometric, device):

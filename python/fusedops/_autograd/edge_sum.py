@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .shared import is_batched
+
 LEAST_BYTES = 1 << 26  # of messages; the order of edges takes as long as fewer
 _HALVES = (torch.float16, torch.bfloat16)
 _bags = torch.ops.aten._embedding_bag_forward_only.default
@@ -65,19 +67,38 @@ def orders_of(source: Tensor, target: Tensor, sources: int, targets: int) -> Ord
     )
 
 
+def sum_of(x: Tensor, order: Order, weights: Tensor | None) -> Tensor:
+    """What each node's edges sum to, of x by their other ends; no gradient."""
+    return _sum(x, *order.given(weights))
+
+
+def _sum(x: Tensor, rows: Tensor, weights: Tensor | None, starts: Tensor) -> Tensor:
+    sums: Tensor = _bags(x, rows, starts, False, 0, False, weights, True)[0]
+    return sums[:-1].data  # NOTE: no view to autograd, which lets nobody write into one
+
+
+def _sum_of_batch(x: Tensor, rows: Tensor, weights: Tensor | None, starts: Tensor) -> Tensor:
+    """`_sum` for a batch of gradients at once, for which embedding bags crash."""
+    lists = torch.arange(len(starts) - 1, device=rows.device).repeat_interleave(starts.diff())
+    terms = x.index_select(0, rows)
+    terms = terms if weights is None else terms * weights.unsqueeze(1)
+    zeros = terms.new_zeros(len(starts) - 1, x.shape[1])
+    return zeros.index_add(0, lists, terms)[:-1]
+
+
 class _EdgeSum(torch.autograd.Function):
     """(x, what a sum by targets takes, what one by sources takes) -> out; constant weights."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, *given: Tensor | None) -> Tensor:
         ctx.save_for_backward(*given)
-        rows, weights, starts = given[:3]
-        sums: Tensor = _bags(x, rows, starts, False, 0, False, weights, True)[0]
-        return sums[:-1].data  # NOTE: no view to autograd, which lets nobody write into one
+        return _sum(x, *given[:3])
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> Any:
         given = ctx.saved_tensors
+        if is_batched(dout):
+            return _sum_of_batch(dout, *given[3:]), *(None for _ in given)
         return _EdgeSum.apply(dout.contiguous(), *given[3:], *given[:3]), *(None for _ in given)
 
 

@@ -8,14 +8,15 @@ it with atomics, in half precision one value at a time; a sum in the order of ed
 from __future__ import annotations
 
 import inspect
+import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ..._autograd.edge_sum import Orders, ordered_sum, orders_of, pays
-from ..._autograd.shared import sees_torch_functions_only
+from ..._autograd.edge_sum import Orders, by_end, ordered_sum, orders_of, pays, sum_of
+from ..._autograd.shared import needs_grad, sees_torch_functions_only
 from ..fused_class import Fused
 from .geometric import is_edges, pool_of
 
@@ -45,35 +46,32 @@ class Message(NamedTuple):
         return set(others) == {self.weights} and (self.may_lack or others[self.weights] is not None)
 
 
-class _Known(NamedTuple):
+class _Known:
     """Orders of an edge_index, and what it was then."""
 
-    state: tuple[Any, ...]
-    orders: Orders
+    def __init__(self, state: tuple[Any, ...], orders: Orders) -> None:
+        self.state, self.orders = state, orders
 
 
-# The orders of the edges last seen, as long as their tensor lives: layers and steps share them.
+# The orders of edges that graphs of autograd hold: layers of a step share them. Nothing else holds
+# them, since what writes into edges without torch leaves no trace.
 _known: Any = WeakIdKeyDictionary()
 
 
-def known_orders(edge_index: Tensor, sources: int, targets: int) -> Orders:
-    """Both orders of edges (2, E), formed once for a tensor that does not change."""
-    source, target = edge_index.detach().unbind()
-    is_graph = edge_index.is_cuda and torch.cuda.is_current_stream_capturing()
-    if is_graph or edge_index.is_inference():
-        # NOTE: a graph may be replayed with other edges, and an inference tensor has no version.
-        return orders_of(source, target, sources, targets)
+def known_orders(edge_index: Tensor, sources: int, targets: int) -> _Known:
+    """Both orders of edges (2, E), formed once for a tensor as long as something holds them."""
     stream = torch.cuda.current_stream(edge_index.device) if edge_index.is_cuda else None
-    state = (
-        edge_index._version, edge_index.data_ptr(), edge_index.shape, edge_index.stride(),
-        sources, targets, stream,
-    )  # fmt: skip
-    known = _known.get(edge_index)
-    if known is None or known.state != state:
-        known = _Known(state, orders_of(source, target, sources, targets))
-        _known[edge_index] = known
-    orders: Orders = known.orders
-    return orders
+    # NOTE: a CUDA graph may be replayed alone and with other edges, so it forms its own.
+    is_graph = edge_index.is_cuda and torch.cuda.is_current_stream_capturing()
+    version = None if is_graph or edge_index.is_inference() else edge_index._version
+    place = edge_index.data_ptr(), edge_index.shape, edge_index.stride()
+    state = (version, *place, sources, targets, stream)
+    reference = _known.get(edge_index)
+    known: _Known | None = None if reference is None else reference()
+    if version is None or known is None or known.state != state:
+        known = _Known(state, orders_of(edge_index[0], edge_index[1], sources, targets))
+        _known[edge_index] = weakref.ref(known)
+    return known
 
 
 class FusedMessages(Fused):
@@ -107,11 +105,18 @@ class FusedMessages(Fused):
             return None
         if sees_torch_functions_only(rows, weights):
             return None
-        orders = known_orders(edge_index, len(rows), count)
-        y = ordered_sum(rows, orders, None if weights is None else weights.flatten())
+        weights = None if weights is None else weights.flatten()
+        if needs_grad(rows):
+            known = known_orders(edge_index, len(rows), count)
+            order = known.orders.targets
+            y = ordered_sum(rows, known.orders, weights)
+            y.grad_fn.known_orders = known
+        else:
+            order = by_end(edge_index[1], edge_index[0], count, len(rows))
+            y = sum_of(rows, order, weights)
         if pool == "sum":
             return y
-        numbers = orders.targets.starts[:-1].diff().clamp(min=1).view(-1, 1)
+        numbers = order.starts[:-1].diff().clamp(min=1).view(-1, 1)
         return (y / numbers.float()).to(y.dtype)
 
 
