@@ -36,21 +36,23 @@ def inductor(mode: str | None = None, *, force: bool = False, **options: Any) ->
     on a GPU where cuDNN would copy x besides; float32 where torch's settings of TF32 are the same
     for convolutions and products. Depthwise convolutions of 7 x 7 (ConvNeXt) in half precision run
     on our kernels (`depthwise`), but for the gradient of the weight.
-    Layers of PointNet++ and DGCNN, which gather rows of clouds, run linear layers or convolutions
-    of size 1 with batch norm over each neighbour and end in a maximum over these, become
-    `set_abstraction` and `edge_conv` in half precision on a GPU, whose groups stay on the chip.
-    Messages of graph networks, rows of nodes gathered by edges and added up by their other ends
-    (`edge_sum`), are summed in the order of edges, without atomics. A mask of attention that
-    depends on no input and is causal, or hides nothing, as transformers makes one while it is
-    traced, becomes ``is_causal=True`` or no mask: torch has faster kernels for that. Another one
-    that is the same for all of a batch, a bias with a gradient too (T5), is read without the copies
-    that it has for each. Gathers by a permutation that `sort` gave, as mixtures of experts have
-    them, get a gather for a gradient (`permuted_rows`). In backward, gradients of MLPs take the
-    place of what forward saved for them, where AOTAutograd gives that away ("donated buffers").
-    Where our ops are faster, they take their place, everything else is left to Inductor; a loss may
-    take 5 % longer where that spares 256 MiB of logits or more. Works for models of torch's modules
-    and of ours, in training and inference, with autocast, checkpointing and dynamic shapes;
-    Inductor's caches stay in use.
+    Convolutions with batch norm, and a sum and an activation behind it or not, become `conv_bn_act`
+    where channels lie last, in half precision on a GPU: in training, and in inference where one
+    kernel of ours is all of it. Layers of PointNet++ and DGCNN, which gather rows of clouds, run
+    linear layers or convolutions of size 1 with batch norm over each neighbour and end in a maximum
+    over these, become `set_abstraction` and `edge_conv` in half precision on a GPU, whose groups
+    stay on the chip. Messages of graph networks, rows of nodes gathered by edges and added up by
+    their other ends (`edge_sum`), are summed in the order of edges, without atomics. A mask of
+    attention that depends on no input and is causal, or hides nothing, as transformers makes one
+    while it is traced, becomes ``is_causal=True`` or no mask: torch has faster kernels for that.
+    Another one that is the same for all of a batch, a bias with a gradient too (T5), is read
+    without the copies that it has for each. Gathers by a permutation that `sort` gave, as mixtures
+    of experts have them, get a gather for a gradient (`permuted_rows`). In backward, gradients of
+    MLPs take the place of what forward saved for them, where AOTAutograd gives that away ("donated
+    buffers"). Where our ops are faster, they take their place, everything else is left to Inductor;
+    a loss may take 5 % longer where that spares 256 MiB of logits or more. Works for models of
+    torch's modules and of ours, in training and inference, with autocast, checkpointing and dynamic
+    shapes; Inductor's caches stay in use.
 
     Args:
         mode: As in torch.compile, which takes no mode beside options: "reduce-overhead",
@@ -79,6 +81,7 @@ def inductor(mode: str | None = None, *, force: bool = False, **options: Any) ->
 
     from .graph_pass import GraphPass
     from .in_place import InPlacePass
+    from .pre_grad.convs import ConvPass
     from .pre_grad.groups import GroupPass
     from .pre_grad.masks import MaskPass
     from .pre_grad.messages import MessagePass
@@ -95,6 +98,6 @@ def inductor(mode: str | None = None, *, force: bool = False, **options: Any) ->
     permutations = PermutationPass(ours.report, first=masks)
     messages = MessagePass(ours.report, force, first=permutations)
     groups = GroupPass(ours.report, force, first=messages)
-    merged |= {_KEY: ours, _PRE_GRAD_KEY: groups}
+    merged |= {_KEY: ours, _PRE_GRAD_KEY: ConvPass(ours.report, force, first=groups)}
     merged[_IN_PLACE_KEY] = InPlacePass(first=last)
     return InductorOptions(options=merged)

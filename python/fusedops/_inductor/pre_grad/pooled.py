@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 _LINEAR = ("linear", "conv1d", "conv2d")
 _SLOPES = {"relu": 0.0, "relu_": 0.0, "leaky_relu": 0.01, "leaky_relu_": 0.01}
-_NORM = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
-_CONV = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+NORM = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
+CONV = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 _WINDOW = (
     *("input", "kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices"),
 )
@@ -135,7 +135,7 @@ def _dtype(node: Any) -> torch.dtype | None:
 
 def _append_linear(layers: list[Layer], node: Node, layout: Layout) -> Layout | None:
     """Append a layer over channels."""
-    weight, bias = arguments(node, *_CONV)[1:3]
+    weight, bias = arguments(node, *CONV)[1:3]
     shape = shape_of(weight)
     channels = 1 if name_of(node) != "linear" else len(layout.dims) - 1
     if shape is None or len(shape) < 2 or not layout.is_at("c", channels):
@@ -150,7 +150,7 @@ def _append_linear(layers: list[Layer], node: Node, layout: Layout) -> Layout | 
 
 def _is_pointwise(node: Node, shape: tuple[int, ...]) -> bool:
     """Whether a convolution is a linear layer at each place."""
-    _, _, _, stride, padding, _, groups = arguments(node, *_CONV)
+    _, _, _, stride, padding, _, groups = arguments(node, *CONV)
 
     def each(given: Any, default: int) -> set[Any]:
         given = default if given is None else given
@@ -162,7 +162,7 @@ def _is_pointwise(node: Node, shape: tuple[int, ...]) -> bool:
 
 def _add_norm(layers: list[Layer], node: Node, layout: Layout) -> bool:
     """Add a batch norm over channels to the last layer."""
-    _, mean, var, weight, bias, training, momentum, eps = arguments(node, *_NORM)
+    _, mean, var, weight, bias, training, momentum, eps = arguments(node, *NORM)
     momentum, eps = 0.1 if momentum is None else momentum, 1e-5 if eps is None else eps
     if layers[-1].norm is not None or layers[-1].activation is not None:
         return False
