@@ -138,6 +138,32 @@ def test_edges_of_no_node_are_left_out(device):
     assert x.grad.sum(1).tolist() == [C, 0, 0, C] + [0] * (NODES - 4)
 
 
+@pytest.mark.parametrize("edges", [0, 1, 255, 256, 257, 3000])
+def test_lists_of_any_length(device, edges):
+    """Most edges belong to one node: its list is summed in parts."""
+    from fusedops._autograd.edge_sum import edge_sum
+
+    torch.manual_seed(0)
+    x = torch.randn(NODES, C, dtype=torch.float64).to(device).requires_grad_()
+    source, target = torch.randint(NODES, (2, edges)).to(device)
+    target[edges // 5 :] = 7
+    source[: edges // 2] = 2
+    weights = torch.rand(edges, dtype=torch.float64).to(device)
+    for given in (None, weights):
+        got = edge_sum(x, source, target, given, NODES, wraps=False)
+        terms = x[source] if given is None else x[source] * given.unsqueeze(1)
+        want = torch.zeros_like(x).index_add(0, target, terms)
+        torch.testing.assert_close(got, want)
+        dy = torch.randn(3, NODES, C, dtype=torch.float64).to(device)
+        pair = [
+            torch.autograd.grad(y, x, dy, is_grads_batched=True, retain_graph=True)
+            for y in (got, want)
+        ]
+        torch.testing.assert_close(*pair)
+        pair = [torch.autograd.grad(y, x, dy[0], retain_graph=True) for y in (got, want)]
+        torch.testing.assert_close(*pair)
+
+
 def test_second_derivatives(device):
     from fusedops._autograd.edge_sum import edge_sum
 
