@@ -86,6 +86,9 @@ inline constexpr const char* kPointsSchemas[] = {
     "edge_lists(Tensor idx, int n) -> (Tensor entries, Tensor ranges)",
     "edge_point_sums(Tensor rows, Tensor entries, Tensor ranges, Tensor? weights, int per_row) -> "
     "Tensor",
+    // Sums (D, C) of rows (N, C) by lists of them, entries[ranges[d, 0] : ranges[d, 1]], in their
+    // order. Entries must be numbers of rows, and ranges within entries (E,).
+    "edge_message_sums(Tensor rows, Tensor entries, Tensor ranges) -> Tensor",
 
     // Sums by point (B * n, 4) of the weights and weighted offsets of edge_list's rows.
     "edge_point_moments(Tensor entries, Tensor ranges, Tensor list, Tensor ends, Tensor? points, "

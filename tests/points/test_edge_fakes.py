@@ -1,6 +1,4 @@
-"""The ops over edges where there is no GPU: shapes and errors of their fakes, and traces of the
-layers that rest on them.
-"""
+"""The ops over edges without a GPU: shapes and errors of fakes, traces of layers on top of them."""
 
 from __future__ import annotations
 
@@ -66,6 +64,7 @@ RESULTS = {
     "edge_feature_grads": [[((300, n), HALF)] for n in (9, 9, 3, 3, 6, 6)],
     "edge_lists": [[((160,), INT32), ((80, 2), INT32)]],
     "edge_point_sums": [[((80, 40), FP32)], [((80, 64), FP32)]],
+    "edge_message_sums": [[((80, 40), HALF)], [((3, 33), HALF)]],
     "edge_point_moments": [[((80, 4), FP32)]] * 2,
     "edge_conv_forward_": [
         [NO_HALF, ((2, 40, 64), FP32), ((2, 40, 64), torch.int16), ((2, 40, 64), FP32),
@@ -235,6 +234,10 @@ WRONG = [
      "weights must be given where per_row is not 1; got 16"),
     ("edge_point_sums", 1, {"weights": lambda t: t[1:]},
      r"weights must be 160 float32 values; got \(159,\)"),
+    ("edge_message_sums", 0, {"rows": lambda t: t[0]},
+     r"rows must be 2-dimensional, \(N, C\); got shape \(40,\)"),
+    ("edge_message_sums", 0, {"entries": lambda t: t.long()},
+     r"entries and ranges must be what edge_lists gives; got shapes \(160,\) and \(80, 2\)"),
     ("edge_point_moments", 0, {"entries": lambda t: t[1:]},
      r"entries must have shape \(160\); got \(159,\)"),
     ("edge_point_moments", 0, {"points": lambda t: t[1:]},

@@ -47,7 +47,7 @@ def test_unknown_families_are_named():
 GPU_OPS = (
     *("edge_close", "edge_conv_backward", "edge_conv_forward_", "edge_counts"),
     *("edge_feature_grads", "edge_first_grads", "edge_group_sums", "edge_list"),
-    *("edge_lists", "edge_mlp_backward_", "edge_mlp_forward", "edge_moments"),
+    *("edge_lists", "edge_message_sums", "edge_mlp_backward_", "edge_mlp_forward", "edge_moments"),
     *("edge_parameters", "edge_point_moments", "edge_point_sums", "edge_pool_backward"),
     *("edge_pool_forward", "edge_products", "edge_rows_apply", "edge_rows_backward"),
     *("edge_rows_first", "edge_rows_fold", "edge_rows_offsets", "edge_rows_statistics_"),

@@ -230,6 +230,15 @@ def edge_point_sums_samples(device, dtype):
     yield fp32(CLOUDS * GROUPS, 64, device=device), *lists, weights, K
 
 
+def edge_message_sums_samples(device, dtype):
+    """Rows of nodes by both ends of edges: some nodes have none, one has many."""
+    entries, ranges = lists_of(neighbours(device), POINTS)
+    yield make(CLOUDS * GROUPS * K + 3, 40, dtype=dtype, device=device), entries, ranges
+    few = entries % 7
+    whole = torch.tensor([[0, len(few)], [5, 5], [3, 4]], dtype=torch.int32, device=device)
+    yield make(7, 33, dtype=dtype, device=device), few, whole
+
+
 def edge_point_moments_samples(device, dtype):
     lists = lists_of(neighbours(device), POINTS)
     points, centers = (t.flatten(0, 1) for t in coordinates(device))

@@ -1,8 +1,8 @@
 """Sums of messages in a graph: rows of nodes, by an edge's one end, added up by its other end.
 
 Edges are brought into the order of an end, once for all layers over them; a sum reads the rows of
-nodes where they lie. torch's embedding bags do that, in float32 for halves (up to LONGEST rows, and
-sums of these again) and in one order: two runs agree bit by bit.
+nodes where they lie, in float32 for halves and in one order: two runs agree bit by bit. On a GPU
+that is a kernel of ours; with weights, and on a CPU, torch's embedding bags.
 """
 
 from __future__ import annotations
@@ -31,21 +31,18 @@ def pays(x: Tensor, edges: int) -> bool:
 
 
 class Order(NamedTuple):
-    """The edges of every node, in lists: those of node i are at starts[i] to starts[i + 1].
+    """The edges of every node: those of node i are at starts[i] to starts[i + 1].
 
-    Behind the last node stand the edges that end or begin at no node. A node may have most edges of
-    a graph: sums are those of parts of lists, which begin with a list or after LONGEST edges.
+    Behind the last node stand the edges that end or begin at no node.
     """
 
     rows: Tensor  # (E,) int32: the other ends
     edges: Tensor  # (E,): which edges they are
     starts: Tensor  # (count + 1,) int32
-    parts: Tensor  # (P,) int32: where each begins
-    lists: Tensor  # (count + 1,) int32: the part that each begins with
 
-    def given(self, weights: Tensor | None) -> tuple[Tensor | None, ...]:
+    def given(self, weights: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
         """What a sum over it takes, with the weights of edges (E,)."""
-        return self.rows, None if weights is None else weights[self.edges], self.parts, self.lists
+        return self.rows, None if weights is None else weights[self.edges], self.starts
 
 
 def by_end(end: Tensor, other: Tensor, count: int, others: int) -> Order:
@@ -54,10 +51,7 @@ def by_end(end: Tensor, other: Tensor, count: int, others: int) -> Order:
     keys, edges = torch.sort(torch.where(outside, count, end).int(), stable=True)
     numbers = torch.arange(count + 1, dtype=keys.dtype, device=keys.device)
     starts = torch.searchsorted(keys, numbers, out_int32=True)
-    every = torch.arange(0, len(keys), LONGEST, dtype=keys.dtype, device=keys.device)
-    parts = torch.sort(torch.cat([starts, every])).values
-    lists = torch.searchsorted(parts, starts, out_int32=True)
-    return Order(torch.where(outside, 0, other).int()[edges], edges, starts, parts, lists)
+    return Order(torch.where(outside, 0, other).int()[edges], edges, starts)
 
 
 class Orders(NamedTuple):
@@ -79,22 +73,34 @@ def sum_of(x: Tensor, order: Order, weights: Tensor | None) -> Tensor:
     return _sum(x, *order.given(weights))
 
 
-def _sum(x: Tensor, rows: Tensor, weights: Tensor | None, parts: Tensor, lists: Tensor) -> Tensor:
+def _sum(x: Tensor, rows: Tensor, weights: Tensor | None, starts: Tensor) -> Tensor:
+    if x.is_cuda and weights is None:
+        ranges = torch.stack([starts[:-1], starts[1:]], 1)
+        sums: Tensor = torch.ops.fusedops.edge_message_sums(x, rows, ranges)
+        return sums
+    parts, lists = _parts(rows, starts)
     sums = _bags(x, rows, parts, False, 0, False, weights)[0]
     every = torch.arange(len(parts), dtype=rows.dtype, device=rows.device)
     out: Tensor = _bags(sums, every, lists)[0]
     return out[:-1].data  # NOTE: no view to autograd, which lets nobody write into one
 
 
-def _sum_of_batch(
-    x: Tensor, rows: Tensor, weights: Tensor | None, parts: Tensor, lists: Tensor
-) -> Tensor:
+def _parts(rows: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
+    """Where each part of a list begins, and the part that each list begins with.
+
+    A node may have most edges of a graph: a part begins with a list or after LONGEST edges.
+    """
+    every = torch.arange(0, len(rows), LONGEST, dtype=starts.dtype, device=starts.device)
+    parts = torch.sort(torch.cat([starts, every])).values
+    return parts, torch.searchsorted(parts, starts, out_int32=True)
+
+
+def _sum_of_batch(x: Tensor, rows: Tensor, weights: Tensor | None, starts: Tensor) -> Tensor:
     """`_sum` for a batch of gradients at once, for which embedding bags crash."""
-    node = torch.bucketize(torch.arange(len(parts), device=rows.device), lists, right=True) - 1
-    part = torch.bucketize(torch.arange(len(rows), device=rows.device), parts, right=True) - 1
+    node = torch.bucketize(torch.arange(len(rows), device=rows.device), starts, right=True) - 1
     terms = x.index_select(0, rows)
     terms = terms if weights is None else terms * weights.unsqueeze(1)
-    return terms.new_zeros(len(lists), x.shape[1]).index_add(0, node[part], terms)[:-1]
+    return terms.new_zeros(len(starts), x.shape[1]).index_add(0, node, terms)[:-1]
 
 
 class _EdgeSum(torch.autograd.Function):
@@ -103,14 +109,14 @@ class _EdgeSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, *given: Tensor | None) -> Tensor:
         ctx.save_for_backward(*given)
-        return _sum(x, *given[:4])
+        return _sum(x, *given[:3])
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> Any:
         given = ctx.saved_tensors
         if is_batched(dout):
-            return _sum_of_batch(dout, *given[4:]), *(None for _ in given)
-        return _EdgeSum.apply(dout.contiguous(), *given[4:], *given[:4]), *(None for _ in given)
+            return _sum_of_batch(dout, *given[3:]), *(None for _ in given)
+        return _EdgeSum.apply(dout.contiguous(), *given[3:], *given[:3]), *(None for _ in given)
 
 
 def ordered_sum(x: Tensor, orders: Orders, weights: Tensor | None) -> Tensor:

@@ -44,15 +44,7 @@ def _check_entries(op: str, idx: Tensor) -> None:
     torch._check(idx.numel() <= _MOST, text)
 
 
-@fake("edge_point_sums")
-def _edge_point_sums(
-    rows: Tensor,
-    entries: Tensor,
-    ranges: Tensor,
-    weights: Tensor | None,
-    per_row: int,
-) -> Tensor:
-    op, edges = "edge_point_sums", entries.numel()
+def _check_lists(op: str, rows: Tensor, entries: Tensor, ranges: Tensor) -> None:
     check_floating(op, "rows", rows)
     lists = entries.dtype == ranges.dtype == _INT32 and entries.dim() == 1 and ranges.dim() == 2
     torch._check(
@@ -62,6 +54,35 @@ def _edge_point_sums(
             f"{shape_of(entries)} and {shape_of(ranges)}"
         ),
     )
+
+
+def _check_devices(op: str, rows: Tensor, *others: Tensor | None) -> None:
+    for tensor in others:
+        torch._check(
+            tensor is None or tensor.device == rows.device,
+            lambda t=tensor: f"{op}: all tensors must be on {rows.device}; got {t.device}",
+        )
+
+
+@fake("edge_message_sums")
+def _edge_message_sums(rows: Tensor, entries: Tensor, ranges: Tensor) -> Tensor:
+    op = "edge_message_sums"
+    _check_lists(op, rows, entries, ranges)
+    check_dim(op, "rows", rows, 2, "(N, C)")
+    _check_devices(op, rows, entries, ranges)
+    return rows.new_empty((ranges.shape[0], rows.shape[1]))
+
+
+@fake("edge_point_sums")
+def _edge_point_sums(
+    rows: Tensor,
+    entries: Tensor,
+    ranges: Tensor,
+    weights: Tensor | None,
+    per_row: int,
+) -> Tensor:
+    op, edges = "edge_point_sums", entries.numel()
+    _check_lists(op, rows, entries, ranges)
 
     def text() -> str:
         return f"{op}: rows must have shape ({edges} / per_row, C); got {shape_of(rows)}"
@@ -81,12 +102,9 @@ def _edge_point_sums(
 
         torch._check(weights.dtype == _FP32, of_weights)
         torch._check(weights.numel() == edges, of_weights)
-    for tensor in (entries, ranges, weights):
-        torch._check(
-            tensor is None or tensor.device == rows.device,
-            lambda t=tensor: f"{op}: all tensors must be on {rows.device}; got {t.device}",
-        )
-    return rows.new_empty((ranges.shape[0], rows.shape[1]), dtype=_FP32)
+    _check_devices(op, rows, entries, ranges, weights)
+    wide = torch.float64 if rows.dtype is torch.float64 else _FP32
+    return rows.new_empty((ranges.shape[0], rows.shape[1]), dtype=wide)
 
 
 @fake("edge_point_moments")

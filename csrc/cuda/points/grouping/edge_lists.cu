@@ -2,6 +2,7 @@
 // sums of a layer over edges.
 #include <torch/csrc/stable/library.h>
 
+#include <initializer_list>
 #include <tuple>
 
 #include "csrc/common/checks/cloud_check.h"
@@ -36,37 +37,27 @@ std::tuple<Tensor, Tensor> edge_lists(const Tensor& idx,  // (B, M, K)
   return {lists.entries, lists.ranges};
 }
 
-Tensor edge_point_sums(const Tensor& rows,  // (E / per_row, C)
-                       const Tensor& entries, const Tensor& ranges,
-                       const std::optional<Tensor>& weights, int64_t per_row) {
-  constexpr const char* kOp = "edge_point_sums";
-  // Guard
-  const LaunchScope scope(kOp, rows);
-
-  // Checks
-  const int64_t edges = entries.numel(), points = ranges.size(0);
-  check_floating(kOp, "rows", rows);
+void check_lists(const char* op, const Tensor& rows, const Tensor& entries, const Tensor& ranges) {
+  check_floating(op, "rows", rows);
   FUSEDOPS_CHECK(entries.scalar_type() == ScalarType::Int && entries.dim() == 1 &&
                      ranges.scalar_type() == ScalarType::Int && ranges.dim() == 2 &&
                      ranges.size(1) == 2,
-                 kOp, ": entries and ranges must be what edge_lists gives; got shapes ",
+                 op, ": entries and ranges must be what edge_lists gives; got shapes ",
                  shape_string(entries), " and ", shape_string(ranges));
-  FUSEDOPS_CHECK(per_row > 0 && rows.dim() == 2 && rows.size(0) * per_row == edges, kOp,
-                 ": rows must have shape (", edges, " / per_row, C); got ", shape_string(rows));
-  FUSEDOPS_CHECK(weights.has_value() || per_row == 1, kOp,
-                 ": weights must be given where per_row is not 1; got ", per_row);
-  if (weights) {
-    FUSEDOPS_CHECK(weights->scalar_type() == ScalarType::Float && weights->numel() == edges, kOp,
-                   ": weights must be ", edges, " float32 values; got ", shape_string(*weights));
-  }
-  for (const Tensor* t : {&entries, &ranges, weights ? &*weights : &entries}) {
-    FUSEDOPS_CHECK(same_device(*t, rows), kOp, ": all tensors must be on ", device_string(rows),
+}
+
+void check_devices(const char* op, const Tensor& rows,
+                   std::initializer_list<const Tensor*> others) {
+  for (const Tensor* t : others) {
+    FUSEDOPS_CHECK(same_device(*t, rows), op, ": all tensors must be on ", device_string(rows),
                    "; got ", device_string(*t));
   }
+}
 
-  // Allocate, launch
-  const Tensor out = new_dense(rows, {points, rows.size(1)}, ScalarType::Float);
-  if (out.numel() == 0) return out;
+// Sums of rows by lists of entries, into out of a row for each.
+void launch_lists(const LaunchScope& scope, const Tensor& rows, const Tensor& entries,
+                  const Tensor& ranges, const std::optional<Tensor>& weights, int64_t per_row,
+                  const Tensor& out) {
   const Tensor listed = dense(entries);
   const Tensor spans = dense(ranges);
   const InvertedIndex lists{listed, static_cast<const uint32_t*>(listed.const_data_ptr()),
@@ -79,9 +70,57 @@ Tensor edge_point_sums(const Tensor& rows,  // (E / per_row, C)
                          .idx = ranges,
                          .weights = std::nullopt,
                          .n = 1,
-                         .fp32 = true};
+                         .fp32 = out.scalar_type() != rows.scalar_type()};
   if (weights) request.weights = dense(*weights);
   scatter_lists(scope, request, lists, out);
+}
+
+Tensor edge_point_sums(const Tensor& rows,  // (E / per_row, C)
+                       const Tensor& entries, const Tensor& ranges,
+                       const std::optional<Tensor>& weights, int64_t per_row) {
+  constexpr const char* kOp = "edge_point_sums";
+  // Guard
+  const LaunchScope scope(kOp, rows);
+
+  // Checks
+  check_lists(kOp, rows, entries, ranges);
+  const int64_t edges = entries.numel();
+  FUSEDOPS_CHECK(per_row > 0 && rows.dim() == 2 && rows.size(0) * per_row == edges, kOp,
+                 ": rows must have shape (", edges, " / per_row, C); got ", shape_string(rows));
+  FUSEDOPS_CHECK(weights.has_value() || per_row == 1, kOp,
+                 ": weights must be given where per_row is not 1; got ", per_row);
+  if (weights) {
+    FUSEDOPS_CHECK(weights->scalar_type() == ScalarType::Float && weights->numel() == edges, kOp,
+                   ": weights must be ", edges, " float32 values; got ", shape_string(*weights));
+  }
+  check_devices(kOp, rows, {&entries, &ranges, weights ? &*weights : &entries});
+
+  // Allocate, launch
+  const Tensor out = new_dense(rows, {ranges.size(0), rows.size(1)}, wide_dtype(rows));
+  if (out.numel() == 0) return out;
+  launch_lists(scope, rows, entries, ranges, weights, per_row, out);
+
+  // Launch check
+  check_launch(kOp);
+  return out;
+}
+
+Tensor edge_message_sums(const Tensor& rows,     // (N, C)
+                         const Tensor& entries,  // (E,)
+                         const Tensor& ranges) {
+  constexpr const char* kOp = "edge_message_sums";
+  // Guard
+  const LaunchScope scope(kOp, rows);
+
+  // Checks
+  check_lists(kOp, rows, entries, ranges);
+  check_dim(kOp, "rows", rows, 2, "(N, C)");
+  check_devices(kOp, rows, {&entries, &ranges});
+
+  // Allocate, launch
+  const Tensor out = new_dense(rows, {ranges.size(0), rows.size(1)});
+  if (out.numel() == 0) return out;
+  launch_lists(scope, rows, entries, ranges, std::nullopt, 1, out);
 
   // Launch check
   check_launch(kOp);
@@ -92,6 +131,7 @@ Tensor edge_point_sums(const Tensor& rows,  // (E / per_row, C)
 
 STABLE_TORCH_LIBRARY_IMPL(fusedops, CUDA, m) {
   m.impl("edge_lists", FUSEDOPS_BOX(&edge_lists));
+  m.impl("edge_message_sums", FUSEDOPS_BOX(&edge_message_sums));
   m.impl("edge_point_sums", FUSEDOPS_BOX(&edge_point_sums));
 }
 
