@@ -6,22 +6,16 @@ from types import SimpleNamespace
 
 from torch import nn
 
-from models.twin_geometric import AGGREGATIONS, placed
+from models import twin_geometric
+from models.twin_geometric import placed
 
 
 @placed("conv.message_passing")
-class MessagePassing(nn.Module):
+class MessagePassing(twin_geometric.MessagePassing):
     special_args = frozenset({"edge_index", "index", "ptr", "dim_size", "size"})
 
     def __init__(self, aggr="sum"):
-        super().__init__()
-        self.aggr_module = AGGREGATIONS[aggr]()
-        self.flow, self.node_dim = "source_to_target", -2
-        self._explain, self.decomposed_layers = None, 1
-        self._message_forward_hooks = {}
-
-    def register_message_forward_hook(self, hook):
-        self._message_forward_hooks[len(self._message_forward_hooks)] = hook
+        super().__init__(aggr)
 
     def propagate(self, edge_index, size=None, x=None, **weights):
         rows, results = x if isinstance(x, tuple) else (x, None)
@@ -52,9 +46,6 @@ class GINConv(MessagePassing):
         out = self.propagate(edge_index, x=x, size=size)
         return self.nn(out if x[1] is None else out + x[1])
 
-    def message(self, x_j):
-        return x_j
-
 
 @placed("conv.sage_conv")
 class SAGEConv(MessagePassing):
@@ -65,9 +56,6 @@ class SAGEConv(MessagePassing):
     def forward(self, x, edge_index, size=None):
         x = x if isinstance(x, tuple) else (x, x)
         return self.lin_l(self.propagate(edge_index, x=x, size=size)) + self.lin_r(x[1])
-
-    def message(self, x_j):
-        return x_j
 
 
 @placed("conv.graph_conv")

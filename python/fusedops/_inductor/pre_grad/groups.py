@@ -56,14 +56,15 @@ class GroupPass(NodePass):
         read = read_layers(nodes, found.layout)
         if read is None:
             return
-        mine = {*found.nodes, *nodes, pool.node, pool.result}
-        statistics = [n for one in read[0] for n in (one.norm or ())[2:4] if n is not None]
-        given = [*_read_by(found.parts), *tensors_of(read[0])]
-        if not is_undisturbed(graph, mine, given, statistics):
-            return
         layer = _layer(pool, found, *read)
-        value = None if layer is None else _value(layer, pool, self.force)
-        if layer is not None and value is not None:
+        if layer is None:
+            return
+        mine = {*found.nodes, *nodes, pool.node, pool.result}
+        given = [*_read_by(found.parts), *tensors_of(read[0])]
+        if not is_undisturbed(graph, mine, given, _statistics(*layer)):
+            return
+        value = _value(layer, pool, self.force)
+        if value is not None:
             self._emit(graph, pool, layer, value, (*found.nodes, *nodes))
 
     def _emit(

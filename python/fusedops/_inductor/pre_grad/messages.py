@@ -15,7 +15,7 @@ from ..._autograd.edge_sum import edge_sum, pays
 from ..report import ReplacedSite, where
 from .axes import arguments, is_move, name_of, shape_of
 from .node_pass import NodePass, as_ours
-from .values import OURS, is_undisturbed, value_of
+from .values import OURS, dtype_of, is_undisturbed, value_of
 
 if TYPE_CHECKING:
     from torch.fx import Graph, Node
@@ -94,7 +94,7 @@ def messages(node: Node) -> Messages | None:
         return None
     if not given[1] == edges[1] == out[1] or not _shape(source) == _shape(target) == edges[:1]:
         return None
-    if shape_of(index) not in (edges[:1], edges) or _dtype(x) is not _dtype(node):
+    if shape_of(index) not in (edges[:1], edges) or dtype_of(x) is not dtype_of(node):
         return None
     mine = (node, zeros, *(() if index is target else (index,)), *dict.fromkeys((rows, weighted)))
     for one in (rows, weighted):
@@ -106,11 +106,6 @@ def messages(node: Node) -> Messages | None:
 def _asks_for_shape(node: Node) -> bool:
     """Whether a call takes nothing but a shape and a dtype from its first argument."""
     return name_of(node) in ("new_zeros", "new_ones", "new_full", "new_empty", "size")
-
-
-def _dtype(node: Any) -> torch.dtype | None:
-    value = value_of(node)
-    return None if value is None else value.dtype
 
 
 def _weighted(rows: Any) -> tuple[Any, Any]:
@@ -155,6 +150,6 @@ def _gathered(rows: Any) -> tuple[Node, Node, bool] | None:
     if name_of(rows) != "getitem":
         return None
     x, index = rows.args
-    if not isinstance(index, torch.fx.Node) or _dtype(index) is not torch.int64:
+    if not isinstance(index, torch.fx.Node) or dtype_of(index) is not torch.int64:
         return None
     return (x, index, True) if isinstance(x, torch.fx.Node) else None

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from .axes import arguments, is_move, moved, name_of, shape_of
-from .values import value_of
+from .values import dtype_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -117,7 +117,7 @@ def read_layers(nodes: Sequence[Node], layout: Layout) -> tuple[list[Layer], Lay
         name = name_of(node)
         if is_move(node):
             # What is rounded between layers is not ours.
-            same = _dtype(node) is _dtype(node.args[0])
+            same = dtype_of(node) is dtype_of(node.args[0])
             now = moved(now, node) if same else None
         elif name in _LINEAR:
             now = _append_linear(layers, node, now)
@@ -126,11 +126,6 @@ def read_layers(nodes: Sequence[Node], layout: Layout) -> tuple[list[Layer], Lay
         else:
             now = now if _add_activation(layers, node) else None
     return None if now is None else (layers, now)
-
-
-def _dtype(node: Any) -> torch.dtype | None:
-    value = value_of(node)
-    return None if value is None else value.dtype
 
 
 def _append_linear(layers: list[Layer], node: Node, layout: Layout) -> Layout | None:

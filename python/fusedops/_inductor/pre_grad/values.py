@@ -63,6 +63,11 @@ def value_of(node: Any) -> Tensor | None:
     return value if isinstance(value, Tensor) else None
 
 
+def dtype_of(node: Any) -> torch.dtype | None:
+    value = value_of(node)
+    return None if value is None else value.dtype
+
+
 @contextlib.contextmanager
 def plain_torch() -> Iterator[None]:
     """Torch as it is outside of a compilation: values are values."""
